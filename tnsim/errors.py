@@ -1,0 +1,34 @@
+"""What can go wrong, by name. In: nothing. Out: the exceptions every other room raises.
+
+A message says what was asked, what was found and what to do. All of them derive from `TnsimError`,
+which the command line prints as one line before it exits with status 2.
+"""
+
+from __future__ import annotations
+
+
+class TnsimError(Exception):
+    """Base of every error that tnsim raises on purpose."""
+
+
+class ModelError(TnsimError, ValueError):
+    """Weights that make no model, two models that cannot be compared, or a metric that does not fit them."""
+
+
+class CheckpointError(TnsimError, ValueError):
+    """A file that is missing, truncated, foreign or does not fit its dialect."""
+
+
+class UnsupportedLayer(TnsimError, ValueError):
+    """An operation that no polynomial describes: softmax, ReLU, a norm that depends on the input."""
+
+
+class TooLarge(TnsimError, MemoryError):
+    """A contraction or a network over its budget, refused before it starts."""
+
+
+class MissingExtra(TnsimError, ImportError):
+    """An optional dependency is absent; the message carries the command that installs it."""
+
+    def __init__(self, package: str, extra: str, purpose: str):
+        super().__init__(f"{purpose} needs {package}, which is not installed: run  pip install 'tnsim[{extra}]'")

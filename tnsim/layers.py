@@ -1,0 +1,241 @@
+"""Layers as immutable pytrees of weights. In: arrays (NumPy, JAX, PyTorch). Out: checked layers.
+
+A layer knows its shapes, its forward pass on one example (or a batch along leading axes), its order
+in the input, and nothing of networks, metrics or plans. The formulas are those of the paper's
+section 2.1; `Residual` covers the additive rule (skip 1) and the interpolating one (skip 1 - s).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import jax
+import numpy as np
+from jaxtyping import Array, Float
+
+from tnsim.errors import ModelError, UnsupportedLayer
+
+T = TypeVar("T")
+
+
+def pytree(cls: type[T]) -> type[T]:
+    """Register a frozen dataclass as a pytree whose fields are all children.
+
+    Unflattening bypasses the constructor: JAX rebuilds pytrees around tracers and placeholders, which
+    the checks of a constructor must not see.
+    """
+    names = tuple(f.name for f in dataclasses.fields(cls))  # type: ignore[arg-type]
+
+    def flatten_with_keys(obj: T) -> tuple[tuple, None]:
+        return tuple((jax.tree_util.GetAttrKey(n), getattr(obj, n)) for n in names), None
+
+    def flatten(obj: T) -> tuple[tuple, None]:
+        return tuple(getattr(obj, n) for n in names), None
+
+    def unflatten(_: None, children: tuple) -> T:
+        obj = object.__new__(cls)
+        for name, child in zip(names, children, strict=True):
+            object.__setattr__(obj, name, child)
+        return obj
+
+    jax.tree_util.register_pytree_with_keys(cls, flatten_with_keys, unflatten, flatten)
+    return cls
+
+
+def as_array(value: Any, what: str, ndim: int) -> Any:
+    """`value` as a read-only NumPy array or, untouched, a JAX array; real, finite, with `ndim` axes.
+
+    float32 and float64 are kept, narrower floats widen to float32, integers to float64. PyTorch tensors
+    are copied to the host (bfloat16 included). Raises `ModelError` naming `what`.
+    """
+    if isinstance(value, jax.Array):
+        array = value
+    else:
+        if hasattr(value, "detach"):
+            value = value.detach().cpu()
+            value = (value.float() if value.dtype.itemsize < 4 else value).numpy()
+        array = np.asarray(value)
+        if array.dtype.kind in "iub":
+            array = array.astype(np.float64)
+        elif array.dtype.kind != "c" and array.dtype.itemsize < 4:
+            array = array.astype(np.float32)
+        array = array.view()
+        array.flags.writeable = False
+    if array.dtype not in (np.float32, np.float64):
+        raise ModelError(f"{what} must hold real numbers, found dtype {array.dtype}")
+    if array.ndim != ndim:
+        raise ModelError(f"{what} must have {ndim} axes, found shape {tuple(array.shape)}")
+    if 0 in array.shape:
+        raise ModelError(f"{what} is empty, shape {tuple(array.shape)}")
+    if not isinstance(array, jax.core.Tracer) and not np.isfinite(np.asarray(array)).all():
+        bad = np.argwhere(~np.isfinite(np.asarray(array)))
+        raise ModelError(f"{what} has {len(bad)} NaN or infinite entries, the first at {bad[0].tolist()}")
+    return array
+
+
+def _set(layer: Any, **arrays: Any) -> None:
+    for name, value in arrays.items():
+        object.__setattr__(layer, name, value)
+
+
+def _matrix(value: Any, what: str, shape: tuple[int | None, int | None], why: str = "") -> Any:
+    array = as_array(value, what, 2)
+    for axis, size in enumerate(shape):
+        if size is not None and array.shape[axis] != size:
+            raise ModelError(f"{what} has shape {tuple(array.shape)}, axis {axis} must be {size}{why}")
+    return array
+
+
+def _vector(value: Any, what: str, size: int) -> Any:
+    if value is None:
+        return None
+    array = as_array(value, what, 1)
+    if array.shape != (size,):
+        raise ModelError(f"{what} has shape {tuple(array.shape)}, expected ({size},)")
+    return array
+
+
+@pytree
+@dataclass(frozen=True, eq=False)
+class Linear:
+    """`W x + b`. weight: (d_out, d_in); bias: (d_out,) or None. Raises `ModelError`."""
+
+    weight: Float[Array, "out in"]
+    bias: Float[Array, " out"] | None = None
+
+    def __post_init__(self) -> None:
+        weight = _matrix(self.weight, "Linear weight", (None, None))
+        _set(self, weight=weight, bias=_vector(self.bias, "Linear bias", weight.shape[0]))
+
+    @property
+    def order(self) -> int:
+        return 1
+
+    @property
+    def d_in(self) -> int:
+        return self.weight.shape[-1]
+
+    @property
+    def d_out(self) -> int:
+        return self.weight.shape[-2]
+
+    def __call__(self, x: Float[Array, "*batch in"]) -> Float[Array, "*batch out"]:
+        return _add(x @ self.weight.T, self.bias)
+
+
+@pytree
+@dataclass(frozen=True, eq=False)
+class Bilinear:
+    """`D ((L x + l) * (R x + r)) + b` (paper, equation 1, with the lift written out).
+
+    left, right: (rank, d_in); down: (d_out, rank); left_bias, right_bias: (rank,); down_bias: (d_out,).
+    Raises `ModelError` on shapes that do not fit.
+    """
+
+    left: Float[Array, "rank in"]
+    right: Float[Array, "rank in"]
+    down: Float[Array, "out rank"]
+    left_bias: Float[Array, " rank"] | None = None
+    right_bias: Float[Array, " rank"] | None = None
+    down_bias: Float[Array, " out"] | None = None
+
+    def __post_init__(self) -> None:
+        left = _matrix(self.left, "Bilinear left", (None, None))
+        rank, d_in = left.shape
+        right = _matrix(self.right, "Bilinear right", (rank, d_in), " as in left")
+        down = _matrix(self.down, "Bilinear down", (None, rank), ", the rank of left and right")
+        _set(
+            self,
+            left=left,
+            right=right,
+            down=down,
+            left_bias=_vector(self.left_bias, "Bilinear left_bias", rank),
+            right_bias=_vector(self.right_bias, "Bilinear right_bias", rank),
+            down_bias=_vector(self.down_bias, "Bilinear down_bias", down.shape[0]),
+        )
+
+    @property
+    def order(self) -> int:
+        return 2
+
+    @property
+    def d_in(self) -> int:
+        return self.left.shape[-1]
+
+    @property
+    def d_out(self) -> int:
+        return self.down.shape[-2]
+
+    @property
+    def rank(self) -> int:
+        return self.left.shape[-2]
+
+    def __call__(self, x: Float[Array, "*batch in"]) -> Float[Array, "*batch out"]:
+        left = _add(x @ self.left.T, self.left_bias)
+        right = _add(x @ self.right.T, self.right_bias)
+        return _add((left * right) @ self.down.T, self.down_bias)
+
+
+@pytree
+@dataclass(frozen=True, eq=False)
+class Residual:
+    """`skip * x + scale * layer(x)`; the layer must keep the width. Raises `ModelError`, `UnsupportedLayer`."""
+
+    layer: Linear | Bilinear | Residual
+    skip: Float[Array, ""] | float = 1.0
+    scale: Float[Array, ""] | float = 1.0
+
+    def __post_init__(self) -> None:
+        check_layer(self.layer, "the layer inside Residual")
+        if self.layer.d_in != self.layer.d_out:
+            raise ModelError(
+                f"Residual adds its input to its layer's output, but the layer maps {self.layer.d_in} to {self.layer.d_out}"
+            )
+        _set(self, skip=_scalar(self.skip, "Residual skip"), scale=_scalar(self.scale, "Residual scale"))
+
+    @property
+    def order(self) -> int:
+        return self.layer.order
+
+    @property
+    def d_in(self) -> int:
+        return self.layer.d_in
+
+    @property
+    def d_out(self) -> int:
+        return self.layer.d_out
+
+    def __call__(self, x: Float[Array, "*batch width"]) -> Float[Array, "*batch width"]:
+        return self.skip * x + self.scale * self.layer(x)
+
+
+Layer = Linear | Bilinear | Residual
+
+
+def check_layer(layer: Any, what: str) -> None:
+    """Raise `UnsupportedLayer` unless `layer` is one that the algebra describes."""
+    if not isinstance(layer, Layer):
+        known = "Linear, Bilinear, Residual"
+        raise UnsupportedLayer(f"{what} is a {type(layer).__name__}; only polynomial layers have an exact similarity: {known}")
+
+
+def rename_errors(where: str, build: Callable[[], T]) -> T:
+    """Run a constructor and put `where` (a layer's place, a file) in front of what it refuses."""
+    try:
+        return build()
+    except ModelError as error:
+        raise ModelError(f"{where}: {error}") from None
+
+
+def _scalar(value: Any, what: str) -> Any:
+    """A Python float, or a JAX scalar left as it is (it may be traced)."""
+    if isinstance(value, jax.Array):
+        return as_array(value, what, 0)
+    return float(as_array(value, what, 0))
+
+
+def _add(x: Any, bias: Any) -> Any:
+    return x if bias is None else x + bias

@@ -1,0 +1,178 @@
+"""Metrics: which inner product on input space is meant. In: diagrams, moments. Out: joinings and input nodes.
+
+`<A|M|B>` with `M = 1 (x) Lambda` (paper, section 2.2). A metric says, for one layer of the bra over one of
+the ket, in which ways their input legs are joined, and which operator sits on the inputs themselves.
+What a joining looks like as a network is written in `closing`, as part of a plan in `folding`.
+
+    metric            joins                              exact for
+    Frobenius         leg i with leg i                   the tensor as written (no symmetry of the function)
+    TreeSymmetric     leg i with leg i, ket symmetrised  the tensor symmetrised layer by layer
+    Gaussian          all pairings (Isserlis)            E<A(x), B(x)>, one nonlinear layer
+    GaussianClosure   all pairings, layer by layer       one nonlinear layer; beyond, hidden states are
+                                                         *treated as* Gaussian with their mean and covariance
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from tnsim import diagrams
+from tnsim.diagrams import Joining
+from tnsim.errors import ModelError
+from tnsim.layers import as_array, pytree
+
+
+class InputKind(NamedTuple):
+    """Structure of the input operator: is there a mean, and is the second moment the identity, diagonal or full?"""
+
+    centred: bool
+    moment: str
+
+
+@pytree
+@dataclass(frozen=True, eq=False)
+class Frobenius:
+    """The tensors as they are, entry against entry. Invariant under none of the symmetries; exact."""
+
+    name = "frobenius"
+    closes = False
+
+    def joinings(self, bra: int, ket: int, centred: bool) -> tuple[Joining, ...]:
+        return diagrams.straight(bra, symmetrised=False)
+
+
+@pytree
+@dataclass(frozen=True, eq=False)
+class TreeSymmetric:
+    """Each layer's legs symmetrised (paper, appendix A.2): similarity 1 implies the same function; exact."""
+
+    name = "tree"
+    closes = False
+
+    def joinings(self, bra: int, ket: int, centred: bool) -> tuple[Joining, ...]:
+        return diagrams.straight(bra, symmetrised=True)
+
+
+class _GaussianMoments:
+    closes = True
+    mean: Any
+    cov: Any
+
+    def joinings(self, bra: int, ket: int, centred: bool) -> tuple[Joining, ...]:
+        return diagrams.gaussian(bra, ket, centred)
+
+    def __post_init__(self) -> None:
+        mean = None if self.mean is None else as_array(self.mean, "the input mean", 1)
+        cov = None if self.cov is None else as_array(self.cov, "the input covariance", np.ndim(self.cov))
+        if cov is not None and (cov.ndim not in (1, 2) or (cov.ndim == 2 and cov.shape[0] != cov.shape[1])):
+            raise ModelError(f"cov must be a square matrix or the vector of its diagonal, found shape {tuple(cov.shape)}")
+        if cov is not None and not isinstance(cov, jax.core.Tracer):
+            _check_covariance(np.asarray(cov, np.float64))
+        if mean is not None and cov is not None and mean.shape[0] != cov.shape[0]:
+            raise ModelError(f"mean has {mean.shape[0]} coordinates but cov {cov.shape[0]}")
+        object.__setattr__(self, "mean", mean)
+        object.__setattr__(self, "cov", cov)
+
+
+@pytree
+@dataclass(frozen=True, eq=False)
+class Gaussian(_GaussianMoments):
+    """`E<A(x), B(x)>` over x ~ N(mean, cov), by Isserlis' theorem (paper, section 2.3 and appendix A.3).
+
+    mean: (d,), None for zero. cov: (d, d), or (d,) for a diagonal, None for the identity.
+    Raises `ModelError` when cov is not symmetric and positive semidefinite.
+    """
+
+    mean: Float[Array, " d"] | None = None
+    cov: Float[Array, "d d"] | Float[Array, " d"] | None = None
+    name = "gaussian"
+
+
+@pytree
+@dataclass(frozen=True, eq=False)
+class GaussianClosure(_GaussianMoments):
+    """Isserlis layer by layer, every hidden state treated as Gaussian with the mean and covariance it has.
+
+    Arguments as for `Gaussian`. Equal to it for one nonlinear layer, an approximation beyond; linear in depth.
+    """
+
+    mean: Float[Array, " d"] | None = None
+    cov: Float[Array, "d d"] | Float[Array, " d"] | None = None
+    name = "closure"
+
+
+Metric = Frobenius | TreeSymmetric | Gaussian | GaussianClosure
+
+
+def check_metric(metric: Any) -> None:
+    if not isinstance(metric, Metric):
+        raise ModelError(f"expected a metric such as tnsim.Gaussian(), found {metric!r}")
+
+
+def is_exact(metric: Metric, nonlinear_layers: int) -> bool:
+    """Whether the metric's own definition is met exactly by models with so many nonlinear layers."""
+    return not isinstance(metric, GaussianClosure) or nonlinear_layers <= 1
+
+
+def check_depth(metric: Metric, nonlinear_layers: int) -> None:
+    if isinstance(metric, Gaussian) and nonlinear_layers > 1:
+        raise ModelError(
+            f"Gaussian() is exact for models with one nonlinear layer; these have {nonlinear_layers}. "
+            "Use GaussianClosure() (an approximation, reported as such) or TreeSymmetric()"
+        )
+
+
+def input_kind(metric: Metric, lifted: bool) -> InputKind:
+    """Structure of the moments of the (lifted) input under a metric; hashable."""
+    mean, cov = getattr(metric, "mean", None), getattr(metric, "cov", None)
+    if mean is not None or (cov is not None and cov.ndim == 2):
+        moment = "full"
+    else:
+        moment = "identity" if cov is None else "diagonal"
+    return InputKind(centred=metric.closes and mean is None and not lifted, moment=moment)
+
+
+def input_moments(metric: Metric, d: int, lifted: bool) -> dict[str, Any]:
+    """Arrays of the input: `mean` (D,), `moment` E[x x^T] as (D, D) or its diagonal (D,), absent if the identity.
+
+    D is d, or d + 1 with the constant coordinate first when `lifted`. Raises `ModelError` if the metric is
+    for another number of coordinates.
+    """
+    mean, cov = getattr(metric, "mean", None), getattr(metric, "cov", None)
+    for what, array in (("mean", mean), ("covariance", cov)):
+        if array is not None and array.shape[0] != d:
+            raise ModelError(f"the metric's {what} has {array.shape[0]} coordinates but the models read {d}")
+    xp = jnp if isinstance(mean, jax.Array) or isinstance(cov, jax.Array) else np
+    found = {}
+    if lifted or mean is not None:
+        body = xp.zeros(d) if mean is None else mean
+        found["mean"] = mean = xp.concatenate([xp.ones(1), body]) if lifted else body
+    kind = input_kind(metric, lifted)
+    if kind.moment == "diagonal":
+        found["moment"] = xp.concatenate([xp.ones(1), cov]) if lifted else cov
+    elif kind.moment == "full":
+        cov = xp.eye(d) if cov is None else (xp.diag(cov) if cov.ndim == 1 else cov)
+        cov = xp.pad(cov, ((1, 0), (1, 0))) if lifted else cov
+        found["moment"] = cov if mean is None else cov + mean[:, None] * mean[None, :]
+        if lifted and mean is None:
+            found["moment"] = cov + xp.pad(xp.ones((1, 1)), ((0, d), (0, d)))
+    return found
+
+
+def _check_covariance(cov: np.ndarray) -> None:
+    scale = float(np.abs(cov).max())
+    if cov.ndim == 1:
+        smallest = float(cov.min())
+    else:
+        skew = float(np.abs(cov - cov.T).max())
+        if skew > 1e-6 * scale:
+            raise ModelError(f"cov must be symmetric, found entries that differ from their mirror image by {skew:.3g}")
+        smallest = float(np.linalg.eigvalsh(cov).min())
+    if smallest < -1e-6 * scale:
+        raise ModelError(f"cov must be positive semidefinite, found the eigenvalue {smallest:.3g}")

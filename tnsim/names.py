@@ -1,0 +1,64 @@
+"""The grammar of names. In: nothing. Out: the tags and indices of networks, the leaf names of plans.
+
+Tags of a quimb network (all of a tensor's tags at once):
+
+    side       `A` for the bra, `B` for the ket
+    layer      `LAYER{i}`, counted from the input
+    role       `WEIGHT` for a linear layer; `LEFT`, `RIGHT`, `DOWN` for a bilinear one
+    copy       `COPY{j}`: which of the identical copies in the unrolled tree, 0 at the left
+    operator   `SYMMETRISER`, `COVARIANCE`, `MEAN`, `CONSTANT`: nodes that a metric inserts
+
+Nobody else writes an f-string that makes a tag, an index or a leaf name.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+Side = Literal["A", "B"]
+SIDES: tuple[Side, Side] = ("A", "B")
+
+WEIGHT, LEFT, RIGHT, DOWN, SKIP = "WEIGHT", "LEFT", "RIGHT", "DOWN", "SKIP"
+SYMMETRISER, COVARIANCE, MEAN = "SYMMETRISER", "COVARIANCE", "MEAN"
+OPERATORS = (SYMMETRISER, COVARIANCE, MEAN)
+
+OUT = "out"
+
+
+def layer_tag(layer: int) -> str:
+    return f"LAYER{layer}"
+
+
+def copy_tag(copy: int) -> str:
+    return f"COPY{copy}"
+
+
+def input_index(leg: int) -> str:
+    """Index of one lifted input leg of an open network."""
+    return f"in{leg}"
+
+
+def bond_index(side: str, layer: int, copy: int) -> str:
+    """Index of the bond that leaves copy `copy` of layer `layer`; layer -1 is the input."""
+    return f"{side}_bond{layer}_{copy}"
+
+
+def hidden_index(side: str, layer: int, copy: int) -> str:
+    """Hyperindex over the hidden units of one copy of a bilinear layer."""
+    return f"{side}_hidden{layer}_{copy}"
+
+
+def role_index(side: str, layer: int, copy: int, leg: int) -> str:
+    """Index over the roles (left, right) that the symmetriser of one copy permutes."""
+    return f"{side}_role{layer}_{copy}_{leg}"
+
+
+class Leaf(NamedTuple):
+    """Name of one weight array in a plan: which model, which layer, which role."""
+
+    side: str
+    layer: int
+    role: str
+
+    def __str__(self) -> str:
+        return f"{self.side}.{layer_tag(self.layer)}.{self.role}"

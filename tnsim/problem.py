@@ -1,0 +1,72 @@
+"""What is to be contracted, as plain data. In: nothing. Out: the types that metrics fill and plans read.
+
+A `Problem` is the *folded* form of a closed tree tensor network: instead of one tensor per copy it has
+one definition per distinct pair of subtrees, each a weighted sum of small networks whose operands are
+weight arrays (leaves) or earlier definitions. Copies are thus planned and contracted once. It knows
+names, indices and sizes, but neither layers nor metrics nor arrays.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+
+@dataclass(frozen=True)
+class Operand:
+    """An array by name, with the names of its indices; a repeated index means the diagonal."""
+
+    name: str
+    indices: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Term:
+    """`weight * prod(operands)`, summed over every index that is not an output."""
+
+    weight: float
+    operands: tuple[Operand, ...]
+
+
+@dataclass(frozen=True)
+class Definition:
+    """`name[indices] = sum(terms)`; `symmetric` if exchanging its two indices changes nothing.
+
+    `powers` says how it scales: multiply the values of group g by c and this one becomes c**power as large.
+    """
+
+    name: str
+    indices: tuple[str, ...]
+    terms: tuple[Term, ...]
+    symmetric: bool = False
+    powers: tuple[tuple[str, int], ...] = ()
+
+
+class Gauge(NamedTuple):
+    """How a scale group is renormalised after a stage, and how its log grows in it.
+
+    The group's logarithm becomes `degree * log + log(scale)` with scale = max|value of definition| ** (1 / power).
+    """
+
+    group: str
+    degree: int
+    definition: str | None = None
+    power: int = 1
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Definitions that are computed together, from leaves and from the stages before."""
+
+    definitions: tuple[Definition, ...]
+    gauges: tuple[Gauge, ...] = ()
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Stages in order, the shape of every leaf, the symmetric leaves, and the definitions that are asked for."""
+
+    stages: tuple[Stage, ...]
+    shapes: dict[str, tuple[int, ...]]
+    symmetric: frozenset[str]
+    outputs: tuple[str, ...]

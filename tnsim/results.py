@@ -1,0 +1,45 @@
+"""Numbers that know where they come from. In: values, a metric's name, its guarantee. Out: NumPy float64.
+
+Outside a JAX trace the verbs return these: they behave as `numpy.float64` and `numpy.ndarray` and carry
+`metric` and `exact`. Arithmetic on them gives plain NumPy numbers again.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+
+class Number(np.float64):
+    """A float64 with `.metric` (name) and `.exact` (whether the metric's definition is met exactly)."""
+
+    metric: str
+    exact: bool
+
+    def __new__(cls, value: Any, metric: str, exact: bool) -> Number:
+        self = super().__new__(cls, value)
+        self.metric, self.exact = metric, exact
+        return self
+
+
+class Numbers(np.ndarray):
+    """A float64 array with `.metric` and `.exact`; views and slices keep them."""
+
+    metric: str | None
+    exact: bool | None
+
+    def __new__(cls, values: Any, metric: str, exact: bool) -> Numbers:
+        self = np.array(values, dtype=np.float64).view(cls)
+        self.metric, self.exact = metric, exact
+        return self
+
+    def __array_finalize__(self, source: Any) -> None:
+        self.metric, self.exact = getattr(source, "metric", None), getattr(source, "exact", None)
+
+
+class SignedLog(NamedTuple):
+    """`sign * exp(log)`; a zero has sign 0 and log -inf."""
+
+    sign: Any
+    log: Any

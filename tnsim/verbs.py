@@ -1,0 +1,266 @@
+"""The verbs: similarity, slices, inner, log_inner, plan. In: models and a metric. Out: numbers.
+
+Models are aligned and planned by shape (once per structure and process), their arrays are lifted where a
+bias or a skip needs it, and the plan is run. Outside a JAX trace everything runs in a scoped 64-bit,
+full-precision setting and returns NumPy float64; inside one, in the dtype of the weights given, and
+what comes back is a JAX array.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from tnsim import execution, folding, metrics
+from tnsim.errors import ModelError, TnsimError, TooLarge
+from tnsim.folding import IDENTITY, TRACE, Pair
+from tnsim.local import Kind, arrays, kind, local
+from tnsim.metrics import Gaussian, InputKind, Metric
+from tnsim.model import Combination, Model, check_comparable, terms
+from tnsim.names import COVARIANCE, MEAN, Leaf
+from tnsim.plans import Plan
+from tnsim.planning import plan_problem
+from tnsim.results import Number, Numbers, SignedLog
+
+AnyModel = Model | Combination
+
+DTYPES = ("float64", "float32")
+_ALWAYS_FITS = 2**28
+
+
+def similarity(a: AnyModel, b: AnyModel, metric: Metric = Gaussian(), *, dtype: str = "float64") -> Number:
+    """Cosine over all outputs: `<a|M|b> / sqrt(<a|M|a> <b|M|b>)` (paper, equation 2), in [-1, 1].
+
+    a, b: models, or combinations such as `b - c`. dtype: precision of the computation. Raises `ModelError`
+    when the models cannot be compared or one of them is the zero function.
+    """
+    products, traced = _products(a, b, metric, True, False, dtype)
+    return _finish(_cosine(products, traced), metric, (a, b), traced)
+
+
+def slices(a: AnyModel, b: AnyModel, metric: Metric = Gaussian(), *, dtype: str = "float64") -> Numbers:
+    """Cosine of every output coordinate on its own (paper, section 2.4), shape (d_out,). Raises as `similarity`."""
+    products, traced = _products(a, b, metric, True, True, dtype)
+    return _finish(_cosine(products, traced), metric, (a, b), traced)
+
+
+def inner(a: AnyModel, b: AnyModel, metric: Metric = Gaussian(), *, dtype: str = "float64") -> Number:
+    """`<a|M|b>`; under `Gaussian` that is `E <a(x), b(x)>`. Raises `TnsimError` beyond the float64 range."""
+    products, traced = _products(a, b, metric, False, False, dtype)
+    product = products["AB"]
+    if traced:
+        return product.mantissa * jnp.exp(product.log)
+    with np.errstate(over="ignore"):
+        value = product.mantissa * np.exp(product.log)
+    if not np.isfinite(value):
+        raise TnsimError(f"the inner product is about exp({product.log:.6g}), beyond float64; use log_inner")
+    return _finish(value, metric, (a, b), False)
+
+
+def log_inner(a: AnyModel, b: AnyModel, metric: Metric = Gaussian(), *, dtype: str = "float64") -> SignedLog:
+    """(sign, log |<a|M|b>|), finite at any depth; a zero inner product has sign 0 and log -inf."""
+    products, traced = _products(a, b, metric, False, False, dtype)
+    mantissa, log = products["AB"]
+    xp = jnp if traced else np
+    with np.errstate(divide="ignore"):
+        found = SignedLog(xp.sign(mantissa), xp.log(xp.abs(mantissa)) + log)
+    return found if traced else SignedLog(*(_finish(x, metric, (a, b), False) for x in found))
+
+
+def plan(
+    a: Model, b: Model, metric: Metric = Gaussian(), *, norms: bool = False, per_output: bool = False, dtype: str = "float64"
+) -> Plan:
+    """What would run for `<a|M|b>`, from shapes alone; with `norms` also `<a|M|a>` and `<b|M|b>`, as a cosine needs."""
+    _check(a, b, metric, dtype)
+    for model in (a, b):
+        if not isinstance(model, Model):
+            raise ModelError("a plan is for two models; plan the models of a combination pair by pair")
+    problem = _problem_key(a, b, metric)
+    return _plan(*problem, _ALL if norms else _CROSS, per_output, dtype)
+
+
+class _Product(NamedTuple):
+    """`mantissa * exp(log)`."""
+
+    mantissa: Any
+    log: Any
+
+
+_CROSS = (Pair("A", "B"),)
+_ALL = (Pair("A", "A"), Pair("A", "B"), Pair("B", "B"))
+_SELF = (Pair("A", "A"),)
+
+
+def _products(a, b, metric, norms: bool, per_output: bool, dtype: str) -> tuple[dict[str, _Product], bool]:
+    """The inner products asked for, `AB` and with `norms` also `AA` and `BB`, in a common gauge."""
+    _check(a, b, metric, dtype)
+    traced = any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((a, b, metric)))
+    one, two = terms(a), terms(b)
+    if len(one) == len(two) == 1:
+        found = _run(one[0][1], two[0][1], metric, norms, per_output, dtype, traced)
+        (c, _), (d, _) = one[0], two[0]
+        factors = {"AB": c * d, "AA": c * c, "BB": d * d}
+        return {k: _Product(factors[k] * p.mantissa, p.log) for k, p in found.items()}, traced
+    sides = {"AB": (one, two), **({"AA": (one, one), "BB": (two, two)} if norms else {})}
+    known: dict[tuple[int, int], _Product] = {}
+    found = {}
+    for name, (bra, ket) in sides.items():
+        parts = []
+        for c, m in bra:
+            for d, n in ket:
+                key = (id(m), id(n))
+                if key not in known:
+                    known[key] = known[key[::-1]] = _run(m, n, metric, False, per_output, dtype, traced)["AB"]
+                parts.append(_Product(c * d * known[key].mantissa, known[key].log))
+        found[name] = _sum(parts, traced, dtype, {"AA": "the first", "BB": "the second"}.get(name))
+    return found, traced
+
+
+def _sum(parts: list[_Product], traced: bool, dtype: str, model: str | None) -> _Product:
+    """A sum of products in the gauge of the largest. A squared norm that cancels to rounding is refused."""
+    xp = jnp if traced else np
+    log = parts[0].log
+    for part in parts[1:]:
+        log = xp.maximum(log, part.log)
+    scaled = [part.mantissa * xp.exp(part.log - log) for part in parts]
+    total = sum(scaled[1:], scaled[0])
+    if model and not traced:
+        size = sum(np.abs(x).sum() for x in scaled)
+        if np.abs(total).sum() <= 1e3 * np.finfo(dtype).eps * size:
+            raise ModelError(
+                f"{model} model is a difference of models that are the same function to within rounding: its cosine is undefined"
+            )
+    return _Product(total, log)
+
+
+def _run(a: Model, b: Model, metric, norms: bool, per_output: bool, dtype: str, traced: bool) -> dict[str, _Product]:
+    """Plan and execute for two plain models; logs are relative to the norms when these are computed too."""
+    alone = a is b
+    wanted = _SELF if alone else _ALL if norms else _CROSS
+    key = _problem_key(a, a if alone else b, metric)
+    if alone:
+        key = key._replace(ket=None)
+    found = _plan(*key, wanted, per_output, dtype)
+    _check_memory(found)
+    leaves = _leaves(found, {"A": a, "B": b}, metric, key.lifted)
+    if traced:
+        common = jnp.result_type(*(x for x in leaves.values() if isinstance(x, jax.Array)))
+        result = execution.run(found, {k: jnp.asarray(x, common) for k, x in leaves.items()})
+    else:
+        with execution.precision(dtype):
+            result = execution.run(found, {k: _cast(x, dtype) for k, x in leaves.items()})
+            result = jax.device_get(result)
+        result = jax.tree.map(lambda x: np.asarray(x, np.float64), result)
+    values = {k: v[1:] if per_output and key.lifted else v for k, v in result.values.items()}
+    scales = {name: dict(groups) for name, groups in found.scales.items()}
+    if alone:
+        product = _Product(values["AA"], execution.log_of(result, scales["AA"]))
+        return {"AB": product, "AA": product, "BB": product}
+    if not norms:
+        return {"AB": _Product(values["AB"], execution.log_of(result, scales["AB"]))}
+    groups = dict.fromkeys(g for s in scales.values() for g in s)
+    ratio = {g: scales["AB"].get(g, 0) - (scales["AA"].get(g, 0) + scales["BB"].get(g, 0)) / 2 for g in groups}
+    return {
+        "AB": _Product(values["AB"], execution.log_of(result, ratio)),
+        "AA": _Product(values["AA"], 0.0),
+        "BB": _Product(values["BB"], 0.0),
+    }
+
+
+class _Key(NamedTuple):
+    """All that a plan depends on besides the products asked for."""
+
+    bra: tuple[Kind, ...]
+    ket: tuple[Kind, ...] | None
+    metric: type
+    inputs: InputKind
+    lifted: bool
+
+
+def _problem_key(a: Model, b: Model, metric: Metric) -> _Key:
+    bra, ket = tuple(map(kind, a.layers)), tuple(map(kind, b.layers))
+    lifted = any(k.constant for k in bra + ket)
+    return _Key(bra, ket, type(metric), metrics.input_kind(metric, lifted), lifted)
+
+
+@lru_cache(maxsize=1024)
+def _plan(bra, ket, metric: type, inputs: InputKind, lifted: bool, pairs, per_output: bool, dtype: str) -> Plan:
+    models = {"A": bra} if ket is None else {"A": bra, "B": ket}
+    nonlinear = max(sum(local(k).order > 1 for k in kinds) for kinds in models.values())
+    metrics.check_depth(metric(), nonlinear)
+    problem = folding.fold(models, metric(), inputs, lifted, pairs, per_output)
+    return plan_problem(problem, metric.name, metrics.is_exact(metric(), nonlinear), dtype)
+
+
+def _leaves(found: Plan, models: Mapping[str, Model], metric: Metric, lifted: bool) -> dict[str, Any]:
+    """Every array the plan reads, by name."""
+    leaves: dict[str, Any] = {}
+    for side, model in models.items():
+        for n, layer in enumerate(model.layers):
+            for role, array in arrays(layer, lifted).items():
+                leaves[str(Leaf(side, n, role))] = array
+    moments = metrics.input_moments(metric, models["A"].d_in, lifted)
+    leaves |= {name: moments[key] for name, key in ((MEAN, "mean"), (COVARIANCE, "moment")) if key in moments}
+    if TRACE in found.shapes:
+        leaves[TRACE] = np.concatenate([np.zeros(1), np.ones(found.shapes[TRACE][0] - 1)])
+    if IDENTITY in found.shapes:
+        leaves[IDENTITY] = np.eye(found.shapes[IDENTITY][0])
+    return {name: leaves[name] for name in found.shapes}
+
+
+def _cast(array: Any, dtype: str) -> Any:
+    if array.dtype == dtype:
+        return array
+    return array.astype(dtype) if isinstance(array, jax.Array) else np.asarray(array, dtype)
+
+
+def _cosine(products: dict[str, _Product], traced: bool) -> Any:
+    """AB / sqrt(AA BB), elementwise. Raises `ModelError` where a norm vanishes, unless traced (there it is NaN)."""
+    xp = jnp if traced else np
+    if not traced:
+        for name, which in (("AA", "first"), ("BB", "second")):
+            zero = np.flatnonzero(products[name].mantissa <= 0)
+            if zero.size:
+                where = "" if products[name].mantissa.ndim == 0 else f" in output {', '.join(map(str, zero[:8]))}"
+                raise ModelError(f"the {which} model is the zero function{where}: its cosine with anything is undefined")
+    log = products["AB"].log - (products["AA"].log + products["BB"].log) / 2
+    value = products["AB"].mantissa / xp.sqrt(products["AA"].mantissa) / xp.sqrt(products["BB"].mantissa) * xp.exp(log)
+    if traced:
+        return value
+    over = np.abs(value) - 1.0
+    return np.where((over > 0) & (over < 1e-4), np.sign(value), value)
+
+
+def _finish(value: Any, metric: Metric, models: tuple, traced: bool) -> Any:
+    """Attach the metric's name and guarantee; a NaN is an error, never a result."""
+    if traced:
+        return value
+    if np.isnan(value).any():
+        raise TnsimError(f"the {metric.name} computation gave NaN for finite weights: a float range was exceeded within a layer")
+    nonlinear = max(sum(order > 1 for order in m.orders) for model in models for _, m in terms(model))
+    exact = metrics.is_exact(metric, nonlinear)
+    return Number(value, metric.name, exact) if np.ndim(value) == 0 else Numbers(value, metric.name, exact)
+
+
+def _check(a: Any, b: Any, metric: Any, dtype: str) -> None:
+    metrics.check_metric(metric)
+    if dtype not in DTYPES:
+        raise ModelError(f"dtype must be one of {', '.join(DTYPES)}, found {dtype!r}")
+    check_comparable(terms(a)[0][1], terms(b)[0][1])
+
+
+def _check_memory(found: Plan) -> None:
+    if found.peak_bytes < _ALWAYS_FITS:
+        return
+    free = execution.available_bytes()
+    if free is not None and found.peak_bytes > free:
+        raise TooLarge(
+            f"this contraction needs {found.peak_bytes / 2**30:.1f} GiB and {free / 2**30:.1f} GiB are free; "
+            "use dtype='float32', fewer outputs at once, or a machine with more memory"
+        )
