@@ -22,26 +22,24 @@ def canonical(
     exchangeable = [symmetric(ref) for ref, _ in tensors]
     is_open = set(open_labels)
     colours = {label: int(label in is_open) for _, labels in tensors for label in labels}
-    best = _search(tensors, exchangeable, colours)
-    rank, encoding = best
+    rank, encoding = _search(tensors, exchangeable, colours)
     order = tuple(sorted(is_open, key=rank.__getitem__))
     return (encoding, tuple(rank[label] for label in order)), order
 
 
 def _search(tensors, exchangeable, colours) -> tuple[dict[int, int], tuple]:
     colours = _refine(tensors, exchangeable, colours)
+    if len(set(colours.values())) == len(colours):
+        encoding = [
+            (ref, tuple(sorted([colours[x] for x in labels]) if swap else [colours[x] for x in labels]))
+            for (ref, labels), swap in zip(tensors, exchangeable, strict=True)
+        ]
+        return colours, tuple(sorted(encoding))
     classes: dict[int, list[int]] = {}
     for label, colour in colours.items():
         classes.setdefault(colour, []).append(label)
-    undecided = [c for c in sorted(classes) if len(classes[c]) > 1]
-    if not undecided:
-        encoding = sorted(
-            (ref, tuple(sorted(colours[x] for x in labels) if swap else (colours[x] for x in labels)))
-            for (ref, labels), swap in zip(tensors, exchangeable, strict=True)
-        )
-        return colours, tuple(encoding)
     best = None
-    for label in classes[undecided[0]]:
+    for label in classes[min(c for c, members in classes.items() if len(members) > 1)]:
         single = {x: 2 * c for x, c in colours.items()}
         single[label] -= 1
         found = _search(tensors, exchangeable, single)
@@ -53,25 +51,17 @@ def _search(tensors, exchangeable, colours) -> tuple[dict[int, int], tuple]:
 def _refine(tensors, exchangeable, colours) -> dict[int, int]:
     """Split classes of labels by where they occur until nothing splits any more."""
     count = len(set(colours.values()))
-    while True:
-        seen: dict[int, list] = {label: [] for label in colours}
+    while count < len(colours):
+        signatures = {label: [(colour,)] for label, colour in colours.items()}
         for (ref, labels), swap in zip(tensors, exchangeable, strict=True):
-            inside = tuple(colours[x] for x in labels)
-            inside = tuple(sorted(inside)) if swap else inside
+            inside = [colours[x] for x in labels]
+            inside = tuple(sorted(inside) if swap else inside)
             for position, label in enumerate(labels):
-                seen[label].append((ref, inside, -1 if swap else position))
-        signatures = {label: (colours[label], sorted(places)) for label, places in seen.items()}
-        ordered = sorted(signatures.values())
-        ranks: list = []
-        for signature in ordered:
-            if not ranks or ranks[-1] != signature:
-                ranks.append(signature)
-        lookup = {_freeze(signature): i for i, signature in enumerate(ranks)}
-        colours = {label: lookup[_freeze(signature)] for label, signature in signatures.items()}
+                signatures[label].append((ref, -1 if swap else position, inside))
+        frozen = {label: (places[0], *sorted(places[1:])) for label, places in signatures.items()}
+        ranks = {signature: n for n, signature in enumerate(sorted(set(frozen.values())))}
+        colours = {label: ranks[signature] for label, signature in frozen.items()}
         if len(ranks) == count:
-            return colours
+            break
         count = len(ranks)
-
-
-def _freeze(signature) -> tuple:
-    return signature[0], tuple(signature[1])
+    return colours

@@ -39,10 +39,12 @@ class _Value:
 class Builder:
     """Values of one piece under construction."""
 
-    def __init__(self) -> None:
+    def __init__(self, forms: dict | None = None) -> None:
         self.values: list[_Value] = []
         self.symmetric: set[int] = set()
         self._known: dict = {}
+        self._uses: dict = {}
+        self._forms = {} if forms is None else forms  # canonical forms, shared by attempts at one stage
 
     def atom(self, shape: tuple[int, ...], symmetric: bool = False, operation: Operation | None = None) -> int:
         """A value that is not taken apart: an input, or a sum."""
@@ -56,6 +58,15 @@ class Builder:
         """The product of one or two values, summed over labels not in `output`; its labels are `output`, reordered."""
         uses, output = tuple(uses), tuple(output)
         names = {label: n for n, label in enumerate(dict.fromkeys(x for u in uses for x in u.labels))}
+        back = tuple(names)
+        shorthand = tuple((u.value, tuple(names[x] for x in u.labels)) for u in uses), frozenset(names[x] for x in output)
+        if shorthand not in self._uses:
+            self._uses[shorthand] = self._contract(uses, output, names)
+        found = self._uses[shorthand]
+        return Use(found.value, tuple(back[n] for n in found.labels))
+
+    def _contract(self, uses: tuple[Use, ...], output: tuple[Label, ...], names: dict[Label, int]) -> Use:
+        """The same with labels numbered: look the network up by its canonical form, or add it."""
         fresh = itertools.count(len(names))
         atoms = []
         for use in uses:
@@ -63,8 +74,11 @@ class Builder:
             local = dict(zip(value.axes, (names[x] for x in use.labels), strict=True))
             for ref, labels in value.atoms:
                 atoms.append((ref, tuple(local[x] if x in local else local.setdefault(x, next(fresh)) for x in labels)))
-        key, order = canonical(atoms, [names[x] for x in output], self.symmetric.__contains__)
-        back = {n: label for label, n in names.items()}
+        symmetric = frozenset(ref for ref, _ in atoms if ref in self.symmetric)
+        form = tuple(atoms), frozenset(names[x] for x in output), symmetric
+        if form not in self._forms:
+            self._forms[form] = canonical(atoms, [names[x] for x in output], symmetric.__contains__)
+        key, order = self._forms[form]
         if key not in self._known:
             sizes = {names[x]: n for u in uses for x, n in zip(u.labels, self.values[u.value].shape, strict=True)}
             labels = tuple(tuple(names[x] for x in u.labels) for u in uses)
@@ -72,7 +86,7 @@ class Builder:
             cost = math.prod(sizes.values()) if len(uses) == 2 else 0
             self._known[key] = len(self.values)
             self.values.append(_Value(tuple(sizes[x] for x in order), tuple(atoms), order, operation, cost))
-        return Use(self._known[key], tuple(back[n] for n in order))
+        return Use(self._known[key], order)
 
     def total(self, items: Iterable[tuple[float, Use]], output: tuple[Label, ...]) -> Use:
         """`sum(weight * use)` with its axes in the order `output`, common factors taken out."""

@@ -16,16 +16,21 @@ import json
 import os
 import sys
 import tempfile
+import dataclasses
+import math
 from dataclasses import asdict
 from functools import lru_cache
 from pathlib import Path
 
 from tnsim import paths
+from tnsim.canonical import canonical
 from tnsim.expressions import Builder, Use, product
 from tnsim.plans import Operation, Piece, Plan, PlanStage, piece_from_data
 from tnsim.problem import Definition, Operand, Problem, Stage, Term
 
 VERSION = 1
+MAX_ATTEMPTS = 40
+NEGLIGIBLE = 0.01
 
 
 def plan_problem(problem: Problem, metric: str, exact: bool, dtype: str) -> Plan:
@@ -114,39 +119,76 @@ def _piece(stage: Stage, shapes: tuple[tuple[int, ...], ...], symmetric: tuple[b
 
 
 def build_piece(stage: Stage, shapes: tuple[tuple[int, ...], ...], symmetric: tuple[bool, ...]) -> Piece:
-    """Search paths for every product of a stage and assemble them with what they share."""
+    """Search paths for every product of a stage and assemble them with what they share.
+
+    Coordinate descent over the candidate paths, the most expensive products first: a candidate stays if it
+    makes the whole stage cheaper. Products too cheap to matter keep their own best path.
+    """
+    stage = Stage(tuple(_distinct_terms(d) for d in stage.definitions), stage.gauges)
     options: dict[tuple, tuple[paths.Path, ...]] = {}
+    expense: dict[tuple, int] = {}
 
     def collect(inputs, output, sizes):
-        key = (inputs, output, tuple(sorted(sizes.items())))
+        key = (inputs, output, tuple(sizes.items()))
         if key not in options:
             options[key] = paths.candidates(inputs, output, sizes)
+            expense[key] = _path_cost(inputs, output, sizes, options[key][0])
         return options[key][0]
 
-    best = _assemble(stage, shapes, symmetric, collect)
-    chosen = dict.fromkeys(options, 0)
-    improved = True
-    while improved:  # coordinate descent over the candidate paths, in a fixed order
+    forms: dict = {}
+    best = _Assembly(stage, shapes, symmetric, collect, forms)
+    chosen, attempts, improved = dict.fromkeys(options, 0), 0, True
+    while improved:
         improved = False
-        for key, found in options.items():
-            for n in range(len(found)):
-                trial = {**chosen, key: n}
+        for key in sorted(options, key=expense.__getitem__, reverse=True):
+            if expense[key] < NEGLIGIBLE * best.cost[0]:
+                continue
+            for n in range(len(options[key])):
+                if n == chosen[key] or attempts >= MAX_ATTEMPTS:
+                    continue
+                trial, attempts = {**chosen, key: n}, attempts + 1
 
                 def pick(inputs, output, sizes, trial=trial):
-                    key = (inputs, output, tuple(sorted(sizes.items())))
+                    key = (inputs, output, tuple(sizes.items()))
                     return options[key][trial[key]]
 
-                attempt = _assemble(stage, shapes, symmetric, pick)
+                attempt = _Assembly(stage, shapes, symmetric, pick, forms)
                 if attempt.cost < best.cost:
                     best, chosen, improved = attempt, trial, True
     return best.piece(stage, shapes)
 
 
-class _assemble:
+def _path_cost(inputs, output, sizes: dict[int, int], path: paths.Path) -> int:
+    """Scalar multiplications of one product alone along one path."""
+    pool, total = dict(enumerate(map(frozenset, inputs))), 0
+    for n, (one, two) in enumerate(path):
+        both = pool.pop(one) | pool.pop(two)
+        total += math.prod(sizes[x] for x in both)
+        pool[len(inputs) + n] = both & frozenset(output).union(*pool.values())
+    return total
+
+
+def _distinct_terms(definition: Definition) -> Definition:
+    """Terms that are one network up to the names of summed indices become one, with the sum of their weights."""
+    numbers = {x: n for n, x in enumerate(dict.fromkeys(o.name for t in definition.terms for o in t.operands))}
+    weights: dict = {}
+    for term in definition.terms:
+        labels = {x: n for n, x in enumerate(definition.indices)}
+        tensors = [(-1 - n, (n,)) for n in range(len(labels))]  # marks that keep the outputs apart
+        for o in term.operands:
+            tensors.append((numbers[o.name], tuple(labels.setdefault(x, len(labels)) for x in o.indices)))
+        key, _ = canonical(tensors, range(len(definition.indices)), lambda ref: False)
+        kept, weight = weights.get(key, (term, 0.0))
+        weights[key] = kept, weight + term.weight
+    terms = tuple(Term(weight, term.operands) for term, weight in weights.values() if weight)
+    return dataclasses.replace(definition, terms=terms)
+
+
+class _Assembly:
     """One assembly of a stage under a choice of paths: its builder, its outputs, its cost."""
 
-    def __init__(self, stage: Stage, shapes, symmetric, path):
-        self.builder = builder = Builder()
+    def __init__(self, stage: Stage, shapes, symmetric, path, forms: dict):
+        self.builder = builder = Builder(forms)
         values = {f"in{n}": builder.atom(s, symmetric=y) for n, (s, y) in enumerate(zip(shapes, symmetric, strict=True))}
         self.outputs: list[Use] = []
         for definition in stage.definitions:
