@@ -1,0 +1,145 @@
+"""Closed networks of an inner product. In: two models and a metric. Out: weighted, tagged quimb networks.
+
+The sum of weight times contraction is `inner`. Bra and ket are unrolled (see `unrolled`), and every way of
+joining their legs that the metric asks for is one network: operators sit on it as nodes tagged
+`SYMMETRISER`, `COVARIANCE` and `MEAN`, and an identity covariance is an index that two legs share. This is
+the picture and the reference; plans never unroll.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from tnsim import diagrams, metrics
+from tnsim.errors import ModelError
+from tnsim.folding import Step, align
+from tnsim.local import kind
+from tnsim.metrics import Gaussian, Metric
+from tnsim.model import Model, check_comparable
+from tnsim.names import COVARIANCE, MEAN, OUT, bond_index
+from tnsim.unrolled import MAX_TENSORS, Copy, check_size, tree_tensors
+
+if TYPE_CHECKING:
+    import quimb.tensor as qtn
+
+
+def networks(
+    a: Model, b: Model, metric: Metric = Gaussian(), max_tensors: int = MAX_TENSORS
+) -> Iterator[tuple[float, qtn.TensorNetwork]]:
+    """Yield (weight, closed network), bra `A` and ket `B`; contract each with `output_inds=()`.
+
+    Raises `TooLarge` when bra and ket together have more than `max_tensors` tensors, `ModelError` as `inner` does.
+    The number of networks grows quickly with depth for `GaussianClosure`; the iterator is lazy.
+    """
+    for model in (a, b):
+        if not isinstance(model, Model):
+            raise ModelError("a combination of models is several networks; expand it by bilinearity")
+    metrics.check_metric(metric)
+    check_comparable(a, b)
+    metrics.check_depth(metric, max(sum(order > 1 for order in m.orders) for m in (a, b)))
+    check_size(a, max_tensors, check_size(b, max_tensors))
+    return _generate(a, b, metric)
+
+
+class _End(NamedTuple):
+    """The output bond of one copy: side, and number of the copy among those below `steps` steps."""
+
+    side: str
+    copy: int
+
+
+class _Choice(NamedTuple):
+    """One way to join: its weight, the leaf legs paired and capped, the copies to symmetrise."""
+
+    weight: float = 1.0
+    pairs: tuple[tuple[_End, _End], ...] = ()
+    caps: tuple[_End, ...] = ()
+    symmetrised: tuple[Copy, ...] = ()
+
+    def times(self, other: _Choice) -> _Choice:
+        return _Choice(self.weight * other.weight, *(x + y for x, y in zip(self[1:], other[1:], strict=True)))
+
+
+def _generate(a: Model, b: Model, metric: Metric) -> Iterator[tuple[float, qtn.TensorNetwork]]:
+    import quimb.tensor as qtn
+
+    models = {"A": a, "B": b}
+    lifted = any(kind(layer).constant for m in models.values() for layer in m.layers)
+    joins = _Joins(models, metric, lifted)
+    moments = metrics.input_moments(metric, a.d_in, lifted=True)
+    mean, moment = np.asarray(moments["mean"]), moments.get("moment")
+    tops = {bond_index(side, len(m.layers) - 1, 0): OUT for side, m in models.items()}
+    for choice in joins.pair(_End("A", 0), _End("B", 0), len(joins.steps)):
+        tensors = [t for side, m in models.items() for t in tree_tensors(m, side, choice.symmetrised)]
+        merged = dict(tops)
+        for one, two in choice.pairs:
+            ends = [bond_index(end.side, -1, end.copy) for end in (one, two)]
+            if moment is not None and np.ndim(moment) == 2:
+                tensors.append(qtn.Tensor(np.asarray(moment), ends, (COVARIANCE,)))
+                continue
+            merged[ends[1]] = ends[0]
+            if moment is not None:
+                tensors.append(qtn.Tensor(np.asarray(moment), ends[:1], (COVARIANCE,)))
+        for end in choice.caps:
+            tensors.append(qtn.Tensor(mean, (bond_index(end.side, -1, end.copy),), (MEAN,)))
+        yield choice.weight, qtn.TensorNetwork(tensors).reindex(merged)
+
+
+class _Joins:
+    """All ways to join bonds, from the output down, following the same layer alignment as the folded problem."""
+
+    def __init__(self, models: dict[str, Model], metric: Metric, lifted: bool):
+        self.models, self.metric = models, metric
+        kinds = [tuple(map(kind, m.layers)) for m in models.values()]
+        self.steps: tuple[Step, ...] = align(*kinds, metric)
+        start = metrics.input_kind(metric, lifted).centred
+        self.centred = [{side: start and not any(self.order(side, m) > 1 for m in range(n)) for side in models} for n in range(len(self.steps) + 1)]
+
+    def layer(self, side: str, step: int) -> int | None:
+        return self.steps[step].bra if side == "A" else self.steps[step].ket
+
+    def order(self, side: str, step: int) -> int:
+        layer = self.layer(side, step)
+        return 1 if layer is None else self.models[side].layers[layer].order
+
+    def pair(self, one: _End, two: _End, steps: int) -> Iterator[_Choice]:
+        """Ways to contract two bonds, each the output of `steps` steps."""
+        if steps == 0:
+            yield _Choice(pairs=((one, two),))
+            return
+        step = steps - 1
+        centred = self.centred[step][one.side] and self.centred[step][two.side]
+        orders = self.order(one.side, step), self.order(two.side, step)
+        yield from self.expand(self.metric.joinings(*orders, centred), {"A": one, "B": two}, step)
+
+    def mean(self, end: _End, steps: int) -> Iterator[_Choice]:
+        """Ways to take the mean of one bond."""
+        if steps == 0:
+            yield _Choice(caps=(end,))
+            return
+        joinings = diagrams.gaussian_mean(self.order(end.side, steps - 1), self.centred[steps - 1][end.side])
+        yield from self.expand(joinings, {"A": end}, steps - 1)
+
+    def expand(self, joinings: tuple[diagrams.Joining, ...], ends: dict[str, _End], step: int) -> Iterator[_Choice]:
+        def child(leg: diagrams.Leg) -> _End:
+            end = ends[leg.side]
+            return _End(end.side, end.copy * self.order(end.side, step) + leg.index)
+
+        for joining in joinings:
+            copies = [ends[role] for role in joining.symmetrised]
+            layers = [(e.side, self.layer(e.side, step), e.copy) for e in copies]
+            start = _Choice(joining.weight, symmetrised=tuple(c for c in layers if c[1] is not None))
+            tasks = [(self.pair, child(one), child(two)) for one, two in joining.pairs]
+            tasks += [(self.mean, child(leg)) for leg in joining.capped]
+            yield from self.product(start, tasks, step)
+
+    def product(self, start: _Choice, tasks: list, steps: int) -> Iterator[_Choice]:
+        if not tasks:
+            yield start
+            return
+        (ways, *ends), *rest = tasks
+        for choice in ways(*ends, steps):
+            yield from self.product(start.times(choice), rest, steps)
