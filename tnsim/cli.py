@@ -1,0 +1,262 @@
+"""The command line. In: files. Out: text, JSON, pictures. Takes results, computes nothing itself.
+
+Heavy imports happen inside the commands, so that `tnsim --help` answers at once.
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+app = typer.Typer(
+    help="Exact similarity of polynomial networks, from their weights.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+bench_app = typer.Typer(help="Measure cost, with a protocol.", no_args_is_help=True, rich_markup_mode=None)
+app.add_typer(bench_app, name="bench")
+
+
+class MetricName(enum.StrEnum):
+    gaussian = "gaussian"
+    closure = "closure"
+    tree = "tree"
+    frobenius = "frobenius"
+
+
+class DtypeName(enum.StrEnum):
+    float64 = "float64"
+    float32 = "float32"
+
+
+File = Annotated[Path, typer.Argument(help="Checkpoint: .safetensors, .npz, .pt or .pth.")]
+MetricOption = Annotated[
+    MetricName,
+    typer.Option(
+        "--metric",
+        help="gaussian: E<A(x),B(x)>, one nonlinear layer. closure: layer by layer, any depth. tree: symmetrised tensors. frobenius: raw tensors.",
+    ),
+]
+DialectOption = Annotated[str | None, typer.Option("--dialect", help="Layout of foreign files: a preset or a JSON file. Default: detect.")]
+DtypeOption = Annotated[DtypeName, typer.Option("--dtype", help="Precision of the computation.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
+
+
+@app.command()
+def similarity(
+    a: File,
+    b: File,
+    metric: MetricOption = MetricName.gaussian,
+    slices: Annotated[bool, typer.Option("--slices", help="Also the cosine of every output coordinate.")] = False,
+    dialect: DialectOption = None,
+    dtype: DtypeOption = DtypeName.float64,
+    as_json: JsonOption = False,
+) -> None:
+    """Cosine of two models as functions."""
+    import tnsim
+
+    one, two = tnsim.load(a, dialect), tnsim.load(b, dialect)
+    value = tnsim.similarity(one, two, _metric(metric), dtype=dtype.value)
+    found: dict[str, Any] = {"similarity": float(value), "metric": value.metric, "exact": value.exact, "dtype": dtype.value}
+    if slices:
+        found["slices"] = tnsim.slices(one, two, _metric(metric), dtype=dtype.value).tolist()
+    if as_json:
+        _print_json({"a": str(a), "b": str(b), **found})
+        return
+    typer.echo(f"similarity  {value:.12g}")
+    typer.echo(f"metric      {value.metric} ({'exact' if value.exact else 'approximation beyond one nonlinear layer'})")
+    for n, x in enumerate(found.get("slices", [])):
+        typer.echo(f"output {n:<5}{x:.12g}")
+
+
+@app.command()
+def inspect(file: File, dialect: DialectOption = None, as_json: JsonOption = False) -> None:
+    """Layers, shapes, degree and legs of a checkpoint, and what was assumed in reading it."""
+    from tnsim.checkpoints import read
+    from tnsim.model import describe
+
+    model, assumptions, dtypes = read(file, dialect)
+    found = {
+        "file": str(file),
+        "layers": [describe(layer) for layer in model.layers],
+        "inputs": model.d_in,
+        "outputs": model.d_out,
+        "degree": model.degree,
+        "legs": model.degree,
+        "parameters": model.parameters,
+        "stored_dtypes": list(dtypes),
+        "assumptions": list(assumptions),
+    }
+    if as_json:
+        _print_json(found)
+        return
+    for n, line in enumerate(found["layers"]):
+        typer.echo(f"layer {n:<6}{line}")
+    typer.echo(f"degree      {model.degree}, so {model.degree} input legs of {model.d_in} (+ 1 constant) coordinates")
+    typer.echo(f"parameters  {model.parameters:,}, stored as {', '.join(dtypes)}")
+    for line in assumptions:
+        typer.echo(f"assumed     {line}")
+
+
+@app.command()
+def plan(
+    a: File,
+    b: File,
+    metric: MetricOption = MetricName.gaussian,
+    dialect: DialectOption = None,
+    dtype: DtypeOption = DtypeName.float64,
+    norms: Annotated[bool, typer.Option("--norms", help="Include the two norms that a cosine needs.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """What one inner product would cost, without computing it."""
+    import tnsim
+
+    found = tnsim.plan(tnsim.load(a, dialect), tnsim.load(b, dialect), _metric(metric), norms=norms, dtype=dtype.value)
+    if as_json:
+        typer.echo(found.to_json())
+        return
+    typer.echo(str(found))
+    typer.echo(f"\n{'piece':>5} {'runs':>5} {'contractions':>13} {'multiplications':>16}  inputs of the first run")
+    for n, piece in enumerate(found.pieces):
+        stages = [s for s in found.stages if s.piece == n]
+        inputs = ", ".join(stages[0].inputs[:4]) + (", ..." if len(stages[0].inputs) > 4 else "")
+        typer.echo(f"{n:>5} {len(stages):>5} {piece.contractions:>13,} {piece.multiplications:>16,}  {inputs}")
+
+
+@app.command()
+def convert(
+    source: File,
+    target: Annotated[Path, typer.Argument(help="Where to write, a .safetensors file.")],
+    dialect: DialectOption = None,
+) -> None:
+    """Rewrite a checkpoint in tnsim's own format, safetensors with the architecture inside."""
+    import tnsim
+
+    model = tnsim.load(source, dialect)
+    tnsim.save(model, target)
+    typer.echo(f"{target}: {model}")
+
+
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Option("--out", help="Folder for the picture and the matrix.")] = Path("tnsim-demo"),
+) -> None:
+    """Compare the shipped modular-addition checkpoints, all pairs, and draw the matrix."""
+    import numpy as np
+    from tqdm.auto import tqdm
+
+    import tnsim
+    from tnsim import plots
+
+    series = tnsim.load(Path(__file__).parent / "data" / "modular-addition")
+    models, count = list(series), len(series)
+    typer.echo(f"{count} checkpoints of one network learning (a + b) mod 113, steps {series.labels[0]} to {series.labels[-1]}")
+    typer.echo(f"{models[-1]}\n")
+    network = tnsim.network(models[-1])
+    typer.echo(f"network: {network.num_tensors} tensors, tags {', '.join(sorted(network.tags))}\n")
+    typer.echo(f"{tnsim.plan(models[0], models[-1])}\n")
+    matrix = np.eye(count)
+    pairs = [(i, j) for i in range(count) for j in range(i)]
+    for i, j in tqdm(pairs, desc="pairs", unit="pair"):
+        matrix[i, j] = matrix[j, i] = tnsim.similarity(models[i], models[j])
+    out.mkdir(parents=True, exist_ok=True)
+    np.savez(out / "similarity.npz", similarity=matrix, steps=np.array(series.labels, dtype=int))
+    plots.heatmap(matrix, series.labels, "Modular addition: similarity of training steps (Gaussian, exact)").savefig(
+        out / "similarity.png", dpi=150
+    )
+    typer.echo(f"\nwrote {out / 'similarity.png'} and {out / 'similarity.npz'}")
+    first, middle, last = 0, series.labels.index("400"), count - 1
+    typer.echo(
+        "What is to be seen: three blocks, the initialisation, the memorising network and the network that has generalised "
+        f"(similarity of step {series.labels[first]} to step {series.labels[last]}: {matrix[first, last]:.2f}, "
+        f"of step {series.labels[middle]}: {matrix[middle, last]:.2f}, of step {series.labels[-3]}: {matrix[-3, last]:.2f})."
+    )
+
+
+@bench_app.command("depth")
+def bench_depth(
+    width: Annotated[int, typer.Option(help="Inputs and outputs of every layer.")] = 256,
+    rank: Annotated[int, typer.Option(help="Hidden units of every layer.")] = 512,
+    max_depth: Annotated[int, typer.Option(help="Depths are the powers of two up to this.")] = 64,
+    dtype: DtypeOption = DtypeName.float64,
+    repeats: Annotated[int, typer.Option(help="Warm calls per row; the median is reported.")] = 7,
+    out: Annotated[Path | None, typer.Option("--out", help="Folder for depth.json and depth.png.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Contraction cost by depth, beside the unrolled network and a hand-written recursion."""
+    from tnsim import bench
+
+    depths = [2**n for n in range(max_depth.bit_length()) if 2**n <= max_depth]
+    rows = []
+    if not as_json:
+        typer.echo(
+            f"{'depth':>5} {'multiplications':>16} {'paper':>7} {'unrolled':>9} {'peak MiB':>9} {'first ms':>9} {'warm ms':>9} {'by hand':>9} {'ratio':>6}"
+        )
+    for row in bench.depth_rows(width, rank, depths, dtype.value, repeats):
+        rows.append(row)
+        if not as_json:
+            unrolled = row["unrolled_multiplications"]
+            relative = f"{unrolled / row['multiplications']:.2f}x" if unrolled else "-"
+            typer.echo(
+                f"{row['depth']:>5} {row['multiplications']:>16,} {row['multiplications'] / row['paper_multiplications']:>6.2f}x {relative:>9} "
+                f"{row['peak_bytes'] / 2**20:>9.1f} {row['first_milliseconds']:>9.1f} {row['milliseconds']:>9.2f} "
+                f"{row['hand_milliseconds']:>9.2f} {row['ratio']:>6.2f}"
+            )
+    result = {"width": width, "rank": rank, "dtype": dtype.value, "repeats": repeats, "rows": rows}
+    if as_json:
+        _print_json(result)
+    if out is not None:
+        from tnsim import plots
+
+        out.mkdir(parents=True, exist_ok=True)
+        (out / "depth.json").write_text(json.dumps(result, indent=1) + "\n")
+        title = f"<A|B> under TreeSymmetric, width {width}, rank {rank}, {dtype.value}"
+        plots.depth(rows, title).savefig(out / "depth.png", dpi=150)
+
+
+def main() -> None:
+    """Entry point: errors become one line on stderr and exit status 2."""
+    from tnsim.errors import TnsimError
+
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+    try:
+        code = app(standalone_mode=False)
+    except TnsimError as error:
+        _fail(str(error))
+    except OSError as error:
+        _fail(str(error))
+    except typer.Abort:
+        sys.exit(130)
+    except Exception as error:
+        if not hasattr(error, "format_message"):  # a wrong flag or argument, in the words of the parser
+            raise
+        _fail(error.format_message())
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _fail(message: str) -> None:
+    print(f"tnsim: error: {' '.join(message.split())}", file=sys.stderr)  # noqa: T201
+    sys.exit(2)
+
+
+def _metric(name: MetricName) -> Any:
+    import tnsim
+
+    classes = {"gaussian": tnsim.Gaussian, "closure": tnsim.GaussianClosure, "tree": tnsim.TreeSymmetric, "frobenius": tnsim.Frobenius}
+    return classes[name.value]()
+
+
+def _print_json(data: dict[str, Any]) -> None:
+    typer.echo(json.dumps(data))
+
+
+if __name__ == "__main__":
+    main()
