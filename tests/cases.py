@@ -1,0 +1,71 @@
+"""The one declared list of what is tested by everything: model pairs by kind of layer, and metrics."""
+
+import numpy as np
+from oracles import bilinear, linear, random_gaussian
+
+import tnsim
+
+D = 3
+
+# name -> rng -> (a, b) with one nonlinear layer or none
+SHALLOW = {
+    "bilinear": lambda g: ([bilinear(g, D, 4, 2)], [bilinear(g, D, 5, 2)]),
+    "bilinear biases": lambda g: ([bilinear(g, D, 4, 2, True)], [bilinear(g, D, 2, 2, True)]),
+    "bias on one side": lambda g: ([bilinear(g, D, 4, 2)], [bilinear(g, D, 5, 2, True)]),
+    "additive residual": lambda g: ([tnsim.Residual(bilinear(g, D, 4, D), 1.0, 0.35)], [bilinear(g, D, 5, D)]),
+    "lerp residual": lambda g: (
+        [tnsim.Residual(bilinear(g, D, 4, D, True), 0.7, 0.3)],
+        [tnsim.Residual(bilinear(g, D, 3, D, True), 1.0, 0.5)],
+    ),
+    "nested residual": lambda g: (
+        [tnsim.Residual(tnsim.Residual(bilinear(g, D, 4, D, True), 0.4, 0.9), 0.5, 0.8)],
+        [bilinear(g, D, 2, D)],
+    ),
+    "embedded": lambda g: ([linear(g, D, 5), bilinear(g, 5, 4, 3), linear(g, 3, 2)], [linear(g, D, 2), bilinear(g, 2, 6, 2), linear(g, 2, 2)]),
+    "embedded biases": lambda g: (
+        [linear(g, D, 4, True), tnsim.Residual(bilinear(g, 4, 4, 4, True), 0.7, 0.3), linear(g, 4, 2, True)],
+        [linear(g, D, 2, True), bilinear(g, 2, 5, 3, True), linear(g, 3, 2)],
+    ),
+    "uneven linear layers": lambda g: ([linear(g, D, 2), linear(g, 2, 4, True), bilinear(g, 4, 3, 2)], [bilinear(g, D, 5, 2)]),
+    "linear": lambda g: ([linear(g, D, 4), tnsim.Residual(linear(g, 4, 4, True), 0.3, 0.4), linear(g, 4, 2)], [linear(g, D, 2)]),
+}
+
+# several nonlinear layers, equal depth and orders
+DEEP = {
+    "two bilinear": lambda g: ([bilinear(g, D, 4, 2), bilinear(g, 2, 3, 2)], [bilinear(g, D, 5, 3), bilinear(g, 3, 4, 2)]),
+    "two with biases": lambda g: ([bilinear(g, D, 4, 2, True), bilinear(g, 2, 3, 2, True)], [bilinear(g, D, 2, 2, True), bilinear(g, 2, 4, 2)]),
+    "two residual": lambda g: (
+        [tnsim.Residual(bilinear(g, D, 4, D, True), 0.7, 0.3), bilinear(g, D, 3, 2, True)],
+        [tnsim.Residual(bilinear(g, D, 3, D)), bilinear(g, D, 4, 2)],
+    ),
+    "embedded two": lambda g: (
+        [linear(g, D, 2), bilinear(g, 2, 4, 3), bilinear(g, 3, 3, 2), linear(g, 2, 2)],
+        [linear(g, D, 3, True), bilinear(g, 3, 2, 2), bilinear(g, 2, 3, 2), linear(g, 2, 2)],
+    ),
+}
+THREE = {
+    "three bilinear": lambda g: (
+        [bilinear(g, D, 3, 2), bilinear(g, 2, 3, 2), bilinear(g, 2, 2, 2)],
+        [bilinear(g, D, 2, 2, True), tnsim.Residual(bilinear(g, 2, 3, 2)), bilinear(g, 2, 2, 2)],
+    ),
+}
+
+
+def _full(g):
+    return random_gaussian(g, D)
+
+
+# name -> rng -> (mean, cov) of the Gaussian metrics
+INPUTS = {
+    "standard": lambda g: (None, None),
+    "mean": lambda g: (g.normal(size=D), None),
+    "covariance": lambda g: (None, _full(g)[1]),
+    "diagonal": lambda g: (None, g.uniform(0.5, 2, size=D)),
+    "mean and diagonal": lambda g: (g.normal(size=D), g.uniform(0.5, 2, size=D)),
+    "mean and covariance": _full,
+    "singular covariance": lambda g: (g.normal(size=D), np.diag([1.0, 2.0, 0.0])),
+}
+
+
+def pair(make, rng):
+    return tuple(tnsim.Model(layers) for layers in make(rng))

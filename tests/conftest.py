@@ -1,0 +1,15 @@
+"""A cache folder of the session's own, so that no test reads what an earlier version searched."""
+
+import os
+import tempfile
+
+os.environ["TNSIM_CACHE_DIR"] = tempfile.mkdtemp(prefix="tnsim-test-cache-")
+
+import numpy as np
+import pytest
+
+
+@pytest.fixture
+def rng(request) -> np.random.Generator:
+    """Seeded by the test's own name: replayable, and different for every test."""
+    return np.random.default_rng(list(request.node.nodeid.encode()))

@@ -1,0 +1,90 @@
+"""Every layer crossed with every metric, against oracles that share no code with the library."""
+
+import cases
+import numpy as np
+import pytest
+from oracles import closure_products, dense_product, expected_products
+
+import tnsim
+
+TOLERANCE = 1e-10
+
+
+def check(a, b, metric, per_output):
+    """inner, similarity and slices of (a, b) against the oracle's products per output."""
+    ab, aa, bb = (per_output(*p) for p in ((a, b), (a, a), (b, b)))
+    scale = np.sqrt(aa.sum() * bb.sum())
+    assert abs(tnsim.inner(a, b, metric) - ab.sum()) <= TOLERANCE * max(abs(ab.sum()), scale * 1e-2)
+    assert abs(tnsim.inner(a, a, metric) / aa.sum() - 1) <= TOLERANCE
+    assert abs(tnsim.similarity(a, b, metric) - ab.sum() / scale) <= TOLERANCE
+    np.testing.assert_allclose(tnsim.slices(a, b, metric), ab / np.sqrt(aa * bb), rtol=0, atol=TOLERANCE)
+    sign, log = tnsim.log_inner(a, b, metric)
+    assert sign == np.sign(ab.sum()) and abs(log - np.log(abs(ab.sum()))) <= 1e-8
+
+
+@pytest.mark.parametrize("inputs", cases.INPUTS)
+@pytest.mark.parametrize("name", cases.SHALLOW)
+def test_gaussian_against_quadrature(name, inputs, rng):
+    a, b = cases.pair(cases.SHALLOW[name], rng)
+    metric = tnsim.Gaussian(*cases.INPUTS[inputs](rng))
+    check(a, b, metric, lambda p, q: expected_products(p, q, metric))
+    assert tnsim.similarity(a, b, metric).exact
+
+
+@pytest.mark.parametrize("inputs", ["standard", "diagonal", "mean and covariance"])
+@pytest.mark.parametrize("name", cases.DEEP | cases.THREE)
+def test_closure_against_joint_gaussians(name, inputs, rng):
+    a, b = cases.pair((cases.DEEP | cases.THREE)[name], rng)
+    metric = tnsim.GaussianClosure(*cases.INPUTS[inputs](rng))
+    check(a, b, metric, lambda p, q: closure_products(p, q, metric))
+    assert not tnsim.similarity(a, b, metric).exact
+
+
+@pytest.mark.parametrize("metric", [tnsim.TreeSymmetric(), tnsim.Frobenius()], ids=lambda m: m.name)
+@pytest.mark.parametrize("name", cases.SHALLOW | cases.DEEP | cases.THREE)
+def test_tree_metrics_against_dense_tensors(name, metric, rng):
+    a, b = cases.pair((cases.SHALLOW | cases.DEEP | cases.THREE)[name], rng)
+    check(a, b, metric, lambda p, q: dense_product(p, q, isinstance(metric, tnsim.TreeSymmetric)))
+    assert tnsim.similarity(a, b, metric).exact
+
+
+def test_linear_against_bilinear(rng):
+    """Different orders: E<Wx, f(x)> involves odd moments only, so the mean matters."""
+    a = tnsim.Model([cases.linear(rng, 3, 4), cases.linear(rng, 4, 2, True)])
+    b = tnsim.Model([cases.linear(rng, 3, 3), cases.bilinear(rng, 3, 5, 2, True)])
+    for inputs in cases.INPUTS.values():
+        metric = tnsim.Gaussian(*inputs(rng))
+        check(a, b, metric, lambda p, q, metric=metric: expected_products(p, q, metric))
+
+
+@pytest.mark.parametrize("name", ["bilinear biases", "lerp residual", "embedded"])
+def test_differences_expand_by_bilinearity(name, rng):
+    (a, b), (c, _) = cases.pair(cases.SHALLOW[name], rng), cases.pair(cases.SHALLOW[name], rng)
+    metric = tnsim.Gaussian(*cases.INPUTS["mean and covariance"](rng))
+    diff = b - 0.5 * c
+    dd = sum(x * y * expected_products(p, q, metric) for x, p in ((1, b), (-0.5, c)) for y, q in ((1, b), (-0.5, c)))
+    ad = expected_products(a, b, metric) - 0.5 * expected_products(a, c, metric)
+    aa = expected_products(a, a, metric)
+    assert abs(tnsim.inner(a, diff, metric) - ad.sum()) <= TOLERANCE * np.sqrt(aa.sum() * dd.sum())
+    assert abs(tnsim.similarity(a, diff, metric) - ad.sum() / np.sqrt(aa.sum() * dd.sum())) <= TOLERANCE
+    np.testing.assert_allclose(tnsim.slices(a, diff, metric), ad / np.sqrt(aa * dd), rtol=0, atol=TOLERANCE)
+    x = rng.normal(size=(5, a.d_in))
+    np.testing.assert_allclose(diff(x), b(x) - 0.5 * c(x), rtol=1e-13)
+
+
+def test_float32_on_request(rng):
+    a, b = cases.pair(cases.SHALLOW["embedded biases"], rng)
+    exact, single = tnsim.similarity(a, b), tnsim.similarity(a, b, dtype="float32")
+    assert 0 < abs(exact - single) < 1e-5
+    assert isinstance(single, np.float64)
+
+
+def test_hermite_weights_are_the_gaussian_moments():
+    """All joinings at S = m = 1 sum to E[x^N] for x ~ N(1, 0): one, whatever the split into bra and ket."""
+    from tnsim import diagrams
+
+    for bra in range(6):
+        assert sum(j.weight for j in diagrams.gaussian_mean(bra, False)) == 1
+        for ket in range(6):
+            assert sum(j.weight for j in diagrams.gaussian(bra, ket, False)) == 1
+    assert sum(j.weight for j in diagrams.gaussian(5, 5, True)) == 945
