@@ -95,15 +95,27 @@ def main() -> None:
             params, state = run((params, state), jax.random.split(sub, count))
             done += count
         (train_acc, train_loss), (val_acc, val_loss) = measure(params, train), measure(params, held)
-        row = {"step": done, "train_accuracy": float(train_acc), "validation_accuracy": float(val_acc),
-               "train_loss": float(train_loss), "validation_loss": float(val_loss)}
+        row = {
+            "step": done,
+            "train_accuracy": float(train_acc),
+            "validation_accuracy": float(val_acc),
+            "train_loss": float(train_loss),
+            "validation_loss": float(val_loss),
+        }
         metrics.append(row)
         print(row, flush=True)
         model = tnsim.Model([tnsim.Bilinear(*(np.asarray(params[k]) for k in ("left", "right", "down")))])
         tnsim.save(model, args.out / f"step_{done:06d}.safetensors")
-    settings = {"modulus": MODULUS, "hidden": HIDDEN, "batch": BATCH, "train_share": TRAIN_SHARE,
-                "optimiser": "adamw", "learning_rate": args.learning_rate,
-                "weight_decay": args.weight_decay, "seed": args.seed}
+    settings = {
+        "modulus": MODULUS,
+        "hidden": HIDDEN,
+        "batch": BATCH,
+        "train_share": TRAIN_SHARE,
+        "optimiser": "adamw",
+        "learning_rate": args.learning_rate,
+        "weight_decay": args.weight_decay,
+        "seed": args.seed,
+    }
     (args.out / "metrics.json").write_text(json.dumps({"settings": settings, "checkpoints": metrics}, indent=1) + "\n")
 
 

@@ -21,7 +21,10 @@ SHALLOW = {
         [tnsim.Residual(tnsim.Residual(bilinear(g, D, 4, D, True), 0.4, 0.9), 0.5, 0.8)],
         [bilinear(g, D, 2, D)],
     ),
-    "embedded": lambda g: ([linear(g, D, 5), bilinear(g, 5, 4, 3), linear(g, 3, 2)], [linear(g, D, 2), bilinear(g, 2, 6, 2), linear(g, 2, 2)]),
+    "embedded": lambda g: (
+        [linear(g, D, 5), bilinear(g, 5, 4, 3), linear(g, 3, 2)],
+        [linear(g, D, 2), bilinear(g, 2, 6, 2), linear(g, 2, 2)],
+    ),
     "embedded biases": lambda g: (
         [linear(g, D, 4, True), tnsim.Residual(bilinear(g, 4, 4, 4, True), 0.7, 0.3), linear(g, 4, 2, True)],
         [linear(g, D, 2, True), bilinear(g, 2, 5, 3, True), linear(g, 3, 2)],
@@ -33,7 +36,10 @@ SHALLOW = {
 # several nonlinear layers, equal depth and orders
 DEEP = {
     "two bilinear": lambda g: ([bilinear(g, D, 4, 2), bilinear(g, 2, 3, 2)], [bilinear(g, D, 5, 3), bilinear(g, 3, 4, 2)]),
-    "two with biases": lambda g: ([bilinear(g, D, 4, 2, True), bilinear(g, 2, 3, 2, True)], [bilinear(g, D, 2, 2, True), bilinear(g, 2, 4, 2)]),
+    "two with biases": lambda g: (
+        [bilinear(g, D, 4, 2, True), bilinear(g, 2, 3, 2, True)],
+        [bilinear(g, D, 2, 2, True), bilinear(g, 2, 4, 2)],
+    ),
     "two residual": lambda g: (
         [tnsim.Residual(bilinear(g, D, 4, D, True), 0.7, 0.3), bilinear(g, D, 3, 2, True)],
         [tnsim.Residual(bilinear(g, D, 3, D)), bilinear(g, D, 4, 2)],

@@ -37,9 +37,10 @@ _HOME = {
     "UnsupportedLayer": "errors",
     "TooLarge": "errors",
     "MissingExtra": "errors",
+    "PrecisionWarning": "errors",
 }
 
-__all__ = sorted(_HOME)  # noqa: PLE0605
+__all__ = sorted(_HOME)
 __version__ = "0.1.0"
 
 

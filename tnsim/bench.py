@@ -59,9 +59,7 @@ def _gram_step(gram, left_a, right_a, down_a, left_b, right_b, down_b):
     return gram / scale, jnp.log(scale)
 
 
-def depth_rows(
-    width: int, rank: int, depths: Sequence[int] = DEPTHS, dtype: str = "float64", repeats: int = 7
-) -> Iterator[dict[str, Any]]:
+def depth_rows(width: int, rank: int, depths: Sequence[int] = DEPTHS, dtype: str = "float64", repeats: int = 7) -> Iterator[dict[str, Any]]:
     """One row per depth for `<A|B>` under `TreeSymmetric`; milliseconds and bytes in their names' units."""
     metric = TreeSymmetric()
     for depth in depths:

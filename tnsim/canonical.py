@@ -15,9 +15,7 @@ from collections.abc import Callable, Hashable, Sequence
 Tensor = tuple[int, tuple[int, ...]]
 
 
-def canonical(
-    tensors: Sequence[Tensor], open_labels: Sequence[int], symmetric: Callable[[int], bool]
-) -> tuple[Hashable, tuple[int, ...]]:
+def canonical(tensors: Sequence[Tensor], open_labels: Sequence[int], symmetric: Callable[[int], bool]) -> tuple[Hashable, tuple[int, ...]]:
     """(key, open labels in canonical order) of the network of `tensors`, each a reference and its labels."""
     exchangeable = [symmetric(ref) for ref, _ in tensors]
     is_open = set(open_labels)

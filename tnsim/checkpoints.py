@@ -13,6 +13,7 @@ import os
 import pickle
 import re
 import tempfile
+import warnings
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -218,6 +219,8 @@ def _read_safetensors(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
 
 
 def _read_npz(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
+    if not zipfile.is_zipfile(path):
+        raise CheckpointError("not a readable npz file, or truncated")
     try:
         with np.load(path, allow_pickle=False) as file:
             return {name: file[name] for name in file.files}, {}
@@ -235,7 +238,9 @@ def _read_torch(path: Path) -> tuple[Mapping[str, Any], dict[str, str]]:
     if version < _TORCH:
         raise CheckpointError(f"torch {torch.__version__} cannot read untrusted files safely (CVE-2026-24747); install torch>=2.10")
     try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of pickle protocols; what cannot be read is an error below
+            state = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError:
         raise CheckpointError(
             "not plain weights: it holds Python objects, which are refused because unpickling runs code; "
@@ -265,9 +270,7 @@ def _own_model(state: Mapping[str, Any], text: str) -> Model:
         if data["format"] != FORMAT:
             raise CheckpointError(f"written in tnsim format {data['format']}; this version reads {FORMAT}")
         used: set[str] = set()
-        layers = [
-            rename_errors(f"layer {n}", lambda n=n, s=s: _build(s, f"layers.{n}", state, used)) for n, s in enumerate(data["layers"])
-        ]
+        layers = [rename_errors(f"layer {n}", lambda n=n, s=s: _build(s, f"layers.{n}", state, used)) for n, s in enumerate(data["layers"])]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         if isinstance(error, TnsimError):
             raise

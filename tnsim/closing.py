@@ -26,9 +26,7 @@ if TYPE_CHECKING:
     import quimb.tensor as qtn
 
 
-def networks(
-    a: Model, b: Model, metric: Metric = Gaussian(), max_tensors: int = MAX_TENSORS
-) -> Iterator[tuple[float, qtn.TensorNetwork]]:
+def networks(a: Model, b: Model, metric: Metric = Gaussian(), max_tensors: int = MAX_TENSORS) -> Iterator[tuple[float, qtn.TensorNetwork]]:
     """Yield (weight, closed network), bra `A` and ket `B`; contract each with `output_inds=()`.
 
     Raises `TooLarge` when bra and ket together have more than `max_tensors` tensors, `ModelError` as `inner` does.
@@ -40,7 +38,7 @@ def networks(
     metrics.check_metric(metric)
     check_comparable(a, b)
     metrics.check_depth(metric, max(sum(order > 1 for order in m.orders) for m in (a, b)))
-    check_size(a, max_tensors, check_size(b, max_tensors))
+    check_size([a, b], max_tensors)
     return _generate(a, b, metric)
 
 
@@ -96,7 +94,9 @@ class _Joins:
         kinds = [tuple(map(kind, m.layers)) for m in models.values()]
         self.steps: tuple[Step, ...] = align(*kinds, metric)
         start = metrics.input_kind(metric, lifted).centred
-        self.centred = [{side: start and not any(self.order(side, m) > 1 for m in range(n)) for side in models} for n in range(len(self.steps) + 1)]
+        self.centred = [
+            {side: start and not any(self.order(side, m) > 1 for m in range(n)) for side in models} for n in range(len(self.steps) + 1)
+        ]
 
     def layer(self, side: str, step: int) -> int | None:
         return self.steps[step].bra if side == "A" else self.steps[step].ket

@@ -209,9 +209,7 @@ def detect(state: Mapping[str, Any]) -> Dialect:
     if len(found) == 1:
         return found[0]
     if found:
-        raise CheckpointError(
-            f"the dialects {', '.join(d.name for d in found)} all fit these keys but mean different functions; name one"
-        )
+        raise CheckpointError(f"the dialects {', '.join(d.name for d in found)} all fit these keys but mean different functions; name one")
     closest = {name: error for name, error in errors.items() if not isinstance(error, CheckpointError)}
     if len(closest) == 1:
         raise next(iter(closest.values()))

@@ -32,3 +32,7 @@ class MissingExtra(TnsimError, ImportError):
 
     def __init__(self, package: str, extra: str, purpose: str):
         super().__init__(f"{purpose} needs {package}, which is not installed: run  pip install 'tnsim[{extra}]'")
+
+
+class PrecisionWarning(UserWarning):
+    """A result whose rounding error may be visible: polynomials of very high degree magnify it."""

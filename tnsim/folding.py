@@ -20,7 +20,7 @@ from tnsim.diagrams import Joining, Leg
 from tnsim.errors import ModelError
 from tnsim.local import Kind, Local, Part, local, shapes
 from tnsim.metrics import InputKind, Metric
-from tnsim.names import COVARIANCE, MEAN, OUT, SIDES, Leaf, Side, input_index
+from tnsim.names import COVARIANCE, MEAN, SIDES, Leaf, Side, input_index
 from tnsim.problem import Definition, Gauge, Operand, Problem, Stage, Term
 
 TRACE, IDENTITY = "TRACE", "IDENTITY"
@@ -138,8 +138,7 @@ class _Folder:
     def closing_stage(self, number: int, step: Step, per_output: bool) -> Stage:
         indices = ("k",) if per_output else ()
         definitions = tuple(
-            Definition(p.group, indices, self.pair_terms(p, step, closed=True), powers=self.powers(p, number))
-            for p in self.pairs
+            Definition(p.group, indices, self.pair_terms(p, step, closed=True), powers=self.powers(p, number)) for p in self.pairs
         )
         return Stage(definitions, self.gauges(number, step, {p: p.group for p in self.pairs}))
 

@@ -191,9 +191,7 @@ class Residual:
     def __post_init__(self) -> None:
         check_layer(self.layer, "the layer inside Residual")
         if self.layer.d_in != self.layer.d_out:
-            raise ModelError(
-                f"Residual adds its input to its layer's output, but the layer maps {self.layer.d_in} to {self.layer.d_out}"
-            )
+            raise ModelError(f"Residual adds its input to its layer's output, but the layer maps {self.layer.d_in} to {self.layer.d_out}")
         _set(self, skip=_scalar(self.skip, "Residual skip"), scale=_scalar(self.scale, "Residual scale"))
 
     @property

@@ -131,10 +131,8 @@ def check_depth(metric: Metric, nonlinear_layers: int) -> None:
 def input_kind(metric: Metric, lifted: bool) -> InputKind:
     """Structure of the moments of the (lifted) input under a metric; hashable."""
     mean, cov = getattr(metric, "mean", None), getattr(metric, "cov", None)
-    if mean is not None or (cov is not None and cov.ndim == 2):
-        moment = "full"
-    else:
-        moment = "identity" if cov is None else "diagonal"
+    full = mean is not None or (cov is not None and cov.ndim == 2)
+    moment = "full" if full else "identity" if cov is None else "diagonal"
     return InputKind(centred=metric.closes and mean is None and not lifted, moment=moment)
 
 

@@ -7,6 +7,7 @@ tensor diff similarity). No larger network is ever built.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable
 from typing import Any
@@ -51,7 +52,7 @@ class Model(_Vector):
             raise ModelError("a model needs at least one layer, found none")
         for i, layer in enumerate(layers):
             check_layer(layer, f"layer {i}")
-        for i, (first, second) in enumerate(zip(layers, layers[1:], strict=False)):
+        for i, (first, second) in enumerate(itertools.pairwise(layers)):
             if first.d_out != second.d_in:
                 raise ModelError(f"layer {i + 1} expects {second.d_in} inputs but layer {i} gives {first.d_out}")
         object.__setattr__(self, "layers", layers)

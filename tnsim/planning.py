@@ -11,13 +11,13 @@ that cannot be read is a miss; a folder that cannot be written is no cache.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
+import math
 import os
 import sys
 import tempfile
-import dataclasses
-import math
 from dataclasses import asdict
 from functools import lru_cache
 from pathlib import Path

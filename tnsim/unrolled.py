@@ -9,7 +9,7 @@ Tags are those of `names`.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -49,24 +49,26 @@ def network(model: Model, max_tensors: int = MAX_TENSORS) -> qtn.TensorNetwork:
 
     if not isinstance(model, Model):
         raise ModelError("a combination of models is several networks; take network(m) of each of its .models")
-    check_size(model, max_tensors)
+    check_size([model], max_tensors)
     found = qtn.TensorNetwork(tree_tensors(model, "A", ()))
     names = {bond_index("A", -1, leg): input_index(leg) for leg in range(model.degree)}
     return found.reindex({**names, bond_index("A", len(model.layers) - 1, 0): OUT})
 
 
-def check_size(model: Model, max_tensors: int, beside: int = 0) -> int:
-    """Number of tensors of the unrolled tree. Raises `TooLarge` when it and `beside` exceed `max_tensors`."""
-    count, copies = 0, 1
-    for order in reversed(model.orders):
-        count += copies * (1 if order == 1 else 3)
-        copies *= order
-    if count + beside > max_tensors:
+def check_size(models: Iterable[Model], max_tensors: int) -> None:
+    """Raise `TooLarge` when the unrolled trees of all models together have more than `max_tensors` tensors."""
+    count, degree = 0, 1
+    for model in models:
+        copies = 1
+        for order in reversed(model.orders):
+            count += copies * (1 if order == 1 else 3)
+            copies *= order
+        degree = max(degree, model.degree)
+    if count > max_tensors:
         raise TooLarge(
-            f"the unrolled network has {count + beside:,} tensors, more than max_tensors={max_tensors:,} "
-            f"(degree {model.degree:,}); similarity() and plan() fold the copies and need no unrolled network"
+            f"the unrolled network has {count:,} tensors, more than max_tensors={max_tensors:,} "
+            f"(degree {degree:,}); similarity() and plan() fold the copies and need no unrolled network"
         )
-    return count
 
 
 def tree_tensors(model: Model, side: str, symmetrised: Collection[Copy]) -> list[Any]:

@@ -8,6 +8,7 @@ what comes back is a JAX array.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -15,23 +16,23 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
 
 from tnsim import execution, folding, metrics
-from tnsim.errors import ModelError, TnsimError, TooLarge
+from tnsim.errors import ModelError, PrecisionWarning, TnsimError, TooLarge
 from tnsim.folding import IDENTITY, TRACE, Pair
 from tnsim.local import Kind, arrays, kind, local
 from tnsim.metrics import Gaussian, InputKind, Metric
 from tnsim.model import Combination, Model, check_comparable, terms
 from tnsim.names import COVARIANCE, MEAN, Leaf
-from tnsim.plans import Plan
 from tnsim.planning import plan_problem
+from tnsim.plans import Plan
 from tnsim.results import Number, Numbers, SignedLog
 
 AnyModel = Model | Combination
 
 DTYPES = ("float64", "float32")
 _ALWAYS_FITS = 2**28
+_ROUNDING_SHOWN = 1e-2
 
 
 def similarity(a: AnyModel, b: AnyModel, metric: Metric = Gaussian(), *, dtype: str = "float64") -> Number:
@@ -41,13 +42,13 @@ def similarity(a: AnyModel, b: AnyModel, metric: Metric = Gaussian(), *, dtype: 
     when the models cannot be compared or one of them is the zero function.
     """
     products, traced = _products(a, b, metric, True, False, dtype)
-    return _finish(_cosine(products, traced), metric, (a, b), traced)
+    return _finish(_cosine(products, traced), metric, (a, b), traced, dtype)
 
 
 def slices(a: AnyModel, b: AnyModel, metric: Metric = Gaussian(), *, dtype: str = "float64") -> Numbers:
     """Cosine of every output coordinate on its own (paper, section 2.4), shape (d_out,). Raises as `similarity`."""
     products, traced = _products(a, b, metric, True, True, dtype)
-    return _finish(_cosine(products, traced), metric, (a, b), traced)
+    return _finish(_cosine(products, traced), metric, (a, b), traced, dtype)
 
 
 def inner(a: AnyModel, b: AnyModel, metric: Metric = Gaussian(), *, dtype: str = "float64") -> Number:
@@ -60,7 +61,7 @@ def inner(a: AnyModel, b: AnyModel, metric: Metric = Gaussian(), *, dtype: str =
         value = product.mantissa * np.exp(product.log)
     if not np.isfinite(value):
         raise TnsimError(f"the inner product is about exp({product.log:.6g}), beyond float64; use log_inner")
-    return _finish(value, metric, (a, b), False)
+    return _finish(value, metric, (a, b), False, dtype)
 
 
 def log_inner(a: AnyModel, b: AnyModel, metric: Metric = Gaussian(), *, dtype: str = "float64") -> SignedLog:
@@ -70,12 +71,10 @@ def log_inner(a: AnyModel, b: AnyModel, metric: Metric = Gaussian(), *, dtype: s
     xp = jnp if traced else np
     with np.errstate(divide="ignore"):
         found = SignedLog(xp.sign(mantissa), xp.log(xp.abs(mantissa)) + log)
-    return found if traced else SignedLog(*(_finish(x, metric, (a, b), False) for x in found))
+    return found if traced else SignedLog(*(_finish(x, metric, (a, b), False, dtype) for x in found))
 
 
-def plan(
-    a: Model, b: Model, metric: Metric = Gaussian(), *, norms: bool = False, per_output: bool = False, dtype: str = "float64"
-) -> Plan:
+def plan(a: Model, b: Model, metric: Metric = Gaussian(), *, norms: bool = False, per_output: bool = False, dtype: str = "float64") -> Plan:
     """What would run for `<a|M|b>`, from shapes alone; with `norms` also `<a|M|a>` and `<b|M|b>`, as a cosine needs."""
     _check(a, b, metric, dtype)
     for model in (a, b):
@@ -141,7 +140,7 @@ def _sum(parts: list[_Product], traced: bool, dtype: str, model: str | None) -> 
 
 def _run(a: Model, b: Model, metric, norms: bool, per_output: bool, dtype: str, traced: bool) -> dict[str, _Product]:
     """Plan and execute for two plain models; logs are relative to the norms when these are computed too."""
-    alone = a is b
+    alone = a is b or (not traced and _same_weights(a, b))
     wanted = _SELF if alone else _ALL if norms else _CROSS
     key = _problem_key(a, a if alone else b, metric)
     if alone:
@@ -150,7 +149,7 @@ def _run(a: Model, b: Model, metric, norms: bool, per_output: bool, dtype: str, 
     _check_memory(found)
     leaves = _leaves(found, {"A": a, "B": b}, metric, key.lifted)
     if traced:
-        common = jnp.result_type(*(x for x in leaves.values() if isinstance(x, jax.Array)))
+        common = jnp.result_type(*(x.dtype for x in jax.tree.leaves((a, b)) if hasattr(x, "dtype") and x.ndim))
         result = execution.run(found, {k: jnp.asarray(x, common) for k, x in leaves.items()})
     else:
         with execution.precision(dtype):
@@ -171,6 +170,13 @@ def _run(a: Model, b: Model, metric, norms: bool, per_output: bool, dtype: str, 
         "AA": _Product(values["AA"], 0.0),
         "BB": _Product(values["BB"], 0.0),
     }
+
+
+def _same_weights(a: Model, b: Model) -> bool:
+    """Equal layer by layer: a re-saved checkpoint then has similarity 1 to the last bit, at any depth."""
+    if jax.tree.structure(a) != jax.tree.structure(b):
+        return False
+    return all(np.array_equal(x, y) for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True))
 
 
 class _Key(NamedTuple):
@@ -233,19 +239,31 @@ def _cosine(products: dict[str, _Product], traced: bool) -> Any:
     value = products["AB"].mantissa / xp.sqrt(products["AA"].mantissa) / xp.sqrt(products["BB"].mantissa) * xp.exp(log)
     if traced:
         return value
-    over = np.abs(value) - 1.0
-    return np.where((over > 0) & (over < 1e-4), np.sign(value), value)
+    return np.clip(value, -1.0, 1.0)  # Cauchy-Schwarz; what rounding does is reported by _warn_of_rounding
 
 
-def _finish(value: Any, metric: Metric, models: tuple, traced: bool) -> Any:
+def _finish(value: Any, metric: Metric, models: tuple, traced: bool, dtype: str) -> Any:
     """Attach the metric's name and guarantee; a NaN is an error, never a result."""
     if traced:
         return value
     if np.isnan(value).any():
         raise TnsimError(f"the {metric.name} computation gave NaN for finite weights: a float range was exceeded within a layer")
+    _warn_of_rounding(max(m.degree for model in models for _, m in terms(model)), dtype)
     nonlinear = max(sum(order > 1 for order in m.orders) for model in models for _, m in terms(model))
     exact = metrics.is_exact(metric, nonlinear)
     return Number(value, metric.name, exact) if np.ndim(value) == 0 else Numbers(value, metric.name, exact)
+
+
+def _warn_of_rounding(degree: int, dtype: str) -> None:
+    """Each layer squares what it is given, so a relative error doubles: about degree * eps in the end."""
+    error = degree * float(np.finfo(dtype).eps)
+    if error > _ROUNDING_SHOWN:
+        warnings.warn(
+            f"polynomials of degree {degree:.3g} in {dtype}: rounding alone may change the result by {min(error, 2.0):.1g}"
+            + ("; use dtype='float64'" if dtype == "float32" else ""),
+            PrecisionWarning,
+            stacklevel=4,
+        )
 
 
 def _check(a: Any, b: Any, metric: Any, dtype: str) -> None:

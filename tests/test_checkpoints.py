@@ -1,0 +1,327 @@
+"""Files: every format read and written, every wrong one refused by name, nothing half-written left behind."""
+
+import json
+import os
+import pickle
+
+import cases
+import ml_dtypes
+import numpy as np
+import pytest
+from oracles import bilinear, linear
+from safetensors.numpy import save_file
+
+import tnsim
+from tnsim.checkpoints import read
+from tnsim.dialects import PRESETS, Rule
+
+
+def classifier(rng, dtype=np.float32):
+    shapes = {
+        "embed.weight": (4, 6),
+        "body.left.weight": (5, 4),
+        "body.right.weight": (5, 4),
+        "body.left.bias": (5,),
+        "body.right.bias": (5,),
+        "body.down.weight": (4, 5),
+        "body.down.bias": (4,),
+        "head.weight": (3, 4),
+    }
+    return {k: rng.normal(size=s).astype(dtype) for k, s in shapes.items()}
+
+
+def forward(s, x):
+    e = x @ s["embed.weight"].T
+    hidden = (e @ s["body.left.weight"].T + s["body.left.bias"]) * (e @ s["body.right.weight"].T + s["body.right.bias"])
+    return (hidden @ s["body.down.weight"].T + s["body.down.bias"]) @ s["head.weight"].T
+
+
+@pytest.mark.parametrize("name", cases.SHALLOW | cases.DEEP)
+def test_save_and_load_round_trip(name, rng, tmp_path):
+    for model in cases.pair((cases.SHALLOW | cases.DEEP)[name], rng):
+        tnsim.save(model, tmp_path / "m.safetensors")
+        again = tnsim.load(tmp_path / "m.safetensors")
+        x = rng.normal(size=(4, model.d_in))
+        np.testing.assert_array_equal(again(x), model(x))
+        assert repr(again) == repr(model)
+    assert os.listdir(tmp_path) == ["m.safetensors"]
+
+
+@pytest.mark.parametrize("suffix", [".npz", ".safetensors"])
+def test_foreign_files_through_a_detected_dialect(suffix, rng, tmp_path):
+    state, path = classifier(rng), tmp_path / f"model{suffix}"
+    np.savez(path, **state) if suffix == ".npz" else save_file(state, path)
+    checkpoint = read(path)
+    assert "dialect bilinear-classifier" in checkpoint.assumptions[0] and checkpoint.dtypes == ("float32",)
+    error = tnsim.compare_forward(checkpoint.model, lambda x: forward(state, x))
+    assert error.relative < 1e-5
+    wrong = {**state, "body.left.bias": -state["body.left.bias"]}
+    assert tnsim.compare_forward(tnsim.from_state_dict(wrong), lambda x: forward(state, x)).relative > 1e-2
+
+
+@pytest.mark.parametrize("dtype", [ml_dtypes.bfloat16, np.float16])
+def test_narrow_floats_are_read_exactly(dtype, rng, tmp_path):
+    state = {k: v.astype(dtype) for k, v in classifier(rng).items()}
+    save_file(state, tmp_path / "m.safetensors")
+    checkpoint = read(tmp_path / "m.safetensors")
+    assert checkpoint.dtypes == (np.dtype(dtype).name,)
+    left = checkpoint.model.layers[1].left
+    assert left.dtype == np.float32
+    np.testing.assert_array_equal(left, state["body.left.weight"].astype(np.float32))
+
+
+class TestTorch:
+    """PyTorch files; skipped where torch is not installed."""
+
+    @pytest.fixture(autouse=True)
+    def torch(self):
+        self.torch = pytest.importorskip("torch", reason="reading .pt files needs the torch extra")
+
+    @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
+    def test_state_dicts(self, dtype, rng, tmp_path):
+        state = {k: self.torch.tensor(v).to(getattr(self.torch, dtype)) for k, v in classifier(rng).items()}
+        self.torch.save(state, tmp_path / "m.pt")
+        checkpoint = read(tmp_path / "m.pt")
+        assert checkpoint.dtypes == (dtype,)
+        expected = forward({k: v.double().numpy() for k, v in state.items()}, x := rng.normal(size=(3, 6)))
+        np.testing.assert_allclose(checkpoint.model(x), expected, rtol=1e-12)
+        direct = tnsim.from_state_dict(state)
+        assert tnsim.similarity(direct, checkpoint.model) == 1
+
+    def test_nested_state(self, rng, tmp_path):
+        state = {k: self.torch.tensor(v) for k, v in classifier(rng).items()}
+        self.torch.save({"step": 3, "model_state_dict": state}, tmp_path / "m.pt")
+        preset = PRESETS["bilinear-classifier"]
+        dialect = tnsim.Dialect("nested", preset.layers, nested=("model_state_dict",))
+        assert tnsim.load(tmp_path / "m.pt", dialect).d_in == 6
+        with pytest.raises(tnsim.CheckpointError, match=r"m.pt: no dialect is known for these keys \(found step, model_state_dict\)"):
+            tnsim.load(tmp_path / "m.pt")
+
+    def test_layers_take_tensors(self, rng):
+        weight = self.torch.tensor(rng.normal(size=(2, 3))).to(self.torch.bfloat16).requires_grad_()
+        assert tnsim.Linear(weight).weight.dtype == np.float32
+
+    def test_objects_are_never_unpickled(self, tmp_path):
+        class Evil:
+            def __reduce__(self):
+                return os.mkdir, (str(tmp_path / "owned"),)
+
+        with open(tmp_path / "evil.pt", "wb") as file:
+            pickle.dump({"a": Evil()}, file)
+        self.torch.save({"a": Evil()}, tmp_path / "zip.pt")
+        for name in ("evil.pt", "zip.pt"):
+            with pytest.raises(tnsim.CheckpointError, match=rf"{name}: not plain weights: it holds Python objects"):
+                tnsim.load(tmp_path / name)
+        assert not (tmp_path / "owned").exists()
+
+    def test_truncated(self, rng, tmp_path):
+        self.torch.save({k: self.torch.tensor(v) for k, v in classifier(rng).items()}, tmp_path / "m.pt")
+        data = (tmp_path / "m.pt").read_bytes()
+        (tmp_path / "m.pt").write_bytes(data[: len(data) // 2])
+        with pytest.raises(tnsim.CheckpointError, match=r"m\.pt: not a readable PyTorch file, or truncated"):
+            tnsim.load(tmp_path / "m.pt")
+
+
+def test_torch_is_an_extra(monkeypatch, tmp_path):
+    (tmp_path / "m.pt").write_bytes(b"x")
+    monkeypatch.setitem(__import__("sys").modules, "torch", None)
+    with pytest.raises(tnsim.MissingExtra, match=r"needs torch, which is not installed: run  pip install 'tnsim\[torch\]'"):
+        tnsim.load(tmp_path / "m.pt")
+
+
+def refused(path, message, error=tnsim.CheckpointError, **options):
+    with pytest.raises(error, match=message) as caught:
+        tnsim.load(path, **options)
+    assert str(path) in str(caught.value)
+
+
+def test_wrong_files_are_refused_by_name(rng, tmp_path):
+    refused(tmp_path / "absent.npz", "no such file")
+    (tmp_path / "notes.txt").write_text("hello")
+    refused(tmp_path / "notes.txt", r"unknown format '\.txt'; readable are \.safetensors, \.npz, \.pt, \.pth")
+    for name in ("m.safetensors", "m.npz"):
+        (tmp_path / name).write_bytes(b"not a checkpoint at all")
+        refused(tmp_path / name, "not a readable")
+    tnsim.save(tnsim.Model([bilinear(rng, 3, 4, 2)]), tmp_path / "own.safetensors")
+    data = (tmp_path / "own.safetensors").read_bytes()
+    (tmp_path / "cut.safetensors").write_bytes(data[:-20])
+    refused(tmp_path / "cut.safetensors", "not a readable safetensors file, or truncated")
+    np.savez(tmp_path / "good.npz", **classifier(rng))
+    (tmp_path / "cut.npz").write_bytes((tmp_path / "good.npz").read_bytes()[:200])
+    refused(tmp_path / "cut.npz", "not a readable npz file")
+    np.savez(tmp_path / "objects.npz", x=np.array([object()]))
+    refused(tmp_path / "objects.npz", "holds Python objects, which are not read")
+
+
+def test_missing_and_surplus_tensors(rng, tmp_path):
+    state = classifier(rng)
+    np.savez(tmp_path / "short.npz", **{k: v for k, v in state.items() if k != "body.right.weight"})
+    refused(tmp_path / "short.npz", "tensor 'body.right.weight' is missing", dialect="bilinear-classifier")
+    np.savez(tmp_path / "long.npz", extra=np.ones(3), **state)
+    refused(tmp_path / "long.npz", "dialect bilinear-classifier does not account for extra; extend it", dialect="bilinear-classifier")
+    np.savez(tmp_path / "norm.npz", **{"final_norm.weight": np.ones(3)}, **state)
+    refused(tmp_path / "norm.npz", r"final_norm\.weight is a normalisation", tnsim.UnsupportedLayer)
+    np.savez(tmp_path / "attention.npz", **{"layers.0.q1.weight": np.ones((2, 2))})
+    refused(tmp_path / "attention.npz", r"layers\.0\.q1\.weight belongs to an attention layer", tnsim.UnsupportedLayer)
+
+
+def test_bad_weights_name_file_layer_and_tensor(rng, tmp_path):
+    state = classifier(rng)
+    state["body.left.weight"][2, 1] = np.nan
+    np.savez(tmp_path / "nan.npz", **state)
+    message = r"nan\.npz: layer 1: Bilinear left has 1 NaN or infinite entries, the first at \[2, 1\]"
+    refused(tmp_path / "nan.npz", message, tnsim.ModelError)
+    state = classifier(rng)
+    state["head.weight"] = np.ones((3, 5))
+    np.savez(tmp_path / "chain.npz", **state)
+    refused(tmp_path / "chain.npz", "layer 2 expects 5 inputs but layer 1 gives 4", tnsim.ModelError)
+
+
+def test_damaged_architecture(rng, tmp_path):
+    path = tmp_path / "m.safetensors"
+    cases_ = {
+        '{"format": 1, "layers": [{"kind": "ReLU"}]}': (
+            tnsim.UnsupportedLayer,
+            "layer kind 'ReLU' is not one of Linear, Bilinear, Residual",
+        ),
+        '{"format": 7, "layers": []}': (tnsim.CheckpointError, "written in tnsim format 7; this version reads 1"),
+        "not json": (tnsim.CheckpointError, "its tnsim metadata is damaged"),
+        '{"format": 1, "layers": [{"kind": "Linear"}]}': (tnsim.CheckpointError, r"tensor 'layers.0.weight' is missing"),
+        '{"format": 1, "layers": []}': (tnsim.CheckpointError, "holds tensors that its architecture does not mention: w"),
+    }
+    for text, (error, message) in cases_.items():
+        save_file({"w": np.ones((2, 2))}, path, {"tnsim": text})
+        refused(path, message, error)
+
+
+def test_saving_leaves_nothing_behind_when_it_fails(rng, tmp_path, monkeypatch):
+    model = tnsim.Model([bilinear(rng, 3, 4, 2)])
+    monkeypatch.setattr(os, "replace", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    with pytest.raises(tnsim.CheckpointError, match=r"m\.safetensors: cannot be written: No space left on device"):
+        tnsim.save(model, tmp_path / "m.safetensors")
+    assert os.listdir(tmp_path) == []
+    with pytest.raises(tnsim.CheckpointError, match=r"models are saved as \.safetensors"):
+        tnsim.save(model, tmp_path / "m.npz")
+    with pytest.raises(tnsim.ModelError, match="only a Model can be saved"):
+        tnsim.save(model - model, tmp_path / "m.safetensors")
+
+
+def test_series(rng, tmp_path):
+    for step in (0, 100, 20, 3):
+        tnsim.save(tnsim.Model([linear(rng, 2, 2)]), tmp_path / f"step_{step}.safetensors")
+    for source in (tmp_path, str(tmp_path / "step_*.safetensors")):
+        series = tnsim.load(source)
+        assert series.labels == ("0", "3", "20", "100") and len(series) == 4
+        assert [m.d_in for m in series] == [2] * 4 and series[1:3].labels == ("3", "20")
+    listed = tnsim.load([tmp_path / "step_20.safetensors", tmp_path / "step_3.safetensors"])
+    assert listed.labels == ("20", "3")
+    with pytest.raises(tnsim.CheckpointError, match="no checkpoint matches"):
+        tnsim.load(tmp_path / "*.npz")
+
+
+# dialects
+
+
+def test_dialect_json_both_ways(tmp_path):
+    for dialect in PRESETS.values():
+        assert tnsim.Dialect.from_json(dialect.to_json()) == dialect
+        (tmp_path / "d.json").write_text(dialect.to_json())
+        assert dialect.assumptions() == tnsim.Dialect.from_json((tmp_path / "d.json").read_text()).assumptions()
+
+
+def test_every_foreign_convention_in_one_dialect(rng, tmp_path):
+    """Transposed embedding, fused halves in the other order, lifted columns, lerp with a stored scale, a folded norm."""
+    state = {
+        "wte": rng.normal(size=(7, 4)),
+        "h.0.lr": rng.normal(size=(10, 5)),
+        "h.0.d": rng.normal(size=(4, 5)),
+        "h.0.s": np.array([0.3]),
+        "h.1.lr": rng.normal(size=(6, 5)),
+        "h.1.d": rng.normal(size=(4, 3)),
+        "h.1.s": np.array([0.6]),
+        "out": rng.normal(size=(3, 4)),
+        "energy": np.array([2.5]),
+        "step": np.array(7),
+    }
+    dialect = tnsim.Dialect(
+        "all",
+        (
+            Rule("linear", weight="wte", transpose=True),
+            Rule(
+                "bilinear",
+                fused="h.{i}.lr",
+                fused_order="right-left",
+                down="h.{i}.d",
+                lifted=True,
+                residual="lerp",
+                scale="h.{i}.s",
+                repeat=True,
+            ),
+            Rule("linear", weight="out", norm_energy="energy", norm_epsilon=1e-6),
+        ),
+        ignore=("st*",),
+    )
+    (tmp_path / "d.json").write_text(dialect.to_json())
+    np.savez(tmp_path / "m.npz", **state)
+    model = tnsim.load(tmp_path / "m.npz", tmp_path / "d.json")
+
+    def theirs(x):
+        h = x @ state["wte"]
+        for i in range(2):
+            one = np.concatenate([np.ones((len(h), 1)), h], axis=1)
+            right, left = np.split(state[f"h.{i}.lr"], 2)
+            s = state[f"h.{i}.s"]
+            h = (1 - s) * h + s * (((one @ left.T) * (one @ right.T)) @ state[f"h.{i}.d"].T)
+        return h @ state["out"].T / np.sqrt(2.5 + 1e-6)
+
+    assert tnsim.compare_forward(model, theirs).relative < 1e-12
+    said = "\n".join(dialect.assumptions())
+    for phrase in ("stored (in, out)", "right then left", "column 0", "(1 - s) x + s f(x)", "sqrt(energy + 1e-06)"):
+        assert phrase in said
+
+
+def test_ambiguous_layouts_are_not_guessed(rng):
+    state = {"embed.weight": rng.normal(size=(4, 6)), "blocks.0.weight": rng.normal(size=(8, 4)), "head.weight": rng.normal(size=(2, 4))}
+    with pytest.raises(
+        tnsim.CheckpointError, match="fused-blocks, fused-blocks-residual all fit these keys but mean different functions; name one"
+    ):
+        tnsim.from_state_dict(state)
+    plain, residual = (tnsim.from_state_dict(state, name) for name in ("fused-blocks", "fused-blocks-residual"))
+    assert plain.layers[1].order == 2 and isinstance(residual.layers[1], tnsim.Residual)
+
+
+@pytest.mark.parametrize(
+    "text, error, message",
+    [
+        ("[]", tnsim.CheckpointError, "not a dialect"),
+        ('{"format": 1, "name": "x", "layers": []}', tnsim.CheckpointError, "dialect x has no layer rules"),
+        ('{"format": 1, "name": "x", "layers": [{"kind": "softmax"}]}', tnsim.UnsupportedLayer, "kind 'softmax' is no polynomial layer"),
+        ('{"format": 1, "name": "x", "layers": [{"kind": "linear"}]}', tnsim.CheckpointError, "a linear rule names weight"),
+        (
+            '{"format": 1, "name": "x", "layers": [{"kind": "linear", "wieght": "a"}]}',
+            tnsim.CheckpointError,
+            r"unknown fields \['wieght'\]",
+        ),
+        (
+            '{"format": 1, "name": "x", "layers": [{"kind": "bilinear", "fused": "a", "residual": "gated"}]}',
+            tnsim.CheckpointError,
+            "residual 'gated' is unknown, use 'additive' or 'lerp'",
+        ),
+    ],
+)
+def test_wrong_dialects(text, error, message, tmp_path):
+    with pytest.raises(error, match=message):
+        tnsim.Dialect.from_json(text)
+    (tmp_path / "d.json").write_text(text)
+    with pytest.raises(error, match=str(tmp_path / "d.json")):
+        tnsim.from_state_dict({}, tmp_path / "d.json")
+
+
+def test_unknown_dialect_name():
+    with pytest.raises(tnsim.CheckpointError, match="no dialect 'gpt2': neither a preset"):
+        tnsim.from_state_dict({}, "gpt2")
+
+
+def test_json_of_a_dialect_is_short():
+    data = json.loads(PRESETS["bilinear-readout"].to_json())
+    assert data["layers"] == [{"kind": "bilinear", "left": "W_l", "right": "W_r", "down": "W_p"}]

@@ -1,0 +1,125 @@
+"""The command line as a user runs it: a process, its output, its exit status."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from oracles import bilinear
+
+import tnsim
+from tnsim.dialects import PRESETS
+
+SHIPPED = Path(tnsim.__file__).parent / "data" / "modular-addition"
+
+
+def run(*arguments, check=True, **options):
+    done = subprocess.run([sys.executable, "-m", "tnsim", *map(str, arguments)], capture_output=True, text=True, **options)
+    assert not check or done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
+    return done
+
+
+@pytest.fixture
+def pair(tmp_path, rng):
+    paths = [tmp_path / "a.safetensors", tmp_path / "b.safetensors"]
+    for path in paths:
+        tnsim.save(tnsim.Model([bilinear(rng, 4, 5, 3, True)]), path)
+    return paths
+
+
+def test_help_is_quick_and_imports_nothing_heavy():
+    start = time.perf_counter()
+    done = run("--help")
+    assert time.perf_counter() - start < 2  # half a second on an idle machine
+    assert all(word in done.stdout for word in ("similarity", "inspect", "plan", "convert", "demo", "bench"))
+    code = "import sys, tnsim.cli; print(*(m for m in ('jax', 'numpy', 'quimb') if m in sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == ""
+
+
+def test_similarity(pair):
+    a, b = map(tnsim.load, pair)
+    found = json.loads(run("similarity", *pair, "--slices", "--json").stdout)
+    assert found["similarity"] == tnsim.similarity(a, b) and found["slices"] == tnsim.slices(a, b).tolist()
+    assert (found["metric"], found["exact"], found["dtype"]) == ("gaussian", True, "float64")
+    text = run("similarity", *pair, "--metric", "tree", "--dtype", "float32", "--slices").stdout
+    assert "tree (exact)" in text and "output 2" in text
+
+
+def test_inspect(pair):
+    found = json.loads(run("inspect", pair[0], "--json").stdout)
+    assert found["degree"] == found["legs"] == 2 and found["parameters"] == 4 * 10 + 15 + 10 + 3
+    text = run("inspect", pair[0]).stdout
+    assert "Bilinear(4 -> 3, rank 5, left_bias, right_bias, down_bias)" in text and "nothing assumed" in text
+
+
+def test_plan(pair):
+    text = run("plan", *pair, "--norms").stdout
+    assert "scalar multiplications" in text and "MiB of float64" in text and "A.LAYER0.DOWN" in text
+    planned = tnsim.Plan.from_json(run("plan", *pair, "--json").stdout)
+    assert planned.outputs == ("AB",)
+
+
+def test_convert(tmp_path, rng):
+    state = {"W_l": rng.normal(size=(5, 4)), "W_r": rng.normal(size=(5, 4)), "W_p": rng.normal(size=(2, 5)), "epoch": np.array(3)}
+    np.savez(tmp_path / "m.npz", **state)
+    run("convert", tmp_path / "m.npz", tmp_path / "m.safetensors", "--dialect", "bilinear-readout")
+    assert tnsim.similarity(tnsim.load(tmp_path / "m.safetensors"), tnsim.load(tmp_path / "m.npz")) == 1
+    (tmp_path / "d.json").write_text(PRESETS["bilinear-readout"].to_json())
+    assert "rank 5" in run("inspect", tmp_path / "m.npz", "--dialect", tmp_path / "d.json").stdout
+
+
+def test_demo(tmp_path):
+    done = run("demo", "--out", tmp_path / "out", cwd=tmp_path)
+    assert "What is to be seen" in done.stdout and "network: 3 tensors" in done.stdout and "pair" in done.stderr
+    with np.load(tmp_path / "out" / "similarity.npz") as data:
+        matrix, steps = data["similarity"], data["steps"]
+    assert (tmp_path / "out" / "similarity.png").stat().st_size > 10_000
+    assert list(steps) == sorted(steps) and len(steps) == len(list(SHIPPED.glob("*.safetensors")))
+    assert np.linalg.eigvalsh(matrix).min() > -1e-12
+
+
+def test_bench_depth(tmp_path):
+    done = run("bench", "depth", "--width", 6, "--rank", 8, "--max-depth", 4, "--repeats", 2, "--out", tmp_path)
+    assert "multiplications" in done.stdout
+    rows = json.loads((tmp_path / "depth.json").read_text())["rows"]
+    assert [r["depth"] for r in rows] == [1, 2, 4] and (tmp_path / "depth.png").exists()
+    assert all(r["log_difference"] < 1e-10 for r in rows)
+    assert rows[2]["unrolled_multiplications"] > 2 * rows[2]["multiplications"]
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["similarity", "absent.npz", "b.npz"], "absent.npz: no such file"),
+        (["similarity", "--nope"], "No such option: --nope"),
+        (["similarity", "a.npz", "b.npz", "--metric", "cosine"], "'cosine' is not one of"),
+        (["nope"], "No such command 'nope'"),
+        (["similarity", "a.npz"], "Missing argument 'b'"),
+    ],
+)
+def test_errors_are_one_line_and_exit_2(arguments, message, tmp_path):
+    done = run(*arguments, check=False, cwd=tmp_path)
+    assert done.returncode == 2 and done.stdout == ""
+    assert done.stderr.count("\n") == 1 and message in done.stderr and done.stderr.startswith("tnsim: error: ")
+
+
+def test_deep_models_get_advice(tmp_path, rng):
+    tnsim.save(tnsim.Model([bilinear(rng, 3, 4, 3), bilinear(rng, 3, 4, 2)]), tmp_path / "m.safetensors")
+    done = run("similarity", tmp_path / "m.safetensors", tmp_path / "m.safetensors", check=False)
+    assert done.returncode == 2 and "Use GaussianClosure()" in done.stderr
+    found = json.loads(run("similarity", *[tmp_path / "m.safetensors"] * 2, "--metric", "closure", "--json").stdout)
+    assert found["exact"] is False and found["similarity"] == 1
+
+
+def test_cold_start(tmp_path):
+    """A fresh process with an empty plan cache; the figure to reach is 6 s."""
+    files = sorted(SHIPPED.glob("*.safetensors"))[-2:]
+    start = time.perf_counter()
+    done = run("similarity", *files, "--json", env={**os.environ, "TNSIM_CACHE_DIR": str(tmp_path)})
+    assert time.perf_counter() - start < 15
+    assert 0 < json.loads(done.stdout)["similarity"] < 1

@@ -1,0 +1,108 @@
+"""Execution: one lowering for NumPy and JAX, few programs, finite at depth 64, no global setting touched."""
+
+import cases
+import jax
+import numpy as np
+import pytest
+from oracles import bilinear
+
+import tnsim
+from tnsim import bench, execution, verbs
+
+
+def stack(depth, dtype="float64", seed=0, size=1.0):
+    model = bench.random_stack(6, 9, depth, "float64", seed)
+    layers = (tnsim.Bilinear(*((size * x).astype(dtype) for x in (p.left, p.right, p.down))) for p in model.layers)
+    return tnsim.Model(layers)
+
+
+@pytest.mark.parametrize("name", cases.SHALLOW | cases.DEEP)
+@pytest.mark.parametrize("metric", [tnsim.TreeSymmetric(), tnsim.GaussianClosure()], ids=lambda m: m.name)
+def test_numpy_runs_the_same_plan(name, metric, rng):
+    a, b = cases.pair((cases.SHALLOW | cases.DEEP)[name], rng)
+    planned = tnsim.plan(a, b, metric, per_output=True)
+    leaves = verbs._leaves(planned, {"A": a, "B": b}, metric, any(verbs.kind(x).constant for m in (a, b) for x in m.layers))
+    reference = execution.run(planned, leaves, backend="numpy")
+    assert all(type(v) is np.ndarray for v in reference.values.values())
+    with execution.precision("float64"):
+        compiled = execution.run(planned, leaves)
+    np.testing.assert_allclose(np.asarray(compiled.values["AB"]), reference.values["AB"], rtol=1e-11, atol=1e-14)
+
+
+def test_wrong_arrays_are_refused(rng):
+    a, b = cases.pair(cases.SHALLOW["bilinear"], rng)
+    planned = tnsim.plan(a, b)
+    with pytest.raises(tnsim.ModelError, match=r"the plan expects A.LAYER0.DOWN of shape \(2, 4\), found nothing; plan these models anew"):
+        execution.run(planned, {}, backend="numpy")
+
+
+@pytest.mark.filterwarnings("ignore::tnsim.PrecisionWarning")
+@pytest.mark.parametrize("size", [1e-3, 1.0, 1e3])
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize("metric", [tnsim.TreeSymmetric(), tnsim.GaussianClosure(), tnsim.Frobenius()], ids=lambda m: m.name)
+def test_64_layers_stay_finite(metric, dtype, size):
+    """Norms are about exp(2^64): the cosine, the slices and the logarithms are finite all the same."""
+    a, b = stack(64, dtype, 0, size), stack(64, dtype, 1, size)
+    assert abs(tnsim.similarity(a, stack(64, dtype, 0, size), metric, dtype=dtype) - 1) < 1e-6
+    assert -1 <= tnsim.similarity(a, b, metric, dtype=dtype) <= 1
+    assert np.isfinite(tnsim.slices(a, b, metric, dtype=dtype)).all()
+    sign, log = tnsim.log_inner(a, a, metric, dtype=dtype)
+    assert sign == 1 and np.isfinite(log) and abs(log) > 1e17
+    if log > 0:
+        with pytest.raises(tnsim.TnsimError, match="beyond float64; use log_inner"):
+            tnsim.inner(a, a, metric, dtype=dtype)
+
+
+def test_visible_rounding_is_not_silent():
+    """A degree of 2^64 magnifies rounding beyond use, 2^16 leaves eleven digits."""
+    with pytest.warns(tnsim.PrecisionWarning, match="degree 1.84e.19 in float64: rounding alone may change the result by 2"):
+        tnsim.similarity(stack(64), stack(64, seed=1), tnsim.TreeSymmetric())
+    with pytest.warns(tnsim.PrecisionWarning, match="use dtype='float64'"):
+        tnsim.similarity(stack(17), stack(17, seed=1), tnsim.TreeSymmetric(), dtype="float32")
+
+
+@pytest.mark.parametrize("metric", [tnsim.TreeSymmetric(), tnsim.GaussianClosure()], ids=lambda m: m.name)
+def test_deep_cosine_does_not_depend_on_the_scale_of_the_weights(metric):
+    """Norms of exp(+-3e5) at depth 16: logarithms cancel stage by stage, so their rounding never reaches the cosine."""
+    a, b = stack(16), tnsim.Model([*stack(16).layers[:-1], stack(16, seed=3).layers[-1]])
+    big = tnsim.Model([tnsim.Bilinear(977.0 * x.left, x.right, x.down) for x in b.layers])
+    assert abs(tnsim.similarity(a, b, metric)) > 1e-3
+    assert abs(tnsim.similarity(a, b, metric) - tnsim.similarity(a, big, metric)) < 2**16 * 1e-15
+
+
+@pytest.mark.filterwarnings("ignore::tnsim.PrecisionWarning")
+def test_equal_layers_share_one_program():
+    a, b = bench.random_stack(5, 11, 64, "float64", 0), bench.random_stack(5, 11, 64, "float64", 1)
+    before = execution._jitted.cache_info().currsize
+    tnsim.similarity(a, b, tnsim.TreeSymmetric())
+    tnsim.similarity(b, a, tnsim.TreeSymmetric())
+    assert execution._jitted.cache_info().currsize - before == 3  # the first layer, the last, and all between
+
+
+def test_nothing_global_changes(rng):
+    a, b = cases.pair(cases.SHALLOW["bilinear"], rng)
+    assert not jax.config.jax_enable_x64
+    value = tnsim.similarity(a, b)
+    assert isinstance(value, np.float64) and isinstance(tnsim.slices(a, b), np.ndarray)
+    assert not jax.config.jax_enable_x64 and jax.config.jax_default_matmul_precision is None
+    assert (value.metric, value.exact) == ("gaussian", True) and tnsim.slices(a, b)[:1].exact
+    assert type(value + 1) is np.float64
+
+
+def test_too_much_memory_is_refused_before_it_starts(monkeypatch):
+    monkeypatch.setattr(execution, "available_bytes", lambda: 2**20)
+    monkeypatch.setattr(verbs, "_ALWAYS_FITS", 0)
+    model = bench.random_stack(128, 256, 2, "float64")
+    with pytest.raises(tnsim.TooLarge, match=r"needs \d+\.\d GiB and 0\.0 GiB are free; use dtype='float32'"):
+        tnsim.similarity(model, bench.random_stack(128, 256, 2, "float64", 1), tnsim.TreeSymmetric())
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(jax.default_backend() == "cpu", reason="JAX sees no accelerator")
+def test_accelerator_agrees_with_numpy(rng):
+    a, b = tnsim.Model([bilinear(rng, 64, 128, 10)]), tnsim.Model([bilinear(rng, 64, 96, 10)])
+    planned = tnsim.plan(a, b)
+    reference = execution.run(planned, verbs._leaves(planned, {"A": a, "B": b}, tnsim.Gaussian(), False), backend="numpy")
+    with execution.precision("float64"):
+        found = execution.run(planned, verbs._leaves(planned, {"A": a, "B": b}, tnsim.Gaussian(), False))
+    np.testing.assert_allclose(np.asarray(found.values["AB"]), reference.values["AB"], rtol=1e-12)

@@ -1,0 +1,102 @@
+"""The picture of the rooms, read off the imports: arrows point one way, foreign libraries stay in their rooms."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import tnsim
+
+ROOMS = {  # module: what it may import from tnsim; nothing points back
+    "errors": [],
+    "names": [],
+    "diagrams": ["names"],
+    "problem": [],
+    "canonical": [],
+    "results": [],
+    "layers": ["errors"],
+    "local": ["layers", "names"],
+    "model": ["errors", "layers"],
+    "dialects": ["errors", "layers", "model"],
+    "checkpoints": ["dialects", "errors", "layers", "model"],
+    "metrics": ["diagrams", "errors", "layers"],
+    "folding": ["diagrams", "errors", "local", "metrics", "names", "problem"],
+    "unrolled": ["errors", "local", "model", "names"],
+    "closing": ["diagrams", "errors", "folding", "local", "metrics", "model", "names", "unrolled"],
+    "plans": ["errors"],
+    "paths": [],
+    "expressions": ["canonical", "plans"],
+    "planning": ["canonical", "expressions", "paths", "plans", "problem"],
+    "execution": ["errors", "plans"],
+    "verbs": ["errors", "execution", "folding", "local", "metrics", "model", "names", "planning", "plans", "results"],
+    "bench": ["closing", "errors", "execution", "layers", "metrics", "model", "verbs"],
+    "plots": ["errors", "names"],
+    "cli": ["", "bench", "checkpoints", "errors", "model", "plots"],
+    "__main__": ["cli"],
+    "__init__": [],
+}
+CONFINED = {
+    "quimb": {"unrolled", "closing", "plots"},  # plots: the name of a type only
+    "cotengra": {"paths"},
+    "matplotlib": {"plots"},
+    "torch": {"checkpoints"},
+    "safetensors": {"checkpoints"},
+    "typer": {"cli"},
+}
+SOURCE = Path(tnsim.__file__).parent
+
+
+def imports(module):
+    """(tnsim modules, foreign packages) imported anywhere in a module, functions included."""
+    own, foreign = set(), set()
+    for node in ast.walk(ast.parse((SOURCE / f"{module}.py").read_text())):
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        if isinstance(node, ast.ImportFrom):
+            names = [f"tnsim.{alias.name}" for alias in node.names] if node.module == "tnsim" else [node.module]
+        for name in names:
+            head, _, rest = name.partition(".")
+            (own if head == "tnsim" else foreign).add(rest.partition(".")[0] if head == "tnsim" else head)
+    return own, foreign
+
+
+def test_every_module_has_a_room():
+    assert {p.stem for p in SOURCE.glob("*.py")} == set(ROOMS)
+
+
+@pytest.mark.parametrize("module", ROOMS)
+def test_arrows_point_one_way(module):
+    own, _ = imports(module)
+    assert own == set(ROOMS[module])
+    earlier = list(ROOMS)[: list(ROOMS).index(module)]
+    assert own - {""} <= set(earlier)
+
+
+@pytest.mark.parametrize("package", CONFINED)
+def test_foreign_libraries_stay_in_their_rooms(package):
+    assert {m for m in ROOMS if package in imports(m)[1]} == CONFINED[package]
+
+
+def test_every_room_says_what_comes_in_and_goes_out():
+    for module in set(ROOMS) - {"__init__", "__main__"}:
+        doc = ast.get_docstring(ast.parse((SOURCE / f"{module}.py").read_text()))
+        assert " In: " in doc and " Out: " in doc, module
+
+
+def test_public_names():
+    for name in tnsim.__all__:
+        assert getattr(tnsim, name) is not None
+        assert getattr(tnsim, name).__doc__, name
+    with pytest.raises(AttributeError, match="no attribute 'nope'"):
+        tnsim.nope  # noqa: B018
+
+
+def run(code):
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+
+
+def test_import_is_light_and_a_similarity_needs_no_quimb_or_torch():
+    assert run("import sys, tnsim; print(*(m for m in ('jax', 'numpy', 'quimb', 'cotengra') if m in sys.modules))") == []
+    code = "import sys, numpy as np, tnsim; m = tnsim.Model([tnsim.Bilinear(*[np.eye(2)] * 3)]); tnsim.similarity(m, 2.0 * m)"
+    assert run(code + "; print(*(m for m in ('quimb', 'torch', 'matplotlib') if m in sys.modules))") == []

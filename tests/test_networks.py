@@ -1,0 +1,95 @@
+"""Networks: they compute the model, contract to inner with quimb alone, and are tagged and drawable."""
+
+import cases
+import numpy as np
+import pytest
+import quimb.tensor as qtn
+
+import tnsim
+from tnsim import plots
+
+ALL = cases.SHALLOW | cases.DEEP
+
+
+@pytest.mark.parametrize("name", ALL | cases.THREE)
+def test_network_is_the_model(name, rng):
+    for model in cases.pair((ALL | cases.THREE)[name], rng):
+        x = rng.normal(size=model.d_in)
+        network = tnsim.network(model)
+        assert {f"in{n}" for n in range(model.degree)} | {"out"} == set(network.outer_inds()) | {"out"}
+        for leg in range(model.degree):
+            network = network & qtn.Tensor(np.concatenate([[1.0], x]), (f"in{leg}",))
+        np.testing.assert_allclose(network.contract(output_inds=("out",)).data, model(x), rtol=1e-11)
+
+
+@pytest.mark.parametrize("metric", ["frobenius", "tree", "closure", "gaussian"])
+@pytest.mark.parametrize("name", ALL)
+def test_networks_sum_to_inner(name, metric, rng):
+    a, b = cases.pair(ALL[name], rng)
+    gaussian = cases.INPUTS["mean and covariance"](rng)
+    metric = {
+        "frobenius": tnsim.Frobenius(),
+        "tree": tnsim.TreeSymmetric(),
+        "closure": tnsim.GaussianClosure(*gaussian),
+        "gaussian": tnsim.Gaussian(*gaussian),
+    }[metric]
+    if name in cases.DEEP and isinstance(metric, tnsim.Gaussian):
+        metric = tnsim.GaussianClosure(cov=gaussian[1].diagonal())
+    total = sum(weight * network.contract(output_inds=()) for weight, network in tnsim.networks(a, b, metric))
+    scale = np.sqrt(tnsim.inner(a, a, metric) * tnsim.inner(b, b, metric))
+    assert abs(total - tnsim.inner(a, b, metric)) <= 1e-11 * scale
+
+
+def test_tags(rng):
+    model = tnsim.Model([cases.linear(rng, 3, 4), cases.bilinear(rng, 4, 5, 4), tnsim.Residual(cases.bilinear(rng, 4, 3, 4))])
+    network = tnsim.network(model)
+    assert len(network.select("LAYER2").tensors) == 3
+    assert len(network.select(["LAYER1", "LEFT"], which="all").tensors) == 2
+    assert len(network.select("LAYER0").tensors) == 4
+    for tensor in network:
+        roles = set(tensor.tags) & {"WEIGHT", "LEFT", "RIGHT", "DOWN"}
+        assert len(roles) == 1 and "A" in tensor.tags
+        assert sum(t.startswith("LAYER") for t in tensor.tags) == sum(t.startswith("COPY") for t in tensor.tags) == 1
+
+
+def test_operator_nodes_carry_no_layer_and_sit_on_one_side(rng):
+    a, b = cases.pair(cases.DEEP["two with biases"], rng)
+    seen = set()
+    for metric in (tnsim.GaussianClosure(*cases.INPUTS["mean and covariance"](rng)), tnsim.TreeSymmetric()):
+        for _, network in tnsim.networks(a, b, metric):
+            for tensor in network:
+                operator = set(tensor.tags) & {"SYMMETRISER", "COVARIANCE", "MEAN"}
+                seen |= operator
+                assert bool(operator) != any(t.startswith("LAYER") for t in tensor.tags)
+                if "SYMMETRISER" in operator:
+                    np.testing.assert_array_equal(tensor.data, [[0, 0.5], [0.5, 0]])
+    assert seen == {"SYMMETRISER", "COVARIANCE", "MEAN"}
+    assert len(network.select(["SYMMETRISER", "B"], which="all").tensors) == 3
+    assert not network.select(["SYMMETRISER", "A"], which="all").tensors
+
+
+def test_hidden_ranks_are_hyperindices(rng):
+    network = tnsim.network(tnsim.Model([cases.bilinear(rng, 3, 5, 2)]))
+    assert network.num_tensors == 3
+    (hidden,) = [ind for ind, tids in network.ind_map.items() if len(tids) == 3]
+    assert network.ind_size(hidden) == 6  # five units and the one that computes the constant
+
+
+def test_refuses_to_unroll_too_far(rng):
+    deep = tnsim.Model([cases.bilinear(rng, 2, 2, 2) for _ in range(20)])
+    with pytest.raises(tnsim.TooLarge, match=r"3,145,725 tensors, more than max_tensors=4,096.*plan\(\) fold the copies"):
+        tnsim.network(deep)
+    with pytest.raises(tnsim.TooLarge, match="6,291,450 tensors"):
+        tnsim.networks(deep, deep, tnsim.TreeSymmetric())
+    with pytest.raises(tnsim.ModelError, match="several networks"):
+        tnsim.network(deep - deep)
+
+
+def test_drawing_tells_layers_and_operators_apart(rng):
+    a, b = cases.pair(cases.DEEP["two bilinear"], rng)
+    _, network = next(tnsim.networks(a, b, tnsim.TreeSymmetric()))
+    figure = plots.draw(network)
+    legend = [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
+    assert legend == ["Layer0", "Layer1", "symmetriser", "bra (A)", "ket (B)"]
+    handles = figure.axes[0].get_legend().legend_handles[:3]
+    assert len({h.get_color() for h in handles}) == 3

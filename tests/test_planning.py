@@ -1,0 +1,145 @@
+"""Plans: cost linear in depth and never above the paper's, deterministic, plain data, cached by structure."""
+
+import json
+
+import cases
+import numpy as np
+import opt_einsum
+import pytest
+from oracles import bilinear
+
+import tnsim
+from tnsim import bench, paths, planning
+from tnsim.plans import Operation, Piece
+
+METRICS = {"tree": tnsim.TreeSymmetric(), "closure": tnsim.GaussianClosure(), "frobenius": tnsim.Frobenius()}
+
+
+def stack(width, rank, depth):
+    layer = tnsim.Bilinear(*(np.ones(s, np.float32) for s in ((rank, width), (rank, width), (width, rank))))
+    return tnsim.Model([layer] * depth)
+
+
+@pytest.mark.parametrize("norms", [False, True])
+@pytest.mark.parametrize("metric", METRICS)
+@pytest.mark.parametrize("width, rank", [(256, 512), (128, 256), (64, 48), (8, 16)])
+def test_cost_is_linear_in_depth_and_at_most_the_papers(width, rank, metric, norms):
+    costs = {}
+    for depth in (1, 2, 3, 4, 5, 16, 64):
+        model = stack(width, rank, depth)
+        planned = tnsim.plan(model, stack(width, rank, depth), METRICS[metric], norms=norms)
+        costs[depth] = planned.multiplications
+        assert len(planned.pieces) <= 3
+        # a closure needs both norms' second moments for the pairs of legs inside one model
+        products = 3 if norms or (metric == "closure" and depth > 1) else 1
+        assert planned.multiplications <= products * depth * bench.gram_step_multiplications(width, rank)
+    step = costs[4] - costs[3]
+    assert all(costs[depth] == costs[3] + (depth - 3) * step for depth in (4, 5, 16, 64))
+
+
+def test_residuals_and_biases_cost_little():
+    """Structured, not as identity blocks: a skip adds 21 %, where its 2d hidden units would cost 200 %."""
+    width, rank = 256, 512
+    plain = tnsim.plan(stack(width, rank, 8), stack(width, rank, 8), METRICS["tree"]).multiplications
+    layer = stack(width, rank, 1).layers[0]
+    layer = tnsim.Residual(tnsim.Bilinear(layer.left, layer.right, layer.down, np.ones(rank), np.ones(rank), np.ones(width)))
+    model = tnsim.Model([layer] * 8)
+    assert tnsim.plan(model, tnsim.Model([layer] * 8), METRICS["tree"]).multiplications < 1.22 * plain
+
+
+def test_plan_reads_shapes_only_and_knows_its_guarantee(rng):
+    a, b = cases.pair(cases.DEEP["two bilinear"], rng)
+    planned = tnsim.plan(a, b, tnsim.GaussianClosure(), dtype="float32")
+    assert (planned.metric, planned.exact, planned.dtype) == ("closure", False, "float32")
+    assert tnsim.plan(a, b, tnsim.TreeSymmetric()).exact
+    assert planned.peak_bytes == 4 * planned.peak_elements > 4 * (a.parameters + b.parameters)
+    assert "scalar multiplications" in str(planned) and "MiB of float32" in str(planned)
+
+
+@pytest.mark.parametrize("name", cases.SHALLOW | cases.DEEP)
+def test_json_both_ways(name, rng):
+    a, b = cases.pair((cases.SHALLOW | cases.DEEP)[name], rng)
+    planned = tnsim.plan(a, b, tnsim.GaussianClosure(), norms=True)
+    assert tnsim.Plan.from_json(planned.to_json()) == planned
+    for damaged in ("", "[]", "{}", planned.to_json()[:-5], planned.to_json().replace('"format":1', '"format":9')):
+        with pytest.raises(tnsim.CheckpointError, match="not a tnsim plan"):
+            tnsim.Plan.from_json(damaged)
+
+
+def fresh(model, metric):
+    from tnsim import verbs
+
+    planning._piece.cache_clear()
+    verbs._plan.cache_clear()
+    return tnsim.plan(model, model, metric, norms=True)
+
+
+def test_deterministic_cached_and_a_damaged_cache_is_a_miss(tmp_path, monkeypatch):
+    model = stack(6, 9, 3)
+    monkeypatch.setenv("TNSIM_CACHE_DIR", "")
+    uncached = fresh(model, METRICS["closure"])
+    monkeypatch.setenv("TNSIM_CACHE_DIR", str(tmp_path))
+    assert fresh(model, METRICS["closure"]) == uncached
+    files = sorted(tmp_path.iterdir())
+    assert len(files) == len(uncached.pieces) and all(f.suffix == ".json" for f in files)
+    monkeypatch.setattr(planning, "build_piece", lambda *_: pytest.fail("searched again"))
+    assert fresh(model, METRICS["closure"]) == uncached
+    monkeypatch.undo()
+    monkeypatch.setenv("TNSIM_CACHE_DIR", str(tmp_path))
+    for damage in (b"", b"{", b"null", b'{"piece": {"operations": [["contract", [99], [[0]], [0], []]]}}', b"\xff\xfe"):
+        for file in files:
+            file.write_bytes(damage)
+        assert fresh(model, METRICS["closure"]) == uncached
+        assert json.loads(files[0].read_text())["piece"]
+    monkeypatch.setenv("TNSIM_CACHE_DIR", str(files[0] / "not-a-folder"))
+    assert fresh(model, METRICS["closure"]) == uncached
+
+
+def test_path_costs_agree_with_opt_einsum(rng):
+    """A product contracted along a path costs what opt_einsum says of the same path."""
+    for _ in range(20):
+        count = int(rng.integers(3, 7))
+        sizes = {n: int(rng.integers(2, 9)) for n in range(8)}
+        inputs = [(n, (n + 1) % count, int(rng.integers(count, 8))) for n in range(count)]  # a ring with chords and hyperedges
+        output = tuple(x for x in range(8) if sum(x in labels for labels in inputs) == 1) + (0,)
+        for path in paths.candidates(inputs, output, sizes):
+            letters = ["".join(chr(97 + x) for x in labels) for labels in inputs]
+            linear, pool = [], list(range(count))
+            for n, step in enumerate(path):
+                linear.append(tuple(sorted(pool.index(s) for s in step)))
+                pool = [p for p in pool if p not in step] + [count + n]
+            equation = f"{','.join(letters)}->{''.join(chr(97 + x) for x in output)}"
+            operands = [np.empty([sizes[x] for x in labels]) for labels in inputs]
+            _, info = opt_einsum.contract_path(equation, *operands, optimize=linear)
+            theirs = sum(np.prod([sizes[ord(c) - 97] for c in set(step[2]) - set(",->")], dtype=int) for step in info.contraction_list)
+            assert planning._path_cost(inputs, output, sizes, path) == theirs
+
+
+def test_shared_work_is_done_once():
+    """Symmetry of a self product: L G R^T and R G L^T are one contraction, so a norm costs three products, not four."""
+    width, rank = 64, 128
+    self_step = [tnsim.plan(m := stack(width, rank, n), m, METRICS["tree"], norms=True).multiplications for n in (3, 4)]
+    cross_step = [tnsim.plan(stack(width, rank, n), stack(width, rank, n), METRICS["tree"]).multiplications for n in (3, 4)]
+    saved = 3 * (cross_step[1] - cross_step[0]) - (self_step[1] - self_step[0])
+    assert saved == 2 * rank**2 * width
+
+
+def test_piece_counts():
+    """Costs, peak and shapes of a piece written by hand: (2x3)(3x4), then times a vector."""
+    piece = Piece(
+        shapes=((2, 3), (3, 4), (4,)),
+        operations=(
+            Operation("contract", (0, 1), ((0, 1), (1, 2)), (0, 2)),
+            Operation("contract", (3, 2), ((0, 2), (2,)), (0,)),
+        ),
+        outputs=(4,),
+    )
+    assert piece.costs == (24, 8) and piece.multiplications == 32 and piece.contractions == 2
+    assert piece.value_shapes[3:] == ((2, 4), (2,))
+    assert piece.peak_elements == 6 + 12 + 4 + 8 + 2
+
+
+def test_different_shapes_do_not_share_a_plan(rng):
+    one = tnsim.Model([bilinear(rng, 3, 4, 2)])
+    for other in (tnsim.Model([bilinear(rng, 3, 5, 2)]), tnsim.Model([bilinear(rng, 3, 4, 2, True)])):
+        assert tnsim.plan(one, other) != tnsim.plan(one, one)

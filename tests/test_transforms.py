@@ -1,0 +1,79 @@
+"""Models are pytrees: gradients, jit and vmap pass through the verbs."""
+
+import cases
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import tnsim
+
+METRICS = {"gaussian": tnsim.Gaussian(), "closure": tnsim.GaussianClosure(), "tree": tnsim.TreeSymmetric()}
+
+
+@pytest.mark.parametrize("metric", METRICS)
+def test_gradient_is_the_finite_difference(metric, rng):
+    name = "lerp residual" if metric == "gaussian" else "two residual"
+    a, b = cases.pair((cases.SHALLOW | cases.DEEP)[name], rng)
+    with jax.enable_x64(True):
+        gradient = jax.grad(lambda m: tnsim.similarity(m, b, METRICS[metric]))(a)
+    direction = jax.tree.map(lambda x: rng.normal(size=np.shape(x)), a)
+    step = 1e-5
+
+    def moved(t):
+        return tnsim.similarity(jax.tree.map(lambda x, v: x + t * v, a, direction), b, METRICS[metric])
+
+    slope = (moved(step) - moved(-step)) / (2 * step)
+    along = sum(np.vdot(g, v) for g, v in zip(jax.tree.leaves(gradient), jax.tree.leaves(direction), strict=True))
+    assert abs(slope - along) < 1e-7 * max(1, abs(along))
+
+
+def test_gradient_with_respect_to_the_metric(rng):
+    a, b = cases.pair(cases.SHALLOW["bilinear biases"], rng)
+    mean = rng.normal(size=3)
+    with jax.enable_x64(True):
+        gradient = jax.grad(lambda m: tnsim.inner(a, b, tnsim.Gaussian(m)))(mean)
+    step = 1e-5 * np.eye(3)
+    slope = [(tnsim.inner(a, b, tnsim.Gaussian(mean + s)) - tnsim.inner(a, b, tnsim.Gaussian(mean - s))) / 2e-5 for s in step]
+    np.testing.assert_allclose(gradient, slope, rtol=1e-6)
+
+
+@pytest.mark.parametrize("metric", METRICS)
+def test_jit_and_vmap_agree_with_the_plain_call(metric, rng):
+    pairs = [cases.pair(cases.SHALLOW["lerp residual"], rng) for _ in range(3)]
+    stacked = jax.tree.map(lambda *x: np.stack(x), *[a for a, _ in pairs])
+    b = pairs[0][1]
+    expected = [tnsim.similarity(a, b, METRICS[metric]) for a, _ in pairs]
+    with jax.enable_x64(True):
+        batched = jax.jit(jax.vmap(lambda m: tnsim.similarity(m, b, METRICS[metric])))(stacked)
+        one = jax.jit(tnsim.slices)(pairs[0][0], b, METRICS[metric])
+        log = jax.jit(tnsim.log_inner)(pairs[0][0], b, METRICS[metric])
+    np.testing.assert_allclose(batched, expected, rtol=1e-12)
+    np.testing.assert_allclose(one, tnsim.slices(pairs[0][0], b, METRICS[metric]), rtol=1e-12)
+    np.testing.assert_allclose(log, tnsim.log_inner(pairs[0][0], b, METRICS[metric]), rtol=1e-12)
+
+
+def test_traced_in_float32_by_default(rng):
+    a, b = cases.pair(cases.SHALLOW["bilinear"], rng)
+    value = jax.jit(tnsim.similarity)(a, b)
+    assert value.dtype == jnp.float32
+    assert abs(value - tnsim.similarity(a, b)) < 1e-5
+
+
+def test_gradient_through_a_difference(rng):
+    (a, b), (c, _) = (cases.pair(cases.SHALLOW["bilinear"], rng) for _ in range(2))
+    with jax.enable_x64(True):
+        gradient = jax.grad(lambda m: tnsim.similarity(a, b - m))(c)
+    assert all(np.isfinite(g).all() and np.abs(g).max() > 0 for g in jax.tree.leaves(gradient))
+
+
+def test_models_are_pytrees(rng):
+    model, _ = cases.pair(cases.SHALLOW["lerp residual"], rng)
+    again = jax.tree.unflatten(jax.tree.structure(model), jax.tree.leaves(model))
+    x = rng.normal(size=3)
+    np.testing.assert_array_equal(again(x), model(x))
+    np.testing.assert_allclose(jax.vmap(model)(np.stack([x, x]))[0], model(x), rtol=1e-5)
+    with pytest.raises(AttributeError, match="immutable"):
+        model.layers = ()
+    with pytest.raises(ValueError, match="read-only"):
+        model.layers[0].layer.left[0, 0] = 1.0
