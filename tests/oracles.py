@@ -74,7 +74,7 @@ def dense_tensor(model, symmetrised):
         out, bonds = next(letters), [next(letters) for _ in range(order)]
         legs = [[next(letters) for _ in range(tensor.ndim - 1)] for _ in range(order)]
         inputs = ",".join([out + "".join(bonds)] + [b + "".join(x) for b, x in zip(bonds, legs, strict=True)])
-        tensor = np.einsum(f"{inputs}->{out}{''.join(sum(legs, []))}", local, *[tensor] * order)
+        tensor = np.einsum(f"{inputs}->{out}{''.join(itertools.chain(*legs))}", local, *[tensor] * order)
     return tensor
 
 

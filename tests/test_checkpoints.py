@@ -44,7 +44,7 @@ def test_save_and_load_round_trip(name, rng, tmp_path):
         x = rng.normal(size=(4, model.d_in))
         np.testing.assert_array_equal(again(x), model(x))
         assert repr(again) == repr(model)
-    assert os.listdir(tmp_path) == ["m.safetensors"]
+    assert [p.name for p in tmp_path.iterdir()] == ["m.safetensors"]
 
 
 @pytest.mark.parametrize("suffix", [".npz", ".safetensors"])
@@ -199,7 +199,7 @@ def test_saving_leaves_nothing_behind_when_it_fails(rng, tmp_path, monkeypatch):
     monkeypatch.setattr(os, "replace", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
     with pytest.raises(tnsim.CheckpointError, match=r"m\.safetensors: cannot be written: No space left on device"):
         tnsim.save(model, tmp_path / "m.safetensors")
-    assert os.listdir(tmp_path) == []
+    assert not list(tmp_path.iterdir())
     with pytest.raises(tnsim.CheckpointError, match=r"models are saved as \.safetensors"):
         tnsim.save(model, tmp_path / "m.npz")
     with pytest.raises(tnsim.ModelError, match="only a Model can be saved"):

@@ -42,7 +42,8 @@ MetricOption = Annotated[
     MetricName,
     typer.Option(
         "--metric",
-        help="gaussian: E<A(x),B(x)>, one nonlinear layer. closure: layer by layer, any depth. tree: symmetrised tensors. frobenius: raw tensors.",
+        help="gaussian: E<A(x),B(x)>, one nonlinear layer. closure: layer by layer, any depth. "
+        "tree: symmetrised tensors. frobenius: raw tensors.",
     ),
 ]
 DialectOption = Annotated[str | None, typer.Option("--dialect", help="Layout of foreign files: a preset or a JSON file. Default: detect.")]
@@ -175,7 +176,8 @@ def demo(
     typer.echo(f"\nwrote {out / 'similarity.png'} and {out / 'similarity.npz'}")
     first, middle, last = 0, series.labels.index("400"), count - 1
     typer.echo(
-        "What is to be seen: three blocks, the initialisation, the memorising network and the network that has generalised "
+        "What is to be seen: three blocks along the diagonal, the steps that are still close to the initialisation, those that have "
+        "memorised the training set, and the solution that generalises, each unlike the others "
         f"(similarity of step {series.labels[first]} to step {series.labels[last]}: {matrix[first, last]:.2f}, "
         f"of step {series.labels[middle]}: {matrix[middle, last]:.2f}, of step {series.labels[-3]}: {matrix[-3, last]:.2f})."
     )
@@ -195,21 +197,23 @@ def bench_depth(
     from tnsim import bench
 
     depths = [2**n for n in range(max_depth.bit_length()) if 2**n <= max_depth]
+    columns = ("depth", "multiplications", "of paper's", "unrolled", "peak MiB", "first ms", "warm ms", "by hand", "ratio")
     rows = []
     if not as_json:
-        typer.echo(
-            f"{'depth':>5} {'multiplications':>16} {'paper':>7} {'unrolled':>9} {'peak MiB':>9} {'first ms':>9} {'warm ms':>9} {'by hand':>9} {'ratio':>6}"
-        )
+        typer.echo(" ".join(f"{name:>{max(9, len(name) + 1)}}" for name in columns))
     for row in bench.depth_rows(width, rank, depths, dtype.value, repeats):
         rows.append(row)
+        unrolled = row["unrolled_multiplications"]
+        cells = (
+            row["depth"],
+            f"{row['multiplications']:,}",
+            f"{row['multiplications'] / row['paper_multiplications']:.2f}x",
+            f"{unrolled / row['multiplications']:.2f}x" if unrolled else "-",
+            f"{row['peak_bytes'] / 2**20:.1f}",
+            *(f"{row[name]:.2f}" for name in ("first_milliseconds", "milliseconds", "hand_milliseconds", "ratio")),
+        )
         if not as_json:
-            unrolled = row["unrolled_multiplications"]
-            relative = f"{unrolled / row['multiplications']:.2f}x" if unrolled else "-"
-            typer.echo(
-                f"{row['depth']:>5} {row['multiplications']:>16,} {row['multiplications'] / row['paper_multiplications']:>6.2f}x {relative:>9} "
-                f"{row['peak_bytes'] / 2**20:>9.1f} {row['first_milliseconds']:>9.1f} {row['milliseconds']:>9.2f} "
-                f"{row['hand_milliseconds']:>9.2f} {row['ratio']:>6.2f}"
-            )
+            typer.echo(" ".join(f"{cell:>{max(9, len(name) + 1)}}" for name, cell in zip(columns, cells, strict=True)))
     result = {"width": width, "rank": rank, "dtype": dtype.value, "repeats": repeats, "rows": rows}
     if as_json:
         _print_json(result)

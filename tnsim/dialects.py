@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from tnsim.errors import CheckpointError, ModelError, TnsimError, UnsupportedLayer
-from tnsim.layers import Bilinear, Linear, Residual, rename_errors
+from tnsim.layers import Bilinear, Linear, Residual, host_array, rename_errors
 from tnsim.model import Model
 
 FORMAT = 1
@@ -278,14 +278,11 @@ class _Reader:
 
 
 def to_numpy(value: Any, name: str) -> np.ndarray:
-    """A tensor of any library as NumPy, bfloat16 and float16 widened to float32."""
-    if hasattr(value, "detach"):
-        value = value.detach().cpu()
-        value = (value.float() if value.is_floating_point() and value.dtype.itemsize < 4 else value).numpy()
-    array = np.asarray(value)
-    if array.dtype.kind not in "fiubV" and array.dtype.name != "bfloat16":
-        raise CheckpointError(f"tensor {name!r} holds {array.dtype}, not numbers")
-    return array.astype(np.float32) if array.dtype.itemsize < 4 and array.dtype.kind != "b" else array
+    """A tensor of any library as NumPy. Raises `CheckpointError` when it holds no numbers."""
+    array = host_array(value)
+    if array.dtype.kind not in "fiub":
+        raise CheckpointError(f"tensor {name!r} holds {array.dtype}, not real numbers")
+    return array
 
 
 def _check(dialect: Dialect) -> None:

@@ -162,12 +162,12 @@ def _contract(x: Any, y: Any, xl: tuple[int, ...], yl: tuple[int, ...], output: 
     right = [label for label in yl if label not in xl]
     if not summed:
         return _spread(x, xl, output) * _spread(y, yl, output)
-    if not left or not right:
-        if batch or not (left or right):
-            order = tuple(batch + left + right + summed)
-            z = _spread(x, xl, order) * _spread(y, yl, order)
-            z = do("sum", z, axis=tuple(range(len(order) - len(summed), len(order))))
-            return _to(z, order[: len(order) - len(summed)], output)
+    one_sided = not left or not right
+    if one_sided and (batch or not (left or right)):  # a matrix product would have no rows or no columns
+        order = tuple(batch + left + right + summed)
+        z = _spread(x, xl, order) * _spread(y, yl, order)
+        z = do("sum", z, axis=tuple(range(len(order) - len(summed), len(order))))
+        return _to(z, order[: len(order) - len(summed)], output)
     sizes = dict(zip(xl, x.shape, strict=True)) | dict(zip(yl, y.shape, strict=True))
     x = _to(x, xl, tuple(batch + left + summed))
     y = _to(y, yl, tuple(batch + summed + right))

@@ -14,35 +14,50 @@ from typing import Any, TypeVar
 
 import jax
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Float
 
 from tnsim.errors import ModelError, UnsupportedLayer
 
 T = TypeVar("T")
+Array = jax.Array | np.ndarray
 
 
-def pytree(cls: type[T]) -> type[T]:
-    """Register a frozen dataclass as a pytree whose fields are all children.
+def register_pytree(cls: type, names: tuple[str, ...]) -> None:
+    """Make `cls` a pytree with the attributes `names` as children.
 
     Unflattening bypasses the constructor: JAX rebuilds pytrees around tracers and placeholders, which
     the checks of a constructor must not see.
     """
-    names = tuple(f.name for f in dataclasses.fields(cls))  # type: ignore[arg-type]
 
-    def flatten_with_keys(obj: T) -> tuple[tuple, None]:
+    def flatten_with_keys(obj: Any) -> tuple[tuple, None]:
         return tuple((jax.tree_util.GetAttrKey(n), getattr(obj, n)) for n in names), None
 
-    def flatten(obj: T) -> tuple[tuple, None]:
+    def flatten(obj: Any) -> tuple[tuple, None]:
         return tuple(getattr(obj, n) for n in names), None
 
-    def unflatten(_: None, children: tuple) -> T:
+    def unflatten(_: None, children: tuple) -> Any:
         obj = object.__new__(cls)
         for name, child in zip(names, children, strict=True):
             object.__setattr__(obj, name, child)
         return obj
 
     jax.tree_util.register_pytree_with_keys(cls, flatten_with_keys, unflatten, flatten)
+
+
+def pytree(cls: type[T]) -> type[T]:
+    """Register a frozen dataclass as a pytree whose fields are all children."""
+    register_pytree(cls, tuple(f.name for f in dataclasses.fields(cls)))  # type: ignore[arg-type]
     return cls
+
+
+def host_array(value: Any) -> np.ndarray:
+    """NumPy, from an array or tensor of any library; floats narrower than 32 bits widen to float32."""
+    if hasattr(value, "detach"):  # PyTorch, which has no NumPy bfloat16
+        value = value.detach().cpu()
+        value = (value.float() if value.is_floating_point() and value.dtype.itemsize < 4 else value).numpy()
+    array = np.asarray(value)
+    narrow = array.dtype.itemsize < 4 and (array.dtype.kind == "f" or array.dtype.name == "bfloat16")
+    return array.astype(np.float32) if narrow else array
 
 
 def as_array(value: Any, what: str, ndim: int) -> Any:
@@ -54,15 +69,8 @@ def as_array(value: Any, what: str, ndim: int) -> Any:
     if isinstance(value, jax.Array):
         array = value
     else:
-        if hasattr(value, "detach"):
-            value = value.detach().cpu()
-            value = (value.float() if value.dtype.itemsize < 4 else value).numpy()
-        array = np.asarray(value)
-        if array.dtype.kind in "iub":
-            array = array.astype(np.float64)
-        elif array.dtype.kind != "c" and array.dtype.itemsize < 4:
-            array = array.astype(np.float32)
-        array = array.view()
+        array = host_array(value)
+        array = array.astype(np.float64) if array.dtype.kind in "iub" else array.view()
         array.flags.writeable = False
     if array.dtype not in (np.float32, np.float64):
         raise ModelError(f"{what} must hold real numbers, found dtype {array.dtype}")

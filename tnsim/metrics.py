@@ -20,12 +20,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Float
 
 from tnsim import diagrams
 from tnsim.diagrams import Joining
 from tnsim.errors import ModelError
-from tnsim.layers import as_array, pytree
+from tnsim.layers import Array, as_array, pytree
 
 
 class InputKind(NamedTuple):

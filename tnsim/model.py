@@ -13,10 +13,10 @@ from collections.abc import Iterable
 from typing import Any
 
 import jax
-from jaxtyping import Array, Float
+from jaxtyping import Float
 
 from tnsim.errors import ModelError
-from tnsim.layers import Layer, check_layer
+from tnsim.layers import Array, Bilinear, Layer, Residual, check_layer, register_pytree
 
 
 class _Vector:
@@ -141,8 +141,6 @@ def check_comparable(a: Any, b: Any) -> None:
 
 def describe(layer: Layer) -> str:
     """One line about a layer: kind, shapes, biases, residual rule."""
-    from tnsim.layers import Bilinear, Residual
-
     if isinstance(layer, Residual):
         return f"Residual({describe(layer.layer)}, skip={_number(layer.skip)}, scale={_number(layer.scale)})"
     inner = f", rank {layer.rank}" if isinstance(layer, Bilinear) else ""
@@ -158,18 +156,5 @@ def _combine(a: Any, b: Any, sign: float) -> Combination:
     return Combination((*terms(a), *((sign * c, m) for c, m in terms(b))))
 
 
-def _register(cls: type, names: tuple[str, ...]) -> None:
-    def flatten_with_keys(obj: Any) -> tuple[tuple, None]:
-        return tuple((jax.tree_util.GetAttrKey(n), getattr(obj, n)) for n in names), None
-
-    def unflatten(_: None, children: tuple) -> Any:
-        obj = object.__new__(cls)
-        for name, child in zip(names, children, strict=True):
-            object.__setattr__(obj, name, child)
-        return obj
-
-    jax.tree_util.register_pytree_with_keys(cls, flatten_with_keys, unflatten)
-
-
-_register(Model, ("layers",))
-_register(Combination, ("coefficients", "models"))
+register_pytree(Model, ("layers",))
+register_pytree(Combination, ("coefficients", "models"))

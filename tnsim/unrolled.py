@@ -3,7 +3,7 @@
 The tree is unrolled: layer i of a model with orders n_i appears in n_{i+1} ... n_L copies that share one
 array. Inputs are lifted, `x~ = (1, x)`, on legs `in0`, `in1`, ... of size d_in + 1; the output `out` has size
 d_out. Hidden ranks are hyperindices (three tensors share one index), so contract with `output_inds`.
-Tags are those of `names`.
+Tags are those of `names`; arrays are float64, whatever the weights are stored in.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def tree_tensors(model: Model, side: str, symmetrised: Collection[Copy]) -> list
     copies = 1
     for n in reversed(range(len(model.layers))):
         layer = model.layers[n]
-        arrays = {role: np.asarray(x) for role, x in unrolled_arrays(layer).items()}
+        arrays = {role: np.asarray(x, np.float64) for role, x in unrolled_arrays(layer).items()}
         top = WEIGHT if layer.order == 1 else DOWN
         if n == len(model.layers) - 1:
             arrays[top] = arrays[top][1:]  # the constant row carries on between layers and ends here
