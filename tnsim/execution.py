@@ -11,12 +11,12 @@ a deep network are of the order 2^L (paper, section 2.2; norms grow like c^(2^L)
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Mapping
 from functools import cache, partial
 from typing import Any, NamedTuple
 
 import jax
-import numpy as np
 from autoray import do
 
 from tnsim.errors import ModelError
@@ -168,16 +168,16 @@ def _contract(x: Any, y: Any, xl: tuple[int, ...], yl: tuple[int, ...], output: 
         z = _spread(x, xl, order) * _spread(y, yl, order)
         z = do("sum", z, axis=tuple(range(len(order) - len(summed), len(order))))
         return _to(z, order[: len(order) - len(summed)], output)
-    sizes = dict(zip(xl, x.shape, strict=True)) | dict(zip(yl, y.shape, strict=True))
-    x = _to(x, xl, tuple(batch + left + summed))
-    y = _to(y, yl, tuple(batch + summed + right))
     if not batch:
-        z = do("tensordot", x, y, axes=len(summed))
-    else:
-        count = lambda labels: int(np.prod([sizes[label] for label in labels], dtype=np.int64))  # noqa: E731
-        x = do("reshape", x, (count(batch), count(left), count(summed)))
-        y = do("reshape", y, (count(batch), count(summed), count(right)))
-        z = do("reshape", do("matmul", x, y), tuple(sizes[label] for label in batch + left + right))
+        if output and output[0] in right:  # the product in the order that needs no transposition of the result
+            x, y, xl, yl, left, right = y, x, yl, xl, right, left
+        axes = [[labels.index(label) for label in summed] for labels in (xl, yl)]
+        return _to(do("tensordot", x, y, axes=axes), tuple(left + right), output)
+    sizes = dict(zip(xl, x.shape, strict=True)) | dict(zip(yl, y.shape, strict=True))
+    count = lambda labels: math.prod(sizes[label] for label in labels)  # noqa: E731
+    x = do("reshape", _to(x, xl, tuple(batch + left + summed)), (count(batch), count(left), count(summed)))
+    y = do("reshape", _to(y, yl, tuple(batch + summed + right)), (count(batch), count(summed), count(right)))
+    z = do("reshape", do("matmul", x, y), tuple(sizes[label] for label in batch + left + right))
     return _to(z, tuple(batch + left + right), output)
 
 
