@@ -15,6 +15,7 @@ _HOME = {
     "Combination": "model",
     "Frobenius": "metrics",
     "TreeSymmetric": "metrics",
+    "Symmetric": "metrics",
     "Gaussian": "metrics",
     "GaussianClosure": "metrics",
     "similarity": "verbs",

@@ -37,7 +37,6 @@ def networks(a: Model, b: Model, metric: Metric = Gaussian(), max_tensors: int =
             raise ModelError("a combination of models is several networks; expand it by bilinearity")
     metrics.check_metric(metric)
     check_comparable(a, b)
-    metrics.check_depth(metric, max(sum(order > 1 for order in m.orders) for m in (a, b)))
     check_size([a, b], max_tensors)
     return _generate(a, b, metric)
 

@@ -92,7 +92,7 @@ def fold(
     stages.append(folder.closing_stage(*last, per_output))
     outputs = tuple(pair.group for pair in folder.pairs)
     leaves, symmetric = _leaf_shapes(models, inputs, lifted)
-    return _prune(Problem(tuple(stages), leaves, symmetric, outputs))
+    return prune(Problem(tuple(stages), leaves, symmetric, outputs))
 
 
 class _Folder:
@@ -198,7 +198,7 @@ class _Folder:
 
     def term(self, weight: float, sides: dict, joining: Joining, closed: bool, alone: bool) -> Term:
         """One product: the arrays of a bra part and a ket part, and what joins their legs."""
-        operands, merged = [], _Merge()
+        operands, merged = [], Merge()
         for role, (side, layer, part, permutation) in sides.items():
             legs = {input_index(i): f"{role}{p}" for i, p in enumerate(permutation)}
             rename = lambda index, legs=legs, role=role: legs.get(index, role + index)  # noqa: E731
@@ -217,7 +217,7 @@ class _Folder:
             operands.append(Operand(TRACE, ("k",)))
         return Term(weight, tuple(Operand(o.name, tuple(map(merged.find, o.indices))) for o in operands))
 
-    def join(self, one: Leg, two: Leg, sides: dict, merged: _Merge) -> list[Operand]:
+    def join(self, one: Leg, two: Leg, sides: dict, merged: Merge) -> list[Operand]:
         """The second moment between two legs; where it is the identity, the two indices become one."""
         models = sides[one.side][0], sides[two.side][0]
         ends = [_end(one), _end(two)]
@@ -236,7 +236,7 @@ class _Folder:
         return [] if self.inputs.moment == "identity" else [Operand(COVARIANCE, (ends[0],))]
 
 
-class _Merge:
+class Merge:
     """Indices that have become one; the outputs of a term keep their names k and l."""
 
     def __init__(self) -> None:
@@ -271,7 +271,7 @@ def _leaf_shapes(models, inputs: InputKind, lifted: bool) -> tuple[dict[str, tup
     return found, frozenset({COVARIANCE, IDENTITY} if inputs.moment != "diagonal" else {IDENTITY})
 
 
-def _prune(problem: Problem) -> Problem:
+def prune(problem: Problem) -> Problem:
     """Drop the definitions, gauges and leaves that nothing asked for needs."""
     needed, stages = set(problem.outputs), []
     for stage in reversed(problem.stages):

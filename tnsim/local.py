@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tnsim.layers import Bilinear, Layer, Linear, Residual
-from tnsim.names import DOWN, LEFT, OUT, RIGHT, SKIP, WEIGHT, input_index
+from tnsim.names import DOWN, FACTOR, LEFT, OUT, RIGHT, SIGNED_DOWN, SKIP, WEIGHT, input_index
 
 
 @dataclass(frozen=True)
@@ -144,6 +144,40 @@ def unrolled_arrays(layer: Layer) -> dict[str, Any]:
         LEFT: xp.concatenate([found[LEFT], copy, one]),
         RIGHT: xp.concatenate([found[RIGHT], one, copy]),
     }
+
+
+def symmetric_shapes(kind: Kind, lifted: bool) -> dict[str, tuple[int, ...]]:
+    """Shape of every array that `symmetric_arrays` returns for a layer of this kind."""
+    if kind.name == "Linear":
+        return shapes(kind, lifted)
+    d_in, d_out = kind.d_in + lifted, kind.d_out + lifted
+    rank = 2 * (kind.rank + lifted) + (2 * d_in if kind.skips else 0)
+    return {SIGNED_DOWN: (d_out, rank), FACTOR: (rank, d_in)}
+
+
+def symmetric_arrays(layer: Layer, lifted: bool) -> dict[str, Any]:
+    """The symmetrised layer as `sum_h SIGNED_DOWN[out, h] FACTOR[h, in0] FACTOR[h, in1]`: both legs are one array.
+
+    L (x) R + R (x) L = ((L + R) (x) (L + R) - (L - R) (x) (L - R)) / 2, row by row, and likewise for a skip with
+    the identity for L and the constant for R. The rows of L and R are first scaled to equal norm, so
+    that the difference of squares cancels no digits however a model splits its scale between the two.
+    """
+    found = arrays(layer, lifted)
+    if WEIGHT in found:
+        return found
+    xp = jnp if any(isinstance(x, jax.Array) for x in found.values()) else np
+    left, right, down = found[LEFT], found[RIGHT], found[DOWN]
+    norms = [xp.sqrt((x * x).sum(axis=1)) for x in (left, right)]
+    usable = (norms[0] > 0) & (norms[1] > 0)
+    balance = xp.sqrt(xp.where(usable, norms[1], 1.0) / xp.where(usable, norms[0], 1.0))[:, None].astype(down.dtype)
+    balance = jax.lax.stop_gradient(balance) if xp is jnp else balance
+    left, right = left * balance, right / balance
+    factors, downs = [left + right, left - right], [0.25 * down, -0.25 * down]
+    if SKIP in found:
+        copy = xp.eye(down.shape[0], dtype=down.dtype)
+        factors += [copy + copy[0], copy - copy[0]]
+        downs += [0.25 * found[SKIP][0] * copy, -0.25 * found[SKIP][0] * copy]
+    return {SIGNED_DOWN: xp.concatenate(downs, axis=1), FACTOR: xp.concatenate(factors)}
 
 
 def _unwrap(layer: Layer) -> tuple[Linear | Bilinear, bool]:

@@ -7,9 +7,12 @@ What a joining looks like as a network is written in `closing`, as part of a pla
     metric            joins                              exact for
     Frobenius         leg i with leg i                   the tensor as written (no symmetry of the function)
     TreeSymmetric     leg i with leg i, ket symmetrised  the tensor symmetrised layer by layer
-    Gaussian          all pairings (Isserlis)            E<A(x), B(x)>, one nonlinear layer
+    Symmetric         bra legs with ket legs, all ways   the tensor symmetrised over all its legs
+    Gaussian          all pairings (Isserlis)            E<A(x), B(x)>, any depth
     GaussianClosure   all pairings, layer by layer       one nonlinear layer; beyond, hidden states are
                                                          *treated as* Gaussian with their mean and covariance
+
+`Gaussian` beyond one nonlinear layer and `Symmetric` join the legs of whole trees: those are in `deep`.
 """
 
 from __future__ import annotations
@@ -59,6 +62,18 @@ class TreeSymmetric:
         return diagrams.straight(bra, symmetrised=True)
 
 
+@pytree
+@dataclass(frozen=True, eq=False)
+class Symmetric:
+    """All n legs symmetrised, P_n (paper, section 2.3): similarity 1 if and only if the same function up to a factor.
+
+    Exact; one diagram per orbit of the n! cross joinings. Both models must have the same degree.
+    """
+
+    name = "symmetric"
+    closes = False
+
+
 class _GaussianMoments:
     closes = True
     mean: Any
@@ -83,7 +98,9 @@ class _GaussianMoments:
 @pytree
 @dataclass(frozen=True, eq=False)
 class Gaussian(_GaussianMoments):
-    """`E<A(x), B(x)>` over x ~ N(mean, cov), by Isserlis' theorem (paper, section 2.3 and appendix A.3).
+    """`E<A(x), B(x)>` over x ~ N(mean, cov), by Isserlis' theorem (paper, section 2.3 and appendix A.3); exact at any depth.
+
+    One Gram step for one nonlinear layer; beyond, one diagram per orbit of pairings of all legs.
 
     mean: (d,), None for zero. cov: (d, d), or (d,) for a diagonal, None for the identity.
     Raises `ModelError` when cov is not symmetric and positive semidefinite.
@@ -107,7 +124,7 @@ class GaussianClosure(_GaussianMoments):
     name = "closure"
 
 
-Metric = Frobenius | TreeSymmetric | Gaussian | GaussianClosure
+Metric = Frobenius | TreeSymmetric | Symmetric | Gaussian | GaussianClosure
 
 
 def check_metric(metric: Any) -> None:
@@ -120,12 +137,9 @@ def is_exact(metric: Metric, nonlinear_layers: int) -> bool:
     return not isinstance(metric, GaussianClosure) or nonlinear_layers <= 1
 
 
-def check_depth(metric: Metric, nonlinear_layers: int) -> None:
-    if isinstance(metric, Gaussian) and nonlinear_layers > 1:
-        raise ModelError(
-            f"Gaussian() is exact for models with one nonlinear layer; these have {nonlinear_layers}. "
-            "Use GaussianClosure() (an approximation, reported as such) or TreeSymmetric()"
-        )
+def joins_whole_trees(metric: type, nonlinear_layers: int) -> bool:
+    """Whether the legs of whole trees are joined, instead of layer over layer."""
+    return metric is Symmetric or (metric is Gaussian and nonlinear_layers > 1)
 
 
 def input_kind(metric: Metric, lifted: bool) -> InputKind:
@@ -161,6 +175,29 @@ def input_moments(metric: Metric, d: int, lifted: bool) -> dict[str, Any]:
         if lifted and mean is None:
             found["moment"] = cov + xp.pad(xp.ones((1, 1)), ((0, d), (0, d)))
     return found
+
+
+def whole_tree_kind(metric: Metric, lifted: bool) -> InputKind:
+    """Structure of the second moment that diagrams over whole trees use: centred, the mean inside it."""
+    mean, cov = getattr(metric, "mean", None), getattr(metric, "cov", None)
+    if metric.closes and (lifted or mean is not None):
+        return InputKind(centred=False, moment="full")
+    return InputKind(centred=True, moment="identity" if cov is None else ("diagonal" if cov.ndim == 1 else "full"))
+
+
+def second_moment_at(metric: Metric, d: int, lifted: bool, t: float) -> Any:
+    """C + t m m^T, (D, D), over the lifted input or, with a mean but nothing lifted, over the plain one.
+
+    Raises `ModelError` if the metric is for another number of coordinates.
+    """
+    moments = input_moments(metric, d, lifted)
+    mean, moment = moments["mean"], moments.get("moment")
+    xp = jnp if isinstance(mean, jax.Array) else np
+    if moment is None:
+        moment = xp.eye(len(mean))
+    elif moment.ndim == 1:
+        moment = xp.diag(moment)
+    return moment + (t - 1.0) * mean[:, None] * mean[None, :]
 
 
 def _check_covariance(cov: np.ndarray) -> None:

@@ -17,10 +17,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tnsim import execution, folding, metrics
+from tnsim import deep, execution, folding, metrics
 from tnsim.errors import ModelError, PrecisionWarning, TnsimError, TooLarge
 from tnsim.folding import IDENTITY, TRACE, Pair
-from tnsim.local import Kind, arrays, kind, local
+from tnsim.local import Kind, arrays, kind, local, symmetric_arrays
 from tnsim.metrics import Gaussian, InputKind, Metric
 from tnsim.model import Combination, Model, check_comparable, terms
 from tnsim.names import COVARIANCE, MEAN, Leaf
@@ -121,7 +121,7 @@ def _products(a, b, metric, norms: bool, per_output: bool, dtype: str) -> tuple[
     return found, traced
 
 
-def _sum(parts: list[_Product], traced: bool, dtype: str, model: str | None) -> _Product:
+def _sum(parts: list[_Product], traced: bool, dtype: str = "", model: str | None = None) -> _Product:
     """A sum of products in the gauge of the largest. A squared norm that cancels to rounding is refused."""
     xp = jnp if traced else np
     log = parts[0].log
@@ -147,36 +147,42 @@ def _run(a: Model, b: Model, metric, norms: bool, per_output: bool, dtype: str, 
         key = key._replace(ket=None)
     found = _plan(*key, wanted, per_output, dtype)
     _check_memory(found)
-    leaves = _leaves(found, {"A": a, "B": b}, metric, key.lifted)
+    nodes = key.nodes
+    runs = [_execute(found, {"A": a, "B": b}, metric, key, t, dtype, traced) for t in (nodes.points if nodes else (None,))]
+    if nodes is None:
+        return _relative(found, runs[0], alone, norms, per_output and key.lifted)
+    parts = [_relative(found, run, alone, norms, per_output and key.lifted) for run in runs]
+    return {
+        name: _sum([_Product(w * part[name].mantissa, part[name].log) for w, part in zip(nodes.weights, parts, strict=True)], traced)
+        for name in parts[0]
+    }
+
+
+def _execute(found: Plan, models, metric, key: _Key, t: float | None, dtype: str, traced: bool) -> execution.Result:
+    """One run of a plan, with the second moment at t where the plan wants one."""
+    leaves = _leaves(found, models, metric, key, t)
     if traced:
-        common = jnp.result_type(*(x.dtype for x in jax.tree.leaves((a, b)) if hasattr(x, "dtype") and x.ndim))
-        result = execution.run(found, {k: jnp.asarray(x, common) for k, x in leaves.items()})
-    else:
-        with execution.precision(dtype):
-            result = execution.run(found, {k: _cast(x, dtype) for k, x in leaves.items()})
-            result = jax.device_get(result)
-        result = jax.tree.map(lambda x: np.asarray(x, np.float64), result)
-    values = {k: v[1:] if per_output and key.lifted else v for k, v in result.values.items()}
+        common = jnp.result_type(*(x.dtype for x in jax.tree.leaves(models) if hasattr(x, "dtype") and x.ndim))
+        return execution.run(found, {k: jnp.asarray(x, common) for k, x in leaves.items()})
+    with execution.precision(dtype):
+        result = execution.run(found, {k: _cast(x, dtype) for k, x in leaves.items()})
+        return jax.tree.map(lambda x: np.asarray(x, np.float64), jax.device_get(result))
+
+
+def _relative(found: Plan, result: execution.Result, alone: bool, norms: bool, drop_constant: bool) -> dict[str, _Product]:
+    """Products of one run, in the gauge in which the two models' own scales are left out when norms are there too."""
+    values = {k: v[1:] if drop_constant else v for k, v in result.values.items()}
     scales = {name: dict(groups) for name, groups in found.scales.items()}
     if alone:
         product = _Product(values["AA"], execution.log_of(result, scales["AA"]))
         return {"AB": product, "AA": product, "BB": product}
     if not norms:
         return {"AB": _Product(values["AB"], execution.log_of(result, scales["AB"]))}
-    groups = dict.fromkeys(g for s in scales.values() for g in s)
-    ratio = {g: scales["AB"].get(g, 0) - (scales["AA"].get(g, 0) + scales["BB"].get(g, 0)) / 2 for g in groups}
-    return {
-        "AB": _Product(values["AB"], execution.log_of(result, ratio)),
-        "AA": _Product(values["AA"], 0.0),
-        "BB": _Product(values["BB"], 0.0),
-    }
-
-
-def _same_weights(a: Model, b: Model) -> bool:
-    """Equal layer by layer: a re-saved checkpoint then has similarity 1 to the last bit, at any depth."""
-    if jax.tree.structure(a) != jax.tree.structure(b):
-        return False
-    return all(np.array_equal(x, y) for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True))
+    gauge = {g for s in scales.values() for g in s} - set(scales)
+    shared = {g: (scales["AA"].get(g, 0) + scales["BB"].get(g, 0)) / 2 for g in gauge}
+    for g in gauge:  # <A|B> carries half of what each norm carries, so these cancel in a cosine
+        assert shared[g] == scales["AB"].get(g, 0), g
+    return {name: _Product(values[name], execution.log_of(result, {name: scales[name].get(name, 0)})) for name in scales}
 
 
 class _Key(NamedTuple):
@@ -187,32 +193,63 @@ class _Key(NamedTuple):
     metric: type
     inputs: InputKind
     lifted: bool
+    deep: bool
+
+    @property
+    def nodes(self) -> deep.Nodes | None:
+        """Points at which a constant or a mean has its plan run, None if one run is all."""
+        if not self.deep or self.inputs.centred:
+            return None
+        legs = deep.tree(self.bra).legs + deep.tree(self.bra if self.ket is None else self.ket).legs
+        return deep.moment_nodes(legs)
+
+
+def _same_weights(a: Model, b: Model) -> bool:
+    """Equal layer by layer: a re-saved checkpoint then has similarity 1 to the last bit, at any depth."""
+    if jax.tree.structure(a) != jax.tree.structure(b):
+        return False
+    return all(np.array_equal(x, y) for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True))
 
 
 def _problem_key(a: Model, b: Model, metric: Metric) -> _Key:
     bra, ket = tuple(map(kind, a.layers)), tuple(map(kind, b.layers))
     lifted = any(k.constant for k in bra + ket)
-    return _Key(bra, ket, type(metric), metrics.input_kind(metric, lifted), lifted)
+    whole = metrics.joins_whole_trees(type(metric), _nonlinear(bra, ket))
+    inputs = metrics.whole_tree_kind(metric, lifted) if whole else metrics.input_kind(metric, lifted)
+    return _Key(bra, ket, type(metric), inputs, lifted, whole)
+
+
+def _nonlinear(*models: tuple[Kind, ...]) -> int:
+    return max(sum(local(k).order > 1 for k in kinds) for kinds in models)
 
 
 @lru_cache(maxsize=1024)
-def _plan(bra, ket, metric: type, inputs: InputKind, lifted: bool, pairs, per_output: bool, dtype: str) -> Plan:
+def _plan(bra, ket, metric: type, inputs: InputKind, lifted: bool, whole: bool, pairs, per_output: bool, dtype: str) -> Plan:
     models = {"A": bra} if ket is None else {"A": bra, "B": ket}
-    nonlinear = max(sum(local(k).order > 1 for k in kinds) for kinds in models.values())
-    metrics.check_depth(metric(), nonlinear)
-    problem = folding.fold(models, metric(), inputs, lifted, pairs, per_output)
-    return plan_problem(problem, metric.name, metrics.is_exact(metric(), nonlinear), dtype)
+    exact = metrics.is_exact(metric(), _nonlinear(*models.values()))
+    if not whole:
+        problem = folding.fold(models, metric(), inputs, lifted, pairs, per_output)
+        return plan_problem(problem, metric.name, exact, dtype)
+    deep.check_size(models, metric is metrics.Symmetric)
+    plans = [
+        plan_problem(deep.fold(models, metric is metrics.Symmetric, inputs, lifted, pairs, per_output, form), metric.name, exact, dtype)
+        for form in deep.FORMS
+    ]
+    return min(plans, key=lambda p: p.multiplications)
 
 
-def _leaves(found: Plan, models: Mapping[str, Model], metric: Metric, lifted: bool) -> dict[str, Any]:
+def _leaves(found: Plan, models: Mapping[str, Model], metric: Metric, key: _Key, t: float | None = None) -> dict[str, Any]:
     """Every array the plan reads, by name."""
     leaves: dict[str, Any] = {}
     for side, model in models.items():
         for n, layer in enumerate(model.layers):
-            for role, array in arrays(layer, lifted).items():
+            known = symmetric_arrays(layer, key.lifted) if key.deep else arrays(layer, key.lifted)
+            for role, array in known.items():
                 leaves[str(Leaf(side, n, role))] = array
-    moments = metrics.input_moments(metric, models["A"].d_in, lifted)
-    leaves |= {name: moments[key] for name, key in ((MEAN, "mean"), (COVARIANCE, "moment")) if key in moments}
+    moments = metrics.input_moments(metric, models["A"].d_in, key.lifted)
+    leaves |= {name: moments[kind] for name, kind in ((MEAN, "mean"), (COVARIANCE, "moment")) if kind in moments}
+    if t is not None:
+        leaves[COVARIANCE] = metrics.second_moment_at(metric, models["A"].d_in, key.lifted, t)
     if TRACE in found.shapes:
         leaves[TRACE] = np.concatenate([np.zeros(1), np.ones(found.shapes[TRACE][0] - 1)])
     if IDENTITY in found.shapes:

@@ -1,0 +1,260 @@
+"""Exact deep metrics as a folded problem. In: layer kinds, diagrams. Out: a `Problem`.
+
+`Gaussian` and `Symmetric` join the legs of whole trees, not layer by layer: an inner product is a sum over
+diagrams (see `orbits`), each a small network over the layers' symmetrised tensors. What every diagram
+needs is defined once: second moments behind the leading linear layers, layer tensors with the linear
+layers after them, the mean of a first-layer node (a pair inside a node only gives that vector: Wick
+ordering). The diagrams are then one weighted sum, which `planning` contracts with shared parts done once
+and sums taken before products.
+
+Everything is homogeneous in the lifted input, which is treated as centred: with a constant or a mean the
+problem is run at several second moments `C + t m m^T` and combined (see `moment_nodes`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import cache
+from typing import NamedTuple
+
+import numpy as np
+
+from tnsim.errors import ModelError, TooLarge
+from tnsim.folding import IDENTITY, PAIRS, TRACE, Merge, Pair, prune
+from tnsim.local import Kind, local, symmetric_shapes
+from tnsim.metrics import InputKind
+from tnsim.names import COVARIANCE, FACTOR, SIGNED_DOWN, WEIGHT, Leaf, Side
+from tnsim.orbits import Diagram, Tree, diagrams
+from tnsim.problem import Definition, Gauge, Operand, Problem, Stage, Term
+
+
+class Nodes(NamedTuple):
+    """`E = sum(weights * F(points))` for the pairing sum F at second moment C + t m m^T."""
+
+    points: tuple[float, ...]
+    weights: tuple[float, ...]
+    magnification: float
+
+
+@cache
+def moment_nodes(legs: int) -> Nodes:
+    """Points t and weights that undo the over-counting of a constant treated as a Gaussian of variance t.
+
+    F is a polynomial of degree n = legs / 2 in t whose t^k coefficient holds the true term (2k-1)!! times, so
+    the weights solve sum_j w_j t_j^k = 1 / (2k-1)!! for k = 0..n. Chebyshev points on [-h, h], with the h that
+    magnifies rounding least: `magnification` is the largest factor over k, 3 at n = 2, 10 at n = 4, 340 at n = 8.
+    """
+    n = legs // 2
+    factorials = np.cumprod([1.0] + [2 * k - 1.0 for k in range(1, n + 1)])
+    chebyshev = np.cos(np.pi * (2 * np.arange(n + 1) + 1) / (2 * n + 2))
+    best = None
+    for half in np.linspace(0.1, 1.0, 91):
+        points = half * chebyshev
+        powers = points[None, :] ** np.arange(n + 1)[:, None]
+        weights = np.linalg.solve(powers, 1 / factorials)
+        magnification = float((np.abs(weights) @ np.abs(powers).T * factorials).max())
+        if best is None or magnification < best.magnification:
+            best = Nodes(tuple(map(float, points)), tuple(map(float, weights)), magnification)
+    return best
+
+
+FORMS = (False, True)  # layer tensors over their hidden units, or dense: whichever plan is cheaper is kept
+MAX_LEGS = 20
+
+
+def check_size(models: dict[Side, tuple[Kind, ...]], cross_only: bool) -> None:
+    """Raise `TooLarge` before diagrams are generated that nobody could contract, `ModelError` where P_n does not exist."""
+    legs = [tree(kinds).legs for kinds in (models["A"], models.get("B", models["A"]))]
+    if cross_only and legs[0] != legs[1]:
+        raise ModelError(f"Symmetric() compares tensors of one order, but the models have degrees {legs[0]} and {legs[1]}; use Gaussian()")
+    if sum(legs) > MAX_LEGS:
+        raise TooLarge(
+            f"the exact metric joins {sum(legs)} legs in more than 10^{sum(legs) // 2 - 2} ways; up to {MAX_LEGS} legs are planned "
+            "(three bilinear layers a side have 16). Use GaussianClosure(), an approximation, or TreeSymmetric()"
+        )
+
+
+class Groups(NamedTuple):
+    """A model's layers: the leading linear ones, then each nonlinear layer with the linear ones after it."""
+
+    leading: tuple[int, ...]
+    nonlinear: tuple[tuple[int, tuple[int, ...]], ...]
+
+
+def tree(kinds: tuple[Kind, ...]) -> Tree:
+    return Tree(tuple(local(k).order for k in kinds if local(k).order > 1))
+
+
+def groups(kinds: tuple[Kind, ...]) -> Groups:
+    leading: list[int] = []
+    found: list[tuple[int, list[int]]] = []
+    for n, kind in enumerate(kinds):
+        if local(kind).order > 1:
+            found.append((n, []))
+        elif found:
+            found[-1][1].append(n)
+        else:
+            leading.append(n)
+    return Groups(tuple(leading), tuple((n, tuple(after)) for n, after in found))
+
+
+def fold(
+    models: dict[Side, tuple[Kind, ...]],
+    cross_only: bool,
+    inputs: InputKind,
+    lifted: bool,
+    pairs: Iterable[Pair],
+    per_output: bool,
+    dense: bool,
+) -> Problem:
+    """The problem whose outputs are the inner products `pairs`; `dense` contracts over full layer tensors.
+
+    Leaves are those of `local.symmetric_arrays`, the input's second moment `COVARIANCE` and, lifted, `TRACE`.
+    """
+    return _Folder(models, cross_only, inputs, lifted, tuple(pairs), dense).problem(per_output)
+
+
+class _Folder:
+    def __init__(self, models, cross_only: bool, inputs: InputKind, lifted: bool, pairs: tuple[Pair, ...], dense: bool):
+        self.models, self.cross_only, self.inputs, self.lifted = models, cross_only, inputs, lifted
+        self.pairs, self.dense = pairs, dense
+        self.groups = {side: groups(kinds) for side, kinds in models.items()}
+        self.trees = {side: tree(kinds) for side, kinds in models.items()}
+        self.leads = any(g.leading for g in self.groups.values())
+
+    def problem(self, per_output: bool) -> Problem:
+        basis, gauges = self.basis()
+        gauges += tuple(Gauge(pair.group, 1, pair.group, 1) for pair in self.pairs)
+        outputs = tuple(self.output(pair, per_output) for pair in self.pairs)
+        stages = [Stage(basis, gauges), Stage(self.tensors(), gauges), Stage(outputs, gauges)]
+        shapes = {COVARIANCE: (self.d_in,) if self.inputs.moment == "diagonal" else (self.d_in, self.d_in)}
+        for side, kinds in self.models.items():
+            for n, kind in enumerate(kinds):
+                shapes |= {str(Leaf(side, n, role)): shape for role, shape in symmetric_shapes(kind, self.lifted).items()}
+        shapes[TRACE] = (self.models["A"][-1].d_out + self.lifted,)
+        shapes[IDENTITY] = (self.d_in, self.d_in)
+        symmetric = frozenset({COVARIANCE, IDENTITY} if self.inputs.moment != "diagonal" else {IDENTITY})
+        return prune(Problem(tuple(stages), shapes, symmetric, tuple(pair.group for pair in self.pairs)))
+
+    @property
+    def d_in(self) -> int:
+        return self.models["A"][0].d_in + self.lifted
+
+    def basis(self) -> tuple[tuple[Definition, ...], tuple[Gauge, ...]]:
+        """Arrays per layer, each in a scale group of its own, and second moments behind leading linear layers."""
+        definitions, gauges = [], []
+        for side, found in self.groups.items():
+            for level, (n, after) in enumerate(found.nonlinear):
+                chain = [Operand(str(Leaf(side, n, SIGNED_DOWN)), ("x0", "h"))]
+                chain += [Operand(str(Leaf(side, m, WEIGHT)), (f"x{i + 1}", f"x{i}")) for i, m in enumerate(after)]
+                down = Definition(f"D.{side}{level}", (f"x{len(after)}", "h"), (Term(1.0, tuple(chain)),))
+                factor = Definition(f"P.{side}{level}", ("h", "i"), (Term(1.0, (Operand(str(Leaf(side, n, FACTOR)), ("h", "i")),)),))
+                for d in (down, factor):
+                    gauges.append(Gauge(d.name, 1, d.name, 1))
+                    definitions.append(Definition(d.name, d.indices, d.terms, powers=((d.name, 1),)))
+        if self.leads:
+            sides = set(self.models)
+            for pair in PAIRS:
+                if set(pair) <= sides:
+                    definitions.append(self.moment(pair))
+        return tuple(definitions), tuple(gauges)
+
+    def moment(self, pair: Pair) -> Definition:
+        """W_X C W_Y^T over the leading linear layers of both sides."""
+        merged, operands = Merge(), []
+        ends = []
+        for role, side in zip("AB", pair, strict=True):
+            leading = self.groups[side].leading
+            operands += [Operand(str(Leaf(side, n, WEIGHT)), (f"{role}{i + 1}", f"{role}{i}")) for i, n in enumerate(leading)]
+            ends.append(f"{role}{len(leading)}")
+        if self.inputs.moment == "full":
+            operands.append(Operand(COVARIANCE, ("A0", "B0")))
+        else:
+            merged.unite("A0", "B0")
+            operands += [Operand(COVARIANCE, ("A0",))] if self.inputs.moment == "diagonal" else []
+        for end, output in zip(ends, ("k", "l"), strict=True):
+            merged.unite(end, output)
+        term = Term(1.0, tuple(Operand(o.name, tuple(map(merged.find, o.indices))) for o in operands))
+        return Definition(f"S.{pair.group}", ("k", "l"), (term,), symmetric=pair.bra == pair.ket)
+
+    def tensors(self) -> tuple[Definition, ...]:
+        """Dense layer tensors if wanted, and the means of the first-layer nodes."""
+        found = []
+        for side, tree_ in self.trees.items():
+            for level in range(len(tree_.orders)):
+                term = Term(1.0, self.node(side, level, "o", ["i", "j"], dense=False))
+                powers = ((f"D.{side}{level}", 1), (f"P.{side}{level}", 2))
+                if self.dense:
+                    found.append(Definition(f"T.{side}{level}", ("o", "i", "j"), (term,), powers=powers))
+                if level == 0:
+                    merged = Merge()
+                    joined = self.join(Pair(side, side), ["i", "j"], merged)
+                    operands = (*self.node(side, 0, "o", ["i", "j"], self.dense), *joined)
+                    term = Term(1.0, tuple(Operand(o.name, tuple(map(merged.find, o.indices))) for o in operands))
+                    found.append(Definition(f"m.{side}", ("o",), (term,), powers=powers))
+        return tuple(found)
+
+    def node(self, side: Side, level: int, out: str, legs: list[str], dense: bool) -> tuple[Operand, ...]:
+        """The symmetrised tensor of one nonlinear layer, dense or over its hidden units."""
+        if dense:
+            return (Operand(f"T.{side}{level}", (out, *legs)),)
+        factors = tuple(Operand(f"P.{side}{level}", (f"h{out}", leg)) for leg in legs)
+        return (Operand(f"D.{side}{level}", (out, f"h{out}")), *factors)
+
+    def join(self, pair: Pair, ends: list[str], merged: Merge) -> list[Operand]:
+        """The second moment between two legs of the models `pair`."""
+        if pair == ("B", "A"):
+            pair, ends = Pair("A", "B"), ends[::-1]
+        if self.leads:
+            return [Operand(f"S.{pair.group}", tuple(ends))]
+        if self.inputs.moment == "full":
+            return [Operand(COVARIANCE, tuple(ends))]
+        merged.unite(*ends)
+        return [] if self.inputs.moment == "identity" else [Operand(COVARIANCE, (ends[0],))]
+
+    def output(self, pair: Pair, per_output: bool) -> Definition:
+        """All diagrams of one inner product."""
+        trees = self.trees[pair.bra], self.trees[pair.ket]
+        legs = trees[0].legs
+        scale = float(np.prod(np.arange(1.0, legs + 1))) if self.cross_only else 1.0
+        terms = tuple(self.term(pair, d, d.count / scale) for d in diagrams(*trees, self.cross_only))
+        powers: dict[str, int] = {}
+        for side in pair:
+            copies = 1
+            for level in reversed(range(len(self.trees[side].orders))):
+                for name, times in ((f"D.{side}{level}", copies), (f"P.{side}{level}", 2 * copies)):
+                    powers[name] = powers.get(name, 0) + times
+                copies *= self.trees[side].orders[level]
+        powers[pair.group] = 1
+        return Definition(pair.group, ("k",) if per_output else (), terms, powers=tuple(powers.items()))
+
+    def term(self, pair: Pair, diagram: Diagram, weight: float) -> Term:
+        """One diagram: upper layers of both trees, first-layer nodes, moments along its edges."""
+        merged, operands = Merge(), []
+        bottoms: list[tuple[Side, str]] = []
+        for role, side in zip("AB", pair, strict=True):
+            orders = self.trees[side].orders
+            copies = 1
+            for level in reversed(range(1, len(orders))):
+                for copy in range(copies):
+                    legs = [f"{role}{level - 1}.{copy * orders[level] + p}" for p in range(orders[level])]
+                    operands += self.node(side, level, f"{role}{level}.{copy}", legs, self.dense)
+                copies *= orders[level]
+            bottoms += [(side, f"{role}0.{copy}") for copy in range(copies)]
+            merged.unite(f"{role}{max(len(orders) - 1, 0)}.0", "k")
+        free: dict[int, list[str]] = {}
+        for n, (side, bond) in enumerate(bottoms):
+            level = len(self.trees[side].orders)
+            if (n, n) in diagram.edges:
+                operands.append(Operand(f"m.{side}", (bond,)))
+                continue
+            legs = [bond] if level == 0 else [f"{bond}.leg{p}" for p in range(self.trees[side].bunch)]
+            if level:
+                operands += self.node(side, 0, bond, legs, self.dense)
+            free[n] = legs
+        for u, v in diagram.edges:
+            if u != v:
+                operands += self.join(Pair(bottoms[u][0], bottoms[v][0]), [free[u].pop(), free[v].pop()], merged)
+        if self.lifted:
+            operands.append(Operand(TRACE, ("k",)))
+        return Term(weight, tuple(Operand(o.name, tuple(map(merged.find, o.indices))) for o in operands))
