@@ -112,7 +112,7 @@ def test_path_costs_agree_with_opt_einsum(rng):
             operands = [np.empty([sizes[x] for x in labels]) for labels in inputs]
             _, info = opt_einsum.contract_path(equation, *operands, optimize=linear)
             theirs = sum(np.prod([sizes[ord(c) - 97] for c in set(step[2]) - set(",->")], dtype=int) for step in info.contraction_list)
-            assert planning._path_cost(inputs, output, sizes, path) == theirs
+            assert paths.cost(inputs, output, sizes, path)[0] == theirs
 
 
 def test_shared_work_is_done_once():

@@ -20,12 +20,12 @@ from typing import NamedTuple
 import numpy as np
 
 from tnsim.errors import ModelError, TooLarge
-from tnsim.folding import IDENTITY, PAIRS, TRACE, Merge, Pair, prune
+from tnsim.folding import IDENTITY, PAIRS, TRACE, Merge, Pair
 from tnsim.local import Kind, local, symmetric_shapes
 from tnsim.metrics import InputKind
 from tnsim.names import COVARIANCE, FACTOR, SIGNED_DOWN, WEIGHT, Leaf, Side
 from tnsim.orbits import Diagram, Tree, diagrams
-from tnsim.problem import Definition, Gauge, Operand, Problem, Stage, Term
+from tnsim.problem import Definition, Gauge, Operand, Problem, Stage, Term, prune
 
 
 class Nodes(NamedTuple):
@@ -58,7 +58,6 @@ def moment_nodes(legs: int) -> Nodes:
     return best
 
 
-FORMS = (False, True)  # layer tensors over their hidden units, or dense: whichever plan is cheaper is kept
 MAX_LEGS = 20
 
 
@@ -105,22 +104,26 @@ def fold(
     lifted: bool,
     pairs: Iterable[Pair],
     per_output: bool,
-    dense: bool,
 ) -> Problem:
-    """The problem whose outputs are the inner products `pairs`; `dense` contracts over full layer tensors.
+    """The problem whose outputs are the inner products `pairs`, every diagram written in several ways.
 
-    Leaves are those of `local.symmetric_arrays`, the input's second moment `COVARIANCE` and, lifted, `TRACE`.
+    "factors": each layer tensor as SIGNED_DOWN and FACTOR over its hidden units. "units": only matrices between
+    hidden units of neighbouring layers, so a diagram is a graph whose vertices are hidden units. "matrices": the
+    same, but a first-layer node is the matrix over two input legs that a unit of the layer above sees. "dense": full
+    layer tensors. Leaves are those of `local.symmetric_arrays`, the input's second moment `COVARIANCE` and, lifted, `TRACE`.
     """
-    return _Folder(models, cross_only, inputs, lifted, tuple(pairs), dense).problem(per_output)
+    return _Folder(models, cross_only, inputs, lifted, tuple(pairs)).problem(per_output)
 
 
 class _Folder:
-    def __init__(self, models, cross_only: bool, inputs: InputKind, lifted: bool, pairs: tuple[Pair, ...], dense: bool):
+    def __init__(self, models, cross_only: bool, inputs: InputKind, lifted: bool, pairs: tuple[Pair, ...]):
         self.models, self.cross_only, self.inputs, self.lifted = models, cross_only, inputs, lifted
-        self.pairs, self.dense = pairs, dense
+        self.pairs = pairs
         self.groups = {side: groups(kinds) for side, kinds in models.items()}
         self.trees = {side: tree(kinds) for side, kinds in models.items()}
         self.leads = any(g.leading for g in self.groups.values())
+        depth = min(len(t.orders) for t in self.trees.values())
+        self.forms = ("factors", "units", "dense", "matrices")[: 1 if depth == 0 else 3 if depth == 1 else 4]
 
     def problem(self, per_output: bool) -> Problem:
         basis, gauges = self.basis()
@@ -178,21 +181,45 @@ class _Folder:
         return Definition(f"S.{pair.group}", ("k", "l"), (term,), symmetric=pair.bra == pair.ket)
 
     def tensors(self) -> tuple[Definition, ...]:
-        """Dense layer tensors if wanted, and the means of the first-layer nodes."""
+        """Dense layer tensors, the means of the first-layer nodes, and matrices between hidden units."""
         found = []
         for side, tree_ in self.trees.items():
             for level in range(len(tree_.orders)):
                 term = Term(1.0, self.node(side, level, "o", ["i", "j"], dense=False))
                 powers = ((f"D.{side}{level}", 1), (f"P.{side}{level}", 2))
-                if self.dense:
-                    found.append(Definition(f"T.{side}{level}", ("o", "i", "j"), (term,), powers=powers))
+                found.append(Definition(f"T.{side}{level}", ("o", "i", "j"), (term,), powers=powers))
                 if level == 0:
                     merged = Merge()
                     joined = self.join(Pair(side, side), ["i", "j"], merged)
-                    operands = (*self.node(side, 0, "o", ["i", "j"], self.dense), *joined)
+                    operands = (*self.node(side, 0, "o", ["i", "j"], False), *joined)
                     term = Term(1.0, tuple(Operand(o.name, tuple(map(merged.find, o.indices))) for o in operands))
                     found.append(Definition(f"m.{side}", ("o",), (term,), powers=powers))
-        return tuple(found)
+        return (*found, *(self.unit_matrices() if "units" in self.forms else ()))
+
+    def unit_matrices(self) -> list[Definition]:
+        """Matrices between hidden units: `U` up a tree, `G` across a pair of legs, `K` at the outputs, `u` from means."""
+        found = []
+        for side, tree_ in self.trees.items():
+            for level in range(1, len(tree_.orders)):
+                up = (Operand(f"P.{side}{level}", ("h", "o")), Operand(f"D.{side}{level - 1}", ("o", "g")))
+                found.append(Definition(f"U.{side}{level}", ("h", "g"), (Term(1.0, up),)))
+            if len(tree_.orders) > 1:
+                mean = (Operand(f"P.{side}1", ("h", "o")), Operand(f"m.{side}", ("o",)))
+                found.append(Definition(f"u.{side}", ("h",), (Term(1.0, mean),)))
+                seen = (Operand(f"P.{side}1", ("h", "o")), *self.node(side, 0, "o", ["i", "j"], False))
+                found.append(Definition(f"M.{side}", ("h", "i", "j"), (Term(1.0, seen),)))
+        for pair in PAIRS:
+            if not set(pair) <= set(self.models):
+                continue
+            merged = Merge()
+            joined = self.join(pair, ["i", "j"], merged)
+            ends = [Operand(f"P.{side}0", (x, leg)) for side, x, leg in zip(pair, "hg", "ij", strict=True)]
+            operands = tuple(Operand(o.name, tuple(map(merged.find, o.indices))) for o in (*ends, *joined))
+            found.append(Definition(f"G.{pair.group}", ("h", "g"), (Term(1.0, operands),), symmetric=pair.bra == pair.ket))
+            tops = [Operand(f"D.{side}{len(self.trees[side].orders) - 1}", ("k", x)) for side, x in zip(pair, "hg", strict=True)]
+            tops += [Operand(TRACE, ("k",))] if self.lifted else []
+            found.append(Definition(f"K.{pair.group}", ("h", "g"), (Term(1.0, tuple(tops)),), symmetric=pair.bra == pair.ket))
+        return found
 
     def node(self, side: Side, level: int, out: str, legs: list[str], dense: bool) -> tuple[Operand, ...]:
         """The symmetrised tensor of one nonlinear layer, dense or over its hidden units."""
@@ -217,7 +244,10 @@ class _Folder:
         trees = self.trees[pair.bra], self.trees[pair.ket]
         legs = trees[0].legs
         scale = float(np.prod(np.arange(1.0, legs + 1))) if self.cross_only else 1.0
-        terms = tuple(self.term(pair, d, d.count / scale) for d in diagrams(*trees, self.cross_only))
+        terms = []
+        for diagram in diagrams(*trees, self.cross_only):
+            first, *rest = (self.written(pair, diagram, form, per_output) for form in self.forms)
+            terms.append(Term(diagram.count / scale, first, tuple(rest)))
         powers: dict[str, int] = {}
         for side in pair:
             copies = 1
@@ -226,9 +256,14 @@ class _Folder:
                     powers[name] = powers.get(name, 0) + times
                 copies *= self.trees[side].orders[level]
         powers[pair.group] = 1
-        return Definition(pair.group, ("k",) if per_output else (), terms, powers=tuple(powers.items()))
+        return Definition(pair.group, ("k",) if per_output else (), tuple(terms), powers=tuple(powers.items()))
 
-    def term(self, pair: Pair, diagram: Diagram, weight: float) -> Term:
+    def written(self, pair: Pair, diagram: Diagram, form: str, per_output: bool) -> tuple[Operand, ...]:
+        if form in ("units", "matrices"):
+            return self.over_units(pair, diagram, form == "matrices", per_output)
+        return self.over_layers(pair, diagram, form == "dense")
+
+    def over_layers(self, pair: Pair, diagram: Diagram, dense: bool) -> tuple[Operand, ...]:
         """One diagram: upper layers of both trees, first-layer nodes, moments along its edges."""
         merged, operands = Merge(), []
         bottoms: list[tuple[Side, str]] = []
@@ -238,7 +273,7 @@ class _Folder:
             for level in reversed(range(1, len(orders))):
                 for copy in range(copies):
                     legs = [f"{role}{level - 1}.{copy * orders[level] + p}" for p in range(orders[level])]
-                    operands += self.node(side, level, f"{role}{level}.{copy}", legs, self.dense)
+                    operands += self.node(side, level, f"{role}{level}.{copy}", legs, dense)
                 copies *= orders[level]
             bottoms += [(side, f"{role}0.{copy}") for copy in range(copies)]
             merged.unite(f"{role}{max(len(orders) - 1, 0)}.0", "k")
@@ -250,11 +285,56 @@ class _Folder:
                 continue
             legs = [bond] if level == 0 else [f"{bond}.leg{p}" for p in range(self.trees[side].bunch)]
             if level:
-                operands += self.node(side, 0, bond, legs, self.dense)
+                operands += self.node(side, 0, bond, legs, dense)
             free[n] = legs
         for u, v in diagram.edges:
             if u != v:
                 operands += self.join(Pair(bottoms[u][0], bottoms[v][0]), [free[u].pop(), free[v].pop()], merged)
         if self.lifted:
             operands.append(Operand(TRACE, ("k",)))
-        return Term(weight, tuple(Operand(o.name, tuple(map(merged.find, o.indices))) for o in operands))
+        return tuple(Operand(o.name, tuple(map(merged.find, o.indices))) for o in operands)
+
+    def over_units(self, pair: Pair, diagram: Diagram, matrices: bool, per_output: bool) -> tuple[Operand, ...]:
+        """The same diagram over hidden units: a vertex per node of the trees, a matrix per edge.
+
+        In matrix form the first-layer nodes are no vertices but matrices that hang on the vertices above.
+        """
+        merged = Merge()
+        operands: list[Operand] = []
+        bottoms: list[tuple[Side, str]] = []
+        loops = {u for u, v in diagram.edges if u == v}
+        free: dict[int, list[str]] = {}
+        for role, side in zip("AB", pair, strict=True):
+            orders = self.trees[side].orders
+            copies = 1
+            for level in reversed(range(1, len(orders))):
+                for child in range(copies * orders[level]):
+                    above, below = f"{role}{level}.{child // orders[level]}", f"{role}{level - 1}.{child}"
+                    node = len(bottoms) + child
+                    if level == 1 and node in loops:
+                        operands.append(Operand(f"u.{side}", (above,)))
+                    elif level == 1 and matrices:
+                        free[node] = [f"{below}.leg{p}" for p in range(2)]
+                        operands.append(Operand(f"M.{side}", (above, *free[node])))
+                    else:
+                        operands.append(Operand(f"U.{side}{level}", (above, below)))
+                copies *= orders[level]
+            bottoms += [(side, f"{role}0.{copy}") for copy in range(copies)]
+        tops = [f"{role}{len(self.trees[side].orders) - 1}.0" for role, side in zip("AB", pair, strict=True)]
+        for u, v in diagram.edges:
+            (one, x), (two, y) = bottoms[u], bottoms[v]
+            if u == v:
+                if len(self.trees[one].orders) == 1:  # the bottom node is the top one
+                    operands.append(Operand(f"m.{one}", ("k",)))
+                    tops[u] = ""
+            elif matrices:
+                operands += self.join(Pair(one, two), [free[u].pop(), free[v].pop()], merged)
+            else:
+                operands.append(Operand(f"G.{one}{two}", (x, y)) if one <= two else Operand(f"G.{two}{one}", (y, x)))
+        if per_output or "" in tops:
+            for side, top in zip(pair, tops, strict=True):
+                operands += [Operand(f"D.{side}{len(self.trees[side].orders) - 1}", ("k", top))] if top else []
+            operands += [Operand(TRACE, ("k",))] if self.lifted else []
+        else:
+            operands.append(Operand(f"K.{pair.group}", tuple(tops)))
+        return tuple(Operand(o.name, tuple(map(merged.find, o.indices))) for o in operands)

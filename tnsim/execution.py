@@ -134,9 +134,34 @@ def _apply(op: Operation, args: list[Any]) -> Any:
             arg = arg if weight == 1.0 else weight * arg
             total = arg if total is None else total + arg
         return total
+    if op.kind == "loop":
+        return _loop(op, args)
     if len(args) == 1:
         return _reduce(args[0], op.labels[0], op.output)
     return _contract(*args, *op.labels, op.output)
+
+
+def _loop(op: Operation, args: list[Any]) -> Any:
+    """Add up a piece over all values of its chunked labels: one compiled body, not one copy per value."""
+    sizes = {x: n for arg, labels in zip(args, op.labels, strict=True) for x, n in zip(labels, arg.shape, strict=True)}
+    counts = [sizes[label] for label in op.chunks]
+
+    def step(n: Any) -> Any:
+        at = {}
+        for label, count in zip(reversed(op.chunks), reversed(counts), strict=True):
+            n, at[label] = n // count, n % count
+        fixed = []
+        for arg, labels in zip(args, op.labels, strict=True):
+            for axis in reversed(range(len(labels))):
+                if labels[axis] in at:
+                    arg = do("take", arg, at[labels[axis]], axis=axis)
+            fixed.append(arg)
+        return _run_piece(op.body, fixed)[0][0]
+
+    first = step(0)
+    if isinstance(first, jax.Array):
+        return jax.lax.fori_loop(1, math.prod(counts), lambda n, total: total + step(n), first)
+    return sum((step(n) for n in range(1, math.prod(counts))), first)
 
 
 def _reduce(x: Any, labels: tuple[int, ...], output: tuple[int, ...]) -> Any:

@@ -8,16 +8,18 @@ executed or even kept here unless an output reaches it.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tnsim.canonical import canonical
-from tnsim.plans import Operation
+from tnsim.plans import Operation, Piece
 
 Label = int | str
+Path = tuple[tuple[int, ...], ...]
 
 
 class Use(NamedTuple):
@@ -87,6 +89,37 @@ class Builder:
             self._known[key] = len(self.values)
             self.values.append(_Value(tuple(sizes[x] for x in order), tuple(atoms), order, operation, cost))
         return Use(self._known[key], order)
+
+    def loop(self, operation: Operation, shape: tuple[int, ...], cost: int) -> int:
+        """A loop over chunks as a value that is not taken apart; equal loops are one value."""
+        key = ("loop", operation)
+        if key not in self._known:
+            self._known[key] = self.atom(shape, operation=operation)
+            number = self._known[key]
+            self.values[number] = dataclasses.replace(self.values[number], cost=cost)
+        return self._known[key]
+
+    def ordered(self, use: Use, output: tuple[Label, ...]) -> Use:
+        """The same value with its axes in a given order."""
+        if use.labels == output:
+            return use
+        position = {x: n for n, x in enumerate(output)}
+        labels = tuple(position[x] for x in use.labels)
+        sizes = dict(zip(labels, self.values[use.value].shape, strict=True))
+        axes = tuple(range(len(output)))
+        operation = Operation("sum", (use.value,), (labels,), axes, (1.0,))
+        return Use(self.atom(tuple(sizes[n] for n in axes), operation=operation), output)
+
+    def piece(self, outputs: list[int], inputs: int, **scaling: Any) -> Piece:
+        """Everything that the outputs need, renumbered: the first `inputs` values, then operations in order."""
+        needed = [n for n in self.reachable(outputs) if n >= inputs]
+        number = {n: n for n in range(inputs)} | {n: inputs + i for i, n in enumerate(needed)}
+        operations = []
+        for n in needed:
+            op = self.values[n].operation
+            operations.append(op._replace(args=tuple(number[a] for a in op.args), weights=tuple(map(float, op.weights))))
+        shapes = tuple(value.shape for value in self.values[:inputs])
+        return Piece(shapes, tuple(operations), tuple(number[n] for n in outputs), **scaling)
 
     def total(self, items: Iterable[tuple[float, Use]], output: tuple[Label, ...]) -> Use:
         """`sum(weight * use)` with its axes in the order `output`, common factors taken out."""
@@ -181,23 +214,64 @@ class _Factor:
     cost: int
 
 
-def product(builder: Builder, uses: list[Use], output: tuple[Label, ...], path: Callable) -> Use:
-    """One term: reduce what a single array can, then contract pairwise along `path(inputs, output, sizes)`."""
-    uses = list(uses)
-    for n, use in enumerate(uses):
-        elsewhere = set(output).union(*(u.labels for m, u in enumerate(uses) if m != n))
-        kept = tuple(x for x in dict.fromkeys(use.labels) if x in elsewhere)
-        if kept != use.labels:
-            uses[n] = builder.contract([use], kept)
+def reduced(operands: list[tuple[tuple[Label, ...], tuple[int, ...]]], output: tuple[Label, ...]) -> tuple:
+    """Structure of a product after each operand is reduced alone: (labels of each, output, sizes), labels numbered."""
+    kept = _kept([labels for labels, _ in operands], output)
+    sizes = {x: n for labels, shape in operands for x, n in zip(labels, shape, strict=True)}
+    names = {label: n for n, label in enumerate(dict.fromkeys(x for labels in kept for x in labels))}
+    inputs = tuple(tuple(names[x] for x in labels) for labels in kept)
+    return inputs, tuple(names[x] for x in output), tuple((n, sizes[x]) for x, n in names.items())
+
+
+def _kept(operands: list[tuple[Label, ...]], output: tuple[Label, ...]) -> list[tuple[Label, ...]]:
+    """Labels of each operand, once each, without those that no other operand and no output has."""
+    return [
+        tuple(x for x in dict.fromkeys(labels) if x in set(output).union(*(o for m, o in enumerate(operands) if m != n)))
+        for n, labels in enumerate(operands)
+    ]
+
+
+def product(builder: Builder, uses: list[Use], output: tuple[Label, ...], route: Callable) -> Use:
+    """One term: reduce what a single array can, then contract pairwise along `route(structure)`, in chunks if it says so."""
+    structure = reduced([(u.labels, builder.values[u.value].shape) for u in uses], output)
+    kept = _kept([u.labels for u in uses], output)
+    uses = [u if labels == u.labels else builder.contract([u], labels) for u, labels in zip(uses, kept, strict=True)]
     if len(uses) == 1:
         return uses[0]
-    names = {label: n for n, label in enumerate(dict.fromkeys(x for u in uses for x in u.labels))}
-    sizes = {names[x]: s for u in uses for x, s in zip(u.labels, builder.values[u.value].shape, strict=True)}
-    inputs = tuple(tuple(names[x] for x in u.labels) for u in uses)
+    found = route(structure)
+    if found.chunks:
+        names = list(dict.fromkeys(x for labels in kept for x in labels))
+        return _chunked(builder, uses, output, found, tuple(names[n] for n in found.chunks))
+    return _pairwise(builder, uses, output, found.path)
+
+
+def _pairwise(builder: Builder, uses: list[Use], output: tuple[Label, ...], path: Path) -> Use:
     pool: dict[int, Use] = dict(enumerate(uses))
-    for step, (one, two) in enumerate(path(inputs, tuple(names[x] for x in output), sizes)):
+    for step, (one, two) in enumerate(path):
         pair = pool.pop(one), pool.pop(two)
         needed = set(output).union(*(u.labels for u in pool.values()))
         kept = tuple(x for x in dict.fromkeys(pair[0].labels + pair[1].labels) if x in needed)
         pool[len(uses) + step] = builder.contract(pair, kept)
     return pool.popitem()[1]
+
+
+def _chunked(builder: Builder, uses: list[Use], output: tuple[Label, ...], found: Any, chunks: tuple[Label, ...]) -> Use:
+    """One term as a loop over the labels `chunks`."""
+    names = {label: n for n, label in enumerate(dict.fromkeys(x for u in uses for x in u.labels))}
+    sizes = {x: s for u in uses for x, s in zip(u.labels, builder.values[u.value].shape, strict=True)}
+    inner, fixed = Builder(), []
+    for use in uses:
+        labels = tuple(x for x in use.labels if x not in chunks)
+        fixed.append(Use(inner.atom(tuple(sizes[x] for x in labels)), labels))
+    body = inner.piece([inner.ordered(_pairwise(inner, fixed, output, found.path), output).value], len(uses))
+    operation = Operation(
+        "loop",
+        tuple(u.value for u in uses),
+        tuple(tuple(names[x] for x in u.labels) for u in uses),
+        tuple(names[x] for x in output),
+        (),
+        tuple(names[x] for x in chunks),
+        body,
+    )
+    cost = math.prod(sizes[x] for x in chunks) * body.multiplications
+    return Use(builder.loop(operation, tuple(sizes[x] for x in output), cost), output)

@@ -21,7 +21,7 @@ from tnsim.errors import ModelError
 from tnsim.local import Kind, Local, Part, local, shapes
 from tnsim.metrics import InputKind, Metric
 from tnsim.names import COVARIANCE, MEAN, SIDES, Leaf, Side, input_index
-from tnsim.problem import Definition, Gauge, Operand, Problem, Stage, Term
+from tnsim.problem import Definition, Gauge, Operand, Problem, Stage, Term, prune
 
 TRACE, IDENTITY = "TRACE", "IDENTITY"
 
@@ -269,16 +269,3 @@ def _leaf_shapes(models, inputs: InputKind, lifted: bool) -> tuple[dict[str, tup
     found[MEAN], found[TRACE], found[IDENTITY] = (d_in,), (d_out,), (d_in, d_in)
     found[COVARIANCE] = (d_in,) if inputs.moment == "diagonal" else (d_in, d_in)
     return found, frozenset({COVARIANCE, IDENTITY} if inputs.moment != "diagonal" else {IDENTITY})
-
-
-def prune(problem: Problem) -> Problem:
-    """Drop the definitions, gauges and leaves that nothing asked for needs."""
-    needed, stages = set(problem.outputs), []
-    for stage in reversed(problem.stages):
-        kept = tuple(d for d in stage.definitions if d.name in needed)
-        needed |= {o.name for d in kept for t in d.terms for o in t.operands}
-        names = {d.name for d in kept}
-        gauges = tuple(g if g.definition in names else g._replace(definition=None) for g in stage.gauges)
-        stages.append(Stage(kept, gauges))
-    shapes = {name: shape for name, shape in problem.shapes.items() if name in needed}
-    return Problem(tuple(reversed(stages)), shapes, problem.symmetric & set(shapes), problem.outputs)

@@ -24,6 +24,8 @@ class Operation(NamedTuple):
 
     "contract": the product of one or two arguments, summed over the labels that are not in the output.
     "sum": the sum of `weights[i] * args[i]`, axes permuted to the output's order.
+    "loop": the sum over all values of the labels `chunks` of `body`, a piece whose inputs are the arguments
+    with those labels fixed and whose one output has the axes `output`; it bounds memory.
     """
 
     kind: str
@@ -31,6 +33,8 @@ class Operation(NamedTuple):
     labels: tuple[tuple[int, ...], ...]
     output: tuple[int, ...]
     weights: tuple[float, ...] = ()
+    chunks: tuple[int, ...] = ()
+    body: Piece | None = None
 
 
 @dataclass(frozen=True)
@@ -62,10 +66,14 @@ class Piece:
     @cached_property
     def costs(self) -> tuple[int, ...]:
         """Scalar multiplications of each operation; sums and single-argument reductions have none."""
-        return tuple(
-            math.prod(self._sizes(op, self.value_shapes).values()) if len(op.args) == 2 and op.kind == "contract" else 0
-            for op in self.operations
-        )
+        found = []
+        for op in self.operations:
+            sizes = self._sizes(op, self.value_shapes)
+            if op.kind == "loop":
+                found.append(math.prod(sizes[x] for x in op.chunks) * op.body.multiplications)
+            else:
+                found.append(math.prod(sizes.values()) if len(op.args) == 2 and op.kind == "contract" else 0)
+        return tuple(found)
 
     @property
     def multiplications(self) -> int:
@@ -73,7 +81,8 @@ class Piece:
 
     @property
     def contractions(self) -> int:
-        return sum(cost > 0 for cost in self.costs)
+        inside = sum(op.body.contractions for op in self.operations if op.body)
+        return inside + sum(cost > 0 and op.body is None for op, cost in zip(self.operations, self.costs, strict=True))
 
     @cached_property
     def peak_elements(self) -> int:
@@ -88,7 +97,7 @@ class Piece:
         alive = peak = sum(sizes[:inputs])
         for n, op in enumerate(self.operations):
             alive += sizes[inputs + n]
-            peak = max(peak, alive)
+            peak = max(peak, alive + (op.body.peak_elements if op.body else 0))
             alive -= sum(sizes[a] for a in set(op.args) if last[a] == n and a >= inputs)
         return peak
 
@@ -188,11 +197,11 @@ class Plan:
 
 def piece_from_data(data: dict[str, Any]) -> Piece:
     """A piece from parsed JSON. Raises on anything malformed."""
-    operations = tuple(Operation(*_tuples(op)) for op in data["operations"])
+    operations = tuple(Operation(*_tuples(op[:6]), op[6] and piece_from_data(op[6])) for op in data["operations"])
     fields = {k: _tuples(data[k]) for k in ("shapes", "outputs", "scales", "powers")}
     piece = Piece(operations=operations, **fields)
     for n, op in enumerate(operations):
-        if op.kind not in ("contract", "sum") or any(a >= len(piece.shapes) + n for a in op.args):
+        if op.kind not in ("contract", "sum", "loop") or any(a >= len(piece.shapes) + n for a in op.args):
             raise ValueError(f"operation {n} is malformed")
     return piece
 

@@ -22,10 +22,14 @@ class Operand:
 
 @dataclass(frozen=True)
 class Term:
-    """`weight * prod(operands)`, summed over every index that is not an output."""
+    """`weight * prod(operands)`, summed over every index that is not an output.
+
+    `otherwise` lists other products with the same value; planning keeps the cheapest.
+    """
 
     weight: float
     operands: tuple[Operand, ...]
+    otherwise: tuple[tuple[Operand, ...], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -70,3 +74,19 @@ class Problem:
     shapes: dict[str, tuple[int, ...]]
     symmetric: frozenset[str]
     outputs: tuple[str, ...]
+
+
+def prune(problem: Problem) -> Problem:
+    """Drop the definitions, gauges and leaves that nothing asked for needs."""
+    needed, stages = set(problem.outputs), []
+    for stage in reversed(problem.stages):
+        kept = []
+        for definition in reversed(stage.definitions):
+            if definition.name in needed:
+                kept.insert(0, definition)
+                needed |= {o.name for t in definition.terms for operands in (t.operands, *t.otherwise) for o in operands}
+        names = {d.name for d in kept}
+        gauges = tuple(g if g.definition in names else g._replace(definition=None) for g in stage.gauges)
+        stages.append(Stage(tuple(kept), gauges))
+    shapes = {name: shape for name, shape in problem.shapes.items() if name in needed}
+    return Problem(tuple(reversed(stages)), shapes, problem.symmetric & set(shapes), problem.outputs)

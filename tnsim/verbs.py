@@ -231,11 +231,8 @@ def _plan(bra, ket, metric: type, inputs: InputKind, lifted: bool, whole: bool, 
         problem = folding.fold(models, metric(), inputs, lifted, pairs, per_output)
         return plan_problem(problem, metric.name, exact, dtype)
     deep.check_size(models, metric is metrics.Symmetric)
-    plans = [
-        plan_problem(deep.fold(models, metric is metrics.Symmetric, inputs, lifted, pairs, per_output, form), metric.name, exact, dtype)
-        for form in deep.FORMS
-    ]
-    return min(plans, key=lambda p: p.multiplications)
+    problem = deep.fold(models, metric is metrics.Symmetric, inputs, lifted, pairs, per_output)
+    return plan_problem(problem, metric.name, exact, dtype)
 
 
 def _leaves(found: Plan, models: Mapping[str, Model], metric: Metric, key: _Key, t: float | None = None) -> dict[str, Any]:

@@ -1,0 +1,217 @@
+"""Assembling a stage: routes for its products, sharing between them. In: a numbered stage. Out: a `Piece`.
+
+Effort follows cost. Every product gets a greedy path in each way it is written; only those that matter are
+searched again, harder. A stage of few products is then tuned as a whole by coordinate descent over the
+routes of its dearest products, since the best path for one alone need not share most with the others.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+
+from tnsim import paths
+from tnsim.canonical import canonical
+from tnsim.expressions import Builder, Use, product, reduced
+from tnsim.paths import Route
+from tnsim.plans import Piece
+from tnsim.problem import Definition, Operand, Stage, Term
+
+SMALL_STAGE = 60  # products; up to here everything is searched well and tuned together
+WORTH_SEARCHING = 10**9  # multiplications of a stage
+MATTERS, HEAVY = 2e-4, 2e-3  # share of a stage's multiplications
+MAX_ATTEMPTS = 40
+NEGLIGIBLE = 0.01
+
+Shapes = tuple[tuple[int, ...], ...]
+Key = tuple[tuple[tuple[int, ...], ...], tuple[int, ...], tuple[tuple[int, int], ...]]
+
+
+def build_piece(stage: Stage, shapes: Shapes, symmetric: tuple[bool, ...], large: int) -> Piece:
+    """Search routes for every product of a stage and assemble them with what they share.
+
+    `large`: elements beyond which an intermediate is computed in chunks.
+    """
+    stage = Stage(tuple(_distinct_terms(d) for d in stage.definitions), stage.gauges)
+    search = _Search(large)
+    small = _is_small(stage)
+    stage = search.written_best(stage, shapes, 1 if small else 0)
+    best = _Assembly(stage, shapes, symmetric, search.pick, {})
+    if small:
+        best = search.tuned(best, lambda pick, forms: _Assembly(stage, shapes, symmetric, pick, forms))
+    return best.piece(stage)
+
+
+def settle(stage: Stage, shapes: Shapes, large: int) -> Stage:
+    """Every term in the cheapest of the ways it is written."""
+    return _Search(large).written_best(stage, shapes, 1 if _is_small(stage) else 0)
+
+
+def _is_small(stage: Stage) -> bool:
+    return sum(len(d.terms) for d in stage.definitions) <= SMALL_STAGE
+
+
+class _Search:
+    """Routes found so far, by the structure of the product, and the one chosen for each."""
+
+    def __init__(self, large: int):
+        self.large = large
+        self.found: dict[Key, tuple[Route, ...]] = {}
+        self.effort: dict[Key, int] = {}
+        self.chosen: dict[Key, int] = {}
+
+    def look(self, key: Key, effort: int) -> Route:
+        if self.effort.get(key, -1) < effort:
+            self.found[key] = paths.routes(*key, effort, self.large)
+            self.effort[key] = effort
+        return self.found[key][0]
+
+    def pick(self, key: Key) -> Route:
+        self.look(key, 0)
+        return self.found[key][self.chosen.get(key, 0)]
+
+    def written_best(self, stage: Stage, shapes: Shapes, effort: int) -> Stage:
+        """Each term in the way that is cheapest to contract, searching harder where the stage's cost lies."""
+        sizes = dict(zip((f"in{n}" for n in range(len(shapes))), shapes, strict=True))
+        ways: list[list[list[tuple[Key, tuple[Operand, ...]]]]] = []
+        for definition in stage.definitions:
+            ways.append([[(_key(o, definition.indices, sizes), o) for o in (t.operands, *t.otherwise)] for t in definition.terms])
+            sizes[definition.name] = shape_of(definition, sizes)
+        for effort, share in ((effort, 0.0), (1, MATTERS), (2, HEAVY)):  # noqa: B020
+            known = {id(w): min(self.found[k][0].multiplications if k in self.found else 0 for k, _ in w) for d in ways for w in d}
+            total = sum(known.values())
+            if share and (total < WORTH_SEARCHING or (effort <= 1 and share == MATTERS and self._all_searched(ways))):
+                continue
+            for w in (w for d in ways for w in d):
+                if known[id(w)] >= share * total:
+                    for key, _ in w:
+                        self.look(key, effort)
+        definitions = []
+        for definition, written in zip(stage.definitions, ways, strict=True):
+            terms = []
+            for term, w in zip(definition.terms, written, strict=True):
+                _, operands = min(w, key=lambda way: self.found[way[0]][0].multiplications)
+                terms.append(Term(term.weight, operands))
+            definitions.append(dataclasses.replace(definition, terms=tuple(terms)))
+        return Stage(tuple(definitions), stage.gauges)
+
+    def _all_searched(self, ways) -> bool:
+        return all(self.effort[k] >= 1 for d in ways for w in d for k, _ in w)
+
+    def tuned(self, best: _Assembly, assemble) -> _Assembly:
+        """Coordinate descent: a route stays if it makes the whole stage cheaper."""
+        attempts, improved, forms = 0, True, {}
+        keys = sorted(best.keys, key=lambda key: self.found[key][0].multiplications, reverse=True)
+        while improved:
+            improved = False
+            for key in keys:
+                self.look(key, 1)
+                if self.found[key][0].multiplications < NEGLIGIBLE * best.cost[0]:
+                    continue
+                for n in range(len(self.found[key])):
+                    kept = self.chosen.get(key, 0)
+                    if n == kept or attempts >= MAX_ATTEMPTS:
+                        continue
+                    self.chosen[key], attempts = n, attempts + 1
+                    attempt = assemble(self.pick, forms)
+                    if attempt.cost < best.cost:
+                        best, improved = attempt, True
+                    else:
+                        self.chosen[key] = kept
+        return best
+
+
+def _key(operands: tuple[Operand, ...], indices: tuple[str, ...], sizes: dict[str, tuple[int, ...]]) -> Key:
+    """Structure of a product: labels numbered by first use, what is left of each operand after reducing it alone."""
+    return reduced([(o.indices, sizes[o.name]) for o in operands], indices)
+
+
+def shape_of(definition: Definition, sizes: dict[str, tuple[int, ...]]) -> tuple[int, ...]:
+    """Shape of a definition, from the shapes of what it names."""
+    known = {x: n for o in definition.terms[0].operands for x, n in zip(o.indices, sizes[o.name], strict=True)}
+    return tuple(known[x] for x in definition.indices)
+
+
+def _distinct_terms(definition: Definition) -> Definition:
+    """Terms that are one network up to the names of summed indices become one, with the sum of their weights."""
+    numbers = {x: n for n, x in enumerate(dict.fromkeys(o.name for t in definition.terms for o in t.operands))}
+    weights: dict = {}
+    for term in definition.terms:
+        labels = {x: n for n, x in enumerate(definition.indices)}
+        tensors = [(-1 - n, (n,)) for n in range(len(labels))]  # marks that keep the outputs apart
+        for o in term.operands:
+            tensors.append((numbers[o.name], tuple(labels.setdefault(x, len(labels)) for x in o.indices)))
+        key, _ = canonical(tensors, range(len(definition.indices)), lambda ref: False)
+        kept, weight = weights.get(key, (term, 0.0))
+        weights[key] = kept, weight + term.weight
+    terms = tuple(dataclasses.replace(term, weight=weight) for term, weight in weights.values() if weight)
+    return dataclasses.replace(definition, terms=terms)
+
+
+class _Assembly:
+    """One assembly of a stage under a choice of routes: its builder, its outputs, its cost."""
+
+    def __init__(self, stage: Stage, shapes: Shapes, symmetric: tuple[bool, ...], pick, forms: dict):
+        self.builder = builder = Builder(forms)
+        self.inputs = len(shapes)
+        self.keys: dict[Key, None] = {}
+
+        def route(key: Key) -> Route:
+            self.keys[key] = None
+            return pick(key)
+
+        values = {f"in{n}": builder.atom(s, symmetric=y) for n, (s, y) in enumerate(zip(shapes, symmetric, strict=True))}
+        self.outputs: list[int] = []
+        for definition in stage.definitions:
+            items = []
+            for term in definition.terms:
+                uses = [Use(values[o.name], o.indices) for o in term.operands]
+                items.append((term.weight, product(builder, uses, definition.indices, route)))
+            total = builder.ordered(builder.total(items, definition.indices), definition.indices)
+            values[definition.name] = total.value
+            if definition.symmetric:
+                builder.symmetric.add(total.value)
+            self.outputs.append(total.value)
+        self.cost = builder.cost(self.outputs)
+
+    def piece(self, stage: Stage) -> Piece:
+        position = {d.name: n for n, d in enumerate(stage.definitions)}
+        live = [g for g in stage.gauges if g.definition is not None]
+        slot = {g.group: n for n, g in enumerate(live)}
+        return self.builder.piece(
+            self.outputs,
+            self.inputs,
+            scales=tuple((position[g.definition], g.power) for g in live),
+            powers=tuple(tuple((slot[g], p) for g, p in d.powers if g in slot) for d in stage.definitions),
+        )
+
+
+def split(piece: Piece, limit: int) -> list[tuple[Piece, tuple[int, ...], tuple[int, ...]]]:
+    """Cut a long piece into pieces of at most `limit` operations, with the numbers of the values each takes and gives.
+
+    XLA's compile time grows faster than linearly in the length of a program. Scales are applied by the last piece.
+    """
+    count, inputs = len(piece.operations), len(piece.shapes)
+    if count <= limit:
+        return [(piece, tuple(range(inputs)), piece.outputs)]
+    found = []
+    chunks = math.ceil(count / limit)
+    bounds = [round(count * n / chunks) for n in range(chunks + 1)]
+    for start, stop in itertools.pairwise(bounds):
+        operations = piece.operations[start:stop]
+        inside = set(range(inputs + start, inputs + stop))
+        last = stop == count
+        later = set(piece.outputs).union(*(op.args for op in piece.operations[stop:]))
+        gives = piece.outputs if last else tuple(sorted(inside & later))
+        takes = tuple(sorted({a for op in operations for a in op.args} - inside | (set(gives) - inside)))
+        number = {a: n for n, a in enumerate((*takes, *sorted(inside)))}
+        body = Piece(
+            shapes=tuple(piece.value_shapes[a] for a in takes),
+            operations=tuple(op._replace(args=tuple(number[a] for a in op.args)) for op in operations),
+            outputs=tuple(number[a] for a in gives),
+            scales=piece.scales if last else (),
+            powers=piece.powers if last else ((),) * len(gives),
+        )
+        found.append((body, takes, gives))
+    return found
