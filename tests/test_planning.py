@@ -102,7 +102,7 @@ def test_path_costs_agree_with_opt_einsum(rng):
         sizes = {n: int(rng.integers(2, 9)) for n in range(8)}
         inputs = [(n, (n + 1) % count, int(rng.integers(count, 8))) for n in range(count)]  # a ring with chords and hyperedges
         output = (0, *(x for x in range(1, 8) if sum(x in labels for labels in inputs) == 1))
-        for path in paths.candidates(inputs, output, sizes):
+        for path in [r.path for r in paths.routes(tuple(inputs), output, tuple(sizes.items()), 1, 2**60)]:
             letters = ["".join(chr(97 + x) for x in labels) for labels in inputs]
             linear, pool = [], list(range(count))
             for n, step in enumerate(path):
@@ -112,7 +112,7 @@ def test_path_costs_agree_with_opt_einsum(rng):
             operands = [np.empty([sizes[x] for x in labels]) for labels in inputs]
             _, info = opt_einsum.contract_path(equation, *operands, optimize=linear)
             theirs = sum(np.prod([sizes[ord(c) - 97] for c in set(step[2]) - set(",->")], dtype=int) for step in info.contraction_list)
-            assert paths.cost(inputs, output, sizes, path)[0] == theirs
+            assert paths.cost(inputs, output, sizes, path).multiplications == theirs
 
 
 def test_shared_work_is_done_once():

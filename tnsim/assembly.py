@@ -19,8 +19,8 @@ from tnsim.plans import Piece
 from tnsim.problem import Definition, Operand, Stage, Term
 
 SMALL_STAGE = 60  # products; up to here everything is searched well and tuned together
-WORTH_SEARCHING = 10**9  # multiplications of a stage
-MATTERS, HEAVY = 2e-4, 2e-3  # share of a stage's multiplications
+WORTH_SEARCHING = 10**9  # price of a stage, see `paths`
+MATTERS, HEAVY = 2e-4, 2e-3  # share of it
 MAX_ATTEMPTS = 40
 NEGLIGIBLE = 0.01
 
@@ -79,7 +79,7 @@ class _Search:
             ways.append([[(_key(o, definition.indices, sizes), o) for o in (t.operands, *t.otherwise)] for t in definition.terms])
             sizes[definition.name] = shape_of(definition, sizes)
         for effort, share in ((effort, 0.0), (1, MATTERS), (2, HEAVY)):  # noqa: B020
-            known = {id(w): min(self.found[k][0].multiplications if k in self.found else 0 for k, _ in w) for d in ways for w in d}
+            known = {id(w): min(self.found[k][0].price if k in self.found else 0 for k, _ in w) for d in ways for w in d}
             total = sum(known.values())
             if share and (total < WORTH_SEARCHING or (effort <= 1 and share == MATTERS and self._all_searched(ways))):
                 continue
@@ -91,7 +91,7 @@ class _Search:
         for definition, written in zip(stage.definitions, ways, strict=True):
             terms = []
             for term, w in zip(definition.terms, written, strict=True):
-                _, operands = min(w, key=lambda way: self.found[way[0]][0].multiplications)
+                _, operands = min(w, key=lambda way: self.found[way[0]][0].price)
                 terms.append(Term(term.weight, operands))
             definitions.append(dataclasses.replace(definition, terms=tuple(terms)))
         return Stage(tuple(definitions), stage.gauges)
@@ -102,12 +102,12 @@ class _Search:
     def tuned(self, best: _Assembly, assemble) -> _Assembly:
         """Coordinate descent: a route stays if it makes the whole stage cheaper."""
         attempts, improved, forms = 0, True, {}
-        keys = sorted(best.keys, key=lambda key: self.found[key][0].multiplications, reverse=True)
+        keys = sorted(best.keys, key=lambda key: self.found[key][0].price, reverse=True)
         while improved:
             improved = False
             for key in keys:
                 self.look(key, 1)
-                if self.found[key][0].multiplications < NEGLIGIBLE * best.cost[0]:
+                if self.found[key][0].price < NEGLIGIBLE * best.cost:
                     continue
                 for n in range(len(self.found[key])):
                     kept = self.chosen.get(key, 0)

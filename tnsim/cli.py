@@ -28,6 +28,7 @@ app.add_typer(bench_app, name="bench")
 class MetricName(enum.StrEnum):
     gaussian = "gaussian"
     closure = "closure"
+    symmetric = "symmetric"
     tree = "tree"
     frobenius = "frobenius"
 
@@ -42,8 +43,8 @@ MetricOption = Annotated[
     MetricName,
     typer.Option(
         "--metric",
-        help="gaussian: E<A(x),B(x)>, one nonlinear layer. closure: layer by layer, any depth. "
-        "tree: symmetrised tensors. frobenius: raw tensors.",
+        help="gaussian: E<A(x),B(x)>, exact. closure: the same layer by layer, linear in depth. "
+        "symmetric: all legs symmetrised. tree: each layer's legs. frobenius: raw tensors.",
     ),
 ]
 DialectOption = Annotated[str | None, typer.Option("--dialect", help="Layout of foreign files: a preset or a JSON file. Default: detect.")]
@@ -57,6 +58,9 @@ def similarity(
     b: File,
     metric: MetricOption = MetricName.gaussian,
     slices: Annotated[bool, typer.Option("--slices", help="Also the cosine of every output coordinate.")] = False,
+    check: Annotated[bool, typer.Option("--check", help="Also a Monte-Carlo estimate from forward passes, with its error.")] = False,
+    samples: Annotated[int, typer.Option(help="Samples of --check.")] = 65536,
+    seed: Annotated[int, typer.Option(help="Seed of --check.")] = 0,
     dialect: DialectOption = None,
     dtype: DtypeOption = DtypeName.float64,
     as_json: JsonOption = False,
@@ -69,11 +73,16 @@ def similarity(
     found: dict[str, Any] = {"similarity": float(value), "metric": value.metric, "exact": value.exact, "dtype": dtype.value}
     if slices:
         found["slices"] = tnsim.slices(one, two, _metric(metric), dtype=dtype.value).tolist()
+    if check:
+        beside = tnsim.check(one, two, _metric(metric), samples=samples, seed=seed, progress=not as_json)
+        found["check"] = {name: float(getattr(beside, name)) for name in ("estimate", "standard_error", "deviation", "samples", "seed")}
     if as_json:
         _print_json({"a": str(a), "b": str(b), **found})
         return
     typer.echo(f"similarity  {value:.12g}")
     typer.echo(f"metric      {value.metric} ({'exact' if value.exact else 'approximation beyond one nonlinear layer'})")
+    if check:
+        typer.echo(f"sampled     {beside.estimate:.6g} +- {beside.standard_error:.2g}, {beside.deviation:+.1f} standard errors away")
     for n, x in enumerate(found.get("slices", [])):
         typer.echo(f"output {n:<5}{x:.12g}")
 
@@ -254,8 +263,8 @@ def _fail(message: str) -> None:
 def _metric(name: MetricName) -> Any:
     import tnsim
 
-    classes = {"gaussian": tnsim.Gaussian, "closure": tnsim.GaussianClosure, "tree": tnsim.TreeSymmetric, "frobenius": tnsim.Frobenius}
-    return classes[name.value]()
+    classes = (tnsim.Gaussian, tnsim.GaussianClosure, tnsim.Symmetric, tnsim.TreeSymmetric, tnsim.Frobenius)
+    return {cls.name: cls for cls in classes}[name.value]()
 
 
 def _print_json(data: dict[str, Any]) -> None:

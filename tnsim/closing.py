@@ -8,18 +8,20 @@ the picture and the reference; plans never unroll.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from tnsim import diagrams, metrics
+from tnsim import deep, diagrams, metrics
 from tnsim.errors import ModelError
 from tnsim.folding import Step, align
 from tnsim.local import kind
 from tnsim.metrics import Gaussian, Metric
 from tnsim.model import Model, check_comparable
 from tnsim.names import COVARIANCE, MEAN, OUT, bond_index
+from tnsim.orbits import diagrams as diagrams_of_trees
 from tnsim.unrolled import MAX_TENSORS, Copy, check_size, tree_tensors
 
 if TYPE_CHECKING:
@@ -38,6 +40,8 @@ def networks(a: Model, b: Model, metric: Metric = Gaussian(), max_tensors: int =
     metrics.check_metric(metric)
     check_comparable(a, b)
     check_size([a, b], max_tensors)
+    if metrics.joins_whole_trees(type(metric), max(sum(order > 1 for order in m.orders) for m in (a, b))):
+        return _whole_trees(a, b, metric)
     return _generate(a, b, metric)
 
 
@@ -83,6 +87,61 @@ def _generate(a: Model, b: Model, metric: Metric) -> Iterator[tuple[float, qtn.T
         for end in choice.caps:
             tensors.append(qtn.Tensor(mean, (bond_index(end.side, -1, end.copy),), (MEAN,)))
         yield choice.weight, qtn.TensorNetwork(tensors).reindex(merged)
+
+
+def _whole_trees(a: Model, b: Model, metric: Metric) -> Iterator[tuple[float, qtn.TensorNetwork]]:
+    """One network per diagram, every nonlinear copy symmetrised; with a constant or a mean, at each moment node."""
+    import quimb.tensor as qtn
+
+    models = {"A": a, "B": b}
+    kinds = {side: tuple(map(kind, m.layers)) for side, m in models.items()}
+    cross_only = isinstance(metric, metrics.Symmetric)
+    deep.check_size(kinds, cross_only)
+    trees = [deep.tree(k) for k in kinds.values()]
+    constant = any(k.constant for found in kinds.values() for k in found)
+    homogeneous = cross_only or (not constant and metric.mean is None)
+    nodes = ((1.0, 1.0),) if homogeneous else tuple(zip(*deep.moment_nodes(sum(t.legs for t in trees))[1::-1], strict=True))
+    scale = math.factorial(trees[0].legs) if cross_only else 1
+    symmetrised = [(side, n, copy) for side, m in models.items() for n, copy in _nonlinear_copies(m)]
+    tops = {bond_index(side, len(m.layers) - 1, 0): OUT for side, m in models.items()}
+    tensors = [t for side, m in models.items() for t in tree_tensors(m, side, symmetrised)]
+    for diagram in diagrams_of_trees(*trees, cross_only):
+        free = [
+            [(side, node * t.bunch + p) for p in range(t.bunch)] for side, t in zip("AB", trees, strict=True) for node in range(t.bottoms)
+        ]
+        joined = [
+            (bond_index(s, -1, x), bond_index(r, -1, y)) for u, v in diagram.edges for (s, x), (r, y) in [(free[u].pop(), free[v].pop())]
+        ]
+        for weight, t in nodes:
+            moment = None if cross_only else _moment_at(metric, a.d_in, t, homogeneous)
+            merged, operators = dict(tops), []
+            for one, two in joined:
+                if moment is None:
+                    merged[two] = one
+                else:
+                    operators.append(qtn.Tensor(moment, (one, two), (COVARIANCE,)))
+            yield weight * diagram.count / scale, qtn.TensorNetwork([*tensors, *operators]).reindex(merged)
+
+
+def _nonlinear_copies(model: Model) -> Iterator[tuple[int, int]]:
+    copies = 1
+    for n in reversed(range(len(model.layers))):
+        if model.layers[n].order > 1:
+            yield from ((n, copy) for copy in range(copies))
+        copies *= model.layers[n].order
+
+
+def _moment_at(metric: Metric, d: int, t: float, homogeneous: bool) -> np.ndarray | None:
+    """Second moment of the lifted input; None where every leg pair is simply one index.
+
+    Without constants the constant coordinate meets zero weights only, so it may stay in the identity.
+    """
+    if not homogeneous:
+        return np.asarray(metrics.second_moment_at(metric, d, True, t))
+    if metric.cov is None:
+        return None
+    cov = np.asarray(metric.cov)
+    return np.pad(np.diag(cov) if cov.ndim == 1 else cov, ((1, 0), (1, 0)))
 
 
 class _Joins:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from tnsim.canonical import canonical
+from tnsim.paths import WRITING
 from tnsim.plans import Operation, Piece
 
 Label = int | str
@@ -199,10 +200,10 @@ class Builder:
             visit(output)
         return list(order)
 
-    def cost(self, outputs: Iterable[int]) -> tuple[int, int]:
-        """(multiplications, elements written) of everything the outputs need."""
+    def cost(self, outputs: Iterable[int]) -> int:
+        """Price of everything the outputs need, in the measure of `paths`."""
         values = [self.values[n] for n in self.reachable(outputs)]
-        return sum(v.cost for v in values), sum(math.prod(v.shape) for v in values if v.operation)
+        return sum(v.cost + WRITING * math.prod(v.shape) for v in values if v.operation)
 
 
 @dataclass(frozen=True)

@@ -79,6 +79,15 @@ class _GaussianMoments:
     mean: Any
     cov: Any
 
+    @classmethod
+    def fit(cls, samples: Float[Array, "n d"]) -> Any:
+        """The metric with the mean and the covariance (1/n) of data or activations, (n, d); n > 1, all finite."""
+        data = np.asarray(as_array(samples, "samples", 2), np.float64)
+        if len(data) < 2:
+            raise ModelError(f"fitting a Gaussian needs at least two samples, found {len(data)}")
+        mean = data.mean(axis=0)
+        return cls(mean, (data - mean).T @ (data - mean) / len(data))
+
     def joinings(self, bra: int, ket: int, centred: bool) -> tuple[Joining, ...]:
         return diagrams.gaussian(bra, ket, centred)
 

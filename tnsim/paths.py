@@ -16,6 +16,7 @@ Path = tuple[tuple[int, ...], ...]
 
 OPTIMAL_UP_TO = 9
 KEPT = 6
+WRITING = 64  # an element written to memory costs about as much as so many multiplications in a matrix product
 
 
 class Route(NamedTuple):
@@ -23,7 +24,7 @@ class Route(NamedTuple):
 
     path: Path
     chunks: tuple[int, ...]
-    multiplications: int
+    price: int
     largest: int
 
 
@@ -31,7 +32,9 @@ class Route(NamedTuple):
 def routes(
     inputs: tuple[tuple[int, ...], ...], output: tuple[int, ...], items: tuple[tuple[int, int], ...], effort: int, large: int
 ) -> tuple[Route, ...]:
-    """Distinct routes, the cheapest first, for labels of the sizes `items`; no intermediate exceeds `large` elements where chunks can prevent it.
+    """Distinct routes, the cheapest first, for labels of the sizes `items`.
+
+    No intermediate exceeds `large` elements where chunks can prevent it.
 
     effort 0: one greedy path. 1: optimal paths for few tensors, a handful of random-greedy ones. 2: many, the
     best improved by reconfiguring subtrees.
@@ -41,19 +44,32 @@ def routes(
         found: list[Path] = [((0, 1),)] if len(inputs) == 2 else [()]
     else:
         found = _search(inputs, output, sizes, effort)
-    ranked = sorted({_routed(inputs, output, sizes, path, large) for path in found}, key=lambda r: (r.multiplications, r.path))
+    ranked = sorted({_routed(inputs, output, sizes, path, large) for path in found}, key=lambda r: (r.price, r.path))
     return tuple(ranked[:KEPT])
 
 
-def cost(inputs: Sequence[Sequence[int]], output: Sequence[int], sizes: dict[int, int], path: Path) -> tuple[int, int]:
-    """(scalar multiplications, elements of the largest intermediate) of one product along one path."""
-    pool, total, largest = dict(enumerate(map(frozenset, inputs))), 0, 0
+class Cost(NamedTuple):
+    """Scalar multiplications, elements written, and elements of the largest intermediate."""
+
+    multiplications: int
+    written: int
+    largest: int
+
+    @property
+    def price(self) -> int:
+        return self.multiplications + WRITING * self.written
+
+
+def cost(inputs: Sequence[Sequence[int]], output: Sequence[int], sizes: dict[int, int], path: Path) -> Cost:
+    """What one product costs along one path."""
+    pool, total, written, largest = dict(enumerate(map(frozenset, inputs))), 0, 0, 0
     for n, (one, two) in enumerate(path):
         both = pool.pop(one) | pool.pop(two)
         total += math.prod(sizes[x] for x in both)
         pool[len(inputs) + n] = kept = both & frozenset(output).union(*pool.values())
-        largest = max(largest, math.prod(sizes[x] for x in kept))
-    return total, largest
+        size = math.prod(sizes[x] for x in kept)
+        written, largest = written + size, max(largest, size)
+    return Cost(total, written, largest)
 
 
 def version() -> str:
@@ -81,7 +97,7 @@ def _search(inputs, output, sizes: dict[int, int], effort: int) -> list[Path]:
         )
         found.append(_ssa(path, len(inputs)))
     if len(inputs) > OPTIMAL_UP_TO and effort == 2:
-        best = sorted(dict.fromkeys(found), key=lambda path: cost(inputs, output, sizes, path))[:KEPT]
+        best = sorted(dict.fromkeys(found), key=lambda path: cost(inputs, output, sizes, path).price)[:KEPT]
         found = [_reconfigured(letters, out, size, path) for path in best[:2]] + best
     return found
 
@@ -89,20 +105,20 @@ def _search(inputs, output, sizes: dict[int, int], effort: int) -> list[Path]:
 def _routed(inputs, output, sizes: dict[int, int], path: Path, large: int) -> Route:
     """Chunk a path over the label that leaves the least work, one more at a time, until its intermediates fit."""
     chunks: tuple[int, ...] = ()
-    total, largest = cost(inputs, output, sizes, path)
+    found = cost(inputs, output, sizes, path)
+    price, largest = found.price, found.largest
     while largest > large:
         options = []
         for label in sorted(set(sizes) - set(output) - set(chunks)):
-            inside = sizes | dict.fromkeys((*chunks, label), 1)
-            work, size = cost(inputs, output, inside, path)
-            if size < largest:
-                options.append((work * math.prod(sizes[x] for x in (*chunks, label)), size, label))
+            inside = cost(inputs, output, sizes | dict.fromkeys((*chunks, label), 1), path)
+            if inside.largest < largest:
+                options.append((inside.price * math.prod(sizes[x] for x in (*chunks, label)), inside.largest, label))
         if not options:
             break
         fitting = [o for o in options if o[1] <= large]
-        total, largest, label = min(fitting) if fitting else min(options, key=lambda o: (o[1], o[0]))
+        price, largest, label = min(fitting) if fitting else min(options, key=lambda o: (o[1], o[0]))
         chunks = (*chunks, label)
-    return Route(path, chunks, total, largest)
+    return Route(path, chunks, price, largest)
 
 
 def _reconfigured(letters: list, out: tuple, size: dict, path: Path) -> Path:
