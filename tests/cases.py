@@ -49,6 +49,14 @@ DEEP = {
         [linear(g, D, 3, True), bilinear(g, 3, 2, 2), bilinear(g, 2, 3, 2), linear(g, 2, 2)],
     ),
 }
+UNEVEN = {  # different numbers of nonlinear layers: no tree metric, but functions all the same
+    "two over one": lambda g: ([bilinear(g, D, 3, 2), bilinear(g, 2, 3, 2)], [bilinear(g, D, 4, 2)]),
+    "two over none": lambda g: ([bilinear(g, D, 3, 2, True), bilinear(g, 2, 3, 2)], [linear(g, D, 2, True)]),
+    "biased two over one": lambda g: (
+        [tnsim.Residual(bilinear(g, D, 3, D, True)), bilinear(g, D, 3, 2, True)],
+        [linear(g, D, 2, True), bilinear(g, 2, 4, 2, True)],
+    ),
+}
 THREE = {
     "three bilinear": lambda g: (
         [bilinear(g, D, 3, 2), bilinear(g, 2, 3, 2), bilinear(g, 2, 2, 2)],

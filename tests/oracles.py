@@ -82,6 +82,28 @@ def dense_product(a, b, symmetrised):
     return np.sum(dense_tensor(a, symmetrised)[1:] * dense_tensor(b, symmetrised)[1:], axis=tuple(range(1, a.degree + 1)))
 
 
+def dense_symmetric_product(a, b):
+    """Per output, the Frobenius product of the fully symmetrised lifted tensors."""
+    first, second = (_symmetric_part(dense_tensor(m, False))[1:] for m in (a, b))
+    return np.sum(first * second, axis=tuple(range(1, a.degree + 1)))
+
+
+def polynomial_product(a, b):
+    """<A|P_n|B> of bias-free models of two variables and one output, from their polynomials' coefficients.
+
+    A symmetric tensor holds the coefficient c_k of x^k y^(n-k) in binom(n, k) equal entries c_k / binom(n, k). The
+    coefficients come from interpolating the forward pass at n + 1 points of a circle.
+    """
+    n = a.degree
+    angles = np.pi * (np.arange(n + 1) + 0.5) / (n + 1)
+    points = np.stack([np.cos(angles), np.sin(angles)], axis=1)
+    k = np.arange(n + 1)
+    monomials = points[:, :1] ** k * points[:, 1:] ** (n - k)
+    binomials = np.array([math.comb(n, j) for j in k], float)
+    first, second = (np.linalg.solve(monomials * np.sqrt(binomials), m(points)[:, 0]) for m in (a, b))
+    return float(first @ second)
+
+
 def _symmetric_part(tensor):
     n = tensor.ndim - 1
     return sum(tensor.transpose(0, *(1 + i for i in p)) for p in itertools.permutations(range(n))) / math.factorial(n)

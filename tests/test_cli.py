@@ -108,12 +108,22 @@ def test_errors_are_one_line_and_exit_2(arguments, message, tmp_path):
     assert done.stderr.count("\n") == 1 and message in done.stderr and done.stderr.startswith("tnsim: error: ")
 
 
-def test_deep_models_get_advice(tmp_path, rng):
-    tnsim.save(tnsim.Model([bilinear(rng, 3, 4, 3), bilinear(rng, 3, 4, 2)]), tmp_path / "m.safetensors")
-    done = run("similarity", tmp_path / "m.safetensors", tmp_path / "m.safetensors", check=False)
+def test_deep_models_and_check(tmp_path, rng):
+    for name in "ab":
+        tnsim.save(tnsim.Model([bilinear(rng, 3, 4, 3), bilinear(rng, 3, 4, 2)]), tmp_path / f"{name}.safetensors")
+    files = tmp_path / "a.safetensors", tmp_path / "b.safetensors"
+    exact = json.loads(run("similarity", *files, "--json", "--check", "--samples", 20000, "--seed", 3).stdout)
+    assert exact["exact"] is True and abs(exact["check"]["deviation"]) < 6 and exact["check"]["samples"] >= 19000
+    closure = json.loads(run("similarity", *files, "--metric", "closure", "--json").stdout)
+    assert closure["exact"] is False and closure["similarity"] != exact["similarity"]
+    assert json.loads(run("similarity", *files, "--metric", "symmetric", "--json").stdout)["metric"] == "symmetric"
+    done = run("similarity", *files, "--check", "--samples", 2000)
+    assert "standard errors away" in done.stdout and "samples" in done.stderr
+    for _ in range(2):
+        model = tnsim.load(files[0])
+        tnsim.save(tnsim.Model([*model.layers[:1] * 3, *model.layers]), tmp_path / "deep.safetensors")
+    done = run("similarity", tmp_path / "deep.safetensors", tmp_path / "deep.safetensors", check=False)
     assert done.returncode == 2 and "Use GaussianClosure()" in done.stderr
-    found = json.loads(run("similarity", *[tmp_path / "m.safetensors"] * 2, "--metric", "closure", "--json").stdout)
-    assert found["exact"] is False and found["similarity"] == 1
 
 
 def test_cold_start(tmp_path):

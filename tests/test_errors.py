@@ -69,13 +69,17 @@ def test_models_that_cannot_be_compared(rng):
 
 
 def test_metrics_that_do_not_fit(rng):
-    a, b = cases.pair(cases.DEEP["two bilinear"], rng)
-    with pytest.raises(tnsim.ModelError, match=r"exact for models with one nonlinear layer; these have 2\. Use GaussianClosure\(\)"):
-        tnsim.similarity(a, b)
+    a, _ = cases.pair(cases.DEEP["two bilinear"], rng)
     shallow = tnsim.Model([bilinear(rng, 3, 4, 2)])
     with pytest.raises(tnsim.ModelError, match=r"compares trees of one shape, but the nonlinear layers have orders \[2, 2\] and \[2\]"):
         tnsim.similarity(a, shallow, tnsim.TreeSymmetric())
+    with pytest.raises(tnsim.ModelError, match=r"compares tensors of one order, but the models have degrees 4 and 2; use Gaussian\(\)"):
+        tnsim.similarity(a, shallow, tnsim.Symmetric())
     assert not tnsim.similarity(a, shallow, tnsim.GaussianClosure()).exact
+    four = tnsim.Model([bilinear(rng, 2, 2, 2) for _ in range(4)])
+    for verb in (tnsim.inner, tnsim.plan):
+        with pytest.raises(tnsim.TooLarge, match=r"joins 32 legs in more than 10\^14 ways; up to 20.*Use GaussianClosure\(\)"):
+            verb(four, four)
 
 
 @pytest.mark.parametrize("metric", [tnsim.Gaussian(), tnsim.TreeSymmetric(), tnsim.Frobenius()], ids=lambda m: m.name)

@@ -21,7 +21,7 @@ def stack(depth, dtype="float64", seed=0, size=1.0):
 def test_numpy_runs_the_same_plan(name, metric, rng):
     a, b = cases.pair((cases.SHALLOW | cases.DEEP)[name], rng)
     planned = tnsim.plan(a, b, metric, per_output=True)
-    leaves = verbs._leaves(planned, {"A": a, "B": b}, metric, any(verbs.kind(x).constant for m in (a, b) for x in m.layers))
+    leaves = verbs._leaves(planned, {"A": a, "B": b}, metric, verbs._problem_key(a, b, metric))
     reference = execution.run(planned, leaves, backend="numpy")
     assert all(type(v) is np.ndarray for v in reference.values.values())
     with execution.precision("float64"):
@@ -89,12 +89,26 @@ def test_nothing_global_changes(rng):
     assert type(value + 1) is np.float64
 
 
-def test_too_much_memory_is_refused_before_it_starts(monkeypatch):
+def test_budget_is_kept_or_refused_before_anything_runs(monkeypatch, rng):
+    a, b = (tnsim.Model([bilinear(rng, 16, 24, 16), bilinear(rng, 16, 24, 4)]) for _ in range(2))
+    expected = tnsim.inner(a, b)
+    peak = tnsim.plan(a, b).peak_bytes
+    half = tnsim.Budget(memory_bytes=0.5 * peak)
+    monkeypatch.setattr(verbs, "LARGE", 2**14)
+    assert abs(tnsim.inner(a, b, budget=half) / expected - 1) < 1e-12
+    chunked = verbs._affordable(verbs._problem_key(a, b, tnsim.Gaussian()), verbs._CROSS, False, "float64", half)
+    assert chunked.peak_bytes <= 0.5 * peak and any(op.kind == "loop" for p in chunked.pieces for op in p.operations)
+    assert tnsim.Plan.from_json(chunked.to_json()) == chunked
+    monkeypatch.setattr(execution, "run", lambda *_: pytest.fail("started"))
+    with pytest.raises(tnsim.TooLarge, match=r"gaussian needs 0\.00\d+ GiB here, and the budget is 9.31e-07 GiB; use GaussianClosure\(\)"):
+        tnsim.inner(a, b, budget=tnsim.Budget(memory_bytes=1000))
+    with pytest.raises(tnsim.TooLarge, match=r"gaussian needs \S+ multiplications here, more than the budget of 1e\+03"):
+        tnsim.inner(a, b, budget=tnsim.Budget(multiplications=1e3))
     monkeypatch.setattr(execution, "available_bytes", lambda: 2**20)
     monkeypatch.setattr(verbs, "_ALWAYS_FITS", 0)
-    model = bench.random_stack(128, 256, 2, "float64")
-    with pytest.raises(tnsim.TooLarge, match=r"needs \d+\.\d GiB and 0\.0 GiB are free; use dtype='float32'"):
-        tnsim.similarity(model, bench.random_stack(128, 256, 2, "float64", 1), tnsim.TreeSymmetric())
+    big = [bench.random_stack(128, 256, 2, "float64", seed) for seed in (0, 1)]
+    with pytest.raises(tnsim.TooLarge, match=r"tree needs \S+ GiB here, and the budget is 0.000781 GiB"):
+        tnsim.similarity(*big, tnsim.TreeSymmetric())
 
 
 @pytest.mark.gpu
@@ -102,7 +116,11 @@ def test_too_much_memory_is_refused_before_it_starts(monkeypatch):
 def test_accelerator_agrees_with_numpy(rng):
     a, b = tnsim.Model([bilinear(rng, 64, 128, 10)]), tnsim.Model([bilinear(rng, 64, 96, 10)])
     planned = tnsim.plan(a, b)
-    reference = execution.run(planned, verbs._leaves(planned, {"A": a, "B": b}, tnsim.Gaussian(), False), backend="numpy")
+    reference = execution.run(
+        planned, verbs._leaves(planned, {"A": a, "B": b}, tnsim.Gaussian(), verbs._problem_key(a, b, tnsim.Gaussian())), backend="numpy"
+    )
     with execution.precision("float64"):
-        found = execution.run(planned, verbs._leaves(planned, {"A": a, "B": b}, tnsim.Gaussian(), False))
+        found = execution.run(
+            planned, verbs._leaves(planned, {"A": a, "B": b}, tnsim.Gaussian(), verbs._problem_key(a, b, tnsim.Gaussian()))
+        )
     np.testing.assert_allclose(np.asarray(found.values["AB"]), reference.values["AB"], rtol=1e-12)

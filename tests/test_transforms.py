@@ -8,7 +8,13 @@ import pytest
 
 import tnsim
 
-METRICS = {"gaussian": tnsim.Gaussian(), "closure": tnsim.GaussianClosure(), "tree": tnsim.TreeSymmetric()}
+METRICS = {
+    "deep gaussian": tnsim.Gaussian(),
+    "symmetric": tnsim.Symmetric(),
+    "gaussian": tnsim.Gaussian(),
+    "closure": tnsim.GaussianClosure(),
+    "tree": tnsim.TreeSymmetric(),
+}
 
 
 @pytest.mark.parametrize("metric", METRICS)
@@ -40,7 +46,8 @@ def test_gradient_with_respect_to_the_metric(rng):
 
 @pytest.mark.parametrize("metric", METRICS)
 def test_jit_and_vmap_agree_with_the_plain_call(metric, rng):
-    pairs = [cases.pair(cases.SHALLOW["lerp residual"], rng) for _ in range(3)]
+    case = cases.DEEP["two with biases"] if metric == "deep gaussian" else cases.SHALLOW["lerp residual"]
+    pairs = [cases.pair(case, rng) for _ in range(3)]
     stacked = jax.tree.map(lambda *x: np.stack(x), *[a for a, _ in pairs])
     b = pairs[0][1]
     expected = [tnsim.similarity(a, b, METRICS[metric]) for a, _ in pairs]

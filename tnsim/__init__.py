@@ -23,6 +23,7 @@ _HOME = {
     "inner": "verbs",
     "log_inner": "verbs",
     "plan": "verbs",
+    "Budget": "verbs",
     "check": "checking",
     "Plan": "plans",
     "network": "unrolled",

@@ -18,8 +18,8 @@ from tnsim.paths import Route
 from tnsim.plans import Piece
 from tnsim.problem import Definition, Operand, Stage, Term
 
-SMALL_STAGE = 60  # products; up to here everything is searched well and tuned together
-WORTH_SEARCHING = 10**9  # price of a stage, see `paths`
+FEW, SMALL_STAGE = 12, 60  # products: up to FEW always, up to SMALL_STAGE where it is worth it, all are tuned together
+WORTH_SEARCHING = 10**8  # price of a stage, see `paths`: some milliseconds
 MATTERS, HEAVY = 2e-4, 2e-3  # share of it
 MAX_ATTEMPTS = 40
 NEGLIGIBLE = 0.01
@@ -35,21 +35,21 @@ def build_piece(stage: Stage, shapes: Shapes, symmetric: tuple[bool, ...], large
     """
     stage = Stage(tuple(_distinct_terms(d) for d in stage.definitions), stage.gauges)
     search = _Search(large)
-    small = _is_small(stage)
-    stage = search.written_best(stage, shapes, 1 if small else 0)
+    stage = search.written_best(stage, shapes)
     best = _Assembly(stage, shapes, symmetric, search.pick, {})
-    if small:
+    terms = _count(stage)
+    if terms <= FEW or (terms <= SMALL_STAGE and best.cost >= WORTH_SEARCHING):
         best = search.tuned(best, lambda pick, forms: _Assembly(stage, shapes, symmetric, pick, forms))
     return best.piece(stage)
 
 
 def settle(stage: Stage, shapes: Shapes, large: int) -> Stage:
     """Every term in the cheapest of the ways it is written."""
-    return _Search(large).written_best(stage, shapes, 1 if _is_small(stage) else 0)
+    return _Search(large).written_best(stage, shapes)
 
 
-def _is_small(stage: Stage) -> bool:
-    return sum(len(d.terms) for d in stage.definitions) <= SMALL_STAGE
+def _count(stage: Stage) -> int:
+    return sum(len(d.terms) for d in stage.definitions)
 
 
 class _Search:
@@ -71,22 +71,22 @@ class _Search:
         self.look(key, 0)
         return self.found[key][self.chosen.get(key, 0)]
 
-    def written_best(self, stage: Stage, shapes: Shapes, effort: int) -> Stage:
+    def written_best(self, stage: Stage, shapes: Shapes) -> Stage:
         """Each term in the way that is cheapest to contract, searching harder where the stage's cost lies."""
         sizes = dict(zip((f"in{n}" for n in range(len(shapes))), shapes, strict=True))
         ways: list[list[list[tuple[Key, tuple[Operand, ...]]]]] = []
         for definition in stage.definitions:
             ways.append([[(_key(o, definition.indices, sizes), o) for o in (t.operands, *t.otherwise)] for t in definition.terms])
             sizes[definition.name] = shape_of(definition, sizes)
-        for effort, share in ((effort, 0.0), (1, MATTERS), (2, HEAVY)):  # noqa: B020
-            known = {id(w): min(self.found[k][0].price if k in self.found else 0 for k, _ in w) for d in ways for w in d}
-            total = sum(known.values())
-            if share and (total < WORTH_SEARCHING or (effort <= 1 and share == MATTERS and self._all_searched(ways))):
-                continue
-            for w in (w for d in ways for w in d):
-                if known[id(w)] >= share * total:
-                    for key, _ in w:
-                        self.look(key, effort)
+        every = [way for written in ways for way in written]
+        few = len(every) <= FEW
+        for effort, share in ((0, 0.0), (1, 0.0 if few else MATTERS), (2, HEAVY)):
+            prices = [min(self.found[key][0].price if effort else 0 for key, _ in way) for way in every]
+            if effort == 0 or (effort == 1 and few) or sum(prices) >= WORTH_SEARCHING:
+                for way, price in zip(every, prices, strict=True):
+                    if price >= share * sum(prices):
+                        for key, _ in way:
+                            self.look(key, effort)
         definitions = []
         for definition, written in zip(stage.definitions, ways, strict=True):
             terms = []
@@ -95,9 +95,6 @@ class _Search:
                 terms.append(Term(term.weight, operands))
             definitions.append(dataclasses.replace(definition, terms=tuple(terms)))
         return Stage(tuple(definitions), stage.gauges)
-
-    def _all_searched(self, ways) -> bool:
-        return all(self.effort[k] >= 1 for d in ways for w in d for k, _ in w)
 
     def tuned(self, best: _Assembly, assemble) -> _Assembly:
         """Coordinate descent: a route stays if it makes the whole stage cheaper."""

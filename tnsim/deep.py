@@ -121,7 +121,6 @@ class _Folder:
         self.pairs = pairs
         self.groups = {side: groups(kinds) for side, kinds in models.items()}
         self.trees = {side: tree(kinds) for side, kinds in models.items()}
-        self.leads = any(g.leading for g in self.groups.values())
         depth = min(len(t.orders) for t in self.trees.values())
         self.forms = ("factors", "units", "dense", "matrices")[: 1 if depth == 0 else 3 if depth == 1 else 4]
 
@@ -155,12 +154,12 @@ class _Folder:
                 for d in (down, factor):
                     gauges.append(Gauge(d.name, 1, d.name, 1))
                     definitions.append(Definition(d.name, d.indices, d.terms, powers=((d.name, 1),)))
-        if self.leads:
-            sides = set(self.models)
-            for pair in PAIRS:
-                if set(pair) <= sides:
-                    definitions.append(self.moment(pair))
+        definitions += [self.moment(pair) for pair in PAIRS if set(pair) <= set(self.models) and self.leads(pair)]
         return tuple(definitions), tuple(gauges)
+
+    def leads(self, pair: Pair) -> bool:
+        """Whether linear layers stand between the inputs and the first nonlinear layers of a pair."""
+        return any(self.groups[side].leading for side in pair)
 
     def moment(self, pair: Pair) -> Definition:
         """W_X C W_Y^T over the leading linear layers of both sides."""
@@ -232,7 +231,7 @@ class _Folder:
         """The second moment between two legs of the models `pair`."""
         if pair == ("B", "A"):
             pair, ends = Pair("A", "B"), ends[::-1]
-        if self.leads:
+        if self.leads(pair):
             return [Operand(f"S.{pair.group}", tuple(ends))]
         if self.inputs.moment == "full":
             return [Operand(COVARIANCE, tuple(ends))]
@@ -326,7 +325,7 @@ class _Folder:
             if u == v:
                 if len(self.trees[one].orders) == 1:  # the bottom node is the top one
                     operands.append(Operand(f"m.{one}", ("k",)))
-                    tops[u] = ""
+                    tops[u >= self.trees[pair.bra].bottoms] = ""
             elif matrices:
                 operands += self.join(Pair(one, two), [free[u].pop(), free[v].pop()], merged)
             else:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from tnsim.canonical import canonical
-from tnsim.paths import WRITING
+from tnsim.paths import CACHED, WRITING
 from tnsim.plans import Operation, Piece
 
 Label = int | str
@@ -203,7 +203,8 @@ class Builder:
     def cost(self, outputs: Iterable[int]) -> int:
         """Price of everything the outputs need, in the measure of `paths`."""
         values = [self.values[n] for n in self.reachable(outputs)]
-        return sum(v.cost + WRITING * math.prod(v.shape) for v in values if v.operation)
+        sizes = [math.prod(v.shape) for v in values if v.operation]
+        return sum(v.cost for v in values) + WRITING * sum(size for size in sizes if size > CACHED)
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ Path = tuple[tuple[int, ...], ...]
 
 OPTIMAL_UP_TO = 9
 KEPT = 6
-WRITING = 64  # an element written to memory costs about as much as so many multiplications in a matrix product
+CACHED, WRITING = 2**20, 512  # an element of an intermediate beyond the cache costs about as much as so many multiplications
 
 
 class Route(NamedTuple):
@@ -49,7 +49,7 @@ def routes(
 
 
 class Cost(NamedTuple):
-    """Scalar multiplications, elements written, and elements of the largest intermediate."""
+    """Scalar multiplications, elements written to memory beyond the cache, and elements of the largest intermediate."""
 
     multiplications: int
     written: int
@@ -68,7 +68,7 @@ def cost(inputs: Sequence[Sequence[int]], output: Sequence[int], sizes: dict[int
         total += math.prod(sizes[x] for x in both)
         pool[len(inputs) + n] = kept = both & frozenset(output).union(*pool.values())
         size = math.prod(sizes[x] for x in kept)
-        written, largest = written + size, max(largest, size)
+        written, largest = written + (size if size > CACHED else 0), max(largest, size)
     return Cost(total, written, largest)
 
 

@@ -8,8 +8,10 @@ what comes back is a JAX array.
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -20,11 +22,12 @@ import numpy as np
 from tnsim import deep, execution, folding, metrics
 from tnsim.errors import ModelError, PrecisionWarning, TnsimError, TooLarge
 from tnsim.folding import IDENTITY, TRACE, Pair
+from tnsim.layers import Bilinear
 from tnsim.local import Kind, arrays, kind, local, symmetric_arrays
 from tnsim.metrics import Gaussian, InputKind, Metric
 from tnsim.model import Combination, Model, check_comparable, terms
-from tnsim.names import COVARIANCE, MEAN, Leaf
-from tnsim.planning import plan_problem
+from tnsim.names import COVARIANCE, MEAN, WEIGHT, Leaf
+from tnsim.planning import LARGE, plan_problem
 from tnsim.plans import Plan
 from tnsim.results import Number, Numbers, SignedLog
 
@@ -32,28 +35,40 @@ AnyModel = Model | Combination
 
 DTYPES = ("float64", "float32")
 _ALWAYS_FITS = 2**28
+FREE_SHARE = 0.8
 _ROUNDING_SHOWN = 1e-2
 
 
-def similarity(a: AnyModel, b: AnyModel, metric: Metric = Gaussian(), *, dtype: str = "float64") -> Number:
+@dataclass(frozen=True)
+class Budget:
+    """What one plan may use; beyond it `TooLarge` is raised before anything runs.
+
+    memory_bytes: None for 80 % of what is free on the device. multiplications: 1e14 take about an hour on two cores.
+    """
+
+    memory_bytes: float | None = None
+    multiplications: float = 1e14
+
+
+def similarity(a: AnyModel, b: AnyModel, metric: Metric = Gaussian(), *, dtype: str = "float64", budget: Budget = Budget()) -> Number:
     """Cosine over all outputs: `<a|M|b> / sqrt(<a|M|a> <b|M|b>)` (paper, equation 2), in [-1, 1].
 
     a, b: models, or combinations such as `b - c`. dtype: precision of the computation. Raises `ModelError`
     when the models cannot be compared or one of them is the zero function.
     """
-    products, traced = _products(a, b, metric, True, False, dtype)
+    products, traced = _products(a, b, metric, True, False, dtype, budget)
     return _finish(_cosine(products, traced), metric, (a, b), traced, dtype)
 
 
-def slices(a: AnyModel, b: AnyModel, metric: Metric = Gaussian(), *, dtype: str = "float64") -> Numbers:
+def slices(a: AnyModel, b: AnyModel, metric: Metric = Gaussian(), *, dtype: str = "float64", budget: Budget = Budget()) -> Numbers:
     """Cosine of every output coordinate on its own (paper, section 2.4), shape (d_out,). Raises as `similarity`."""
-    products, traced = _products(a, b, metric, True, True, dtype)
+    products, traced = _products(a, b, metric, True, True, dtype, budget)
     return _finish(_cosine(products, traced), metric, (a, b), traced, dtype)
 
 
-def inner(a: AnyModel, b: AnyModel, metric: Metric = Gaussian(), *, dtype: str = "float64") -> Number:
+def inner(a: AnyModel, b: AnyModel, metric: Metric = Gaussian(), *, dtype: str = "float64", budget: Budget = Budget()) -> Number:
     """`<a|M|b>`; under `Gaussian` that is `E <a(x), b(x)>`. Raises `TnsimError` beyond the float64 range."""
-    products, traced = _products(a, b, metric, False, False, dtype)
+    products, traced = _products(a, b, metric, False, False, dtype, budget)
     product = products["AB"]
     if traced:
         return product.mantissa * jnp.exp(product.log)
@@ -64,9 +79,9 @@ def inner(a: AnyModel, b: AnyModel, metric: Metric = Gaussian(), *, dtype: str =
     return _finish(value, metric, (a, b), False, dtype)
 
 
-def log_inner(a: AnyModel, b: AnyModel, metric: Metric = Gaussian(), *, dtype: str = "float64") -> SignedLog:
+def log_inner(a: AnyModel, b: AnyModel, metric: Metric = Gaussian(), *, dtype: str = "float64", budget: Budget = Budget()) -> SignedLog:
     """(sign, log |<a|M|b>|), finite at any depth; a zero inner product has sign 0 and log -inf."""
-    products, traced = _products(a, b, metric, False, False, dtype)
+    products, traced = _products(a, b, metric, False, False, dtype, budget)
     mantissa, log = products["AB"]
     xp = jnp if traced else np
     with np.errstate(divide="ignore"):
@@ -80,8 +95,8 @@ def plan(a: Model, b: Model, metric: Metric = Gaussian(), *, norms: bool = False
     for model in (a, b):
         if not isinstance(model, Model):
             raise ModelError("a plan is for two models; plan the models of a combination pair by pair")
-    problem = _problem_key(a, b, metric)
-    return _plan(*problem, _ALL if norms else _CROSS, per_output, dtype)
+    a, b = _of_even_degree(a, b, metric)
+    return _plan(*_problem_key(a, b, metric), _ALL if norms else _CROSS, per_output, dtype, LARGE)
 
 
 class _Product(NamedTuple):
@@ -96,13 +111,13 @@ _ALL = (Pair("A", "A"), Pair("A", "B"), Pair("B", "B"))
 _SELF = (Pair("A", "A"),)
 
 
-def _products(a, b, metric, norms: bool, per_output: bool, dtype: str) -> tuple[dict[str, _Product], bool]:
+def _products(a, b, metric, norms: bool, per_output: bool, dtype: str, budget: Budget) -> tuple[dict[str, _Product], bool]:
     """The inner products asked for, `AB` and with `norms` also `AA` and `BB`, in a common gauge."""
     _check(a, b, metric, dtype)
     traced = any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((a, b, metric)))
     one, two = terms(a), terms(b)
     if len(one) == len(two) == 1:
-        found = _run(one[0][1], two[0][1], metric, norms, per_output, dtype, traced)
+        found = _run(one[0][1], two[0][1], metric, norms, per_output, dtype, traced, budget)
         (c, _), (d, _) = one[0], two[0]
         factors = {"AB": c * d, "AA": c * c, "BB": d * d}
         return {k: _Product(factors[k] * p.mantissa, p.log) for k, p in found.items()}, traced
@@ -115,7 +130,7 @@ def _products(a, b, metric, norms: bool, per_output: bool, dtype: str) -> tuple[
             for d, n in ket:
                 key = (id(m), id(n))
                 if key not in known:
-                    known[key] = known[key[::-1]] = _run(m, n, metric, False, per_output, dtype, traced)["AB"]
+                    known[key] = known[key[::-1]] = _run(m, n, metric, False, per_output, dtype, traced, budget)["AB"]
                 parts.append(_Product(c * d * known[key].mantissa, known[key].log))
         found[name] = _sum(parts, traced, dtype, {"AA": "the first", "BB": "the second"}.get(name))
     return found, traced
@@ -138,15 +153,15 @@ def _sum(parts: list[_Product], traced: bool, dtype: str = "", model: str | None
     return _Product(total, log)
 
 
-def _run(a: Model, b: Model, metric, norms: bool, per_output: bool, dtype: str, traced: bool) -> dict[str, _Product]:
+def _run(a: Model, b: Model, metric, norms: bool, per_output: bool, dtype: str, traced: bool, budget: Budget) -> dict[str, _Product]:
     """Plan and execute for two plain models; logs are relative to the norms when these are computed too."""
+    a, b = _of_even_degree(a, b, metric)
     alone = a is b or (not traced and _same_weights(a, b))
     wanted = _SELF if alone else _ALL if norms else _CROSS
     key = _problem_key(a, a if alone else b, metric)
     if alone:
         key = key._replace(ket=None)
-    found = _plan(*key, wanted, per_output, dtype)
-    _check_memory(found)
+    found = _affordable(key, wanted, per_output, dtype, budget)
     nodes = key.nodes
     runs = [_execute(found, {"A": a, "B": b}, metric, key, t, dtype, traced) for t in (nodes.points if nodes else (None,))]
     if nodes is None:
@@ -200,8 +215,31 @@ class _Key(NamedTuple):
         """Points at which a constant or a mean has its plan run, None if one run is all."""
         if not self.deep or self.inputs.centred:
             return None
-        legs = deep.tree(self.bra).legs + deep.tree(self.bra if self.ket is None else self.ket).legs
-        return deep.moment_nodes(legs)
+        legs = max(deep.tree(kinds).legs for kinds in (self.bra, self.ket) if kinds is not None)
+        return deep.moment_nodes(2 * legs)  # enough for the norm of the larger model, and so for the cross term
+
+
+def _depth(model: Model) -> int:
+    return sum(order > 1 for order in model.orders)
+
+
+def _of_even_degree(a: Model, b: Model, metric: Metric) -> tuple[Model, Model]:
+    """The models as the diagrams of whole trees want them: a linear one beside a deep one is raised."""
+    if isinstance(metric, Gaussian) and metrics.joins_whole_trees(Gaussian, max(_depth(a), _depth(b))):
+        return a if _depth(a) else raised(a), b if _depth(b) else raised(b)
+    return a, b
+
+
+def raised(model: Model) -> Model:
+    """A linear model as the bilinear one that multiplies it by a constant: the same function, of an even degree.
+
+    Diagrams over whole trees pair all legs, so two models must have an even number of them together.
+    """
+    weight = arrays(model.layers[-1], lifted=True)[WEIGHT]
+    rank, dtype = weight.shape[0] - 1, weight.dtype
+    zero, one = np.zeros((rank, weight.shape[1] - 1), dtype), np.ones(rank, dtype)
+    last = Bilinear(weight[1:, 1:], zero, np.eye(rank, dtype=dtype), weight[1:, 0], one)
+    return Model((*model.layers[:-1], last))
 
 
 def _same_weights(a: Model, b: Model) -> bool:
@@ -224,15 +262,15 @@ def _nonlinear(*models: tuple[Kind, ...]) -> int:
 
 
 @lru_cache(maxsize=1024)
-def _plan(bra, ket, metric: type, inputs: InputKind, lifted: bool, whole: bool, pairs, per_output: bool, dtype: str) -> Plan:
+def _plan(bra, ket, metric: type, inputs: InputKind, lifted: bool, whole: bool, pairs, per_output: bool, dtype: str, large: int) -> Plan:
     models = {"A": bra} if ket is None else {"A": bra, "B": ket}
     exact = metrics.is_exact(metric(), _nonlinear(*models.values()))
     if not whole:
         problem = folding.fold(models, metric(), inputs, lifted, pairs, per_output)
-        return plan_problem(problem, metric.name, exact, dtype)
+        return plan_problem(problem, metric.name, exact, dtype, large)
     deep.check_size(models, metric is metrics.Symmetric)
     problem = deep.fold(models, metric is metrics.Symmetric, inputs, lifted, pairs, per_output)
-    return plan_problem(problem, metric.name, exact, dtype)
+    return plan_problem(problem, metric.name, exact, dtype, large)
 
 
 def _leaves(found: Plan, models: Mapping[str, Model], metric: Metric, key: _Key, t: float | None = None) -> dict[str, Any]:
@@ -307,12 +345,23 @@ def _check(a: Any, b: Any, metric: Any, dtype: str) -> None:
     check_comparable(terms(a)[0][1], terms(b)[0][1])
 
 
-def _check_memory(found: Plan) -> None:
-    if found.peak_bytes < _ALWAYS_FITS:
-        return
-    free = execution.available_bytes()
-    if free is not None and found.peak_bytes > free:
+def _affordable(key: _Key, wanted: tuple[Pair, ...], per_output: bool, dtype: str, budget: Budget) -> Plan:
+    """A plan within the budget, its largest contractions in smaller chunks if need be. Raises `TooLarge`."""
+    found = _plan(*key, wanted, per_output, dtype, LARGE)
+    advice = "use GaussianClosure() (an approximation beyond one nonlinear layer), smaller widths or a larger tnsim.Budget"
+    if found.multiplications > budget.multiplications:
         raise TooLarge(
-            f"this contraction needs {found.peak_bytes / 2**30:.1f} GiB and {free / 2**30:.1f} GiB are free; "
-            "use dtype='float32', fewer outputs at once, or a machine with more memory"
+            f"{found.metric} needs {found.multiplications:.3g} multiplications here, "
+            f"more than the budget of {budget.multiplications:.3g}; {advice}"
         )
+    allowed = budget.memory_bytes
+    if allowed is None:
+        free = execution.available_bytes() if found.peak_bytes > _ALWAYS_FITS else None
+        allowed = math.inf if free is None else FREE_SHARE * free
+    least = found.peak_bytes
+    for finer in range(2, 10, 2):
+        if found.peak_bytes <= allowed:
+            return found
+        found = _plan(*key, wanted, per_output, dtype, LARGE >> finer)
+        least = min(least, found.peak_bytes)
+    raise TooLarge(f"{found.metric} needs {least / 2**30:.3g} GiB here, and the budget is {allowed / 2**30:.3g} GiB; {advice}")
