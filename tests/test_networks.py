@@ -42,6 +42,14 @@ def test_networks_sum_to_inner(name, metric, rng):
     assert abs(total - tnsim.inner(a, b, metric)) <= 1e-11 * scale
 
 
+@pytest.mark.parametrize("name", cases.UNEVEN)
+def test_networks_of_uneven_models(name, rng):
+    a, b = cases.pair(cases.UNEVEN[name], rng)
+    metric = tnsim.Gaussian(*cases.INPUTS["mean and covariance"](rng))
+    total = sum(weight * network.contract(output_inds=()) for weight, network in tnsim.networks(a, b, metric))
+    assert abs(total / tnsim.inner(a, b, metric) - 1) <= 1e-10
+
+
 def test_tags(rng):
     model = tnsim.Model([cases.linear(rng, 3, 4), cases.bilinear(rng, 4, 5, 4), tnsim.Residual(cases.bilinear(rng, 4, 3, 4))])
     network = tnsim.network(model)

@@ -153,10 +153,13 @@ class _Assembly:
         self.builder = builder = Builder(forms)
         self.inputs = len(shapes)
         self.keys: dict[Key, None] = {}
+        self.unshared = 0
 
         def route(key: Key) -> Route:
             self.keys[key] = None
-            return pick(key)
+            found = pick(key)
+            self.unshared += found.multiplications
+            return found
 
         values = {f"in{n}": builder.atom(s, symmetric=y) for n, (s, y) in enumerate(zip(shapes, symmetric, strict=True))}
         self.outputs: list[int] = []
@@ -179,6 +182,7 @@ class _Assembly:
         return self.builder.piece(
             self.outputs,
             self.inputs,
+            unshared=self.unshared,
             scales=tuple((position[g.definition], g.power) for g in live),
             powers=tuple(tuple((slot[g], p) for g, p in d.powers if g in slot) for d in stage.definitions),
         )
@@ -209,6 +213,7 @@ def split(piece: Piece, limit: int) -> list[tuple[Piece, tuple[int, ...], tuple[
             outputs=tuple(number[a] for a in gives),
             scales=piece.scales if last else (),
             powers=piece.powers if last else ((),) * len(gives),
+            unshared=piece.unshared if last else 0,
         )
         found.append((body, takes, gives))
     return found

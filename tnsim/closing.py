@@ -41,7 +41,7 @@ def networks(a: Model, b: Model, metric: Metric = Gaussian(), max_tensors: int =
     check_comparable(a, b)
     check_size([a, b], max_tensors)
     if metrics.joins_whole_trees(type(metric), max(sum(order > 1 for order in m.orders) for m in (a, b))):
-        return _whole_trees(a, b, metric)
+        return _whole_trees(*deep.of_even_degree(a, b, metric), metric)
     return _generate(a, b, metric)
 
 

@@ -21,8 +21,10 @@ import numpy as np
 
 from tnsim.errors import ModelError, TooLarge
 from tnsim.folding import IDENTITY, PAIRS, TRACE, Merge, Pair
-from tnsim.local import Kind, local, symmetric_shapes
-from tnsim.metrics import InputKind
+from tnsim.layers import Bilinear
+from tnsim.local import Kind, arrays, local, symmetric_shapes
+from tnsim.metrics import Gaussian, InputKind, Metric, joins_whole_trees
+from tnsim.model import Model
 from tnsim.names import COVARIANCE, FACTOR, SIGNED_DOWN, WEIGHT, Leaf, Side
 from tnsim.orbits import Diagram, Tree, diagrams
 from tnsim.problem import Definition, Gauge, Operand, Problem, Stage, Term, prune
@@ -59,6 +61,26 @@ def moment_nodes(legs: int) -> Nodes:
 
 
 MAX_LEGS = 20
+
+
+def of_even_degree(a: Model, b: Model, metric: Metric) -> tuple[Model, Model]:
+    """The models as the diagrams of whole trees want them: a linear one beside a deep one is raised."""
+    depths = [sum(order > 1 for order in m.orders) for m in (a, b)]
+    if isinstance(metric, Gaussian) and joins_whole_trees(Gaussian, max(depths)):
+        return a if depths[0] else raised(a), b if depths[1] else raised(b)
+    return a, b
+
+
+def raised(model: Model) -> Model:
+    """A linear model as the bilinear one that multiplies it by a constant: the same function, of an even degree.
+
+    Diagrams over whole trees pair all legs, so two models must have an even number of them together.
+    """
+    weight = arrays(model.layers[-1], lifted=True)[WEIGHT]
+    rank, dtype = weight.shape[0] - 1, weight.dtype
+    zero, one = np.zeros((rank, weight.shape[1] - 1), dtype), np.ones(rank, dtype)
+    last = Bilinear(weight[1:, 1:], zero, np.eye(rank, dtype=dtype), weight[1:, 0], one)
+    return Model((*model.layers[:-1], last))
 
 
 def check_size(models: dict[Side, tuple[Kind, ...]], cross_only: bool) -> None:

@@ -24,6 +24,7 @@ class Route(NamedTuple):
 
     path: Path
     chunks: tuple[int, ...]
+    multiplications: int
     price: int
     largest: int
 
@@ -106,19 +107,20 @@ def _routed(inputs, output, sizes: dict[int, int], path: Path, large: int) -> Ro
     """Chunk a path over the label that leaves the least work, one more at a time, until its intermediates fit."""
     chunks: tuple[int, ...] = ()
     found = cost(inputs, output, sizes, path)
-    price, largest = found.price, found.largest
+    total, price, largest = found.multiplications, found.price, found.largest
     while largest > large:
         options = []
         for label in sorted(set(sizes) - set(output) - set(chunks)):
             inside = cost(inputs, output, sizes | dict.fromkeys((*chunks, label), 1), path)
             if inside.largest < largest:
-                options.append((inside.price * math.prod(sizes[x] for x in (*chunks, label)), inside.largest, label))
+                times = math.prod(sizes[x] for x in (*chunks, label))
+                options.append((inside.price * times, inside.largest, label, inside.multiplications * times))
         if not options:
             break
         fitting = [o for o in options if o[1] <= large]
-        price, largest, label = min(fitting) if fitting else min(options, key=lambda o: (o[1], o[0]))
+        price, largest, label, total = min(fitting) if fitting else min(options, key=lambda o: (o[1], o[0]))
         chunks = (*chunks, label)
-    return Route(path, chunks, price, largest)
+    return Route(path, chunks, total, price, largest)
 
 
 def _reconfigured(letters: list, out: tuple, size: dict, path: Path) -> Path:

@@ -26,7 +26,7 @@ from tnsim.assembly import build_piece, settle, shape_of, split
 from tnsim.plans import Piece, Plan, PlanStage, piece_from_data
 from tnsim.problem import Definition, Operand, Problem, Stage, Term, prune
 
-VERSION = 5
+VERSION = 6
 LARGE = 2**27  # elements: 1 GiB in float64
 MAX_OPERATIONS = 200
 

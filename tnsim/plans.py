@@ -42,7 +42,8 @@ class Piece:
     """Inputs by shape, then operations; values are numbered inputs first.
 
     `scales` lists (output, power) of the values that renormalise a scale group after the piece has run,
-    `powers` for every output the (scale, power) pairs it is divided by.
+    `powers` for every output the (scale, power) pairs it is divided by. `unshared`: multiplications of its
+    products contracted one by one, nothing shared and no sums taken first.
     """
 
     shapes: tuple[tuple[int, ...], ...]
@@ -50,6 +51,7 @@ class Piece:
     outputs: tuple[int, ...]
     scales: tuple[tuple[int, int], ...] = ()
     powers: tuple[tuple[tuple[int, int], ...], ...] = ()
+    unshared: int = 0
 
     @cached_property
     def value_shapes(self) -> tuple[tuple[int, ...], ...]:
@@ -142,6 +144,11 @@ class Plan:
         return sum(self.pieces[stage.piece].multiplications for stage in self.stages)
 
     @property
+    def unshared_multiplications(self) -> int:
+        """The same if every product of every stage were contracted on its own."""
+        return sum(self.pieces[stage.piece].unshared for stage in self.stages)
+
+    @property
     def contractions(self) -> int:
         """Distinct pairwise contractions: every piece is counted once, however many stages run it."""
         return sum(piece.contractions for piece in self.pieces)
@@ -189,6 +196,7 @@ class Plan:
             ("stages", f"{len(self.stages):,} running {len(self.pieces)} distinct pieces"),
             ("contractions", f"{self.contractions:,} distinct pairwise contractions"),
             ("multiplications", f"{self.multiplications:,} scalar multiplications"),
+            ("unshared", f"{self.unshared_multiplications:,} if every product were contracted on its own"),
             ("peak memory", f"{self.peak_bytes / 2**20:,.2f} MiB of {self.dtype}, weights included"),
             ("searched with", self.searched_with),
         ]
@@ -199,7 +207,7 @@ def piece_from_data(data: dict[str, Any]) -> Piece:
     """A piece from parsed JSON. Raises on anything malformed."""
     operations = tuple(Operation(*_tuples(op[:6]), op[6] and piece_from_data(op[6])) for op in data["operations"])
     fields = {k: _tuples(data[k]) for k in ("shapes", "outputs", "scales", "powers")}
-    piece = Piece(operations=operations, **fields)
+    piece = Piece(operations=operations, unshared=int(data["unshared"]), **fields)
     for n, op in enumerate(operations):
         if op.kind not in ("contract", "sum", "loop") or any(a >= len(piece.shapes) + n for a in op.args):
             raise ValueError(f"operation {n} is malformed")

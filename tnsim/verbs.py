@@ -22,11 +22,10 @@ import numpy as np
 from tnsim import deep, execution, folding, metrics
 from tnsim.errors import ModelError, PrecisionWarning, TnsimError, TooLarge
 from tnsim.folding import IDENTITY, TRACE, Pair
-from tnsim.layers import Bilinear
 from tnsim.local import Kind, arrays, kind, local, symmetric_arrays
 from tnsim.metrics import Gaussian, InputKind, Metric
 from tnsim.model import Combination, Model, check_comparable, terms
-from tnsim.names import COVARIANCE, MEAN, WEIGHT, Leaf
+from tnsim.names import COVARIANCE, MEAN, Leaf
 from tnsim.planning import LARGE, plan_problem
 from tnsim.plans import Plan
 from tnsim.results import Number, Numbers, SignedLog
@@ -95,7 +94,7 @@ def plan(a: Model, b: Model, metric: Metric = Gaussian(), *, norms: bool = False
     for model in (a, b):
         if not isinstance(model, Model):
             raise ModelError("a plan is for two models; plan the models of a combination pair by pair")
-    a, b = _of_even_degree(a, b, metric)
+    a, b = deep.of_even_degree(a, b, metric)
     return _plan(*_problem_key(a, b, metric), _ALL if norms else _CROSS, per_output, dtype, LARGE)
 
 
@@ -155,7 +154,7 @@ def _sum(parts: list[_Product], traced: bool, dtype: str = "", model: str | None
 
 def _run(a: Model, b: Model, metric, norms: bool, per_output: bool, dtype: str, traced: bool, budget: Budget) -> dict[str, _Product]:
     """Plan and execute for two plain models; logs are relative to the norms when these are computed too."""
-    a, b = _of_even_degree(a, b, metric)
+    a, b = deep.of_even_degree(a, b, metric)
     alone = a is b or (not traced and _same_weights(a, b))
     wanted = _SELF if alone else _ALL if norms else _CROSS
     key = _problem_key(a, a if alone else b, metric)
@@ -217,29 +216,6 @@ class _Key(NamedTuple):
             return None
         legs = max(deep.tree(kinds).legs for kinds in (self.bra, self.ket) if kinds is not None)
         return deep.moment_nodes(2 * legs)  # enough for the norm of the larger model, and so for the cross term
-
-
-def _depth(model: Model) -> int:
-    return sum(order > 1 for order in model.orders)
-
-
-def _of_even_degree(a: Model, b: Model, metric: Metric) -> tuple[Model, Model]:
-    """The models as the diagrams of whole trees want them: a linear one beside a deep one is raised."""
-    if isinstance(metric, Gaussian) and metrics.joins_whole_trees(Gaussian, max(_depth(a), _depth(b))):
-        return a if _depth(a) else raised(a), b if _depth(b) else raised(b)
-    return a, b
-
-
-def raised(model: Model) -> Model:
-    """A linear model as the bilinear one that multiplies it by a constant: the same function, of an even degree.
-
-    Diagrams over whole trees pair all legs, so two models must have an even number of them together.
-    """
-    weight = arrays(model.layers[-1], lifted=True)[WEIGHT]
-    rank, dtype = weight.shape[0] - 1, weight.dtype
-    zero, one = np.zeros((rank, weight.shape[1] - 1), dtype), np.ones(rank, dtype)
-    last = Bilinear(weight[1:, 1:], zero, np.eye(rank, dtype=dtype), weight[1:, 0], one)
-    return Model((*model.layers[:-1], last))
 
 
 def _same_weights(a: Model, b: Model) -> bool:
