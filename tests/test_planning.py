@@ -86,13 +86,24 @@ def test_deterministic_cached_and_a_damaged_cache_is_a_miss(tmp_path, monkeypatc
     assert fresh(model, METRICS["closure"]) == uncached
     monkeypatch.undo()
     monkeypatch.setenv("TNSIM_CACHE_DIR", str(tmp_path))
-    for damage in (b"", b"{", b"null", b'{"piece": {"operations": [["contract", [99], [[0]], [0], []]]}}', b"\xff\xfe"):
+    for damage in (b"", b"{", b"null", b'{"key": 3, "found": {"operations": [["contract", [99], [[0]], [0], []]]}}', b"\xff\xfe"):
         for file in files:
             file.write_bytes(damage)
         assert fresh(model, METRICS["closure"]) == uncached
-        assert json.loads(files[0].read_text())["piece"]
+        assert json.loads(files[0].read_text())["found"]
     monkeypatch.setenv("TNSIM_CACHE_DIR", str(files[0] / "not-a-folder"))
     assert fresh(model, METRICS["closure"]) == uncached
+
+
+def test_deep_plans_are_cached_too(tmp_path, monkeypatch):
+    monkeypatch.setenv("TNSIM_CACHE_DIR", str(tmp_path))
+    model = stack(3, 4, 2)
+    first = fresh(model, tnsim.Gaussian())
+    for searching in ("build_piece", "settle"):
+        monkeypatch.setattr(planning, searching, lambda *_: pytest.fail("searched again"))
+    planning._ways.cache_clear()
+    assert fresh(model, tnsim.Gaussian()) == first
+    assert first.unshared_multiplications > first.multiplications
 
 
 def test_path_costs_agree_with_opt_einsum(rng):

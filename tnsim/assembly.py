@@ -35,7 +35,7 @@ def build_piece(stage: Stage, shapes: Shapes, symmetric: tuple[bool, ...], large
     """
     stage = Stage(tuple(_distinct_terms(d) for d in stage.definitions), stage.gauges)
     search = _Search(large)
-    stage = search.written_best(stage, shapes)
+    search.cheapest_ways(stage, shapes)
     best = _Assembly(stage, shapes, symmetric, search.pick, {})
     terms = _count(stage)
     if terms <= FEW or (terms <= SMALL_STAGE and best.cost >= WORTH_SEARCHING):
@@ -43,9 +43,15 @@ def build_piece(stage: Stage, shapes: Shapes, symmetric: tuple[bool, ...], large
     return best.piece(stage)
 
 
-def settle(stage: Stage, shapes: Shapes, large: int) -> Stage:
-    """Every term in the cheapest of the ways it is written."""
-    return _Search(large).written_best(stage, shapes)
+def settle(stage: Stage, shapes: Shapes, large: int) -> tuple[tuple[int, ...], ...]:
+    """For every term of every definition, which of the ways it is written is the cheapest to contract."""
+    return _Search(large).cheapest_ways(stage, shapes)
+
+
+def written(definition: Definition, ways: tuple[int, ...]) -> Definition:
+    """The definition with every term in the way chosen for it."""
+    terms = tuple(Term(t.weight, (t.operands, *t.otherwise)[way]) for t, way in zip(definition.terms, ways, strict=True))
+    return dataclasses.replace(definition, terms=terms)
 
 
 def _count(stage: Stage) -> int:
@@ -71,30 +77,23 @@ class _Search:
         self.look(key, 0)
         return self.found[key][self.chosen.get(key, 0)]
 
-    def written_best(self, stage: Stage, shapes: Shapes) -> Stage:
-        """Each term in the way that is cheapest to contract, searching harder where the stage's cost lies."""
+    def cheapest_ways(self, stage: Stage, shapes: Shapes) -> tuple[tuple[int, ...], ...]:
+        """Search every term in every way it is written, harder where the stage's cost lies; the cheapest way of each."""
         sizes = dict(zip((f"in{n}" for n in range(len(shapes))), shapes, strict=True))
-        ways: list[list[list[tuple[Key, tuple[Operand, ...]]]]] = []
+        ways: list[list[list[Key]]] = []
         for definition in stage.definitions:
-            ways.append([[(_key(o, definition.indices, sizes), o) for o in (t.operands, *t.otherwise)] for t in definition.terms])
+            ways.append([[_key(o, definition.indices, sizes) for o in (t.operands, *t.otherwise)] for t in definition.terms])
             sizes[definition.name] = shape_of(definition, sizes)
-        every = [way for written in ways for way in written]
+        every = [way for terms in ways for way in terms]
         few = len(every) <= FEW
         for effort, share in ((0, 0.0), (1, 0.0 if few else MATTERS), (2, HEAVY)):
-            prices = [min(self.found[key][0].price if effort else 0 for key, _ in way) for way in every]
+            prices = [min(self.found[key][0].price if effort else 0 for key in way) for way in every]
             if effort == 0 or (effort == 1 and few) or sum(prices) >= WORTH_SEARCHING:
                 for way, price in zip(every, prices, strict=True):
                     if price >= share * sum(prices):
-                        for key, _ in way:
+                        for key in way:
                             self.look(key, effort)
-        definitions = []
-        for definition, written in zip(stage.definitions, ways, strict=True):
-            terms = []
-            for term, w in zip(definition.terms, written, strict=True):
-                _, operands = min(w, key=lambda way: self.found[way[0]][0].price)
-                terms.append(Term(term.weight, operands))
-            definitions.append(dataclasses.replace(definition, terms=tuple(terms)))
-        return Stage(tuple(definitions), stage.gauges)
+        return tuple(tuple(min(range(len(w)), key=lambda n, w=w: self.found[w[n]][0].price) for w in terms) for terms in ways)
 
     def tuned(self, best: _Assembly, assemble) -> _Assembly:
         """Coordinate descent: a route stays if it makes the whole stage cheaper."""

@@ -17,16 +17,18 @@ import json
 import os
 import sys
 import tempfile
+from collections.abc import Callable
 from dataclasses import asdict
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 from tnsim import paths
-from tnsim.assembly import build_piece, settle, shape_of, split
+from tnsim.assembly import Shapes, build_piece, settle, shape_of, split, written
 from tnsim.plans import Piece, Plan, PlanStage, piece_from_data
 from tnsim.problem import Definition, Operand, Problem, Stage, Term, prune
 
-VERSION = 6
+VERSION = 7
 LARGE = 2**27  # elements: 1 GiB in float64
 MAX_OPERATIONS = 200
 
@@ -90,12 +92,10 @@ def _settled(problem: Problem, large: int) -> Problem:
     for stage in problem.stages:
         inputs = _inputs(stage)
         numbered = _numbered(stage, inputs)
-        settled = settle(numbered, tuple(shapes[n] for n in inputs), large)
-        names = {f"in{n}": name for n, name in enumerate(inputs)} | {f"def{n}": d.name for n, d in enumerate(stage.definitions)}
+        ways = _ways(numbered, tuple(shapes[n] for n in inputs), large)
         definitions = []
-        for d, chosen in zip(stage.definitions, settled.definitions, strict=True):
-            terms = tuple(Term(t.weight, tuple(Operand(names[o.name], o.indices) for o in t.operands)) for t in chosen.terms)
-            definitions.append(dataclasses.replace(d, terms=terms))
+        for d, chosen in zip(stage.definitions, ways, strict=True):
+            definitions.append(written(d, chosen))
             shapes[d.name] = shape_of(d, shapes)
         stages.append(Stage(tuple(definitions), stage.gauges))
     return prune(dataclasses.replace(problem, stages=tuple(stages)))
@@ -132,23 +132,47 @@ def _numbered(stage: Stage, inputs: tuple[str, ...]) -> Stage:
 
 
 @lru_cache(maxsize=4096)
-def _piece(stage: Stage, shapes: tuple[tuple[int, ...], ...], symmetric: tuple[bool, ...], large: int) -> tuple[Piece, str]:
+def _ways(stage: Stage, shapes: Shapes, large: int) -> tuple[tuple[int, ...], ...]:
+    """The cheapest way of every term of a numbered stage, from disk or newly searched."""
+
+    def valid(data: Any) -> tuple[tuple[int, ...], ...]:
+        found = tuple(tuple(int(way) for way in ways) for ways in data)
+        for ways, d in zip(found, stage.definitions, strict=True):
+            written(d, ways)
+        return found
+
+    return _kept(["ways", asdict(stage), shapes, large], valid, lambda: settle(stage, shapes, large), list)[0]
+
+
+@lru_cache(maxsize=4096)
+def _piece(stage: Stage, shapes: Shapes, symmetric: tuple[bool, ...], large: int) -> tuple[Piece, str]:
     """The piece of a numbered stage, from disk or newly searched, and what searched it."""
+
+    def valid(data: Any) -> Piece:
+        piece = piece_from_data(data)
+        if piece.shapes != shapes or len(piece.value_shapes) < len(shapes):
+            raise ValueError("a piece of other shapes")
+        return piece
+
+    return _kept(["piece", asdict(stage), shapes, symmetric, large], valid, lambda: build_piece(stage, shapes, symmetric, large), asdict)
+
+
+def _kept(key: list, valid: Callable[[Any], Any], build: Callable[[], Any], plain: Callable[[Any], Any]) -> tuple[Any, str]:
+    """A search result by structure: from the cache folder if it is there and sound, else built and kept."""
     folder = cache_folder()
-    text = json.dumps([VERSION, asdict(stage), shapes, symmetric, large], separators=(",", ":"))
+    text = json.dumps([VERSION, *key], separators=(",", ":"))
     file = folder and folder / f"{hashlib.sha256(text.encode()).hexdigest()}.json"
     if file is not None:
         try:
             data = json.loads(file.read_text())
-            piece = piece_from_data(data["piece"])
-            if data["stage"] == text and piece.shapes == shapes and len(piece.value_shapes) > 0:
-                return piece, data["searched_with"]
+            if data["key"] == text:
+                return valid(data["found"]), data["searched_with"]
         except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError):
             pass  # absent or damaged: search again and overwrite
-    piece, source = build_piece(stage, shapes, symmetric, large), paths.version()
+    found, source = build(), paths.version()
     if file is not None:
-        _write(file, json.dumps({"stage": text, "searched_with": source, "piece": asdict(piece)}, separators=(",", ":")))
-    return piece, source
+        _write(file, json.dumps({"key": text, "searched_with": source, "found": plain(found)}, separators=(",", ":")))
+    return found, source
 
 
 def cache_folder() -> Path | None:
