@@ -103,3 +103,11 @@ def test_drawing_tells_layers_and_operators_apart(rng):
     assert legend == ["Layer0", "Layer1", "symmetriser", "bra (A)", "ket (B)"]
     handles = figure.axes[0].get_legend().legend_handles[:3]
     assert len({h.get_color() for h in handles}) == 3
+
+
+@pytest.mark.parametrize("package", ["networkx", "matplotlib.figure"])
+def test_drawing_is_an_extra(package, rng, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, package, None)
+    network = tnsim.network(tnsim.Model([cases.bilinear(rng, 3, 5, 2)]))
+    with pytest.raises(tnsim.MissingExtra, match=r"which is not installed: run  pip install 'tnsim\[plot\]'"):
+        plots.draw(network)

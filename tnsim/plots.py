@@ -36,6 +36,10 @@ def heatmap(matrix: Float[np.ndarray, "K K"], labels: Sequence[str], title: str 
 
 def draw(network: qtn.TensorNetwork, title: str = "") -> Figure:
     """A tagged network: one colour per layer, one per kind of operator node, bra and ket by marker; with a legend."""
+    try:
+        import networkx  # noqa: F401  what quimb lays networks out with
+    except ImportError:
+        raise MissingExtra("networkx", "plot", "drawing a network") from None
     figure, axes = _figure(figsize=(9, 6.5))
     layers = [t for t in (layer_tag(n) for n in range(len(network.tag_map))) if t in network.tag_map]
     operators = [t for t in _OPERATOR_COLOURS if t in network.tag_map]
