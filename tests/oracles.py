@@ -110,7 +110,7 @@ def _symmetric_part(tensor):
 
 
 def _dense_layer(layer):
-    """From the formulas of the design: skip as (x (x) 1 + 1 (x) x) / 2, constants as 1 (x) 1."""
+    """From the formulas: skip as (x (x) 1 + 1 (x) x) / 2, constants as 1 (x) 1."""
     if isinstance(layer, tnsim.Residual):
         inner = layer.scale * _dense_layer(layer.layer)
         d, order = layer.d_in, inner.ndim - 1

@@ -88,7 +88,7 @@ def test_symmetric_three_layers_at_tiny_size(rng):
 
 
 def test_the_closure_misses_what_the_exact_metric_has(rng):
-    """The design's point: hidden states are not Gaussian, and treating them so moves the cosine."""
+    """Hidden states are not Gaussian, and treating them so moves the cosine."""
     a, b = cases.pair(cases.DEEP["two bilinear"], rng)
     exact, closed = tnsim.similarity(a, b), tnsim.similarity(a, b, tnsim.GaussianClosure())
     assert abs(exact - closed) > 1e-3

@@ -109,7 +109,7 @@ def tree_tensors(model: Model, side: str, symmetrised: Collection[Copy]) -> list
 
 
 def symmetriser(order: int) -> np.ndarray:
-    """P_n over roles: 1/n! where all n roles differ (DESIGN of the operator: a node on roles, not on legs)."""
+    """P_n as a node on roles, not on legs: 1/n! where all n roles differ."""
     node = np.zeros((order,) * order)
     for index in np.ndindex(node.shape):
         if len(set(index)) == order:
