@@ -47,7 +47,7 @@ def row(depth: int, width: int, rank: int) -> dict:
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     closure, _ = timed(lambda: tnsim.inner(a, b, tnsim.GaussianClosure()))
     closure_warm = min(timed(lambda: tnsim.inner(a, b, tnsim.GaussianClosure()))[1] for _ in range(3))
-    with execution.precision("float64"):
+    with execution.precision():
         matrix = jnp.ones((2048, 2048))
         product = jax.jit(lambda x: x @ x)
         product(matrix).block_until_ready()

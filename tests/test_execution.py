@@ -24,7 +24,7 @@ def test_numpy_runs_the_same_plan(name, metric, rng):
     leaves = verbs._leaves(planned, {"A": a, "B": b}, metric, verbs._problem_key(a, b, metric))
     reference = execution.run(planned, leaves, backend="numpy")
     assert all(type(v) is np.ndarray for v in reference.values.values())
-    with execution.precision("float64"):
+    with execution.precision():
         compiled = execution.run(planned, leaves)
     np.testing.assert_allclose(np.asarray(compiled.values["AB"]), reference.values["AB"], rtol=1e-11, atol=1e-14)
 
@@ -119,7 +119,7 @@ def test_accelerator_agrees_with_numpy(rng):
     reference = execution.run(
         planned, verbs._leaves(planned, {"A": a, "B": b}, tnsim.Gaussian(), verbs._problem_key(a, b, tnsim.Gaussian())), backend="numpy"
     )
-    with execution.precision("float64"):
+    with execution.precision():
         found = execution.run(
             planned, verbs._leaves(planned, {"A": a, "B": b}, tnsim.Gaussian(), verbs._problem_key(a, b, tnsim.Gaussian()))
         )

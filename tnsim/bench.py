@@ -70,7 +70,7 @@ def depth_rows(width: int, rank: int, depths: Sequence[int] = DEPTHS, dtype: str
             return verbs.log_inner(a, b, metric, dtype=dtype)
 
         def theirs(a=a, b=b):
-            with execution.precision(dtype):
+            with execution.precision():
                 return jax.block_until_ready(hand_written(a, b))
 
         start = time.perf_counter()

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache, partial
 from typing import Any, NamedTuple
 
@@ -65,7 +65,7 @@ def log_of(result: Result, combination: Mapping[str, float]) -> Any:
 
 
 @contextlib.contextmanager
-def precision(dtype: str):
+def precision() -> Iterator[None]:
     """The JAX settings under which plans run: 64-bit types on, matmuls in full precision; scoped, never global."""
     with jax.enable_x64(True), jax.default_matmul_precision("highest"):
         yield

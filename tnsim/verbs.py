@@ -178,7 +178,7 @@ def _execute(found: Plan, models, metric, key: _Key, t: float | None, dtype: str
     if traced:
         common = jnp.result_type(*(x.dtype for x in jax.tree.leaves(models) if hasattr(x, "dtype") and x.ndim))
         return execution.run(found, {k: jnp.asarray(x, common) for k, x in leaves.items()})
-    with execution.precision(dtype):
+    with execution.precision():
         result = execution.run(found, {k: _cast(x, dtype) for k, x in leaves.items()})
         return jax.tree.map(lambda x: np.asarray(x, np.float64), jax.device_get(result))
 
