@@ -10,6 +10,7 @@ from typing import Any
 _HOME = {
     "Linear": "layers",
     "Bilinear": "layers",
+    "Attention": "layers",
     "Residual": "layers",
     "Model": "model",
     "Combination": "model",

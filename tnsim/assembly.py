@@ -171,11 +171,12 @@ class _Assembly:
             values[definition.name] = total.value
             if definition.symmetric:
                 builder.symmetric.add(total.value)
-            self.outputs.append(total.value)
+            if definition.kept:
+                self.outputs.append(total.value)
         self.cost = builder.cost(self.outputs)
 
     def piece(self, stage: Stage) -> Piece:
-        position = {d.name: n for n, d in enumerate(stage.definitions)}
+        position = {d.name: n for n, d in enumerate(stage.outputs)}
         live = [g for g in stage.gauges if g.definition is not None]
         slot = {g.group: n for n, g in enumerate(live)}
         return self.builder.piece(
@@ -183,7 +184,7 @@ class _Assembly:
             self.inputs,
             unshared=self.unshared,
             scales=tuple((position[g.definition], g.power) for g in live),
-            powers=tuple(tuple((slot[g], p) for g, p in d.powers if g in slot) for d in stage.definitions),
+            powers=tuple(tuple((slot[g], p) for g, p in d.powers if g in slot) for d in stage.outputs),
         )
 
 

@@ -53,16 +53,16 @@ def align(bra: Sequence[Kind], ket: Sequence[Kind], metric: Metric) -> tuple[Ste
     """Match layers from the input up. Raises `ModelError` where a tree metric finds trees of different shape."""
     steps, i, j = [], 0, 0
     while i < len(bra) or j < len(ket):
-        orders = [local(k[n]).order if n < len(k) else None for k, n in ((bra, i), (ket, j))]
+        orders = [k[n].order if n < len(k) else None for k, n in ((bra, i), (ket, j))]
         if None in orders:
             step = Step(i if orders[1] is None else None, j if orders[0] is None else None)
         elif orders[0] == orders[1] or 1 not in orders:
             step = Step(i, j)
         else:
             step = Step(i if orders[0] == 1 else None, j if orders[1] == 1 else None)
-        pair = [local(k[n]).order if n is not None else 1 for k, n in ((bra, step.bra), (ket, step.ket))]
+        pair = [k[n].order if n is not None else 1 for k, n in ((bra, step.bra), (ket, step.ket))]
         if not metric.closes and pair[0] != pair[1]:
-            found = [[local(k).order for k in kinds if local(k).order > 1] for kinds in (bra, ket)]
+            found = [[k.order for k in kinds if k.order > 1] for kinds in (bra, ket)]
             raise ModelError(
                 f"{type(metric).__name__} compares trees of one shape, but the nonlinear layers have orders "
                 f"{found[0]} and {found[1]}; use GaussianClosure() or Gaussian()"

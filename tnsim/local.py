@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tnsim.layers import Bilinear, Layer, Linear, Residual
+from tnsim.layers import Bilinear, Layer, Linear, Residual, innermost
 from tnsim.names import DOWN, FACTOR, LEFT, OUT, RIGHT, SIGNED_DOWN, SKIP, WEIGHT, input_index
 
 
@@ -60,6 +60,10 @@ class Kind(NamedTuple):
     constant: bool
     skips: bool
 
+    @property
+    def order(self) -> int:
+        return 1 if self.name == "Linear" else 2
+
 
 _IN0, _IN1, _HIDDEN = input_index(0), input_index(1), "hidden"
 _LINEAR = Part(((WEIGHT, (OUT, _IN0)),))
@@ -71,7 +75,8 @@ _SKIPS = (
 
 
 def kind(layer: Layer) -> Kind:
-    core, skips = _unwrap(layer)
+    core = innermost(layer)
+    skips = core is not layer
     name, rank = type(core).__name__, core.rank if isinstance(core, Bilinear) else 0
     biases = (core.bias,) if isinstance(core, Linear) else (core.left_bias, core.right_bias, core.down_bias)
     skips = skips and not isinstance(core, Linear)  # a skip around a linear layer is added to its matrix
@@ -101,8 +106,9 @@ def arrays(layer: Layer, lifted: bool) -> dict[str, Any]:
     bias column, so that the row still computes 1.
     """
     xp = jnp if any(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(layer)) else np
-    core, skips = _unwrap(layer)
-    skip, scale = _residual_rule(layer)
+    core = innermost(layer)
+    skips = core is not layer
+    skip, scale = residual_rule(layer)
     if isinstance(core, Linear):
         weight, bias = core.weight, core.bias
         if skips:
@@ -180,15 +186,7 @@ def symmetric_arrays(layer: Layer, lifted: bool) -> dict[str, Any]:
     return {SIGNED_DOWN: xp.concatenate(downs, axis=1), FACTOR: xp.concatenate(factors)}
 
 
-def _unwrap(layer: Layer) -> tuple[Linear | Bilinear, bool]:
-    """The innermost layer, and whether any residual surrounds it."""
-    skips = False
-    while isinstance(layer, Residual):
-        layer, skips = layer.layer, True
-    return layer, skips
-
-
-def _residual_rule(layer: Layer) -> tuple[Any, Any]:
+def residual_rule(layer: Layer) -> tuple[Any, Any]:
     """(skip, scale) of nested residuals taken as one: s2 x + c2 (s1 x + c1 f) = (s2 + c2 s1) x + c2 c1 f."""
     skip, scale = 0.0, 1.0
     while isinstance(layer, Residual):

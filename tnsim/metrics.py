@@ -38,6 +38,30 @@ class InputKind(NamedTuple):
     moment: str
 
 
+class SequenceInputs(NamedTuple):
+    """Structure of the Gaussian over sequences: its mean and its covariance between positions.
+
+    mean: None, "alike" at every position or "each" its own. covariance: "identity", "diagonal" or "matrix", the
+    same at every position and independent between them; "each diagonal"; or "full" over all coordinates.
+    """
+
+    mean: str | None
+    covariance: str
+
+    @property
+    def form(self) -> tuple[str, bool]:
+        """Form over positions, and whether only a diagonal is stored."""
+        known = {"identity": ("alike", False), "diagonal": ("alike", True), "matrix": ("alike", False)}
+        return known.get(self.covariance) or {"each diagonal": ("each", True), "full": ("full", False)}[self.covariance]
+
+    def mean_shape(self, d: int, n_ctx: int) -> tuple[int, ...]:
+        return (n_ctx, d) if self.mean == "each" else (d,)
+
+    def covariance_shape(self, d: int, n_ctx: int) -> tuple[int, ...]:
+        shapes = {"diagonal": (d,), "each diagonal": (n_ctx, d), "full": (n_ctx, d, n_ctx, d)}
+        return shapes.get(self.covariance, (d, d))
+
+
 @pytree
 @dataclass(frozen=True, eq=False)
 class Frobenius:
@@ -91,14 +115,20 @@ class _GaussianMoments:
     def joinings(self, bra: int, ket: int, centred: bool) -> tuple[Joining, ...]:
         return diagrams.gaussian(bra, ket, centred)
 
+    @staticmethod
+    def _unlike(mean: Any, cov: Any) -> bool:
+        """Neither is the other's size times a number of positions."""
+        sizes = sorted((mean.shape[0], cov.shape[0]))
+        return bool(sizes[1] % sizes[0])
+
     def __post_init__(self) -> None:
-        mean = None if self.mean is None else as_array(self.mean, "the input mean", 1)
+        mean = None if self.mean is None else as_array(self.mean, "the input mean", 2 if np.ndim(self.mean) == 2 else 1)
         cov = None if self.cov is None else as_array(self.cov, "the input covariance", np.ndim(self.cov))
         if cov is not None and (cov.ndim not in (1, 2) or (cov.ndim == 2 and cov.shape[0] != cov.shape[1])):
             raise ModelError(f"cov must be a square matrix or the vector of its diagonal, found shape {tuple(cov.shape)}")
         if cov is not None and not isinstance(cov, jax.core.Tracer):
             _check_covariance(np.asarray(cov, np.float64))
-        if mean is not None and cov is not None and mean.shape[0] != cov.shape[0]:
+        if mean is not None and cov is not None and mean.ndim == 1 and mean.shape[0] != cov.shape[0] and self._unlike(mean, cov):
             raise ModelError(f"mean has {mean.shape[0]} coordinates but cov {cov.shape[0]}")
         object.__setattr__(self, "mean", mean)
         object.__setattr__(self, "cov", cov)
@@ -167,6 +197,8 @@ def input_moments(metric: Metric, d: int, lifted: bool) -> dict[str, Any]:
     """
     mean, cov = getattr(metric, "mean", None), getattr(metric, "cov", None)
     for what, array in (("mean", mean), ("covariance", cov)):
+        if array is not None and what == "mean" and array.ndim == 2:
+            raise ModelError(f"the metric's mean has shape {tuple(array.shape)}, as for sequences, but the models read {d} coordinates")
         if array is not None and array.shape[0] != d:
             raise ModelError(f"the metric's {what} has {array.shape[0]} coordinates but the models read {d}")
     xp = jnp if isinstance(mean, jax.Array) or isinstance(cov, jax.Array) else np
@@ -183,6 +215,40 @@ def input_moments(metric: Metric, d: int, lifted: bool) -> dict[str, Any]:
         found["moment"] = cov if mean is None else cov + mean[:, None] * mean[None, :]
         if lifted and mean is None:
             found["moment"] = cov + xp.pad(xp.ones((1, 1)), ((0, d), (0, d)))
+    return found
+
+
+def sequence_inputs(metric: Metric, d: int, n_ctx: int) -> SequenceInputs:
+    """Structure of a metric's Gaussian over sequences of n_ctx positions with d coordinates.
+
+    The mean may be (d,), the same at every position, or (n_ctx, d) or (n_ctx * d,); the covariance (d,) or (d, d), the same
+    at every position and independent between positions, or (n_ctx * d,) or (n_ctx * d, n_ctx * d) over all coordinates, position-major.
+    Raises `ModelError` on other shapes.
+    """
+    mean, cov = getattr(metric, "mean", None), getattr(metric, "cov", None)
+    means = {(d,): "alike", (n_ctx, d): "each", (n_ctx * d,): "each"}
+    every = n_ctx * d
+    covariances = {(every,): "each diagonal", (every, every): "full", (d,): "diagonal", (d, d): "matrix"}
+    for what, array, known in (("mean", mean, means), ("covariance", cov, covariances)):
+        if array is not None and tuple(array.shape) not in known:
+            raise ModelError(
+                f"the metric's {what} has shape {tuple(array.shape)}, but sequences of {n_ctx} positions with {d} coordinates "
+                f"need one of {', '.join(map(str, known))}"
+            )
+    return SequenceInputs(
+        None if mean is None else means[tuple(mean.shape)] if n_ctx > 1 else "alike",
+        "identity" if cov is None else covariances[tuple(cov.shape)],
+    )
+
+
+def sequence_moments(metric: Metric, d: int, n_ctx: int) -> dict[str, Any]:
+    """Arrays `mean` and `covariance` (about the mean) in the shapes that `sequence_inputs` announces; absent where standard."""
+    inputs = sequence_inputs(metric, d, n_ctx)
+    found = {}
+    if inputs.mean is not None:
+        found["mean"] = metric.mean.reshape(inputs.mean_shape(d, n_ctx))
+    if inputs.covariance != "identity":
+        found["covariance"] = metric.cov.reshape(inputs.covariance_shape(d, n_ctx))
     return found
 
 

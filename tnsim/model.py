@@ -7,6 +7,7 @@ tensor diff similarity). No larger network is ever built.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 from collections.abc import Iterable
@@ -16,7 +17,7 @@ import jax
 from jaxtyping import Float
 
 from tnsim.errors import ModelError
-from tnsim.layers import Array, Bilinear, Layer, Residual, check_layer, register_pytree
+from tnsim.layers import Array, Attention, Bilinear, Layer, Residual, check_layer, innermost, register_pytree
 
 
 class _Vector:
@@ -40,13 +41,18 @@ class _Vector:
 class Model(_Vector):
     """Layers applied in order to an input of shape (d_in,), or (..., d_in) for a batch.
 
+    With `n_ctx` the input is a sequence, (..., n_ctx, d_in): linear and bilinear layers act on every position,
+    `Attention` mixes them, and inner products sum over positions. A model with attention may leave `n_ctx` open
+    and be called on any length; to be compared it needs one.
+
     Raises `ModelError` when there is no layer or two neighbours do not chain, `UnsupportedLayer` when a
     layer is not polynomial. Immutable; a pytree whose leaves are the weights.
     """
 
     layers: tuple[Layer, ...]
+    n_ctx: int | None
 
-    def __init__(self, layers: Iterable[Layer]):
+    def __init__(self, layers: Iterable[Layer], n_ctx: int | None = None):
         layers = tuple(layers)
         if not layers:
             raise ModelError("a model needs at least one layer, found none")
@@ -55,7 +61,10 @@ class Model(_Vector):
         for i, (first, second) in enumerate(itertools.pairwise(layers)):
             if first.d_out != second.d_in:
                 raise ModelError(f"layer {i + 1} expects {second.d_in} inputs but layer {i} gives {first.d_out}")
+        if n_ctx is not None and (isinstance(n_ctx, bool) or not isinstance(n_ctx, int) or n_ctx < 1):
+            raise ModelError(f"n_ctx must be a positive integer or None, found {n_ctx!r}")
         object.__setattr__(self, "layers", layers)
+        object.__setattr__(self, "n_ctx", n_ctx)
 
     def __setattr__(self, name: str, value: Any) -> None:
         raise AttributeError(f"Model is immutable, cannot set {name!r}; build a new one")
@@ -82,14 +91,22 @@ class Model(_Vector):
     def parameters(self) -> int:
         return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(self) if hasattr(leaf, "shape"))
 
+    @property
+    def attends(self) -> bool:
+        """Whether any layer mixes positions."""
+        return any(isinstance(innermost(layer), Attention) for layer in self.layers)
+
     def __call__(self, x: Float[Array, "*batch in"]) -> Float[Array, "*batch out"]:
+        if self.n_ctx is not None and tuple(x.shape[-2:]) != (self.n_ctx, self.d_in):
+            raise ModelError(f"the model reads sequences of shape ({self.n_ctx}, {self.d_in}), found an input of shape {tuple(x.shape)}")
         for layer in self.layers:
             x = layer(x)
         return x
 
     def __repr__(self) -> str:
         kinds = ", ".join(describe(layer) for layer in self.layers)
-        return f"Model({kinds}; degree {self.degree}, {self.parameters:,} parameters)"
+        context = "" if self.n_ctx is None else f"n_ctx {self.n_ctx}, "
+        return f"Model({kinds}; {context}degree {self.degree}, {self.parameters:,} parameters)"
 
 
 class Combination(_Vector):
@@ -115,6 +132,10 @@ class Combination(_Vector):
     def d_out(self) -> int:
         return self.models[0].d_out
 
+    @property
+    def n_ctx(self) -> int | None:
+        return self.models[0].n_ctx
+
     def __call__(self, x: Float[Array, "*batch in"]) -> Float[Array, "*batch out"]:
         return sum(c * m(x) for c, m in terms(self))
 
@@ -137,6 +158,8 @@ def check_comparable(a: Any, b: Any) -> None:
         raise ModelError(f"the models read different inputs: {a.d_in} and {b.d_in} coordinates")
     if a.d_out != b.d_out:
         raise ModelError(f"the models have different outputs: {a.d_out} and {b.d_out}")
+    if a.n_ctx != b.n_ctx:
+        raise ModelError(f"the models read sequences of different length: n_ctx={a.n_ctx} and n_ctx={b.n_ctx}")
 
 
 def describe(layer: Layer) -> str:
@@ -144,7 +167,10 @@ def describe(layer: Layer) -> str:
     if isinstance(layer, Residual):
         return f"Residual({describe(layer.layer)}, skip={_number(layer.skip)}, scale={_number(layer.scale)})"
     inner = f", rank {layer.rank}" if isinstance(layer, Bilinear) else ""
-    biases = [name for name in ("bias", "left_bias", "right_bias", "down_bias") if getattr(layer, name, None) is not None]
+    if isinstance(layer, Attention):
+        rope = "no RoPE" if layer.rope_base is None else f"RoPE base {layer.rope_base:g}"
+        inner = f", {layer.n_heads} heads of {layer.d_head}, {layer.mask} mask, {rope}"
+    biases = [f.name for f in dataclasses.fields(layer) if f.name.endswith("bias") and getattr(layer, f.name) is not None]
     return f"{type(layer).__name__}({layer.d_in} -> {layer.d_out}{inner}{''.join(', ' + b for b in biases)})"
 
 
@@ -156,5 +182,5 @@ def _combine(a: Any, b: Any, sign: float) -> Combination:
     return Combination((*terms(a), *((sign * c, m) for c, m in terms(b))))
 
 
-register_pytree(Model, ("layers",))
+register_pytree(Model, ("layers",), ("n_ctx",))
 register_pytree(Combination, ("coefficients", "models"))

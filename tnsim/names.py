@@ -20,10 +20,16 @@ SIDES: tuple[Side, Side] = ("A", "B")
 
 WEIGHT, LEFT, RIGHT, DOWN, SKIP = "WEIGHT", "LEFT", "RIGHT", "DOWN", "SKIP"
 FACTOR, SIGNED_DOWN = "FACTOR", "SIGNED_DOWN"
+VALUE, OUTPUT, MASK = "V", "O", "MASK"
 SYMMETRISER, COVARIANCE, MEAN = "SYMMETRISER", "COVARIANCE", "MEAN"
 OPERATORS = (SYMMETRISER, COVARIANCE, MEAN)
 
 OUT = "out"
+
+
+def bias_of(role: str) -> str:
+    """Role of the bias that belongs to the matrix `role`."""
+    return f"{role}_BIAS"
 
 
 def layer_tag(layer: int) -> str:

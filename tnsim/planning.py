@@ -28,7 +28,7 @@ from tnsim.assembly import Shapes, build_piece, settle, shape_of, split, written
 from tnsim.plans import Piece, Plan, PlanStage, piece_from_data
 from tnsim.problem import Definition, Operand, Problem, Stage, Term, prune
 
-VERSION = 7
+VERSION = 8
 LARGE = 2**27  # elements: 1 GiB in float64
 MAX_OPERATIONS = 200
 
@@ -48,16 +48,16 @@ def plan_problem(problem: Problem, metric: str, exact: bool, dtype: str, large: 
         whole, source = _piece(key, tuple(shapes[n] for n in inputs), tuple(n in symmetric for n in inputs), large)
         sources.add(source)
         names = dict(enumerate(inputs))
-        for definition, output in zip(stage.definitions, whole.outputs, strict=True):
+        for definition, output in zip(stage.outputs, whole.outputs, strict=True):
             shapes[definition.name] = whole.value_shapes[output]
             if definition.symmetric:
                 symmetric.add(definition.name)
-            diagrams = max(diagrams, len(definition.terms))
             scales[definition.name] = definition.powers
+        diagrams = max(diagrams, *(len(d.terms) for d in stage.definitions))
         parts = split(whole, MAX_OPERATIONS)
         for n, (piece, takes, gives) in enumerate(parts):
             last = n == len(parts) - 1
-            outputs = tuple(d.name for d in stage.definitions) if last else tuple(f"#{len(stages)}.{a}" for a in gives)
+            outputs = tuple(d.name for d in stage.outputs) if last else tuple(f"#{len(stages)}.{a}" for a in gives)
             taken = tuple(names[a] for a in takes)
             if not last:
                 names |= dict(zip(gives, outputs, strict=True))
@@ -124,6 +124,7 @@ def _numbered(stage: Stage, inputs: tuple[str, ...]) -> Stage:
             tuple(Term(t.weight, renamed(t.operands), tuple(map(renamed, t.otherwise))) for t in d.terms),
             d.symmetric,
             tuple((groups[g], p) for g, p in d.powers if g in groups),
+            d.kept,
         )
         for d in stage.definitions
     )

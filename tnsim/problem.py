@@ -37,6 +37,7 @@ class Definition:
     """`name[indices] = sum(terms)`; `symmetric` if exchanging its two indices changes nothing.
 
     `powers` says how it scales: multiply the values of group g by c and this one becomes c**power as large.
+    Not `kept`, it is a step towards other definitions of its stage and no later stage may use it.
     """
 
     name: str
@@ -44,6 +45,7 @@ class Definition:
     terms: tuple[Term, ...]
     symmetric: bool = False
     powers: tuple[tuple[str, int], ...] = ()
+    kept: bool = True
 
 
 class Gauge(NamedTuple):
@@ -60,10 +62,15 @@ class Gauge(NamedTuple):
 
 @dataclass(frozen=True)
 class Stage:
-    """Definitions that are computed together, from leaves and from the stages before."""
+    """Definitions that are computed together, from leaves, from the stages before and from each other in order."""
 
     definitions: tuple[Definition, ...]
     gauges: tuple[Gauge, ...] = ()
+
+    @property
+    def outputs(self) -> tuple[Definition, ...]:
+        """The definitions that later stages may use."""
+        return tuple(d for d in self.definitions if d.kept)
 
 
 @dataclass(frozen=True)

@@ -22,13 +22,16 @@ import numpy as np
 from tnsim import deep, execution, folding, metrics
 from tnsim.errors import ModelError, PrecisionWarning, TnsimError, TooLarge
 from tnsim.folding import IDENTITY, TRACE, Pair
-from tnsim.local import Kind, arrays, kind, local, symmetric_arrays
-from tnsim.metrics import Gaussian, InputKind, Metric
+from tnsim.legs import ONE, ONES, SAME_POSITION
+from tnsim.local import Kind, arrays, kind, symmetric_arrays
+from tnsim.metrics import Gaussian, InputKind, Metric, SequenceInputs
 from tnsim.model import Combination, Model, check_comparable, terms
 from tnsim.names import COVARIANCE, MEAN, Leaf
 from tnsim.planning import LARGE, plan_problem
 from tnsim.plans import Plan
+from tnsim.positional import SequenceKind, sequence_arrays, sequence_kind
 from tnsim.results import Number, Numbers, SignedLog
+from tnsim.sequences import fold_sequences
 
 AnyModel = Model | Combination
 
@@ -202,12 +205,13 @@ def _relative(found: Plan, result: execution.Result, alone: bool, norms: bool, d
 class _Key(NamedTuple):
     """All that a plan depends on besides the products asked for."""
 
-    bra: tuple[Kind, ...]
-    ket: tuple[Kind, ...] | None
+    bra: tuple[Kind, ...] | tuple[SequenceKind, ...]
+    ket: tuple[Kind, ...] | tuple[SequenceKind, ...] | None
     metric: type
-    inputs: InputKind
+    inputs: InputKind | SequenceInputs
     lifted: bool
     deep: bool
+    n_ctx: int | None
 
     @property
     def nodes(self) -> deep.Nodes | None:
@@ -226,21 +230,40 @@ def _same_weights(a: Model, b: Model) -> bool:
 
 
 def _problem_key(a: Model, b: Model, metric: Metric) -> _Key:
+    if a.n_ctx is not None:
+        return _sequence_key(a, b, metric)
     bra, ket = tuple(map(kind, a.layers)), tuple(map(kind, b.layers))
     lifted = any(k.constant for k in bra + ket)
     whole = metrics.joins_whole_trees(type(metric), _nonlinear(bra, ket))
     inputs = metrics.whole_tree_kind(metric, lifted) if whole else metrics.input_kind(metric, lifted)
-    return _Key(bra, ket, type(metric), inputs, lifted, whole)
+    return _Key(bra, ket, type(metric), inputs, lifted, whole, None)
 
 
-def _nonlinear(*models: tuple[Kind, ...]) -> int:
-    return max(sum(local(k).order > 1 for k in kinds) for kinds in models)
+def _sequence_key(a: Model, b: Model, metric: Metric) -> _Key:
+    """Models of sequences: layer by layer. Raises `TooLarge` where the legs of whole trees would have to be joined."""
+    bra, ket = (tuple(map(sequence_kind, m.layers)) for m in (a, b))
+    nonlinear, found = _nonlinear(bra, ket), type(metric)
+    if nonlinear > 1 and metrics.joins_whole_trees(found, nonlinear):
+        raise TooLarge(
+            f"{found.__name__} joins the legs of whole models, here polynomials of degree {a.degree} and {b.degree} in sequences; "
+            "it is available for one nonlinear layer. Use GaussianClosure(), an approximation, or TreeSymmetric()"
+        )
+    found = metrics.TreeSymmetric if found is metrics.Symmetric else found  # the same for one nonlinear layer
+    return _Key(bra, ket, found, metrics.sequence_inputs(metric, a.d_in, a.n_ctx), False, False, a.n_ctx)
+
+
+def _nonlinear(*models: tuple[Kind, ...] | tuple[SequenceKind, ...]) -> int:
+    return max(sum(k.order > 1 for k in kinds) for kinds in models)
 
 
 @lru_cache(maxsize=1024)
-def _plan(bra, ket, metric: type, inputs: InputKind, lifted: bool, whole: bool, pairs, per_output: bool, dtype: str, large: int) -> Plan:
+def _plan(
+    bra, ket, metric: type, inputs, lifted: bool, whole: bool, n_ctx: int | None, pairs, per_output: bool, dtype: str, large: int
+) -> Plan:
     models = {"A": bra} if ket is None else {"A": bra, "B": ket}
     exact = metrics.is_exact(metric(), _nonlinear(*models.values()))
+    if n_ctx is not None:
+        return plan_problem(fold_sequences(models, metric(), inputs, n_ctx, pairs, per_output), metric.name, exact, dtype, large)
     if not whole:
         problem = folding.fold(models, metric(), inputs, lifted, pairs, per_output)
         return plan_problem(problem, metric.name, exact, dtype, large)
@@ -254,17 +277,25 @@ def _leaves(found: Plan, models: Mapping[str, Model], metric: Metric, key: _Key,
     leaves: dict[str, Any] = {}
     for side, model in models.items():
         for n, layer in enumerate(model.layers):
-            known = symmetric_arrays(layer, key.lifted) if key.deep else arrays(layer, key.lifted)
+            if key.n_ctx is not None:
+                known = sequence_arrays(layer, key.n_ctx)
+            else:
+                known = symmetric_arrays(layer, key.lifted) if key.deep else arrays(layer, key.lifted)
             for role, array in known.items():
                 leaves[str(Leaf(side, n, role))] = array
+    if IDENTITY in found.shapes:
+        leaves[IDENTITY] = np.eye(found.shapes[IDENTITY][0])
+    if key.n_ctx is not None:
+        moments = metrics.sequence_moments(metric, models["A"].d_in, key.n_ctx)
+        leaves |= {name: moments[kind] for name, kind in ((MEAN, "mean"), (COVARIANCE, "covariance")) if kind in moments}
+        leaves |= {ONE: np.ones(()), ONES: np.ones(key.n_ctx), SAME_POSITION: np.eye(key.n_ctx)}
+        return {name: leaves[name] for name in found.shapes}
     moments = metrics.input_moments(metric, models["A"].d_in, key.lifted)
     leaves |= {name: moments[kind] for name, kind in ((MEAN, "mean"), (COVARIANCE, "moment")) if kind in moments}
     if t is not None:
         leaves[COVARIANCE] = metrics.second_moment_at(metric, models["A"].d_in, key.lifted, t)
     if TRACE in found.shapes:
         leaves[TRACE] = np.concatenate([np.zeros(1), np.ones(found.shapes[TRACE][0] - 1)])
-    if IDENTITY in found.shapes:
-        leaves[IDENTITY] = np.eye(found.shapes[IDENTITY][0])
     return {name: leaves[name] for name in found.shapes}
 
 
@@ -318,7 +349,12 @@ def _check(a: Any, b: Any, metric: Any, dtype: str) -> None:
     metrics.check_metric(metric)
     if dtype not in DTYPES:
         raise ModelError(f"dtype must be one of {', '.join(DTYPES)}, found {dtype!r}")
-    check_comparable(terms(a)[0][1], terms(b)[0][1])
+    one, two = terms(a)[0][1], terms(b)[0][1]
+    check_comparable(one, two)
+    if one.n_ctx is None and (one.attends or two.attends):
+        raise ModelError(
+            "attention is compared on sequences of one length: give tnsim.Model(layers, n_ctx=...) or tnsim.load(..., n_ctx=...)"
+        )
 
 
 def _affordable(key: _Key, wanted: tuple[Pair, ...], per_output: bool, dtype: str, budget: Budget) -> Plan:

@@ -1,0 +1,187 @@
+"""The legs of two layers: their means and covariances. In: moments of the states below. Out: operands, definitions.
+
+A layer reads the state below through legs, `leg = weight * state + bias` (see `positional`), and every moment of
+its output is made of the means of its legs and the covariances between them. A leg of an attention layer has a
+head index and `d_head` coordinates, so the state's width is summed out once per pair of legs. The residual
+stream is a leg too: the state itself.
+
+Indices: positions `s` (outputs, queries) and `t` (keys, values) of the bra, `S` and `T` of the ket; heads `a` and `b`;
+the coordinates of two legs are the ends `u` and `w`. Where states at different positions are independent,
+a covariance merges two positions (see `wick`).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from tnsim.folding import IDENTITY, Pair
+from tnsim.names import VALUE, Leaf, Side, bias_of
+from tnsim.positional import SCORES, SequenceKind
+from tnsim.problem import Definition, Operand, Term
+from tnsim.wick import FIRST, HEADS, SECOND, End, Factor, join
+
+ONE, ONES, SAME_POSITION = "ONE", "ONES", "SAME_POSITION"
+"""Leaves: the constant 1, a 1 for every position, and the identity over positions."""
+STREAM = "STREAM"
+"""Role of the residual stream."""
+_QUERIES, _KEYS = zip(*SCORES, strict=True)
+_OTHER = {"s": "S"}
+
+
+class Moment(NamedTuple):
+    """A mean or a covariance over positions: "alike" at all of them, "each" its own, or "full", between all pairs.
+
+    A covariance without a name is the identity; a `diagonal` one has one axis for both coordinates.
+    """
+
+    name: str
+    form: str
+    diagonal: bool = False
+
+
+class States(NamedTuple):
+    """What is known of both models below a step: covariances by pair, means and the constant 1 by model."""
+
+    moments: dict[Pair, Moment]
+    means: dict[Side, Moment | None]
+    ones: dict[Side, str]
+
+
+class Layers(NamedTuple):
+    """The layers of a step by model: kind and number; None waits."""
+
+    step: int
+    kinds: dict[Side, SequenceKind | None]
+    numbers: dict[Side, int | None]
+
+    def leaf(self, model: Side, role: str) -> str:
+        return str(Leaf(model, self.numbers[model], role))
+
+    def rows(self, model: Side, role: str) -> tuple[str, ...]:
+        """Axes of a leg's weight but the last: position under RoPE, head, coordinate."""
+        kind = self.kinds[model]
+        turned = ("s",) if kind.rotary and role in _QUERIES + _KEYS else ()
+        return (*turned, *(("a",) if kind.name == "Attention" else ()), FIRST)
+
+
+class Legs:
+    """The legs of the bra's layer (of model `pair.bra`) and the ket's; what has to be computed is appended to `definitions`.
+
+    `known`: names that earlier stages have defined; with `keep` those of this stage join them. `one_position`: bra
+    and ket outputs are wanted at equal positions only, so both are called `s`.
+    """
+
+    def __init__(self, pair: Pair, layers: Layers, states: States, known: set[str], one_position: bool, keep: bool):
+        self.models: dict[Side, Side] = {"A": pair.bra, "B": pair.ket}
+        self.layers, self.states, self.keep = layers, states, keep
+        self.known = known if keep else set(known)
+        self.outputs = {"A": "s", "B": "s" if one_position else "S"}
+        self.definitions: list[Definition] = []
+
+    def position(self, end: End) -> str:
+        """Name of the position at which a leg reads."""
+        return {"A": "t", "B": "T"}[end.side] if end.role in (*_KEYS, VALUE) else self.outputs[end.side]
+
+    def define(self, name: str, indices: tuple[str, ...], *terms: tuple[Operand, ...]) -> Operand:
+        """The operand of that name, defined if it is not yet; terms that lack the position `s` are spread over it."""
+        name = f"{name}@{self.layers.step}"
+        if name not in self.known:
+            self.known.add(name)
+            spread = [(*t, *(() if any("s" in o.indices for o in t) or "s" not in indices else (Operand(ONES, ("s",)),))) for t in terms]
+            self.definitions.append(Definition(name, indices, tuple(Term(1.0, t) for t in spread), kept=self.keep))
+        return Operand(name, indices)
+
+    def mean(self, end: End) -> Factor | None:
+        """Mean of a leg, or of its value at the zero input for the tree metrics; None where it vanishes. End `FIRST`."""
+        model = self.models[end.side]
+        below = self.states.means[model]
+        at = ("s",) if below and below.form == "each" else ()
+        if end.role == STREAM:
+            return below and self._placed(Operand(below.name, (*at, FIRST)), {"s": self.position(end)})
+        rows = self.layers.rows(model, end.role)
+        terms = []
+        if below is not None:
+            terms.append((Operand(self.layers.leaf(model, end.role), (*rows, "i")), Operand(below.name, (*at, "i"))))
+        if end.role in self.layers.kinds[model].biases:
+            terms.append((Operand(self.layers.leaf(model, bias_of(end.role)), rows), Operand(self.states.ones[model], ())))
+        if not terms:
+            return None
+        indices = rows if "s" in rows else (*at, *rows)
+        found = self.define(f"mean.{model}.{end.role}", indices, *terms)
+        return self._placed(found, {"s": self.position(end), "a": HEADS[end.side]})
+
+    def covariance(self, x: End, y: End) -> Factor:
+        """Covariance of two legs with the ends `FIRST` and `SECOND`; merges their positions where states are independent."""
+        if x.role == STREAM == y.role:
+            return self._of_states(x, y)
+        if x.role == STREAM or (y.role != STREAM and y < x):
+            return self._swapped(self.covariance(y, x))  # each pair of legs in one order only
+        places, full = (self.position(x), self.position(y)), self._below(x, y).form == "full"
+        half = self._half(x, y)
+        if y.role == STREAM:
+            table = {"j": SECOND}
+        else:
+            apart, model = full and places[0] != places[1], self.models[y.side]
+            second = {"s": "S" if apart else "s", "a": "a" if x.side == y.side else "b", FIRST: SECOND}
+            row = tuple(second[i] for i in self.layers.rows(model, y.role))
+            left = tuple(i if apart or i != "S" else "s" for i in half.indices)
+            indices = tuple(dict.fromkeys(i for i in (*left, *row) if i != "j"))
+            name = (
+                f"cov.{self.models[x.side]}.{x.role}.{model}.{y.role}"
+                + (".inside" if x.side == y.side else "")
+                + (".apart" if apart else "")
+            )
+            leaf = Operand(self.layers.leaf(model, y.role), (*row, "j"))
+            half, table = self.define(name, indices, (Operand(half.name, left), leaf)), {}
+        if full:
+            places_table = {"s": places[0], "S": places[1]}
+            merged = ()
+        else:
+            places_table, merged = {"s": min(places)}, join(((max(places), min(places)),)) if places[0] != places[1] else ()
+        heads = {"a": HEADS[x.side], "b": HEADS[y.side]}
+        return self._placed(half, table | places_table | heads)._replace(merged=merged)
+
+    def _below(self, x: End, y: End) -> Moment:
+        models = self.models[x.side], self.models[y.side]
+        return self.states.moments[Pair(*models) if models != ("B", "A") else Pair("A", "B")]
+
+    def _half(self, x: End, y: End) -> Operand:
+        """The weight of x times the covariance of the two states: axes of x's leg, then position (`S`, if full) and `j` of y's state."""
+        model, other, below = self.models[x.side], self.models[y.side], self._below(x, y)
+        rows = self.layers.rows(model, x.role)
+        leaf = self.layers.leaf(model, x.role)
+        if not below.name:
+            return Operand(leaf, (*rows, "j"))
+        at = ("s",) if below.form == "each" else ()
+        if below.diagonal:
+            moment, weight = Operand(below.name, (*at, "j")), Operand(leaf, (*rows, "j"))
+        else:
+            axes = ("s", "i", "S", "j") if below.form == "full" else (*at, "i", "j")
+            if (model, other) == ("B", "A"):
+                axes = ("S", "j", "s", "i") if below.form == "full" else (*at, "j", "i")
+            moment, weight = Operand(below.name, axes), Operand(leaf, (*rows, "i"))
+        indices = tuple(dict.fromkeys((*(("s",) if below.form != "alike" else ()), *rows)))
+        return self.define(f"half.{model}.{x.role}.{other}", (*indices, *(("S",) if below.form == "full" else ()), "j"), (weight, moment))
+
+    def _of_states(self, x: End, y: End) -> Factor:
+        below, (s, t), ends = self._below(x, y), (self.position(x), self.position(y)), (FIRST, SECOND)
+        if (self.models[x.side], self.models[y.side]) == ("B", "A"):
+            (s, t), ends = (t, s), (SECOND, FIRST)
+        if below.form == "full":
+            return Factor((Operand(below.name, (s, ends[0], t, ends[1])),))
+        merged = join(((max(s, t), min(s, t)),)) if s != t else ()
+        at = (min(s, t),) if below.form == "each" else ()
+        if not below.name:
+            return Factor((Operand(IDENTITY, ends),), merged)
+        if below.diagonal:
+            return Factor((Operand(IDENTITY, ends), Operand(below.name, (*at, ends[0]))), merged)
+        return Factor((Operand(below.name, (*at, *ends)),), merged)
+
+    @staticmethod
+    def _placed(operand: Operand, table: dict[str, str]) -> Factor:
+        return Factor((Operand(operand.name, tuple(table.get(i, i) for i in operand.indices)),))
+
+    @staticmethod
+    def _swapped(factor: Factor) -> Factor:
+        table = {FIRST: SECOND, SECOND: FIRST}
+        return Factor(tuple(Operand(o.name, tuple(table.get(i, i) for i in o.indices)) for o in factor.operands), factor.merged)
