@@ -48,7 +48,7 @@ def run(plan: Plan, arrays: Mapping[str, Any], backend: str = "jax") -> Result:
         outputs, scales = runner([values[name] for name in stage.inputs])
         values.update(zip(stage.outputs, outputs, strict=True))
         logs.update({(n, group): scale for group, scale in zip(stage.groups, scales, strict=True)})
-        for name in stage.inputs:
+        for name in set(stage.inputs):
             if last_use[name] == n and name not in arrays:
                 del values[name]
     return Result({name: values[name] for name in plan.outputs}, logs, _weights(plan, logs))

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from tnsim.folding import IDENTITY, Pair
 from tnsim.names import VALUE, Leaf, Side, bias_of
 from tnsim.positional import SCORES, SequenceKind
-from tnsim.problem import Definition, Operand, Term
+from tnsim.problem import MARK, Definition, Operand, Term
 from tnsim.wick import FIRST, HEADS, SECOND, End, Factor, join
 
 ONE, ONES, SAME_POSITION = "ONE", "ONES", "SAME_POSITION"
@@ -54,9 +54,6 @@ class Layers(NamedTuple):
     kinds: dict[Side, SequenceKind | None]
     numbers: dict[Side, int | None]
 
-    def leaf(self, model: Side, role: str) -> str:
-        return str(Leaf(model, self.numbers[model], role))
-
     def rows(self, model: Side, role: str) -> tuple[str, ...]:
         """Axes of a leg's weight but the last: position under RoPE, head, coordinate."""
         kind = self.kinds[model]
@@ -73,18 +70,38 @@ class Legs:
 
     def __init__(self, pair: Pair, layers: Layers, states: States, known: set[str], one_position: bool, keep: bool):
         self.models: dict[Side, Side] = {"A": pair.bra, "B": pair.ket}
+        self.marks = {"A": "", "B": MARK if pair.bra == pair.ket else ""}
         self.layers, self.states, self.keep = layers, states, keep
-        self.known = known if keep else set(known)
+        self.earlier, self.known = frozenset(known), known if keep else set()
         self.outputs = {"A": "s", "B": "s" if one_position else "S"}
         self.definitions: list[Definition] = []
+
+    @property
+    def group(self) -> str:
+        return "".join(self.models.values())
+
+    @property
+    def form(self) -> str:
+        """Form of the covariance between the two sides."""
+        return self._below(End("A", STREAM), End("B", STREAM)).form
 
     def position(self, end: End) -> str:
         """Name of the position at which a leg reads."""
         return {"A": "t", "B": "T"}[end.side] if end.role in (*_KEYS, VALUE) else self.outputs[end.side]
 
-    def define(self, name: str, indices: tuple[str, ...], *terms: tuple[Operand, ...]) -> Operand:
+    def leaf(self, side: Side, role: str, *indices: str) -> Operand:
+        model = self.models[side]
+        return Operand(str(Leaf(model, self.layers.numbers[model], role)) + self.marks[side], indices)
+
+    def one(self, side: Side) -> Operand:
+        return Operand(self.states.ones[self.models[side]] + self.marks[side], ())
+
+    def define(self, name: str, mark: str, indices: tuple[str, ...], *terms: tuple[Operand, ...]) -> Operand:
         """The operand of that name, defined if it is not yet; terms that lack the position `s` are spread over it."""
         name = f"{name}@{self.layers.step}"
+        if name in self.earlier:
+            return Operand(name + mark, indices)
+        name += mark
         if name not in self.known:
             self.known.add(name)
             spread = [(*t, *(() if any("s" in o.indices for o in t) or "s" not in indices else (Operand(ONES, ("s",)),))) for t in terms]
@@ -93,21 +110,21 @@ class Legs:
 
     def mean(self, end: End) -> Factor | None:
         """Mean of a leg, or of its value at the zero input for the tree metrics; None where it vanishes. End `FIRST`."""
-        model = self.models[end.side]
+        model, mark = self.models[end.side], self.marks[end.side]
         below = self.states.means[model]
         at = ("s",) if below and below.form == "each" else ()
         if end.role == STREAM:
-            return below and self._placed(Operand(below.name, (*at, FIRST)), {"s": self.position(end)})
+            return below and self._placed(Operand(below.name + mark, (*at, FIRST)), {"s": self.position(end)})
         rows = self.layers.rows(model, end.role)
         terms = []
         if below is not None:
-            terms.append((Operand(self.layers.leaf(model, end.role), (*rows, "i")), Operand(below.name, (*at, "i"))))
+            terms.append((self.leaf(end.side, end.role, *rows, "i"), Operand(below.name + mark, (*at, "i"))))
         if end.role in self.layers.kinds[model].biases:
-            terms.append((Operand(self.layers.leaf(model, bias_of(end.role)), rows), Operand(self.states.ones[model], ())))
+            terms.append((self.leaf(end.side, bias_of(end.role), *rows), self.one(end.side)))
         if not terms:
             return None
         indices = rows if "s" in rows else (*at, *rows)
-        found = self.define(f"mean.{model}.{end.role}", indices, *terms)
+        found = self.define(f"mean.{model}.{end.role}", mark, indices, *terms)
         return self._placed(found, {"s": self.position(end), "a": HEADS[end.side]})
 
     def covariance(self, x: End, y: End) -> Factor:
@@ -131,8 +148,9 @@ class Legs:
                 + (".inside" if x.side == y.side else "")
                 + (".apart" if apart else "")
             )
-            leaf = Operand(self.layers.leaf(model, y.role), (*row, "j"))
-            half, table = self.define(name, indices, (Operand(half.name, left), leaf)), {}
+            leaf = self.leaf(y.side, y.role, *row, "j")
+            mark = self.marks[x.side] if x.side == y.side else ""
+            half, table = self.define(name, mark, indices, (Operand(half.name, left), leaf)), {}
         if full:
             places_table = {"s": places[0], "S": places[1]}
             merged = ()
@@ -143,25 +161,28 @@ class Legs:
 
     def _below(self, x: End, y: End) -> Moment:
         models = self.models[x.side], self.models[y.side]
-        return self.states.moments[Pair(*models) if models != ("B", "A") else Pair("A", "B")]
+        found = self.states.moments[Pair(*models) if models != ("B", "A") else Pair("A", "B")]
+        if models[0] != models[1] or not found.name:
+            return found
+        return found._replace(name=found.name + (self.marks[x.side] if x.side == y.side else self.marks["B"] * 2))
 
     def _half(self, x: End, y: End) -> Operand:
         """The weight of x times the covariance of the two states: axes of x's leg, then position (`S`, if full) and `j` of y's state."""
         model, other, below = self.models[x.side], self.models[y.side], self._below(x, y)
         rows = self.layers.rows(model, x.role)
-        leaf = self.layers.leaf(model, x.role)
         if not below.name:
-            return Operand(leaf, (*rows, "j"))
+            return self.leaf(x.side, x.role, *rows, "j")
         at = ("s",) if below.form == "each" else ()
         if below.diagonal:
-            moment, weight = Operand(below.name, (*at, "j")), Operand(leaf, (*rows, "j"))
+            moment, weight = Operand(below.name, (*at, "j")), self.leaf(x.side, x.role, *rows, "j")
         else:
             axes = ("s", "i", "S", "j") if below.form == "full" else (*at, "i", "j")
             if (model, other) == ("B", "A"):
                 axes = ("S", "j", "s", "i") if below.form == "full" else (*at, "j", "i")
-            moment, weight = Operand(below.name, axes), Operand(leaf, (*rows, "i"))
+            moment, weight = Operand(below.name, axes), self.leaf(x.side, x.role, *rows, "i")
         indices = tuple(dict.fromkeys((*(("s",) if below.form != "alike" else ()), *rows)))
-        return self.define(f"half.{model}.{x.role}.{other}", (*indices, *(("S",) if below.form == "full" else ()), "j"), (weight, moment))
+        name = f"half.{model}.{x.role}.{other}" + ("" if x.side == y.side else ".across")
+        return self.define(name, self.marks[x.side], (*indices, *(("S",) if below.form == "full" else ()), "j"), (weight, moment))
 
     def _of_states(self, x: End, y: End) -> Factor:
         below, (s, t), ends = self._below(x, y), (self.position(x), self.position(y)), (FIRST, SECOND)

@@ -26,7 +26,7 @@ from typing import Any
 from tnsim import paths
 from tnsim.assembly import Shapes, build_piece, settle, shape_of, split, written
 from tnsim.plans import Piece, Plan, PlanStage, piece_from_data
-from tnsim.problem import Definition, Operand, Problem, Stage, Term, prune
+from tnsim.problem import Definition, Operand, Problem, Stage, Term, prune, unaliased
 
 VERSION = 8
 LARGE = 2**27  # elements: 1 GiB in float64
@@ -45,15 +45,16 @@ def plan_problem(problem: Problem, metric: str, exact: bool, dtype: str, large: 
     for stage in problem.stages:
         inputs = _inputs(stage)
         key = _numbered(stage, inputs)
-        whole, source = _piece(key, tuple(shapes[n] for n in inputs), tuple(n in symmetric for n in inputs), large)
+        arrays = tuple(map(unaliased, inputs))
+        whole, source = _piece(key, tuple(shapes[n] for n in arrays), tuple(n in symmetric for n in arrays), large)
         sources.add(source)
-        names = dict(enumerate(inputs))
+        names = dict(enumerate(arrays))
         for definition, output in zip(stage.outputs, whole.outputs, strict=True):
             shapes[definition.name] = whole.value_shapes[output]
             if definition.symmetric:
                 symmetric.add(definition.name)
             scales[definition.name] = definition.powers
-        diagrams = max(diagrams, *(len(d.terms) for d in stage.definitions))
+        diagrams = max(diagrams, max((len(d.terms) for d in stage.definitions), default=0))
         parts = split(whole, MAX_OPERATIONS)
         for n, (piece, takes, gives) in enumerate(parts):
             last = n == len(parts) - 1

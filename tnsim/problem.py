@@ -20,6 +20,14 @@ class Operand:
     indices: tuple[str, ...]
 
 
+MARK = "'"
+"""Appended to a name, another name for the same array: two stages that differ in which arrays coincide stay of one form."""
+
+
+def unaliased(name: str) -> str:
+    return name.rstrip(MARK)
+
+
 @dataclass(frozen=True)
 class Term:
     """`weight * prod(operands)`, summed over every index that is not an output.
@@ -91,7 +99,8 @@ def prune(problem: Problem) -> Problem:
         for definition in reversed(stage.definitions):
             if definition.name in needed:
                 kept.insert(0, definition)
-                needed |= {o.name for t in definition.terms for operands in (t.operands, *t.otherwise) for o in operands}
+                used = {o.name for t in definition.terms for operands in (t.operands, *t.otherwise) for o in operands}
+                needed |= used | set(map(unaliased, used))
         names = {d.name for d in kept}
         gauges = tuple(g if g.definition in names else g._replace(definition=None) for g in stage.gauges)
         stages.append(Stage(tuple(kept), gauges))

@@ -148,19 +148,12 @@ class _Step:
         kind = self.layers.kinds[side]
         return 1 if kind is None else kind.order
 
-    def leaf(self, side: Side, role: str, *indices: str) -> Factor:
-        return Factor((Operand(self.layers.leaf(side, role), indices),))
-
-    def one(self, side: Side, power: int) -> Factor:
-        """The constant of a model to a power."""
-        return Factor((Operand(self.states.ones[side], ()),) * power)
-
-    def skip(self, side: Side) -> Factor | None:
-        """What multiplies the residual stream of a model; None without one. Who waits is all stream."""
-        kind = self.layers.kinds[side]
+    def skip(self, legs: Legs, side: Side) -> Factor | None:
+        """What multiplies the residual stream on a side; None without one. Who waits is all stream."""
+        kind = self.layers.kinds[legs.models[side]]
         if kind is None:
             return Factor(())
-        return times(self.leaf(side, SKIP), self.one(side, kind.order - 1)) if kind.skips else None
+        return Factor((legs.leaf(side, SKIP), *(legs.one(side),) * (kind.order - 1))) if kind.skips else None
 
     # --- one model ---------------------------------------------------------------------------------------------
 
@@ -171,11 +164,11 @@ class _Step:
             return self.means[side]
         legs = Legs(Pair(side, side), self.layers, self.states, self.known, one_position=True, keep=True)
         core = {"Linear": self.linear_mean, "Bilinear": self.bilinear_mean, "Attention": self.attention_mean}[kind.name]
-        found = [(1.0, factor) for factor in core(side, legs)]
-        if (skip := self.skip(side)) is not None and (stream := legs.mean(STREAMS[0])) is not None:
+        found = [(1.0, factor) for factor in core(legs)]
+        if (skip := self.skip(legs, "A")) is not None and (stream := legs.mean(STREAMS[0])) is not None:
             found.append((1.0, times(skip, ends(stream, "k"))))
         for role in {DOWN, OUTPUT} & set(kind.biases):
-            found.append((1.0, times(self.leaf(side, bias_of(role), "k"), self.one(side, kind.order))))
+            found.append((1.0, Factor((legs.leaf("A", bias_of(role), "k"), *(legs.one("A"),) * kind.order))))
         mean = None
         if found:
             each = any("s" in o.indices for _, factor in found for o in factor.operands)
@@ -187,30 +180,31 @@ class _Step:
         self.means[side] = mean
         return mean
 
-    def linear_mean(self, side: Side, legs: Legs) -> list[Factor]:
+    def linear_mean(self, legs: Legs) -> list[Factor]:
         mean = legs.mean(End("A", WEIGHT))
         return [] if mean is None else [ends(mean, "k")]
 
-    def bilinear_mean(self, side: Side, legs: Legs) -> list[Factor]:
+    def bilinear_mean(self, legs: Legs) -> list[Factor]:
         left, right = End("A", LEFT), End("A", RIGHT)
-        down, means = self.leaf(side, DOWN, "k", FIRST), [legs.mean(left), legs.mean(right)]
+        down, means = Factor((legs.leaf("A", DOWN, "k", FIRST),)), [legs.mean(left), legs.mean(right)]
         found = [times(down, *means)] if None not in means else []
         if self.gaussian:
             found.append(times(down, ends(legs.covariance(left, right), FIRST, FIRST)))
         return found
 
-    def attention_mean(self, side: Side, legs: Legs) -> list[Factor]:
+    def attention_mean(self, legs: Legs) -> list[Factor]:
         """The mean of every head's output is a definition of its own: covariances are taken about it."""
+        side = legs.models["A"]
         wick = Wick(f"wick.{side}@{self.layers.step}", scores_of("A"), self.joined(legs, "inside"), legs.mean, legs.definitions)
         value = wick.vector(End("A", VALUE), frozenset(wick.scores))
-        mask = self.leaf(side, MASK, "s", "t")
+        mask = Factor((legs.leaf("A", MASK, "s", "t"),))
         name, indices = f"heads.{side}@{self.layers.step}", ("s", "a", FIRST)
         terms = tuple(term((1.0, times(factor, mask)), indices) for factor in value)
         self.heads[side] = Operand(name, indices) if terms else None
         if not terms:
             return []
         legs.definitions.append(Definition(name, indices, terms))
-        return [times(self.leaf(side, OUTPUT, "k", "a", FIRST), Factor((self.heads[side],)))]
+        return [Factor((legs.leaf("A", OUTPUT, "k", "a", FIRST), self.heads[side]))]
 
     # --- two models --------------------------------------------------------------------------------------------
 
@@ -230,7 +224,8 @@ class _Step:
         legs, found = self.covariance(pair)
         means = [self.means[side] for side in pair]
         if None not in means:
-            operands = [Operand(m.name, ("s", end) if m.form == "each" else (end,)) for m, end in zip(means, "kl", strict=True)]
+            ends_of = zip(means, "kl", legs.marks.values(), strict=True)
+            operands = [Operand(m.name + mark, ("s", end) if m.form == "each" else (end,)) for m, end, mark in ends_of]
             found.append((1.0, Factor(tuple(operands))))
         closing = (("l", "k"),)
         terms = []
@@ -246,22 +241,23 @@ class _Step:
         full = self.states.moments[pair].form == "full"
         legs = Legs(pair, self.layers, self.states, self.known, not (self.mixes_later and (mixes or full)), keep=False)
         found: list[tuple[float, Factor]] = []
-        skips = [self.skip(side) for side in pair]
+        skips = [self.skip(legs, side) for side in "AB"]
+        self.wicks: dict[str, Wick] = {}
         share = 1.0 if self.gaussian else 1.0 / max(self.order(pair.bra), self.order(pair.ket))
         if None not in skips:
             found.append((share, times(*skips, ends(legs.covariance(*STREAMS), "k", "l"))))
         for side, skip, kind, out, inner in (("A", skips[0], kinds[1], "k", "l"), ("B", skips[1], kinds[0], "l", "k")):
             if skip is not None and kind is not None:
-                found += [(share, times(skip, factor)) for factor in self.with_stream(pair, legs, side, kind, out, inner)]
+                found += [(share, times(skip, factor)) for factor in self.with_stream(legs, side, kind, out, inner)]
         if None not in kinds:
             core = {"Linear": self.linear, "Bilinear": self.bilinear, "Attention": self.attention}[kinds[0].name]
-            found += core(pair, legs)
+            found += core(legs)
         return legs, found
 
-    def with_stream(self, pair: Pair, legs: Legs, side: Side, kind: SequenceKind, out: str, inner: str) -> list[Factor]:
+    def with_stream(self, legs: Legs, side: Side, kind: SequenceKind, out: str, inner: str) -> list[Factor]:
         """Covariance of the stream of one side (output index `out`) with the other side's layer (output index `inner`)."""
         other: Side = "B" if side == "A" else "A"
-        model, stream = (pair.bra, pair.ket)["AB".index(other)], End(side, STREAM)
+        stream = End(side, STREAM)
         if kind.name == "Linear":
             return [ends(legs.covariance(stream, End(other, WEIGHT)), out, inner)]
         if kind.name == "Bilinear":
@@ -269,18 +265,17 @@ class _Step:
             for one, two in ((LEFT, RIGHT), (RIGHT, LEFT)):
                 if (mean := legs.mean(End(other, two))) is not None:
                     joined = ends(legs.covariance(stream, End(other, one)), out, "h")
-                    found.append(times(self.leaf(model, DOWN, inner, "h"), joined, ends(mean, "h")))
+                    found.append(times(Factor((legs.leaf(other, DOWN, inner, "h"),)), joined, ends(mean, "h")))
             return found
-        wick = self.wick(pair, legs, "stream" if not self.gaussian else "all")
+        wick = self.wick(legs, "stream" if not self.gaussian else "all")
         value = wick.matrix(stream, End(other, VALUE), frozenset(n for n, s in wick.scores.items() if s[0].side == other))
-        output = self.leaf(model, OUTPUT, inner, HEADS[other], SECOND)
-        masked = [times(factor, self.leaf(model, MASK, *places(legs, other))) for factor in value]
-        return [times(output, ends(factor, out, SECOND)) for factor in masked]
+        output = legs.leaf(other, OUTPUT, inner, HEADS[other], SECOND), legs.leaf(other, MASK, *places(legs, other))
+        return [times(Factor(output), ends(factor, out, SECOND)) for factor in value]
 
-    def linear(self, pair: Pair, legs: Legs) -> list[tuple[float, Factor]]:
+    def linear(self, legs: Legs) -> list[tuple[float, Factor]]:
         return [(1.0, ends(legs.covariance(End("A", WEIGHT), End("B", WEIGHT)), "k", "l"))]
 
-    def bilinear(self, pair: Pair, legs: Legs) -> list[tuple[float, Factor]]:
+    def bilinear(self, legs: Legs) -> list[tuple[float, Factor]]:
         """Two legs on each side: both cross, or one crosses and the means of the others stay."""
         straight, crossed = ((LEFT, LEFT), (RIGHT, RIGHT)), ((LEFT, RIGHT), (RIGHT, LEFT))
         cov = {(x, y): legs.covariance(End("A", x), End("B", y)) for x, y in (*straight, *crossed)}
@@ -296,20 +291,20 @@ class _Step:
                     found.append((weight, times(cov[x, y], means[0], ends(means[1], SECOND))))
         here = {i for _, f in found for o in f.operands for i in o.indices}
         indices = (*(p for p in dict.fromkeys(legs.outputs.values()) if p in here), FIRST, SECOND)
-        hidden = f"hidden.{pair.group}@{self.layers.step}"
+        hidden = f"hidden.{legs.group}@{self.layers.step}"
         merged = join(*(f.merged for _, f in found))
         legs.definitions.append(Definition(hidden, indices, tuple(term(x, indices) for x in found), kept=False))
-        downs = self.leaf(pair.bra, DOWN, "k", FIRST), self.leaf(pair.ket, DOWN, "l", SECOND)
-        return [(1.0, times(*downs, Factor((Operand(hidden, indices),), merged)))]
+        downs = legs.leaf("A", DOWN, "k", FIRST), legs.leaf("B", DOWN, "l", SECOND)
+        return [(1.0, Factor((*downs, Operand(hidden, indices)), merged))]
 
-    def attention(self, pair: Pair, legs: Legs) -> list[tuple[float, Factor]]:
+    def attention(self, legs: Legs) -> list[tuple[float, Factor]]:
         """Second moments of head outputs, keys and values summed out, minus the product of their means."""
-        wick = self.wick(pair, legs, "all" if self.gaussian else "straight" if self.straight else "cross")
+        wick = self.wick(legs, "all" if self.gaussian else "straight" if self.straight else "cross")
         value = wick.matrix(End("A", VALUE), End("B", VALUE), frozenset(wick.scores))
         weight = 1.0 if self.gaussian or self.straight else 1 / math.factorial(5)
-        masks = [self.leaf(model, MASK, *places(legs, side)) for side, model in zip("AB", pair, strict=True)]
+        masks = [Factor((legs.leaf(side, MASK, *places(legs, side)),)) for side in "AB"]
         apart = legs.outputs["B"] == "S"
-        about_means = not (apart and self.states.moments[pair].form != "full")
+        about_means = not (apart and legs.form != "full")
         groups: dict[bool, list[tuple[float, Factor]]] = {}
         for factor in value:
             table = dict(factor.merged)
@@ -317,24 +312,27 @@ class _Step:
             if not about_means and not classes[0] & classes[1]:
                 continue  # independent positions: the product of the means
             groups.setdefault(apart and table.get("s", "s") == table.get("S", "S"), []).append((weight, times(factor, *masks)))
-        if about_means and None not in (means := [self.heads[side] for side in pair]):
+        if about_means and None not in (means := [self.heads[model] for model in legs.models.values()]):
             product = times(*(Factor((placed(m, legs, side),)) for m, side in zip(means, "AB", strict=True)))
             groups.setdefault(False, []).append((-1.0, product))
-        outs = self.leaf(pair.bra, OUTPUT, "k", "a", FIRST), self.leaf(pair.ket, OUTPUT, "l", "b", SECOND)
+        outs = legs.leaf("A", OUTPUT, "k", "a", FIRST), legs.leaf("B", OUTPUT, "l", "b", SECOND)
         found = []
         for same, items in groups.items():
             position = ("s",) if same or not apart else ("s", "S")
-            name, indices = f"heads.{pair.group}.{len(found)}@{self.layers.step}", (*position, "a", "b", FIRST, SECOND)
+            name, indices = f"heads.{legs.group}.{len(found)}@{self.layers.step}", (*position, "a", "b", FIRST, SECOND)
             legs.definitions.append(Definition(name, indices, tuple(term(x, indices) for x in items), kept=False))
             merged = (("s", "S"),) if same else ()
-            found.append((1.0, Factor((*outs[0].operands, *outs[1].operands, Operand(name, indices)), merged)))
+            found.append((1.0, Factor((*outs, Operand(name, indices)), merged)))
         return found
 
-    def wick(self, pair: Pair, legs: Legs, mode: str) -> Wick:
-        """The expansion of a pair under one rule for joining legs; legs are kept for the means only where it says so."""
-        name = f"wick.{pair.group}.{mode}@{self.layers.step}"
-        mean = (lambda end: None if end.role == STREAM else legs.mean(end)) if mode in ("all", "stream") else lambda end: None
-        return Wick(name, scores_of("A") | scores_of("B"), self.joined(legs, mode), mean, legs.definitions)
+    def wick(self, legs: Legs, mode: str) -> Wick:
+        """The expansion of a pair under one rule for joining legs, see `joined`; the stream is never left to its mean."""
+        if mode not in self.wicks:
+            name = f"wick.{legs.group}.{mode}@{self.layers.step}"
+            means = mode in ("all", "stream")
+            mean = lambda end: legs.mean(end) if means and end.role != STREAM else None  # noqa: E731
+            self.wicks[mode] = Wick(name, scores_of("A") | scores_of("B"), self.joined(legs, mode), mean, legs.definitions)
+        return self.wicks[mode]
 
     def joined(self, legs: Legs, mode: str):
         """Which legs may be joined, and how: "all"; "inside" one model, if the metric pairs there at all; "cross" the sides,
@@ -366,7 +364,7 @@ def places(legs: Legs, side: Side) -> tuple[str, str]:
 
 def placed(heads: Operand, legs: Legs, side: Side) -> Operand:
     """The mean of a model's heads in the indices of the bra or the ket."""
-    return Operand(heads.name, (legs.outputs[side], HEADS[side], FIRST if side == "A" else SECOND))
+    return Operand(heads.name + legs.marks[side], (legs.outputs[side], HEADS[side], FIRST if side == "A" else SECOND))
 
 
 def times(*factors: Factor) -> Factor:
