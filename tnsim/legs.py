@@ -6,8 +6,8 @@ head index and `d_head` coordinates, so the state's width is summed out once per
 stream is a leg too: the state itself.
 
 Indices: positions `s` (outputs, queries) and `t` (keys, values) of the bra, `S` and `T` of the ket; heads `a` and `b`;
-the coordinates of two legs are the ends `u` and `w`. Where states at different positions are independent,
-a covariance merges two positions (see `wick`).
+the coordinates of two legs are the ends `u` and `w`. Where states at different positions are independent, two legs
+have a covariance at one position only, which is called `s`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tnsim.folding import IDENTITY, Pair
 from tnsim.names import VALUE, Leaf, Side, bias_of
 from tnsim.positional import SCORES, SequenceKind
 from tnsim.problem import MARK, Definition, Operand, Term
-from tnsim.wick import FIRST, HEADS, SECOND, End, Factor, join
+from tnsim.wick import FIRST, HEADS, SECOND, End, Factor, Wick, renamed
 
 ONE, ONES, SAME_POSITION = "ONE", "ONES", "SAME_POSITION"
 """Leaves: the constant 1, a 1 for every position, and the identity over positions."""
@@ -75,6 +75,7 @@ class Legs:
         self.earlier, self.known = frozenset(known), known if keep else set()
         self.outputs = {"A": "s", "B": "s" if one_position else "S"}
         self.definitions: list[Definition] = []
+        self.expansions: dict[str, Wick] = {}
 
     @property
     def group(self) -> str:
@@ -113,8 +114,9 @@ class Legs:
         model, mark = self.models[end.side], self.marks[end.side]
         below = self.states.means[model]
         at = ("s",) if below and below.form == "each" else ()
+        here = {"s": self.position(end), "a": HEADS[end.side]}
         if end.role == STREAM:
-            return below and self._placed(Operand(below.name + mark, (*at, FIRST)), {"s": self.position(end)})
+            return below and renamed([Operand(below.name + mark, (*at, FIRST))], here)
         rows = self.layers.rows(model, end.role)
         terms = []
         if below is not None:
@@ -124,40 +126,36 @@ class Legs:
         if not terms:
             return None
         indices = rows if "s" in rows else (*at, *rows)
-        found = self.define(f"mean.{model}.{end.role}", mark, indices, *terms)
-        return self._placed(found, {"s": self.position(end), "a": HEADS[end.side]})
+        return renamed([self.define(f"mean.{model}.{end.role}", mark, indices, *terms)], here)
 
     def covariance(self, x: End, y: End) -> Factor:
-        """Covariance of two legs with the ends `FIRST` and `SECOND`; merges their positions where states are independent."""
+        """Covariance of two legs with the ends `FIRST` and `SECOND`."""
         if x.role == STREAM == y.role:
-            return self._of_states(x, y)
-        if x.role == STREAM or (y.role != STREAM and y < x):
-            return self._swapped(self.covariance(y, x))  # each pair of legs in one order only
-        places, full = (self.position(x), self.position(y)), self._below(x, y).form == "full"
+            return self._of_states(x, y, (FIRST, SECOND))
+        if x.role == STREAM or (y.role != STREAM and y < x):  # each pair of legs in one order only
+            return renamed(self.covariance(y, x), {FIRST: SECOND, SECOND: FIRST})
+        places = (self.position(x), self.position(y)) if self._below(x, y).form == "full" else ("s", "s")
+        apart, model = places[0] != places[1], self.models[y.side]
         half = self._half(x, y)
-        if y.role == STREAM:
-            table = {"j": SECOND}
-        else:
-            apart, model = full and places[0] != places[1], self.models[y.side]
+        if y.role != STREAM:
             second = {"s": "S" if apart else "s", "a": "a" if x.side == y.side else "b", FIRST: SECOND}
             row = tuple(second[i] for i in self.layers.rows(model, y.role))
             left = tuple(i if apart or i != "S" else "s" for i in half.indices)
             indices = tuple(dict.fromkeys(i for i in (*left, *row) if i != "j"))
-            name = (
-                f"cov.{self.models[x.side]}.{x.role}.{model}.{y.role}"
-                + (".inside" if x.side == y.side else "")
-                + (".apart" if apart else "")
-            )
-            leaf = self.leaf(y.side, y.role, *row, "j")
+            how = (".inside" if x.side == y.side else "") + (".apart" if apart else "")
             mark = self.marks[x.side] if x.side == y.side else ""
-            half, table = self.define(name, mark, indices, (Operand(half.name, left), leaf)), {}
-        if full:
-            places_table = {"s": places[0], "S": places[1]}
-            merged = ()
-        else:
-            places_table, merged = {"s": min(places)}, join(((max(places), min(places)),)) if places[0] != places[1] else ()
-        heads = {"a": HEADS[x.side], "b": HEADS[y.side]}
-        return self._placed(half, table | places_table | heads)._replace(merged=merged)
+            leaf = self.leaf(y.side, y.role, *row, "j")
+            name = f"cov.{self.models[x.side]}.{x.role}.{model}.{y.role}{how}"
+            half = self.define(name, mark, indices, (Operand(half.name, left), leaf))
+        table = {"s": places[0], "S": places[1], "a": HEADS[x.side], "b": HEADS[y.side], "j": SECOND}
+        return renamed([half], table)
+
+    def through(self, x: End, y: End) -> Factor:
+        """The covariance of two legs of linear layers, not contracted: it can be wide, as that of two vocabularies."""
+        one, two = self.leaf(x.side, x.role, FIRST, "i"), self.leaf(y.side, y.role, SECOND, "j")
+        if not self._below(x, y).name:
+            return (one, renamed([two], {"j": "i"})[0])
+        return (one, *self._of_states(x, y, ("i", "j")), two)
 
     def _below(self, x: End, y: End) -> Moment:
         models = self.models[x.side], self.models[y.side]
@@ -167,7 +165,7 @@ class Legs:
         return found._replace(name=found.name + (self.marks[x.side] if x.side == y.side else self.marks["B"] * 2))
 
     def _half(self, x: End, y: End) -> Operand:
-        """The weight of x times the covariance of the two states: axes of x's leg, then position (`S`, if full) and `j` of y's state."""
+        """The weight of x times the covariance of the two states: axes of the leg, position (`S`, if full) and `j`."""
         model, other, below = self.models[x.side], self.models[y.side], self._below(x, y)
         rows = self.layers.rows(model, x.role)
         if not below.name:
@@ -184,25 +182,15 @@ class Legs:
         name = f"half.{model}.{x.role}.{other}" + ("" if x.side == y.side else ".across")
         return self.define(name, self.marks[x.side], (*indices, *(("S",) if below.form == "full" else ()), "j"), (weight, moment))
 
-    def _of_states(self, x: End, y: End) -> Factor:
-        below, (s, t), ends = self._below(x, y), (self.position(x), self.position(y)), (FIRST, SECOND)
+    def _of_states(self, x: End, y: End, ends: tuple[str, str]) -> Factor:
+        below, places = self._below(x, y), (self.position(x), self.position(y))
         if (self.models[x.side], self.models[y.side]) == ("B", "A"):
-            (s, t), ends = (t, s), (SECOND, FIRST)
+            places, ends = places[::-1], ends[::-1]
         if below.form == "full":
-            return Factor((Operand(below.name, (s, ends[0], t, ends[1])),))
-        merged = join(((max(s, t), min(s, t)),)) if s != t else ()
-        at = (min(s, t),) if below.form == "each" else ()
+            return (Operand(below.name, (places[0], ends[0], places[1], ends[1])),)
+        at = ("s",) if below.form == "each" else ()
         if not below.name:
-            return Factor((Operand(IDENTITY, ends),), merged)
+            return (Operand(IDENTITY, ends),)
         if below.diagonal:
-            return Factor((Operand(IDENTITY, ends), Operand(below.name, (*at, ends[0]))), merged)
-        return Factor((Operand(below.name, (*at, *ends)),), merged)
-
-    @staticmethod
-    def _placed(operand: Operand, table: dict[str, str]) -> Factor:
-        return Factor((Operand(operand.name, tuple(table.get(i, i) for i in operand.indices)),))
-
-    @staticmethod
-    def _swapped(factor: Factor) -> Factor:
-        table = {FIRST: SECOND, SECOND: FIRST}
-        return Factor(tuple(Operand(o.name, tuple(table.get(i, i) for i in o.indices)) for o in factor.operands), factor.merged)
+            return (Operand(IDENTITY, ends), Operand(below.name, (*at, ends[0])))
+        return (Operand(below.name, (*at, *ends)),)

@@ -36,6 +36,7 @@ class SequenceKind(NamedTuple):
     rank: int
     heads: tuple[int, int, int]
     rotary: bool
+    causal: bool
     biases: tuple[str, ...]
     skips: bool
 
@@ -56,6 +57,7 @@ def sequence_kind(layer: Layer) -> SequenceKind:
         core.rank if isinstance(core, Bilinear) else 0,
         (core.n_heads, core.d_head, core.d_value) if attends else (0, 0, 0),
         attends and core.rope_base is not None,
+        attends and core.mask == "causal",
         biases,
         skips,
     )

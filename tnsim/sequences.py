@@ -14,16 +14,18 @@ renormalised between layers as for models without positions.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
 from tnsim.errors import ModelError
 from tnsim.folding import IDENTITY, PAIRS, Pair, Step, align
 from tnsim.legs import ONE, ONES, SAME_POSITION, STREAM, Layers, Legs, Moment, States
 from tnsim.metrics import Frobenius, Metric, SequenceInputs
-from tnsim.names import COVARIANCE, DOWN, LEFT, MASK, MEAN, OUTPUT, RIGHT, SKIP, VALUE, WEIGHT, Leaf, Side, bias_of
+from tnsim.names import COVARIANCE, DOWN, LEFT, MASK, MEAN, OUTPUT, RIGHT, SIDES, SKIP, VALUE, WEIGHT, Leaf, Side, bias_of
+from tnsim.places import OUTPUTS, Pattern, patterns, position_array
 from tnsim.positional import SCORES, SequenceKind, sequence_shapes
 from tnsim.problem import Definition, Gauge, Operand, Problem, Stage, Term, prune
-from tnsim.wick import FIRST, HEADS, SECOND, End, Factor, Value, Wick, join, renamed
+from tnsim.wick import FIRST, HEADS, SECOND, End, Factor, Value, Wick, renamed
 
 Kinds = tuple[SequenceKind, ...]
 STREAMS = End("A", STREAM), End("B", STREAM)
@@ -36,7 +38,7 @@ def fold_sequences(
 
     Raises `ModelError` where an attention layer of one model meets a bilinear layer of the other.
     """
-    folder = _Folder(models, metric, inputs, tuple(pairs))
+    folder = _Folder(models, metric, inputs, n_ctx, tuple(pairs))
     for step in range(len(folder.steps) - 1):
         folder.advance(step)
     folder.close(len(folder.steps) - 1, per_output)
@@ -46,14 +48,17 @@ def fold_sequences(
     for side, kinds in models.items():
         for n, kind in enumerate(kinds):
             shapes |= {str(Leaf(side, n, role)): shape for role, shape in sequence_shapes(kind, n_ctx).items()}
+    operands = {o.name for stage in folder.stages for d in stage.definitions for t in d.terms for o in t.operands}
+    constants = ((name, position_array(name, n_ctx)) for name in sorted(operands))
+    shapes |= {name: array.shape for name, array in constants if array is not None}
     return prune(Problem(tuple(folder.stages), shapes, frozenset({IDENTITY, SAME_POSITION}), tuple(p.group for p in folder.pairs)))
 
 
 class _Folder:
     """Lays stages down, step by step; holds the states as they stand."""
 
-    def __init__(self, models: dict[Side, Kinds], metric: Metric, inputs: SequenceInputs, pairs: tuple[Pair, ...]):
-        self.models, self.metric, self.pairs = models, metric, pairs
+    def __init__(self, models: dict[Side, Kinds], metric: Metric, inputs: SequenceInputs, n_ctx: int, pairs: tuple[Pair, ...]):
+        self.models, self.metric, self.n_ctx, self.pairs = models, metric, n_ctx, pairs
         self.steps: tuple[Step, ...] = align(models["A"], models.get("B", models["A"]), metric)
         self.stages: list[Stage] = []
         covariance = Moment("" if inputs.covariance == "identity" else COVARIANCE, *inputs.form)
@@ -133,16 +138,27 @@ class _Folder:
             yield Gauge(side, work.order(side), states.moments[own].name if own in self.tracked else None, 2)
 
 
+class Item(NamedTuple):
+    """A summand of a moment: its weight, its arrays, and whether it counts at equal output positions only."""
+
+    weight: float
+    factor: Factor
+    same: bool = False
+
+
 class _Step:
     """One layer of each model over the states of the step before."""
 
     def __init__(self, folder: _Folder, step: int):
-        self.layers, self.states, self.stages = folder.layers[step], folder.states, folder.stages
+        self.layers, self.states, self.stages, self.n_ctx = folder.layers[step], folder.states, folder.stages, folder.n_ctx
         self.gaussian, self.straight = folder.metric.closes, isinstance(folder.metric, Frobenius)
         self.mixes_later = step < folder.last_mixing
         self.known: set[str] = set()
         self.means = dict(folder.states.means)
         self.heads: dict[Side, Operand | None] = {}
+        self.independent = all(m.form != "full" for m in self.states.moments.values())
+        alike = all(m.form == "alike" for m in self.states.moments.values())
+        self.relative = alike and all(m is None or m.form == "alike" for m in self.states.means.values())
 
     def order(self, side: Side) -> int:
         kind = self.layers.kinds[side]
@@ -152,8 +168,8 @@ class _Step:
         """What multiplies the residual stream on a side; None without one. Who waits is all stream."""
         kind = self.layers.kinds[legs.models[side]]
         if kind is None:
-            return Factor(())
-        return Factor((legs.leaf(side, SKIP), *(legs.one(side),) * (kind.order - 1))) if kind.skips else None
+            return ()
+        return (legs.leaf(side, SKIP), *(legs.one(side),) * (kind.order - 1)) if kind.skips else None
 
     # --- one model ---------------------------------------------------------------------------------------------
 
@@ -164,17 +180,17 @@ class _Step:
             return self.means[side]
         legs = Legs(Pair(side, side), self.layers, self.states, self.known, one_position=True, keep=True)
         core = {"Linear": self.linear_mean, "Bilinear": self.bilinear_mean, "Attention": self.attention_mean}[kind.name]
-        found = [(1.0, factor) for factor in core(legs)]
+        found = core(legs)
         if (skip := self.skip(legs, "A")) is not None and (stream := legs.mean(STREAMS[0])) is not None:
-            found.append((1.0, times(skip, ends(stream, "k"))))
+            found.append((*skip, *renamed(stream, {FIRST: "k"})))
         for role in {DOWN, OUTPUT} & set(kind.biases):
-            found.append((1.0, Factor((legs.leaf("A", bias_of(role), "k"), *(legs.one("A"),) * kind.order))))
+            found.append((legs.leaf("A", bias_of(role), "k"), *(legs.one("A"),) * kind.order))
         mean = None
         if found:
-            each = any("s" in o.indices for _, factor in found for o in factor.operands)
+            each = any("s" in o.indices for factor in found for o in factor)
             mean = Moment(f"mean.{side}@{self.layers.step}", "each" if each else "alike")
             indices = ("s", "k") if each else ("k",)
-            legs.definitions.append(Definition(mean.name, indices, tuple(term(x, indices) for x in found)))
+            legs.definitions.append(Definition(mean.name, indices, tuple(term(Item(1.0, x), indices) for x in found)))
         if legs.definitions:
             self.stages.append(Stage(tuple(legs.definitions)))
         self.means[side] = mean
@@ -182,29 +198,29 @@ class _Step:
 
     def linear_mean(self, legs: Legs) -> list[Factor]:
         mean = legs.mean(End("A", WEIGHT))
-        return [] if mean is None else [ends(mean, "k")]
+        return [] if mean is None else [renamed(mean, {FIRST: "k"})]
 
     def bilinear_mean(self, legs: Legs) -> list[Factor]:
         left, right = End("A", LEFT), End("A", RIGHT)
-        down, means = Factor((legs.leaf("A", DOWN, "k", FIRST),)), [legs.mean(left), legs.mean(right)]
-        found = [times(down, *means)] if None not in means else []
+        down, means = legs.leaf("A", DOWN, "k", FIRST), [legs.mean(left), legs.mean(right)]
+        found = [(down, *means[0], *means[1])] if None not in means else []
         if self.gaussian:
-            found.append(times(down, ends(legs.covariance(left, right), FIRST, FIRST)))
+            found.append((down, *renamed(legs.covariance(left, right), {SECOND: FIRST})))
         return found
 
     def attention_mean(self, legs: Legs) -> list[Factor]:
         """The mean of every head's output is a definition of its own: covariances are taken about it."""
+        items = []
+        for frame in self.frames(legs, "inside", {"A": "st"}):
+            value = frame.wick.vector(End("A", VALUE), frozenset(scores_of("A")))
+            items += [Item(1.0, (*factor, *frame.sums)) for factor in value]
         side = legs.models["A"]
-        wick = Wick(f"wick.{side}@{self.layers.step}", scores_of("A"), self.joined(legs, "inside"), legs.mean, legs.definitions)
-        value = wick.vector(End("A", VALUE), frozenset(wick.scores))
-        mask = Factor((legs.leaf("A", MASK, "s", "t"),))
         name, indices = f"heads.{side}@{self.layers.step}", ("s", "a", FIRST)
-        terms = tuple(term((1.0, times(factor, mask)), indices) for factor in value)
-        self.heads[side] = Operand(name, indices) if terms else None
-        if not terms:
+        self.heads[side] = Operand(name, indices) if items else None
+        if not items:
             return []
-        legs.definitions.append(Definition(name, indices, terms))
-        return [Factor((legs.leaf("A", OUTPUT, "k", "a", FIRST), self.heads[side]))]
+        legs.definitions.append(Definition(name, indices, tuple(term(x, indices) for x in items)))
+        return [(legs.leaf("A", OUTPUT, "k", "a", FIRST), self.heads[side])]
 
     # --- two models --------------------------------------------------------------------------------------------
 
@@ -212,7 +228,7 @@ class _Step:
         """A stage with the covariance of two outputs; its form and its indices."""
         legs, found = self.covariance(pair)
         apart = legs.outputs["B"] == "S"
-        each = any({"s", "S"} & set(o.indices) for _, factor in found for o in factor.operands)
+        each = any({"s", "S"} & set(o.indices) for item in found for o in item.factor)
         indices = ("s", "k", "S", "l") if apart else ("s", "k", "l") if each else ("k", "l")
         moment = Moment(f"cov.{pair.group}@{self.layers.step}", "full" if apart else "each" if each else "alike")
         last = Definition(moment.name, indices, tuple(term(x, indices) for x in found))
@@ -224,174 +240,198 @@ class _Step:
         legs, found = self.covariance(pair)
         means = [self.means[side] for side in pair]
         if None not in means:
-            ends_of = zip(means, "kl", legs.marks.values(), strict=True)
-            operands = [Operand(m.name + mark, ("s", end) if m.form == "each" else (end,)) for m, end, mark in ends_of]
-            found.append((1.0, Factor(tuple(operands))))
-        closing = (("l", "k"),)
-        terms = []
-        for weight, factor in found:
-            one = Factor(renamed(factor.operands, closing), factor.merged)
-            terms.append(term((weight, one), outputs, summed=("s",)))
-        return legs.definitions, tuple(terms)
+            both = zip(means, "kl", legs.marks.values(), strict=True)
+            found.append(Item(1.0, tuple(Operand(m.name + mark, ("s", end) if m.form == "each" else (end,)) for m, end, mark in both)))
+        closed = (item._replace(factor=renamed(item.factor, {"l": "k"})) for item in found)
+        return legs.definitions, tuple(term(item, outputs, summed=("s",)) for item in closed)
 
-    def covariance(self, pair: Pair) -> tuple[Legs, list[tuple[float, Factor]]]:
-        """The covariance of two outputs at `s`, `k` and `S`, `l`: weighted factors, and the legs they are made of."""
+    def covariance(self, pair: Pair) -> tuple[Legs, list[Item]]:
+        """The covariance of two outputs at `s`, `k` and `S`, `l`, and the legs it is made of."""
         kinds = [self.layers.kinds[side] for side in pair]
         mixes = any(kind is not None and kind.name == "Attention" for kind in kinds)
         full = self.states.moments[pair].form == "full"
         legs = Legs(pair, self.layers, self.states, self.known, not (self.mixes_later and (mixes or full)), keep=False)
-        found: list[tuple[float, Factor]] = []
-        skips = [self.skip(legs, side) for side in "AB"]
-        self.wicks: dict[str, Wick] = {}
+        found: list[Item] = []
+        skips = [self.skip(legs, side) for side in SIDES]
         share = 1.0 if self.gaussian else 1.0 / max(self.order(pair.bra), self.order(pair.ket))
         if None not in skips:
-            found.append((share, times(*skips, ends(legs.covariance(*STREAMS), "k", "l"))))
-        for side, skip, kind, out, inner in (("A", skips[0], kinds[1], "k", "l"), ("B", skips[1], kinds[0], "l", "k")):
+            streams = renamed(legs.covariance(*STREAMS), {FIRST: "k", SECOND: "l"})
+            found.append(Item(share, (*skips[0], *skips[1], *streams), same=not full))
+        for side, skip, kind in zip(SIDES, skips, reversed(kinds), strict=True):
             if skip is not None and kind is not None:
-                found += [(share, times(skip, factor)) for factor in self.with_stream(legs, side, kind, out, inner)]
+                ends = {FIRST: "k", SECOND: "l"} if side == "A" else {FIRST: "l", SECOND: "k"}
+                found += [Item(share * x.weight, (*skip, *renamed(x.factor, ends)), x.same) for x in self.with_stream(legs, side, kind)]
         if None not in kinds:
-            core = {"Linear": self.linear, "Bilinear": self.bilinear, "Attention": self.attention}[kinds[0].name]
-            found += core(legs)
+            found += {"Linear": self.linear, "Bilinear": self.bilinear, "Attention": self.attention}[kinds[0].name](legs)
         return legs, found
 
-    def with_stream(self, legs: Legs, side: Side, kind: SequenceKind, out: str, inner: str) -> list[Factor]:
-        """Covariance of the stream of one side (output index `out`) with the other side's layer (output index `inner`)."""
+    def with_stream(self, legs: Legs, side: Side, kind: SequenceKind) -> list[Item]:
+        """Covariance of the stream of one side (end `FIRST`) with the output of the other side's layer (end `SECOND`)."""
         other: Side = "B" if side == "A" else "A"
         stream = End(side, STREAM)
         if kind.name == "Linear":
-            return [ends(legs.covariance(stream, End(other, WEIGHT)), out, inner)]
+            return [Item(1.0, legs.covariance(stream, End(other, WEIGHT)), same=legs.form != "full")]
+        found = []
         if kind.name == "Bilinear":
-            found = []
             for one, two in ((LEFT, RIGHT), (RIGHT, LEFT)):
                 if (mean := legs.mean(End(other, two))) is not None:
-                    joined = ends(legs.covariance(stream, End(other, one)), out, "h")
-                    found.append(times(Factor((legs.leaf(other, DOWN, inner, "h"),)), joined, ends(mean, "h")))
+                    joined = renamed(legs.covariance(stream, End(other, one)), {SECOND: "h"})
+                    found.append(Item(1.0, (legs.leaf(other, DOWN, SECOND, "h"), *joined, *renamed(mean, {FIRST: "h"}))))
             return found
-        wick = self.wick(legs, "stream" if not self.gaussian else "all")
-        value = wick.matrix(stream, End(other, VALUE), frozenset(n for n, s in wick.scores.items() if s[0].side == other))
-        output = legs.leaf(other, OUTPUT, inner, HEADS[other], SECOND), legs.leaf(other, MASK, *places(legs, other))
-        return [times(Factor(output), ends(factor, out, SECOND)) for factor in value]
+        keys = {"A": "t", "B": "T"}[other]
+        variables = {side: legs.outputs[side], other: legs.outputs[other] + keys}
+        for frame in self.frames(legs, "all" if self.gaussian else "stream", variables):
+            output = legs.leaf(other, OUTPUT, SECOND, HEADS[other], "v")
+            value = frame.wick.matrix(stream, End(other, VALUE), frozenset(scores_of(other)))
+            found += [Item(1.0, (output, *renamed(factor, {SECOND: "v"}), *frame.sums), frame.same) for factor in value]
+        return found
 
-    def linear(self, legs: Legs) -> list[tuple[float, Factor]]:
-        return [(1.0, ends(legs.covariance(End("A", WEIGHT), End("B", WEIGHT)), "k", "l"))]
+    def linear(self, legs: Legs) -> list[Item]:
+        factor = renamed(legs.through(End("A", WEIGHT), End("B", WEIGHT)), {FIRST: "k", SECOND: "l"})
+        return [Item(1.0, factor, same=legs.form != "full")]
 
-    def bilinear(self, legs: Legs) -> list[tuple[float, Factor]]:
+    def bilinear(self, legs: Legs) -> list[Item]:
         """Two legs on each side: both cross, or one crosses and the means of the others stay."""
         straight, crossed = ((LEFT, LEFT), (RIGHT, RIGHT)), ((LEFT, RIGHT), (RIGHT, LEFT))
-        cov = {(x, y): legs.covariance(End("A", x), End("B", y)) for x, y in (*straight, *crossed)}
         other = {LEFT: RIGHT, RIGHT: LEFT}
-        ways = (straight,) if self.straight else (straight, crossed)
         weight = 1.0 if self.gaussian or self.straight else 0.5
         found = []
-        for way in ways:
-            found.append((weight, times(*(cov[joined] for joined in way))))
-            for x, y in way:
+        for way in (straight,) if self.straight else (straight, crossed):
+            joined = [legs.covariance(End("A", x), End("B", y)) for x, y in way]
+            found.append(Item(weight, (*joined[0], *joined[1])))
+            for (x, y), covariance in zip(way, joined, strict=True):
                 means = legs.mean(End("A", other[x])), legs.mean(End("B", other[y]))
                 if None not in means:
-                    found.append((weight, times(cov[x, y], means[0], ends(means[1], SECOND))))
-        here = {i for _, f in found for o in f.operands for i in o.indices}
+                    found.append(Item(weight, (*covariance, *means[0], *renamed(means[1], {FIRST: SECOND}))))
+        here = {i for item in found for o in item.factor for i in o.indices}
         indices = (*(p for p in dict.fromkeys(legs.outputs.values()) if p in here), FIRST, SECOND)
         hidden = f"hidden.{legs.group}@{self.layers.step}"
-        merged = join(*(f.merged for _, f in found))
         legs.definitions.append(Definition(hidden, indices, tuple(term(x, indices) for x in found), kept=False))
         downs = legs.leaf("A", DOWN, "k", FIRST), legs.leaf("B", DOWN, "l", SECOND)
-        return [(1.0, Factor((*downs, Operand(hidden, indices)), merged))]
+        return [Item(1.0, (*downs, Operand(hidden, indices)))]
 
-    def attention(self, legs: Legs) -> list[tuple[float, Factor]]:
-        """Second moments of head outputs, keys and values summed out, minus the product of their means."""
-        wick = self.wick(legs, "all" if self.gaussian else "straight" if self.straight else "cross")
-        value = wick.matrix(End("A", VALUE), End("B", VALUE), frozenset(wick.scores))
-        weight = 1.0 if self.gaussian or self.straight else 1 / math.factorial(5)
-        masks = [Factor((legs.leaf(side, MASK, *places(legs, side)),)) for side in "AB"]
+    def attention(self, legs: Legs) -> list[Item]:
+        """Second moments of head outputs, keys and values summed out, minus the product of their means.
+
+        Where the outputs of independent positions are told apart, patterns in which nothing of the bra meets anything of the
+        ket are exactly that product and are left out.
+        """
         apart = legs.outputs["B"] == "S"
-        about_means = not (apart and legs.form != "full")
-        groups: dict[bool, list[tuple[float, Factor]]] = {}
-        for factor in value:
-            table = dict(factor.merged)
-            classes = [{table.get(p, p) for p in places(legs, side)} for side in "AB"]
-            if not about_means and not classes[0] & classes[1]:
-                continue  # independent positions: the product of the means
-            groups.setdefault(apart and table.get("s", "s") == table.get("S", "S"), []).append((weight, times(factor, *masks)))
-        if about_means and None not in (means := [self.heads[model] for model in legs.models.values()]):
-            product = times(*(Factor((placed(m, legs, side),)) for m, side in zip(means, "AB", strict=True)))
-            groups.setdefault(False, []).append((-1.0, product))
+        mode = "all" if self.gaussian else "straight" if self.straight else "cross"
+        weight = 1.0 if self.gaussian or self.straight else 1 / math.factorial(5)
+        groups: dict[bool, list[Item]] = {}
+        for frame in self.frames(legs, mode, {"A": "st", "B": legs.outputs["B"] + "T"}):
+            if not (apart and frame.pattern and not frame.links):
+                value = frame.wick.matrix(End("A", VALUE), End("B", VALUE), frozenset(frame.wick.scores))
+                groups.setdefault(frame.same, []).extend(Item(weight, (*factor, *frame.sums)) for factor in value)
+        means = [self.heads[model] for model in legs.models.values()]
+        if None not in means and not (apart and self.independent):
+            tables = {"s": legs.outputs["A"]}, {"s": legs.outputs["B"], "a": "b", FIRST: SECOND}
+            both = zip(means, legs.marks.values(), tables, strict=True)
+            product = [o for m, mark, table in both for o in renamed([Operand(m.name + mark, m.indices)], table)]
+            groups.setdefault(False, []).append(Item(-1.0, tuple(product)))
         outs = legs.leaf("A", OUTPUT, "k", "a", FIRST), legs.leaf("B", OUTPUT, "l", "b", SECOND)
         found = []
         for same, items in groups.items():
-            position = ("s",) if same or not apart else ("s", "S")
-            name, indices = f"heads.{legs.group}.{len(found)}@{self.layers.step}", (*position, "a", "b", FIRST, SECOND)
+            name = f"heads.{legs.group}.{len(found)}@{self.layers.step}"
+            indices = (*dict.fromkeys("s" if same else p for p in legs.outputs.values()), "a", "b", FIRST, SECOND)
             legs.definitions.append(Definition(name, indices, tuple(term(x, indices) for x in items), kept=False))
-            merged = (("s", "S"),) if same else ()
-            found.append((1.0, Factor((*outs, Operand(name, indices)), merged)))
+            found.append(Item(1.0, (*outs, Operand(name, indices)), same))
         return found
 
-    def wick(self, legs: Legs, mode: str) -> Wick:
-        """The expansion of a pair under one rule for joining legs, see `joined`; the stream is never left to its mean."""
-        if mode not in self.wicks:
-            name = f"wick.{legs.group}.{mode}@{self.layers.step}"
-            means = mode in ("all", "stream")
-            mean = lambda end: legs.mean(end) if means and end.role != STREAM else None  # noqa: E731
-            self.wicks[mode] = Wick(name, scores_of("A") | scores_of("B"), self.joined(legs, mode), mean, legs.definitions)
-        return self.wicks[mode]
+    # --- positions and joinings --------------------------------------------------------------------------------
 
-    def joined(self, legs: Legs, mode: str):
-        """Which legs may be joined, and how: "all"; "inside" one model, if the metric pairs there at all; "cross" the sides,
-        "straight" with the same role, both with the product of two means for the constant; "stream" with the other side.
+    def frames(self, legs: Legs, mode: str, variables: dict[Side, str]) -> Iterator[_Frame]:
+        """How positions are summed: one sum over all of them, or one per pattern where the positions are independent.
+
+        variables: the positions of a side, its output and, if it has an attention layer, its keys.
         """
+        kinds = {side: self.layers.kinds[legs.models[side]] for side, names in variables.items() if len(names) == 2}
+        if not self.independent:
+            masks = tuple(legs.leaf(side, MASK, *variables[side]) for side in kinds)
+            yield self.frame(legs, mode, None, masks)
+            return
+        masks = "".join("-" if side not in kinds else "c" if kinds[side].causal else "n" for side in SIDES)
+        for pattern in patterns("".join(dict.fromkeys("".join(variables.values()))), masks, self.relative, self.n_ctx):
+            yield self.frame(legs, mode, pattern, (Operand(pattern.name("COUNT"), ("g", *pattern.outputs)),))
 
-        def covariance(x: End, y: End) -> Value:
-            if mode == "all" or (mode == "inside" and self.gaussian):
-                return (legs.covariance(x, y),)
-            if mode == "inside" or x.side == y.side or (mode == "straight" and x.role != y.role):
-                return ()
-            if mode == "stream":
-                return (legs.covariance(x, y),) if STREAM in (x.role, y.role) else ()
-            means = legs.mean(x), legs.mean(y)
-            constant = () if None in means else (times(means[0], ends(means[1], SECOND)),)
-            return (legs.covariance(x, y), *constant)
+    def frame(self, legs: Legs, mode: str, pattern: Pattern | None, sums: Factor) -> _Frame:
+        """The expansion of a pair of layers under one rule for joining legs, within one pattern of positions.
 
-        return covariance
+        mode: "all" legs; "inside" one model, if the metric pairs there; "cross" the sides or "straight" between equal roles, both
+        with the product of two values at zero for the constant; "stream" with the layer of the other side.
+        """
+        name = f"wick.{legs.group}.{mode}" + (f".{pattern.groups}" if pattern else "") + f"@{self.layers.step}"
+        if name not in legs.expansions:
+            constants = mode in ("cross", "straight")
+
+            def at(factor: Factor, end: End) -> Factor:
+                return factor if pattern is None else gathered(legs, factor, pattern, legs.position(end))
+
+            def covariance(x: End, y: End) -> Value:
+                across = x.side != y.side
+                allowed = {"inside": self.gaussian, "cross": across, "stream": across and STREAM in (x.role, y.role)}
+                allowed |= {"all": True, "straight": across and x.role == y.role}
+                if not allowed[mode]:
+                    return ()
+                found = []
+                if pattern is None or pattern.class_of(legs.position(x)) == pattern.class_of(legs.position(y)):
+                    found.append(at(legs.covariance(x, y), x))
+                if constants and None not in (means := [legs.mean(x), legs.mean(y)]):
+                    found.append((*at(means[0], x), *renamed(at(means[1], y), {FIRST: SECOND})))
+                return tuple(found)
+
+            def mean(end: End) -> Factor | None:
+                found = None if constants or end.role == STREAM else legs.mean(end)
+                return found and at(found, end)
+
+            legs.expansions[name] = Wick(name, scores_of("A") | scores_of("B"), covariance, mean, legs.definitions)
+        return _Frame(legs.expansions[name], pattern, sums)
+
+
+class _Frame(NamedTuple):
+    """An expansion over legs at certain positions, and the arrays that sum those positions."""
+
+    wick: Wick
+    pattern: Pattern | None
+    sums: Factor
+
+    @property
+    def same(self) -> bool:
+        """Whether both outputs are at one position, though two were asked for."""
+        return self.pattern is not None and len([v for v in OUTPUTS if v in self.pattern.groups]) > len(self.pattern.outputs)
+
+    @property
+    def links(self) -> bool:
+        """Whether a position of the bra coincides with one of the ket."""
+        return any(set(group) & {"s", "t"} and set(group) & {"S", "T"} for group in self.pattern.groups.split("|"))
+
+
+def gathered(legs: Legs, factor: Factor, pattern: Pattern, variable: str) -> Factor:
+    """Arrays of one position at the tuples of a pattern."""
+    found, place = [], str(pattern.class_of(variable))
+    for o in factor:
+        here = [n for n, index in enumerate(o.indices) if index in "stST"]
+        if here:
+            axes = tuple(f"x{n}" for n in range(len(o.indices)))
+            packed = tuple("g" if n in here else x for n, x in enumerate(axes))
+            at = Operand(f"{pattern.name('AT')} {place}", ("g", axes[here[0]]))
+            name = legs.define(f"{o.name}.{pattern.groups}.{place}", "", packed, (Operand(o.name, axes), at)).name
+            o = Operand(name, tuple("g" if n in here else index for n, index in enumerate(o.indices)))
+        found.append(o)
+    return tuple(found)
 
 
 def scores_of(side: Side) -> dict[str, tuple[End, End]]:
     return {f"{side}{n}": (End(side, q), End(side, k)) for n, (q, k) in enumerate(SCORES)}
 
 
-def places(legs: Legs, side: Side) -> tuple[str, str]:
-    """Positions of the output and of the keys of one side."""
-    return legs.outputs[side], {"A": "t", "B": "T"}[side]
-
-
-def placed(heads: Operand, legs: Legs, side: Side) -> Operand:
-    """The mean of a model's heads in the indices of the bra or the ket."""
-    return Operand(heads.name + legs.marks[side], (legs.outputs[side], HEADS[side], FIRST if side == "A" else SECOND))
-
-
-def times(*factors: Factor) -> Factor:
-    merged = join(*(f.merged for f in factors))
-    return Factor(renamed((o for f in factors for o in f.operands), merged), merged)
-
-
-def ends(factor: Factor, first: str, second: str = SECOND) -> Factor:
-    """The same with its ends renamed."""
-    return Factor(renamed(factor.operands, (), {FIRST: first, SECOND: second}), factor.merged)
-
-
-def term(weighted: tuple[float, Factor], indices: tuple[str, ...], summed: tuple[str, ...] = ()) -> Term:
-    """A term with exactly these output indices: spread where one is missing, diagonal where two positions are one.
+def term(item: Item, indices: tuple[str, ...], summed: tuple[str, ...] = ()) -> Term:
+    """A term with exactly these output indices: spread where one is missing, diagonal if it counts at equal positions only.
 
     Positions in `summed` that occur nowhere are summed all the same: they count the positions.
     """
-    weight, (operands, merged) = weighted
-    table = dict(merged)
-    named: dict[str, str] = {}
-    extra = []
-    for index in indices:
-        become = table.get(index, index)
-        if become in named:
-            extra.append(Operand(SAME_POSITION, (named[become], index)))
-        named.setdefault(become, index)
-    operands = renamed(operands, tuple((x, named.get(y, y)) for x, y in table.items()), named)
-    present = {i for o in (*operands, *extra) for i in o.indices}
-    spread = [Operand(ONES, (index,)) for index in (*indices, *summed) if index not in present and not present & {table.get(index, index)}]
-    return Term(weight, (*operands, *extra, *spread))
+    extra = (Operand(SAME_POSITION, ("s", "S")),) if item.same and "S" in indices else ()
+    present = {i for o in (*item.factor, *extra) for i in o.indices}
+    spread = (Operand(ONES, (index,)) for index in (*indices, *summed) if index not in present)
+    return Term(item.weight, (*item.factor, *extra, *spread))

@@ -27,6 +27,7 @@ from tnsim.local import Kind, arrays, kind, symmetric_arrays
 from tnsim.metrics import Gaussian, InputKind, Metric, SequenceInputs
 from tnsim.model import Combination, Model, check_comparable, terms
 from tnsim.names import COVARIANCE, MEAN, Leaf
+from tnsim.places import position_array
 from tnsim.planning import LARGE, plan_problem
 from tnsim.plans import Plan
 from tnsim.positional import SequenceKind, sequence_arrays, sequence_kind
@@ -289,7 +290,7 @@ def _leaves(found: Plan, models: Mapping[str, Model], metric: Metric, key: _Key,
         moments = metrics.sequence_moments(metric, models["A"].d_in, key.n_ctx)
         leaves |= {name: moments[kind] for name, kind in ((MEAN, "mean"), (COVARIANCE, "covariance")) if kind in moments}
         leaves |= {ONE: np.ones(()), ONES: np.ones(key.n_ctx), SAME_POSITION: np.eye(key.n_ctx)}
-        return {name: leaves[name] for name in found.shapes}
+        return {name: leaves[name] if name in leaves else position_array(name, key.n_ctx) for name in found.shapes}
     moments = metrics.input_moments(metric, models["A"].d_in, key.lifted)
     leaves |= {name: moments[kind] for name, kind in ((MEAN, "mean"), (COVARIANCE, "moment")) if kind in moments}
     if t is not None:

@@ -10,10 +10,6 @@ output: pair it with every other leg, and what stays behind is the same question
 
 x' the other leg of x's score. Each distinct question is one definition: 256 products of d_head x d_head matrices
 per pair of heads for ten legs, instead of 945 chains of up to five.
-
-Positions: where the inputs are independent across positions, a covariance exists only between legs at one
-position, and using it *merges* their position indices. Values are therefore kept apart by which
-positions have been merged; nothing is multiplied out over positions that must be equal.
 """
 
 from __future__ import annotations
@@ -27,9 +23,6 @@ from tnsim.problem import Definition, Operand, Term
 HEADS = {"A": "a", "B": "b"}
 FIRST, SECOND = "u", "w"
 
-Merged = tuple[tuple[str, str], ...]
-"""Position index -> the index it has become, only where they differ, sorted."""
-
 
 class End(NamedTuple):
     """A leg of the bra's or the ket's layer, by the role of its array."""
@@ -39,28 +32,13 @@ class End(NamedTuple):
 
 
 Score = tuple[End, End]
+Names = dict[str, str]
 
-
-class Factor(NamedTuple):
-    """Arrays whose product is one value (open ends are `FIRST` and `SECOND`), and the positions it merges."""
-
-    operands: tuple[Operand, ...]
-    merged: Merged = ()
-
-
-ONE = Factor(())
+Factor = tuple[Operand, ...]
+"""A product of arrays; its open ends are `FIRST` and `SECOND`, its other indices positions and heads."""
 
 Value = tuple[Factor, ...]
-"""A sum, one factor for every distinct (merged positions, indices)."""
-
-
-def join(*merged: Merged) -> Merged:
-    """The coarsest of all: positions merged by any of them; the first in the alphabet stands for its class."""
-    groups: list[set[str]] = []
-    for pair in (p for m in merged for p in m):
-        touched = [g for g in groups if g & set(pair)]
-        groups = [g for g in groups if not g & set(pair)] + [set(pair).union(*touched)]
-    return tuple(sorted((x, min(g)) for g in groups for x in g if x != min(g)))
+"""A sum, one factor for every distinct set of indices: an array that does not depend on a position has no axis for it."""
 
 
 class Wick:
@@ -85,11 +63,10 @@ class Wick:
     def matrix(self, u: End, w: End, scores: frozenset[str]) -> Value:
         """E[u w^T prod scores], ends `FIRST` and `SECOND`."""
 
-        def terms() -> Iterable[tuple]:
-            for c in self.covariance(u, w):
-                yield from product([c], self.scalar(scores))
+        def terms() -> Iterable[Factor]:
+            yield from product(self.covariance(u, w), self.scalar(scores))
             if (m := self.mean(u)) is not None:
-                yield from product([m], self.vector(w, scores), {FIRST: SECOND})
+                yield from product((m,), self.vector(w, scores), {FIRST: SECOND})
             for x, mate, rest in self.partners(scores):
                 yield from product(self.covariance(u, x), self.matrix(mate, w, rest), {FIRST: "z"}, {SECOND: "z"})
 
@@ -98,9 +75,9 @@ class Wick:
     def vector(self, u: End, scores: frozenset[str]) -> Value:
         """E[u prod scores], end `FIRST`."""
 
-        def terms() -> Iterable[tuple]:
+        def terms() -> Iterable[Factor]:
             if (m := self.mean(u)) is not None:
-                yield from product([m], self.scalar(scores))
+                yield from product((m,), self.scalar(scores))
             for x, mate, rest in self.partners(scores):
                 yield from product(self.covariance(u, x), self.vector(mate, rest), {FIRST: "z"}, {SECOND: "z"})
 
@@ -109,15 +86,14 @@ class Wick:
     def scalar(self, scores: frozenset[str]) -> Value:
         """E[prod scores]."""
         if not scores:
-            return (ONE,)
+            return ((),)
         first = min(scores)
         (q, k), rest = self.scores[first], scores - {first}
 
-        def terms() -> Iterable[tuple]:
-            for c in self.covariance(q, k):
-                yield from product([c], self.scalar(rest), {}, {FIRST: "z", SECOND: "z"})
+        def terms() -> Iterable[Factor]:
+            yield from product(self.covariance(q, k), self.scalar(rest), {}, {FIRST: "z", SECOND: "z"})
             if (m := self.mean(q)) is not None:
-                yield from product([m], self.vector(k, rest), {FIRST: "z"}, {FIRST: "z"})
+                yield from product((m,), self.vector(k, rest), {FIRST: "z"}, {FIRST: "z"})
             for x, mate, others in self.partners(rest):
                 yield from product(
                     self.covariance(q, x), self.matrix(mate, k, others), {FIRST: "y", SECOND: "z"}, {FIRST: "z", SECOND: "y"}
@@ -132,39 +108,39 @@ class Wick:
             yield q, k, scores - {name}
             yield k, q, scores - {name}
 
-    def once(self, question: tuple, terms: Callable[[], Iterable[tuple]]) -> Value:
+    def once(self, question: tuple, terms: Callable[[], Iterable[Factor]]) -> Value:
         if question not in self._known:
             self._known[question] = self.sum(terms())
         return self._known[question]
 
-    def sum(self, products: Iterable[tuple[Merged, tuple[Operand, ...]]], weight: float = 1.0) -> Value:
-        """Add up products of equal merged positions and equal free indices, one definition each."""
-        found: dict[tuple, list[tuple[Operand, ...]]] = {}
-        for merged, operands in products:
-            indices = {i for o in operands for i in o.indices} - {"y", "z"}
-            found.setdefault((merged, tuple(sorted(indices))), []).append(operands)
+    def sum(self, products: Iterable[Factor]) -> Value:
+        """Add up products of equal free indices, one definition for each set of them."""
+        found: dict[tuple[str, ...], list[Factor]] = {}
+        for operands in products:
+            free = {i for o in operands for i in o.indices} - {"y", "z"}
+            found.setdefault(tuple(sorted(free)), []).append(operands)
         values = []
-        for (merged, indices), items in found.items():
-            if len(items) == 1 and len(items[0]) < 2 and weight == 1.0 and not any({"y", "z"} & set(o.indices) for o in items[0]):
-                values.append(Factor(items[0], merged))
+        for indices, items in found.items():
+            if len(items) == 1 and len(items[0]) < 2 and not any({"y", "z"} & set(o.indices) for o in items[0]):
+                values.append(items[0])
                 continue
             name, self._count = f"{self.name}.{self._count}", self._count + 1
-            self.definitions.append(Definition(name, indices, tuple(Term(weight, operands) for operands in items), kept=False))
-            values.append(Factor((Operand(name, indices),), merged))
+            self.definitions.append(Definition(name, indices, tuple(Term(1.0, operands) for operands in items), kept=False))
+            values.append((Operand(name, indices),))
         return tuple(values)
 
 
 def product(
-    ones: Iterable[Factor], twos: Iterable[Factor], rename_two: dict[str, str] | None = None, rename_one: dict[str, str] | None = None
-) -> Iterable[tuple[Merged, tuple[Operand, ...]]]:
-    """All products of a factor of each sum, with ends renamed and positions merged."""
+    ones: Value, twos: Value, rename_two: dict[str, str] | None = None, rename_one: dict[str, str] | None = None
+) -> Iterable[Factor]:
+    """All products of a factor of each sum, with ends renamed."""
     for one in ones:
         for two in twos:
-            merged = join(one.merged, two.merged)
-            yield merged, (*renamed(one.operands, merged, rename_one), *renamed(two.operands, merged, rename_two))
+            yield (*renamed(one, rename_one), *renamed(two, rename_two))
 
 
-def renamed(operands: Iterable[Operand], merged: Merged, names: dict[str, str] | None = None) -> tuple[Operand, ...]:
-    """Operands with ends renamed and positions replaced by what they have become."""
-    table = dict(merged) | (names or {})
-    return tuple(Operand(o.name, tuple(table.get(i, i) for i in o.indices)) for o in operands)
+def renamed(operands: Iterable[Operand], names: Names | None) -> Factor:
+    """Operands with indices renamed."""
+    if not names:
+        return tuple(operands)
+    return tuple(Operand(o.name, tuple(names.get(i, i) for i in o.indices)) for o in operands)
