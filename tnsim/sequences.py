@@ -116,12 +116,14 @@ class _Folder:
         work, outputs = _Step(self, step), ("k",) if per_output else ()
         for side in self.models:
             work.side(side)
-        gauges = tuple(Gauge(pair.group, 1, pair.group, 1) for pair in self.pairs)
+        grown = [Gauge(side, work.order(side), None, 2) for side in self.models if self.scale_by_model]
         for pair in self.pairs:
             definitions, terms = work.closed(pair, outputs)
             own = ((pair.group, 1),) if self.scale_by_model else ()
             last = Definition(pair.group, outputs, terms, powers=self.powers(pair) + own)
-            self.stages.append(Stage((*definitions, last), gauges))
+            degree = 1 if self.scale_by_model else work.order(pair.bra)
+            self.stages.append(Stage((*definitions, last), (*grown, Gauge(pair.group, degree, pair.group, 1))))
+            grown = []
 
     def powers(self, pair: Pair) -> tuple[tuple[str, int], ...]:
         if not self.scale_by_model:
@@ -313,17 +315,23 @@ class _Step:
     def attention(self, legs: Legs) -> list[Item]:
         """Second moments of head outputs, keys and values summed out, minus the product of their means.
 
-        Where the outputs of independent positions are told apart, patterns in which nothing of the bra meets anything of the
-        ket are exactly that product and are left out.
+        Where outputs at independent positions are told apart, a pattern in which nothing of the bra meets anything of the ket
+        is that product and is left out; in the others it is subtracted tuple by tuple.
         """
         apart = legs.outputs["B"] == "S"
         mode = "all" if self.gaussian else "straight" if self.straight else "cross"
         weight = 1.0 if self.gaussian or self.straight else 1 / math.factorial(5)
         groups: dict[bool, list[Item]] = {}
         for frame in self.frames(legs, mode, {"A": "st", "B": legs.outputs["B"] + "T"}):
-            if not (apart and frame.pattern and not frame.links):
-                value = frame.wick.matrix(End("A", VALUE), End("B", VALUE), frozenset(frame.wick.scores))
-                groups.setdefault(frame.same, []).extend(Item(weight, (*factor, *frame.sums)) for factor in value)
+            if apart and self.independent and not frame.links:
+                continue
+            items = groups.setdefault(frame.same, [])
+            value = frame.wick.matrix(End("A", VALUE), End("B", VALUE), frozenset(frame.wick.scores))
+            items += [Item(weight, (*factor, *frame.sums)) for factor in value]
+            if apart and self.independent:
+                alone = frame if self.gaussian else self.frame(legs, "inside", frame.pattern, frame.sums)
+                one, two = (alone.wick.vector(End(side, VALUE), frozenset(scores_of(side))) for side in SIDES)
+                items += [Item(-1.0, (*x, *renamed(y, {FIRST: SECOND}), *frame.sums)) for x in one for y in two]
         means = [self.heads[model] for model in legs.models.values()]
         if None not in means and not (apart and self.independent):
             tables = {"s": legs.outputs["A"]}, {"s": legs.outputs["B"], "a": "b", FIRST: SECOND}
@@ -333,6 +341,8 @@ class _Step:
         outs = legs.leaf("A", OUTPUT, "k", "a", FIRST), legs.leaf("B", OUTPUT, "l", "b", SECOND)
         found = []
         for same, items in groups.items():
+            if not items:
+                continue
             name = f"heads.{legs.group}.{len(found)}@{self.layers.step}"
             indices = (*dict.fromkeys("s" if same else p for p in legs.outputs.values()), "a", "b", FIRST, SECOND)
             legs.definitions.append(Definition(name, indices, tuple(term(x, indices) for x in items), kept=False))

@@ -1,0 +1,225 @@
+"""Models of sequences: every layer kind under every metric against quadrature and dense tensors, at two or three positions.
+
+Plans run on the NumPy reference here: correctness is the plan's, and nothing has to be compiled. `test_jax_agrees` closes the gap.
+"""
+
+import numpy as np
+import pytest
+from oracles import bilinear, linear
+from sequence_oracles import attention, dense_tree_product, plain_attention, sequence_closure, sequence_products
+
+import tnsim
+from tnsim import execution
+
+D = 2
+ONE_LAYER = {
+    "plain": lambda g: ([attention(g, D, 2, 2, 1, 3)], [attention(g, D, 1, 2, 2, 3, rope_base=None)]),
+    "biases": lambda g: ([attention(g, D, 2, 2, 1, 2, True)], [attention(g, D, 1, 2, 2, 2, True, mask="none")]),
+    "residual": lambda g: (
+        [tnsim.Residual(attention(g, D, 1, 2, 1, D, True), 0.7, 0.35)],
+        [tnsim.Residual(attention(g, D, 2, 2, 2, D), 1.0, 0.5)],
+    ),
+    "transformer": lambda g: (
+        [linear(g, D, 3, True), tnsim.Residual(attention(g, 3, 1, 2, 2, 3, True)), linear(g, 3, 2, True)],
+        [linear(g, D, 2), attention(g, 2, 1, 2, 2, 2, rope_base=None), linear(g, 2, 2)],
+    ),
+    "against a linear model": lambda g: ([tnsim.Residual(attention(g, D, 1, 2, 2, D, True))], [linear(g, D, D, True)]),
+    "bilinear at every position": lambda g: ([tnsim.Residual(bilinear(g, D, 3, D, True), 0.5)], [bilinear(g, D, 3, D)]),
+}
+DEEP = {  # narrow enough for quadrature over the joint state of both models at all positions
+    "two attention": lambda g: (
+        [tnsim.Residual(attention(g, 1, 1, 2, 1, 1, True), 1.0, 0.35), tnsim.Residual(attention(g, 1, 2, 2, 1, 1))],
+        [attention(g, 1, 1, 2, 2, 1), attention(g, 1, 1, 2, 1, 1, True, rope_base=None)],
+    ),
+    "attention and bilinear": lambda g: (
+        [linear(g, 1, 1), tnsim.Residual(attention(g, 1, 1, 2, 1, 1, True)), tnsim.Residual(bilinear(g, 1, 2, 1, True)), linear(g, 1, 3)],
+        [linear(g, 1, 1, True), attention(g, 1, 1, 2, 1, 1), bilinear(g, 1, 3, 1), linear(g, 1, 3)],
+    ),
+    "bilinear, then attention": lambda g: (
+        [tnsim.Residual(bilinear(g, 1, 2, 1, True)), tnsim.Residual(attention(g, 1, 1, 2, 1, 1, True))],
+        [bilinear(g, 1, 3, 1), attention(g, 1, 1, 2, 1, 1)],
+    ),
+}
+
+
+def inputs(g, n, d):
+    factor = g.normal(size=(n * d, n * d))
+    full = factor @ factor.T + 0.3 * np.eye(n * d)
+    return {
+        "standard": (None, None),
+        "alike": (full[0, :d], full[:d, :d]),
+        "diagonal": (None, np.diag(full)[:d]),
+        "each": (g.normal(size=(n, d)), np.diag(full)),
+        "full": (g.normal(size=n * d), full),
+    }
+
+
+@pytest.fixture
+def numpy_plans(monkeypatch):
+    """Verbs run on the NumPy reference."""
+    run = execution.run
+    monkeypatch.setattr(execution, "run", lambda plan, arrays: run(plan, {k: np.asarray(x) for k, x in arrays.items()}, "numpy"))
+
+
+def pair(make, n, seed=0):
+    return tuple(tnsim.Model(layers, n_ctx=n) for layers in make(np.random.default_rng(seed)))
+
+
+def agrees(found, expected, a, b, metric, tolerance=1e-10):
+    """Inner product, and per output relative to the norms."""
+    return np.allclose(found, expected, rtol=tolerance, atol=tolerance * np.abs(expected).max())
+
+
+def per_output(a, b, metric):
+    """<A|B> of every output, from slices and norms."""
+    norms = [np.array([float(tnsim.inner(_output(m, k), _output(m, k), metric)) for k in range(m.d_out)]) for m in (a, b)]
+    return tnsim.slices(a, b, metric) * np.sqrt(norms[0] * norms[1])
+
+
+def _output(model, k):
+    return tnsim.Model([*model.layers, tnsim.Linear(np.eye(model.d_out)[k : k + 1])], n_ctx=model.n_ctx)
+
+
+@pytest.mark.parametrize("mask", ["causal", "none"])
+@pytest.mark.parametrize("rope_base", [None, 10.0, 1000.0])
+def test_forward_pass_is_the_formula(rope_base, mask, rng=np.random.default_rng(1)):
+    layer = attention(rng, 3, 2, 4, 3, 5, True, mask=mask, rope_base=rope_base)
+    x = rng.normal(size=(7, 3))
+    assert np.allclose(layer(x), plain_attention(layer, x), rtol=1e-13, atol=1e-13)
+    assert np.allclose(layer(np.stack([x, 2 * x]))[1], plain_attention(layer, 2 * x), rtol=1e-13, atol=1e-13)
+
+
+@pytest.mark.parametrize("form", ["standard", "alike", "diagonal", "each", "full"])
+@pytest.mark.parametrize("layers", ONE_LAYER)
+def test_one_nonlinear_layer_is_exact(layers, form, numpy_plans):
+    a, b = pair(ONE_LAYER[layers], 2)
+    metric = tnsim.Gaussian(*inputs(np.random.default_rng(3), 2, D)[form])
+    expected = [sequence_products(x, y, metric) for x, y in ((a, b), (a, a), (b, b))]
+    found = tnsim.inner(a, b, metric)
+    assert found == pytest.approx(expected[0].sum(), rel=1e-10)
+    assert found.exact
+    cosine = expected[0].sum() / np.sqrt(expected[1].sum() * expected[2].sum())
+    assert tnsim.similarity(a, b, metric) == pytest.approx(cosine, abs=1e-10)
+    assert np.allclose(tnsim.slices(a, b, metric), expected[0] / np.sqrt(expected[1] * expected[2]), rtol=0, atol=1e-10)
+
+
+def test_three_positions(numpy_plans):
+    a, b = (
+        tnsim.Model(m.layers, n_ctx=3)
+        for m in pair(lambda g: ([attention(g, 1, 2, 2, 1, 2, True)], [attention(g, 1, 1, 2, 2, 2, True)]), 3)
+    )
+    metric = tnsim.Gaussian(np.array([0.5]), np.array([[0.7]]))
+    assert tnsim.inner(a, b, metric) == pytest.approx(sequence_products(a, b, metric).sum(), rel=1e-10)
+
+
+@pytest.mark.parametrize("form", ["standard", "full"])
+@pytest.mark.parametrize("layers", DEEP)
+def test_closure_is_the_joint_gaussian_layer_by_layer(layers, form, numpy_plans):
+    a, b = pair(DEEP[layers], 2)
+    metric = tnsim.GaussianClosure(*inputs(np.random.default_rng(4), 2, 1)[form])
+    expected = sequence_closure(a, b, metric)
+    found = tnsim.inner(a, b, metric)
+    assert found == pytest.approx(expected.sum(), rel=1e-9)
+    assert not found.exact
+
+
+@pytest.mark.parametrize("symmetrised", [True, False])
+@pytest.mark.parametrize("layers", [*ONE_LAYER, *DEEP])
+def test_tree_metrics_are_those_of_dense_tensors(layers, symmetrised, numpy_plans):
+    if layers == "against a linear model":
+        return
+    a, b = pair({**ONE_LAYER, **DEEP}[layers], 2)
+    metric = tnsim.TreeSymmetric() if symmetrised else tnsim.Frobenius()
+    expected = [dense_tree_product(x, y, symmetrised) for x, y in ((a, b), (a, a), (b, b))]
+    assert tnsim.inner(a, b, metric) == pytest.approx(expected[0].sum(), rel=1e-9)
+    assert np.allclose(tnsim.slices(a, b, metric), expected[0] / np.sqrt(expected[1] * expected[2]), rtol=0, atol=1e-9)
+    if symmetrised and sum(order > 1 for order in a.orders) == 1:
+        assert tnsim.inner(a, b, tnsim.Symmetric()) == pytest.approx(expected[0].sum(), rel=1e-9)
+
+
+def test_constants_are_not_gaussian(numpy_plans):
+    """f(x) = x written with attention: q and k are the constant 1. E|f|^2 = 2; taking the constant for a Gaussian gives 210."""
+    ones, zero = np.ones(1), np.zeros((1, 2))
+    layer = tnsim.Attention(zero, zero, zero, zero, np.eye(2), np.eye(2), 1, ones, ones, ones, ones, rope_base=None)
+    model = tnsim.Model([layer], n_ctx=1)
+    assert tnsim.inner(model, model) == pytest.approx(2.0, rel=1e-14)
+
+
+def test_symmetries_leave_the_similarity_at_one(numpy_plans):
+    rng = np.random.default_rng(5)
+    layer = attention(rng, 2, 2, 2, 2, 2, True)
+    swapped = tnsim.Attention(
+        layer.q2, layer.k2, layer.q1, layer.k1, layer.v, layer.o, 2,
+        layer.q2_bias, layer.k2_bias, layer.q1_bias, layer.k1_bias, layer.v_bias, layer.o_bias, rope_base=10.0,
+    )  # fmt: skip
+    heads = np.array([2, 3, 0, 1])
+    permuted = tnsim.Attention(
+        *(getattr(layer, n)[heads] for n in ("q1", "k1", "q2", "k2", "v")), layer.o[:, heads], 2,
+        *(getattr(layer, f"{n}_bias")[heads] for n in ("q1", "k1", "q2", "k2", "v")), layer.o_bias, rope_base=10.0,
+    )  # fmt: skip
+    scaled = tnsim.Attention(
+        3 * layer.q1, layer.k1 / 3, layer.q2, layer.k2, 2 * layer.v, layer.o / 2, 2,
+        3 * layer.q1_bias, layer.k1_bias / 3, layer.q2_bias, layer.k2_bias, 2 * layer.v_bias, layer.o_bias, rope_base=10.0,
+    )  # fmt: skip
+    model = tnsim.Model([layer], n_ctx=3)
+    for other in (swapped, permuted, scaled):
+        for metric in (tnsim.Gaussian(), tnsim.TreeSymmetric()):
+            assert tnsim.similarity(model, tnsim.Model([other], n_ctx=3), metric) == pytest.approx(1.0, abs=1e-12)
+    assert tnsim.similarity(model, tnsim.Model([swapped], n_ctx=3), tnsim.Frobenius()) < 0.99
+
+
+def test_deep_attention_grows_without_overflow(numpy_plans):
+    rng = np.random.default_rng(6)
+    layers = [attention(rng, 4, 2, 2, 2, 4, rope_base=None) for _ in range(4)]
+    model = tnsim.Model(layers, n_ctx=2)
+    for metric in (tnsim.TreeSymmetric(), tnsim.GaussianClosure()):
+        sign, log = tnsim.log_inner(model, 2.0 * model, metric)
+        assert sign == 1
+        assert np.isfinite(log)
+
+
+def test_jax_agrees():
+    a, b = pair(ONE_LAYER["transformer"], 2)
+    metric = tnsim.Gaussian()
+    plan = tnsim.plan(a, b, metric)
+    assert plan.exact
+    assert plan.contractions > 100
+    assert tnsim.inner(a, b, metric) == pytest.approx(sequence_products(a, b, metric).sum(), rel=1e-10)
+    assert tnsim.inner(a, b, metric, dtype="float32") == pytest.approx(sequence_products(a, b, metric).sum(), rel=1e-4)
+
+
+def test_derivatives(numpy_plans=None):
+    import jax
+
+    a, b = pair(lambda g: ([attention(g, 1, 1, 2, 1, 1, rope_base=None)], [attention(g, 1, 1, 2, 1, 1, rope_base=None)]), 2)
+    with jax.enable_x64(True):
+        gradient = jax.grad(lambda m: tnsim.inner(m, b))(a).layers[0].v
+        step = 1e-6
+        moved = [tnsim.Model([_moved(a.layers[0], sign * step)], n_ctx=2) for sign in (1, -1)]
+        assert gradient[0, 0] == pytest.approx((tnsim.inner(moved[0], b) - tnsim.inner(moved[1], b)) / (2 * step), rel=1e-6)
+
+
+def _moved(layer, by):
+    return tnsim.Attention(layer.q1, layer.k1, layer.q2, layer.k2, layer.v + by, layer.o, 1, rope_base=None)
+
+
+def test_what_cannot_be_compared_says_so():
+    a, b = pair(ONE_LAYER["plain"], 2)
+    with pytest.raises(tnsim.ModelError, match="n_ctx=2 and n_ctx=3"):
+        tnsim.inner(a, tnsim.Model(b.layers, n_ctx=3))
+    with pytest.raises(tnsim.ModelError, match="sequences of one length"):
+        tnsim.inner(tnsim.Model(a.layers), tnsim.Model(b.layers))
+    with pytest.raises(tnsim.ModelError, match="shape \\(2, 2\\), found an input of shape \\(3, 2\\)"):
+        a(np.zeros((3, 2)))
+    with pytest.raises(tnsim.ModelError, match="covariance has shape \\(3, 3\\).*need one of \\(4,\\), \\(4, 4\\), \\(2,\\), \\(2, 2\\)"):
+        tnsim.inner(a, b, tnsim.Gaussian(None, np.eye(3)))
+    rng = np.random.default_rng(0)
+    mixed = tnsim.Model([bilinear(rng, 2, 3, 3)], n_ctx=2)
+    with pytest.raises(tnsim.ModelError, match="attention layer of one model meets a bilinear layer"):
+        tnsim.inner(a, mixed)
+    with pytest.raises(tnsim.ModelError, match="4 rows, which 3 heads do not divide"):
+        tnsim.Attention(*[np.ones((4, 2))] * 4, np.ones((3, 2)), np.ones((2, 3)), 3)
+    with pytest.raises(tnsim.ModelError, match="heads of even width and a base above 0, found 3"):
+        tnsim.Attention(*[np.ones((3, 2))] * 4, np.ones((3, 2)), np.ones((2, 3)), 1)
+    with pytest.raises(tnsim.ModelError, match="mask must be one of causal, none, found 'future'"):
+        tnsim.Attention(*[np.ones((2, 2))] * 6, 1, mask="future")
