@@ -209,9 +209,9 @@ def test_what_cannot_be_compared_says_so():
         tnsim.inner(a, tnsim.Model(b.layers, n_ctx=3))
     with pytest.raises(tnsim.ModelError, match="sequences of one length"):
         tnsim.inner(tnsim.Model(a.layers), tnsim.Model(b.layers))
-    with pytest.raises(tnsim.ModelError, match="shape \\(2, 2\\), found an input of shape \\(3, 2\\)"):
+    with pytest.raises(tnsim.ModelError, match=r"shape \(2, 2\), found an input of shape \(3, 2\)"):
         a(np.zeros((3, 2)))
-    with pytest.raises(tnsim.ModelError, match="covariance has shape \\(3, 3\\).*need one of \\(4,\\), \\(4, 4\\), \\(2,\\), \\(2, 2\\)"):
+    with pytest.raises(tnsim.ModelError, match=r"covariance has shape \(3, 3\).*need one of \(4,\), \(4, 4\), \(2,\), \(2, 2\)"):
         tnsim.inner(a, b, tnsim.Gaussian(None, np.eye(3)))
     rng = np.random.default_rng(0)
     mixed = tnsim.Model([bilinear(rng, 2, 3, 3)], n_ctx=2)

@@ -13,7 +13,8 @@ from safetensors.numpy import save_file
 
 import tnsim
 from tnsim.checkpoints import read
-from tnsim.dialects import PRESETS, Rule
+from tnsim.dialects import Rule
+from tnsim.presets import PRESETS
 
 
 def classifier(rng, dtype=np.float32):
@@ -182,7 +183,7 @@ def test_damaged_architecture(rng, tmp_path):
     cases_ = {
         '{"format": 1, "layers": [{"kind": "ReLU"}]}': (
             tnsim.UnsupportedLayer,
-            "layer kind 'ReLU' is not one of Linear, Bilinear, Residual",
+            "layer kind 'ReLU' is not one of Linear, Bilinear, Attention, Residual",
         ),
         '{"format": 7, "layers": []}': (tnsim.CheckpointError, "written in tnsim format 7; this version reads 1"),
         "not json": (tnsim.CheckpointError, "its tnsim metadata is damaged"),

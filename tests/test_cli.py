@@ -12,7 +12,7 @@ import pytest
 from oracles import bilinear
 
 import tnsim
-from tnsim.dialects import PRESETS
+from tnsim.presets import PRESETS
 
 SHIPPED = Path(tnsim.__file__).parent / "data" / "modular-addition"
 

@@ -7,6 +7,7 @@ unpickled. Files are written to a temporary name and renamed, so none is ever ha
 
 from __future__ import annotations
 
+import dataclasses
 import glob
 import json
 import os
@@ -22,18 +23,18 @@ from typing import Any, NamedTuple
 import ml_dtypes  # noqa: F401  bfloat16 safetensors need the type registered with NumPy
 import numpy as np
 
-from tnsim.dialects import PRESETS, Dialect, detect, model_from_state, to_numpy
+from tnsim.dialects import Dialect
 from tnsim.errors import CheckpointError, MissingExtra, ModelError, TnsimError, UnsupportedLayer
-from tnsim.layers import Bilinear, Layer, Linear, Residual, rename_errors
+from tnsim.layers import Attention, Bilinear, Layer, Linear, Residual, rename_errors
 from tnsim.model import Model
+from tnsim.presets import PRESETS
+from tnsim.states import detect, model_from_state, to_numpy
 
 FORMAT = 1
 SUFFIXES = (".safetensors", ".npz", ".pt", ".pth")
 _TORCH = (2, 10)
-_FIELDS = {
-    "Linear": (Linear, ("weight", "bias")),
-    "Bilinear": (Bilinear, ("left", "right", "down", "left_bias", "right_bias", "down_bias")),
-}
+_KINDS = {cls.__name__: cls for cls in (Linear, Bilinear, Attention)}
+_CONFIGURATIONS = ("config.json", "config.yaml", "config.yml")
 
 
 class Checkpoint(NamedTuple):
@@ -44,18 +45,19 @@ class Checkpoint(NamedTuple):
     dtypes: tuple[str, ...]
 
 
-def load(path: Any, dialect: Dialect | str | os.PathLike | None = None) -> Model | Series:
+def load(path: Any, dialect: Dialect | str | os.PathLike | None = None, n_ctx: int | None = None) -> Model | Series:
     """Read one file into a `Model`; a list, a folder or a glob pattern into a lazy `Series`.
 
     dialect: a `Dialect`, the name of a preset, or the path of a JSON file; by default tnsim's own format, else
-    the one preset that accounts for every tensor. Raises `CheckpointError` naming file and tensor.
+    the one preset that accounts for every tensor. n_ctx: length of the sequences on which a model with attention is
+    compared; by default what the file says, which is nothing for foreign ones. Raises `CheckpointError` naming file and tensor.
     """
     if isinstance(path, (str, os.PathLike)) and not _many(path):
-        return read(path, dialect).model
-    return Series(path, dialect)
+        return read(path, dialect, n_ctx).model
+    return Series(path, dialect, n_ctx)
 
 
-def read(path: str | os.PathLike, dialect: Dialect | str | os.PathLike | None = None) -> Checkpoint:
+def read(path: str | os.PathLike, dialect: Dialect | str | os.PathLike | None = None, n_ctx: int | None = None) -> Checkpoint:
     """As `load` for one file, with the assumptions made and the stored dtypes."""
     path = Path(path)
     dialect = None if dialect is None else find_dialect(dialect)
@@ -63,9 +65,10 @@ def read(path: str | os.PathLike, dialect: Dialect | str | os.PathLike | None = 
         state, metadata = _read_state(path)
         dtypes = tuple(sorted({str(v.dtype).removeprefix("torch.") for v in state.values() if hasattr(v, "dtype")}))
         if dialect is None and "tnsim" in metadata:
-            return Checkpoint(_own_model(state, metadata["tnsim"]), ("tnsim's own format: nothing assumed",), dtypes)
-        dialect = dialect or detect(state)
-        return Checkpoint(model_from_state(state, dialect), tuple(dialect.assumptions()), dtypes)
+            return Checkpoint(_own_model(state, metadata["tnsim"], n_ctx), ("tnsim's own format: nothing assumed",), dtypes)
+        config = _configuration(path)
+        dialect = dialect or detect(state, config)
+        return Checkpoint(model_from_state(state, dialect, n_ctx, config), tuple(dialect.assumptions()), dtypes)
     except (CheckpointError, ModelError, UnsupportedLayer) as error:
         raise type(error)(f"{path}: {error}") from None
 
@@ -81,7 +84,7 @@ def save(model: Model, path: str | os.PathLike) -> None:
 
     tensors: dict[str, np.ndarray] = {}
     layers = [_describe(layer, f"layers.{n}", tensors) for n, layer in enumerate(model.layers)]
-    data = serialise(tensors, {"tnsim": json.dumps({"format": FORMAT, "layers": layers})})
+    data = serialise(tensors, {"tnsim": json.dumps({"format": FORMAT, "layers": layers, "n_ctx": model.n_ctx})})
     temporary = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -95,9 +98,39 @@ def save(model: Model, path: str | os.PathLike) -> None:
         raise CheckpointError(f"{path}: cannot be written: {error.strerror}") from None
 
 
-def from_state_dict(state: Mapping[str, Any], dialect: Dialect | str | os.PathLike | None = None) -> Model:
-    """A model from a torch state_dict or any mapping of names to arrays; `dialect` as in `load`."""
-    return model_from_state(state, find_dialect(dialect) if dialect is not None else detect(state))
+def from_state_dict(
+    state: Mapping[str, Any],
+    dialect: Dialect | str | os.PathLike | None = None,
+    n_ctx: int | None = None,
+    config: Mapping[str, Any] | None = None,
+) -> Model:
+    """A model from a torch state_dict or any mapping of names to arrays; `dialect` and `n_ctx` as in `load`.
+
+    config: what config.json would hold, for dialects that take numbers from it.
+    """
+    return model_from_state(state, find_dialect(dialect) if dialect is not None else detect(state, config), n_ctx, config)
+
+
+def _configuration(path: Path) -> Mapping[str, Any] | None:
+    """The configuration beside a checkpoint, None without one. Raises `MissingExtra` for YAML without PyYAML."""
+    for name in _CONFIGURATIONS:
+        file = path.parent / name
+        if not file.is_file():
+            continue
+        if file.suffix == ".json":
+            try:
+                return json.loads(file.read_text())
+            except ValueError as error:
+                raise CheckpointError(f"{name} beside it is not JSON: {error}") from None
+        try:
+            import yaml
+        except ImportError:
+            raise MissingExtra("pyyaml", "yaml", f"reading {file}") from None
+        try:
+            return yaml.safe_load(file.read_text())
+        except yaml.YAMLError as error:
+            raise CheckpointError(f"{name} beside it is not YAML: {' '.join(str(error).split())}") from None
+    return None
 
 
 def find_dialect(dialect: Dialect | str | os.PathLike) -> Dialect:
@@ -125,9 +158,11 @@ class ForwardError(NamedTuple):
 def compare_forward(model: Model, forward: Callable[[np.ndarray], Any], samples: int = 64, seed: int = 0) -> ForwardError:
     """Check a dialect: run `forward` (float32 inputs (samples, d_in) -> (samples, d_out)) beside the model.
 
-    Inputs are standard normal. A float32 forward of the same function differs by about 1e-6 relatively.
+    Inputs are standard normal, (samples, n_ctx, d_in) for a model of sequences. A float32 forward of the same function
+    differs by about 1e-6 relatively.
     """
-    x = np.random.default_rng(seed).normal(size=(samples, model.d_in)).astype(np.float32)
+    shape = (samples, model.d_in) if model.n_ctx is None else (samples, model.n_ctx, model.d_in)
+    x = np.random.default_rng(seed).normal(size=shape).astype(np.float32)
     theirs = to_numpy(forward(x), "the output of forward").astype(np.float64)
     ours = np.asarray(model(x.astype(np.float64)), np.float64)
     if theirs.shape != ours.shape:
@@ -143,7 +178,8 @@ class Series(Sequence[Model]):
     when nothing matches.
     """
 
-    def __init__(self, source: Any, dialect: Dialect | str | os.PathLike | None = None):
+    def __init__(self, source: Any, dialect: Dialect | str | os.PathLike | None = None, n_ctx: int | None = None):
+        self.n_ctx = n_ctx
         self.dialect = None if dialect is None else find_dialect(dialect)
         self.paths = tuple(_expand(source))
         self.labels = _labels(self.paths)
@@ -153,8 +189,8 @@ class Series(Sequence[Model]):
 
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
-            return Series(self.paths[index], self.dialect)
-        return read(self.paths[index], self.dialect).model
+            return Series(self.paths[index], self.dialect, self.n_ctx)
+        return read(self.paths[index], self.dialect, self.n_ctx).model
 
     def __iter__(self) -> Iterator[Model]:
         return (self[n] for n in range(len(self)))
@@ -257,14 +293,20 @@ def _describe(layer: Layer, prefix: str, tensors: dict[str, np.ndarray]) -> dict
     if isinstance(layer, Residual):
         inner = _describe(layer.layer, prefix, tensors)
         return {"kind": "Residual", "skip": float(layer.skip), "scale": float(layer.scale), "layer": inner}
-    name = type(layer).__name__
-    for field in _FIELDS[name][1]:
+    arrays, static = _fields(type(layer))
+    for field in arrays:
         if getattr(layer, field) is not None:
             tensors[f"{prefix}.{field}"] = np.ascontiguousarray(getattr(layer, field))
-    return {"kind": name}
+    return {"kind": type(layer).__name__, **{field: getattr(layer, field) for field in static}}
 
 
-def _own_model(state: Mapping[str, Any], text: str) -> Model:
+def _fields(cls: type) -> tuple[list[str], list[str]]:
+    """Names of a layer's arrays and of its other arguments."""
+    every = dataclasses.fields(cls)
+    return [f.name for f in every if not f.metadata.get("static")], [f.name for f in every if f.metadata.get("static")]
+
+
+def _own_model(state: Mapping[str, Any], text: str, n_ctx: int | None) -> Model:
     try:
         data = json.loads(text)
         if data["format"] != FORMAT:
@@ -277,18 +319,19 @@ def _own_model(state: Mapping[str, Any], text: str) -> Model:
         raise CheckpointError(f"its tnsim metadata is damaged: {error!r}") from None
     if surplus := set(state) - used:
         raise CheckpointError(f"holds tensors that its architecture does not mention: {', '.join(sorted(surplus))}")
-    return Model(layers)
+    return Model(layers, data.get("n_ctx") if n_ctx is None else n_ctx)
 
 
 def _build(spec: Mapping[str, Any], prefix: str, state: Mapping[str, Any], used: set[str]) -> Layer:
     if spec["kind"] == "Residual":
         return Residual(_build(spec["layer"], prefix, state, used), spec["skip"], spec["scale"])
-    if spec["kind"] not in _FIELDS:
-        raise UnsupportedLayer(f"layer kind {spec['kind']!r} is not one of {', '.join(_FIELDS)}, Residual")
-    cls, fields = _FIELDS[spec["kind"]]
+    if spec["kind"] not in _KINDS:
+        raise UnsupportedLayer(f"layer kind {spec['kind']!r} is not one of {', '.join(_KINDS)}, Residual")
+    cls = _KINDS[spec["kind"]]
+    fields, static = _fields(cls)
     names = {field: f"{prefix}.{field}" for field in fields}
     required = [n for f, n in names.items() if not f.endswith("bias")]
     if missing := [n for n in required if n not in state]:
         raise CheckpointError(f"tensor {missing[0]!r} is missing")
     used.update(n for n in names.values() if n in state)
-    return cls(*(state.get(n) for n in names.values()))
+    return cls(**{field: state.get(name) for field, name in names.items()}, **{field: spec[field] for field in static})

@@ -48,6 +48,7 @@ MetricOption = Annotated[
     ),
 ]
 DialectOption = Annotated[str | None, typer.Option("--dialect", help="Layout of foreign files: a preset or a JSON file. Default: detect.")]
+ContextOption = Annotated[int | None, typer.Option("--n-ctx", help="Length of the sequences on which models with attention are compared.")]
 DtypeOption = Annotated[DtypeName, typer.Option("--dtype", help="Precision of the computation.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 
@@ -62,13 +63,14 @@ def similarity(
     samples: Annotated[int, typer.Option(help="Samples of --check.")] = 65536,
     seed: Annotated[int, typer.Option(help="Seed of --check.")] = 0,
     dialect: DialectOption = None,
+    n_ctx: ContextOption = None,
     dtype: DtypeOption = DtypeName.float64,
     as_json: JsonOption = False,
 ) -> None:
     """Cosine of two models as functions."""
     import tnsim
 
-    one, two = tnsim.load(a, dialect), tnsim.load(b, dialect)
+    one, two = tnsim.load(a, dialect, n_ctx), tnsim.load(b, dialect, n_ctx)
     value = tnsim.similarity(one, two, _metric(metric), dtype=dtype.value)
     found: dict[str, Any] = {"similarity": float(value), "metric": value.metric, "exact": value.exact, "dtype": dtype.value}
     if slices:
@@ -99,6 +101,7 @@ def inspect(file: File, dialect: DialectOption = None, as_json: JsonOption = Fal
         "layers": [describe(layer) for layer in model.layers],
         "inputs": model.d_in,
         "outputs": model.d_out,
+        "n_ctx": model.n_ctx,
         "degree": model.degree,
         "legs": model.degree,
         "parameters": model.parameters,
@@ -122,6 +125,7 @@ def plan(
     b: File,
     metric: MetricOption = MetricName.gaussian,
     dialect: DialectOption = None,
+    n_ctx: ContextOption = None,
     dtype: DtypeOption = DtypeName.float64,
     norms: Annotated[bool, typer.Option("--norms", help="Include the two norms that a cosine needs.")] = False,
     as_json: JsonOption = False,
@@ -129,7 +133,7 @@ def plan(
     """What one inner product would cost, without computing it."""
     import tnsim
 
-    found = tnsim.plan(tnsim.load(a, dialect), tnsim.load(b, dialect), _metric(metric), norms=norms, dtype=dtype.value)
+    found = tnsim.plan(tnsim.load(a, dialect, n_ctx), tnsim.load(b, dialect, n_ctx), _metric(metric), norms=norms, dtype=dtype.value)
     if as_json:
         typer.echo(found.to_json())
         return
