@@ -26,6 +26,8 @@ _HOME = {
     "plan": "verbs",
     "Budget": "verbs",
     "check": "checking",
+    "attribution": "attributing",
+    "Attribution": "attributing",
     "Plan": "plans",
     "network": "unrolled",
     "networks": "closing",

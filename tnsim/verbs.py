@@ -273,9 +273,16 @@ def _plan(
     return plan_problem(problem, metric.name, exact, dtype, large)
 
 
-def _leaves(found: Plan, models: Mapping[str, Model], metric: Metric, key: _Key, t: float | None = None) -> dict[str, Any]:
-    """Every array the plan reads, by name."""
-    leaves: dict[str, Any] = {}
+def _value(found: Plan, leaves: Mapping[str, Any], dtype: str) -> Any:
+    """The cross term of a plan as NumPy float64."""
+    with execution.precision():
+        result = jax.device_get(execution.run(found, {k: _cast(x, dtype) for k, x in leaves.items()}))
+    return np.asarray(result.values["AB"], np.float64) * np.exp(execution.log_of(result, dict(found.scales["AB"])))
+
+
+def _leaves(found: Plan, models: Mapping[str, Model], metric: Metric, key: _Key, t: float | None = None, given: Any = ()) -> dict[str, Any]:
+    """Every array the plan reads, by name; `given` ones as they are."""
+    leaves: dict[str, Any] = dict(given)
     for side, model in models.items():
         for n, layer in enumerate(model.layers):
             if key.n_ctx is not None:
