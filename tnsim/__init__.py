@@ -19,6 +19,7 @@ _HOME = {
     "Symmetric": "metrics",
     "Gaussian": "metrics",
     "GaussianClosure": "metrics",
+    "Categorical": "metrics",
     "similarity": "verbs",
     "slices": "verbs",
     "inner": "verbs",

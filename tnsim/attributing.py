@@ -21,9 +21,9 @@ from tnsim.metrics import GaussianClosure, Metric
 from tnsim.model import Model
 from tnsim.names import SIDES, WEIGHT, Side, bias_of
 from tnsim.planning import LARGE, plan_problem
-from tnsim.positional import sequence_arrays
 from tnsim.sequences import fold_attribution
 from tnsim.steps import CONSTANT, CORE, selector
+from tnsim.tokens import merged_tail
 
 WAYS = ("layer", "head")
 
@@ -81,11 +81,8 @@ def _prepared(model: Model) -> Model:
         raise ModelError("attribution is by the parts of the last nonlinear layer, but a model is linear")
     head, tail = layers[: nonlinear[-1] + 1], layers[nonlinear[-1] + 1 :]
     if tail:
-        weight, bias = np.eye(tail[0].d_in), np.zeros(tail[0].d_in)
-        for layer in tail:
-            here = sequence_arrays(layer, 1)
-            weight, bias = here[WEIGHT] @ weight, here[WEIGHT] @ bias + here.get(bias_of(WEIGHT), 0.0)
-        head.append(Linear(weight, bias if np.any(bias) else None))
+        merged = merged_tail(tail)
+        head.append(Linear(merged[WEIGHT], merged.get(bias_of(WEIGHT))))
     return Model(head, model.n_ctx or 1)
 
 
