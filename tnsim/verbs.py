@@ -95,7 +95,7 @@ def plan(a: Model, b: Model, metric: Metric = Gaussian(), *, norms: bool = False
         if not isinstance(model, Model):
             raise ModelError("a plan is for two models; plan the models of a combination pair by pair")
     a, b = deep.of_even_degree(a, b, metric)
-    return _plan(*_problem_key(a, b, metric), _ALL if norms else _CROSS, per_output, dtype, LARGE)
+    return _plan(*problem_key(a, b, metric), _ALL if norms else _CROSS, per_output, dtype, LARGE)
 
 
 class _Product(NamedTuple):
@@ -157,10 +157,10 @@ def _run(a: Model, b: Model, metric, norms: bool, per_output: bool, dtype: str, 
     a, b = deep.of_even_degree(a, b, metric)
     alone = a is b or (not traced and _same_weights(a, b))
     wanted = _SELF if alone else _ALL if norms else _CROSS
-    key = _problem_key(a, a if alone else b, metric)
+    key = problem_key(a, a if alone else b, metric)
     if alone:
         key = key._replace(ket=None)
-    found = _affordable(key, wanted, per_output, dtype, budget)
+    found = affordable(key, wanted, per_output, dtype, budget)
     nodes = key.nodes
     runs = [_execute(found, {"A": a, "B": b}, metric, key, t, dtype, traced) for t in (nodes.points if nodes else (None,))]
     if nodes is None:
@@ -172,7 +172,7 @@ def _run(a: Model, b: Model, metric, norms: bool, per_output: bool, dtype: str, 
     }
 
 
-def _execute(found: Plan, models, metric, key: _Key, t: float | None, dtype: str, traced: bool) -> execution.Result:
+def _execute(found: Plan, models, metric, key: Key, t: float | None, dtype: str, traced: bool) -> execution.Result:
     """One run of a plan, with the second moment at t where the plan wants one."""
     leaves = _leaves(found, models, metric, key, t)
     if traced:
@@ -199,7 +199,7 @@ def _relative(found: Plan, result: execution.Result, alone: bool, norms: bool, d
     return {name: _Product(values[name], execution.log_of(result, {name: scales[name].get(name, 0)})) for name in scales}
 
 
-class _Key(NamedTuple):
+class Key(NamedTuple):
     """All that a plan depends on besides the products asked for."""
 
     bra: tuple[Kind, ...]
@@ -225,12 +225,12 @@ def _same_weights(a: Model, b: Model) -> bool:
     return all(np.array_equal(x, y) for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True))
 
 
-def _problem_key(a: Model, b: Model, metric: Metric) -> _Key:
+def problem_key(a: Model, b: Model, metric: Metric) -> Key:
     bra, ket = tuple(map(kind, a.layers)), tuple(map(kind, b.layers))
     lifted = any(k.constant for k in bra + ket)
     whole = metrics.joins_whole_trees(type(metric), _nonlinear(bra, ket))
     inputs = metrics.whole_tree_kind(metric, lifted) if whole else metrics.input_kind(metric, lifted)
-    return _Key(bra, ket, type(metric), inputs, lifted, whole)
+    return Key(bra, ket, type(metric), inputs, lifted, whole)
 
 
 def _nonlinear(*models: tuple[Kind, ...]) -> int:
@@ -249,23 +249,34 @@ def _plan(bra, ket, metric: type, inputs: InputKind, lifted: bool, whole: bool, 
     return plan_problem(problem, metric.name, exact, dtype, large)
 
 
-def _leaves(found: Plan, models: Mapping[str, Model], metric: Metric, key: _Key, t: float | None = None) -> dict[str, Any]:
+def _leaves(found: Plan, models: Mapping[str, Model], metric: Metric, key: Key, t: float | None = None) -> dict[str, Any]:
     """Every array the plan reads, by name."""
-    leaves: dict[str, Any] = {}
+    leaves = input_leaves(found, metric, models["A"].d_in, key, t)
     for side, model in models.items():
-        for n, layer in enumerate(model.layers):
-            known = symmetric_arrays(layer, key.lifted) if key.deep else arrays(layer, key.lifted)
-            for role, array in known.items():
-                leaves[str(Leaf(side, n, role))] = array
-    moments = metrics.input_moments(metric, models["A"].d_in, key.lifted)
-    leaves |= {name: moments[kind] for name, kind in ((MEAN, "mean"), (COVARIANCE, "moment")) if kind in moments}
+        leaves |= weight_leaves(side, model, key)
+    return {name: leaves[name] for name in found.shapes}
+
+
+def weight_leaves(side: str, model: Model, key: Key) -> dict[str, Any]:
+    """The arrays of one model, by name, as the plans of `key` read them."""
+    leaves: dict[str, Any] = {}
+    for n, layer in enumerate(model.layers):
+        known = symmetric_arrays(layer, key.lifted) if key.deep else arrays(layer, key.lifted)
+        leaves |= {str(Leaf(side, n, role)): array for role, array in known.items()}
+    return leaves
+
+
+def input_leaves(found: Plan, metric: Metric, d_in: int, key: Key, t: float | None = None) -> dict[str, Any]:
+    """The arrays that are not a model's, by name: moments of the input, with the second moment at t, and constants of the plan."""
+    moments = metrics.input_moments(metric, d_in, key.lifted)
+    leaves = {name: moments[kind] for name, kind in ((MEAN, "mean"), (COVARIANCE, "moment")) if kind in moments}
     if t is not None:
-        leaves[COVARIANCE] = metrics.second_moment_at(metric, models["A"].d_in, key.lifted, t)
+        leaves[COVARIANCE] = metrics.second_moment_at(metric, d_in, key.lifted, t)
     if TRACE in found.shapes:
         leaves[TRACE] = np.concatenate([np.zeros(1), np.ones(found.shapes[TRACE][0] - 1)])
     if IDENTITY in found.shapes:
         leaves[IDENTITY] = np.eye(found.shapes[IDENTITY][0])
-    return {name: leaves[name] for name in found.shapes}
+    return {name: array for name, array in leaves.items() if name in found.shapes}
 
 
 def _cast(array: Any, dtype: str) -> Any:
@@ -287,7 +298,7 @@ def _cosine(products: dict[str, _Product], traced: bool) -> Any:
     value = products["AB"].mantissa / xp.sqrt(products["AA"].mantissa) / xp.sqrt(products["BB"].mantissa) * xp.exp(log)
     if traced:
         return value
-    return np.clip(value, -1.0, 1.0)  # Cauchy-Schwarz; what rounding does is reported by _warn_of_rounding
+    return np.clip(value, -1.0, 1.0)  # Cauchy-Schwarz; what rounding does is reported by warn_of_rounding
 
 
 def _finish(value: Any, metric: Metric, models: tuple, traced: bool, dtype: str) -> Any:
@@ -296,13 +307,13 @@ def _finish(value: Any, metric: Metric, models: tuple, traced: bool, dtype: str)
         return value
     if np.isnan(value).any():
         raise TnsimError(f"the {metric.name} computation gave NaN for finite weights: a float range was exceeded within a layer")
-    _warn_of_rounding(max(m.degree for model in models for _, m in terms(model)), dtype)
+    warn_of_rounding(max(m.degree for model in models for _, m in terms(model)), dtype)
     nonlinear = max(sum(order > 1 for order in m.orders) for model in models for _, m in terms(model))
     exact = metrics.is_exact(metric, nonlinear)
     return Number(value, metric.name, exact) if np.ndim(value) == 0 else Numbers(value, metric.name, exact)
 
 
-def _warn_of_rounding(degree: int, dtype: str) -> None:
+def warn_of_rounding(degree: int, dtype: str) -> None:
     """Each layer squares what it is given, so a relative error doubles: about degree * eps in the end."""
     error = degree * float(np.finfo(dtype).eps)
     if error > _ROUNDING_SHOWN:
@@ -321,7 +332,7 @@ def _check(a: Any, b: Any, metric: Any, dtype: str) -> None:
     check_comparable(terms(a)[0][1], terms(b)[0][1])
 
 
-def _affordable(key: _Key, wanted: tuple[Pair, ...], per_output: bool, dtype: str, budget: Budget) -> Plan:
+def affordable(key: Key, wanted: tuple[Pair, ...], per_output: bool, dtype: str, budget: Budget) -> Plan:
     """A plan within the budget, its largest contractions in smaller chunks if need be. Raises `TooLarge`."""
     found = _plan(*key, wanted, per_output, dtype, LARGE)
     advice = "use GaussianClosure() (an approximation beyond one nonlinear layer), smaller widths or a larger tnsim.Budget"
