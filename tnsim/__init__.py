@@ -24,6 +24,10 @@ _HOME = {
     "log_inner": "verbs",
     "plan": "verbs",
     "Budget": "verbs",
+    "pairwise": "runs",
+    "plan_pairwise": "runs",
+    "open_pairwise": "runs",
+    "Pairwise": "pairs",
     "check": "checking",
     "Plan": "plans",
     "network": "unrolled",
@@ -40,7 +44,9 @@ _HOME = {
     "UnsupportedLayer": "errors",
     "TooLarge": "errors",
     "MissingExtra": "errors",
+    "StoreMismatch": "errors",
     "PrecisionWarning": "errors",
+    "DuplicateWarning": "errors",
 }
 
 __all__ = sorted(_HOME)

@@ -146,7 +146,7 @@ class Series(Sequence[Model]):
     def __init__(self, source: Any, dialect: Dialect | str | os.PathLike | None = None):
         self.dialect = None if dialect is None else find_dialect(dialect)
         self.paths = tuple(_expand(source))
-        self.labels = _labels(self.paths)
+        self.labels = labels_of(self.paths)
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -188,7 +188,7 @@ def _natural(path: Path) -> list:
     return [(1, int(part), "") if part.isdigit() else (0, 0, part) for part in re.split(r"(\d+)", path.name)]
 
 
-def _labels(paths: Sequence[Path]) -> tuple[str, ...]:
+def labels_of(paths: Sequence[Path]) -> tuple[str, ...]:
     """The one number that tells the names apart, or the names."""
     stems = [p.stem for p in paths]
     parts = [re.split(r"(\d+)", stem) for stem in stems]
