@@ -23,7 +23,7 @@ from tnsim.recursion import Setting
 from tnsim.sources import Entry
 from tnsim.verbs import FREE_SHARE
 
-FEATURES, RECURSION = "features", "recursion"
+FEATURES, RECURSION = ROUTES = "features", "recursion"
 _TILE_WORK = 2**34  # multiplications of a tile: about a second, so that little is lost with it and little spent on it
 _LARGEST = 128  # models a side of a tile
 _MATMUL = 1024

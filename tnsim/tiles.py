@@ -97,7 +97,5 @@ def _checked(products: Products, job: Job) -> Products:
     if not (np.isfinite(products.mantissa).all() and np.isfinite(products.log).all()):
         name, dtype = job.setting.metric.name, job.setting.dtype
         advice = "; use dtype='float64'" if dtype == "float32" else ""
-        raise TnsimError(
-            f"the {name} computation in {dtype} gave NaN for finite weights: a float range was exceeded within a layer{advice}"
-        )
+        raise TnsimError(f"the {name} computation in {dtype} gave NaN: a float range was exceeded within a layer{advice}")
     return products

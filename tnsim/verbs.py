@@ -227,7 +227,8 @@ def _same_weights(a: Model, b: Model) -> bool:
 
 def problem_key(a: Model, b: Model, metric: Metric) -> Key:
     bra, ket = tuple(map(kind, a.layers)), tuple(map(kind, b.layers))
-    lifted = any(k.constant for k in bra + ket)
+    odd_and_even = len({math.prod(local(k).order for k in kinds) % 2 for kinds in (bra, ket)}) > 1
+    lifted = any(k.constant for k in bra + ket) or odd_and_even  # unlifted, an odd and an even model have no legs to join
     whole = metrics.joins_whole_trees(type(metric), _nonlinear(bra, ket))
     inputs = metrics.whole_tree_kind(metric, lifted) if whole else metrics.input_kind(metric, lifted)
     return Key(bra, ket, type(metric), inputs, lifted, whole)
