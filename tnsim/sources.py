@@ -60,7 +60,8 @@ def sources(models: Any, names: Sequence[Any] | None = None) -> tuple[Source, ..
     if isinstance(models, (Model, Combination)):
         raise ModelError("pairwise compares many models; give a sequence, a mapping or a tnsim.load of several files, found one model")
     if isinstance(models, Series):
-        found = [(label, str(path), path.resolve(), models.dialect) for label, path in zip(models.labels, models.paths, strict=True)]
+        known = zip(models.labels, models.names, models.paths, strict=True)
+        found = [(label, name, path.resolve(), models.dialect) for label, name, path in known]
     elif isinstance(models, Mapping):
         found = [(label, str(label), model, None) for label, model in models.items()]
     elif isinstance(models, Iterable) and not isinstance(models, str):
