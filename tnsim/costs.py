@@ -142,7 +142,7 @@ def _recursion(several: list[Counter], examples: Mapping, setting: Setting) -> t
         found = recursion.pair_plan(a, b, setting)
         work += times * found.multiplications
         pieces.update(found.pieces)
-        largest = max(largest, found.peak_bytes * recursion.side(found, _LARGEST) ** 2)
+        largest = max(largest, recursion.intermediate_bytes(found) * recursion.side(found, _LARGEST) ** 2)
 
     for bases in several:
         for kinds, times in bases.items():

@@ -18,8 +18,9 @@ def is_cache(folder: Path) -> bool:
 
 
 def revisions(folder: Path) -> dict[str, Path]:
-    """Name of each revision, in the order of the numbers in the names (a ref other than `main` where there is one, else the commit's first digits) -> its checkpoint file.
+    """Checkpoint file of each revision by name, in the order of the numbers in the names.
 
+    The name is a ref other than `main` where there is one, else the commit's first digits.
     Raises `CheckpointError` when there is no revision, or a revision has not exactly one checkpoint file.
     """
     refs = folder / "refs"

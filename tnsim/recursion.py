@@ -63,16 +63,20 @@ def pair_plan(a: Model, b: Model | None, setting: Setting) -> Plan:
     return _planned(a, b, setting)[1]
 
 
+def intermediate_bytes(plan: Plan) -> int:
+    """Bytes that one pair needs besides the weights."""
+    weights = sum(math.prod(shape) for shape in plan.shapes.values())
+    return max(1, plan.peak_bytes - weights * (8 if plan.dtype == "float64" else 4))
+
+
 def side(plan: Plan, models: int) -> int:
     """How many models a side run together, dividing `models` evenly.
 
     As many as keep a device busy: on a CPU their intermediates should stay in its caches (measured: 4 x 4 pairs of
     1 MiB each take a fifth of the time of single ones, and 16 x 16 twice as long as these), on others they may be large.
     """
-    weights = sum(math.prod(shape) for shape in plan.shapes.values())
-    pair = max(1, plan.peak_bytes - weights * (8 if plan.dtype == "float64" else 4))
     in_flight = 2**25 if jax.default_backend() == "cpu" else 2**30
-    most = max(1, min(_SIDE, math.isqrt(in_flight // pair)))
+    most = max(1, min(_SIDE, math.isqrt(in_flight // intermediate_bytes(plan))))
     even = math.ceil(models / math.ceil(models / most))
     return mesh().size * math.ceil(even / mesh().size)
 

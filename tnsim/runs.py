@@ -147,7 +147,7 @@ def _target(run: _Run, path: str | os.PathLike | None) -> Store:
     outputs = run.rows.all[0].d_out if run.job.setting.per_output else None
     layout = stores.shapes(len(run.rows.entries), None if run.symmetric else len(run.columns.entries), outputs, run.plan.tile)
     setting = run.job.setting
-    nonlinear = max(sum(order > 1 for order in one.orders) for one in (*run.rows.all, *run.columns.all))
+    nonlinear = max(one.nonlinear for one in (*run.rows.all, *run.columns.all))
     attrs: dict[str, Any] = {
         "format": stores.FORMAT,
         "metric": setting.metric.name,

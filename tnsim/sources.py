@@ -7,7 +7,7 @@ needs them. It pickles, so that a task for another process can carry it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,7 @@ class Source:
 
 @dataclass(frozen=True)
 class Entry:
-    """A source that has been read once: the digest of its content, and of each term its digest and layer kinds."""
+    """A source that has been read once: the digest of its content, each term's digest and layer kinds, and its shape."""
 
     source: Source
     digest: str
@@ -42,7 +42,7 @@ class Entry:
     d_in: int
     d_out: int
     degree: int
-    orders: tuple[int, ...] = field(default=())
+    nonlinear: int
 
     def read(self) -> Model | Combination:
         """The model. Raises `CheckpointError` when the file has changed since the run began."""
@@ -89,7 +89,7 @@ def entry(source: Source, model: Model | Combination) -> Entry:
         parts[0].d_in,
         parts[0].d_out,
         max(part.degree for part in parts),
-        max((part.orders for part in parts), key=lambda orders: sum(order > 1 for order in orders)),
+        max(sum(order > 1 for order in part.orders) for part in parts),
     )
 
 

@@ -7,6 +7,7 @@ the tasks that follow, up to the job's `keep_bytes`.
 
 from __future__ import annotations
 
+import threading
 from collections import OrderedDict
 from typing import NamedTuple
 
@@ -34,6 +35,7 @@ class Job(NamedTuple):
 
 
 _kept: OrderedDict[tuple[str, ...], Block] = OrderedDict()
+_lock = threading.Lock()
 
 
 def norms(job: Job, entries: tuple[Entry, ...]) -> Norms:
@@ -58,9 +60,10 @@ def tile(job: Job, rows: tuple[Entry, ...], columns: tuple[Entry, ...]) -> Produ
 def _block(job: Job, entries: tuple[Entry, ...]) -> Block:
     """What the tasks need of some models, from the ones kept or made anew."""
     key = (job.key, *(entry.digest for entry in entries))
-    if key in _kept:
-        _kept.move_to_end(key)
-        return _kept[key]
+    with _lock:
+        if key in _kept:
+            _kept.move_to_end(key)
+            return _kept[key]
     models, found = _terms(entries)
     if job.space is None:
         block: Block = recursion.Block(models, found)
@@ -68,9 +71,10 @@ def _block(job: Job, entries: tuple[Entry, ...]) -> Block:
         plain = found.index.shape[1] == 1 and len(models) == len(entries) and (found.coefficients == 1).all()
         weights = None if plain else _dense(found, len(models))
         block = features.block(models, weights, job.space, job.setting.metric, job.setting.dtype)
-    _kept[key] = block
-    while len(_kept) > 2 and sum(kept.nbytes for kept in _kept.values()) > job.keep_bytes:
-        _kept.popitem(last=False)
+    with _lock:
+        _kept[key] = block
+        while len(_kept) > 2 and sum(kept.nbytes for kept in _kept.values()) > job.keep_bytes:
+            _kept.popitem(last=False)
     return block
 
 
