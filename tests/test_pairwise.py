@@ -104,6 +104,15 @@ def test_recursion(case, metric, slices, rng, route):
         np.testing.assert_allclose(found.slices[1, 0], tnsim.slices(b, a, metric), atol=1e-12)
 
 
+def test_the_same_models_in_another_space(rng, route):
+    """Unbiased models alone, then beside biased ones: features of the first run do not serve the second."""
+    route(costs.FEATURES)
+    plain, biased = models(rng, 2, biases=False), models(rng, 2)
+    tnsim.pairwise(plain)
+    agrees(tnsim.pairwise(plain, other=biased), plain, biased)
+    assert not tiles._kept
+
+
 def test_linear_models_beside_quadratic_ones(rng, route):
     route(costs.FEATURES)
     mixed = [tnsim.Model([linear(rng, 3, 2)]), tnsim.Model([bilinear(rng, 3, 4, 2)]), tnsim.Model([linear(rng, 3, 2)])]
@@ -116,7 +125,7 @@ def test_linear_models_beside_quadratic_ones(rng, route):
 def test_combinations_and_others(name, rng, route):
     route(name)
     *some, c = models(rng, 4)
-    rows, columns = [m - c for m in some], [2.0 * c, some[0] - 0.5 * some[1]]
+    rows, columns = [m - c for m in some[:2]] + some[2:], [2.0 * c, some[0] - 0.5 * some[1]]
     found = tnsim.pairwise(rows, other=columns, slices=True)
     assert found.similarity.shape == (3, 2) and found.attrs["symmetric"] == 0
     agrees(found, rows, columns)
@@ -259,3 +268,19 @@ def test_programs_are_compiled_once_per_shape(rng, monkeypatch):
     monkeypatch.setattr(execution, "_run_piece", lambda *a, run=execution._run_piece: traced.append(1) or run(*a))
     tnsim.pairwise(make(8))
     assert not traced
+
+
+@pytest.mark.parametrize(
+    "package, code, extra",
+    [
+        ("xarray", "tnsim.pairwise", "pairwise"),
+        ("zarr", "tnsim.open_pairwise('x')", "pairwise"),
+        ("pyarrow", "exports.write_parquet(None, None)", "parquet"),
+    ],
+)
+def test_a_missing_extra_is_named(package, code, extra):
+    attempt = f"try:\n    from tnsim import exports; {code}\nexcept tnsim.MissingExtra as e:\n    print(e)"
+    program = f"import sys; sys.modules[{package!r}] = None; import tnsim\n{attempt}"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment)
+    assert f"needs {package}, which is not installed: run  pip install 'tnsim[{extra}]'" in done.stdout, done.stderr

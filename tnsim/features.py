@@ -31,7 +31,7 @@ from tnsim.names import DOWN, LEFT, RIGHT, SKIP, WEIGHT
 from tnsim.placement import BY_MODEL, mesh, replicated, spread
 from tnsim.products import Norms, Products
 
-_AT_ONCE = 8  # models whose quadratic forms are in flight at the same time
+_AT_ONCE = 4  # models whose quadratic forms are in flight at the same time
 
 
 class Space(NamedTuple):

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 
 from tnsim.metrics import Metric
-from tnsim.model import Combination
 
 STANDARD = "standard"
 
@@ -39,7 +38,7 @@ def _feed(digest: Any, value: Any) -> None:
         digest.update(f"({len(value)}".encode())
         for item in value:
             _feed(digest, item)
-    elif hasattr(value, "__dict__") and (isinstance(value, Combination) or type(value).__module__.startswith("tnsim")):
+    elif type(value).__module__.startswith("tnsim."):  # models, layers, metrics: all that they hold
         digest.update(f"<{type(value).__name__}".encode())
         for name in sorted(vars(value)):
             digest.update(f".{name}=".encode())

@@ -171,7 +171,7 @@ def _paired(pairs: Sequence[tuple[Model, Model | None]], setting: Setting) -> li
     for members in groups.values():
         a, b = pairs[members[0]]
         key, plan = _planned(a, b, setting)
-        together = side(plan, len(members)) if b is None else _SIDE * mesh().size
+        together = side(plan, len(members))
         for at in (members[i : i + together] for i in range(0, len(members), together)):
             sides = [_aligned([pairs[n][0] for n in at], b or a, setting.metric)]
             sides += [] if b is None else [_aligned([pairs[n][1] for n in at], a, setting.metric)]

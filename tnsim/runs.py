@@ -59,9 +59,9 @@ def pairwise(
     """
     run = _prepared(models, metric, other, slices, dtype, budget, names)
     target = _target(run, store)
-    run = _as_stored(run, target)
+    run = _as_stored(run, target, executor is None)
     verbs.warn_of_rounding(max(e.degree for e in (*run.rows.entries, *run.columns.entries)), dtype)
-    with _bar(run, progress) as bar:
+    with _bar(run, progress) as bar, tiles.forgetting():
         for side in (run.rows,) if run.symmetric else (run.rows, run.columns):
             for block, found in executors.completed(_norm_tasks(run, target, side), executor):
                 _write_norms(run, target, side, block, found)
@@ -122,7 +122,7 @@ def _prepared(models, metric, other, slices: bool, dtype: str, budget: Budget, n
     setting = Setting(metric, slices, dtype, budget)
     plan, space = costs.plan(rows.entries, None if other is None else columns.entries, examples, setting)
     key = f"{metric.name} {metric_parameters(metric)} {dtype} {slices}"
-    return _Run(rows, columns, other is None, Job(setting, None, plan.tile, costs.memory(setting) / 2, key), plan, space)
+    return _Run(rows, columns, other is None, Job(setting, None, plan.tile, 0, key), plan, space)
 
 
 def _side(name: str, models: Any, names: Any, examples: dict[tuple[Kind, ...], Model]) -> _Side:
@@ -177,11 +177,15 @@ def _target(run: _Run, path: str | os.PathLike | None) -> Store:
     return found
 
 
-def _as_stored(run: _Run, target: Store) -> _Run:
-    """The run along the route and with the tiles that its store was begun with."""
+def _as_stored(run: _Run, target: Store, alone: bool) -> _Run:
+    """The run along the route and with the tiles that its store was begun with.
+
+    What is prepared is kept for later tiles only where this process computes alone: workers may share a machine.
+    """
     route, tile = target.attrs["route"], target.attrs["tile"]
     space = run.space if route == costs.FEATURES else None
-    return run._replace(job=run.job._replace(size=tile, space=space, key=f"{run.job.key} {route} {tile}"))
+    keep = costs.memory(run.job.setting) / 2 if alone else 0
+    return run._replace(job=run.job._replace(size=tile, space=space, keep_bytes=keep, key=f"{run.job.key} {space} {tile}"))
 
 
 def _block(run: _Run, side: _Side, n: int) -> tuple[Entry, ...]:

@@ -59,23 +59,26 @@ def sources(models: Any, names: Sequence[Any] | None = None) -> tuple[Source, ..
     """
     if isinstance(models, (Model, Combination)):
         raise ModelError("pairwise compares many models; give a sequence, a mapping or a tnsim.load of several files, found one model")
+    files: tuple[str, ...] | None = None
+    dialect = None
     if isinstance(models, Series):
-        known = zip(models.labels, models.names, models.paths, strict=True)
-        found = [(label, name, path.resolve(), models.dialect) for label, name, path in known]
+        files, dialect = models.names, models.dialect
+        found = [(label, path.resolve()) for label, path in zip(models.labels, models.paths, strict=True)]
     elif isinstance(models, Mapping):
-        found = [(label, str(label), model, None) for label, model in models.items()]
+        found = list(models.items())
     elif isinstance(models, Iterable) and not isinstance(models, str):
-        found = [(n, str(n), model, None) for n, model in enumerate(models)]
+        found = list(enumerate(models))
     else:
         raise ModelError(f"expected models, a mapping or a tnsim.load of several files, found {type(models).__name__}")
     if not found:
         raise ModelError("pairwise needs at least one model, found none")
     if names is not None and len(names) != len(found):
         raise ModelError(f"{len(names)} names for {len(found)} models")
-    labels = _numbered([one[0] for one in found] if names is None else list(names))
+    labels = _numbered([label for label, _ in found] if names is None else list(names))
     if repeated := sorted({str(label) for label in labels if labels.count(label) > 1}):
         raise ModelError(f"labels must differ, found {', '.join(repeated[:5])} more than once; give names=")
-    return tuple(Source(label, *rest) for label, (_, *rest) in zip(labels, found, strict=True))
+    called = files or tuple(map(str, labels))
+    return tuple(Source(label, name, weights, dialect) for label, name, (_, weights) in zip(labels, called, found, strict=True))
 
 
 def entry(source: Source, model: Model | Combination) -> Entry:

@@ -2,13 +2,15 @@
 
 A task is a pure function of its arguments, so it runs in this process, in another one or on another
 machine alike. What it prepares from weights (features, or the models read from disk) is kept for
-the tasks that follow, up to the job's `keep_bytes`.
+the tasks that follow, see `Job`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections import OrderedDict
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -25,7 +27,10 @@ Block = features.Block | recursion.Block
 
 
 class Job(NamedTuple):
-    """What all tasks of a run share. `space` is that of the features, None for the recursion; `key` names it all."""
+    """What all tasks of a run share. `space` is that of the features, None for the recursion; `key` names it all.
+
+    Of what is prepared, the last two blocks and up to `keep_bytes` are kept.
+    """
 
     setting: Setting
     space: Space | None
@@ -36,6 +41,16 @@ class Job(NamedTuple):
 
 _kept: OrderedDict[tuple[str, ...], Block] = OrderedDict()
 _lock = threading.Lock()
+
+
+@contextlib.contextmanager
+def forgetting() -> Iterator[None]:
+    """Let go of what was kept, at the end of a run."""
+    try:
+        yield
+    finally:
+        with _lock:
+            _kept.clear()
 
 
 def norms(job: Job, entries: tuple[Entry, ...]) -> Norms:
@@ -86,7 +101,8 @@ def _terms(entries: tuple[Entry, ...]) -> tuple[tuple[Model, ...], Terms]:
     for i, entry in enumerate(entries):
         for t, ((digest, _), (coefficient, model)) in enumerate(zip(entry.parts, terms(entry.read()), strict=True)):
             models.setdefault(digest, model)
-            index[i, t], coefficients[i, t] = list(models).index(digest), coefficient
+            index[i, t:] = list(models).index(digest)  # and what this entry lacks in terms, with coefficient 0
+            coefficients[i, t] = coefficient
     return tuple(models.values()), Terms(index, coefficients)
 
 
