@@ -21,7 +21,7 @@ def stack(depth, dtype="float64", seed=0, size=1.0):
 def test_numpy_runs_the_same_plan(name, metric, rng):
     a, b = cases.pair((cases.SHALLOW | cases.DEEP)[name], rng)
     planned = tnsim.plan(a, b, metric, per_output=True)
-    leaves = verbs._leaves(planned, {"A": a, "B": b}, metric, verbs._problem_key(a, b, metric))
+    leaves = verbs._leaves(planned, {"A": a, "B": b}, metric, verbs.problem_key(a, b, metric))
     reference = execution.run(planned, leaves, backend="numpy")
     assert all(type(v) is np.ndarray for v in reference.values.values())
     with execution.precision():
@@ -96,7 +96,7 @@ def test_budget_is_kept_or_refused_before_anything_runs(monkeypatch, rng):
     half = tnsim.Budget(memory_bytes=0.5 * peak)
     monkeypatch.setattr(verbs, "LARGE", 2**14)
     assert abs(tnsim.inner(a, b, budget=half) / expected - 1) < 1e-12
-    chunked = verbs._affordable(verbs._problem_key(a, b, tnsim.Gaussian()), verbs._CROSS, False, "float64", half)
+    chunked = verbs.affordable(verbs.problem_key(a, b, tnsim.Gaussian()), verbs._CROSS, False, "float64", half)
     assert chunked.peak_bytes <= 0.5 * peak and any(op.kind == "loop" for p in chunked.pieces for op in p.operations)
     assert tnsim.Plan.from_json(chunked.to_json()) == chunked
     monkeypatch.setattr(execution, "run", lambda *_: pytest.fail("started"))
@@ -117,10 +117,10 @@ def test_accelerator_agrees_with_numpy(rng):
     a, b = tnsim.Model([bilinear(rng, 64, 128, 10)]), tnsim.Model([bilinear(rng, 64, 96, 10)])
     planned = tnsim.plan(a, b)
     reference = execution.run(
-        planned, verbs._leaves(planned, {"A": a, "B": b}, tnsim.Gaussian(), verbs._problem_key(a, b, tnsim.Gaussian())), backend="numpy"
+        planned, verbs._leaves(planned, {"A": a, "B": b}, tnsim.Gaussian(), verbs.problem_key(a, b, tnsim.Gaussian())), backend="numpy"
     )
     with execution.precision():
         found = execution.run(
-            planned, verbs._leaves(planned, {"A": a, "B": b}, tnsim.Gaussian(), verbs._problem_key(a, b, tnsim.Gaussian()))
+            planned, verbs._leaves(planned, {"A": a, "B": b}, tnsim.Gaussian(), verbs.problem_key(a, b, tnsim.Gaussian()))
         )
     np.testing.assert_allclose(np.asarray(found.values["AB"]), reference.values["AB"], rtol=1e-12)
