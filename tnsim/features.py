@@ -24,12 +24,13 @@ import numpy as np
 from jaxtyping import Float
 
 from tnsim import execution, metrics
-from tnsim.local import Kind, arrays, kind
+from tnsim.local import Kind, arrays
 from tnsim.metrics import Frobenius, Metric
 from tnsim.model import Model
 from tnsim.names import DOWN, LEFT, RIGHT, SKIP, WEIGHT
 from tnsim.placement import BY_MODEL, mesh, replicated, spread
 from tnsim.products import Norms, Products
+from tnsim.verbs import kinds
 
 _AT_ONCE = 4  # models whose quadratic forms are in flight at the same time
 
@@ -53,10 +54,10 @@ class Space(NamedTuple):
             return square if self.quadratic else d
         return 1 + self.lifted * d + square if self.quadratic else self.lifted + d
 
-    def multiplications(self, kinds: tuple[Kind, ...]) -> int:
+    def multiplications(self, layers: tuple[Kind, ...]) -> int:
         """Scalar multiplications that the features of one model take; products of single layers are left out as small."""
         width = self.d_in + self.lifted
-        rank = max((k.rank for k in kinds if k.name == "Bilinear"), default=1)
+        rank = max((k.rank for k in layers if k.name == "Bilinear"), default=1)
         return self.d_out * rank * width * (width if self.quadratic else 1)
 
 
@@ -75,16 +76,16 @@ class Block(NamedTuple):
         return self.values.nbytes
 
 
-def space(kinds: Sequence[tuple[Kind, ...]], metric: Metric) -> Space | None:
+def space(models: Sequence[tuple[Kind, ...]], metric: Metric) -> Space | None:
     """The space that holds all models of these layers, None where one of them is no quadratic polynomial."""
-    flat = [k for layers in kinds for k in layers]
-    bilinear = {sum(k.name == "Bilinear" for k in layers) for layers in kinds}
+    flat = [k for layers in models for k in layers]
+    bilinear = {sum(k.name == "Bilinear" for k in layers) for layers in models}
     if max(bilinear) > 1 or any(k.name not in ("Linear", "Bilinear") for k in flat):
         return None
     odd_and_even = len(bilinear) > 1
     lifted = any(k.constant for k in flat) or getattr(metric, "mean", None) is not None or odd_and_even
     symmetric = not isinstance(metric, Frobenius)
-    return Space(kinds[0][0].d_in, kinds[0][-1].d_out, max(bilinear) == 1, lifted, metric.closes, symmetric)
+    return Space(models[0][0].d_in, models[0][-1].d_out, max(bilinear) == 1, lifted, metric.closes, symmetric)
 
 
 def block(models: Sequence[Model], weights: Float[np.ndarray, "rows models"] | None, space: Space, metric: Metric, dtype: str) -> Block:
@@ -129,12 +130,12 @@ def _all(models: Sequence[Model], space: Space, metric: Metric, dtype: str) -> t
     root = None if root is None else jnp.asarray(root, dtype)
     groups: dict[tuple[Kind, ...], list[int]] = {}
     for n, model in enumerate(models):
-        groups.setdefault(tuple(map(kind, model.layers)), []).append(n)
+        groups.setdefault(kinds(model), []).append(n)
     order, found, scales = [], [], []
-    for kinds, members in groups.items():
+    for members in groups.values():
         lifted = [[arrays(layer, space.lifted) for layer in models[n].layers] for n in members]
         stack = jax.tree.map(lambda *x: np.stack(x, dtype=dtype), *lifted)
-        values, scale = _features(spread(stack), root, kinds, space)
+        values, scale = _features(spread(stack), root, space)
         order += members
         found.append(values[: len(members)])
         scales.append(np.asarray(scale[: len(members)], np.float64))
@@ -142,8 +143,10 @@ def _all(models: Sequence[Model], space: Space, metric: Metric, dtype: str) -> t
     return values, np.log(np.concatenate(scales)[np.argsort(order)])
 
 
-@partial(jax.jit, static_argnames=("kinds", "space"))
-def _features(stack: list[dict[str, Any]], root: Any, kinds: tuple[Kind, ...], space: Space) -> tuple[Any, Any]:
+@partial(jax.jit, static_argnames="space")
+def _features(stack: list[dict[str, Any]], root: Any, space: Space) -> tuple[Any, Any]:
+    """Features (models, out, features) of weights stacked along a first axis of models, and their scales (models,)."""
+
     def one(layers: list[dict[str, Any]]) -> tuple[Any, Any]:
         form = _form(layers, root, space.lifted)
         values = _chaos(form, space) if space.gaussian else _entries(form, space)
@@ -155,7 +158,7 @@ def _features(stack: list[dict[str, Any]], root: Any, kinds: tuple[Kind, ...], s
     return each(stack)
 
 
-def _form(layers: list[dict[str, Any]], root: Any, lifted: bool) -> Float[jax.Array, out * legs]:
+def _form(layers: list[dict[str, Any]], root: Any, lifted: bool) -> Float[jax.Array, "out ..."]:
     """The whole model as one linear map (out, D) or quadratic form (out, D, D) in the inputs that `root` multiplies."""
     at = next((n for n, layer in enumerate(layers) if WEIGHT not in layer), len(layers))
     before, after = root, None

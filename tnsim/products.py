@@ -45,7 +45,7 @@ def log_abs(products: Products) -> Float[np.ndarray, "*pairs_and_outputs"]:
         return np.log(np.abs(products.mantissa)) + log
 
 
-def cosine(products: Products, rows: Float[np.ndarray, R * out], columns: Float[np.ndarray, C * out]) -> Float[np.ndarray, "R C *out"]:
+def cosine(products: Products, rows: Float[np.ndarray, "R ..."], columns: Float[np.ndarray, "C ..."]) -> Float[np.ndarray, "R C ..."]:
     """Products over norms given as `log <a|a>` of the rows and of the columns, within [-1, 1] (Cauchy-Schwarz)."""
     scaled = np.exp(log_abs(products) - (rows[:, None] + columns[None, :]) / 2)
     return np.clip(np.sign(products.mantissa) * scaled, -1.0, 1.0)

@@ -17,7 +17,7 @@ from jaxtyping import Float, Int
 
 from tnsim import deep, execution, verbs
 from tnsim.folding import Pair
-from tnsim.local import Kind, kind
+from tnsim.local import Kind
 from tnsim.metrics import Metric
 from tnsim.model import Model
 from tnsim.names import Side
@@ -166,7 +166,7 @@ def _paired(pairs: Sequence[tuple[Model, Model | None]], setting: Setting) -> li
     """`<a|b>` of each pair, `<a|a>` where there is no b; pairs of equal layers together."""
     groups: dict[Any, list[int]] = {}
     for n, (a, b) in enumerate(pairs):
-        groups.setdefault((_kinds(a), b and _kinds(b)), []).append(n)
+        groups.setdefault((verbs.kinds(a), b and verbs.kinds(b)), []).append(n)
     found: dict[int, Products] = {}
     for members in groups.values():
         a, b = pairs[members[0]]
@@ -224,14 +224,10 @@ def _stack(name: Side, models: Sequence[Model], count: int, key: Key, dtype: str
     return {role: np.stack([x[role] for x in leaves], dtype=dtype) for role in leaves[0]}
 
 
-def _kinds(model: Model) -> tuple[Kind, ...]:
-    return tuple(map(kind, model.layers))
-
-
 def _by_kind(models: Sequence[Model]) -> list[list[int]]:
     groups: dict[tuple[Kind, ...], list[int]] = {}
     for n, model in enumerate(models):
-        groups.setdefault(_kinds(model), []).append(n)
+        groups.setdefault(verbs.kinds(model), []).append(n)
     return list(groups.values())
 
 

@@ -15,8 +15,9 @@ from tnsim.checkpoints import Series, read
 from tnsim.dialects import Dialect
 from tnsim.errors import CheckpointError, ModelError
 from tnsim.identity import content_hash
-from tnsim.local import Kind, kind
+from tnsim.local import Kind
 from tnsim.model import Combination, Model, terms
+from tnsim.verbs import kinds
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,7 @@ def entry(source: Source, model: Model | Combination) -> Entry:
     return Entry(
         source,
         digests[0] if isinstance(model, Model) else content_hash(model),
-        tuple((digest, tuple(map(kind, part.layers))) for digest, part in zip(digests, parts, strict=True)),
+        tuple((digest, kinds(part)) for digest, part in zip(digests, parts, strict=True)),
         parts[0].d_in,
         parts[0].d_out,
         max(part.degree for part in parts),

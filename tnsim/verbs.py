@@ -225,8 +225,13 @@ def _same_weights(a: Model, b: Model) -> bool:
     return all(np.array_equal(x, y) for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True))
 
 
+def kinds(model: Model) -> tuple[Kind, ...]:
+    """What plans are found by: models of equal kinds share them, and their weights can be stacked."""
+    return tuple(map(kind, model.layers))
+
+
 def problem_key(a: Model, b: Model, metric: Metric) -> Key:
-    bra, ket = tuple(map(kind, a.layers)), tuple(map(kind, b.layers))
+    bra, ket = kinds(a), kinds(b)
     odd_and_even = len({math.prod(local(k).order for k in kinds) % 2 for kinds in (bra, ket)}) > 1
     lifted = any(k.constant for k in bra + ket) or odd_and_even  # unlifted, an odd and an even model have no legs to join
     whole = metrics.joins_whole_trees(type(metric), _nonlinear(bra, ket))
