@@ -35,6 +35,9 @@ ROOMS = {  # module: what it may import from tnsim; nothing points back
     "execution": ["errors", "plans"],
     "verbs": ["deep", "errors", "execution", "folding", "local", "metrics", "model", "names", "planning", "plans", "results"],
     "checking": ["errors", "metrics", "verbs"],
+    "labelled": ["errors"],
+    "baselines": ["errors", "labelled", "model"],
+    "reading": ["errors", "labelled"],
     "bench": ["closing", "errors", "execution", "layers", "metrics", "model", "verbs"],
     "plots": ["errors", "names"],
     "cli": ["", "bench", "checkpoints", "errors", "model", "plots"],
@@ -48,6 +51,8 @@ CONFINED = {
     "torch": {"checkpoints"},
     "safetensors": {"checkpoints"},
     "typer": {"cli"},
+    "scipy": {"reading"},
+    "xarray": {"baselines", "labelled", "reading"},  # imported by labelled; the others name its types
 }
 SOURCE = Path(tnsim.__file__).parent
 

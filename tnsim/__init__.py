@@ -39,8 +39,10 @@ _HOME = {
     "CheckpointError": "errors",
     "UnsupportedLayer": "errors",
     "TooLarge": "errors",
+    "ResultError": "errors",
     "MissingExtra": "errors",
     "PrecisionWarning": "errors",
+    "GramWarning": "errors",
 }
 
 __all__ = sorted(_HOME)

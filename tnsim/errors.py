@@ -27,6 +27,10 @@ class TooLarge(TnsimError, MemoryError):
     """A contraction or a network over its budget, refused before it starts."""
 
 
+class ResultError(TnsimError, ValueError):
+    """A pairwise result that does not hold what was asked of it: not square, not finite, no such label."""
+
+
 class MissingExtra(TnsimError, ImportError):
     """An optional dependency is absent; the message carries the command that installs it."""
 
@@ -36,3 +40,7 @@ class MissingExtra(TnsimError, ImportError):
 
 class PrecisionWarning(UserWarning):
     """A result whose rounding error may be visible: polynomials of very high degree magnify it."""
+
+
+class GramWarning(UserWarning):
+    """A matrix of similarities that no set of vectors has: a closure, float32 or a baseline that is no inner product."""
