@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Int
 
 from tnsim.errors import GramWarning, MissingExtra, ResultError
 from tnsim.labelled import SYMMETRIC, matrix, square
@@ -52,13 +52,20 @@ def block_score(similarity: Matrix, change_points: Sequence[int]) -> float:
     `ResultError` when there is no pair within or none across.
     """
     found = square(similarity)
-    bounds = _bounds(change_points, len(found))
-    block = np.repeat(np.arange(len(bounds) - 1), np.diff(bounds))
+    block = phase_of_rows(change_points, len(found))
     same, values = block[:, None] == block, found.values
     pairs = ~np.eye(len(found), dtype=bool)
     if not (same & pairs).any() or same.all():
-        raise ResultError(f"a block score needs pairs within blocks and across, found blocks of {np.diff(bounds).tolist()} models")
+        raise ResultError(f"a block score needs pairs within blocks and across, found blocks of {np.bincount(block).tolist()} models")
     return float(values[same & pairs].mean() - values[~same].mean())
+
+
+def phase_of_rows(change_points: Sequence[int], count: int) -> Int[np.ndarray, " count"]:
+    """The phase, from 0, of each of `count` rows. Raises `ResultError` unless change points rise within 1 to count - 1."""
+    bounds = np.array([0, *change_points, count])
+    if (np.diff(bounds) < 1).any():
+        raise ResultError(f"change points must rise from 1 to {count - 1}, found {list(change_points)}")
+    return np.repeat(np.arange(len(bounds) - 1), np.diff(bounds))
 
 
 def segment(similarity: Matrix, phases: int) -> Segmentation:
@@ -183,14 +190,6 @@ def _cosines(result: Matrix) -> xr.DataArray:
     if abs(worst - 1) > SYMMETRIC:
         raise ResultError(f"{found.name or 'the matrix'} is no matrix of cosines: a model compared with itself gives {worst:.3g}, not 1")
     return found
-
-
-def _bounds(change_points: Sequence[int], count: int) -> np.ndarray:
-    """Rows at which phases start and end, the two ends included."""
-    bounds = np.array([0, *change_points, count])
-    if (np.diff(bounds) < 1).any():
-        raise ResultError(f"change points must rise from 1 to {count - 1}, found {list(change_points)}")
-    return bounds
 
 
 def _scatter(gram: Float[np.ndarray, "K K"]) -> Float[np.ndarray, "K+1 K+1"]:
