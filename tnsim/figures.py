@@ -108,20 +108,21 @@ def _trajectories(result: xr.Dataset, names: Sequence[str], points: Sequence[int
     axes.set_ylabel(_title(names[0]) if len(names) == 1 else "value")
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
-    figure.legend(loc="outside lower center", frameon=False, ncols=len(names))
+    figure.legend(loc="outside lower center", frameon=False, ncols=len(names), fontsize=_SMALL)
     return figure
 
 
 def _embeddings(result: xr.Dataset, names: Sequence[str], points: Sequence[int]) -> Figure:
-    figure, grid = new_figure(ncols=len(names), squeeze=False, figsize=(1.25 * _PANEL * len(names), 1.1 * _PANEL))
+    figure, grid = new_figure(ncols=len(names), squeeze=False, layout="compressed", figsize=(1.2 * _PANEL * len(names), 1.2 * _PANEL))
     for axes, name in zip(grid[0], names, strict=True):
         found = reading.mds(result[name])
         x, y = found.points.values.T
         axes.plot(x, y, "-", color="0.75", lw=1.2, zorder=1)
         axes.scatter(x, y, c=[_PHASES[p % len(_PHASES)] for p in reading.phase_of_rows(points, len(x))], s=28, zorder=2)
         _place_labels(axes, found.points.values, found.points["a"].values)
-        axes.set_aspect("equal", adjustable="datalim")
-        axes.margins(0.16)
+        reach = 0.65 * max(np.ptp(x), np.ptp(y)) or 1.0  # room for labels on all sides, axes to one scale
+        middle = ((x.max() + x.min()) / 2, (y.max() + y.min()) / 2)
+        axes.set(xlim=(middle[0] - reach, middle[0] + reach), ylim=(middle[1] - reach, middle[1] + reach), aspect="equal")
         axes.set_xlabel(f"axis 1, {found.share[0]:.0%} of the variance")
         axes.set_ylabel(f"axis 2, {found.share[1]:.0%}")
         axes.set_title(_title(name))
