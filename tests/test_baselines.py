@@ -125,6 +125,17 @@ def test_agreement(rng, models):
     assert baselines.agreement(models, x).values.tolist() == [[np.mean(c == d) for d in choices] for c in choices]
 
 
+def test_sequences(rng, models):
+    """Positions are further samples of a prediction, further features of a representation, further terms of a norm."""
+    x = rng.normal(size=(20, 3, 4))
+    flat = x.reshape(60, 4)
+    for measure in (baselines.output_cosine, baselines.js_divergence, baselines.agreement):
+        assert measure(models, x).values == pytest.approx(measure(models, flat).values)
+    wide = [np.asarray(m(x)).reshape(20, 9) for m in models[:2]]
+    expected = hsic(*wide) / np.sqrt(hsic(wide[0], wide[0]) * hsic(wide[1], wide[1]))
+    assert baselines.cka(models, x)[0, 1] == pytest.approx(expected)
+
+
 def test_labels_and_batches(monkeypatch):
     series = tnsim.load(SHIPPED)[:3]
     whole = baselines.cka(series, 300)

@@ -40,6 +40,8 @@ ROOMS = {  # module: what it may import from tnsim; nothing points back
     "reading": ["errors", "labelled"],
     "bench": ["closing", "errors", "execution", "layers", "metrics", "model", "verbs"],
     "plots": ["errors", "names"],
+    "figures": ["errors", "labelled", "plots", "reading"],
+    "report": ["errors", "labelled", "reading"],
     "cli": ["", "bench", "checkpoints", "errors", "model", "plots"],
     "__main__": ["cli"],
     "__init__": [],
@@ -47,12 +49,12 @@ ROOMS = {  # module: what it may import from tnsim; nothing points back
 CONFINED = {
     "quimb": {"unrolled", "closing", "plots"},  # plots: the name of a type only
     "cotengra": {"paths"},
-    "matplotlib": {"plots"},
+    "matplotlib": {"figures", "plots"},
     "torch": {"checkpoints"},
     "safetensors": {"checkpoints"},
     "typer": {"cli"},
-    "scipy": {"reading"},
-    "xarray": {"baselines", "labelled", "reading"},  # imported by labelled; the others name its types
+    "scipy": {"figures", "reading"},
+    "xarray": {"baselines", "figures", "labelled", "reading", "report"},  # imported by labelled; the others name its types
 }
 SOURCE = Path(tnsim.__file__).parent
 

@@ -4,8 +4,8 @@ None of these is a property of the function alone: `weight_cosine` sees the para
 function on one set of inputs only. Each matrix says in `attrs` to what it is blind (`invariant_to`) and on
 which inputs it was taken, and lies on the same axes as a pairwise result: `result["cka"] = cka(series, 2000)`.
 
-`inputs` is an array (n, d_in), or a number n of standard normal inputs drawn with `seed`. Every model runs once,
-in batches. Raises `ModelError` for models that cannot be compared, for inputs that do not fit, and where a
+`inputs` is an array (n, d_in), for sequences (n, positions, d_in), or a number n of standard normal inputs (n, d_in)
+drawn with `seed`. Every model runs once, in batches. Raises `ModelError` for models that cannot be compared, for inputs that do not fit, and where a
 forward pass or a measure is not finite; never is a NaN returned.
 """
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 BATCH = 4096
 
 AnyModel = Model | Combination
-Inputs = Float[np.ndarray, "n in"] | int
+Inputs = Float[np.ndarray, "n *positions in"] | int
 Labels = Sequence[int | str] | None
 
 
@@ -118,27 +118,27 @@ def _forward(models: Sequence[AnyModel], inputs: Inputs, seed: int, keep: Callab
         check_comparable(first, model)
         outputs = np.concatenate(list(_batches(model, x)))
         if not np.isfinite(outputs).all():
-            sample, output = np.argwhere(~np.isfinite(outputs))[0]
-            raise ModelError(f"model {n} gives {outputs[sample, output]} in output {output} of input {sample}: a float range was exceeded")
+            where = tuple(np.argwhere(~np.isfinite(outputs))[0])
+            raise ModelError(f"model {n} gives {outputs[where]} in output {where[-1]} of input {where[0]}: a float range was exceeded")
         kept.append(keep(outputs))
     return kept, about
 
 
-def _inputs(inputs: Inputs, d_in: int, seed: int) -> tuple[Float[np.ndarray, "n in"], dict[str, Any]]:
+def _inputs(inputs: Inputs, d_in: int, seed: int) -> tuple[Float[np.ndarray, "n *positions in"], dict[str, Any]]:
     if isinstance(inputs, (int, np.integer)) and not isinstance(inputs, bool):
         if inputs < 1:
             raise ModelError(f"at least one input is needed, found n = {inputs}")
         drawn = np.random.default_rng(seed).normal(size=(inputs, d_in))
         return drawn, {"inputs": "standard normal", "samples": int(inputs), "seed": seed}
     x = np.asarray(inputs, np.float64)
-    if x.ndim != 2 or x.shape[1] != d_in or not len(x):
+    if x.ndim < 2 or x.shape[-1] != d_in or not x.size:
         raise ModelError(f"inputs must be a number, or an array of shape (n, {d_in}); found shape {x.shape}")
     if not np.isfinite(x).all():
         raise ModelError(f"the inputs are not finite, first in row {np.argwhere(~np.isfinite(x))[0][0]}")
     return x, {"inputs": "given", "samples": len(x)}
 
 
-def _batches(model: AnyModel, x: Float[np.ndarray, "n in"]) -> Iterator[Float[np.ndarray, "batch out"]]:
+def _batches(model: AnyModel, x: Float[np.ndarray, "n *positions in"]) -> Iterator[Float[np.ndarray, "batch *positions out"]]:
     with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is refused by name
         for start in range(0, len(x), BATCH):
             yield np.asarray(model(x[start : start + BATCH]), np.float64)
@@ -179,8 +179,9 @@ def _structure(model: Model) -> tuple[Any, ...]:
     return jax.tree.structure(model), *(np.shape(x) for x in _weights(model))
 
 
-def _centred(outputs: Float[np.ndarray, "n out"]) -> Float[np.ndarray, "n rank"]:
+def _centred(outputs: Float[np.ndarray, "n *positions out"]) -> Float[np.ndarray, "n rank"]:
     """Centred features with the same inner products between inputs, in no more dimensions than there are inputs."""
+    outputs = outputs.reshape(len(outputs), -1)
     size = np.abs(outputs).max() or 1.0
     outputs = outputs / size - (outputs / size).mean(0)
     spread = np.abs(outputs).max()
@@ -190,15 +191,15 @@ def _centred(outputs: Float[np.ndarray, "n out"]) -> Float[np.ndarray, "n rank"]
     return np.linalg.qr(outputs.T, mode="r").T if outputs.shape[1] > outputs.shape[0] else outputs
 
 
-def _softmax(outputs: Float[np.ndarray, "n out"]) -> Float[np.ndarray, "n out"]:
-    weights = np.exp(outputs - outputs.max(1, keepdims=True))
-    return weights / weights.sum(1, keepdims=True)
+def _softmax(outputs: Float[np.ndarray, "*n out"]) -> Float[np.ndarray, "*n out"]:
+    weights = np.exp(outputs - outputs.max(-1, keepdims=True))
+    return weights / weights.sum(-1, keepdims=True)
 
 
-def _entropy(p: Float[np.ndarray, "n out"]) -> Float[np.ndarray, " n"]:
+def _entropy(p: Float[np.ndarray, "*n out"]) -> Float[np.ndarray, "*n"]:
     """In nats, with 0 log 0 = 0."""
-    return -(p * np.log(np.where(p > 0, p, 1.0))).sum(1)
+    return -(p * np.log(np.where(p > 0, p, 1.0))).sum(-1)
 
 
-def _choice(outputs: Float[np.ndarray, "n out"]) -> Int[np.ndarray, " n"]:
-    return outputs.argmax(1)
+def _choice(outputs: Float[np.ndarray, "*n out"]) -> Int[np.ndarray, "*n"]:
+    return outputs.argmax(-1)

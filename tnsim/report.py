@@ -76,7 +76,7 @@ def _packed(values: Float[np.ndarray, "A B"], decimals: int) -> dict[str, Any]:
     """Whole multiples of 10^-decimals, of a symmetric matrix the lower triangle only; null where a value is not finite."""
     symmetric = np.array_equal(values, values.T)
     flat = values[np.tril_indices(len(values))] if symmetric else values.ravel()
-    decimals = decimals if (flat % 1).any() else 0
+    decimals = decimals if (flat != np.rint(flat)).any() else 0
     scaled = [round(x * 10**decimals) if np.isfinite(x) else None for x in flat.astype(float).tolist()]
     return {"symmetric": symmetric, "decimals": decimals, "values": scaled}
 
