@@ -10,8 +10,8 @@
 # %% [markdown]
 # # 4. Reading a training run
 #
-# Thirteen checkpoints of one bilinear layer that learns `(a + b) mod 113`. All pairs under the `Gaussian` metric make a matrix, exactly and without
-# data. It is labelled by training step.
+# Thirteen checkpoints of one bilinear layer that learns `(a + b) mod 113`. All pairs under the `Gaussian` metric make a matrix,
+# exactly and without data. It is labelled by training step.
 
 # %%
 import json
@@ -61,17 +61,15 @@ assert log[phases.labels[1]]["validation_accuracy"] > 0.999
 # %% [markdown]
 # ## Beside what needs data, or the parametrisation
 #
-# The cosine of the weights changes slowly and sees no sharp border; CKA on Gaussian inputs sees the same borders as the similarity, with sampling noise.
-# The block score, mean within minus mean across, puts a number on it.
+# On Gaussian inputs the cosine of the outputs is an estimate of the similarity, and CKA sees the same borders; both need inputs. The cosine of
+# the weights needs none, but changes slowly and blurs them. The block score, mean within minus mean across, puts a number on it.
 
 # %%
 run["weight_cosine"] = baselines.weight_cosine(series)
 run["cka"] = baselines.cka(series, 2000)
 run["output_cosine"] = baselines.output_cosine(series, 2000)
 for name in ("similarity", "output_cosine", "cka", "weight_cosine"):
-    print(
-        f"{name:14s} {reading.block_score(run[name], phases.change_points):.3f}   blind to {run[name].attrs.get('invariant_to', 'nothing')}"
-    )
+    print(f"{name:14s} {reading.block_score(run[name], phases.change_points):.3f}")
 
 # %%
 figures.pairwise(run, "heatmap", ["similarity", "weight_cosine", "cka"], phases.change_points)
@@ -79,7 +77,7 @@ figures.pairwise(run, "heatmap", ["similarity", "weight_cosine", "cka"], phases.
 # %% [markdown]
 # ## Along the run
 #
-# The similarity to the model before is lowest where the training set is fitted; the similarity to the final model goes on rising long after
+# The similarity to the model before dips where the training set is fitted; the similarity to the final model goes on rising long after
 # validation accuracy is 100 %.
 
 # %%
