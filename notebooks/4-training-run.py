@@ -61,8 +61,9 @@ assert log[phases.labels[1]]["validation_accuracy"] > 0.999
 # %% [markdown]
 # ## Beside what needs data, or the parametrisation
 #
-# On Gaussian inputs the cosine of the outputs is an estimate of the similarity, and CKA sees the same borders; both need inputs. The cosine of
-# the weights needs none, but changes slowly and blurs them. The block score, mean within minus mean across, puts a number on it.
+# On Gaussian inputs the cosine of the outputs is an estimate of the similarity, and CKA sees the same borders; both need inputs.
+# The cosine of the weights needs none, but changes slowly and blurs them. The block score, mean within minus mean across, puts
+# a number on it.
 
 # %%
 run["weight_cosine"] = baselines.weight_cosine(series)

@@ -77,6 +77,14 @@ def test_two_sets_and_a_zero_inner_product(tmp_path, rng):
     assert next(packed for packed in data["matrices"] if packed["name"] == "log_inner")["values"][1] is None
 
 
+def test_a_matrix_without_a_block_score_is_shown(tmp_path, rng):
+    run = blocks(rng, [3, 3])
+    run["seconds"] = run.similarity * np.arange(6.0)
+    data = data_of(report.write(run, tmp_path / "run.html"))
+    assert "seconds" in {packed["name"] for packed in data["matrices"]}
+    assert set(data["phases"][1]["scores"]) == {"similarity", "log_inner", "sign"}
+
+
 def test_refusals(tmp_path, monkeypatch, rng):
     run = blocks(rng, [2, 2])
     (tmp_path / "file").write_text("")

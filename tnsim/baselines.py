@@ -5,8 +5,10 @@ function on one set of inputs only. Each matrix says in `attrs` to what it is bl
 which inputs it was taken, and lies on the same axes as a pairwise result: `result["cka"] = cka(series, 2000)`.
 
 `inputs` is an array (n, d_in), for sequences (n, positions, d_in), or a number n of standard normal inputs (n, d_in)
-drawn with `seed`. Every model runs once, in batches. Raises `ModelError` for models that cannot be compared, for inputs
-that do not fit, and where a forward pass or a measure is not finite; never is a NaN returned.
+drawn with `seed`. Every model runs once, in batches. `labels` are by default those of a series, else positions.
+
+Raises `ModelError` for models that cannot be compared, for inputs that do not fit, and where a forward pass or a
+measure is not finite; never is a NaN returned.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ def pairwise(
     """One of five pictures of a pairwise result; several variables give several panels, or several lines.
 
     kind: `"heatmap"`; `"trajectory"`, the similarity of every model to the last and to the one before; `"slices"`, one heatmap per
-    output (for all of which `variable` is not asked); `"mds"`, the models as points of a plane, joined in order; `"dendrogram"`.
+    output (`variable` is then not read); `"mds"`, the models as points of a plane, joined in order; `"dendrogram"`.
     change_points: rows at which phases start, as `reading.segment(result, 3).change_points`, drawn as lines or colours.
     Raises `ResultError` for an unknown kind or variable, and for what `reading` refuses.
     """

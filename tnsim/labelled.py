@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     Matrix = xr.Dataset | xr.DataArray | Float[np.ndarray, "A B"]
 
-SYMMETRIC = 1e-4  # float32 computes the two triangles apart
+SYMMETRIC = 1e-4
 
 
 def labelled(values: Float[np.ndarray, "A B"], labels: Sequence[int | str], attrs: Mapping[str, Any], name: str) -> xr.DataArray:
@@ -71,10 +71,15 @@ def square(result: Matrix) -> xr.DataArray:
     if rows == 0:
         raise ResultError("the result holds no models")
     values = found.values
-    difference = np.abs(values - values.T).max()
-    if difference > SYMMETRIC * np.abs(values).max():
+    if not is_symmetric(values):
+        difference = np.abs(values - values.T).max()
         raise ResultError(f"the matrix is not symmetric: entries differ from their mirror images by up to {difference:.3g}")
     return found.copy(data=(values + values.T) / 2)
+
+
+def is_symmetric(values: Float[np.ndarray, "A A"]) -> bool:
+    """Whether the two triangles are the same up to the rounding of float32, in which they may have been computed apart."""
+    return bool(np.abs(values - values.T).max() <= SYMMETRIC * np.abs(values).max())
 
 
 def _xarray() -> Any:

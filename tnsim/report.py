@@ -19,7 +19,7 @@ from jaxtyping import Float
 
 from tnsim import reading
 from tnsim.errors import ResultError
-from tnsim.labelled import matrix
+from tnsim.labelled import is_symmetric, matrix
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -82,13 +82,13 @@ def _packed(values: Float[np.ndarray, "A B"], decimals: int) -> dict[str, Any]:
 
 
 def _phases(similarity: xr.DataArray, matrices: dict[Any, xr.DataArray]) -> list[dict[str, Any]]:
-    """Divisions into 1, 2, ... phases, each with the block score of every matrix and of every slice that is finite."""
+    """Divisions into 1, 2, ... phases, each with the block score of every matrix and of every slice that has one."""
     count = len(similarity)
-    finite = {name: found for name, found in matrices.items() if np.isfinite(found).all()}
+    scored = {str(name): m for name, m in matrices.items() if np.isfinite(m).all() and is_symmetric(m.values)}
     found = []
     for one in reading.segmentations(similarity, min(MAX_PHASES, count)):
         split = 0 < len(one.change_points) < count - 1  # else there is no pair across, or none within
-        scores = {str(name): round(reading.block_score(m, one.change_points), DECIMALS) for name, m in finite.items()} if split else {}
+        scores = {name: round(reading.block_score(m, one.change_points), DECIMALS) for name, m in scored.items()} if split else {}
         found.append({"changePoints": one.change_points, "cost": round(one.cost, DECIMALS), "scores": scores})
     return found
 
