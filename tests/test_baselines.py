@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from oracles import bilinear
-from runs import SHIPPED
+from sample_runs import SHIPPED
 
 import tnsim
 from tnsim import baselines
@@ -142,7 +142,7 @@ def test_labels_and_batches(monkeypatch):
     assert whole.dims == ("a", "b") and whole.b.values.tolist() == [0, 100, 200]
     monkeypatch.setattr(baselines, "BATCH", 128)
     assert baselines.cka(series, 300).values == pytest.approx(whole.values, rel=1e-12)
-    assert baselines.agreement(series, 300, labels=["x", "y", "z"]).a.values.tolist() == ["x", "y", "z"]
+    assert baselines.agreement(series, 300, names=["x", "y", "z"]).a.values.tolist() == ["x", "y", "z"]
     assert np.array_equal(baselines.output_cosine(series, 50), baselines.output_cosine(series, 50, seed=0))
     assert not np.array_equal(baselines.output_cosine(series, 50), baselines.output_cosine(series, 50, seed=1))
 
@@ -169,7 +169,7 @@ def test_refusals(rng, models):
         (lambda: baselines.agreement(models, 0), "at least one input is needed, found n = 0"),
         (lambda: baselines.agreement(models, np.ones((5, 3))), r"shape \(n, 4\); found shape \(5, 3\)"),
         (lambda: baselines.agreement(models, np.full((5, 4), np.nan)), "inputs are not finite, first in row 0"),
-        (lambda: baselines.agreement(models, 5, labels=["x"]), "1 labels were given for 3 models"),
+        (lambda: baselines.agreement(models, 5, names=["x"]), "1 names were given for 3 models"),
         (lambda: baselines.agreement([models[0], tnsim.Model([bilinear(rng, 5, 2, 3)])], 5), "different inputs: 4 and 5"),
         (lambda: baselines.agreement([models[0], "x"], 5), "expected a tnsim Model"),
     ):

@@ -4,7 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
-from runs import SHIPPED, blocks, shipped
+from sample_runs import SHIPPED, blocks, shipped
 
 import tnsim
 from tnsim import baselines, figures, reading

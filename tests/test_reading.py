@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pytest
 import xarray as xr
-from runs import SHIPPED, blocks, shipped
+from sample_runs import SHIPPED, blocks, shipped
 
 import tnsim
 from tnsim import baselines, reading

@@ -7,7 +7,7 @@ import subprocess
 
 import numpy as np
 import pytest
-from runs import blocks, shipped
+from sample_runs import blocks, shipped
 
 import tnsim
 from tnsim import reading, report

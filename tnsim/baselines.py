@@ -5,7 +5,7 @@ function on one set of inputs only. Each matrix says in `attrs` to what it is bl
 which inputs it was taken, and lies on the same axes as a pairwise result: `result["cka"] = cka(series, 2000)`.
 
 `inputs` is an array (n, d_in), for sequences (n, positions, d_in), or a number n of standard normal inputs (n, d_in)
-drawn with `seed`. Every model runs once, in batches. `labels` are by default those of a series, else positions.
+drawn with `seed`. Every model runs once, in batches. `names` label the models, by default the labels of a series.
 
 Raises `ModelError` for models that cannot be compared, for inputs that do not fit, and where a forward pass or a
 measure is not finite; never is a NaN returned.
@@ -31,10 +31,10 @@ BATCH = 4096
 
 AnyModel = Model | Combination
 Inputs = Float[np.ndarray, "n *positions in"] | int
-Labels = Sequence[int | str] | None
+Names = Sequence[int | str] | None
 
 
-def weight_cosine(models: Sequence[AnyModel], *, labels: Labels = None) -> xr.DataArray:
+def weight_cosine(models: Sequence[AnyModel], *, names: Names = None) -> xr.DataArray:
     """Cosine of all weights and biases, flattened into one vector (the paper's matrix similarity, figure 2).
 
     Needs no data, but models of equal structure; a permutation of hidden units changes it.
@@ -48,20 +48,19 @@ def weight_cosine(models: Sequence[AnyModel], *, labels: Labels = None) -> xr.Da
             raise ModelError(f"model {n} has other layers than model 0, so their weights do not match one to one: {model}, {first}")
         rows.append(np.concatenate([np.asarray(x, np.float64).ravel() for x in _weights(model)]))
     cosines = _cosines(rows, "has zero weights only")
-    return _matrix(
-        models, labels, "weight_cosine", cosines, {"formula": "<w_a, w_b> / |w_a||w_b|", "invariant_to": "a factor on all weights"}
-    )
+    about = {"formula": "<w_a, w_b> / |w_a||w_b|", "invariant_to": "a factor on all weights"}
+    return _matrix(models, names, "weight_cosine", cosines, about)
 
 
-def output_cosine(models: Sequence[AnyModel], inputs: Inputs, *, seed: int = 0, labels: Labels = None) -> xr.DataArray:
+def output_cosine(models: Sequence[AnyModel], inputs: Inputs, *, seed: int = 0, names: Names = None) -> xr.DataArray:
     """`sum_x <A(x), B(x)>` over its two norms: what `Gaussian` gives in closed form, estimated on the inputs given."""
     outputs, about = _forward(models, inputs, seed, np.ravel)
     cosines = _cosines(outputs, "gives zero on all inputs")
     about |= {"formula": "sum <A(x), B(x)> / sqrt(sum |A(x)|^2 sum |B(x)|^2)", "invariant_to": "a factor on the outputs"}
-    return _matrix(models, labels, "output_cosine", cosines, about)
+    return _matrix(models, names, "output_cosine", cosines, about)
 
 
-def cka(models: Sequence[AnyModel], inputs: Inputs, *, seed: int = 0, debiased: bool = True, labels: Labels = None) -> xr.DataArray:
+def cka(models: Sequence[AnyModel], inputs: Inputs, *, seed: int = 0, debiased: bool = True, names: Names = None) -> xr.DataArray:
     """Linear centred kernel alignment of the outputs: `HSIC(A, B) / sqrt(HSIC(A, A) HSIC(B, B))` (Kornblith et al. 2019).
 
     Debiased, HSIC is the unbiased estimator of Song et al. (2012), which needs n >= 4; with `debiased=False` it is
@@ -85,10 +84,10 @@ def cka(models: Sequence[AnyModel], inputs: Inputs, *, seed: int = 0, debiased: 
         raise ModelError(f"the debiased HSIC of model {np.argmin(own)} with itself vanishes on these inputs; give more of them")
     about |= {"formula": "HSIC(A, B) / sqrt(HSIC(A, A) HSIC(B, B)), linear kernel", "debiased": int(debiased)}
     about["invariant_to"] = "orthogonal maps, a factor and a constant on the outputs"
-    return _matrix(models, labels, "cka", hsic / np.sqrt(np.outer(own, own)), about)
+    return _matrix(models, names, "cka", hsic / np.sqrt(np.outer(own, own)), about)
 
 
-def js_divergence(models: Sequence[AnyModel], inputs: Inputs, *, seed: int = 0, labels: Labels = None) -> xr.DataArray:
+def js_divergence(models: Sequence[AnyModel], inputs: Inputs, *, seed: int = 0, names: Names = None) -> xr.DataArray:
     """Jensen-Shannon divergence of the softmax predictions, mean over inputs, in nats: 0 where equal, at most ln 2."""
     outputs, about = _forward(models, inputs, seed, _softmax)
     entropies = [_entropy(p) for p in outputs]
@@ -99,14 +98,14 @@ def js_divergence(models: Sequence[AnyModel], inputs: Inputs, *, seed: int = 0, 
 
     about |= {"formula": "H((p + q) / 2) - (H(p) + H(q)) / 2, p = softmax A(x)", "units": "nats"}
     about["invariant_to"] = "a constant added to all outputs of an input"
-    return _matrix(models, labels, "js_divergence", _symmetric(len(outputs), divergence), about)
+    return _matrix(models, names, "js_divergence", _symmetric(len(outputs), divergence), about)
 
 
-def agreement(models: Sequence[AnyModel], inputs: Inputs, *, seed: int = 0, labels: Labels = None) -> xr.DataArray:
+def agreement(models: Sequence[AnyModel], inputs: Inputs, *, seed: int = 0, names: Names = None) -> xr.DataArray:
     """Share of the inputs for which both models have their largest output in the same place (of equal ones the first)."""
     outputs, about = _forward(models, inputs, seed, _choice)
     about |= {"formula": "mean of argmax A(x) = argmax B(x)", "invariant_to": "anything that keeps the largest output of every input"}
-    return _matrix(models, labels, "agreement", _symmetric(len(outputs), lambda i, j: float((outputs[i] == outputs[j]).mean())), about)
+    return _matrix(models, names, "agreement", _symmetric(len(outputs), lambda i, j: float((outputs[i] == outputs[j]).mean())), about)
 
 
 def _forward(models: Sequence[AnyModel], inputs: Inputs, seed: int, keep: Callable) -> tuple[list[np.ndarray], dict[str, Any]]:
@@ -146,12 +145,12 @@ def _batches(model: AnyModel, x: Float[np.ndarray, "n *positions in"]) -> Iterat
             yield np.asarray(model(x[start : start + BATCH]), np.float64)
 
 
-def _matrix(models: Sequence[Any], labels: Labels, name: str, values: np.ndarray, about: dict[str, Any]) -> xr.DataArray:
+def _matrix(models: Sequence[Any], names: Names, name: str, values: np.ndarray, about: dict[str, Any]) -> xr.DataArray:
     if np.isnan(values).any():
         raise ModelError(f"{name} gave NaN for finite outputs: a float range was exceeded")
-    labels = labels_of(models) if labels is None else labels
+    labels = labels_of(models) if names is None else names
     if len(labels) != len(values):
-        raise ModelError(f"{len(labels)} labels were given for {len(values)} models")
+        raise ModelError(f"{len(labels)} names were given for {len(values)} models")
     return labelled(values, labels, {"needs_data": int("samples" in about), **about}, name)
 
 

@@ -35,8 +35,8 @@ def result(inner, labels, slices=None):
         "similarity": (("a", "b"), inner / np.outer(norms, norms)),
         "log_inner": (("a", "b"), np.log(np.abs(inner))),
         "sign": (("a", "b"), np.sign(inner)),
-        "log_norm_a": ("a", np.log(norms)),
-        "log_norm_b": ("b", np.log(norms)),
+        "log_norm_a": ("a", 2 * np.log(norms)),
+        "log_norm_b": ("b", 2 * np.log(norms)),
     }
     if slices is not None:
         variables["slices"] = (("a", "b", "output"), slices)
