@@ -77,7 +77,7 @@ def test_demo(tmp_path):
     done = run("demo", "--out", tmp_path / "out", cwd=tmp_path)
     assert "What is to be seen" in done.stdout and "network: 3 tensors" in done.stdout and "pair" in done.stderr
     with np.load(tmp_path / "out" / "similarity.npz") as data:
-        matrix, steps = data["similarity"], data["steps"]
+        matrix, steps = data["similarity"], data["a"]
     assert (tmp_path / "out" / "similarity.png").stat().st_size > 10_000
     assert list(steps) == sorted(steps) and len(steps) == len(list(SHIPPED.glob("*.safetensors")))
     assert np.linalg.eigvalsh(matrix).min() > -1e-12

@@ -47,10 +47,12 @@ _HOME = {
     "CheckpointError": "errors",
     "UnsupportedLayer": "errors",
     "TooLarge": "errors",
+    "ResultError": "errors",
     "MissingExtra": "errors",
     "StoreMismatch": "errors",
     "PrecisionWarning": "errors",
     "DuplicateWarning": "errors",
+    "GramWarning": "errors",
 }
 
 __all__ = sorted(_HOME)

@@ -151,35 +151,31 @@ def demo(
     out: Annotated[Path, typer.Option("--out", help="Folder for the picture and the matrix.")] = Path("tnsim-demo"),
 ) -> None:
     """Compare the shipped modular-addition checkpoints, all pairs, and draw the matrix."""
-    import numpy as np
-    from tqdm.auto import tqdm
-
     import tnsim
-    from tnsim import plots
+    from tnsim import baselines, exports, reading, report
 
     series = tnsim.load(Path(__file__).parent / "data" / "modular-addition")
-    models, count = list(series), len(series)
+    models, count = [series[0], series[-1]], len(series)
     typer.echo(f"{count} checkpoints of one network learning (a + b) mod 113, steps {series.labels[0]} to {series.labels[-1]}")
     typer.echo(f"{models[-1]}\n")
     network = tnsim.network(models[-1])
     typer.echo(f"network: {network.num_tensors} tensors, tags {', '.join(sorted(network.tags))}\n")
     typer.echo(f"{tnsim.plan(models[0], models[-1])}\n")
-    matrix = np.eye(count)
-    pairs = [(i, j) for i in range(count) for j in range(i)]
-    for i, j in tqdm(pairs, desc="pairs", unit="pair"):
-        matrix[i, j] = matrix[j, i] = tnsim.similarity(models[i], models[j])
+    result = tnsim.pairwise(series, progress=True)
+    result["weight_cosine"] = baselines.weight_cosine(series)
+    phases = reading.segment(result, 3)
     out.mkdir(parents=True, exist_ok=True)
-    np.savez(out / "similarity.npz", similarity=matrix, steps=np.array(series.labels, dtype=int))
-    plots.heatmap(matrix, series.labels, "Modular addition: similarity of training steps (Gaussian, exact)").savefig(
-        out / "similarity.png", dpi=150
-    )
-    typer.echo(f"\nwrote {out / 'similarity.png'} and {out / 'similarity.npz'}")
-    first, middle, last = 0, series.labels.index("400"), count - 1
+    result.plot("heatmap", ["similarity", "weight_cosine"], phases.change_points).savefig(out / "similarity.png", dpi=150)
+    exports.write_npz(result, out / "similarity.npz")
+    page = report.write(result, out / "report.html", "Modular addition")
+    typer.echo(f"\nwrote {out / 'similarity.png'}, {out / 'similarity.npz'} and {page}, a page to explore")
+    first, middle, last = int(series.labels[0]), 400, int(series.labels[-1])
+    at = lambda a, b: float(result.similarity.sel(a=a, b=b))  # noqa: E731
     typer.echo(
         "What is to be seen: three blocks along the diagonal, the steps that are still close to the initialisation, those that have "
         "memorised the training set, and the solution that generalises, each unlike the others "
-        f"(similarity of step {series.labels[first]} to step {series.labels[last]}: {matrix[first, last]:.2f}, "
-        f"of step {series.labels[middle]}: {matrix[middle, last]:.2f}, of step {series.labels[-3]}: {matrix[-3, last]:.2f})."
+        f"(similarity of step {first} to step {last}: {at(first, last):.2f}, of step {middle}: {at(middle, last):.2f}). "
+        f"The best three phases start at steps {first}, {', '.join(map(str, phases.labels))}."
     )
 
 

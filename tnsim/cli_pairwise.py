@@ -34,6 +34,8 @@ def pairwise(
     dtype: DtypeOption = DtypeName.float64,
     scheduler: Annotated[str | None, typer.Option("--scheduler", help="Address of a Dask scheduler whose workers compute.")] = None,
     parquet: Annotated[bool, typer.Option("--parquet", help="Also write DIR/pairs.parquet, one row a pair.")] = False,
+    plots: Annotated[bool, typer.Option("--plots", help="Also write heatmap.png, trajectory.png and mds.png.")] = False,
+    report: Annotated[Path | None, typer.Option("--report", help="Also write one HTML page, to be opened offline.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what it would cost, and stop.")] = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -61,6 +63,7 @@ def pairwise(
     if parquet:
         written.append(out / "pairs.parquet")
         exports.write_parquet(result, written[3])
+    written += _looked_at(result, out if plots else None, report)
     if as_json:
         labels = {side: result[side].values.tolist() for side in ("a", "b")}
         print_json({**labels, "similarity": result.similarity.values.tolist(), **result.attrs, "exact": bool(result.attrs["exact"])})
@@ -69,6 +72,20 @@ def pairwise(
     typer.echo(f"metric      {result.attrs['metric']} ({'exact' if result.attrs['exact'] else 'approximation beyond one nonlinear layer'})")
     typer.echo(f"route       {result.attrs['plan']}")
     typer.echo(f"wrote       {', '.join(map(str, written))}")
+
+
+def _looked_at(result: Any, pictures: Path | None, page: Path | None) -> list[Path]:
+    """Write what is to be looked at."""
+    written = []
+    if pictures is not None:
+        for kind in ("heatmap", "trajectory", "mds") if result.attrs["symmetric"] else ("heatmap",):
+            written.append(pictures / f"{kind}.png")
+            result.plot(kind).savefig(written[-1], dpi=150)
+    if page is not None:
+        from tnsim import report
+
+        written.append(report.write(result, page))
+    return written
 
 
 def _series(files: list[str], dialect: str | None, n_ctx: int | None) -> Any:

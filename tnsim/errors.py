@@ -31,6 +31,10 @@ class StoreMismatch(TnsimError, ValueError):
     """A store on disk that holds another run, or something else than a run."""
 
 
+class ResultError(TnsimError, ValueError):
+    """A pairwise result that does not hold what was asked of it: not square, not finite, no such label."""
+
+
 class MissingExtra(TnsimError, ImportError):
     """An optional dependency is absent; the message carries the command that installs it."""
 
@@ -44,3 +48,7 @@ class PrecisionWarning(UserWarning):
 
 class DuplicateWarning(UserWarning):
     """Checkpoints whose weights are identical although they should be different steps; they are computed once."""
+
+
+class GramWarning(UserWarning):
+    """A matrix of similarities that no set of vectors has: a closure, float32 or a baseline that is no inner product."""

@@ -6,6 +6,7 @@ output coordinates of slices. Coordinates `name_a`, `hash_a` (and `_b`) say wher
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from tnsim.errors import MissingExtra
@@ -27,8 +28,8 @@ class Pairwise(xarray.Dataset):
 
     __slots__ = ()
 
-    def plot(self, kind: str = "heatmap", variable: str = "similarity") -> Any:
-        """A matplotlib figure of one variable; nothing is shown."""
-        from tnsim import plots
+    def plot(self, kind: str = "heatmap", variable: str | Sequence[str] = "similarity", change_points: Sequence[int] | None = None) -> Any:
+        """A matplotlib figure, as `figures.pairwise` draws it; nothing is shown."""
+        from tnsim import figures
 
-        return plots.pairwise(self, kind, variable)
+        return figures.pairwise(self, kind, variable, change_points)

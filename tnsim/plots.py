@@ -21,7 +21,7 @@ _LAYER_COLOURS = ("#1f77b4", "#ff9f40", "#2ca02c", "#9467bd", "#17becf", "#bcbd2
 
 def heatmap(matrix: Float[np.ndarray, "K K"], labels: Sequence[str], title: str = "") -> Figure:
     """A K x K similarity matrix, evenly spaced by index, colours fixed to [-1, 1], with a colour bar."""
-    figure, axes = _figure(figsize=(6.4, 5.4))
+    figure, axes = new_figure(figsize=(6.4, 5.4))
     image = axes.imshow(np.asarray(matrix), vmin=-1, vmax=1, cmap="RdBu_r", origin="lower")
     every = max(1, len(labels) // 24)
     ticks = range(0, len(labels), every)
@@ -40,7 +40,7 @@ def draw(network: qtn.TensorNetwork, title: str = "") -> Figure:
         import networkx  # noqa: F401  what quimb lays networks out with
     except ImportError:
         raise MissingExtra("networkx", "plot", "drawing a network") from None
-    figure, axes = _figure(figsize=(9, 6.5))
+    figure, axes = new_figure(figsize=(9, 6.5))
     layers = [t for t in (layer_tag(n) for n in range(len(network.tag_map))) if t in network.tag_map]
     operators = [t for t in _OPERATOR_COLOURS if t in network.tag_map]
     colours = {t: _LAYER_COLOURS[n % len(_LAYER_COLOURS)] for n, t in enumerate(layers)}
@@ -72,7 +72,7 @@ def draw(network: qtn.TensorNetwork, title: str = "") -> Figure:
 
 def depth(rows: Sequence[Mapping[str, Any]], title: str = "") -> Figure:
     """The table of `tnsim bench depth` as two panels: planned multiplications and warm time against depth."""
-    figure, (left, right) = _figure(ncols=2, figsize=(11, 4.2))
+    figure, (left, right) = new_figure(ncols=2, figsize=(11, 4.2))
     depths = [row["depth"] for row in rows]
     left.plot(depths, [row["multiplications"] for row in rows], "o-", label="tnsim plan")
     left.plot(depths, [row["paper_multiplications"] for row in rows], "k--", label="Gram recursion, per layer x depth")
@@ -93,12 +93,12 @@ def depth(rows: Sequence[Mapping[str, Any]], title: str = "") -> Figure:
     return figure
 
 
-def _figure(**options: Any) -> tuple[Figure, Any]:
+def new_figure(**options: Any) -> tuple[Figure, Any]:
     """A figure without pyplot state, so that nothing leaks and no display is needed."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
         raise MissingExtra("matplotlib", "plot", "drawing") from None
-    columns = options.pop("ncols", 1)
-    figure = Figure(layout="constrained", **options)
-    return figure, figure.subplots(ncols=columns)
+    grid = {name: options.pop(name) for name in ("nrows", "ncols", "squeeze") if name in options}
+    figure = Figure(**{"layout": "constrained"} | options)
+    return figure, figure.subplots(**grid)

@@ -1,0 +1,54 @@
+"""A pairwise result of the shipped modular-addition run, and made ones, in the layout that the readers take."""
+
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import xarray as xr
+
+import tnsim
+
+SHIPPED = Path(tnsim.__file__).parent / "data" / "modular-addition"
+
+
+@cache
+def _shipped():
+    series = tnsim.load(SHIPPED)
+    models, count = list(series), len(series)
+    inner, slices = np.empty((count, count)), np.empty((count, count, models[0].d_out))
+    for i in range(count):
+        for j in range(i + 1):
+            inner[i, j] = inner[j, i] = tnsim.inner(models[i], models[j])
+            slices[i, j] = slices[j, i] = tnsim.slices(models[i], models[j])
+    return result(inner, [int(x) for x in series.labels], slices[..., :6])
+
+
+def shipped():
+    """All pairs of the thirteen shipped checkpoints, with six of the slices."""
+    return _shipped().copy(deep=True)
+
+
+def result(inner, labels, slices=None):
+    """The Dataset that a pairwise run gives, from inner products."""
+    norms = np.sqrt(np.diag(inner))
+    variables = {
+        "similarity": (("a", "b"), inner / np.outer(norms, norms)),
+        "log_inner": (("a", "b"), np.log(np.abs(inner))),
+        "sign": (("a", "b"), np.sign(inner)),
+        "log_norm_a": ("a", 2 * np.log(norms)),
+        "log_norm_b": ("b", 2 * np.log(norms)),
+    }
+    if slices is not None:
+        variables["slices"] = (("a", "b", "output"), slices)
+    hashes, names = [f"{n:064x}" for n in range(len(labels))], [f"step_{label}.safetensors" for label in labels]
+    coords = {"a": labels, "b": labels}
+    coords |= {f"{kind}_{d}": (d, v) for d in "ab" for kind, v in (("hash", hashes), ("name", names))}
+    attrs = {"metric": "gaussian", "metric_parameters": "{}", "exact": 1, "dtype": "float64", "symmetric": 1, "tnsim_version": "0.1.0"}
+    return xr.Dataset(variables, coords, attrs)
+
+
+def blocks(rng, sizes, spread=0.3, dim=40):
+    """A made run: unit vectors around one centre per phase, so that the phases are known."""
+    centres = rng.normal(size=(len(sizes), dim)).repeat(sizes, axis=0)
+    vectors = centres + spread * rng.normal(size=centres.shape)
+    return result(vectors @ vectors.T, [100 * n for n in range(sum(sizes))])

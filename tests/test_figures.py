@@ -1,0 +1,104 @@
+"""Figures of a pairwise run: what is drawn, that labels do not overlap, what is refused."""
+
+import itertools
+
+import numpy as np
+import pytest
+from sample_runs import SHIPPED, blocks, shipped
+
+import tnsim
+from tnsim import baselines, figures, reading
+
+
+@pytest.fixture
+def run():
+    found = shipped()
+    found["weight_cosine"] = baselines.weight_cosine(tnsim.load(SHIPPED))
+    return found
+
+
+def images(figure):
+    return [axes.images[0] for axes in figure.axes if axes.images]
+
+
+def drawn(figure, axis):
+    """Extents, in pixels, of the labels along one axis."""
+    figure.canvas.draw()
+    return [text.get_window_extent() for text in axis.get_ticklabels() if text.get_text()]
+
+
+def test_heatmaps_share_one_colour_range(run):
+    points = reading.segment(run, 3).change_points
+    figure = figures.pairwise(run, "heatmap", ["similarity", "weight_cosine"], points)
+    first, second = images(figure)
+    assert np.array_equal(first.get_array(), run.similarity) and first.get_clim() == second.get_clim() == (0, 1)
+    assert len(figure.axes) == 3 and [axes.get_title() for axes in figure.axes[:2]] == ["similarity", "weight cosine"]
+    assert sorted(line.get_xdata()[0] for line in figure.axes[0].lines)[-2:] == [3.5, 8.5]
+
+
+def test_other_quantities_have_their_own_range(run):
+    assert images(figures.pairwise(run, variable="log_inner"))[0].get_clim() == (run.log_inner.min(), run.log_inner.max())
+    run["similarity"][0, -1] = run["similarity"][-1, 0] = -0.5
+    assert images(figures.pairwise(run))[0].get_clim() == (-1, 1)
+
+
+@pytest.mark.parametrize("count", [5, 60, 150])
+@pytest.mark.parametrize("kind", ["heatmap", "trajectory", "dendrogram"])
+def test_labels_do_not_overlap(rng, kind, count):
+    figure = figures.pairwise(blocks(rng, [count // 5] * 5), kind)
+    boxes = drawn(figure, figure.axes[0].xaxis)
+    assert len(boxes) >= 5 and all(p.x1 <= q.x0 for p, q in itertools.pairwise(boxes))
+    if kind == "heatmap":
+        boxes = drawn(figure, figure.axes[0].yaxis)
+        assert all(p.y1 <= q.y0 for p, q in itertools.pairwise(boxes))
+
+
+def test_trajectories(run):
+    figure = figures.pairwise(run, "trajectory", ["similarity", "weight_cosine"], (4,))
+    last, before = figure.axes[0].lines[:2]
+    assert last.get_ydata().tolist() == reading.trajectory(run).values.tolist() and len(before.get_xdata()) == 12
+    assert len(figure.legends[0].get_texts()) == 4 and figure.axes[0].lines[-1].get_xdata()[0] == 3.5
+
+
+def test_slices(run):
+    figure = figures.pairwise(run, "slices")
+    panels = images(figure)
+    assert len(panels) == 6 and len({panel.get_clim() for panel in panels}) == 1
+    assert np.array_equal(panels[4].get_array(), run.slices.sel(output=4))
+    assert len(images(figures.pairwise(run.isel(output=[0, 3]), "slices", change_points=(4,)))) == 2
+
+
+def test_embedding_and_dendrogram(run):
+    figure = figures.pairwise(run, "mds", change_points=(4, 9))
+    axes = figure.axes[0]
+    assert np.array_equal(axes.collections[0].get_offsets(), reading.mds(run).points)
+    assert len({tuple(c) for c in axes.collections[0].get_facecolors()}) == 3
+    assert {"0", "100000"} <= {text.get_text() for text in axes.texts}
+    axes = figures.pairwise(run, "dendrogram", change_points=(4, 9)).axes[0]
+    assert len(axes.lines) == 12 and len({text.get_color() for text in axes.get_xticklabels()}) == 3
+
+
+def test_two_sets_of_models_have_a_heatmap(run):
+    assert images(figures.pairwise(run.isel(a=slice(0, 4))))[0].get_array().shape == (4, 13)
+
+
+def test_no_global_state(run):
+    import matplotlib
+
+    before = dict(matplotlib.rcParams)
+    figures.pairwise(run, "mds")
+    assert dict(matplotlib.rcParams) == before
+
+
+def test_refusals(run):
+    many = run.isel(output=[0] * 200)
+    for call, message in (
+        (lambda: figures.pairwise(run, "violin"), "drawn as heatmap, trajectory, slices, mds, dendrogram, not as 'violin'"),
+        (lambda: figures.pairwise(run, variable="cka"), "no variable 'cka', only similarity"),
+        (lambda: figures.pairwise(run.drop_vars("slices"), "slices"), "no variable 'slices'.*compute the run with slices"),
+        (lambda: figures.pairwise(many, "slices"), "200 slices are not 1 to 144"),
+        (lambda: figures.pairwise(run, change_points=(20,)), "change points must rise from 1 to 12"),
+        (lambda: figures.pairwise(run.isel(a=[0, 1]), "mds"), "all pairs of one set of models"),
+    ):
+        with pytest.raises(tnsim.ResultError, match=message):
+            call()

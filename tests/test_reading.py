@@ -1,0 +1,143 @@
+"""Scores, phases and embeddings: against brute force, on made runs whose answer is known, and on the shipped run."""
+
+import itertools
+import json
+import sys
+
+import numpy as np
+import pytest
+import xarray as xr
+from sample_runs import SHIPPED, blocks, shipped
+
+import tnsim
+from tnsim import baselines, reading
+
+
+def test_block_score_by_hand():
+    similarity = np.array([[1, 0.8, 0.1], [0.8, 1, 0.3], [0.1, 0.3, 1]])
+    assert reading.block_score(similarity, [2]) == pytest.approx(0.8 - 0.2)  # the block of one has no pair within
+    assert reading.block_score(similarity, [1]) == pytest.approx(0.3 - 0.45)
+
+
+def test_segmentation_is_optimal(rng):
+    vectors = rng.normal(size=(8, 3))
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+
+    def scatter(points):
+        return sum(np.square(part - part.mean(0)).sum() for part in np.split(vectors, points))
+
+    found = reading.segmentations(vectors @ vectors.T, 8)
+    for phases, one in enumerate(found, 1):
+        best = min(itertools.combinations(range(1, 8), phases - 1), key=scatter)
+        assert one.change_points == best and one.cost == pytest.approx(scatter(best), abs=1e-12)
+        assert one == reading.segment(vectors @ vectors.T, phases)
+    assert np.all(np.diff([one.cost for one in found]) <= 1e-12)
+
+
+def test_segment_finds_made_phases(rng):
+    run = blocks(rng, [5, 9, 4])
+    found = reading.segment(run, 3)
+    assert found.change_points == (5, 14) and found.labels == (500, 1400)
+    scores = {points: reading.block_score(run, points) for points in ((5, 14), (4, 14), (5, 13))}
+    assert max(scores, key=scores.get) == (5, 14) and scores[5, 14] > 0.7
+
+
+def test_shipped_run_has_three_phases():
+    """Initialisation, memorisation, generalisation: the change points lie where the accuracies of the run say so."""
+    run, log = shipped(), json.loads((SHIPPED / "metrics.json").read_text())["checkpoints"]
+    learned, generalised = reading.segment(run, 3).labels
+    accuracy = {row["step"]: (row["train_accuracy"], row["validation_accuracy"]) for row in log}
+    steps = run.a.values
+    assert max(accuracy[s][0] for s in steps[steps < learned]) < 0.4 and accuracy[learned][0] > 0.9 > 0.3 > accuracy[learned][1]
+    assert max(accuracy[s][1] for s in steps[steps < generalised]) < 0.999 < accuracy[generalised][1]
+    assert reading.block_score(run, reading.segment(run, 3).change_points) > 0.4
+
+
+def test_trajectory(rng):
+    run = blocks(rng, [3, 4])
+    values = run.similarity.values
+    assert reading.trajectory(run).values.tolist() == values[:, -1].tolist()
+    assert reading.trajectory(run, 200).values.tolist() == values[:, 2].tolist()
+    previous = reading.trajectory(run, "previous")
+    assert previous.values == pytest.approx(np.diagonal(values, 1)) and previous.a.values.tolist() == [100, 200, 300, 400, 500, 600]
+    apart = run.isel(a=slice(0, 2))
+    assert reading.trajectory(apart).shape == (2,)
+    with pytest.raises(tnsim.ResultError, match="no model is labelled 250; labels go from 0 to 600"):
+        reading.trajectory(run, 250)
+
+
+def test_mds_gives_the_chords_back(rng):
+    vectors = rng.normal(size=(6, 2))
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    found = reading.mds(vectors @ vectors.T)
+    points = found.points.values
+    distances = np.linalg.norm(points[:, None] - points, axis=2)
+    assert distances == pytest.approx(np.linalg.norm(vectors[:, None] - vectors, axis=2))
+    assert found.share.sum() == pytest.approx(1) and found.negative == pytest.approx(0, abs=1e-12)
+    assert points.mean(0) == pytest.approx(0) and np.all(points[-1] >= points[0])
+    same = reading.mds(np.ones((4, 4)))
+    assert np.all(same.points == 0) and not same.share.any()
+
+
+def test_what_is_no_gram_matrix_is_named():
+    impossible = np.array([[1, 0.9, -0.9], [0.9, 1, 0.9], [-0.9, 0.9, 1]])
+    with pytest.warns(tnsim.GramWarning, match="matrix has the eigenvalue -0.8"):
+        assert reading.spectrum(impossible)[0] < 0
+    with pytest.warns(tnsim.GramWarning, match="of the spectrum of the matrix is negative"):
+        assert reading.mds(impossible).negative > 0.05
+
+
+def test_exact_metrics_are_gram_matrices():
+    assert reading.spectrum(shipped()).sum() == pytest.approx(13)
+    rounded = shipped().astype(np.float32).astype(float)
+    assert reading.spectrum(rounded.assign_attrs(dtype="float32")).sum() == pytest.approx(13)
+
+
+def test_dendrogram_joins_phases_last(rng):
+    linkage = reading.dendrogram(blocks(rng, [3, 4]))
+    assert linkage.shape == (6, 4) and sorted(linkage[:, 3])[-1] == 7
+    assert linkage[-1, 2] > 2 * linkage[-2, 2]
+
+
+def test_any_matrix_of_a_result_can_be_read():
+    run = shipped()
+    run["weight_cosine"] = baselines.weight_cosine(tnsim.load(SHIPPED))
+    run["js_divergence"] = baselines.js_divergence(tnsim.load(SHIPPED), 100)
+    assert reading.segment(run.weight_cosine, 3) != reading.segment(run, 3)
+    assert -1 < reading.block_score(run.slices.sel(output=2), [4]) < 1
+    assert reading.block_score(run.js_divergence, [4]) < 0
+    with pytest.raises(tnsim.ResultError, match="js_divergence is no matrix of cosines: a model compared with itself gives 0, not 1"):
+        reading.mds(run.js_divergence)
+
+
+def test_refusals(rng):
+    run = blocks(rng, [3, 3])
+    hole = run.copy(deep=True)
+    hole.similarity[1, 2] = np.nan
+    crooked = run.similarity.values.copy()
+    crooked[0, 1] += 0.1
+    for call, message in (
+        (lambda: reading.segment(run, 7), "6 models can be divided into 1 to 6 phases, not into 7"),
+        (lambda: reading.segment(run, 0), "not into 0"),
+        (lambda: reading.mds(run, 9), "1 to 6 dimensions, not in 9"),
+        (lambda: reading.block_score(run, [3, 3]), r"change points must rise from 1 to 5, found \[3, 3\]"),
+        (lambda: reading.block_score(run, [0]), "must rise from 1"),
+        (lambda: reading.block_score(run, []), r"found blocks of \[6\] models"),
+        (lambda: reading.dendrogram(np.ones((1, 1))), "at least two models"),
+        (lambda: reading.spectrum(hole), "similarity is not finite: nan at row 1, column 2; finish the run"),
+        (lambda: reading.spectrum(run.isel(a=[0, 1])), "all pairs of one set of models, found 2 rows and 6 columns"),
+        (lambda: reading.spectrum(crooked), "not symmetric: entries differ from their mirror images by up to 0.1"),
+        (lambda: reading.spectrum(np.ones(3)), r"expected a matrix of similarities, found an array of shape \(3,\)"),
+        (lambda: reading.spectrum(xr.Dataset()), "the result has no similarity, only no variable at all"),
+        (lambda: reading.spectrum(shipped().slices), r"found dimensions \('a', 'b', 'output'\); select the others first"),
+        (lambda: reading.spectrum(np.ones((0, 0))), "the result holds no models"),
+    ):
+        with pytest.raises(tnsim.ResultError, match=message):
+            call()
+
+
+@pytest.mark.parametrize("package", ["xarray", "scipy.linalg"])
+def test_missing_extra(package, monkeypatch):
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(tnsim.MissingExtra, match=r"pip install 'tnsim\[pairwise\]'"):
+        reading.spectrum(np.eye(2))
