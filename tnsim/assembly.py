@@ -15,7 +15,7 @@ from tnsim import paths
 from tnsim.canonical import canonical
 from tnsim.expressions import Builder, Use, product, reduced
 from tnsim.paths import Route
-from tnsim.plans import Piece
+from tnsim.plans import Operation, Piece
 from tnsim.problem import Definition, Operand, Stage, Term
 
 FEW, SMALL_STAGE = 12, 60  # products: up to FEW always, up to SMALL_STAGE where it is worth it, all are tuned together
@@ -40,7 +40,11 @@ def build_piece(stage: Stage, shapes: Shapes, symmetric: tuple[bool, ...], large
     terms = _count(stage)
     if terms <= FEW or (terms <= SMALL_STAGE and best.cost >= WORTH_SEARCHING):
         best = search.tuned(best, lambda pick, forms: _Assembly(stage, shapes, symmetric, pick, forms))
-    return best.piece(stage)
+    piece = best.piece(stage)
+    if piece.peak_elements > large and any(d.over for d in stage.definitions):
+        looped = _Assembly(stage, shapes, symmetric, search.pick, {}, loops=True).piece(stage)
+        piece = min(piece, looped, key=lambda p: p.peak_elements)
+    return piece
 
 
 def settle(stage: Stage, shapes: Shapes, large: int) -> tuple[tuple[int, ...], ...]:
@@ -145,35 +149,93 @@ def _distinct_terms(definition: Definition) -> Definition:
     return dataclasses.replace(definition, terms=terms)
 
 
+def leading(stage: Stage, definition: Definition) -> dict[str, int]:
+    """What leads to a definition and has an axis for its index `over`: names, of inputs too, and which axis that is."""
+    by_name = {d.name: d for d in stage.definitions if not d.kept}
+    found: dict[str, int] = {}
+
+    def visit(terms: tuple[Term, ...], index: str) -> None:
+        for operand in (o for term in terms for o in term.operands if index in o.indices):
+            axis = operand.indices.index(index)
+            if found.setdefault(operand.name, axis) != axis:
+                raise ValueError(f"{operand.name} is read along two axes")
+            if operand.name in by_name and operand.name not in seen:
+                seen.add(operand.name)
+                visit(by_name[operand.name].terms, by_name[operand.name].indices[axis])
+
+    seen: set[str] = set()
+    visit(definition.terms, definition.over)
+    return found
+
+
+def _without(definition: Definition, axes: dict[str, int]) -> Definition:
+    """The definition at one value of the index: that axis is gone from it and from all it reads."""
+
+    def dropped(name: str, indices: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(index for axis, index in enumerate(indices) if axis != axes.get(name))
+
+    terms = tuple(Term(t.weight, tuple(Operand(o.name, dropped(o.name, o.indices)) for o in t.operands)) for t in definition.terms)
+    return dataclasses.replace(definition, indices=dropped(definition.name, definition.indices), terms=terms)
+
+
 class _Assembly:
     """One assembly of a stage under a choice of routes: its builder, its outputs, its cost."""
 
-    def __init__(self, stage: Stage, shapes: Shapes, symmetric: tuple[bool, ...], pick, forms: dict):
+    def __init__(self, stage: Stage, shapes: Shapes, symmetric: tuple[bool, ...], pick, forms: dict, loops: bool = False):
         self.builder = builder = Builder(forms)
         self.inputs = len(shapes)
         self.keys: dict[Key, None] = {}
-        self.unshared = 0
-
-        def route(key: Key) -> Route:
-            self.keys[key] = None
-            found = pick(key)
-            self.unshared += found.multiplications
-            return found
-
+        self.unshared, self.pick = 0, pick
         values = {f"in{n}": builder.atom(s, symmetric=y) for n, (s, y) in enumerate(zip(shapes, symmetric, strict=True))}
         self.outputs: list[int] = []
+        sums = {d.name: leading(stage, d) for d in stage.definitions if loops and d.over}
         for definition in stage.definitions:
-            items = []
-            for term in definition.terms:
-                uses = [Use(values[o.name], o.indices) for o in term.operands]
-                items.append((term.weight, product(builder, uses, definition.indices, route)))
-            total = builder.ordered(builder.total(items, definition.indices), definition.indices)
-            values[definition.name] = total.value
-            if definition.symmetric:
-                builder.symmetric.add(total.value)
+            if definition.name in sums:
+                values[definition.name] = self.loop(stage, definition, sums[definition.name], values)
+            else:  # what only a loop needs is not reached from an output and falls away
+                values[definition.name] = self.value(builder, definition, values)
             if definition.kept:
-                self.outputs.append(total.value)
+                self.outputs.append(values[definition.name])
         self.cost = builder.cost(self.outputs)
+
+    def route(self, key: Key) -> Route:
+        self.keys[key] = None
+        found = self.pick(key)
+        self.unshared += found.multiplications
+        return found
+
+    def value(self, builder: Builder, definition: Definition, values: dict[str, int]) -> int:
+        """The sum of a definition's terms as one value of a builder."""
+        items = []
+        for term in definition.terms:
+            uses = [Use(values[o.name], o.indices) for o in term.operands]
+            items.append((term.weight, product(builder, uses, definition.indices, self.route)))
+        total = builder.ordered(builder.total(items, definition.indices), definition.indices)
+        if definition.symmetric:
+            builder.symmetric.add(total.value)
+        return total.value
+
+    def loop(self, stage: Stage, definition: Definition, axes: dict[str, int], values: dict[str, int]) -> int:
+        """A definition added up over its index `over`: everything that has an axis for it is computed once per value, inside."""
+        chain = [_without(d, axes) for d in stage.definitions if d.name in axes or d is definition]
+        own = {d.name for d in chain}
+        names = list(dict.fromkeys(o.name for d in chain for t in d.terms for o in t.operands if o.name not in own))
+        shapes = [self.builder.values[values[name]].shape for name in names]
+        inner, known = Builder(), {}
+        for name, shape in zip(names, shapes, strict=True):
+            known[name] = inner.atom(tuple(n for axis, n in enumerate(shape) if axis != axes.get(name)))
+        for d in chain:
+            known[d.name] = self.value(inner, d, known)
+        body = inner.piece([known[definition.name]], len(names))
+        count = next(shape[axes[name]] for name, shape in zip(names, shapes, strict=True) if name in axes)
+        sizes = {n: label + 1 for label, n in enumerate(dict.fromkeys(n for shape in shapes for n in shape))}  # one a size
+        labels = tuple(
+            tuple(0 if axis == axes.get(name) else sizes[n] for axis, n in enumerate(shape))
+            for name, shape in zip(names, shapes, strict=True)
+        )
+        shape = body.value_shapes[body.outputs[0]]
+        operation = Operation("loop", tuple(values[name] for name in names), labels, tuple(sizes[n] for n in shape), (), (0,), body)
+        return self.builder.loop(operation, shape, count * body.multiplications)
 
     def piece(self, stage: Stage) -> Piece:
         position = {d.name: n for n, d in enumerate(stage.outputs)}

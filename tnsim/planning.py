@@ -28,7 +28,7 @@ from tnsim.assembly import Shapes, build_piece, settle, shape_of, split, written
 from tnsim.plans import Piece, Plan, PlanStage, piece_from_data
 from tnsim.problem import Definition, Operand, Problem, Stage, Term, prune, unaliased
 
-VERSION = 8
+VERSION = 9
 LARGE = 2**27  # elements: 1 GiB in float64
 MAX_OPERATIONS = 200
 
@@ -126,6 +126,7 @@ def _numbered(stage: Stage, inputs: tuple[str, ...]) -> Stage:
             d.symmetric,
             tuple((groups[g], p) for g, p in d.powers if g in groups),
             d.kept,
+            d.over,
         )
         for d in stage.definitions
     )

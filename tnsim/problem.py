@@ -45,7 +45,8 @@ class Definition:
     """`name[indices] = sum(terms)`; `symmetric` if exchanging its two indices changes nothing.
 
     `powers` says how it scales: multiply the values of group g by c and this one becomes c**power as large.
-    Not `kept`, it is a step towards other definitions of its stage and no later stage may use it.
+    Not `kept`, it is a step towards other definitions of its stage and no later stage may use it. `over`: a summed index over
+    which it may be added up value by value, with everything that leads to it, where memory asks for that.
     """
 
     name: str
@@ -54,6 +55,7 @@ class Definition:
     symmetric: bool = False
     powers: tuple[tuple[str, int], ...] = ()
     kept: bool = True
+    over: str | None = None
 
 
 class Gauge(NamedTuple):

@@ -44,6 +44,7 @@ class Step:
     def __init__(self, layers: Layers, states: States, metric: Metric, n_ctx: int, mixes_later: bool):
         self.layers, self.states, self.mixes_later = layers, states, mixes_later
         self.gaussian, self.straight = metric.closes, isinstance(metric, Frobenius)
+        self.by_head = False
         self.stages: list[Stage] = []
         self.known: set[str] = set()
         self.means = dict(states.means)
@@ -241,13 +242,20 @@ class Step:
             name = f"heads.{legs.group}.{len(found)}@{self.layers.step}"
             indices = (*dict.fromkeys("s" if same else p for p in legs.outputs.values()), "a", "b", FIRST, SECOND)
             legs.definitions.append(Definition(name, indices, tuple(term(x, indices) for x in items), kept=False))
-            found.append(Item(1.0, (*outs, Operand(name, indices)), same))
+            heads = (*outs, Operand(name, indices))
+            if self.by_head:
+                found.append(Item(1.0, heads, same))
+                continue
+            core, indices = f"core.{name}", (*indices[:-4], "k", "l")
+            legs.definitions.append(Definition(core, indices, (Term(1.0, heads),), kept=False, over="a"))
+            found.append(Item(1.0, (Operand(core, indices),), same))
         return found
 
     # --- contributions -----------------------------------------------------------------------------------------
 
     def attributed(self, pair: Pair, tails: dict[Side, SequenceKind | None], by_head: bool) -> tuple[list[Definition], tuple[Term, ...]]:
         """As `closed`, with the outputs `c` and `d`: components of the bra's output and of the ket's, behind an optional linear layer."""
+        self.by_head = by_head
         legs, found = self.covariance(pair)
         outer = {"A": ("k", "c", "a"), "B": ("l", "d", "b")}
 
