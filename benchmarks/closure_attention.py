@@ -26,6 +26,9 @@ D_HEAD = 2
 NODES = 26
 PAIRS = 20
 RULES = {"x + 0.01 f(x)": (1.0, 0.01), "x + 0.1 f(x)": (1.0, 0.1), "x + 0.35 f(x)": (1.0, 0.35), "f(x)": (0.0, 1.0)}  # skip, scale
+PROTOCOL = f"""`python benchmarks/closure_attention.py`: {{pairs}} pairs of random models per row, of seeds (0, 1), (2, 3), ...
+Two attention layers, each `skip x + scale f(x)`; weights normal with variance 1 / columns; {CONTEXT} positions of {WIDTH} coordinates,
+{HEADS} heads of width {D_HEAD}, causal, RoPE, no biases. Exact cosine by quadrature with {NODES} nodes per variable, float64."""
 
 
 def model(seed: int, skip: float, scale: float) -> tnsim.Model:
@@ -85,11 +88,7 @@ def main() -> None:
     table = report(args.pairs)
     print(table)
     if args.out:
-        args.out.write_text(
-            "# The Gaussian closure for two attention layers\n\n"
-            f"`python benchmarks/closure_attention.py`: {args.pairs} pairs of random models (seeds 0, 1; 2, 3; ...), {CONTEXT} positions of "
-            f"{WIDTH} coordinates, {HEADS} heads of {D_HEAD},\nexact cosine by quadrature with {NODES} nodes per variable, float64.\n\n{table}\n"
-        )
+        args.out.write_text(f"# The Gaussian closure for two attention layers\n\n{PROTOCOL.format(pairs=args.pairs)}\n\n{table}\n")
 
 
 if __name__ == "__main__":

@@ -55,8 +55,8 @@ repeated = np.arange(1, 16) > lengths
 print(f"accuracy on repeated tokens {right[repeated].mean():.3f}, on fresh ones {right[~repeated].mean():.3f}")
 
 # %% [markdown]
-# The training run: after 200 steps nothing is predicted, and within the next thousand the repeated tokens are. Fresh tokens cannot
-# be predicted, except that they differ from those before them.
+# The training run: after 200 steps next to nothing is predicted, and after another thousand 93 % of the repeated tokens are. Fresh tokens
+# cannot be predicted, except that they differ from those before them or start the segment again.
 
 # %%
 metrics = json.loads((folder / "metrics.json").read_text())["checkpoints"]
@@ -93,7 +93,7 @@ print(np.round(tnsim.slices(early, late, closure), 2))
 # %% [markdown]
 # ## The run
 #
-# All pairs. A plan is made and compiled once for all of them, since it depends on shapes alone.
+# All pairs. A plan depends on shapes alone, so it was made and compiled once, by the cells above.
 
 # %%
 models = list(series)
@@ -113,6 +113,55 @@ plots.heatmap(by_closure, series.labels, "induction, all pairs, GaussianClosure"
 by_tree = all_pairs(tree)
 plots.heatmap(by_tree, series.labels, "induction, all pairs, TreeSymmetric")
 
+# %% [markdown]
+# What is to be seen, under both metrics: the steps before repeated tokens are predicted (up to 300) have next to nothing in common with those
+# after (450 onwards). From there on similarity only falls with distance along the run: the function keeps moving when the
+# accuracy has almost arrived. Step 900 predicts 83 % of the repeated tokens and is far from the last step.
+
 # %%
 for row, a, b in zip(metrics, by_closure[-1], by_tree[-1], strict=True):
     print(f"step {row['step']:5d}   repeated {row['repeated_accuracy']:.3f}   to the last step: closure {a:5.2f}, tree {b:5.2f}")
+
+# %% [markdown]
+# ## How wrong is the closure for two attention layers?
+#
+# For two positions of two coordinates a product of two models is a polynomial of degree 50 in four variables, which Gauss-Hermite
+# quadrature with 26 nodes per variable integrates exactly. Pairs of random models, beside the closure:
+
+# %%
+nodes, weights = np.polynomial.hermite_e.hermegauss(26)
+grid = np.array(list(itertools.product(nodes, repeat=3)))
+grid_weights = np.array(list(itertools.product(weights / weights.sum(), repeat=3))).prod(axis=1)
+
+
+def small_model(seed, skip, scale):
+    rng = np.random.default_rng(seed)
+    layers = [tnsim.Attention(*(rng.normal(size=s) / np.sqrt(s[1]) for s in [(4, 2)] * 5 + [(2, 4)]), 2) for _ in range(2)]
+    return tnsim.Model([tnsim.Residual(layer, skip, scale) for layer in layers], n_ctx=2)
+
+
+@jax.jit
+def products(a, b, x, w):
+    outputs = jax.numpy.stack([a(x), b(x)])
+    return jax.numpy.einsum("p,apsk,bpsk->ab", w, outputs, outputs)
+
+
+def exact_cosine(a, b):
+    with jax.enable_x64(True):
+        chunks = [np.column_stack([np.full(len(grid), x), grid]).reshape(-1, 2, 2) for x in nodes]
+        total = sum(w * np.asarray(products(a, b, x, grid_weights)) for w, x in zip(weights / weights.sum(), chunks, strict=True))
+    return total[0, 1] / np.sqrt(total[0, 0] * total[1, 1])
+
+
+print("layer            exact  closure    error")
+for rule, skip, scale in (("x + 0.35 f(x)", 1.0, 0.35), ("f(x)", 0.0, 1.0)):
+    for seed in range(0, 6, 2):
+        a, b = (small_model(s, skip, scale) for s in (seed, seed + 1))
+        exact, approximate = exact_cosine(a, b), tnsim.similarity(a, b, closure)
+        print(f"{rule:14s} {exact:7.3f}  {approximate:7.3f}  {approximate - exact:7.3f}")
+
+# %% [markdown]
+# The error is as large as the cosines themselves, and it is not rounding: moments of degree 50 are decided by rare, large inputs, of
+# which a mean and a covariance know nothing. `benchmarks/closure_attention.py` has more pairs and residual scales. Beyond one
+# nonlinear layer the closure is thus a similarity of its own, of layers on Gaussian states, and no estimate of `E<A(x), B(x)>`; the
+# pictures above are to be read in that sense, and `exact: False` says so.
