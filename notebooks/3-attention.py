@@ -114,8 +114,8 @@ by_tree = all_pairs(tree)
 plots.heatmap(by_tree, series.labels, "induction, all pairs, TreeSymmetric")
 
 # %% [markdown]
-# What is to be seen, under both metrics: the steps before repeated tokens are predicted (up to 300) have next to nothing in common with those
-# after (450 onwards). From there on similarity only falls with distance along the run: the function keeps moving when the
+# What is to be seen, under both metrics: the steps before repeated tokens are predicted (up to 300) have next to nothing in common
+# with those after (450 onwards). From there on similarity falls with distance along the run: the function keeps moving when the
 # accuracy has almost arrived. Step 900 predicts 83 % of the repeated tokens and is far from the last step.
 
 # %%
