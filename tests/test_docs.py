@@ -25,6 +25,12 @@ def test_readme_dialect():
     assert tnsim.Dialect.from_json(text).name == "mine"
 
 
+def test_readme_commands_name_shipped_files():
+    named = re.findall(r"tnsim/data/[\w./-]+", (ROOT / "README.md").read_text())
+    assert len(named) >= 4
+    assert all((ROOT / name).exists() for name in named)
+
+
 @pytest.mark.parametrize("page", ["README.md", "ARCHITECTURE.md", "benchmarks/README.md"])
 def test_links_lead_somewhere(page):
     for link in re.findall(r"\]\((?!http)([^)]+)\)", (ROOT / page).read_text()):
