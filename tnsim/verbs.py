@@ -243,13 +243,7 @@ def _problem_key(a: Model, b: Model, metric: Metric) -> _Key:
 def _sequence_key(a: Model, b: Model, metric: Metric) -> _Key:
     """Models of sequences: layer by layer. Raises `TooLarge` where the legs of whole trees would have to be joined."""
     bra, ket = (tuple(map(sequence_kind, m.layers)) for m in (a, b))
-    nonlinear, found = _nonlinear(bra, ket), type(metric)
-    if nonlinear > 1 and metrics.joins_whole_trees(found, nonlinear):
-        raise TooLarge(
-            f"{found.__name__} joins the legs of whole models, here polynomials of degree {a.degree} and {b.degree} in sequences; "
-            "it is available for one nonlinear layer. Use GaussianClosure(), an approximation, or TreeSymmetric()"
-        )
-    found = metrics.TreeSymmetric if found is metrics.Symmetric else found  # the same for one nonlinear layer
+    found = type(metrics.layer_by_layer(metric, _nonlinear(bra, ket), (a.degree, b.degree)))
     return _Key(bra, ket, found, metrics.sequence_inputs(metric, a.d_in, a.n_ctx), False, False, a.n_ctx)
 
 
