@@ -3,6 +3,8 @@
 Plans run on the NumPy reference here: correctness is the plan's, and nothing has to be compiled. `test_jax_agrees` closes the gap.
 """
 
+import itertools
+
 import numpy as np
 import pytest
 from oracles import bilinear, linear
@@ -135,6 +137,96 @@ def test_tree_metrics_are_those_of_dense_tensors(layers, symmetrised, numpy_plan
     assert np.allclose(tnsim.slices(a, b, metric), expected[0] / np.sqrt(expected[1] * expected[2]), rtol=0, atol=1e-9)
     if symmetrised and sum(order > 1 for order in a.orders) == 1:
         assert tnsim.inner(a, b, tnsim.Symmetric()) == pytest.approx(expected[0].sum(), rel=1e-9)
+
+
+TOKENS = 3
+OVER_TOKENS = {
+    "transformer": lambda g: [
+        linear(g, TOKENS, 4, True),
+        tnsim.Residual(bilinear(g, 4, 3, 4, True)),
+        tnsim.Residual(attention(g, 4, 2, 2, 1, 4, True), 0.6, 0.35),
+        linear(g, 4, 3),
+        linear(g, 3, 5, True),
+    ],
+    "attention alone": lambda g: [attention(g, TOKENS, 2, 2, 1, 5, rope_base=None)],
+    "no mask": lambda g: [linear(g, TOKENS, 4), attention(g, 4, 1, 2, 1, 5, True, mask="none")],
+    "no attention": lambda g: [bilinear(g, TOKENS, 4, 5)],
+}
+
+
+@pytest.mark.parametrize("n_ctx", [1, 3])
+@pytest.mark.parametrize("second", OVER_TOKENS)
+@pytest.mark.parametrize("first", OVER_TOKENS)
+def test_categorical_is_the_sum_over_all_sequences(first, second, n_ctx, numpy_plans):
+    rng = np.random.default_rng(7)
+    a, b = (tnsim.Model(OVER_TOKENS[name](rng), n_ctx=n_ctx) for name in (first, second))
+    p = rng.uniform(size=TOKENS)
+    p /= p.sum()
+    sequences = [list(x) for x in itertools.product(range(TOKENS), repeat=n_ctx)]
+
+    def enumerated(one, two):
+        return sum(np.prod(p[x]) * (one(np.eye(TOKENS)[x]) * two(np.eye(TOKENS)[x])).sum(axis=0) for x in sequences)
+
+    metric = tnsim.Categorical(p)
+    expected = [enumerated(x, y) for x, y in ((a, b), (a, a), (b, b))]
+    assert tnsim.inner(a, b, metric) == pytest.approx(expected[0].sum(), rel=1e-10)
+    assert np.allclose(tnsim.slices(a, b, metric), expected[0] / np.sqrt(expected[1] * expected[2]), rtol=0, atol=1e-10)
+    assert tnsim.similarity(a, b, metric).exact
+
+
+def test_categorical_refuses():
+    rng = np.random.default_rng(8)
+    a = tnsim.Model(OVER_TOKENS["transformer"](rng), n_ctx=2)
+    with pytest.raises(tnsim.ModelError, match="smallest of -0.5 and a sum of 1"):
+        tnsim.Categorical(np.array([1.5, -0.5]))
+    with pytest.raises(tnsim.ModelError, match="probabilities of 2 tokens, but the models read 3"):
+        tnsim.inner(a, a, tnsim.Categorical(np.array([0.5, 0.5])))
+    with pytest.raises(tnsim.TooLarge, match="another nonlinear layer follows"):
+        tnsim.inner(*[tnsim.Model([*a.layers, bilinear(rng, 5, 2, 2)], n_ctx=2)] * 2, tnsim.Categorical())
+    with pytest.raises(tnsim.ModelError, match="distribution of token sequences"):
+        tnsim.inner(*[tnsim.Model([linear(rng, 3, 2)])] * 2, tnsim.Categorical())
+
+
+@pytest.mark.parametrize("metric", [tnsim.GaussianClosure(), tnsim.TreeSymmetric()])
+@pytest.mark.parametrize("by", ["layer", "head"])
+def test_attribution_sums_to_the_inner_product(by, metric, numpy_plans):
+    rng = np.random.default_rng(9)
+
+    def model():
+        blocks = [tnsim.Residual(attention(rng, 3, 2, 2, 1, 3, True), 1.0, scale) for scale in (1.0, 0.35)]
+        return tnsim.Model([linear(rng, 2, 3, True), *blocks, linear(rng, 3, 4, True), linear(rng, 4, 2, True)], n_ctx=2)
+
+    a, b = model(), model()
+    found = tnsim.attribution(a, b, metric, by=by)
+    assert found.values.sum() == pytest.approx(tnsim.inner(a, b, metric), rel=1e-11)
+    cores = ("layer 2",) if by == "layer" else ("layer 2 head 0", "layer 2 head 1")
+    assert found.bra == found.ket == ("stream", *cores, "constant")
+
+
+def test_an_attribution_is_the_inner_product_of_the_component(numpy_plans):
+    """A model without its stream, and one of a single head, against the entries for them."""
+    rng = np.random.default_rng(10)
+    layer = attention(rng, 2, 2, 2, 1, 2)
+    model = tnsim.Model([tnsim.Residual(layer)], n_ctx=2)
+    found = tnsim.attribution(model, model, tnsim.Gaussian(), by="head")
+    assert found.exact
+    assert found.bra == ("stream", "layer 0 head 0", "layer 0 head 1")
+    alone = [
+        tnsim.Attention(layer.q1, layer.k1, layer.q2, layer.k2, layer.v, layer.o * np.eye(2)[head], 2, rope_base=10.0) for head in (0, 1)
+    ]
+    parts = [tnsim.Model([x], n_ctx=2) for x in (tnsim.Linear(np.eye(2)), *alone)]
+    assert np.allclose(found.values, [[tnsim.inner(x, y) for y in parts] for x in parts], rtol=1e-10, atol=1e-12)
+
+
+def test_attribution_of_vector_models_is_by_layer():
+    rng = np.random.default_rng(11)
+    a, b = (tnsim.Model([linear(rng, 3, 2), tnsim.Residual(bilinear(rng, 2, 3, 2, True)), linear(rng, 2, 4)]) for _ in range(2))
+    found = tnsim.attribution(a, b, tnsim.Gaussian())
+    assert found.values.sum() == pytest.approx(tnsim.inner(a, b), rel=1e-11)
+    with pytest.raises(tnsim.ModelError, match="by='head' needs an attention layer"):
+        tnsim.attribution(a, b, by="head")
+    with pytest.raises(tnsim.ModelError, match="by must be one of layer, head, found 'neuron'"):
+        tnsim.attribution(a, b, by="neuron")
 
 
 def test_constants_are_not_gaussian(numpy_plans):

@@ -163,7 +163,39 @@ class GaussianClosure(_GaussianMoments):
     name = "closure"
 
 
-Metric = Frobenius | TreeSymmetric | Symmetric | Gaussian | GaussianClosure
+@pytree
+@dataclass(frozen=True, eq=False)
+class Categorical:
+    """`E<A(x), B(x)>` over sequences of one-hot tokens, independent across positions, from one distribution; exact.
+
+    For models with at most one attention layer and only linear layers after it (see `tokens`). probabilities:
+    (vocabulary,), None for uniform. Raises `ModelError` when they are negative or do not sum to 1.
+    """
+
+    probabilities: Float[Array, " vocabulary"] | None = None
+    name = "categorical"
+    closes = True
+
+    def __post_init__(self) -> None:
+        if self.probabilities is None:
+            return
+        found = as_array(self.probabilities, "the token probabilities", 1)
+        if not isinstance(found, jax.core.Tracer) and (np.min(found) < 0 or abs(float(np.sum(np.asarray(found, np.float64))) - 1) > 1e-6):
+            raise ModelError(
+                f"token probabilities are at least 0 and sum to 1; found a smallest of {np.min(found):.3g} and a sum of {np.sum(found):.6g}"
+            )
+        object.__setattr__(self, "probabilities", found)
+
+    def distribution(self, vocabulary: int) -> Any:
+        """Probabilities of every token, (vocabulary,). Raises `ModelError` if they are for another vocabulary."""
+        if self.probabilities is None:
+            return np.full(vocabulary, 1 / vocabulary)
+        if self.probabilities.shape[0] != vocabulary:
+            raise ModelError(f"the metric has probabilities of {self.probabilities.shape[0]} tokens, but the models read {vocabulary}")
+        return self.probabilities
+
+
+Metric = Frobenius | TreeSymmetric | Symmetric | Gaussian | GaussianClosure | Categorical
 
 
 def check_metric(metric: Any) -> None:

@@ -24,7 +24,7 @@ from tnsim.errors import ModelError, PrecisionWarning, TnsimError, TooLarge
 from tnsim.folding import IDENTITY, TRACE, Pair
 from tnsim.legs import ONE, ONES, SAME_POSITION
 from tnsim.local import Kind, arrays, kind, symmetric_arrays
-from tnsim.metrics import Gaussian, InputKind, Metric, SequenceInputs
+from tnsim.metrics import Categorical, Gaussian, InputKind, Metric, SequenceInputs
 from tnsim.model import Combination, Model, check_comparable, terms
 from tnsim.names import COVARIANCE, MEAN, Leaf
 from tnsim.places import position_array
@@ -33,6 +33,7 @@ from tnsim.plans import Plan
 from tnsim.positional import SequenceKind, sequence_arrays, sequence_kind
 from tnsim.results import Number, Numbers, SignedLog
 from tnsim.sequences import fold_sequences
+from tnsim.tokens import TokenKind, fold_tokens, token_kind, token_leaves
 
 AnyModel = Model | Combination
 
@@ -206,10 +207,10 @@ def _relative(found: Plan, result: execution.Result, alone: bool, norms: bool, d
 class _Key(NamedTuple):
     """All that a plan depends on besides the products asked for."""
 
-    bra: tuple[Kind, ...] | tuple[SequenceKind, ...]
-    ket: tuple[Kind, ...] | tuple[SequenceKind, ...] | None
+    bra: tuple[Kind, ...] | tuple[SequenceKind, ...] | tuple[TokenKind]
+    ket: tuple[Kind, ...] | tuple[SequenceKind, ...] | tuple[TokenKind] | None
     metric: type
-    inputs: InputKind | SequenceInputs
+    inputs: InputKind | SequenceInputs | tuple[tuple[str, tuple[int, ...]], ...]
     lifted: bool
     deep: bool
     n_ctx: int | None
@@ -231,6 +232,8 @@ def _same_weights(a: Model, b: Model) -> bool:
 
 
 def _problem_key(a: Model, b: Model, metric: Metric) -> _Key:
+    if isinstance(metric, Categorical):
+        return _token_key(a, b, metric)
     if a.n_ctx is not None:
         return _sequence_key(a, b, metric)
     bra, ket = tuple(map(kind, a.layers)), tuple(map(kind, b.layers))
@@ -247,6 +250,15 @@ def _sequence_key(a: Model, b: Model, metric: Metric) -> _Key:
     return _Key(bra, ket, found, metrics.sequence_inputs(metric, a.d_in, a.n_ctx), False, False, a.n_ctx)
 
 
+def _token_key(a: Model, b: Model, metric: Categorical) -> _Key:
+    """Models over tokens; the key holds the shapes of all arrays. Raises `ModelError` for models that read no sequences."""
+    if a.n_ctx is None:
+        raise ModelError("Categorical is a distribution of token sequences: give tnsim.Model(layers, n_ctx=...) or load(..., n_ctx=...)")
+    arrays = jax.eval_shape(lambda models: token_leaves(models, metric.distribution(a.d_in)), {"A": a, "B": b})
+    shapes = tuple((name, array.shape) for name, array in sorted(arrays.items()))
+    return _Key((token_kind(a),), (token_kind(b),), Categorical, shapes, False, False, a.n_ctx)
+
+
 def _nonlinear(*models: tuple[Kind, ...] | tuple[SequenceKind, ...]) -> int:
     return max(sum(k.order > 1 for k in kinds) for kinds in models)
 
@@ -256,6 +268,9 @@ def _plan(
     bra, ket, metric: type, inputs, lifted: bool, whole: bool, n_ctx: int | None, pairs, per_output: bool, dtype: str, large: int
 ) -> Plan:
     models = {"A": bra} if ket is None else {"A": bra, "B": ket}
+    if metric is Categorical:
+        kinds = {side: kind for side, (kind,) in models.items()}
+        return plan_problem(fold_tokens(kinds, dict(inputs), pairs, per_output), metric.name, True, dtype, large)
     exact = metrics.is_exact(metric(), _nonlinear(*models.values()))
     if n_ctx is not None:
         return plan_problem(fold_sequences(models, metric(), inputs, n_ctx, pairs, per_output), metric.name, exact, dtype, large)
@@ -267,9 +282,19 @@ def _plan(
     return plan_problem(problem, metric.name, exact, dtype, large)
 
 
-def _leaves(found: Plan, models: Mapping[str, Model], metric: Metric, key: _Key, t: float | None = None) -> dict[str, Any]:
-    """Every array the plan reads, by name."""
-    leaves: dict[str, Any] = {}
+def _value(found: Plan, leaves: Mapping[str, Any], dtype: str) -> Any:
+    """The cross term of a plan as NumPy float64."""
+    with execution.precision():
+        result = jax.device_get(execution.run(found, {k: _cast(x, dtype) for k, x in leaves.items()}))
+    return np.asarray(result.values["AB"], np.float64) * np.exp(execution.log_of(result, dict(found.scales["AB"])))
+
+
+def _leaves(found: Plan, models: Mapping[str, Model], metric: Metric, key: _Key, t: float | None = None, given: Any = ()) -> dict[str, Any]:
+    """Every array the plan reads, by name; `given` ones as they are."""
+    if isinstance(metric, Categorical):
+        leaves = token_leaves(dict(models), metric.distribution(models["A"].d_in))
+        return {name: leaves[name] for name in found.shapes}
+    leaves = dict(given)
     for side, model in models.items():
         for n, layer in enumerate(model.layers):
             if key.n_ctx is not None:

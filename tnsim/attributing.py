@@ -1,0 +1,99 @@
+"""Which components of two models account for their inner product. In: models, a metric. Out: a labelled matrix.
+
+An output is a sum of components: what the residual stream carries past the last nonlinear layer, what that layer adds,
+head by head if it is attention, and biases; linear layers after it act on each. An inner product is bilinear, so
+it is the sum of a matrix with one entry per pair of components. Entry (i, j) is `sum_s E<a_i(x)[s], b_j(x)[s]>` under the metric:
+exact for one nonlinear layer, and beyond it with the hidden states that the metric says (closure, tree).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float
+
+from tnsim import metrics, verbs
+from tnsim.errors import ModelError
+from tnsim.layers import Attention, Layer, Linear, innermost
+from tnsim.legs import STREAM
+from tnsim.metrics import GaussianClosure, Metric
+from tnsim.model import Model
+from tnsim.names import SIDES, WEIGHT, Side, bias_of
+from tnsim.planning import LARGE, plan_problem
+from tnsim.sequences import fold_attribution
+from tnsim.steps import CONSTANT, CORE, selector
+from tnsim.tokens import merged_tail
+
+WAYS = ("layer", "head")
+
+
+@dataclass(frozen=True, eq=False)
+class Attribution:
+    """`values[i, j]`: contribution of component `bra[i]` of the first model with `ket[j]` of the second; they sum to the inner product."""
+
+    values: Float[np.ndarray, "bra ket"]
+    bra: tuple[str, ...]
+    ket: tuple[str, ...]
+    metric: str
+    exact: bool
+
+
+def attribution(a: Model, b: Model, metric: Metric = GaussianClosure(), *, by: str = "layer", dtype: str = "float64") -> Attribution:
+    """Contributions of a's components against b's; their sum is `inner(a, b, metric)`.
+
+    by "layer": the residual stream into the last nonlinear layer, that layer, and constants. by "head": the last attention
+    layer's heads one by one. Raises `ModelError` when the models are no plain models, have no nonlinear layer, end in different
+    kinds of it, or have no heads to tell apart; otherwise as `inner`.
+    """
+    if by not in WAYS:
+        raise ModelError(f"by must be one of {', '.join(WAYS)}, found {by!r}")
+    for model in (a, b):
+        if not isinstance(model, Model):
+            raise ModelError("attribution is between two models; take those of a combination one by one")
+    verbs._check(a, b, metric, dtype)
+    models = {"A": _prepared(a), "B": _prepared(b)}
+    last = {side: next(x for x in map(innermost, reversed(m.layers)) if not isinstance(x, Linear)) for side, m in models.items()}
+    if type(last["A"]) is not type(last["B"]):
+        raise ModelError(
+            f"the last nonlinear layers are {type(last['A']).__name__} and {type(last['B']).__name__}; they cannot be compared"
+        )
+    if by == "head" and not isinstance(last["A"], Attention):
+        raise ModelError("by='head' needs an attention layer as the last nonlinear layer, found Bilinear; use by='layer'")
+    labels = {side: _labels(models[side], last[side], by) for side in SIDES}
+    selectors = {name: array for side in SIDES for name, array in _selectors(side, len(labels[side]), by).items()}
+    key = verbs._problem_key(models["A"], models["B"], metric)
+    kinds = {"A": key.bra, "B": key.ket}
+    problem = fold_attribution(kinds, key.metric(), key.inputs, key.n_ctx, {name: array.shape for name, array in selectors.items()})
+    exact = metrics.is_exact(metric, sum(order > 1 for order in a.orders))
+    plan = plan_problem(problem, metric.name, exact, dtype, LARGE)
+    values = verbs._value(plan, verbs._leaves(plan, models, metric, key, given=selectors), dtype)
+    keep = [np.abs(values).sum(axis=1 - axis) > 0 for axis in (0, 1)]
+    names = [tuple(label for label, kept in zip(labels[side], keep[n], strict=True) if kept) for n, side in enumerate(SIDES)]
+    return Attribution(values[np.ix_(*keep)], *names, metric.name, exact)
+
+
+def _prepared(model: Model) -> Model:
+    """The same function with at most one linear layer after the last nonlinear one, over sequences (of one vector)."""
+    layers = list(model.layers)
+    nonlinear = [n for n, layer in enumerate(layers) if layer.order > 1]
+    if not nonlinear:
+        raise ModelError("attribution is by the parts of the last nonlinear layer, but a model is linear")
+    head, tail = layers[: nonlinear[-1] + 1], layers[nonlinear[-1] + 1 :]
+    if tail:
+        merged = merged_tail(tail)
+        head.append(Linear(merged[WEIGHT], merged.get(bias_of(WEIGHT))))
+    return Model(head, model.n_ctx or 1)
+
+
+def _labels(model: Model, last: Layer, by: str) -> tuple[str, ...]:
+    number = max(n for n, layer in enumerate(model.layers) if layer.order > 1)
+    core = (f"layer {number}",) if by == "layer" else tuple(f"layer {number} head {h}" for h in range(last.n_heads))
+    return ("stream", *core, "constant")
+
+
+def _selectors(side: Side, count: int, by: str) -> dict[str, Float[np.ndarray, ...]]:
+    """Which part of an output belongs to which component: stream first, constants last, the layer or its heads between."""
+    eye = np.eye(count)
+    found = {selector(STREAM, side): eye[0], selector(CONSTANT, side): eye[-1]}
+    return found | ({selector("HEADS", side): eye[:, 1:-1]} if by == "head" else {selector(CORE, side): eye[1]})
