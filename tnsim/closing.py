@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from tnsim import deep, diagrams, metrics
+from tnsim.errors import ModelError
 from tnsim.folding import Step, align
 from tnsim.local import kind
-from tnsim.metrics import Gaussian, Metric
+from tnsim.metrics import Categorical, Gaussian, Metric
 from tnsim.model import Model, check_comparable
 from tnsim.names import COVARIANCE, MEAN, OUT, bond_index
 from tnsim.orbits import diagrams as diagrams_of_trees
@@ -31,12 +32,16 @@ if TYPE_CHECKING:
 def networks(a: Model, b: Model, metric: Metric = Gaussian(), max_tensors: int = MAX_TENSORS) -> Iterator[tuple[float, qtn.TensorNetwork]]:
     """Yield (weight, closed network), bra `A` and ket `B`; contract each with `output_inds=()`.
 
-    Models of sequences meet on flattened legs (see `unrolled`), layer over layer.
-    Raises `TooLarge` when bra and ket together have more than `max_tensors` tensors, or as `inner` does; `ModelError` as `inner` does.
+    Models of sequences meet on flattened legs (see `unrolled`), layer over layer. Attention joins five legs: its symmetriser lets one
+    network stand for an orbit, 3 for the 945 pairings of two layers without constants, 21 with them.
+    Raises `TooLarge` when bra and ket together have more than `max_tensors` tensors, or as `inner` does; `ModelError` as `inner` does,
+    except that the Gaussian metrics let an attention layer meet a bilinear one here.
     The number of networks grows quickly with depth for `GaussianClosure`; the iterator is lazy.
     """
     check_models([a, b], max_tensors)
     metrics.check_metric(metric)
+    if isinstance(metric, Categorical):
+        raise ModelError("Categorical counts tokens and joins no legs, so it has no networks; inner() computes it without")
     check_comparable(a, b)
     nonlinear = max(sum(order > 1 for order in m.orders) for m in (a, b))
     if a.n_ctx is not None:

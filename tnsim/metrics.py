@@ -300,7 +300,7 @@ def flattened(metric: Metric, d: int, n_ctx: int) -> Metric:
 def layer_by_layer(metric: Metric, nonlinear_layers: int, degrees: tuple[int, int]) -> Metric:
     """The metric that joins layer over layer and has the value of `metric` for models of sequences.
 
-    Raises `TooLarge` where the legs of whole trees would have to be joined.
+    nonlinear_layers: of the deeper model; degrees: of both. Raises `TooLarge` where the legs of whole trees would have to be joined.
     """
     if nonlinear_layers > 1 and joins_whole_trees(type(metric), nonlinear_layers):
         raise TooLarge(
