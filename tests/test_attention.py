@@ -124,9 +124,9 @@ def test_categorical_is_the_sum_over_all_sequences(first, second, n_ctx, numpy_p
 def test_categorical_refuses():
     rng = np.random.default_rng(8)
     a = tnsim.Model(OVER_TOKENS["transformer"](rng), n_ctx=2)
-    with pytest.raises(tnsim.ModelError, match="smallest of -0.5 and a sum of 1"):
+    with pytest.raises(tnsim.ModelError, match=r"smallest of -0\.5 and a sum of 1"):
         tnsim.Categorical(np.array([1.5, -0.5]))
-    with pytest.raises(tnsim.ModelError, match="probabilities of 2 tokens, but the models read 3"):
+    with pytest.raises(tnsim.ModelError, match=r"probabilities of 2 tokens, but the models read 3"):
         tnsim.inner(a, a, tnsim.Categorical(np.array([0.5, 0.5])))
     with pytest.raises(tnsim.TooLarge, match="another nonlinear layer follows"):
         tnsim.inner(*[tnsim.Model([*a.layers, bilinear(rng, 5, 2, 2)], n_ctx=2)] * 2, tnsim.Categorical())

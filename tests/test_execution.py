@@ -7,7 +7,7 @@ import pytest
 from oracles import bilinear
 
 import tnsim
-from tnsim import bench, execution, verbs
+from tnsim import bench, execution, structure, verbs
 
 
 def stack(depth, dtype="float64", seed=0, size=1.0):
@@ -21,7 +21,7 @@ def stack(depth, dtype="float64", seed=0, size=1.0):
 def test_numpy_runs_the_same_plan(name, metric, rng):
     a, b = cases.pair((cases.SHALLOW | cases.DEEP)[name], rng)
     planned = tnsim.plan(a, b, metric, per_output=True)
-    leaves = verbs._leaves(planned, {"A": a, "B": b}, metric, verbs._problem_key(a, b, metric))
+    leaves = structure.leaves(planned, {"A": a, "B": b}, metric, structure.problem_key(a, b, metric))
     reference = execution.run(planned, leaves, backend="numpy")
     assert all(type(v) is np.ndarray for v in reference.values.values())
     with execution.precision():
@@ -94,9 +94,9 @@ def test_budget_is_kept_or_refused_before_anything_runs(monkeypatch, rng):
     expected = tnsim.inner(a, b)
     peak = tnsim.plan(a, b).peak_bytes
     half = tnsim.Budget(memory_bytes=0.5 * peak)
-    monkeypatch.setattr(verbs, "LARGE", 2**14)
+    monkeypatch.setattr(structure, "LARGE", 2**14)
     assert abs(tnsim.inner(a, b, budget=half) / expected - 1) < 1e-12
-    chunked = verbs._affordable(verbs._problem_key(a, b, tnsim.Gaussian()), verbs._CROSS, False, "float64", half)
+    chunked = structure.affordable(structure.problem_key(a, b, tnsim.Gaussian()), verbs._CROSS, False, "float64", half)
     assert chunked.peak_bytes <= 0.5 * peak and any(op.kind == "loop" for p in chunked.pieces for op in p.operations)
     assert tnsim.Plan.from_json(chunked.to_json()) == chunked
     monkeypatch.setattr(execution, "run", lambda *_: pytest.fail("started"))
@@ -105,7 +105,7 @@ def test_budget_is_kept_or_refused_before_anything_runs(monkeypatch, rng):
     with pytest.raises(tnsim.TooLarge, match=r"gaussian needs \S+ multiplications here, more than the budget of 1e\+03"):
         tnsim.inner(a, b, budget=tnsim.Budget(multiplications=1e3))
     monkeypatch.setattr(execution, "available_bytes", lambda: 2**20)
-    monkeypatch.setattr(verbs, "_ALWAYS_FITS", 0)
+    monkeypatch.setattr(structure, "_ALWAYS_FITS", 0)
     big = [bench.random_stack(128, 256, 2, "float64", seed) for seed in (0, 1)]
     with pytest.raises(tnsim.TooLarge, match=r"tree needs \S+ GiB here, and the budget is 0.000781 GiB"):
         tnsim.similarity(*big, tnsim.TreeSymmetric())
@@ -117,10 +117,12 @@ def test_accelerator_agrees_with_numpy(rng):
     a, b = tnsim.Model([bilinear(rng, 64, 128, 10)]), tnsim.Model([bilinear(rng, 64, 96, 10)])
     planned = tnsim.plan(a, b)
     reference = execution.run(
-        planned, verbs._leaves(planned, {"A": a, "B": b}, tnsim.Gaussian(), verbs._problem_key(a, b, tnsim.Gaussian())), backend="numpy"
+        planned,
+        structure.leaves(planned, {"A": a, "B": b}, tnsim.Gaussian(), structure.problem_key(a, b, tnsim.Gaussian())),
+        backend="numpy",
     )
     with execution.precision():
         found = execution.run(
-            planned, verbs._leaves(planned, {"A": a, "B": b}, tnsim.Gaussian(), verbs._problem_key(a, b, tnsim.Gaussian()))
+            planned, structure.leaves(planned, {"A": a, "B": b}, tnsim.Gaussian(), structure.problem_key(a, b, tnsim.Gaussian()))
         )
     np.testing.assert_allclose(np.asarray(found.values["AB"]), reference.values["AB"], rtol=1e-12)

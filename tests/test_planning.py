@@ -9,7 +9,7 @@ import pytest
 from oracles import bilinear
 
 import tnsim
-from tnsim import bench, paths, planning
+from tnsim import bench, paths, planning, structure
 from tnsim.plans import Operation, Piece
 
 METRICS = {"tree": tnsim.TreeSymmetric(), "closure": tnsim.GaussianClosure(), "frobenius": tnsim.Frobenius()}
@@ -67,10 +67,9 @@ def test_json_both_ways(name, rng):
 
 
 def fresh(model, metric):
-    from tnsim import verbs
 
     planning._piece.cache_clear()
-    verbs._plan.cache_clear()
+    structure.plan_for.cache_clear()
     return tnsim.plan(model, model, metric, norms=True)
 
 

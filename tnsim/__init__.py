@@ -25,7 +25,11 @@ _HOME = {
     "inner": "verbs",
     "log_inner": "verbs",
     "plan": "verbs",
-    "Budget": "verbs",
+    "Budget": "structure",
+    "pairwise": "runs",
+    "plan_pairwise": "runs",
+    "open_pairwise": "runs",
+    "Pairwise": "pairs",
     "check": "checking",
     "attribution": "attributing",
     "Attribution": "attributing",
@@ -44,7 +48,9 @@ _HOME = {
     "UnsupportedLayer": "errors",
     "TooLarge": "errors",
     "MissingExtra": "errors",
+    "StoreMismatch": "errors",
     "PrecisionWarning": "errors",
+    "DuplicateWarning": "errors",
 }
 
 __all__ = sorted(_HOME)

@@ -10,19 +10,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import jax
 import numpy as np
 from jaxtyping import Float
 
-from tnsim import metrics, verbs
+from tnsim import execution
 from tnsim.errors import ModelError
 from tnsim.layers import Attention, Layer, Linear, innermost
 from tnsim.legs import STREAM
-from tnsim.metrics import GaussianClosure, Metric
+from tnsim.metrics import Categorical, GaussianClosure, Metric, is_exact
 from tnsim.model import Model
 from tnsim.names import SIDES, WEIGHT, Side, bias_of
 from tnsim.planning import LARGE, plan_problem
 from tnsim.sequences import fold_attribution
 from tnsim.steps import CONSTANT, CORE, selector
+from tnsim.structure import cast, check, input_leaves, nonlinear, problem_key, weight_leaves
 from tnsim.tokens import merged_tail
 
 WAYS = ("layer", "head")
@@ -51,7 +53,7 @@ def attribution(a: Model, b: Model, metric: Metric = GaussianClosure(), *, by: s
     for model in (a, b):
         if not isinstance(model, Model):
             raise ModelError("attribution is between two models; take those of a combination one by one")
-    verbs._check(a, b, metric, dtype)
+    check(a, b, metric, dtype)
     models = {"A": _prepared(a), "B": _prepared(b)}
     last = {side: next(x for x in map(innermost, reversed(m.layers)) if not isinstance(x, Linear)) for side, m in models.items()}
     if type(last["A"]) is not type(last["B"]):
@@ -62,12 +64,19 @@ def attribution(a: Model, b: Model, metric: Metric = GaussianClosure(), *, by: s
         raise ModelError("by='head' needs an attention layer as the last nonlinear layer, found Bilinear; use by='layer'")
     labels = {side: _labels(models[side], last[side], by) for side in SIDES}
     selectors = {name: array for side in SIDES for name, array in _selectors(side, len(labels[side]), by).items()}
-    key = verbs._problem_key(models["A"], models["B"], metric)
-    kinds = {"A": key.bra, "B": key.ket}
-    problem = fold_attribution(kinds, key.metric(), key.inputs, key.n_ctx, {name: array.shape for name, array in selectors.items()})
-    exact = metrics.is_exact(metric, sum(order > 1 for order in a.orders))
+    key = problem_key(models["A"], models["B"], metric)
+    if isinstance(metric, Categorical):
+        raise ModelError("attribution is for Gaussian and tree metrics, found Categorical()")
+    sizes = {name: array.shape for name, array in selectors.items()}
+    problem = fold_attribution({"A": key.bra, "B": key.ket}, key.metric(), key.inputs, key.n_ctx, sizes)
+    exact = is_exact(metric, nonlinear(key.bra, key.ket))
     plan = plan_problem(problem, metric.name, exact, dtype, LARGE)
-    values = verbs._value(plan, verbs._leaves(plan, models, metric, key, given=selectors), dtype)
+    known = input_leaves(plan, metric, a.d_in, key) | selectors
+    for side, model in models.items():
+        known |= weight_leaves(side, model, key)
+    with execution.precision():
+        result = jax.device_get(execution.run(plan, {name: cast(known[name], dtype) for name in plan.shapes}))
+    values = np.asarray(result.values["AB"], np.float64) * np.exp(execution.log_of(result, dict(plan.scales["AB"])))
     keep = [np.abs(values).sum(axis=1 - axis) > 0 for axis in (0, 1)]
     names = [tuple(label for label, kept in zip(labels[side], keep[n], strict=True) if kept) for n, side in enumerate(SIDES)]
     return Attribution(values[np.ix_(*keep)], *names, metric.name, exact)

@@ -12,7 +12,8 @@ import numpy as np
 
 from tnsim.errors import ModelError
 from tnsim.metrics import Gaussian, GaussianClosure
-from tnsim.verbs import AnyModel, similarity
+from tnsim.structure import AnyModel
+from tnsim.verbs import similarity
 
 BATCH = 4096
 GROUPS = 32

@@ -175,21 +175,28 @@ class Series(Sequence[Model]):
     """Checkpoints in order, read when indexed. `paths`; `labels`: the step where the names differ by one number.
 
     A folder or a glob is sorted by the numbers in the names, a list keeps its order. Raises `CheckpointError`
-    when nothing matches.
+    when nothing matches. `names`: what to take the labels from, where not the paths.
     """
 
-    def __init__(self, source: Any, dialect: Dialect | str | os.PathLike | None = None, n_ctx: int | None = None):
+    def __init__(
+        self,
+        source: Any,
+        dialect: Dialect | str | os.PathLike | None = None,
+        n_ctx: int | None = None,
+        names: Sequence[str] | None = None,
+    ):
         self.n_ctx = n_ctx
         self.dialect = None if dialect is None else find_dialect(dialect)
         self.paths = tuple(_expand(source))
-        self.labels = _labels(self.paths)
+        self.names = tuple(map(str, self.paths)) if names is None else tuple(names)
+        self.labels = _labels([Path(name) for name in self.names])
 
     def __len__(self) -> int:
         return len(self.paths)
 
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
-            return Series(self.paths[index], self.dialect, self.n_ctx)
+            return Series(self.paths[index], self.dialect, self.n_ctx, self.names[index])
         return read(self.paths[index], self.dialect, self.n_ctx).model
 
     def __iter__(self) -> Iterator[Model]:
@@ -217,10 +224,11 @@ def _expand(source: Any) -> Iterator[Path]:
         found = [path]
     if not found:
         raise CheckpointError(f"{source}: no checkpoint matches ({', '.join(SUFFIXES)})")
-    yield from sorted(found, key=_natural)
+    yield from sorted(found, key=natural)
 
 
-def _natural(path: Path) -> list:
+def natural(path: Path) -> list:
+    """A sort key that takes the digits of a name for numbers."""
     return [(1, int(part), "") if part.isdigit() else (0, 0, part) for part in re.split(r"(\d+)", path.name)]
 
 

@@ -5,7 +5,6 @@ Heavy imports happen inside the commands, so that `tnsim --help` answers at once
 
 from __future__ import annotations
 
-import enum
 import json
 import os
 import sys
@@ -13,6 +12,19 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+
+from tnsim import cli_pairwise
+from tnsim.cli_options import (
+    ContextOption,
+    DialectOption,
+    DtypeName,
+    DtypeOption,
+    JsonOption,
+    MetricName,
+    MetricOption,
+    metric_of,
+    print_json,
+)
 
 app = typer.Typer(
     help="Exact similarity of polynomial networks, from their weights.",
@@ -23,34 +35,9 @@ app = typer.Typer(
 )
 bench_app = typer.Typer(help="Measure cost, with a protocol.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(bench_app, name="bench")
-
-
-class MetricName(enum.StrEnum):
-    gaussian = "gaussian"
-    closure = "closure"
-    symmetric = "symmetric"
-    tree = "tree"
-    frobenius = "frobenius"
-
-
-class DtypeName(enum.StrEnum):
-    float64 = "float64"
-    float32 = "float32"
-
+app.command()(cli_pairwise.pairwise)
 
 File = Annotated[Path, typer.Argument(help="Checkpoint: .safetensors, .npz, .pt or .pth.")]
-MetricOption = Annotated[
-    MetricName,
-    typer.Option(
-        "--metric",
-        help="gaussian: E<A(x),B(x)>, exact. closure: the same layer by layer, linear in depth. "
-        "symmetric: all legs symmetrised. tree: each layer's legs. frobenius: raw tensors.",
-    ),
-]
-DialectOption = Annotated[str | None, typer.Option("--dialect", help="Layout of foreign files: a preset or a JSON file. Default: detect.")]
-ContextOption = Annotated[int | None, typer.Option("--n-ctx", help="Length of the sequences on which models with attention are compared.")]
-DtypeOption = Annotated[DtypeName, typer.Option("--dtype", help="Precision of the computation.")]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 
 
 @app.command()
@@ -71,15 +58,15 @@ def similarity(
     import tnsim
 
     one, two = tnsim.load(a, dialect, n_ctx), tnsim.load(b, dialect, n_ctx)
-    value = tnsim.similarity(one, two, _metric(metric), dtype=dtype.value)
+    value = tnsim.similarity(one, two, metric_of(metric), dtype=dtype.value)
     found: dict[str, Any] = {"similarity": float(value), "metric": value.metric, "exact": value.exact, "dtype": dtype.value}
     if slices:
-        found["slices"] = tnsim.slices(one, two, _metric(metric), dtype=dtype.value).tolist()
+        found["slices"] = tnsim.slices(one, two, metric_of(metric), dtype=dtype.value).tolist()
     if check:
-        beside = tnsim.check(one, two, _metric(metric), samples=samples, seed=seed, progress=not as_json)
+        beside = tnsim.check(one, two, metric_of(metric), samples=samples, seed=seed, progress=not as_json)
         found["check"] = {name: float(getattr(beside, name)) for name in ("estimate", "standard_error", "deviation", "samples", "seed")}
     if as_json:
-        _print_json({"a": str(a), "b": str(b), **found})
+        print_json({"a": str(a), "b": str(b), **found})
         return
     typer.echo(f"similarity  {value:.12g}")
     typer.echo(f"metric      {value.metric} ({'exact' if value.exact else 'approximation beyond one nonlinear layer'})")
@@ -109,7 +96,7 @@ def inspect(file: File, dialect: DialectOption = None, as_json: JsonOption = Fal
         "assumptions": list(assumptions),
     }
     if as_json:
-        _print_json(found)
+        print_json(found)
         return
     for n, line in enumerate(found["layers"]):
         typer.echo(f"layer {n:<6}{line}")
@@ -133,7 +120,7 @@ def plan(
     """What one inner product would cost, without computing it."""
     import tnsim
 
-    found = tnsim.plan(tnsim.load(a, dialect, n_ctx), tnsim.load(b, dialect, n_ctx), _metric(metric), norms=norms, dtype=dtype.value)
+    found = tnsim.plan(tnsim.load(a, dialect, n_ctx), tnsim.load(b, dialect, n_ctx), metric_of(metric), norms=norms, dtype=dtype.value)
     if as_json:
         typer.echo(found.to_json())
         return
@@ -229,7 +216,7 @@ def bench_depth(
             typer.echo(" ".join(f"{cell:>{max(9, len(name) + 1)}}" for name, cell in zip(columns, cells, strict=True)))
     result = {"width": width, "rank": rank, "dtype": dtype.value, "repeats": repeats, "rows": rows}
     if as_json:
-        _print_json(result)
+        print_json(result)
     if out is not None:
         from tnsim import plots
 
@@ -262,17 +249,6 @@ def main() -> None:
 def _fail(message: str) -> None:
     print(f"tnsim: error: {' '.join(message.split())}", file=sys.stderr)  # noqa: T201
     sys.exit(2)
-
-
-def _metric(name: MetricName) -> Any:
-    import tnsim
-
-    classes = (tnsim.Gaussian, tnsim.GaussianClosure, tnsim.Symmetric, tnsim.TreeSymmetric, tnsim.Frobenius)
-    return {cls.name: cls for cls in classes}[name.value]()
-
-
-def _print_json(data: dict[str, Any]) -> None:
-    typer.echo(json.dumps(data))
 
 
 if __name__ == "__main__":

@@ -27,6 +27,10 @@ class TooLarge(TnsimError, MemoryError):
     """A contraction or a network over its budget, refused before it starts."""
 
 
+class StoreMismatch(TnsimError, ValueError):
+    """A store on disk that holds another run, or something else than a run."""
+
+
 class MissingExtra(TnsimError, ImportError):
     """An optional dependency is absent; the message carries the command that installs it."""
 
@@ -36,3 +40,7 @@ class MissingExtra(TnsimError, ImportError):
 
 class PrecisionWarning(UserWarning):
     """A result whose rounding error may be visible: polynomials of very high degree magnify it."""
+
+
+class DuplicateWarning(UserWarning):
+    """Checkpoints whose weights are identical although they should be different steps; they are computed once."""

@@ -60,9 +60,9 @@ def token_kind(model: Model) -> TokenKind:
     return TokenKind(True, bool(tail), bias, core.rope_base is not None, core.mask == "causal")
 
 
-def distances(models: Iterable[Model], n_ctx: int) -> np.ndarray:
+def distances(kinds: Iterable[TokenKind], n_ctx: int) -> np.ndarray:
     """Distances of a key from the output that occur in any of the models."""
-    return np.arange(0 if all(token_kind(m).causal for m in models) else 1 - n_ctx, n_ctx)
+    return np.arange(0 if all(kind.causal for kind in kinds) else 1 - n_ctx, n_ctx)
 
 
 def token_arrays(model: Model, at: np.ndarray) -> dict[str, Any]:
@@ -109,17 +109,17 @@ def merged_tail(layers: Iterable[Any]) -> dict[str, Any]:
     return {WEIGHT: weight} | ({} if bias is None else {bias_of(WEIGHT): bias})
 
 
-def token_leaves(models: dict[Side, Model], probabilities: Any) -> dict[str, Any]:
-    """Every array that a problem over tokens reads, by name."""
-    n_ctx = models["A"].n_ctx
-    at = distances(models.values(), n_ctx)
-    key = np.arange(n_ctx)[:, None] - at[None, :]
-    found = {TOKENS: probabilities, HERE: (at == 0).astype(float), ONES: np.ones(n_ctx)}
-    for side, model in models.items():
-        lowest = 1 if token_kind(model).causal else -n_ctx
-        found[leaf(side, REACH)] = ((key >= 0) & (key < n_ctx) & (at != 0) & (at >= lowest)).astype(float)
-        found |= {leaf(side, role): array for role, array in token_arrays(model, at).items()}
-    return found
+def token_weights(side: Side, model: Model, kinds: Iterable[TokenKind]) -> dict[str, Any]:
+    """The arrays of one model by name; `kinds`: those of all models compared, which say what distances occur."""
+    at = distances(kinds, model.n_ctx)
+    key = np.arange(model.n_ctx)[:, None] - at[None, :]
+    allowed = (key >= 0) & (key < model.n_ctx) & (at != 0) & (at >= (1 if token_kind(model).causal else -model.n_ctx))
+    return {leaf(side, REACH): allowed.astype(float)} | {leaf(side, role): array for role, array in token_arrays(model, at).items()}
+
+
+def token_inputs(probabilities: Any, kinds: Iterable[TokenKind], n_ctx: int) -> dict[str, Any]:
+    """The arrays that are not a model's, by name."""
+    return {TOKENS: probabilities, HERE: (distances(kinds, n_ctx) == 0).astype(float), ONES: np.ones(n_ctx)}
 
 
 def fold_tokens(kinds: dict[Side, TokenKind], shapes: dict[str, tuple[int, ...]], pairs: Iterable[Pair], per_output: bool) -> Problem:

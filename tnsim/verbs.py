@@ -8,50 +8,23 @@ what comes back is a JAX array.
 
 from __future__ import annotations
 
-import math
 import warnings
-from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tnsim import deep, execution, folding, metrics
-from tnsim.errors import ModelError, PrecisionWarning, TnsimError, TooLarge
-from tnsim.folding import IDENTITY, TRACE, Pair
-from tnsim.legs import ONE, ONES, SAME_POSITION
-from tnsim.local import Kind, arrays, kind, symmetric_arrays
-from tnsim.metrics import Categorical, Gaussian, InputKind, Metric, SequenceInputs
-from tnsim.model import Combination, Model, check_comparable, terms
-from tnsim.names import COVARIANCE, MEAN, Leaf
-from tnsim.places import position_array
-from tnsim.planning import LARGE, plan_problem
+from tnsim import deep, execution, metrics
+from tnsim.errors import ModelError, PrecisionWarning, TnsimError
+from tnsim.folding import Pair
+from tnsim.metrics import Gaussian, Metric
+from tnsim.model import Model, terms
 from tnsim.plans import Plan
-from tnsim.positional import SequenceKind, sequence_arrays, sequence_kind
 from tnsim.results import Number, Numbers, SignedLog
-from tnsim.sequences import fold_sequences
-from tnsim.tokens import TokenKind, fold_tokens, token_kind, token_leaves
+from tnsim.structure import AnyModel, Budget, Key, affordable, cast, check, leaves, plan_for, problem_key
 
-AnyModel = Model | Combination
-
-DTYPES = ("float64", "float32")
-_ALWAYS_FITS = 2**28
-FREE_SHARE = 0.8
 _ROUNDING_SHOWN = 1e-2
-
-
-@dataclass(frozen=True)
-class Budget:
-    """What one plan may use; beyond it `TooLarge` is raised before anything runs.
-
-    memory_bytes: None for 80 % of what is free on the device. multiplications: 1e14 take about an hour on two cores.
-    """
-
-    memory_bytes: float | None = None
-    multiplications: float = 1e14
 
 
 def similarity(a: AnyModel, b: AnyModel, metric: Metric = Gaussian(), *, dtype: str = "float64", budget: Budget = Budget()) -> Number:
@@ -95,12 +68,12 @@ def log_inner(a: AnyModel, b: AnyModel, metric: Metric = Gaussian(), *, dtype: s
 
 def plan(a: Model, b: Model, metric: Metric = Gaussian(), *, norms: bool = False, per_output: bool = False, dtype: str = "float64") -> Plan:
     """What would run for `<a|M|b>`, from shapes alone; with `norms` also `<a|M|a>` and `<b|M|b>`, as a cosine needs."""
-    _check(a, b, metric, dtype)
+    check(a, b, metric, dtype)
     for model in (a, b):
         if not isinstance(model, Model):
             raise ModelError("a plan is for two models; plan the models of a combination pair by pair")
     a, b = deep.of_even_degree(a, b, metric)
-    return _plan(*_problem_key(a, b, metric), _ALL if norms else _CROSS, per_output, dtype, LARGE)
+    return plan_for(problem_key(a, b, metric), _ALL if norms else _CROSS, per_output, dtype)
 
 
 class _Product(NamedTuple):
@@ -117,7 +90,7 @@ _SELF = (Pair("A", "A"),)
 
 def _products(a, b, metric, norms: bool, per_output: bool, dtype: str, budget: Budget) -> tuple[dict[str, _Product], bool]:
     """The inner products asked for, `AB` and with `norms` also `AA` and `BB`, in a common gauge."""
-    _check(a, b, metric, dtype)
+    check(a, b, metric, dtype)
     traced = any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((a, b, metric)))
     one, two = terms(a), terms(b)
     if len(one) == len(two) == 1:
@@ -162,10 +135,10 @@ def _run(a: Model, b: Model, metric, norms: bool, per_output: bool, dtype: str, 
     a, b = deep.of_even_degree(a, b, metric)
     alone = a is b or (not traced and _same_weights(a, b))
     wanted = _SELF if alone else _ALL if norms else _CROSS
-    key = _problem_key(a, a if alone else b, metric)
+    key = problem_key(a, a if alone else b, metric)
     if alone:
         key = key._replace(ket=None)
-    found = _affordable(key, wanted, per_output, dtype, budget)
+    found = affordable(key, wanted, per_output, dtype, budget)
     nodes = key.nodes
     runs = [_execute(found, {"A": a, "B": b}, metric, key, t, dtype, traced) for t in (nodes.points if nodes else (None,))]
     if nodes is None:
@@ -177,14 +150,14 @@ def _run(a: Model, b: Model, metric, norms: bool, per_output: bool, dtype: str, 
     }
 
 
-def _execute(found: Plan, models, metric, key: _Key, t: float | None, dtype: str, traced: bool) -> execution.Result:
+def _execute(found: Plan, models, metric, key: Key, t: float | None, dtype: str, traced: bool) -> execution.Result:
     """One run of a plan, with the second moment at t where the plan wants one."""
-    leaves = _leaves(found, models, metric, key, t)
+    known = leaves(found, models, metric, key, t)
     if traced:
         common = jnp.result_type(*(x.dtype for x in jax.tree.leaves(models) if hasattr(x, "dtype") and x.ndim))
-        return execution.run(found, {k: jnp.asarray(x, common) for k, x in leaves.items()})
+        return execution.run(found, {k: jnp.asarray(x, common) for k, x in known.items()})
     with execution.precision():
-        result = execution.run(found, {k: _cast(x, dtype) for k, x in leaves.items()})
+        result = execution.run(found, {k: cast(x, dtype) for k, x in known.items()})
         return jax.tree.map(lambda x: np.asarray(x, np.float64), jax.device_get(result))
 
 
@@ -204,125 +177,11 @@ def _relative(found: Plan, result: execution.Result, alone: bool, norms: bool, d
     return {name: _Product(values[name], execution.log_of(result, {name: scales[name].get(name, 0)})) for name in scales}
 
 
-class _Key(NamedTuple):
-    """All that a plan depends on besides the products asked for."""
-
-    bra: tuple[Kind, ...] | tuple[SequenceKind, ...] | tuple[TokenKind]
-    ket: tuple[Kind, ...] | tuple[SequenceKind, ...] | tuple[TokenKind] | None
-    metric: type
-    inputs: InputKind | SequenceInputs | tuple[tuple[str, tuple[int, ...]], ...]
-    lifted: bool
-    deep: bool
-    n_ctx: int | None
-
-    @property
-    def nodes(self) -> deep.Nodes | None:
-        """Points at which a constant or a mean has its plan run, None if one run is all."""
-        if not self.deep or self.inputs.centred:
-            return None
-        legs = max(deep.tree(kinds).legs for kinds in (self.bra, self.ket) if kinds is not None)
-        return deep.moment_nodes(2 * legs)  # enough for the norm of the larger model, and so for the cross term
-
-
 def _same_weights(a: Model, b: Model) -> bool:
     """Equal layer by layer: a re-saved checkpoint then has similarity 1 to the last bit, at any depth."""
     if jax.tree.structure(a) != jax.tree.structure(b):
         return False
     return all(np.array_equal(x, y) for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True))
-
-
-def _problem_key(a: Model, b: Model, metric: Metric) -> _Key:
-    if isinstance(metric, Categorical):
-        return _token_key(a, b, metric)
-    if a.n_ctx is not None:
-        return _sequence_key(a, b, metric)
-    bra, ket = tuple(map(kind, a.layers)), tuple(map(kind, b.layers))
-    lifted = any(k.constant for k in bra + ket)
-    whole = metrics.joins_whole_trees(type(metric), _nonlinear(bra, ket))
-    inputs = metrics.whole_tree_kind(metric, lifted) if whole else metrics.input_kind(metric, lifted)
-    return _Key(bra, ket, type(metric), inputs, lifted, whole, None)
-
-
-def _sequence_key(a: Model, b: Model, metric: Metric) -> _Key:
-    """Models of sequences: layer by layer. Raises `TooLarge` where the legs of whole trees would have to be joined."""
-    bra, ket = (tuple(map(sequence_kind, m.layers)) for m in (a, b))
-    found = type(metrics.layer_by_layer(metric, _nonlinear(bra, ket), (a.degree, b.degree)))
-    return _Key(bra, ket, found, metrics.sequence_inputs(metric, a.d_in, a.n_ctx), False, False, a.n_ctx)
-
-
-def _token_key(a: Model, b: Model, metric: Categorical) -> _Key:
-    """Models over tokens; the key holds the shapes of all arrays. Raises `ModelError` for models that read no sequences."""
-    if a.n_ctx is None:
-        raise ModelError("Categorical is a distribution of token sequences: give tnsim.Model(layers, n_ctx=...) or load(..., n_ctx=...)")
-    arrays = jax.eval_shape(lambda models: token_leaves(models, metric.distribution(a.d_in)), {"A": a, "B": b})
-    shapes = tuple((name, array.shape) for name, array in sorted(arrays.items()))
-    return _Key((token_kind(a),), (token_kind(b),), Categorical, shapes, False, False, a.n_ctx)
-
-
-def _nonlinear(*models: tuple[Kind, ...] | tuple[SequenceKind, ...]) -> int:
-    return max(sum(k.order > 1 for k in kinds) for kinds in models)
-
-
-@lru_cache(maxsize=1024)
-def _plan(
-    bra, ket, metric: type, inputs, lifted: bool, whole: bool, n_ctx: int | None, pairs, per_output: bool, dtype: str, large: int
-) -> Plan:
-    models = {"A": bra} if ket is None else {"A": bra, "B": ket}
-    if metric is Categorical:
-        kinds = {side: kind for side, (kind,) in models.items()}
-        return plan_problem(fold_tokens(kinds, dict(inputs), pairs, per_output), metric.name, True, dtype, large)
-    exact = metrics.is_exact(metric(), _nonlinear(*models.values()))
-    if n_ctx is not None:
-        return plan_problem(fold_sequences(models, metric(), inputs, n_ctx, pairs, per_output), metric.name, exact, dtype, large)
-    if not whole:
-        problem = folding.fold(models, metric(), inputs, lifted, pairs, per_output)
-        return plan_problem(problem, metric.name, exact, dtype, large)
-    deep.check_size(models, metric is metrics.Symmetric)
-    problem = deep.fold(models, metric is metrics.Symmetric, inputs, lifted, pairs, per_output)
-    return plan_problem(problem, metric.name, exact, dtype, large)
-
-
-def _value(found: Plan, leaves: Mapping[str, Any], dtype: str) -> Any:
-    """The cross term of a plan as NumPy float64."""
-    with execution.precision():
-        result = jax.device_get(execution.run(found, {k: _cast(x, dtype) for k, x in leaves.items()}))
-    return np.asarray(result.values["AB"], np.float64) * np.exp(execution.log_of(result, dict(found.scales["AB"])))
-
-
-def _leaves(found: Plan, models: Mapping[str, Model], metric: Metric, key: _Key, t: float | None = None, given: Any = ()) -> dict[str, Any]:
-    """Every array the plan reads, by name; `given` ones as they are."""
-    if isinstance(metric, Categorical):
-        leaves = token_leaves(dict(models), metric.distribution(models["A"].d_in))
-        return {name: leaves[name] for name in found.shapes}
-    leaves = dict(given)
-    for side, model in models.items():
-        for n, layer in enumerate(model.layers):
-            if key.n_ctx is not None:
-                known = sequence_arrays(layer, key.n_ctx)
-            else:
-                known = symmetric_arrays(layer, key.lifted) if key.deep else arrays(layer, key.lifted)
-            for role, array in known.items():
-                leaves[str(Leaf(side, n, role))] = array
-    if IDENTITY in found.shapes:
-        leaves[IDENTITY] = np.eye(found.shapes[IDENTITY][0])
-    if key.n_ctx is not None:
-        moments = metrics.sequence_moments(metric, models["A"].d_in, key.n_ctx)
-        leaves |= {name: moments[kind] for name, kind in ((MEAN, "mean"), (COVARIANCE, "covariance")) if kind in moments}
-        leaves |= {ONE: np.ones(()), ONES: np.ones(key.n_ctx), SAME_POSITION: np.eye(key.n_ctx)}
-        return {name: leaves[name] if name in leaves else position_array(name, key.n_ctx) for name in found.shapes}
-    moments = metrics.input_moments(metric, models["A"].d_in, key.lifted)
-    leaves |= {name: moments[kind] for name, kind in ((MEAN, "mean"), (COVARIANCE, "moment")) if kind in moments}
-    if t is not None:
-        leaves[COVARIANCE] = metrics.second_moment_at(metric, models["A"].d_in, key.lifted, t)
-    if TRACE in found.shapes:
-        leaves[TRACE] = np.concatenate([np.zeros(1), np.ones(found.shapes[TRACE][0] - 1)])
-    return {name: leaves[name] for name in found.shapes}
-
-
-def _cast(array: Any, dtype: str) -> Any:
-    if array.dtype == dtype:
-        return array
-    return array.astype(dtype) if isinstance(array, jax.Array) else np.asarray(array, dtype)
 
 
 def _cosine(products: dict[str, _Product], traced: bool) -> Any:
@@ -338,7 +197,7 @@ def _cosine(products: dict[str, _Product], traced: bool) -> Any:
     value = products["AB"].mantissa / xp.sqrt(products["AA"].mantissa) / xp.sqrt(products["BB"].mantissa) * xp.exp(log)
     if traced:
         return value
-    return np.clip(value, -1.0, 1.0)  # Cauchy-Schwarz; what rounding does is reported by _warn_of_rounding
+    return np.clip(value, -1.0, 1.0)  # Cauchy-Schwarz; what rounding does is reported by warn_of_rounding
 
 
 def _finish(value: Any, metric: Metric, models: tuple, traced: bool, dtype: str) -> Any:
@@ -347,13 +206,13 @@ def _finish(value: Any, metric: Metric, models: tuple, traced: bool, dtype: str)
         return value
     if np.isnan(value).any():
         raise TnsimError(f"the {metric.name} computation gave NaN for finite weights: a float range was exceeded within a layer")
-    _warn_of_rounding(max(m.degree for model in models for _, m in terms(model)), dtype)
+    warn_of_rounding(max(m.degree for model in models for _, m in terms(model)), dtype)
     nonlinear = max(sum(order > 1 for order in m.orders) for model in models for _, m in terms(model))
     exact = metrics.is_exact(metric, nonlinear)
     return Number(value, metric.name, exact) if np.ndim(value) == 0 else Numbers(value, metric.name, exact)
 
 
-def _warn_of_rounding(degree: int, dtype: str) -> None:
+def warn_of_rounding(degree: int, dtype: str) -> None:
     """Each layer squares what it is given, so a relative error doubles: about degree * eps in the end."""
     error = degree * float(np.finfo(dtype).eps)
     if error > _ROUNDING_SHOWN:
@@ -363,37 +222,3 @@ def _warn_of_rounding(degree: int, dtype: str) -> None:
             PrecisionWarning,
             stacklevel=4,
         )
-
-
-def _check(a: Any, b: Any, metric: Any, dtype: str) -> None:
-    metrics.check_metric(metric)
-    if dtype not in DTYPES:
-        raise ModelError(f"dtype must be one of {', '.join(DTYPES)}, found {dtype!r}")
-    one, two = terms(a)[0][1], terms(b)[0][1]
-    check_comparable(one, two)
-    if one.n_ctx is None and (one.attends or two.attends):
-        raise ModelError(
-            "attention is compared on sequences of one length: give tnsim.Model(layers, n_ctx=...) or tnsim.load(..., n_ctx=...)"
-        )
-
-
-def _affordable(key: _Key, wanted: tuple[Pair, ...], per_output: bool, dtype: str, budget: Budget) -> Plan:
-    """A plan within the budget, its largest contractions in smaller chunks if need be. Raises `TooLarge`."""
-    found = _plan(*key, wanted, per_output, dtype, LARGE)
-    advice = "use GaussianClosure() (an approximation beyond one nonlinear layer), smaller widths or a larger tnsim.Budget"
-    if found.multiplications > budget.multiplications:
-        raise TooLarge(
-            f"{found.metric} needs {found.multiplications:.3g} multiplications here, "
-            f"more than the budget of {budget.multiplications:.3g}; {advice}"
-        )
-    allowed = budget.memory_bytes
-    if allowed is None:
-        free = execution.available_bytes() if found.peak_bytes > _ALWAYS_FITS else None
-        allowed = math.inf if free is None else FREE_SHARE * free
-    least = found.peak_bytes
-    for finer in range(2, 10, 2):
-        if found.peak_bytes <= allowed:
-            return found
-        found = _plan(*key, wanted, per_output, dtype, LARGE >> finer)
-        least = min(least, found.peak_bytes)
-    raise TooLarge(f"{found.metric} needs {least / 2**30:.3g} GiB here, and the budget is {allowed / 2**30:.3g} GiB; {advice}")
