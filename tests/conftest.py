@@ -8,8 +8,17 @@ os.environ["TNSIM_CACHE_DIR"] = tempfile.mkdtemp(prefix="tnsim-test-cache-")
 import numpy as np
 import pytest
 
+from tnsim import execution
+
 
 @pytest.fixture
 def rng(request) -> np.random.Generator:
     """Seeded by the test's own name: replayable, and different for every test."""
     return np.random.default_rng(list(request.node.nodeid.encode()))
+
+
+@pytest.fixture
+def numpy_plans(monkeypatch):
+    """Verbs run on the NumPy reference."""
+    run = execution.run
+    monkeypatch.setattr(execution, "run", lambda plan, arrays: run(plan, {k: np.asarray(x) for k, x in arrays.items()}, "numpy"))

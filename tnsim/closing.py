@@ -18,11 +18,12 @@ from tnsim import deep, diagrams, metrics
 from tnsim.errors import ModelError
 from tnsim.folding import Step, align
 from tnsim.local import kind
-from tnsim.metrics import Gaussian, Metric
+from tnsim.metrics import Categorical, Gaussian, Metric
 from tnsim.model import Model, check_comparable
 from tnsim.names import COVARIANCE, MEAN, OUT, bond_index
 from tnsim.orbits import diagrams as diagrams_of_trees
-from tnsim.unrolled import MAX_TENSORS, Copy, check_size, tree_tensors
+from tnsim.positional import sequence_kind
+from tnsim.unrolled import MAX_TENSORS, Copy, check_models, tree_tensors
 
 if TYPE_CHECKING:
     import quimb.tensor as qtn
@@ -31,16 +32,22 @@ if TYPE_CHECKING:
 def networks(a: Model, b: Model, metric: Metric = Gaussian(), max_tensors: int = MAX_TENSORS) -> Iterator[tuple[float, qtn.TensorNetwork]]:
     """Yield (weight, closed network), bra `A` and ket `B`; contract each with `output_inds=()`.
 
-    Raises `TooLarge` when bra and ket together have more than `max_tensors` tensors, `ModelError` as `inner` does.
+    Models of sequences meet on flattened legs (see `unrolled`), layer over layer. Attention joins five legs: its symmetriser lets one
+    network stand for an orbit, 3 for the 945 pairings of two layers without constants, 21 with them.
+    Raises `TooLarge` when bra and ket together have more than `max_tensors` tensors, or as `inner` does; `ModelError` as `inner` does,
+    except that the Gaussian metrics let an attention layer meet a bilinear one here.
     The number of networks grows quickly with depth for `GaussianClosure`; the iterator is lazy.
     """
-    for model in (a, b):
-        if not isinstance(model, Model):
-            raise ModelError("a combination of models is several networks; expand it by bilinearity")
+    check_models([a, b], max_tensors)
     metrics.check_metric(metric)
+    if isinstance(metric, Categorical):
+        raise ModelError("Categorical counts tokens and joins no legs, so it has no networks; inner() computes it without")
     check_comparable(a, b)
-    check_size([a, b], max_tensors)
-    if metrics.joins_whole_trees(type(metric), max(sum(order > 1 for order in m.orders) for m in (a, b))):
+    nonlinear = max(sum(order > 1 for order in m.orders) for m in (a, b))
+    if a.n_ctx is not None:
+        metric = metrics.layer_by_layer(metric, nonlinear, (a.degree, b.degree))
+        return _generate(a, b, metrics.flattened(metric, a.d_in, a.n_ctx))
+    if metrics.joins_whole_trees(type(metric), nonlinear):
         return _whole_trees(*deep.of_even_degree(a, b, metric), metric)
     return _generate(a, b, metric)
 
@@ -68,9 +75,10 @@ def _generate(a: Model, b: Model, metric: Metric) -> Iterator[tuple[float, qtn.T
     import quimb.tensor as qtn
 
     models = {"A": a, "B": b}
-    lifted = any(kind(layer).constant for m in models.values() for layer in m.layers)
+    kinds = [sequence_kind(layer) for m in models.values() for layer in m.layers]
+    lifted = any(k.biases or k.skips for k in kinds)
     joins = _Joins(models, metric, lifted)
-    moments = metrics.input_moments(metric, a.d_in, lifted=True)
+    moments = metrics.input_moments(metric, a.d_in * (a.n_ctx or 1), lifted=True)
     mean, moment = np.asarray(moments["mean"]), moments.get("moment")
     tops = {bond_index(side, len(m.layers) - 1, 0): OUT for side, m in models.items()}
     for choice in joins.pair(_End("A", 0), _End("B", 0), len(joins.steps)):
@@ -149,8 +157,7 @@ class _Joins:
 
     def __init__(self, models: dict[str, Model], metric: Metric, lifted: bool):
         self.models, self.metric = models, metric
-        kinds = [tuple(map(kind, m.layers)) for m in models.values()]
-        self.steps: tuple[Step, ...] = align(*kinds, metric)
+        self.steps: tuple[Step, ...] = align(*(m.layers for m in models.values()), metric)
         start = metrics.input_kind(metric, lifted).centred
         self.centred = [
             {side: start and not any(self.order(side, m) > 1 for m in range(n)) for side in models} for n in range(len(self.steps) + 1)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from tnsim import diagrams
 from tnsim.diagrams import Joining, Leg
@@ -49,7 +49,14 @@ class Pair(NamedTuple):
 PAIRS = (Pair("A", "A"), Pair("B", "B"), Pair("A", "B"))
 
 
-def align(bra: Sequence[Kind], ket: Sequence[Kind], metric: Metric) -> tuple[Step, ...]:
+class Ordered(Protocol):
+    """A layer, or its kind: something of an order in its input."""
+
+    @property
+    def order(self) -> int: ...
+
+
+def align(bra: Sequence[Ordered], ket: Sequence[Ordered], metric: Metric) -> tuple[Step, ...]:
     """Match layers from the input up. Raises `ModelError` where a tree metric finds trees of different shape."""
     steps, i, j = [], 0, 0
     while i < len(bra) or j < len(ket):

@@ -27,7 +27,7 @@ from jaxtyping import Float
 
 from tnsim import diagrams
 from tnsim.diagrams import Joining
-from tnsim.errors import ModelError
+from tnsim.errors import ModelError, TooLarge
 from tnsim.layers import Array, as_array, pytree
 
 
@@ -282,6 +282,32 @@ def sequence_moments(metric: Metric, d: int, n_ctx: int) -> dict[str, Any]:
     if inputs.covariance != "identity":
         found["covariance"] = metric.cov.reshape(inputs.covariance_shape(d, n_ctx))
     return found
+
+
+def flattened(metric: Metric, d: int, n_ctx: int) -> Metric:
+    """The same metric over flattened sequences, (n_ctx * d,), position-major. Raises `ModelError` as `sequence_inputs`."""
+    inputs = sequence_inputs(metric, d, n_ctx)
+    if not metric.closes:
+        return metric
+    mean, cov = metric.mean, metric.cov
+    if inputs.mean is not None:
+        mean = np.broadcast_to(mean if inputs.mean == "alike" else np.reshape(mean, (n_ctx, d)), (n_ctx, d)).reshape(-1)
+    if inputs.covariance in ("diagonal", "matrix"):
+        cov = np.tile(cov, n_ctx) if inputs.covariance == "diagonal" else np.kron(np.eye(n_ctx), cov)
+    return type(metric)(mean, cov)
+
+
+def layer_by_layer(metric: Metric, nonlinear_layers: int, degrees: tuple[int, int]) -> Metric:
+    """The metric that joins layer over layer and has the value of `metric` for models of sequences.
+
+    nonlinear_layers: of the deeper model; degrees: of both. Raises `TooLarge` where the legs of whole trees would have to be joined.
+    """
+    if nonlinear_layers > 1 and joins_whole_trees(type(metric), nonlinear_layers):
+        raise TooLarge(
+            f"{type(metric).__name__} joins the legs of whole models, here polynomials of degree {degrees[0]} and {degrees[1]} "
+            "in sequences; it is available for one nonlinear layer. Use GaussianClosure(), an approximation, or TreeSymmetric()"
+        )
+    return TreeSymmetric() if isinstance(metric, Symmetric) else metric
 
 
 def whole_tree_kind(metric: Metric, lifted: bool) -> InputKind:

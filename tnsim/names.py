@@ -4,7 +4,8 @@ Tags of a quimb network (all of a tensor's tags at once):
 
     side       `A` for the bra, `B` for the ket
     layer      `LAYER{i}`, counted from the input
-    role       `WEIGHT` for a linear layer; `LEFT`, `RIGHT`, `DOWN` for a bilinear one
+    role       `WEIGHT` for a linear layer; `LEFT`, `RIGHT`, `DOWN` for a bilinear one; `Q1`, `K1`, `Q2`, `K2`, `V`, `O`,
+               `MASK` for attention
     copy       `COPY{j}`: which of the identical copies in the unrolled tree, 0 at the left
     operator   `SYMMETRISER`, `COVARIANCE`, `MEAN`, `CONSTANT`: nodes that a metric inserts
 
@@ -50,13 +51,13 @@ def bond_index(side: str, layer: int, copy: int) -> str:
     return f"{side}_bond{layer}_{copy}"
 
 
-def hidden_index(side: str, layer: int, copy: int) -> str:
-    """Hyperindex over the hidden units of one copy of a bilinear layer."""
-    return f"{side}_hidden{layer}_{copy}"
+def inner_index(side: str, layer: int, copy: int, name: str) -> str:
+    """Index inside one copy of a layer: the hyperindex `hidden` of a bilinear one, positions and heads of attention."""
+    return f"{side}_{name}{layer}_{copy}"
 
 
 def role_index(side: str, layer: int, copy: int, leg: int) -> str:
-    """Index over the roles (left, right) that the symmetriser of one copy permutes."""
+    """Index over the roles (left and right, or q1 to v) that the symmetriser of one copy permutes."""
     return f"{side}_role{layer}_{copy}_{leg}"
 
 

@@ -90,13 +90,7 @@ def problem_key(a: Model, b: Model, metric: Metric) -> Key:
 def _sequence_key(a: Model, b: Model, metric: Metric) -> Key:
     """Models of sequences: layer by layer."""
     bra, ket = kinds(a), kinds(b)
-    count, found = nonlinear(bra, ket), type(metric)
-    if count > 1 and metrics.joins_whole_trees(found, count):
-        raise TooLarge(
-            f"{found.__name__} joins the legs of whole models, here polynomials of degree {a.degree} and {b.degree} in sequences; "
-            "it is available for one nonlinear layer. Use GaussianClosure(), an approximation, or TreeSymmetric()"
-        )
-    found = metrics.TreeSymmetric if found is metrics.Symmetric else found  # the same for one nonlinear layer
+    found = type(metrics.layer_by_layer(metric, nonlinear(bra, ket), (a.degree, b.degree)))
     return Key(bra, ket, found, metrics.sequence_inputs(metric, a.d_in, a.n_ctx), False, False, a.n_ctx)
 
 
