@@ -13,7 +13,7 @@ import json
 import os
 import pickle
 import re
-import tempfile
+import uuid
 import warnings
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -63,7 +63,7 @@ def read(path: str | os.PathLike, dialect: Dialect | str | os.PathLike | None = 
     dialect = None if dialect is None else find_dialect(dialect)
     try:
         state, metadata = _read_state(path)
-        dtypes = tuple(sorted({str(v.dtype).removeprefix("torch.") for v in state.values() if hasattr(v, "dtype")}))
+        dtypes = tuple(sorted(set(_dtypes(state))))
         if dialect is None and "tnsim" in metadata:
             return Checkpoint(_own_model(state, metadata["tnsim"], n_ctx), ("tnsim's own format: nothing assumed",), dtypes)
         config = _configuration(path)
@@ -71,6 +71,14 @@ def read(path: str | os.PathLike, dialect: Dialect | str | os.PathLike | None = 
         return Checkpoint(model_from_state(state, dialect, n_ctx, config), tuple(dialect.assumptions()), dtypes)
     except (CheckpointError, ModelError, UnsupportedLayer) as error:
         raise type(error)(f"{path}: {error}") from None
+
+
+def _dtypes(state: Mapping[str, Any]) -> Iterator[str]:
+    for value in state.values():
+        if isinstance(value, Mapping):
+            yield from _dtypes(value)
+        elif hasattr(value, "dtype"):
+            yield str(value.dtype).removeprefix("torch.")
 
 
 def save(model: Model, path: str | os.PathLike) -> None:
@@ -85,16 +93,13 @@ def save(model: Model, path: str | os.PathLike) -> None:
     tensors: dict[str, np.ndarray] = {}
     layers = [_describe(layer, f"layers.{n}", tensors) for n, layer in enumerate(model.layers)]
     data = serialise(tensors, {"tnsim": json.dumps({"format": FORMAT, "layers": layers, "n_ctx": model.n_ctx})})
-    temporary = None
+    temporary = path.with_name(f"{path.name}.{uuid.uuid4().hex}.tmp")  # opened plainly: with the permissions that files get here
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".tmp")
-        with os.fdopen(handle, "wb") as out:
-            out.write(data)
+        temporary.write_bytes(data)
         os.replace(temporary, path)
     except OSError as error:
-        if temporary is not None and os.path.exists(temporary):
-            os.unlink(temporary)
+        temporary.unlink(missing_ok=True)
         raise CheckpointError(f"{path}: cannot be written: {error.strerror}") from None
 
 

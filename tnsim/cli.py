@@ -77,12 +77,12 @@ def similarity(
 
 
 @app.command()
-def inspect(file: File, dialect: DialectOption = None, as_json: JsonOption = False) -> None:
+def inspect(file: File, dialect: DialectOption = None, n_ctx: ContextOption = None, as_json: JsonOption = False) -> None:
     """Layers, shapes, degree and legs of a checkpoint, and what was assumed in reading it."""
     from tnsim.checkpoints import read
     from tnsim.model import describe
 
-    model, assumptions, dtypes = read(file, dialect)
+    model, assumptions, dtypes = read(file, dialect, n_ctx)
     found = {
         "file": str(file),
         "layers": [describe(layer) for layer in model.layers],
@@ -101,6 +101,8 @@ def inspect(file: File, dialect: DialectOption = None, as_json: JsonOption = Fal
     for n, line in enumerate(found["layers"]):
         typer.echo(f"layer {n:<6}{line}")
     typer.echo(f"degree      {model.degree}, so {model.degree} input legs of {model.d_in} (+ 1 constant) coordinates")
+    if model.attends or model.n_ctx is not None:
+        typer.echo(f"sequences   {'of any length; comparing needs --n-ctx' if model.n_ctx is None else f'of {model.n_ctx} positions'}")
     typer.echo(f"parameters  {model.parameters:,}, stored as {', '.join(dtypes)}")
     for line in assumptions:
         typer.echo(f"assumed     {line}")

@@ -34,6 +34,27 @@ def heatmap(matrix: Float[np.ndarray, "K K"], labels: Sequence[str], title: str 
     return figure
 
 
+def contributions(
+    values: Float[np.ndarray, "bra ket"], bra: Sequence[str], ket: Sequence[str], title: str = "", names: tuple[str, str] = ("a", "b")
+) -> Figure:
+    """The matrix of an `Attribution`: contributions to an inner product, as numbers too where there are few, with their sum."""
+    values = np.asarray(values)
+    figure, axes = new_figure(figsize=(2.6 + 0.62 * len(ket), 1.8 + 0.5 * len(bra)))
+    largest = float(np.abs(values).max()) or 1.0
+    image = axes.imshow(values, vmin=-largest, vmax=largest, cmap="RdBu_r")
+    axes.set_xticks(range(len(ket)), ket, rotation=45, ha="right", rotation_mode="anchor")
+    axes.set_yticks(range(len(bra)), bra)
+    axes.set_xlabel(names[1])
+    axes.set_ylabel(names[0])
+    axes.set_title(title or f"contributions, sum {values.sum():.4g}")
+    if values.size <= 200:
+        for (i, j), value in np.ndenumerate(values):
+            colour = "white" if abs(value) > 0.6 * largest else "black"
+            axes.text(j, i, f"{value / values.sum():.0%}", ha="center", va="center", fontsize=8, color=colour)
+    figure.colorbar(image, ax=axes, label="contribution (numbers: share of the sum)")
+    return figure
+
+
 def draw(network: qtn.TensorNetwork, title: str = "") -> Figure:
     """A tagged network: one colour per layer, one per kind of operator node, bra and ket by marker; with a legend."""
     try:

@@ -104,7 +104,8 @@ def sequence_arrays(layer: Layer, n_ctx: int) -> dict[str, Any]:
                     continue
                 array = factor * array.reshape(heads, core.d_head, -1)
                 if rotations is not None:
-                    array = xp.asarray(rotations, array.dtype)[:, None] @ array
+                    turns = rotations if xp is np else xp.asarray(rotations, array.dtype)  # NumPy turns float32 weights in float64
+                    array = turns[:, None] @ array
                 found[name] = array[..., 0] if name != role else array
         if bias_of(VALUE) in biases:
             found[bias_of(VALUE)] = biases[bias_of(VALUE)].reshape(heads, -1)
