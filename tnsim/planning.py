@@ -28,7 +28,7 @@ from tnsim.assembly import Shapes, build_piece, settle, shape_of, split, written
 from tnsim.plans import Piece, Plan, PlanStage, piece_from_data
 from tnsim.problem import Definition, Operand, Problem, Stage, Term, prune, unaliased
 
-VERSION = 9
+VERSION = 10
 LARGE = 2**27  # elements: 1 GiB in float64
 MAX_OPERATIONS = 200
 
@@ -144,7 +144,7 @@ def _ways(stage: Stage, shapes: Shapes, large: int) -> tuple[tuple[int, ...], ..
             written(d, ways)
         return found
 
-    return _kept(["ways", asdict(stage), shapes, large], valid, lambda: settle(stage, shapes, large), list)[0]
+    return _kept(["ways", stage, shapes, large], valid, lambda: settle(stage, shapes, large), list)[0]
 
 
 @lru_cache(maxsize=4096)
@@ -157,13 +157,13 @@ def _piece(stage: Stage, shapes: Shapes, symmetric: tuple[bool, ...], large: int
             raise ValueError("a piece of other shapes")
         return piece
 
-    return _kept(["piece", asdict(stage), shapes, symmetric, large], valid, lambda: build_piece(stage, shapes, symmetric, large), asdict)
+    return _kept(["piece", stage, shapes, symmetric, large], valid, lambda: build_piece(stage, shapes, symmetric, large), asdict)
 
 
 def _kept(key: list, valid: Callable[[Any], Any], build: Callable[[], Any], plain: Callable[[Any], Any]) -> tuple[Any, str]:
     """A search result by structure: from the cache folder if it is there and sound, else built and kept."""
     folder = cache_folder()
-    text = json.dumps([VERSION, *key], separators=(",", ":"))
+    text = repr([VERSION, *key])
     file = folder and folder / f"{hashlib.sha256(text.encode()).hexdigest()}.json"
     if file is not None:
         try:
