@@ -5,10 +5,18 @@ import tempfile
 
 os.environ["TNSIM_CACHE_DIR"] = tempfile.mkdtemp(prefix="tnsim-test-cache-")
 
+import jax
 import numpy as np
 import pytest
 
 from tnsim import execution
+
+
+@pytest.fixture(autouse=True, scope="module")
+def fresh_programs():
+    """Every module gives back what it compiled: a process may map only so many pieces of code (65,530 on Linux)."""
+    yield
+    jax.clear_caches()
 
 
 @pytest.fixture

@@ -162,6 +162,20 @@ def test_attribution_of_vector_models_is_by_layer():
         tnsim.attribution(a, b, by="neuron")
 
 
+@pytest.mark.parametrize("layers", ["attention and bilinear", "bilinear, then attention"])
+def test_small_deep_models_are_exact(layers, numpy_plans):
+    """Twenty legs over flattened sequences, biases and skips included, against quadrature of degree-20 products."""
+    a, b = pair(DEEP[layers], 2)
+    metric = tnsim.Gaussian(np.array([0.3]), np.array([0.8]))
+    expected = sequence_products(a, b, metric)
+    found = tnsim.inner(a, b, metric)
+    assert found == pytest.approx(expected.sum(), rel=1e-9)
+    assert found.exact
+    norms = [sequence_products(m, m, metric) for m in (a, b)]
+    assert np.allclose(tnsim.slices(a, b, metric), expected / np.sqrt(norms[0] * norms[1]), rtol=0, atol=1e-9)
+    assert tnsim.similarity(a, b, tnsim.Symmetric()) < 1.0
+
+
 def test_constants_are_not_gaussian(numpy_plans):
     """f(x) = x written with attention: q and k are the constant 1. E|f|^2 = 2; taking the constant for a Gaussian gives 210."""
     ones, zero = np.ones(1), np.zeros((1, 2))

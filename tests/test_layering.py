@@ -44,10 +44,12 @@ ROOMS = {  # module: what it may import from tnsim; nothing points back
     "assembly": ["canonical", "expressions", "paths", "plans", "problem"],
     "planning": ["assembly", "paths", "plans", "problem"],
     "execution": ["errors", "plans"],
+    "flattening": ["errors", "layers", "local", "names", "nodes"],
     "structure": [
         "deep",
         "errors",
         "execution",
+        "flattening",
         "folding",
         "legs",
         "local",

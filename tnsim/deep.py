@@ -22,10 +22,10 @@ import numpy as np
 from tnsim.errors import ModelError, TooLarge
 from tnsim.folding import IDENTITY, PAIRS, TRACE, Merge, Pair
 from tnsim.layers import Bilinear
-from tnsim.local import Kind, arrays, local, symmetric_shapes
+from tnsim.local import Kind, arrays, symmetric_shapes
 from tnsim.metrics import Gaussian, InputKind, Metric, joins_whole_trees
 from tnsim.model import Model
-from tnsim.names import COVARIANCE, FACTOR, SIGNED_DOWN, WEIGHT, Leaf, Side
+from tnsim.names import COVARIANCE, DENSE, FACTOR, SIGNED_DOWN, WEIGHT, Leaf, Side
 from tnsim.orbits import Diagram, Tree, diagrams
 from tnsim.problem import Definition, Gauge, Operand, Problem, Stage, Term, prune
 
@@ -103,14 +103,14 @@ class Groups(NamedTuple):
 
 
 def tree(kinds: tuple[Kind, ...]) -> Tree:
-    return Tree(tuple(local(k).order for k in kinds if local(k).order > 1))
+    return Tree(tuple(k.order for k in kinds if k.order > 1))
 
 
 def groups(kinds: tuple[Kind, ...]) -> Groups:
     leading: list[int] = []
     found: list[tuple[int, list[int]]] = []
     for n, kind in enumerate(kinds):
-        if local(kind).order > 1:
+        if kind.order > 1:
             found.append((n, []))
         elif found:
             found[-1][1].append(n)
@@ -126,25 +126,39 @@ def fold(
     lifted: bool,
     pairs: Iterable[Pair],
     per_output: bool,
+    n_ctx: int = 1,
 ) -> Problem:
     """The problem whose outputs are the inner products `pairs`, every diagram written in several ways.
 
     "factors": each layer tensor as SIGNED_DOWN and FACTOR over its hidden units. "units": only matrices between
     hidden units of neighbouring layers, so a diagram is a graph whose vertices are hidden units. "matrices": the
     same, but a first-layer node is the matrix over two input legs that a unit of the layer above sees. "dense": full
-    layer tensors. Leaves are those of `local.symmetric_arrays`, the input's second moment `COVARIANCE` and, lifted, `TRACE`.
+    layer tensors, the only way where a layer comes as its tensor (`flattening`). With `n_ctx` outputs are added up over
+    positions, by the second axis of `TRACE`. Leaves are those of `local.symmetric_arrays`, the input's second moment
+    `COVARIANCE` and, lifted, `TRACE`.
     """
-    return _Folder(models, cross_only, inputs, lifted, tuple(pairs)).problem(per_output)
+    return _Folder(models, cross_only, inputs, lifted, tuple(pairs), n_ctx).problem(per_output)
 
 
 class _Folder:
-    def __init__(self, models, cross_only: bool, inputs: InputKind, lifted: bool, pairs: tuple[Pair, ...]):
+    def __init__(self, models, cross_only: bool, inputs: InputKind, lifted: bool, pairs: tuple[Pair, ...], n_ctx: int):
         self.models, self.cross_only, self.inputs, self.lifted = models, cross_only, inputs, lifted
-        self.pairs = pairs
+        self.pairs, self.n_ctx = pairs, n_ctx
         self.groups = {side: groups(kinds) for side, kinds in models.items()}
         self.trees = {side: tree(kinds) for side, kinds in models.items()}
         depth = min(len(t.orders) for t in self.trees.values())
         self.forms = ("factors", "units", "dense", "matrices")[: 1 if depth == 0 else 3 if depth == 1 else 4]
+        if any(self.is_dense(side, level) for side, tree_ in self.trees.items() for level in range(len(tree_.orders))):
+            self.forms = ("dense",)
+
+    def is_dense(self, side: Side, level: int) -> bool:
+        """Whether a nonlinear layer is given by its tensor."""
+        return self.models[side][self.groups[side].nonlinear[level][0]].name == "Attention"
+
+    @property
+    def trace(self) -> Operand:
+        """Leaves out the constant row and, for sequences, adds up positions: the output `k` becomes `o`."""
+        return Operand(TRACE, ("k",) if self.n_ctx == 1 else ("k", "o"))
 
     def problem(self, per_output: bool) -> Problem:
         basis, gauges = self.basis()
@@ -155,7 +169,8 @@ class _Folder:
         for side, kinds in self.models.items():
             for n, kind in enumerate(kinds):
                 shapes |= {str(Leaf(side, n, role)): shape for role, shape in symmetric_shapes(kind, self.lifted).items()}
-        shapes[TRACE] = (self.models["A"][-1].d_out + self.lifted,)
+        d_out = self.models["A"][-1].d_out
+        shapes[TRACE] = (d_out + self.lifted,) if self.n_ctx == 1 else (d_out + 1, d_out // self.n_ctx + 1)
         shapes[IDENTITY] = (self.d_in, self.d_in)
         symmetric = frozenset({COVARIANCE, IDENTITY} if self.inputs.moment != "diagonal" else {IDENTITY})
         return prune(Problem(tuple(stages), shapes, symmetric, tuple(pair.group for pair in self.pairs)))
@@ -169,8 +184,14 @@ class _Folder:
         definitions, gauges = [], []
         for side, found in self.groups.items():
             for level, (n, after) in enumerate(found.nonlinear):
-                chain = [Operand(str(Leaf(side, n, SIGNED_DOWN)), ("x0", "h"))]
-                chain += [Operand(str(Leaf(side, m, WEIGHT)), (f"x{i + 1}", f"x{i}")) for i, m in enumerate(after)]
+                weights = [Operand(str(Leaf(side, m, WEIGHT)), (f"x{i + 1}", f"x{i}")) for i, m in enumerate(after)]
+                if self.is_dense(side, level):
+                    legs = tuple(f"i{p}" for p in range(self.trees[side].orders[level]))
+                    name, whole = f"T.{side}{level}", (Operand(str(Leaf(side, n, DENSE)), ("x0", *legs)), *weights)
+                    definitions.append(Definition(name, (f"x{len(after)}", *legs), (Term(1.0, whole),), powers=((name, 1),)))
+                    gauges.append(Gauge(name, 1, name, 1))
+                    continue
+                chain = [Operand(str(Leaf(side, n, SIGNED_DOWN)), ("x0", "h")), *weights]
                 down = Definition(f"D.{side}{level}", (f"x{len(after)}", "h"), (Term(1.0, tuple(chain)),))
                 factor = Definition(f"P.{side}{level}", ("h", "i"), (Term(1.0, (Operand(str(Leaf(side, n, FACTOR)), ("h", "i")),)),))
                 for d in (down, factor):
@@ -206,6 +227,8 @@ class _Folder:
         found = []
         for side, tree_ in self.trees.items():
             for level in range(len(tree_.orders)):
+                if self.is_dense(side, level):
+                    continue
                 term = Term(1.0, self.node(side, level, "o", ["i", "j"], dense=False))
                 powers = ((f"D.{side}{level}", 1), (f"P.{side}{level}", 2))
                 found.append(Definition(f"T.{side}{level}", ("o", "i", "j"), (term,), powers=powers))
@@ -238,7 +261,7 @@ class _Folder:
             operands = tuple(Operand(o.name, tuple(map(merged.find, o.indices))) for o in (*ends, *joined))
             found.append(Definition(f"G.{pair.group}", ("h", "g"), (Term(1.0, operands),), symmetric=pair.bra == pair.ket))
             tops = [Operand(f"D.{side}{len(self.trees[side].orders) - 1}", ("k", x)) for side, x in zip(pair, "hg", strict=True)]
-            tops += [Operand(TRACE, ("k",))] if self.lifted else []
+            tops += [self.trace] if self.lifted else []
             found.append(Definition(f"K.{pair.group}", ("h", "g"), (Term(1.0, tuple(tops)),), symmetric=pair.bra == pair.ket))
         return found
 
@@ -273,11 +296,12 @@ class _Folder:
         for side in pair:
             copies = 1
             for level in reversed(range(len(self.trees[side].orders))):
-                for name, times in ((f"D.{side}{level}", copies), (f"P.{side}{level}", 2 * copies)):
+                parts = ((f"D.{side}{level}", copies), (f"P.{side}{level}", 2 * copies))
+                for name, times in ((f"T.{side}{level}", copies),) if self.is_dense(side, level) else parts:
                     powers[name] = powers.get(name, 0) + times
                 copies *= self.trees[side].orders[level]
         powers[pair.group] = 1
-        return Definition(pair.group, ("k",) if per_output else (), tuple(terms), powers=tuple(powers.items()))
+        return Definition(pair.group, self.trace.indices[-1:] if per_output else (), tuple(terms), powers=tuple(powers.items()))
 
     def written(self, pair: Pair, diagram: Diagram, form: str, per_output: bool) -> tuple[Operand, ...]:
         if form in ("units", "matrices"):
@@ -301,7 +325,7 @@ class _Folder:
         free: dict[int, list[str]] = {}
         for n, (side, bond) in enumerate(bottoms):
             level = len(self.trees[side].orders)
-            if (n, n) in diagram.edges:
+            if (n, n) in diagram.edges and self.trees[side].bunch == 2:
                 operands.append(Operand(f"m.{side}", (bond,)))
                 continue
             legs = [bond] if level == 0 else [f"{bond}.leg{p}" for p in range(self.trees[side].bunch)]
@@ -309,10 +333,10 @@ class _Folder:
                 operands += self.node(side, 0, bond, legs, dense)
             free[n] = legs
         for u, v in diagram.edges:
-            if u != v:
+            if u in free and v in free:
                 operands += self.join(Pair(bottoms[u][0], bottoms[v][0]), [free[u].pop(), free[v].pop()], merged)
         if self.lifted:
-            operands.append(Operand(TRACE, ("k",)))
+            operands.append(self.trace)
         return tuple(Operand(o.name, tuple(map(merged.find, o.indices))) for o in operands)
 
     def over_units(self, pair: Pair, diagram: Diagram, matrices: bool, per_output: bool) -> tuple[Operand, ...]:
@@ -355,7 +379,7 @@ class _Folder:
         if per_output or "" in tops:
             for side, top in zip(pair, tops, strict=True):
                 operands += [Operand(f"D.{side}{len(self.trees[side].orders) - 1}", ("k", top))] if top else []
-            operands += [Operand(TRACE, ("k",))] if self.lifted else []
+            operands += [self.trace] if self.lifted else []
         else:
             operands.append(Operand(f"K.{pair.group}", tuple(tops)))
         return tuple(Operand(o.name, tuple(map(merged.find, o.indices))) for o in operands)

@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import contextlib
 import math
+import threading
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping
-from functools import cache, partial
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -44,7 +46,7 @@ def run(plan: Plan, arrays: Mapping[str, Any], backend: str = "jax") -> Result:
     logs: dict[tuple[int, str], Any] = {}
     last_use = {name: n for n, stage in enumerate(plan.stages) for name in stage.inputs}
     for n, stage in enumerate(plan.stages):
-        runner = _jitted(plan.pieces[stage.piece]) if backend == "jax" else partial(_run_piece, plan.pieces[stage.piece])
+        runner = _programs.get(plan.pieces[stage.piece]) if backend == "jax" else partial(_run_piece, plan.pieces[stage.piece])
         outputs, scales = runner([values[name] for name in stage.inputs])
         values.update(zip(stage.outputs, outputs, strict=True))
         logs.update({(n, group): scale for group, scale in zip(stage.groups, scales, strict=True)})
@@ -95,9 +97,32 @@ def _weights(plan: Plan, logs: Mapping[tuple[int, str], Any]) -> dict[tuple[int,
     return found
 
 
-@cache
-def _jitted(piece: Piece) -> Any:
-    return jax.jit(partial(_run_piece, piece))
+class _Programs:
+    """Compiled programs by piece; those not used for longest are given up where all together grow too large.
+
+    An operation maps one or two regions of code, and Linux allows a process 65,530 of them.
+    """
+
+    LIMIT = 16_384  # operations
+
+    def __init__(self) -> None:
+        self.known: OrderedDict[Piece, Any] = OrderedDict()
+        self.held = 0
+        self.changing = threading.Lock()
+
+    def get(self, piece: Piece) -> Any:
+        with self.changing:
+            if piece in self.known:
+                self.known.move_to_end(piece)
+                return self.known[piece]
+            self.known[piece] = jax.jit(partial(_run_piece, piece))
+            self.held += piece.length
+            while self.held > self.LIMIT and len(self.known) > 1:
+                self.held -= self.known.popitem(last=False)[0].length
+            return self.known[piece]
+
+
+_programs = _Programs()
 
 
 def _run_piece(piece: Piece, inputs: list[Any]) -> tuple[list[Any], list[Any]]:

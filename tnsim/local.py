@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tnsim.layers import Bilinear, Layer, Linear, Residual, innermost
-from tnsim.names import DOWN, FACTOR, LEFT, OUT, RIGHT, SIGNED_DOWN, SKIP, WEIGHT, input_index
+from tnsim.names import DENSE, DOWN, FACTOR, LEFT, OUT, RIGHT, SIGNED_DOWN, SKIP, WEIGHT, input_index
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Kind(NamedTuple):
 
     @property
     def order(self) -> int:
-        return 1 if self.name == "Linear" else 2
+        return {"Linear": 1, "Bilinear": 2, "Attention": 5}[self.name]
 
 
 _IN0, _IN1, _HIDDEN = input_index(0), input_index(1), "hidden"
@@ -157,6 +157,8 @@ def symmetric_shapes(kind: Kind, lifted: bool) -> dict[str, tuple[int, ...]]:
     if kind.name == "Linear":
         return shapes(kind, lifted)
     d_in, d_out = kind.d_in + lifted, kind.d_out + lifted
+    if kind.name == "Attention":  # over flattened sequences, see `flattening`
+        return {DENSE: (d_out, *(d_in,) * kind.order)}
     rank = 2 * (kind.rank + lifted) + (2 * d_in if kind.skips else 0)
     return {SIGNED_DOWN: (d_out, rank), FACTOR: (rank, d_in)}
 

@@ -305,7 +305,8 @@ def layer_by_layer(metric: Metric, nonlinear_layers: int, degrees: tuple[int, in
     if nonlinear_layers > 1 and joins_whole_trees(type(metric), nonlinear_layers):
         raise TooLarge(
             f"{type(metric).__name__} joins the legs of whole models, here polynomials of degree {degrees[0]} and {degrees[1]} "
-            "in sequences; it is available for one nonlinear layer. Use GaussianClosure(), an approximation, or TreeSymmetric()"
+            "in sequences; beyond one nonlinear layer that is for small models, of up to 20 legs together. "
+            "Use GaussianClosure(), an approximation, or TreeSymmetric()"
         )
     return TreeSymmetric() if isinstance(metric, Symmetric) else metric
 

@@ -53,6 +53,18 @@ class Piece:
     powers: tuple[tuple[tuple[int, int], ...], ...] = ()
     unshared: int = 0
 
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.shapes, self.operations, self.outputs, self.scales, self.powers, self.unshared))
+
+    @property
+    def length(self) -> int:
+        """Operations, those of loop bodies too."""
+        return sum(1 + (op.body.length if op.body else 0) for op in self.operations)
+
     @cached_property
     def value_shapes(self) -> tuple[tuple[int, ...], ...]:
         found = list(self.shapes)

@@ -17,6 +17,7 @@ import numpy as np
 
 from tnsim import deep, execution, folding, metrics
 from tnsim.errors import ModelError, TooLarge
+from tnsim.flattening import flat_arrays, flat_kind
 from tnsim.folding import IDENTITY, TRACE, Pair
 from tnsim.legs import ONE, ONES, SAME_POSITION
 from tnsim.local import Kind, arrays, kind, symmetric_arrays
@@ -34,6 +35,7 @@ AnyModel = Model | Combination
 
 DTYPES = ("float64", "float32")
 _ALWAYS_FITS = 2**28
+_DENSE = 2**24  # elements of an attention layer as a dense tensor, which takes seconds to symmetrise
 FREE_SHARE = 0.8
 
 
@@ -90,8 +92,20 @@ def problem_key(a: Model, b: Model, metric: Metric) -> Key:
 def _sequence_key(a: Model, b: Model, metric: Metric) -> Key:
     """Models of sequences: layer by layer."""
     bra, ket = kinds(a), kinds(b)
+    if metrics.joins_whole_trees(type(metric), nonlinear(bra, ket)) and nonlinear(bra, ket) > 1:
+        bra, ket = (tuple(flat_kind(layer, a.n_ctx) for layer in m.layers) for m in (a, b))
+        if _is_small(bra, ket):
+            return Key(bra, ket, type(metric), metrics.whole_tree_kind(metric, lifted=True), True, True, a.n_ctx)
+        bra, ket = kinds(a), kinds(b)
     found = type(metrics.layer_by_layer(metric, nonlinear(bra, ket), (a.degree, b.degree)))
     return Key(bra, ket, found, metrics.sequence_inputs(metric, a.d_in, a.n_ctx), False, False, a.n_ctx)
+
+
+def _is_small(*models: tuple[Kind, ...]) -> bool:
+    """Whether the legs of flattened trees can be joined: few, an even number together, and dense tensors that fit."""
+    legs = [deep.tree(found).legs for found in models]
+    sizes = [(k.d_out + 1) * (k.d_in + 1) ** k.order for found in models for k in found if k.name == "Attention"]
+    return sum(legs) <= deep.MAX_LEGS and sum(legs) % 2 == 0 and max(sizes, default=0) <= _DENSE
 
 
 def _token_key(a: Model, b: Model, metric: Categorical) -> Key:
@@ -119,12 +133,12 @@ def plan_for(key: Key, pairs: tuple[Pair, ...], per_output: bool, dtype: str, la
     if key.metric is Categorical:
         problem = fold_tokens({side: found for side, (found,) in models.items()}, dict(key.inputs), pairs, per_output)
         return plan_problem(problem, metric.name, True, dtype, large)
-    if key.n_ctx is not None:
-        problem = fold_sequences(models, metric, key.inputs, key.n_ctx, pairs, per_output)
-    elif key.deep:
+    if key.deep:
         cross_only = key.metric is metrics.Symmetric
         deep.check_size(models, cross_only)
-        problem = deep.fold(models, cross_only, key.inputs, key.lifted, pairs, per_output)
+        problem = deep.fold(models, cross_only, key.inputs, key.lifted, pairs, per_output, key.n_ctx or 1)
+    elif key.n_ctx is not None:
+        problem = fold_sequences(models, metric, key.inputs, key.n_ctx, pairs, per_output)
     else:
         problem = folding.fold(models, metric, key.inputs, key.lifted, pairs, per_output)
     return plan_problem(problem, metric.name, metrics.is_exact(metric, nonlinear(*models.values())), dtype, large)
@@ -145,7 +159,7 @@ def weight_leaves(side: str, model: Model, key: Key) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for n, layer in enumerate(model.layers):
         if key.n_ctx is not None:
-            known = sequence_arrays(layer, key.n_ctx)
+            known = flat_arrays(layer, key.n_ctx) if key.deep else sequence_arrays(layer, key.n_ctx)
         else:
             known = symmetric_arrays(layer, key.lifted) if key.deep else arrays(layer, key.lifted)
         found |= {str(Leaf(side, n, role)): array for role, array in known.items()}
@@ -157,7 +171,9 @@ def input_leaves(found: Plan, metric: Metric, d_in: int, key: Key, t: float | No
     if key.metric is Categorical:
         known = token_inputs(metric.distribution(d_in), key.bra + (key.ket or ()), key.n_ctx)
         return {name: array for name, array in known.items() if name in found.shapes}
-    if key.n_ctx is not None:
+    if key.n_ctx is not None and key.deep:
+        metric, d_in = metrics.flattened(metric, d_in, key.n_ctx), key.n_ctx * d_in
+    if key.n_ctx is not None and not key.deep:
         moments, covariance = metrics.sequence_moments(metric, d_in, key.n_ctx), "covariance"
         known = {ONE: np.ones(()), ONES: np.ones(key.n_ctx), SAME_POSITION: np.eye(key.n_ctx)}
         known |= {name: array for name in found.shapes if (array := position_array(name, key.n_ctx)) is not None}
@@ -168,6 +184,8 @@ def input_leaves(found: Plan, metric: Metric, d_in: int, key: Key, t: float | No
         known[COVARIANCE] = metrics.second_moment_at(metric, d_in, key.lifted, t)
     if TRACE in found.shapes:
         known[TRACE] = np.concatenate([np.zeros(1), np.ones(found.shapes[TRACE][0] - 1)])
+        if len(found.shapes[TRACE]) == 2:  # sequences: which output coordinate a row belongs to, whatever its position
+            known[TRACE] = np.pad(np.tile(np.eye(found.shapes[TRACE][1] - 1), (key.n_ctx, 1)), ((1, 0), (1, 0)))
     if IDENTITY in found.shapes:
         known[IDENTITY] = np.eye(found.shapes[IDENTITY][0])
     return {name: array for name, array in known.items() if name in found.shapes}
