@@ -72,8 +72,9 @@ def test_closure_over_attention(numpy_plans, rng):
     a, b = (tnsim.Model([attention(rng, 1, 1, 2, 1, 1), bilinear(rng, 1, 2, 2)], n_ctx=2) for _ in range(2))
     metric = tnsim.GaussianClosure()
     assert agrees(a, b, metric)
-    with pytest.raises(tnsim.TooLarge, match=r"Gaussian joins the legs of whole models.*degree 10 and 10.*Use GaussianClosure"):
-        tnsim.networks(a, b)
+    deeper = [tnsim.Model([*m.layers, bilinear(rng, 2, 2, 1)], n_ctx=2) for m in (a, b)]
+    with pytest.raises(tnsim.TooLarge, match=r"Gaussian joins the legs of whole models.*degree 20 and 20.*Use GaussianClosure"):
+        tnsim.networks(*deeper)
 
 
 def test_tags(rng):
@@ -112,3 +113,11 @@ def test_drawing(rng):
     _, network = next(tnsim.networks(a, b, tnsim.TreeSymmetric()))
     legend = [text.get_text() for text in plots.draw(network).axes[0].get_legend().get_texts()]
     assert legend == ["Layer0", "symmetriser", "bra (A)", "ket (B)"]
+
+
+def test_deep_networks_of_sequences_join_whole_trees(numpy_plans):
+    rng = np.random.default_rng(12)
+    a, b = (tnsim.Model([bilinear(rng, 1, 2, 2, biases), bilinear(rng, 2, 2, 1)], n_ctx=2) for biases in (False, True))
+    for one, two, metric in ((a, a, tnsim.Gaussian()), (a, b, tnsim.Symmetric())):
+        found = sum(weight * float(net.contract(output_inds=())) for weight, net in tnsim.networks(one, two, metric))
+        assert found == pytest.approx(tnsim.inner(one, two, metric), rel=1e-11)

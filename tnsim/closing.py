@@ -16,6 +16,7 @@ import numpy as np
 
 from tnsim import deep, diagrams, metrics
 from tnsim.errors import ModelError
+from tnsim.flattening import flat_kind
 from tnsim.folding import Step, align
 from tnsim.local import kind
 from tnsim.metrics import Categorical, Gaussian, Metric
@@ -44,10 +45,11 @@ def networks(a: Model, b: Model, metric: Metric = Gaussian(), max_tensors: int =
         raise ModelError("Categorical counts tokens and joins no legs, so it has no networks; inner() computes it without")
     check_comparable(a, b)
     nonlinear = max(sum(order > 1 for order in m.orders) for m in (a, b))
-    if a.n_ctx is not None:
+    whole = metrics.joins_whole_trees(type(metric), nonlinear) and (a.n_ctx is None or (nonlinear > 1 and _few_legs(a, b)))
+    if a.n_ctx is not None and not whole:
         metric = metrics.layer_by_layer(metric, nonlinear, (a.degree, b.degree))
         return _generate(a, b, metrics.flattened(metric, a.d_in, a.n_ctx))
-    if metrics.joins_whole_trees(type(metric), nonlinear):
+    if whole:
         return _whole_trees(*deep.of_even_degree(a, b, metric), metric)
     return _generate(a, b, metric)
 
@@ -102,7 +104,9 @@ def _whole_trees(a: Model, b: Model, metric: Metric) -> Iterator[tuple[float, qt
     import quimb.tensor as qtn
 
     models = {"A": a, "B": b}
-    kinds = {side: tuple(map(kind, m.layers)) for side, m in models.items()}
+    kinds = {side: tuple(kind(x) if m.n_ctx is None else flat_kind(x, m.n_ctx) for x in m.layers) for side, m in models.items()}
+    width = a.d_in * (a.n_ctx or 1)
+    metric = metric if a.n_ctx is None else metrics.flattened(metric, a.d_in, a.n_ctx)
     cross_only = isinstance(metric, metrics.Symmetric)
     deep.check_size(kinds, cross_only)
     trees = [deep.tree(k) for k in kinds.values()]
@@ -121,7 +125,7 @@ def _whole_trees(a: Model, b: Model, metric: Metric) -> Iterator[tuple[float, qt
             (bond_index(s, -1, x), bond_index(r, -1, y)) for u, v in diagram.edges for (s, x), (r, y) in [(free[u].pop(), free[v].pop())]
         ]
         for weight, t in nodes:
-            moment = None if cross_only else _moment_at(metric, a.d_in, t, homogeneous)
+            moment = None if cross_only else _moment_at(metric, width, t, homogeneous)
             merged, operators = dict(tops), []
             for one, two in joined:
                 if moment is None:
@@ -129,6 +133,11 @@ def _whole_trees(a: Model, b: Model, metric: Metric) -> Iterator[tuple[float, qt
                 else:
                     operators.append(qtn.Tensor(moment, (one, two), (COVARIANCE,)))
             yield weight * diagram.count / scale, qtn.TensorNetwork([*tensors, *operators]).reindex(merged)
+
+
+def _few_legs(a: Model, b: Model) -> bool:
+    """Whether the joinings of whole trees over flattened sequences can be listed."""
+    return a.degree + b.degree <= deep.MAX_LEGS and (a.degree + b.degree) % 2 == 0
 
 
 def _nonlinear_copies(model: Model) -> Iterator[tuple[int, int]]:
