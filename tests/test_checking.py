@@ -4,6 +4,7 @@ import cases
 import numpy as np
 import pytest
 from oracles import bilinear
+from sequence_oracles import attention
 
 import tnsim
 
@@ -34,7 +35,7 @@ def test_standard_error_shrinks_with_samples(rng):
 
 def test_check_refuses_what_it_cannot_sample(rng):
     a, b = cases.pair(cases.SHALLOW["bilinear"], rng)
-    with pytest.raises(tnsim.ModelError, match="only Gaussian metrics are expectations that sampling can check, found TreeSymmetric"):
+    with pytest.raises(tnsim.ModelError, match="only Gaussian metrics and Categorical are expectations"):
         tnsim.check(a, b, tnsim.TreeSymmetric())
     with pytest.raises(tnsim.ModelError, match="a check needs at least 64 samples, found 10"):
         tnsim.check(a, b, samples=10)
@@ -52,3 +53,11 @@ def test_fit(rng):
         tnsim.Gaussian.fit(data[:1])
     with pytest.raises(tnsim.ModelError, match="samples has 1 NaN"):
         tnsim.Gaussian.fit(np.where(np.arange(6).reshape(2, 3) == 4, np.nan, 1.0))
+
+
+@pytest.mark.parametrize("metric", [tnsim.Gaussian(np.array([0.2, -0.1])), tnsim.Categorical(np.array([0.3, 0.7]))])
+def test_sequences_are_sampled_as_their_metric_says(metric, numpy_plans, rng):
+    a, b = (tnsim.Model([tnsim.Residual(attention(rng, 2, 1, 2, 1, 2, True))], n_ctx=2) for _ in range(2))
+    found = tnsim.check(a, b, metric, samples=20_000)
+    assert abs(found.deviation) < 6
+    assert found.standard_error < 0.2

@@ -6,12 +6,14 @@ independent check of a result, and disagreement shows what a closure misses.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from tnsim.errors import ModelError
-from tnsim.metrics import Gaussian, GaussianClosure
+from tnsim.metrics import Categorical, Gaussian, GaussianClosure, flattened
 from tnsim.structure import AnyModel
 from tnsim.verbs import similarity
 
@@ -36,23 +38,23 @@ class Check(NamedTuple):
 def check(
     a: AnyModel,
     b: AnyModel,
-    metric: Gaussian | GaussianClosure = Gaussian(),
+    metric: Gaussian | GaussianClosure | Categorical = Gaussian(),
     *,
     samples: int = 65536,
     seed: int = 0,
     progress: bool = False,
 ) -> Check:
-    """Monte-Carlo cosine `E<a,b> / sqrt(E|a|^2 E|b|^2)` over x ~ N(mean, cov) beside `similarity(a, b, metric)`.
+    """Monte-Carlo cosine `E<a,b> / sqrt(E|a|^2 E|b|^2)` over x ~ N(mean, cov), or token sequences, beside `similarity(a, b, metric)`.
 
     The standard error is a jackknife over 32 groups of samples. Raises `ModelError` for a metric that is no
     expectation over inputs, and for fewer than 64 samples.
     """
-    if not isinstance(metric, (Gaussian, GaussianClosure)):
-        raise ModelError(f"only Gaussian metrics are expectations that sampling can check, found {type(metric).__name__}")
+    if not isinstance(metric, (Gaussian, GaussianClosure, Categorical)):
+        raise ModelError(f"only Gaussian metrics and Categorical are expectations that sampling can check, found {type(metric).__name__}")
     if samples < 2 * GROUPS:
         raise ModelError(f"a check needs at least {2 * GROUPS} samples, found {samples}")
     closed = similarity(a, b, metric)
-    factor, mean = _factor(metric, a.d_in)
+    draw = _sampler(metric, a)
     rng = np.random.default_rng(seed)
     sums = np.zeros((GROUPS, 3))
     batches = [min(BATCH, samples - start) for start in range(0, samples, BATCH)]
@@ -64,8 +66,7 @@ def check(
         batches = tqdm(batches, desc="samples", unit="batch")
     drawn = 0
     for n, size in enumerate(batches):
-        x = rng.normal(size=(size, a.d_in))
-        x = mean + (x * factor if factor.ndim == 1 else x @ factor.T)
+        x = draw(rng, size)
         p, q = np.asarray(a(x)), np.asarray(b(x))
         sums[n % GROUPS] += (p * q).sum(), (p * p).sum(), (q * q).sum()
         drawn += size
@@ -80,6 +81,23 @@ def check(
 def _cosine(sums: np.ndarray) -> float:
     ab, aa, bb = sums
     return float(ab / np.sqrt(aa * bb))
+
+
+def _sampler(metric: Gaussian | GaussianClosure | Categorical, model: AnyModel) -> Callable[[np.random.Generator, int], np.ndarray]:
+    """What draws inputs of a model, (samples, d_in) or (samples, n_ctx, d_in)."""
+    shape = (model.d_in,) if model.n_ctx is None else (model.n_ctx, model.d_in)
+    if isinstance(metric, Categorical):
+        p = np.asarray(metric.distribution(model.d_in), np.float64)
+        return lambda rng, size: np.eye(model.d_in)[rng.choice(len(p), size=(size, model.n_ctx), p=p / p.sum())]
+    if model.n_ctx is not None:
+        metric = flattened(metric, model.d_in, model.n_ctx)
+    factor, mean = _factor(metric, math.prod(shape))
+
+    def draw(rng: np.random.Generator, size: int) -> np.ndarray:
+        x = rng.normal(size=(size, math.prod(shape)))
+        return (mean + (x * factor if factor.ndim == 1 else x @ factor.T)).reshape(size, *shape)
+
+    return draw
 
 
 def _factor(metric: Gaussian | GaussianClosure, d: int) -> tuple[np.ndarray, np.ndarray]:
