@@ -71,7 +71,8 @@ def test_deep_cosine_does_not_depend_on_the_scale_of_the_weights(metric):
 
 
 @pytest.mark.filterwarnings("ignore::tnsim.PrecisionWarning")
-def test_equal_layers_share_one_program():
+def test_equal_layers_share_one_program(monkeypatch):
+    monkeypatch.setattr(execution, "_programs", execution._Programs())
     a, b = bench.random_stack(5, 11, 64, "float64", 0), bench.random_stack(5, 11, 64, "float64", 1)
     before = len(execution._programs.known)
     tnsim.similarity(a, b, tnsim.TreeSymmetric())
