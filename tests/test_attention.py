@@ -158,6 +158,11 @@ def test_attribution_of_vector_models_is_by_layer():
     assert found.values.sum() == pytest.approx(tnsim.inner(a, b), rel=1e-11)
     with pytest.raises(tnsim.ModelError, match="by='head' needs an attention layer"):
         tnsim.attribution(a, b, by="head")
+    deeper = tnsim.Model([*a.layers, bilinear(rng, 4, 2, 4)])
+    with pytest.raises(tnsim.ModelError, match="models of one depth, found 1 and 2 nonlinear layers"):
+        tnsim.attribution(a, deeper)
+    with pytest.raises(tnsim.ModelError, match=r"works layer by layer: use GaussianClosure\(\).*found Gaussian"):
+        tnsim.attribution(deeper, deeper, tnsim.Gaussian())
     with pytest.raises(tnsim.ModelError, match="by must be one of layer, head, found 'neuron'"):
         tnsim.attribution(a, b, by="neuron")
 

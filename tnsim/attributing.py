@@ -18,7 +18,7 @@ from tnsim import execution
 from tnsim.errors import ModelError
 from tnsim.layers import Attention, Layer, Linear, innermost
 from tnsim.legs import STREAM
-from tnsim.metrics import Categorical, GaussianClosure, Metric, is_exact
+from tnsim.metrics import Categorical, GaussianClosure, Metric, is_exact, joins_whole_trees
 from tnsim.model import Model
 from tnsim.names import SIDES, WEIGHT, Side, bias_of
 from tnsim.planning import LARGE, plan_problem
@@ -45,8 +45,8 @@ def attribution(a: Model, b: Model, metric: Metric = GaussianClosure(), *, by: s
     """Contributions of a's components against b's; their sum is `inner(a, b, metric)`.
 
     by "layer": the residual stream into the last nonlinear layer, that layer, and constants. by "head": the last attention
-    layer's heads one by one. Raises `ModelError` when the models are no plain models, have no nonlinear layer, end in different
-    kinds of it, or have no heads to tell apart; otherwise as `inner`.
+    layer's heads one by one. Raises `ModelError` when the models are no plain models, have no nonlinear layer, different numbers
+    of them or different last ones, or no heads to tell apart, and for metrics of whole models; otherwise as `inner`.
     """
     if by not in WAYS:
         raise ModelError(f"by must be one of {', '.join(WAYS)}, found {by!r}")
@@ -64,9 +64,12 @@ def attribution(a: Model, b: Model, metric: Metric = GaussianClosure(), *, by: s
         raise ModelError("by='head' needs an attention layer as the last nonlinear layer, found Bilinear; use by='layer'")
     labels = {side: _labels(models[side], last[side], by) for side in SIDES}
     selectors = {name: array for side in SIDES for name, array in _selectors(side, len(labels[side]), by).items()}
+    depths = [sum(order > 1 for order in model.orders) for model in (a, b)]
+    if depths[0] != depths[1]:
+        raise ModelError(f"attribution is for models of one depth, found {depths[0]} and {depths[1]} nonlinear layers")
+    if isinstance(metric, Categorical) or joins_whole_trees(type(metric), depths[0]):
+        raise ModelError(f"attribution works layer by layer: use GaussianClosure() or TreeSymmetric(), found {type(metric).__name__}")
     key = problem_key(models["A"], models["B"], metric)
-    if isinstance(metric, Categorical):
-        raise ModelError("attribution is for Gaussian and tree metrics, found Categorical()")
     sizes = {name: array.shape for name, array in selectors.items()}
     problem = fold_attribution({"A": key.bra, "B": key.ket}, key.metric(), key.inputs, key.n_ctx, sizes)
     exact = is_exact(metric, nonlinear(key.bra, key.ket))
