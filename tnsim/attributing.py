@@ -24,7 +24,7 @@ from tnsim.names import SIDES, WEIGHT, Side, bias_of
 from tnsim.planning import LARGE, plan_problem
 from tnsim.sequences import fold_attribution
 from tnsim.steps import CONSTANT, CORE, selector
-from tnsim.structure import cast, check, input_leaves, nonlinear, problem_key, weight_leaves
+from tnsim.structure import cast, check, input_leaves, nonlinear, problem_key, weights
 from tnsim.tokens import merged_tail
 
 WAYS = ("layer", "head")
@@ -74,9 +74,7 @@ def attribution(a: Model, b: Model, metric: Metric = GaussianClosure(), *, by: s
     problem = fold_attribution({"A": key.bra, "B": key.ket}, key.metric(), key.inputs, key.n_ctx, sizes)
     exact = is_exact(metric, nonlinear(key.bra, key.ket))
     plan = plan_problem(problem, metric.name, exact, dtype, LARGE)
-    known = input_leaves(plan, metric, a.d_in, key) | selectors
-    for side, model in models.items():
-        known |= weight_leaves(side, model, key)
+    known = weights(models, key) | input_leaves(plan, metric, a.d_in, key) | selectors
     with execution.precision():
         result = jax.device_get(execution.run(plan, {name: cast(known[name], dtype) for name in plan.shapes}))
     values = np.asarray(result.values["AB"], np.float64) * np.exp(execution.log_of(result, dict(plan.scales["AB"])))

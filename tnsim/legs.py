@@ -25,7 +25,6 @@ ONE, ONES, SAME_POSITION = "ONE", "ONES", "SAME_POSITION"
 STREAM = "STREAM"
 """Role of the residual stream."""
 _QUERIES, _KEYS = zip(*SCORES, strict=True)
-_OTHER = {"s": "S"}
 
 
 class Moment(NamedTuple):

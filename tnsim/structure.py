@@ -146,10 +146,13 @@ def plan_for(key: Key, pairs: tuple[Pair, ...], per_output: bool, dtype: str, la
 
 def leaves(found: Plan, models: Mapping[Side, Model], metric: Metric, key: Key, t: float | None = None) -> dict[str, Any]:
     """Every array that a plan reads, by name."""
-    known = input_leaves(found, metric, models["A"].d_in, key, t)
-    for side, model in models.items():
-        known |= weight_leaves(side, model, key)
+    known = weights(models, key) | input_leaves(found, metric, models["A"].d_in, key, t)
     return {name: known[name] for name in found.shapes}
+
+
+def weights(models: Mapping[Side, Model], key: Key) -> dict[str, Any]:
+    """The arrays of all models, by name."""
+    return {name: array for side, model in models.items() for name, array in weight_leaves(side, model, key).items()}
 
 
 def weight_leaves(side: str, model: Model, key: Key) -> dict[str, Any]:

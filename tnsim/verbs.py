@@ -22,7 +22,7 @@ from tnsim.metrics import Gaussian, Metric
 from tnsim.model import Model, terms
 from tnsim.plans import Plan
 from tnsim.results import Number, Numbers, SignedLog
-from tnsim.structure import AnyModel, Budget, Key, affordable, cast, check, leaves, plan_for, problem_key
+from tnsim.structure import AnyModel, Budget, affordable, cast, check, input_leaves, plan_for, problem_key, weights
 
 _ROUNDING_SHOWN = 1e-2
 
@@ -140,7 +140,13 @@ def _run(a: Model, b: Model, metric, norms: bool, per_output: bool, dtype: str, 
         key = key._replace(ket=None)
     found = affordable(key, wanted, per_output, dtype, budget)
     nodes = key.nodes
-    runs = [_execute(found, {"A": a, "B": b}, metric, key, t, dtype, traced) for t in (nodes.points if nodes else (None,))]
+    if traced:
+        dtype = jnp.result_type(*(x.dtype for x in jax.tree.leaves((a, b)) if hasattr(x, "dtype") and x.ndim))
+    known = weights({"A": a} if alone else {"A": a, "B": b}, key)  # once, whatever the number of runs
+    runs = []
+    for t in nodes.points if nodes else (None,):
+        read = known | input_leaves(found, metric, a.d_in, key, t)
+        runs.append(_execute(found, {name: read[name] for name in found.shapes}, dtype, traced))
     if nodes is None:
         return _relative(found, runs[0], alone, norms, per_output and key.lifted)
     parts = [_relative(found, run, alone, norms, per_output and key.lifted) for run in runs]
@@ -150,12 +156,10 @@ def _run(a: Model, b: Model, metric, norms: bool, per_output: bool, dtype: str, 
     }
 
 
-def _execute(found: Plan, models, metric, key: Key, t: float | None, dtype: str, traced: bool) -> execution.Result:
-    """One run of a plan, with the second moment at t where the plan wants one."""
-    known = leaves(found, models, metric, key, t)
+def _execute(found: Plan, known: dict[str, Any], dtype: str, traced: bool) -> execution.Result:
+    """One run of a plan on arrays by name, in `dtype`."""
     if traced:
-        common = jnp.result_type(*(x.dtype for x in jax.tree.leaves(models) if hasattr(x, "dtype") and x.ndim))
-        return execution.run(found, {k: jnp.asarray(x, common) for k, x in known.items()})
+        return execution.run(found, {k: jnp.asarray(x, dtype) for k, x in known.items()})
     with execution.precision():
         result = execution.run(found, {k: cast(x, dtype) for k, x in known.items()})
         return jax.tree.map(lambda x: np.asarray(x, np.float64), jax.device_get(result))
