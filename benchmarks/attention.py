@@ -34,9 +34,16 @@ def language_model(seed: int, n_ctx: int, width: int, vocabulary: int = 4096):
 
     def block():
         biases = [(0.1 * g.normal(size=width)).astype(np.float32) for _ in range(4)]
-        return tnsim.Residual(tnsim.Attention(*(matrix(width, width) for _ in range(6)), width // 32, *biases), 1.0, 0.35)
+        return tnsim.Residual(
+            tnsim.Attention(*(matrix(width, width) for _ in range(6)), width // 32, *biases),
+            1.0,
+            0.35,
+        )
 
-    embed, unembed = tnsim.Linear(matrix(width, vocabulary)), tnsim.Linear(matrix(vocabulary, width))
+    embed, unembed = (
+        tnsim.Linear(matrix(width, vocabulary)),
+        tnsim.Linear(matrix(vocabulary, width)),
+    )
     return tnsim.Model([embed, block(), block(), unembed], n_ctx=n_ctx)
 
 
@@ -46,7 +53,9 @@ def one_layer(seed: int, n_ctx: int, width: int, biases: bool):
     import tnsim
 
     g = np.random.default_rng(seed)
-    weights = [(g.normal(size=(width, width)) / math.sqrt(width)).astype(np.float32) for _ in range(6)]
+    weights = [
+        (g.normal(size=(width, width)) / math.sqrt(width)).astype(np.float32) for _ in range(6)
+    ]
     found = [g.normal(size=width).astype(np.float32) for _ in range(4)] if biases else []
     return tnsim.Model([tnsim.Attention(*weights, 8, *found)], n_ctx=n_ctx)
 
@@ -93,7 +102,17 @@ CASES = [("language model", n, 256, 3 if n < 8 else 1) for n in (2, 4, 8)]
 CASES += [("language model", 16, 256, 0)]  # planned, not run: minutes on two cores
 CASES += [("language model", 4, width, 3) for width in (64, 128)]
 CASES += [(f"one layer{biases}", 4, 64, 15) for biases in ("", ", biases")]
-COLUMNS = ("n_ctx", "width", "multiplications", "contractions", "planned_gib", "plan_s", "first_s", "warm_s", "process_gib")
+COLUMNS = (
+    "n_ctx",
+    "width",
+    "multiplications",
+    "contractions",
+    "planned_gib",
+    "plan_s",
+    "first_s",
+    "warm_s",
+    "process_gib",
+)
 
 
 def _cell(value: float | None) -> str:
@@ -105,7 +124,9 @@ def _exponents(growth: dict[str, float]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", type=Path, help="where to write the table")
     parser.add_argument("--case", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -117,7 +138,11 @@ def main() -> None:
     for case in CASES:
         environment = os.environ | {"TNSIM_CACHE_DIR": ""}
         done = subprocess.run(
-            [sys.executable, __file__, "--case", json.dumps(case)], capture_output=True, text=True, env=environment, check=True
+            [sys.executable, __file__, "--case", json.dumps(case)],
+            capture_output=True,
+            text=True,
+            env=environment,
+            check=True,
         )
         rows.append(json.loads(done.stdout.splitlines()[-1]))
         cells = [_cell(rows[-1].get(c)) for c in COLUMNS]
@@ -125,11 +150,22 @@ def main() -> None:
         print(lines[-1], flush=True)
     by_context = [r for r in rows if r["kind"] == "language model" and r["width"] == 256]
     for one, two in itertools.pairwise(by_context):
-        growth = {key: math.log2(two[key] / one[key]) for key in ("multiplications", "warm_s") if key in two}
+        growth = {
+            key: math.log2(two[key] / one[key])
+            for key in ("multiplications", "warm_s")
+            if key in two
+        }
         lines.append(f"\nn_ctx {one['n_ctx']} to {two['n_ctx']}: exponents {_exponents(growth)}")
-    by_width = sorted((r for r in rows if r["kind"] == "language model" and r["n_ctx"] == 4), key=lambda r: r["width"])
+    by_width = sorted(
+        (r for r in rows if r["kind"] == "language model" and r["n_ctx"] == 4),
+        key=lambda r: r["width"],
+    )
     for one, two in itertools.pairwise(by_width):
-        growth = {key: math.log2(two[key] / one[key]) for key in ("multiplications", "warm_s") if key in two}
+        growth = {
+            key: math.log2(two[key] / one[key])
+            for key in ("multiplications", "warm_s")
+            if key in two
+        }
         lines.append(f"\nwidth {one['width']} to {two['width']}: exponents {_exponents(growth)}")
     if arguments.out:
         arguments.out.write_text("# Attention, float32\n\n" + "\n".join(lines) + "\n")

@@ -25,7 +25,12 @@ HEADS = 2
 D_HEAD = 2
 NODES = 26
 PAIRS = 20
-RULES = {"x + 0.01 f(x)": (1.0, 0.01), "x + 0.1 f(x)": (1.0, 0.1), "x + 0.35 f(x)": (1.0, 0.35), "f(x)": (0.0, 1.0)}  # skip, scale
+RULES = {
+    "x + 0.01 f(x)": (1.0, 0.01),
+    "x + 0.1 f(x)": (1.0, 0.1),
+    "x + 0.35 f(x)": (1.0, 0.35),
+    "f(x)": (0.0, 1.0),
+}  # skip, scale
 PROTOCOL = f"""`python benchmarks/closure_attention.py`: {{pairs}} pairs of random models per row, of seeds (0, 1), (2, 3), ...
 Two attention layers, each `skip x + scale f(x)`; weights normal with variance 1 / columns; {CONTEXT} positions of {WIDTH} coordinates,
 {HEADS} heads of width {D_HEAD}, causal, RoPE, no biases. Exact cosine by quadrature with {NODES} nodes per variable, float64."""
@@ -36,22 +41,32 @@ def model(seed: int, skip: float, scale: float) -> tnsim.Model:
     rng = np.random.default_rng(seed)
     rows = HEADS * D_HEAD
     shapes = [(rows, WIDTH)] * 5 + [(WIDTH, rows)]
-    layers = [tnsim.Attention(*(rng.normal(size=s) / np.sqrt(s[1]) for s in shapes), HEADS) for _ in range(2)]
+    layers = [
+        tnsim.Attention(*(rng.normal(size=s) / np.sqrt(s[1]) for s in shapes), HEADS)
+        for _ in range(2)
+    ]
     return tnsim.Model([tnsim.Residual(layer, skip, scale) for layer in layers], n_ctx=CONTEXT)
 
 
-def quadrature() -> Iterator[tuple[Float[np.ndarray, "points ctx width"], Float[np.ndarray, " points"]]]:
+def quadrature() -> Iterator[
+    tuple[Float[np.ndarray, "points ctx width"], Float[np.ndarray, " points"]]
+]:
     """Points and weights of the product rule for CONTEXT * WIDTH standard normal variables, a chunk per node of the first one."""
     nodes, weights = np.polynomial.hermite_e.hermegauss(NODES)
     weights = weights / weights.sum()
     others = np.array(list(itertools.product(nodes, repeat=CONTEXT * WIDTH - 1)))
     weight = np.array(list(itertools.product(weights, repeat=CONTEXT * WIDTH - 1))).prod(axis=1)
     for x, w in zip(nodes, weights, strict=True):
-        yield np.column_stack([np.full(len(others), x), others]).reshape(-1, CONTEXT, WIDTH), w * weight
+        yield (
+            np.column_stack([np.full(len(others), x), others]).reshape(-1, CONTEXT, WIDTH),
+            w * weight,
+        )
 
 
 @jax.jit
-def weighted_products(a: tnsim.Model, b: tnsim.Model, x: jax.Array, weights: jax.Array) -> Float[jax.Array, "2 2"]:
+def weighted_products(
+    a: tnsim.Model, b: tnsim.Model, x: jax.Array, weights: jax.Array
+) -> Float[jax.Array, "2 2"]:
     """Sums of <a, a>, <a, b> and <b, b> over points."""
     outputs = jax.numpy.stack([a(x), b(x)])
     return jax.numpy.einsum("p,apsk,bpsk->ab", weights, outputs, outputs)
@@ -67,16 +82,23 @@ def exact_cosine(a: tnsim.Model, b: tnsim.Model) -> float:
 def cosines(skip: float, scale: float, pairs: int) -> Float[np.ndarray, "pairs 2"]:
     """The exact cosine and the closure's for models of seeds (0, 1), (2, 3), ..."""
     models = [(model(2 * n, skip, scale), model(2 * n + 1, skip, scale)) for n in range(pairs)]
-    return np.array([(exact_cosine(a, b), tnsim.similarity(a, b, tnsim.GaussianClosure())) for a, b in models])
+    return np.array(
+        [(exact_cosine(a, b), tnsim.similarity(a, b, tnsim.GaussianClosure())) for a, b in models]
+    )
 
 
 def report(pairs: int) -> str:
     """A markdown table with a row per residual rule."""
-    lines = ["| layer | mean abs. exact cosine | mean abs. closure cosine | mean abs. error | largest error |", "|---|---|---|---|---|"]
+    lines = [
+        "| layer | mean abs. exact cosine | mean abs. closure cosine | mean abs. error | largest error |",
+        "|---|---|---|---|---|",
+    ]
     for rule, numbers in RULES.items():
         exact, closure = cosines(*numbers, pairs).T
         error = np.abs(closure - exact)
-        lines.append(f"| `{rule}` | {np.abs(exact).mean():.3f} | {np.abs(closure).mean():.3f} | {error.mean():.3f} | {error.max():.3f} |")
+        lines.append(
+            f"| `{rule}` | {np.abs(exact).mean():.3f} | {np.abs(closure).mean():.3f} | {error.mean():.3f} | {error.max():.3f} |"
+        )
     return "\n".join(lines)
 
 
@@ -88,7 +110,9 @@ def main() -> None:
     table = report(args.pairs)
     print(table)
     if args.out:
-        args.out.write_text(f"# The Gaussian closure for two attention layers\n\n{PROTOCOL.format(pairs=args.pairs)}\n\n{table}\n")
+        args.out.write_text(
+            f"# The Gaussian closure for two attention layers\n\n{PROTOCOL.format(pairs=args.pairs)}\n\n{table}\n"
+        )
 
 
 if __name__ == "__main__":

@@ -17,7 +17,16 @@ import tempfile
 import time
 from pathlib import Path
 
-ROWS = ((1, 128, 256), (2, 16, 32), (2, 32, 64), (2, 64, 128), (2, 128, 256), (3, 8, 8), (3, 16, 16), (3, 32, 32))
+ROWS = (
+    (1, 128, 256),
+    (2, 16, 32),
+    (2, 32, 64),
+    (2, 64, 128),
+    (2, 128, 256),
+    (3, 8, 8),
+    (3, 16, 16),
+    (3, 32, 32),
+)
 OUTPUTS = 10
 
 
@@ -27,13 +36,15 @@ def row(depth: int, width: int, rank: int) -> dict:
     import numpy as np
 
     import tnsim
-    from tnsim import execution
+    from tnsim.engine import execution
 
     def stack(seed):
         g = np.random.default_rng(seed)
         outs = [width] * (depth - 1) + [OUTPUTS]
         shapes = [((rank, width), (rank, width), (out, rank)) for out in outs]
-        return tnsim.Model([tnsim.Bilinear(*(g.normal(size=s) / np.sqrt(s[1]) for s in layer)) for layer in shapes])
+        return tnsim.Model(
+            [tnsim.Bilinear(*(g.normal(size=s) / np.sqrt(s[1]) for s in layer)) for layer in shapes]
+        )
 
     def timed(function):
         start = time.perf_counter()
@@ -46,13 +57,25 @@ def row(depth: int, width: int, rank: int) -> dict:
     warm = min(timed(lambda: tnsim.inner(a, b))[1] for _ in range(2))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     closure, _ = timed(lambda: tnsim.inner(a, b, tnsim.GaussianClosure()))
-    closure_warm = min(timed(lambda: tnsim.inner(a, b, tnsim.GaussianClosure()))[1] for _ in range(3))
+    closure_warm = min(
+        timed(lambda: tnsim.inner(a, b, tnsim.GaussianClosure()))[1] for _ in range(3)
+    )
     with execution.precision():
         matrix = jnp.ones((2048, 2048))
         product = jax.jit(lambda x: x @ x)
         product(matrix).block_until_ready()
-        rate = 2048**3 / min(timed(lambda: product(matrix).block_until_ready())[1] for _ in range(3))
-    norm = float(np.exp((tnsim.log_inner(a, a, tnsim.GaussianClosure()).log + tnsim.log_inner(b, b, tnsim.GaussianClosure()).log) / 2))
+        rate = 2048**3 / min(
+            timed(lambda: product(matrix).block_until_ready())[1] for _ in range(3)
+        )
+    norm = float(
+        np.exp(
+            (
+                tnsim.log_inner(a, a, tnsim.GaussianClosure()).log
+                + tnsim.log_inner(b, b, tnsim.GaussianClosure()).log
+            )
+            / 2
+        )
+    )
     return {
         "depth": depth,
         "width": width,
@@ -71,7 +94,24 @@ def row(depth: int, width: int, rank: int) -> dict:
     }
 
 
-COLUMNS = tuple("L width rank diagrams unshared  planned plan_s first_s  warm_s floor_s plan_GiB peak_GiB closure_ms  error".split())  # noqa: SIM905
+COLUMNS = tuple(
+    [
+        "L",
+        "width",
+        "rank",
+        "diagrams",
+        "unshared",
+        "planned",
+        "plan_s",
+        "first_s",
+        "warm_s",
+        "floor_s",
+        "plan_GiB",
+        "peak_GiB",
+        "closure_ms",
+        "error",
+    ]
+)
 
 
 def _cells(r: dict) -> tuple[str, ...]:
@@ -84,7 +124,10 @@ def _cells(r: dict) -> tuple[str, ...]:
         f"{r['multiplications']:.2e}",
         *(f"{r[name]:.2f}" for name in ("planning_seconds", "first_seconds")),
         *(f"{r[name]:.3f}" for name in ("warm_seconds", "floor_seconds")),
-        *(f"{r[name]:.2f}" for name in ("planned_peak_gib", "measured_peak_gib", "closure_milliseconds")),
+        *(
+            f"{r[name]:.2f}"
+            for name in ("planned_peak_gib", "measured_peak_gib", "closure_milliseconds")
+        ),
         f"{r['closure_error_over_norms']:.4f}",
     )
 
@@ -102,9 +145,20 @@ def main() -> None:
     for sizes in ROWS:
         with tempfile.TemporaryDirectory() as cache:
             command = [sys.executable, __file__, "--row", *map(str, sizes)]
-            done = subprocess.run(command, capture_output=True, text=True, check=True, env={**os.environ, "TNSIM_CACHE_DIR": cache})
+            done = subprocess.run(
+                command,
+                capture_output=True,
+                text=True,
+                check=True,
+                env={**os.environ, "TNSIM_CACHE_DIR": cache},
+            )
         rows.append(json.loads(done.stdout.splitlines()[-1]))
-        print(" ".join(f"{cell:>{len(name)}}" for name, cell in zip(COLUMNS, _cells(rows[-1]), strict=True)), flush=True)
+        print(
+            " ".join(
+                f"{cell:>{len(name)}}" for name, cell in zip(COLUMNS, _cells(rows[-1]), strict=True)
+            ),
+            flush=True,
+        )
     if args.out:
         args.out.write_text(json.dumps(rows, indent=1) + "\n")
 

@@ -18,7 +18,11 @@ import time
 from pathlib import Path
 
 WIDTH, RANK, OUTPUTS = 128, 256, 10
-ROUTES = [(route, count) for route in ("features", "recursion", "closure of depth 4") for count in (10, 30, 100)]
+ROUTES = [
+    (route, count)
+    for route in ("features", "recursion", "closure of depth 4")
+    for count in (10, 30, 100)
+]
 STORED = (125, 250, 500, 1000)
 MEMORY = 2**28
 
@@ -29,7 +33,12 @@ def models(count: int, depth: int = 1, width: int = WIDTH, rank: int = RANK) -> 
     import tnsim
 
     def layer(g, out):
-        return tnsim.Bilinear(*((g.normal(size=s) / s[1] ** 0.5).astype(np.float32) for s in ((rank, width), (rank, width), (out, rank))))
+        return tnsim.Bilinear(
+            *(
+                (g.normal(size=s) / s[1] ** 0.5).astype(np.float32)
+                for s in ((rank, width), (rank, width), (out, rank))
+            )
+        )
 
     made = []
     for seed in range(count):
@@ -48,7 +57,7 @@ def route_row(route: str, count: int) -> dict:
     import dataclasses
 
     import tnsim
-    from tnsim import costs
+    from tnsim.gram import run_plan as costs
 
     deep = route.startswith("closure")
     metric = tnsim.GaussianClosure() if deep else tnsim.Gaussian()
@@ -65,8 +74,15 @@ def route_row(route: str, count: int) -> dict:
     def once():
         tnsim.pairwise(some, metric, dtype="float32")
 
-    first, warm = timed(once), statistics.median(timed(once) for _ in range(5 if count < 100 or route == "features" else 1))
-    alone = [timed(lambda: tnsim.similarity(some[0], some[1], metric, dtype="float32")) for _ in range(6)]
+    first, warm = (
+        timed(once),
+        statistics.median(
+            timed(once) for _ in range(5 if count < 100 or route == "features" else 1)
+        ),
+    )
+    alone = [
+        timed(lambda: tnsim.similarity(some[0], some[1], metric, dtype="float32")) for _ in range(6)
+    ]
     pairs = count * (count + 1) // 2
     return {
         "route": route,
@@ -114,12 +130,21 @@ def main() -> None:
     found = {"routes": [], "stored": []}
     for kind, rows in (("routes", ROUTES), ("stored", [("stored", count) for count in STORED])):
         for n, (name, count) in enumerate(rows):
-            done = subprocess.run([sys.executable, __file__, "--row", name, str(count)], capture_output=True, text=True, check=True)
+            done = subprocess.run(
+                [sys.executable, __file__, "--row", name, str(count)],
+                capture_output=True,
+                text=True,
+                check=True,
+            )
             row = json.loads(done.stdout.splitlines()[-1])
             found[kind].append(row)
             if n == 0:
                 print(*row, sep="  ")
-            print(*(f"{x:.3f}" if isinstance(x, float) else x for x in row.values()), sep="  ", flush=True)
+            print(
+                *(f"{x:.3f}" if isinstance(x, float) else x for x in row.values()),
+                sep="  ",
+                flush=True,
+            )
     if args.out:
         args.out.write_text(json.dumps(found, indent=1) + "\n")
 

@@ -21,7 +21,7 @@ import numpy as np
 import quimb.tensor as qtn
 
 import tnsim
-from tnsim import plots
+from tnsim.analysis import plots
 
 series = tnsim.load(Path(tnsim.__file__).parent / "data" / "modular-addition")
 series
@@ -88,7 +88,9 @@ rng = np.random.default_rng(0)
 
 
 def bilinear(d_in, rank, d_out):
-    return tnsim.Bilinear(rng.normal(size=(rank, d_in)), rng.normal(size=(rank, d_in)), rng.normal(size=(d_out, rank)))
+    return tnsim.Bilinear(
+        rng.normal(size=(rank, d_in)), rng.normal(size=(rank, d_in)), rng.normal(size=(d_out, rank))
+    )
 
 
 a, b = (tnsim.Model([bilinear(4, 6, 3), bilinear(3, 5, 2)]) for _ in range(2))
@@ -96,7 +98,9 @@ a, b = (tnsim.Model([bilinear(4, 6, 3), bilinear(3, 5, 2)]) for _ in range(2))
 plots.draw(two_layers, "two layers under TreeSymmetric")
 
 # %%
-assert np.isclose(two_layers.contract(output_inds=()), tnsim.inner(a, b, tnsim.TreeSymmetric()), rtol=1e-12)
+assert np.isclose(
+    two_layers.contract(output_inds=()), tnsim.inner(a, b, tnsim.TreeSymmetric()), rtol=1e-12
+)
 two_layers.select("LAYER0")
 
 # %% [markdown]

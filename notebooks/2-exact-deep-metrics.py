@@ -20,8 +20,8 @@ import math
 import numpy as np
 
 import tnsim
-from tnsim import plots
-from tnsim.orbits import Tree, diagrams
+from tnsim.analysis import plots
+from tnsim.metrics.orbits import Tree, diagrams
 
 two = Tree((2, 2))
 for diagram in diagrams(two, two, cross_only=False):
@@ -53,7 +53,12 @@ def stack(depth, width, rank, seed):
     def weight(rows, columns):
         return g.normal(size=(rows, columns)) / np.sqrt(columns)
 
-    return tnsim.Model([tnsim.Bilinear(weight(rank, width), weight(rank, width), weight(width, rank)) for _ in range(depth)])
+    return tnsim.Model(
+        [
+            tnsim.Bilinear(weight(rank, width), weight(rank, width), weight(width, rank))
+            for _ in range(depth)
+        ]
+    )
 
 
 a, b = stack(2, 3, 4, 0), stack(2, 3, 4, 1)
@@ -91,9 +96,13 @@ for depth, widths in ((2, (2, 4, 8)), (3, (2,))):
         errors = []
         for seed in range(3 if depth == 2 else 1):
             p, q = stack(depth, width, width, 10 + seed), stack(depth, width, width, 20 + seed)
-            errors.append(abs(tnsim.similarity(p, q) - tnsim.similarity(p, q, tnsim.GaussianClosure())))
+            errors.append(
+                abs(tnsim.similarity(p, q) - tnsim.similarity(p, q, tnsim.GaussianClosure()))
+            )
         rows.append((depth, width, float(np.mean(errors)), float(np.max(errors))))
-        print(f"depth {depth}, width {width:2d}: mean |error| of the cosine {rows[-1][2]:.4f}, largest {rows[-1][3]:.4f}")
+        print(
+            f"depth {depth}, width {width:2d}: mean |error| of the cosine {rows[-1][2]:.4f}, largest {rows[-1][3]:.4f}"
+        )
 
 # %% [markdown]
 # ## What sharing saves

@@ -25,7 +25,7 @@ import jax
 import numpy as np
 
 import tnsim
-from tnsim import plots
+from tnsim.analysis import plots
 
 folder = Path(tnsim.__file__).parent / "data" / "induction"
 series = tnsim.load(folder)
@@ -49,10 +49,14 @@ def sequences(count, seed=0, vocabulary=16, context=16):
 
 
 tokens, lengths = sequences(2000)
-logits = tnsim.load(folder / "step_004000.safetensors", n_ctx=16)(np.eye(16, dtype=np.float32)[tokens])
+logits = tnsim.load(folder / "step_004000.safetensors", n_ctx=16)(
+    np.eye(16, dtype=np.float32)[tokens]
+)
 right = logits[:, :-1].argmax(-1) == tokens[:, 1:]
 repeated = np.arange(1, 16) > lengths
-print(f"accuracy on repeated tokens {right[repeated].mean():.3f}, on fresh ones {right[~repeated].mean():.3f}")
+print(
+    f"accuracy on repeated tokens {right[repeated].mean():.3f}, on fresh ones {right[~repeated].mean():.3f}"
+)
 
 # %% [markdown]
 # The training run: after 200 steps next to nothing is predicted, and after another thousand 93 % of the repeated tokens are. Fresh tokens
@@ -61,7 +65,9 @@ print(f"accuracy on repeated tokens {right[repeated].mean():.3f}, on fresh ones 
 # %%
 metrics = json.loads((folder / "metrics.json").read_text())["checkpoints"]
 for row in metrics:
-    print(f"step {row['step']:5d}   loss {row['loss']:.3f}   repeated {row['repeated_accuracy']:.3f}   fresh {row['fresh_accuracy']:.3f}")
+    print(
+        f"step {row['step']:5d}   loss {row['loss']:.3f}   repeated {row['repeated_accuracy']:.3f}   fresh {row['fresh_accuracy']:.3f}"
+    )
 
 # %% [markdown]
 # ## Two training steps
@@ -121,7 +127,9 @@ plots.heatmap(by_tree, some.labels, "induction, all pairs, TreeSymmetric")
 
 # %%
 for row, a, b in zip(metrics[1::2], by_closure[-1], by_tree[-1], strict=True):
-    print(f"step {row['step']:5d}   repeated {row['repeated_accuracy']:.3f}   to the last step: closure {a:5.2f}, tree {b:5.2f}")
+    print(
+        f"step {row['step']:5d}   repeated {row['repeated_accuracy']:.3f}   to the last step: closure {a:5.2f}, tree {b:5.2f}"
+    )
 
 # %% [markdown]
 # ## How wrong is the closure for two attention layers?
@@ -137,7 +145,10 @@ grid_weights = np.array(list(itertools.product(weights / weights.sum(), repeat=3
 
 def small_model(seed, skip, scale):
     rng = np.random.default_rng(seed)
-    layers = [tnsim.Attention(*(rng.normal(size=s) / np.sqrt(s[1]) for s in [(4, 2)] * 5 + [(2, 4)]), 2) for _ in range(2)]
+    layers = [
+        tnsim.Attention(*(rng.normal(size=s) / np.sqrt(s[1]) for s in [(4, 2)] * 5 + [(2, 4)]), 2)
+        for _ in range(2)
+    ]
     return tnsim.Model([tnsim.Residual(layer, skip, scale) for layer in layers], n_ctx=2)
 
 
@@ -150,7 +161,10 @@ def products(a, b, x, w):
 def exact_cosine(a, b):
     with jax.enable_x64(True):
         chunks = [np.column_stack([np.full(len(grid), x), grid]).reshape(-1, 2, 2) for x in nodes]
-        total = sum(w * np.asarray(products(a, b, x, grid_weights)) for w, x in zip(weights / weights.sum(), chunks, strict=True))
+        total = sum(
+            w * np.asarray(products(a, b, x, grid_weights))
+            for w, x in zip(weights / weights.sum(), chunks, strict=True)
+        )
     return total[0, 1] / np.sqrt(total[0, 0] * total[1, 1])
 
 

@@ -18,7 +18,7 @@ import json
 from pathlib import Path
 
 import tnsim
-from tnsim import baselines, figures, reading, report
+from tnsim.analysis import baselines, figures, reading, report
 
 folder = Path(tnsim.__file__).parent / "data" / "modular-addition"
 series = tnsim.load(folder)
@@ -44,8 +44,15 @@ log = {row["step"]: row for row in json.loads((folder / "metrics.json").read_tex
 phases = reading.segment(run, 3)
 for step in steps:
     mark = "-- change --" if step in phases.labels else ""
-    print(f"{step:7d}  train {log[step]['train_accuracy']:7.2%}  validation {log[step]['validation_accuracy']:7.2%}  {mark}")
-assert log[phases.labels[0]]["train_accuracy"] > 0.9 > 0.3 > log[phases.labels[0]]["validation_accuracy"]
+    print(
+        f"{step:7d}  train {log[step]['train_accuracy']:7.2%}  validation {log[step]['validation_accuracy']:7.2%}  {mark}"
+    )
+assert (
+    log[phases.labels[0]]["train_accuracy"]
+    > 0.9
+    > 0.3
+    > log[phases.labels[0]]["validation_accuracy"]
+)
 assert log[phases.labels[1]]["validation_accuracy"] > 0.999
 
 # %% [markdown]

@@ -39,7 +39,9 @@ WARMUP = 200
 STEPS = (0, 50, 100, 200, 300, 450, 650, 900, 1250, 1700, 2400, 4000)
 
 
-def sequences(key: jax.Array, count: int) -> tuple[Int[Array, "count context"], Int[Array, "count 1"]]:
+def sequences(
+    key: jax.Array, count: int
+) -> tuple[Int[Array, "count context"], Int[Array, "count 1"]]:
     """Tokens, and the length of the segment that each sequence repeats."""
     for_tokens, for_lengths = jax.random.split(key)
     tokens = jnp.broadcast_to(jnp.arange(VOCABULARY), (count, VOCABULARY))
@@ -59,18 +61,24 @@ def initialise(key: jax.Array) -> tnsim.Model:
     def attention() -> tnsim.Attention:
         return tnsim.Attention(*(GAIN * matrix(WIDTH, WIDTH) for _ in range(6)), HEADS)
 
-    embed = tnsim.Linear(matrix(WIDTH, VOCABULARY) * jnp.sqrt(VOCABULARY))  # a one-hot input selects a column of variance 1
+    embed = tnsim.Linear(
+        matrix(WIDTH, VOCABULARY) * jnp.sqrt(VOCABULARY)
+    )  # a one-hot input selects a column of variance 1
     layers = [tnsim.Residual(attention(), 1.0, SCALE) for _ in range(LAYERS)]
     return tnsim.Model([embed, *layers, tnsim.Linear(matrix(VOCABULARY, WIDTH))])
 
 
-def predict(model: tnsim.Model, tokens: Int[Array, "count context"]) -> Float[Array, "count before vocabulary"]:
+def predict(
+    model: tnsim.Model, tokens: Int[Array, "count context"]
+) -> Float[Array, "count before vocabulary"]:
     """Logits of tokens 1, 2, ... of every sequence."""
     return model(jax.nn.one_hot(tokens, VOCABULARY))[:, :-1]
 
 
 def loss_fn(model: tnsim.Model, tokens: Int[Array, "count context"]) -> Float[Array, ""]:
-    return optax.softmax_cross_entropy_with_integer_labels(predict(model, tokens), tokens[:, 1:]).mean()
+    return optax.softmax_cross_entropy_with_integer_labels(
+        predict(model, tokens), tokens[:, 1:]
+    ).mean()
 
 
 def main() -> None:
@@ -84,11 +92,15 @@ def main() -> None:
 
     for_model, for_training, for_measuring = jax.random.split(jax.random.key(args.seed), 3)
     initial = model = initialise(for_model)
-    schedule = optax.warmup_cosine_decay_schedule(0.0, args.learning_rate, WARMUP, STEPS[-1], args.learning_rate / 10)
+    schedule = optax.warmup_cosine_decay_schedule(
+        0.0, args.learning_rate, WARMUP, STEPS[-1], args.learning_rate / 10
+    )
     optimiser = optax.chain(
         optax.clip_by_global_norm(1.0),  # a polynomial of degree 25 has steep gradients at times
         optax.adamw(schedule, weight_decay=args.weight_decay),
-        optax.masked(optax.set_to_zero(), lambda tree: jax.tree.map(lambda x: jnp.ndim(x) == 0, tree)),  # the residual rule is no weight
+        optax.masked(
+            optax.set_to_zero(), lambda tree: jax.tree.map(lambda x: jnp.ndim(x) == 0, tree)
+        ),  # the residual rule is no weight
     )
     state = optimiser.init(model)
 
@@ -116,10 +128,16 @@ def main() -> None:
     metrics, done = [], 0
     for target in STEPS:
         (model, state), done = run((model, state), done, target), target
-        metrics.append({"step": done, **{name: round(float(x), 6) for name, x in measure(model).items()}})
+        metrics.append(
+            {"step": done, **{name: round(float(x), 6) for name, x in measure(model).items()}}
+        )
         print(metrics[-1], flush=True)
-        layers = jax.tree.map(lambda now, then: np.asarray(now) if np.ndim(then) else then, model, initial).layers
-        tnsim.save(tnsim.Model(layers, n_ctx=COMPARED_AT), args.out / f"step_{done:06d}.safetensors")
+        layers = jax.tree.map(
+            lambda now, then: np.asarray(now) if np.ndim(then) else then, model, initial
+        ).layers
+        tnsim.save(
+            tnsim.Model(layers, n_ctx=COMPARED_AT), args.out / f"step_{done:06d}.safetensors"
+        )
     settings = {
         "vocabulary": VOCABULARY,
         "segments": SEGMENTS,
@@ -135,7 +153,9 @@ def main() -> None:
         "weight_decay": args.weight_decay,
         "seed": args.seed,
     }
-    (args.out / "metrics.json").write_text(json.dumps({"settings": settings, "checkpoints": metrics}, indent=1) + "\n")
+    (args.out / "metrics.json").write_text(
+        json.dumps({"settings": settings, "checkpoints": metrics}, indent=1) + "\n"
+    )
 
 
 if __name__ == "__main__":

@@ -104,7 +104,9 @@ def main() -> None:
         }
         metrics.append(row)
         print(row, flush=True)
-        model = tnsim.Model([tnsim.Bilinear(*(np.asarray(params[k]) for k in ("left", "right", "down")))])
+        model = tnsim.Model(
+            [tnsim.Bilinear(*(np.asarray(params[k]) for k in ("left", "right", "down")))]
+        )
         tnsim.save(model, args.out / f"step_{done:06d}.safetensors")
     settings = {
         "modulus": MODULUS,
@@ -116,7 +118,9 @@ def main() -> None:
         "weight_decay": args.weight_decay,
         "seed": args.seed,
     }
-    (args.out / "metrics.json").write_text(json.dumps({"settings": settings, "checkpoints": metrics}, indent=1) + "\n")
+    (args.out / "metrics.json").write_text(
+        json.dumps({"settings": settings, "checkpoints": metrics}, indent=1) + "\n"
+    )
 
 
 if __name__ == "__main__":

@@ -12,7 +12,10 @@ SHALLOW = {
     "bilinear": lambda g: ([bilinear(g, D, 4, 2)], [bilinear(g, D, 5, 2)]),
     "bilinear biases": lambda g: ([bilinear(g, D, 4, 2, True)], [bilinear(g, D, 2, 2, True)]),
     "bias on one side": lambda g: ([bilinear(g, D, 4, 2)], [bilinear(g, D, 5, 2, True)]),
-    "additive residual": lambda g: ([tnsim.Residual(bilinear(g, D, 4, D), 1.0, 0.35)], [bilinear(g, D, 5, D)]),
+    "additive residual": lambda g: (
+        [tnsim.Residual(bilinear(g, D, 4, D), 1.0, 0.35)],
+        [bilinear(g, D, 5, D)],
+    ),
     "lerp residual": lambda g: (
         [tnsim.Residual(bilinear(g, D, 4, D, True), 0.7, 0.3)],
         [tnsim.Residual(bilinear(g, D, 3, D, True), 1.0, 0.5)],
@@ -26,16 +29,29 @@ SHALLOW = {
         [linear(g, D, 2), bilinear(g, 2, 6, 2), linear(g, 2, 2)],
     ),
     "embedded biases": lambda g: (
-        [linear(g, D, 4, True), tnsim.Residual(bilinear(g, 4, 4, 4, True), 0.7, 0.3), linear(g, 4, 2, True)],
+        [
+            linear(g, D, 4, True),
+            tnsim.Residual(bilinear(g, 4, 4, 4, True), 0.7, 0.3),
+            linear(g, 4, 2, True),
+        ],
         [linear(g, D, 2, True), bilinear(g, 2, 5, 3, True), linear(g, 3, 2)],
     ),
-    "uneven linear layers": lambda g: ([linear(g, D, 2), linear(g, 2, 4, True), bilinear(g, 4, 3, 2)], [bilinear(g, D, 5, 2)]),
-    "linear": lambda g: ([linear(g, D, 4), tnsim.Residual(linear(g, 4, 4, True), 0.3, 0.4), linear(g, 4, 2)], [linear(g, D, 2)]),
+    "uneven linear layers": lambda g: (
+        [linear(g, D, 2), linear(g, 2, 4, True), bilinear(g, 4, 3, 2)],
+        [bilinear(g, D, 5, 2)],
+    ),
+    "linear": lambda g: (
+        [linear(g, D, 4), tnsim.Residual(linear(g, 4, 4, True), 0.3, 0.4), linear(g, 4, 2)],
+        [linear(g, D, 2)],
+    ),
 }
 
 # several nonlinear layers, equal depth and orders
 DEEP = {
-    "two bilinear": lambda g: ([bilinear(g, D, 4, 2), bilinear(g, 2, 3, 2)], [bilinear(g, D, 5, 3), bilinear(g, 3, 4, 2)]),
+    "two bilinear": lambda g: (
+        [bilinear(g, D, 4, 2), bilinear(g, 2, 3, 2)],
+        [bilinear(g, D, 5, 3), bilinear(g, 3, 4, 2)],
+    ),
     "two with biases": lambda g: (
         [bilinear(g, D, 4, 2, True), bilinear(g, 2, 3, 2, True)],
         [bilinear(g, D, 2, 2, True), bilinear(g, 2, 4, 2)],
@@ -50,8 +66,14 @@ DEEP = {
     ),
 }
 UNEVEN = {  # different numbers of nonlinear layers: no tree metric, but functions all the same
-    "two over one": lambda g: ([bilinear(g, D, 3, 2), bilinear(g, 2, 3, 2)], [bilinear(g, D, 4, 2)]),
-    "two over none": lambda g: ([bilinear(g, D, 3, 2, True), bilinear(g, 2, 3, 2)], [linear(g, D, 2, True)]),
+    "two over one": lambda g: (
+        [bilinear(g, D, 3, 2), bilinear(g, 2, 3, 2)],
+        [bilinear(g, D, 4, 2)],
+    ),
+    "two over none": lambda g: (
+        [bilinear(g, D, 3, 2, True), bilinear(g, 2, 3, 2)],
+        [linear(g, D, 2, True)],
+    ),
     "biased two over one": lambda g: (
         [tnsim.Residual(bilinear(g, D, 3, D, True)), bilinear(g, D, 3, 2, True)],
         [linear(g, D, 2, True), bilinear(g, 2, 4, 2, True)],

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import pytest
 
-from tnsim import execution
+from tnsim.engine import execution
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -29,4 +29,8 @@ def rng(request) -> np.random.Generator:
 def numpy_plans(monkeypatch):
     """Verbs run on the NumPy reference."""
     run = execution.run
-    monkeypatch.setattr(execution, "run", lambda plan, arrays: run(plan, {k: np.asarray(x) for k, x in arrays.items()}, "numpy"))
+    monkeypatch.setattr(
+        execution,
+        "run",
+        lambda plan, arrays: run(plan, {k: np.asarray(x) for k, x in arrays.items()}, "numpy"),
+    )

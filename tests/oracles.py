@@ -73,13 +73,20 @@ def dense_tensor(model, symmetrised):
         letters = iter("abcdefghijklmnopqrstuvwxyz")
         out, bonds = next(letters), [next(letters) for _ in range(order)]
         legs = [[next(letters) for _ in range(tensor.ndim - 1)] for _ in range(order)]
-        inputs = ",".join([out + "".join(bonds)] + [b + "".join(x) for b, x in zip(bonds, legs, strict=True)])
-        tensor = np.einsum(f"{inputs}->{out}{''.join(itertools.chain(*legs))}", local, *[tensor] * order)
+        inputs = ",".join(
+            [out + "".join(bonds)] + [b + "".join(x) for b, x in zip(bonds, legs, strict=True)]
+        )
+        tensor = np.einsum(
+            f"{inputs}->{out}{''.join(itertools.chain(*legs))}", local, *[tensor] * order
+        )
     return tensor
 
 
 def dense_product(a, b, symmetrised):
-    return np.sum(dense_tensor(a, symmetrised)[1:] * dense_tensor(b, symmetrised)[1:], axis=tuple(range(1, a.degree + 1)))
+    return np.sum(
+        dense_tensor(a, symmetrised)[1:] * dense_tensor(b, symmetrised)[1:],
+        axis=tuple(range(1, a.degree + 1)),
+    )
 
 
 def dense_symmetric_product(a, b):
@@ -100,13 +107,17 @@ def polynomial_product(a, b):
     k = np.arange(n + 1)
     monomials = points[:, :1] ** k * points[:, 1:] ** (n - k)
     binomials = np.array([math.comb(n, j) for j in k], float)
-    first, second = (np.linalg.solve(monomials * np.sqrt(binomials), m(points)[:, 0]) for m in (a, b))
+    first, second = (
+        np.linalg.solve(monomials * np.sqrt(binomials), m(points)[:, 0]) for m in (a, b)
+    )
     return float(first @ second)
 
 
 def _symmetric_part(tensor):
     n = tensor.ndim - 1
-    return sum(tensor.transpose(0, *(1 + i for i in p)) for p in itertools.permutations(range(n))) / math.factorial(n)
+    return sum(
+        tensor.transpose(0, *(1 + i for i in p)) for p in itertools.permutations(range(n))
+    ) / math.factorial(n)
 
 
 def _dense_layer(layer):
@@ -118,7 +129,11 @@ def _dense_layer(layer):
         if order == 1:
             inner[1:] += layer.skip * e[1:]
         else:
-            inner[1:] += layer.skip / 2 * (np.einsum("ki,j->kij", e, e[0]) + np.einsum("kj,i->kij", e, e[0]))[1:]
+            inner[1:] += (
+                layer.skip
+                / 2
+                * (np.einsum("ki,j->kij", e, e[0]) + np.einsum("kj,i->kij", e, e[0]))[1:]
+            )
         inner[(0,) * (order + 1)] = 1.0
         return inner
     if isinstance(layer, tnsim.Linear):

@@ -40,10 +40,22 @@ def result(inner, labels, slices=None):
     }
     if slices is not None:
         variables["slices"] = (("a", "b", "output"), slices)
-    hashes, names = [f"{n:064x}" for n in range(len(labels))], [f"step_{label}.safetensors" for label in labels]
+    hashes, names = (
+        [f"{n:064x}" for n in range(len(labels))],
+        [f"step_{label}.safetensors" for label in labels],
+    )
     coords = {"a": labels, "b": labels}
-    coords |= {f"{kind}_{d}": (d, v) for d in "ab" for kind, v in (("hash", hashes), ("name", names))}
-    attrs = {"metric": "gaussian", "metric_parameters": "{}", "exact": 1, "dtype": "float64", "symmetric": 1, "tnsim_version": "0.1.0"}
+    coords |= {
+        f"{kind}_{d}": (d, v) for d in "ab" for kind, v in (("hash", hashes), ("name", names))
+    }
+    attrs = {
+        "metric": "gaussian",
+        "metric_parameters": "{}",
+        "exact": 1,
+        "dtype": "float64",
+        "symmetric": 1,
+        "tnsim_version": "0.1.0",
+    }
     return xr.Dataset(variables, coords, attrs)
 
 

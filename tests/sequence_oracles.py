@@ -30,13 +30,17 @@ def plain_attention(layer, x):
             return y
         angle = s * layer.rope_base ** (-2 * np.arange(half) / layer.d_head)
         a, b = y[:half], y[half:]
-        return np.concatenate([a * np.cos(angle) - b * np.sin(angle), b * np.cos(angle) + a * np.sin(angle)])
+        return np.concatenate(
+            [a * np.cos(angle) - b * np.sin(angle), b * np.cos(angle) + a * np.sin(angle)]
+        )
 
     for head, s in itertools.product(range(layer.n_heads), range(n)):
         for t in range(s + 1 if layer.mask == "causal" else n):
             scores = [leg(f"q{c}", s, head, True) @ leg(f"k{c}", t, head, True) for c in (1, 2)]
             weight = scores[0] * scores[1] / layer.d_head**2
-            z[s, head * layer.d_value : (head + 1) * layer.d_value] += weight * leg("v", t, head, False)
+            z[s, head * layer.d_value : (head + 1) * layer.d_value] += weight * leg(
+                "v", t, head, False
+            )
     return z @ layer.o.T + (0 if layer.o_bias is None else layer.o_bias)
 
 
@@ -51,7 +55,9 @@ def sequence_moments(metric, n, d):
 
 def sequence_products(a, b, metric):
     """E sum_s a[s, k] b[s, k] per output k, from forward passes at quadrature points."""
-    points, weights = quadrature((a.degree + b.degree) // 2 + 1, *sequence_moments(metric, a.n_ctx, a.d_in))
+    points, weights = quadrature(
+        (a.degree + b.degree) // 2 + 1, *sequence_moments(metric, a.n_ctx, a.d_in)
+    )
     x = points.reshape(-1, a.n_ctx, a.d_in)
     return np.einsum("p,psk->k", weights, a(x) * b(x))
 
@@ -64,7 +70,10 @@ def sequence_closure(a, b, metric):
     for p, q in zip(a.layers, b.layers, strict=True):
         x, w = quadrature(max(p.order, q.order) + 1, mean, cov)
         half = n * p.d_in
-        out = [layer(part.reshape(-1, n, layer.d_in)).reshape(len(x), -1) for layer, part in ((p, x[:, :half]), (q, x[:, half:]))]
+        out = [
+            layer(part.reshape(-1, n, layer.d_in)).reshape(len(x), -1)
+            for layer, part in ((p, x[:, :half]), (q, x[:, half:]))
+        ]
         out = np.concatenate(out, axis=1)
         mean = w @ out
         second = (w[:, None] * out).T @ out
@@ -90,7 +99,15 @@ def dense_sequence_layer(layer, n):
         names = {1: ("weight",), 2: ("left", "right")}[layer.order]
         tensor = np.zeros((n * layer.d_out + 1, *(n * layer.d_in + 1,) * layer.order))
         for s in range(n):
-            legs = [_leg(getattr(layer, m), getattr(layer, "bias" if m == "weight" else f"{m}_bias"), s, n) for m in names]
+            legs = [
+                _leg(
+                    getattr(layer, m),
+                    getattr(layer, "bias" if m == "weight" else f"{m}_bias"),
+                    s,
+                    n,
+                )
+                for m in names
+            ]
             rows = slice(1 + s * layer.d_out, 1 + (s + 1) * layer.d_out)
             if layer.order == 1:
                 tensor[rows] += legs[0]
@@ -107,12 +124,21 @@ def dense_sequence_layer(layer, n):
         legs = []
         for name, at, size in (("q1", s, 0), ("k1", t, 0), ("q2", s, 0), ("k2", t, 0), ("v", t, 1)):
             width = layer.d_value if size else layer.d_head
-            leg = _leg(getattr(layer, name), getattr(layer, f"{name}_bias"), at, n)[head * width : (head + 1) * width]
+            leg = _leg(getattr(layer, name), getattr(layer, f"{name}_bias"), at, n)[
+                head * width : (head + 1) * width
+            ]
             legs.append(leg if size or rotations is None else rotations[at] @ leg)
-        part = np.einsum("ku,xa,xb,yc,yd,ue->kabcde", layer.o[:, head * layer.d_value : (head + 1) * layer.d_value], *legs, optimize=True)
+        part = np.einsum(
+            "ku,xa,xb,yc,yd,ue->kabcde",
+            layer.o[:, head * layer.d_value : (head + 1) * layer.d_value],
+            *legs,
+            optimize=True,
+        )
         tensor[1 + s * layer.d_out : 1 + (s + 1) * layer.d_out] += part / layer.d_head**2
     for s in range(n):
-        tensor[1 + s * layer.d_out : 1 + (s + 1) * layer.d_out, 0, 0, 0, 0, 0] += 0 if layer.o_bias is None else layer.o_bias
+        tensor[1 + s * layer.d_out : 1 + (s + 1) * layer.d_out, 0, 0, 0, 0, 0] += (
+            0 if layer.o_bias is None else layer.o_bias
+        )
     tensor[(0,) * 6] = 1.0
     return tensor
 
@@ -124,7 +150,10 @@ def dense_tree_product(a, b, symmetrised):
         one, two = (dense_sequence_layer(layer, a.n_ctx) for layer in (p, q))
         order = two.ndim - 1
         if symmetrised:
-            two = sum(two.transpose(0, *(1 + i for i in legs)) for legs in itertools.permutations(range(order))) / math.factorial(order)
+            two = sum(
+                two.transpose(0, *(1 + i for i in legs))
+                for legs in itertools.permutations(range(order))
+            ) / math.factorial(order)
         for _ in range(order):
             two = np.tensordot(two, moment, axes=[[1], [1]])
         moment = np.tensordot(one, two, axes=[list(range(1, order + 1))] * 2)

@@ -9,7 +9,13 @@ import numpy as np
 import pytest
 from oracles import bilinear, linear
 from sequence_cases import DEEP, ONE_LAYER, D, inputs, pair
-from sequence_oracles import attention, dense_tree_product, plain_attention, sequence_closure, sequence_products
+from sequence_oracles import (
+    attention,
+    dense_tree_product,
+    plain_attention,
+    sequence_closure,
+    sequence_products,
+)
 
 import tnsim
 
@@ -20,7 +26,9 @@ def test_forward_pass_is_the_formula(rope_base, mask, rng=np.random.default_rng(
     layer = attention(rng, 3, 2, 4, 3, 5, True, mask=mask, rope_base=rope_base)
     x = rng.normal(size=(7, 3))
     assert np.allclose(layer(x), plain_attention(layer, x), rtol=1e-13, atol=1e-13)
-    assert np.allclose(layer(np.stack([x, 2 * x]))[1], plain_attention(layer, 2 * x), rtol=1e-13, atol=1e-13)
+    assert np.allclose(
+        layer(np.stack([x, 2 * x]))[1], plain_attention(layer, 2 * x), rtol=1e-13, atol=1e-13
+    )
 
 
 @pytest.mark.parametrize("form", ["standard", "alike", "diagonal", "each", "full"])
@@ -35,16 +43,25 @@ def test_one_nonlinear_layer_is_exact(layers, form, numpy_plans):
     cosine = expected[0].sum() / np.sqrt(expected[1].sum() * expected[2].sum())
     assert tnsim.similarity(a, b, metric) == pytest.approx(cosine, abs=1e-10)
     if form in ("standard", "each"):
-        assert np.allclose(tnsim.slices(a, b, metric), expected[0] / np.sqrt(expected[1] * expected[2]), rtol=0, atol=1e-10)
+        assert np.allclose(
+            tnsim.slices(a, b, metric),
+            expected[0] / np.sqrt(expected[1] * expected[2]),
+            rtol=0,
+            atol=1e-10,
+        )
 
 
 def test_three_positions(numpy_plans):
     a, b = (
         tnsim.Model(m.layers, n_ctx=3)
-        for m in pair(lambda g: ([attention(g, 1, 2, 2, 1, 2, True)], [attention(g, 1, 1, 2, 2, 2, True)]), 3)
+        for m in pair(
+            lambda g: ([attention(g, 1, 2, 2, 1, 2, True)], [attention(g, 1, 1, 2, 2, 2, True)]), 3
+        )
     )
     metric = tnsim.Gaussian(np.array([0.5]), np.array([[0.7]]))
-    assert tnsim.inner(a, b, metric) == pytest.approx(sequence_products(a, b, metric).sum(), rel=1e-10)
+    assert tnsim.inner(a, b, metric) == pytest.approx(
+        sequence_products(a, b, metric).sum(), rel=1e-10
+    )
 
 
 @pytest.mark.parametrize("form", ["standard", "full"])
@@ -67,7 +84,12 @@ def test_tree_metrics_are_those_of_dense_tensors(layers, symmetrised, numpy_plan
     metric = tnsim.TreeSymmetric() if symmetrised else tnsim.Frobenius()
     expected = [dense_tree_product(x, y, symmetrised) for x, y in ((a, b), (a, a), (b, b))]
     assert tnsim.inner(a, b, metric) == pytest.approx(expected[0].sum(), rel=1e-9)
-    assert np.allclose(tnsim.slices(a, b, metric), expected[0] / np.sqrt(expected[1] * expected[2]), rtol=0, atol=1e-9)
+    assert np.allclose(
+        tnsim.slices(a, b, metric),
+        expected[0] / np.sqrt(expected[1] * expected[2]),
+        rtol=0,
+        atol=1e-9,
+    )
     if symmetrised and sum(order > 1 for order in a.orders) == 1:
         assert tnsim.inner(a, b, tnsim.Symmetric()) == pytest.approx(expected[0].sum(), rel=1e-9)
 
@@ -98,12 +120,20 @@ def test_categorical_is_the_sum_over_all_sequences(first, second, n_ctx, numpy_p
     sequences = [list(x) for x in itertools.product(range(TOKENS), repeat=n_ctx)]
 
     def enumerated(one, two):
-        return sum(np.prod(p[x]) * (one(np.eye(TOKENS)[x]) * two(np.eye(TOKENS)[x])).sum(axis=0) for x in sequences)
+        return sum(
+            np.prod(p[x]) * (one(np.eye(TOKENS)[x]) * two(np.eye(TOKENS)[x])).sum(axis=0)
+            for x in sequences
+        )
 
     metric = tnsim.Categorical(p)
     expected = [enumerated(x, y) for x, y in ((a, b), (a, a), (b, b))]
     assert tnsim.inner(a, b, metric) == pytest.approx(expected[0].sum(), rel=1e-10)
-    assert np.allclose(tnsim.slices(a, b, metric), expected[0] / np.sqrt(expected[1] * expected[2]), rtol=0, atol=1e-10)
+    assert np.allclose(
+        tnsim.slices(a, b, metric),
+        expected[0] / np.sqrt(expected[1] * expected[2]),
+        rtol=0,
+        atol=1e-10,
+    )
     assert tnsim.similarity(a, b, metric).exact
 
 
@@ -115,7 +145,9 @@ def test_categorical_refuses():
     with pytest.raises(tnsim.ModelError, match=r"probabilities of 2 tokens, but the models read 3"):
         tnsim.inner(a, a, tnsim.Categorical(np.array([0.5, 0.5])))
     with pytest.raises(tnsim.TooLarge, match="another nonlinear layer follows"):
-        tnsim.inner(*[tnsim.Model([*a.layers, bilinear(rng, 5, 2, 2)], n_ctx=2)] * 2, tnsim.Categorical())
+        tnsim.inner(
+            *[tnsim.Model([*a.layers, bilinear(rng, 5, 2, 2)], n_ctx=2)] * 2, tnsim.Categorical()
+        )
     with pytest.raises(tnsim.ModelError, match="distribution of token sequences"):
         tnsim.inner(*[tnsim.Model([linear(rng, 3, 2)])] * 2, tnsim.Categorical())
 
@@ -126,8 +158,13 @@ def test_attribution_sums_to_the_inner_product(by, metric, numpy_plans):
     rng = np.random.default_rng(9)
 
     def model():
-        blocks = [tnsim.Residual(attention(rng, 3, 2, 2, 1, 3, True), 1.0, scale) for scale in (1.0, 0.35)]
-        return tnsim.Model([linear(rng, 2, 3, True), *blocks, linear(rng, 3, 4, True), linear(rng, 4, 2, True)], n_ctx=2)
+        blocks = [
+            tnsim.Residual(attention(rng, 3, 2, 2, 1, 3, True), 1.0, scale) for scale in (1.0, 0.35)
+        ]
+        return tnsim.Model(
+            [linear(rng, 2, 3, True), *blocks, linear(rng, 3, 4, True), linear(rng, 4, 2, True)],
+            n_ctx=2,
+        )
 
     a, b = model(), model()
     found = tnsim.attribution(a, b, metric, by=by)
@@ -145,23 +182,44 @@ def test_an_attribution_is_the_inner_product_of_the_component(numpy_plans):
     assert found.exact
     assert found.bra == ("stream", "layer 0 head 0", "layer 0 head 1")
     alone = [
-        tnsim.Attention(layer.q1, layer.k1, layer.q2, layer.k2, layer.v, layer.o * np.eye(2)[head], 2, rope_base=10.0) for head in (0, 1)
+        tnsim.Attention(
+            layer.q1,
+            layer.k1,
+            layer.q2,
+            layer.k2,
+            layer.v,
+            layer.o * np.eye(2)[head],
+            2,
+            rope_base=10.0,
+        )
+        for head in (0, 1)
     ]
     parts = [tnsim.Model([x], n_ctx=2) for x in (tnsim.Linear(np.eye(2)), *alone)]
-    assert np.allclose(found.values, [[tnsim.inner(x, y) for y in parts] for x in parts], rtol=1e-10, atol=1e-12)
+    assert np.allclose(
+        found.values, [[tnsim.inner(x, y) for y in parts] for x in parts], rtol=1e-10, atol=1e-12
+    )
 
 
 def test_attribution_of_vector_models_is_by_layer():
     rng = np.random.default_rng(11)
-    a, b = (tnsim.Model([linear(rng, 3, 2), tnsim.Residual(bilinear(rng, 2, 3, 2, True)), linear(rng, 2, 4)]) for _ in range(2))
+    a, b = (
+        tnsim.Model(
+            [linear(rng, 3, 2), tnsim.Residual(bilinear(rng, 2, 3, 2, True)), linear(rng, 2, 4)]
+        )
+        for _ in range(2)
+    )
     found = tnsim.attribution(a, b, tnsim.Gaussian())
     assert found.values.sum() == pytest.approx(tnsim.inner(a, b), rel=1e-11)
     with pytest.raises(tnsim.ModelError, match="by='head' needs an attention layer"):
         tnsim.attribution(a, b, by="head")
     deeper = tnsim.Model([*a.layers, bilinear(rng, 4, 2, 4)])
-    with pytest.raises(tnsim.ModelError, match="models of one depth, found 1 and 2 nonlinear layers"):
+    with pytest.raises(
+        tnsim.ModelError, match="models of one depth, found 1 and 2 nonlinear layers"
+    ):
         tnsim.attribution(a, deeper)
-    with pytest.raises(tnsim.ModelError, match=r"works layer by layer: use GaussianClosure\(\).*found Gaussian"):
+    with pytest.raises(
+        tnsim.ModelError, match=r"works layer by layer: use GaussianClosure\(\).*found Gaussian"
+    ):
         tnsim.attribution(deeper, deeper, tnsim.Gaussian())
     with pytest.raises(tnsim.ModelError, match="by must be one of layer, head, found 'neuron'"):
         tnsim.attribution(a, b, by="neuron")
@@ -177,14 +235,18 @@ def test_small_deep_models_are_exact(layers, numpy_plans):
     assert found == pytest.approx(expected.sum(), rel=1e-9)
     assert found.exact
     norms = [sequence_products(m, m, metric) for m in (a, b)]
-    assert np.allclose(tnsim.slices(a, b, metric), expected / np.sqrt(norms[0] * norms[1]), rtol=0, atol=1e-9)
+    assert np.allclose(
+        tnsim.slices(a, b, metric), expected / np.sqrt(norms[0] * norms[1]), rtol=0, atol=1e-9
+    )
     assert tnsim.similarity(a, b, tnsim.Symmetric()) < 1.0
 
 
 def test_constants_are_not_gaussian(numpy_plans):
     """f(x) = x written with attention: q and k are the constant 1. E|f|^2 = 2; taking the constant for a Gaussian gives 210."""
     ones, zero = np.ones(1), np.zeros((1, 2))
-    layer = tnsim.Attention(zero, zero, zero, zero, np.eye(2), np.eye(2), 1, ones, ones, ones, ones, rope_base=None)
+    layer = tnsim.Attention(
+        zero, zero, zero, zero, np.eye(2), np.eye(2), 1, ones, ones, ones, ones, rope_base=None
+    )
     model = tnsim.Model([layer], n_ctx=1)
     assert tnsim.inner(model, model) == pytest.approx(2.0, rel=1e-14)
 
@@ -208,7 +270,9 @@ def test_symmetries_leave_the_similarity_at_one(numpy_plans):
     model = tnsim.Model([layer], n_ctx=3)
     for other in (swapped, permuted, scaled):
         for metric in (tnsim.Gaussian(), tnsim.TreeSymmetric()):
-            assert tnsim.similarity(model, tnsim.Model([other], n_ctx=3), metric) == pytest.approx(1.0, abs=1e-12)
+            assert tnsim.similarity(model, tnsim.Model([other], n_ctx=3), metric) == pytest.approx(
+                1.0, abs=1e-12
+            )
     assert tnsim.similarity(model, tnsim.Model([swapped], n_ctx=3), tnsim.Frobenius()) < 0.99
 
 
@@ -228,23 +292,37 @@ def test_jax_agrees():
     plan = tnsim.plan(a, b, metric)
     assert plan.exact
     assert plan.contractions > 100
-    assert tnsim.inner(a, b, metric) == pytest.approx(sequence_products(a, b, metric).sum(), rel=1e-10)
-    assert tnsim.inner(a, b, metric, dtype="float32") == pytest.approx(sequence_products(a, b, metric).sum(), rel=1e-4)
+    assert tnsim.inner(a, b, metric) == pytest.approx(
+        sequence_products(a, b, metric).sum(), rel=1e-10
+    )
+    assert tnsim.inner(a, b, metric, dtype="float32") == pytest.approx(
+        sequence_products(a, b, metric).sum(), rel=1e-4
+    )
 
 
 def test_derivatives(numpy_plans=None):
     import jax
 
-    a, b = pair(lambda g: ([attention(g, 1, 1, 2, 1, 1, rope_base=None)], [attention(g, 1, 1, 2, 1, 1, rope_base=None)]), 2)
+    a, b = pair(
+        lambda g: (
+            [attention(g, 1, 1, 2, 1, 1, rope_base=None)],
+            [attention(g, 1, 1, 2, 1, 1, rope_base=None)],
+        ),
+        2,
+    )
     with jax.enable_x64(True):
         gradient = jax.grad(lambda m: tnsim.inner(m, b))(a).layers[0].v
         step = 1e-6
         moved = [tnsim.Model([_moved(a.layers[0], sign * step)], n_ctx=2) for sign in (1, -1)]
-        assert gradient[0, 0] == pytest.approx((tnsim.inner(moved[0], b) - tnsim.inner(moved[1], b)) / (2 * step), rel=1e-6)
+        assert gradient[0, 0] == pytest.approx(
+            (tnsim.inner(moved[0], b) - tnsim.inner(moved[1], b)) / (2 * step), rel=1e-6
+        )
 
 
 def _moved(layer, by):
-    return tnsim.Attention(layer.q1, layer.k1, layer.q2, layer.k2, layer.v + by, layer.o, 1, rope_base=None)
+    return tnsim.Attention(
+        layer.q1, layer.k1, layer.q2, layer.k2, layer.v + by, layer.o, 1, rope_base=None
+    )
 
 
 def test_what_cannot_be_compared_says_so():
@@ -255,11 +333,16 @@ def test_what_cannot_be_compared_says_so():
         tnsim.inner(tnsim.Model(a.layers), tnsim.Model(b.layers))
     with pytest.raises(tnsim.ModelError, match=r"shape \(2, 2\), found an input of shape \(3, 2\)"):
         a(np.zeros((3, 2)))
-    with pytest.raises(tnsim.ModelError, match=r"covariance has shape \(3, 3\).*need one of \(4,\), \(4, 4\), \(2,\), \(2, 2\)"):
+    with pytest.raises(
+        tnsim.ModelError,
+        match=r"covariance has shape \(3, 3\).*need one of \(4,\), \(4, 4\), \(2,\), \(2, 2\)",
+    ):
         tnsim.inner(a, b, tnsim.Gaussian(None, np.eye(3)))
     rng = np.random.default_rng(0)
     mixed = tnsim.Model([bilinear(rng, 2, 3, 3)], n_ctx=2)
-    with pytest.raises(tnsim.ModelError, match="attention layer of one model meets a bilinear layer"):
+    with pytest.raises(
+        tnsim.ModelError, match="attention layer of one model meets a bilinear layer"
+    ):
         tnsim.inner(a, mixed)
     with pytest.raises(tnsim.ModelError, match="4 rows, which 3 heads do not divide"):
         tnsim.Attention(*[np.ones((4, 2))] * 4, np.ones((3, 2)), np.ones((2, 3)), 3)

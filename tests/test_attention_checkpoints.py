@@ -8,15 +8,20 @@ from oracles import linear
 from sequence_oracles import attention
 
 import tnsim
-from tnsim.dialects import Dialect, Rule
-from tnsim.presets import PRESETS
+from tnsim.checkpoints.dialects import Dialect, Rule
+from tnsim.checkpoints.presets import PRESETS
 
 VOCABULARY, WIDTH, HEADS = 6, 8, 2
-CONFIG = {"model": {"n_head": HEADS, "attn_scale": 0.35, "rope_base": 1000, "vocab_size": VOCABULARY}}
+CONFIG = {
+    "model": {"n_head": HEADS, "attn_scale": 0.35, "rope_base": 1000, "vocab_size": VOCABULARY}
+}
 
 
 def state_of(rng, keys, biases=(), layers=2):
-    state = {"embed.weight": rng.normal(size=(VOCABULARY, WIDTH)), "unembed.weight": rng.normal(size=(VOCABULARY, WIDTH))}
+    state = {
+        "embed.weight": rng.normal(size=(VOCABULARY, WIDTH)),
+        "unembed.weight": rng.normal(size=(VOCABULARY, WIDTH)),
+    }
     for n in range(layers):
         state |= {f"layers.{n}.{key}.weight": rng.normal(size=(WIDTH, WIDTH)) for key in keys}
         state |= {f"layers.{n}.{key}.bias": rng.normal(size=WIDTH) for key in biases}
@@ -27,7 +32,9 @@ def turned(x, base, layout, direction):
     """RoPE on (n, d_head), written with complex numbers."""
     n, width = x.shape
     angles = direction * np.arange(n)[:, None] * base ** (-2 * np.arange(width // 2) / width)
-    first, second = (x[:, : width // 2], x[:, width // 2 :]) if layout == "half" else (x[:, ::2], x[:, 1::2])
+    first, second = (
+        (x[:, : width // 2], x[:, width // 2 :]) if layout == "half" else (x[:, ::2], x[:, 1::2])
+    )
     z = (first + 1j * second) * np.exp(1j * angles)
     if layout == "half":
         return np.concatenate([z.real, z.imag], axis=1)
@@ -43,11 +50,16 @@ def forward(state, tokens, keys, base=10_000.0, layout="half", direction=1, powe
     for layer in range(2):
         legs = {}
         for role, key in zip(("q1", "k1", "q2", "k2", "v"), keys, strict=False):
-            y = x @ state[f"layers.{layer}.{key}.weight"].T + state.get(f"layers.{layer}.{key}.bias", 0.0)
+            y = x @ state[f"layers.{layer}.{key}.weight"].T + state.get(
+                f"layers.{layer}.{key}.bias", 0.0
+            )
             legs[role] = y.reshape(n, HEADS, width)
         z = np.zeros((n, HEADS, width))
         for h in range(HEADS):
-            q1, k1, q2, k2 = (turned(legs[role][:, h], base, layout, direction) for role in ("q1", "k1", "q2", "k2"))
+            q1, k1, q2, k2 = (
+                turned(legs[role][:, h], base, layout, direction)
+                for role in ("q1", "k1", "q2", "k2")
+            )
             z[:, h] = np.tril((q1 @ k1.T) * (q2 @ k2.T) / width**power) @ legs["v"][:, h]
         x = x + 0.35 * z.reshape(n, WIDTH) @ state[f"layers.{layer}.{keys[-1]}.weight"].T
     return x @ state["unembed.weight"].T / (1.0 if energy is None else np.sqrt(energy + 1e-6))
@@ -64,7 +76,12 @@ def test_language_model_layout(prefix, tmp_path, rng):
     assert model.n_ctx == 4
     x = np.eye(VOCABULARY)[[1, 4, 4, 0]]
     assert np.allclose(model(x), forward(state, x, keys, energy=2.5), rtol=1e-12, atol=1e-12)
-    same = tnsim.from_state_dict({"model_state_dict": state, "step": 3}, f"bilinear-attention{'-attn' if prefix else ''}", 4, CONFIG)
+    same = tnsim.from_state_dict(
+        {"model_state_dict": state, "step": 3},
+        f"bilinear-attention{'-attn' if prefix else ''}",
+        4,
+        CONFIG,
+    )
     assert np.array_equal(same(x), model(x))
 
 
@@ -73,10 +90,17 @@ def test_quadratic_layout_and_yaml(tmp_path, rng):
     state = state_of(rng, ["q", "k", "v", "o"])
     tensors = {name: torch.tensor(array) for name, array in state.items()}
     torch.save({"step": 5, "model_state_dict": tensors}, tmp_path / "step_5.pt")
-    (tmp_path / "config.yaml").write_text("model:\n  n_head: 2\n  attn_scale: 0.35\n  rope_base: 1000\n")
+    (tmp_path / "config.yaml").write_text(
+        "model:\n  n_head: 2\n  attn_scale: 0.35\n  rope_base: 1000\n"
+    )
     model = tnsim.load(tmp_path / "step_5.pt")
     x = np.eye(VOCABULARY)[[0, 3, 5]]
-    assert np.allclose(model(x), forward(state, x, ["q", "k", "q", "k", "v", "o"], base=1000.0), rtol=1e-12, atol=1e-12)
+    assert np.allclose(
+        model(x),
+        forward(state, x, ["q", "k", "q", "k", "v", "o"], base=1000.0),
+        rtol=1e-12,
+        atol=1e-12,
+    )
 
 
 @pytest.mark.parametrize("layout", ["half", "interleaved"])
@@ -85,32 +109,46 @@ def test_quadratic_layout_and_yaml(tmp_path, rng):
 def test_conventions(layout, direction, power, rng):
     keys = ["q1", "k1", "q2", "k2", "v", "o"]
     state = state_of(rng, keys, keys[:4])
-    names = {role: f"layers.{{i}}.{role}.weight" for role in keys} | {f"{role}_bias": f"layers.{{i}}.{role}.bias?" for role in keys}
+    names = {role: f"layers.{{i}}.{role}.weight" for role in keys} | {
+        f"{role}_bias": f"layers.{{i}}.{role}.bias?" for role in keys
+    }
     rule = Rule(
         "attention", **names, n_heads=HEADS, score_power=power, rope_base=100.0, rope_layout=layout, rope_direction=direction,
         residual="additive", scale=0.35, repeat=True,
     )  # fmt: skip
-    rules = (Rule("linear", weight="embed.weight", transpose=True), rule, Rule("linear", weight="unembed.weight"))
+    rules = (
+        Rule("linear", weight="embed.weight", transpose=True),
+        rule,
+        Rule("linear", weight="unembed.weight"),
+    )
     dialect = Dialect.from_json(Dialect("mine", rules).to_json())
     x = np.eye(VOCABULARY)[[2, 1, 1, 5, 0]]
     expected = forward(state, x, keys, base=100.0, layout=layout, direction=direction, power=power)
     assert np.allclose(tnsim.from_state_dict(state, dialect)(x), expected, rtol=1e-12, atol=1e-12)
     said = " ".join(dialect.assumptions())
     assert f"scores divided by d_head^{power}" in said
-    assert f"RoPE base 100.0, {layout} layout, {'forward' if direction == 1 else 'backward'}" in said
+    assert (
+        f"RoPE base 100.0, {layout} layout, {'forward' if direction == 1 else 'backward'}" in said
+    )
 
 
 def test_numbers_are_not_guessed(tmp_path, rng):
     state = state_of(rng, ["q", "k", "v", "o"])
     np.savez(tmp_path / "model.npz", **state)
     with pytest.raises(
-        tnsim.ModelError, match=r"layer 1: the number of heads is model\.n_head of config\.json or config\.yaml, and none is beside"
+        tnsim.ModelError,
+        match=r"layer 1: the number of heads is model\.n_head of config\.json or config\.yaml, and none is beside",
     ):
         tnsim.load(tmp_path / "model.npz", "quadratic-attention")
     (tmp_path / "config.json").write_text(json.dumps({"model": {"n_head": 3, "attn_scale": 0.35}}))
-    with pytest.raises(tnsim.ModelError, match=r"RoPE base is model\.rope_base of the configuration, which has no 'rope_base'"):
+    with pytest.raises(
+        tnsim.ModelError,
+        match=r"RoPE base is model\.rope_base of the configuration, which has no 'rope_base'",
+    ):
         tnsim.load(tmp_path / "model.npz", "quadratic-attention")
-    (tmp_path / "config.json").write_text(json.dumps({"model": {"n_head": 3, "attn_scale": 0.35, "rope_base": 10}}))
+    (tmp_path / "config.json").write_text(
+        json.dumps({"model": {"n_head": 3, "attn_scale": 0.35, "rope_base": 10}})
+    )
     with pytest.raises(tnsim.ModelError, match="8 query rows cannot be 3 heads"):
         tnsim.load(tmp_path / "model.npz", "quadratic-attention")
     (tmp_path / "config.json").write_text("{")
@@ -118,7 +156,9 @@ def test_numbers_are_not_guessed(tmp_path, rng):
         tnsim.load(tmp_path / "model.npz", "quadratic-attention")
     rules = json.loads(PRESETS["bilinear-attention"].to_json())
     rules["layers"][1]["rope_layout"] = "spiral"
-    with pytest.raises(tnsim.CheckpointError, match="rope_layout 'spiral' is unknown, use 'half' or 'interleaved'"):
+    with pytest.raises(
+        tnsim.CheckpointError, match="rope_layout 'spiral' is unknown, use 'half' or 'interleaved'"
+    ):
         Dialect.from_json(json.dumps(rules))
 
 
@@ -136,10 +176,15 @@ def test_own_format(tmp_path, rng):
 
 
 def test_pairwise_of_sequences(rng):
-    models = [tnsim.Model([tnsim.Residual(attention(rng, 2, 1, 2, 1, 2), 1.0, 0.5)], n_ctx=2) for _ in range(3)]
+    models = [
+        tnsim.Model([tnsim.Residual(attention(rng, 2, 1, 2, 1, 2), 1.0, 0.5)], n_ctx=2)
+        for _ in range(3)
+    ]
     result = tnsim.pairwise(models)
     assert result.attrs["plan"].startswith("recursion")
-    assert float(result.similarity[0, 1]) == pytest.approx(tnsim.similarity(models[0], models[1]), abs=1e-12)
+    assert float(result.similarity[0, 1]) == pytest.approx(
+        tnsim.similarity(models[0], models[1]), abs=1e-12
+    )
     tokens = tnsim.pairwise(models, tnsim.Categorical(np.array([0.25, 0.75])), slices=True)
     expected = tnsim.slices(models[2], models[0], tnsim.Categorical(np.array([0.25, 0.75])))
     assert np.allclose(tokens.slices[2, 0], expected, rtol=0, atol=1e-12)

@@ -6,7 +6,7 @@ from oracles import bilinear
 from sample_runs import SHIPPED
 
 import tnsim
-from tnsim import baselines
+from tnsim.analysis import baselines
 
 WITH_DATA = (baselines.output_cosine, baselines.cka, baselines.js_divergence, baselines.agreement)
 
@@ -28,16 +28,27 @@ def hsic(x, y):
     np.fill_diagonal(k, 0)
     np.fill_diagonal(o, 0)
     one = np.ones(n)
-    return (np.trace(k @ o) + one @ k @ one * (one @ o @ one) / ((n - 1) * (n - 2)) - 2 / (n - 2) * (one @ k @ o @ one)) / (n * (n - 3))
+    return (
+        np.trace(k @ o)
+        + one @ k @ one * (one @ o @ one) / ((n - 1) * (n - 2))
+        - 2 / (n - 2) * (one @ k @ o @ one)
+    ) / (n * (n - 3))
 
 
 def test_weight_cosine(models):
     flat = [
-        np.concatenate([getattr(m.layers[0], f).ravel() for f in ("left", "right", "down", "left_bias", "right_bias", "down_bias")])
+        np.concatenate(
+            [
+                getattr(m.layers[0], f).ravel()
+                for f in ("left", "right", "down", "left_bias", "right_bias", "down_bias")
+            ]
+        )
         for m in models
     ]
     found = baselines.weight_cosine(models)
-    assert found.values == pytest.approx(np.array([[p @ q / np.linalg.norm(p) / np.linalg.norm(q) for q in flat] for p in flat]))
+    assert found.values == pytest.approx(
+        np.array([[p @ q / np.linalg.norm(p) / np.linalg.norm(q) for q in flat] for p in flat])
+    )
     assert found.attrs["needs_data"] == 0 and found.a.values.tolist() == [0, 1, 2]
 
 
@@ -56,7 +67,10 @@ def test_weight_cosine_sees_a_permutation_that_similarity_does_not(models):
             )
         ]
     )
-    assert tnsim.similarity(models[0], moved) == pytest.approx(1) and baselines.weight_cosine([models[0], moved])[0, 1] < 0.9
+    assert (
+        tnsim.similarity(models[0], moved) == pytest.approx(1)
+        and baselines.weight_cosine([models[0], moved])[0, 1] < 0.9
+    )
 
 
 @pytest.mark.parametrize("n", [6, 50])  # fewer samples than entries of a feature, and more
@@ -64,10 +78,14 @@ def test_cka_against_kernels(rng, n):
     wide = [tnsim.Model([bilinear(rng, 4, 5, 9)]) for _ in range(2)]
     x = rng.normal(size=(n, 4)) + 1
     p, q = (np.asarray(m(x)) for m in wide)
-    assert baselines.cka(wide, x)[0, 1] == pytest.approx(hsic(p, q) / np.sqrt(hsic(p, p) * hsic(q, q)))
+    assert baselines.cka(wide, x)[0, 1] == pytest.approx(
+        hsic(p, q) / np.sqrt(hsic(p, p) * hsic(q, q))
+    )
     h = np.eye(n) - 1 / n
     k, o = h @ p @ p.T @ h, h @ q @ q.T @ h
-    assert baselines.cka(wide, x, debiased=False)[0, 1] == pytest.approx((k * o).sum() / np.linalg.norm(k) / np.linalg.norm(o))
+    assert baselines.cka(wide, x, debiased=False)[0, 1] == pytest.approx(
+        (k * o).sum() / np.linalg.norm(k) / np.linalg.norm(o)
+    )
 
 
 def test_debiasing_matters_where_samples_are_few(rng):
@@ -91,7 +109,9 @@ def test_invariances(rng, models):
     }
     for measure, others in same.items():
         for other in others:
-            assert measure([model, other], x)[0, 1] == pytest.approx(float(measure([model], x)[0, 0]), abs=1e-9), measure
+            assert measure([model, other], x)[0, 1] == pytest.approx(
+                float(measure([model], x)[0, 0]), abs=1e-9
+            ), measure
     assert baselines.cka([model, after(model, np.diag([1.0, 2.0, 5.0]))], x)[0, 1] < 0.999
 
 
@@ -99,7 +119,11 @@ def test_output_cosine_estimates_similarity(models):
     exact = tnsim.similarity(*models[:2])
     found = baselines.output_cosine(models[:2], 200_000)
     assert found[0, 1] == pytest.approx(exact, abs=0.01)
-    assert (found.attrs["samples"], found.attrs["seed"], found.attrs["inputs"]) == (200_000, 0, "standard normal")
+    assert (found.attrs["samples"], found.attrs["seed"], found.attrs["inputs"]) == (
+        200_000,
+        0,
+        "standard normal",
+    )
 
 
 def test_js_divergence(rng, models):
@@ -115,14 +139,18 @@ def test_js_divergence(rng, models):
     found = baselines.js_divergence(models, x)
     assert found[0, 1] == pytest.approx(expected) and found.attrs["units"] == "nats"
     assert np.all(np.diag(found) == 0) and found.max() <= np.log(2)
-    certain = [tnsim.Model([tnsim.Linear(np.zeros((2, 4)), [1000.0 * s, -1000.0 * s])]) for s in (1, -1)]
+    certain = [
+        tnsim.Model([tnsim.Linear(np.zeros((2, 4)), [1000.0 * s, -1000.0 * s])]) for s in (1, -1)
+    ]
     assert baselines.js_divergence(certain, x)[0, 1] == pytest.approx(np.log(2))
 
 
 def test_agreement(rng, models):
     x = rng.normal(size=(30, 4))
     choices = [np.asarray(m(x)).argmax(1) for m in models]
-    assert baselines.agreement(models, x).values.tolist() == [[np.mean(c == d) for d in choices] for c in choices]
+    assert baselines.agreement(models, x).values.tolist() == [
+        [np.mean(c == d) for d in choices] for c in choices
+    ]
 
 
 def test_sequences(rng, models):
@@ -142,15 +170,25 @@ def test_labels_and_batches(monkeypatch):
     assert whole.dims == ("a", "b") and whole.b.values.tolist() == [0, 100, 200]
     monkeypatch.setattr(baselines, "BATCH", 128)
     assert baselines.cka(series, 300).values == pytest.approx(whole.values, rel=1e-12)
-    assert baselines.agreement(series, 300, names=["x", "y", "z"]).a.values.tolist() == ["x", "y", "z"]
-    assert np.array_equal(baselines.output_cosine(series, 50), baselines.output_cosine(series, 50, seed=0))
-    assert not np.array_equal(baselines.output_cosine(series, 50), baselines.output_cosine(series, 50, seed=1))
+    assert baselines.agreement(series, 300, names=["x", "y", "z"]).a.values.tolist() == [
+        "x",
+        "y",
+        "z",
+    ]
+    assert np.array_equal(
+        baselines.output_cosine(series, 50), baselines.output_cosine(series, 50, seed=0)
+    )
+    assert not np.array_equal(
+        baselines.output_cosine(series, 50), baselines.output_cosine(series, 50, seed=1)
+    )
 
 
 def test_a_difference_of_models_has_outputs_but_no_weights(models):
     difference = models[0] - models[1]
     assert baselines.output_cosine([difference, models[0]], 100)[0, 1] > 0
-    with pytest.raises(tnsim.ModelError, match="model 1 is a Combination: the cosine of weights is for models"):
+    with pytest.raises(
+        tnsim.ModelError, match="model 1 is a Combination: the cosine of weights is for models"
+    ):
         baselines.weight_cosine([models[0], difference])
 
 
@@ -160,17 +198,38 @@ def test_refusals(rng, models):
     constant = tnsim.Model([tnsim.Linear(np.zeros((3, 4)), [0.1, 0.2, 0.7])])
     huge = tnsim.Model([tnsim.Bilinear(*[1e200 * np.ones((3, 4))] * 2, np.ones((3, 3)))])
     for call, message in (
-        (lambda: baselines.weight_cosine([models[0], other]), "model 1 has other layers than model 0"),
+        (
+            lambda: baselines.weight_cosine([models[0], other]),
+            "model 1 has other layers than model 0",
+        ),
         (lambda: baselines.weight_cosine([zero]), "model 0 has zero weights only"),
-        (lambda: baselines.output_cosine([models[0], zero], 10), "model 1 gives zero on all inputs"),
+        (
+            lambda: baselines.output_cosine([models[0], zero], 10),
+            "model 1 gives zero on all inputs",
+        ),
         (lambda: baselines.cka(models, 3), "at least 4 inputs .* found 3"),
-        (lambda: baselines.cka([models[0], constant], 50), "model 1 gives the same output for all inputs"),
-        (lambda: baselines.agreement([models[0], huge], 10), "model 1 gives (inf|nan) in output 0 of input 0: a float range"),
+        (
+            lambda: baselines.cka([models[0], constant], 50),
+            "model 1 gives the same output for all inputs",
+        ),
+        (
+            lambda: baselines.agreement([models[0], huge], 10),
+            "model 1 gives (inf|nan) in output 0 of input 0: a float range",
+        ),
         (lambda: baselines.agreement(models, 0), "at least one input is needed, found n = 0"),
-        (lambda: baselines.agreement(models, np.ones((5, 3))), r"shape \(n, 4\); found shape \(5, 3\)"),
-        (lambda: baselines.agreement(models, np.full((5, 4), np.nan)), "inputs are not finite, first in row 0"),
+        (
+            lambda: baselines.agreement(models, np.ones((5, 3))),
+            r"shape \(n, 4\); found shape \(5, 3\)",
+        ),
+        (
+            lambda: baselines.agreement(models, np.full((5, 4), np.nan)),
+            "inputs are not finite, first in row 0",
+        ),
         (lambda: baselines.agreement(models, 5, names=["x"]), "1 names were given for 3 models"),
-        (lambda: baselines.agreement([models[0], tnsim.Model([bilinear(rng, 5, 2, 3)])], 5), "different inputs: 4 and 5"),
+        (
+            lambda: baselines.agreement([models[0], tnsim.Model([bilinear(rng, 5, 2, 3)])], 5),
+            "different inputs: 4 and 5",
+        ),
         (lambda: baselines.agreement([models[0], "x"], 5), "expected a tnsim Model"),
     ):
         with pytest.raises(tnsim.ModelError, match=message):
@@ -180,4 +239,9 @@ def test_refusals(rng, models):
 @pytest.mark.parametrize("measure", WITH_DATA)
 def test_every_matrix_says_what_it_is(measure, models):
     attrs = measure(models, 20).attrs
-    assert attrs["needs_data"] == 1 and attrs["invariant_to"] and attrs["formula"] and attrs["samples"] == 20
+    assert (
+        attrs["needs_data"] == 1
+        and attrs["invariant_to"]
+        and attrs["formula"]
+        and attrs["samples"] == 20
+    )

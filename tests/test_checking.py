@@ -15,7 +15,9 @@ def test_check_agrees_where_the_metric_is_exact(rng):
         metric = tnsim.Gaussian(0.1 * rng.normal(size=3), rng.uniform(0.2, 0.6, size=3))
         found = tnsim.check(a, b, metric, samples=100_000, seed=1)
         assert found.similarity == tnsim.similarity(a, b, metric) and found.similarity.exact
-        assert abs(found.estimate - found.similarity) == pytest.approx(abs(found.deviation) * found.standard_error)
+        assert abs(found.estimate - found.similarity) == pytest.approx(
+            abs(found.deviation) * found.standard_error
+        )
         assert abs(found.deviation) < 5 and found.standard_error < 0.05
         assert tnsim.check(a, b, metric, samples=100_000, seed=1) == found
 
@@ -23,7 +25,9 @@ def test_check_agrees_where_the_metric_is_exact(rng):
 def test_check_shows_what_a_closure_misses():
     rng = np.random.default_rng(7)
     a, b = (tnsim.Model([bilinear(rng, 3, 4, 2), bilinear(rng, 2, 4, 2)]) for _ in range(2))
-    closure, exact = (tnsim.check(a, b, m, samples=200_000) for m in (tnsim.GaussianClosure(), tnsim.Gaussian()))
+    closure, exact = (
+        tnsim.check(a, b, m, samples=200_000) for m in (tnsim.GaussianClosure(), tnsim.Gaussian())
+    )
     assert abs(closure.deviation) > 5 * abs(exact.deviation) and not closure.similarity.exact
 
 
@@ -35,7 +39,9 @@ def test_standard_error_shrinks_with_samples(rng):
 
 def test_check_refuses_what_it_cannot_sample(rng):
     a, b = cases.pair(cases.SHALLOW["bilinear"], rng)
-    with pytest.raises(tnsim.ModelError, match="only Gaussian metrics and Categorical are expectations"):
+    with pytest.raises(
+        tnsim.ModelError, match="only Gaussian metrics and Categorical are expectations"
+    ):
         tnsim.check(a, b, tnsim.TreeSymmetric())
     with pytest.raises(tnsim.ModelError, match="a check needs at least 64 samples, found 10"):
         tnsim.check(a, b, samples=10)
@@ -48,16 +54,23 @@ def test_fit(rng):
         np.testing.assert_allclose(metric.mean, data.mean(axis=0))
         np.testing.assert_allclose(metric.cov, np.cov(data.T, bias=True))
     a, b = cases.pair(cases.SHALLOW["linear"], rng)
-    assert tnsim.inner(a, b, metric) == pytest.approx(np.mean(np.sum(a(data) * b(data), axis=1)), rel=1e-10)
+    assert tnsim.inner(a, b, metric) == pytest.approx(
+        np.mean(np.sum(a(data) * b(data), axis=1)), rel=1e-10
+    )
     with pytest.raises(tnsim.ModelError, match="needs at least two samples, found 1"):
         tnsim.Gaussian.fit(data[:1])
     with pytest.raises(tnsim.ModelError, match="samples has 1 NaN"):
         tnsim.Gaussian.fit(np.where(np.arange(6).reshape(2, 3) == 4, np.nan, 1.0))
 
 
-@pytest.mark.parametrize("metric", [tnsim.Gaussian(np.array([0.2, -0.1])), tnsim.Categorical(np.array([0.3, 0.7]))])
+@pytest.mark.parametrize(
+    "metric", [tnsim.Gaussian(np.array([0.2, -0.1])), tnsim.Categorical(np.array([0.3, 0.7]))]
+)
 def test_sequences_are_sampled_as_their_metric_says(metric, numpy_plans, rng):
-    a, b = (tnsim.Model([tnsim.Residual(attention(rng, 2, 1, 2, 1, 2, True))], n_ctx=2) for _ in range(2))
+    a, b = (
+        tnsim.Model([tnsim.Residual(attention(rng, 2, 1, 2, 1, 2, True))], n_ctx=2)
+        for _ in range(2)
+    )
     found = tnsim.check(a, b, metric, samples=20_000)
     assert abs(found.deviation) < 6
     assert found.standard_error < 0.2

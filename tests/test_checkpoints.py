@@ -12,9 +12,9 @@ from oracles import bilinear, linear
 from safetensors.numpy import save_file
 
 import tnsim
-from tnsim.checkpoints import read
-from tnsim.dialects import Rule
-from tnsim.presets import PRESETS
+from tnsim.checkpoints.dialects import Rule
+from tnsim.checkpoints.load import read
+from tnsim.checkpoints.presets import PRESETS
 
 
 def classifier(rng, dtype=np.float32):
@@ -33,7 +33,9 @@ def classifier(rng, dtype=np.float32):
 
 def forward(s, x):
     e = x @ s["embed.weight"].T
-    hidden = (e @ s["body.left.weight"].T + s["body.left.bias"]) * (e @ s["body.right.weight"].T + s["body.right.bias"])
+    hidden = (e @ s["body.left.weight"].T + s["body.left.bias"]) * (
+        e @ s["body.right.weight"].T + s["body.right.bias"]
+    )
     return (hidden @ s["body.down.weight"].T + s["body.down.bias"]) @ s["head.weight"].T
 
 
@@ -53,11 +55,16 @@ def test_foreign_files_through_a_detected_dialect(suffix, rng, tmp_path):
     state, path = classifier(rng), tmp_path / f"model{suffix}"
     np.savez(path, **state) if suffix == ".npz" else save_file(state, path)
     checkpoint = read(path)
-    assert "dialect bilinear-classifier" in checkpoint.assumptions[0] and checkpoint.dtypes == ("float32",)
+    assert "dialect bilinear-classifier" in checkpoint.assumptions[0] and checkpoint.dtypes == (
+        "float32",
+    )
     error = tnsim.compare_forward(checkpoint.model, lambda x: forward(state, x))
     assert error.relative < 1e-5
     wrong = {**state, "body.left.bias": -state["body.left.bias"]}
-    assert tnsim.compare_forward(tnsim.from_state_dict(wrong), lambda x: forward(state, x)).relative > 1e-2
+    assert (
+        tnsim.compare_forward(tnsim.from_state_dict(wrong), lambda x: forward(state, x)).relative
+        > 1e-2
+    )
 
 
 @pytest.mark.parametrize("dtype", [ml_dtypes.bfloat16, np.float16])
@@ -80,11 +87,16 @@ class TestTorch:
 
     @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
     def test_state_dicts(self, dtype, rng, tmp_path):
-        state = {k: self.torch.tensor(v).to(getattr(self.torch, dtype)) for k, v in classifier(rng).items()}
+        state = {
+            k: self.torch.tensor(v).to(getattr(self.torch, dtype))
+            for k, v in classifier(rng).items()
+        }
         self.torch.save(state, tmp_path / "m.pt")
         checkpoint = read(tmp_path / "m.pt")
         assert checkpoint.dtypes == (dtype,)
-        expected = forward({k: v.double().numpy() for k, v in state.items()}, x := rng.normal(size=(3, 6)))
+        expected = forward(
+            {k: v.double().numpy() for k, v in state.items()}, x := rng.normal(size=(3, 6))
+        )
         np.testing.assert_allclose(checkpoint.model(x), expected, rtol=1e-12)
         direct = tnsim.from_state_dict(state)
         assert tnsim.similarity(direct, checkpoint.model) == 1
@@ -95,7 +107,10 @@ class TestTorch:
         preset = PRESETS["bilinear-classifier"]
         dialect = tnsim.Dialect("nested", preset.layers, nested=("model_state_dict",))
         assert tnsim.load(tmp_path / "m.pt", dialect).d_in == 6
-        with pytest.raises(tnsim.CheckpointError, match=r"m.pt: no dialect is known for these keys \(found step, model_state_dict\)"):
+        with pytest.raises(
+            tnsim.CheckpointError,
+            match=r"m.pt: no dialect is known for these keys \(found step, model_state_dict\)",
+        ):
             tnsim.load(tmp_path / "m.pt")
 
     def test_layers_take_tensors(self, rng):
@@ -111,22 +126,31 @@ class TestTorch:
             pickle.dump({"a": Evil()}, file)
         self.torch.save({"a": Evil()}, tmp_path / "zip.pt")
         for name in ("evil.pt", "zip.pt"):
-            with pytest.raises(tnsim.CheckpointError, match=rf"{name}: not plain weights: it holds Python objects"):
+            with pytest.raises(
+                tnsim.CheckpointError, match=rf"{name}: not plain weights: it holds Python objects"
+            ):
                 tnsim.load(tmp_path / name)
         assert not (tmp_path / "owned").exists()
 
     def test_truncated(self, rng, tmp_path):
-        self.torch.save({k: self.torch.tensor(v) for k, v in classifier(rng).items()}, tmp_path / "m.pt")
+        self.torch.save(
+            {k: self.torch.tensor(v) for k, v in classifier(rng).items()}, tmp_path / "m.pt"
+        )
         data = (tmp_path / "m.pt").read_bytes()
         (tmp_path / "m.pt").write_bytes(data[: len(data) // 2])
-        with pytest.raises(tnsim.CheckpointError, match=r"m\.pt: not a readable PyTorch file, or truncated"):
+        with pytest.raises(
+            tnsim.CheckpointError, match=r"m\.pt: not a readable PyTorch file, or truncated"
+        ):
             tnsim.load(tmp_path / "m.pt")
 
 
 def test_torch_is_an_extra(monkeypatch, tmp_path):
     (tmp_path / "m.pt").write_bytes(b"x")
     monkeypatch.setitem(__import__("sys").modules, "torch", None)
-    with pytest.raises(tnsim.MissingExtra, match=r"needs torch, which is not installed: run  pip install 'tnsim\[torch\]'"):
+    with pytest.raises(
+        tnsim.MissingExtra,
+        match=r"needs torch, which is not installed: run  pip install 'tnsim\[torch\]'",
+    ):
         tnsim.load(tmp_path / "m.pt")
 
 
@@ -139,7 +163,10 @@ def refused(path, message, error=tnsim.CheckpointError, **options):
 def test_wrong_files_are_refused_by_name(rng, tmp_path):
     refused(tmp_path / "absent.npz", "no such file")
     (tmp_path / "notes.txt").write_text("hello")
-    refused(tmp_path / "notes.txt", r"unknown format '\.txt'; readable are \.safetensors, \.npz, \.pt, \.pth")
+    refused(
+        tmp_path / "notes.txt",
+        r"unknown format '\.txt'; readable are \.safetensors, \.npz, \.pt, \.pth",
+    )
     for name in ("m.safetensors", "m.npz"):
         (tmp_path / name).write_bytes(b"not a checkpoint at all")
         refused(tmp_path / name, "not a readable")
@@ -157,25 +184,41 @@ def test_wrong_files_are_refused_by_name(rng, tmp_path):
 def test_missing_and_surplus_tensors(rng, tmp_path):
     state = classifier(rng)
     np.savez(tmp_path / "short.npz", **{k: v for k, v in state.items() if k != "body.right.weight"})
-    refused(tmp_path / "short.npz", "tensor 'body.right.weight' is missing", dialect="bilinear-classifier")
+    refused(
+        tmp_path / "short.npz",
+        "tensor 'body.right.weight' is missing",
+        dialect="bilinear-classifier",
+    )
     np.savez(tmp_path / "long.npz", extra=np.ones(3), **state)
-    refused(tmp_path / "long.npz", "dialect bilinear-classifier does not account for extra; extend it", dialect="bilinear-classifier")
+    refused(
+        tmp_path / "long.npz",
+        "dialect bilinear-classifier does not account for extra; extend it",
+        dialect="bilinear-classifier",
+    )
     np.savez(tmp_path / "norm.npz", **{"final_norm.weight": np.ones(3)}, **state)
     refused(tmp_path / "norm.npz", r"final_norm\.weight is a normalisation", tnsim.UnsupportedLayer)
     np.savez(tmp_path / "attention.npz", **{"layers.0.q1.weight": np.ones((2, 2))})
-    refused(tmp_path / "attention.npz", r"layers\.0\.q1\.weight belongs to an attention layer", tnsim.UnsupportedLayer)
+    refused(
+        tmp_path / "attention.npz",
+        r"layers\.0\.q1\.weight belongs to an attention layer",
+        tnsim.UnsupportedLayer,
+    )
 
 
 def test_bad_weights_name_file_layer_and_tensor(rng, tmp_path):
     state = classifier(rng)
     state["body.left.weight"][2, 1] = np.nan
     np.savez(tmp_path / "nan.npz", **state)
-    message = r"nan\.npz: layer 1: Bilinear left has 1 NaN or infinite entries, the first at \[2, 1\]"
+    message = (
+        r"nan\.npz: layer 1: Bilinear left has 1 NaN or infinite entries, the first at \[2, 1\]"
+    )
     refused(tmp_path / "nan.npz", message, tnsim.ModelError)
     state = classifier(rng)
     state["head.weight"] = np.ones((3, 5))
     np.savez(tmp_path / "chain.npz", **state)
-    refused(tmp_path / "chain.npz", "layer 2 expects 5 inputs but layer 1 gives 4", tnsim.ModelError)
+    refused(
+        tmp_path / "chain.npz", "layer 2 expects 5 inputs but layer 1 gives 4", tnsim.ModelError
+    )
 
 
 def test_damaged_architecture(rng, tmp_path):
@@ -185,10 +228,19 @@ def test_damaged_architecture(rng, tmp_path):
             tnsim.UnsupportedLayer,
             "layer kind 'ReLU' is not one of Linear, Bilinear, Attention, Residual",
         ),
-        '{"format": 7, "layers": []}': (tnsim.CheckpointError, "written in tnsim format 7; this version reads 1"),
+        '{"format": 7, "layers": []}': (
+            tnsim.CheckpointError,
+            "written in tnsim format 7; this version reads 1",
+        ),
         "not json": (tnsim.CheckpointError, "its tnsim metadata is damaged"),
-        '{"format": 1, "layers": [{"kind": "Linear"}]}': (tnsim.CheckpointError, r"tensor 'layers.0.weight' is missing"),
-        '{"format": 1, "layers": []}': (tnsim.CheckpointError, "holds tensors that its architecture does not mention: w"),
+        '{"format": 1, "layers": [{"kind": "Linear"}]}': (
+            tnsim.CheckpointError,
+            r"tensor 'layers.0.weight' is missing",
+        ),
+        '{"format": 1, "layers": []}': (
+            tnsim.CheckpointError,
+            "holds tensors that its architecture does not mention: w",
+        ),
     }
     for text, (error, message) in cases_.items():
         save_file({"w": np.ones((2, 2))}, path, {"tnsim": text})
@@ -197,8 +249,12 @@ def test_damaged_architecture(rng, tmp_path):
 
 def test_saving_leaves_nothing_behind_when_it_fails(rng, tmp_path, monkeypatch):
     model = tnsim.Model([bilinear(rng, 3, 4, 2)])
-    monkeypatch.setattr(os, "replace", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
-    with pytest.raises(tnsim.CheckpointError, match=r"m\.safetensors: cannot be written: No space left on device"):
+    monkeypatch.setattr(
+        os, "replace", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device"))
+    )
+    with pytest.raises(
+        tnsim.CheckpointError, match=r"m\.safetensors: cannot be written: No space left on device"
+    ):
         tnsim.save(model, tmp_path / "m.safetensors")
     assert not list(tmp_path.iterdir())
     with pytest.raises(tnsim.CheckpointError, match=r"models are saved as \.safetensors"):
@@ -227,7 +283,10 @@ def test_dialect_json_both_ways(tmp_path):
     for dialect in PRESETS.values():
         assert tnsim.Dialect.from_json(dialect.to_json()) == dialect
         (tmp_path / "d.json").write_text(dialect.to_json())
-        assert dialect.assumptions() == tnsim.Dialect.from_json((tmp_path / "d.json").read_text()).assumptions()
+        assert (
+            dialect.assumptions()
+            == tnsim.Dialect.from_json((tmp_path / "d.json").read_text()).assumptions()
+        )
 
 
 def test_every_foreign_convention_in_one_dialect(rng, tmp_path):
@@ -277,17 +336,30 @@ def test_every_foreign_convention_in_one_dialect(rng, tmp_path):
 
     assert tnsim.compare_forward(model, theirs).relative < 1e-12
     said = "\n".join(dialect.assumptions())
-    for phrase in ("stored (in, out)", "right then left", "column 0", "(1 - s) x + s f(x)", "sqrt(energy + 1e-06)"):
+    for phrase in (
+        "stored (in, out)",
+        "right then left",
+        "column 0",
+        "(1 - s) x + s f(x)",
+        "sqrt(energy + 1e-06)",
+    ):
         assert phrase in said
 
 
 def test_ambiguous_layouts_are_not_guessed(rng):
-    state = {"embed.weight": rng.normal(size=(4, 6)), "blocks.0.weight": rng.normal(size=(8, 4)), "head.weight": rng.normal(size=(2, 4))}
+    state = {
+        "embed.weight": rng.normal(size=(4, 6)),
+        "blocks.0.weight": rng.normal(size=(8, 4)),
+        "head.weight": rng.normal(size=(2, 4)),
+    }
     with pytest.raises(
-        tnsim.CheckpointError, match="fused-blocks, fused-blocks-residual all fit these keys but mean different functions; name one"
+        tnsim.CheckpointError,
+        match="fused-blocks, fused-blocks-residual all fit these keys but mean different functions; name one",
     ):
         tnsim.from_state_dict(state)
-    plain, residual = (tnsim.from_state_dict(state, name) for name in ("fused-blocks", "fused-blocks-residual"))
+    plain, residual = (
+        tnsim.from_state_dict(state, name) for name in ("fused-blocks", "fused-blocks-residual")
+    )
     assert plain.layers[1].order == 2 and isinstance(residual.layers[1], tnsim.Residual)
 
 
@@ -295,9 +367,21 @@ def test_ambiguous_layouts_are_not_guessed(rng):
     "text, error, message",
     [
         ("[]", tnsim.CheckpointError, "not a dialect"),
-        ('{"format": 1, "name": "x", "layers": []}', tnsim.CheckpointError, "dialect x has no layer rules"),
-        ('{"format": 1, "name": "x", "layers": [{"kind": "softmax"}]}', tnsim.UnsupportedLayer, "kind 'softmax' is no polynomial layer"),
-        ('{"format": 1, "name": "x", "layers": [{"kind": "linear"}]}', tnsim.CheckpointError, "a linear rule names weight"),
+        (
+            '{"format": 1, "name": "x", "layers": []}',
+            tnsim.CheckpointError,
+            "dialect x has no layer rules",
+        ),
+        (
+            '{"format": 1, "name": "x", "layers": [{"kind": "softmax"}]}',
+            tnsim.UnsupportedLayer,
+            "kind 'softmax' is no polynomial layer",
+        ),
+        (
+            '{"format": 1, "name": "x", "layers": [{"kind": "linear"}]}',
+            tnsim.CheckpointError,
+            "a linear rule names weight",
+        ),
         (
             '{"format": 1, "name": "x", "layers": [{"kind": "linear", "wieght": "a"}]}',
             tnsim.CheckpointError,

@@ -12,13 +12,18 @@ import pytest
 from oracles import bilinear
 
 import tnsim
-from tnsim.presets import PRESETS
+from tnsim.checkpoints.presets import PRESETS
 
 SHIPPED = Path(tnsim.__file__).parent / "data" / "modular-addition"
 
 
 def run(*arguments, check=True, **options):
-    done = subprocess.run([sys.executable, "-m", "tnsim", *map(str, arguments)], capture_output=True, text=True, **options)
+    done = subprocess.run(
+        [sys.executable, "-m", "tnsim", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        **options,
+    )
     assert not check or done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr
     return done
@@ -36,15 +41,28 @@ def test_help_is_quick_and_imports_nothing_heavy():
     start = time.perf_counter()
     done = run("--help")
     assert time.perf_counter() - start < 2  # half a second on an idle machine
-    assert all(word in done.stdout for word in ("similarity", "inspect", "plan", "convert", "demo", "bench"))
-    code = "import sys, tnsim.cli; print(*(m for m in ('jax', 'numpy', 'quimb') if m in sys.modules))"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == ""
+    assert all(
+        word in done.stdout
+        for word in ("similarity", "inspect", "plan", "convert", "demo", "bench")
+    )
+    code = (
+        "import sys, tnsim.cli; print(*(m for m in ('jax', 'numpy', 'quimb') if m in sys.modules))"
+    )
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        ).stdout.strip()
+        == ""
+    )
 
 
 def test_similarity(pair):
     a, b = map(tnsim.load, pair)
     found = json.loads(run("similarity", *pair, "--slices", "--json").stdout)
-    assert found["similarity"] == tnsim.similarity(a, b) and found["slices"] == tnsim.slices(a, b).tolist()
+    assert (
+        found["similarity"] == tnsim.similarity(a, b)
+        and found["slices"] == tnsim.slices(a, b).tolist()
+    )
     assert (found["metric"], found["exact"], found["dtype"]) == ("gaussian", True, "float64")
     text = run("similarity", *pair, "--metric", "tree", "--dtype", "float32", "--slices").stdout
     assert "tree (exact)" in text and "output 2" in text
@@ -54,7 +72,10 @@ def test_inspect(pair):
     found = json.loads(run("inspect", pair[0], "--json").stdout)
     assert found["degree"] == found["legs"] == 2 and found["parameters"] == 4 * 10 + 15 + 10 + 3
     text = run("inspect", pair[0]).stdout
-    assert "Bilinear(4 -> 3, rank 5, left_bias, right_bias, down_bias)" in text and "nothing assumed" in text
+    assert (
+        "Bilinear(4 -> 3, rank 5, left_bias, right_bias, down_bias)" in text
+        and "nothing assumed" in text
+    )
 
 
 def test_plan(pair):
@@ -65,17 +86,29 @@ def test_plan(pair):
 
 
 def test_convert(tmp_path, rng):
-    state = {"W_l": rng.normal(size=(5, 4)), "W_r": rng.normal(size=(5, 4)), "W_p": rng.normal(size=(2, 5)), "epoch": np.array(3)}
+    state = {
+        "W_l": rng.normal(size=(5, 4)),
+        "W_r": rng.normal(size=(5, 4)),
+        "W_p": rng.normal(size=(2, 5)),
+        "epoch": np.array(3),
+    }
     np.savez(tmp_path / "m.npz", **state)
     run("convert", tmp_path / "m.npz", tmp_path / "m.safetensors", "--dialect", "bilinear-readout")
-    assert tnsim.similarity(tnsim.load(tmp_path / "m.safetensors"), tnsim.load(tmp_path / "m.npz")) == 1
+    assert (
+        tnsim.similarity(tnsim.load(tmp_path / "m.safetensors"), tnsim.load(tmp_path / "m.npz"))
+        == 1
+    )
     (tmp_path / "d.json").write_text(PRESETS["bilinear-readout"].to_json())
     assert "rank 5" in run("inspect", tmp_path / "m.npz", "--dialect", tmp_path / "d.json").stdout
 
 
 def test_demo(tmp_path):
     done = run("demo", "--out", tmp_path / "out", cwd=tmp_path)
-    assert "What is to be seen" in done.stdout and "network: 3 tensors" in done.stdout and "pair" in done.stderr
+    assert (
+        "What is to be seen" in done.stdout
+        and "network: 3 tensors" in done.stdout
+        and "pair" in done.stderr
+    )
     with np.load(tmp_path / "out" / "similarity.npz") as data:
         matrix, steps = data["similarity"], data["a"]
     assert (tmp_path / "out" / "similarity.png").stat().st_size > 10_000
@@ -84,7 +117,20 @@ def test_demo(tmp_path):
 
 
 def test_bench_depth(tmp_path):
-    done = run("bench", "depth", "--width", 6, "--rank", 8, "--max-depth", 4, "--repeats", 2, "--out", tmp_path)
+    done = run(
+        "bench",
+        "depth",
+        "--width",
+        6,
+        "--rank",
+        8,
+        "--max-depth",
+        4,
+        "--repeats",
+        2,
+        "--out",
+        tmp_path,
+    )
     assert "multiplications" in done.stdout
     rows = json.loads((tmp_path / "depth.json").read_text())["rows"]
     assert [r["depth"] for r in rows] == [1, 2, 4] and (tmp_path / "depth.png").exists()
@@ -105,24 +151,44 @@ def test_bench_depth(tmp_path):
 def test_errors_are_one_line_and_exit_2(arguments, message, tmp_path):
     done = run(*arguments, check=False, cwd=tmp_path)
     assert done.returncode == 2 and done.stdout == ""
-    assert done.stderr.count("\n") == 1 and message in done.stderr and done.stderr.startswith("tnsim: error: ")
+    assert (
+        done.stderr.count("\n") == 1
+        and message in done.stderr
+        and done.stderr.startswith("tnsim: error: ")
+    )
 
 
 def test_deep_models_and_check(tmp_path, rng):
     for name in "ab":
-        tnsim.save(tnsim.Model([bilinear(rng, 3, 4, 3), bilinear(rng, 3, 4, 2)]), tmp_path / f"{name}.safetensors")
+        tnsim.save(
+            tnsim.Model([bilinear(rng, 3, 4, 3), bilinear(rng, 3, 4, 2)]),
+            tmp_path / f"{name}.safetensors",
+        )
     files = tmp_path / "a.safetensors", tmp_path / "b.safetensors"
-    exact = json.loads(run("similarity", *files, "--json", "--check", "--samples", 20000, "--seed", 3).stdout)
-    assert exact["exact"] is True and abs(exact["check"]["deviation"]) < 6 and exact["check"]["samples"] >= 19000
+    exact = json.loads(
+        run("similarity", *files, "--json", "--check", "--samples", 20000, "--seed", 3).stdout
+    )
+    assert (
+        exact["exact"] is True
+        and abs(exact["check"]["deviation"]) < 6
+        and exact["check"]["samples"] >= 19000
+    )
     closure = json.loads(run("similarity", *files, "--metric", "closure", "--json").stdout)
     assert closure["exact"] is False and closure["similarity"] != exact["similarity"]
-    assert json.loads(run("similarity", *files, "--metric", "symmetric", "--json").stdout)["metric"] == "symmetric"
+    assert (
+        json.loads(run("similarity", *files, "--metric", "symmetric", "--json").stdout)["metric"]
+        == "symmetric"
+    )
     done = run("similarity", *files, "--check", "--samples", 2000)
     assert "standard errors away" in done.stdout and "samples" in done.stderr
     for _ in range(2):
         model = tnsim.load(files[0])
-        tnsim.save(tnsim.Model([*model.layers[:1] * 3, *model.layers]), tmp_path / "deep.safetensors")
-    done = run("similarity", tmp_path / "deep.safetensors", tmp_path / "deep.safetensors", check=False)
+        tnsim.save(
+            tnsim.Model([*model.layers[:1] * 3, *model.layers]), tmp_path / "deep.safetensors"
+        )
+    done = run(
+        "similarity", tmp_path / "deep.safetensors", tmp_path / "deep.safetensors", check=False
+    )
     assert done.returncode == 2 and "Use GaussianClosure()" in done.stderr
 
 

@@ -10,13 +10,16 @@ from pyarrow import parquet
 from test_cli import run
 
 import tnsim
-from tnsim import hub
+from tnsim.checkpoints import hub_cache as hub
 
 
 @pytest.fixture
 def folder(tmp_path, rng):
     for n in (0, 10, 200):
-        tnsim.save(tnsim.Model([bilinear(rng, 3, 4, 2, True)]), tmp_path / "models" / f"step_{n:03}.safetensors")
+        tnsim.save(
+            tnsim.Model([bilinear(rng, 3, 4, 2, True)]),
+            tmp_path / "models" / f"step_{n:03}.safetensors",
+        )
     return tmp_path
 
 
@@ -27,7 +30,9 @@ def cache(folder):
     commits = {0: "c" * 40, 10: "b" * 40, 200: "a" * 40}
     for n, commit in commits.items():
         (root / "snapshots" / commit).mkdir(parents=True)
-        (root / "snapshots" / commit / "model.safetensors").symlink_to(folder / "models" / f"step_{n:03}.safetensors")
+        (root / "snapshots" / commit / "model.safetensors").symlink_to(
+            folder / "models" / f"step_{n:03}.safetensors"
+        )
     (root / "refs").mkdir()
     for ref, n in (("step0", 0), ("step10", 10), ("step200", 200), ("main", 200)):
         (root / "refs" / ref).write_text(commits[n])
@@ -36,8 +41,13 @@ def cache(folder):
 
 def test_all_pairs_and_what_is_written(folder):
     out = folder / "out"
-    text = run("pairwise", folder / "models" / "*.safetensors", "--out", out, "--slices", "--parquet")
-    assert "models      3 x 3, 0 with the weights of another" in text.stdout and "gaussian (exact)" in text.stdout
+    text = run(
+        "pairwise", folder / "models" / "*.safetensors", "--out", out, "--slices", "--parquet"
+    )
+    assert (
+        "models      3 x 3, 0 with the weights of another" in text.stdout
+        and "gaussian (exact)" in text.stdout
+    )
     assert "6/6" in text.stderr and "pair/s" in text.stderr
     expected = tnsim.pairwise(tnsim.load(folder / "models"), slices=True)
     with (out / "similarity.csv").open() as file:
@@ -46,19 +56,46 @@ def test_all_pairs_and_what_is_written(folder):
     np.testing.assert_array_equal(np.array([row[1:] for row in rows], float), expected.similarity)
     with np.load(out / "result.npz") as found:
         np.testing.assert_array_equal(found["slices"], expected.slices)
-        assert found["a"].tolist() == [0, 10, 200] and json.loads(str(found["attributes"]))["metric"] == "gaussian"
+        assert (
+            found["a"].tolist() == [0, 10, 200]
+            and json.loads(str(found["attributes"]))["metric"] == "gaussian"
+        )
     pairs = parquet.read_table(out / "pairs.parquet").to_pydict()
     assert pairs["a"][:4] == [0, 0, 0, 10] and pairs["b"][:4] == [0, 10, 200, 0]
-    assert pairs["similarity"] == expected.similarity.values.ravel().tolist() and pairs["slices"][0] == [1.0, 1.0]
-    again = json.loads(run("pairwise", folder / "models", "--out", out, "--slices", "--json").stdout)  # goes on, and so reads
-    assert again["similarity"] == expected.similarity.values.tolist() and again["a"] == [0, 10, 200] and again["exact"] is True
+    assert pairs["similarity"] == expected.similarity.values.ravel().tolist() and pairs["slices"][
+        0
+    ] == [1.0, 1.0]
+    again = json.loads(
+        run("pairwise", folder / "models", "--out", out, "--slices", "--json").stdout
+    )  # goes on, and so reads
+    assert (
+        again["similarity"] == expected.similarity.values.tolist()
+        and again["a"] == [0, 10, 200]
+        and again["exact"] is True
+    )
 
 
 def test_others_and_a_dry_run(folder):
     files = sorted((folder / "models").iterdir())
-    found = json.loads(run("pairwise", *files[:2], "--other", files[2], "--metric", "tree", "--out", folder / "out", "--json").stdout)
+    found = json.loads(
+        run(
+            "pairwise",
+            *files[:2],
+            "--other",
+            files[2],
+            "--metric",
+            "tree",
+            "--out",
+            folder / "out",
+            "--json",
+        ).stdout
+    )
     a, b, c = map(tnsim.load, files)
-    np.testing.assert_allclose(found["similarity"], [[tnsim.similarity(m, c, tnsim.TreeSymmetric())] for m in (a, b)], atol=1e-12)
+    np.testing.assert_allclose(
+        found["similarity"],
+        [[tnsim.similarity(m, c, tnsim.TreeSymmetric())] for m in (a, b)],
+        atol=1e-12,
+    )
     assert found["b"] == ["step_200"] and found["metric"] == "tree"
     assert "pairs            6" in run("pairwise", folder / "models", "--dry-run").stdout
     planned = json.loads(run("pairwise", folder / "models", "--dry-run", "--json").stdout)
@@ -69,12 +106,18 @@ def test_revisions_of_a_hub_cache(cache, folder):
     assert list(hub.revisions(cache)) == ["step0", "step10", "step200"]
     found = json.loads(run("pairwise", cache, "--out", folder / "out", "--json").stdout)
     assert found["a"] == [0, 10, 200]
-    assert found["similarity"] == tnsim.pairwise(tnsim.load(folder / "models")).similarity.values.tolist()
+    assert (
+        found["similarity"]
+        == tnsim.pairwise(tnsim.load(folder / "models")).similarity.values.tolist()
+    )
     (cache / "refs" / "step10").unlink()
     assert list(hub.revisions(cache)) == ["bbbbbbbb", "step0", "step200"]
     extra = cache / "snapshots" / ("a" * 40) / "other.npz"
     extra.touch()
-    with pytest.raises(tnsim.CheckpointError, match=r"must hold one checkpoint file, found model.safetensors, other.npz"):
+    with pytest.raises(
+        tnsim.CheckpointError,
+        match=r"must hold one checkpoint file, found model.safetensors, other.npz",
+    ):
         hub.revisions(cache)
 
 
@@ -85,17 +128,35 @@ def test_what_is_refused(folder):
         ((folder / "models", "--dialect", "nope", "--out", folder / "out"), "no dialect 'nope'"),
     ]:
         done = run("pairwise", *arguments, check=False)
-        assert done.returncode == 2 and message in done.stderr and len(done.stderr.splitlines()) == 1
+        assert (
+            done.returncode == 2 and message in done.stderr and len(done.stderr.splitlines()) == 1
+        )
     run("pairwise", folder / "models", "--out", folder / "out")
-    done = run("pairwise", folder / "models", "--out", folder / "out", "--metric", "frobenius", check=False)
-    assert done.returncode == 2 and 'store.zarr: holds another run: metric "gaussian"' in done.stderr
+    done = run(
+        "pairwise", folder / "models", "--out", folder / "out", "--metric", "frobenius", check=False
+    )
+    assert (
+        done.returncode == 2 and 'store.zarr: holds another run: metric "gaussian"' in done.stderr
+    )
 
 
 def test_a_scheduler(folder):
     """The workers of a Dask cluster compute, and give what is computed here."""
     from distributed import LocalCluster
 
-    with LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address=None, silence_logs=50) as cluster:
-        arguments = (folder / "models", "--out", folder / "out", "--scheduler", cluster.scheduler_address, "--json")
+    with LocalCluster(
+        n_workers=1, threads_per_worker=1, dashboard_address=None, silence_logs=50
+    ) as cluster:
+        arguments = (
+            folder / "models",
+            "--out",
+            folder / "out",
+            "--scheduler",
+            cluster.scheduler_address,
+            "--json",
+        )
         found = json.loads(run("pairwise", *arguments).stdout)
-    assert found["similarity"] == tnsim.pairwise(tnsim.load(folder / "models")).similarity.values.tolist()
+    assert (
+        found["similarity"]
+        == tnsim.pairwise(tnsim.load(folder / "models")).similarity.values.tolist()
+    )

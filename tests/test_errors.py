@@ -15,11 +15,20 @@ ONE = np.ones((2, 2))
     [
         (lambda: tnsim.Linear(np.ones(3)), r"Linear weight must have 2 axes, found shape \(3,\)"),
         (lambda: tnsim.Linear(np.ones((0, 3))), r"Linear weight is empty, shape \(0, 3\)"),
-        (lambda: tnsim.Linear(ONE * 1j), "Linear weight must hold real numbers, found dtype complex128"),
+        (
+            lambda: tnsim.Linear(ONE * 1j),
+            "Linear weight must hold real numbers, found dtype complex128",
+        ),
         (lambda: tnsim.Linear([["a", "b"]]), "Linear weight must hold real numbers"),
         (lambda: tnsim.Linear(ONE, np.ones(3)), r"Linear bias has shape \(3,\), expected \(2,\)"),
-        (lambda: tnsim.Linear([[1.0, np.inf]]), r"Linear weight has 1 NaN or infinite entries, the first at \[0, 1\]"),
-        (lambda: tnsim.Bilinear(ONE, np.ones((3, 2)), ONE), r"Bilinear right has shape \(3, 2\), axis 0 must be 2 as in left"),
+        (
+            lambda: tnsim.Linear([[1.0, np.inf]]),
+            r"Linear weight has 1 NaN or infinite entries, the first at \[0, 1\]",
+        ),
+        (
+            lambda: tnsim.Bilinear(ONE, np.ones((3, 2)), ONE),
+            r"Bilinear right has shape \(3, 2\), axis 0 must be 2 as in left",
+        ),
         (
             lambda: tnsim.Bilinear(ONE, ONE, np.ones((2, 3))),
             r"Bilinear down has shape \(2, 3\), axis 1 must be 2, the rank of left and right",
@@ -27,10 +36,22 @@ ONE = np.ones((2, 2))
         (lambda: tnsim.Residual(tnsim.Linear(np.ones((3, 2)))), "the layer maps 2 to 3"),
         (lambda: tnsim.Residual(tnsim.Linear(ONE), skip=np.nan), "Residual skip has 1 NaN"),
         (lambda: tnsim.Model([]), "a model needs at least one layer, found none"),
-        (lambda: tnsim.Model([tnsim.Linear(ONE), tnsim.Linear(np.ones((2, 3)))]), "layer 1 expects 3 inputs but layer 0 gives 2"),
-        (lambda: tnsim.Gaussian(cov=-np.eye(2)), "cov must be positive semidefinite, found the eigenvalue -1"),
-        (lambda: tnsim.Gaussian(cov=[[1.0, 2.0], [0.0, 1.0]]), "cov must be symmetric, found entries that differ"),
-        (lambda: tnsim.Gaussian(cov=np.ones((2, 3))), r"cov must be a square matrix or the vector of its diagonal, found shape \(2, 3\)"),
+        (
+            lambda: tnsim.Model([tnsim.Linear(ONE), tnsim.Linear(np.ones((2, 3)))]),
+            "layer 1 expects 3 inputs but layer 0 gives 2",
+        ),
+        (
+            lambda: tnsim.Gaussian(cov=-np.eye(2)),
+            "cov must be positive semidefinite, found the eigenvalue -1",
+        ),
+        (
+            lambda: tnsim.Gaussian(cov=[[1.0, 2.0], [0.0, 1.0]]),
+            "cov must be symmetric, found entries that differ",
+        ),
+        (
+            lambda: tnsim.Gaussian(cov=np.ones((2, 3))),
+            r"cov must be a square matrix or the vector of its diagonal, found shape \(2, 3\)",
+        ),
         (lambda: tnsim.Gaussian(np.ones(3), np.eye(2)), "mean has 3 coordinates but cov 2"),
         (lambda: tnsim.GaussianClosure([np.nan]), "the input mean has 1 NaN"),
     ],
@@ -41,7 +62,10 @@ def test_what_makes_no_model(build, message):
 
 
 def test_what_is_not_polynomial():
-    with pytest.raises(tnsim.UnsupportedLayer, match="layer 0 is a function; only polynomial layers have an exact similarity"):
+    with pytest.raises(
+        tnsim.UnsupportedLayer,
+        match="layer 0 is a function; only polynomial layers have an exact similarity",
+    ):
         tnsim.Model([lambda x: x])
     with pytest.raises(tnsim.UnsupportedLayer, match="the layer inside Residual is a str"):
         tnsim.Residual("softmax")
@@ -49,8 +73,17 @@ def test_what_is_not_polynomial():
 
 def test_models_that_cannot_be_compared(rng):
     a = tnsim.Model([linear(rng, 3, 2)])
-    for verb in (tnsim.similarity, tnsim.slices, tnsim.inner, tnsim.log_inner, tnsim.plan, tnsim.networks):
-        with pytest.raises(tnsim.ModelError, match="the models read different inputs: 3 and 4 coordinates"):
+    for verb in (
+        tnsim.similarity,
+        tnsim.slices,
+        tnsim.inner,
+        tnsim.log_inner,
+        tnsim.plan,
+        tnsim.networks,
+    ):
+        with pytest.raises(
+            tnsim.ModelError, match="the models read different inputs: 3 and 4 coordinates"
+        ):
             verb(a, tnsim.Model([linear(rng, 4, 2)]))
         with pytest.raises(tnsim.ModelError, match="the models have different outputs: 2 and 5"):
             verb(a, tnsim.Model([linear(rng, 3, 5)]))
@@ -58,11 +91,17 @@ def test_models_that_cannot_be_compared(rng):
             verb(a, a, "gaussian")
     with pytest.raises(tnsim.ModelError, match="different outputs"):
         a - tnsim.Model([linear(rng, 3, 5)])
-    with pytest.raises(tnsim.ModelError, match="expected a tnsim Model or a combination of models, found ndarray"):
+    with pytest.raises(
+        tnsim.ModelError, match="expected a tnsim Model or a combination of models, found ndarray"
+    ):
         tnsim.similarity(a, np.eye(3))
-    with pytest.raises(tnsim.ModelError, match="the metric's mean has 2 coordinates but the models read 3"):
+    with pytest.raises(
+        tnsim.ModelError, match="the metric's mean has 2 coordinates but the models read 3"
+    ):
         tnsim.similarity(a, a, tnsim.Gaussian(np.ones(2)))
-    with pytest.raises(tnsim.ModelError, match="dtype must be one of float64, float32, found 'float16'"):
+    with pytest.raises(
+        tnsim.ModelError, match="dtype must be one of float64, float32, found 'float16'"
+    ):
         tnsim.similarity(a, a, dtype="float16")
     with pytest.raises(tnsim.ModelError, match="plan the models of a combination pair by pair"):
         tnsim.plan(a, a - a)
@@ -71,29 +110,45 @@ def test_models_that_cannot_be_compared(rng):
 def test_metrics_that_do_not_fit(rng):
     a, _ = cases.pair(cases.DEEP["two bilinear"], rng)
     shallow = tnsim.Model([bilinear(rng, 3, 4, 2)])
-    with pytest.raises(tnsim.ModelError, match=r"compares trees of one shape, but the nonlinear layers have orders \[2, 2\] and \[2\]"):
+    with pytest.raises(
+        tnsim.ModelError,
+        match=r"compares trees of one shape, but the nonlinear layers have orders \[2, 2\] and \[2\]",
+    ):
         tnsim.similarity(a, shallow, tnsim.TreeSymmetric())
-    with pytest.raises(tnsim.ModelError, match=r"compares tensors of one order, but the models have degrees 4 and 2; use Gaussian\(\)"):
+    with pytest.raises(
+        tnsim.ModelError,
+        match=r"compares tensors of one order, but the models have degrees 4 and 2; use Gaussian\(\)",
+    ):
         tnsim.similarity(a, shallow, tnsim.Symmetric())
     assert not tnsim.similarity(a, shallow, tnsim.GaussianClosure()).exact
     four = tnsim.Model([bilinear(rng, 2, 2, 2) for _ in range(4)])
     for verb in (tnsim.inner, tnsim.plan):
-        with pytest.raises(tnsim.TooLarge, match=r"joins 32 legs in more than 10\^14 ways; up to 20.*Use GaussianClosure\(\)"):
+        with pytest.raises(
+            tnsim.TooLarge,
+            match=r"joins 32 legs in more than 10\^14 ways; up to 20.*Use GaussianClosure\(\)",
+        ):
             verb(four, four)
 
 
-@pytest.mark.parametrize("metric", [tnsim.Gaussian(), tnsim.TreeSymmetric(), tnsim.Frobenius()], ids=lambda m: m.name)
+@pytest.mark.parametrize(
+    "metric", [tnsim.Gaussian(), tnsim.TreeSymmetric(), tnsim.Frobenius()], ids=lambda m: m.name
+)
 def test_zero_models_have_no_cosine(metric, rng):
     a = tnsim.Model([bilinear(rng, 3, 4, 2)])
     layer = a.layers[0]
     zero = tnsim.Model([tnsim.Bilinear(layer.left, layer.right, 0 * layer.down)])
-    with pytest.raises(tnsim.ModelError, match="the second model is the zero function: its cosine with anything is undefined"):
+    with pytest.raises(
+        tnsim.ModelError,
+        match="the second model is the zero function: its cosine with anything is undefined",
+    ):
         tnsim.similarity(a, zero, metric)
     with pytest.raises(tnsim.ModelError, match="the first model is the zero function"):
         tnsim.similarity(zero, zero, metric)
     assert tnsim.inner(a, zero, metric) == 0
     assert tnsim.log_inner(a, zero, metric) == (0, -np.inf)
-    half = tnsim.Model([tnsim.Bilinear(layer.left, layer.right, np.array([[1.0], [0.0]]) * layer.down)])
+    half = tnsim.Model(
+        [tnsim.Bilinear(layer.left, layer.right, np.array([[1.0], [0.0]]) * layer.down)]
+    )
     assert 0 < tnsim.similarity(a, half, metric) < 1
     with pytest.raises(tnsim.ModelError, match="the second model is the zero function in output 1"):
         tnsim.slices(a, half, metric)
@@ -104,14 +159,23 @@ def test_a_difference_of_equal_functions_has_no_cosine(rng):
     layer = a.layers[0]
     same = tnsim.Model([tnsim.Bilinear(layer.right, layer.left, layer.down)])
     for diff in (a - a, a - same):
-        with pytest.raises(tnsim.ModelError, match="a difference of models that are the same function to within rounding"):
+        with pytest.raises(
+            tnsim.ModelError,
+            match="a difference of models that are the same function to within rounding",
+        ):
             tnsim.similarity(a, diff)
 
 
 def test_nothing_is_nan(rng):
     """A float32 range exceeded inside one layer is an error, not a NaN."""
     a = tnsim.Model([bilinear(rng, 3, 4, 2)])
-    huge = tnsim.Model([tnsim.Bilinear(*(1e20 * x for x in (a.layers[0].left, a.layers[0].right, a.layers[0].down)))])
+    huge = tnsim.Model(
+        [
+            tnsim.Bilinear(
+                *(1e20 * x for x in (a.layers[0].left, a.layers[0].right, a.layers[0].down))
+            )
+        ]
+    )
     with pytest.raises(tnsim.TnsimError, match="range was exceeded"):
         tnsim.similarity(huge, a, dtype="float32")
     assert abs(tnsim.similarity(huge, a) - 1) < 1e-12

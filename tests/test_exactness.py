@@ -25,7 +25,9 @@ def check(a, b, metric, per_output):
     assert abs(tnsim.inner(a, b, metric) - ab.sum()) <= TOLERANCE * max(abs(ab.sum()), scale * 1e-2)
     assert abs(tnsim.inner(a, a, metric) / aa.sum() - 1) <= TOLERANCE
     assert abs(tnsim.similarity(a, b, metric) - ab.sum() / scale) <= TOLERANCE
-    np.testing.assert_allclose(tnsim.slices(a, b, metric), ab / np.sqrt(aa * bb), rtol=0, atol=TOLERANCE)
+    np.testing.assert_allclose(
+        tnsim.slices(a, b, metric), ab / np.sqrt(aa * bb), rtol=0, atol=TOLERANCE
+    )
     sign, log = tnsim.log_inner(a, b, metric)
     assert sign == np.sign(ab.sum()) and abs(log - np.log(abs(ab.sum()))) <= 1e-8
 
@@ -39,7 +41,9 @@ def test_gaussian_against_quadrature(name, inputs, rng):
     assert tnsim.similarity(a, b, metric).exact
 
 
-@pytest.mark.parametrize("inputs", ["standard", "diagonal", "mean and covariance", "singular covariance"])
+@pytest.mark.parametrize(
+    "inputs", ["standard", "diagonal", "mean and covariance", "singular covariance"]
+)
 @pytest.mark.parametrize("name", cases.DEEP | cases.UNEVEN)
 def test_deep_gaussian_against_quadrature(name, inputs, rng):
     """All diagrams of two nonlinear layers, biases, skips, means and covariances included."""
@@ -81,10 +85,15 @@ def test_symmetric_against_dense_tensors(name, rng):
 
 
 def test_symmetric_three_layers_at_tiny_size(rng):
-    a, b = (tnsim.Model([bilinear(rng, 2, 2, 2) for _ in range(2)] + [bilinear(rng, 2, 2, 1)]) for _ in range(2))
+    a, b = (
+        tnsim.Model([bilinear(rng, 2, 2, 2) for _ in range(2)] + [bilinear(rng, 2, 2, 1)])
+        for _ in range(2)
+    )
     assert tnsim.plan(a, b, tnsim.Symmetric()).diagrams == 16
     expected = polynomial_product(a, b)
-    assert abs(tnsim.inner(a, b, tnsim.Symmetric()) - expected) <= 1e-9 * np.sqrt(polynomial_product(a, a) * polynomial_product(b, b))
+    assert abs(tnsim.inner(a, b, tnsim.Symmetric()) - expected) <= 1e-9 * np.sqrt(
+        polynomial_product(a, a) * polynomial_product(b, b)
+    )
 
 
 def test_the_closure_misses_what_the_exact_metric_has(rng):
@@ -126,12 +135,21 @@ def test_differences_expand_by_bilinearity(name, rng):
     (a, b), (c, _) = cases.pair(cases.SHALLOW[name], rng), cases.pair(cases.SHALLOW[name], rng)
     metric = tnsim.Gaussian(*cases.INPUTS["mean and covariance"](rng))
     diff = b - 0.5 * c
-    dd = sum(x * y * expected_products(p, q, metric) for x, p in ((1, b), (-0.5, c)) for y, q in ((1, b), (-0.5, c)))
+    dd = sum(
+        x * y * expected_products(p, q, metric)
+        for x, p in ((1, b), (-0.5, c))
+        for y, q in ((1, b), (-0.5, c))
+    )
     ad = expected_products(a, b, metric) - 0.5 * expected_products(a, c, metric)
     aa = expected_products(a, a, metric)
     assert abs(tnsim.inner(a, diff, metric) - ad.sum()) <= TOLERANCE * np.sqrt(aa.sum() * dd.sum())
-    assert abs(tnsim.similarity(a, diff, metric) - ad.sum() / np.sqrt(aa.sum() * dd.sum())) <= TOLERANCE
-    np.testing.assert_allclose(tnsim.slices(a, diff, metric), ad / np.sqrt(aa * dd), rtol=0, atol=TOLERANCE)
+    assert (
+        abs(tnsim.similarity(a, diff, metric) - ad.sum() / np.sqrt(aa.sum() * dd.sum()))
+        <= TOLERANCE
+    )
+    np.testing.assert_allclose(
+        tnsim.slices(a, diff, metric), ad / np.sqrt(aa * dd), rtol=0, atol=TOLERANCE
+    )
     x = rng.normal(size=(5, a.d_in))
     np.testing.assert_allclose(diff(x), b(x) - 0.5 * c(x), rtol=1e-13)
 
@@ -145,7 +163,7 @@ def test_float32_on_request(rng):
 
 def test_hermite_weights_are_the_gaussian_moments():
     """All joinings at S = m = 1 sum to E[x^N] for x ~ N(1, 0): one, whatever the split into bra and ket."""
-    from tnsim import diagrams
+    from tnsim.metrics import pairings as diagrams
 
     for bra in range(6):
         assert sum(j.weight for j in diagrams.gaussian_mean(bra, False)) == 1

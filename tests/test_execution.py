@@ -7,39 +7,58 @@ import pytest
 from oracles import bilinear
 
 import tnsim
-from tnsim import bench, execution, structure, verbs
+from tnsim.cli import bench
+from tnsim.compare import similarity as verbs
+from tnsim.engine import execution
+from tnsim.folding import choose as structure
 
 
 def stack(depth, dtype="float64", seed=0, size=1.0):
     model = bench.random_stack(6, 9, depth, "float64", seed)
-    layers = (tnsim.Bilinear(*((size * x).astype(dtype) for x in (p.left, p.right, p.down))) for p in model.layers)
+    layers = (
+        tnsim.Bilinear(*((size * x).astype(dtype) for x in (p.left, p.right, p.down)))
+        for p in model.layers
+    )
     return tnsim.Model(layers)
 
 
 @pytest.mark.parametrize("name", cases.SHALLOW | cases.DEEP)
-@pytest.mark.parametrize("metric", [tnsim.TreeSymmetric(), tnsim.GaussianClosure()], ids=lambda m: m.name)
+@pytest.mark.parametrize(
+    "metric", [tnsim.TreeSymmetric(), tnsim.GaussianClosure()], ids=lambda m: m.name
+)
 def test_numpy_runs_the_same_plan(name, metric, rng):
     a, b = cases.pair((cases.SHALLOW | cases.DEEP)[name], rng)
     planned = tnsim.plan(a, b, metric, per_output=True)
-    leaves = structure.leaves(planned, {"A": a, "B": b}, metric, structure.problem_key(a, b, metric))
+    leaves = structure.leaves(
+        planned, {"A": a, "B": b}, metric, structure.problem_key(a, b, metric)
+    )
     reference = execution.run(planned, leaves, backend="numpy")
     assert all(type(v) is np.ndarray for v in reference.values.values())
     with execution.precision():
         compiled = execution.run(planned, leaves)
-    np.testing.assert_allclose(np.asarray(compiled.values["AB"]), reference.values["AB"], rtol=1e-11, atol=1e-14)
+    np.testing.assert_allclose(
+        np.asarray(compiled.values["AB"]), reference.values["AB"], rtol=1e-11, atol=1e-14
+    )
 
 
 def test_wrong_arrays_are_refused(rng):
     a, b = cases.pair(cases.SHALLOW["bilinear"], rng)
     planned = tnsim.plan(a, b)
-    with pytest.raises(tnsim.ModelError, match=r"the plan expects A.LAYER0.DOWN of shape \(2, 4\), found nothing; plan these models anew"):
+    with pytest.raises(
+        tnsim.ModelError,
+        match=r"the plan expects A.LAYER0.DOWN of shape \(2, 4\), found nothing; plan these models anew",
+    ):
         execution.run(planned, {}, backend="numpy")
 
 
 @pytest.mark.filterwarnings("ignore::tnsim.PrecisionWarning")
 @pytest.mark.parametrize("size", [1e-3, 1.0, 1e3])
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
-@pytest.mark.parametrize("metric", [tnsim.TreeSymmetric(), tnsim.GaussianClosure(), tnsim.Frobenius()], ids=lambda m: m.name)
+@pytest.mark.parametrize(
+    "metric",
+    [tnsim.TreeSymmetric(), tnsim.GaussianClosure(), tnsim.Frobenius()],
+    ids=lambda m: m.name,
+)
 def test_64_layers_stay_finite(metric, dtype, size):
     """Norms are about exp(2^64): the cosine, the slices and the logarithms are finite all the same."""
     a, b = stack(64, dtype, 0, size), stack(64, dtype, 1, size)
@@ -55,13 +74,18 @@ def test_64_layers_stay_finite(metric, dtype, size):
 
 def test_visible_rounding_is_not_silent():
     """A degree of 2^64 magnifies rounding beyond use, 2^16 leaves eleven digits."""
-    with pytest.warns(tnsim.PrecisionWarning, match="degree 1.84e.19 in float64: rounding alone may change the result by 2"):
+    with pytest.warns(
+        tnsim.PrecisionWarning,
+        match="degree 1.84e.19 in float64: rounding alone may change the result by 2",
+    ):
         tnsim.similarity(stack(64), stack(64, seed=1), tnsim.TreeSymmetric())
     with pytest.warns(tnsim.PrecisionWarning, match="use dtype='float64'"):
         tnsim.similarity(stack(17), stack(17, seed=1), tnsim.TreeSymmetric(), dtype="float32")
 
 
-@pytest.mark.parametrize("metric", [tnsim.TreeSymmetric(), tnsim.GaussianClosure()], ids=lambda m: m.name)
+@pytest.mark.parametrize(
+    "metric", [tnsim.TreeSymmetric(), tnsim.GaussianClosure()], ids=lambda m: m.name
+)
 def test_deep_cosine_does_not_depend_on_the_scale_of_the_weights(metric):
     """Norms of exp(+-3e5) at depth 16: logarithms cancel stage by stage, so their rounding never reaches the cosine."""
     a, b = stack(16), tnsim.Model([*stack(16).layers[:-1], stack(16, seed=3).layers[-1]])
@@ -77,7 +101,9 @@ def test_equal_layers_share_one_program(monkeypatch):
     before = len(execution._programs.known)
     tnsim.similarity(a, b, tnsim.TreeSymmetric())
     tnsim.similarity(b, a, tnsim.TreeSymmetric())
-    assert len(execution._programs.known) - before == 3  # the first layer, the last, and all between
+    assert (
+        len(execution._programs.known) - before == 3
+    )  # the first layer, the last, and all between
 
 
 def test_nothing_global_changes(rng):
@@ -97,18 +123,30 @@ def test_budget_is_kept_or_refused_before_anything_runs(monkeypatch, rng):
     half = tnsim.Budget(memory_bytes=0.5 * peak)
     monkeypatch.setattr(structure, "LARGE", 2**14)
     assert abs(tnsim.inner(a, b, budget=half) / expected - 1) < 1e-12
-    chunked = structure.affordable(structure.problem_key(a, b, tnsim.Gaussian()), verbs._CROSS, False, "float64", half)
-    assert chunked.peak_bytes <= 0.5 * peak and any(op.kind == "loop" for p in chunked.pieces for op in p.operations)
+    chunked = structure.affordable(
+        structure.problem_key(a, b, tnsim.Gaussian()), verbs._CROSS, False, "float64", half
+    )
+    assert chunked.peak_bytes <= 0.5 * peak and any(
+        op.kind == "loop" for p in chunked.pieces for op in p.operations
+    )
     assert tnsim.Plan.from_json(chunked.to_json()) == chunked
     monkeypatch.setattr(execution, "run", lambda *_: pytest.fail("started"))
-    with pytest.raises(tnsim.TooLarge, match=r"gaussian needs 0\.00\d+ GiB here, and the budget is 9.31e-07 GiB; use GaussianClosure\(\)"):
+    with pytest.raises(
+        tnsim.TooLarge,
+        match=r"gaussian needs 0\.00\d+ GiB here, and the budget is 9.31e-07 GiB; use GaussianClosure\(\)",
+    ):
         tnsim.inner(a, b, budget=tnsim.Budget(memory_bytes=1000))
-    with pytest.raises(tnsim.TooLarge, match=r"gaussian needs \S+ multiplications here, more than the budget of 1e\+03"):
+    with pytest.raises(
+        tnsim.TooLarge,
+        match=r"gaussian needs \S+ multiplications here, more than the budget of 1e\+03",
+    ):
         tnsim.inner(a, b, budget=tnsim.Budget(multiplications=1e3))
     monkeypatch.setattr(execution, "available_bytes", lambda: 2**20)
     monkeypatch.setattr(structure, "_ALWAYS_FITS", 0)
     big = [bench.random_stack(128, 256, 2, "float64", seed) for seed in (0, 1)]
-    with pytest.raises(tnsim.TooLarge, match=r"tree needs \S+ GiB here, and the budget is 0.000781 GiB"):
+    with pytest.raises(
+        tnsim.TooLarge, match=r"tree needs \S+ GiB here, and the budget is 0.000781 GiB"
+    ):
         tnsim.similarity(*big, tnsim.TreeSymmetric())
 
 
@@ -119,12 +157,23 @@ def test_accelerator_agrees_with_numpy(rng):
     planned = tnsim.plan(a, b)
     reference = execution.run(
         planned,
-        structure.leaves(planned, {"A": a, "B": b}, tnsim.Gaussian(), structure.problem_key(a, b, tnsim.Gaussian())),
+        structure.leaves(
+            planned,
+            {"A": a, "B": b},
+            tnsim.Gaussian(),
+            structure.problem_key(a, b, tnsim.Gaussian()),
+        ),
         backend="numpy",
     )
     with execution.precision():
         found = execution.run(
-            planned, structure.leaves(planned, {"A": a, "B": b}, tnsim.Gaussian(), structure.problem_key(a, b, tnsim.Gaussian()))
+            planned,
+            structure.leaves(
+                planned,
+                {"A": a, "B": b},
+                tnsim.Gaussian(),
+                structure.problem_key(a, b, tnsim.Gaussian()),
+            ),
         )
     np.testing.assert_allclose(np.asarray(found.values["AB"]), reference.values["AB"], rtol=1e-12)
 

@@ -7,7 +7,7 @@ import pytest
 from sample_runs import SHIPPED, blocks, shipped
 
 import tnsim
-from tnsim import baselines, figures, reading
+from tnsim.analysis import baselines, figures, reading
 
 
 @pytest.fixture
@@ -31,13 +31,21 @@ def test_heatmaps_share_one_colour_range(run):
     points = reading.segment(run, 3).change_points
     figure = figures.pairwise(run, "heatmap", ["similarity", "weight_cosine"], points)
     first, second = images(figure)
-    assert np.array_equal(first.get_array(), run.similarity) and first.get_clim() == second.get_clim() == (0, 1)
-    assert len(figure.axes) == 3 and [axes.get_title() for axes in figure.axes[:2]] == ["similarity", "weight cosine"]
+    assert np.array_equal(
+        first.get_array(), run.similarity
+    ) and first.get_clim() == second.get_clim() == (0, 1)
+    assert len(figure.axes) == 3 and [axes.get_title() for axes in figure.axes[:2]] == [
+        "similarity",
+        "weight cosine",
+    ]
     assert sorted(line.get_xdata()[0] for line in figure.axes[0].lines)[-2:] == [3.5, 8.5]
 
 
 def test_other_quantities_have_their_own_range(run):
-    assert images(figures.pairwise(run, variable="log_inner"))[0].get_clim() == (run.log_inner.min(), run.log_inner.max())
+    assert images(figures.pairwise(run, variable="log_inner"))[0].get_clim() == (
+        run.log_inner.min(),
+        run.log_inner.max(),
+    )
     run["similarity"][0, -1] = run["similarity"][-1, 0] = -0.5
     assert images(figures.pairwise(run))[0].get_clim() == (-1, 1)
 
@@ -56,8 +64,13 @@ def test_labels_do_not_overlap(rng, kind, count):
 def test_trajectories(run):
     figure = figures.pairwise(run, "trajectory", ["similarity", "weight_cosine"], (4,))
     last, before = figure.axes[0].lines[:2]
-    assert last.get_ydata().tolist() == reading.trajectory(run).values.tolist() and len(before.get_xdata()) == 12
-    assert len(figure.legends[0].get_texts()) == 4 and figure.axes[0].lines[-1].get_xdata()[0] == 3.5
+    assert (
+        last.get_ydata().tolist() == reading.trajectory(run).values.tolist()
+        and len(before.get_xdata()) == 12
+    )
+    assert (
+        len(figure.legends[0].get_texts()) == 4 and figure.axes[0].lines[-1].get_xdata()[0] == 3.5
+    )
 
 
 def test_slices(run):
@@ -93,11 +106,20 @@ def test_no_global_state(run):
 def test_refusals(run):
     many = run.isel(output=[0] * 200)
     for call, message in (
-        (lambda: figures.pairwise(run, "violin"), "drawn as heatmap, trajectory, slices, mds, dendrogram, not as 'violin'"),
+        (
+            lambda: figures.pairwise(run, "violin"),
+            "drawn as heatmap, trajectory, slices, mds, dendrogram, not as 'violin'",
+        ),
         (lambda: figures.pairwise(run, variable="cka"), "no variable 'cka', only similarity"),
-        (lambda: figures.pairwise(run.drop_vars("slices"), "slices"), "no variable 'slices'.*compute the run with slices"),
+        (
+            lambda: figures.pairwise(run.drop_vars("slices"), "slices"),
+            "no variable 'slices'.*compute the run with slices",
+        ),
         (lambda: figures.pairwise(many, "slices"), "200 slices are not 1 to 144"),
-        (lambda: figures.pairwise(run, change_points=(20,)), "change points must rise from 1 to 12"),
+        (
+            lambda: figures.pairwise(run, change_points=(20,)),
+            "change points must rise from 1 to 12",
+        ),
         (lambda: figures.pairwise(run.isel(a=[0, 1]), "mds"), "all pairs of one set of models"),
     ):
         with pytest.raises(tnsim.ResultError, match=message):

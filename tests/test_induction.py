@@ -24,7 +24,9 @@ def drawn(settings, count, seed=0):
 
 def test_the_series_is_complete():
     series = tnsim.load(FOLDER)
-    assert [int(label) for label in series.labels] == [row["step"] for row in METRICS["checkpoints"]]
+    assert [int(label) for label in series.labels] == [
+        row["step"] for row in METRICS["checkpoints"]
+    ]
     assert sum(path.stat().st_size for path in FOLDER.iterdir()) < 1.5e6
     for model in series:
         assert (model.degree, model.n_ctx, model.d_in, model.d_out) == (25, 4, 16, 16)
@@ -51,7 +53,10 @@ def test_induction_appears_within_the_run():
 
 def test_similarity_tells_before_from_after():
     """Within the trained phase neighbours are alike; what came before has nothing in common with it."""
-    first, before, after, last = (tnsim.load(FOLDER / f"step_{step:06d}.safetensors", n_ctx=2) for step in (0, 300, 2400, 4000))
+    first, before, after, last = (
+        tnsim.load(FOLDER / f"step_{step:06d}.safetensors", n_ctx=2)
+        for step in (0, 300, 2400, 4000)
+    )
     tree = tnsim.TreeSymmetric()
     assert tnsim.similarity(after, last, tree) > 0.8
     assert abs(tnsim.similarity(before, last, tree)) < 0.05

@@ -9,7 +9,11 @@ from oracles import bilinear, linear
 
 import tnsim
 
-METRICS = {"tree": tnsim.TreeSymmetric(), "closure": tnsim.GaussianClosure(), "gaussian": tnsim.Gaussian()}
+METRICS = {
+    "tree": tnsim.TreeSymmetric(),
+    "closure": tnsim.GaussianClosure(),
+    "gaussian": tnsim.Gaussian(),
+}
 SEEDS = st.integers(0, 2**32 - 1)
 LAWS = settings(max_examples=15, deadline=None, derandomize=True)
 
@@ -24,14 +28,28 @@ def permuted(rng, x):
 
 
 def rescaled(rng, x):
-    s, t = np.exp(rng.normal(size=x.rank)), np.exp(rng.normal(size=x.rank)) * rng.choice([-1, 1], x.rank)
-    return replaced(x, x.left * s[:, None], x.right * t[:, None], x.down / (s * t), x.left_bias * s, x.right_bias * t)
+    s, t = (
+        np.exp(rng.normal(size=x.rank)),
+        np.exp(rng.normal(size=x.rank)) * rng.choice([-1, 1], x.rank),
+    )
+    return replaced(
+        x,
+        x.left * s[:, None],
+        x.right * t[:, None],
+        x.down / (s * t),
+        x.left_bias * s,
+        x.right_bias * t,
+    )
 
 
 def swapped(rng, x):
     which = rng.random(x.rank) < 0.5
-    left, right = (np.where(which[:, None], p, q) for p, q in ((x.left, x.right), (x.right, x.left)))
-    left_bias, right_bias = (np.where(which, p, q) for p, q in ((x.left_bias, x.right_bias), (x.right_bias, x.left_bias)))
+    left, right = (
+        np.where(which[:, None], p, q) for p, q in ((x.left, x.right), (x.right, x.left))
+    )
+    left_bias, right_bias = (
+        np.where(which, p, q) for p, q in ((x.left_bias, x.right_bias), (x.right_bias, x.left_bias))
+    )
     return replaced(x, left, right, x.down, left_bias, right_bias)
 
 
@@ -54,7 +72,9 @@ def test_hidden_symmetries_leave_similarity_at_one(metric, change, seed):
     if metric != "gaussian":
         layers.append(bilinear(rng, 3, 4, 2, True))
     other = [layers[0], *(change(rng, layer) for layer in layers[1:])]
-    assert abs(tnsim.similarity(tnsim.Model(layers), tnsim.Model(other), METRICS[metric]) - 1) <= 1e-12
+    assert (
+        abs(tnsim.similarity(tnsim.Model(layers), tnsim.Model(other), METRICS[metric]) - 1) <= 1e-12
+    )
 
 
 @pytest.mark.parametrize("metric", METRICS)
@@ -67,7 +87,12 @@ def test_gauge_between_layers(metric, seed):
     u = np.linalg.qr(rng.normal(size=(3, 3)))[0] * np.exp(rng.uniform(-1, 1, 3))
     inverse = np.linalg.inv(u)
     a = tnsim.Model([embed, body])
-    b = tnsim.Model([tnsim.Linear(u @ embed.weight), tnsim.Bilinear(body.left @ inverse, body.right @ inverse, body.down)])
+    b = tnsim.Model(
+        [
+            tnsim.Linear(u @ embed.weight),
+            tnsim.Bilinear(body.left @ inverse, body.right @ inverse, body.down),
+        ]
+    )
     assert abs(tnsim.similarity(a, b, METRICS[metric]) - 1) <= 1e-12
 
 
@@ -98,5 +123,7 @@ def test_inner_product_laws(metric, seed):
 
 def test_similarity_is_scale_free(rng):
     a, b = cases.pair(cases.SHALLOW["bilinear"], rng)
-    big = tnsim.Model([tnsim.Bilinear(1e60 * a.layers[0].left, a.layers[0].right, a.layers[0].down)])
+    big = tnsim.Model(
+        [tnsim.Bilinear(1e60 * a.layers[0].left, a.layers[0].right, a.layers[0].down)]
+    )
     assert abs(tnsim.similarity(big, b) - tnsim.similarity(a, b)) <= 1e-13

@@ -6,7 +6,7 @@ import pytest
 import quimb.tensor as qtn
 
 import tnsim
-from tnsim import plots
+from tnsim.analysis import plots
 
 ALL = cases.SHALLOW | cases.DEEP
 
@@ -16,13 +16,19 @@ def test_network_is_the_model(name, rng):
     for model in cases.pair((ALL | cases.THREE)[name], rng):
         x = rng.normal(size=model.d_in)
         network = tnsim.network(model)
-        assert {f"in{n}" for n in range(model.degree)} | {"out"} == set(network.outer_inds()) | {"out"}
+        assert {f"in{n}" for n in range(model.degree)} | {"out"} == set(network.outer_inds()) | {
+            "out"
+        }
         for leg in range(model.degree):
             network = network & qtn.Tensor(np.concatenate([[1.0], x]), (f"in{leg}",))
-        np.testing.assert_allclose(network.contract(output_inds=("out",)).data, model(x), rtol=1e-11)
+        np.testing.assert_allclose(
+            network.contract(output_inds=("out",)).data, model(x), rtol=1e-11
+        )
 
 
-@pytest.mark.parametrize("metric", ["frobenius", "tree", "closure", "gaussian", "centred gaussian", "symmetric"])
+@pytest.mark.parametrize(
+    "metric", ["frobenius", "tree", "closure", "gaussian", "centred gaussian", "symmetric"]
+)
 @pytest.mark.parametrize("name", ALL)
 def test_networks_sum_to_inner(name, metric, rng):
     a, b = cases.pair(ALL[name], rng)
@@ -37,7 +43,10 @@ def test_networks_sum_to_inner(name, metric, rng):
     }[metric]
     if isinstance(metric, tnsim.Symmetric) and a.degree != b.degree:
         return
-    total = sum(weight * network.contract(output_inds=()) for weight, network in tnsim.networks(a, b, metric))
+    total = sum(
+        weight * network.contract(output_inds=())
+        for weight, network in tnsim.networks(a, b, metric)
+    )
     scale = np.sqrt(tnsim.inner(a, a, metric) * tnsim.inner(b, b, metric))
     assert abs(total - tnsim.inner(a, b, metric)) <= 1e-11 * scale
 
@@ -46,12 +55,21 @@ def test_networks_sum_to_inner(name, metric, rng):
 def test_networks_of_uneven_models(name, rng):
     a, b = cases.pair(cases.UNEVEN[name], rng)
     metric = tnsim.Gaussian(*cases.INPUTS["mean and covariance"](rng))
-    total = sum(weight * network.contract(output_inds=()) for weight, network in tnsim.networks(a, b, metric))
+    total = sum(
+        weight * network.contract(output_inds=())
+        for weight, network in tnsim.networks(a, b, metric)
+    )
     assert abs(total / tnsim.inner(a, b, metric) - 1) <= 1e-10
 
 
 def test_tags(rng):
-    model = tnsim.Model([cases.linear(rng, 3, 4), cases.bilinear(rng, 4, 5, 4), tnsim.Residual(cases.bilinear(rng, 4, 3, 4))])
+    model = tnsim.Model(
+        [
+            cases.linear(rng, 3, 4),
+            cases.bilinear(rng, 4, 5, 4),
+            tnsim.Residual(cases.bilinear(rng, 4, 3, 4)),
+        ]
+    )
     network = tnsim.network(model)
     assert len(network.select("LAYER2").tensors) == 3
     assert len(network.select(["LAYER1", "LEFT"], which="all").tensors) == 2
@@ -59,13 +77,20 @@ def test_tags(rng):
     for tensor in network:
         roles = set(tensor.tags) & {"WEIGHT", "LEFT", "RIGHT", "DOWN"}
         assert len(roles) == 1 and "A" in tensor.tags
-        assert sum(t.startswith("LAYER") for t in tensor.tags) == sum(t.startswith("COPY") for t in tensor.tags) == 1
+        assert (
+            sum(t.startswith("LAYER") for t in tensor.tags)
+            == sum(t.startswith("COPY") for t in tensor.tags)
+            == 1
+        )
 
 
 def test_operator_nodes_carry_no_layer_and_sit_on_one_side(rng):
     a, b = cases.pair(cases.DEEP["two with biases"], rng)
     seen = set()
-    for metric in (tnsim.GaussianClosure(*cases.INPUTS["mean and covariance"](rng)), tnsim.TreeSymmetric()):
+    for metric in (
+        tnsim.GaussianClosure(*cases.INPUTS["mean and covariance"](rng)),
+        tnsim.TreeSymmetric(),
+    ):
         for _, network in tnsim.networks(a, b, metric):
             for tensor in network:
                 operator = set(tensor.tags) & {"SYMMETRISER", "COVARIANCE", "MEAN"}
@@ -87,7 +112,10 @@ def test_hidden_ranks_are_hyperindices(rng):
 
 def test_refuses_to_unroll_too_far(rng):
     deep = tnsim.Model([cases.bilinear(rng, 2, 2, 2) for _ in range(20)])
-    with pytest.raises(tnsim.TooLarge, match=r"3,145,725 tensors, more than max_tensors=4,096.*plan\(\) fold the copies"):
+    with pytest.raises(
+        tnsim.TooLarge,
+        match=r"3,145,725 tensors, more than max_tensors=4,096.*plan\(\) fold the copies",
+    ):
         tnsim.network(deep)
     with pytest.raises(tnsim.TooLarge, match="6,291,450 tensors"):
         tnsim.networks(deep, deep, tnsim.TreeSymmetric())
@@ -109,5 +137,7 @@ def test_drawing_tells_layers_and_operators_apart(rng):
 def test_drawing_is_an_extra(package, rng, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, package, None)
     network = tnsim.network(tnsim.Model([cases.bilinear(rng, 3, 5, 2)]))
-    with pytest.raises(tnsim.MissingExtra, match=r"which is not installed: run  pip install 'tnsim\[plot\]'"):
+    with pytest.raises(
+        tnsim.MissingExtra, match=r"which is not installed: run  pip install 'tnsim\[plot\]'"
+    ):
         plots.draw(network)

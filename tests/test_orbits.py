@@ -6,11 +6,13 @@ import time
 import numpy as np
 import pytest
 
-from tnsim import deep
-from tnsim.orbits import Tree, diagrams
+from tnsim.folding import whole_tree as deep
+from tnsim.metrics.orbits import Tree, diagrams
 
 
-@pytest.mark.parametrize("depth, orbits, without_loops, cross", [(1, 2, 1, 1), (2, 10, 4, 2), (3, 606, 212, 16)])
+@pytest.mark.parametrize(
+    "depth, orbits, without_loops, cross", [(1, 2, 1, 1), (2, 10, 4, 2), (3, 606, 212, 16)]
+)
 def test_bilinear_stacks(depth, orbits, without_loops, cross):
     tree = Tree((2,) * depth)
     found = diagrams(tree, tree, False)
@@ -36,14 +38,23 @@ def nodes_of(tree, shift):
 
 
 @pytest.mark.parametrize(
-    "bra, ket", [((2, 2), (2, 2)), ((2, 2), (2,)), ((2, 3), (2,)), ((3, 2), (2,)), ((5,), (5,)), ((2, 2), ()), ((4,), (2, 2))]
+    "bra, ket",
+    [
+        ((2, 2), (2, 2)),
+        ((2, 2), (2,)),
+        ((2, 3), (2,)),
+        ((3, 2), (2,)),
+        ((5,), (5,)),
+        ((2, 2), ()),
+        ((4,), (2, 2)),
+    ],
 )
 @pytest.mark.parametrize("cross_only", [False, True])
 def test_against_all_matchings(bra, ket, cross_only):
     """Every matching belongs to exactly one generated orbit, and orbits hold as many as they claim."""
     bra, ket = Tree(bra), Tree(ket)
     node = nodes_of(bra, 0) + nodes_of(ket, bra.bottoms)
-    from tnsim.orbits import _automorphisms
+    from tnsim.metrics.orbits import _automorphisms
 
     group = _automorphisms(bra, ket)
 

@@ -12,7 +12,8 @@ import pytest
 from oracles import bilinear, dense_product, dense_symmetric_product, expected_products, linear
 
 import tnsim
-from tnsim import costs, tiles
+from tnsim.gram import run_plan as costs
+from tnsim.gram import tasks as tiles
 
 SHIPPED = Path(tnsim.__file__).parent / "data" / "modular-addition"
 SMALL = tnsim.Budget(memory_bytes=20_000)  # tiles of few models
@@ -68,7 +69,14 @@ def expected(a, b, metric):
 
 @pytest.mark.parametrize(
     "case, metric",
-    sorted({(c, m) for c in cases.SHALLOW for m in METRICS if c == "embedded biases" or m in ("mean and covariance", "tree")}),
+    sorted(
+        {
+            (c, m)
+            for c in cases.SHALLOW
+            for m in METRICS
+            if c == "embedded biases" or m in ("mean and covariance", "tree")
+        }
+    ),
 )
 def test_features(case, metric, rng, route):
     route(costs.FEATURES)
@@ -77,7 +85,9 @@ def test_features(case, metric, rng, route):
     cross, first, second = (expected(p, q, metric) for p, q in ((a, b), (a, a), (b, b)))
     np.testing.assert_allclose(found.slices[0, 1], cross / np.sqrt(first * second), atol=1e-12)
     assert abs(found.similarity[0, 1] - cross.sum() / np.sqrt(first.sum() * second.sum())) < 1e-12
-    np.testing.assert_allclose(found.sign[0, 1] * np.exp(found.log_inner[0, 1]), cross.sum(), rtol=1e-9)
+    np.testing.assert_allclose(
+        found.sign[0, 1] * np.exp(found.log_inner[0, 1]), cross.sum(), rtol=1e-9
+    )
     np.testing.assert_allclose(np.exp(found.log_norm_b), [first.sum(), second.sum()], rtol=1e-12)
 
 
@@ -115,7 +125,11 @@ def test_the_same_models_in_another_space(rng, route):
 
 def test_linear_models_beside_quadratic_ones(rng, route):
     route(costs.FEATURES)
-    mixed = [tnsim.Model([linear(rng, 3, 2)]), tnsim.Model([bilinear(rng, 3, 4, 2)]), tnsim.Model([linear(rng, 3, 2)])]
+    mixed = [
+        tnsim.Model([linear(rng, 3, 2)]),
+        tnsim.Model([bilinear(rng, 3, 4, 2)]),
+        tnsim.Model([linear(rng, 3, 2)]),
+    ]
     found = tnsim.pairwise(mixed)
     assert found.similarity[0, 1] == found.similarity[1, 2] == 0
     assert abs(found.similarity[0, 2] - tnsim.similarity(mixed[0], mixed[2])) < 1e-12
@@ -148,7 +162,12 @@ def test_matrix_is_symmetric_with_ones(name, rng, route):
 
 def test_float32_is_close(rng):
     some = models(rng, 5)
-    assert abs(tnsim.pairwise(some, dtype="float32").similarity - tnsim.pairwise(some).similarity).max() < 1e-5
+    assert (
+        abs(
+            tnsim.pairwise(some, dtype="float32").similarity - tnsim.pairwise(some).similarity
+        ).max()
+        < 1e-5
+    )
 
 
 def test_two_devices_give_what_one_gives(rng, tmp_path):
@@ -161,10 +180,18 @@ def test_two_devices_give_what_one_gives(rng, tmp_path):
         "import jax, tnsim, numpy as np; m = list(tnsim.load('.')); assert len(jax.devices()) == 2; "
         "print(*(x for part in (m[:3], m[3:]) for x in tnsim.pairwise(part).similarity.values.ravel()))"
     )
-    environment = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=2", "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, cwd=tmp_path)
+    environment = {
+        **os.environ,
+        "XLA_FLAGS": "--xla_force_host_platform_device_count=2",
+        "PYTHONPATH": os.pathsep.join(sys.path),
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=environment, cwd=tmp_path
+    )
     assert done.returncode == 0, done.stderr
-    alone = np.concatenate([tnsim.pairwise(part).similarity.values.ravel() for part in (some, deep)])
+    alone = np.concatenate(
+        [tnsim.pairwise(part).similarity.values.ravel() for part in (some, deep)]
+    )
     np.testing.assert_allclose(np.array(done.stdout.split(), float), alone, atol=1e-13)
 
 
@@ -174,7 +201,9 @@ def test_checkpoints_are_labelled_by_step_and_read_lazily(monkeypatch):
     assert found.a.values.tolist() == [int(x) for x in series.labels] and found.a.dtype == int
     assert found.name_b.values[0] == str(series.paths[0]) and found.attrs["metric"] == "gaussian"
     assert found.attrs["exact"] == 1 and found.attrs["metric_parameters"] == "standard"
-    assert float(found.similarity.sel(a=400, b=100000)) == pytest.approx(tnsim.similarity(series[3], series[-1]), abs=1e-13)
+    assert float(found.similarity.sel(a=400, b=100000)) == pytest.approx(
+        tnsim.similarity(series[3], series[-1]), abs=1e-13
+    )
     assert isinstance(found.sel(a=slice(0, 800)), tnsim.Pairwise)
 
 
@@ -192,38 +221,89 @@ def test_duplicates_are_told_and_computed_once(name, rng, route, monkeypatch):
     again = tnsim.Model([tnsim.Bilinear(*(np.array(x) for x in vars(a.layers[0]).values()))])
     seen = []
     monkeypatch.setattr(
-        tiles, "tile", lambda job, rows, columns, run=tiles.tile: seen.append(len(rows) * len(columns)) or run(job, rows, columns)
+        tiles,
+        "tile",
+        lambda job, rows, columns, run=tiles.tile: (
+            seen.append(len(rows) * len(columns)) or run(job, rows, columns)
+        ),
     )
-    with pytest.warns(tnsim.DuplicateWarning, match="identical weights: again = first; they are computed once"):
+    with pytest.warns(
+        tnsim.DuplicateWarning, match="identical weights: again = first; they are computed once"
+    ):
         found = tnsim.pairwise({"first": a, "second": b, "again": again})
     assert sum(seen) == 4 and found.attrs["duplicates"] == 1
     assert found.similarity.sel(a="first", b="again") == 1.0 and found.hash_a[0] == found.hash_a[2]
-    assert found.similarity.sel(a="again", b="second") == found.similarity.sel(a="first", b="second")
+    assert found.similarity.sel(a="again", b="second") == found.similarity.sel(
+        a="first", b="second"
+    )
 
 
 def test_models_that_cannot_be_compared(rng):
     a, b = models(rng, 2)
     layer = a.layers[0]
-    dead = tnsim.Model([tnsim.Bilinear(layer.left, layer.right, np.array([[1.0], [0.0]]) * layer.down)])
+    dead = tnsim.Model(
+        [tnsim.Bilinear(layer.left, layer.right, np.array([[1.0], [0.0]]) * layer.down)]
+    )
     zero = tnsim.Model([tnsim.Bilinear(layer.left, layer.right, 0 * layer.down)])
-    swapped = tnsim.Model([tnsim.Bilinear(layer.right, layer.left, layer.down, layer.right_bias, layer.left_bias, layer.down_bias)])
+    swapped = tnsim.Model(
+        [
+            tnsim.Bilinear(
+                layer.right,
+                layer.left,
+                layer.down,
+                layer.right_bias,
+                layer.left_bias,
+                layer.down_bias,
+            )
+        ]
+    )
     deep = tnsim.Model([bilinear(rng, 3, 4, 2), bilinear(rng, 2, 4, 2)])
     for call, message in [
         (lambda: tnsim.pairwise(a), "pairwise compares many models.*found one model"),
         (lambda: tnsim.pairwise([]), "needs at least one model, found none"),
-        (lambda: tnsim.pairwise(3), "expected models, a mapping or a tnsim.load of several files, found int"),
-        (lambda: tnsim.pairwise([a, 3]), "expected a tnsim Model or a combination of models, found int"),
+        (
+            lambda: tnsim.pairwise(3),
+            "expected models, a mapping or a tnsim.load of several files, found int",
+        ),
+        (
+            lambda: tnsim.pairwise([a, 3]),
+            "expected a tnsim Model or a combination of models, found int",
+        ),
         (lambda: tnsim.pairwise([a, b], names=["x"]), "1 names for 2 models"),
-        (lambda: tnsim.pairwise([a, b], names=["x", "x"]), "labels must differ, found x more than once"),
-        (lambda: tnsim.pairwise([a, tnsim.Model([linear(rng, 4, 2)])]), "1 maps 4 inputs to 2 outputs, but 0 maps 3 to 2"),
+        (
+            lambda: tnsim.pairwise([a, b], names=["x", "x"]),
+            "labels must differ, found x more than once",
+        ),
+        (
+            lambda: tnsim.pairwise([a, tnsim.Model([linear(rng, 4, 2)])]),
+            "1 maps 4 inputs to 2 outputs, but 0 maps 3 to 2",
+        ),
         (lambda: tnsim.pairwise([a, b], "gaussian"), "expected a metric such as"),
-        (lambda: tnsim.pairwise([a, b], dtype="float16"), "dtype must be one of float64, float32, found 'float16'"),
-        (lambda: tnsim.pairwise([a, b], tnsim.Gaussian(np.ones(2))), "the metric's mean has 2 coordinates but the models read 3"),
+        (
+            lambda: tnsim.pairwise([a, b], dtype="float16"),
+            "dtype must be one of float64, float32, found 'float16'",
+        ),
+        (
+            lambda: tnsim.pairwise([a, b], tnsim.Gaussian(np.ones(2))),
+            "the metric's mean has 2 coordinates but the models read 3",
+        ),
         (lambda: tnsim.pairwise({"x": a, "y": zero}), "y is the zero function: its cosine"),
-        (lambda: tnsim.pairwise({"x": a, "y": dead}, slices=True), "y is the zero function in output 1"),
-        (lambda: tnsim.pairwise([a - b, a - swapped]), "1 is a difference of models that are the same function to within rounding"),
-        (lambda: tnsim.pairwise([deep - deep]), "0 is a difference of models that are the same function to within rounding"),
-        (lambda: tnsim.pairwise([a, deep], tnsim.TreeSymmetric()), "TreeSymmetric compares trees of one shape"),
+        (
+            lambda: tnsim.pairwise({"x": a, "y": dead}, slices=True),
+            "y is the zero function in output 1",
+        ),
+        (
+            lambda: tnsim.pairwise([a - b, a - swapped]),
+            "1 is a difference of models that are the same function to within rounding",
+        ),
+        (
+            lambda: tnsim.pairwise([deep - deep]),
+            "0 is a difference of models that are the same function to within rounding",
+        ),
+        (
+            lambda: tnsim.pairwise([a, deep], tnsim.TreeSymmetric()),
+            "TreeSymmetric compares trees of one shape",
+        ),
     ]:
         with pytest.raises(tnsim.ModelError, match=message):
             call()
@@ -231,8 +311,17 @@ def test_models_that_cannot_be_compared(rng):
 
 def test_ranges(rng):
     a, b = models(rng, 2, biases=False)
-    huge = tnsim.Model([tnsim.Bilinear(*(1e20 * x for x in (a.layers[0].left, a.layers[0].right, a.layers[0].down)))])
-    with pytest.raises(tnsim.TnsimError, match="in float32 gave NaN: a float range was exceeded within a layer; use dtype='float64'"):
+    huge = tnsim.Model(
+        [
+            tnsim.Bilinear(
+                *(1e20 * x for x in (a.layers[0].left, a.layers[0].right, a.layers[0].down))
+            )
+        ]
+    )
+    with pytest.raises(
+        tnsim.TnsimError,
+        match="in float32 gave NaN: a float range was exceeded within a layer; use dtype='float64'",
+    ):
         tnsim.pairwise([huge, b], dtype="float32")
     assert tnsim.pairwise([huge, a]).similarity[0, 1] == pytest.approx(1, abs=1e-14)
 
@@ -243,7 +332,14 @@ def test_the_cheaper_route_is_planned():
         sizes = [(rank, width, width)] * (depth - 1) + [(rank, width, outputs)]
         return tnsim.plan_pairwise(
             [
-                tnsim.Model([tnsim.Bilinear(*(g.normal(size=s).astype(np.float32) for s in ((r, d), (r, d), (o, r)))) for r, d, o in sizes])
+                tnsim.Model(
+                    [
+                        tnsim.Bilinear(
+                            *(g.normal(size=s).astype(np.float32) for s in ((r, d), (r, d), (o, r)))
+                        )
+                        for r, d, o in sizes
+                    ]
+                )
                 for _ in range(20)
             ],
             dtype="float32",
@@ -255,17 +351,29 @@ def test_the_cheaper_route_is_planned():
     assert plan(784, 32, 62).route == "recursion"
     deep = plan(8, 16, 3, depth=2)
     assert deep.route == "recursion" and deep.seconds > 0 and deep.peak_bytes > 0
-    assert all(word in str(deep) for word in ("route            recursion", "pairs            210", "estimated", "compilations"))
+    assert all(
+        word in str(deep)
+        for word in (
+            "route            recursion",
+            "pairs            210",
+            "estimated",
+            "compilations",
+        )
+    )
 
 
 def test_programs_are_compiled_once_per_shape(rng, monkeypatch):
     """Thirty pairs more of known shapes trace nothing."""
-    from tnsim import execution
+    from tnsim.engine import execution
 
-    make = lambda count: [tnsim.Model([bilinear(rng, 3, 4, 2), bilinear(rng, 2, 3, 2)]) for _ in range(count)]  # noqa: E731
+    def make(count):
+        return [tnsim.Model([bilinear(rng, 3, 4, 2), bilinear(rng, 2, 3, 2)]) for _ in range(count)]
+
     tnsim.pairwise(make(8))
     traced = []
-    monkeypatch.setattr(execution, "_run_piece", lambda *a, run=execution._run_piece: traced.append(1) or run(*a))
+    monkeypatch.setattr(
+        execution, "_run_piece", lambda *a, run=execution._run_piece: traced.append(1) or run(*a)
+    )
     tnsim.pairwise(make(8))
     assert not traced
 
@@ -279,8 +387,12 @@ def test_programs_are_compiled_once_per_shape(rng, monkeypatch):
     ],
 )
 def test_a_missing_extra_is_named(package, code, extra):
-    attempt = f"try:\n    from tnsim import exports; {code}\nexcept tnsim.MissingExtra as e:\n    print(e)"
+    attempt = f"try:\n    from tnsim.gram import export as exports; {code}\nexcept tnsim.MissingExtra as e:\n    print(e)"
     program = f"import sys; sys.modules[{package!r}] = None; import tnsim\n{attempt}"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment)
-    assert f"needs {package}, which is not installed: run  pip install 'tnsim[{extra}]'" in done.stdout, done.stderr
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, env=environment
+    )
+    assert (
+        f"needs {package}, which is not installed: run  pip install 'tnsim[{extra}]'" in done.stdout
+    ), done.stderr

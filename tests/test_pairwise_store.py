@@ -14,7 +14,7 @@ import pytest
 from oracles import bilinear
 
 import tnsim
-from tnsim import tiles
+from tnsim.gram import tasks as tiles
 
 TINY = tnsim.Budget(memory_bytes=20_000)  # tiles of two or three models
 RUN = """
@@ -28,7 +28,10 @@ tnsim.pairwise(models, tnsim.GaussianClosure(), slices=True, store="store.zarr",
 def folder(tmp_path, rng):
     """Ten checkpoints in `models`."""
     for n in range(10):
-        tnsim.save(tnsim.Model([bilinear(rng, 3, 4, 2, True)]), tmp_path / "models" / f"step_{n:03}.safetensors")
+        tnsim.save(
+            tnsim.Model([bilinear(rng, 3, 4, 2, True)]),
+            tmp_path / "models" / f"step_{n:03}.safetensors",
+        )
     return tmp_path
 
 
@@ -39,12 +42,20 @@ def compare(folder, **options):
 
 def contents(path):
     """Every chunk and every piece of metadata of a store, byte by byte."""
-    return {str(p.relative_to(path)): p.read_bytes() for p in path.rglob("*") if p.is_file() and p.name != "computed.log"}
+    return {
+        str(p.relative_to(path)): p.read_bytes()
+        for p in path.rglob("*")
+        if p.is_file() and p.name != "computed.log"
+    }
 
 
 def computed(path):
     """How often each task was begun."""
-    lines = [line.split(maxsplit=2)[2] for line in (path / "computed.log").read_text().splitlines()] if path.exists() else []
+    lines = (
+        [line.split(maxsplit=2)[2] for line in (path / "computed.log").read_text().splitlines()]
+        if path.exists()
+        else []
+    )
     return {line: lines.count(line) for line in lines}
 
 
@@ -54,18 +65,30 @@ def finished(path):
     if not path.exists():
         return set()
     group = zarr.open_group(path, mode="r")
-    return {f"tile {i} {j}" for i, j in np.argwhere(group["tiles"][:])} | {f"norms a {i}" for i in np.flatnonzero(group["blocks_a"][:])}
+    return {f"tile {i} {j}" for i, j in np.argwhere(group["tiles"][:])} | {
+        f"norms a {i}" for i in np.flatnonzero(group["blocks_a"][:])
+    }
 
 
 def test_killed_at_any_instant(folder, rng):
     """Ten kills: nothing finished is computed again, and the end is that of a run that was left alone."""
     for n in range(10, 16):  # more tiles than ten runs can finish
-        tnsim.save(tnsim.Model([bilinear(rng, 3, 4, 2, True)]), folder / "models" / f"step_{n:03}.safetensors")
+        tnsim.save(
+            tnsim.Model([bilinear(rng, 3, 4, 2, True)]),
+            folder / "models" / f"step_{n:03}.safetensors",
+        )
     whole = compare(folder, store=folder / "whole.zarr")
-    store, slow = folder / "store.zarr", RUN.replace("import os, tnsim\n", "import os, time, tnsim\nfrom tnsim import runs\n")
+    store, slow = (
+        folder / "store.zarr",
+        RUN.replace(
+            "import os, tnsim\n", "import os, time, tnsim\nfrom tnsim.gram import run as runs\n"
+        ),
+    )
     # every array's chunk written slowly, so that kills fall between the chunks of a tile and its marker
     slow = slow.replace(
-        "tnsim.pairwise(", "write = runs.log_abs\nruns.log_abs = lambda x: (time.sleep(0.03), write(x))[1]\ntnsim.pairwise(", 1
+        "tnsim.pairwise(",
+        "write = runs.log_abs\nruns.log_abs = lambda x: (time.sleep(0.03), write(x))[1]\ntnsim.pairwise(",
+        1,
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     kills = 0
@@ -74,7 +97,11 @@ def test_killed_at_any_instant(folder, rng):
         process = subprocess.Popen([sys.executable, "-c", slow], cwd=folder, env=environment)
         start = time.monotonic()
         target = len(finished(store)) + 1
-        while process.poll() is None and len(finished(store)) < target and time.monotonic() - start < 60:
+        while (
+            process.poll() is None
+            and len(finished(store)) < target
+            and time.monotonic() - start < 60
+        ):
             time.sleep(0.005)
         time.sleep(rng.uniform(0, 0.06))
         process.send_signal(signal.SIGKILL)
@@ -100,14 +127,21 @@ def test_a_tile_without_its_marker_is_not_trusted(folder):
     group = zarr.open_group(folder / "store.zarr")
     group["tiles"][1, 0] = 0
     group["similarity"][:] = 5.0
-    found = tnsim.pairwise(tnsim.load(folder / "models"), tnsim.GaussianClosure(), slices=True, store=folder / "store.zarr")
+    found = tnsim.pairwise(
+        tnsim.load(folder / "models"),
+        tnsim.GaussianClosure(),
+        slices=True,
+        store=folder / "store.zarr",
+    )
     tile = next(iter(group["similarity"].chunks))
-    np.testing.assert_array_equal(found.similarity[tile : 2 * tile, :tile], whole.similarity[tile : 2 * tile, :tile])
+    np.testing.assert_array_equal(
+        found.similarity[tile : 2 * tile, :tile], whole.similarity[tile : 2 * tile, :tile]
+    )
     assert (found.similarity[:tile, :tile] == 5.0).all()  # finished, and so not touched
 
 
 def test_a_full_disk_is_told_and_nothing_is_lost(folder, monkeypatch):
-    from tnsim import stores
+    from tnsim.gram import store as stores
 
     whole, write, count = compare(folder), stores.log_start, []
 
@@ -120,7 +154,8 @@ def test_a_full_disk_is_told_and_nothing_is_lost(folder, monkeypatch):
 
     monkeypatch.setattr(stores, "log_start", fails)
     with pytest.raises(
-        tnsim.TnsimError, match=r"store.zarr: cannot be written: No space left on device; finished tiles are kept, run again"
+        tnsim.TnsimError,
+        match=r"store.zarr: cannot be written: No space left on device; finished tiles are kept, run again",
     ):
         compare(folder, store=folder / "store.zarr")
     assert np.isnan(tnsim.open_pairwise(folder / "store.zarr").similarity).any()
@@ -132,7 +167,10 @@ def test_a_store_of_another_run_is_refused(folder, rng):
     tnsim.pairwise(models, store=store)
     for arguments, message in [
         ((models, tnsim.Frobenius()), 'metric "gaussian", and "frobenius" is asked for'),
-        ((models, tnsim.Gaussian(np.ones(3))), 'metric_parameters "standard", and ".*" is asked for'),
+        (
+            (models, tnsim.Gaussian(np.ones(3))),
+            'metric_parameters "standard", and ".*" is asked for',
+        ),
         ((models[:4],), "10 models on side a, and 4 are given"),
         ((models, tnsim.Gaussian(), models), "all pairs of one list; give another path"),
     ]:
@@ -143,7 +181,10 @@ def test_a_store_of_another_run_is_refused(folder, rng):
     with pytest.raises(tnsim.StoreMismatch, match="slices false, and true is asked for"):
         tnsim.pairwise(models, store=store, slices=True)
     tnsim.save(tnsim.Model([bilinear(rng, 3, 4, 2, True)]), models.paths[3])
-    with pytest.raises(tnsim.StoreMismatch, match=r"other weights for 3 \(side a, number 3\); give another path, or remove it"):
+    with pytest.raises(
+        tnsim.StoreMismatch,
+        match=r"other weights for 3 \(side a, number 3\); give another path, or remove it",
+    ):
         tnsim.pairwise(models, store=store)
     data = json.loads((store / "zarr.json").read_text())
     data["attributes"]["tnsim"]["format"] = 0
@@ -158,7 +199,9 @@ def test_a_store_of_another_run_is_refused(folder, rng):
 
 def test_two_processes_on_one_store(folder):
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    both = [subprocess.Popen([sys.executable, "-c", RUN], cwd=folder, env=environment) for _ in range(2)]
+    both = [
+        subprocess.Popen([sys.executable, "-c", RUN], cwd=folder, env=environment) for _ in range(2)
+    ]
     assert [process.wait() for process in both] == [0, 0]
     assert tnsim.open_pairwise(folder / "store.zarr").identical(compare(folder))
     assert not [p for p in folder.iterdir() if p.suffix == ".tmp"]
@@ -172,7 +215,10 @@ def test_a_checkpoint_that_changes_under_way(folder, rng, monkeypatch):
         return run(job, entries)
 
     monkeypatch.setattr(tiles, "norms", swaps)
-    with pytest.raises(tnsim.CheckpointError, match=r"step_000.safetensors: has changed while the run was under way"):
+    with pytest.raises(
+        tnsim.CheckpointError,
+        match=r"step_000.safetensors: has changed while the run was under way",
+    ):
         tnsim.pairwise(models)
 
 
@@ -190,7 +236,9 @@ def test_executors_that_cannot_be_used(folder):
         pytest.raises(tnsim.TnsimError, match=r"this process pool forks.*get_context\('spawn'\)"),
     ):
         compare(folder, executor=forks)
-    with pytest.raises(tnsim.TnsimError, match=r"executor must have submit\(function, \*arguments\), found int"):
+    with pytest.raises(
+        tnsim.TnsimError, match=r"executor must have submit\(function, \*arguments\), found int"
+    ):
         compare(folder, executor=3)
 
     class Broken:
@@ -209,10 +257,19 @@ def test_a_dask_worker_killed_in_the_middle(folder):
     from distributed import Client, LocalCluster
 
     alone = compare(folder, store=folder / "alone.zarr")
-    settings = {"distributed.scheduler.allowed-failures": 10, "distributed.comm.timeouts.connect": "30s"}
+    settings = {
+        "distributed.scheduler.allowed-failures": 10,
+        "distributed.comm.timeouts.connect": "30s",
+    }
     with (
         dask.config.set(settings),
-        LocalCluster(n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None, silence_logs=50) as cluster,
+        LocalCluster(
+            n_workers=2,
+            threads_per_worker=1,
+            processes=True,
+            dashboard_address=None,
+            silence_logs=50,
+        ) as cluster,
         Client(cluster) as client,
     ):
         victim = next(iter(client.run(os.getpid).values()))

@@ -9,14 +9,23 @@ import pytest
 from oracles import bilinear
 
 import tnsim
-from tnsim import bench, paths, planning, structure
-from tnsim.plans import Operation, Piece
+from tnsim.cli import bench
+from tnsim.engine import pathfinding as paths
+from tnsim.engine import planner as planning
+from tnsim.engine.plan import Operation, Piece
+from tnsim.folding import choose as structure
 
-METRICS = {"tree": tnsim.TreeSymmetric(), "closure": tnsim.GaussianClosure(), "frobenius": tnsim.Frobenius()}
+METRICS = {
+    "tree": tnsim.TreeSymmetric(),
+    "closure": tnsim.GaussianClosure(),
+    "frobenius": tnsim.Frobenius(),
+}
 
 
 def stack(width, rank, depth):
-    layer = tnsim.Bilinear(*(np.ones(s, np.float32) for s in ((rank, width), (rank, width), (width, rank))))
+    layer = tnsim.Bilinear(
+        *(np.ones(s, np.float32) for s in ((rank, width), (rank, width), (width, rank)))
+    )
     return tnsim.Model([layer] * depth)
 
 
@@ -32,7 +41,9 @@ def test_cost_is_linear_in_depth_and_at_most_the_papers(width, rank, metric, nor
         assert len(planned.pieces) <= 3
         # a closure needs both norms' second moments for the pairs of legs inside one model
         products = 3 if norms or (metric == "closure" and depth > 1) else 1
-        assert planned.multiplications <= products * depth * bench.gram_step_multiplications(width, rank)
+        assert planned.multiplications <= products * depth * bench.gram_step_multiplications(
+            width, rank
+        )
     step = costs[4] - costs[3]
     assert all(costs[depth] == costs[3] + (depth - 3) * step for depth in (4, 5, 16, 64))
 
@@ -40,11 +51,19 @@ def test_cost_is_linear_in_depth_and_at_most_the_papers(width, rank, metric, nor
 def test_residuals_and_biases_cost_little():
     """Structured, not as identity blocks: a skip adds 21 %, where its 2d hidden units would cost 200 %."""
     width, rank = 256, 512
-    plain = tnsim.plan(stack(width, rank, 8), stack(width, rank, 8), METRICS["tree"]).multiplications
+    plain = tnsim.plan(
+        stack(width, rank, 8), stack(width, rank, 8), METRICS["tree"]
+    ).multiplications
     layer = stack(width, rank, 1).layers[0]
-    layer = tnsim.Residual(tnsim.Bilinear(layer.left, layer.right, layer.down, np.ones(rank), np.ones(rank), np.ones(width)))
+    layer = tnsim.Residual(
+        tnsim.Bilinear(
+            layer.left, layer.right, layer.down, np.ones(rank), np.ones(rank), np.ones(width)
+        )
+    )
     model = tnsim.Model([layer] * 8)
-    assert tnsim.plan(model, tnsim.Model([layer] * 8), METRICS["tree"]).multiplications < 1.22 * plain
+    assert (
+        tnsim.plan(model, tnsim.Model([layer] * 8), METRICS["tree"]).multiplications < 1.22 * plain
+    )
 
 
 def test_plan_reads_shapes_only_and_knows_its_guarantee(rng):
@@ -61,7 +80,13 @@ def test_json_both_ways(name, rng):
     a, b = cases.pair((cases.SHALLOW | cases.DEEP)[name], rng)
     planned = tnsim.plan(a, b, tnsim.GaussianClosure(), norms=True)
     assert tnsim.Plan.from_json(planned.to_json()) == planned
-    for damaged in ("", "[]", "{}", planned.to_json()[:-5], planned.to_json().replace('"format":1', '"format":9')):
+    for damaged in (
+        "",
+        "[]",
+        "{}",
+        planned.to_json()[:-5],
+        planned.to_json().replace('"format":1', '"format":9'),
+    ):
         with pytest.raises(tnsim.CheckpointError, match="not a tnsim plan"):
             tnsim.Plan.from_json(damaged)
 
@@ -85,7 +110,13 @@ def test_deterministic_cached_and_a_damaged_cache_is_a_miss(tmp_path, monkeypatc
     assert fresh(model, METRICS["closure"]) == uncached
     monkeypatch.undo()
     monkeypatch.setenv("TNSIM_CACHE_DIR", str(tmp_path))
-    for damage in (b"", b"{", b"null", b'{"key": 3, "found": {"operations": [["contract", [99], [[0]], [0], []]]}}', b"\xff\xfe"):
+    for damage in (
+        b"",
+        b"{",
+        b"null",
+        b'{"key": 3, "found": {"operations": [["contract", [99], [[0]], [0], []]]}}',
+        b"\xff\xfe",
+    ):
         for file in files:
             file.write_bytes(damage)
         assert fresh(model, METRICS["closure"]) == uncached
@@ -110,9 +141,13 @@ def test_path_costs_agree_with_opt_einsum(rng):
     for _ in range(20):
         count = int(rng.integers(3, 7))
         sizes = {n: int(rng.integers(2, 9)) for n in range(8)}
-        inputs = [(n, (n + 1) % count, int(rng.integers(count, 8))) for n in range(count)]  # a ring with chords and hyperedges
+        inputs = [
+            (n, (n + 1) % count, int(rng.integers(count, 8))) for n in range(count)
+        ]  # a ring with chords and hyperedges
         output = (0, *(x for x in range(1, 8) if sum(x in labels for labels in inputs) == 1))
-        for path in [r.path for r in paths.routes(tuple(inputs), output, tuple(sizes.items()), 1, 2**60)]:
+        for path in [
+            r.path for r in paths.routes(tuple(inputs), output, tuple(sizes.items()), 1, 2**60)
+        ]:
             letters = ["".join(chr(97 + x) for x in labels) for labels in inputs]
             linear, pool = [], list(range(count))
             for n, step in enumerate(path):
@@ -121,15 +156,24 @@ def test_path_costs_agree_with_opt_einsum(rng):
             equation = f"{','.join(letters)}->{''.join(chr(97 + x) for x in output)}"
             operands = [np.empty([sizes[x] for x in labels]) for labels in inputs]
             _, info = opt_einsum.contract_path(equation, *operands, optimize=linear)
-            theirs = sum(np.prod([sizes[ord(c) - 97] for c in set(step[2]) - set(",->")], dtype=int) for step in info.contraction_list)
+            theirs = sum(
+                np.prod([sizes[ord(c) - 97] for c in set(step[2]) - set(",->")], dtype=int)
+                for step in info.contraction_list
+            )
             assert paths.cost(inputs, output, sizes, path).multiplications == theirs
 
 
 def test_shared_work_is_done_once():
     """Symmetry of a self product: L G R^T and R G L^T are one contraction, so a norm costs three products, not four."""
     width, rank = 64, 128
-    self_step = [tnsim.plan(m := stack(width, rank, n), m, METRICS["tree"], norms=True).multiplications for n in (3, 4)]
-    cross_step = [tnsim.plan(stack(width, rank, n), stack(width, rank, n), METRICS["tree"]).multiplications for n in (3, 4)]
+    self_step = [
+        tnsim.plan(m := stack(width, rank, n), m, METRICS["tree"], norms=True).multiplications
+        for n in (3, 4)
+    ]
+    cross_step = [
+        tnsim.plan(stack(width, rank, n), stack(width, rank, n), METRICS["tree"]).multiplications
+        for n in (3, 4)
+    ]
     saved = 3 * (cross_step[1] - cross_step[0]) - (self_step[1] - self_step[0])
     assert saved == 2 * rank**2 * width
 
@@ -151,5 +195,8 @@ def test_piece_counts():
 
 def test_different_shapes_do_not_share_a_plan(rng):
     one = tnsim.Model([bilinear(rng, 3, 4, 2)])
-    for other in (tnsim.Model([bilinear(rng, 3, 5, 2)]), tnsim.Model([bilinear(rng, 3, 4, 2, True)])):
+    for other in (
+        tnsim.Model([bilinear(rng, 3, 5, 2)]),
+        tnsim.Model([bilinear(rng, 3, 4, 2, True)]),
+    ):
         assert tnsim.plan(one, other) != tnsim.plan(one, one)

@@ -10,12 +10,14 @@ import xarray as xr
 from sample_runs import SHIPPED, blocks, shipped
 
 import tnsim
-from tnsim import baselines, reading
+from tnsim.analysis import baselines, reading
 
 
 def test_block_score_by_hand():
     similarity = np.array([[1, 0.8, 0.1], [0.8, 1, 0.3], [0.1, 0.3, 1]])
-    assert reading.block_score(similarity, [2]) == pytest.approx(0.8 - 0.2)  # the block of one has no pair within
+    assert reading.block_score(similarity, [2]) == pytest.approx(
+        0.8 - 0.2
+    )  # the block of one has no pair within
     assert reading.block_score(similarity, [1]) == pytest.approx(0.3 - 0.45)
 
 
@@ -48,8 +50,13 @@ def test_shipped_run_has_three_phases():
     learned, generalised = reading.segment(run, 3).labels
     accuracy = {row["step"]: (row["train_accuracy"], row["validation_accuracy"]) for row in log}
     steps = run.a.values
-    assert max(accuracy[s][0] for s in steps[steps < learned]) < 0.4 and accuracy[learned][0] > 0.9 > 0.3 > accuracy[learned][1]
-    assert max(accuracy[s][1] for s in steps[steps < generalised]) < 0.999 < accuracy[generalised][1]
+    assert (
+        max(accuracy[s][0] for s in steps[steps < learned]) < 0.4
+        and accuracy[learned][0] > 0.9 > 0.3 > accuracy[learned][1]
+    )
+    assert (
+        max(accuracy[s][1] for s in steps[steps < generalised]) < 0.999 < accuracy[generalised][1]
+    )
     assert reading.block_score(run, reading.segment(run, 3).change_points) > 0.4
 
 
@@ -59,10 +66,14 @@ def test_trajectory(rng):
     assert reading.trajectory(run).values.tolist() == values[:, -1].tolist()
     assert reading.trajectory(run, 200).values.tolist() == values[:, 2].tolist()
     previous = reading.trajectory(run, "previous")
-    assert previous.values == pytest.approx(np.diagonal(values, 1)) and previous.a.values.tolist() == [100, 200, 300, 400, 500, 600]
+    assert previous.values == pytest.approx(
+        np.diagonal(values, 1)
+    ) and previous.a.values.tolist() == [100, 200, 300, 400, 500, 600]
     apart = run.isel(a=slice(0, 2))
     assert reading.trajectory(apart).shape == (2,)
-    with pytest.raises(tnsim.ResultError, match="no model is labelled 250; labels go from 0 to 600"):
+    with pytest.raises(
+        tnsim.ResultError, match="no model is labelled 250; labels go from 0 to 600"
+    ):
         reading.trajectory(run, 250)
 
 
@@ -106,7 +117,10 @@ def test_any_matrix_of_a_result_can_be_read():
     assert reading.segment(run.weight_cosine, 3) != reading.segment(run, 3)
     assert -1 < reading.block_score(run.slices.sel(output=2), [4]) < 1
     assert reading.block_score(run.js_divergence, [4]) < 0
-    with pytest.raises(tnsim.ResultError, match="js_divergence is no matrix of cosines: a model compared with itself gives 0, not 1"):
+    with pytest.raises(
+        tnsim.ResultError,
+        match="js_divergence is no matrix of cosines: a model compared with itself gives 0, not 1",
+    ):
         reading.mds(run.js_divergence)
 
 
@@ -120,16 +134,37 @@ def test_refusals(rng):
         (lambda: reading.segment(run, 7), "6 models can be divided into 1 to 6 phases, not into 7"),
         (lambda: reading.segment(run, 0), "not into 0"),
         (lambda: reading.mds(run, 9), "1 to 6 dimensions, not in 9"),
-        (lambda: reading.block_score(run, [3, 3]), r"change points must rise from 1 to 5, found \[3, 3\]"),
+        (
+            lambda: reading.block_score(run, [3, 3]),
+            r"change points must rise from 1 to 5, found \[3, 3\]",
+        ),
         (lambda: reading.block_score(run, [0]), "must rise from 1"),
         (lambda: reading.block_score(run, []), r"found blocks of \[6\] models"),
         (lambda: reading.dendrogram(np.ones((1, 1))), "at least two models"),
-        (lambda: reading.spectrum(hole), "similarity is not finite: nan at row 1, column 2; finish the run"),
-        (lambda: reading.spectrum(run.isel(a=[0, 1])), "all pairs of one set of models, found 2 rows and 6 columns"),
-        (lambda: reading.spectrum(crooked), "not symmetric: entries differ from their mirror images by up to 0.1"),
-        (lambda: reading.spectrum(np.ones(3)), r"expected a matrix of similarities, found an array of shape \(3,\)"),
-        (lambda: reading.spectrum(xr.Dataset()), "the result has no similarity, only no variable at all"),
-        (lambda: reading.spectrum(shipped().slices), r"found dimensions \('a', 'b', 'output'\); select the others first"),
+        (
+            lambda: reading.spectrum(hole),
+            "similarity is not finite: nan at row 1, column 2; finish the run",
+        ),
+        (
+            lambda: reading.spectrum(run.isel(a=[0, 1])),
+            "all pairs of one set of models, found 2 rows and 6 columns",
+        ),
+        (
+            lambda: reading.spectrum(crooked),
+            "not symmetric: entries differ from their mirror images by up to 0.1",
+        ),
+        (
+            lambda: reading.spectrum(np.ones(3)),
+            r"expected a matrix of similarities, found an array of shape \(3,\)",
+        ),
+        (
+            lambda: reading.spectrum(xr.Dataset()),
+            "the result has no similarity, only no variable at all",
+        ),
+        (
+            lambda: reading.spectrum(shipped().slices),
+            r"found dimensions \('a', 'b', 'output'\); select the others first",
+        ),
         (lambda: reading.spectrum(np.ones((0, 0))), "the result holds no models"),
     ):
         with pytest.raises(tnsim.ResultError, match=message):

@@ -10,13 +10,19 @@ import pytest
 from sample_runs import blocks, shipped
 
 import tnsim
-from tnsim import reading, report
+from tnsim.analysis import reading, report
 
 BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
 
 
 def data_of(page):
-    return json.loads(re.search(r'<script type="application/json" id="run">(.*?)</script>', page.read_text(encoding="utf-8"), re.DOTALL)[1])
+    return json.loads(
+        re.search(
+            r'<script type="application/json" id="run">(.*?)</script>',
+            page.read_text(encoding="utf-8"),
+            re.DOTALL,
+        )[1]
+    )
 
 
 def unpacked(packed, shape):
@@ -37,19 +43,35 @@ def test_page_holds_the_run(tmp_path):
     for packed in data["matrices"]:
         assert unpacked(packed, (13, 13)) == pytest.approx(run[packed["name"]].values, abs=1e-4)
     assert {packed["name"] for packed in data["matrices"]} == {"similarity", "log_inner", "sign"}
-    assert unpacked(data["slices"][5], (13, 13)) == pytest.approx(run.slices.sel(output=5).values, abs=1e-3)
+    assert unpacked(data["slices"][5], (13, 13)) == pytest.approx(
+        run.slices.sel(output=5).values, abs=1e-3
+    )
     assert data["phases"][2]["changePoints"] == list(reading.segment(run, 3).change_points)
-    assert data["phases"][2]["scores"]["similarity"] == pytest.approx(reading.block_score(run, (4, 9)), abs=1e-4)
-    assert data["phases"][2]["scores"]["output 5"] == pytest.approx(reading.block_score(run.slices.sel(output=5), (4, 9)), abs=1e-4)
-    assert data["embedding"]["points"][0] == pytest.approx(reading.mds(run).points[0].values, abs=1e-4)
+    assert data["phases"][2]["scores"]["similarity"] == pytest.approx(
+        reading.block_score(run, (4, 9)), abs=1e-4
+    )
+    assert data["phases"][2]["scores"]["output 5"] == pytest.approx(
+        reading.block_score(run.slices.sel(output=5), (4, 9)), abs=1e-4
+    )
+    assert data["embedding"]["points"][0] == pytest.approx(
+        reading.mds(run).points[0].values, abs=1e-4
+    )
     assert ["metric", "gaussian"] in data["provenance"]
-    assert data["models"]["a"][0] == ["checkpoint", "log_norm", "hash", "name"] and data["models"]["a"][1][3] == "step_0.safetensors"
+    assert (
+        data["models"]["a"][0] == ["checkpoint", "log_norm", "hash", "name"]
+        and data["models"]["a"][1][3] == "step_0.safetensors"
+    )
 
 
 def test_page_is_alone(tmp_path):
     text = report.write(shipped(), tmp_path / "run.html").read_text()
-    assert not re.search(r"(src|href)\s*=|@import|url\(|fetch\(|XMLHttp|import\(|innerHTML|insertAdjacentHTML|document\.write", text)
-    assert "default-src 'none'" in text and set(re.findall(r"https?://[^\"']*", text)) == {"http://www.w3.org/2000/svg"}
+    assert not re.search(
+        r"(src|href)\s*=|@import|url\(|fetch\(|XMLHttp|import\(|innerHTML|insertAdjacentHTML|document\.write",
+        text,
+    )
+    assert "default-src 'none'" in text and set(re.findall(r"https?://[^\"']*", text)) == {
+        "http://www.w3.org/2000/svg"
+    }
 
 
 def test_text_is_never_markup(tmp_path):
@@ -74,7 +96,10 @@ def test_two_sets_and_a_zero_inner_product(tmp_path, rng):
     run["log_inner"][0, 1] = -np.inf
     data = data_of(report.write(run, tmp_path / "run.html"))
     assert data["phases"] == [] and data["embedding"] is None and not data["oneSet"]
-    assert next(packed for packed in data["matrices"] if packed["name"] == "log_inner")["values"][1] is None
+    assert (
+        next(packed for packed in data["matrices"] if packed["name"] == "log_inner")["values"][1]
+        is None
+    )
 
 
 def test_a_matrix_without_a_block_score_is_shown(tmp_path, rng):
@@ -88,7 +113,9 @@ def test_a_matrix_without_a_block_score_is_shown(tmp_path, rng):
 def test_refusals(tmp_path, monkeypatch, rng):
     run = blocks(rng, [2, 2])
     (tmp_path / "file").write_text("")
-    with pytest.raises(tnsim.ResultError, match=r"run.html: cannot be written: (Not a directory|File exists)"):
+    with pytest.raises(
+        tnsim.ResultError, match=r"run.html: cannot be written: (Not a directory|File exists)"
+    ):
         report.write(run, tmp_path / "file" / "run.html")
     monkeypatch.setattr(report, "MAX_NUMBERS", 40)
     with pytest.raises(tnsim.ResultError, match="48 numbers are more than the 40 of a page"):
@@ -110,9 +137,16 @@ def test_a_browser_draws_it(tmp_path, rows):
         "--virtual-time-budget=2000",
         "--dump-dom",
     ]
-    dom = subprocess.run([BROWSER, *options, page.as_uri()], capture_output=True, text=True, timeout=60, check=True).stdout
+    dom = subprocess.run(
+        [BROWSER, *options, page.as_uri()], capture_output=True, text=True, timeout=60, check=True
+    ).stdout
     assert "A &lt;b&gt;run&lt;/b&gt;</h1>" in dom and "gaussian · exact · float64" in dom
     first, last = shipped().a.values[[0, rows - 1]]
-    assert f"<dd>{last}, {first}</dd>" in dom and f"<dd>{shipped().similarity.values[rows - 1, 0]:.4f}</dd>" in dom
-    assert dom.count('<path d="M') == (4 if rows == 13 else 2)  # trajectories, and the embedding of one set of models
+    assert (
+        f"<dd>{last}, {first}</dd>" in dom
+        and f"<dd>{shipped().similarity.values[rows - 1, 0]:.4f}</dd>" in dom
+    )
+    assert dom.count('<path d="M') == (
+        4 if rows == 13 else 2
+    )  # trajectories, and the embedding of one set of models
     assert ("block score Δ of the similarity 0.470" in dom) == (rows == 13)

@@ -8,14 +8,17 @@ from sequence_cases import DEEP, ONE_LAYER, D, inputs, pair
 from sequence_oracles import attention, dense_sequence_layer, sequence_products
 
 import tnsim
-from tnsim import plots
+from tnsim.analysis import plots
 
 ROLES = ("Q1", "K1", "Q2", "K2", "V", "O", "MASK")
 
 
 def agrees(a, b, metric):
     """Whether networks sum to the inner product, as far as rounding in the largest of them lets it be known."""
-    found = [weight * network.contract(output_inds=(), optimize="greedy") for weight, network in tnsim.networks(a, b, metric)]
+    found = [
+        weight * network.contract(output_inds=(), optimize="greedy")
+        for weight, network in tnsim.networks(a, b, metric)
+    ]
     return abs(sum(found) - tnsim.inner(a, b, metric)) <= 1e-11 * sum(map(abs, found))
 
 
@@ -23,7 +26,9 @@ def agrees(a, b, metric):
 def test_network_is_the_model(layers, rng):
     for model in pair((ONE_LAYER | DEEP)[layers], 3):
         x = rng.normal(size=(3, model.d_in))
-        legs = [qtn.Tensor(np.concatenate([[1.0], x.ravel()]), (f"in{n}",)) for n in range(model.degree)]
+        legs = [
+            qtn.Tensor(np.concatenate([[1.0], x.ravel()]), (f"in{n}",)) for n in range(model.degree)
+        ]
         network = tnsim.network(model)
         assert set(network.outer_inds()) == {"out", *(f"in{n}" for n in range(model.degree))}
         found = network.combine(legs).contract(output_inds=("out",), optimize="greedy").data
@@ -36,11 +41,17 @@ def test_network_is_the_dense_tensor(layers):
     for model in pair(ONE_LAYER[layers], 3):
         legs = [f"in{n}" for n in range(model.degree)]
         found = tnsim.network(model).contract(output_inds=("out", *legs), optimize="greedy").data
-        np.testing.assert_allclose(found, dense_sequence_layer(model.layers[0], 3)[1:], rtol=0, atol=1e-12)
+        np.testing.assert_allclose(
+            found, dense_sequence_layer(model.layers[0], 3)[1:], rtol=0, atol=1e-12
+        )
 
 
-@pytest.mark.parametrize("metric", [tnsim.Frobenius(), tnsim.TreeSymmetric()], ids=["frobenius", "tree"])
-@pytest.mark.parametrize("layers", [name for name in ONE_LAYER | DEEP if name != "against a linear model"])
+@pytest.mark.parametrize(
+    "metric", [tnsim.Frobenius(), tnsim.TreeSymmetric()], ids=["frobenius", "tree"]
+)
+@pytest.mark.parametrize(
+    "layers", [name for name in ONE_LAYER | DEEP if name != "against a linear model"]
+)
 def test_tree_networks_are_inner(layers, metric, numpy_plans):
     assert agrees(*pair((ONE_LAYER | DEEP)[layers], 2), metric)
 
@@ -48,7 +59,9 @@ def test_tree_networks_are_inner(layers, metric, numpy_plans):
 @pytest.mark.parametrize("form", ["standard", "alike", "diagonal", "each", "full"])
 @pytest.mark.parametrize("layers", ONE_LAYER)
 def test_gaussian_networks_are_inner(layers, form, numpy_plans):
-    assert agrees(*pair(ONE_LAYER[layers], 2), tnsim.Gaussian(*inputs(np.random.default_rng(3), 2, D)[form]))
+    assert agrees(
+        *pair(ONE_LAYER[layers], 2), tnsim.Gaussian(*inputs(np.random.default_rng(3), 2, D)[form])
+    )
 
 
 def test_orbits_stand_for_all_pairings(numpy_plans):
@@ -64,27 +77,50 @@ def test_attention_may_meet_a_bilinear_layer(rng):
     a = tnsim.Model([attention(rng, 2, 1, 2, 1, 2, True)], n_ctx=2)
     b = tnsim.Model([bilinear(rng, 2, 3, 2, True)], n_ctx=2)
     metric = tnsim.Gaussian(rng.normal(size=2))
-    found = sum(weight * network.contract(output_inds=(), optimize="greedy") for weight, network in tnsim.networks(a, b, metric))
+    found = sum(
+        weight * network.contract(output_inds=(), optimize="greedy")
+        for weight, network in tnsim.networks(a, b, metric)
+    )
     assert found == pytest.approx(sequence_products(a, b, metric).sum(), rel=1e-10)
 
 
 def test_closure_over_attention(numpy_plans, rng):
-    a, b = (tnsim.Model([attention(rng, 1, 1, 2, 1, 1), bilinear(rng, 1, 2, 2)], n_ctx=2) for _ in range(2))
+    a, b = (
+        tnsim.Model([attention(rng, 1, 1, 2, 1, 1), bilinear(rng, 1, 2, 2)], n_ctx=2)
+        for _ in range(2)
+    )
     metric = tnsim.GaussianClosure()
     assert agrees(a, b, metric)
     deeper = [tnsim.Model([*m.layers, bilinear(rng, 2, 2, 1)], n_ctx=2) for m in (a, b)]
-    with pytest.raises(tnsim.TooLarge, match=r"Gaussian joins the legs of whole models.*degree 20 and 20.*Use GaussianClosure"):
+    with pytest.raises(
+        tnsim.TooLarge,
+        match=r"Gaussian joins the legs of whole models.*degree 20 and 20.*Use GaussianClosure",
+    ):
         tnsim.networks(*deeper)
 
 
 def test_tags(rng):
-    model = tnsim.Model([tnsim.Linear(np.eye(2)), tnsim.Residual(attention(rng, 2, 2, 2, 1, 2, True)), attention(rng, 2, 1, 2, 1, 2)], 2)
+    model = tnsim.Model(
+        [
+            tnsim.Linear(np.eye(2)),
+            tnsim.Residual(attention(rng, 2, 2, 2, 1, 2, True)),
+            attention(rng, 2, 1, 2, 1, 2),
+        ],
+        2,
+    )
     network = tnsim.network(model)
     assert network.select("LAYER0").num_tensors == 25
     assert network.select("LAYER1").num_tensors == 5 * 7
-    assert {role: network.select([role, "LAYER2"], which="all").num_tensors for role in ROLES} == dict.fromkeys(ROLES, 1)
+    assert {
+        role: network.select([role, "LAYER2"], which="all").num_tensors for role in ROLES
+    } == dict.fromkeys(ROLES, 1)
     (query,) = network.select_tensors(["Q1", "LAYER1", "COPY3"], which="all")
-    assert query.shape == (2, 2 + 1 + 5 * 2, 2, 1 + 2 * 2)  # position; heads, the constant's and the skip's; score; flattened leg
+    assert query.shape == (
+        2,
+        2 + 1 + 5 * 2,
+        2,
+        1 + 2 * 2,
+    )  # position; heads, the constant's and the skip's; score; flattened leg
     _, closed = next(tnsim.networks(model, model, tnsim.TreeSymmetric()))
     (node,) = closed.select_tensors(["SYMMETRISER", "B"], which="all")[:1]
     assert node.shape == (5,) * 5
@@ -97,7 +133,9 @@ def test_refusals(rng):
     with pytest.raises(tnsim.TooLarge, match=r"5,467 tensors, more than max_tensors=4,096"):
         tnsim.network(model)
     open_ended = tnsim.Model([attention(rng, 2, 1, 2, 1, 2)])
-    with pytest.raises(tnsim.ModelError, match=r"sequences of one length: give tnsim.Model\(layers, n_ctx=...\)"):
+    with pytest.raises(
+        tnsim.ModelError, match=r"sequences of one length: give tnsim.Model\(layers, n_ctx=...\)"
+    ):
         tnsim.network(open_ended)
     with pytest.raises(tnsim.ModelError, match="sequences of one length"):
         tnsim.networks(open_ended, open_ended)
@@ -109,7 +147,10 @@ def test_refusals(rng):
 
 
 def test_drawing(rng):
-    a, b = (tnsim.Model([tnsim.Residual(attention(rng, 2, 1, 2, 1, 2, True))], n_ctx=2) for _ in range(2))
+    a, b = (
+        tnsim.Model([tnsim.Residual(attention(rng, 2, 1, 2, 1, 2, True))], n_ctx=2)
+        for _ in range(2)
+    )
     _, network = next(tnsim.networks(a, b, tnsim.TreeSymmetric()))
     legend = [text.get_text() for text in plots.draw(network).axes[0].get_legend().get_texts()]
     assert legend == ["Layer0", "symmetriser", "bra (A)", "ket (B)"]
@@ -117,7 +158,13 @@ def test_drawing(rng):
 
 def test_deep_networks_of_sequences_join_whole_trees(numpy_plans):
     rng = np.random.default_rng(12)
-    a, b = (tnsim.Model([bilinear(rng, 1, 2, 2, biases), bilinear(rng, 2, 2, 1)], n_ctx=2) for biases in (False, True))
+    a, b = (
+        tnsim.Model([bilinear(rng, 1, 2, 2, biases), bilinear(rng, 2, 2, 1)], n_ctx=2)
+        for biases in (False, True)
+    )
     for one, two, metric in ((a, a, tnsim.Gaussian()), (a, b, tnsim.Symmetric())):
-        found = sum(weight * float(net.contract(output_inds=())) for weight, net in tnsim.networks(one, two, metric))
+        found = sum(
+            weight * float(net.contract(output_inds=()))
+            for weight, net in tnsim.networks(one, two, metric)
+        )
         assert found == pytest.approx(tnsim.inner(one, two, metric), rel=1e-11)

@@ -27,10 +27,15 @@ def test_gradient_is_the_finite_difference(metric, rng):
     step = 1e-5
 
     def moved(t):
-        return tnsim.similarity(jax.tree.map(lambda x, v: x + t * v, a, direction), b, METRICS[metric])
+        return tnsim.similarity(
+            jax.tree.map(lambda x, v: x + t * v, a, direction), b, METRICS[metric]
+        )
 
     slope = (moved(step) - moved(-step)) / (2 * step)
-    along = sum(np.vdot(g, v) for g, v in zip(jax.tree.leaves(gradient), jax.tree.leaves(direction), strict=True))
+    along = sum(
+        np.vdot(g, v)
+        for g, v in zip(jax.tree.leaves(gradient), jax.tree.leaves(direction), strict=True)
+    )
     assert abs(slope - along) < 1e-7 * max(1, abs(along))
 
 
@@ -40,13 +45,21 @@ def test_gradient_with_respect_to_the_metric(rng):
     with jax.enable_x64(True):
         gradient = jax.grad(lambda m: tnsim.inner(a, b, tnsim.Gaussian(m)))(mean)
     step = 1e-5 * np.eye(3)
-    slope = [(tnsim.inner(a, b, tnsim.Gaussian(mean + s)) - tnsim.inner(a, b, tnsim.Gaussian(mean - s))) / 2e-5 for s in step]
+    slope = [
+        (tnsim.inner(a, b, tnsim.Gaussian(mean + s)) - tnsim.inner(a, b, tnsim.Gaussian(mean - s)))
+        / 2e-5
+        for s in step
+    ]
     np.testing.assert_allclose(gradient, slope, rtol=1e-6)
 
 
 @pytest.mark.parametrize("metric", METRICS)
 def test_jit_and_vmap_agree_with_the_plain_call(metric, rng):
-    case = cases.DEEP["two with biases"] if metric == "deep gaussian" else cases.SHALLOW["lerp residual"]
+    case = (
+        cases.DEEP["two with biases"]
+        if metric == "deep gaussian"
+        else cases.SHALLOW["lerp residual"]
+    )
     pairs = [cases.pair(case, rng) for _ in range(3)]
     stacked = jax.tree.map(lambda *x: np.stack(x), *[a for a, _ in pairs])
     b = pairs[0][1]

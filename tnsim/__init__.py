@@ -8,40 +8,40 @@ from __future__ import annotations
 from typing import Any
 
 _HOME = {
-    "Linear": "layers",
-    "Bilinear": "layers",
-    "Attention": "layers",
-    "Residual": "layers",
-    "Model": "model",
-    "Combination": "model",
-    "Frobenius": "metrics",
-    "TreeSymmetric": "metrics",
-    "Symmetric": "metrics",
-    "Gaussian": "metrics",
-    "GaussianClosure": "metrics",
-    "Categorical": "metrics",
-    "similarity": "verbs",
-    "slices": "verbs",
-    "inner": "verbs",
-    "log_inner": "verbs",
-    "plan": "verbs",
-    "Budget": "structure",
-    "pairwise": "runs",
-    "plan_pairwise": "runs",
-    "open_pairwise": "runs",
-    "Pairwise": "pairs",
-    "check": "checking",
-    "attribution": "attributing",
-    "Attribution": "attributing",
-    "Plan": "plans",
-    "network": "unrolled",
-    "networks": "closing",
-    "load": "checkpoints",
-    "save": "checkpoints",
-    "from_state_dict": "checkpoints",
-    "Series": "checkpoints",
-    "Dialect": "dialects",
-    "compare_forward": "checkpoints",
+    "Linear": "models.layers",
+    "Bilinear": "models.layers",
+    "Attention": "models.layers",
+    "Residual": "models.layers",
+    "Model": "models.model",
+    "Combination": "models.model",
+    "Frobenius": "metrics.metric",
+    "TreeSymmetric": "metrics.metric",
+    "Symmetric": "metrics.metric",
+    "Gaussian": "metrics.metric",
+    "GaussianClosure": "metrics.metric",
+    "Categorical": "metrics.metric",
+    "similarity": "compare.similarity",
+    "slices": "compare.similarity",
+    "inner": "compare.similarity",
+    "log_inner": "compare.similarity",
+    "plan": "compare.similarity",
+    "Budget": "folding.choose",
+    "pairwise": "gram.run",
+    "plan_pairwise": "gram.run",
+    "open_pairwise": "gram.run",
+    "Pairwise": "gram.result",
+    "check": "compare.monte_carlo",
+    "attribution": "compare.attribution",
+    "Attribution": "compare.attribution",
+    "Plan": "engine.plan",
+    "network": "tensor_networks.network",
+    "networks": "tensor_networks.closed_networks",
+    "load": "checkpoints.load",
+    "save": "checkpoints.load",
+    "from_state_dict": "checkpoints.load",
+    "Series": "checkpoints.load",
+    "Dialect": "checkpoints.dialects",
+    "compare_forward": "checkpoints.load",
     "TnsimError": "errors",
     "ModelError": "errors",
     "CheckpointError": "errors",
@@ -55,14 +55,24 @@ _HOME = {
     "GramWarning": "errors",
 }
 
+_MODULES = {
+    "baselines": "analysis.baselines",
+    "figures": "analysis.figures",
+    "plots": "analysis.plots",
+    "reading": "analysis.reading",
+    "report": "analysis.report",
+}
+
 __all__ = sorted(_HOME)
 __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HOME:
-        from importlib import import_module
+    from importlib import import_module
 
+    if name in _MODULES:
+        return import_module(f"tnsim.{_MODULES[name]}")
+    if name in _HOME:
         return getattr(import_module(f"tnsim.{_HOME[name]}"), name)
     raise AttributeError(f"module 'tnsim' has no attribute {name!r}")
 

@@ -1,5 +1,5 @@
 """`python -m tnsim` is the command line."""
 
-from tnsim.cli import main
+from tnsim.cli.app import main
 
 main()

@@ -39,7 +39,9 @@ class MissingExtra(TnsimError, ImportError):
     """An optional dependency is absent; the message carries the command that installs it."""
 
     def __init__(self, package: str, extra: str, purpose: str):
-        super().__init__(f"{purpose} needs {package}, which is not installed: run  pip install 'tnsim[{extra}]'")
+        super().__init__(
+            f"{purpose} needs {package}, which is not installed: run  pip install 'tnsim[{extra}]'"
+        )
 
 
 class PrecisionWarning(UserWarning):

@@ -1,0 +1,1 @@
+"""Reads a finished matrix; computes no similarity."""

@@ -1,0 +1,119 @@
+"""Dialects of layouts found in the wild. In: nothing. Out: dialects by name."""
+
+from __future__ import annotations
+
+from tnsim.checkpoints.dialects import PROJECTIONS, Dialect, Rule
+
+
+def _attention_model(
+    name: str, keys: dict[str, str], description: str, rope_base: float | str
+) -> Dialect:
+    """Token embedding, attention layers each added to its input, an optional constant norm, unembedding."""
+    projections = {role: f"layers.{{i}}.{keys[role]}.weight" for role in PROJECTIONS}
+    biases = {f"{role}_bias": f"layers.{{i}}.{keys[role]}.bias?" for role in PROJECTIONS}
+    attention = Rule(
+        "attention",
+        **projections,
+        **biases,
+        n_heads="config:model.n_head",
+        residual="additive",
+        scale="config:model.attn_scale",
+        rope_base=rope_base,
+        repeat=True,
+    )
+    unembed = Rule(
+        "linear",
+        weight="unembed.weight",
+        norm_energy="final_norm.running_mean_energy?",
+        norm_epsilon=1e-6,
+    )
+    layers = (Rule("linear", weight="embed.weight", transpose=True), attention, unembed)
+    return Dialect(
+        name,
+        layers,
+        ("model_state_dict?",),
+        ("final_norm.num_batches_tracked", "step"),
+        description,
+    )
+
+
+PRESETS = {
+    d.name: d
+    for d in (
+        Dialect(
+            "bilinear-classifier",
+            (
+                Rule("linear", weight="embed.weight", bias="embed.bias?"),
+                Rule(
+                    "bilinear",
+                    left="body.left.weight",
+                    right="body.right.weight",
+                    down="body.down.weight",
+                    left_bias="body.left.bias?",
+                    right_bias="body.right.bias?",
+                    down_bias="body.down.bias?",
+                ),
+                Rule("linear", weight="head.weight", bias="head.bias?"),
+            ),
+            description="embed, one bilinear layer called body, head",
+        ),
+        Dialect(
+            "bilinear-readout",
+            (Rule("bilinear", left="W_l", right="W_r", down="W_p"),),
+            ignore=("epoch", "seed", "accuracy"),
+            description="one bilinear layer W_l, W_r with the readout W_p",
+        ),
+        Dialect(
+            "fused-projection",
+            (Rule("bilinear", fused="bi_linear.weight", down="projection.weight"),),
+            description="one bilinear layer with left and right in one array",
+        ),
+        Dialect(
+            "fused-blocks",
+            (
+                Rule("linear", weight="embed.weight"),
+                Rule(
+                    "bilinear",
+                    fused="blocks.{i}.weight",
+                    fused_bias="blocks.{i}.bias?",
+                    repeat=True,
+                ),
+                Rule("linear", weight="head.weight"),
+            ),
+            description="embed, fused bilinear blocks without down-projection or residual, head",
+        ),
+        Dialect(
+            "fused-blocks-residual",
+            (
+                Rule("linear", weight="embed.weight"),
+                Rule(
+                    "bilinear",
+                    fused="blocks.{i}.weight",
+                    fused_bias="blocks.{i}.bias?",
+                    repeat=True,
+                    residual="additive",
+                ),
+                Rule("linear", weight="head.weight"),
+            ),
+            description="as fused-blocks, each block added to its input",
+        ),
+        _attention_model(
+            "bilinear-attention",
+            {role: role for role in PROJECTIONS},
+            "token embedding, residual bilinear attention layers, unembedding",
+            10_000.0,
+        ),
+        _attention_model(
+            "bilinear-attention-attn",
+            {role: f"attn.{role}" for role in PROJECTIONS},
+            "as bilinear-attention, with keys under attn",
+            10_000.0,
+        ),
+        _attention_model(
+            "quadratic-attention",
+            {"q1": "q", "k1": "k", "q2": "q", "k2": "k", "v": "v", "o": "o"},
+            "as bilinear-attention, both scores from the same q and k",
+            "config:model.rope_base",
+        ),
+    )
+}

@@ -1,0 +1,1 @@
+"""Two models: similarity, attribution, Monte-Carlo check."""

@@ -1,0 +1,148 @@
+"""Which components of two models account for their inner product. In: models, a metric. Out: a labelled matrix.
+
+An output is a sum of components: what the residual stream carries past the last nonlinear layer, what that layer adds,
+head by head if it is attention, and biases; linear layers after it act on each. An inner product is bilinear, so
+it is the sum of a matrix with one entry per pair of components. Entry (i, j) is `sum_s E<a_i(x)[s], b_j(x)[s]>` under the metric:
+exact for one nonlinear layer, and beyond it with the hidden states that the metric says (closure, tree).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import jax
+import numpy as np
+from jaxtyping import Float
+
+from tnsim.engine import execution
+from tnsim.engine.planner import LARGE, plan_problem
+from tnsim.errors import ModelError
+from tnsim.folding.choose import cast, check, input_leaves, nonlinear, problem_key, weights
+from tnsim.folding.sequences.fold import fold_attribution
+from tnsim.folding.sequences.layer_step import CONSTANT, CORE, selector
+from tnsim.folding.sequences.projections import STREAM
+from tnsim.folding.tokens import merged_tail
+from tnsim.metrics.metric import Categorical, GaussianClosure, Metric, is_exact, joins_whole_trees
+from tnsim.models.layers import Attention, Layer, Linear, innermost
+from tnsim.models.model import Model
+from tnsim.names import SIDES, WEIGHT, Side, bias_of
+
+WAYS = ("layer", "head")
+
+
+@dataclass(frozen=True, eq=False)
+class Attribution:
+    """`values[i, j]`: contribution of component `bra[i]` of the first model with `ket[j]` of the second; they sum to the inner product."""
+
+    values: Float[np.ndarray, "bra ket"]
+    bra: tuple[str, ...]
+    ket: tuple[str, ...]
+    metric: str
+    exact: bool
+
+
+def attribution(
+    a: Model,
+    b: Model,
+    metric: Metric = GaussianClosure(),
+    *,
+    by: str = "layer",
+    dtype: str = "float64",
+) -> Attribution:
+    """Contributions of a's components against b's; their sum is `inner(a, b, metric)`.
+
+    by "layer": the residual stream into the last nonlinear layer, that layer, and constants. by "head": the last attention
+    layer's heads one by one. Raises `ModelError` when the models are no plain models, have no nonlinear layer, different numbers
+    of them or different last ones, or no heads to tell apart, and for metrics of whole models; otherwise as `inner`.
+    """
+    if by not in WAYS:
+        raise ModelError(f"by must be one of {', '.join(WAYS)}, found {by!r}")
+    for model in (a, b):
+        if not isinstance(model, Model):
+            raise ModelError(
+                "attribution is between two models; take those of a combination one by one"
+            )
+    check(a, b, metric, dtype)
+    models = {"A": _prepared(a), "B": _prepared(b)}
+    last = {
+        side: next(x for x in map(innermost, reversed(m.layers)) if not isinstance(x, Linear))
+        for side, m in models.items()
+    }
+    if type(last["A"]) is not type(last["B"]):
+        raise ModelError(
+            f"the last nonlinear layers are {type(last['A']).__name__} and {type(last['B']).__name__}; they cannot be compared"
+        )
+    if by == "head" and not isinstance(last["A"], Attention):
+        raise ModelError(
+            "by='head' needs an attention layer as the last nonlinear layer, found Bilinear; use by='layer'"
+        )
+    labels = {side: _labels(models[side], last[side], by) for side in SIDES}
+    selectors = {
+        name: array
+        for side in SIDES
+        for name, array in _selectors(side, len(labels[side]), by).items()
+    }
+    depths = [sum(order > 1 for order in model.orders) for model in (a, b)]
+    if depths[0] != depths[1]:
+        raise ModelError(
+            f"attribution is for models of one depth, found {depths[0]} and {depths[1]} nonlinear layers"
+        )
+    if isinstance(metric, Categorical) or joins_whole_trees(type(metric), depths[0]):
+        raise ModelError(
+            f"attribution works layer by layer: use GaussianClosure() or TreeSymmetric(), found {type(metric).__name__}"
+        )
+    key = problem_key(models["A"], models["B"], metric)
+    sizes = {name: array.shape for name, array in selectors.items()}
+    problem = fold_attribution(
+        {"A": key.bra, "B": key.ket}, key.metric(), key.inputs, key.n_ctx, sizes
+    )
+    exact = is_exact(metric, nonlinear(key.bra, key.ket))
+    plan = plan_problem(problem, metric.name, exact, dtype, LARGE)
+    known = weights(models, key) | input_leaves(plan, metric, a.d_in, key) | selectors
+    with execution.precision():
+        result = jax.device_get(
+            execution.run(plan, {name: cast(known[name], dtype) for name in plan.shapes})
+        )
+    values = np.asarray(result.values["AB"], np.float64) * np.exp(
+        execution.log_of(result, dict(plan.scales["AB"]))
+    )
+    keep = [np.abs(values).sum(axis=1 - axis) > 0 for axis in (0, 1)]
+    names = [
+        tuple(label for label, kept in zip(labels[side], keep[n], strict=True) if kept)
+        for n, side in enumerate(SIDES)
+    ]
+    return Attribution(values[np.ix_(*keep)], *names, metric.name, exact)
+
+
+def _prepared(model: Model) -> Model:
+    """The same function with at most one linear layer after the last nonlinear one, over sequences (of one vector)."""
+    layers = list(model.layers)
+    nonlinear = [n for n, layer in enumerate(layers) if layer.order > 1]
+    if not nonlinear:
+        raise ModelError(
+            "attribution is by the parts of the last nonlinear layer, but a model is linear"
+        )
+    head, tail = layers[: nonlinear[-1] + 1], layers[nonlinear[-1] + 1 :]
+    if tail:
+        merged = merged_tail(tail)
+        head.append(Linear(merged[WEIGHT], merged.get(bias_of(WEIGHT))))
+    return Model(head, model.n_ctx or 1)
+
+
+def _labels(model: Model, last: Layer, by: str) -> tuple[str, ...]:
+    number = max(n for n, layer in enumerate(model.layers) if layer.order > 1)
+    core = (
+        (f"layer {number}",)
+        if by == "layer"
+        else tuple(f"layer {number} head {h}" for h in range(last.n_heads))
+    )
+    return ("stream", *core, "constant")
+
+
+def _selectors(side: Side, count: int, by: str) -> dict[str, Float[np.ndarray, ...]]:
+    """Which part of an output belongs to which component: stream first, constants last, the layer or its heads between."""
+    eye = np.eye(count)
+    found = {selector(STREAM, side): eye[0], selector(CONSTANT, side): eye[-1]}
+    return found | (
+        {selector("HEADS", side): eye[:, 1:-1]} if by == "head" else {selector(CORE, side): eye[1]}
+    )

@@ -1,0 +1,118 @@
+"""Closed form beside sampling. In: two models and a Gaussian metric. Out: an estimate with its standard error.
+
+The forward passes know nothing of networks or plans, so agreement within the standard error is an
+independent check of a result, and disagreement shows what a closure misses.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tnsim.compare.similarity import similarity
+from tnsim.errors import ModelError
+from tnsim.folding.choose import AnyModel
+from tnsim.metrics.metric import Categorical, Gaussian, GaussianClosure, flattened
+
+BATCH = 4096
+GROUPS = 32
+
+
+class Check(NamedTuple):
+    """`similarity` in closed form; `estimate` of the true cosine from `samples` inputs, with its `standard_error`.
+
+    `deviation` is their difference in standard errors: of order one when the closed form is the true value.
+    """
+
+    similarity: Any
+    estimate: float
+    standard_error: float
+    deviation: float
+    samples: int
+    seed: int
+
+
+def check(
+    a: AnyModel,
+    b: AnyModel,
+    metric: Gaussian | GaussianClosure | Categorical = Gaussian(),
+    *,
+    samples: int = 65536,
+    seed: int = 0,
+    progress: bool = False,
+) -> Check:
+    """Monte-Carlo cosine `E<a,b> / sqrt(E|a|^2 E|b|^2)` over x ~ N(mean, cov), or token sequences, beside `similarity(a, b, metric)`.
+
+    The standard error is a jackknife over 32 groups of samples. Raises `ModelError` for a metric that is no
+    expectation over inputs, and for fewer than 64 samples.
+    """
+    if not isinstance(metric, (Gaussian, GaussianClosure, Categorical)):
+        raise ModelError(
+            f"only Gaussian metrics and Categorical are expectations that sampling can check, found {type(metric).__name__}"
+        )
+    if samples < 2 * GROUPS:
+        raise ModelError(f"a check needs at least {2 * GROUPS} samples, found {samples}")
+    closed = similarity(a, b, metric)
+    draw = _sampler(metric, a)
+    rng = np.random.default_rng(seed)
+    sums = np.zeros((GROUPS, 3))
+    batches = [min(BATCH, samples - start) for start in range(0, samples, BATCH)]
+    if len(batches) < GROUPS:
+        batches = [samples // GROUPS] * GROUPS
+    if progress:
+        from tqdm.auto import tqdm
+
+        batches = tqdm(batches, desc="samples", unit="batch")
+    drawn = 0
+    for n, size in enumerate(batches):
+        x = draw(rng, size)
+        p, q = np.asarray(a(x)), np.asarray(b(x))
+        sums[n % GROUPS] += (p * q).sum(), (p * p).sum(), (q * q).sum()
+        drawn += size
+    total = sums.sum(axis=0)
+    estimate = _cosine(total)
+    left_out = np.array([_cosine(total - part) for part in sums])
+    error = float(np.sqrt((GROUPS - 1) / GROUPS * ((left_out - left_out.mean()) ** 2).sum()))
+    deviation = float((closed - estimate) / error) if error else 0.0
+    return Check(closed, float(estimate), error, deviation, drawn, seed)
+
+
+def _cosine(sums: np.ndarray) -> float:
+    ab, aa, bb = sums
+    return float(ab / np.sqrt(aa * bb))
+
+
+def _sampler(
+    metric: Gaussian | GaussianClosure | Categorical, model: AnyModel
+) -> Callable[[np.random.Generator, int], np.ndarray]:
+    """What draws inputs of a model, (samples, d_in) or (samples, n_ctx, d_in)."""
+    shape = (model.d_in,) if model.n_ctx is None else (model.n_ctx, model.d_in)
+    if isinstance(metric, Categorical):
+        p = np.asarray(metric.distribution(model.d_in), np.float64)
+        return lambda rng, size: np.eye(model.d_in)[
+            rng.choice(len(p), size=(size, model.n_ctx), p=p / p.sum())
+        ]
+    if model.n_ctx is not None:
+        metric = flattened(metric, model.d_in, model.n_ctx)
+    factor, mean = _factor(metric, math.prod(shape))
+
+    def draw(rng: np.random.Generator, size: int) -> np.ndarray:
+        x = rng.normal(size=(size, math.prod(shape)))
+        return (mean + (x * factor if factor.ndim == 1 else x @ factor.T)).reshape(size, *shape)
+
+    return draw
+
+
+def _factor(metric: Gaussian | GaussianClosure, d: int) -> tuple[np.ndarray, np.ndarray]:
+    """A square root of the covariance, as a matrix or a diagonal, and the mean."""
+    mean = np.zeros(d) if metric.mean is None else np.asarray(metric.mean, np.float64)
+    if metric.cov is None:
+        return np.ones(d), mean
+    cov = np.asarray(metric.cov, np.float64)
+    if cov.ndim == 1:
+        return np.sqrt(np.clip(cov, 0, None)), mean
+    values, vectors = np.linalg.eigh(cov)
+    return vectors * np.sqrt(np.clip(values, 0, None)), mean

@@ -1,0 +1,1 @@
+"""A Problem in, numbers out; imports no model and no metric."""

@@ -1,0 +1,41 @@
+"""Where batches run. In: arrays with a leading axis of models. Out: the same, laid over all local devices.
+
+JAX shards programs by the placement of their arguments, so this is all there is to using several devices. With
+one device nothing is copied or padded.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+BY_MODEL = PartitionSpec("models")
+
+
+@cache
+def mesh() -> Mesh:
+    """All local devices in a row."""
+    return Mesh(np.array(jax.local_devices()), ("models",))
+
+
+def spread(tree: Any) -> Any:
+    """Arrays with their first axis divided over the devices, padded with repetitions of the last entry to a multiple of them."""
+    return jax.device_put(jax.tree.map(_padded, tree), NamedSharding(mesh(), BY_MODEL))
+
+
+def replicated(tree: Any) -> Any:
+    """The same arrays on every device."""
+    return jax.device_put(tree, NamedSharding(mesh(), PartitionSpec()))
+
+
+def _padded(array: Any) -> Any:
+    missing = -len(array) % mesh().size
+    return (
+        jax.numpy.concatenate([array, jax.numpy.repeat(array[-1:], missing, axis=0)])
+        if missing
+        else array
+    )

@@ -1,0 +1,257 @@
+"""A plan: what will be contracted, in which order, at what cost. In: nothing. Out: plain data, JSON both ways.
+
+A plan is a row of stages. Each stage runs one *piece*, a small program of pairwise contractions and
+weighted sums over numbered values; stages of equal shape share one piece, so a 64-layer stack has a
+handful of pieces and compiles as many programs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+from tnsim.errors import CheckpointError
+
+FORMAT = 1
+
+
+class Operation(NamedTuple):
+    """One value of a piece. `labels` name the axes of each argument, `output` those of the result.
+
+    "contract": the product of one or two arguments, summed over the labels that are not in the output.
+    "sum": the sum of `weights[i] * args[i]`, axes permuted to the output's order.
+    "loop": the sum over all values of the labels `chunks` of `body`, a piece whose inputs are the arguments
+    with those labels fixed and whose one output has the axes `output`; it bounds memory.
+    """
+
+    kind: str
+    args: tuple[int, ...]
+    labels: tuple[tuple[int, ...], ...]
+    output: tuple[int, ...]
+    weights: tuple[float, ...] = ()
+    chunks: tuple[int, ...] = ()
+    body: Piece | None = None
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Inputs by shape, then operations; values are numbered inputs first.
+
+    `scales` lists (output, power) of the values that renormalise a scale group after the piece has run,
+    `powers` for every output the (scale, power) pairs it is divided by. `unshared`: multiplications of its
+    products contracted one by one, nothing shared and no sums taken first.
+    """
+
+    shapes: tuple[tuple[int, ...], ...]
+    operations: tuple[Operation, ...]
+    outputs: tuple[int, ...]
+    scales: tuple[tuple[int, int], ...] = ()
+    powers: tuple[tuple[tuple[int, int], ...], ...] = ()
+    unshared: int = 0
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash(
+            (self.shapes, self.operations, self.outputs, self.scales, self.powers, self.unshared)
+        )
+
+    @property
+    def length(self) -> int:
+        """Operations, those of loop bodies too."""
+        return sum(1 + (op.body.length if op.body else 0) for op in self.operations)
+
+    @cached_property
+    def value_shapes(self) -> tuple[tuple[int, ...], ...]:
+        found = list(self.shapes)
+        for op in self.operations:
+            sizes = self._sizes(op, found)
+            found.append(tuple(sizes[label] for label in op.output))
+        return tuple(found)
+
+    @staticmethod
+    def _sizes(op: Operation, shapes: list | tuple) -> dict[int, int]:
+        return {
+            x: n
+            for arg, labels in zip(op.args, op.labels, strict=True)
+            for x, n in zip(labels, shapes[arg], strict=True)
+        }
+
+    @cached_property
+    def costs(self) -> tuple[int, ...]:
+        """Scalar multiplications of each operation; sums and single-argument reductions have none."""
+        found = []
+        for op in self.operations:
+            sizes = self._sizes(op, self.value_shapes)
+            if op.kind == "loop":
+                found.append(math.prod(sizes[x] for x in op.chunks) * op.body.multiplications)
+            else:
+                found.append(
+                    math.prod(sizes.values()) if len(op.args) == 2 and op.kind == "contract" else 0
+                )
+        return tuple(found)
+
+    @property
+    def multiplications(self) -> int:
+        return sum(self.costs)
+
+    @property
+    def contractions(self) -> int:
+        inside = sum(op.body.contractions for op in self.operations if op.body)
+        return inside + sum(
+            cost > 0 and op.body is None
+            for op, cost in zip(self.operations, self.costs, strict=True)
+        )
+
+    @cached_property
+    def peak_elements(self) -> int:
+        """Largest number of elements of inputs and intermediates alive at once, in the order written."""
+        last = {}
+        for n, op in enumerate(self.operations):
+            last.update(dict.fromkeys(op.args, n))
+        for output in self.outputs:
+            last[output] = len(self.operations)
+        sizes = [math.prod(shape) for shape in self.value_shapes]
+        inputs = len(self.shapes)
+        alive = peak = sum(sizes[:inputs])
+        for n, op in enumerate(self.operations):
+            alive += sizes[inputs + n]
+            peak = max(peak, alive + (op.body.peak_elements if op.body else 0))
+            alive -= sum(sizes[a] for a in set(op.args) if last[a] == n and a >= inputs)
+        return peak
+
+
+@dataclass(frozen=True)
+class PlanStage:
+    """One run of a piece: names of its inputs and outputs, and the scale groups it renormalises.
+
+    `degrees[group]` is the factor by which the logarithm of a group grows in this stage; `groups` lists the
+    groups that the piece's `scales` stand for.
+    """
+
+    piece: int
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    groups: tuple[str, ...] = ()
+    degrees: tuple[tuple[str, int], ...] = ()
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What would run for the inner products of two models under one metric; shapes only, no numbers.
+
+    Costs are scalar multiplications and bytes in `dtype`. `scales` gives, per output, the scale groups whose
+    logarithms make up its own. `exact` repeats the metric's guarantee for models of this depth.
+    """
+
+    metric: str
+    exact: bool
+    dtype: str
+    diagrams: int
+    pieces: tuple[Piece, ...]
+    stages: tuple[PlanStage, ...]
+    shapes: dict[str, tuple[int, ...]]
+    outputs: tuple[str, ...]
+    scales: dict[str, tuple[tuple[str, int], ...]]
+    searched_with: str = ""
+
+    @property
+    def multiplications(self) -> int:
+        """Scalar multiplications of the whole plan."""
+        return sum(self.pieces[stage.piece].multiplications for stage in self.stages)
+
+    @property
+    def unshared_multiplications(self) -> int:
+        """The same if every product of every stage were contracted on its own."""
+        return sum(self.pieces[stage.piece].unshared for stage in self.stages)
+
+    @property
+    def contractions(self) -> int:
+        """Distinct pairwise contractions: every piece is counted once, however many stages run it."""
+        return sum(piece.contractions for piece in self.pieces)
+
+    @property
+    def peak_elements(self) -> int:
+        """All weights, plus the largest set of intermediates alive within a stage."""
+        weights = sum(math.prod(shape) for shape in self.shapes.values())
+        extra = 0
+        for stage in self.stages:
+            piece = self.pieces[stage.piece]
+            held = sum(
+                math.prod(s)
+                for n, s in zip(stage.inputs, piece.shapes, strict=True)
+                if n in self.shapes
+            )
+            extra = max(extra, piece.peak_elements - held)
+        return weights + extra
+
+    @property
+    def peak_bytes(self) -> int:
+        return self.peak_elements * (8 if self.dtype == "float64" else 4)
+
+    def to_json(self) -> str:
+        """The plan as one JSON document; `from_json` gives an equal plan back."""
+        return json.dumps({"format": FORMAT, **dataclasses.asdict(self)}, separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, text: str) -> Plan:
+        """Raises `CheckpointError` when the text is not a plan of this format."""
+        try:
+            data = json.loads(text)
+            if data.pop("format") != FORMAT:
+                raise ValueError("another format number")
+            data["pieces"] = tuple(piece_from_data(p) for p in data["pieces"])
+            data["stages"] = tuple(
+                PlanStage(**{k: _tuples(v) for k, v in s.items()}) for s in data["stages"]
+            )
+            for field in ("shapes", "scales"):
+                data[field] = {k: _tuples(v) for k, v in data[field].items()}
+            data["outputs"] = tuple(data["outputs"])
+            return cls(**data)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise CheckpointError(f"not a tnsim plan in format {FORMAT}: {error}") from None
+
+    def __str__(self) -> str:
+        rows = [
+            ("metric", f"{self.metric} ({'exact' if self.exact else 'approximation'})"),
+            ("inner products", ", ".join(self.outputs)),
+            ("diagrams", f"{self.diagrams:,}"),
+            ("stages", f"{len(self.stages):,} running {len(self.pieces)} distinct pieces"),
+            ("contractions", f"{self.contractions:,} distinct pairwise contractions"),
+            ("multiplications", f"{self.multiplications:,} scalar multiplications"),
+            (
+                "unshared",
+                f"{self.unshared_multiplications:,} if every product were contracted on its own",
+            ),
+            (
+                "peak memory",
+                f"{self.peak_bytes / 2**20:,.2f} MiB of {self.dtype}, weights included",
+            ),
+            ("searched with", self.searched_with),
+        ]
+        return "\n".join(f"{name:<16} {text}" for name, text in rows)
+
+
+def piece_from_data(data: dict[str, Any]) -> Piece:
+    """A piece from parsed JSON. Raises on anything malformed."""
+    operations = tuple(
+        Operation(*_tuples(op[:6]), op[6] and piece_from_data(op[6])) for op in data["operations"]
+    )
+    fields = {k: _tuples(data[k]) for k in ("shapes", "outputs", "scales", "powers")}
+    piece = Piece(operations=operations, unshared=int(data["unshared"]), **fields)
+    for n, op in enumerate(operations):
+        if op.kind not in ("contract", "sum", "loop") or any(
+            a >= len(piece.shapes) + n for a in op.args
+        ):
+            raise ValueError(f"operation {n} is malformed")
+    return piece
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(_tuples(v) for v in value) if isinstance(value, list) else value

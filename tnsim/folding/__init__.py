@@ -1,0 +1,1 @@
+"""Two models and a metric become one Problem."""

@@ -1,0 +1,297 @@
+"""Planned contractions for many pairs at once. In: models, a metric. Out: blocks of inner products.
+
+One plan per pair of shapes runs on stacks of weights, mapped over rows and columns: a contraction that only
+reads the row's model runs once per row, one that reads both once per pair, and equal shapes share one
+compiled program whatever the number of pairs. Combinations expand by bilinearity over distinct models.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jaxtyping import Float, Int
+
+from tnsim.engine import execution
+from tnsim.engine.devices import mesh, replicated, spread
+from tnsim.engine.log_scaled import Norms, Products, add
+from tnsim.engine.plan import Plan
+from tnsim.folding import choose as structure
+from tnsim.folding import whole_tree as deep
+from tnsim.folding.choose import Budget, Key
+from tnsim.folding.layerwise import Pair
+from tnsim.metrics.metric import Metric
+from tnsim.models.model import Model
+from tnsim.names import Side
+from tnsim.tensors.lifted import Kind
+
+CROSS = (Pair("A", "B"),)
+SELF = (Pair("A", "A"),)
+_SIDE = 16  # models a side that run together at most
+
+
+class Terms(NamedTuple):
+    """Linear combinations of models by number: row i is `sum_t coefficients[i, t] * models[index[i, t]]`."""
+
+    index: Int[np.ndarray, "rows terms"]
+    coefficients: Float[np.ndarray, "rows terms"]
+
+
+class Setting(NamedTuple):
+    """What is the same for all pairs of a run."""
+
+    metric: Metric
+    per_output: bool
+    dtype: str
+    budget: Budget
+
+
+class Block(NamedTuple):
+    """Distinct models and the combinations of them that are compared."""
+
+    models: tuple[Model, ...]
+    terms: Terms
+
+    @property
+    def nbytes(self) -> int:
+        return sum(leaf.nbytes for leaf in jax.tree.leaves(self.models) if hasattr(leaf, "nbytes"))
+
+
+def pair_plan(a: Model, b: Model | None, setting: Setting) -> Plan:
+    """What runs for `<a|b>`, for `<a|a>` where b is None. Raises `TooLarge`, `ModelError`."""
+    return _planned(a, b, setting)[1]
+
+
+def intermediate_bytes(plan: Plan) -> int:
+    """Bytes that one pair needs besides the weights."""
+    weights = sum(math.prod(shape) for shape in plan.shapes.values())
+    return max(1, plan.peak_bytes - weights * (8 if plan.dtype == "float64" else 4))
+
+
+def side(plan: Plan, models: int) -> int:
+    """How many models a side run together, dividing `models` evenly.
+
+    As many as keep a device busy: on a CPU their intermediates should stay in its caches (measured: 4 x 4 pairs of
+    1 MiB each take a fifth of the time of single ones, and 16 x 16 twice as long as these), on others they may be large.
+    """
+    in_flight = 2**25 if jax.default_backend() == "cpu" else 2**30
+    most = max(1, min(_SIDE, math.isqrt(in_flight // intermediate_bytes(plan))))
+    even = math.ceil(models / math.ceil(models / most))
+    return mesh().size * math.ceil(even / mesh().size)
+
+
+def norms(block: Block, setting: Setting) -> Norms:
+    """Squared norms of the combinations of a block. Every product of two models is computed once."""
+    index, coefficients = block.terms
+    wanted = sorted({(int(min(s, t)), int(max(s, t))) for row in index for s in row for t in row})
+    known = dict(
+        zip(
+            wanted,
+            _paired(
+                [(block.models[s], block.models[t] if t != s else None) for s, t in wanted], setting
+            ),
+            strict=True,
+        )
+    )
+    parts = []
+    for s in range(index.shape[1]):
+        for t in range(index.shape[1]):
+            found = [
+                known[tuple(sorted((int(i), int(j))))]
+                for i, j in zip(index[:, s], index[:, t], strict=True)
+            ]
+            factors = coefficients[:, s] * coefficients[:, t]
+            mantissa = np.stack([f * p.mantissa for f, p in zip(factors, found, strict=True)])
+            parts.append(Products(mantissa, np.array([p.log for p in found])))
+    products = add(parts)
+    sizes = add([Products(np.abs(part.mantissa), part.log) for part in parts]).mantissa
+    over = tuple(range(1, sizes.ndim))
+    cancelled = np.abs(products.mantissa).sum(axis=over) <= 1e3 * np.finfo(
+        setting.dtype
+    ).eps * sizes.sum(axis=over)
+    return Norms(products, cancelled & (sizes.sum(axis=over) > 0) & (index.shape[1] > 1))
+
+
+def products(rows: Block, columns: Block, setting: Setting, size: int) -> Products:
+    """Inner products of every row with every column, (rows, columns) or, per output, (rows, columns, out).
+
+    A block with itself (the same object) is computed below the diagonal and mirrored. Blocks of up to `size` models
+    share their programs.
+    """
+    mantissa, log = _crossed(
+        rows.models, None if columns is rows else columns.models, setting, size
+    )
+    parts = []
+    for s in range(rows.terms.index.shape[1]):
+        for t in range(columns.terms.index.shape[1]):
+            at = np.ix_(rows.terms.index[:, s], columns.terms.index[:, t])
+            factors = rows.terms.coefficients[:, s, None] * columns.terms.coefficients[None, :, t]
+            parts.append(
+                Products(
+                    factors.reshape(factors.shape + (1,) * setting.per_output) * mantissa[at],
+                    log[at],
+                )
+            )
+    return parts[0] if len(parts) == 1 else add(parts)
+
+
+def _crossed(
+    rows: Sequence[Model], columns: Sequence[Model] | None, setting: Setting, size: int
+) -> Products:
+    """All rows with all columns, models of equal layers together; with itself where there are no columns."""
+    others = rows if columns is None else columns
+    mantissa = np.empty((len(rows), len(others), *([rows[0].d_out] if setting.per_output else [])))
+    log = np.empty((len(rows), len(others)))
+    row_groups, column_groups = _by_kind(rows), _by_kind(others)
+    running = []
+    for n, row_group in enumerate(row_groups):
+        for column_group in column_groups[: n + 1] if columns is None else column_groups:
+            triangle = columns is None and column_group == row_group
+            bra, ket = (
+                tuple(known[i] for i in group)
+                for known, group in ((rows, row_group), (others, column_group))
+            )
+            for i, j, found in _batches(bra, ket, setting, size, triangle):
+                at, to = row_group[i], column_group[j]
+                running.append((at, to, triangle and at == to, found))
+    for at, to, diagonal, found in running:
+        values = Products(*(np.asarray(x, np.float64)[: len(at), : len(to)] for x in found))
+        if diagonal:
+            values = Products(*map(_mirrored, values))
+        for whole, part in zip((mantissa, log), values, strict=True):
+            whole[np.ix_(at, to)] = part
+            if columns is None and not diagonal:
+                whole[np.ix_(to, at)] = np.swapaxes(part, 0, 1)
+    return Products(mantissa, log)
+
+
+def _batches(
+    bra: Sequence[Model], ket: Sequence[Model], setting: Setting, size: int, triangle: bool
+) -> list:
+    """(rows, columns, products still on the device) of all batches of models of equal layers, on and below the diagonal of a triangle."""
+    key, plan = _planned(bra[0], ket[0], setting)
+    together = side(plan, size)
+    row_slices, column_slices = (
+        [slice(i, i + together) for i in range(0, len(models), together)] for models in (bra, ket)
+    )
+    bra, ket = _aligned(bra, ket[0], setting.metric), _aligned(ket, bra[0], setting.metric)
+    with execution.precision():
+        rows = [spread(_stack("A", bra[i], together, key, setting.dtype)) for i in row_slices]
+        columns = [
+            replicated(_stack("B", ket[j], together, key, setting.dtype)) for j in column_slices
+        ]
+
+        def mapped(one: Any) -> Any:
+            return jax.vmap(jax.vmap(one, (None, 0)), (0, None))
+
+        return [
+            (i, j, _run(plan, key, mapped, (row, column), CROSS[0], setting, bra[0].d_in))
+            for i, row in zip(row_slices, rows, strict=True)
+            for j, column in zip(column_slices, columns, strict=True)
+            if not triangle or j.start <= i.start
+        ]
+
+
+def _paired(pairs: Sequence[tuple[Model, Model | None]], setting: Setting) -> list[Products]:
+    """`<a|b>` of each pair, `<a|a>` where there is no b; pairs of equal layers together."""
+    groups: dict[Any, list[int]] = {}
+    for n, (a, b) in enumerate(pairs):
+        groups.setdefault((structure.kinds(a), b and structure.kinds(b)), []).append(n)
+    found: dict[int, Products] = {}
+    for members in groups.values():
+        a, b = pairs[members[0]]
+        key, plan = _planned(a, b, setting)
+        together = side(plan, len(members))
+        for at in (members[i : i + together] for i in range(0, len(members), together)):
+            sides = [_aligned([pairs[n][0] for n in at], b or a, setting.metric)]
+            sides += [] if b is None else [_aligned([pairs[n][1] for n in at], a, setting.metric)]
+            with execution.precision():
+                stacks = [
+                    spread(_stack(name, models, together, key, setting.dtype))
+                    for name, models in zip("AB", sides, strict=False)
+                ]
+                values = _run(
+                    plan,
+                    key,
+                    jax.vmap,
+                    tuple(stacks),
+                    (SELF if b is None else CROSS)[0],
+                    setting,
+                    a.d_in,
+                )
+            mantissa, log = (np.asarray(x, np.float64) for x in values)
+            found |= {n: Products(mantissa[i], log[i]) for i, n in enumerate(at)}
+    return [found[n] for n in range(len(pairs))]
+
+
+def _run(
+    plan: Plan, key: Key, mapped: Any, stacks: tuple, pair: Pair, setting: Setting, d_in: int
+) -> Products:
+    """The inner products `pair` of all mapped weights, at every second moment that the plan wants and summed up."""
+    parts = []
+    for t, weight in (
+        zip(key.nodes.points, key.nodes.weights, strict=True) if key.nodes else ((None, 1.0),)
+    ):
+        known = structure.input_leaves(plan, setting.metric, d_in, key, t)
+        shared = {name: np.asarray(x, setting.dtype) for name, x in known.items()}
+
+        def one(*weights: dict[str, Any], shared: dict = shared) -> tuple[Any, Any]:
+            leaves = {name: x for stack in (shared, *weights) for name, x in stack.items()}
+            result = execution.run(plan, {name: leaves[name] for name in plan.shapes})
+            result = result._replace(
+                logs={key: x.astype("float64") for key, x in result.logs.items()}
+            )
+            mantissa = result.values[pair.group].astype("float64")
+            scales = dict(plan.scales[pair.group])
+            return mantissa[
+                1:
+            ] if setting.per_output and key.lifted else mantissa, execution.log_of(result, scales)
+
+        mantissa, log = mapped(one)(*stacks)
+        parts.append(Products(weight * mantissa, log))
+    return (
+        parts[0] if len(parts) == 1 else add([Products(*map(np.asarray, part)) for part in parts])
+    )
+
+
+def _planned(a: Model, b: Model | None, setting: Setting) -> tuple[Key, Plan]:
+    if b is None:
+        a, _ = deep.of_even_degree(a, a, setting.metric)
+        key = structure.problem_key(a, a, setting.metric)._replace(ket=None)
+        return key, structure.affordable(
+            key, SELF, setting.per_output, setting.dtype, setting.budget
+        )
+    a, b = deep.of_even_degree(a, b, setting.metric)
+    key = structure.problem_key(a, b, setting.metric)
+    return key, structure.affordable(key, CROSS, setting.per_output, setting.dtype, setting.budget)
+
+
+def _aligned(models: Sequence[Model], other: Model, metric: Metric) -> list[Model]:
+    return [deep.of_even_degree(model, other, metric)[0] for model in models]
+
+
+def _stack(
+    name: Side, models: Sequence[Model], count: int, key: Key, dtype: str
+) -> dict[str, np.ndarray]:
+    """Weights by name with a leading axis of `count` models, the last one repeated where there are fewer."""
+    leaves = [structure.weight_leaves(name, model, key) for model in models]
+    leaves += leaves[-1:] * (count - len(leaves))
+    return {role: np.stack([x[role] for x in leaves], dtype=dtype) for role in leaves[0]}
+
+
+def _by_kind(models: Sequence[Model]) -> list[list[int]]:
+    groups: dict[tuple[Kind, ...], list[int]] = {}
+    for n, model in enumerate(models):
+        groups.setdefault(structure.kinds(model), []).append(n)
+    return list(groups.values())
+
+
+def _mirrored(block: np.ndarray) -> np.ndarray:
+    """A square block made symmetric in its first two axes: what is above the diagonal becomes what is below."""
+    below = np.tri(len(block), dtype=bool)
+    return np.where(
+        below.reshape(below.shape + (1,) * (block.ndim - 2)), block, np.swapaxes(block, 0, 1)
+    )

@@ -1,0 +1,51 @@
+"""What a model is, by content. In: models, metrics. Out: hexadecimal digests.
+
+Two checkpoints with one digest are one network: the same layers with the same numbers in the same
+precision. Names, files and the libraries that the arrays came from play no part.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import numpy as np
+
+from tnsim.metrics.metric import Metric
+
+STANDARD = "standard"
+
+
+def content_hash(model: Any) -> str:
+    """Digest of a model's or a combination's layers, settings and weights, 32 hexadecimal digits."""
+    digest = hashlib.blake2b(digest_size=16)
+    _feed(digest, model)
+    return digest.hexdigest()
+
+
+def metric_parameters(metric: Metric) -> str:
+    """`standard` for a metric without parameters of its own, else their digest."""
+    return (
+        content_hash(metric)
+        if any(value is not None for value in vars(metric).values())
+        else STANDARD
+    )
+
+
+def _feed(digest: Any, value: Any) -> None:
+    """Every field by name and every array by dtype, shape and bytes, so that no two values look alike."""
+    if hasattr(value, "shape"):
+        array = np.ascontiguousarray(value)
+        digest.update(f"{array.dtype}{array.shape}".encode())
+        digest.update(array.reshape(-1).view(np.uint8).data)
+    elif isinstance(value, tuple):
+        digest.update(f"({len(value)}".encode())
+        for item in value:
+            _feed(digest, item)
+    elif type(value).__module__.startswith("tnsim."):  # models, layers, metrics: all that they hold
+        digest.update(f"<{type(value).__name__}".encode())
+        for name in sorted(vars(value)):
+            digest.update(f".{name}=".encode())
+            _feed(digest, getattr(value, name))
+    else:
+        digest.update(repr(value).encode())

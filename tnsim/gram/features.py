@@ -1,0 +1,272 @@
+"""Models as vectors whose dot products are inner products. In: models of at most one nonlinear layer. Out: blocks of features.
+
+Such a model is a quadratic polynomial, and its inner product with any other depends on few numbers. Under a
+Gaussian x = m + C^(1/2) z these are the coefficients of its Hermite (chaos) expansion in z,
+
+    f(x) = z'Hz + 2 g'z + c,      phi = (c + tr H, 2 g, sqrt(2) H),      E<A(x), B(x)> = phi_A . phi_B,
+
+which holds biases, skips, linear layers around, mean and covariance (possibly singular) exactly. Under the
+other metrics they are the entries of the lifted tensor, symmetrised for `TreeSymmetric` and `Symmetric`. A
+symmetric matrix is stored as its upper half, entries off the diagonal times sqrt(2). The work per model
+is then done once, and K x K inner products are one matrix product.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Float
+
+from tnsim.engine import execution
+from tnsim.engine.devices import BY_MODEL, mesh, replicated, spread
+from tnsim.engine.log_scaled import Norms, Products
+from tnsim.folding.choose import kinds
+from tnsim.metrics import metric as metrics
+from tnsim.metrics.metric import Categorical, Frobenius, Metric
+from tnsim.models.model import Model
+from tnsim.names import DOWN, LEFT, RIGHT, SKIP, WEIGHT
+from tnsim.tensors.lifted import Kind, arrays
+from tnsim.tensors.positional import SequenceKind
+
+_AT_ONCE = 4  # models whose quadratic forms are in flight at the same time
+
+
+class Space(NamedTuple):
+    """Which numbers a feature vector holds; one space for all models of a run. Hashable."""
+
+    d_in: int
+    d_out: int
+    quadratic: bool
+    lifted: bool
+    gaussian: bool
+    symmetric: bool
+
+    @property
+    def length(self) -> int:
+        """Numbers per output."""
+        d = self.d_in + (self.lifted and not self.gaussian)
+        square = d * (d + 1) // 2 if self.symmetric else d * d
+        if not self.gaussian:
+            return square if self.quadratic else d
+        return 1 + self.lifted * d + square if self.quadratic else self.lifted + d
+
+    def multiplications(self, layers: tuple[Kind, ...]) -> int:
+        """Scalar multiplications that the features of one model take; products of single layers are left out as small."""
+        width = self.d_in + self.lifted
+        rank = max((k.rank for k in layers if k.name == "Bilinear"), default=1)
+        return self.d_out * rank * width * (width if self.quadratic else 1)
+
+
+class Block(NamedTuple):
+    """Features of some models: `values * exp(log)`, each model's largest value about one.
+
+    `sizes`: for each model the sum of the norms of its terms in the same gauge, its own norm unless it is a combination.
+    """
+
+    values: Float[jax.Array, "models out features"]
+    log: Float[np.ndarray, " models"]
+    sizes: Float[np.ndarray, " models"]
+
+    @property
+    def nbytes(self) -> int:
+        return self.values.nbytes
+
+
+def space(models: Sequence[tuple[Kind, ...]], metric: Metric) -> Space | None:
+    """The space that holds all models of these layers, None where one of them is no quadratic polynomial."""
+    flat = [k for layers in models for k in layers]
+    if isinstance(metric, Categorical) or any(isinstance(k, SequenceKind) for k in flat):
+        return None
+    bilinear = {sum(k.name == "Bilinear" for k in layers) for layers in models}
+    if max(bilinear) > 1 or any(k.name not in ("Linear", "Bilinear") for k in flat):
+        return None
+    odd_and_even = len(bilinear) > 1
+    lifted = (
+        any(k.constant for k in flat) or getattr(metric, "mean", None) is not None or odd_and_even
+    )
+    symmetric = not isinstance(metric, Frobenius)
+    return Space(
+        models[0][0].d_in, models[0][-1].d_out, max(bilinear) == 1, lifted, metric.closes, symmetric
+    )
+
+
+def block(
+    models: Sequence[Model],
+    weights: Float[np.ndarray, "rows models"] | None,
+    space: Space,
+    metric: Metric,
+    dtype: str,
+) -> Block:
+    """Features of models or, with `weights`, of the linear combinations of them that its rows hold."""
+    with execution.precision():
+        values, log = _all(models, space, metric, dtype)
+        sizes = np.asarray(jnp.sqrt(jnp.sum(values * values, axis=(1, 2))), np.float64)
+        if weights is None:
+            return Block(values, log, sizes)
+        gauge = np.max(
+            np.broadcast_to(log, weights.shape), axis=1, where=weights != 0, initial=-np.inf
+        )
+        gauge = np.where(np.isfinite(gauge), gauge, 0.0)
+        factors = weights * np.exp(np.where(weights != 0, log - gauge[:, None], 0.0))
+        return Block(
+            jnp.tensordot(jnp.asarray(factors, dtype), values, axes=1),
+            gauge,
+            np.abs(factors) @ sizes,
+        )
+
+
+def norms(block: Block, per_output: bool, dtype: str) -> Norms:
+    """Squared norms of the models of a block."""
+    with execution.precision():
+        squares = np.asarray(jnp.sum(block.values * block.values, axis=2), np.float64)
+    lengths = np.sqrt(squares.sum(axis=1))
+    cancelled = (block.sizes > 1.5 * lengths) & (lengths <= 1e3 * np.finfo(dtype).eps * block.sizes)
+    return Norms(Products(squares if per_output else squares.sum(axis=1), 2 * block.log), cancelled)
+
+
+def products(rows: Block, columns: Block, per_output: bool) -> Products:
+    """Inner products of every row with every column, (rows, columns) and with `per_output` (rows, columns, out)."""
+    with execution.precision():
+        found = np.asarray(
+            _gram(spread(rows.values), replicated(columns.values), per_output), np.float64
+        )[: len(rows.log)]
+    return Products(found, rows.log[:, None] + columns.log[None, :])
+
+
+@partial(jax.jit, static_argnames="per_output")
+def _gram(rows: Any, columns: Any, per_output: bool) -> Any:
+    if per_output:
+        return jnp.einsum("kof,lof->klo", rows, columns)
+    return rows.reshape(len(rows), -1) @ columns.reshape(len(columns), -1).T
+
+
+def _all(
+    models: Sequence[Model], space: Space, metric: Metric, dtype: str
+) -> tuple[Any, np.ndarray]:
+    """Features of all models, those of equal layers by one compiled program; and the logarithms of their scales."""
+    root = _root(metric, space)
+    root = None if root is None else jnp.asarray(root, dtype)
+    groups: dict[tuple[Kind, ...], list[int]] = {}
+    for n, model in enumerate(models):
+        groups.setdefault(kinds(model), []).append(n)
+    order, found, scales = [], [], []
+    for members in groups.values():
+        lifted = [[arrays(layer, space.lifted) for layer in models[n].layers] for n in members]
+        stack = jax.tree.map(lambda *x: np.stack(x, dtype=dtype), *lifted)
+        values, scale = _features(spread(stack), root, space)
+        order += members
+        found.append(values[: len(members)])
+        scales.append(np.asarray(scale[: len(members)], np.float64))
+    values = jnp.concatenate(found)[np.argsort(order)] if len(found) > 1 else found[0]
+    return values, np.log(np.concatenate(scales)[np.argsort(order)])
+
+
+@partial(jax.jit, static_argnames="space")
+def _features(stack: list[dict[str, Any]], root: Any, space: Space) -> tuple[Any, Any]:
+    """Features (models, out, features) of weights stacked along a first axis of models, and their scales (models,)."""
+
+    def one(layers: list[dict[str, Any]]) -> tuple[Any, Any]:
+        form = _form(layers, root, space.lifted)
+        values = _chaos(form, space) if space.gaussian else _entries(form, space)
+        largest = jnp.abs(values).max()
+        scale = jnp.where(largest > 0, largest, 1.0)
+        return values / scale, scale
+
+    each = jax.shard_map(
+        lambda part: jax.lax.map(one, part, batch_size=_AT_ONCE),
+        mesh=mesh(),
+        in_specs=BY_MODEL,
+        out_specs=BY_MODEL,
+    )
+    return each(stack)
+
+
+def _form(layers: list[dict[str, Any]], root: Any, lifted: bool) -> Float[jax.Array, "out ..."]:
+    """The whole model as one linear map (out, D) or quadratic form (out, D, D) in the inputs that `root` multiplies."""
+    at = next((n for n, layer in enumerate(layers) if WEIGHT not in layer), len(layers))
+    before, after = root, None
+    for layer in layers[:at]:
+        before = _times(layer[WEIGHT], before)
+    for layer in layers[at + 1 :]:
+        after = layer[WEIGHT] if after is None else layer[WEIGHT] @ after
+    if at == len(layers):
+        return before[int(lifted) :]
+    core = layers[at]
+    left, right = _times(core[LEFT], before), _times(core[RIGHT], before)
+    down = core[DOWN] if after is None else after @ core[DOWN]
+    form = jnp.einsum("oh,hi,hj->oij", down[int(lifted) :], left, right)
+    if SKIP in core:
+        copy = jnp.eye(core[SKIP].shape[0], dtype=form.dtype) if after is None else after
+        copy, skip = _times(copy[int(lifted) :], before), _times(core[SKIP], before)
+        form = form + 0.5 * (copy[:, :, None] * skip + skip[:, None] * copy[:, None, :])
+    return form
+
+
+def _chaos(form: Any, space: Space) -> Float[jax.Array, "out features"]:
+    if form.ndim == 2:
+        return jnp.pad(form, ((0, 0), (0, space.length - form.shape[1])))
+    form = (form + jnp.swapaxes(form, 1, 2)) / 2
+    body = form[:, 1:, 1:] if space.lifted else form
+    mean = jnp.trace(body, axis1=1, axis2=2)[:, None]
+    parts = [mean + form[:, :1, 0], 2 * form[:, 0, 1:]] if space.lifted else [mean]
+    return jnp.concatenate([*parts, math.sqrt(2) * _half(body)], axis=1)
+
+
+def _entries(form: Any, space: Space) -> Float[jax.Array, "out features"]:
+    if form.ndim == 2 or not space.symmetric:
+        return form.reshape(len(form), -1)
+    return _half((form + jnp.swapaxes(form, 1, 2)) / 2)
+
+
+def _half(form: Any) -> Float[jax.Array, "out features"]:
+    """The upper half of symmetric matrices, weighted so that dot products are those of the whole."""
+    first, second = np.triu_indices(form.shape[-1])
+    return form[:, first, second] * np.where(first == second, 1.0, math.sqrt(2)).astype(form.dtype)
+
+
+def _times(weight: Any, root: Any) -> Any:
+    """`weight @ root`, where a root may be the diagonal of one or None for the identity."""
+    if root is None:
+        return weight
+    return weight * root if root.ndim == 1 else weight @ root
+
+
+def _root(metric: Metric, space: Space) -> np.ndarray | None:
+    """T with x~ = T z~ for the (lifted) standard normal z: (D, D), the diagonal (D,) of one, or None for the identity."""
+    metrics.input_moments(
+        metric, space.d_in, space.lifted
+    )  # refuses a metric for another number of coordinates
+    mean, cov = (
+        None if x is None else np.asarray(x, np.float64)
+        for x in (getattr(metric, "mean", None), getattr(metric, "cov", None))
+    )
+    if mean is None and cov is None:
+        return None
+    root = (
+        np.ones(space.d_in)
+        if cov is None
+        else np.sqrt(np.maximum(cov, 0.0))
+        if cov.ndim == 1
+        else _square_root(cov)
+    )
+    if not space.lifted:
+        return root
+    if mean is None and root.ndim == 1:
+        return np.concatenate([[1.0], root])
+    lifted = np.eye(space.d_in + 1)
+    lifted[1:, 0], lifted[1:, 1:] = (
+        0.0 if mean is None else mean,
+        np.diag(root) if root.ndim == 1 else root,
+    )
+    return lifted
+
+
+def _square_root(cov: Float[np.ndarray, "d d"]) -> Float[np.ndarray, "d d"]:
+    values, vectors = np.linalg.eigh((cov + cov.T) / 2)
+    return (vectors * np.sqrt(np.maximum(values, 0.0))) @ vectors.T

@@ -1,0 +1,195 @@
+"""What a run over many pairs would cost. In: entries, a metric. Out: a plan: the route, the tiles, multiplications, memory.
+
+Two routes give the same numbers. *Features* turn each model into a vector, so that a pair is a dot product;
+*recursion* contracts every pair along its plan. The one that multiplies less is taken, where a feature
+vector beyond the cache is charged for being written, as planning charges any large intermediate.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from tnsim.engine import execution
+from tnsim.engine.pathfinding import CACHED, WRITING
+from tnsim.folding.choose import FREE_SHARE
+from tnsim.gram import batched_plans as recursion
+from tnsim.gram import features
+from tnsim.gram.batched_plans import Setting
+from tnsim.gram.features import Space
+from tnsim.gram.sources import Entry
+from tnsim.models.model import Model
+from tnsim.tensors.lifted import Kind
+
+FEATURES, RECURSION = ROUTES = "features", "recursion"
+_TILE_WORK = (
+    2**34
+)  # multiplications of a tile: about a second, so that little is lost with it and little spent on it
+_LARGEST = 128  # models a side of a tile
+_MATMUL = 1024
+
+
+@dataclass(frozen=True)
+class PairwisePlan:
+    """What a pairwise run takes. `tile`: models a side; `seconds` only where a rate was measured.
+
+    Counted are scalar multiplications, bytes alive at once (weights, features and products of one tile), and
+    compiled programs.
+    """
+
+    route: str
+    pairs: int
+    tile: int
+    tiles: int
+    multiplications: int
+    peak_bytes: int
+    compilations: int
+    seconds: float | None = None
+
+    @property
+    def summary(self) -> str:
+        """One line, as the result keeps it."""
+        return f"{self.route}: {self.multiplications:.3g} multiplications in {self.tiles} tiles of {self.tile} x {self.tile}"
+
+    def __str__(self) -> str:
+        rows = [
+            ("route", self.route),
+            ("pairs", f"{self.pairs:,}"),
+            ("tiles", f"{self.tiles:,} of {self.tile} x {self.tile}"),
+            ("multiplications", f"{self.multiplications:,} scalar multiplications"),
+            ("peak memory", f"{self.peak_bytes / 2**20:,.2f} MiB"),
+            ("compilations", f"{self.compilations:,} programs"),
+        ]
+        if self.seconds is not None:
+            rows.append(
+                (
+                    "estimated",
+                    f"{self.seconds:.3g} s at the measured matrix product rate, without reading and compiling",
+                )
+            )
+        return "\n".join(f"{name:<16} {text}" for name, text in rows)
+
+
+def plan(
+    rows: Sequence[Entry],
+    columns: Sequence[Entry] | None,
+    examples: Mapping[tuple[Kind, ...], Model],
+    setting: Setting,
+) -> tuple[PairwisePlan, Space | None]:
+    """The plan of the cheaper route, and the space of features whichever it is (None where there are none).
+
+    examples: one model of each sequence of layer kinds. Raises `TooLarge` and `ModelError` as a single pair would.
+    """
+    several = [_bases(rows), _bases(columns)] if columns is not None else [_bases(rows)]
+    count, others = len(rows), len(rows if columns is None else columns)
+    pairs = count * (count + 1) // 2 if columns is None else count * others
+    space = features.space(list(examples), setting.metric)
+    contracted, programs, intermediate = _recursion(several, examples, setting)
+    available = memory(setting)
+    item = 8 if setting.dtype == "float64" else 4
+    weights = max(model.parameters for model in examples.values()) * item
+    longest = max(len(entry.parts) for entry in (*rows, *(columns or ())))
+    products = 32 * (rows[0].d_out if setting.per_output else 1)
+
+    def result(
+        route: str, work: int, one: int, model_bytes: int, extra: int, compilations: int
+    ) -> PairwisePlan:
+        by_work, by_memory = (
+            math.isqrt(max(1, _TILE_WORK // one)),
+            available / 8 / (longest * model_bytes),
+        )
+        tile = max(1, int(min(_LARGEST, by_work, by_memory, math.sqrt(available / 8 / products))))
+        tile = math.ceil(count / math.ceil(count / min(tile, count)))
+        blocks, across = math.ceil(count / tile), math.ceil(others / tile)
+        tiles = blocks * (blocks + 1) // 2 if columns is None else blocks * across
+        peak = 2 * tile * longest * model_bytes + tile * min(tile, others) * products + extra
+        return PairwisePlan(route, pairs, tile, tiles, work, peak, compilations)
+
+    by_pair = result(
+        RECURSION, contracted, max(1, contracted // pairs), 2 * weights, intermediate, programs
+    )
+    if space is None:
+        return by_pair, None
+    numbers = space.length * space.d_out
+    made = [kinds for bases in several for kinds in bases.elements()]
+    vectors = sum(space.multiplications(kinds) for kinds in made)
+    by_model = result(
+        FEATURES,
+        vectors + pairs * numbers,
+        numbers,
+        weights + 2 * numbers * item,
+        0,
+        len(examples) + 2,
+    )
+    if len(made) * numbers * item > available / 2:  # then features are made again for every tile
+        again = 2 * by_model.tiles * by_model.tile // len(made)
+        by_model = dataclasses.replace(
+            by_model, multiplications=by_model.multiplications + again * vectors
+        )
+    written = WRITING * numbers * len(made) if numbers > CACHED else 0
+    return (
+        (by_model, space)
+        if by_model.multiplications + written < by_pair.multiplications
+        else (by_pair, space)
+    )
+
+
+def with_seconds(found: PairwisePlan, dtype: str) -> PairwisePlan:
+    """The plan with an estimate of its time, from the rate of a matrix product measured now."""
+    import jax
+    import jax.numpy as jnp
+
+    with execution.precision():
+        matrix, product = jnp.ones((_MATMUL, _MATMUL), dtype), jax.jit(lambda x: x @ x)
+        product(matrix).block_until_ready()
+        start = time.perf_counter()
+        product(matrix).block_until_ready()
+        rate = _MATMUL**3 / (time.perf_counter() - start)
+    return dataclasses.replace(found, seconds=found.multiplications / rate)
+
+
+def memory(setting: Setting) -> float:
+    """Bytes that a run may use."""
+    if setting.budget.memory_bytes is not None:
+        return setting.budget.memory_bytes
+    free = execution.available_bytes()
+    return 2**33 if free is None else FREE_SHARE * free
+
+
+def _bases(entries: Sequence[Entry]) -> Counter[tuple[Kind, ...]]:
+    """How many distinct models of each sequence of layer kinds the entries are made of."""
+    return Counter(dict(part for entry in entries for part in entry.parts).values())
+
+
+def _recursion(several: list[Counter], examples: Mapping, setting: Setting) -> tuple[int, int, int]:
+    """Multiplications, programs and bytes of intermediates when every pair is contracted."""
+    work, pieces, largest = 0, set(), 0
+
+    def count(times: int, a: Model, b: Model | None) -> None:
+        nonlocal work, largest
+        found = recursion.pair_plan(a, b, setting)
+        work += times * found.multiplications
+        pieces.update(found.pieces)
+        largest = max(
+            largest, recursion.intermediate_bytes(found) * recursion.side(found, _LARGEST) ** 2
+        )
+
+    for bases in several:
+        for kinds, times in bases.items():
+            count(times, examples[kinds], None)
+    rows, columns = list(several[0].items()), list(several[-1].items())
+    for n, (kinds, times) in enumerate(rows):
+        for m, (others, also) in enumerate(columns):
+            if len(several) > 1:
+                count(times * also, examples[kinds], examples[others])
+            elif m <= n:
+                count(
+                    times * (times - 1) // 2 if m == n else times * also,
+                    examples[kinds],
+                    examples[others],
+                )
+    return work, len(pieces), largest

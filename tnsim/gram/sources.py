@@ -1,0 +1,123 @@
+"""The models of a run, one by one. In: models, mappings, series of checkpoint files. Out: entries that know content and shape.
+
+An entry is small: weights stay where they are, in the caller's memory or on disk, and are read again when a tile
+needs them. It pickles, so that a task for another process can carry it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tnsim.checkpoints.dialects import Dialect
+from tnsim.checkpoints.load import Series, read
+from tnsim.errors import CheckpointError, ModelError
+from tnsim.folding.choose import kinds
+from tnsim.gram.digests import content_hash
+from tnsim.models.model import Combination, Model, terms
+from tnsim.tensors.lifted import Kind
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a model's weights are: in memory, or in a file and its dialect. `label`: the step, else a name."""
+
+    label: int | str
+    name: str
+    weights: Model | Combination | Path
+    dialect: Dialect | None = None
+    n_ctx: int | None = None
+
+    def read(self) -> Model | Combination:
+        return (
+            read(self.weights, self.dialect, self.n_ctx).model
+            if isinstance(self.weights, Path)
+            else self.weights
+        )
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A source that has been read once: the digest of its content, each term's digest and layer kinds, and its shape."""
+
+    source: Source
+    digest: str
+    parts: tuple[tuple[str, tuple[Kind, ...]], ...]
+    d_in: int
+    d_out: int
+    n_ctx: int | None
+    degree: int
+    nonlinear: int
+
+    def read(self) -> Model | Combination:
+        """The model. Raises `CheckpointError` when the file has changed since the run began."""
+        model = self.source.read()
+        if isinstance(self.source.weights, Path) and content_hash(model) != self.digest:
+            raise CheckpointError(
+                f"{self.source.weights}: has changed while the run was under way; run again with a new store"
+            )
+        return model
+
+
+def sources(models: Any, names: Sequence[Any] | None = None) -> tuple[Source, ...]:
+    """Sources of a sequence of models, of a mapping from labels to models or of a `Series`, labelled by `names` where given.
+
+    Labels that are all numbers become integers. Raises `ModelError` when there are none, or two labels are equal.
+    """
+    if isinstance(models, (Model, Combination)):
+        raise ModelError(
+            "pairwise compares many models; give a sequence, a mapping or a tnsim.load of several files, found one model"
+        )
+    files: tuple[str, ...] | None = None
+    dialect, n_ctx = None, None
+    if isinstance(models, Series):
+        files, dialect, n_ctx = models.names, models.dialect, models.n_ctx
+        found = [
+            (label, path.resolve()) for label, path in zip(models.labels, models.paths, strict=True)
+        ]
+    elif isinstance(models, Mapping):
+        found = list(models.items())
+    elif isinstance(models, Iterable) and not isinstance(models, str):
+        found = list(enumerate(models))
+    else:
+        raise ModelError(
+            f"expected models, a mapping or a tnsim.load of several files, found {type(models).__name__}"
+        )
+    if not found:
+        raise ModelError("pairwise needs at least one model, found none")
+    if names is not None and len(names) != len(found):
+        raise ModelError(f"{len(names)} names for {len(found)} models")
+    labels = _numbered([label for label, _ in found] if names is None else list(names))
+    if repeated := sorted({str(label) for label in labels if labels.count(label) > 1}):
+        raise ModelError(
+            f"labels must differ, found {', '.join(repeated[:5])} more than once; give names="
+        )
+    called = files or tuple(map(str, labels))
+    return tuple(
+        Source(label, name, weights, dialect, n_ctx)
+        for label, name, (_, weights) in zip(labels, called, found, strict=True)
+    )
+
+
+def entry(source: Source, model: Model | Combination) -> Entry:
+    """What is kept of a model that was read. Raises `ModelError` when it is none."""
+    parts = [part for _, part in terms(model)]
+    digests = [content_hash(part) for part in parts]
+    return Entry(
+        source,
+        digests[0] if isinstance(model, Model) else content_hash(model),
+        tuple((digest, kinds(part)) for digest, part in zip(digests, parts, strict=True)),
+        parts[0].d_in,
+        parts[0].d_out,
+        parts[0].n_ctx,
+        max(part.degree for part in parts),
+        max(sum(order > 1 for order in part.orders) for part in parts),
+    )
+
+
+def _numbered(labels: list[Any]) -> list[int | str]:
+    if all(str(label).isdigit() for label in labels):
+        return [int(label) for label in labels]
+    return [str(label) for label in labels]

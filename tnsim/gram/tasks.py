@@ -1,0 +1,132 @@
+"""The tasks of a run. In: a job and entries, both small and picklable. Out: NumPy blocks of inner products.
+
+A task is a pure function of its arguments, so it runs in this process, in another one or on another
+machine alike. What it prepares from weights (features, or the models read from disk) is kept for
+the tasks that follow, see `Job`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from tnsim.engine.log_scaled import Norms, Products
+from tnsim.errors import TnsimError
+from tnsim.gram import batched_plans as recursion
+from tnsim.gram import features
+from tnsim.gram.batched_plans import Setting, Terms
+from tnsim.gram.features import Space
+from tnsim.gram.sources import Entry
+from tnsim.models.model import Model, terms
+
+Block = features.Block | recursion.Block
+
+
+class Job(NamedTuple):
+    """What all tasks of a run share. `space` is that of the features, None for the recursion; `key` names it all.
+
+    Of what is prepared, the last two blocks and up to `keep_bytes` are kept.
+    """
+
+    setting: Setting
+    space: Space | None
+    size: int
+    keep_bytes: float
+    key: str
+
+
+_kept: OrderedDict[tuple[str, ...], Block] = OrderedDict()
+_lock = threading.Lock()
+
+
+@contextlib.contextmanager
+def forgetting() -> Iterator[None]:
+    """Let go of what was kept, at the end of a run."""
+    try:
+        yield
+    finally:
+        with _lock:
+            _kept.clear()
+
+
+def norms(job: Job, entries: tuple[Entry, ...]) -> Norms:
+    """Squared norms of some models; per output where the job wants slices."""
+    block = _block(job, entries)
+    if isinstance(block, features.Block):
+        found = features.norms(block, job.setting.per_output, job.setting.dtype)
+    else:
+        found = recursion.norms(block, job.setting)
+    return found._replace(products=_checked(found.products, job))
+
+
+def tile(job: Job, rows: tuple[Entry, ...], columns: tuple[Entry, ...]) -> Products:
+    """Inner products of all rows with all columns; of a block with itself, symmetric to the last bit."""
+    first = _block(job, rows)
+    second = first if rows == columns else _block(job, columns)
+    if isinstance(first, features.Block):
+        return _checked(features.products(first, second, job.setting.per_output), job)
+    return _checked(recursion.products(first, second, job.setting, job.size), job)
+
+
+def _block(job: Job, entries: tuple[Entry, ...]) -> Block:
+    """What the tasks need of some models, from the ones kept or made anew."""
+    key = (job.key, *(entry.digest for entry in entries))
+    with _lock:
+        if key in _kept:
+            _kept.move_to_end(key)
+            return _kept[key]
+    models, found = _terms(entries)
+    if job.space is None:
+        block: Block = recursion.Block(models, found)
+    else:
+        plain = (
+            found.index.shape[1] == 1
+            and len(models) == len(entries)
+            and (found.coefficients == 1).all()
+        )
+        weights = None if plain else _dense(found, len(models))
+        block = features.block(models, weights, job.space, job.setting.metric, job.setting.dtype)
+    with _lock:
+        _kept[key] = block
+        while len(_kept) > 2 and sum(kept.nbytes for kept in _kept.values()) > job.keep_bytes:
+            _kept.popitem(last=False)
+    return block
+
+
+def _terms(entries: tuple[Entry, ...]) -> tuple[tuple[Model, ...], Terms]:
+    """The distinct models of some entries, and the entries as combinations of them."""
+    models: dict[str, Model] = {}
+    most = max(len(entry.parts) for entry in entries)
+    index, coefficients = np.zeros((len(entries), most), int), np.zeros((len(entries), most))
+    for i, entry in enumerate(entries):
+        for t, ((digest, _), (coefficient, model)) in enumerate(
+            zip(entry.parts, terms(entry.read()), strict=True)
+        ):
+            models.setdefault(digest, model)
+            index[i, t:] = list(models).index(
+                digest
+            )  # and what this entry lacks in terms, with coefficient 0
+            coefficients[i, t] = coefficient
+    return tuple(models.values()), Terms(index, coefficients)
+
+
+def _dense(found: Terms, count: int) -> np.ndarray:
+    weights = np.zeros((len(found.index), count))
+    np.add.at(weights, (np.arange(len(weights))[:, None], found.index), found.coefficients)
+    return weights
+
+
+def _checked(products: Products, job: Job) -> Products:
+    """The products. Raises `TnsimError` where one is no number."""
+    if not (np.isfinite(products.mantissa).all() and np.isfinite(products.log).all()):
+        name, dtype = job.setting.metric.name, job.setting.dtype
+        advice = "; use dtype='float64'" if dtype == "float32" else ""
+        raise TnsimError(
+            f"the {name} computation in {dtype} gave NaN: a float range was exceeded within a layer{advice}"
+        )
+    return products

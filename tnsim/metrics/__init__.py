@@ -1,0 +1,1 @@
+"""The metric classes, their input moments, and how legs are joined."""

@@ -1,0 +1,1 @@
+"""Layers and models as checked pytrees, with their forward pass."""

@@ -1,0 +1,1 @@
+"""The same inner products as quimb networks."""

@@ -1,0 +1,1 @@
+"""One layer as named arrays: lifted, positional, flattened, tabulated."""
