@@ -19,10 +19,34 @@ from typing import Literal, NamedTuple
 Side = Literal["A", "B"]
 SIDES: tuple[Side, Side] = ("A", "B")
 
+
+class Pair(NamedTuple):
+    """Which model stands in the bra and which in the ket: AA, AB or BB."""
+
+    bra: Side
+    ket: Side
+
+    @property
+    def group(self) -> str:
+        """Name of the pair's inner product, and of its scale group."""
+        return self.bra + self.ket
+
+
+PAIRS = (Pair("A", "A"), Pair("B", "B"), Pair("A", "B"))
+
+
 WEIGHT, LEFT, RIGHT, DOWN, SKIP = "WEIGHT", "LEFT", "RIGHT", "DOWN", "SKIP"
 FACTOR, SIGNED_DOWN, DENSE = "FACTOR", "SIGNED_DOWN", "DENSE"
 VALUE, OUTPUT, MASK = "V", "O", "MASK"
 SYMMETRISER, COVARIANCE, MEAN = "SYMMETRISER", "COVARIANCE", "MEAN"
+TRACE, IDENTITY = "TRACE", "IDENTITY"
+
+SCORES = (("Q1", "K1"), ("Q2", "K2"))
+"""Roles of the query and the key of each score of attention."""
+STREAM = "STREAM"
+"""Role of the residual stream."""
+ONE, ONES, SAME_POSITION = "ONE", "ONES", "SAME_POSITION"
+"""Leaves of sequences: the constant 1, a 1 for every position, the identity over positions."""
 
 OUT = "out"
 

@@ -20,12 +20,11 @@ from tnsim.errors import ModelError
 from tnsim.folding.choose import cast, check, input_leaves, nonlinear, problem_key, weights
 from tnsim.folding.sequences.fold import fold_attribution
 from tnsim.folding.sequences.layer_step import CONSTANT, CORE, selector
-from tnsim.folding.sequences.projections import STREAM
 from tnsim.folding.tokens import merged_tail
 from tnsim.metrics.metric import Categorical, GaussianClosure, Metric, is_exact, joins_whole_trees
 from tnsim.models.layers import Attention, Layer, Linear, innermost
 from tnsim.models.model import Model
-from tnsim.names import SIDES, WEIGHT, Side, bias_of
+from tnsim.names import SIDES, STREAM, WEIGHT, Side, bias_of
 
 WAYS = ("layer", "head")
 

@@ -31,10 +31,10 @@ from tnsim.folding.choose import (
     problem_key,
     weights,
 )
-from tnsim.folding.layerwise import Pair
 from tnsim.metrics import metric as metrics
 from tnsim.metrics.metric import Gaussian, Metric
 from tnsim.models.model import Model, terms
+from tnsim.names import Pair
 
 _ROUNDING_SHOWN = 1e-2
 

@@ -117,3 +117,21 @@ def prune(problem: Problem) -> Problem:
     return Problem(
         tuple(reversed(stages)), shapes, problem.symmetric & set(shapes), problem.outputs
     )
+
+
+class Merge:
+    """Indices that have become one; the outputs of a term keep their names k and l."""
+
+    def __init__(self) -> None:
+        self.outputs: list[str] = []
+        self.parent: dict[str, str] = {}
+
+    def find(self, index: str) -> str:
+        while index in self.parent:
+            index = self.parent[index]
+        return index
+
+    def unite(self, index: str, other: str) -> None:
+        index, other = self.find(index), self.find(other)
+        if index != other:
+            self.parent[index] = other

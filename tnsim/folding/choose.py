@@ -21,15 +21,24 @@ from tnsim.engine.planner import LARGE, plan_problem
 from tnsim.errors import ModelError, TooLarge
 from tnsim.folding import layerwise as folding
 from tnsim.folding import whole_tree as deep
-from tnsim.folding.layerwise import IDENTITY, TRACE, Pair
 from tnsim.folding.sequences.coincidences import position_array
 from tnsim.folding.sequences.fold import fold_sequences
-from tnsim.folding.sequences.projections import ONE, ONES, SAME_POSITION
 from tnsim.folding.tokens import TokenKind, fold_tokens, token_inputs, token_kind, token_weights
 from tnsim.metrics import metric as metrics
 from tnsim.metrics.metric import Categorical, InputKind, Metric, SequenceInputs
 from tnsim.models.model import Combination, Model, check_comparable, terms
-from tnsim.names import COVARIANCE, MEAN, Leaf, Side
+from tnsim.names import (
+    COVARIANCE,
+    IDENTITY,
+    MEAN,
+    ONE,
+    ONES,
+    SAME_POSITION,
+    TRACE,
+    Leaf,
+    Pair,
+    Side,
+)
 from tnsim.tensors.flattened import flat_arrays, flat_kind
 from tnsim.tensors.lifted import Kind, arrays, kind, symmetric_arrays
 from tnsim.tensors.positional import SequenceKind, sequence_arrays, sequence_kind

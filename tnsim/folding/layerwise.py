@@ -12,71 +12,28 @@ Layers are matched from the input up; where one model has a layer more, the othe
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Iterable
 
-from tnsim.engine.problem import Definition, Gauge, Operand, Problem, Stage, Term, prune
-from tnsim.errors import ModelError
+from tnsim.engine.problem import Definition, Gauge, Merge, Operand, Problem, Stage, Term, prune
+from tnsim.folding.alignment import Step, align
 from tnsim.metrics import pairings as diagrams
 from tnsim.metrics.metric import InputKind, Metric
 from tnsim.metrics.pairings import Joining, Leg
-from tnsim.names import COVARIANCE, MEAN, SIDES, Leaf, Side, input_index
+from tnsim.names import (
+    COVARIANCE,
+    IDENTITY,
+    MEAN,
+    PAIRS,
+    SIDES,
+    TRACE,
+    Leaf,
+    Pair,
+    Side,
+    input_index,
+)
 from tnsim.tensors.lifted import Kind, Local, Part, local, shapes
 
-TRACE, IDENTITY = "TRACE", "IDENTITY"
-
 _WAIT = Local(1, (Part((), out=input_index(0)),))
-
-
-class Step(NamedTuple):
-    """Layer index of bra and ket that one stage applies; None waits."""
-
-    bra: int | None
-    ket: int | None
-
-
-class Pair(NamedTuple):
-    """Which model stands in the bra and which in the ket: AA, AB or BB."""
-
-    bra: Side
-    ket: Side
-
-    @property
-    def group(self) -> str:
-        return self.bra + self.ket
-
-
-PAIRS = (Pair("A", "A"), Pair("B", "B"), Pair("A", "B"))
-
-
-class Ordered(Protocol):
-    """A layer, or its kind: something of an order in its input."""
-
-    @property
-    def order(self) -> int: ...
-
-
-def align(bra: Sequence[Ordered], ket: Sequence[Ordered], metric: Metric) -> tuple[Step, ...]:
-    """Match layers from the input up. Raises `ModelError` where a tree metric finds trees of different shape."""
-    steps, i, j = [], 0, 0
-    while i < len(bra) or j < len(ket):
-        orders = [k[n].order if n < len(k) else None for k, n in ((bra, i), (ket, j))]
-        if None in orders:
-            step = Step(i if orders[1] is None else None, j if orders[0] is None else None)
-        elif orders[0] == orders[1] or 1 not in orders:
-            step = Step(i, j)
-        else:
-            step = Step(i if orders[0] == 1 else None, j if orders[1] == 1 else None)
-        pair = [k[n].order if n is not None else 1 for k, n in ((bra, step.bra), (ket, step.ket))]
-        if not metric.closes and pair[0] != pair[1]:
-            found = [[k.order for k in kinds if k.order > 1] for kinds in (bra, ket)]
-            raise ModelError(
-                f"{type(metric).__name__} compares trees of one shape, but the nonlinear layers have orders "
-                f"{found[0]} and {found[1]}; use GaussianClosure() or Gaussian()"
-            )
-        steps.append(step)
-        i, j = i + (step.bra is not None), j + (step.ket is not None)
-    return tuple(steps)
 
 
 def fold(
@@ -279,24 +236,6 @@ class _Folder:
             return [Operand(IDENTITY, tuple(ends)), Operand(COVARIANCE, (ends[0],))]
         merged.unite(*ends)
         return [] if self.inputs.moment == "identity" else [Operand(COVARIANCE, (ends[0],))]
-
-
-class Merge:
-    """Indices that have become one; the outputs of a term keep their names k and l."""
-
-    def __init__(self) -> None:
-        self.outputs: list[str] = []
-        self.parent: dict[str, str] = {}
-
-    def find(self, index: str) -> str:
-        while index in self.parent:
-            index = self.parent[index]
-        return index
-
-    def unite(self, index: str, other: str) -> None:
-        index, other = self.find(index), self.find(other)
-        if index != other:
-            self.parent[index] = other
 
 
 def _end(leg: Leg) -> str:

@@ -22,13 +22,11 @@ import numpy as np
 
 from tnsim.engine.problem import Definition, Gauge, Operand, Problem, Stage, Term, prune
 from tnsim.errors import TooLarge
-from tnsim.folding.layerwise import Pair
-from tnsim.folding.sequences.projections import ONES
 from tnsim.models.layers import Attention, Linear, innermost
 from tnsim.models.model import Model
-from tnsim.names import OUTPUT, VALUE, WEIGHT, Side, bias_of
+from tnsim.names import ONES, OUTPUT, SCORES, VALUE, WEIGHT, Pair, Side, bias_of
 from tnsim.tensors.lifted import residual_rule
-from tnsim.tensors.positional import SCORES, sequence_arrays
+from tnsim.tensors.positional import sequence_arrays
 
 TABLE, TOKENS, HERE, REACH = "TABLE", "TOKENS", "HERE", "REACH"
 """Leaves: values by token; probabilities; which distance is zero; REACH[s, D], whether a key at distance D lies in the sequence."""

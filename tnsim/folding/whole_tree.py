@@ -19,14 +19,25 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tnsim.engine.problem import Definition, Gauge, Operand, Problem, Stage, Term, prune
+from tnsim.engine.problem import Definition, Gauge, Merge, Operand, Problem, Stage, Term, prune
 from tnsim.errors import ModelError, TooLarge
-from tnsim.folding.layerwise import IDENTITY, PAIRS, TRACE, Merge, Pair
 from tnsim.metrics.metric import Gaussian, InputKind, Metric, joins_whole_trees
 from tnsim.metrics.orbits import Diagram, Tree, diagrams
 from tnsim.models.layers import Bilinear
 from tnsim.models.model import Model
-from tnsim.names import COVARIANCE, DENSE, FACTOR, SIGNED_DOWN, WEIGHT, Leaf, Side
+from tnsim.names import (
+    COVARIANCE,
+    DENSE,
+    FACTOR,
+    IDENTITY,
+    PAIRS,
+    SIGNED_DOWN,
+    TRACE,
+    WEIGHT,
+    Leaf,
+    Pair,
+    Side,
+)
 from tnsim.tensors.lifted import Kind, arrays, symmetric_shapes
 
 

@@ -22,10 +22,9 @@ from tnsim.engine.plan import Plan
 from tnsim.folding import choose as structure
 from tnsim.folding import whole_tree as deep
 from tnsim.folding.choose import Budget, Key
-from tnsim.folding.layerwise import Pair
 from tnsim.metrics.metric import Metric
 from tnsim.models.model import Model
-from tnsim.names import Side
+from tnsim.names import Pair, Side
 from tnsim.tensors.lifted import Kind
 
 CROSS = (Pair("A", "B"),)

@@ -16,7 +16,7 @@ import numpy as np
 
 from tnsim.errors import ModelError
 from tnsim.folding import whole_tree as deep
-from tnsim.folding.layerwise import Step, align
+from tnsim.folding.alignment import Step, align
 from tnsim.metrics import metric as metrics
 from tnsim.metrics import pairings as diagrams
 from tnsim.metrics.metric import Categorical, Gaussian, Metric

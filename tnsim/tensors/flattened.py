@@ -57,7 +57,7 @@ def dense(layer: Layer, n_ctx: int) -> Float[np.ndarray, "out i j k l m"]:
     return np.einsum(f"{inputs}->{output}", *(node.array for node in nodes), optimize=True)
 
 
-def symmetrised(tensor: Float[np.ndarray, out * legs]) -> Float[np.ndarray, out * legs]:
+def symmetrised(tensor: Float[np.ndarray, "out *legs"]) -> Float[np.ndarray, "out *legs"]:
     """The mean over all orders of the legs."""
     order = tensor.ndim - 1
     legs = (

@@ -20,10 +20,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from tnsim.models.layers import Attention, Bilinear, Layer, Linear, innermost
-from tnsim.names import DOWN, LEFT, MASK, OUTPUT, RIGHT, SKIP, VALUE, WEIGHT, bias_of
+from tnsim.names import DOWN, LEFT, MASK, OUTPUT, RIGHT, SCORES, SKIP, VALUE, WEIGHT, bias_of
 from tnsim.tensors.lifted import residual_rule
 
-SCORES = (("Q1", "K1"), ("Q2", "K2"))
 _TURNED = tuple(role for score in SCORES for role in score)
 
 

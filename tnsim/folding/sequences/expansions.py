@@ -12,10 +12,9 @@ from typing import NamedTuple
 
 from tnsim.engine.problem import Operand
 from tnsim.folding.sequences.coincidences import OUTPUTS, Pattern, patterns
-from tnsim.folding.sequences.projections import STREAM, Legs
+from tnsim.folding.sequences.projections import Legs
 from tnsim.folding.sequences.wick import FIRST, SECOND, End, Factor, Value, Wick, renamed
-from tnsim.names import MASK, SIDES, Side
-from tnsim.tensors.positional import SCORES
+from tnsim.names import MASK, SCORES, SIDES, STREAM, Side
 
 
 class Frame(NamedTuple):

@@ -17,12 +17,23 @@ from collections.abc import Iterable
 
 from tnsim.engine.problem import Definition, Gauge, Operand, Problem, Stage, Term, prune
 from tnsim.errors import ModelError
-from tnsim.folding.layerwise import IDENTITY, PAIRS, Pair, Step, align
+from tnsim.folding.alignment import Step, align
 from tnsim.folding.sequences.coincidences import position_array
 from tnsim.folding.sequences.layer_step import Step as Work
-from tnsim.folding.sequences.projections import ONE, ONES, SAME_POSITION, Layers, Moment, States
+from tnsim.folding.sequences.projections import Layers, Moment, States
 from tnsim.metrics.metric import Metric, SequenceInputs
-from tnsim.names import COVARIANCE, MEAN, Leaf, Side
+from tnsim.names import (
+    COVARIANCE,
+    IDENTITY,
+    MEAN,
+    ONE,
+    ONES,
+    PAIRS,
+    SAME_POSITION,
+    Leaf,
+    Pair,
+    Side,
+)
 from tnsim.tensors.positional import SequenceKind, sequence_shapes
 
 Kinds = tuple[SequenceKind, ...]

@@ -11,20 +11,27 @@ import math
 from typing import NamedTuple
 
 from tnsim.engine.problem import Definition, Operand, Stage, Term
-from tnsim.folding.layerwise import Pair
 from tnsim.folding.sequences.expansions import Positions, frame, frames, scores_of
-from tnsim.folding.sequences.projections import (
-    ONES,
-    SAME_POSITION,
-    STREAM,
-    Layers,
-    Legs,
-    Moment,
-    States,
-)
+from tnsim.folding.sequences.projections import Layers, Legs, Moment, States
 from tnsim.folding.sequences.wick import FIRST, HEADS, SECOND, End, Factor, renamed
 from tnsim.metrics.metric import Frobenius, Metric
-from tnsim.names import DOWN, LEFT, OUTPUT, RIGHT, SIDES, SKIP, VALUE, WEIGHT, Leaf, Side, bias_of
+from tnsim.names import (
+    DOWN,
+    LEFT,
+    ONES,
+    OUTPUT,
+    RIGHT,
+    SAME_POSITION,
+    SIDES,
+    SKIP,
+    STREAM,
+    VALUE,
+    WEIGHT,
+    Leaf,
+    Pair,
+    Side,
+    bias_of,
+)
 from tnsim.tensors.positional import SequenceKind
 
 STREAMS = End("A", STREAM), End("B", STREAM)

@@ -15,15 +15,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from tnsim.engine.problem import MARK, Definition, Operand, Term
-from tnsim.folding.layerwise import IDENTITY, Pair
 from tnsim.folding.sequences.wick import FIRST, HEADS, SECOND, End, Factor, Wick, renamed
-from tnsim.names import VALUE, Leaf, Side, bias_of
-from tnsim.tensors.positional import SCORES, SequenceKind
+from tnsim.names import IDENTITY, ONES, SCORES, STREAM, VALUE, Leaf, Pair, Side, bias_of
+from tnsim.tensors.positional import SequenceKind
 
-ONE, ONES, SAME_POSITION = "ONE", "ONES", "SAME_POSITION"
-"""Leaves: the constant 1, a 1 for every position, and the identity over positions."""
-STREAM = "STREAM"
-"""Role of the residual stream."""
 _QUERIES, _KEYS = zip(*SCORES, strict=True)
 
 
