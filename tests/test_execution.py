@@ -8,9 +8,19 @@ from oracles import bilinear
 
 import tnsim
 from tnsim.cli import bench
+from tnsim.compare import planned as planning
 from tnsim.compare import similarity as verbs
 from tnsim.engine import execution
-from tnsim.folding import choose as structure
+from tnsim.folding.base import model_weights
+from tnsim.folding.choose import choose
+
+
+def leaves_of(plan, a, b, metric):
+    """Every array that a plan reads, by name."""
+    family = choose(a, b, metric)
+    models = {"A": family.prepare(a), "B": family.prepare(b)}
+    known = model_weights(family, models) | family.inputs(plan.shapes, metric, a.d_in)
+    return {name: known[name] for name in plan.shapes}
 
 
 def stack(depth, dtype="float64", seed=0, size=1.0):
@@ -29,9 +39,7 @@ def stack(depth, dtype="float64", seed=0, size=1.0):
 def test_numpy_runs_the_same_plan(name, metric, rng):
     a, b = cases.pair((cases.SHALLOW | cases.DEEP)[name], rng)
     planned = tnsim.plan(a, b, metric, per_output=True)
-    leaves = structure.leaves(
-        planned, {"A": a, "B": b}, metric, structure.problem_key(a, b, metric)
-    )
+    leaves = leaves_of(planned, a, b, metric)
     reference = execution.run(planned, leaves, backend="numpy")
     assert all(type(v) is np.ndarray for v in reference.values.values())
     with execution.precision():
@@ -121,11 +129,10 @@ def test_budget_is_kept_or_refused_before_anything_runs(monkeypatch, rng):
     expected = tnsim.inner(a, b)
     peak = tnsim.plan(a, b).peak_bytes
     half = tnsim.Budget(memory_bytes=0.5 * peak)
-    monkeypatch.setattr(structure, "LARGE", 2**14)
+    monkeypatch.setattr(planning, "LARGE", 2**14)
     assert abs(tnsim.inner(a, b, budget=half) / expected - 1) < 1e-12
-    chunked = structure.affordable(
-        structure.problem_key(a, b, tnsim.Gaussian()), verbs._CROSS, False, "float64", half
-    )
+    family = choose(a, b, tnsim.Gaussian())
+    chunked = planning.affordable(family, verbs._CROSS, False, "float64", half)
     assert chunked.peak_bytes <= 0.5 * peak and any(
         op.kind == "loop" for p in chunked.pieces for op in p.operations
     )
@@ -142,7 +149,7 @@ def test_budget_is_kept_or_refused_before_anything_runs(monkeypatch, rng):
     ):
         tnsim.inner(a, b, budget=tnsim.Budget(multiplications=1e3))
     monkeypatch.setattr(execution, "available_bytes", lambda: 2**20)
-    monkeypatch.setattr(structure, "_ALWAYS_FITS", 0)
+    monkeypatch.setattr(planning, "_ALWAYS_FITS", 0)
     big = [bench.random_stack(128, 256, 2, "float64", seed) for seed in (0, 1)]
     with pytest.raises(
         tnsim.TooLarge, match=r"tree needs \S+ GiB here, and the budget is 0.000781 GiB"
@@ -155,26 +162,10 @@ def test_budget_is_kept_or_refused_before_anything_runs(monkeypatch, rng):
 def test_accelerator_agrees_with_numpy(rng):
     a, b = tnsim.Model([bilinear(rng, 64, 128, 10)]), tnsim.Model([bilinear(rng, 64, 96, 10)])
     planned = tnsim.plan(a, b)
-    reference = execution.run(
-        planned,
-        structure.leaves(
-            planned,
-            {"A": a, "B": b},
-            tnsim.Gaussian(),
-            structure.problem_key(a, b, tnsim.Gaussian()),
-        ),
-        backend="numpy",
-    )
+    leaves = leaves_of(planned, a, b, tnsim.Gaussian())
+    reference = execution.run(planned, leaves, backend="numpy")
     with execution.precision():
-        found = execution.run(
-            planned,
-            structure.leaves(
-                planned,
-                {"A": a, "B": b},
-                tnsim.Gaussian(),
-                structure.problem_key(a, b, tnsim.Gaussian()),
-            ),
-        )
+        found = execution.run(planned, leaves)
     np.testing.assert_allclose(np.asarray(found.values["AB"]), reference.values["AB"], rtol=1e-12)
 
 

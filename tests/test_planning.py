@@ -10,10 +10,10 @@ from oracles import bilinear
 
 import tnsim
 from tnsim.cli import bench
+from tnsim.compare import planned
 from tnsim.engine import pathfinding as paths
 from tnsim.engine import planner as planning
 from tnsim.engine.plan import Operation, Piece
-from tnsim.folding import choose as structure
 
 METRICS = {
     "tree": tnsim.TreeSymmetric(),
@@ -94,7 +94,7 @@ def test_json_both_ways(name, rng):
 def fresh(model, metric):
 
     planning._piece.cache_clear()
-    structure.plan_for.cache_clear()
+    planned.plan_for.cache_clear()
     return tnsim.plan(model, model, metric, norms=True)
 
 

@@ -25,7 +25,7 @@ _HOME = {
     "inner": "compare.similarity",
     "log_inner": "compare.similarity",
     "plan": "compare.similarity",
-    "Budget": "folding.choose",
+    "Budget": "compare.planned",
     "pairwise": "gram.run",
     "plan_pairwise": "gram.run",
     "open_pairwise": "gram.run",

@@ -14,14 +14,16 @@ import jax
 import numpy as np
 from jaxtyping import Float
 
+from tnsim.compare.planned import cast, check
 from tnsim.engine import execution
 from tnsim.engine.planner import LARGE, plan_problem
 from tnsim.errors import ModelError
-from tnsim.folding.choose import cast, check, input_leaves, nonlinear, problem_key, weights
+from tnsim.folding.base import model_weights
+from tnsim.folding.families import Sequences
 from tnsim.folding.sequences.fold import fold_attribution
 from tnsim.folding.sequences.layer_step import CONSTANT, CORE, selector
 from tnsim.folding.tokens import merged_tail
-from tnsim.metrics.metric import Categorical, GaussianClosure, Metric, is_exact, joins_whole_trees
+from tnsim.metrics.metric import Categorical, GaussianClosure, Metric, joins_whole_trees
 from tnsim.models.layers import Attention, Layer, Linear, innermost
 from tnsim.models.model import Model
 from tnsim.names import SIDES, STREAM, WEIGHT, Side, bias_of
@@ -90,14 +92,14 @@ def attribution(
         raise ModelError(
             f"attribution works layer by layer: use GaussianClosure() or TreeSymmetric(), found {type(metric).__name__}"
         )
-    key = problem_key(models["A"], models["B"], metric)
+    family = Sequences.of(models["A"], models["B"], metric)
     sizes = {name: array.shape for name, array in selectors.items()}
     problem = fold_attribution(
-        {"A": key.bra, "B": key.ket}, key.metric(), key.inputs, key.n_ctx, sizes
+        {"A": family.bra, "B": family.ket}, family.metric(), family.input_kind, family.n_ctx, sizes
     )
-    exact = is_exact(metric, nonlinear(key.bra, key.ket))
-    plan = plan_problem(problem, metric.name, exact, dtype, LARGE)
-    known = weights(models, key) | input_leaves(plan, metric, a.d_in, key) | selectors
+    plan = plan_problem(problem, metric.name, family.exact, dtype, LARGE)
+    inputs = family.inputs(plan.shapes, metric, a.d_in)
+    known = model_weights(family, models) | inputs | selectors
     with execution.precision():
         result = jax.device_get(
             execution.run(plan, {name: cast(known[name], dtype) for name in plan.shapes})
@@ -110,7 +112,7 @@ def attribution(
         tuple(label for label, kept in zip(labels[side], keep[n], strict=True) if kept)
         for n, side in enumerate(SIDES)
     ]
-    return Attribution(values[np.ix_(*keep)], *names, metric.name, exact)
+    return Attribution(values[np.ix_(*keep)], *names, metric.name, family.exact)
 
 
 def _prepared(model: Model) -> Model:

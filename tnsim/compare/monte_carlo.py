@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from tnsim.compare.planned import AnyModel
 from tnsim.compare.similarity import similarity
 from tnsim.errors import ModelError
-from tnsim.folding.choose import AnyModel
 from tnsim.metrics.metric import Categorical, Gaussian, GaussianClosure, flattened
 
 BATCH = 4096

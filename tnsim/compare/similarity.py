@@ -16,21 +16,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from tnsim.compare.numbers import Number, Numbers, SignedLog
+from tnsim.compare.planned import AnyModel, Budget, affordable, cast, check, plan_for
 from tnsim.engine import execution
 from tnsim.engine.plan import Plan
 from tnsim.errors import ModelError, PrecisionWarning, TnsimError
-from tnsim.folding import whole_tree as deep
-from tnsim.folding.choose import (
-    AnyModel,
-    Budget,
-    affordable,
-    cast,
-    check,
-    input_leaves,
-    plan_for,
-    problem_key,
-    weights,
-)
+from tnsim.folding.base import model_weights
+from tnsim.folding.choose import choose
 from tnsim.metrics import metric as metrics
 from tnsim.metrics.metric import Gaussian, Metric
 from tnsim.models.model import Model, terms
@@ -126,8 +117,8 @@ def plan(
             raise ModelError(
                 "a plan is for two models; plan the models of a combination pair by pair"
             )
-    a, b = deep.of_even_degree(a, b, metric)
-    return plan_for(problem_key(a, b, metric), _ALL if norms else _CROSS, per_output, dtype)
+    wanted = _ALL if norms else _CROSS
+    return plan_for(choose(a, b, metric), wanted, per_output, dtype)
 
 
 class _Product(NamedTuple):
@@ -201,28 +192,25 @@ def _run(
     budget: Budget,
 ) -> dict[str, _Product]:
     """Plan and execute for two plain models; logs are relative to the norms when these are computed too."""
-    a, b = deep.of_even_degree(a, b, metric)
     alone = a is b or (not traced and _same_weights(a, b))
     wanted = _SELF if alone else _ALL if norms else _CROSS
-    key = problem_key(a, a if alone else b, metric)
-    if alone:
-        key = key._replace(ket=None)
-    found = affordable(key, wanted, per_output, dtype, budget)
-    nodes = key.nodes
+    family = choose(a, None if alone else b, metric)
+    found = affordable(family, wanted, per_output, dtype, budget)
+    nodes = family.nodes
     if traced:
         dtype = jnp.result_type(
             *(x.dtype for x in jax.tree.leaves((a, b)) if hasattr(x, "dtype") and x.ndim)
         )
-    known = weights(
-        {"A": a} if alone else {"A": a, "B": b}, key
-    )  # once, whatever the number of runs
+    models = {"A": a} if alone else {"A": a, "B": b}
+    models = {side: family.prepare(model) for side, model in models.items()}
+    known = model_weights(family, models)  # once, whatever the number of runs
     runs = []
     for t in nodes.points if nodes else (None,):
-        read = known | input_leaves(found, metric, a.d_in, key, t)
+        read = known | family.inputs(found.shapes, metric, a.d_in, t)
         runs.append(_execute(found, {name: read[name] for name in found.shapes}, dtype, traced))
     if nodes is None:
-        return _relative(found, runs[0], alone, norms, per_output and key.lifted)
-    parts = [_relative(found, run, alone, norms, per_output and key.lifted) for run in runs]
+        return _relative(found, runs[0], alone, norms, per_output and family.lifted)
+    parts = [_relative(found, run, alone, norms, per_output and family.lifted) for run in runs]
     return {
         name: _sum(
             [

@@ -15,17 +15,17 @@ import jax
 import numpy as np
 from jaxtyping import Float, Int
 
+from tnsim.compare.planned import Budget, affordable
 from tnsim.engine import execution
 from tnsim.engine.devices import mesh, replicated, spread
 from tnsim.engine.log_scaled import Norms, Products, add
 from tnsim.engine.plan import Plan
-from tnsim.folding import choose as structure
-from tnsim.folding import whole_tree as deep
-from tnsim.folding.choose import Budget, Key
+from tnsim.folding.base import Family
+from tnsim.folding.choose import choose
 from tnsim.metrics.metric import Metric
 from tnsim.models.model import Model
 from tnsim.names import Pair, Side
-from tnsim.tensors.lifted import Kind
+from tnsim.tensors.kinds import Kinds, kinds
 
 CROSS = (Pair("A", "B"),)
 SELF = (Pair("A", "A"),)
@@ -171,23 +171,22 @@ def _batches(
     bra: Sequence[Model], ket: Sequence[Model], setting: Setting, size: int, triangle: bool
 ) -> list:
     """(rows, columns, products still on the device) of all batches of models of equal layers, on and below the diagonal of a triangle."""
-    key, plan = _planned(bra[0], ket[0], setting)
+    family, plan = _planned(bra[0], ket[0], setting)
     together = side(plan, size)
     row_slices, column_slices = (
         [slice(i, i + together) for i in range(0, len(models), together)] for models in (bra, ket)
     )
-    bra, ket = _aligned(bra, ket[0], setting.metric), _aligned(ket, bra[0], setting.metric)
     with execution.precision():
-        rows = [spread(_stack("A", bra[i], together, key, setting.dtype)) for i in row_slices]
+        rows = [spread(_stack("A", bra[i], together, family, setting.dtype)) for i in row_slices]
         columns = [
-            replicated(_stack("B", ket[j], together, key, setting.dtype)) for j in column_slices
+            replicated(_stack("B", ket[j], together, family, setting.dtype)) for j in column_slices
         ]
 
         def mapped(one: Any) -> Any:
             return jax.vmap(jax.vmap(one, (None, 0)), (0, None))
 
         return [
-            (i, j, _run(plan, key, mapped, (row, column), CROSS[0], setting, bra[0].d_in))
+            (i, j, _run(plan, family, mapped, (row, column), CROSS[0], setting, bra[0].d_in))
             for i, row in zip(row_slices, rows, strict=True)
             for j, column in zip(column_slices, columns, strict=True)
             if not triangle or j.start <= i.start
@@ -198,23 +197,23 @@ def _paired(pairs: Sequence[tuple[Model, Model | None]], setting: Setting) -> li
     """`<a|b>` of each pair, `<a|a>` where there is no b; pairs of equal layers together."""
     groups: dict[Any, list[int]] = {}
     for n, (a, b) in enumerate(pairs):
-        groups.setdefault((structure.kinds(a), b and structure.kinds(b)), []).append(n)
+        groups.setdefault((kinds(a), b and kinds(b)), []).append(n)
     found: dict[int, Products] = {}
     for members in groups.values():
         a, b = pairs[members[0]]
-        key, plan = _planned(a, b, setting)
+        family, plan = _planned(a, b, setting)
         together = side(plan, len(members))
         for at in (members[i : i + together] for i in range(0, len(members), together)):
-            sides = [_aligned([pairs[n][0] for n in at], b or a, setting.metric)]
-            sides += [] if b is None else [_aligned([pairs[n][1] for n in at], a, setting.metric)]
+            sides = [[pairs[n][0] for n in at]]
+            sides += [] if b is None else [[pairs[n][1] for n in at]]
             with execution.precision():
                 stacks = [
-                    spread(_stack(name, models, together, key, setting.dtype))
+                    spread(_stack(name, models, together, family, setting.dtype))
                     for name, models in zip("AB", sides, strict=False)
                 ]
                 values = _run(
                     plan,
-                    key,
+                    family,
                     jax.vmap,
                     tuple(stacks),
                     (SELF if b is None else CROSS)[0],
@@ -227,14 +226,16 @@ def _paired(pairs: Sequence[tuple[Model, Model | None]], setting: Setting) -> li
 
 
 def _run(
-    plan: Plan, key: Key, mapped: Any, stacks: tuple, pair: Pair, setting: Setting, d_in: int
+    plan: Plan, family: Family, mapped: Any, stacks: tuple, pair: Pair, setting: Setting, d_in: int
 ) -> Products:
     """The inner products `pair` of all mapped weights, at every second moment that the plan wants and summed up."""
     parts = []
     for t, weight in (
-        zip(key.nodes.points, key.nodes.weights, strict=True) if key.nodes else ((None, 1.0),)
+        zip(family.nodes.points, family.nodes.weights, strict=True)
+        if family.nodes
+        else ((None, 1.0),)
     ):
-        known = structure.input_leaves(plan, setting.metric, d_in, key, t)
+        known = family.inputs(plan.shapes, setting.metric, d_in, t)
         shared = {name: np.asarray(x, setting.dtype) for name, x in known.items()}
 
         def one(*weights: dict[str, Any], shared: dict = shared) -> tuple[Any, Any]:
@@ -247,7 +248,9 @@ def _run(
             scales = dict(plan.scales[pair.group])
             return mantissa[
                 1:
-            ] if setting.per_output and key.lifted else mantissa, execution.log_of(result, scales)
+            ] if setting.per_output and family.lifted else mantissa, execution.log_of(
+                result, scales
+            )
 
         mantissa, log = mapped(one)(*stacks)
         parts.append(Products(weight * mantissa, log))
@@ -256,35 +259,26 @@ def _run(
     )
 
 
-def _planned(a: Model, b: Model | None, setting: Setting) -> tuple[Key, Plan]:
-    if b is None:
-        a, _ = deep.of_even_degree(a, a, setting.metric)
-        key = structure.problem_key(a, a, setting.metric)._replace(ket=None)
-        return key, structure.affordable(
-            key, SELF, setting.per_output, setting.dtype, setting.budget
-        )
-    a, b = deep.of_even_degree(a, b, setting.metric)
-    key = structure.problem_key(a, b, setting.metric)
-    return key, structure.affordable(key, CROSS, setting.per_output, setting.dtype, setting.budget)
-
-
-def _aligned(models: Sequence[Model], other: Model, metric: Metric) -> list[Model]:
-    return [deep.of_even_degree(model, other, metric)[0] for model in models]
+def _planned(a: Model, b: Model | None, setting: Setting) -> tuple[Family, Plan]:
+    family = choose(a, b, setting.metric)
+    wanted = SELF if b is None else CROSS
+    plan = affordable(family, wanted, setting.per_output, setting.dtype, setting.budget)
+    return family, plan
 
 
 def _stack(
-    name: Side, models: Sequence[Model], count: int, key: Key, dtype: str
+    name: Side, models: Sequence[Model], count: int, family: Family, dtype: str
 ) -> dict[str, np.ndarray]:
     """Weights by name with a leading axis of `count` models, the last one repeated where there are fewer."""
-    leaves = [structure.weight_leaves(name, model, key) for model in models]
+    leaves = [family.weights(name, family.prepare(model)) for model in models]
     leaves += leaves[-1:] * (count - len(leaves))
     return {role: np.stack([x[role] for x in leaves], dtype=dtype) for role in leaves[0]}
 
 
 def _by_kind(models: Sequence[Model]) -> list[list[int]]:
-    groups: dict[tuple[Kind, ...], list[int]] = {}
+    groups: dict[Kinds, list[int]] = {}
     for n, model in enumerate(models):
-        groups.setdefault(structure.kinds(model), []).append(n)
+        groups.setdefault(kinds(model), []).append(n)
     return list(groups.values())
 
 

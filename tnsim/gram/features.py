@@ -26,11 +26,11 @@ from jaxtyping import Float
 from tnsim.engine import execution
 from tnsim.engine.devices import BY_MODEL, mesh, replicated, spread
 from tnsim.engine.log_scaled import Norms, Products
-from tnsim.folding.choose import kinds
 from tnsim.metrics import metric as metrics
 from tnsim.metrics.metric import Categorical, Frobenius, Metric
 from tnsim.models.model import Model
 from tnsim.names import DOWN, LEFT, RIGHT, SKIP, WEIGHT
+from tnsim.tensors.kinds import kinds
 from tnsim.tensors.lifted import Kind, arrays
 from tnsim.tensors.positional import SequenceKind
 

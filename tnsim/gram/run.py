@@ -16,11 +16,11 @@ import jax
 import numpy as np
 
 import tnsim
+from tnsim.compare import planned
 from tnsim.compare import similarity as verbs
+from tnsim.compare.planned import Budget
 from tnsim.engine.log_scaled import Norms, Products, cosine, log_abs, total
 from tnsim.errors import DuplicateWarning, ModelError
-from tnsim.folding import choose as structure
-from tnsim.folding.choose import Budget
 from tnsim.gram import executors
 from tnsim.gram import run_plan as costs
 from tnsim.gram import store as stores
@@ -117,8 +117,8 @@ class _Run(NamedTuple):
 def _prepared(models, metric, other, slices: bool, dtype: str, budget: Budget, names) -> _Run:
     """Everything that is known before the first product. Raises `ModelError` and `TooLarge`."""
     metrics.check_metric(metric)
-    if dtype not in structure.DTYPES:
-        raise ModelError(f"dtype must be one of {', '.join(structure.DTYPES)}, found {dtype!r}")
+    if dtype not in planned.DTYPES:
+        raise ModelError(f"dtype must be one of {', '.join(planned.DTYPES)}, found {dtype!r}")
     examples: dict[tuple[Kind, ...], Model] = {}
     rows = _side("a", models, names, examples)
     columns = rows._replace(name="b") if other is None else _side("b", other, None, examples)
@@ -137,7 +137,7 @@ def _prepared(models, metric, other, slices: bool, dtype: str, budget: Budget, n
                 f"{one.source.name} reads sequences of n_ctx={one.n_ctx}, but {first.source.name} of n_ctx={first.n_ctx}"
             )
     for model in examples.values():
-        structure.check(model, model, metric, dtype)
+        planned.check(model, model, metric, dtype)
     setting = Setting(metric, slices, dtype, budget)
     plan, space = costs.plan(
         rows.entries, None if other is None else columns.entries, examples, setting

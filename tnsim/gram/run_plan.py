@@ -14,9 +14,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from tnsim.compare.planned import FREE_SHARE
 from tnsim.engine import execution
 from tnsim.engine.pathfinding import CACHED, WRITING
-from tnsim.folding.choose import FREE_SHARE
 from tnsim.gram import batched_plans as recursion
 from tnsim.gram import features
 from tnsim.gram.batched_plans import Setting

@@ -14,9 +14,9 @@ from typing import Any
 from tnsim.checkpoints.dialects import Dialect
 from tnsim.checkpoints.load import Series, read
 from tnsim.errors import CheckpointError, ModelError
-from tnsim.folding.choose import kinds
 from tnsim.gram.digests import content_hash
 from tnsim.models.model import Combination, Model, terms
+from tnsim.tensors.kinds import kinds
 from tnsim.tensors.lifted import Kind
 
 

@@ -75,6 +75,11 @@ class Kind(NamedTuple):
     def order(self) -> int:
         return {"Linear": 1, "Bilinear": 2, "Attention": 5}[self.name]
 
+    @property
+    def dense_size(self) -> int:
+        """Elements of the layer's tensor where it is given as one, 0 where it is not."""
+        return (self.d_out + 1) * (self.d_in + 1) ** self.order if self.name == "Attention" else 0
+
 
 _IN0, _IN1, _HIDDEN = input_index(0), input_index(1), "hidden"
 _LINEAR = Part(((WEIGHT, (OUT, _IN0)),))

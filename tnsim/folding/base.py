@@ -1,0 +1,82 @@
+"""How a comparison becomes a Problem. In: two models, a metric. Out: the protocol that every family of problems answers.
+
+A *family* is one way to write the inner products of two models as contractions: layer over layer, diagrams over whole
+trees, sequences, tokens. Each is a small frozen object, made from the models' layers (not their numbers) and the
+metric; `choose` picks the one that applies. The rest of the program asks a family four questions and never which
+one it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any, Protocol, Self
+
+from tnsim.engine.problem import Problem
+from tnsim.folding.whole_tree import Nodes as MomentNodes
+from tnsim.metrics.metric import Metric
+from tnsim.models.model import Model
+from tnsim.names import Pair, Side
+
+
+class Family(Protocol):
+    """One way in which two models and a metric become a Problem.
+
+    Frozen and hashable: a family is the key under which plans are kept, so it holds all that a plan depends on
+    besides the inner products asked for.
+    """
+
+    @property
+    def name(self) -> str:
+        """Name of the metric that was asked for."""
+        ...
+
+    @property
+    def exact(self) -> bool:
+        """Whether the metric's own definition is met exactly."""
+        ...
+
+    @property
+    def lifted(self) -> bool:
+        """Whether outputs, where they are wanted one by one, carry the constant at position 0."""
+        ...
+
+    @property
+    def nodes(self) -> MomentNodes | None:
+        """Variances of the constant at which a plan runs, to be summed up with weights; None where one run is all."""
+        ...
+
+    @classmethod
+    def of(cls, a: Model, b: Model | None, metric: Metric) -> Self:
+        """The family member that compares `a` with `b`, or `a` with itself where `b` is None.
+
+        Raises:
+            ModelError: The metric is not defined for these models.
+            TooLarge: It is, but nobody could contract what it asks for.
+        """
+        ...
+
+    def prepare(self, model: Model) -> Model:
+        """The same function as `model`, in the form of layers that the family reads."""
+        ...
+
+    def problem(self, pairs: tuple[Pair, ...], per_output: bool) -> Problem:
+        """The problem whose outputs are the inner products `pairs`, as scalars or per output coordinate."""
+        ...
+
+    def weights(self, side: Side, model: Model) -> dict[str, Any]:
+        """The arrays of one prepared model by the names of the problem's leaves."""
+        ...
+
+    def inputs(
+        self, names: Collection[str], metric: Metric, d_in: int, t: float | None = None
+    ) -> dict[str, Any]:
+        """The leaves among `names` that are not a model's: moments of the input, at the node `t`, and constants."""
+        ...
+
+
+def model_weights(family: Family, models: Mapping[Side, Model]) -> dict[str, Any]:
+    """The arrays of all models by name."""
+    arrays: dict[str, Any] = {}
+    for side, model in models.items():
+        arrays |= family.weights(side, model)
+    return arrays
