@@ -11,12 +11,13 @@ import tnsim
 
 FOLDERS = {  # folder (or file of the root): what it may import from tnsim; nothing points back
     "errors": [],
+    "files": [],
     "names": [],
     "models": ["errors"],
     "checkpoints": ["errors", "models"],
     "tensors": ["errors", "models", "names"],
     "metrics": ["errors", "models", "names"],
-    "engine": ["errors"],
+    "engine": ["errors", "files"],
     "folding": ["engine", "errors", "metrics", "models", "names", "tensors"],
     "compare": ["engine", "errors", "folding", "metrics", "models", "names"],
     "tensor_networks": ["errors", "folding", "metrics", "models", "names", "tensors"],

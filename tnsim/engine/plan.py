@@ -8,15 +8,16 @@ handful of pieces and compiles as many programs.
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from tnsim.engine.documents import opened, sealed
 from tnsim.errors import CheckpointError
 
-FORMAT = 1
+FORMAT = 2
+DTYPES = ("float64", "float32")
 
 
 class Operation(NamedTuple):
@@ -196,26 +197,47 @@ class Plan:
         return self.peak_elements * (8 if self.dtype == "float64" else 4)
 
     def to_json(self) -> str:
-        """The plan as one JSON document; `from_json` gives an equal plan back."""
-        return json.dumps({"format": FORMAT, **dataclasses.asdict(self)}, separators=(",", ":"))
+        """The plan as one JSON document, with a digest of its content; `from_json` gives an equal plan back."""
+        return sealed({"format": FORMAT, **dataclasses.asdict(self)})
 
     @classmethod
-    def from_json(cls, text: str) -> Plan:
-        """Raises `CheckpointError` when the text is not a plan of this format."""
+    def from_json(cls, text: str | bytes) -> Plan:
+        """The plan that `to_json` wrote.
+
+        Args:
+            text: the document. Indentation and the order of its keys do not matter.
+
+        Raises:
+            CheckpointError: for what is no plan of this format, for one that cannot run, and for one that
+                was changed after it was written: another coefficient would give another number.
+
+        Example:
+            >>> import numpy as np, tnsim
+            >>> model = tnsim.Model([tnsim.Bilinear(*[np.eye(2)] * 3)])
+            >>> plan = tnsim.plan(model, model)
+            >>> tnsim.Plan.from_json(plan.to_json()) == plan
+            True
+        """
+        from tnsim.engine.plan_json import plan_from_data
+
         try:
-            data = json.loads(text)
-            if data.pop("format") != FORMAT:
+            data = opened(text)
+            if data.pop("format", None) != FORMAT:
                 raise ValueError("another format number")
-            data["pieces"] = tuple(piece_from_data(p) for p in data["pieces"])
-            data["stages"] = tuple(
-                PlanStage(**{k: _tuples(v) for k, v in s.items()}) for s in data["stages"]
-            )
-            for field in ("shapes", "scales"):
-                data[field] = {k: _tuples(v) for k, v in data[field].items()}
-            data["outputs"] = tuple(data["outputs"])
-            return cls(**data)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise CheckpointError(f"not a tnsim plan in format {FORMAT}: {error}") from None
+            return plan_from_data(data)
+        except (ValueError, TypeError) as error:
+            reason = str(error)
+        except RecursionError:
+            reason = "it is nested too deeply"
+        raise CheckpointError(f"not a tnsim plan in format {FORMAT}: {reason}")
+
+    def __repr__(self) -> str:
+        guarantee = "exact" if self.exact else "approximation"
+        return (
+            f"Plan({self.metric}, {guarantee}: {', '.join(self.outputs)}; "
+            f"{self.multiplications:,} multiplications, "
+            f"{self.peak_bytes / 2**20:,.2f} MiB of {self.dtype})"
+        )
 
     def __str__(self) -> str:
         rows = [
@@ -236,22 +258,3 @@ class Plan:
             ("searched with", self.searched_with),
         ]
         return "\n".join(f"{name:<16} {text}" for name, text in rows)
-
-
-def piece_from_data(data: dict[str, Any]) -> Piece:
-    """A piece from parsed JSON. Raises on anything malformed."""
-    operations = tuple(
-        Operation(*_tuples(op[:6]), op[6] and piece_from_data(op[6])) for op in data["operations"]
-    )
-    fields = {k: _tuples(data[k]) for k in ("shapes", "outputs", "scales", "powers")}
-    piece = Piece(operations=operations, unshared=int(data["unshared"]), **fields)
-    for n, op in enumerate(operations):
-        if op.kind not in ("contract", "sum", "loop") or any(
-            a >= len(piece.shapes) + n for a in op.args
-        ):
-            raise ValueError(f"operation {n} is malformed")
-    return piece
-
-
-def _tuples(value: Any) -> Any:
-    return tuple(_tuples(v) for v in value) if isinstance(value, list) else value

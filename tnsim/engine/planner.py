@@ -4,31 +4,21 @@ Each stage is first rewritten with its operands numbered, so that equal layers g
 piece is looked up in memory, on disk, or built: every product is contracted along a path of cotengra,
 products share what they have in common, and among the candidate paths those are kept that make the
 *whole piece* cheapest. The result depends on the structure alone.
-
-The cache holds one JSON file per piece under `TNSIM_CACHE_DIR` (default: the user's cache folder). A file
-that cannot be read is a miss; a folder that cannot be written is no cache.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import json
-import os
-import sys
-import tempfile
-from collections.abc import Callable
-from dataclasses import asdict
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
+from tnsim.engine import cache
 from tnsim.engine import pathfinding as paths
-from tnsim.engine.plan import Piece, Plan, PlanStage, piece_from_data
+from tnsim.engine.plan import Piece, Plan, PlanStage
+from tnsim.engine.plan_json import piece_from_data
 from tnsim.engine.problem import Definition, Operand, Problem, Stage, Term, prune, unaliased
 from tnsim.engine.stage_search import Shapes, build_piece, settle, shape_of, split, written
 
-VERSION = 10
 LARGE = 2**27  # elements: 1 GiB in float64
 MAX_OPERATIONS = 200
 
@@ -160,85 +150,53 @@ def _numbered(stage: Stage, inputs: tuple[str, ...]) -> Stage:
 
 @lru_cache(maxsize=4096)
 def _ways(stage: Stage, shapes: Shapes, large: int) -> tuple[tuple[int, ...], ...]:
-    """The cheapest way of every term of a numbered stage, from disk or newly searched."""
+    """The cheapest way of every term of a numbered stage, from the cache or newly searched."""
+    key = ["ways", stage, shapes, large]
+    ways, _ = cache.kept(
+        key,
+        search=lambda: settle(stage, shapes, large),
+        encode=list,
+        decode=lambda data: _ways_from_data(data, stage),
+        searcher=paths.version(),
+    )
+    return ways
 
-    def valid(data: Any) -> tuple[tuple[int, ...], ...]:
-        found = tuple(tuple(int(way) for way in ways) for ways in data)
-        for ways, d in zip(found, stage.definitions, strict=True):
-            written(d, ways)
-        return found
 
-    return _kept(["ways", stage, shapes, large], valid, lambda: settle(stage, shapes, large), list)[
-        0
-    ]
+def _ways_from_data(data: Any, stage: Stage) -> tuple[tuple[int, ...], ...]:
+    """The ways of a stage from parsed JSON. Raises `ValueError` unless every term has one that it is written in."""
+    ways = []
+    for numbers, definition in zip(data, stage.definitions, strict=True):
+        for number, term in zip(numbers, definition.terms, strict=True):
+            if type(number) is not int or not 0 <= number <= len(term.otherwise):
+                raise ValueError(f"a term has no way {number!r}")
+        ways.append(tuple(numbers))
+    return tuple(ways)
 
 
 @lru_cache(maxsize=4096)
 def _piece(
     stage: Stage, shapes: Shapes, symmetric: tuple[bool, ...], large: int
 ) -> tuple[Piece, str]:
-    """The piece of a numbered stage, from disk or newly searched, and what searched it."""
-
-    def valid(data: Any) -> Piece:
-        piece = piece_from_data(data)
-        if piece.shapes != shapes or len(piece.value_shapes) < len(shapes):
-            raise ValueError("a piece of other shapes")
-        return piece
-
-    return _kept(
-        ["piece", stage, shapes, symmetric, large],
-        valid,
-        lambda: build_piece(stage, shapes, symmetric, large),
-        asdict,
+    """The piece of a numbered stage, from the cache or newly searched, and what searched it."""
+    key = ["piece", stage, shapes, symmetric, large]
+    return cache.kept(
+        key,
+        search=lambda: build_piece(stage, shapes, symmetric, large),
+        encode=dataclasses.asdict,
+        decode=lambda data: _piece_for(data, stage, shapes),
+        searcher=paths.version(),
     )
 
 
-def _kept(
-    key: list, valid: Callable[[Any], Any], build: Callable[[], Any], plain: Callable[[Any], Any]
-) -> tuple[Any, str]:
-    """A search result by structure: from the cache folder if it is there and sound, else built and kept."""
-    folder = cache_folder()
-    text = repr([VERSION, *key])
-    file = folder and folder / f"{hashlib.sha256(text.encode()).hexdigest()}.json"
-    if file is not None:
-        try:
-            data = json.loads(file.read_text())
-            if data["key"] == text:
-                return valid(data["found"]), data["searched_with"]
-        except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError):
-            pass  # absent or damaged: search again and overwrite
-    found, source = build(), paths.version()
-    if file is not None:
-        _write(
-            file,
-            json.dumps(
-                {"key": text, "searched_with": source, "found": plain(found)}, separators=(",", ":")
-            ),
-        )
-    return found, source
-
-
-def cache_folder() -> Path | None:
-    """Where pieces are kept: `TNSIM_CACHE_DIR`, empty for none; else the platform's cache folder."""
-    named = os.environ.get("TNSIM_CACHE_DIR")
-    if named is not None:
-        return Path(named) if named else None
-    if sys.platform == "win32":
-        root = os.environ.get("LOCALAPPDATA")
-    elif sys.platform == "darwin":
-        root = os.path.expanduser("~/Library/Caches")
-    else:
-        root = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return Path(root) / "tnsim" / "plans" if root else None
-
-
-def _write(file: Path, text: str) -> None:
-    """Temp file and rename, so that no reader ever sees half a piece."""
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=file.parent, suffix=".tmp")
-        with os.fdopen(handle, "w") as out:
-            out.write(text)
-        os.replace(name, file)
-    except OSError:
-        pass  # a read-only home: plans are searched again next time
+def _piece_for(data: Any, stage: Stage, shapes: Shapes) -> Piece:
+    """A piece from parsed JSON. Raises `ValueError` unless it reads and gives what the numbered stage does."""
+    piece = piece_from_data(data)
+    known = {f"in{n}": shape for n, shape in enumerate(shapes)}
+    for definition in stage.definitions:
+        known[definition.name] = shape_of(definition, known)
+    expected = tuple(known[definition.name] for definition in stage.outputs)
+    given = tuple(piece.value_shapes[value] for value in piece.outputs)
+    groups = [gauge for gauge in stage.gauges if gauge.definition is not None]
+    if piece.shapes != shapes or given != expected or len(piece.scales) != len(groups):
+        raise ValueError("the piece of another stage")
+    return piece

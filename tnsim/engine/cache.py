@@ -1,0 +1,117 @@
+"""Search results kept on disk. In: a key, a search. Out: its result, read where it was kept and is sound.
+
+One file a result, under `TNSIM_CACHE_DIR` (default: the user's cache folder), named after the digest of
+its key. A file that is foreign, damaged, changed, too large or of another version counts as absent: the
+search runs again and the file is replaced. Where nothing can be written, nothing is kept.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import stat
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from tnsim.engine.documents import opened, sealed
+from tnsim.files import replacing
+
+T = TypeVar("T")
+
+VERSION = 11
+MAX_BYTES = 2**26  # of one file; 606 diagrams take 2**22
+
+
+def kept(
+    key: Sequence[Any],
+    search: Callable[[], T],
+    encode: Callable[[T], Any],
+    decode: Callable[[Any], T],
+    searcher: str,
+) -> tuple[T, str]:
+    """A search result by its key: from the cache folder, else searched now and kept.
+
+    Args:
+        key: all that the result depends on; its `repr` tells keys apart.
+        search: gives the result.
+        encode: makes it plain data.
+        decode: makes plain data a result again, and raises on what is none for this key.
+        searcher: name and version of what searches.
+
+    Returns:
+        The result, and the name and version of what searched it.
+    """
+    folder = cache_folder()
+    if folder is None:
+        return search(), searcher
+    text = repr([VERSION, *key])
+    file = folder / f"{hashlib.sha256(text.encode()).hexdigest()}.json"
+    try:
+        return _read(file, text, decode)
+    except Exception:  # whatever is wrong with the file, the search does not need it
+        result = search()
+    _write(file, sealed({"key": text, "searched_with": searcher, "found": encode(result)}))
+    return result, searcher
+
+
+def cache_folder() -> Path | None:
+    """Where results are kept: `TNSIM_CACHE_DIR`, empty for none; else the platform's cache folder."""
+    named = os.environ.get("TNSIM_CACHE_DIR")
+    if named is not None:
+        return Path(named) if named else None
+    if sys.platform == "win32":
+        root = os.environ.get("LOCALAPPDATA")
+    elif sys.platform == "darwin":
+        root = os.path.expanduser("~/Library/Caches")
+    else:
+        root = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return Path(root) / "tnsim" / "plans" if root else None
+
+
+def _read(file: Path, key: str, decode: Callable[[Any], T]) -> tuple[T, str]:
+    """The result in a file. Raises anything where there is none for this key."""
+    data = opened(_own_file(file))
+    if data["key"] != key:
+        raise ValueError("the result of another search")
+    searcher = data["searched_with"]
+    if not isinstance(searcher, str):
+        raise ValueError("no name of what searched")
+    return decode(data["found"]), searcher
+
+
+def _own_file(file: Path) -> bytes:
+    """The bytes of a regular file that belongs to the user.
+
+    It is opened before it is looked at, so that nobody can put another in its place between the two; a
+    link is not followed, and opening a pipe does not wait for its writer.
+    """
+    flags = os.O_RDONLY
+    for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC", "O_BINARY"):
+        flags |= getattr(os, name, 0)  # not every platform has all of them
+    handle = os.open(file, flags)
+    try:
+        status = os.fstat(handle)
+        if not stat.S_ISREG(status.st_mode):
+            raise ValueError("not a regular file")
+        if hasattr(os, "geteuid") and status.st_uid != os.geteuid():
+            raise ValueError("the file of another user")
+        if status.st_size > MAX_BYTES:
+            raise ValueError("larger than any result")
+        with os.fdopen(handle, "rb", closefd=False) as stream:
+            return stream.read(MAX_BYTES)
+    finally:
+        os.close(handle)
+
+
+def _write(file: Path, text: str) -> None:
+    """Put the text in the place of whatever is there, in a folder of the user's own."""
+    with contextlib.suppress(OSError):  # a read-only home: it is searched again next time
+        file.parent.parent.mkdir(parents=True, exist_ok=True)
+        file.parent.mkdir(mode=0o700, exist_ok=True)
+        if file.is_symlink() or not file.is_file():
+            file.unlink(missing_ok=True)  # a link or a pipe, which would be written through
+        with replacing(file) as temporary:
+            temporary.write_text(text)
