@@ -1,0 +1,294 @@
+"""Plans as text and cache files under attack: what was changed is refused or searched again, and never runs."""
+
+import copy
+import json
+import os
+import stat
+
+import numpy as np
+import pytest
+from oracles import bilinear
+
+import tnsim
+from tnsim.engine import planner
+from tnsim.engine.documents import opened, sealed
+from tnsim.engine.plan_json import plan_from_data
+from tnsim.folding import choose
+
+WRONG = (None, True, -1, 10**30, float("nan"), "x", [], {})
+
+
+def models(rng):
+    """Two with biases, so that plans have sums with weights."""
+    return [tnsim.Model([bilinear(rng, 2, 2, 1, True)]) for _ in range(2)]
+
+
+def looped_plan(rng):
+    """A plan whose contractions are loops over an index."""
+    deep = [tnsim.Model([bilinear(rng, 2, 3, 2), bilinear(rng, 2, 3, 1)]) for _ in range(2)]
+    key = choose.problem_key(*deep, tnsim.Symmetric())
+    return choose.plan_for(key, (choose.Pair("A", "B"),), False, "float64", 4)
+
+
+PLANS = {
+    "sums": lambda rng: tnsim.plan(*models(rng), tnsim.GaussianClosure()),
+    "loops": looped_plan,
+}
+
+
+def places(data, path=()):
+    """The path of every value in nested data, containers too."""
+    yield path
+    if isinstance(data, dict | list):
+        for key, item in data.items() if isinstance(data, dict) else enumerate(data):
+            yield from places(item, (*path, key))
+
+
+def changed(data, path, change):
+    """A copy with the value at `path` changed."""
+    if not path:
+        return change(data)
+    result = copy.copy(data)
+    result[path[0]] = changed(data[path[0]], path[1:], change)
+    return result
+
+
+def changes(value):
+    """What may stand in a value's place, alike and unlike."""
+    yield from WRONG
+    if isinstance(value, bool):
+        yield not value
+    elif isinstance(value, int | float):
+        yield from (value + 1, value * 2, -value)
+    elif isinstance(value, str):
+        yield from (value + "'", "")
+    elif isinstance(value, list) and value:
+        yield from (value[1:], value[:-1], [*value, value[-1]], value[::-1])
+    elif isinstance(value, dict) and value:
+        first, *others = value.items()
+        yield from (dict(others), {**value, "more": 1}, dict([*others, (first[0], None)]))
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_a_changed_plan_is_an_error_or_the_same_plan(name, rng):
+    """Every field of the document, changed in every way: nobody's number comes out of another plan."""
+    plan = PLANS[name](rng)
+    data = json.loads(plan.to_json())
+    refused = 0
+    for path in places(data):
+        value = data
+        for key in path:
+            value = value[key]
+        for other in changes(value):
+            text = json.dumps(changed(data, path, lambda _, other=other: other))
+            try:
+                assert tnsim.Plan.from_json(text) == plan
+            except tnsim.CheckpointError as error:
+                assert str(error).startswith("not a tnsim plan in format 2: ")
+                refused += 1
+    assert refused > 500
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_what_passes_the_checks_can_be_costed_and_written(name, rng):
+    """The same without the digest: malformed data raise ValueError alone, well-formed ones make a whole plan."""
+    plan = PLANS[name](rng)
+    data = opened(plan.to_json())
+    data.pop("format")
+    accepted = 0
+    for path in places(data):
+        value = data
+        for key in path:
+            value = value[key]
+        for other in changes(value):
+            try:
+                read = plan_from_data(changed(data, path, lambda _, other=other: other))
+            except ValueError:
+                continue
+            accepted += 1
+            assert str(read) and repr(read) and tnsim.Plan.from_json(read.to_json()) == read
+    assert accepted  # another weight, another name
+
+
+def operation(data, n=0):
+    return data["pieces"][0]["operations"][n]
+
+
+@pytest.mark.parametrize(
+    "damage, message",
+    [
+        (lambda d: operation(d)[1].append(999), "piece 0: operation 0: .* arguments"),
+        (lambda d: operation(d).__setitem__(0, "eval"), "kind must be one of contract, sum, loop"),
+        (lambda d: operation(d)[2][0].append(7), "axes of argument"),
+        (lambda d: operation(d).__setitem__(3, [99]), "a label of the output is on no argument"),
+        (
+            lambda d: d["pieces"][0].pop("unshared"),
+            "missing or unknown fields of a Piece: unshared",
+        ),
+        (lambda d: d["stages"][0].update(piece=7), "stage 0: there is no piece 7"),
+        (lambda d: d["stages"][0]["inputs"].__setitem__(0, "?"), "nothing gives its input '[?]'"),
+        (lambda d: d["outputs"].append("?"), "no stage leaves the output '[?]'"),
+        (lambda d: d.update(dtype="int8"), "dtype must be one of float64, float32, found 'int8'"),
+        (lambda d: d.update(exact=1), "expected true or false, found 1"),
+    ],
+)
+def test_what_is_wrong_is_named(damage, message, rng):
+    data = opened(PLANS["sums"](rng).to_json())
+    damage(data)
+    with pytest.raises(tnsim.CheckpointError, match=message):
+        tnsim.Plan.from_json(sealed(data))
+
+
+def test_text_that_is_no_plan():
+    deep = "[" * 100_000 + "]" * 100_000
+    for text in ("", "null", "3", "[]", "{}", b"\xff\xfe", deep, None, 3, sealed({"format": 2})):
+        with pytest.raises(tnsim.CheckpointError, match=r"not a tnsim plan in format 2: \w"):
+            tnsim.Plan.from_json(text)
+
+
+def test_a_changed_weight_is_told_apart_but_not_a_change_of_form(rng):
+    plan = PLANS["sums"](rng)
+    data = json.loads(plan.to_json())
+    pretty = json.dumps(dict(reversed(data.items())), indent=2)
+    assert tnsim.Plan.from_json(pretty) == plan
+    weights = [op[4] for piece in data["pieces"] for op in piece["operations"] if op[4]]
+    weights[0][0] *= 2
+    with pytest.raises(tnsim.CheckpointError, match="it was changed after it was written"):
+        tnsim.Plan.from_json(json.dumps(data))
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    """A cache folder of the test's own, not there yet."""
+    folder = tmp_path / "cache" / "plans"
+    monkeypatch.setenv("TNSIM_CACHE_DIR", str(folder))
+    return folder
+
+
+def planned(pair):
+    """The plan of two models, forgotten by the process before."""
+    planner._piece.cache_clear()
+    choose.plan_for.cache_clear()
+    return tnsim.plan(*pair, tnsim.GaussianClosure())
+
+
+def bit_flips(content):
+    for at in range(0, len(content), max(1, len(content) // 40)):
+        yield content[:at] + bytes([content[at] ^ (1 << at % 8)]) + content[at + 1 :]
+
+
+def truncations(content):
+    for length in range(0, len(content), max(1, len(content) // 10)):
+        yield content[:length]
+
+
+def rewritten(content):
+    """Sealed anew with other values: what no digest tells, the checks for this stage do."""
+    data = opened(content)
+    for field in ("key", "searched_with", "found"):
+        for value in WRONG:
+            with_value = {**data, field: value}
+            try:
+                yield sealed(with_value).encode()
+            except ValueError:  # NaN has no canonical form
+                yield json.dumps(with_value).encode()
+    shapes = copy.deepcopy(data)
+    shapes["found"]["shapes"][0][0] += 1
+    yield sealed(shapes).encode()
+
+
+@pytest.mark.parametrize("damages", [bit_flips, truncations, rewritten])
+def test_a_damaged_cache_file_is_searched_again_and_replaced(damages, cache, rng):
+    pair = models(rng)
+    plan = planned(pair)
+    (file,) = cache.iterdir()
+    content = file.read_bytes()
+    for damaged in damages(content):
+        file.write_bytes(damaged)
+        again = planned(pair)
+        assert again.pieces == plan.pieces and again.stages == plan.stages
+        if again.searched_with == plan.searched_with:  # "x" is a name as good as any
+            assert file.read_bytes() == content
+        file.write_bytes(content)
+    assert list(cache.iterdir()) == [file]
+
+
+def in_place_of(file, kind):
+    """Put something else where a cache file was."""
+    content = file.read_bytes()
+    file.unlink()
+    if kind == "pipe":
+        os.mkfifo(file)
+    elif kind == "folder":
+        file.mkdir()
+    elif kind == "link":
+        beside = file.parent.parent / "elsewhere.json"
+        beside.write_bytes(content)
+        file.symlink_to(beside)
+    elif kind == "dangling link":
+        file.symlink_to("nowhere")
+    elif kind == "forbidden":
+        file.write_bytes(content)
+        file.chmod(0)
+    elif kind == "large":
+        with file.open("wb") as out:
+            out.truncate(2**40)
+
+
+@pytest.mark.parametrize(
+    "kind", ["pipe", "folder", "link", "dangling link", "forbidden", "large", "absent"]
+)
+def test_what_is_no_file_of_the_users_is_not_read(kind, cache, rng):
+    """None of them hangs, is followed or costs memory; all but a folder are replaced by a sound file."""
+    pair = models(rng)
+    plan = planned(pair)
+    (file,) = cache.iterdir()
+    in_place_of(file, kind)
+    beside = cache.parent / "elsewhere.json"
+    before = beside.read_bytes() if beside.exists() else None
+    assert planned(pair) == plan
+    assert (beside.read_bytes() if beside.exists() else None) == before
+    if kind != "folder":
+        assert stat.S_ISREG(file.lstat().st_mode) and file.lstat().st_size < 2**20
+
+
+def test_files_of_others_are_not_read(cache, rng, monkeypatch):
+    pair = models(rng)
+    plan = planned(pair)
+    user = os.geteuid()
+    monkeypatch.setattr(os, "geteuid", lambda: user + 1)
+    searched = []
+    search = planner.build_piece
+    monkeypatch.setattr(planner, "build_piece", lambda *a: searched.append(a) or search(*a))
+    assert planned(pair) == plan and len(searched) == 1
+
+
+def test_the_folder_is_the_users_alone(cache, rng):
+    planned(models(rng))
+    assert stat.S_IMODE(cache.stat().st_mode) == 0o700
+
+
+def test_swapped_files_are_not_taken_for_each_other(cache, rng):
+    one, other = models(rng), [tnsim.Model([bilinear(rng, 3, 2, 1, True)]) for _ in range(2)]
+    plans = planned(one), planned(other)
+    first, second = cache.iterdir()
+    content = first.read_bytes()
+    first.write_bytes(second.read_bytes())
+    second.write_bytes(content)
+    assert (planned(one), planned(other)) == plans
+
+
+def test_a_kept_plan_gives_the_same_number(cache, rng, numpy_plans):
+    """The fault as it was met: a weight in a cache file changed by hand, and the result called exact."""
+    pair = models(rng)
+    planner._piece.cache_clear()
+    choose.plan_for.cache_clear()
+    value = tnsim.similarity(*pair)
+    for file in cache.iterdir():
+        data = json.loads(file.read_text())
+        for op in data["found"]["operations"]:
+            op[4] = [3 * weight for weight in op[4]]
+        file.write_text(json.dumps(data))
+    planner._piece.cache_clear()
+    choose.plan_for.cache_clear()
+    np.testing.assert_array_equal(tnsim.similarity(*pair), value)
