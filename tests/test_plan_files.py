@@ -12,6 +12,7 @@ from oracles import bilinear
 import tnsim
 from tnsim.engine import planner
 from tnsim.engine.documents import opened, sealed
+from tnsim.engine.plan import Operation, Piece, PlanStage
 from tnsim.engine.plan_json import plan_from_data
 from tnsim.folding import choose
 
@@ -24,15 +25,19 @@ def models(rng):
 
 
 def looped_plan(rng):
-    """A plan whose contractions are loops over an index."""
-    deep = [tnsim.Model([bilinear(rng, 2, 3, 2), bilinear(rng, 2, 3, 1)]) for _ in range(2)]
-    key = choose.problem_key(*deep, tnsim.Symmetric())
-    return choose.plan_for(key, (choose.Pair("A", "B"),), False, "float64", 4)
+    """sum_i (sum_j x_ij y_ij), the sum over i as a loop."""
+    body = Piece(((2,), (2,)), (Operation("contract", (0, 1), ((0,), (0,)), ()),), (2,))
+    loop = Operation("loop", (0, 1), ((0, 1), (0, 1)), (), (), (0,), body)
+    piece = Piece(((3, 2), (3, 2)), (loop,), (2,), ((0, 1),), (((0, 1),),), 6)
+    stage = PlanStage(0, ("x", "y"), ("xy",), ("xy",), (("xy", 1),))
+    shapes = {"x": (3, 2), "y": (3, 2)}
+    scales = {"xy": (("xy", 1),)}
+    return tnsim.Plan("tree", True, "float64", 1, (piece,), (stage,), shapes, ("xy",), scales)
 
 
 PLANS = {
-    "sums": lambda rng: tnsim.plan(*models(rng), tnsim.GaussianClosure()),
-    "loops": looped_plan,
+    "sum": lambda rng: tnsim.plan(*models(rng), tnsim.GaussianClosure()),
+    "loop": looped_plan,
 }
 
 
@@ -73,6 +78,7 @@ def changes(value):
 def test_a_changed_plan_is_an_error_or_the_same_plan(name, rng):
     """Every field of the document, changed in every way: nobody's number comes out of another plan."""
     plan = PLANS[name](rng)
+    assert any(op.kind == name for piece in plan.pieces for op in piece.operations)
     data = json.loads(plan.to_json())
     refused = 0
     for path in places(data):
@@ -86,7 +92,7 @@ def test_a_changed_plan_is_an_error_or_the_same_plan(name, rng):
             except tnsim.CheckpointError as error:
                 assert str(error).startswith("not a tnsim plan in format 2: ")
                 refused += 1
-    assert refused > 500
+    assert refused > 300
 
 
 @pytest.mark.parametrize("name", PLANS)
@@ -133,7 +139,7 @@ def operation(data, n=0):
     ],
 )
 def test_what_is_wrong_is_named(damage, message, rng):
-    data = opened(PLANS["sums"](rng).to_json())
+    data = opened(PLANS["sum"](rng).to_json())
     damage(data)
     with pytest.raises(tnsim.CheckpointError, match=message):
         tnsim.Plan.from_json(sealed(data))
@@ -147,7 +153,7 @@ def test_text_that_is_no_plan():
 
 
 def test_a_changed_weight_is_told_apart_but_not_a_change_of_form(rng):
-    plan = PLANS["sums"](rng)
+    plan = PLANS["sum"](rng)
     data = json.loads(plan.to_json())
     pretty = json.dumps(dict(reversed(data.items())), indent=2)
     assert tnsim.Plan.from_json(pretty) == plan
