@@ -10,11 +10,11 @@ import pytest
 from oracles import bilinear
 
 import tnsim
+from tnsim.compare import planned
 from tnsim.engine import planner
 from tnsim.engine.documents import opened, sealed
 from tnsim.engine.plan import Operation, Piece, PlanStage
 from tnsim.engine.plan_json import plan_from_data
-from tnsim.folding import choose
 
 WRONG = (None, True, -1, 10**30, float("nan"), "x", [], {})
 
@@ -171,10 +171,10 @@ def cache(tmp_path, monkeypatch):
     return folder
 
 
-def planned(pair):
+def plan_anew(pair):
     """The plan of two models, forgotten by the process before."""
     planner._piece.cache_clear()
-    choose.plan_for.cache_clear()
+    planned.plan_for.cache_clear()
     return tnsim.plan(*pair, tnsim.GaussianClosure())
 
 
@@ -206,12 +206,12 @@ def rewritten(content):
 @pytest.mark.parametrize("damages", [bit_flips, truncations, rewritten])
 def test_a_damaged_cache_file_is_searched_again_and_replaced(damages, cache, rng):
     pair = models(rng)
-    plan = planned(pair)
+    plan = plan_anew(pair)
     (file,) = cache.iterdir()
     content = file.read_bytes()
     for damaged in damages(content):
         file.write_bytes(damaged)
-        again = planned(pair)
+        again = plan_anew(pair)
         assert again.pieces == plan.pieces and again.stages == plan.stages
         if again.searched_with == plan.searched_with:  # "x" is a name as good as any
             assert file.read_bytes() == content
@@ -247,12 +247,12 @@ def in_place_of(file, kind):
 def test_what_is_no_file_of_the_users_is_not_read(kind, cache, rng):
     """None of them hangs, is followed or costs memory; all but a folder are replaced by a sound file."""
     pair = models(rng)
-    plan = planned(pair)
+    plan = plan_anew(pair)
     (file,) = cache.iterdir()
     in_place_of(file, kind)
     beside = cache.parent / "elsewhere.json"
     before = beside.read_bytes() if beside.exists() else None
-    assert planned(pair) == plan
+    assert plan_anew(pair) == plan
     assert (beside.read_bytes() if beside.exists() else None) == before
     if kind != "folder":
         assert stat.S_ISREG(file.lstat().st_mode) and file.lstat().st_size < 2**20
@@ -260,35 +260,35 @@ def test_what_is_no_file_of_the_users_is_not_read(kind, cache, rng):
 
 def test_files_of_others_are_not_read(cache, rng, monkeypatch):
     pair = models(rng)
-    plan = planned(pair)
+    plan = plan_anew(pair)
     user = os.geteuid()
     monkeypatch.setattr(os, "geteuid", lambda: user + 1)
     searched = []
     search = planner.build_piece
     monkeypatch.setattr(planner, "build_piece", lambda *a: searched.append(a) or search(*a))
-    assert planned(pair) == plan and len(searched) == 1
+    assert plan_anew(pair) == plan and len(searched) == 1
 
 
 def test_the_folder_is_the_users_alone(cache, rng):
-    planned(models(rng))
+    plan_anew(models(rng))
     assert stat.S_IMODE(cache.stat().st_mode) == 0o700
 
 
 def test_swapped_files_are_not_taken_for_each_other(cache, rng):
     one, other = models(rng), [tnsim.Model([bilinear(rng, 3, 2, 1, True)]) for _ in range(2)]
-    plans = planned(one), planned(other)
+    plans = plan_anew(one), plan_anew(other)
     first, second = cache.iterdir()
     content = first.read_bytes()
     first.write_bytes(second.read_bytes())
     second.write_bytes(content)
-    assert (planned(one), planned(other)) == plans
+    assert (plan_anew(one), plan_anew(other)) == plans
 
 
 def test_a_kept_plan_gives_the_same_number(cache, rng, numpy_plans):
     """The fault as it was met: a weight in a cache file changed by hand, and the result called exact."""
     pair = models(rng)
     planner._piece.cache_clear()
-    choose.plan_for.cache_clear()
+    planned.plan_for.cache_clear()
     value = tnsim.similarity(*pair)
     for file in cache.iterdir():
         data = json.loads(file.read_text())
@@ -296,5 +296,5 @@ def test_a_kept_plan_gives_the_same_number(cache, rng, numpy_plans):
             op[4] = [3 * weight for weight in op[4]]
         file.write_text(json.dumps(data))
     planner._piece.cache_clear()
-    choose.plan_for.cache_clear()
+    planned.plan_for.cache_clear()
     np.testing.assert_array_equal(tnsim.similarity(*pair), value)
