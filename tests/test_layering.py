@@ -21,7 +21,7 @@ FOLDERS = {  # folder (or file of the root): what it may import from tnsim; noth
     "folding": ["engine", "errors", "metrics", "models", "names", "tensors"],
     "compare": ["engine", "errors", "folding", "metrics", "models", "names"],
     "tensor_networks": ["errors", "folding", "metrics", "models", "names", "tensors"],
-    "analysis": ["errors", "models", "names"],
+    "analysis": ["errors", "files", "models", "names"],
     "gram": [
         "",
         "analysis",
@@ -29,6 +29,7 @@ FOLDERS = {  # folder (or file of the root): what it may import from tnsim; noth
         "compare",
         "engine",
         "errors",
+        "files",
         "folding",
         "metrics",
         "models",

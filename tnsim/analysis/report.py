@@ -20,6 +20,7 @@ from jaxtyping import Float
 from tnsim.analysis import reading
 from tnsim.analysis.matrices import is_symmetric, matrix
 from tnsim.errors import ResultError
+from tnsim.files import replacing
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -44,11 +45,13 @@ def write(result: xr.Dataset, path: str | os.PathLike, title: str = "Pairwise si
     head, body = template.split("__RUN__")
     page = head.replace("__TITLE__", html.escape(title)) + data.replace("<", "\\u003c") + body
     path = Path(path)
+    # half of a surrogate pair, as in an undecodable file name, has no UTF-8: its escape is JSON's own
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(page, encoding="utf-8")
+        with replacing(path) as temporary:
+            temporary.write_text(page, encoding="utf-8", errors="backslashreplace")
     except OSError as error:
-        raise ResultError(f"{path}: cannot be written: {error.strerror}") from None
+        raise ResultError(f"{path}: cannot be written: {error.strerror or error}") from None
     return path
 
 

@@ -57,7 +57,7 @@ def similarity(
         ),
     ] = False,
     samples: Annotated[int, typer.Option(help="Samples of --check.")] = 65536,
-    seed: Annotated[int, typer.Option(help="Seed of --check.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of --check.")] = 0,
     dialect: DialectOption = None,
     n_ctx: ContextOption = None,
     dtype: DtypeOption = DtypeName.float64,

@@ -151,11 +151,18 @@ def _executor(scheduler: str | None) -> Any:
     if scheduler is None:
         yield None
         return
+    from tnsim.errors import MissingExtra, TnsimError
+
     try:
         from distributed import Client
     except ImportError:
-        from tnsim.errors import MissingExtra
-
         raise MissingExtra("distributed", "dask", "--scheduler") from None
-    with Client(scheduler) as client:
+    try:
+        client = Client(scheduler)
+    except (OSError, ValueError, AssertionError) as error:  # what Dask raises for a bad address
+        reason = str(error) or "not the address of a scheduler"
+        raise TnsimError(
+            f"--scheduler {scheduler!r}: {reason}; give one such as tcp://HOST:8786"
+        ) from None
+    with client:
         yield client

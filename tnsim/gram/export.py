@@ -1,50 +1,99 @@
-"""Results as files that other programs read. In: a `Pairwise`, a folder. Out: csv, npz, parquet."""
+"""Results as files that other programs read. In: a `Pairwise`, a path. Out: csv, npz, parquet, whole or not at all.
+
+Labels may come from file names. Half of a surrogate pair, which is what Python makes of a byte that is no
+text, is written as its escape (`\\udc80`) where the format holds text only.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import csv
+import io
 import json
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from tnsim.errors import MissingExtra
+from tnsim.errors import MissingExtra, ResultError
+from tnsim.files import replacing
 from tnsim.gram.result import Pairwise
+
+FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
 def write_csv(result: Pairwise, path: Path) -> None:
-    """The similarities as a matrix, labels in the first row and the first column."""
-    with path.open("w", newline="") as file:
-        rows = csv.writer(file)
-        rows.writerow(["", *result.b.values.tolist()])
-        rows.writerows(
-            [label, *values]
-            for label, values in zip(
-                result.a.values.tolist(), result.similarity.values.tolist(), strict=True
-            )
-        )
+    """The similarities as a matrix, labels in the first row and the first column.
+
+    A label that a spreadsheet would run as a formula gets an apostrophe in front, the spreadsheets' own mark
+    of text. Labels that are numbers, and all values, stay numbers.
+
+    Raises:
+        ResultError: the file cannot be written.
+    """
+    table = io.StringIO(newline="")
+    rows = csv.writer(table)
+    rows.writerow(["", *map(_cell, result.b.values.tolist())])
+    for label, values in zip(result.a.values.tolist(), result.similarity.values, strict=True):
+        rows.writerow([_cell(label), *values.tolist()])
+    with _written(path) as temporary:
+        temporary.write_bytes(table.getvalue().encode())
 
 
 def write_npz(result: Pairwise, path: Path) -> None:
-    """Every variable and coordinate by its name, and the attributes as JSON text under `attributes`."""
-    np.savez(
-        path,
-        attributes=json.dumps(result.attrs),
-        **{name: values.values for name, values in result.variables.items()},
-    )
+    """Every variable and coordinate by its name, and the attributes as JSON text under `attributes`.
+
+    Raises:
+        ResultError: the file cannot be written.
+    """
+    arrays = {str(name): values.values for name, values in result.variables.items()}
+    with _written(path) as temporary, temporary.open("wb") as file:
+        np.savez(file, attributes=json.dumps(result.attrs), **arrays)  # type: ignore[arg-type]
 
 
 def write_parquet(result: Pairwise, path: Path) -> None:
-    """One row a pair: a, b, similarity, log_inner, sign; slices, where there are any, as lists."""
+    """One row a pair: a, b, similarity, log_inner, sign; slices, where there are any, as lists.
+
+    Raises:
+        ResultError: the file cannot be written.
+        MissingExtra: pyarrow is not installed.
+    """
     try:
         import pyarrow
         from pyarrow import parquet
     except ImportError:
         raise MissingExtra("pyarrow", "parquet", "writing parquet") from None
     count, across = result.similarity.shape
-    columns = {"a": np.repeat(result.a.values, across), "b": np.tile(result.b.values, count)}
+    labels = {side: [_plain(label) for label in result[side].values.tolist()] for side in "ab"}
+    columns: dict[str, Any] = {
+        "a": np.repeat(labels["a"], across),
+        "b": np.tile(labels["b"], count),
+    }
     columns |= {name: result[name].values.ravel() for name in ("similarity", "log_inner", "sign")}
     if "slices" in result:
         columns["slices"] = list(result.slices.values.reshape(count * across, -1))
     table = pyarrow.table(columns).replace_schema_metadata({"tnsim": json.dumps(result.attrs)})
-    parquet.write_table(table, path)
+    with _written(path) as temporary:
+        parquet.write_table(table, temporary)
+
+
+@contextlib.contextmanager
+def _written(path: Path) -> Iterator[Path]:
+    """A temporary path that takes the place of `path`. Raises `ResultError` where that fails."""
+    try:
+        with replacing(path) as temporary:
+            yield temporary
+    except OSError as error:
+        raise ResultError(f"{path}: cannot be written: {error.strerror or error}") from None
+
+
+def _cell(label: Any) -> Any:
+    """A label of a table: text is never a formula."""
+    label = _plain(label)
+    return f"'{label}" if isinstance(label, str) and label.startswith(FORMULA) else label
+
+
+def _plain(label: Any) -> Any:
+    """A label that UTF-8 can hold."""
+    return label.encode("utf-8", "backslashreplace").decode() if isinstance(label, str) else label

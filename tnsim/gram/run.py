@@ -63,8 +63,9 @@ def pairwise(
     Raises `ModelError` when models cannot be compared or one is the zero function, `StoreMismatch` when the store
     holds another run, `TooLarge`; warns with `DuplicateWarning` of models with identical weights.
     """
+    path = None if store is None else stores.folder(store)
     run = _prepared(models, metric, other, slices, dtype, budget, names)
-    target = _target(run, store)
+    target = _target(run, path)
     run = _as_stored(run, target, executor is None)
     verbs.warn_of_rounding(max(e.degree for e in (*run.rows.entries, *run.columns.entries)), dtype)
     with _bar(run, progress) as bar, tiles.forgetting():
@@ -94,7 +95,7 @@ def plan_pairwise(
 
 def open_pairwise(path: str | os.PathLike) -> Pairwise:
     """The result in a store; pairs that are not computed yet are NaN. Raises `StoreMismatch` when there is none."""
-    return _result(stores.open_store(Path(path), "r"))
+    return _result(stores.open_store(stores.folder(path), "r"))
 
 
 class _Side(NamedTuple):

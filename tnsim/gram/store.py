@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shutil
 import uuid
 from collections.abc import Iterator, Mapping
@@ -37,6 +38,16 @@ class Store:
     arrays: Mapping[str, Any]
     attrs: Mapping[str, Any]
     path: Path | None
+
+
+def folder(path: str | os.PathLike) -> Path:
+    """The path of a store. Raises `StoreMismatch` for an address: as a path it would make folders `s3:/...` here."""
+    if re.match(r"[A-Za-z][\w+.-]+:/", os.fspath(path)):
+        raise StoreMismatch(
+            f"{path}: a store is a folder on a disk, and this is an address; give the path of a folder, "
+            "and copy it where you want it when the run is done"
+        )
+    return Path(path)
 
 
 def shapes(

@@ -1,0 +1,131 @@
+"""Files that a run leaves: whole or not at all, with labels that neither run as formulas nor break the file."""
+
+import csv
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from pyarrow import parquet
+from sample_runs import blocks
+from test_cli import run
+from test_report import data_of
+
+import tnsim
+from tnsim.analysis import report
+from tnsim.files import replacing
+from tnsim.gram import export
+
+WRITERS = {
+    "similarity.csv": export.write_csv,
+    "result.npz": export.write_npz,
+    "pairs.parquet": export.write_parquet,
+    "run.html": report.write,
+}
+NASTY = ["=1+1", "+1", "-1", "@SUM(A1)", "\tx", "\rx", "\udc80x", "plain", "a=b"]
+
+
+def labelled(rng, labels):
+    result = blocks(rng, [len(labels)])
+    return result.assign_coords(a=labels, b=labels, name_a=("a", labels))
+
+
+def names(folder):
+    return [path.name for path in folder.iterdir()]
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_a_run_that_stops_leaves_the_file_as_it_was(name, tmp_path, rng, monkeypatch):
+    """Killed before the rename: the old file is whole and nothing lies beside it."""
+    path = tmp_path / name
+    WRITERS[name](blocks(rng, [2]), path)
+    before = path.read_bytes()
+
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "replace", killed)
+    with pytest.raises(KeyboardInterrupt):
+        WRITERS[name](blocks(rng, [3]), path)
+    assert path.read_bytes() == before and names(tmp_path) == [name]
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_what_cannot_be_written_is_an_error_of_ours(name, tmp_path, rng):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(tnsim.ResultError, match=f"{name}: cannot be written: "):
+        WRITERS[name](blocks(rng, [2]), tmp_path / "file" / name)
+    assert names(tmp_path) == ["file"]
+
+
+def test_links_are_followed_and_devices_stay(tmp_path, monkeypatch):
+    (tmp_path / "link").symlink_to("target")
+    with replacing(tmp_path / "link") as temporary:
+        temporary.write_text("new")
+    assert (tmp_path / "link").is_symlink() and (tmp_path / "target").read_text() == "new"
+    with replacing(tmp_path / "plain") as temporary:
+        temporary.write_text("new")
+    (tmp_path / "usual").write_text("new")
+    assert (tmp_path / "plain").stat().st_mode == (tmp_path / "usual").stat().st_mode
+    monkeypatch.setattr(os, "replace", lambda *_: pytest.fail("a device is no file to replace"))
+    with replacing(Path(os.devnull)) as device:
+        device.write_text("gone")
+
+
+def test_labels_are_never_formulas_and_numbers_stay_numbers(tmp_path, rng):
+    export.write_csv(labelled(rng, NASTY), tmp_path / "run.csv")
+    with (tmp_path / "run.csv").open(encoding="utf-8", newline="") as file:
+        header, *rows = csv.reader(file)
+    escaped = ["'" + label for label in NASTY[:6]] + ["\\udc80x", "plain", "a=b"]
+    assert header[1:] == escaped and [row[0] for row in rows] == escaped
+    numbers = labelled(rng, [-2, -1, 3])
+    export.write_csv(numbers, tmp_path / "run.csv")
+    with (tmp_path / "run.csv").open(newline="") as file:
+        header, *rows = csv.reader(file)
+    assert header[1:] == ["-2", "-1", "3"]
+    values = np.array([row[1:] for row in rows], float)
+    np.testing.assert_array_equal(values, numbers.similarity)
+
+
+def test_half_a_surrogate_pair_does_not_break_a_file(tmp_path, rng):
+    """What Python makes of a file name that is not UTF-8."""
+    result = labelled(rng, ["\udc80x", "\ud800", "z"]).assign_attrs(note="\udc80")
+    page = report.write(result, tmp_path / "run.html", "\udc80")
+    data = data_of(page)
+    assert data["rows"] == ["\udc80x", "\ud800", "z"] and data["title"] == "\udc80"
+    export.write_npz(result, tmp_path / "run.npz")
+    with np.load(tmp_path / "run.npz") as arrays:
+        assert json.loads(str(arrays["attributes"]))["note"] == "\udc80"
+        assert arrays["a"].tolist() == ["\udc80x", "\ud800", "z"]
+    export.write_parquet(result, tmp_path / "run.parquet")
+    table = parquet.read_table(tmp_path / "run.parquet").to_pydict()
+    assert table["b"][:3] == ["\\udc80x", "\\ud800", "z"]
+
+
+@pytest.mark.parametrize("store", ["http://host/run", "s3://bucket/run", "gs://x", "file:///run"])
+def test_a_store_is_no_address(store, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for call in (lambda: tnsim.pairwise([], store=store), lambda: tnsim.open_pairwise(store)):
+        with pytest.raises(tnsim.StoreMismatch, match=f"{store}: a store is a folder on a disk"):
+            call()
+    assert names(tmp_path) == []
+
+
+def test_wrong_arguments_are_one_line(tmp_path, monkeypatch, rng):
+    monkeypatch.setenv("DASK_DISTRIBUTED__COMM__TIMEOUTS__CONNECT", "1s")
+    file = tmp_path / "a.safetensors"
+    tnsim.save(tnsim.Model([tnsim.Linear(np.eye(2))]), file)
+    pairwise = ("pairwise", file, "--out", tmp_path / "out", "--scheduler")
+    for arguments, message in (
+        (
+            ("similarity", file, file, "--check", "--seed", "-1"),
+            "'--seed': Input should be greater than or equal to 0",
+        ),
+        ((*pairwise, "nonsense"), "--scheduler 'nonsense': missing port number in address"),
+        ((*pairwise, "tcp://127.0.0.1:1"), "Timed out trying to connect to tcp://127.0.0.1:1"),
+        (("pairwise", file, "--out", "s3://bucket"), "s3:/bucket/store.zarr: a store is a folder"),
+    ):
+        done = run(*arguments, check=False)
+        assert done.returncode == 2 and message in done.stderr
+        assert len(done.stderr.splitlines()) == 1, done.stderr
