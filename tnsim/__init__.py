@@ -1,19 +1,72 @@
 """tnsim: exact similarity of polynomial networks, from their weights.
 
-Names are loaded on first use, so that `import tnsim` is cheap and changes nothing in JAX.
+Names are loaded on first use, so that `import tnsim` is cheap and changes nothing in JAX. What needs an
+optional package says so when it is called, not when it is named: `help(tnsim)` and `from tnsim import *`
+work without any.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # the same names as below, for editors and type checkers
+    from tnsim.analysis import baselines, figures, plots, reading, report
+    from tnsim.checkpoints.dialects import Dialect
+    from tnsim.checkpoints.load import (
+        ForwardError,
+        Series,
+        compare_forward,
+        from_state_dict,
+        load,
+        save,
+    )
+    from tnsim.compare.attribution import Attribution, attribution
+    from tnsim.compare.monte_carlo import Check, check
+    from tnsim.compare.numbers import Number, Numbers, SignedLog
+    from tnsim.compare.planned import Budget
+    from tnsim.compare.similarity import inner, log_inner, plan, similarity, slices
+    from tnsim.engine.plan import Plan
+    from tnsim.errors import (
+        CheckpointError,
+        DuplicateWarning,
+        GramWarning,
+        MissingExtra,
+        ModelError,
+        PrecisionWarning,
+        ResultError,
+        StoreMismatch,
+        TnsimError,
+        TooLarge,
+        UnsupportedLayer,
+    )
+    from tnsim.gram.result import Pairwise
+    from tnsim.gram.run import open_pairwise, pairwise, plan_pairwise
+    from tnsim.gram.run_plan import PairwisePlan
+    from tnsim.metrics.metric import (
+        Categorical,
+        Frobenius,
+        Gaussian,
+        GaussianClosure,
+        LayerwiseMetric,
+        Metric,
+        Symmetric,
+        TreeSymmetric,
+    )
+    from tnsim.models.layers import Attention, Bilinear, Layer, Linear, Residual
+    from tnsim.models.model import Combination, Model
+    from tnsim.tensor_networks.closed_networks import networks
+    from tnsim.tensor_networks.network import network
 
 _HOME = {
     "Linear": "models.layers",
     "Bilinear": "models.layers",
     "Attention": "models.layers",
     "Residual": "models.layers",
+    "Layer": "models.layers",
     "Model": "models.model",
     "Combination": "models.model",
+    "Metric": "metrics.metric",
+    "LayerwiseMetric": "metrics.metric",
     "Frobenius": "metrics.metric",
     "TreeSymmetric": "metrics.metric",
     "Symmetric": "metrics.metric",
@@ -25,12 +78,17 @@ _HOME = {
     "inner": "compare.similarity",
     "log_inner": "compare.similarity",
     "plan": "compare.similarity",
+    "Number": "compare.numbers",
+    "Numbers": "compare.numbers",
+    "SignedLog": "compare.numbers",
     "Budget": "compare.planned",
     "pairwise": "gram.run",
     "plan_pairwise": "gram.run",
     "open_pairwise": "gram.run",
     "Pairwise": "gram.result",
+    "PairwisePlan": "gram.run_plan",
     "check": "compare.monte_carlo",
+    "Check": "compare.monte_carlo",
     "attribution": "compare.attribution",
     "Attribution": "compare.attribution",
     "Plan": "engine.plan",
@@ -42,6 +100,7 @@ _HOME = {
     "Series": "checkpoints.load",
     "Dialect": "checkpoints.dialects",
     "compare_forward": "checkpoints.load",
+    "ForwardError": "checkpoints.load",
     "TnsimError": "errors",
     "ModelError": "errors",
     "CheckpointError": "errors",
@@ -63,7 +122,67 @@ _MODULES = {
     "report": "analysis.report",
 }
 
-__all__ = sorted(_HOME)
+__all__ = [
+    "Attention",
+    "Attribution",
+    "Bilinear",
+    "Budget",
+    "Categorical",
+    "Check",
+    "CheckpointError",
+    "Combination",
+    "Dialect",
+    "DuplicateWarning",
+    "ForwardError",
+    "Frobenius",
+    "Gaussian",
+    "GaussianClosure",
+    "GramWarning",
+    "Layer",
+    "LayerwiseMetric",
+    "Linear",
+    "Metric",
+    "MissingExtra",
+    "Model",
+    "ModelError",
+    "Number",
+    "Numbers",
+    "Pairwise",
+    "PairwisePlan",
+    "Plan",
+    "PrecisionWarning",
+    "Residual",
+    "ResultError",
+    "Series",
+    "SignedLog",
+    "StoreMismatch",
+    "Symmetric",
+    "TnsimError",
+    "TooLarge",
+    "TreeSymmetric",
+    "UnsupportedLayer",
+    "attribution",
+    "baselines",
+    "check",
+    "compare_forward",
+    "figures",
+    "from_state_dict",
+    "inner",
+    "load",
+    "log_inner",
+    "network",
+    "networks",
+    "open_pairwise",
+    "pairwise",
+    "plan",
+    "plan_pairwise",
+    "plots",
+    "reading",
+    "report",
+    "save",
+    "similarity",
+    "slices",
+]
 __version__ = "0.1.0"
 
 
@@ -78,4 +197,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return __all__
+    return sorted({*globals(), *__all__})

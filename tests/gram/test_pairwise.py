@@ -381,7 +381,7 @@ def test_programs_are_compiled_once_per_shape(rng, monkeypatch):
 @pytest.mark.parametrize(
     "package, code, extra",
     [
-        ("xarray", "tnsim.pairwise", "pairwise"),
+        ("xarray", "tnsim.pairwise([])", "pairwise"),
         ("zarr", "tnsim.open_pairwise('x')", "pairwise"),
         ("pyarrow", "exports.write_parquet(None, None)", "parquet"),
     ],

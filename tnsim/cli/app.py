@@ -216,7 +216,7 @@ def demo(
     result["weight_cosine"] = baselines.weight_cosine(series)
     phases = reading.segment(result, 3)
     out.mkdir(parents=True, exist_ok=True)
-    result.plot("heatmap", ["similarity", "weight_cosine"], phases.change_points).savefig(
+    result.tnsim.plot("heatmap", ["similarity", "weight_cosine"], phases.change_points).savefig(
         out / "similarity.png", dpi=150
     )
     exports.write_npz(result, out / "similarity.npz")

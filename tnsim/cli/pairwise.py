@@ -127,7 +127,7 @@ def _looked_at(result: Any, pictures: Path | None, page: Path | None) -> list[Pa
     if pictures is not None:
         for kind in ("heatmap", "trajectory", "mds") if result.attrs["symmetric"] else ("heatmap",):
             written.append(pictures / f"{kind}.png")
-            result.plot(kind).savefig(written[-1], dpi=150)
+            result.tnsim.plot(kind).savefig(written[-1], dpi=150)
     if page is not None:
         from tnsim.analysis import report
 

@@ -13,9 +13,11 @@ from dataclasses import dataclass
 import jax
 import numpy as np
 from jaxtyping import Float
+from numpy.typing import DTypeLike
 
 from tnsim.compare.planned import cast, check
 from tnsim.engine import execution
+from tnsim.engine.plan import dtype_name
 from tnsim.engine.planner import LARGE, plan_problem
 from tnsim.errors import ModelError
 from tnsim.folding.base import model_weights
@@ -27,6 +29,7 @@ from tnsim.metrics.metric import Categorical, GaussianClosure, Metric, joins_who
 from tnsim.models.layers import Attention, Layer, Linear, innermost
 from tnsim.models.model import Model
 from tnsim.names import SIDES, STREAM, WEIGHT, Side, bias_of
+from tnsim.tables import html_table
 
 WAYS = ("layer", "head")
 
@@ -41,6 +44,15 @@ class Attribution:
     metric: str
     exact: bool
 
+    def _repr_html_(self) -> str:
+        guarantee = "exact" if self.exact else "approximation"
+        title = f"Contributions to <a|b>, {self.metric} ({guarantee})"
+        rows = [
+            (name, *(f"{value:.4g}" for value in row))
+            for name, row in zip(self.bra, self.values, strict=True)
+        ]
+        return html_table(title, rows, ("", *self.ket))
+
 
 def attribution(
     a: Model,
@@ -48,7 +60,7 @@ def attribution(
     metric: Metric = GaussianClosure(),
     *,
     by: str = "layer",
-    dtype: str = "float64",
+    dtype: DTypeLike = "float64",
 ) -> Attribution:
     """Contributions of a's components against b's; their sum is `inner(a, b, metric)`.
 
@@ -63,7 +75,8 @@ def attribution(
             raise ModelError(
                 "attribution is between two models; take those of a combination one by one"
             )
-    check(a, b, metric, dtype)
+    dtype = dtype_name(dtype)
+    check(a, b, metric)
     models = {"A": _prepared(a), "B": _prepared(b)}
     last = {
         side: next(x for x in map(innermost, reversed(m.layers)) if not isinstance(x, Linear))

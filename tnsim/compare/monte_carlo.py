@@ -16,6 +16,7 @@ from tnsim.compare.planned import AnyModel
 from tnsim.compare.similarity import similarity
 from tnsim.errors import ModelError
 from tnsim.metrics.metric import Categorical, Gaussian, GaussianClosure, flattened
+from tnsim.tables import html_table
 
 BATCH = 4096
 GROUPS = 32
@@ -33,6 +34,9 @@ class Check(NamedTuple):
     deviation: float
     samples: int
     seed: int
+
+    def _repr_html_(self) -> str:
+        return html_table("Closed form beside sampling", self._asdict().items())
 
 
 def check(

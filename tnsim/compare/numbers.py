@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from tnsim.tables import html_table
+
 
 class Number(np.float64):
     """A float64 with `.metric` (name) and `.exact` (whether the metric's definition is met exactly)."""
@@ -21,6 +23,12 @@ class Number(np.float64):
         self = super().__new__(cls, value)
         self.metric, self.exact = metric, exact
         return self
+
+    def __repr__(self) -> str:
+        return f"Number({float(self)!r}, metric={self.metric!r}, exact={self.exact})"
+
+    def _repr_html_(self) -> str:
+        return html_table(str(self), [("metric", self.metric), ("exact", self.exact)])
 
 
 class Numbers(np.ndarray):
@@ -36,6 +44,10 @@ class Numbers(np.ndarray):
 
     def __array_finalize__(self, source: Any) -> None:
         self.metric, self.exact = getattr(source, "metric", None), getattr(source, "exact", None)
+
+    def __repr__(self) -> str:
+        values = np.array2string(np.asarray(self), separator=", ", prefix="Numbers(")
+        return f"Numbers({values}, metric={self.metric!r}, exact={self.exact})"
 
 
 class SignedLog(NamedTuple):

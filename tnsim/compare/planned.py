@@ -21,7 +21,6 @@ from tnsim.names import Pair
 
 AnyModel = Model | Combination
 
-DTYPES = ("float64", "float32")
 _ALWAYS_FITS = 2**28
 FREE_SHARE = 0.8
 
@@ -52,10 +51,9 @@ def cast(array: Any, dtype: str) -> Any:
     return array.astype(dtype) if isinstance(array, jax.Array) else np.asarray(array, dtype)
 
 
-def check(a: Any, b: Any, metric: Any, dtype: str) -> None:
+def check(a: Any, b: Any, metric: Any) -> None:
+    """Raise `ModelError` unless these are two models that this metric can compare."""
     check_metric(metric)
-    if dtype not in DTYPES:
-        raise ModelError(f"dtype must be one of {', '.join(DTYPES)}, found {dtype!r}")
     one, two = terms(a)[0][1], terms(b)[0][1]
     check_comparable(one, two)
     if one.n_ctx is None and (one.attends or two.attends):

@@ -14,11 +14,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from numpy.typing import DTypeLike
 
 from tnsim.compare.numbers import Number, Numbers, SignedLog
 from tnsim.compare.planned import AnyModel, Budget, affordable, cast, check, plan_for
 from tnsim.engine import execution
-from tnsim.engine.plan import Plan
+from tnsim.engine.plan import Plan, dtype_name
 from tnsim.errors import ModelError, PrecisionWarning, TnsimError
 from tnsim.folding.base import model_weights
 from tnsim.folding.choose import choose
@@ -35,7 +36,7 @@ def similarity(
     b: AnyModel,
     metric: Metric = Gaussian(),
     *,
-    dtype: str = "float64",
+    dtype: DTypeLike = "float64",
     budget: Budget = Budget(),
 ) -> Number:
     """Cosine over all outputs: `<a|M|b> / sqrt(<a|M|a> <b|M|b>)` (paper, equation 2), in [-1, 1].
@@ -43,6 +44,7 @@ def similarity(
     a, b: models, or combinations such as `b - c`. dtype: precision of the computation. Raises `ModelError`
     when the models cannot be compared or one of them is the zero function.
     """
+    dtype = dtype_name(dtype)
     products, traced = _products(a, b, metric, True, False, dtype, budget)
     return _finish(_cosine(products, traced), metric, (a, b), traced, dtype)
 
@@ -52,10 +54,11 @@ def slices(
     b: AnyModel,
     metric: Metric = Gaussian(),
     *,
-    dtype: str = "float64",
+    dtype: DTypeLike = "float64",
     budget: Budget = Budget(),
 ) -> Numbers:
     """Cosine of every output coordinate on its own (paper, section 2.4), shape (d_out,). Raises as `similarity`."""
+    dtype = dtype_name(dtype)
     products, traced = _products(a, b, metric, True, True, dtype, budget)
     return _finish(_cosine(products, traced), metric, (a, b), traced, dtype)
 
@@ -65,10 +68,11 @@ def inner(
     b: AnyModel,
     metric: Metric = Gaussian(),
     *,
-    dtype: str = "float64",
+    dtype: DTypeLike = "float64",
     budget: Budget = Budget(),
 ) -> Number:
     """`<a|M|b>`; under `Gaussian` that is `E <a(x), b(x)>`. Raises `TnsimError` beyond the float64 range."""
+    dtype = dtype_name(dtype)
     products, traced = _products(a, b, metric, False, False, dtype, budget)
     product = products["AB"]
     if traced:
@@ -87,10 +91,11 @@ def log_inner(
     b: AnyModel,
     metric: Metric = Gaussian(),
     *,
-    dtype: str = "float64",
+    dtype: DTypeLike = "float64",
     budget: Budget = Budget(),
 ) -> SignedLog:
     """(sign, log |<a|M|b>|), finite at any depth; a zero inner product has sign 0 and log -inf."""
+    dtype = dtype_name(dtype)
     products, traced = _products(a, b, metric, False, False, dtype, budget)
     mantissa, log = products["AB"]
     xp = jnp if traced else np
@@ -108,10 +113,11 @@ def plan(
     *,
     norms: bool = False,
     per_output: bool = False,
-    dtype: str = "float64",
+    dtype: DTypeLike = "float64",
 ) -> Plan:
     """What would run for `<a|M|b>`, from shapes alone; with `norms` also `<a|M|a>` and `<b|M|b>`, as a cosine needs."""
-    check(a, b, metric, dtype)
+    dtype = dtype_name(dtype)
+    check(a, b, metric)
     for model in (a, b):
         if not isinstance(model, Model):
             raise ModelError(
@@ -137,7 +143,7 @@ def _products(
     a, b, metric, norms: bool, per_output: bool, dtype: str, budget: Budget
 ) -> tuple[dict[str, _Product], bool]:
     """The inner products asked for, `AB` and with `norms` also `AA` and `BB`, in a common gauge."""
-    check(a, b, metric, dtype)
+    check(a, b, metric)
     traced = any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((a, b, metric)))
     one, two = terms(a), terms(b)
     if len(one) == len(two) == 1:

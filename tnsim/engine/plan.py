@@ -13,11 +13,41 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import DTypeLike
+
 from tnsim.engine.documents import opened, sealed
-from tnsim.errors import CheckpointError
+from tnsim.errors import CheckpointError, ModelError
+from tnsim.tables import html_table
 
 FORMAT = 2
 DTYPES = ("float64", "float32")
+
+
+def dtype_name(dtype: DTypeLike) -> str:
+    """The name of a precision that plans run in.
+
+    Args:
+        dtype: what NumPy takes for one: `"float32"`, `np.float32`, `np.dtype("f4")`, `jnp.float32`.
+
+    Returns:
+        `"float64"` or `"float32"`.
+
+    Raises:
+        ModelError: for any other.
+
+    Example:
+        >>> import numpy as np
+        >>> dtype_name(np.float32)
+        'float32'
+    """
+    try:
+        name = np.dtype(dtype).name
+    except (TypeError, ValueError):
+        name = None
+    if name not in DTYPES:
+        raise ModelError(f"dtype must be one of {', '.join(DTYPES)}, found {dtype!r}")
+    return name
 
 
 class Operation(NamedTuple):
@@ -240,7 +270,14 @@ class Plan:
         )
 
     def __str__(self) -> str:
-        rows = [
+        return "\n".join(f"{name:<16} {text}" for name, text in self._rows())
+
+    def _repr_html_(self) -> str:
+        return html_table("Plan", self._rows())
+
+    def _rows(self) -> list[tuple[str, str]]:
+        """What a reader wants to know, in words."""
+        return [
             ("metric", f"{self.metric} ({'exact' if self.exact else 'approximation'})"),
             ("inner products", ", ".join(self.outputs)),
             ("diagrams", f"{self.diagrams:,}"),
@@ -257,4 +294,3 @@ class Plan:
             ),
             ("searched with", self.searched_with),
         ]
-        return "\n".join(f"{name:<16} {text}" for name, text in rows)

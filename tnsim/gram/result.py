@@ -2,39 +2,88 @@
 
 Dimensions `a` and `b` carry the labels of the models (training steps where the names have them), `output` the
 output coordinates of slices. Coordinates `name_a`, `hash_a` (and `_b`) say where a model came from and what it is.
+
+What tnsim adds to a Dataset of this layout, wherever it comes from, stands under `result.tnsim`, as xarray
+asks of packages that build on it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tnsim.errors import MissingExtra
 
-try:
+if TYPE_CHECKING:
     import xarray
-except ImportError:
-    raise MissingExtra("xarray", "pairwise", "comparing many models") from None
+    from matplotlib.figure import Figure
+    from xarray import Dataset
+else:
+    try:
+        import xarray
+        from xarray import Dataset
+    except ImportError:
+        xarray, Dataset = None, object
 
 
-class Pairwise(xarray.Dataset):
+def require_xarray() -> None:
+    """Raise `MissingExtra` where there is no xarray, before anything is computed for a result that cannot be made."""
+    if xarray is None:
+        raise MissingExtra("xarray", "pairwise", "comparing many models")
+
+
+class Pairwise(Dataset):
     """Similarities of all pairs, an `xarray.Dataset`.
 
     Variables: `similarity` (a, b), in [-1, 1]; `log_inner` and `sign` (a, b), the inner product as `sign * exp(log_inner)`;
     `log_norm_a` (a) and `log_norm_b` (b), the logarithms of the squared norms <a|a> and <b|b>; `slices` (a, b, output)
     when they were asked for. Attributes: `metric`, `metric_parameters`, `exact`, `dtype`, `plan`, `symmetric`,
-    `duplicates`, `tnsim_version`, `jax_version`.
+    `duplicates`, `tnsim_version`, `jax_version`. Pictures: `result.tnsim.plot()`.
     """
 
     __slots__ = ()
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        require_xarray()
+        super().__init__(*args, **kwargs)
+
+
+class ResultAccessor:
+    """What tnsim knows of a pairwise result, as `result.tnsim`."""
+
+    def __init__(self, result: Dataset) -> None:
+        self._result = result
+
+    @property
+    def metric(self) -> str:
+        """Name of the metric."""
+        return self._result.attrs["metric"]
+
+    @property
+    def exact(self) -> bool:
+        """Whether the metric's definition is met exactly."""
+        return bool(self._result.attrs["exact"])
 
     def plot(
         self,
         kind: str = "heatmap",
         variable: str | Sequence[str] = "similarity",
         change_points: Sequence[int] | None = None,
-    ) -> Any:
-        """A matplotlib figure, as `figures.pairwise` draws it; nothing is shown."""
+    ) -> Figure:
+        """A matplotlib figure, as `tnsim.figures.pairwise` draws it; nothing is shown.
+
+        Args:
+            kind: `"heatmap"`, `"trajectory"`, `"slices"`, `"mds"` or `"dendrogram"`.
+            variable: the matrix to draw, or several, as panels or lines.
+            change_points: rows at which phases start.
+
+        Raises:
+            ResultError: for an unknown kind or variable, and for what the picture cannot show.
+        """
         from tnsim.analysis import figures
 
-        return figures.pairwise(self, kind, variable, change_points)
+        return figures.pairwise(self._result, kind, variable, change_points)
+
+
+if xarray is not None:
+    xarray.register_dataset_accessor("tnsim")(ResultAccessor)

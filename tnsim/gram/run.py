@@ -14,12 +14,14 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from numpy.typing import DTypeLike
 
 import tnsim
 from tnsim.compare import planned
 from tnsim.compare import similarity as verbs
 from tnsim.compare.planned import Budget
 from tnsim.engine.log_scaled import Norms, Products, cosine, log_abs, total
+from tnsim.engine.plan import dtype_name
 from tnsim.errors import DuplicateWarning, ModelError
 from tnsim.gram import executors
 from tnsim.gram import run_plan as costs
@@ -28,7 +30,7 @@ from tnsim.gram import tasks as tiles
 from tnsim.gram.batched_plans import Setting
 from tnsim.gram.digests import metric_parameters
 from tnsim.gram.features import Space
-from tnsim.gram.result import Pairwise
+from tnsim.gram.result import Pairwise, require_xarray
 from tnsim.gram.run_plan import PairwisePlan
 from tnsim.gram.sources import Entry, entry, sources
 from tnsim.gram.store import Store
@@ -45,7 +47,7 @@ def pairwise(
     other: Any = None,
     *,
     slices: bool = False,
-    dtype: str = "float64",
+    dtype: DTypeLike = "float64",
     store: str | os.PathLike | None = None,
     executor: Any = None,
     progress: bool = False,
@@ -63,7 +65,9 @@ def pairwise(
     Raises `ModelError` when models cannot be compared or one is the zero function, `StoreMismatch` when the store
     holds another run, `TooLarge`; warns with `DuplicateWarning` of models with identical weights.
     """
+    require_xarray()
     path = None if store is None else stores.folder(store)
+    dtype = dtype_name(dtype)
     run = _prepared(models, metric, other, slices, dtype, budget, names)
     target = _target(run, path)
     run = _as_stored(run, target, executor is None)
@@ -84,10 +88,11 @@ def plan_pairwise(
     other: Any = None,
     *,
     slices: bool = False,
-    dtype: str = "float64",
+    dtype: DTypeLike = "float64",
     budget: Budget = Budget(),
 ) -> PairwisePlan:
     """What `pairwise` would take for these arguments. Reads every model once; a matrix product is timed for the estimate."""
+    dtype = dtype_name(dtype)
     return costs.with_seconds(
         _prepared(models, metric, other, slices, dtype, budget, None).plan, dtype
     )
@@ -118,8 +123,6 @@ class _Run(NamedTuple):
 def _prepared(models, metric, other, slices: bool, dtype: str, budget: Budget, names) -> _Run:
     """Everything that is known before the first product. Raises `ModelError` and `TooLarge`."""
     metrics.check_metric(metric)
-    if dtype not in planned.DTYPES:
-        raise ModelError(f"dtype must be one of {', '.join(planned.DTYPES)}, found {dtype!r}")
     examples: dict[tuple[Kind, ...], Model] = {}
     rows = _side("a", models, names, examples)
     columns = rows._replace(name="b") if other is None else _side("b", other, None, examples)
@@ -138,7 +141,7 @@ def _prepared(models, metric, other, slices: bool, dtype: str, budget: Budget, n
                 f"{one.source.name} reads sequences of n_ctx={one.n_ctx}, but {first.source.name} of n_ctx={first.n_ctx}"
             )
     for model in examples.values():
-        planned.check(model, model, metric, dtype)
+        planned.check(model, model, metric)
     setting = Setting(metric, slices, dtype, budget)
     plan, space = costs.plan(
         rows.entries, None if other is None else columns.entries, examples, setting

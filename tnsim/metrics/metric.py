@@ -18,7 +18,7 @@ What a joining looks like as a network is written in `closing`, as part of a pla
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -69,9 +69,57 @@ class SequenceInputs(NamedTuple):
         return shapes.get(self.covariance, (d, d))
 
 
+@runtime_checkable
+class Metric(Protocol):
+    """What every metric says of itself.
+
+    A metric is immutable and a pytree whose leaves are its arrays. Plans are kept by its class, which can be
+    called without arguments: what a plan depends on does not depend on the numbers in a metric.
+    """
+
+    @property
+    def name(self) -> str:
+        """One word, as results and the command line call it."""
+        ...
+
+    @property
+    def closes(self) -> bool:
+        """Whether input legs of one model are joined with each other too, and not only with the other model's."""
+        ...
+
+    def is_exact(self, nonlinear_layers: int) -> bool:
+        """Whether models with so many nonlinear layers meet the metric's own definition exactly."""
+        ...
+
+
+@runtime_checkable
+class LayerwiseMetric(Metric, Protocol):
+    """A metric that joins the legs of one layer of the bra with those of one layer of the ket."""
+
+    def joinings(self, bra: int, ket: int, centred: bool) -> tuple[Joining, ...]:
+        """The ways in which the input legs of two layers are joined, with weights.
+
+        Args:
+            bra: order of the bra's layer, its number of input legs.
+            ket: order of the ket's layer.
+            centred: no leg is handed to the mean, which is zero.
+
+        Returns:
+            One joining for every orbit under exchange of a layer's legs.
+        """
+        ...
+
+
+class _AlwaysExact:
+    """Of metrics that are computed as they are defined, whatever the models."""
+
+    def is_exact(self, nonlinear_layers: int) -> bool:
+        return True
+
+
 @pytree
 @dataclass(frozen=True, eq=False)
-class Frobenius:
+class Frobenius(_AlwaysExact):
     """The tensors as they are, entry against entry. Invariant under none of the symmetries; exact."""
 
     name = "frobenius"
@@ -83,7 +131,7 @@ class Frobenius:
 
 @pytree
 @dataclass(frozen=True, eq=False)
-class TreeSymmetric:
+class TreeSymmetric(_AlwaysExact):
     """Each layer's legs symmetrised (paper, appendix A.2): similarity 1 implies the same function; exact."""
 
     name = "tree"
@@ -95,7 +143,7 @@ class TreeSymmetric:
 
 @pytree
 @dataclass(frozen=True, eq=False)
-class Symmetric:
+class Symmetric(_AlwaysExact):
     """All n legs symmetrised, P_n (paper, section 2.3): similarity 1 if and only if the same function up to a factor.
 
     Exact; one diagram per orbit of the n! cross joinings. Both models must have the same degree.
@@ -161,7 +209,7 @@ class _GaussianMoments:
 
 @pytree
 @dataclass(frozen=True, eq=False)
-class Gaussian(_GaussianMoments):
+class Gaussian(_GaussianMoments, _AlwaysExact):
     """`E<A(x), B(x)>` over x ~ N(mean, cov), by Isserlis' theorem (paper, section 2.3 and appendix A.3); exact at any depth.
 
     One Gram step for one nonlinear layer; beyond, one diagram per orbit of pairings of all legs.
@@ -187,10 +235,13 @@ class GaussianClosure(_GaussianMoments):
     cov: Float[Array, "d d"] | Float[Array, " d"] | None = None
     name = "closure"
 
+    def is_exact(self, nonlinear_layers: int) -> bool:
+        return nonlinear_layers <= 1
+
 
 @pytree
 @dataclass(frozen=True, eq=False)
-class Categorical:
+class Categorical(_AlwaysExact):
     """`E<A(x), B(x)>` over sequences of one-hot tokens, independent across positions, from one distribution; exact.
 
     For models with at most one attention layer and only linear layers after it (see `tokens`). probabilities:
@@ -224,17 +275,16 @@ class Categorical:
         return self.probabilities
 
 
-Metric = Frobenius | TreeSymmetric | Symmetric | Gaussian | GaussianClosure | Categorical
-
-
 def check_metric(metric: Any) -> None:
-    if not isinstance(metric, Metric):
+    """Raise `ModelError` for what is no metric, a metric's class among it."""
+    known = isinstance(metric, LayerwiseMetric | Symmetric | Categorical)
+    if not known or isinstance(metric, type):
         raise ModelError(f"expected a metric such as tnsim.Gaussian(), found {metric!r}")
 
 
 def is_exact(metric: Metric, nonlinear_layers: int) -> bool:
     """Whether the metric's own definition is met exactly by models with so many nonlinear layers."""
-    return not isinstance(metric, GaussianClosure) or nonlinear_layers <= 1
+    return metric.is_exact(nonlinear_layers)
 
 
 def joins_whole_trees(metric: type, nonlinear_layers: int) -> bool:

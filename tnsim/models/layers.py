@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import jax
 import numpy as np
@@ -120,6 +120,33 @@ def _vector(value: Any, what: str, size: int) -> Any:
     if array.shape != (size,):
         raise ModelError(f"{what} has shape {tuple(array.shape)}, expected ({size},)")
     return array
+
+
+class Layer(Protocol):
+    """What every layer of a model answers: a polynomial map, homogeneous of one order but for biases and skips.
+
+    An immutable pytree whose leaves are its weights. Today the algebra knows `Linear`, `Bilinear`,
+    `Attention` and `Residual`, and `Model` refuses others.
+    """
+
+    @property
+    def order(self) -> int:
+        """Degree of the polynomial, which is the number of input legs of the layer's tensor."""
+        ...
+
+    @property
+    def d_in(self) -> int:
+        """Coordinates of the input."""
+        ...
+
+    @property
+    def d_out(self) -> int:
+        """Coordinates of the output."""
+        ...
+
+    def __call__(self, x: Float[Array, "*batch in"]) -> Float[Array, "*batch out"]:
+        """The forward pass, for any leading axes."""
+        ...
 
 
 @pytree
@@ -367,9 +394,6 @@ class Residual:
         return self.skip * x + self.scale * self.layer(x)
 
 
-Layer = Linear | Bilinear | Attention | Residual
-
-
 def innermost(layer: Layer) -> Linear | Bilinear | Attention:
     """The layer inside any number of residuals."""
     while isinstance(layer, Residual):
@@ -379,7 +403,7 @@ def innermost(layer: Layer) -> Linear | Bilinear | Attention:
 
 def check_layer(layer: Any, what: str) -> None:
     """Raise `UnsupportedLayer` unless `layer` is one that the algebra describes."""
-    if not isinstance(layer, Layer):
+    if not isinstance(layer, Linear | Bilinear | Attention | Residual):
         known = "Linear, Bilinear, Attention, Residual"
         raise UnsupportedLayer(
             f"{what} is a {type(layer).__name__}; only polynomial layers have an exact similarity: {known}"

@@ -27,6 +27,7 @@ from tnsim.models.layers import (
     innermost,
     register_pytree,
 )
+from tnsim.tables import html_table
 
 
 class _Vector:
@@ -124,6 +125,13 @@ class Model(_Vector):
         kinds = ", ".join(describe(layer) for layer in self.layers)
         context = "" if self.n_ctx is None else f"n_ctx {self.n_ctx}, "
         return f"Model({kinds}; {context}degree {self.degree}, {self.parameters:,} parameters)"
+
+    def _repr_html_(self) -> str:
+        rows = [(f"layer {n}", describe(layer)) for n, layer in enumerate(self.layers)]
+        if self.n_ctx is not None:
+            rows.append(("positions", str(self.n_ctx)))
+        rows += [("degree", str(self.degree)), ("parameters", f"{self.parameters:,}")]
+        return html_table("Model", rows)
 
 
 class Combination(_Vector):

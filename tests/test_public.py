@@ -1,0 +1,216 @@
+"""What users touch: names on a base install, types, precisions, what a prompt and a notebook show."""
+
+import ast
+import dataclasses
+import html.parser
+import inspect
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import xarray as xr
+from oracles import bilinear
+from sample_runs import blocks
+
+import tnsim
+from tnsim.metrics.pairings import straight
+from tnsim.models.layers import pytree
+
+EXTRAS = ("matplotlib", "networkx", "xarray", "zarr", "scipy", "pyarrow", "torch", "yaml")
+ROOT = Path(tnsim.__file__).parent
+
+
+def typed_names():
+    """What type checkers see: the names imported under TYPE_CHECKING."""
+    (block,) = [
+        node for node in ast.parse((ROOT / "__init__.py").read_text()).body if type(node) is ast.If
+    ]
+    return {alias.name for node in block.body for alias in node.names}
+
+
+def test_every_public_name_is_there_documented_and_typed():
+    homes = set(tnsim._HOME) | set(tnsim._MODULES)
+    assert set(tnsim.__all__) == homes == typed_names()
+    assert tnsim.__all__ == sorted(tnsim.__all__)
+    for name in tnsim.__all__:
+        assert getattr(tnsim, name).__doc__, name
+    assert homes | {"__version__"} <= set(dir(tnsim))
+    with pytest.raises(AttributeError, match="no attribute 'nope'"):
+        tnsim.nope  # noqa: B018
+
+
+def on_a_base_install(code):
+    block = f"import sys\nfor name in {EXTRAS}: sys.modules[name] = None\nimport tnsim\n"
+    return subprocess.run(
+        [sys.executable, "-c", block + code], capture_output=True, text=True, check=True
+    ).stdout
+
+
+def test_names_need_no_extra():
+    """Without one optional package: all names by star and by attribute, help, and an error where it is needed."""
+    code = """
+from tnsim import *
+from tnsim import baselines, figures, plots, reading, report
+assert tnsim.plots is plots and pairwise is tnsim.pairwise and "plots" in dir(tnsim)
+help(tnsim)
+for attempt in (
+    lambda: tnsim.pairwise([]),
+    lambda: tnsim.Pairwise(),
+    lambda: tnsim.plots.heatmap([[1.0]], ["a"]),
+):
+    try:
+        attempt()
+    except tnsim.MissingExtra as error:
+        print("asked for", error)
+"""
+    text = on_a_base_install(code)
+    assert "class Bilinear" in text and "similarity(a:" in text and "plan_pairwise(" in text
+    asked = [line for line in text.splitlines() if line.startswith("asked for")]
+    assert ["xarray" in line for line in asked] == [True, True, False]
+    assert "matplotlib, which is not installed: run  pip install 'tnsim[plot]'" in asked[2]
+
+
+def test_types_are_shipped():
+    project = tomllib.loads((ROOT.parent / "pyproject.toml").read_text())
+    assert "py.typed" in project["tool"]["setuptools"]["package-data"]["tnsim"]
+    assert (ROOT / "py.typed").exists()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "f4", np.float32, np.dtype("float32"), jnp.float32])
+def test_a_precision_is_what_numpy_takes(dtype, rng, numpy_plans):
+    a, b = (tnsim.Model([bilinear(rng, 3, 4, 2)]) for _ in range(2))
+    assert tnsim.plan(a, b, dtype=dtype).dtype == "float32"
+    assert tnsim.similarity(a, b, dtype=dtype) == tnsim.similarity(a, b, dtype="float32")
+    assert tnsim.pairwise([a, b], dtype=dtype).attrs["dtype"] == "float32"
+    parts = tnsim.attribution(a, b, dtype=dtype)
+    assert parts.values.tolist() == tnsim.attribution(a, b, dtype="float32").values.tolist()
+
+
+@pytest.mark.parametrize("dtype", ["int8", "half", complex, "nonsense", 7, {"names": 1}])
+def test_other_precisions_are_refused(dtype, rng):
+    a = tnsim.Model([bilinear(rng, 3, 4, 2)])
+    for verb in (tnsim.similarity, tnsim.slices, tnsim.inner, tnsim.log_inner, tnsim.plan):
+        with pytest.raises(tnsim.ModelError, match="dtype must be one of float64, float32, found"):
+            verb(a, a, dtype=dtype)
+    for verb in (tnsim.pairwise, tnsim.plan_pairwise):
+        with pytest.raises(tnsim.ModelError, match="dtype must be one of float64, float32, found"):
+            verb([a, a], dtype=dtype)
+
+
+def test_a_prompt_shows_metric_guarantee_and_value(rng, numpy_plans):
+    a, b = (tnsim.Model([bilinear(rng, 3, 4, 2)]) for _ in range(2))
+    value = tnsim.similarity(a, b)
+    assert repr(value) == f"Number({float(value)!r}, metric='gaussian', exact=True)"
+    assert str(value) == str(float(value)) and f"{value:.3f}" == f"{float(value):.3f}"
+    parts = tnsim.slices(a, b)
+    assert repr(parts) == f"Numbers({parts.tolist()}, metric='gaussian', exact=True)".replace(
+        str(parts.tolist()), np.array2string(np.asarray(parts), separator=", ")
+    )
+    plan = tnsim.plan(a, b, tnsim.GaussianClosure())
+    assert repr(plan).startswith("Plan(closure, exact: AB; ") and "\n" not in repr(plan)
+    assert f"{plan.multiplications:,} multiplications" in repr(plan)
+
+
+class Tags(html.parser.HTMLParser):
+    """The elements of a fragment; every opened one is closed."""
+
+    def __init__(self):
+        super().__init__()
+        self.open, self.all = [], set()
+
+    def handle_starttag(self, tag, attrs):
+        self.open.append(tag)
+        self.all.add(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+
+def test_a_notebook_shows_small_tables(rng, numpy_plans):
+    a, b = (tnsim.Model([bilinear(rng, 3, 4, 2)]) for _ in range(2))
+    parts = tnsim.attribution(a, b)
+    nasty = "<script>alert(1)</script>&\udc80"
+    shown = [
+        (a, "Bilinear(3 -&gt; 2, rank 4)"),
+        (tnsim.plan(a, b), "scalar multiplications"),
+        (tnsim.similarity(a, b), "gaussian"),
+        (tnsim.check(a, b, samples=64), "standard_error"),
+        (parts, "layer 0"),
+        (dataclasses.replace(parts, bra=(nasty,) * len(parts.bra)), "&lt;script&gt;"),
+    ]
+    for thing, text in shown:
+        markup = thing._repr_html_()
+        tags = Tags()
+        tags.feed(markup)
+        assert tags.all <= {"table", "caption", "tr", "th", "td"} and not tags.open
+        assert text in markup and markup.encode()
+
+
+def test_pictures_of_a_result_stand_under_its_accessor(rng):
+    result = blocks(rng, [2, 2])
+    assert type(result) is xr.Dataset and tnsim.Pairwise  # registered with the class
+    figure = result.tnsim.plot("heatmap", change_points=[2])
+    assert figure.axes[0].images[0].get_array().shape == (4, 4)
+    assert result.tnsim.metric == "gaussian" and result.tnsim.exact is True
+    assert "plot" not in vars(tnsim.Pairwise)
+
+
+METRICS = [
+    tnsim.Frobenius(),
+    tnsim.TreeSymmetric(),
+    tnsim.Symmetric(),
+    tnsim.Gaussian(),
+    tnsim.GaussianClosure(),
+    tnsim.Categorical(),
+]
+
+
+def test_metrics_answer_their_protocol():
+    for metric in METRICS:
+        assert isinstance(metric, tnsim.Metric) and type(metric)().name == metric.name
+    layerwise = {metric.name for metric in METRICS if isinstance(metric, tnsim.LayerwiseMetric)}
+    assert layerwise == {"frobenius", "tree", "gaussian", "closure"}
+    assert [m.name for m in METRICS if not m.is_exact(2)] == ["closure"]
+
+
+@pytree
+@dataclasses.dataclass(frozen=True, eq=False)
+class Tripled:
+    """A metric from outside: three times `TreeSymmetric`."""
+
+    name = "tripled"
+    closes = False
+
+    def is_exact(self, nonlinear_layers):
+        return True
+
+    def joinings(self, bra, ket, centred):
+        ways = straight(bra, symmetrised=True)
+        return tuple(dataclasses.replace(way, weight=3 * way.weight) for way in ways)
+
+
+def test_a_metric_from_outside(rng, numpy_plans):
+    a, b = (tnsim.Model([bilinear(rng, 3, 4, 2)]) for _ in range(2))
+    tree = tnsim.TreeSymmetric()
+    assert tnsim.inner(a, b, Tripled()) == pytest.approx(3 * tnsim.inner(a, b, tree))
+    value = tnsim.similarity(a, b, Tripled())
+    assert value == pytest.approx(tnsim.similarity(a, b, tree)) and value.metric == "tripled"
+
+
+def test_what_is_no_metric_is_refused(rng):
+    a = tnsim.Model([bilinear(rng, 3, 4, 2)])
+    for wrong in ("gaussian", tnsim.Gaussian, None, a):
+        with pytest.raises(tnsim.ModelError, match=r"expected a metric such as tnsim.Gaussian\(\)"):
+            tnsim.similarity(a, a, wrong)
+
+
+def test_layers_answer_their_protocol(rng):
+    """Every public name that the protocol asks for, on every kind of layer."""
+    asked = {name for name in vars(tnsim.Layer) if not name.startswith("_")} | {"__call__"}
+    assert asked == {"order", "d_in", "d_out", "__call__"}
+    for kind in (tnsim.Linear, tnsim.Bilinear, tnsim.Attention, tnsim.Residual):
+        assert all(inspect.getattr_static(kind, name) for name in asked)
