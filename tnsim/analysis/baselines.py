@@ -150,7 +150,8 @@ def _forward(
     models: Sequence[AnyModel], inputs: Inputs, seed: int, keep: Callable
 ) -> tuple[list[np.ndarray], dict[str, Any]]:
     """`keep` of every model's outputs (n, d_out), and what the attributes say about the inputs."""
-    kept, first, x, about = [], None, None, {}
+    kept: list[np.ndarray] = []
+    first, x, about = None, np.empty(0), {}
     for n, model in enumerate(models):
         terms(model)
         if first is None:
@@ -242,7 +243,9 @@ def _centred(outputs: Float[np.ndarray, "n *positions out"]) -> Float[np.ndarray
     if spread < len(outputs) * np.finfo(np.float64).eps:
         return np.zeros_like(outputs)  # a constant, of which rounding has left something
     outputs /= spread
-    return np.linalg.qr(outputs.T, mode="r").T if outputs.shape[1] > outputs.shape[0] else outputs
+    if outputs.shape[1] <= outputs.shape[0]:
+        return outputs
+    return np.asarray(np.linalg.qr(outputs.T, mode="r")).T
 
 
 def _softmax(outputs: Float[np.ndarray, "*n out"]) -> Float[np.ndarray, "*n out"]:

@@ -83,6 +83,7 @@ def _heatmaps(result: xr.Dataset, names: Sequence[str], points: Sequence[int]) -
         figsize=(_PANEL * len(panels) + 1.2, _PANEL + 0.4),
     )
     colours = _colours(np.stack([panel.values for panel in panels]))
+    image: Any = None
     for axes, panel, name in zip(grid[0], panels, names, strict=True):
         image = _heatmap(axes, panel, colours, points)
         _ticks(axes.xaxis, panel["b"].values, _PANEL)
@@ -113,6 +114,7 @@ def _slices(result: xr.Dataset, names: Sequence[str], points: Sequence[int]) -> 
         figsize=(size * columns + 1, (size + 0.2) * rows),
     )
     colours = _colours(slices.values)
+    image: Any = None
     for axes in grid.flat[count:]:
         axes.remove()
     for axes, panel, output in zip(grid.flat, panels, slices["output"].values, strict=False):

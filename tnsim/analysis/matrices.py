@@ -47,24 +47,7 @@ def matrix(result: Matrix) -> xr.DataArray:
 
     Raises `ResultError` unless it is finite and has exactly these two dimensions.
     """
-    xr = _xarray()
-    if isinstance(result, xr.Dataset):
-        if "similarity" not in result:
-            raise ResultError(
-                f"the result has no similarity, only {', '.join(map(str, result)) or 'no variable at all'}"
-            )
-        result = result["similarity"]
-    if not isinstance(result, xr.DataArray):
-        values = np.asarray(result, np.float64)
-        if values.ndim != 2:
-            raise ResultError(
-                f"expected a matrix of similarities, found an array of shape {values.shape}"
-            )
-        result = xr.DataArray(
-            values,
-            dims=("a", "b"),
-            coords={d: range(n) for d, n in zip("ab", values.shape, strict=True)},
-        )
+    result = _array(result)
     if set(result.dims) != {"a", "b"}:
         raise ResultError(
             f"expected a matrix over (a, b), found dimensions {result.dims}; select the others first, as in .sel(output=0)"
@@ -77,6 +60,27 @@ def matrix(result: Matrix) -> xr.DataArray:
             f"{result.name or 'the matrix'} is not finite: {found}; finish the run, or choose another variable"
         )
     return result
+
+
+def _array(result: Matrix) -> xr.DataArray:
+    """The matrix that is meant, with dimensions; it may have others than (a, b)."""
+    xr = _xarray()
+    given: Any = result
+    if isinstance(given, xr.DataArray):
+        return given
+    if isinstance(given, xr.Dataset):
+        if "similarity" in given:
+            return given["similarity"]
+        names = ", ".join(map(str, given)) or "no variable at all"
+        raise ResultError(f"the result has no similarity, only {names}")
+    values = np.asarray(given, np.float64)
+    if values.ndim != 2:
+        raise ResultError(
+            f"expected a matrix of similarities, found an array of shape {values.shape}"
+        )
+    rows, columns = values.shape
+    labels = {"a": range(rows), "b": range(columns)}
+    return xr.DataArray(values, dims=("a", "b"), coords=labels)
 
 
 def square(result: Matrix) -> xr.DataArray:

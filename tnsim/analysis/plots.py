@@ -91,13 +91,15 @@ def draw(network: qtn.TensorNetwork, title: str = "") -> Figure:
     operators = [t for t in _OPERATOR_COLOURS if t in network.tag_map]
     colours = {t: _LAYER_COLOURS[n % len(_LAYER_COLOURS)] for n, t in enumerate(layers)}
     colours |= {t: _OPERATOR_COLOURS[t] for t in operators}
+    shapes: Any = dict.fromkeys(operators, "D")  # quimb takes one shape, or shapes by tag
+    if "B" in network.tag_map:
+        shapes = {"B": "s", **shapes}
+    legend: Any = False
     network.draw(
         color=list(colours),
         custom_colors=list(colours.values()),
-        node_shape={"B": "s", **dict.fromkeys(operators, "D")}
-        if "B" in network.tag_map
-        else dict.fromkeys(operators, "D"),
-        legend=False,
+        node_shape=shapes,
+        legend=legend,
         show_inds=False,
         show_tags=False,
         node_outline_size=0.8,
@@ -176,5 +178,6 @@ def new_figure(**options: Any) -> tuple[Figure, Any]:
     except ImportError:
         raise MissingExtra("matplotlib", "plot", "drawing") from None
     grid = {name: options.pop(name) for name in ("nrows", "ncols", "squeeze") if name in options}
-    figure = Figure(**{"layout": "constrained"} | options)
+    options.setdefault("layout", "constrained")
+    figure = Figure(**options)
     return figure, figure.subplots(**grid)

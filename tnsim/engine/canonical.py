@@ -43,21 +43,19 @@ def _search(tensors, exchangeable, colours) -> tuple[dict[int, int], tuple]:
     classes: dict[int, list[int]] = {}
     for label, colour in colours.items():
         classes.setdefault(colour, []).append(label)
-    best = None
+    attempts = []
     for label in classes[min(c for c, members in classes.items() if len(members) > 1)]:
         single = {x: 2 * c for x, c in colours.items()}
         single[label] -= 1
-        found = _search(tensors, exchangeable, single)
-        if best is None or found[1] < best[1]:
-            best = found
-    return best
+        attempts.append(_search(tensors, exchangeable, single))
+    return min(attempts, key=lambda attempt: attempt[1])
 
 
 def _refine(tensors, exchangeable, colours) -> dict[int, int]:
     """Split classes of labels by where they occur until nothing splits any more."""
     count = len(set(colours.values()))
     while count < len(colours):
-        signatures = {label: [(colour,)] for label, colour in colours.items()}
+        signatures: dict[int, list[tuple]] = {x: [(colour,)] for x, colour in colours.items()}
         for (ref, labels), swap in zip(tensors, exchangeable, strict=True):
             inside = [colours[x] for x in labels]
             inside = tuple(sorted(inside) if swap else inside)

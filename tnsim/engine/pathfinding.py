@@ -114,7 +114,7 @@ def _search(inputs, output, sizes: dict[int, int], effort: int) -> list[Path]:
         path, _ = path_basic.optimize_random_greedy_track_flops(
             letters, out, size, ntrials=4 if effort == 1 else 32, seed=seed, use_ssa=True
         )
-        found.append(_ssa(path, len(inputs)))
+        found.append(_ssa(path or (), len(inputs)))
     if len(inputs) > OPTIMAL_UP_TO and effort == 2:
         best = sorted(
             dict.fromkeys(found), key=lambda path: cost(inputs, output, sizes, path).price

@@ -120,7 +120,7 @@ class Piece:
         found = []
         for op in self.operations:
             sizes = self._sizes(op, self.value_shapes)
-            if op.kind == "loop":
+            if op.body is not None:
                 found.append(math.prod(sizes[x] for x in op.chunks) * op.body.multiplications)
             else:
                 found.append(

@@ -145,6 +145,7 @@ class Builder:
         operations = []
         for n in needed:
             op = self.values[n].operation
+            assert op is not None, "every value after the inputs is computed"
             operations.append(
                 op._replace(
                     args=tuple(number[a] for a in op.args), weights=tuple(map(float, op.weights))

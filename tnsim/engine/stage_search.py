@@ -12,7 +12,7 @@ import itertools
 import math
 
 from tnsim.engine import pathfinding as paths
-from tnsim.engine.canonical import canonical
+from tnsim.engine.canonical import Tensor, canonical
 from tnsim.engine.pathfinding import Route
 from tnsim.engine.plan import Operation, Piece
 from tnsim.engine.problem import Definition, Operand, Stage, Term
@@ -166,7 +166,9 @@ def _distinct_terms(definition: Definition) -> Definition:
     weights: dict = {}
     for term in definition.terms:
         labels = {x: n for n, x in enumerate(definition.indices)}
-        tensors = [(-1 - n, (n,)) for n in range(len(labels))]  # marks that keep the outputs apart
+        tensors: list[Tensor] = []
+        for n in range(len(labels)):
+            tensors.append((-1 - n, (n,)))  # marks that keep the outputs apart
         for o in term.operands:
             tensors.append(
                 (numbers[o.name], tuple(labels.setdefault(x, len(labels)) for x in o.indices))
@@ -195,7 +197,8 @@ def leading(stage: Stage, definition: Definition) -> dict[str, int]:
                 visit(by_name[operand.name].terms, by_name[operand.name].indices[axis])
 
     seen: set[str] = set()
-    visit(definition.terms, definition.over)
+    if definition.over is not None:
+        visit(definition.terms, definition.over)
     return found
 
 
@@ -309,13 +312,13 @@ class _Assembly:
 
     def piece(self, stage: Stage) -> Piece:
         position = {d.name: n for n, d in enumerate(stage.outputs)}
-        live = [g for g in stage.gauges if g.definition is not None]
-        slot = {g.group: n for n, g in enumerate(live)}
+        live = [(g.group, g.definition, g.power) for g in stage.gauges if g.definition is not None]
+        slot = {group: n for n, (group, _, _) in enumerate(live)}
         return self.builder.piece(
             self.outputs,
             self.inputs,
             unshared=self.unshared,
-            scales=tuple((position[g.definition], g.power) for g in live),
+            scales=tuple((position[name], power) for _, name, power in live),
             powers=tuple(
                 tuple((slot[g], p) for g, p in d.powers if g in slot) for d in stage.outputs
             ),

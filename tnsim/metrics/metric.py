@@ -23,6 +23,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jaxtyping import Float
 
 from tnsim.errors import ModelError, TooLarge
@@ -153,10 +154,13 @@ class Symmetric(_AlwaysExact):
     closes = False
 
 
+@dataclass(frozen=True, eq=False)
 class _GaussianMoments:
+    """The moments of x ~ N(mean, cov), checked."""
+
+    mean: Float[Array, " d"] | None = None
+    cov: Float[Array, "d d"] | Float[Array, " d"] | None = None
     closes = True
-    mean: Any
-    cov: Any
 
     @classmethod
     def fit(cls, samples: Float[Array, "n d"]) -> Any:
@@ -193,7 +197,7 @@ class _GaussianMoments:
             raise ModelError(
                 f"cov must be a square matrix or the vector of its diagonal, found shape {tuple(cov.shape)}"
             )
-        if cov is not None and not isinstance(cov, jax.core.Tracer):
+        if cov is not None and not isinstance(cov, Tracer):
             _check_covariance(np.asarray(cov, np.float64))
         if (
             mean is not None
@@ -218,8 +222,6 @@ class Gaussian(_GaussianMoments, _AlwaysExact):
     Raises `ModelError` when cov is not symmetric and positive semidefinite.
     """
 
-    mean: Float[Array, " d"] | None = None
-    cov: Float[Array, "d d"] | Float[Array, " d"] | None = None
     name = "gaussian"
 
 
@@ -231,8 +233,6 @@ class GaussianClosure(_GaussianMoments):
     Arguments as for `Gaussian`. Equal to it for one nonlinear layer, an approximation beyond; linear in depth.
     """
 
-    mean: Float[Array, " d"] | None = None
-    cov: Float[Array, "d d"] | Float[Array, " d"] | None = None
     name = "closure"
 
     def is_exact(self, nonlinear_layers: int) -> bool:
@@ -256,7 +256,7 @@ class Categorical(_AlwaysExact):
         if self.probabilities is None:
             return
         found = as_array(self.probabilities, "the token probabilities", 1)
-        if not isinstance(found, jax.core.Tracer) and (
+        if not isinstance(found, Tracer) and (
             np.min(found) < 0 or abs(float(np.sum(np.asarray(found, np.float64))) - 1) > 1e-6
         ):
             raise ModelError(
@@ -306,7 +306,8 @@ def input_moments(metric: Metric, d: int, lifted: bool) -> dict[str, Any]:
     D is d, or d + 1 with the constant coordinate first when `lifted`. Raises `ModelError` if the metric is
     for another number of coordinates.
     """
-    mean, cov = getattr(metric, "mean", None), getattr(metric, "cov", None)
+    mean: Any = getattr(metric, "mean", None)
+    cov: Any = getattr(metric, "cov", None)
     for what, array in (("mean", mean), ("covariance", cov)):
         if array is not None and what == "mean" and array.ndim == 2:
             raise ModelError(
@@ -364,20 +365,23 @@ def sequence_inputs(metric: Metric, d: int, n_ctx: int) -> SequenceInputs:
 def sequence_moments(metric: Metric, d: int, n_ctx: int) -> dict[str, Any]:
     """Arrays `mean` and `covariance` (about the mean) in the shapes that `sequence_inputs` announces; absent where standard."""
     inputs = sequence_inputs(metric, d, n_ctx)
+    mean: Any = getattr(metric, "mean", None)
+    cov: Any = getattr(metric, "cov", None)
     found = {}
-    if inputs.mean is not None:
-        found["mean"] = metric.mean.reshape(inputs.mean_shape(d, n_ctx))
-    if inputs.covariance != "identity":
-        found["covariance"] = metric.cov.reshape(inputs.covariance_shape(d, n_ctx))
+    if mean is not None:
+        found["mean"] = mean.reshape(inputs.mean_shape(d, n_ctx))
+    if cov is not None:
+        found["covariance"] = cov.reshape(inputs.covariance_shape(d, n_ctx))
     return found
 
 
 def flattened(metric: Metric, d: int, n_ctx: int) -> Metric:
     """The same metric over flattened sequences, (n_ctx * d,), position-major. Raises `ModelError` as `sequence_inputs`."""
     inputs = sequence_inputs(metric, d, n_ctx)
-    if not metric.closes:
+    if not isinstance(metric, Gaussian | GaussianClosure):
         return metric
-    mean, cov = metric.mean, metric.cov
+    mean: Any = metric.mean
+    cov: Any = metric.cov
     if inputs.mean is not None:
         mean = np.broadcast_to(
             mean if inputs.mean == "alike" else np.reshape(mean, (n_ctx, d)), (n_ctx, d)

@@ -8,12 +8,13 @@ section 2.1; `Residual` covers the additive rule (skip 1) and the interpolating 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 import jax
 import numpy as np
+from jax.core import Tracer
 from jaxtyping import Float
 
 from tnsim.errors import ModelError, UnsupportedLayer
@@ -38,7 +39,7 @@ def register_pytree(cls: type, names: tuple[str, ...], static: tuple[str, ...] =
     def flatten(obj: Any) -> tuple[tuple, tuple]:
         return tuple(getattr(obj, n) for n in names), fixed(obj)
 
-    def unflatten(aux: tuple, children: tuple) -> Any:
+    def unflatten(aux: tuple, children: Iterable[Any]) -> Any:
         obj = object.__new__(cls)
         for name, value in zip((*names, *static), (*children, *aux), strict=True):
             object.__setattr__(obj, name, value)
@@ -90,7 +91,7 @@ def as_array(value: Any, what: str, ndim: int) -> Any:
         raise ModelError(f"{what} must have {ndim} axes, found shape {tuple(array.shape)}")
     if 0 in array.shape:
         raise ModelError(f"{what} is empty, shape {tuple(array.shape)}")
-    if not isinstance(array, jax.core.Tracer) and not np.isfinite(np.asarray(array)).all():
+    if not isinstance(array, Tracer) and not np.isfinite(np.asarray(array)).all():
         bad = np.argwhere(~np.isfinite(np.asarray(array)))
         raise ModelError(
             f"{what} has {len(bad)} NaN or infinite entries, the first at {bad[0].tolist()}"
@@ -284,7 +285,8 @@ class Attention:
             raise ModelError(
                 f"RoPE needs heads of even width and a base above 0, found {rows // self.n_heads} and {self.rope_base}"
             )
-        sizes = dict.fromkeys(("q1", "k1", "q2", "k2"), rows) | {"v": v.shape[0], "o": o.shape[0]}
+        sizes = {n: int(rows) for n in ("q1", "k1", "q2", "k2")}
+        sizes |= {"v": v.shape[0], "o": o.shape[0]}
         biases = {
             f"{n}_bias": _vector(getattr(self, f"{n}_bias"), f"Attention {n}_bias", size)
             for n, size in sizes.items()
@@ -396,9 +398,10 @@ class Residual:
 
 def innermost(layer: Layer) -> Linear | Bilinear | Attention:
     """The layer inside any number of residuals."""
-    while isinstance(layer, Residual):
-        layer = layer.layer
-    return layer
+    inner: Any = layer  # a known kind: residuals and models hold no other
+    while isinstance(inner, Residual):
+        inner = inner.layer
+    return inner
 
 
 def check_layer(layer: Any, what: str) -> None:

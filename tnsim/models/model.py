@@ -162,7 +162,10 @@ class Combination(_Vector):
         return self.models[0].n_ctx
 
     def __call__(self, x: Float[Array, "*batch in"]) -> Float[Array, "*batch out"]:
-        return sum(c * m(x) for c, m in terms(self))
+        total: Any = 0
+        for coefficient, model in terms(self):
+            total = total + coefficient * model(x)
+        return total
 
     def __repr__(self) -> str:
         return " + ".join(f"{c} * {m!r}" for c, m in terms(self))
@@ -199,11 +202,9 @@ def describe(layer: Layer) -> str:
     if isinstance(layer, Attention):
         rope = "no RoPE" if layer.rope_base is None else f"RoPE base {layer.rope_base:g}"
         inner = f", {layer.n_heads} heads of {layer.d_head}, {layer.mask} mask, {rope}"
-    biases = [
-        f.name
-        for f in dataclasses.fields(layer)
-        if f.name.endswith("bias") and getattr(layer, f.name) is not None
-    ]
+    fields = dataclasses.fields(innermost(layer))
+    names = [field.name for field in fields if field.name.endswith("bias")]
+    biases = [name for name in names if getattr(layer, name) is not None]
     return f"{type(layer).__name__}({layer.d_in} -> {layer.d_out}{inner}{''.join(', ' + b for b in biases)})"
 
 
