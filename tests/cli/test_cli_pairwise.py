@@ -160,3 +160,22 @@ def test_a_scheduler(folder):
         found["similarity"]
         == tnsim.pairwise(tnsim.load(folder / "models")).similarity.values.tolist()
     )
+
+
+def test_wrong_arguments_are_one_line(tmp_path, monkeypatch):
+    monkeypatch.setenv("DASK_DISTRIBUTED__COMM__TIMEOUTS__CONNECT", "1s")
+    file = tmp_path / "a.safetensors"
+    tnsim.save(tnsim.Model([tnsim.Linear(np.eye(2))]), file)
+    pairwise = ("pairwise", file, "--out", tmp_path / "out", "--scheduler")
+    for arguments, message in (
+        (
+            ("similarity", file, file, "--check", "--seed", "-1"),
+            "'--seed': Input should be greater than or equal to 0",
+        ),
+        ((*pairwise, "nonsense"), "--scheduler 'nonsense': missing port number in address"),
+        ((*pairwise, "tcp://127.0.0.1:1"), "Timed out trying to connect to tcp://127.0.0.1:1"),
+        (("pairwise", file, "--out", "s3://bucket"), "s3:/bucket/store.zarr: a store is a folder"),
+    ):
+        done = run(*arguments, check=False)
+        assert done.returncode == 2 and message in done.stderr
+        assert len(done.stderr.splitlines()) == 1, done.stderr
