@@ -1,4 +1,4 @@
-"""What users touch: names on a base install, types, precisions, what a prompt and a notebook show."""
+"""What users touch: names on a base install, types, precisions, prompts and notebooks."""
 
 import ast
 import dataclasses
@@ -51,7 +51,7 @@ def on_a_base_install(code):
 
 
 def test_names_need_no_extra():
-    """Without one optional package: all names by star and by attribute, help, and an error where it is needed."""
+    """Without optional packages: all names by star and by attribute, help, late errors."""
     code = """
 from tnsim import *
 from tnsim import baselines, figures, plots, reading, report

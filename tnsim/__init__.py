@@ -1,8 +1,8 @@
 """tnsim: exact similarity of polynomial networks, from their weights.
 
-Names are loaded on first use, so that `import tnsim` is cheap and changes nothing in JAX. What needs an
-optional package says so when it is called, not when it is named: `help(tnsim)` and `from tnsim import *`
-work without any.
+Names are loaded on first use, so that `import tnsim` is cheap and changes nothing in JAX. What
+needs an optional package says so when it is called, not when it is named: `help(tnsim)` and
+`from tnsim import *` work without any.
 """
 
 from __future__ import annotations
@@ -47,11 +47,10 @@ if TYPE_CHECKING:  # the same names as below, for editors and type checkers
         Frobenius,
         Gaussian,
         GaussianClosure,
-        LayerwiseMetric,
-        Metric,
         Symmetric,
         TreeSymmetric,
     )
+    from tnsim.metrics.protocol import LayerwiseMetric, Metric
     from tnsim.models.layers import Attention, Bilinear, Layer, Linear, Residual
     from tnsim.models.model import Combination, Model
     from tnsim.tensor_networks.closed_networks import networks
@@ -65,8 +64,8 @@ _HOME = {
     "Layer": "models.layers",
     "Model": "models.model",
     "Combination": "models.model",
-    "Metric": "metrics.metric",
-    "LayerwiseMetric": "metrics.metric",
+    "Metric": "metrics.protocol",
+    "LayerwiseMetric": "metrics.protocol",
     "Frobenius": "metrics.metric",
     "TreeSymmetric": "metrics.metric",
     "Symmetric": "metrics.metric",

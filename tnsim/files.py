@@ -1,4 +1,4 @@
-"""Files written as a whole or not at all. In: a path. Out: a temporary path beside it, renamed when it is full.
+"""Files written as a whole or not at all. In: a path. Out: a path beside it, renamed when full.
 
 A reader, or a run that is killed, meets the old file or the new one, never half of one.
 """
@@ -16,8 +16,8 @@ from pathlib import Path
 def replacing(path: Path) -> Iterator[Path]:
     """A path to write to in the folder of `path`; at the end it takes the place of `path`.
 
-    After an error it is removed and `path` is as before. Links are followed. What is no regular file, such
-    as `/dev/null`, has no earlier content to keep and is written to directly.
+    After an error it is removed and `path` is as before. Links are followed. What is no regular
+    file, such as `/dev/null`, has no earlier content to keep and is written to directly.
 
     Args:
         path: the file to write; its folder exists.

@@ -1,4 +1,4 @@
-"""Small tables for notebooks. In: rows of words and numbers. Out: HTML without scripts, all text escaped."""
+"""Small tables for notebooks. In: rows of words and numbers. Out: HTML, all text escaped."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files that a run leaves: whole or not at all, with labels that neither run as formulas nor break the file."""
+"""Files that a run leaves: whole or not at all, with labels that do no harm."""
 
 import csv
 import json

@@ -45,7 +45,7 @@ def write(result: xr.Dataset, path: str | os.PathLike, title: str = "Pairwise si
     head, body = template.split("__RUN__")
     page = head.replace("__TITLE__", html.escape(title)) + data.replace("<", "\\u003c") + body
     path = Path(path)
-    # half of a surrogate pair, as in an undecodable file name, has no UTF-8: its escape is JSON's own
+    # half of a surrogate pair, as in an undecodable file name, has no UTF-8; its escape is JSON's
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as temporary:

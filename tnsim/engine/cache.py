@@ -1,8 +1,9 @@
-"""Search results kept on disk. In: a key, a search. Out: its result, read where it was kept and is sound.
+"""Search results kept on disk. In: a key, a search. Out: its result, from disk where it is sound.
 
-One file a result, under `TNSIM_CACHE_DIR` (default: the user's cache folder), named after the digest of
-its key. A file that is foreign, damaged, changed, too large or of another version counts as absent: the
-search runs again and the file is replaced. Where nothing can be written, nothing is kept.
+One file a result, under `TNSIM_CACHE_DIR` (default: the user's cache folder), named after the
+digest of its key. A file that is foreign, damaged, changed, too large or of another version
+counts as absent: the search runs again and the file is replaced. Where nothing can be written,
+nothing is kept.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ def kept(
 
 
 def cache_folder() -> Path | None:
-    """Where results are kept: `TNSIM_CACHE_DIR`, empty for none; else the platform's cache folder."""
+    """Where results are kept: `TNSIM_CACHE_DIR`, empty for none; else the user's cache folder."""
     named = os.environ.get("TNSIM_CACHE_DIR")
     if named is not None:
         return Path(named) if named else None
@@ -85,8 +86,8 @@ def _read(file: Path, key: str, decode: Callable[[Any], T]) -> tuple[T, str]:
 def _own_file(file: Path) -> bytes:
     """The bytes of a regular file that belongs to the user.
 
-    It is opened before it is looked at, so that nobody can put another in its place between the two; a
-    link is not followed, and opening a pipe does not wait for its writer.
+    It is opened before it is looked at, so that nobody can put another in its place between the
+    two; a link is not followed, and opening a pipe does not wait for its writer.
     """
     flags = os.O_RDONLY
     for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC", "O_BINARY"):

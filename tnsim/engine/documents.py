@@ -1,9 +1,10 @@
-"""JSON that notices when it was changed. In: plain data. Out: text with a digest of its content, and back.
+"""JSON that notices when it was changed. In: plain data. Out: text with a digest, and back.
 
-A plan holds coefficients. A changed one would give another number under the same label, and no check of
-types or shapes could tell. The digest is over the canonical form of the content (keys sorted, no spaces),
-so a document may be indented or reordered, but no value in it may differ. It is against damage and
-editing, not against forgery: whoever can compute a digest can write one.
+A plan holds coefficients. A changed one would give another number under the same label, and no
+check of types or shapes could tell. The digest is over the canonical form of the content (keys
+sorted, no spaces), so a document may be indented or reordered, but no value in it may differ.
+It is against damage and editing, not against forgery: whoever can compute a digest can write
+one.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def opened(text: str | bytes) -> dict[str, Any]:
     """The content of a sealed document.
 
     Raises:
-        ValueError: for text that is no JSON object, has no digest or another content than its digest says.
+        ValueError: for text that is no JSON object, has no digest or not the content of its digest.
         RecursionError: for nesting deeper than the interpreter's stack.
     """
     content = json.loads(text)

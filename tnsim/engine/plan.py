@@ -227,7 +227,7 @@ class Plan:
         return self.peak_elements * (8 if self.dtype == "float64" else 4)
 
     def to_json(self) -> str:
-        """The plan as one JSON document, with a digest of its content; `from_json` gives an equal plan back."""
+        """One JSON document with a digest of its content; `from_json` gives an equal plan back."""
         return sealed({"format": FORMAT, **dataclasses.asdict(self)})
 
     @classmethod
@@ -238,8 +238,8 @@ class Plan:
             text: the document. Indentation and the order of its keys do not matter.
 
         Raises:
-            CheckpointError: for what is no plan of this format, for one that cannot run, and for one that
-                was changed after it was written: another coefficient would give another number.
+            CheckpointError: for what is no plan of this format, for one that cannot run, and for
+                one that was changed: another coefficient would give another number.
 
         Example:
             >>> import numpy as np, tnsim

@@ -1,9 +1,9 @@
-"""Plans from JSON, checked. In: parsed JSON. Out: pieces and plans that can be costed and run; else `ValueError`.
+"""Plans from JSON, checked. In: parsed JSON. Out: plans and pieces that can run, or `ValueError`.
 
-Everything that execution takes for granted is checked here: that arguments are earlier values, that every
-axis has a label and equal labels equal sizes, that what comes out has the shape its readers expect, that
-weights are finite. What passes may still be another plan than the one that was written; against that a
-document carries a digest (see `documents`).
+Everything that execution takes for granted is checked here: that arguments are earlier values,
+that every axis has a label and equal labels equal sizes, that what comes out has the shape its
+readers expect, that weights are finite. What passes may still be another plan than the one that
+was written; against that a document carries a digest (see `documents`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MOST = 10**200  # of a count: whatever is summed and divided of it stays a float
 
 
 def plan_from_data(data: Any) -> Plan:
-    """A plan from what `dataclasses.asdict` made of one. Raises `ValueError` that names what is wrong."""
+    """A plan from what `dataclasses.asdict` made of one. Raises `ValueError` with the place."""
     fields = _fields(data, Plan)
     pieces = _each(fields["pieces"], "piece", piece_from_data)
     with _within("shapes"):
@@ -51,7 +51,7 @@ def plan_from_data(data: Any) -> Plan:
 
 
 def piece_from_data(data: Any) -> Piece:
-    """A piece from what `dataclasses.asdict` made of one. Raises `ValueError` that names what is wrong."""
+    """A piece from what `dataclasses.asdict` made of one. Raises `ValueError` with the place."""
     fields = _fields(data, Piece)
     shapes = _each(fields["shapes"], "shape", _shape)
     values, operations = list(shapes), []
@@ -88,7 +88,7 @@ def _stage(data: Any) -> PlanStage:
 
 
 def _check_wiring(plan: Plan) -> None:
-    """Every stage reads what is there, in the shape its piece expects; what is asked for is still there at the end."""
+    """Stages read what is there, as their pieces expect it; what is asked for stays."""
     shapes = dict(plan.shapes)
     made: set[str] = set()
     for n, stage in enumerate(plan.stages):
@@ -182,7 +182,7 @@ def _check_sum(operation: Operation, values: Sequence[Shape]) -> None:
 
 
 def _check_loop(operation: Operation, values: Sequence[Shape]) -> None:
-    """A body that reads the arguments without the labels looped over, and gives one value of the output's shape."""
+    """A body that reads the arguments at one value of the labels looped over."""
     body, chunks = operation.body, operation.chunks
     if body is None or operation.weights or not chunks:
         raise ValueError("a loop takes labels to loop over, a body, and no weights")

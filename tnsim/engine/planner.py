@@ -163,7 +163,7 @@ def _ways(stage: Stage, shapes: Shapes, large: int) -> tuple[tuple[int, ...], ..
 
 
 def _ways_from_data(data: Any, stage: Stage) -> tuple[tuple[int, ...], ...]:
-    """The ways of a stage from parsed JSON. Raises `ValueError` unless every term has one that it is written in."""
+    """The ways of a stage from parsed JSON. Raises `ValueError` unless every term has its way."""
     ways = []
     for numbers, definition in zip(data, stage.definitions, strict=True):
         for number, term in zip(numbers, definition.terms, strict=True):
@@ -189,7 +189,7 @@ def _piece(
 
 
 def _piece_for(data: Any, stage: Stage, shapes: Shapes) -> Piece:
-    """A piece from parsed JSON. Raises `ValueError` unless it reads and gives what the numbered stage does."""
+    """A piece from parsed JSON. Raises `ValueError` unless it is one of this stage."""
     piece = piece_from_data(data)
     known = {f"in{n}": shape for n, shape in enumerate(shapes)}
     for definition in stage.definitions:

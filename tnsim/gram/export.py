@@ -1,7 +1,7 @@
-"""Results as files that other programs read. In: a `Pairwise`, a path. Out: csv, npz, parquet, whole or not at all.
+"""Results as files that other programs read. In: a `Pairwise`, a path. Out: csv, npz, parquet.
 
-Labels may come from file names. Half of a surrogate pair, which is what Python makes of a byte that is no
-text, is written as its escape (`\\udc80`) where the format holds text only.
+Labels may come from file names. Half of a surrogate pair, which is what Python makes of a byte
+that is no text, is written as its escape (`\\udc80`) where the format holds text only.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ FORMULA = ("=", "+", "-", "@", "\t", "\r")
 def write_csv(result: Pairwise, path: Path) -> None:
     """The similarities as a matrix, labels in the first row and the first column.
 
-    A label that a spreadsheet would run as a formula gets an apostrophe in front, the spreadsheets' own mark
-    of text. Labels that are numbers, and all values, stay numbers.
+    A label that a spreadsheet would run as a formula gets an apostrophe in front, the
+    spreadsheets' own mark of text. Labels that are numbers, and all values, stay numbers.
 
     Raises:
         ResultError: the file cannot be written.
@@ -42,7 +42,7 @@ def write_csv(result: Pairwise, path: Path) -> None:
 
 
 def write_npz(result: Pairwise, path: Path) -> None:
-    """Every variable and coordinate by its name, and the attributes as JSON text under `attributes`.
+    """Every variable and coordinate by its name, the attributes as JSON text under `attributes`.
 
     Raises:
         ResultError: the file cannot be written.

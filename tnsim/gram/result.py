@@ -3,8 +3,8 @@
 Dimensions `a` and `b` carry the labels of the models (training steps where the names have them), `output` the
 output coordinates of slices. Coordinates `name_a`, `hash_a` (and `_b`) say where a model came from and what it is.
 
-What tnsim adds to a Dataset of this layout, wherever it comes from, stands under `result.tnsim`, as xarray
-asks of packages that build on it.
+What tnsim adds to a Dataset of this layout, wherever it comes from, stands under
+`result.tnsim`, as xarray asks of packages that build on it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ else:
 
 
 def require_xarray() -> None:
-    """Raise `MissingExtra` where there is no xarray, before anything is computed for a result that cannot be made."""
+    """Raise `MissingExtra` where there is no xarray: before a run, not at its end."""
     if xarray is None:
         raise MissingExtra("xarray", "pairwise", "comparing many models")
 

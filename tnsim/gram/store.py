@@ -41,11 +41,11 @@ class Store:
 
 
 def folder(path: str | os.PathLike) -> Path:
-    """The path of a store. Raises `StoreMismatch` for an address: as a path it would make folders `s3:/...` here."""
+    """The path of a store. Raises `StoreMismatch` for an address, as a path a folder `s3:` here."""
     if re.match(r"[A-Za-z][\w+.-]+:/", os.fspath(path)):
         raise StoreMismatch(
-            f"{path}: a store is a folder on a disk, and this is an address; give the path of a folder, "
-            "and copy it where you want it when the run is done"
+            f"{path}: a store is a folder on a disk, and this is an address; "
+            "give the path of a folder, and copy it where you want it when the run is done"
         )
     return Path(path)
 

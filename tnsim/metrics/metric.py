@@ -18,7 +18,7 @@ What a joining looks like as a network is written in `closing`, as part of a pla
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -29,6 +29,7 @@ from jaxtyping import Float
 from tnsim.errors import ModelError, TooLarge
 from tnsim.metrics import pairings as diagrams
 from tnsim.metrics.pairings import Joining
+from tnsim.metrics.protocol import LayerwiseMetric, Metric
 from tnsim.models.layers import Array, as_array, pytree
 
 
@@ -68,47 +69,6 @@ class SequenceInputs(NamedTuple):
     def covariance_shape(self, d: int, n_ctx: int) -> tuple[int, ...]:
         shapes = {"diagonal": (d,), "each diagonal": (n_ctx, d), "full": (n_ctx, d, n_ctx, d)}
         return shapes.get(self.covariance, (d, d))
-
-
-@runtime_checkable
-class Metric(Protocol):
-    """What every metric says of itself.
-
-    A metric is immutable and a pytree whose leaves are its arrays. Plans are kept by its class, which can be
-    called without arguments: what a plan depends on does not depend on the numbers in a metric.
-    """
-
-    @property
-    def name(self) -> str:
-        """One word, as results and the command line call it."""
-        ...
-
-    @property
-    def closes(self) -> bool:
-        """Whether input legs of one model are joined with each other too, and not only with the other model's."""
-        ...
-
-    def is_exact(self, nonlinear_layers: int) -> bool:
-        """Whether models with so many nonlinear layers meet the metric's own definition exactly."""
-        ...
-
-
-@runtime_checkable
-class LayerwiseMetric(Metric, Protocol):
-    """A metric that joins the legs of one layer of the bra with those of one layer of the ket."""
-
-    def joinings(self, bra: int, ket: int, centred: bool) -> tuple[Joining, ...]:
-        """The ways in which the input legs of two layers are joined, with weights.
-
-        Args:
-            bra: order of the bra's layer, its number of input legs.
-            ket: order of the ket's layer.
-            centred: no leg is handed to the mean, which is zero.
-
-        Returns:
-            One joining for every orbit under exchange of a layer's legs.
-        """
-        ...
 
 
 class _AlwaysExact:

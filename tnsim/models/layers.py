@@ -124,7 +124,7 @@ def _vector(value: Any, what: str, size: int) -> Any:
 
 
 class Layer(Protocol):
-    """What every layer of a model answers: a polynomial map, homogeneous of one order but for biases and skips.
+    """What every layer of a model answers: a polynomial map of one order, but for biases and skips.
 
     An immutable pytree whose leaves are its weights. Today the algebra knows `Linear`, `Bilinear`,
     `Attention` and `Residual`, and `Model` refuses others.
