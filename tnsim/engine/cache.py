@@ -109,6 +109,8 @@ def _own_file(file: Path) -> bytes:
 
 def _write(file: Path, text: str) -> None:
     """Put the text in the place of whatever is there, in a folder of the user's own."""
+    if len(text) > MAX_BYTES:
+        return  # it would not be read again
     with contextlib.suppress(OSError):  # a read-only home: it is searched again next time
         file.parent.parent.mkdir(parents=True, exist_ok=True)
         file.parent.mkdir(mode=0o700, exist_ok=True)
