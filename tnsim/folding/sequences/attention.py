@@ -2,7 +2,8 @@
 
 Head a of a layer gives at position s
 
-    z[s, a] = sum over t of  mask[s, t] (q1[s] . k1[t]) (q2[s] . k2[t]) v[t],    and the output is  sum over a of  O[a] z[s, a].
+    z[s, a] = sum over t of  mask[s, t] (q1[s] . k1[t]) (q2[s] . k2[t]) v[t],    and the output is
+    sum over a of  O[a] z[s, a].
 
 Moments are taken of z first, which is of size d_value, and then mapped to the output.
 """
@@ -90,9 +91,10 @@ def covariance(expansions: Expansions, head_means: HeadMeans, by_head: bool) -> 
 def _head_covariances(expansions: Expansions, head_means: HeadMeans) -> dict[bool, list[Summand]]:
     """Second moments of head outputs, keys and values summed out, minus the product of the means.
 
-    The product of the means can be subtracted as a whole. But where outputs at different positions are told apart
-    and positions are independent, it is subtracted pattern by pattern: in most of the patterns nothing of the bra
-    meets anything of the ket, the moment *is* the product of the means, and both are left out.
+    The product of the means can be subtracted as a whole. But where outputs at different positions
+    are told apart and positions are independent, it is subtracted pattern by pattern: in most of
+    the patterns nothing of the bra meets anything of the ket, the moment *is* the product of the
+    means, and both are left out.
 
     Returns:
         Summands by whether they count where both outputs are at one position only.

@@ -1,9 +1,10 @@
-"""The inner product of two models by components of their outputs. In: layer kinds, a metric. Out: a `Problem`.
+"""An inner product by components of the outputs. In: layer kinds, a metric. Out: a `Problem`.
 
-An output is a sum of parts, so the inner product is the sum of a matrix over pairs of parts. It is folded as any inner product, and
-each part of the last nonlinear layer's output is multiplied by an array that assigns it to a component, `c` of the bra's and
-`d` of the ket's (see `names.Selector`). At most one linear layer may follow; it acts on every component alike, and its bias is a
-constant.
+An output is a sum of parts, so an inner product is the sum of a matrix over pairs of parts. It is
+folded as any inner product, but each part of the last nonlinear layer's output is multiplied by
+an array that assigns it to a component, `c` of the bra's output and `d` of the ket's
+(`names.Selector`). At most one linear layer may follow. It acts on every component alike, and its
+bias is a constant.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Mapping
 
 from tnsim.engine.problem import Operand, Problem, Term, renamed
 from tnsim.folding.sequences.fold import Folder, Kinds
-from tnsim.folding.sequences.layer_covariances import Means, OutputCovariance
+from tnsim.folding.sequences.layer_covariances import Means, OutputCovariance, output_covariance
 from tnsim.folding.sequences.notation import HEAD, OUTPUT_END, Product, Summand
 from tnsim.metrics.metric import Metric, SequenceInputs
 from tnsim.names import (
@@ -44,36 +45,44 @@ def fold_attribution(
     components: Mapping[ModelName, int],
     by_head: bool,
 ) -> Problem:
-    """The problem whose output `AB` is the matrix of contributions, components of A by components of B.
+    """The problem whose output `AB` is the matrix of contributions, (components, components).
 
     Args:
         models: Kinds of the layers, at most one linear layer after the last nonlinear one.
         metric: One that works layer by layer.
-        inputs: Structure of the input.
+        inputs: Structure of the input's mean and covariance.
         n_ctx: Number of positions.
         components: Their number in each model.
         by_head: Whether the heads of the last nonlinear layer, an attention layer, are told apart.
 
     Returns:
-        A problem with a leaf for every `names.Selector`: shape (components,), or (components, heads) for `HEADS`.
+        A problem with the leaves of `fold_sequences` and one for each `names.Selector`, of shape
+        (components,), or (components, heads) for `HEADS`.
 
     Raises:
         ModelError: As `fold_sequences`.
     """
     pair = Pair("A", "B")
     folder = Folder(models, metric, inputs, n_ctx, (pair,))
-    for step in range(folder.last_nonlinear):
-        folder.advance(step)
+    for number in range(folder.last_nonlinear):
+        folder.advance(number)
     step = folder.step(folder.last_nonlinear)
     means = folder.means(step)
-    covariance = OutputCovariance(step, pair, means, by_head)
+    covariance = output_covariance(step, pair, means, by_head)
     terms = Contributions(covariance, means, models, by_head).terms()
     folder.add_result(step, pair, tuple(COMPONENT.values()), covariance.stage, terms)
     return folder.problem(_selector_shapes(models, components, by_head))
 
 
 class Contributions:
-    """The terms of an inner product, each multiplied by the arrays that say which components it belongs to."""
+    """The terms of an inner product, assigned to components.
+
+    Args:
+        covariance: Of the outputs of the last nonlinear layers.
+        means: Of those outputs.
+        models: Kinds of all layers.
+        by_head: Whether heads are components of their own.
+    """
 
     def __init__(
         self,
@@ -82,26 +91,21 @@ class Contributions:
         models: Mapping[ModelName, Kinds],
         by_head: bool,
     ) -> None:
-        self.names = covariance.names
-        self.stage = covariance.stage
-        self.covariance = covariance
+        self.names, self.stage, self.covariances = covariance
         self.means = means
         self.by_head = by_head
         self.tails = {slot: self._tail(models, slot) for slot in SLOTS}
-        # Without a linear layer behind it, the coordinate of the output is the common one.
+        # Without a linear layer behind it, the coordinate of an output is the common one.
         self.ends = {OUTPUT_END[slot]: END for slot in SLOTS if self.tails[slot] is None}
 
     def terms(self) -> tuple[Term, ...]:
         """Terms with the indices `c` and `d`, summed over positions and outputs."""
+        indices = tuple(COMPONENT.values())
         terms = []
-        for summand in self.covariance.summands:
-            product = summand.product
-            for slot, part in zip(SLOTS, summand.parts, strict=True):
-                product = (*product, self._selector(slot, part))
-            for slot in SLOTS:
-                product = (*product, *self._behind(slot))
-            product = renamed(product, self.ends)
-            indices = tuple(COMPONENT.values())
+        for summand in self.covariances:
+            selected = (*map(self._selector, SLOTS, summand.parts),)
+            behind = (*self._behind("bra"), *self._behind("ket"))
+            product = renamed((*summand.product, *selected, *behind), self.ends)
             terms.append(summand._replace(product=product).term(indices, summed=("s",)))
         means = [self._mean(slot) for slot in SLOTS]
         if None not in means:
@@ -125,7 +129,7 @@ class Contributions:
         return self.stage.define(f"components.{model}", indices, terms, kept=False)
 
     def _selector(self, slot: Slot, part: str) -> Operand:
-        """The array that assigns a part of the output to components; each head by itself where they are told apart."""
+        """The array that assigns a part of an output, or every head of it, to components."""
         model, component = self.names.models[slot], COMPONENT[slot]
         if self.by_head and part == CORE:
             return Operand(str(Selector(HEADS, model)), (component, HEAD[slot]))
@@ -133,31 +137,30 @@ class Contributions:
 
     def _tail(self, models: Mapping[ModelName, Kinds], slot: Slot) -> SequenceKind | None:
         """The linear layer behind the last nonlinear one."""
-        number = self._number_of_tail(slot)
-        kinds = models[self.names.models[slot]]
+        kinds, number = models[self.names.models[slot]], self._tail_number(slot)
         return kinds[number] if number < len(kinds) else None
 
-    def _number_of_tail(self, slot: Slot) -> int:
+    def _tail_number(self, slot: Slot) -> int:
         return self.names.step.layers[self.names.models[slot]] + 1
+
+    def _tail_leaf(self, slot: Slot, role: str, *indices: str) -> Operand:
+        name = Leaf(self.names.models[slot], self._tail_number(slot), role)
+        return Operand(str(name), indices)
 
     def _behind(self, slot: Slot) -> Product:
         """The matrix of the linear layer, if there is one."""
         if self.tails[slot] is None:
             return ()
-        return (self._leaf_behind(slot, WEIGHT, END, OUTPUT_END[slot]),)
+        return (self._tail_leaf(slot, WEIGHT, END, OUTPUT_END[slot]),)
 
     def _bias_behind(self, slot: Slot) -> list[Summand]:
         """The bias of the linear layer, a constant of the output."""
         tail = self.tails[slot]
         if tail is None or WEIGHT not in tail.biases:
             return []
-        bias = self._leaf_behind(slot, bias_of(WEIGHT), END)
+        bias = self._tail_leaf(slot, bias_of(WEIGHT), END)
         ones = self.names.ones(slot, self.names.order(slot))
         return [Summand(1.0, (bias, *ones, self._selector(slot, CONSTANT)))]
-
-    def _leaf_behind(self, slot: Slot, role: str, *indices: str) -> Operand:
-        name = Leaf(self.names.models[slot], self._number_of_tail(slot), role)
-        return Operand(str(name), indices)
 
 
 def _selector_shapes(
@@ -166,7 +169,7 @@ def _selector_shapes(
     shapes: dict[str, tuple[int, ...]] = {}
     for model, kinds in models.items():
         count = components[model]
-        for part in (STREAM, CONSTANT, CORE):
+        for part in (STREAM, CORE, CONSTANT):
             shapes[str(Selector(part, model))] = (count,)
         if by_head:
             last = [kind for kind in kinds if kind.order > 1][-1]

@@ -1,6 +1,8 @@
-"""A layer in the bra and a layer in the ket. In: a step, a pair of models. Out: their arrays as operands.
+"""A layer in the bra and a layer in the ket. In: a step, a pair of models. Out: their arrays as
+operands.
 
-Nothing is computed here: what stands in a slot is looked up and given the names of indices of that slot.
+Nothing is computed here: what stands in a slot is looked up and given the names of indices of that
+slot.
 """
 
 from __future__ import annotations
@@ -28,8 +30,8 @@ _READ_AT_KEYS = (*(key for _, key in SCORES), VALUE)
 class BraKet:
     """The layers of one step that meet in an inner product.
 
-    In <A|A> the ket's arrays are those of the bra under a second name (see `problem.MARK`): the stages of <A|A>, <A|B> and
-    <B|B> then have equal structure and share one compiled program.
+    In <A|A> the ket's arrays are those of the bra under a second name (see `problem.MARK`): the
+    stages of <A|A>, <A|B> and <B|B> then have equal structure and share one compiled program.
 
     Args:
         step: The layers, and the states below.
@@ -140,8 +142,8 @@ class BraKet:
 
         Args:
             slots: Whose states.
-            positions: Names of the positions at which they are read, where the covariance is full; otherwise there is one
-                position, called `s`.
+            positions: Names of the positions at which they are read, where the covariance is full;
+                otherwise there is one position, called `s`.
             ends: Names of the coordinates.
         """
         moment = self.state_moment(*slots)

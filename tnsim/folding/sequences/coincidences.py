@@ -1,21 +1,27 @@
-"""Which positions coincide. In: position variables, masks, n_ctx. Out: patterns, their tuples, as arrays.
+"""Which positions coincide. In: position variables, masks, n_ctx. Out: patterns, their tuples, as
+arrays.
 
-A product of two attention outputs is summed over the keys `t` and `T`, and holds legs at up to four positions, `s`, `t` of the
-bra and `S`, `T` of the ket. Where the states at different positions are independent, two legs can be joined only if their
-positions are one. So the sum over positions is split by which of them coincide, that is over the partitions of {s, t, S, T}, the
-*patterns*: "sS|t|T" stands for s = S, with t and T different from it and from each other. Within a pattern
+A product of two attention outputs is summed over the keys `t` and `T`, and holds legs at up to
+four positions, `s`, `t` of the bra and `S`, `T` of the ket. Where the states at different
+positions are independent, two legs can be joined only if their positions are one. So the sum over
+positions is split by which of them coincide, that is over the partitions of {s, t, S, T}, the
+*patterns*: "sS|t|T" stands for s = S, with t and T different from it and from each other. Within a
+pattern
 
 - it is known which legs can be joined, so the expansion has few terms, and
 - a sum over tuples of *different* positions is left, one position for every class of the partition.
 
-If the states are moreover distributed alike at all positions, a tuple and its translates have equal values, as RoPE depends on
-differences of positions only. Then one tuple of each set of translates is evaluated, the one whose lowest position is 0, and
-counted as often as it has translates.
+If the states are moreover distributed alike at all positions, a tuple and its translates have
+equal values, as RoPE depends on differences of positions only. Then one tuple of each set of
+translates is evaluated, the one whose lowest position is 0, and counted as often as it has
+translates.
 
-Tuples are packed into one index `g`. Two arrays of zeros and ones, leaves of the problem, say what they are:
+Tuples are packed into one index `g`. Two arrays of zeros and ones, leaves of the problem, say what
+they are:
 
     AT[g, p]          1 where a class of tuple g stands at position p, to read arrays there
-    COUNT[g, s, ...]  how many translates of tuple g have their outputs at these positions, to sum up values
+    COUNT[g, s, ...]  how many translates of tuple g have their outputs at these positions, to sum
+    up values
 """
 
 from __future__ import annotations
@@ -97,7 +103,8 @@ def patterns(variables: Iterable[str], masks: str, relative: bool, n_ctx: int) -
 
 @lru_cache(maxsize=1024)
 def tuples(pattern: Pattern, n_ctx: int) -> Int[np.ndarray, "tuples classes"]:
-    """Positions of the classes: different ones that the masks allow, up to translation if the pattern is relative.
+    """Positions of the classes: different ones that the masks allow, up to translation if the
+    pattern is relative.
 
     Example:
         >>> tuples(Pattern(("s", "t"), "c-", relative=True), 3).tolist()
@@ -146,7 +153,8 @@ def _count(pattern: Pattern, n_ctx: int) -> Float[np.ndarray, "tuples ..."]:
 def _leaves() -> dict[str, tuple[Pattern, int | None]]:
     """The arrays of all patterns by name, a class for AT and None for COUNT.
 
-    The partitions of four variables and their parts are few, so that a name is looked up here and need not be read.
+    The partitions of four variables and their parts are few, so that a name is looked up here and
+    need not be read.
     """
     leaves: dict[str, tuple[Pattern, int | None]] = {}
     for pattern in _all_patterns():

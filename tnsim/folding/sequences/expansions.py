@@ -1,12 +1,15 @@
-"""Expansions over positions. In: legs of two layers, a rule for joining them. Out: sums over positions, expanded.
+"""Expansions over positions. In: legs of two layers, a rule for joining them. Out: sums over
+positions, expanded.
 
-A moment of attention layers is a sum over keys of expectations of products of legs (see `wick`). How it is summed depends on the
-states below:
+A moment of attention layers is a sum over keys of expectations of products of legs (see `wick`).
+How it is summed depends on the states below:
 
-- States at different positions depend on each other: any two legs may be joined, whatever their positions. One expansion serves all
-  positions, which are indices of its arrays, and the mask is an array that sums over keys.
-- They are independent: the sum falls into patterns of coinciding positions (see `coincidences`). Each has an expansion of its own
-  in which only legs at one position are joined; its arrays have one index, `g`, over the tuples of positions of the pattern.
+- States at different positions depend on each other: any two legs may be joined, whatever their
+  positions. One expansion serves all positions, which are indices of its arrays, and the mask is
+  an array that sums over keys.
+- They are independent: the sum falls into patterns of coinciding positions (see `coincidences`).
+  Each has an expansion of its own in which only legs at one position are joined; its arrays have
+  one index, `g`, over the tuples of positions of the pattern.
 """
 
 from __future__ import annotations
@@ -116,8 +119,8 @@ class Expansions:
         """The frames into which a sum over keys falls.
 
         Args:
-            positions: Of every slot that takes part, its output position and, if it has an attention layer that takes part,
-                its key position.
+            positions: Of every slot that takes part, its output position and, if it has an
+                attention layer that takes part, its key position.
             rule: Which legs may be joined.
         """
         names = self.legs.names

@@ -1,15 +1,11 @@
-"""From two sequence models and a metric to a folded problem. In: layer kinds, input structure. Out: a `Problem`.
+"""From two sequence models and a metric to a Problem. In: layer kinds, inputs. Out: a `Problem`.
 
-Carried from layer to layer are the covariances of two models' states between positions, `C_XY[s, i, t, j]`, and their means
-`m_X[s, i]`, in the cheapest form that holds them (see `states.Moment`). Layers that act position by position are in
-`position_wise`, attention is in `attention`, and a residual adds the covariance of the stream with the layer's output
-(`layer_covariances`). For the Gaussian metrics that is Isserlis' theorem layer by layer: exact for one nonlinear
-layer, the closure beyond. The tree metrics are the same computation with other joinings (see `joining_rules`); the "mean" of
-a state is then its value at the zero input.
-
-*Scales.* Values grow doubly exponentially with depth, so after every step they are divided by a scale whose logarithm is kept.
-Every term of a definition must be divided alike. Therefore all of them are homogeneous in the state and in ONE, the
-constant 1 in a model's current scale: a bias in a layer of order n, say, is multiplied by ONE n times.
+Carried from layer to layer are the covariances of two models' states between positions,
+`C_XY[s, i, t, j]`, and their means `m_X[s, i]`, in the cheapest form that holds them
+(`states.Moment`). One step applies a layer of each model (`layer_means`, `layer_covariances`).
+For the Gaussian metrics that is Isserlis' theorem layer by layer: exact for one nonlinear layer,
+the closure beyond. The tree metrics are the same computation with other joinings
+(`joining_rules`), and what is called the mean of a state is then its value at the zero input.
 """
 
 from __future__ import annotations
@@ -18,7 +14,6 @@ from collections.abc import Iterable, Mapping
 
 from tnsim.engine.problem import (
     Definition,
-    Gauge,
     Operand,
     Problem,
     Stage,
@@ -29,10 +24,11 @@ from tnsim.engine.problem import (
 from tnsim.errors import ModelError
 from tnsim.folding.alignment import align
 from tnsim.folding.sequences.coincidences import position_array
-from tnsim.folding.sequences.joining_rules import rules_of
+from tnsim.folding.sequences.joining_rules import MetricRules, rules_of
 from tnsim.folding.sequences.layer_covariances import covariance_stage, inner_product
 from tnsim.folding.sequences.layer_means import OutputMean, output_mean
 from tnsim.folding.sequences.notation import Product
+from tnsim.folding.sequences.scales import Powers, Scales
 from tnsim.folding.sequences.states import (
     COVARIANCE_AXES,
     MEAN_AXES,
@@ -56,7 +52,8 @@ from tnsim.names import (
 from tnsim.tensors.positional import SequenceKind, sequence_shapes
 
 Kinds = tuple[SequenceKind, ...]
-Powers = tuple[tuple[str, int], ...]
+Layers = dict[ModelName, int | None]
+"""Numbers of the layers that one step applies, by model; None waits."""
 
 
 def fold_sequences(
@@ -78,17 +75,18 @@ def fold_sequences(
         per_output: Whether they are wanted for every output coordinate, (d_out,), or in all, ().
 
     Returns:
-        A problem with an output named after each pair. Its leaves are those of the models (`names.Leaf`), `MEAN` and `COVARIANCE` of
-        the input, and constants (`ONE`, `ONES`, `SAME_POSITION`, `IDENTITY`, `names.PositionLeaf`).
+        A problem with an output named after each pair. Its leaves are the arrays of the models
+        (`names.Leaf`), `MEAN` and `COVARIANCE` of the input, and the constants `ONE`, `ONES`,
+        `SAME_POSITION`, `IDENTITY` and those of `names.PositionLeaf`.
 
     Raises:
-        ModelError: An attention layer of one model meets a nonlinear layer of the other that acts position by position, or a tree
-            metric finds trees of different shape.
+        ModelError: An attention layer of one model meets a nonlinear layer of the other that acts
+            position by position, or a tree metric finds trees of different shape.
     """
     folder = Folder(models, metric, inputs, n_ctx, tuple(pairs))
-    *first, last = range(len(folder.alignment))
-    for step in first:
-        folder.advance(step)
+    *first, last = range(len(folder.layers))
+    for number in first:
+        folder.advance(number)
     folder.close(last, per_output)
     return folder.problem()
 
@@ -100,11 +98,11 @@ class Folder:
         models, metric, inputs, n_ctx, pairs: As of `fold_sequences`.
 
     Attributes:
-        stages: Laid down so far.
+        layers: The layers that each step applies.
+        stages: Those laid down so far.
         states: What is known of both models behind them.
-        tracked: Pairs whose covariances are carried along: those that are wanted, and under a Gaussian metric, which joins legs of
-            one model too, each model with itself.
-        last_nonlinear: The last step with a nonlinear layer.
+        scales: Who shares a scale.
+        last_nonlinear: The last step with a nonlinear layer, -1 if there is none.
     """
 
     def __init__(
@@ -117,34 +115,48 @@ class Folder:
     ) -> None:
         self.models, self.inputs, self.n_ctx, self.pairs = models, inputs, n_ctx, pairs
         self.rules = rules_of(metric)
-        self.alignment = align(models["A"], models.get("B", models["A"]), metric)
+        self.layers = _matched(models, metric)
         self.stages: list[Stage] = []
-        covariance = Moment("" if inputs.covariance == "identity" else COVARIANCE, *inputs.form)
-        mean = None if inputs.mean is None else Moment(MEAN, inputs.mean)
-        self.states = States(
-            dict.fromkeys(PAIRS, covariance),
-            dict.fromkeys(models, mean),
-            dict.fromkeys(models, ONE),
-        )
-        self.tracked = tuple(pair for pair in PAIRS if self._is_tracked(pair))
+        self.states = _input_states(models, inputs)
         every = [kind for kinds in models.values() for kind in kinds]
-        constants = mean is not None or any(kind.biases or kind.skips for kind in every)
-        self.scale_by_model = self.rules.gaussian or constants
-        layers = [self._kinds_at(number) for number in range(len(self.alignment))]
-        for kinds in layers:
-            _check_meeting(kinds)
-        mixing = [n for n, kinds in enumerate(layers) if any(k.mixes_positions for k in kinds)]
+        constants = inputs.mean is not None or any(kind.biases or kind.skips for kind in every)
+        by_model = self.rules.gaussian or constants
+        self.scales = Scales(tuple(models), _tracked(pairs, self.rules), by_model)
+        kinds = [_kinds_at(models, layers) for layers in self.layers]
+        mixing = [n for n, found in enumerate(kinds) if any(k.mixes_positions for k in found)]
+        nonlinear = [n for n, found in enumerate(kinds) if any(k.order > 1 for k in found)]
         self.last_mixing = max(mixing, default=-1)
-        nonlinear = [n for n, kinds in enumerate(layers) if any(k.order > 1 for k in kinds)]
         self.last_nonlinear = max(nonlinear, default=-1)
 
-    # --- stages ----------------------------------------------------------------------------------------------------
+    def step(self, number: int) -> LayerStep:
+        """The layers of a step over the states as they stand."""
+        layers = self.layers[number]
+        kinds: dict[ModelName, SequenceKind | None] = dict.fromkeys(self.models)
+        for model, layer in layers.items():
+            if layer is not None:
+                kinds[model] = self.models[model][layer]
+        return LayerStep(
+            number,
+            kinds,
+            layers,
+            self.states,
+            self.rules,
+            self.states.positions(self.n_ctx),
+            mixes_later=number < self.last_mixing,
+        )
+
+    def means(self, step: LayerStep) -> dict[ModelName, OutputMean]:
+        """The means of both models' outputs; their stages are laid down."""
+        means = {model: output_mean(step, model) for model in self.models}
+        self.stages += [mean.stage for mean in means.values() if mean.stage.definitions]
+        return means
 
     def advance(self, number: int) -> None:
-        """The stages of one step: the legs and the mean of each model, the covariance of each pair, then scales.
+        """The stages of one step: the mean of each model, the covariance of each pair, scales.
 
-        The last stage defines every value of the step once more, under the name by which the next step knows it: what a
-        stage defines is divided by scales as the stage ends, and all values of a model must be divided by the same.
+        What a stage defines is divided by scales as the stage ends, and the values of a step
+        share scales. The last stage therefore defines all of them once more, under the names by
+        which the next step knows them.
         """
         step = self.step(number)
         means = self.means(step)
@@ -168,16 +180,16 @@ class Folder:
                 name = carry(f"m.{model}", axes, (Operand(mean.name, axes),), own)
                 mean = mean._replace(name=name)
             states.means[model] = mean
-        for pair in self.tracked:
+        for pair in self.scales.tracked:
             if all(step.kinds[model] is None for model in pair):
                 continue
             stage, moment = covariance_stage(step, pair, means)
             self.stages.append(stage)
             axes = COVARIANCE_AXES[moment.form]
             product = (Operand(moment.name, axes),)
-            name = carry(f"S.{pair.group}", axes, product, self._powers(pair))
+            name = carry(f"S.{pair.group}", axes, product, self.scales.powers(pair))
             states.moments[pair] = moment._replace(name=name)
-        self.stages.append(Stage(tuple(values), self._scales(step, states)))
+        self.stages.append(Stage(tuple(values), self.scales.after_step(step, states)))
         self.states = states
 
     def close(self, number: int, per_output: bool) -> None:
@@ -189,12 +201,6 @@ class Folder:
             builder, terms = inner_product(step, pair, means, outputs)
             self.add_result(step, pair, outputs, builder, terms)
 
-    def means(self, step: LayerStep) -> dict[ModelName, OutputMean]:
-        """The means of both models' outputs; their stages are laid down."""
-        means = {model: output_mean(step, model) for model in self.models}
-        self.stages += [mean.stage for mean in means.values() if mean.stage.definitions]
-        return means
-
     def add_result(
         self,
         step: LayerStep,
@@ -203,30 +209,25 @@ class Folder:
         builder: StageBuilder,
         terms: tuple[Term, ...],
     ) -> None:
-        """The stage of an output of the problem, `pair.group[indices] = sum(terms)`, in a scale of its own."""
-        powers, scales = self._powers(pair), [Gauge(pair.group, step.order(pair.bra), pair.group)]
-        if self.scale_by_model:
-            powers = (*powers, (pair.group, 1))
-            scales = [Gauge(pair.group, 1, pair.group)]
-            # The models' own scales grow with the step, once, and are renormalised no more.
-            if pair == self.pairs[0]:
-                grown = [Gauge(model, step.order(model), None, 2) for model in self.models]
-                scales = [*grown, *scales]
+        """The stage of an output of the problem, `pair.group[indices] = sum(terms)`."""
+        powers = self.scales.powers_of_result(pair)
         result = Definition(pair.group, indices, terms, powers=powers)
-        self.stages.append(Stage((*builder.definitions, result), tuple(scales)))
+        scales = self.scales.after_result(step, pair, first=pair == self.pairs[0])
+        self.stages.append(Stage((*builder.definitions, result), scales))
 
     def problem(self, selectors: Mapping[str, tuple[int, ...]] | None = None) -> Problem:
-        """What was laid down, with the shapes of its leaves; `selectors` are those that only an attribution has."""
-        n, d = self.n_ctx, self.models["A"][0].d_in
-        shapes = {ONE: (), ONES: (n,), SAME_POSITION: (n, n), IDENTITY: (d, d)}
-        shapes |= {MEAN: self.inputs.mean_shape(d, n)}
-        shapes |= {COVARIANCE: self.inputs.covariance_shape(d, n)}
+        """What was laid down, with the shapes of its leaves.
+
+        Args:
+            selectors: Shapes of the leaves that only an attribution has.
+        """
+        shapes = _input_shapes(self.inputs, self.models["A"][0].d_in, self.n_ctx)
         for model, kinds in self.models.items():
             for number, kind in enumerate(kinds):
-                for role, shape in sequence_shapes(kind, n).items():
+                for role, shape in sequence_shapes(kind, self.n_ctx).items():
                     shapes[str(Leaf(model, number, role))] = shape
         for name in sorted(_names_used(self.stages)):
-            array = position_array(name, n)
+            array = position_array(name, self.n_ctx)
             if array is not None:
                 shapes[name] = array.shape
         shapes |= selectors or {}
@@ -234,78 +235,29 @@ class Folder:
         symmetric = frozenset({IDENTITY, SAME_POSITION})
         return prune(Problem(tuple(self.stages), shapes, symmetric, outputs))
 
-    # --- layers ----------------------------------------------------------------------------------------------------
 
-    def step(self, number: int) -> LayerStep:
-        """The layers of a step over the states as they stand."""
-        layers = self._layers_at(number)
-        kinds: dict[ModelName, SequenceKind | None] = dict.fromkeys(self.models)
-        for model, layer in layers.items():
-            if layer is not None:
-                kinds[model] = self.models[model][layer]
-        return LayerStep(
-            number,
-            kinds,
-            layers,
-            self.states,
-            self.rules,
-            self.states.positions(self.n_ctx),
-            mixes_later=number < self.last_mixing,
-        )
+def _matched(models: Mapping[ModelName, Kinds], metric: Metric) -> tuple[Layers, ...]:
+    """The layers that each step applies.
 
-    def _layers_at(self, number: int) -> dict[ModelName, int | None]:
-        """Numbers of the layers that a step applies; None waits."""
-        matched = self.alignment[number]
-        layers = {"A": matched.bra, "B": matched.ket}
-        return {model: layers[model] for model in self.models}
+    Raises:
+        ModelError: A layer that mixes positions meets a nonlinear one that does not, or the trees
+            of a tree metric have different shapes.
+    """
+    steps = []
+    for matched in align(models["A"], models.get("B", models["A"]), metric):
+        numbers: Layers = {"A": matched.bra, "B": matched.ket}
+        layers = {model: numbers[model] for model in models}
+        _check_meeting(_kinds_at(models, layers))
+        steps.append(layers)
+    return tuple(steps)
 
-    def _kinds_at(self, number: int) -> list[SequenceKind]:
-        """Kinds of the layers that a step applies."""
-        layers = self._layers_at(number)
-        return [self.models[model][n] for model, n in layers.items() if n is not None]
 
-    def _is_tracked(self, pair: Pair) -> bool:
-        present = {model for wanted in self.pairs for model in wanted}
-        own = pair.bra == pair.ket and pair.bra in present
-        return pair in self.pairs or (self.rules.gaussian and own)
-
-    # --- scales ----------------------------------------------------------------------------------------------------
-
-    def _powers(self, pair: Pair) -> Powers:
-        """How a covariance of two models, or an inner product, grows with the scales.
-
-        A Gaussian metric adds products of S_AB to products of S_AA and of means, and constants are added to all of them. Such
-        sums are kept in ratio if all values of a model share one scale: S_AB then has the scale of A times that of B, and
-        no sum needs an exponential of a difference of logarithms. Without either, S_AB is made of S_AB alone and has a scale of its
-        own.
-        """
-        if not self.scale_by_model:
-            return ((pair.group, 1),)
-        if pair.bra == pair.ket:
-            return ((pair.bra, 2),)
-        return ((pair.bra, 1), (pair.ket, 1))
-
-    def _scales(self, step: LayerStep, states: States) -> tuple[Gauge, ...]:
-        """How the scales are renormalised after a step: a model's is the root of the largest value of its own covariance."""
-        if not self.scale_by_model:
-            return tuple(
-                Gauge(pair.group, step.order(pair.bra), states.moments[pair].name)
-                for pair in self.tracked
-            )
-        scales = []
-        for model in self.models:
-            own = Pair(model, model)
-            read_off = states.moments[own].name if own in self.tracked else None
-            scales.append(Gauge(model, step.order(model), read_off, 2))
-        return tuple(scales)
+def _kinds_at(models: Mapping[ModelName, Kinds], layers: Layers) -> list[SequenceKind]:
+    """Kinds of the layers that a step applies, without models that wait."""
+    return [models[model][number] for model, number in layers.items() if number is not None]
 
 
 def _check_meeting(kinds: list[SequenceKind]) -> None:
-    """Layers of one step are of one sort, or linear.
-
-    Raises:
-        ModelError: They are not.
-    """
     mixing = [kind for kind in kinds if kind.mixes_positions]
     others = [kind for kind in kinds if kind.order > 1 and not kind.mixes_positions]
     if mixing and others:
@@ -314,6 +266,43 @@ def _check_meeting(kinds: list[SequenceKind]) -> None:
             f"an {one} layer of one model meets a {two} layer of the other at the same depth; "
             f"models of sequences are compared {one} with {one} and {two} with {two}"
         )
+
+
+def _tracked(pairs: tuple[Pair, ...], rules: MetricRules) -> tuple[Pair, ...]:
+    """Pairs whose covariances are carried along.
+
+    Those that are wanted, and under a Gaussian metric, which joins legs of one model too, every
+    model with itself.
+    """
+    present = {model for pair in pairs for model in pair}
+    tracked = []
+    for pair in PAIRS:
+        with_itself = pair.bra == pair.ket and pair.bra in present
+        if pair in pairs or (rules.gaussian and with_itself):
+            tracked.append(pair)
+    return tuple(tracked)
+
+
+def _input_states(models: Iterable[ModelName], inputs: SequenceInputs) -> States:
+    """The states below the first step: both models read one input."""
+    covariance = Moment("" if inputs.covariance == "identity" else COVARIANCE, *inputs.form)
+    mean = None if inputs.mean is None else Moment(MEAN, inputs.mean)
+    names = tuple(models)
+    return States(
+        dict.fromkeys(PAIRS, covariance), dict.fromkeys(names, mean), dict.fromkeys(names, ONE)
+    )
+
+
+def _input_shapes(inputs: SequenceInputs, d_in: int, n_ctx: int) -> dict[str, tuple[int, ...]]:
+    """Shapes of the leaves that are no model's."""
+    return {
+        ONE: (),
+        ONES: (n_ctx,),
+        SAME_POSITION: (n_ctx, n_ctx),
+        IDENTITY: (d_in, d_in),
+        MEAN: inputs.mean_shape(d_in, n_ctx),
+        COVARIANCE: inputs.covariance_shape(d_in, n_ctx),
+    }
 
 
 def _names_used(stages: Iterable[Stage]) -> set[str]:

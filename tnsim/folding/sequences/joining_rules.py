@@ -1,17 +1,19 @@
-"""Which legs a metric joins in models of sequences. In: a metric. Out: rules, the matchings that they allow.
+"""Which legs a metric joins in models of sequences. In: a metric. Out: rules, the matchings that
+they allow.
 
-The *Gaussian* metrics take E[product of legs] by Isserlis' theorem: the sum over all ways of joining some legs in pairs,
-each by its covariance, and of handing each of the others to its mean.
+The *Gaussian* metrics take E[product of legs] by Isserlis' theorem: the sum over all ways of
+joining some legs in pairs, each by its covariance, and of handing each of the others to its mean.
 
-The *tree* metrics read the same layers as tensors. With the constant as one more coordinate of the state, x~ = (1, x), a leg
-is `W~ x~`, and leg r of the bra meets leg p(r) of the ket. Over one state below, where the constants meet as 1 * 1, two legs
-meet in
+The *tree* metrics read the same layers as tensors. With the constant as one more coordinate of the
+state, x~ = (1, x), a leg is `W~ x~`, and leg r of the bra meets leg p(r) of the ket. Over one
+state below, where the constants meet as 1 * 1, two legs meet in
 
-    C_rp + m_r m_p^T,    C the product of the states without the constant, m a leg's value at the zero input,
+    C_rp + m_r m_p^T,    C the product of the states without the constant, m a leg's value at the
+    zero input,
 
-so "mean" and "covariance" are words for both families. `Frobenius` takes p = identity, `TreeSymmetric` the average over the n!
-permutations. From the whole is subtracted the product of the two values at zero, as a covariance is the moment without the
-product of the means.
+so "mean" and "covariance" are words for both families. `Frobenius` takes p = identity,
+`TreeSymmetric` the average over the n! permutations. From the whole is subtracted the product of
+the two values at zero, as a covariance is the moment without the product of the means.
 """
 
 from __future__ import annotations
@@ -28,7 +30,8 @@ from tnsim.names import STREAM
 class Rule(NamedTuple):
     """Which two legs may be joined.
 
-    with_constants: Every leg has a partner, and two joined legs count with the product of their values at zero.
+    with_constants: Every leg has a partner, and two joined legs count with the product of their
+        values at zero.
     """
 
     name: str
@@ -82,8 +85,8 @@ class MetricRules(NamedTuple):
     def share(self, order: int, pairs: int) -> float:
         """Weight of a matching that joins `pairs` of `order` legs across.
 
-        Of the n! permutations (n - k)! contain k given pairs; in those the other legs meet by their constants, in
-        whatever order.
+        Of the n! permutations (n - k)! contain k given pairs; in those the other legs meet by
+        their constants, in whatever order.
         """
         if not self.symmetrised:
             return 1.0
@@ -92,8 +95,9 @@ class MetricRules(NamedTuple):
     def skip_share(self, order: int) -> float:
         """Weight with which the stream past a layer of that order meets a leg of the other side.
 
-        As a tensor a skip is `x (x) 1 (x) ... (x) 1`, averaged over which of the n legs holds the state. The tree metrics
-        join leg with leg, so it meets a given state in one of n cases. A Gaussian metric asks for the function alone.
+        As a tensor a skip is `x (x) 1 (x) ... (x) 1`, averaged over which of the n legs holds the
+        state. The tree metrics join leg with leg, so it meets a given state in one of n cases. A
+        Gaussian metric asks for the function alone.
         """
         return 1.0 if self.gaussian else 1.0 / order
 

@@ -1,7 +1,9 @@
-"""The mean of one layer's output. In: a layer of a model over its states. Out: a stage, and the mean.
+"""The mean of one layer's output. In: a layer of a model over its states. Out: a stage, and the
+mean.
 
-An output is a sum of parts, the residual stream, what the layer computes and its bias, and so is its mean. The stage also
-holds the means and covariances of the layer's legs that it needed; covariances with another layer use them again.
+An output is a sum of parts, the residual stream, what the layer computes and its bias, and so is
+its mean. The stage also holds the means and covariances of the layer's legs that it needed;
+covariances with another layer use them again.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""The notation of the folds of sequences. In: nothing. Out: legs, products and sums of arrays, names of indices.
+"""The notation of the folds of sequences. In: nothing. Out: legs, products and sums of arrays,
+names of indices.
 
 s, S    position of an output and of its queries, in the bra and in the ket
 t, T    position of keys and values, in the bra and in the ket
@@ -67,8 +68,8 @@ def spread(
 ) -> Term:
     """The product as a term of a definition with certain indices.
 
-    A position that the product does not depend on is put there by an array of ones: one among `indices` then has
-    equal values everywhere, one among `summed` counts the positions.
+    A position that the product does not depend on is put there by an array of ones: one among
+    `indices` then has equal values everywhere, one among `summed` counts the positions.
     """
     present = indices_of(product)
     missing = [index for index in (*indices, *summed) if index not in present]
@@ -79,8 +80,10 @@ def spread(
 class Summand(NamedTuple):
     """A summand of a mean or of a covariance of outputs.
 
-    same: It counts where both outputs are at one position only, though two positions may be told apart.
-    parts: The part of the bra's output and that of the ket's that it comes from; of a mean, the first.
+    same: It counts where both outputs are at one position only, though two positions may be told
+        apart.
+    parts: The part of the bra's output and that of the ket's that it comes from; of a mean, the
+        first.
     """
 
     weight: float

@@ -1,13 +1,16 @@
-"""Layers that act position by position. In: means and covariances of their legs. Out: summands of moments of outputs.
+"""Layers that act position by position. In: means and covariances of their legs. Out: summands of
+moments of outputs.
 
 Such a layer is an elementwise product of n legs, mapped to the output:
 
     y[k] = sum over h of  down[k, h] leg_1[h] * ... * leg_n[h],
 
-a bilinear layer with n = 2, and a linear layer with n = 1, whose leg is the output. A moment of products of legs is a sum over
-matchings (see `joining_rules`): legs joined in pairs count by their covariances, the others by their means. All of them are
-elementwise, in the hidden unit h of the bra and in that of the ket. A *covariance* keeps the matchings in which something of the bra is
-joined with something of the ket; the others make up the product of the two means. For two bilinear layers that leaves
+a bilinear layer with n = 2, and a linear layer with n = 1, whose leg is the output. A moment of
+products of legs is a sum over matchings (see `joining_rules`): legs joined in pairs count by their
+covariances, the others by their means. All of them are elementwise, in the hidden unit h of the
+bra and in that of the ket. A *covariance* keeps the matchings in which something of the bra is
+joined with something of the ket; the others make up the product of the two means. For two bilinear
+layers that leaves
 
     C_LL C_RR + C_LR C_RL                               both legs cross
     C_LL m_R m_R + C_RR m_L m_L + C_LR m_R m_L + ...     one crosses, two are left to their means

@@ -1,14 +1,16 @@
-"""The legs of two layers: their means and covariances. In: moments of the states below. Out: products of arrays.
+"""The legs of two layers: their means and covariances. In: moments of the states below. Out:
+products of arrays.
 
-A layer reads the state below through legs, `leg = weight * state + bias` (see `positional`), and every moment of its output is
-made of the means of its legs and of the covariances between them:
+A layer reads the state below through legs, `leg = weight * state + bias` (see `positional`), and
+every moment of its output is made of the means of its legs and of the covariances between them:
 
     mean of a leg          weight m + bias
     covariance of two      weight C weight'^T
 
-A leg of an attention layer has a head index and `d_head` coordinates, so the width of the state is summed out once per pair of
-legs, and all that follows is of size `d_head`. Where states at different positions are independent, two legs have a
-covariance at one position only, which is called `s`.
+A leg of an attention layer has a head index and `d_head` coordinates, so the width of the state is
+summed out once per pair of legs, and all that follows is of size `d_head`. Where states at
+different positions are independent, two legs have a covariance at one position only, which is
+called `s`.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ _EXCHANGED = {FIRST: SECOND, SECOND: FIRST}
 
 
 class Projections:
-    """Means and covariances of the legs of two layers; what has to be computed for them is laid down in a stage.
+    """Means and covariances of the legs of two layers; what has to be computed for them is laid
+    down in a stage.
 
     Args:
         names: The layers in the bra and in the ket.
@@ -92,7 +95,8 @@ class Projections:
     def _half(self, one: Leg, two: Leg) -> Operand:
         """`weight C`, the covariance of leg `one` with the state that leg `two` reads.
 
-        Its indices: `s` where it depends on a position, the rows of the leg, `S` where the covariance is full, and `j`.
+        Its indices: `s` where it depends on a position, the rows of the leg, `S` where the
+        covariance is full, and `j`.
         """
         names, slots = self.names, (one.slot, two.slot)
         moment, rows = names.state_moment(*slots), names.rows(one)
@@ -114,7 +118,8 @@ class Projections:
     def _whole(self, one: Leg, two: Leg, half: Operand, apart: bool) -> Operand:
         """`weight C weight'^T`, at the positions `s` and `S` if they are `apart`, else both at `s`.
 
-        Two legs of one layer have one head between them; legs of two layers have the heads `a` and `b`.
+        Two legs of one layer have one head between them; legs of two layers have the heads `a` and
+        `b`.
         """
         names = self.names
         inside = one.slot == two.slot

@@ -24,8 +24,9 @@ COVARIANCE_AXES: dict[Form, tuple[str, ...]] = {
 class Moment(NamedTuple):
     """A mean or a covariance of states over positions, as the array `name` holds it.
 
-    Its axes are `MEAN_AXES` or `COVARIANCE_AXES`. Where a covariance is not full, states at different positions are
-    independent. A `diagonal` covariance has one axis for both coordinates; one without a name is the identity.
+    Its axes are `MEAN_AXES` or `COVARIANCE_AXES`. Where a covariance is not full, states at
+    different positions are independent. A `diagonal` covariance has one axis for both coordinates;
+    one without a name is the identity.
     """
 
     name: str
@@ -48,7 +49,8 @@ class Positions(NamedTuple):
 class States(NamedTuple):
     """What is known of both models below a step.
 
-    Covariances by pair of models, and by model the means (None: zero) and the name of the constant 1.
+    Covariances by pair of models, and by model the means (None: zero) and the name of the constant
+    1.
     """
 
     moments: dict[Pair, Moment]
@@ -74,7 +76,8 @@ class LayerStep:
         states: What is known below the step.
         rules: Which legs the metric joins.
         positions: What is known of the positions below.
-        mixes_later: Whether a later layer mixes positions, so that covariances between different ones are still needed.
+        mixes_later: Whether a later layer mixes positions, so that covariances between different
+            ones are still needed.
     """
 
     number: int

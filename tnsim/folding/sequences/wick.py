@@ -1,21 +1,27 @@
-"""Moments of attention scores, sums before products. In: covariances and means of legs. Out: definitions.
+"""Moments of attention scores, sums before products. In: covariances and means of legs. Out:
+definitions.
 
-A head's output is a value leg times two scores, each the inner product of a query leg and a key leg. The expectation of the
-product of two such outputs joins ten legs, in 945 ways (paper, appendix A.3), and in more where legs may be left to their
-means. But every way is a set of *chains*: the partner of a leg sits in a score, the other leg of that score has a partner, and
-so on. So the sum is expanded as a hafnian is along a row. Take the row of the leg u that carries the output. In
+A head's output is a value leg times two scores, each the inner product of a query leg and a key
+leg. The expectation of the product of two such outputs joins ten legs, in 945 ways (paper,
+appendix A.3), and in more where legs may be left to their means. But every way is a set of
+*chains*: the partner of a leg sits in a score, the other leg of that score has a partner, and so
+on. So the sum is expanded as a hafnian is along a row. Take the row of the leg u that carries the
+output. In
 
     E[u w^T prod D],    D a set of scores (q . k),
 
-u is left to its mean, or joined with w, or with a leg x of a score in D. In the last case the score (x . x') becomes the matrix
-C_ux between u and x', the other leg of that score, and what stays behind is the same question with one score less:
+u is left to its mean, or joined with w, or with a leg x of a score in D. In the last case the
+score (x . x') becomes the matrix C_ux between u and x', the other leg of that score, and what
+stays behind is the same question with one score less:
 
-    E[u w^T prod D] = C_uw E[prod D]  +  m_u E[w prod D]^T  +  sum over legs x of D   C_ux E[x' w^T prod (D - score of x)]
-    E[u prod D]     = m_u E[prod D]                         +  sum over legs x of D   C_ux E[x' prod (D - score of x)]
-    E[prod D]       = the row of q, for one score (q . k) of D:  E[q . k prod (D - score)], the trace of the first line
+    E[u w^T prod D] = C_uw E[prod D]  +  m_u E[w prod D]^T  +  sum over legs x of D   C_ux E[x' w^T
+    prod (D - score of x)] E[u prod D]     = m_u E[prod D]                         +  sum over legs
+    x of D   C_ux E[x' prod (D - score of x)] E[prod D]       = the row of q, for one score (q . k)
+    of D:  E[q . k prod (D - score)], the trace of the first line
 
-Each distinct question is one definition: for ten legs 256 products of d_head x d_head matrices per pair of heads, instead of
-945 chains of up to five. No covariance need be present: a rule may forbid to join two legs, and then the sum is shorter.
+Each distinct question is one definition: for ten legs 256 products of d_head x d_head matrices per
+pair of heads, instead of 945 chains of up to five. No covariance need be present: a rule may
+forbid to join two legs, and then the sum is shorter.
 """
 
 from __future__ import annotations
