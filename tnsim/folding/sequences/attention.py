@@ -2,8 +2,8 @@
 
 Head a of a layer gives at position s
 
-    z[s, a] = sum over t of  mask[s, t] (q1[s] . k1[t]) (q2[s] . k2[t]) v[t],    and the output is
-    sum over a of  O[a] z[s, a].
+    z[s, a] = sum over t of  mask[s, t] (q1[s] . k1[t]) (q2[s] . k2[t]) v[t]
+    output  = sum over a of  O[a] z[s, a]
 
 Moments are taken of z first, which is of size d_value, and then mapped to the output.
 """
@@ -30,13 +30,13 @@ from tnsim.folding.sequences.notation import (
 from tnsim.names import SLOTS, VALUE, ModelName, Slot
 
 HeadMeans = Mapping[ModelName, Operand | None]
-"""Mean of every head's output by model, `[s, a, u]`; None where it vanishes or the layer has no heads."""
+"""Mean of every head's output by model, `[s, a, u]`; None where it vanishes or has none."""
 
 
 def head_mean(expansions: Expansions) -> Operand | None:
     """The mean of every head's output of the layer in the bra, None where it vanishes.
 
-    It is a definition that later stages may use, as covariances are taken about it.
+    Later stages may use it: covariances are taken about it.
     """
     names = expansions.legs.names
     positions: dict[Slot, str] = {"bra": names.outputs["bra"] + KEY_POSITION["bra"]}
@@ -80,7 +80,7 @@ def covariance(expansions: Expansions, head_means: HeadMeans, by_head: bool) -> 
         terms = [summand.term(indices) for summand in covariances]
         product = (*outputs, stage.define(name, indices, terms, kept=False))
         if not by_head:
-            # Where memory is short, the heads of the bra are gone through one by one, with all that leads to them.
+            # Where memory is short, the heads of the bra are gone through one by one: `over`.
             core = (*positions, *OUTPUT_END.values())
             total = [Term(1.0, product)]
             product = (stage.define(f"core.{name}", core, total, kept=False, over="a"),)
@@ -132,7 +132,7 @@ def _minus_means(names: BraKet, bra: Operand, ket: Operand) -> Summand:
 
 
 def _minus_means_within(frame: Frame) -> list[Summand]:
-    """The same at the tuples of positions of one frame, whose rule joins the legs of one layer only."""
+    """The same at the positions of one frame, in which legs of one layer only are joined."""
     bra, ket = (frame.wick.vector(Leg(slot, VALUE), scores_of(slot)) for slot in SLOTS)
     return [
         Summand(-1.0, (*one, *renamed(two, {FIRST: SECOND}), *frame.sums))
@@ -142,7 +142,10 @@ def _minus_means_within(frame: Frame) -> list[Summand]:
 
 
 def covariance_with_stream(expansions: Expansions, slot: Slot) -> list[Summand]:
-    """The covariance of the stream in a slot, end `FIRST`, with the output of the layer in the other one, end `SECOND`."""
+    """The covariance of the stream in one slot with the output of the layer in the other one.
+
+    The stream's end is `FIRST`, the output's is `SECOND`.
+    """
     names, layer = expansions.legs.names, OTHER[slot]
     output = names.leaf(layer, names.kind(layer).down, SECOND, HEAD[layer], "v")
     positions = {slot: names.outputs[slot], layer: names.outputs[layer] + KEY_POSITION[layer]}

@@ -103,7 +103,8 @@ class Contributions:
         indices = tuple(COMPONENT.values())
         terms = []
         for summand in self.covariances:
-            selected = (*map(self._selector, SLOTS, summand.parts),)
+            parts = zip(SLOTS, summand.parts, strict=True)
+            selected = [self._selector(slot, part) for slot, part in parts]
             behind = (*self._behind("bra"), *self._behind("ket"))
             product = renamed((*summand.product, *selected, *behind), self.ends)
             terms.append(summand._replace(product=product).term(indices, summed=("s",)))

@@ -1,8 +1,6 @@
-"""A layer in the bra and a layer in the ket. In: a step, a pair of models. Out: their arrays as
-operands.
+"""A layer in the bra and one in the ket. In: a step, a pair of models. Out: arrays as operands.
 
-Nothing is computed here: what stands in a slot is looked up and given the names of indices of that
-slot.
+Nothing is computed here: what stands in a slot is looked up and given that slot's index names.
 """
 
 from __future__ import annotations
@@ -56,7 +54,7 @@ class BraKet:
         """Whether outputs at different positions are told apart."""
         return len(self.output_positions) == 2
 
-    # --- layers ----------------------------------------------------------------------------------------------------
+    # --- layers ------------------------------------------------------------------------------
 
     def kind(self, slot: Slot) -> SequenceKind | None:
         """Kind of the layer in a slot; None waits."""
@@ -80,11 +78,14 @@ class BraKet:
         return Operand(self.step.states.ones[self.models[slot]] + self.marks[slot], ())
 
     def ones(self, slot: Slot, count: int) -> Product:
-        """A power of the constant 1, which makes a term as homogeneous in the state as the others."""
+        """A power of the constant 1: it makes a term homogeneous of the layer's order."""
         return (self.one(slot),) * count
 
     def skip(self, slot: Slot) -> Product | None:
-        """What multiplies the residual stream; None where there is none. A layer that waits is an identity, all stream."""
+        """What multiplies the residual stream in an output; None where there is no skip.
+
+        A model that waits applies the identity: its output is the stream, and nothing else.
+        """
         kind = self.kind(slot)
         if kind is None:
             return ()
@@ -92,25 +93,28 @@ class BraKet:
             return None
         return (self.leaf(slot, SKIP), *self.ones(slot, kind.order - 1))
 
-    # --- legs ------------------------------------------------------------------------------------------------------
+    # --- legs --------------------------------------------------------------------------------
 
     def position(self, leg: Leg) -> str:
-        """Name of the position at which a leg reads: keys and values at their own, all others at the output's."""
+        """Name of the position at which a leg reads: keys and values have their own."""
         if leg.role in _READ_AT_KEYS:
             return KEY_POSITION[leg.slot]
         return self.outputs[leg.slot]
 
     def rows(self, leg: Leg) -> tuple[str, ...]:
-        """Axes of a leg's weight but the last: position where it is turned, head, coordinate, as for a leg of the bra."""
+        """Axes of a leg's weight but the last, under the names that they have in the bra.
+
+        Position, where RoPE turns the leg; head, where the layer has heads; coordinate.
+        """
         kind = self.kind(leg.slot)
         position = ("s",) if kind.turns(leg.role) else ()
         head = ("a",) if kind.mixes_positions else ()
         return (*position, *head, FIRST)
 
-    # --- states below ----------------------------------------------------------------------------------------------
+    # --- states below ------------------------------------------------------------------------
 
     def state_mean(self, slot: Slot, coordinate: str) -> Operand | None:
-        """Mean of the state below, at the position `s` where positions differ; None where it is zero."""
+        """Mean of the state below, at `s` where positions have means of their own; None: zero."""
         below = self.step.states.means[self.models[slot]]
         if below is None:
             return None
@@ -118,7 +122,7 @@ class BraKet:
         return Operand(below.name + self.marks[slot], (*position, coordinate))
 
     def state_moment(self, one: Slot, two: Slot) -> Moment:
-        """Covariance of the states below two slots, as it is stored: of A with B, never of B with A."""
+        """Covariance of the states below two slots, as stored: of A with B, never of B with A."""
         models = self.models[one], self.models[two]
         stored = Pair("A", "B") if self.transposed(one, two) else Pair(*models)
         moment = self.step.states.moments[stored]

@@ -1,27 +1,24 @@
-"""Which positions coincide. In: position variables, masks, n_ctx. Out: patterns, their tuples, as
-arrays.
+"""Which positions coincide. In: position variables, masks, n_ctx. Out: patterns, as arrays.
 
 A product of two attention outputs is summed over the keys `t` and `T`, and holds legs at up to
-four positions, `s`, `t` of the bra and `S`, `T` of the ket. Where the states at different
-positions are independent, two legs can be joined only if their positions are one. So the sum over
-positions is split by which of them coincide, that is over the partitions of {s, t, S, T}, the
-*patterns*: "sS|t|T" stands for s = S, with t and T different from it and from each other. Within a
-pattern
+four positions: `s` and `t` of the bra, `S` and `T` of the ket. Where the states at different
+positions are independent, two legs can be joined only if their positions are the same one. So
+the sum is split by which positions coincide, over the partitions of {s, t, S, T}. These are the
+*patterns*: "sS|t|T" stands for s = S, with t and T different from it and from each other. Within
+a pattern
 
-- it is known which legs can be joined, so the expansion has few terms, and
-- a sum over tuples of *different* positions is left, one position for every class of the partition.
+- it is known which legs can be joined, so that the expansion has few terms, and
+- a sum over *different* positions is left, one position for every class of the partition.
 
-If the states are moreover distributed alike at all positions, a tuple and its translates have
-equal values, as RoPE depends on differences of positions only. Then one tuple of each set of
-translates is evaluated, the one whose lowest position is 0, and counted as often as it has
-translates.
+If the states are moreover distributed alike at all positions, a tuple of positions and its
+translates have equal values: RoPE depends on differences of positions only. Then one tuple of
+each set of translates is evaluated, the one whose lowest position is 0, and it counts as often
+as it has translates.
 
-Tuples are packed into one index `g`. Two arrays of zeros and ones, leaves of the problem, say what
-they are:
+Tuples are packed into one index `g`. Two kinds of arrays, leaves of the problem, describe them:
 
-    AT[g, p]          1 where a class of tuple g stands at position p, to read arrays there
-    COUNT[g, s, ...]  how many translates of tuple g have their outputs at these positions, to sum
-    up values
+    AT[g, p]          1 where a class of tuple g stands at position p: reads arrays there
+    COUNT[g, s, ...]  number of translates of tuple g with outputs at s, ...: sums up values
 """
 
 from __future__ import annotations
@@ -127,7 +124,15 @@ def tuples(pattern: Pattern, n_ctx: int) -> Int[np.ndarray, "tuples classes"]:
 
 
 def position_array(name: str, n_ctx: int) -> Float[np.ndarray, "tuples ..."] | None:
-    """The array AT or COUNT of that name (see `names.PositionLeaf`), in float64; None for any other name."""
+    """The array AT or COUNT of that name, in float64.
+
+    Args:
+        name: Of a leaf; see `names.PositionLeaf`.
+        n_ctx: Number of positions.
+
+    Returns:
+        None for the name of any other leaf.
+    """
     if name not in _leaves():
         return None
     pattern, place = _leaves()[name]
@@ -137,7 +142,10 @@ def position_array(name: str, n_ctx: int) -> Float[np.ndarray, "tuples ..."] | N
 
 
 def _count(pattern: Pattern, n_ctx: int) -> Float[np.ndarray, "tuples ..."]:
-    """How often every tuple counts at each position of the outputs; a relative one counts with all its translates."""
+    """How often every tuple counts at each position of the outputs.
+
+    A tuple of a relative pattern counts with all its translates.
+    """
     positions = tuples(pattern, n_ctx)
     outputs = positions[:, [pattern.class_of(variable) for variable in pattern.outputs]]
     count = np.zeros((len(positions), *(n_ctx,) * len(pattern.outputs)))

@@ -50,7 +50,13 @@ class Frame(NamedTuple):
 
 
 class RuledMoments:
-    """Covariances and means of legs as a rule allows them, at the positions of a pattern (see `wick.LegMoments`)."""
+    """Covariances and means of legs as a rule allows them: the `wick.LegMoments` of a frame.
+
+    Args:
+        legs: Means and covariances without a rule.
+        rule: Which legs may be joined.
+        pattern: Whose tuples of positions the arrays are read at; None for all positions.
+    """
 
     def __init__(self, legs: Projections, rule: Rule, pattern: Pattern | None) -> None:
         self.legs = legs
@@ -58,7 +64,11 @@ class RuledMoments:
         self.pattern = pattern
 
     def covariance(self, one: Leg, two: Leg) -> Sum:
-        """The ways in which two legs may be joined: by their covariance, and if the rule says so by their values at zero."""
+        """The ways in which two legs may be joined, with the ends `FIRST` and `SECOND`.
+
+        They are the covariance of the legs and, if the rule says so, the product of their values
+        at zero. Legs at different, independent positions have no covariance.
+        """
         if not self.rule.joins(one, two):
             return ()
         position = self.legs.names.position
@@ -74,7 +84,10 @@ class RuledMoments:
         return tuple(products)
 
     def mean(self, leg: Leg) -> Product | None:
-        """The mean of a leg, unless it needs a partner: by the rule, or as the stream whose covariance is asked for."""
+        """The mean of a leg; None where it vanishes or the leg must have a partner.
+
+        The stream must, as all that is ever asked for is its covariance with something.
+        """
         if self.rule.with_constants or leg.role == STREAM:
             return None
         mean = self.legs.mean(leg)
@@ -88,7 +101,10 @@ class RuledMoments:
         return tuple(self._gathered(operand, self.pattern, place) for operand in product)
 
     def _gathered(self, operand: Operand, pattern: Pattern, place: int) -> Operand:
-        """The array with its axis of positions replaced by the tuples `g`, the position of class `place` in them."""
+        """The array read at the position of class `place` in every tuple.
+
+        The tuples `g` take the place of its axis of positions.
+        """
         axes = [n for n, index in enumerate(operand.indices) if index in POSITIONS]
         if not axes:
             return operand

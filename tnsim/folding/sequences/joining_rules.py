@@ -1,19 +1,22 @@
-"""Which legs a metric joins in models of sequences. In: a metric. Out: rules, the matchings that
-they allow.
+"""Which legs a metric joins in sequence models. In: a metric. Out: rules and their matchings.
 
-The *Gaussian* metrics take E[product of legs] by Isserlis' theorem: the sum over all ways of
-joining some legs in pairs, each by its covariance, and of handing each of the others to its mean.
+The *Gaussian* metrics ask for E[product of legs]. By Isserlis' theorem that is a sum over all ways
+of joining some legs in pairs and leaving the others alone: a pair counts by its covariance, a
+single leg by its mean.
 
-The *tree* metrics read the same layers as tensors. With the constant as one more coordinate of the
-state, x~ = (1, x), a leg is `W~ x~`, and leg r of the bra meets leg p(r) of the ket. Over one
-state below, where the constants meet as 1 * 1, two legs meet in
+The *tree* metrics ask for the inner product of two layers as tensors. Such a tensor reads the
+state through legs, `weight x + bias`, each with a copy of the lifted state (1, x) of its own, and
+leg r of the bra meets leg p(r) of the ket. For `Frobenius` p is the identity; `TreeSymmetric`
+averages over all n! permutations p. Let m_r be the value of a leg at the zero input, which takes
+the place of its mean, and C_rp the inner product of what two legs hold besides, which takes the
+place of their covariance. Two legs that meet then count as
 
-    C_rp + m_r m_p^T,    C the product of the states without the constant, m a leg's value at the
-    zero input,
+    C_rp + m_r m_p^T.
 
-so "mean" and "covariance" are words for both families. `Frobenius` takes p = identity,
-`TreeSymmetric` the average over the n! permutations. From the whole is subtracted the product of
-the two values at zero, as a covariance is the moment without the product of the means.
+Multiplied out, a product of n such factors is again a sum over matchings: some legs joined in
+pairs across, the others left to their values at zero. With these words both families of metrics
+are one computation. Layers that act position by position use the sum multiplied out
+(`matchings`), attention uses the factors (`Rule.with_constants`).
 """
 
 from __future__ import annotations
@@ -30,8 +33,10 @@ from tnsim.names import STREAM
 class Rule(NamedTuple):
     """Which two legs may be joined.
 
-    with_constants: Every leg has a partner, and two joined legs count with the product of their
-        values at zero.
+    name: For the names of definitions.
+    joins: Whether a leg may be joined with another.
+    with_constants: Whether every leg has a partner, and two joined legs count by `C + m m^T`
+        instead of by C.
     """
 
     name: str
@@ -69,11 +74,11 @@ STREAM_ACROSS = Rule("stream", _stream_across)
 class MetricRules(NamedTuple):
     """The rules of a metric.
 
-    within: For the legs of one layer: its mean, or its value at zero.
+    within: For one layer alone, for its mean.
     across: For a layer of the bra and one of the ket.
-    stream: For the residual stream of one side and the layer of the other.
-    gaussian: Whether legs of one model are joined, and scales are shared by all values of a model.
-    symmetrised: Whether the joinings across are averaged over the permutations of a layer's legs.
+    stream: For the residual stream of one and the layer of the other.
+    gaussian: Whether the metric asks for expectations, and joins legs of one layer too.
+    symmetrised: Whether joinings across are averaged over the permutations of a layer's legs.
     """
 
     within: Rule
@@ -85,8 +90,8 @@ class MetricRules(NamedTuple):
     def share(self, order: int, pairs: int) -> float:
         """Weight of a matching that joins `pairs` of `order` legs across.
 
-        Of the n! permutations (n - k)! contain k given pairs; in those the other legs meet by
-        their constants, in whatever order.
+        Of the n! permutations (n - k)! contain k given pairs. The other legs meet by their values
+        at zero, whose product is the same whoever meets whom.
         """
         if not self.symmetrised:
             return 1.0
@@ -95,9 +100,9 @@ class MetricRules(NamedTuple):
     def skip_share(self, order: int) -> float:
         """Weight with which the stream past a layer of that order meets a leg of the other side.
 
-        As a tensor a skip is `x (x) 1 (x) ... (x) 1`, averaged over which of the n legs holds the
-        state. The tree metrics join leg with leg, so it meets a given state in one of n cases. A
-        Gaussian metric asks for the function alone.
+        As a tensor with n legs a skip is `x (x) 1 (x) ... (x) 1`, averaged over which leg holds
+        the state x. The tree metrics join leg with leg, so a leg of the other side meets x in one
+        of n cases, and else the constant. A Gaussian metric asks for the function alone.
         """
         return 1.0 if self.gaussian else 1.0 / order
 

@@ -37,7 +37,7 @@ class OutputMean(NamedTuple):
 
 
 def output_mean(step: LayerStep, model: ModelName) -> OutputMean:
-    """The mean of the output of a model's layer, or for the tree metrics its value at the zero input."""
+    """The mean of a layer's output, or for the tree metrics its value at the zero input."""
     if step.kinds[model] is None:
         return OutputMean(step.states.means[model])
     names = BraKet(step, Pair(model, model), one_position=True)
@@ -76,7 +76,10 @@ def _stream(legs: Projections) -> list[Summand]:
 
 
 def _bias(names: BraKet) -> list[Summand]:
-    """What the bias of the output matrix adds. That of a leg, as of a linear layer, is in the leg's mean."""
+    """What the bias of the output matrix adds.
+
+    The biases of legs, that of a linear layer among them, are in the means of the legs.
+    """
     kind = names.kind("bra")
     if kind.down not in kind.biases:
         return []

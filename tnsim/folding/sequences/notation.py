@@ -1,5 +1,4 @@
-"""The notation of the folds of sequences. In: nothing. Out: legs, products and sums of arrays,
-names of indices.
+"""The notation of sequence folds. In: nothing. Out: legs, products of arrays, names of indices.
 
 s, S    position of an output and of its queries, in the bra and in the ket
 t, T    position of keys and values, in the bra and in the ket
@@ -10,7 +9,8 @@ i, j    coordinate of a state below
 u, w    coordinate of the first leg and of the second; of a mean, `u`
 h, v    hidden unit, coordinate of a value
 y, z    summed inside one product of an expansion (see `wick`)
-c, d    component of the bra's output and of the ket's; o an output behind both (see `attribution`)
+c, d    component of the bra's output and of the ket's (see `attribution`)
+o       coordinate of both outputs there
 """
 
 from __future__ import annotations
@@ -50,7 +50,10 @@ Product = tuple[Operand, ...]
 """A product of arrays, summed over the indices that occur nowhere outside it."""
 
 Sum = tuple[Product, ...]
-"""A sum of products, one for every set of open indices: what depends on no position has no axis for it."""
+"""A sum of products, one for every set of open indices.
+
+A product that does not depend on a position or a head has no index for it.
+"""
 
 
 def scores_of(slot: Slot) -> frozenset[Score]:
@@ -80,10 +83,11 @@ def spread(
 class Summand(NamedTuple):
     """A summand of a mean or of a covariance of outputs.
 
-    same: It counts where both outputs are at one position only, though two positions may be told
-        apart.
-    parts: The part of the bra's output and that of the ket's that it comes from; of a mean, the
-        first.
+    weight: Its factor.
+    product: Its arrays.
+    same: Whether it counts only where both outputs are at one position, though two are told apart.
+    parts: Which part of the bra's output it comes from, and which of the ket's. A mean comes from
+        the first.
     """
 
     weight: float

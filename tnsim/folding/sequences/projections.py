@@ -1,5 +1,4 @@
-"""The legs of two layers: their means and covariances. In: moments of the states below. Out:
-products of arrays.
+"""The legs of two layers. In: moments of the states below. Out: means and covariances of legs.
 
 A layer reads the state below through legs, `leg = weight * state + bias` (see `positional`), and
 every moment of its output is made of the means of its legs and of the covariances between them:
@@ -7,8 +6,8 @@ every moment of its output is made of the means of its legs and of the covarianc
     mean of a leg          weight m + bias
     covariance of two      weight C weight'^T
 
-A leg of an attention layer has a head index and `d_head` coordinates, so the width of the state is
-summed out once per pair of legs, and all that follows is of size `d_head`. Where states at
+A leg of an attention layer has a head index and `d_head` coordinates, so the width of the state
+is summed out once per pair of legs, and all that follows is of size `d_head`. Where states at
 different positions are independent, two legs have a covariance at one position only, which is
 called `s`.
 """
@@ -24,8 +23,7 @@ _EXCHANGED = {FIRST: SECOND, SECOND: FIRST}
 
 
 class Projections:
-    """Means and covariances of the legs of two layers; what has to be computed for them is laid
-    down in a stage.
+    """Means and covariances of the legs of two layers, defined in a stage as they are asked for.
 
     Args:
         names: The layers in the bra and in the ket.
@@ -67,7 +65,7 @@ class Projections:
         if one.role == STREAM == two.role:
             positions = names.position(one), names.position(two)
             return names.state_covariance((one.slot, two.slot), positions, (FIRST, SECOND))
-        # One order for each pair of legs, so that nothing is computed twice: the stream comes second.
+        # One order for each pair of legs, so that nothing is computed twice; the stream is second.
         wrong_order = two.role != STREAM and two < one
         if one.role == STREAM or wrong_order:
             return renamed(self.covariance(two, one), _EXCHANGED)
@@ -82,7 +80,11 @@ class Projections:
         return renamed([array], at_legs)
 
     def uncontracted_covariance(self, one: Leg, two: Leg) -> Product:
-        """The same as a product of weights and moment, for legs as wide as a vocabulary that need not be squared."""
+        """The covariance of two legs as a product of weights and moment, not multiplied out.
+
+        For linear layers: two of them can be as wide as a vocabulary, and their covariance is
+        that wide squared.
+        """
         names = self.names
         first = names.leaf(one.slot, one.role, FIRST, "i")
         second = names.leaf(two.slot, two.role, SECOND, "j")

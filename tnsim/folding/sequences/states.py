@@ -1,4 +1,4 @@
-"""What a step of a fold stands on. In: nothing. Out: plain data, the states below and the layers over them."""
+"""What a step of a fold stands on. In: nothing. Out: plain data on states and layers."""
 
 from __future__ import annotations
 
@@ -37,8 +37,10 @@ class Moment(NamedTuple):
 class Positions(NamedTuple):
     """What is known of the positions below a step.
 
-    independent: States at different positions are.
-    relative: They are moreover distributed alike, so that only differences of positions matter.
+    n_ctx: Their number.
+    independent: Whether states at different positions are independent.
+    relative: Whether they are moreover distributed alike, so that only differences of positions
+        matter.
     """
 
     n_ctx: int
@@ -49,8 +51,9 @@ class Positions(NamedTuple):
 class States(NamedTuple):
     """What is known of both models below a step.
 
-    Covariances by pair of models, and by model the means (None: zero) and the name of the constant
-    1.
+    moments: Covariance of the states of a pair of models.
+    means: Mean of a model's state; None: zero.
+    ones: Name of the constant 1 in the current scale of a model.
     """
 
     moments: dict[Pair, Moment]
@@ -94,6 +97,6 @@ class LayerStep:
         return f"@{self.number}"
 
     def order(self, model: ModelName) -> int:
-        """Order of a model's layer; waiting is applying the identity."""
+        """Order of a model's layer. A model that waits applies the identity, of order 1."""
         kind = self.kinds[model]
         return 1 if kind is None else kind.order

@@ -1,27 +1,25 @@
-"""Moments of attention scores, sums before products. In: covariances and means of legs. Out:
-definitions.
+"""Moments of attention scores, sums before products. In: moments of legs. Out: definitions.
 
 A head's output is a value leg times two scores, each the inner product of a query leg and a key
-leg. The expectation of the product of two such outputs joins ten legs, in 945 ways (paper,
+leg. The expectation of the product of two such outputs joins ten legs in 945 ways (paper,
 appendix A.3), and in more where legs may be left to their means. But every way is a set of
 *chains*: the partner of a leg sits in a score, the other leg of that score has a partner, and so
-on. So the sum is expanded as a hafnian is along a row. Take the row of the leg u that carries the
-output. In
+on. So the sum is expanded as a hafnian is, along a row. Take the leg u that carries the output,
+and a set D of scores, in
 
-    E[u w^T prod D],    D a set of scores (q . k),
+    E[u w^T prod D].
 
-u is left to its mean, or joined with w, or with a leg x of a score in D. In the last case the
-score (x . x') becomes the matrix C_ux between u and x', the other leg of that score, and what
-stays behind is the same question with one score less:
+Either u is left to its mean, or it is joined with w, or with a leg x of a score in D. In the last
+case, with x' the other leg of that score, u (x . x') becomes the matrix C_ux times x', and what
+stays behind is the same question with one score less. Summed over all legs x of the scores in D:
 
-    E[u w^T prod D] = C_uw E[prod D]  +  m_u E[w prod D]^T  +  sum over legs x of D   C_ux E[x' w^T
-    prod (D - score of x)] E[u prod D]     = m_u E[prod D]                         +  sum over legs
-    x of D   C_ux E[x' prod (D - score of x)] E[prod D]       = the row of q, for one score (q . k)
-    of D:  E[q . k prod (D - score)], the trace of the first line
+    E[u w^T prod D] = C_uw E[prod D]  +  m_u E[w prod D]^T  +  sum_x C_ux E[x' w^T prod (D - x)]
+    E[u prod D]     = m_u E[prod D]                         +  sum_x C_ux E[x' prod (D - x)]
+    E[prod D]       = trace of E[q k^T prod (D - q)],  for one score (q . k) of D,
 
-Each distinct question is one definition: for ten legs 256 products of d_head x d_head matrices per
-pair of heads, instead of 945 chains of up to five. No covariance need be present: a rule may
-forbid to join two legs, and then the sum is shorter.
+where D - x are the scores without that of x. Each distinct question is one definition: for ten
+legs 256 products of d_head x d_head matrices per pair of heads, instead of 945 chains of up to
+five. Where a rule forbids to join two legs, or a leg has no mean, there are fewer.
 """
 
 from __future__ import annotations
@@ -40,8 +38,8 @@ from tnsim.folding.sequences.notation import (
     indices_of,
 )
 
-LINK, RETURN = "y", "z"
-"""Indices summed within one product: `z` links two matrices to a chain, and `y` closes a chain to a ring."""
+LINK, RING = "z", "y"
+"""Indices summed within one product: one links two arrays, the other makes them a ring, a trace."""
 
 Scores = frozenset[Score]
 
@@ -50,7 +48,7 @@ class LegMoments(Protocol):
     """What an expansion is made of."""
 
     def covariance(self, one: Leg, two: Leg) -> Sum:
-        """The ways in which two legs may be joined, none if they may not. Ends `FIRST` and `SECOND`."""
+        """The ways in which two legs may be joined, if any. Ends `FIRST` and `SECOND`."""
         ...
 
     def mean(self, leg: Leg) -> Product | None:
@@ -84,8 +82,8 @@ class Wick:
                 rest = _renamed(self.vector(w, scores), {FIRST: SECOND})
                 yield from _products((mean,), rest)
             for x, mate, others in _partners(scores):
-                joined = _renamed(self.legs.covariance(u, x), {SECOND: RETURN})
-                rest = _renamed(self.matrix(mate, w, others), {FIRST: RETURN})
+                joined = _renamed(self.legs.covariance(u, x), {SECOND: LINK})
+                rest = _renamed(self.matrix(mate, w, others), {FIRST: LINK})
                 yield from _products(joined, rest)
 
         return self._once(("matrix", u, w, scores), products)
@@ -98,8 +96,8 @@ class Wick:
             if mean is not None:
                 yield from _products((mean,), self.scalar(scores))
             for x, mate, others in _partners(scores):
-                joined = _renamed(self.legs.covariance(u, x), {SECOND: RETURN})
-                rest = _renamed(self.vector(mate, others), {FIRST: RETURN})
+                joined = _renamed(self.legs.covariance(u, x), {SECOND: LINK})
+                rest = _renamed(self.vector(mate, others), {FIRST: LINK})
                 yield from _products(joined, rest)
 
         return self._once(("vector", u, scores), products)
@@ -113,15 +111,15 @@ class Wick:
         rest = scores - {first}
 
         def products() -> Iterator[Product]:
-            trace = _renamed(self.legs.covariance(q, k), {FIRST: RETURN, SECOND: RETURN})
+            trace = _renamed(self.legs.covariance(q, k), {FIRST: LINK, SECOND: LINK})
             yield from _products(trace, self.scalar(rest))
             mean = self.legs.mean(q)
             if mean is not None:
-                other = _renamed(self.vector(k, rest), {FIRST: RETURN})
-                yield from _products((renamed(mean, {FIRST: RETURN}),), other)
+                other = _renamed(self.vector(k, rest), {FIRST: LINK})
+                yield from _products((renamed(mean, {FIRST: LINK}),), other)
             for x, mate, others in _partners(rest):
-                joined = _renamed(self.legs.covariance(q, x), {FIRST: RETURN, SECOND: LINK})
-                back = _renamed(self.matrix(mate, k, others), {FIRST: LINK, SECOND: RETURN})
+                joined = _renamed(self.legs.covariance(q, x), {FIRST: LINK, SECOND: RING})
+                back = _renamed(self.matrix(mate, k, others), {FIRST: RING, SECOND: LINK})
                 yield from _products(joined, back)
 
         return self._once(("scalar", scores), products)
@@ -132,10 +130,13 @@ class Wick:
         return self._answers[question]
 
     def _add_up(self, products: Iterable[Product]) -> Sum:
-        """A sum with one product for each set of open indices: a definition, unless it is one array already."""
+        """The sum of products: for each set of open indices one array.
+
+        It is a definition, unless it is nothing but an array that exists already.
+        """
         by_indices: dict[tuple[str, ...], list[Product]] = {}
         for product in products:
-            open_indices = indices_of(product) - {LINK, RETURN}
+            open_indices = indices_of(product) - {LINK, RING}
             by_indices.setdefault(tuple(sorted(open_indices)), []).append(product)
         values: list[Product] = []
         for indices, group in by_indices.items():
@@ -151,7 +152,7 @@ class Wick:
 
 def _is_one_array(product: Product) -> bool:
     """Whether nothing is left to be computed: at most one array, and nothing summed."""
-    return len(product) < 2 and not indices_of(product) & {LINK, RETURN}
+    return len(product) < 2 and not indices_of(product) & {LINK, RING}
 
 
 def _partners(scores: Scores) -> Iterator[tuple[Leg, Leg, Scores]]:
