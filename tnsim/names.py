@@ -50,11 +50,11 @@ TRACE, IDENTITY = "TRACE", "IDENTITY"
 SCORES = (("Q1", "K1"), ("Q2", "K2"))
 """Roles of the query and the key of each score of attention."""
 STREAM, CORE, HEADS, CONSTANT = "STREAM", "CORE", "HEADS", "CONSTANT"
-"""Parts of a layer's output: the residual stream, what the layer computes (head by head) and its bias."""
+"""Parts of a layer's output: the residual stream, what the layer computes, its heads, its bias."""
 ONE, ONES, SAME_POSITION = "ONE", "ONES", "SAME_POSITION"
 """Leaves of sequences: the constant 1, a 1 for every position, the identity over positions."""
 AT, COUNT = "AT", "COUNT"
-"""Leaves of a pattern of coinciding positions: where a class stands, at which outputs a tuple counts."""
+"""Leaves of a pattern of positions: where a class stands, at which outputs a tuple counts."""
 
 OUT = "out"
 
@@ -104,7 +104,7 @@ class Leaf(NamedTuple):
 
 
 class Selector(NamedTuple):
-    """Name of the array that assigns a part of a model's output (`HEADS`: every head) to components."""
+    """Name of the array that assigns a part of a model's output to components."""
 
     part: str
     model: ModelName

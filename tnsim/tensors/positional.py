@@ -48,7 +48,10 @@ class SequenceKind(NamedTuple):
 
     @property
     def down(self) -> str | None:
-        """Role of the array that maps the product of the legs to the output; None: a leg is the output."""
+        """Role of the array that maps the product of the legs to the output.
+
+        None where there is one leg, which is the output.
+        """
         return _DOWN[self.name]
 
     @property
