@@ -1,4 +1,4 @@
-"""Position-wise layers of any order: a toy kind, an elementwise product of n legs, against quadrature and dense tensors."""
+"""Position-wise layers of any order: a toy kind, a product of n legs, against plain oracles."""
 
 import itertools
 import math
@@ -33,7 +33,7 @@ D, RANK, N_CTX = 2, 3, 2
 
 
 class Toy(SequenceKind):
-    """`down (leg_1 * ... * leg_n)`, n the third of its sizes."""
+    """`down (leg_1 * ... * leg_n)`; its name is n."""
 
     down = DOWN
     mixes_positions = False
@@ -150,7 +150,7 @@ def _pairs(found):
 
 @pytest.mark.parametrize("order", [1, 2, 3, 4])
 def test_the_matchings_are_counted(order):
-    """Involutions of 2n legs, partial and straight matchings of n with n; permutations in shares that add up to one."""
+    """Involutions of 2n legs, partial matchings of n with n; shares of permutations add up."""
     legs = [Leg(slot, f"LEG{n}") for slot in ("bra", "ket") for n in range(order)]
     rules = fold.rules_of(tnsim.TreeSymmetric())
 

@@ -120,7 +120,7 @@ def _head_covariances(expansions: Expansions, head_means: HeadMeans) -> dict[boo
     means = [head_means[model] for model in names.pair]
     if not by_pattern and None not in means:
         summands.setdefault(False, []).append(_minus_means(names, *means))
-    return {same: found for same, found in summands.items() if found}
+    return {same: covariances for same, covariances in summands.items() if covariances}
 
 
 def _minus_means(names: BraKet, bra: Operand, ket: Operand) -> Summand:

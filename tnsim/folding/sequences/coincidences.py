@@ -100,8 +100,7 @@ def patterns(variables: Iterable[str], masks: str, relative: bool, n_ctx: int) -
 
 @lru_cache(maxsize=1024)
 def tuples(pattern: Pattern, n_ctx: int) -> Int[np.ndarray, "tuples classes"]:
-    """Positions of the classes: different ones that the masks allow, up to translation if the
-    pattern is relative.
+    """Positions of the classes, different and allowed by the masks; up to translation if relative.
 
     Example:
         >>> tuples(Pattern(("s", "t"), "c-", relative=True), 3).tolist()
@@ -176,10 +175,16 @@ def _all_patterns() -> Iterator[Pattern]:
     """Every pattern that there can be, at any length of sequences."""
     for size in range(1, len(POSITIONS) + 1):
         for variables in itertools.combinations(_in_order(POSITIONS), size):
-            bra, ket = ((CAUSAL, OPEN) if key in variables else (ABSENT,) for key in ("t", "T"))
-            kinds = itertools.product(bra, ket, (True, False))
-            for classes, (*masks, relative) in itertools.product(_partitions(variables), kinds):
-                yield Pattern(classes, "".join(masks), relative)
+            bra, ket = _masks("t", variables), _masks("T", variables)
+            masks = [one + two for one in bra for two in ket]
+            for classes in _partitions(variables):
+                for mask, relative in itertools.product(masks, (True, False)):
+                    yield Pattern(classes, mask, relative)
+
+
+def _masks(key: str, variables: tuple[str, ...]) -> tuple[str, ...]:
+    """The masks that a layer may have, by whether its key is among the variables."""
+    return (CAUSAL, OPEN) if key in variables else (ABSENT,)
 
 
 def _in_order(variables: Iterable[str]) -> tuple[str, ...]:

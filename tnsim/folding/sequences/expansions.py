@@ -1,5 +1,4 @@
-"""Expansions over positions. In: legs of two layers, a rule for joining them. Out: sums over
-positions, expanded.
+"""Expansions over positions. In: legs of two layers, a joining rule. Out: sums over keys.
 
 A moment of attention layers is a sum over keys of expectations of products of legs (see `wick`).
 How it is summed depends on the states below:

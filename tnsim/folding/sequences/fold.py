@@ -103,6 +103,7 @@ class Folder:
         states: What is known of both models behind them.
         scales: Who shares a scale.
         last_nonlinear: The last step with a nonlinear layer, -1 if there is none.
+        last_mixing: The last step with a layer that mixes positions, -1 if there is none.
     """
 
     def __init__(
@@ -122,11 +123,13 @@ class Folder:
         constants = inputs.mean is not None or any(kind.biases or kind.skips for kind in every)
         by_model = self.rules.gaussian or constants
         self.scales = Scales(tuple(models), _tracked(pairs, self.rules), by_model)
-        kinds = [_kinds_at(models, layers) for layers in self.layers]
-        mixing = [n for n, found in enumerate(kinds) if any(k.mixes_positions for k in found)]
-        nonlinear = [n for n, found in enumerate(kinds) if any(k.order > 1 for k in found)]
-        self.last_mixing = max(mixing, default=-1)
-        self.last_nonlinear = max(nonlinear, default=-1)
+        self.last_mixing = self.last_nonlinear = -1
+        for number, layers in enumerate(self.layers):
+            for kind in _kinds_at(models, layers):
+                if kind.mixes_positions:
+                    self.last_mixing = number
+                if kind.order > 1:
+                    self.last_nonlinear = number
 
     def step(self, number: int) -> LayerStep:
         """The layers of a step over the states as they stand."""

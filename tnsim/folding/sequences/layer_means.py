@@ -1,5 +1,4 @@
-"""The mean of one layer's output. In: a layer of a model over its states. Out: a stage, and the
-mean.
+"""The mean of one layer's output. In: a layer over its states. Out: a mean, and its stage.
 
 An output is a sum of parts, the residual stream, what the layer computes and its bias, and so is
 its mean. The stage also holds the means and covariances of the layer's legs that it needed;
