@@ -19,6 +19,12 @@ from typing import Literal, NamedTuple
 Side = Literal["A", "B"]
 SIDES: tuple[Side, Side] = ("A", "B")
 
+ModelName = Side
+"""Which of the two models that are compared."""
+Slot = Literal["bra", "ket"]
+"""Where a model stands in an inner product: in <A|A>, model A stands in both."""
+SLOTS: tuple[Slot, Slot] = ("bra", "ket")
+
 
 class Pair(NamedTuple):
     """Which model stands in the bra and which in the ket: AA, AB or BB."""
@@ -43,10 +49,12 @@ TRACE, IDENTITY = "TRACE", "IDENTITY"
 
 SCORES = (("Q1", "K1"), ("Q2", "K2"))
 """Roles of the query and the key of each score of attention."""
-STREAM = "STREAM"
-"""Role of the residual stream."""
+STREAM, CORE, HEADS, CONSTANT = "STREAM", "CORE", "HEADS", "CONSTANT"
+"""Parts of a layer's output: the residual stream, what the layer computes, its heads, its bias."""
 ONE, ONES, SAME_POSITION = "ONE", "ONES", "SAME_POSITION"
 """Leaves of sequences: the constant 1, a 1 for every position, the identity over positions."""
+AT, COUNT = "AT", "COUNT"
+"""Leaves of a pattern of positions: where a class stands, at which outputs a tuple counts."""
 
 OUT = "out"
 
@@ -93,3 +101,30 @@ class Leaf(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.side}.{layer_tag(self.layer)}.{self.role}"
+
+
+class Selector(NamedTuple):
+    """Name of the array that assigns a part of a model's output to components."""
+
+    part: str
+    model: ModelName
+
+    def __str__(self) -> str:
+        return f"SELECT.{self.part}.{self.model}"
+
+
+class PositionLeaf(NamedTuple):
+    """Name of an array of a pattern of positions: `COUNT`, or `AT` for one of its classes."""
+
+    array: str
+    classes: tuple[str, ...]
+    masks: str
+    relative: bool
+    place: int | None = None
+
+    def __str__(self) -> str:
+        how = "relative" if self.relative else "absolute"
+        words = [self.array, "|".join(self.classes), self.masks, how]
+        if self.place is not None:
+            words.append(str(self.place))
+        return " ".join(words)

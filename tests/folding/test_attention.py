@@ -225,6 +225,19 @@ def test_attribution_of_vector_models_is_by_layer():
         tnsim.attribution(a, b, by="neuron")
 
 
+@pytest.mark.parametrize("metric", [tnsim.TreeSymmetric(), tnsim.Frobenius()])
+def test_attribution_without_constants(metric, numpy_plans):
+    """Then every inner product has a scale of its own, and all of it is in one component."""
+    rng = np.random.default_rng(12)
+    a, b = (
+        tnsim.Model([linear(rng, 3, 2), bilinear(rng, 2, 3, 2), linear(rng, 2, 4)])
+        for _ in range(2)
+    )
+    found = tnsim.attribution(a, b, metric)
+    assert found.bra == found.ket == ("layer 1",)
+    assert found.values.sum() == pytest.approx(tnsim.inner(a, b, metric), rel=1e-11)
+
+
 @pytest.mark.parametrize("layers", ["attention and bilinear", "bilinear, then attention"])
 def test_small_deep_models_are_exact(layers, numpy_plans):
     """Twenty legs over flattened sequences, biases and skips included, against quadrature of degree-20 products."""

@@ -22,13 +22,22 @@ from tnsim.engine.planner import LARGE, plan_problem
 from tnsim.errors import ModelError
 from tnsim.folding.base import model_weights
 from tnsim.folding.families import Sequences
-from tnsim.folding.sequences.fold import fold_attribution
-from tnsim.folding.sequences.layer_step import CONSTANT, CORE, selector
+from tnsim.folding.sequences.attribution import fold_attribution
 from tnsim.folding.tokens import merged_tail
 from tnsim.metrics.metric import Categorical, GaussianClosure, Metric, joins_whole_trees
 from tnsim.models.layers import Attention, Layer, Linear, innermost
 from tnsim.models.model import Model
-from tnsim.names import SIDES, STREAM, WEIGHT, Side, bias_of
+from tnsim.names import (
+    CONSTANT,
+    CORE,
+    HEADS,
+    SIDES,
+    STREAM,
+    WEIGHT,
+    Selector,
+    Side,
+    bias_of,
+)
 from tnsim.tables import html_table
 
 WAYS = ("layer", "head")
@@ -106,9 +115,13 @@ def attribution(
             f"attribution works layer by layer: use GaussianClosure() or TreeSymmetric(), found {type(metric).__name__}"
         )
     family = Sequences.of(models["A"], models["B"], metric)
-    sizes = {name: array.shape for name, array in selectors.items()}
     problem = fold_attribution(
-        {"A": family.bra, "B": family.ket}, family.metric(), family.input_kind, family.n_ctx, sizes
+        {"A": family.bra, "B": family.ket},
+        family.metric(),
+        family.input_kind,
+        family.n_ctx,
+        {side: len(labels[side]) for side in SIDES},
+        by_head=by == "head",
     )
     plan = plan_problem(problem, metric.name, family.exact, dtype, LARGE)
     inputs = family.inputs(plan.shapes, metric, a.d_in)
@@ -156,7 +169,9 @@ def _labels(model: Model, last: Layer, by: str) -> tuple[str, ...]:
 def _selectors(side: Side, count: int, by: str) -> dict[str, Float[np.ndarray, ...]]:
     """Which part of an output belongs to which component: stream first, constants last, the layer or its heads between."""
     eye = np.eye(count)
-    found = {selector(STREAM, side): eye[0], selector(CONSTANT, side): eye[-1]}
-    return found | (
-        {selector("HEADS", side): eye[:, 1:-1]} if by == "head" else {selector(CORE, side): eye[1]}
-    )
+    selectors = {Selector(STREAM, side): eye[0], Selector(CONSTANT, side): eye[-1]}
+    if by == "head":
+        selectors[Selector(HEADS, side)] = eye[:, 1:-1]
+    else:
+        selectors[Selector(CORE, side)] = eye[1]
+    return {str(name): array for name, array in selectors.items()}

@@ -8,6 +8,7 @@ names, indices and sizes, but neither layers nor metrics nor arrays.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -18,6 +19,20 @@ class Operand:
 
     name: str
     indices: tuple[str, ...]
+
+    def renamed(self, new: Mapping[str, str]) -> Operand:
+        """The same array under new names of indices; those that `new` lacks stay as they are."""
+        return Operand(self.name, tuple(new.get(index, index) for index in self.indices))
+
+
+def renamed(operands: Iterable[Operand], new: Mapping[str, str]) -> tuple[Operand, ...]:
+    """A product of arrays under new names of indices.
+
+    Example:
+        >>> renamed([Operand("A", ("i", "j"))], {"j": "k"})
+        (Operand(name='A', indices=('i', 'k')),)
+    """
+    return tuple(operand.renamed(new) for operand in operands)
 
 
 MARK = "'"
@@ -83,6 +98,58 @@ class Stage:
         return tuple(d for d in self.definitions if d.kept)
 
 
+class StageBuilder:
+    """Lays down the definitions of one stage, in order and each only once.
+
+    Args:
+        suffix: Ends every name, so that equal quantities of different stages have different names.
+        known: Names that stages before have defined.
+        kept: Whether later stages may use what is defined here, unless `define` is told otherwise.
+    """
+
+    def __init__(self, suffix: str = "", known: Iterable[str] = (), kept: bool = False) -> None:
+        self.definitions: list[Definition] = []
+        self.suffix = suffix
+        self.kept = kept
+        self._known = frozenset(known)
+        self._names: set[str] = set()
+
+    def define(
+        self,
+        name: str,
+        indices: tuple[str, ...],
+        terms: Iterable[Term],
+        *,
+        mark: str = "",
+        kept: bool | None = None,
+        over: str | None = None,
+    ) -> Operand:
+        """The operand `name[indices]`, defined as the sum of `terms` unless it is already.
+
+        Args:
+            name: Tells quantities apart within a stage.
+            indices: Of the array, and of the operand that stands for it.
+            terms: What it is the sum of.
+            mark: Ends the name where the stage knows the array by a second one (see `MARK`).
+            kept, over: As in `Definition`.
+
+        Returns:
+            The operand to be used in later terms.
+        """
+        name += self.suffix
+        operand = Operand(name + mark, indices)
+        if name not in self._known and operand.name not in self._names:
+            self._names.add(operand.name)
+            kept = self.kept if kept is None else kept
+            definition = Definition(operand.name, indices, tuple(terms), kept=kept, over=over)
+            self.definitions.append(definition)
+        return operand
+
+    def stage(self) -> Stage:
+        """All that was defined, as a stage that renormalises nothing."""
+        return Stage(tuple(self.definitions))
+
+
 @dataclass(frozen=True)
 class Problem:
     """Stages in order, the shape of every leaf, the symmetric leaves, and the definitions that are asked for."""
@@ -135,3 +202,8 @@ class Merge:
         index, other = self.find(index), self.find(other)
         if index != other:
             self.parent[index] = other
+
+    def renamed(self, operands: Iterable[Operand]) -> tuple[Operand, ...]:
+        """A product of arrays, every index under the name it has become."""
+        new = tuple(operands)
+        return renamed(new, {i: self.find(i) for operand in new for i in operand.indices})

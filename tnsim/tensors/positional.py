@@ -24,6 +24,8 @@ from tnsim.names import DOWN, LEFT, MASK, OUTPUT, RIGHT, SCORES, SKIP, VALUE, WE
 from tnsim.tensors.lifted import residual_rule
 
 _TURNED = tuple(role for score in SCORES for role in score)
+_LEGS = {"Linear": (WEIGHT,), "Bilinear": (LEFT, RIGHT), "Attention": (*_TURNED, VALUE)}
+_DOWN = {"Linear": None, "Bilinear": DOWN, "Attention": OUTPUT}
 
 
 class SequenceKind(NamedTuple):
@@ -40,8 +42,31 @@ class SequenceKind(NamedTuple):
     skips: bool
 
     @property
+    def legs(self) -> tuple[str, ...]:
+        """Roles of the arrays through which the layer reads its input; it is linear in each."""
+        return _LEGS[self.name]
+
+    @property
+    def down(self) -> str | None:
+        """Role of the array that maps the product of the legs to the output.
+
+        None where there is one leg, which is the output.
+        """
+        return _DOWN[self.name]
+
+    @property
     def order(self) -> int:
-        return {"Linear": 1, "Bilinear": 2, "Attention": 5}[self.name]
+        """Degree of the output in the input."""
+        return len(self.legs)
+
+    @property
+    def mixes_positions(self) -> bool:
+        """Whether an output depends on the input at other positions: scores, values and heads."""
+        return self.name == "Attention"
+
+    def turns(self, role: str) -> bool:
+        """Whether the array of a leg depends on the position, as RoPE makes queries and keys do."""
+        return self.rotary and role in _TURNED
 
 
 def sequence_kind(layer: Layer) -> SequenceKind:

@@ -1,110 +1,204 @@
-"""Which positions coincide. In: position variables, masks, n_ctx. Out: patterns, their tuples, as arrays.
+"""Which positions coincide. In: position variables, masks, n_ctx. Out: patterns, as arrays.
 
-Where the inputs at different positions are independent, two legs have a covariance only at one position. The sum
-over the positions `s`, `t` (output and key of the bra) and `S`, `T` (of the ket) therefore falls into *patterns*, the
-partitions of the variables into classes that coincide: within a pattern it is known which legs can be joined, and a
-sum over few tuples of distinct positions is left. If the inputs are moreover alike at all positions, only differences of
-positions matter, even under RoPE, and one tuple of each set of translates is enough.
+A product of two attention outputs is summed over the keys `t` and `T`, and holds legs at up to
+four positions: `s` and `t` of the bra, `S` and `T` of the ket. Where the states at different
+positions are independent, two legs can be joined only if their positions are the same one. So
+the sum is split by which positions coincide, over the partitions of {s, t, S, T}. These are the
+*patterns*: "sS|t|T" stands for s = S, with t and T different from it and from each other. Within
+a pattern
 
-Tuples are packed in one index `g`: AT[g, p] puts a class at a position, COUNT[g, s, ...] says at which outputs a tuple counts.
+- it is known which legs can be joined, so that the expansion has few terms, and
+- a sum over *different* positions is left, one position for every class of the partition.
+
+If the states are moreover distributed alike at all positions, a tuple of positions and its
+translates have equal values: RoPE depends on differences of positions only. Then one tuple of
+each set of translates is evaluated, the one whose lowest position is 0, and it counts as often
+as it has translates.
+
+Tuples are packed into one index `g`. Two kinds of arrays, leaves of the problem, describe them:
+
+    AT[g, p]          1 where a class of tuple g stands at position p: reads arrays there
+    COUNT[g, s, ...]  number of translates of tuple g with outputs at s, ...: sums up values
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
-from functools import lru_cache
+from collections.abc import Iterable, Iterator
+from functools import cache, lru_cache
 from typing import NamedTuple
 
 import numpy as np
+from jaxtyping import Float, Int
 
-_NAME = "{kind} {groups} {masks} {how}"
-OUTPUTS = "sS"
+from tnsim.folding.sequences.notation import POSITIONS
+from tnsim.names import AT, COUNT, PositionLeaf
+
+BRA, KET = {"s", "t"}, {"S", "T"}
+OUTPUTS = ("s", "S")
+CAUSAL, OPEN, ABSENT = "c", "n", "-"
+"""Masks of a layer: keys up to the output's position, all keys, and no keys to mask."""
 
 
 class Pattern(NamedTuple):
-    """groups: classes of position variables, as in "sS|t|T"; masks: per side "c" causal, "n" none, "-" nothing to mask.
+    """Position variables by class, classes being at different positions.
 
-    `relative`: tuples up to translation.
+    classes: As ("sS", "t", "T").
+    masks: Of the bra and of the ket, each `CAUSAL`, `OPEN` or `ABSENT`.
+    relative: Whether tuples count up to translation.
     """
 
-    groups: str
+    classes: tuple[str, ...]
     masks: str
     relative: bool
 
     def class_of(self, variable: str) -> int:
-        return next(n for n, group in enumerate(self.groups.split("|")) if variable in group)
+        """Number of the class that a variable is in."""
+        return next(n for n, members in enumerate(self.classes) if variable in members)
+
+    def joins(self, one: str, two: str) -> bool:
+        """Whether two variables are at one position."""
+        return self.class_of(one) == self.class_of(two)
+
+    @property
+    def variables(self) -> str:
+        return "".join(self.classes)
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """Output positions, one of those that coincide."""
-        found = [v for v in OUTPUTS if v in self.groups]
-        return tuple(
-            found[:1] if len(found) == 2 and self.class_of("s") == self.class_of("S") else found
-        )
+        """The output positions, one of them where they coincide."""
+        present = tuple(variable for variable in OUTPUTS if variable in self.variables)
+        return present[:1] if self.same_output else present
 
-    def name(self, kind: str) -> str:
-        """Name of the array AT, followed by a class, or COUNT."""
-        return _NAME.format(
-            kind=kind,
-            groups=self.groups,
-            masks=self.masks,
-            how="relative" if self.relative else "absolute",
-        )
+    @property
+    def same_output(self) -> bool:
+        """Whether two outputs that are told apart are at one position."""
+        return any(set(OUTPUTS) <= set(members) for members in self.classes)
+
+    @property
+    def linked(self) -> bool:
+        """Whether a position of the bra coincides with one of the ket."""
+        return any(BRA & set(members) and KET & set(members) for members in self.classes)
+
+    def at(self, place: int) -> str:
+        """Name of the array AT of one class."""
+        return str(PositionLeaf(AT, *self, place))
+
+    @property
+    def count(self) -> str:
+        """Name of the array COUNT."""
+        return str(PositionLeaf(COUNT, *self))
 
 
-def patterns(variables: str, masks: str, relative: bool, n_ctx: int) -> Iterator[Pattern]:
+def patterns(variables: Iterable[str], masks: str, relative: bool, n_ctx: int) -> Iterator[Pattern]:
     """All patterns of some position variables that occur under the masks."""
-    for partition in _partitions(variables):
-        found = Pattern("|".join(partition), masks, relative)
-        if len(tuples(found, n_ctx)):
-            yield found
+    for classes in _partitions(_in_order(variables)):
+        pattern = Pattern(classes, masks, relative)
+        if len(tuples(pattern, n_ctx)):
+            yield pattern
 
 
 @lru_cache(maxsize=1024)
-def tuples(pattern: Pattern, n_ctx: int) -> np.ndarray:
-    """Positions of the classes, (tuples, classes): distinct, allowed by the masks; up to translation, the lowest one."""
-    classes = pattern.groups.count("|") + 1
-    grid = np.stack(np.meshgrid(*[np.arange(n_ctx)] * classes, indexing="ij"), -1).reshape(
-        -1, classes
-    )
+def tuples(pattern: Pattern, n_ctx: int) -> Int[np.ndarray, "tuples classes"]:
+    """Positions of the classes, different and allowed by the masks; up to translation if relative.
+
+    Example:
+        >>> tuples(Pattern(("s", "t"), "c-", relative=True), 3).tolist()
+        [[1, 0], [2, 0]]
+    """
+    classes = len(pattern.classes)
+    axes = np.meshgrid(*[np.arange(n_ctx)] * classes, indexing="ij")
+    grid = np.stack(axes, axis=-1).reshape(-1, classes)
     keep = np.ones(len(grid), bool)
-    for i, j in itertools.combinations(range(classes), 2):
-        keep &= grid[:, i] != grid[:, j]
-    bra, ket = pattern.masks
-    ket_output = "S" if "S" in pattern.groups else "s"
-    for mask, output, key in ((bra, "s", "t"), (ket, ket_output, "T")):
-        if mask == "c":
+    for one, two in itertools.combinations(range(classes), 2):
+        keep &= grid[:, one] != grid[:, two]
+    # Where outputs are wanted at one position, the ket's output is called `s` as the bra's.
+    ket_output = "S" if "S" in pattern.variables else "s"
+    for mask, output, key in zip(pattern.masks, ("s", ket_output), ("t", "T"), strict=True):
+        if mask == CAUSAL:
             keep &= grid[:, pattern.class_of(output)] >= grid[:, pattern.class_of(key)]
     if pattern.relative:
         keep &= grid.min(axis=1) == 0
     return grid[keep]
 
 
-def position_array(name: str, n_ctx: int) -> np.ndarray | None:
-    """The array of a name made by `Pattern.name`; None for any other name."""
-    kind, *rest = name.split(" ")
-    if kind not in ("AT", "COUNT"):
+def position_array(name: str, n_ctx: int) -> Float[np.ndarray, "tuples ..."] | None:
+    """The array AT or COUNT of that name, in float64.
+
+    Args:
+        name: Of a leaf; see `names.PositionLeaf`.
+        n_ctx: Number of positions.
+
+    Returns:
+        None for the name of any other leaf.
+    """
+    if name not in _leaves():
         return None
-    pattern = Pattern(rest[0], rest[1], rest[2] == "relative")
-    found = tuples(pattern, n_ctx)
-    if kind == "AT":
-        return np.eye(n_ctx)[found[:, int(rest[3])]]
-    where = found[:, [pattern.class_of(v) for v in pattern.outputs]]
-    count = np.zeros((len(found), *(n_ctx,) * where.shape[1]))
-    for shift in range(n_ctx - 1 if pattern.relative else 0, -1, -1):
-        inside = np.flatnonzero(found.max(axis=1) + shift < n_ctx)
-        count[(inside, *(where[inside] + shift).T)] += 1.0
+    pattern, place = _leaves()[name]
+    if place is None:
+        return _count(pattern, n_ctx)
+    return np.eye(n_ctx)[tuples(pattern, n_ctx)[:, place]]
+
+
+def _count(pattern: Pattern, n_ctx: int) -> Float[np.ndarray, "tuples ..."]:
+    """How often every tuple counts at each position of the outputs.
+
+    A tuple of a relative pattern counts with all its translates.
+    """
+    positions = tuples(pattern, n_ctx)
+    outputs = positions[:, [pattern.class_of(variable) for variable in pattern.outputs]]
+    count = np.zeros((len(positions), *(n_ctx,) * len(pattern.outputs)))
+    shifts = n_ctx if pattern.relative else 1
+    for shift in range(shifts):
+        inside = np.flatnonzero(positions.max(axis=1) + shift < n_ctx)
+        moved = outputs[inside] + shift
+        count[(inside, *moved.T)] += 1.0
     return count
 
 
-def _partitions(variables: str) -> Iterator[tuple[str, ...]]:
-    """All set partitions of a string of distinct letters."""
+@cache
+def _leaves() -> dict[str, tuple[Pattern, int | None]]:
+    """The arrays of all patterns by name, a class for AT and None for COUNT.
+
+    The partitions of four variables and their parts are few, so that a name is looked up here and
+    need not be read.
+    """
+    leaves: dict[str, tuple[Pattern, int | None]] = {}
+    for pattern in _all_patterns():
+        leaves[pattern.count] = pattern, None
+        for place in range(len(pattern.classes)):
+            leaves[pattern.at(place)] = pattern, place
+    return leaves
+
+
+def _all_patterns() -> Iterator[Pattern]:
+    """Every pattern that there can be, at any length of sequences."""
+    for size in range(1, len(POSITIONS) + 1):
+        for variables in itertools.combinations(_in_order(POSITIONS), size):
+            bra, ket = _masks("t", variables), _masks("T", variables)
+            masks = [one + two for one in bra for two in ket]
+            for classes in _partitions(variables):
+                for mask, relative in itertools.product(masks, (True, False)):
+                    yield Pattern(classes, mask, relative)
+
+
+def _masks(key: str, variables: tuple[str, ...]) -> tuple[str, ...]:
+    """The masks that a layer may have, by whether its key is among the variables."""
+    return (CAUSAL, OPEN) if key in variables else (ABSENT,)
+
+
+def _in_order(variables: Iterable[str]) -> tuple[str, ...]:
+    """Position variables without repetition, in the one order in which names are made of them."""
+    return tuple(sorted(set(variables), key=POSITIONS.index))
+
+
+def _partitions(variables: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+    """All partitions of distinct letters into classes."""
     if not variables:
         yield ()
         return
-    first, rest = variables[0], variables[1:]
-    for smaller in _partitions(rest):
+    first, *rest = variables
+    for smaller in _partitions(tuple(rest)):
         yield (first, *smaller)
-        for n, group in enumerate(smaller):
-            yield (*smaller[:n], first + group, *smaller[n + 1 :])
+        for n, members in enumerate(smaller):
+            yield (*smaller[:n], first + members, *smaller[n + 1 :])

@@ -1,8 +1,14 @@
-"""Expansions over positions. In: legs of two layers, a rule for joining them. Out: sums over positions, expanded.
+"""Expansions over positions. In: legs of two layers, a joining rule. Out: sums over keys.
 
-A moment of attention layers is summed over keys. Where positions are independent the sum falls into the patterns of
-`places`, each with an expansion (`wick`) of its own in which only legs at one position are joined; otherwise one
-expansion serves all positions, which are indices of its arrays.
+A moment of attention layers is a sum over keys of expectations of products of legs (see `wick`).
+How it is summed depends on the states below:
+
+- States at different positions depend on each other: any two legs may be joined, whatever their
+  positions. One expansion serves all positions, which are indices of its arrays, and the mask is
+  an array that sums over keys.
+- They are independent: the sum falls into patterns of coinciding positions (see `coincidences`).
+  Each has an expansion of its own in which only legs at one position are joined; its arrays have
+  one index, `g`, over the tuples of positions of the pattern.
 """
 
 from __future__ import annotations
@@ -10,146 +16,150 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from tnsim.engine.problem import Operand
-from tnsim.folding.sequences.coincidences import OUTPUTS, Pattern, patterns
-from tnsim.folding.sequences.projections import Legs
-from tnsim.folding.sequences.wick import FIRST, SECOND, End, Factor, Value, Wick, renamed
-from tnsim.names import MASK, SCORES, SIDES, STREAM, Side
+from tnsim.engine.problem import Operand, Term, renamed
+from tnsim.folding.sequences.coincidences import ABSENT, CAUSAL, OPEN, Pattern, patterns
+from tnsim.folding.sequences.joining_rules import Rule
+from tnsim.folding.sequences.notation import FIRST, POSITIONS, SECOND, Leg, Product, Sum
+from tnsim.folding.sequences.projections import Projections
+from tnsim.folding.sequences.wick import Wick
+from tnsim.names import MASK, SLOTS, STREAM, Slot
 
 
 class Frame(NamedTuple):
-    """An expansion over legs at certain positions, and the arrays that sum those positions."""
+    """One summand of a sum over positions.
+
+    wick: Expectations of products of legs, at the positions of the frame.
+    sums: Arrays by which they have to be multiplied to sum over keys.
+    pattern: Which positions coincide; None for all positions in one frame.
+    """
 
     wick: Wick
+    sums: Product
     pattern: Pattern | None
-    sums: Factor
 
     @property
     def same(self) -> bool:
         """Whether both outputs are at one position, though two were asked for."""
-        return self.pattern is not None and len(
-            [v for v in OUTPUTS if v in self.pattern.groups]
-        ) > len(self.pattern.outputs)
+        return self.pattern is not None and self.pattern.same_output
 
     @property
-    def links(self) -> bool:
-        """Whether a position of the bra coincides with one of the ket."""
-        return any(
-            set(group) & {"s", "t"} and set(group) & {"S", "T"}
-            for group in self.pattern.groups.split("|")
-        )
+    def linked(self) -> bool:
+        """Whether something of the bra may depend on something of the ket."""
+        return self.pattern is None or self.pattern.linked
 
 
-class Positions(NamedTuple):
-    """What is known of positions below a step: are states at different ones independent, and do only differences matter?"""
+class RuledMoments:
+    """Covariances and means of legs as a rule allows them: the `wick.LegMoments` of a frame.
 
-    n_ctx: int
-    independent: bool
-    relative: bool
-
-
-def frames(
-    legs: Legs, mode: str, variables: dict[Side, str], at: Positions, gaussian: bool
-) -> Iterator[Frame]:
-    """How positions are summed: one sum over all of them, or one per pattern where the positions are independent.
-
-    variables: the positions of a side, its output and, if it has an attention layer, its keys. mode: see `frame`.
+    Args:
+        legs: Means and covariances without a rule.
+        rule: Which legs may be joined.
+        pattern: Whose tuples of positions the arrays are read at; None for all positions.
     """
-    kinds = {
-        side: legs.layers.kinds[legs.models[side]]
-        for side, names in variables.items()
-        if len(names) == 2
-    }
-    if not at.independent:
-        yield frame(
-            legs,
-            mode,
-            None,
-            tuple(legs.leaf(side, MASK, *variables[side]) for side in kinds),
-            gaussian,
-        )
-        return
-    masks = "".join(
-        "-" if side not in kinds else "c" if kinds[side].causal else "n" for side in SIDES
-    )
-    for pattern in patterns(
-        "".join(dict.fromkeys("".join(variables.values()))), masks, at.relative, at.n_ctx
-    ):
-        yield frame(
-            legs,
-            mode,
-            pattern,
-            (Operand(pattern.name("COUNT"), ("g", *pattern.outputs)),),
-            gaussian,
-        )
+
+    def __init__(self, legs: Projections, rule: Rule, pattern: Pattern | None) -> None:
+        self.legs = legs
+        self.rule = rule
+        self.pattern = pattern
+
+    def covariance(self, one: Leg, two: Leg) -> Sum:
+        """The ways in which two legs may be joined, with the ends `FIRST` and `SECOND`.
+
+        They are the covariance of the legs and, if the rule says so, the product of their values
+        at zero. Legs at different, independent positions have no covariance.
+        """
+        if not self.rule.joins(one, two):
+            return ()
+        position = self.legs.names.position
+        products: list[Product] = []
+        if self.pattern is None or self.pattern.joins(position(one), position(two)):
+            products.append(self._placed(self.legs.covariance(one, two), one))
+        if self.rule.with_constants:
+            values = self.legs.mean(one), self.legs.mean(two)
+            if None not in values:
+                first = self._placed(values[0], one)
+                second = renamed(self._placed(values[1], two), {FIRST: SECOND})
+                products.append((*first, *second))
+        return tuple(products)
+
+    def mean(self, leg: Leg) -> Product | None:
+        """The mean of a leg; None where it vanishes or the leg must have a partner.
+
+        The stream must, as all that is ever asked for is its covariance with something.
+        """
+        if self.rule.with_constants or leg.role == STREAM:
+            return None
+        mean = self.legs.mean(leg)
+        return None if mean is None else self._placed(mean, leg)
+
+    def _placed(self, product: Product, leg: Leg) -> Product:
+        """Arrays with an axis for the position of a leg, read at the tuples of the pattern."""
+        if self.pattern is None:
+            return product
+        place = self.pattern.class_of(self.legs.names.position(leg))
+        return tuple(self._gathered(operand, self.pattern, place) for operand in product)
+
+    def _gathered(self, operand: Operand, pattern: Pattern, place: int) -> Operand:
+        """The array read at the position of class `place` in every tuple.
+
+        The tuples `g` take the place of its axis of positions.
+        """
+        axes = [n for n, index in enumerate(operand.indices) if index in POSITIONS]
+        if not axes:
+            return operand
+        (axis,) = axes
+        old = tuple(f"x{n}" for n in range(len(operand.indices)))
+        new = (*old[:axis], "g", *old[axis + 1 :])
+        at = Operand(pattern.at(place), ("g", old[axis]))
+        name = f"{operand.name}.{'|'.join(pattern.classes)}.{place}"
+        packed = self.legs.stage.define(name, new, [Term(1.0, (Operand(operand.name, old), at))])
+        indices = (*operand.indices[:axis], "g", *operand.indices[axis + 1 :])
+        return Operand(packed.name, indices)
 
 
-def frame(legs: Legs, mode: str, pattern: Pattern | None, sums: Factor, gaussian: bool) -> Frame:
-    """The expansion of a pair of layers under one rule for joining legs, within one pattern of positions.
+class Expansions:
+    """Expansions of moments of two layers; those that are asked for again are shared.
 
-    mode: "all" legs; "inside" one model, if the metric pairs there; "cross" the sides or "straight" between equal roles, both
-    with the product of two values at zero for the constant; "stream" with the layer of the other side.
+    Args:
+        name: Begins the names of their definitions.
+        legs: Means and covariances of the legs.
     """
-    name = (
-        f"wick.{legs.group}.{mode}"
-        + (f".{pattern.groups}" if pattern else "")
-        + f"@{legs.layers.step}"
-    )
-    if name not in legs.expansions:
-        constants = mode in ("cross", "straight")
 
-        def at(factor: Factor, end: End) -> Factor:
-            return (
-                factor if pattern is None else gathered(legs, factor, pattern, legs.position(end))
-            )
+    def __init__(self, name: str, legs: Projections) -> None:
+        self.name = name
+        self.legs = legs
+        self._expansions: dict[tuple[Rule, Pattern | None], Wick] = {}
 
-        def covariance(x: End, y: End) -> Value:
-            across = x.side != y.side
-            allowed = {
-                "inside": gaussian,
-                "cross": across,
-                "stream": across and STREAM in (x.role, y.role),
-            }
-            allowed |= {"all": True, "straight": across and x.role == y.role}
-            if not allowed[mode]:
-                return ()
-            found = []
-            if pattern is None or pattern.class_of(legs.position(x)) == pattern.class_of(
-                legs.position(y)
-            ):
-                found.append(at(legs.covariance(x, y), x))
-            if constants and None not in (means := [legs.mean(x), legs.mean(y)]):
-                found.append((*at(means[0], x), *renamed(at(means[1], y), {FIRST: SECOND})))
-            return tuple(found)
+    def frames(self, positions: dict[Slot, str], rule: Rule) -> Iterator[Frame]:
+        """The frames into which a sum over keys falls.
 
-        def mean(end: End) -> Factor | None:
-            found = None if constants or end.role == STREAM else legs.mean(end)
-            return found and at(found, end)
+        Args:
+            positions: Of every slot that takes part, its output position and, if it has an
+                attention layer that takes part, its key position.
+            rule: Which legs may be joined.
+        """
+        names = self.legs.names
+        mixing = [slot for slot, variables in positions.items() if len(variables) == 2]
+        known = names.step.positions
+        if not known.independent:
+            masks = tuple(names.leaf(slot, MASK, *positions[slot]) for slot in mixing)
+            yield self.frame(rule, masks, None)
+            return
+        masks = "".join(self._mask(slot) if slot in mixing else ABSENT for slot in SLOTS)
+        variables = "".join(positions.values())
+        for pattern in patterns(variables, masks, known.relative, known.n_ctx):
+            count = Operand(pattern.count, ("g", *pattern.outputs))
+            yield self.frame(rule, (count,), pattern)
 
-        legs.expansions[name] = Wick(
-            name, scores_of("A") | scores_of("B"), covariance, mean, legs.definitions
-        )
-    return Frame(legs.expansions[name], pattern, sums)
+    def frame(self, rule: Rule, sums: Product, pattern: Pattern | None) -> Frame:
+        """The frame of a pattern under a rule for joining legs."""
+        key = rule, pattern
+        if key not in self._expansions:
+            where = "" if pattern is None else "." + "|".join(pattern.classes)
+            name = f"{self.name}.{rule.name}{where}"
+            moments = RuledMoments(self.legs, rule, pattern)
+            self._expansions[key] = Wick(name, moments, self.legs.stage)
+        return Frame(self._expansions[key], sums, pattern)
 
-
-def gathered(legs: Legs, factor: Factor, pattern: Pattern, variable: str) -> Factor:
-    """Arrays of one position at the tuples of a pattern."""
-    found, place = [], str(pattern.class_of(variable))
-    for o in factor:
-        here = [n for n, index in enumerate(o.indices) if index in "stST"]
-        if here:
-            axes = tuple(f"x{n}" for n in range(len(o.indices)))
-            packed = tuple("g" if n in here else x for n, x in enumerate(axes))
-            at = Operand(f"{pattern.name('AT')} {place}", ("g", axes[here[0]]))
-            name = legs.define(
-                f"{o.name}.{pattern.groups}.{place}", "", packed, (Operand(o.name, axes), at)
-            ).name
-            o = Operand(
-                name, tuple("g" if n in here else index for n, index in enumerate(o.indices))
-            )
-        found.append(o)
-    return tuple(found)
-
-
-def scores_of(side: Side) -> dict[str, tuple[End, End]]:
-    return {f"{side}{n}": (End(side, q), End(side, k)) for n, (q, k) in enumerate(SCORES)}
+    def _mask(self, slot: Slot) -> str:
+        return CAUSAL if self.legs.names.kind(slot).causal else OPEN

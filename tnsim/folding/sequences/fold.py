@@ -1,26 +1,41 @@
-"""From two sequence models and a metric to a folded problem. In: layer kinds, input structure. Out: a `Problem`.
+"""From two sequence models and a metric to a Problem. In: layer kinds, inputs. Out: a `Problem`.
 
-Carried from layer to layer are the covariances of two models' states between positions, `C_XY[s, i, t, j]`, and
-their means `m_X[s, i]`, in the cheapest form that holds them (see `legs.Moment`). Linear and bilinear layers act
-position by position, attention is expanded in head space by `wick`, and a residual adds the
-covariance of the stream with the layer's output. For the Gaussian metrics that is Isserlis' theorem layer by layer: exact
-for one nonlinear layer, the closure beyond. For the tree metrics the "mean" of a state is its value at the zero
-input, bra legs meet ket legs only, and every joining counts 1/n!, or just the straight one for `Frobenius`.
-
-Everything is homogeneous in the state and in ONE, the constant 1 in a model's current scale, so that scales can be
-renormalised between layers as for models without positions.
+Carried from layer to layer are the covariances of two models' states between positions,
+`C_XY[s, i, t, j]`, and their means `m_X[s, i]`, in the cheapest form that holds them
+(`states.Moment`). One step applies a layer of each model (`layer_means`, `layer_covariances`).
+For the Gaussian metrics that is Isserlis' theorem layer by layer: exact for one nonlinear layer,
+the closure beyond. The tree metrics are the same computation with other joinings
+(`joining_rules`), and what is called the mean of a state is then its value at the zero input.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
-from tnsim.engine.problem import Definition, Gauge, Operand, Problem, Stage, Term, prune
+from tnsim.engine.problem import (
+    Definition,
+    Operand,
+    Problem,
+    Stage,
+    StageBuilder,
+    Term,
+    prune,
+)
 from tnsim.errors import ModelError
-from tnsim.folding.alignment import Step, align
+from tnsim.folding.alignment import align
 from tnsim.folding.sequences.coincidences import position_array
-from tnsim.folding.sequences.layer_step import Step as Work
-from tnsim.folding.sequences.projections import Layers, Moment, States
+from tnsim.folding.sequences.joining_rules import MetricRules, rules_of
+from tnsim.folding.sequences.layer_covariances import covariance_stage, inner_product
+from tnsim.folding.sequences.layer_means import OutputMean, output_mean
+from tnsim.folding.sequences.notation import Product
+from tnsim.folding.sequences.scales import Powers, Scales
+from tnsim.folding.sequences.states import (
+    COVARIANCE_AXES,
+    MEAN_AXES,
+    LayerStep,
+    Moment,
+    States,
+)
 from tnsim.metrics.metric import Metric, SequenceInputs
 from tnsim.names import (
     COVARIANCE,
@@ -31,241 +46,270 @@ from tnsim.names import (
     PAIRS,
     SAME_POSITION,
     Leaf,
+    ModelName,
     Pair,
-    Side,
 )
 from tnsim.tensors.positional import SequenceKind, sequence_shapes
 
 Kinds = tuple[SequenceKind, ...]
+Layers = dict[ModelName, int | None]
+"""Numbers of the layers that one step applies, by model; None waits."""
 
 
 def fold_sequences(
-    models: dict[Side, Kinds],
+    models: dict[ModelName, Kinds],
     metric: Metric,
     inputs: SequenceInputs,
     n_ctx: int,
     pairs: Iterable[Pair],
     per_output: bool,
 ) -> Problem:
-    """The problem whose outputs are the inner products `pairs`, summed over positions, as scalars or per output.
+    """The problem whose outputs are the inner products `pairs`, summed over positions.
 
-    Raises `ModelError` where an attention layer of one model meets a bilinear layer of the other.
+    Args:
+        models: Kinds of the layers, from the input up.
+        metric: One that works layer by layer.
+        inputs: Structure of the input's mean and covariance.
+        n_ctx: Number of positions.
+        pairs: The inner products that are wanted.
+        per_output: Whether they are wanted for every output coordinate, (d_out,), or in all, ().
+
+    Returns:
+        A problem with an output named after each pair. Its leaves are the arrays of the models
+        (`names.Leaf`), `MEAN` and `COVARIANCE` of the input, and the constants `ONE`, `ONES`,
+        `SAME_POSITION`, `IDENTITY` and those of `names.PositionLeaf`.
+
+    Raises:
+        ModelError: An attention layer of one model meets a nonlinear layer of the other that acts
+            position by position, or a tree metric finds trees of different shape.
     """
-    folder = _Folder(models, metric, inputs, n_ctx, tuple(pairs))
-    *first, last = range(len(folder.steps))
-    for step in first:
-        folder.advance(step)
+    folder = Folder(models, metric, inputs, n_ctx, tuple(pairs))
+    *first, last = range(len(folder.layers))
+    for number in first:
+        folder.advance(number)
     folder.close(last, per_output)
-    return folder.problem(inputs)
+    return folder.problem()
 
 
-def fold_attribution(
-    models: dict[Side, Kinds],
-    metric: Metric,
-    inputs: SequenceInputs,
-    n_ctx: int,
-    sizes: dict[str, tuple[int, ...]],
-) -> Problem:
-    """The problem whose output `AB` is the matrix of contributions at the last nonlinear layers, behind at most one linear layer.
+class Folder:
+    """Lays stages down step by step, and holds the states as they stand.
 
-    sizes: shapes of the arrays named by `steps.selector`.
+    Args:
+        models, metric, inputs, n_ctx, pairs: As of `fold_sequences`.
+
+    Attributes:
+        layers: The layers that each step applies.
+        stages: Those laid down so far.
+        states: What is known of both models behind them.
+        scales: Who shares a scale.
+        last_nonlinear: The last step with a nonlinear layer, -1 if there is none.
+        last_mixing: The last step with a layer that mixes positions, -1 if there is none.
     """
-    folder = _Folder(models, metric, inputs, n_ctx, (Pair("A", "B"),))
-    last = max(
-        n
-        for n, layers in enumerate(folder.layers)
-        if any(kind.order > 1 for kind in layers.kinds.values())
-    )
-    for step in range(last):
-        folder.advance(step)
-    folder.attribute(last, any(name.startswith("SELECT.HEADS") for name in sizes))
-    return folder.problem(inputs, sizes)
-
-
-class _Folder:
-    """Lays stages down, step by step; holds the states as they stand."""
 
     def __init__(
         self,
-        models: dict[Side, Kinds],
+        models: dict[ModelName, Kinds],
         metric: Metric,
         inputs: SequenceInputs,
         n_ctx: int,
         pairs: tuple[Pair, ...],
-    ):
-        self.models, self.metric, self.n_ctx, self.pairs = models, metric, n_ctx, pairs
-        self.steps: tuple[Step, ...] = align(models["A"], models.get("B", models["A"]), metric)
+    ) -> None:
+        self.models, self.inputs, self.n_ctx, self.pairs = models, inputs, n_ctx, pairs
+        self.rules = rules_of(metric)
+        self.layers = _matched(models, metric)
         self.stages: list[Stage] = []
-        covariance = Moment("" if inputs.covariance == "identity" else COVARIANCE, *inputs.form)
-        mean = Moment(MEAN, inputs.mean) if inputs.mean else None
-        self.states = States(
-            dict.fromkeys(PAIRS, covariance),
-            dict.fromkeys(models, mean),
-            dict.fromkeys(models, ONE),
-        )
-        sides = {side for pair in pairs for side in pair}
-        self.tracked = tuple(
-            p
-            for p in PAIRS
-            if set(p) <= sides and (p in pairs or (metric.closes and p.bra == p.ket))
-        )
-        constants = mean is not None or any(
-            k.biases or k.skips for kinds in models.values() for k in kinds
-        )
-        self.scale_by_model = metric.closes or constants
-        self.layers = [self.layers_of(n, step) for n, step in enumerate(self.steps)]
-        names = [{kind.name for kind in layers.kinds.values() if kind} for layers in self.layers]
-        if any({"Attention", "Bilinear"} <= found for found in names):
-            raise ModelError(
-                "an attention layer of one model meets a bilinear layer of the other at the same depth; "
-                "models of sequences are compared attention with attention and bilinear with bilinear"
-            )
-        self.last_mixing = max(
-            (n for n, found in enumerate(names) if "Attention" in found), default=-1
-        )
+        self.states = _input_states(models, inputs)
+        every = [kind for kinds in models.values() for kind in kinds]
+        constants = inputs.mean is not None or any(kind.biases or kind.skips for kind in every)
+        by_model = self.rules.gaussian or constants
+        self.scales = Scales(tuple(models), _tracked(pairs, self.rules), by_model)
+        self.last_mixing = self.last_nonlinear = -1
+        for number, layers in enumerate(self.layers):
+            for kind in _kinds_at(models, layers):
+                if kind.mixes_positions:
+                    self.last_mixing = number
+                if kind.order > 1:
+                    self.last_nonlinear = number
 
-    def layers_of(self, number: int, step: Step) -> Layers:
-        numbers = {"A": step.bra, "B": step.ket}
-        return Layers(
+    def step(self, number: int) -> LayerStep:
+        """The layers of a step over the states as they stand."""
+        layers = self.layers[number]
+        kinds: dict[ModelName, SequenceKind | None] = dict.fromkeys(self.models)
+        for model, layer in layers.items():
+            if layer is not None:
+                kinds[model] = self.models[model][layer]
+        return LayerStep(
             number,
-            {s: None if numbers[s] is None else k[numbers[s]] for s, k in self.models.items()},
-            numbers,
-        )
-
-    def work(self, step: int) -> Work:
-        return Work(
-            self.layers[step],
+            kinds,
+            layers,
             self.states,
-            self.metric,
-            self.n_ctx,
-            mixes_later=step < self.last_mixing,
+            self.rules,
+            self.states.positions(self.n_ctx),
+            mixes_later=number < self.last_mixing,
         )
 
-    def advance(self, step: int) -> None:
-        """The stages of one step: the legs and the mean of each model, the covariance of each pair, then scales."""
-        work = self.work(step)
-        states = States(*(dict(x) for x in self.states))
-        updates: list[Definition] = []
+    def means(self, step: LayerStep) -> dict[ModelName, OutputMean]:
+        """The means of both models' outputs; their stages are laid down."""
+        means = {model: output_mean(step, model) for model in self.models}
+        self.stages += [mean.stage for mean in means.values() if mean.stage.definitions]
+        return means
 
-        def update(
-            name: str,
-            indices: tuple[str, ...],
-            operands: tuple[Operand, ...],
-            powers: tuple[tuple[str, int], ...],
-        ) -> str:
-            updates.append(
-                Definition(f"{name}@{step}", indices, (Term(1.0, operands),), powers=powers)
-            )
-            return f"{name}@{step}"
+    def advance(self, number: int) -> None:
+        """The stages of one step: the mean of each model, the covariance of each pair, scales.
 
-        for side in self.models:
-            mean = work.side(side)
-            if work.layers.kinds[side] is None:
+        What a stage defines is divided by scales as the stage ends, and the values of a step
+        share scales. The last stage therefore defines all of them once more, under the names by
+        which the next step knows them.
+        """
+        step = self.step(number)
+        means = self.means(step)
+        states = States(*(dict(part) for part in self.states))
+        values: list[Definition] = []
+
+        def carry(name: str, indices: tuple[str, ...], product: Product, powers: Powers) -> str:
+            name += step.suffix
+            values.append(Definition(name, indices, (Term(1.0, product),), powers=powers))
+            return name
+
+        for model in self.models:
+            if step.kinds[model] is None:
                 continue
-            one = (Operand(self.states.ones[side], ()),) * work.order(side)
-            states.ones[side] = update(f"one.{side}", (), one, ((side, 1),))
-            states.means[side] = None
+            own = ((model, 1),)
+            one = (Operand(self.states.ones[model], ()),) * step.order(model)
+            states.ones[model] = carry(f"one.{model}", (), one, own)
+            mean = means[model].moment
             if mean is not None:
-                indices = ("s", "k") if mean.form == "each" else ("k",)
-                states.means[side] = mean._replace(
-                    name=update(f"m.{side}", indices, (Operand(mean.name, indices),), ((side, 1),))
-                )
-        for pair in self.tracked:
-            if all(work.layers.kinds[side] is None for side in pair):
+                axes = MEAN_AXES[mean.form]
+                name = carry(f"m.{model}", axes, (Operand(mean.name, axes),), own)
+                mean = mean._replace(name=name)
+            states.means[model] = mean
+        for pair in self.scales.tracked:
+            if all(step.kinds[model] is None for model in pair):
                 continue
-            found, indices = work.pair(pair)
-            states.moments[pair] = found._replace(
-                name=update(
-                    f"S.{pair.group}", indices, (Operand(found.name, indices),), self.powers(pair)
-                )
-            )
-        self.stages += [*work.stages, Stage(tuple(updates), tuple(self.gauges(work, states)))]
+            stage, moment = covariance_stage(step, pair, means)
+            self.stages.append(stage)
+            axes = COVARIANCE_AXES[moment.form]
+            product = (Operand(moment.name, axes),)
+            name = carry(f"S.{pair.group}", axes, product, self.scales.powers(pair))
+            states.moments[pair] = moment._replace(name=name)
+        self.stages.append(Stage(tuple(values), self.scales.after_step(step, states)))
         self.states = states
 
-    def close(self, step: int, per_output: bool) -> None:
-        """The last step: its inner products instead of its moments."""
-        work, outputs = self.work(step), ("k",) if per_output else ()
-        for side in self.models:
-            work.side(side)
-        self.stages += work.stages
-        grown = [
-            Gauge(side, work.order(side), None, 2) for side in self.models if self.scale_by_model
-        ]
+    def close(self, number: int, per_output: bool) -> None:
+        """The stages of the last step: its inner products instead of its moments."""
+        step = self.step(number)
+        means = self.means(step)
+        outputs = ("k",) if per_output else ()
         for pair in self.pairs:
-            definitions, terms = work.closed(pair, outputs)
-            own = ((pair.group, 1),) if self.scale_by_model else ()
-            last = Definition(pair.group, outputs, terms, powers=self.powers(pair) + own)
-            degree = 1 if self.scale_by_model else work.order(pair.bra)
-            self.stages.append(
-                Stage((*definitions, last), (*grown, Gauge(pair.group, degree, pair.group, 1)))
-            )
-            grown = []
+            builder, terms = inner_product(step, pair, means, outputs)
+            self.add_result(step, pair, outputs, builder, terms)
 
-    def attribute(self, step: int, by_head: bool) -> None:
-        """The last nonlinear step: its inner product by components."""
-        work, (pair,) = self.work(step), self.pairs
-        for side in self.models:
-            work.side(side)
-        tails = {
-            side: kinds[work.layers.numbers[side] + 1]
-            if len(kinds) > work.layers.numbers[side] + 1
-            else None
-            for side, kinds in self.models.items()
-        }
-        definitions, terms = work.attributed(pair, tails, by_head)
-        last = Definition(
-            pair.group, ("c", "d"), terms, powers=(*self.powers(pair), (pair.group, 1))
-        )
-        grown = (Gauge(side, work.order(side), None, 2) for side in self.models)
-        self.stages += [
-            *work.stages,
-            Stage((*definitions, last), (*grown, Gauge(pair.group, 1, pair.group, 1))),
-        ]
+    def add_result(
+        self,
+        step: LayerStep,
+        pair: Pair,
+        indices: tuple[str, ...],
+        builder: StageBuilder,
+        terms: tuple[Term, ...],
+    ) -> None:
+        """The stage of an output of the problem, `pair.group[indices] = sum(terms)`."""
+        powers = self.scales.powers_of_result(pair)
+        result = Definition(pair.group, indices, terms, powers=powers)
+        scales = self.scales.after_result(step, pair, first=pair == self.pairs[0])
+        self.stages.append(Stage((*builder.definitions, result), scales))
 
-    def problem(
-        self, inputs: SequenceInputs, sizes: dict[str, tuple[int, ...]] | None = None
-    ) -> Problem:
-        n, d = self.n_ctx, self.models["A"][0].d_in
-        shapes = {ONE: (), ONES: (n,), SAME_POSITION: (n, n), IDENTITY: (d, d), **(sizes or {})}
-        shapes |= {MEAN: inputs.mean_shape(d, n), COVARIANCE: inputs.covariance_shape(d, n)}
-        for side, kinds in self.models.items():
+    def problem(self, selectors: Mapping[str, tuple[int, ...]] | None = None) -> Problem:
+        """What was laid down, with the shapes of its leaves.
+
+        Args:
+            selectors: Shapes of the leaves that only an attribution has.
+        """
+        shapes = _input_shapes(self.inputs, self.models["A"][0].d_in, self.n_ctx)
+        for model, kinds in self.models.items():
             for number, kind in enumerate(kinds):
-                shapes |= {
-                    str(Leaf(side, number, role)): shape
-                    for role, shape in sequence_shapes(kind, n).items()
-                }
-        operands = {
-            o.name
-            for stage in self.stages
-            for d in stage.definitions
-            for t in d.terms
-            for o in t.operands
-        }
-        constants = ((name, position_array(name, n)) for name in sorted(operands))
-        shapes |= {name: array.shape for name, array in constants if array is not None}
-        return prune(
-            Problem(
-                tuple(self.stages),
-                shapes,
-                frozenset({IDENTITY, SAME_POSITION}),
-                tuple(p.group for p in self.pairs),
-            )
+                for role, shape in sequence_shapes(kind, self.n_ctx).items():
+                    shapes[str(Leaf(model, number, role))] = shape
+        for name in sorted(_names_used(self.stages)):
+            array = position_array(name, self.n_ctx)
+            if array is not None:
+                shapes[name] = array.shape
+        shapes |= selectors or {}
+        outputs = tuple(pair.group for pair in self.pairs)
+        symmetric = frozenset({IDENTITY, SAME_POSITION})
+        return prune(Problem(tuple(self.stages), shapes, symmetric, outputs))
+
+
+def _matched(models: Mapping[ModelName, Kinds], metric: Metric) -> tuple[Layers, ...]:
+    """The layers that each step applies.
+
+    Raises:
+        ModelError: A layer that mixes positions meets a nonlinear one that does not, or the trees
+            of a tree metric have different shapes.
+    """
+    steps = []
+    for matched in align(models["A"], models.get("B", models["A"]), metric):
+        numbers: Layers = {"A": matched.bra, "B": matched.ket}
+        layers = {model: numbers[model] for model in models}
+        _check_meeting(_kinds_at(models, layers))
+        steps.append(layers)
+    return tuple(steps)
+
+
+def _kinds_at(models: Mapping[ModelName, Kinds], layers: Layers) -> list[SequenceKind]:
+    """Kinds of the layers that a step applies, without models that wait."""
+    return [models[model][number] for model, number in layers.items() if number is not None]
+
+
+def _check_meeting(kinds: list[SequenceKind]) -> None:
+    mixing = [kind for kind in kinds if kind.mixes_positions]
+    others = [kind for kind in kinds if kind.order > 1 and not kind.mixes_positions]
+    if mixing and others:
+        one, two = mixing[0].name.lower(), others[0].name.lower()
+        raise ModelError(
+            f"an {one} layer of one model meets a {two} layer of the other at the same depth; "
+            f"models of sequences are compared {one} with {one} and {two} with {two}"
         )
 
-    def powers(self, pair: Pair) -> tuple[tuple[str, int], ...]:
-        if not self.scale_by_model:
-            return ((pair.group, 1),)
-        return ((pair.bra, 2),) if pair.bra == pair.ket else ((pair.bra, 1), (pair.ket, 1))
 
-    def gauges(self, work: Work, states: States) -> Iterable[Gauge]:
-        """Under a Gaussian metric, or with constants, all values of a model share the scale read off its own covariance."""
-        if not self.scale_by_model:
-            yield from (
-                Gauge(p.group, work.order(p.bra), states.moments[p].name, 1) for p in self.tracked
-            )
-            return
-        for side in self.models:
-            own = Pair(side, side)
-            yield Gauge(
-                side, work.order(side), states.moments[own].name if own in self.tracked else None, 2
-            )
+def _tracked(pairs: tuple[Pair, ...], rules: MetricRules) -> tuple[Pair, ...]:
+    """Pairs whose covariances are carried along.
+
+    Those that are wanted, and under a Gaussian metric, which joins legs of one model too, every
+    model with itself.
+    """
+    present = {model for pair in pairs for model in pair}
+    tracked = []
+    for pair in PAIRS:
+        with_itself = pair.bra == pair.ket and pair.bra in present
+        if pair in pairs or (rules.gaussian and with_itself):
+            tracked.append(pair)
+    return tuple(tracked)
+
+
+def _input_states(models: Iterable[ModelName], inputs: SequenceInputs) -> States:
+    """The states below the first step: both models read one input."""
+    covariance = Moment("" if inputs.covariance == "identity" else COVARIANCE, *inputs.form)
+    mean = None if inputs.mean is None else Moment(MEAN, inputs.mean)
+    names = tuple(models)
+    return States(
+        dict.fromkeys(PAIRS, covariance), dict.fromkeys(names, mean), dict.fromkeys(names, ONE)
+    )
+
+
+def _input_shapes(inputs: SequenceInputs, d_in: int, n_ctx: int) -> dict[str, tuple[int, ...]]:
+    """Shapes of the leaves that are no model's."""
+    return {
+        ONE: (),
+        ONES: (n_ctx,),
+        SAME_POSITION: (n_ctx, n_ctx),
+        IDENTITY: (d_in, d_in),
+        MEAN: inputs.mean_shape(d_in, n_ctx),
+        COVARIANCE: inputs.covariance_shape(d_in, n_ctx),
+    }
+
+
+def _names_used(stages: Iterable[Stage]) -> set[str]:
+    """Names of all operands of some stages."""
+    definitions = [definition for stage in stages for definition in stage.definitions]
+    terms = [term for definition in definitions for term in definition.terms]
+    return {operand.name for term in terms for operand in term.operands}

@@ -1,239 +1,144 @@
-"""The legs of two layers: their means and covariances. In: moments of the states below. Out: operands, definitions.
+"""The legs of two layers. In: moments of the states below. Out: means and covariances of legs.
 
-A layer reads the state below through legs, `leg = weight * state + bias` (see `positional`), and every moment of
-its output is made of the means of its legs and the covariances between them. A leg of an attention layer has a
-head index and `d_head` coordinates, so the state's width is summed out once per pair of legs. The residual
-stream is a leg too: the state itself.
+A layer reads the state below through legs, `leg = weight * state + bias` (see `positional`), and
+every moment of its output is made of the means of its legs and of the covariances between them:
 
-Indices: positions `s` (outputs, queries) and `t` (keys, values) of the bra, `S` and `T` of the ket; heads `a` and `b`;
-the coordinates of two legs are the ends `u` and `w`. Where states at different positions are independent, two legs
-have a covariance at one position only, which is called `s`.
+    mean of a leg          weight m + bias
+    covariance of two      weight C weight'^T
+
+A leg of an attention layer has a head index and `d_head` coordinates, so the width of the state
+is summed out once per pair of legs, and all that follows is of size `d_head`. Where states at
+different positions are independent, two legs have a covariance at one position only, which is
+called `s`.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from tnsim.engine.problem import Operand, StageBuilder, renamed
+from tnsim.folding.sequences.bra_ket import BraKet
+from tnsim.folding.sequences.notation import FIRST, HEAD, SECOND, Leg, Product, spread
+from tnsim.names import STREAM, bias_of
 
-from tnsim.engine.problem import MARK, Definition, Operand, Term
-from tnsim.folding.sequences.wick import FIRST, HEADS, SECOND, End, Factor, Wick, renamed
-from tnsim.names import IDENTITY, ONES, SCORES, STREAM, VALUE, Leaf, Pair, Side, bias_of
-from tnsim.tensors.positional import SequenceKind
-
-_QUERIES, _KEYS = zip(*SCORES, strict=True)
+_EXCHANGED = {FIRST: SECOND, SECOND: FIRST}
 
 
-class Moment(NamedTuple):
-    """A mean or a covariance over positions: "alike" at all of them, "each" its own, or "full", between all pairs.
+class Projections:
+    """Means and covariances of the legs of two layers, defined in a stage as they are asked for.
 
-    A covariance without a name is the identity; a `diagonal` one has one axis for both coordinates.
+    Args:
+        names: The layers in the bra and in the ket.
+        stage: Takes the definitions.
     """
 
-    name: str
-    form: str
-    diagonal: bool = False
+    def __init__(self, names: BraKet, stage: StageBuilder) -> None:
+        self.names = names
+        self.stage = stage
 
+    def mean(self, leg: Leg) -> Product | None:
+        """Mean of a leg, or for the tree metrics its value at the zero input. Its end is `FIRST`.
 
-class States(NamedTuple):
-    """What is known of both models below a step: covariances by pair, means and the constant 1 by model."""
-
-    moments: dict[Pair, Moment]
-    means: dict[Side, Moment | None]
-    ones: dict[Side, str]
-
-
-class Layers(NamedTuple):
-    """The layers of a step by model: kind and number; None waits."""
-
-    step: int
-    kinds: dict[Side, SequenceKind | None]
-    numbers: dict[Side, int | None]
-
-    def rows(self, model: Side, role: str) -> tuple[str, ...]:
-        """Axes of a leg's weight but the last: position under RoPE, head, coordinate."""
-        kind = self.kinds[model]
-        turned = ("s",) if kind.rotary and role in _QUERIES + _KEYS else ()
-        return (*turned, *(("a",) if kind.name == "Attention" else ()), FIRST)
-
-
-class Legs:
-    """The legs of the bra's layer (of model `pair.bra`) and the ket's; what has to be computed is appended to `definitions`.
-
-    `known`: names that earlier stages have defined; with `keep` those of this stage join them. `one_position`: bra
-    and ket outputs are wanted at equal positions only, so both are called `s`.
-    """
-
-    def __init__(
-        self,
-        pair: Pair,
-        layers: Layers,
-        states: States,
-        known: set[str],
-        one_position: bool,
-        keep: bool,
-    ):
-        self.models: dict[Side, Side] = {"A": pair.bra, "B": pair.ket}
-        self.marks = {"A": "", "B": MARK if pair.bra == pair.ket else ""}
-        self.layers, self.states, self.keep = layers, states, keep
-        self.earlier, self.known = frozenset(known), known if keep else set()
-        self.outputs = {"A": "s", "B": "s" if one_position else "S"}
-        self.definitions: list[Definition] = []
-        self.expansions: dict[str, Wick] = {}
-
-    @property
-    def group(self) -> str:
-        return "".join(self.models.values())
-
-    @property
-    def form(self) -> str:
-        """Form of the covariance between the two sides."""
-        return self._below(End("A", STREAM), End("B", STREAM)).form
-
-    def position(self, end: End) -> str:
-        """Name of the position at which a leg reads."""
-        return (
-            {"A": "t", "B": "T"}[end.side]
-            if end.role in (*_KEYS, VALUE)
-            else self.outputs[end.side]
-        )
-
-    def leaf(self, side: Side, role: str, *indices: str) -> Operand:
-        model = self.models[side]
-        return Operand(
-            str(Leaf(model, self.layers.numbers[model], role)) + self.marks[side], indices
-        )
-
-    def one(self, side: Side) -> Operand:
-        return Operand(self.states.ones[self.models[side]] + self.marks[side], ())
-
-    def define(
-        self, name: str, mark: str, indices: tuple[str, ...], *terms: tuple[Operand, ...]
-    ) -> Operand:
-        """The operand of that name, defined if it is not yet; terms that lack the position `s` are spread over it."""
-        name = f"{name}@{self.layers.step}"
-        if name in self.earlier:
-            return Operand(name + mark, indices)
-        name += mark
-        if name not in self.known:
-            self.known.add(name)
-            spread = [
-                (
-                    *t,
-                    *(
-                        ()
-                        if any("s" in o.indices for o in t) or "s" not in indices
-                        else (Operand(ONES, ("s",)),)
-                    ),
-                )
-                for t in terms
-            ]
-            self.definitions.append(
-                Definition(name, indices, tuple(Term(1.0, t) for t in spread), kept=self.keep)
-            )
-        return Operand(name, indices)
-
-    def mean(self, end: End) -> Factor | None:
-        """Mean of a leg, or of its value at the zero input for the tree metrics; None where it vanishes. End `FIRST`."""
-        model, mark = self.models[end.side], self.marks[end.side]
-        below = self.states.means[model]
-        at = ("s",) if below and below.form == "each" else ()
-        here = {"s": self.position(end), "a": HEADS[end.side]}
-        if end.role == STREAM:
-            return below and renamed([Operand(below.name + mark, (*at, FIRST))], here)
-        rows = self.layers.rows(model, end.role)
-        terms = []
+        Returns:
+            None where it vanishes: no mean below, and no bias.
+        """
+        names, slot = self.names, leg.slot
+        at_leg = {"s": names.position(leg), "a": HEAD[slot]}
+        if leg.role == STREAM:
+            below = names.state_mean(slot, FIRST)
+            return None if below is None else renamed([below], at_leg)
+        below = names.state_mean(slot, "i")
+        rows = names.rows(leg)
+        products: list[Product] = []
         if below is not None:
-            terms.append(
-                (self.leaf(end.side, end.role, *rows, "i"), Operand(below.name + mark, (*at, "i")))
-            )
-        if end.role in self.layers.kinds[model].biases:
-            terms.append((self.leaf(end.side, bias_of(end.role), *rows), self.one(end.side)))
-        if not terms:
+            products.append((names.leaf(slot, leg.role, *rows, "i"), below))
+        if leg.role in names.kind(slot).biases:
+            products.append((names.leaf(slot, bias_of(leg.role), *rows), names.one(slot)))
+        if not products:
             return None
-        indices = rows if "s" in rows else (*at, *rows)
-        return renamed([self.define(f"mean.{model}.{end.role}", mark, indices, *terms)], here)
+        by_position = below is not None and "s" in below.indices and "s" not in rows
+        indices = ("s", *rows) if by_position else rows
+        name = f"mean.{names.models[slot]}.{leg.role}"
+        return renamed([self._define(name, names.marks[slot], indices, *products)], at_leg)
 
-    def covariance(self, x: End, y: End) -> Factor:
-        """Covariance of two legs with the ends `FIRST` and `SECOND`."""
-        if x.role == STREAM == y.role:
-            return self._of_states(x, y, (FIRST, SECOND))
-        if x.role == STREAM or (y.role != STREAM and y < x):  # each pair of legs in one order only
-            return renamed(self.covariance(y, x), {FIRST: SECOND, SECOND: FIRST})
-        places = (
-            (self.position(x), self.position(y)) if self._below(x, y).form == "full" else ("s", "s")
-        )
-        apart, model = places[0] != places[1], self.models[y.side]
-        half = self._half(x, y)
-        if y.role != STREAM:
-            second = {
-                "s": "S" if apart else "s",
-                "a": "a" if x.side == y.side else "b",
-                FIRST: SECOND,
-            }
-            row = tuple(second[i] for i in self.layers.rows(model, y.role))
-            left = tuple(i if apart or i != "S" else "s" for i in half.indices)
-            indices = tuple(dict.fromkeys(i for i in (*left, *row) if i != "j"))
-            how = (".inside" if x.side == y.side else "") + (".apart" if apart else "")
-            mark = self.marks[x.side] if x.side == y.side else ""
-            leaf = self.leaf(y.side, y.role, *row, "j")
-            name = f"cov.{self.models[x.side]}.{x.role}.{model}.{y.role}{how}"
-            half = self.define(name, mark, indices, (Operand(half.name, left), leaf))
-        table = {
-            "s": places[0],
-            "S": places[1],
-            "a": HEADS[x.side],
-            "b": HEADS[y.side],
-            "j": SECOND,
-        }
-        return renamed([half], table)
+    def covariance(self, one: Leg, two: Leg) -> Product:
+        """Covariance of two legs, with the ends `FIRST` and `SECOND`."""
+        names = self.names
+        if one.role == STREAM == two.role:
+            positions = names.position(one), names.position(two)
+            return names.state_covariance((one.slot, two.slot), positions, (FIRST, SECOND))
+        # One order for each pair of legs, so that nothing is computed twice; the stream is second.
+        wrong_order = two.role != STREAM and two < one
+        if one.role == STREAM or wrong_order:
+            return renamed(self.covariance(two, one), _EXCHANGED)
+        positions = ("s", "s")
+        if names.state_moment(one.slot, two.slot).form == "full":
+            positions = names.position(one), names.position(two)
+        array = self._half(one, two)
+        if two.role != STREAM:
+            array = self._whole(one, two, array, apart=positions[0] != positions[1])
+        at_legs = {"s": positions[0], "S": positions[1]}
+        at_legs |= {"a": HEAD[one.slot], "b": HEAD[two.slot], "j": SECOND}
+        return renamed([array], at_legs)
 
-    def through(self, x: End, y: End) -> Factor:
-        """The covariance of two legs of linear layers, not contracted: it can be wide, as that of two vocabularies."""
-        one, two = self.leaf(x.side, x.role, FIRST, "i"), self.leaf(y.side, y.role, SECOND, "j")
-        if not self._below(x, y).name:
-            return (one, renamed([two], {"j": "i"})[0])
-        return (one, *self._of_states(x, y, ("i", "j")), two)
+    def uncontracted_covariance(self, one: Leg, two: Leg) -> Product:
+        """The covariance of two legs as a product of weights and moment, not multiplied out.
 
-    def _below(self, x: End, y: End) -> Moment:
-        models = self.models[x.side], self.models[y.side]
-        found = self.states.moments[Pair(*models) if models != ("B", "A") else Pair("A", "B")]
-        if models[0] != models[1] or not found.name:
-            return found
-        return found._replace(
-            name=found.name + (self.marks[x.side] if x.side == y.side else self.marks["B"] * 2)
-        )
+        For linear layers: two of them can be as wide as a vocabulary, and their covariance is
+        that wide squared.
+        """
+        names = self.names
+        first = names.leaf(one.slot, one.role, FIRST, "i")
+        second = names.leaf(two.slot, two.role, SECOND, "j")
+        if not names.state_moment(one.slot, two.slot).name:
+            return (first, second.renamed({"j": "i"}))
+        positions = names.position(one), names.position(two)
+        below = names.state_covariance((one.slot, two.slot), positions, ("i", "j"))
+        return (first, *below, second)
 
-    def _half(self, x: End, y: End) -> Operand:
-        """The weight of x times the covariance of the two states: axes of the leg, position (`S`, if full) and `j`."""
-        model, other, below = self.models[x.side], self.models[y.side], self._below(x, y)
-        rows = self.layers.rows(model, x.role)
-        if not below.name:
-            return self.leaf(x.side, x.role, *rows, "j")
-        at = ("s",) if below.form == "each" else ()
-        if below.diagonal:
-            moment, weight = Operand(below.name, (*at, "j")), self.leaf(x.side, x.role, *rows, "j")
+    def _half(self, one: Leg, two: Leg) -> Operand:
+        """`weight C`, the covariance of leg `one` with the state that leg `two` reads.
+
+        Its indices: `s` where it depends on a position, the rows of the leg, `S` where the
+        covariance is full, and `j`.
+        """
+        names, slots = self.names, (one.slot, two.slot)
+        moment, rows = names.state_moment(*slots), names.rows(one)
+        if not moment.name:
+            return names.leaf(one.slot, one.role, *rows, "j")
+        if moment.diagonal:
+            position = ("s",) if moment.form == "each" else ()
+            weight = names.leaf(one.slot, one.role, *rows, "j")
+            below: Product = (Operand(moment.name, (*position, "j")),)
         else:
-            axes = ("s", "i", "S", "j") if below.form == "full" else (*at, "i", "j")
-            if (model, other) == ("B", "A"):
-                axes = ("S", "j", "s", "i") if below.form == "full" else (*at, "j", "i")
-            moment, weight = Operand(below.name, axes), self.leaf(x.side, x.role, *rows, "i")
-        indices = tuple(dict.fromkeys((*(("s",) if below.form != "alike" else ()), *rows)))
-        name = f"half.{model}.{x.role}.{other}" + ("" if x.side == y.side else ".across")
-        return self.define(
-            name,
-            self.marks[x.side],
-            (*indices, *(("S",) if below.form == "full" else ()), "j"),
-            (weight, moment),
-        )
+            weight = names.leaf(one.slot, one.role, *rows, "i")
+            below = names.state_covariance(slots, ("s", "S"), ("i", "j"))
+        first = rows if moment.form == "alike" or "s" in rows else ("s", *rows)
+        indices = (*first, *(("S",) if moment.form == "full" else ()), "j")
+        across = "" if one.slot == two.slot else ".across"
+        name = f"half.{names.models[one.slot]}.{one.role}.{names.models[two.slot]}{across}"
+        return self._define(name, names.marks[one.slot], indices, (weight, *below))
 
-    def _of_states(self, x: End, y: End, ends: tuple[str, str]) -> Factor:
-        below, places = self._below(x, y), (self.position(x), self.position(y))
-        if (self.models[x.side], self.models[y.side]) == ("B", "A"):
-            places, ends = places[::-1], ends[::-1]
-        if below.form == "full":
-            return (Operand(below.name, (places[0], ends[0], places[1], ends[1])),)
-        at = ("s",) if below.form == "each" else ()
-        if not below.name:
-            return (Operand(IDENTITY, ends),)
-        if below.diagonal:
-            return (Operand(IDENTITY, ends), Operand(below.name, (*at, ends[0])))
-        return (Operand(below.name, (*at, *ends)),)
+    def _whole(self, one: Leg, two: Leg, half: Operand, apart: bool) -> Operand:
+        """`weight C weight'^T`, at the positions `s` and `S` if they are `apart`, else both at `s`.
+
+        Two legs of one layer have one head between them; legs of two layers have the heads `a` and
+        `b`.
+        """
+        names = self.names
+        inside = one.slot == two.slot
+        own = {"s": "S" if apart else "s", "a": "a" if inside else "b", FIRST: SECOND}
+        rows = tuple(own[index] for index in names.rows(two))
+        weight = names.leaf(two.slot, two.role, *rows, "j")
+        if not apart:
+            half = half.renamed({"S": "s"})
+        indices = tuple(dict.fromkeys((*half.indices, *rows)))
+        indices = tuple(index for index in indices if index != "j")
+        name = f"cov.{names.models[one.slot]}.{one.role}.{names.models[two.slot]}.{two.role}"
+        name += (".inside" if inside else "") + (".apart" if apart else "")
+        mark = names.marks[one.slot] if inside else ""
+        return self._define(name, mark, indices, (half, weight))
+
+    def _define(
+        self, name: str, mark: str, indices: tuple[str, ...], *products: Product
+    ) -> Operand:
+        terms = [spread(product, indices) for product in products]
+        return self.stage.define(name, indices, terms, mark=mark)

@@ -1,166 +1,175 @@
-"""Moments of attention scores, sums before products. In: covariances and means of legs. Out: definitions.
+"""Moments of attention scores, sums before products. In: moments of legs. Out: definitions.
 
-A head's output is a value leg times two scores, each the inner product of a query leg and a key leg. The
-expectation of two such outputs joins ten legs in 945 ways (paper, appendix A.3), more where means are
-handed out, but every pairing is a set of *chains*: a leg's partner sits in a score, whose other leg has a
-partner, and so on. So the sum is expanded like a hafnian along a row, starting with the leg that carries the
-output: pair it with every other leg, and what stays behind is the same question with one score less,
+A head's output is a value leg times two scores, each the inner product of a query leg and a key
+leg. The expectation of the product of two such outputs joins ten legs in 945 ways (paper,
+appendix A.3), and in more where legs may be left to their means. But every way is a set of
+*chains*: the partner of a leg sits in a score, the other leg of that score has a partner, and so
+on. So the sum is expanded as a hafnian is, along a row. Take the leg u that carries the output,
+and a set D of scores, in
 
-    E[u w^T prod D] = C_uw E[prod D] + m_u E[w prod D]^T + sum over legs x of D   C_ux E[x' w^T prod (D - score of x)],
+    E[u w^T prod D].
 
-x' the other leg of x's score. Each distinct question is one definition: 256 products of d_head x d_head matrices
-per pair of heads for ten legs, instead of 945 chains of up to five.
+Either u is left to its mean, or it is joined with w, or with a leg x of a score in D. In the last
+case, with x' the other leg of that score, u (x . x') becomes the matrix C_ux times x', and what
+stays behind is the same question with one score less. Summed over all legs x of the scores in D:
+
+    E[u w^T prod D] = C_uw E[prod D]  +  m_u E[w prod D]^T  +  sum_x C_ux E[x' w^T prod (D - x)]
+    E[u prod D]     = m_u E[prod D]                         +  sum_x C_ux E[x' prod (D - x)]
+    E[prod D]       = trace of E[q k^T prod (D - q)],  for one score (q . k) of D,
+
+where D - x are the scores without that of x. Each distinct question is one definition: for ten
+legs 256 products of d_head x d_head matrices per pair of heads, instead of 945 chains of up to
+five. Where a rule forbids to join two legs, or a leg has no mean, there are fewer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator
+from typing import Protocol
 
-from tnsim.engine.problem import Definition, Operand, Term
-from tnsim.names import Side
+from tnsim.engine.problem import StageBuilder, Term, renamed
+from tnsim.folding.sequences.notation import (
+    FIRST,
+    SECOND,
+    Leg,
+    Product,
+    Score,
+    Sum,
+    indices_of,
+)
 
-HEADS = {"A": "a", "B": "b"}
-FIRST, SECOND = "u", "w"
+LINK, RING = "z", "y"
+"""Indices summed within one product: one links two arrays, the other makes them a ring, a trace."""
+
+Scores = frozenset[Score]
 
 
-class End(NamedTuple):
-    """A leg of the bra's or the ket's layer, by the role of its array."""
+class LegMoments(Protocol):
+    """What an expansion is made of."""
 
-    side: Side
-    role: str
+    def covariance(self, one: Leg, two: Leg) -> Sum:
+        """The ways in which two legs may be joined, if any. Ends `FIRST` and `SECOND`."""
+        ...
 
-
-Score = tuple[End, End]
-Names = dict[str, str]
-
-Factor = tuple[Operand, ...]
-"""A product of arrays; its open ends are `FIRST` and `SECOND`, its other indices positions and heads."""
-
-Value = tuple[Factor, ...]
-"""A sum, one factor for every distinct set of indices: an array that does not depend on a position has no axis for it."""
+    def mean(self, leg: Leg) -> Product | None:
+        """The mean of a leg, None where it has none or may not be left to it. End `FIRST`."""
+        ...
 
 
 class Wick:
-    """Expectations of products of legs and scores, each question answered once.
+    """Expectations of products of legs and scores; each question is answered once.
 
-    covariance(x, y) gives the ways in which two legs may be joined (none: they are independent), with ends `FIRST`
-    and `SECOND`; mean(x) a leg's mean with the end `FIRST`, or None. Definitions are appended to `definitions`.
+    Args:
+        name: Begins the names of the definitions.
+        legs: Covariances and means of the legs.
+        stage: Takes the definitions.
     """
 
-    def __init__(
-        self,
-        name: str,
-        scores: dict[str, Score],
-        covariance: Callable[[End, End], Value],
-        mean: Callable[[End], Factor | None],
-        definitions: list[Definition],
-    ):
-        self.name, self.scores, self.covariance, self.mean = name, scores, covariance, mean
-        self.definitions, self._count = definitions, 0
-        self._known: dict[tuple, Value] = {}
+    def __init__(self, name: str, legs: LegMoments, stage: StageBuilder) -> None:
+        self.name = name
+        self.legs = legs
+        self.stage = stage
+        self._answers: dict[tuple, Sum] = {}
+        self._count = 0
 
-    def matrix(self, u: End, w: End, scores: frozenset[str]) -> Value:
+    def matrix(self, u: Leg, w: Leg, scores: Scores) -> Sum:
         """E[u w^T prod scores], ends `FIRST` and `SECOND`."""
 
-        def terms() -> Iterable[Factor]:
-            yield from product(self.covariance(u, w), self.scalar(scores))
-            if (m := self.mean(u)) is not None:
-                yield from product((m,), self.vector(w, scores), {FIRST: SECOND})
-            for x, mate, rest in self.partners(scores):
-                yield from product(
-                    self.covariance(u, x), self.matrix(mate, w, rest), {FIRST: "z"}, {SECOND: "z"}
-                )
+        def products() -> Iterator[Product]:
+            yield from _products(self.legs.covariance(u, w), self.scalar(scores))
+            mean = self.legs.mean(u)
+            if mean is not None:
+                rest = _renamed(self.vector(w, scores), {FIRST: SECOND})
+                yield from _products((mean,), rest)
+            for x, mate, others in _partners(scores):
+                joined = _renamed(self.legs.covariance(u, x), {SECOND: LINK})
+                rest = _renamed(self.matrix(mate, w, others), {FIRST: LINK})
+                yield from _products(joined, rest)
 
-        return self.once(("matrix", u, w, scores), terms)
+        return self._once(("matrix", u, w, scores), products)
 
-    def vector(self, u: End, scores: frozenset[str]) -> Value:
+    def vector(self, u: Leg, scores: Scores) -> Sum:
         """E[u prod scores], end `FIRST`."""
 
-        def terms() -> Iterable[Factor]:
-            if (m := self.mean(u)) is not None:
-                yield from product((m,), self.scalar(scores))
-            for x, mate, rest in self.partners(scores):
-                yield from product(
-                    self.covariance(u, x), self.vector(mate, rest), {FIRST: "z"}, {SECOND: "z"}
-                )
+        def products() -> Iterator[Product]:
+            mean = self.legs.mean(u)
+            if mean is not None:
+                yield from _products((mean,), self.scalar(scores))
+            for x, mate, others in _partners(scores):
+                joined = _renamed(self.legs.covariance(u, x), {SECOND: LINK})
+                rest = _renamed(self.vector(mate, others), {FIRST: LINK})
+                yield from _products(joined, rest)
 
-        return self.once(("vector", u, scores), terms)
+        return self._once(("vector", u, scores), products)
 
-    def scalar(self, scores: frozenset[str]) -> Value:
+    def scalar(self, scores: Scores) -> Sum:
         """E[prod scores]."""
         if not scores:
             return ((),)
         first = min(scores)
-        (q, k), rest = self.scores[first], scores - {first}
+        q, k = first
+        rest = scores - {first}
 
-        def terms() -> Iterable[Factor]:
-            yield from product(
-                self.covariance(q, k), self.scalar(rest), {}, {FIRST: "z", SECOND: "z"}
-            )
-            if (m := self.mean(q)) is not None:
-                yield from product((m,), self.vector(k, rest), {FIRST: "z"}, {FIRST: "z"})
-            for x, mate, others in self.partners(rest):
-                yield from product(
-                    self.covariance(q, x),
-                    self.matrix(mate, k, others),
-                    {FIRST: "y", SECOND: "z"},
-                    {FIRST: "z", SECOND: "y"},
-                )
+        def products() -> Iterator[Product]:
+            trace = _renamed(self.legs.covariance(q, k), {FIRST: LINK, SECOND: LINK})
+            yield from _products(trace, self.scalar(rest))
+            mean = self.legs.mean(q)
+            if mean is not None:
+                other = _renamed(self.vector(k, rest), {FIRST: LINK})
+                yield from _products((renamed(mean, {FIRST: LINK}),), other)
+            for x, mate, others in _partners(rest):
+                joined = _renamed(self.legs.covariance(q, x), {FIRST: LINK, SECOND: RING})
+                back = _renamed(self.matrix(mate, k, others), {FIRST: RING, SECOND: LINK})
+                yield from _products(joined, back)
 
-        return self.once(("scalar", scores), terms)
+        return self._once(("scalar", scores), products)
 
-    def partners(self, scores: frozenset[str]) -> Iterable[tuple[End, End, frozenset[str]]]:
-        """Every leg of the scores, the other leg of its score, and the scores left."""
-        for name in sorted(scores):
-            q, k = self.scores[name]
-            yield q, k, scores - {name}
-            yield k, q, scores - {name}
+    def _once(self, question: tuple, products: Callable[[], Iterable[Product]]) -> Sum:
+        if question not in self._answers:
+            self._answers[question] = self._add_up(products())
+        return self._answers[question]
 
-    def once(self, question: tuple, terms: Callable[[], Iterable[Factor]]) -> Value:
-        if question not in self._known:
-            self._known[question] = self.sum(terms())
-        return self._known[question]
+    def _add_up(self, products: Iterable[Product]) -> Sum:
+        """The sum of products: for each set of open indices one array.
 
-    def sum(self, products: Iterable[Factor]) -> Value:
-        """Add up products of equal free indices, one definition for each set of them."""
-        found: dict[tuple[str, ...], list[Factor]] = {}
-        for operands in products:
-            free = {i for o in operands for i in o.indices} - {"y", "z"}
-            found.setdefault(tuple(sorted(free)), []).append(operands)
-        values = []
-        for indices, items in found.items():
-            if (
-                len(items) == 1
-                and len(items[0]) < 2
-                and not any({"y", "z"} & set(o.indices) for o in items[0])
-            ):
-                values.append(items[0])
+        It is a definition, unless it is nothing but an array that exists already.
+        """
+        by_indices: dict[tuple[str, ...], list[Product]] = {}
+        for product in products:
+            open_indices = indices_of(product) - {LINK, RING}
+            by_indices.setdefault(tuple(sorted(open_indices)), []).append(product)
+        values: list[Product] = []
+        for indices, group in by_indices.items():
+            if len(group) == 1 and _is_one_array(group[0]):
+                values.append(group[0])
                 continue
-            name, self._count = f"{self.name}.{self._count}", self._count + 1
-            self.definitions.append(
-                Definition(
-                    name, indices, tuple(Term(1.0, operands) for operands in items), kept=False
-                )
-            )
-            values.append((Operand(name, indices),))
+            terms = [Term(1.0, product) for product in group]
+            name = f"{self.name}.{self._count}"
+            self._count += 1
+            values.append((self.stage.define(name, indices, terms, kept=False),))
         return tuple(values)
 
 
-def product(
-    ones: Value,
-    twos: Value,
-    rename_two: dict[str, str] | None = None,
-    rename_one: dict[str, str] | None = None,
-) -> Iterable[Factor]:
-    """All products of a factor of each sum, with ends renamed."""
-    for one in ones:
-        for two in twos:
-            yield (*renamed(one, rename_one), *renamed(two, rename_two))
+def _is_one_array(product: Product) -> bool:
+    """Whether nothing is left to be computed: at most one array, and nothing summed."""
+    return len(product) < 2 and not indices_of(product) & {LINK, RING}
 
 
-def renamed(operands: Iterable[Operand], names: Names | None) -> Factor:
-    """Operands with indices renamed."""
-    if not names:
-        return tuple(operands)
-    return tuple(Operand(o.name, tuple(names.get(i, i) for i in o.indices)) for o in operands)
+def _partners(scores: Scores) -> Iterator[tuple[Leg, Leg, Scores]]:
+    """Every leg of the scores, the other leg of its score, and the scores left."""
+    for score in sorted(scores):
+        rest = scores - {score}
+        yield score.query, score.key, rest
+        yield score.key, score.query, rest
+
+
+def _products(one: Sum, two: Sum) -> Iterator[Product]:
+    """Two sums multiplied out."""
+    for first in one:
+        for second in two:
+            yield (*first, *second)
+
+
+def _renamed(value: Sum, new: dict[str, str]) -> Sum:
+    """A sum with indices renamed."""
+    return tuple(renamed(product, new) for product in value)

@@ -1,0 +1,158 @@
+"""Attention layers. In: expansions of their heads. Out: summands of moments of their outputs.
+
+Head a of a layer gives at position s
+
+    z[s, a] = sum over t of  mask[s, t] (q1[s] . k1[t]) (q2[s] . k2[t]) v[t]
+    output  = sum over a of  O[a] z[s, a]
+
+Moments are taken of z first, which is of size d_value, and then mapped to the output.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tnsim.engine.problem import Operand, Term, renamed
+from tnsim.folding.sequences.bra_ket import BraKet, stream
+from tnsim.folding.sequences.expansions import Expansions, Frame
+from tnsim.folding.sequences.notation import (
+    FIRST,
+    HEAD,
+    KEY_POSITION,
+    OTHER,
+    OUTPUT_END,
+    SECOND,
+    Leg,
+    Product,
+    Summand,
+    scores_of,
+)
+from tnsim.names import SLOTS, VALUE, ModelName, Slot
+
+HeadMeans = Mapping[ModelName, Operand | None]
+"""Mean of every head's output by model, `[s, a, u]`; None where it vanishes or has none."""
+
+
+def head_mean(expansions: Expansions) -> Operand | None:
+    """The mean of every head's output of the layer in the bra, None where it vanishes.
+
+    Later stages may use it: covariances are taken about it.
+    """
+    names = expansions.legs.names
+    positions: dict[Slot, str] = {"bra": names.outputs["bra"] + KEY_POSITION["bra"]}
+    summands = []
+    for frame in expansions.frames(positions, names.step.rules.within):
+        for product in frame.wick.vector(Leg("bra", VALUE), scores_of("bra")):
+            summands.append(Summand(1.0, (*product, *frame.sums)))
+    if not summands:
+        return None
+    indices = ("s", "a", FIRST)
+    terms = [summand.term(indices) for summand in summands]
+    return expansions.legs.stage.define(f"heads.{names.models['bra']}", indices, terms)
+
+
+def mean(names: BraKet, heads: Operand | None) -> list[Summand]:
+    """The mean of the output of the layer in the bra, at `k`, from that of its heads."""
+    if heads is None:
+        return []
+    output = names.leaf("bra", names.kind("bra").down, "k", "a", FIRST)
+    return [Summand(1.0, (output, heads))]
+
+
+def covariance(expansions: Expansions, head_means: HeadMeans, by_head: bool) -> list[Summand]:
+    """The covariance of the outputs of two layers, at `k` and `l`.
+
+    Args:
+        expansions: Of the two layers.
+        head_means: Of both models.
+        by_head: Leave the heads `a` and `b` as open indices instead of adding them up.
+    """
+    names, stage = expansions.legs.names, expansions.legs.stage
+    outputs = [
+        names.leaf(slot, names.kind(slot).down, OUTPUT_END[slot], HEAD[slot], end)
+        for slot, end in zip(SLOTS, (FIRST, SECOND), strict=True)
+    ]
+    summands = []
+    for same, covariances in _head_covariances(expansions, head_means).items():
+        positions = ("s",) if same else names.output_positions
+        name = f"heads.{names.pair.group}.{len(summands)}"
+        indices = (*positions, "a", "b", FIRST, SECOND)
+        terms = [summand.term(indices) for summand in covariances]
+        product = (*outputs, stage.define(name, indices, terms, kept=False))
+        if not by_head:
+            # Where memory is short, the heads of the bra are gone through one by one: `over`.
+            core = (*positions, *OUTPUT_END.values())
+            total = [Term(1.0, product)]
+            product = (stage.define(f"core.{name}", core, total, kept=False, over="a"),)
+        summands.append(Summand(1.0, product, same))
+    return summands
+
+
+def _head_covariances(expansions: Expansions, head_means: HeadMeans) -> dict[bool, list[Summand]]:
+    """Second moments of head outputs, keys and values summed out, minus the product of the means.
+
+    The product of the means can be subtracted as a whole. But where outputs at different positions
+    are told apart and positions are independent, it is subtracted pattern by pattern: in most of
+    the patterns nothing of the bra meets anything of the ket, the moment *is* the product of the
+    means, and both are left out.
+
+    Returns:
+        Summands by whether they count where both outputs are at one position only.
+    """
+    names = expansions.legs.names
+    rules = names.step.rules
+    by_pattern = names.apart and names.step.positions.independent
+    order = names.order("bra")
+    weight = rules.share(order, order)
+    positions = {slot: names.outputs[slot] + KEY_POSITION[slot] for slot in SLOTS}
+    values = [Leg(slot, VALUE) for slot in SLOTS]
+    scores = scores_of("bra") | scores_of("ket")
+    summands: dict[bool, list[Summand]] = {}
+    for frame in expansions.frames(positions, rules.across):
+        if by_pattern and not frame.linked:
+            continue
+        here = summands.setdefault(frame.same, [])
+        for product in frame.wick.matrix(*values, scores):
+            here.append(Summand(weight, (*product, *frame.sums)))
+        if by_pattern:
+            alone = expansions.frame(rules.within, frame.sums, frame.pattern)
+            here += _minus_means_within(alone)
+    means = [head_means[model] for model in names.pair]
+    if not by_pattern and None not in means:
+        summands.setdefault(False, []).append(_minus_means(names, *means))
+    return {same: covariances for same, covariances in summands.items() if covariances}
+
+
+def _minus_means(names: BraKet, bra: Operand, ket: Operand) -> Summand:
+    """Minus the product of the means of the heads of two layers."""
+    ket = Operand(ket.name + names.marks["ket"], ket.indices)
+    at_bra = {"s": names.outputs["bra"]}
+    at_ket = {"s": names.outputs["ket"], HEAD["bra"]: HEAD["ket"], FIRST: SECOND}
+    return Summand(-1.0, (bra.renamed(at_bra), ket.renamed(at_ket)))
+
+
+def _minus_means_within(frame: Frame) -> list[Summand]:
+    """The same at the positions of one frame, in which legs of one layer only are joined."""
+    bra, ket = (frame.wick.vector(Leg(slot, VALUE), scores_of(slot)) for slot in SLOTS)
+    return [
+        Summand(-1.0, (*one, *renamed(two, {FIRST: SECOND}), *frame.sums))
+        for one in bra
+        for two in ket
+    ]
+
+
+def covariance_with_stream(expansions: Expansions, slot: Slot) -> list[Summand]:
+    """The covariance of the stream in one slot with the output of the layer in the other one.
+
+    The stream's end is `FIRST`, the output's is `SECOND`.
+    """
+    names, layer = expansions.legs.names, OTHER[slot]
+    output = names.leaf(layer, names.kind(layer).down, SECOND, HEAD[layer], "v")
+    positions = {slot: names.outputs[slot], layer: names.outputs[layer] + KEY_POSITION[layer]}
+    value, scores = Leg(layer, VALUE), scores_of(layer)
+    summands = []
+    for frame in expansions.frames(positions, names.step.rules.stream):
+        for joined in frame.wick.matrix(stream(slot), value, scores):
+            product: Product = (output, *renamed(joined, {SECOND: "v"}), *frame.sums)
+            summands.append(Summand(1.0, product, frame.same))
+    return summands

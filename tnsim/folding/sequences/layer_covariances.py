@@ -1,0 +1,168 @@
+"""The covariance of two layers' outputs. In: two layers over their states. Out: sums, stages.
+
+An output is a sum of parts: the residual stream, what the layer computes (its core), and a
+constant. So a covariance of two outputs is
+
+    stream with stream  +  stream with core  +  core with stream  +  core with core.
+
+Within a model the sum is one definition, a moment for the next step. Where an inner product is
+all that is wanted, the same summands and the product of the two means are taken at equal output
+coordinates and added up over positions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from tnsim.engine.problem import Operand, Stage, StageBuilder, Term, renamed
+from tnsim.folding.sequences import attention, position_wise
+from tnsim.folding.sequences.bra_ket import BraKet, stream
+from tnsim.folding.sequences.expansions import Expansions
+from tnsim.folding.sequences.layer_means import OutputMean, names_defined
+from tnsim.folding.sequences.notation import (
+    FIRST,
+    OTHER,
+    OUTPUT_END,
+    SECOND,
+    Summand,
+    indices_of,
+)
+from tnsim.folding.sequences.projections import Projections
+from tnsim.folding.sequences.states import COVARIANCE_AXES, Form, LayerStep, Moment
+from tnsim.names import CORE, SLOTS, STREAM, ModelName, Pair, Slot
+
+Means = Mapping[ModelName, OutputMean]
+
+
+class OutputCovariance(NamedTuple):
+    """The covariance of the outputs of two layers.
+
+    names: The layers in their slots.
+    stage: What has to be computed.
+    summands: Their sum, at the positions `names.outputs` and the coordinates `k` and `l`.
+    """
+
+    names: BraKet
+    stage: StageBuilder
+    summands: tuple[Summand, ...]
+
+
+def output_covariance(
+    step: LayerStep, pair: Pair, means: Means, by_head: bool = False
+) -> OutputCovariance:
+    """The covariance of the outputs of two layers.
+
+    Args:
+        step: The layers.
+        pair: Which model stands in the bra, and which in the ket.
+        means: Of the outputs of both models at this step.
+        by_head: Leave the heads of attention as open indices `a` and `b`.
+    """
+    names = BraKet(step, pair, one_position=not _positions_matter(step, pair))
+    stage = StageBuilder(step.suffix, known=names_defined(means.values()))
+    legs = Projections(names, stage)
+    expansions = Expansions(f"wick.{pair.group}", legs)
+    summands = (
+        *_stream_with_stream(legs),
+        *_stream_with_core(expansions, "bra"),
+        *_stream_with_core(expansions, "ket"),
+        *_core_with_core(expansions, means, by_head),
+    )
+    return OutputCovariance(names, stage, summands)
+
+
+def covariance_stage(step: LayerStep, pair: Pair, means: Means) -> tuple[Stage, Moment]:
+    """The stage that computes the covariance of two outputs, and that covariance as a moment."""
+    names, builder, summands = output_covariance(step, pair, means)
+    by_position = any("s" in indices_of(summand.product) for summand in summands)
+    form: Form = "each" if by_position else "alike"
+    if names.apart:
+        form = "full"
+    axes = COVARIANCE_AXES[form]
+    terms = [summand.term(axes) for summand in summands]
+    array = builder.define(f"cov.{pair.group}", axes, terms, kept=True)
+    return builder.stage(), Moment(array.name, form)
+
+
+def inner_product(
+    step: LayerStep, pair: Pair, means: Means, outputs: tuple[str, ...]
+) -> tuple[StageBuilder, tuple[Term, ...]]:
+    """The inner product of two outputs, summed over positions.
+
+    Args:
+        step: The last one.
+        pair: Which model stands in the bra, and which in the ket.
+        means: Of the outputs of both models.
+        outputs: `("k",)` for one number per output coordinate, `()` for their sum.
+
+    Returns:
+        What has to be computed first, and the terms of the inner product.
+    """
+    names, builder, summands = output_covariance(step, pair, means)
+    terms = []
+    for summand in (*summands, *_product_of_means(names, means)):
+        product = renamed(summand.product, {OUTPUT_END["ket"]: OUTPUT_END["bra"]})
+        terms.append(summand._replace(product=product).term(outputs, summed=("s",)))
+    return builder, tuple(terms)
+
+
+def _positions_matter(step: LayerStep, pair: Pair) -> bool:
+    """Whether outputs at different positions are correlated, and a later layer asks for it."""
+    kinds = [step.kinds[model] for model in pair]
+    mixes = any(kind is not None and kind.mixes_positions for kind in kinds)
+    return step.mixes_later and (mixes or step.states.moments[pair].form == "full")
+
+
+def _stream_with_stream(legs: Projections) -> list[Summand]:
+    names = legs.names
+    skips = [names.skip(slot) for slot in SLOTS]
+    if None in skips:
+        return []
+    state = legs.covariance(stream("bra"), stream("ket"))
+    state = renamed(state, {FIRST: OUTPUT_END["bra"], SECOND: OUTPUT_END["ket"]})
+    share = names.step.rules.skip_share(names.order("bra"))
+    same = names.form() != "full"
+    return [Summand(share, (*skips[0], *skips[1], *state), same, (STREAM, STREAM))]
+
+
+def _stream_with_core(expansions: Expansions, slot: Slot) -> list[Summand]:
+    """The covariance of the stream in one slot with what the layer in the other one computes."""
+    names, layer = expansions.legs.names, OTHER[slot]
+    skip, kind = names.skip(slot), names.kind(layer)
+    if skip is None or kind is None:
+        return []
+    if kind.mixes_positions:
+        covariances = attention.covariance_with_stream(expansions, slot)
+    else:
+        covariances = position_wise.covariance_with_stream(expansions.legs, slot)
+    ends = {FIRST: OUTPUT_END[slot], SECOND: OUTPUT_END[layer]}
+    parts = (STREAM, CORE) if slot == "bra" else (CORE, STREAM)
+    share = names.step.rules.skip_share(names.order("bra"))
+    summands = []
+    for weight, product, same, _ in covariances:
+        product = (*skip, *renamed(product, ends))
+        summands.append(Summand(share * weight, product, same, parts))
+    return summands
+
+
+def _core_with_core(expansions: Expansions, means: Means, by_head: bool) -> list[Summand]:
+    bra, ket = (expansions.legs.names.kind(slot) for slot in SLOTS)
+    if bra is None or ket is None:
+        return []
+    if not bra.mixes_positions:
+        return position_wise.covariance(expansions.legs)
+    head_means = {model: mean.heads for model, mean in means.items()}
+    return attention.covariance(expansions, head_means, by_head)
+
+
+def _product_of_means(names: BraKet, means: Means) -> list[Summand]:
+    """What an inner product has beside the covariance."""
+    operands = []
+    for slot in SLOTS:
+        mean = means[names.models[slot]].moment
+        if mean is None:
+            return []
+        position = ("s",) if mean.form == "each" else ()
+        operands.append(Operand(mean.name + names.marks[slot], (*position, OUTPUT_END[slot])))
+    return [Summand(1.0, tuple(operands))]

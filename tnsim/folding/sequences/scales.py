@@ -1,0 +1,82 @@
+"""Scale groups of sequence models. In: a metric's rules, the layers. Out: powers of definitions.
+
+Values grow doubly exponentially with depth, so after every step they are divided by a scale whose
+logarithm is kept. All terms of a sum must be divided alike, which decides who shares a scale:
+
+- A Gaussian metric adds products of S_AB to products of S_AA and of means, and constants are
+  added to all of them. All values of a model then share one scale, S_AB being divided by that of
+  A times that of B. Whatever is added up stays in ratio, and no sum ever needs the exponential of
+  a difference of two logarithms, which would lose digits.
+- Without either, S_AB is made of S_AB below alone, and has a scale of its own.
+
+Definitions are made homogeneous for that: a bias in a layer of order n is multiplied n times by
+ONE, the constant 1 in the current scale of its model.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from tnsim.engine.problem import Gauge
+from tnsim.folding.sequences.states import LayerStep, States
+from tnsim.names import ModelName, Pair
+
+Powers = tuple[tuple[str, int], ...]
+
+
+class Scales(NamedTuple):
+    """The scale groups of a comparison.
+
+    models: The models that are compared.
+    tracked: Pairs whose covariances are carried from step to step.
+    by_model: Whether all values of a model share one scale; otherwise those of a pair do.
+    """
+
+    models: tuple[ModelName, ...]
+    tracked: tuple[Pair, ...]
+    by_model: bool
+
+    def powers(self, pair: Pair) -> Powers:
+        """How a covariance of two models grows with the scales."""
+        if not self.by_model:
+            return ((pair.group, 1),)
+        if pair.bra == pair.ket:
+            return ((pair.bra, 2),)
+        return ((pair.bra, 1), (pair.ket, 1))
+
+    def powers_of_result(self, pair: Pair) -> Powers:
+        """How an output of the problem grows with the scales: the last of them is its own."""
+        if not self.by_model:
+            return self.powers(pair)
+        return (*self.powers(pair), (pair.group, 1))
+
+    def after_step(self, step: LayerStep, states: States) -> tuple[Gauge, ...]:
+        """How the scales are renormalised as a step ends.
+
+        A model's scale is the root of the largest value of its covariance with itself, where that
+        is tracked.
+        """
+        if not self.by_model:
+            return tuple(
+                Gauge(pair.group, step.order(pair.bra), states.moments[pair].name)
+                for pair in self.tracked
+            )
+        scales = []
+        for model in self.models:
+            own = Pair(model, model)
+            largest = states.moments[own].name if own in self.tracked else None
+            scales.append(Gauge(model, step.order(model), largest, 2))
+        return tuple(scales)
+
+    def after_result(self, step: LayerStep, pair: Pair, first: bool) -> tuple[Gauge, ...]:
+        """How the scales change with an output of the problem, the first of its step or another.
+
+        The models' scales grow with the step, which is told once, and are renormalised no more.
+        """
+        if not self.by_model:
+            return (Gauge(pair.group, step.order(pair.bra), pair.group),)
+        own = Gauge(pair.group, 1, pair.group)
+        if not first:
+            return (own,)
+        grown = (Gauge(model, step.order(model), None, 2) for model in self.models)
+        return (*grown, own)
