@@ -13,6 +13,7 @@ FOLDERS = {  # folder (or file of the root): what it may import from tnsim; noth
     "errors": [],
     "files": [],
     "names": [],
+    "session": [],
     "tables": [],
     "models": ["errors", "tables"],
     "checkpoints": ["errors", "models"],
