@@ -177,18 +177,11 @@ class _Folder:
         for side in self.models:
             work.side(side)
         self.stages += work.stages
-        grown = [
-            Gauge(side, work.order(side), None, 2) for side in self.models if self.scale_by_model
-        ]
+        grown = self.grown(work)
         for pair in self.pairs:
             definitions, terms = work.closed(pair, outputs)
-            own = ((pair.group, 1),) if self.scale_by_model else ()
-            last = Definition(pair.group, outputs, terms, powers=self.powers(pair) + own)
-            degree = 1 if self.scale_by_model else work.order(pair.bra)
-            self.stages.append(
-                Stage((*definitions, last), (*grown, Gauge(pair.group, degree, pair.group, 1)))
-            )
-            grown = []
+            self.stages.append(self.product(pair, work, outputs, definitions, terms, grown))
+            grown = ()
 
     def attribute(self, step: int, by_head: bool) -> None:
         """The last nonlinear step: its inner product by components."""
@@ -202,14 +195,30 @@ class _Folder:
             for side, kinds in self.models.items()
         }
         definitions, terms = work.attributed(pair, tails, by_head)
-        last = Definition(
-            pair.group, ("c", "d"), terms, powers=(*self.powers(pair), (pair.group, 1))
+        self.stages += work.stages
+        self.stages.append(
+            self.product(pair, work, ("c", "d"), definitions, terms, self.grown(work))
         )
-        grown = (Gauge(side, work.order(side), None, 2) for side in self.models)
-        self.stages += [
-            *work.stages,
-            Stage((*definitions, last), (*grown, Gauge(pair.group, 1, pair.group, 1))),
-        ]
+
+    def product(
+        self,
+        pair: Pair,
+        work: Work,
+        outputs: tuple[str, ...],
+        definitions: list[Definition],
+        terms: tuple[Term, ...],
+        grown: tuple[Gauge, ...],
+    ) -> Stage:
+        """The stage of a pair's inner product, whose scale is a group of its own beside those of the models."""
+        own = ((pair.group, 1),) if self.scale_by_model else ()
+        degree = 1 if self.scale_by_model else work.order(pair.bra)
+        last = Definition(pair.group, outputs, terms, powers=self.powers(pair) + own)
+        return Stage((*definitions, last), (*grown, Gauge(pair.group, degree, pair.group, 1)))
+
+    def grown(self, work: Work) -> tuple[Gauge, ...]:
+        """How the last step raises the scales of the models, which it does not read off anew."""
+        sides = self.models if self.scale_by_model else ()
+        return tuple(Gauge(side, work.order(side), None, 2) for side in sides)
 
     def problem(
         self, inputs: SequenceInputs, sizes: dict[str, tuple[int, ...]] | None = None
