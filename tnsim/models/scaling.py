@@ -18,7 +18,6 @@ same model. Powers of two are exact, so nothing is rounded. Units are constants 
 
 from __future__ import annotations
 
-import copy
 from typing import Any, NamedTuple
 
 import jax
@@ -31,6 +30,8 @@ from tnsim.models.model import Model
 
 _VANISHES = 10_000
 """Powers of two that turn any float into zero, or into infinity."""
+_SMALLEST = -(2.0**40)
+"""The exponent of a coefficient of zero: below that of any model."""
 
 Unit = Float[Array, ""] | Float[Array, " rows"]
 """Exponents of two: one for all coordinates of a bond, or one for each."""
@@ -59,8 +60,14 @@ def scaled(model: Model, per_output: bool = False) -> Scaled:
         >>> model.layers[0].weight * 2.0**exponent
         array([[3.e-200, 1.e-200]])
     """
-    if not any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(model)):
-        model = jax.tree.map(_on_host, model)
+    of_jax = [leaf for leaf in jax.tree.leaves(model) if isinstance(leaf, jax.Array)]
+    if any(isinstance(leaf, jax.core.Tracer) for leaf in of_jax):
+        return _scaled_by_jax(model, per_output)
+    return _scaled(jax.tree.map(_on_host, model) if of_jax else model, per_output)
+
+
+def _scaled(model: Model, per_output: bool) -> Scaled:
+    """As `scaled`, with arrays of one library."""
     layers: list[Layer] = []
     unit: Unit = np.zeros(())
     beyond: Unit = np.zeros(())
@@ -76,9 +83,12 @@ def scaled(model: Model, per_output: bool = False) -> Scaled:
     return Scaled(Model(layers, model.n_ctx), unit + beyond)
 
 
+_scaled_by_jax = jax.jit(_scaled, static_argnums=1)  # one program instead of one per operation
+
+
 def split(number: Any) -> tuple[Any, Any]:
     """(mantissa, exponent) with `number = mantissa * 2 ** exponent`, a mantissa near one; zero is as small as can be."""
-    exponent = _exponents(number).clip(-_VANISHES)
+    exponent = _exponents(number).clip(_SMALLEST)
     return _shifted(number, -exponent), exponent
 
 
@@ -226,7 +236,6 @@ def _on_host(leaf: Any) -> Any:
 
 def _replaced(layer: Layer, values: dict[str, Any]) -> Layer:
     """The layer with other arrays of equal shapes, which need no checking again."""
-    found = copy.copy(layer)
-    for name, value in values.items():
-        object.__setattr__(found, name, value)
+    found = object.__new__(type(layer))
+    vars(found).update(vars(layer) | values)
     return found
