@@ -219,7 +219,7 @@ def test_out_of_range(rng):
             tnsim.TnsimError, match=r"is about exp\(-?18\d\d.*beyond float64; use log"
         ):
             tnsim.inner(far, b)
-        with pytest.raises(tnsim.TnsimError, match="beyond float64.*scale down the last layer"):
+        with pytest.raises(tnsim.TnsimError, match=r"beyond float64.*scale down the last layer"):
             tnsim.attribution(far, b)
         assert tnsim.log_inner(far, b).log == pytest.approx(log + 3 * k * np.log(2), abs=1e-11)
     assert tnsim.inner(tnsim.Model([times(a.layers[0], 300)]), b) == pytest.approx(

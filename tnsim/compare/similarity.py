@@ -316,13 +316,14 @@ def _cosine(products: dict[str, _Product], traced: bool) -> Any:
                 raise ModelError(
                     f"the {which} model is the zero function{where}: its cosine with anything is undefined"
                 )
-    log = products["AB"].log - (products["AA"].log + products["BB"].log) / 2
-    value = (
-        products["AB"].mantissa
-        / xp.sqrt(products["AA"].mantissa)
-        / xp.sqrt(products["BB"].mantissa)
-        * xp.exp(log)
-    )
+    with np.errstate(invalid="ignore"):  # what is no number is refused by _finish
+        log = products["AB"].log - (products["AA"].log + products["BB"].log) / 2
+        value = (
+            products["AB"].mantissa
+            / xp.sqrt(products["AA"].mantissa)
+            / xp.sqrt(products["BB"].mantissa)
+            * xp.exp(log)
+        )
     if traced:
         return value
     return np.clip(
