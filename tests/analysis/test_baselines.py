@@ -52,6 +52,14 @@ def test_weight_cosine(models):
     assert found.attrs["needs_data"] == 0 and found.a.values.tolist() == [0, 1, 2]
 
 
+def test_weight_cosine_says_that_it_is_blind_to_residuals(rng):
+    layer = bilinear(rng, 3, 4, 3)
+    rules = ((1.0, 1.0), (0.2, 0.8))
+    found = baselines.weight_cosine([tnsim.Model([tnsim.Residual(layer, *r)]) for r in rules])
+    assert found.values[0, 1] == pytest.approx(1)
+    assert "skip and scale of residuals" in found.attrs["invariant_to"]
+
+
 def test_weight_cosine_sees_a_permutation_that_similarity_does_not(models):
     layer = models[0].layers[0]
     order = np.roll(np.arange(5), 1)

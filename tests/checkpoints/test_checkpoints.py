@@ -300,6 +300,7 @@ def test_every_foreign_convention_in_one_dialect(rng, tmp_path):
         "h.1.d": rng.normal(size=(4, 3)),
         "h.1.s": np.array([0.6]),
         "out": rng.normal(size=(3, 4)),
+        "out_bias": rng.normal(size=3),
         "energy": np.array([2.5]),
         "step": np.array(7),
     }
@@ -317,7 +318,7 @@ def test_every_foreign_convention_in_one_dialect(rng, tmp_path):
                 scale="h.{i}.s",
                 repeat=True,
             ),
-            Rule("linear", weight="out", norm_energy="energy", norm_epsilon=1e-6),
+            Rule("linear", weight="out", bias="out_bias", norm_energy="energy", norm_epsilon=1e-6),
         ),
         ignore=("st*",),
     )
@@ -332,7 +333,7 @@ def test_every_foreign_convention_in_one_dialect(rng, tmp_path):
             right, left = np.split(state[f"h.{i}.lr"], 2)
             s = state[f"h.{i}.s"]
             h = (1 - s) * h + s * (((one @ left.T) * (one @ right.T)) @ state[f"h.{i}.d"].T)
-        return h @ state["out"].T / np.sqrt(2.5 + 1e-6)
+        return (h / np.sqrt(2.5 + 1e-6)) @ state["out"].T + state["out_bias"]
 
     assert tnsim.compare_forward(model, theirs).relative < 1e-12
     said = "\n".join(dialect.assumptions())

@@ -7,6 +7,7 @@ from oracles import bilinear
 from sequence_oracles import attention
 
 import tnsim
+from tnsim.compare import monte_carlo
 
 
 def test_check_agrees_where_the_metric_is_exact(rng):
@@ -37,6 +38,21 @@ def test_standard_error_shrinks_with_samples(rng):
     assert many.standard_error < 0.6 * few.standard_error and many.samples == 65536
 
 
+def test_every_sample_asked_for_is_drawn(rng, monkeypatch):
+    a, b = cases.pair(cases.SHALLOW["bilinear"], rng)
+    drawn, draw = [], monte_carlo._sampler
+
+    def counting(metric, model):
+        sample = draw(metric, model)
+        return lambda rng, size: drawn.append(size) or sample(rng, size)
+
+    monkeypatch.setattr(monte_carlo, "_sampler", counting)
+    for samples in (64, 1000, 40 * monte_carlo.BATCH + 1):
+        drawn.clear()
+        assert tnsim.check(a, b, samples=samples).samples == sum(drawn) == samples
+        assert max(drawn) <= monte_carlo.BATCH and max(drawn) - min(drawn) <= 1
+
+
 def test_check_refuses_what_it_cannot_sample(rng):
     a, b = cases.pair(cases.SHALLOW["bilinear"], rng)
     with pytest.raises(
@@ -45,6 +61,11 @@ def test_check_refuses_what_it_cannot_sample(rng):
         tnsim.check(a, b, tnsim.TreeSymmetric())
     with pytest.raises(tnsim.ModelError, match="a check needs at least 64 samples, found 10"):
         tnsim.check(a, b, samples=10)
+    layer = a.layers[0]
+    for size in (1e200, 1e-200):
+        far = tnsim.Model([tnsim.Bilinear(layer.left, layer.right, size * layer.down)])
+        with pytest.raises(tnsim.TnsimError, match="so sampling cannot check them"):
+            tnsim.check(far, b, samples=64)
 
 
 def test_fit(rng):

@@ -97,3 +97,19 @@ def test_models_are_pytrees(rng):
         model.layers = ()
     with pytest.raises(ValueError, match="read-only"):
         model.layers[0].layer.left[0, 0] = 1.0
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "int32", "uint8"])
+def test_narrow_and_whole_numbers_of_jax_are_widened_as_those_of_numpy(dtype):
+    import ml_dtypes
+
+    numbers = np.array([[1, 2, 3], [4, 5, 6]])
+    of_numpy = numbers.astype(getattr(ml_dtypes, dtype, None) or dtype)
+    weight = tnsim.Linear(jnp.asarray(numbers, dtype)).weight
+    assert weight.dtype == tnsim.Linear(of_numpy).weight.dtype
+    np.testing.assert_array_equal(weight, numbers)
+    other = tnsim.Model([tnsim.Linear(np.ones((2, 3)))])
+    cosine = lambda w: tnsim.similarity(tnsim.Model([tnsim.Linear(w)]), other)  # noqa: E731
+    with jax.enable_x64(True):
+        traced = jax.jit(cosine)(jnp.asarray(numbers, dtype))
+    assert float(traced) == pytest.approx(float(cosine(numbers)), abs=1e-12)

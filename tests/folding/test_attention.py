@@ -152,6 +152,62 @@ def test_categorical_refuses():
         tnsim.inner(*[tnsim.Model([linear(rng, 3, 2)])] * 2, tnsim.Categorical())
 
 
+# what comes before the last nonlinear layer, that layer, what comes after it, whether it attends
+ATTRIBUTED = {
+    "bilinear": lambda g: ([], bilinear(g, 2, 3, 2), [], False),
+    "bilinear with a bias": lambda g: ([], bilinear(g, 2, 3, 2, True), [], False),
+    "bilinear residual": lambda g: (
+        [linear(g, 2, 2)],
+        tnsim.Residual(bilinear(g, 2, 3, 2, True), 0.7, 0.3),
+        [linear(g, 2, 3, True)],
+        False,
+    ),
+    "two bilinear": lambda g: ([bilinear(g, 2, 3, 2)], bilinear(g, 2, 2, 2), [], False),
+    "attention": lambda g: ([], attention(g, 2, 2, 2, 1, 2), [linear(g, 2, 2)], True),
+    "two attention": lambda g: (
+        [attention(g, 2, 1, 2, 1, 2)],
+        attention(g, 2, 2, 2, 1, 2),
+        [],
+        True,
+    ),
+    "two attention residual": lambda g: (
+        [tnsim.Residual(attention(g, 2, 1, 2, 1, 2, True))],
+        tnsim.Residual(attention(g, 2, 2, 2, 1, 2, True), 1.0, 0.35),
+        [linear(g, 2, 2, True)],
+        True,
+    ),
+    "bilinear, then attention": lambda g: (
+        [bilinear(g, 2, 3, 2)],
+        attention(g, 2, 2, 2, 1, 2),
+        [],
+        True,
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    "metric",
+    [tnsim.GaussianClosure(), tnsim.TreeSymmetric(), tnsim.Frobenius()],
+    ids=lambda m: m.name,
+)
+@pytest.mark.parametrize("name", ATTRIBUTED)
+def test_parts_sum_to_the_inner_product(name, metric, numpy_plans):
+    """Every metric, kind of layer and constants or none; labels are the model's own, whatever its partner has."""
+    rng = np.random.default_rng(12)
+
+    def model():
+        before, last, after, attends = ATTRIBUTED[name](rng)
+        return tnsim.Model([*before, last, *after], n_ctx=2 if attends else None)
+
+    a, b = model(), model()
+    place = len(ATTRIBUTED[name](rng)[0])
+    for by in ("layer", "head") if a.attends else ("layer",):
+        found = tnsim.attribution(a, b, metric, by=by)
+        assert found.values.sum() == pytest.approx(tnsim.inner(a, b, metric), rel=1e-11)
+        heads = [f"layer {place}"] if by == "layer" else [f"layer {place} head {h}" for h in (0, 1)]
+        assert found.bra == found.ket == ("stream", *heads, "constant")
+
+
 @pytest.mark.parametrize("metric", [tnsim.GaussianClosure(), tnsim.TreeSymmetric()])
 @pytest.mark.parametrize("by", ["layer", "head"])
 def test_attribution_sums_to_the_inner_product(by, metric, numpy_plans):
@@ -180,7 +236,8 @@ def test_an_attribution_is_the_inner_product_of_the_component(numpy_plans):
     model = tnsim.Model([tnsim.Residual(layer)], n_ctx=2)
     found = tnsim.attribution(model, model, tnsim.Gaussian(), by="head")
     assert found.exact
-    assert found.bra == ("stream", "layer 0 head 0", "layer 0 head 1")
+    assert found.bra == ("stream", "layer 0 head 0", "layer 0 head 1", "constant")
+    assert not found.values[-1].any() and not found.values[:, -1].any()
     alone = [
         tnsim.Attention(
             layer.q1,
@@ -196,7 +253,10 @@ def test_an_attribution_is_the_inner_product_of_the_component(numpy_plans):
     ]
     parts = [tnsim.Model([x], n_ctx=2) for x in (tnsim.Linear(np.eye(2)), *alone)]
     assert np.allclose(
-        found.values, [[tnsim.inner(x, y) for y in parts] for x in parts], rtol=1e-10, atol=1e-12
+        found.values[:-1, :-1],
+        [[tnsim.inner(x, y) for y in parts] for x in parts],
+        rtol=1e-10,
+        atol=1e-12,
     )
 
 
@@ -234,8 +294,9 @@ def test_attribution_without_constants(metric, numpy_plans):
         for _ in range(2)
     )
     found = tnsim.attribution(a, b, metric)
-    assert found.bra == found.ket == ("layer 1",)
-    assert found.values.sum() == pytest.approx(tnsim.inner(a, b, metric), rel=1e-11)
+    assert found.bra == found.ket == ("stream", "layer 1", "constant")
+    assert found.values[1, 1] == pytest.approx(tnsim.inner(a, b, metric), rel=1e-11)
+    assert np.count_nonzero(found.values) == 1
 
 
 @pytest.mark.parametrize("layers", ["attention and bilinear", "bilinear, then attention"])

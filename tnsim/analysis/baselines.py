@@ -37,7 +37,8 @@ Names = Sequence[int | str] | None
 def weight_cosine(models: Sequence[AnyModel], *, names: Names = None) -> xr.DataArray:
     """Cosine of all weights and biases, flattened into one vector (the paper's matrix similarity, figure 2).
 
-    Needs no data, but models of equal structure; a permutation of hidden units changes it.
+    Needs no data, but models of equal structure; a permutation of hidden units changes it. Blind to the skip
+    and scale of residuals, which are numbers beside the weights; `attrs["invariant_to"]` says so.
     """
     first, rows = None, []
     for n, model in enumerate(models):
@@ -52,7 +53,10 @@ def weight_cosine(models: Sequence[AnyModel], *, names: Names = None) -> xr.Data
             )
         rows.append(np.concatenate([np.asarray(x, np.float64).ravel() for x in _weights(model)]))
     cosines = _cosines(rows, "has zero weights only")
-    about = {"formula": "<w_a, w_b> / |w_a||w_b|", "invariant_to": "a factor on all weights"}
+    about = {
+        "formula": "<w_a, w_b> / |w_a||w_b|",
+        "invariant_to": "a factor on all weights; skip and scale of residuals",
+    }
     return _matrix(models, names, "weight_cosine", cosines, about)
 
 

@@ -178,8 +178,8 @@ class _Reader:
             weight, bias = self.matrix(rule.weight, i, rule.transpose), get(rule.bias)
             energy = get(rule.norm_energy)
             if energy is not None:
-                divisor = np.sqrt(np.float64(energy.reshape(())) + rule.norm_epsilon)
-                weight, bias = weight / divisor, None if bias is None else bias / divisor
+                # the norm stands before the layer: W (x / s) + b
+                weight = weight / np.sqrt(np.float64(energy.reshape(())) + rule.norm_epsilon)
             return Linear(weight, bias)
         layer = self.attention(rule, i) if rule.kind == "attention" else self.bilinear(rule, i)
         if rule.residual is None:

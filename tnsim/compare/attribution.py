@@ -19,7 +19,7 @@ from tnsim.compare.planned import cast, check
 from tnsim.engine import execution
 from tnsim.engine.plan import dtype_name
 from tnsim.engine.planner import LARGE, plan_problem
-from tnsim.errors import ModelError
+from tnsim.errors import ModelError, TnsimError
 from tnsim.folding.base import model_weights
 from tnsim.folding.families import Sequences
 from tnsim.folding.sequences.attribution import fold_attribution
@@ -27,6 +27,7 @@ from tnsim.folding.tokens import merged_tail
 from tnsim.metrics.metric import Categorical, GaussianClosure, Metric, joins_whole_trees
 from tnsim.models.layers import Attention, Layer, Linear, innermost
 from tnsim.models.model import Model
+from tnsim.models.scaling import beyond_float, power, scaled
 from tnsim.names import (
     CONSTANT,
     CORE,
@@ -74,7 +75,7 @@ def attribution(
     """Contributions of a's components against b's; their sum is `inner(a, b, metric)`.
 
     by "layer": the residual stream into the last nonlinear layer, that layer, and constants. by "head": the last attention
-    layer's heads one by one. Raises `ModelError` when the models are no plain models, have no nonlinear layer, different numbers
+    layer's heads one by one. A component that a model lacks has zeros, so labels do not depend on the partner. Raises `ModelError` when the models are no plain models, have no nonlinear layer, different numbers
     of them or different last ones, or no heads to tell apart, and for metrics of whole models; otherwise as `inner`.
     """
     if by not in WAYS:
@@ -86,7 +87,8 @@ def attribution(
             )
     dtype = dtype_name(dtype)
     check(a, b, metric)
-    models = {"A": _prepared(a), "B": _prepared(b)}
+    parts = scaled(a), scaled(b)
+    models = {side: _prepared(part.model) for side, part in zip(SIDES, parts, strict=True)}
     last = {
         side: next(x for x in map(innermost, reversed(m.layers)) if not isinstance(x, Linear))
         for side, m in models.items()
@@ -130,15 +132,15 @@ def attribution(
         result = jax.device_get(
             execution.run(plan, {name: cast(known[name], dtype) for name in plan.shapes})
         )
-    values = np.asarray(result.values["AB"], np.float64) * np.exp(
-        execution.log_of(result, dict(plan.scales["AB"]))
-    )
-    keep = [np.abs(values).sum(axis=1 - axis) > 0 for axis in (0, 1)]
-    names = [
-        tuple(label for label, kept in zip(labels[side], keep[n], strict=True) if kept)
-        for n, side in enumerate(SIDES)
-    ]
-    return Attribution(values[np.ix_(*keep)], *names, metric.name, family.exact)
+    mantissas = np.asarray(result.values["AB"], np.float64)
+    log = execution.log_of(result, dict(plan.scales["AB"]))
+    values = power(mantissas, np.float64(log), sum(part.exponent for part in parts))
+    if np.isnan(mantissas).any() or beyond_float(values, mantissas):
+        raise TnsimError(
+            f"the contributions under {metric.name} are beyond float64 for these weights; "
+            "scale down the last layer of a model, which changes no share"
+        )
+    return Attribution(values, labels["A"], labels["B"], metric.name, family.exact)
 
 
 def _prepared(model: Model) -> Model:

@@ -14,7 +14,7 @@ import numpy as np
 
 from tnsim.compare.planned import AnyModel
 from tnsim.compare.similarity import similarity
-from tnsim.errors import ModelError
+from tnsim.errors import ModelError, TnsimError
 from tnsim.metrics.metric import Categorical, Gaussian, GaussianClosure, flattened
 from tnsim.tables import html_table
 
@@ -51,7 +51,7 @@ def check(
     """Monte-Carlo cosine `E<a,b> / sqrt(E|a|^2 E|b|^2)` over x ~ N(mean, cov), or token sequences, beside `similarity(a, b, metric)`.
 
     The standard error is a jackknife over 32 groups of samples. Raises `ModelError` for a metric that is no
-    expectation over inputs, and for fewer than 64 samples.
+    expectation over inputs and for fewer than 64 samples, `TnsimError` where forward passes exceed the float range.
     """
     if not isinstance(metric, (Gaussian, GaussianClosure, Categorical)):
         raise ModelError(
@@ -63,25 +63,28 @@ def check(
     draw = _sampler(metric, a)
     rng = np.random.default_rng(seed)
     sums = np.zeros((GROUPS, 3))
-    batches = [min(BATCH, samples - start) for start in range(0, samples, BATCH)]
-    if len(batches) < GROUPS:
-        batches = [samples // GROUPS] * GROUPS
+    count = max(GROUPS, math.ceil(samples / BATCH))
+    batches = [samples // count + (n < samples % count) for n in range(count)]
     if progress:
         from tqdm.auto import tqdm
 
         batches = tqdm(batches, desc="samples", unit="batch")
-    drawn = 0
-    for n, size in enumerate(batches):
-        x = draw(rng, size)
-        p, q = np.asarray(a(x)), np.asarray(b(x))
-        sums[n % GROUPS] += (p * q).sum(), (p * p).sum(), (q * q).sum()
-        drawn += size
+    with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is refused below
+        for n, size in enumerate(batches):
+            x = draw(rng, size)
+            p, q = np.asarray(a(x)), np.asarray(b(x))
+            sums[n % GROUPS] += (p * q).sum(), (p * p).sum(), (q * q).sum()
+    if not (np.isfinite(sums).all() and sums[:, 1:].any(axis=0).all()):
+        raise TnsimError(
+            "the outputs of a model leave the range of floats when they are computed and squared, "
+            "so sampling cannot check them; scale down, or up, its last layer"
+        )
     total = sums.sum(axis=0)
     estimate = _cosine(total)
     left_out = np.array([_cosine(total - part) for part in sums])
     error = float(np.sqrt((GROUPS - 1) / GROUPS * ((left_out - left_out.mean()) ** 2).sum()))
     deviation = float((closed - estimate) / error) if error else 0.0
-    return Check(closed, float(estimate), error, deviation, drawn, seed)
+    return Check(closed, float(estimate), error, deviation, samples, seed)
 
 
 def _cosine(sums: np.ndarray) -> float:

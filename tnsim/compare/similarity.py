@@ -9,6 +9,7 @@ what comes back is a JAX array.
 from __future__ import annotations
 
 import warnings
+from functools import reduce
 from typing import Any, NamedTuple
 
 import jax
@@ -26,6 +27,7 @@ from tnsim.folding.choose import choose
 from tnsim.metrics import metric as metrics
 from tnsim.metrics.metric import Gaussian, Metric
 from tnsim.models.model import Model, terms
+from tnsim.models.scaling import Scaled, beyond_float, larger, power, scaled, split
 from tnsim.names import Pair
 
 _ROUNDING_SHOWN = 1e-2
@@ -71,17 +73,17 @@ def inner(
     dtype: DTypeLike = "float64",
     budget: Budget = Budget(),
 ) -> Number:
-    """`<a|M|b>`; under `Gaussian` that is `E <a(x), b(x)>`. Raises `TnsimError` beyond the float64 range."""
+    """`<a|M|b>`; under `Gaussian` that is `E <a(x), b(x)>`. Raises `TnsimError` outside the float64 range."""
     dtype = dtype_name(dtype)
     products, traced = _products(a, b, metric, False, False, dtype, budget)
     product = products["AB"]
+    value = power(*product)
     if traced:
-        return product.mantissa * jnp.exp(product.log)
-    with np.errstate(over="ignore"):
-        value = product.mantissa * np.exp(product.log)
-    if not np.isfinite(value):
+        return value
+    if beyond_float(value, product.mantissa):
+        log = product.log + product.exponent * np.log(2)
         raise TnsimError(
-            f"the inner product is about exp({product.log:.6g}), beyond float64; use log_inner"
+            f"the inner product is about exp({log:.6g}), beyond float64; use log_inner"
         )
     return _finish(value, metric, (a, b), False, dtype)
 
@@ -97,7 +99,8 @@ def log_inner(
     """(sign, log |<a|M|b>|), finite at any depth; a zero inner product has sign 0 and log -inf."""
     dtype = dtype_name(dtype)
     products, traced = _products(a, b, metric, False, False, dtype, budget)
-    mantissa, log = products["AB"]
+    mantissa, log, exponent = products["AB"]
+    log = log + exponent * np.log(2)
     xp = jnp if traced else np
     with np.errstate(divide="ignore"):
         found = SignedLog(xp.sign(mantissa), xp.log(xp.abs(mantissa)) + log)
@@ -128,10 +131,11 @@ def plan(
 
 
 class _Product(NamedTuple):
-    """`mantissa * exp(log)`."""
+    """`mantissa * exp(log) * 2 ** exponent`; in a cosine the exponents of both models are left out."""
 
     mantissa: Any
     log: Any
+    exponent: Any = 0.0
 
 
 _CROSS = (Pair("A", "B"),)
@@ -145,27 +149,50 @@ def _products(
     """The inner products asked for, `AB` and with `norms` also `AA` and `BB`, in a common gauge."""
     check(a, b, metric)
     traced = any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((a, b, metric)))
-    one, two = terms(a), terms(b)
-    if len(one) == len(two) == 1:
-        found = _run(one[0][1], two[0][1], metric, norms, per_output, dtype, traced, budget)
-        (c, _), (d, _) = one[0], two[0]
+    known_models = {id(m): scaled(m, per_output) for model in (a, b) for _, m in terms(model)}
+    bra, ket = (_side(model, known_models) for model in (a, b))
+    exponent = 0.0 if norms else bra.exponent + ket.exponent
+    if len(bra.terms) == len(ket.terms) == 1:
+        (c, _, one), (d, _, two) = *bra.terms, *ket.terms
+        found = _run(one, two, metric, norms, per_output, dtype, traced, budget)
         factors = {"AB": c * d, "AA": c * c, "BB": d * d}
-        return {k: _Product(factors[k] * p.mantissa, p.log) for k, p in found.items()}, traced
-    sides = {"AB": (one, two), **({"AA": (one, one), "BB": (two, two)} if norms else {})}
+        return {
+            k: _Product(factors[k] * p.mantissa, p.log, exponent) for k, p in found.items()
+        }, traced
+    sides = {"AB": (bra, ket), **({"AA": (bra, bra), "BB": (ket, ket)} if norms else {})}
     known: dict[tuple[int, int], _Product] = {}
     found = {}
-    for name, (bra, ket) in sides.items():
+    for name, (first, second) in sides.items():
         parts = []
-        for c, m in bra:
-            for d, n in ket:
+        for c, x, m in first.terms:
+            for d, y, n in second.terms:
                 key = (id(m), id(n))
                 if key not in known:
                     known[key] = known[key[::-1]] = _run(
                         m, n, metric, False, per_output, dtype, traced, budget
                     )["AB"]
-                parts.append(_Product(c * d * known[key].mantissa, known[key].log))
-        found[name] = _sum(parts, traced, dtype, {"AA": "the first", "BB": "the second"}.get(name))
+                log = known[key].log + (x + y) * np.log(2)
+                parts.append(_Product(c * d * known[key].mantissa, log))
+        total = _sum(parts, traced, dtype, {"AA": "the first", "BB": "the second"}.get(name))
+        found[name] = total._replace(exponent=exponent)
     return found, traced
+
+
+class _Side(NamedTuple):
+    """`2 ** exponent * sum of coefficient * 2 ** e * model` over terms (coefficient, e, model), the largest e being 0."""
+
+    terms: tuple[tuple[Any, Any, Model], ...]
+    exponent: Any
+
+
+def _side(model: AnyModel, known: dict[int, Scaled]) -> _Side:
+    """A combination of scaled models."""
+    parts = []
+    for coefficient, m in terms(model):
+        mantissa, own = split(coefficient)
+        parts.append((mantissa, own + known[id(m)].exponent, known[id(m)].model))
+    largest = reduce(larger, (exponent for _, exponent, _ in parts))
+    return _Side(tuple((c, e - largest, m) for c, e, m in parts), largest)
 
 
 def _sum(
@@ -283,13 +310,14 @@ def _cosine(products: dict[str, _Product], traced: bool) -> Any:
                 raise ModelError(
                     f"the {which} model is the zero function{where}: its cosine with anything is undefined"
                 )
-    log = products["AB"].log - (products["AA"].log + products["BB"].log) / 2
-    value = (
-        products["AB"].mantissa
-        / xp.sqrt(products["AA"].mantissa)
-        / xp.sqrt(products["BB"].mantissa)
-        * xp.exp(log)
-    )
+    with np.errstate(invalid="ignore"):  # what is no number is refused by _finish
+        log = products["AB"].log - (products["AA"].log + products["BB"].log) / 2
+        value = (
+            products["AB"].mantissa
+            / xp.sqrt(products["AA"].mantissa)
+            / xp.sqrt(products["BB"].mantissa)
+            * xp.exp(log)
+        )
     if traced:
         return value
     return np.clip(

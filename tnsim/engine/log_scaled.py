@@ -1,7 +1,7 @@
 """Blocks of inner products that cannot overflow. In: mantissas and logarithms. Out: sums, totals and cosines of them.
 
-A block holds `mantissa * exp(log)`: `log` has the shape of the pairs, `mantissa` that shape and, where the
-products are wanted per output, one more axis at the end.
+A block holds `mantissa * exp(log)`: both have the shape of the pairs and, where the products are wanted per output,
+one more axis at the end, which `log` lacks where all outputs of a pair have one scale.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ class Products(NamedTuple):
     """`mantissa * exp(log)`, NumPy float64; `mantissa` may have a trailing output axis that `log` lacks."""
 
     mantissa: Float[np.ndarray, "*pairs_and_outputs"]
-    log: Float[np.ndarray, "*pairs"]
+    log: Float[np.ndarray, "*pairs"] | Float[np.ndarray, "*pairs_and_outputs"]
 
 
 class Norms(NamedTuple):
@@ -35,7 +35,12 @@ def add(parts: Sequence[Products]) -> Products:
 
 def total(products: Products, per_output: bool) -> Products:
     """The products over all outputs."""
-    return Products(products.mantissa.sum(axis=-1), products.log) if per_output else products
+    if not per_output:
+        return products
+    if products.mantissa.ndim == products.log.ndim:
+        log = products.log.max(axis=-1)
+        products = Products(_in_gauge(products, log[..., None]), log)
+    return Products(products.mantissa.sum(axis=-1), products.log)
 
 
 def log_abs(products: Products) -> Float[np.ndarray, "*pairs_and_outputs"]:

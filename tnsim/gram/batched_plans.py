@@ -24,6 +24,7 @@ from tnsim.folding.base import Family
 from tnsim.folding.choose import choose
 from tnsim.metrics.metric import Metric
 from tnsim.models.model import Model
+from tnsim.models.scaling import split
 from tnsim.names import Pair, Side
 from tnsim.tensors.kinds import Kinds, kinds
 
@@ -49,10 +50,18 @@ class Setting(NamedTuple):
 
 
 class Block(NamedTuple):
-    """Distinct models and the combinations of them that are compared."""
+    """Distinct models, `2 ** exponents * models`, and the combinations of them that are compared."""
 
     models: tuple[Model, ...]
+    exponents: Float[np.ndarray, " models"] | Float[np.ndarray, "models out"]
     terms: Terms
+
+    def coefficients(self) -> tuple[np.ndarray, np.ndarray]:
+        """What multiplies the model of a term, (rows, terms), as mantissas and logarithms; these may differ by output."""
+        mantissas, powers = split(self.terms.coefficients)
+        own = self.exponents[self.terms.index]
+        powers = own + (powers if own.ndim == 2 else powers[:, :, None])
+        return mantissas, powers * np.log(2)
 
     @property
     def nbytes(self) -> int:
@@ -84,7 +93,7 @@ def side(plan: Plan, models: int) -> int:
 
 def norms(block: Block, setting: Setting) -> Norms:
     """Squared norms of the combinations of a block. Every product of two models is computed once."""
-    index, coefficients = block.terms
+    index, (coefficients, logs) = block.terms.index, block.coefficients()
     wanted = sorted({(int(min(s, t)), int(max(s, t))) for row in index for s in row for t in row})
     known = dict(
         zip(
@@ -104,7 +113,9 @@ def norms(block: Block, setting: Setting) -> Norms:
             ]
             factors = coefficients[:, s] * coefficients[:, t]
             mantissa = np.stack([f * p.mantissa for f, p in zip(factors, found, strict=True)])
-            parts.append(Products(mantissa, np.array([p.log for p in found])))
+            scales = logs[:, s] + logs[:, t]
+            log = np.array([p.log for p in found]).reshape(-1, *[1] * (scales.ndim - 1))
+            parts.append(Products(mantissa, log + scales))
     products = add(parts)
     sizes = add([Products(np.abs(part.mantissa), part.log) for part in parts]).mantissa
     over = tuple(range(1, sizes.ndim))
@@ -123,15 +134,18 @@ def products(rows: Block, columns: Block, setting: Setting, size: int) -> Produc
     mantissa, log = _crossed(
         rows.models, None if columns is rows else columns.models, setting, size
     )
+    outputs = (1,) * setting.per_output
+    (first, first_logs), (second, second_logs) = rows.coefficients(), columns.coefficients()
     parts = []
     for s in range(rows.terms.index.shape[1]):
         for t in range(columns.terms.index.shape[1]):
             at = np.ix_(rows.terms.index[:, s], columns.terms.index[:, t])
-            factors = rows.terms.coefficients[:, s, None] * columns.terms.coefficients[None, :, t]
+            factors = first[:, s, None] * second[None, :, t]
+            scales = first_logs[:, None, s] + second_logs[None, :, t]
             parts.append(
                 Products(
-                    factors.reshape(factors.shape + (1,) * setting.per_output) * mantissa[at],
-                    log[at],
+                    factors.reshape(factors.shape + outputs) * mantissa[at],
+                    log[at].reshape(factors.shape + outputs) + scales,
                 )
             )
     return parts[0] if len(parts) == 1 else add(parts)

@@ -29,6 +29,7 @@ from tnsim.engine.log_scaled import Norms, Products
 from tnsim.metrics import metric as metrics
 from tnsim.metrics.metric import Categorical, Frobenius, Metric
 from tnsim.models.model import Model
+from tnsim.models.scaling import split
 from tnsim.names import DOWN, LEFT, RIGHT, SKIP, WEIGHT
 from tnsim.tensors.kinds import kinds
 from tnsim.tensors.lifted import Kind, arrays
@@ -64,13 +65,13 @@ class Space(NamedTuple):
 
 
 class Block(NamedTuple):
-    """Features of some models: `values * exp(log)`, each model's largest value about one.
+    """Features of some models: `values * exp(log)`, each model's largest value about one. `log` may differ by output.
 
     `sizes`: for each model the sum of the norms of its terms in the same gauge, its own norm unless it is a combination.
     """
 
     values: Float[jax.Array, "models out features"]
-    log: Float[np.ndarray, " models"]
+    log: Float[np.ndarray, " models"] | Float[np.ndarray, "models out"]
     sizes: Float[np.ndarray, " models"]
 
     @property
@@ -98,27 +99,26 @@ def space(models: Sequence[tuple[Kind, ...]], metric: Metric) -> Space | None:
 
 def block(
     models: Sequence[Model],
+    exponents: Float[np.ndarray, " models"] | Float[np.ndarray, "models out"],
     weights: Float[np.ndarray, "rows models"] | None,
     space: Space,
     metric: Metric,
     dtype: str,
 ) -> Block:
-    """Features of models or, with `weights`, of the linear combinations of them that its rows hold."""
+    """Features of `2 ** exponents * models` or, with `weights`, of the combinations of these that its rows hold."""
     with execution.precision():
         values, log = _all(models, space, metric, dtype)
-        sizes = np.asarray(jnp.sqrt(jnp.sum(values * values, axis=(1, 2))), np.float64)
+        log = (log if exponents.ndim == 1 else log[:, None]) + exponents * np.log(2)
+        lengths = np.asarray(jnp.sqrt(jnp.sum(values * values, axis=2)), np.float64)
         if weights is None:
-            return Block(values, log, sizes)
-        gauge = np.max(
-            np.broadcast_to(log, weights.shape), axis=1, where=weights != 0, initial=-np.inf
-        )
-        gauge = np.where(np.isfinite(gauge), gauge, 0.0)
-        factors = weights * np.exp(np.where(weights != 0, log - gauge[:, None], 0.0))
-        return Block(
-            jnp.tensordot(jnp.asarray(factors, dtype), values, axes=1),
-            gauge,
-            np.abs(factors) @ sizes,
-        )
+            return Block(values, log, np.linalg.norm(lengths, axis=1))
+        mantissas, powers = split(weights if log.ndim == 1 else weights[:, :, None])
+        logs = powers * np.log(2) + log
+        gauge = logs.max(axis=1)
+        factors = mantissas * np.exp(logs - gauge[:, None])
+        sizes = np.linalg.norm(factors.reshape(*weights.shape, -1) * lengths, axis=2).sum(axis=1)
+        sums = "km,mof->kof" if log.ndim == 1 else "kmo,mof->kof"
+        return Block(jnp.einsum(sums, jnp.asarray(factors, dtype), values), gauge, sizes)
 
 
 def norms(block: Block, per_output: bool, dtype: str) -> Norms:

@@ -23,6 +23,7 @@ from tnsim.gram.batched_plans import Setting, Terms
 from tnsim.gram.features import Space
 from tnsim.gram.sources import Entry
 from tnsim.models.model import Model, terms
+from tnsim.models.scaling import scaled
 
 Block = features.Block | recursion.Block
 
@@ -81,8 +82,11 @@ def _block(job: Job, entries: tuple[Entry, ...]) -> Block:
             _kept.move_to_end(key)
             return _kept[key]
     models, found = _terms(entries)
+    parts = [scaled(model, job.setting.per_output) for model in models]
+    models = tuple(part.model for part in parts)
+    exponents = np.array([part.exponent for part in parts])
     if job.space is None:
-        block: Block = recursion.Block(models, found)
+        block: Block = recursion.Block(models, exponents, found)
     else:
         plain = (
             found.index.shape[1] == 1
@@ -90,7 +94,9 @@ def _block(job: Job, entries: tuple[Entry, ...]) -> Block:
             and (found.coefficients == 1).all()
         )
         weights = None if plain else _dense(found, len(models))
-        block = features.block(models, weights, job.space, job.setting.metric, job.setting.dtype)
+        block = features.block(
+            models, exponents, weights, job.space, job.setting.metric, job.setting.dtype
+        )
     with _lock:
         _kept[key] = block
         while len(_kept) > 2 and sum(kept.nbytes for kept in _kept.values()) > job.keep_bytes:

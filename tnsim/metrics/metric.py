@@ -191,6 +191,11 @@ class GaussianClosure(_GaussianMoments):
     """Isserlis layer by layer, every hidden state treated as Gaussian with the mean and covariance it has.
 
     Arguments as for `Gaussian`. Equal to it for one nonlinear layer, an approximation beyond; linear in depth.
+
+    Two models of different depth have to be aligned, and beyond one nonlinear layer the value depends on it: layers are
+    matched from the input up, first nonlinear with first nonlinear, linear ones wait for no partner, and the state of the
+    model that has no layer left is carried along as it is. Padding a model with identities changes nothing only
+    where this matches the same layers.
     """
 
     name = "closure"

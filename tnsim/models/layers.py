@@ -67,19 +67,18 @@ def host_array(value: Any) -> np.ndarray:
             value.float() if value.is_floating_point() and value.dtype.itemsize < 4 else value
         ).numpy()
     array = np.asarray(value)
-    narrow = array.dtype.itemsize < 4 and (
-        array.dtype.kind == "f" or array.dtype.name == "bfloat16"
-    )
-    return array.astype(np.float32) if narrow else array
+    return array if array.dtype.kind in "iub" else array.astype(_wide(array.dtype), copy=False)
 
 
 def as_array(value: Any, what: str, ndim: int) -> Any:
-    """`value` as a read-only NumPy array or, untouched, a JAX array; real, finite, with `ndim` axes.
+    """`value` as a read-only NumPy array or, where it need not be widened, a JAX array; real, finite, with `ndim` axes.
 
-    float32 and float64 are kept, narrower floats widen to float32, integers to float64. PyTorch tensors
-    are copied to the host (bfloat16 included). Raises `ModelError` naming `what`.
+    float32 and float64 are kept, narrower floats widen to float32, integers to float64, traced ones as far as JAX
+    has 64-bit types on. PyTorch tensors are copied to the host (bfloat16 included). Raises `ModelError` naming `what`.
     """
-    if isinstance(value, jax.Array):
+    if isinstance(value, jax.core.Tracer):
+        array = value.astype(_wide(value.dtype))
+    elif isinstance(value, jax.Array) and value.dtype == _wide(value.dtype):
         array = value
     else:
         array = host_array(value)
@@ -97,6 +96,14 @@ def as_array(value: Any, what: str, ndim: int) -> Any:
             f"{what} has {len(bad)} NaN or infinite entries, the first at {bad[0].tolist()}"
         )
     return array
+
+
+def _wide(dtype: Any) -> Any:
+    """The dtype that numbers of this one are computed in: float32 for narrower floats, float64 for integers."""
+    if dtype.kind in "iub":
+        return jax.dtypes.canonicalize_dtype(np.float64)
+    narrow = dtype.itemsize < 4 and jax.numpy.issubdtype(dtype, np.floating)
+    return np.dtype(np.float32) if narrow else dtype
 
 
 def _set(layer: Any, **arrays: Any) -> None:

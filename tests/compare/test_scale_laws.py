@@ -1,0 +1,276 @@
+"""Laws of scale: weights times a power of two change an inner product by a known power of two and a cosine not at all."""
+
+import functools
+
+import cases
+import jax
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from oracles import bilinear, linear
+from sequence_oracles import attention
+
+import tnsim
+from tnsim.engine import execution
+from tnsim.models.scaling import scaled
+
+LAWS = settings(max_examples=6, deadline=None, derandomize=True)
+RANGES = {"float64": (900, 1e-12), "float32": (100, 1e-5)}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def on_numpy():
+    """Verbs run on the NumPy reference; what is traced runs on JAX all the same."""
+    run = execution.run
+
+    def reference(plan, arrays):
+        if any(isinstance(x, jax.core.Tracer) for x in arrays.values()):
+            return run(plan, arrays)
+        return run(plan, {name: np.asarray(x) for name, x in arrays.items()}, "numpy")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(execution, "run", reference)
+        yield
+
+
+# layers without constants: multiplying any array multiplies the function
+HOMOGENEOUS = {
+    "linear": lambda g: ([linear(g, 3, 4), linear(g, 4, 2)], None),
+    "bilinear": lambda g: ([linear(g, 3, 2), bilinear(g, 2, 4, 3), linear(g, 3, 2)], None),
+    "two bilinear": lambda g: ([bilinear(g, 3, 4, 2), bilinear(g, 2, 3, 2)], None),
+    "attention": lambda g: ([attention(g, 2, 2, 2, 1, 3), linear(g, 3, 2)], 2),
+    "bilinear, then attention": lambda g: (
+        [bilinear(g, 2, 3, 2), attention(g, 2, 1, 2, 1, 2, rope_base=None)],
+        2,
+    ),
+}
+# layers with biases and skips: only the last affine map scales freely, and bonds may change their unit
+AFFINE = {
+    "linear": lambda g: ([linear(g, 3, 4, True), linear(g, 4, 2, True)], None),
+    "bilinear": lambda g: ([linear(g, 3, 2, True), bilinear(g, 2, 4, 3, True)], None),
+    "residual": lambda g: (
+        [linear(g, 3, 2), tnsim.Residual(bilinear(g, 2, 4, 2, True), 0.7, 0.3), linear(g, 2, 2)],
+        None,
+    ),
+    "attention": lambda g: ([linear(g, 2, 2), attention(g, 2, 2, 2, 1, 3, True)], 2),
+    "transformer": lambda g: (
+        [
+            linear(g, 2, 3, True),
+            tnsim.Residual(attention(g, 3, 1, 2, 2, 3, True, rope_base=None), 1.0, 0.35),
+            tnsim.Residual(bilinear(g, 3, 2, 3, True)),
+            linear(g, 3, 2, True),
+        ],
+        2,
+    ),
+}
+METRICS = {"closure": tnsim.GaussianClosure(), "tree": tnsim.TreeSymmetric()}
+
+
+def model(make, seed, dtype="float64"):
+    layers, n_ctx = make(np.random.default_rng(seed))
+    cast = [jax.tree.map(lambda x: np.asarray(x, dtype) if np.ndim(x) else x, y) for y in layers]
+    return tnsim.Model(cast, n_ctx)
+
+
+def times(layer, k):
+    """Every array of a layer, biases too, times 2**k."""
+    return jax.tree.map(lambda x: np.ldexp(x, k) if np.ndim(x) else x, layer)
+
+
+def legs_times(layer, k):
+    """A layer that reads its input in another unit: W (2**k x) + b."""
+    if isinstance(layer, tnsim.Residual):
+        return tnsim.Residual(legs_times(layer.layer, k), np.ldexp(layer.skip, k), layer.scale)
+    inputs = ("weight", "left", "right", "q1", "k1", "q2", "k2", "v")
+    fields = {name: np.ldexp(x, k if name in inputs else 0) for name, x in arrays(layer).items()}
+    if isinstance(layer, tnsim.Attention):
+        return tnsim.Attention(
+            **fields, n_heads=layer.n_heads, mask=layer.mask, rope_base=layer.rope_base
+        )
+    return type(layer)(**fields)
+
+
+def arrays(layer):
+    return {name: x for name, x in vars(layer).items() if isinstance(x, np.ndarray)}
+
+
+@functools.cache
+def cosines(make, metric, dtype):
+    """Of the models with seeds 0 and 1, over all outputs and per output."""
+    a, c = (model(make, seed, dtype) for seed in (0, 1))
+    return [verb(a, c, METRICS[metric], dtype=dtype) for verb in (tnsim.similarity, tnsim.slices)]
+
+
+def check(b, make, metric, dtype, tolerance):
+    """b is the first model up to a positive factor."""
+    c = model(make, 1, dtype)
+    for verb, expected in zip(
+        (tnsim.similarity, tnsim.slices), cosines(make, metric, dtype), strict=True
+    ):
+        assert np.abs(verb(b, c, METRICS[metric], dtype=dtype) - expected).max() <= tolerance
+
+
+@pytest.mark.parametrize("dtype", RANGES)
+@pytest.mark.parametrize("metric", METRICS)
+@pytest.mark.parametrize("name", HOMOGENEOUS)
+@LAWS
+@given(data=st.data())
+def test_any_layer_and_all_layers(name, metric, dtype, data):
+    most, tolerance = RANGES[dtype]
+    powers = st.integers(-most, most)
+    a = model(HOMOGENEOUS[name], 0, dtype)
+    if data.draw(st.booleans()):
+        scales = [data.draw(powers)] * len(a.layers)
+    else:
+        scales = [data.draw(powers) for _ in a.layers]
+    b = tnsim.Model(map(times, a.layers, scales), a.n_ctx)
+    check(b, HOMOGENEOUS[name], metric, dtype, tolerance)
+
+
+@pytest.mark.parametrize("dtype", RANGES)
+@pytest.mark.parametrize("metric", METRICS)
+@pytest.mark.parametrize("name", AFFINE)
+@LAWS
+@given(data=st.data())
+def test_units_of_bonds_with_constants(name, metric, dtype, data):
+    """A state in other units is the same model, whatever constants are added to it."""
+    most, tolerance = RANGES[dtype]
+    a = model(AFFINE[name], 0, dtype)
+    layers = list(a.layers)
+    n = data.draw(st.integers(0, len(layers) - 1))
+    k = data.draw(st.integers(-most, most))
+    if isinstance(layers[n], tnsim.Residual):
+        inner = layers[n]
+        layers[n] = tnsim.Residual(inner.layer, np.ldexp(inner.skip, k), np.ldexp(inner.scale, k))
+    else:
+        layers[n] = output_times(layers[n], k)
+    if n + 1 < len(layers):
+        layers[n + 1] = legs_times(layers[n + 1], -k)
+    check(tnsim.Model(layers, a.n_ctx), AFFINE[name], metric, dtype, tolerance)
+
+
+def output_times(layer, k):
+    """2**k times what a layer computes."""
+    outputs = ("weight", "bias", "down", "down_bias", "o", "o_bias")
+    fields = vars(layer) | {n: np.ldexp(x, k) for n, x in arrays(layer).items() if n in outputs}
+    return type(layer)(**fields)
+
+
+@pytest.mark.parametrize("per_output", [False, True])
+@pytest.mark.parametrize("name", cases.SHALLOW | cases.DEEP | cases.THREE)
+def test_a_scaled_model_is_the_same_function(name, per_output, rng):
+    for a in cases.pair((cases.SHALLOW | cases.DEEP | cases.THREE)[name], rng):
+        far = tnsim.Model([times(layer, 40) for layer in a.layers])
+        for m in (a, far):
+            near, exponent = scaled(m, per_output)
+            assert np.shape(exponent) == ((m.d_out,) if per_output else ())
+            x = rng.normal(size=(5, m.d_in))
+            np.testing.assert_allclose(near(x) * 2.0**exponent, m(x), rtol=1e-11)
+            assert max(np.abs(w).max() for w in jax.tree.leaves(near) if np.ndim(w) == 2) < 1
+
+
+def test_rows_of_any_size_count(rng):
+    """Hidden units and coordinates of a bond in units of their own, far apart."""
+    first, second = linear(rng, 3, 3, True), bilinear(rng, 3, 4, 2)
+    c = tnsim.Model([bilinear(rng, 3, 4, 2)])
+    bond, left, right = [450, 0, -450], [450, -450, 0, 9], [0, -80, 450, 9]
+    a = tnsim.Model([first, second])
+    b = tnsim.Model(
+        [
+            tnsim.Linear(turned(first.weight, bond), np.ldexp(first.bias, bond)),
+            tnsim.Bilinear(
+                turned(np.ldexp(second.left, np.negative(bond)), left),
+                turned(np.ldexp(second.right, np.negative(bond)), right),
+                np.ldexp(second.down, -np.add(left, right)),
+            ),
+        ]
+    )
+    for metric in METRICS.values():
+        assert tnsim.similarity(a, c, metric) == pytest.approx(
+            tnsim.similarity(b, c, metric), abs=1e-13
+        )
+
+
+def turned(matrix, powers):
+    """Row by row times powers of two."""
+    return np.ldexp(matrix, np.array(powers)[:, None])
+
+
+def test_an_output_far_below_the_others(rng):
+    """Slices are per output: one of 1e-170 has the cosines of one of size one."""
+    a, b = (bilinear(rng, 3, 4, 2) for _ in range(2))
+    small = tnsim.Bilinear(a.left, a.right, np.array([[1.0], [1e-170]]) * a.down)
+    a, small, b = (tnsim.Model([layer]) for layer in (a, small, b))
+    for metric in (tnsim.Gaussian(), tnsim.TreeSymmetric()):
+        expected = tnsim.slices(a, b, metric)
+        np.testing.assert_allclose(tnsim.slices(small, b, metric), expected, rtol=0, atol=1e-13)
+        single = tnsim.slices(small, b, metric, dtype="float32")
+        np.testing.assert_allclose(single, expected, rtol=0, atol=1e-5)
+
+
+def test_out_of_range(rng):
+    """An inner product beyond float64 says so, above and below; its logarithm is there."""
+    a, b = cases.pair(cases.SHALLOW["bilinear"], rng)
+    log = tnsim.log_inner(a, b).log
+    for k in (-900, 900):
+        far = tnsim.Model([times(a.layers[0], k)])
+        with pytest.raises(
+            tnsim.TnsimError, match=r"is about exp\(-?18\d\d.*beyond float64; use log"
+        ):
+            tnsim.inner(far, b)
+        with pytest.raises(tnsim.TnsimError, match=r"beyond float64.*scale down the last layer"):
+            tnsim.attribution(far, b)
+        assert tnsim.log_inner(far, b).log == pytest.approx(log + 3 * k * np.log(2), abs=1e-11)
+    assert tnsim.inner(tnsim.Model([times(a.layers[0], 300)]), b) == pytest.approx(
+        tnsim.inner(a, b) * 2.0**900, rel=1e-12
+    )
+
+
+def test_combinations_of_any_size(rng):
+    """Coefficients count as weights do, and terms of very different size are added up in one unit."""
+    a, b = cases.pair(cases.SHALLOW["bilinear"], rng)
+    small = tnsim.Model([times(a.layers[0], -300)])
+    expected = tnsim.similarity(a - b, b)
+    assert tnsim.similarity(2.0**900 * small - b, b) == pytest.approx(expected, abs=1e-13)
+    assert tnsim.similarity(2.0**-900 * a - 2.0**-900 * b, b) == pytest.approx(expected, abs=1e-13)
+    assert tnsim.similarity(2.0**900 * a + 0.0 * b, b) == tnsim.similarity(a, b)
+    assert tnsim.similarity(a - small, b) == tnsim.similarity(a, b)
+
+
+@pytest.mark.parametrize("case", ["features", "plans"])
+def test_many_models(case, rng):
+    """Both routes of a pairwise run, over all outputs and per output, combinations too."""
+    if case == "features":
+        a, b, c = (tnsim.Model([bilinear(rng, 3, 4, 2)]) for _ in range(3))
+        metric = tnsim.Gaussian()
+    else:
+        a, b, c = (model(HOMOGENEOUS["two bilinear"], seed) for seed in range(3))
+        metric = tnsim.TreeSymmetric()
+    far = [
+        tnsim.Model([times(layer, 300) for layer in a.layers]),
+        tnsim.Model([times(layer, -300) for layer in b.layers[:1]] + list(b.layers[1:])),
+        2.0**500 * a - 2.0**500 * c,
+    ]
+    near = [a, b, a - c]
+    expected = tnsim.pairwise(near, metric, slices=True)
+    for slices in (False, True):
+        run = tnsim.pairwise(far, metric, slices=slices)
+        np.testing.assert_allclose(run.similarity, expected.similarity, rtol=0, atol=1e-11)
+    np.testing.assert_allclose(run.slices, expected.slices, rtol=0, atol=1e-11)
+
+
+def test_traced(rng):
+    """Derivatives, compiled and mapped calls: a cosine depends on the direction of weights of any size alone."""
+    a, c = (model(HOMOGENEOUS["bilinear"], seed) for seed in (0, 1))
+    far = tnsim.Model([times(layer, 300) for layer in a.layers])
+    with jax.enable_x64(True):
+        cosine = lambda m: tnsim.similarity(m, c)  # noqa: E731
+        value, slope = jax.value_and_grad(cosine)(a)
+        for transform in (jax.value_and_grad, lambda f: jax.jit(jax.value_and_grad(f))):
+            found, other = transform(cosine)(far)
+            assert found == pytest.approx(float(value), abs=1e-13)
+            for x, y in zip(jax.tree.leaves(slope), jax.tree.leaves(other), strict=True):
+                np.testing.assert_allclose(np.ldexp(y, 300), x, rtol=1e-10, atol=1e-13)
+        both = jax.tree.map(lambda *x: np.stack(x), a, far)
+        np.testing.assert_allclose(jax.vmap(cosine)(both), [value] * 2, atol=1e-13)

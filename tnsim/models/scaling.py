@@ -1,0 +1,241 @@
+"""Models in scientific notation. In: a model. Out: the same function with weights near one, and powers of two.
+
+An inner product multiplies the weights of attention ten times over, so weights far from one leave the range of
+floats long before the function does. Every bond therefore gets a unit: with `h = 2^u h'` for the state below a
+layer, `2^p` and `2^q` for what its legs compute, and `2^v` for its output,
+
+    Linear      W x + b                   W' = 2^(u - v) W     b' = 2^-v b
+    Bilinear    D ((L x + l) (R x + r))   L' = 2^(u - p) L     l' = 2^-p l     D' = 2^(p + q - v) D
+    Residual    c x + s f(x)              c' = 2^(u - v) c     s' = 2^(w - v) s     with 2^w the unit of f
+
+Attention has five legs instead of two. Units are those of the largest entry, row by row where rows are free
+to differ. The constant is 1 in every unit, so biases and skips are scaled with the weights that they are added to,
+never apart from them. What is left over is `2^v` at the output.
+
+Lifted, this is a diagonal change of basis on the bonds, which leaves the tensor as it is: all metrics see the
+same model. Powers of two are exact, so nothing is rounded. Units are constants to derivatives: they cancel in the function.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Float
+
+from tnsim.models.layers import Array, Attention, Bilinear, Layer, Linear, Residual
+from tnsim.models.model import Model
+
+_VANISHES = 10_000
+"""Powers of two that turn any float into zero, or into infinity."""
+_SMALLEST = -(2.0**40)
+"""The exponent of a coefficient of zero: below that of any model."""
+
+Unit = Float[Array, ""] | Float[Array, " rows"]
+"""Exponents of two: one for all coordinates of a bond, or one for each."""
+
+
+class Scaled(NamedTuple):
+    """The function `2 ** exponent * model`."""
+
+    model: Model
+    exponent: Unit
+
+
+def scaled(model: Model, per_output: bool = False) -> Scaled:
+    """A model with weights near one, and the power of two by which its output is too small.
+
+    Args:
+        model: any model. Arrays of JAX come back as NumPy unless they are traced.
+        per_output: whether every output has an exponent of its own, (d_out,); else one is for all, ().
+
+    Returns:
+        `Scaled`; a row of weights is zero only where it was. The coordinates of a residual stream have one unit, because
+        its skip is one number: so do the outputs of a model that ends in one, even with `per_output`.
+
+    Example:
+        >>> model, exponent = scaled(Model([Linear(np.array([[3e-200, 1e-200]]))]))
+        >>> model.layers[0].weight * 2.0**exponent
+        array([[3.e-200, 1.e-200]])
+    """
+    of_jax = [leaf for leaf in jax.tree.leaves(model) if isinstance(leaf, jax.Array)]
+    if any(isinstance(leaf, jax.core.Tracer) for leaf in of_jax):
+        return _scaled_by_jax(model, per_output)
+    return _scaled(jax.tree.map(_on_host, model) if of_jax else model, per_output)
+
+
+def _scaled(model: Model, per_output: bool) -> Scaled:
+    """As `scaled`, with arrays of one library."""
+    layers: list[Layer] = []
+    unit: Unit = np.zeros(())
+    beyond: Unit = np.zeros(())
+    for n, layer in enumerate(model.layers):
+        streams = any(isinstance(x, Residual) for x in model.layers[n : n + 2])
+        last = n + 1 == len(model.layers)
+        layer, unit = _layer(layer, unit, shared=streams or (last and not per_output))
+        unit, surplus = _kept_exact(unit)
+        beyond = layer.order * beyond + surplus
+        layers.append(layer)
+    if per_output and unit.ndim == 0:
+        unit = unit + np.zeros(model.d_out)
+    return Scaled(Model(layers, model.n_ctx), unit + beyond)
+
+
+_scaled_by_jax = jax.jit(_scaled, static_argnums=1)  # one program instead of one per operation
+
+
+def split(number: Any) -> tuple[Any, Any]:
+    """(mantissa, exponent) with `number = mantissa * 2 ** exponent`, a mantissa near one; zero is as small as can be."""
+    exponent = _exponents(number).clip(_SMALLEST)
+    return _shifted(number, -exponent), exponent
+
+
+def power(mantissa: Any, log: Any, exponent: Any) -> Any:
+    """`mantissa * exp(log) * 2 ** exponent`, also where these leave the range of floats and their product does not."""
+    xp = _library(mantissa, log, exponent)
+    whole = xp.round(log / np.log(2))
+    with np.errstate(over="ignore"):
+        return _shifted(mantissa * xp.exp(log - whole * np.log(2)), whole + exponent)
+
+
+def beyond_float(values: Any, mantissas: Any) -> bool:
+    """Whether all of what `power` made of mantissas has left the range of floats: something infinite, or nothing left."""
+    largest = np.abs(values).max()
+    vanished = largest < np.finfo(np.float64).tiny and np.any(mantissas)
+    return bool(np.isinf(largest) or vanished)
+
+
+def larger(x: Any, y: Any) -> Any:
+    """The larger of two, entry by entry, traced or not."""
+    return _library(x, y).maximum(x, y)
+
+
+def _layer(layer: Layer, below: Unit, shared: bool) -> tuple[Layer, Unit]:
+    """A layer between the units of its input and its output; `shared`: one unit for all outputs."""
+    if isinstance(layer, Residual):
+        return _residual(layer, below)
+    if isinstance(layer, Linear):
+        above = _of_outputs(_rows(layer, "weight", below), shared)
+        return _replaced(layer, _between(layer, "weight", below, above)), above
+    if isinstance(layer, Bilinear):
+        legs = {name: _rows(layer, name, below) for name in ("left", "right")}
+        hidden, top = legs["left"] + legs["right"], "down"
+    else:
+        legs = _legs_of_heads(layer, below)
+        scores = sum(legs[name][:: layer.d_head] for name in ("q1", "k1", "q2", "k2"))
+        hidden, top = legs["v"] + scores.repeat(layer.d_value), "o"
+    above = _of_outputs(_rows(layer, top, hidden), shared)
+    arrays = _between(layer, top, hidden, above)
+    for name, unit in legs.items():
+        arrays |= _between(layer, name, below, unit)
+    return _replaced(layer, arrays), above
+
+
+def _residual(layer: Residual, below: Unit) -> tuple[Residual, Unit]:
+    """The sum of two terms in one unit."""
+    inner, unit = _layer(layer.layer, below, shared=True)
+    terms = _exponents(layer.skip) + below, _exponents(layer.scale) + unit
+    above = _of_outputs(larger(*terms), shared=True)
+    return _replaced(
+        layer,
+        {
+            "layer": inner,
+            "skip": _shifted(layer.skip, below - above),
+            "scale": _shifted(layer.scale, unit - above),
+        },
+    ), above
+
+
+def _legs_of_heads(layer: Attention, below: Unit) -> dict[str, Unit]:
+    """Units of the rows of queries, keys and values; a rotation mixes the rows of a head, so these share theirs."""
+    legs = {"v": _rows(layer, "v", below)}
+    for name in ("q1", "k1", "q2", "k2"):
+        by_head = _rows(layer, name, below).reshape(layer.n_heads, layer.d_head)
+        legs[name] = by_head.max(axis=1).repeat(layer.d_head)
+    return legs
+
+
+def _rows(layer: Layer, name: str, below: Unit) -> Unit:
+    """Exponent of the largest entry of `[W, b]` in every row, in the unit below; -inf for a row of zeros."""
+    weight, bias = getattr(layer, name), getattr(layer, _bias(name))
+    if below.ndim == 0:
+        found = _exponents(abs(weight).max(axis=1)) + below
+    else:
+        found = (_exponents(weight) + below).max(axis=1)
+    return found if bias is None else larger(found, _exponents(bias))
+
+
+def _between(layer: Layer, name: str, below: Unit, above: Unit) -> dict[str, Any]:
+    """`W` and `b` of one affine map between two units."""
+    weight, bias = getattr(layer, name), getattr(layer, _bias(name))
+    return {
+        name: _shifted(weight, below - above[..., None]),
+        _bias(name): None if bias is None else _shifted(bias, -above),
+    }
+
+
+def _bias(name: str) -> str:
+    return "bias" if name == "weight" else f"{name}_bias"
+
+
+def _of_outputs(unit: Unit, shared: bool) -> Unit:
+    """Finite units: rows of zeros take that of the largest row, and 0 where all are zero."""
+    xp = _library(unit)
+    largest = unit.max()
+    largest = xp.where(largest == -np.inf, 0.0, largest)
+    return largest if shared else xp.where(unit == -np.inf, largest, unit)
+
+
+def _kept_exact(unit: Unit) -> tuple[Unit, Unit]:
+    """A unit of which floats hold every integer nearby, and what was taken off.
+
+    Exponents double with every bilinear layer. A state so far from the constant 1 is no longer changed by how
+    much farther it is, so only its distance to the output's unit counts, and that one is added at the end.
+    """
+    limit = 2.0 ** (np.finfo(unit.dtype).nmant - 4)
+    top = unit.max()
+    surplus = top - top.clip(-limit, limit)
+    return unit - surplus, surplus
+
+
+def _exponents(array: Any) -> Any:
+    """Entry by entry the integer e with `2^(e - 1) <= |x| < 2^e`, as floats; -inf for zero."""
+    xp = _library(array)
+    array = jax.lax.stop_gradient(array) if xp is jnp else np.asarray(array)
+    return xp.where(array == 0, -np.inf, xp.frexp(array)[1])
+
+
+def _shifted(array: Any, by: Any) -> Any:
+    """`array * 2 ** by`, exact unless the result is no normal float."""
+    xp = _library(array, by)
+    by = xp.clip(by, -_VANISHES, _VANISHES).astype("int32")
+    if xp is np:
+        return np.ldexp(array, by)
+    array = jnp.asarray(array)
+    first = by // 2  # the whole power may be no float
+    return array * _two_to(first, array.dtype) * _two_to(by - first, array.dtype)
+
+
+def _two_to(exponent: Any, dtype: Any) -> jax.Array:
+    """`2 ** exponent` from its bits: exact, which exp2 of a compiler is not; clipped to what is a normal float."""
+    about = jnp.finfo(dtype)
+    biased = jnp.clip(exponent, about.minexp, about.maxexp - 1) + about.maxexp - 1
+    bits = biased.astype(f"uint{about.bits}") << about.nmant
+    return jax.lax.bitcast_convert_type(bits, dtype)
+
+
+def _library(*arrays: Any) -> Any:
+    return jnp if any(isinstance(x, jax.Array) for x in arrays) else np
+
+
+def _on_host(leaf: Any) -> Any:
+    return np.asarray(leaf) if isinstance(leaf, jax.Array) else leaf
+
+
+def _replaced(layer: Layer, values: dict[str, Any]) -> Layer:
+    """The layer with other arrays of equal shapes, which need no checking again."""
+    found = object.__new__(type(layer))
+    vars(found).update(vars(layer) | values)
+    return found
