@@ -21,7 +21,7 @@ FOLDERS = {  # folder (or file of the root): what it may import from tnsim; noth
     "metrics": ["errors", "models", "names"],
     "engine": ["errors", "files", "tables"],
     "folding": ["engine", "errors", "metrics", "models", "names", "tensors"],
-    "compare": ["engine", "errors", "folding", "metrics", "models", "names", "tables"],
+    "compare": ["engine", "errors", "folding", "metrics", "models", "names", "tables", "tensors"],
     "tensor_networks": ["errors", "folding", "metrics", "models", "names", "tensors"],
     "analysis": ["errors", "files", "models", "names"],
     "gram": [

@@ -103,6 +103,11 @@ class Leaf(NamedTuple):
         return f"{self.side}.{layer_tag(self.layer)}.{self.role}"
 
 
+def model_leaf(side: Side, role: str) -> str:
+    """Name of an array in a plan that belongs to a whole model, as its table over tokens does."""
+    return f"{side}.{role}"
+
+
 class Selector(NamedTuple):
     """Name of the array that assigns a part of a model's output to components."""
 

@@ -6,7 +6,7 @@ import time
 import numpy as np
 import pytest
 
-from tnsim.folding import whole_tree as deep
+from tnsim.folding.constants import moment_nodes
 from tnsim.metrics.orbits import Tree, diagrams
 
 
@@ -82,7 +82,7 @@ def test_depth_three_is_generated_quickly():
 @pytest.mark.parametrize("legs, magnification", [(4, 3), (8, 10), (12, 60), (16, 400)])
 def test_moment_nodes_undo_the_over_counting(legs, magnification):
     """sum_j w_j t_j^k (2k-1)!! = 1 for every power that occurs, with few digits lost."""
-    nodes = deep.moment_nodes(legs)
+    nodes = moment_nodes(legs)
     for k in range(legs // 2 + 1):
         total = np.dot(nodes.weights, np.power(nodes.points, k)) * math.prod(range(1, 2 * k, 2))
         assert abs(total - 1) < 1e-13 * nodes.magnification

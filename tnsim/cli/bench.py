@@ -21,7 +21,7 @@ from tnsim.errors import TooLarge
 from tnsim.metrics.metric import TreeSymmetric
 from tnsim.models.layers import Bilinear
 from tnsim.models.model import Model
-from tnsim.tensor_networks import closed_networks as closing
+from tnsim.tensor_networks.closed_networks import networks
 
 DEPTHS = (1, 2, 4, 8, 16, 32, 64)
 UNROLL_UP_TO = 6
@@ -109,7 +109,7 @@ def depth_rows(
 def unrolled_cost(a: Model, b: Model) -> int | None:
     """Scalar multiplications of the unrolled closed network along cotengra's greedy path, None if it is too large."""
     try:
-        ((_, network),) = closing.networks(a, b, TreeSymmetric())
+        ((_, network),) = networks(a, b, TreeSymmetric())
     except TooLarge:
         return None
     return int(network.contraction_cost(optimize="greedy", output_inds=()))

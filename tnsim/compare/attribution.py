@@ -23,8 +23,7 @@ from tnsim.errors import ModelError, TnsimError
 from tnsim.folding.base import model_weights
 from tnsim.folding.families import Sequences
 from tnsim.folding.sequences.attribution import fold_attribution
-from tnsim.folding.tokens import merged_tail
-from tnsim.metrics.metric import Categorical, GaussianClosure, Metric, joins_whole_trees
+from tnsim.metrics.metric import GaussianClosure, Metric, joins_legs, joins_whole_trees
 from tnsim.models.layers import Attention, Layer, Linear, innermost
 from tnsim.models.model import Model
 from tnsim.models.scaling import beyond_float, power, scaled
@@ -40,6 +39,7 @@ from tnsim.names import (
     bias_of,
 )
 from tnsim.tables import html_table
+from tnsim.tensors.token_tables import merged_tail
 
 WAYS = ("layer", "head")
 
@@ -112,7 +112,7 @@ def attribution(
         raise ModelError(
             f"attribution is for models of one depth, found {depths[0]} and {depths[1]} nonlinear layers"
         )
-    if isinstance(metric, Categorical) or joins_whole_trees(type(metric), depths[0]):
+    if not joins_legs(metric) or joins_whole_trees(type(metric), depths[0]):
         raise ModelError(
             f"attribution works layer by layer: use GaussianClosure() or TreeSymmetric(), found {type(metric).__name__}"
         )

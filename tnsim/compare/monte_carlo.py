@@ -15,7 +15,8 @@ import numpy as np
 from tnsim.compare.planned import AnyModel
 from tnsim.compare.similarity import similarity
 from tnsim.errors import ModelError, TnsimError
-from tnsim.metrics.metric import Categorical, Gaussian, GaussianClosure, flattened
+from tnsim.metrics.input_moments import flattened
+from tnsim.metrics.metric import Categorical, Gaussian, GaussianClosure
 from tnsim.tables import html_table
 
 BATCH = 4096

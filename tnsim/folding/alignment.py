@@ -38,7 +38,7 @@ def align(bra: Sequence[Ordered], ket: Sequence[Ordered], metric: Metric) -> tup
         else:
             step = Step(i if orders[0] == 1 else None, j if orders[1] == 1 else None)
         pair = [k[n].order if n is not None else 1 for k, n in ((bra, step.bra), (ket, step.ket))]
-        if not metric.closes and pair[0] != pair[1]:
+        if not metric.pairs_within_model and pair[0] != pair[1]:
             found = [[k.order for k in kinds if k.order > 1] for kinds in (bra, ket)]
             raise ModelError(
                 f"{type(metric).__name__} compares trees of one shape, but the nonlinear layers have orders "

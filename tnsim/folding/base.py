@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping
 from typing import Any, Protocol, Self
 
 from tnsim.engine.problem import Problem
-from tnsim.folding.whole_tree import Nodes as MomentNodes
+from tnsim.folding.constants import MomentNodes
 from tnsim.metrics.metric import Metric
 from tnsim.models.model import Model
 from tnsim.names import Pair, Side

@@ -12,26 +12,22 @@ import numpy as np
 from tnsim.engine.problem import Problem
 from tnsim.errors import ModelError
 from tnsim.folding import layerwise, whole_tree
+from tnsim.folding.constants import MomentNodes, moment_nodes
 from tnsim.folding.sequences.coincidences import position_array
 from tnsim.folding.sequences.fold import fold_sequences
-from tnsim.folding.tokens import TokenKind, fold_tokens, token_inputs, token_kind, token_weights
-from tnsim.folding.whole_tree import Nodes as MomentNodes
-from tnsim.metrics.metric import (
-    Categorical,
+from tnsim.folding.tokens import fold_tokens
+from tnsim.metrics.input_moments import (
     InputKind,
-    Metric,
     SequenceInputs,
-    Symmetric,
     flattened,
     input_kind,
     input_moments,
-    is_exact,
-    layer_by_layer,
     second_moment_at,
     sequence_inputs,
     sequence_moments,
     whole_tree_kind,
 )
+from tnsim.metrics.metric import Categorical, Metric, Symmetric, is_exact, layer_by_layer
 from tnsim.models.model import Model
 from tnsim.names import (
     COVARIANCE,
@@ -49,6 +45,7 @@ from tnsim.tensors.flattened import flat_arrays, flat_kind
 from tnsim.tensors.kinds import kinds, nonlinear
 from tnsim.tensors.lifted import Kind, arrays, symmetric_arrays
 from tnsim.tensors.positional import SequenceKind, sequence_arrays
+from tnsim.tensors.token_tables import TokenKind, token_inputs, token_kind, token_weights
 
 _LARGEST_DENSE = 2**24
 """Elements of an attention layer as a dense tensor; more take seconds to symmetrise."""
@@ -122,7 +119,7 @@ class WholeTree:
     def of(cls, a: Model, b: Model | None, metric: Metric) -> Self:
         # Diagrams pair all legs, so both models together need an even number of them: beside a
         # nonlinear model, of even degree, a linear one is raised to a bilinear one.
-        raises = metric.closes
+        raises = metric.pairs_within_model
         bra = _flat_kinds(_raised(a) if raises else a)
         ket = None
         if b is not None:
@@ -134,7 +131,7 @@ class WholeTree:
     @staticmethod
     def fits(a: Model, b: Model, metric: Metric) -> bool:
         """Whether flattened trees of sequence models can be joined: few legs, and dense tensors that fit."""
-        models = [_flat_kinds(_raised(m) if metric.closes else m) for m in (a, b)]
+        models = [_flat_kinds(_raised(m) if metric.pairs_within_model else m) for m in (a, b)]
         legs = sum(whole_tree.tree(layers).legs for layers in models)
         sizes = [k.dense_size for layers in models for k in layers]
         return (
@@ -149,7 +146,7 @@ class WholeTree:
             return None
         models = _by_side(self.bra, self.ket).values()
         # Enough for the norm of the model with more legs, and so for the cross term.
-        return whole_tree.moment_nodes(2 * max(whole_tree.tree(m).legs for m in models))
+        return moment_nodes(2 * max(whole_tree.tree(m).legs for m in models))
 
     def prepare(self, model: Model) -> Model:
         return _raised(model) if self.raises_linear else model

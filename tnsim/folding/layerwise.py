@@ -17,7 +17,8 @@ from collections.abc import Iterable
 from tnsim.engine.problem import Definition, Gauge, Merge, Operand, Problem, Stage, Term, prune
 from tnsim.folding.alignment import Step, align
 from tnsim.metrics import pairings as diagrams
-from tnsim.metrics.metric import InputKind, Metric
+from tnsim.metrics.input_moments import InputKind
+from tnsim.metrics.metric import Metric
 from tnsim.metrics.pairings import Joining, Leg
 from tnsim.names import (
     COVARIANCE,
@@ -83,7 +84,7 @@ class _Folder:
 
     def tracked(self) -> tuple[Pair, ...]:
         """Pairs that have to be carried along: the Gaussian metrics pair legs inside one model too."""
-        if not self.metric.closes:
+        if not self.metric.pairs_within_model:
             return self.pairs
         sides = {side for pair in self.pairs for side in pair}
         return tuple(p for p in PAIRS if set(p) <= sides and (p.bra == p.ket or p in self.pairs))
@@ -95,7 +96,7 @@ class _Folder:
             dict(self.means),
             dict(self.centred),
         )
-        for side in self.models if self.metric.closes else ():
+        for side in self.models if self.metric.pairs_within_model else ():
             layer = self.layer(side, step)
             if layer is None:
                 continue
@@ -137,19 +138,19 @@ class _Folder:
         nonlinear layer on nothing mixes any more and every pair has a gauge of its own, as the tree metrics do.
         """
         own = ((pair.group, 1),)
-        if not self.metric.closes:
+        if not self.metric.pairs_within_model:
             return own
         shared = ((pair.bra, 2),) if pair.bra == pair.ket else ((pair.bra, 1), (pair.ket, 1))
         return shared + own if number >= self.last_nonlinear else shared
 
     def gauges(self, number: int, step: Step, moments: dict[Pair, str | None]) -> tuple[Gauge, ...]:
-        found, settled = [], not self.metric.closes or number >= self.last_nonlinear
-        if self.metric.closes:
+        found, settled = [], not self.metric.pairs_within_model or number >= self.last_nonlinear
+        if self.metric.pairs_within_model:
             for side in self.models:
                 name = None if settled else moments[Pair(side, side)]
                 found.append(Gauge(side, self.order(side, step), name, 2))
         if settled:
-            degree = 1 if self.metric.closes else self.order("A", step)
+            degree = 1 if self.metric.pairs_within_model else self.order("A", step)
             found += [Gauge(pair.group, degree, moments[pair], 1) for pair in self.pairs]
         return tuple(found)
 

@@ -26,7 +26,7 @@ from jaxtyping import Float
 from tnsim.engine import execution
 from tnsim.engine.devices import BY_MODEL, mesh, replicated, spread
 from tnsim.engine.log_scaled import Norms, Products
-from tnsim.metrics import metric as metrics
+from tnsim.metrics.input_moments import input_moments
 from tnsim.metrics.metric import Categorical, Frobenius, Metric
 from tnsim.models.model import Model
 from tnsim.models.scaling import split
@@ -93,7 +93,12 @@ def space(models: Sequence[tuple[Kind, ...]], metric: Metric) -> Space | None:
     )
     symmetric = not isinstance(metric, Frobenius)
     return Space(
-        models[0][0].d_in, models[0][-1].d_out, max(bilinear) == 1, lifted, metric.closes, symmetric
+        models[0][0].d_in,
+        models[0][-1].d_out,
+        max(bilinear) == 1,
+        lifted,
+        metric.pairs_within_model,
+        symmetric,
     )
 
 
@@ -239,7 +244,7 @@ def _times(weight: Any, root: Any) -> Any:
 
 def _root(metric: Metric, space: Space) -> np.ndarray | None:
     """T with x~ = T z~ for the (lifted) standard normal z: (D, D), the diagonal (D,) of one, or None for the identity."""
-    metrics.input_moments(
+    input_moments(
         metric, space.d_in, space.lifted
     )  # refuses a metric for another number of coordinates
     mean, cov = (

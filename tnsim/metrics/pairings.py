@@ -1,16 +1,23 @@
-"""Ways of joining the input legs of a bra and a ket. In: numbers of legs. Out: weighted joinings.
+"""Ways of joining the legs of one layer over another. In: numbers of legs. Out: weighted joinings.
 
-Pure combinatorics, no arrays. A joining pairs legs (`pairs`), hands others to the mean (`capped`) and
-says on which side the layer's tensor has to be symmetrised before this one representative may stand
-for its whole orbit: exchanging the legs of a layer leaves the *function* alone, not its tensor.
+Pure combinatorics, no arrays. A joining pairs legs, hands others to the mean (caps them), and says
+on which side the layer's tensor has to be symmetrised before this one representative may stand for
+its whole orbit: exchanging the legs of a layer leaves the *function* alone, not its tensor.
 
-For a Gaussian x with raw second moment S = E[x x^T] and mean m, the moment generating function
-exp(t.m + t C t / 2) = exp(t S t / 2) exp(t.m - (t.m)^2 / 2) gives Isserlis' theorem with a mean as
+*Hermite caps.* For a Gaussian x with raw second moment S = E[x x^T] = C + m m^T and mean m, the
+moment generating function is
 
-    E[x_1 ... x_N] = sum over k, over sets of k legs handed to m, over pairings of the rest with S,  of  He_k(1)
+    exp(t.m + t.C t / 2) = exp(t.S t / 2) exp(t.m - (t.m)^2 / 2).
 
-with He_k the probabilists' Hermite polynomials: 1, 1, 0, -2, -2, 6, ... at 1. The constant coordinate of
-a lifted input needs nothing more: it is a Gaussian of variance 0 and mean 1.
+The first factor generates pairings with S. The second generates the Hermite polynomials at 1,
+`exp(z - z^2 / 2) = sum_k He_k(1) z^k / k!` with z = t.m, and so gives k legs handed to m the weight
+He_k(1). Isserlis' theorem with a mean therefore reads
+
+    E[x_1 ... x_N] = sum over k, over sets of k legs handed to m, over pairings of the rest with S,
+                     of He_k(1),
+
+with He_k the probabilists' Hermite polynomials: 1, 1, 0, -2, -2, 6, ... at 1. The constant
+coordinate of a lifted input needs nothing more: it is a Gaussian of variance 0 and mean 1.
 """
 
 from __future__ import annotations
@@ -24,7 +31,7 @@ from tnsim.names import SIDES, Side
 
 
 class Leg(NamedTuple):
-    """Input leg `index` of the layer on one side."""
+    """Input leg `index` of the layer on one side, "A" for the bra and "B" for the ket."""
 
     side: Side
     index: int
@@ -32,7 +39,13 @@ class Leg(NamedTuple):
 
 @dataclass(frozen=True)
 class Joining:
-    """One orbit of joinings: a representative, its weight, the sides to symmetrise first."""
+    """One orbit of joinings.
+
+    weight: How often it counts: the joinings in the orbit, times He_k(1) for k capped legs.
+    pairs: Legs that a representative joins, with the second moment of what they read.
+    capped: Legs that it hands to the mean.
+    symmetrised: Sides whose tensor is to be averaged over all orders of its legs first.
+    """
 
     weight: float
     pairs: tuple[tuple[Leg, Leg], ...]
@@ -43,7 +56,9 @@ class Joining:
 def straight(order: int, symmetrised: bool) -> tuple[Joining, ...]:
     """Leg i of the bra with leg i of the ket, the ket symmetrised or not: the tree metrics.
 
-    One side suffices, since the symmetriser commutes with the Gram step and is idempotent (paper, appendix A.2).
+    To symmetrise one side is enough. A symmetriser is idempotent, P = P^T P, and one that acts on
+    the legs of the bra may be moved over to the ket, through second moments that are the same on
+    every leg (paper, appendix A.2).
     """
     pairs = tuple((Leg("A", i), Leg("B", i)) for i in range(order))
     return (Joining(1.0, pairs, symmetrised=("B",) if symmetrised and order > 1 else ()),)
@@ -51,73 +66,99 @@ def straight(order: int, symmetrised: bool) -> tuple[Joining, ...]:
 
 @cache
 def gaussian(bra: int, ket: int, centred: bool) -> tuple[Joining, ...]:
-    """Orbits of all pairings of `bra` + `ket` legs, with legs left over for the mean unless `centred`.
+    """Orbits of all pairings of the legs of two layers, with legs left over for the mean.
 
-    Legs of one side are exchangeable, so an orbit is the number of cross pairs, of pairs inside either
-    side, and of capped legs. The weights sum to the Gaussian moment of order bra + ket at S = m = 1.
+    Legs of one side are exchangeable, so an orbit is known by its numbers of cross pairs, of pairs
+    inside either side, and of capped legs.
+
+    Args:
+        bra: Legs of the bra's layer.
+        ket: Legs of the ket's.
+        centred: Whether the mean is zero, and no leg capped.
+
+    Returns:
+        Joinings whose weights sum to the Gaussian moment of order bra + ket at S = m = 1, which is
+        1; centred, to (bra + ket - 1)!!.
+
+    Source:
+        Isserlis' theorem (paper, appendix A.3), with a mean as above.
     """
-    found = []
+    joinings = []
     for cross in range(min(bra, ket) + 1):
-        for bra_caps in range((bra - cross) % 2, bra - cross + 1, 2):
-            for ket_caps in range((ket - cross) % 2, ket - cross + 1, 2):
-                caps = bra_caps + ket_caps
+        for bra_caps in _numbers_of_caps(bra - cross, centred):
+            for ket_caps in _numbers_of_caps(ket - cross, centred):
                 count = (
-                    _sides(bra, cross, bra_caps)
-                    * _sides(ket, cross, ket_caps)
-                    * math.factorial(cross)
+                    _ways_on_a_side(bra, cross, bra_caps)
+                    * _ways_on_a_side(ket, cross, ket_caps)
+                    * math.factorial(cross)  # which bra leg crosses to which ket leg
                 )
-                weight = hermite_at_one(caps) * count
-                if weight and not (centred and caps):
-                    found.append(
-                        _representative(float(weight), (bra, ket), cross, (bra_caps, ket_caps))
-                    )
-    return tuple(found)
+                weight = float(hermite_at_one(bra_caps + ket_caps) * count)
+                if weight:
+                    caps = bra_caps, ket_caps
+                    joinings.append(_representative(weight, (bra, ket), cross, caps))
+    return tuple(joinings)
 
 
 @cache
 def gaussian_mean(order: int, centred: bool) -> tuple[Joining, ...]:
-    """The same for one tensor alone: the mean of a layer's output."""
-    found = []
-    for caps in range(order % 2, order + 1, 2):
-        weight = hermite_at_one(caps) * _sides(order, 0, caps)
-        if weight and not (centred and caps):
-            found.append(_representative(float(weight), (order, 0), 0, (caps, 0)))
-    return tuple(found)
+    """The same for one layer alone: the mean of its output. Empty where that is zero."""
+    joinings = []
+    for caps in _numbers_of_caps(order, centred):
+        weight = float(hermite_at_one(caps) * _ways_on_a_side(order, 0, caps))
+        if weight:
+            joinings.append(_representative(weight, (order, 0), 0, (caps, 0)))
+    return tuple(joinings)
 
 
 @cache
 def hermite_at_one(k: int) -> int:
-    """He_k(1): He_{k+1}(1) = He_k(1) - k He_{k-1}(1)."""
+    """He_k(1), by He_{k+1}(z) = z He_k(z) - k He_{k-1}(z)."""
     return 1 if k < 2 else hermite_at_one(k - 1) - (k - 1) * hermite_at_one(k - 2)
 
 
-def _sides(legs: int, cross: int, caps: int) -> int:
+def _numbers_of_caps(legs: int, centred: bool) -> range:
+    """How many of so many legs may be capped, such that the others can be paired."""
+    odd = legs % 2
+    if centred:
+        return range(0) if odd else range(1)
+    return range(odd, legs + 1, 2)
+
+
+def _ways_on_a_side(legs: int, cross: int, caps: int) -> int:
     """Ways to choose the crossing and the capped legs of one side and to pair up the rest."""
     rest = legs - cross - caps
-    matchings = math.prod(range(1, rest, 2))
-    return math.comb(legs, cross) * math.comb(legs - cross, caps) * matchings
+    pairings = math.prod(range(1, rest, 2))  # (rest - 1)!!
+    return math.comb(legs, cross) * math.comb(legs - cross, caps) * pairings
 
 
 def _representative(
     weight: float, legs: tuple[int, int], cross: int, caps: tuple[int, int]
 ) -> Joining:
+    """The joining of an orbit whose legs are in order: first crossing, then capped, then paired."""
     pairs = [(Leg("A", i), Leg("B", i)) for i in range(cross)]
     capped: list[Leg] = []
     for side, count, capped_here in zip(SIDES, legs, caps, strict=True):
-        capped += [Leg(side, i) for i in range(cross, cross + capped_here)]
-        start = cross + capped_here
-        pairs += [(Leg(side, i), Leg(side, i + 1)) for i in range(start, count, 2)]
+        first_paired = cross + capped_here
+        capped += [Leg(side, i) for i in range(cross, first_paired)]
+        pairs += [(Leg(side, i), Leg(side, i + 1)) for i in range(first_paired, count, 2)]
     return Joining(weight, tuple(pairs), tuple(capped), _to_symmetrise(legs, cross, caps))
 
 
 def _to_symmetrise(legs: tuple[int, int], cross: int, caps: tuple[int, int]) -> tuple[Side, ...]:
-    """Sides whose legs the representative treats unequally; of two all-crossing sides, the ket alone."""
+    """Sides whose legs a representative treats unequally.
+
+    Legs of a side are treated alike where all of them are capped, or there are two that are paired
+    with each other: every order gives the same joining, and there is nothing to average. So it is
+    where all cross to a side that is symmetrised itself. Four or more legs paired among themselves
+    are not alike, as their partners differ. Where all legs of both sides cross, only their order
+    against each other matters, and to symmetrise the ket is enough.
+    """
     if legs[0] == legs[1] == cross:
         return ("B",) if cross > 1 else ()
-    mixed = []
+    unequal = []
     for side, count, capped in zip(SIDES, legs, caps, strict=True):
         paired = count - cross - capped
-        alike = max(cross, capped, paired) == count and not paired > 2
+        alike = count in (cross, capped, paired) and paired <= 2
         if not alike:
-            mixed.append(side)
-    return tuple(mixed)
+            unequal.append(side)
+    return tuple(unequal)

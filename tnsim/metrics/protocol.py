@@ -25,8 +25,12 @@ class Metric(Protocol):
         ...
 
     @property
-    def closes(self) -> bool:
-        """Whether legs of one model are joined with each other too, not only with the other's."""
+    def pairs_within_model(self) -> bool:
+        """Whether legs of one model are joined with each other too, not only with the other's.
+
+        Then legs may be handed to the mean as well, and the moments and the mean of each model
+        alone are carried along with those between models.
+        """
         ...
 
     def is_exact(self, nonlinear_layers: int) -> bool:

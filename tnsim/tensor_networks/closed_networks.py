@@ -1,254 +1,254 @@
-"""Closed networks of an inner product. In: two models and a metric. Out: weighted, tagged quimb networks.
+"""Closed networks of an inner product. In: two models, a metric. Out: weighted quimb networks.
 
-The sum of weight times contraction is `inner`. Bra and ket are unrolled (see `unrolled`), and every way of
-joining their legs that the metric asks for is one network: operators sit on it as nodes tagged
-`SYMMETRISER`, `COVARIANCE` and `MEAN`, and an identity covariance is an index that two legs share. This is
-the picture and the reference; plans never unroll.
+The sum of weight times contraction is `inner`. Bra and ket are unrolled (see `network`) and joined
+at their outputs, and every way of joining their input legs that the metric asks for is one network:
+operators sit on it as nodes tagged `SYMMETRISER`, `COVARIANCE` and `MEAN`, and an identity is an
+index that two legs share. This is the picture and the reference; plans never unroll.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tnsim.errors import ModelError
-from tnsim.folding import whole_tree as deep
-from tnsim.folding.alignment import Step, align
-from tnsim.metrics import metric as metrics
-from tnsim.metrics import pairings as diagrams
-from tnsim.metrics.metric import Categorical, Gaussian, Metric
-from tnsim.metrics.orbits import diagrams as diagrams_of_trees
+from tnsim.folding.constants import moment_nodes
+from tnsim.folding.families import WholeTree
+from tnsim.folding.tree_operands import tree
+from tnsim.folding.whole_tree import MAX_LEGS, check_size
+from tnsim.metrics.input_moments import (
+    flattened,
+    input_moments,
+    second_moment_at,
+    whole_tree_kind,
+)
+from tnsim.metrics.metric import (
+    Gaussian,
+    Metric,
+    check_metric,
+    joins_legs,
+    joins_whole_trees,
+    layer_by_layer,
+)
+from tnsim.metrics.orbits import Diagram, Tree, diagrams
 from tnsim.models.model import Model, check_comparable
-from tnsim.names import COVARIANCE, MEAN, OUT, bond_index
+from tnsim.names import COVARIANCE, MEAN, OUT, SIDES, Side, bond_index
+from tnsim.tensor_networks.leg_joinings import Bond, LegJoinings
 from tnsim.tensor_networks.network import MAX_TENSORS, Copy, check_models, tree_tensors
-from tnsim.tensors.flattened import flat_kind
-from tnsim.tensors.lifted import kind
-from tnsim.tensors.positional import sequence_kind
+from tnsim.tensors.lifted import Kind
 
 if TYPE_CHECKING:
     import quimb.tensor as qtn
+
+INPUT = -1
+"""The layer whose output bonds are a tree's input legs."""
 
 
 def networks(
     a: Model, b: Model, metric: Metric = Gaussian(), max_tensors: int = MAX_TENSORS
 ) -> Iterator[tuple[float, qtn.TensorNetwork]]:
-    """Yield (weight, closed network), bra `A` and ket `B`; contract each with `output_inds=()`.
+    """The closed networks of `<a|M|b>`, one for each way of joining legs, with their weights.
 
-    Models of sequences meet on flattened legs (see `unrolled`), layer over layer. Attention joins five legs: its symmetriser lets one
-    network stand for an orbit, 3 for the 945 pairings of two layers without constants, 21 with them.
-    Raises `TooLarge` when bra and ket together have more than `max_tensors` tensors, or as `inner` does; `ModelError` as `inner` does,
-    except that the Gaussian metrics let an attention layer meet a bilinear one here.
-    The number of networks grows quickly with depth for `GaussianClosure`; the iterator is lazy.
+    Models of sequences meet on flattened legs, layer over layer. Attention joins five legs: its
+    symmetriser lets one network stand for an orbit, 3 for the 945 pairings of two attention layers
+    without constants, 21 with them. The number of networks grows quickly with depth for
+    `GaussianClosure`; the iterator is lazy.
+
+    Args:
+        a: The bra, on tensors tagged `A`.
+        b: The ket, on tensors tagged `B`.
+        metric: How their legs are joined.
+        max_tensors: What bra and ket may have together.
+
+    Returns:
+        An iterator of (weight, network). Contract with `output_inds=()`, since hidden ranks are
+        hyperindices; the sum of weight times contraction is `inner(a, b, metric)`.
+
+    Raises:
+        TooLarge: Bra and ket together have more tensors, or as `inner`.
+        ModelError: As `inner`, except that under the Gaussian metrics an attention layer may meet
+            a bilinear one here; and for `Categorical`, which joins no legs.
+
+    Example:
+        The square of a normal number: 3 = 1 with both legs of each model joined + 2 across.
+
+        >>> import tnsim
+        >>> square = tnsim.Model([tnsim.Bilinear([[1.0]], [[1.0]], [[1.0]])])
+        >>> for weight, network in networks(square, square):
+        ...     print(weight, network.contract(output_inds=()))
+        1.0 1.0
+        2.0 1.0
+
+    Source:
+        Paper, section 2.2 (`Lambda` as a network) and appendix A.3 (pairings).
     """
     check_models([a, b], max_tensors)
-    metrics.check_metric(metric)
-    if isinstance(metric, Categorical):
+    check_metric(metric)
+    if not joins_legs(metric):
         raise ModelError(
-            "Categorical counts tokens and joins no legs, so it has no networks; inner() computes it without"
+            f"{type(metric).__name__} counts tokens and joins no legs, so it has no networks; "
+            "inner() computes it without"
         )
     check_comparable(a, b)
-    nonlinear = max(sum(order > 1 for order in m.orders) for m in (a, b))
-    whole = metrics.joins_whole_trees(type(metric), nonlinear) and (
-        a.n_ctx is None or (nonlinear > 1 and _few_legs(a, b))
-    )
-    if a.n_ctx is not None and not whole:
-        metric = metrics.layer_by_layer(metric, nonlinear, (a.degree, b.degree))
-        return _generate(a, b, metrics.flattened(metric, a.d_in, a.n_ctx))
-    if whole:
-        return _whole_trees(*deep.of_even_degree(a, b, metric), metric)
-    return _generate(a, b, metric)
-
-
-class _End(NamedTuple):
-    """The output bond of one copy: side, and number of the copy among those below `steps` steps."""
-
-    side: str
-    copy: int
-
-
-class _Choice(NamedTuple):
-    """One way to join: its weight, the leaf legs paired and capped, the copies to symmetrise."""
-
-    weight: float = 1.0
-    pairs: tuple[tuple[_End, _End], ...] = ()
-    caps: tuple[_End, ...] = ()
-    symmetrised: tuple[Copy, ...] = ()
-
-    def times(self, other: _Choice) -> _Choice:
-        return _Choice(
-            self.weight * other.weight, *(x + y for x, y in zip(self[1:], other[1:], strict=True))
-        )
-
-
-def _generate(a: Model, b: Model, metric: Metric) -> Iterator[tuple[float, qtn.TensorNetwork]]:
-    import quimb.tensor as qtn
-
-    models = {"A": a, "B": b}
-    kinds = [sequence_kind(layer) for m in models.values() for layer in m.layers]
-    lifted = any(k.biases or k.skips for k in kinds)
-    joins = _Joins(models, metric, lifted)
-    moments = metrics.input_moments(metric, a.d_in * (a.n_ctx or 1), lifted=True)
-    mean, moment = np.asarray(moments["mean"]), moments.get("moment")
-    tops = {bond_index(side, len(m.layers) - 1, 0): OUT for side, m in models.items()}
-    for choice in joins.pair(_End("A", 0), _End("B", 0), len(joins.steps)):
-        tensors = [
-            t for side, m in models.items() for t in tree_tensors(m, side, choice.symmetrised)
-        ]
-        merged = dict(tops)
-        for one, two in choice.pairs:
-            ends = [bond_index(end.side, -1, end.copy) for end in (one, two)]
-            if moment is not None and np.ndim(moment) == 2:
-                tensors.append(qtn.Tensor(np.asarray(moment), ends, (COVARIANCE,)))
-                continue
-            merged[ends[1]] = ends[0]
-            if moment is not None:
-                tensors.append(qtn.Tensor(np.asarray(moment), ends[:1], (COVARIANCE,)))
-        for end in choice.caps:
-            tensors.append(qtn.Tensor(mean, (bond_index(end.side, -1, end.copy),), (MEAN,)))
-        yield choice.weight, qtn.TensorNetwork(tensors).reindex(merged)
-
-
-def _whole_trees(a: Model, b: Model, metric: Metric) -> Iterator[tuple[float, qtn.TensorNetwork]]:
-    """One network per diagram, every nonlinear copy symmetrised; with a constant or a mean, at each moment node."""
-    import quimb.tensor as qtn
-
-    models = {"A": a, "B": b}
-    kinds = {
-        side: tuple(kind(x) if m.n_ctx is None else flat_kind(x, m.n_ctx) for x in m.layers)
-        for side, m in models.items()
-    }
-    width = a.d_in * (a.n_ctx or 1)
-    metric = metric if a.n_ctx is None else metrics.flattened(metric, a.d_in, a.n_ctx)
-    cross_only = isinstance(metric, metrics.Symmetric)
-    deep.check_size(kinds, cross_only)
-    trees = [deep.tree(k) for k in kinds.values()]
-    constant = any(k.constant for found in kinds.values() for k in found)
-    homogeneous = cross_only or (not constant and metric.mean is None)
-    nodes = (
-        ((1.0, 1.0),)
-        if homogeneous
-        else tuple(zip(*deep.moment_nodes(sum(t.legs for t in trees))[1::-1], strict=True))
-    )
-    scale = math.factorial(trees[0].legs) if cross_only else 1
-    symmetrised = [
-        (side, n, copy) for side, m in models.items() for n, copy in _nonlinear_copies(m)
-    ]
-    tops = {bond_index(side, len(m.layers) - 1, 0): OUT for side, m in models.items()}
-    tensors = [t for side, m in models.items() for t in tree_tensors(m, side, symmetrised)]
-    for diagram in diagrams_of_trees(*trees, cross_only):
-        free = [
-            [(side, node * t.bunch + p) for p in range(t.bunch)]
-            for side, t in zip("AB", trees, strict=True)
-            for node in range(t.bottoms)
-        ]
-        joined = [
-            (bond_index(s, -1, x), bond_index(r, -1, y))
-            for u, v in diagram.edges
-            for (s, x), (r, y) in [(free[u].pop(), free[v].pop())]
-        ]
-        for weight, t in nodes:
-            moment = None if cross_only else _moment_at(metric, width, t, homogeneous)
-            merged, operators = dict(tops), []
-            for one, two in joined:
-                if moment is None:
-                    merged[two] = one
-                else:
-                    operators.append(qtn.Tensor(moment, (one, two), (COVARIANCE,)))
-            yield (
-                weight * diagram.count / scale,
-                qtn.TensorNetwork([*tensors, *operators]).reindex(merged),
-            )
+    nonlinear = max(sum(order > 1 for order in model.orders) for model in (a, b))
+    whole_trees = joins_whole_trees(type(metric), nonlinear)
+    if a.n_ctx is None:
+        return _whole_trees(a, b, metric) if whole_trees else _layer_over_layer(a, b, metric)
+    if whole_trees and nonlinear > 1 and _few_legs(a, b):
+        return _whole_trees(a, b, metric)
+    metric = layer_by_layer(metric, nonlinear, (a.degree, b.degree))
+    return _layer_over_layer(a, b, flattened(metric, a.d_in, a.n_ctx))
 
 
 def _few_legs(a: Model, b: Model) -> bool:
     """Whether the joinings of whole trees over flattened sequences can be listed."""
-    return a.degree + b.degree <= deep.MAX_LEGS and (a.degree + b.degree) % 2 == 0
+    legs = a.degree + b.degree
+    return legs <= MAX_LEGS and legs % 2 == 0
 
 
-def _nonlinear_copies(model: Model) -> Iterator[tuple[int, int]]:
-    copies = 1
-    for n in reversed(range(len(model.layers))):
-        if model.layers[n].order > 1:
-            yield from ((n, copy) for copy in range(copies))
-        copies *= model.layers[n].order
+def _layer_over_layer(
+    a: Model, b: Model, metric: Metric
+) -> Iterator[tuple[float, qtn.TensorNetwork]]:
+    """One network for each way to choose a joining at every pair of bonds that meet."""
+    import quimb.tensor as qtn
+
+    models: dict[Side, Model] = {"A": a, "B": b}
+    moments = input_moments(metric, a.d_in * (a.n_ctx or 1), lifted=True)
+    mean, moment = np.asarray(moments["mean"]), _as_numpy(moments.get("moment"))
+    for joined in LegJoinings(models, metric).all():
+        tensors = []
+        for side, model in models.items():
+            tensors += tree_tensors(model, side, joined.symmetrised)
+        merged = _outputs(models)
+        for one, two in joined.pairs:
+            tensors += _second_moment(moment, (_input_leg(one), _input_leg(two)), merged)
+        for leg in joined.capped:
+            tensors.append(qtn.Tensor(mean, (_input_leg(leg),), (MEAN,)))
+        yield joined.weight, qtn.TensorNetwork(tensors).reindex(merged)
 
 
-def _moment_at(metric: Metric, d: int, t: float, homogeneous: bool) -> np.ndarray | None:
-    """Second moment of the lifted input; None where every leg pair is simply one index.
+def _whole_trees(a: Model, b: Model, metric: Metric) -> Iterator[tuple[float, qtn.TensorNetwork]]:
+    """One network per diagram, every nonlinear copy symmetrised.
 
-    Without constants the constant coordinate meets zero weights only, so it may stay in the identity.
+    With a constant or a mean there is one at each variance t of the constant (see `constants`).
     """
-    if not homogeneous:
-        return np.asarray(metrics.second_moment_at(metric, d, True, t))
-    if metric.cov is None:
-        return None
-    cov = np.asarray(metric.cov)
-    return np.pad(np.diag(cov) if cov.ndim == 1 else cov, ((1, 0), (1, 0)))
+    import quimb.tensor as qtn
+
+    family = WholeTree.of(a, b, metric)
+    models: dict[Side, Model] = {"A": family.prepare(a), "B": family.prepare(b)}
+    kinds: dict[Side, tuple[Kind, ...]] = {"A": family.bra, "B": family.ket or family.bra}
+    cross_only = not metric.pairs_within_model
+    check_size(kinds, cross_only)
+    bra, ket = tree(kinds["A"]), tree(kinds["B"])
+    joinings = math.factorial(bra.legs) if cross_only else 1  # P_n is the mean over all n! ways
+
+    tensors = []
+    for side, model in models.items():
+        tensors += tree_tensors(model, side, _nonlinear_copies(side, model))
+    constant = any(kind.constant for kind in kinds["A"] + kinds["B"])
+    runs = _moments(metric, a, bra.legs + ket.legs, constant)
+    for diagram in diagrams(bra, ket, cross_only):
+        pairs = _joined_legs((bra, ket), diagram)
+        for weight, moment in runs:
+            merged = _outputs(models)
+            operators = []
+            for ends in pairs:
+                operators += _second_moment(moment, ends, merged)
+            network = qtn.TensorNetwork([*tensors, *operators]).reindex(merged)
+            yield weight * diagram.count / joinings, network
 
 
-class _Joins:
-    """All ways to join bonds, from the output down, following the same layer alignment as the folded problem."""
+def _moments(
+    metric: Metric, model: Model, legs: int, constant: bool
+) -> list[tuple[float, np.ndarray | None]]:
+    """Second moments of the lifted input at which diagrams are contracted, with their weights.
 
-    def __init__(self, models: dict[str, Model], metric: Metric, lifted: bool):
-        self.models, self.metric = models, metric
-        self.steps: tuple[Step, ...] = align(*(m.layers for m in models.values()), metric)
-        start = metrics.input_kind(metric, lifted).centred
-        self.centred = [
-            {side: start and not any(self.order(side, m) > 1 for m in range(n)) for side in models}
-            for n in range(len(self.steps) + 1)
-        ]
+    Where no layer has a constant, the constant coordinate meets zero weights only, and what the
+    moment says of it does not matter.
 
-    def layer(self, side: str, step: int) -> int | None:
-        return self.steps[step].bra if side == "A" else self.steps[step].ket
+    Args:
+        metric: It joins whole trees.
+        model: One of the two, for the size of its input.
+        legs: Of both models together.
+        constant: Whether a layer has a constant.
+    """
+    width = model.d_in
+    if model.n_ctx is not None:
+        metric, width = flattened(metric, width, model.n_ctx), width * model.n_ctx
+    if whole_tree_kind(metric, lifted=constant).centred:
+        moments = input_moments(metric, width, lifted=True)
+        return [(1.0, _as_numpy(moments.get("moment")))]
+    nodes = moment_nodes(legs)
+    runs = []
+    for weight, t in zip(nodes.weights, nodes.points, strict=True):
+        runs.append((weight, _as_numpy(second_moment_at(metric, width, True, t))))
+    return runs
 
-    def order(self, side: str, step: int) -> int:
-        layer = self.layer(side, step)
-        return 1 if layer is None else self.models[side].layers[layer].order
 
-    def pair(self, one: _End, two: _End, steps: int) -> Iterator[_Choice]:
-        """Ways to contract two bonds, each the output of `steps` steps."""
-        if steps == 0:
-            yield _Choice(pairs=((one, two),))
-            return
-        step = steps - 1
-        centred = self.centred[step][one.side] and self.centred[step][two.side]
-        orders = self.order(one.side, step), self.order(two.side, step)
-        yield from self.expand(self.metric.joinings(*orders, centred), {"A": one, "B": two}, step)
+def _joined_legs(trees: tuple[Tree, Tree], diagram: Diagram) -> list[tuple[str, str]]:
+    """Pairs of input legs, one for each edge; which legs of a node they are does not matter."""
+    free: list[list[str]] = []
+    for side, side_tree in zip(SIDES, trees, strict=True):
+        for node in range(side_tree.bottoms):
+            first = node * side_tree.bunch
+            legs = range(first, first + side_tree.bunch)
+            free.append([bond_index(side, INPUT, leg) for leg in legs])
+    pairs = []
+    for u, v in diagram.edges:
+        one = free[u].pop()
+        two = free[v].pop()
+        pairs.append((one, two))
+    return pairs
 
-    def mean(self, end: _End, steps: int) -> Iterator[_Choice]:
-        """Ways to take the mean of one bond."""
-        if steps == 0:
-            yield _Choice(caps=(end,))
-            return
-        joinings = diagrams.gaussian_mean(
-            self.order(end.side, steps - 1), self.centred[steps - 1][end.side]
-        )
-        yield from self.expand(joinings, {"A": end}, steps - 1)
 
-    def expand(
-        self, joinings: tuple[diagrams.Joining, ...], ends: dict[str, _End], step: int
-    ) -> Iterator[_Choice]:
-        def child(leg: diagrams.Leg) -> _End:
-            end = ends[leg.side]
-            return _End(end.side, end.copy * self.order(end.side, step) + leg.index)
+def _nonlinear_copies(side: Side, model: Model) -> list[Copy]:
+    """All copies of all nonlinear layers in a model's tree."""
+    nonlinear: list[Copy] = []
+    copies = 1
+    for number in reversed(range(len(model.layers))):
+        order = model.layers[number].order
+        if order > 1:
+            for copy in range(copies):
+                nonlinear.append((side, number, copy))
+        copies *= order
+    return nonlinear
 
-        for joining in joinings:
-            copies = [ends[role] for role in joining.symmetrised]
-            layers = [(e.side, self.layer(e.side, step), e.copy) for e in copies]
-            start = _Choice(
-                joining.weight, symmetrised=tuple(c for c in layers if c[1] is not None)
-            )
-            tasks = [(self.pair, child(one), child(two)) for one, two in joining.pairs]
-            tasks += [(self.mean, child(leg)) for leg in joining.capped]
-            yield from self.product(start, tasks, step)
 
-    def product(self, start: _Choice, tasks: list, steps: int) -> Iterator[_Choice]:
-        if not tasks:
-            yield start
-            return
-        (ways, *ends), *rest = tasks
-        for choice in ways(*ends, steps):
-            yield from self.product(start.times(choice), rest, steps)
+def _outputs(models: dict[Side, Model]) -> dict[str, str]:
+    """New names of the output bonds: both models' outputs are one index."""
+    return {bond_index(side, len(m.layers) - 1, 0): OUT for side, m in models.items()}
+
+
+def _second_moment(
+    moment: np.ndarray | None, ends: tuple[str, str], merged: dict[str, str]
+) -> list[qtn.Tensor]:
+    """What joins two input legs.
+
+    Args:
+        moment: E[x x^T], (D, D), or its diagonal (D,), or None for the identity.
+        ends: Indices of the legs.
+        merged: New names of indices. Takes down where the legs have become one index.
+
+    Returns:
+        The node that carries the moment; none for the identity.
+    """
+    import quimb.tensor as qtn
+
+    if moment is not None and moment.ndim == 2:
+        return [qtn.Tensor(moment, ends, (COVARIANCE,))]
+    merged[ends[1]] = ends[0]
+    if moment is None:
+        return []
+    return [qtn.Tensor(moment, ends[:1], (COVARIANCE,))]
+
+
+def _as_numpy(array: Any) -> np.ndarray | None:
+    return None if array is None else np.asarray(array)
+
+
+def _input_leg(bond: Bond) -> str:
+    """Index of an input leg."""
+    return bond_index(bond.side, INPUT, bond.copy)

@@ -1,19 +1,20 @@
 """Models as quimb tree tensor networks. In: a `Model`. Out: a tagged `quimb.tensor.TensorNetwork`.
 
-The tree is unrolled: layer i of a model with orders n_i appears in n_{i+1} ... n_L copies that share one
-array. Inputs are lifted, `x~ = (1, x)`, on legs `in0`, `in1`, ... of size d_in + 1; the output `out` has size
-d_out. A sequence is flattened, position-major: legs have size 1 + n_ctx * d_in, the output n_ctx * d_out. Hidden
-ranks, positions and heads are hyperindices (several tensors share one index), so contract with `output_inds`.
-Tags are those of `names`, local networks those of `nodes`; arrays are float64, whatever the weights are stored in.
+The tree is unrolled: layer i of a model with orders n_i appears in n_{i+1} ... n_L copies, which
+share one array. Inputs are lifted, `x~ = (1, x)`, on legs `in0`, `in1`, ... of size d_in + 1; the
+output `out` has size d_out. A sequence is flattened, position-major: legs have size
+1 + n_ctx * d_in, the output n_ctx * d_out. Hidden ranks, positions and heads are hyperindices
+(several tensors share one index), so contract with `output_inds`. Tags are those of `names`, the
+network of one layer that of `layer_networks`; arrays are float64, whatever weights are stored in.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from jaxtyping import Float
@@ -23,6 +24,7 @@ from tnsim.models.model import Model
 from tnsim.names import (
     OUT,
     SYMMETRISER,
+    Side,
     bond_index,
     copy_tag,
     inner_index,
@@ -30,107 +32,181 @@ from tnsim.names import (
     layer_tag,
     role_index,
 )
-from tnsim.tensors.layer_networks import local_nodes, stacked
+from tnsim.tensors.layer_networks import Node, local_nodes, node_count, stacked
 
 if TYPE_CHECKING:
     import quimb.tensor as qtn
 
 MAX_TENSORS = 4096
-_TENSORS = {1: 1, 2: 3, 5: 7}  # in one copy of a layer, by its order
+"""Tensors that a network may have unless asked otherwise."""
 
-Copy = tuple[str, int, int]
+Copy = tuple[Side, int, int]
+"""One copy of a layer: the model, the number of the layer, the number of the copy."""
 
 
 def network(model: Model, max_tensors: int = MAX_TENSORS) -> qtn.TensorNetwork:
-    """The unrolled network of a model; contracted with (1, x) on every leg it gives model(x), shape (d_out,).
+    """The unrolled network of a model.
 
-    With n_ctx every leg takes (1, x.ravel()) and the result is model(x).ravel(), shape (n_ctx * d_out,).
-    Raises `TooLarge` when the tree has more than `max_tensors` tensors, naming the number; `ModelError` for a
-    combination of models, and for attention without n_ctx.
+    Args:
+        model: Its layers are the roles, its copies the branches of the tree.
+        max_tensors: What the network may have.
+
+    Returns:
+        A network that gives model(x), shape (d_out,), when it is contracted with (1, x) on every
+        leg. With n_ctx every leg takes (1, x.ravel()) and the result is model(x).ravel(), shape
+        (n_ctx * d_out,).
+
+    Raises:
+        TooLarge: The tree has more than `max_tensors` tensors; the message says how many.
+        ModelError: This is a combination of models, or a model with attention without n_ctx.
+
+    Example:
+        >>> import numpy as np
+        >>> import quimb.tensor as qtn
+        >>> import tnsim
+        >>> squares = tnsim.Model([tnsim.Bilinear(np.eye(2), np.eye(2), np.eye(2))])
+        >>> tn = tnsim.network(squares)
+        >>> for leg in ("in0", "in1"):
+        ...     tn = tn & qtn.Tensor([1.0, 2.0, 3.0], (leg,))
+        >>> tn.contract(output_inds=("out",)).data
+        array([4., 9.])
+
+    Source:
+        Paper, section 2.1.
     """
     import quimb.tensor as qtn
 
     check_models([model], max_tensors)
-    found = qtn.TensorNetwork(tree_tensors(model, "A", ()))
     names = {bond_index("A", -1, leg): input_index(leg) for leg in range(model.degree)}
-    return found.reindex({**names, bond_index("A", len(model.layers) - 1, 0): OUT})
+    names[bond_index("A", len(model.layers) - 1, 0)] = OUT
+    return qtn.TensorNetwork(tree_tensors(model, "A", ())).reindex(names)
 
 
 def check_models(models: Iterable[Model], max_tensors: int) -> None:
-    """Raise `ModelError` unless all are models of known length, `TooLarge` if their trees have more than `max_tensors` tensors together."""
+    """Check that models can be unrolled.
+
+    Raises:
+        ModelError: One is a combination, or attends to sequences of unknown length.
+        TooLarge: Their trees have more than `max_tensors` tensors together.
+    """
     count, degree = 0, 1
     for model in models:
         if not isinstance(model, Model):
             raise ModelError(
-                "a combination of models is several networks; take those of its .models and expand by bilinearity"
+                "a combination of models is several networks; "
+                "take those of its .models and expand by bilinearity"
             )
         if model.attends and model.n_ctx is None:
             raise ModelError(
-                "the network of an attention layer is for sequences of one length: give tnsim.Model(layers, n_ctx=...)"
+                "the network of an attention layer is for sequences of one length: "
+                "give tnsim.Model(layers, n_ctx=...)"
             )
         copies = 1
-        for order in reversed(model.orders):
-            count += copies * _TENSORS[order]
-            copies *= order
+        for layer in reversed(model.layers):
+            count += copies * node_count(layer)
+            copies *= layer.order
         degree = max(degree, model.degree)
     if count > max_tensors:
         raise TooLarge(
             f"the unrolled network has {count:,} tensors, more than max_tensors={max_tensors:,} "
-            f"(degree {degree:,}); similarity() and plan() fold the copies and need no unrolled network"
+            f"(degree {degree:,}); similarity() and plan() fold the copies and need no unrolled "
+            "network"
         )
 
 
-def tree_tensors(model: Model, side: str, symmetrised: Collection[Copy]) -> list[Any]:
-    """All weight tensors of one unrolled tree, with a symmetriser node for every (side, layer, copy) listed.
+def tree_tensors(model: Model, side: Side, symmetrised: Collection[Copy]) -> list[qtn.Tensor]:
+    """All weight tensors of one unrolled tree, from the output down.
 
-    Bonds are `names.bond_index(side, layer, copy)`; layer -1 holds the input legs.
+    Args:
+        model: The model.
+        side: Its name, a tag on every tensor.
+        symmetrised: Copies of layers, of any model, that get a symmetriser node.
+
+    Returns:
+        Tensors with bonds `names.bond_index(side, layer, copy)`; layer -1 holds the input legs.
     """
-    import quimb.tensor as qtn
-
-    tensors = []
+    tensors: list[qtn.Tensor] = []
     copies = 1
-    for n in reversed(range(len(model.layers))):
-        order = model.layers[n].order
-        nodes = local_nodes(model.layers[n], model.n_ctx)
-        if n == len(model.layers) - 1:  # the constant row carries on between layers and ends here
-            nodes = tuple(
-                node._replace(array=node.array[1:]) if node.indices[0] == OUT else node
-                for node in nodes
-            )
-        legs = [input_index(p) for p in range(order)]
+    top = len(model.layers) - 1
+    for number in reversed(range(len(model.layers))):
+        nodes = local_nodes(model.layers[number], model.n_ctx)
+        if number == top:
+            nodes = _without_constant_row(nodes)
+        order = model.layers[number].order
         for copy in range(copies):
-            names = {OUT: bond_index(side, n, copy)}
-            names |= {leg: bond_index(side, n - 1, copy * order + p) for p, leg in enumerate(legs)}
-            names |= {
-                i: inner_index(side, n, copy, i)
-                for node in nodes
-                for i in node.indices
-                if i not in names
-            }
-            tags = (side, layer_tag(n), copy_tag(copy))
-            swaps = (side, n, copy) in symmetrised
-            for node in nodes[:-order] if swaps else nodes:
-                tensors.append(
-                    qtn.Tensor(node.array, [names[i] for i in node.indices], (*tags, node.role))
-                )
-            if swaps:
-                every, between = stacked(nodes[-order:])
-                roles = [role_index(side, n, copy, p) for p in range(order)]
-                for role, leg in zip(roles, legs, strict=True):
-                    indices = (role, *(names[i] for i in between), names[leg])
-                    tensors.append(
-                        qtn.Tensor(every, indices, (*tags, *(node.role for node in nodes[-order:])))
-                    )
-                tensors.append(qtn.Tensor(symmetriser(order), roles, (side, SYMMETRISER)))
+            place = (side, number, copy)
+            tensors += _copy_tensors(nodes, order, place, place in symmetrised)
         copies *= order
     return tensors
 
 
 @cache
 def symmetriser(order: int) -> Float[np.ndarray, "*axes"]:
-    """P_n as a node on roles, not on legs: 1/n! where all n roles differ."""
+    """P_n as a node on n roles, not on n legs: (n,) * n, with 1/n! where all roles differ."""
     node = np.zeros((order,) * order)
     for roles in itertools.permutations(range(order)):
         node[roles] = 1 / math.factorial(order)
     node.flags.writeable = False  # one array for all networks
     return node
+
+
+def _without_constant_row(nodes: Sequence[Node]) -> tuple[Node, ...]:
+    """The last layer's nodes: the constant carries on between layers, and ends here."""
+    trimmed = []
+    for node in nodes:
+        if node.indices[0] == OUT:
+            node = node._replace(array=node.array[1:])
+        trimmed.append(node)
+    return tuple(trimmed)
+
+
+def _copy_tensors(
+    nodes: Sequence[Node], order: int, place: Copy, symmetrised: bool
+) -> list[qtn.Tensor]:
+    """The tensors of one copy of a layer.
+
+    Symmetrised, any node with an input leg may serve any leg: each leg gets one array that stacks
+    all these nodes along a role axis, and the symmetriser joins the role axes, so that every role
+    is taken once.
+
+    Args:
+        nodes: The layer's network, those with an input leg last (see `layer_networks`).
+        order: Number of input legs.
+        place: Which copy of which layer of which model.
+        symmetrised: Whether to average over all orders of the legs.
+    """
+    import quimb.tensor as qtn
+
+    side, number, copy = place
+    tags = (side, layer_tag(number), copy_tag(copy))
+    names = _index_names(nodes, order, place)
+    inner_nodes, leg_nodes = nodes[:-order], nodes[-order:]
+    tensors = []
+    for node in inner_nodes if symmetrised else nodes:
+        indices = [names[index] for index in node.indices]
+        tensors.append(qtn.Tensor(node.array, indices, (*tags, node.role)))
+    if not symmetrised:
+        return tensors
+
+    array, between = stacked(leg_nodes)
+    between_names = [names[index] for index in between]
+    role_tags = [node.role for node in leg_nodes]
+    roles = [role_index(side, number, copy, leg) for leg in range(order)]
+    for leg, role in enumerate(roles):
+        indices = [role, *between_names, names[input_index(leg)]]
+        tensors.append(qtn.Tensor(array, indices, (*tags, *role_tags)))
+    tensors.append(qtn.Tensor(symmetriser(order), roles, (side, SYMMETRISER)))
+    return tensors
+
+
+def _index_names(nodes: Sequence[Node], order: int, place: Copy) -> dict[str, str]:
+    """Names in the tree of one copy's indices: bonds to its parent and children, or its own."""
+    side, number, copy = place
+    names = {OUT: bond_index(side, number, copy)}
+    for leg in range(order):
+        names[input_index(leg)] = bond_index(side, number - 1, copy * order + leg)
+    for node in nodes:
+        for index in node.indices:
+            if index not in names:
+                names[index] = inner_index(side, number, copy, index)
+    return names

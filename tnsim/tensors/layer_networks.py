@@ -50,6 +50,11 @@ class Node(NamedTuple):
     indices: tuple[str, ...]
 
 
+def node_count(layer: Layer) -> int:
+    """Number of tensors in the local network of a layer."""
+    return {Linear: 1, Bilinear: 3, Attention: 7}[type(innermost(layer))]
+
+
 def local_nodes(layer: Layer, n_ctx: int | None) -> tuple[Node, ...]:
     """The local network of a layer in float64: the nodes without an input first, then those of `in0`, `in1`, ... in order."""
     layer = jax.tree.map(lambda x: np.asarray(x, np.float64), layer)

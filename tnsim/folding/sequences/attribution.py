@@ -15,7 +15,8 @@ from tnsim.engine.problem import Operand, Problem, Term, renamed
 from tnsim.folding.sequences.fold import Folder, Kinds
 from tnsim.folding.sequences.layer_covariances import Means, OutputCovariance, output_covariance
 from tnsim.folding.sequences.notation import HEAD, OUTPUT_END, Product, Summand
-from tnsim.metrics.metric import Metric, SequenceInputs
+from tnsim.metrics.input_moments import SequenceInputs
+from tnsim.metrics.metric import Metric
 from tnsim.names import (
     CONSTANT,
     CORE,

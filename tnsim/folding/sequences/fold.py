@@ -36,7 +36,8 @@ from tnsim.folding.sequences.states import (
     Moment,
     States,
 )
-from tnsim.metrics.metric import Metric, SequenceInputs
+from tnsim.metrics.input_moments import SequenceInputs
+from tnsim.metrics.metric import Metric
 from tnsim.names import (
     COVARIANCE,
     IDENTITY,

@@ -109,7 +109,7 @@ class MetricRules(NamedTuple):
 
 def rules_of(metric: Metric) -> MetricRules:
     """The rules by which a metric joins legs layer by layer."""
-    if metric.closes:
+    if metric.pairs_within_model:
         return MetricRules(ALL, ALL, ALL, gaussian=True, symmetrised=False)
     symmetrised = not isinstance(metric, Frobenius)
     across = ACROSS if symmetrised else STRAIGHT

@@ -1,0 +1,222 @@
+"""A diagram as a product of arrays, in several ways. In: a diagram, two trees. Out: operands.
+
+A diagram says which first-layer nodes of bra and ket are joined by which edges (see `orbits`).
+Its value is a contraction: the tensors of both trees, joined at their outputs, and a second moment
+along every edge. The same value may be written over different arrays (see `tree_operands` for
+their names), and which way is cheapest depends on widths, ranks and the diagram:
+
+    factors    each layer's tensor as D and P over its hidden units
+    dense      each layer's tensor T as a whole
+    units      contracted over all bonds between layers beforehand, so that only hidden units are
+               left: a vertex per node of the trees, a matrix U up every branch and G along every
+               edge, K between the outputs
+    matrices   the same, but the first-layer nodes are no vertices: each is the matrix M[h] over its
+               two legs that a unit h of level 1 sees, and edges join legs
+
+*Loops.* An edge that joins the two legs of one node contracts its tensor with the second moment,
+which gives a vector, the node's mean. All nodes with a loop share it, so it is defined once, and a
+diagram uses the vector instead of the node: what is left to contract are pairings between
+*different* nodes. (Wick ordering does the same to the polynomials themselves: it subtracts from
+each node its mean, and pairings inside a node are gone.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal, NamedTuple
+
+from tnsim.engine.problem import Merge, Operand
+from tnsim.folding.tree_operands import (
+    OUTPUT,
+    TreeOperands,
+    node_mean,
+    output_factor,
+    unit_to_legs,
+    unit_to_mean,
+    unit_to_unit,
+    units_along_edge,
+    units_at_outputs,
+)
+from tnsim.metrics.orbits import Diagram, Tree
+from tnsim.names import SLOTS, Pair, Side, Slot
+
+Form = Literal["factors", "units", "dense", "matrices"]
+
+
+def forms(parts: TreeOperands) -> tuple[Form, ...]:
+    """The ways in which every diagram of these models can be written."""
+    for side in parts.models:
+        if any(parts.is_dense(side, level) for level in range(parts.depth(side))):
+            return ("dense",)
+    shallower = min(parts.depth(side) for side in parts.models)
+    if shallower == 0:  # a linear model has no hidden units
+        return ("factors",)
+    if shallower == 1:  # no unit above the first-layer nodes, so nothing to see them as matrices
+        return ("factors", "units", "dense")
+    return ("factors", "units", "dense", "matrices")
+
+
+def write(
+    parts: TreeOperands, pair: Pair, diagram: Diagram, form: Form, per_output: bool
+) -> tuple[Operand, ...]:
+    """The product whose value is one diagram.
+
+    Args:
+        parts: The models' trees.
+        pair: Which model is the bra and which the ket.
+        diagram: The edges between first-layer nodes.
+        form: What the product is written over.
+        per_output: Whether the output index stays open.
+    """
+    if form in ("units", "matrices"):
+        return _over_units(parts, pair, diagram, form == "matrices", per_output)
+    return _over_layers(parts, pair, diagram, form == "dense")
+
+
+class _Node(NamedTuple):
+    """A copy of a layer above level 0: its level, its output bond, the bonds at its legs."""
+
+    level: int
+    bond: str
+    legs: tuple[str, ...]
+
+
+class _Bottom(NamedTuple):
+    """A copy of the first nonlinear layer; of a linear model, its one leg."""
+
+    side: Side
+    bond: str
+
+
+def _bond(slot: Slot, level: int, copy: int) -> str:
+    """Index at the output of a copy of a layer; the slot tells bra from ket even of one model."""
+    return f"{slot}{level}.{copy}"
+
+
+def _root(slot: Slot, tree: Tree) -> str:
+    """Index at the output of a whole tree."""
+    return _bond(slot, max(len(tree.orders) - 1, 0), 0)
+
+
+def _upper_nodes(slot: Slot, tree: Tree) -> Iterator[_Node]:
+    """The nodes above level 0, from the output down; copy c has children c n, ..., c n + n - 1."""
+    copies = 1
+    for level in reversed(range(1, len(tree.orders))):
+        order = tree.orders[level]
+        for copy in range(copies):
+            children = range(copy * order, (copy + 1) * order)
+            legs = tuple(_bond(slot, level - 1, child) for child in children)
+            yield _Node(level, _bond(slot, level, copy), legs)
+        copies *= order
+
+
+def _bottoms(parts: TreeOperands, pair: Pair) -> list[_Bottom]:
+    """The first-layer nodes, numbered as diagrams number them: bra first, then ket."""
+    nodes = []
+    for slot, side in zip(SLOTS, pair, strict=True):
+        for copy in range(parts.trees[side].bottoms):
+            nodes.append(_Bottom(side, _bond(slot, 0, copy)))
+    return nodes
+
+
+def _legs_of(bond: str, count: int) -> list[str]:
+    """Indices of the input legs of one first-layer node."""
+    return [f"{bond}.leg{leg}" for leg in range(count)]
+
+
+def _over_layers(
+    parts: TreeOperands, pair: Pair, diagram: Diagram, dense: bool
+) -> tuple[Operand, ...]:
+    """Layer tensors of both trees, from the outputs down, then the moments along the edges."""
+    merged = Merge()
+    operands: list[Operand] = []
+    for slot, side in zip(SLOTS, pair, strict=True):
+        tree = parts.trees[side]
+        for node in _upper_nodes(slot, tree):
+            operands += parts.node(side, node.level, node.bond, node.legs, dense)
+        merged.unite(_root(slot, tree), OUTPUT)
+
+    bottoms = _bottoms(parts, pair)
+    free_legs: dict[int, list[str]] = {}
+    for number, (side, bond) in enumerate(bottoms):
+        tree = parts.trees[side]
+        looped = (number, number) in diagram.edges
+        if looped and tree.bunch == 2:  # the loop takes both legs
+            operands.append(Operand(node_mean(side), (bond,)))
+        elif tree.orders:
+            free_legs[number] = _legs_of(bond, tree.bunch)
+            operands += parts.node(side, 0, bond, free_legs[number], dense)
+        else:
+            free_legs[number] = [bond]
+
+    for u, v in diagram.edges:
+        if u in free_legs:
+            ends = free_legs[u].pop(), free_legs[v].pop()
+            operands += parts.edge(Pair(bottoms[u].side, bottoms[v].side), ends, merged)
+    if parts.lifted:
+        operands.append(parts.trace)
+    return merged.renamed(operands)
+
+
+def _over_units(
+    parts: TreeOperands, pair: Pair, diagram: Diagram, matrices: bool, per_output: bool
+) -> tuple[Operand, ...]:
+    """Matrices between hidden units. The bond at a node's output also names the node's units."""
+    merged = Merge()
+    operands: list[Operand] = []
+    bottoms = _bottoms(parts, pair)
+    looped = {bottoms[u].bond for u, v in diagram.edges if u == v}
+    free_legs: dict[str, list[str]] = {}
+    for slot, side in zip(SLOTS, pair, strict=True):
+        for node in _upper_nodes(slot, parts.trees[side]):
+            for child in node.legs:
+                if child in looped:
+                    operands.append(Operand(unit_to_mean(side), (node.bond,)))
+                elif matrices and node.level == 1:
+                    free_legs[child] = _legs_of(child, 2)
+                    indices = (node.bond, *free_legs[child])
+                    operands.append(Operand(unit_to_legs(side), indices))
+                else:
+                    name = unit_to_unit(side, node.level)
+                    operands.append(Operand(name, (node.bond, child)))
+
+    for u, v in diagram.edges:
+        one, two = bottoms[u], bottoms[v]
+        if u == v:
+            if parts.depth(one.side) == 1:  # the node is all of its model, and so is its mean
+                operands.append(Operand(node_mean(one.side), (OUTPUT,)))
+        elif matrices:
+            ends = free_legs[one.bond].pop(), free_legs[two.bond].pop()
+            operands += parts.edge(Pair(one.side, two.side), ends, merged)
+        else:
+            operands.append(_along_edge(one, two))
+
+    roots = [_root(slot, parts.trees[side]) for slot, side in zip(SLOTS, pair, strict=True)]
+    operands += _at_outputs(parts, pair, roots, looped, per_output)
+    return merged.renamed(operands)
+
+
+def _along_edge(one: _Bottom, two: _Bottom) -> Operand:
+    """G between the units of two nodes; there is G.AB, and no G.BA."""
+    if one.side > two.side:
+        one, two = two, one
+    return Operand(units_along_edge(Pair(one.side, two.side)), (one.bond, two.bond))
+
+
+def _at_outputs(
+    parts: TreeOperands, pair: Pair, roots: list[str], looped: set[str], per_output: bool
+) -> list[Operand]:
+    """What joins the units at the roots of both trees: K, or D twice where K has no place.
+
+    K is summed over outputs, which must not be where they stay open. A root that is itself a looped
+    first-layer node has no units left: its mean carries the output index.
+    """
+    if not per_output and not any(root in looped for root in roots):
+        return [Operand(units_at_outputs(pair), tuple(roots))]
+    operands = []
+    for side, root in zip(pair, roots, strict=True):
+        if root not in looped:
+            operands.append(Operand(output_factor(side, parts.depth(side) - 1), (OUTPUT, root)))
+    if parts.lifted:
+        operands.append(parts.trace)
+    return operands

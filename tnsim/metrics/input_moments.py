@@ -1,0 +1,255 @@
+"""Moments of the inputs that a metric stands for. In: a metric, sizes. Out: structure, arrays.
+
+The Gaussian metrics have a mean m and a covariance C, both optional. Layers meet them in the form
+that keeps contractions cheap: an identity is no array at all, a diagonal is a vector. That
+structure (`InputKind`, `SequenceInputs`) is hashable and part of what a plan is found by; the
+arrays are given when the plan runs.
+
+Vectors are lifted where a layer has a constant: `x~ = (1, x)`, of mean (1, m) and second moment
+
+    E[x~ x~^T] = [[1, m^T], [m, C + m m^T]].
+
+Sequences are not lifted. Their covariance is about the mean, over positions and coordinates.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from tnsim.errors import ModelError
+from tnsim.metrics.gaussian_moments import GaussianMoments
+from tnsim.metrics.protocol import Metric
+
+
+class InputKind(NamedTuple):
+    """Structure of the moments of a vector input.
+
+    centred: Whether the mean is zero, so that no leg is ever handed to it.
+    moment: The second moment: "identity", "diagonal" or "full".
+    """
+
+    centred: bool
+    moment: str
+
+
+class SequenceInputs(NamedTuple):
+    """Structure of the Gaussian over sequences.
+
+    mean: None for zero, "alike" at every position, or "each" position its own.
+    covariance: "identity", "diagonal" or "matrix" over coordinates, the same at every position and
+        independent between positions; "each diagonal", a diagonal of its own at every position;
+        "full" over all positions and coordinates.
+    """
+
+    mean: str | None
+    covariance: str
+
+    @property
+    def form(self) -> tuple[str, bool]:
+        """("alike", "each" or "full" over positions, whether only a diagonal is stored)."""
+        forms = {
+            "identity": ("alike", False),
+            "diagonal": ("alike", True),
+            "matrix": ("alike", False),
+            "each diagonal": ("each", True),
+            "full": ("full", False),
+        }
+        return forms[self.covariance]
+
+    def mean_shape(self, d: int, n_ctx: int) -> tuple[int, ...]:
+        """Shape of the mean over n_ctx positions of d coordinates."""
+        return (n_ctx, d) if self.mean == "each" else (d,)
+
+    def covariance_shape(self, d: int, n_ctx: int) -> tuple[int, ...]:
+        """Shape of the covariance; the identity counts as a matrix."""
+        shapes = {
+            "identity": (d, d),
+            "diagonal": (d,),
+            "matrix": (d, d),
+            "each diagonal": (n_ctx, d),
+            "full": (n_ctx, d, n_ctx, d),
+        }
+        return shapes[self.covariance]
+
+
+def input_kind(metric: Metric, lifted: bool) -> InputKind:
+    """Structure of the moments that a metric joining layer over layer uses."""
+    mean, cov = _mean_and_covariance(metric)
+    centred = metric.pairs_within_model and mean is None and not lifted
+    return InputKind(centred, _structure(cov) if mean is None else "full")
+
+
+def whole_tree_kind(metric: Metric, lifted: bool) -> InputKind:
+    """Structure of the second moment that diagrams over whole trees use.
+
+    They know no mean. With one, or with the constant of the lift, they run at full second moments
+    `C + t m m^T`, and the kind counts as not centred (see `second_moment_at`). Where bra legs only
+    meet ket legs, the constant is a coordinate like any other.
+    """
+    mean, cov = _mean_and_covariance(metric)
+    if metric.pairs_within_model and (lifted or mean is not None):
+        return InputKind(centred=False, moment="full")
+    return InputKind(centred=True, moment=_structure(cov))
+
+
+def input_moments(metric: Metric, d: int, lifted: bool) -> dict[str, Any]:
+    """Arrays of a vector input, D = d coordinates, or D = d + 1 with the constant first.
+
+    Args:
+        metric: Its mean and covariance are used, zero and the identity if it has none.
+        d: Coordinates that the models read.
+        lifted: Whether to add the constant.
+
+    Returns:
+        "mean": E[x], (D,), absent where it is zero. "moment": E[x x^T], (D, D), or its diagonal
+        (D,) where there is no more; absent where it is the identity.
+
+    Raises:
+        ModelError: The metric is for another number of coordinates.
+    """
+    mean, cov = _mean_and_covariance(metric)
+    _check_coordinates(mean, cov, d)
+    xp = jnp if isinstance(mean, jax.Array) or isinstance(cov, jax.Array) else np
+    structure = input_kind(metric, lifted).moment
+    moments = {}
+    if lifted or mean is not None:
+        mean = xp.zeros(d) if mean is None else mean
+        mean = xp.concatenate([xp.ones(1), mean]) if lifted else mean
+        moments["mean"] = mean
+    if structure == "diagonal":
+        moments["moment"] = xp.concatenate([xp.ones(1), cov]) if lifted else cov
+    elif structure == "full":
+        if cov is None:
+            cov = xp.eye(d)
+        elif cov.ndim == 1:
+            cov = xp.diag(cov)
+        cov = xp.pad(cov, ((1, 0), (1, 0))) if lifted else cov  # the constant does not vary
+        moments["moment"] = cov if mean is None else cov + mean[:, None] * mean[None, :]
+    return moments
+
+
+def second_moment_at(metric: Metric, d: int, lifted: bool, t: float) -> Any:
+    """The second moment C + t m m^T of an input whose mean has the variance t (see `constants`).
+
+    Args:
+        metric: A Gaussian metric.
+        d: Coordinates that the models read.
+        lifted: Whether the constant comes first; without it the metric must have a mean.
+        t: Variance of the constant, of either sign.
+
+    Returns:
+        An array (D, D), with D as for `input_moments`.
+
+    Raises:
+        ModelError: The metric is for another number of coordinates.
+    """
+    moments = input_moments(metric, d, lifted)
+    mean, moment = moments["mean"], moments.get("moment")
+    xp = jnp if isinstance(mean, jax.Array) else np
+    if moment is None:
+        moment = xp.eye(len(mean))
+    elif moment.ndim == 1:
+        moment = xp.diag(moment)
+    return moment + (t - 1.0) * mean[:, None] * mean[None, :]  # moment has one m m^T already
+
+
+def sequence_inputs(metric: Metric, d: int, n_ctx: int) -> SequenceInputs:
+    """Structure of a metric's Gaussian over sequences of n_ctx positions with d coordinates.
+
+    A mean may be (d,), the same at every position, or (n_ctx, d) or (n_ctx * d,). A covariance may
+    be (d,) or (d, d), the same at every position and independent between positions, or
+    (n_ctx * d,) or (n_ctx * d, n_ctx * d) over all coordinates, position-major.
+
+    Raises:
+        ModelError: The mean or the covariance has another shape.
+    """
+    mean, cov = _mean_and_covariance(metric)
+    every = n_ctx * d
+    means = {(d,): "alike", (n_ctx, d): "each", (every,): "each"}
+    covariances = {
+        (every,): "each diagonal",
+        (every, every): "full",
+        (d,): "diagonal",  # with one position these two are the same shapes, and the simpler form
+        (d, d): "matrix",
+    }
+    for what, array, known in (("mean", mean, means), ("covariance", cov, covariances)):
+        if array is not None and tuple(array.shape) not in known:
+            raise ModelError(
+                f"the metric's {what} has shape {tuple(array.shape)}, but sequences of {n_ctx} "
+                f"positions with {d} coordinates need one of {', '.join(map(str, known))}"
+            )
+    mean_form = None if mean is None else means[tuple(mean.shape)]
+    if mean_form is not None and n_ctx == 1:
+        mean_form = "alike"
+    return SequenceInputs(mean_form, "identity" if cov is None else covariances[tuple(cov.shape)])
+
+
+def sequence_moments(metric: Metric, d: int, n_ctx: int) -> dict[str, Any]:
+    """Arrays of a sequence input.
+
+    Returns:
+        "mean" and "covariance" (about the mean) in the shapes that `sequence_inputs` announces;
+        absent where they are zero and the identity.
+
+    Raises:
+        ModelError: As `sequence_inputs`.
+    """
+    inputs = sequence_inputs(metric, d, n_ctx)
+    mean, cov = _mean_and_covariance(metric)
+    moments = {}
+    if mean is not None:
+        moments["mean"] = mean.reshape(inputs.mean_shape(d, n_ctx))
+    if cov is not None:
+        moments["covariance"] = cov.reshape(inputs.covariance_shape(d, n_ctx))
+    return moments
+
+
+def flattened(metric: Metric, d: int, n_ctx: int) -> Metric:
+    """The same metric over flattened sequences, (n_ctx * d,), position-major.
+
+    Raises:
+        ModelError: As `sequence_inputs`.
+    """
+    inputs = sequence_inputs(metric, d, n_ctx)
+    if not isinstance(metric, GaussianMoments):
+        return metric
+    mean, cov = _mean_and_covariance(metric)
+    if mean is not None:
+        mean = np.asarray(mean).reshape(-1)
+        mean = np.tile(mean, n_ctx) if inputs.mean == "alike" else mean
+    if inputs.covariance == "diagonal":
+        cov = np.tile(cov, n_ctx)
+    elif inputs.covariance == "matrix":
+        cov = np.kron(np.eye(n_ctx), cov)
+    return dataclasses.replace(metric, mean=mean, cov=cov)
+
+
+def _mean_and_covariance(metric: Metric) -> tuple[Any, Any]:
+    """Both of a Gaussian metric, None for zero and the identity; of other metrics None twice."""
+    return getattr(metric, "mean", None), getattr(metric, "cov", None)
+
+
+def _structure(cov: Any) -> str:
+    """Structure of a covariance."""
+    if cov is None:
+        return "identity"
+    return "diagonal" if cov.ndim == 1 else "full"
+
+
+def _check_coordinates(mean: Any, cov: Any, d: int) -> None:
+    """Raise `ModelError` unless mean and covariance are for d coordinates."""
+    if mean is not None and mean.ndim == 2:
+        raise ModelError(
+            f"the metric's mean has shape {tuple(mean.shape)}, as for sequences, "
+            f"but the models read {d} coordinates"
+        )
+    for what, array in (("mean", mean), ("covariance", cov)):
+        if array is not None and array.shape[0] != d:
+            raise ModelError(
+                f"the metric's {what} has {array.shape[0]} coordinates but the models read {d}"
+            )
