@@ -75,8 +75,8 @@ CONFINED = {  # foreign package: the files that may import it
         "analysis/plots",
         "gram/result",  # the name of a type only
     },
-    "torch": {"checkpoints/load"},
-    "safetensors": {"checkpoints/load"},
+    "torch": {"checkpoints/formats"},
+    "safetensors": {"checkpoints/formats", "checkpoints/native"},
     "scipy": {"analysis/figures", "analysis/reading"},
     "xarray": {
         "analysis/baselines",

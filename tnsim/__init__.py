@@ -94,7 +94,7 @@ _HOME = {
     "network": "tensor_networks.network",
     "networks": "tensor_networks.closed_networks",
     "load": "checkpoints.load",
-    "save": "checkpoints.load",
+    "save": "checkpoints.native",
     "from_state_dict": "checkpoints.load",
     "Series": "checkpoints.load",
     "Dialect": "checkpoints.dialects",

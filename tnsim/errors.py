@@ -7,6 +7,31 @@ which the command line prints as one line before it exits with status 2.
 from __future__ import annotations
 
 
+def printable(text: str, longest: int = 1000) -> str:
+    """Text that came from a file, as it may be shown.
+
+    Args:
+        text: what may hold names or messages of unknown origin.
+        longest: number of characters that are kept, half from either end.
+
+    Returns:
+        The text with control characters and lone surrogates escaped.
+
+    Example:
+        >>> printable("a\x1b[2Jb")
+        'a\\x1b[2Jb'
+    """
+    if len(text) > longest:
+        text = f"{text[: longest // 2]} ... {text[-longest // 2 :]}"
+    return "".join(map(_escaped, text))
+
+
+def _escaped(character: str) -> str:
+    if character.isprintable():
+        return character
+    return character.encode("unicode_escape").decode()
+
+
 class TnsimError(Exception):
     """Base of every error that tnsim raises on purpose."""
 

@@ -12,9 +12,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import numbers
+import sys
+import typing
 from dataclasses import dataclass
+from typing import Any
 
-from tnsim.errors import CheckpointError, UnsupportedLayer
+from tnsim.checkpoints.guard import refusing
+from tnsim.errors import CheckpointError, UnsupportedLayer, printable
 from tnsim.models.layers import MASKS
 
 FORMAT = 1
@@ -74,10 +79,27 @@ class Rule:
     norm_epsilon: float = 0.0
     repeat: bool = False
 
+    @property
+    def main_key(self) -> str:
+        """The key that a layer cannot do without; a repeated rule goes on while it is there."""
+        return self.weight or self.fused or self.left or self.q1 or ""
+
 
 @dataclass(frozen=True)
 class Dialect:
-    """A named list of rules; `nested` is the path of keys to the state dict ("key?" if it may be missing), `ignore` lists key patterns."""
+    """A named list of rules.
+
+    Attributes:
+        name: for messages.
+        layers: rules in order.
+        nested: path of keys to the state dict, "key?" where it may be missing.
+        ignore: patterns of keys that the model does not need.
+        description: one sentence.
+
+    Raises:
+        CheckpointError: when a rule is incomplete, or holds what it cannot.
+        UnsupportedLayer: for a layer kind without a polynomial.
+    """
 
     name: str
     layers: tuple[Rule, ...]
@@ -96,105 +118,156 @@ class Dialect:
     @classmethod
     def from_json(cls, text: str) -> Dialect:
         """Raises `CheckpointError` on anything but a dialect, `UnsupportedLayer` for a layer kind without a polynomial."""
-        try:
+        with refusing("not a dialect"):
             data = json.loads(text)
             if not isinstance(data, dict) or data.pop("format", None) != FORMAT:
                 raise ValueError(f'it must be an object with "format": {FORMAT}')
-            known = {f.name for f in dataclasses.fields(Rule)}
-            rules = []
-            for n, rule in enumerate(data.pop("layers")):
-                if surplus := set(rule) - known:
-                    raise ValueError(
-                        f"layer rule {n} has unknown fields {sorted(surplus)}; known are {sorted(known)}"
-                    )
-                rules.append(Rule(**rule))
-            found = cls(
-                layers=tuple(rules),
-                **{k: tuple(v) if isinstance(v, list) else v for k, v in data.items()},
-            )
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise CheckpointError(f"not a dialect: {error}") from None
-        _check(found)
-        return found
+            rules = [_rule(n, fields) for n, fields in enumerate(data.pop("layers"))]
+            lists = {name: tuple(x) for name, x in data.items() if isinstance(x, list)}
+            return cls(layers=tuple(rules), **(data | lists))
+
+    def __post_init__(self) -> None:
+        _check(self)
 
     def assumptions(self) -> list[str]:
         """What reading a file in this dialect takes for granted, one sentence each."""
-        found = [f"dialect {self.name}" + (f": {self.description}" if self.description else "")]
+        title = f"dialect {self.name}"
+        if self.description:
+            title += f": {self.description}"
+        sentences = [title]
         for n, rule in enumerate(self.layers):
-            facts = []
-            if rule.transpose:
-                facts.append("matrices are stored (in, out)")
-            if rule.fused:
-                facts.append(
-                    f"{rule.fused} stacks {' then '.join(rule.fused_order.split('-'))} on axis 0"
-                )
-            if rule.lifted:
-                facts.append("column 0 of left and right is a bias")
-            if rule.residual:
-                formula = "x + s f(x)" if rule.residual == "additive" else "(1 - s) x + s f(x)"
-                facts.append(f"residual {formula} with s = {rule.scale}")
-            if rule.norm_energy:
-                facts.append(f"weight divided by sqrt({rule.norm_energy} + {rule.norm_epsilon:g})")
-            if rule.kind == "attention":
-                facts.append(
-                    f"{rule.n_heads} heads, {rule.mask} mask, scores divided by d_head^{rule.score_power}"
-                )
-                turned = f"base {rule.rope_base}, {rule.rope_layout} layout, {'forward' if rule.rope_direction == 1 else 'backward'}"
-                facts.append(f"RoPE {turned}" if rule.rope_base else "no RoPE")
-                if rule.q1 == rule.q2 and rule.k1 == rule.k2:
-                    facts.append("both scores share their weights")
-            if rule.kind == "bilinear" and not rule.down:
-                facts.append("hidden units are the output")
-            if not (rule.residual or rule.kind == "linear"):
-                facts.append("no residual")
-            found.append(
-                f"rule {n}, {rule.kind}{' x n' if rule.repeat else ''}: {'; '.join(facts) or 'W x + b'}"
-            )
-        return found
+            kind = f"{rule.kind} x n" if rule.repeat else rule.kind
+            facts = "; ".join(_facts(rule)) or "W x + b"
+            sentences.append(f"rule {n}, {kind}: {facts}")
+        return [printable(sentence) for sentence in sentences]
+
+
+def _facts(rule: Rule) -> list[str]:
+    """What would change the function if it were otherwise."""
+    facts = []
+    if rule.transpose:
+        facts.append("matrices are stored (in, out)")
+    if rule.fused:
+        order = " then ".join(rule.fused_order.split("-"))
+        facts.append(f"{rule.fused} stacks {order} on axis 0")
+    if rule.lifted:
+        facts.append("column 0 of left and right is a bias")
+    if rule.residual:
+        formula = "x + s f(x)" if rule.residual == "additive" else "(1 - s) x + s f(x)"
+        facts.append(f"residual {formula} with s = {rule.scale}")
+    if rule.norm_energy:
+        facts.append(f"weight divided by sqrt({rule.norm_energy} + {rule.norm_epsilon:g})")
+    if rule.kind == "attention":
+        facts += _attention_facts(rule)
+    if rule.kind == "bilinear" and not rule.down:
+        facts.append("hidden units are the output")
+    if not (rule.residual or rule.kind == "linear"):
+        facts.append("no residual")
+    return facts
+
+
+def _attention_facts(rule: Rule) -> list[str]:
+    power = f"scores divided by d_head^{rule.score_power}"
+    facts = [f"{rule.n_heads} heads, {rule.mask} mask, {power}"]
+    if rule.rope_base:
+        direction = "forward" if rule.rope_direction == 1 else "backward"
+        facts.append(f"RoPE base {rule.rope_base}, {rule.rope_layout} layout, {direction}")
+    else:
+        facts.append("no RoPE")
+    if rule.q1 == rule.q2 and rule.k1 == rule.k2:
+        facts.append("both scores share their weights")
+    return facts
 
 
 PROJECTIONS = ("q1", "k1", "q2", "k2", "v", "o")
+_REQUIRED = {  # of each kind; a bilinear layer may have fused instead
+    "linear": ("weight",),
+    "bilinear": ("left", "right"),
+    "attention": (*PROJECTIONS, "n_heads"),
+}
 _CHOICES = {
     "mask": MASKS,
     "score_power": (0, 1, 2),
     "rope_layout": ("half", "interleaved"),
     "rope_direction": (1, -1),
+    "residual": ("additive", "lerp", None),
+    "fused_order": ("left-right", "right-left"),
 }
 
 
+def is_finite(value: Any) -> bool:
+    """Whether something out of a file of text is a number that floats can hold."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        return False
+    return abs(value) <= sys.float_info.max
+
+
+def _rule(n: int, fields: Any) -> Rule:
+    """A rule from JSON."""
+    if not isinstance(fields, dict):
+        raise ValueError(f"layer rule {n} must be an object, found {fields!r}")
+    known = {field.name for field in dataclasses.fields(Rule)}
+    if surplus := sorted(set(fields) - known):
+        raise ValueError(f"layer rule {n} has unknown fields {surplus}; known are {sorted(known)}")
+    return Rule(**fields)
+
+
 def _check(dialect: Dialect) -> None:
+    for field in ("name", "description"):
+        if not isinstance(getattr(dialect, field), str):
+            raise CheckpointError(f"the {field} of a dialect must be text")
+    for field in ("nested", "ignore"):
+        keys = getattr(dialect, field)
+        if not isinstance(keys, tuple) or not all(isinstance(key, str) for key in keys):
+            raise CheckpointError(f"dialect {dialect.name}: {field} must list keys, found {keys!r}")
     if not dialect.layers:
         raise CheckpointError(f"dialect {dialect.name} has no layer rules")
     for n, rule in enumerate(dialect.layers):
-        where = f"dialect {dialect.name}, layer rule {n}"
-        if rule.kind not in ("linear", "bilinear", "attention"):
-            raise UnsupportedLayer(
-                f"{where}: kind {rule.kind!r} is no polynomial layer that can be read; known are linear, bilinear, attention"
-            )
-        for field, known in _CHOICES.items():
-            if (value := getattr(rule, field)) not in known:
-                raise CheckpointError(
-                    f"{where}: {field} {value!r} is unknown, use {' or '.join(map(repr, known))}"
-                )
-        if rule.residual not in (None, "additive", "lerp"):
-            raise CheckpointError(
-                f"{where}: residual {rule.residual!r} is unknown, use 'additive' or 'lerp'"
-            )
-        if rule.fused_order not in ("left-right", "right-left"):
-            raise CheckpointError(
-                f"{where}: fused_order {rule.fused_order!r} is unknown, use 'left-right' or 'right-left'"
-            )
-        complete, needs = {
-            "linear": (rule.weight, "weight"),
-            "bilinear": (rule.fused or (rule.left and rule.right), "left and right, or fused"),
-            "attention": (
-                all(getattr(rule, role) for role in PROJECTIONS) and rule.n_heads,
-                f"{', '.join(PROJECTIONS)} and n_heads",
-            ),
-        }[rule.kind]
-        if not complete:
-            raise CheckpointError(f"{where}: a {rule.kind} rule names {needs}")
-        if rule.kind == "linear" and rule.residual:
-            raise CheckpointError(
-                f"{where}: a residual rule needs a bilinear or an attention layer"
-            )
+        _check_rule(rule, f"dialect {dialect.name}, layer rule {n}")
+
+
+def _check_rule(rule: Rule, where: str) -> None:
+    hints = typing.get_type_hints(Rule)
+    for field in dataclasses.fields(Rule):
+        value = getattr(rule, field.name)
+        if not _has_type(value, hints[field.name]):
+            raise CheckpointError(f"{where}: {field.name} must be {field.type}, found {value!r}")
+    if rule.kind not in _REQUIRED:
+        raise UnsupportedLayer(
+            f"{where}: kind {rule.kind!r} is no polynomial layer that can be read; "
+            f"known are {', '.join(_REQUIRED)}"
+        )
+    for field, known in _CHOICES.items():
+        if (value := getattr(rule, field)) not in known:
+            names = " or ".join(repr(choice) for choice in known if choice is not None)
+            raise CheckpointError(f"{where}: {field} {value!r} is unknown, use {names}")
+    _check_keys(rule, where)
+
+
+def _check_keys(rule: Rule, where: str) -> None:
+    required = ("fused",) if rule.fused and rule.kind == "bilinear" else _REQUIRED[rule.kind]
+    for field in required:
+        key = getattr(rule, field)
+        if not key:
+            names = ", ".join(_REQUIRED[rule.kind])
+            instead = ", or fused" if rule.kind == "bilinear" else ""
+            raise CheckpointError(f"{where}: a {rule.kind} rule names {names}{instead}")
+        if isinstance(key, str) and key.endswith("?"):
+            raise CheckpointError(f"{where}: {field} {key!r} may not be absent, remove the ?")
+    if rule.repeat and "{i}" not in rule.main_key:
+        raise CheckpointError(
+            f"{where}: repeats {rule.main_key!r}, which is the same key each time; "
+            "put {i} where the number of the layer stands"
+        )
+    if rule.kind == "linear" and rule.residual:
+        raise CheckpointError(f"{where}: a residual rule needs a bilinear or an attention layer")
+
+
+def _has_type(value: Any, hint: Any) -> bool:
+    """Whether JSON could hold a value of such a type; a boolean is no number here."""
+    kinds = typing.get_args(hint) or (hint,)
+    if isinstance(value, bool):
+        return bool in kinds
+    if float in kinds and isinstance(value, numbers.Real):
+        return is_finite(value)
+    return isinstance(value, kinds)

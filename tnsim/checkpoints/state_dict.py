@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 import fnmatch
+import itertools
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
-from tnsim.checkpoints.dialects import PROJECTIONS, Dialect, Rule
+from tnsim.checkpoints.dialects import PROJECTIONS, Dialect, Rule, is_finite
+from tnsim.checkpoints.guard import refusing
+from tnsim.checkpoints.inventory import EXPANSION, Stored
 from tnsim.checkpoints.presets import PRESETS
-from tnsim.errors import CheckpointError, ModelError, TnsimError, UnsupportedLayer
+from tnsim.errors import CheckpointError, ModelError, TnsimError, UnsupportedLayer, printable
 from tnsim.models.layers import Attention, Bilinear, Linear, Residual, host_array, rename_errors
 from tnsim.models.model import Model
+
+LARGEST_IDENTITY = 2**24  # entries
+
+_STRANGE = {  # attributes of PyTorch's tensors that have no numbers one by one
+    "is_meta": "a meta tensor, which has a shape and no numbers",
+    "is_quantized": "quantised",
+    "is_nested": "a nested tensor",
+}
 
 _NORM = re.compile(r"(^|[._])(layer_?norm|rms_?norm|batch_?norm|norm|ln)(_|\d|\.|$)", re.IGNORECASE)
 _ATTENTION = re.compile(
@@ -46,7 +57,7 @@ def model_from_state(
                 break
         if rule.repeat and len(layers) == count:
             raise CheckpointError(
-                f"dialect {dialect.name} repeats {_main_key(rule)}, but no such tensor is there{_listing(state)}"
+                f"dialect {dialect.name} repeats {rule.main_key}, but no such tensor is there{_listing(state)}"
             )
     surplus = [
         k
@@ -78,7 +89,7 @@ def detect(state: Mapping[str, Any], config: Mapping[str, Any] | None = None) ->
     }
     if len(closest) == 1:
         raise next(iter(closest.values()))
-    if attention := [k for k in state if _ATTENTION.search(k)]:
+    if attention := [k for k in map(str, state) if _ATTENTION.search(k)]:
         raise UnsupportedLayer(
             f"{attention[0]} belongs to an attention layer of no known layout; bilinear attention is read with a dialect of its own, "
             "softmax attention is no polynomial"
@@ -95,7 +106,7 @@ class _Reader:
         self.state, self.config, self.used = state, config, set()
 
     def has(self, rule: Rule, i: int) -> bool:
-        return _main_key(rule).replace("{i}", str(i)).rstrip("?") in self.state
+        return rule.main_key.replace("{i}", str(i)).rstrip("?") in self.state
 
     def get(self, key: str | None, i: int) -> Any:
         if key is None:
@@ -116,24 +127,39 @@ class _Reader:
             )
         return array.T if transpose and array is not None else array
 
-    def number(self, value: float | str | None, what: str, i: int) -> Any:
+    def number(self, value: Any, what: str, i: int, optional: bool = False) -> Any:
         """A number as it stands, from the configuration ("config:a.b"), or a tensor of one entry."""
-        if not isinstance(value, str):
-            return value
-        if not value.startswith("config:"):
-            return float(self.get(value, i).reshape(()))
-        found: Any = self.config
-        if found is None:
+        if isinstance(value, str) and value.startswith("config:"):
+            value = self.configured(value.removeprefix("config:"), what)
+        elif isinstance(value, str):
+            value = self.single(value, i)
+        if value is None and optional:
+            return None
+        if not is_finite(value):
+            raise ModelError(f"the {what} must be a finite number, found {value!r}")
+        return value
+
+    def configured(self, name: str, what: str) -> Any:
+        """The entry of the configuration that has such a path."""
+        if self.config is None:
             raise ModelError(
-                f"the {what} is {value.removeprefix('config:')} of config.json or config.yaml, and none is beside it"
+                f"the {what} is {name} of config.json or config.yaml, and none is beside it"
             )
-        for key in value.removeprefix("config:").split("."):
-            if not isinstance(found, Mapping) or key not in found:
-                raise ModelError(
-                    f"the {what} is {value.removeprefix('config:')} of the configuration, which has no {key!r}"
-                )
-            found = found[key]
-        return found
+        entry: Any = self.config
+        for key in name.split("."):
+            if not isinstance(entry, Mapping) or key not in entry:
+                raise ModelError(f"the {what} is {name} of the configuration, which has no {key!r}")
+            entry = entry[key]
+        return entry
+
+    def single(self, key: str | None, i: int) -> float | None:
+        """The number in a tensor of one entry, None where it may be absent and is."""
+        array = self.get(key, i)
+        if array is None:
+            return None
+        if array.size != 1:
+            raise ModelError(f"tensor {key!r} must hold one number, found shape {array.shape}")
+        return float(array.reshape(()))
 
     def attention(self, rule: Rule, i: int) -> Attention:
         """Any convention in that of `Attention`: rows are reordered, signs and scales moved into queries and keys."""
@@ -142,7 +168,7 @@ class _Reader:
         arrays |= {
             f"{role}_bias": self.get(getattr(rule, f"{role}_bias"), i) for role in PROJECTIONS
         }
-        base = self.number(rule.rope_base, "RoPE base", i)
+        base = self.number(rule.rope_base, "RoPE base", i, optional=True)
         rows = arrays["q1"].shape[0]
         if not isinstance(heads, int) or heads < 1 or rows % heads:
             raise ModelError(f"{rows} query rows cannot be {heads!r} heads")
@@ -156,6 +182,10 @@ class _Reader:
         for name in [
             n for role in PROJECTIONS[:4] for n in (role, f"{role}_bias") if arrays[n] is not None
         ]:
+            if arrays[name].shape[0] != rows:
+                raise ModelError(
+                    f"{name} has shape {arrays[name].shape}, axis 0 must be {rows} as in q1"
+                )
             array = arrays[name].reshape(heads, width, -1)
             array = array[:, order] * sign[:, None] if base else array
             arrays[name] = (
@@ -176,10 +206,13 @@ class _Reader:
         get: Callable[[str | None], Any] = lambda key: self.get(key, i)  # noqa: E731
         if rule.kind == "linear":
             weight, bias = self.matrix(rule.weight, i, rule.transpose), get(rule.bias)
-            energy = get(rule.norm_energy)
+            energy = self.single(rule.norm_energy, i)
             if energy is not None:
+                square = energy + rule.norm_epsilon
+                if not square > 0:
+                    raise ModelError(f"{rule.norm_energy} must be above 0, found {energy}")
                 # the norm stands before the layer: W (x / s) + b
-                weight = weight / np.sqrt(np.float64(energy.reshape(())) + rule.norm_epsilon)
+                weight = weight / np.sqrt(np.float64(square))
             return Linear(weight, bias)
         layer = self.attention(rule, i) if rule.kind == "attention" else self.bilinear(rule, i)
         if rule.residual is None:
@@ -204,7 +237,7 @@ class _Reader:
         if rule.lifted:
             left, left_bias, right, right_bias = left[:, 1:], left[:, 0], right[:, 1:], right[:, 0]
         down = self.matrix(rule.down, i, rule.transpose)
-        down = np.eye(left.shape[0], dtype=left.dtype) if down is None else down
+        down = _identity(left) if down is None else down
         return Bilinear(left, right, down, left_bias, right_bias, get(rule.down_bias))
 
     @staticmethod
@@ -216,15 +249,36 @@ class _Reader:
 
 
 def to_numpy(value: Any, name: str) -> np.ndarray:
-    """A tensor of any library as NumPy. Raises `CheckpointError` when it holds no numbers."""
-    array = host_array(value)
+    """A tensor of a file or of any library as NumPy, in this machine's order of bytes.
+
+    Args:
+        value: what is stored under a name.
+        name: for messages.
+
+    Raises:
+        CheckpointError: when it does not hold real numbers one by one.
+    """
+    if isinstance(value, Stored):
+        value = value.tensor
+    for attribute, kind in _STRANGE.items():
+        if getattr(value, attribute, False):
+            raise CheckpointError(f"tensor {name!r} is {kind}; store it as plain numbers")
+    layout = str(getattr(value, "layout", "torch.strided"))
+    if layout != "torch.strided":
+        raise CheckpointError(f"tensor {name!r} is sparse ({layout}); store it with to_dense()")
+    with refusing(f"tensor {name!r} cannot be turned into numbers"):
+        array = host_array(value)
     if array.dtype.kind not in "fiub":
         raise CheckpointError(f"tensor {name!r} holds {array.dtype}, not real numbers")
-    return array
+    return array.astype(array.dtype.newbyteorder("="), copy=False)
 
 
-def _main_key(rule: Rule) -> str:
-    return rule.weight or rule.fused or rule.left or rule.q1 or ""
+def _identity(left: np.ndarray) -> np.ndarray:
+    """The readout of a layer without one, unless it were much larger than the layer."""
+    rank = left.shape[0]
+    if rank**2 > max(LARGEST_IDENTITY, EXPANSION * left.size):
+        raise ModelError(f"{rank:,} hidden units without down would need an identity of that size")
+    return np.eye(rank, dtype=left.dtype)
 
 
 def _descend(state: Any, dialect: Dialect) -> Mapping[str, Any]:
@@ -239,16 +293,17 @@ def _descend(state: Any, dialect: Dialect) -> Mapping[str, Any]:
         state = state[key]
     if not isinstance(state, Mapping):
         raise CheckpointError(f"expected named tensors, found {type(state).__name__}")
+    if strange := [key for key in state if not isinstance(key, str)]:
+        raise CheckpointError(f"names of tensors must be text, found {strange[0]!r}")
     return state
 
 
 def _listing(state: Any) -> str:
     if not isinstance(state, Mapping):
         return f" (found {type(state).__name__})"
-    names = list(map(str, state))
-    return (
-        f" (found {', '.join(names[:8])}{f' and {len(names) - 8} more' if len(names) > 8 else ''})"
-    )
+    names = [printable(str(name), 60) for name in itertools.islice(state, 8)]
+    more = f" and {len(state) - 8} more" if len(state) > 8 else ""
+    return f" (found {', '.join(names)}{more})"
 
 
 def _unexpected(surplus: list[str], dialect: Dialect) -> TnsimError:

@@ -90,11 +90,14 @@ def as_array(value: Any, what: str, ndim: int) -> Any:
         raise ModelError(f"{what} must have {ndim} axes, found shape {tuple(array.shape)}")
     if 0 in array.shape:
         raise ModelError(f"{what} is empty, shape {tuple(array.shape)}")
-    if not isinstance(array, Tracer) and not np.isfinite(np.asarray(array)).all():
-        bad = np.argwhere(~np.isfinite(np.asarray(array)))
-        raise ModelError(
-            f"{what} has {len(bad)} NaN or infinite entries, the first at {bad[0].tolist()}"
-        )
+    if not isinstance(array, Tracer):
+        finite = np.isfinite(np.asarray(array))
+        if not finite.all():
+            first = [int(i) for i in np.unravel_index(finite.argmin(), finite.shape)]
+            raise ModelError(
+                f"{what} has {finite.size - np.count_nonzero(finite)} NaN or infinite entries, "
+                f"the first at {first}"
+            )
     return array
 
 
@@ -288,10 +291,13 @@ class Attention:
                 )
         if self.mask not in MASKS:
             raise ModelError(f"mask must be one of {', '.join(MASKS)}, found {self.mask!r}")
-        if self.rope_base is not None and (rows // self.n_heads % 2 or not self.rope_base > 0):
-            raise ModelError(
-                f"RoPE needs heads of even width and a base above 0, found {rows // self.n_heads} and {self.rope_base}"
-            )
+        if self.rope_base is not None:
+            _scalar(self.rope_base, "Attention rope_base")
+            if rows // self.n_heads % 2 or not self.rope_base > 0:
+                raise ModelError(
+                    "RoPE needs heads of even width and a base above 0, "
+                    f"found {rows // self.n_heads} and {self.rope_base}"
+                )
         sizes = {n: int(rows) for n in ("q1", "k1", "q2", "k2")}
         sizes |= {"v": v.shape[0], "o": o.shape[0]}
         biases = {

@@ -1,0 +1,299 @@
+"""File formats of checkpoints. In: paths. Out: inventories whose tensors are read when asked for.
+
+What a file declares is held against the size of the file before any number is read, and so are the
+lengths of its lists of names. Nothing is unpickled but plain weights.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import pickle
+import re
+import warnings
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from tnsim.checkpoints.guard import refusing
+from tnsim.checkpoints.inventory import Contents, Stored, check_declared
+from tnsim.errors import CheckpointError, MissingExtra
+
+SUFFIXES = (".safetensors", ".npz", ".pt", ".pth")
+TORCH_VERSION = (2, 10)
+# Bytes of names, shapes and offsets: enough for some ten thousand tensors, and read within a second.
+HEADER_BYTES = 2**22  # safetensors
+DIRECTORY_BYTES = 2**20  # zip archives
+PICKLE_BYTES = 2**20  # PyTorch, without the numbers
+
+FLOAT8 = {  # as safetensors calls them
+    "F8_E4M3": ml_dtypes.float8_e4m3fn,
+    "F8_E5M2": ml_dtypes.float8_e5m2,
+    "F8_E4M3FNUZ": ml_dtypes.float8_e4m3fnuz,
+    "F8_E5M2FNUZ": ml_dtypes.float8_e5m2fnuz,
+    "F8_E8M0": ml_dtypes.float8_e8m0fnu,
+}
+SAFETENSORS = FLOAT8 | {
+    "BOOL": np.bool_,
+    "U8": np.uint8,
+    "U16": np.uint16,
+    "U32": np.uint32,
+    "U64": np.uint64,
+    "I8": np.int8,
+    "I16": np.int16,
+    "I32": np.int32,
+    "I64": np.int64,
+    "F16": np.float16,
+    "BF16": ml_dtypes.bfloat16,
+    "F32": np.float32,
+    "F64": np.float64,
+}
+
+
+def contents(path: Path) -> Contents:
+    """Read the inventory of a checkpoint file.
+
+    Args:
+        path: a file that ends in one of `SUFFIXES`.
+
+    Returns:
+        Names and unread tensors.
+
+    Raises:
+        CheckpointError: when there is no such file, it may not be read, is damaged, or declares
+            tensors out of proportion to its size.
+        MissingExtra: for a PyTorch file without PyTorch.
+    """
+    readers = {
+        ".safetensors": ("safetensors", _safetensors),
+        ".npz": ("npz", _npz),
+        ".pt": ("PyTorch", _torch),
+        ".pth": ("PyTorch", _torch),
+    }
+    if path.is_dir():
+        raise CheckpointError("is a folder, not a checkpoint file")
+    if not path.is_file():
+        raise CheckpointError("is no regular file" if path.exists() else "no such file")
+    if path.suffix not in readers:
+        raise CheckpointError(
+            f"unknown format {path.suffix or 'without suffix'!r}; readable are {', '.join(SUFFIXES)}"
+        )
+    path.open("rb").close()  # so that one reason for refusing is the same for all: permission
+    name, reader = readers[path.suffix]
+    with refusing(f"not a readable {name} file, or truncated"):
+        inventory = reader(path)
+    check_declared(inventory.tensors, path.stat().st_size)
+    return inventory
+
+
+# safetensors: 8 bytes that give the length of a header in JSON, the header, the numbers
+
+
+def _safetensors(path: Path) -> Contents:
+    from safetensors import safe_open
+
+    with path.open("rb") as start:
+        length = int.from_bytes(start.read(8), "little")
+    if HEADER_BYTES < length < path.stat().st_size:
+        raise CheckpointError(
+            f"its header has {length:,} bytes, over the limit of {HEADER_BYTES:,}"
+        )
+    file = safe_open(path, framework="numpy")
+    tensors = [_safetensor(path, file, name) for name in file.keys()]  # noqa: SIM118  no mapping
+    return Contents.flat(tensors, file.metadata())
+
+
+def _safetensor(path: Path, file: Any, name: str) -> Stored:
+    declared = file.get_slice(name)
+    dtype = declared.get_dtype()
+    if dtype not in SAFETENSORS:
+        return Stored(name, dtype, 0, functools.partial(_unreadable, name, dtype))
+    numbers = np.dtype(SAFETENSORS[dtype])
+    if dtype in FLOAT8:
+        read = functools.partial(_float8, path, name, numbers)
+    else:
+        read = functools.partial(file.get_tensor, name)
+    return Stored(name, numbers.name, math.prod(declared.get_shape()) * numbers.itemsize, read)
+
+
+def _unreadable(name: str, dtype: str) -> None:
+    raise CheckpointError(f"tensor {name!r} holds {dtype}, which is not read; convert it to F32")
+
+
+def _float8(path: Path, name: str, dtype: np.dtype) -> np.ndarray:
+    """The library asks NumPy itself for this type, which has none: take the bytes as they lie."""
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        declared = json.loads(file.read(length))[name]
+        begin, end = declared["data_offsets"]
+        file.seek(8 + length + begin)
+        return np.frombuffer(file.read(end - begin), dtype).reshape(declared["shape"])
+
+
+# npz: a zip archive of npy files
+
+
+def _npz(path: Path) -> Contents:
+    archive = _archive(path)
+    return Contents.flat([_npy(archive, member) for member in archive.infolist()])
+
+
+def _npy(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Stored:
+    name = member.filename.removesuffix(".npy")
+    if member.flag_bits & 1:
+        raise CheckpointError(f"{name!r} is encrypted")
+    if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        raise CheckpointError(
+            f"{name!r} is compressed by method {member.compress_type}, which NumPy never writes"
+        )
+    with archive.open(member) as file:
+        shape, dtype = _npy_header(file)
+        held = member.file_size - file.tell()
+    if dtype.hasobject:
+        raise CheckpointError(f"{name!r} holds Python objects, which are not read")
+    nbytes = math.prod(shape) * dtype.itemsize
+    if nbytes != held:
+        raise CheckpointError(
+            f"tensor {name!r} declares shape {shape} of {dtype}, "
+            f"which is {nbytes:,} bytes, and holds {held:,}"
+        )
+    return Stored(name, dtype.name, nbytes, functools.partial(_npy_array, archive, member))
+
+
+def _npy_header(file: Any) -> tuple[tuple[int, ...], np.dtype]:
+    readers = {
+        (1, 0): np.lib.format.read_array_header_1_0,
+        (2, 0): np.lib.format.read_array_header_2_0,
+    }
+    version = np.lib.format.read_magic(file)
+    if version not in readers:
+        raise CheckpointError(f"holds an npy file of version {version}, which numbers do not need")
+    shape, _, dtype = readers[version](file)
+    return shape, dtype
+
+
+def _npy_array(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> np.ndarray:
+    with archive.open(member) as file:  # which compares the checksum at the end
+        return np.lib.format.read_array(file, allow_pickle=False)
+
+
+def _archive(path: Path) -> zipfile.ZipFile:
+    """A zip archive, unless its directory is too long to be read."""
+    length = _directory_bytes(path)
+    if length > DIRECTORY_BYTES:
+        raise CheckpointError(
+            f"its directory has {length:,} bytes, over the limit of {DIRECTORY_BYTES:,}"
+        )
+    return zipfile.ZipFile(path)
+
+
+def _directory_bytes(path: Path) -> int:
+    """Length of a zip archive's directory, from the record of 22 bytes and a comment at its end."""
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - 22 - 2**16 - 76))
+        tail = file.read()
+    end = tail.rfind(b"PK\5\6")
+    if end < 0:
+        raise zipfile.BadZipFile("the end of the archive is missing")
+    large = tail[max(0, end - 76) : end]  # before it: a record of 56 bytes, a pointer of 20 to it
+    if large.startswith(b"PK\6\6"):
+        return int.from_bytes(large[40:48], "little")
+    return int.from_bytes(tail[end + 12 : end + 16], "little")
+
+
+# PyTorch: a zip archive of a pickle, and the numbers of each tensor
+
+
+def _torch(path: Path) -> Contents:
+    torch = _import_torch(path)
+    with path.open("rb") as file:
+        if file.read(1) == b"\x80":  # a pickle, as every file was before PyTorch 1.6
+            raise CheckpointError(
+                "not plain weights: it holds Python objects, or is older than PyTorch 1.6; "
+                "save the state_dict alone with torch.save, or as safetensors, where you trust it"
+            )
+    _check_records(_archive(path))
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of pickle protocols; what is not read is an error
+            state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except pickle.UnpicklingError as error:
+        raise CheckpointError(
+            "not plain weights: it holds Python objects, which are refused because unpickling "
+            "runs code; save the state_dict alone, or as safetensors where you trust it"
+        ) from error
+    if not isinstance(state, Mapping):
+        raise CheckpointError(f"expected a state_dict, found {type(state).__name__}")
+    tensors: list[Stored] = []
+    return Contents(_unread(state, torch.Tensor, tensors, {}), tuple(tensors), {})
+
+
+def _import_torch(path: Path) -> Any:
+    try:
+        import torch
+    except ImportError:
+        raise MissingExtra("torch", "torch", f"reading {path}") from None
+    version = tuple(int(number) for number in re.findall(r"\d+", torch.__version__)[:2])
+    if version < TORCH_VERSION:
+        raise CheckpointError(
+            f"torch {torch.__version__} cannot read untrusted files safely (CVE-2026-24747); "
+            "install torch>=2.10"
+        )
+    return torch
+
+
+def _check_records(archive: zipfile.ZipFile) -> None:
+    """What PyTorch relies on when it maps a file into memory, and does not look at.
+
+    Raises:
+        CheckpointError: when records are compressed, a checksum is wrong, the pickle is long, or
+            the archive is a program.
+    """
+    with archive:
+        members = archive.infolist()
+        if any(member.compress_type != zipfile.ZIP_STORED for member in members):
+            raise CheckpointError("its records are compressed; save it again with torch.save")
+        if any(member.filename.endswith("/constants.pkl") for member in members):
+            raise CheckpointError("is a TorchScript program; save its state_dict with torch.save")
+        pickled = sum(member.file_size for member in members if "/data/" not in member.filename)
+        if pickled > PICKLE_BYTES:
+            raise CheckpointError(
+                f"has {pickled:,} bytes beside the tensors, over the limit of {PICKLE_BYTES:,}; "
+                "save the state_dict alone"
+            )
+        if damaged := archive.testzip():
+            raise CheckpointError(f"its record {damaged!r} is damaged: the checksum is another")
+
+
+def _unread(
+    state: Mapping, tensor_type: type, tensors: list[Stored], seen: dict[int, Any]
+) -> dict[Any, Any]:
+    """A mapping with its tensors as `Stored`, collected in `tensors`; it may hold itself."""
+    if id(state) in seen:
+        return seen[id(state)]
+    unread = seen[id(state)] = {}
+    for name, value in state.items():
+        unread[name] = value
+        if isinstance(value, Mapping):
+            unread[name] = _unread(value, tensor_type, tensors, seen)
+        elif isinstance(value, tensor_type) and _is_plain(value):
+            unread[name] = _torch_tensor(name, value)
+            tensors.append(unread[name])
+    return unread
+
+
+def _is_plain(tensor: Any) -> bool:
+    """Whether numbers lie behind it one by one; the others are refused by name where asked for."""
+    strange = tensor.is_meta or tensor.is_quantized or tensor.is_nested
+    return not strange and str(tensor.layout) == "torch.strided"
+
+
+def _torch_tensor(name: Any, tensor: Any) -> Stored:
+    """Copied when read, for the file it is mapped from may be written again."""
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    return Stored(str(name), dtype, tensor.numel() * tensor.itemsize, tensor.detach().clone)

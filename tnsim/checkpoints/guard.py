@@ -1,0 +1,70 @@
+"""Whatever goes wrong in reading becomes one plain sentence. In: code that reads. Out: `CheckpointError`.
+
+A file may be damaged in more ways than its readers foresee: their libraries then raise nearly
+anything, a `MemoryError` or a `RecursionError` among it. Callers should have to know one exception.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+from tnsim.errors import CheckpointError, MissingExtra, TnsimError, printable
+
+
+@contextlib.contextmanager
+def refusing(what: str) -> Iterator[None]:
+    """Turn every foreign exception into a refusal; tnsim's own pass through.
+
+    Args:
+        what: the sentence to which the cause is appended.
+
+    Raises:
+        CheckpointError: with the cause in words; the exception itself is its `__cause__`.
+
+    Example:
+        >>> with refusing("config.json is not JSON"):
+        ...     json.loads("{")
+    """
+    try:
+        yield
+    except TnsimError:
+        raise
+    except Exception as error:
+        raise CheckpointError(f"{what}: {cause(error)}") from error
+
+
+@contextlib.contextmanager
+def naming(path: Any) -> Iterator[None]:
+    """Put the name of a file in front of whatever is refused, and make it fit to be shown.
+
+    Args:
+        path: the file that is read.
+
+    Raises:
+        TnsimError: of the kind that was raised inside; `CheckpointError` for all that is foreign.
+    """
+    try:
+        with refusing("cannot be read"):
+            yield
+    except MissingExtra:
+        raise
+    except TnsimError as error:
+        raise type(error)(printable(f"{path}: {error}")) from error.__cause__
+
+
+def cause(error: Exception) -> str:
+    """What an exception says, in one line and in terms of the file."""
+    if isinstance(error, MemoryError):
+        return "it asks for more memory than there is"
+    if isinstance(error, RecursionError):
+        return "it is nested too deeply"
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    if isinstance(error, KeyError):
+        return f"there is no {error}"
+    text = str(error).strip().partition("\n")[0]
+    if not text or "weights_only" in text:  # PyTorch's advice to unpickle is no good one
+        return type(error).__name__
+    return text
