@@ -11,6 +11,7 @@ as the file has them; a trailing `?` marks a key that may be absent.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import numbers
 import sys
@@ -227,7 +228,7 @@ def _check(dialect: Dialect) -> None:
 
 
 def _check_rule(rule: Rule, where: str) -> None:
-    hints = typing.get_type_hints(Rule)
+    hints = _hints()
     for field in dataclasses.fields(Rule):
         value = getattr(rule, field.name)
         if not _has_type(value, hints[field.name]):
@@ -261,6 +262,11 @@ def _check_keys(rule: Rule, where: str) -> None:
         )
     if rule.kind == "linear" and rule.residual:
         raise CheckpointError(f"{where}: a residual rule needs a bilinear or an attention layer")
+
+
+@functools.cache
+def _hints() -> dict[str, Any]:
+    return typing.get_type_hints(Rule)
 
 
 def _has_type(value: Any, hint: Any) -> bool:

@@ -26,10 +26,10 @@ from tnsim.errors import CheckpointError, MissingExtra
 
 SUFFIXES = (".safetensors", ".npz", ".pt", ".pth")
 TORCH_VERSION = (2, 10)
-# Bytes of names, shapes and offsets: enough for some ten thousand tensors, and read within a second.
+# Bytes of names, shapes and offsets: enough for ten thousand tensors, and read within a second.
 HEADER_BYTES = 2**22  # safetensors
 DIRECTORY_BYTES = 2**20  # zip archives
-PICKLE_BYTES = 2**20  # PyTorch, without the numbers
+PICKLE_BYTES = 2**19  # PyTorch, without the numbers: its reader is written in Python
 
 FLOAT8 = {  # as safetensors calls them
     "F8_E4M3": ml_dtypes.float8_e4m3fn,
@@ -81,9 +81,12 @@ def contents(path: Path) -> Contents:
         raise CheckpointError("is no regular file" if path.exists() else "no such file")
     if path.suffix not in readers:
         raise CheckpointError(
-            f"unknown format {path.suffix or 'without suffix'!r}; readable are {', '.join(SUFFIXES)}"
+            f"unknown format {path.suffix or 'without suffix'!r}; "
+            f"readable are {', '.join(SUFFIXES)}"
         )
-    path.open("rb").close()  # so that one reason for refusing is the same for all: permission
+    path.open("rb").close()  # refused here where permission is missing, in the same words for all
+    if path.stat().st_size == 0:
+        raise CheckpointError("is empty")
     name, reader = readers[path.suffix]
     with refusing(f"not a readable {name} file, or truncated"):
         inventory = reader(path)
@@ -256,10 +259,10 @@ def _check_records(archive: zipfile.ZipFile) -> None:
     """
     with archive:
         members = archive.infolist()
-        if any(member.compress_type != zipfile.ZIP_STORED for member in members):
-            raise CheckpointError("its records are compressed; save it again with torch.save")
         if any(member.filename.endswith("/constants.pkl") for member in members):
             raise CheckpointError("is a TorchScript program; save its state_dict with torch.save")
+        if any(member.compress_type != zipfile.ZIP_STORED for member in members):
+            raise CheckpointError("its records are compressed; save it again with torch.save")
         pickled = sum(member.file_size for member in members if "/data/" not in member.filename)
         if pickled > PICKLE_BYTES:
             raise CheckpointError(

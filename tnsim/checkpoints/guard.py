@@ -1,4 +1,4 @@
-"""Whatever goes wrong in reading becomes one plain sentence. In: code that reads. Out: `CheckpointError`.
+"""Whatever goes wrong in reading becomes one sentence. In: code that reads. Out: `CheckpointError`.
 
 A file may be damaged in more ways than its readers foresee: their libraries then raise nearly
 anything, a `MemoryError` or a `RecursionError` among it. Callers should have to know one exception.

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from tnsim.checkpoints.configurations import read_text
+from tnsim.checkpoints.guard import naming
 from tnsim.checkpoints.load import SUFFIXES, natural
 from tnsim.errors import CheckpointError
 
@@ -23,10 +25,7 @@ def revisions(folder: Path) -> dict[str, Path]:
     The name is a ref other than `main` where there is one, else the commit's first digits.
     Raises `CheckpointError` when there is no revision, or a revision has not exactly one checkpoint file.
     """
-    refs = folder / "refs"
-    known: dict[str, list[str]] = {}
-    for ref in sorted(p for p in refs.rglob("*") if p.is_file()) if refs.is_dir() else ():
-        known.setdefault(ref.read_text().strip(), []).append(ref.relative_to(refs).as_posix())
+    known = _refs(folder / "refs")
     found = {}
     for snapshot in sorted((folder / "snapshots").iterdir()):
         names = sorted(
@@ -42,3 +41,13 @@ def revisions(folder: Path) -> dict[str, Path]:
     if not found:
         raise CheckpointError(f"{folder}: the cache holds no revision; download one first")
     return {name: found[name] for name in sorted(found, key=lambda name: natural(Path(name)))}
+
+
+def _refs(folder: Path) -> dict[str, list[str]]:
+    """Names of branches and tags by the commit they point to."""
+    names: dict[str, list[str]] = {}
+    for ref in sorted(path for path in folder.rglob("*") if path.is_file()):
+        with naming(ref):
+            commit = read_text(ref).strip()
+        names.setdefault(commit, []).append(ref.relative_to(folder).as_posix())
+    return names

@@ -1,4 +1,4 @@
-"""What a file declares, before a number is read. In: names, types, shapes. Out: tensors that are read when asked for."""
+"""What a file declares, before a number is read. In: names, sizes, readers. Out: unread tensors."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Checkpoints into models. In: paths. Out: models and series of models.
 
-tnsim's own files carry their architecture; foreign ones go through a dialect. Whatever is wrong with
-a file is refused as `CheckpointError`, `ModelError` or `UnsupportedLayer` with its path in front.
+tnsim's own files carry their architecture; foreign ones go through a dialect. Whatever is wrong
+with a file is refused as `CheckpointError`, `ModelError` or `UnsupportedLayer`, its path in front.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def find_dialect(dialect: Dialect | str | os.PathLike) -> Dialect:
 
 
 class ForwardError(NamedTuple):
-    """Largest difference between two forward passes: absolute, and relative to the largest output."""
+    """Largest difference of two forward passes: absolute, and relative to the largest output."""
 
     absolute: float
     relative: float

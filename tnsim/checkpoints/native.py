@@ -1,6 +1,7 @@
-"""tnsim's own format: safetensors with the architecture in the metadata. In: models or tensors. Out: files or models.
+"""tnsim's own format. In: models, or tensors and metadata. Out: files, or models.
 
-Files are written to a temporary name and renamed, so none is ever half there.
+It is safetensors with the architecture in the metadata. Files are written to a temporary
+name and renamed, so none is ever half there.
 """
 
 from __future__ import annotations

@@ -32,6 +32,10 @@ _ATTENTION = re.compile(
 )
 
 
+class KeysDiffer(CheckpointError):
+    """The keys of a file are not those of a dialect."""
+
+
 def model_from_state(
     state: Mapping[str, Any],
     dialect: Dialect,
@@ -56,8 +60,9 @@ def model_from_state(
             if not rule.repeat:
                 break
         if rule.repeat and len(layers) == count:
-            raise CheckpointError(
-                f"dialect {dialect.name} repeats {rule.main_key}, but no such tensor is there{_listing(state)}"
+            raise KeysDiffer(
+                f"dialect {dialect.name} repeats {rule.main_key}, "
+                f"but no such tensor is there{_listing(state)}"
             )
     surplus = [
         k
@@ -71,31 +76,31 @@ def model_from_state(
 
 def detect(state: Mapping[str, Any], config: Mapping[str, Any] | None = None) -> Dialect:
     """The one preset that accounts for every key. Raises when there is none, or more than one."""
-    found, errors = [], {}
+    found, errors = [], []
     for dialect in PRESETS.values():
         try:
             model_from_state(state, dialect, config=config)
             found.append(dialect)
         except TnsimError as error:
-            errors[dialect.name] = error
+            errors.append(error)
     if len(found) == 1:
         return found[0]
     if found:
         raise CheckpointError(
-            f"the dialects {', '.join(d.name for d in found)} all fit these keys but mean different functions; name one"
+            f"the dialects {', '.join(d.name for d in found)} all fit these keys "
+            "but mean different functions; name one"
         )
-    closest = {
-        name: error for name, error in errors.items() if not isinstance(error, CheckpointError)
-    }
+    closest = {str(error): error for error in errors if not isinstance(error, KeysDiffer)}
     if len(closest) == 1:
-        raise next(iter(closest.values()))
+        raise closest.popitem()[1]
     if attention := [k for k in map(str, state) if _ATTENTION.search(k)]:
         raise UnsupportedLayer(
-            f"{attention[0]} belongs to an attention layer of no known layout; bilinear attention is read with a dialect of its own, "
-            "softmax attention is no polynomial"
+            f"{attention[0]} belongs to an attention layer of no known layout; "
+            "bilinear attention is read with a dialect of its own, softmax attention is no polynomial"
         )
     raise CheckpointError(
-        f"no dialect is known for these keys{_listing(state)}; presets: {', '.join(PRESETS)}; or write one as JSON"
+        f"no dialect is known for these keys{_listing(state)}; "
+        f"presets: {', '.join(PRESETS)}; or write one as JSON"
     )
 
 
@@ -115,7 +120,7 @@ class _Reader:
         if name not in self.state:
             if key.endswith("?"):
                 return None
-            raise CheckpointError(f"tensor {name!r} is missing{_listing(self.state)}")
+            raise KeysDiffer(f"tensor {name!r} is missing{_listing(self.state)}")
         self.used.add(name)
         return to_numpy(self.state[name], name)
 
@@ -287,7 +292,7 @@ def _descend(state: Any, dialect: Dialect) -> Mapping[str, Any]:
         if key != name and isinstance(state, Mapping) and key not in state:
             continue
         if not isinstance(state, Mapping) or key not in state:
-            raise CheckpointError(
+            raise KeysDiffer(
                 f"dialect {dialect.name} looks under {key!r}, which is not there{_listing(state)}"
             )
         state = state[key]
@@ -313,6 +318,6 @@ def _unexpected(surplus: list[str], dialect: Dialect) -> TnsimError:
             "A constant one can be folded with norm_energy, or listed under ignore if it is unused"
         )
     names = ", ".join(surplus[:8])
-    return CheckpointError(
+    return KeysDiffer(
         f"dialect {dialect.name} does not account for {names}; extend it or list them under ignore"
     )

@@ -8,8 +8,10 @@ from __future__ import annotations
 import json
 import os
 import sys
+import traceback
+import warnings
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -24,7 +26,12 @@ from tnsim.cli.options import (
     MetricOption,
     metric_of,
     print_json,
+    say,
 )
+from tnsim.errors import TnsimError, printable
+
+if TYPE_CHECKING:
+    from tnsim.models.model import Model
 
 app = typer.Typer(
     help="Exact similarity of polynomial networks, from their weights.",
@@ -40,6 +47,13 @@ app.add_typer(bench_app, name="bench")
 app.command()(cli_pairwise.pairwise)
 
 File = Annotated[Path, typer.Argument(help="Checkpoint: .safetensors, .npz, .pt or .pth.")]
+
+
+def _model(file: Path, dialect: str | None, n_ctx: int | None = None) -> Model:
+    """The model in one file; a folder or a pattern of names is refused."""
+    from tnsim.checkpoints.load import read
+
+    return read(file, dialect, n_ctx).model
 
 
 @app.command()
@@ -66,7 +80,7 @@ def similarity(
     """Cosine of two models as functions."""
     import tnsim
 
-    one, two = tnsim.load(a, dialect, n_ctx), tnsim.load(b, dialect, n_ctx)
+    one, two = _model(a, dialect, n_ctx), _model(b, dialect, n_ctx)
     value = tnsim.similarity(one, two, metric_of(metric), dtype=dtype.value)
     found: dict[str, Any] = {
         "similarity": float(value),
@@ -87,16 +101,16 @@ def similarity(
     if as_json:
         print_json({"a": str(a), "b": str(b), **found})
         return
-    typer.echo(f"similarity  {value:.12g}")
-    typer.echo(
+    say(f"similarity  {value:.12g}")
+    say(
         f"metric      {value.metric} ({'exact' if value.exact else 'approximation beyond one nonlinear layer'})"
     )
     if check:
-        typer.echo(
+        say(
             f"sampled     {beside.estimate:.6g} +- {beside.standard_error:.2g}, {beside.deviation:+.1f} standard errors away"
         )
     for n, x in enumerate(found.get("slices", [])):
-        typer.echo(f"output {n:<5}{x:.12g}")
+        say(f"output {n:<5}{x:.12g}")
 
 
 @app.command()
@@ -127,17 +141,17 @@ def inspect(
         print_json(found)
         return
     for n, line in enumerate(found["layers"]):
-        typer.echo(f"layer {n:<6}{line}")
-    typer.echo(
+        say(f"layer {n:<6}{line}")
+    say(
         f"degree      {model.degree}, so {model.degree} input legs of {model.d_in} (+ 1 constant) coordinates"
     )
     if model.attends or model.n_ctx is not None:
-        typer.echo(
+        say(
             f"sequences   {'of any length; comparing needs --n-ctx' if model.n_ctx is None else f'of {model.n_ctx} positions'}"
         )
-    typer.echo(f"parameters  {model.parameters:,}, stored as {', '.join(dtypes)}")
+    say(f"parameters  {model.parameters:,}, stored as {', '.join(dtypes)}")
     for line in assumptions:
-        typer.echo(f"assumed     {line}")
+        say(f"assumed     {line}")
 
 
 @app.command()
@@ -157,8 +171,8 @@ def plan(
     import tnsim
 
     found = tnsim.plan(
-        tnsim.load(a, dialect, n_ctx),
-        tnsim.load(b, dialect, n_ctx),
+        _model(a, dialect, n_ctx),
+        _model(b, dialect, n_ctx),
         metric_of(metric),
         norms=norms,
         dtype=dtype.value,
@@ -166,14 +180,14 @@ def plan(
     if as_json:
         typer.echo(found.to_json())
         return
-    typer.echo(str(found))
-    typer.echo(
+    say(str(found))
+    say(
         f"\n{'piece':>5} {'runs':>5} {'contractions':>13} {'multiplications':>16}  inputs of the first run"
     )
     for n, piece in enumerate(found.pieces):
         stages = [s for s in found.stages if s.piece == n]
         inputs = ", ".join(stages[0].inputs[:4]) + (", ..." if len(stages[0].inputs) > 4 else "")
-        typer.echo(
+        say(
             f"{n:>5} {len(stages):>5} {piece.contractions:>13,} {piece.multiplications:>16,}  {inputs}"
         )
 
@@ -187,9 +201,9 @@ def convert(
     """Rewrite a checkpoint in tnsim's own format, safetensors with the architecture inside."""
     import tnsim
 
-    model = tnsim.load(source, dialect)
+    model = _model(source, dialect)
     tnsim.save(model, target)
-    typer.echo(f"{target}: {model}")
+    say(f"{target}: {model}")
 
 
 @app.command()
@@ -205,13 +219,13 @@ def demo(
 
     series = tnsim.load(Path(__file__).parent.parent / "data" / "modular-addition")
     models, count = [series[0], series[-1]], len(series)
-    typer.echo(
+    say(
         f"{count} checkpoints of one network learning (a + b) mod 113, steps {series.labels[0]} to {series.labels[-1]}"
     )
-    typer.echo(f"{models[-1]}\n")
+    say(f"{models[-1]}\n")
     network = tnsim.network(models[-1])
-    typer.echo(f"network: {network.num_tensors} tensors, tags {', '.join(sorted(network.tags))}\n")
-    typer.echo(f"{tnsim.plan(models[0], models[-1])}\n")
+    say(f"network: {network.num_tensors} tensors, tags {', '.join(sorted(network.tags))}\n")
+    say(f"{tnsim.plan(models[0], models[-1])}\n")
     result = tnsim.pairwise(series, progress=True)
     result["weight_cosine"] = baselines.weight_cosine(series)
     phases = reading.segment(result, 3)
@@ -221,12 +235,10 @@ def demo(
     )
     exports.write_npz(result, out / "similarity.npz")
     page = report.write(result, out / "report.html", "Modular addition")
-    typer.echo(
-        f"\nwrote {out / 'similarity.png'}, {out / 'similarity.npz'} and {page}, a page to explore"
-    )
+    say(f"\nwrote {out / 'similarity.png'}, {out / 'similarity.npz'} and {page}, a page to explore")
     first, middle, last = int(series.labels[0]), 400, int(series.labels[-1])
     at = lambda a, b: float(result.similarity.sel(a=a, b=b))  # noqa: E731
-    typer.echo(
+    say(
         "What is to be seen: three blocks along the diagonal, the steps that are still close to the initialisation, those that have "
         "memorised the training set, and the solution that generalises, each unlike the others "
         f"(similarity of step {first} to step {last}: {at(first, last):.2f}, of step {middle}: {at(middle, last):.2f}). "
@@ -263,7 +275,7 @@ def bench_depth(
     )
     rows = []
     if not as_json:
-        typer.echo(" ".join(f"{name:>{max(9, len(name) + 1)}}" for name in columns))
+        say(" ".join(f"{name:>{max(9, len(name) + 1)}}" for name in columns))
     for row in bench.depth_rows(width, rank, depths, dtype.value, repeats):
         rows.append(row)
         unrolled = row["unrolled_multiplications"]
@@ -279,7 +291,7 @@ def bench_depth(
             ),
         )
         if not as_json:
-            typer.echo(
+            say(
                 " ".join(
                     f"{cell:>{max(9, len(name) + 1)}}"
                     for name, cell in zip(columns, cells, strict=True)
@@ -298,30 +310,40 @@ def bench_depth(
 
 
 def main() -> None:
-    """Entry point: errors become one line on stderr and exit status 2."""
-    from tnsim.errors import TnsimError
+    """Entry point: every error becomes one line on stderr and exit status 2.
 
+    With TNSIM_DEBUG=1 in the environment the traceback stands before it.
+    """
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+    warnings.showwarning = _warn
     try:
         code = app(standalone_mode=False)
-    except TnsimError as error:
-        _fail(str(error))
-    except OSError as error:
-        _fail(str(error))
     except typer.Abort:
         sys.exit(130)
     except Exception as error:
-        if not hasattr(
-            error, "format_message"
-        ):  # a wrong flag or argument, in the words of the parser
-            raise
-        _fail(error.format_message())
+        if os.environ.get("TNSIM_DEBUG") == "1":
+            traceback.print_exc()
+        _print_line(f"error: {_sentence(error)}")
+        sys.exit(2)
     sys.exit(code if isinstance(code, int) else 0)
 
 
-def _fail(message: str) -> None:
-    print(f"tnsim: error: {' '.join(message.split())}", file=sys.stderr)  # noqa: T201
-    sys.exit(2)
+def _sentence(error: Exception) -> str:
+    if hasattr(error, "format_message"):  # a wrong flag or argument, in the words of the parser
+        return error.format_message()
+    if isinstance(error, (TnsimError, OSError)):
+        return str(error)
+    kind = type(error).__name__
+    return f"unforeseen {kind}: {error} (TNSIM_DEBUG=1 in the environment shows where)"
+
+
+def _warn(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
+    _print_line(f"{category.__name__}: {message}")
+
+
+def _print_line(text: str) -> None:
+    line = printable(" ".join(text.split()))
+    print(f"tnsim: {line}", file=sys.stderr)  # noqa: T201
 
 
 if __name__ == "__main__":

@@ -8,6 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
+from tnsim.errors import printable
+
 
 class MetricName(enum.StrEnum):
     gaussian = "gaussian"
@@ -60,6 +62,12 @@ def metric_of(name: MetricName) -> Any:
         tnsim.Categorical,
     )
     return {cls.name: cls for cls in classes}[name.value]()
+
+
+def say(text: str) -> None:
+    """Print lines that may hold names out of files, as a terminal may show them."""
+    for line in text.split("\n"):
+        typer.echo(printable(line))
 
 
 def print_json(data: dict[str, Any]) -> None:

@@ -18,6 +18,7 @@ from tnsim.cli.options import (
     MetricOption,
     metric_of,
     print_json,
+    say,
 )
 
 Files = Annotated[
@@ -79,7 +80,7 @@ def pairwise(
     options: dict[str, Any] = {"slices": slices, "dtype": dtype.value}
     if dry_run:
         found = tnsim.plan_pairwise(models, metric_of(metric), others, **options)
-        print_json(dataclasses.asdict(found)) if as_json else typer.echo(str(found))
+        print_json(dataclasses.asdict(found)) if as_json else say(str(found))
         return
     if out is None:
         raise typer.BadParameter("give --out DIR, where results are kept, or --dry-run")
@@ -111,14 +112,14 @@ def pairwise(
             }
         )
         return
-    typer.echo(
+    say(
         f"models      {result.sizes['a']} x {result.sizes['b']}, {result.attrs['duplicates']} with the weights of another"
     )
-    typer.echo(
+    say(
         f"metric      {result.attrs['metric']} ({'exact' if result.attrs['exact'] else 'approximation beyond one nonlinear layer'})"
     )
-    typer.echo(f"route       {result.attrs['plan']}")
-    typer.echo(f"wrote       {', '.join(map(str, written))}")
+    say(f"route       {result.attrs['plan']}")
+    say(f"wrote       {', '.join(map(str, written))}")
 
 
 def _looked_at(result: Any, pictures: Path | None, page: Path | None) -> list[Path]:

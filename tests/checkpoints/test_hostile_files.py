@@ -1,0 +1,471 @@
+"""Files that are damaged or mean harm are refused in one sentence; unusual ones that are sound are read."""
+
+import io
+import json
+import os
+import subprocess
+import sys
+import time
+import zipfile
+from pathlib import Path
+
+import corpus
+import ml_dtypes
+import numpy as np
+import pytest
+from safetensors.numpy import save as serialise
+
+import tnsim
+from tnsim.checkpoints.dialects import Dialect, Rule
+from tnsim.checkpoints.load import read
+from tnsim.cli import app
+
+READOUT = corpus.readout()
+
+
+def refused(path, message, error=tnsim.CheckpointError, **options):
+    with pytest.raises(error, match=message) as caught:
+        tnsim.load(path, **options)
+    assert str(caught.value).startswith(str(path))
+    return caught.value
+
+
+def test_the_whole_corpus():
+    """Loaded or refused, within two seconds and 200 MiB each, in a process with a limit of memory."""
+    script = Path(corpus.__file__).with_name("corpus_run.py")
+    done = subprocess.run(
+        [sys.executable, script], capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    result = json.loads(done.stdout)
+    assert result["wrong"] == []
+    assert sum(sum(kind.values()) for kind in result["kinds"].values()) > 1500
+    assert max(result["slowest"].values()) < 2
+    assert result["memory"] < 200
+
+
+# sound, though unusual
+
+
+@pytest.mark.parametrize("name", ["float8_e4m3fn", "float8_e5m2"])
+def test_safetensors_of_eight_bits(name, tmp_path):
+    dtype = np.dtype(getattr(ml_dtypes, name))
+    kind = {"float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2"}[name]
+    narrow = {key: array.astype(dtype) for key, array in READOUT.items()}
+    header = {
+        key: {"dtype": kind, "shape": array.shape, "data_offsets": [6 * n, 6 * n + 6]}
+        for n, (key, array) in enumerate(narrow.items())
+    }
+    numbers = b"".join(array.tobytes() for array in narrow.values())
+    (tmp_path / "a.safetensors").write_bytes(corpus.safetensors(json.dumps(header), numbers))
+    checkpoint = read(tmp_path / "a.safetensors")
+    (layer,) = checkpoint.model.layers
+    assert checkpoint.dtypes == (name,)
+    np.testing.assert_array_equal(layer.left, narrow["W_l"].astype(np.float32))
+    np.testing.assert_array_equal(layer.down, narrow["W_p"].astype(np.float32))
+    assert layer.left.dtype == np.float32
+    direct = tnsim.from_state_dict(narrow)
+    np.testing.assert_array_equal(direct.layers[0].left, layer.left)
+
+
+def test_npz_in_the_other_order_of_bytes_and_of_axes(tmp_path):
+    state = {key: np.asfortranarray(array.astype(">f8")) for key, array in READOUT.items()}
+    for save in (np.savez, np.savez_compressed):
+        save(tmp_path / "a.npz", **state)
+        checkpoint = read(tmp_path / "a.npz")
+        assert checkpoint.dtypes == ("float64",)
+        np.testing.assert_array_equal(checkpoint.model.layers[0].left, READOUT["W_l"])
+        assert checkpoint.model.layers[0].left.dtype == np.float64
+    assert tnsim.from_state_dict(state).layers[0].left.dtype.isnative
+
+
+def test_only_what_the_dialect_uses_is_read(tmp_path):
+    members = [corpus.Member(f"{key}.npy", corpus.npy(array)) for key, array in READOUT.items()]
+    damaged = corpus.Member("epoch.npy", corpus.npy(np.ones((100, 100))), checksum=1)
+    (tmp_path / "a.npz").write_bytes(corpus.archive([*members, damaged]))
+    assert tnsim.load(tmp_path / "a.npz").d_in == 2
+    rule = Rule("linear", weight="epoch")
+    dialect = Dialect("other", (rule,), ignore=("W_*",))
+    refused(tmp_path / "a.npz", "tensor 'epoch' cannot be read: Bad CRC-32", dialect=dialect)
+
+
+# PyTorch
+
+
+class TestTorch:
+    """PyTorch files; skipped where torch is not installed."""
+
+    @pytest.fixture(autouse=True)
+    def torch(self, tmp_path):
+        self.torch = pytest.importorskip("torch", reason="reading .pt files needs the torch extra")
+        self.path = tmp_path / "a.pt"
+
+    def write(self, **changes):
+        state = {key: self.torch.tensor(array) for key, array in READOUT.items()}
+        self.path.write_bytes(corpus.pt(state | changes))
+
+    @pytest.mark.parametrize("name", ["float8_e4m3fn", "float8_e5m2"])
+    def test_eight_bits(self, name):
+        narrow = self.torch.tensor(READOUT["W_l"]).to(getattr(self.torch, name))
+        self.write(W_l=narrow)
+        checkpoint = read(self.path)
+        assert checkpoint.dtypes == ("float32", name)
+        np.testing.assert_array_equal(checkpoint.model.layers[0].left, narrow.float().numpy())
+
+    def test_tensors_without_plain_numbers_are_named(self):
+        torch, ones = self.torch, self.torch.ones(3, 2)
+        with pytest.warns(UserWarning):
+            quantised = torch.quantize_per_tensor(ones, 0.1, 0, torch.qint8)
+        four_bits = torch.zeros(3, 2, dtype=torch.uint8).view(torch.float4_e2m1fn_x2)
+        for tensor, message in {
+            quantised: "tensor 'W_l' is quantised; store it as plain numbers",
+            ones.to_sparse(): r"tensor 'W_l' is sparse \(torch.sparse_coo\); store it with to_dense",
+            ones.to("meta"): "tensor 'W_l' is a meta tensor, which has a shape and no numbers",
+            four_bits: "tensor 'W_l' cannot be turned into numbers",
+            ones.to(torch.complex64): "tensor 'W_l' holds complex64, not real numbers",
+        }.items():
+            self.write(W_l=tensor)
+            refused(self.path, message)
+
+    def test_a_model_keeps_its_numbers_when_the_file_is_written_again(self):
+        self.write()
+        model = tnsim.load(self.path)
+        with self.path.open("r+b") as file:
+            file.write(bytes(self.path.stat().st_size))
+        np.testing.assert_array_equal(model.layers[0].left, READOUT["W_l"])
+
+    def test_a_flipped_bit_is_found(self):
+        self.write()
+        data = bytearray(self.path.read_bytes())
+        data[data.index(READOUT["W_l"].tobytes())] ^= 1
+        self.path.write_bytes(data)
+        refused(self.path, "its record 'archive/data/0' is damaged: the checksum is another")
+
+    def test_repeated_and_endless_numbers(self):
+        self.write(W_l=self.torch.zeros(1).expand(3, 2))
+        assert tnsim.load(self.path).d_in == 2
+        self.write(W_l=self.torch.zeros(1).expand(2**20, 2**20))
+        refused(self.path, "declares 4,398,046,511,152 bytes of tensors in a file of")
+
+    def test_strange_containers(self):
+        ones = self.torch.ones(3, 2)
+        self.write(**{"step": ones})
+        itself: dict = {"W_l": ones}
+        itself["model_state_dict"] = itself
+        self.path.write_bytes(corpus.pt(itself))
+        refused(self.path, r"no dialect is known for these keys \(found W_l, model_state_dict\)")
+        self.path.write_bytes(corpus.pt({0: ones}))
+        refused(self.path, "names of tensors must be text, found 0")
+        self.path.write_bytes(corpus.pt([ones]))
+        refused(self.path, "expected a state_dict, found list")
+
+    def test_what_could_run_code(self, monkeypatch, tmp_path):
+        monkeypatch.chdir(tmp_path)
+        self.write(extra=corpus.Touch())
+        assert "weights_only" not in str(refused(self.path, "it holds Python objects, which are"))
+        program = io.BytesIO()
+        with pytest.warns(DeprecationWarning):
+            self.torch.jit.save(self.torch.jit.script(self.torch.nn.Linear(2, 2)), program)
+        self.path.write_bytes(program.getvalue())
+        assert "weights_only" not in str(refused(self.path, "is a TorchScript program"))
+        assert not Path("owned").exists()
+
+    def test_compressed_long_and_old(self):
+        self.write()
+        data = self.path.read_bytes()
+        self.path.write_bytes(corpus.rezipped(data, zipfile.ZIP_DEFLATED))
+        refused(self.path, "its records are compressed; save it again with torch.save")
+        self.path.write_bytes(corpus.pt({"history": list(range(300_000))}))
+        refused(self.path, "bytes beside the tensors, over the limit of 524,288; save the state_di")
+        old = io.BytesIO()
+        self.torch.save({}, old, _use_new_zipfile_serialization=False)
+        self.path.write_bytes(old.getvalue())
+        refused(self.path, "or is older than PyTorch 1.6; save the state_dict alone")
+
+
+# other formats
+
+
+def test_safetensors_that_numpy_cannot_hold(tmp_path):
+    layout = {"W_l": [4, 2], "W_r": [4, 2], "W_p": [2, 4]}
+    header = {
+        name: {"dtype": "F4", "shape": shape, "data_offsets": [4 * n, 4 * n + 4]}
+        for n, (name, shape) in enumerate(layout.items())
+    }
+    (tmp_path / "a.safetensors").write_bytes(corpus.safetensors(json.dumps(header), bytes(12)))
+    refused(
+        tmp_path / "a.safetensors", "tensor 'W_l' holds F4, which is not read; convert it to F32"
+    )
+    (tmp_path / "a.safetensors").write_bytes(corpus.safetensors("{}" + " " * 2**22))
+    refused(tmp_path / "a.safetensors", "its header has 4,194,306 bytes, over the limit")
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"flags": 1}, "'W_l' is encrypted"),
+        ({"method": 14}, "'W_l' is compressed by method 14, which NumPy never writes"),
+        ({"method": 8}, "not a readable npz file, or truncated"),
+        ({"checksum": 1}, "not a readable npz file, or truncated: Bad CRC-32"),
+        (
+            {"data": corpus.npy(np.ones((3, 2)))[:-8]},
+            r"declares shape \(3, 2\) of float64, which is",
+        ),
+        ({"data": b"text"}, "not a readable npz file, or truncated"),
+    ],
+)
+def test_npz_with_a_strange_member(changes, message, tmp_path):
+    members = [corpus.Member(f"{key}.npy", corpus.npy(array)) for key, array in READOUT.items()]
+    members[0] = members[0]._replace(**changes)
+    (tmp_path / "a.npz").write_bytes(corpus.archive(members))
+    refused(tmp_path / "a.npz", message)
+
+
+def test_small_files_that_declare_much_memory(tmp_path):
+    for item in corpus.bombs():
+        item.write(tmp_path)
+        start = time.perf_counter()
+        with pytest.raises(tnsim.TnsimError):
+            tnsim.load(tmp_path / item.target)
+        assert time.perf_counter() - start < 2
+    members = [corpus.zero_member("W_l", (2**15, 2**15))]
+    (tmp_path / "a.npz").write_bytes(corpus.archive(members))
+    refused(tmp_path / "a.npz", "declares 4,294,967,296 bytes of tensors in a file of 4,")
+
+
+# text
+
+
+def attention(folder, name, text):
+    (folder / "a.npz").write_bytes(corpus.npz(corpus.attention()))
+    (folder / name).write_bytes(text)
+    return folder / "a.npz"
+
+
+@pytest.mark.parametrize(
+    "text, error, message",
+    [
+        (
+            "null",
+            tnsim.CheckpointError,
+            "config.json beside it must hold names and values, found N",
+        ),
+        (
+            "[1]",
+            tnsim.CheckpointError,
+            "config.json beside it must hold names and values, found list",
+        ),
+        (
+            "[" * 10**5,
+            tnsim.CheckpointError,
+            "config.json beside it is not JSON: it is nested too d",
+        ),
+        (" " * 2**21, tnsim.CheckpointError, "config.json is longer than 1,048,576 bytes"),
+        ("\xff", tnsim.CheckpointError, "config.json beside it is not JSON: 'utf-8' codec"),
+        (
+            {"attn_scale": None},
+            tnsim.ModelError,
+            "residual scale must be a finite number, found None",
+        ),
+        (
+            {"attn_scale": [1]},
+            tnsim.ModelError,
+            r"residual scale must be a finite number, found \[1\]",
+        ),
+        (
+            {"attn_scale": 10**400},
+            tnsim.ModelError,
+            "residual scale must be a finite number, found 1",
+        ),
+        ({"rope_base": "x"}, tnsim.ModelError, "RoPE base must be a finite number, found 'x'"),
+    ],
+)
+def test_configurations_in_json(text, error, message, tmp_path):
+    if isinstance(text, dict):
+        text = json.dumps({"model": corpus.CONFIG["model"] | text})
+    path = attention(tmp_path, "config.json", text.encode("latin-1"))
+    refused(path, message, error, dialect="quadratic-attention")
+
+
+def test_no_rope_in_the_configuration(tmp_path):
+    text = json.dumps({"model": corpus.CONFIG["model"] | {"rope_base": None}})
+    path = attention(tmp_path, "config.json", text.encode())
+    assert tnsim.load(path, "quadratic-attention").layers[1].layer.rope_base is None
+
+
+@pytest.mark.parametrize(
+    "base, error, message",
+    [
+        ("2020-01-01", tnsim.ModelError, "RoPE base must be a finite number, found datetime.date"),
+        ("[" * 50_000, tnsim.CheckpointError, "config.yaml beside it is nested deeper than 64"),
+        ("&a [*a]", tnsim.CheckpointError, r"config.yaml beside it refers to itself by \*a"),
+        ("#" * 2**18, tnsim.CheckpointError, "config.yaml is longer than 131,072 bytes"),
+        ("}", tnsim.CheckpointError, "config.yaml beside it is not YAML"),
+    ],
+)
+def test_configurations_in_yaml(base, error, message, tmp_path):
+    pytest.importorskip("yaml")
+    text = f"model:\n  n_head: 2\n  attn_scale: 0.5\n  rope_base: {base}"
+    path = attention(tmp_path, "config.yaml", text.encode())
+    start = time.perf_counter()
+    refused(path, message, error, dialect="quadratic-attention")
+    assert time.perf_counter() - start < 2
+
+
+def test_numbers_kept_in_tensors(tmp_path):
+    rule = Rule("linear", weight="w", norm_energy="e")
+    for energy, message in {
+        (1.0, 2.0): r"tensor 'e' must hold one number, found shape \(2,\)",
+        (-1.0,): "e must be above 0, found -1.0",
+        (np.nan,): "e must be above 0, found nan",
+    }.items():
+        np.savez(tmp_path / "a.npz", w=np.ones((2, 2)), e=np.array(energy))
+        dialect = Dialect("d", (rule,))
+        refused(tmp_path / "a.npz", message, tnsim.ModelError, dialect=dialect)
+
+
+LINEAR = {"kind": "linear", "weight": "w"}
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"repeat": True}, "repeats 'w', which is the same key each time; put {i} where"),
+        ({"weight": 5}, r"layer rule 0: weight must be str \| None, found 5"),
+        ({"weight": "w?"}, r"weight 'w\?' may not be absent, remove the \?"),
+        ({"norm_epsilon": True}, "norm_epsilon must be float, found True"),
+        ({"scale": None}, r"scale must be float \| str, found None"),
+        ({"scale": 10**400}, r"scale must be float \| str, found 1000"),
+        ({"repeat": "yes"}, "repeat must be bool, found 'yes'"),
+    ],
+)
+def test_rules_that_say_what_they_cannot(change, message):
+    text = json.dumps({"format": 1, "name": "x", "layers": [LINEAR | change]})
+    with pytest.raises(tnsim.CheckpointError, match=message):
+        Dialect.from_json(text)
+    with pytest.raises(tnsim.CheckpointError, match=message):
+        Dialect("x", (Rule(**LINEAR | change),))
+
+
+def test_dialects_that_are_none(tmp_path):
+    path = tmp_path / "d.json"
+    for text, message in {
+        b"\xff": "'utf-8' codec",
+        b"[" * 10**5: "not a dialect: it is nested too deeply",
+        b" " * 2**21: "d.json is longer than 1,048,576 bytes, and is not read",
+        b'{"format": 1, "name": "x", "layers": [1]}': "layer rule 0 must be an object, found 1",
+        b'{"format": 1, "name": 1, "layers": []}': "the name of a dialect must be text",
+        b'{"format": 1, "name": "x", "layers": [], "nested": "a"}': "nested must list keys, found",
+    }.items():
+        path.write_bytes(text)
+        with pytest.raises(tnsim.CheckpointError, match=message) as caught:
+            tnsim.from_state_dict({}, path)
+        assert str(caught.value).startswith(str(path))
+
+
+def test_settings_of_attention_out_of_range():
+    ones = [np.ones((2, 2))] * 6
+    for base in (10**400, float("inf"), "x"):
+        with pytest.raises(tnsim.ModelError, match="Attention rope_base"):
+            tnsim.Attention(*ones, n_heads=1, rope_base=base)
+
+
+# places
+
+
+def test_what_is_no_file(tmp_path):
+    (tmp_path / "folder.npz").mkdir()
+    with pytest.raises(tnsim.CheckpointError, match="is a folder, not a checkpoint file"):
+        read(tmp_path / "folder.npz")
+    os.mkfifo(tmp_path / "pipe.npz")
+    refused(tmp_path / "pipe.npz", "is no regular file")
+    (tmp_path / "loop.npz").symlink_to(tmp_path / "loop.npz")
+    refused(tmp_path / "loop.npz", "no such file")
+    refused(tmp_path / ("n" * 300 + ".npz"), "cannot be read: File name too long")
+    for suffix in ("npz", "safetensors", "pt"):
+        (tmp_path / f"empty.{suffix}").touch()
+        refused(tmp_path / f"empty.{suffix}", "is empty")
+    with pytest.raises(tnsim.CheckpointError, match="expected a path or several, found 5"):
+        tnsim.load(5)
+
+
+def test_permission(tmp_path, monkeypatch):
+    """Root may read anything, so that the refusal of the operating system is played."""
+    path = tmp_path / "a.npz"
+    path.write_bytes(corpus.npz(READOUT))
+    path.chmod(0)
+    if os.geteuid() == 0:
+
+        def forbidden(*_, **__):
+            raise PermissionError(13, "Permission denied", str(path))
+
+        monkeypatch.setattr(Path, "open", forbidden)
+    refused(path, "a.npz: cannot be read: Permission denied$")
+
+
+def test_names_are_shown_without_what_they_could_do_to_a_terminal(tmp_path):
+    path = tmp_path / "a.npz"
+    names = [f"w\x1b[2J{n}" for n in range(3)] + ["n" * 50_000]
+    np.savez(path, **dict.fromkeys(names, np.ones(1)))
+    message = str(refused(path, "no dialect is known"))
+    assert "\\x1b[2J" in message and message.isprintable() and len(message) < 1200
+    state = {f"layers.0.{name}": READOUT["W_l"] for name in names}
+    path = tmp_path / "own.safetensors"
+    path.write_bytes(serialise(state, {"tnsim": '{"format": 1, "layers": []}'}))
+    assert str(refused(path, "does not mention")).isprintable()
+
+
+# the command line
+
+
+def command(monkeypatch, capsys, *arguments):
+    monkeypatch.setattr(sys, "argv", ["tnsim", *map(str, arguments)])
+    with pytest.raises(SystemExit) as ended:
+        app.main()
+    return ended.value.code, capsys.readouterr()
+
+
+def test_the_unforeseen_is_one_line(monkeypatch, capsys):
+    def fails(**_):
+        raise RuntimeError("of a kind\nthat nobody\x1b[2J foresaw")
+
+    monkeypatch.setattr(app, "app", fails)
+    code, shown = command(monkeypatch, capsys)
+    assert code == 2 and shown.out == ""
+    assert shown.err == (
+        "tnsim: error: unforeseen RuntimeError: of a kind that nobody\\x1b[2J foresaw "
+        "(TNSIM_DEBUG=1 in the environment shows where)\n"
+    )
+    monkeypatch.setenv("TNSIM_DEBUG", "1")
+    code, shown = command(monkeypatch, capsys)
+    assert code == 2 and "Traceback" in shown.err and "in fails" in shown.err
+
+
+def test_warnings_are_one_line(monkeypatch, capsys):
+    def warns(**_):
+        app.warnings.warn("two checkpoints\x1b[2J\nare one", tnsim.DuplicateWarning, stacklevel=1)
+
+    monkeypatch.setattr(app, "app", warns)
+    with app.warnings.catch_warnings():
+        app.warnings.simplefilter("always")
+        code, shown = command(monkeypatch, capsys)
+    assert code == 0
+    assert shown.err == "tnsim: DuplicateWarning: two checkpoints\\x1b[2J are one\n"
+
+
+def test_a_folder_where_a_file_is_meant(monkeypatch, capsys, tmp_path):
+    for arguments in (("similarity", tmp_path, tmp_path), ("convert", tmp_path, "b.safetensors")):
+        code, shown = command(monkeypatch, capsys, *arguments)
+        assert code == 2
+        assert shown.err == f"tnsim: error: {tmp_path}: is a folder, not a checkpoint file\n"
+
+
+def test_what_is_printed_of_a_file(monkeypatch, capsys, tmp_path):
+    (tmp_path / "a.npz").write_bytes(corpus.npz(READOUT))
+    rule = {"kind": "bilinear", "left": "W_l", "right": "W_r", "down": "W_p"}
+    text = {"format": 1, "name": "\x1b[2J", "description": "n" * 10**5, "layers": [rule]}
+    (tmp_path / "d.json").write_text(json.dumps(text))
+    arguments = ("inspect", tmp_path / "a.npz", "--dialect", tmp_path / "d.json")
+    code, shown = command(monkeypatch, capsys, *arguments)
+    assert code == 0 and "\x1b" not in shown.out and len(shown.out) < 3000
+    assert "assumed     dialect \\x1b[2J: nnn" in shown.out
