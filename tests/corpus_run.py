@@ -111,7 +111,11 @@ def memory() -> int:
 
 
 def limit_addresses() -> None:
-    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    """Only Linux tells how much is taken already."""
+    statistics = Path("/proc/self/statm")
+    if not statistics.exists():
+        return
+    pages = int(statistics.read_text().split()[0])
     size = pages * resource.getpagesize() + ADDRESSES
     resource.setrlimit(resource.RLIMIT_AS, (size, size))
 

@@ -19,6 +19,7 @@ import tnsim
 from tnsim.checkpoints.dialects import Dialect, Rule
 from tnsim.checkpoints.load import read
 from tnsim.cli import app
+from tnsim.gram.sources import sources
 
 READOUT = corpus.readout()
 
@@ -413,6 +414,14 @@ def test_names_are_shown_without_what_they_could_do_to_a_terminal(tmp_path):
     path = tmp_path / "own.safetensors"
     path.write_bytes(serialise(state, {"tnsim": '{"format": 1, "layers": []}'}))
     assert str(refused(path, "does not mention")).isprintable()
+
+
+def test_labels_that_look_like_numbers(tmp_path):
+    for name in ("\u00b2", "1"):
+        (tmp_path / f"{name}.npz").write_bytes(corpus.npz(READOUT))
+    series = tnsim.load(tmp_path)
+    assert series.labels == ("\u00b2", "1")
+    assert [source.label for source in sources(series)] == ["\u00b2", "1"]
 
 
 # the command line

@@ -118,6 +118,6 @@ def entry(source: Source, model: Model | Combination) -> Entry:
 
 
 def _numbered(labels: list[Any]) -> list[int | str]:
-    if all(str(label).isdigit() for label in labels):
+    if all(str(label).isdecimal() for label in labels):
         return [int(label) for label in labels]
     return [str(label) for label in labels]
