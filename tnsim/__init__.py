@@ -18,8 +18,8 @@ if TYPE_CHECKING:  # the same names as below, for editors and type checkers
         compare_forward,
         from_state_dict,
         load,
-        save,
     )
+    from tnsim.checkpoints.native import save
     from tnsim.compare.attribution import Attribution, attribution
     from tnsim.compare.monte_carlo import Check, check
     from tnsim.compare.numbers import Number, Numbers, SignedLog

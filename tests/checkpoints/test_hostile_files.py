@@ -420,8 +420,8 @@ def test_labels_that_look_like_numbers(tmp_path):
     for name in ("\u00b2", "1"):
         (tmp_path / f"{name}.npz").write_bytes(corpus.npz(READOUT))
     series = tnsim.load(tmp_path)
-    assert series.labels == ("\u00b2", "1")
-    assert [source.label for source in sources(series)] == ["\u00b2", "1"]
+    assert series.labels == ("1", "\u00b2")
+    assert [source.label for source in sources(series)] == ["1", "\u00b2"]
 
 
 # the command line
