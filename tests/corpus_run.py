@@ -1,4 +1,4 @@
-"""Read every input of the corpus in one process with limits; as a script: JSON, or the table in the documentation.
+"""Read every input of the corpus in one process with limits; the table in the documentation.
 
 python tests/corpus_run.py                            one object in JSON on stdout
 python tests/corpus_run.py docs/hostile-files.md      writes the page
@@ -19,6 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import corpus
+import corpus_files as files
 
 import tnsim
 from tnsim.cli import app
@@ -29,9 +30,9 @@ ADDRESSES = 2**31  # bytes of address space beyond what the libraries take
 PAGE = """# Hostile files
 
 No file may do more than be refused in one sentence: no other exception, no code that runs, no long
-wait, no memory out of proportion. `tests/corpus.py` makes damaged and hostile files from a few sound
-ones. Each is read through `tnsim.load`, and one in eight through `tnsim inspect` as well, in one
-process whose address space is limited.
+wait, no memory out of proportion. `tests/corpus.py` makes damaged and hostile files from a few
+sound ones. Each is read through `tnsim.load`, and one in eight through `tnsim inspect` as well, in
+one process whose address space is limited.
 
 | kind of input | tried | loaded | refused | anything else | slowest, CPU |
 |---|---|---|---|---|---|
@@ -121,10 +122,10 @@ def limit_addresses() -> None:
 
 
 def run() -> dict:
-    """Counts by kind, what was neither loaded nor refused, the slowest, and the growth of memory."""
+    """Counts by kind, what was neither loaded nor refused, the slowest, the growth of memory."""
     warnings.simplefilter("ignore")
     signal.signal(signal.SIGALRM, give_up)
-    for name, data in corpus.sound().items():
+    for name, data in files.sound().items():
         Path(name).write_bytes(data)
         assert load(name, None) == inspect(name, None) == "loaded", name
     inputs = list(corpus.inputs())
@@ -145,7 +146,7 @@ def run() -> dict:
     return {"kinds": kinds, "slowest": slowest, "wrong": wrong, "memory": memory() - idle}
 
 
-def outcomes(item: corpus.Input, readers: list[Callable]) -> list[tuple[str, float]]:
+def outcomes(item: files.Input, readers: list[Callable]) -> list[tuple[str, float]]:
     """What each reader makes of one input, written into the folder of the process."""
     item.write(Path())
     results = [outcome(read, item.target, item.dialect) for read in readers]

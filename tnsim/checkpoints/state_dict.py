@@ -216,7 +216,7 @@ class _Reader:
                 square = energy + rule.norm_epsilon
                 if not square > 0:
                     raise ModelError(f"{rule.norm_energy} must be above 0, found {energy}")
-                # The norm stands before the layer: W (x / s) + b.
+                # the norm stands before the layer: W (x / s) + b
                 weight = weight / np.sqrt(np.float64(square))
             return Linear(weight, bias)
         layer = self.attention(rule, i) if rule.kind == "attention" else self.bilinear(rule, i)

@@ -329,8 +329,8 @@ def main() -> None:
 
 
 def _sentence(error: Exception) -> str:
-    if hasattr(error, "format_message"):  # a wrong flag or argument, in the words of the parser
-        return error.format_message()
+    if said := getattr(error, "format_message", None):  # a wrong flag, in the parser's words
+        return said()
     if isinstance(error, (TnsimError, OSError)):
         return str(error)
     kind = type(error).__name__
