@@ -167,7 +167,7 @@ def test_a_difference_of_equal_functions_has_no_cosine(rng):
 
 
 def test_nothing_is_nan(rng):
-    """A float32 range exceeded by inputs is an error, not a NaN; weights of any size do not exceed it."""
+    """A float32 range exceeded by inputs is an error, not a NaN; weights cannot exceed it."""
     a = tnsim.Model([bilinear(rng, 3, 4, 2)])
     huge = tnsim.Model(
         [

@@ -1,4 +1,4 @@
-"""Laws of scale: weights times a power of two change an inner product by a known power of two and a cosine not at all."""
+"""Laws of scale: weights times powers of two change no cosine, inner products by a known power."""
 
 import functools
 
@@ -45,7 +45,7 @@ HOMOGENEOUS = {
         2,
     ),
 }
-# layers with biases and skips: only the last affine map scales freely, and bonds may change their unit
+# layers with biases and skips: bonds may change their unit, and the output may
 AFFINE = {
     "linear": lambda g: ([linear(g, 3, 4, True), linear(g, 4, 2, True)], None),
     "bilinear": lambda g: ([linear(g, 3, 2, True), bilinear(g, 2, 4, 3, True)], None),
@@ -228,7 +228,7 @@ def test_out_of_range(rng):
 
 
 def test_combinations_of_any_size(rng):
-    """Coefficients count as weights do, and terms of very different size are added up in one unit."""
+    """Coefficients count as weights do; terms of very different size are added up in one unit."""
     a, b = cases.pair(cases.SHALLOW["bilinear"], rng)
     small = tnsim.Model([times(a.layers[0], -300)])
     expected = tnsim.similarity(a - b, b)
@@ -261,7 +261,7 @@ def test_many_models(case, rng):
 
 
 def test_traced(rng):
-    """Derivatives, compiled and mapped calls: a cosine depends on the direction of weights of any size alone."""
+    """Derivatives, compiled and mapped calls, for weights of any size."""
     a, c = (model(HOMOGENEOUS["bilinear"], seed) for seed in (0, 1))
     far = tnsim.Model([times(layer, 300) for layer in a.layers])
     with jax.enable_x64(True):

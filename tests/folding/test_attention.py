@@ -192,7 +192,7 @@ ATTRIBUTED = {
 )
 @pytest.mark.parametrize("name", ATTRIBUTED)
 def test_parts_sum_to_the_inner_product(name, metric, numpy_plans):
-    """Every metric, kind of layer and constants or none; labels are the model's own, whatever its partner has."""
+    """Every metric, kind of layer, constants or none; labels do not depend on the partner."""
     rng = np.random.default_rng(12)
 
     def model():

@@ -37,8 +37,8 @@ Names = Sequence[int | str] | None
 def weight_cosine(models: Sequence[AnyModel], *, names: Names = None) -> xr.DataArray:
     """Cosine of all weights and biases, flattened into one vector (the paper's matrix similarity, figure 2).
 
-    Needs no data, but models of equal structure; a permutation of hidden units changes it. Blind to the skip
-    and scale of residuals, which are numbers beside the weights; `attrs["invariant_to"]` says so.
+    Needs no data, but models of equal structure; a permutation of hidden units changes it. Blind to
+    the skip and scale of residuals, numbers beside the weights; `attrs["invariant_to"]` says so.
     """
     first, rows = None, []
     for n, model in enumerate(models):

@@ -75,8 +75,10 @@ def attribution(
     """Contributions of a's components against b's; their sum is `inner(a, b, metric)`.
 
     by "layer": the residual stream into the last nonlinear layer, that layer, and constants. by "head": the last attention
-    layer's heads one by one. A component that a model lacks has zeros, so labels do not depend on the partner. Raises `ModelError` when the models are no plain models, have no nonlinear layer, different numbers
-    of them or different last ones, or no heads to tell apart, and for metrics of whole models; otherwise as `inner`.
+    layer's heads one by one. A component that a model lacks has zeros: labels do not depend on
+    the partner. Raises `ModelError` when the models are no plain models, have no nonlinear layer,
+    different numbers of them or different last ones, or no heads to tell apart, and for metrics of
+    whole models; otherwise as `inner`.
     """
     if by not in WAYS:
         raise ModelError(f"by must be one of {', '.join(WAYS)}, found {by!r}")

@@ -51,8 +51,9 @@ def check(
 ) -> Check:
     """Monte-Carlo cosine `E<a,b> / sqrt(E|a|^2 E|b|^2)` over x ~ N(mean, cov), or token sequences, beside `similarity(a, b, metric)`.
 
-    The standard error is a jackknife over 32 groups of samples. Raises `ModelError` for a metric that is no
-    expectation over inputs and for fewer than 64 samples, `TnsimError` where forward passes exceed the float range.
+    The standard error is a jackknife over 32 groups of samples. Raises `ModelError` for a metric
+    that is no expectation over inputs and for fewer than 64 samples, `TnsimError` where forward
+    passes exceed the range of floats.
     """
     if not isinstance(metric, (Gaussian, GaussianClosure, Categorical)):
         raise ModelError(

@@ -73,7 +73,10 @@ def inner(
     dtype: DTypeLike = "float64",
     budget: Budget = Budget(),
 ) -> Number:
-    """`<a|M|b>`; under `Gaussian` that is `E <a(x), b(x)>`. Raises `TnsimError` outside the float64 range."""
+    """`<a|M|b>`; under `Gaussian` that is `E <a(x), b(x)>`.
+
+    Raises `TnsimError` where it is too large or too small for float64.
+    """
     dtype = dtype_name(dtype)
     products, traced = _products(a, b, metric, False, False, dtype, budget)
     product = products["AB"]
@@ -131,7 +134,7 @@ def plan(
 
 
 class _Product(NamedTuple):
-    """`mantissa * exp(log) * 2 ** exponent`; in a cosine the exponents of both models are left out."""
+    """`mantissa * exp(log) * 2 ** exponent`; a cosine leaves the exponents of both models out."""
 
     mantissa: Any
     log: Any
@@ -179,7 +182,10 @@ def _products(
 
 
 class _Side(NamedTuple):
-    """`2 ** exponent * sum of coefficient * 2 ** e * model` over terms (coefficient, e, model), the largest e being 0."""
+    """`2 ** exponent * sum of coefficient * 2 ** e * model`, the largest e being 0.
+
+    `terms` holds (coefficient, e, model).
+    """
 
     terms: tuple[tuple[Any, Any, Model], ...]
     exponent: Any

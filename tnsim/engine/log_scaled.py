@@ -1,7 +1,7 @@
 """Blocks of inner products that cannot overflow. In: mantissas and logarithms. Out: sums, totals and cosines of them.
 
-A block holds `mantissa * exp(log)`: both have the shape of the pairs and, where the products are wanted per output,
-one more axis at the end, which `log` lacks where all outputs of a pair have one scale.
+A block holds `mantissa * exp(log)`: both have the shape of the pairs and, where the products are
+wanted per output, one more axis at the end; `log` lacks it where outputs share their scale.
 """
 
 from __future__ import annotations

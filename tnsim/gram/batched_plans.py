@@ -50,14 +50,17 @@ class Setting(NamedTuple):
 
 
 class Block(NamedTuple):
-    """Distinct models, `2 ** exponents * models`, and the combinations of them that are compared."""
+    """Distinct models, `2 ** exponents * models`, and the combinations that are compared."""
 
     models: tuple[Model, ...]
     exponents: Float[np.ndarray, " models"] | Float[np.ndarray, "models out"]
     terms: Terms
 
     def coefficients(self) -> tuple[np.ndarray, np.ndarray]:
-        """What multiplies the model of a term, (rows, terms), as mantissas and logarithms; these may differ by output."""
+        """What multiplies the model of a term, (rows, terms): mantissas and logarithms.
+
+        With exponents by output the logarithms are (rows, terms, out).
+        """
         mantissas, powers = split(self.terms.coefficients)
         own = self.exponents[self.terms.index]
         powers = own + (powers if own.ndim == 2 else powers[:, :, None])

@@ -65,8 +65,9 @@ class Space(NamedTuple):
 
 
 class Block(NamedTuple):
-    """Features of some models: `values * exp(log)`, each model's largest value about one. `log` may differ by output.
+    """Features of some models: `values * exp(log)`, each model's largest value about one.
 
+    `log` may differ by output.
     `sizes`: for each model the sum of the norms of its terms in the same gauge, its own norm unless it is a combination.
     """
 
@@ -110,7 +111,7 @@ def block(
     metric: Metric,
     dtype: str,
 ) -> Block:
-    """Features of `2 ** exponents * models` or, with `weights`, of the combinations of these that its rows hold."""
+    """Features of `2 ** exponents * models`, or of combinations of these: the rows of `weights`."""
     with execution.precision():
         values, log = _all(models, space, metric, dtype)
         log = (log if exponents.ndim == 1 else log[:, None]) + exponents * np.log(2)

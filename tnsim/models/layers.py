@@ -71,10 +71,11 @@ def host_array(value: Any) -> np.ndarray:
 
 
 def as_array(value: Any, what: str, ndim: int) -> Any:
-    """`value` as a read-only NumPy array or, where it need not be widened, a JAX array; real, finite, with `ndim` axes.
+    """`value` as a read-only NumPy array or, where it is wide enough, a JAX array.
 
-    float32 and float64 are kept, narrower floats widen to float32, integers to float64, traced ones as far as JAX
-    has 64-bit types on. PyTorch tensors are copied to the host (bfloat16 included). Raises `ModelError` naming `what`.
+    Real, finite, with `ndim` axes. float32 and float64 are kept, narrower floats widen to float32,
+    integers to float64 (traced ones as far as JAX has 64-bit types on). PyTorch tensors are copied
+    to the host (bfloat16 included). Raises `ModelError` naming `what`.
     """
     if isinstance(value, jax.core.Tracer):
         array = value.astype(_wide(value.dtype))
@@ -102,7 +103,7 @@ def as_array(value: Any, what: str, ndim: int) -> Any:
 
 
 def _wide(dtype: Any) -> Any:
-    """The dtype that numbers of this one are computed in: float32 for narrower floats, float64 for integers."""
+    """The dtype to compute in: float32 for narrower floats, float64 for integers."""
     if dtype.kind in "iub":
         return jax.dtypes.canonicalize_dtype(np.float64)
     narrow = dtype.itemsize < 4 and jax.numpy.issubdtype(dtype, np.floating)

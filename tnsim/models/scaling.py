@@ -1,19 +1,22 @@
-"""Models in scientific notation. In: a model. Out: the same function with weights near one, and powers of two.
+"""Models in scientific notation. In: a model. Out: one with weights near one, and powers of two.
 
-An inner product multiplies the weights of attention ten times over, so weights far from one leave the range of
-floats long before the function does. Every bond therefore gets a unit: with `h = 2^u h'` for the state below a
-layer, `2^p` and `2^q` for what its legs compute, and `2^v` for its output,
+An inner product multiplies the weights of attention ten times over, so weights far from one leave
+the range of floats long before the function does. Every bond therefore gets a unit: with
+`h = 2^u h'` for the state below a layer, `2^p` and `2^q` for what its legs compute, and `2^v` for
+its output,
 
     Linear      W x + b                   W' = 2^(u - v) W     b' = 2^-v b
-    Bilinear    D ((L x + l) (R x + r))   L' = 2^(u - p) L     l' = 2^-p l     D' = 2^(p + q - v) D
-    Residual    c x + s f(x)              c' = 2^(u - v) c     s' = 2^(w - v) s     with 2^w the unit of f
+    Bilinear    D ((L x + l) (R x + r))   L' = 2^(u - p) L     l' = 2^-p l    D' = 2^(p + q - v) D
+    Residual    c x + s f(x)              c' = 2^(u - v) c     s' = 2^(w - v) s
 
-Attention has five legs instead of two. Units are those of the largest entry, row by row where rows are free
-to differ. The constant is 1 in every unit, so biases and skips are scaled with the weights that they are added to,
-never apart from them. What is left over is `2^v` at the output.
+with `2^w` the unit of f. Attention has five legs instead of two. Units are those of the largest
+entry, row by row where rows are free to differ. The constant is 1 in every unit, so biases and
+skips are scaled with the weights that they are added to, never apart from them. What is left over
+is `2^v` at the output.
 
-Lifted, this is a diagonal change of basis on the bonds, which leaves the tensor as it is: all metrics see the
-same model. Powers of two are exact, so nothing is rounded. Units are constants to derivatives: they cancel in the function.
+Lifted, this is a diagonal change of basis on the bonds, which leaves the tensor as it is: all
+metrics see the same model. Powers of two are exact, so nothing is rounded. Units are constants to
+derivatives: they cancel in the function.
 """
 
 from __future__ import annotations
@@ -49,11 +52,12 @@ def scaled(model: Model, per_output: bool = False) -> Scaled:
 
     Args:
         model: any model. Arrays of JAX come back as NumPy unless they are traced.
-        per_output: whether every output has an exponent of its own, (d_out,); else one is for all, ().
+        per_output: whether each output has an exponent of its own, (d_out,), or all share one, ().
 
     Returns:
-        `Scaled`; a row of weights is zero only where it was. The coordinates of a residual stream have one unit, because
-        its skip is one number: so do the outputs of a model that ends in one, even with `per_output`.
+        `Scaled`; a row of weights is zero only where it was. The coordinates of a residual stream
+        have one unit, because its skip is one number: so do the outputs of a model that ends in
+        one, even with `per_output`.
 
     Example:
         >>> model, exponent = scaled(Model([Linear(np.array([[3e-200, 1e-200]]))]))
@@ -87,13 +91,16 @@ _scaled_by_jax = jax.jit(_scaled, static_argnums=1)  # one program instead of on
 
 
 def split(number: Any) -> tuple[Any, Any]:
-    """(mantissa, exponent) with `number = mantissa * 2 ** exponent`, a mantissa near one; zero is as small as can be."""
+    """(mantissa, exponent) with `number = mantissa * 2 ** exponent` and a mantissa near one.
+
+    Zero has an exponent below that of any model.
+    """
     exponent = _exponents(number).clip(_SMALLEST)
     return _shifted(number, -exponent), exponent
 
 
 def power(mantissa: Any, log: Any, exponent: Any) -> Any:
-    """`mantissa * exp(log) * 2 ** exponent`, also where these leave the range of floats and their product does not."""
+    """`mantissa * exp(log) * 2 ** exponent`, also where only factors leave the range of floats."""
     xp = _library(mantissa, log, exponent)
     whole = xp.round(log / np.log(2))
     with np.errstate(over="ignore"):
@@ -101,7 +108,7 @@ def power(mantissa: Any, log: Any, exponent: Any) -> Any:
 
 
 def beyond_float(values: Any, mantissas: Any) -> bool:
-    """Whether all of what `power` made of mantissas has left the range of floats: something infinite, or nothing left."""
+    """Whether `power` made something infinite of these mantissas, or left nothing of them."""
     largest = np.abs(values).max()
     vanished = largest < np.finfo(np.float64).tiny and np.any(mantissas)
     return bool(np.isinf(largest) or vanished)
@@ -149,7 +156,7 @@ def _residual(layer: Residual, below: Unit) -> tuple[Residual, Unit]:
 
 
 def _legs_of_heads(layer: Attention, below: Unit) -> dict[str, Unit]:
-    """Units of the rows of queries, keys and values; a rotation mixes the rows of a head, so these share theirs."""
+    """Units of the rows of queries, keys and values; a head shares its own, as rotations mix it."""
     legs = {"v": _rows(layer, "v", below)}
     for name in ("q1", "k1", "q2", "k2"):
         by_head = _rows(layer, name, below).reshape(layer.n_heads, layer.d_head)
@@ -158,7 +165,7 @@ def _legs_of_heads(layer: Attention, below: Unit) -> dict[str, Unit]:
 
 
 def _rows(layer: Layer, name: str, below: Unit) -> Unit:
-    """Exponent of the largest entry of `[W, b]` in every row, in the unit below; -inf for a row of zeros."""
+    """Exponents of the largest entries of `[W, b]` row by row, -inf for a row of zeros."""
     weight, bias = getattr(layer, name), getattr(layer, _bias(name))
     if below.ndim == 0:
         found = _exponents(abs(weight).max(axis=1)) + below
@@ -191,8 +198,8 @@ def _of_outputs(unit: Unit, shared: bool) -> Unit:
 def _kept_exact(unit: Unit) -> tuple[Unit, Unit]:
     """A unit of which floats hold every integer nearby, and what was taken off.
 
-    Exponents double with every bilinear layer. A state so far from the constant 1 is no longer changed by how
-    much farther it is, so only its distance to the output's unit counts, and that one is added at the end.
+    Exponents double with every bilinear layer. Beyond some distance from the constant 1 it does not
+    matter to cosines how far a state is; the size of the output has what was taken off added again.
     """
     limit = 2.0 ** (np.finfo(unit.dtype).nmant - 4)
     top = unit.max()
@@ -219,7 +226,7 @@ def _shifted(array: Any, by: Any) -> Any:
 
 
 def _two_to(exponent: Any, dtype: Any) -> jax.Array:
-    """`2 ** exponent` from its bits: exact, which exp2 of a compiler is not; clipped to what is a normal float."""
+    """`2 ** exponent` from its bits, which is exact; clipped to what is a normal float."""
     about = jnp.finfo(dtype)
     biased = jnp.clip(exponent, about.minexp, about.maxexp - 1) + about.maxexp - 1
     bits = biased.astype(f"uint{about.bits}") << about.nmant
