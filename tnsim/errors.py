@@ -61,7 +61,7 @@ class DamagedStore(TnsimError, ValueError):
 
 
 class ExecutorError(TnsimError, RuntimeError):
-    """An executor or a cluster that cannot be used, was lost, or returned something else than a result."""
+    """An executor that cannot be used, was lost, or returned something else than a result."""
 
 
 class ResultError(TnsimError, ValueError):
@@ -90,7 +90,7 @@ class DuplicateWarning(UserWarning):
 
 
 class StoreWarning(UserWarning):
-    """A store that is damaged, whose lost numbers are computed again, or one that is not finished."""
+    """A store that is damaged, and whose losses are computed again, or that is not finished."""
 
 
 class GramWarning(UserWarning):

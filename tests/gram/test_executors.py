@@ -183,7 +183,7 @@ def test_a_worker_that_comes_later_is_asked_too(monkeypatch):
 
 
 def test_dask_workers_without_tnsim_and_a_lost_scheduler(folder):
-    """Processes as they are started by hand: an error within seconds where the run would wait for ever."""
+    """Processes as started by hand: an error within seconds where the run would wait for ever."""
     from distributed import Client
 
     shadow = folder / "without" / "tnsim.py"
@@ -227,7 +227,7 @@ def test_dask_workers_without_tnsim_and_a_lost_scheduler(folder):
 
 
 def test_a_dask_worker_killed_in_the_middle(folder):
-    """Two worker processes, one killed once tiles come back: what it had is computed again, to the same bytes."""
+    """Two workers, one killed once tiles come back: its work is done again, to the same bytes."""
     import dask
     from distributed import Client, LocalCluster
 

@@ -404,7 +404,7 @@ def test_a_missing_extra_is_named(package, code, extra):
 
 
 def test_work_of_a_tile(rng, monkeypatch):
-    """What a kill loses is bounded by what is multiplied and what is written, of which small tensors have more."""
+    """A kill loses a bounded number of multiplications and of elements written."""
     monkeypatch.setattr(costs, "_TILE_WORK", 2**22)
     setting = Setting(tnsim.GaussianClosure(), False, "float64", tnsim.Budget())
     for width in (2, 12):

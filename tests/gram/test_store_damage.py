@@ -58,7 +58,7 @@ def shows_nothing_else(path, result):
 
 
 def test_every_file_damaged(models, whole, tmp_path):
-    """In every region of every file: reading refuses. Going on restores the store byte by byte, and says so."""
+    """In every region of every file: reading refuses, going on restores every byte and says so."""
     original, result = whole
     before, store = contents(original), tmp_path / "store.zarr"
     shutil.copytree(original, store)
@@ -80,7 +80,7 @@ def test_every_file_damaged(models, whole, tmp_path):
 
 
 def test_every_byte_of_metadata(whole, tmp_path):
-    """Any bit of the root and of one array: reading refuses, and never with another class of error."""
+    """Any bit of the root and of one array: reading refuses, with no other class of error."""
     original, result = whole
     store = tmp_path / "store.zarr"
     shutil.copytree(original, store)
@@ -135,7 +135,7 @@ def test_chunks_and_markers_exchanged(models, whole, tmp_path):
 
 
 def test_edited_attributes(models, whole, tmp_path):
-    """Labels and shapes edited by hand: refused, and written again by the run that the store belongs to."""
+    """Labels and shapes edited by hand: refused, and restored by the run that the store is of."""
     original, result = whole
     store = tmp_path / "store.zarr"
 

@@ -155,7 +155,10 @@ class _Stopped(KeyboardInterrupt):
 
 @contextlib.contextmanager
 def _stoppable(store: Path) -> Iterator[None]:
-    """Ctrl-C and SIGTERM end the run in one line that says what is kept; exit status 128 + the signal's number."""
+    """Ctrl-C and SIGTERM end the run in one line that says what is kept.
+
+    The exit status is that of a shell, 128 + the number of the signal.
+    """
 
     def stop(number: int, frame: Any) -> None:
         raise _Stopped(number)

@@ -1,9 +1,10 @@
-"""Who computes what in a shared store. In: a folder, labels of records. Out: whether this process may begin one.
+"""Who computes what in a shared store. In: a folder, labels of records. Out: may we begin one.
 
-A claim is a file that only one process can create. It says who made it, and is touched again and again while its
-maker lives. A claim never blocks anyone for long: it is taken over when its maker is a process of this host that
-is gone, or when it has not been touched for `EXPIRY` seconds by the watcher's own clock (clocks of two hosts
-are never compared). Should two processes hold one claim after all, both compute the same numbers.
+A claim is a file that only one process can create. It says who made it, and is touched again and
+again while its maker lives. A claim never blocks anyone for long: it is taken over when its maker
+is a process of this host that is gone, or when it has not been touched for `EXPIRY` seconds by
+the watcher's own clock (clocks of two hosts are never compared). Should two processes hold one
+claim after all, both compute the same numbers.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ _FOLDER = "claims"
 class Claims:
     """The claims of one run in the store at `path`; without a path there is nobody to share with.
 
-    Example: `with Claims(path) as claims: claims.take("tile 0 0")`. All that are held are given back at the end.
+    Example: `with Claims(path) as claims: claims.take("tile 0 0")`. At the end all that are held
+    are given back.
     """
 
     def __init__(self, path: Path | None) -> None:
@@ -53,7 +55,7 @@ class Claims:
             shutil.rmtree(self._folder, ignore_errors=True)
 
     def take(self, label: str) -> bool:
-        """Whether this process may compute the record of that label; if not, another one is at it."""
+        """Whether this process may compute the record of that label; if not, another is at it."""
         if self._folder is None:
             return True
         file = self._folder / label.replace(" ", "-")

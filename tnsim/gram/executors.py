@@ -1,8 +1,8 @@
 """Where tasks run. In: functions and arguments by key. Out: results by key, as they come.
 
 An executor is anything with `submit(function, *arguments)` whose futures have `result` and
-`add_done_callback`: those of `concurrent.futures`, and a `dask.distributed.Client`. Whatever goes wrong with one
-is an `ExecutorError`; what a task itself refuses comes out as it is.
+`add_done_callback`: those of `concurrent.futures`, and a `dask.distributed.Client`. Whatever goes
+wrong with one is an `ExecutorError`; what a task itself refuses comes out as it is.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _PATIENCE = 10.0  # seconds that a cluster may be without workers: they start, a
 def completed(
     tasks: Iterable[tuple[K, Task]], executor: Any = None, advice: str = "run again"
 ) -> Iterator[tuple[K, Any]]:
-    """Run tasks, here one after the other or on an executor, and give (key, result) as they finish.
+    """Run tasks, here one by one or on an executor, and give (key, result) as they finish.
 
     Args:
         tasks: (key, (function, arguments)); drawn from only as tasks are started.
@@ -35,8 +35,8 @@ def completed(
         advice: what an error about the executor ends with.
 
     Raises:
-        ExecutorError: the executor cannot be used, was lost or shut down, or failed or cancelled a task.
-        TnsimError: as a task raises it.
+        ExecutorError: the executor cannot be used, was lost or shut down, or failed or cancelled
+        a task. TnsimError: as a task raises it.
 
     Example:
         >>> dict(completed([("sum", (sum, ([1, 2],)))]))
@@ -106,8 +106,8 @@ def _next(done: queue.SimpleQueue[int], cluster: _Cluster | None) -> int:
 class _Cluster:
     """The workers of a Dask client: that there are any, and that they can run our tasks.
 
-    A worker that cannot import tnsim never answers, as its messages cannot be read there. So every worker is
-    asked for the version first, by a function of the standard library.
+    A worker that cannot import tnsim never answers, as its messages cannot be read there. So
+    every worker is asked for the version first, by a function of the standard library.
     """
 
     def __init__(self, client: Any, advice: str) -> None:
@@ -116,7 +116,7 @@ class _Cluster:
         self._able: set[str] = set()
 
     def look(self) -> None:
-        """Raise `ExecutorError` where the cluster is lost, has no workers, or one that cannot do the work."""
+        """Raise `ExecutorError` where the cluster is lost, empty, or has an unfit worker."""
         workers = self._workers()
         since = time.monotonic()
         while not workers:
@@ -154,8 +154,8 @@ class _Cluster:
         version = tnsim.__version__
         return ExecutorError(
             f"the Dask worker {worker} {what}, and this process runs tnsim {version}: install "
-            f"that version in the environment of the workers (pip install 'tnsim[pairwise]=={version}'), "
-            f"start them again, then {self._advice}"
+            "that version in the environment of the workers "
+            f"(pip install 'tnsim[pairwise]=={version}'), start them again, then {self._advice}"
         )
 
 

@@ -1,8 +1,9 @@
-"""What a run fills, piece by piece. In: numbers of models, the tile. Out: arrays, and records that are finished whole.
+"""What a run fills, piece by piece. In: numbers of models, the tile. Out: arrays and records.
 
-The arrays of a run are filled in *records*: the norms of one block of models, the products of one tile, and at
-last the end of the run. A record lists the regions it fills, one chunk of a store each, and the place of its
-marker, a digest that is written after everything that the record fills.
+The arrays of a run are filled in *records*: the norms of one block of models, the products of one
+tile, and at last the end of the run. A record lists the regions it fills, one chunk of a store
+each, and the place of its marker, a digest that is written after everything that the record
+fills.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ class Spec(NamedTuple):
 class Record(NamedTuple):
     """Numbers that are finished together.
 
-    `label` says which, in words. `marker`: the array of markers and the place in it. `regions`: names of
-    arrays and the slices of them that are filled, in the order in which values are given. `blocks`: the
-    number of the block of rows and, for a tile, of the block of columns.
+    `label` says which, in words. `marker`: the array of markers and the place in it. `regions`:
+    names of arrays and the slices of them that are filled, in the order in which values are
+    given. `blocks`: the number of the block of rows and, for a tile, of the block of columns.
     """
 
     label: str
@@ -40,8 +41,9 @@ class Record(NamedTuple):
 class Layout:
     """Sizes that say which arrays a run has.
 
-    `rows`: distinct models. `columns`: distinct models they are compared with, None for all pairs of one
-    list. `outputs`: output coordinates where there are slices, else None. `tile`: models a side of a tile.
+    `rows`: distinct models. `columns`: distinct models they are compared with, None for all pairs
+    of one list. `outputs`: output coordinates where there are slices, else None. `tile`: models a
+    side of a tile.
     """
 
     rows: int
@@ -110,7 +112,7 @@ class Layout:
         ]
 
     def tiles(self) -> list[Record]:
-        """All tiles; those on and below the diagonal, mirrored as they are written, of all pairs of one list."""
+        """All tiles; of one list those on and below the diagonal, which are mirrored."""
         down = self._blocks(self.rows)
         if self.columns is None:
             return [self._tile(i, j) for i in range(down) for j in range(i + 1)]
@@ -125,7 +127,7 @@ class Layout:
 
     @property
     def end(self) -> Record:
-        """The end of the run: all other markers, so that a finished store that lost one is known to have."""
+        """The end of the run: all other markers, so that a lost one is noticed."""
         markers = ("tiles", *(f"blocks_{side}" for side in self.sides))
         return Record("end", ("finished", (0,)), tuple((name, (slice(None),)) for name in markers))
 

@@ -1,4 +1,4 @@
-"""The loop of a run. In: records, tasks that compute them. Out: a store that has them all, whoever computed them."""
+"""The loop of a run. In: records, tasks that compute them. Out: a store that has them all."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _PAUSE = 0.1  # seconds between two looks at what other processes have in hand
 
 
 class Work(NamedTuple):
-    """Records of one kind: the task that computes one, what is done with its result, and how it counts.
+    """Records of one kind: the task that computes one, and what is done with its result.
 
-    `task(record)` gives a function and its arguments, `write(record, result)` checks, keeps and marks the
-    result, `done(record)` is told of every record, whoever finished it.
+    `task(record)` gives a function and its arguments, `write(record, result)` checks, keeps and
+    marks the result, `done(record)` is told of every record, whoever finished it.
     """
 
     records: Sequence[Record]
@@ -29,7 +29,7 @@ class Work(NamedTuple):
 
 
 def complete(work: Work, store: Store, claims: Claims, executor: Any) -> None:
-    """Compute every record that the store has not, and wait for those that other processes have in hand.
+    """Compute every record that the store lacks, and wait for those that others have in hand.
 
     Raises `ExecutorError`, what a task raises, and `TnsimError` when the store cannot be written.
     """
@@ -58,7 +58,8 @@ def _claimed(
 ) -> Iterator[tuple[Record, executors.Task]]:
     """The tasks that fall to this process; what another one has in hand is added to `elsewhere`.
 
-    Never waits: results of tasks that were given out are written only while the next one is asked for.
+    Never waits: results of tasks that were given out are written only while the next one is asked
+    for.
     """
     for record in pending:
         if store.fetch(record) is State.WHOLE:

@@ -92,7 +92,7 @@ if xarray is not None:
 
 
 def labelled(attrs: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Pairwise:
-    """The arrays of a run, one entry for each distinct model, with labels: models that are equal are repeated."""
+    """The arrays of a run, an entry for each distinct model, with labels: equal models repeated."""
     coordinates, index = {}, {}
     for side in "ab":
         stored = "a" if attrs["symmetric"] else side

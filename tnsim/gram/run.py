@@ -65,10 +65,11 @@ def pairwise(
     `submit`, such as a `concurrent.futures` executor (processes must not fork) or a `dask.distributed.Client`.
     budget: for one inner product and for the memory of a tile. names: labels of `models`.
 
-    Raises `ModelError` when models cannot be compared or one is the zero function, `StoreMismatch` when the store
-    holds another run, `DamagedStore` when that cannot be told any more, `ExecutorError` when the executor
-    fails, `TooLarge`. Warns with `DuplicateWarning` of models with identical weights, with `StoreWarning` of
-    what was damaged in the store and is computed again.
+    Raises `ModelError` when models cannot be compared or one is the zero function,
+    `StoreMismatch` when the store holds another run, `DamagedStore` when that cannot be told any
+    more, `ExecutorError` when the executor fails, `TooLarge`. Warns with `DuplicateWarning` of
+    models with identical weights, with `StoreWarning` of what was damaged in the store and is
+    computed again.
     """
     require_xarray()
     path = None if store is None else stores.folder(store)
@@ -113,8 +114,8 @@ def plan_pairwise(
 def open_pairwise(path: str | os.PathLike) -> Pairwise:
     """The result in a store, every number of it verified.
 
-    Raises `StoreMismatch` when there is none, `DamagedStore` when anything in it is not what was written. Pairs
-    that are not computed yet are NaN; a `StoreWarning` says so.
+    Raises `StoreMismatch` when there is none, `DamagedStore` when anything in it is not what was
+    written. Pairs that are not computed yet are NaN; a `StoreWarning` says so.
     """
     require_xarray()
     store, missing = stores.read(stores.folder(path))

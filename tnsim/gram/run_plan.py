@@ -26,10 +26,10 @@ from tnsim.models.model import Model
 from tnsim.tensors.lifted import Kind
 
 FEATURES, RECURSION = ROUTES = "features", "recursion"
-# Work of a tile, so that little is lost with it and little is spent on it: half a second to one and a half
-# on two cores, over layer-wise, whole-tree and attention plans of widths 16 to 128. Counted are multiplications, and
-# an element written as so many more: plans of small tensors multiply at 3e9 to 6e10 a second, but
-# with their writing counted so the rates are within a factor of eight, the slowest 1.3e10.
+# Work of a tile, so that little is lost with it and little is spent on it: at most one and a half
+# seconds on two cores, over layer-wise, whole-tree and attention plans of widths 16 to 128.
+# Counted are multiplications, and an element written as so many more: multiplications alone go at
+# 3e9 to 6e10 a second, with writing counted so the slowest plan does 1.3e10.
 _TILE_WORK = 2**34
 _ELEMENT_WORK = 64
 _ACCELERATED = 2**5  # times as much work a tile where the arrays are not on a CPU
@@ -175,7 +175,7 @@ def _bases(entries: Sequence[Entry]) -> Counter[tuple[Kind, ...]]:
 
 
 def _tile_work() -> int:
-    """Of the backend's kind only, never measured: equal runs have equal tiles, and so equal bits."""
+    """By the kind of backend, never measured: equal runs have equal tiles, and so equal bits."""
     import jax
 
     return _TILE_WORK if jax.default_backend() == "cpu" else _ACCELERATED * _TILE_WORK
@@ -184,7 +184,10 @@ def _tile_work() -> int:
 def _recursion(
     several: list[Counter], examples: Mapping, setting: Setting
 ) -> tuple[int, int, int, int]:
-    """Multiplications, elements written, programs and bytes of intermediates when every pair is contracted."""
+    """What contracting every pair takes.
+
+    Returns multiplications, elements written, programs, and bytes of intermediates.
+    """
     work, written, pieces, largest = 0, 0, set(), 0
 
     def count(times: int, a: Model, b: Model | None) -> None:

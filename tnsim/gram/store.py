@@ -1,12 +1,13 @@
-"""Results record by record, in memory and in a zarr store. In: blocks of numbers. Out: arrays, and what is finished.
+"""Results record by record, in memory and in a zarr store. In: numbers. Out: what is finished.
 
-A store is a zarr group with one chunk per tile. A chunk is written to a temporary name and renamed, and the
-marker of a record, a digest of all of its numbers, is written after them. So a process may be killed, or
-a disk be full, at any instant; and nothing is taken from a store, neither to go on nor to be shown, whose
-digest is not that of its marker: a chunk that was changed, cut, lost or exchanged is as good as none.
+A store is a zarr group with one chunk per tile. A chunk is written to a temporary name and
+renamed, and the marker of a record, a digest of all of its numbers, is written after them. So a
+process may be killed, or a disk be full, at any instant; and nothing is taken from a store,
+neither to go on nor to be shown, whose digest is not that of its marker: a chunk that was
+changed, cut, lost or exchanged is as good as none.
 
-Processes may share a store without locks, see `claims`; a record computed twice is written twice with the
-same numbers, each chunk atomically.
+Processes may share a store without locks, see `claims`; a record computed twice is written twice
+with the same numbers, each chunk atomically.
 """
 
 from __future__ import annotations
@@ -47,8 +48,9 @@ class State(Enum):
 class Store:
     """The arrays of a run in memory and, where there is a `path`, the same on disk.
 
-    `arrays` hold what this process has computed, or has read and found whole; all else is NaN. `known` are
-    the labels of these records. `damaged`: what was found damaged when the store was opened.
+    `arrays` hold what this process has computed, or has read and found whole; all else is NaN.
+    `known` are the labels of these records. `damaged`: what was found damaged when the store was
+    opened.
     """
 
     attrs: Mapping[str, Any]
@@ -67,7 +69,7 @@ class Store:
             return State.MISSING
         name, place = record.marker
         try:
-            # the marker first: what another process writes meanwhile then looks missing, never damaged
+            # the marker first: what another process writes meanwhile looks missing, not damaged
             marker = int(self.group[name][place])
             if marker == 0:
                 return State.MISSING
@@ -109,7 +111,7 @@ class Store:
         self.known.add(record.label)
 
     def _write_chunk(self, name: str, at: tuple, value: Any) -> None:
-        """Write one chunk. At an edge zarr reads the old one first, so one that cannot be read is removed."""
+        """Write one chunk. At an edge zarr reads the old one first: if it cannot, that is removed."""
         try:
             self.group[name][at] = value
         except OSError:
@@ -120,7 +122,7 @@ class Store:
             self.group[name][at] = value
 
     def _digest(self, record: Record, values: Sequence[np.ndarray]) -> int:
-        """Of a record's numbers, its place and its run; 64 bits, never zero, which marks what is missing."""
+        """Of a record's numbers, place and run: 64 bits, never the zero of what is missing."""
         run = metadata.binding(self.attrs)["run"]
         state = hashlib.blake2b(f"{run} {record.label}".encode(), digest_size=8)
         for value in values:
@@ -148,8 +150,8 @@ def in_memory(attrs: Mapping[str, Any]) -> Store:
 def opened(path: Path, attrs: Mapping[str, Any]) -> Store:
     """The store at `path` for the run that `attrs` describe: new, or the one that is there.
 
-    Metadata that are damaged are written again where they belong to this run; what is damaged of the numbers
-    counts as not computed. Both are named in `damaged`.
+    Metadata that are damaged are written again where they belong to this run; what is damaged of
+    the numbers counts as not computed. Both are named in `damaged`.
 
     Raises:
         StoreMismatch: there is another run, or something else.
@@ -239,7 +241,7 @@ def _refuse(path: Path, damaged: Sequence[str]) -> None:
 
 
 def _create(path: Path, attrs: Mapping[str, Any]) -> None:
-    """A new store, there as a whole or not at all; or the one of another process, if that was quicker."""
+    """A new store as a whole or not at all; the one of another process, if that was quicker."""
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -252,7 +254,7 @@ def _create(path: Path, attrs: Mapping[str, Any]) -> None:
 
 @contextlib.contextmanager
 def _fresh(path: Path, attrs: Mapping[str, Any]) -> Iterator[Path]:
-    """A new, empty store in a folder of its own beside `path`; what is not moved away is removed."""
+    """An empty store in a folder of its own beside `path`; what is not moved away is removed."""
     zarr = _zarr()
     folder = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
     try:

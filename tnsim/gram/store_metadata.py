@@ -1,8 +1,9 @@
-"""What a store says about itself, and whether that is true. In: a folder, a run's attributes. Out: verified attributes.
+"""What a store says about itself, verified. In: a folder, a run's attributes. Out: attributes.
 
-The root of a store holds the attributes of its run, a digest of the metadata file of every array, and a digest of
-both. Every array holds the identity of the run as well, so that a root which is lost can be written again by the
-run that the store belongs to. Reading here is plain JSON: nothing damaged ever reaches zarr.
+The root of a store holds the attributes of its run, a digest of the metadata file of every array,
+and a digest of both. Every array holds the identity of the run as well, so that a root which is
+lost can be written again by the run that the store belongs to. Reading here is plain JSON:
+nothing damaged ever reaches zarr.
 """
 
 from __future__ import annotations
@@ -69,13 +70,16 @@ def attributes(path: Path) -> dict[str, Any]:
 
 
 def damaged_arrays(path: Path) -> list[str]:
-    """Names of arrays whose metadata are not those that were written, in a store with verified attributes."""
+    """Arrays whose metadata are not those that were written, where the attributes are verified."""
     files = json.loads((path / FILE).read_bytes())["attributes"]["arrays"]
     return [name for name, known in files.items() if _file_digest(path / name / FILE) != known]
 
 
 def of_the_same_run(path: Path, attrs: Mapping[str, Any]) -> dict[str, Any]:
-    """The attributes that a store with a damaged root had, if it belongs to the run of `attrs`, else DamagedStore."""
+    """The attributes of a store that lost them, if it belongs to the run of `attrs`.
+
+    Raises `DamagedStore` where nothing shows that it does.
+    """
     bound = _bound(path) or {}
     attrs = {**attrs, **{name: bound.get(name) for name in _CHOSEN}}
     if bound != binding(attrs):
@@ -92,7 +96,7 @@ def restore(path: Path, fresh: Path) -> None:
 
 
 def check(path: Path, theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> None:
-    """Raise `StoreMismatch`, naming the difference, unless a store's attributes are those of the run `ours`."""
+    """Raise `StoreMismatch`, naming the difference, unless `theirs` are those of the run `ours`."""
     for name in IDENTITY:
         if theirs[name] == ours[name]:
             continue

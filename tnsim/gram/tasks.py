@@ -139,7 +139,7 @@ def _checked(products: Products, job: Job) -> Products:
 
 
 def expect_norms(result: Any, shape: tuple[int], outputs: int | None, advice: str) -> Norms:
-    """What came back for `norms`. Raises `ExecutorError` when it is not what such a task returns."""
+    """What came back for `norms`. Raises `ExecutorError` when that is no block of norms."""
     is_whole = (
         isinstance(result, Norms)
         and _is_products(result.products, shape, outputs)
@@ -153,7 +153,7 @@ def expect_norms(result: Any, shape: tuple[int], outputs: int | None, advice: st
 def expect_products(
     result: Any, shape: tuple[int, int], outputs: int | None, advice: str
 ) -> Products:
-    """What came back for `tile`. Raises `ExecutorError` when it is not what such a task returns."""
+    """What came back for `tile`. Raises `ExecutorError` when that is no block of products."""
     if not _is_products(result, shape, outputs):
         raise _garbage(result, f"inner products of {shape[0]} x {shape[1]} models", advice)
     return result
