@@ -111,7 +111,7 @@ class Store:
         self.known.add(record.label)
 
     def _write_chunk(self, name: str, at: tuple, value: Any) -> None:
-        """Write one chunk. At an edge zarr reads the old one first: if it cannot, that is removed."""
+        """Write one chunk. At an edge zarr reads the old one first; an unreadable one is removed."""
         try:
             self.group[name][at] = value
         except OSError:
