@@ -93,7 +93,8 @@ if xarray is not None:
 
 def labelled(attrs: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Pairwise:
     """The arrays of a run, an entry for each distinct model, with labels: equal models repeated."""
-    coordinates, index = {}, {}
+    coordinates: dict[str, Any] = {}
+    index: dict[str, np.ndarray] = {}
     for side in "ab":
         stored = "a" if attrs["symmetric"] else side
         digests = attrs[f"hash_{stored}"]
@@ -107,7 +108,7 @@ def labelled(attrs: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Pair
             arrays[f"log_norm_{stored}"][index[side]],
         )
     both = np.ix_(index["a"], index["b"])
-    variables = {
+    variables: dict[str, Any] = {
         name: (("a", "b"), arrays[name][both]) for name in ("similarity", "log_inner", "sign")
     }
     variables |= {name: coordinates.pop(name) for name in ("log_norm_a", "log_norm_b")}

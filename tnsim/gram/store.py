@@ -45,8 +45,32 @@ class State(Enum):
 
 
 @dataclass(frozen=True)
+class _Disk:
+    """The arrays of a store on disk: zarr's by name, and their specs."""
+
+    path: Path
+    arrays: Mapping[str, Any]
+    specs: Mapping[str, Spec]
+
+    def read(self, name: str, at: tuple) -> np.ndarray:
+        """Numbers as they are there, true or not."""
+        return np.asarray(self.arrays[name][at])
+
+    def write(self, name: str, at: tuple, value: Any) -> None:
+        """Write one chunk. At an edge zarr reads the old one first; an unreadable one is removed."""
+        try:
+            self.arrays[name][at] = value
+        except OSError:
+            raise
+        except Exception:
+            chunk = _chunk_of(at, self.specs[name])
+            self.path.joinpath(name, "c", *map(str, chunk)).unlink(missing_ok=True)
+            self.arrays[name][at] = value
+
+
+@dataclass(frozen=True)
 class Store:
-    """The arrays of a run in memory and, where there is a `path`, the same on disk.
+    """The arrays of a run in memory and, where there is a `disk`, the same there.
 
     `arrays` hold what this process has computed, or has read and found whole; all else is NaN.
     `known` are the labels of these records. `damaged`: what was found damaged when the store was
@@ -56,24 +80,27 @@ class Store:
     attrs: Mapping[str, Any]
     layout: Layout
     arrays: Mapping[str, np.ndarray]
-    path: Path | None = None
-    group: Mapping[str, Any] | None = None
+    disk: _Disk | None = None
     damaged: tuple[str, ...] = ()
     known: set[str] = field(default_factory=set)
+
+    @property
+    def path(self) -> Path | None:
+        """Where it is on disk."""
+        return None if self.disk is None else self.disk.path
 
     def fetch(self, record: Record) -> State:
         """Take a record from the disk into `arrays`, if it is whole there or was taken before."""
         if record.label in self.known:
             return State.WHOLE
-        if self.group is None:
+        if self.disk is None:
             return State.MISSING
-        name, place = record.marker
         try:
             # the marker first: what another process writes meanwhile looks missing, not damaged
-            marker = int(self.group[name][place])
+            marker = int(self.disk.read(*record.marker))
             if marker == 0:
                 return State.MISSING
-            values = [np.asarray(self.group[region][at]) for region, at in record.regions]
+            values = [self.disk.read(*region) for region in record.regions]
         except Exception:  # whatever a decoder says of damaged bytes
             return State.DAMAGED
         if marker != self._digest(record, values):
@@ -90,12 +117,12 @@ class Store:
         ]
         marker = self._digest(record, values)
         self._keep(record, values, marker)
-        if self.group is None:
+        if self.disk is None:
             return
         with writing(self.path):
-            for (region, at), value in zip(record.regions, values, strict=True):
-                self._write_chunk(region, at, value)
-            self._write_chunk(*record.marker, np.uint64(marker))
+            for region, value in zip(record.regions, values, strict=True):
+                self.disk.write(*region, value)
+            self.disk.write(*record.marker, np.uint64(marker))
 
     def finish(self) -> None:
         """Mark the end of the run."""
@@ -109,17 +136,6 @@ class Store:
         name, place = record.marker
         self.arrays[name][place] = marker
         self.known.add(record.label)
-
-    def _write_chunk(self, name: str, at: tuple, value: Any) -> None:
-        """Write one chunk. At an edge zarr reads the old one first; an unreadable one is removed."""
-        try:
-            self.group[name][at] = value
-        except OSError:
-            raise
-        except Exception:
-            chunk = _chunk_of(at, self.layout.arrays[name])
-            self.path.joinpath(name, "c", *map(str, chunk)).unlink(missing_ok=True)
-            self.group[name][at] = value
 
     def _digest(self, record: Record, values: Sequence[np.ndarray]) -> int:
         """Of a record's numbers, place and run: 64 bits, never the zero of what is missing."""
@@ -280,7 +296,8 @@ def _fresh(path: Path, attrs: Mapping[str, Any]) -> Iterator[Path]:
 def _on_disk(path: Path, attrs: Mapping[str, Any], mode: str) -> Store:
     layout = Layout.of(attrs)
     group = _zarr().open_group(path, mode=mode, zarr_format=3)
-    return Store(attrs, layout, _empty(layout), path, {name: group[name] for name in layout.arrays})
+    arrays = {name: group[name] for name in layout.arrays}
+    return Store(attrs, layout, _empty(layout), _Disk(path, arrays, layout.arrays))
 
 
 def _empty(layout: Layout) -> dict[str, np.ndarray]:
