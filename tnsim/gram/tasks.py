@@ -161,11 +161,9 @@ def expect_products(
 
 def _is_products(value: Any, shape: tuple[int, ...], outputs: int | None) -> bool:
     whole = shape if outputs is None else (*shape, outputs)
-    return (
-        isinstance(value, Products)
-        and _is_array(value.mantissa, whole, np.float64)
-        and _is_array(value.log, shape, np.float64)
-    )
+    if not isinstance(value, Products) or not _is_array(value.mantissa, whole, np.float64):
+        return False
+    return any(_is_array(value.log, form, np.float64) for form in {shape, whole})
 
 
 def _is_array(value: Any, shape: tuple[int, ...], dtype: type) -> bool:
