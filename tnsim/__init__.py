@@ -28,13 +28,16 @@ if TYPE_CHECKING:  # the same names as below, for editors and type checkers
     from tnsim.engine.plan import Plan
     from tnsim.errors import (
         CheckpointError,
+        DamagedStore,
         DuplicateWarning,
+        ExecutorError,
         GramWarning,
         MissingExtra,
         ModelError,
         PrecisionWarning,
         ResultError,
         StoreMismatch,
+        StoreWarning,
         TnsimError,
         TooLarge,
         UnsupportedLayer,
@@ -108,9 +111,12 @@ _HOME = {
     "ResultError": "errors",
     "MissingExtra": "errors",
     "StoreMismatch": "errors",
+    "DamagedStore": "errors",
+    "ExecutorError": "errors",
     "PrecisionWarning": "errors",
     "DuplicateWarning": "errors",
     "GramWarning": "errors",
+    "StoreWarning": "errors",
 }
 
 _MODULES = {
@@ -130,8 +136,10 @@ __all__ = [
     "Check",
     "CheckpointError",
     "Combination",
+    "DamagedStore",
     "Dialect",
     "DuplicateWarning",
+    "ExecutorError",
     "ForwardError",
     "Frobenius",
     "Gaussian",
@@ -155,6 +163,7 @@ __all__ = [
     "Series",
     "SignedLog",
     "StoreMismatch",
+    "StoreWarning",
     "Symmetric",
     "TnsimError",
     "TooLarge",

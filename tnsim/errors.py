@@ -56,6 +56,14 @@ class StoreMismatch(TnsimError, ValueError):
     """A store on disk that holds another run, or something else than a run."""
 
 
+class DamagedStore(TnsimError, ValueError):
+    """A store on disk whose content is not what was written: bytes were changed, cut or lost."""
+
+
+class ExecutorError(TnsimError, RuntimeError):
+    """An executor that cannot be used, was lost, or returned something else than a result."""
+
+
 class ResultError(TnsimError, ValueError):
     """A pairwise result that does not hold what was asked of it: not square, not finite, no such label."""
 
@@ -67,6 +75,10 @@ class MissingExtra(TnsimError, ImportError):
         super().__init__(
             f"{purpose} needs {package}, which is not installed: run  pip install 'tnsim[{extra}]'"
         )
+        self._parts = (package, extra, purpose)
+
+    def __reduce__(self) -> tuple[type, tuple[str, str, str]]:
+        return type(self), self._parts  # a worker's error reaches the caller by pickle
 
 
 class PrecisionWarning(UserWarning):
@@ -75,6 +87,10 @@ class PrecisionWarning(UserWarning):
 
 class DuplicateWarning(UserWarning):
     """Checkpoints whose weights are identical although they should be different steps; they are computed once."""
+
+
+class StoreWarning(UserWarning):
+    """A store that is damaged, and whose losses are computed again, or that is not finished."""
 
 
 class GramWarning(UserWarning):

@@ -2,6 +2,10 @@
 
 import csv
 import json
+import signal
+import subprocess
+import sys
+import time
 
 import numpy as np
 import pytest
@@ -179,3 +183,29 @@ def test_wrong_arguments_are_one_line(tmp_path, monkeypatch):
         done = run(*arguments, check=False)
         assert done.returncode == 2 and message in done.stderr
         assert len(done.stderr.splitlines()) == 1, done.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_a_run_in_one_line(number, folder):
+    """With the status of a shell, and nothing held: the same command goes on."""
+    slow = (
+        "import time\nfrom tnsim.cli.app import main\nfrom tnsim.gram import store\n"
+        "log = store.log_start\n"
+        "store.log_start = lambda *arguments: (log(*arguments), time.sleep(30))\nmain()"
+    )
+    arguments = ["pairwise", folder / "models", "--out", folder / "out", "--json"]
+    store = folder / "out" / "store.zarr"
+    process = subprocess.Popen(
+        [sys.executable, "-c", slow, *map(str, arguments)], stderr=subprocess.PIPE, text=True
+    )
+    while not (store / "computed.log").exists():
+        assert process.poll() is None
+        time.sleep(0.01)
+    process.send_signal(number)
+    _, said = process.communicate(timeout=20)
+    assert process.returncode == 128 + number
+    assert said == (
+        f"tnsim: stopped by {number.name}: finished tiles are kept in {store}, run again to go on\n"
+    )
+    assert not list((store / "claims").iterdir())
+    assert json.loads(run(*arguments).stdout)["a"] == [0, 10, 200]

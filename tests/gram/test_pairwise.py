@@ -12,8 +12,10 @@ import pytest
 from oracles import bilinear, dense_product, dense_symmetric_product, expected_products, linear
 
 import tnsim
+from tnsim.gram import batched_plans
 from tnsim.gram import run_plan as costs
 from tnsim.gram import tasks as tiles
+from tnsim.gram.batched_plans import Setting
 
 SHIPPED = Path(tnsim.__file__).parent / "data" / "modular-addition"
 SMALL = tnsim.Budget(memory_bytes=20_000)  # tiles of few models
@@ -399,3 +401,24 @@ def test_a_missing_extra_is_named(package, code, extra):
     assert (
         f"needs {package}, which is not installed: run  pip install 'tnsim[{extra}]'" in done.stdout
     ), done.stderr
+
+
+def test_work_of_a_tile(rng, monkeypatch):
+    """A kill loses a bounded number of multiplications and of elements written."""
+    monkeypatch.setattr(costs, "_TILE_WORK", 2**22)
+    setting = Setting(tnsim.GaussianClosure(), False, "float64", tnsim.Budget())
+    for width in (2, 12):
+        some = [
+            tnsim.Model([bilinear(rng, width, width, width) for _ in range(2)]) for _ in range(40)
+        ]
+        pair = batched_plans.pair_plan(some[0], some[1], setting)
+        made = [
+            np.prod(shape, dtype=int)
+            for stage in pair.stages
+            for shape in pair.pieces[stage.piece].value_shapes[len(stage.inputs) :]
+        ]
+        assert pair.written_elements == sum(made)
+        cost = pair.multiplications + 64 * pair.written_elements
+        tile = tnsim.plan_pairwise(some, tnsim.GaussianClosure()).tile
+        assert tile**2 * cost <= 1.1 * 2**22
+        assert tile == 40 or 4 * tile**2 * cost > 2**22  # and is no smaller than it must be

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -84,7 +86,7 @@ def pairwise(
         return
     if out is None:
         raise typer.BadParameter("give --out DIR, where results are kept, or --dry-run")
-    with _executor(scheduler) as executor:
+    with _stoppable(out / "store.zarr"), _executor(scheduler) as executor:
         result = tnsim.pairwise(
             models,
             metric_of(metric),
@@ -145,6 +147,37 @@ def _series(files: list[str], dialect: str | None, n_ctx: int | None) -> Any:
         found = hub.revisions(Path(files[0]))
         return tnsim.Series(list(found.values()), dialect, n_ctx, names=tuple(found))
     return tnsim.Series(files, dialect, n_ctx)
+
+
+class _Stopped(KeyboardInterrupt):
+    """A signal that asks the process to end."""
+
+
+@contextlib.contextmanager
+def _stoppable(store: Path) -> Iterator[None]:
+    """Ctrl-C and SIGTERM end the run in one line that says what is kept.
+
+    The exit status is that of a shell, 128 + the number of the signal.
+    """
+
+    def stop(number: int, frame: Any) -> None:
+        raise _Stopped(number)
+
+    signals = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.signal(number, stop) for number in signals]
+    try:
+        yield
+    except _Stopped as stopped:
+        number = signal.Signals(stopped.args[0])
+        typer.echo(
+            f"tnsim: stopped by {number.name}: finished tiles are kept in {store}, "
+            "run again to go on",
+            err=True,
+        )
+        raise typer.Exit(128 + number) from None
+    finally:
+        for number, handler in zip(signals, before, strict=True):
+            signal.signal(number, handler)
 
 
 @contextlib.contextmanager

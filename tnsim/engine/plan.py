@@ -141,6 +141,19 @@ class Piece:
         )
 
     @cached_property
+    def written_elements(self) -> int:
+        """Elements of all values that operations make, those of loop bodies once for every turn."""
+        made = zip(self.operations, self.value_shapes[len(self.shapes) :], strict=True)
+        written = 0
+        for op, shape in made:
+            written += math.prod(shape)
+            if op.body is not None:
+                sizes = self._sizes(op, self.value_shapes)
+                turns = math.prod(sizes[label] for label in op.chunks)
+                written += turns * op.body.written_elements
+        return written
+
+    @cached_property
     def peak_elements(self) -> int:
         """Largest number of elements of inputs and intermediates alive at once, in the order written."""
         last = {}
@@ -196,6 +209,11 @@ class Plan:
     def multiplications(self) -> int:
         """Scalar multiplications of the whole plan."""
         return sum(self.pieces[stage.piece].multiplications for stage in self.stages)
+
+    @property
+    def written_elements(self) -> int:
+        """Elements of all intermediates and outputs of the whole plan."""
+        return sum(self.pieces[stage.piece].written_elements for stage in self.stages)
 
     @property
     def unshared_multiplications(self) -> int:

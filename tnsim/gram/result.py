@@ -9,8 +9,10 @@ What tnsim adds to a Dataset of this layout, wherever it comes from, stands unde
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from tnsim.errors import MissingExtra
 
@@ -87,3 +89,41 @@ class ResultAccessor:
 
 if xarray is not None:
     xarray.register_dataset_accessor("tnsim")(ResultAccessor)
+
+
+def labelled(attrs: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Pairwise:
+    """The arrays of a run, an entry for each distinct model, with labels: equal models repeated."""
+    coordinates: dict[str, Any] = {}
+    index: dict[str, np.ndarray] = {}
+    for side in "ab":
+        stored = "a" if attrs["symmetric"] else side
+        digests = attrs[f"hash_{stored}"]
+        distinct = {digest: n for n, digest in enumerate(dict.fromkeys(digests))}
+        index[side] = np.array([distinct[digest] for digest in digests])
+        coordinates[side] = attrs[f"labels_{stored}"]
+        coordinates[f"name_{side}"] = (side, attrs[f"names_{stored}"])
+        coordinates[f"hash_{side}"] = (side, digests)
+        coordinates[f"log_norm_{side}"] = (
+            side,
+            arrays[f"log_norm_{stored}"][index[side]],
+        )
+    both = np.ix_(index["a"], index["b"])
+    variables: dict[str, Any] = {
+        name: (("a", "b"), arrays[name][both]) for name in ("similarity", "log_inner", "sign")
+    }
+    variables |= {name: coordinates.pop(name) for name in ("log_norm_a", "log_norm_b")}
+    if attrs["slices"]:
+        variables["slices"] = (("a", "b", "output"), arrays["slices"][both])
+        coordinates["output"] = np.arange(variables["slices"][1].shape[-1])
+    known = (
+        "metric",
+        "metric_parameters",
+        "exact",
+        "dtype",
+        "plan",
+        "symmetric",
+        "duplicates",
+        "tnsim_version",
+        "jax_version",
+    )
+    return Pairwise(variables, coordinates, {name: attrs[name] for name in known})

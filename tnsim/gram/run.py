@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,20 +20,23 @@ import tnsim
 from tnsim.compare import planned
 from tnsim.compare import similarity as verbs
 from tnsim.compare.planned import Budget
-from tnsim.engine.log_scaled import Norms, Products, cosine, log_abs, total
+from tnsim.engine.log_scaled import Products, cosine, log_abs, total
 from tnsim.engine.plan import dtype_name
-from tnsim.errors import DuplicateWarning, ModelError
-from tnsim.gram import executors
+from tnsim.errors import DuplicateWarning, ModelError, StoreWarning
+from tnsim.gram import executors, tasks
 from tnsim.gram import run_plan as costs
 from tnsim.gram import store as stores
-from tnsim.gram import tasks as tiles
 from tnsim.gram.batched_plans import Setting
+from tnsim.gram.claims import Claims
 from tnsim.gram.digests import metric_parameters
 from tnsim.gram.features import Space
-from tnsim.gram.result import Pairwise, require_xarray
+from tnsim.gram.layout import Record
+from tnsim.gram.progress import Work, advice, complete
+from tnsim.gram.result import Pairwise, labelled, require_xarray
 from tnsim.gram.run_plan import PairwisePlan
 from tnsim.gram.sources import Entry, entry, sources
 from tnsim.gram.store import Store
+from tnsim.gram.store_metadata import FORMAT
 from tnsim.gram.tasks import Job
 from tnsim.metrics import metric as metrics
 from tnsim.metrics.metric import Gaussian, Metric
@@ -62,8 +65,11 @@ def pairwise(
     `submit`, such as a `concurrent.futures` executor (processes must not fork) or a `dask.distributed.Client`.
     budget: for one inner product and for the memory of a tile. names: labels of `models`.
 
-    Raises `ModelError` when models cannot be compared or one is the zero function, `StoreMismatch` when the store
-    holds another run, `TooLarge`; warns with `DuplicateWarning` of models with identical weights.
+    Raises `ModelError` when models cannot be compared or one is the zero function,
+    `StoreMismatch` when the store holds another run, `DamagedStore` when that cannot be told any
+    more, `ExecutorError` when the executor fails, `TooLarge`. Warns with `DuplicateWarning` of
+    models with identical weights, with `StoreWarning` of what was damaged in the store and is
+    computed again.
     """
     require_xarray()
     path = None if store is None else stores.folder(store)
@@ -72,14 +78,21 @@ def pairwise(
     target = _target(run, path)
     run = _as_stored(run, target, executor is None)
     verbs.warn_of_rounding(max(e.degree for e in (*run.rows.entries, *run.columns.entries)), dtype)
-    with _bar(run, progress) as bar, tiles.forgetting():
-        for side in (run.rows,) if run.symmetric else (run.rows, run.columns):
-            for block, found in executors.completed(_norm_tasks(run, target, side), executor):
-                _write_norms(run, target, side, block, found)
-        for (i, j), found in executors.completed(_tile_tasks(run, target, bar), executor):
-            _write_tile(run, target, i, j, found)
-            bar.update(_pairs(run, i, j))
-    return _result(target)
+    if target.damaged:
+        warnings.warn(
+            f"{store}: damaged: {stores.listed(target.damaged)}; computed again",
+            StoreWarning,
+            stacklevel=2,
+        )
+    with _bar(run, progress) as bar, tasks.forgetting(), Claims(target.path) as claims:
+        try:
+            for work in _works(run, target, bar):
+                complete(work, target, claims, executor)
+            target.finish()
+        except KeyboardInterrupt as interrupt:
+            interrupt.add_note(advice(target))
+            raise
+    return labelled(target.attrs, target.arrays)
 
 
 def plan_pairwise(
@@ -99,8 +112,21 @@ def plan_pairwise(
 
 
 def open_pairwise(path: str | os.PathLike) -> Pairwise:
-    """The result in a store; pairs that are not computed yet are NaN. Raises `StoreMismatch` when there is none."""
-    return _result(stores.open_store(stores.folder(path), "r"))
+    """The result in a store, every number of it verified.
+
+    Raises `StoreMismatch` when there is none, `DamagedStore` when anything in it is not what was
+    written. Pairs that are not computed yet are NaN; a `StoreWarning` says so.
+    """
+    require_xarray()
+    store, missing = stores.read(stores.folder(path))
+    if missing:
+        warnings.warn(
+            f"{path}: not finished: {stores.listed(missing)} missing, whose pairs are NaN; "
+            "run pairwise again with this store to go on",
+            StoreWarning,
+            stacklevel=2,
+        )
+    return labelled(store.attrs, store.arrays)
 
 
 class _Side(NamedTuple):
@@ -171,23 +197,17 @@ def _side(name: str, models: Any, names: Any, examples: dict[tuple[Kind, ...], M
     return _Side(name, tuple(entries), tuple(distinct.values()))
 
 
-def _target(run: _Run, path: str | os.PathLike | None) -> Store:
+def _target(run: _Run, path: Path | None) -> Store:
     """The store of a run: in memory, new, or the one that is there."""
-    outputs = run.rows.all[0].d_out if run.job.setting.per_output else None
-    layout = stores.shapes(
-        len(run.rows.entries),
-        None if run.symmetric else len(run.columns.entries),
-        outputs,
-        run.plan.tile,
-    )
     setting = run.job.setting
     nonlinear = max(one.nonlinear for one in (*run.rows.all, *run.columns.all))
     attrs: dict[str, Any] = {
-        "format": stores.FORMAT,
+        "format": FORMAT,
         "metric": setting.metric.name,
         "metric_parameters": metric_parameters(setting.metric),
         "dtype": setting.dtype,
         "slices": setting.per_output,
+        "outputs": run.rows.all[0].d_out if setting.per_output else None,
         "exact": int(metrics.is_exact(setting.metric, nonlinear)),
         "symmetric": int(run.symmetric),
         "route": run.plan.route,
@@ -199,19 +219,13 @@ def _target(run: _Run, path: str | os.PathLike | None) -> Store:
         ),
         "tnsim_version": tnsim.__version__,
         "jax_version": jax.__version__,
-        "arrays": list(layout),
     }
     for side in (run.rows, run.columns):
         alone = run.symmetric and side.name == "b"
         attrs[f"hash_{side.name}"] = None if alone else [one.digest for one in side.all]
         attrs[f"labels_{side.name}"] = None if alone else [one.source.label for one in side.all]
         attrs[f"names_{side.name}"] = None if alone else [one.source.name for one in side.all]
-    if path is None:
-        return stores.in_memory(layout, attrs)
-    path = Path(path)
-    found = stores.open_store(path) if path.exists() else stores.create(path, layout, attrs)
-    stores.check(found, attrs)
-    return found
+    return stores.in_memory(attrs) if path is None else stores.opened(path, attrs)
 
 
 def _as_stored(run: _Run, target: Store, alone: bool) -> _Run:
@@ -233,23 +247,39 @@ def _block(run: _Run, side: _Side, n: int) -> tuple[Entry, ...]:
     return side.entries[n * run.job.size : (n + 1) * run.job.size]
 
 
-def _blocks(run: _Run, side: _Side) -> int:
-    return -(-len(side.entries) // run.job.size)
+def _works(run: _Run, target: Store, bar: Any) -> list[Work]:
+    """All norms, and then the tiles that they normalise."""
+    layout = target.layout
+    sides = {side.name: side for side in (run.rows, run.columns)}
+    works = [_norm_work(run, target, sides[name], layout.norms(name)) for name in layout.sides]
+    return [*works, _tile_work(run, target, layout.tiles(), bar)]
 
 
-def _at(run: _Run, n: int) -> slice:
-    return slice(n * run.job.size, (n + 1) * run.job.size)
+def _norm_work(run: _Run, target: Store, side: _Side, records: list[Record]) -> Work:
+    def task(record: Record) -> executors.Task:
+        return tasks.norms, (run.job, _block(run, side, *record.blocks))
+
+    def write(record: Record, result: Any) -> None:
+        _write_norms(run, target, side, record, result)
+
+    return Work(records, task, write, lambda record: None)
 
 
-def _norm_tasks(run: _Run, target: Store, side: _Side) -> Iterator[tuple[int, executors.Task]]:
-    for n in range(_blocks(run, side)):
-        if not target.arrays[f"blocks_{side.name}"][n]:
-            stores.log_start(target, f"norms {side.name} {n}")
-            yield n, (tiles.norms, (run.job, _block(run, side, n)))
+def _tile_work(run: _Run, target: Store, records: list[Record], bar: Any) -> Work:
+    def task(record: Record) -> executors.Task:
+        i, j = record.blocks
+        return tasks.tile, (run.job, _block(run, run.rows, i), _block(run, run.columns, j))
+
+    def write(record: Record, result: Any) -> None:
+        _write_tile(run, target, record, result)
+
+    return Work(records, task, write, lambda record: bar.update(_pairs(run, *record.blocks)))
 
 
-def _write_norms(run: _Run, target: Store, side: _Side, n: int, found: Norms) -> None:
-    entries, per_output = _block(run, side, n), run.job.setting.per_output
+def _write_norms(run: _Run, target: Store, side: _Side, record: Record, result: Any) -> None:
+    """Check squared norms and write their logarithms."""
+    entries, per_output = _block(run, side, *record.blocks), run.job.setting.per_output
+    found = tasks.expect_norms(result, (len(entries),), target.layout.outputs, advice(target))
     for one, cancelled, mantissa in zip(
         entries, found.cancelled, found.products.mantissa, strict=True
     ):
@@ -262,37 +292,19 @@ def _write_norms(run: _Run, target: Store, side: _Side, n: int, found: Norms) ->
             raise ModelError(
                 f"{one.source.name} is the zero function{where}: its cosine with anything is undefined"
             )
-    with stores.writing(target.path):
-        target.arrays[f"log_norm_{side.name}"][_at(run, n)] = log_abs(
-            total(found.products, per_output)
-        )
-        if per_output:
-            target.arrays[f"log_norms_{side.name}"][_at(run, n)] = log_abs(found.products)
-        target.arrays[f"blocks_{side.name}"][n] = 1
+    values = [log_abs(total(found.products, per_output))]
+    if per_output:
+        values.append(log_abs(found.products))
+    target.write(record, values)
 
 
-def _tile_tasks(
-    run: _Run, target: Store, bar: Any
-) -> Iterator[tuple[tuple[int, int], executors.Task]]:
-    """The tiles on and below the diagonal, or all of them; a shared store is begun at a place of the process's own."""
-    wanted = [
-        (i, j)
-        for i in range(_blocks(run, run.rows))
-        for j in range(i + 1 if run.symmetric else _blocks(run, run.columns))
-    ]
-    start = 0 if target.path is None else os.getpid() % len(wanted)
-    for i, j in wanted[start:] + wanted[:start]:
-        if target.arrays["tiles"][i, j]:
-            bar.update(_pairs(run, i, j))
-            continue
-        stores.log_start(target, f"tile {i} {j}")
-        yield (i, j), (tiles.tile, (run.job, _block(run, run.rows, i), _block(run, run.columns, j)))
-
-
-def _write_tile(run: _Run, target: Store, i: int, j: int, found: Products) -> None:
-    """Normalise a tile and write it, mirrored too where rows and columns are one list, and then its marker."""
-    at, to, per_output = _at(run, i), _at(run, j), run.job.setting.per_output
+def _write_tile(run: _Run, target: Store, record: Record, result: Any) -> None:
+    """Normalise a tile and write it, mirrored too where rows and columns are one list."""
+    i, j = record.blocks
+    at, to, per_output = target.layout.block(i), target.layout.block(j), run.job.setting.per_output
     rows, columns = _block(run, run.rows, i), _block(run, run.columns, j)
+    shape = len(rows), len(columns)
+    found: Products = tasks.expect_products(result, shape, target.layout.outputs, advice(target))
     other = "a" if run.symmetric else "b"
     norms, also = target.arrays["log_norm_a"][at], target.arrays[f"log_norm_{other}"][to]
     inner = total(found, per_output)
@@ -310,12 +322,11 @@ def _write_tile(run: _Run, target: Store, i: int, j: int, found: Products) -> No
         values[same] = (
             np.broadcast_to(norms[:, None], same.shape)[same] if name == "log_inner" else 1
         )
-    with stores.writing(target.path):
-        for name, values in blocks.items():
-            target.arrays[name][at, to] = values
-            if run.symmetric and i != j:
-                target.arrays[name][to, at] = np.swapaxes(values, 0, 1)
-        target.arrays["tiles"][i, j] = 1
+    values = []
+    for name, place in record.regions:
+        block = blocks[name]
+        values.append(block if place == (at, to) else np.swapaxes(block, 0, 1))
+    target.write(record, values)
 
 
 def _pairs(run: _Run, i: int, j: int) -> int:
@@ -329,42 +340,3 @@ def _bar(run: _Run, shown: bool) -> Any:
     rows, columns = len(run.rows.entries), len(run.columns.entries)
     pairs = rows * (rows + 1) // 2 if run.symmetric else rows * columns
     return tqdm(total=pairs, unit="pair", desc="pairs", disable=not shown)
-
-
-def _result(target: Store) -> Pairwise:
-    """The arrays of a store with their labels, models that are equal repeated."""
-    attrs = target.attrs
-    coordinates, index = {}, {}
-    for side in "ab":
-        stored = "a" if attrs["symmetric"] else side
-        digests = attrs[f"hash_{stored}"]
-        distinct = {digest: n for n, digest in enumerate(dict.fromkeys(digests))}
-        index[side] = np.array([distinct[digest] for digest in digests])
-        coordinates[side] = attrs[f"labels_{stored}"]
-        coordinates[f"name_{side}"] = (side, attrs[f"names_{stored}"])
-        coordinates[f"hash_{side}"] = (side, digests)
-        coordinates[f"log_norm_{side}"] = (
-            side,
-            np.asarray(target.arrays[f"log_norm_{stored}"])[index[side]],
-        )
-    both = np.ix_(index["a"], index["b"])
-    variables = {
-        name: (("a", "b"), np.asarray(target.arrays[name])[both])
-        for name in ("similarity", "log_inner", "sign")
-    }
-    variables |= {name: coordinates.pop(name) for name in ("log_norm_a", "log_norm_b")}
-    if attrs["slices"]:
-        variables["slices"] = (("a", "b", "output"), np.asarray(target.arrays["slices"])[both])
-        coordinates["output"] = np.arange(variables["slices"][1].shape[-1])
-    known = (
-        "metric",
-        "metric_parameters",
-        "exact",
-        "dtype",
-        "plan",
-        "symmetric",
-        "duplicates",
-        "tnsim_version",
-        "jax_version",
-    )
-    return Pairwise(variables, coordinates, {name: attrs[name] for name in known})

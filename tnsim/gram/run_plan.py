@@ -26,9 +26,13 @@ from tnsim.models.model import Model
 from tnsim.tensors.lifted import Kind
 
 FEATURES, RECURSION = ROUTES = "features", "recursion"
-_TILE_WORK = (
-    2**34
-)  # multiplications of a tile: about a second, so that little is lost with it and little spent on it
+# Work of a tile, so that little is lost with it and little is spent on it: at most one and a half
+# seconds on two cores, over layer-wise, whole-tree and attention plans of widths 16 to 128.
+# Counted are multiplications, and an element written as so many more: multiplications alone go at
+# 3e9 to 6e10 a second, with writing counted so the slowest plan does 1.3e10.
+_TILE_WORK = 2**34
+_ELEMENT_WORK = 64
+_ACCELERATED = 2**5  # times as much work a tile where the arrays are not on a CPU
 _LARGEST = 128  # models a side of a tile
 _MATMUL = 1024
 
@@ -88,7 +92,7 @@ def plan(
     count, others = len(rows), len(rows if columns is None else columns)
     pairs = count * (count + 1) // 2 if columns is None else count * others
     space = features.space(list(examples), setting.metric)
-    contracted, programs, intermediate = _recursion(several, examples, setting)
+    contracted, written, programs, intermediate = _recursion(several, examples, setting)
     available = memory(setting)
     item = 8 if setting.dtype == "float64" else 4
     weights = max(model.parameters for model in examples.values()) * item
@@ -99,7 +103,7 @@ def plan(
         route: str, work: int, one: int, model_bytes: int, extra: int, compilations: int
     ) -> PairwisePlan:
         by_work, by_memory = (
-            math.isqrt(max(1, _TILE_WORK // one)),
+            math.isqrt(max(1, _tile_work() // one)),
             available / 8 / (longest * model_bytes),
         )
         tile = max(1, int(min(_LARGEST, by_work, by_memory, math.sqrt(available / 8 / products))))
@@ -110,7 +114,12 @@ def plan(
         return PairwisePlan(route, pairs, tile, tiles, work, peak, compilations)
 
     by_pair = result(
-        RECURSION, contracted, max(1, contracted // pairs), 2 * weights, intermediate, programs
+        RECURSION,
+        contracted,
+        max(1, (contracted + _ELEMENT_WORK * written) // pairs),
+        2 * weights,
+        intermediate,
+        programs,
     )
     if space is None:
         return by_pair, None
@@ -130,10 +139,10 @@ def plan(
         by_model = dataclasses.replace(
             by_model, multiplications=by_model.multiplications + again * vectors
         )
-    written = WRITING * numbers * len(made) if numbers > CACHED else 0
+    charge = WRITING * numbers * len(made) if numbers > CACHED else 0
     return (
         (by_model, space)
-        if by_model.multiplications + written < by_pair.multiplications
+        if by_model.multiplications + charge < by_pair.multiplications
         else (by_pair, space)
     )
 
@@ -165,14 +174,27 @@ def _bases(entries: Sequence[Entry]) -> Counter[tuple[Kind, ...]]:
     return Counter(dict(part for entry in entries for part in entry.parts).values())
 
 
-def _recursion(several: list[Counter], examples: Mapping, setting: Setting) -> tuple[int, int, int]:
-    """Multiplications, programs and bytes of intermediates when every pair is contracted."""
-    work, pieces, largest = 0, set(), 0
+def _tile_work() -> int:
+    """By the kind of backend, never measured: equal runs have equal tiles, and so equal bits."""
+    import jax
+
+    return _TILE_WORK if jax.default_backend() == "cpu" else _ACCELERATED * _TILE_WORK
+
+
+def _recursion(
+    several: list[Counter], examples: Mapping, setting: Setting
+) -> tuple[int, int, int, int]:
+    """What contracting every pair takes.
+
+    Returns multiplications, elements written, programs, and bytes of intermediates.
+    """
+    work, written, pieces, largest = 0, 0, set(), 0
 
     def count(times: int, a: Model, b: Model | None) -> None:
-        nonlocal work, largest
+        nonlocal work, written, largest
         found = recursion.pair_plan(a, b, setting)
         work += times * found.multiplications
+        written += times * found.written_elements
         pieces.update(found.pieces)
         largest = max(
             largest, recursion.intermediate_bytes(found) * recursion.side(found, _LARGEST) ** 2
@@ -192,4 +214,4 @@ def _recursion(several: list[Counter], examples: Mapping, setting: Setting) -> t
                     examples[kinds],
                     examples[others],
                 )
-    return work, len(pieces), largest
+    return work, written, len(pieces), largest

@@ -11,12 +11,12 @@ import contextlib
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from tnsim.engine.log_scaled import Norms, Products
-from tnsim.errors import TnsimError
+from tnsim.errors import ExecutorError, TnsimError
 from tnsim.gram import batched_plans as recursion
 from tnsim.gram import features
 from tnsim.gram.batched_plans import Setting, Terms
@@ -136,3 +136,43 @@ def _checked(products: Products, job: Job) -> Products:
             f"the {name} computation in {dtype} gave NaN: a float range was exceeded within a layer{advice}"
         )
     return products
+
+
+def expect_norms(result: Any, shape: tuple[int], outputs: int | None, advice: str) -> Norms:
+    """What came back for `norms`. Raises `ExecutorError` when that is no block of norms."""
+    is_whole = (
+        isinstance(result, Norms)
+        and _is_products(result.products, shape, outputs)
+        and _is_array(result.cancelled, shape, np.bool_)
+    )
+    if not is_whole:
+        raise _garbage(result, f"squared norms of {shape[0]} models", advice)
+    return result
+
+
+def expect_products(
+    result: Any, shape: tuple[int, int], outputs: int | None, advice: str
+) -> Products:
+    """What came back for `tile`. Raises `ExecutorError` when that is no block of products."""
+    if not _is_products(result, shape, outputs):
+        raise _garbage(result, f"inner products of {shape[0]} x {shape[1]} models", advice)
+    return result
+
+
+def _is_products(value: Any, shape: tuple[int, ...], outputs: int | None) -> bool:
+    whole = shape if outputs is None else (*shape, outputs)
+    if not isinstance(value, Products) or not _is_array(value.mantissa, whole, np.float64):
+        return False
+    return any(_is_array(value.log, form, np.float64) for form in {shape, whole})
+
+
+def _is_array(value: Any, shape: tuple[int, ...], dtype: type) -> bool:
+    """Whether it is an array of that form without NaN or infinity."""
+    is_array = isinstance(value, np.ndarray) and (value.shape, value.dtype) == (shape, dtype)
+    return is_array and bool(np.isfinite(value).all())
+
+
+def _garbage(result: Any, wanted: str, advice: str) -> ExecutorError:
+    return ExecutorError(
+        f"the executor returned {type(result).__name__} of another form than the {wanted}; {advice}"
+    )

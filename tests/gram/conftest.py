@@ -1,0 +1,17 @@
+"""Checkpoints to compare."""
+
+import pytest
+from oracles import bilinear
+
+import tnsim
+
+
+@pytest.fixture
+def folder(tmp_path, rng):
+    """Ten checkpoints in `models`."""
+    for n in range(10):
+        tnsim.save(
+            tnsim.Model([bilinear(rng, 3, 4, 2, True)]),
+            tmp_path / "models" / f"step_{n:03}.safetensors",
+        )
+    return tmp_path

@@ -1,0 +1,105 @@
+"""Claims: one process at a tile, and no tile blocked by a process that is gone."""
+
+import os
+import platform
+import subprocess
+import sys
+import threading
+
+import pytest
+from stored_runs import compare
+
+import tnsim
+from tnsim.gram import claims
+from tnsim.gram.claims import Claims
+
+
+@pytest.fixture
+def dead():
+    """The number of a process that has ended."""
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    return process.pid
+
+
+def put(path, label, text):
+    (path / "claims").mkdir(exist_ok=True)
+    (path / "claims" / label).write_text(text)
+
+
+def test_one_holder_at_a_time(tmp_path):
+    with Claims(tmp_path) as ours, Claims(tmp_path) as theirs:
+        assert ours.take("tile 0 0") and not theirs.take("tile 0 0") and theirs.take("tile 1 0")
+        ours.release("tile 0 0")
+        assert theirs.take("tile 0 0") and not ours.take("tile 0 0")
+    assert not (tmp_path / "claims").exists()
+
+
+def test_in_memory_nobody_else_is_there():
+    with Claims(None) as ours:
+        assert ours.take("tile 0 0") and ours.take("tile 0 0")
+
+
+def test_an_error_gives_all_claims_back(tmp_path):
+    with pytest.raises(KeyboardInterrupt), Claims(tmp_path) as ours:
+        ours.take("tile 0 0")
+        raise KeyboardInterrupt
+    with Claims(tmp_path) as theirs:
+        assert theirs.take("tile 0 0")
+
+
+def test_a_dead_holder_of_this_host_does_not_block(tmp_path, dead):
+    put(tmp_path, "tile-0-0", f"{platform.node()} {dead} x")
+    with Claims(tmp_path) as ours:
+        assert ours.take("tile 0 0")
+
+
+@pytest.mark.parametrize(
+    "text", ["elsewhere 1 x", ""]
+)  # another host, killed before it was written
+def test_a_claim_without_a_sign_of_life_expires(text, tmp_path, monkeypatch):
+    put(tmp_path, "tile-0-0", text)
+    now = [0.0]
+    monkeypatch.setattr(claims.time, "monotonic", lambda: now[0])
+    with Claims(tmp_path) as ours:
+        assert not ours.take("tile 0 0")
+        now[0] += claims.EXPIRY / 2
+        os.utime(
+            tmp_path / "claims" / "tile-0-0", (1, 1)
+        )  # a sign of life, whatever that clock says
+        assert not ours.take("tile 0 0")
+        now[0] += claims.EXPIRY - 1
+        assert not ours.take("tile 0 0")
+        now[0] += 2
+        assert ours.take("tile 0 0")
+
+
+def test_claims_are_renewed(tmp_path, monkeypatch):
+    monkeypatch.setattr(claims, "_RENEWAL", 0.01)
+    renewed = threading.Event()
+    monkeypatch.setattr(claims.os, "utime", lambda file: renewed.set())
+    with Claims(tmp_path) as ours:
+        ours.take("tile 0 0")
+        assert renewed.wait(10)
+
+
+def test_a_run_waits_for_the_tile_of_another(folder, dead):
+    """What another process has in hand is left to it, until it is there or its process is gone."""
+    whole, store = compare(folder, store=folder / "whole.zarr"), folder / "store.zarr"
+
+    class Interrupting:
+        def submit(self, *arguments):
+            raise OSError("stopped")
+
+    with pytest.raises(tnsim.ExecutorError):
+        compare(folder, store=store, executor=Interrupting())
+    put(store, "tile-2-1", f"{platform.node()} {os.getpid()} other")
+    put(store, "norms-a-1", f"{platform.node()} {dead} other")
+    dies = threading.Timer(1.0, put, (store, "tile-2-1", f"{platform.node()} {dead} other"))
+    dies.start()
+    assert compare(folder, store=store).identical(whole)
+    dies.join()
+    begun = [
+        line.split(maxsplit=2)[2] for line in (store / "computed.log").read_text().splitlines()
+    ]
+    assert begun[-1] == "tile 2 1" and len(begun) == len(set(begun)) + 1  # one was interrupted

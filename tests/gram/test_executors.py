@@ -1,0 +1,265 @@
+"""Executors: threads, processes, a dask cluster, and whatever can go wrong with them."""
+
+import multiprocessing
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+
+import numpy as np
+import pytest
+from stored_runs import compare, contents
+
+import tnsim
+from tnsim.engine.log_scaled import Norms, Products
+from tnsim.gram import executors
+
+
+class Here:
+    """An executor that runs each task at once, and has another fate for the one numbered `at`."""
+
+    def __init__(self, fate, at=6):
+        self.fate, self.left = fate, at
+
+    def submit(self, function, *arguments):
+        self.left -= 1
+        future = Future()
+        if self.left == 0:
+            return self.fate(future) or future
+        future.set_result(function(*arguments))
+        return future
+
+
+def test_thread_and_process_executors(folder):
+    alone = compare(folder)
+    with ThreadPoolExecutor(2) as threads:
+        assert compare(folder, executor=threads).identical(alone)
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as processes:
+        assert compare(folder, executor=processes).identical(alone)
+
+
+def test_executors_that_cannot_be_used(folder):
+    with (
+        ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("fork")) as forks,
+        pytest.raises(tnsim.TnsimError, match=r"this process pool forks.*get_context\('spawn'\)"),
+    ):
+        compare(folder, executor=forks)
+    with pytest.raises(
+        tnsim.TnsimError, match=r"executor must have submit\(function, \*arguments\), found int"
+    ):
+        compare(folder, executor=3)
+
+
+def shut_down(future):
+    raise RuntimeError("cannot schedule new futures after shutdown")
+
+
+def cancelled(future):
+    future.cancel()
+
+
+def lost(future):
+    future.set_exception(BrokenProcessPool("a process was terminated abruptly"))
+
+
+def failed(future):
+    future.set_exception(ValueError("bad luck"))
+
+
+def no_future(future):
+    return 5
+
+
+def returns(value):
+    return lambda future: future.set_result(value)
+
+
+NAN, ONES = np.full((3, 3), np.nan), np.ones((3, 3))
+FORM = (
+    "the executor returned .* of another form than the (inner products|squared norms) of .* models"
+)
+
+
+@pytest.mark.parametrize(
+    "fate, message",
+    [
+        (
+            shut_down,
+            r"Here took no task \(RuntimeError: cannot schedule new futures after shutdown\)",
+        ),
+        (cancelled, r"the executor cancelled a task \(CancelledError\)"),
+        (lost, r"a task failed on the executor \(BrokenProcessPool: a process was terminated"),
+        (failed, r"a task failed on the executor \(ValueError: bad luck\)"),
+        (no_future, r"Here.submit must return a future, found int"),
+        (returns(None), "the executor returned NoneType of another form"),
+        (returns(Products(ONES.astype("float32"), ONES)), FORM),
+        (returns(Products(NAN[..., None] * np.ones(2), NAN)), FORM),
+        (returns(Products(np.ones((2, 2, 2)), np.ones((2, 2)))), FORM),
+        (returns(Norms(Products(np.ones((3, 2)), np.ones(3)), np.zeros(3))), FORM),
+    ],
+)
+@pytest.mark.parametrize("at", [2, 7])  # among the norms, among the tiles
+def test_an_executor_that_fails(fate, message, at, folder):
+    """Said in words, with what to do; what was finished is kept, and the same call goes on."""
+    alone, store = compare(folder), folder / "store.zarr"
+    with pytest.raises(tnsim.ExecutorError, match=message) as caught:
+        compare(folder, executor=Here(fate, at), store=store)
+    assert fate is no_future or str(caught.value).endswith(f"finished tiles are kept in {store}")
+    assert not list((store / "claims").iterdir())
+    assert len((store / "computed.log").read_text().splitlines()) >= at - 1
+    assert compare(folder, store=store).identical(alone)
+
+
+def test_what_a_task_refuses_comes_out_as_it_is():
+    """Also by pickle, as from another process."""
+    refused = tnsim.MissingExtra("torch", "torch", "reading a .pt file")
+    again = pickle.loads(pickle.dumps(refused))
+    assert type(again) is tnsim.MissingExtra and str(again) == str(refused)
+    with pytest.raises(tnsim.MissingExtra, match=r"reading a .pt file needs torch"):
+        dict(executors.completed([(0, (abs, ()))], Here(lambda f: f.set_exception(again), 1)))
+
+
+class Cluster:
+    """What a Dask client tells of its workers; tasks are never done."""
+
+    def __init__(self, *views, answer=tnsim.__version__):
+        self.views, self.answer = list(views), answer
+
+    def nthreads(self):
+        view = self.views.pop(0) if len(self.views) > 1 else self.views[0]
+        if isinstance(view, Exception):
+            raise view
+        return dict.fromkeys(view, 1)
+
+    def run(self, function, *arguments, workers, on_error):
+        assert function(*arguments) == tnsim.__version__ and on_error == "return"
+        return dict.fromkeys(workers, self.answer)
+
+    def submit(self, function, *arguments):
+        return Future()
+
+    def scatter(self):
+        raise AssertionError
+
+
+@pytest.mark.parametrize(
+    "cluster, message",
+    [
+        (Cluster([]), "the Dask cluster has no workers; start some, then run again"),
+        (Cluster(["tcp://w"], []), "the Dask cluster has no workers"),
+        (Cluster(["tcp://w"], OSError("gone")), r"the Dask scheduler was lost \(OSError: gone\)"),
+        (
+            Cluster(["tcp://w"], answer="0.0.9"),
+            "worker tcp://w has tnsim 0.0.9, and this process runs tnsim .*: install that version",
+        ),
+        (
+            Cluster(["tcp://w"], answer=ModuleNotFoundError("No module named 'tnsim'")),
+            r"worker tcp://w cannot import tnsim \(No module named 'tnsim'\)",
+        ),
+    ],
+)
+def test_a_cluster_that_cannot_work(cluster, message, folder, monkeypatch):
+    monkeypatch.setattr(executors, "_LOOK", 0.05)
+    monkeypatch.setattr(executors, "_PATIENCE", 0.3)
+    with pytest.raises(tnsim.ExecutorError, match=message):
+        compare(folder, executor=cluster)
+
+
+def test_a_worker_that_comes_later_is_asked_too(monkeypatch):
+    monkeypatch.setattr(executors, "_LOOK", 0.05)
+    cluster = Cluster(["tcp://1"], ["tcp://1"], ["tcp://1", "tcp://2"])
+    asked = []
+    cluster.run = lambda *_, workers, on_error: (
+        asked.append(workers)
+        or {worker: "0.0.9" if asked[1:] else tnsim.__version__ for worker in workers}
+    )
+    with pytest.raises(tnsim.ExecutorError, match=r"worker tcp://2 has tnsim 0.0.9"):
+        dict(executors.completed([(0, (abs, (1,)))], cluster))
+    assert asked == [["tcp://1"], ["tcp://2"]]
+
+
+def test_dask_workers_without_tnsim_and_a_lost_scheduler(folder):
+    """Processes as started by hand: an error within seconds where the run would wait for ever."""
+    from distributed import Client
+
+    shadow = folder / "without" / "tnsim.py"
+    shadow.parent.mkdir()
+    shadow.write_text("raise ModuleNotFoundError('hidden')\n")
+    started = []
+
+    def start(kind, *arguments):
+        command = [
+            sys.executable,
+            "-m",
+            f"distributed.cli.dask_{kind}",
+            *arguments,
+            "--no-dashboard",
+        ]
+        environment = {**os.environ, "PYTHONPATH": str(shadow.parent)}
+        options = {"env": environment, "cwd": folder, "stderr": subprocess.DEVNULL}
+        started.append(subprocess.Popen(command, **options))
+
+    try:
+        start("scheduler", "--port", "0", "--scheduler-file", str(folder / "scheduler.json"))
+        start("worker", "--scheduler-file", str(folder / "scheduler.json"), "--no-nanny")
+        with Client(scheduler_file=str(folder / "scheduler.json"), timeout=60) as client:
+            client.wait_for_workers(1, timeout=60)
+            begun = time.monotonic()
+            with pytest.raises(
+                tnsim.ExecutorError, match=r"worker tcp.* cannot import tnsim \(hidden"
+            ):
+                compare(folder, executor=client)
+            assert time.monotonic() - begun < 10
+            future = client.submit(time.sleep, 60)
+            started[0].kill()
+            with pytest.raises(
+                tnsim.ExecutorError, match=r"cancelled a task .*scheduler-connection"
+            ):
+                executors._result(future, "run again")
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+
+
+def test_a_dask_worker_killed_in_the_middle(folder):
+    """Two workers, one killed once tiles come back: its work is done again, to the same bytes."""
+    import dask
+    from distributed import Client, LocalCluster
+
+    alone = compare(folder, store=folder / "alone.zarr")
+    settings = {
+        "distributed.scheduler.allowed-failures": 10,
+        "distributed.comm.timeouts.connect": "30s",
+    }
+    with (
+        dask.config.set(settings),
+        LocalCluster(
+            n_workers=2,
+            threads_per_worker=1,
+            processes=True,
+            dashboard_address=None,
+            silence_logs=50,
+        ) as cluster,
+        Client(cluster) as client,
+    ):
+        victim = next(iter(client.run(os.getpid).values()))
+        killed = []
+
+        class Killing:
+            """The client, whose seventh task is submitted just after a worker died."""
+
+            def submit(self, *arguments):
+                if len(killed) == 7:
+                    os.kill(victim, signal.SIGKILL)
+                killed.append(1)
+                return client.submit(*arguments)
+
+        found = compare(folder, executor=Killing(), store=folder / "store.zarr")
+    assert len(killed) > 7
+    assert found.identical(alone)
+    assert contents(folder / "store.zarr") == contents(folder / "alone.zarr")

@@ -1,0 +1,177 @@
+"""Damage to a store: the numbers of the undamaged run, or an error, never other numbers."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+from oracles import bilinear
+from stored_runs import contents
+
+import tnsim
+
+TINY = tnsim.Budget(memory_bytes=12_000)  # tiles of two models
+
+
+@pytest.fixture(scope="module")
+def models():
+    rng = np.random.default_rng(0)
+    return [tnsim.Model([bilinear(rng, 3, 4, 2, True)]) for _ in range(3)]
+
+
+@pytest.fixture(scope="module")
+def whole(models, tmp_path_factory):
+    """A finished store, and its result."""
+    path = tmp_path_factory.mktemp("whole") / "store.zarr"
+    result = tnsim.pairwise(models, slices=True, store=path, budget=TINY)
+    assert "in 3 tiles of 2 x 2" in result.attrs["plan"]
+    return path, result
+
+
+def flipped(data, at):
+    """One bit of the byte `at`, another bit for each byte."""
+    return data[:at] + bytes([data[at] ^ 1 << at % 8]) + data[at + 1 :]
+
+
+def damages(data, flips):
+    """Ways to damage a file, by name: what is in it then, None where it is gone."""
+    places = sorted({len(data) * n // flips for n in range(flips)})
+    damaged = {f"bit flipped in byte {at}": flipped(data, at) for at in places}
+    cuts = {f"cut to {size} bytes": data[:size] for size in {0, len(data) // 2, len(data) - 1}}
+    return {**damaged, **cuts, "longer by a byte": data + b"0", "gone": None}
+
+
+def put(file, data):
+    file.unlink(missing_ok=True)
+    if data is not None:
+        file.write_bytes(data)
+
+
+def shows_nothing_else(path, result):
+    """`open_pairwise` gives the undamaged result or refuses. True where it refused."""
+    try:
+        assert tnsim.open_pairwise(path).identical(result)
+    except (tnsim.DamagedStore, tnsim.StoreMismatch) as error:
+        assert str(path) in str(error)
+        return True
+    return False
+
+
+def test_every_file_damaged(models, whole, tmp_path):
+    """In every region of every file: reading refuses, going on restores every byte and says so."""
+    original, result = whole
+    before, store = contents(original), tmp_path / "store.zarr"
+    shutil.copytree(original, store)
+    harmless = []
+    for n, (name, data) in enumerate(before.items()):
+        refused = []
+        for what, damaged in damages(data, 3).items():
+            put(store / name, damaged)
+            (refused if shows_nothing_else(store, result) else harmless).append((name, what))
+        put(store / name, damages(data, 3)[refused[n % len(refused)][1]])
+        with pytest.warns(tnsim.StoreWarning, match=r"store.zarr: damaged: .*; computed again$"):
+            again = tnsim.pairwise(models, slices=True, store=store, budget=TINY)
+        assert again.identical(result), name
+        assert contents(store) == before, name
+    # what a chunk holds beyond the edge of its array, and the last marker of all
+    harmless.remove(("finished/c/0", "gone"))
+    assert all("/c/" in name and what.startswith("bit") for name, what in harmless)
+    assert len(harmless) < 25, harmless
+
+
+def test_every_byte_of_metadata(whole, tmp_path):
+    """Any bit of the root and of one array: reading refuses, with no other class of error."""
+    original, result = whole
+    store = tmp_path / "store.zarr"
+    shutil.copytree(original, store)
+    for name in ("zarr.json", "similarity/zarr.json"):
+        data = (store / name).read_bytes()
+        for at in range(0, len(data), 7):
+            put(store / name, flipped(data, at))
+            assert shows_nothing_else(store, result), (name, at)
+        put(store / name, data)
+    assert tnsim.open_pairwise(store).identical(result)
+
+
+def edit(file, change):
+    """Edit a metadata file as one would by hand."""
+    data = json.loads(file.read_text())
+    change(data)
+    file.write_text(json.dumps(data))
+
+
+def test_a_fill_value_is_never_a_similarity(models, whole, tmp_path):
+    """Chunks gone and another fill value: neither half of the damage hides the other."""
+    original, result = whole
+    store = tmp_path / "store.zarr"
+    shutil.copytree(original, store)
+    shutil.rmtree(store / "similarity" / "c")
+    edit(store / "similarity" / "zarr.json", lambda data: data.update(fill_value=0.25))
+    assert shows_nothing_else(store, result)
+    with pytest.warns(tnsim.StoreWarning, match="metadata of similarity, tile 0 0, tile 1 0, tile"):
+        assert tnsim.pairwise(models, slices=True, store=store, budget=TINY).identical(result)
+    assert contents(store) == contents(original)
+
+
+def test_chunks_and_markers_exchanged(models, whole, tmp_path):
+    """Whole chunks in the wrong place, with and without their markers."""
+    original, result = whole
+    store = tmp_path / "store.zarr"
+    for names in (
+        ("similarity",),
+        ("similarity", "tiles"),
+        ("sign", "log_inner", "slices", "tiles"),
+    ):
+        shutil.rmtree(store, ignore_errors=True)
+        shutil.copytree(original, store)
+        for name in names:
+            one, other = (store / name / "c" / str(n) / str(n) for n in (0, 1))
+            one.rename(tmp_path / "aside")
+            other.rename(one)
+            (tmp_path / "aside").rename(other)
+        assert shows_nothing_else(store, result)
+        with pytest.warns(tnsim.StoreWarning, match="damaged"):
+            assert tnsim.pairwise(models, slices=True, store=store, budget=TINY).identical(result)
+
+
+def test_edited_attributes(models, whole, tmp_path):
+    """Labels and shapes edited by hand: refused, and restored by the run that the store is of."""
+    original, result = whole
+    store = tmp_path / "store.zarr"
+
+    def relabel(data):
+        data["attributes"]["tnsim"]["labels_a"] = [2, 1, 0]
+
+    def reshape(data):
+        data["shape"] = [3, 2]
+
+    for name, change, what in [
+        ("zarr.json", relabel, "attributes"),
+        ("similarity/zarr.json", reshape, "metadata of similarity"),
+        ("log_norm_a/zarr.json", lambda data: data.update(data_type="float32"), "metadata of log"),
+    ]:
+        shutil.rmtree(store, ignore_errors=True)
+        shutil.copytree(original, store)
+        edit(store / name, change)
+        with pytest.raises(tnsim.DamagedStore, match=f"damaged: .*{what}.*; run .* or remove it"):
+            tnsim.open_pairwise(store)
+        with pytest.warns(tnsim.StoreWarning, match=f"damaged: {what}[^;]*; computed again"):
+            assert tnsim.pairwise(models, slices=True, store=store, budget=TINY).identical(result)
+        assert contents(store) == contents(original)
+
+
+def test_a_lost_root_is_not_given_to_another_run(models, whole, tmp_path):
+    original, result = whole
+    store = tmp_path / "store.zarr"
+    shutil.copytree(original, store)
+    (store / "zarr.json").unlink()
+    with pytest.raises(tnsim.DamagedStore, match="its attributes are not those that were written"):
+        tnsim.pairwise(models[:2], slices=True, store=store, budget=TINY)
+    other_tiles = tnsim.Budget(memory_bytes=6_000)  # the store's are kept all the same
+    with pytest.warns(tnsim.StoreWarning, match="damaged: attributes; computed again"):
+        again = tnsim.pairwise(models, slices=True, store=store, budget=other_tiles)
+    assert again.drop_attrs().identical(result.drop_attrs())
+    for file in store.rglob("zarr.json"):
+        file.unlink()
+    with pytest.raises(tnsim.StoreMismatch, match="not a store of tnsim"):
+        tnsim.pairwise(models, slices=True, store=store, budget=TINY)

@@ -1,0 +1,141 @@
+"""What a run fills, piece by piece. In: numbers of models, the tile. Out: arrays and records.
+
+The arrays of a run are filled in *records*: the norms of one block of models, the products of one
+tile, and at last the end of the run. A record lists the regions it fills, one chunk of a store
+each, and the place of its marker, a digest that is written after everything that the record
+fills.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+Region = tuple[str, tuple[slice, ...]]
+
+
+class Spec(NamedTuple):
+    """One array: its shape, the shape of its chunks, and its dtype by name."""
+
+    shape: tuple[int, ...]
+    chunks: tuple[int, ...]
+    dtype: str
+
+
+class Record(NamedTuple):
+    """Numbers that are finished together.
+
+    `label` says which, in words. `marker`: the array of markers and the place in it. `regions`:
+    names of arrays and the slices of them that are filled, in the order in which values are
+    given. `blocks`: the number of the block of rows and, for a tile, of the block of columns.
+    """
+
+    label: str
+    marker: tuple[str, tuple[int, ...]]
+    regions: tuple[Region, ...]
+    blocks: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Sizes that say which arrays a run has.
+
+    `rows`: distinct models. `columns`: distinct models they are compared with, None for all pairs
+    of one list. `outputs`: output coordinates where there are slices, else None. `tile`: models a
+    side of a tile.
+    """
+
+    rows: int
+    columns: int | None
+    outputs: int | None
+    tile: int
+
+    @classmethod
+    def of(cls, attrs: Mapping[str, Any]) -> Layout:
+        """The layout of the run that `attrs` describe."""
+        others = attrs["hash_b"]
+        columns = None if others is None else len(set(others))
+        return cls(len(set(attrs["hash_a"])), columns, attrs["outputs"], attrs["tile"])
+
+    @property
+    def sides(self) -> dict[str, int]:
+        """Sides that have norms of their own, and their numbers of models."""
+        return {"a": self.rows} if self.columns is None else {"a": self.rows, "b": self.columns}
+
+    @property
+    def variables(self) -> tuple[str, ...]:
+        """Arrays with one entry for every pair."""
+        pairs = ("similarity", "log_inner", "sign")
+        return pairs if self.outputs is None else (*pairs, "slices")
+
+    @property
+    def arrays(self) -> dict[str, Spec]:
+        """Every array by its name."""
+        rows, columns = self.rows, self.rows if self.columns is None else self.columns
+        tile, across = self.tile, (self._blocks(rows), self._blocks(columns))
+        arrays = {
+            "similarity": Spec((rows, columns), (tile, tile), "float64"),
+            "log_inner": Spec((rows, columns), (tile, tile), "float64"),
+            "sign": Spec((rows, columns), (tile, tile), "int8"),
+            "tiles": Spec(across, (1, 1), "uint64"),
+            "finished": Spec((1,), (1,), "uint64"),
+        }
+        for side, count in self.sides.items():
+            arrays[f"log_norm_{side}"] = Spec((count,), (tile,), "float64")
+            arrays[f"blocks_{side}"] = Spec((self._blocks(count),), (1,), "uint64")
+            if self.outputs is not None:
+                chunk = (tile, self.outputs)
+                arrays[f"log_norms_{side}"] = Spec((count, self.outputs), chunk, "float64")
+        if self.outputs is not None:
+            chunk = (tile, tile, self.outputs)
+            arrays["slices"] = Spec((rows, columns, self.outputs), chunk, "float64")
+        return arrays
+
+    def block(self, n: int) -> slice:
+        """The models of a block."""
+        return slice(n * self.tile, (n + 1) * self.tile)
+
+    def norms(self, side: str) -> list[Record]:
+        """The squared norms of one side, block by block."""
+        names = [f"log_norm_{side}"]
+        if self.outputs is not None:
+            names.append(f"log_norms_{side}")
+        return [
+            Record(
+                f"norms {side} {n}",
+                (f"blocks_{side}", (n,)),
+                tuple((name, (self.block(n),)) for name in names),
+                (n,),
+            )
+            for n in range(self._blocks(self.sides[side]))
+        ]
+
+    def tiles(self) -> list[Record]:
+        """All tiles; of one list those on and below the diagonal, which are mirrored."""
+        down = self._blocks(self.rows)
+        if self.columns is None:
+            return [self._tile(i, j) for i in range(down) for j in range(i + 1)]
+        return [self._tile(i, j) for i in range(down) for j in range(self._blocks(self.columns))]
+
+    def _tile(self, i: int, j: int) -> Record:
+        places = [(self.block(i), self.block(j))]
+        if self.columns is None and i != j:
+            places.append((self.block(j), self.block(i)))
+        regions = tuple((name, place) for name in self.variables for place in places)
+        return Record(f"tile {i} {j}", ("tiles", (i, j)), regions, (i, j))
+
+    @property
+    def end(self) -> Record:
+        """The end of the run: all other markers, so that a lost one is noticed."""
+        markers = ("tiles", *(f"blocks_{side}" for side in self.sides))
+        return Record("end", ("finished", (0,)), tuple((name, (slice(None),)) for name in markers))
+
+    @property
+    def records(self) -> list[Record]:
+        """Everything that a finished run holds."""
+        norms = [record for side in self.sides for record in self.norms(side)]
+        return [*norms, *self.tiles(), self.end]
+
+    def _blocks(self, models: int) -> int:
+        return -(-models // self.tile)
