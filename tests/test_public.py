@@ -18,7 +18,7 @@ from sample_runs import blocks
 
 import tnsim
 from tnsim.metrics.pairings import straight
-from tnsim.models.layers import pytree
+from tnsim.models.arrays import pytree
 
 EXTRAS = ("matplotlib", "networkx", "xarray", "zarr", "scipy", "pyarrow", "torch", "yaml")
 ROOT = Path(tnsim.__file__).parent
@@ -183,7 +183,7 @@ class Tripled:
     """A metric from outside: three times `TreeSymmetric`."""
 
     name = "tripled"
-    closes = False
+    pairs_within_model = False
 
     def is_exact(self, nonlinear_layers):
         return True

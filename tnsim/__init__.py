@@ -54,7 +54,8 @@ if TYPE_CHECKING:  # the same names as below, for editors and type checkers
         TreeSymmetric,
     )
     from tnsim.metrics.protocol import LayerwiseMetric, Metric
-    from tnsim.models.layers import Attention, Bilinear, Layer, Linear, Residual
+    from tnsim.models.attention import Attention
+    from tnsim.models.layers import Bilinear, Layer, Linear, Residual
     from tnsim.models.model import Combination, Model
     from tnsim.tensor_networks.closed_networks import networks
     from tnsim.tensor_networks.network import network

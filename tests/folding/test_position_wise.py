@@ -13,7 +13,7 @@ from tnsim.engine.planner import plan_problem
 from tnsim.folding.sequences import fold
 from tnsim.folding.sequences.joining_rules import ACROSS, ALL, NONE, STRAIGHT, matchings
 from tnsim.folding.sequences.notation import Leg
-from tnsim.metrics.metric import sequence_inputs
+from tnsim.metrics.input_moments import sequence_inputs
 from tnsim.names import (
     COVARIANCE,
     DOWN,
@@ -27,32 +27,17 @@ from tnsim.names import (
     Leaf,
     bias_of,
 )
-from tnsim.tensors.positional import SequenceKind
+from tnsim.tensors.kinds import LayerKind
+from tnsim.tensors.positional import sequence_shapes
 
 D, RANK, N_CTX = 2, 3, 2
 
 
-class Toy(SequenceKind):
-    """`down (leg_1 * ... * leg_n)`; its name is n."""
-
-    down = DOWN
-    mixes_positions = False
-
-    @property
-    def legs(self):
-        return tuple(f"LEG{n}" for n in range(int(self.name)))
-
-
-def toy_shapes(kind, n_ctx):
-    shapes = dict.fromkeys(kind.legs, (RANK, D)) | {DOWN: (D, RANK)}
-    shapes |= {bias_of(role): shapes[role][:1] for role in kind.biases}
-    return shapes | ({SKIP: ()} if kind.skips else {})
-
-
 def toy(order, constants):
+    """`down (leg_1 * ... * leg_n)`, with biases and a skip or without."""
     legs = tuple(f"LEG{n}" for n in range(order))
     biases = (*legs, DOWN) if constants else ()
-    return Toy(str(order), D, D, RANK, (0, 0, 0), False, False, biases, constants)
+    return LayerKind("Toy", legs, DOWN, D, D, RANK, biases, constants)
 
 
 def lifted_legs(kind, weights):
@@ -84,9 +69,8 @@ def tensor(kind, weights):
 
 
 @pytest.fixture
-def products(monkeypatch):
+def products():
     """The inner products AA, BB and AB of two toy layers, from a plan."""
-    monkeypatch.setattr(fold, "sequence_shapes", toy_shapes)
 
     def run(kinds, weights, metric):
         inputs = sequence_inputs(metric, D, N_CTX)
@@ -111,7 +95,7 @@ def products(monkeypatch):
 
 def drawn(kinds):
     rng = np.random.default_rng(kinds[0].order)
-    return [{r: rng.normal(size=s) for r, s in toy_shapes(k, N_CTX).items()} for k in kinds]
+    return [{r: rng.normal(size=s) for r, s in sequence_shapes(k, N_CTX).items()} for k in kinds]
 
 
 @pytest.mark.parametrize("constants", [False, True])

@@ -21,7 +21,7 @@ from typing import Any
 
 from tnsim.checkpoints.guard import refusing
 from tnsim.errors import CheckpointError, UnsupportedLayer, printable
-from tnsim.models.layers import MASKS
+from tnsim.models.attention import MASKS
 
 FORMAT = 1
 

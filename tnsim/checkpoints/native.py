@@ -19,7 +19,9 @@ import numpy as np
 from tnsim.checkpoints.guard import refusing
 from tnsim.checkpoints.state_dict import to_numpy
 from tnsim.errors import CheckpointError, ModelError, UnsupportedLayer
-from tnsim.models.layers import Attention, Bilinear, Layer, Linear, Residual, rename_errors
+from tnsim.models.arrays import rename_errors
+from tnsim.models.attention import Attention
+from tnsim.models.layers import Bilinear, Layer, Linear, Residual
 from tnsim.models.model import Model
 
 FORMAT = 1

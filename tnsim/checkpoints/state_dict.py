@@ -15,7 +15,9 @@ from tnsim.checkpoints.guard import refusing
 from tnsim.checkpoints.inventory import EXPANSION, Stored
 from tnsim.checkpoints.presets import PRESETS
 from tnsim.errors import CheckpointError, ModelError, TnsimError, UnsupportedLayer, printable
-from tnsim.models.layers import Attention, Bilinear, Linear, Residual, host_array, rename_errors
+from tnsim.models.arrays import host_array, rename_errors
+from tnsim.models.attention import Attention
+from tnsim.models.layers import Bilinear, Linear, Residual
 from tnsim.models.model import Model
 
 LARGEST_IDENTITY = 2**24  # entries

@@ -24,7 +24,7 @@ from tnsim.folding.base import model_weights
 from tnsim.folding.families import Sequences
 from tnsim.folding.sequences.attribution import fold_attribution
 from tnsim.metrics.metric import GaussianClosure, Metric, joins_legs, joins_whole_trees
-from tnsim.models.layers import Attention, Layer, Linear, innermost
+from tnsim.models.layers import Linear
 from tnsim.models.model import Model
 from tnsim.models.scaling import beyond_float, power, scaled
 from tnsim.names import (
@@ -39,6 +39,7 @@ from tnsim.names import (
     bias_of,
 )
 from tnsim.tables import html_table
+from tnsim.tensors.kinds import LayerKind, kinds
 from tnsim.tensors.token_tables import merged_tail
 
 WAYS = ("layer", "head")
@@ -91,17 +92,16 @@ def attribution(
     check(a, b, metric)
     parts = scaled(a), scaled(b)
     models = {side: _prepared(part.model) for side, part in zip(SIDES, parts, strict=True)}
-    last = {
-        side: next(x for x in map(innermost, reversed(m.layers)) if not isinstance(x, Linear))
-        for side, m in models.items()
-    }
-    if type(last["A"]) is not type(last["B"]):
+    last = {side: _last_nonlinear(model) for side, model in models.items()}
+    if last["A"].mixes_positions is not last["B"].mixes_positions:
         raise ModelError(
-            f"the last nonlinear layers are {type(last['A']).__name__} and {type(last['B']).__name__}; they cannot be compared"
+            f"the last nonlinear layers are {last['A'].name} and {last['B'].name}; "
+            "they cannot be compared"
         )
-    if by == "head" and not isinstance(last["A"], Attention):
+    if by == "head" and not last["A"].mixes_positions:
         raise ModelError(
-            "by='head' needs an attention layer as the last nonlinear layer, found Bilinear; use by='layer'"
+            "by='head' needs an attention layer as the last nonlinear layer, "
+            f"found {last['A'].name}; use by='layer'"
         )
     labels = {side: _labels(models[side], last[side], by) for side in SIDES}
     selectors = {
@@ -160,12 +160,16 @@ def _prepared(model: Model) -> Model:
     return Model(head, model.n_ctx or 1)
 
 
-def _labels(model: Model, last: Layer, by: str) -> tuple[str, ...]:
+def _last_nonlinear(model: Model) -> LayerKind:
+    return [kind for kind in kinds(model) if kind.order > 1][-1]
+
+
+def _labels(model: Model, last: LayerKind, by: str) -> tuple[str, ...]:
     number = max(n for n, layer in enumerate(model.layers) if layer.order > 1)
     core = (
         (f"layer {number}",)
         if by == "layer"
-        else tuple(f"layer {number} head {h}" for h in range(last.n_heads))
+        else tuple(f"layer {number} head {h}" for h in range(last.heads[0]))
     )
     return ("stream", *core, "constant")
 

@@ -42,9 +42,9 @@ from tnsim.names import (
     Side,
 )
 from tnsim.tensors.flattened import flat_arrays, flat_kind
-from tnsim.tensors.kinds import kinds, nonlinear
-from tnsim.tensors.lifted import Kind, arrays, symmetric_arrays
-from tnsim.tensors.positional import SequenceKind, sequence_arrays
+from tnsim.tensors.kinds import LayerKind, kinds, nonlinear
+from tnsim.tensors.lifted import arrays, symmetric_arrays
+from tnsim.tensors.positional import sequence_arrays
 from tnsim.tensors.token_tables import TokenKind, token_inputs, token_kind, token_weights
 
 _LARGEST_DENSE = 2**24
@@ -60,8 +60,8 @@ class LayerWise:
 
     name: str
     metric: type[Metric]
-    bra: tuple[Kind, ...]
-    ket: tuple[Kind, ...] | None
+    bra: tuple[LayerKind, ...]
+    ket: tuple[LayerKind, ...] | None
     input_kind: InputKind
     lifted: bool
     nodes: MomentNodes | None = None
@@ -107,8 +107,8 @@ class WholeTree:
 
     name: str
     metric: type[Metric]
-    bra: tuple[Kind, ...]
-    ket: tuple[Kind, ...] | None
+    bra: tuple[LayerKind, ...]
+    ket: tuple[LayerKind, ...] | None
     input_kind: InputKind
     lifted: bool
     raises_linear: bool
@@ -195,8 +195,8 @@ class Sequences:
 
     name: str
     metric: type[Metric]
-    bra: tuple[SequenceKind, ...]
-    ket: tuple[SequenceKind, ...] | None
+    bra: tuple[LayerKind, ...]
+    ket: tuple[LayerKind, ...] | None
     input_kind: SequenceInputs
     n_ctx: int
     lifted: bool = False
@@ -304,7 +304,7 @@ def _kinds_of_other(model: Model | None) -> Any | None:
     return None if model is None else kinds(model)
 
 
-def _must_lift(bra: tuple[Kind, ...], ket: tuple[Kind, ...]) -> bool:
+def _must_lift(bra: tuple[LayerKind, ...], ket: tuple[LayerKind, ...]) -> bool:
     """Whether the constant coordinate is needed: some layer has a constant, or only one of the models is odd.
 
     Unlifted, an odd and an even model have no legs to join.
@@ -313,7 +313,7 @@ def _must_lift(bra: tuple[Kind, ...], ket: tuple[Kind, ...]) -> bool:
     return constant or whole_tree.tree(bra).legs % 2 != whole_tree.tree(ket).legs % 2
 
 
-def _flat_kinds(model: Model) -> tuple[Kind, ...]:
+def _flat_kinds(model: Model) -> tuple[LayerKind, ...]:
     """Kinds of a model's layers, over the flattened input if it reads sequences."""
     if model.n_ctx is None:
         return kinds(model)

@@ -32,13 +32,14 @@ from tnsim.names import (
     Side,
     input_index,
 )
-from tnsim.tensors.lifted import Kind, Local, Part, local, shapes
+from tnsim.tensors.kinds import LayerKind
+from tnsim.tensors.lifted import Local, Part, local, shapes
 
 _WAIT = Local(1, (Part((), out=input_index(0)),))
 
 
 def fold(
-    models: dict[Side, tuple[Kind, ...]],
+    models: dict[Side, tuple[LayerKind, ...]],
     metric: Metric,
     inputs: InputKind,
     lifted: bool,

@@ -36,7 +36,8 @@ from tnsim.engine.problem import Merge, Operand
 from tnsim.metrics.input_moments import InputKind
 from tnsim.metrics.orbits import Tree
 from tnsim.names import COVARIANCE, DENSE, TRACE, Pair, Side
-from tnsim.tensors.lifted import Kind, symmetric_shapes
+from tnsim.tensors.kinds import LayerKind
+from tnsim.tensors.lifted import symmetric_shapes
 
 OUTPUT = "k"
 """Index of the models' common output coordinate; flattened, for sequences."""
@@ -98,7 +99,7 @@ class Groups(NamedTuple):
     nonlinear: tuple[NonlinearLayer, ...]
 
 
-def groups(kinds: Sequence[Kind]) -> Groups:
+def groups(kinds: Sequence[LayerKind]) -> Groups:
     """The layers of a model by what they belong to, from the input up."""
     leading: list[int] = []
     nonlinear: list[NonlinearLayer] = []
@@ -113,7 +114,7 @@ def groups(kinds: Sequence[Kind]) -> Groups:
     return Groups(tuple(leading), tuple(nonlinear))
 
 
-def tree(kinds: Sequence[Kind]) -> Tree:
+def tree(kinds: Sequence[LayerKind]) -> Tree:
     """A model's tree: the orders of its nonlinear layers, from the input up."""
     return Tree(tuple(kind.order for kind in kinds if kind.order > 1))
 
@@ -128,7 +129,7 @@ class TreeOperands:
     n_ctx: Positions of flattened sequences, 1 for vectors.
     """
 
-    models: dict[Side, tuple[Kind, ...]]
+    models: dict[Side, tuple[LayerKind, ...]]
     inputs: InputKind
     lifted: bool
     n_ctx: int

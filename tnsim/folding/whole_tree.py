@@ -35,14 +35,15 @@ from tnsim.metrics.orbits import diagrams
 from tnsim.models.layers import Bilinear
 from tnsim.models.model import Model
 from tnsim.names import COVARIANCE, IDENTITY, TRACE, WEIGHT, Leaf, Pair, Side
-from tnsim.tensors.lifted import Kind, arrays, symmetric_shapes
+from tnsim.tensors.kinds import LayerKind
+from tnsim.tensors.lifted import arrays, symmetric_shapes
 
 MAX_LEGS = 20
 """Legs of both models together: 20 have 654,729,075 pairings, 32 have 1.9 * 10^17."""
 
 
 def fold(
-    models: dict[Side, tuple[Kind, ...]],
+    models: dict[Side, tuple[LayerKind, ...]],
     cross_only: bool,
     inputs: InputKind,
     lifted: bool,
@@ -84,7 +85,7 @@ def fold(
     return prune(Problem(stages, _leaf_shapes(parts), frozenset(symmetric), outputs))
 
 
-def check_size(models: Mapping[Side, tuple[Kind, ...]], cross_only: bool) -> None:
+def check_size(models: Mapping[Side, tuple[LayerKind, ...]], cross_only: bool) -> None:
     """Refuse what nobody could contract, before diagrams are generated.
 
     Raises:

@@ -30,10 +30,9 @@ from tnsim.metrics.input_moments import input_moments
 from tnsim.metrics.metric import Categorical, Frobenius, Metric
 from tnsim.models.model import Model
 from tnsim.models.scaling import split
-from tnsim.names import DOWN, LEFT, RIGHT, SKIP, WEIGHT
-from tnsim.tensors.kinds import kinds
-from tnsim.tensors.lifted import Kind, arrays
-from tnsim.tensors.positional import SequenceKind
+from tnsim.names import DOWN, SKIP, WEIGHT
+from tnsim.tensors.kinds import LayerKind, kinds
+from tnsim.tensors.lifted import arrays
 
 _AT_ONCE = 4  # models whose quadratic forms are in flight at the same time
 
@@ -57,10 +56,10 @@ class Space(NamedTuple):
             return square if self.quadratic else d
         return 1 + self.lifted * d + square if self.quadratic else self.lifted + d
 
-    def multiplications(self, layers: tuple[Kind, ...]) -> int:
+    def multiplications(self, layers: tuple[LayerKind, ...]) -> int:
         """Scalar multiplications that the features of one model take; products of single layers are left out as small."""
         width = self.d_in + self.lifted
-        rank = max((k.rank for k in layers if k.name == "Bilinear"), default=1)
+        rank = max((k.rank for k in layers if k.order > 1), default=1)
         return self.d_out * rank * width * (width if self.quadratic else 1)
 
 
@@ -80,13 +79,15 @@ class Block(NamedTuple):
         return self.values.nbytes
 
 
-def space(models: Sequence[tuple[Kind, ...]], metric: Metric) -> Space | None:
+def space(
+    models: Sequence[tuple[LayerKind, ...]], metric: Metric, sequences: bool = False
+) -> Space | None:
     """The space that holds all models of these layers, None where one of them is no quadratic polynomial."""
     flat = [k for layers in models for k in layers]
-    if isinstance(metric, Categorical) or any(isinstance(k, SequenceKind) for k in flat):
+    if isinstance(metric, Categorical) or sequences:
         return None
-    bilinear = {sum(k.name == "Bilinear" for k in layers) for layers in models}
-    if max(bilinear) > 1 or any(k.name not in ("Linear", "Bilinear") for k in flat):
+    bilinear = {sum(k.order > 1 for k in layers) for layers in models}
+    if max(bilinear) > 1 or any(k.order > 2 for k in flat):
         return None
     odd_and_even = len(bilinear) > 1
     lifted = (
@@ -158,7 +159,7 @@ def _all(
     """Features of all models, those of equal layers by one compiled program; and the logarithms of their scales."""
     root = _root(metric, space)
     root = None if root is None else jnp.asarray(root, dtype)
-    groups: dict[tuple[Kind, ...], list[int]] = {}
+    groups: dict[tuple[LayerKind, ...], list[int]] = {}
     for n, model in enumerate(models):
         groups.setdefault(kinds(model), []).append(n)
     order, found, scales = [], [], []
@@ -204,7 +205,8 @@ def _form(layers: list[dict[str, Any]], root: Any, lifted: bool) -> Float[jax.Ar
     if at == len(layers):
         return before[int(lifted) :]
     core = layers[at]
-    left, right = _times(core[LEFT], before), _times(core[RIGHT], before)
+    legs = [core[role] for role in sorted(core) if role not in (DOWN, SKIP)]
+    left, right = (_times(leg, before) for leg in legs)
     down = core[DOWN] if after is None else after @ core[DOWN]
     form = jnp.einsum("oh,hi,hj->oij", down[int(lifted) :], left, right)
     if SKIP in core:

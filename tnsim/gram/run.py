@@ -41,7 +41,7 @@ from tnsim.gram.tasks import Job
 from tnsim.metrics import metric as metrics
 from tnsim.metrics.metric import Gaussian, Metric
 from tnsim.models.model import Model, terms
-from tnsim.tensors.lifted import Kind
+from tnsim.tensors.kinds import LayerKind
 
 
 def pairwise(
@@ -149,7 +149,7 @@ class _Run(NamedTuple):
 def _prepared(models, metric, other, slices: bool, dtype: str, budget: Budget, names) -> _Run:
     """Everything that is known before the first product. Raises `ModelError` and `TooLarge`."""
     metrics.check_metric(metric)
-    examples: dict[tuple[Kind, ...], Model] = {}
+    examples: dict[tuple[LayerKind, ...], Model] = {}
     rows = _side("a", models, names, examples)
     columns = rows._replace(name="b") if other is None else _side("b", other, None, examples)
     first = rows.all[0]
@@ -176,7 +176,9 @@ def _prepared(models, metric, other, slices: bool, dtype: str, budget: Budget, n
     return _Run(rows, columns, other is None, Job(setting, None, plan.tile, 0, key), plan, space)
 
 
-def _side(name: str, models: Any, names: Any, examples: dict[tuple[Kind, ...], Model]) -> _Side:
+def _side(
+    name: str, models: Any, names: Any, examples: dict[tuple[LayerKind, ...], Model]
+) -> _Side:
     """Read every model once, keep one of each shape, and find those that are equal."""
     entries, distinct, equal = [], {}, []
     for source in sources(models, names):

@@ -23,7 +23,7 @@ from tnsim.gram.batched_plans import Setting
 from tnsim.gram.features import Space
 from tnsim.gram.sources import Entry
 from tnsim.models.model import Model
-from tnsim.tensors.lifted import Kind
+from tnsim.tensors.kinds import LayerKind
 
 FEATURES, RECURSION = ROUTES = "features", "recursion"
 # Work of a tile, so that little is lost with it and little is spent on it: at most one and a half
@@ -81,7 +81,7 @@ class PairwisePlan:
 def plan(
     rows: Sequence[Entry],
     columns: Sequence[Entry] | None,
-    examples: Mapping[tuple[Kind, ...], Model],
+    examples: Mapping[tuple[LayerKind, ...], Model],
     setting: Setting,
 ) -> tuple[PairwisePlan, Space | None]:
     """The plan of the cheaper route, and the space of features whichever it is (None where there are none).
@@ -91,7 +91,8 @@ def plan(
     several = [_bases(rows), _bases(columns)] if columns is not None else [_bases(rows)]
     count, others = len(rows), len(rows if columns is None else columns)
     pairs = count * (count + 1) // 2 if columns is None else count * others
-    space = features.space(list(examples), setting.metric)
+    sequences = any(model.n_ctx is not None for model in examples.values())
+    space = features.space(list(examples), setting.metric, sequences)
     contracted, written, programs, intermediate = _recursion(several, examples, setting)
     available = memory(setting)
     item = 8 if setting.dtype == "float64" else 4
@@ -169,7 +170,7 @@ def memory(setting: Setting) -> float:
     return 2**33 if free is None else FREE_SHARE * free
 
 
-def _bases(entries: Sequence[Entry]) -> Counter[tuple[Kind, ...]]:
+def _bases(entries: Sequence[Entry]) -> Counter[tuple[LayerKind, ...]]:
     """How many distinct models of each sequence of layer kinds the entries are made of."""
     return Counter(dict(part for entry in entries for part in entry.parts).values())
 

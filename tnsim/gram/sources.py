@@ -16,8 +16,7 @@ from tnsim.checkpoints.load import Series, read
 from tnsim.errors import CheckpointError, ModelError
 from tnsim.gram.digests import content_hash
 from tnsim.models.model import Combination, Model, terms
-from tnsim.tensors.kinds import kinds
-from tnsim.tensors.lifted import Kind
+from tnsim.tensors.kinds import LayerKind, kinds
 
 
 @dataclass(frozen=True)
@@ -44,7 +43,7 @@ class Entry:
 
     source: Source
     digest: str
-    parts: tuple[tuple[str, tuple[Kind, ...]], ...]
+    parts: tuple[tuple[str, tuple[LayerKind, ...]], ...]
     d_in: int
     d_out: int
     n_ctx: int | None

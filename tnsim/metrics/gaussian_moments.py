@@ -12,7 +12,7 @@ from jaxtyping import Float
 from tnsim.errors import ModelError
 from tnsim.metrics import pairings
 from tnsim.metrics.pairings import Joining
-from tnsim.models.layers import Array, as_array
+from tnsim.models.arrays import Array, as_array
 
 
 @dataclass(frozen=True, eq=False)

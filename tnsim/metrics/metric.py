@@ -35,7 +35,7 @@ from tnsim.metrics import pairings
 from tnsim.metrics.gaussian_moments import GaussianMoments
 from tnsim.metrics.pairings import Joining
 from tnsim.metrics.protocol import LayerwiseMetric, Metric
-from tnsim.models.layers import Array, as_array, pytree
+from tnsim.models.arrays import Array, as_array, pytree
 
 
 class _AlwaysExact:

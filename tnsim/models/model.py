@@ -17,16 +17,9 @@ import jax
 from jaxtyping import Float
 
 from tnsim.errors import ModelError
-from tnsim.models.layers import (
-    Array,
-    Attention,
-    Bilinear,
-    Layer,
-    Residual,
-    check_layer,
-    innermost,
-    register_pytree,
-)
+from tnsim.models.arrays import Array, register_pytree
+from tnsim.models.attention import Attention
+from tnsim.models.layers import Bilinear, Layer, Multilinear, Residual, innermost, known_layer
 from tnsim.tables import html_table
 
 
@@ -66,8 +59,7 @@ class Model(_Vector):
         layers = tuple(layers)
         if not layers:
             raise ModelError("a model needs at least one layer, found none")
-        for i, layer in enumerate(layers):
-            check_layer(layer, f"layer {i}")
+        layers = tuple(known_layer(layer, f"layer {i}") for i, layer in enumerate(layers))
         for i, (first, second) in enumerate(itertools.pairwise(layers)):
             if first.d_out != second.d_in:
                 raise ModelError(
@@ -198,7 +190,7 @@ def describe(layer: Layer) -> str:
     """One line about a layer: kind, shapes, biases, residual rule."""
     if isinstance(layer, Residual):
         return f"Residual({describe(layer.layer)}, skip={_number(layer.skip)}, scale={_number(layer.scale)})"
-    inner = f", rank {layer.rank}" if isinstance(layer, Bilinear) else ""
+    inner = f", rank {layer.rank}" if isinstance(layer, Bilinear | Multilinear) else ""
     if isinstance(layer, Attention):
         rope = "no RoPE" if layer.rope_base is None else f"RoPE base {layer.rope_base:g}"
         inner = f", {layer.n_heads} heads of {layer.d_head}, {layer.mask} mask, {rope}"

@@ -28,7 +28,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
-from tnsim.models.layers import Array, Attention, Bilinear, Layer, Linear, Residual
+from tnsim.models.arrays import Array
+from tnsim.models.attention import Attention
+from tnsim.models.layers import Layer, Residual, affine_maps, bias_name
 from tnsim.models.model import Model
 
 _VANISHES = 10_000
@@ -123,16 +125,16 @@ def _layer(layer: Layer, below: Unit, shared: bool) -> tuple[Layer, Unit]:
     """A layer between the units of its input and its output; `shared`: one unit for all outputs."""
     if isinstance(layer, Residual):
         return _residual(layer, below)
-    if isinstance(layer, Linear):
-        above = _of_outputs(_rows(layer, "weight", below), shared)
-        return _replaced(layer, _between(layer, "weight", below, above)), above
-    if isinstance(layer, Bilinear):
-        legs = {name: _rows(layer, name, below) for name in ("left", "right")}
-        hidden, top = legs["left"] + legs["right"], "down"
-    else:
+    rows, top = affine_maps(layer)
+    legs: dict[str, Unit] = {}
+    hidden: Unit = below  # a linear layer has no legs apart from its output
+    if isinstance(layer, Attention):
         legs = _legs_of_heads(layer, below)
         scores = sum(legs[name][:: layer.d_head] for name in ("q1", "k1", "q2", "k2"))
-        hidden, top = legs["v"] + scores.repeat(layer.d_value), "o"
+        hidden = legs["v"] + scores.repeat(layer.d_value)
+    elif rows:
+        legs = {name: _rows(layer, name, below) for name in rows}
+        hidden = sum(legs.values())
     above = _of_outputs(_rows(layer, top, hidden), shared)
     arrays = _between(layer, top, hidden, above)
     for name, unit in legs.items():
@@ -166,7 +168,7 @@ def _legs_of_heads(layer: Attention, below: Unit) -> dict[str, Unit]:
 
 def _rows(layer: Layer, name: str, below: Unit) -> Unit:
     """Exponents of the largest entries of `[W, b]` row by row, -inf for a row of zeros."""
-    weight, bias = getattr(layer, name), getattr(layer, _bias(name))
+    weight, bias = getattr(layer, name), getattr(layer, bias_name(name))
     if below.ndim == 0:
         found = _exponents(abs(weight).max(axis=1)) + below
     else:
@@ -176,15 +178,11 @@ def _rows(layer: Layer, name: str, below: Unit) -> Unit:
 
 def _between(layer: Layer, name: str, below: Unit, above: Unit) -> dict[str, Any]:
     """`W` and `b` of one affine map between two units."""
-    weight, bias = getattr(layer, name), getattr(layer, _bias(name))
+    weight, bias = getattr(layer, name), getattr(layer, bias_name(name))
     return {
         name: _shifted(weight, below - above[..., None]),
-        _bias(name): None if bias is None else _shifted(bias, -above),
+        bias_name(name): None if bias is None else _shifted(bias, -above),
     }
-
-
-def _bias(name: str) -> str:
-    return "bias" if name == "weight" else f"{name}_bias"
 
 
 def _of_outputs(unit: Unit, shared: bool) -> Unit:

@@ -38,7 +38,7 @@ from tnsim.models.model import Model, check_comparable
 from tnsim.names import COVARIANCE, MEAN, OUT, SIDES, Side, bond_index
 from tnsim.tensor_networks.leg_joinings import Bond, LegJoinings
 from tnsim.tensor_networks.network import MAX_TENSORS, Copy, check_models, tree_tensors
-from tnsim.tensors.lifted import Kind
+from tnsim.tensors.kinds import LayerKind
 
 if TYPE_CHECKING:
     import quimb.tensor as qtn
@@ -139,7 +139,7 @@ def _whole_trees(a: Model, b: Model, metric: Metric) -> Iterator[tuple[float, qt
 
     family = WholeTree.of(a, b, metric)
     models: dict[Side, Model] = {"A": family.prepare(a), "B": family.prepare(b)}
-    kinds: dict[Side, tuple[Kind, ...]] = {"A": family.bra, "B": family.ket or family.bra}
+    kinds: dict[Side, tuple[LayerKind, ...]] = {"A": family.bra, "B": family.ket or family.bra}
     cross_only = not metric.pairs_within_model
     check_size(kinds, cross_only)
     bra, ket = tree(kinds["A"]), tree(kinds["B"])

@@ -16,7 +16,7 @@ from tnsim.metrics.pairings import Joining, Leg, gaussian_mean
 from tnsim.models.model import Model
 from tnsim.names import SIDES, Side
 from tnsim.tensor_networks.network import Copy
-from tnsim.tensors.positional import sequence_kind
+from tnsim.tensors.kinds import layer_kind
 
 
 class Bond(NamedTuple):
@@ -62,7 +62,7 @@ class LegJoinings:
         self.models = models
         self.metric = metric
         self.steps = align(models["A"].layers, models["B"].layers, metric)
-        kinds = [sequence_kind(layer) for model in models.values() for layer in model.layers]
+        kinds = [layer_kind(layer) for model in models.values() for layer in model.layers]
         constant = any(kind.biases or kind.skips for kind in kinds)
         inputs_centred = input_kind(metric, constant).centred
         # What a model gives after a step has mean zero as long as no layer so far was nonlinear.

@@ -8,8 +8,6 @@ which only small models afford.
 
 from __future__ import annotations
 
-import itertools
-import math
 from typing import Any
 
 import jax
@@ -17,21 +15,21 @@ import numpy as np
 from jaxtyping import Float
 
 from tnsim.errors import ModelError
-from tnsim.models.layers import Attention, Layer, innermost
+from tnsim.models.attention import Attention
+from tnsim.models.layers import Layer, innermost
 from tnsim.names import DENSE, OUT, input_index
+from tnsim.tensors.kinds import LayerKind, layer_kind
 from tnsim.tensors.layer_networks import at_every_position, local_nodes
-from tnsim.tensors.lifted import Kind, kind, symmetric_arrays
+from tnsim.tensors.lifted import symmetric_arrays, symmetrised
 
 
-def flat_kind(layer: Layer, n_ctx: int) -> Kind:
-    """Kind of a layer over flattened sequences; attention counts as having a constant, so that it is always lifted."""
-    if isinstance(innermost(layer), Attention):
-        return Kind("Attention", n_ctx * layer.d_in, n_ctx * layer.d_out, 0, True, False)
-    found = kind(layer)
-    sizes = (found.d_in, found.d_out, found.rank)
-    return found._replace(
-        **{name: n_ctx * size for name, size in zip(("d_in", "d_out", "rank"), sizes, strict=True)}
-    )
+def flat_kind(layer: Layer, n_ctx: int) -> LayerKind:
+    """LayerKind of a layer over flattened sequences; attention is given by its whole tensor, and so always lifted."""
+    kind = layer_kind(layer)
+    flat = kind._replace(d_in=n_ctx * kind.d_in, d_out=n_ctx * kind.d_out, rank=n_ctx * kind.rank)
+    if not kind.mixes_positions:
+        return flat
+    return LayerKind(flat.name, flat.legs, flat.down, flat.d_in, flat.d_out, dense=True)
 
 
 def flat_arrays(layer: Layer, n_ctx: int) -> dict[str, Any]:
@@ -55,13 +53,3 @@ def dense(layer: Layer, n_ctx: int) -> Float[np.ndarray, "out i j k l m"]:
     inputs = ",".join("".join(letters[i] for i in node.indices) for node in nodes)
     output = "".join(letters[i] for i in (OUT, *map(input_index, range(5))))
     return np.einsum(f"{inputs}->{output}", *(node.array for node in nodes), optimize=True)
-
-
-def symmetrised(tensor: Float[np.ndarray, "out *legs"]) -> Float[np.ndarray, "out *legs"]:
-    """The mean over all orders of the legs."""
-    order = tensor.ndim - 1
-    legs = (
-        tensor.transpose(0, *(1 + leg for leg in legs))
-        for legs in itertools.permutations(range(order))
-    )
-    return sum(legs) / math.factorial(order)

@@ -1,14 +1,105 @@
-"""What a comparison needs to know of a layer before its numbers. In: models. Out: kinds, hashable, by which plans are found."""
+"""What a comparison needs to know of a layer besides its numbers. In: layers. Out: kinds, by which plans are found."""
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
+from tnsim.models.attention import Attention
+from tnsim.models.layers import Layer, affine_maps, bias_name, innermost
 from tnsim.models.model import Model
-from tnsim.tensors.lifted import Kind, kind
-from tnsim.tensors.positional import SequenceKind, sequence_kind
+from tnsim.names import SCORES
 
-Kinds: TypeAlias = tuple[Kind, ...] | tuple[SequenceKind, ...]
+
+class LayerKind(NamedTuple):
+    """A layer without its numbers; hashable.
+
+    Args:
+        name: Class of the layer, for messages.
+        legs: Roles of the arrays through which the layer reads its input; it is linear in each.
+        down: Role of the array that maps the product of the legs to the output; None where there is
+            one leg, which is the output.
+        d_in: Coordinates of the input.
+        d_out: Coordinates of the output.
+        rank: Hidden units, of which attention has none.
+        biases: Roles that have a bias.
+        skips: Whether a residual adds the input. Around a linear layer it is added to the matrix.
+        heads: (n_heads, d_head, d_value) of attention, zeros otherwise.
+        rotary: Whether queries and keys depend on the position (RoPE).
+        causal: Whether an output sees its own and earlier positions only.
+        dense: Whether the layer is given by its whole tensor, lifted, and not by arrays.
+    """
+
+    name: str
+    legs: tuple[str, ...]
+    down: str | None
+    d_in: int
+    d_out: int
+    rank: int = 0
+    biases: tuple[str, ...] = ()
+    skips: bool = False
+    heads: tuple[int, int, int] = (0, 0, 0)
+    rotary: bool = False
+    causal: bool = False
+    dense: bool = False
+
+    @property
+    def order(self) -> int:
+        """Degree of the output in the input, and number of input legs."""
+        return len(self.legs)
+
+    @property
+    def constant(self) -> bool:
+        """Whether the layer reads the constant coordinate of a lifted input."""
+        return bool(self.biases) or self.skips or self.dense
+
+    @property
+    def mixes_positions(self) -> bool:
+        """Whether an output depends on the input at other positions: scores, values and heads."""
+        return self.heads[0] > 0
+
+    def turns(self, role: str) -> bool:
+        """Whether the array of a leg depends on the position, as RoPE makes queries and keys do."""
+        return self.rotary and any(role in score for score in SCORES)
+
+    @property
+    def dense_size(self) -> int:
+        """Elements of the layer's tensor where its legs are joined as one, 0 where arrays stand for it."""
+        joined = self.dense or self.order > 2
+        return (self.d_out + 1) * (self.d_in + 1) ** self.order if joined else 0
+
+
+Kinds: TypeAlias = tuple[LayerKind, ...]
+
+
+def layer_kind(layer: Layer) -> LayerKind:
+    """The kind of a layer.
+
+    Example:
+        >>> import numpy as np, tnsim
+        >>> layer_kind(tnsim.Bilinear(*[np.eye(2)] * 3)).legs
+        ('LEFT', 'RIGHT')
+    """
+    core = innermost(layer)
+    rows, output = affine_maps(core)
+    biases = tuple(
+        name.upper() for name in (*rows, output) if getattr(core, bias_name(name)) is not None
+    )
+    kind = LayerKind(
+        type(core).__name__,
+        tuple(name.upper() for name in rows or (output,)),
+        output.upper() if rows else None,
+        core.d_in,
+        core.d_out,
+        biases=biases,
+        skips=core is not layer and bool(rows),
+    )
+    if isinstance(core, Attention):
+        return kind._replace(
+            heads=(core.n_heads, core.d_head, core.d_value),
+            rotary=core.rope_base is not None,
+            causal=core.mask == "causal",
+        )
+    return kind._replace(rank=getattr(core, rows[0]).shape[0] if rows else 0)
 
 
 def kinds(model: Model) -> Kinds:
@@ -16,9 +107,7 @@ def kinds(model: Model) -> Kinds:
 
     Models of equal kinds share their plans, and their weights can be stacked.
     """
-    if model.n_ctx is None:
-        return tuple(kind(layer) for layer in model.layers)
-    return tuple(sequence_kind(layer) for layer in model.layers)
+    return tuple(layer_kind(layer) for layer in model.layers)
 
 
 def nonlinear(*models: Kinds) -> int:

@@ -14,22 +14,22 @@ constant, the output bias and the skip of attention as heads. Plans never see th
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
-from tnsim.models.layers import Attention, Bilinear, Layer, Linear, Residual, innermost
+from tnsim.models.arrays import Array
+from tnsim.models.attention import Attention
+from tnsim.models.layers import Layer, Residual, affine_maps, innermost
 from tnsim.names import (
     DOWN,
-    LEFT,
     MASK,
     OUT,
     OUTPUT,
-    RIGHT,
     SKIP,
     VALUE,
     WEIGHT,
@@ -51,8 +51,10 @@ class Node(NamedTuple):
 
 
 def node_count(layer: Layer) -> int:
-    """Number of tensors in the local network of a layer."""
-    return {Linear: 1, Bilinear: 3, Attention: 7}[type(innermost(layer))]
+    """Number of tensors in the local network of a layer: its affine maps, and a mask for attention."""
+    core = innermost(layer)
+    rows, _ = affine_maps(core)
+    return len(rows) + 1 + isinstance(core, Attention)
 
 
 def local_nodes(layer: Layer, n_ctx: int | None) -> tuple[Node, ...]:
@@ -61,30 +63,29 @@ def local_nodes(layer: Layer, n_ctx: int | None) -> tuple[Node, ...]:
     if isinstance(innermost(layer), Attention):
         return _attention_nodes(layer, n_ctx)
     arrays = unrolled_arrays(layer if n_ctx is None else at_every_position(layer, n_ctx))
-    if isinstance(innermost(layer), Linear):
+    if WEIGHT in arrays:
         return (Node(WEIGHT, arrays[WEIGHT], (OUT, input_index(0))),)
-    legs = (
-        (DOWN, (OUT, "hidden")),
-        (LEFT, ("hidden", input_index(0))),
-        (RIGHT, ("hidden", input_index(1))),
-    )
-    return tuple(Node(role, arrays[role], indices) for role, indices in legs)
+    legs = [role for role in arrays if role != DOWN]
+    nodes = [Node(DOWN, arrays[DOWN], (OUT, "hidden"))]
+    for n, role in enumerate(legs):
+        nodes.append(Node(role, arrays[role], ("hidden", input_index(n))))
+    return tuple(nodes)
 
 
-def at_every_position(
-    layer: Linear | Bilinear | Residual, n_ctx: int
-) -> Linear | Bilinear | Residual:
+def at_every_position(layer: Layer, n_ctx: int) -> Layer:
     """The layer that acts on flattened sequences as this one does on every position: block-diagonal weights."""
     if isinstance(layer, Residual):
         return Residual(at_every_position(layer.layer, n_ctx), layer.skip, layer.scale)
-    weights = {f.name: getattr(layer, f.name) for f in dataclasses.fields(layer)}
-    blocks = {
-        1: lambda bias: np.tile(bias, n_ctx),
-        2: lambda matrix: np.kron(np.eye(n_ctx), matrix),
-    }
-    return type(layer)(
-        **{name: x if x is None else blocks[x.ndim](x) for name, x in weights.items()}
-    )
+    leaves, structure = jax.tree.flatten(layer)
+    return jax.tree.unflatten(structure, [_repeated(leaf, n_ctx) for leaf in leaves])
+
+
+def _repeated(array: Array, n_ctx: int) -> Array:
+    """A bias as often as there are positions, a matrix as the blocks of a diagonal."""
+    xp = jnp if isinstance(array, jax.Array) else np
+    if array.ndim == 1:
+        return xp.tile(array, n_ctx)
+    return xp.kron(xp.eye(n_ctx, dtype=array.dtype), array)
 
 
 def stacked(legs: Sequence[Node]) -> tuple[Float[np.ndarray, "*axes"], tuple[str, ...]]:

@@ -13,168 +13,106 @@ rotation of a position into the query and key arrays, which then have a position
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tnsim.models.layers import Attention, Bilinear, Layer, Linear, innermost
-from tnsim.names import DOWN, LEFT, MASK, OUTPUT, RIGHT, SCORES, SKIP, VALUE, WEIGHT, bias_of
-from tnsim.tensors.lifted import residual_rule
+from tnsim.models.attention import Attention
+from tnsim.models.layers import (
+    Layer,
+    affine_maps,
+    bias_name,
+    innermost,
+    residual_rule,
+)
+from tnsim.names import MASK, OUTPUT, SCORES, SKIP, VALUE, WEIGHT, bias_of
+from tnsim.tensors.kinds import LayerKind
 
 _TURNED = tuple(role for score in SCORES for role in score)
-_LEGS = {"Linear": (WEIGHT,), "Bilinear": (LEFT, RIGHT), "Attention": (*_TURNED, VALUE)}
-_DOWN = {"Linear": None, "Bilinear": DOWN, "Attention": OUTPUT}
 
 
-class SequenceKind(NamedTuple):
-    """The shape of a layer without its numbers; `biases` names the roles that have one, `heads` is (n_heads, d_head, d_value)."""
-
-    name: str
-    d_in: int
-    d_out: int
-    rank: int
-    heads: tuple[int, int, int]
-    rotary: bool
-    causal: bool
-    biases: tuple[str, ...]
-    skips: bool
-
-    @property
-    def legs(self) -> tuple[str, ...]:
-        """Roles of the arrays through which the layer reads its input; it is linear in each."""
-        return _LEGS[self.name]
-
-    @property
-    def down(self) -> str | None:
-        """Role of the array that maps the product of the legs to the output.
-
-        None where there is one leg, which is the output.
-        """
-        return _DOWN[self.name]
-
-    @property
-    def order(self) -> int:
-        """Degree of the output in the input."""
-        return len(self.legs)
-
-    @property
-    def mixes_positions(self) -> bool:
-        """Whether an output depends on the input at other positions: scores, values and heads."""
-        return self.name == "Attention"
-
-    def turns(self, role: str) -> bool:
-        """Whether the array of a leg depends on the position, as RoPE makes queries and keys do."""
-        return self.rotary and role in _TURNED
-
-
-def sequence_kind(layer: Layer) -> SequenceKind:
-    core = innermost(layer)
-    skips = core is not layer and not isinstance(
-        core, Linear
-    )  # a skip around a linear layer is added to its matrix
-    biases = tuple(role for role, name in _biases(core).items() if getattr(core, name) is not None)
-    attends = isinstance(core, Attention)
-    return SequenceKind(
-        type(core).__name__,
-        core.d_in,
-        core.d_out,
-        core.rank if isinstance(core, Bilinear) else 0,
-        (core.n_heads, core.d_head, core.d_value) if attends else (0, 0, 0),
-        attends and core.rope_base is not None,
-        attends and core.mask == "causal",
-        biases,
-        skips,
-    )
-
-
-def sequence_shapes(kind: SequenceKind, n_ctx: int) -> dict[str, tuple[int, ...]]:
+def sequence_shapes(kind: LayerKind, n_ctx: int) -> dict[str, tuple[int, ...]]:
     """Shape of every array that `sequence_arrays` returns for a layer of this kind."""
-    found: dict[str, tuple[int, ...]] = {}
-    if kind.name == "Linear":
-        found = {WEIGHT: (kind.d_out, kind.d_in)}
-    elif kind.name == "Bilinear":
-        found = {
-            LEFT: (kind.rank, kind.d_in),
-            RIGHT: (kind.rank, kind.d_in),
-            DOWN: (kind.d_out, kind.rank),
-        }
+    if kind.mixes_positions:
+        shapes = _attention_shapes(kind, n_ctx)
+    elif kind.down is None:
+        shapes = {WEIGHT: (kind.d_out, kind.d_in)}
     else:
-        heads, d_head, d_value = kind.heads
-        position = (n_ctx,) if kind.rotary else ()
-        found = {role: (*position, heads, d_head, kind.d_in) for role in _TURNED}
-        found |= {
-            VALUE: (heads, d_value, kind.d_in),
-            OUTPUT: (kind.d_out, heads, d_value),
-            MASK: (n_ctx, n_ctx),
-        }
-    top = (DOWN, OUTPUT)
-    found |= {
-        bias_of(role): found[role][:1] if role in top else found[role][:-1] for role in kind.biases
-    }
-    return found | ({SKIP: ()} if kind.skips else {})
+        shapes = {role: (kind.rank, kind.d_in) for role in kind.legs}
+        shapes[kind.down] = (kind.d_out, kind.rank)
+    for role in kind.biases:
+        shape = shapes[role]
+        shapes[bias_of(role)] = shape[:1] if role == kind.down else shape[:-1]
+    if kind.skips:
+        shapes[SKIP] = ()
+    return shapes
+
+
+def _attention_shapes(kind: LayerKind, n_ctx: int) -> dict[str, tuple[int, ...]]:
+    heads, d_head, d_value = kind.heads
+    position = (n_ctx,) if kind.rotary else ()
+    shapes: dict[str, tuple[int, ...]] = {}
+    for role in _TURNED:
+        shapes[role] = (*position, heads, d_head, kind.d_in)
+    shapes[VALUE] = (heads, d_value, kind.d_in)
+    shapes[OUTPUT] = (kind.d_out, heads, d_value)
+    shapes[MASK] = (n_ctx, n_ctx)
+    return shapes
 
 
 def sequence_arrays(layer: Layer, n_ctx: int) -> dict[str, Any]:
     """Role -> array; NumPy, or JAX where a weight is."""
     xp = jnp if any(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(layer)) else np
     core = innermost(layer)
+    rows, output = affine_maps(core)
     skip, scale = residual_rule(layer)
-    biases = {
-        bias_of(role): getattr(core, name)
-        for role, name in _biases(core).items()
-        if getattr(core, name) is not None
-    }
-    if isinstance(core, Linear):
-        weight = scale * core.weight + (
-            0 if core is layer else skip * xp.eye(core.d_in, dtype=core.weight.dtype)
-        )
-        return {WEIGHT: weight} | {name: scale * bias for name, bias in biases.items()}
-    found: dict[str, Any]
-    if isinstance(core, Bilinear):
-        found = {LEFT: core.left, RIGHT: core.right, DOWN: scale * core.down, **biases}
-    else:
-        heads = core.n_heads
-        found = {
-            VALUE: core.v.reshape(heads, -1, core.d_in),
-            OUTPUT: scale * core.o.reshape(core.d_out, heads, -1),
-        }
-        found[MASK] = core.pattern(n_ctx)
-        rotations = core.rotations(n_ctx)
-        for role in _TURNED:
-            factor = 1 / core.d_head if role.startswith("Q") else 1.0
-            for name, array in (
-                (role, getattr(core, role.lower())),
-                (bias_of(role), biases.get(bias_of(role))),
-            ):
-                if array is None:
-                    continue
-                array = factor * array.reshape(heads, core.d_head, -1)
-                if rotations is not None:
-                    turns = (
-                        rotations if xp is np else xp.asarray(rotations, array.dtype)
-                    )  # NumPy turns float32 weights in float64
-                    array = turns[:, None] @ array
-                found[name] = array[..., 0] if name != role else array
-        if bias_of(VALUE) in biases:
-            found[bias_of(VALUE)] = biases[bias_of(VALUE)].reshape(heads, -1)
-        if bias_of(OUTPUT) in biases:
-            found[bias_of(OUTPUT)] = biases[bias_of(OUTPUT)]
-    for name in (bias_of(DOWN), bias_of(OUTPUT)):
-        if name in found:
-            found[name] = scale * found[name]
-    return found | (
-        {SKIP: xp.asarray(skip, core.v.dtype if isinstance(core, Attention) else core.down.dtype)}
-        if core is not layer
-        else {}
-    )
+    roles: dict[str, Any] = {}
+    for name in (*rows, output):
+        roles[name.upper()] = getattr(core, name)
+        bias = getattr(core, bias_name(name))
+        if bias is not None:
+            roles[bias_of(name.upper())] = bias
+    last = output.upper()
+    for role in (last, bias_of(last)):
+        if role in roles:
+            roles[role] = scale * roles[role]
+    if not rows:
+        if core is not layer:
+            roles[WEIGHT] = roles[WEIGHT] + skip * xp.eye(core.d_in, dtype=core.weight.dtype)
+        return roles
+    if isinstance(core, Attention):
+        roles = _by_head(core, roles, n_ctx, xp)
+    if core is not layer:
+        roles[SKIP] = xp.asarray(skip, getattr(core, output).dtype)
+    return roles
 
 
-def _biases(core: Linear | Bilinear | Attention) -> dict[str, str]:
-    """Role -> name of its bias in the layer."""
-    if isinstance(core, Linear):
-        return {WEIGHT: "bias"}
-    if isinstance(core, Bilinear):
-        return {LEFT: "left_bias", RIGHT: "right_bias", DOWN: "down_bias"}
-    return {role: f"{role.lower()}_bias" for role in (*_TURNED, VALUE, OUTPUT)}
+def _by_head(core: Attention, roles: dict[str, Any], n_ctx: int, xp: Any) -> dict[str, Any]:
+    """The arrays of attention with an axis of heads; queries divided by the width, queries and keys turned."""
+    by_head = {MASK: core.pattern(n_ctx)}
+    rotations = core.rotations(n_ctx)
+    for role, array in roles.items():
+        if role == OUTPUT:
+            by_head[role] = array.reshape(core.d_out, core.n_heads, core.d_value)
+            continue
+        if role == bias_of(OUTPUT):
+            by_head[role] = array
+            continue
+        array = array.reshape(core.n_heads, -1, *array.shape[1:])
+        if role.startswith("Q"):
+            array = 1 / core.d_head * array
+        if rotations is not None and role not in (VALUE, bias_of(VALUE)):
+            array = _turned(array, rotations, xp)
+        by_head[role] = array
+    return by_head
+
+
+def _turned(array: Any, rotations: Any, xp: Any) -> Any:
+    """The rows of every head, (heads, d_head, ...), turned for every position, (n_ctx, heads, d_head, ...)."""
+    # NumPy turns float32 weights in float64.
+    turns = rotations if xp is np else xp.asarray(rotations, array.dtype)
+    if array.ndim == 3:
+        return turns[:, None] @ array
+    return (turns[:, None] @ array[..., None])[..., 0]

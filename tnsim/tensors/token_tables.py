@@ -33,10 +33,10 @@ import numpy as np
 from jaxtyping import Int
 
 from tnsim.errors import TooLarge
-from tnsim.models.layers import Attention, Layer, Linear, innermost
+from tnsim.models.attention import Attention
+from tnsim.models.layers import Layer, Linear, innermost, residual_rule
 from tnsim.models.model import Model
 from tnsim.names import ONES, OUTPUT, WEIGHT, Side, bias_of, model_leaf
-from tnsim.tensors.lifted import residual_rule
 from tnsim.tensors.positional import sequence_arrays
 
 TABLE, TOKENS, HERE, REACH = "TABLE", "TOKENS", "HERE", "REACH"

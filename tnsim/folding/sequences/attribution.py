@@ -31,7 +31,7 @@ from tnsim.names import (
     Slot,
     bias_of,
 )
-from tnsim.tensors.positional import SequenceKind
+from tnsim.tensors.kinds import LayerKind
 
 COMPONENT: dict[Slot, str] = {"bra": "c", "ket": "d"}
 END = "o"
@@ -137,7 +137,7 @@ class Contributions:
             return Operand(str(Selector(HEADS, model)), (component, HEAD[slot]))
         return Operand(str(Selector(part, model)), (component,))
 
-    def _tail(self, models: Mapping[ModelName, Kinds], slot: Slot) -> SequenceKind | None:
+    def _tail(self, models: Mapping[ModelName, Kinds], slot: Slot) -> LayerKind | None:
         """The linear layer behind the last nonlinear one."""
         kinds, number = models[self.names.models[slot]], self._tail_number(slot)
         return kinds[number] if number < len(kinds) else None

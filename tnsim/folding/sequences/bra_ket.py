@@ -20,7 +20,7 @@ from tnsim.names import (
     Pair,
     Slot,
 )
-from tnsim.tensors.positional import SequenceKind
+from tnsim.tensors.kinds import LayerKind
 
 _READ_AT_KEYS = (*(key for _, key in SCORES), VALUE)
 
@@ -56,7 +56,7 @@ class BraKet:
 
     # --- layers ------------------------------------------------------------------------------
 
-    def kind(self, slot: Slot) -> SequenceKind | None:
+    def kind(self, slot: Slot) -> LayerKind | None:
         """Kind of the layer in a slot; None waits."""
         return self.step.kinds[self.models[slot]]
 

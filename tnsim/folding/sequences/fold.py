@@ -50,9 +50,10 @@ from tnsim.names import (
     ModelName,
     Pair,
 )
-from tnsim.tensors.positional import SequenceKind, sequence_shapes
+from tnsim.tensors.kinds import LayerKind
+from tnsim.tensors.positional import sequence_shapes
 
-Kinds = tuple[SequenceKind, ...]
+Kinds = tuple[LayerKind, ...]
 Layers = dict[ModelName, int | None]
 """Numbers of the layers that one step applies, by model; None waits."""
 
@@ -135,7 +136,7 @@ class Folder:
     def step(self, number: int) -> LayerStep:
         """The layers of a step over the states as they stand."""
         layers = self.layers[number]
-        kinds: dict[ModelName, SequenceKind | None] = dict.fromkeys(self.models)
+        kinds: dict[ModelName, LayerKind | None] = dict.fromkeys(self.models)
         for model, layer in layers.items():
             if layer is not None:
                 kinds[model] = self.models[model][layer]
@@ -256,12 +257,12 @@ def _matched(models: Mapping[ModelName, Kinds], metric: Metric) -> tuple[Layers,
     return tuple(steps)
 
 
-def _kinds_at(models: Mapping[ModelName, Kinds], layers: Layers) -> list[SequenceKind]:
+def _kinds_at(models: Mapping[ModelName, Kinds], layers: Layers) -> list[LayerKind]:
     """Kinds of the layers that a step applies, without models that wait."""
     return [models[model][number] for model, number in layers.items() if number is not None]
 
 
-def _check_meeting(kinds: list[SequenceKind]) -> None:
+def _check_meeting(kinds: list[LayerKind]) -> None:
     mixing = [kind for kind in kinds if kind.mixes_positions]
     others = [kind for kind in kinds if kind.order > 1 and not kind.mixes_positions]
     if mixing and others:

@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 
 from tnsim.folding.sequences.joining_rules import MetricRules
 from tnsim.names import ModelName, Pair
-from tnsim.tensors.positional import SequenceKind
+from tnsim.tensors.kinds import LayerKind
 
 Form = Literal["alike", "each", "full"]
 """Over positions: "alike" at all of them, "each" its own, or "full", between all pairs of them."""
@@ -84,7 +84,7 @@ class LayerStep:
     """
 
     number: int
-    kinds: dict[ModelName, SequenceKind | None]
+    kinds: dict[ModelName, LayerKind | None]
     layers: dict[ModelName, int | None]
     states: States
     rules: MetricRules
