@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Float
 from numpy.typing import DTypeLike
 
-from tnsim.compare.planned import cast, check
+from tnsim.compare.planned import check
 from tnsim.engine import execution
 from tnsim.engine.plan import dtype_name
 from tnsim.engine.planner import LARGE, plan_problem
@@ -131,9 +131,8 @@ def attribution(
     inputs = family.inputs(plan.shapes, metric, a.d_in)
     known = model_weights(family, models) | inputs | selectors
     with execution.precision():
-        result = jax.device_get(
-            execution.run(plan, {name: cast(known[name], dtype) for name in plan.shapes})
-        )
+        arrays = execution.placed({name: known[name] for name in plan.shapes}, dtype)
+        result = jax.device_get(execution.run(plan, arrays))
     mantissas = np.asarray(result.values["AB"], np.float64)
     log = execution.log_of(result, dict(plan.scales["AB"]))
     values = power(mantissas, np.float64(log), sum(part.exponent for part in parts))

@@ -7,10 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-import jax
-import numpy as np
-
-from tnsim.engine import execution
+from tnsim.engine import memory
 from tnsim.engine.plan import Plan
 from tnsim.engine.planner import LARGE, plan_problem
 from tnsim.errors import ModelError, TooLarge
@@ -21,19 +18,31 @@ from tnsim.names import Pair
 
 AnyModel = Model | Combination
 
-_ALWAYS_FITS = 2**28
 FREE_SHARE = 0.8
+_ADVICE = (
+    "use GaussianClosure() (an approximation beyond one nonlinear layer), smaller widths, shorter "
+    "sequences (n_ctx) or a larger tnsim.Budget"
+)
 
 
 @dataclass(frozen=True)
 class Budget:
-    """What one plan may use; beyond it `TooLarge` is raised before anything runs.
+    """What one plan may use, all its runs together; beyond it `TooLarge` is raised before anything runs.
 
-    memory_bytes: None for 80 % of what is free on the device. multiplications: 1e14 take about an hour on two cores.
+    memory_bytes: bytes of arrays beside the models. None for 80 % of what is free, less what compiling
+    takes: on the device and, on a CPU, in the machine, under the process's control groups and within its
+    address space. multiplications: scalar ones; 1e14 take about an hour on two cores.
     """
 
     memory_bytes: float | None = None
     multiplications: float = 1e14
+
+    def room(self, program_bytes: int) -> float:
+        """Bytes of arrays allowed now, infinite where the platform does not tell what is free."""
+        if self.memory_bytes is not None:
+            return self.memory_bytes
+        free = memory.available_bytes()
+        return math.inf if free is None else max(0.0, FREE_SHARE * free - program_bytes)
 
 
 @lru_cache(maxsize=1024)
@@ -42,13 +51,8 @@ def plan_for(
 ) -> Plan:
     """The plan of the inner products `pairs`. large: elements beyond which an intermediate is computed in chunks."""
     problem = family.problem(pairs, per_output)
-    return plan_problem(problem, family.name, family.exact, dtype, large)
-
-
-def cast(array: Any, dtype: str) -> Any:
-    if array.dtype == dtype:
-        return array
-    return array.astype(dtype) if isinstance(array, jax.Array) else np.asarray(array, dtype)
+    runs = len(family.nodes.points) if family.nodes else 1
+    return plan_problem(problem, family.name, family.exact, dtype, large, runs)
 
 
 def check(a: Any, b: Any, metric: Any) -> None:
@@ -67,22 +71,23 @@ def affordable(
 ) -> Plan:
     """A plan within the budget, its largest contractions in smaller chunks if need be. Raises `TooLarge`."""
     found = plan_for(family, wanted, per_output, dtype, LARGE)
-    advice = "use GaussianClosure() (an approximation beyond one nonlinear layer), smaller widths or a larger tnsim.Budget"
     if found.multiplications > budget.multiplications:
         raise TooLarge(
             f"{found.metric} needs {found.multiplications:.3g} multiplications here, "
-            f"more than the budget of {budget.multiplications:.3g}; {advice}"
+            f"more than the budget of {budget.multiplications:.3g}; {_ADVICE}"
         )
-    allowed = budget.memory_bytes
-    if allowed is None:
-        free = execution.available_bytes() if found.peak_bytes > _ALWAYS_FITS else None
-        allowed = math.inf if free is None else FREE_SHARE * free
+    allowed = budget.room(found.program_bytes)
     least = found.peak_bytes
     for finer in range(2, 10, 2):
-        if found.peak_bytes <= allowed:
-            return found
+        if found.peak_bytes <= allowed or found.input_bytes > allowed:
+            break  # chunks make no input smaller
         found = plan_for(family, wanted, per_output, dtype, LARGE >> finer)
         least = min(least, found.peak_bytes)
+    if found.peak_bytes <= allowed:
+        return found
+    compiling = f"{found.program_bytes / 2**30:.3g} GiB for compiling"
+    share = f" ({FREE_SHARE:.0%} of free memory less {compiling})"
     raise TooLarge(
-        f"{found.metric} needs {least / 2**30:.3g} GiB here, and the budget is {allowed / 2**30:.3g} GiB; {advice}"
+        f"{found.metric} needs {least / 2**30:.3g} GiB here, and the budget is "
+        f"{allowed / 2**30:.3g} GiB{share if budget.memory_bytes is None else ''}; {_ADVICE}"
     )

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from tnsim.compare.numbers import Number, Numbers, SignedLog
-from tnsim.compare.planned import AnyModel, Budget, affordable, cast, check, plan_for
+from tnsim.compare.planned import AnyModel, Budget, affordable, check, plan_for
 from tnsim.engine import execution
 from tnsim.engine.plan import Plan, dtype_name
 from tnsim.errors import ModelError, PrecisionWarning, TnsimError
@@ -242,7 +242,11 @@ def _run(
         )
     models = {"A": a} if alone else {"A": a, "B": b}
     models = {side: family.prepare(model) for side, model in models.items()}
-    known = model_weights(family, models)  # once, whatever the number of runs
+    known = model_weights(family, models)
+    known = {name: array for name, array in known.items() if name in found.shapes}
+    if not traced:  # laid out once, whatever the number of runs
+        with execution.precision():
+            known = execution.placed(known, dtype)
     runs = []
     for t in nodes.points if nodes else (None,):
         read = known | family.inputs(found.shapes, metric, a.d_in, t)
@@ -265,9 +269,10 @@ def _run(
 def _execute(found: Plan, known: dict[str, Any], dtype: str, traced: bool) -> execution.Result:
     """One run of a plan on arrays by name, in `dtype`."""
     if traced:
-        return execution.run(found, {k: jnp.asarray(x, dtype) for k, x in known.items()})
+        known = {k: jnp.asarray(x, dtype) for k, x in known.items()}
+        return execution.run(found, known, "traced")
     with execution.precision():
-        result = execution.run(found, {k: cast(x, dtype) for k, x in known.items()})
+        result = execution.run(found, execution.placed(known, dtype))
         return jax.tree.map(lambda x: np.asarray(x, np.float64), jax.device_get(result))
 
 

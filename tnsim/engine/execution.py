@@ -21,8 +21,11 @@ from typing import Any, NamedTuple
 import jax
 from autoray import do
 
+from tnsim.engine.memory import give_back_freed
 from tnsim.engine.plan import Operation, Piece, Plan
 from tnsim.errors import ModelError
+
+_TRIMMED = 2**22  # elements of a stage before which freed memory is given back: 32 MiB in float64
 
 
 class Result(NamedTuple):
@@ -34,7 +37,10 @@ class Result(NamedTuple):
 
 
 def run(plan: Plan, arrays: Mapping[str, Any], backend: str = "jax") -> Result:
-    """Execute a plan. `arrays` holds every name in `plan.shapes`; on "jax" it may hold tracers.
+    """Execute a plan. `arrays` holds every name in `plan.shapes`.
+
+    backend: "jax", where arrays may be mapped over (`jax.vmap`), "traced" inside a trace of the caller's,
+    or "numpy".
 
     Raises `ModelError` when an array is missing or has another shape than the plan was made for.
     """
@@ -48,12 +54,13 @@ def run(plan: Plan, arrays: Mapping[str, Any], backend: str = "jax") -> Result:
     logs: dict[tuple[int, str], Any] = {}
     last_use = {name: n for n, stage in enumerate(plan.stages) for name in stage.inputs}
     for n, stage in enumerate(plan.stages):
-        runner = (
-            _programs.get(plan.pieces[stage.piece])
-            if backend == "jax"
-            else partial(_run_piece, plan.pieces[stage.piece])
-        )
+        piece = plan.pieces[stage.piece]
+        if piece.peak_elements > _TRIMMED:
+            give_back_freed()
+        runner = _runner(piece, backend)
         outputs, scales = runner([values[name] for name in stage.inputs])
+        if backend == "jax":  # a stage sent ahead would hold its arrays beside those of this one
+            jax.block_until_ready(outputs)
         values.update(zip(stage.outputs, outputs, strict=True))
         logs.update({(n, group): scale for group, scale in zip(stage.groups, scales, strict=True)})
         for name in set(stage.inputs):
@@ -79,17 +86,13 @@ def precision() -> Iterator[None]:
         yield
 
 
-def available_bytes() -> int | None:
-    """Free memory of the device that JAX would use, None where the platform does not tell."""
-    stats = jax.devices()[0].memory_stats() if jax.default_backend() != "cpu" else None
-    if stats and "bytes_limit" in stats:
-        return stats["bytes_limit"] - stats.get("bytes_in_use", 0)
-    try:
-        with open("/proc/meminfo") as lines:
-            found = dict(line.split(":", 1) for line in lines)
-        return int(found["MemAvailable"].split()[0]) * 1024
-    except (OSError, KeyError, ValueError):
-        return None
+def placed(arrays: dict[str, Any], dtype: str) -> dict[str, Any]:
+    """The arrays in `dtype` on JAX's device; each is let go in `arrays` as soon as it is there."""
+    return {name: jax.device_put(cast(arrays.pop(name), dtype)) for name in list(arrays)}
+
+
+def cast(array: Any, dtype: str) -> Any:
+    return array if array.dtype == dtype else array.astype(dtype)
 
 
 def _weights(plan: Plan, logs: Mapping[tuple[int, str], Any]) -> dict[tuple[int, str], float]:
@@ -103,6 +106,22 @@ def _weights(plan: Plan, logs: Mapping[tuple[int, str], Any]) -> dict[tuple[int,
     return found
 
 
+def _runner(piece: Piece, backend: str) -> Any:
+    if backend == "numpy":
+        return partial(_run_piece, piece)
+    return (_traced_programs if backend == "traced" else _programs).get(piece)
+
+
+def _compiler_options() -> dict[str, str] | None:
+    """By default XLA orders operations on a CPU so that many can run at once, which keeps their arrays too.
+
+    For a plan that doubles the memory, and it gains nothing where matrix products use all cores.
+    """
+    if jax.default_backend() != "cpu":
+        return None
+    return {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}
+
+
 class _Programs:
     """Compiled programs by piece; those not used for longest are given up where all together grow too large.
 
@@ -111,7 +130,8 @@ class _Programs:
 
     LIMIT = 16_384  # operations
 
-    def __init__(self) -> None:
+    def __init__(self, traced: bool = False) -> None:
+        self.traced = traced  # JAX takes compiler options of outermost programs only
         self.known: OrderedDict[Piece, Any] = OrderedDict()
         self.held = 0
         self.changing = threading.Lock()
@@ -121,14 +141,15 @@ class _Programs:
             if piece in self.known:
                 self.known.move_to_end(piece)
                 return self.known[piece]
-            self.known[piece] = jax.jit(partial(_run_piece, piece))
+            options = None if self.traced else _compiler_options()
+            self.known[piece] = jax.jit(partial(_run_piece, piece), compiler_options=options)
             self.held += piece.length
             while self.held > self.LIMIT and len(self.known) > 1:
                 self.held -= self.known.popitem(last=False)[0].length
             return self.known[piece]
 
 
-_programs = _Programs()
+_programs, _traced_programs = _Programs(), _Programs(traced=True)
 
 
 def _run_piece(piece: Piece, inputs: list[Any]) -> tuple[list[Any], list[Any]]:

@@ -16,6 +16,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import DTypeLike
 
+from tnsim.engine import buffers
 from tnsim.engine.documents import opened, sealed
 from tnsim.errors import CheckpointError, ModelError
 from tnsim.tables import html_table
@@ -48,6 +49,14 @@ def dtype_name(dtype: DTypeLike) -> str:
     if name not in DTYPES:
         raise ModelError(f"dtype must be one of {', '.join(DTYPES)}, found {dtype!r}")
     return name
+
+
+# Measured by benchmarks/memory.py. A matrix product packs its operands in blocks, and XLA orders operations
+# of its own, in long programs rather differently.
+SLACK, LONG_SLACK, LONG = 1.08, 1.4, 120
+# What compiling takes: once, for every loop that is compiled (matrix products are library calls), and once
+# more where runs are repeated, for what is set up between them.
+PROGRAM_BYTES, LOOP_BYTES, REPEATING_BYTES = 36 * 2**20, 330 * 2**10, 36 * 2**20
 
 
 class Operation(NamedTuple):
@@ -155,20 +164,13 @@ class Piece:
 
     @cached_property
     def peak_elements(self) -> int:
-        """Largest number of elements of inputs and intermediates alive at once, in the order written."""
-        last = {}
-        for n, op in enumerate(self.operations):
-            last.update(dict.fromkeys(op.args, n))
-        for output in self.outputs:
-            last[output] = len(self.operations)
-        sizes = [math.prod(shape) for shape in self.value_shapes]
-        inputs = len(self.shapes)
-        alive = peak = sum(sizes[:inputs])
-        for n, op in enumerate(self.operations):
-            alive += sizes[inputs + n]
-            peak = max(peak, alive + (op.body.peak_elements if op.body else 0))
-            alive -= sum(sizes[a] for a in set(op.args) if last[a] == n and a >= inputs)
-        return peak
+        """Largest number of elements alive at once when the piece runs compiled, see `buffers`."""
+        return buffers.peak_elements(self)
+
+    @cached_property
+    def loops(self) -> int:
+        """Loops over entries that XLA compiles: sums, products entry by entry, reductions."""
+        return buffers.loops(self)
 
 
 @dataclass(frozen=True)
@@ -190,8 +192,10 @@ class PlanStage:
 class Plan:
     """What would run for the inner products of two models under one metric; shapes only, no numbers.
 
-    Costs are scalar multiplications and bytes in `dtype`. `scales` gives, per output, the scale groups whose
-    logarithms make up its own. `exact` repeats the metric's guarantee for models of this depth.
+    Costs are those of all `outputs` together, each run `runs` times: an exact deep metric of models with
+    constants or of inputs with a mean runs its whole plan at several values of an auxiliary variance
+    (see `folding.whole_tree.moment_nodes`). `scales` gives, per output, the scale groups whose logarithms
+    make up its own. `exact` repeats the metric's guarantee for models of this depth.
     """
 
     metric: str
@@ -204,45 +208,75 @@ class Plan:
     outputs: tuple[str, ...]
     scales: dict[str, tuple[tuple[str, int], ...]]
     searched_with: str = ""
+    runs: int = 1
 
     @property
     def multiplications(self) -> int:
-        """Scalar multiplications of the whole plan."""
-        return sum(self.pieces[stage.piece].multiplications for stage in self.stages)
+        """Scalar multiplications of all inner products in `outputs`, over all runs."""
+        once = sum(self.pieces[stage.piece].multiplications for stage in self.stages)
+        return self.runs * once
 
     @property
     def written_elements(self) -> int:
-        """Elements of all intermediates and outputs of the whole plan."""
-        return sum(self.pieces[stage.piece].written_elements for stage in self.stages)
+        """Elements of all intermediates and outputs of the whole plan, over all runs."""
+        return self.runs * sum(self.pieces[stage.piece].written_elements for stage in self.stages)
 
     @property
     def unshared_multiplications(self) -> int:
         """The same if every product of every stage were contracted on its own."""
-        return sum(self.pieces[stage.piece].unshared for stage in self.stages)
+        return self.runs * sum(self.pieces[stage.piece].unshared for stage in self.stages)
 
     @property
     def contractions(self) -> int:
         """Distinct pairwise contractions: every piece is counted once, however many stages run it."""
         return sum(piece.contractions for piece in self.pieces)
 
-    @property
+    @cached_property
     def peak_elements(self) -> int:
-        """All weights, plus the largest set of intermediates alive within a stage."""
-        weights = sum(math.prod(shape) for shape in self.shapes.values())
-        extra = 0
-        for stage in self.stages:
-            piece = self.pieces[stage.piece]
-            held = sum(
-                math.prod(s)
-                for n, s in zip(stage.inputs, piece.shapes, strict=True)
-                if n in self.shapes
-            )
-            extra = max(extra, piece.peak_elements - held)
-        return weights + extra
+        """Largest number of elements alive at once: weights, values kept between stages, the stage that runs."""
+        last = {name: n for n, stage in enumerate(self.stages) for name in stage.inputs}
+        last |= dict.fromkeys(self.outputs, len(self.stages))
+        alive = {name: math.prod(shape) for name, shape in self.shapes.items()}
+        peak = sum(alive.values())
+        for n, stage in enumerate(self.stages):
+            piece, read = self.pieces[stage.piece], set(stage.inputs)
+            waiting = sum(size for name, size in alive.items() if name not in read)
+            peak = max(peak, waiting + piece.peak_elements)
+            for name, output in zip(stage.outputs, piece.outputs, strict=True):
+                alive[name] = math.prod(piece.value_shapes[output])
+            for name in (*stage.inputs, *stage.outputs):
+                if last.get(name, n) == n and name not in self.shapes:
+                    alive.pop(name, None)
+        return peak
 
     @property
     def peak_bytes(self) -> int:
-        return self.peak_elements * (8 if self.dtype == "float64" else 4)
+        """Bytes of all arrays alive at once in one run, beside those of the models."""
+        longest = max((piece.length for piece in self.pieces), default=0)
+        slack = LONG_SLACK if longest > LONG else SLACK
+        return math.ceil(slack * self.array_bytes)
+
+    @property
+    def program_bytes(self) -> int:
+        """Bytes that compiling takes, the first time in a process: what XLA works with, and the programs."""
+        loops = sum(piece.loops for piece in self.pieces)
+        repeating = REPEATING_BYTES if self.runs > 1 else 0
+        return PROGRAM_BYTES + LOOP_BYTES * loops + repeating
+
+    @property
+    def input_bytes(self) -> int:
+        """Bytes of the arrays that the plan reads: weights, moments, masks and positions."""
+        elements = sum(math.prod(shape) for shape in self.shapes.values())
+        return elements * self._item
+
+    @property
+    def array_bytes(self) -> int:
+        """Bytes of the arrays alive at once if they are computed in the order written."""
+        return self.peak_elements * self._item
+
+    @property
+    def _item(self) -> int:
+        return 8 if self.dtype == "float64" else 4
 
     def to_json(self) -> str:
         """One JSON document with a digest of its content; `from_json` gives an equal plan back."""
@@ -295,20 +329,22 @@ class Plan:
 
     def _rows(self) -> list[tuple[str, str]]:
         """What a reader wants to know, in words."""
+        repeated = f", in {self.runs} runs" if self.runs > 1 else ""
         return [
             ("metric", f"{self.metric} ({'exact' if self.exact else 'approximation'})"),
             ("inner products", ", ".join(self.outputs)),
             ("diagrams", f"{self.diagrams:,}"),
             ("stages", f"{len(self.stages):,} running {len(self.pieces)} distinct pieces"),
             ("contractions", f"{self.contractions:,} distinct pairwise contractions"),
-            ("multiplications", f"{self.multiplications:,} scalar multiplications"),
+            ("multiplications", f"{self.multiplications:,} scalar multiplications{repeated}"),
             (
                 "unshared",
                 f"{self.unshared_multiplications:,} if every product were contracted on its own",
             ),
             (
                 "peak memory",
-                f"{self.peak_bytes / 2**20:,.2f} MiB of {self.dtype}, weights included",
+                f"{self.peak_bytes / 2**20:,.2f} MiB of {self.dtype} beside the models",
             ),
+            ("compiling", f"{self.program_bytes / 2**20:,.0f} MiB more, once in a process"),
             ("searched with", self.searched_with),
         ]

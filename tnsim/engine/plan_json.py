@@ -43,7 +43,10 @@ def plan_from_data(data: Any) -> Plan:
         outputs=outputs,
         scales=scales,
         searched_with=_text(fields["searched_with"]),
+        runs=_integer(fields["runs"]),
     )
+    if plan.runs < 1:
+        raise ValueError("a plan is run at least once")
     if plan.dtype not in DTYPES:
         raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, found {_shown(plan.dtype)}")
     _check_wiring(plan)

@@ -24,11 +24,11 @@ MAX_OPERATIONS = 200
 
 
 def plan_problem(
-    problem: Problem, metric: str, exact: bool, dtype: str, large: int = LARGE
+    problem: Problem, metric: str, exact: bool, dtype: str, large: int = LARGE, runs: int = 1
 ) -> Plan:
     """Plan every stage of a problem; the metric's name, guarantee and dtype are carried along as labels.
 
-    `large`: elements beyond which an intermediate is computed in chunks.
+    `large`: elements beyond which an intermediate is computed in chunks. `runs`: how often all is run.
     """
     problem = _settled(problem, large)
     shapes, symmetric = dict(problem.shapes), set(problem.symmetric)
@@ -82,6 +82,7 @@ def plan_problem(
         outputs=problem.outputs,
         scales={name: scales[name] for name in problem.outputs},
         searched_with=", ".join(sorted(sources)),
+        runs=runs,
     )
 
 

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from tnsim.engine.problem import Problem
-from tnsim.errors import ModelError
+from tnsim.errors import ModelError, TooLarge
 from tnsim.folding import layerwise, whole_tree
 from tnsim.folding.constants import MomentNodes, moment_nodes
 from tnsim.folding.sequences.coincidences import position_array
@@ -46,6 +46,9 @@ from tnsim.tensors.kinds import LayerKind, kinds, nonlinear
 from tnsim.tensors.lifted import arrays, symmetric_arrays
 from tnsim.tensors.positional import sequence_arrays
 from tnsim.tensors.token_tables import TokenKind, token_inputs, token_kind, token_weights
+
+MAX_POSITIONS = 4096
+"""Of `Categorical`: a table over pairs of positions has 128 MiB."""
 
 _LARGEST_DENSE = 2**24
 """Elements of an attention layer as a dense tensor; more take seconds to symmetrise."""
@@ -93,7 +96,7 @@ class LayerWise:
     ) -> dict[str, Any]:
         moments = input_moments(metric, d_in, self.lifted)
         leaves = _renamed(moments, {"mean": MEAN, "moment": COVARIANCE})
-        leaves[IDENTITY] = np.eye(d_in + self.lifted)
+        leaves |= _identities(names, {IDENTITY: d_in + self.lifted})
         leaves[TRACE] = _all_but_constant(self.bra[-1].d_out)
         return _only(names, leaves)
 
@@ -179,10 +182,10 @@ class WholeTree:
         leaves = _renamed(moments, {"mean": MEAN, "moment": COVARIANCE})
         if t is not None:
             leaves[COVARIANCE] = second_moment_at(metric, d_in, self.lifted, t)
-        leaves[IDENTITY] = np.eye(d_in + self.lifted)
+        leaves |= _identities(names, {IDENTITY: d_in + self.lifted})
         d_out = self.bra[-1].d_out
         leaves[TRACE] = _all_but_constant(d_out)
-        if (self.n_ctx or 1) > 1:
+        if (self.n_ctx or 1) > 1 and TRACE in names:
             # Which output coordinate a row belongs to, whatever its position.
             same = np.tile(np.eye(d_out // self.n_ctx), (self.n_ctx, 1))
             leaves[TRACE] = np.pad(same, ((1, 0), (1, 0)))
@@ -230,8 +233,8 @@ class Sequences:
         n = self.n_ctx
         moments = sequence_moments(metric, d_in, n)
         leaves = _renamed(moments, {"mean": MEAN, "covariance": COVARIANCE})
-        leaves |= {ONE: np.ones(()), ONES: np.ones(n), SAME_POSITION: np.eye(n)}
-        leaves[IDENTITY] = np.eye(d_in)
+        leaves |= {ONE: np.ones(()), ONES: np.ones(n)}
+        leaves |= _identities(names, {SAME_POSITION: n, IDENTITY: d_in})
         for name in names:
             array = position_array(name, n)
             if array is not None:
@@ -258,6 +261,12 @@ class Tokens:
             raise ModelError(
                 "Categorical is a distribution of token sequences: "
                 "give tnsim.Model(layers, n_ctx=...) or load(..., n_ctx=...)"
+            )
+        if a.n_ctx > MAX_POSITIONS:
+            raise TooLarge(
+                "Categorical keeps tables over pairs of positions, here "
+                f"{a.n_ctx**2 / 2**27:.3g} GiB each for n_ctx={a.n_ctx}; "
+                f"it is for up to {MAX_POSITIONS}: use a smaller n_ctx"
             )
         models: dict[Side, Model] = {"A": a} if b is None else {"A": a, "B": b}
         family = cls(metric.name, token_kind(a), b and token_kind(b), a.n_ctx, ())
@@ -343,6 +352,11 @@ def _renamed(arrays: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:
 def _all_but_constant(d_out: int) -> np.ndarray:
     """0 for the constant row, 1 for the outputs, shape (1 + d_out,)."""
     return np.concatenate([np.zeros(1), np.ones(d_out)])
+
+
+def _identities(names: Collection[str], sizes: dict[str, int]) -> dict[str, np.ndarray]:
+    """Identity matrices, those alone that are read: few plans read one, and it may be large."""
+    return {name: np.eye(size) for name, size in sizes.items() if name in names}
 
 
 def _only(names: Collection[str], leaves: dict[str, Any]) -> dict[str, Any]:

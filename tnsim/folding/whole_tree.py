@@ -69,20 +69,18 @@ def fold(
     pairs = tuple(pairs)
     parts = TreeOperands(models, inputs, lifted, n_ctx)
     layers = layer_arrays(parts)
-    # A product is divided by its own scale as well, so that it comes as a number and a logarithm.
-    gauges = scale_groups(layers) + tuple(Gauge(pair.group, 1, pair.group, 1) for pair in pairs)
+    gauges = scale_groups(layers)
     shared = tensors_and_means(parts)
     if "units" in forms(parts):
         shared += matrices_between_units(parts)
-    products = tuple(_inner_product(parts, pair, cross_only, per_output) for pair in pairs)
-    stages = (
-        Stage(layers + second_moments(parts), gauges),
-        Stage(shared, gauges),
-        Stage(products, gauges),
-    )
+    stages = [Stage(layers + second_moments(parts), gauges), Stage(shared, gauges)]
+    for pair in pairs:  # one after the other: together they need the memory of all
+        product = _inner_product(parts, pair, cross_only, per_output)
+        # Divided by its own scale as well, so that it comes as a number and a logarithm.
+        stages.append(Stage((product,), (Gauge(pair.group, 1, pair.group, 1),)))
     symmetric = {IDENTITY} if inputs.moment == "diagonal" else {IDENTITY, COVARIANCE}
     outputs = tuple(pair.group for pair in pairs)
-    return prune(Problem(stages, _leaf_shapes(parts), frozenset(symmetric), outputs))
+    return prune(Problem(tuple(stages), _leaf_shapes(parts), frozenset(symmetric), outputs))
 
 
 def check_size(models: Mapping[Side, tuple[LayerKind, ...]], cross_only: bool) -> None:

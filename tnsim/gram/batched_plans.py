@@ -78,8 +78,7 @@ def pair_plan(a: Model, b: Model | None, setting: Setting) -> Plan:
 
 def intermediate_bytes(plan: Plan) -> int:
     """Bytes that one pair needs besides the weights."""
-    weights = sum(math.prod(shape) for shape in plan.shapes.values())
-    return max(1, plan.peak_bytes - weights * (8 if plan.dtype == "float64" else 4))
+    return max(1, plan.array_bytes - plan.input_bytes)
 
 
 def side(plan: Plan, models: int) -> int:

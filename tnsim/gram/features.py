@@ -62,6 +62,21 @@ class Space(NamedTuple):
         rank = max((k.rank for k in layers if k.order > 1), default=1)
         return self.d_out * rank * width * (width if self.quadratic else 1)
 
+    def in_flight(self, layers: tuple[Kind, ...], models: int) -> int:
+        """Elements of intermediates while features of some models are made.
+
+        A form (out, D, D) beside its contraction over hidden units, or beside its symmetrised copy and half of
+        another (measured); where the models are no multiple of those in flight, all features once more.
+        """
+        if not self.quadratic:
+            return 0
+        width = self.d_in + self.lifted
+        rank = max((k.rank for k in layers if k.name == "Bilinear"), default=1)
+        form = width * width
+        once = self.d_out * (form + max(3 * form // 2, rank * width))
+        uneven = models > _AT_ONCE and models % _AT_ONCE > 0
+        return min(models, _AT_ONCE) * once + uneven * models * self.length * self.d_out
+
 
 class Block(NamedTuple):
     """Features of some models: `values * exp(log)`, each model's largest value about one.
@@ -116,7 +131,7 @@ def block(
     with execution.precision():
         values, log = _all(models, space, metric, dtype)
         log = (log if exponents.ndim == 1 else log[:, None]) + exponents * np.log(2)
-        lengths = np.asarray(jnp.sqrt(jnp.sum(values * values, axis=2)), np.float64)
+        lengths = np.sqrt(np.asarray(_squares(values), np.float64))
         if weights is None:
             return Block(values, log, np.linalg.norm(lengths, axis=1))
         mantissas, powers = split(weights if log.ndim == 1 else weights[:, :, None])
@@ -131,7 +146,7 @@ def block(
 def norms(block: Block, per_output: bool, dtype: str) -> Norms:
     """Squared norms of the models of a block."""
     with execution.precision():
-        squares = np.asarray(jnp.sum(block.values * block.values, axis=2), np.float64)
+        squares = np.asarray(_squares(block.values), np.float64)
     lengths = np.sqrt(squares.sum(axis=1))
     cancelled = (block.sizes > 1.5 * lengths) & (lengths <= 1e3 * np.finfo(dtype).eps * block.sizes)
     return Norms(Products(squares if per_output else squares.sum(axis=1), 2 * block.log), cancelled)
@@ -144,6 +159,12 @@ def products(rows: Block, columns: Block, per_output: bool) -> Products:
             _gram(spread(rows.values), replicated(columns.values), per_output), np.float64
         )[: len(rows.log)]
     return Products(found, rows.log[:, None] + columns.log[None, :])
+
+
+@jax.jit
+def _squares(values: Any) -> Float[jax.Array, "models out"]:
+    """Squared norms; compiled, so that no second array of all features is made."""
+    return jnp.sum(values * values, axis=2)
 
 
 @partial(jax.jit, static_argnames="per_output")
@@ -168,7 +189,7 @@ def _all(
         stack = jax.tree.map(lambda *x: np.stack(x, dtype=dtype), *lifted)
         values, scale = _features(spread(stack), root, space)
         order += members
-        found.append(values[: len(members)])
+        found.append(values if len(values) == len(members) else values[: len(members)])
         scales.append(np.asarray(scale[: len(members)], np.float64))
     values = jnp.concatenate(found)[np.argsort(order)] if len(found) > 1 else found[0]
     return values, np.log(np.concatenate(scales)[np.argsort(order)])

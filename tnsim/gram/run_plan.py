@@ -14,9 +14,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from tnsim.compare.planned import FREE_SHARE
 from tnsim.engine import execution
 from tnsim.engine.pathfinding import CACHED, WRITING
+from tnsim.engine.plan import PROGRAM_BYTES
 from tnsim.gram import batched_plans as recursion
 from tnsim.gram import features
 from tnsim.gram.batched_plans import Setting
@@ -35,6 +35,8 @@ _ELEMENT_WORK = 64
 _ACCELERATED = 2**5  # times as much work a tile where the arrays are not on a CPU
 _LARGEST = 128  # models a side of a tile
 _MATMUL = 1024
+_COMPILED = {FEATURES: 2**23, RECURSION: 3 * 2**22}  # bytes of a program and of compiling it
+_UNKNOWN = 2**33  # bytes, where the platform does not tell what is free
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,11 @@ class PairwisePlan:
     peak_bytes: int
     compilations: int
     seconds: float | None = None
+
+    @property
+    def program_bytes(self) -> int:
+        """Bytes that compiling takes, the first time in a process."""
+        return PROGRAM_BYTES + _COMPILED[self.route] * self.compilations
 
     @property
     def summary(self) -> str:
@@ -100,41 +107,33 @@ def plan(
     longest = max(len(entry.parts) for entry in (*rows, *(columns or ())))
     products = 32 * (rows[0].d_out if setting.per_output else 1)
 
-    def result(
-        route: str, work: int, one: int, model_bytes: int, extra: int, compilations: int
-    ) -> PairwisePlan:
-        by_work, by_memory = (
-            math.isqrt(max(1, _tile_work() // one)),
-            available / 8 / (longest * model_bytes),
-        )
+    def tiled(route: str, work: int, one: int, model_bytes: int, compilations: int) -> PairwisePlan:
+        """Tiles of about a second, whose models take an eighth of the memory; the peak is left open."""
+        by_work = math.isqrt(max(1, _tile_work() // one))
+        by_memory = available / 8 / (longest * model_bytes)
         tile = max(1, int(min(_LARGEST, by_work, by_memory, math.sqrt(available / 8 / products))))
         tile = math.ceil(count / math.ceil(count / min(tile, count)))
         blocks, across = math.ceil(count / tile), math.ceil(others / tile)
         tiles = blocks * (blocks + 1) // 2 if columns is None else blocks * across
-        peak = 2 * tile * longest * model_bytes + tile * min(tile, others) * products + extra
-        return PairwisePlan(route, pairs, tile, tiles, work, peak, compilations)
+        return PairwisePlan(route, pairs, tile, tiles, work, 0, compilations)
 
-    by_pair = result(
-        RECURSION,
-        contracted,
-        max(1, (contracted + _ELEMENT_WORK * written) // pairs),
-        2 * weights,
-        intermediate,
-        programs,
-    )
+    one_pair = max(1, (contracted + _ELEMENT_WORK * written) // pairs)
+    by_pair = tiled(RECURSION, contracted, one_pair, 2 * weights, programs)
+    # rows and columns: as read, on the device, and still there from the tile before
+    stacks = 6 * by_pair.tile * longest * weights
+    peak = stacks + by_pair.tile * min(by_pair.tile, others) * products + intermediate
+    by_pair = dataclasses.replace(by_pair, peak_bytes=peak)
     if space is None:
         return by_pair, None
     numbers = space.length * space.d_out
     made = [kinds for bases in several for kinds in bases.elements()]
     vectors = sum(space.multiplications(kinds) for kinds in made)
-    by_model = result(
-        FEATURES,
-        vectors + pairs * numbers,
-        numbers,
-        weights + 2 * numbers * item,
-        0,
-        len(examples) + 2,
-    )
+    model_bytes = weights + 2 * numbers * item
+    work = vectors + pairs * numbers
+    by_model = tiled(FEATURES, work, numbers, model_bytes, len(examples) + 2)
+    peak = _features_bytes(by_model, space, made, longest, weights, item)
+    peak += by_model.tile * min(by_model.tile, others) * products
+    by_model = dataclasses.replace(by_model, peak_bytes=peak)
     if len(made) * numbers * item > available / 2:  # then features are made again for every tile
         again = 2 * by_model.tiles * by_model.tile // len(made)
         by_model = dataclasses.replace(
@@ -146,6 +145,24 @@ def plan(
         if by_model.multiplications + charge < by_pair.multiplications
         else (by_pair, space)
     )
+
+
+def _features_bytes(
+    tiled: PairwisePlan,
+    space: Space,
+    made: list[tuple[Kind, ...]],
+    longest: int,
+    weights: int,
+    item: int,
+) -> int:
+    """Features of the blocks of a tile while the second one is made from its stacked weights."""
+    models = tiled.tile * longest
+    vector = space.length * space.d_out * item
+    kept = tiled.tile * vector * (1 if tiled.tiles == 1 else 2)
+    combined = models * vector if longest > 1 else 0  # distinct models, beside their combinations
+    stacks = 2 * models * weights  # in NumPy and on the device
+    in_flight = max(space.in_flight(kinds, models) for kinds in made) * item
+    return kept + combined + stacks + in_flight
 
 
 def with_seconds(found: PairwisePlan, dtype: str) -> PairwisePlan:
@@ -164,10 +181,8 @@ def with_seconds(found: PairwisePlan, dtype: str) -> PairwisePlan:
 
 def memory(setting: Setting) -> float:
     """Bytes that a run may use."""
-    if setting.budget.memory_bytes is not None:
-        return setting.budget.memory_bytes
-    free = execution.available_bytes()
-    return 2**33 if free is None else FREE_SHARE * free
+    room = setting.budget.room(0)
+    return _UNKNOWN if math.isinf(room) else room
 
 
 def _bases(entries: Sequence[Entry]) -> Counter[tuple[LayerKind, ...]]:

@@ -24,6 +24,7 @@ Tuples are packed into one index `g`. Two kinds of arrays, leaves of the problem
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterable, Iterator
 from functools import cache, lru_cache
 from typing import NamedTuple
@@ -94,8 +95,30 @@ def patterns(variables: Iterable[str], masks: str, relative: bool, n_ctx: int) -
     """All patterns of some position variables that occur under the masks."""
     for classes in _partitions(_in_order(variables)):
         pattern = Pattern(classes, masks, relative)
-        if len(tuples(pattern, n_ctx)):
+        if _number(pattern, n_ctx):
             yield pattern
+
+
+@cache
+def _orders(pattern: Pattern) -> Int[np.ndarray, "orders classes"]:
+    """In which orders the classes may lie in a sequence under the masks: the rank of every class."""
+    ranks = np.array(list(itertools.permutations(range(len(pattern.classes)))))
+    # Where outputs are wanted at one position, the ket's output is called `s` as the bra's.
+    ket_output = "S" if "S" in pattern.variables else "s"
+    keep = np.ones(len(ranks), bool)
+    for mask, output, key in zip(pattern.masks, ("s", ket_output), ("t", "T"), strict=True):
+        if mask == CAUSAL:
+            keep &= ranks[:, pattern.class_of(output)] >= ranks[:, pattern.class_of(key)]
+    return ranks[keep]
+
+
+def _number(pattern: Pattern, n_ctx: int) -> int:
+    """How many tuples there are: every set of positions in every order; the lowest is 0 if relative."""
+    classes = len(pattern.classes)
+    sets = math.comb(n_ctx, classes)
+    if pattern.relative:
+        sets = math.comb(n_ctx - 1, classes - 1)
+    return len(_orders(pattern)) * sets
 
 
 @lru_cache(maxsize=1024)
@@ -106,20 +129,22 @@ def tuples(pattern: Pattern, n_ctx: int) -> Int[np.ndarray, "tuples classes"]:
         >>> tuples(Pattern(("s", "t"), "c-", relative=True), 3).tolist()
         [[1, 0], [2, 0]]
     """
-    classes = len(pattern.classes)
-    axes = np.meshgrid(*[np.arange(n_ctx)] * classes, indexing="ij")
-    grid = np.stack(axes, axis=-1).reshape(-1, classes)
-    keep = np.ones(len(grid), bool)
-    for one, two in itertools.combinations(range(classes), 2):
-        keep &= grid[:, one] != grid[:, two]
-    # Where outputs are wanted at one position, the ket's output is called `s` as the bra's.
-    ket_output = "S" if "S" in pattern.variables else "s"
-    for mask, output, key in zip(pattern.masks, ("s", ket_output), ("t", "T"), strict=True):
-        if mask == CAUSAL:
-            keep &= grid[:, pattern.class_of(output)] >= grid[:, pattern.class_of(key)]
-    if pattern.relative:
-        keep &= grid.min(axis=1) == 0
-    return grid[keep]
+    lowest = int(pattern.relative)  # relative: the lowest position is 0, the others are chosen
+    chosen = len(pattern.classes) - lowest
+    sets = itertools.combinations(range(lowest, n_ctx), chosen)
+    flat = np.fromiter(itertools.chain.from_iterable(sets), int)
+    ascending = flat.reshape(math.comb(n_ctx - lowest, chosen), chosen)
+    ascending = np.pad(ascending, ((0, 0), (lowest, 0)))
+    return np.concatenate([ascending[:, ranks] for ranks in _orders(pattern)])
+
+
+def position_shape(name: str, n_ctx: int) -> tuple[int, ...] | None:
+    """The shape of `position_array`, without making it."""
+    if name not in _leaves():
+        return None
+    pattern, place = _leaves()[name]
+    axes = len(pattern.outputs) if place is None else 1
+    return (_number(pattern, n_ctx), *(n_ctx,) * axes)
 
 
 def position_array(name: str, n_ctx: int) -> Float[np.ndarray, "tuples ..."] | None:
@@ -137,7 +162,10 @@ def position_array(name: str, n_ctx: int) -> Float[np.ndarray, "tuples ..."] | N
     pattern, place = _leaves()[name]
     if place is None:
         return _count(pattern, n_ctx)
-    return np.eye(n_ctx)[tuples(pattern, n_ctx)[:, place]]
+    positions = tuples(pattern, n_ctx)[:, place]
+    at = np.zeros((len(positions), n_ctx))
+    at[np.arange(len(positions)), positions] = 1.0
+    return at
 
 
 def _count(pattern: Pattern, n_ctx: int) -> Float[np.ndarray, "tuples ..."]:

@@ -23,7 +23,7 @@ from tnsim.engine.problem import (
 )
 from tnsim.errors import ModelError
 from tnsim.folding.alignment import align
-from tnsim.folding.sequences.coincidences import position_array
+from tnsim.folding.sequences.coincidences import position_shape
 from tnsim.folding.sequences.joining_rules import MetricRules, rules_of
 from tnsim.folding.sequences.layer_covariances import covariance_stage, inner_product
 from tnsim.folding.sequences.layer_means import OutputMean, output_mean
@@ -232,9 +232,9 @@ class Folder:
                 for role, shape in sequence_shapes(kind, self.n_ctx).items():
                     shapes[str(Leaf(model, number, role))] = shape
         for name in sorted(_names_used(self.stages)):
-            array = position_array(name, self.n_ctx)
-            if array is not None:
-                shapes[name] = array.shape
+            shape = position_shape(name, self.n_ctx)
+            if shape is not None:
+                shapes[name] = shape
         shapes |= selectors or {}
         outputs = tuple(pair.group for pair in self.pairs)
         symmetric = frozenset({IDENTITY, SAME_POSITION})

@@ -1,0 +1,253 @@
+"""Memory: what is free, what is planned, and that a run within its budget lives under a limit."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from oracles import bilinear
+
+import tnsim
+from tnsim.engine import execution, memory
+from tnsim.engine.plan import Operation, Piece
+from tnsim.folding.sequences import coincidences
+
+GIB = 2**30
+
+
+def files(folder: Path, texts: dict[str, str]) -> Path:
+    for name, text in texts.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return folder
+
+
+MACHINE = {"meminfo": f"MemTotal: {64 * 2**20} kB\nMemAvailable:   {16 * 2**20} kB\n"}
+
+
+def version_2(limit: str, usage: int, cache: int) -> dict[str, str]:
+    return {
+        "memory.max": f"{limit}\n",
+        "memory.current": f"{usage}\n",
+        "memory.stat": f"anon 7\ninactive_file {cache}\n",
+    }
+
+
+def under(folder: str, texts: dict[str, str]) -> dict[str, str]:
+    return {f"{folder}/{name}": text for name, text in texts.items()}
+
+
+def test_without_limits_the_machine_counts(tmp_path):
+    proc = files(tmp_path / "proc", MACHINE | {"self/cgroup": "0::/\n"})
+    assert memory.host_bytes(proc, tmp_path / "none") == 16 * GIB
+
+
+def test_the_least_limit_over_a_group_counts_version_2(tmp_path):
+    """Its own limit, that of the group above, usage taken off, cache that the kernel can drop put back."""
+    proc = files(tmp_path / "proc", MACHINE | {"self/cgroup": "0::/jobs/mine\n"})
+    groups = files(
+        tmp_path / "cgroup",
+        under("jobs/mine", version_2(str(8 * GIB), 2 * GIB, GIB))
+        | under("jobs", version_2("max", 3 * GIB, 0)),
+    )
+    assert memory.host_bytes(proc, groups) == 7 * GIB
+    files(groups, under("jobs", version_2(str(4 * GIB), 3 * GIB, 0)))
+    assert memory.host_bytes(proc, groups) == 1 * GIB
+    files(groups, under("jobs", version_2(str(2 * GIB), 3 * GIB, 0)))
+    assert memory.host_bytes(proc, groups) == 0
+
+
+@pytest.mark.parametrize("mounted", ["docker/abc", "."])
+def test_version_1_also_where_a_container_sees_the_path_of_its_host(tmp_path, mounted):
+    lines = "9:name=systemd:/\n4:cpu,memory:/docker/abc\n0::/\n"
+    proc = files(tmp_path / "proc", MACHINE | {"self/cgroup": lines})
+    limits = {
+        "memory.limit_in_bytes": f"{5 * GIB}\n",
+        "memory.usage_in_bytes": f"{2 * GIB}\n",
+        "memory.stat": f"inactive_file 5\ntotal_inactive_file {GIB}\n",
+    }
+    groups = files(tmp_path / "cgroup", under(f"memory/{mounted}", limits))
+    assert memory.host_bytes(proc, groups) == 4 * GIB
+
+
+@pytest.mark.parametrize(
+    "texts",
+    [
+        {},
+        {"meminfo": "MemAvailable: plenty\n"},
+        {"self/cgroup": "nonsense\n"},
+        {"self/cgroup": "0::/../..\n"},
+    ],
+)
+def test_what_says_nothing_is_passed_over(tmp_path, texts, monkeypatch):
+    """As on systems that have none of these files."""
+    assert memory.host_bytes(files(tmp_path, texts), tmp_path / "none") is None
+    monkeypatch.setattr(memory, "PROC", tmp_path)
+    monkeypatch.setattr(memory, "CGROUPS", tmp_path / "none")
+    assert jax.default_backend() != "cpu" or memory.available_bytes() is None
+    one = tnsim.Model([tnsim.Bilinear(*[np.eye(2)] * 3)])
+    assert tnsim.similarity(one, 2.0 * one) == 1
+
+
+def test_address_space(tmp_path, monkeypatch):
+    resource = pytest.importorskip("resource")
+    page = resource.getpagesize()
+    proc = files(tmp_path, MACHINE | {"self/statm": f"{GIB // page} 5 5\n"})
+    limits = lambda which: (3 * GIB, 4 * GIB)  # noqa: E731
+    monkeypatch.setattr(resource, "getrlimit", limits)
+    assert memory.host_bytes(proc, tmp_path / "none") == 2 * GIB
+    monkeypatch.setitem(sys.modules, "resource", None)
+    assert memory.host_bytes(proc, tmp_path / "none") == 16 * GIB
+
+
+def test_copies_that_a_matrix_product_needs_are_counted():
+    """x[b, i, j] y[b, j, k] is one product; with axes in other orders each side is copied first."""
+    shapes = ((4, 8, 16), (4, 16, 32))
+    straight = Operation("contract", (0, 1), ((0, 1, 2), (0, 2, 3)), (0, 1, 3))
+    piece = Piece(shapes, (straight,), (2,))
+    assert piece.peak_elements == 512 + 2048 + 1024
+    shapes = ((8, 16, 4), (4, 16, 32))
+    turned = Operation("contract", (0, 1), ((1, 2, 0), (0, 2, 3)), (3, 0, 1))
+    piece = Piece(shapes, (turned,), (2,))
+    assert piece.peak_elements == 512 + 2048 + max(512 + 1024, 1024 + 1024)
+
+
+def test_what_is_fused_is_not_counted():
+    """Entry-by-entry products read by one sum are never stored; read by two they are."""
+    outer = Operation("contract", (0, 1), ((0,), (1,)), (0, 1))
+    total = Operation("sum", (2, 2), ((0, 1), (0, 1)), (0, 1), (1.0, 1.0))
+    again = Operation("sum", (2, 3), ((0, 1), (0, 1)), (0, 1), (1.0, 1.0))
+    assert Piece(((8,), (8,)), (outer, total), (3,)).peak_elements == 16 + 64
+    assert Piece(((8,), (8,)), (outer, total, again), (4,)).peak_elements == 16 + 2 * 64
+
+
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="the buffers of CPU programs")
+@pytest.mark.parametrize("metric", [tnsim.Gaussian(), tnsim.TreeSymmetric()], ids=lambda m: m.name)
+def test_planned_arrays_are_what_xla_allocates(metric, rng):
+    """XLA's own count of every compiled piece of a size that matters."""
+    a, b = (tnsim.Model([bilinear(rng, 64, 96, 64), bilinear(rng, 64, 96, 8)]) for _ in range(2))
+    large = [piece for piece in tnsim.plan(a, b, metric).pieces if piece.peak_elements > 2**15]
+    assert large
+    for piece in large:
+        with execution.precision():
+            arguments = [jax.ShapeDtypeStruct(shape, "float64") for shape in piece.shapes]
+            compiled = execution._programs.get(piece).lower(arguments).compile()
+        sizes = compiled.memory_analysis()
+        allocated = sizes.argument_size_in_bytes + sizes.output_size_in_bytes
+        allocated += sizes.temp_size_in_bytes
+        assert 0.8 < 8 * piece.peak_elements / allocated < 1.3
+
+
+def test_all_runs_are_counted(rng):
+    """Two bilinear layers with constants run their plan at five points, three layers at nine."""
+    layers = [bilinear(rng, 3, 4, 3), bilinear(rng, 3, 4, 3)]
+    constant = [tnsim.Residual(layer) for layer in layers]
+    plain, lifted = tnsim.Model(layers), tnsim.Model(constant)
+    for model, runs in ((plain, 1), (lifted, 5)):
+        planned = tnsim.plan(model, model, norms=True)
+        once = sum(planned.pieces[stage.piece].multiplications for stage in planned.stages)
+        assert planned.runs == runs and planned.multiplications == runs * once
+        assert (f"in {runs} runs" in str(planned)) == (runs > 1)
+    short = tnsim.Budget(multiplications=planned.multiplications - 1)
+    with pytest.raises(tnsim.TooLarge, match="multiplications here, more than the budget"):
+        tnsim.similarity(
+            lifted, tnsim.Model([*constant[:1], tnsim.Residual(layers[0])]), budget=short
+        )
+
+
+def test_plan_of_many_counts_all_runs(rng):
+    pytest.importorskip("xarray")
+    layers = [tnsim.Residual(bilinear(rng, 3, 4, 3)) for _ in range(3)]
+    models = [tnsim.Model([layers[0], layers[n]]) for n in (1, 2)]
+    norm = tnsim.plan(models[0], models[0]).multiplications
+    assert tnsim.plan_pairwise(models).multiplications > 2 * norm
+
+
+@pytest.mark.parametrize("n_ctx", [1, 2, 3, 5])
+@pytest.mark.parametrize("masks", ["cc", "nn", "c-", "cn"])
+@pytest.mark.parametrize("relative", [True, False])
+def test_positions_are_counted_without_laying_them_out(n_ctx, masks, relative):
+    variables = "stS" if "-" in masks else "stST"
+    for pattern in coincidences.patterns(variables, masks, relative, n_ctx):
+        places = [pattern.at(place) for place in range(len(pattern.classes))]
+        for name in (pattern.count, *places):
+            array = coincidences.position_array(name, n_ctx)
+            assert coincidences.position_shape(name, n_ctx) == array.shape
+
+
+LIMITED = """
+import resource, sys, time
+import numpy as np
+import tnsim
+{setup}
+one = tnsim.Model([tnsim.Bilinear(*[np.eye(2)] * 3)])
+tnsim.similarity(one, tnsim.Model([tnsim.Bilinear(*[np.ones((2, 2))] * 3)]))
+used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + {room} * 2**20,) * 2)
+start = time.perf_counter()
+try:
+    print("value", float(tnsim.{verb}))
+except tnsim.TooLarge as error:
+    print("refused", error)
+print("seconds", time.perf_counter() - start)
+print("growth", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+"""
+TWO = """
+g = np.random.default_rng(0)
+layer = lambda o: tnsim.Bilinear(*(g.normal(size=s) for s in ((96, 48), (96, 48), (o, 96))))
+a, b = (tnsim.Model([layer(48), layer(8)]) for _ in range(2))
+"""
+ATTENTION = """
+g = np.random.default_rng(0)
+layer = lambda: tnsim.Attention(*(g.normal(size=(4, 4)) for _ in range(6)), n_heads=2)
+a, b = (tnsim.Model([layer()], n_ctx={n_ctx}) for _ in range(2))
+"""
+
+
+def limited(setup: str, verb: str, room: int) -> dict[str, str]:
+    """What a process says that has `room` MiB of address space left."""
+    code = LIMITED.format(setup=setup, verb=verb, room=room)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return dict(line.split(" ", 1) for line in done.stdout.splitlines())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits of the address space")
+@pytest.mark.parametrize("room", [40, 250, 1000])
+def test_under_a_limit_a_run_is_refused_or_completes(room):
+    said = limited(TWO, "similarity(a, b)", room)
+    assert ("value" in said) != ("refused" in said)
+    if room == 40:
+        assert "80% of free memory less 0.0" in said["refused"]
+    if room == 1000:
+        assert "value" in said
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits of the address space")
+@pytest.mark.parametrize("n_ctx", [20_000, 1_000_000])
+def test_sequences_too_long_are_refused_at_once(n_ctx):
+    said = limited(ATTENTION.format(n_ctx=n_ctx), "similarity(a, b)", 1500)
+    assert "GiB here" in said["refused"] or "multiplications here" in said["refused"]
+    assert "n_ctx" in said["refused"] and float(said["seconds"]) < 10
+    assert float(said["growth"]) < 1000
+
+
+def test_long_sequences_without_attention_need_no_positions(rng):
+    layers = [bilinear(rng, 3, 4, 3)]
+    short, long = (tnsim.Model(layers, n_ctx=n) for n in (2, 1_000_000))
+    twice = [
+        tnsim.Model([*layers, tnsim.Linear(np.diag([1.0, 2, 3]))], n_ctx=m.n_ctx)
+        for m in (short, long)
+    ]
+    first, second = (tnsim.similarity(m, t) for m, t in zip((short, long), twice, strict=True))
+    assert abs(first - second) < 1e-12
+
+
+def test_tokens_of_long_sequences_are_refused(rng):
+    square = [rng.normal(size=(4, 4)) for _ in range(6)]
+    model = tnsim.Model([tnsim.Attention(*square, n_heads=2)], n_ctx=20_000)
+    with pytest.raises(tnsim.TooLarge, match=r"2.98 GiB each for n_ctx=20000.*smaller n_ctx"):
+        tnsim.plan(model, model, tnsim.Categorical(np.full(4, 0.25)))

@@ -1,0 +1,137 @@
+"""How much memory is free. In: the operating system's own files. Out: bytes, or None where nothing is known.
+
+On an accelerator that is what its allocator has left. On a CPU three things end a process that takes more: the
+machine has no memory left, the control group of a container or a job has reached its limit (version 1 or
+2; every group above it has one too), or the address space of the process is limited (`ulimit -v`). The least counts.
+Systems other than Linux have none of these files and are asked nothing.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+
+PROC, CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
+
+
+def available_bytes() -> int | None:
+    """Free memory of the device that JAX would use, None where the platform does not tell."""
+    if jax.default_backend() != "cpu":
+        stats = jax.devices()[0].memory_stats()
+        if stats and "bytes_limit" in stats:
+            return stats["bytes_limit"] - stats.get("bytes_in_use", 0)
+    return host_bytes(PROC, CGROUPS)
+
+
+def host_bytes(proc: Path, cgroups: Path) -> int | None:
+    """The least of what machine, control groups and address space leave.
+
+    Args:
+        proc: where the process file system is mounted.
+        cgroups: where control groups are mounted.
+    """
+    limits = [_machine(proc), _address_space(proc), *_control_groups(proc, cgroups)]
+    known = [limit for limit in limits if limit is not None]
+    return max(0, min(known)) if known else None
+
+
+def give_back_freed() -> None:
+    """Return what was freed to the system, where the C library is glibc.
+
+    glibc keeps freed arrays below 32 MiB for later ones. Stages differ in the sizes of their arrays, so what
+    one leaves seldom fits the next, and the process would hold up to half more than is alive.
+    """
+    trim = _malloc_trim()
+    if trim is not None:
+        trim(0)
+
+
+@cache
+def _malloc_trim() -> Any:
+    try:
+        return ctypes.CDLL(None).malloc_trim
+    except (AttributeError, OSError, TypeError):  # another C library, or Windows
+        return None
+
+
+def _machine(proc: Path) -> int | None:
+    """What the kernel can give without swapping."""
+    kibibytes = _table(proc / "meminfo").get("MemAvailable:")
+    return None if kibibytes is None else 1024 * kibibytes
+
+
+def _address_space(proc: Path) -> int | None:
+    """What RLIMIT_AS leaves of the address space, None without such a limit."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return None
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    pages = _numbers(proc / "self" / "statm")
+    if limit == resource.RLIM_INFINITY or not pages:
+        return None
+    return limit - pages[0] * resource.getpagesize()
+
+
+class _Files(NamedTuple):
+    """What a version of control groups calls its files, and the cache that it gives up under pressure."""
+
+    limit: str
+    usage: str
+    reclaimable: str
+
+
+_VERSION_1 = _Files("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+_VERSION_2 = _Files("memory.max", "memory.current", "inactive_file")
+
+
+def _control_groups(proc: Path, cgroups: Path) -> Iterator[int | None]:
+    """What each memory limit over this process leaves: its own group's and those of all groups above."""
+    for line in _lines(proc / "self" / "cgroup"):
+        fields = line.split(":", 2)
+        if len(fields) < 3:
+            continue
+        number, controllers, path = fields
+        if number == "0" and not controllers:
+            yield from _up_to_the_root(cgroups, path, _VERSION_2)
+        elif "memory" in controllers.split(","):
+            yield from _up_to_the_root(cgroups / "memory", path, _VERSION_1)
+
+
+def _up_to_the_root(mount: Path, path: str, files: _Files) -> Iterator[int | None]:
+    """Inside a container the path may be the host's; what is not mounted here is passed over."""
+    parts = path.strip("/").split("/")
+    for depth in range(len(parts), -1, -1):
+        yield _left(mount.joinpath(*parts[:depth]), files)
+
+
+def _left(group: Path, files: _Files) -> int | None:
+    """The limit of one group less its usage, None without a limit ("max", or a missing file)."""
+    limit, usage = _numbers(group / files.limit), _numbers(group / files.usage)
+    if not limit or not usage:
+        return None
+    return limit[0] - usage[0] + _table(group / "memory.stat").get(files.reclaimable, 0)
+
+
+def _table(path: Path) -> dict[str, int]:
+    """Lines of a name and a number."""
+    fields = [line.split() for line in _lines(path)]
+    return {row[0]: int(row[1]) for row in fields if len(row) > 1 and row[1].isdigit()}
+
+
+def _numbers(path: Path) -> list[int]:
+    """The whole numbers of a file, none where it has anything else."""
+    words = " ".join(_lines(path)).split()
+    return [int(word) for word in words] if all(word.isdigit() for word in words) else []
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text().splitlines()
+    except (OSError, UnicodeDecodeError):
+        return []
