@@ -167,7 +167,7 @@ def test_a_scaled_model_is_the_same_function(name, per_output, rng):
             assert np.shape(exponent) == ((m.d_out,) if per_output else ())
             x = rng.normal(size=(5, m.d_in))
             np.testing.assert_allclose(near(x) * 2.0**exponent, m(x), rtol=1e-11)
-            assert max(np.abs(w).max() for w in jax.tree.leaves(near) if np.ndim(w) == 2) < 1
+            assert max(np.abs(w).max() for w in jax.tree.leaves(near) if np.ndim(w) == 2) < 2
 
 
 def test_rows_of_any_size_count(rng):
@@ -248,9 +248,9 @@ def test_many_models(case, rng):
         a, b, c = (model(HOMOGENEOUS["two bilinear"], seed) for seed in range(3))
         metric = tnsim.TreeSymmetric()
     far = [
-        tnsim.Model([times(layer, 300) for layer in a.layers]),
-        tnsim.Model([times(layer, -300) for layer in b.layers[:1]] + list(b.layers[1:])),
-        2.0**500 * a - 2.0**500 * c,
+        tnsim.Model([times(layer, 600) for layer in a.layers]),
+        tnsim.Model([times(layer, -600) for layer in b.layers[:1]] + list(b.layers[1:])),
+        2.0**800 * a - 2.0**800 * c,
     ]
     near = [a, b, a - c]
     expected = tnsim.pairwise(near, metric, slices=True)

@@ -62,7 +62,7 @@ class Space(NamedTuple):
         rank = max((k.rank for k in layers if k.order > 1), default=1)
         return self.d_out * rank * width * (width if self.quadratic else 1)
 
-    def in_flight(self, layers: tuple[Kind, ...], models: int) -> int:
+    def in_flight(self, layers: tuple[LayerKind, ...], models: int) -> int:
         """Elements of intermediates while features of some models are made.
 
         A form (out, D, D) beside its contraction over hidden units, or beside its symmetrised copy and half of

@@ -150,7 +150,7 @@ def plan(
 def _features_bytes(
     tiled: PairwisePlan,
     space: Space,
-    made: list[tuple[Kind, ...]],
+    made: list[tuple[LayerKind, ...]],
     longest: int,
     weights: int,
     item: int,

@@ -10,9 +10,10 @@ its output,
     Residual    c x + s f(x)              c' = 2^(u - v) c     s' = 2^(w - v) s
 
 with `2^w` the unit of f. Attention has five legs instead of two. Units are those of the largest
-entry, row by row where rows are free to differ. The constant is 1 in every unit, so biases and
-skips are scaled with the weights that they are added to, never apart from them. What is left over
-is `2^v` at the output.
+entry, row by row where rows are free to differ, in steps of 2^8: weights of ordinary size are then
+left as they are, and a product of ten stays far from both ends of float32. The constant is 1 in
+every unit, so biases and skips are scaled with the weights that they are added to, never apart from
+them. What is left over is `2^v` at the output.
 
 Lifted, this is a diagonal change of basis on the bonds, which leaves the tensor as it is: all
 metrics see the same model. Powers of two are exact, so nothing is rounded. Units are constants to
@@ -35,6 +36,8 @@ from tnsim.models.model import Model
 
 _VANISHES = 10_000
 """Powers of two that turn any float into zero, or into infinity."""
+_STEP = 8
+"""Units are powers of 2^8, so rows have their largest entry in [2^-7, 2)."""
 _SMALLEST = -(2.0**40)
 """The exponent of a coefficient of zero: below that of any model."""
 
@@ -131,10 +134,10 @@ def _layer(layer: Layer, below: Unit, shared: bool) -> tuple[Layer, Unit]:
     if isinstance(layer, Attention):
         legs = _legs_of_heads(layer, below)
         scores = sum(legs[name][:: layer.d_head] for name in ("q1", "k1", "q2", "k2"))
-        hidden = legs["v"] + scores.repeat(layer.d_value)
+        hidden = _one_if_equal(legs["v"] + scores.repeat(layer.d_value))
     elif rows:
         legs = {name: _rows(layer, name, below) for name in rows}
-        hidden = sum(legs.values())
+        hidden = _one_if_equal(sum(legs.values()))
     above = _of_outputs(_rows(layer, top, hidden), shared)
     arrays = _between(layer, top, hidden, above)
     for name, unit in legs.items():
@@ -146,7 +149,7 @@ def _residual(layer: Residual, below: Unit) -> tuple[Residual, Unit]:
     """The sum of two terms in one unit."""
     inner, unit = _layer(layer.layer, below, shared=True)
     terms = _exponents(layer.skip) + below, _exponents(layer.scale) + unit
-    above = _of_outputs(larger(*terms), shared=True)
+    above = _of_outputs(_stepped(larger(*terms)), shared=True)
     return _replaced(
         layer,
         {
@@ -167,13 +170,19 @@ def _legs_of_heads(layer: Attention, below: Unit) -> dict[str, Unit]:
 
 
 def _rows(layer: Layer, name: str, below: Unit) -> Unit:
-    """Exponents of the largest entries of `[W, b]` row by row, -inf for a row of zeros."""
+    """Units of the rows of `[W, b]` read from the unit below, -inf for a row of zeros."""
     weight, bias = getattr(layer, name), getattr(layer, bias_name(name))
     if below.ndim == 0:
         found = _exponents(abs(weight).max(axis=1)) + below
     else:
         found = (_exponents(weight) + below).max(axis=1)
-    return found if bias is None else larger(found, _exponents(bias))
+    return _stepped(found if bias is None else larger(found, _exponents(bias)))
+
+
+def _stepped(exponents: Any) -> Any:
+    """The unit in which an entry with `2^(e - 1) <= |x| < 2^e` lies in [2^-7, 2)."""
+    xp = _library(exponents)
+    return _STEP * xp.ceil((exponents - 1) / _STEP)
 
 
 def _between(layer: Layer, name: str, below: Unit, above: Unit) -> dict[str, Any]:
@@ -190,7 +199,14 @@ def _of_outputs(unit: Unit, shared: bool) -> Unit:
     xp = _library(unit)
     largest = unit.max()
     largest = xp.where(largest == -np.inf, 0.0, largest)
-    return largest if shared else xp.where(unit == -np.inf, largest, unit)
+    return largest if shared else _one_if_equal(xp.where(unit == -np.inf, largest, unit))
+
+
+def _one_if_equal(unit: Unit) -> Unit:
+    """One exponent for all coordinates where they agree, which is quicker; what is traced stays."""
+    if _library(unit) is np and unit.ndim and (unit == unit[0]).all():
+        return unit[0]
+    return unit
 
 
 def _kept_exact(unit: Unit) -> tuple[Unit, Unit]:
@@ -217,7 +233,7 @@ def _shifted(array: Any, by: Any) -> Any:
     xp = _library(array, by)
     by = xp.clip(by, -_VANISHES, _VANISHES).astype("int32")
     if xp is np:
-        return np.ldexp(array, by)
+        return np.ldexp(array, by) if by.any() else array
     array = jnp.asarray(array)
     first = by // 2  # the whole power may be no float
     return array * _two_to(first, array.dtype) * _two_to(by - first, array.dtype)
