@@ -55,15 +55,18 @@ if TYPE_CHECKING:  # the same names as below, for editors and type checkers
     )
     from tnsim.metrics.protocol import LayerwiseMetric, Metric
     from tnsim.models.attention import Attention
-    from tnsim.models.layers import Bilinear, Layer, Linear, Residual
+    from tnsim.models.layers import Bilinear, Layer, Linear, Multilinear, OwnLayer, Residual
     from tnsim.models.model import Combination, Model
+    from tnsim.sessions import Session, session
     from tnsim.tensor_networks.closed_networks import networks
     from tnsim.tensor_networks.network import network
 
 _HOME = {
     "Linear": "models.layers",
     "Bilinear": "models.layers",
-    "Attention": "models.layers",
+    "Multilinear": "models.layers",
+    "OwnLayer": "models.layers",
+    "Attention": "models.attention",
     "Residual": "models.layers",
     "Layer": "models.layers",
     "Model": "models.model",
@@ -118,6 +121,8 @@ _HOME = {
     "DuplicateWarning": "errors",
     "GramWarning": "errors",
     "StoreWarning": "errors",
+    "Session": "sessions",
+    "session": "sessions",
 }
 
 _MODULES = {
@@ -153,8 +158,10 @@ __all__ = [
     "MissingExtra",
     "Model",
     "ModelError",
+    "Multilinear",
     "Number",
     "Numbers",
+    "OwnLayer",
     "Pairwise",
     "PairwisePlan",
     "Plan",
@@ -162,6 +169,7 @@ __all__ = [
     "Residual",
     "ResultError",
     "Series",
+    "Session",
     "SignedLog",
     "StoreMismatch",
     "StoreWarning",
@@ -189,6 +197,7 @@ __all__ = [
     "reading",
     "report",
     "save",
+    "session",
     "similarity",
     "slices",
 ]

@@ -13,6 +13,7 @@ from tnsim.compare import similarity as verbs
 from tnsim.engine import execution, memory
 from tnsim.folding.base import model_weights
 from tnsim.folding.choose import choose
+from tnsim.sessions import Session, using
 
 
 def leaves_of(plan, a, b, metric):
@@ -103,15 +104,12 @@ def test_deep_cosine_does_not_depend_on_the_scale_of_the_weights(metric):
 
 
 @pytest.mark.filterwarnings("ignore::tnsim.PrecisionWarning")
-def test_equal_layers_share_one_program(monkeypatch):
-    monkeypatch.setattr(execution, "_programs", execution._Programs())
+def test_equal_layers_share_one_program():
     a, b = bench.random_stack(5, 11, 64, "float64", 0), bench.random_stack(5, 11, 64, "float64", 1)
-    before = len(execution._programs.known)
-    tnsim.similarity(a, b, tnsim.TreeSymmetric())
-    tnsim.similarity(b, a, tnsim.TreeSymmetric())
-    assert (
-        len(execution._programs.known) - before == 3
-    )  # the first layer, the last, and all between
+    with using(Session()) as fresh:
+        tnsim.similarity(a, b, tnsim.TreeSymmetric())
+        tnsim.similarity(b, a, tnsim.TreeSymmetric())
+        assert len(fresh.programs) == 3  # the first layer, the last, and all between
 
 
 def test_nothing_global_changes(rng):
@@ -169,16 +167,11 @@ def test_accelerator_agrees_with_numpy(rng):
     np.testing.assert_allclose(np.asarray(found.values["AB"]), reference.values["AB"], rtol=1e-12)
 
 
-def test_programs_are_given_up_in_the_order_of_use(monkeypatch, rng):
-    programs = execution._Programs()
-    monkeypatch.setattr(execution, "_programs", programs)
+def test_programs_are_given_up_in_the_order_of_use(rng):
     models = [tnsim.Model([bilinear(rng, 3, 4, 2 + n)]) for n in range(3)]
-    expected = [tnsim.inner(m, 2.0 * m) for m in models]
-    sizes = [piece.length for piece in programs.known]
-    assert programs.held == sum(sizes)
-    few = execution._Programs()
-    few.LIMIT = sizes[-1]
-    monkeypatch.setattr(execution, "_programs", few)
-    assert [tnsim.inner(m, 2.0 * m) for m in models] == expected
-    assert list(few.known) == list(programs.known)[-1:]
-    assert few.held == sizes[-1]
+    with using(Session()) as roomy:
+        expected = [tnsim.inner(m, 2.0 * m) for m in models]
+    assert len(roomy.programs) == 3 and roomy.programs.held > 3
+    with using(Session(operations=1)) as narrow:
+        assert [tnsim.inner(m, 2.0 * m) for m in models] == expected
+    assert len(narrow.programs) == 1

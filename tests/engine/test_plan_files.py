@@ -10,7 +10,6 @@ import pytest
 from oracles import bilinear
 
 import tnsim
-from tnsim.compare import planned
 from tnsim.engine import planner
 from tnsim.engine.documents import opened, sealed
 from tnsim.engine.plan import Operation, Piece, PlanStage
@@ -173,8 +172,7 @@ def cache(tmp_path, monkeypatch):
 
 def plan_anew(pair):
     """The plan of two models, forgotten by the process before."""
-    planner._piece.cache_clear()
-    planned.plan_for.cache_clear()
+    tnsim.session().clear()
     return tnsim.plan(*pair, tnsim.GaussianClosure())
 
 
@@ -287,14 +285,12 @@ def test_swapped_files_are_not_taken_for_each_other(cache, rng):
 def test_a_kept_plan_gives_the_same_number(cache, rng, numpy_plans):
     """A weight in a cache file changed by hand gave another number, called exact."""
     pair = models(rng)
-    planner._piece.cache_clear()
-    planned.plan_for.cache_clear()
+    tnsim.session().clear()
     value = tnsim.similarity(*pair)
     for file in cache.iterdir():
         data = json.loads(file.read_text())
         for op in data["found"]["operations"]:
             op[4] = [3 * weight for weight in op[4]]
         file.write_text(json.dumps(data))
-    planner._piece.cache_clear()
-    planned.plan_for.cache_clear()
+    tnsim.session().clear()
     np.testing.assert_array_equal(tnsim.similarity(*pair), value)

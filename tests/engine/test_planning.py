@@ -10,7 +10,6 @@ from oracles import bilinear
 
 import tnsim
 from tnsim.cli import bench
-from tnsim.compare import planned
 from tnsim.engine import pathfinding as paths
 from tnsim.engine import planner as planning
 from tnsim.engine.plan import Operation, Piece
@@ -93,9 +92,7 @@ def test_json_both_ways(name, rng):
 
 
 def fresh(model, metric):
-    planning._ways.cache_clear()
-    planning._piece.cache_clear()
-    planned.plan_for.cache_clear()
+    tnsim.session().clear()
     return tnsim.plan(model, model, metric, norms=True)
 
 

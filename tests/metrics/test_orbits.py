@@ -6,6 +6,7 @@ import time
 import numpy as np
 import pytest
 
+import tnsim
 from tnsim.folding.constants import moment_nodes
 from tnsim.metrics.orbits import Tree, diagrams
 
@@ -73,7 +74,7 @@ def test_against_all_matchings(bra, ket, cross_only):
 
 
 def test_depth_three_is_generated_quickly():
-    diagrams.cache_clear()
+    tnsim.session().clear()
     start = time.perf_counter()
     diagrams(Tree((2, 2, 2)), Tree((2, 2, 2)), False)
     assert time.perf_counter() - start < 5

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 from tnsim.engine import memory
@@ -15,6 +14,7 @@ from tnsim.folding.base import Family
 from tnsim.metrics.metric import check_metric
 from tnsim.models.model import Combination, Model, check_comparable, terms
 from tnsim.names import Pair
+from tnsim.sessions import remembered
 
 AnyModel = Model | Combination
 
@@ -45,7 +45,7 @@ class Budget:
         return math.inf if free is None else max(0.0, FREE_SHARE * free - program_bytes)
 
 
-@lru_cache(maxsize=1024)
+@remembered
 def plan_for(
     family: Family, pairs: tuple[Pair, ...], per_output: bool, dtype: str, large: int = LARGE
 ) -> Plan:

@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import threading
-from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any, NamedTuple
@@ -24,6 +22,7 @@ from autoray import do
 from tnsim.engine.memory import give_back_freed
 from tnsim.engine.plan import Operation, Piece, Plan
 from tnsim.errors import ModelError
+from tnsim.sessions import session
 
 _TRIMMED = 2**22  # elements of a stage before which freed memory is given back: 32 MiB in float64
 
@@ -107,9 +106,12 @@ def _weights(plan: Plan, logs: Mapping[tuple[int, str], Any]) -> dict[tuple[int,
 
 
 def _runner(piece: Piece, backend: str) -> Any:
+    """What runs a piece: itself on NumPy, else a program that the session keeps."""
     if backend == "numpy":
         return partial(_run_piece, piece)
-    return (_traced_programs if backend == "traced" else _programs).get(piece)
+    traced = backend == "traced"
+    programs = session().programs
+    return programs.get((piece, traced), lambda: Program(piece, traced))
 
 
 def _compiler_options() -> dict[str, str] | None:
@@ -122,34 +124,21 @@ def _compiler_options() -> dict[str, str] | None:
     return {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}
 
 
-class _Programs:
-    """Compiled programs by piece; those not used for longest are given up where all together grow too large.
+class Program:
+    """A piece as one jitted function; compiled when it first runs.
 
-    An operation maps one or two regions of code, and Linux allows a process 65,530 of them.
+    `length` counts operations: each maps one or two regions of code, and Linux allows a process 65,530 of
+    them, so a session gives up what was not used for longest.
     """
 
-    LIMIT = 16_384  # operations
+    def __init__(self, piece: Piece, traced: bool) -> None:
+        # JAX takes compiler options of outermost programs only.
+        options = None if traced else _compiler_options()
+        self.length = piece.length
+        self.jitted = jax.jit(partial(_run_piece, piece), compiler_options=options)
 
-    def __init__(self, traced: bool = False) -> None:
-        self.traced = traced  # JAX takes compiler options of outermost programs only
-        self.known: OrderedDict[Piece, Any] = OrderedDict()
-        self.held = 0
-        self.changing = threading.Lock()
-
-    def get(self, piece: Piece) -> Any:
-        with self.changing:
-            if piece in self.known:
-                self.known.move_to_end(piece)
-                return self.known[piece]
-            options = None if self.traced else _compiler_options()
-            self.known[piece] = jax.jit(partial(_run_piece, piece), compiler_options=options)
-            self.held += piece.length
-            while self.held > self.LIMIT and len(self.known) > 1:
-                self.held -= self.known.popitem(last=False)[0].length
-            return self.known[piece]
-
-
-_programs, _traced_programs = _Programs(), _Programs(traced=True)
+    def __call__(self, inputs: list[Any]) -> tuple[list[Any], list[Any]]:
+        return self.jitted(inputs)
 
 
 def _run_piece(piece: Piece, inputs: list[Any]) -> tuple[list[Any], list[Any]]:

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import NamedTuple
+
+from tnsim.sessions import remembered
 
 Path = tuple[tuple[int, ...], ...]
 
@@ -32,7 +33,7 @@ class Route(NamedTuple):
     largest: int
 
 
-@lru_cache(maxsize=65536)
+@remembered
 def routes(
     inputs: tuple[tuple[int, ...], ...],
     output: tuple[int, ...],

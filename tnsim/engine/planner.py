@@ -9,7 +9,6 @@ products share what they have in common, and among the candidate paths those are
 from __future__ import annotations
 
 import dataclasses
-from functools import lru_cache
 from typing import Any
 
 from tnsim.engine import cache
@@ -18,6 +17,7 @@ from tnsim.engine.plan import Piece, Plan, PlanStage
 from tnsim.engine.plan_json import piece_from_data
 from tnsim.engine.problem import Definition, Operand, Problem, Stage, Term, prune, unaliased
 from tnsim.engine.stage_search import Shapes, build_piece, settle, shape_of, split, written
+from tnsim.sessions import remembered
 
 LARGE = 2**27  # elements: 1 GiB in float64
 MAX_OPERATIONS = 200
@@ -149,7 +149,7 @@ def _numbered(stage: Stage, inputs: tuple[str, ...]) -> Stage:
     return Stage(definitions, gauges)
 
 
-@lru_cache(maxsize=4096)
+@remembered
 def _ways(stage: Stage, shapes: Shapes, large: int) -> tuple[tuple[int, ...], ...]:
     """The cheapest way of every term of a numbered stage, from the cache or newly searched."""
     key = ["ways", stage, shapes, large]
@@ -174,7 +174,7 @@ def _ways_from_data(data: Any, stage: Stage) -> tuple[tuple[int, ...], ...]:
     return tuple(ways)
 
 
-@lru_cache(maxsize=4096)
+@remembered
 def _piece(
     stage: Stage, shapes: Shapes, symmetric: tuple[bool, ...], large: int
 ) -> tuple[Piece, str]:

@@ -23,10 +23,11 @@ Nothing asks that t be positive: F is a polynomial, and `C + t m m^T` is an argu
 
 from __future__ import annotations
 
-from functools import cache
 from typing import NamedTuple
 
 import numpy as np
+
+from tnsim.sessions import remembered
 
 
 class MomentNodes(NamedTuple):
@@ -46,7 +47,7 @@ _HALF_WIDTHS = np.linspace(0.1, 1.0, 91)
 """Half-widths h of the intervals [-h, h] that are tried for the points."""
 
 
-@cache
+@remembered
 def moment_nodes(legs: int) -> MomentNodes:
     """Points and weights that undo the over-counting of a constant of variance t.
 

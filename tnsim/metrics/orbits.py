@@ -20,9 +20,10 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import dataclass
-from functools import cache
 
 import numpy as np
+
+from tnsim.sessions import remembered
 
 Edge = tuple[int, int]
 
@@ -65,7 +66,7 @@ class Diagram:
     edges: tuple[Edge, ...]
 
 
-@cache
+@remembered
 def diagrams(bra: Tree, ket: Tree, cross_only: bool) -> tuple[Diagram, ...]:
     """Orbits of perfect matchings of all legs, or of those that join every bra leg to a ket leg.
 

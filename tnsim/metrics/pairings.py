@@ -24,10 +24,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cache
 from typing import NamedTuple
 
 from tnsim.names import SIDES, Side
+from tnsim.sessions import remembered
 
 
 class Leg(NamedTuple):
@@ -64,7 +64,7 @@ def straight(order: int, symmetrised: bool) -> tuple[Joining, ...]:
     return (Joining(1.0, pairs, symmetrised=("B",) if symmetrised and order > 1 else ()),)
 
 
-@cache
+@remembered
 def gaussian(bra: int, ket: int, centred: bool) -> tuple[Joining, ...]:
     """Orbits of all pairings of the legs of two layers, with legs left over for the mean.
 
@@ -99,7 +99,7 @@ def gaussian(bra: int, ket: int, centred: bool) -> tuple[Joining, ...]:
     return tuple(joinings)
 
 
-@cache
+@remembered
 def gaussian_mean(order: int, centred: bool) -> tuple[Joining, ...]:
     """The same for one layer alone: the mean of its output. Empty where that is zero."""
     joinings = []
@@ -110,7 +110,7 @@ def gaussian_mean(order: int, centred: bool) -> tuple[Joining, ...]:
     return tuple(joinings)
 
 
-@cache
+@remembered
 def hermite_at_one(k: int) -> int:
     """He_k(1), by He_{k+1}(z) = z He_k(z) - k He_{k-1}(z)."""
     return 1 if k < 2 else hermite_at_one(k - 1) - (k - 1) * hermite_at_one(k - 2)

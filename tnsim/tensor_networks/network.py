@@ -13,7 +13,6 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Collection, Iterable, Sequence
-from functools import cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -32,6 +31,7 @@ from tnsim.names import (
     layer_tag,
     role_index,
 )
+from tnsim.sessions import remembered
 from tnsim.tensors.layer_networks import Node, local_nodes, node_count, stacked
 
 if TYPE_CHECKING:
@@ -140,7 +140,7 @@ def tree_tensors(model: Model, side: Side, symmetrised: Collection[Copy]) -> lis
     return tensors
 
 
-@cache
+@remembered
 def symmetriser(order: int) -> Float[np.ndarray, "*axes"]:
     """P_n as a node on n roles, not on n legs: (n,) * n, with 1/n! where all roles differ."""
     node = np.zeros((order,) * order)

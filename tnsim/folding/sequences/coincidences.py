@@ -26,7 +26,6 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Iterator
-from functools import cache, lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -34,6 +33,7 @@ from jaxtyping import Float, Int
 
 from tnsim.folding.sequences.notation import POSITIONS
 from tnsim.names import AT, COUNT, PositionLeaf
+from tnsim.sessions import remembered
 
 BRA, KET = {"s", "t"}, {"S", "T"}
 OUTPUTS = ("s", "S")
@@ -99,7 +99,7 @@ def patterns(variables: Iterable[str], masks: str, relative: bool, n_ctx: int) -
             yield pattern
 
 
-@cache
+@remembered
 def _orders(pattern: Pattern) -> Int[np.ndarray, "orders classes"]:
     """In which orders the classes may lie in a sequence under the masks: the rank of every class."""
     ranks = np.array(list(itertools.permutations(range(len(pattern.classes)))))
@@ -121,7 +121,7 @@ def _number(pattern: Pattern, n_ctx: int) -> int:
     return len(_orders(pattern)) * sets
 
 
-@lru_cache(maxsize=1024)
+@remembered
 def tuples(pattern: Pattern, n_ctx: int) -> Int[np.ndarray, "tuples classes"]:
     """Positions of the classes, different and allowed by the masks; up to translation if relative.
 
@@ -184,7 +184,7 @@ def _count(pattern: Pattern, n_ctx: int) -> Float[np.ndarray, "tuples ..."]:
     return count
 
 
-@cache
+@remembered
 def _leaves() -> dict[str, tuple[Pattern, int | None]]:
     """The arrays of all patterns by name, a class for AT and None for COUNT.
 

@@ -1,0 +1,91 @@
+"""What is kept between calls: remembered once, given up in the order of use, safe between threads."""
+
+import threading
+
+import pytest
+
+import tnsim
+from tnsim.sessions import Recent, Session, remembered, session, using
+
+
+def test_what_was_used_longest_ago_is_given_up():
+    kept = Recent(limit=2)
+    made = []
+
+    def make(key):
+        return kept.get(key, lambda: made.append(key) or key)
+
+    for key in "abacb":
+        assert make(key) == key
+    assert made == ["a", "b", "c", "b"]  # b left when c came, because a had been asked for again
+    assert len(kept) == 2 and "c" in kept and "a" not in kept
+    kept.clear()
+    assert len(kept) == kept.held == 0
+
+
+def test_a_value_larger_than_the_limit_is_kept_alone():
+    kept = Recent(limit=3, size=len)
+    for word in ("ab", "c", "longer"):
+        kept.get(word, lambda word=word: word)
+    assert "longer" in kept and (len(kept), kept.held) == (1, 6)
+
+
+def test_results_belong_to_the_session_in_use():
+    calls = []
+
+    @remembered
+    def double(x):
+        calls.append(x)
+        return 2 * x
+
+    assert double(3) == double(3) == 6 and calls == [3]
+    with using(Session()) as other:
+        assert double(3) == 6 and calls == [3, 3] and len(other.results) == 1
+        assert session() is other
+    session().clear()
+    assert double(3) == 6 and calls == [3, 3, 3]
+
+
+def test_an_error_is_not_remembered():
+    @remembered
+    def fails(x):
+        raise ValueError(x)
+
+    for _ in range(2):
+        with pytest.raises(ValueError, match="7"):
+            fails(7)
+
+
+def test_threads_share_one_value():
+    kept = Recent(limit=8)
+    together, results = threading.Barrier(8), []
+
+    def ask(n):
+        together.wait()
+        for key in range(200):
+            results.append((key, kept.get(key % 12, object)))
+
+    threads = [threading.Thread(target=ask, args=(n,)) for n in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(results) == 1600 and len(kept) == kept.held == 8
+
+
+def test_threads_compute_the_same_similarity(rng, numpy_plans):
+    shape = (4, 3), (4, 3), (2, 4)
+    models = [tnsim.Model([tnsim.Bilinear(*(rng.normal(size=s) for s in shape))]) for _ in range(6)]
+    expected = [float(tnsim.similarity(models[0], model)) for model in models]
+    tnsim.session().clear()
+    found = [None] * 6
+
+    def compute(n):
+        found[n] = float(tnsim.similarity(models[0], models[n]))
+
+    threads = [threading.Thread(target=compute, args=(n,)) for n in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == expected
