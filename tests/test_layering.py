@@ -77,9 +77,10 @@ CONFINED = {  # foreign package: the files that may import it
     },
     "torch": {"checkpoints/formats"},
     "safetensors": {"checkpoints/formats", "checkpoints/native"},
-    "scipy": {"analysis/figures", "analysis/reading"},
+    "scipy": {"analysis/chords", "analysis/figures"},
     "xarray": {
         "analysis/baselines",
+        "analysis/chords",
         "analysis/figures",
         "analysis/matrices",
         "analysis/reading",
