@@ -71,6 +71,7 @@ CONFINED = {  # foreign package: the files that may import it
     },
     "cotengra": {"engine/pathfinding"},
     "matplotlib": {
+        "analysis/axes",
         "analysis/figures",
         "analysis/plots",
         "gram/result",  # the name of a type only
