@@ -28,8 +28,16 @@ _ROUNDING = 1e3
 class Embedding(NamedTuple):
     """Models as points.
 
-    `points` (a, axis) are centred; `share` is the part of the variance along each axis; `negative`
-    is the part of the spectrum, in absolute value, that no points have.
+    Attributes:
+        points: over (a, axis), float64, centred, in units of a chord.
+        share: (dims,), the part of the variance along each axis.
+        negative: the part of the spectrum, in absolute value, that no points have.
+
+    Example:
+        >>> import numpy as np
+        >>> embedding = mds(np.eye(3))
+        >>> embedding.points.shape, embedding.share.round(3).tolist()
+        ((3, 2), [0.5, 0.5])
     """
 
     points: xr.DataArray

@@ -22,7 +22,17 @@ Inputs = Float[np.ndarray, "n *positions in"] | int
 
 
 class Outputs(NamedTuple):
-    """`features`: one array per model, n rows each. `about`: which inputs they were taken on."""
+    """What is kept of the outputs of several models on n inputs.
+
+    Attributes:
+        features: one array per model.
+        about: of the inputs `inputs`, `samples` and, where they were drawn, `seed`.
+
+    Example:
+        >>> import numpy as np
+        >>> Outputs([np.zeros(2)], {"inputs": "given", "samples": 2}).about["samples"]
+        2
+    """
 
     features: list[np.ndarray]
     about: dict[str, Any]

@@ -23,8 +23,15 @@ if TYPE_CHECKING:
 class Segmentation(NamedTuple):
     """A division into contiguous phases.
 
-    `change_points` are the rows at which a new phase starts and `labels` their models; `cost` is
-    the scatter around the means of the phases, which was minimised.
+    Attributes:
+        change_points: rows at which a new phase starts, without row 0.
+        labels: of the models in these rows.
+        cost: the scatter, squared distances of the models from the mean of their phase.
+
+    Example:
+        >>> import numpy as np
+        >>> segment(np.eye(2), 2)
+        Segmentation(change_points=(1,), labels=(1,), cost=0.0)
     """
 
     change_points: tuple[int, ...]
