@@ -24,7 +24,7 @@ def after(model, matrix, bias=None):
 
 
 def hsic(x, y):
-    """The unbiased estimator as Song et al. (2012) print it, from n x n kernels without their diagonals."""
+    """The unbiased estimator as Song et al. (2012) print it: n x n kernels without diagonals."""
     n = len(x)
     k, o = x @ x.T, y @ y.T
     np.fill_diagonal(k, 0)
@@ -101,10 +101,10 @@ def test_cka_against_kernels(rng, n):
 def test_debiasing_matters_where_samples_are_few(rng):
     """Against a model whose inputs are relabelled in all n! ways, which makes the two unrelated.
 
-    Laws that hold for every pair of models. A random relabelling leaves of a centred kernel only its
-    multiple of the centring matrix, so the biased CKA averages to tr K tr L / ((n - 1) |K||L|), near
-    1 for any wide outputs. Debiased kernels have zero diagonals and row sums: nothing is left of
-    them, and as they form one irreducible representation of the permutations, of dimension
+    Laws that hold for every pair of models. Averaged over the relabellings, a centred kernel is a
+    multiple of the centring matrix, so the biased CKA averages to tr K tr L / ((n - 1) |K||L|),
+    near 1 for any wide outputs. Debiased kernels have zero diagonals and row sums: they average
+    to zero, and as they form one irreducible representation of the permutations, of dimension
     n (n - 3) / 2, their squared cosines average to the inverse of it.
     """
     n, width = 5, 300
@@ -184,7 +184,7 @@ def test_agreement(rng, models):
 
 
 def test_sequences(rng, models):
-    """Positions are further samples of a prediction, further features of a representation, further terms of a norm."""
+    """Positions: more samples of a prediction, features of a representation, terms of a norm."""
     x = rng.normal(size=(20, 3, 4))
     flat = x.reshape(60, 4)
     for measure in (baselines.output_cosine, baselines.js_divergence, baselines.agreement):
