@@ -1,8 +1,9 @@
 """Cost of attention models by context length and width: plan, first call, warm calls, memory.
 
-Random language models of the paper's shape (vocabulary 4096, two residual attention layers with query and key biases, heads of 32,
-RoPE, causal mask) under GaussianClosure, float32, one cross term <A|B>; and one attention layer alone, all three terms of a cosine.
-Every row is a process of its own with an empty plan cache, so that its memory and its first call are its own.
+Random language models of the paper's shape (vocabulary 4096, two residual attention layers with
+query and key biases, heads of 32, RoPE, causal mask) under GaussianClosure, float32, one cross term
+<A|B>; and one attention layer alone, all three terms of a cosine. Every row is a process of its own
+with an empty plan cache, so that its memory and its first call are its own.
 
     python benchmarks/attention.py --out benchmarks/results/attention.md
 """
@@ -56,8 +57,8 @@ def one_layer(seed: int, n_ctx: int, width: int, biases: bool):
     weights = [
         (g.normal(size=(width, width)) / math.sqrt(width)).astype(np.float32) for _ in range(6)
     ]
-    found = [g.normal(size=width).astype(np.float32) for _ in range(4)] if biases else []
-    return tnsim.Model([tnsim.Attention(*weights, 8, *found)], n_ctx=n_ctx)
+    vectors = [g.normal(size=width).astype(np.float32) for _ in range(4)] if biases else []
+    return tnsim.Model([tnsim.Attention(*weights, 8, *vectors)], n_ctx=n_ctx)
 
 
 def row(kind: str, n_ctx: int, width: int, repeats: int) -> dict:
@@ -73,7 +74,7 @@ def row(kind: str, n_ctx: int, width: int, repeats: int) -> dict:
     start = time.perf_counter()
     plan = tnsim.plan(*models, metric, norms=norms, dtype="float32")
     planned = time.perf_counter()
-    found = {
+    figures = {
         "kind": kind,
         "n_ctx": n_ctx,
         "width": width,
@@ -83,7 +84,7 @@ def row(kind: str, n_ctx: int, width: int, repeats: int) -> dict:
         "plan_s": planned - start,
     }
     if not repeats:
-        return found
+        return figures
     call(*models, metric, dtype="float32")
     first = time.perf_counter() - start
     times = []
@@ -91,7 +92,7 @@ def row(kind: str, n_ctx: int, width: int, repeats: int) -> dict:
         begin = time.perf_counter()
         call(*models, metric, dtype="float32")
         times.append(time.perf_counter() - begin)
-    return found | {
+    return figures | {
         "first_s": first,
         "warm_s": statistics.median(times),
         "process_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,

@@ -1,11 +1,14 @@
-"""How wrong the Gaussian closure is for two attention layers: its cosine beside the exact one, for small random models.
+"""How wrong the Gaussian closure is for two attention layers.
+
+Its cosine beside the exact one, for small random models.
 
     python benchmarks/closure_attention.py [--out benchmarks/results/closure-attention.md]
 
-Sequences of two positions with two coordinates each, standard normal. Two attention layers make a polynomial of degree 25 in
-these four variables, so a product of two models has degree 50, which Gauss-Hermite quadrature with 26 nodes per variable
-integrates exactly (up to degree 51). The reference is therefore the forward pass at 26^4 points; sampling could not replace it,
-because the tails that decide such a moment are hardly ever drawn.
+Sequences of two positions with two coordinates each, standard normal. Two attention layers make a
+polynomial of degree 25 in these four variables, so a product of two models has degree 50, which
+Gauss-Hermite quadrature with 26 nodes per variable integrates exactly (up to degree 51). The
+reference is therefore the forward pass at 26^4 points; sampling could not replace it, because the
+tails that decide such a moment are hardly ever drawn.
 """
 
 import argparse
@@ -31,13 +34,14 @@ RULES = {
     "x + 0.35 f(x)": (1.0, 0.35),
     "f(x)": (0.0, 1.0),
 }  # skip, scale
-PROTOCOL = f"""`python benchmarks/closure_attention.py`: {{pairs}} pairs of random models per row, of seeds (0, 1), (2, 3), ...
-Two attention layers, each `skip x + scale f(x)`; weights normal with variance 1 / columns; {CONTEXT} positions of {WIDTH} coordinates,
-{HEADS} heads of width {D_HEAD}, causal, RoPE, no biases. Exact cosine by quadrature with {NODES} nodes per variable, float64."""
+PROTOCOL = f"""`python benchmarks/closure_attention.py`: {{pairs}} pairs of random models per row,
+of seeds (0, 1), (2, 3), ... Two attention layers, each `skip x + scale f(x)`; weights normal with
+variance 1 / columns; {CONTEXT} positions of {WIDTH} coordinates, {HEADS} heads of width {D_HEAD},
+causal, RoPE, no biases. Exact cosine by quadrature with {NODES} nodes per variable, float64."""
 
 
 def model(seed: int, skip: float, scale: float) -> tnsim.Model:
-    """Two causal attention layers with RoPE and no biases; weights normal with variance 1 / columns."""
+    """Two causal attention layers, RoPE, no biases; weights normal with variance 1 / columns."""
     rng = np.random.default_rng(seed)
     rows = HEADS * D_HEAD
     shapes = [(rows, WIDTH)] * 5 + [(WIDTH, rows)]
@@ -51,7 +55,10 @@ def model(seed: int, skip: float, scale: float) -> tnsim.Model:
 def quadrature() -> Iterator[
     tuple[Float[np.ndarray, "points ctx width"], Float[np.ndarray, " points"]]
 ]:
-    """Points and weights of the product rule for CONTEXT * WIDTH standard normal variables, a chunk per node of the first one."""
+    """Points and weights of the product rule for CONTEXT * WIDTH standard normal variables.
+
+    A chunk per node of the first variable.
+    """
     nodes, weights = np.polynomial.hermite_e.hermegauss(NODES)
     weights = weights / weights.sum()
     others = np.array(list(itertools.product(nodes, repeat=CONTEXT * WIDTH - 1)))
@@ -90,14 +97,16 @@ def cosines(skip: float, scale: float, pairs: int) -> Float[np.ndarray, "pairs 2
 def report(pairs: int) -> str:
     """A markdown table with a row per residual rule."""
     lines = [
-        "| layer | mean abs. exact cosine | mean abs. closure cosine | mean abs. error | largest error |",
+        "| layer | mean abs. exact cosine | mean abs. closure cosine | mean abs. error "
+        "| largest error |",
         "|---|---|---|---|---|",
     ]
     for rule, numbers in RULES.items():
         exact, closure = cosines(*numbers, pairs).T
         error = np.abs(closure - exact)
         lines.append(
-            f"| `{rule}` | {np.abs(exact).mean():.3f} | {np.abs(closure).mean():.3f} | {error.mean():.3f} | {error.max():.3f} |"
+            f"| `{rule}` | {np.abs(exact).mean():.3f} | {np.abs(closure).mean():.3f} "
+            f"| {error.mean():.3f} | {error.max():.3f} |"
         )
     return "\n".join(lines)
 
@@ -110,9 +119,9 @@ def main() -> None:
     table = report(args.pairs)
     print(table)
     if args.out:
-        args.out.write_text(
-            f"# The Gaussian closure for two attention layers\n\n{PROTOCOL.format(pairs=args.pairs)}\n\n{table}\n"
-        )
+        protocol = PROTOCOL.format(pairs=args.pairs)
+        title = "# The Gaussian closure for two attention layers"
+        args.out.write_text(f"{title}\n\n{protocol}\n\n{table}\n")
 
 
 if __name__ == "__main__":

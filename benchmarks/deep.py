@@ -1,10 +1,13 @@
-"""Exact Gaussian inner products by depth and width: planned cost, time, memory, and the closure beside them.
+"""Exact Gaussian inner products by depth and width.
+
+Planned cost, time, memory, and the closure beside them.
 
     python benchmarks/deep.py [--out benchmarks/results/deep.json]
 
-One process per row, so that peak memory is the row's own. The first call plans (with an empty cache), compiles and
-runs; the warm time is the smaller of two further calls. `floor` is the planned multiplications over the rate of a
-2048 x 2048 float64 matrix product measured in the same process; peak memory is the process's largest resident size.
+One process per row, so that peak memory is the row's own. The first call plans (with an empty
+cache), compiles and runs; the warm time is the smaller of two further calls. `floor` is the planned
+multiplications over the rate of a 2048 x 2048 float64 matrix product measured in the same process;
+peak memory is the process's largest resident size.
 """
 
 import argparse

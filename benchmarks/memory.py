@@ -2,11 +2,12 @@
 
     python benchmarks/memory.py [--out benchmarks/results/memory.md]
 
-One process per row. It makes two models (or a series), warms JAX up with a model of two coordinates, notes its
-resident size, resets the kernel's high-water mark, and compares the models: `measured` is the mark less the
-size before, so planning, compiling, laying out weights and running are all in it, and Python and JAX are
-not. `arrays` is `Plan.peak_bytes`, `programs` is `Plan.program_bytes`, `planned` their sum, which is held against
-the free memory. For many models `arrays` is `PairwisePlan.peak_bytes`. Linux only.
+One process per row. It makes two models (or a series), warms JAX up with a model of two
+coordinates, notes its resident size, resets the kernel's high-water mark, and compares the models:
+`measured` is the mark less the size before, so planning, compiling, laying out weights and running
+are all in it, and Python and JAX are not. `arrays` is `Plan.peak_bytes`, `programs` is
+`Plan.program_bytes`, `planned` their sum, which is held against the free memory. For many models
+`arrays` is `PairwisePlan.peak_bytes`. Linux only.
 """
 
 import argparse
@@ -140,9 +141,9 @@ def main() -> None:
     for spec in ROWS:
         command = [sys.executable, __file__, "--row", json.dumps(spec)]
         done = subprocess.run(command, capture_output=True, text=True, check=True)
-        found = json.loads(done.stdout.splitlines()[-1])
-        sizes = (f"{found[name]:,.0f}" for name in ("arrays", "programs", "measured"))
-        cells = (described(spec), spec["metric"], *sizes, f"{found['ratio']:.2f}")
+        figures = json.loads(done.stdout.splitlines()[-1])
+        sizes = (f"{figures[name]:,.0f}" for name in ("arrays", "programs", "measured"))
+        cells = (described(spec), spec["metric"], *sizes, f"{figures['ratio']:.2f}")
         lines.append(f"| {' | '.join(cells)} |")
         print(lines[-1], flush=True)
     if args.out:

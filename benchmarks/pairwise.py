@@ -2,9 +2,10 @@
 
     python benchmarks/pairwise.py [--out benchmarks/results/pairwise.json]
 
-Every row runs in a process of its own. `first` includes compilation; `warm` is the median of five further calls of
-`tnsim.pairwise`, all included: digests, features or contractions, norms, the result. `pair` is `warm` over the
-pairs, K (K + 1) / 2. `one by one` is the median time of a warm `tnsim.similarity` of two of the models.
+Every row runs in a process of its own. `first` includes compilation; `warm` is the median of five
+further calls of `tnsim.pairwise`, all included: digests, features or contractions, norms, the
+result. `pair` is `warm` over the pairs, K (K + 1) / 2. `one by one` is the median time of a warm
+`tnsim.similarity` of two of the models.
 """
 
 import argparse
@@ -66,8 +67,8 @@ def route_row(route: str, count: int) -> dict:
         cheapest = costs.plan
 
         def forced(*arguments):
-            found, space = cheapest(*arguments)
-            return dataclasses.replace(found, route=route), space
+            planned, space = cheapest(*arguments)
+            return dataclasses.replace(planned, route=route), space
 
         costs.plan = forced
 
@@ -127,7 +128,7 @@ def main() -> None:
         name, count = args.row[0], int(args.row[1])
         print(json.dumps(stored_row(count) if name == "stored" else route_row(name, count)))
         return
-    found = {"routes": [], "stored": []}
+    results = {"routes": [], "stored": []}
     for kind, rows in (("routes", ROUTES), ("stored", [("stored", count) for count in STORED])):
         for n, (name, count) in enumerate(rows):
             done = subprocess.run(
@@ -137,7 +138,7 @@ def main() -> None:
                 check=True,
             )
             row = json.loads(done.stdout.splitlines()[-1])
-            found[kind].append(row)
+            results[kind].append(row)
             if n == 0:
                 print(*row, sep="  ")
             print(
@@ -146,7 +147,7 @@ def main() -> None:
                 flush=True,
             )
     if args.out:
-        args.out.write_text(json.dumps(found, indent=1) + "\n")
+        args.out.write_text(json.dumps(results, indent=1) + "\n")
 
 
 if __name__ == "__main__":

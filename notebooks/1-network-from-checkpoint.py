@@ -10,9 +10,9 @@
 # %% [markdown]
 # # 1. From checkpoint weights to a network, and to a similarity
 #
-# tnsim ships thirteen checkpoints of one network learning `(a + b) mod 113`: a single bilinear layer,
-# `D((L x) * (R x))`, that reads two one-hot numbers. Each is a polynomial of degree two per output, so
-# "are two training steps the same function?" has an exact answer.
+# tnsim ships thirteen checkpoints of one network learning `(a + b) mod 113`: a single bilinear
+# layer, `D((L x) * (R x))`, that reads two one-hot numbers. Each is a polynomial of degree two per
+# output, so "are two training steps the same function?" has an exact answer.
 
 # %%
 from pathlib import Path
@@ -33,9 +33,9 @@ late
 # %% [markdown]
 # ## The network
 #
-# `tnsim.network` unrolls a model into a quimb tensor network. Every tensor is tagged with its layer, its role and
-# its copy; inputs are lifted, `(1, x)`, so that biases and skips are part of the tensor. The hidden rank is one
-# hyperindex that LEFT, RIGHT and DOWN share.
+# `tnsim.network` unrolls a model into a quimb tensor network. Every tensor is tagged with its
+# layer, its role and its copy; inputs are lifted, `(1, x)`, so that biases and skips are part of
+# the tensor. The hidden rank is one hyperindex that LEFT, RIGHT and DOWN share.
 
 # %%
 network = tnsim.network(late)
@@ -59,9 +59,10 @@ int(logits.argmax()), (17 + 40) % 113
 # %% [markdown]
 # ## The inner product, drawn
 #
-# The Gaussian metric is `E<A(x), B(x)>` for standard normal `x`. By Isserlis' theorem it is a sum over pairings of
-# the four input legs. The two pairings that cross from bra to ket are one orbit of the exchange of legs, so one
-# network with a symmetriser on the roles of the ket and weight 2 stands for both.
+# The Gaussian metric is `E<A(x), B(x)>` for standard normal `x`. By Isserlis' theorem it is a sum
+# over pairings of the four input legs. The two pairings that cross from bra to ket are one orbit of
+# the exchange of legs, so one network with a symmetriser on the roles of the ket and weight 2
+# stands for both.
 
 # %%
 closed = list(tnsim.networks(early, late))
@@ -81,7 +82,8 @@ print(tnsim.plan(early, late))
 # %% [markdown]
 # ## Two layers
 #
-# In a deeper model layer 0 appears once per leg of layer 1. Bra, ket and their operators are told apart by marker and colour.
+# In a deeper model layer 0 appears once per leg of layer 1. Bra, ket and their operators are told
+# apart by marker and colour.
 
 # %%
 rng = np.random.default_rng(0)
@@ -106,8 +108,9 @@ two_layers.select("LAYER0")
 # %% [markdown]
 # ## The run
 #
-# Similarity 1 means the same function up to a positive factor. `slices` asks it of every output on its own, and a
-# difference of models is a model too: how much of the final function is what changed after step 400?
+# Similarity 1 means the same function up to a positive factor. `slices` asks it of every output on
+# its own, and a difference of models is a model too: how much of the final function is what changed
+# after step 400?
 
 # %%
 matrix = np.array([[tnsim.similarity(p, q) for q in series] for p in series])

@@ -10,9 +10,9 @@
 # %% [markdown]
 # # 2. Exact deep metrics, diagram by diagram
 #
-# For two nonlinear layers a model is a quartic polynomial, and `E<A(x), B(x)>` is a sum over the 105 ways of pairing
-# the eight input legs of bra and ket. Symmetrised, all pairings in one orbit of the trees' automorphisms give
-# the same number, and ten diagrams remain.
+# For two nonlinear layers a model is a quartic polynomial, and `E<A(x), B(x)>` is a sum over the
+# 105 ways of pairing the eight input legs of bra and ket. Symmetrised, all pairings in one orbit of
+# the trees' automorphisms give the same number, and ten diagrams remain.
 
 # %%
 import math
@@ -28,22 +28,23 @@ for diagram in diagrams(two, two, cross_only=False):
     print(f"{diagram.count:3d}  {diagram.edges}")
 
 # %% [markdown]
-# Nodes 0 and 1 are the first-layer nodes of the bra, 2 and 3 those of the ket. An edge from a node to itself only
-# shifts that node's constant. The orbits hold all pairings, and three layers have 606 of them for two million pairings.
+# Nodes 0 and 1 are the first-layer nodes of the bra, 2 and 3 those of the ket. An edge from a node
+# to itself only shifts that node's constant. The orbits hold all pairings, and three layers have
+# 606 of them for two million pairings.
 
 # %%
 three = Tree((2, 2, 2))
-found = diagrams(three, three, cross_only=False)
+orbits = diagrams(three, three, cross_only=False)
 assert sum(d.count for d in diagrams(two, two, False)) == math.prod(range(1, 8, 2)) == 105
-assert sum(d.count for d in found) == math.prod(range(1, 16, 2)) == 2_027_025
-len(found), len(diagrams(three, three, cross_only=True))
+assert sum(d.count for d in orbits) == math.prod(range(1, 16, 2)) == 2_027_025
+len(orbits), len(diagrams(three, three, cross_only=True))
 
 
 # %% [markdown]
 # ## Drawn
 #
-# `networks` yields each diagram as a closed quimb network with its weight. The two that the closure lacks are the last
-# ones in which all four first-layer nodes hang together in one cycle.
+# `networks` yields each diagram as a closed quimb network with its weight. The two that the closure
+# lacks are the last ones in which all four first-layer nodes hang together in one cycle.
 
 
 # %%
@@ -76,8 +77,9 @@ plots.draw(closed[9][1], f"cycle that alternates between bra and ket, {closed[9]
 # %% [markdown]
 # ## How wrong is the closure?
 #
-# `GaussianClosure` treats hidden states as Gaussian. It has no way to know their fourth cumulants, which those cycles are,
-# and its results say so: `exact` is False. Sampling agrees with the exact value.
+# `GaussianClosure` treats hidden states as Gaussian. It has no way to know their fourth cumulants,
+# which those cycles are, and its results say so: `exact` is False. Sampling agrees with the exact
+# value.
 
 # %%
 exact, approximate = tnsim.similarity(a, b), tnsim.similarity(a, b, tnsim.GaussianClosure())
@@ -87,7 +89,8 @@ assert abs(check.deviation) < 5
 check
 
 # %% [markdown]
-# The error grows with depth and shrinks with width: wide layers average many terms and become more Gaussian.
+# The error grows with depth and shrinks with width: wide layers average many terms and become more
+# Gaussian.
 
 # %%
 rows = []
@@ -101,14 +104,15 @@ for depth, widths in ((2, (2, 4, 8)), (3, (2,))):
             )
         rows.append((depth, width, float(np.mean(errors)), float(np.max(errors))))
         print(
-            f"depth {depth}, width {width:2d}: mean |error| of the cosine {rows[-1][2]:.4f}, largest {rows[-1][3]:.4f}"
+            f"depth {depth}, width {width:2d}: "
+            f"mean |error| of the cosine {rows[-1][2]:.4f}, largest {rows[-1][3]:.4f}"
         )
 
 # %% [markdown]
 # ## What sharing saves
 #
-# All diagrams of an inner product form one plan, in which each distinct part is contracted once and sums are taken
-# before products.
+# All diagrams of an inner product form one plan, in which each distinct part is contracted once and
+# sums are taken before products.
 
 # %%
 print(tnsim.plan(stack(2, 32, 64, 0), stack(2, 32, 64, 1)))

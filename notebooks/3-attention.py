@@ -10,11 +10,13 @@
 # %% [markdown]
 # # 3. Attention: a model that learns induction
 #
-# tnsim ships twelve checkpoints of a language model of two bilinear attention layers, each added to its input with factor
-# 0.35. Bilinear attention has no softmax, and the model no norm, so it is a polynomial in its one-hot tokens.
+# tnsim ships twelve checkpoints of a language model of two bilinear attention layers, each added to
+# its input with factor 0.35. Bilinear attention has no softmax, and the model no norm, so it is a
+# polynomial in its one-hot tokens.
 #
-# A sequence repeats a segment of 4 to 8 different tokens. What follows a token is what followed it last time, and to find
-# that takes two layers: one that looks at the token before, one that looks for a position whose token before is the current one.
+# A sequence repeats a segment of 4 to 8 different tokens. What follows a token is what followed it
+# last time, and to find that takes two layers: one that looks at the token before, one that looks
+# for a position whose token before is the current one.
 
 # %%
 import itertools
@@ -35,13 +37,13 @@ late
 # %% [markdown]
 # ## Forward pass
 #
-# `n_ctx` is the length of the sequences on which two models are compared, 4 here. Nothing in the weights depends on it; the
-# model was trained on 16 tokens, and read with `n_ctx=16` it takes them.
+# `n_ctx` is the length of the sequences on which two models are compared, 4 here. Nothing in the
+# weights depends on it; the model was trained on 16 tokens, and read with `n_ctx=16` it takes them.
 
 
 # %%
 def sequences(count, seed=0, vocabulary=16, context=16):
-    """Tokens (count, context), and the length of the segment that each sequence repeats (count, 1)."""
+    """Tokens (count, context), and the length (count, 1) of the segment that each repeats."""
     rng = np.random.default_rng(seed)
     tokens = rng.permuted(np.tile(np.arange(vocabulary), (count, 1)), axis=1)
     lengths = rng.integers(4, 9, size=(count, 1))
@@ -55,27 +57,32 @@ logits = tnsim.load(folder / "step_004000.safetensors", n_ctx=16)(
 right = logits[:, :-1].argmax(-1) == tokens[:, 1:]
 repeated = np.arange(1, 16) > lengths
 print(
-    f"accuracy on repeated tokens {right[repeated].mean():.3f}, on fresh ones {right[~repeated].mean():.3f}"
+    f"accuracy on repeated tokens {right[repeated].mean():.3f}, "
+    f"on fresh ones {right[~repeated].mean():.3f}"
 )
 
 # %% [markdown]
-# The training run: after 200 steps next to nothing is predicted, and after another thousand 93 % of the repeated tokens are. Fresh tokens
-# cannot be predicted, except that they differ from those before them or start the segment again.
+# The training run: after 200 steps next to nothing is predicted, and after another thousand 93 % of
+# the repeated tokens are. Fresh tokens cannot be predicted, except that they differ from those
+# before them or start the segment again.
 
 # %%
 metrics = json.loads((folder / "metrics.json").read_text())["checkpoints"]
 for row in metrics:
     print(
-        f"step {row['step']:5d}   loss {row['loss']:.3f}   repeated {row['repeated_accuracy']:.3f}   fresh {row['fresh_accuracy']:.3f}"
+        f"step {row['step']:5d}   loss {row['loss']:.3f}   "
+        f"repeated {row['repeated_accuracy']:.3f}   fresh {row['fresh_accuracy']:.3f}"
     )
 
 # %% [markdown]
 # ## Two training steps
 #
-# One attention layer has order 5 in the sequence (two queries, two keys, a value), two of them degree 25. `Gaussian` and `Symmetric`,
-# which join the legs of whole models, are refused. What remains works layer by layer: `GaussianClosure` treats the hidden states of all
-# positions as Gaussian with their own mean and covariance, which for two attention layers is an approximation, and
-# `TreeSymmetric` symmetrises every layer's legs, which is exact in what it defines: 1 implies the same function.
+# One attention layer has order 5 in the sequence (two queries, two keys, a value), two of them
+# degree 25. `Gaussian` and `Symmetric`, which join the legs of whole models, are refused. What
+# remains works layer by layer: `GaussianClosure` treats the hidden states of all positions as
+# Gaussian with their own mean and covariance, which for two attention layers is an approximation,
+# and `TreeSymmetric` symmetrises every layer's legs, which is exact in what it defines: 1 implies
+# the same function.
 
 # %%
 early = series[series.labels.index("650")]
@@ -99,7 +106,8 @@ print(np.round(tnsim.slices(early, late, closure), 2))
 # %% [markdown]
 # ## The run
 #
-# All pairs of every second checkpoint. A plan depends on shapes alone, so it was made and compiled once, by the cells above.
+# All pairs of every second checkpoint. A plan depends on shapes alone, so it was made and compiled
+# once, by the cells above.
 
 # %%
 some = series[1::2]
@@ -121,21 +129,24 @@ by_tree = all_pairs(tree)
 plots.heatmap(by_tree, some.labels, "induction, all pairs, TreeSymmetric")
 
 # %% [markdown]
-# What is to be seen, under both metrics: steps 50 and 200, before repeated tokens are predicted, have next to nothing in common with those
-# from 450 onwards. From there similarity falls with distance along the run: the function keeps moving when the accuracy has almost
-# arrived. Step 900 predicts 83 % of the repeated tokens and is far from the last step.
+# What is to be seen, under both metrics: steps 50 and 200, before repeated tokens are predicted,
+# have next to nothing in common with those from 450 onwards. From there similarity falls with
+# distance along the run: the function keeps moving when the accuracy has almost arrived. Step 900
+# predicts 83 % of the repeated tokens and is far from the last step.
 
 # %%
 for row, a, b in zip(metrics[1::2], by_closure[-1], by_tree[-1], strict=True):
     print(
-        f"step {row['step']:5d}   repeated {row['repeated_accuracy']:.3f}   to the last step: closure {a:5.2f}, tree {b:5.2f}"
+        f"step {row['step']:5d}   repeated {row['repeated_accuracy']:.3f}   "
+        f"to the last step: closure {a:5.2f}, tree {b:5.2f}"
     )
 
 # %% [markdown]
 # ## How wrong is the closure for two attention layers?
 #
-# For two positions of two coordinates a product of two models is a polynomial of degree 50 in four variables, which Gauss-Hermite
-# quadrature with 26 nodes per variable integrates exactly. Pairs of random models, beside the closure:
+# For two positions of two coordinates a product of two models is a polynomial of degree 50 in four
+# variables, which Gauss-Hermite quadrature with 26 nodes per variable integrates exactly. Pairs of
+# random models, beside the closure:
 
 # %%
 nodes, weights = np.polynomial.hermite_e.hermegauss(26)
@@ -176,7 +187,8 @@ for rule, skip, scale in (("x + 0.35 f(x)", 1.0, 0.35), ("f(x)", 0.0, 1.0)):
         print(f"{rule:14s} {exact:7.3f}  {approximate:7.3f}  {approximate - exact:7.3f}")
 
 # %% [markdown]
-# The error is as large as the cosines themselves, and it is not rounding: moments of degree 50 are decided by rare, large inputs, of
-# which a mean and a covariance know nothing. `benchmarks/closure_attention.py` has more pairs and residual scales. Beyond one
-# nonlinear layer the closure is thus a similarity of its own, of layers on Gaussian states, and no estimate of `E<A(x), B(x)>`; the
-# pictures above are to be read in that sense, and `exact: False` says so.
+# The error is as large as the cosines themselves, and it is not rounding: moments of degree 50 are
+# decided by rare, large inputs, of which a mean and a covariance know nothing.
+# `benchmarks/closure_attention.py` has more pairs and residual scales. Beyond one nonlinear layer
+# the closure is thus a similarity of its own, of layers on Gaussian states, and no estimate of
+# `E<A(x), B(x)>`; the pictures above are to be read in that sense, and `exact: False` says so.

@@ -10,8 +10,8 @@
 # %% [markdown]
 # # 4. Reading a training run
 #
-# Thirteen checkpoints of one bilinear layer that learns `(a + b) mod 113`. All pairs under the `Gaussian` metric make a matrix,
-# exactly and without data. It is labelled by training step.
+# Thirteen checkpoints of one bilinear layer that learns `(a + b) mod 113`. All pairs under the
+# `Gaussian` metric make a matrix, exactly and without data. It is labelled by training step.
 
 # %%
 import json
@@ -35,9 +35,10 @@ reading.spectrum(run)
 # %% [markdown]
 # ## Phases
 #
-# The best division into contiguous phases minimises the scatter of the models around the mean of their phase. Three phases are
-# initialisation, memorisation and generalisation, as the accuracies logged in training say: at the first change point the training set is
-# fitted and the validation set is not, at the second all but 0.02 % of the validation set is right.
+# The best division into contiguous phases minimises the scatter of the models around the mean of
+# their phase. Three phases are initialisation, memorisation and generalisation, as the accuracies
+# logged in training say: at the first change point the training set is fitted and the validation
+# set is not, at the second all but 0.02 % of the validation set is right.
 
 # %%
 log = {row["step"]: row for row in json.loads((folder / "metrics.json").read_text())["checkpoints"]}
@@ -45,7 +46,8 @@ phases = reading.segment(run, 3)
 for step in steps:
     mark = "-- change --" if step in phases.labels else ""
     print(
-        f"{step:7d}  train {log[step]['train_accuracy']:7.2%}  validation {log[step]['validation_accuracy']:7.2%}  {mark}"
+        f"{step:7d}  train {log[step]['train_accuracy']:7.2%}  "
+        f"validation {log[step]['validation_accuracy']:7.2%}  {mark}"
     )
 assert (
     log[phases.labels[0]]["train_accuracy"]
@@ -58,9 +60,9 @@ assert log[phases.labels[1]]["validation_accuracy"] > 0.999
 # %% [markdown]
 # ## Beside what needs data, or the parametrisation
 #
-# On Gaussian inputs the cosine of the outputs is an estimate of the similarity, and CKA sees the same borders; both need inputs.
-# The cosine of the weights needs none, but changes slowly and blurs them. The block score, mean within minus mean across, puts
-# a number on it.
+# On Gaussian inputs the cosine of the outputs is an estimate of the similarity, and CKA sees the
+# same borders; both need inputs. The cosine of the weights needs none, but changes slowly and blurs
+# them. The block score, mean within minus mean across, puts a number on it.
 
 # %%
 run["weight_cosine"] = baselines.weight_cosine(series)
@@ -75,8 +77,8 @@ figures.pairwise(run, "heatmap", ["similarity", "weight_cosine", "cka"], phases.
 # %% [markdown]
 # ## Along the run
 #
-# The similarity to the model before dips where the training set is fitted; the similarity to the final model goes on rising long after
-# validation accuracy is 100 %.
+# The similarity to the model before dips where the training set is fitted; the similarity to the
+# final model goes on rising long after validation accuracy is 100 %.
 
 # %%
 figures.pairwise(run, "trajectory", ["similarity", "weight_cosine"], phases.change_points)

@@ -1,4 +1,6 @@
-"""Count how the code reads: line lengths, expressions that need a second look, comments, docstrings, annotations.
+"""Count how the code reads.
+
+Line lengths, expressions that need a second look, comments, docstrings, annotations.
 
     python scripts/count_style.py                      this project
     python scripts/count_style.py opt_einsum lineax    installed packages, beside it

@@ -1,15 +1,18 @@
-"""Train the induction series that tnsim ships: two layers of bilinear attention that learn to continue a repetition.
+"""Train the induction series that tnsim ships.
 
-A sequence repeats a segment of 4 to 8 different tokens, of random length, so what follows a token is what followed it
-last time, at no fixed distance. Finding it takes two attention layers: one that looks at the previous token, one that
-looks for a position whose previous token is the current one. The model has no normalisation, so it is a polynomial, of
-degree 25; its weights are the leaves of a `tnsim.Model`, which JAX differentiates and optax updates as they are.
+Two layers of bilinear attention learn to continue a repetition.
+
+A sequence repeats a segment of 4 to 8 different tokens, of random length, so what follows a token
+is what followed it last time, at no fixed distance. Finding it takes two attention layers: one that
+looks at the previous token, one that looks for a position whose previous token is the current one.
+The model has no normalisation, so it is a polynomial, of degree 25; its weights are the leaves of a
+`tnsim.Model`, which JAX differentiates and optax updates as they are.
 
     python scripts/train_induction.py OUT_DIR
 
-writes `step_000000.safetensors`, ... at log-spaced steps, and `metrics.json` with the loss and the accuracies of each:
-`repeated` are the tokens that an earlier occurrence of their predecessor determines, `fresh` those before them. The run is
-deterministic for a given jax version and device.
+writes `step_000000.safetensors`, ... at log-spaced steps, and `metrics.json` with the loss and the
+accuracies of each: `repeated` are the tokens that an earlier occurrence of their predecessor
+determines, `fresh` those before them. The run is deterministic for a given jax version and device.
 """
 
 import argparse
@@ -51,7 +54,10 @@ def sequences(
 
 
 def initialise(key: jax.Array) -> tnsim.Model:
-    """Uniform weights of variance 1 / columns, those of attention times GAIN: a layer of six factors starts close to zero."""
+    """Uniform weights of variance 1 / columns, those of attention times GAIN.
+
+    So a layer, which has six factors, starts close to zero.
+    """
     keys = iter(jax.random.split(key, 2 + 6 * LAYERS))
 
     def matrix(rows: int, columns: int) -> Float[Array, "rows columns"]:

@@ -41,13 +41,17 @@ def loss_fn(params: dict, pairs: jax.Array, labels: jax.Array) -> jax.Array:
 
 
 def initialise(key: jax.Array) -> dict:
-    k1, k2, k3 = jax.random.split(key, 3)
-    bound = lambda n: 1 / jnp.sqrt(n)  # noqa: E731
-    uniform = lambda k, shape, n: jax.random.uniform(k, shape, minval=-bound(n), maxval=bound(n))  # noqa: E731
+    """Weights uniform between plus and minus 1 / sqrt(columns)."""
+
+    def uniform(key: jax.Array, rows: int, columns: int) -> jax.Array:
+        bound = 1 / jnp.sqrt(columns)
+        return jax.random.uniform(key, (rows, columns), minval=-bound, maxval=bound)
+
+    for_left, for_right, for_down = jax.random.split(key, 3)
     return {
-        "left": uniform(k1, (HIDDEN, 2 * MODULUS), 2 * MODULUS),
-        "right": uniform(k2, (HIDDEN, 2 * MODULUS), 2 * MODULUS),
-        "down": uniform(k3, (MODULUS, HIDDEN), HIDDEN),
+        "left": uniform(for_left, HIDDEN, 2 * MODULUS),
+        "right": uniform(for_right, HIDDEN, 2 * MODULUS),
+        "down": uniform(for_down, MODULUS, HIDDEN),
     }
 
 

@@ -90,15 +90,17 @@ CONFINED = {  # foreign package: the files that may import it
     },
     "cotengra": {"engine/pathfinding"},
     "matplotlib": {
+        "analysis/axes",
         "analysis/figures",
         "analysis/plots",
         "gram/result",  # the name of a type only
     },
     "torch": {"checkpoints/formats"},
     "safetensors": {"checkpoints/formats", "checkpoints/native"},
-    "scipy": {"analysis/figures", "analysis/reading"},
+    "scipy": {"analysis/chords", "analysis/figures"},
     "xarray": {
         "analysis/baselines",
+        "analysis/chords",
         "analysis/figures",
         "analysis/matrices",
         "analysis/reading",

@@ -24,13 +24,19 @@ def html_table(title: str, rows: Iterable[Sequence[Any]], header: Sequence[Any] 
     """
     lines = [f"<caption>{_escaped(title)}</caption>"]
     if header:
-        lines.append("<tr>" + "".join(f"<th>{_escaped(name)}</th>" for name in header) + "</tr>")
-    for name, *cells in rows:
-        values = "".join(f"<td>{_escaped(cell)}</td>" for cell in cells)
-        lines.append(f"<tr><th>{_escaped(name)}</th>{values}</tr>")
+        lines.append(f"<tr>{_cells('th', header)}</tr>")
+    for name, *values in rows:
+        lines.append(f"<tr>{_cells('th', [name])}{_cells('td', values)}</tr>")
     return f"<table>{''.join(lines)}</table>"
 
 
+def _cells(tag: str, texts: Iterable[Any]) -> str:
+    return "".join(f"<{tag}>{_escaped(text)}</{tag}>" for text in texts)
+
+
 def _escaped(text: Any) -> str:
-    """Markup taken for text; half of a surrogate pair, which no page can hold, as its escape."""
+    """The text itself, never markup.
+
+    Half of a surrogate pair, as in an undecodable file name, can stand in no page: its escape does.
+    """
     return html.escape(str(text)).encode("utf-8", "backslashreplace").decode()

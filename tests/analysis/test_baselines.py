@@ -1,12 +1,14 @@
 """Baselines against plain formulas, their invariances, and what they refuse."""
 
+import itertools
+
 import numpy as np
 import pytest
 from oracles import bilinear
 from sample_runs import SHIPPED
 
 import tnsim
-from tnsim.analysis import baselines
+from tnsim.analysis import baselines, forward
 
 WITH_DATA = (baselines.output_cosine, baselines.cka, baselines.js_divergence, baselines.agreement)
 
@@ -22,7 +24,7 @@ def after(model, matrix, bias=None):
 
 
 def hsic(x, y):
-    """The unbiased estimator as Song et al. (2012) print it, from n x n kernels without their diagonals."""
+    """The unbiased estimator as Song et al. (2012) print it: n x n kernels without diagonals."""
     n = len(x)
     k, o = x @ x.T, y @ y.T
     np.fill_diagonal(k, 0)
@@ -97,12 +99,32 @@ def test_cka_against_kernels(rng, n):
 
 
 def test_debiasing_matters_where_samples_are_few(rng):
-    unrelated = [tnsim.Model([tnsim.Linear(rng.normal(size=(60, 60)))]) for _ in range(2)]
-    x = rng.normal(size=(10, 60))
-    shuffled = [tnsim.Model([bilinear(rng, 60, 80, 60)]) for _ in range(2)]
-    biased, debiased = (float(baselines.cka(shuffled, x, debiased=d)[0, 1]) for d in (False, True))
-    assert biased > 0.7 and abs(debiased) < 0.3
-    assert baselines.cka(unrelated, x).attrs["debiased"] == 1
+    """Against a model whose inputs are relabelled in all n! ways, which makes the two unrelated.
+
+    Laws that hold for every pair of models. Averaged over the relabellings, a centred kernel is a
+    multiple of the centring matrix, so the biased CKA averages to tr K tr L / ((n - 1) |K||L|),
+    near 1 for any wide outputs. Debiased kernels have zero diagonals and row sums: they average
+    to zero, and as they form one irreducible representation of the permutations, of dimension
+    n (n - 3) / 2, their squared cosines average to the inverse of it.
+    """
+    n, width = 5, 300
+    first, second = rng.normal(size=(2, width, n))
+    orders = itertools.permutations(range(n))
+    relabelled = [tnsim.Model([tnsim.Linear(second[:, list(order)])]) for order in orders]
+    models = [tnsim.Model([tnsim.Linear(first)]), *relabelled]
+    one_hot = np.eye(n)
+
+    biased = baselines.cka(models, one_hot, debiased=False)[0, 1:]
+    centring = one_hot - 1 / n
+    k, o = (centring @ w.T @ w @ centring for w in (first, second))
+    by_chance = np.trace(k) * np.trace(o) / ((n - 1) * np.linalg.norm(k) * np.linalg.norm(o))
+    assert biased.mean() == pytest.approx(by_chance) and by_chance > 0.9
+    assert biased.min() > 0.7
+
+    debiased = baselines.cka(models, one_hot)
+    assert debiased[0, 1:].mean() == pytest.approx(0, abs=1e-10)
+    assert np.square(debiased[0, 1:]).mean() == pytest.approx(2 / (n * (n - 3)))
+    assert debiased.attrs["debiased"] == 1
 
 
 def test_invariances(rng, models):
@@ -162,7 +184,7 @@ def test_agreement(rng, models):
 
 
 def test_sequences(rng, models):
-    """Positions are further samples of a prediction, further features of a representation, further terms of a norm."""
+    """Positions: more samples of a prediction, features of a representation, terms of a norm."""
     x = rng.normal(size=(20, 3, 4))
     flat = x.reshape(60, 4)
     for measure in (baselines.output_cosine, baselines.js_divergence, baselines.agreement):
@@ -176,7 +198,7 @@ def test_labels_and_batches(monkeypatch):
     series = tnsim.load(SHIPPED)[:3]
     whole = baselines.cka(series, 300)
     assert whole.dims == ("a", "b") and whole.b.values.tolist() == [0, 100, 200]
-    monkeypatch.setattr(baselines, "BATCH", 128)
+    monkeypatch.setattr(forward, "BATCH", 128)
     assert baselines.cka(series, 300).values == pytest.approx(whole.values, rel=1e-12)
     assert baselines.agreement(series, 300, names=["x", "y", "z"]).a.values.tolist() == [
         "x",

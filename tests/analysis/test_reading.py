@@ -1,4 +1,4 @@
-"""Scores, phases and embeddings: against brute force, on made runs whose answer is known, and on the shipped run."""
+"""Scores, phases, embeddings: against brute force, on made runs and on the shipped run."""
 
 import itertools
 import json
@@ -45,7 +45,7 @@ def test_segment_finds_made_phases(rng):
 
 
 def test_shipped_run_has_three_phases():
-    """Initialisation, memorisation, generalisation: the change points lie where the accuracies of the run say so."""
+    """Initialisation, memorisation, generalisation: change points where the accuracies say so."""
     run, log = shipped(), json.loads((SHIPPED / "metrics.json").read_text())["checkpoints"]
     learned, generalised = reading.segment(run, 3).labels
     accuracy = {row["step"]: (row["train_accuracy"], row["validation_accuracy"]) for row in log}

@@ -1,4 +1,4 @@
-"""The page: its data are the run's, its text is only text, and a browser, where there is one, draws it."""
+"""The page: its data are the run's, its text is only text, a browser, if there is one, draws it."""
 
 import json
 import re
@@ -66,7 +66,8 @@ def test_page_holds_the_run(tmp_path):
 def test_page_is_alone(tmp_path):
     text = report.write(shipped(), tmp_path / "run.html").read_text()
     assert not re.search(
-        r"(src|href)\s*=|@import|url\(|fetch\(|XMLHttp|import\(|innerHTML|insertAdjacentHTML|document\.write",
+        r"(src|href)\s*=|@import|url\(|fetch\(|XMLHttp|import\("
+        r"|innerHTML|insertAdjacentHTML|document\.write",
         text,
     )
     assert "default-src 'none'" in text and set(re.findall(r"https?://[^\"']*", text)) == {

@@ -1,7 +1,8 @@
-"""Matrices that know what they compare. In: models, arrays, results of pairwise runs. Out: checked xarray objects.
+"""Labelled, checked matrices. In: models, arrays, results of pairwise runs. Out: xarray objects.
 
-A pairwise result has the dimensions `a` (rows) and `b` (columns), labelled by training step where it is known
-and by name otherwise. What reads such a result takes it whole, takes one of its matrices, or a plain array.
+A pairwise result has the dimensions `a` (rows) and `b` (columns), labelled by training step where
+it is known and by name otherwise. What reads such a result takes it whole, takes one of its
+matrices, or a plain array.
 """
 
 from __future__ import annotations
@@ -19,47 +20,97 @@ if TYPE_CHECKING:
 
     Matrix = xr.Dataset | xr.DataArray | Float[np.ndarray, "A B"]
 
-SYMMETRIC = 1e-4
+TOLERANCE = 1e-4
+"""Of symmetry, relative to the largest entry: the triangles of a float32 run are rounded apart."""
 
 
 def labelled(
-    values: Float[np.ndarray, "A B"],
+    values: Float[np.ndarray, "K K"],
     labels: Sequence[int | str],
     attrs: Mapping[str, Any],
     name: str,
 ) -> xr.DataArray:
-    """A square matrix over `labels` on both sides. Raises `MissingExtra` without xarray."""
+    """A square matrix over `labels` on both sides.
+
+    Args:
+        values: (K, K); entry (i, j) compares model i with model j.
+        labels: K names or training steps, for rows and columns alike.
+        attrs: what a reader has to know of the matrix, such as its formula.
+        name: the variable that it becomes in a result.
+
+    Returns:
+        The matrix over (a, b), with dtype and unit of `values`.
+
+    Raises:
+        MissingExtra: xarray is not installed.
+
+    Example:
+        >>> import numpy as np
+        >>> steps = labelled(np.array([[1.0, 0.5], [0.5, 1.0]]), [0, 100], {}, "similarity")
+        >>> steps.sel(a=0, b=100).item()
+        0.5
+    """
+    coordinates = {"a": labels, "b": labels}
     return _xarray().DataArray(
-        values, dims=("a", "b"), coords={"a": labels, "b": labels}, attrs=dict(attrs), name=name
+        values, dims=("a", "b"), coords=coordinates, attrs=dict(attrs), name=name
     )
 
 
 def labels_of(models: Sequence[Any]) -> list[int] | list[str]:
-    """The labels of a series, as integers where all of them are numbers; of another sequence its positions."""
+    """What models are called: the labels of a series, the positions in any other sequence.
+
+    Args:
+        models: a series, or any sequence.
+
+    Returns:
+        One label per model; integers where all labels are decimal numbers, as training steps are.
+
+    Example:
+        >>> labels_of(["first", "second"])
+        [0, 1]
+    """
     labels = getattr(models, "labels", None)
     if labels is None:
         return list(range(len(models)))
-    return [int(x) for x in labels] if all(x.isdecimal() for x in labels) else list(labels)
+    if all(label.isdecimal() for label in labels):
+        return list(map(int, labels))
+    return list(labels)
 
 
 def matrix(result: Matrix) -> xr.DataArray:
-    """The (a, b) matrix: of a result its `similarity`, of an array its labels are the positions.
+    """The matrix that is meant: of a result its `similarity`; positions label a plain array.
 
-    Raises `ResultError` unless it is finite and has exactly these two dimensions.
+    Args:
+        result: a result, one of its matrices, or an array (A, B).
+
+    Returns:
+        The matrix over (a, b), in this order; every entry is finite.
+
+    Raises:
+        ResultError: the result has no `similarity`, there are other dimensions than a and b, or an
+            entry is not finite.
+        MissingExtra: xarray is not installed.
+
+    Example:
+        >>> import numpy as np
+        >>> matrix(np.array([[1.0, 0.5, 0.25]])).sizes["b"]
+        3
     """
-    result = _array(result)
-    if set(result.dims) != {"a", "b"}:
+    table = _array(result)
+    if set(table.dims) != {"a", "b"}:
         raise ResultError(
-            f"expected a matrix over (a, b), found dimensions {result.dims}; select the others first, as in .sel(output=0)"
+            f"expected a matrix over (a, b), found dimensions {table.dims}; "
+            "select the others first, as in .sel(output=0)"
         )
-    result = result.transpose("a", "b")
-    if not np.isfinite(result.values).all():
-        i, j = np.argwhere(~np.isfinite(result.values))[0]
-        found = f"{result.values[i, j]} at row {i}, column {j}"
+    table = table.transpose("a", "b")
+    finite = np.isfinite(table.values)
+    if not finite.all():
+        i, j = np.argwhere(~finite)[0]
         raise ResultError(
-            f"{result.name or 'the matrix'} is not finite: {found}; finish the run, or choose another variable"
+            f"{table.name or 'the matrix'} is not finite: {table.values[i, j]} at row {i}, "
+            f"column {j}; finish the run, or choose another variable"
         )
-    return result
+    return table
 
 
 def _array(result: Matrix) -> xr.DataArray:
@@ -84,27 +135,60 @@ def _array(result: Matrix) -> xr.DataArray:
 
 
 def square(result: Matrix) -> xr.DataArray:
-    """As `matrix`, of one set of models with itself, symmetrised. Raises `ResultError` where it is anything else."""
-    found = matrix(result)
-    rows, columns = found.shape
-    if rows != columns or not np.array_equal(found["a"], found["b"]):
+    """As `matrix`, of all pairs of one set of models.
+
+    Args:
+        result: a result, one of its matrices, or an array (K, K).
+
+    Returns:
+        The matrix over (a, b), exactly symmetric: the mean of itself and its transpose.
+
+    Raises:
+        ResultError: rows and columns are different models, there is no model, the two triangles
+            differ by more than rounding, or `matrix` refuses it.
+        MissingExtra: xarray is not installed.
+
+    Example:
+        >>> import numpy as np
+        >>> square(np.array([[1.0, 0.5], [0.50001, 1.0]])).values[0, 1].item()
+        0.500005
+    """
+    table = matrix(result)
+    rows, columns = table.shape
+    if rows != columns or not np.array_equal(table["a"], table["b"]):
         raise ResultError(
-            f"this needs all pairs of one set of models, found {rows} rows and {columns} columns that are not the same models"
+            f"this needs all pairs of one set of models, found {rows} rows and {columns} columns "
+            "that are not the same models"
         )
     if rows == 0:
         raise ResultError("the result holds no models")
-    values = found.values
+    values = table.values
     if not is_symmetric(values):
         difference = np.abs(values - values.T).max()
         raise ResultError(
-            f"the matrix is not symmetric: entries differ from their mirror images by up to {difference:.3g}"
+            "the matrix is not symmetric: entries differ from their mirror images "
+            f"by up to {difference:.3g}"
         )
-    return found.copy(data=(values + values.T) / 2)
+    return table.copy(data=(values + values.T) / 2)
 
 
-def is_symmetric(values: Float[np.ndarray, "A A"]) -> bool:
-    """Whether the two triangles are the same up to the rounding of float32, in which they may have been computed apart."""
-    return bool(np.abs(values - values.T).max() <= SYMMETRIC * np.abs(values).max())
+def is_symmetric(values: Float[np.ndarray, "K K"]) -> bool:
+    """Whether the two triangles agree, up to the rounding of the float32 runs that made them.
+
+    Args:
+        values: (K, K), finite.
+
+    Returns:
+        Whether no entry differs from its mirror image by more than `TOLERANCE` of the largest one.
+
+    Example:
+        >>> import numpy as np
+        >>> is_symmetric(np.array([[1.0, 0.5], [0.50001, 1.0]]))
+        True
+        >>> is_symmetric(np.array([[1.0, 0.5], [0.6, 1.0]]))
+        False
+    """
+    return bool(np.abs(values - values.T).max() <= TOLERANCE * np.abs(values).max())
 
 
 def _xarray() -> Any:

@@ -1,4 +1,4 @@
-"""Pictures. In: results and networks. Out: matplotlib figures; nothing is computed or shown here."""
+"""Pictures. In: matrices and networks. Out: matplotlib figures; nothing is computed or shown."""
 
 from __future__ import annotations
 
@@ -13,8 +13,12 @@ from tnsim.names import COVARIANCE, MEAN, SYMMETRISER, layer_tag
 
 if TYPE_CHECKING:
     import quimb.tensor as qtn
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
 
+MAX_LABELS = 24
+MAX_NUMBERS = 200
 _OPERATOR_COLOURS = {SYMMETRISER: "#d62728", COVARIANCE: "#7f7f7f", MEAN: "#111111"}
 _LAYER_COLOURS = (
     "#1f77b4",
@@ -29,15 +33,32 @@ _LAYER_COLOURS = (
 
 
 def heatmap(matrix: Float[np.ndarray, "K K"], labels: Sequence[str], title: str = "") -> Figure:
-    """A K x K similarity matrix, evenly spaced by index, colours fixed to [-1, 1], with a colour bar."""
+    """A matrix of similarities, evenly spaced by index, with a colour bar over [-1, 1].
+
+    Args:
+        matrix: (K, K), from -1 to 1.
+        labels: K names, thinned to those that fit.
+        title: above the matrix.
+
+    Returns:
+        A figure; nothing is shown.
+
+    Raises:
+        MissingExtra: matplotlib is not installed.
+
+    Example:
+        >>> import numpy as np
+        >>> figure = heatmap(np.eye(2), ["early", "late"], "two models")
+        >>> figure.axes[0].get_title()
+        'two models'
+    """
     figure, axes = new_figure(figsize=(6.4, 5.4))
     image = axes.imshow(np.asarray(matrix), vmin=-1, vmax=1, cmap="RdBu_r", origin="lower")
-    every = max(1, len(labels) // 24)
+    every = max(1, len(labels) // MAX_LABELS)
     ticks = range(0, len(labels), every)
-    axes.set_xticks(
-        ticks, [labels[t] for t in ticks], rotation=60, ha="right", rotation_mode="anchor"
-    )
-    axes.set_yticks(ticks, [labels[t] for t in ticks])
+    shown = [labels[tick] for tick in ticks]
+    axes.set_xticks(ticks, shown, rotation=60, ha="right", rotation_mode="anchor")
+    axes.set_yticks(ticks, shown)
     axes.set_xlabel("checkpoint")
     axes.set_ylabel("checkpoint")
     axes.set_title(title)
@@ -52,7 +73,29 @@ def contributions(
     title: str = "",
     names: tuple[str, str] = ("a", "b"),
 ) -> Figure:
-    """The matrix of an `Attribution`: contributions to an inner product, as numbers too where there are few, with their sum."""
+    """The matrix of an `Attribution`: what every pair of parts adds to an inner product.
+
+    Where there are few parts, each contribution is also written as its share of the sum.
+
+    Args:
+        values: (bra, ket), in the unit of the inner product.
+        bra: names of the rows.
+        ket: names of the columns.
+        title: by default the sum of the contributions.
+        names: of the two models, beside the rows and below the columns.
+
+    Returns:
+        A figure; nothing is shown.
+
+    Raises:
+        MissingExtra: matplotlib is not installed.
+
+    Example:
+        >>> import numpy as np
+        >>> figure = contributions(np.array([[3.0, 1.0]]), ["head 0"], ["head 0", "head 1"])
+        >>> [text.get_text() for text in figure.axes[0].texts]
+        ['75%', '25%']
+    """
     values = np.asarray(values)
     figure, axes = new_figure(figsize=(2.6 + 0.62 * len(ket), 1.8 + 0.5 * len(bra)))
     largest = float(np.abs(values).max()) or 1.0
@@ -62,104 +105,131 @@ def contributions(
     axes.set_xlabel(names[1])
     axes.set_ylabel(names[0])
     axes.set_title(title or f"contributions, sum {values.sum():.4g}")
-    if values.size <= 200:
-        for (i, j), value in np.ndenumerate(values):
-            colour = "white" if abs(value) > 0.6 * largest else "black"
-            axes.text(
-                j,
-                i,
-                f"{value / values.sum():.0%}",
-                ha="center",
-                va="center",
-                fontsize=8,
-                color=colour,
-            )
+    if values.size <= MAX_NUMBERS:
+        _write_shares(axes, values, largest)
     figure.colorbar(image, ax=axes, label="contribution (numbers: share of the sum)")
     return figure
 
 
+def _write_shares(axes: Axes, values: Float[np.ndarray, "bra ket"], largest: float) -> None:
+    """Shares of the sum, white on dark cells."""
+    for (row, column), value in np.ndenumerate(values):
+        colour = "black"
+        if abs(value) > 0.6 * largest:
+            colour = "white"
+        share = f"{value / values.sum():.0%}"
+        axes.text(column, row, share, ha="center", va="center", fontsize=8, color=colour)
+
+
 def draw(network: qtn.TensorNetwork, title: str = "") -> Figure:
-    """A tagged network: one colour per layer, one per kind of operator node, bra and ket by marker; with a legend."""
+    """A tagged network with a legend.
+
+    One colour per layer, one per kind of operator node, bra and ket by marker.
+
+    Args:
+        network: as `tnsim.network` or `tnsim.networks` gives it.
+        title: above the network.
+
+    Returns:
+        A figure; nothing is shown.
+
+    Raises:
+        MissingExtra: matplotlib or networkx is not installed.
+
+    Example:
+        >>> import numpy as np, tnsim
+        >>> model = tnsim.Model([tnsim.Linear(np.eye(2))])
+        >>> legend = draw(tnsim.network(model)).axes[0].get_legend()
+        >>> [text.get_text() for text in legend.get_texts()]
+        ['Layer0']
+    """
     try:
         import networkx  # noqa: F401  what quimb lays networks out with
     except ImportError:
         raise MissingExtra("networkx", "plot", "drawing a network") from None
     figure, axes = new_figure(figsize=(9, 6.5))
-    layers = [
-        t for t in (layer_tag(n) for n in range(len(network.tag_map))) if t in network.tag_map
-    ]
-    operators = [t for t in _OPERATOR_COLOURS if t in network.tag_map]
-    colours = {t: _LAYER_COLOURS[n % len(_LAYER_COLOURS)] for n, t in enumerate(layers)}
-    colours |= {t: _OPERATOR_COLOURS[t] for t in operators}
+    tags = network.tag_map
+    layer_tags = map(layer_tag, range(len(tags)))
+    layers = [tag for tag in layer_tags if tag in tags]
+    operators = [tag for tag in _OPERATOR_COLOURS if tag in tags]
+    has_ket = "B" in tags
+    colours = _colours(layers, operators)
     shapes: Any = dict.fromkeys(operators, "D")  # quimb takes one shape, or shapes by tag
-    if "B" in network.tag_map:
+    if has_ket:
         shapes = {"B": "s", **shapes}
-    legend: Any = False
+    no_legend: Any = False  # checkers take its type from the default, which is a word
     network.draw(
         color=list(colours),
         custom_colors=list(colours.values()),
         node_shape=shapes,
-        legend=legend,
+        legend=no_legend,
         show_inds=False,
         show_tags=False,
         node_outline_size=0.8,
         ax=axes,
     )
-    from matplotlib.lines import Line2D
-
-    sides = {"A": "o", "B": "s"}
-    entries = [
-        Line2D([], [], marker="o", ls="", color=c, label=t.lower().capitalize())
-        for t, c in colours.items()
-        if t in layers
-    ]
-    entries += [
-        Line2D([], [], marker="D", ls="", color=c, label=t.lower())
-        for t, c in colours.items()
-        if t in operators
-    ]
-    if "B" in network.tag_map:
-        entries += [
-            Line2D(
-                [],
-                [],
-                marker=m,
-                ls="",
-                markerfacecolor="white",
-                color="black",
-                label="bra (A)" if s == "A" else "ket (B)",
-            )
-            for s, m in sides.items()
-        ]
+    entries = []
+    for tag in layers:
+        entries.append(_legend_entry(tag.lower().capitalize(), "o", colours[tag]))
+    for tag in operators:
+        entries.append(_legend_entry(tag.lower(), "D", colours[tag]))
+    if has_ket:
+        entries.append(_legend_entry("bra (A)", "o", "black", markerfacecolor="white"))
+        entries.append(_legend_entry("ket (B)", "s", "black", markerfacecolor="white"))
     axes.legend(handles=entries, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
     axes.set_title(title)
     return figure
 
 
+def _colours(layers: Sequence[str], operators: Sequence[str]) -> dict[str, str]:
+    """The colour of every tag; those of layers repeat."""
+    colours = {}
+    for n, tag in enumerate(layers):
+        colours[tag] = _LAYER_COLOURS[n % len(_LAYER_COLOURS)]
+    for tag in operators:
+        colours[tag] = _OPERATOR_COLOURS[tag]
+    return colours
+
+
+def _legend_entry(label: str, marker: str, colour: str, **style: Any) -> Line2D:
+    from matplotlib.lines import Line2D
+
+    return Line2D([], [], marker=marker, ls="", color=colour, label=label, **style)
+
+
 def depth(rows: Sequence[Mapping[str, Any]], title: str = "") -> Figure:
-    """The table of `tnsim bench depth` as two panels: planned multiplications and warm time against depth."""
+    """The table of `tnsim bench depth`: planned multiplications and warm time against depth.
+
+    Args:
+        rows: per depth its `multiplications`, `paper_multiplications`, `unrolled_multiplications`
+            (None where they were not counted), `milliseconds` and `hand_milliseconds`.
+        title: above both panels.
+
+    Returns:
+        A figure of two panels with logarithmic axes; nothing is shown.
+
+    Raises:
+        MissingExtra: matplotlib is not installed.
+
+    Example:
+        >>> row = {
+        ...     "depth": 2,
+        ...     "multiplications": 900,
+        ...     "paper_multiplications": 1000,
+        ...     "unrolled_multiplications": None,
+        ...     "milliseconds": 0.5,
+        ...     "hand_milliseconds": 0.4,
+        ... }
+        >>> [axes.get_ylabel() for axes in depth([row]).axes]
+        ['scalar multiplications', 'milliseconds']
+    """
     figure, (left, right) = new_figure(ncols=2, figsize=(11, 4.2))
-    depths = [row["depth"] for row in rows]
-    left.plot(depths, [row["multiplications"] for row in rows], "o-", label="tnsim plan")
-    left.plot(
-        depths,
-        [row["paper_multiplications"] for row in rows],
-        "k--",
-        label="Gram recursion, per layer x depth",
-    )
-    unrolled = [
-        (r["depth"], r["unrolled_multiplications"]) for r in rows if r["unrolled_multiplications"]
-    ]
-    if unrolled:
-        left.plot(*zip(*unrolled, strict=True), "s-", label="unrolled, cotengra alone")
+    _curve(left, rows, "multiplications", "o-", "tnsim plan")
+    _curve(left, rows, "paper_multiplications", "k--", "Gram recursion, per layer x depth")
+    _curve(left, rows, "unrolled_multiplications", "s-", "unrolled, cotengra alone")
     left.set_ylabel("scalar multiplications")
-    right.plot(depths, [row["milliseconds"] for row in rows], "o-", label="tnsim, warm")
-    right.plot(
-        depths,
-        [row["hand_milliseconds"] for row in rows],
-        "k--",
-        label="hand-written JAX recursion",
-    )
+    _curve(right, rows, "milliseconds", "o-", "tnsim, warm")
+    _curve(right, rows, "hand_milliseconds", "k--", "hand-written JAX recursion")
     right.set_ylabel("milliseconds")
     for axes in (left, right):
         axes.set_xscale("log", base=2)
@@ -171,13 +241,42 @@ def depth(rows: Sequence[Mapping[str, Any]], title: str = "") -> Figure:
     return figure
 
 
+def _curve(
+    axes: Axes, rows: Sequence[Mapping[str, Any]], column: str, style: str, label: str
+) -> None:
+    """A column against depth, at the depths that have it."""
+    measured = [row for row in rows if row[column]]
+    if measured:
+        depths = [row["depth"] for row in measured]
+        axes.plot(depths, [row[column] for row in measured], style, label=label)
+
+
 def new_figure(**options: Any) -> tuple[Figure, Any]:
-    """A figure without pyplot state, so that nothing leaks and no display is needed."""
+    """A figure without pyplot state, so that nothing leaks and no display is needed.
+
+    Args:
+        options: those of `Figure`, of which the layout is `"constrained"` by default, and the
+            `nrows`, `ncols` and `squeeze` of `Figure.subplots`.
+
+    Returns:
+        The figure and its axes, one or an array as `Figure.subplots` gives them.
+
+    Raises:
+        MissingExtra: matplotlib is not installed.
+
+    Example:
+        >>> figure, axes = new_figure(ncols=2, figsize=(4, 2))
+        >>> axes.shape
+        (2,)
+    """
     try:
         from matplotlib.figure import Figure
     except ImportError:
         raise MissingExtra("matplotlib", "plot", "drawing") from None
-    grid = {name: options.pop(name) for name in ("nrows", "ncols", "squeeze") if name in options}
+    grid = {}
+    for name in ("nrows", "ncols", "squeeze"):
+        if name in options:
+            grid[name] = options.pop(name)
     options.setdefault("layout", "constrained")
     figure = Figure(**options)
     return figure, figure.subplots(**grid)

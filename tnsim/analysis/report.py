@@ -1,8 +1,9 @@
-"""A page to read a pairwise run by. In: a result. Out: one HTML file that needs no network and no program but a browser.
+"""A page to read a pairwise run by. In: a result. Out: one HTML file that needs only a browser.
 
-The page holds the run as JSON, rounded, and a template of its own (`report.html`: markup, style and plain JavaScript) that
-draws it: every matrix with its values under pointer or keyboard, slices, trajectories, embedding, phases, provenance. What takes
-thought is computed here, by `reading`; the page only draws. Text from the result is never parsed as markup.
+The page holds the run as JSON, rounded, and a template of its own (`report.html`: markup, style and
+plain JavaScript) that draws it: every matrix with its values under pointer or keyboard, slices,
+trajectories, embedding, phases, provenance. What takes thought is computed here, by `reading`; the
+page only draws. Text from the result is never parsed as markup, and nothing is fetched.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import html
 import json
 import os
+from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,22 +30,42 @@ if TYPE_CHECKING:
 MAX_PHASES = 10
 MAX_NUMBERS = 2**23
 DECIMALS, SLICE_DECIMALS = 4, 3
+_NUMERIC = "fiub"
+"""Kinds of NumPy's floats, integers and booleans."""
 
 
 def write(result: xr.Dataset, path: str | os.PathLike, title: str = "Pairwise similarity") -> Path:
-    """Write the page and return its path. Raises `ResultError` for a run that is not finished, too large for a page or not writable.
+    """Write the page.
 
-    Phases, embedding and trajectories to the one before need all pairs of one set of models; a result of two sets has the rest.
+    Phases, embedding and trajectories to the one before need all pairs of one set of models; a
+    result of two sets has the rest.
+
+    Args:
+        result: a finished pairwise result.
+        path: the file; its folder is made where it is missing.
+        title: of the page.
+
+    Returns:
+        The path, for example to open in a browser.
+
+    Raises:
+        ResultError: the run is not finished, too large for a page, or the file cannot be written.
+
+    Example:
+        >>> import tempfile
+        >>> import numpy as np, xarray as xr
+        >>> values = np.array([[1.0, 0.5], [0.5, 1.0]])
+        >>> run = xr.Dataset({"similarity": (("a", "b"), values)}, {"a": [0, 100], "b": [0, 100]})
+        >>> page = write(run, Path(tempfile.mkdtemp()) / "run.html", "Two models")
+        >>> "<title>Two models</title>" in page.read_text()
+        True
     """
-    data = json.dumps(
-        {"title": title, **_contents(result)},
-        allow_nan=False,
-        separators=(",", ":"),
-        ensure_ascii=False,
-    )
+    contents = {"title": title, **_contents(result)}
+    data = json.dumps(contents, allow_nan=False, separators=(",", ":"), ensure_ascii=False)
+    data = data.replace("<", "\\u003c")  # so that no text can close the element it stands in
     template = (resources.files("tnsim.analysis") / "report.html").read_text(encoding="utf-8")
     head, body = template.split("__RUN__")
-    page = head.replace("__TITLE__", html.escape(title)) + data.replace("<", "\\u003c") + body
+    page = head.replace("__TITLE__", html.escape(title)) + data + body
     path = Path(path)
     # half of a surrogate pair, as in an undecodable file name, has no UTF-8; its escape is JSON's
     try:
@@ -58,108 +80,134 @@ def write(result: xr.Dataset, path: str | os.PathLike, title: str = "Pairwise si
 def _contents(result: xr.Dataset) -> dict[str, Any]:
     """What the template draws, as plain data."""
     similarity = matrix(result)
-    matrices = {
-        name: found.transpose("a", "b")
-        for name, found in result.items()
-        if set(found.dims) == {"a", "b"} and found.dtype.kind in "fiub"
-    }
-    slices = result["slices"].transpose("output", "a", "b") if "slices" in result else None
-    numbers = similarity.size * (len(matrices) + (0 if slices is None else len(slices)))
-    if numbers > MAX_NUMBERS:
-        raise ResultError(
-            f"{numbers:,} numbers are more than the {MAX_NUMBERS:,} of a page; choose some, as in result.sel(output=[0, 1])"
-        )
-    outputs = (
-        {} if slices is None else dict(zip(map(str, slices["output"].values), slices, strict=True))
-    )
+    matrices = _matrices(result)
+    slices = _slices(result)
+    _check_size(similarity.size * (len(matrices) + len(slices)))
     one_set = np.array_equal(similarity["a"], similarity["b"])
+    phases, embedding = [], None
+    if one_set:
+        scored = dict(matrices)
+        for output, values in slices.items():
+            scored[f"output {output}"] = values
+        phases = _phases(similarity, scored)
+    if one_set and len(similarity) > 2:
+        embedding = _embedding(similarity)
     return {
         "rows": similarity["a"].values.tolist(),
         "columns": similarity["b"].values.tolist(),
         "oneSet": one_set,
-        "matrices": [
-            {"name": str(name), **_packed(found.values, DECIMALS)}
-            for name, found in matrices.items()
-        ],
-        "slices": [
-            {"name": name, **_packed(one.values, SLICE_DECIMALS)} for name, one in outputs.items()
-        ],
-        "phases": _phases(
-            similarity, {**matrices, **{f"output {name}": one for name, one in outputs.items()}}
-        )
-        if one_set
-        else [],
-        "embedding": _embedding(similarity) if one_set and len(similarity) > 2 else None,
+        "matrices": _all_packed(matrices, DECIMALS),
+        "slices": _all_packed(slices, SLICE_DECIMALS),
+        "phases": phases,
+        "embedding": embedding,
         "provenance": [[str(key), str(value)] for key, value in result.attrs.items()],
-        "models": _models(result),
+        "models": {"a": _models(result, "a"), "b": _models(result, "b")},
     }
+
+
+def _matrices(result: xr.Dataset) -> dict[str, xr.DataArray]:
+    """All variables of numbers over (a, b)."""
+    matrices = {}
+    for name, variable in result.items():
+        if set(variable.dims) == {"a", "b"} and variable.dtype.kind in _NUMERIC:
+            matrices[str(name)] = variable.transpose("a", "b")
+    return matrices
+
+
+def _slices(result: xr.Dataset) -> dict[str, xr.DataArray]:
+    """The matrix of every output, by the name of the output; none where there are no slices."""
+    slices = {}
+    if "slices" in result:
+        stack = result["slices"].transpose("output", "a", "b")
+        for output, table in zip(stack["output"].values, stack, strict=True):
+            slices[str(output)] = table
+    return slices
+
+
+def _check_size(numbers: int) -> None:
+    if numbers > MAX_NUMBERS:
+        raise ResultError(
+            f"{numbers:,} numbers are more than the {MAX_NUMBERS:,} of a page; "
+            "choose some, as in result.sel(output=[0, 1])"
+        )
+
+
+def _all_packed(matrices: Mapping[str, xr.DataArray], decimals: int) -> list[dict[str, Any]]:
+    packed = []
+    for name, table in matrices.items():
+        packed.append({"name": name, **_packed(table.values, decimals)})
+    return packed
 
 
 def _packed(values: Float[np.ndarray, "A B"], decimals: int) -> dict[str, Any]:
-    """Whole multiples of 10^-decimals, of a symmetric matrix the lower triangle only; null where a value is not finite."""
+    """Whole multiples of 10^-decimals, null where a value is not finite.
+
+    Of a symmetric matrix the lower triangle is kept, row by row; whole numbers need no decimals.
+    """
     symmetric = np.array_equal(values, values.T)
-    flat = values[np.tril_indices(len(values))] if symmetric else values.ravel()
-    decimals = decimals if (flat != np.rint(flat)).any() else 0
-    scaled = [
-        round(x * 10**decimals) if np.isfinite(x) else None for x in flat.astype(float).tolist()
-    ]
+    if symmetric:
+        kept = values[np.tril_indices(len(values))].astype(float)
+    else:
+        kept = values.ravel().astype(float)
+    if np.array_equal(kept, np.rint(kept)):
+        decimals = 0
+    scaled: list[int | None] = []
+    for value in kept.tolist():
+        number = None
+        if np.isfinite(value):
+            number = round(value * 10**decimals)
+        scaled.append(number)
     return {"symmetric": symmetric, "decimals": decimals, "values": scaled}
 
 
-def _phases(similarity: xr.DataArray, matrices: dict[Any, xr.DataArray]) -> list[dict[str, Any]]:
-    """Divisions into 1, 2, ... phases, each with the block score of every matrix and of every slice that has one."""
+def _phases(similarity: xr.DataArray, matrices: Mapping[str, xr.DataArray]) -> list[dict[str, Any]]:
+    """Divisions into 1, 2, ... phases, each with the block scores of all matrices that have one."""
     count = len(similarity)
-    scored = {
-        str(name): m
-        for name, m in matrices.items()
-        if np.isfinite(m).all() and is_symmetric(m.values)
-    }
-    found = []
-    for one in reading.segmentations(similarity, min(MAX_PHASES, count)):
-        split = (
-            0 < len(one.change_points) < count - 1
-        )  # else there is no pair across, or none within
-        scores = (
+    scored = {}
+    for name, table in matrices.items():
+        if np.isfinite(table).all() and is_symmetric(table.values):
+            scored[name] = table
+    phases = []
+    for division in reading.segmentations(similarity, min(MAX_PHASES, count)):
+        scores = {}
+        # one phase has no pair across, and phases of one model each have none within
+        if 0 < len(division.change_points) < count - 1:
+            for name, table in scored.items():
+                score = reading.block_score(table, division.change_points)
+                scores[name] = round(score, DECIMALS)
+        phases.append(
             {
-                name: round(reading.block_score(m, one.change_points), DECIMALS)
-                for name, m in scored.items()
+                "changePoints": division.change_points,
+                "cost": round(division.cost, DECIMALS),
+                "scores": scores,
             }
-            if split
-            else {}
         )
-        found.append(
-            {"changePoints": one.change_points, "cost": round(one.cost, DECIMALS), "scores": scores}
-        )
-    return found
+    return phases
 
 
 def _embedding(similarity: xr.DataArray) -> dict[str, Any]:
-    placed = reading.mds(similarity)
+    embedding = reading.mds(similarity)
     return {
-        "points": placed.points.values.round(DECIMALS).tolist(),
-        "share": placed.share.round(DECIMALS).tolist(),
-        "negative": round(placed.negative, DECIMALS),
+        "points": embedding.points.values.round(DECIMALS).tolist(),
+        "share": embedding.share.round(DECIMALS).tolist(),
+        "negative": round(embedding.negative, DECIMALS),
     }
 
 
-def _models(result: xr.Dataset) -> dict[str, list[list[str]]]:
-    """Per side a table: the label, then every coordinate and variable that belongs to single models."""
-    tables = {}
-    for side in ("a", "b"):
-        own = {
-            str(name).removesuffix(f"_{side}"): found
-            for name, found in result.variables.items()
-            if found.dims == (side,) and name != side
-        }
-        rows = [
-            [_text(x) for x in row]
-            for row in zip(
-                result[side].values, *(found.values for found in own.values()), strict=True
-            )
-        ]
-        tables[side] = [["checkpoint", *own], *rows]
-    return tables
+def _models(result: xr.Dataset, side: str) -> list[list[str]]:
+    """A table of one side's models: a header, then the label and all that belongs to one model."""
+    header, columns = ["checkpoint"], [result[side].values]
+    for name, variable in result.variables.items():
+        if variable.dims == (side,) and name != side:
+            header.append(str(name).removesuffix(f"_{side}"))
+            columns.append(variable.values)
+    table = [header]
+    for row in zip(*columns, strict=True):
+        table.append(list(map(_text, row)))
+    return table
 
 
 def _text(value: Any) -> str:
-    return f"{value:.6g}" if isinstance(value, (float, np.floating)) else str(value)
+    if isinstance(value, (float, np.floating)):
+        return f"{value:.6g}"
+    return str(value)

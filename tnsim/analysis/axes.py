@@ -1,0 +1,179 @@
+"""What figures put on their axes. In: matplotlib axes, matrices, points. Out: drawings.
+
+Colours stand for phases, or for variables, in one order everywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from jaxtyping import Float
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.axis import XAxis, YAxis
+    from matplotlib.image import AxesImage
+
+SMALL = 8
+"""Size of labels in points."""
+_LABEL = 0.19
+"""Inches that a label needs for itself."""
+_COLOURS = (
+    "#1f77b4",
+    "#e67e22",
+    "#2ca02c",
+    "#9467bd",
+    "#d62728",
+    "#17becf",
+    "#8c564b",
+    "#7f7f7f",
+    "#bcbd22",
+    "#e377c2",
+)
+
+
+def colour_of(number: int) -> str:
+    """The colour of a phase or of a line; they repeat after ten.
+
+    Args:
+        number: counted from 0.
+
+    Returns:
+        A hexadecimal RGB colour.
+
+    Example:
+        >>> colour_of(0) == colour_of(10)
+        True
+    """
+    return _COLOURS[number % len(_COLOURS)]
+
+
+def colour_range(values: Float[np.ndarray, "*panel A B"]) -> dict[str, Any]:
+    """One colour map and range for all panels of a figure.
+
+    Args:
+        values: all that is drawn, finite.
+
+    Returns:
+        Options of `imshow`. Similarities have a diverging map over [-1, 1] where some are clearly
+        negative, else they rise from 0, or the least one, to 1; other quantities have their own
+        range.
+
+    Example:
+        >>> import numpy as np
+        >>> colour_range(np.array([[1.0, 0.5], [0.5, 1.0]]))
+        {'cmap': 'viridis', 'vmin': 0, 'vmax': 1}
+    """
+    low, high = values.min(), values.max()
+    if high > 1 + 1e-6 or low < -1 - 1e-6:
+        return {"cmap": "viridis", "vmin": low, "vmax": high}
+    if low < -0.1:
+        return {"cmap": "RdBu_r", "vmin": -1, "vmax": 1}
+    return {"cmap": "viridis", "vmin": min(low, 0), "vmax": 1}
+
+
+def show_matrix(
+    axes: Axes, values: Float[np.ndarray, "A B"], colours: dict[str, Any], points: Sequence[int]
+) -> AxesImage:
+    """A heatmap with row 0 at the bottom, and a line before every change point.
+
+    Args:
+        axes: where to draw.
+        values: (A, B).
+        colours: as `colour_range` gives them.
+        points: rows at which phases start.
+
+    Returns:
+        The image, for a colour bar.
+
+    Example:
+        >>> from matplotlib.figure import Figure
+        >>> import numpy as np
+        >>> image = show_matrix(Figure().subplots(), np.eye(3), colour_range(np.eye(3)), [2])
+        >>> image.axes.lines[0].get_ydata()
+        [1.5, 1.5]
+    """
+    image = axes.imshow(values, origin="lower", interpolation="nearest", **colours)
+    for point in points:
+        axes.axhline(point - 0.5, color="black", lw=0.9)
+        axes.axvline(point - 0.5, color="black", lw=0.9)
+    return image
+
+
+def thin_ticks(axis: XAxis | YAxis, labels: np.ndarray, inches: float) -> None:
+    """Evenly thinned labels, upright along x, as many as fit.
+
+    Args:
+        axis: the axis, on which label n belongs at n.
+        labels: one per model.
+        inches: how long the axis is.
+
+    Example:
+        >>> from matplotlib.figure import Figure
+        >>> import numpy as np
+        >>> axes = Figure().subplots()
+        >>> thin_ticks(axes.xaxis, np.arange(100), inches=2.0)
+        >>> axes.get_xticks().tolist()
+        [0, 10, 20, 30, 40, 50, 60, 70, 80, 90]
+    """
+    every = max(1, int(np.ceil(len(labels) * _LABEL / inches)))
+    places = np.arange(0, len(labels), every)
+    style: dict[str, Any] = {"fontsize": SMALL}
+    if axis.axis_name == "x":
+        style["rotation"] = 90
+    axis.set_ticks(places, list(map(str, labels[places])), **style)
+
+
+def label_points(axes: Axes, points: Float[np.ndarray, "K 2"], labels: np.ndarray) -> None:
+    """Labels beside their points, away from the middle, where there is room.
+
+    The first and the last point come first; a label too near to one already written is left out.
+
+    Args:
+        axes: where the points are drawn.
+        points: (K, 2), centred.
+        labels: K labels.
+
+    Example:
+        >>> from matplotlib.figure import Figure
+        >>> import numpy as np
+        >>> axes = Figure().subplots()
+        >>> label_points(axes, np.array([[-1.0, 0.0], [0.99, 0.0], [1.0, 0.0]]), np.arange(3))
+        >>> [text.get_text() for text in axes.texts]
+        ['0', '2']
+    """
+    from matplotlib.patheffects import withStroke
+
+    written: list[np.ndarray] = []
+    reach = 0.075 * max(np.ptp(points, axis=0).max(), 1e-12)
+    for n in _ends_first(len(points)):
+        if _is_near(points[n], written, reach):
+            continue
+        written.append(points[n])
+        outward = points[n] / (np.linalg.norm(points[n]) or 1.0)
+        side = "right"
+        if outward[0] > 0:
+            side = "left"
+        axes.annotate(
+            str(labels[n]),
+            points[n],
+            xytext=9 * outward,
+            textcoords="offset points",
+            fontsize=SMALL,
+            ha=side,
+            va="center",
+            path_effects=[withStroke(linewidth=2, foreground="white")],
+        )
+
+
+def _ends_first(count: int) -> list[int]:
+    """Indices below `count`: the first, the last, then those between."""
+    order = list(range(count))
+    return order[:1] + order[1:][-1:] + order[1:-1]
+
+
+def _is_near(point: np.ndarray, others: Sequence[np.ndarray], reach: float) -> bool:
+    """Whether a point lies within reach of another."""
+    return any(np.linalg.norm(point - other) < reach for other in others)

@@ -1,0 +1,236 @@
+"""Models as points. In: a matrix of cosines. Out: an embedding, a dendrogram, a spectrum.
+
+A similarity K that is a cosine is a Gram matrix of unit vectors, one per model. Distances are the
+chords between them, `|u - v| = sqrt(2 - 2 cos)`: Euclidean by construction, where arccos is not.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Float
+
+from tnsim.analysis.matrices import TOLERANCE, square
+from tnsim.errors import GramWarning, MissingExtra, ResultError
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+    from tnsim.analysis.matrices import Matrix
+
+NEGATIVE_SHARE = 0.01
+_ROUNDING = 1e3
+"""What degree 2^10 may do to an entry, in units of eps."""
+
+
+class Embedding(NamedTuple):
+    """Models as points.
+
+    Attributes:
+        points: over (a, axis), float64, centred, in units of a chord.
+        share: (dims,), the part of the variance along each axis.
+        negative: the part of the spectrum, in absolute value, that no points have.
+
+    Example:
+        >>> import numpy as np
+        >>> embedding = mds(np.eye(3))
+        >>> embedding.points.shape, embedding.share.round(3).tolist()
+        ((3, 2), [0.5, 0.5])
+    """
+
+    points: xr.DataArray
+    share: Float[np.ndarray, " dims"]
+    negative: float
+
+
+def mds(result: Matrix, dims: int = 2) -> Embedding:
+    """Classical multidimensional scaling of the chords, in the axes of most variance.
+
+    Each axis points from the first model to the last. Warns with `GramWarning` when negative
+    eigenvalues, which no points have, carry over 1 % of the spectrum.
+
+    Args:
+        result: a result, one of its matrices of cosines, or an array (K, K).
+        dims: the number of axes, from 1 to K.
+
+    Returns:
+        Points (K, dims) in units of a chord, from 0 to 2 apart; shares of the variance per axis;
+        the share of negative eigenvalues.
+
+    Raises:
+        ResultError: `dims` is out of range, or the matrix is not finite, square and symmetric with
+            ones on its diagonal.
+        MissingExtra: xarray or scipy is not installed.
+
+    Example:
+        >>> import numpy as np
+        >>> embedding = mds(np.array([[1.0, 0.5], [0.5, 1.0]]), dims=1)  # a chord of length 1
+        >>> embedding.points.values.round(3).tolist()
+        [[-0.5], [0.5]]
+
+    Source:
+        Torgerson 1952, "Multidimensional scaling: I. Theory and method".
+    """
+    table = cosine_matrix(result)
+    count = len(table)
+    if not 1 <= dims <= count:
+        raise ResultError(f"{count} models can be placed in 1 to {count} dimensions, not in {dims}")
+    # Of points v_i with squared distances D_ij = |v_i|^2 + |v_j|^2 - 2 <v_i, v_j>, centring rows
+    # and columns by J = 1 - 11'/K leaves the Gram matrix of the centred points, -J D J / 2 = J K J.
+    # Its eigenvectors times the roots of their eigenvalues are coordinates of these points.
+    squared = _squared_chords(table.values)
+    means = squared.mean(0)
+    centred = -(squared - means - means[:, None] + means.mean()) / 2
+    values, vectors = _scipy("an embedding").linalg.eigh(centred)
+    values, vectors = values[::-1], vectors[:, ::-1]
+    negative = _negative_share(values)
+    if negative > NEGATIVE_SHARE:
+        warnings.warn(
+            f"{negative:.1%} of the spectrum of {table.name or 'the matrix'} is negative: "
+            "no points have these distances, and the embedding leaves that part out",
+            GramWarning,
+            stacklevel=2,
+        )
+    variances = np.clip(values[:dims], 0, None)
+    points = vectors[:, :dims] * np.sqrt(variances)
+    points *= np.where(points[-1] < points[0], -1.0, 1.0)
+    share = variances / (values[values > 0].sum() or 1.0)
+    return Embedding(_placed(table, points), share, negative)
+
+
+def dendrogram(result: Matrix) -> Float[np.ndarray, "K-1 4"]:
+    """Clusters by average chord, leaves in the order that keeps neighbours close.
+
+    Args:
+        result: a result, one of its matrices of cosines, or an array (K, K).
+
+    Returns:
+        SciPy's linkage matrix (K - 1, 4), float64: per merger the two clusters, their mean chord
+        from 0 to 2, and the number of models.
+
+    Raises:
+        ResultError: there are fewer than two models, or the matrix is not finite, square and
+            symmetric with ones on its diagonal.
+        MissingExtra: xarray or scipy is not installed.
+
+    Example:
+        >>> import numpy as np
+        >>> dendrogram(np.array([[1.0, 0.5], [0.5, 1.0]])).tolist()
+        [[0.0, 1.0, 1.0, 2.0]]
+
+    Source:
+        Sokal and Michener 1958 for average linkage; Bar-Joseph et al. 2001, "Fast optimal leaf
+        ordering for hierarchical clustering".
+    """
+    hierarchy = _scipy("a dendrogram").cluster.hierarchy
+    table = cosine_matrix(result)
+    if len(table) < 2:
+        raise ResultError("a dendrogram needs at least two models, found one")
+    chords = np.sqrt(_squared_chords(table.values))
+    pairs = np.triu_indices(len(table), 1)
+    return hierarchy.linkage(chords[pairs], "average", optimal_ordering=True)
+
+
+def spectrum(result: Matrix, tolerance: float | None = None) -> Float[np.ndarray, " K"]:
+    """Eigenvalues of the matrix, which are not negative if it is a Gram matrix.
+
+    `Gaussian`, `Symmetric` and the tree metrics are inner products and pass; `GaussianClosure`
+    beyond one nonlinear layer, float32 and some baselines may not. Warns with `GramWarning` when an
+    eigenvalue lies below `-tolerance`.
+
+    Args:
+        result: a result, one of its matrices, or an array (K, K).
+        tolerance: by default what rounding may do to K entries in the dtype that a result names,
+            else in float64.
+
+    Returns:
+        (K,), float64, ascending, in the unit of the matrix.
+
+    Raises:
+        ResultError: the matrix is not finite, square and symmetric.
+        MissingExtra: xarray or scipy is not installed.
+
+    Example:
+        >>> import numpy as np
+        >>> spectrum(np.array([[1.0, 0.5], [0.5, 1.0]])).round(3).tolist()
+        [0.5, 1.5]
+    """
+    table = square(result)
+    if tolerance is None:
+        dtype = getattr(result, "attrs", {}).get("dtype", "float64")
+        eps = float(np.finfo(dtype).eps)
+        tolerance = _ROUNDING * eps * len(table) * float(np.abs(table.values).max())
+    values = _scipy("a spectrum").linalg.eigvalsh(table.values)
+    if values[0] < -tolerance:
+        warnings.warn(
+            f"{table.name or 'the matrix'} has the eigenvalue {values[0]:.3g}, below "
+            f"-{tolerance:.1g}: it is no Gram matrix; distances and embeddings made from it are "
+            "approximate",
+            GramWarning,
+            stacklevel=2,
+        )
+    return values
+
+
+def cosine_matrix(result: Matrix) -> xr.DataArray:
+    """As `square`, of cosines: a divergence or a logarithm would give distances without meaning.
+
+    Args:
+        result: a result, one of its matrices, or an array (K, K).
+
+    Returns:
+        The matrix over (a, b), symmetric, with ones on its diagonal up to rounding.
+
+    Raises:
+        ResultError: a model compared with itself does not give 1, or `square` refuses the matrix.
+        MissingExtra: xarray is not installed.
+
+    Example:
+        >>> import numpy as np
+        >>> cosine_matrix(np.zeros((2, 2)))
+        Traceback (most recent call last):
+        tnsim.errors.ResultError: the matrix is no matrix of cosines: ...
+    """
+    table = square(result)
+    own = np.diag(table.values)
+    worst = own[np.abs(own - 1).argmax()]
+    if abs(worst - 1) > TOLERANCE:
+        raise ResultError(
+            f"{table.name or 'the matrix'} is no matrix of cosines: "
+            f"a model compared with itself gives {worst:.3g}, not 1"
+        )
+    return table
+
+
+def _squared_chords(gram: Float[np.ndarray, "K K"]) -> Float[np.ndarray, "K K"]:
+    """`|u - v|^2 = <u, u> + <v, v> - 2 <u, v>`, kept from rounding below zero."""
+    own = np.diag(gram)
+    squared = own[:, None] + own - 2 * gram
+    np.fill_diagonal(squared, 0.0)
+    return np.clip(squared, 0.0, None)
+
+
+def _negative_share(eigenvalues: Float[np.ndarray, " K"]) -> float:
+    """The part of the absolute eigenvalues that belongs to negative ones; 0 for a zero matrix."""
+    total = np.abs(eigenvalues).sum() or 1.0
+    return float(np.abs(eigenvalues[eigenvalues < 0]).sum() / total)
+
+
+def _placed(table: xr.DataArray, points: Float[np.ndarray, "K dims"]) -> xr.DataArray:
+    """Points with the rows' coordinates of a matrix, over (a, axis)."""
+    dims = points.shape[1]
+    column = table[:, :1].drop_vars("b").rename(b="axis")
+    placed = column.isel(axis=np.zeros(dims, int)).copy(data=points)
+    placed = placed.assign_coords(axis=range(dims))
+    return placed.assign_attrs(distance="sqrt(2 - 2 similarity)")
+
+
+def _scipy(purpose: str) -> Any:
+    try:
+        import scipy.cluster.hierarchy
+        import scipy.linalg
+    except ImportError:
+        raise MissingExtra("scipy", "pairwise", purpose) from None
+    return scipy

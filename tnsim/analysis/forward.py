@@ -1,0 +1,133 @@
+"""What many models give on the same inputs. In: models, inputs. Out: one array per model.
+
+Forward passes run in batches, in the precision of the weights; what they give is read in float64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Float
+
+from tnsim.errors import ModelError
+from tnsim.models.model import Combination, Model, check_comparable, terms
+
+BATCH = 4096
+"""Inputs per forward pass."""
+
+AnyModel = Model | Combination
+Inputs = Float[np.ndarray, "n *positions in"] | int
+
+
+class Outputs(NamedTuple):
+    """What is kept of the outputs of several models on n inputs.
+
+    Attributes:
+        features: one array per model.
+        about: of the inputs `inputs`, `samples` and, where they were drawn, `seed`.
+
+    Example:
+        >>> import numpy as np
+        >>> Outputs([np.zeros(2)], {"inputs": "given", "samples": 2}).about["samples"]
+        2
+    """
+
+    features: list[np.ndarray]
+    about: dict[str, Any]
+
+
+def outputs_of(
+    models: Sequence[AnyModel],
+    inputs: Inputs,
+    seed: int,
+    feature: Callable[[np.ndarray], np.ndarray],
+) -> Outputs:
+    """Run every model once, and keep of its outputs what a measure compares.
+
+    Args:
+        models: models with the same inputs and outputs.
+        inputs: an array (n, d_in), for sequences (n, positions, d_in), or a number n of standard
+            normal inputs.
+        seed: of the inputs, where they are drawn.
+        feature: from the outputs of one model, float64 (n, d_out) or (n, positions, d_out), to what
+            is kept of them.
+
+    Returns:
+        The features of every model, and what is known of the inputs: `inputs`, `samples`, `seed`.
+
+    Raises:
+        ModelError: the models cannot be compared, the inputs do not fit or are not finite, or a
+            forward pass leaves the range of its floats.
+
+    Example:
+        >>> import numpy as np, tnsim
+        >>> double = tnsim.Model([tnsim.Linear(2.0 * np.eye(2))])
+        >>> features, about = outputs_of([double], np.array([[1.0, 3.0]]), 0, np.ravel)
+        >>> features[0].tolist(), about
+        ([2.0, 6.0], {'inputs': 'given', 'samples': 1})
+    """
+    features: list[np.ndarray] = []
+    first, x, about = None, np.empty(0), {}
+    for n, model in enumerate(models):
+        terms(model)  # refuses what is no model
+        if first is None:
+            first = model
+            x, about = _inputs(inputs, model, seed)
+        check_comparable(first, model)
+        outputs = np.concatenate(list(_batches(model, x)))
+        _check_finite(outputs, n)
+        features.append(feature(outputs))
+    return Outputs(features, about)
+
+
+def _check_finite(outputs: Float[np.ndarray, "n *positions out"], n: int) -> None:
+    finite = np.isfinite(outputs)
+    if finite.all():
+        return
+    where = tuple(np.argwhere(~finite)[0])
+    raise ModelError(
+        f"model {n} gives {outputs[where]} in output {where[-1]} of input {where[0]}: "
+        "a float range was exceeded"
+    )
+
+
+def _inputs(
+    inputs: Inputs, model: AnyModel, seed: int
+) -> tuple[Float[np.ndarray, "n *positions in"], dict[str, Any]]:
+    """The inputs in float64, and what is said about them."""
+    if isinstance(inputs, (int, np.integer)) and not isinstance(inputs, bool):
+        return _drawn(int(inputs), model, seed)
+    x, d_in = np.asarray(inputs, np.float64), model.d_in
+    if x.ndim < 2 or x.shape[-1] != d_in or not x.size:
+        raise ModelError(
+            f"inputs must be a number, or an array of shape (n, {d_in}); found shape {x.shape}"
+        )
+    finite = np.isfinite(x)
+    if not finite.all():
+        row = np.argwhere(~finite)[0][0]
+        raise ModelError(f"the inputs are not finite, first in row {row}")
+    return x, {"inputs": "given", "samples": len(x)}
+
+
+def _drawn(
+    count: int, model: AnyModel, seed: int
+) -> tuple[Float[np.ndarray, "n *positions in"], dict[str, Any]]:
+    """Standard normal inputs in the shape that the model reads."""
+    if count < 1:
+        raise ModelError(f"at least one input is needed, found n = {count}")
+    shape = (count, model.d_in)
+    if model.n_ctx is not None:
+        shape = (count, model.n_ctx, model.d_in)
+    x = np.random.default_rng(seed).normal(size=shape)
+    return x, {"inputs": "standard normal", "samples": count, "seed": seed}
+
+
+def _batches(
+    model: AnyModel, x: Float[np.ndarray, "n *positions in"]
+) -> Iterator[Float[np.ndarray, "batch *positions out"]]:
+    # an overflow is no warning here: `_check_finite` refuses it with the model, input and output
+    with np.errstate(over="ignore", invalid="ignore"):
+        for start in range(0, len(x), BATCH):
+            yield np.asarray(model(x[start : start + BATCH]), np.float64)

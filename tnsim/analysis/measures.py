@@ -1,0 +1,210 @@
+"""The mathematics of the baselines. In: outputs or weights as plain arrays. Out: K x K arrays.
+
+Knows neither models nor labels; a model is the number of its array.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from tnsim.errors import ModelError
+
+EPS = float(np.finfo(np.float64).eps)
+
+
+def cosines(rows: Sequence[Float[np.ndarray, " size"]], zero: str) -> Float[np.ndarray, "K K"]:
+    """Cosines of all pairs of vectors.
+
+    Args:
+        rows: K vectors of one size.
+        zero: what the error says of a vector of zeros, after "model 3".
+
+    Returns:
+        (K, K), float64 from -1 to 1.
+
+    Raises:
+        ModelError: a vector is zero.
+
+    Example:
+        >>> import numpy as np
+        >>> cosines([np.array([3.0, 0.0]), np.array([3.0, 4.0])], "is zero").round(3).tolist()
+        [[1.0, 0.6], [0.6, 1.0]]
+    """
+    scaled = []
+    for n, row in enumerate(rows):
+        size = np.abs(row).max()
+        if size == 0:
+            raise ModelError(f"model {n} {zero}: its cosine with anything is undefined")
+        scaled.append(row / size)  # the largest entry is 1, so no square overflows
+    stacked = np.array(scaled)
+    stacked /= np.linalg.norm(stacked, axis=1, keepdims=True)
+    return np.clip(stacked @ stacked.T, -1.0, 1.0)
+
+
+def symmetric(count: int, entry: Callable[[int, int], float]) -> Float[np.ndarray, "K K"]:
+    """A symmetric matrix from the entries of its lower triangle.
+
+    Args:
+        count: the number of rows, K.
+        entry: the value at row i and column j <= i.
+
+    Returns:
+        (K, K), float64.
+
+    Example:
+        >>> symmetric(2, lambda i, j: 10.0 * i + j).tolist()
+        [[0.0, 10.0], [10.0, 11.0]]
+    """
+    values = np.empty((count, count))
+    for i in range(count):
+        for j in range(i + 1):
+            values[i, j] = values[j, i] = entry(i, j)
+    return values
+
+
+def centred(outputs: Float[np.ndarray, "n *positions out"]) -> Float[np.ndarray, "n rank"]:
+    """Centred features, one row per input, that have the inner products of the outputs.
+
+    Outputs A of more coordinates than inputs are shortened: A' = Q R gives A A' = R' R, so R' has
+    the kernel of A in n columns.
+
+    Args:
+        outputs: of n inputs; positions are further coordinates.
+
+    Returns:
+        (n, min(n, coordinates)), float64, in units of the largest deviation from the mean; zeros
+        where the outputs are constant up to rounding.
+
+    Example:
+        >>> import numpy as np
+        >>> centred(np.array([[1.0], [2.0]])).tolist()
+        [[-1.0], [1.0]]
+    """
+    outputs = outputs.reshape(len(outputs), -1)
+    size = np.abs(outputs).max() or 1.0
+    outputs = outputs / size - (outputs / size).mean(0)
+    spread = np.abs(outputs).max()
+    if spread < len(outputs) * EPS:
+        return np.zeros_like(outputs)  # a constant, of which rounding has left something
+    outputs /= spread
+    if outputs.shape[1] <= outputs.shape[0]:
+        return outputs
+    return np.asarray(np.linalg.qr(outputs.T, mode="r")).T
+
+
+def hsic(
+    features: Sequence[Float[np.ndarray, "n rank"]], debiased: bool
+) -> Float[np.ndarray, "K K"]:
+    """Hilbert-Schmidt independence criterion of all pairs, for linear kernels.
+
+    Args:
+        features: centred features of K models on the same n inputs; n is at least 4 if debiased.
+        debiased: whether to give the unbiased estimator, which may be negative.
+
+    Returns:
+        (K, K), float64, up to a factor per model and one for all, which CKA divides out.
+
+    Raises:
+        ModelError: the features of a model are all zero.
+
+    Example:
+        >>> import numpy as np
+        >>> x = np.array([[-1.0], [-1.0], [1.0], [1.0]])
+        >>> y = np.array([[-1.0], [1.0], [-1.0], [1.0]])
+        >>> hsic([x, y], debiased=False).round(3).tolist()
+        [[1.0, 0.0], [0.0, 1.0]]
+
+    Source:
+        Song et al. 2012, "Feature selection via dependence maximization", equation 5.
+    """
+    diagonals = np.array([np.square(x).sum(1) for x in features])
+    largest_entries = diagonals.max(1)
+    if (largest_entries == 0).any():
+        raise ModelError(
+            f"model {np.argmin(largest_entries)} gives the same output for all inputs: "
+            "its CKA with anything is undefined"
+        )
+    scaled = []
+    for x, diagonal in zip(features, diagonals, strict=True):
+        scaled.append(x / np.sqrt(diagonal.sum()))
+
+    def overlap(i: int, j: int) -> float:
+        return float(np.square(scaled[i].T @ scaled[j]).sum())
+
+    biased = symmetric(len(scaled), overlap)
+    if not debiased:
+        return biased
+    # With K = A A' and L = B B', the kernels of centred features A and B, what `biased` holds is
+    #
+    #     tr K L = |A' B|^2.
+    #
+    # The unbiased estimator leaves out the diagonals k and l. With K~ = K - diag k it is, times
+    # n (n - 3),
+    #
+    #     tr K~ L~  +  1'K~1 1'L~1 / ((n-1)(n-2))  -  2 1'K~ L~1 / (n-2).
+    #
+    # A constant added to the outputs adds u 1' + 1 u' to the kernel, which this annihilates; so the
+    # features may be centred, and K 1 = 0. Then K~1 = -k, 1'K~1 = -tr K and tr K~ L~ = tr K L -
+    # k.l, which makes it, without any n x n kernel,
+    #
+    #     tr K L  +  tr K tr L / ((n-1)(n-2))  -  n k.l / (n-2).
+    #
+    # The features are scaled so that tr K = tr L = 1.
+    n = diagonals.shape[1]
+    diagonals /= diagonals.sum(1, keepdims=True)
+    return biased + (1 / ((n - 1) * (n - 2)) - n / (n - 2) * diagonals @ diagonals.T)
+
+
+def softmax(outputs: Float[np.ndarray, "*n out"]) -> Float[np.ndarray, "*n out"]:
+    """Probabilities `exp(y_i) / sum_j exp(y_j)`, over the last axis.
+
+    Args:
+        outputs: logits (..., d_out).
+
+    Returns:
+        Probabilities (..., d_out), float64.
+
+    Example:
+        >>> import numpy as np
+        >>> softmax(np.array([1000.0, 1000.0])).tolist()
+        [0.5, 0.5]
+    """
+    weights = np.exp(outputs - outputs.max(-1, keepdims=True))
+    return weights / weights.sum(-1, keepdims=True)
+
+
+def entropy(p: Float[np.ndarray, "*n out"]) -> Float[np.ndarray, "*n"]:
+    """Shannon entropy `-sum_i p_i log p_i`, with 0 log 0 = 0.
+
+    Args:
+        p: probabilities (..., d_out).
+
+    Returns:
+        (...), float64 in nats.
+
+    Example:
+        >>> import numpy as np
+        >>> entropy(np.array([0.5, 0.5, 0.0])).round(3).item()
+        0.693
+    """
+    return -(p * np.log(np.where(p > 0, p, 1.0))).sum(-1)
+
+
+def largest(outputs: Float[np.ndarray, "*n out"]) -> Int[np.ndarray, "*n"]:
+    """Place of the largest output, of equal ones the first.
+
+    Args:
+        outputs: (..., d_out).
+
+    Returns:
+        (...), integers from 0.
+
+    Example:
+        >>> import numpy as np
+        >>> largest(np.array([0.0, 2.0, 2.0])).item()
+        1
+    """
+    return outputs.argmax(-1)

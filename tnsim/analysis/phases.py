@@ -1,0 +1,230 @@
+"""Phases of a training run. In: a matrix of similarities. Out: change points, their sharpness.
+
+Rows follow training. A phase is a contiguous range of rows, and a change point is the row at which
+a new phase starts, so change points (5, 14) of 18 rows are the phases 0-4, 5-13 and 14-17.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from tnsim.analysis.chords import cosine_matrix
+from tnsim.analysis.matrices import square
+from tnsim.errors import ResultError
+
+if TYPE_CHECKING:
+    from tnsim.analysis.matrices import Matrix
+
+
+class Segmentation(NamedTuple):
+    """A division into contiguous phases.
+
+    Attributes:
+        change_points: rows at which a new phase starts, without row 0.
+        labels: of the models in these rows.
+        cost: the scatter, squared distances of the models from the mean of their phase.
+
+    Example:
+        >>> import numpy as np
+        >>> segment(np.eye(2), 2)
+        Segmentation(change_points=(1,), labels=(1,), cost=0.0)
+    """
+
+    change_points: tuple[int, ...]
+    labels: tuple[Any, ...]
+    cost: float
+
+
+def block_score(similarity: Matrix, change_points: Sequence[int]) -> float:
+    """Delta: mean similarity within blocks minus mean across blocks; higher is a sharper split.
+
+        Delta  =  mean of K_ij over i != j in one block  -  mean of K_ij over i, j in different
+        blocks
+
+    That a model equals itself says nothing about its block, so pairs are of different models.
+
+    Args:
+        similarity: a result, one of its matrices, or an array (K, K).
+        change_points: rows at which blocks start, without row 0.
+
+    Returns:
+        Delta, in the unit of the matrix: for similarities from -2 to 2.
+
+    Raises:
+        ResultError: no pair lies within a block or none across, change points do not rise within
+            1 to K - 1, or the matrix is not finite, square and symmetric.
+        MissingExtra: xarray is not installed.
+
+    Example:
+        >>> import numpy as np
+        >>> similarity = np.array([[1.0, 0.8, 0.1], [0.8, 1.0, 0.3], [0.1, 0.3, 1.0]])
+        >>> round(block_score(similarity, [2]), 3)  # 0.8 - (0.1 + 0.3) / 2
+        0.6
+
+    Source:
+        The paper, section 3.3.
+    """
+    values = square(similarity).values
+    block = phase_of_rows(change_points, len(values))
+    same = block[:, None] == block
+    within = same & ~np.eye(len(values), dtype=bool)
+    if not within.any() or same.all():
+        sizes = np.bincount(block).tolist()
+        raise ResultError(
+            f"a block score needs pairs within blocks and across, found blocks of {sizes} models"
+        )
+    return float(values[within].mean() - values[~same].mean())
+
+
+def phase_of_rows(change_points: Sequence[int], count: int) -> Int[np.ndarray, " count"]:
+    """The phase of every row.
+
+    Args:
+        change_points: rows at which phases start, without row 0.
+        count: the number of rows.
+
+    Returns:
+        (count,), integers from 0.
+
+    Raises:
+        ResultError: change points do not rise within 1 to count - 1.
+
+    Example:
+        >>> phase_of_rows([2, 3], 5).tolist()
+        [0, 0, 1, 2, 2]
+    """
+    bounds = np.array([0, *change_points, count])
+    sizes = np.diff(bounds)
+    if (sizes < 1).any():
+        raise ResultError(
+            f"change points must rise from 1 to {count - 1}, found {list(change_points)}"
+        )
+    return np.repeat(np.arange(len(sizes)), sizes)
+
+
+def segment(similarity: Matrix, phases: int) -> Segmentation:
+    """The best division into contiguous phases, exactly, in O(K^2 phases) (kernel change points).
+
+    Minimises the scatter of the models, as vectors v_i, around the mean of their phase. A Gram
+    matrix K_ij = <v_i, v_j> gives it without the vectors, for a phase P of n models as
+
+        sum over i in P of |v_i - mean|^2  =  sum_i K_ii  -  sum_ij K_ij / n.
+
+    Where several divisions are equally good, later phases are longest.
+
+    Args:
+        similarity: a result, one of its matrices of cosines, or an array (K, K).
+        phases: their number, from 1 to K.
+
+    Returns:
+        `phases` - 1 change points, their labels, and the scatter.
+
+    Raises:
+        ResultError: `phases` is out of range, or the matrix is not finite, square and symmetric
+            with ones on its diagonal.
+        MissingExtra: xarray is not installed.
+
+    Example:
+        >>> import numpy as np
+        >>> run = np.array([[1.0, 0.9, 0.0], [0.9, 1.0, 0.1], [0.0, 0.1, 1.0]])
+        >>> change_points, labels, cost = segment(run, 2)
+        >>> change_points, round(cost, 3)
+        ((2,), 0.1)
+
+    Source:
+        Harchaoui and Cappe 2007, "Retrospective multiple change-point estimation with kernels".
+    """
+    return segmentations(similarity, phases)[-1]
+
+
+def segmentations(similarity: Matrix, up_to: int) -> list[Segmentation]:
+    """`segment` into 1, 2, ..., `up_to` phases, from one table.
+
+    Args:
+        similarity: a result, one of its matrices of cosines, or an array (K, K).
+        up_to: the largest number of phases, from 1 to K.
+
+    Returns:
+        `up_to` divisions; for a Gram matrix their costs never rise.
+
+    Raises:
+        ResultError: `up_to` is out of range, or the matrix is not finite, square and symmetric with
+            ones on its diagonal.
+        MissingExtra: xarray is not installed.
+
+    Example:
+        >>> import numpy as np
+        >>> for division in segmentations(np.eye(3), 3):
+        ...     print(division.change_points, round(division.cost, 3))
+        () 2.0
+        (1,) 1.0
+        (1, 2) 0.0
+    """
+    gram = cosine_matrix(similarity)
+    count = len(gram)
+    if not 1 <= up_to <= count:
+        raise ResultError(
+            f"{count} models can be divided into 1 to {count} phases, not into {up_to}"
+        )
+    labels = gram["a"].values.tolist()
+    divisions = []
+    for change_points, cost in _best_divisions(gram.values, up_to):
+        starting = tuple(labels[row] for row in change_points)
+        divisions.append(Segmentation(change_points, starting, cost))
+    return divisions
+
+
+def _best_divisions(
+    gram: Float[np.ndarray, "K K"], up_to: int
+) -> Iterator[tuple[tuple[int, ...], float]]:
+    """Change points and cost of the best 1, 2, ..., `up_to` phases, by dynamic programming.
+
+    Let best_p(e) be the least cost of the first e rows in p phases. The last phase starts at some
+    row s, and the rows before it are divided at best into p - 1:
+
+        best_1(e)  =  scatter(0, e)
+        best_p(e)  =  min over s of  best_{p-1}(s) + scatter(s, e)
+
+    The minimising s are kept for every p and e, and read back from the last row to the first.
+    """
+    scatter = _scatter(gram)
+    count = len(gram)
+    best = scatter[0]
+    last_starts: list[Int[np.ndarray, " K+1"]] = []
+    yield (), float(best[count])
+    for _ in range(2, up_to + 1):
+        cost = best[:, None] + scatter
+        last_starts.append(cost.argmin(0))
+        best = cost.min(0)
+        yield _read_back(last_starts, count), float(best[count])
+
+
+def _read_back(last_starts: Sequence[Int[np.ndarray, " K+1"]], end: int) -> tuple[int, ...]:
+    """Change points of the first `end` rows, found from the last to the first."""
+    points = []
+    for start in reversed(last_starts):
+        end = int(start[end])
+        points.append(end)
+    return tuple(reversed(points))
+
+
+def _scatter(gram: Float[np.ndarray, "K K"]) -> Float[np.ndarray, "K+1 K+1"]:
+    """Entry (s, e): scatter of rows s to e - 1 around their mean, infinite unless s < e.
+
+    With C(i, j) the sum of the upper left i x j entries, a diagonal block has the sum
+
+        C(e, e) - C(s, e) - C(e, s) + C(s, s).
+    """
+    count = len(gram)
+    sums = np.zeros((count + 1, count + 1))
+    sums[1:, 1:] = gram.cumsum(0).cumsum(1)
+    traces = np.concatenate([[0.0], np.diag(gram).cumsum()])
+    corners = np.diag(sums)
+    blocks = corners[None, :] - sums - sums.T + corners[:, None]
+    size = np.arange(count + 1) - np.arange(count + 1)[:, None]
+    scatter = traces - traces[:, None] - blocks / np.maximum(size, 1)
+    return np.where(size > 0, scatter, np.inf)
