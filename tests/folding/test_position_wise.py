@@ -13,7 +13,7 @@ from tnsim.engine.planner import plan_problem
 from tnsim.folding.sequences import fold
 from tnsim.folding.sequences.joining_rules import ACROSS, ALL, NONE, STRAIGHT, matchings
 from tnsim.folding.sequences.notation import Leg
-from tnsim.metrics.metric import sequence_inputs
+from tnsim.metrics.input_moments import sequence_inputs
 from tnsim.names import (
     COVARIANCE,
     DOWN,
