@@ -3,9 +3,12 @@
 import re
 from pathlib import Path
 
+import backends
 import pytest
 
 import tnsim
+
+pytestmark = backends.compiled
 
 ROOT = Path(__file__).parent.parent
 

@@ -81,7 +81,7 @@ def test_types_are_shipped():
 
 
 @pytest.mark.parametrize("dtype", ["float32", "f4", np.float32, np.dtype("float32"), jnp.float32])
-def test_a_precision_is_what_numpy_takes(dtype, rng, numpy_plans):
+def test_a_precision_is_what_numpy_takes(dtype, rng):
     a, b = (tnsim.Model([bilinear(rng, 3, 4, 2)]) for _ in range(2))
     assert tnsim.plan(a, b, dtype=dtype).dtype == "float32"
     assert tnsim.similarity(a, b, dtype=dtype) == tnsim.similarity(a, b, dtype="float32")
@@ -101,7 +101,7 @@ def test_other_precisions_are_refused(dtype, rng):
             verb([a, a], dtype=dtype)
 
 
-def test_a_prompt_shows_metric_guarantee_and_value(rng, numpy_plans):
+def test_a_prompt_shows_metric_guarantee_and_value(rng):
     a, b = (tnsim.Model([bilinear(rng, 3, 4, 2)]) for _ in range(2))
     value = tnsim.similarity(a, b)
     assert repr(value) == f"Number({float(value)!r}, metric='gaussian', exact=True)"
@@ -130,7 +130,7 @@ class Tags(html.parser.HTMLParser):
         assert self.open.pop() == tag
 
 
-def test_a_notebook_shows_small_tables(rng, numpy_plans):
+def test_a_notebook_shows_small_tables(rng):
     a, b = (tnsim.Model([bilinear(rng, 3, 4, 2)]) for _ in range(2))
     parts = tnsim.attribution(a, b)
     nasty = "<script>alert(1)</script>&\udc80"
@@ -193,7 +193,7 @@ class Tripled:
         return tuple(dataclasses.replace(way, weight=3 * way.weight) for way in ways)
 
 
-def test_a_metric_from_outside(rng, numpy_plans):
+def test_a_metric_from_outside(rng):
     a, b = (tnsim.Model([bilinear(rng, 3, 4, 2)]) for _ in range(2))
     tree = tnsim.TreeSymmetric()
     assert tnsim.inner(a, b, Tripled()) == pytest.approx(3 * tnsim.inner(a, b, tree))

@@ -7,12 +7,15 @@ import sys
 import time
 from pathlib import Path
 
+import backends
 import numpy as np
 import pytest
 from oracles import bilinear
 
 import tnsim
 from tnsim.checkpoints.presets import PRESETS
+
+pytestmark = backends.compiled
 
 SHIPPED = Path(tnsim.__file__).parent / "data" / "modular-addition"
 

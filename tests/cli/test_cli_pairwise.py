@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 
+import backends
 import numpy as np
 import pytest
 from oracles import bilinear
@@ -15,6 +16,8 @@ from test_cli import run
 
 import tnsim
 from tnsim.checkpoints import hub_cache as hub
+
+pytestmark = backends.compiled
 
 
 @pytest.fixture

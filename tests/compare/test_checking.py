@@ -87,7 +87,7 @@ def test_fit(rng):
 @pytest.mark.parametrize(
     "metric", [tnsim.Gaussian(np.array([0.2, -0.1])), tnsim.Categorical(np.array([0.3, 0.7]))]
 )
-def test_sequences_are_sampled_as_their_metric_says(metric, numpy_plans, rng):
+def test_sequences_are_sampled_as_their_metric_says(metric, rng):
     a, b = (
         tnsim.Model([tnsim.Residual(attention(rng, 2, 1, 2, 1, 2, True))], n_ctx=2)
         for _ in range(2)

@@ -12,26 +12,10 @@ from oracles import bilinear, linear
 from sequence_oracles import attention
 
 import tnsim
-from tnsim.engine import execution
 from tnsim.models.scaling import scaled
 
 LAWS = settings(max_examples=6, deadline=None, derandomize=True)
 RANGES = {"float64": (900, 1e-12), "float32": (100, 1e-5)}
-
-
-@pytest.fixture(autouse=True, scope="module")
-def on_numpy():
-    """Verbs run on the NumPy reference; what is traced runs on JAX all the same."""
-    run = execution.run
-
-    def reference(plan, arrays):
-        if any(isinstance(x, jax.core.Tracer) for x in arrays.values()):
-            return run(plan, arrays)
-        return run(plan, {name: np.asarray(x) for name, x in arrays.items()}, "numpy")
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(execution, "run", reference)
-        yield
 
 
 # layers without constants: multiplying any array multiplies the function

@@ -1,5 +1,6 @@
 """Models are pytrees: gradients, jit and vmap pass through the verbs."""
 
+import backends
 import cases
 import jax
 import jax.numpy as jnp
@@ -7,6 +8,8 @@ import numpy as np
 import pytest
 
 import tnsim
+
+pytestmark = backends.compiled
 
 METRICS = {
     "deep gaussian": tnsim.Gaussian(),

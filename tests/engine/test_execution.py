@@ -1,5 +1,6 @@
 """Execution: one lowering for NumPy and JAX, few programs, finite at depth 64, no global setting touched."""
 
+import backends
 import cases
 import jax
 import numpy as np
@@ -14,6 +15,8 @@ from tnsim.engine import execution, memory
 from tnsim.folding.base import model_weights
 from tnsim.folding.choose import choose
 from tnsim.sessions import Session, using
+
+pytestmark = backends.compiled
 
 
 def leaves_of(plan, a, b, metric):

@@ -282,7 +282,7 @@ def test_swapped_files_are_not_taken_for_each_other(cache, rng):
     assert (plan_anew(one), plan_anew(other)) == plans
 
 
-def test_a_kept_plan_gives_the_same_number(cache, rng, numpy_plans):
+def test_a_kept_plan_gives_the_same_number(cache, rng):
     """A weight in a cache file changed by hand gave another number, called exact."""
     pair = models(rng)
     tnsim.session().clear()

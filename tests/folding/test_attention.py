@@ -5,6 +5,7 @@ Plans run on the NumPy reference here: correctness is the plan's, and nothing ha
 
 import itertools
 
+import backends
 import numpy as np
 import pytest
 from oracles import bilinear, linear
@@ -33,7 +34,7 @@ def test_forward_pass_is_the_formula(rope_base, mask, rng=np.random.default_rng(
 
 @pytest.mark.parametrize("form", ["standard", "alike", "diagonal", "each", "full"])
 @pytest.mark.parametrize("layers", ONE_LAYER)
-def test_one_nonlinear_layer_is_exact(layers, form, numpy_plans):
+def test_one_nonlinear_layer_is_exact(layers, form):
     a, b = pair(ONE_LAYER[layers], 2)
     metric = tnsim.Gaussian(*inputs(np.random.default_rng(3), 2, D)[form])
     expected = [sequence_products(x, y, metric) for x, y in ((a, b), (a, a), (b, b))]
@@ -51,7 +52,7 @@ def test_one_nonlinear_layer_is_exact(layers, form, numpy_plans):
         )
 
 
-def test_three_positions(numpy_plans):
+def test_three_positions():
     a, b = (
         tnsim.Model(m.layers, n_ctx=3)
         for m in pair(
@@ -66,7 +67,7 @@ def test_three_positions(numpy_plans):
 
 @pytest.mark.parametrize("form", ["standard", "full"])
 @pytest.mark.parametrize("layers", DEEP)
-def test_closure_is_the_joint_gaussian_layer_by_layer(layers, form, numpy_plans):
+def test_closure_is_the_joint_gaussian_layer_by_layer(layers, form):
     a, b = pair(DEEP[layers], 2)
     metric = tnsim.GaussianClosure(*inputs(np.random.default_rng(4), 2, 1)[form])
     expected = sequence_closure(a, b, metric)
@@ -77,7 +78,7 @@ def test_closure_is_the_joint_gaussian_layer_by_layer(layers, form, numpy_plans)
 
 @pytest.mark.parametrize("symmetrised", [True, False])
 @pytest.mark.parametrize("layers", [*ONE_LAYER, *DEEP])
-def test_tree_metrics_are_those_of_dense_tensors(layers, symmetrised, numpy_plans):
+def test_tree_metrics_are_those_of_dense_tensors(layers, symmetrised):
     if layers == "against a linear model":
         return
     a, b = pair({**ONE_LAYER, **DEEP}[layers], 2)
@@ -112,7 +113,7 @@ OVER_TOKENS = {
 @pytest.mark.parametrize("n_ctx", [1, 3])
 @pytest.mark.parametrize("second", OVER_TOKENS)
 @pytest.mark.parametrize("first", OVER_TOKENS)
-def test_categorical_is_the_sum_over_all_sequences(first, second, n_ctx, numpy_plans):
+def test_categorical_is_the_sum_over_all_sequences(first, second, n_ctx):
     rng = np.random.default_rng(7)
     a, b = (tnsim.Model(OVER_TOKENS[name](rng), n_ctx=n_ctx) for name in (first, second))
     p = rng.uniform(size=TOKENS)
@@ -191,7 +192,7 @@ ATTRIBUTED = {
     ids=lambda m: m.name,
 )
 @pytest.mark.parametrize("name", ATTRIBUTED)
-def test_parts_sum_to_the_inner_product(name, metric, numpy_plans):
+def test_parts_sum_to_the_inner_product(name, metric):
     """Every metric, kind of layer, constants or none; labels do not depend on the partner."""
     rng = np.random.default_rng(12)
 
@@ -210,7 +211,7 @@ def test_parts_sum_to_the_inner_product(name, metric, numpy_plans):
 
 @pytest.mark.parametrize("metric", [tnsim.GaussianClosure(), tnsim.TreeSymmetric()])
 @pytest.mark.parametrize("by", ["layer", "head"])
-def test_attribution_sums_to_the_inner_product(by, metric, numpy_plans):
+def test_attribution_sums_to_the_inner_product(by, metric):
     rng = np.random.default_rng(9)
 
     def model():
@@ -229,7 +230,7 @@ def test_attribution_sums_to_the_inner_product(by, metric, numpy_plans):
     assert found.bra == found.ket == ("stream", *cores, "constant")
 
 
-def test_an_attribution_is_the_inner_product_of_the_component(numpy_plans):
+def test_an_attribution_is_the_inner_product_of_the_component():
     """A model without its stream, and one of a single head, against the entries for them."""
     rng = np.random.default_rng(10)
     layer = attention(rng, 2, 2, 2, 1, 2)
@@ -286,7 +287,7 @@ def test_attribution_of_vector_models_is_by_layer():
 
 
 @pytest.mark.parametrize("metric", [tnsim.TreeSymmetric(), tnsim.Frobenius()])
-def test_attribution_without_constants(metric, numpy_plans):
+def test_attribution_without_constants(metric):
     """Then every inner product has a scale of its own, and all of it is in one component."""
     rng = np.random.default_rng(12)
     a, b = (
@@ -300,7 +301,7 @@ def test_attribution_without_constants(metric, numpy_plans):
 
 
 @pytest.mark.parametrize("layers", ["attention and bilinear", "bilinear, then attention"])
-def test_small_deep_models_are_exact(layers, numpy_plans):
+def test_small_deep_models_are_exact(layers):
     """Twenty legs over flattened sequences, biases and skips included, against quadrature of degree-20 products."""
     a, b = pair(DEEP[layers], 2)
     metric = tnsim.Gaussian(np.array([0.3]), np.array([0.8]))
@@ -315,7 +316,7 @@ def test_small_deep_models_are_exact(layers, numpy_plans):
     assert tnsim.similarity(a, b, tnsim.Symmetric()) < 1.0
 
 
-def test_constants_are_not_gaussian(numpy_plans):
+def test_constants_are_not_gaussian():
     """f(x) = x written with attention: q and k are the constant 1. E|f|^2 = 2; taking the constant for a Gaussian gives 210."""
     ones, zero = np.ones(1), np.zeros((1, 2))
     layer = tnsim.Attention(
@@ -325,7 +326,7 @@ def test_constants_are_not_gaussian(numpy_plans):
     assert tnsim.inner(model, model) == pytest.approx(2.0, rel=1e-14)
 
 
-def test_symmetries_leave_the_similarity_at_one(numpy_plans):
+def test_symmetries_leave_the_similarity_at_one():
     rng = np.random.default_rng(5)
     layer = attention(rng, 2, 2, 2, 2, 2, True)
     swapped = tnsim.Attention(
@@ -350,7 +351,7 @@ def test_symmetries_leave_the_similarity_at_one(numpy_plans):
     assert tnsim.similarity(model, tnsim.Model([swapped], n_ctx=3), tnsim.Frobenius()) < 0.99
 
 
-def test_deep_attention_grows_without_overflow(numpy_plans):
+def test_deep_attention_grows_without_overflow():
     rng = np.random.default_rng(6)
     layers = [attention(rng, 4, 2, 2, 2, 4, rope_base=None) for _ in range(4)]
     model = tnsim.Model(layers, n_ctx=2)
@@ -360,6 +361,7 @@ def test_deep_attention_grows_without_overflow(numpy_plans):
         assert np.isfinite(log)
 
 
+@backends.compiled
 def test_jax_agrees():
     a, b = pair(ONE_LAYER["transformer"], 2)
     metric = tnsim.Gaussian()
@@ -374,7 +376,8 @@ def test_jax_agrees():
     )
 
 
-def test_derivatives(numpy_plans=None):
+@backends.compiled
+def test_derivatives():
     import jax
 
     a, b = pair(

@@ -1,5 +1,6 @@
 """Every layer crossed with every metric, against oracles that share no code with the library."""
 
+import backends
 import cases
 import numpy as np
 import pytest
@@ -32,6 +33,7 @@ def check(a, b, metric, per_output):
     assert sign == np.sign(ab.sum()) and abs(log - np.log(abs(ab.sum()))) <= 1e-8
 
 
+@backends.both
 @pytest.mark.parametrize("inputs", cases.INPUTS)
 @pytest.mark.parametrize("name", cases.SHALLOW)
 def test_gaussian_against_quadrature(name, inputs, rng):
@@ -41,6 +43,7 @@ def test_gaussian_against_quadrature(name, inputs, rng):
     assert tnsim.similarity(a, b, metric).exact
 
 
+@backends.both
 @pytest.mark.parametrize(
     "inputs", ["standard", "diagonal", "mean and covariance", "singular covariance"]
 )
@@ -53,6 +56,7 @@ def test_deep_gaussian_against_quadrature(name, inputs, rng):
     assert tnsim.similarity(a, b, metric).exact
 
 
+@backends.both
 @pytest.mark.parametrize("biases", [False, True])
 def test_three_layers_against_quadrature(biases, rng):
     """606 diagrams; with biases each at nine moment nodes. Two input coordinates keep the quadrature small."""
@@ -72,6 +76,7 @@ def test_three_layers_against_quadrature(biases, rng):
     assert abs(tnsim.inner(a, b, metric) / ab - 1) <= 1e-9
 
 
+@backends.both
 @pytest.mark.parametrize("name", cases.SHALLOW | cases.DEEP)
 def test_symmetric_against_dense_tensors(name, rng):
     """P_n over all legs, on the dense lifted tensor."""
@@ -84,6 +89,7 @@ def test_symmetric_against_dense_tensors(name, rng):
     assert tnsim.similarity(a, b, tnsim.Symmetric()).exact
 
 
+@backends.both
 def test_symmetric_three_layers_at_tiny_size(rng):
     a, b = (
         tnsim.Model([bilinear(rng, 2, 2, 2) for _ in range(2)] + [bilinear(rng, 2, 2, 1)])
@@ -96,6 +102,7 @@ def test_symmetric_three_layers_at_tiny_size(rng):
     )
 
 
+@backends.both
 def test_the_closure_misses_what_the_exact_metric_has(rng):
     """Hidden states are not Gaussian, and treating them so moves the cosine."""
     a, b = cases.pair(cases.DEEP["two bilinear"], rng)
@@ -104,6 +111,7 @@ def test_the_closure_misses_what_the_exact_metric_has(rng):
     assert abs(tnsim.check(a, b, tnsim.Gaussian(), samples=200_000).deviation) < 5
 
 
+@backends.both
 @pytest.mark.parametrize("inputs", ["standard", "diagonal", "mean and covariance"])
 @pytest.mark.parametrize("name", cases.DEEP | cases.THREE)
 def test_closure_against_joint_gaussians(name, inputs, rng):
@@ -113,6 +121,7 @@ def test_closure_against_joint_gaussians(name, inputs, rng):
     assert not tnsim.similarity(a, b, metric).exact
 
 
+@backends.both
 @pytest.mark.parametrize("metric", [tnsim.TreeSymmetric(), tnsim.Frobenius()], ids=lambda m: m.name)
 @pytest.mark.parametrize("name", cases.SHALLOW | cases.DEEP | cases.THREE)
 def test_tree_metrics_against_dense_tensors(name, metric, rng):
@@ -121,6 +130,7 @@ def test_tree_metrics_against_dense_tensors(name, metric, rng):
     assert tnsim.similarity(a, b, metric).exact
 
 
+@backends.both
 def test_linear_against_bilinear(rng):
     """Different orders: E<Wx, f(x)> involves odd moments only, so the mean matters."""
     a = tnsim.Model([cases.linear(rng, 3, 4), cases.linear(rng, 4, 2, True)])
@@ -130,6 +140,7 @@ def test_linear_against_bilinear(rng):
         check(a, b, metric, lambda p, q, metric=metric: expected_products(p, q, metric))
 
 
+@backends.both
 @pytest.mark.parametrize("name", ["bilinear biases", "lerp residual", "embedded"])
 def test_differences_expand_by_bilinearity(name, rng):
     (a, b), (c, _) = cases.pair(cases.SHALLOW[name], rng), cases.pair(cases.SHALLOW[name], rng)
@@ -154,6 +165,7 @@ def test_differences_expand_by_bilinearity(name, rng):
     np.testing.assert_allclose(diff(x), b(x) - 0.5 * c(x), rtol=1e-13)
 
 
+@backends.compiled
 def test_float32_on_request(rng):
     a, b = cases.pair(cases.SHALLOW["embedded biases"], rng)
     exact, single = tnsim.similarity(a, b), tnsim.similarity(a, b, dtype="float32")

@@ -52,19 +52,19 @@ def test_network_is_the_dense_tensor(layers):
 @pytest.mark.parametrize(
     "layers", [name for name in ONE_LAYER | DEEP if name != "against a linear model"]
 )
-def test_tree_networks_are_inner(layers, metric, numpy_plans):
+def test_tree_networks_are_inner(layers, metric):
     assert agrees(*pair((ONE_LAYER | DEEP)[layers], 2), metric)
 
 
 @pytest.mark.parametrize("form", ["standard", "alike", "diagonal", "each", "full"])
 @pytest.mark.parametrize("layers", ONE_LAYER)
-def test_gaussian_networks_are_inner(layers, form, numpy_plans):
+def test_gaussian_networks_are_inner(layers, form):
     assert agrees(
         *pair(ONE_LAYER[layers], 2), tnsim.Gaussian(*inputs(np.random.default_rng(3), 2, D)[form])
     )
 
 
-def test_orbits_stand_for_all_pairings(numpy_plans):
+def test_orbits_stand_for_all_pairings():
     """Two attention layers without constants have 945 pairings; symmetrised, three networks weigh as much."""
     a, b = pair(ONE_LAYER["plain"], 2)
     found = list(tnsim.networks(a, b))
@@ -84,7 +84,7 @@ def test_attention_may_meet_a_bilinear_layer(rng):
     assert found == pytest.approx(sequence_products(a, b, metric).sum(), rel=1e-10)
 
 
-def test_closure_over_attention(numpy_plans, rng):
+def test_closure_over_attention(rng):
     a, b = (
         tnsim.Model([attention(rng, 1, 1, 2, 1, 1), bilinear(rng, 1, 2, 2)], n_ctx=2)
         for _ in range(2)
@@ -156,7 +156,7 @@ def test_drawing(rng):
     assert legend == ["Layer0", "symmetriser", "bra (A)", "ket (B)"]
 
 
-def test_deep_networks_of_sequences_join_whole_trees(numpy_plans):
+def test_deep_networks_of_sequences_join_whole_trees():
     rng = np.random.default_rng(12)
     a, b = (
         tnsim.Model([bilinear(rng, 1, 2, 2, biases), bilinear(rng, 2, 2, 1)], n_ctx=2)
