@@ -73,7 +73,7 @@ def test_threads_share_one_value():
     assert len(results) == 1600 and len(kept) == kept.held == 8
 
 
-def test_threads_compute_the_same_similarity(rng, numpy_plans):
+def test_threads_compute_the_same_similarity(rng):
     shape = (4, 3), (4, 3), (2, 4)
     models = [tnsim.Model([tnsim.Bilinear(*(rng.normal(size=s) for s in shape))]) for _ in range(6)]
     expected = [float(tnsim.similarity(models[0], model)) for model in models]

@@ -21,12 +21,26 @@ from tnsim.checkpoints.state_dict import to_numpy
 from tnsim.errors import CheckpointError, ModelError, UnsupportedLayer
 from tnsim.models.arrays import rename_errors
 from tnsim.models.attention import Attention
-from tnsim.models.layers import Bilinear, Layer, Linear, Residual
+from tnsim.models.layers import (
+    Bilinear,
+    Layer,
+    Linear,
+    Multilinear,
+    Residual,
+    affine_maps,
+    bias_name,
+)
 from tnsim.models.model import Model
 
 FORMAT = 1
 METADATA = "tnsim"  # where the architecture stands
-KINDS = {cls.__name__: cls for cls in (Linear, Bilinear, Attention)}
+KINDS = {cls.__name__: cls for cls in (Linear, Bilinear, Multilinear, Attention)}
+SETTINGS: dict[type, tuple[str, ...]] = {  # what a layer has besides arrays
+    Linear: (),
+    Bilinear: (),
+    Multilinear: ("n_legs",),
+    Attention: ("n_heads", "mask", "rope_base"),
+}
 
 
 def save(model: Model, path: str | os.PathLike) -> None:
@@ -108,19 +122,20 @@ def _describe(layer: Layer, prefix: str, tensors: dict[str, np.ndarray]) -> dict
             "scale": float(layer.scale),
             "layer": _describe(layer.layer, prefix, tensors),
         }
-    arrays, settings = _fields(type(layer))
-    for field in arrays:
+    for field in _array_fields(layer):
         if getattr(layer, field) is not None:
             tensors[f"{prefix}.{field}"] = np.ascontiguousarray(getattr(layer, field))
-    return {"kind": type(layer).__name__, **{field: getattr(layer, field) for field in settings}}
+    settings = {field: getattr(layer, field) for field in SETTINGS[type(layer)]}
+    return {"kind": type(layer).__name__, **settings}
 
 
-def _fields(cls: type) -> tuple[list[str], list[str]]:
-    """Names of a layer's arrays and of its other arguments."""
-    fields = dataclasses.fields(cls)
-    arrays = [field.name for field in fields if not field.metadata.get("static")]
-    settings = [field.name for field in fields if field.metadata.get("static")]
-    return arrays, settings
+def _array_fields(layer: Layer) -> list[str]:
+    """Names of a layer's matrices and of their biases."""
+    rows, output = affine_maps(layer)
+    names: list[str] = []
+    for name in (*rows, output):
+        names += [name, bias_name(name)]
+    return names
 
 
 def _build(spec: Mapping[str, Any], prefix: str, state: Mapping[str, Any], used: set[str]) -> Layer:
@@ -131,13 +146,33 @@ def _build(spec: Mapping[str, Any], prefix: str, state: Mapping[str, Any], used:
             f"layer kind {spec['kind']!r} is not one of {', '.join(KINDS)}, Residual"
         )
     cls = KINDS[spec["kind"]]
-    fields, settings = _fields(cls)
+    settings = {setting: spec[setting] for setting in SETTINGS[cls]}
+    if cls is Multilinear:
+        return _build_multilinear(settings["n_legs"], prefix, state, used)
     arrays = {}
-    for field in fields:
-        name = f"{prefix}.{field}"
-        if name in state:
-            used.add(name)
-            arrays[field] = to_numpy(state[name], name)
-        elif not field.endswith("bias"):
-            raise CheckpointError(f"tensor {name!r} is missing")
-    return cls(**arrays, **{setting: spec[setting] for setting in settings})
+    for field in dataclasses.fields(cls):
+        if field.name not in settings:
+            arrays[field.name] = _tensor(field.name, prefix, state, used)
+    return cls(**arrays, **settings)
+
+
+def _build_multilinear(
+    n_legs: Any, prefix: str, state: Mapping[str, Any], used: set[str]
+) -> Multilinear:
+    if type(n_legs) is not int or not 0 < n_legs <= len(state):
+        raise CheckpointError(f"{prefix} has {n_legs!r} legs, of which no file has that many")
+    legs = [_tensor(f"leg{n}", prefix, state, used) for n in range(n_legs)]
+    biases = [_tensor(f"leg{n}_bias", prefix, state, used) for n in range(n_legs)]
+    down = _tensor("down", prefix, state, used)
+    return Multilinear(legs, down, biases, _tensor("down_bias", prefix, state, used))
+
+
+def _tensor(field: str, prefix: str, state: Mapping[str, Any], used: set[str]) -> Any:
+    """One array of a layer; None for a bias that the file does not have."""
+    name = f"{prefix}.{field}"
+    if name in state:
+        used.add(name)
+        return to_numpy(state[name], name)
+    if not field.endswith("bias"):
+        raise CheckpointError(f"tensor {name!r} is missing")
+    return None

@@ -1,0 +1,170 @@
+"""A layer from outside, an elementwise cubic, through the documented protocol alone: `as_layer` and a forward pass."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from oracles import bilinear, expected_products, linear
+
+import tnsim
+
+D = 2
+
+
+class Cubic:
+    """`down (W x + b)^3 + c`, written by somebody who knows `tnsim.OwnLayer` and nothing else."""
+
+    def __init__(self, weight, down, bias=None, shift=None):
+        self.weight, self.down, self.bias, self.shift = weight, down, bias, shift
+
+    def __call__(self, x):
+        hidden = x @ self.weight.T + (0.0 if self.bias is None else self.bias)
+        return hidden**3 @ self.down.T + (0.0 if self.shift is None else self.shift)
+
+    def as_layer(self):
+        biases = None if self.bias is None else [self.bias] * 3
+        return tnsim.Multilinear([self.weight] * 3, self.down, biases, self.shift)
+
+
+def cubic(rng, d_in, rank, d_out, biases=False):
+    constants = [rng.normal(size=rank), rng.normal(size=d_out)] if biases else []
+    return Cubic(rng.normal(size=(rank, d_in)), rng.normal(size=(d_out, rank)), *constants)
+
+
+CASES = {
+    "plain": lambda g: ([cubic(g, D, 3, 2)], [cubic(g, D, 2, 2)]),
+    "biases": lambda g: ([cubic(g, D, 3, 2, True)], [cubic(g, D, 2, 2, True)]),
+    "residual": lambda g: (
+        [tnsim.Residual(cubic(g, D, 3, D, True), 0.7, 0.3)],
+        [tnsim.Residual(cubic(g, D, 2, D))],
+    ),
+    "between linear layers": lambda g: (
+        [linear(g, D, 3, True), cubic(g, 3, 2, 2), linear(g, 2, 2)],
+        [cubic(g, D, 3, 3), linear(g, 3, 2, True)],
+    ),
+}
+
+
+def pair(name, rng, n_ctx=None):
+    return tuple(tnsim.Model(layers, n_ctx=n_ctx) for layers in CASES[name](rng))
+
+
+def dense(model):
+    """The lifted tensor (out, 1 + d, 1 + d, 1 + d) of a model of one cubic layer, a skip or none."""
+    (layer,) = model.layers
+    skip, scale = getattr(layer, "skip", 0.0), getattr(layer, "scale", 1.0)
+    core = getattr(layer, "layer", layer)
+    legs = [
+        np.c_[np.zeros(len(leg)) if bias is None else bias, leg]
+        for leg, bias in zip(core.legs, core.leg_biases, strict=True)
+    ]
+    tensor = scale * np.einsum("oh,hi,hj,hk->oijk", core.down, *legs)
+    if core.down_bias is not None:
+        tensor[:, 0, 0, 0] += scale * core.down_bias
+    if skip:
+        for n in range(D):
+            for place in set(itertools.permutations((1 + n, 0, 0))):
+                tensor[(n, *place)] += skip / 3
+    return tensor
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("moments", ["standard", "mean and covariance"])
+def test_gaussian_is_the_expectation(name, moments, rng):
+    a, b = pair(name, rng)
+    metric = tnsim.Gaussian()
+    if moments != "standard":
+        factor = rng.normal(size=(D, D))
+        metric = tnsim.Gaussian(rng.normal(size=D), factor @ factor.T + 0.5 * np.eye(D))
+    expected = expected_products(a, b, metric).sum()
+    assert tnsim.inner(a, b, metric) == pytest.approx(expected, rel=1e-11)
+    norms = [expected_products(m, m, metric).sum() for m in (a, b)]
+    cosine = expected / math.sqrt(norms[0] * norms[1])
+    assert tnsim.similarity(a, b, metric) == pytest.approx(cosine, abs=1e-11)
+
+
+@pytest.mark.parametrize("name", ["plain", "biases", "residual"])
+def test_tree_metrics_are_those_of_the_dense_tensor(name, rng):
+    a, b = pair(name, rng)
+    one, two = dense(a), dense(b)
+    if name == "plain":  # not lifted: without a constant nothing reads it
+        assert not one[:, 0].any() and not two[:, 0].any()
+    orders = list(itertools.permutations((1, 2, 3)))
+    symmetric = sum(two.transpose(0, *order) for order in orders) / len(orders)
+    assert tnsim.inner(a, b, tnsim.Frobenius()) == pytest.approx((one * two).sum(), rel=1e-11)
+    expected = (one * symmetric).sum()
+    for metric in (tnsim.TreeSymmetric(), tnsim.Symmetric()):
+        assert tnsim.inner(a, b, metric) == pytest.approx(expected, rel=1e-11)
+
+
+def test_two_cubic_layers_are_exact(rng):
+    a = tnsim.Model([cubic(rng, 1, 2, 1), cubic(rng, 1, 1, 2)])
+    b = tnsim.Model([cubic(rng, 1, 1, 1), cubic(rng, 1, 2, 2)])
+    metric = tnsim.Gaussian()
+    expected = expected_products(a, b, metric).sum()
+    assert tnsim.inner(a, b, metric) == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_networks_sum_to_inner(name, rng):
+    a, b = pair(name, rng)
+    for metric in (tnsim.TreeSymmetric(), tnsim.Gaussian()):
+        weighted = tnsim.networks(a, b, metric)
+        total = sum(w * net.contract(output_inds=()) for w, net in weighted)
+        assert float(total) == pytest.approx(tnsim.inner(a, b, metric), rel=1e-10)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_sequences_apply_it_position_by_position(name, rng):
+    a, b = pair(name, rng)
+    positions = 3
+    many = [tnsim.Model(m.layers, n_ctx=positions) for m in (a, b)]
+    for metric in (tnsim.Gaussian(), tnsim.TreeSymmetric()):
+        if metric == tnsim.TreeSymmetric() and name == "between linear layers":
+            continue
+        expected = positions * tnsim.inner(a, b, metric)
+        assert tnsim.inner(*many, metric) == pytest.approx(expected, rel=1e-11)
+    parts = tnsim.attribution(a, b, tnsim.Gaussian())
+    assert parts.values.sum() == pytest.approx(tnsim.inner(a, b), rel=1e-10)
+
+
+def test_all_pairs(rng):
+    models = [tnsim.Model([cubic(rng, D, 3, 2, True)]) for _ in range(3)]
+    result = tnsim.pairwise(models)
+    for i, j in itertools.combinations(range(3), 2):
+        expected = tnsim.similarity(models[i], models[j])
+        assert float(result.similarity[i, j]) == pytest.approx(float(expected), abs=1e-11)
+
+
+def test_scale_does_not_matter(rng):
+    a, b = pair("biases", rng)
+    tiny = tnsim.Model([*b.layers, tnsim.Linear(2.0**-600 * np.eye(2))])
+    assert tnsim.similarity(a, tiny) == pytest.approx(tnsim.similarity(a, b), abs=1e-12)
+
+
+def test_a_cubic_beside_a_bilinear_layer(rng):
+    a, b = tnsim.Model([cubic(rng, D, 3, 2)]), tnsim.Model([bilinear(rng, D, 3, 2, True)])
+    expected = expected_products(a, b, tnsim.Gaussian()).sum()
+    assert tnsim.inner(a, b) == pytest.approx(expected, rel=1e-11)
+    with pytest.raises(tnsim.ModelError, match=r"trees of one shape.*orders \[3\] and \[2\]"):
+        tnsim.inner(a, b, tnsim.TreeSymmetric())
+
+
+def test_what_it_says_is_compared_with_what_it_does(rng):
+    class Liar(Cubic):
+        def as_layer(self):
+            return tnsim.Multilinear([self.weight] * 2, self.down)
+
+    with pytest.raises(tnsim.ModelError, match=r"layer 0: as_layer\(\) is another function"):
+        tnsim.Model([Liar(np.eye(2), np.eye(2))])
+    with pytest.raises(tnsim.UnsupportedLayer, match=r"layer 0 is a float; .*method as_layer\(\)"):
+        tnsim.Model([1.0])
+
+
+def test_a_model_with_it_can_be_saved(rng, tmp_path):
+    a, _ = pair("residual", rng)
+    tnsim.save(a, tmp_path / "own.safetensors")
+    again = tnsim.load(tmp_path / "own.safetensors")
+    x = rng.normal(size=(5, D))
+    np.testing.assert_array_equal(again(x), a(x))
