@@ -54,13 +54,15 @@ def test_killed_at_any_instant(folder, rng):
     store, slow = (
         folder / "store.zarr",
         RUN.replace(
-            "import os, tnsim\n", "import os, time, tnsim\nfrom tnsim.gram import run as runs\n"
+            "import os, tnsim\n", "import os, time, tnsim\nfrom tnsim.gram import normalise\n"
         ),
     )
     # every array's chunk written slowly, so that kills fall between the chunks of a tile and its marker
     slow = slow.replace(
         "tnsim.pairwise(",
-        "write = runs.log_abs\nruns.log_abs = lambda x: (time.sleep(0.03), write(x))[1]\ntnsim.pairwise(",
+        "write = normalise.log_abs\n"
+        "normalise.log_abs = lambda x: (time.sleep(0.03), write(x))[1]\n"
+        "tnsim.pairwise(",
         1,
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
@@ -172,8 +174,8 @@ def test_two_processes_on_one_store(folder):
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     together = RUN.replace(
         "tnsim.pairwise(",
-        "import pathlib, time\nfrom tnsim.gram import run\nwrite = run.log_abs\n"
-        "run.log_abs = lambda x: (time.sleep(0.03), write(x))[1]\n"
+        "import pathlib, time\nfrom tnsim.gram import normalise\nwrite = normalise.log_abs\n"
+        "normalise.log_abs = lambda x: (time.sleep(0.03), write(x))[1]\n"
         "pathlib.Path(f'{os.getpid()}.ready').touch()\n"
         "while not pathlib.Path('go').exists():\n    time.sleep(0.01)\ntnsim.pairwise(",
     )

@@ -8,7 +8,7 @@ what comes back is a JAX array.
 
 from __future__ import annotations
 
-import warnings
+import itertools
 from functools import reduce
 from typing import Any, NamedTuple
 
@@ -19,18 +19,20 @@ from numpy.typing import DTypeLike
 
 from tnsim.compare.numbers import Number, Numbers, SignedLog
 from tnsim.compare.planned import AnyModel, Budget, affordable, check, plan_for
-from tnsim.engine import execution
+from tnsim.engine import execution, precision
+from tnsim.engine.log_scaled import LogScaled, add, contribution, log_abs, times
 from tnsim.engine.plan import Plan, dtype_name
-from tnsim.errors import ModelError, PrecisionWarning, TnsimError
+from tnsim.engine.precision import Arithmetic, lost_half
+from tnsim.errors import ModelError, TnsimError
+from tnsim.folding import features
 from tnsim.folding.base import model_weights
 from tnsim.folding.choose import choose
 from tnsim.metrics import metric as metrics
 from tnsim.metrics.metric import Gaussian, Metric
+from tnsim.models.differences import by_differences
 from tnsim.models.model import Model, terms
 from tnsim.models.scaling import Scaled, beyond_float, larger, power, scaled, split
 from tnsim.names import Pair
-
-_ROUNDING_SHOWN = 1e-2
 
 
 def similarity(
@@ -47,8 +49,8 @@ def similarity(
     when the models cannot be compared or one of them is the zero function.
     """
     dtype = dtype_name(dtype)
-    products, traced = _products(a, b, metric, True, False, dtype, budget)
-    return _finish(_cosine(products, traced), metric, (a, b), traced, dtype)
+    products, _, traced = _products(a, b, metric, True, False, dtype, budget)
+    return _cosine(products, metric, (a, b), traced, dtype)
 
 
 def slices(
@@ -61,8 +63,8 @@ def slices(
 ) -> Numbers:
     """Cosine of every output coordinate on its own (paper, section 2.4), shape (d_out,). Raises as `similarity`."""
     dtype = dtype_name(dtype)
-    products, traced = _products(a, b, metric, True, True, dtype, budget)
-    return _finish(_cosine(products, traced), metric, (a, b), traced, dtype)
+    products, _, traced = _products(a, b, metric, True, True, dtype, budget)
+    return _cosine(products, metric, (a, b), traced, dtype)
 
 
 def inner(
@@ -78,17 +80,18 @@ def inner(
     Raises `TnsimError` where it is too large or too small for float64.
     """
     dtype = dtype_name(dtype)
-    products, traced = _products(a, b, metric, False, False, dtype, budget)
+    products, exponent, traced = _products(a, b, metric, False, False, dtype, budget)
     product = products["AB"]
-    value = power(*product)
+    value = power(product.mantissa, product.log, exponent)
     if traced:
         return value
     if beyond_float(value, product.mantissa):
-        log = product.log + product.exponent * np.log(2)
+        log = product.log + exponent * np.log(2)
         raise TnsimError(
             f"the inner product is about exp({log:.6g}), beyond float64; use log_inner"
         )
-    return _finish(value, metric, (a, b), False, dtype)
+    _report_inner(products, metric, (a, b), dtype)
+    return _labelled(value, metric, (a, b))
 
 
 def log_inner(
@@ -101,15 +104,14 @@ def log_inner(
 ) -> SignedLog:
     """(sign, log |<a|M|b>|), finite at any depth; a zero inner product has sign 0 and log -inf."""
     dtype = dtype_name(dtype)
-    products, traced = _products(a, b, metric, False, False, dtype, budget)
-    mantissa, log, exponent = products["AB"]
-    log = log + exponent * np.log(2)
-    xp = jnp if traced else np
-    with np.errstate(divide="ignore"):
-        found = SignedLog(xp.sign(mantissa), xp.log(xp.abs(mantissa)) + log)
-    return (
-        found if traced else SignedLog(*(_finish(x, metric, (a, b), False, dtype) for x in found))
-    )
+    products, exponent, traced = _products(a, b, metric, False, False, dtype, budget)
+    product = products["AB"]
+    log = log_abs(product) + exponent * np.log(2)
+    if traced:
+        return SignedLog(jnp.sign(product.mantissa), log)
+    _report_inner(products, metric, (a, b), dtype)
+    sign = np.sign(product.mantissa)
+    return SignedLog(_labelled(sign, metric, (a, b)), _labelled(log, metric, (a, b)))
 
 
 def plan(
@@ -133,52 +135,64 @@ def plan(
     return plan_for(choose(a, b, metric), wanted, per_output, dtype)
 
 
-class _Product(NamedTuple):
-    """`mantissa * exp(log) * 2 ** exponent`; a cosine leaves the exponents of both models out."""
-
-    mantissa: Any
-    log: Any
-    exponent: Any = 0.0
-
-
 _CROSS = (Pair("A", "B"),)
 _ALL = (Pair("A", "A"), Pair("A", "B"), Pair("B", "B"))
 _SELF = (Pair("A", "A"),)
 
 
 def _products(
-    a, b, metric, norms: bool, per_output: bool, dtype: str, budget: Budget
-) -> tuple[dict[str, _Product], bool]:
-    """The inner products asked for, `AB` and with `norms` also `AA` and `BB`, in a common gauge."""
+    a: AnyModel,
+    b: AnyModel,
+    metric: Metric,
+    norms: bool,
+    per_output: bool,
+    dtype: str,
+    budget: Budget,
+) -> tuple[dict[str, LogScaled], Any, bool]:
+    """The inner products asked for, `AB` and with `norms` also `AA` and `BB`.
+
+    Returned beside them are the power of two that `AB` lacks, as the norms do and cosines may, and
+    whether they are traced.
+
+    A sum of several models has its norms computed unless traced: what cancels is seen beside them.
+    """
     check(a, b, metric)
     traced = any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((a, b, metric)))
-    known_models = {id(m): scaled(m, per_output) for model in (a, b) for _, m in terms(model)}
-    bra, ket = (_side(model, known_models) for model in (a, b))
-    exponent = 0.0 if norms else bra.exponent + ket.exponent
-    if len(bra.terms) == len(ket.terms) == 1:
-        (c, _, one), (d, _, two) = *bra.terms, *ket.terms
-        found = _run(one, two, metric, norms, per_output, dtype, traced, budget)
+    first = by_differences(a, dtype)
+    second = first if b is a else by_differences(b, dtype)
+    one, two = terms(first), terms(second)
+    parts = {id(m): scaled(m, per_output) for _, m in (*one, *two)}
+    bra, ket = _side(first, parts), _side(second, parts)
+    exponent = bra.exponent + ket.exponent
+    if len(one) == len(two) == 1:
+        (c, _, m), (d, _, n) = *bra.terms, *ket.terms
+        plain = _run(m, n, metric, norms, per_output, dtype, traced, budget)
         factors = {"AB": c * d, "AA": c * c, "BB": d * d}
-        return {
-            k: _Product(factors[k] * p.mantissa, p.log, exponent) for k, p in found.items()
-        }, traced
-    sides = {"AB": (bra, ket), **({"AA": (bra, bra), "BB": (ket, ket)} if norms else {})}
-    known: dict[tuple[int, int], _Product] = {}
-    found = {}
-    for name, (first, second) in sides.items():
-        parts = []
-        for c, x, m in first.terms:
-            for d, y, n in second.terms:
-                key = (id(m), id(n))
-                if key not in known:
-                    known[key] = known[key[::-1]] = _run(
-                        m, n, metric, False, per_output, dtype, traced, budget
-                    )["AB"]
-                log = known[key].log + (x + y) * np.log(2)
-                parts.append(_Product(c * d * known[key].mantissa, log))
-        total = _sum(parts, traced, dtype, {"AA": "the first", "BB": "the second"}.get(name))
-        found[name] = total._replace(exponent=exponent)
-    return found, traced
+        products = {name: times(value, factors[name]) for name, value in plain.items()}
+        return products, exponent, traced
+    sides = {"AB": (bra, ket)}
+    if norms or not traced:
+        sides |= {"AA": (bra, bra), "BB": (ket, ket)}
+    known: dict[tuple[int, int], LogScaled] = {}
+
+    def product(m: Model, n: Model) -> LogScaled:
+        key = (id(m), id(n))
+        if key not in known:
+            value = _run(m, n, metric, False, per_output, dtype, traced, budget)["AB"]
+            known[key] = known[key[::-1]] = value
+        return known[key]
+
+    products = {}
+    for name, pair in sides.items():
+        contributions = []
+        for (c, x, m), (d, y, n) in itertools.product(pair[0].terms, pair[1].terms):
+            contributions.append(times(product(m, n), c * d, (x + y) * np.log(2)))
+        products[name] = add(contributions)
+    if not traced and any(lost_half(products[name], dtype) for name in ("AA", "BB")):
+        by_vectors = features.compared(one, two, metric, per_output, dtype)
+        if by_vectors is not None:
+            return by_vectors, 0.0, traced
+    return products, exponent, traced
 
 
 class _Side(NamedTuple):
@@ -201,25 +215,6 @@ def _side(model: AnyModel, known: dict[int, Scaled]) -> _Side:
     return _Side(tuple((c, e - largest, m) for c, e, m in parts), largest)
 
 
-def _sum(
-    parts: list[_Product], traced: bool, dtype: str = "", model: str | None = None
-) -> _Product:
-    """A sum of products in the gauge of the largest. A squared norm that cancels to rounding is refused."""
-    xp = jnp if traced else np
-    log = parts[0].log
-    for part in parts[1:]:
-        log = xp.maximum(log, part.log)
-    scaled = [part.mantissa * xp.exp(part.log - log) for part in parts]
-    total = sum(scaled[1:], scaled[0])
-    if model and not traced:
-        size = sum(np.abs(x).sum() for x in scaled)
-        if np.abs(total).sum() <= 1e3 * np.finfo(dtype).eps * size:
-            raise ModelError(
-                f"{model} model is a difference of models that are the same function to within rounding: its cosine is undefined"
-            )
-    return _Product(total, log)
-
-
 def _run(
     a: Model,
     b: Model,
@@ -229,7 +224,7 @@ def _run(
     dtype: str,
     traced: bool,
     budget: Budget,
-) -> dict[str, _Product]:
+) -> dict[str, LogScaled]:
     """Plan and execute for two plain models; logs are relative to the norms when these are computed too."""
     alone = a is b or (not traced and _same_weights(a, b))
     wanted = _SELF if alone else _ALL if norms else _CROSS
@@ -254,16 +249,10 @@ def _run(
     if nodes is None:
         return _relative(found, runs[0], alone, norms, per_output and family.lifted)
     parts = [_relative(found, run, alone, norms, per_output and family.lifted) for run in runs]
-    return {
-        name: _sum(
-            [
-                _Product(w * part[name].mantissa, part[name].log)
-                for w, part in zip(nodes.weights, parts, strict=True)
-            ],
-            traced,
-        )
-        for name in parts[0]
-    }
+    weighted = []
+    for weight, part in zip(nodes.weights, parts, strict=True):
+        weighted.append({name: times(value, weight) for name, value in part.items()})
+    return {name: add([part[name] for part in weighted]) for name in weighted[0]}
 
 
 def _execute(found: Plan, known: dict[str, Any], dtype: str, traced: bool) -> execution.Result:
@@ -278,21 +267,23 @@ def _execute(found: Plan, known: dict[str, Any], dtype: str, traced: bool) -> ex
 
 def _relative(
     found: Plan, result: execution.Result, alone: bool, norms: bool, drop_constant: bool
-) -> dict[str, _Product]:
+) -> dict[str, LogScaled]:
     """Products of one run, in the gauge in which the two models' own scales are left out when norms are there too."""
     values = {k: v[1:] if drop_constant else v for k, v in result.values.items()}
     scales = {name: dict(groups) for name, groups in found.scales.items()}
     if alone:
-        product = _Product(values["AA"], execution.log_of(result, scales["AA"]))
+        product = contribution(values["AA"], execution.log_of(result, scales["AA"]))
         return {"AB": product, "AA": product, "BB": product}
     if not norms:
-        return {"AB": _Product(values["AB"], execution.log_of(result, scales["AB"]))}
+        return {"AB": contribution(values["AB"], execution.log_of(result, scales["AB"]))}
     gauge = {g for s in scales.values() for g in s} - set(scales)
     shared = {g: (scales["AA"].get(g, 0) + scales["BB"].get(g, 0)) / 2 for g in gauge}
     for g in gauge:  # <A|B> carries half of what each norm carries, so these cancel in a cosine
         assert shared[g] == scales["AB"].get(g, 0), g
     return {
-        name: _Product(values[name], execution.log_of(result, {name: scales[name].get(name, 0)}))
+        name: contribution(
+            values[name], execution.log_of(result, {name: scales[name].get(name, 0)})
+        )
         for name in scales
     }
 
@@ -306,63 +297,67 @@ def _same_weights(a: Model, b: Model) -> bool:
     )
 
 
-def _cosine(products: dict[str, _Product], traced: bool) -> Any:
+def _cosine(
+    products: dict[str, LogScaled],
+    metric: Metric,
+    models: tuple[AnyModel, AnyModel],
+    traced: bool,
+    dtype: str,
+) -> Any:
     """AB / sqrt(AA BB), elementwise. Raises `ModelError` where a norm vanishes, unless traced (there it is NaN)."""
-    xp = jnp if traced else np
+    arithmetic = Arithmetic(_degree(models), dtype)
     if not traced:
-        for name, which in (("AA", "first"), ("BB", "second")):
-            zero = np.flatnonzero(products[name].mantissa <= 0)
-            if zero.size:
-                where = (
-                    ""
-                    if products[name].mantissa.ndim == 0
-                    else f" in output {', '.join(map(str, zero[:8]))}"
-                )
-                raise ModelError(
-                    f"the {which} model is the zero function{where}: its cosine with anything is undefined"
-                )
-    with np.errstate(invalid="ignore"):  # what is no number is refused by _finish
-        log = products["AB"].log - (products["AA"].log + products["BB"].log) / 2
-        value = (
-            products["AB"].mantissa
-            / xp.sqrt(products["AA"].mantissa)
-            / xp.sqrt(products["BB"].mantissa)
-            * xp.exp(log)
-        )
+        for product in products.values():
+            _check_number(product.mantissa, metric)
+        for name, model, which in zip(("AA", "BB"), models, ("first", "second"), strict=True):
+            several = len(terms(model)) > 1
+            precision.check_norm(products[name], f"the {which} model", several, arithmetic)
+    cosines = precision.cosine(products["AB"], products["AA"], products["BB"], arithmetic)
     if traced:
-        return value
-    return np.clip(
-        value, -1.0, 1.0
-    )  # Cauchy-Schwarz; what rounding does is reported by warn_of_rounding
+        return cosines.value
+    values = precision.clipped(cosines)
+    precision.report(float(np.max(cosines.error)), "the cosine", arithmetic, stacklevel=3)
+    return _labelled(values, metric, models)
 
 
-def _finish(value: Any, metric: Metric, models: tuple, traced: bool, dtype: str) -> Any:
-    """Attach the metric's name and guarantee; a NaN is an error, never a result."""
-    if traced:
-        return value
-    if np.isnan(value).any():
+def _report_inner(
+    products: dict[str, LogScaled],
+    metric: Metric,
+    models: tuple[AnyModel, AnyModel],
+    dtype: str,
+) -> None:
+    """Say what rounding leaves of an inner product, seen beside the two norms."""
+    product = products["AB"]
+    _check_number(product.mantissa, metric)
+    arithmetic = Arithmetic(_degree(models), dtype)
+    if "AA" not in products:
+        error = arithmetic.rounding
+    elif product.mantissa == 0:
+        return
+    else:
+        with np.errstate(divide="ignore", invalid="ignore"):
+            cosines = precision.cosine(product, products["AA"], products["BB"], arithmetic)
+        error = float(np.nan_to_num(cosines.error, nan=np.inf))
+    precision.report(error, "the inner product", arithmetic, stacklevel=3)
+
+
+def _degree(models: tuple[AnyModel, AnyModel]) -> int:
+    return max(m.degree for model in models for _, m in terms(model))
+
+
+def _check_number(values: Any, metric: Metric) -> None:
+    """A NaN is an error, never a result."""
+    if np.isnan(values).any():
         raise TnsimError(
-            f"the {metric.name} computation gave NaN for finite weights: a float range was exceeded within a layer"
+            f"the {metric.name} computation gave NaN for finite weights: "
+            "a float range was exceeded within a layer"
         )
-    warn_of_rounding(max(m.degree for model in models for _, m in terms(model)), dtype)
-    nonlinear = max(
-        sum(order > 1 for order in m.orders) for model in models for _, m in terms(model)
-    )
+
+
+def _labelled(values: Any, metric: Metric, models: tuple[AnyModel, AnyModel]) -> Number | Numbers:
+    """Values that know the metric's name and guarantee."""
+    orders = [m.orders for model in models for _, m in terms(model)]
+    nonlinear = max(sum(order > 1 for order in layers) for layers in orders)
     exact = metrics.is_exact(metric, nonlinear)
-    return (
-        Number(value, metric.name, exact)
-        if np.ndim(value) == 0
-        else Numbers(value, metric.name, exact)
-    )
-
-
-def warn_of_rounding(degree: int, dtype: str) -> None:
-    """Each layer squares what it is given, so a relative error doubles: about degree * eps in the end."""
-    error = degree * float(np.finfo(dtype).eps)
-    if error > _ROUNDING_SHOWN:
-        warnings.warn(
-            f"polynomials of degree {degree:.3g} in {dtype}: rounding alone may change the result by {min(error, 2.0):.1g}"
-            + ("; use dtype='float64'" if dtype == "float32" else ""),
-            PrecisionWarning,
-            stacklevel=4,
-        )
+    number = Number if np.ndim(values) == 0 else Numbers
+    return number(values, metric.name, exact)

@@ -1,63 +1,85 @@
-"""Blocks of inner products that cannot overflow. In: mantissas and logarithms. Out: sums, totals and cosines of them.
+"""Numbers that cannot overflow and know their terms. In: mantissas, logarithms. Out: sums.
 
-A block holds `mantissa * exp(log)`: both have the shape of the pairs and, where the products are
-wanted per output, one more axis at the end; `log` lacks it where outputs share their scale.
+A `LogScaled` holds `mantissa * exp(log)` for one inner product or a block of them: both have the
+shape of the pairs and, where products are wanted per output, one more axis at the end, which `log`
+lacks where all outputs of a pair have one scale. Beside it stands `size`, the sum of the absolute
+values of all that was added up, in the same scale. An inner product of two plain models is one
+contribution; combinations add one per pair of terms, and models with a constant one per moment
+node, with the node's weight. What cancels is then read off: rounding is relative to the size (see
+`precision`). The same functions serve NumPy and, inside a trace, JAX.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Bool, Float
+from jaxtyping import Float
+
+Numeric = np.ndarray | jax.Array
 
 
-class Products(NamedTuple):
-    """`mantissa * exp(log)`, NumPy float64; `mantissa` may have a trailing output axis that `log` lacks."""
+class LogScaled(NamedTuple):
+    """`mantissa * exp(log)`, a sum whose terms have the absolute sum `size * exp(log)`."""
 
-    mantissa: Float[np.ndarray, "*pairs_and_outputs"]
-    log: Float[np.ndarray, "*pairs"] | Float[np.ndarray, "*pairs_and_outputs"]
-
-
-class Norms(NamedTuple):
-    """Squared norms, and which of them are nothing but rounding because the terms of a combination cancelled."""
-
-    products: Products
-    cancelled: Bool[np.ndarray, " models"]
+    mantissa: Float[Numeric, "*pairs_and_outputs"]
+    log: Float[Numeric, "*pairs"] | Float[Numeric, "*pairs_and_outputs"]
+    size: Float[Numeric, "*pairs_and_outputs"]
 
 
-def add(parts: Sequence[Products]) -> Products:
-    """Their sum, in the gauge of the largest, pair by pair."""
-    log = np.max([part.log for part in parts], axis=0)
-    return Products(sum(_in_gauge(part, log) for part in parts), log)
+def contribution(mantissa: Any, log: Any) -> LogScaled:
+    """One inner product that is no sum of others."""
+    return LogScaled(mantissa, log, abs(mantissa))
 
 
-def total(products: Products, per_output: bool) -> Products:
-    """The products over all outputs."""
+def times(value: LogScaled, factor: Any, log: Any = 0.0) -> LogScaled:
+    """`factor * exp(log) * value`; factors broadcast against mantissas, logarithms too."""
+    size = abs(factor) * value.size
+    return LogScaled(factor * value.mantissa, over_outputs(value.log, log) + log, size)
+
+
+def add(parts: Sequence[LogScaled]) -> LogScaled:
+    """Their sum, in the scale of the largest, pair by pair."""
+    if len(parts) == 1:
+        return parts[0]
+    log = parts[0].log
+    for part in parts[1:]:
+        log = library_of(log).maximum(log, part.log)
+    same_scale = [_in_scale(part, log) for part in parts]
+    mantissa = sum(part.mantissa for part in same_scale)
+    return LogScaled(mantissa, log, sum(part.size for part in same_scale))
+
+
+def total(value: LogScaled, per_output: bool) -> LogScaled:
+    """The sum over all outputs, which are told apart in the last axis if `per_output`."""
     if not per_output:
-        return products
-    if products.mantissa.ndim == products.log.ndim:
-        log = products.log.max(axis=-1)
-        products = Products(_in_gauge(products, log[..., None]), log)
-    return Products(products.mantissa.sum(axis=-1), products.log)
+        return value
+    if np.ndim(value.log) == np.ndim(value.mantissa):
+        value = _in_scale(value, value.log.max(axis=-1))
+    return LogScaled(value.mantissa.sum(axis=-1), value.log, value.size.sum(axis=-1))
 
 
-def log_abs(products: Products) -> Float[np.ndarray, "*pairs_and_outputs"]:
-    """`log |product|`, -inf for zero."""
-    log = products.log if products.mantissa.ndim == products.log.ndim else products.log[..., None]
+def log_abs(value: LogScaled) -> Float[Numeric, "*pairs_and_outputs"]:
+    """`log |value|`, -inf for zero."""
+    library = library_of(value.mantissa)
     with np.errstate(divide="ignore"):
-        return np.log(np.abs(products.mantissa)) + log
+        return library.log(abs(value.mantissa)) + over_outputs(value.log, value.mantissa)
 
 
-def cosine(
-    products: Products, rows: Float[np.ndarray, "R ..."], columns: Float[np.ndarray, "C ..."]
-) -> Float[np.ndarray, "R C ..."]:
-    """Products over norms given as `log <a|a>` of the rows and of the columns, within [-1, 1] (Cauchy-Schwarz)."""
-    scaled = np.exp(log_abs(products) - (rows[:, None] + columns[None, :]) / 2)
-    return np.clip(np.sign(products.mantissa) * scaled, -1.0, 1.0)
+def over_outputs(per_pair: Any, other: Any) -> Any:
+    """An array over pairs, with an axis of one output where the other array tells outputs apart."""
+    return per_pair[..., None] if np.ndim(per_pair) < np.ndim(other) else per_pair
 
 
-def _in_gauge(part: Products, log: np.ndarray) -> np.ndarray:
-    factor = np.exp(part.log - log)
-    return part.mantissa * (factor if part.mantissa.ndim == factor.ndim else factor[..., None])
+def library_of(array: Any) -> Any:
+    """The module, NumPy or JAX's, whose functions an array goes through."""
+    return jnp if isinstance(array, jax.Array) else np
+
+
+def _in_scale(value: LogScaled, log: Any) -> LogScaled:
+    factor = library_of(log).exp(value.log - over_outputs(log, value.log))
+    factor = over_outputs(factor, value.mantissa)
+    return LogScaled(factor * value.mantissa, log, factor * value.size)

@@ -18,7 +18,7 @@ from jaxtyping import Float, Int
 from tnsim.compare.planned import Budget, affordable
 from tnsim.engine import execution
 from tnsim.engine.devices import mesh, replicated, spread
-from tnsim.engine.log_scaled import Norms, Products, add
+from tnsim.engine.log_scaled import LogScaled, add, contribution, over_outputs, times
 from tnsim.engine.plan import Plan
 from tnsim.folding.base import Family
 from tnsim.folding.choose import choose
@@ -93,73 +93,50 @@ def side(plan: Plan, models: int) -> int:
     return mesh().size * math.ceil(even / mesh().size)
 
 
-def norms(block: Block, setting: Setting) -> Norms:
+def norms(block: Block, setting: Setting) -> LogScaled:
     """Squared norms of the combinations of a block. Every product of two models is computed once."""
     index, (coefficients, logs) = block.terms.index, block.coefficients()
     wanted = sorted({(int(min(s, t)), int(max(s, t))) for row in index for s in row for t in row})
-    known = dict(
-        zip(
-            wanted,
-            _paired(
-                [(block.models[s], block.models[t] if t != s else None) for s, t in wanted], setting
-            ),
-            strict=True,
-        )
-    )
+    pairs = [(block.models[s], block.models[t] if t != s else None) for s, t in wanted]
+    known = dict(zip(wanted, _paired(pairs, setting), strict=True))
     parts = []
     for s in range(index.shape[1]):
         for t in range(index.shape[1]):
-            found = [
-                known[tuple(sorted((int(i), int(j))))]
-                for i, j in zip(index[:, s], index[:, t], strict=True)
-            ]
+            ordered = [tuple(sorted(map(int, row))) for row in index[:, [s, t]]]
+            values = [known[pair] for pair in ordered]
+            stacked = LogScaled(*(np.stack(x) for x in zip(*values, strict=True)))
             factors = coefficients[:, s] * coefficients[:, t]
-            mantissa = np.stack([f * p.mantissa for f, p in zip(factors, found, strict=True)])
-            scales = logs[:, s] + logs[:, t]
-            log = np.array([p.log for p in found]).reshape(-1, *[1] * (scales.ndim - 1))
-            parts.append(Products(mantissa, log + scales))
-    products = add(parts)
-    sizes = add([Products(np.abs(part.mantissa), part.log) for part in parts]).mantissa
-    over = tuple(range(1, sizes.ndim))
-    cancelled = np.abs(products.mantissa).sum(axis=over) <= 1e3 * np.finfo(
-        setting.dtype
-    ).eps * sizes.sum(axis=over)
-    return Norms(products, cancelled & (sizes.sum(axis=over) > 0) & (index.shape[1] > 1))
+            factors = over_outputs(factors, stacked.mantissa)
+            parts.append(times(stacked, factors, logs[:, s] + logs[:, t]))
+    return add(parts)
 
 
-def products(rows: Block, columns: Block, setting: Setting, size: int) -> Products:
+def products(rows: Block, columns: Block, setting: Setting, size: int) -> LogScaled:
     """Inner products of every row with every column, (rows, columns) or, per output, (rows, columns, out).
 
     A block with itself (the same object) is computed below the diagonal and mirrored. Blocks of up to `size` models
     share their programs.
     """
-    mantissa, log = _crossed(
-        rows.models, None if columns is rows else columns.models, setting, size
-    )
-    outputs = (1,) * setting.per_output
     (first, first_logs), (second, second_logs) = rows.coefficients(), columns.coefficients()
+    crossed = _crossed(rows.models, None if columns is rows else columns.models, setting, size)
     parts = []
     for s in range(rows.terms.index.shape[1]):
         for t in range(columns.terms.index.shape[1]):
             at = np.ix_(rows.terms.index[:, s], columns.terms.index[:, t])
-            factors = first[:, s, None] * second[None, :, t]
-            scales = first_logs[:, None, s] + second_logs[None, :, t]
-            parts.append(
-                Products(
-                    factors.reshape(factors.shape + outputs) * mantissa[at],
-                    log[at].reshape(factors.shape + outputs) + scales,
-                )
-            )
-    return parts[0] if len(parts) == 1 else add(parts)
+            part = LogScaled(*(x[at] for x in crossed))
+            factors = over_outputs(first[:, s, None] * second[None, :, t], part.mantissa)
+            parts.append(times(part, factors, first_logs[:, None, s] + second_logs[None, :, t]))
+    return add(parts)
 
 
 def _crossed(
     rows: Sequence[Model], columns: Sequence[Model] | None, setting: Setting, size: int
-) -> Products:
+) -> LogScaled:
     """All rows with all columns, models of equal layers together; with itself where there are no columns."""
     others = rows if columns is None else columns
-    mantissa = np.empty((len(rows), len(others), *([rows[0].d_out] if setting.per_output else [])))
-    log = np.empty((len(rows), len(others)))
+    pairs = (len(rows), len(others))
+    outputs = (rows[0].d_out,) if setting.per_output else ()
+    whole = LogScaled(np.empty(pairs + outputs), np.empty(pairs), np.empty(pairs + outputs))
     row_groups, column_groups = _by_kind(rows), _by_kind(others)
     running = []
     for n, row_group in enumerate(row_groups):
@@ -173,14 +150,12 @@ def _crossed(
                 at, to = row_group[i], column_group[j]
                 running.append((at, to, triangle and at == to, found))
     for at, to, diagonal, found in running:
-        values = Products(*(np.asarray(x, np.float64)[: len(at), : len(to)] for x in found))
-        if diagonal:
-            values = Products(*map(_mirrored, values))
-        for whole, part in zip((mantissa, log), values, strict=True):
-            whole[np.ix_(at, to)] = part
+        for array, values in zip(whole, found, strict=True):
+            part = np.asarray(values, np.float64)[: len(at), : len(to)]
+            array[np.ix_(at, to)] = _mirrored(part) if diagonal else part
             if columns is None and not diagonal:
-                whole[np.ix_(to, at)] = np.swapaxes(part, 0, 1)
-    return Products(mantissa, log)
+                array[np.ix_(to, at)] = np.swapaxes(part, 0, 1)
+    return whole
 
 
 def _batches(
@@ -209,12 +184,12 @@ def _batches(
         ]
 
 
-def _paired(pairs: Sequence[tuple[Model, Model | None]], setting: Setting) -> list[Products]:
+def _paired(pairs: Sequence[tuple[Model, Model | None]], setting: Setting) -> list[LogScaled]:
     """`<a|b>` of each pair, `<a|a>` where there is no b; pairs of equal layers together."""
     groups: dict[Any, list[int]] = {}
     for n, (a, b) in enumerate(pairs):
         groups.setdefault((kinds(a), b and kinds(b)), []).append(n)
-    found: dict[int, Products] = {}
+    found: dict[int, LogScaled] = {}
     for members in groups.values():
         a, b = pairs[members[0]]
         family, plan = _planned(a, b, setting)
@@ -236,14 +211,14 @@ def _paired(pairs: Sequence[tuple[Model, Model | None]], setting: Setting) -> li
                     setting,
                     a.d_in,
                 )
-            mantissa, log = (np.asarray(x, np.float64) for x in values)
-            found |= {n: Products(mantissa[i], log[i]) for i, n in enumerate(at)}
+            arrays = [np.asarray(x, np.float64) for x in values]
+            found |= {n: LogScaled(*(x[i] for x in arrays)) for i, n in enumerate(at)}
     return [found[n] for n in range(len(pairs))]
 
 
 def _run(
     plan: Plan, family: Family, mapped: Any, stacks: tuple, pair: Pair, setting: Setting, d_in: int
-) -> Products:
+) -> LogScaled:
     """The inner products `pair` of all mapped weights, at every second moment that the plan wants and summed up."""
     parts = []
     for t, weight in (
@@ -269,10 +244,8 @@ def _run(
             )
 
         mantissa, log = mapped(one)(*stacks)
-        parts.append(Products(weight * mantissa, log))
-    return (
-        parts[0] if len(parts) == 1 else add([Products(*map(np.asarray, part)) for part in parts])
-    )
+        parts.append(times(contribution(mantissa, log), weight))
+    return add(parts)
 
 
 def _planned(a: Model, b: Model | None, setting: Setting) -> tuple[Family, Plan]:

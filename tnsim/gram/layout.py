@@ -82,11 +82,12 @@ class Layout:
             "finished": Spec((1,), (1,), "uint64"),
         }
         for side, count in self.sides.items():
-            arrays[f"log_norm_{side}"] = Spec((count,), (tile,), "float64")
             arrays[f"blocks_{side}"] = Spec((self._blocks(count),), (1,), "uint64")
-            if self.outputs is not None:
+            for name in self._norms(side):
+                arrays[name] = Spec((count,), (tile,), "float64")
+            for name in self._output_norms(side):
                 chunk = (tile, self.outputs)
-                arrays[f"log_norms_{side}"] = Spec((count, self.outputs), chunk, "float64")
+                arrays[name] = Spec((count, self.outputs), chunk, "float64")
         if self.outputs is not None:
             chunk = (tile, tile, self.outputs)
             arrays["slices"] = Spec((rows, columns, self.outputs), chunk, "float64")
@@ -98,9 +99,7 @@ class Layout:
 
     def norms(self, side: str) -> list[Record]:
         """The squared norms of one side, block by block."""
-        names = [f"log_norm_{side}"]
-        if self.outputs is not None:
-            names.append(f"log_norms_{side}")
+        names = (*self._norms(side), *self._output_norms(side))
         return [
             Record(
                 f"norms {side} {n}",
@@ -136,6 +135,16 @@ class Layout:
         """Everything that a finished run holds."""
         norms = [record for side in self.sides for record in self.norms(side)]
         return [*norms, *self.tiles(), self.end]
+
+    def _norms(self, side: str) -> tuple[str, ...]:
+        """Squared norms of models, and the sizes of the sums that they are."""
+        return f"log_norm_{side}", f"log_norm_size_{side}"
+
+    def _output_norms(self, side: str) -> tuple[str, ...]:
+        """The same of every output, where there are slices."""
+        if self.outputs is None:
+            return ()
+        return f"log_norms_{side}", f"log_norms_size_{side}"
 
     def _blocks(self, models: int) -> int:
         return -(-models // self.tile)

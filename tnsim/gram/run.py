@@ -18,19 +18,21 @@ from numpy.typing import DTypeLike
 
 import tnsim
 from tnsim.compare import planned
-from tnsim.compare import similarity as verbs
 from tnsim.compare.planned import Budget
-from tnsim.engine.log_scaled import Products, cosine, log_abs, total
+from tnsim.engine import precision
+from tnsim.engine.log_scaled import LogScaled
 from tnsim.engine.plan import dtype_name
+from tnsim.engine.precision import Arithmetic
 from tnsim.errors import DuplicateWarning, ModelError, StoreWarning
+from tnsim.folding.features import Space
 from tnsim.gram import executors, tasks
 from tnsim.gram import run_plan as costs
 from tnsim.gram import store as stores
 from tnsim.gram.batched_plans import Setting
 from tnsim.gram.claims import Claims
 from tnsim.gram.digests import metric_parameters
-from tnsim.gram.features import Space
 from tnsim.gram.layout import Record
+from tnsim.gram.normalise import Doubt, norm_arrays, norms_in, tile_arrays
 from tnsim.gram.progress import Work, advice, complete
 from tnsim.gram.result import Pairwise, labelled, require_xarray
 from tnsim.gram.run_plan import PairwisePlan
@@ -40,6 +42,7 @@ from tnsim.gram.store_metadata import FORMAT
 from tnsim.gram.tasks import Job
 from tnsim.metrics import metric as metrics
 from tnsim.metrics.metric import Gaussian, Metric
+from tnsim.models.differences import by_differences
 from tnsim.models.model import Model, terms
 from tnsim.tensors.kinds import LayerKind
 
@@ -67,9 +70,10 @@ def pairwise(
 
     Raises `ModelError` when models cannot be compared or one is the zero function,
     `StoreMismatch` when the store holds another run, `DamagedStore` when that cannot be told any
-    more, `ExecutorError` when the executor fails, `TooLarge`. Warns with `DuplicateWarning` of
-    models with identical weights, with `StoreWarning` of what was damaged in the store and is
-    computed again.
+    more, `ExecutorError` when the executor fails, `TooLarge`, `ResultError` when the terms of a
+    combination cancel until no digit is left. Warns with `DuplicateWarning` of models with
+    identical weights, with `StoreWarning` of what was damaged in the store and is computed again,
+    with `PrecisionWarning` of the largest visible error among the pairs that were computed.
     """
     require_xarray()
     path = None if store is None else stores.folder(store)
@@ -77,7 +81,7 @@ def pairwise(
     run = _prepared(models, metric, other, slices, dtype, budget, names)
     target = _target(run, path)
     run = _as_stored(run, target, executor is None)
-    verbs.warn_of_rounding(max(e.degree for e in (*run.rows.entries, *run.columns.entries)), dtype)
+    doubts = [Doubt(run.arithmetic.alone, "")]
     if target.damaged:
         warnings.warn(
             f"{store}: damaged: {stores.listed(target.damaged)}; computed again",
@@ -86,12 +90,13 @@ def pairwise(
         )
     with _bar(run, progress) as bar, tasks.forgetting(), Claims(target.path) as claims:
         try:
-            for work in _works(run, target, bar):
+            for work in _works(run, target, bar, doubts):
                 complete(work, target, claims, executor)
             target.finish()
         except KeyboardInterrupt as interrupt:
             interrupt.add_note(advice(target))
             raise
+    precision.warn(*max(doubts), run.arithmetic, stacklevel=2)
     return labelled(target.attrs, target.arrays)
 
 
@@ -145,13 +150,18 @@ class _Run(NamedTuple):
     plan: PairwisePlan
     space: Space | None
 
+    @property
+    def arithmetic(self) -> Arithmetic:
+        entries = (*self.rows.entries, *self.columns.entries)
+        return Arithmetic(max(one.degree for one in entries), self.job.setting.dtype)
+
 
 def _prepared(models, metric, other, slices: bool, dtype: str, budget: Budget, names) -> _Run:
     """Everything that is known before the first product. Raises `ModelError` and `TooLarge`."""
     metrics.check_metric(metric)
     examples: dict[tuple[LayerKind, ...], Model] = {}
-    rows = _side("a", models, names, examples)
-    columns = rows._replace(name="b") if other is None else _side("b", other, None, examples)
+    rows = _side("a", models, names, examples, dtype)
+    columns = rows._replace(name="b") if other is None else _side("b", other, None, examples, dtype)
     first = rows.all[0]
     for one in (*rows.all, *columns.all):
         if (one.d_in, one.d_out) != (first.d_in, first.d_out):
@@ -177,14 +187,16 @@ def _prepared(models, metric, other, slices: bool, dtype: str, budget: Budget, n
 
 
 def _side(
-    name: str, models: Any, names: Any, examples: dict[tuple[LayerKind, ...], Model]
+    name: str, models: Any, names: Any, examples: dict[tuple[LayerKind, ...], Model], dtype: str
 ) -> _Side:
     """Read every model once, keep one of each shape, and find those that are equal."""
     entries, distinct, equal = [], {}, []
     for source in sources(models, names):
         model = source.read()
-        found = entry(source, model)
-        for (_, kinds), (_, part) in zip(found.parts, terms(model), strict=True):
+        found = entry(source, model, dtype)
+        for (_, kinds), (_, part) in zip(
+            found.parts, terms(by_differences(model, dtype)), strict=True
+        ):
             examples.setdefault(kinds, part)
         entries.append(found)
         if distinct.setdefault(found.digest, found) is not found:
@@ -249,12 +261,12 @@ def _block(run: _Run, side: _Side, n: int) -> tuple[Entry, ...]:
     return side.entries[n * run.job.size : (n + 1) * run.job.size]
 
 
-def _works(run: _Run, target: Store, bar: Any) -> list[Work]:
-    """All norms, and then the tiles that they normalise."""
+def _works(run: _Run, target: Store, bar: Any, doubts: list[Doubt]) -> list[Work]:
+    """All norms, then the tiles that they normalise, whose largest errors are added to `doubts`."""
     layout = target.layout
     sides = {side.name: side for side in (run.rows, run.columns)}
     works = [_norm_work(run, target, sides[name], layout.norms(name)) for name in layout.sides]
-    return [*works, _tile_work(run, target, layout.tiles(), bar)]
+    return [*works, _tile_work(run, target, layout.tiles(), bar, doubts)]
 
 
 def _norm_work(run: _Run, target: Store, side: _Side, records: list[Record]) -> Work:
@@ -267,68 +279,53 @@ def _norm_work(run: _Run, target: Store, side: _Side, records: list[Record]) -> 
     return Work(records, task, write, lambda record: None)
 
 
-def _tile_work(run: _Run, target: Store, records: list[Record], bar: Any) -> Work:
+def _tile_work(
+    run: _Run, target: Store, records: list[Record], bar: Any, doubts: list[Doubt]
+) -> Work:
     def task(record: Record) -> executors.Task:
         i, j = record.blocks
         return tasks.tile, (run.job, _block(run, run.rows, i), _block(run, run.columns, j))
 
     def write(record: Record, result: Any) -> None:
-        _write_tile(run, target, record, result)
+        doubts.append(_write_tile(run, target, record, result))
 
     return Work(records, task, write, lambda record: bar.update(_pairs(run, *record.blocks)))
 
 
 def _write_norms(run: _Run, target: Store, side: _Side, record: Record, result: Any) -> None:
-    """Check squared norms and write their logarithms."""
-    entries, per_output = _block(run, side, *record.blocks), run.job.setting.per_output
-    found = tasks.expect_norms(result, (len(entries),), target.layout.outputs, advice(target))
-    for one, cancelled, mantissa in zip(
-        entries, found.cancelled, found.products.mantissa, strict=True
-    ):
-        if cancelled:
-            raise ModelError(
-                f"{one.source.name} is a difference of models that are the same function to within rounding: its cosine is undefined"
-            )
-        if (zero := np.flatnonzero(mantissa <= 0)).size:
-            where = f" in output {', '.join(map(str, zero[:8]))}" if per_output else ""
-            raise ModelError(
-                f"{one.source.name} is the zero function{where}: its cosine with anything is undefined"
-            )
-    values = [log_abs(total(found.products, per_output))]
-    if per_output:
-        values.append(log_abs(found.products))
-    target.write(record, values)
+    """Write squared norms and the sizes of their sums. Raises `ModelError` where one is zero."""
+    entries = _block(run, side, *record.blocks)
+    norms = tasks.expect_norms(result, (len(entries),), target.layout.outputs, advice(target))
+    for i, one in enumerate(entries):
+        norm = LogScaled(*(x[i] for x in norms))
+        precision.check_norm(norm, one.source.name, one.terms > 1, run.arithmetic)
+    target.write(record, list(norm_arrays(norms, run.job.setting.per_output).values()))
 
 
-def _write_tile(run: _Run, target: Store, record: Record, result: Any) -> None:
-    """Normalise a tile and write it, mirrored too where rows and columns are one list."""
+def _write_tile(run: _Run, target: Store, record: Record, result: Any) -> Doubt:
+    """Normalise a tile and write it, mirrored too where rows and columns are one list.
+
+    Returns the cosine with the largest error. Raises `ResultError` where that leaves no digit.
+    """
     i, j = record.blocks
     at, to, per_output = target.layout.block(i), target.layout.block(j), run.job.setting.per_output
     rows, columns = _block(run, run.rows, i), _block(run, run.columns, j)
     shape = len(rows), len(columns)
-    found: Products = tasks.expect_products(result, shape, target.layout.outputs, advice(target))
-    other = "a" if run.symmetric else "b"
-    norms, also = target.arrays["log_norm_a"][at], target.arrays[f"log_norm_{other}"][to]
-    inner = total(found, per_output)
-    blocks = {
-        "similarity": cosine(inner, norms, also),
-        "log_inner": log_abs(inner),
-        "sign": np.sign(inner.mantissa),
-    }
-    if per_output:
-        blocks["slices"] = cosine(
-            found, target.arrays["log_norms_a"][at], target.arrays[f"log_norms_{other}"][to]
-        )
+    products = tasks.expect_products(result, shape, target.layout.outputs, advice(target))
     same = np.array([[a.digest == b.digest for b in columns] for a in rows])
-    for name, values in blocks.items():
-        values[same] = (
-            np.broadcast_to(norms[:, None], same.shape)[same] if name == "log_inner" else 1
-        )
+    bra = norms_in(target.arrays, "a", at, per_output)
+    ket = norms_in(target.arrays, "a" if run.symmetric else "b", to, per_output)
+    blocks, error = tile_arrays(products, bra, ket, same, run.arithmetic)
+    row, column = np.unravel_index(np.argmax(error), error.shape)
+    what = f"the cosine of {rows[row].source.name} and {columns[column].source.name}"
+    doubt = Doubt(float(error[row, column]), what)
+    precision.refuse(*doubt, run.arithmetic)
     values = []
     for name, place in record.regions:
         block = blocks[name]
         values.append(block if place == (at, to) else np.swapaxes(block, 0, 1))
     target.write(record, values)
+    return doubt
 
 
 def _pairs(run: _Run, i: int, j: int) -> int:

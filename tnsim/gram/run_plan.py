@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from tnsim.engine import execution
 from tnsim.engine.pathfinding import CACHED, WRITING
 from tnsim.engine.plan import PROGRAM_BYTES
+from tnsim.folding import features
+from tnsim.folding.features import Space
 from tnsim.gram import batched_plans as recursion
-from tnsim.gram import features
 from tnsim.gram.batched_plans import Setting
-from tnsim.gram.features import Space
 from tnsim.gram.sources import Entry
 from tnsim.models.model import Model
 from tnsim.tensors.kinds import LayerKind
@@ -140,11 +140,10 @@ def plan(
             by_model, multiplications=by_model.multiplications + again * vectors
         )
     charge = WRITING * numbers * len(made) if numbers > CACHED else 0
-    return (
-        (by_model, space)
-        if by_model.multiplications + charge < by_pair.multiplications
-        else (by_pair, space)
-    )
+    if longest > 1 and features.fits(space):
+        return by_model, space
+    cheaper = by_model.multiplications + charge < by_pair.multiplications
+    return (by_model if cheaper else by_pair), space
 
 
 def _features_bytes(

@@ -15,6 +15,7 @@ from tnsim.checkpoints.dialects import Dialect
 from tnsim.checkpoints.load import Series, read
 from tnsim.errors import CheckpointError, ModelError
 from tnsim.gram.digests import content_hash
+from tnsim.models.differences import by_differences
 from tnsim.models.model import Combination, Model, terms
 from tnsim.tensors.kinds import LayerKind, kinds
 
@@ -39,7 +40,11 @@ class Source:
 
 @dataclass(frozen=True)
 class Entry:
-    """A source that has been read once: the digest of its content, each term's digest and layer kinds, and its shape."""
+    """A source that has been read once: digests of its content and its parts, layer kinds, shape.
+
+    `parts` are the models that are compared, and `terms` counts those that the source adds up: a
+    small difference of two models is one part.
+    """
 
     source: Source
     digest: str
@@ -49,6 +54,7 @@ class Entry:
     n_ctx: int | None
     degree: int
     nonlinear: int
+    terms: int
 
     def read(self) -> Model | Combination:
         """The model. Raises `CheckpointError` when the file has changed since the run began."""
@@ -100,9 +106,9 @@ def sources(models: Any, names: Sequence[Any] | None = None) -> tuple[Source, ..
     )
 
 
-def entry(source: Source, model: Model | Combination) -> Entry:
+def entry(source: Source, model: Model | Combination, dtype: str) -> Entry:
     """What is kept of a model that was read. Raises `ModelError` when it is none."""
-    parts = [part for _, part in terms(model)]
+    parts = [part for _, part in terms(by_differences(model, dtype))]
     digests = [content_hash(part) for part in parts]
     return Entry(
         source,
@@ -113,6 +119,7 @@ def entry(source: Source, model: Model | Combination) -> Entry:
         parts[0].n_ctx,
         max(part.degree for part in parts),
         max(sum(order > 1 for order in part.orders) for part in parts),
+        len(terms(model)),
     )
 
 

@@ -15,13 +15,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tnsim.engine.log_scaled import Norms, Products
+from tnsim.engine.log_scaled import LogScaled
 from tnsim.errors import ExecutorError, TnsimError
+from tnsim.folding import features
+from tnsim.folding.features import Space
 from tnsim.gram import batched_plans as recursion
-from tnsim.gram import features
 from tnsim.gram.batched_plans import Setting, Terms
-from tnsim.gram.features import Space
 from tnsim.gram.sources import Entry
+from tnsim.models.differences import by_differences
 from tnsim.models.model import Model, terms
 from tnsim.models.scaling import scaled
 
@@ -55,17 +56,15 @@ def forgetting() -> Iterator[None]:
             _kept.clear()
 
 
-def norms(job: Job, entries: tuple[Entry, ...]) -> Norms:
+def norms(job: Job, entries: tuple[Entry, ...]) -> LogScaled:
     """Squared norms of some models; per output where the job wants slices."""
     block = _block(job, entries)
     if isinstance(block, features.Block):
-        found = features.norms(block, job.setting.per_output, job.setting.dtype)
-    else:
-        found = recursion.norms(block, job.setting)
-    return found._replace(products=_checked(found.products, job))
+        return _checked(features.norms(block, job.setting.per_output), job)
+    return _checked(recursion.norms(block, job.setting), job)
 
 
-def tile(job: Job, rows: tuple[Entry, ...], columns: tuple[Entry, ...]) -> Products:
+def tile(job: Job, rows: tuple[Entry, ...], columns: tuple[Entry, ...]) -> LogScaled:
     """Inner products of all rows with all columns; of a block with itself, symmetric to the last bit."""
     first = _block(job, rows)
     second = first if rows == columns else _block(job, columns)
@@ -81,7 +80,7 @@ def _block(job: Job, entries: tuple[Entry, ...]) -> Block:
         if key in _kept:
             _kept.move_to_end(key)
             return _kept[key]
-    models, found = _terms(entries)
+    models, found = _terms(entries, job.setting.dtype)
     parts = [scaled(model, job.setting.per_output) for model in models]
     models = tuple(part.model for part in parts)
     exponents = np.array([part.exponent for part in parts])
@@ -104,14 +103,14 @@ def _block(job: Job, entries: tuple[Entry, ...]) -> Block:
     return block
 
 
-def _terms(entries: tuple[Entry, ...]) -> tuple[tuple[Model, ...], Terms]:
+def _terms(entries: tuple[Entry, ...], dtype: str) -> tuple[tuple[Model, ...], Terms]:
     """The distinct models of some entries, and the entries as combinations of them."""
     models: dict[str, Model] = {}
     most = max(len(entry.parts) for entry in entries)
     index, coefficients = np.zeros((len(entries), most), int), np.zeros((len(entries), most))
     for i, entry in enumerate(entries):
         for t, ((digest, _), (coefficient, model)) in enumerate(
-            zip(entry.parts, terms(entry.read()), strict=True)
+            zip(entry.parts, terms(by_differences(entry.read(), dtype)), strict=True)
         ):
             models.setdefault(digest, model)
             index[i, t:] = list(models).index(
@@ -127,7 +126,7 @@ def _dense(found: Terms, count: int) -> np.ndarray:
     return weights
 
 
-def _checked(products: Products, job: Job) -> Products:
+def _checked(products: LogScaled, job: Job) -> LogScaled:
     """The products. Raises `TnsimError` where one is no number."""
     if not (np.isfinite(products.mantissa).all() and np.isfinite(products.log).all()):
         name, dtype = job.setting.metric.name, job.setting.dtype
@@ -138,30 +137,27 @@ def _checked(products: Products, job: Job) -> Products:
     return products
 
 
-def expect_norms(result: Any, shape: tuple[int], outputs: int | None, advice: str) -> Norms:
+def expect_norms(result: Any, shape: tuple[int], outputs: int | None, advice: str) -> LogScaled:
     """What came back for `norms`. Raises `ExecutorError` when that is no block of norms."""
-    is_whole = (
-        isinstance(result, Norms)
-        and _is_products(result.products, shape, outputs)
-        and _is_array(result.cancelled, shape, np.bool_)
-    )
-    if not is_whole:
+    if not _is_block(result, shape, outputs):
         raise _garbage(result, f"squared norms of {shape[0]} models", advice)
     return result
 
 
 def expect_products(
     result: Any, shape: tuple[int, int], outputs: int | None, advice: str
-) -> Products:
+) -> LogScaled:
     """What came back for `tile`. Raises `ExecutorError` when that is no block of products."""
-    if not _is_products(result, shape, outputs):
+    if not _is_block(result, shape, outputs):
         raise _garbage(result, f"inner products of {shape[0]} x {shape[1]} models", advice)
     return result
 
 
-def _is_products(value: Any, shape: tuple[int, ...], outputs: int | None) -> bool:
+def _is_block(value: Any, shape: tuple[int, ...], outputs: int | None) -> bool:
     whole = shape if outputs is None else (*shape, outputs)
-    if not isinstance(value, Products) or not _is_array(value.mantissa, whole, np.float64):
+    if not isinstance(value, LogScaled):
+        return False
+    if not all(_is_array(x, whole, np.float64) for x in (value.mantissa, value.size)):
         return False
     return any(_is_array(value.log, form, np.float64) for form in {shape, whole})
 

@@ -37,7 +37,7 @@ from tnsim.models.model import Model
 _VANISHES = 10_000
 """Powers of two that turn any float into zero, or into infinity."""
 _STEP = 8
-"""Units are powers of 2^8, so rows have their largest entry in [2^-7, 2)."""
+"""Units are powers of 2^8: a layer has its largest entry in [2^-7, 2), a row less than 2^8 below."""
 _SMALLEST = -(2.0**40)
 """The exponent of a coefficient of zero: below that of any model."""
 
@@ -180,9 +180,16 @@ def _rows(layer: Layer, name: str, below: Unit) -> Unit:
 
 
 def _stepped(exponents: Any) -> Any:
-    """The unit in which an entry with `2^(e - 1) <= |x| < 2^e` lies in [2^-7, 2)."""
+    """Units in which the largest of some entries with `2^(e - 1) <= |x| < 2^e` lies in [2^-7, 2).
+
+    Steps are counted from there: entries of about one size share a unit, wherever it ends, for what
+    is added up or balanced in a layer loses the digits by which its units differ.
+    """
     xp = _library(exponents)
-    return _STEP * xp.ceil((exponents - 1) / _STEP)
+    largest = exponents.max()
+    largest = xp.where(largest == -np.inf, 0.0, largest)
+    below = xp.floor((largest - exponents) / _STEP)
+    return _STEP * (xp.ceil((largest - 1) / _STEP) - below)
 
 
 def _between(layer: Layer, name: str, below: Unit, above: Unit) -> dict[str, Any]:

@@ -25,15 +25,16 @@ from jaxtyping import Float
 
 from tnsim.engine import execution
 from tnsim.engine.devices import BY_MODEL, mesh, replicated, spread
-from tnsim.engine.log_scaled import Norms, Products
+from tnsim.engine.log_scaled import LogScaled, total
 from tnsim.metrics.input_moments import input_moments
 from tnsim.metrics.metric import Categorical, Frobenius, Metric
 from tnsim.models.model import Model
-from tnsim.models.scaling import split
+from tnsim.models.scaling import scaled, split
 from tnsim.names import DOWN, SKIP, WEIGHT
 from tnsim.tensors.kinds import LayerKind, kinds
 from tnsim.tensors.lifted import arrays
 
+_LARGEST = 2**24  # numbers in a vector of a combination, 128 MiB
 _AT_ONCE = 4  # models whose quadratic forms are in flight at the same time
 
 
@@ -81,13 +82,14 @@ class Space(NamedTuple):
 class Block(NamedTuple):
     """Features of some models: `values * exp(log)`, each model's largest value about one.
 
-    `log` may differ by output.
-    `sizes`: for each model the sum of the norms of its terms in the same gauge, its own norm unless it is a combination.
+    `log` may differ by output. Per output, `norms` are the lengths of these vectors and `sizes` the
+    sums of the lengths of the terms, the same unless the model is a combination.
     """
 
     values: Float[jax.Array, "models out features"]
     log: Float[np.ndarray, " models"] | Float[np.ndarray, "models out"]
-    sizes: Float[np.ndarray, " models"]
+    norms: Float[np.ndarray, "models out"]
+    sizes: Float[np.ndarray, "models out"]
 
     @property
     def nbytes(self) -> int:
@@ -119,6 +121,50 @@ def space(
     )
 
 
+def fits(space: Space | None) -> bool:
+    """Whether combinations may be compared as vectors, which lose fewer digits than products."""
+    return space is not None and space.length * space.d_out <= _LARGEST
+
+
+def compared(
+    one: Sequence[tuple[Any, Model]],
+    two: Sequence[tuple[Any, Model]],
+    metric: Metric,
+    per_output: bool,
+    dtype: str,
+) -> dict[str, LogScaled] | None:
+    """`<a|b>`, `<a|a>` and `<b|b>` of two combinations by their vectors, as `AB`, `AA` and `BB`.
+
+    Args:
+        one, two: coefficients and models of each.
+        metric: any.
+        per_output: whether outputs are told apart.
+        dtype: precision of the computation.
+
+    Returns:
+        Inner products, or None where the models have no vectors or such as do not fit.
+    """
+    models = list({id(model): model for _, model in (*one, *two)}.values())
+    common = space([kinds(model) for model in models], metric)
+    if not fits(common):
+        return None
+    number = {id(model): n for n, model in enumerate(models)}
+    weights = np.zeros((2, len(models)))
+    for row, weighted in zip(weights, (one, two), strict=True):
+        for coefficient, model in weighted:
+            row[number[id(model)]] += coefficient
+    parts = [scaled(model, per_output) for model in models]
+    exponents = np.array([part.exponent for part in parts])
+    models = [part.model for part in parts]
+    both = block(models, exponents, weights, common, metric, dtype)
+    cross, squares = products(both, both, per_output), norms(both, per_output)
+    return {
+        "AB": LogScaled(*(x[0, 1] for x in cross)),
+        "AA": LogScaled(*(x[0] for x in squares)),
+        "BB": LogScaled(*(x[1] for x in squares)),
+    }
+
+
 def block(
     models: Sequence[Model],
     exponents: Float[np.ndarray, " models"] | Float[np.ndarray, "models out"],
@@ -131,34 +177,45 @@ def block(
     with execution.precision():
         values, log = _all(models, space, metric, dtype)
         log = (log if exponents.ndim == 1 else log[:, None]) + exponents * np.log(2)
-        lengths = np.sqrt(np.asarray(_squares(values), np.float64))
+        lengths = _lengths(values)
         if weights is None:
-            return Block(values, log, np.linalg.norm(lengths, axis=1))
+            return Block(values, log, lengths, lengths)
         mantissas, powers = split(weights if log.ndim == 1 else weights[:, :, None])
         logs = powers * np.log(2) + log
         gauge = logs.max(axis=1)
         factors = mantissas * np.exp(logs - gauge[:, None])
-        sizes = np.linalg.norm(factors.reshape(*weights.shape, -1) * lengths, axis=2).sum(axis=1)
+        sizes = (np.abs(factors).reshape(*weights.shape, -1) * lengths).sum(axis=1)
         sums = "km,mof->kof" if log.ndim == 1 else "kmo,mof->kof"
-        return Block(jnp.einsum(sums, jnp.asarray(factors, dtype), values), gauge, sizes)
+        values = jnp.einsum(sums, jnp.asarray(factors, dtype), values)
+        return Block(values, gauge, _lengths(values), sizes)
 
 
-def norms(block: Block, per_output: bool, dtype: str) -> Norms:
-    """Squared norms of the models of a block."""
-    with execution.precision():
-        squares = np.asarray(_squares(block.values), np.float64)
-    lengths = np.sqrt(squares.sum(axis=1))
-    cancelled = (block.sizes > 1.5 * lengths) & (lengths <= 1e3 * np.finfo(dtype).eps * block.sizes)
-    return Norms(Products(squares if per_output else squares.sum(axis=1), 2 * block.log), cancelled)
+def norms(block: Block, per_output: bool) -> LogScaled:
+    """Squared norms of the models of a block.
+
+    With lengths N and sizes S, a vector is off by about eps S and its squared norm by
+    (N + eps S)^2 - N^2 ~ 2 eps N S: what cancels costs a difference of vectors half the digits that
+    it costs a difference of products.
+    """
+    eps = float(np.finfo(block.values.dtype).eps)
+    size = (block.norms + eps * block.sizes) * block.sizes
+    squares = LogScaled(block.norms**2, 2 * block.log, size)
+    return squares if per_output else total(squares, per_output=True)
 
 
-def products(rows: Block, columns: Block, per_output: bool) -> Products:
+def products(rows: Block, columns: Block, per_output: bool) -> LogScaled:
     """Inner products of every row with every column, (rows, columns) and with `per_output` (rows, columns, out)."""
     with execution.precision():
-        found = np.asarray(
-            _gram(spread(rows.values), replicated(columns.values), per_output), np.float64
-        )[: len(rows.log)]
-    return Products(found, rows.log[:, None] + columns.log[None, :])
+        gram = _gram(spread(rows.values), replicated(columns.values), per_output)
+    mantissa = np.asarray(gram, np.float64)[: len(rows.log)]
+    equation = "ko,lo->klo" if per_output else "ko,lo->kl"
+    size = np.einsum(equation, rows.norms, columns.sizes)
+    size += np.einsum(equation, rows.sizes, columns.norms)
+    return LogScaled(mantissa, rows.log[:, None] + columns.log[None, :], size / 2)
+
+
+def _lengths(values: Any) -> Float[np.ndarray, "models out"]:
+    return np.sqrt(np.asarray(_squares(values), np.float64))
 
 
 @jax.jit

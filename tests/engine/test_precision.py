@@ -1,0 +1,214 @@
+"""What rounding does to cosines: bounds against exact rational arithmetic, one rule throughout."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+import rational_oracle as exact
+from oracles import bilinear, linear
+
+import tnsim
+from tnsim.engine import precision
+from tnsim.engine.log_scaled import LogScaled
+from tnsim.engine.precision import Arithmetic, Cosine
+from tnsim.gram import run_plan
+
+ORACLES = {"gaussian": exact.gaussian_product, "tree": exact.tree_product}
+METRICS = {"gaussian": tnsim.Gaussian(), "tree": tnsim.TreeSymmetric()}
+
+
+def stack(rng, depth, bias, skip, d=2):
+    layers = [bilinear(rng, d, 3, d, bias) for _ in range(depth)]
+    if skip:
+        layers = [tnsim.Residual(layer, 0.7, 0.3) for layer in layers]
+    return tnsim.Model([*layers, linear(rng, d, 2, bias)])
+
+
+def moved(rng, model, size):
+    """Every weight changed by `size` of itself, skips and scales kept."""
+
+    def move(x):
+        return x * (1 + size * rng.normal(size=x.shape)) if np.ndim(x) else x
+
+    return jax.tree.map(move, model)
+
+
+def exchanged(model):
+    """Left and right exchanged: the same function, with weights that are no small change."""
+
+    def exchange(layer):
+        if isinstance(layer, tnsim.Residual):
+            return tnsim.Residual(exchange(layer.layer), layer.skip, layer.scale)
+        if isinstance(layer, tnsim.Linear):
+            return layer
+        biases = layer.right_bias, layer.left_bias, layer.down_bias
+        return tnsim.Bilinear(layer.right, layer.left, layer.down, *biases)
+
+    return tnsim.Model([exchange(layer) for layer in model.layers])
+
+
+def scaled_weights(model, factor):
+    return jax.tree.map(lambda x: factor * x if np.ndim(x) else x, model)
+
+
+@pytest.fixture
+def cosines(monkeypatch):
+    """Every cosine with its error bound, as it is about to be clipped."""
+    seen = []
+    clipped = precision.clipped
+    monkeypatch.setattr(precision, "clipped", lambda x: (seen.append(x), clipped(x))[1])
+    return seen
+
+
+@pytest.mark.parametrize("size", [1e-6, 5e-7, 1e-10])
+@pytest.mark.parametrize("metric", METRICS)
+def test_a_small_difference_keeps_its_digits(metric, size, rng, numpy_plans):
+    """Expanded by bilinearity, a change of 1e-6 gave a cosine of 1.011, clipped to 1."""
+    a, c = stack(rng, 2, True, False), stack(rng, 2, True, True)
+    b = scaled_weights(a, 1 + size)
+    for model in (a, c):
+        true = float(exact.cosine(model, b - a, ORACLES[metric]))
+        assert abs(tnsim.similarity(model, b - a, METRICS[metric]) - true) < 1e-13
+
+
+def test_units_of_rows_cost_no_digits(rng, numpy_plans):
+    """Rows with entries just below and just above a unit's end share it, or float32 loses two digits."""
+    a = stack(rng, 2, False, False)
+    first, *others = a.layers
+    rows = np.array([[1.99], [2.01]]) / np.abs(first.down).max(axis=1, keepdims=True)
+    a = tnsim.Model([tnsim.Bilinear(first.left, first.right, rows * first.down), *others])
+    true = float(exact.gaussian_product(a, a))
+    assert abs(tnsim.inner(a, a, dtype="float32") / true - 1) < 4e-6
+
+
+def test_a_small_difference_of_three_layers(rng, numpy_plans):
+    a, c = stack(rng, 3, True, False, d=1), stack(rng, 3, True, False, d=1)
+    b = moved(rng, a, 1e-6)
+    for model in (a, c):
+        true = float(exact.cosine(model, b - a, exact.tree_product))
+        assert abs(tnsim.similarity(model, b - a, tnsim.TreeSymmetric()) - true) < 1e-12
+
+
+def _cases(rng, bias, skip, depth):
+    a, c = stack(rng, depth, bias, skip), stack(rng, depth, bias, skip)
+    yield a, c
+    for size in (1e-3, 1e-6):
+        yield c, moved(rng, a, size) - a
+        yield a, moved(rng, a, size) - a
+        yield c, exchanged(moved(rng, a, size)) - a
+        yield c - moved(rng, c, size), exchanged(moved(rng, a, size)) - a
+        yield c, moved(rng, a, size) - 2.0 * a + moved(rng, a, size)
+
+
+@pytest.mark.filterwarnings("ignore::tnsim.PrecisionWarning")
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize("metric", METRICS)
+def test_the_error_bound_holds_and_is_not_loose(metric, dtype, cosines, rng, numpy_plans):
+    """True errors are a fiftieth of the bound (median), at most a quarter."""
+    ratios = []
+    for bias, skip, depth in ((0, 0, 1), (1, 1, 1), (0, 0, 2), (1, 0, 2)):
+        for one, two in _cases(rng, bool(bias), bool(skip), depth):
+            cosines.clear()
+            try:
+                tnsim.similarity(one, two, METRICS[metric], dtype=dtype)
+            except tnsim.ResultError:
+                assert cosines[0].error > precision.USELESS
+            except tnsim.ModelError:
+                continue  # a norm that is rounding alone
+            true = float(exact.cosine(one, two, ORACLES[metric]))
+            error, bound = abs(cosines[0].value - true), cosines[0].error
+            assert error <= bound
+            ratios.append(error / bound)
+    assert np.median(ratios) > 1e-3 and max(ratios) > 1e-2
+
+
+@pytest.fixture(params=run_plan.ROUTES)
+def route(request, monkeypatch):
+    """Pairwise runs along one route, whichever it would take."""
+    plan = run_plan.plan
+
+    def forced(*arguments):
+        found, space = plan(*arguments)
+        return dataclasses.replace(found, route=request.param), space
+
+    monkeypatch.setattr(run_plan, "plan", forced)
+
+
+def test_one_question_has_one_answer(route, rng):
+    """Features gave 1.000000 where similarity refused (5e-7) or gave 0.999955 (1e-6)."""
+    a, c = (tnsim.Model([bilinear(rng, 3, 4, 2, True)]) for _ in range(2))
+    differences = [scaled_weights(a, 1 + size) - a for size in (1e-3, 1e-6, 5e-7)]
+    result = tnsim.pairwise([c, a, *differences], slices=True)
+    for i, one in enumerate((c, a, *differences)):
+        for j, two in enumerate((c, a, *differences)):
+            assert result.similarity[i, j] == pytest.approx(tnsim.similarity(one, two), abs=1e-9)
+            np.testing.assert_allclose(result.slices[i, j], tnsim.slices(one, two), atol=1e-9)
+
+
+def test_one_question_has_one_refusal(route, rng):
+    """The same function to within rounding, by other weights."""
+    a, c = (tnsim.Model([bilinear(rng, 3, 4, 2, True)]) for _ in range(2))
+    same = exchanged(a)
+    message = "a difference of models that are the same function to within rounding"
+    with pytest.raises(tnsim.ModelError, match=message):
+        tnsim.pairwise([c, same - a])
+    with pytest.raises(tnsim.ModelError, match=message):
+        tnsim.similarity(c, same - a)
+
+
+def test_differences_of_vectors_keep_digits(rng):
+    """Equal functions to 1e-7, but not so their weights: polynomials are subtracted."""
+    a, c = stack(rng, 1, True, False), stack(rng, 1, True, False)
+    diff = exchanged(moved(rng, a, 1e-7)) - a
+    true = float(exact.cosine(c, diff, exact.gaussian_product))
+    assert abs(tnsim.similarity(c, diff) - true) < 1e-7
+    result = tnsim.pairwise({"c": c, "diff": diff})
+    assert result.attrs["plan"].startswith("features")
+    assert abs(result.similarity[0, 1] - true) < 1e-7
+
+
+def test_lost_digits_are_told_and_lost_numbers_refused(rng, numpy_plans):
+    a, c = stack(rng, 2, False, False), stack(rng, 2, False, False)
+    few, other = (exchanged(moved(rng, a, 3e-6)) - a for _ in range(2))
+    none, naught = (exchanged(moved(rng, a, 1e-7)) - a for _ in range(2))
+    with pytest.warns(
+        tnsim.PrecisionWarning,
+        match="the cosine has about [123] digits left: its terms cancel, and rounding may change",
+    ):
+        tnsim.similarity(few, other)
+    refusal = "has no digits left: its terms cancel, .* compare models that differ more"
+    with pytest.raises(tnsim.ResultError, match=f"the cosine {refusal}"):
+        tnsim.similarity(none, naught)
+    with pytest.raises(tnsim.ResultError, match=f"the inner product {refusal}"):
+        tnsim.inner(none, naught)
+    assert tnsim.inner(c, a - a) == 0
+
+
+def test_pairs_without_digits_are_named(rng):
+    a = stack(rng, 2, False, False)
+    lost = [exchanged(moved(rng, a, 1e-7)) - a for _ in range(2)]
+    with pytest.raises(tnsim.ResultError, match=r"the cosine of . and . has no digits left"):
+        tnsim.pairwise({"x": lost[0], "y": lost[1]})
+    few = [exchanged(moved(rng, a, 3e-6)) - a for _ in range(2)]
+    with pytest.warns(tnsim.PrecisionWarning, match=r"the cosine of . and . has about"):
+        tnsim.pairwise({"x": few[0], "y": few[1]})
+
+
+def test_a_cosine_beyond_its_error_bound_is_our_error():
+    assert precision.clipped(Cosine(np.array(1 + 1e-9), np.array(1e-8))) == 1
+    with pytest.raises(tnsim.TnsimError, match=r"1\.011, outside .* please report it"):
+        precision.clipped(Cosine(np.array([0.5, 1.011]), np.array([1e-9, 1e-3])))
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_sizes_magnify_rounding(dtype):
+    """A norm that is a thousandth of its size loses three digits."""
+    rounding = Arithmetic(2, dtype).rounding
+    one = LogScaled(np.array(1.0), np.array(0.0), np.array(1.0))
+    small = LogScaled(np.array(1e-3), np.array(0.0), np.array(1.0))
+    plain = precision.cosine(one._replace(mantissa=np.array(0.5)), one, one, Arithmetic(2, dtype))
+    assert plain.error == pytest.approx(1.5 * rounding, rel=1e-2)
+    product = LogScaled(np.array(5e-4), np.array(0.0), np.array(1.0))
+    found = precision.cosine(product, small, small, Arithmetic(2, dtype))
+    assert found.error == pytest.approx(1500 * rounding, rel=0.1)

@@ -1,0 +1,116 @@
+"""Exact rational arithmetic for tiny models: polynomials and tensors without any rounding.
+
+A float is a fraction, so a model of floats is a polynomial with fractional coefficients, and every
+inner product is a fraction too. Nothing here knows of plans, features or differences.
+"""
+
+import itertools
+import math
+from fractions import Fraction
+
+import numpy as np
+
+import tnsim
+from tnsim.models.model import terms
+
+
+def rational(array):
+    """An array of floats as an object array of fractions."""
+    array = np.asarray(array, np.float64)
+    return np.array([Fraction(float(x)) for x in array.ravel()], object).reshape(array.shape)
+
+
+def affine(weight, bias):
+    """[bias, weight] in fractions."""
+    bias = np.zeros(len(weight)) if bias is None else bias
+    return rational(np.column_stack([bias, weight]))
+
+
+def layer_tensor(layer):
+    """The layer over inputs (1, x) as T[out, i, j], symmetric in i, j; the constant 1 is row 0."""
+    if isinstance(layer, tnsim.Residual):
+        tensor = Fraction(layer.scale) * layer_tensor(layer.layer)
+        skip = Fraction(layer.skip)
+        one = (0,) * (tensor.ndim - 2)
+        for k in range(1, len(tensor)):
+            for legs in set(itertools.permutations((k, *one))):
+                tensor[(k, *legs)] += skip / len(set(itertools.permutations((k, *one))))
+    elif isinstance(layer, tnsim.Linear):
+        tensor = rational(np.zeros((layer.d_out + 1, layer.d_in + 1)))
+        tensor[1:] = affine(layer.weight, layer.bias)
+    else:
+        left = affine(layer.left, layer.left_bias)
+        right = affine(layer.right, layer.right_bias)
+        products = left[:, :, None] * right[:, None, :]
+        products = (products + products.transpose(0, 2, 1)) / 2
+        down = rational(layer.down)
+        tensor = rational(np.zeros((layer.d_out + 1, layer.d_in + 1, layer.d_in + 1)))
+        tensor[1:] = np.tensordot(down, products, 1)
+        if layer.down_bias is not None:
+            tensor[1:, 0, 0] += rational(layer.down_bias)
+    tensor[0] = Fraction(0)
+    tensor[(0,) * tensor.ndim] = Fraction(1)
+    return tensor
+
+
+def tree_tensor(model):
+    """The tensor of a model, every layer symmetrised, without the row of the constant."""
+    tensor = None
+    for layer in model.layers:
+        local = layer_tensor(layer)
+        if tensor is None:
+            tensor = local
+        else:
+            for _ in range(local.ndim - 1):
+                local = np.tensordot(local, tensor, (1, 0))
+            tensor = local
+    return tensor[1:]
+
+
+def polynomial(model):
+    """Coefficients by exponents of every output: what is left of the tensor when legs commute."""
+    tensor = tree_tensor(model)
+    d = model.d_in
+    outputs = [{} for _ in tensor]
+    for index in np.ndindex(*tensor.shape):
+        exponents = tuple(index[1:].count(i) for i in range(1, d + 1))
+        known = outputs[index[0]]
+        known[exponents] = known.get(exponents, 0) + tensor[index]
+    return outputs
+
+
+def gaussian_product(a, b):
+    """`E sum_k a_k(x) b_k(x)` for standard normal x."""
+    total = Fraction(0)
+    for one, two in zip(vector(a, polynomial), vector(b, polynomial), strict=True):
+        for (p, x), (q, y) in itertools.product(one.items(), two.items()):
+            powers = [i + j for i, j in zip(p, q, strict=True)]
+            if all(power % 2 == 0 for power in powers):
+                total += x * y * math.prod(math.prod(range(1, power, 2)) for power in powers)
+    return total
+
+
+def tree_product(a, b):
+    """Entry against entry of the tensors symmetrised layer by layer."""
+    return (vector(a, tree_tensor) * vector(b, tree_tensor)).sum()
+
+
+def vector(model, read):
+    """A model or combination as `read` gives it: tensors add, and coefficients do."""
+    weighted = [(Fraction(float(c)), read(part)) for c, part in terms(model)]
+    if isinstance(weighted[0][1], np.ndarray):
+        return sum(c * tensor for c, tensor in weighted)
+    outputs = [{} for _ in weighted[0][1]]
+    for c, values in weighted:
+        for known, coefficients in zip(outputs, values, strict=True):
+            for exponents, x in coefficients.items():
+                known[exponents] = known.get(exponents, 0) + c * x
+    return outputs
+
+
+def cosine(a, b, product):
+    """The cosine to 50 digits, as a fraction."""
+    norms = product(a, a) * product(b, b)
+    shift = 10**100
+    root = Fraction(math.isqrt(norms.numerator * norms.denominator * shift**2), shift)
+    return product(a, b) * norms.denominator / root

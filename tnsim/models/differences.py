@@ -1,0 +1,260 @@
+"""Differences of nearly equal models. In: a combination. Out: the same one, nothing cancels.
+
+`b - a` is small where the weights of a and b are nearly equal, and an inner product of it expanded
+by bilinearity is a small sum of large terms. The same function is also *one* model. Let v be the
+state of a behind some layer, u that of b, and carry the pair (v, d) with d = (u - v) / unit. A
+layer is an output matrix O times a product of affine rows r_i (none for a linear layer, two for a
+bilinear one, five for attention), and its difference telescopes over these arrays:
+
+    (B_O prod B_i(u) - A_O prod A_i(v)) / unit
+        = D_O prod A_i(v) + B_O sum_i A_1(v) .. A_{i-1}(v) D_i(v, d) B_{i+1}(u) .. B_n(u),
+
+    D_O = (B_O - A_O) / unit,    D_i(v, d) = (B_i - A_i) / unit v + B_i d,    B_i(u) = B_i v + unit
+    B_i d.
+
+Every product is again one of affine rows of (v, d), so the layer of pairs is a layer of the same
+kind, with one more group of hidden units (heads) for each row: 3 times the rank, 6 times the
+heads, twice the width. Nothing is left out, nothing large is subtracted, and `unit` makes all
+entries of one size. As the identity holds leg by leg, for tensors and not for functions only, it
+keeps the value of every metric.
+
+Terms that are no small changes of one another stay as they are: models of different structure or
+skip, equal functions with other weights (hidden units permuted), and what cancels in second
+differences `a - 2 b + c` once the first have been taken.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jaxtyping import Float
+
+from tnsim.models.attention import Attention
+from tnsim.models.layers import (
+    Bilinear,
+    Layer,
+    Linear,
+    Multilinear,
+    Residual,
+    affine_maps,
+    bias_name,
+    innermost,
+    residual_rule,
+)
+from tnsim.models.model import Combination, Model, terms
+
+
+def by_differences(model: Model | Combination, dtype: str) -> Model | Combination:
+    """The same function with small differences of models as models of their own.
+
+    Taken where expanding by bilinearity would lose more than half of the digits of `dtype`: where
+    the coefficients of some models cancel and their weights differ by less than `eps ** (1 / 4)`,
+    since a squared norm loses twice as many digits as the weights. Wider differences cost less,
+    and lose little, as they are.
+
+    Args:
+        model: a model, which is returned as it is, or a combination.
+        dtype: precision of the computation to come.
+
+    Returns:
+        A combination over the same inputs and outputs, without terms whose coefficient is zero;
+        traced weights and coefficients are left alone.
+    """
+    if isinstance(model, Model) or _is_traced(model):
+        return model
+    near = float(np.finfo(dtype).eps) ** 0.25
+    weighted: list[tuple[Any, Model]] = []
+    nonzero = [(c, part) for c, part in terms(model) if c != 0]
+    for group in _groups(nonzero, near):
+        coefficients = [float(c) for c, _ in group]
+        total, size = sum(coefficients), sum(map(abs, coefficients))
+        if len(group) == 1 or abs(total) > near * size:
+            weighted += group
+            continue
+        base = group[0][1]
+        for coefficient, other in group[1:]:
+            unit = _gap(base, other)
+            if unit:
+                weighted.append((float(coefficient) * unit, _difference(base, other, unit)))
+        if total:
+            weighted.append((total, base))
+    return Combination(weighted) if weighted else model
+
+
+def _groups(weighted: Sequence[tuple[Any, Model]], near: float) -> list[list[tuple[Any, Model]]]:
+    """The terms in groups of models whose weights are near those of the first of the group."""
+    groups: list[list[tuple[Any, Model]]] = []
+    for coefficient, model in weighted:
+        for group in groups:
+            if _gap(group[0][1], model) < near:
+                group.append((coefficient, model))
+                break
+        else:
+            groups.append([(coefficient, model)])
+    return groups
+
+
+class _Parts(NamedTuple):
+    """A layer `skip x + scale * output(product of rows)`; `[bias, weight]` is one array.
+
+    `setting`: what must be equal for two layers to have a difference of their form.
+    """
+
+    setting: tuple[Any, ...]
+    rows: tuple[Float[np.ndarray, "rows in_and_one"], ...]
+    output: Float[np.ndarray, "out hidden_and_one"]
+    skip: float
+    scale: float
+
+    @property
+    def arrays(self) -> tuple[np.ndarray, ...]:
+        return (*self.rows, self.output, np.array([self.skip]), np.array([self.scale]))
+
+    @property
+    def stream(self) -> float:
+        """The skip that stays one; around a linear layer it is added to the matrix."""
+        return 0.0 if self.setting[0] is Linear else self.skip
+
+    def whole_output(self) -> Float[np.ndarray, "out hidden_and_one"]:
+        """The output matrix with the scale, and around a linear layer the skip."""
+        return self.scale * self.output + (self.skip - self.stream) * _identity(self.output)
+
+
+def _identity(output: np.ndarray) -> np.ndarray:
+    return np.eye(*output.shape, k=1)
+
+
+def _parts(layer: Layer) -> _Parts:
+    core = innermost(layer)
+    skip, scale = map(float, residual_rule(layer))
+    names, last = affine_maps(core)
+    rows = tuple(_affine(core, name) for name in names)
+    if isinstance(core, Linear):
+        setting: tuple[Any, ...] = (Linear,)
+    elif isinstance(core, Attention):
+        setting = (Attention, skip, core.n_heads, core.mask, core.rope_base)
+    else:
+        setting = (type(core), skip)
+    return _Parts(setting, rows, _affine(core, last), skip, scale)
+
+
+def _output_change(a: _Parts, b: _Parts) -> Float[np.ndarray, "out hidden_and_one"]:
+    """The difference of the whole outputs; of factors first, since products are rounded."""
+    change = a.scale * (b.output - a.output) + (b.scale - a.scale) * b.output
+    return change + (b.skip - a.skip) * _identity(b.output)
+
+
+def _affine(core: Any, name: str) -> Float[np.ndarray, "rows in_and_one"]:
+    """[bias, weight], the bias zero where there is none."""
+    weight = np.asarray(getattr(core, name), np.float64)
+    bias = getattr(core, bias_name(name))
+    bias = np.zeros(len(weight)) if bias is None else np.asarray(bias, np.float64)
+    return np.column_stack([bias, weight])
+
+
+def _gap(a: Model, b: Model) -> float:
+    """How far apart two models are: the largest relative change of an array, as a power of two.
+
+    Zero for equal weights, infinite for models of different structure.
+    """
+    if len(a.layers) != len(b.layers):
+        return math.inf
+    gap = 0.0
+    for first, second in zip(map(_parts, a.layers), map(_parts, b.layers), strict=True):
+        shapes = [[x.shape for x in parts.arrays] for parts in (first, second)]
+        if first.setting != second.setting or shapes[0] != shapes[1]:
+            return math.inf
+        for x, y in zip(first.arrays, second.arrays, strict=True):
+            change = np.abs(y - x).max()
+            if change > 0:
+                gap = max(gap, change / max(np.abs(x).max(), np.abs(y).max()))
+    return 2.0 ** math.floor(math.log2(gap)) if gap else 0.0
+
+
+def _difference(a: Model, b: Model, unit: float) -> Model:
+    """`(b - a) / unit`, one model. Up to the first layer that differs there is only a."""
+    pairs = [(_parts(x), _parts(y)) for x, y in zip(a.layers, b.layers, strict=True)]
+    first = next(n for n, pair in enumerate(pairs) if not _equal(*pair))
+    layers = list(a.layers[:first])
+    if pairs[first][0].stream:
+        layers.append(Linear(np.eye(2 * a.layers[first].d_in, a.layers[first].d_in)))
+    for n in range(first, len(pairs)):
+        enters = n == first and not pairs[n][0].stream
+        leaves = n == len(pairs) - 1 and not pairs[n][0].stream
+        layers.append(_layer_of_pairs(*pairs[n], unit, enters, leaves))
+    if pairs[-1][0].stream:
+        layers.append(Linear(np.eye(a.d_out, 2 * a.d_out, k=a.d_out)))
+    return Model(layers, a.n_ctx)
+
+
+def _layer_of_pairs(a: _Parts, b: _Parts, unit: float, enters: bool, leaves: bool) -> Layer:
+    """The layer from (v, d) to (v', d'); if it `enters` from v, if it `leaves` to d' alone."""
+    rows = [_row(x, y, unit, enters) for x, y in zip(a.rows, b.rows, strict=True)]
+    groups = [[row.a for row in rows]]
+    for n, row in enumerate(rows):
+        if row.difference.any():
+            before, after = [x.a for x in rows[:n]], [x.b for x in rows[n + 1 :]]
+            groups.append([*before, row.difference, *after])
+    differences = len(groups) - 1 if rows else int(not enters)
+    whole = b.whole_output()[:, 1:]
+    output = np.hstack([_output_change(a, b) / unit, *[whole] * differences])
+    if not leaves:
+        zero = np.zeros((len(whole), differences * whole.shape[1]))
+        output = np.vstack([np.hstack([a.whole_output(), zero]), output])
+    stacked = [np.vstack(group) for group in zip(*groups, strict=True)]
+    core = _core(a.setting, stacked, output, len(groups))
+    return Residual(core, a.stream) if a.stream else core
+
+
+def _core(
+    setting: tuple[Any, ...], rows: list[np.ndarray], output: np.ndarray, groups: int
+) -> Layer:
+    """A layer of affine rows, `groups` times as many as those of the layers with this setting."""
+    kind = setting[0]
+    down, down_bias = _split(output)
+    if kind is Linear:
+        return Linear(down, down_bias)
+    legs, biases = zip(*map(_split, rows), strict=True)
+    if kind is Multilinear:
+        return Multilinear(legs, down, biases, down_bias)
+    if kind is Bilinear:
+        return Bilinear(*legs, down, *biases, down_bias)
+    _, _, heads, mask, base = setting
+    return Attention(*legs, down, heads * groups, *biases, down_bias, mask, base)
+
+
+class _Row(NamedTuple):
+    """Affine rows over (v, d): of a, of b at u = v + unit d, and their difference over unit."""
+
+    a: Float[np.ndarray, "rows in_and_one"]
+    b: Float[np.ndarray, "rows in_and_one"]
+    difference: Float[np.ndarray, "rows in_and_one"]
+
+
+def _row(a: np.ndarray, b: np.ndarray, unit: float, enters: bool) -> _Row:
+    change = (b - a) / unit
+    if enters:
+        return _Row(a, b, change)
+    weight = b[:, 1:]
+    return _Row(
+        np.hstack([a, np.zeros_like(weight)]),
+        np.hstack([b, unit * weight]),
+        np.hstack([change, weight]),
+    )
+
+
+def _split(affine: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
+    """A matrix and its bias; a bias of zeros is none."""
+    return affine[:, 1:], affine[:, 0] if affine[:, 0].any() else None
+
+
+def _equal(a: _Parts, b: _Parts) -> bool:
+    return all(np.array_equal(x, y) for x, y in zip(a.arrays, b.arrays, strict=True))
+
+
+def _is_traced(model: Any) -> bool:
+    return any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(model))
