@@ -63,7 +63,7 @@ def cosines(monkeypatch):
 
 @pytest.mark.parametrize("size", [1e-6, 5e-7, 1e-10])
 @pytest.mark.parametrize("metric", METRICS)
-def test_a_small_difference_keeps_its_digits(metric, size, rng, numpy_plans):
+def test_a_small_difference_keeps_its_digits(metric, size, rng):
     """Expanded by bilinearity, a change of 1e-6 gave a cosine of 1.011, clipped to 1."""
     a, c = stack(rng, 2, True, False), stack(rng, 2, True, True)
     b = scaled_weights(a, 1 + size)
@@ -72,7 +72,7 @@ def test_a_small_difference_keeps_its_digits(metric, size, rng, numpy_plans):
         assert abs(tnsim.similarity(model, b - a, METRICS[metric]) - true) < 1e-13
 
 
-def test_units_of_rows_cost_no_digits(rng, numpy_plans):
+def test_units_of_rows_cost_no_digits(rng):
     """Rows with entries just below and just above a unit's end share it, or float32 loses two digits."""
     a = stack(rng, 2, False, False)
     first, *others = a.layers
@@ -82,7 +82,7 @@ def test_units_of_rows_cost_no_digits(rng, numpy_plans):
     assert abs(tnsim.inner(a, a, dtype="float32") / true - 1) < 4e-6
 
 
-def test_a_small_difference_of_three_layers(rng, numpy_plans):
+def test_a_small_difference_of_three_layers(rng):
     a, c = stack(rng, 3, True, False, d=1), stack(rng, 3, True, False, d=1)
     b = moved(rng, a, 1e-6)
     for model in (a, c):
@@ -104,7 +104,7 @@ def _cases(rng, bias, skip, depth):
 @pytest.mark.filterwarnings("ignore::tnsim.PrecisionWarning")
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 @pytest.mark.parametrize("metric", METRICS)
-def test_the_error_bound_holds_and_is_not_loose(metric, dtype, cosines, rng, numpy_plans):
+def test_the_error_bound_holds_and_is_not_loose(metric, dtype, cosines, rng):
     """True errors are a fiftieth of the bound (median), at most a quarter."""
     ratios = []
     for bias, skip, depth in ((0, 0, 1), (1, 1, 1), (0, 0, 2), (1, 0, 2)):
@@ -168,7 +168,7 @@ def test_differences_of_vectors_keep_digits(rng):
     assert abs(result.similarity[0, 1] - true) < 1e-7
 
 
-def test_lost_digits_are_told_and_lost_numbers_refused(rng, numpy_plans):
+def test_lost_digits_are_told_and_lost_numbers_refused(rng):
     a, c = stack(rng, 2, False, False), stack(rng, 2, False, False)
     few, other = (exchanged(moved(rng, a, 3e-6)) - a for _ in range(2))
     none, naught = (exchanged(moved(rng, a, 1e-7)) - a for _ in range(2))

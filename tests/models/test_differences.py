@@ -87,7 +87,7 @@ def expanded(monkeypatch, verb, *arguments):
     ids=lambda metric: metric.name,
 )
 @pytest.mark.parametrize("kind", VECTORS)
-def test_every_metric_keeps_its_value(kind, metric, rng, monkeypatch, numpy_plans):
+def test_every_metric_keeps_its_value(kind, metric, rng, monkeypatch):
     a, c = (tnsim.Model(VECTORS[kind](rng)) for _ in range(2))
     diff = moved(rng, a, 2e-5) - a
     one = tnsim.similarity(c, diff, metric)
@@ -99,7 +99,7 @@ def test_every_metric_keeps_its_value(kind, metric, rng, monkeypatch, numpy_plan
     [tnsim.Frobenius(), tnsim.TreeSymmetric(), tnsim.Gaussian(), tnsim.Categorical()],
     ids=lambda metric: metric.name,
 )
-def test_sequences_keep_their_value(metric, rng, monkeypatch, numpy_plans):
+def test_sequences_keep_their_value(metric, rng, monkeypatch):
     a, c = (tnsim.Model(SEQUENCES["attention"](rng), n_ctx=2) for _ in range(2))
     diff = moved(rng, a, 2e-5) - a
     one = tnsim.slices(c, diff, metric)
