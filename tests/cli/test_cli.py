@@ -1,4 +1,4 @@
-"""The command line as a user runs it: a process, its output, its exit status."""
+"""The command line as a user runs it: its output and its exit status, some in a process of its own."""
 
 import json
 import os
@@ -10,26 +10,13 @@ from pathlib import Path
 import backends
 import numpy as np
 import pytest
+from commands import command, process
 from oracles import bilinear
 
 import tnsim
 from tnsim.checkpoints.presets import PRESETS
 
-pytestmark = backends.compiled
-
 SHIPPED = Path(tnsim.__file__).parent / "data" / "modular-addition"
-
-
-def run(*arguments, check=True, **options):
-    done = subprocess.run(
-        [sys.executable, "-m", "tnsim", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        **options,
-    )
-    assert not check or done.returncode == 0, done.stderr
-    assert "Traceback" not in done.stderr
-    return done
 
 
 @pytest.fixture
@@ -42,7 +29,7 @@ def pair(tmp_path, rng):
 
 def test_help_is_quick_and_imports_nothing_heavy():
     start = time.perf_counter()
-    done = run("--help")
+    done = process("--help")
     assert time.perf_counter() - start < 2  # half a second on an idle machine
     assert all(
         word in done.stdout
@@ -59,22 +46,23 @@ def test_help_is_quick_and_imports_nothing_heavy():
     )
 
 
+@backends.compiled
 def test_similarity(pair):
     a, b = map(tnsim.load, pair)
-    found = json.loads(run("similarity", *pair, "--slices", "--json").stdout)
+    found = json.loads(process("similarity", *pair, "--slices", "--json").stdout)
     assert (
         found["similarity"] == tnsim.similarity(a, b)
         and found["slices"] == tnsim.slices(a, b).tolist()
     )
     assert (found["metric"], found["exact"], found["dtype"]) == ("gaussian", True, "float64")
-    text = run("similarity", *pair, "--metric", "tree", "--dtype", "float32", "--slices").stdout
+    text = command("similarity", *pair, "--metric", "tree", "--dtype", "float32", "--slices").stdout
     assert "tree (exact)" in text and "output 2" in text
 
 
 def test_inspect(pair):
-    found = json.loads(run("inspect", pair[0], "--json").stdout)
+    found = json.loads(command("inspect", pair[0], "--json").stdout)
     assert found["degree"] == found["legs"] == 2 and found["parameters"] == 4 * 10 + 15 + 10 + 3
-    text = run("inspect", pair[0]).stdout
+    text = command("inspect", pair[0]).stdout
     assert (
         "Bilinear(4 -> 3, rank 5, left_bias, right_bias, down_bias)" in text
         and "nothing assumed" in text
@@ -82,9 +70,9 @@ def test_inspect(pair):
 
 
 def test_plan(pair):
-    text = run("plan", *pair, "--norms").stdout
+    text = command("plan", *pair, "--norms").stdout
     assert "scalar multiplications" in text and "MiB of float64" in text and "A.LAYER0.DOWN" in text
-    planned = tnsim.Plan.from_json(run("plan", *pair, "--json").stdout)
+    planned = tnsim.Plan.from_json(command("plan", *pair, "--json").stdout)
     assert planned.outputs == ("AB",)
 
 
@@ -96,17 +84,21 @@ def test_convert(tmp_path, rng):
         "epoch": np.array(3),
     }
     np.savez(tmp_path / "m.npz", **state)
-    run("convert", tmp_path / "m.npz", tmp_path / "m.safetensors", "--dialect", "bilinear-readout")
+    command(
+        "convert", tmp_path / "m.npz", tmp_path / "m.safetensors", "--dialect", "bilinear-readout"
+    )
     assert (
         tnsim.similarity(tnsim.load(tmp_path / "m.safetensors"), tnsim.load(tmp_path / "m.npz"))
         == 1
     )
     (tmp_path / "d.json").write_text(PRESETS["bilinear-readout"].to_json())
-    assert "rank 5" in run("inspect", tmp_path / "m.npz", "--dialect", tmp_path / "d.json").stdout
+    assert (
+        "rank 5" in command("inspect", tmp_path / "m.npz", "--dialect", tmp_path / "d.json").stdout
+    )
 
 
 def test_demo(tmp_path):
-    done = run("demo", "--out", tmp_path / "out", cwd=tmp_path)
+    done = process("demo", "--out", tmp_path / "out", cwd=tmp_path)
     assert (
         "What is to be seen" in done.stdout
         and "network: 3 tensors" in done.stdout
@@ -120,7 +112,7 @@ def test_demo(tmp_path):
 
 
 def test_bench_depth(tmp_path):
-    done = run(
+    done = command(
         "bench",
         "depth",
         "--width",
@@ -151,8 +143,9 @@ def test_bench_depth(tmp_path):
         (["similarity", "a.npz"], "Missing argument 'b'"),
     ],
 )
-def test_errors_are_one_line_and_exit_2(arguments, message, tmp_path):
-    done = run(*arguments, check=False, cwd=tmp_path)
+def test_errors_are_one_line_and_exit_2(arguments, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    done = command(*arguments, check=False)
     assert done.returncode == 2 and done.stdout == ""
     assert (
         done.stderr.count("\n") == 1
@@ -169,36 +162,40 @@ def test_deep_models_and_check(tmp_path, rng):
         )
     files = tmp_path / "a.safetensors", tmp_path / "b.safetensors"
     exact = json.loads(
-        run("similarity", *files, "--json", "--check", "--samples", 20000, "--seed", 3).stdout
+        command("similarity", *files, "--json", "--check", "--samples", 20000, "--seed", 3).stdout
     )
     assert (
         exact["exact"] is True
         and abs(exact["check"]["deviation"]) < 6
         and exact["check"]["samples"] >= 19000
     )
-    closure = json.loads(run("similarity", *files, "--metric", "closure", "--json").stdout)
+    closure = json.loads(command("similarity", *files, "--metric", "closure", "--json").stdout)
     assert closure["exact"] is False and closure["similarity"] != exact["similarity"]
     assert (
-        json.loads(run("similarity", *files, "--metric", "symmetric", "--json").stdout)["metric"]
+        json.loads(command("similarity", *files, "--metric", "symmetric", "--json").stdout)[
+            "metric"
+        ]
         == "symmetric"
     )
-    done = run("similarity", *files, "--check", "--samples", 2000)
+    done = command("similarity", *files, "--check", "--samples", 2000)
     assert "standard errors away" in done.stdout and "samples" in done.stderr
     for _ in range(2):
         model = tnsim.load(files[0])
         tnsim.save(
             tnsim.Model([*model.layers[:1] * 3, *model.layers]), tmp_path / "deep.safetensors"
         )
-    done = run(
+    done = command(
         "similarity", tmp_path / "deep.safetensors", tmp_path / "deep.safetensors", check=False
     )
     assert done.returncode == 2 and "Use GaussianClosure()" in done.stderr
 
 
 def test_cold_start(tmp_path):
-    """A fresh process with an empty plan cache; the figure to reach is 6 s."""
+    """A fresh process with empty caches; the figure to reach is 6 s."""
     files = sorted(SHIPPED.glob("*.safetensors"))[-2:]
     start = time.perf_counter()
-    done = run("similarity", *files, "--json", env={**os.environ, "TNSIM_CACHE_DIR": str(tmp_path)})
+    caches = ("TNSIM_CACHE_DIR", "JAX_COMPILATION_CACHE_DIR")
+    environment = {**os.environ, **dict.fromkeys(caches, str(tmp_path))}
+    done = process("similarity", *files, "--json", env=environment)
     assert time.perf_counter() - start < 15
     assert 0 < json.loads(done.stdout)["similarity"] < 1

@@ -7,17 +7,14 @@ import subprocess
 import sys
 import time
 
-import backends
 import numpy as np
 import pytest
+from commands import command, process
 from oracles import bilinear
 from pyarrow import parquet
-from test_cli import run
 
 import tnsim
 from tnsim.checkpoints import hub_cache as hub
-
-pytestmark = backends.compiled
 
 
 @pytest.fixture
@@ -48,7 +45,7 @@ def cache(folder):
 
 def test_all_pairs_and_what_is_written(folder):
     out = folder / "out"
-    text = run(
+    text = process(
         "pairwise", folder / "models" / "*.safetensors", "--out", out, "--slices", "--parquet"
     )
     assert (
@@ -73,7 +70,7 @@ def test_all_pairs_and_what_is_written(folder):
         0
     ] == [1.0, 1.0]
     again = json.loads(
-        run("pairwise", folder / "models", "--out", out, "--slices", "--json").stdout
+        command("pairwise", folder / "models", "--out", out, "--slices", "--json").stdout
     )  # goes on, and so reads
     assert (
         again["similarity"] == expected.similarity.values.tolist()
@@ -85,7 +82,7 @@ def test_all_pairs_and_what_is_written(folder):
 def test_others_and_a_dry_run(folder):
     files = sorted((folder / "models").iterdir())
     found = json.loads(
-        run(
+        command(
             "pairwise",
             *files[:2],
             "--other",
@@ -104,14 +101,14 @@ def test_others_and_a_dry_run(folder):
         atol=1e-12,
     )
     assert found["b"] == ["step_200"] and found["metric"] == "tree"
-    assert "pairs            6" in run("pairwise", folder / "models", "--dry-run").stdout
-    planned = json.loads(run("pairwise", folder / "models", "--dry-run", "--json").stdout)
+    assert "pairs            6" in command("pairwise", folder / "models", "--dry-run").stdout
+    planned = json.loads(command("pairwise", folder / "models", "--dry-run", "--json").stdout)
     assert planned["route"] == "features" and planned["pairs"] == 6 and planned["seconds"] > 0
 
 
 def test_revisions_of_a_hub_cache(cache, folder):
     assert list(hub.revisions(cache)) == ["step0", "step10", "step200"]
-    found = json.loads(run("pairwise", cache, "--out", folder / "out", "--json").stdout)
+    found = json.loads(command("pairwise", cache, "--out", folder / "out", "--json").stdout)
     assert found["a"] == [0, 10, 200]
     assert (
         found["similarity"]
@@ -134,12 +131,12 @@ def test_what_is_refused(folder):
         ((folder / "nothing*.npz", "--out", folder / "out"), "no checkpoint matches"),
         ((folder / "models", "--dialect", "nope", "--out", folder / "out"), "no dialect 'nope'"),
     ]:
-        done = run("pairwise", *arguments, check=False)
+        done = command("pairwise", *arguments, check=False)
         assert (
             done.returncode == 2 and message in done.stderr and len(done.stderr.splitlines()) == 1
         )
-    run("pairwise", folder / "models", "--out", folder / "out")
-    done = run(
+    command("pairwise", folder / "models", "--out", folder / "out")
+    done = command(
         "pairwise", folder / "models", "--out", folder / "out", "--metric", "frobenius", check=False
     )
     assert (
@@ -162,7 +159,7 @@ def test_a_scheduler(folder):
             cluster.scheduler_address,
             "--json",
         )
-        found = json.loads(run("pairwise", *arguments).stdout)
+        found = json.loads(command("pairwise", *arguments).stdout)
     assert (
         found["similarity"]
         == tnsim.pairwise(tnsim.load(folder / "models")).similarity.values.tolist()
@@ -183,7 +180,7 @@ def test_wrong_arguments_are_one_line(tmp_path, monkeypatch):
         ((*pairwise, "tcp://127.0.0.1:1"), "Timed out trying to connect to tcp://127.0.0.1:1"),
         (("pairwise", file, "--out", "s3://bucket"), "s3:/bucket/store.zarr: a store is a folder"),
     ):
-        done = run(*arguments, check=False)
+        done = command(*arguments, check=False)
         assert done.returncode == 2 and message in done.stderr
         assert len(done.stderr.splitlines()) == 1, done.stderr
 
@@ -211,4 +208,4 @@ def test_a_signal_ends_a_run_in_one_line(number, folder):
         f"tnsim: stopped by {number.name}: finished tiles are kept in {store}, run again to go on\n"
     )
     assert not list((store / "claims").iterdir())
-    assert json.loads(run(*arguments).stdout)["a"] == [0, 10, 200]
+    assert json.loads(command(*arguments).stdout)["a"] == [0, 10, 200]

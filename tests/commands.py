@@ -1,0 +1,57 @@
+"""The command line: `tnsim ...` in a process of its own, as a user runs it, or, sooner, in this one."""
+
+import contextlib
+import io
+import os
+import subprocess
+import sys
+import warnings
+from typing import NamedTuple
+from unittest import mock
+
+from tnsim.cli import app
+
+
+class Done(NamedTuple):
+    """What a command left: named as the fields of `subprocess.CompletedProcess`."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+def command(*arguments, check=True):
+    """`tnsim *arguments` in this process."""
+    argv = ["tnsim", *map(str, arguments)]
+    out, err = io.StringIO(), io.StringIO()
+    with (
+        mock.patch.object(sys, "argv", argv),
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+        warnings.catch_warnings(),
+    ):
+        warnings.simplefilter("default")
+        status = _status_of(app.main)
+    return _checked(Done(status, out.getvalue(), err.getvalue()), check)
+
+
+def process(*arguments, check=True, **options):
+    """`tnsim *arguments` in a process of its own."""
+    argv = [sys.executable, "-m", "tnsim", *map(str, arguments)]
+    done = subprocess.run(argv, capture_output=True, text=True, **options)
+    return _checked(Done(done.returncode, done.stdout, done.stderr), check)
+
+
+def _status_of(main):
+    try:
+        main()
+    except SystemExit as ended:
+        return ended.code
+    raise AssertionError("a command always exits")
+
+
+def _checked(done, check):
+    assert not check or done.returncode == 0, done.stderr
+    debugging = os.environ.get("TNSIM_DEBUG") == "1"
+    assert debugging or "Traceback" not in done.stderr
+    return done
