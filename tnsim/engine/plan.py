@@ -56,7 +56,7 @@ def dtype_name(dtype: DTypeLike) -> str:
 SLACK, LONG_SLACK, LONG = 1.08, 1.4, 120
 # What compiling takes: once, for every loop that is compiled (matrix products are library calls), and once
 # more where runs are repeated, for what is set up between them.
-PROGRAM_BYTES, LOOP_BYTES, REPEATING_BYTES = 36 * 2**20, 330 * 2**10, 36 * 2**20
+PROGRAM_BYTES, LOOP_BYTES, REPEATING_BYTES = 34 * 2**20, 370 * 2**10, 36 * 2**20
 
 
 class Operation(NamedTuple):
@@ -251,10 +251,13 @@ class Plan:
 
     @property
     def peak_bytes(self) -> int:
-        """Bytes of all arrays alive at once in one run, beside those of the models."""
+        """Bytes of all arrays alive at once in one run, beside those of the models.
+
+        What the plan reads counts twice: weights are scaled and laid out in NumPy, then put on the device.
+        """
         longest = max((piece.length for piece in self.pieces), default=0)
         slack = LONG_SLACK if longest > LONG else SLACK
-        return math.ceil(slack * self.array_bytes)
+        return math.ceil(slack * self.array_bytes + SLACK * self.input_bytes)
 
     @property
     def program_bytes(self) -> int:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from tnsim.engine import execution
 from tnsim.engine.pathfinding import CACHED, WRITING
-from tnsim.engine.plan import PROGRAM_BYTES
+from tnsim.engine.plan import PROGRAM_BYTES, SLACK
 from tnsim.folding import features
 from tnsim.folding.features import Space
 from tnsim.gram import batched_plans as recursion
@@ -119,19 +119,26 @@ def plan(
 
     one_pair = max(1, (contracted + _ELEMENT_WORK * written) // pairs)
     by_pair = tiled(RECURSION, contracted, one_pair, 2 * weights, programs)
+    made = [kinds for bases in several for kinds in bases.elements()]
+
+    def kept(route: PairwisePlan, one: int) -> int:
+        """What is prepared of models is kept for later tiles: of two blocks, or up to half the memory."""
+        return int(min(len(made) * one, max(2 * route.tile * longest * one, available / 2)))
+
     # rows and columns: as read, on the device, and still there from the tile before
     stacks = 6 * by_pair.tile * longest * weights
-    peak = stacks + by_pair.tile * min(by_pair.tile, others) * products + intermediate
-    by_pair = dataclasses.replace(by_pair, peak_bytes=peak)
+    peak = kept(by_pair, weights) + stacks + intermediate
+    peak += by_pair.tile * min(by_pair.tile, others) * products
+    by_pair = dataclasses.replace(by_pair, peak_bytes=math.ceil(SLACK * peak))
     if space is None:
         return by_pair, None
     numbers = space.length * space.d_out
-    made = [kinds for bases in several for kinds in bases.elements()]
     vectors = sum(space.multiplications(kinds) for kinds in made)
     model_bytes = weights + 2 * numbers * item
     work = vectors + pairs * numbers
     by_model = tiled(FEATURES, work, numbers, model_bytes, len(examples) + 2)
-    peak = _features_bytes(by_model, space, made, longest, weights, item)
+    peak = kept(by_model, numbers * item)
+    peak += _making_bytes(by_model.tile * longest, space, made, longest, weights, item)
     peak += by_model.tile * min(by_model.tile, others) * products
     by_model = dataclasses.replace(by_model, peak_bytes=peak)
     if len(made) * numbers * item > available / 2:  # then features are made again for every tile
@@ -146,22 +153,19 @@ def plan(
     return (by_model if cheaper else by_pair), space
 
 
-def _features_bytes(
-    tiled: PairwisePlan,
+def _making_bytes(
+    models: int,
     space: Space,
     made: list[tuple[LayerKind, ...]],
     longest: int,
     weights: int,
     item: int,
 ) -> int:
-    """Features of the blocks of a tile while the second one is made from its stacked weights."""
-    models = tiled.tile * longest
-    vector = space.length * space.d_out * item
-    kept = tiled.tile * vector * (1 if tiled.tiles == 1 else 2)
-    combined = models * vector if longest > 1 else 0  # distinct models, beside their combinations
-    stacks = 2 * models * weights  # in NumPy and on the device
+    """What it takes to make the features of a block of distinct models, besides these."""
+    combined = models * space.length * space.d_out * item if longest > 1 else 0
+    stacks = 3 * models * weights  # scaled, stacked in NumPy, and on the device
     in_flight = max(space.in_flight(kinds, models) for kinds in made) * item
-    return kept + combined + stacks + in_flight
+    return combined + stacks + in_flight
 
 
 def with_seconds(found: PairwisePlan, dtype: str) -> PairwisePlan:
