@@ -56,7 +56,7 @@ def dtype_name(dtype: DTypeLike) -> str:
 SLACK, LONG_SLACK, LONG = 1.08, 1.4, 120
 # What compiling takes: once, for every loop that is compiled (matrix products are library calls), and once
 # more where runs are repeated, for what is set up between them.
-PROGRAM_BYTES, LOOP_BYTES, REPEATING_BYTES = 34 * 2**20, 330 * 2**10, 36 * 2**20
+PROGRAM_BYTES, LOOP_BYTES, REPEATING_BYTES = 34 * 2**20, 370 * 2**10, 36 * 2**20
 
 
 class Operation(NamedTuple):

@@ -127,12 +127,8 @@ def plan(
 
     # rows and columns: as read, on the device, and still there from the tile before
     stacks = 6 * by_pair.tile * longest * weights
-    peak = (
-        kept(by_pair, weights)
-        + stacks
-        + by_pair.tile * min(by_pair.tile, others) * products
-        + intermediate
-    )
+    peak = kept(by_pair, weights) + stacks + intermediate
+    peak += by_pair.tile * min(by_pair.tile, others) * products
     by_pair = dataclasses.replace(by_pair, peak_bytes=math.ceil(SLACK * peak))
     if space is None:
         return by_pair, None
