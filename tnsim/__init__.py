@@ -55,8 +55,10 @@ if TYPE_CHECKING:  # the same names as below, for editors and type checkers
     )
     from tnsim.metrics.protocol import LayerwiseMetric, Metric
     from tnsim.models.attention import Attention
-    from tnsim.models.layers import Bilinear, Layer, Linear, Multilinear, OwnLayer, Residual
+    from tnsim.models.layers import Bilinear, Linear, Residual
     from tnsim.models.model import Combination, Model
+    from tnsim.models.multilinear import Multilinear
+    from tnsim.models.protocol import Layer, OwnLayer
     from tnsim.sessions import Session, session
     from tnsim.tensor_networks.closed_networks import networks
     from tnsim.tensor_networks.network import network
@@ -64,11 +66,11 @@ if TYPE_CHECKING:  # the same names as below, for editors and type checkers
 _HOME = {
     "Linear": "models.layers",
     "Bilinear": "models.layers",
-    "Multilinear": "models.layers",
-    "OwnLayer": "models.layers",
+    "Multilinear": "models.multilinear",
+    "OwnLayer": "models.protocol",
     "Attention": "models.attention",
     "Residual": "models.layers",
-    "Layer": "models.layers",
+    "Layer": "models.protocol",
     "Model": "models.model",
     "Combination": "models.model",
     "Metric": "metrics.protocol",

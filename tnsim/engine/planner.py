@@ -65,10 +65,10 @@ def plan_problem(
                     pieces.setdefault(piece, len(pieces)),
                     taken,
                     outputs,
-                    tuple(g.group for g in stage.gauges if g.definition is not None)
+                    tuple(g.group for g in stage.scale_groups if g.definition is not None)
                     if last
                     else (),
-                    tuple((g.group, g.degree) for g in stage.gauges) if last else (),
+                    tuple((g.group, g.degree) for g in stage.scale_groups) if last else (),
                 )
             )
     return Plan(
@@ -101,7 +101,7 @@ def _settled(problem: Problem, large: int) -> Problem:
         for d, chosen in zip(stage.definitions, ways, strict=True):
             definitions.append(written(d, chosen))
             shapes[d.name] = shape_of(d, shapes)
-        stages.append(Stage(tuple(definitions), stage.gauges))
+        stages.append(Stage(tuple(definitions), stage.scale_groups))
     return prune(dataclasses.replace(problem, stages=tuple(stages)))
 
 
@@ -122,7 +122,7 @@ def _numbered(stage: Stage, inputs: tuple[str, ...]) -> Stage:
     """The stage with numbers for names: equal for layers that differ in name only."""
     names = {name: f"in{n}" for n, name in enumerate(inputs)}
     names |= {d.name: f"def{n}" for n, d in enumerate(stage.definitions)}
-    groups: dict[str, str] = {g.group: f"group{n}" for n, g in enumerate(stage.gauges)}
+    groups: dict[str, str] = {g.group: f"group{n}" for n, g in enumerate(stage.scale_groups)}
 
     def renamed(operands: tuple[Operand, ...]) -> tuple[Operand, ...]:
         return tuple(Operand(names[o.name], o.indices) for o in operands)
@@ -142,11 +142,11 @@ def _numbered(stage: Stage, inputs: tuple[str, ...]) -> Stage:
         )
         for d in stage.definitions
     )
-    gauges = tuple(
+    scale_groups = tuple(
         g._replace(group=groups[g.group], degree=0, definition=g.definition and names[g.definition])
-        for g in stage.gauges
+        for g in stage.scale_groups
     )
-    return Stage(definitions, gauges)
+    return Stage(definitions, scale_groups)
 
 
 @remembered
@@ -197,7 +197,7 @@ def _piece_for(data: Any, stage: Stage, shapes: Shapes) -> Piece:
         known[definition.name] = shape_of(definition, known)
     expected = tuple(known[definition.name] for definition in stage.outputs)
     given = tuple(piece.value_shapes[value] for value in piece.outputs)
-    groups = [gauge for gauge in stage.gauges if gauge.definition is not None]
+    groups = [group for group in stage.scale_groups if group.definition is not None]
     if piece.shapes != shapes or given != expected or len(piece.scales) != len(groups):
         raise ValueError("the piece of another stage")
     return piece

@@ -1,21 +1,34 @@
-"""What is to be contracted, as plain data. In: nothing. Out: the types that metrics fill and plans read.
+"""What is to be contracted, as plain data. In: nothing. Out: types that families fill, plans read.
 
-A `Problem` is the *folded* form of a closed tree tensor network: instead of one tensor per copy it has
-one definition per distinct pair of subtrees, each a weighted sum of small networks whose operands are
-weight arrays (leaves) or earlier definitions. Copies are thus planned and contracted once. It knows
-names, indices and sizes, but neither layers nor metrics nor arrays.
+A `Problem` is the *folded* form of a closed tree tensor network: instead of one tensor per copy it
+has one definition per distinct pair of subtrees, each a weighted sum of small networks whose
+operands are weight arrays (leaves) or earlier definitions. Copies are thus planned and contracted
+once. It knows names, indices and sizes, but neither layers nor metrics nor arrays.
+
+*Scales.* A model of depth L multiplies its arrays exponentially often in L, and no float holds the
+product. After every stage each scale group is therefore divided by the size of one of its
+definitions, and the logarithm of what was divided off is carried along (see `ScaleGroup`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
 
 @dataclass(frozen=True)
 class Operand:
-    """An array by name, with the names of its indices; a repeated index means the diagonal."""
+    """An array by name, with the names of its indices.
+
+    Args:
+        name: Of a leaf or a definition.
+        indices: One for every axis; a repeated index means the diagonal.
+
+    Example:
+        >>> Operand("A", ("i", "j")).renamed({"j": "k"})
+        Operand(name='A', indices=('i', 'k'))
+    """
 
     name: str
     indices: tuple[str, ...]
@@ -36,10 +49,19 @@ def renamed(operands: Iterable[Operand], new: Mapping[str, str]) -> tuple[Operan
 
 
 MARK = "'"
-"""Appended to a name, another name for the same array: two stages that differ in which arrays coincide stay of one form."""
+"""Appended to a name, another name for the same array.
+
+Two stages that differ only in which arrays coincide are then of one form, and share their plan.
+"""
 
 
 def unaliased(name: str) -> str:
+    """The array's own name, without marks.
+
+    Example:
+        >>> unaliased("A.TABLE'")
+        'A.TABLE'
+    """
     return name.rstrip(MARK)
 
 
@@ -47,7 +69,10 @@ def unaliased(name: str) -> str:
 class Term:
     """`weight * prod(operands)`, summed over every index that is not an output.
 
-    `otherwise` lists other products with the same value; planning keeps the cheapest.
+    Args:
+        weight: The factor in front.
+        operands: What is multiplied.
+        otherwise: Other products with the same value; planning keeps the cheapest.
     """
 
     weight: float
@@ -57,11 +82,19 @@ class Term:
 
 @dataclass(frozen=True)
 class Definition:
-    """`name[indices] = sum(terms)`; `symmetric` if exchanging its two indices changes nothing.
+    """`name[indices] = sum(terms)`.
 
-    `powers` says how it scales: multiply the values of group g by c and this one becomes c**power as large.
-    Not `kept`, it is a step towards other definitions of its stage and no later stage may use it. `over`: a summed index over
-    which it may be added up value by value, with everything that leads to it, where memory asks for that.
+    Args:
+        name: What later terms call it.
+        indices: Its axes, in order.
+        terms: What it is the sum of.
+        symmetric: Whether exchanging its two indices changes nothing.
+        powers: How it scales: with the values of group g multiplied by c, this one becomes
+            c**power as large.
+        kept: Whether later stages may use it; else it is a step towards other definitions of its
+            stage.
+        over: A summed index over which it may be added up value by value, with everything that
+            leads to it, where memory asks for that.
     """
 
     name: str
@@ -73,10 +106,19 @@ class Definition:
     over: str | None = None
 
 
-class Gauge(NamedTuple):
-    """How a scale group is renormalised after a stage, and how its log grows in it.
+class ScaleGroup(NamedTuple):
+    """Values that are divided by one scale, and how its logarithm grows in a stage.
 
-    The group's logarithm becomes `degree * log + log(scale)` with scale = max|value of definition| ** (1 / power).
+    The logarithm becomes `degree * log + log(scale)`, with
+
+        scale = max |definition| ** (1 / power).
+
+    Args:
+        group: Its name.
+        degree: How often the stage multiplies values of the group: a layer of order n takes a
+            state that is c times as large to one that is c**n times as large.
+        definition: What the scale is read off; None where the stage does not rescale the group.
+        power: How that definition scales with the group.
     """
 
     group: str
@@ -87,15 +129,20 @@ class Gauge(NamedTuple):
 
 @dataclass(frozen=True)
 class Stage:
-    """Definitions that are computed together, from leaves, from the stages before and from each other in order."""
+    """Definitions that are computed together.
+
+    Args:
+        definitions: Each is made of leaves, of earlier stages and of those before it.
+        scale_groups: What is rescaled after the stage.
+    """
 
     definitions: tuple[Definition, ...]
-    gauges: tuple[Gauge, ...] = ()
+    scale_groups: tuple[ScaleGroup, ...] = ()
 
     @property
     def outputs(self) -> tuple[Definition, ...]:
         """The definitions that later stages may use."""
-        return tuple(d for d in self.definitions if d.kept)
+        return tuple(definition for definition in self.definitions if definition.kept)
 
 
 class StageBuilder:
@@ -105,6 +152,12 @@ class StageBuilder:
         suffix: Ends every name, so that equal quantities of different stages have different names.
         known: Names that stages before have defined.
         kept: Whether later stages may use what is defined here, unless `define` is told otherwise.
+
+    Example:
+        >>> stage = StageBuilder(suffix="@1")
+        >>> square = stage.define("S", ("i",), [Term(1.0, (Operand("A", ("i", "i")),))])
+        >>> square.name, len(stage.stage().definitions)
+        ('S@1', 1)
     """
 
     def __init__(self, suffix: str = "", known: Iterable[str] = (), kept: bool = False) -> None:
@@ -152,7 +205,14 @@ class StageBuilder:
 
 @dataclass(frozen=True)
 class Problem:
-    """Stages in order, the shape of every leaf, the symmetric leaves, and the definitions that are asked for."""
+    """Everything that a plan depends on.
+
+    Args:
+        stages: In the order in which they are computed.
+        shapes: Of every leaf.
+        symmetric: The leaves that are symmetric matrices.
+        outputs: The definitions that are asked for.
+    """
 
     stages: tuple[Stage, ...]
     shapes: dict[str, tuple[int, ...]]
@@ -161,49 +221,78 @@ class Problem:
 
 
 def prune(problem: Problem) -> Problem:
-    """Drop the definitions, gauges and leaves that nothing asked for needs."""
-    needed, stages = set(problem.outputs), []
-    for stage in reversed(problem.stages):
-        kept = []
-        for definition in reversed(stage.definitions):
-            if definition.name in needed:
-                kept.insert(0, definition)
-                used = {
-                    o.name
-                    for t in definition.terms
-                    for operands in (t.operands, *t.otherwise)
-                    for o in operands
-                }
-                needed |= used | set(map(unaliased, used))
-        names = {d.name for d in kept}
-        gauges = tuple(
-            g if g.definition in names else g._replace(definition=None) for g in stage.gauges
-        )
-        stages.append(Stage(tuple(kept), gauges))
+    """The same problem without definitions and leaves that nothing asked for needs.
+
+    A scale group whose definition goes is no longer rescaled; its degree stays, as its logarithm
+    grows all the same.
+
+    Example:
+        >>> read = Definition("S", (), (Term(1.0, (Operand("A", ("i",)),)),))
+        >>> unread = Definition("T", (), (Term(1.0, (Operand("B", ("i",)),)),))
+        >>> stages = (Stage((read, unread)),)
+        >>> prune(Problem(stages, {"A": (2,), "B": (2,)}, frozenset(), ("S",))).shapes
+        {'A': (2,)}
+    """
+    needed = set(problem.outputs)
+    stages: list[Stage] = []
+    for stage in reversed(problem.stages):  # whoever reads a definition comes after it
+        stages.append(_needed_of(stage, needed))
     shapes = {name: shape for name, shape in problem.shapes.items() if name in needed}
-    return Problem(
-        tuple(reversed(stages)), shapes, problem.symmetric & set(shapes), problem.outputs
-    )
+    symmetric = problem.symmetric & set(shapes)
+    return Problem(tuple(reversed(stages)), shapes, symmetric, problem.outputs)
+
+
+def _needed_of(stage: Stage, needed: set[str]) -> Stage:
+    """The needed part of a stage; `needed` grows by what that part reads."""
+    definitions: list[Definition] = []
+    for definition in reversed(stage.definitions):
+        if definition.name not in needed:
+            continue
+        definitions.append(definition)
+        for name in _names_read(definition):
+            needed |= {name, unaliased(name)}
+    names = {definition.name for definition in definitions}
+    groups = []
+    for group in stage.scale_groups:
+        groups.append(group if group.definition in names else group._replace(definition=None))
+    return Stage(tuple(reversed(definitions)), tuple(groups))
+
+
+def _names_read(definition: Definition) -> Iterator[str]:
+    """Names of all arrays in the terms of a definition, other ways of writing them included."""
+    for term in definition.terms:
+        for product in (term.operands, *term.otherwise):
+            for operand in product:
+                yield operand.name
 
 
 class Merge:
-    """Indices that have become one; the outputs of a term keep their names k and l."""
+    """Indices that have become one, as sets of equal ones with a representative each.
+
+    Example:
+        >>> merged = Merge()
+        >>> merged.unite("i", "j")
+        >>> merged.renamed([Operand("A", ("i", "k"))])
+        (Operand(name='A', indices=('j', 'k')),)
+    """
 
     def __init__(self) -> None:
-        self.outputs: list[str] = []
-        self.parent: dict[str, str] = {}
+        self._next: dict[str, str] = {}
 
     def find(self, index: str) -> str:
-        while index in self.parent:
-            index = self.parent[index]
+        """The name that an index has become."""
+        while index in self._next:
+            index = self._next[index]
         return index
 
     def unite(self, index: str, other: str) -> None:
+        """Make two indices one, which keeps the name of `other`."""
         index, other = self.find(index), self.find(other)
         if index != other:
-            self.parent[index] = other
+            self._next[index] = other
 
     def renamed(self, operands: Iterable[Operand]) -> tuple[Operand, ...]:
         """A product of arrays, every index under the name it has become."""
-        new = tuple(operands)
-        return renamed(new, {i: self.find(i) for operand in new for i in operand.indices})
+        operands = tuple(operands)
+        indices = {index for operand in operands for index in operand.indices}
+        return renamed(operands, {index: self.find(index) for index in indices})

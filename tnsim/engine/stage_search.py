@@ -36,7 +36,7 @@ def build_piece(stage: Stage, shapes: Shapes, symmetric: tuple[bool, ...], large
 
     `large`: elements beyond which an intermediate is computed in chunks.
     """
-    stage = Stage(tuple(_distinct_terms(d) for d in stage.definitions), stage.gauges)
+    stage = Stage(tuple(_distinct_terms(d) for d in stage.definitions), stage.scale_groups)
     search = _Search(large)
     search.cheapest_ways(stage, shapes)
     best = _Assembly(stage, shapes, symmetric, search.pick, {})
@@ -312,7 +312,9 @@ class _Assembly:
 
     def piece(self, stage: Stage) -> Piece:
         position = {d.name: n for n, d in enumerate(stage.outputs)}
-        live = [(g.group, g.definition, g.power) for g in stage.gauges if g.definition is not None]
+        live = [
+            (g.group, g.definition, g.power) for g in stage.scale_groups if g.definition is not None
+        ]
         slot = {group: n for n, (group, _, _) in enumerate(live)}
         return self.builder.piece(
             self.outputs,

@@ -14,7 +14,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable
 
-from tnsim.engine.problem import Definition, Gauge, Merge, Operand, Problem, Stage, Term, prune
+from tnsim.engine.problem import Definition, Merge, Operand, Problem, ScaleGroup, Stage, Term, prune
 from tnsim.folding.alignment import Step, align
 from tnsim.metrics import pairings as diagrams
 from tnsim.metrics.input_moments import InputKind
@@ -116,7 +116,7 @@ class _Folder:
                 Definition(moments[pair], ("k", "l"), terms, symmetric, self.powers(pair, number))
             )
         self.moments, self.means, self.centred = moments, means, centred
-        return Stage(tuple(definitions), self.gauges(number, step, moments))
+        return Stage(tuple(definitions), self.scale_groups(number, step, moments))
 
     def closing_stage(self, number: int, step: Step, per_output: bool) -> Stage:
         indices = ("k",) if per_output else ()
@@ -129,7 +129,7 @@ class _Folder:
             )
             for p in self.pairs
         )
-        return Stage(definitions, self.gauges(number, step, {p: p.group for p in self.pairs}))
+        return Stage(definitions, self.scale_groups(number, step, {p: p.group for p in self.pairs}))
 
     def powers(self, pair: Pair, number: int) -> tuple[tuple[str, int], ...]:
         """Scale groups of a pair's moment after a stage.
@@ -144,15 +144,17 @@ class _Folder:
         shared = ((pair.bra, 2),) if pair.bra == pair.ket else ((pair.bra, 1), (pair.ket, 1))
         return shared + own if number >= self.last_nonlinear else shared
 
-    def gauges(self, number: int, step: Step, moments: dict[Pair, str | None]) -> tuple[Gauge, ...]:
+    def scale_groups(
+        self, number: int, step: Step, moments: dict[Pair, str | None]
+    ) -> tuple[ScaleGroup, ...]:
         found, settled = [], not self.metric.pairs_within_model or number >= self.last_nonlinear
         if self.metric.pairs_within_model:
             for side in self.models:
                 name = None if settled else moments[Pair(side, side)]
-                found.append(Gauge(side, self.order(side, step), name, 2))
+                found.append(ScaleGroup(side, self.order(side, step), name, 2))
         if settled:
             degree = 1 if self.metric.pairs_within_model else self.order("A", step)
-            found += [Gauge(pair.group, degree, moments[pair], 1) for pair in self.pairs]
+            found += [ScaleGroup(pair.group, degree, moments[pair], 1) for pair in self.pairs]
         return tuple(found)
 
     def layer(self, side: Side, step: Step) -> int | None:

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from tnsim.engine.problem import Definition, Gauge, Operand, Problem, Stage, Term, prune
+from tnsim.engine.problem import Definition, Operand, Problem, ScaleGroup, Stage, Term, prune
 from tnsim.names import ONES, OUTPUT, SCORES, VALUE, WEIGHT, Pair, Side, bias_of, model_leaf
 from tnsim.tensors.token_tables import HERE, REACH, TABLE, TOKENS, TokenKind
 
@@ -51,8 +51,8 @@ def fold_tokens(
         both = kinds[pair.bra], kinds[pair.ket]
         definitions.append(_before_tails(pair, both))
         definitions.append(_inner_product(pair, both, per_output))
-    gauges = tuple(Gauge(pair.group, 1, pair.group, 1) for pair in pairs)
-    stages = (Stage(tuple(definitions), gauges),)
+    scale_groups = tuple(ScaleGroup(pair.group, 1, pair.group, 1) for pair in pairs)
+    stages = (Stage(tuple(definitions), scale_groups),)
     return prune(Problem(stages, shapes, frozenset(), tuple(pair.group for pair in pairs)))
 
 

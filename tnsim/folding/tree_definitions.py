@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tnsim.engine.problem import Definition, Gauge, Merge, Operand, Term
+from tnsim.engine.problem import Definition, Merge, Operand, ScaleGroup, Term
 from tnsim.folding.tree_operands import (
     TreeOperands,
     layer_tensor,
@@ -51,13 +51,13 @@ def layer_arrays(parts: TreeOperands) -> tuple[Definition, ...]:
     return tuple(definitions)
 
 
-def scale_groups(arrays: tuple[Definition, ...]) -> tuple[Gauge, ...]:
+def scale_groups(arrays: tuple[Definition, ...]) -> tuple[ScaleGroup, ...]:
     """A scale group for each of the layers' arrays, under its name and read off the array itself.
 
     A diagram holds the arrays of a low level many times over. Divided by their scales they are near
     1, and so are their products; scales come back as logarithms, as often as `layer_powers` says.
     """
-    return tuple(Gauge(array.name, 1, array.name, 1) for array in arrays)
+    return tuple(ScaleGroup(array.name, 1, array.name, 1) for array in arrays)
 
 
 def second_moments(parts: TreeOperands) -> tuple[Definition, ...]:

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping
 
 import numpy as np
 
-from tnsim.engine.problem import Definition, Gauge, Problem, Stage, Term, prune
+from tnsim.engine.problem import Definition, Problem, ScaleGroup, Stage, Term, prune
 from tnsim.errors import ModelError, TooLarge
 from tnsim.folding.diagram_terms import forms, write
 from tnsim.folding.tree_definitions import (
@@ -69,15 +69,15 @@ def fold(
     pairs = tuple(pairs)
     parts = TreeOperands(models, inputs, lifted, n_ctx)
     layers = layer_arrays(parts)
-    gauges = scale_groups(layers)
+    groups = scale_groups(layers)
     shared = tensors_and_means(parts)
     if "units" in forms(parts):
         shared += matrices_between_units(parts)
-    stages = [Stage(layers + second_moments(parts), gauges), Stage(shared, gauges)]
+    stages = [Stage(layers + second_moments(parts), groups), Stage(shared, groups)]
     for pair in pairs:  # one after the other: together they need the memory of all
         product = _inner_product(parts, pair, cross_only, per_output)
         # Divided by its own scale as well, so that it comes as a number and a logarithm.
-        stages.append(Stage((product,), (Gauge(pair.group, 1, pair.group, 1),)))
+        stages.append(Stage((product,), (ScaleGroup(pair.group, 1, pair.group, 1),)))
     symmetric = {IDENTITY} if inputs.moment == "diagonal" else {IDENTITY, COVARIANCE}
     outputs = tuple(pair.group for pair in pairs)
     return prune(Problem(tuple(stages), _leaf_shapes(parts), frozenset(symmetric), outputs))

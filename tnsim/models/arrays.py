@@ -1,4 +1,4 @@
-"""Arrays of weights, and pytrees that hold them. In: arrays of NumPy, JAX or PyTorch. Out: checked arrays, registered classes."""
+"""Arrays of weights, and pytrees of them. In: arrays of NumPy, JAX, PyTorch. Out: checked ones."""
 
 from __future__ import annotations
 
@@ -17,67 +17,120 @@ Array = jax.Array | np.ndarray
 
 
 def register_pytree(cls: type, names: tuple[str, ...], static: tuple[str, ...] = ()) -> None:
-    """Make `cls` a pytree with the attributes `names` as children and `static` as part of its structure.
+    """Make a class a pytree.
 
-    Unflattening bypasses the constructor: JAX rebuilds pytrees around tracers and placeholders, which
-    the checks of a constructor must not see.
+    Unflattening bypasses the constructor: JAX rebuilds pytrees around tracers and placeholders,
+    which the checks of a constructor must not see.
+
+    Args:
+        cls: The class.
+        names: Its attributes that are children.
+        static: Its attributes that are part of the structure; hashable.
+
+    Example:
+        >>> class Point:
+        ...     def __init__(self, x):
+        ...         self.x = x
+        >>> register_pytree(Point, ("x",))
+        >>> jax.tree.map(lambda x: 2 * x, Point(3)).x
+        6
     """
 
-    def fixed(obj: Any) -> tuple:
-        return tuple(getattr(obj, n) for n in static)
+    def fixed(instance: Any) -> tuple:
+        return tuple(getattr(instance, name) for name in static)
 
-    def flatten_with_keys(obj: Any) -> tuple[tuple, tuple]:
-        return tuple((jax.tree_util.GetAttrKey(n), getattr(obj, n)) for n in names), fixed(obj)
+    def flatten(instance: Any) -> tuple[tuple, tuple]:
+        children = tuple(getattr(instance, name) for name in names)
+        return children, fixed(instance)
 
-    def flatten(obj: Any) -> tuple[tuple, tuple]:
-        return tuple(getattr(obj, n) for n in names), fixed(obj)
+    def flatten_with_keys(instance: Any) -> tuple[tuple, tuple]:
+        children, aux = flatten(instance)
+        keys = map(jax.tree_util.GetAttrKey, names)
+        return tuple(zip(keys, children, strict=True)), aux
 
     def unflatten(aux: tuple, children: Iterable[Any]) -> Any:
-        obj = object.__new__(cls)
+        instance = object.__new__(cls)
         for name, value in zip((*names, *static), (*children, *aux), strict=True):
-            object.__setattr__(obj, name, value)
-        return obj
+            object.__setattr__(instance, name, value)
+        return instance
 
     jax.tree_util.register_pytree_with_keys(cls, flatten_with_keys, unflatten, flatten)
 
 
 def pytree(cls: type[T]) -> type[T]:
-    """Register a frozen dataclass as a pytree; fields are children unless their metadata says `static`."""
-    fields = dataclasses.fields(cls)  # type: ignore[arg-type]
-    names = [
-        [f.name for f in fields if bool(f.metadata.get("static")) is static]
-        for static in (False, True)
-    ]
-    register_pytree(cls, *map(tuple, names))
+    """Register a frozen dataclass as a pytree; a class decorator.
+
+    Fields are children unless their metadata says `static`.
+
+    Example:
+        >>> @pytree
+        ... @dataclasses.dataclass(frozen=True)
+        ... class Point:
+        ...     x: float
+        ...     unit: str = dataclasses.field(metadata={"static": True})
+        >>> jax.tree.leaves(Point(3.0, "m"))
+        [3.0]
+    """
+    children, static = [], []
+    for field in dataclasses.fields(cls):  # type: ignore[arg-type]
+        kind = static if field.metadata.get("static") else children
+        kind.append(field.name)
+    register_pytree(cls, tuple(children), tuple(static))
     return cls
 
 
 def host_array(value: Any) -> np.ndarray:
-    """NumPy, from an array or tensor of any library; floats narrower than 32 bits widen to float32."""
-    if hasattr(value, "detach"):  # PyTorch, which has no NumPy bfloat16
-        value = value.detach().cpu()
-        value = (
-            value.float() if value.is_floating_point() and value.dtype.itemsize < 4 else value
-        ).numpy()
+    """NumPy, from an array or tensor of any library.
+
+    Returns:
+        An array of the same shape; floats narrower than 32 bits widen to float32.
+
+    Example:
+        >>> host_array(np.ones(2, np.float16)).dtype
+        dtype('float32')
+    """
+    if hasattr(value, "detach"):
+        value = _of_torch(value)
     array = np.asarray(value)
-    return array if array.dtype.kind in "iub" else array.astype(_wide(array.dtype), copy=False)
+    if array.dtype.kind in "iub":
+        return array
+    return array.astype(_wide(array.dtype), copy=False)
+
+
+def _of_torch(tensor: Any) -> np.ndarray:
+    """A PyTorch tensor in NumPy, which has no bfloat16."""
+    tensor = tensor.detach().cpu()
+    if tensor.is_floating_point() and tensor.dtype.itemsize < 4:
+        tensor = tensor.float()
+    return tensor.numpy()
 
 
 def as_array(value: Any, what: str, ndim: int) -> Any:
     """`value` as a read-only NumPy array or, where it is wide enough, a JAX array.
 
-    Real, finite, with `ndim` axes. float32 and float64 are kept, narrower floats widen to float32,
-    integers to float64 (traced ones as far as JAX has 64-bit types on). PyTorch tensors are copied
-    to the host (bfloat16 included). Raises `ModelError` naming `what`.
+    Args:
+        value: An array or tensor of any library, or nested lists. PyTorch tensors are copied to the
+            host, bfloat16 included.
+        what: What messages call it.
+        ndim: Number of axes that it must have.
+
+    Returns:
+        float32 and float64 are kept, narrower floats widen to float32, integers to float64 (traced
+        ones as far as JAX has 64-bit types on).
+
+    Raises:
+        ModelError: It is empty, not real, not finite, or has another number of axes.
+
+    Example:
+        >>> as_array([1, 2], "the mean", 1)
+        array([1., 2.])
     """
     if isinstance(value, Tracer):
         array = value.astype(_wide(value.dtype))
     elif isinstance(value, jax.Array) and value.dtype == _wide(value.dtype):
         array = value
     else:
-        array = host_array(value)
-        array = array.astype(np.float64) if array.dtype.kind in "iub" else array.view()
-        array.flags.writeable = False
+        array = _read_only(host_array(value))
     if array.dtype not in (np.float32, np.float64):
         raise ModelError(f"{what} must hold real numbers, found dtype {array.dtype}")
     if array.ndim != ndim:
@@ -85,14 +138,26 @@ def as_array(value: Any, what: str, ndim: int) -> Any:
     if 0 in array.shape:
         raise ModelError(f"{what} is empty, shape {tuple(array.shape)}")
     if not isinstance(array, Tracer):
-        finite = np.isfinite(np.asarray(array))
-        if not finite.all():
-            first = [int(i) for i in np.unravel_index(finite.argmin(), finite.shape)]
-            raise ModelError(
-                f"{what} has {finite.size - np.count_nonzero(finite)} NaN or infinite entries, "
-                f"the first at {first}"
-            )
+        _check_finite(array, what)
     return array
+
+
+def _read_only(array: np.ndarray) -> np.ndarray:
+    """Integers as float64; others as a view that cannot be written to."""
+    view = array.view()
+    if array.dtype.kind in "iub":
+        view = array.astype(np.float64)
+    view.flags.writeable = False
+    return view
+
+
+def _check_finite(array: Any, what: str) -> None:
+    finite = np.isfinite(np.asarray(array))
+    if finite.all():
+        return
+    first = [int(i) for i in np.unravel_index(finite.argmin(), finite.shape)]
+    count = finite.size - np.count_nonzero(finite)
+    raise ModelError(f"{what} has {count} NaN or infinite entries, the first at {first}")
 
 
 def _wide(dtype: Any) -> Any:
@@ -103,12 +168,28 @@ def _wide(dtype: Any) -> Any:
     return np.dtype(np.float32) if narrow else dtype
 
 
-def set_arrays(obj: Any, /, **arrays: Any) -> None:
-    for name, value in arrays.items():
-        object.__setattr__(obj, name, value)
+def set_arrays(layer: Any, /, **values: Any) -> None:
+    """Set attributes of a frozen layer while it is being built."""
+    for name, value in values.items():
+        object.__setattr__(layer, name, value)
 
 
 def matrix(value: Any, what: str, shape: tuple[int | None, int | None], why: str = "") -> Any:
+    """A matrix of a given shape.
+
+    Args:
+        value: As for `as_array`.
+        what: What messages call it.
+        shape: Sizes that its axes must have, None for any.
+        why: Where the sizes come from, at the end of the message.
+
+    Raises:
+        ModelError: It has another shape, or `as_array` refuses it.
+
+    Example:
+        >>> matrix([[1, 2]], "the weight", (None, 2)).shape
+        (1, 2)
+    """
     array = as_array(value, what, 2)
     for axis, size in enumerate(shape):
         if size is not None and array.shape[axis] != size:
@@ -119,6 +200,15 @@ def matrix(value: Any, what: str, shape: tuple[int | None, int | None], why: str
 
 
 def vector(value: Any, what: str, size: int) -> Any:
+    """A vector of a given size; None stays None.
+
+    Raises:
+        ModelError: It has another size, or `as_array` refuses it.
+
+    Example:
+        >>> vector([1, 2], "the bias", 2)
+        array([1., 2.])
+    """
     if value is None:
         return None
     array = as_array(value, what, 1)
@@ -128,7 +218,13 @@ def vector(value: Any, what: str, size: int) -> Any:
 
 
 def rename_errors(where: str, build: Callable[[], T]) -> T:
-    """Run a constructor and put `where` (a layer's place, a file) in front of what it refuses."""
+    """Run a constructor and put `where` (a layer's place, a file) in front of what it refuses.
+
+    Example:
+        >>> rename_errors("layer 3", lambda: vector([1], "the bias", 2))
+        Traceback (most recent call last):
+        tnsim.errors.ModelError: layer 3: the bias has shape (1,), expected (2,)
+    """
     try:
         return build()
     except ModelError as error:
@@ -136,11 +232,25 @@ def rename_errors(where: str, build: Callable[[], T]) -> T:
 
 
 def scalar(value: Any, what: str) -> Any:
-    """A Python float, or a JAX scalar left as it is (it may be traced)."""
+    """A Python float, or a JAX scalar left as it is (it may be traced).
+
+    Raises:
+        ModelError: `as_array` refuses it.
+
+    Example:
+        >>> scalar(np.float32(0.5), "the skip")
+        0.5
+    """
     if isinstance(value, jax.Array):
         return as_array(value, what, 0)
     return float(as_array(value, what, 0))
 
 
 def add(x: Any, bias: Any) -> Any:
+    """`x + bias`, and `x` itself without a bias.
+
+    Example:
+        >>> add(1.0, None)
+        1.0
+    """
     return x if bias is None else x + bias

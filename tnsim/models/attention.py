@@ -18,14 +18,37 @@ MASKS = ("causal", "none")
 @pytree
 @dataclass(frozen=True, eq=False)
 class Attention:
-    """Bilinear attention on a sequence (paper, section 2.1): per head h and position s
+    """Bilinear attention on a sequence. Per head and position s, with positions t of keys,
 
-        z[s, h] = sum_t mask[s, t] (q1[s] . k1[t]) (q2[s] . k2[t]) / d_head^2  v[t],    output O z + o_bias,
+        z[s]   = sum_t mask[s, t] (q1[s] . k1[t]) (q2[s] . k2[t]) / d_head^2  v[t]
+        output = O z + o_bias,
 
-    with q1[s] = R_s (Q1 x_s + q1_bias) and so on; v is not rotated. q1, k1, q2, k2: (n_heads * d_head, d_in), rows of
-    one head together; v: (n_heads * d_value, d_in); o: (d_out, n_heads * d_value); biases: one per row.
-    mask: "causal" (t <= s) or "none". R_s turns coordinates (i, i + d_head / 2) by the angle s * rope_base^(-2 i / d_head);
-    rope_base None: no rotation. Order 5 in the sequence. Raises `ModelError` on shapes that do not fit.
+    with q1[s] = R_s (Q1 x_s + q1_bias) and so on; v is not rotated. Order 5 in the sequence.
+
+    R_s turns coordinates (i, i + d_head / 2) by the angle s * rope_base^(-2 i / d_head).
+
+    Args:
+        q1, k1, q2, k2: (n_heads * d_head, d_in), the rows of one head together.
+        v: (n_heads * d_value, d_in).
+        o: (d_out, n_heads * d_value).
+        n_heads: Number of heads.
+        q1_bias, k1_bias, q2_bias, k2_bias, v_bias, o_bias: One entry per row, or None.
+        mask: "causal" (t <= s) or "none".
+        rope_base: Base of the rotary embedding; None for no rotation.
+
+    Raises:
+        ModelError: Shapes do not fit, an entry is not finite, or a setting is none of the above.
+
+    Example:
+        One head of width 1 on ones: each of s + 1 keys gives 1.
+
+        >>> one = np.ones((1, 1))
+        >>> layer = Attention(one, one, one, one, one, one, n_heads=1, rope_base=None)
+        >>> layer(np.ones((3, 1)))[:, 0]
+        array([1., 2., 3.])
+
+    Source:
+        Paper, section 2.1.
     """
 
     q1: Float[Array, "rows in"]
@@ -49,95 +72,101 @@ class Attention:
         rows, d_in = q1.shape
         if isinstance(self.n_heads, bool) or not isinstance(self.n_heads, int) or self.n_heads < 1:
             raise ModelError(f"n_heads must be a positive integer, found {self.n_heads!r}")
-        others = {
-            n: matrix(getattr(self, n), f"Attention {n}", (rows, d_in), " as in q1")
-            for n in ("k1", "q2", "k2")
-        }
+        arrays = {"q1": q1}
+        for name in ("k1", "q2", "k2"):
+            array = getattr(self, name)
+            arrays[name] = matrix(array, f"Attention {name}", (rows, d_in), " as in q1")
         v = matrix(self.v, "Attention v", (None, d_in), ", the width that q1 reads")
-        o = matrix(self.o, "Attention o", (None, v.shape[0]), ", the rows of v")
-        for name, size in (("q1", rows), ("v", v.shape[0])):
+        arrays["v"] = v
+        arrays["o"] = matrix(self.o, "Attention o", (None, v.shape[0]), ", the rows of v")
+        for name in ("q1", "v"):
+            size = arrays[name].shape[0]
             if size % self.n_heads:
                 raise ModelError(
                     f"Attention {name} has {size} rows, which {self.n_heads} heads do not divide"
                 )
+        self._check_settings(rows // self.n_heads)
+        for name, array in list(arrays.items()):
+            bias = f"{name}_bias"
+            arrays[bias] = vector(getattr(self, bias), f"Attention {bias}", array.shape[0])
+        set_arrays(self, **arrays)
+
+    def _check_settings(self, d_head: int) -> None:
         if self.mask not in MASKS:
             raise ModelError(f"mask must be one of {', '.join(MASKS)}, found {self.mask!r}")
-        if self.rope_base is not None:
-            scalar(self.rope_base, "Attention rope_base")
-            if rows // self.n_heads % 2 or not self.rope_base > 0:
-                raise ModelError(
-                    "RoPE needs heads of even width and a base above 0, "
-                    f"found {rows // self.n_heads} and {self.rope_base}"
-                )
-        sizes = {n: int(rows) for n in ("q1", "k1", "q2", "k2")}
-        sizes |= {"v": v.shape[0], "o": o.shape[0]}
-        biases = {
-            f"{n}_bias": vector(getattr(self, f"{n}_bias"), f"Attention {n}_bias", size)
-            for n, size in sizes.items()
-        }
-        set_arrays(self, q1=q1, **others, v=v, o=o, **biases)
+        if self.rope_base is None:
+            return
+        scalar(self.rope_base, "Attention rope_base")
+        if d_head % 2 or not self.rope_base > 0:
+            raise ModelError(
+                "RoPE needs heads of even width and a base above 0, "
+                f"found {d_head} and {self.rope_base}"
+            )
 
     @property
     def order(self) -> int:
+        """Degree in the sequence: two queries, two keys and a value."""
         return 5
 
     @property
     def d_in(self) -> int:
+        """Coordinates of the input at one position."""
         return self.q1.shape[-1]
 
     @property
     def d_out(self) -> int:
+        """Coordinates of the output at one position."""
         return self.o.shape[-2]
 
     @property
     def d_head(self) -> int:
+        """Coordinates of a query or a key."""
         return self.q1.shape[-2] // self.n_heads
 
     @property
     def d_value(self) -> int:
+        """Coordinates of a head's value."""
         return self.v.shape[-2] // self.n_heads
 
     def rotations(self, n_ctx: int) -> Float[np.ndarray, "n_ctx d_head d_head"] | None:
-        """R_s for every position, None without RoPE."""
+        """R_s for every position, float64; None without RoPE."""
         if self.rope_base is None:
             return None
         half = self.d_head // 2
-        angles = np.arange(n_ctx)[:, None] * self.rope_base ** (-2 * np.arange(half) / self.d_head)
-        found, i = np.zeros((n_ctx, self.d_head, self.d_head)), np.arange(half)
-        found[:, i, i] = found[:, half + i, half + i] = np.cos(angles)
-        found[:, half + i, i] = np.sin(angles)
-        found[:, i, half + i] = -np.sin(angles)
-        return found
+        pair = np.arange(half)
+        angles = np.arange(n_ctx)[:, None] * self.rope_base ** (-2 * pair / self.d_head)
+        turns = np.zeros((n_ctx, self.d_head, self.d_head))
+        turns[:, pair, pair] = np.cos(angles)
+        turns[:, half + pair, half + pair] = np.cos(angles)
+        turns[:, half + pair, pair] = np.sin(angles)
+        turns[:, pair, half + pair] = -np.sin(angles)
+        return turns
 
     def pattern(self, n_ctx: int) -> Float[np.ndarray, "n_ctx n_ctx"]:
-        """mask[s, t] as numbers."""
-        return (
-            np.tril(np.ones((n_ctx, n_ctx))) if self.mask == "causal" else np.ones((n_ctx, n_ctx))
-        )
+        """mask[s, t] as numbers: 1 where s sees t, 0 elsewhere."""
+        everywhere = np.ones((n_ctx, n_ctx))
+        return np.tril(everywhere) if self.mask == "causal" else everywhere
 
     def __call__(self, x: Float[Array, "*batch ctx in"]) -> Float[Array, "*batch ctx out"]:
-        n = x.shape[-2]
-        rotations = self.rotations(n)
+        n_ctx = x.shape[-2]
+        rotations = self.rotations(n_ctx)
 
-        def heads(weight: Any, bias: Any, turned: bool) -> Any:
-            y = add(x @ weight.T, bias)
-            y = y.reshape((*y.shape[:-1], self.n_heads, -1)).swapaxes(
-                -3, -2
-            )  # (*batch, head, position, row)
-            return (
-                (rotations.astype(x.dtype) @ y[..., None])[..., 0]
-                if turned and rotations is not None
-                else y
-            )
+        def by_head(name: str) -> Any:
+            """(*batch, head, position, row)."""
+            rows = add(x @ getattr(self, name).T, getattr(self, f"{name}_bias"))
+            return rows.reshape((*rows.shape[:-1], self.n_heads, -1)).swapaxes(-3, -2)
 
-        q1, k1, q2, k2 = (
-            heads(getattr(self, name), getattr(self, f"{name}_bias"), True)
-            for name in ("q1", "k1", "q2", "k2")
-        )
-        scores = (
-            (q1 @ k1.swapaxes(-1, -2))
-            * (q2 @ k2.swapaxes(-1, -2))
-            * (self.pattern(n).astype(x.dtype) / self.d_head**2)
-        )
-        z = (scores @ heads(self.v, self.v_bias, False)).swapaxes(-3, -2)
+        def turned(name: str) -> Any:
+            rows = by_head(name)
+            if rotations is None:
+                return rows
+            return (rotations.astype(x.dtype) @ rows[..., None])[..., 0]
+
+        def score(query: str, key: str) -> Any:
+            """(*batch, head, position of the query, position of the key)."""
+            return turned(query) @ turned(key).swapaxes(-1, -2)
+
+        share = self.pattern(n_ctx).astype(x.dtype) / self.d_head**2
+        z = (score("q1", "k1") * score("q2", "k2") * share) @ by_head("v")
+        z = z.swapaxes(-3, -2)  # (*batch, position, head, row)
         return add(z.reshape((*z.shape[:-2], -1)) @ self.o.T, self.o_bias)

@@ -1,13 +1,12 @@
-"""Models: layers in a row, and linear combinations of such. In: layers. Out: checked, callable pytrees.
+"""Models: layers in a row, and linear combinations of such. In: layers. Out: callable pytrees.
 
-Models form a vector space of functions, so `a - b` and `2.0 * a` are models too: a `Combination` keeps
-the coefficients beside the models and every inner product expands by bilinearity (paper, section 2.4,
-tensor diff similarity). No larger network is ever built.
+Models form a vector space of functions, so `a - b` and `2.0 * a` are models too: a `Combination`
+keeps the coefficients beside the models and every inner product expands by bilinearity (paper,
+section 2.4, tensor diff similarity). No larger network is ever built.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import math
 from collections.abc import Iterable
@@ -19,7 +18,8 @@ from jaxtyping import Float
 from tnsim.errors import ModelError
 from tnsim.models.arrays import Array, register_pytree
 from tnsim.models.attention import Attention
-from tnsim.models.layers import Bilinear, Layer, Multilinear, Residual, innermost, known_layer
+from tnsim.models.layers import Residual, affine_maps, bias_name, innermost, known_layer
+from tnsim.models.protocol import Layer
 from tnsim.tables import html_table
 
 
@@ -44,32 +44,48 @@ class _Vector:
 class Model(_Vector):
     """Layers applied in order to an input of shape (d_in,), or (..., d_in) for a batch.
 
-    With `n_ctx` the input is a sequence, (..., n_ctx, d_in): linear and bilinear layers act on every position,
-    `Attention` mixes them, and inner products sum over positions. A model with attention may leave `n_ctx` open
-    and be called on any length; to be compared it needs one.
+    With `n_ctx` the input is a sequence, (..., n_ctx, d_in): linear and bilinear layers act on
+    every position, `Attention` mixes them, and inner products sum over positions. A model with
+    attention may leave `n_ctx` open and be called on any length; to be compared it needs one.
 
-    Raises `ModelError` when there is no layer or two neighbours do not chain, `UnsupportedLayer` when a
-    layer is not polynomial. Immutable; a pytree whose leaves are the weights.
+    Immutable; a pytree whose leaves are the weights.
+
+    Args:
+        layers: From the input up.
+        n_ctx: Positions of a sequence, or None.
+
+    Raises:
+        ModelError: There is no layer, or two neighbours do not chain.
+        UnsupportedLayer: A layer is not polynomial.
+
+    Example:
+        >>> import numpy as np
+        >>> import tnsim
+        >>> square = tnsim.Bilinear([[1.0]], [[1.0]], [[1.0]])
+        >>> fourth = Model([square, square])
+        >>> fourth(np.array([2.0])), fourth.degree
+        (array([16.]), 4)
+
+    Source:
+        Paper, section 2.1.
     """
 
     layers: tuple[Layer, ...]
     n_ctx: int | None
 
-    def __init__(self, layers: Iterable[Layer], n_ctx: int | None = None):
+    def __init__(self, layers: Iterable[Any], n_ctx: int | None = None):
         layers = tuple(layers)
         if not layers:
             raise ModelError("a model needs at least one layer, found none")
-        layers = tuple(known_layer(layer, f"layer {i}") for i, layer in enumerate(layers))
-        for i, (first, second) in enumerate(itertools.pairwise(layers)):
+        known = tuple(known_layer(layer, f"layer {i}") for i, layer in enumerate(layers))
+        for i, (first, second) in enumerate(itertools.pairwise(known)):
             if first.d_out != second.d_in:
                 raise ModelError(
                     f"layer {i + 1} expects {second.d_in} inputs but layer {i} gives {first.d_out}"
                 )
-        if n_ctx is not None and (
-            isinstance(n_ctx, bool) or not isinstance(n_ctx, int) or n_ctx < 1
-        ):
+        if n_ctx is not None and not _is_positive_integer(n_ctx):
             raise ModelError(f"n_ctx must be a positive integer or None, found {n_ctx!r}")
-        object.__setattr__(self, "layers", layers)
+        object.__setattr__(self, "layers", known)
         object.__setattr__(self, "n_ctx", n_ctx)
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -77,10 +93,12 @@ class Model(_Vector):
 
     @property
     def d_in(self) -> int:
+        """Coordinates of the input, at one position of a sequence."""
         return self.layers[0].d_in
 
     @property
     def d_out(self) -> int:
+        """Coordinates of the output, at one position of a sequence."""
         return self.layers[-1].d_out
 
     @property
@@ -95,9 +113,9 @@ class Model(_Vector):
 
     @property
     def parameters(self) -> int:
-        return sum(
-            math.prod(leaf.shape) for leaf in jax.tree.leaves(self) if hasattr(leaf, "shape")
-        )
+        """Number of weights; the numbers of a residual are not counted."""
+        leaves = jax.tree.leaves(self)
+        return sum(math.prod(leaf.shape) for leaf in leaves if hasattr(leaf, "shape"))
 
     @property
     def attends(self) -> bool:
@@ -107,16 +125,19 @@ class Model(_Vector):
     def __call__(self, x: Float[Array, "*batch in"]) -> Float[Array, "*batch out"]:
         if self.n_ctx is not None and tuple(x.shape[-2:]) != (self.n_ctx, self.d_in):
             raise ModelError(
-                f"the model reads sequences of shape ({self.n_ctx}, {self.d_in}), found an input of shape {tuple(x.shape)}"
+                f"the model reads sequences of shape ({self.n_ctx}, {self.d_in}), "
+                f"found an input of shape {tuple(x.shape)}"
             )
         for layer in self.layers:
             x = layer(x)
         return x
 
     def __repr__(self) -> str:
-        kinds = ", ".join(describe(layer) for layer in self.layers)
-        context = "" if self.n_ctx is None else f"n_ctx {self.n_ctx}, "
-        return f"Model({kinds}; {context}degree {self.degree}, {self.parameters:,} parameters)"
+        kinds = ", ".join(map(describe, self.layers))
+        facts = [f"degree {self.degree}", f"{self.parameters:,} parameters"]
+        if self.n_ctx is not None:
+            facts.insert(0, f"n_ctx {self.n_ctx}")
+        return f"Model({kinds}; {', '.join(facts)})"
 
     def _repr_html_(self) -> str:
         rows = [(f"layer {n}", describe(layer)) for n, layer in enumerate(self.layers)]
@@ -127,7 +148,25 @@ class Model(_Vector):
 
 
 class Combination(_Vector):
-    """`sum_i coefficients[i] * models[i]`, with equal inputs and outputs. Made by arithmetic on models."""
+    """`sum_i coefficients[i] * models[i]`, made by arithmetic on models.
+
+    Args:
+        weighted: Pairs of a coefficient and a model.
+
+    Raises:
+        ModelError: The models have different inputs or outputs.
+
+    Example:
+        >>> import numpy as np
+        >>> import tnsim
+        >>> double = Model([tnsim.Linear([[2.0]])])
+        >>> difference = 3.0 * double - double
+        >>> difference(np.array([1.0])), difference.coefficients
+        (array([4.]), (3.0, -1.0))
+
+    Source:
+        Paper, section 2.4.
+    """
 
     coefficients: tuple[Any, ...]
     models: tuple[Model, ...]
@@ -139,18 +178,22 @@ class Combination(_Vector):
         object.__setattr__(self, "coefficients", tuple(c for c, _ in weighted))
         object.__setattr__(self, "models", tuple(m for _, m in weighted))
 
-    __setattr__ = Model.__setattr__
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise AttributeError(f"Combination is immutable, cannot set {name!r}; build a new one")
 
     @property
     def d_in(self) -> int:
+        """Coordinates of the input."""
         return self.models[0].d_in
 
     @property
     def d_out(self) -> int:
+        """Coordinates of the output."""
         return self.models[0].d_out
 
     @property
     def n_ctx(self) -> int | None:
+        """Positions of a sequence, or None."""
         return self.models[0].n_ctx
 
     def __call__(self, x: Float[Array, "*batch in"]) -> Float[Array, "*batch out"]:
@@ -164,7 +207,16 @@ class Combination(_Vector):
 
 
 def terms(model: Any) -> tuple[tuple[Any, Model], ...]:
-    """The (coefficient, model) pairs whose sum `model` is. Raises `ModelError` on anything else."""
+    """The (coefficient, model) pairs whose sum `model` is.
+
+    Raises:
+        ModelError: It is neither a model nor a combination of models.
+
+    Example:
+        >>> import tnsim
+        >>> [coefficient for coefficient, _ in terms(2.0 * Model([tnsim.Linear([[1.0]])]))]
+        [2.0]
+    """
     if isinstance(model, Model):
         return ((1.0, model),)
     if isinstance(model, Combination):
@@ -175,7 +227,18 @@ def terms(model: Any) -> tuple[tuple[Any, Model], ...]:
 
 
 def check_comparable(a: Any, b: Any) -> None:
-    """Raise `ModelError` unless both map R^d_in to R^d_out with the same two widths."""
+    """Refuse models that cannot be compared.
+
+    Raises:
+        ModelError: They read different inputs, give different outputs, or differ in `n_ctx`.
+
+    Example:
+        >>> import tnsim
+        >>> a, b = Model([tnsim.Linear([[1.0]])]), Model([tnsim.Linear([[1.0, 2.0]])])
+        >>> check_comparable(a, b)
+        Traceback (most recent call last):
+        tnsim.errors.ModelError: the models read different inputs: 1 and 2 coordinates
+    """
     if a.d_in != b.d_in:
         raise ModelError(f"the models read different inputs: {a.d_in} and {b.d_in} coordinates")
     if a.d_out != b.d_out:
@@ -187,25 +250,42 @@ def check_comparable(a: Any, b: Any) -> None:
 
 
 def describe(layer: Layer) -> str:
-    """One line about a layer: kind, shapes, biases, residual rule."""
+    """One line about a layer: kind, shapes, biases, residual rule.
+
+    Example:
+        >>> import tnsim
+        >>> describe(tnsim.Linear([[1.0, 2.0]], [0.0]))
+        'Linear(2 -> 1, bias)'
+        >>> describe(tnsim.Multilinear([[[1.0]]] * 3, [[1.0]]))
+        'Multilinear(1 -> 1, rank 1)'
+    """
     if isinstance(layer, Residual):
-        return f"Residual({describe(layer.layer)}, skip={_number(layer.skip)}, scale={_number(layer.scale)})"
-    inner = f", rank {layer.rank}" if isinstance(layer, Bilinear | Multilinear) else ""
+        skip, scale = _number(layer.skip), _number(layer.scale)
+        return f"Residual({describe(layer.layer)}, skip={skip}, scale={scale})"
+    facts = [f"{layer.d_in} -> {layer.d_out}"]
+    rows, output = affine_maps(layer)
     if isinstance(layer, Attention):
-        rope = "no RoPE" if layer.rope_base is None else f"RoPE base {layer.rope_base:g}"
-        inner = f", {layer.n_heads} heads of {layer.d_head}, {layer.mask} mask, {rope}"
-    fields = dataclasses.fields(innermost(layer))
-    names = [field.name for field in fields if field.name.endswith("bias")]
-    biases = [name for name in names if getattr(layer, name) is not None]
-    return f"{type(layer).__name__}({layer.d_in} -> {layer.d_out}{inner}{''.join(', ' + b for b in biases)})"
+        facts.append(f"{layer.n_heads} heads of {layer.d_head}")
+        facts.append(f"{layer.mask} mask")
+        facts.append("no RoPE" if layer.rope_base is None else f"RoPE base {layer.rope_base:g}")
+    elif rows:
+        facts.append(f"rank {getattr(layer, rows[0]).shape[-2]}")
+    biases = map(bias_name, (*rows, output))
+    facts += [bias for bias in biases if getattr(layer, bias) is not None]
+    return f"{type(layer).__name__}({', '.join(facts)})"
 
 
 def _number(x: Any) -> str:
     return f"{x:g}" if isinstance(x, float) else "array"
 
 
+def _is_positive_integer(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
 def _combine(a: Any, b: Any, sign: float) -> Combination:
-    return Combination((*terms(a), *((sign * c, m) for c, m in terms(b))))
+    signed = tuple((sign * coefficient, model) for coefficient, model in terms(b))
+    return Combination((*terms(a), *signed))
 
 
 register_pytree(Model, ("layers",), ("n_ctx",))

@@ -22,17 +22,22 @@ derivatives: they cancel in the function.
 
 from __future__ import annotations
 
+import functools
+import operator
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jaxtyping import Float
 
 from tnsim.models.arrays import Array
 from tnsim.models.attention import Attention
-from tnsim.models.layers import Layer, Residual, affine_maps, bias_name
+from tnsim.models.layers import Residual, affine_maps, bias_name
 from tnsim.models.model import Model
+from tnsim.models.protocol import Layer
 
 _VANISHES = 10_000
 """Powers of two that turn any float into zero, or into infinity."""
@@ -46,7 +51,12 @@ Unit = Float[Array, ""] | Float[Array, " rows"]
 
 
 class Scaled(NamedTuple):
-    """The function `2 ** exponent * model`."""
+    """The function `2 ** exponent * model`.
+
+    Args:
+        model: Its weights are near one.
+        exponent: One number, or one for each output, (d_out,).
+    """
 
     model: Model
     exponent: Unit
@@ -65,14 +75,17 @@ def scaled(model: Model, per_output: bool = False) -> Scaled:
         one, even with `per_output`.
 
     Example:
+        >>> from tnsim import Linear
         >>> model, exponent = scaled(Model([Linear(np.array([[3e-200, 1e-200]]))]))
         >>> model.layers[0].weight * 2.0**exponent
         array([[3.e-200, 1.e-200]])
     """
     of_jax = [leaf for leaf in jax.tree.leaves(model) if isinstance(leaf, jax.Array)]
-    if any(isinstance(leaf, jax.core.Tracer) for leaf in of_jax):
+    if any(isinstance(leaf, Tracer) for leaf in of_jax):
         return _scaled_by_jax(model, per_output)
-    return _scaled(jax.tree.map(_on_host, model) if of_jax else model, per_output)
+    if of_jax:
+        model = jax.tree.map(_on_host, model)
+    return _scaled(model, per_output)
 
 
 def _scaled(model: Model, per_output: bool) -> Scaled:
@@ -99,13 +112,23 @@ def split(number: Any) -> tuple[Any, Any]:
     """(mantissa, exponent) with `number = mantissa * 2 ** exponent` and a mantissa near one.
 
     Zero has an exponent below that of any model.
+
+    Example:
+        >>> mantissa, exponent = split(6.0)
+        >>> float(mantissa), float(exponent)
+        (0.75, 3.0)
     """
     exponent = _exponents(number).clip(_SMALLEST)
     return _shifted(number, -exponent), exponent
 
 
 def power(mantissa: Any, log: Any, exponent: Any) -> Any:
-    """`mantissa * exp(log) * 2 ** exponent`, also where only factors leave the range of floats."""
+    """`mantissa * exp(log) * 2 ** exponent`, also where only factors leave the range of floats.
+
+    Example:
+        >>> float(power(np.float64(3.0), np.float64(0.0), np.float64(-1.0)))
+        1.5
+    """
     xp = _library(mantissa, log, exponent)
     whole = xp.round(log / np.log(2))
     with np.errstate(over="ignore"):
@@ -113,14 +136,24 @@ def power(mantissa: Any, log: Any, exponent: Any) -> Any:
 
 
 def beyond_float(values: Any, mantissas: Any) -> bool:
-    """Whether `power` made something infinite of these mantissas, or left nothing of them."""
+    """Whether `power` made something infinite of these mantissas, or left nothing of them.
+
+    Example:
+        >>> beyond_float(np.array([0.0]), np.array([1.0])), beyond_float(np.ones(1), np.ones(1))
+        (True, False)
+    """
     largest = np.abs(values).max()
     vanished = largest < np.finfo(np.float64).tiny and np.any(mantissas)
     return bool(np.isinf(largest) or vanished)
 
 
 def larger(x: Any, y: Any) -> Any:
-    """The larger of two, entry by entry, traced or not."""
+    """The larger of two, entry by entry, traced or not.
+
+    Example:
+        >>> larger(np.array([1.0, 2.0]), np.array([2.0, 0.0]))
+        array([2., 2.])
+    """
     return _library(x, y).maximum(x, y)
 
 
@@ -128,36 +161,45 @@ def _layer(layer: Layer, below: Unit, shared: bool) -> tuple[Layer, Unit]:
     """A layer between the units of its input and its output; `shared`: one unit for all outputs."""
     if isinstance(layer, Residual):
         return _residual(layer, below)
-    rows, top = affine_maps(layer)
-    legs: dict[str, Unit] = {}
-    hidden: Unit = below  # a linear layer has no legs apart from its output
+    rows, output = affine_maps(layer)
     if isinstance(layer, Attention):
         legs = _legs_of_heads(layer, below)
-        scores = sum(legs[name][:: layer.d_head] for name in ("q1", "k1", "q2", "k2"))
-        hidden = _one_if_equal(legs["v"] + scores.repeat(layer.d_value))
-    elif rows:
+        hidden = _hidden_of_heads(layer, legs)
+    else:
         legs = {name: _rows(layer, name, below) for name in rows}
-        hidden = _one_if_equal(sum(legs.values()))
-    above = _of_outputs(_rows(layer, top, hidden), shared)
-    arrays = _between(layer, top, hidden, above)
+        hidden = below  # a linear layer has no legs apart from its output
+        if rows:
+            hidden = _one_if_equal(_total(legs.values()))
+    above = _of_outputs(_rows(layer, output, hidden), shared)
+    arrays = _between(layer, output, hidden, above)
     for name, unit in legs.items():
         arrays |= _between(layer, name, below, unit)
     return _replaced(layer, arrays), above
 
 
-def _residual(layer: Residual, below: Unit) -> tuple[Residual, Unit]:
+def _residual(layer: Residual, below: Unit) -> tuple[Layer, Unit]:
     """The sum of two terms in one unit."""
     inner, unit = _layer(layer.layer, below, shared=True)
     terms = _exponents(layer.skip) + below, _exponents(layer.scale) + unit
     above = _of_outputs(_stepped(larger(*terms)), shared=True)
-    return _replaced(
-        layer,
-        {
-            "layer": inner,
-            "skip": _shifted(layer.skip, below - above),
-            "scale": _shifted(layer.scale, unit - above),
-        },
-    ), above
+    values = {
+        "layer": inner,
+        "skip": _shifted(layer.skip, below - above),
+        "scale": _shifted(layer.scale, unit - above),
+    }
+    return _replaced(layer, values), above
+
+
+def _hidden_of_heads(layer: Attention, legs: dict[str, Unit]) -> Unit:
+    """Unit of what the output matrix reads: a value times both scores of its head."""
+    queries_and_keys = ("q1", "k1", "q2", "k2")
+    scores = _total(legs[name][:: layer.d_head] for name in queries_and_keys)
+    return _one_if_equal(legs["v"] + scores.repeat(layer.d_value))
+
+
+def _total(units: Iterable[Unit]) -> Unit:
+    """Unit of a product: exponents add up."""
+    return functools.reduce(operator.add, units)
 
 
 def _legs_of_heads(layer: Attention, below: Unit) -> dict[str, Unit]:
@@ -173,10 +215,12 @@ def _rows(layer: Layer, name: str, below: Unit) -> Unit:
     """Units of the rows of `[W, b]` read from the unit below, -inf for a row of zeros."""
     weight, bias = getattr(layer, name), getattr(layer, bias_name(name))
     if below.ndim == 0:
-        found = _exponents(abs(weight).max(axis=1)) + below
+        exponents = _exponents(abs(weight).max(axis=1)) + below
     else:
-        found = (_exponents(weight) + below).max(axis=1)
-    return _stepped(found if bias is None else larger(found, _exponents(bias)))
+        exponents = (_exponents(weight) + below).max(axis=1)
+    if bias is not None:
+        exponents = larger(exponents, _exponents(bias))
+    return _stepped(exponents)
 
 
 def _stepped(exponents: Any) -> Any:
@@ -195,10 +239,9 @@ def _stepped(exponents: Any) -> Any:
 def _between(layer: Layer, name: str, below: Unit, above: Unit) -> dict[str, Any]:
     """`W` and `b` of one affine map between two units."""
     weight, bias = getattr(layer, name), getattr(layer, bias_name(name))
-    return {
-        name: _shifted(weight, below - above[..., None]),
-        bias_name(name): None if bias is None else _shifted(bias, -above),
-    }
+    if bias is not None:
+        bias = _shifted(bias, -above)
+    return {name: _shifted(weight, below - above[..., None]), bias_name(name): bias}
 
 
 def _of_outputs(unit: Unit, shared: bool) -> Unit:
@@ -206,7 +249,9 @@ def _of_outputs(unit: Unit, shared: bool) -> Unit:
     xp = _library(unit)
     largest = unit.max()
     largest = xp.where(largest == -np.inf, 0.0, largest)
-    return largest if shared else _one_if_equal(xp.where(unit == -np.inf, largest, unit))
+    if shared:
+        return largest
+    return _one_if_equal(xp.where(unit == -np.inf, largest, unit))
 
 
 def _one_if_equal(unit: Unit) -> Unit:
@@ -239,8 +284,10 @@ def _shifted(array: Any, by: Any) -> Any:
     """`array * 2 ** by`, exact unless the result is no normal float."""
     xp = _library(array, by)
     by = xp.clip(by, -_VANISHES, _VANISHES).astype("int32")
+    if xp is np and not by.any():
+        return array
     if xp is np:
-        return np.ldexp(array, by) if by.any() else array
+        return np.ldexp(array, by)
     array = jnp.asarray(array)
     first = by // 2  # the whole power may be no float
     return array * _two_to(first, array.dtype) * _two_to(by - first, array.dtype)
@@ -264,6 +311,6 @@ def _on_host(leaf: Any) -> Any:
 
 def _replaced(layer: Layer, values: dict[str, Any]) -> Layer:
     """The layer with other arrays of equal shapes, which need no checking again."""
-    found = object.__new__(type(layer))
-    vars(found).update(vars(layer) | values)
-    return found
+    copy = object.__new__(type(layer))
+    vars(copy).update(vars(layer) | values)
+    return copy

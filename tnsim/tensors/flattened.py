@@ -16,7 +16,7 @@ from jaxtyping import Float
 
 from tnsim.errors import ModelError
 from tnsim.models.attention import Attention
-from tnsim.models.layers import Layer, innermost
+from tnsim.models.layers import innermost
 from tnsim.names import DENSE, OUT, input_index
 from tnsim.tensors.kinds import LayerKind, layer_kind
 from tnsim.tensors.layer_networks import at_every_position, local_nodes

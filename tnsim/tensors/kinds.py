@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple, TypeAlias
 
 from tnsim.models.attention import Attention
-from tnsim.models.layers import Layer, affine_maps, bias_name, innermost
+from tnsim.models.layers import affine_maps, bias_name, innermost
 from tnsim.models.model import Model
 from tnsim.names import SCORES
 

@@ -24,7 +24,7 @@ from jaxtyping import Float
 
 from tnsim.models.arrays import Array
 from tnsim.models.attention import Attention
-from tnsim.models.layers import Layer, Residual, affine_maps, innermost
+from tnsim.models.layers import Residual, affine_maps, innermost
 from tnsim.names import (
     DOWN,
     MASK,

@@ -27,7 +27,7 @@ import numpy as np
 from jaxtyping import Float
 
 from tnsim.models.arrays import Array
-from tnsim.models.layers import Layer, affine_maps, bias_name, innermost, residual_rule
+from tnsim.models.layers import affine_maps, bias_name, innermost, residual_rule
 from tnsim.names import DENSE, DOWN, FACTOR, OUT, SIGNED_DOWN, SKIP, UNIT, WEIGHT, input_index
 from tnsim.tensors.kinds import LayerKind
 

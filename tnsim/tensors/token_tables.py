@@ -34,7 +34,7 @@ from jaxtyping import Int
 
 from tnsim.errors import TooLarge
 from tnsim.models.attention import Attention
-from tnsim.models.layers import Layer, Linear, innermost, residual_rule
+from tnsim.models.layers import Linear, innermost, residual_rule
 from tnsim.models.model import Model
 from tnsim.names import ONES, OUTPUT, WEIGHT, Side, bias_of, model_leaf
 from tnsim.tensors.positional import sequence_arrays

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from tnsim.engine.problem import Gauge
+from tnsim.engine.problem import ScaleGroup
 from tnsim.folding.sequences.states import LayerStep, States
 from tnsim.names import ModelName, Pair
 
@@ -50,7 +50,7 @@ class Scales(NamedTuple):
             return self.powers(pair)
         return (*self.powers(pair), (pair.group, 1))
 
-    def after_step(self, step: LayerStep, states: States) -> tuple[Gauge, ...]:
+    def after_step(self, step: LayerStep, states: States) -> tuple[ScaleGroup, ...]:
         """How the scales are renormalised as a step ends.
 
         A model's scale is the root of the largest value of its covariance with itself, where that
@@ -58,25 +58,25 @@ class Scales(NamedTuple):
         """
         if not self.by_model:
             return tuple(
-                Gauge(pair.group, step.order(pair.bra), states.moments[pair].name)
+                ScaleGroup(pair.group, step.order(pair.bra), states.moments[pair].name)
                 for pair in self.tracked
             )
         scales = []
         for model in self.models:
             own = Pair(model, model)
             largest = states.moments[own].name if own in self.tracked else None
-            scales.append(Gauge(model, step.order(model), largest, 2))
+            scales.append(ScaleGroup(model, step.order(model), largest, 2))
         return tuple(scales)
 
-    def after_result(self, step: LayerStep, pair: Pair, first: bool) -> tuple[Gauge, ...]:
+    def after_result(self, step: LayerStep, pair: Pair, first: bool) -> tuple[ScaleGroup, ...]:
         """How the scales change with an output of the problem, the first of its step or another.
 
         The models' scales grow with the step, which is told once, and are renormalised no more.
         """
         if not self.by_model:
-            return (Gauge(pair.group, step.order(pair.bra), pair.group),)
-        own = Gauge(pair.group, 1, pair.group)
+            return (ScaleGroup(pair.group, step.order(pair.bra), pair.group),)
+        own = ScaleGroup(pair.group, 1, pair.group)
         if not first:
             return (own,)
-        grown = (Gauge(model, step.order(model), None, 2) for model in self.models)
+        grown = (ScaleGroup(model, step.order(model), None, 2) for model in self.models)
         return (*grown, own)
