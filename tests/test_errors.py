@@ -1,5 +1,6 @@
 """Wrong models and wrong questions: the right class, with what was asked, found and needed."""
 
+import backends
 import cases
 import numpy as np
 import pytest
@@ -166,6 +167,7 @@ def test_a_difference_of_equal_functions_has_no_cosine(rng):
             tnsim.similarity(a, diff)
 
 
+@backends.compiled
 def test_nothing_is_nan(rng):
     """A float32 range exceeded by inputs is an error, not a NaN; weights cannot exceed it."""
     a = tnsim.Model([bilinear(rng, 3, 4, 2)])
