@@ -203,27 +203,28 @@ class _Folder:
     def term(self, weight: float, sides: dict, joining: Joining, closed: bool, alone: bool) -> Term:
         """One product: the arrays of a bra part and a ket part, and what joins their legs."""
         operands, merged = [], Merge()
+        outer: list[str] = []  # the output index of each side
         for role, (side, layer, part, permutation) in sides.items():
             legs = {input_index(i): f"{role}{p}" for i, p in enumerate(permutation)}
             rename = lambda index, legs=legs, role=role: legs.get(index, role + index)  # noqa: E731
             for name, indices in part.tensors:
                 operands.append(Operand(str(Leaf(side, layer, name)), tuple(map(rename, indices))))
             if not (alone and role == "B"):
-                merged.outputs.append(rename(part.out))
+                outer.append(rename(part.out))
         for one, two in joining.pairs:
-            operands += self.join(one, two, sides, merged)
+            operands += self.join(one, two, sides, merged, outer)
         for leg in joining.capped:
             operands.append(Operand(self.means[sides[leg.side][0]] or MEAN, (_end(leg),)))
         outputs = ("k", "k") if closed else ("k", "l")
-        for index, output in zip(merged.outputs, outputs, strict=False):
+        for index, output in zip(outer, outputs, strict=False):
             merged.unite(index, output)
         if closed and self.lifted:
             operands.append(Operand(TRACE, ("k",)))
-        return Term(
-            weight, tuple(Operand(o.name, tuple(map(merged.find, o.indices))) for o in operands)
-        )
+        return Term(weight, merged.renamed(operands))
 
-    def join(self, one: Leg, two: Leg, sides: dict, merged: Merge) -> list[Operand]:
+    def join(
+        self, one: Leg, two: Leg, sides: dict, merged: Merge, outer: list[str]
+    ) -> list[Operand]:
         """The second moment between two legs; where it is the identity, the two indices become one."""
         models = sides[one.side][0], sides[two.side][0]
         ends = [_end(one), _end(two)]
@@ -234,7 +235,7 @@ class _Folder:
             return [Operand(moment, tuple(ends))]
         if self.inputs.moment == "full":
             return [Operand(COVARIANCE, tuple(ends))]
-        if all(end in merged.outputs for end in ends):
+        if all(end in outer for end in ends):
             if self.inputs.moment == "identity":
                 return [Operand(IDENTITY, tuple(ends))]
             return [Operand(IDENTITY, tuple(ends)), Operand(COVARIANCE, (ends[0],))]
