@@ -150,6 +150,7 @@ def test_budget_is_kept_or_refused_before_anything_runs(monkeypatch, rng):
     ):
         tnsim.inner(a, b, budget=tnsim.Budget(multiplications=1e3))
     monkeypatch.setattr(memory, "available_bytes", lambda: 60 * 2**20)
+    monkeypatch.setattr(planning, "_ALWAYS_FITS", 0)
     big = [bench.random_stack(128, 256, 2, "float64", seed) for seed in (0, 1)]
     with pytest.raises(
         tnsim.TooLarge,

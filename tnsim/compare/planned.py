@@ -25,6 +25,9 @@ _ADVICE = (
 )
 
 
+_ALWAYS_FITS = 2**24
+
+
 @dataclass(frozen=True)
 class Budget:
     """What one plan may use, all its runs together; beyond it `TooLarge` is raised before anything runs.
@@ -37,10 +40,15 @@ class Budget:
     memory_bytes: float | None = None
     multiplications: float = 1e14
 
-    def room(self, program_bytes: int) -> float:
-        """Bytes of arrays allowed now, infinite where the platform does not tell what is free."""
+    def room(self, program_bytes: int, wanted: float = math.inf) -> float:
+        """Bytes of arrays allowed now, infinite where the platform does not tell what is free.
+
+        What is `wanted` is not looked up where it is next to nothing: that would take longer than to compute it.
+        """
         if self.memory_bytes is not None:
             return self.memory_bytes
+        if wanted <= _ALWAYS_FITS:
+            return math.inf
         free = memory.available_bytes()
         return math.inf if free is None else max(0.0, FREE_SHARE * free - program_bytes)
 
@@ -76,7 +84,7 @@ def affordable(
             f"{found.metric} needs {found.multiplications:.3g} multiplications here, "
             f"more than the budget of {budget.multiplications:.3g}; {_ADVICE}"
         )
-    allowed = budget.room(found.program_bytes)
+    allowed = budget.room(found.program_bytes, found.peak_bytes)
     least = found.peak_bytes
     for finer in range(2, 10, 2):
         if found.peak_bytes <= allowed or found.input_bytes > allowed:

@@ -244,8 +244,8 @@ def _run(
             known = execution.placed(known, dtype)
     runs = []
     for t in nodes.points if nodes else (None,):
-        read = known | family.inputs(found.shapes, metric, a.d_in, t)
-        runs.append(_execute(found, {name: read[name] for name in found.shapes}, dtype, traced))
+        inputs = family.inputs(found.shapes, metric, a.d_in, t)
+        runs.append(_execute(found, known, inputs, dtype, traced))
     if nodes is None:
         return _relative(found, runs[0], alone, norms, per_output and family.lifted)
     parts = [_relative(found, run, alone, norms, per_output and family.lifted) for run in runs]
@@ -255,13 +255,15 @@ def _run(
     return {name: add([part[name] for part in weighted]) for name in weighted[0]}
 
 
-def _execute(found: Plan, known: dict[str, Any], dtype: str, traced: bool) -> execution.Result:
-    """One run of a plan on arrays by name, in `dtype`."""
+def _execute(
+    found: Plan, weights: dict[str, Any], inputs: dict[str, Any], dtype: str, traced: bool
+) -> execution.Result:
+    """One run of a plan in `dtype`, on weights that are in place unless traced, and inputs."""
     if traced:
-        known = {k: jnp.asarray(x, dtype) for k, x in known.items()}
+        known = {k: jnp.asarray(x, dtype) for k, x in (weights | inputs).items()}
         return execution.run(found, known, "traced")
     with execution.precision():
-        result = execution.run(found, execution.placed(known, dtype))
+        result = execution.run(found, weights | execution.placed(inputs, dtype))
         return jax.tree.map(lambda x: np.asarray(x, np.float64), jax.device_get(result))
 
 

@@ -24,6 +24,7 @@ from tnsim.engine.plan import Operation, Piece, Plan
 from tnsim.errors import ModelError
 from tnsim.sessions import session
 
+_SMALL = 2**14  # elements of arrays that are not worth placing by themselves, or waiting for
 _TRIMMED = 2**22  # elements of a stage before which freed memory is given back: 32 MiB in float64
 
 
@@ -58,7 +59,8 @@ def run(plan: Plan, arrays: Mapping[str, Any], backend: str = "jax") -> Result:
             give_back_freed()
         runner = _runner(piece, backend)
         outputs, scales = runner([values[name] for name in stage.inputs])
-        if backend == "jax":  # a stage sent ahead would hold its arrays beside those of this one
+        if backend == "jax" and piece.peak_elements > _SMALL:
+            # A stage sent ahead would hold its arrays beside those of this one.
             jax.block_until_ready(outputs)
         values.update(zip(stage.outputs, outputs, strict=True))
         logs.update({(n, group): scale for group, scale in zip(stage.groups, scales, strict=True)})
@@ -86,7 +88,12 @@ def precision() -> Iterator[None]:
 
 
 def placed(arrays: dict[str, Any], dtype: str) -> dict[str, Any]:
-    """The arrays in `dtype` on JAX's device; each is let go in `arrays` as soon as it is there."""
+    """The arrays in `dtype` on JAX's device, each let go in `arrays` as soon as it is there.
+
+    A program puts few small arrays there itself, in less time.
+    """
+    if sum(array.size for array in arrays.values()) <= _SMALL:
+        return {name: cast(array, dtype) for name, array in arrays.items()}
     return {name: jax.device_put(cast(arrays.pop(name), dtype)) for name in list(arrays)}
 
 
