@@ -16,7 +16,7 @@ FOLDERS = {  # folder (or file of the root): what it may import from tnsim; noth
     "sessions": [],
     "tables": [],
     "models": ["errors", "tables"],
-    "checkpoints": ["errors", "models"],
+    "checkpoints": ["errors", "models", "tables"],
     "tensors": ["errors", "models", "names"],
     "metrics": ["errors", "models", "names", "sessions"],
     "engine": ["errors", "files", "sessions", "tables"],

@@ -226,7 +226,7 @@ def test_damaged_architecture(rng, tmp_path):
     cases_ = {
         '{"format": 1, "layers": [{"kind": "ReLU"}]}': (
             tnsim.UnsupportedLayer,
-            "layer kind 'ReLU' is not one of Linear, Bilinear, Attention, Residual",
+            "layer kind 'ReLU' is not one of Linear, Bilinear, Multilinear, Attention, Residual",
         ),
         '{"format": 7, "layers": []}': (
             tnsim.CheckpointError,
