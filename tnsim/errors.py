@@ -50,7 +50,7 @@ class CheckpointError(TnsimError, ValueError):
 
 
 class UnsupportedLayer(TnsimError, ValueError):
-    """An operation that no polynomial describes: softmax, ReLU, a norm that depends on the input."""
+    """An operation that no polynomial describes: softmax, ReLU, a norm of the input."""
 
 
 class TooLarge(TnsimError, MemoryError):

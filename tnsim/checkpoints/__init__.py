@@ -1,6 +1,6 @@
 """The only code that knows file formats.
 
-In: paths of safetensors, npz and PyTorch files, and dialects that say how foreign ones are laid out.
+In: paths of safetensors, npz and PyTorch files, dialects that say how foreign ones are laid out.
 Out: models, lazy series of models, and files in tnsim's own format.
 
 To be read in this order:

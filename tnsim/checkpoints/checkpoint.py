@@ -1,4 +1,4 @@
-"""One file into a model. In: a path, a dialect. Out: a model, and what was assumed in reading it."""
+"""One file into a model. In: a path, a dialect. Out: a model, and what was assumed."""
 
 from __future__ import annotations
 

@@ -25,9 +25,9 @@ def refusing(what: str) -> Iterator[None]:
 
     Example:
         >>> with refusing("config.json is not JSON"):
-        ...     float("{")
+        ...     raise ValueError("expected a value")
         Traceback (most recent call last):
-        tnsim.errors.CheckpointError: config.json is not JSON: could not convert string to float: '{'
+        tnsim.errors.CheckpointError: config.json is not JSON: expected a value
     """
     try:
         yield

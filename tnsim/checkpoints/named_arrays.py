@@ -1,4 +1,4 @@
-"""Arrays by name, and numbers beside them. In: a state dict, a configuration. Out: NumPy, by name."""
+"""Arrays by name, and numbers beside them. In: a state dict, a configuration. Out: NumPy."""
 
 from __future__ import annotations
 

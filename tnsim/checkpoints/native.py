@@ -22,6 +22,7 @@ from tnsim.errors import CheckpointError, ModelError, UnsupportedLayer
 from tnsim.models.arrays import rename_errors
 from tnsim.models.attention import Attention
 from tnsim.models.layers import (
+    KNOWN,
     Bilinear,
     Layer,
     Linear,
@@ -153,14 +154,14 @@ def _array_fields(layer: Layer) -> list[str]:
     return names
 
 
-def _build(spec: Mapping[str, Any], prefix: str, state: Mapping[str, Any], used: set[str]) -> Layer:
+def _build(spec: Mapping[str, Any], prefix: str, state: Mapping[str, Any], used: set[str]) -> KNOWN:
     if spec["kind"] == "Residual":
         return Residual(_build(spec["layer"], prefix, state, used), spec["skip"], spec["scale"])
     if spec["kind"] not in KINDS:
         raise UnsupportedLayer(
             f"layer kind {spec['kind']!r} is not one of {', '.join(KINDS)}, Residual"
         )
-    cls = KINDS[spec["kind"]]
+    cls: Any = KINDS[spec["kind"]]
     settings = {setting: spec[setting] for setting in SETTINGS[cls]}
     if cls is Multilinear:
         return _build_multilinear(settings["n_legs"], prefix, state, used)

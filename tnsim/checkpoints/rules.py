@@ -198,7 +198,8 @@ def is_finite(value: Any) -> bool:
     """
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         return False
-    return abs(value) <= sys.float_info.max
+    largest = sys.float_info.max
+    return value <= largest and not value < -largest  # the first is false for NaN
 
 
 def check_rule(rule: Rule, where: str) -> None:

@@ -1,4 +1,4 @@
-"""State dicts into models. In: named arrays, a dialect. Out: a `Model`, or the dialect that fits."""
+"""State dicts into models. In: named arrays, a dialect. Out: a model, or the dialect that fits."""
 
 from __future__ import annotations
 
