@@ -22,7 +22,6 @@ from tnsim.errors import CheckpointError, ModelError, UnsupportedLayer
 from tnsim.models.arrays import rename_errors
 from tnsim.models.attention import Attention
 from tnsim.models.layers import (
-    KNOWN,
     Bilinear,
     Layer,
     Linear,
@@ -154,7 +153,7 @@ def _array_fields(layer: Layer) -> list[str]:
     return names
 
 
-def _build(spec: Mapping[str, Any], prefix: str, state: Mapping[str, Any], used: set[str]) -> KNOWN:
+def _build(spec: Mapping[str, Any], prefix: str, state: Mapping[str, Any], used: set[str]) -> Layer:
     if spec["kind"] == "Residual":
         return Residual(_build(spec["layer"], prefix, state, used), spec["skip"], spec["scale"])
     if spec["kind"] not in KINDS:
