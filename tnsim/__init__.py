@@ -12,14 +12,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:  # the same names as below, for editors and type checkers
     from tnsim.analysis import baselines, figures, plots, reading, report
     from tnsim.checkpoints.dialects import Dialect
-    from tnsim.checkpoints.load import (
-        ForwardError,
-        Series,
-        compare_forward,
-        from_state_dict,
-        load,
-    )
+    from tnsim.checkpoints.load import ForwardError, compare_forward, from_state_dict, load
     from tnsim.checkpoints.native import save
+    from tnsim.checkpoints.series import Series
     from tnsim.compare.attribution import Attribution, attribution
     from tnsim.compare.monte_carlo import Check, check
     from tnsim.compare.numbers import Number, Numbers, SignedLog
@@ -105,7 +100,7 @@ _HOME = {
     "load": "checkpoints.load",
     "save": "checkpoints.native",
     "from_state_dict": "checkpoints.load",
-    "Series": "checkpoints.load",
+    "Series": "checkpoints.series",
     "Dialect": "checkpoints.dialects",
     "compare_forward": "checkpoints.load",
     "ForwardError": "checkpoints.load",

@@ -1,4 +1,4 @@
-"""What can go wrong, by name. In: nothing. Out: the exceptions every other room raises.
+"""What can go wrong, by name. In: nothing. Out: the exceptions that every folder raises.
 
 A message says what was asked, what was found and what to do. All of them derive from `TnsimError`,
 which the command line prints as one line before it exits with status 2.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 
 def printable(text: str, longest: int = 1000) -> str:
-    """Text that came from a file, as it may be shown.
+    r"""Text that came from a file, as it may be shown.
 
     Args:
         text: what may hold names or messages of unknown origin.
@@ -33,11 +33,16 @@ def _escaped(character: str) -> str:
 
 
 class TnsimError(Exception):
-    """Base of every error that tnsim raises on purpose."""
+    """Base of every error that tnsim raises on purpose.
+
+    Example:
+        >>> issubclass(CheckpointError, TnsimError) and issubclass(CheckpointError, ValueError)
+        True
+    """
 
 
 class ModelError(TnsimError, ValueError):
-    """Weights that make no model, two models that cannot be compared, or a metric that does not fit them."""
+    """Weights that make no model, models that cannot be compared, a metric that does not fit."""
 
 
 class CheckpointError(TnsimError, ValueError):
@@ -45,7 +50,7 @@ class CheckpointError(TnsimError, ValueError):
 
 
 class UnsupportedLayer(TnsimError, ValueError):
-    """An operation that no polynomial describes: softmax, ReLU, a norm that depends on the input."""
+    """An operation that no polynomial describes: softmax, ReLU, a norm of the input."""
 
 
 class TooLarge(TnsimError, MemoryError):
@@ -65,11 +70,21 @@ class ExecutorError(TnsimError, RuntimeError):
 
 
 class ResultError(TnsimError, ValueError):
-    """A pairwise result that does not hold what was asked of it: not square, not finite, no such label."""
+    """A pairwise result without what was asked of it: not square, not finite, no such label."""
 
 
 class MissingExtra(TnsimError, ImportError):
-    """An optional dependency is absent; the message carries the command that installs it."""
+    """An optional dependency is absent; the message carries the command that installs it.
+
+    Args:
+        package: what is not installed.
+        extra: the extra of tnsim that brings it.
+        purpose: what needs it, the beginning of the sentence.
+
+    Example:
+        >>> print(MissingExtra("pyyaml", "yaml", "reading config.yaml"))
+        reading config.yaml needs pyyaml, which is not installed: run  pip install 'tnsim[yaml]'
+    """
 
     def __init__(self, package: str, extra: str, purpose: str):
         super().__init__(
@@ -82,11 +97,11 @@ class MissingExtra(TnsimError, ImportError):
 
 
 class PrecisionWarning(UserWarning):
-    """A result whose rounding error may be visible: polynomials of very high degree magnify it."""
+    """A rounding error that may be visible: polynomials of very high degree magnify it."""
 
 
 class DuplicateWarning(UserWarning):
-    """Checkpoints whose weights are identical although they should be different steps; they are computed once."""
+    """Checkpoints with the same weights that should be different steps; computed once."""
 
 
 class StoreWarning(UserWarning):
@@ -94,4 +109,7 @@ class StoreWarning(UserWarning):
 
 
 class GramWarning(UserWarning):
-    """A matrix of similarities that no set of vectors has: a closure, float32 or a baseline that is no inner product."""
+    """Similarities that no set of vectors has.
+
+    They come from a closure, from float32 or from a baseline that is no inner product.
+    """

@@ -1,8 +1,9 @@
-"""What is kept between calls, and who owns it. In: functions and arguments. Out: their results, remembered.
+"""What is kept between calls, and who owns it. In: functions, arguments. Out: results, remembered.
 
-Plans, contraction routes, compiled programs and models made ready take time to make and are asked for again
-and again. They belong to a `Session`: one is there from the start, `tnsim.Session()` opens another for a `with`
-block, `clear()` forgets, and what has not been used for longest is given up when a limit is reached.
+Plans, contraction routes, compiled programs and models made ready take time to make and are asked
+for again and again. They belong to a `Session`: one is there from the start, `using(Session())`
+puts another in its place for a `with` block, `clear()` forgets, and what has not been used for
+longest is given up when a limit is reached.
 """
 
 from __future__ import annotations
@@ -21,10 +22,26 @@ P = ParamSpec("P")
 
 
 class Recent(Generic[K, V]):
-    """A mapping that holds what was used last, up to a total size. Safe to share between threads."""
+    """A mapping that holds what was used last, up to a total size. Threads may share it.
+
+    Args:
+        limit: total size of the values that are kept; one value stays whatever its size.
+        size: size of a value, in the unit of the limit; by default each counts as one.
+
+    Attributes:
+        held: total size of the values in it.
+
+    Example:
+        >>> squares = Recent(limit=2)
+        >>> [squares.get(n, lambda: n * n) for n in (1, 2, 3)]
+        [1, 4, 9]
+        >>> 1 in squares, 3 in squares
+        (False, True)
+    """
 
     def __init__(self, limit: float, size: Callable[[V], float] = lambda value: 1) -> None:
-        self.limit, self.size = limit, size
+        self.limit = limit
+        self.size = size
         self.held = 0.0
         self._values: OrderedDict[K, V] = OrderedDict()
         self._changing = threading.RLock()
@@ -33,6 +50,13 @@ class Recent(Generic[K, V]):
         """The value of a key, made by the first who asks.
 
         Two threads that ask at once may both make it; all get the same one.
+
+        Args:
+            key: under which the value is kept.
+            make: called where there is none.
+
+        Returns:
+            The value.
         """
         with self._changing:
             if key in self._values:
@@ -52,6 +76,7 @@ class Recent(Generic[K, V]):
             self.held -= self.size(dropped)
 
     def clear(self) -> None:
+        """Drop every value."""
         with self._changing:
             self._values.clear()
             self.held = 0.0
@@ -67,9 +92,13 @@ class Session:
     """Owner of everything that tnsim keeps in memory between calls.
 
     Args:
-        results: How many results of planning (plans, pieces, contraction routes) are kept.
-        operations: How many operations compiled programs may have together. An operation maps one or two
-            regions of code, and Linux allows a process 65,530 of them.
+        results: number of results of planning that are kept: plans, pieces, contraction routes.
+        operations: number of operations that compiled programs may have together. An operation maps
+            one or two regions of code, and Linux allows a process 65,530 of them.
+
+    Attributes:
+        results: results of planning by function and arguments.
+        programs: compiled programs by piece and shapes.
 
     Example:
         >>> import tnsim
@@ -93,12 +122,36 @@ _current: ContextVar[Session] = ContextVar("tnsim session", default=_default)
 
 
 def session() -> Session:
-    """The session in use: that of the innermost `using` block, else the default one."""
+    """The session in use.
+
+    Returns:
+        That of the innermost `using` block, else the one that is there from the start.
+
+    Example:
+        >>> session() is session()
+        True
+    """
     return _current.get()
 
 
 def remembered(function: Callable[P, V]) -> Callable[P, V]:
-    """Keep the results of a pure function of hashable arguments in the session in use."""
+    """Keep the results of a pure function in the session in use.
+
+    Args:
+        function: its arguments must be hashable.
+
+    Returns:
+        The same function, which runs once for each set of arguments.
+
+    Example:
+        >>> @remembered
+        ... def square(n):
+        ...     print("computed")
+        ...     return n * n
+        >>> square(3), square(3)
+        computed
+        (9, 9)
+    """
 
     @wraps(function)
     def recalled(*args: P.args, **kwargs: P.kwargs) -> V:
@@ -110,7 +163,21 @@ def remembered(function: Callable[P, V]) -> Callable[P, V]:
 
 @contextmanager
 def using(chosen: Session) -> Iterator[Session]:
-    """Make a session the one in use inside a `with` block, in this thread."""
+    """Make a session the one in use inside a `with` block, in this thread.
+
+    Args:
+        chosen: takes the place of the session in use.
+
+    Yields:
+        The same session.
+
+    Example:
+        >>> with using(Session(results=100)) as small:
+        ...     session() is small
+        True
+        >>> session() is small
+        False
+    """
     token = _current.set(chosen)
     try:
         yield chosen

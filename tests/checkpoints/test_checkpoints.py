@@ -411,3 +411,12 @@ def test_unknown_dialect_name():
 def test_json_of_a_dialect_is_short():
     data = json.loads(PRESETS["bilinear-readout"].to_json())
     assert data["layers"] == [{"kind": "bilinear", "left": "W_l", "right": "W_r", "down": "W_p"}]
+
+
+def test_a_series_as_a_table(tmp_path, rng):
+    weight = rng.normal(size=(2, 2))
+    for step in (0, 100):
+        tnsim.save(tnsim.Model([tnsim.Linear(weight)]), tmp_path / f"step_{step}.safetensors")
+    table = tnsim.load(tmp_path)._repr_html_()
+    assert table.startswith("<table><caption>2 checkpoints</caption>")
+    assert f"<tr><th>100</th><td>{tmp_path / 'step_100.safetensors'}</td></tr>" in table

@@ -26,8 +26,18 @@ def read_text(path: Path, longest: int = JSON_BYTES) -> str:
         path: what is read.
         longest: number of bytes that it may have.
 
+    Returns:
+        Its text.
+
     Raises:
         CheckpointError: when it is longer. Foreign errors are left to the caller.
+
+    Example:
+        >>> import tempfile
+        >>> file = Path(tempfile.mkdtemp(), "config.json")
+        >>> length = file.write_text('{"n_head": 4}')
+        >>> read_text(file)
+        '{"n_head": 4}'
     """
     with path.open("rb") as file:
         data = file.read(longest + 1)
@@ -48,19 +58,30 @@ def configuration(path: Path) -> Mapping[str, Any] | None:
     Raises:
         CheckpointError: when it is damaged, too long, nested too deeply, or no mapping.
         MissingExtra: for YAML without PyYAML.
+
+    Example:
+        >>> import tempfile
+        >>> folder = Path(tempfile.mkdtemp())
+        >>> length = (folder / "config.json").write_text('{"n_head": 4}')
+        >>> configuration(folder / "step_100.safetensors")
+        {'n_head': 4}
     """
     beside = [path.with_name(name) for name in NAMES]
-    file = next((candidate for candidate in beside if candidate.is_file()), None)
+    file = next(filter(Path.is_file, beside), None)
     if file is None:
         return None
-    kind = "JSON" if file.suffix == ".json" else "YAML"
+    kind, parse = _PARSERS[file.suffix]
     with refusing(f"{file.name} beside it is not {kind}"):
-        values = json.loads(read_text(file)) if kind == "JSON" else _yaml(file)
+        values = parse(file)
     if not isinstance(values, Mapping):
         raise CheckpointError(
             f"{file.name} beside it must hold names and values, found {type(values).__name__}"
         )
     return values
+
+
+def _json(file: Path) -> Any:
+    return json.loads(read_text(file))
 
 
 def _yaml(file: Path) -> Any:
@@ -81,3 +102,6 @@ def _yaml(file: Path) -> Any:
                 f"{file.name} beside it refers to itself by *{event.anchor}; write the value out"
             )
     return yaml.load(text, parser)
+
+
+_PARSERS = {".json": ("JSON", _json), ".yaml": ("YAML", _yaml), ".yml": ("YAML", _yaml)}

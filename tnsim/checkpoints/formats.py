@@ -29,7 +29,9 @@ TORCH_VERSION = (2, 10)
 # Bytes of names, shapes and offsets: enough for ten thousand tensors, and read within a second.
 HEADER_BYTES = 2**22  # safetensors
 DIRECTORY_BYTES = 2**20  # zip archives
-PICKLE_BYTES = 2**19  # PyTorch, without the numbers: its reader is written in Python
+# PyTorch, without the numbers. Its reader is written in Python: so many bytes of empty lists take
+# 0.8 s, of tensors that share their numbers 1.6 s and 60 MB, and four times as many of these 7 s.
+PICKLE_BYTES = 2**19
 
 FLOAT8 = {  # as safetensors calls them
     "F8_E4M3": ml_dtypes.float8_e4m3fn,
@@ -68,6 +70,13 @@ def contents(path: Path) -> Contents:
         CheckpointError: when there is no such file, it may not be read, is damaged, or declares
             tensors out of proportion to its size.
         MissingExtra: for a PyTorch file without PyTorch.
+
+    Example:
+        >>> import tempfile
+        >>> file = Path(tempfile.mkdtemp(), "step_100.npz")
+        >>> np.savez(file, weight=np.ones((2, 3), np.float32))
+        >>> contents(file).state["weight"].nbytes
+        24
     """
     readers = {
         ".safetensors": ("safetensors", _safetensors),
@@ -77,8 +86,10 @@ def contents(path: Path) -> Contents:
     }
     if path.is_dir():
         raise CheckpointError("is a folder, not a checkpoint file")
+    if not path.exists():
+        raise CheckpointError("no such file")
     if not path.is_file():
-        raise CheckpointError("is no regular file" if path.exists() else "no such file")
+        raise CheckpointError("is no regular file")
     if path.suffix not in readers:
         raise CheckpointError(
             f"unknown format {path.suffix or 'without suffix'!r}; "
@@ -267,7 +278,7 @@ def _check_records(archive: zipfile.ZipFile) -> None:
         if pickled > PICKLE_BYTES:
             raise CheckpointError(
                 f"has {pickled:,} bytes beside the tensors, over the limit of {PICKLE_BYTES:,}; "
-                "save the state_dict alone"
+                'save the model alone, as by torch.save(model.state_dict(), "model.pt")'
             )
         if damaged := archive.testzip():
             raise CheckpointError(f"its record {damaged!r} is damaged: the checksum is another")

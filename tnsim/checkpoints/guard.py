@@ -25,7 +25,9 @@ def refusing(what: str) -> Iterator[None]:
 
     Example:
         >>> with refusing("config.json is not JSON"):
-        ...     json.loads("{")
+        ...     raise ValueError("expected a value")
+        Traceback (most recent call last):
+        tnsim.errors.CheckpointError: config.json is not JSON: expected a value
     """
     try:
         yield
@@ -44,6 +46,12 @@ def naming(path: Any) -> Iterator[None]:
 
     Raises:
         TnsimError: of the kind that was raised inside; `CheckpointError` for all that is foreign.
+
+    Example:
+        >>> with naming("step_100.npz"):
+        ...     raise CheckpointError("is empty")
+        Traceback (most recent call last):
+        tnsim.errors.CheckpointError: step_100.npz: is empty
     """
     try:
         with refusing("cannot be read"):
@@ -55,7 +63,18 @@ def naming(path: Any) -> Iterator[None]:
 
 
 def cause(error: Exception) -> str:
-    """What an exception says, in one line and in terms of the file."""
+    """What an exception says, in terms of the file.
+
+    Args:
+        error: raised by a library.
+
+    Returns:
+        One line, never empty.
+
+    Example:
+        >>> cause(RecursionError("maximum recursion depth exceeded"))
+        'it is nested too deeply'
+    """
     if isinstance(error, MemoryError):
         return "it asks for more memory than there is"
     if isinstance(error, RecursionError):

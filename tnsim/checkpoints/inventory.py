@@ -23,6 +23,12 @@ class Stored:
         dtype: type of the numbers, as NumPy calls it, or else the file.
         nbytes: memory that the numbers take as stored.
         read: gives the tensor.
+
+    Example:
+        >>> import numpy as np
+        >>> stored = Stored("weight", "float32", 16, lambda: np.zeros((2, 2), np.float32))
+        >>> stored.tensor.shape
+        (2, 2)
     """
 
     name: str
@@ -32,7 +38,14 @@ class Stored:
 
     @functools.cached_property
     def tensor(self) -> Any:
-        """The numbers, read once. Raises `CheckpointError` naming the tensor."""
+        """The numbers, read once.
+
+        Returns:
+            An array of NumPy, or a tensor of PyTorch out of its files.
+
+        Raises:
+            CheckpointError: naming the tensor, where it cannot be read.
+        """
         with refusing(f"tensor {self.name!r} cannot be read"):
             return self.read()
 
@@ -52,11 +65,25 @@ class Contents(NamedTuple):
 
     @classmethod
     def flat(cls, tensors: list[Stored], metadata: Mapping[str, str] | None = None) -> Contents:
-        """Of a file that knows nothing but named tensors."""
-        return cls({t.name: t for t in tensors}, tuple(tensors), metadata or {})
+        """What a file holds that knows nothing but named tensors.
+
+        Args:
+            tensors: all of them.
+            metadata: texts beside them.
+
+        Returns:
+            The contents.
+
+        Example:
+            >>> Contents.flat([Stored("weight", "float32", 16, lambda: None)]).dtypes
+            ('float32',)
+        """
+        named = {tensor.name: tensor for tensor in tensors}
+        return cls(named, tuple(tensors), metadata or {})
 
     @property
     def dtypes(self) -> tuple[str, ...]:
+        """Types of the numbers, each once, in order of their names."""
         return tuple(sorted({tensor.dtype for tensor in self.tensors}))
 
 
@@ -69,6 +96,12 @@ def check_declared(tensors: tuple[Stored, ...], size: int) -> None:
 
     Raises:
         CheckpointError: when they add up to more than `EXPANSION` times the size, and `SMALL`.
+
+    Example:
+        >>> check_declared((Stored("weight", "float32", 2**30, lambda: None),), size=1000)
+        Traceback (most recent call last):
+            ...
+        tnsim.errors.CheckpointError: declares 1,073,741,824 bytes of tensors in a file of 1,000...
     """
     declared = sum(tensor.nbytes for tensor in tensors)
     if declared > max(SMALL, EXPANSION * size):

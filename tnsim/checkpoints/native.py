@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from tnsim.checkpoints.guard import refusing
-from tnsim.checkpoints.state_dict import to_numpy
+from tnsim.checkpoints.named_arrays import to_numpy
 from tnsim.errors import CheckpointError, ModelError, UnsupportedLayer
 from tnsim.models.arrays import rename_errors
 from tnsim.models.attention import Attention
@@ -55,7 +55,13 @@ def save(model: Model, path: str | os.PathLike) -> None:
         CheckpointError: for another suffix, or when the file cannot be written.
 
     Example:
-        >>> tnsim.save(model, "runs/step_100.safetensors")
+        >>> import tempfile
+        >>> import tnsim
+        >>> model = tnsim.Model([tnsim.Linear(np.eye(2))])
+        >>> file = Path(tempfile.mkdtemp(), "step_100.safetensors")
+        >>> tnsim.save(model, file)
+        >>> tnsim.load(file)
+        Model(Linear(2 -> 2); degree 1, 4 parameters)
     """
     path = Path(path)
     if not isinstance(model, Model):
@@ -87,11 +93,19 @@ def own_model(state: Mapping[str, Any], text: str, n_ctx: int | None = None) -> 
         text: what its metadata hold.
         n_ctx: length of the sequences; by default what the file says.
 
+    Returns:
+        The model.
+
     Raises:
         CheckpointError: when the metadata are damaged, of another version, or do not account for
             every tensor.
         UnsupportedLayer: when they name an unknown layer.
         ModelError: when the tensors make no model.
+
+    Example:
+        >>> text = '{"format": 1, "layers": [{"kind": "Linear"}]}'
+        >>> own_model({"layers.0.weight": np.ones((2, 3))}, text).d_in
+        3
     """
     used: set[str] = set()
     with refusing("its tnsim metadata is damaged"):
@@ -100,10 +114,7 @@ def own_model(state: Mapping[str, Any], text: str, n_ctx: int | None = None) -> 
             raise CheckpointError(
                 f"written in tnsim format {architecture['format']}; this version reads {FORMAT}"
             )
-        layers = []
-        for n, layer in enumerate(architecture["layers"]):
-            build = lambda n=n, layer=layer: _build(layer, f"layers.{n}", state, used)  # noqa: E731
-            layers.append(rename_errors(f"layer {n}", build))
+        layers = [_own_layer(n, spec, state, used) for n, spec in enumerate(architecture["layers"])]
         if n_ctx is None:
             n_ctx = architecture.get("n_ctx")
     if surplus := sorted(set(state) - used):
@@ -111,6 +122,10 @@ def own_model(state: Mapping[str, Any], text: str, n_ctx: int | None = None) -> 
             f"holds tensors that its architecture does not mention: {', '.join(surplus[:8])}"
         )
     return Model(layers, n_ctx)
+
+
+def _own_layer(n: int, spec: Any, state: Mapping[str, Any], used: set[str]) -> Layer:
+    return rename_errors(f"layer {n}", lambda: _build(spec, f"layers.{n}", state, used))
 
 
 def _describe(layer: Layer, prefix: str, tensors: dict[str, np.ndarray]) -> dict[str, Any]:
@@ -145,7 +160,7 @@ def _build(spec: Mapping[str, Any], prefix: str, state: Mapping[str, Any], used:
         raise UnsupportedLayer(
             f"layer kind {spec['kind']!r} is not one of {', '.join(KINDS)}, Residual"
         )
-    cls = KINDS[spec["kind"]]
+    cls: Any = KINDS[spec["kind"]]
     settings = {setting: spec[setting] for setting in SETTINGS[cls]}
     if cls is Multilinear:
         return _build_multilinear(settings["n_legs"], prefix, state, used)

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from tnsim.checkpoints.dialects import PROJECTIONS, Dialect, Rule
+from typing import Any
+
+from tnsim.checkpoints.dialects import Dialect
+from tnsim.checkpoints.rules import PROJECTIONS, Rule
 
 
 def _attention_model(
     name: str, keys: dict[str, str], description: str, rope_base: float | str
 ) -> Dialect:
-    """Token embedding, attention layers each added to its input, an optional constant norm, unembedding."""
-    projections = {role: f"layers.{{i}}.{keys[role]}.weight" for role in PROJECTIONS}
-    biases = {f"{role}_bias": f"layers.{{i}}.{keys[role]}.bias?" for role in PROJECTIONS}
+    """Embedding, attention layers each added to its input, unembedding under a constant norm."""
+    roles: dict[str, Any] = {}
+    for role in PROJECTIONS:
+        roles[role] = f"layers.{{i}}.{keys[role]}.weight"
+        roles[f"{role}_bias"] = f"layers.{{i}}.{keys[role]}.bias?"
     attention = Rule(
         "attention",
-        **projections,
-        **biases,
+        **roles,
         n_heads="config:model.n_head",
         residual="additive",
         scale="config:model.attn_scale",
@@ -38,8 +42,8 @@ def _attention_model(
 
 
 PRESETS = {
-    d.name: d
-    for d in (
+    dialect.name: dialect
+    for dialect in (
         Dialect(
             "bilinear-classifier",
             (

@@ -1,7 +1,8 @@
-"""Cost by depth, measured. In: sizes. Out: rows of planned and measured cost, side by side in one process.
+"""Cost by depth, measured. In: sizes. Out: rows of planned and measured cost, side by side.
 
 Protocol: weights are made once in the dtype of the computation; the first call compiles and is not
-timed; a row is the median of `repeats` warm calls, tnsim and the hand-written recursion alternating.
+timed; a row is the median of `repeats` warm calls in one process, tnsim and the hand-written
+recursion alternating.
 """
 
 from __future__ import annotations
@@ -9,13 +10,15 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
-from tnsim.compare import similarity as verbs
+from tnsim.compare import similarity as compared
+from tnsim.compare.numbers import SignedLog
 from tnsim.engine import execution
 from tnsim.errors import TooLarge
 from tnsim.metrics.metric import TreeSymmetric
@@ -28,38 +31,95 @@ UNROLL_UP_TO = 6
 
 
 def random_stack(width: int, rank: int, depth: int, dtype: str, seed: int = 0) -> Model:
-    """Bilinear layers of one size with normal weights scaled to keep activations of order one."""
+    """Bilinear layers of one size, whose activations stay of order one.
+
+    Args:
+        width: inputs and outputs of every layer.
+        rank: hidden units of every layer.
+        depth: number of layers.
+        dtype: of the weights.
+        seed: of the weights, which are normal.
+
+    Returns:
+        The model, of degree 2^depth.
+
+    Example:
+        >>> random_stack(3, 4, 2, "float64").degree
+        4
+    """
     rng = np.random.default_rng(seed)
 
     def weight(rows: int, columns: int) -> np.ndarray:
         return (rng.normal(size=(rows, columns)) / np.sqrt(columns)).astype(dtype)
 
-    return Model(
-        [
-            Bilinear(weight(rank, width), weight(rank, width), weight(width, rank))
-            for _ in range(depth)
-        ]
-    )
+    layers: list[Bilinear] = []
+    for _ in range(depth):
+        layers.append(Bilinear(weight(rank, width), weight(rank, width), weight(width, rank)))
+    return Model(layers)
 
 
 def gram_step_multiplications(width: int, rank: int) -> int:
-    """The paper's step (appendix A.2) for bra and ket of one size, with L G and R G formed once each."""
-    return (
-        2 * rank * width**2 + 4 * rank**2 * width + 2 * rank**2 + width * rank**2 + rank * width**2
-    )
+    """Scalar multiplications of one step of the paper's recursion, bra and ket of one size.
+
+    Args:
+        width: inputs and outputs of the layer.
+        rank: its hidden units.
+
+    Returns:
+        The count, with L G and R G formed once each.
+
+    Example:
+        >>> gram_step_multiplications(1, 1)
+        10
+
+    Source:
+        Appendix A.2 of the paper.
+    """
+    half_products = 2 * rank * width**2  # L G, R G
+    products = 4 * rank**2 * width  # L G L', R G R', L G R', R G L'
+    hadamard = 2 * rank**2  # straight and crossed
+    readouts = width * rank**2 + rank * width**2  # D (...) D'
+    return half_products + products + hadamard + readouts
 
 
 def hand_written(a: Model, b: Model) -> tuple[Any, Any]:
-    """The paper's Gram recursion as one would write it in JAX: a jitted step, rescaled; (trace, log-scale)."""
-    gram, log = jnp.eye(a.d_in, dtype=a.layers[0].left.dtype), 0.0
-    for p, q in zip(a.layers, b.layers, strict=True):
+    """The paper's Gram recursion as one would write it in JAX: a jitted step, rescaled.
+
+    Args:
+        a: bilinear layers in a row, without biases.
+        b: the same of the same depth and widths.
+
+    Returns:
+        (trace, log-scale): the inner product under `TreeSymmetric` is trace * exp(log-scale).
+
+    Example:
+        >>> trace, log = hand_written(*(random_stack(2, 2, 1, "float32", n) for n in (0, 1)))
+        >>> trace.shape
+        ()
+
+    Source:
+        Appendix A.2 of the paper: G' = D (L G L' * R G R' + L G R' * R G L') / 2 D'.
+    """
+    layers = cast(tuple[Bilinear, ...], a.layers)
+    others = cast(tuple[Bilinear, ...], b.layers)
+    gram = jnp.eye(a.d_in, dtype=layers[0].left.dtype)
+    log: Any = 0.0
+    for p, q in zip(layers, others, strict=True):
         gram, scale = _gram_step(gram, p.left, p.right, p.down, q.left, q.right, q.down)
         log = 2 * log + scale
     return jnp.trace(gram), log
 
 
 @jax.jit
-def _gram_step(gram, left_a, right_a, down_a, left_b, right_b, down_b):
+def _gram_step(
+    gram: Array,
+    left_a: Array,
+    right_a: Array,
+    down_a: Array,
+    left_b: Array,
+    right_b: Array,
+    down_b: Array,
+) -> tuple[Array, Array]:
     left, right = left_a @ gram, right_a @ gram
     straight = (left @ left_b.T) * (right @ right_b.T)
     crossed = (left @ right_b.T) * (right @ left_b.T)
@@ -71,43 +131,75 @@ def _gram_step(gram, left_a, right_a, down_a, left_b, right_b, down_b):
 def depth_rows(
     width: int, rank: int, depths: Sequence[int] = DEPTHS, dtype: str = "float64", repeats: int = 7
 ) -> Iterator[dict[str, Any]]:
-    """One row per depth for `<A|B>` under `TreeSymmetric`; milliseconds and bytes in their names' units."""
-    metric = TreeSymmetric()
+    """Cost of `<A|B>` under `TreeSymmetric` by depth.
+
+    Args:
+        width: inputs and outputs of every layer.
+        rank: hidden units of every layer.
+        depths: numbers of layers.
+        dtype: precision of weights and computation.
+        repeats: warm calls of which the median is taken.
+
+    Yields:
+        One row per depth, of counts and of times and bytes in their names' units.
+
+    Example, as text:
+        for row in depth_rows(256, 512, depths=(1, 2)):
+            print(row["depth"], row["milliseconds"])
+    """
     for depth in depths:
-        a, b = (random_stack(width, rank, depth, dtype, seed) for seed in (0, 1))
-        planned = verbs.plan(a, b, metric, dtype=dtype)
+        yield _depth_row(width, rank, depth, dtype, repeats)
 
-        def ours(a=a, b=b):
-            return verbs.log_inner(a, b, metric, dtype=dtype)
 
-        def theirs(a=a, b=b):
-            with execution.precision():
-                return jax.block_until_ready(hand_written(a, b))
+def _depth_row(width: int, rank: int, depth: int, dtype: str, repeats: int) -> dict[str, Any]:
+    metric = TreeSymmetric()
+    a = random_stack(width, rank, depth, dtype, seed=0)
+    b = random_stack(width, rank, depth, dtype, seed=1)
+    planned = compared.plan(a, b, metric, dtype=dtype)
 
-        start = time.perf_counter()
-        found = ours()
-        first = time.perf_counter() - start
-        trace, log = theirs()
-        warm, hand = _alternate(ours, theirs, repeats)
-        yield {
-            "depth": depth,
-            "multiplications": planned.multiplications,
-            "paper_multiplications": depth * gram_step_multiplications(width, rank),
-            "unrolled_multiplications": unrolled_cost(a, b) if depth <= UNROLL_UP_TO else None,
-            "peak_bytes": planned.peak_bytes,
-            "first_milliseconds": 1e3 * first,
-            "milliseconds": 1e3 * warm,
-            "hand_milliseconds": 1e3 * hand,
-            "ratio": warm / hand,
-            "log_difference": float(
-                abs(found.log - (np.log(np.abs(np.float64(trace))) + np.float64(log)))
-                / max(1.0, abs(found.log))
-            ),
-        }
+    def ours() -> SignedLog:
+        return compared.log_inner(a, b, metric, dtype=dtype)
+
+    def theirs() -> tuple[Any, Any]:
+        with execution.precision():
+            return jax.block_until_ready(hand_written(a, b))
+
+    start = time.perf_counter()
+    inner = ours()
+    first = time.perf_counter() - start
+    trace, log = theirs()
+    warm, hand = _alternate(ours, theirs, repeats)
+    unrolled = None
+    if depth <= UNROLL_UP_TO:
+        unrolled = unrolled_cost(a, b)
+    expected = float(np.log(np.abs(np.float64(trace))) + np.float64(log))
+    return {
+        "depth": depth,
+        "multiplications": planned.multiplications,
+        "paper_multiplications": depth * gram_step_multiplications(width, rank),
+        "unrolled_multiplications": unrolled,
+        "peak_bytes": planned.peak_bytes,
+        "first_milliseconds": 1e3 * first,
+        "milliseconds": 1e3 * warm,
+        "hand_milliseconds": 1e3 * hand,
+        "ratio": warm / hand,
+        "log_difference": float(abs(inner.log - expected) / max(1.0, abs(inner.log))),
+    }
 
 
 def unrolled_cost(a: Model, b: Model) -> int | None:
-    """Scalar multiplications of the unrolled closed network along cotengra's greedy path, None if it is too large."""
+    """Cost of the unrolled closed network along cotengra's greedy path.
+
+    Args:
+        a: bilinear layers in a row.
+        b: the same.
+
+    Returns:
+        Scalar multiplications, None where the network is too large.
+
+    Example, as text:
+        unrolled_cost(random_stack(2, 2, 1, "float64"), random_stack(2, 2, 1, "float64"))
+    """
     try:
         ((_, network),) = networks(a, b, TreeSymmetric())
     except TooLarge:
@@ -115,7 +207,7 @@ def unrolled_cost(a: Model, b: Model) -> int | None:
     return int(network.contraction_cost(optimize="greedy", output_inds=()))
 
 
-def _alternate(one: Callable, two: Callable, repeats: int) -> tuple[float, float]:
+def _alternate(one: Callable[[], Any], two: Callable[[], Any], repeats: int) -> tuple[float, float]:
     """Medians of two functions called in turn."""
     times: tuple[list[float], list[float]] = ([], [])
     for _ in range(repeats):

@@ -1,9 +1,10 @@
-"""What several commands share. In: words of the command line. Out: options, metrics, JSON on stdout."""
+"""What several commands share. In: words of the command line. Out: options, metrics, output."""
 
 from __future__ import annotations
 
 import enum
 import json
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -12,6 +13,8 @@ from tnsim.errors import printable
 
 
 class MetricName(enum.StrEnum):
+    """Metrics that can be named in one word."""
+
     gaussian = "gaussian"
     closure = "closure"
     symmetric = "symmetric"
@@ -21,10 +24,13 @@ class MetricName(enum.StrEnum):
 
 
 class DtypeName(enum.StrEnum):
+    """Precisions that a computation may have."""
+
     float64 = "float64"
     float32 = "float32"
 
 
+File = Annotated[Path, typer.Argument(help="Checkpoint: .safetensors, .npz, .pt or .pth.")]
 MetricOption = Annotated[
     MetricName,
     typer.Option(
@@ -47,10 +53,31 @@ ContextOption = Annotated[
     ),
 ]
 DtypeOption = Annotated[DtypeName, typer.Option("--dtype", help="Precision of the computation.")]
+SlicesOption = Annotated[
+    bool, typer.Option("--slices", help="Also the cosine of every output coordinate.")
+]
+CheckOption = Annotated[
+    bool,
+    typer.Option(
+        "--check", help="Also a Monte-Carlo estimate from forward passes, with its error."
+    ),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 
 
 def metric_of(name: MetricName) -> Any:
+    """The metric that a word names, with its default moments.
+
+    Args:
+        name: the word.
+
+    Returns:
+        A metric.
+
+    Example:
+        >>> metric_of(MetricName.tree)
+        TreeSymmetric()
+    """
     import tnsim
 
     classes = (
@@ -61,14 +88,50 @@ def metric_of(name: MetricName) -> Any:
         tnsim.Frobenius,
         tnsim.Categorical,
     )
-    return {cls.name: cls for cls in classes}[name.value]()
+    by_name = {cls.name: cls for cls in classes}
+    return by_name[name.value]()
+
+
+def guarantee(exact: bool) -> str:
+    """What a number is beside the true one.
+
+    Args:
+        exact: as its metric says.
+
+    Returns:
+        Words for a pair of brackets.
+
+    Example:
+        >>> guarantee(True)
+        'exact'
+    """
+    if exact:
+        return "exact"
+    return "approximation beyond one nonlinear layer"
 
 
 def say(text: str) -> None:
-    """Print lines that may hold names out of files, as a terminal may show them."""
+    """Print lines that may hold names out of files, as a terminal may show them.
+
+    Args:
+        text: one line or several.
+
+    Example:
+        >>> say("a name with\\ta tab")
+        a name with\\ta tab
+    """
     for line in text.split("\n"):
         typer.echo(printable(line))
 
 
 def print_json(data: dict[str, Any]) -> None:
+    """Print one object and nothing else.
+
+    Args:
+        data: what JSON can hold.
+
+    Example:
+        >>> print_json({"similarity": 1.0})
+        {"similarity": 1.0}
+    """
     typer.echo(json.dumps(data))

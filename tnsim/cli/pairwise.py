@@ -1,12 +1,16 @@
-"""`tnsim pairwise`. In: files, folders, globs. Out: a store, csv, npz, parquet, text or JSON. Computes nothing itself."""
+"""`tnsim pairwise`. In: files, folders, globs. Out: a store, csv, npz, parquet, text or JSON.
+
+Computes nothing itself.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import signal
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -18,10 +22,17 @@ from tnsim.cli.options import (
     JsonOption,
     MetricName,
     MetricOption,
+    SlicesOption,
+    guarantee,
     metric_of,
     print_json,
     say,
 )
+
+if TYPE_CHECKING:
+    from tnsim.checkpoints.series import Series
+    from tnsim.gram.result import Pairwise
+    from tnsim.gram.run_plan import PairwisePlan
 
 Files = Annotated[
     list[str],
@@ -44,9 +55,7 @@ def pairwise(
         typer.Option("--other", help="Compare with these instead of all with all. Repeatable."),
     ] = None,
     metric: MetricOption = MetricName.gaussian,
-    slices: Annotated[
-        bool, typer.Option("--slices", help="Also the cosine of every output coordinate.")
-    ] = False,
+    slices: SlicesOption = False,
     dialect: DialectOption = None,
     n_ctx: ContextOption = None,
     dtype: DtypeOption = DtypeName.float64,
@@ -69,83 +78,109 @@ def pairwise(
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Similarity of all pairs of many checkpoints, or of some with others; killed, it goes on where it was."""
-    import dataclasses
+    """Similarity of all pairs of many checkpoints, or of some with others.
 
+    Killed, it goes on where it was.
+    """
     import tnsim
-    from tnsim.gram import export as exports
 
-    models, others = (
-        _series(files, dialect, n_ctx),
-        _series(other, dialect, n_ctx) if other else None,
-    )
+    models = _series(files, dialect, n_ctx)
+    others = None
+    if other:
+        others = _series(other, dialect, n_ctx)
     options: dict[str, Any] = {"slices": slices, "dtype": dtype.value}
     if dry_run:
-        found = tnsim.plan_pairwise(models, metric_of(metric), others, **options)
-        print_json(dataclasses.asdict(found)) if as_json else say(str(found))
+        _say_cost(tnsim.plan_pairwise(models, metric_of(metric), others, **options), as_json)
         return
     if out is None:
         raise typer.BadParameter("give --out DIR, where results are kept, or --dry-run")
-    with _stoppable(out / "store.zarr"), _executor(scheduler) as executor:
+    store = out / "store.zarr"
+    with _stoppable(store), _executor(scheduler) as executor:
         result = tnsim.pairwise(
             models,
             metric_of(metric),
             others,
             **options,
-            store=out / "store.zarr",
+            store=store,
             executor=executor,
             progress=not as_json,
         )
-    written = [out / "store.zarr", out / "similarity.csv", out / "result.npz"]
-    exports.write_csv(result, written[1])
-    exports.write_npz(result, written[2])
-    if parquet:
-        written.append(out / "pairs.parquet")
-        exports.write_parquet(result, written[3])
-    written += _looked_at(result, out if plots else None, report)
+    written = [store, *_tables(result, out, parquet)]
+    if plots:
+        written += _pictures(result, out)
+    if report is not None:
+        written.append(_page(result, report))
     if as_json:
-        labels = {side: result[side].values.tolist() for side in ("a", "b")}
-        print_json(
-            {
-                **labels,
-                "similarity": result.similarity.values.tolist(),
-                **result.attrs,
-                "exact": bool(result.attrs["exact"]),
-            }
-        )
-        return
-    say(
-        f"models      {result.sizes['a']} x {result.sizes['b']}, {result.attrs['duplicates']} with the weights of another"
+        _print_result(result)
+    else:
+        _say_result(result, written)
+
+
+def _say_cost(planned: PairwisePlan, as_json: bool) -> None:
+    if as_json:
+        print_json(dataclasses.asdict(planned))
+    else:
+        say(str(planned))
+
+
+def _print_result(result: Pairwise) -> None:
+    attributes = dict(result.attrs)
+    attributes["exact"] = bool(attributes["exact"])
+    print_json(
+        {
+            "a": result["a"].values.tolist(),
+            "b": result["b"].values.tolist(),
+            "similarity": result.similarity.values.tolist(),
+            **attributes,
+        }
     )
-    say(
-        f"metric      {result.attrs['metric']} ({'exact' if result.attrs['exact'] else 'approximation beyond one nonlinear layer'})"
-    )
-    say(f"route       {result.attrs['plan']}")
+
+
+def _say_result(result: Pairwise, written: list[Path]) -> None:
+    sizes, about = result.sizes, result.attrs
+    duplicates = f"{about['duplicates']} with the weights of another"
+    say(f"models      {sizes['a']} x {sizes['b']}, {duplicates}")
+    say(f"metric      {about['metric']} ({guarantee(about['exact'])})")
+    say(f"route       {about['plan']}")
     say(f"wrote       {', '.join(map(str, written))}")
 
 
-def _looked_at(result: Any, pictures: Path | None, page: Path | None) -> list[Path]:
-    """Write what is to be looked at."""
-    written = []
-    if pictures is not None:
-        for kind in ("heatmap", "trajectory", "mds") if result.attrs["symmetric"] else ("heatmap",):
-            written.append(pictures / f"{kind}.png")
-            result.tnsim.plot(kind).savefig(written[-1], dpi=150)
-    if page is not None:
-        from tnsim.analysis import report
+def _tables(result: Pairwise, out: Path, parquet: bool) -> list[Path]:
+    """Write the numbers for other programs."""
+    from tnsim.gram import export
 
-        written.append(report.write(result, page))
+    written = [out / "similarity.csv", out / "result.npz"]
+    export.write_csv(result, written[0])
+    export.write_npz(result, written[1])
+    if parquet:
+        written.append(out / "pairs.parquet")
+        export.write_parquet(result, written[2])
     return written
 
 
-def _series(files: list[str], dialect: str | None, n_ctx: int | None) -> Any:
+def _pictures(result: Pairwise, out: Path) -> list[Path]:
+    kinds = ["heatmap"]
+    if result.attrs["symmetric"]:
+        kinds += ["trajectory", "mds"]
+    for kind in kinds:
+        result.tnsim.plot(kind).savefig(out / f"{kind}.png", dpi=150)
+    return [out / f"{kind}.png" for kind in kinds]
+
+
+def _page(result: Pairwise, path: Path) -> Path:
+    from tnsim.analysis import report
+
+    return report.write(result, path)
+
+
+def _series(files: list[str], dialect: str | None, n_ctx: int | None) -> Series:
     """A series of checkpoints, or one read lazily from the revisions in a hub cache."""
     import tnsim
-    from tnsim.checkpoints import hub_cache as hub
+    from tnsim.checkpoints import hub_cache
 
-    if len(files) == 1 and hub.is_cache(Path(files[0])):
-        found = hub.revisions(Path(files[0]))
-        return tnsim.Series(list(found.values()), dialect, n_ctx, names=tuple(found))
+    if len(files) == 1 and hub_cache.is_cache(Path(files[0])):
+        revisions = hub_cache.revisions(Path(files[0]))
+        return tnsim.Series(list(revisions.values()), dialect, n_ctx, names=tuple(revisions))
     return tnsim.Series(files, dialect, n_ctx)
 
 
@@ -181,7 +216,8 @@ def _stoppable(store: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _executor(scheduler: str | None) -> Any:
+def _executor(scheduler: str | None) -> Iterator[Any]:
+    """A client of a Dask scheduler, None where no address is given."""
     if scheduler is None:
         yield None
         return

@@ -61,6 +61,8 @@ def check(
         )
     if samples < 2 * GROUPS:
         raise ModelError(f"a check needs at least {2 * GROUPS} samples, found {samples}")
+    if seed < 0:
+        raise ModelError(f"the seed of a check must be 0 or more, found {seed}")
     closed = similarity(a, b, metric)
     draw = _sampler(metric, a)
     rng = np.random.default_rng(seed)

@@ -1,1 +1,5 @@
-"""A Problem in, numbers out; imports no model and no metric."""
+"""Contracts what it is given; knows no model and no metric.
+
+In: a `Problem`, definitions and products over named arrays, and the arrays.
+Out: a `Plan` with its cost, and numbers as mantissas and logarithms.
+"""

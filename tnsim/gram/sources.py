@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tnsim.checkpoints.checkpoint import read
 from tnsim.checkpoints.dialects import Dialect
-from tnsim.checkpoints.load import Series, read
+from tnsim.checkpoints.series import Series
 from tnsim.errors import CheckpointError, ModelError
 from tnsim.gram.digests import content_hash
 from tnsim.models.differences import by_differences

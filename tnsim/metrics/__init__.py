@@ -1,1 +1,5 @@
-"""The metric classes, their input moments, and how legs are joined."""
+"""Which inner product on functions is meant.
+
+In: moments of the inputs, orders of layers.
+Out: metric classes, weighted ways of joining input legs, the orbits of those ways.
+"""

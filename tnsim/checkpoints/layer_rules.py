@@ -1,0 +1,155 @@
+"""One rule of a dialect becomes one layer. In: a rule, named arrays. Out: a layer.
+
+Every convention is turned into that of `tnsim.models` here: halves are split, rows of heads are
+reordered, signs and scales are moved into the weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from tnsim.checkpoints.inventory import EXPANSION
+from tnsim.checkpoints.named_arrays import NamedArrays
+from tnsim.checkpoints.rules import PROJECTIONS, Rule
+from tnsim.errors import ModelError
+from tnsim.models.attention import Attention
+from tnsim.models.layers import Bilinear, Linear, Residual
+
+LARGEST_IDENTITY = 2**24  # entries
+SCORES = ("q1", "k1", "q2", "k2")
+
+
+def layer(rule: Rule, arrays: NamedArrays) -> Linear | Bilinear | Attention | Residual:
+    """The layer that a rule describes.
+
+    Args:
+        rule: of a checked dialect, its keys without `{i}`.
+        arrays: where its keys are looked up.
+
+    Returns:
+        The layer, inside a `Residual` where the rule has one.
+
+    Raises:
+        CheckpointError: when an array is missing or holds no real numbers.
+        ModelError: when the arrays make no such layer.
+
+    Example:
+        >>> state = {"l": np.ones((4, 3)), "r": np.ones((4, 3)), "d": np.ones((3, 4))}
+        >>> rule = Rule("bilinear", left="l", right="r", down="d", residual="lerp", scale=0.25)
+        >>> layer(rule, NamedArrays(state, None)).skip
+        0.75
+    """
+    inner = _MAKERS[rule.kind](rule, arrays)
+    if rule.residual is None:
+        return inner
+    scale = float(arrays.number(rule.scale, "residual scale"))
+    skip = 1.0
+    if rule.residual == "lerp":
+        skip = 1.0 - scale
+    return Residual(inner, skip=skip, scale=scale)
+
+
+def _linear(rule: Rule, arrays: NamedArrays) -> Linear:
+    weight = arrays.required_matrix(rule.weight, rule.transpose)
+    bias = arrays.get(rule.bias)
+    energy = arrays.single(rule.norm_energy)
+    if energy is not None:
+        square = energy + rule.norm_epsilon
+        if not square > 0:
+            raise ModelError(f"{rule.norm_energy} must be above 0, found {energy}")
+        # The norm stands before the layer: W (x / s) + b = (W / s) x + b.
+        weight = weight / np.sqrt(np.float64(square))
+    return Linear(weight, bias)
+
+
+def _bilinear(rule: Rule, arrays: NamedArrays) -> Bilinear:
+    left_bias = arrays.get(rule.left_bias)
+    right_bias = arrays.get(rule.right_bias)
+    if rule.fused:
+        left, right = _halves(arrays.required_matrix(rule.fused, rule.transpose), rule)
+        fused_bias = arrays.get(rule.fused_bias)
+        if fused_bias is not None:
+            left_bias, right_bias = _halves(fused_bias, rule)
+    else:
+        left = arrays.required_matrix(rule.left, rule.transpose)
+        right = arrays.required_matrix(rule.right, rule.transpose)
+    if rule.lifted:
+        left, left_bias = left[:, 1:], left[:, 0]
+        right, right_bias = right[:, 1:], right[:, 0]
+    down = arrays.matrix(rule.down, rule.transpose)
+    if down is None:
+        down = _identity(left)
+    return Bilinear(left, right, down, left_bias, right_bias, arrays.get(rule.down_bias))
+
+
+def _halves(array: np.ndarray, rule: Rule) -> tuple[np.ndarray, np.ndarray]:
+    """(left, right) out of one array that stacks them on axis 0."""
+    if array.shape[0] % 2:
+        raise ModelError(f"{rule.fused} should stack two halves, found shape {array.shape}")
+    first, second = np.split(array, 2)
+    if rule.fused_order == "right-left":
+        return second, first
+    return first, second
+
+
+def _identity(left: np.ndarray) -> np.ndarray:
+    """The readout of a layer without one, unless it were much larger than the layer."""
+    rank = left.shape[0]
+    if rank**2 > max(LARGEST_IDENTITY, EXPANSION * left.size):
+        raise ModelError(f"{rank:,} hidden units without down would need an identity of that size")
+    return np.eye(rank, dtype=left.dtype)
+
+
+def _attention(rule: Rule, arrays: NamedArrays) -> Attention:
+    """Any convention in that of `Attention`, which divides by d_head^2 and turns halves forward."""
+    heads = arrays.number(rule.n_heads, "number of heads")
+    weights = dict(_attention_arrays(rule, arrays))
+    base = arrays.optional_number(rule.rope_base, "RoPE base")
+    rows = weights["q1"].shape[0]
+    if not isinstance(heads, int) or heads < 1 or rows % heads:
+        raise ModelError(f"{rows} query rows cannot be {heads!r} heads")
+    d_head = rows // heads
+    for role in SCORES:
+        for name in (role, f"{role}_bias"):
+            array = weights[name]
+            if array is None:
+                continue
+            if array.shape[0] != rows:
+                raise ModelError(f"{name} has shape {array.shape}, axis 0 must be {rows} as in q1")
+            if base:
+                array = _rotary_rows(array, heads, rule)
+            if role == "q1":  # the scores are divided by d_head^p there, by d_head^2 here
+                array = array * d_head ** (2 - rule.score_power)
+            weights[name] = array
+    if base is not None:
+        base = float(base)
+    return Attention(**weights, n_heads=heads, mask=rule.mask, rope_base=base)
+
+
+def _attention_arrays(rule: Rule, arrays: NamedArrays) -> Iterator[tuple[str, Any]]:
+    for role in PROJECTIONS:
+        yield role, arrays.required_matrix(getattr(rule, role), rule.transpose)
+        yield f"{role}_bias", arrays.get(getattr(rule, f"{role}_bias"))
+
+
+def _rotary_rows(array: np.ndarray, heads: int, rule: Rule) -> np.ndarray:
+    """Rows of queries or keys in the order and the direction in which `Attention` turns them.
+
+    `Attention` turns coordinates (i, i + d_head / 2) of each head forward. Where the file turns
+    (2 i, 2 i + 1), even rows come first and odd ones after them. Turning backward is turning
+    forward with the second coordinate of each pair negated, before and after; in the product of a
+    query and a key the second negations cancel.
+    """
+    d_head = array.shape[0] // heads
+    order = np.arange(d_head)
+    if rule.rope_layout == "interleaved":
+        order = np.concatenate([order[::2], order[1::2]])
+    sign = np.where(np.arange(d_head) >= d_head // 2, rule.rope_direction, 1)
+    by_head = array.reshape(heads, d_head, -1)
+    return (by_head[:, order] * sign[:, None]).reshape(array.shape)
+
+
+_MAKERS = {"linear": _linear, "bilinear": _bilinear, "attention": _attention}

@@ -1,0 +1,230 @@
+"""Arrays by name, and numbers beside them. In: a state dict, a configuration. Out: NumPy."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from jaxtyping import Shaped
+
+from tnsim.checkpoints.guard import refusing
+from tnsim.checkpoints.inventory import Stored
+from tnsim.checkpoints.rules import is_finite
+from tnsim.errors import CheckpointError, ModelError, printable
+from tnsim.models.arrays import host_array
+
+_STRANGE = {  # attributes of PyTorch's tensors that have no numbers one by one
+    "is_meta": "a meta tensor, which has a shape and no numbers",
+    "is_quantized": "quantised",
+    "is_nested": "a nested tensor",
+}
+
+
+class KeysDiffer(CheckpointError):
+    """The keys of a file are not those of a dialect."""
+
+
+class NamedArrays:
+    """Looks up what a dialect names, and remembers what was asked for.
+
+    A key may end in "?": then it may be absent. A key of None is absent.
+
+    Args:
+        state: arrays, tensors of any library or unread ones, by name.
+        config: what stands in config.json or config.yaml; None where there is no such file.
+
+    Attributes:
+        used: names that were asked for and are there.
+
+    Example:
+        >>> arrays = NamedArrays({"weight": np.ones((2, 3)), "bias": np.ones(2)}, None)
+        >>> arrays.matrix("weight", transpose=True).shape
+        (3, 2)
+        >>> arrays.unused()
+        ['bias']
+    """
+
+    def __init__(self, state: Mapping[str, Any], config: Mapping[str, Any] | None):
+        self.state = state
+        self.config = config
+        self.used: set[str] = set()
+
+    def __contains__(self, key: str) -> bool:
+        return key.rstrip("?") in self.state
+
+    def unused(self) -> list[str]:
+        """Names that nothing asked for, in the order of the file."""
+        return [name for name in self.state if name not in self.used]
+
+    def get(self, key: str | None) -> Shaped[np.ndarray, "..."] | None:
+        """The array of a key.
+
+        Args:
+            key: its name.
+
+        Returns:
+            The array as it is stored, None where it may be absent and is.
+
+        Raises:
+            KeysDiffer: where it is missing.
+            CheckpointError: where it does not hold real numbers.
+        """
+        if key is None:
+            return None
+        name = key.rstrip("?")
+        if name in self.state:
+            self.used.add(name)
+            return to_numpy(self.state[name], name)
+        if key.endswith("?"):
+            return None
+        raise KeysDiffer(f"tensor {name!r} is missing{listing(self.state)}")
+
+    def matrix(
+        self, key: str | None, transpose: bool = False
+    ) -> Shaped[np.ndarray, "rows columns"] | None:
+        """The matrix of a key.
+
+        Args:
+            key: its name.
+            transpose: whether it is stored (columns, rows).
+
+        Returns:
+            As `get`.
+
+        Raises:
+            ModelError: where the array is no matrix; and as `get`.
+        """
+        array = self.get(key)
+        if array is None:
+            return None
+        if array.ndim != 2:
+            raise ModelError(f"tensor {key!r} must be a matrix, found shape {array.shape}")
+        return array.T if transpose else array
+
+    def required_matrix(self, key: str | None, transpose: bool = False) -> Any:
+        """As `matrix`, for a key that a checked dialect always names."""
+        array = self.matrix(key, transpose)
+        if array is None:
+            raise CheckpointError(f"a layer needs the matrix {key!r}")
+        return array
+
+    def number(self, value: float | str | None, what: str) -> Any:
+        """A number that a dialect gives.
+
+        Args:
+            value: the number, "config:a.b" for an entry of the configuration, or else the key of a
+                tensor with one entry.
+            what: what it is, for messages.
+
+        Returns:
+            A finite number.
+
+        Raises:
+            ModelError: where there is none; and as `get`.
+
+        Example:
+            >>> NamedArrays({}, {"model": {"n_head": 4}}).number("config:model.n_head", "heads")
+            4
+        """
+        number = self.optional_number(value, what)
+        if number is None:
+            raise ModelError(f"the {what} must be a finite number, found None")
+        return number
+
+    def optional_number(self, value: float | str | None, what: str) -> Any:
+        """As `number`, or None where that is what the dialect or the file gives."""
+        if isinstance(value, str) and value.startswith("config:"):
+            value = self._configured(value.removeprefix("config:"), what)
+        elif isinstance(value, str):
+            value = self.single(value)
+        if value is not None and not is_finite(value):
+            raise ModelError(f"the {what} must be a finite number, found {value!r}")
+        return value
+
+    def _configured(self, name: str, what: str) -> Any:
+        """The entry of the configuration that has such a path."""
+        if self.config is None:
+            raise ModelError(
+                f"the {what} is {name} of config.json or config.yaml, and none is beside it"
+            )
+        entry: Any = self.config
+        for key in name.split("."):
+            if not isinstance(entry, Mapping) or key not in entry:
+                raise ModelError(f"the {what} is {name} of the configuration, which has no {key!r}")
+            entry = entry[key]
+        return entry
+
+    def single(self, key: str | None) -> float | None:
+        """The number in a tensor of one entry.
+
+        Args:
+            key: its name.
+
+        Returns:
+            The number, None where it may be absent and is.
+
+        Raises:
+            ModelError: where the tensor has another number of entries; and as `get`.
+        """
+        array = self.get(key)
+        if array is None:
+            return None
+        if array.size != 1:
+            raise ModelError(f"tensor {key!r} must hold one number, found shape {array.shape}")
+        return float(array.reshape(()))
+
+
+def to_numpy(value: Any, name: str) -> Shaped[np.ndarray, "..."]:
+    """A tensor of a file or of any library as NumPy, in this machine's order of bytes.
+
+    Args:
+        value: what is stored under a name.
+        name: for messages.
+
+    Returns:
+        An array of floats, integers or booleans, of the stored shape.
+
+    Raises:
+        CheckpointError: when it does not hold real numbers one by one.
+
+    Example:
+        >>> to_numpy([[1, 2], [3, 4]], "weight").shape
+        (2, 2)
+    """
+    if isinstance(value, Stored):
+        value = value.tensor
+    for attribute, kind in _STRANGE.items():
+        if getattr(value, attribute, False):
+            raise CheckpointError(f"tensor {name!r} is {kind}; store it as plain numbers")
+    layout = str(getattr(value, "layout", "torch.strided"))
+    if layout != "torch.strided":
+        raise CheckpointError(f"tensor {name!r} is sparse ({layout}); store it with to_dense()")
+    with refusing(f"tensor {name!r} cannot be turned into numbers"):
+        array = host_array(value)
+    if array.dtype.kind not in "fiub":
+        raise CheckpointError(f"tensor {name!r} holds {array.dtype}, not real numbers")
+    return array.astype(array.dtype.newbyteorder("="), copy=False)
+
+
+def listing(state: Any) -> str:
+    """The first names in a state dict, for the end of a message.
+
+    Args:
+        state: a mapping, or what stands in its place.
+
+    Returns:
+        At most eight names, in brackets, with a space in front.
+
+    Example:
+        >>> listing({"weight": 1, "bias": 2})
+        ' (found weight, bias)'
+    """
+    if not isinstance(state, Mapping):
+        return f" (found {type(state).__name__})"
+    names = [printable(str(name), 60) for name in itertools.islice(state, 8)]
+    shown = ", ".join(names)
+    if len(state) > 8:
+        shown += f" and {len(state) - 8} more"
+    return f" (found {shown})"

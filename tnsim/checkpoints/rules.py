@@ -1,0 +1,274 @@
+"""Rules: how somebody else's state dict spells one layer. In: fields. Out: checked rules, in words.
+
+Everything that would change the function if it were guessed wrong is a field of its rule.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import numbers
+import sys
+import typing
+from dataclasses import dataclass
+from typing import Any
+
+from tnsim.errors import CheckpointError, UnsupportedLayer
+from tnsim.models.attention import MASKS
+
+PROJECTIONS = ("q1", "k1", "q2", "k2", "v", "o")
+_REQUIRED = {  # of each kind; a bilinear layer may have fused instead
+    "linear": ("weight",),
+    "bilinear": ("left", "right"),
+    "attention": (*PROJECTIONS, "n_heads"),
+}
+_CHOICES = {
+    "mask": MASKS,
+    "score_power": (0, 1, 2),
+    "rope_layout": ("half", "interleaved"),
+    "rope_direction": (1, -1),
+    "residual": ("additive", "lerp", None),
+    "fused_order": ("left-right", "right-left"),
+}
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One layer, or with `repeat` a run of layers, in terms of names of keys.
+
+    A linear rule has `weight` and `bias`; a bilinear one `left`, `right`, `down`; an attention rule
+    `q1`, `k1`, `q2`, `k2`, `v`, `o`, where two roles may name one array. Each of these also has
+    `<role>_bias`. A bilinear rule without `down` writes its hidden units out.
+
+    Attributes:
+        kind: "linear", "bilinear" or "attention".
+        fused: one array that holds left and right stacked on axis 0, and `fused_bias` their biases.
+        fused_order: "left-right" or "right-left", the order in which they are stacked.
+        transpose: matrices are stored (in, out).
+        lifted: column 0 of left and right multiplies a constant 1.
+        residual: "additive" for x + s f(x), "lerp" for (1 - s) x + s f(x), None for f(x).
+        scale: the number s, the key of one, or "config:a.b".
+        n_heads: the number of heads, or "config:a.b".
+        mask: "causal" or "none".
+        score_power: p, where the product of the two scores is divided by d_head^p.
+        rope_base: base of the rotary angles or "config:a.b"; None for no RoPE.
+        rope_layout: "half" turns coordinates (i, i + d_head / 2), "interleaved" (2 i, 2 i + 1).
+        rope_direction: 1, or -1 for turning by the negative angle.
+        norm_energy: key of a constant mean square e; a linear layer is W x / sqrt(e + eps) + b.
+        norm_epsilon: the number eps.
+        repeat: whether the rule stands for a run of layers.
+
+    "config:a.b" is read from config.json or config.yaml beside the file.
+
+    Example:
+        >>> Rule("bilinear", left="w_l", right="w_r").main_key
+        'w_l'
+
+    Source:
+        Attention and its scale: section 2.1 of the paper, where p is 2.
+    """
+
+    kind: str
+    weight: str | None = None
+    bias: str | None = None
+    left: str | None = None
+    right: str | None = None
+    down: str | None = None
+    left_bias: str | None = None
+    right_bias: str | None = None
+    down_bias: str | None = None
+    fused: str | None = None
+    fused_bias: str | None = None
+    fused_order: str = "left-right"
+    transpose: bool = False
+    lifted: bool = False
+    residual: str | None = None
+    scale: float | str = 1.0
+    q1: str | None = None
+    k1: str | None = None
+    q2: str | None = None
+    k2: str | None = None
+    v: str | None = None
+    o: str | None = None
+    q1_bias: str | None = None
+    k1_bias: str | None = None
+    q2_bias: str | None = None
+    k2_bias: str | None = None
+    v_bias: str | None = None
+    o_bias: str | None = None
+    n_heads: int | str | None = None
+    mask: str = "causal"
+    score_power: int = 2
+    rope_base: float | str | None = None
+    rope_layout: str = "half"
+    rope_direction: int = 1
+    norm_energy: str | None = None
+    norm_epsilon: float = 0.0
+    repeat: bool = False
+
+    @property
+    def main_key(self) -> str:
+        """The key that a layer cannot do without; a repeated rule goes on while it is there."""
+        return self.weight or self.fused or self.left or self.q1 or ""
+
+    def numbered(self, i: int) -> Rule:
+        """The rule of one layer in a run of layers.
+
+        Args:
+            i: number of the layer in the run, from 0.
+
+        Returns:
+            The rule with `{i}` replaced in all keys.
+
+        Example:
+            >>> Rule("linear", weight="blocks.{i}.weight", repeat=True).numbered(3).weight
+            'blocks.3.weight'
+        """
+        keys = {
+            name: value.replace("{i}", str(i))
+            for name, value in vars(self).items()
+            if isinstance(value, str)
+        }
+        return dataclasses.replace(self, **keys)
+
+
+def facts(rule: Rule) -> list[str]:
+    """What a rule takes for granted, and would change the function if it were otherwise.
+
+    Args:
+        rule: one that passed `check_rule`.
+
+    Returns:
+        Phrases, none for a plain linear layer.
+
+    Example:
+        >>> facts(Rule("bilinear", left="l", right="r", down="d", residual="additive"))
+        ['residual x + s f(x) with s = 1.0']
+    """
+    phrases = []
+    if rule.transpose:
+        phrases.append("matrices are stored (in, out)")
+    if rule.fused:
+        order = " then ".join(rule.fused_order.split("-"))
+        phrases.append(f"{rule.fused} stacks {order} on axis 0")
+    if rule.lifted:
+        phrases.append("column 0 of left and right is a bias")
+    if rule.residual:
+        phrases.append(f"residual {_RESIDUALS[rule.residual]} with s = {rule.scale}")
+    if rule.norm_energy:
+        phrases.append(f"weight divided by sqrt({rule.norm_energy} + {rule.norm_epsilon:g})")
+    if rule.kind == "attention":
+        phrases += _attention_facts(rule)
+    if rule.kind == "bilinear" and not rule.down:
+        phrases.append("hidden units are the output")
+    if not (rule.residual or rule.kind == "linear"):
+        phrases.append("no residual")
+    return phrases
+
+
+_RESIDUALS = {"additive": "x + s f(x)", "lerp": "(1 - s) x + s f(x)"}
+_DIRECTIONS = {1: "forward", -1: "backward"}
+
+
+def _attention_facts(rule: Rule) -> list[str]:
+    power = f"scores divided by d_head^{rule.score_power}"
+    phrases = [f"{rule.n_heads} heads, {rule.mask} mask, {power}"]
+    if rule.rope_base:
+        direction = _DIRECTIONS[rule.rope_direction]
+        phrases.append(f"RoPE base {rule.rope_base}, {rule.rope_layout} layout, {direction}")
+    else:
+        phrases.append("no RoPE")
+    if rule.q1 == rule.q2 and rule.k1 == rule.k2:
+        phrases.append("both scores share their weights")
+    return phrases
+
+
+def is_finite(value: Any) -> bool:
+    """Whether something out of a file of text is a number that floats can hold.
+
+    Args:
+        value: what a parser gave.
+
+    Returns:
+        False for booleans, infinities, what is no number, and integers beyond floats.
+
+    Example:
+        >>> is_finite(3), is_finite(True), is_finite(10**400)
+        (True, False, False)
+    """
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        return False
+    largest = sys.float_info.max
+    return value <= largest and not value < -largest  # the first is false for NaN
+
+
+def check_rule(rule: Rule, where: str) -> None:
+    """Refuse a rule that is incomplete or holds what it cannot.
+
+    Args:
+        rule: any.
+        where: what stands in front of a message.
+
+    Raises:
+        CheckpointError: naming the field.
+        UnsupportedLayer: for a layer kind without a polynomial.
+
+    Example:
+        >>> check_rule(Rule("softmax"), "rule 0")
+        Traceback (most recent call last):
+            ...
+        tnsim.errors.UnsupportedLayer: rule 0: kind 'softmax' is no polynomial layer that can be...
+    """
+    hints = _hints()
+    for field in dataclasses.fields(Rule):
+        value = getattr(rule, field.name)
+        if not _has_type(value, hints[field.name]):
+            raise CheckpointError(f"{where}: {field.name} must be {field.type}, found {value!r}")
+    if rule.kind not in _REQUIRED:
+        raise UnsupportedLayer(
+            f"{where}: kind {rule.kind!r} is no polynomial layer that can be read; "
+            f"known are {', '.join(_REQUIRED)}"
+        )
+    for field, known in _CHOICES.items():
+        if (value := getattr(rule, field)) not in known:
+            names = " or ".join(repr(choice) for choice in known if choice is not None)
+            raise CheckpointError(f"{where}: {field} {value!r} is unknown, use {names}")
+    _check_keys(rule, where)
+
+
+def _check_keys(rule: Rule, where: str) -> None:
+    required = _REQUIRED[rule.kind]
+    instead = ""
+    if rule.kind == "bilinear":
+        instead = ", or fused"
+        if rule.fused:
+            required = ("fused",)
+    for field in required:
+        key = getattr(rule, field)
+        if not key:
+            names = ", ".join(_REQUIRED[rule.kind])
+            raise CheckpointError(f"{where}: a {rule.kind} rule names {names}{instead}")
+        if isinstance(key, str) and key.endswith("?"):
+            raise CheckpointError(f"{where}: {field} {key!r} may not be absent, remove the ?")
+    if rule.repeat and "{i}" not in rule.main_key:
+        raise CheckpointError(
+            f"{where}: repeats {rule.main_key!r}, which is the same key each time; "
+            "put {i} where the number of the layer stands"
+        )
+    if rule.kind == "linear" and rule.residual:
+        raise CheckpointError(f"{where}: a residual rule needs a bilinear or an attention layer")
+
+
+@functools.cache
+def _hints() -> dict[str, Any]:
+    return typing.get_type_hints(Rule)
+
+
+def _has_type(value: Any, hint: Any) -> bool:
+    """Whether JSON could hold a value of such a type; a boolean is no number here."""
+    kinds = typing.get_args(hint) or (hint,)
+    if isinstance(value, bool):
+        return bool in kinds
+    if float in kinds and isinstance(value, numbers.Real):
+        return is_finite(value)
+    return isinstance(value, kinds)

@@ -1,0 +1,175 @@
+"""Many files as a sequence of models. In: paths, folders, globs. Out: a `Series`, read lazily."""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, overload
+
+from tnsim.checkpoints.checkpoint import AnyDialect, find_dialect, read
+from tnsim.checkpoints.formats import SUFFIXES
+from tnsim.checkpoints.guard import naming
+from tnsim.errors import CheckpointError
+from tnsim.models.model import Model
+from tnsim.tables import html_table
+
+
+class Series(Sequence[Model]):
+    """Checkpoints in order, read when indexed.
+
+    A folder or a glob is sorted by the numbers in the names, a list keeps its order.
+
+    Args:
+        source: a path, a folder, a glob pattern, or several of them.
+        dialect: as in `load`.
+        n_ctx: as in `load`.
+        names: what to take the labels from, where not the paths.
+
+    Attributes:
+        paths: files in order.
+        names: as given, or the paths as text.
+        labels: the step where the names differ by one number, else the names.
+
+    Raises:
+        CheckpointError: when nothing matches.
+
+    Example:
+        >>> import tnsim
+        >>> folder = Path(tnsim.__file__).parent / "data" / "modular-addition"
+        >>> series = Series(folder)
+        >>> series[:2].labels
+        ('0', '100')
+        >>> series[0].d_out
+        113
+    """
+
+    def __init__(
+        self,
+        source: Any,
+        dialect: AnyDialect | None = None,
+        n_ctx: int | None = None,
+        names: Sequence[str] | None = None,
+    ):
+        self.n_ctx = n_ctx
+        self.dialect = dialect
+        if dialect is not None:
+            self.dialect = find_dialect(dialect)
+        self.paths = tuple(_expand(source))
+        self.names = tuple(names or map(str, self.paths))
+        self.labels = _labels([Path(name) for name in self.names])
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    @overload
+    def __getitem__(self, index: int) -> Model: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Series: ...
+
+    def __getitem__(self, index: int | slice) -> Model | Series:
+        if isinstance(index, slice):
+            return Series(self.paths[index], self.dialect, self.n_ctx, self.names[index])
+        return read(self.paths[index], self.dialect, self.n_ctx).model
+
+    def __iter__(self) -> Iterator[Model]:
+        return (self[n] for n in range(len(self)))
+
+    def __repr__(self) -> str:
+        shown = list(self.labels[:3])
+        if len(self) > 3:
+            shown.append("...")
+        return f"Series({len(self)} checkpoints: {', '.join(shown)})"
+
+    def _repr_html_(self) -> str:
+        rows = zip(self.labels, self.paths, strict=True)
+        return html_table(f"{len(self)} checkpoints", rows, ("label", "file"))
+
+
+def is_several(path: str | os.PathLike) -> bool:
+    """Whether a path stands for several files.
+
+    Args:
+        path: of a file, of a folder, or a glob pattern.
+
+    Returns:
+        True for a folder, and for a pattern unless there is a file of that very name.
+
+    Example:
+        >>> is_several("runs/*.safetensors"), is_several("runs/step_100.safetensors")
+        (True, False)
+    """
+    if os.path.isdir(path):
+        return True
+    return glob.has_magic(str(path)) and not os.path.exists(path)
+
+
+def _expand(source: Any) -> Iterator[Path]:
+    """The files that a source stands for."""
+    if isinstance(source, (str, os.PathLike)):
+        yield from _matches(source)
+        return
+    if not isinstance(source, Iterable):
+        raise CheckpointError(f"expected a path or several, found {source!r}")
+    for one in source:
+        yield from _expand(one)
+
+
+def _matches(source: str | os.PathLike) -> list[Path]:
+    with naming(source):
+        if os.path.isdir(source):
+            paths = [path for path in Path(source).iterdir() if path.suffix in SUFFIXES]
+        elif is_several(source):
+            paths = [Path(path) for path in glob.glob(str(source))]
+        else:
+            paths = [Path(source)]
+        if not paths:
+            raise CheckpointError(f"no checkpoint matches ({', '.join(SUFFIXES)})")
+    return sorted(paths, key=natural)
+
+
+def natural(path: Path) -> list[tuple[int, int, str]]:
+    """A sort key that takes the digits of a name for numbers.
+
+    Args:
+        path: of a file.
+
+    Returns:
+        A key that is compared part by part, words before numbers.
+
+    Example:
+        >>> sorted([Path("step_10.pt"), Path("step_9.pt")], key=natural)[0].name
+        'step_9.pt'
+    """
+    return [_part(part) for part in re.split(r"(\d+)", path.name)]
+
+
+def _part(part: str) -> tuple[int, int, str]:
+    if part.isdecimal():
+        return (1, int(part), "")
+    return (0, 0, part)
+
+
+def _labels(paths: Sequence[Path]) -> tuple[str, ...]:
+    """The one number that tells the names apart, or the names."""
+    stems = [path.stem for path in paths]
+    numbers = _differing_numbers([re.split(r"(\d+)", stem) for stem in stems])
+    if numbers is not None:
+        return numbers
+    if len(set(stems)) == len(stems):
+        return tuple(stems)
+    return tuple(map(str, paths))
+
+
+def _differing_numbers(names: Sequence[list[str]]) -> tuple[str, ...] | None:
+    """The part in which names differ, where it is one and a number in all of them."""
+    if len(names) < 2 or len(set(map(len, names))) > 1:
+        return None
+    columns = zip(*names, strict=True)
+    differing = [column for column in columns if len(set(column)) > 1]
+    if len(differing) != 1 or not all(part.isdecimal() for part in differing[0]):
+        return None
+    return tuple(str(int(part)) for part in differing[0])

@@ -1,0 +1,61 @@
+"""`tnsim demo`. In: the shipped checkpoints. Out: what tnsim says of them, a picture, a page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tnsim.cli.options import say
+
+MIDDLE = 400  # a step that has memorised, and does not generalise yet
+
+
+def demo(
+    out: Annotated[
+        Path, typer.Option("--out", help="Folder for the picture and the matrix.")
+    ] = Path("tnsim-demo"),
+) -> None:
+    """Compare the shipped modular-addition checkpoints, all pairs, and draw the matrix."""
+    import tnsim
+    from tnsim.analysis import baselines, reading, report
+    from tnsim.gram import export
+
+    series = tnsim.Series(Path(tnsim.__file__).parent / "data" / "modular-addition")
+    first = int(series.labels[0])
+    last = int(series.labels[-1])
+    say(
+        f"{len(series)} checkpoints of one network learning (a + b) mod 113, "
+        f"steps {first} to {last}"
+    )
+    say(f"{series[-1]}\n")
+    network = tnsim.network(series[-1])
+    say(f"network: {network.num_tensors} tensors, tags {', '.join(sorted(network.tags))}\n")
+    say(f"{tnsim.plan(series[0], series[-1])}\n")
+
+    result = tnsim.pairwise(series, progress=True)
+    result["weight_cosine"] = baselines.weight_cosine(series)
+    phases = reading.segment(result, 3)
+
+    out.mkdir(parents=True, exist_ok=True)
+    picture = out / "similarity.png"
+    matrix = out / "similarity.npz"
+    matrices = ["similarity", "weight_cosine"]
+    figure = result.tnsim.plot("heatmap", matrices, phases.change_points)
+    figure.savefig(picture, dpi=150)
+    export.write_npz(result, matrix)
+    page = report.write(result, out / "report.html", "Modular addition")
+    say(f"\nwrote {picture}, {matrix} and {page}, a page to explore")
+
+    to_last = result.similarity.sel(b=last)
+    first_to_last = float(to_last.sel(a=first))
+    middle_to_last = float(to_last.sel(a=MIDDLE))
+    starts = ", ".join(map(str, phases.labels))
+    say(
+        "What is to be seen: three blocks along the diagonal, the steps that are still close to "
+        "the initialisation, those that have memorised the training set, and the solution that "
+        f"generalises, each unlike the others (similarity of step {first} to step {last}: "
+        f"{first_to_last:.2f}, of step {MIDDLE}: {middle_to_last:.2f}). "
+        f"The best three phases start at steps {first}, {starts}."
+    )
