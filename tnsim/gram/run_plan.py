@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from tnsim.engine import execution
 from tnsim.engine.pathfinding import CACHED, WRITING
-from tnsim.engine.plan import PROGRAM_BYTES, SLACK
+from tnsim.engine.plan import PROGRAM_BYTES
 from tnsim.folding import features
 from tnsim.folding.features import Space
 from tnsim.gram import batched_plans as recursion
@@ -119,25 +119,22 @@ def plan(
 
     one_pair = max(1, (contracted + _ELEMENT_WORK * written) // pairs)
     by_pair = tiled(RECURSION, contracted, one_pair, 2 * weights, programs)
-    made = [kinds for bases in several for kinds in bases.elements()]
-
-    def kept(route: PairwisePlan, one: int) -> int:
-        """What is prepared of models is kept for later tiles: of two blocks, or up to half the memory."""
-        return int(min(len(made) * one, max(2 * route.tile * longest * one, available / 2)))
-
     # rows and columns: as read, on the device, and still there from the tile before
     stacks = 6 * by_pair.tile * longest * weights
-    peak = kept(by_pair, weights) + stacks + intermediate
+    peak = stacks + intermediate
     peak += by_pair.tile * min(by_pair.tile, others) * products
-    by_pair = dataclasses.replace(by_pair, peak_bytes=math.ceil(SLACK * peak))
+    by_pair = dataclasses.replace(by_pair, peak_bytes=peak)
     if space is None:
         return by_pair, None
     numbers = space.length * space.d_out
+    made = [kinds for bases in several for kinds in bases.elements()]
     vectors = sum(space.multiplications(kinds) for kinds in made)
     model_bytes = weights + 2 * numbers * item
     work = vectors + pairs * numbers
     by_model = tiled(FEATURES, work, numbers, model_bytes, len(examples) + 2)
-    peak = kept(by_model, numbers * item)
+    blocks = 2 * by_model.tile * numbers * item
+    # Features are kept for later tiles: of two blocks, or of all models up to half the memory.
+    peak = int(min(len(made) * numbers * item, max(blocks, available / 2)))
     peak += _making_bytes(by_model.tile * longest, space, made, longest, weights, item)
     peak += by_model.tile * min(by_model.tile, others) * products
     by_model = dataclasses.replace(by_model, peak_bytes=peak)
@@ -163,7 +160,7 @@ def _making_bytes(
 ) -> int:
     """What it takes to make the features of a block of distinct models, besides these."""
     combined = models * space.length * space.d_out * item if longest > 1 else 0
-    stacks = 3 * models * weights  # scaled, stacked in NumPy, and on the device
+    stacks = 2 * models * weights  # in NumPy and on the device
     in_flight = max(space.in_flight(kinds, models) for kinds in made) * item
     return combined + stacks + in_flight
 
