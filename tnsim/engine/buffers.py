@@ -1,10 +1,11 @@
 """How much memory a piece needs when compiled. In: a `Piece`. Out: the elements it holds at once.
 
-A contraction is a matrix product, and XLA copies an operand whose axes are in no order that a matrix
-product reads, and a product whose axes are in another order than its output. Such a copy is as large as
-what it copies, so it counts. What is computed entry by entry and read by one entry-by-entry operation is
-fused into that operation and never stored. The rest is a liveness analysis of these buffers in the order
-written, which is the order of XLA's scheduler when it is told to save memory (see `execution`).
+A contraction is a matrix product, and XLA copies an operand whose axes are in no order that a
+matrix product reads, and a product whose axes are in another order than its output. Such a copy is
+as large as what it copies, so it counts. What is computed entry by entry and read by one
+entry-by-entry operation is fused into that operation and never stored. The rest is a liveness
+analysis of these buffers in the order written, which is the order of XLA's scheduler when it is
+told to save memory (see `execution`).
 """
 
 from __future__ import annotations

@@ -1,20 +1,27 @@
-"""How much memory is free. In: the operating system's own files. Out: bytes, or None where nothing is known.
+"""How much memory is free. In: the operating system's own files. Out: bytes, or None where nothing
+is known.
 
-On an accelerator that is what its allocator has left. On a CPU three things end a process that takes more: the
-machine has no memory left, the control group of a container or a job has reached its limit (version 1 or
-2; every group above it has one too), or the address space of the process is limited (`ulimit -v`). The least counts.
-Systems other than Linux have none of these files and are asked nothing.
+On an accelerator that is what its allocator has left. On a CPU three things end a process that
+takes more: the machine has no memory left, the control group of a container or a job has reached
+its limit (version 1 or 2; every group above it has one too), or the address space of the process is
+limited (`ulimit -v`). The least counts. Systems other than Linux have none of these files and are
+asked nothing.
 """
 
 from __future__ import annotations
 
 import ctypes
+import os
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+
+_THREAD_BYTES = 136 * 2**20
+"""Addresses that a thread takes, used or not: its stack, and twice a heap of glibc's to align one.
+XLA compiles with as many threads as there are cores."""
 
 PROC, CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 
@@ -43,8 +50,9 @@ def host_bytes(proc: Path, cgroups: Path) -> int | None:
 def give_back_freed() -> None:
     """Return what was freed to the system, where the C library is glibc.
 
-    glibc keeps freed arrays below 32 MiB for later ones. Stages differ in the sizes of their arrays, so what
-    one leaves seldom fits the next, and the process would hold up to half more than is alive.
+    glibc keeps freed arrays below 32 MiB for later ones. Stages differ in the sizes of their
+    arrays, so what one leaves seldom fits the next, and the process would hold up to half more than
+    is alive.
     """
     trim = _malloc_trim()
     if trim is not None:
@@ -75,11 +83,13 @@ def _address_space(proc: Path) -> int | None:
     pages = _numbers(proc / "self" / "statm")
     if limit == resource.RLIM_INFINITY or not pages:
         return None
-    return limit - pages[0] * resource.getpagesize()
+    threads = (os.cpu_count() or 1) * _THREAD_BYTES
+    return limit - pages[0] * resource.getpagesize() - threads
 
 
 class _Files(NamedTuple):
-    """What a version of control groups calls its files, and the cache that it gives up under pressure."""
+    """What a version of control groups calls its files, and the cache that it gives up under
+    pressure."""
 
     limit: str
     usage: str
@@ -91,7 +101,8 @@ _VERSION_2 = _Files("memory.max", "memory.current", "inactive_file")
 
 
 def _control_groups(proc: Path, cgroups: Path) -> Iterator[int | None]:
-    """What each memory limit over this process leaves: its own group's and those of all groups above."""
+    """What each memory limit over this process leaves: its own group's and those of all groups
+    above."""
     for line in _lines(proc / "self" / "cgroup"):
         fields = line.split(":", 2)
         if len(fields) < 3:
