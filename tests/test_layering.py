@@ -170,6 +170,34 @@ def test_foreign_libraries_stay_in_their_rooms(package):
     assert users == CONFINED[package]
 
 
+LAYER_CLASSES = {"Linear", "Bilinear", "Multilinear", "Attention"}
+LAYERS_ARE_TOLD_APART_IN = {"models", "tensors", "checkpoints"}
+BUILDS_LAYERS = {
+    "__init__",  # the public names
+    "cli/bench",  # makes the random models that it times
+}
+
+
+def layer_classes_named(path):
+    """Layer classes that a file imports from tnsim, or writes as a string to compare with."""
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("tnsim.models"):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            names.add(node.value)
+    return names & LAYER_CLASSES
+
+
+def test_layers_are_told_apart_in_models_tensors_and_checkpoints_only():
+    """Others ask a `LayerKind`, so a layer is added without touching them."""
+    users = set()
+    for path in SOURCE.rglob("*.py"):
+        if folder_of(path) not in LAYERS_ARE_TOLD_APART_IN and layer_classes_named(path):
+            users.add(str(path.relative_to(SOURCE).with_suffix("")))
+    assert users == BUILDS_LAYERS
+
+
 def test_every_room_says_what_comes_in_and_goes_out():
     for path in SOURCE.rglob("*.py"):
         if not path.stem.startswith("__"):

@@ -14,8 +14,8 @@ from tnsim.checkpoints.presets import PRESETS
 from tnsim.checkpoints.rules import Rule
 from tnsim.errors import CheckpointError, TnsimError, UnsupportedLayer
 from tnsim.models.arrays import rename_errors
-from tnsim.models.layers import Layer
 from tnsim.models.model import Model
+from tnsim.models.protocol import Layer
 
 _NORM = re.compile(r"(^|[._])(layer_?norm|rms_?norm|batch_?norm|norm|ln)(_|\d|\.|$)", re.IGNORECASE)
 _ATTENTION = re.compile(

@@ -21,10 +21,9 @@ from tnsim.engine.plan import dtype_name
 from tnsim.engine.planner import LARGE, plan_problem
 from tnsim.errors import ModelError, TnsimError
 from tnsim.folding.base import model_weights
-from tnsim.folding.families import Sequences
+from tnsim.folding.layer_families import Sequences
 from tnsim.folding.sequences.attribution import fold_attribution
 from tnsim.metrics.metric import GaussianClosure, Metric, joins_legs, joins_whole_trees
-from tnsim.models.layers import Linear
 from tnsim.models.model import Model
 from tnsim.models.scaling import beyond_float, power, scaled
 from tnsim.names import (
@@ -33,14 +32,12 @@ from tnsim.names import (
     HEADS,
     SIDES,
     STREAM,
-    WEIGHT,
     Selector,
     Side,
-    bias_of,
 )
 from tnsim.tables import html_table
 from tnsim.tensors.kinds import LayerKind, kinds
-from tnsim.tensors.token_tables import merged_tail
+from tnsim.tensors.token_tables import merged_linear
 
 WAYS = ("layer", "head")
 
@@ -120,7 +117,7 @@ def attribution(
         )
     family = Sequences.of(models["A"], models["B"], metric)
     problem = fold_attribution(
-        {"A": family.bra, "B": family.ket},
+        {"A": family.bra, "B": family.ket or family.bra},
         family.metric(),
         family.input_kind,
         family.n_ctx,
@@ -154,8 +151,7 @@ def _prepared(model: Model) -> Model:
         )
     head, tail = layers[: nonlinear[-1] + 1], layers[nonlinear[-1] + 1 :]
     if tail:
-        merged = merged_tail(tail)
-        head.append(Linear(merged[WEIGHT], merged.get(bias_of(WEIGHT))))
+        head.append(merged_linear(tail))
     return Model(head, model.n_ctx or 1)
 
 

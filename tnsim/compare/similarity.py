@@ -27,7 +27,6 @@ from tnsim.errors import ModelError, TnsimError
 from tnsim.folding import features
 from tnsim.folding.base import model_weights
 from tnsim.folding.choose import choose
-from tnsim.metrics import metric as metrics
 from tnsim.metrics.metric import Gaussian, Metric
 from tnsim.models.differences import by_differences
 from tnsim.models.model import Model, terms
@@ -360,6 +359,6 @@ def _labelled(values: Any, metric: Metric, models: tuple[AnyModel, AnyModel]) ->
     """Values that know the metric's name and guarantee."""
     orders = [m.orders for model in models for _, m in terms(model)]
     nonlinear = max(sum(order > 1 for order in layers) for layers in orders)
-    exact = metrics.is_exact(metric, nonlinear)
+    exact = metric.is_exact(nonlinear)
     number = Number if np.ndim(values) == 0 else Numbers
     return number(values, metric.name, exact)

@@ -1,9 +1,9 @@
-"""How a comparison becomes a Problem. In: two models, a metric. Out: the protocol that every family of problems answers.
+"""How a comparison becomes a Problem. In: nothing. Out: the protocol of a family of problems.
 
-A *family* is one way to write the inner products of two models as contractions: layer over layer, diagrams over whole
-trees, sequences, tokens. Each is a small frozen object, made from the models' layers (not their numbers) and the
-metric; `choose` picks the one that applies. The rest of the program asks a family four questions and never which
-one it is.
+A *family* is one way to write the inner products of two models as contractions: layer over layer,
+diagrams over whole trees, sequences, tokens. Each is a small frozen object, made from the models'
+layers (not their numbers) and the metric; `choose` picks the one that applies. The rest of the
+program asks a family four questions and never which one it is.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from tnsim.names import Pair, Side
 class Family(Protocol):
     """One way in which two models and a metric become a Problem.
 
-    Frozen and hashable: a family is the key under which plans are kept, so it holds all that a plan depends on
-    besides the inner products asked for.
+    Frozen and hashable: a family is the key under which plans are kept, so it holds all that a plan
+    depends on besides the inner products asked for.
     """
 
     @property
@@ -42,7 +42,10 @@ class Family(Protocol):
 
     @property
     def nodes(self) -> MomentNodes | None:
-        """Variances of the constant at which a plan runs, to be summed up with weights; None where one run is all."""
+        """Variances of the constant at which a plan runs, see `constants`.
+
+        None where one run is all.
+        """
         ...
 
     @classmethod
@@ -60,7 +63,12 @@ class Family(Protocol):
         ...
 
     def problem(self, pairs: tuple[Pair, ...], per_output: bool) -> Problem:
-        """The problem whose outputs are the inner products `pairs`, as scalars or per output coordinate."""
+        """The problem whose outputs are inner products.
+
+        Args:
+            pairs: The inner products asked for; outputs are named by them.
+            per_output: Whether they are wanted for every output coordinate, or summed over them.
+        """
         ...
 
     def weights(self, side: Side, model: Model) -> dict[str, Any]:
@@ -70,12 +78,38 @@ class Family(Protocol):
     def inputs(
         self, names: Collection[str], metric: Metric, d_in: int, t: float | None = None
     ) -> dict[str, Any]:
-        """The leaves among `names` that are not a model's: moments of the input, at the node `t`, and constants."""
+        """The leaves that are not a model's: moments of the input, and constants.
+
+        Args:
+            names: The leaves that are read.
+            metric: Whose moments; of the class that the family was made for.
+            d_in: Coordinates of the input.
+            t: Variance of the constant, one of `nodes`; None without nodes.
+
+        Returns:
+            Leaf name -> array.
+        """
         ...
 
 
 def model_weights(family: Family, models: Mapping[Side, Model]) -> dict[str, Any]:
-    """The arrays of all models by name."""
+    """The arrays of all models.
+
+    Args:
+        family: Says what the leaves are.
+        models: Prepared by the family.
+
+    Returns:
+        Leaf name -> array.
+
+    Example:
+        >>> import tnsim
+        >>> from tnsim.folding.choose import choose
+        >>> model = tnsim.Model([tnsim.Linear([[2.0]])])
+        >>> family = choose(model, None, tnsim.Gaussian())
+        >>> model_weights(family, {"A": model})
+        {'A.LAYER0.WEIGHT': array([[2.]])}
+    """
     arrays: dict[str, Any] = {}
     for side, model in models.items():
         arrays |= family.weights(side, model)

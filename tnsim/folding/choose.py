@@ -3,7 +3,7 @@
 The only place that asks which metric and which kind of models it has before it. The four families:
 
     Tokens      `Categorical`
-    WholeTree   `Symmetric`, and `Gaussian` beyond one nonlinear layer; sequences only where they are small
+    WholeTree   `Symmetric`, and `Gaussian` beyond one nonlinear layer; small sequences alone
     Sequences   every other metric on models of sequences
     LayerWise   every other metric on models of vectors
 """
@@ -11,7 +11,8 @@ The only place that asks which metric and which kind of models it has before it.
 from __future__ import annotations
 
 from tnsim.folding.base import Family
-from tnsim.folding.families import LayerWise, Sequences, Tokens, WholeTree
+from tnsim.folding.layer_families import LayerWise, Sequences
+from tnsim.folding.whole_families import Tokens, WholeTree
 from tnsim.metrics.metric import Categorical, Metric, joins_whole_trees
 from tnsim.models.model import Model
 from tnsim.tensors.kinds import kinds, nonlinear
@@ -20,15 +21,15 @@ from tnsim.tensors.kinds import kinds, nonlinear
 def choose(a: Model, b: Model | None, metric: Metric) -> Family:
     """The family that compares two models, or one with itself where `b` is None.
 
+    Raises:
+        ModelError: The metric is not defined for these models.
+        TooLarge: It is, but nobody could contract what it asks for.
+
     Example:
         >>> import numpy as np, tnsim
         >>> model = tnsim.Model([tnsim.Linear(np.eye(2))])
         >>> type(choose(model, None, tnsim.Gaussian())).__name__
         'LayerWise'
-
-    Raises:
-        ModelError: The metric is not defined for these models.
-        TooLarge: It is, but nobody could contract what it asks for.
     """
     return _family(a, b, metric).of(a, b, metric)
 

@@ -72,7 +72,7 @@ class Space(NamedTuple):
         if not self.quadratic:
             return 0
         width = self.d_in + self.lifted
-        rank = max((k.rank for k in layers if k.name == "Bilinear"), default=1)
+        rank = max((k.rank for k in layers if k.order == 2), default=1)
         form = width * width
         once = self.d_out * (form + max(3 * form // 2, rank * width))
         uneven = models > _AT_ONCE and models % _AT_ONCE > 0

@@ -1,262 +1,220 @@
-"""From two layered models and a metric to a folded problem. In: layer kinds, joinings. Out: a `Problem`.
+"""Layer over layer as a folded problem. In: layer kinds, a metric. Out: a `Problem`.
 
-The closed network of an inner product is a tree over a tree. Every pair (bra subtree, ket subtree) that
-occurs in it depends on the two layers alone, not on the copy, so it is defined once: its second moment
-`S_XY = E[h_X h_Y^T]`, and for the Gaussian metrics the means of both. One layer over one layer is then a
-sum over joinings of small networks whose legs end in the moments below; the Gram recursion of the
-paper's appendix A.2 is what remains for `TreeSymmetric`.
+The closed network of an inner product is a tree over a tree. What a pair (bra subtree, ket subtree)
+contributes depends on the two layers at their tops and on what lies below, not on the copy, so it
+is defined once. With X and Y the two models, and h_X the state of X below a layer, this is the second
+moment of the states and, for the metrics that pair legs within a model, the mean of each:
 
-Layers are matched from the input up; where one model has a layer more, the other waits (an identity).
+    S_XY = E[h_X h_Y^T],        m_X = E[h_X].
+
+*The recursion.* A layer's output is a sum of products of its legs, each linear in the state below.
+The moment of two outputs is therefore a moment of m + n legs, and a metric says which joinings of
+legs it is a sum of. A joined pair of legs counts by S of what they read, a leg that is handed to
+the mean by m (see `metrics.pairings`):
+
+    S'_XY = sum over joinings of  weight * X-layer * Y-layer * prod S * prod m.
+
+From the input's own moments up, one step for each layer, this ends in E[<f_X, f_Y>] as the trace of
+the last moment. For `TreeSymmetric` it is the Gram recursion of the paper's appendix A.2; for the
+Gaussian metrics appendix A.3, one layer at a time.
+
+Layers are matched from the input up (see `alignment`); where one model has a layer more, the other
+waits, and an identity stands in for its layer.
 """
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
-from tnsim.engine.problem import Definition, Merge, Operand, Problem, ScaleGroup, Stage, Term, prune
-from tnsim.folding.alignment import Step, align
-from tnsim.metrics import pairings as diagrams
+from tnsim.engine.problem import Definition, Problem, ScaleGroup, Stage, prune
+from tnsim.folding.alignment import align
+from tnsim.folding.layer_terms import Comparison, LayerTerms, States
 from tnsim.metrics.input_moments import InputKind
-from tnsim.metrics.metric import Metric
-from tnsim.metrics.pairings import Joining, Leg
-from tnsim.names import (
-    COVARIANCE,
-    IDENTITY,
-    MEAN,
-    PAIRS,
-    SIDES,
-    TRACE,
-    Leaf,
-    Pair,
-    Side,
-    input_index,
-)
-from tnsim.tensors.kinds import LayerKind
-from tnsim.tensors.lifted import Local, Part, local, shapes
-
-_WAIT = Local(1, (Part((), out=input_index(0)),))
+from tnsim.metrics.pairings import gaussian_mean
+from tnsim.metrics.protocol import LayerwiseMetric
+from tnsim.names import COVARIANCE, IDENTITY, MEAN, PAIRS, SIDES, TRACE, Leaf, Pair, Side
+from tnsim.tensors.kinds import Kinds
+from tnsim.tensors.lifted import shapes
 
 
 def fold(
-    models: dict[Side, tuple[LayerKind, ...]],
-    metric: Metric,
+    models: dict[Side, Kinds],
+    metric: LayerwiseMetric,
     inputs: InputKind,
     lifted: bool,
     pairs: Iterable[Pair],
     per_output: bool,
 ) -> Problem:
-    """The problem whose outputs are the inner products `pairs`, as scalars or per output coordinate.
+    """The problem whose outputs are inner products, by a recursion over the layers.
 
-    Outputs are named by their pair (`AA`, `AB`, `BB`); leaves by `names.Leaf`, the input's by `MEAN` and
-    `COVARIANCE`. Lifted outputs keep the constant at position 0, with the value 0.
+    Args:
+        models: Kinds of the layers of every model, from the input up.
+        metric: Says how the legs of two layers are joined.
+        inputs: Structure of the input's second moment, and whether it has a mean.
+        lifted: Whether the constant is coordinate 0 of every bond.
+        pairs: The inner products asked for.
+        per_output: Whether they are wanted for every output coordinate, or summed over them.
+
+    Returns:
+        A problem whose outputs are named by their pair. Its leaves are those of `lifted.arrays`,
+        the input's `MEAN` and `COVARIANCE` and, lifted, `TRACE`. Lifted outputs keep the constant
+        at position 0, with the value 0.
+
+    Raises:
+        ModelError: The metric compares trees of one shape, and these differ.
+
+    Example:
+        >>> import tnsim
+        >>> from tnsim.tensors.kinds import kinds
+        >>> linear = kinds(tnsim.Model([tnsim.Linear([[1.0]])]))
+        >>> centred = InputKind(True, "identity")
+        >>> pair = Pair("A", "A")
+        >>> fold({"A": linear}, tnsim.TreeSymmetric(), centred, False, [pair], False).outputs
+        ('AA',)
+
+    Source:
+        Paper, appendices A.2 and A.3.
     """
+    pairs = tuple(pairs)
     steps = align(models["A"], models.get("B", models["A"]), metric)
-    folder = _Folder(models, metric, inputs, lifted, tuple(pairs), steps)
-    *first, last = enumerate(steps)
-    stages = [folder.stage(n, step) for n, step in first]
-    stages.append(folder.closing_stage(*last, per_output))
-    outputs = tuple(pair.group for pair in folder.pairs)
-    leaves, symmetric = _leaf_shapes(models, inputs, lifted)
-    return prune(Problem(tuple(stages), leaves, symmetric, outputs))
+    comparison = Comparison(models, metric, inputs, lifted, pairs, steps)
+    states = States(
+        dict.fromkeys(PAIRS), dict.fromkeys(SIDES), dict.fromkeys(SIDES, inputs.centred)
+    )
+    stages = []
+    for number in range(len(steps) - 1):
+        stage, states = _LayerFold(comparison, number, states).stage()
+        stages.append(stage)
+    last = _LayerFold(comparison, len(steps) - 1, states)
+    stages.append(last.closed_stage(per_output))
+    outputs = tuple(pair.group for pair in pairs)
+    leaves = _leaf_shapes(models, inputs, lifted)
+    return prune(Problem(tuple(stages), leaves, _symmetric_leaves(inputs), outputs))
 
 
-class _Folder:
-    """Holds, while stages are laid down, where the moments and means of each pair stand now."""
+class _LayerFold:
+    """One step: moments and means of states above a layer, from those below it.
 
-    def __init__(
-        self,
-        models,
-        metric,
-        inputs: InputKind,
-        lifted: bool,
-        pairs: tuple[Pair, ...],
-        steps: tuple[Step, ...],
-    ):
-        self.models, self.metric, self.lifted, self.pairs = models, metric, lifted, pairs
-        self.inputs = inputs
-        nonlinear = [
-            n for n, step in enumerate(steps) if any(self.order(side, step) > 1 for side in models)
-        ]
-        self.last_nonlinear = max(nonlinear, default=0)
-        self.moments: dict[Pair, str | None] = dict.fromkeys(PAIRS)  # None: still the input's
-        self.means: dict[Side, str | None] = dict.fromkeys(SIDES)
-        self.centred = dict.fromkeys(SIDES, inputs.centred)
+    Args:
+        comparison: What all steps have in common.
+        number: Which step it is.
+        below: The states that its layers read.
+    """
 
-    def tracked(self) -> tuple[Pair, ...]:
-        """Pairs that have to be carried along: the Gaussian metrics pair legs inside one model too."""
-        if not self.metric.pairs_within_model:
-            return self.pairs
-        sides = {side for pair in self.pairs for side in pair}
-        return tuple(p for p in PAIRS if set(p) <= sides and (p.bra == p.ket or p in self.pairs))
+    def __init__(self, comparison: Comparison, number: int, below: States) -> None:
+        self.comparison = comparison
+        self.number = number
+        self.below = below
+        self.terms = LayerTerms(comparison, number, below)
 
-    def stage(self, number: int, step: Step) -> Stage:
-        definitions, moments, means, centred = (
-            [],
-            dict(self.moments),
-            dict(self.means),
-            dict(self.centred),
-        )
-        for side in self.models if self.metric.pairs_within_model else ():
-            layer = self.layer(side, step)
-            if layer is None:
+    def stage(self) -> tuple[Stage, States]:
+        """The moments and means after the step, and under which names."""
+        comparison = self.comparison
+        below = self.below
+        above = States(dict(below.moments), dict(below.means), dict(below.centred))
+        definitions: list[Definition] = []
+        if comparison.metric.pairs_within_model:
+            for model in comparison.models:
+                definitions += self.mean(model, above)
+        for pair in comparison.carried():
+            if comparison.waits(pair, self.number):
                 continue
-            joinings = diagrams.gaussian_mean(self.order(side, step), self.centred[side])
-            if joinings:
-                means[side] = f"m.{side}@{number}"
-                terms = tuple(self.terms(Pair(side, side), (layer, None), joinings, alone=True))
-                definitions.append(Definition(means[side], ("k",), terms, powers=((side, 1),)))
-            centred[side] = not joinings
-        for pair in self.tracked():
-            if self.layer(pair.bra, step) is None and self.layer(pair.ket, step) is None:
-                continue
-            moments[pair] = f"S.{pair.group}@{number}"
-            terms, symmetric = self.pair_terms(pair, step), pair.bra == pair.ket
-            definitions.append(
-                Definition(moments[pair], ("k", "l"), terms, symmetric, self.powers(pair, number))
-            )
-        self.moments, self.means, self.centred = moments, means, centred
-        return Stage(tuple(definitions), self.scale_groups(number, step, moments))
+            name = f"S.{pair.group}@{self.number}"
+            terms = tuple(self.terms.moment(pair, ("k", "l")))
+            symmetric = pair.bra == pair.ket
+            powers = self.powers(pair)
+            definitions.append(Definition(name, ("k", "l"), terms, symmetric, powers))
+            above.moments[pair] = name
+        return Stage(tuple(definitions), self.scale_groups(above.moments)), above
 
-    def closing_stage(self, number: int, step: Step, per_output: bool) -> Stage:
-        indices = ("k",) if per_output else ()
-        definitions = tuple(
-            Definition(
-                p.group,
-                indices,
-                self.pair_terms(p, step, closed=True),
-                powers=self.powers(p, number),
-            )
-            for p in self.pairs
-        )
-        return Stage(definitions, self.scale_groups(number, step, {p: p.group for p in self.pairs}))
+    def closed_stage(self, per_output: bool) -> Stage:
+        """The inner products: traces of the last moments, taken before they are formed."""
+        definitions = []
+        names: dict[Pair, str | None] = {}
+        for pair in self.comparison.pairs:
+            terms = tuple(self.terms.moment(pair, ("k", "k")))
+            indices = ("k",) if per_output else ()
+            definitions.append(Definition(pair.group, indices, terms, powers=self.powers(pair)))
+            names[pair] = pair.group
+        return Stage(tuple(definitions), self.scale_groups(names))
 
-    def powers(self, pair: Pair, number: int) -> tuple[tuple[str, int], ...]:
-        """Scale groups of a pair's moment after a stage.
+    def mean(self, model: Side, above: States) -> Iterator[Definition]:
+        """The mean of a model's state after the step, unless it waits or vanishes."""
+        if self.comparison.layer(model, self.number) is None:
+            return
+        order = self.comparison.order(model, self.number)
+        joinings = gaussian_mean(order, self.below.centred[model])
+        above.centred[model] = not joinings
+        if joinings:
+            name = f"m.{model}@{self.number}"
+            terms = tuple(self.terms.products((model,), joinings, ("k",)))
+            above.means[model] = name
+            yield Definition(name, ("k",), terms, powers=((model, 1),))
 
-        Under a Gaussian metric all values of model A share the gauge A, read off `S_AA`: their sums mix S_AB
-        with S_AA and the means, and ratios kept in one gauge never pass through a logarithm. From the last
-        nonlinear layer on nothing mixes any more and every pair has a gauge of its own, as the tree metrics do.
+    # --- scales ------------------------------------------------------------------------------
+
+    def powers(self, pair: Pair) -> tuple[tuple[str, int], ...]:
+        """How a pair's moment after the step scales, see `Definition`.
+
+        Under a metric that pairs legs within a model, the next nonlinear layer *adds* products of
+        S_AB S_AB, S_AA S_BB and m_A m_A m_B m_B. All of these are of the same degree in the size of
+        A's state and in that of B's, so they can be added without a factor between them as long as
+        every value of A is divided by powers of one scale, read off S_AA: S_AA by its square, S_AB
+        by it once. With a scale for each array, the sum would need the exponential of differences
+        of logarithms, which for unlike models leaves the range of floats.
+
+        After the last nonlinear layer nothing is added any more, and every pair has a scale of its
+        own besides, so that a cross moment far smaller than the norms keeps its digits. The tree
+        metrics never add moments of different pairs, and have such scales from the start.
         """
         own = ((pair.group, 1),)
-        if not self.metric.pairs_within_model:
+        if not self.comparison.metric.pairs_within_model:
             return own
-        shared = ((pair.bra, 2),) if pair.bra == pair.ket else ((pair.bra, 1), (pair.ket, 1))
-        return shared + own if number >= self.last_nonlinear else shared
+        shared = ((pair.bra, 1), (pair.ket, 1))
+        if pair.bra == pair.ket:
+            shared = ((pair.bra, 2),)
+        if self.comparison.mixes_after(self.number):
+            return shared
+        return shared + own
 
-    def scale_groups(
-        self, number: int, step: Step, moments: dict[Pair, str | None]
-    ) -> tuple[ScaleGroup, ...]:
-        found, settled = [], not self.metric.pairs_within_model or number >= self.last_nonlinear
-        if self.metric.pairs_within_model:
-            for side in self.models:
-                name = None if settled else moments[Pair(side, side)]
-                found.append(ScaleGroup(side, self.order(side, step), name, 2))
-        if settled:
-            degree = 1 if self.metric.pairs_within_model else self.order("A", step)
-            found += [ScaleGroup(pair.group, degree, moments[pair], 1) for pair in self.pairs]
-        return tuple(found)
-
-    def layer(self, side: Side, step: Step) -> int | None:
-        return step.bra if side == "A" else step.ket
-
-    def order(self, side: Side, step: Step) -> int:
-        layer = self.layer(side, step)
-        return 1 if layer is None else local(self.models[side][layer]).order
-
-    def pair_terms(self, pair: Pair, step: Step, closed: bool = False) -> tuple[Term, ...]:
-        layers = self.layer(pair.bra, step), self.layer(pair.ket, step)
-        orders = self.order(pair.bra, step), self.order(pair.ket, step)
-        centred = self.centred[pair.bra] and self.centred[pair.ket]
-        return tuple(
-            self.terms(pair, layers, self.metric.joinings(*orders, centred), closed=closed)
-        )
-
-    def terms(
-        self, pair, layers, joinings: Iterable[Joining], closed: bool = False, alone: bool = False
-    ):
-        """Expand joinings over the parts of both local tensors and over the leg permutations to average."""
-        locals_ = [
-            _WAIT if n is None else local(self.models[s][n])
-            for s, n in zip(pair, layers, strict=True)
-        ]
-        if alone:
-            locals_[1] = Local(0, (Part((), out=""),))
-        for joining in joinings:
-            choices = []
-            for role, layer in zip(SIDES, locals_, strict=True):
-                if role in joining.symmetrised:
-                    permutations = list(itertools.permutations(range(layer.order)))
-                else:
-                    permutations = [tuple(range(layer.order))]
-                choices.append(
-                    [
-                        (part, p, part.weight / len(permutations))
-                        for part in layer.parts
-                        for p in permutations
-                    ]
-                )
-            for (bra, p, x), (ket, q, y) in itertools.product(*choices):
-                sides = {"A": (pair.bra, layers[0], bra, p), "B": (pair.ket, layers[1], ket, q)}
-                yield self.term(joining.weight * x * y, sides, joining, closed, alone)
-
-    def term(self, weight: float, sides: dict, joining: Joining, closed: bool, alone: bool) -> Term:
-        """One product: the arrays of a bra part and a ket part, and what joins their legs."""
-        operands, merged = [], Merge()
-        outer: list[str] = []  # the output index of each side
-        for role, (side, layer, part, permutation) in sides.items():
-            legs = {input_index(i): f"{role}{p}" for i, p in enumerate(permutation)}
-            rename = lambda index, legs=legs, role=role: legs.get(index, role + index)  # noqa: E731
-            for name, indices in part.tensors:
-                operands.append(Operand(str(Leaf(side, layer, name)), tuple(map(rename, indices))))
-            if not (alone and role == "B"):
-                outer.append(rename(part.out))
-        for one, two in joining.pairs:
-            operands += self.join(one, two, sides, merged, outer)
-        for leg in joining.capped:
-            operands.append(Operand(self.means[sides[leg.side][0]] or MEAN, (_end(leg),)))
-        outputs = ("k", "k") if closed else ("k", "l")
-        for index, output in zip(outer, outputs, strict=False):
-            merged.unite(index, output)
-        if closed and self.lifted:
-            operands.append(Operand(TRACE, ("k",)))
-        return Term(weight, merged.renamed(operands))
-
-    def join(
-        self, one: Leg, two: Leg, sides: dict, merged: Merge, outer: list[str]
-    ) -> list[Operand]:
-        """The second moment between two legs; where it is the identity, the two indices become one."""
-        models = sides[one.side][0], sides[two.side][0]
-        ends = [_end(one), _end(two)]
-        if models == ("B", "A"):
-            models, ends = ("A", "B"), ends[::-1]
-        moment = self.moments[Pair(*models)]
-        if moment is not None:
-            return [Operand(moment, tuple(ends))]
-        if self.inputs.moment == "full":
-            return [Operand(COVARIANCE, tuple(ends))]
-        if all(end in outer for end in ends):
-            if self.inputs.moment == "identity":
-                return [Operand(IDENTITY, tuple(ends))]
-            return [Operand(IDENTITY, tuple(ends)), Operand(COVARIANCE, (ends[0],))]
-        merged.unite(*ends)
-        return [] if self.inputs.moment == "identity" else [Operand(COVARIANCE, (ends[0],))]
-
-
-def _end(leg: Leg) -> str:
-    return f"{leg.side}{leg.index}"
+    def scale_groups(self, moments: dict[Pair, str | None]) -> tuple[ScaleGroup, ...]:
+        """What the step rescales, see `powers`; `moments` are those after it."""
+        comparison = self.comparison
+        within = comparison.metric.pairs_within_model
+        mixes = within and comparison.mixes_after(self.number)
+        groups = []
+        if within:
+            for model in comparison.models:
+                largest = moments[Pair(model, model)] if mixes else None
+                order = comparison.order(model, self.number)
+                groups.append(ScaleGroup(model, order, largest, 2))
+        if not mixes:
+            degree = 1 if within else comparison.order("A", self.number)
+            for pair in comparison.pairs:
+                groups.append(ScaleGroup(pair.group, degree, moments[pair], 1))
+        return tuple(groups)
 
 
 def _leaf_shapes(
-    models, inputs: InputKind, lifted: bool
-) -> tuple[dict[str, tuple[int, ...]], frozenset[str]]:
-    found = {}
+    models: dict[Side, Kinds], inputs: InputKind, lifted: bool
+) -> dict[str, tuple[int, ...]]:
+    """Shape of every leaf that a definition may read."""
+    leaves: dict[str, tuple[int, ...]] = {}
     for side, kinds in models.items():
         for layer, kind in enumerate(kinds):
             for role, shape in shapes(kind, lifted).items():
-                found[str(Leaf(side, layer, role))] = shape
-    kinds = models["A"]
-    d_in, d_out = kinds[0].d_in + lifted, kinds[-1].d_out + lifted
-    found[MEAN], found[TRACE], found[IDENTITY] = (d_in,), (d_out,), (d_in, d_in)
-    found[COVARIANCE] = (d_in,) if inputs.moment == "diagonal" else (d_in, d_in)
-    return found, frozenset({COVARIANCE, IDENTITY} if inputs.moment != "diagonal" else {IDENTITY})
+                leaves[str(Leaf(side, layer, role))] = shape
+    layers = models["A"]
+    d_in, d_out = layers[0].d_in + lifted, layers[-1].d_out + lifted
+    leaves[MEAN] = (d_in,)
+    leaves[TRACE] = (d_out,)
+    leaves[IDENTITY] = (d_in, d_in)
+    leaves[COVARIANCE] = (d_in,) if inputs.moment == "diagonal" else (d_in, d_in)
+    return leaves
+
+
+def _symmetric_leaves(inputs: InputKind) -> frozenset[str]:
+    """The leaves that are symmetric matrices."""
+    if inputs.moment == "diagonal":
+        return frozenset({IDENTITY})
+    return frozenset({COVARIANCE, IDENTITY})

@@ -21,7 +21,7 @@ decomposition: with x the row of L and y the row of R that a hidden unit has,
 
     x (x) y + y (x) x = ((x + y) (x) (x + y) - (x - y) (x) (x - y)) / 2.
 
-D holds the signs (see `lifted.symmetric_arrays`). An attention layer has no such decomposition:
+D holds the signs (see `symmetric.symmetric_arrays`). An attention layer has no such decomposition:
 it comes as T itself.
 """
 
@@ -37,7 +37,7 @@ from tnsim.metrics.input_moments import InputKind
 from tnsim.metrics.orbits import Tree
 from tnsim.names import COVARIANCE, DENSE, TRACE, Pair, Side
 from tnsim.tensors.kinds import LayerKind
-from tnsim.tensors.lifted import symmetric_shapes
+from tnsim.tensors.symmetric import symmetric_shapes
 
 OUTPUT = "k"
 """Index of the models' common output coordinate; flattened, for sequences."""

@@ -16,8 +16,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 
-import numpy as np
-
 from tnsim.engine.problem import Definition, Problem, ScaleGroup, Stage, Term, prune
 from tnsim.errors import ModelError, TooLarge
 from tnsim.folding.diagram_terms import forms, write
@@ -32,11 +30,9 @@ from tnsim.folding.tree_definitions import (
 from tnsim.folding.tree_operands import TreeOperands, tree
 from tnsim.metrics.input_moments import InputKind
 from tnsim.metrics.orbits import diagrams
-from tnsim.models.layers import Bilinear
-from tnsim.models.model import Model
-from tnsim.names import COVARIANCE, IDENTITY, TRACE, WEIGHT, Leaf, Pair, Side
+from tnsim.names import COVARIANCE, IDENTITY, TRACE, Leaf, Pair, Side
 from tnsim.tensors.kinds import LayerKind
-from tnsim.tensors.lifted import arrays, symmetric_shapes
+from tnsim.tensors.symmetric import symmetric_shapes
 
 MAX_LEGS = 20
 """Legs of both models together: 20 have 654,729,075 pairings, 32 have 1.9 * 10^17."""
@@ -64,7 +60,7 @@ def fold(
 
     Returns:
         A problem whose outputs are named by their pair. Its leaves are those of
-        `lifted.symmetric_arrays`, the input's second moment `COVARIANCE` and, lifted, `TRACE`.
+        `symmetric.symmetric_arrays`, the input's second moment `COVARIANCE` and, lifted, `TRACE`.
     """
     pairs = tuple(pairs)
     parts = TreeOperands(models, inputs, lifted, n_ctx)
@@ -104,31 +100,6 @@ def check_size(models: Mapping[Side, tuple[LayerKind, ...]], cross_only: bool) -
             f"up to {MAX_LEGS} legs are planned (three bilinear layers a side have 16). "
             "Use GaussianClosure(), an approximation, or TreeSymmetric()"
         )
-
-
-def raised(model: Model) -> Model:
-    """A linear model as the bilinear one that multiplies it by the constant: the same function.
-
-    Diagrams pair all legs of two models, so these must have an even number of legs together.
-    Every bilinear layer doubles the degree; a linear model alone is odd.
-
-    Args:
-        model: A model of linear layers only.
-
-    Returns:
-        A model of degree two with the last layer `I (W x + b) * (0 x + 1)`.
-    """
-    weight = arrays(model.layers[-1], lifted=True)[WEIGHT]  # [[1, 0], [b, W]]
-    dtype = weight.dtype
-    d_out, d_in = weight.shape[0] - 1, weight.shape[1] - 1
-    last = Bilinear(
-        left=weight[1:, 1:],
-        left_bias=weight[1:, 0],
-        right=np.zeros((d_out, d_in), dtype),
-        right_bias=np.ones(d_out, dtype),
-        down=np.eye(d_out, dtype=dtype),
-    )
-    return Model((*model.layers[:-1], last))
 
 
 def _inner_product(

@@ -222,7 +222,7 @@ def _target(run: _Run, path: Path | None) -> Store:
         "dtype": setting.dtype,
         "slices": setting.per_output,
         "outputs": run.rows.all[0].d_out if setting.per_output else None,
-        "exact": int(metrics.is_exact(setting.metric, nonlinear)),
+        "exact": int(setting.metric.is_exact(nonlinear)),
         "symmetric": int(run.symmetric),
         "route": run.plan.route,
         "tile": run.plan.tile,

@@ -15,7 +15,7 @@ Sequences are not lifted. Their covariance is about the mean, over positions and
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -37,6 +37,10 @@ class InputKind(NamedTuple):
     moment: str
 
 
+PositionForm = Literal["alike", "each", "full"]
+"""Over positions: the same at each, one of its own at each, or full between all of them."""
+
+
 class SequenceInputs(NamedTuple):
     """Structure of the Gaussian over sequences.
 
@@ -46,13 +50,13 @@ class SequenceInputs(NamedTuple):
         "full" over all positions and coordinates.
     """
 
-    mean: str | None
+    mean: Literal["alike", "each"] | None
     covariance: str
 
     @property
-    def form(self) -> tuple[str, bool]:
+    def form(self) -> tuple[PositionForm, bool]:
         """("alike", "each" or "full" over positions, whether only a diagonal is stored)."""
-        forms = {
+        forms: dict[str, tuple[PositionForm, bool]] = {
             "identity": ("alike", False),
             "diagonal": ("alike", True),
             "matrix": ("alike", False),
@@ -170,7 +174,11 @@ def sequence_inputs(metric: Metric, d: int, n_ctx: int) -> SequenceInputs:
     """
     mean, cov = _mean_and_covariance(metric)
     every = n_ctx * d
-    means = {(d,): "alike", (n_ctx, d): "each", (every,): "each"}
+    means: dict[tuple[int, ...], Literal["alike", "each"]] = {
+        (d,): "alike",
+        (n_ctx, d): "each",
+        (every,): "each",
+    }
     covariances = {
         (every,): "each diagonal",
         (every, every): "full",
@@ -186,7 +194,9 @@ def sequence_inputs(metric: Metric, d: int, n_ctx: int) -> SequenceInputs:
     mean_form = None if mean is None else means[tuple(mean.shape)]
     if mean_form is not None and n_ctx == 1:
         mean_form = "alike"
-    return SequenceInputs(mean_form, "identity" if cov is None else covariances[tuple(cov.shape)])
+    if cov is None:
+        return SequenceInputs(mean_form, "identity")
+    return SequenceInputs(mean_form, covariances[tuple(cov.shape)])
 
 
 def sequence_moments(metric: Metric, d: int, n_ctx: int) -> dict[str, Any]:

@@ -274,9 +274,18 @@ def check_metric(metric: Any) -> None:
         raise ModelError(f"expected a metric such as tnsim.Gaussian(), found {metric!r}")
 
 
-def is_exact(metric: Metric, nonlinear_layers: int) -> bool:
-    """Whether the metric's own definition is met by models with so many nonlinear layers."""
-    return metric.is_exact(nonlinear_layers)
+def as_layerwise(metric: Metric) -> LayerwiseMetric:
+    """The metric itself, known to join the legs of one layer with those of another.
+
+    Raises:
+        ModelError: It joins the legs of whole trees, or no legs at all.
+    """
+    if not isinstance(metric, LayerwiseMetric):
+        raise ModelError(
+            f"{type(metric).__name__} does not join layer by layer: "
+            "use GaussianClosure() or TreeSymmetric()"
+        )
+    return metric
 
 
 def joins_legs(metric: Metric) -> bool:
@@ -284,12 +293,28 @@ def joins_legs(metric: Metric) -> bool:
     return not isinstance(metric, Categorical)
 
 
+def token_probabilities(metric: Metric, vocabulary: int) -> Any:
+    """Probabilities of every token under a metric that counts tokens.
+
+    Returns:
+        An array (vocabulary,).
+
+    Raises:
+        ModelError: The metric is not `Categorical`, or is one of another vocabulary.
+    """
+    if not isinstance(metric, Categorical):
+        raise ModelError(f"expected Categorical(), found {type(metric).__name__}")
+    return metric.distribution(vocabulary)
+
+
 def joins_whole_trees(metric: type, nonlinear_layers: int) -> bool:
     """Whether the legs of whole trees are joined, instead of layer over layer."""
     return metric is Symmetric or (metric is Gaussian and nonlinear_layers > 1)
 
 
-def layer_by_layer(metric: Metric, nonlinear_layers: int, degrees: tuple[int, int]) -> Metric:
+def layer_by_layer(
+    metric: Metric, nonlinear_layers: int, degrees: tuple[int, int]
+) -> LayerwiseMetric:
     """The metric that joins layer over layer and has the value of `metric` for models of sequences.
 
     Args:
@@ -310,4 +335,6 @@ def layer_by_layer(metric: Metric, nonlinear_layers: int, degrees: tuple[int, in
             "small models, of up to 20 legs together. "
             "Use GaussianClosure(), an approximation, or TreeSymmetric()"
         )
-    return TreeSymmetric() if isinstance(metric, Symmetric) else metric
+    if isinstance(metric, Symmetric):
+        return TreeSymmetric()
+    return as_layerwise(metric)

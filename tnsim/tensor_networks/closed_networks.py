@@ -16,8 +16,8 @@ import numpy as np
 
 from tnsim.errors import ModelError
 from tnsim.folding.constants import moment_nodes
-from tnsim.folding.families import WholeTree
 from tnsim.folding.tree_operands import tree
+from tnsim.folding.whole_families import WholeTree
 from tnsim.folding.whole_tree import MAX_LEGS, check_size
 from tnsim.metrics.input_moments import (
     flattened,
@@ -28,6 +28,7 @@ from tnsim.metrics.input_moments import (
 from tnsim.metrics.metric import (
     Gaussian,
     Metric,
+    as_layerwise,
     check_metric,
     joins_legs,
     joins_whole_trees,
@@ -37,7 +38,7 @@ from tnsim.metrics.orbits import Diagram, Tree, diagrams
 from tnsim.models.model import Model, check_comparable
 from tnsim.names import COVARIANCE, MEAN, OUT, SIDES, Side, bond_index
 from tnsim.tensor_networks.leg_joinings import Bond, LegJoinings
-from tnsim.tensor_networks.network import MAX_TENSORS, Copy, check_models, tree_tensors
+from tnsim.tensor_networks.network import MAX_TENSORS, Copy, check_models, tensor, tree_tensors
 from tnsim.tensors.kinds import LayerKind
 
 if TYPE_CHECKING:
@@ -99,8 +100,8 @@ def networks(
         return _whole_trees(a, b, metric) if whole_trees else _layer_over_layer(a, b, metric)
     if whole_trees and nonlinear > 1 and _few_legs(a, b):
         return _whole_trees(a, b, metric)
-    metric = layer_by_layer(metric, nonlinear, (a.degree, b.degree))
-    return _layer_over_layer(a, b, flattened(metric, a.d_in, a.n_ctx))
+    joined = layer_by_layer(metric, nonlinear, (a.degree, b.degree))
+    return _layer_over_layer(a, b, flattened(joined, a.d_in, a.n_ctx))
 
 
 def _few_legs(a: Model, b: Model) -> bool:
@@ -118,7 +119,7 @@ def _layer_over_layer(
     models: dict[Side, Model] = {"A": a, "B": b}
     moments = input_moments(metric, a.d_in * (a.n_ctx or 1), lifted=True)
     mean, moment = np.asarray(moments["mean"]), _as_numpy(moments.get("moment"))
-    for joined in LegJoinings(models, metric).all():
+    for joined in LegJoinings(models, as_layerwise(metric)).all():
         tensors = []
         for side, model in models.items():
             tensors += tree_tensors(model, side, joined.symmetrised)
@@ -126,7 +127,7 @@ def _layer_over_layer(
         for one, two in joined.pairs:
             tensors += _second_moment(moment, (_input_leg(one), _input_leg(two)), merged)
         for leg in joined.capped:
-            tensors.append(qtn.Tensor(mean, (_input_leg(leg),), (MEAN,)))
+            tensors.append(tensor(mean, (_input_leg(leg),), (MEAN,)))
         yield joined.weight, qtn.TensorNetwork(tensors).reindex(merged)
 
 
@@ -235,14 +236,12 @@ def _second_moment(
     Returns:
         The node that carries the moment; none for the identity.
     """
-    import quimb.tensor as qtn
-
     if moment is not None and moment.ndim == 2:
-        return [qtn.Tensor(moment, ends, (COVARIANCE,))]
+        return [tensor(moment, ends, (COVARIANCE,))]
     merged[ends[1]] = ends[0]
     if moment is None:
         return []
-    return [qtn.Tensor(moment, ends[:1], (COVARIANCE,))]
+    return [tensor(moment, ends[:1], (COVARIANCE,))]
 
 
 def _as_numpy(array: Any) -> np.ndarray | None:

@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 from tnsim.folding.alignment import align
 from tnsim.metrics.input_moments import input_kind
-from tnsim.metrics.metric import Metric
 from tnsim.metrics.pairings import Joining, Leg, gaussian_mean
+from tnsim.metrics.protocol import LayerwiseMetric
 from tnsim.models.model import Model
 from tnsim.names import SIDES, Side
 from tnsim.tensor_networks.network import Copy
@@ -58,7 +58,7 @@ class LegJoinings:
     input a task is a pair of legs or a capped leg.
     """
 
-    def __init__(self, models: dict[Side, Model], metric: Metric):
+    def __init__(self, models: dict[Side, Model], metric: LayerwiseMetric):
         self.models = models
         self.metric = metric
         self.steps = align(models["A"].layers, models["B"].layers, metric)
@@ -95,9 +95,9 @@ class LegJoinings:
         orders = [self.order(bond.side, step) for bond in bonds]
         centred = all(self.centred[step][bond.side] for bond in bonds)
         if len(bonds) == 2:
-            joinings = self.metric.joinings(*orders, centred)
+            joinings = self.metric.joinings(orders[0], orders[1], centred)
         else:
-            joinings = gaussian_mean(*orders, centred)
+            joinings = gaussian_mean(orders[0], centred)
         for joining in joinings:
             start, tasks = self.expanded(joining, bonds, step)
             yield from self.all_of(tasks, start, step)

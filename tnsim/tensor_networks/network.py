@@ -13,7 +13,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Collection, Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from jaxtyping import Float
@@ -175,8 +175,6 @@ def _copy_tensors(
         place: Which copy of which layer of which model.
         symmetrised: Whether to average over all orders of the legs.
     """
-    import quimb.tensor as qtn
-
     side, number, copy = place
     tags = (side, layer_tag(number), copy_tag(copy))
     names = _index_names(nodes, order, place)
@@ -184,7 +182,7 @@ def _copy_tensors(
     tensors = []
     for node in inner_nodes if symmetrised else nodes:
         indices = [names[index] for index in node.indices]
-        tensors.append(qtn.Tensor(node.array, indices, (*tags, node.role)))
+        tensors.append(tensor(node.array, indices, (*tags, node.role)))
     if not symmetrised:
         return tensors
 
@@ -194,9 +192,21 @@ def _copy_tensors(
     roles = [role_index(side, number, copy, leg) for leg in range(order)]
     for leg, role in enumerate(roles):
         indices = [role, *between_names, names[input_index(leg)]]
-        tensors.append(qtn.Tensor(array, indices, (*tags, *role_tags)))
-    tensors.append(qtn.Tensor(symmetriser(order), roles, (side, SYMMETRISER)))
+        tensors.append(tensor(array, indices, (*tags, *role_tags)))
+    tensors.append(tensor(symmetriser(order), roles, (side, SYMMETRISER)))
     return tensors
+
+
+def tensor(array: np.ndarray, indices: Sequence[str], tags: Sequence[str]) -> qtn.Tensor:
+    """A quimb tensor. Quimb annotates its data as a float; it takes arrays.
+
+    Example:
+        >>> tensor(np.eye(2), ("i", "j"), ("WEIGHT",)).shape
+        (2, 2)
+    """
+    import quimb.tensor as qtn
+
+    return qtn.Tensor(cast(Any, array), indices, tags)
 
 
 def _index_names(nodes: Sequence[Node], order: int, place: Copy) -> dict[str, str]:

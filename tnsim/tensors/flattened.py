@@ -1,9 +1,10 @@
-"""Small models of sequences as models of vectors. In: layers, n_ctx. Out: kinds and lifted arrays over flattened sequences.
+"""Sequences as one vector. In: layers, n_ctx. Out: kinds and lifted arrays over flattened inputs.
 
-`Gaussian` beyond one nonlinear layer and `Symmetric` join the legs of whole trees (see `deep`), and there a leg is one
-index. Flattened, (1, x_00, x_01, ...), a sequence is one vector with one constant, position-wise layers have
-block-diagonal weights, and an attention layer is a dense tensor of five legs, symmetrised: of size (1 + n_ctx d)^5 per output,
-which only small models afford.
+`Gaussian` beyond one nonlinear layer and `Symmetric` join the legs of whole trees (see
+`folding.whole_tree`), and there a leg is one index. Flattened, (1, x_00, x_01, ...), a sequence is
+one vector with one constant, position-wise layers have block-diagonal weights, and an attention
+layer is a dense tensor of five legs, symmetrised: of size (1 + n_ctx d)^5 per output, which only
+small models afford.
 """
 
 from __future__ import annotations
@@ -12,19 +13,29 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.core import Tracer
 from jaxtyping import Float
 
 from tnsim.errors import ModelError
 from tnsim.models.attention import Attention
 from tnsim.models.layers import innermost
+from tnsim.models.protocol import Layer
 from tnsim.names import DENSE, OUT, input_index
 from tnsim.tensors.kinds import LayerKind, layer_kind
 from tnsim.tensors.layer_networks import at_every_position, local_nodes
-from tnsim.tensors.lifted import symmetric_arrays, symmetrised
+from tnsim.tensors.symmetric import symmetric_arrays, symmetrised
 
 
 def flat_kind(layer: Layer, n_ctx: int) -> LayerKind:
-    """LayerKind of a layer over flattened sequences; attention is given by its whole tensor, and so always lifted."""
+    """Kind of a layer over flattened sequences.
+
+    Attention is given by its whole tensor, and so always lifted.
+
+    Example:
+        >>> import tnsim
+        >>> flat_kind(tnsim.Linear(np.eye(2)), n_ctx=3).d_in
+        6
+    """
     kind = layer_kind(layer)
     flat = kind._replace(d_in=n_ctx * kind.d_in, d_out=n_ctx * kind.d_out, rank=n_ctx * kind.rank)
     if not kind.mixes_positions:
@@ -33,23 +44,47 @@ def flat_kind(layer: Layer, n_ctx: int) -> LayerKind:
 
 
 def flat_arrays(layer: Layer, n_ctx: int) -> dict[str, Any]:
-    """Role -> array, as `local.symmetric_arrays`; DENSE for attention. Raises `ModelError` for traced weights of attention."""
+    """The arrays of a layer over flattened sequences.
+
+    Returns:
+        Role -> array, as `symmetric.symmetric_arrays` gives them; DENSE alone for attention.
+
+    Raises:
+        ModelError: The weights of an attention layer are traced.
+
+    Example:
+        >>> import tnsim
+        >>> flat_arrays(tnsim.Linear(np.eye(2)), n_ctx=3)["WEIGHT"].shape
+        (7, 7)
+    """
     if not isinstance(innermost(layer), Attention):
         return symmetric_arrays(at_every_position(layer, n_ctx), lifted=True)
-    if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(layer)):
+    if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(layer)):
         raise ModelError(
-            "the exact metrics of deep models with attention have no derivatives; use GaussianClosure() or TreeSymmetric()"
+            "the exact metrics of deep models with attention have no derivatives; "
+            "use GaussianClosure() or TreeSymmetric()"
         )
     return {DENSE: symmetrised(dense(layer, n_ctx))}
 
 
 def dense(layer: Layer, n_ctx: int) -> Float[np.ndarray, "out i j k l m"]:
-    """The local tensor of an attention layer."""
+    """The tensor of an attention layer over flattened, lifted sequences, not symmetrised.
+
+    Returns:
+        float64, (1 + n_ctx * d_out, (1 + n_ctx * d_in) five times).
+
+    Example:
+        >>> import tnsim
+        >>> one = np.ones((1, 1))
+        >>> layer = tnsim.Attention(one, one, one, one, one, one, n_heads=1, rope_base=None)
+        >>> dense(layer, n_ctx=1).shape
+        (2, 2, 2, 2, 2, 2)
+    """
     nodes = local_nodes(layer, n_ctx)
-    letters = {
-        index: chr(ord("a") + n)
-        for n, index in enumerate(dict.fromkeys(i for node in nodes for i in node.indices))
-    }
-    inputs = ",".join("".join(letters[i] for i in node.indices) for node in nodes)
-    output = "".join(letters[i] for i in (OUT, *map(input_index, range(5))))
-    return np.einsum(f"{inputs}->{output}", *(node.array for node in nodes), optimize=True)
+    # np.einsum takes numbers for indices: here in the order in which they occur.
+    numbers: dict[str, int] = {}
+    arguments: list[Any] = []
+    for node in nodes:
+        arguments += [node.array, [numbers.setdefault(i, len(numbers)) for i in node.indices]]
+    output = [numbers[index] for index in (OUT, *map(input_index, range(5)))]
+    return np.einsum(*arguments, output, optimize=True)

@@ -1,4 +1,4 @@
-"""What a comparison needs to know of a layer besides its numbers. In: layers. Out: kinds, by which plans are found."""
+"""Layers without their numbers. In: layers. Out: kinds, all that a plan depends on."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from typing import NamedTuple, TypeAlias
 from tnsim.models.attention import Attention
 from tnsim.models.layers import affine_maps, bias_name, innermost
 from tnsim.models.model import Model
+from tnsim.models.protocol import Layer
 from tnsim.names import SCORES
 
 
 class LayerKind(NamedTuple):
-    """A layer without its numbers; hashable.
+    """A layer without its numbers: what a comparison has to know to be planned. Hashable.
 
     Args:
         name: Class of the layer, for messages.
@@ -27,6 +28,11 @@ class LayerKind(NamedTuple):
         rotary: Whether queries and keys depend on the position (RoPE).
         causal: Whether an output sees its own and earlier positions only.
         dense: Whether the layer is given by its whole tensor, lifted, and not by arrays.
+
+    Example:
+        >>> kind = LayerKind("Bilinear", ("LEFT", "RIGHT"), "DOWN", d_in=3, d_out=3, rank=8)
+        >>> kind.order, kind.constant, kind.mixes_positions
+        (2, False, False)
     """
 
     name: str
@@ -63,9 +69,10 @@ class LayerKind(NamedTuple):
 
     @property
     def dense_size(self) -> int:
-        """Elements of the layer's tensor where its legs are joined as one, 0 where arrays stand for it."""
-        joined = self.dense or self.order > 2
-        return (self.d_out + 1) * (self.d_in + 1) ** self.order if joined else 0
+        """Elements of the layer's tensor where whole trees need it, 0 where arrays stand for it."""
+        if not self.dense and self.order <= 2:
+            return 0
+        return (self.d_out + 1) * (self.d_in + 1) ** self.order
 
 
 Kinds: TypeAlias = tuple[LayerKind, ...]
@@ -81,35 +88,53 @@ def layer_kind(layer: Layer) -> LayerKind:
     """
     core = innermost(layer)
     rows, output = affine_maps(core)
-    biases = tuple(
-        name.upper() for name in (*rows, output) if getattr(core, bias_name(name)) is not None
+    biases: list[str] = []
+    for name in (*rows, output):
+        if getattr(core, bias_name(name)) is not None:
+            biases.append(name.upper())
+    own = LayerKind(
+        name=type(core).__name__,
+        legs=(output.upper(),),
+        down=None,
+        d_in=core.d_in,
+        d_out=core.d_out,
+        biases=tuple(biases),
     )
-    kind = LayerKind(
-        type(core).__name__,
-        tuple(name.upper() for name in rows or (output,)),
-        output.upper() if rows else None,
-        core.d_in,
-        core.d_out,
-        biases=biases,
-        skips=core is not layer and bool(rows),
+    if not rows:
+        return own
+    multiplied = own._replace(
+        legs=tuple(map(str.upper, rows)),
+        down=output.upper(),
+        skips=core is not layer,
     )
-    if isinstance(core, Attention):
-        return kind._replace(
-            heads=(core.n_heads, core.d_head, core.d_value),
-            rotary=core.rope_base is not None,
-            causal=core.mask == "causal",
-        )
-    return kind._replace(rank=getattr(core, rows[0]).shape[0] if rows else 0)
+    if not isinstance(core, Attention):
+        return multiplied._replace(rank=getattr(core, rows[0]).shape[0])
+    return multiplied._replace(
+        heads=(core.n_heads, core.d_head, core.d_value),
+        rotary=core.rope_base is not None,
+        causal=core.mask == "causal",
+    )
 
 
 def kinds(model: Model) -> Kinds:
     """Kinds of a model's layers, from the input up.
 
     Models of equal kinds share their plans, and their weights can be stacked.
+
+    Example:
+        >>> import numpy as np, tnsim
+        >>> len(kinds(tnsim.Model([tnsim.Linear(np.eye(2))] * 3)))
+        3
     """
     return tuple(layer_kind(layer) for layer in model.layers)
 
 
 def nonlinear(*models: Kinds) -> int:
-    """Number of nonlinear layers of the deeper model."""
+    """Number of nonlinear layers of the deeper model.
+
+    Example:
+        >>> import numpy as np, tnsim
+        >>> nonlinear(kinds(tnsim.Model([tnsim.Linear(np.eye(2))])))
+        0
+    """
     return max(sum(layer.order > 1 for layer in layers) for layers in models)

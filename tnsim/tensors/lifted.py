@@ -1,34 +1,34 @@
 """The local tensor network of a layer. In: a layer. Out: its parts, its arrays, its leg symmetry.
 
-Lifted, `x~ = (1, x)`, every layer is homogeneous: a tensor with one output leg and `order` input legs
-(paper, section 2.1). That tensor is a *sum of parts*, each a small product of arrays joined over
-indices, so that a skip connection stays an index and never becomes an identity block:
+Lifted, `x~ = (1, x)`, every layer is homogeneous: a tensor with one output leg and `order` input
+legs (paper, section 2.1). That tensor is a *sum of parts*, each a small product of arrays joined
+over indices, so that a skip connection stays an index and never becomes an identity block:
 
     Linear        WEIGHT[out, in0]
     Bilinear      sum_h DOWN[out, h] LEFT[h, in0] RIGHT[h, in1]
     Multilinear   sum_h DOWN[out, h] LEG0[h, in0] LEG1[h, in1] LEG2[h, in2] ...
-    Residual      the layer's part, plus 1/n delta[out, in_j] SKIP[in_k] UNIT[in_l] ... for each of the n legs j
+    Residual      the layer's part, and for each of its n legs j a part
+                  1/n delta[out, in_j] SKIP[in_k] UNIT[in_l] ...
 
 Lifting appends the constant coordinate at position 0 of every leg and one hidden unit that computes
-it, so biases cost one row. `SKIP = skip * e_0` and, from three legs on, `UNIT = e_0` read the constant off the
-legs that the skip does not use. The lift is left out where no layer of either model has a constant.
+it, so biases cost one row. `SKIP = skip * e_0` and, from three legs on, `UNIT = e_0` read the
+constant off the legs that the skip does not use. The lift is left out where no layer of either
+model has a constant.
 """
 
 from __future__ import annotations
 
-import itertools
-import math
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float
 
-from tnsim.models.arrays import Array
-from tnsim.models.layers import affine_maps, bias_name, innermost, residual_rule
-from tnsim.names import DENSE, DOWN, FACTOR, OUT, SIGNED_DOWN, SKIP, UNIT, WEIGHT, input_index
+from tnsim.models.layers import Bilinear, affine_maps, bias_name, innermost, residual_rule
+from tnsim.models.model import Model
+from tnsim.models.protocol import Layer
+from tnsim.names import DOWN, OUT, SKIP, UNIT, WEIGHT, input_index
 from tnsim.tensors.kinds import LayerKind
 
 _HIDDEN = "hidden"
@@ -36,9 +36,13 @@ _HIDDEN = "hidden"
 
 @dataclass(frozen=True)
 class Part:
-    """`weight * prod(arrays)`; `tensors` pairs a role with its indices, `out` names the output index.
+    """One summand of a layer's tensor: `weight * prod(arrays)`.
 
-    Where `out` is an input index, the part is a skip: output and input are one index.
+    Args:
+        tensors: Role and indices of every array.
+        out: The output index. Where it is an input index, the part is a skip: output and input are
+            one index.
+        weight: The factor in front.
     """
 
     tensors: tuple[tuple[str, tuple[str, ...]], ...]
@@ -48,10 +52,14 @@ class Part:
 
 @dataclass(frozen=True)
 class Local:
-    """What a metric needs to know of a layer: parts, order, and whether its legs may be exchanged.
+    """A layer's tensor as a sum of parts.
 
-    All input legs of the layers here are exchangeable (the function does not change when they are
-    permuted), so the leg symmetry is the full symmetric group of `order` legs.
+    The function does not change when input legs are permuted, so the symmetry of the legs is the
+    full symmetric group.
+
+    Args:
+        order: Number of input legs.
+        parts: The summands.
     """
 
     order: int
@@ -59,7 +67,16 @@ class Local:
 
 
 def local(kind: LayerKind) -> Local:
-    """Parts of a layer's local tensor; the same lifted or not."""
+    """Parts of a layer's tensor; the same lifted or not.
+
+    Example:
+        >>> kind = LayerKind("Linear", ("WEIGHT",), None, d_in=2, d_out=2)
+        >>> local(kind).parts[0].tensors
+        (('WEIGHT', ('out', 'in0')),)
+
+    Source:
+        Paper, section 2.1.
+    """
     inputs = [input_index(n) for n in range(kind.order)]
     if kind.down is None:
         return Local(1, (Part(((kind.legs[0], (OUT, inputs[0])),)),))
@@ -79,11 +96,18 @@ def _skip(inputs: list[str], kept: int) -> Part:
 
 
 def shapes(kind: LayerKind, lifted: bool) -> dict[str, tuple[int, ...]]:
-    """Shape of every array that `arrays` returns for a layer of this kind."""
+    """Shape of every array that `arrays` returns for a layer of this kind.
+
+    Example:
+        >>> shapes(LayerKind("Linear", ("WEIGHT",), None, d_in=2, d_out=3), lifted=True)
+        {'WEIGHT': (4, 3)}
+    """
     d_in, d_out, rank = kind.d_in + lifted, kind.d_out + lifted, kind.rank + lifted
     if kind.down is None:
         return {kind.legs[0]: (d_out, d_in)}
-    roles = {kind.down: (d_out, rank)} | {role: (rank, d_in) for role in kind.legs}
+    roles: dict[str, tuple[int, ...]] = {kind.down: (d_out, rank)}
+    for role in kind.legs:
+        roles[role] = (rank, d_in)
     if kind.skips:
         roles[SKIP] = (d_in,)
     if kind.skips and kind.order > 2:
@@ -92,54 +116,84 @@ def shapes(kind: LayerKind, lifted: bool) -> dict[str, tuple[int, ...]]:
 
 
 def arrays(layer: Layer, lifted: bool) -> dict[str, Any]:
-    """Role -> array. Lifted, coordinate 0 of every bond is the constant 1 and carries on to the output.
+    """The arrays of a layer's parts.
 
-    The residual scale is multiplied into DOWN; what the skip adds to the constant row is taken off the
-    bias column, so that the row still computes 1.
+    The residual scale is multiplied into DOWN. The skip adds to the constant row as well, and what
+    it adds is taken off the bias column, so that the row still computes 1.
+
+    Args:
+        layer: Any layer but attention.
+        lifted: Whether coordinate 0 of every bond is the constant 1, which carries on to the
+            output.
+
+    Returns:
+        Role -> array, of the shapes that `shapes` says; NumPy, or JAX where a weight is.
+
+    Example:
+        >>> import tnsim
+        >>> arrays(tnsim.Linear([[2.0]], [3.0]), lifted=True)["WEIGHT"]
+        array([[1., 0.],
+               [3., 2.]])
+
+    Source:
+        Paper, section 2.1.
     """
-    xp = _library(layer)
+    xp = library(layer)
     core = innermost(layer)
     rows, output = affine_maps(core)
     skip, scale = residual_rule(layer)
     last, bias = getattr(core, output), getattr(core, bias_name(output))
-    if core is not layer:
+    skips = core is not layer
+    if skips:
         last = scale * last
-        bias = None if bias is None else scale * bias
+    if skips and bias is not None:
+        bias = scale * bias
+    if skips and not rows:
+        last = last + skip * xp.eye(core.d_in, dtype=last.dtype)
     if not rows:
-        if core is not layer:
-            last = last + skip * xp.eye(core.d_in, dtype=last.dtype)
         return {WEIGHT: _affine(xp, last, bias) if lifted else last}
-    legs = {name.upper(): getattr(core, name) for name in rows}
-    if not lifted:
-        return {DOWN: last, **legs}
     roles: dict[str, Any] = {}
+    if not lifted:
+        roles[DOWN] = last
+        for name in rows:
+            roles[name.upper()] = getattr(core, name)
+        return roles
     column = _column(xp, 1.0 - skip, bias, core.d_out, last.dtype)
     padded = xp.concatenate([xp.zeros((1, last.shape[1]), last.dtype), last])
     roles[DOWN] = xp.concatenate([padded, column[:, None]], axis=1)
     for name in rows:
         leg = _with_constant_unit(xp, getattr(core, name), getattr(core, bias_name(name)))
         roles[name.upper()] = leg
-    if core is not layer:
-        unit = xp.eye(1, core.d_in + 1, dtype=last.dtype)[0]
+    unit = xp.eye(1, core.d_in + 1, dtype=last.dtype)[0]
+    if skips:
         roles[SKIP] = skip * unit
-        if len(rows) > 2:
-            roles[UNIT] = unit
+    if skips and len(rows) > 2:
+        roles[UNIT] = unit
     return roles
 
 
 def unrolled_arrays(layer: Layer) -> dict[str, Any]:
     """Lifted arrays for a drawn network, where a skip has to be spelled out as hidden units.
 
-    A tensor network is one product, so the sum `skip x + scale f(x)` needs units of its own: for every leg one
-    unit per coordinate, which reads the coordinate on that leg and the constant on all others, with weight
-    skip / n. Plans never see these.
+    A tensor network is one product, so the sum `skip x + scale f(x)` needs units of its own: for
+    every leg one unit per coordinate, which reads the coordinate on that leg and the constant on
+    all others, with weight skip / n. Plans never see these.
+
+    Returns:
+        Role -> array, as `arrays` without SKIP and UNIT.
+
+    Example:
+        >>> import tnsim
+        >>> product = tnsim.Bilinear([[1.0]], [[1.0]], [[1.0]])
+        >>> unrolled_arrays(tnsim.Residual(product))["DOWN"].shape  # 2 units, and 2 for each leg
+        (2, 6)
     """
     roles = arrays(layer, lifted=True)
     if SKIP not in roles:
         return roles
     skip = roles.pop(SKIP)
     roles.pop(UNIT, None)
-    xp = _library(roles)
+    xp = library(roles)
     copy = xp.eye(skip.shape[0], dtype=skip.dtype)
     one = xp.zeros_like(copy) + copy[0]
     legs = [role for role in roles if role != DOWN]
@@ -151,72 +205,51 @@ def unrolled_arrays(layer: Layer) -> dict[str, Any]:
     return {DOWN: xp.concatenate([roles[DOWN], *carried], axis=1), **spelled}
 
 
-def symmetric_shapes(kind: LayerKind, lifted: bool) -> dict[str, tuple[int, ...]]:
-    """Shape of every array that `symmetric_arrays` returns for a layer of this kind."""
-    if kind.down is None:
-        return shapes(kind, lifted)
-    d_in, d_out = kind.d_in + lifted, kind.d_out + lifted
-    if kind.dense or kind.order > 2:
-        return {DENSE: (d_out, *(d_in,) * kind.order)}
-    rank = 2 * (kind.rank + lifted) + (2 * d_in if kind.skips else 0)
-    return {SIGNED_DOWN: (d_out, rank), FACTOR: (rank, d_in)}
+def raised(model: Model) -> Model:
+    """A linear model as the bilinear one that multiplies it by the constant: the same function.
 
+    Diagrams pair all legs of two models, so these must have an even number of legs together.
+    Every bilinear layer doubles the degree; a linear model alone is odd.
 
-def symmetric_arrays(layer: Layer, lifted: bool) -> dict[str, Any]:
-    """The symmetrised layer: two legs as `sum_h SIGNED_DOWN[out, h] FACTOR[h, in0] FACTOR[h, in1]`, more as DENSE.
+    Args:
+        model: A model of linear layers only.
 
-    L (x) R + R (x) L = ((L + R) (x) (L + R) - (L - R) (x) (L - R)) / 2, row by row, and likewise for a skip with
-    the identity for L and the constant for R. The rows of L and R are first scaled to equal norm, so
-    that the difference of squares cancels no digits however a model splits its scale between the two.
+    Returns:
+        A model of degree two with the last layer `I (W x + b) * (0 x + 1)`.
+
+    Example:
+        >>> import tnsim
+        >>> square = raised(tnsim.Model([tnsim.Linear([[2.0]])]))
+        >>> square.degree, square(np.array([3.0]))
+        (2, array([6.]))
     """
-    roles = arrays(layer, lifted)
-    if WEIGHT in roles:
-        return roles
-    xp = _library(roles)
-    legs = [roles[role] for role in roles if role not in (DOWN, SKIP, UNIT)]
-    if len(legs) != 2:
-        spelled = unrolled_arrays(layer) if lifted else roles
-        return {DENSE: symmetrised(_whole(spelled))}
-    (left, right), down = legs, roles[DOWN]
-    norms = [xp.sqrt((x * x).sum(axis=1)) for x in (left, right)]
-    usable = (norms[0] > 0) & (norms[1] > 0)
-    ratio = xp.where(usable, norms[1], 1.0) / xp.where(usable, norms[0], 1.0)
-    balance = xp.sqrt(ratio)[:, None].astype(down.dtype)
-    balance = jax.lax.stop_gradient(balance) if xp is jnp else balance
-    left, right = left * balance, right / balance
-    factors, downs = [left + right, left - right], [0.25 * down, -0.25 * down]
-    if SKIP in roles:
-        copy = xp.eye(down.shape[0], dtype=down.dtype)
-        factors += [copy + copy[0], copy - copy[0]]
-        downs += [0.25 * roles[SKIP][0] * copy, -0.25 * roles[SKIP][0] * copy]
-    return {SIGNED_DOWN: xp.concatenate(downs, axis=1), FACTOR: xp.concatenate(factors)}
+    weight = arrays(model.layers[-1], lifted=True)[WEIGHT]  # [[1, 0], [b, W]]
+    dtype = weight.dtype
+    d_out, d_in = weight.shape[0] - 1, weight.shape[1] - 1
+    last = Bilinear(
+        left=weight[1:, 1:],
+        left_bias=weight[1:, 0],
+        right=np.zeros((d_out, d_in), dtype),
+        right_bias=np.ones(d_out, dtype),
+        down=np.eye(d_out, dtype=dtype),
+    )
+    return Model((*model.layers[:-1], last), model.n_ctx)
 
 
-def symmetrised(tensor: Float[Array, "out *legs"]) -> Float[Array, "out *legs"]:
-    """The mean over all orders of the legs."""
-    order = tensor.ndim - 1
-    total: Any = 0.0
-    for legs in itertools.permutations(range(1, order + 1)):
-        total = total + tensor.transpose(0, *legs)
-    return total / math.factorial(order)
+def library(arrays: Any) -> Any:
+    """`jax.numpy` where an array of a layer, or of its roles, is JAX's, else NumPy.
 
-
-def _whole(roles: dict[str, Any]) -> Float[Array, "out *legs"]:
-    """The tensor of a layer from its arrays over hidden units."""
-    legs = [roles[role] for role in roles if role != DOWN]
-    letters = "abcdefgh"[: len(legs)]
-    inputs = ",".join(["oz"] + [f"z{x}" for x in letters])
-    return _library(roles).einsum(f"{inputs}->o{letters}", roles[DOWN], *legs)
-
-
-def _library(arrays: Any) -> Any:
-    """`jax.numpy` where an array is JAX's, else NumPy."""
+    Example:
+        >>> library({"WEIGHT": np.eye(2)}).__name__
+        'numpy'
+    """
     return jnp if any(isinstance(x, jax.Array) for x in jax.tree.leaves(arrays)) else np
 
 
 def _column(xp: Any, first: Any, bias: Any, size: int, dtype: Any) -> Any:
     """(first, bias) as one vector; a missing bias is zero."""
-    bias = xp.zeros(size, dtype) if bias is None else bias
+    if bias is None:
+        bias = xp.zeros(size, dtype)
     return xp.concatenate([xp.reshape(xp.asarray(first, dtype), (1,)), bias])
 
 
@@ -229,6 +262,7 @@ def _affine(xp: Any, weight: Any, bias: Any) -> Any:
 
 def _with_constant_unit(xp: Any, weight: Any, bias: Any) -> Any:
     """[[b, W], [1, 0]]: the biases as column 0, and a last unit that reads the constant."""
-    bias = xp.zeros(weight.shape[0], weight.dtype) if bias is None else bias
+    if bias is None:
+        bias = xp.zeros(weight.shape[0], weight.dtype)
     rows = xp.concatenate([bias[:, None], weight], axis=1)
     return xp.concatenate([rows, xp.eye(1, weight.shape[1] + 1, dtype=weight.dtype)])

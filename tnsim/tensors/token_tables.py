@@ -33,9 +33,11 @@ import numpy as np
 from jaxtyping import Int
 
 from tnsim.errors import TooLarge
+from tnsim.models.arrays import add
 from tnsim.models.attention import Attention
-from tnsim.models.layers import Linear, innermost, residual_rule
+from tnsim.models.layers import Linear, affine_maps, bias_name, innermost, residual_rule
 from tnsim.models.model import Model
+from tnsim.models.protocol import Layer
 from tnsim.names import ONES, OUTPUT, WEIGHT, Side, bias_of, model_leaf
 from tnsim.tensors.positional import sequence_arrays
 
@@ -45,11 +47,12 @@ TABLE, TOKENS, HERE, REACH = "TABLE", "TOKENS", "HERE", "REACH"
 class TokenKind(NamedTuple):
     """What a model over tokens consists of.
 
-    attends: Whether there is an attention layer, or only a table.
-    tail: Whether linear layers come after it.
-    tail_bias: Whether these have a bias.
-    turned: Whether scores know distances, as they do under RoPE.
-    causal: Whether a position sees no later one.
+    Args:
+        attends: Whether there is an attention layer, or only a table.
+        tail: Whether linear layers come after it.
+        tail_bias: Whether these have a bias.
+        turned: Whether scores know distances, as they do under RoPE.
+        causal: Whether a position sees no later one.
     """
 
     attends: bool
@@ -64,6 +67,11 @@ def token_kind(model: Model) -> TokenKind:
 
     Raises:
         TooLarge: It is not a table, at most one attention layer, and linear layers.
+
+    Example:
+        >>> import tnsim
+        >>> token_kind(tnsim.Model([tnsim.Linear(np.eye(2))], n_ctx=3)).attends
+        False
     """
     attention = _first_attention(model)
     if attention is None:
@@ -81,22 +89,41 @@ def token_kind(model: Model) -> TokenKind:
 
 
 def distances(kinds: Iterable[TokenKind], n_ctx: int) -> Int[np.ndarray, " distance"]:
-    """Distances D of a key before the output that occur in any of the models, in order."""
+    """Distances D of a key before the output that occur in any of the models, in order.
+
+    Example:
+        >>> causal = TokenKind(True, False, False, False, causal=True)
+        >>> distances([causal], n_ctx=3)
+        array([0, 1, 2])
+    """
     causal = all(kind.causal for kind in kinds)
     return np.arange(0 if causal else 1 - n_ctx, n_ctx)
 
 
-def token_weights(side: Side, model: Model, kinds: Sequence[TokenKind]) -> dict[str, Any]:
-    """The arrays of one model by leaf name.
+def token_weights(
+    side: Side, model: Model, kinds: Sequence[TokenKind], n_ctx: int
+) -> dict[str, Any]:
+    """The arrays of one model.
 
     Args:
         side: The model's name.
         model: Its weights; NumPy, or JAX where one of them is.
         kinds: Of all models compared: they say which distances occur.
+        n_ctx: Positions of the sequences.
+
+    Returns:
+        Leaf name -> array, as the head of this file lists them.
+
+    Example:
+        >>> import tnsim
+        >>> model = tnsim.Model([tnsim.Linear([[1.0, 2.0]])], n_ctx=1)
+        >>> token_weights("A", model, [token_kind(model)], n_ctx=1)["A.TABLE"]
+        array([[1.],
+               [2.]])
     """
-    at = distances(kinds, model.n_ctx)
-    key = np.arange(model.n_ctx)[:, None] - at[None, :]
-    seen = (key >= 0) & (key < model.n_ctx) & (at != 0)
+    at = distances(kinds, n_ctx)
+    key = np.arange(n_ctx)[:, None] - at[None, :]
+    seen = (key >= 0) & (key < n_ctx) & (at != 0)
     if token_kind(model).causal:
         seen &= at > 0
     leaves = {model_leaf(side, REACH): seen.astype(float)}
@@ -106,7 +133,21 @@ def token_weights(side: Side, model: Model, kinds: Sequence[TokenKind]) -> dict[
 
 
 def token_inputs(probabilities: Any, kinds: Sequence[TokenKind], n_ctx: int) -> dict[str, Any]:
-    """The arrays that are not a model's, by leaf name; probabilities are (vocabulary,)."""
+    """The arrays that are not a model's.
+
+    Args:
+        probabilities: Of every token, (vocabulary,).
+        kinds: Of all models compared.
+        n_ctx: Positions of the sequences.
+
+    Returns:
+        Leaf name -> array, as the head of this file lists them.
+
+    Example:
+        >>> kind = TokenKind(True, False, False, False, causal=True)
+        >>> token_inputs(np.array([0.5, 0.5]), [kind], n_ctx=2)["HERE"]
+        array([1., 0.])
+    """
     return {
         TOKENS: probabilities,
         HERE: (distances(kinds, n_ctx) == 0).astype(float),
@@ -115,7 +156,17 @@ def token_inputs(probabilities: Any, kinds: Sequence[TokenKind], n_ctx: int) -> 
 
 
 def token_arrays(model: Model, at: Int[np.ndarray, " distance"]) -> dict[str, Any]:
-    """Role -> array of one model, with queries turned to the distances `at`."""
+    """The arrays of one model but REACH, with queries turned to the distances `at`.
+
+    Returns:
+        Role -> array, as the head of this file lists them.
+
+    Example:
+        >>> import tnsim
+        >>> model = tnsim.Model([tnsim.Linear([[1.0, 2.0]])], n_ctx=1)
+        >>> list(token_arrays(model, np.arange(1)))
+        ['TABLE']
+    """
     attention = _first_attention(model)
     if attention is None:
         return {TABLE: _table(model, model.layers)}
@@ -129,21 +180,47 @@ def token_arrays(model: Model, at: Int[np.ndarray, " distance"]) -> dict[str, An
 
 
 def merged_tail(layers: Iterable[Layer]) -> dict[str, Any]:
-    """Linear layers in a row as one: WEIGHT, and its bias where one of them has a bias.
+    """Linear layers in a row as one.
 
     W2 (W1 x + b1) + b2 = (W2 W1) x + (W2 b1 + b2).
+
+    Returns:
+        WEIGHT, (d_out, d_in), and where one of them has a bias WEIGHT_BIAS, (d_out,).
+
+    Example:
+        >>> import tnsim
+        >>> merged_tail([tnsim.Linear([[2.0]], [1.0]), tnsim.Linear([[3.0]])])
+        {'WEIGHT': array([[6.]]), 'WEIGHT_BIAS': array([3.])}
     """
-    weight, bias = None, None
-    for layer in layers:
-        arrays = sequence_arrays(layer, 1)
-        matrix, shift = arrays[WEIGHT], arrays.get(bias_of(WEIGHT))
-        weight = matrix if weight is None else matrix @ weight
-        if bias is None:
-            bias = shift
-        else:
-            bias = matrix @ bias
-            bias = bias if shift is None else bias + shift
-    return {WEIGHT: weight} if bias is None else {WEIGHT: weight, bias_of(WEIGHT): bias}
+    first, *others = layers
+    weight, bias = _affine_map(first)
+    for layer in others:
+        matrix, shift = _affine_map(layer)
+        weight = matrix @ weight
+        if bias is not None:
+            shift = add(matrix @ bias, shift)
+        bias = shift
+    if bias is None:
+        return {WEIGHT: weight}
+    return {WEIGHT: weight, bias_of(WEIGHT): bias}
+
+
+def merged_linear(layers: Iterable[Layer]) -> Layer:
+    """Linear layers in a row as one layer.
+
+    Example:
+        >>> import tnsim
+        >>> merged_linear([tnsim.Linear([[2.0]], [1.0]), tnsim.Linear([[3.0]])]).weight
+        array([[6.]])
+    """
+    arrays = merged_tail(layers)
+    return Linear(arrays[WEIGHT], arrays.get(bias_of(WEIGHT)))
+
+
+def _affine_map(layer: Layer) -> tuple[Any, Any | None]:
+    """Matrix and bias of a linear layer, a residual's skip included."""
+    arrays = sequence_arrays(layer, 1)
+    return arrays[WEIGHT], arrays.get(bias_of(WEIGHT))
 
 
 def _first_attention(model: Model) -> tuple[int, Attention] | None:
@@ -160,7 +237,7 @@ def _table(model: Model, layers: Sequence[Layer]) -> Any:
     embedding = layers[0] if layers else None
     if isinstance(embedding, Linear):
         # A row per token as it stands in the matrix, instead of a product with the identity.
-        table = embedding.weight.T + (0.0 if embedding.bias is None else embedding.bias)
+        table = add(embedding.weight.T, embedding.bias)
         layers = layers[1:]
     else:
         table = _namespace(model).eye(model.d_in)
@@ -177,9 +254,8 @@ def _attention_arrays(
     xp = _namespace((layer, table))
     rotations = core.rotations(int(np.abs(at).max()) + 1)
     arrays: dict[str, Any] = {}
-    for name in ("q1", "k1", "q2", "k2", "v"):
-        bias = getattr(core, f"{name}_bias")
-        leg = table @ getattr(core, name).T + (0.0 if bias is None else bias)
+    for name in affine_maps(core)[0]:
+        leg = add(table @ getattr(core, name).T, getattr(core, bias_name(name)))
         leg = leg.reshape(len(table), core.n_heads, -1)
         if name.startswith("q"):
             leg = leg / core.d_head
@@ -187,9 +263,12 @@ def _attention_arrays(
                 leg = xp.stack([_turned(leg, rotations, distance) for distance in at])
         arrays[name.upper()] = leg
     arrays[OUTPUT] = scale * core.o.reshape(core.d_out, core.n_heads, -1)
-    shift = xp.zeros(core.d_out) if core.o_bias is None else scale * core.o_bias
-    carried = xp.zeros((len(table), core.d_out)) if layer is core else skip * table
-    arrays[TABLE] = shift + carried
+    past = xp.zeros((len(table), core.d_out))  # what does not pass through attention
+    if layer is not core:
+        past = skip * table
+    if core.o_bias is not None:
+        past = scale * core.o_bias + past
+    arrays[TABLE] = past
     return arrays
 
 

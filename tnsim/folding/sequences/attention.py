@@ -27,7 +27,7 @@ from tnsim.folding.sequences.notation import (
     Summand,
     scores_of,
 )
-from tnsim.names import SLOTS, VALUE, ModelName, Slot
+from tnsim.names import OUTPUT, SLOTS, VALUE, ModelName, Slot
 
 HeadMeans = Mapping[ModelName, Operand | None]
 """Mean of every head's output by model, `[s, a, u]`; None where it vanishes or has none."""
@@ -55,7 +55,7 @@ def mean(names: BraKet, heads: Operand | None) -> list[Summand]:
     """The mean of the output of the layer in the bra, at `k`, from that of its heads."""
     if heads is None:
         return []
-    output = names.leaf("bra", names.kind("bra").down, "k", "a", FIRST)
+    output = names.leaf("bra", OUTPUT, "k", "a", FIRST)
     return [Summand(1.0, (output, heads))]
 
 
@@ -69,7 +69,7 @@ def covariance(expansions: Expansions, head_means: HeadMeans, by_head: bool) -> 
     """
     names, stage = expansions.legs.names, expansions.legs.stage
     outputs = [
-        names.leaf(slot, names.kind(slot).down, OUTPUT_END[slot], HEAD[slot], end)
+        names.leaf(slot, OUTPUT, OUTPUT_END[slot], HEAD[slot], end)
         for slot, end in zip(SLOTS, (FIRST, SECOND), strict=True)
     ]
     summands = []
@@ -104,22 +104,24 @@ def _head_covariances(expansions: Expansions, head_means: HeadMeans) -> dict[boo
     by_pattern = names.apart and names.step.positions.independent
     order = names.order("bra")
     weight = rules.share(order, order)
-    positions = {slot: names.outputs[slot] + KEY_POSITION[slot] for slot in SLOTS}
-    values = [Leg(slot, VALUE) for slot in SLOTS]
+    positions: dict[Slot, str] = {}
+    for slot in SLOTS:
+        positions[slot] = names.outputs[slot] + KEY_POSITION[slot]
+    bra_value, ket_value = Leg("bra", VALUE), Leg("ket", VALUE)
     scores = scores_of("bra") | scores_of("ket")
     summands: dict[bool, list[Summand]] = {}
     for frame in expansions.frames(positions, rules.across):
         if by_pattern and not frame.linked:
             continue
         here = summands.setdefault(frame.same, [])
-        for product in frame.wick.matrix(*values, scores):
+        for product in frame.wick.matrix(bra_value, ket_value, scores):
             here.append(Summand(weight, (*product, *frame.sums)))
         if by_pattern:
             alone = expansions.frame(rules.within, frame.sums, frame.pattern)
             here += _minus_means_within(alone)
-    means = [head_means[model] for model in names.pair]
-    if not by_pattern and None not in means:
-        summands.setdefault(False, []).append(_minus_means(names, *means))
+    bra, ket = head_means[names.pair.bra], head_means[names.pair.ket]
+    if not by_pattern and bra is not None and ket is not None:
+        summands.setdefault(False, []).append(_minus_means(names, bra, ket))
     return {same: covariances for same, covariances in summands.items() if covariances}
 
 
@@ -147,8 +149,11 @@ def covariance_with_stream(expansions: Expansions, slot: Slot) -> list[Summand]:
     The stream's end is `FIRST`, the output's is `SECOND`.
     """
     names, layer = expansions.legs.names, OTHER[slot]
-    output = names.leaf(layer, names.kind(layer).down, SECOND, HEAD[layer], "v")
-    positions = {slot: names.outputs[slot], layer: names.outputs[layer] + KEY_POSITION[layer]}
+    output = names.leaf(layer, OUTPUT, SECOND, HEAD[layer], "v")
+    positions: dict[Slot, str] = {
+        slot: names.outputs[slot],
+        layer: names.outputs[layer] + KEY_POSITION[layer],
+    }
     value, scores = Leg(layer, VALUE), scores_of(layer)
     summands = []
     for frame in expansions.frames(positions, names.step.rules.stream):

@@ -16,7 +16,7 @@ from tnsim.folding.sequences.fold import Folder, Kinds
 from tnsim.folding.sequences.layer_covariances import Means, OutputCovariance, output_covariance
 from tnsim.folding.sequences.notation import HEAD, OUTPUT_END, Product, Summand
 from tnsim.metrics.input_moments import SequenceInputs
-from tnsim.metrics.metric import Metric
+from tnsim.metrics.protocol import LayerwiseMetric
 from tnsim.names import (
     CONSTANT,
     CORE,
@@ -40,7 +40,7 @@ END = "o"
 
 def fold_attribution(
     models: dict[ModelName, Kinds],
-    metric: Metric,
+    metric: LayerwiseMetric,
     inputs: SequenceInputs,
     n_ctx: int,
     components: Mapping[ModelName, int],
@@ -109,9 +109,9 @@ class Contributions:
             behind = (*self._behind("bra"), *self._behind("ket"))
             product = renamed((*summand.product, *selected, *behind), self.ends)
             terms.append(summand._replace(product=product).term(indices, summed=("s",)))
-        means = [self._mean(slot) for slot in SLOTS]
-        if None not in means:
-            terms.append(Term(1.0, tuple(means)))
+        bra, ket = self._mean("bra"), self._mean("ket")
+        if bra is not None and ket is not None:
+            terms.append(Term(1.0, (bra, ket)))
         return tuple(terms)
 
     def _mean(self, slot: Slot) -> Operand | None:
@@ -143,7 +143,7 @@ class Contributions:
         return kinds[number] if number < len(kinds) else None
 
     def _tail_number(self, slot: Slot) -> int:
-        return self.names.step.layers[self.names.models[slot]] + 1
+        return self.names.number(slot) + 1
 
     def _tail_leaf(self, slot: Slot, role: str, *indices: str) -> Operand:
         name = Leaf(self.names.models[slot], self._tail_number(slot), role)

@@ -56,9 +56,21 @@ class BraKet:
 
     # --- layers ------------------------------------------------------------------------------
 
-    def kind(self, slot: Slot) -> LayerKind | None:
-        """Kind of the layer in a slot; None waits."""
-        return self.step.kinds[self.models[slot]]
+    def waits(self, slot: Slot) -> bool:
+        """Whether there is no layer in a slot: the identity stands in for it."""
+        return self.step.kinds[self.models[slot]] is None
+
+    def kind(self, slot: Slot) -> LayerKind:
+        """Kind of the layer in a slot, which does not wait."""
+        kind = self.step.kinds[self.models[slot]]
+        assert kind is not None, f"no layer in the {slot}"
+        return kind
+
+    def number(self, slot: Slot) -> int:
+        """Number of the layer in a slot, which does not wait, within its model."""
+        number = self.step.layers[self.models[slot]]
+        assert number is not None, f"no layer in the {slot}"
+        return number
 
     def order(self, slot: Slot) -> int:
         return self.step.order(self.models[slot])
@@ -69,8 +81,7 @@ class BraKet:
 
     def leaf(self, slot: Slot, role: str, *indices: str) -> Operand:
         """An array of the layer in a slot."""
-        model = self.models[slot]
-        name = str(Leaf(model, self.step.layers[model], role))
+        name = str(Leaf(self.models[slot], self.number(slot), role))
         return Operand(name + self.marks[slot], indices)
 
     def one(self, slot: Slot) -> Operand:
@@ -86,9 +97,9 @@ class BraKet:
 
         A model that waits applies the identity: its output is the stream, and nothing else.
         """
-        kind = self.kind(slot)
-        if kind is None:
+        if self.waits(slot):
             return ()
+        kind = self.kind(slot)
         if not kind.skips:
             return None
         return (self.leaf(slot, SKIP), *self.ones(slot, kind.order - 1))
@@ -152,7 +163,8 @@ class BraKet:
         """
         moment = self.state_moment(*slots)
         if self.transposed(*slots):
-            positions, ends = positions[::-1], ends[::-1]
+            positions = (positions[1], positions[0])
+            ends = (ends[1], ends[0])
         if moment.form == "full":
             return (Operand(moment.name, (positions[0], ends[0], positions[1], ends[1])),)
         if not moment.name:

@@ -101,7 +101,7 @@ def patterns(variables: Iterable[str], masks: str, relative: bool, n_ctx: int) -
 
 @remembered
 def _orders(pattern: Pattern) -> Int[np.ndarray, "orders classes"]:
-    """In which orders the classes may lie in a sequence under the masks: the rank of every class."""
+    """Orders in which classes may lie in a sequence under the masks: the rank of every class."""
     ranks = np.array(list(itertools.permutations(range(len(pattern.classes)))))
     # Where outputs are wanted at one position, the ket's output is called `s` as the bra's.
     ket_output = "S" if "S" in pattern.variables else "s"
@@ -113,7 +113,7 @@ def _orders(pattern: Pattern) -> Int[np.ndarray, "orders classes"]:
 
 
 def _number(pattern: Pattern, n_ctx: int) -> int:
-    """How many tuples there are: every set of positions in every order; the lowest is 0 if relative."""
+    """How many tuples there are: every set of positions in every order; relative, from 0 on."""
     classes = len(pattern.classes)
     sets = math.comb(n_ctx, classes)
     if pattern.relative:

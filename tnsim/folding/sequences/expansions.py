@@ -75,11 +75,11 @@ class RuledMoments:
         if self.pattern is None or self.pattern.joins(position(one), position(two)):
             products.append(self._placed(self.legs.covariance(one, two), one))
         if self.rule.with_constants:
-            values = self.legs.mean(one), self.legs.mean(two)
-            if None not in values:
-                first = self._placed(values[0], one)
-                second = renamed(self._placed(values[1], two), {FIRST: SECOND})
-                products.append((*first, *second))
+            first, second = self.legs.mean(one), self.legs.mean(two)
+            if first is not None and second is not None:
+                at_first = self._placed(first, one)
+                at_second = renamed(self._placed(second, two), {FIRST: SECOND})
+                products.append((*at_first, *at_second))
         return tuple(products)
 
     def mean(self, leg: Leg) -> Product | None:
@@ -139,7 +139,7 @@ class Expansions:
             rule: Which legs may be joined.
         """
         names = self.legs.names
-        mixing = [slot for slot, variables in positions.items() if len(variables) == 2]
+        mixing: list[Slot] = [slot for slot, variables in positions.items() if len(variables) == 2]
         known = names.step.positions
         if not known.independent:
             masks = tuple(names.leaf(slot, MASK, *positions[slot]) for slot in mixing)

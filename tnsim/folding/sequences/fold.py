@@ -37,7 +37,7 @@ from tnsim.folding.sequences.states import (
     States,
 )
 from tnsim.metrics.input_moments import SequenceInputs
-from tnsim.metrics.metric import Metric
+from tnsim.metrics.protocol import LayerwiseMetric
 from tnsim.names import (
     COVARIANCE,
     IDENTITY,
@@ -60,7 +60,7 @@ Layers = dict[ModelName, int | None]
 
 def fold_sequences(
     models: dict[ModelName, Kinds],
-    metric: Metric,
+    metric: LayerwiseMetric,
     inputs: SequenceInputs,
     n_ctx: int,
     pairs: Iterable[Pair],
@@ -111,7 +111,7 @@ class Folder:
     def __init__(
         self,
         models: dict[ModelName, Kinds],
-        metric: Metric,
+        metric: LayerwiseMetric,
         inputs: SequenceInputs,
         n_ctx: int,
         pairs: tuple[Pair, ...],
@@ -152,7 +152,9 @@ class Folder:
 
     def means(self, step: LayerStep) -> dict[ModelName, OutputMean]:
         """The means of both models' outputs; their stages are laid down."""
-        means = {model: output_mean(step, model) for model in self.models}
+        means: dict[ModelName, OutputMean] = {}
+        for model in self.models:
+            means[model] = output_mean(step, model)
         self.stages += [mean.stage for mean in means.values() if mean.stage.definitions]
         return means
 
@@ -165,7 +167,8 @@ class Folder:
         """
         step = self.step(number)
         means = self.means(step)
-        states = States(*(dict(part) for part in self.states))
+        below = self.states
+        states = States(dict(below.moments), dict(below.means), dict(below.ones))
         values: list[Definition] = []
 
         def carry(name: str, indices: tuple[str, ...], product: Product, powers: Powers) -> str:
@@ -241,7 +244,7 @@ class Folder:
         return prune(Problem(tuple(self.stages), shapes, symmetric, outputs))
 
 
-def _matched(models: Mapping[ModelName, Kinds], metric: Metric) -> tuple[Layers, ...]:
+def _matched(models: Mapping[ModelName, Kinds], metric: LayerwiseMetric) -> tuple[Layers, ...]:
     """The layers that each step applies.
 
     Raises:
@@ -251,7 +254,7 @@ def _matched(models: Mapping[ModelName, Kinds], metric: Metric) -> tuple[Layers,
     steps = []
     for matched in align(models["A"], models.get("B", models["A"]), metric):
         numbers: Layers = {"A": matched.bra, "B": matched.ket}
-        layers = {model: numbers[model] for model in models}
+        layers: Layers = {model: numbers[model] for model in models}
         _check_meeting(_kinds_at(models, layers))
         steps.append(layers)
     return tuple(steps)

@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from tnsim.folding.sequences.notation import Leg
-from tnsim.metrics.metric import Frobenius, Metric
+from tnsim.metrics.protocol import LayerwiseMetric
 from tnsim.names import STREAM
 
 
@@ -107,11 +107,12 @@ class MetricRules(NamedTuple):
         return 1.0 if self.gaussian else 1.0 / order
 
 
-def rules_of(metric: Metric) -> MetricRules:
+def rules_of(metric: LayerwiseMetric) -> MetricRules:
     """The rules by which a metric joins legs layer by layer."""
     if metric.pairs_within_model:
         return MetricRules(ALL, ALL, ALL, gaussian=True, symmetrised=False)
-    symmetrised = not isinstance(metric, Frobenius)
+    of_two_legs = metric.joinings(2, 2, centred=True)
+    symmetrised = any(joining.symmetrised for joining in of_two_legs)
     across = ACROSS if symmetrised else STRAIGHT
     return MetricRules(NONE, across, STREAM_ACROSS, gaussian=False, symmetrised=symmetrised)
 

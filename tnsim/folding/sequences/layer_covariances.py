@@ -116,22 +116,23 @@ def _positions_matter(step: LayerStep, pair: Pair) -> bool:
 
 def _stream_with_stream(legs: Projections) -> list[Summand]:
     names = legs.names
-    skips = [names.skip(slot) for slot in SLOTS]
-    if None in skips:
+    bra, ket = names.skip("bra"), names.skip("ket")
+    if bra is None or ket is None:
         return []
     state = legs.covariance(stream("bra"), stream("ket"))
     state = renamed(state, {FIRST: OUTPUT_END["bra"], SECOND: OUTPUT_END["ket"]})
     share = names.step.rules.skip_share(names.order("bra"))
     same = names.form() != "full"
-    return [Summand(share, (*skips[0], *skips[1], *state), same, (STREAM, STREAM))]
+    return [Summand(share, (*bra, *ket, *state), same, (STREAM, STREAM))]
 
 
 def _stream_with_core(expansions: Expansions, slot: Slot) -> list[Summand]:
     """The covariance of the stream in one slot with what the layer in the other one computes."""
     names, layer = expansions.legs.names, OTHER[slot]
-    skip, kind = names.skip(slot), names.kind(layer)
-    if skip is None or kind is None:
+    skip = names.skip(slot)
+    if skip is None or names.waits(layer):
         return []
+    kind = names.kind(layer)
     if kind.mixes_positions:
         covariances = attention.covariance_with_stream(expansions, slot)
     else:
@@ -147,12 +148,12 @@ def _stream_with_core(expansions: Expansions, slot: Slot) -> list[Summand]:
 
 
 def _core_with_core(expansions: Expansions, means: Means, by_head: bool) -> list[Summand]:
-    bra, ket = (expansions.legs.names.kind(slot) for slot in SLOTS)
-    if bra is None or ket is None:
+    names = expansions.legs.names
+    if any(names.waits(slot) for slot in SLOTS):
         return []
-    if not bra.mixes_positions:
+    if not names.kind("bra").mixes_positions:
         return position_wise.covariance(expansions.legs)
-    head_means = {model: mean.heads for model, mean in means.items()}
+    head_means: attention.HeadMeans = {model: mean.heads for model, mean in means.items()}
     return attention.covariance(expansions, head_means, by_head)
 
 

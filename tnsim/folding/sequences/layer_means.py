@@ -37,13 +37,13 @@ class OutputMean(NamedTuple):
 
 def output_mean(step: LayerStep, model: ModelName) -> OutputMean:
     """The mean of a layer's output, or for the tree metrics its value at the zero input."""
-    if step.kinds[model] is None:
-        return OutputMean(step.states.means[model])
     names = BraKet(step, Pair(model, model), one_position=True)
+    if names.waits("bra"):
+        return OutputMean(step.states.means[model])
     stage = StageBuilder(step.suffix, kept=True)
     legs = Projections(names, stage)
     heads, summands = None, []
-    if step.kinds[model].mixes_positions:
+    if names.kind("bra").mixes_positions:
         heads = attention.head_mean(Expansions(f"wick.{model}", legs))
         summands += attention.mean(names, heads)
     else:
@@ -80,7 +80,7 @@ def _bias(names: BraKet) -> list[Summand]:
     The biases of legs, that of a linear layer among them, are in the means of the legs.
     """
     kind = names.kind("bra")
-    if kind.down not in kind.biases:
+    if kind.down is None or kind.down not in kind.biases:
         return []
     product = (names.leaf("bra", bias_of(kind.down), "k"), *names.ones("bra", kind.order))
     return [Summand(1.0, product, parts=(CONSTANT, CONSTANT))]

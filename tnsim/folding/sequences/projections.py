@@ -17,7 +17,7 @@ from __future__ import annotations
 from tnsim.engine.problem import Operand, StageBuilder, renamed
 from tnsim.folding.sequences.bra_ket import BraKet
 from tnsim.folding.sequences.notation import FIRST, HEAD, SECOND, Leg, Product, spread
-from tnsim.names import STREAM, bias_of
+from tnsim.names import STREAM, Slot, bias_of
 
 _EXCHANGED = {FIRST: SECOND, SECOND: FIRST}
 
@@ -100,7 +100,8 @@ class Projections:
         Its indices: `s` where it depends on a position, the rows of the leg, `S` where the
         covariance is full, and `j`.
         """
-        names, slots = self.names, (one.slot, two.slot)
+        names = self.names
+        slots: tuple[Slot, Slot] = (one.slot, two.slot)
         moment, rows = names.state_moment(*slots), names.rows(one)
         if not moment.name:
             return names.leaf(one.slot, one.role, *rows, "j")

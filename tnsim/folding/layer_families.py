@@ -1,0 +1,168 @@
+"""Layer over layer. In: two models, a metric. Out: families of problems, see `base`."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+
+from tnsim.engine.problem import Problem
+from tnsim.errors import ModelError
+from tnsim.folding.constants import MomentNodes
+from tnsim.folding.layerwise import fold
+from tnsim.folding.leaves import (
+    all_but_constant,
+    by_side,
+    identities,
+    kinds_of_other,
+    must_lift,
+    named,
+    only,
+    renamed,
+)
+from tnsim.folding.sequences.coincidences import position_array
+from tnsim.folding.sequences.fold import fold_sequences
+from tnsim.metrics.input_moments import (
+    InputKind,
+    SequenceInputs,
+    input_kind,
+    input_moments,
+    sequence_inputs,
+    sequence_moments,
+)
+from tnsim.metrics.metric import as_layerwise, layer_by_layer
+from tnsim.metrics.protocol import LayerwiseMetric, Metric
+from tnsim.models.model import Model
+from tnsim.names import COVARIANCE, IDENTITY, MEAN, ONE, ONES, SAME_POSITION, TRACE, Pair, Side
+from tnsim.tensors.kinds import Kinds, kinds, nonlinear
+from tnsim.tensors.lifted import arrays
+from tnsim.tensors.positional import sequence_arrays
+
+
+@dataclass(frozen=True)
+class LayerWise:
+    """Models of vectors, a layer of one over a layer of the other: Gram and moment recursions.
+
+    Exact for the tree metrics at any depth, for `Gaussian` up to one nonlinear layer; beyond, the
+    closure. What the methods answer is said in `base.Family`.
+
+    Args:
+        name: Of the metric that was asked for.
+        metric: Class of the metric that joins the legs.
+        bra: Kinds of the layers of A.
+        ket: Kinds of the layers of B; None where A meets itself.
+        input_kind: Structure of the input's moments.
+        lifted: Whether the constant is coordinate 0 of every bond.
+        nodes: None, one run is all.
+
+    Source:
+        Paper, appendices A.2 and A.3.
+    """
+
+    name: str
+    metric: type[LayerwiseMetric]
+    bra: Kinds
+    ket: Kinds | None
+    input_kind: InputKind
+    lifted: bool
+    nodes: MomentNodes | None = None
+
+    @classmethod
+    def of(cls, a: Model, b: Model | None, metric: Metric) -> Self:
+        bra, ket = kinds(a), kinds_of_other(b)
+        lifted = must_lift(bra, ket or bra)
+        joined = as_layerwise(metric)
+        return cls(metric.name, type(joined), bra, ket, input_kind(metric, lifted), lifted)
+
+    @property
+    def exact(self) -> bool:
+        return self.metric().is_exact(nonlinear(self.bra, self.ket or ()))
+
+    def prepare(self, model: Model) -> Model:
+        return model
+
+    def problem(self, pairs: tuple[Pair, ...], per_output: bool) -> Problem:
+        models = by_side(self.bra, self.ket)
+        return fold(models, self.metric(), self.input_kind, self.lifted, pairs, per_output)
+
+    def weights(self, side: Side, model: Model) -> dict[str, Any]:
+        return named(side, [arrays(layer, self.lifted) for layer in model.layers])
+
+    def inputs(
+        self, names: Collection[str], metric: Metric, d_in: int, t: float | None = None
+    ) -> dict[str, Any]:
+        moments = input_moments(metric, d_in, self.lifted)
+        leaves = renamed(moments, {"mean": MEAN, "moment": COVARIANCE})
+        leaves |= identities(names, {IDENTITY: d_in + self.lifted})
+        leaves[TRACE] = all_but_constant(self.bra[-1].d_out)
+        return only(names, leaves)
+
+
+@dataclass(frozen=True)
+class Sequences:
+    """Models of sequences, layer over layer, covariances between positions carried along.
+
+    Exact where `LayerWise` is. What the methods answer is said in `base.Family`.
+
+    Args:
+        name: Of the metric that was asked for.
+        metric: Class of the metric that joins the legs.
+        bra: Kinds of the layers of A.
+        ket: Kinds of the layers of B; None where A meets itself.
+        input_kind: Structure of the input's moments.
+        n_ctx: Positions.
+        lifted: Never, the constant is apart from the coordinates.
+        nodes: None, one run is all.
+
+    Source:
+        Paper, appendices A.2 and A.3, for sequences.
+    """
+
+    name: str
+    metric: type[LayerwiseMetric]
+    bra: Kinds
+    ket: Kinds | None
+    input_kind: SequenceInputs
+    n_ctx: int
+    lifted: bool = False
+    nodes: MomentNodes | None = None
+
+    @classmethod
+    def of(cls, a: Model, b: Model | None, metric: Metric) -> Self:
+        bra, ket = kinds(a), kinds_of_other(b)
+        if a.n_ctx is None:
+            raise ModelError("models of sequences need tnsim.Model(layers, n_ctx=...)")
+        degrees = a.degree, (b or a).degree
+        joined = layer_by_layer(metric, nonlinear(bra, ket or ()), degrees)
+        inputs = sequence_inputs(metric, a.d_in, a.n_ctx)
+        return cls(metric.name, type(joined), bra, ket, inputs, a.n_ctx)
+
+    @property
+    def exact(self) -> bool:
+        return self.metric().is_exact(nonlinear(self.bra, self.ket or ()))
+
+    def prepare(self, model: Model) -> Model:
+        return model
+
+    def problem(self, pairs: tuple[Pair, ...], per_output: bool) -> Problem:
+        models = by_side(self.bra, self.ket)
+        return fold_sequences(models, self.metric(), self.input_kind, self.n_ctx, pairs, per_output)
+
+    def weights(self, side: Side, model: Model) -> dict[str, Any]:
+        return named(side, [sequence_arrays(layer, self.n_ctx) for layer in model.layers])
+
+    def inputs(
+        self, names: Collection[str], metric: Metric, d_in: int, t: float | None = None
+    ) -> dict[str, Any]:
+        n = self.n_ctx
+        moments = sequence_moments(metric, d_in, n)
+        leaves = renamed(moments, {"mean": MEAN, "covariance": COVARIANCE})
+        leaves |= {ONE: np.ones(()), ONES: np.ones(n)}
+        leaves |= identities(names, {SAME_POSITION: n, IDENTITY: d_in})
+        for name in names:
+            array = position_array(name, n)
+            if array is not None:
+                leaves[name] = array
+        return only(names, leaves)
