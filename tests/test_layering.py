@@ -1,4 +1,4 @@
-"""The picture of the folders, read off the imports: arrows point one way, foreign libraries stay in their rooms."""
+"""The picture of the folders, read off the imports: arrows point one way, libraries stay put."""
 
 import ast
 import subprocess

@@ -146,7 +146,7 @@ def compared(
     """
     models = list({id(model): model for _, model in (*one, *two)}.values())
     common = space([kinds(model) for model in models], metric)
-    if not fits(common):
+    if common is None or not fits(common):
         return None
     number = {id(model): n for n, model in enumerate(models)}
     weights = np.zeros((2, len(models)))

@@ -31,6 +31,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from jax.core import Tracer
 from jaxtyping import Float
 
 from tnsim.models.attention import Attention
@@ -222,9 +223,26 @@ def _core(
     if kind is Multilinear:
         return Multilinear(legs, down, biases, down_bias)
     if kind is Bilinear:
-        return Bilinear(*legs, down, *biases, down_bias)
+        left, right = legs
+        left_bias, right_bias = biases
+        return Bilinear(left, right, down, left_bias, right_bias, down_bias)
     _, _, heads, mask, base = setting
-    return Attention(*legs, down, heads * groups, *biases, down_bias, mask, base)
+    q1, k1, q2, k2, v = legs
+    names = ("q1_bias", "k1_bias", "q2_bias", "k2_bias", "v_bias")
+    of_rows = dict(zip(names, biases, strict=True))
+    return Attention(
+        q1,
+        k1,
+        q2,
+        k2,
+        v,
+        down,
+        heads * groups,
+        **of_rows,
+        o_bias=down_bias,
+        mask=mask,
+        rope_base=base,
+    )
 
 
 class _Row(NamedTuple):
@@ -257,4 +275,4 @@ def _equal(a: _Parts, b: _Parts) -> bool:
 
 
 def _is_traced(model: Any) -> bool:
-    return any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(model))
+    return any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(model))

@@ -42,7 +42,7 @@ from tnsim.models.protocol import Layer
 _VANISHES = 10_000
 """Powers of two that turn any float into zero, or into infinity."""
 _STEP = 8
-"""Units are powers of 2^8: a layer has its largest entry in [2^-7, 2), a row less than 2^8 below."""
+"""Units are powers of 2^8: a layer has its largest entry in [2^-7, 2), a row within 2^8 of it."""
 _SMALLEST = -(2.0**40)
 """The exponent of a coefficient of zero: below that of any model."""
 
