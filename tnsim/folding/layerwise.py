@@ -1,9 +1,10 @@
 """Layer over layer as a folded problem. In: layer kinds, a metric. Out: a `Problem`.
 
-The closed network of an inner product is a tree over a tree. What a pair (bra subtree, ket subtree)
-contributes depends on the two layers at their tops and on what lies below, not on the copy, so it
-is defined once. With X and Y the two models, and h_X the state of X below a layer, this is the second
-moment of the states and, for the metrics that pair legs within a model, the mean of each:
+The closed network of an inner product is a tree over a tree. What a pair (bra subtree, ket
+subtree) contributes depends on the two layers at their tops and on what lies below, not on the
+copy, so it is defined once. With X and Y the two models, and h_X the state of X below a layer,
+this is the second moment of the states and, for the metrics that pair legs within a model, the
+mean of each:
 
     S_XY = E[h_X h_Y^T],        m_X = E[h_X].
 
