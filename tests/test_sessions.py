@@ -30,6 +30,16 @@ def test_a_value_larger_than_the_limit_is_kept_alone():
     assert "longer" in kept and (len(kept), kept.held) == (1, 6)
 
 
+def test_some_keys_are_forgotten_and_others_stay():
+    kept = Recent(limit=100, size=len)
+    for word in ("a1", "a22", "b333", "a4444"):
+        kept.get(word, lambda word=word: word)
+    kept.shrink(5, 1, lambda key: key[0] == "a")  # the last one, and what fits beside it: nothing
+    assert "a4444" in kept and "b333" in kept and (len(kept), kept.held) == (2, 9)
+    kept.forget(lambda key: key[0] == "a")
+    assert "b333" in kept and (len(kept), kept.held) == (1, 4)
+
+
 def test_results_belong_to_the_session_in_use():
     calls = []
 

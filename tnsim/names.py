@@ -1,10 +1,12 @@
-"""The grammar of names. In: nothing. Out: the tags and indices of networks, the leaf names of plans.
+"""The grammar of names.
+
+In: nothing. Out: the tags and indices of networks, the leaf names of plans.
 
 Tags of a quimb network (all of a tensor's tags at once):
 
-    side       `A` for the bra, `B` for the ket
-    layer      `LAYER{i}`, counted from the input
-    role       `WEIGHT` for a linear layer; `LEFT`, `RIGHT`, `DOWN` for a bilinear one; `Q1`, `K1`, `Q2`, `K2`, `V`, `O`,
+    side       `A` for the bra, `B` for the ket layer      `LAYER{i}`, counted from the input role
+    `WEIGHT` for a linear layer; `LEFT`, `RIGHT`, `DOWN` for a bilinear one; `Q1`, `K1`, `Q2`,
+    `K2`, `V`, `O`,
                `MASK` for attention
     copy       `COPY{j}`: which of the identical copies in the unrolled tree, 0 at the left
     operator   `SYMMETRISER`, `COVARIANCE`, `MEAN`, `CONSTANT`: nodes that a metric inserts
@@ -85,12 +87,17 @@ def bond_index(side: str, layer: int, copy: int) -> str:
 
 
 def inner_index(side: str, layer: int, copy: int, name: str) -> str:
-    """Index inside one copy of a layer: the hyperindex `hidden` of a bilinear one, positions and heads of attention."""
+    """Index inside one copy of a layer.
+
+    The hyperindex `hidden` of a bilinear one, positions and heads of attention.
+    """
     return f"{side}_{name}{layer}_{copy}"
 
 
 def role_index(side: str, layer: int, copy: int, leg: int) -> str:
-    """Index over the roles (left and right, or q1 to v) that the symmetriser of one copy permutes."""
+    """Index over the roles (left and right, or q1 to v) that the symmetriser of one copy
+    permutes.
+    """
     return f"{side}_role{layer}_{copy}_{leg}"
 
 

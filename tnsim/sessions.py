@@ -75,6 +75,26 @@ class Recent(Generic[K, V]):
             _, dropped = self._values.popitem(last=False)
             self.held -= self.size(dropped)
 
+    def forget(self, chosen: Callable[[K], bool]) -> None:
+        """Give up the values of the keys that are chosen, and no others."""
+        with self._changing:
+            for key in [key for key in self._values if chosen(key)]:
+                self.held -= self.size(self._values.pop(key))
+
+    def shrink(self, limit: float, least: int, chosen: Callable[[K], bool]) -> None:
+        """Of the keys that are chosen, keep `least` values, and more only up to a size of `limit`.
+
+        What was not used for longest goes first; other keys are left alone.
+        """
+        with self._changing:
+            keys = [key for key in self._values if chosen(key)]
+            held = sum(self.size(self._values[key]) for key in keys)
+            for key in keys[: max(0, len(keys) - least)]:
+                if held <= limit:
+                    return
+                size = self.size(self._values.pop(key))
+                held, self.held = held - size, self.held - size
+
     def clear(self) -> None:
         """Drop every value."""
         with self._changing:
@@ -95,10 +115,13 @@ class Session:
         results: number of results of planning that are kept: plans, pieces, contraction routes.
         operations: number of operations that compiled programs may have together. An operation maps
             one or two regions of code, and Linux allows a process 65,530 of them.
+        block_bytes: bytes that the blocks of models of runs over many pairs may take together. Each
+            run keeps its own within half of the free memory and lets go of them when it ends.
 
     Attributes:
         results: results of planning by function and arguments.
         programs: compiled programs by piece and shapes.
+        blocks: models made ready, by run and content.
 
     Example:
         >>> import tnsim
@@ -107,14 +130,21 @@ class Session:
         0
     """
 
-    def __init__(self, results: int = 65_536, operations: int = 16_384) -> None:
+    def __init__(
+        self,
+        results: int = 65_536,
+        operations: int = 16_384,
+        block_bytes: float = 2**36,
+    ) -> None:
         self.results: Recent[Hashable, Any] = Recent(results)
         self.programs: Recent[Hashable, Any] = Recent(operations, lambda program: program.length)
+        self.blocks: Recent[tuple[str, ...], Any] = Recent(block_bytes, lambda block: block.nbytes)
 
     def clear(self) -> None:
         """Forget everything; the next call makes anew what it needs."""
         self.results.clear()
         self.programs.clear()
+        self.blocks.clear()
 
 
 _default = Session()

@@ -122,7 +122,28 @@ def test_the_same_models_in_another_space(rng, route):
     plain, biased = models(rng, 2, biases=False), models(rng, 2)
     tnsim.pairwise(plain)
     agrees(tnsim.pairwise(plain, other=biased), plain, biased)
-    assert not tiles._kept
+    assert len(tnsim.session().blocks) == 0
+
+
+def test_a_run_forgets_its_own_blocks_only(rng, route, monkeypatch):
+    """A run that ends while an equal one is under way leaves the blocks of that one alone."""
+    route(costs.FEATURES)
+    few = models(rng, 3)
+    kept = tnsim.session().blocks
+    counts, plain_tile = [], tiles.tile
+
+    def tile(job, rows, columns):
+        products = plain_tile(job, rows, columns)
+        if not counts:
+            counts.append(len(kept))
+            tnsim.pairwise(few)  # another run from its start to its end
+            counts.append(len(kept))
+        return products
+
+    monkeypatch.setattr(tiles, "tile", tile)
+    tnsim.pairwise(few)
+    assert counts == [1, 1]
+    assert len(kept) == 0
 
 
 def test_linear_models_beside_quadratic_ones(rng, route):

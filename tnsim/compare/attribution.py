@@ -1,9 +1,12 @@
-"""Which components of two models account for their inner product. In: models, a metric. Out: a labelled matrix.
+"""Which components of two models account for their inner product.
 
-An output is a sum of components: what the residual stream carries past the last nonlinear layer, what that layer adds,
-head by head if it is attention, and biases; linear layers after it act on each. An inner product is bilinear, so
-it is the sum of a matrix with one entry per pair of components. Entry (i, j) is `sum_s E<a_i(x)[s], b_j(x)[s]>` under the metric:
-exact for one nonlinear layer, and beyond it with the hidden states that the metric says (closure, tree).
+In: models, a metric. Out: a labelled matrix.
+
+An output is a sum of components: what the residual stream carries past the last nonlinear layer,
+what that layer adds, head by head if it is attention, and biases; linear layers after it act on
+each. An inner product is bilinear, so it is the sum of a matrix with one entry per pair of
+components. Entry (i, j) is `sum_s E<a_i(x)[s], b_j(x)[s]>` under the metric: exact for one
+nonlinear layer, and beyond it with the hidden states that the metric says (closure, tree).
 """
 
 from __future__ import annotations
@@ -44,7 +47,11 @@ WAYS = ("layer", "head")
 
 @dataclass(frozen=True, eq=False)
 class Attribution:
-    """`values[i, j]`: contribution of component `bra[i]` of the first model with `ket[j]` of the second; they sum to the inner product."""
+    """Contributions of pairs of components, which sum to the inner product.
+
+    `values[i, j]`: that of component `bra[i]` of the first model with `ket[j]` of the second, in
+    units of squared outputs. `exact`: whether the metric's definition is met exactly.
+    """
 
     values: Float[np.ndarray, "bra ket"]
     bra: tuple[str, ...]
@@ -72,11 +79,33 @@ def attribution(
 ) -> Attribution:
     """Contributions of a's components against b's; their sum is `inner(a, b, metric)`.
 
-    by "layer": the residual stream into the last nonlinear layer, that layer, and constants. by "head": the last attention
-    layer's heads one by one. A component that a model lacks has zeros: labels do not depend on
-    the partner. Raises `ModelError` when the models are no plain models, have no nonlinear layer,
-    different numbers of them or different last ones, or no heads to tell apart, and for metrics of
-    whole models; otherwise as `inner`.
+    Args:
+        a, b: Models of one depth, with at least one nonlinear layer.
+        metric: One that works layer by layer: `GaussianClosure` or `TreeSymmetric`.
+        by: `"layer"` for the residual stream into the last nonlinear layer, that layer, and
+            constants; `"head"` for the heads of a last attention layer one by one. A component
+            that a model lacks has zeros: labels do not depend on the partner.
+        dtype: Precision of the computation, float64 or float32; the result is float64.
+
+    Returns:
+        An `Attribution`, float64 of shape (components of a, components of b), in units of squared
+        outputs.
+
+    Raises:
+        ModelError: The models are no plain models, have no nonlinear layer, different numbers of
+            them or different last ones, or no heads to tell apart; or the metric is of whole
+            models. Otherwise as `inner`.
+        TnsimError: A contribution is beyond float64.
+
+    Example:
+        >>> import numpy as np, tnsim
+        >>> layer = tnsim.Bilinear(np.eye(2), np.eye(2), np.eye(2))
+        >>> a = tnsim.Model([layer])
+        >>> result = tnsim.attribution(a, a)
+        >>> result.bra
+        ('stream', 'layer 0', 'constant')
+        >>> round(float(result.values.sum() / tnsim.inner(a, a)), 6)
+        1.0
     """
     if by not in WAYS:
         raise ModelError(f"by must be one of {', '.join(WAYS)}, found {by!r}")
@@ -88,7 +117,7 @@ def attribution(
     dtype = dtype_name(dtype)
     check(a, b, metric)
     parts = scaled(a), scaled(b)
-    models = {side: _prepared(part.model) for side, part in zip(SIDES, parts, strict=True)}
+    models: dict[Side, Model] = {"A": _prepared(parts[0].model), "B": _prepared(parts[1].model)}
     last = {side: _last_nonlinear(model) for side, model in models.items()}
     if last["A"].mixes_positions is not last["B"].mixes_positions:
         raise ModelError(
@@ -109,13 +138,16 @@ def attribution(
     depths = [sum(order > 1 for order in model.orders) for model in (a, b)]
     if depths[0] != depths[1]:
         raise ModelError(
-            f"attribution is for models of one depth, found {depths[0]} and {depths[1]} nonlinear layers"
+            "attribution is for models of one depth, "
+            f"found {depths[0]} and {depths[1]} nonlinear layers"
         )
     if not joins_legs(metric) or joins_whole_trees(type(metric), depths[0]):
         raise ModelError(
-            f"attribution works layer by layer: use GaussianClosure() or TreeSymmetric(), found {type(metric).__name__}"
+            "attribution works layer by layer: use GaussianClosure() or TreeSymmetric(), "
+            f"found {type(metric).__name__}"
         )
     family = Sequences.of(models["A"], models["B"], metric)
+    assert family.ket is not None  # a partner was given
     problem = fold_attribution(
         {"A": family.bra, "B": family.ket or family.bra},
         family.metric(),
@@ -142,7 +174,9 @@ def attribution(
 
 
 def _prepared(model: Model) -> Model:
-    """The same function with at most one linear layer after the last nonlinear one, over sequences (of one vector)."""
+    """The same function with at most one linear layer after the last nonlinear one, over
+    sequences (of one vector).
+    """
     layers = list(model.layers)
     nonlinear = [n for n, layer in enumerate(layers) if layer.order > 1]
     if not nonlinear:
@@ -161,16 +195,17 @@ def _last_nonlinear(model: Model) -> LayerKind:
 
 def _labels(model: Model, last: LayerKind, by: str) -> tuple[str, ...]:
     number = max(n for n, layer in enumerate(model.layers) if layer.order > 1)
-    core = (
-        (f"layer {number}",)
-        if by == "layer"
-        else tuple(f"layer {number} head {h}" for h in range(last.heads[0]))
-    )
-    return ("stream", *core, "constant")
+    if by == "layer":
+        return ("stream", f"layer {number}", "constant")
+    heads = [f"layer {number} head {h}" for h in range(last.heads[0])]
+    return ("stream", *heads, "constant")
 
 
 def _selectors(side: Side, count: int, by: str) -> dict[str, Float[np.ndarray, ...]]:
-    """Which part of an output belongs to which component: stream first, constants last, the layer or its heads between."""
+    """Which part of an output belongs to which component.
+
+    Stream first, constants last, the layer or its heads between.
+    """
     eye = np.eye(count)
     selectors = {Selector(STREAM, side): eye[0], Selector(CONSTANT, side): eye[-1]}
     if by == "head":

@@ -1,4 +1,6 @@
-"""Closed form beside sampling. In: two models and a Gaussian metric. Out: an estimate with its standard error.
+"""Closed form beside sampling.
+
+In: two models and a Gaussian metric. Out: an estimate with its standard error.
 
 The forward passes know nothing of networks or plans, so agreement within the standard error is an
 independent check of a result, and disagreement shows what a closure misses.
@@ -24,9 +26,11 @@ GROUPS = 32
 
 
 class Check(NamedTuple):
-    """`similarity` in closed form; `estimate` of the true cosine from `samples` inputs, with its `standard_error`.
+    """A similarity in closed form beside an estimate by sampling.
 
-    `deviation` is their difference in standard errors: of order one when the closed form is the true value.
+    `similarity` is the closed form, `estimate` that of the true cosine from `samples` inputs, with
+    its `standard_error`. `deviation` is their difference in standard errors: of order one when the
+    closed form is the true value.
     """
 
     similarity: Any
@@ -49,15 +53,38 @@ def check(
     seed: int = 0,
     progress: bool = False,
 ) -> Check:
-    """Monte-Carlo cosine `E<a,b> / sqrt(E|a|^2 E|b|^2)` over x ~ N(mean, cov), or token sequences, beside `similarity(a, b, metric)`.
+    """Estimate the cosine `E<a,b> / sqrt(E|a|^2 E|b|^2)` by sampling, beside the closed form.
 
-    The standard error is a jackknife over 32 groups of samples. Raises `ModelError` for a metric
-    that is no expectation over inputs and for fewer than 64 samples, `TnsimError` where forward
-    passes exceed the range of floats.
+    Inputs are x ~ N(mean, cov), or token sequences. The standard error is a jackknife over 32
+    groups of samples.
+
+    Args:
+        a, b: Models, or combinations such as `b - c`.
+        metric: One that is an expectation over inputs: Gaussian, its closure or `Categorical`.
+        samples: How many inputs are drawn, at least 64.
+        seed: Seed of the random numbers.
+        progress: Whether a progress bar is shown.
+
+    Returns:
+        A `Check` of floats: cosines in [-1, 1], their deviation in standard errors.
+
+    Raises:
+        ModelError: The metric is no expectation over inputs, there are too few samples, or as
+            `similarity`.
+        TnsimError: Forward passes exceed the range of floats.
+
+    Example:
+        >>> import numpy as np, tnsim
+        >>> from tnsim.compare.monte_carlo import check
+        >>> a = tnsim.Model([tnsim.Linear(np.array([[1.0, 0.0], [0.0, 1.0]]))])
+        >>> b = tnsim.Model([tnsim.Linear(np.array([[1.0, 0.0], [0.0, 0.0]]))])
+        >>> bool(abs(check(a, b, samples=4096).deviation) < 5)
+        True
     """
     if not isinstance(metric, (Gaussian, GaussianClosure, Categorical)):
         raise ModelError(
-            f"only Gaussian metrics and Categorical are expectations that sampling can check, found {type(metric).__name__}"
+            "only Gaussian metrics and Categorical are expectations that sampling can check, "
+            f"found {type(metric).__name__}"
         )
     if samples < 2 * GROUPS:
         raise ModelError(f"a check needs at least {2 * GROUPS} samples, found {samples}")
@@ -103,16 +130,21 @@ def _sampler(
     shape = (model.d_in,) if model.n_ctx is None else (model.n_ctx, model.d_in)
     if isinstance(metric, Categorical):
         p = np.asarray(metric.distribution(model.d_in), np.float64)
-        return lambda rng, size: np.eye(model.d_in)[
-            rng.choice(len(p), size=(size, model.n_ctx), p=p / p.sum())
-        ]
+        one_hot, positions = np.eye(model.d_in), shape[:-1]
+
+        def tokens(rng: np.random.Generator, size: int) -> np.ndarray:
+            return one_hot[rng.choice(len(p), size=(size, *positions), p=p / p.sum())]
+
+        return tokens
+    whole: Any = metric
     if model.n_ctx is not None:
-        metric = flattened(metric, model.d_in, model.n_ctx)
-    factor, mean = _factor(metric, math.prod(shape))
+        whole = flattened(metric, model.d_in, model.n_ctx)
+    factor, mean = _factor(whole, math.prod(shape))
 
     def draw(rng: np.random.Generator, size: int) -> np.ndarray:
         x = rng.normal(size=(size, math.prod(shape)))
-        return (mean + (x * factor if factor.ndim == 1 else x @ factor.T)).reshape(size, *shape)
+        centred = x * factor if factor.ndim == 1 else x @ factor.T
+        return (mean + centred).reshape(size, *shape)
 
     return draw
 

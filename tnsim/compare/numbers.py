@@ -1,7 +1,9 @@
-"""Numbers that know where they come from. In: values, a metric's name, its guarantee. Out: NumPy float64.
+"""Numbers that know where they come from.
 
-Outside a JAX trace the verbs return these: they behave as `numpy.float64` and `numpy.ndarray` and carry
-`metric` and `exact`. Arithmetic on them gives plain NumPy numbers again.
+In: values, a metric's name, its guarantee. Out: NumPy float64.
+
+Outside a JAX trace the verbs return these: they behave as `numpy.float64` and `numpy.ndarray` and
+carry `metric` and `exact`. Arithmetic on them gives plain NumPy numbers again.
 """
 
 from __future__ import annotations
@@ -14,7 +16,12 @@ from tnsim.tables import html_table
 
 
 class Number(np.float64):
-    """A float64 with `.metric` (name) and `.exact` (whether the metric's definition is met exactly)."""
+    """A float64 with `.metric` (name) and `.exact` (its definition is met exactly).
+
+    Example:
+        >>> Number(0.5, "Gaussian", True)
+        Number(0.5, metric='Gaussian', exact=True)
+    """
 
     metric: str
     exact: bool
@@ -32,7 +39,12 @@ class Number(np.float64):
 
 
 class Numbers(np.ndarray):
-    """A float64 array with `.metric` and `.exact`; views and slices keep them."""
+    """A float64 array with `.metric` and `.exact`; views and slices keep them.
+
+    Example:
+        >>> Numbers([0.5, 1.0], "Gaussian", True)[:1]
+        Numbers([0.5], metric='Gaussian', exact=True)
+    """
 
     metric: str | None
     exact: bool | None
@@ -51,7 +63,12 @@ class Numbers(np.ndarray):
 
 
 class SignedLog(NamedTuple):
-    """`sign * exp(log)`; a zero has sign 0 and log -inf."""
+    """`sign * exp(log)`; a zero has sign 0 and log -inf. Both are float64 scalars.
+
+    Example:
+        >>> SignedLog(1.0, 2.0).log
+        2.0
+    """
 
     sign: Any
     log: Any

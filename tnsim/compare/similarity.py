@@ -1,20 +1,21 @@
 """The verbs: similarity, slices, inner, log_inner, plan. In: models and a metric. Out: numbers.
 
-Models are aligned and planned by shape (once per structure and process), their arrays are lifted where a
-bias or a skip needs it, and the plan is run. Outside a JAX trace everything runs in a scoped 64-bit,
-full-precision setting and returns NumPy float64; inside one, in the dtype of the weights given, and
-what comes back is a JAX array.
+Models are aligned and planned by shape (once per structure and process), their arrays are lifted
+where a bias or a skip needs it, and the plan is run. Outside a JAX trace everything runs in a
+scoped 64-bit, full-precision setting and returns NumPy float64; inside one, in the dtype of the
+weights given, and what comes back is a JAX array.
 """
 
 from __future__ import annotations
 
 import itertools
 from functools import reduce
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from numpy.typing import DTypeLike
 
 from tnsim.compare.numbers import Number, Numbers, SignedLog
@@ -31,7 +32,7 @@ from tnsim.metrics.metric import Gaussian, Metric
 from tnsim.models.differences import by_differences
 from tnsim.models.model import Model, terms
 from tnsim.models.scaling import Scaled, beyond_float, larger, power, scaled, split
-from tnsim.names import Pair
+from tnsim.names import Pair, Side
 
 
 def similarity(
@@ -42,10 +43,30 @@ def similarity(
     dtype: DTypeLike = "float64",
     budget: Budget = Budget(),
 ) -> Number:
-    """Cosine over all outputs: `<a|M|b> / sqrt(<a|M|a> <b|M|b>)` (paper, equation 2), in [-1, 1].
+    """Cosine over all outputs: `<a|M|b> / sqrt(<a|M|a> <b|M|b>)`.
 
-    a, b: models, or combinations such as `b - c`. dtype: precision of the computation. Raises `ModelError`
-    when the models cannot be compared or one of them is the zero function.
+    Args:
+        a, b: Models, or combinations such as `b - c`.
+        metric: How inputs are weighed.
+        dtype: Precision of the computation, float64 or float32; the result is float64.
+        budget: What the computation may take.
+
+    Returns:
+        A float64 in [-1, 1], without a unit; inside a JAX trace a scalar array.
+
+    Raises:
+        ModelError: The models cannot be compared, or one of them is the zero function.
+        TooLarge: The computation would exceed the budget.
+
+    Example:
+        >>> import numpy as np, tnsim
+        >>> a = tnsim.Model([tnsim.Linear(np.array([[1.0, 0.0], [0.0, 1.0]]))])
+        >>> b = tnsim.Model([tnsim.Linear(np.array([[1.0, 0.0], [0.0, 0.0]]))])
+        >>> round(float(tnsim.similarity(a, b)), 6)
+        0.707107
+
+    Source:
+        Paper, equation 2.
     """
     dtype = dtype_name(dtype)
     products, _, traced = _products(a, b, metric, True, False, dtype, budget)
@@ -60,7 +81,31 @@ def slices(
     dtype: DTypeLike = "float64",
     budget: Budget = Budget(),
 ) -> Numbers:
-    """Cosine of every output coordinate on its own (paper, section 2.4), shape (d_out,). Raises as `similarity`."""
+    """Cosine of every output coordinate on its own.
+
+    Args:
+        a, b: Models, or combinations such as `b - c`.
+        metric: How inputs are weighed.
+        dtype: Precision of the computation, float64 or float32; the result is float64.
+        budget: What the computation may take.
+
+    Returns:
+        Float64 of shape (d_out,), each in [-1, 1], without a unit.
+
+    Raises:
+        ModelError: As `similarity`; also where one output of a model is the zero function.
+        TooLarge: The computation would exceed the budget.
+
+    Example:
+        >>> import numpy as np, tnsim
+        >>> a = tnsim.Model([tnsim.Linear(np.array([[1.0, 0.0], [0.0, 1.0]]))])
+        >>> b = tnsim.Model([tnsim.Linear(np.array([[1.0, 0.0], [0.0, -2.0]]))])
+        >>> np.asarray(tnsim.slices(a, b)).round(6).tolist()
+        [1.0, -1.0]
+
+    Source:
+        Paper, section 2.4.
+    """
     dtype = dtype_name(dtype)
     products, _, traced = _products(a, b, metric, True, True, dtype, budget)
     return _cosine(products, metric, (a, b), traced, dtype)
@@ -74,9 +119,31 @@ def inner(
     dtype: DTypeLike = "float64",
     budget: Budget = Budget(),
 ) -> Number:
-    """`<a|M|b>`; under `Gaussian` that is `E <a(x), b(x)>`.
+    """Inner product `<a|M|b>`; under `Gaussian` that is `E <a(x), b(x)>`.
 
-    Raises `TnsimError` where it is too large or too small for float64.
+    Args:
+        a, b: Models, or combinations such as `b - c`.
+        metric: How inputs are weighed.
+        dtype: Precision of the computation, float64 or float32; the result is float64.
+        budget: What the computation may take.
+
+    Returns:
+        A float64, in units of squared outputs; inside a JAX trace a scalar array.
+
+    Raises:
+        ModelError: The models cannot be compared.
+        TooLarge: The computation would exceed the budget.
+        TnsimError: The value is too large or too small for float64; use `log_inner`.
+
+    Example:
+        >>> import numpy as np, tnsim
+        >>> a = tnsim.Model([tnsim.Linear(np.array([[1.0, 0.0], [0.0, 1.0]]))])
+        >>> b = tnsim.Model([tnsim.Linear(np.array([[1.0, 0.0], [0.0, 0.0]]))])
+        >>> round(float(tnsim.inner(a, b)), 6)
+        1.0
+
+    Source:
+        Paper, section 2.
     """
     dtype = dtype_name(dtype)
     products, exponent, traced = _products(a, b, metric, False, False, dtype, budget)
@@ -90,7 +157,7 @@ def inner(
             f"the inner product is about exp({log:.6g}), beyond float64; use log_inner"
         )
     _report_inner(products, metric, (a, b), dtype)
-    return _labelled(value, metric, (a, b))
+    return cast(Number, _labelled(value, metric, (a, b)))
 
 
 def log_inner(
@@ -101,7 +168,33 @@ def log_inner(
     dtype: DTypeLike = "float64",
     budget: Budget = Budget(),
 ) -> SignedLog:
-    """(sign, log |<a|M|b>|), finite at any depth; a zero inner product has sign 0 and log -inf."""
+    """Sign and logarithm of `<a|M|b>`, finite at any depth.
+
+    Args:
+        a, b: Models, or combinations such as `b - c`.
+        metric: How inputs are weighed.
+        dtype: Precision of the computation, float64 or float32; the result is float64.
+        budget: What the computation may take.
+
+    Returns:
+        `SignedLog(sign, log)`, float64 scalars: the sign is -1, 0 or 1, the logarithm natural. A
+        zero inner product has sign 0 and log -inf.
+
+    Raises:
+        ModelError: The models cannot be compared.
+        TooLarge: The computation would exceed the budget.
+
+    Example:
+        >>> import numpy as np, tnsim
+        >>> a = tnsim.Model([tnsim.Linear(np.array([[1.0, 0.0], [0.0, 1.0]]))])
+        >>> b = tnsim.Model([tnsim.Linear(np.array([[1.0, 0.0], [0.0, 0.0]]))])
+        >>> sign, log = tnsim.log_inner(a, b)
+        >>> float(sign), round(abs(float(log)), 6)
+        (1.0, 0.0)
+
+    Source:
+        Paper, section 2.2: norms grow like c^(2^L) with depth L.
+    """
     dtype = dtype_name(dtype)
     products, exponent, traced = _products(a, b, metric, False, False, dtype, budget)
     product = products["AB"]
@@ -122,7 +215,28 @@ def plan(
     per_output: bool = False,
     dtype: DTypeLike = "float64",
 ) -> Plan:
-    """What would run for `<a|M|b>`, from shapes alone; with `norms` also `<a|M|a>` and `<b|M|b>`, as a cosine needs."""
+    """What would run for `<a|M|b>`, from shapes alone.
+
+    Args:
+        a, b: Models.
+        metric: How inputs are weighed.
+        norms: Also `<a|M|a>` and `<b|M|b>`, as a cosine needs.
+        per_output: One inner product for every output coordinate.
+        dtype: Precision of the computation, float64 or float32.
+
+    Returns:
+        A `Plan`: the order of contractions, with costs in scalar multiplications and bytes.
+
+    Raises:
+        ModelError: The models cannot be compared, or one is a combination.
+        TooLarge: No plan could be carried out.
+
+    Example:
+        >>> import numpy as np, tnsim
+        >>> a = tnsim.Model([tnsim.Linear(np.eye(2))])
+        >>> tnsim.plan(a, a).metric
+        'gaussian'
+    """
     dtype = dtype_name(dtype)
     check(a, b, metric)
     for model in (a, b):
@@ -156,7 +270,7 @@ def _products(
     A sum of several models has its norms computed unless traced: what cancels is seen beside them.
     """
     check(a, b, metric)
-    traced = any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((a, b, metric)))
+    traced = any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves((a, b, metric)))
     first = by_differences(a, dtype)
     second = first if b is a else by_differences(b, dtype)
     one, two = terms(first), terms(second)
@@ -178,7 +292,7 @@ def _products(
         key = (id(m), id(n))
         if key not in known:
             value = _run(m, n, metric, False, per_output, dtype, traced, budget)["AB"]
-            known[key] = known[key[::-1]] = value
+            known[key] = known[id(n), id(m)] = value
         return known[key]
 
     products = {}
@@ -224,30 +338,36 @@ def _run(
     traced: bool,
     budget: Budget,
 ) -> dict[str, LogScaled]:
-    """Plan and execute for two plain models; logs are relative to the norms when these are computed too."""
+    """Plan and execute for two plain models.
+
+    Logs are relative to the norms when these are computed too.
+    """
     alone = a is b or (not traced and _same_weights(a, b))
-    wanted = _SELF if alone else _ALL if norms else _CROSS
+    wanted = _ALL if norms else _CROSS
+    if alone:
+        wanted = _SELF
     family = choose(a, None if alone else b, metric)
-    found = affordable(family, wanted, per_output, dtype, budget)
+    chosen = affordable(family, wanted, per_output, dtype, budget)
     nodes = family.nodes
     if traced:
-        dtype = jnp.result_type(
-            *(x.dtype for x in jax.tree.leaves((a, b)) if hasattr(x, "dtype") and x.ndim)
-        )
-    models = {"A": a} if alone else {"A": a, "B": b}
-    models = {side: family.prepare(model) for side, model in models.items()}
+        leaves = jax.tree.leaves((a, b))
+        arrays = [x for x in leaves if hasattr(x, "dtype") and x.ndim]
+        dtype = str(jnp.result_type(*(x.dtype for x in arrays)))
+    models: dict[Side, Model] = {"A": family.prepare(a)}
+    if not alone:
+        models["B"] = family.prepare(b)
     known = model_weights(family, models)
-    known = {name: array for name, array in known.items() if name in found.shapes}
+    known = {name: array for name, array in known.items() if name in chosen.shapes}
     if not traced:  # laid out once, whatever the number of runs
         with execution.precision():
             known = execution.placed(known, dtype)
     runs = []
     for t in nodes.points if nodes else (None,):
-        inputs = family.inputs(found.shapes, metric, a.d_in, t)
-        runs.append(_execute(found, known, inputs, dtype, traced))
+        inputs = family.inputs(chosen.shapes, metric, a.d_in, t)
+        runs.append(_execute(chosen, known, inputs, dtype, traced))
     if nodes is None:
-        return _relative(found, runs[0], alone, norms, per_output and family.lifted)
-    parts = [_relative(found, run, alone, norms, per_output and family.lifted) for run in runs]
+        return _relative(chosen, runs[0], alone, norms, per_output and family.lifted)
+    parts = [_relative(chosen, run, alone, norms, per_output and family.lifted) for run in runs]
     weighted = []
     for weight, part in zip(nodes.weights, parts, strict=True):
         weighted.append({name: times(value, weight) for name, value in part.items()})
@@ -255,23 +375,25 @@ def _run(
 
 
 def _execute(
-    found: Plan, weights: dict[str, Any], inputs: dict[str, Any], dtype: str, traced: bool
+    chosen: Plan, weights: dict[str, Any], inputs: dict[str, Any], dtype: str, traced: bool
 ) -> execution.Result:
     """One run of a plan in `dtype`, on weights that are in place unless traced, and inputs."""
     if traced:
         known = {k: jnp.asarray(x, dtype) for k, x in (weights | inputs).items()}
-        return execution.run(found, known, "traced")
+        return execution.run(chosen, known, "traced")
     with execution.precision():
-        result = execution.run(found, weights | execution.placed(inputs, dtype))
+        result = execution.run(chosen, weights | execution.placed(inputs, dtype))
         return jax.tree.map(lambda x: np.asarray(x, np.float64), jax.device_get(result))
 
 
 def _relative(
-    found: Plan, result: execution.Result, alone: bool, norms: bool, drop_constant: bool
+    chosen: Plan, result: execution.Result, alone: bool, norms: bool, drop_constant: bool
 ) -> dict[str, LogScaled]:
-    """Products of one run, in the gauge in which the two models' own scales are left out when norms are there too."""
+    """Products of one run, in the gauge in which the two models' own scales are left out when
+    norms are there too.
+    """
     values = {k: v[1:] if drop_constant else v for k, v in result.values.items()}
-    scales = {name: dict(groups) for name, groups in found.scales.items()}
+    scales = {name: dict(groups) for name, groups in chosen.scales.items()}
     if alone:
         product = contribution(values["AA"], execution.log_of(result, scales["AA"]))
         return {"AB": product, "AA": product, "BB": product}
@@ -290,7 +412,10 @@ def _relative(
 
 
 def _same_weights(a: Model, b: Model) -> bool:
-    """Equal layer by layer: a re-saved checkpoint then has similarity 1 to the last bit, at any depth."""
+    """Equal layer by layer.
+
+    A re-saved checkpoint then has similarity 1 to the last bit, at any depth.
+    """
     if jax.tree.structure(a) != jax.tree.structure(b):
         return False
     return all(
@@ -305,7 +430,10 @@ def _cosine(
     traced: bool,
     dtype: str,
 ) -> Any:
-    """AB / sqrt(AA BB), elementwise. Raises `ModelError` where a norm vanishes, unless traced (there it is NaN)."""
+    """AB / sqrt(AA BB), elementwise.
+
+    Raises `ModelError` where a norm vanishes, unless traced (there it is NaN).
+    """
     arithmetic = Arithmetic(_degree(models), dtype)
     if not traced:
         for product in products.values():

@@ -1,4 +1,4 @@
-"""How much memory a piece needs when compiled. In: a `Piece`. Out: the elements it holds at once.
+"""How much memory a piece needs when compiled.
 
 A contraction is a matrix product, and XLA copies an operand whose axes are in no order that a
 matrix product reads, and a product whose axes are in another order than its output. Such a copy is
@@ -128,7 +128,7 @@ class _Lowering:
 
     def add_operation(self, op: Operation, elements: int) -> None:
         reads = tuple(self.values[a] for a in op.args)
-        if op.kind == "loop":  # the running total and what one turn adds to it
+        if op.body is not None:  # a loop: the running total and what one turn adds to it
             added = self.add(Buffer(2 * elements, reads, inside=op.body.peak_elements))
         elif op.kind == "sum":
             added = self.add(Buffer(elements, reads, entrywise=True, reads_entries=True))

@@ -1,4 +1,6 @@
-"""Search results kept on disk. In: a key, a search. Out: its result, from disk where it is sound.
+"""Search results kept on disk.
+
+In: a key, a search. Out: its result, from disk where it is sound.
 
 One file a result, under `TNSIM_CACHE_DIR` (default: the user's cache folder), named after the
 digest of its key. A file that is foreign, damaged, changed, too large or of another version

@@ -1,11 +1,14 @@
-"""Canonical form of a small tensor network. In: tensors by reference, their labels. Out: a hashable key.
+"""Canonical form of a small tensor network.
 
-Two sub-contractions are the same array, up to the order of its axes, when their networks are isomorphic:
-same arrays, joined alike, the same number of open labels. The key says so regardless of label names, of
-the order of the tensors, and of the exchange of the two legs of a symmetric array.
+In: tensors by reference, their labels. Out: a hashable key.
 
-Colour refinement first; where symmetric positions remain, each member of the first undecided class is
-singled out in turn and the smallest encoding wins.
+Two sub-contractions are the same array, up to the order of its axes, when their networks are
+isomorphic: same arrays, joined alike, the same number of open labels. The key says so regardless
+of label names, of the order of the tensors, and of the exchange of the two legs of a symmetric
+array.
+
+Colour refinement first; where symmetric positions remain, each member of the first undecided
+class is singled out in turn and the smallest encoding wins.
 """
 
 from __future__ import annotations
@@ -18,7 +21,9 @@ Tensor = tuple[int, tuple[int, ...]]
 def canonical(
     tensors: Sequence[Tensor], open_labels: Sequence[int], symmetric: Callable[[int], bool]
 ) -> tuple[Hashable, tuple[int, ...]]:
-    """(key, open labels in canonical order) of the network of `tensors`, each a reference and its labels."""
+    """(key, open labels in canonical order) of the network of `tensors`, each a reference and its
+    labels.
+    """
     exchangeable = [symmetric(ref) for ref, _ in tensors]
     is_open = set(open_labels)
     colours = {label: int(label in is_open) for _, labels in tensors for label in labels}

@@ -1,7 +1,9 @@
-"""Where batches run. In: arrays with a leading axis of models. Out: the same, laid over all local devices.
+"""Where batches run.
 
-JAX shards programs by the placement of their arguments, so this is all there is to using several devices. With
-one device nothing is copied or padded.
+In: arrays with a leading axis of models. Out: the same, laid over all local devices.
+
+JAX shards programs by the placement of their arguments, so this is all there is to using several
+devices. With one device nothing is copied or padded.
 """
 
 from __future__ import annotations
@@ -23,7 +25,9 @@ def mesh() -> Mesh:
 
 
 def spread(tree: Any) -> Any:
-    """Arrays with their first axis divided over the devices, padded with repetitions of the last entry to a multiple of them."""
+    """Arrays with their first axis divided over the devices, padded with repetitions of the last
+    entry to a multiple of them.
+    """
     return jax.device_put(jax.tree.map(_padded, tree), NamedSharding(mesh(), BY_MODEL))
 
 

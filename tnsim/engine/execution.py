@@ -1,18 +1,19 @@
 """Run a plan on arrays. In: a `Plan` and arrays by name. Out: mantissas and logarithms.
 
-Lowering is written once over autoray, so a piece runs on JAX (jitted, one program per piece and dtype,
-whatever the number of stages that use it) and, eagerly, on NumPy, which is the reference in tests.
+Lowering is written once over autoray, so a piece runs on JAX (jitted, one program per piece and
+dtype, whatever the number of stages that use it) and, eagerly, on NumPy, which is the reference
+in tests.
 
-After each stage the values of a scale group are divided by the group's scale and its logarithm is kept,
-per stage, so that a cosine can subtract logarithms stage by stage instead of at the end, where those of
-a deep network are of the order 2^L (paper, section 2.2; norms grow like c^(2^L)).
+After each stage the values of a scale group are divided by the group's scale and its logarithm is
+kept, per stage, so that a cosine can subtract logarithms stage by stage instead of at the end,
+where those of a deep network are of the order 2^L (paper, section 2.2; norms grow like c^(2^L)).
 """
 
 from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -39,8 +40,8 @@ class Result(NamedTuple):
 def run(plan: Plan, arrays: Mapping[str, Any], backend: str = "jax") -> Result:
     """Execute a plan. `arrays` holds every name in `plan.shapes`.
 
-    backend: "jax", where arrays may be mapped over (`jax.vmap`), "traced" inside a trace of the caller's,
-    or "numpy".
+    backend: "jax", where arrays may be mapped over (`jax.vmap`), "traced" inside a trace of the
+    caller's, or "numpy".
 
     Raises `ModelError` when an array is missing or has another shape than the plan was made for.
     """
@@ -48,7 +49,8 @@ def run(plan: Plan, arrays: Mapping[str, Any], backend: str = "jax") -> Result:
         if name not in arrays or tuple(arrays[name].shape) != tuple(shape):
             found = tuple(arrays[name].shape) if name in arrays else "nothing"
             raise ModelError(
-                f"the plan expects {name} of shape {tuple(shape)}, found {found}; plan these models anew"
+                f"the plan expects {name} of shape {tuple(shape)}, found {found}; "
+                "plan these models anew"
             )
     values: dict[str, Any] = dict(arrays)
     logs: dict[tuple[int, str], Any] = {}
@@ -71,7 +73,10 @@ def run(plan: Plan, arrays: Mapping[str, Any], backend: str = "jax") -> Result:
 
 
 def log_of(result: Result, combination: Mapping[str, float]) -> Any:
-    """`sum over groups of combination[group] * log(group)`, stage by stage; coefficients that cancel cost nothing."""
+    """`sum over groups of combination[group] * log(group)`, stage by stage.
+
+    Coefficients that cancel cost nothing.
+    """
     total = 0.0
     for key, log in result.logs.items():
         factor = combination.get(key[1], 0.0) * result.weights[key]
@@ -82,7 +87,10 @@ def log_of(result: Result, combination: Mapping[str, float]) -> Any:
 
 @contextlib.contextmanager
 def precision() -> Iterator[None]:
-    """The JAX settings under which plans run: 64-bit types on, matmuls in full precision; scoped, never global."""
+    """The JAX settings under which plans run: 64-bit types on, matmuls in full precision.
+
+    Scoped, never global.
+    """
     with jax.enable_x64(True), jax.default_matmul_precision("highest"):
         yield
 
@@ -102,7 +110,10 @@ def cast(array: Any, dtype: str) -> Any:
 
 
 def _weights(plan: Plan, logs: Mapping[tuple[int, str], Any]) -> dict[tuple[int, str], float]:
-    """How often a stage's logarithm counts in the end: the product of the later degrees of its group."""
+    """How often a stage's logarithm counts in the end.
+
+    The product of the later degrees of its group.
+    """
     found, later = {}, {}
     for n in reversed(range(len(plan.stages))):
         for group in plan.stages[n].groups:
@@ -122,7 +133,8 @@ def _runner(piece: Piece, backend: str) -> Any:
 
 
 def _compiler_options() -> dict[str, str] | None:
-    """By default XLA orders operations on a CPU so that many can run at once, which keeps their arrays too.
+    """By default XLA orders operations on a CPU so that many can run at once, which keeps their
+    arrays too.
 
     For a plan that doubles the memory, and it gains nothing where matrix products use all cores.
     """
@@ -134,8 +146,8 @@ def _compiler_options() -> dict[str, str] | None:
 class Program:
     """A piece as one jitted function; compiled when it first runs.
 
-    `length` counts operations: each maps one or two regions of code, and Linux allows a process 65,530 of
-    them, so a session gives up what was not used for longest.
+    `length` counts operations: each maps one or two regions of code, and Linux allows a process
+    65,530 of them, so a session gives up what was not used for longest.
     """
 
     def __init__(self, piece: Piece, traced: bool) -> None:
@@ -166,7 +178,10 @@ def _run_piece(piece: Piece, inputs: list[Any]) -> tuple[list[Any], list[Any]]:
 
 
 def _scale(value: Any, power: int) -> Any:
-    """max|value| ** (1 / power), 1 for a zero value. A constant to derivatives: value and log would cancel."""
+    """max|value| ** (1 / power), 1 for a zero value.
+
+    A constant to derivatives: value and log would cancel.
+    """
     largest = do("max", do("abs", value))
     if isinstance(largest, jax.Array):
         largest = jax.lax.stop_gradient(largest)
@@ -188,17 +203,23 @@ def _apply(op: Operation, args: list[Any]) -> Any:
         return _loop(op, args)
     if len(args) == 1:
         return _reduce(args[0], op.labels[0], op.output)
-    return _contract(*args, *op.labels, op.output)
+    (x, y), (x_labels, y_labels) = args, op.labels
+    return _contract(x, y, x_labels, y_labels, op.output)
 
 
 def _loop(op: Operation, args: list[Any]) -> Any:
-    """Add up a piece over all values of its chunked labels: one compiled body, not one copy per value."""
+    """Add up a piece over all values of its chunked labels.
+
+    One compiled body, not one copy per value.
+    """
     sizes = {
         x: n
         for arg, labels in zip(args, op.labels, strict=True)
         for x, n in zip(labels, arg.shape, strict=True)
     }
     counts = [sizes[label] for label in op.chunks]
+    body = op.body
+    assert body is not None  # a loop has one
 
     def step(n: Any) -> Any:
         at = {}
@@ -210,7 +231,7 @@ def _loop(op: Operation, args: list[Any]) -> Any:
                 if labels[axis] in at:
                     arg = do("take", arg, at[labels[axis]], axis=axis)
             fixed.append(arg)
-        return _run_piece(op.body, fixed)[0][0]
+        return _run_piece(body, fixed)[0][0]
 
     first = step(0)
     if isinstance(first, jax.Array):
@@ -218,7 +239,7 @@ def _loop(op: Operation, args: list[Any]) -> Any:
     return sum((step(n) for n in range(1, math.prod(counts))), first)
 
 
-def _reduce(x: Any, labels: tuple[int, ...], output: tuple[int, ...]) -> Any:
+def _reduce(x: Any, labels: Sequence[int], output: tuple[int, ...]) -> Any:
     """Diagonals over repeated labels, then sums over those not in the output."""
     labels = list(labels)
     while len(set(labels)) < len(labels):
@@ -235,7 +256,9 @@ def _reduce(x: Any, labels: tuple[int, ...], output: tuple[int, ...]) -> Any:
 def _contract(
     x: Any, y: Any, xl: tuple[int, ...], yl: tuple[int, ...], output: tuple[int, ...]
 ) -> Any:
-    """Two arrays into one, as a broadcast product, a product and a sum, or a (batched) matrix product."""
+    """Two arrays into one, as a broadcast product, a product and a sum, or a (batched) matrix
+    product.
+    """
     shared = [label for label in xl if label in yl]
     summed = [label for label in shared if label not in output]
     batch = [label for label in shared if label in output]

@@ -49,8 +49,9 @@ def add(parts: Sequence[LogScaled]) -> LogScaled:
     for part in parts[1:]:
         log = library_of(log).maximum(log, part.log)
     same_scale = [_in_scale(part, log) for part in parts]
-    mantissa = sum(part.mantissa for part in same_scale)
-    return LogScaled(mantissa, log, sum(part.size for part in same_scale))
+    mantissa: Any = sum(part.mantissa for part in same_scale)
+    size: Any = sum(part.size for part in same_scale)
+    return LogScaled(mantissa, log, size)
 
 
 def total(value: LogScaled, per_output: bool) -> LogScaled:

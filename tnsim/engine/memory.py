@@ -1,5 +1,6 @@
-"""How much memory is free. In: the operating system's own files. Out: bytes, or None where nothing
-is known.
+"""How much memory is free.
+
+In: the operating system's own files. Out: bytes, or None where nothing is known.
 
 On an accelerator that is what its allocator has left. On a CPU three things end a process that
 takes more: the machine has no memory left, the control group of a container or a job has reached

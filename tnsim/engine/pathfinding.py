@@ -1,8 +1,10 @@
-"""Contraction paths from cotengra. In: labels and sizes of one product. Out: a few good routes, deterministic.
+"""Contraction paths from cotengra.
 
-Several routes are returned because the one that is best for a product alone need not share most with the
-products beside it; `planning` picks. Everything here depends on its arguments only: cotengra's
-hyper-optimisers stop by the clock and start processes, so they are not used.
+In: labels and sizes of one product. Out: a few good routes, deterministic.
+
+Several routes are returned because the one that is best for a product alone need not share most
+with the products beside it; `planning` picks. Everything here depends on its arguments only:
+cotengra's hyper-optimisers stop by the clock and start processes, so they are not used.
 """
 
 from __future__ import annotations
@@ -24,7 +26,9 @@ CACHED, WRITING = (
 
 
 class Route(NamedTuple):
-    """A path in SSA form (each step names two earlier tensors) and the labels it loops over to stay small."""
+    """A path in SSA form (each step names two earlier tensors) and the labels it loops over to
+    stay small.
+    """
 
     path: Path
     chunks: tuple[int, ...]
@@ -45,8 +49,8 @@ def routes(
 
     No intermediate exceeds `large` elements where chunks can prevent it.
 
-    effort 0: one greedy path. 1: optimal paths for few tensors, a handful of random-greedy ones. 2: many, the
-    best improved by reconfiguring subtrees.
+    effort 0: one greedy path. 1: optimal paths for few tensors, a handful of random-greedy ones.
+    2: many, the best improved by reconfiguring subtrees.
     """
     sizes = dict(items)
     if len(inputs) < 3:
@@ -61,7 +65,9 @@ def routes(
 
 
 class Cost(NamedTuple):
-    """Scalar multiplications, elements written to memory beyond the cache, and elements of the largest intermediate."""
+    """Scalar multiplications, elements written to memory beyond the cache, and elements of the
+    largest intermediate.
+    """
 
     multiplications: int
     written: int
@@ -125,7 +131,9 @@ def _search(inputs, output, sizes: dict[int, int], effort: int) -> list[Path]:
 
 
 def _routed(inputs, output, sizes: dict[int, int], path: Path, large: int) -> Route:
-    """Chunk a path over the label that leaves the least work, one more at a time, until its intermediates fit."""
+    """Chunk a path over the label that leaves the least work, one more at a time, until its
+    intermediates fit.
+    """
     chunks: tuple[int, ...] = ()
     found = cost(inputs, output, sizes, path)
     total, price, largest = found.multiplications, found.price, found.largest

@@ -1,4 +1,6 @@
-"""A plan: what will be contracted, in which order, at what cost. In: nothing. Out: plain data, JSON both ways.
+"""A plan: what will be contracted, in which order, at what cost.
+
+In: nothing. Out: plain data, JSON both ways.
 
 A plan is a row of stages. Each stage runs one *piece*, a small program of pairwise contractions and
 weighted sums over numbered values; stages of equal shape share one piece, so a 64-layer stack has a
@@ -51,21 +53,22 @@ def dtype_name(dtype: DTypeLike) -> str:
     return name
 
 
-# Measured by benchmarks/memory.py. A matrix product packs its operands in blocks, and XLA orders operations
-# of its own, in long programs rather differently.
+# Measured by benchmarks/memory.py. A matrix product packs its operands in blocks, and XLA orders
+# operations of its own, in long programs rather differently.
 SLACK, LONG_SLACK, LONG = 1.08, 1.4, 120
-# What compiling takes: once, for every loop that is compiled (matrix products are library calls), and once
-# more where runs are repeated, for what is set up between them.
+# What compiling takes: once, for every loop that is compiled (matrix products are library calls),
+# and once more where runs are repeated, for what is set up between them.
 PROGRAM_BYTES, LOOP_BYTES, REPEATING_BYTES = 46 * 2**20, 330 * 2**10, 36 * 2**20
 
 
 class Operation(NamedTuple):
     """One value of a piece. `labels` name the axes of each argument, `output` those of the result.
 
-    "contract": the product of one or two arguments, summed over the labels that are not in the output.
+    "contract": the product of one or two arguments, summed over the labels that are not in the
+    output.
     "sum": the sum of `weights[i] * args[i]`, axes permuted to the output's order.
-    "loop": the sum over all values of the labels `chunks` of `body`, a piece whose inputs are the arguments
-    with those labels fixed and whose one output has the axes `output`; it bounds memory.
+    "loop": the sum over all values of the labels `chunks` of `body`, a piece whose inputs are the
+    arguments with those labels fixed and whose one output has the axes `output`; it bounds memory.
     """
 
     kind: str
@@ -81,9 +84,9 @@ class Operation(NamedTuple):
 class Piece:
     """Inputs by shape, then operations; values are numbered inputs first.
 
-    `scales` lists (output, power) of the values that renormalise a scale group after the piece has run,
-    `powers` for every output the (scale, power) pairs it is divided by. `unshared`: multiplications of its
-    products contracted one by one, nothing shared and no sums taken first.
+    `scales` lists (output, power) of the values that renormalise a scale group after the piece
+    has run, `powers` for every output the (scale, power) pairs it is divided by. `unshared`:
+    multiplications of its products contracted one by one, nothing shared and no sums taken first.
     """
 
     shapes: tuple[tuple[int, ...], ...]
@@ -125,7 +128,10 @@ class Piece:
 
     @cached_property
     def costs(self) -> tuple[int, ...]:
-        """Scalar multiplications of each operation; sums and single-argument reductions have none."""
+        """Scalar multiplications of each operation.
+
+        Sums and single-argument reductions have none.
+        """
         found = []
         for op in self.operations:
             sizes = self._sizes(op, self.value_shapes)
@@ -177,8 +183,8 @@ class Piece:
 class PlanStage:
     """One run of a piece: names of its inputs and outputs, and the scale groups it renormalises.
 
-    `degrees[group]` is the factor by which the logarithm of a group grows in this stage; `groups` lists the
-    groups that the piece's `scales` stand for.
+    `degrees[group]` is the factor by which the logarithm of a group grows in this stage; `groups`
+    lists the groups that the piece's `scales` stand for.
     """
 
     piece: int
@@ -190,12 +196,14 @@ class PlanStage:
 
 @dataclass(frozen=True)
 class Plan:
-    """What would run for the inner products of two models under one metric; shapes only, no numbers.
+    """What would run for the inner products of two models under one metric; shapes only, no
+    numbers.
 
-    Costs are those of all `outputs` together, each run `runs` times: an exact deep metric of models with
-    constants or of inputs with a mean runs its whole plan at several values of an auxiliary variance
-    (see `folding.whole_tree.moment_nodes`). `scales` gives, per output, the scale groups whose logarithms
-    make up its own. `exact` repeats the metric's guarantee for models of this depth.
+    Costs are those of all `outputs` together, each run `runs` times: an exact deep metric of
+    models with constants or of inputs with a mean runs its whole plan at several values of an
+    auxiliary variance (see `folding.whole_tree.moment_nodes`). `scales` gives, per output, the
+    scale groups whose logarithms make up its own. `exact` repeats the metric's guarantee for
+    models of this depth.
     """
 
     metric: str
@@ -228,12 +236,18 @@ class Plan:
 
     @property
     def contractions(self) -> int:
-        """Distinct pairwise contractions: every piece is counted once, however many stages run it."""
+        """Distinct pairwise contractions.
+
+        Every piece is counted once, however many stages run it.
+        """
         return sum(piece.contractions for piece in self.pieces)
 
     @cached_property
     def peak_elements(self) -> int:
-        """Largest number of elements alive at once: weights, values kept between stages, the stage that runs."""
+        """Largest number of elements alive at once.
+
+        Weights, values kept between stages, the stage that runs.
+        """
         last = {name: n for n, stage in enumerate(self.stages) for name in stage.inputs}
         last |= dict.fromkeys(self.outputs, len(self.stages))
         alive = {name: math.prod(shape) for name, shape in self.shapes.items()}
@@ -253,7 +267,8 @@ class Plan:
     def peak_bytes(self) -> int:
         """Bytes of all arrays alive at once in one run, beside those of the models.
 
-        Weights laid out in NumPy are let go one by one as they are put on the device, so they count once.
+        Weights laid out in NumPy are let go one by one as they are put on the device, so they
+        count once.
         """
         longest = max((piece.length for piece in self.pieces), default=0)
         slack = LONG_SLACK if longest > LONG else SLACK
@@ -261,7 +276,10 @@ class Plan:
 
     @property
     def program_bytes(self) -> int:
-        """Bytes that compiling takes, the first time in a process: what XLA works with, and the programs."""
+        """Bytes that compiling takes, the first time in a process.
+
+        What XLA works with, and the programs.
+        """
         loops = sum(piece.loops for piece in self.pieces)
         repeating = REPEATING_BYTES if self.runs > 1 else 0
         return PROGRAM_BYTES + LOOP_BYTES * loops + repeating

@@ -1,4 +1,6 @@
-"""Plans from JSON, checked. In: parsed JSON. Out: plans and pieces that can run, or `ValueError`.
+"""Plans from JSON, checked.
+
+In: parsed JSON. Out: plans and pieces that can run, or `ValueError`.
 
 Everything that execution takes for granted is checked here: that arguments are earlier values,
 that every axis has a label and equal labels equal sizes, that what comes out has the shape its

@@ -1,9 +1,11 @@
-"""From a folded problem to a plan. In: a `Problem`. Out: a `Plan`, found once per structure and cached.
+"""From a folded problem to a plan.
 
-Each stage is first rewritten with its operands numbered, so that equal layers give equal keys; then its
-piece is looked up in memory, on disk, or built: every product is contracted along a path of cotengra,
-products share what they have in common, and among the candidate paths those are kept that make the
-*whole piece* cheapest. The result depends on the structure alone.
+In: a `Problem`. Out: a `Plan`, found once per structure and cached.
+
+Each stage is first rewritten with its operands numbered, so that equal layers give equal keys;
+then its piece is looked up in memory, on disk, or built: every product is contracted along a path
+of cotengra, products share what they have in common, and among the candidate paths those are kept
+that make the *whole piece* cheapest. The result depends on the structure alone.
 """
 
 from __future__ import annotations
@@ -26,9 +28,11 @@ MAX_OPERATIONS = 200
 def plan_problem(
     problem: Problem, metric: str, exact: bool, dtype: str, large: int = LARGE, runs: int = 1
 ) -> Plan:
-    """Plan every stage of a problem; the metric's name, guarantee and dtype are carried along as labels.
+    """Plan every stage of a problem; the metric's name, guarantee and dtype are carried along as
+    labels.
 
-    `large`: elements beyond which an intermediate is computed in chunks. `runs`: how often all is run.
+    `large`: elements beyond which an intermediate is computed in chunks. `runs`: how often all is
+    run.
     """
     problem = _settled(problem, large)
     shapes, symmetric = dict(problem.shapes), set(problem.symmetric)
@@ -87,7 +91,10 @@ def plan_problem(
 
 
 def _settled(problem: Problem, large: int) -> Problem:
-    """Terms that can be written in several ways, written in the cheapest; what only the others needed is dropped."""
+    """Terms that can be written in several ways, written in the cheapest.
+
+    What only the others needed is dropped.
+    """
     if not any(
         term.otherwise for stage in problem.stages for d in stage.definitions for term in d.terms
     ):

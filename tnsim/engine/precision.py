@@ -1,4 +1,6 @@
-"""How many digits a cosine has. In: inner products, sizes of sums. Out: values, bounds, refusals.
+"""How many digits a cosine has.
+
+In: inner products, sizes of sums. Out: values, bounds, refusals.
 
 One rule for every route. Let u = 4 n eps, for polynomials of degree n: each layer squares what it
 is given, so a relative error doubles, and eps grows to n eps. An inner product that is one

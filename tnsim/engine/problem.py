@@ -1,4 +1,6 @@
-"""What is to be contracted, as plain data. In: nothing. Out: types that families fill, plans read.
+"""What is to be contracted, as plain data.
+
+In: nothing. Out: types that families fill, plans read.
 
 A `Problem` is the *folded* form of a closed tree tensor network: instead of one tensor per copy it
 has one definition per distinct pair of subtrees, each a weighted sum of small networks whose

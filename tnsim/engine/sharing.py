@@ -1,9 +1,11 @@
-"""Shared expressions: products and sums of arrays, each distinct one once. In: products. Out: a piece.
+"""Shared expressions: products and sums of arrays, each distinct one once.
 
-A `Builder` numbers values. A contraction is known by the canonical form of the network it stands for, so
-the same sub-network reached twice, in another diagram or another order, is one value. A sum of terms
-with a common factor adds first and multiplies once (the distributive law), recursively. Nothing is
-executed or even kept here unless an output reaches it.
+In: products. Out: a piece.
+
+A `Builder` numbers values. A contraction is known by the canonical form of the network it stands
+for, so the same sub-network reached twice, in another diagram or another order, is one value. A
+sum of terms with a common factor adds first and multiplies once (the distributive law),
+recursively. Nothing is executed or even kept here unless an output reaches it.
 """
 
 from __future__ import annotations
@@ -64,7 +66,10 @@ class Builder:
         return number
 
     def contract(self, uses: Iterable[Use], output: Iterable[Label]) -> Use:
-        """The product of one or two values, summed over labels not in `output`; its labels are `output`, reordered."""
+        """The product of one or two values, summed over labels not in `output`.
+
+        Its labels are `output`, reordered.
+        """
         uses, output = tuple(uses), tuple(output)
         names = {
             label: n for n, label in enumerate(dict.fromkeys(x for u in uses for x in u.labels))
@@ -139,7 +144,10 @@ class Builder:
         return Use(self.atom(tuple(sizes[n] for n in axes), operation=operation), output)
 
     def piece(self, outputs: list[int], inputs: int, **scaling: Any) -> Piece:
-        """Everything that the outputs need, renumbered: the first `inputs` values, then operations in order."""
+        """Everything that the outputs need, renumbered.
+
+        The first `inputs` values, then operations in order.
+        """
         needed = [n for n in self.reachable(outputs) if n >= inputs]
         number = {n: n for n in range(inputs)} | {n: inputs + i for i, n in enumerate(needed)}
         operations = []
@@ -259,7 +267,10 @@ class _Factor:
 def reduced(
     operands: list[tuple[tuple[Label, ...], tuple[int, ...]]], output: tuple[Label, ...]
 ) -> tuple:
-    """Structure of a product after each operand is reduced alone: (labels of each, output, sizes), labels numbered."""
+    """Structure of a product after each operand is reduced alone.
+
+    (labels of each, output, sizes), labels numbered.
+    """
     kept = _kept([labels for labels, _ in operands], output)
     sizes = {x: n for labels, shape in operands for x, n in zip(labels, shape, strict=True)}
     names = {
@@ -282,7 +293,9 @@ def _kept(operands: list[tuple[Label, ...]], output: tuple[Label, ...]) -> list[
 
 
 def product(builder: Builder, uses: list[Use], output: tuple[Label, ...], route: Callable) -> Use:
-    """One term: reduce what a single array can, then contract pairwise along `route(structure)`, in chunks if it says so."""
+    """One term: reduce what a single array can, then contract pairwise along `route(structure)`,
+    in chunks if it says so.
+    """
     structure = reduced([(u.labels, builder.values[u.value].shape) for u in uses], output)
     kept = _kept([u.labels for u in uses], output)
     uses = [

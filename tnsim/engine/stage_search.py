@@ -1,8 +1,11 @@
-"""Assembling a stage: routes for its products, sharing between them. In: a numbered stage. Out: a `Piece`.
+"""Assembling a stage: routes for its products, sharing between them.
 
-Effort follows cost. Every product gets a greedy path in each way it is written; only those that matter are
-searched again, harder. A stage of few products is then tuned as a whole by coordinate descent over the
-routes of its dearest products, since the best path for one alone need not share most with the others.
+In: a numbered stage. Out: a `Piece`.
+
+Effort follows cost. Every product gets a greedy path in each way it is written; only those that
+matter are searched again, harder. A stage of few products is then tuned as a whole by coordinate
+descent over the routes of its dearest products, since the best path for one alone need not share
+most with the others.
 """
 
 from __future__ import annotations
@@ -53,7 +56,9 @@ def build_piece(stage: Stage, shapes: Shapes, symmetric: tuple[bool, ...], large
 
 
 def settle(stage: Stage, shapes: Shapes, large: int) -> tuple[tuple[int, ...], ...]:
-    """For every term of every definition, which of the ways it is written is the cheapest to contract."""
+    """For every term of every definition, which of the ways it is written is the cheapest to
+    contract.
+    """
     return _Search(large).cheapest_ways(stage, shapes)
 
 
@@ -90,7 +95,10 @@ class _Search:
         return self.found[key][self.chosen.get(key, 0)]
 
     def cheapest_ways(self, stage: Stage, shapes: Shapes) -> tuple[tuple[int, ...], ...]:
-        """Search every term in every way it is written, harder where the stage's cost lies; the cheapest way of each."""
+        """Search every term in every way it is written, harder where the stage's cost lies.
+
+        The cheapest way of each.
+        """
         sizes = dict(zip((f"in{n}" for n in range(len(shapes))), shapes, strict=True))
         ways: list[list[list[Key]]] = []
         for definition in stage.definitions:
@@ -143,7 +151,10 @@ class _Search:
 def _key(
     operands: tuple[Operand, ...], indices: tuple[str, ...], sizes: dict[str, tuple[int, ...]]
 ) -> Key:
-    """Structure of a product: labels numbered by first use, what is left of each operand after reducing it alone."""
+    """Structure of a product.
+
+    Labels numbered by first use, what is left of each operand after reducing it alone.
+    """
     return reduced([(o.indices, sizes[o.name]) for o in operands], indices)
 
 
@@ -158,7 +169,9 @@ def shape_of(definition: Definition, sizes: dict[str, tuple[int, ...]]) -> tuple
 
 
 def _distinct_terms(definition: Definition) -> Definition:
-    """Terms that are one network up to the names of summed indices become one, with the sum of their weights."""
+    """Terms that are one network up to the names of summed indices become one, with the sum of
+    their weights.
+    """
     numbers = {
         x: n
         for n, x in enumerate(dict.fromkeys(o.name for t in definition.terms for o in t.operands))
@@ -183,7 +196,10 @@ def _distinct_terms(definition: Definition) -> Definition:
 
 
 def leading(stage: Stage, definition: Definition) -> dict[str, int]:
-    """What leads to a definition and has an axis for its index `over`: names, of inputs too, and which axis that is."""
+    """What leads to a definition and has an axis for its index `over`.
+
+    Names, of inputs too, and which axis that is.
+    """
     by_name = {d.name: d for d in stage.definitions if not d.kept}
     found: dict[str, int] = {}
 
@@ -270,7 +286,10 @@ class _Assembly:
     def loop(
         self, stage: Stage, definition: Definition, axes: dict[str, int], values: dict[str, int]
     ) -> int:
-        """A definition added up over its index `over`: everything that has an axis for it is computed once per value, inside."""
+        """A definition added up over its index `over`.
+
+        Everything that has an axis for it is computed once per value, inside.
+        """
         chain = [_without(d, axes) for d in stage.definitions if d.name in axes or d is definition]
         own = {d.name for d in chain}
         names = list(
@@ -328,9 +347,11 @@ class _Assembly:
 
 
 def split(piece: Piece, limit: int) -> list[tuple[Piece, tuple[int, ...], tuple[int, ...]]]:
-    """Cut a long piece into pieces of at most `limit` operations, with the numbers of the values each takes and gives.
+    """Cut a long piece into pieces of at most `limit` operations, with the numbers of the values
+    each takes and gives.
 
-    XLA's compile time grows faster than linearly in the length of a program. Scales are applied by the last piece.
+    XLA's compile time grows faster than linearly in the length of a program. Scales are applied
+    by the last piece.
     """
     count, inputs = len(piece.operations), len(piece.shapes)
     if count <= limit:

@@ -1,14 +1,18 @@
-"""Models as vectors whose dot products are inner products. In: models of at most one nonlinear layer. Out: blocks of features.
+"""Models as vectors whose dot products are inner products.
 
-Such a model is a quadratic polynomial, and its inner product with any other depends on few numbers. Under a
-Gaussian x = m + C^(1/2) z these are the coefficients of its Hermite (chaos) expansion in z,
+In: models of at most one nonlinear layer. Out: blocks of features.
 
-    f(x) = z'Hz + 2 g'z + c,      phi = (c + tr H, 2 g, sqrt(2) H),      E<A(x), B(x)> = phi_A . phi_B,
+Such a model is a quadratic polynomial, and its inner product with any other depends on few
+numbers. Under a Gaussian x = m + C^(1/2) z these are the coefficients of its Hermite (chaos)
+expansion in z,
 
-which holds biases, skips, linear layers around, mean and covariance (possibly singular) exactly. Under the
-other metrics they are the entries of the lifted tensor, symmetrised for `TreeSymmetric` and `Symmetric`. A
-symmetric matrix is stored as its upper half, entries off the diagonal times sqrt(2). The work per model
-is then done once, and K x K inner products are one matrix product.
+    f(x) = z'Hz + 2 g'z + c,      phi = (c + tr H, 2 g, sqrt(2) H),      E<A(x), B(x)> = phi_A .
+    phi_B,
+
+which holds biases, skips, linear layers around, mean and covariance (possibly singular) exactly.
+Under the other metrics they are the entries of the lifted tensor, symmetrised for `TreeSymmetric`
+and `Symmetric`. A symmetric matrix is stored as its upper half, entries off the diagonal times
+sqrt(2). The work per model is then done once, and K x K inner products are one matrix product.
 """
 
 from __future__ import annotations
@@ -58,7 +62,10 @@ class Space(NamedTuple):
         return 1 + self.lifted * d + square if self.quadratic else self.lifted + d
 
     def multiplications(self, layers: tuple[LayerKind, ...]) -> int:
-        """Scalar multiplications that the features of one model take; products of single layers are left out as small."""
+        """Scalar multiplications that the features of one model take.
+
+        Products of single layers are left out as small.
+        """
         width = self.d_in + self.lifted
         rank = max((k.rank for k in layers if k.order > 1), default=1)
         return self.d_out * rank * width * (width if self.quadratic else 1)
@@ -66,8 +73,9 @@ class Space(NamedTuple):
     def in_flight(self, layers: tuple[LayerKind, ...], models: int) -> int:
         """Elements of intermediates while features of some models are made.
 
-        A form (out, D, D) beside its contraction over hidden units, or beside its symmetrised copy and half of
-        another (measured); where the models are no multiple of those in flight, all features once more.
+        A form (out, D, D) beside its contraction over hidden units, or beside its symmetrised
+        copy and half of another (measured); where the models are no multiple of those in flight,
+        all features once more.
         """
         if not self.quadratic:
             return 0
@@ -99,7 +107,9 @@ class Block(NamedTuple):
 def space(
     models: Sequence[tuple[LayerKind, ...]], metric: Metric, sequences: bool = False
 ) -> Space | None:
-    """The space that holds all models of these layers, None where one of them is no quadratic polynomial."""
+    """The space that holds all models of these layers, None where one of them is no quadratic
+    polynomial.
+    """
     flat = [k for layers in models for k in layers]
     if isinstance(metric, Categorical) or sequences:
         return None
@@ -204,7 +214,9 @@ def norms(block: Block, per_output: bool) -> LogScaled:
 
 
 def products(rows: Block, columns: Block, per_output: bool) -> LogScaled:
-    """Inner products of every row with every column, (rows, columns) and with `per_output` (rows, columns, out)."""
+    """Inner products of every row with every column, (rows, columns) and with `per_output` (rows,
+    columns, out).
+    """
     with execution.precision():
         gram = _gram(spread(rows.values), replicated(columns.values), per_output)
     mantissa = np.asarray(gram, np.float64)[: len(rows.log)]
@@ -234,7 +246,10 @@ def _gram(rows: Any, columns: Any, per_output: bool) -> Any:
 def _all(
     models: Sequence[Model], space: Space, metric: Metric, dtype: str
 ) -> tuple[Any, np.ndarray]:
-    """Features of all models, those of equal layers by one compiled program; and the logarithms of their scales."""
+    """Features of all models, those of equal layers by one compiled program.
+
+    And the logarithms of their scales.
+    """
     root = _root(metric, space)
     root = None if root is None else jnp.asarray(root, dtype)
     groups: dict[tuple[LayerKind, ...], list[int]] = {}
@@ -254,7 +269,9 @@ def _all(
 
 @partial(jax.jit, static_argnames="space")
 def _features(stack: list[dict[str, Any]], root: Any, space: Space) -> tuple[Any, Any]:
-    """Features (models, out, features) of weights stacked along a first axis of models, and their scales (models,)."""
+    """Features (models, out, features) of weights stacked along a first axis of models, and their
+    scales (models,).
+    """
 
     def one(layers: list[dict[str, Any]]) -> tuple[Any, Any]:
         form = _form(layers, root, space.lifted)
@@ -273,7 +290,9 @@ def _features(stack: list[dict[str, Any]], root: Any, space: Space) -> tuple[Any
 
 
 def _form(layers: list[dict[str, Any]], root: Any, lifted: bool) -> Float[jax.Array, "out ..."]:
-    """The whole model as one linear map (out, D) or quadratic form (out, D, D) in the inputs that `root` multiplies."""
+    """The whole model as one linear map (out, D) or quadratic form (out, D, D) in the inputs that
+    `root` multiplies.
+    """
     at = next((n for n, layer in enumerate(layers) if WEIGHT not in layer), len(layers))
     before, after = root, None
     for layer in layers[:at]:
@@ -324,7 +343,10 @@ def _times(weight: Any, root: Any) -> Any:
 
 
 def _root(metric: Metric, space: Space) -> np.ndarray | None:
-    """T with x~ = T z~ for the (lifted) standard normal z: (D, D), the diagonal (D,) of one, or None for the identity."""
+    """T with x~ = T z~ for the (lifted) standard normal z.
+
+    (D, D), the diagonal (D,) of one, or None for the identity.
+    """
     input_moments(
         metric, space.d_in, space.lifted
     )  # refuses a metric for another number of coordinates

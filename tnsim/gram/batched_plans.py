@@ -1,8 +1,11 @@
-"""Planned contractions for many pairs at once. In: models, a metric. Out: blocks of inner products.
+"""Planned contractions for many pairs at once.
 
-One plan per pair of shapes runs on stacks of weights, mapped over rows and columns: a contraction that only
-reads the row's model runs once per row, one that reads both once per pair, and equal shapes share one
-compiled program whatever the number of pairs. Combinations expand by bilinearity over distinct models.
+In: models, a metric. Out: blocks of inner products.
+
+One plan per pair of shapes runs on stacks of weights, mapped over rows and columns: a contraction
+that only reads the row's model runs once per row, one that reads both once per pair, and equal
+shapes share one compiled program whatever the number of pairs. Combinations expand by bilinearity
+over distinct models.
 """
 
 from __future__ import annotations
@@ -34,7 +37,10 @@ _SIDE = 16  # models a side that run together at most
 
 
 class Terms(NamedTuple):
-    """Linear combinations of models by number: row i is `sum_t coefficients[i, t] * models[index[i, t]]`."""
+    """Linear combinations of models by number.
+
+    Row i is `sum_t coefficients[i, t] * models[index[i, t]]`.
+    """
 
     index: Int[np.ndarray, "rows terms"]
     coefficients: Float[np.ndarray, "rows terms"]
@@ -84,8 +90,9 @@ def intermediate_bytes(plan: Plan) -> int:
 def side(plan: Plan, models: int) -> int:
     """How many models a side run together, dividing `models` evenly.
 
-    As many as keep a device busy: on a CPU their intermediates should stay in its caches (measured: 4 x 4 pairs of
-    1 MiB each take a fifth of the time of single ones, and 16 x 16 twice as long as these), on others they may be large.
+    As many as keep a device busy: on a CPU their intermediates should stay in its caches
+    (measured: 4 x 4 pairs of 1 MiB each take a fifth of the time of single ones, and 16 x 16
+    twice as long as these), on others they may be large.
     """
     in_flight = 2**25 if jax.default_backend() == "cpu" else 2**30
     most = max(1, min(_SIDE, math.isqrt(in_flight // intermediate_bytes(plan))))
@@ -94,7 +101,10 @@ def side(plan: Plan, models: int) -> int:
 
 
 def norms(block: Block, setting: Setting) -> LogScaled:
-    """Squared norms of the combinations of a block. Every product of two models is computed once."""
+    """Squared norms of the combinations of a block.
+
+    Every product of two models is computed once.
+    """
     index, (coefficients, logs) = block.terms.index, block.coefficients()
     wanted = sorted({(int(min(s, t)), int(max(s, t))) for row in index for s in row for t in row})
     pairs = [(block.models[s], block.models[t] if t != s else None) for s, t in wanted]
@@ -102,8 +112,10 @@ def norms(block: Block, setting: Setting) -> LogScaled:
     parts = []
     for s in range(index.shape[1]):
         for t in range(index.shape[1]):
-            ordered = [tuple(sorted(map(int, row))) for row in index[:, [s, t]]]
-            values = [known[pair] for pair in ordered]
+            values = []
+            for first, second in index[:, [s, t]]:
+                low, high = sorted((int(first), int(second)))
+                values.append(known[low, high])
             stacked = LogScaled(*(np.stack(x) for x in zip(*values, strict=True)))
             factors = coefficients[:, s] * coefficients[:, t]
             factors = over_outputs(factors, stacked.mantissa)
@@ -112,10 +124,11 @@ def norms(block: Block, setting: Setting) -> LogScaled:
 
 
 def products(rows: Block, columns: Block, setting: Setting, size: int) -> LogScaled:
-    """Inner products of every row with every column, (rows, columns) or, per output, (rows, columns, out).
+    """Inner products of every row with every column, (rows, columns) or, per output, (rows,
+    columns, out).
 
-    A block with itself (the same object) is computed below the diagonal and mirrored. Blocks of up to `size` models
-    share their programs.
+    A block with itself (the same object) is computed below the diagonal and mirrored. Blocks of
+    up to `size` models share their programs.
     """
     (first, first_logs), (second, second_logs) = rows.coefficients(), columns.coefficients()
     crossed = _crossed(rows.models, None if columns is rows else columns.models, setting, size)
@@ -132,7 +145,10 @@ def products(rows: Block, columns: Block, setting: Setting, size: int) -> LogSca
 def _crossed(
     rows: Sequence[Model], columns: Sequence[Model] | None, setting: Setting, size: int
 ) -> LogScaled:
-    """All rows with all columns, models of equal layers together; with itself where there are no columns."""
+    """All rows with all columns, models of equal layers together.
+
+    With itself where there are no columns.
+    """
     others = rows if columns is None else columns
     pairs = (len(rows), len(others))
     outputs = (rows[0].d_out,) if setting.per_output else ()
@@ -142,15 +158,13 @@ def _crossed(
     for n, row_group in enumerate(row_groups):
         for column_group in column_groups[: n + 1] if columns is None else column_groups:
             triangle = columns is None and column_group == row_group
-            bra, ket = (
-                tuple(known[i] for i in group)
-                for known, group in ((rows, row_group), (others, column_group))
-            )
-            for i, j, found in _batches(bra, ket, setting, size, triangle):
+            bra = tuple(rows[i] for i in row_group)
+            ket = tuple(others[j] for j in column_group)
+            for i, j, batch in _batches(bra, ket, setting, size, triangle):
                 at, to = row_group[i], column_group[j]
-                running.append((at, to, triangle and at == to, found))
-    for at, to, diagonal, found in running:
-        for array, values in zip(whole, found, strict=True):
+                running.append((at, to, triangle and at == to, batch))
+    for at, to, diagonal, batch in running:
+        for array, values in zip(whole, batch, strict=True):
             part = np.asarray(values, np.float64)[: len(at), : len(to)]
             array[np.ix_(at, to)] = _mirrored(part) if diagonal else part
             if columns is None and not diagonal:
@@ -161,7 +175,9 @@ def _crossed(
 def _batches(
     bra: Sequence[Model], ket: Sequence[Model], setting: Setting, size: int, triangle: bool
 ) -> list:
-    """(rows, columns, products still on the device) of all batches of models of equal layers, on and below the diagonal of a triangle."""
+    """(rows, columns, products still on the device) of all batches of models of equal layers, on
+    and below the diagonal of a triangle.
+    """
     family, plan = _planned(bra[0], ket[0], setting)
     together = side(plan, size)
     row_slices, column_slices = (
@@ -189,43 +205,40 @@ def _paired(pairs: Sequence[tuple[Model, Model | None]], setting: Setting) -> li
     groups: dict[Any, list[int]] = {}
     for n, (a, b) in enumerate(pairs):
         groups.setdefault((kinds(a), b and kinds(b)), []).append(n)
-    found: dict[int, LogScaled] = {}
+    products: dict[int, LogScaled] = {}
     for members in groups.values():
         a, b = pairs[members[0]]
         family, plan = _planned(a, b, setting)
         together = side(plan, len(members))
+        (pair,) = SELF if b is None else CROSS
         for at in (members[i : i + together] for i in range(0, len(members), together)):
-            sides = [[pairs[n][0] for n in at]]
-            sides += [] if b is None else [[pairs[n][1] for n in at]]
+            sides: dict[Side, list[Model]] = {"A": [pairs[n][0] for n in at]}
+            partners = [pairs[n][1] for n in at]
+            if b is not None:
+                sides["B"] = [partner for partner in partners if partner is not None]
             with execution.precision():
-                stacks = [
+                stacks = tuple(
                     spread(_stack(name, models, together, family, setting.dtype))
-                    for name, models in zip("AB", sides, strict=False)
-                ]
-                values = _run(
-                    plan,
-                    family,
-                    jax.vmap,
-                    tuple(stacks),
-                    (SELF if b is None else CROSS)[0],
-                    setting,
-                    a.d_in,
+                    for name, models in sides.items()
                 )
+                values = _run(plan, family, jax.vmap, stacks, pair, setting, a.d_in)
             arrays = [np.asarray(x, np.float64) for x in values]
-            found |= {n: LogScaled(*(x[i] for x in arrays)) for i, n in enumerate(at)}
-    return [found[n] for n in range(len(pairs))]
+            for i, n in enumerate(at):
+                products[n] = LogScaled(*(x[i] for x in arrays))
+    return [products[n] for n in range(len(pairs))]
 
 
 def _run(
     plan: Plan, family: Family, mapped: Any, stacks: tuple, pair: Pair, setting: Setting, d_in: int
 ) -> LogScaled:
-    """The inner products `pair` of all mapped weights, at every second moment that the plan wants and summed up."""
+    """The inner products `pair` of all mapped weights, at every second moment that the plan wants
+    and summed up.
+    """
     parts = []
-    for t, weight in (
-        zip(family.nodes.points, family.nodes.weights, strict=True)
-        if family.nodes
-        else ((None, 1.0),)
-    ):
+    runs: list[tuple[float | None, float]] = [(None, 1.0)]
+    if family.nodes:
+        runs = list(zip(family.nodes.points, family.nodes.weights, strict=True))
+    for t, weight in runs:
         known = family.inputs(plan.shapes, setting.metric, d_in, t)
         shared = {name: np.asarray(x, setting.dtype) for name, x in known.items()}
 
@@ -237,11 +250,9 @@ def _run(
             )
             mantissa = result.values[pair.group].astype("float64")
             scales = dict(plan.scales[pair.group])
-            return mantissa[
-                1:
-            ] if setting.per_output and family.lifted else mantissa, execution.log_of(
-                result, scales
-            )
+            if setting.per_output and family.lifted:
+                mantissa = mantissa[1:]  # without the constant
+            return mantissa, execution.log_of(result, scales)
 
         mantissa, log = mapped(one)(*stacks)
         parts.append(times(contribution(mantissa, log), weight))
@@ -258,7 +269,9 @@ def _planned(a: Model, b: Model | None, setting: Setting) -> tuple[Family, Plan]
 def _stack(
     name: Side, models: Sequence[Model], count: int, family: Family, dtype: str
 ) -> dict[str, np.ndarray]:
-    """Weights by name with a leading axis of `count` models, the last one repeated where there are fewer."""
+    """Weights by name with a leading axis of `count` models, the last one repeated where there
+    are fewer.
+    """
     leaves = [family.weights(name, family.prepare(model)) for model in models]
     leaves += leaves[-1:] * (count - len(leaves))
     return {role: np.stack([x[role] for x in leaves], dtype=dtype) for role in leaves[0]}
@@ -272,7 +285,10 @@ def _by_kind(models: Sequence[Model]) -> list[list[int]]:
 
 
 def _mirrored(block: np.ndarray) -> np.ndarray:
-    """A square block made symmetric in its first two axes: what is above the diagonal becomes what is below."""
+    """A square block made symmetric in its first two axes.
+
+    What is above the diagonal becomes what is below.
+    """
     below = np.tri(len(block), dtype=bool)
     return np.where(
         below.reshape(below.shape + (1,) * (block.ndim - 2)), block, np.swapaxes(block, 0, 1)

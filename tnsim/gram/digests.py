@@ -17,7 +17,7 @@ STANDARD = "standard"
 
 
 def content_hash(model: Any) -> str:
-    """Digest of a model's or a combination's layers, settings and weights, 32 hexadecimal digits."""
+    """Digest of the layers, settings and weights of a model or combination, 32 hex digits."""
     digest = hashlib.blake2b(digest_size=16)
     _feed(digest, model)
     return digest.hexdigest()
@@ -25,15 +25,15 @@ def content_hash(model: Any) -> str:
 
 def metric_parameters(metric: Metric) -> str:
     """`standard` for a metric without parameters of its own, else their digest."""
-    return (
-        content_hash(metric)
-        if any(value is not None for value in vars(metric).values())
-        else STANDARD
-    )
+    if all(value is None for value in vars(metric).values()):
+        return STANDARD
+    return content_hash(metric)
 
 
 def _feed(digest: Any, value: Any) -> None:
-    """Every field by name and every array by dtype, shape and bytes, so that no two values look alike."""
+    """Every field by name and every array by dtype, shape and bytes, so that no two values look
+    alike.
+    """
     if hasattr(value, "shape"):
         array = np.ascontiguousarray(value)
         digest.update(f"{array.dtype}{array.shape}".encode())

@@ -85,9 +85,10 @@ class Layout:
             arrays[f"blocks_{side}"] = Spec((self._blocks(count),), (1,), "uint64")
             for name in self._norms(side):
                 arrays[name] = Spec((count,), (tile,), "float64")
-            for name in self._output_norms(side):
+            if self.outputs is not None:
                 chunk = (tile, self.outputs)
-                arrays[name] = Spec((count, self.outputs), chunk, "float64")
+                for name in self._output_norms(side):
+                    arrays[name] = Spec((count, self.outputs), chunk, "float64")
         if self.outputs is not None:
             chunk = (tile, tile, self.outputs)
             arrays["slices"] = Spec((rows, columns, self.outputs), chunk, "float64")

@@ -1,4 +1,6 @@
-"""Norms and cosines as a result keeps them. In: inner products. Out: arrays by name, error bounds.
+"""Norms and cosines as a result keeps them.
+
+In: inner products. Out: arrays by name, error bounds.
 
 Stored are a squared norm's logarithm and that of its size, the sum of the absolute contributions
 (see `engine.precision`), so that cosines have the same error bound in whatever process they are

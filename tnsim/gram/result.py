@@ -1,7 +1,10 @@
-"""The result of a pairwise run. In: arrays and labels. Out: a `Pairwise`, an xarray Dataset that knows its metric.
+"""The result of a pairwise run.
 
-Dimensions `a` and `b` carry the labels of the models (training steps where the names have them), `output` the
-output coordinates of slices. Coordinates `name_a`, `hash_a` (and `_b`) say where a model came from and what it is.
+In: arrays and labels. Out: a `Pairwise`, an xarray Dataset that knows its metric.
+
+Dimensions `a` and `b` carry the labels of the models (training steps where the names have them),
+`output` the output coordinates of slices. Coordinates `name_a`, `hash_a` (and `_b`) say where a
+model came from and what it is.
 
 What tnsim adds to a Dataset of this layout, wherever it comes from, stands under
 `result.tnsim`, as xarray asks of packages that build on it.
@@ -37,10 +40,11 @@ def require_xarray() -> None:
 class Pairwise(Dataset):
     """Similarities of all pairs, an `xarray.Dataset`.
 
-    Variables: `similarity` (a, b), in [-1, 1]; `log_inner` and `sign` (a, b), the inner product as `sign * exp(log_inner)`;
-    `log_norm_a` (a) and `log_norm_b` (b), the logarithms of the squared norms <a|a> and <b|b>; `slices` (a, b, output)
-    when they were asked for. Attributes: `metric`, `metric_parameters`, `exact`, `dtype`, `plan`, `symmetric`,
-    `duplicates`, `tnsim_version`, `jax_version`. Pictures: `result.tnsim.plot()`.
+    Variables: `similarity` (a, b), in [-1, 1]; `log_inner` and `sign` (a, b), the inner product
+    as `sign * exp(log_inner)`; `log_norm_a` (a) and `log_norm_b` (b), the logarithms of the
+    squared norms <a|a> and <b|b>; `slices` (a, b, output) when they were asked for. Attributes:
+    `metric`, `metric_parameters`, `exact`, `dtype`, `plan`, `symmetric`, `duplicates`,
+    `tnsim_version`, `jax_version`. Pictures: `result.tnsim.plot()`.
     """
 
     __slots__ = ()

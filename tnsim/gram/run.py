@@ -1,7 +1,10 @@
-"""All pairs of many models. In: models or files, a metric. Out: a `Pairwise`, or what it would cost.
+"""All pairs of many models.
 
-A run reads every model once for its digest and shape, plans, computes the squared norms block by block and
-then the inner products tile by tile. Models with equal digests are one model. What is finished is in the store.
+In: models or files, a metric. Out: a `Pairwise`, or what it would cost.
+
+A run reads every model once for its digest and shape, plans, computes the squared norms block by
+block and then the inner products tile by tile. Models with equal digests are one model. What is
+finished is in the store.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
+from uuid import uuid4
 
 import jax
 import numpy as np
@@ -62,18 +66,47 @@ def pairwise(
 ) -> Pairwise:
     """Similarity of every pair of models, or of every model with every one of `other`.
 
-    models, other: sequences of models or combinations, mappings from labels to them, or a `tnsim.load` of many files,
-    whose weights are read when they are needed. slices: also the cosine of every output. store: a folder in which
-    finished tiles are kept, so that the same call goes on where an earlier one ended. executor: anything with
-    `submit`, such as a `concurrent.futures` executor (processes must not fork) or a `dask.distributed.Client`.
-    budget: for one inner product and for the memory of a tile. names: labels of `models`.
+    Args:
+        models, other: Sequences of models or combinations, mappings from labels to them, or a
+            `tnsim.load` of many files, whose weights are read when they are needed. Without
+            `other`, all pairs of `models`.
+        metric: How inputs are weighed.
+        slices: Also the cosine of every output.
+        dtype: Precision of the computation, float64 or float32; the result is float64.
+        store: A folder in which finished tiles are kept, so that the same call goes on where an
+            earlier one ended.
+        executor: Anything with `submit`, such as a `concurrent.futures` executor (processes must
+            not fork) or a `dask.distributed.Client`.
+        progress: Whether a progress bar is shown.
+        budget: For one inner product and for the memory of a tile.
+        names: Labels of `models`.
 
-    Raises `ModelError` when models cannot be compared or one is the zero function,
-    `StoreMismatch` when the store holds another run, `DamagedStore` when that cannot be told any
-    more, `ExecutorError` when the executor fails, `TooLarge`, `ResultError` when the terms of a
-    combination cancel until no digit is left. Warns with `DuplicateWarning` of models with
-    identical weights, with `StoreWarning` of what was damaged in the store and is computed again,
-    with `PrecisionWarning` of the largest visible error among the pairs that were computed.
+    Returns:
+        A `Pairwise`: float64 similarities of shape (models, others) in [-1, 1], natural
+        logarithms and signs of the inner products, and with `slices` also (models, others, d_out).
+
+    Raises:
+        ModelError: Models cannot be compared, or one is the zero function.
+        StoreMismatch: The store holds another run.
+        DamagedStore: What the store holds cannot be told any more.
+        ExecutorError: The executor fails.
+        TooLarge: One inner product, or the memory of a tile, is beyond the budget.
+        ResultError: The terms of a combination cancel until no digit is left.
+
+    Warns:
+        DuplicateWarning: Models have identical weights.
+        StoreWarning: Something in the store was damaged and is computed again.
+        PrecisionWarning: The largest visible error among the pairs that were computed.
+
+    Example:
+        >>> import numpy as np, tnsim
+        >>> weights = [np.eye(2), np.array([[1.0, 0.0], [0.0, 0.0]])]
+        >>> models = [tnsim.Model([tnsim.Linear(w)]) for w in weights]
+        >>> tnsim.pairwise(models).similarity.values.round(4).tolist()
+        [[1.0, 0.7071], [0.7071, 1.0]]
+
+    Source:
+        Paper, equation 2, for every pair.
     """
     require_xarray()
     path = None if store is None else stores.folder(store)
@@ -88,7 +121,7 @@ def pairwise(
             StoreWarning,
             stacklevel=2,
         )
-    with _bar(run, progress) as bar, tasks.forgetting(), Claims(target.path) as claims:
+    with _bar(run, progress) as bar, tasks.forgetting(run.job), Claims(target.path) as claims:
         try:
             for work in _works(run, target, bar, doubts):
                 complete(work, target, claims, executor)
@@ -109,7 +142,33 @@ def plan_pairwise(
     dtype: DTypeLike = "float64",
     budget: Budget = Budget(),
 ) -> PairwisePlan:
-    """What `pairwise` would take for these arguments. Reads every model once; a matrix product is timed for the estimate."""
+    """What `pairwise` would take for these arguments.
+
+    Reads every model once; a matrix product is timed for the estimate.
+
+    Args:
+        models, other: Sequences of models or combinations, mappings from labels to them, or a
+            `tnsim.load` of many files, whose weights are read when they are needed. Without
+            `other`, all pairs of `models`.
+        metric: How inputs are weighed.
+        slices: Also the cosine of every output.
+        dtype: Precision of the computation, float64 or float32; the result is float64.
+        budget: For one inner product and for the memory of a tile.
+
+    Returns:
+        A `PairwisePlan`: scalar multiplications, bytes and seconds.
+
+    Raises:
+        ModelError: Models cannot be compared.
+        TooLarge: One inner product is beyond the budget.
+
+    Example:
+        >>> import numpy as np, tnsim
+        >>> weights = [np.eye(2), np.array([[1.0, 0.0], [0.0, 0.0]])]
+        >>> models = [tnsim.Model([tnsim.Linear(w)]) for w in weights]
+        >>> tnsim.plan_pairwise(models).pairs
+        3
+    """
     dtype = dtype_name(dtype)
     return costs.with_seconds(
         _prepared(models, metric, other, slices, dtype, budget, None).plan, dtype
@@ -119,8 +178,28 @@ def plan_pairwise(
 def open_pairwise(path: str | os.PathLike) -> Pairwise:
     """The result in a store, every number of it verified.
 
-    Raises `StoreMismatch` when there is none, `DamagedStore` when anything in it is not what was
-    written. Pairs that are not computed yet are NaN; a `StoreWarning` says so.
+    Args:
+        path: The folder that was the `store` of a run.
+
+    Returns:
+        A `Pairwise` as the run returns it. Pairs that are not computed yet are NaN.
+
+    Raises:
+        StoreMismatch: There is no store.
+        DamagedStore: Anything in it is not what was written.
+
+    Warns:
+        StoreWarning: The run is not finished.
+
+    Example:
+        >>> import tempfile
+        >>> import numpy as np, tnsim
+        >>> weights = [np.eye(2), np.array([[1.0, 0.0], [0.0, 0.0]])]
+        >>> models = [tnsim.Model([tnsim.Linear(w)]) for w in weights]
+        >>> folder = tempfile.mkdtemp() + "/run"
+        >>> result = tnsim.pairwise(models, store=folder)
+        >>> bool((tnsim.open_pairwise(folder).similarity == result.similarity).all())
+        True
     """
     require_xarray()
     store, missing = stores.read(stores.folder(path))
@@ -174,7 +253,8 @@ def _prepared(models, metric, other, slices: bool, dtype: str, budget: Budget, n
             )
         if one.n_ctx != first.n_ctx:
             raise ModelError(
-                f"{one.source.name} reads sequences of n_ctx={one.n_ctx}, but {first.source.name} of n_ctx={first.n_ctx}"
+                f"{one.source.name} reads sequences of n_ctx={one.n_ctx}, "
+                f"but {first.source.name} of n_ctx={first.n_ctx}"
             )
     for model in examples.values():
         planned.check(model, model, metric)
@@ -182,8 +262,8 @@ def _prepared(models, metric, other, slices: bool, dtype: str, budget: Budget, n
     plan, space = costs.plan(
         rows.entries, None if other is None else columns.entries, examples, setting
     )
-    key = f"{metric.name} {metric_parameters(metric)} {dtype} {slices}"
-    return _Run(rows, columns, other is None, Job(setting, None, plan.tile, 0, key), plan, space)
+    job = Job(setting, None, plan.tile, 0, key=uuid4().hex)  # equal runs at once stay apart
+    return _Run(rows, columns, other is None, job, plan, space)
 
 
 def _side(
@@ -245,16 +325,13 @@ def _target(run: _Run, path: Path | None) -> Store:
 def _as_stored(run: _Run, target: Store, alone: bool) -> _Run:
     """The run along the route and with the tiles that its store was begun with.
 
-    What is prepared is kept for later tiles only where this process computes alone: workers may share a machine.
+    What is prepared is kept for later tiles only where this process computes alone: workers may
+    share a machine.
     """
     route, tile = target.attrs["route"], target.attrs["tile"]
     space = run.space if route == costs.FEATURES else None
     keep = costs.memory(run.job.setting) / 2 if alone else 0
-    return run._replace(
-        job=run.job._replace(
-            size=tile, space=space, keep_bytes=keep, key=f"{run.job.key} {space} {tile}"
-        )
-    )
+    return run._replace(job=run.job._replace(size=tile, space=space, keep_bytes=keep))
 
 
 def _block(run: _Run, side: _Side, n: int) -> tuple[Entry, ...]:

@@ -1,8 +1,11 @@
-"""What a run over many pairs would cost. In: entries, a metric. Out: a plan: the route, the tiles, multiplications, memory.
+"""What a run over many pairs would cost.
 
-Two routes give the same numbers. *Features* turn each model into a vector, so that a pair is a dot product;
-*recursion* contracts every pair along its plan. The one that multiplies less is taken, where a feature
-vector beyond the cache is charged for being written, as planning charges any large intermediate.
+In: entries, a metric. Out: a plan: the route, the tiles, multiplications, memory.
+
+Two routes give the same numbers. *Features* turn each model into a vector, so that a pair is a
+dot product; *recursion* contracts every pair along its plan. The one that multiplies less is
+taken, where a feature vector beyond the cache is charged for being written, as planning charges
+any large intermediate.
 """
 
 from __future__ import annotations
@@ -41,10 +44,15 @@ _UNKNOWN = 2**33  # bytes, where the platform does not tell what is free
 
 @dataclass(frozen=True)
 class PairwisePlan:
-    """What a pairwise run takes. `tile`: models a side; `seconds` only where a rate was measured.
+    """What a pairwise run takes.
 
-    Counted are scalar multiplications, bytes alive at once (weights, features and products of one tile), and
-    compiled programs.
+    `tile`: models a side. `multiplications`: scalar ones. `peak_bytes`: bytes alive at once, of
+    weights, features and products of one tile. `compilations`: compiled programs. `seconds`: only
+    where a rate was measured.
+
+    Example:
+        >>> print(PairwisePlan("features", 3, 2, 1, 12, 2**20, 3).summary)
+        features: 12 multiplications in 1 tiles of 2 x 2
     """
 
     route: str
@@ -64,7 +72,8 @@ class PairwisePlan:
     @property
     def summary(self) -> str:
         """One line, as the result keeps it."""
-        return f"{self.route}: {self.multiplications:.3g} multiplications in {self.tiles} tiles of {self.tile} x {self.tile}"
+        tiles = f"{self.tiles} tiles of {self.tile} x {self.tile}"
+        return f"{self.route}: {self.multiplications:.3g} multiplications in {tiles}"
 
     def __str__(self) -> str:
         rows = [
@@ -76,12 +85,8 @@ class PairwisePlan:
             ("compilations", f"{self.compilations:,} programs"),
         ]
         if self.seconds is not None:
-            rows.append(
-                (
-                    "estimated",
-                    f"{self.seconds:.3g} s at the measured matrix product rate, without reading and compiling",
-                )
-            )
+            rate = "at the measured matrix product rate, without reading and compiling"
+            rows.append(("estimated", f"{self.seconds:.3g} s {rate}"))
         return "\n".join(f"{name:<16} {text}" for name, text in rows)
 
 
@@ -91,9 +96,11 @@ def plan(
     examples: Mapping[tuple[LayerKind, ...], Model],
     setting: Setting,
 ) -> tuple[PairwisePlan, Space | None]:
-    """The plan of the cheaper route, and the space of features whichever it is (None where there are none).
+    """The plan of the cheaper route, and the space of features whichever it is (None where there
+    are none).
 
-    examples: one model of each sequence of layer kinds. Raises `TooLarge` and `ModelError` as a single pair would.
+    examples: one model of each sequence of layer kinds. Raises `TooLarge` and `ModelError` as a
+    single pair would.
     """
     several = [_bases(rows), _bases(columns)] if columns is not None else [_bases(rows)]
     count, others = len(rows), len(rows if columns is None else columns)
@@ -108,7 +115,10 @@ def plan(
     products = 32 * (rows[0].d_out if setting.per_output else 1)
 
     def tiled(route: str, work: int, one: int, model_bytes: int, compilations: int) -> PairwisePlan:
-        """Tiles of about a second, whose models take an eighth of the memory; the peak is left open."""
+        """Tiles of about a second, whose models take an eighth of the memory.
+
+        The peak is left open.
+        """
         by_work = math.isqrt(max(1, _tile_work() // one))
         by_memory = available / 8 / (longest * model_bytes)
         tile = max(1, int(min(_LARGEST, by_work, by_memory, math.sqrt(available / 8 / products))))

@@ -1,7 +1,9 @@
-"""The models of a run, one by one. In: models, mappings, series of checkpoint files. Out: entries that know content and shape.
+"""The models of a run, one by one.
 
-An entry is small: weights stay where they are, in the caller's memory or on disk, and are read again when a tile
-needs them. It pickles, so that a task for another process can carry it.
+In: models, mappings, series of checkpoint files. Out: entries that know content and shape.
+
+An entry is small: weights stay where they are, in the caller's memory or on disk, and are read
+again when a tile needs them. It pickles, so that a task for another process can carry it.
 """
 
 from __future__ import annotations
@@ -11,8 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tnsim.checkpoints.checkpoint import read
-from tnsim.checkpoints.dialects import Dialect
+from tnsim.checkpoints.checkpoint import AnyDialect, read
 from tnsim.checkpoints.series import Series
 from tnsim.errors import CheckpointError, ModelError
 from tnsim.gram.digests import content_hash
@@ -23,20 +24,21 @@ from tnsim.tensors.kinds import LayerKind, kinds
 
 @dataclass(frozen=True)
 class Source:
-    """Where a model's weights are: in memory, or in a file and its dialect. `label`: the step, else a name."""
+    """Where a model's weights are: in memory, or in a file and its dialect.
+
+    `label`: the step, else a name.
+    """
 
     label: int | str
     name: str
     weights: Model | Combination | Path
-    dialect: Dialect | None = None
+    dialect: AnyDialect | None = None
     n_ctx: int | None = None
 
     def read(self) -> Model | Combination:
-        return (
-            read(self.weights, self.dialect, self.n_ctx).model
-            if isinstance(self.weights, Path)
-            else self.weights
-        )
+        if isinstance(self.weights, Path):
+            return read(self.weights, self.dialect, self.n_ctx).model
+        return self.weights
 
 
 @dataclass(frozen=True)
@@ -62,19 +64,23 @@ class Entry:
         model = self.source.read()
         if isinstance(self.source.weights, Path) and content_hash(model) != self.digest:
             raise CheckpointError(
-                f"{self.source.weights}: has changed while the run was under way; run again with a new store"
+                f"{self.source.weights}: has changed while the run was under way; "
+                "run again with a new store"
             )
         return model
 
 
 def sources(models: Any, names: Sequence[Any] | None = None) -> tuple[Source, ...]:
-    """Sources of a sequence of models, of a mapping from labels to models or of a `Series`, labelled by `names` where given.
+    """Sources of a sequence of models, of a mapping from labels to models or of a `Series`,
+    labelled by `names` where given.
 
-    Labels that are all numbers become integers. Raises `ModelError` when there are none, or two labels are equal.
+    Labels that are all numbers become integers. Raises `ModelError` when there are none, or two
+    labels are equal.
     """
     if isinstance(models, (Model, Combination)):
         raise ModelError(
-            "pairwise compares many models; give a sequence, a mapping or a tnsim.load of several files, found one model"
+            "pairwise compares many models; give a sequence, a mapping or a tnsim.load of "
+            "several files, found one model"
         )
     files: tuple[str, ...] | None = None
     dialect, n_ctx = None, None
@@ -89,7 +95,8 @@ def sources(models: Any, names: Sequence[Any] | None = None) -> tuple[Source, ..
         found = list(enumerate(models))
     else:
         raise ModelError(
-            f"expected models, a mapping or a tnsim.load of several files, found {type(models).__name__}"
+            "expected models, a mapping or a tnsim.load of several files, "
+            f"found {type(models).__name__}"
         )
     if not found:
         raise ModelError("pairwise needs at least one model, found none")

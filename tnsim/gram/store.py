@@ -57,7 +57,10 @@ class _Disk:
         return np.asarray(self.arrays[name][at])
 
     def write(self, name: str, at: tuple, value: Any) -> None:
-        """Write one chunk. At an edge zarr reads the old one first; an unreadable one is removed."""
+        """Write one chunk. At an edge zarr reads the old one first.
+
+        An unreadable one is removed.
+        """
         try:
             self.arrays[name][at] = value
         except OSError:

@@ -1,4 +1,6 @@
-"""The tasks of a run. In: a job and entries, both small and picklable. Out: NumPy blocks of inner products.
+"""The tasks of a run.
+
+In: a job and entries, both small and picklable. Out: NumPy blocks of inner products.
 
 A task is a pure function of its arguments, so it runs in this process, in another one or on another
 machine alike. What it prepares from weights (features, or the models read from disk) is kept for
@@ -8,8 +10,6 @@ the tasks that follow, see `Job`.
 from __future__ import annotations
 
 import contextlib
-import threading
-from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -25,13 +25,16 @@ from tnsim.gram.sources import Entry
 from tnsim.models.differences import by_differences
 from tnsim.models.model import Model, terms
 from tnsim.models.scaling import scaled
+from tnsim.sessions import session
 
 Block = features.Block | recursion.Block
+_WORKER = "worker"
 
 
 class Job(NamedTuple):
-    """What all tasks of a run share. `space` is that of the features, None for the recursion; `key` names it all.
+    """What all tasks of a run share.
 
+    `space` is that of the features, None for the recursion; `key` names this run and no other.
     Of what is prepared, the last two blocks and up to `keep_bytes` are kept.
     """
 
@@ -42,18 +45,13 @@ class Job(NamedTuple):
     key: str
 
 
-_kept: OrderedDict[tuple[str, ...], Block] = OrderedDict()
-_lock = threading.Lock()
-
-
 @contextlib.contextmanager
-def forgetting() -> Iterator[None]:
-    """Let go of what was kept, at the end of a run."""
+def forgetting(job: Job) -> Iterator[None]:
+    """Let go of the blocks of a run at its end; those of other runs stay."""
     try:
         yield
     finally:
-        with _lock:
-            _kept.clear()
+        session().blocks.forget(lambda key: key[1] == job.key)
 
 
 def norms(job: Job, entries: tuple[Entry, ...]) -> LogScaled:
@@ -65,42 +63,42 @@ def norms(job: Job, entries: tuple[Entry, ...]) -> LogScaled:
 
 
 def tile(job: Job, rows: tuple[Entry, ...], columns: tuple[Entry, ...]) -> LogScaled:
-    """Inner products of all rows with all columns; of a block with itself, symmetric to the last bit."""
+    """Inner products of all rows with all columns.
+
+    Of a block with itself, symmetric to the last bit.
+    """
     first = _block(job, rows)
     second = first if rows == columns else _block(job, columns)
-    if isinstance(first, features.Block):
+    if isinstance(first, features.Block) and isinstance(second, features.Block):
         return _checked(features.products(first, second, job.setting.per_output), job)
+    assert isinstance(first, recursion.Block) and isinstance(second, recursion.Block)
     return _checked(recursion.products(first, second, job.setting, job.size), job)
 
 
 def _block(job: Job, entries: tuple[Entry, ...]) -> Block:
     """What the tasks need of some models, from the ones kept or made anew."""
-    key = (job.key, *(entry.digest for entry in entries))
-    with _lock:
-        if key in _kept:
-            _kept.move_to_end(key)
-            return _kept[key]
-    models, found = _terms(entries, job.setting.dtype)
+    # Tasks of executors share one allowance: nobody tells a worker that its run has ended.
+    owner = job.key if job.keep_bytes else _WORKER
+    kept = session().blocks
+    key = (owner, job.key, *(entry.digest for entry in entries))
+    block = kept.get(key, lambda: _prepared(job, entries))
+    kept.shrink(job.keep_bytes, 2, lambda key: key[0] == owner)
+    return block
+
+
+def _prepared(job: Job, entries: tuple[Entry, ...]) -> Block:
+    """The block of some models: their features, or themselves for the recursion."""
+    models, combined = _terms(entries, job.setting.dtype)
     parts = [scaled(model, job.setting.per_output) for model in models]
     models = tuple(part.model for part in parts)
     exponents = np.array([part.exponent for part in parts])
     if job.space is None:
-        block: Block = recursion.Block(models, exponents, found)
-    else:
-        plain = (
-            found.index.shape[1] == 1
-            and len(models) == len(entries)
-            and (found.coefficients == 1).all()
-        )
-        weights = None if plain else _dense(found, len(models))
-        block = features.block(
-            models, exponents, weights, job.space, job.setting.metric, job.setting.dtype
-        )
-    with _lock:
-        _kept[key] = block
-        while len(_kept) > 2 and sum(kept.nbytes for kept in _kept.values()) > job.keep_bytes:
-            _kept.popitem(last=False)
-    return block
+        return recursion.Block(models, exponents, combined)
+    single_terms = combined.index.shape[1] == 1 and (combined.coefficients == 1).all()
+    plain = single_terms and len(models) == len(entries)
+    weights = None if plain else _dense(combined, len(models))
+    metric, dtype = job.setting.metric, job.setting.dtype
+    return features.block(models, exponents, weights, job.space, metric, dtype)
 
 
 def _terms(entries: tuple[Entry, ...], dtype: str) -> tuple[tuple[Model, ...], Terms]:
@@ -113,16 +111,17 @@ def _terms(entries: tuple[Entry, ...], dtype: str) -> tuple[tuple[Model, ...], T
             zip(entry.parts, terms(by_differences(entry.read(), dtype)), strict=True)
         ):
             models.setdefault(digest, model)
-            index[i, t:] = list(models).index(
-                digest
-            )  # and what this entry lacks in terms, with coefficient 0
+            # what this entry lacks in terms repeats its last one, with coefficient 0
+            index[i, t:] = list(models).index(digest)
             coefficients[i, t] = coefficient
     return tuple(models.values()), Terms(index, coefficients)
 
 
-def _dense(found: Terms, count: int) -> np.ndarray:
-    weights = np.zeros((len(found.index), count))
-    np.add.at(weights, (np.arange(len(weights))[:, None], found.index), found.coefficients)
+def _dense(combined: Terms, count: int) -> np.ndarray:
+    """Linear combinations as a matrix, (rows, models)."""
+    weights = np.zeros((len(combined.index), count))
+    rows = np.arange(len(weights))[:, None]
+    np.add.at(weights, (rows, combined.index), combined.coefficients)
     return weights
 
 
@@ -132,7 +131,8 @@ def _checked(products: LogScaled, job: Job) -> LogScaled:
         name, dtype = job.setting.metric.name, job.setting.dtype
         advice = "; use dtype='float64'" if dtype == "float32" else ""
         raise TnsimError(
-            f"the {name} computation in {dtype} gave NaN: a float range was exceeded within a layer{advice}"
+            f"the {name} computation in {dtype} gave NaN: "
+            f"a float range was exceeded within a layer{advice}"
         )
     return products
 
