@@ -45,7 +45,7 @@ PAIRS = (Pair("A", "A"), Pair("B", "B"), Pair("A", "B"))
 
 WEIGHT, LEFT, RIGHT, DOWN, SKIP = "WEIGHT", "LEFT", "RIGHT", "DOWN", "SKIP"
 UNIT = "UNIT"
-"""Role of the vector that reads the constant off a lifted leg, where a skip leaves out more than one."""
+"""Role of the vector that reads the constant off a lifted leg, where a skip leaves out several."""
 FACTOR, SIGNED_DOWN, DENSE = "FACTOR", "SIGNED_DOWN", "DENSE"
 VALUE, OUTPUT, MASK = "V", "O", "MASK"
 SYMMETRISER, COVARIANCE, MEAN = "SYMMETRISER", "COVARIANCE", "MEAN"

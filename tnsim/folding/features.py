@@ -330,7 +330,7 @@ def _entries(form: Any, space: Space) -> Float[jax.Array, "out features"]:
 
 
 def _half(form: Any) -> Float[jax.Array, "out features"]:
-    """The upper half of symmetric matrices, weighted so that dot products are those of the whole."""
+    """The upper half of symmetric matrices, weighted so that dot products stay those of all."""
     first, second = np.triu_indices(form.shape[-1])
     return form[:, first, second] * np.where(first == second, 1.0, math.sqrt(2)).astype(form.dtype)
 
