@@ -1,5 +1,7 @@
 """How much memory a piece needs when compiled.
 
+In: a `Piece`. Out: the elements it holds at once.
+
 A contraction is a matrix product, and XLA copies an operand whose axes are in no order that a
 matrix product reads, and a product whose axes are in another order than its output. Such a copy is
 as large as what it copies, so it counts. What is computed entry by entry and read by one
