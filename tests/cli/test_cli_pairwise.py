@@ -167,7 +167,7 @@ def test_a_scheduler(folder):
 
 
 def test_wrong_arguments_are_one_line(tmp_path, monkeypatch):
-    monkeypatch.setenv("DASK_DISTRIBUTED__COMM__TIMEOUTS__CONNECT", "1s")
+    monkeypatch.setenv("DASK_DISTRIBUTED__COMM__TIMEOUTS__CONNECT", "1s")  # read at its import
     file = tmp_path / "a.safetensors"
     tnsim.save(tnsim.Model([tnsim.Linear(np.eye(2))]), file)
     pairwise = ("pairwise", file, "--out", tmp_path / "out", "--scheduler")
@@ -180,7 +180,8 @@ def test_wrong_arguments_are_one_line(tmp_path, monkeypatch):
         ((*pairwise, "tcp://127.0.0.1:1"), "Timed out trying to connect to tcp://127.0.0.1:1"),
         (("pairwise", file, "--out", "s3://bucket"), "s3:/bucket/store.zarr: a store is a folder"),
     ):
-        done = command(*arguments, check=False)
+        run = process if "--scheduler" in arguments else command
+        done = run(*arguments, check=False)
         assert done.returncode == 2 and message in done.stderr
         assert len(done.stderr.splitlines()) == 1, done.stderr
 

@@ -1,6 +1,5 @@
 """Models are pytrees: gradients, jit and vmap pass through the verbs."""
 
-import backends
 import cases
 import jax
 import jax.numpy as jnp
@@ -9,10 +8,7 @@ import pytest
 
 import tnsim
 
-pytestmark = backends.compiled
-
 METRICS = {
-    "deep gaussian": tnsim.Gaussian(),
     "symmetric": tnsim.Symmetric(),
     "gaussian": tnsim.Gaussian(),
     "closure": tnsim.GaussianClosure(),
@@ -20,10 +16,19 @@ METRICS = {
 }
 
 
-@pytest.mark.parametrize("metric", METRICS)
-def test_gradient_is_the_finite_difference(metric, rng):
-    name = "lerp residual" if metric == "gaussian" else "two residual"
-    a, b = cases.pair((cases.SHALLOW | cases.DEEP)[name], rng)
+@pytest.mark.parametrize(
+    "metric, case",
+    [
+        ("gaussian", "lerp residual"),
+        ("gaussian", "two bilinear"),
+        pytest.param("gaussian", "two residual", marks=pytest.mark.slow),
+        ("symmetric", "two residual"),
+        ("closure", "two residual"),
+        ("tree", "two residual"),
+    ],
+)
+def test_gradient_is_the_finite_difference(metric, case, rng):
+    a, b = cases.pair((cases.SHALLOW | cases.DEEP)[case], rng)
     with jax.enable_x64(True):
         gradient = jax.grad(lambda m: tnsim.similarity(m, b, METRICS[metric]))(a)
     direction = jax.tree.map(lambda x: rng.normal(size=np.shape(x)), a)
@@ -56,14 +61,19 @@ def test_gradient_with_respect_to_the_metric(rng):
     np.testing.assert_allclose(gradient, slope, rtol=1e-6)
 
 
-@pytest.mark.parametrize("metric", METRICS)
-def test_jit_and_vmap_agree_with_the_plain_call(metric, rng):
-    case = (
-        cases.DEEP["two with biases"]
-        if metric == "deep gaussian"
-        else cases.SHALLOW["lerp residual"]
-    )
-    pairs = [cases.pair(case, rng) for _ in range(3)]
+@pytest.mark.parametrize(
+    "metric, case",
+    [
+        ("gaussian", "lerp residual"),
+        ("gaussian", "two bilinear"),
+        pytest.param("gaussian", "two with biases", marks=pytest.mark.slow),
+        ("symmetric", "lerp residual"),
+        ("closure", "lerp residual"),
+        ("tree", "lerp residual"),
+    ],
+)
+def test_jit_and_vmap_agree_with_the_plain_call(metric, case, rng):
+    pairs = [cases.pair((cases.SHALLOW | cases.DEEP)[case], rng) for _ in range(3)]
     stacked = jax.tree.map(lambda *x: np.stack(x), *[a for a, _ in pairs])
     b = pairs[0][1]
     expected = [tnsim.similarity(a, b, METRICS[metric]) for a, _ in pairs]

@@ -5,6 +5,7 @@ import cases
 import jax
 import numpy as np
 import pytest
+import sequence_cases
 from oracles import bilinear
 
 import tnsim
@@ -36,12 +37,17 @@ def stack(depth, dtype="float64", seed=0, size=1.0):
     return tnsim.Model(layers)
 
 
-@pytest.mark.parametrize("name", cases.SHALLOW | cases.DEEP)
-@pytest.mark.parametrize(
-    "metric", [tnsim.TreeSymmetric(), tnsim.GaussianClosure()], ids=lambda m: m.name
-)
-def test_numpy_runs_the_same_plan(name, metric, rng):
-    a, b = cases.pair((cases.SHALLOW | cases.DEEP)[name], rng)
+METRICS = {
+    "tree": tnsim.TreeSymmetric(),
+    "closure": tnsim.GaussianClosure(),
+    "frobenius": tnsim.Frobenius(),
+    "gaussian": tnsim.Gaussian(),
+    "symmetric": tnsim.Symmetric(),
+}
+
+
+def both_backends(a, b, metric):
+    """One plan on NumPy and compiled: values and logarithms agree."""
     planned = tnsim.plan(a, b, metric, per_output=True)
     leaves = leaves_of(planned, a, b, metric)
     reference = execution.run(planned, leaves, backend="numpy")
@@ -51,6 +57,29 @@ def test_numpy_runs_the_same_plan(name, metric, rng):
     np.testing.assert_allclose(
         np.asarray(compiled.values["AB"]), reference.values["AB"], rtol=1e-11, atol=1e-14
     )
+    assert compiled.logs.keys() == reference.logs.keys()
+    for stage, log in reference.logs.items():
+        assert compiled.logs[stage] == pytest.approx(log, abs=1e-11)
+
+
+# whole trees take long to compile: one here, all of them among the slow tests
+WHOLE_TREES = [(n, m) for n in ("two bilinear", *cases.SHALLOW) for m in ("gaussian", "symmetric")]
+LAYERWISE = [
+    (n, m) for n in (*cases.SHALLOW, *cases.DEEP) for m in ("tree", "closure", "frobenius")
+]
+
+
+@pytest.mark.parametrize("name, metric", LAYERWISE + WHOLE_TREES)
+def test_numpy_runs_the_same_plan(name, metric, rng):
+    a, b = cases.pair((cases.SHALLOW | cases.DEEP)[name], rng)
+    both_backends(a, b, METRICS[metric])
+
+
+@pytest.mark.parametrize(
+    "metric", [tnsim.TreeSymmetric(), tnsim.Categorical()], ids=lambda m: m.name
+)
+def test_numpy_runs_the_same_plan_of_sequences(metric):
+    both_backends(*sequence_cases.pair(sequence_cases.ONE_LAYER["plain"], 1), metric)
 
 
 def test_wrong_arrays_are_refused(rng):
