@@ -11,7 +11,7 @@ from oracles import bilinear
 import tnsim
 from tnsim.cli import bench
 from tnsim.compare import planned as planning
-from tnsim.compare import similarity as verbs
+from tnsim.compare.products import CROSS
 from tnsim.engine import execution, memory
 from tnsim.folding.base import model_weights
 from tnsim.folding.choose import choose
@@ -162,7 +162,7 @@ def test_budget_is_kept_or_refused_before_anything_runs(monkeypatch, rng):
     monkeypatch.setattr(planning, "LARGE", 2**14)
     assert abs(tnsim.inner(a, b, budget=half) / expected - 1) < 1e-12
     family = choose(a, b, tnsim.Gaussian())
-    chunked = planning.affordable(family, verbs._CROSS, False, "float64", half)
+    chunked = planning.affordable(family, CROSS, False, "float64", half)
     assert chunked.peak_bytes <= 0.5 * peak and any(
         op.kind == "loop" for p in chunked.pieces for op in p.operations
     )
