@@ -1,14 +1,12 @@
-"""What every test starts from: caches of the session's own, a backend for plans, a seeded generator."""
+"""What every test starts from: a plan cache of the session's own, a backend, a seeded generator."""
 
 import os
 import tempfile
 
 if "PYTEST_XDIST_WORKER" not in os.environ:
-    # No test reads what an earlier version searched or compiled. Workers and subprocesses share both folders.
-    caches = tempfile.TemporaryDirectory(prefix="tnsim-test-", ignore_cleanup_errors=True)
-    os.environ["TNSIM_CACHE_DIR"] = os.path.join(caches.name, "plans")
-    os.environ["JAX_COMPILATION_CACHE_DIR"] = os.path.join(caches.name, "programs")
-    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+    # No test reads what an earlier version searched. Workers and subprocesses share the folder.
+    plans = tempfile.TemporaryDirectory(prefix="tnsim-test-plans-", ignore_cleanup_errors=True)
+    os.environ["TNSIM_CACHE_DIR"] = plans.name
 
 import jax
 import numpy as np
@@ -18,13 +16,15 @@ from tnsim.engine import execution
 
 
 def pytest_xdist_auto_num_workers(config):
-    """A worker per core for the whole suite, none where files are named: starting them takes longer."""
-    return 0 if config.args_source is config.ArgsSource.ARGS else None
+    """A worker for each core that we may use; none where files are named, which starts sooner."""
+    if config.args_source is config.ArgsSource.ARGS:
+        return 0
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 
 
 @pytest.fixture(autouse=True, scope="module")
 def fresh_programs():
-    """Every module gives back what it compiled: a process may map only so many pieces of code (65,530 on Linux)."""
+    """Every module gives back what it compiled: Linux lets a process map 65,530 pieces of code."""
     yield
     jax.clear_caches()
 

@@ -43,47 +43,41 @@ def finished(path):
     }
 
 
-def test_killed_at_any_instant(folder, rng):
-    """Ten kills: nothing finished is computed again, and the end is that of a run that was left alone."""
+# Every chunk is written slowly, so that kills fall between the chunks of a tile and its marker;
+# and after a few chunks no more, so that ten processes leave something, however late they are killed.
+SLOWLY = """
+import os, time, tnsim
+from tnsim.gram import normalise
+write, pauses = normalise.log_abs, iter([0.03] * 5)
+normalise.log_abs = lambda x: (time.sleep(next(pauses, 60)), write(x))[1]
+"""
+
+
+@pytest.mark.parametrize("kills", [4, pytest.param(10, marks=pytest.mark.slow)])
+def test_killed_at_any_instant(kills, folder, rng):
+    """Nothing finished is computed again, and the end is that of a run that was left alone."""
     for n in range(10, 16):  # more tiles than ten runs can finish
         tnsim.save(
             tnsim.Model([bilinear(rng, 3, 4, 2, True)]),
             folder / "models" / f"step_{n:03}.safetensors",
         )
-    whole = compare(folder, store=folder / "whole.zarr")
-    store, slow = (
-        folder / "store.zarr",
-        RUN.replace(
-            "import os, tnsim\n", "import os, time, tnsim\nfrom tnsim.gram import normalise\n"
-        ),
-    )
-    # every array's chunk written slowly, so that kills fall between the chunks of a tile and its marker
-    slow = slow.replace(
-        "tnsim.pairwise(",
-        "write = normalise.log_abs\n"
-        "normalise.log_abs = lambda x: (time.sleep(0.03), write(x))[1]\n"
-        "tnsim.pairwise(",
-        1,
-    )
+    whole, store = compare(folder, store=folder / "whole.zarr"), folder / "store.zarr"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    kills = 0
-    while kills < 10:
+    for _ in range(kills):
         before = {task: computed(store).get(task, 0) for task in finished(store)}
-        process = subprocess.Popen([sys.executable, "-c", slow], cwd=folder, env=environment)
+        process = subprocess.Popen(
+            [sys.executable, "-c", SLOWLY + RUN], cwd=folder, env=environment
+        )
         start = time.monotonic()
-        target = len(finished(store)) + 1
-        while (
-            process.poll() is None
-            and len(finished(store)) < target
-            and time.monotonic() - start < 60
-        ):
-            time.sleep(0.005)
+        while len(finished(store)) == len(before) and time.monotonic() - start < 60:
+            assert process.poll() is None
+            time.sleep(0.02)
         time.sleep(rng.uniform(0, 0.06))
         process.send_signal(signal.SIGKILL)
         process.wait()
-        kills += 1
         after = computed(store)
         assert all(after[task] == count for task, count in before.items())
+        assert len(finished(store)) > len(before)
     before = {task: computed(store)[task] for task in finished(store)}
     assert before and len(before) < len(finished(folder / "whole.zarr"))
     found = compare(folder, store=store)
