@@ -175,15 +175,18 @@ def test_own_format(tmp_path, rng):
     assert tnsim.compare_forward(model, lambda x: again(x)).relative < 1e-5
 
 
-def test_pairwise_of_sequences(rng):
+@pytest.mark.parametrize(
+    "metric", [tnsim.TreeSymmetric(), pytest.param(tnsim.Gaussian(), marks=pytest.mark.slow)]
+)
+def test_pairwise_of_sequences(metric, rng):
     models = [
         tnsim.Model([tnsim.Residual(attention(rng, 2, 1, 2, 1, 2), 1.0, 0.5)], n_ctx=2)
         for _ in range(3)
     ]
-    result = tnsim.pairwise(models)
+    result = tnsim.pairwise(models, metric)
     assert result.attrs["plan"].startswith("recursion")
     assert float(result.similarity[0, 1]) == pytest.approx(
-        tnsim.similarity(models[0], models[1]), abs=1e-12
+        tnsim.similarity(models[0], models[1], metric), abs=1e-12
     )
     tokens = tnsim.pairwise(models, tnsim.Categorical(np.array([0.25, 0.75])), slices=True)
     expected = tnsim.slices(models[2], models[0], tnsim.Categorical(np.array([0.25, 0.75])))

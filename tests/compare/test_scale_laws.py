@@ -51,6 +51,14 @@ AFFINE = {
 METRICS = {"closure": tnsim.GaussianClosure(), "tree": tnsim.TreeSymmetric()}
 
 
+def crossing(models, slow):
+    """Models by metrics; the closures named have long plans and are among the slow tests."""
+    for name in models:
+        yield name, "tree"
+        marks = [pytest.mark.slow] if name in slow else []
+        yield pytest.param(name, "closure", marks=marks)
+
+
 def model(make, seed, dtype="float64"):
     layers, n_ctx = make(np.random.default_rng(seed))
     cast = [jax.tree.map(lambda x: np.asarray(x, dtype) if np.ndim(x) else x, y) for y in layers]
@@ -96,8 +104,7 @@ def check(b, make, metric, dtype, tolerance):
 
 
 @pytest.mark.parametrize("dtype", RANGES)
-@pytest.mark.parametrize("metric", METRICS)
-@pytest.mark.parametrize("name", HOMOGENEOUS)
+@pytest.mark.parametrize("name, metric", crossing(HOMOGENEOUS, slow=["bilinear, then attention"]))
 @LAWS
 @given(data=st.data())
 def test_any_layer_and_all_layers(name, metric, dtype, data):
@@ -113,8 +120,7 @@ def test_any_layer_and_all_layers(name, metric, dtype, data):
 
 
 @pytest.mark.parametrize("dtype", RANGES)
-@pytest.mark.parametrize("metric", METRICS)
-@pytest.mark.parametrize("name", AFFINE)
+@pytest.mark.parametrize("name, metric", crossing(AFFINE, slow=["attention", "transformer"]))
 @LAWS
 @given(data=st.data())
 def test_units_of_bonds_with_constants(name, metric, dtype, data):

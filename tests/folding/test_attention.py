@@ -1,6 +1,6 @@
 """Models of sequences: every layer kind under every metric against quadrature and dense tensors, at two or three positions.
 
-Plans run on the NumPy reference here: correctness is the plan's, and nothing has to be compiled. `test_jax_agrees` closes the gap.
+Correctness is the plan's, so nothing is compiled here but what `test_jax_agrees` and derivatives need.
 """
 
 import itertools
@@ -21,6 +21,11 @@ from sequence_oracles import (
 import tnsim
 
 
+def slow(value):
+    """A parameter among the slow ones: its plan takes seconds to search."""
+    return pytest.param(value, marks=pytest.mark.slow)
+
+
 @pytest.mark.parametrize("mask", ["causal", "none"])
 @pytest.mark.parametrize("rope_base", [None, 10.0, 1000.0])
 def test_forward_pass_is_the_formula(rope_base, mask, rng=np.random.default_rng(1)):
@@ -32,7 +37,7 @@ def test_forward_pass_is_the_formula(rope_base, mask, rng=np.random.default_rng(
     )
 
 
-@pytest.mark.parametrize("form", ["standard", "alike", "diagonal", "each", "full"])
+@pytest.mark.parametrize("form", ["standard", slow("alike"), "diagonal", slow("each"), "full"])
 @pytest.mark.parametrize("layers", ONE_LAYER)
 def test_one_nonlinear_layer_is_exact(layers, form):
     a, b = pair(ONE_LAYER[layers], 2)
@@ -300,7 +305,7 @@ def test_attribution_without_constants(metric):
     assert np.count_nonzero(found.values) == 1
 
 
-@pytest.mark.parametrize("layers", ["attention and bilinear", "bilinear, then attention"])
+@pytest.mark.parametrize("layers", ["attention and bilinear", slow("bilinear, then attention")])
 def test_small_deep_models_are_exact(layers):
     """Twenty legs over flattened sequences, biases and skips included, against quadrature of degree-20 products."""
     a, b = pair(DEEP[layers], 2)
@@ -361,6 +366,7 @@ def test_deep_attention_grows_without_overflow():
         assert np.isfinite(log)
 
 
+@pytest.mark.slow
 @backends.compiled
 def test_jax_agrees():
     a, b = pair(ONE_LAYER["transformer"], 2)
@@ -376,8 +382,8 @@ def test_jax_agrees():
     )
 
 
-@backends.compiled
-def test_derivatives():
+@pytest.mark.parametrize("metric", [tnsim.TreeSymmetric(), slow(tnsim.Gaussian())])
+def test_derivatives(metric):
     import jax
 
     a, b = pair(
@@ -388,11 +394,12 @@ def test_derivatives():
         2,
     )
     with jax.enable_x64(True):
-        gradient = jax.grad(lambda m: tnsim.inner(m, b))(a).layers[0].v
+        gradient = jax.grad(lambda m: tnsim.inner(m, b, metric))(a).layers[0].v
         step = 1e-6
         moved = [tnsim.Model([_moved(a.layers[0], sign * step)], n_ctx=2) for sign in (1, -1)]
         assert gradient[0, 0] == pytest.approx(
-            (tnsim.inner(moved[0], b) - tnsim.inner(moved[1], b)) / (2 * step), rel=1e-6
+            (tnsim.inner(moved[0], b, metric) - tnsim.inner(moved[1], b, metric)) / (2 * step),
+            rel=1e-6,
         )
 
 

@@ -99,7 +99,7 @@ def test_features(case, metric, rng, route):
         ("embedded biases", "mean and covariance", True),
         ("lerp residual", "tree", True),
         ("linear", "standard", False),
-        ("two bilinear", "standard", False),
+        pytest.param("two bilinear", "standard", False, marks=pytest.mark.slow),
         ("two residual", "symmetric", False),
         ("two with biases", "diagonal", True),
         ("two over none", "standard", False),
