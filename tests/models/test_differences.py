@@ -6,7 +6,7 @@ import pytest
 from oracles import bilinear, linear
 
 import tnsim
-from tnsim.compare import similarity as verbs
+from tnsim.compare import products
 from tnsim.models.differences import by_differences
 from tnsim.models.layers import Multilinear
 from tnsim.models.model import terms
@@ -71,7 +71,7 @@ def test_the_difference_is_the_function(kind, rng):
 def expanded(monkeypatch, verb, *arguments):
     """What bilinearity gives."""
     with monkeypatch.context() as context:
-        context.setattr(verbs, "by_differences", lambda model, dtype: model)
+        context.setattr(products, "by_differences", lambda model, dtype: model)
         return verb(*arguments)
 
 
