@@ -11,7 +11,7 @@ from oracles import bilinear
 
 import tnsim
 from tnsim.engine import execution, memory
-from tnsim.engine.plan import Operation, Piece
+from tnsim.engine.piece import Operation, Piece
 from tnsim.folding.sequences import coincidences
 
 GIB = 2**30

@@ -12,7 +12,8 @@ from oracles import bilinear
 import tnsim
 from tnsim.engine import planner
 from tnsim.engine.documents import opened, sealed
-from tnsim.engine.plan import Operation, Piece, PlanStage
+from tnsim.engine.piece import Operation, Piece
+from tnsim.engine.plan import PlanStage
 from tnsim.engine.plan_json import plan_from_data
 
 WRONG = (None, True, -1, 10**30, float("nan"), "x", [], {})

@@ -12,7 +12,7 @@ import tnsim
 from tnsim.cli import bench
 from tnsim.engine import pathfinding as paths
 from tnsim.engine import planner as planning
-from tnsim.engine.plan import Operation, Piece
+from tnsim.engine.piece import Operation, Piece
 
 METRICS = {
     "tree": tnsim.TreeSymmetric(),

@@ -20,7 +20,7 @@ from numpy.typing import DTypeLike
 
 from tnsim.compare.planned import check
 from tnsim.engine import execution
-from tnsim.engine.plan import dtype_name
+from tnsim.engine.dtypes import dtype_name
 from tnsim.engine.planner import LARGE, plan_problem
 from tnsim.errors import ModelError, TnsimError
 from tnsim.folding.base import model_weights

@@ -18,8 +18,9 @@ from tnsim.compare.numbers import Number, Numbers, SignedLog
 from tnsim.compare.planned import AnyModel, Budget, check, plan_for
 from tnsim.compare.products import ALL, CROSS, inner_products
 from tnsim.engine import precision
+from tnsim.engine.dtypes import dtype_name
 from tnsim.engine.log_scaled import LogScaled, log_abs
-from tnsim.engine.plan import Plan, dtype_name
+from tnsim.engine.plan import Plan
 from tnsim.engine.precision import Arithmetic
 from tnsim.errors import ModelError, TnsimError
 from tnsim.folding.choose import choose

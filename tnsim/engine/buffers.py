@@ -17,7 +17,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from tnsim.engine.plan import Operation, Piece
+    from tnsim.engine.piece import Operation, Piece
 
 Labels = tuple[int, ...]
 

@@ -21,7 +21,8 @@ import jax
 from autoray import do
 
 from tnsim.engine.memory import give_back_freed
-from tnsim.engine.plan import Operation, Piece, Plan
+from tnsim.engine.piece import Operation, Piece
+from tnsim.engine.plan import Plan
 from tnsim.errors import ModelError
 from tnsim.sessions import session
 

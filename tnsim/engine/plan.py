@@ -1,10 +1,9 @@
 """A plan: what will be contracted, in which order, at what cost.
 
-In: nothing. Out: plain data, JSON both ways.
+In: pieces. Out: plain data, JSON both ways.
 
 A plan is a row of stages. Each stage runs one *piece*, a small program of pairwise contractions and
-weighted sums over numbered values; stages of equal shape share one piece, so a 64-layer stack has a
-handful of pieces and compiles as many programs.
+weighted sums; stages of equal shape share one.
 """
 
 from __future__ import annotations
@@ -13,45 +12,14 @@ import dataclasses
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
 
-import numpy as np
-from numpy.typing import DTypeLike
-
-from tnsim.engine import buffers
+from tnsim.engine import plan_text
 from tnsim.engine.documents import opened, sealed
-from tnsim.errors import CheckpointError, ModelError
-from tnsim.tables import html_table
+from tnsim.engine.dtypes import ITEM_BYTES
+from tnsim.engine.piece import Piece
+from tnsim.errors import CheckpointError
 
 FORMAT = 2
-DTYPES = ("float64", "float32")
-
-
-def dtype_name(dtype: DTypeLike) -> str:
-    """The name of a precision that plans run in.
-
-    Args:
-        dtype: what NumPy takes for one: `"float32"`, `np.float32`, `np.dtype("f4")`, `jnp.float32`.
-
-    Returns:
-        `"float64"` or `"float32"`.
-
-    Raises:
-        ModelError: for any other.
-
-    Example:
-        >>> import numpy as np
-        >>> dtype_name(np.float32)
-        'float32'
-    """
-    try:
-        name = np.dtype(dtype).name
-    except (TypeError, ValueError):
-        name = None
-    if name not in DTYPES:
-        raise ModelError(f"dtype must be one of {', '.join(DTYPES)}, found {dtype!r}")
-    return name
-
 
 # Measured by benchmarks/memory.py. A matrix product packs its operands in blocks, and XLA orders
 # operations of its own, in long programs rather differently.
@@ -59,124 +27,6 @@ SLACK, LONG_SLACK, LONG = 1.08, 1.4, 120
 # What compiling takes: once, for every loop that is compiled (matrix products are library calls),
 # and once more where runs are repeated, for what is set up between them.
 PROGRAM_BYTES, LOOP_BYTES, REPEATING_BYTES = 46 * 2**20, 330 * 2**10, 36 * 2**20
-
-
-class Operation(NamedTuple):
-    """One value of a piece. `labels` name the axes of each argument, `output` those of the result.
-
-    "contract": the product of one or two arguments, summed over the labels that are not in the
-    output.
-    "sum": the sum of `weights[i] * args[i]`, axes permuted to the output's order.
-    "loop": the sum over all values of the labels `chunks` of `body`, a piece whose inputs are the
-    arguments with those labels fixed and whose one output has the axes `output`; it bounds memory.
-    """
-
-    kind: str
-    args: tuple[int, ...]
-    labels: tuple[tuple[int, ...], ...]
-    output: tuple[int, ...]
-    weights: tuple[float, ...] = ()
-    chunks: tuple[int, ...] = ()
-    body: Piece | None = None
-
-
-@dataclass(frozen=True)
-class Piece:
-    """Inputs by shape, then operations; values are numbered inputs first.
-
-    `scales` lists (output, power) of the values that renormalise a scale group after the piece
-    has run, `powers` for every output the (scale, power) pairs it is divided by. `unshared`:
-    multiplications of its products contracted one by one, nothing shared and no sums taken first.
-    """
-
-    shapes: tuple[tuple[int, ...], ...]
-    operations: tuple[Operation, ...]
-    outputs: tuple[int, ...]
-    scales: tuple[tuple[int, int], ...] = ()
-    powers: tuple[tuple[tuple[int, int], ...], ...] = ()
-    unshared: int = 0
-
-    def __hash__(self) -> int:
-        return self._hash
-
-    @cached_property
-    def _hash(self) -> int:
-        return hash(
-            (self.shapes, self.operations, self.outputs, self.scales, self.powers, self.unshared)
-        )
-
-    @property
-    def length(self) -> int:
-        """Operations, those of loop bodies too."""
-        return sum(1 + (op.body.length if op.body else 0) for op in self.operations)
-
-    @cached_property
-    def value_shapes(self) -> tuple[tuple[int, ...], ...]:
-        found = list(self.shapes)
-        for op in self.operations:
-            sizes = self._sizes(op, found)
-            found.append(tuple(sizes[label] for label in op.output))
-        return tuple(found)
-
-    @staticmethod
-    def _sizes(op: Operation, shapes: list | tuple) -> dict[int, int]:
-        return {
-            x: n
-            for arg, labels in zip(op.args, op.labels, strict=True)
-            for x, n in zip(labels, shapes[arg], strict=True)
-        }
-
-    @cached_property
-    def costs(self) -> tuple[int, ...]:
-        """Scalar multiplications of each operation.
-
-        Sums and single-argument reductions have none.
-        """
-        found = []
-        for op in self.operations:
-            sizes = self._sizes(op, self.value_shapes)
-            if op.body is not None:
-                found.append(math.prod(sizes[x] for x in op.chunks) * op.body.multiplications)
-            else:
-                found.append(
-                    math.prod(sizes.values()) if len(op.args) == 2 and op.kind == "contract" else 0
-                )
-        return tuple(found)
-
-    @property
-    def multiplications(self) -> int:
-        return sum(self.costs)
-
-    @property
-    def contractions(self) -> int:
-        inside = sum(op.body.contractions for op in self.operations if op.body)
-        return inside + sum(
-            cost > 0 and op.body is None
-            for op, cost in zip(self.operations, self.costs, strict=True)
-        )
-
-    @cached_property
-    def written_elements(self) -> int:
-        """Elements of all values that operations make, those of loop bodies once for every turn."""
-        made = zip(self.operations, self.value_shapes[len(self.shapes) :], strict=True)
-        written = 0
-        for op, shape in made:
-            written += math.prod(shape)
-            if op.body is not None:
-                sizes = self._sizes(op, self.value_shapes)
-                turns = math.prod(sizes[label] for label in op.chunks)
-                written += turns * op.body.written_elements
-        return written
-
-    @cached_property
-    def peak_elements(self) -> int:
-        """Largest number of elements alive at once when the piece runs compiled, see `buffers`."""
-        return buffers.peak_elements(self)
-
-    @cached_property
-    def loops(self) -> int:
-        """Loops over entries that XLA compiles: sums, products entry by entry, reductions."""
-        return buffers.loops(self)
 
 
 @dataclass(frozen=True)
@@ -288,16 +138,12 @@ class Plan:
     def input_bytes(self) -> int:
         """Bytes of the arrays that the plan reads: weights, moments, masks and positions."""
         elements = sum(math.prod(shape) for shape in self.shapes.values())
-        return elements * self._item
+        return elements * ITEM_BYTES[self.dtype]
 
     @property
     def array_bytes(self) -> int:
         """Bytes of the arrays alive at once if they are computed in the order written."""
-        return self.peak_elements * self._item
-
-    @property
-    def _item(self) -> int:
-        return 8 if self.dtype == "float64" else 4
+        return self.peak_elements * ITEM_BYTES[self.dtype]
 
     def to_json(self) -> str:
         """One JSON document with a digest of its content; `from_json` gives an equal plan back."""
@@ -335,37 +181,10 @@ class Plan:
         raise CheckpointError(f"not a tnsim plan in format {FORMAT}: {reason}")
 
     def __repr__(self) -> str:
-        guarantee = "exact" if self.exact else "approximation"
-        return (
-            f"Plan({self.metric}, {guarantee}: {', '.join(self.outputs)}; "
-            f"{self.multiplications:,} multiplications, "
-            f"{self.peak_bytes / 2**20:,.2f} MiB of {self.dtype})"
-        )
+        return plan_text.one_line(self)
 
     def __str__(self) -> str:
-        return "\n".join(f"{name:<16} {text}" for name, text in self._rows())
+        return plan_text.table(self)
 
     def _repr_html_(self) -> str:
-        return html_table("Plan", self._rows())
-
-    def _rows(self) -> list[tuple[str, str]]:
-        """What a reader wants to know, in words."""
-        repeated = f", in {self.runs} runs" if self.runs > 1 else ""
-        return [
-            ("metric", f"{self.metric} ({'exact' if self.exact else 'approximation'})"),
-            ("inner products", ", ".join(self.outputs)),
-            ("diagrams", f"{self.diagrams:,}"),
-            ("stages", f"{len(self.stages):,} running {len(self.pieces)} distinct pieces"),
-            ("contractions", f"{self.contractions:,} distinct pairwise contractions"),
-            ("multiplications", f"{self.multiplications:,} scalar multiplications{repeated}"),
-            (
-                "unshared",
-                f"{self.unshared_multiplications:,} if every product were contracted on its own",
-            ),
-            (
-                "peak memory",
-                f"{self.peak_bytes / 2**20:,.2f} MiB of {self.dtype} beside the models",
-            ),
-            ("compiling", f"{self.program_bytes / 2**20:,.0f} MiB more, once in a process"),
-            ("searched with", self.searched_with),
-        ]
+        return plan_text.html(self)

@@ -16,7 +16,9 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
-from tnsim.engine.plan import DTYPES, Operation, Piece, Plan, PlanStage
+from tnsim.engine.dtypes import DTYPES
+from tnsim.engine.piece import Operation, Piece
+from tnsim.engine.plan import Plan, PlanStage
 
 T = TypeVar("T")
 Shape = tuple[int, ...]

@@ -15,7 +15,8 @@ from typing import Any
 
 from tnsim.engine import cache
 from tnsim.engine import pathfinding as paths
-from tnsim.engine.plan import Piece, Plan, PlanStage
+from tnsim.engine.piece import Piece
+from tnsim.engine.plan import Plan, PlanStage
 from tnsim.engine.plan_json import piece_from_data
 from tnsim.engine.problem import Definition, Operand, Problem, Stage, Term, prune, unaliased
 from tnsim.engine.stage_search import Shapes, build_piece, settle, shape_of, split, written

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from tnsim.engine.canonical import canonical
 from tnsim.engine.pathfinding import CACHED, WRITING
-from tnsim.engine.plan import Operation, Piece
+from tnsim.engine.piece import Operation, Piece
 
 Label = int | str
 Path = tuple[tuple[int, ...], ...]

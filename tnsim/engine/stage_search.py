@@ -17,7 +17,7 @@ import math
 from tnsim.engine import pathfinding as paths
 from tnsim.engine.canonical import Tensor, canonical
 from tnsim.engine.pathfinding import Route
-from tnsim.engine.plan import Operation, Piece
+from tnsim.engine.piece import Operation, Piece
 from tnsim.engine.problem import Definition, Operand, Stage, Term
 from tnsim.engine.sharing import Builder, Use, product, reduced
 

@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from tnsim.engine import execution
 from tnsim.engine.pathfinding import CACHED, WRITING
 from tnsim.engine.plan import PROGRAM_BYTES
-from tnsim.folding import features
-from tnsim.folding.features import Space
+from tnsim.folding import feature_space
+from tnsim.folding.feature_space import Space
 from tnsim.gram import batched_plans as recursion
 from tnsim.gram.batched_plans import Setting
 from tnsim.gram.sources import Entry
@@ -106,7 +106,7 @@ def plan(
     count, others = len(rows), len(rows if columns is None else columns)
     pairs = count * (count + 1) // 2 if columns is None else count * others
     sequences = any(model.n_ctx is not None for model in examples.values())
-    space = features.space(list(examples), setting.metric, sequences)
+    space = feature_space.space(list(examples), setting.metric, sequences)
     contracted, written, programs, intermediate = _recursion(several, examples, setting)
     available = memory(setting)
     item = 8 if setting.dtype == "float64" else 4
@@ -154,7 +154,7 @@ def plan(
             by_model, multiplications=by_model.multiplications + again * vectors
         )
     charge = WRITING * numbers * len(made) if numbers > CACHED else 0
-    if longest > 1 and features.fits(space):
+    if longest > 1 and feature_space.fits(space):
         return by_model, space
     cheaper = by_model.multiplications + charge < by_pair.multiplications
     return (by_model if cheaper else by_pair), space

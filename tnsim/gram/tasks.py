@@ -18,7 +18,7 @@ import numpy as np
 from tnsim.engine.log_scaled import LogScaled
 from tnsim.errors import ExecutorError, TnsimError
 from tnsim.folding import features
-from tnsim.folding.features import Space
+from tnsim.folding.feature_space import Space
 from tnsim.gram import batched_plans as recursion
 from tnsim.gram.batched_plans import Setting, Terms
 from tnsim.gram.sources import Entry

@@ -85,23 +85,11 @@ class Attention:
                 raise ModelError(
                     f"Attention {name} has {size} rows, which {self.n_heads} heads do not divide"
                 )
-        self._check_settings(rows // self.n_heads)
+        _check_settings(self.mask, self.rope_base, rows // self.n_heads)
         for name, array in list(arrays.items()):
             bias = f"{name}_bias"
             arrays[bias] = vector(getattr(self, bias), f"Attention {bias}", array.shape[0])
         set_arrays(self, **arrays)
-
-    def _check_settings(self, d_head: int) -> None:
-        if self.mask not in MASKS:
-            raise ModelError(f"mask must be one of {', '.join(MASKS)}, found {self.mask!r}")
-        if self.rope_base is None:
-            return
-        scalar(self.rope_base, "Attention rope_base")
-        if d_head % 2 or not self.rope_base > 0:
-            raise ModelError(
-                "RoPE needs heads of even width and a base above 0, "
-                f"found {d_head} and {self.rope_base}"
-            )
 
     @property
     def order(self) -> int:
@@ -170,3 +158,16 @@ class Attention:
         z = (score("q1", "k1") * score("q2", "k2") * share) @ by_head("v")
         z = z.swapaxes(-3, -2)  # (*batch, position, head, row)
         return add(z.reshape((*z.shape[:-2], -1)) @ self.o.T, self.o_bias)
+
+
+def _check_settings(mask: str, rope_base: float | None, d_head: int) -> None:
+    """Raise `ModelError` for a mask that is not known, or heads that cannot be rotated."""
+    if mask not in MASKS:
+        raise ModelError(f"mask must be one of {', '.join(MASKS)}, found {mask!r}")
+    if rope_base is None:
+        return
+    scalar(rope_base, "Attention rope_base")
+    if d_head % 2 or not rope_base > 0:
+        raise ModelError(
+            f"RoPE needs heads of even width and a base above 0, found {d_head} and {rope_base}"
+        )
