@@ -17,7 +17,7 @@ from oracles import bilinear
 from sample_runs import blocks
 
 import tnsim
-from tnsim.metrics.pairings import straight
+from tnsim.metrics.pairings import Joining, Leg, straight
 from tnsim.models.arrays import pytree
 
 EXTRAS = ("matplotlib", "networkx", "xarray", "zarr", "scipy", "pyarrow", "torch", "yaml")
@@ -199,6 +199,33 @@ def test_a_metric_from_outside(rng):
     assert tnsim.inner(a, b, Tripled()) == pytest.approx(3 * tnsim.inner(a, b, tree))
     value = tnsim.similarity(a, b, Tripled())
     assert value == pytest.approx(tnsim.similarity(a, b, tree)) and value.metric == "tripled"
+
+
+@pytree
+@dataclasses.dataclass(frozen=True, eq=False)
+class Crossed:
+    """A metric from outside that no dot product of features gives: legs straight, half as crossed."""
+
+    name = "crossed"
+    pairs_within_model = False
+
+    def is_exact(self, nonlinear_layers):
+        return True
+
+    def joinings(self, bra, ket, centred):
+        if bra == 1:
+            return straight(1, symmetrised=False)
+        crossed = ((Leg("A", 0), Leg("B", 1)), (Leg("A", 1), Leg("B", 0)))
+        return (*straight(2, symmetrised=False), Joining(0.5, crossed))
+
+
+@pytest.mark.parametrize("metric", [Tripled(), Crossed()])
+def test_all_pairs_under_a_metric_from_outside(rng, metric):
+    models = [tnsim.Model([bilinear(rng, 3, 4, 2)]) for _ in range(2)]
+    result = tnsim.pairwise(models, metric)
+    product = tnsim.inner(*models, metric)
+    assert result.log_inner[0, 1] == pytest.approx(np.log(abs(product)))
+    assert result.similarity[0, 1] == pytest.approx(tnsim.similarity(*models, metric))
 
 
 def test_what_is_no_metric_is_refused(rng):

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from tnsim.metrics.metric import Categorical, Frobenius, Metric
+from tnsim.metrics.metric import joins_legs, layer_by_layer
+from tnsim.metrics.pairings import Joining, gaussian, straight
+from tnsim.metrics.protocol import Metric
 from tnsim.tensors.kinds import LayerKind
 
 _LARGEST = 2**24  # numbers in a vector of a combination, 128 MiB
 AT_ONCE = 4  # models whose quadratic forms are in flight at the same time
+
+Joins = Callable[[int, int, bool], tuple[Joining, ...]]
+_ASKED = tuple(itertools.product((1, 2), (1, 2), (True, False)))  # orders of layers, centred
 
 
 class Space(NamedTuple):
@@ -60,28 +66,54 @@ class Space(NamedTuple):
 def space(
     models: Sequence[tuple[LayerKind, ...]], metric: Metric, sequences: bool = False
 ) -> Space | None:
-    """The space that holds all models of these layers, None where one of them is no quadratic
-    polynomial.
+    """The space that holds all models of these layers.
+
+    Args:
+        models: Kinds of layers, model by model.
+        metric: Any; what it answers for layers of one and two legs decides.
+        sequences: Whether the models read sequences.
+
+    Returns:
+        The space. None where a model is no quadratic polynomial, or where the metric joins legs in
+        a way that is no dot product known here.
     """
-    flat = [k for layers in models for k in layers]
-    if isinstance(metric, Categorical) or sequences:
+    layers = [kind for model in models for kind in model]
+    bilinear = {sum(kind.order > 1 for kind in model) for model in models}
+    if sequences or max(bilinear) > 1 or max(kind.order for kind in layers) > 2:
         return None
-    bilinear = {sum(k.order > 1 for k in layers) for layers in models}
-    if max(bilinear) > 1 or any(k.order > 2 for k in flat):
+    joined = _joined(metric)
+    if joined is None:
         return None
     odd_and_even = len(bilinear) > 1
-    lifted = (
-        any(k.constant for k in flat) or getattr(metric, "mean", None) is not None or odd_and_even
-    )
-    symmetric = not isinstance(metric, Frobenius)
+    has_mean = getattr(metric, "mean", None) is not None
     return Space(
         models[0][0].d_in,
         models[0][-1].d_out,
-        max(bilinear) == 1,
-        lifted,
-        metric.pairs_within_model,
-        symmetric,
+        quadratic=max(bilinear) == 1,
+        lifted=odd_and_even or has_mean or any(kind.constant for kind in layers),
+        gaussian=joined is gaussian,
+        symmetric=joined is not _as_written,
     )
+
+
+def _joined(metric: Metric) -> Joins | None:
+    """How a metric joins legs, among the ways that are dot products of vectors; None for others."""
+    if not joins_legs(metric):
+        return None
+    layerwise = layer_by_layer(metric, 1, (2, 2))
+
+    def agrees(known: Joins) -> bool:
+        return all(layerwise.joinings(*asked) == known(*asked) for asked in _ASKED)
+
+    return next((known for known in (_as_written, _symmetrised, gaussian) if agrees(known)), None)
+
+
+def _as_written(bra: int, ket: int, centred: bool) -> tuple[Joining, ...]:
+    return straight(bra, symmetrised=False)
+
+
+def _symmetrised(bra: int, ket: int, centred: bool) -> tuple[Joining, ...]:
+    return straight(bra, symmetrised=True)
 
 
 def fits(space: Space | None) -> bool:
