@@ -12,7 +12,7 @@ import pytest
 from oracles import bilinear, dense_product, dense_symmetric_product, expected_products, linear
 
 import tnsim
-from tnsim.gram import batched_plans
+from tnsim.gram import batched_plans, run_sizes
 from tnsim.gram import run_plan as costs
 from tnsim.gram import tasks as tiles
 from tnsim.gram.batched_plans import Setting
@@ -426,7 +426,7 @@ def test_a_missing_extra_is_named(package, code, extra):
 
 def test_work_of_a_tile(rng, monkeypatch):
     """A kill loses a bounded number of multiplications and of elements written."""
-    monkeypatch.setattr(costs, "_TILE_WORK", 2**22)
+    monkeypatch.setattr(run_sizes, "_TILE_WORK", 2**22)
     setting = Setting(tnsim.GaussianClosure(), False, "float64", tnsim.Budget())
     for width in (2, 12):
         some = [

@@ -7,6 +7,7 @@ share one: a 64-layer stack is a handful of compiled programs.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -15,13 +16,20 @@ from tnsim.engine import buffers
 
 
 class Operation(NamedTuple):
-    """One value of a piece. `labels` name the axes of each argument, `output` those of the result.
+    """One value of a piece.
 
-    "contract": the product of one or two arguments, summed over the labels that are not in the
-    output.
-    "sum": the sum of `weights[i] * args[i]`, axes permuted to the output's order.
-    "loop": the sum over all values of the labels `chunks` of `body`, a piece whose inputs are the
-    arguments with those labels fixed and whose one output has the axes `output`; it bounds memory.
+    Args:
+        kind: "contract": the product of one or two arguments, summed over the labels that are not
+            in the output. "sum": the sum of `weights[i] * args[i]`, axes permuted to the order of
+            the output. "loop": the sum of `body` over all values of the labels `chunks`, which
+            bounds memory.
+        args: Numbers of the values that it reads.
+        labels: The axes of each argument; equal labels are one index.
+        output: The axes of the result.
+        weights: Of a sum, one for every argument.
+        chunks: Of a loop, the labels that it goes through.
+        body: Of a loop, a piece whose inputs are the arguments with `chunks` fixed and whose one
+            output has the axes `output`.
     """
 
     kind: str
@@ -32,14 +40,27 @@ class Operation(NamedTuple):
     chunks: tuple[int, ...] = ()
     body: Piece | None = None
 
+    def sizes(self, shapes: Sequence[tuple[int, ...]]) -> dict[int, int]:
+        """The size of every label, by the shapes of all values that come before."""
+        sizes: dict[int, int] = {}
+        for arg, labels in zip(self.args, self.labels, strict=True):
+            sizes |= zip(labels, shapes[arg], strict=True)
+        return sizes
+
 
 @dataclass(frozen=True)
 class Piece:
     """Inputs by shape, then operations; values are numbered inputs first.
 
-    `scales` lists (output, power) of the values that renormalise a scale group after the piece
-    has run, `powers` for every output the (scale, power) pairs it is divided by. `unshared`:
-    multiplications of its products contracted one by one, nothing shared and no sums taken first.
+    Args:
+        shapes: Of the inputs.
+        operations: One for every further value, in an order in which they can run.
+        outputs: Numbers of the values that are handed out.
+        scales: (output, power) of the values that renormalise a scale group after the piece has
+            run.
+        powers: For every output the (scale, power) pairs that it is divided by.
+        unshared: Scalar multiplications of its products contracted one by one, nothing shared and
+            no sums taken first.
     """
 
     shapes: tuple[tuple[int, ...], ...]
@@ -54,6 +75,7 @@ class Piece:
 
     @cached_property
     def _hash(self) -> int:
+        # Pieces are keys of compiled programs: the operations of a long one are hashed once.
         return hash(
             (self.shapes, self.operations, self.outputs, self.scales, self.powers, self.unshared)
         )
@@ -61,23 +83,17 @@ class Piece:
     @property
     def length(self) -> int:
         """Operations, those of loop bodies too."""
-        return sum(1 + (op.body.length if op.body else 0) for op in self.operations)
+        bodies = [op.body for op in self.operations if op.body is not None]
+        return len(self.operations) + sum(body.length for body in bodies)
 
     @cached_property
     def value_shapes(self) -> tuple[tuple[int, ...], ...]:
-        found = list(self.shapes)
+        """Shapes of all values, inputs first."""
+        shapes = list(self.shapes)
         for op in self.operations:
-            sizes = self._sizes(op, found)
-            found.append(tuple(sizes[label] for label in op.output))
-        return tuple(found)
-
-    @staticmethod
-    def _sizes(op: Operation, shapes: list | tuple) -> dict[int, int]:
-        return {
-            x: n
-            for arg, labels in zip(op.args, op.labels, strict=True)
-            for x, n in zip(labels, shapes[arg], strict=True)
-        }
+            sizes = op.sizes(shapes)
+            shapes.append(tuple(sizes[label] for label in op.output))
+        return tuple(shapes)
 
     @cached_property
     def costs(self) -> tuple[int, ...]:
@@ -85,28 +101,29 @@ class Piece:
 
         Sums and single-argument reductions have none.
         """
-        found = []
+        costs = []
         for op in self.operations:
-            sizes = self._sizes(op, self.value_shapes)
+            sizes = op.sizes(self.value_shapes)
             if op.body is not None:
-                found.append(math.prod(sizes[x] for x in op.chunks) * op.body.multiplications)
+                costs.append(_turns(op, sizes) * op.body.multiplications)
+            elif op.kind == "contract" and len(op.args) == 2:
+                costs.append(math.prod(sizes.values()))
             else:
-                found.append(
-                    math.prod(sizes.values()) if len(op.args) == 2 and op.kind == "contract" else 0
-                )
-        return tuple(found)
+                costs.append(0)
+        return tuple(costs)
 
     @property
     def multiplications(self) -> int:
+        """Scalar multiplications of all operations."""
         return sum(self.costs)
 
     @property
     def contractions(self) -> int:
-        inside = sum(op.body.contractions for op in self.operations if op.body)
-        return inside + sum(
-            cost > 0 and op.body is None
-            for op, cost in zip(self.operations, self.costs, strict=True)
-        )
+        """Pairwise contractions, those of a loop body once."""
+        found = 0
+        for op, cost in zip(self.operations, self.costs, strict=True):
+            found += op.body.contractions if op.body is not None else cost > 0
+        return found
 
     @cached_property
     def written_elements(self) -> int:
@@ -116,8 +133,7 @@ class Piece:
         for op, shape in made:
             written += math.prod(shape)
             if op.body is not None:
-                sizes = self._sizes(op, self.value_shapes)
-                turns = math.prod(sizes[label] for label in op.chunks)
+                turns = _turns(op, op.sizes(self.value_shapes))
                 written += turns * op.body.written_elements
         return written
 
@@ -130,3 +146,8 @@ class Piece:
     def loops(self) -> int:
         """Loops over entries that XLA compiles: sums, products entry by entry, reductions."""
         return buffers.loops(self)
+
+
+def _turns(loop: Operation, sizes: dict[int, int]) -> int:
+    """How often the body of a loop runs."""
+    return math.prod(sizes[label] for label in loop.chunks)

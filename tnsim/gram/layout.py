@@ -8,6 +8,8 @@ fills.
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -26,9 +28,12 @@ class Spec(NamedTuple):
 class Record(NamedTuple):
     """Numbers that are finished together.
 
-    `label` says which, in words. `marker`: the array of markers and the place in it. `regions`:
-    names of arrays and the slices of them that are filled, in the order in which values are
-    given. `blocks`: the number of the block of rows and, for a tile, of the block of columns.
+    Args:
+        label: Which they are, in words.
+        marker: The array of markers, and the place in it.
+        regions: Arrays and the slices of them that are filled, in the order in which values are
+            given.
+        blocks: Number of the block of rows and, for a tile, of the block of columns.
     """
 
     label: str
@@ -41,9 +46,11 @@ class Record(NamedTuple):
 class Layout:
     """Sizes that say which arrays a run has.
 
-    `rows`: distinct models. `columns`: distinct models they are compared with, None for all pairs
-    of one list. `outputs`: output coordinates where there are slices, else None. `tile`: models a
-    side of a tile.
+    Args:
+        rows: Distinct models.
+        columns: Distinct models they are compared with; None for all pairs of one list.
+        outputs: Output coordinates; None where there are no slices.
+        tile: Models a side of a tile.
     """
 
     rows: int
@@ -72,8 +79,9 @@ class Layout:
     @property
     def arrays(self) -> dict[str, Spec]:
         """Every array by its name."""
-        rows, columns = self.rows, self.rows if self.columns is None else self.columns
-        tile, across = self.tile, (self._blocks(rows), self._blocks(columns))
+        rows, tile = self.rows, self.tile
+        columns = rows if self.columns is None else self.columns
+        across = self._blocks(rows), self._blocks(columns)
         arrays = {
             "similarity": Spec((rows, columns), (tile, tile), "float64"),
             "log_inner": Spec((rows, columns), (tile, tile), "float64"),
@@ -101,40 +109,39 @@ class Layout:
     def norms(self, side: str) -> list[Record]:
         """The squared norms of one side, block by block."""
         names = (*self._norms(side), *self._output_norms(side))
-        return [
-            Record(
-                f"norms {side} {n}",
-                (f"blocks_{side}", (n,)),
-                tuple((name, (self.block(n),)) for name in names),
-                (n,),
-            )
-            for n in range(self._blocks(self.sides[side]))
-        ]
+        records = []
+        for n in range(self._blocks(self.sides[side])):
+            marker = f"blocks_{side}", (n,)
+            regions = tuple((name, (self.block(n),)) for name in names)
+            records.append(Record(f"norms {side} {n}", marker, regions, (n,)))
+        return records
 
     def tiles(self) -> list[Record]:
         """All tiles; of one list those on and below the diagonal, which are mirrored."""
-        down = self._blocks(self.rows)
-        if self.columns is None:
-            return [self._tile(i, j) for i in range(down) for j in range(i + 1)]
-        return [self._tile(i, j) for i in range(down) for j in range(self._blocks(self.columns))]
+        tiles = []
+        for i in range(self._blocks(self.rows)):
+            across = i + 1 if self.columns is None else self._blocks(self.columns)
+            tiles += [self._tile(i, j) for j in range(across)]
+        return tiles
 
     def _tile(self, i: int, j: int) -> Record:
         places = [(self.block(i), self.block(j))]
         if self.columns is None and i != j:
             places.append((self.block(j), self.block(i)))
-        regions = tuple((name, place) for name in self.variables for place in places)
+        regions = tuple(itertools.product(self.variables, places))
         return Record(f"tile {i} {j}", ("tiles", (i, j)), regions, (i, j))
 
     @property
     def end(self) -> Record:
         """The end of the run: all other markers, so that a lost one is noticed."""
         markers = ("tiles", *(f"blocks_{side}" for side in self.sides))
-        return Record("end", ("finished", (0,)), tuple((name, (slice(None),)) for name in markers))
+        regions = tuple((name, (slice(None),)) for name in markers)
+        return Record("end", ("finished", (0,)), regions)
 
     @property
     def records(self) -> list[Record]:
         """Everything that a finished run holds."""
-        norms = [record for side in self.sides for record in self.norms(side)]
+        norms = itertools.chain.from_iterable(self.norms(side) for side in self.sides)
         return [*norms, *self.tiles(), self.end]
 
     def _norms(self, side: str) -> tuple[str, ...]:
@@ -148,4 +155,4 @@ class Layout:
         return f"log_norms_{side}", f"log_norms_size_{side}"
 
     def _blocks(self, models: int) -> int:
-        return -(-models // self.tile)
+        return math.ceil(models / self.tile)

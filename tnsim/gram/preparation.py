@@ -9,6 +9,7 @@ one model; one of each sequence of kinds is kept as an example to plan with.
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 from uuid import uuid4
@@ -22,6 +23,7 @@ from tnsim.engine.precision import Arithmetic
 from tnsim.errors import DuplicateWarning, ModelError
 from tnsim.folding.feature_space import Space
 from tnsim.gram import run_plan as costs
+from tnsim.gram import run_sizes
 from tnsim.gram import store as stores
 from tnsim.gram.batched_plans import Setting
 from tnsim.gram.digests import metric_parameters
@@ -31,13 +33,25 @@ from tnsim.gram.store import Store
 from tnsim.gram.store_metadata import FORMAT
 from tnsim.gram.tasks import Job
 from tnsim.metrics import metric as metrics
+from tnsim.metrics.protocol import Metric
 from tnsim.models.differences import by_differences
 from tnsim.models.model import Model, terms
-from tnsim.tensors.kinds import LayerKind
+from tnsim.tensors.kinds import Kinds, kinds
+
+_SHOWN = 5  # equal models that a warning names
+
+Examples = dict[Kinds, Model]
+"""One model of each sequence of layer kinds that occurs."""
 
 
 class Side(NamedTuple):
-    """One list of models: all of them, the distinct ones among them, and which is which."""
+    """One list of models.
+
+    Args:
+        name: "a" for rows, "b" for columns.
+        all: Every model, in the order given.
+        entries: The distinct ones among them.
+    """
 
     name: str
     all: tuple[Entry, ...]
@@ -45,6 +59,16 @@ class Side(NamedTuple):
 
 
 class Run(NamedTuple):
+    """What is compared, and how.
+
+    Args:
+        rows, columns: The two lists of models; twice the same one where all pairs of it are meant.
+        symmetric: Whether they are the same one.
+        job: What all tasks share.
+        plan: The route and the tiles.
+        space: That of the features, whichever route is taken; None where there are none.
+    """
+
     rows: Side
     columns: Side
     symmetric: bool
@@ -54,60 +78,95 @@ class Run(NamedTuple):
 
     @property
     def arithmetic(self) -> Arithmetic:
+        """What bounds the errors of rounding."""
         entries = (*self.rows.entries, *self.columns.entries)
         return Arithmetic(max(one.degree for one in entries), self.job.setting.dtype)
 
+    @property
+    def pairs(self) -> int:
+        """How many pairs of distinct models there are, of one list each pair once."""
+        return self._pairs(len(self.rows.entries), len(self.columns.entries), self.symmetric)
 
-def prepared(models, metric, other, slices: bool, dtype: str, budget: Budget, names) -> Run:
-    """Everything that is known before the first product. Raises `ModelError` and `TooLarge`."""
+    def block(self, side: Side, n: int) -> tuple[Entry, ...]:
+        """The distinct models of block `n`."""
+        return side.entries[n * self.job.size : (n + 1) * self.job.size]
+
+    def pairs_in(self, i: int, j: int) -> int:
+        """How many pairs tile (i, j) holds."""
+        rows, columns = self.block(self.rows, i), self.block(self.columns, j)
+        return self._pairs(len(rows), len(columns), self.symmetric and i == j)
+
+    @staticmethod
+    def _pairs(rows: int, columns: int, triangle: bool) -> int:
+        return rows * (rows + 1) // 2 if triangle else rows * columns
+
+
+def prepared(
+    models: Any,
+    metric: Metric,
+    other: Any,
+    per_output: bool,
+    dtype: str,
+    budget: Budget,
+    names: Sequence[Any] | None,
+) -> Run:
+    """Everything that is known before the first product; the arguments are those of `pairwise`.
+
+    Raises:
+        ModelError: Models cannot be compared.
+        TooLarge: One inner product is beyond the budget.
+    """
     metrics.check_metric(metric)
-    examples: dict[tuple[LayerKind, ...], Model] = {}
+    examples: Examples = {}
     rows = _side("a", models, names, examples, dtype)
-    columns = rows._replace(name="b") if other is None else _side("b", other, None, examples, dtype)
-    first = rows.all[0]
-    for one in (*rows.all, *columns.all):
+    columns = rows._replace(name="b")
+    if other is not None:
+        columns = _side("b", other, None, examples, dtype)
+    _check_shapes((*rows.all, *columns.all))
+    for model in examples.values():
+        planned.check(model, model, metric)
+    setting = Setting(metric, per_output, dtype, budget)
+    others = None if other is None else columns.entries
+    plan, space = costs.plan(rows.entries, others, examples, setting)
+    job = Job(setting, None, plan.tile, 0, key=uuid4().hex)  # equal runs at once stay apart
+    return Run(rows, columns, other is None, job, plan, space)
+
+
+def _check_shapes(entries: Sequence[Entry]) -> None:
+    """Refuse models of other widths, or of another length of sequences, than the first."""
+    first = entries[0]
+    for one in entries:
         if (one.d_in, one.d_out) != (first.d_in, first.d_out):
-            found, wanted = (
-                f"{one.d_in} inputs to {one.d_out} outputs",
-                f"{first.d_in} to {first.d_out}",
-            )
             raise ModelError(
-                f"{one.source.name} maps {found}, but {first.source.name} maps {wanted}"
+                f"{one.source.name} maps {one.d_in} inputs to {one.d_out} outputs, "
+                f"but {first.source.name} maps {first.d_in} to {first.d_out}"
             )
         if one.n_ctx != first.n_ctx:
             raise ModelError(
                 f"{one.source.name} reads sequences of n_ctx={one.n_ctx}, "
                 f"but {first.source.name} of n_ctx={first.n_ctx}"
             )
-    for model in examples.values():
-        planned.check(model, model, metric)
-    setting = Setting(metric, slices, dtype, budget)
-    plan, space = costs.plan(
-        rows.entries, None if other is None else columns.entries, examples, setting
-    )
-    job = Job(setting, None, plan.tile, 0, key=uuid4().hex)  # equal runs at once stay apart
-    return Run(rows, columns, other is None, job, plan, space)
 
 
-def _side(
-    name: str, models: Any, names: Any, examples: dict[tuple[LayerKind, ...], Model], dtype: str
-) -> Side:
-    """Read every model once, keep one of each shape, and find those that are equal."""
-    entries, distinct, equal = [], {}, []
+def _side(name: str, models: Any, names: Any, examples: Examples, dtype: str) -> Side:
+    """Read every model once; `examples` grows by one of each sequence of kinds that is new."""
+    entries: list[Entry] = []
+    distinct: dict[str, Entry] = {}
+    equal: list[str] = []
     for source in sources(models, names):
         model = source.read()
         found = entry(source, model, dtype)
-        for (_, kinds), (_, part) in zip(
-            found.parts, terms(by_differences(model, dtype)), strict=True
-        ):
-            examples.setdefault(kinds, part)
+        for _, part in terms(by_differences(model, dtype)):
+            examples.setdefault(kinds(part), part)
         entries.append(found)
-        if distinct.setdefault(found.digest, found) is not found:
-            equal.append(f"{source.label} = {distinct[found.digest].source.label}")
+        known = distinct.setdefault(found.digest, found)
+        if known is not found:
+            equal.append(f"{source.label} = {known.source.label}")
     if equal:
-        shown = ", ".join(equal[:5]) + (f" and {len(equal) - 5} more" if len(equal) > 5 else "")
+        more = f" and {len(equal) - _SHOWN} more" if len(equal) > _SHOWN else ""
         warnings.warn(
-            f"models with identical weights: {shown}; they are computed once",
+            f"models with identical weights: {', '.join(equal[:_SHOWN])}{more}; "
+            "they are computed once",
             DuplicateWarning,
             stacklevel=4,
         )
@@ -116,7 +175,14 @@ def _side(
 
 def store_of(run: Run, path: Path | None) -> Store:
     """The store of a run: in memory, new, or the one that is there."""
+    attrs = _attributes(run)
+    return stores.in_memory(attrs) if path is None else stores.opened(path, attrs)
+
+
+def _attributes(run: Run) -> dict[str, Any]:
+    """What a store says of the run that fills it."""
     setting = run.job.setting
+    sides = [run.rows] if run.symmetric else [run.rows, run.columns]
     nonlinear = max(one.nonlinear for one in (*run.rows.all, *run.columns.all))
     attrs: dict[str, Any] = {
         "format": FORMAT,
@@ -130,37 +196,28 @@ def store_of(run: Run, path: Path | None) -> Store:
         "route": run.plan.route,
         "tile": run.plan.tile,
         "plan": run.plan.summary,
-        "duplicates": sum(
-            len(side.all) - len(side.entries)
-            for side in ((run.rows,) if run.symmetric else (run.rows, run.columns))
-        ),
+        "duplicates": sum(len(side.all) - len(side.entries) for side in sides),
         "tnsim_version": tnsim.__version__,
         "jax_version": jax.__version__,
     }
-    for side in (run.rows, run.columns):
-        alone = run.symmetric and side.name == "b"
-        attrs[f"hash_{side.name}"] = None if alone else [one.digest for one in side.all]
-        attrs[f"labels_{side.name}"] = None if alone else [one.source.label for one in side.all]
-        attrs[f"names_{side.name}"] = None if alone else [one.source.name for one in side.all]
-    return stores.in_memory(attrs) if path is None else stores.opened(path, attrs)
+    attrs |= {"hash_b": None, "labels_b": None, "names_b": None}
+    for side in sides:
+        attrs[f"hash_{side.name}"] = [one.digest for one in side.all]
+        attrs[f"labels_{side.name}"] = [one.source.label for one in side.all]
+        attrs[f"names_{side.name}"] = [one.source.name for one in side.all]
+    return attrs
 
 
 def as_stored(run: Run, target: Store, alone: bool) -> Run:
     """The run along the route and with the tiles that its store was begun with.
 
-    What is prepared is kept for later tiles only where this process computes alone: workers may
-    share a machine.
+    Args:
+        run: As it was planned now.
+        target: Its store, begun by this run or by an earlier one.
+        alone: Whether this process computes all of it. Then what is prepared of models is kept for
+            later tiles; workers may share a machine.
     """
     route, tile = target.attrs["route"], target.attrs["tile"]
     space = run.space if route == costs.FEATURES else None
-    keep = costs.memory(run.job.setting) / 2 if alone else 0
+    keep = run_sizes.memory(run.job.setting) / 2 if alone else 0
     return run._replace(job=run.job._replace(size=tile, space=space, keep_bytes=keep))
-
-
-def block_of(run: Run, side: Side, n: int) -> tuple[Entry, ...]:
-    return side.entries[n * run.job.size : (n + 1) * run.job.size]
-
-
-def pairs_in(run: Run, i: int, j: int) -> int:
-    rows, columns = len(block_of(run, run.rows, i)), len(block_of(run, run.columns, j))
-    return rows * (rows + 1) // 2 if run.symmetric and i == j else rows * columns

@@ -10,6 +10,7 @@ from tnsim.gram import executors
 from tnsim.gram import store as stores
 from tnsim.gram.claims import Claims
 from tnsim.gram.layout import Record
+from tnsim.gram.normalise import Doubt
 from tnsim.gram.store import State, Store
 
 _PAUSE = 0.1  # seconds between two looks at what other processes have in hand
@@ -18,32 +19,49 @@ _PAUSE = 0.1  # seconds between two looks at what other processes have in hand
 class Work(NamedTuple):
     """Records of one kind: the task that computes one, and what is done with its result.
 
-    `task(record)` gives a function and its arguments, `write(record, result)` checks, keeps and
-    marks the result, `done(record)` is told of every record, whoever finished it.
+    Args:
+        records: What is to be computed.
+        task: Gives the function that computes a record, and its arguments.
+        write: Checks, keeps and marks a result, and says what errors its numbers may have.
+        done: Is told of every record, whoever finished it.
     """
 
     records: Sequence[Record]
     task: Callable[[Record], executors.Task]
-    write: Callable[[Record, Any], None]
+    write: Callable[[Record, Any], list[Doubt]]
     done: Callable[[Record], Any]
 
 
-def complete(work: Work, store: Store, claims: Claims, executor: Any) -> None:
+def complete(work: Work, store: Store, claims: Claims, executor: Any) -> list[Doubt]:
     """Compute every record that the store lacks, and wait for those that others have in hand.
 
-    Raises `ExecutorError`, what a task raises, and `TnsimError` when the store cannot be written.
+    Args:
+        work: The records, and how they are computed.
+        store: Where results are kept.
+        claims: Which records this process has in hand.
+        executor: Runs the tasks; None for here and now.
+
+    Returns:
+        The doubts about what was computed here.
+
+    Raises:
+        ExecutorError: The executor fails, or returns something else.
+        TnsimError: The store cannot be written.
+        Exception: Whatever a task raises.
     """
     pending = list(work.records)
+    doubts: list[Doubt] = []
     while pending:
         elsewhere: list[Record] = []
         tasks = _claimed(pending, elsewhere, work, store, claims)
         for record, result in executors.completed(tasks, executor, advice(store)):
-            work.write(record, result)
+            doubts += work.write(record, result)
             claims.release(record.label)
             work.done(record)
         if elsewhere:
             time.sleep(_PAUSE)
         pending = elsewhere
+    return doubts
 
 
 def advice(store: Store) -> str:

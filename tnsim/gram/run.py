@@ -105,8 +105,8 @@ def pairwise(
         )
     with _bar(run, progress) as bar, tasks.forgetting(run.job), Claims(target.path) as claims:
         try:
-            for work in units_of_work(run, target, bar, doubts):
-                complete(work, target, claims, executor)
+            for work in units_of_work(run, target, bar):
+                doubts += complete(work, target, claims, executor)
             target.finish()
         except KeyboardInterrupt as interrupt:
             interrupt.add_note(advice(target))
@@ -198,6 +198,4 @@ def open_pairwise(path: str | os.PathLike) -> Pairwise:
 def _bar(run: Run, shown: bool) -> Any:
     from tqdm.auto import tqdm
 
-    rows, columns = len(run.rows.entries), len(run.columns.entries)
-    pairs = rows * (rows + 1) // 2 if run.symmetric else rows * columns
-    return tqdm(total=pairs, unit="pair", desc="pairs", disable=not shown)
+    return tqdm(total=run.pairs, unit="pair", desc="pairs", disable=not shown)

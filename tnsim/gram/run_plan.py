@@ -11,44 +11,51 @@ any large intermediate.
 from __future__ import annotations
 
 import dataclasses
-import math
+import itertools
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from tnsim.engine import execution
 from tnsim.engine.pathfinding import CACHED, WRITING
-from tnsim.engine.plan import PROGRAM_BYTES
+from tnsim.engine.piece import Piece
+from tnsim.engine.plan import PROGRAM_BYTES, Plan
 from tnsim.folding import feature_space
 from tnsim.folding.feature_space import Space
 from tnsim.gram import batched_plans as recursion
 from tnsim.gram.batched_plans import Setting
+from tnsim.gram.run_sizes import LARGEST_TILE, Sizes
 from tnsim.gram.sources import Entry
 from tnsim.models.model import Model
-from tnsim.tensors.kinds import LayerKind
+from tnsim.tensors.kinds import Kinds
 
 FEATURES, RECURSION = ROUTES = "features", "recursion"
-# Work of a tile, so that little is lost with it and little is spent on it: at most one and a half
-# seconds on two cores, over layer-wise, whole-tree and attention plans of widths 16 to 128.
-# Counted are multiplications, and an element written as so many more: multiplications alone go at
-# 3e9 to 6e10 a second, with writing counted so the slowest plan does 1.3e10.
-_TILE_WORK = 2**34
+# An element written counts as so many multiplications: these alone go at 3e9 to 6e10 a second over
+# layer-wise, whole-tree and attention plans of widths 16 to 128, with writing counted so the
+# slowest plan does 1.3e10.
 _ELEMENT_WORK = 64
-_ACCELERATED = 2**5  # times as much work a tile where the arrays are not on a CPU
-_LARGEST = 128  # models a side of a tile
 _MATMUL = 1024
 _COMPILED = {FEATURES: 2**23, RECURSION: 3 * 2**22}  # bytes of a program and of compiling it
-_UNKNOWN = 2**33  # bytes, where the platform does not tell what is free
+
+_Bases: TypeAlias = "Counter[Kinds]"
+"""Numbers of distinct models by the kinds of their layers."""
 
 
 @dataclass(frozen=True)
 class PairwisePlan:
     """What a pairwise run takes.
 
-    `tile`: models a side. `multiplications`: scalar ones. `peak_bytes`: bytes alive at once, of
-    weights, features and products of one tile. `compilations`: compiled programs. `seconds`: only
-    where a rate was measured.
+    Args:
+        route: "features" or "recursion".
+        pairs: Pairs of distinct models.
+        tile: Models a side of a tile.
+        tiles: How many there are.
+        multiplications: Scalar ones, of all pairs together.
+        peak_bytes: Alive at once: weights, features and products of one tile.
+        compilations: Compiled programs.
+        seconds: Estimated; None where no rate was measured.
 
     Example:
         >>> print(PairwisePlan("features", 3, 2, 1, 12, 2**20, 3).summary)
@@ -93,85 +100,93 @@ class PairwisePlan:
 def plan(
     rows: Sequence[Entry],
     columns: Sequence[Entry] | None,
-    examples: Mapping[tuple[LayerKind, ...], Model],
+    examples: Mapping[Kinds, Model],
     setting: Setting,
 ) -> tuple[PairwisePlan, Space | None]:
-    """The plan of the cheaper route, and the space of features whichever it is (None where there
-    are none).
+    """The plan of the cheaper route.
 
-    examples: one model of each sequence of layer kinds. Raises `TooLarge` and `ModelError` as a
-    single pair would.
+    Args:
+        rows: Distinct models.
+        columns: Distinct models they are compared with; None for all pairs of `rows`.
+        examples: One model of each sequence of layer kinds.
+        setting: What is the same for all pairs.
+
+    Returns:
+        The plan, and the space of features whichever route it is; None where there are none.
+
+    Raises:
+        ModelError, TooLarge: As for a single pair.
     """
-    several = [_bases(rows), _bases(columns)] if columns is not None else [_bases(rows)]
-    count, others = len(rows), len(rows if columns is None else columns)
-    pairs = count * (count + 1) // 2 if columns is None else count * others
+    several = [_bases(rows)] if columns is None else [_bases(rows), _bases(columns)]
     sequences = any(model.n_ctx is not None for model in examples.values())
     space = feature_space.space(list(examples), setting.metric, sequences)
-    contracted, written, programs, intermediate = _recursion(several, examples, setting)
-    available = memory(setting)
-    item = 8 if setting.dtype == "float64" else 4
-    weights = max(model.parameters for model in examples.values()) * item
-    longest = max(len(entry.parts) for entry in (*rows, *(columns or ())))
-    products = 32 * (rows[0].d_out if setting.per_output else 1)
-
-    def tiled(route: str, work: int, one: int, model_bytes: int, compilations: int) -> PairwisePlan:
-        """Tiles of about a second, whose models take an eighth of the memory.
-
-        The peak is left open.
-        """
-        by_work = math.isqrt(max(1, _tile_work() // one))
-        by_memory = available / 8 / (longest * model_bytes)
-        tile = max(1, int(min(_LARGEST, by_work, by_memory, math.sqrt(available / 8 / products))))
-        tile = math.ceil(count / math.ceil(count / min(tile, count)))
-        blocks, across = math.ceil(count / tile), math.ceil(others / tile)
-        tiles = blocks * (blocks + 1) // 2 if columns is None else blocks * across
-        return PairwisePlan(route, pairs, tile, tiles, work, 0, compilations)
-
-    one_pair = max(1, (contracted + _ELEMENT_WORK * written) // pairs)
-    by_pair = tiled(RECURSION, contracted, one_pair, 2 * weights, programs)
-    # rows and columns: as read, on the device, and still there from the tile before
-    stacks = 6 * by_pair.tile * longest * weights
-    peak = stacks + intermediate
-    peak += by_pair.tile * min(by_pair.tile, others) * products
-    by_pair = dataclasses.replace(by_pair, peak_bytes=peak)
+    run = Sizes.of(rows, columns, examples, setting)
+    by_pair = _recursion(run, several, examples, setting)
     if space is None:
         return by_pair, None
-    numbers = space.length * space.d_out
-    made = [kinds for bases in several for kinds in bases.elements()]
-    vectors = sum(space.multiplications(kinds) for kinds in made)
-    model_bytes = weights + 2 * numbers * item
-    work = vectors + pairs * numbers
-    by_model = tiled(FEATURES, work, numbers, model_bytes, len(examples) + 2)
-    blocks = 2 * by_model.tile * numbers * item
-    # Features are kept for later tiles: of two blocks, or of all models up to half the memory.
-    peak = int(min(len(made) * numbers * item, max(blocks, available / 2)))
-    peak += _making_bytes(by_model.tile * longest, space, made, longest, weights, item)
-    peak += by_model.tile * min(by_model.tile, others) * products
-    by_model = dataclasses.replace(by_model, peak_bytes=peak)
-    if len(made) * numbers * item > available / 2:  # then features are made again for every tile
-        again = 2 * by_model.tiles * by_model.tile // len(made)
-        by_model = dataclasses.replace(
-            by_model, multiplications=by_model.multiplications + again * vectors
-        )
-    charge = WRITING * numbers * len(made) if numbers > CACHED else 0
-    if longest > 1 and feature_space.fits(space):
+    by_model = _features(run, several, space, compilations=len(examples) + 2)
+    if run.terms > 1 and feature_space.fits(space):
         return by_model, space
+    numbers = space.length * space.d_out
+    made = sum(bases.total() for bases in several)
+    charge = WRITING * numbers * made if numbers > CACHED else 0
     cheaper = by_model.multiplications + charge < by_pair.multiplications
     return (by_model if cheaper else by_pair), space
 
 
-def _making_bytes(
-    models: int,
-    space: Space,
-    made: list[tuple[LayerKind, ...]],
-    longest: int,
-    weights: int,
-    item: int,
-) -> int:
-    """What it takes to make the features of a block of distinct models, besides these."""
-    combined = models * space.length * space.d_out * item if longest > 1 else 0
-    stacks = 2 * models * weights  # in NumPy and on the device
-    in_flight = max(space.in_flight(kinds, models) for kinds in made) * item
+def _recursion(
+    run: Sizes, several: Sequence[_Bases], examples: Mapping[Kinds, Model], setting: Setting
+) -> PairwisePlan:
+    """Every pair contracted along its plan."""
+    work = _contractions(several, examples, setting)
+    one_pair = max(1, (work.multiplications + _ELEMENT_WORK * work.written) // run.pairs)
+    tile = run.tile(one_pair, 2 * run.weights)
+    # Rows and columns, each as read, on the device, and still there from the tile before.
+    stacks = 6 * tile * run.terms * run.weights
+    return PairwisePlan(
+        RECURSION,
+        run.pairs,
+        tile,
+        run.tiles(tile),
+        work.multiplications,
+        peak_bytes=stacks + work.intermediate_bytes + run.tile_bytes(tile),
+        compilations=len(work.pieces),
+    )
+
+
+def _features(
+    run: Sizes, several: Sequence[_Bases], space: Space, compilations: int
+) -> PairwisePlan:
+    """Every model turned into a vector, every pair a dot product."""
+    made = list(itertools.chain.from_iterable(bases.elements() for bases in several))
+    numbers = space.length * space.d_out
+    vector_bytes = numbers * run.item
+    tile = run.tile(numbers, run.weights + 2 * vector_bytes)
+    making = sum(space.multiplications(kinds) for kinds in made)
+    work = making + run.pairs * numbers
+    if len(made) * vector_bytes > run.available / 2:  # then they are made again for every tile
+        again = 2 * run.tiles(tile) * tile // len(made)
+        work += again * making
+    # Features are kept for later tiles: of two blocks, or of all models up to half the memory.
+    kept = max(2 * tile * vector_bytes, run.available / 2)
+    peak = int(min(len(made) * vector_bytes, kept))
+    peak += _making_bytes(run, tile * run.terms, space, made)
+    return PairwisePlan(
+        FEATURES,
+        run.pairs,
+        tile,
+        run.tiles(tile),
+        work,
+        peak_bytes=peak + run.tile_bytes(tile),
+        compilations=compilations,
+    )
+
+
+def _making_bytes(run: Sizes, models: int, space: Space, made: Sequence[Kinds]) -> int:
+    """What it takes to make the features of so many distinct models, besides these."""
+    combined = models * space.length * space.d_out * run.item if run.terms > 1 else 0
+    stacks = 2 * models * run.weights  # in NumPy and on the device
+    in_flight = max(space.in_flight(kinds, models) for kinds in made) * run.item
     return combined + stacks + in_flight
 
 
@@ -189,55 +204,59 @@ def with_seconds(found: PairwisePlan, dtype: str) -> PairwisePlan:
     return dataclasses.replace(found, seconds=found.multiplications / rate)
 
 
-def memory(setting: Setting) -> float:
-    """Bytes that a run may use."""
-    room = setting.budget.room(0)
-    return _UNKNOWN if math.isinf(room) else room
-
-
-def _bases(entries: Sequence[Entry]) -> Counter[tuple[LayerKind, ...]]:
+def _bases(entries: Sequence[Entry]) -> _Bases:
     """How many distinct models of each sequence of layer kinds the entries are made of."""
-    return Counter(dict(part for entry in entries for part in entry.parts).values())
+    distinct: dict[str, Kinds] = {}
+    for entry in entries:
+        distinct |= entry.parts
+    return Counter(distinct.values())
 
 
-def _tile_work() -> int:
-    """By the kind of backend, never measured: equal runs have equal tiles, and so equal bits."""
-    import jax
+@dataclass
+class _Work:
+    """What contracting pairs takes, added up plan by plan."""
 
-    return _TILE_WORK if jax.default_backend() == "cpu" else _ACCELERATED * _TILE_WORK
+    multiplications: int = 0
+    written: int = 0
+    intermediate_bytes: int = 0
+    pieces: set[Piece] = field(default_factory=set)
+
+    def add(self, times: int, plan: Plan) -> None:
+        """So many pairs along one plan, a batch of them at a time."""
+        self.multiplications += times * plan.multiplications
+        self.written += times * plan.written_elements
+        self.pieces.update(plan.pieces)
+        batch = recursion.side(plan, LARGEST_TILE) ** 2
+        batch_bytes = recursion.intermediate_bytes(plan) * batch
+        self.intermediate_bytes = max(self.intermediate_bytes, batch_bytes)
 
 
-def _recursion(
-    several: list[Counter], examples: Mapping, setting: Setting
-) -> tuple[int, int, int, int]:
-    """What contracting every pair takes.
+def _contractions(
+    several: Sequence[_Bases], examples: Mapping[Kinds, Model], setting: Setting
+) -> _Work:
+    """The norms of all models, and the inner products of all pairs.
 
-    Returns multiplications, elements written, programs, and bytes of intermediates.
+    Args:
+        several: Of the rows and, if they are another list, of the columns.
+        examples: One model of each sequence of layer kinds.
+        setting: What is the same for all pairs.
     """
-    work, written, pieces, largest = 0, 0, set(), 0
-
-    def count(times: int, a: Model, b: Model | None) -> None:
-        nonlocal work, written, largest
-        found = recursion.pair_plan(a, b, setting)
-        work += times * found.multiplications
-        written += times * found.written_elements
-        pieces.update(found.pieces)
-        largest = max(
-            largest, recursion.intermediate_bytes(found) * recursion.side(found, _LARGEST) ** 2
-        )
-
+    work = _Work()
     for bases in several:
         for kinds, times in bases.items():
-            count(times, examples[kinds], None)
+            work.add(times, recursion.pair_plan(examples[kinds], None, setting))
+    for bra, ket, times in _pairs_of_kinds(several):
+        work.add(times, recursion.pair_plan(examples[bra], examples[ket], setting))
+    return work
+
+
+def _pairs_of_kinds(several: Sequence[_Bases]) -> Iterator[tuple[Kinds, Kinds, int]]:
+    """How many pairs of models there are of every pair of kinds."""
     rows, columns = list(several[0].items()), list(several[-1].items())
-    for n, (kinds, times) in enumerate(rows):
-        for m, (others, also) in enumerate(columns):
-            if len(several) > 1:
-                count(times * also, examples[kinds], examples[others])
-            elif m <= n:
-                count(
-                    times * (times - 1) // 2 if m == n else times * also,
-                    examples[kinds],
-                    examples[others],
-                )
-    return work, written, len(pieces), largest
+    one_list = len(several) == 1
+    for n, (bra, times) in enumerate(rows):
+        for m, (ket, others) in enumerate(columns):
+            if not one_list or m < n:
+                yield bra, ket, times * others
+            elif m == n:
+                yield bra, ket, times * (times - 1) // 2

@@ -15,45 +15,54 @@ from tnsim.engine.log_scaled import LogScaled
 from tnsim.gram import executors, tasks
 from tnsim.gram.layout import Record
 from tnsim.gram.normalise import Doubt, norm_arrays, norms_in, tile_arrays
-from tnsim.gram.preparation import Run, Side, block_of, pairs_in
+from tnsim.gram.preparation import Run, Side
 from tnsim.gram.progress import Work, advice
+from tnsim.gram.sources import Entry
 from tnsim.gram.store import Store
 
 
-def units_of_work(run: Run, target: Store, bar: Any, doubts: list[Doubt]) -> list[Work]:
-    """All norms, then the tiles that they normalise, whose largest errors are added to `doubts`."""
+def units_of_work(run: Run, target: Store, bar: Any) -> list[Work]:
+    """All norms, then the tiles that they normalise.
+
+    Args:
+        run: What is compared, and how.
+        target: Where results are written, and norms are read again.
+        bar: A progress bar that is told how many pairs a finished tile holds.
+    """
     layout = target.layout
     sides = {side.name: side for side in (run.rows, run.columns)}
-    works = [_norm_work(run, target, sides[name], layout.norms(name)) for name in layout.sides]
-    return [*works, _tile_work(run, target, layout.tiles(), bar, doubts)]
+    norms = [_norm_work(run, target, sides[name]) for name in layout.sides]
+    return [*norms, _tile_work(run, target, bar)]
 
 
-def _norm_work(run: Run, target: Store, side: Side, records: list[Record]) -> Work:
+def _norm_work(run: Run, target: Store, side: Side) -> Work:
     def task(record: Record) -> executors.Task:
-        return tasks.norms, (run.job, block_of(run, side, *record.blocks))
+        return tasks.norms, (run.job, run.block(side, *record.blocks))
 
-    def write(record: Record, result: Any) -> None:
+    def write(record: Record, result: Any) -> list[Doubt]:
         _write_norms(run, target, side, record, result)
+        return []
 
-    return Work(records, task, write, lambda record: None)
+    return Work(target.layout.norms(side.name), task, write, lambda record: None)
 
 
-def _tile_work(
-    run: Run, target: Store, records: list[Record], bar: Any, doubts: list[Doubt]
-) -> Work:
+def _tile_work(run: Run, target: Store, bar: Any) -> Work:
     def task(record: Record) -> executors.Task:
         i, j = record.blocks
-        return tasks.tile, (run.job, block_of(run, run.rows, i), block_of(run, run.columns, j))
+        return tasks.tile, (run.job, run.block(run.rows, i), run.block(run.columns, j))
 
-    def write(record: Record, result: Any) -> None:
-        doubts.append(_write_tile(run, target, record, result))
+    def write(record: Record, result: Any) -> list[Doubt]:
+        return [_write_tile(run, target, record, result)]
 
-    return Work(records, task, write, lambda record: bar.update(pairs_in(run, *record.blocks)))
+    def done(record: Record) -> None:
+        bar.update(run.pairs_in(*record.blocks))
+
+    return Work(target.layout.tiles(), task, write, done)
 
 
 def _write_norms(run: Run, target: Store, side: Side, record: Record, result: Any) -> None:
     """Write squared norms and the sizes of their sums. Raises `ModelError` where one is zero."""
-    entries = block_of(run, side, *record.blocks)
+    entries = run.block(side, *record.blocks)
     norms = tasks.expect_norms(result, (len(entries),), target.layout.outputs, advice(target))
     for i, one in enumerate(entries):
         norm = LogScaled(*(x[i] for x in norms))
@@ -64,14 +73,19 @@ def _write_norms(run: Run, target: Store, side: Side, record: Record, result: An
 def _write_tile(run: Run, target: Store, record: Record, result: Any) -> Doubt:
     """Normalise a tile and write it, mirrored too where rows and columns are one list.
 
-    Returns the cosine with the largest error. Raises `ResultError` where that leaves no digit.
+    Returns:
+        The cosine with the largest error.
+
+    Raises:
+        ResultError: That error leaves no digit.
     """
     i, j = record.blocks
-    at, to, per_output = target.layout.block(i), target.layout.block(j), run.job.setting.per_output
-    rows, columns = block_of(run, run.rows, i), block_of(run, run.columns, j)
+    at, to = target.layout.block(i), target.layout.block(j)
+    per_output = run.job.setting.per_output
+    rows, columns = run.block(run.rows, i), run.block(run.columns, j)
     shape = len(rows), len(columns)
     products = tasks.expect_products(result, shape, target.layout.outputs, advice(target))
-    same = np.array([[a.digest == b.digest for b in columns] for a in rows])
+    same = _digests(rows)[:, None] == _digests(columns)
     bra = norms_in(target.arrays, "a", at, per_output)
     ket = norms_in(target.arrays, "a" if run.symmetric else "b", to, per_output)
     blocks, error = tile_arrays(products, bra, ket, same, run.arithmetic)
@@ -85,3 +99,7 @@ def _write_tile(run: Run, target: Store, record: Record, result: Any) -> Doubt:
         values.append(block if place == (at, to) else np.swapaxes(block, 0, 1))
     target.write(record, values)
     return doubt
+
+
+def _digests(entries: tuple[Entry, ...]) -> np.ndarray:
+    return np.array([entry.digest for entry in entries])
