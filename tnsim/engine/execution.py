@@ -23,6 +23,7 @@ from autoray import do
 from tnsim.engine.memory import give_back_freed
 from tnsim.engine.piece import Operation, Piece
 from tnsim.engine.plan import Plan
+from tnsim.engine.programs import Program
 from tnsim.errors import ModelError
 from tnsim.sessions import session
 
@@ -130,35 +131,8 @@ def _runner(piece: Piece, backend: str) -> Any:
         return partial(_run_piece, piece)
     traced = backend == "traced"
     programs = session().programs
-    return programs.get((piece, traced), lambda: Program(piece, traced))
-
-
-def _compiler_options() -> dict[str, str] | None:
-    """By default XLA orders operations on a CPU so that many can run at once, which keeps their
-    arrays too.
-
-    For a plan that doubles the memory, and it gains nothing where matrix products use all cores.
-    """
-    if jax.default_backend() != "cpu":
-        return None
-    return {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}
-
-
-class Program:
-    """A piece as one jitted function; compiled when it first runs.
-
-    `length` counts operations: each maps one or two regions of code, and Linux allows a process
-    65,530 of them, so a session gives up what was not used for longest.
-    """
-
-    def __init__(self, piece: Piece, traced: bool) -> None:
-        # JAX takes compiler options of outermost programs only.
-        options = None if traced else _compiler_options()
-        self.length = piece.length
-        self.jitted = jax.jit(partial(_run_piece, piece), compiler_options=options)
-
-    def __call__(self, inputs: list[Any]) -> tuple[list[Any], list[Any]]:
-        return self.jitted(inputs)
+    one_run = partial(_run_piece, piece)
+    return programs.get((piece, traced), lambda: Program(one_run, piece.length, traced))
 
 
 def _run_piece(piece: Piece, inputs: list[Any]) -> tuple[list[Any], list[Any]]:
