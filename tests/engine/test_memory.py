@@ -135,7 +135,7 @@ def test_planned_arrays_are_what_xla_allocates(metric, rng):
     for piece in large:
         with execution.precision():
             arguments = [jax.ShapeDtypeStruct(shape, "float64") for shape in piece.shapes]
-            compiled = execution.Program(piece, traced=False).jitted.lower(arguments).compile()
+            compiled = execution._runner(piece, "jax").jitted.lower(arguments).compile()
         sizes = compiled.memory_analysis()
         allocated = sizes.argument_size_in_bytes + sizes.output_size_in_bytes
         allocated += sizes.temp_size_in_bytes

@@ -14,12 +14,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
+
+from tnsim.engine.products import Labels, matrix_product
 
 if TYPE_CHECKING:
     from tnsim.engine.piece import Operation, Piece
-
-Labels = tuple[int, ...]
 
 
 class Buffer(NamedTuple):
@@ -117,12 +118,13 @@ def _lowered(piece: Piece) -> tuple[list[Buffer], list[int]]:
 
 
 class _Lowering:
-    """The buffers of a piece, as `execution` lowers its operations; equal copies are made once."""
+    """The buffers of a piece, as `lowering` lowers its operations; equal copies are made once."""
 
     def __init__(self, piece: Piece):
         self.buffers = [Buffer(math.prod(shape)) for shape in piece.shapes]
         self.values = list(range(len(piece.shapes)))
-        self.copies: dict[tuple[int, Labels], int] = {}
+        self.shapes = piece.value_shapes
+        self.copies: dict[tuple[int, tuple[tuple[int, int], ...]], int] = {}
 
     def add(self, buffer: Buffer) -> int:
         self.buffers.append(buffer)
@@ -140,44 +142,40 @@ class _Lowering:
             added = self.contraction(reads, op, elements)
         self.values.append(added)
 
-    def copy(self, read: int, labels: Labels, order: Labels) -> int:
-        """A buffer with its axes in another order."""
-        key = (read, tuple(labels.index(x) for x in order))
-        if key not in self.copies:
-            self.copies[key] = self.add(Buffer(self.buffers[read].elements, (read,)))
-        return self.copies[key]
+    def copy(self, read: int, labels: Labels, order: Labels, sizes: Mapping[int, int]) -> int:
+        """A buffer with its axes in another order, repeated along those that it has not."""
+        axes = tuple((labels.index(x), 1) if x in labels else (-1, sizes[x]) for x in order)
+        if (read, axes) not in self.copies:
+            elements = math.prod(sizes[label] for label in order)
+            self.copies[read, axes] = self.add(Buffer(elements, (read,)))
+        return self.copies[read, axes]
 
     def reduction(self, read: int, op: Operation, elements: int) -> int:
         (labels,) = op.labels
         if labels == op.output:
             return read
         if sorted(labels) == sorted(op.output):
-            return self.copy(read, labels, op.output)
+            return self.copy(read, labels, op.output, op.sizes(self.shapes))
         return self.add(Buffer(elements, (read,), reads_entries=True))
 
     def contraction(self, reads: tuple[int, ...], op: Operation, elements: int) -> int:
-        """One of the three forms of `execution._contract`."""
+        """One of the forms of `lowering._contract`."""
         first, second = op.labels
-        shared = [x for x in first if x in second]
-        summed = tuple(x for x in shared if x not in op.output)
-        batch = tuple(x for x in shared if x in op.output)
-        left = tuple(x for x in first if x not in second)
-        right = tuple(x for x in second if x not in first)
-        if not summed:
-            return self.add(Buffer(elements, reads, entrywise=True, reads_entries=True))
-        if not (left and right) and (batch or not (left or right)):
-            return self.add(Buffer(elements, reads, reads_entries=True))
-        factors = (
-            self.factor(reads[0], first, batch, left, summed),
-            self.factor(reads[1], second, batch, right, summed),
-        )
-        product = self.add(Buffer(elements, factors))
-        in_place = op.output == batch + left + right or op.output == right + left
-        return product if in_place else self.add(Buffer(elements, (product,)))
-
-    def factor(self, read: int, labels: Labels, batch: Labels, own: Labels, summed: Labels) -> int:
-        """An operand of a matrix product: its summed axes stand together, beside its own."""
-        order = batch + own + summed
-        if labels in (order, batch + summed + own):
-            return read
-        return self.copy(read, labels, order)
+        sizes = op.sizes(self.shapes)
+        chosen = matrix_product(first, second, op.output, sizes)
+        if chosen is None:
+            summed = any(label not in op.output for label in first)
+            return self.add(Buffer(elements, reads, entrywise=not summed, reads_entries=True))
+        product, swapped = chosen
+        arguments = list(zip(reads, op.labels, strict=True))
+        factors = []
+        for (read, labels), order in zip(
+            arguments[::-1] if swapped else arguments, product.orders, strict=True
+        ):
+            if not product.reads_in_place(order, labels):
+                read = self.copy(read, labels, order, sizes)
+            factors.append(read)
+        result = self.add(Buffer(elements, tuple(factors)))
+        if product.result == op.output:
+            return result
+        return self.add(Buffer(elements, (result,)))

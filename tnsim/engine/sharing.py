@@ -114,14 +114,17 @@ class Builder:
                 for u in uses
                 for x, n in zip(u.labels, self.values[u.value].shape, strict=True)
             }
+            wanted = tuple(names[x] for x in output)
             labels = tuple(tuple(names[x] for x in u.labels) for u in uses)
-            operation = Operation("contract", tuple(u.value for u in uses), labels, order)
+            operation = Operation("contract", tuple(u.value for u in uses), labels, wanted)
             cost = math.prod(sizes.values()) if len(uses) == 2 else 0
-            self._known[key] = len(self.values)
+            # The axes stand as the first who asked wants them, by their place in canonical order.
+            self._known[key] = len(self.values), tuple(order.index(x) for x in wanted)
             self.values.append(
-                _Value(tuple(sizes[x] for x in order), tuple(atoms), order, operation, cost)
+                _Value(tuple(sizes[x] for x in wanted), tuple(atoms), wanted, operation, cost)
             )
-        return Use(self._known[key], order)
+        number, places = self._known[key]
+        return Use(number, tuple(order[place] for place in places))
 
     def loop(self, operation: Operation, shape: tuple[int, ...], cost: int) -> int:
         """A loop over chunks as a value that is not taken apart; equal loops are one value."""
@@ -313,10 +316,13 @@ def product(builder: Builder, uses: list[Use], output: tuple[Label, ...], route:
 
 def _pairwise(builder: Builder, uses: list[Use], output: tuple[Label, ...], path: Path) -> Use:
     pool: dict[int, Use] = dict(enumerate(uses))
+    place = {label: n for n, label in enumerate(output)}
     for step, (one, two) in enumerate(path):
         pair = pool.pop(one), pool.pop(two)
         needed = set(output).union(*(u.labels for u in pool.values()))
-        kept = tuple(x for x in dict.fromkeys(pair[0].labels + pair[1].labels) if x in needed)
+        open_labels = [x for x in dict.fromkeys(pair[0].labels + pair[1].labels) if x in needed]
+        # In the order of the result, so that what is multiplied and added up needs no transposes.
+        kept = tuple(sorted(open_labels, key=lambda x: place.get(x, len(place))))
         pool[len(uses) + step] = builder.contract(pair, kept)
     return pool.popitem()[1]
 

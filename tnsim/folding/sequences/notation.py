@@ -15,7 +15,7 @@ o       coordinate of both outputs there
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
 from tnsim.engine.problem import Operand, Term
@@ -28,6 +28,7 @@ HEAD: dict[Slot, str] = {"bra": "a", "ket": "b"}
 OUTPUT_END: dict[Slot, str] = {"bra": "k", "ket": "l"}
 KEY_POSITION: dict[Slot, str] = {"bra": "t", "ket": "T"}
 POSITIONS = ("s", "t", "S", "T")
+_LEADING = ("g", *POSITIONS, *HEAD.values())
 
 OTHER: dict[Slot, Slot] = {"bra": "ket", "ket": "bra"}
 
@@ -59,6 +60,17 @@ A product that does not depend on a position or a head has no index for it.
 def scores_of(slot: Slot) -> frozenset[Score]:
     """The scores of an attention layer in the bra or in the ket."""
     return frozenset(Score(Leg(slot, query), Leg(slot, key)) for query, key in SCORES)
+
+
+def in_order(indices: Iterable[str]) -> tuple[str, ...]:
+    """Indices in the one order in which the arrays of a fold have their axes.
+
+    Positions and heads come first, coordinates last: most products are products of matrices of
+    coordinates, one for every position and head, and so they need no transposes.
+    """
+    present = set(indices)
+    leading = [index for index in _LEADING if index in present]
+    return (*leading, *sorted(present - set(_LEADING)))
 
 
 def indices_of(product: Product) -> set[str]:

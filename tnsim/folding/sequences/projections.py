@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from tnsim.engine.problem import Operand, StageBuilder, renamed
 from tnsim.folding.sequences.bra_ket import BraKet
-from tnsim.folding.sequences.notation import FIRST, HEAD, SECOND, Leg, Product, spread
+from tnsim.folding.sequences.notation import FIRST, HEAD, SECOND, Leg, Product, in_order, spread
 from tnsim.names import STREAM, Slot, bias_of
 
 _EXCHANGED = {FIRST: SECOND, SECOND: FIRST}
@@ -131,8 +131,7 @@ class Projections:
         weight = names.leaf(two.slot, two.role, *rows, "j")
         if not apart:
             half = half.renamed({"S": "s"})
-        indices = tuple(dict.fromkeys((*half.indices, *rows)))
-        indices = tuple(index for index in indices if index != "j")
+        indices = in_order({*half.indices, *rows} - {"j"})
         name = f"cov.{names.models[one.slot]}.{one.role}.{names.models[two.slot]}.{two.role}"
         name += (".inside" if inside else "") + (".apart" if apart else "")
         mark = names.marks[one.slot] if inside else ""

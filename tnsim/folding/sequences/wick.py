@@ -35,6 +35,7 @@ from tnsim.folding.sequences.notation import (
     Product,
     Score,
     Sum,
+    in_order,
     indices_of,
 )
 
@@ -137,7 +138,7 @@ class Wick:
         by_indices: dict[tuple[str, ...], list[Product]] = {}
         for product in products:
             open_indices = indices_of(product) - {LINK, RING}
-            by_indices.setdefault(tuple(sorted(open_indices)), []).append(product)
+            by_indices.setdefault(in_order(open_indices), []).append(product)
         values: list[Product] = []
         for indices, group in by_indices.items():
             if len(group) == 1 and _is_one_array(group[0]):

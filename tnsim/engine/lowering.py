@@ -1,0 +1,152 @@
+"""What the operations of a piece are in array functions. In: a piece, arrays. Out: arrays.
+
+Lowering is written once over autoray, so a piece runs on JAX, traced into one program, and on
+NumPy, eagerly, which is the reference in tests.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+from autoray import do
+
+from tnsim.engine.piece import Operation, Piece
+from tnsim.engine.products import Labels, matrix_product
+
+
+def run_piece(piece: Piece, inputs: list[Any]) -> tuple[list[Any], list[Any]]:
+    """All outputs of a piece, renormalised, and the logarithm of each scale."""
+    values = list(inputs)
+    last = {a: n for n, op in enumerate(piece.operations) for a in op.args}
+    for n, op in enumerate(piece.operations):
+        values.append(_apply(op, [values[a] for a in op.args]))
+        for a in op.args:
+            if last[a] == n and a not in piece.outputs:
+                values[a] = None  # lets NumPy free it; XLA does so by itself
+    outputs = [values[n] for n in piece.outputs]
+    scales = [_scale(outputs[which], power) for which, power in piece.scales]
+    for n, powers in enumerate(piece.powers):
+        for slot, power in powers:
+            outputs[n] = outputs[n] / scales[slot] ** power
+    return outputs, [do("log", scale) for scale in scales]
+
+
+def _scale(value: Any, power: int) -> Any:
+    """max|value| ** (1 / power), 1 for a zero value.
+
+    A constant to derivatives: value and log would cancel.
+    """
+    largest = do("max", do("abs", value))
+    if isinstance(largest, jax.Array):
+        largest = jax.lax.stop_gradient(largest)
+    largest = do("where", largest > 0, largest, do("ones_like", largest))
+    return (
+        largest if power == 1 else do("sqrt", largest) if power == 2 else largest ** (1.0 / power)
+    )
+
+
+def _apply(op: Operation, args: list[Any]) -> Any:
+    if op.kind == "sum":
+        total = None
+        for weight, arg, labels in zip(op.weights, args, op.labels, strict=True):
+            arg = _to(arg, labels, op.output)
+            arg = arg if weight == 1.0 else weight * arg
+            total = arg if total is None else total + arg
+        return total
+    if op.kind == "loop":
+        return _loop(op, args)
+    if len(args) == 1:
+        return _reduce(args[0], op.labels[0], op.output)
+    (x, y), (x_labels, y_labels) = args, op.labels
+    return _contract(x, y, x_labels, y_labels, op.output)
+
+
+def _loop(op: Operation, args: list[Any]) -> Any:
+    """Add up a piece over all values of its chunked labels.
+
+    One compiled body, not one copy per value.
+    """
+    sizes = {
+        x: n
+        for arg, labels in zip(args, op.labels, strict=True)
+        for x, n in zip(labels, arg.shape, strict=True)
+    }
+    counts = [sizes[label] for label in op.chunks]
+    body = op.body
+    assert body is not None  # a loop has one
+
+    def step(n: Any) -> Any:
+        at = {}
+        for label, count in zip(reversed(op.chunks), reversed(counts), strict=True):
+            n, at[label] = n // count, n % count
+        fixed = []
+        for arg, labels in zip(args, op.labels, strict=True):
+            for axis in reversed(range(len(labels))):
+                if labels[axis] in at:
+                    arg = do("take", arg, at[labels[axis]], axis=axis)
+            fixed.append(arg)
+        return run_piece(body, fixed)[0][0]
+
+    first = step(0)
+    if isinstance(first, jax.Array):
+        return jax.lax.fori_loop(1, math.prod(counts), lambda n, total: total + step(n), first)
+    return sum((step(n) for n in range(1, math.prod(counts))), first)
+
+
+def _reduce(x: Any, labels: Sequence[int], output: Labels) -> Any:
+    """Diagonals over repeated labels, then sums over those not in the output."""
+    labels = list(labels)
+    while len(set(labels)) < len(labels):
+        label = next(x for x in labels if labels.count(x) > 1)
+        first = labels.index(label)
+        second = labels.index(label, first + 1)
+        x = do("diagonal", x, axis1=first, axis2=second)
+        labels = [y for n, y in enumerate(labels) if n not in (first, second)] + [label]
+    summed = tuple(n for n, label in enumerate(labels) if label not in output)
+    x = do("sum", x, axis=summed) if summed else x
+    return _to(x, tuple(y for y in labels if y in output), output)
+
+
+def _contract(x: Any, y: Any, x_labels: Labels, y_labels: Labels, output: Labels) -> Any:
+    """Two arrays into one: a product entry by entry, such a product summed, or matrix products."""
+    sizes = dict(zip(x_labels, x.shape, strict=True)) | dict(zip(y_labels, y.shape, strict=True))
+    summed = tuple(label for label in x_labels if label in y_labels and label not in output)
+    chosen = matrix_product(x_labels, y_labels, output, sizes)
+    if chosen is None:  # nothing is summed, or a matrix product would have no rows or no columns
+        entries = (*output, *summed)
+        z = _spread(x, x_labels, entries) * _spread(y, y_labels, entries)
+        return do("sum", z, axis=tuple(range(len(output), len(entries)))) if summed else z
+    product, swapped = chosen
+    if swapped:
+        x, y, x_labels, y_labels = y, x, y_labels, x_labels
+
+    def matrices(array: Any, labels: Labels, rows: Labels, columns: Labels) -> Any:
+        order = (*product.batch, *rows, *columns)
+        array = _spread(array, labels, order)
+        full = tuple(sizes[label] for label in order)
+        if full != tuple(array.shape):
+            array = do("broadcast_to", array, full)
+        groups = (product.batch, rows, columns)
+        return do("reshape", array, tuple(math.prod(sizes[x] for x in group) for group in groups))
+
+    x = matrices(x, x_labels, product.left, product.summed)
+    y = matrices(y, y_labels, product.summed, product.right)
+    z = do("reshape", do("matmul", x, y), tuple(sizes[label] for label in product.result))
+    return _to(z, product.result, output)
+
+
+def _to(x: Any, labels: Labels, output: Labels) -> Any:
+    axes = tuple(labels.index(label) for label in output)
+    return x if axes == tuple(range(len(axes))) else do("transpose", x, axes)
+
+
+def _spread(x: Any, labels: Labels, output: Labels) -> Any:
+    """Axes in the order of the output, with size 1 where a label is missing."""
+    present = tuple(label for label in output if label in labels)
+    x = _to(x, labels, present)
+    it = iter(x.shape)
+    shape = tuple(next(it) if label in labels else 1 for label in output)
+    return x if shape == tuple(x.shape) else do("reshape", x, shape)
