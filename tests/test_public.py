@@ -228,6 +228,13 @@ def test_all_pairs_under_a_metric_from_outside(rng, metric):
     assert result.similarity[0, 1] == pytest.approx(tnsim.similarity(*models, metric))
 
 
+def test_sequences_refuse_a_metric_that_joins_legs_in_its_own_way(rng):
+    model = tnsim.Model([bilinear(rng, 3, 4, 2)], n_ctx=2)
+    said = "Crossed joins legs in a way of its own, which is known for models of vectors only"
+    with pytest.raises(tnsim.ModelError, match=said):
+        tnsim.similarity(model, model, Crossed())
+
+
 def test_what_is_no_metric_is_refused(rng):
     a = tnsim.Model([bilinear(rng, 3, 4, 2)])
     for wrong in ("gaussian", tnsim.Gaussian, None, a):

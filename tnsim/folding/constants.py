@@ -73,7 +73,9 @@ def _nodes_within(half_width: float, n: int) -> MomentNodes:
     double_factorials = np.cumprod([1.0, *odd_numbers])  # (2k - 1)!! for k = 0 .. n
     chebyshev = np.cos(np.pi * (2 * np.arange(n + 1) + 1) / (2 * n + 2))
     points = half_width * chebyshev
+    # sum_j t_j^k w_j = 1 / (2k - 1)!!, one equation for each degree k: a Vandermonde system
     powers = points[None, :] ** np.arange(n + 1)[:, None]  # powers[k, j] = t_j^k
     weights = np.linalg.solve(powers, 1 / double_factorials)
+    # By how much the runs exceed what they add up to: f_k enters run j as (2k - 1)!! f_k t_j^k
     sizes = np.abs(weights) @ np.abs(powers).T * double_factorials
     return MomentNodes(tuple(points.tolist()), tuple(weights.tolist()), float(sizes.max()))

@@ -128,6 +128,7 @@ def _over_layers(
     parts: TreeOperands, pair: Pair, diagram: Diagram, dense: bool
 ) -> tuple[Operand, ...]:
     """Layer tensors of both trees, from the outputs down, then the moments along the edges."""
+    # Two trees hang from one index, as outputs meet outputs.
     merged = Merge()
     operands: list[Operand] = []
     for slot, side in zip(SLOTS, pair, strict=True):
@@ -149,6 +150,8 @@ def _over_layers(
         else:
             free_legs[number] = [bond]
 
+    # Legs of a node are alike, so an edge may take whichever is free. A node whose loop took both
+    # legs has none, and its loop is done.
     for u, v in diagram.edges:
         if u in free_legs:
             ends = free_legs[u].pop(), free_legs[v].pop()
@@ -169,6 +172,8 @@ def _over_units(
     free_legs: dict[str, list[str]] = {}
     for slot, side in zip(SLOTS, pair, strict=True):
         for node in _upper_nodes(slot, parts.trees[side]):
+            # A hidden unit multiplies its branches. Each is a factor of its own: the unit's row
+            # P[h, :] with all that hangs below.
             for child in node.legs:
                 if child in looped:
                     operands.append(Operand(unit_to_mean(side), (node.bond,)))

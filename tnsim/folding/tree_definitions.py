@@ -72,6 +72,7 @@ def tensors_and_means(parts: TreeOperands) -> tuple[Definition, ...]:
         for level in range(parts.depth(side)):
             if parts.is_dense(side, level):
                 continue
+            # T[o, i, j] = sum_h D[o, h] P[h, i] P[h, j]
             powers = layer_powers(parts, side, level, copies=1)
             tensor = parts.node(side, level, "o", ("i", "j"), dense=False)
             definitions.append(
@@ -142,6 +143,8 @@ def _factors(parts: TreeOperands, side: Side, level: int) -> tuple[Definition, D
 
 def _second_moment(parts: TreeOperands, pair: Pair) -> Definition:
     """S[k, l] = W_X C W_Y^T; where C is the identity or a diagonal, the inputs share an index."""
+    # A chain, for two linear layers in the bra and one in the ket
+    #     W_2[bra2, bra1] W_1[bra1, bra0] C[bra0, ket0] V_1[ket1, ket0].
     merged = Merge()
     operands: list[Operand] = []
     ends = []
@@ -174,6 +177,8 @@ def _node_mean(parts: TreeOperands, side: Side, powers: Powers) -> Definition:
 
 def _up_the_tree(parts: TreeOperands, side: Side) -> Iterator[Definition]:
     """U of every level above the first, and u and M of what level 1 sees."""
+    # P of a level reads the output o of the level below, which D of that one writes. Summed over o,
+    # widths are gone: diagrams over units have numbers of hidden units for sizes.
     for level in range(1, parts.depth(side)):
         link = (
             Operand(leg_factor(side, level), ("h", "o")),

@@ -31,9 +31,7 @@ def metric_parameters(metric: Metric) -> str:
 
 
 def _feed(digest: Any, value: Any) -> None:
-    """Every field by name and every array by dtype, shape and bytes, so that no two values look
-    alike.
-    """
+    """Every field by name, every array by dtype, shape and bytes: no two values look alike."""
     if hasattr(value, "shape"):
         array = np.ascontiguousarray(value)
         digest.update(f"{array.dtype}{array.shape}".encode())

@@ -114,10 +114,10 @@ class Store:
     def write(self, record: Record, values: Sequence[np.ndarray]) -> None:
         """Keep the numbers of a record, one array for each of its regions, and then its marker."""
         specs = self.layout.arrays
-        values = [
-            np.asarray(value, specs[region].dtype)
-            for (region, _), value in zip(record.regions, values, strict=True)
-        ]
+        typed = []
+        for (name, _), value in zip(record.regions, values, strict=True):
+            typed.append(np.asarray(value, specs[name].dtype))
+        values = typed
         marker = self._digest(record, values)
         self._keep(record, values, marker)
         if self.disk is None:

@@ -34,8 +34,12 @@ _WORKER = "worker"
 class Job(NamedTuple):
     """What all tasks of a run share.
 
-    `space` is that of the features, None for the recursion; `key` names this run and no other.
-    Of what is prepared, the last two blocks and up to `keep_bytes` are kept.
+    Args:
+        setting: What is the same for all pairs.
+        space: That of the features; None for the recursion.
+        size: Models a side of a tile.
+        keep_bytes: How much of what is prepared is kept, beyond the last two blocks.
+        key: Names this run and no other.
     """
 
     setting: Setting
@@ -63,9 +67,14 @@ def norms(job: Job, entries: tuple[Entry, ...]) -> LogScaled:
 
 
 def tile(job: Job, rows: tuple[Entry, ...], columns: tuple[Entry, ...]) -> LogScaled:
-    """Inner products of all rows with all columns.
+    """Inner products of all rows with all columns; of a block with itself symmetric to the bit.
 
-    Of a block with itself, symmetric to the last bit.
+    Args:
+        job: What all tasks share.
+        rows, columns: Distinct models.
+
+    Returns:
+        (rows, columns), and (rows, columns, out) where the job wants slices.
     """
     first = _block(job, rows)
     second = first if rows == columns else _block(job, columns)
@@ -107,11 +116,11 @@ def _terms(entries: tuple[Entry, ...], dtype: str) -> tuple[tuple[Model, ...], T
     most = max(len(entry.parts) for entry in entries)
     index, coefficients = np.zeros((len(entries), most), int), np.zeros((len(entries), most))
     for i, entry in enumerate(entries):
-        for t, ((digest, _), (coefficient, model)) in enumerate(
-            zip(entry.parts, terms(by_differences(entry.read(), dtype)), strict=True)
-        ):
+        added_up = terms(by_differences(entry.read(), dtype))
+        both = zip(entry.parts, added_up, strict=True)
+        for t, ((digest, _), (coefficient, model)) in enumerate(both):
             models.setdefault(digest, model)
-            # what this entry lacks in terms repeats its last one, with coefficient 0
+            # What this entry lacks in terms repeats its last one, with coefficient 0.
             index[i, t:] = list(models).index(digest)
             coefficients[i, t] = coefficient
     return tuple(models.values()), Terms(index, coefficients)

@@ -29,8 +29,9 @@ from tnsim.metrics.protocol import Metric
 class InputKind(NamedTuple):
     """Structure of the moments of a vector input.
 
-    centred: Whether the mean is zero, so that no leg is ever handed to it.
-    moment: The second moment: "identity", "diagonal" or "full".
+    Args:
+        centred: Whether the mean is zero, so that no leg is ever handed to it.
+        moment: The second moment: "identity", "diagonal" or "full".
     """
 
     centred: bool
@@ -44,10 +45,11 @@ PositionForm = Literal["alike", "each", "full"]
 class SequenceInputs(NamedTuple):
     """Structure of the Gaussian over sequences.
 
-    mean: None for zero, "alike" at every position, or "each" position its own.
-    covariance: "identity", "diagonal" or "matrix" over coordinates, the same at every position and
-        independent between positions; "each diagonal", a diagonal of its own at every position;
-        "full" over all positions and coordinates.
+    Args:
+        mean: None for zero, "alike" at every position, or "each" position its own.
+        covariance: "identity", "diagonal" or "matrix" over coordinates, the same at every position
+            and independent between positions; "each diagonal", a diagonal of its own at every
+            position; "full" over all positions and coordinates.
     """
 
     mean: Literal["alike", "each"] | None
@@ -119,6 +121,7 @@ def input_moments(metric: Metric, d: int, lifted: bool) -> dict[str, Any]:
     mean, cov = _mean_and_covariance(metric)
     _check_coordinates(mean, cov, d)
     xp = jnp if isinstance(mean, jax.Array) or isinstance(cov, jax.Array) else np
+    # With M = (1, m) lifted or m as it is, E[x~ x~^T] = C + M M^T, C padded by a row of zeros.
     structure = input_kind(metric, lifted).moment
     moments = {}
     if lifted or mean is not None:

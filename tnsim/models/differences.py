@@ -102,7 +102,12 @@ def _groups(weighted: Sequence[tuple[Any, Model]], near: float) -> list[list[tup
 class _Parts(NamedTuple):
     """A layer `skip x + scale * output(product of rows)`; `[bias, weight]` is one array.
 
-    `setting`: what must be equal for two layers to have a difference of their form.
+    Args:
+        setting: What must be equal for two layers to have a difference of their form.
+        rows: The legs.
+        output: What is made of their product.
+        skip: Weight of the stream.
+        scale: Weight of the layer around which it goes.
     """
 
     setting: tuple[Any, ...]
@@ -114,6 +119,11 @@ class _Parts(NamedTuple):
     @property
     def arrays(self) -> tuple[np.ndarray, ...]:
         return (*self.rows, self.output, np.array([self.skip]), np.array([self.scale]))
+
+    @property
+    def shapes(self) -> list[tuple[int, ...]]:
+        """Of all arrays."""
+        return [array.shape for array in self.arrays]
 
     @property
     def stream(self) -> float:
@@ -166,8 +176,7 @@ def _gap(a: Model, b: Model) -> float:
         return math.inf
     gap = 0.0
     for first, second in zip(map(_parts, a.layers), map(_parts, b.layers), strict=True):
-        shapes = [[x.shape for x in parts.arrays] for parts in (first, second)]
-        if first.setting != second.setting or shapes[0] != shapes[1]:
+        if first.setting != second.setting or first.shapes != second.shapes:
             return math.inf
         for x, y in zip(first.arrays, second.arrays, strict=True):
             change = np.abs(y - x).max()

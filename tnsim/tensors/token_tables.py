@@ -257,7 +257,7 @@ def _attention_arrays(
     for name in affine_maps(core)[0]:
         leg = add(table @ getattr(core, name).T, getattr(core, bias_name(name)))
         leg = leg.reshape(len(table), core.n_heads, -1)
-        if name.startswith("q"):
+        if name.startswith("q"):  # 1 / d_head for each of the two scores
             leg = leg / core.d_head
             if rotations is not None:
                 leg = xp.stack([_turned(leg, rotations, distance) for distance in at])
@@ -274,6 +274,7 @@ def _attention_arrays(
 
 def _turned(queries: Any, rotations: Any, distance: int) -> Any:
     """R_D q for every query q, a row: the score with a key k at the distance D is (R_D q) . k."""
+    # (R_s q) . (R_t k) = (R_(s - t) q) . k, as R_t^T R_s = R_(s - t); a row is multiplied by R_D^T.
     inverse = rotations[distance].T if distance >= 0 else rotations[-distance]
     return queries @ inverse
 

@@ -25,8 +25,10 @@ import math
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
+from tnsim.errors import ModelError
 from tnsim.folding.sequences.notation import Leg
 from tnsim.metrics.protocol import LayerwiseMetric
+from tnsim.metrics.ways import Way, way_of
 from tnsim.names import STREAM
 
 
@@ -108,11 +110,20 @@ class MetricRules(NamedTuple):
 
 
 def rules_of(metric: LayerwiseMetric) -> MetricRules:
-    """The rules by which a metric joins legs layer by layer."""
-    if metric.pairs_within_model:
+    """The rules by which a metric joins legs layer by layer.
+
+    Raises:
+        ModelError: It joins them in a way of its own.
+    """
+    way = way_of(metric)
+    if way is None:
+        raise ModelError(
+            f"{type(metric).__name__} joins legs in a way of its own, which is known for models of "
+            "vectors only; models of sequences take the metrics of tnsim"
+        )
+    if way is Way.ISSERLIS:
         return MetricRules(ALL, ALL, ALL, gaussian=True, symmetrised=False)
-    of_two_legs = metric.joinings(2, 2, centred=True)
-    symmetrised = any(joining.symmetrised for joining in of_two_legs)
+    symmetrised = way is Way.SYMMETRISED
     across = ACROSS if symmetrised else STRAIGHT
     return MetricRules(NONE, across, STREAM_ACROSS, gaussian=False, symmetrised=symmetrised)
 
