@@ -89,7 +89,7 @@ def local(kind: LayerKind) -> Local:
 
 def _skip(inputs: list[str], kept: int) -> Part:
     """The skip that carries leg `kept` to the output and reads the constant off the others."""
-    # All n parts are one function, x~ on one leg times 1 on the others. Their mean treats legs alike.
+    # All n parts are one function, x~ on one leg and 1 on the others. Their mean treats legs alike.
     others = [i for n, i in enumerate(inputs) if n != kept]
     roles = [SKIP] + [UNIT] * (len(others) - 1)
     constants = tuple((role, (i,)) for role, i in zip(roles, others, strict=True))
