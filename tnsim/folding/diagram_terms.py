@@ -44,7 +44,12 @@ Form = Literal["factors", "units", "dense", "matrices"]
 
 
 def forms(parts: TreeOperands) -> tuple[Form, ...]:
-    """The ways in which every diagram of these models can be written."""
+    """The ways in which every diagram of these models can be written.
+
+    Args:
+        parts: The models' trees. Attention, and layers of more than two legs, have no factors: with
+            one of them all diagrams are dense.
+    """
     for side in parts.models:
         if any(parts.is_dense(side, level) for level in range(parts.depth(side))):
             return ("dense",)
@@ -67,6 +72,9 @@ def write(
         diagram: The edges between first-layer nodes.
         form: What the product is written over.
         per_output: Whether the output index stays open.
+
+    Returns:
+        Operands by the names of `tree_operands`; every index but `OUTPUT` is summed.
     """
     if form in ("units", "matrices"):
         return _over_units(parts, pair, diagram, form == "matrices", per_output)
@@ -202,7 +210,7 @@ def _over_units(
 
 
 def _along_edge(one: _Bottom, two: _Bottom) -> Operand:
-    """G between the units of two nodes; there is G.AB, and no G.BA."""
+    """G between the units of two nodes; G.AB is kept, and G.BA is its transpose."""
     if one.side > two.side:
         one, two = two, one
     return Operand(units_along_edge(Pair(one.side, two.side)), (one.bond, two.bond))

@@ -42,6 +42,12 @@ def fold_tokens(
         shapes: Of all leaves, as `tensors.token_tables` makes them.
         pairs: The inner products asked for.
         per_output: Whether they are wanted for every output coordinate, or summed over them.
+
+    Returns:
+        A problem of one stage, whose outputs are named by their pair.
+
+    Source:
+        The definition of an expectation, with independence given the token at the output.
     """
     pairs = tuple(pairs)
     definitions: list[Definition] = []

@@ -40,7 +40,11 @@ Powers = tuple[tuple[str, int], ...]
 
 
 def layer_arrays(parts: TreeOperands) -> tuple[Definition, ...]:
-    """D and P of every nonlinear layer, or T where it comes whole; linear layers multiplied in."""
+    """D and P of every nonlinear layer, or T where it comes whole; linear layers multiplied in.
+
+    Args:
+        parts: The models' trees. So of all functions here; the formulas are in `tree_operands`.
+    """
     definitions: list[Definition] = []
     for side in parts.models:
         for level in range(parts.depth(side)):
@@ -96,7 +100,14 @@ def matrices_between_units(parts: TreeOperands) -> tuple[Definition, ...]:
 
 
 def layer_powers(parts: TreeOperands, side: Side, level: int, copies: int) -> Powers:
-    """The scale groups of so many copies of a layer's tensor: T is linear in D and square in P."""
+    """The scale groups of so many copies of a layer's tensor: T is linear in D and square in P.
+
+    Args:
+        parts: The models' trees.
+        side: The model.
+        level: The layer's level in its tree.
+        copies: How often the tensor is in a product.
+    """
     if parts.is_dense(side, level):
         return ((layer_tensor(side, level), copies),)
     return ((output_factor(side, level), copies), (leg_factor(side, level), 2 * copies))
