@@ -33,9 +33,10 @@ from tnsim.sessions import remembered
 class MomentNodes(NamedTuple):
     """Where a plan is run, and how its runs are added up: `E = sum_j w_j F(t_j)`.
 
-    points: Variances t_j of the constant. A run has the second moment C + t_j m m^T.
-    weights: w_j, what each run counts.
-    magnification: How many times the runs' rounding is enlarged in the sum.
+    Args:
+        points: Variances t_j of the constant. A run has the second moment C + t_j m m^T.
+        weights: w_j, what each run counts.
+        magnification: How many times the runs' rounding is enlarged in the sum.
     """
 
     points: tuple[float, ...]

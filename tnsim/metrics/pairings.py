@@ -41,10 +41,11 @@ class Leg(NamedTuple):
 class Joining:
     """One orbit of joinings.
 
-    weight: How often it counts: the joinings in the orbit, times He_k(1) for k capped legs.
-    pairs: Legs that a representative joins, with the second moment of what they read.
-    capped: Legs that it hands to the mean.
-    symmetrised: Sides whose tensor is to be averaged over all orders of its legs first.
+    Args:
+        weight: How often it counts: the joinings in the orbit, times He_k(1) for k capped legs.
+        pairs: Legs that a representative joins, with the second moment of what they read.
+        capped: Legs that it hands to the mean.
+        symmetrised: Sides whose tensor is to be averaged over all orders of its legs first.
     """
 
     weight: float

@@ -30,10 +30,11 @@ class Bond(NamedTuple):
 class JoinedLegs(NamedTuple):
     """A way to join bonds, down to the input legs.
 
-    weight: How often it counts.
-    pairs: Input legs that are joined.
-    capped: Input legs that are handed to the mean.
-    symmetrised: Copies of layers whose legs are to be symmetrised.
+    Args:
+        weight: How often it counts.
+        pairs: Input legs that are joined.
+        capped: Input legs that are handed to the mean.
+        symmetrised: Copies of layers whose legs are to be symmetrised.
     """
 
     weight: float = 1.0

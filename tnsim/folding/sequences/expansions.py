@@ -28,9 +28,10 @@ from tnsim.names import MASK, SLOTS, STREAM, Slot
 class Frame(NamedTuple):
     """One summand of a sum over positions.
 
-    wick: Expectations of products of legs, at the positions of the frame.
-    sums: Arrays by which they have to be multiplied to sum over keys.
-    pattern: Which positions coincide; None for all positions in one frame.
+    Args:
+        wick: Expectations of products of legs, at the positions of the frame.
+        sums: Arrays by which they have to be multiplied to sum over keys.
+        pattern: Which positions coincide; None for all positions in one frame.
     """
 
     wick: Wick

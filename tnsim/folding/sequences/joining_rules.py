@@ -35,10 +35,11 @@ from tnsim.names import STREAM
 class Rule(NamedTuple):
     """Which two legs may be joined.
 
-    name: For the names of definitions.
-    joins: Whether a leg may be joined with another.
-    with_constants: Whether every leg has a partner, and two joined legs count by `C + m m^T`
-        instead of by C.
+    Args:
+        name: For the names of definitions.
+        joins: Whether a leg may be joined with another.
+        with_constants: Whether every leg has a partner, and two joined legs count by `C + m m^T`
+            instead of by C.
     """
 
     name: str
@@ -76,11 +77,12 @@ STREAM_ACROSS = Rule("stream", _stream_across)
 class MetricRules(NamedTuple):
     """The rules of a metric.
 
-    within: For one layer alone, for its mean.
-    across: For a layer of the bra and one of the ket.
-    stream: For the residual stream of one and the layer of the other.
-    gaussian: Whether the metric asks for expectations, and joins legs of one layer too.
-    symmetrised: Whether joinings across are averaged over the permutations of a layer's legs.
+    Args:
+        within: For one layer alone, for its mean.
+        across: For a layer of the bra and one of the ket.
+        stream: For the residual stream of one and the layer of the other.
+        gaussian: Whether the metric asks for expectations, and joins legs of one layer too.
+        symmetrised: Whether joinings across are averaged over the permutations of a layer's legs.
     """
 
     within: Rule

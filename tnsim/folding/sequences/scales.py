@@ -27,9 +27,10 @@ Powers = tuple[tuple[str, int], ...]
 class Scales(NamedTuple):
     """The scale groups of a comparison.
 
-    models: The models that are compared.
-    tracked: Pairs whose covariances are carried from step to step.
-    by_model: Whether all values of a model share one scale; otherwise those of a pair do.
+    Args:
+        models: The models that are compared.
+        tracked: Pairs whose covariances are carried from step to step.
+        by_model: Whether all values of a model share one scale; otherwise those of a pair do.
     """
 
     models: tuple[ModelName, ...]
