@@ -120,7 +120,9 @@ def block(
     """
     with execution.precision():
         values, log = _all(models, space, metric, dtype)
-        log = (log if exponents.ndim == 1 else log[:, None]) + exponents * np.log(2)
+        if exponents.ndim == 2:  # of every output
+            log = log[:, None]
+        log = log + exponents * np.log(2)
         lengths = _lengths(values)
         if weights is None:
             return Block(values, log, lengths, lengths)
@@ -205,10 +207,15 @@ def _all(
         stack = jax.tree.map(lambda *x: np.stack(x, dtype=dtype), *lifted)
         values, scale = _features(spread(stack), root, space)
         order += members
-        found.append(values if len(values) == len(members) else values[: len(members)])
+        if len(values) > len(members):  # repeated to fill the devices
+            values = values[: len(members)]
+        found.append(values)
         scales.append(np.asarray(scale[: len(members)], np.float64))
-    values = jnp.concatenate(found)[np.argsort(order)] if len(found) > 1 else found[0]
-    return values, np.log(np.concatenate(scales)[np.argsort(order)])
+    back = np.argsort(order)
+    values = found[0]
+    if len(found) > 1:  # one group is in order already, and copying it takes memory
+        values = jnp.concatenate(found)[back]
+    return values, np.log(np.concatenate(scales)[back])
 
 
 @partial(jax.jit, static_argnames="space")

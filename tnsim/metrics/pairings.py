@@ -62,7 +62,10 @@ def straight(order: int, symmetrised: bool) -> tuple[Joining, ...]:
     every leg (paper, appendix A.2).
     """
     pairs = tuple((Leg("A", i), Leg("B", i)) for i in range(order))
-    return (Joining(1.0, pairs, symmetrised=("B",) if symmetrised and order > 1 else ()),)
+    averaged: tuple[Side, ...] = ()
+    if symmetrised and order > 1:
+        averaged = ("B",)
+    return (Joining(1.0, pairs, symmetrised=averaged),)
 
 
 @remembered
@@ -114,7 +117,9 @@ def gaussian_mean(order: int, centred: bool) -> tuple[Joining, ...]:
 @remembered
 def hermite_at_one(k: int) -> int:
     """He_k(1), by He_{k+1}(z) = z He_k(z) - k He_{k-1}(z)."""
-    return 1 if k < 2 else hermite_at_one(k - 1) - (k - 1) * hermite_at_one(k - 2)
+    if k < 2:
+        return 1
+    return hermite_at_one(k - 1) - (k - 1) * hermite_at_one(k - 2)
 
 
 def _numbers_of_caps(legs: int, centred: bool) -> range:
