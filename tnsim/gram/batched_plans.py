@@ -97,7 +97,7 @@ def intermediate_bytes(plan: Plan) -> int:
     return max(1, plan.array_bytes - plan.input_bytes)
 
 
-def side(plan: Plan, models: int) -> int:
+def batch_side(plan: Plan, models: int) -> int:
     """How many models a side run together, dividing `models` evenly.
 
     As many as keep a device busy: on a CPU their intermediates should stay in its caches
@@ -202,7 +202,7 @@ def _batches(
         (rows, columns, products), the products still on the device.
     """
     family, plan = _planned(bra[0], ket[0], setting)
-    together = side(plan, size)
+    together = batch_side(plan, size)
 
     def stacks(name: Side, models: Sequence[Model]) -> Iterator[tuple[slice, Any]]:
         for i in range(0, len(models), together):
@@ -234,7 +234,7 @@ def _paired(pairs: Sequence[tuple[Model, Model | None]], setting: Setting) -> li
     for members in groups.values():
         a, b = pairs[members[0]]
         family, plan = _planned(a, b, setting)
-        together = side(plan, len(members))
+        together = batch_side(plan, len(members))
         (pair,) = SELF if b is None else CROSS
         for i in range(0, len(members), together):
             at = members[i : i + together]

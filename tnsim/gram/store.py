@@ -33,7 +33,7 @@ from tnsim.gram import store_metadata as metadata
 from tnsim.gram.layout import Layout, Record, Spec
 
 LOG = "computed.log"
-_SHOWN = 5  # damaged records that a message names
+_SHOWN = 5  # labels that a message names
 
 
 class State(Enum):

@@ -19,7 +19,7 @@ from tnsim.engine.log_scaled import LogScaled
 from tnsim.errors import ExecutorError, TnsimError
 from tnsim.folding import features
 from tnsim.folding.feature_space import Space
-from tnsim.gram import batched_plans as recursion
+from tnsim.gram import batched_plans
 from tnsim.gram.batched_plans import Setting, Terms
 from tnsim.gram.sources import Entry
 from tnsim.models.differences import by_differences
@@ -27,7 +27,7 @@ from tnsim.models.model import Model, terms
 from tnsim.models.scaling import scaled
 from tnsim.sessions import session
 
-Block = features.Block | recursion.Block
+Block = features.Block | batched_plans.Block
 _WORKER = "worker"
 
 
@@ -36,7 +36,7 @@ class Job(NamedTuple):
 
     Args:
         setting: What is the same for all pairs.
-        space: That of the features; None for the recursion.
+        space: That of the features; None for the batched_plans.
         size: Models a side of a tile.
         keep_bytes: How much of what is prepared is kept, beyond the last two blocks.
         key: Names this run and no other.
@@ -63,7 +63,7 @@ def norms(job: Job, entries: tuple[Entry, ...]) -> LogScaled:
     block = _block(job, entries)
     if isinstance(block, features.Block):
         return _checked(features.norms(block, job.setting.per_output), job)
-    return _checked(recursion.norms(block, job.setting), job)
+    return _checked(batched_plans.norms(block, job.setting), job)
 
 
 def tile(job: Job, rows: tuple[Entry, ...], columns: tuple[Entry, ...]) -> LogScaled:
@@ -80,8 +80,8 @@ def tile(job: Job, rows: tuple[Entry, ...], columns: tuple[Entry, ...]) -> LogSc
     second = first if rows == columns else _block(job, columns)
     if isinstance(first, features.Block) and isinstance(second, features.Block):
         return _checked(features.products(first, second, job.setting.per_output), job)
-    assert isinstance(first, recursion.Block) and isinstance(second, recursion.Block)
-    return _checked(recursion.products(first, second, job.setting, job.size), job)
+    assert isinstance(first, batched_plans.Block) and isinstance(second, batched_plans.Block)
+    return _checked(batched_plans.products(first, second, job.setting, job.size), job)
 
 
 def _block(job: Job, entries: tuple[Entry, ...]) -> Block:
@@ -96,13 +96,13 @@ def _block(job: Job, entries: tuple[Entry, ...]) -> Block:
 
 
 def _prepared(job: Job, entries: tuple[Entry, ...]) -> Block:
-    """The block of some models: their features, or themselves for the recursion."""
+    """The block of some models: their features, or themselves for the batched_plans."""
     models, combined = _terms(entries, job.setting.dtype)
     parts = [scaled(model, job.setting.per_output) for model in models]
     models = tuple(part.model for part in parts)
     exponents = np.array([part.exponent for part in parts])
     if job.space is None:
-        return recursion.Block(models, exponents, combined)
+        return batched_plans.Block(models, exponents, combined)
     single_terms = combined.index.shape[1] == 1 and (combined.coefficients == 1).all()
     plain = single_terms and len(models) == len(entries)
     weights = None if plain else _dense(combined, len(models))
