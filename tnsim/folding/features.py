@@ -199,7 +199,7 @@ def _all(
     groups: dict[tuple[LayerKind, ...], list[int]] = {}
     for n, model in enumerate(models):
         groups.setdefault(kinds(model), []).append(n)
-    order, found, scales = [], [], []
+    order, blocks, scales = [], [], []
     for members in groups.values():
         lifted = []
         for n in members:
@@ -209,12 +209,12 @@ def _all(
         order += members
         if len(values) > len(members):  # repeated to fill the devices
             values = values[: len(members)]
-        found.append(values)
+        blocks.append(values)
         scales.append(np.asarray(scale[: len(members)], np.float64))
     back = np.argsort(order)
-    values = found[0]
-    if len(found) > 1:  # one group is in order already, and copying it takes memory
-        values = jnp.concatenate(found)[back]
+    values = blocks[0]
+    if len(blocks) > 1:  # one group is in order already, and copying it takes memory
+        values = jnp.concatenate(blocks)[back]
     return values, np.log(np.concatenate(scales)[back])
 
 
