@@ -13,20 +13,13 @@ import math
 from dataclasses import dataclass
 from functools import cached_property
 
-from tnsim.engine import plan_text
+from tnsim.engine import plan_memory, plan_text
 from tnsim.engine.documents import opened, sealed
 from tnsim.engine.dtypes import ITEM_BYTES
 from tnsim.engine.piece import Piece
 from tnsim.errors import CheckpointError
 
 FORMAT = 2
-
-# Measured by benchmarks/memory.py. A matrix product packs its operands in blocks, and XLA orders
-# operations of its own, in long programs rather differently.
-SLACK, LONG_SLACK, LONG = 1.08, 1.4, 120
-# What compiling takes: once, for every loop that is compiled (matrix products are library calls),
-# and once more where runs are repeated, for what is set up between them.
-PROGRAM_BYTES, LOOP_BYTES, REPEATING_BYTES = 46 * 2**20, 330 * 2**10, 36 * 2**20
 
 
 @dataclass(frozen=True)
@@ -115,23 +108,7 @@ class Plan:
 
         Alive are the weights, values kept for a later stage, and those of the stage that runs.
         """
-        # The last stage that reads each value; what is asked for is read after all of them.
-        last: dict[str, int] = {}
-        for n, stage in enumerate(self.stages):
-            last |= dict.fromkeys(stage.inputs, n)
-        last |= dict.fromkeys(self.outputs, len(self.stages))
-        alive = {name: math.prod(shape) for name, shape in self.shapes.items()}
-        peak = sum(alive.values())
-        for n, stage in enumerate(self.stages):
-            piece, read = self.pieces[stage.piece], set(stage.inputs)
-            waiting = sum(size for name, size in alive.items() if name not in read)
-            peak = max(peak, waiting + piece.peak_elements)
-            for name, output in zip(stage.outputs, piece.outputs, strict=True):
-                alive[name] = math.prod(piece.value_shapes[output])
-            for name in (*stage.inputs, *stage.outputs):
-                if last.get(name, n) == n and name not in self.shapes:
-                    alive.pop(name, None)
-        return peak
+        return plan_memory.peak_elements(self)
 
     @property
     def peak_bytes(self) -> int:
@@ -140,16 +117,12 @@ class Plan:
         Weights laid out in NumPy are let go one by one as they are put on the device, so they
         count once.
         """
-        longest = max((piece.length for piece in self.pieces), default=0)
-        slack = LONG_SLACK if longest > LONG else SLACK
-        return math.ceil(slack * self.array_bytes)
+        return plan_memory.allocated_bytes(self)
 
     @property
     def program_bytes(self) -> int:
         """Bytes that compiling takes, the first time in a process: XLA itself, and its programs."""
-        loops = sum(piece.loops for piece in self.pieces)
-        repeating = REPEATING_BYTES if self.runs > 1 else 0
-        return PROGRAM_BYTES + LOOP_BYTES * loops + repeating
+        return plan_memory.program_bytes(self)
 
     @property
     def input_bytes(self) -> int:

@@ -21,7 +21,8 @@ from typing import TypeAlias
 from tnsim.engine import execution
 from tnsim.engine.pathfinding import CACHED, WRITING
 from tnsim.engine.piece import Piece
-from tnsim.engine.plan import PROGRAM_BYTES, Plan
+from tnsim.engine.plan import Plan
+from tnsim.engine.plan_memory import PROGRAM_BYTES
 from tnsim.folding import feature_space
 from tnsim.folding.feature_space import Space
 from tnsim.gram import batched_plans
