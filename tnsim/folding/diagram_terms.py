@@ -75,6 +75,20 @@ def write(
 
     Returns:
         Operands by the names of `tree_operands`; every index but `OUTPUT` is summed.
+
+    Example:
+        One bilinear layer with itself, both legs across: E = sum_hg K[h, g] G[h, g] G[h, g].
+
+        >>> from tnsim.metrics.input_moments import InputKind
+        >>> from tnsim.tensors.kinds import LayerKind
+        >>> kind = LayerKind("Bilinear", ("LEFT", "RIGHT"), "DOWN", d_in=2, d_out=2, rank=5)
+        >>> parts = TreeOperands({"A": (kind,)}, InputKind(True, "identity"), False, 1)
+        >>> across = Diagram(2, ((0, 1), (0, 1)))
+        >>> [operand.name for operand in write(parts, Pair("A", "A"), across, "units", False)]
+        ['G.AA', 'G.AA', 'K.AA']
+
+    Source:
+        Paper, section 2.3 and appendix A.3: a Wick diagram.
     """
     if form in ("units", "matrices"):
         return _over_units(parts, pair, diagram, form == "matrices", per_output)
