@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -17,6 +18,7 @@ from oracles import bilinear
 from sample_runs import blocks
 
 import tnsim
+from tnsim.gram.digests import metric_parameters
 from tnsim.metrics.pairings import Joining, Leg, straight
 from tnsim.models.arrays import pytree
 
@@ -226,6 +228,30 @@ def test_all_pairs_under_a_metric_from_outside(rng, metric):
     product = tnsim.inner(*models, metric)
     assert result.log_inner[0, 1] == pytest.approx(np.log(abs(product)))
     assert result.similarity[0, 1] == pytest.approx(tnsim.similarity(*models, metric))
+
+
+@pytree
+@dataclasses.dataclass(frozen=True, eq=False)
+class Weighted(Crossed):
+    """A metric from outside with numbers of its own."""
+
+    weights: Any = None
+
+
+def test_a_store_tells_the_numbers_of_a_metric_from_outside(rng):
+    """Arrays so long that they are printed with an ellipsis."""
+    weights = rng.standard_normal(5000)
+    first, second = Weighted(weights), Weighted(np.where(np.arange(5000) == 2500, 0.0, weights))
+    assert repr(first) == repr(second)
+    assert metric_parameters(first) == metric_parameters(Weighted(weights.copy()))
+    assert metric_parameters(first) != metric_parameters(second)
+
+
+def test_sequences_refuse_a_metric_that_joins_legs_in_its_own_way(rng):
+    model = tnsim.Model([bilinear(rng, 3, 4, 2)], n_ctx=2)
+    said = "Crossed joins legs in a way of its own, which is known for models of vectors only"
+    with pytest.raises(tnsim.ModelError, match=said):
+        tnsim.similarity(model, model, Crossed())
 
 
 def test_what_is_no_metric_is_refused(rng):

@@ -69,10 +69,12 @@ def bias_of(role: str) -> str:
 
 
 def layer_tag(layer: int) -> str:
+    """Tag of the tensors of one layer in a network."""
     return f"LAYER{layer}"
 
 
 def copy_tag(copy: int) -> str:
+    """Tag of the tensors of one copy of a layer."""
     return f"COPY{copy}"
 
 
@@ -87,17 +89,12 @@ def bond_index(side: str, layer: int, copy: int) -> str:
 
 
 def inner_index(side: str, layer: int, copy: int, name: str) -> str:
-    """Index inside one copy of a layer.
-
-    The hyperindex `hidden` of a bilinear one, positions and heads of attention.
-    """
+    """Index inside one copy of a layer: the hidden units of a bilinear one, heads of attention."""
     return f"{side}_{name}{layer}_{copy}"
 
 
 def role_index(side: str, layer: int, copy: int, leg: int) -> str:
-    """Index over the roles (left and right, or q1 to v) that the symmetriser of one copy
-    permutes.
-    """
+    """Index over the roles, left and right or q1 to v, that a copy's symmetriser permutes."""
     return f"{side}_role{layer}_{copy}_{leg}"
 
 

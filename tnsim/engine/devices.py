@@ -25,8 +25,9 @@ def mesh() -> Mesh:
 
 
 def spread(tree: Any) -> Any:
-    """Arrays with their first axis divided over the devices, padded with repetitions of the last
-    entry to a multiple of them.
+    """Arrays with their first axis divided over the devices.
+
+    It becomes a multiple of their number: the last entry is repeated to fill it.
     """
     return jax.device_put(jax.tree.map(_padded, tree), NamedSharding(mesh(), BY_MODEL))
 
@@ -38,8 +39,6 @@ def replicated(tree: Any) -> Any:
 
 def _padded(array: Any) -> Any:
     missing = -len(array) % mesh().size
-    return (
-        jax.numpy.concatenate([array, jax.numpy.repeat(array[-1:], missing, axis=0)])
-        if missing
-        else array
-    )
+    if not missing:
+        return array
+    return jax.numpy.concatenate([array, jax.numpy.repeat(array[-1:], missing, axis=0)])

@@ -36,7 +36,12 @@ def contribution(mantissa: Any, log: Any) -> LogScaled:
 
 
 def times(value: LogScaled, factor: Any, log: Any = 0.0) -> LogScaled:
-    """`factor * exp(log) * value`; factors broadcast against mantissas, logarithms too."""
+    """`factor * exp(log) * value`; factors broadcast against mantissas, logarithms too.
+
+    Example:
+        >>> float(times(contribution(np.array(2.0), np.array(0.0)), -3.0).size)
+        6.0
+    """
     size = abs(factor) * value.size
     return LogScaled(factor * value.mantissa, over_outputs(value.log, log) + log, size)
 
@@ -45,6 +50,7 @@ def add(parts: Sequence[LogScaled]) -> LogScaled:
     """Their sum, in the scale of the largest, pair by pair."""
     if len(parts) == 1:
         return parts[0]
+    # In the largest scale no factor exceeds 1; a part far smaller becomes 0, which it is beside it.
     log = parts[0].log
     for part in parts[1:]:
         log = library_of(log).maximum(log, part.log)

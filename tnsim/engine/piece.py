@@ -120,10 +120,10 @@ class Piece:
     @property
     def contractions(self) -> int:
         """Pairwise contractions, those of a loop body once."""
-        found = 0
+        contractions = 0
         for op, cost in zip(self.operations, self.costs, strict=True):
-            found += op.body.contractions if op.body is not None else cost > 0
-        return found
+            contractions += op.body.contractions if op.body is not None else cost > 0
+        return contractions
 
     @cached_property
     def written_elements(self) -> int:

@@ -13,7 +13,7 @@ import math
 from dataclasses import dataclass
 from functools import cached_property
 
-from tnsim.engine import plan_text
+from tnsim.engine import plan_memory, plan_text
 from tnsim.engine.documents import opened, sealed
 from tnsim.engine.dtypes import ITEM_BYTES
 from tnsim.engine.piece import Piece
@@ -21,20 +21,17 @@ from tnsim.errors import CheckpointError
 
 FORMAT = 2
 
-# Measured by benchmarks/memory.py. A matrix product packs its operands in blocks, and XLA orders
-# operations of its own, in long programs rather differently.
-SLACK, LONG_SLACK, LONG = 1.08, 1.4, 120
-# What compiling takes: once, for every loop that is compiled (matrix products are library calls),
-# and once more where runs are repeated, for what is set up between them.
-PROGRAM_BYTES, LOOP_BYTES, REPEATING_BYTES = 46 * 2**20, 330 * 2**10, 36 * 2**20
-
 
 @dataclass(frozen=True)
 class PlanStage:
-    """One run of a piece: names of its inputs and outputs, and the scale groups it renormalises.
+    """One run of a piece.
 
-    `degrees[group]` is the factor by which the logarithm of a group grows in this stage; `groups`
-    lists the groups that the piece's `scales` stand for.
+    Args:
+        piece: Its number in the plan.
+        inputs: Names of the arrays that it reads.
+        outputs: Names of those that it hands out.
+        groups: The scale groups that the piece's `scales` stand for.
+        degrees: (scale group, factor) by which the logarithm of a scale grows in this stage.
     """
 
     piece: int
@@ -46,14 +43,30 @@ class PlanStage:
 
 @dataclass(frozen=True)
 class Plan:
-    """What would run for the inner products of two models under one metric; shapes only, no
-    numbers.
+    """What would run for the inner products of two models: shapes only, no numbers.
 
-    Costs are those of all `outputs` together, each run `runs` times: an exact deep metric of
-    models with constants or of inputs with a mean runs its whole plan at several values of an
-    auxiliary variance (see `folding.whole_tree.moment_nodes`). `scales` gives, per output, the
-    scale groups whose logarithms make up its own. `exact` repeats the metric's guarantee for
-    models of this depth.
+    Made by `tnsim.plan`. Its costs are those of all outputs together.
+
+    Args:
+        metric: Name of the metric.
+        exact: Whether its definition is met exactly for models of this depth.
+        dtype: Precision of the computation, "float64" or "float32".
+        diagrams: Terms that the inner products are sums of.
+        pieces: The programs that its stages run.
+        stages: In the order in which they run.
+        shapes: Of every array that is read: weights, moments, constants.
+        outputs: Names of the inner products: `AB` is `<a|b>`, `AA` and `BB` are squared norms.
+        scales: For every output, the (scale group, power) pairs whose logarithms make up its own.
+        searched_with: What its contraction paths were found with.
+        runs: How often all of it is run. An exact deep metric takes several runs where models have
+            constants or inputs a mean: one for every value of an auxiliary variance.
+
+    Example:
+        >>> import numpy as np, tnsim
+        >>> model = tnsim.Model([tnsim.Bilinear(*[np.eye(2)] * 3)])
+        >>> plan = tnsim.plan(model, model)
+        >>> plan.outputs, plan.runs, plan.exact
+        (('AB',), 1, True)
     """
 
     metric: str
@@ -86,32 +99,16 @@ class Plan:
 
     @property
     def contractions(self) -> int:
-        """Distinct pairwise contractions.
-
-        Every piece is counted once, however many stages run it.
-        """
+        """Distinct pairwise contractions: a piece counts once, however many stages run it."""
         return sum(piece.contractions for piece in self.pieces)
 
     @cached_property
     def peak_elements(self) -> int:
         """Largest number of elements alive at once.
 
-        Weights, values kept between stages, the stage that runs.
+        Alive are the weights, values kept for a later stage, and those of the stage that runs.
         """
-        last = {name: n for n, stage in enumerate(self.stages) for name in stage.inputs}
-        last |= dict.fromkeys(self.outputs, len(self.stages))
-        alive = {name: math.prod(shape) for name, shape in self.shapes.items()}
-        peak = sum(alive.values())
-        for n, stage in enumerate(self.stages):
-            piece, read = self.pieces[stage.piece], set(stage.inputs)
-            waiting = sum(size for name, size in alive.items() if name not in read)
-            peak = max(peak, waiting + piece.peak_elements)
-            for name, output in zip(stage.outputs, piece.outputs, strict=True):
-                alive[name] = math.prod(piece.value_shapes[output])
-            for name in (*stage.inputs, *stage.outputs):
-                if last.get(name, n) == n and name not in self.shapes:
-                    alive.pop(name, None)
-        return peak
+        return plan_memory.peak_elements(self)
 
     @property
     def peak_bytes(self) -> int:
@@ -120,19 +117,12 @@ class Plan:
         Weights laid out in NumPy are let go one by one as they are put on the device, so they
         count once.
         """
-        longest = max((piece.length for piece in self.pieces), default=0)
-        slack = LONG_SLACK if longest > LONG else SLACK
-        return math.ceil(slack * self.array_bytes)
+        return plan_memory.allocated_bytes(self)
 
     @property
     def program_bytes(self) -> int:
-        """Bytes that compiling takes, the first time in a process.
-
-        What XLA works with, and the programs.
-        """
-        loops = sum(piece.loops for piece in self.pieces)
-        repeating = REPEATING_BYTES if self.runs > 1 else 0
-        return PROGRAM_BYTES + LOOP_BYTES * loops + repeating
+        """Bytes that compiling takes, the first time in a process: XLA itself, and its programs."""
+        return plan_memory.program_bytes(self)
 
     @property
     def input_bytes(self) -> int:

@@ -59,10 +59,12 @@ class Arithmetic(NamedTuple):
 
     @property
     def text(self) -> str:
+        """What is computed, in words."""
         return f"polynomials of degree {self.degree:.3g} in {self.dtype}"
 
     @property
     def advice(self) -> str:
+        """What gives more digits, where anything does."""
         return "; use dtype='float64'" if self.dtype == "float32" else ""
 
 
@@ -90,7 +92,9 @@ def cosine(product: LogScaled, bra: LogScaled, ket: LogScaled, arithmetic: Arith
     norms = library.sqrt(bra.mantissa) * library.sqrt(ket.mantissa)
     factor = library.exp(logs[0] - (logs[1] + logs[2]) / 2) / norms
     rounding = arithmetic.rounding + _LOG_EPS * sum(abs(log) for log in logs)
+    # rho of both norms: how many times larger their terms are than what is left of them
     magnified = bra.size / bra.mantissa, ket.size / ket.mantissa
+    # The bound of the error of AB, in units of u sqrt(AA BB)
     direct = library.maximum(product.size * factor, library.sqrt(magnified[0] * magnified[1]))
     # 1 / sqrt((1 - x) (1 - y)) - 1 <= (x + y) / 2 / (1 - max(x, y)) for relative errors x and y
     worst = rounding * library.maximum(*magnified)
@@ -150,7 +154,20 @@ def clipped(cosines: Cosine) -> Any:
 
 
 def report(error: float, what: str, arithmetic: Arithmetic, stacklevel: int) -> None:
-    """Refuse a cosine without digits, warn of a visible error: `refuse`, then `warn`."""
+    """Refuse a cosine without digits, warn of a visible error.
+
+    Args:
+        error: Bound of the cosine's absolute error.
+        what: The cosine, as the subject of a sentence.
+        arithmetic: What it was computed with.
+        stacklevel: Of the warning, as for `warnings.warn`.
+
+    Raises:
+        ResultError: See `refuse`.
+
+    Warns:
+        PrecisionWarning: See `warn`.
+    """
     refuse(error, what, arithmetic)
     warn(error, what, arithmetic, stacklevel + 1)
 

@@ -44,7 +44,12 @@ Form = Literal["factors", "units", "dense", "matrices"]
 
 
 def forms(parts: TreeOperands) -> tuple[Form, ...]:
-    """The ways in which every diagram of these models can be written."""
+    """The ways in which every diagram of these models can be written.
+
+    Args:
+        parts: The models' trees. Attention, and layers of more than two legs, have no factors: with
+            one of them all diagrams are dense.
+    """
     for side in parts.models:
         if any(parts.is_dense(side, level) for level in range(parts.depth(side))):
             return ("dense",)
@@ -67,6 +72,23 @@ def write(
         diagram: The edges between first-layer nodes.
         form: What the product is written over.
         per_output: Whether the output index stays open.
+
+    Returns:
+        Operands by the names of `tree_operands`; every index but `OUTPUT` is summed.
+
+    Example:
+        One bilinear layer with itself, both legs across: E = sum_hg K[h, g] G[h, g] G[h, g].
+
+        >>> from tnsim.metrics.input_moments import InputKind
+        >>> from tnsim.tensors.kinds import LayerKind
+        >>> kind = LayerKind("Bilinear", ("LEFT", "RIGHT"), "DOWN", d_in=2, d_out=2, rank=5)
+        >>> parts = TreeOperands({"A": (kind,)}, InputKind(True, "identity"), False, 1)
+        >>> across = Diagram(2, ((0, 1), (0, 1)))
+        >>> [operand.name for operand in write(parts, Pair("A", "A"), across, "units", False)]
+        ['G.AA', 'G.AA', 'K.AA']
+
+    Source:
+        Paper, section 2.3 and appendix A.3: a Wick diagram.
     """
     if form in ("units", "matrices"):
         return _over_units(parts, pair, diagram, form == "matrices", per_output)
@@ -128,6 +150,7 @@ def _over_layers(
     parts: TreeOperands, pair: Pair, diagram: Diagram, dense: bool
 ) -> tuple[Operand, ...]:
     """Layer tensors of both trees, from the outputs down, then the moments along the edges."""
+    # Two trees hang from one index, as outputs meet outputs.
     merged = Merge()
     operands: list[Operand] = []
     for slot, side in zip(SLOTS, pair, strict=True):
@@ -149,6 +172,8 @@ def _over_layers(
         else:
             free_legs[number] = [bond]
 
+    # Legs of a node are alike, so an edge may take whichever is free. A node whose loop took both
+    # legs has none, and its loop is done.
     for u, v in diagram.edges:
         if u in free_legs:
             ends = free_legs[u].pop(), free_legs[v].pop()
@@ -169,6 +194,8 @@ def _over_units(
     free_legs: dict[str, list[str]] = {}
     for slot, side in zip(SLOTS, pair, strict=True):
         for node in _upper_nodes(slot, parts.trees[side]):
+            # A hidden unit multiplies its branches. Each is a factor of its own: the unit's row
+            # P[h, :] with all that hangs below.
             for child in node.legs:
                 if child in looped:
                     operands.append(Operand(unit_to_mean(side), (node.bond,)))
@@ -197,7 +224,7 @@ def _over_units(
 
 
 def _along_edge(one: _Bottom, two: _Bottom) -> Operand:
-    """G between the units of two nodes; there is G.AB, and no G.BA."""
+    """G between the units of two nodes; G.AB is kept, and G.BA is its transpose."""
     if one.side > two.side:
         one, two = two, one
     return Operand(units_along_edge(Pair(one.side, two.side)), (one.bond, two.bond))

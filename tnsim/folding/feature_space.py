@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from tnsim.metrics.metric import joins_legs, layer_by_layer
-from tnsim.metrics.pairings import Joining, gaussian, straight
 from tnsim.metrics.protocol import Metric
-from tnsim.tensors.kinds import LayerKind
+from tnsim.metrics.ways import Way, way_of
+from tnsim.tensors.kinds import LayerKind, nonlinear
 
 _LARGEST = 2**24  # numbers in a vector of a combination, 128 MiB
 AT_ONCE = 4  # models whose quadratic forms are in flight at the same time
 
-Joins = Callable[[int, int, bool], tuple[Joining, ...]]
-_ASKED = tuple(itertools.product((1, 2), (1, 2), (True, False)))  # orders of layers, centred
-
 
 class Space(NamedTuple):
-    """Which numbers a feature vector holds; one space for all models of a run. Hashable."""
+    """Which numbers a feature vector holds; one space for all models of a run. Hashable.
+
+    Args:
+        d_in: Coordinates of the input.
+        d_out: Vectors that a model has, one for each output.
+        quadratic: Whether models are of degree two, else of degree one.
+        lifted: Whether there is a constant, before the coordinates of the input.
+        gaussian: Hermite coefficients under a Gaussian; else entries of the tensor.
+        symmetric: The tensor is symmetric, and its upper half is enough.
+    """
 
     d_in: int
     d_out: int
@@ -31,6 +37,8 @@ class Space(NamedTuple):
     @property
     def length(self) -> int:
         """Numbers per output."""
+        # Among Hermite coefficients constants and linear terms are numbers of their own; among the
+        # entries of a tensor they are its rows and columns at the constant coordinate.
         d = self.d_in + (self.lifted and not self.gaussian)
         square = d * (d + 1) // 2 if self.symmetric else d * d
         if not self.gaussian:
@@ -70,50 +78,30 @@ def space(
 
     Args:
         models: Kinds of layers, model by model.
-        metric: Any; what it answers for layers of one and two legs decides.
+        metric: Any; its way of joining legs decides.
         sequences: Whether the models read sequences.
 
     Returns:
         The space. None where a model is no quadratic polynomial, or where the metric joins legs in
         a way that is no dot product known here.
     """
-    layers = [kind for model in models for kind in model]
-    bilinear = {sum(kind.order > 1 for kind in model) for model in models}
-    if sequences or max(bilinear) > 1 or max(kind.order for kind in layers) > 2:
+    layers = list(itertools.chain.from_iterable(models))
+    depths = {nonlinear(model) for model in models}
+    if sequences or max(depths) > 1 or max(kind.order for kind in layers) > 2:
         return None
-    joined = _joined(metric)
-    if joined is None:
+    way = way_of(layer_by_layer(metric, 1, (2, 2))) if joins_legs(metric) else None
+    if way is None:
         return None
-    odd_and_even = len(bilinear) > 1
+    odd_and_even = len(depths) > 1
     has_mean = getattr(metric, "mean", None) is not None
     return Space(
         models[0][0].d_in,
         models[0][-1].d_out,
-        quadratic=max(bilinear) == 1,
+        quadratic=max(depths) == 1,
         lifted=odd_and_even or has_mean or any(kind.constant for kind in layers),
-        gaussian=joined is gaussian,
-        symmetric=joined is not _as_written,
+        gaussian=way is Way.ISSERLIS,
+        symmetric=way is not Way.AS_WRITTEN,
     )
-
-
-def _joined(metric: Metric) -> Joins | None:
-    """How a metric joins legs, among the ways that are dot products of vectors; None for others."""
-    if not joins_legs(metric):
-        return None
-    layerwise = layer_by_layer(metric, 1, (2, 2))
-
-    def agrees(known: Joins) -> bool:
-        return all(layerwise.joinings(*asked) == known(*asked) for asked in _ASKED)
-
-    return next((known for known in (_as_written, _symmetrised, gaussian) if agrees(known)), None)
-
-
-def _as_written(bra: int, ket: int, centred: bool) -> tuple[Joining, ...]:
-    return straight(bra, symmetrised=False)
-
-
-def _symmetrised(bra: int, ket: int, centred: bool) -> tuple[Joining, ...]:
-    return straight(bra, symmetrised=True)
 
 
 def fits(space: Space | None) -> bool:

@@ -6,8 +6,9 @@ Such a model is a quadratic polynomial, and its inner product with any other dep
 numbers. Under a Gaussian x = m + C^(1/2) z these are the coefficients of its Hermite (chaos)
 expansion in z,
 
-    f(x) = z'Hz + 2 g'z + c,      phi = (c + tr H, 2 g, sqrt(2) H),      E<A(x), B(x)> = phi_A .
-    phi_B,
+    f(x) = z'Hz + 2 g'z + c,
+    phi  = (c + tr H, 2 g, sqrt(2) H),
+    E<A(x), B(x)> = phi_A . phi_B,
 
 which holds biases, skips, linear layers around, mean and covariance (possibly singular) exactly.
 Under the other metrics they are the entries of the lifted tensor, symmetrised for `TreeSymmetric`
@@ -41,8 +42,12 @@ from tnsim.tensors.lifted import arrays
 class Block(NamedTuple):
     """Features of some models: `values * exp(log)`, each model's largest value about one.
 
-    `log` may differ by output. Per output, `norms` are the lengths of these vectors and `sizes` the
-    sums of the lengths of the terms, the same unless the model is a combination.
+    Args:
+        values: The vectors, output by output.
+        log: Logarithms of their scales, of whole models or of every output.
+        norms: Lengths of `values`, output by output.
+        sizes: Sums of the lengths of the terms: the same unless the model is a combination, whose
+            terms may cancel.
     """
 
     values: Float[jax.Array, "models out features"]
@@ -52,6 +57,7 @@ class Block(NamedTuple):
 
     @property
     def nbytes(self) -> int:
+        """Bytes of the vectors."""
         return self.values.nbytes
 
 
@@ -65,13 +71,13 @@ def compared(
     """`<a|b>`, `<a|a>` and `<b|b>` of two combinations by their vectors, as `AB`, `AA` and `BB`.
 
     Args:
-        one, two: coefficients and models of each.
-        metric: any.
-        per_output: whether outputs are told apart.
-        dtype: precision of the computation.
+        one, two: Coefficients and models of each.
+        metric: Any.
+        per_output: Whether outputs are told apart.
+        dtype: Precision of the computation.
 
     Returns:
-        Inner products, or None where the models have no vectors or such as do not fit.
+        Inner products, (out,) or (). None where the models have no vectors or such as do not fit.
     """
     models = list({id(model): model for _, model in (*one, *two)}.values())
     common = space([kinds(model) for model in models], metric)
@@ -102,13 +108,27 @@ def block(
     metric: Metric,
     dtype: str,
 ) -> Block:
-    """Features of `2 ** exponents * models`, or of combinations of these: the rows of `weights`."""
+    """Features of `2 ** exponents * models`, or of combinations of these.
+
+    Args:
+        models: Any that the space holds.
+        exponents: Of whole models, or of every output.
+        weights: Coefficients of the combinations, one a row; None for the models themselves.
+        space: Which numbers a vector holds.
+        metric: Whose inner products dot products are.
+        dtype: Precision of the computation.
+    """
     with execution.precision():
         values, log = _all(models, space, metric, dtype)
-        log = (log if exponents.ndim == 1 else log[:, None]) + exponents * np.log(2)
+        if exponents.ndim == 2:  # of every output
+            log = log[:, None]
+        log = log + exponents * np.log(2)
         lengths = _lengths(values)
         if weights is None:
             return Block(values, log, lengths, lengths)
+        # A row is a sum of w_m exp(log_m) v_m. Its largest factor is taken out as exp(gauge), and
+        # every coefficient is split into a mantissa and a power of two, so that no factor leaves
+        # the range of a float before its logarithm is taken.
         mantissas, powers = split(weights if log.ndim == 1 else weights[:, :, None])
         logs = powers * np.log(2) + log
         gauge = logs.max(axis=1)
@@ -133,8 +153,13 @@ def norms(block: Block, per_output: bool) -> LogScaled:
 
 
 def products(rows: Block, columns: Block, per_output: bool) -> LogScaled:
-    """Inner products of every row with every column, (rows, columns) and with `per_output` (rows,
-    columns, out).
+    """Inner products of every row with every column.
+
+    The error of a dot product is about eps (|a| S_b + S_a |b|) / 2 with lengths |a|, |b| and the
+    sizes S of what the vectors are sums of; the size of the product is chosen accordingly.
+
+    Returns:
+        (rows, columns), and (rows, columns, out) where outputs are told apart.
     """
     with execution.precision():
         gram = _gram(spread(rows.values), replicated(columns.values), per_output)
@@ -165,31 +190,42 @@ def _gram(rows: Any, columns: Any, per_output: bool) -> Any:
 def _all(
     models: Sequence[Model], space: Space, metric: Metric, dtype: str
 ) -> tuple[Any, np.ndarray]:
-    """Features of all models, those of equal layers by one compiled program.
+    """Features of all models, and the logarithms of their scales.
 
-    And the logarithms of their scales.
+    Models of equal layers are stacked and go through one compiled program.
     """
     root = root_of(metric, space)
     root = None if root is None else jnp.asarray(root, dtype)
     groups: dict[tuple[LayerKind, ...], list[int]] = {}
     for n, model in enumerate(models):
         groups.setdefault(kinds(model), []).append(n)
-    order, found, scales = [], [], []
+    order, blocks, scales = [], [], []
     for members in groups.values():
-        lifted = [[arrays(layer, space.lifted) for layer in models[n].layers] for n in members]
+        lifted = []
+        for n in members:
+            lifted.append([arrays(layer, space.lifted) for layer in models[n].layers])
         stack = jax.tree.map(lambda *x: np.stack(x, dtype=dtype), *lifted)
         values, scale = _features(spread(stack), root, space)
         order += members
-        found.append(values if len(values) == len(members) else values[: len(members)])
+        if len(values) > len(members):  # repeated to fill the devices
+            values = values[: len(members)]
+        blocks.append(values)
         scales.append(np.asarray(scale[: len(members)], np.float64))
-    values = jnp.concatenate(found)[np.argsort(order)] if len(found) > 1 else found[0]
-    return values, np.log(np.concatenate(scales)[np.argsort(order)])
+    back = np.argsort(order)
+    values = blocks[0]
+    if len(blocks) > 1:  # one group is in order already, and copying it takes memory
+        values = jnp.concatenate(blocks)[back]
+    return values, np.log(np.concatenate(scales)[back])
 
 
 @partial(jax.jit, static_argnames="space")
 def _features(stack: list[dict[str, Any]], root: Any, space: Space) -> tuple[Any, Any]:
-    """Features (models, out, features) of weights stacked along a first axis of models, and their
-    scales (models,).
+    """Features (models, out, features) of stacked weights, and their scales (models,).
+
+    Args:
+        stack: Arrays of every layer by role, with a first axis of models.
+        root: See `quadratic_forms.root_of`.
+        space: Which numbers a vector holds.
     """
 
     def one(layers: list[dict[str, Any]]) -> tuple[Any, Any]:

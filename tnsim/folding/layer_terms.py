@@ -91,7 +91,7 @@ class Comparison:
         """
         if not self.metric.pairs_within_model:
             return self.pairs
-        present = {model for pair in self.pairs for model in pair}
+        present = set(itertools.chain.from_iterable(self.pairs))
         carried = []
         for pair in PAIRS:
             if set(pair) <= present and (pair.bra == pair.ket or pair in self.pairs):
@@ -176,6 +176,8 @@ class LayerTerms:
 
     def placed(self, side: Side, model: Side, symmetrised: bool) -> list[_Placed]:
         """The parts of a model's layer; symmetrised, each with its legs in every order."""
+        # P_n T is the mean over the n! orders of T's legs. Every order is a term of its own: a
+        # product of the layer's own arrays, whose parts planning may share with other terms.
         layer = self.comparison.layer(model, self.number)
         tensor = self.comparison.local(model, self.number)
         orders = [tuple(range(tensor.order))]
@@ -190,6 +192,8 @@ class LayerTerms:
 
     def term(self, joining: Joining, placed: Sequence[_Placed], outputs: tuple[str, ...]) -> Term:
         """One product: the arrays of the parts, and what joins their legs."""
+        # weight * X-part * Y-part * (S for each joined pair) * (m for each capped leg), where an
+        # index is named by the leg that it is.
         weight = joining.weight
         operands: list[Operand] = []
         ends = []  # the output index of every part

@@ -184,11 +184,15 @@ class _LayerFold:
         mixes = within and comparison.mixes_after(self.number)
         groups = []
         if within:
+            # A's scale is the root of max |S_AA|, as S_AA is of degree two in A's state. A layer of
+            # order n takes a state c times as large to one c^n times as large.
             for model in comparison.models:
                 largest = moments[Pair(model, model)] if mixes else None
                 order = comparison.order(model, self.number)
                 groups.append(ScaleGroup(model, order, largest, 2))
         if not mixes:
+            # S_AB by itself. Behind the last nonlinear layer its own scale starts afresh, degree 1;
+            # under a tree metric S'_AB is a product of n factors S_AB and of nothing else.
             degree = 1 if within else comparison.order("A", self.number)
             for pair in comparison.pairs:
                 groups.append(ScaleGroup(pair.group, degree, moments[pair], 1))

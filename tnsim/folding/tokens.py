@@ -42,6 +42,12 @@ def fold_tokens(
         shapes: Of all leaves, as `tensors.token_tables` makes them.
         pairs: The inner products asked for.
         per_output: Whether they are wanted for every output coordinate, or summed over them.
+
+    Returns:
+        A problem of one stage, whose outputs are named by their pair.
+
+    Source:
+        The definition of an expectation, with independence given the token at the output.
     """
     pairs = tuple(pairs)
     definitions: list[Definition] = []
@@ -92,6 +98,8 @@ def _attended(side: Side, kind: TokenKind, key: str, heads: tuple[str, str]) -> 
 def _means(side: Side, kind: TokenKind) -> Iterator[Definition]:
     """U and G of one model, the means given the token at the output."""
     heads = ("a", "v")
+    # U_D(x) = sum_y p[y] t_D(x, y)
+    # G[s](x) = c(x) + t_0(x, x) + sum_D REACH[s, D] U_D(x)
     table = Operand(model_leaf(side, TABLE), ("x", "k"))
     terms = [Term(1.0, (table, Operand(ONES, ("s",))))]
     if kind.attends:
@@ -113,9 +121,11 @@ def _means(side: Side, kind: TokenKind) -> Iterator[Definition]:
 
 def _before_tails(pair: Pair, kinds: tuple[TokenKind, TokenKind]) -> Definition:
     """M[k, l] = E sum_s f[s, k] g[s, l], before the linear layers after attention."""
+    # sum_x p[x] G^f[s](x) G^g[s](x), which would be all if the terms t_D were independent given x
     token = Operand(TOKENS, ("x",))
     terms = [Term(1.0, (token, _output_mean(pair.bra, "k"), _output_mean(pair.ket, "l")))]
     if all(kind.attends for kind in kinds):
+        # Those at one distance read one token: + E_y[t^f_D t^g_D] - U^f_D U^g_D
         bra_heads, ket_heads = ("a", "v"), ("b", "w")
         outputs = (
             Operand(model_leaf(pair.bra, OUTPUT), ("k", *bra_heads)),

@@ -40,7 +40,11 @@ Powers = tuple[tuple[str, int], ...]
 
 
 def layer_arrays(parts: TreeOperands) -> tuple[Definition, ...]:
-    """D and P of every nonlinear layer, or T where it comes whole; linear layers multiplied in."""
+    """D and P of every nonlinear layer, or T where it comes whole; linear layers multiplied in.
+
+    Args:
+        parts: The models' trees. So of all functions here; the formulas are in `tree_operands`.
+    """
     definitions: list[Definition] = []
     for side in parts.models:
         for level in range(parts.depth(side)):
@@ -72,6 +76,7 @@ def tensors_and_means(parts: TreeOperands) -> tuple[Definition, ...]:
         for level in range(parts.depth(side)):
             if parts.is_dense(side, level):
                 continue
+            # T[o, i, j] = sum_h D[o, h] P[h, i] P[h, j]
             powers = layer_powers(parts, side, level, copies=1)
             tensor = parts.node(side, level, "o", ("i", "j"), dense=False)
             definitions.append(
@@ -95,7 +100,14 @@ def matrices_between_units(parts: TreeOperands) -> tuple[Definition, ...]:
 
 
 def layer_powers(parts: TreeOperands, side: Side, level: int, copies: int) -> Powers:
-    """The scale groups of so many copies of a layer's tensor: T is linear in D and square in P."""
+    """The scale groups of so many copies of a layer's tensor: T is linear in D and square in P.
+
+    Args:
+        parts: The models' trees.
+        side: The model.
+        level: The layer's level in its tree.
+        copies: How often the tensor is in a product.
+    """
     if parts.is_dense(side, level):
         return ((layer_tensor(side, level), copies),)
     return ((output_factor(side, level), copies), (leg_factor(side, level), 2 * copies))
@@ -142,6 +154,8 @@ def _factors(parts: TreeOperands, side: Side, level: int) -> tuple[Definition, D
 
 def _second_moment(parts: TreeOperands, pair: Pair) -> Definition:
     """S[k, l] = W_X C W_Y^T; where C is the identity or a diagonal, the inputs share an index."""
+    # A chain, for two linear layers in the bra and one in the ket
+    #     W_2[bra2, bra1] W_1[bra1, bra0] C[bra0, ket0] V_1[ket1, ket0].
     merged = Merge()
     operands: list[Operand] = []
     ends = []
@@ -174,6 +188,8 @@ def _node_mean(parts: TreeOperands, side: Side, powers: Powers) -> Definition:
 
 def _up_the_tree(parts: TreeOperands, side: Side) -> Iterator[Definition]:
     """U of every level above the first, and u and M of what level 1 sees."""
+    # P of a level reads the output o of the level below, which D of that one writes. Summed over o,
+    # widths are gone: diagrams over units have numbers of hidden units for sizes.
     for level in range(1, parts.depth(side)):
         link = (
             Operand(leg_factor(side, level), ("h", "o")),

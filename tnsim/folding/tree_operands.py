@@ -46,42 +46,52 @@ COORDINATE = "o"
 
 
 def layer_tensor(side: Side, level: int) -> str:
+    """T of a layer."""
     return f"T.{side}{level}"
 
 
 def output_factor(side: Side, level: int) -> str:
+    """D of a layer."""
     return f"D.{side}{level}"
 
 
 def leg_factor(side: Side, level: int) -> str:
+    """P of a layer."""
     return f"P.{side}{level}"
 
 
 def second_moment(pair: Pair) -> str:
+    """S of two models, below their first nonlinear layers."""
     return f"S.{pair.group}"
 
 
 def node_mean(side: Side) -> str:
+    """m of a model, the mean of a node of level 0."""
     return f"m.{side}"
 
 
 def unit_to_unit(side: Side, level: int) -> str:
+    """U of a layer, from its units to those of the level below."""
     return f"U.{side}{level}"
 
 
 def unit_to_mean(side: Side) -> str:
+    """u of a model, from units of level 1 to the mean of a node."""
     return f"u.{side}"
 
 
 def unit_to_legs(side: Side) -> str:
+    """M of a model, from units of level 1 to the legs of a node."""
     return f"M.{side}"
 
 
 def units_along_edge(pair: Pair) -> str:
+    """G of two models, between units of level 0."""
     return f"G.{pair.group}"
 
 
 def units_at_outputs(pair: Pair) -> str:
+    """K of two models, between the units at their outputs."""
     return f"K.{pair.group}"
 
 
@@ -100,7 +110,14 @@ class Groups(NamedTuple):
 
 
 def groups(kinds: Sequence[LayerKind]) -> Groups:
-    """The layers of a model by what they belong to, from the input up."""
+    """The layers of a model by what they belong to, from the input up.
+
+    Example:
+        >>> line = LayerKind("Linear", ("WEIGHT",), None, d_in=2, d_out=2)
+        >>> square = LayerKind("Bilinear", ("LEFT", "RIGHT"), "DOWN", d_in=2, d_out=2, rank=5)
+        >>> groups([line, square, line])
+        Groups(leading=(0,), nonlinear=(NonlinearLayer(number=1, linear_after=(2,)),))
+    """
     leading: list[int] = []
     nonlinear: list[NonlinearLayer] = []
     for number, kind in enumerate(kinds):
@@ -123,10 +140,21 @@ def tree(kinds: Sequence[LayerKind]) -> Tree:
 class TreeOperands:
     """Two models as trees, and the operands that stand for the parts of a diagram.
 
-    models: Kinds of the layers of every model, from the input up.
-    inputs: Structure of the input's second moment.
-    lifted: Whether the constant is coordinate 0 of every bond.
-    n_ctx: Positions of flattened sequences, 1 for vectors.
+    Args:
+        models: Kinds of the layers of every model, from the input up.
+        inputs: Structure of the input's second moment.
+        lifted: Whether the constant is coordinate 0 of every bond.
+        n_ctx: Positions of flattened sequences, 1 for vectors.
+
+    Example:
+        >>> from tnsim.metrics.input_moments import InputKind
+        >>> kind = LayerKind("Bilinear", ("LEFT", "RIGHT"), "DOWN", d_in=2, d_out=2, rank=5)
+        >>> parts = TreeOperands({"A": (kind,)}, InputKind(True, "identity"), False, 1)
+        >>> for operand in parts.node("A", 0, "o", ("i", "j"), dense=False):
+        ...     print(operand.name, operand.indices)
+        D.A0 ('o', 'ho')
+        P.A0 ('ho', 'i')
+        P.A0 ('ho', 'j')
     """
 
     models: dict[Side, tuple[LayerKind, ...]]
@@ -136,10 +164,12 @@ class TreeOperands:
 
     @cached_property
     def groups(self) -> dict[Side, Groups]:
+        """The layers of every model by what they belong to."""
         return {side: groups(kinds) for side, kinds in self.models.items()}
 
     @cached_property
     def trees(self) -> dict[Side, Tree]:
+        """The tree of every model."""
         return {side: tree(kinds) for side, kinds in self.models.items()}
 
     def depth(self, side: Side) -> int:
@@ -172,6 +202,9 @@ class TreeOperands:
             bond: Index of the output.
             legs: Indices of the inputs.
             dense: Whether the tensor is used as a whole.
+
+        Returns:
+            T[bond, *legs], or D[bond, h] and P[h, leg] for every leg.
         """
         if dense:
             return (Operand(layer_tensor(side, level), (bond, *legs)),)
@@ -187,6 +220,9 @@ class TreeOperands:
             pair: The models that the two legs belong to.
             ends: Indices of the legs.
             merged: Takes down which indices have become one.
+
+        Returns:
+            S[ends] or C[ends], the diagonal C[end], or nothing for the identity.
         """
         if pair == Pair("B", "A"):  # only S.AB is there, and S.BA is its transpose
             pair, ends = Pair("A", "B"), (ends[1], ends[0])

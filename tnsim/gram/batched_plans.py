@@ -10,8 +10,10 @@ over distinct models.
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Sequence
+from collections import ChainMap
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -37,17 +39,21 @@ _SIDE = 16  # models a side that run together at most
 
 
 class Terms(NamedTuple):
-    """Linear combinations of models by number.
-
-    Row i is `sum_t coefficients[i, t] * models[index[i, t]]`.
-    """
+    """Linear combinations of models: row i is `sum_t coefficients[i, t] * models[index[i, t]]`."""
 
     index: Int[np.ndarray, "rows terms"]
     coefficients: Float[np.ndarray, "rows terms"]
 
 
 class Setting(NamedTuple):
-    """What is the same for all pairs of a run."""
+    """What is the same for all pairs of a run.
+
+    Args:
+        metric: How inputs are weighed.
+        per_output: Whether outputs are told apart.
+        dtype: Precision of the computation.
+        budget: For one inner product and for the memory of a tile.
+    """
 
     metric: Metric
     per_output: bool
@@ -63,9 +69,11 @@ class Block(NamedTuple):
     terms: Terms
 
     def coefficients(self) -> tuple[np.ndarray, np.ndarray]:
-        """What multiplies the model of a term, (rows, terms): mantissas and logarithms.
+        """What multiplies the model of a term, as mantissas and logarithms.
 
-        With exponents by output the logarithms are (rows, terms, out).
+        Returns:
+            Mantissas (rows, terms). Logarithms (rows, terms), or (rows, terms, out) where
+            exponents differ by output.
         """
         mantissas, powers = split(self.terms.coefficients)
         own = self.exponents[self.terms.index]
@@ -74,7 +82,9 @@ class Block(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        return sum(leaf.nbytes for leaf in jax.tree.leaves(self.models) if hasattr(leaf, "nbytes"))
+        """Bytes of the weights."""
+        leaves = jax.tree.leaves(self.models)
+        return sum(leaf.nbytes for leaf in leaves if hasattr(leaf, "nbytes"))
 
 
 def pair_plan(a: Model, b: Model | None, setting: Setting) -> Plan:
@@ -87,7 +97,7 @@ def intermediate_bytes(plan: Plan) -> int:
     return max(1, plan.array_bytes - plan.input_bytes)
 
 
-def side(plan: Plan, models: int) -> int:
+def batch_side(plan: Plan, models: int) -> int:
     """How many models a side run together, dividing `models` evenly.
 
     As many as keep a device busy: on a CPU their intermediates should stay in its caches
@@ -101,22 +111,27 @@ def side(plan: Plan, models: int) -> int:
 
 
 def norms(block: Block, setting: Setting) -> LogScaled:
-    """Squared norms of the combinations of a block.
+    """Squared norms of the combinations of a block, (rows,) or per output (rows, out).
 
-    Every product of two models is computed once.
+    |sum_s c_s f_s|^2 = sum_st c_s c_t <f_s|f_t>. Every product of two models is computed once.
     """
     index, (coefficients, logs) = block.terms.index, block.coefficients()
-    wanted = sorted({(int(min(s, t)), int(max(s, t))) for row in index for s in row for t in row})
-    pairs = [(block.models[s], block.models[t] if t != s else None) for s, t in wanted]
-    known = dict(zip(wanted, _paired(pairs, setting), strict=True))
+    wanted: set[tuple[int, int]] = set()
+    for row in index.tolist():
+        ascending = sorted(set(row))
+        wanted.update(itertools.combinations_with_replacement(ascending, 2))
+    in_order = sorted(wanted)
+    pairs: list[tuple[Model, Model | None]] = []
+    for low, high in in_order:
+        pairs.append((block.models[low], None if low == high else block.models[high]))
+    known = dict(zip(in_order, _paired(pairs, setting), strict=True))
     parts = []
     for s in range(index.shape[1]):
         for t in range(index.shape[1]):
             values = []
-            for first, second in index[:, [s, t]]:
-                low, high = sorted((int(first), int(second)))
-                values.append(known[low, high])
-            stacked = LogScaled(*(np.stack(x) for x in zip(*values, strict=True)))
+            for first, second in index[:, [s, t]].tolist():
+                values.append(known[min(first, second), max(first, second)])
+            stacked = LogScaled(*map(np.stack, zip(*values, strict=True)))
             factors = coefficients[:, s] * coefficients[:, t]
             factors = over_outputs(factors, stacked.mantissa)
             parts.append(times(stacked, factors, logs[:, s] + logs[:, t]))
@@ -124,11 +139,16 @@ def norms(block: Block, setting: Setting) -> LogScaled:
 
 
 def products(rows: Block, columns: Block, setting: Setting, size: int) -> LogScaled:
-    """Inner products of every row with every column, (rows, columns) or, per output, (rows,
-    columns, out).
+    """Inner products of every row with every column.
 
-    A block with itself (the same object) is computed below the diagonal and mirrored. Blocks of
-    up to `size` models share their programs.
+    Args:
+        rows: Combinations of models.
+        columns: Others. The same object as `rows` is computed below the diagonal and mirrored.
+        setting: What is the same for all pairs.
+        size: Most models that a block of the run has; blocks of up to so many share programs.
+
+    Returns:
+        (rows, columns), or per output (rows, columns, out).
     """
     (first, first_logs), (second, second_logs) = rows.coefficients(), columns.coefficients()
     crossed = _crossed(rows.models, None if columns is rows else columns.models, setting, size)
@@ -145,9 +165,9 @@ def products(rows: Block, columns: Block, setting: Setting, size: int) -> LogSca
 def _crossed(
     rows: Sequence[Model], columns: Sequence[Model] | None, setting: Setting, size: int
 ) -> LogScaled:
-    """All rows with all columns, models of equal layers together.
+    """All rows with all columns, or with each other where there are none.
 
-    With itself where there are no columns.
+    Models of equal layers run together.
     """
     others = rows if columns is None else columns
     pairs = (len(rows), len(others))
@@ -156,7 +176,8 @@ def _crossed(
     row_groups, column_groups = _by_kind(rows), _by_kind(others)
     running = []
     for n, row_group in enumerate(row_groups):
-        for column_group in column_groups[: n + 1] if columns is None else column_groups:
+        met = column_groups[: n + 1] if columns is None else column_groups
+        for column_group in met:
             triangle = columns is None and column_group == row_group
             bra = tuple(rows[i] for i in row_group)
             ket = tuple(others[j] for j in column_group)
@@ -175,29 +196,33 @@ def _crossed(
 def _batches(
     bra: Sequence[Model], ket: Sequence[Model], setting: Setting, size: int, triangle: bool
 ) -> list:
-    """(rows, columns, products still on the device) of all batches of models of equal layers, on
-    and below the diagonal of a triangle.
+    """All batches of models of equal layers; of a triangle those on and below its diagonal.
+
+    Returns:
+        (rows, columns, products), the products still on the device.
     """
     family, plan = _planned(bra[0], ket[0], setting)
-    together = side(plan, size)
-    row_slices, column_slices = (
-        [slice(i, i + together) for i in range(0, len(models), together)] for models in (bra, ket)
-    )
+    together = batch_side(plan, size)
+
+    def stacks(name: Side, models: Sequence[Model]) -> Iterator[tuple[slice, Any]]:
+        for i in range(0, len(models), together):
+            at = slice(i, i + together)
+            yield at, _stack(name, models[at], together, family, setting.dtype)
+
+    def mapped(one: Any) -> Any:
+        # What reads the row's model only is not mapped over columns: it runs once a row.
+        return jax.vmap(jax.vmap(one, (None, 0)), (0, None))
+
+    batches = []
     with execution.precision():
-        rows = [spread(_stack("A", bra[i], together, family, setting.dtype)) for i in row_slices]
-        columns = [
-            replicated(_stack("B", ket[j], together, family, setting.dtype)) for j in column_slices
-        ]
-
-        def mapped(one: Any) -> Any:
-            return jax.vmap(jax.vmap(one, (None, 0)), (0, None))
-
-        return [
-            (i, j, _run(plan, family, mapped, (row, column), CROSS[0], setting, bra[0].d_in))
-            for i, row in zip(row_slices, rows, strict=True)
-            for j, column in zip(column_slices, columns, strict=True)
-            if not triangle or j.start <= i.start
-        ]
+        rows = [(i, spread(stack)) for i, stack in stacks("A", bra)]
+        columns = [(j, replicated(stack)) for j, stack in stacks("B", ket)]
+        for (i, row), (j, column) in itertools.product(rows, columns):
+            if not triangle or j.start <= i.start:
+                both = (row, column)
+                values = _run(plan, family, mapped, both, CROSS[0], setting, bra[0].d_in)
+                batches.append((i, j, values))
+    return batches
 
 
 def _paired(pairs: Sequence[tuple[Model, Model | None]], setting: Setting) -> list[LogScaled]:
@@ -209,30 +234,32 @@ def _paired(pairs: Sequence[tuple[Model, Model | None]], setting: Setting) -> li
     for members in groups.values():
         a, b = pairs[members[0]]
         family, plan = _planned(a, b, setting)
-        together = side(plan, len(members))
+        together = batch_side(plan, len(members))
         (pair,) = SELF if b is None else CROSS
-        for at in (members[i : i + together] for i in range(0, len(members), together)):
+        for i in range(0, len(members), together):
+            at = members[i : i + together]
             sides: dict[Side, list[Model]] = {"A": [pairs[n][0] for n in at]}
             partners = [pairs[n][1] for n in at]
             if b is not None:
                 sides["B"] = [partner for partner in partners if partner is not None]
             with execution.precision():
-                stacks = tuple(
-                    spread(_stack(name, models, together, family, setting.dtype))
-                    for name, models in sides.items()
-                )
-                values = _run(plan, family, jax.vmap, stacks, pair, setting, a.d_in)
+                stacks = []
+                for name, models in sides.items():
+                    stacks.append(spread(_stack(name, models, together, family, setting.dtype)))
+                values = _run(plan, family, jax.vmap, tuple(stacks), pair, setting, a.d_in)
             arrays = [np.asarray(x, np.float64) for x in values]
-            for i, n in enumerate(at):
-                products[n] = LogScaled(*(x[i] for x in arrays))
+            for place, n in enumerate(at):
+                products[n] = LogScaled(*(x[place] for x in arrays))
     return [products[n] for n in range(len(pairs))]
 
 
 def _run(
     plan: Plan, family: Family, mapped: Any, stacks: tuple, pair: Pair, setting: Setting, d_in: int
 ) -> LogScaled:
-    """The inner products `pair` of all mapped weights, at every second moment that the plan wants
-    and summed up.
+    """The inner products `pair` of all stacked weights.
+
+    Where the plan is to be run at several second moments, its runs are added up with their weights
+    (see `folding.constants`).
     """
     parts = []
     runs: list[tuple[float | None, float]] = [(None, 1.0)]
@@ -243,7 +270,7 @@ def _run(
         shared = {name: np.asarray(x, setting.dtype) for name, x in known.items()}
 
         def one(*weights: dict[str, Any], shared: dict = shared) -> tuple[Any, Any]:
-            leaves = {name: x for stack in (shared, *weights) for name, x in stack.items()}
+            leaves = dict(ChainMap(*weights, shared))
             result = execution.run(plan, {name: leaves[name] for name in plan.shapes})
             result = result._replace(
                 logs={key: x.astype("float64") for key, x in result.logs.items()}
@@ -269,12 +296,13 @@ def _planned(a: Model, b: Model | None, setting: Setting) -> tuple[Family, Plan]
 def _stack(
     name: Side, models: Sequence[Model], count: int, family: Family, dtype: str
 ) -> dict[str, np.ndarray]:
-    """Weights by name with a leading axis of `count` models, the last one repeated where there
-    are fewer.
-    """
+    """Weights by name, with a first axis of `count` models: the last one fills what is left."""
     leaves = [family.weights(name, family.prepare(model)) for model in models]
     leaves += leaves[-1:] * (count - len(leaves))
-    return {role: np.stack([x[role] for x in leaves], dtype=dtype) for role in leaves[0]}
+    stacks = {}
+    for leaf in leaves[0]:
+        stacks[leaf] = np.stack([weights[leaf] for weights in leaves], dtype=dtype)
+    return stacks
 
 
 def _by_kind(models: Sequence[Model]) -> list[list[int]]:
@@ -285,11 +313,7 @@ def _by_kind(models: Sequence[Model]) -> list[list[int]]:
 
 
 def _mirrored(block: np.ndarray) -> np.ndarray:
-    """A square block made symmetric in its first two axes.
-
-    What is above the diagonal becomes what is below.
-    """
+    """A square block with what is below its diagonal, in the first two axes, above it as well."""
     below = np.tri(len(block), dtype=bool)
-    return np.where(
-        below.reshape(below.shape + (1,) * (block.ndim - 2)), block, np.swapaxes(block, 0, 1)
-    )
+    below = below.reshape(below.shape + (1,) * (block.ndim - 2))
+    return np.where(below, block, np.swapaxes(block, 0, 1))

@@ -6,6 +6,7 @@ precision. Names, files and the libraries that the arrays came from play no part
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 from typing import Any
 
@@ -31,9 +32,7 @@ def metric_parameters(metric: Metric) -> str:
 
 
 def _feed(digest: Any, value: Any) -> None:
-    """Every field by name and every array by dtype, shape and bytes, so that no two values look
-    alike.
-    """
+    """Every field by name, every array by dtype, shape and bytes: no two values look alike."""
     if hasattr(value, "shape"):
         array = np.ascontiguousarray(value)
         digest.update(f"{array.dtype}{array.shape}".encode())
@@ -42,10 +41,15 @@ def _feed(digest: Any, value: Any) -> None:
         digest.update(f"({len(value)}".encode())
         for item in value:
             _feed(digest, item)
-    elif type(value).__module__.startswith("tnsim."):  # models, layers, metrics: all that they hold
+    elif _is_ours(value) or dataclasses.is_dataclass(value):  # with all that they hold
         digest.update(f"<{type(value).__name__}".encode())
         for name in sorted(vars(value)):
             digest.update(f".{name}=".encode())
             _feed(digest, getattr(value, name))
     else:
         digest.update(repr(value).encode())
+
+
+def _is_ours(value: Any) -> bool:
+    """Whether it is a model, a layer or a metric of tnsim."""
+    return type(value).__module__.startswith("tnsim.")

@@ -38,8 +38,6 @@ from tnsim.models.differences import by_differences
 from tnsim.models.model import Model, terms
 from tnsim.tensors.kinds import Kinds, kinds
 
-_SHOWN = 5  # equal models that a warning names
-
 Examples = dict[Kinds, Model]
 """One model of each sequence of layer kinds that occurs."""
 
@@ -163,10 +161,8 @@ def _side(name: str, models: Any, names: Any, examples: Examples, dtype: str) ->
         if known is not found:
             equal.append(f"{source.label} = {known.source.label}")
     if equal:
-        more = f" and {len(equal) - _SHOWN} more" if len(equal) > _SHOWN else ""
         warnings.warn(
-            f"models with identical weights: {', '.join(equal[:_SHOWN])}{more}; "
-            "they are computed once",
+            f"models with identical weights: {stores.listed(equal)}; they are computed once",
             DuplicateWarning,
             stacklevel=4,
         )

@@ -21,10 +21,11 @@ from typing import TypeAlias
 from tnsim.engine import execution
 from tnsim.engine.pathfinding import CACHED, WRITING
 from tnsim.engine.piece import Piece
-from tnsim.engine.plan import PROGRAM_BYTES, Plan
+from tnsim.engine.plan import Plan
+from tnsim.engine.plan_memory import PROGRAM_BYTES
 from tnsim.folding import feature_space
 from tnsim.folding.feature_space import Space
-from tnsim.gram import batched_plans as recursion
+from tnsim.gram import batched_plans
 from tnsim.gram.batched_plans import Setting
 from tnsim.gram.run_sizes import LARGEST_TILE, Sizes
 from tnsim.gram.sources import Entry
@@ -226,8 +227,8 @@ class _Work:
         self.multiplications += times * plan.multiplications
         self.written += times * plan.written_elements
         self.pieces.update(plan.pieces)
-        batch = recursion.side(plan, LARGEST_TILE) ** 2
-        batch_bytes = recursion.intermediate_bytes(plan) * batch
+        batch = batched_plans.batch_side(plan, LARGEST_TILE) ** 2
+        batch_bytes = batched_plans.intermediate_bytes(plan) * batch
         self.intermediate_bytes = max(self.intermediate_bytes, batch_bytes)
 
 
@@ -244,9 +245,9 @@ def _contractions(
     work = _Work()
     for bases in several:
         for kinds, times in bases.items():
-            work.add(times, recursion.pair_plan(examples[kinds], None, setting))
+            work.add(times, batched_plans.pair_plan(examples[kinds], None, setting))
     for bra, ket, times in _pairs_of_kinds(several):
-        work.add(times, recursion.pair_plan(examples[bra], examples[ket], setting))
+        work.add(times, batched_plans.pair_plan(examples[bra], examples[ket], setting))
     return work
 
 

@@ -33,7 +33,7 @@ from tnsim.gram import store_metadata as metadata
 from tnsim.gram.layout import Layout, Record, Spec
 
 LOG = "computed.log"
-_SHOWN = 5  # damaged records that a message names
+_SHOWN = 5  # labels that a message names
 
 
 class State(Enum):
@@ -57,9 +57,10 @@ class _Disk:
         return np.asarray(self.arrays[name][at])
 
     def write(self, name: str, at: tuple, value: Any) -> None:
-        """Write one chunk. At an edge zarr reads the old one first.
+        """Write one chunk.
 
-        An unreadable one is removed.
+        Of a chunk that reaches beyond the array zarr reads the old numbers first. Where they cannot
+        be read the chunk is removed, and written anew.
         """
         try:
             self.arrays[name][at] = value
@@ -73,11 +74,15 @@ class _Disk:
 
 @dataclass(frozen=True)
 class Store:
-    """The arrays of a run in memory and, where there is a `disk`, the same there.
+    """The arrays of a run in memory and, where there is a disk, the same there.
 
-    `arrays` hold what this process has computed, or has read and found whole; all else is NaN.
-    `known` are the labels of these records. `damaged`: what was found damaged when the store was
-    opened.
+    Args:
+        attrs: What the run is, as `preparation` describes it.
+        layout: Which arrays and records it has.
+        arrays: What this process has computed, or has read and verified; all else is NaN.
+        disk: The arrays on disk; None for a run in memory.
+        damaged: What was damaged when the store was opened.
+        known: Labels of the records that are in `arrays`.
     """
 
     attrs: Mapping[str, Any]
@@ -99,7 +104,7 @@ class Store:
         if self.disk is None:
             return State.MISSING
         try:
-            # the marker first: what another process writes meanwhile looks missing, not damaged
+            # The marker first: what another process writes meanwhile looks missing, not damaged
             marker = int(self.disk.read(*record.marker))
             if marker == 0:
                 return State.MISSING
@@ -114,10 +119,10 @@ class Store:
     def write(self, record: Record, values: Sequence[np.ndarray]) -> None:
         """Keep the numbers of a record, one array for each of its regions, and then its marker."""
         specs = self.layout.arrays
-        values = [
-            np.asarray(value, specs[region].dtype)
-            for (region, _), value in zip(record.regions, values, strict=True)
-        ]
+        typed = []
+        for (name, _), value in zip(record.regions, values, strict=True):
+            typed.append(np.asarray(value, specs[name].dtype))
+        values = typed
         marker = self._digest(record, values)
         self._keep(record, values, marker)
         if self.disk is None:

@@ -19,7 +19,7 @@ from tnsim.engine.log_scaled import LogScaled
 from tnsim.errors import ExecutorError, TnsimError
 from tnsim.folding import features
 from tnsim.folding.feature_space import Space
-from tnsim.gram import batched_plans as recursion
+from tnsim.gram import batched_plans
 from tnsim.gram.batched_plans import Setting, Terms
 from tnsim.gram.sources import Entry
 from tnsim.models.differences import by_differences
@@ -27,15 +27,19 @@ from tnsim.models.model import Model, terms
 from tnsim.models.scaling import scaled
 from tnsim.sessions import session
 
-Block = features.Block | recursion.Block
+Block = features.Block | batched_plans.Block
 _WORKER = "worker"
 
 
 class Job(NamedTuple):
     """What all tasks of a run share.
 
-    `space` is that of the features, None for the recursion; `key` names this run and no other.
-    Of what is prepared, the last two blocks and up to `keep_bytes` are kept.
+    Args:
+        setting: What is the same for all pairs.
+        space: That of the features; None for the batched_plans.
+        size: Models a side of a tile.
+        keep_bytes: How much of what is prepared is kept, beyond the last two blocks.
+        key: Names this run and no other.
     """
 
     setting: Setting
@@ -59,20 +63,25 @@ def norms(job: Job, entries: tuple[Entry, ...]) -> LogScaled:
     block = _block(job, entries)
     if isinstance(block, features.Block):
         return _checked(features.norms(block, job.setting.per_output), job)
-    return _checked(recursion.norms(block, job.setting), job)
+    return _checked(batched_plans.norms(block, job.setting), job)
 
 
 def tile(job: Job, rows: tuple[Entry, ...], columns: tuple[Entry, ...]) -> LogScaled:
-    """Inner products of all rows with all columns.
+    """Inner products of all rows with all columns; of a block with itself symmetric to the bit.
 
-    Of a block with itself, symmetric to the last bit.
+    Args:
+        job: What all tasks share.
+        rows, columns: Distinct models.
+
+    Returns:
+        (rows, columns), and (rows, columns, out) where the job wants slices.
     """
     first = _block(job, rows)
     second = first if rows == columns else _block(job, columns)
     if isinstance(first, features.Block) and isinstance(second, features.Block):
         return _checked(features.products(first, second, job.setting.per_output), job)
-    assert isinstance(first, recursion.Block) and isinstance(second, recursion.Block)
-    return _checked(recursion.products(first, second, job.setting, job.size), job)
+    assert isinstance(first, batched_plans.Block) and isinstance(second, batched_plans.Block)
+    return _checked(batched_plans.products(first, second, job.setting, job.size), job)
 
 
 def _block(job: Job, entries: tuple[Entry, ...]) -> Block:
@@ -87,13 +96,13 @@ def _block(job: Job, entries: tuple[Entry, ...]) -> Block:
 
 
 def _prepared(job: Job, entries: tuple[Entry, ...]) -> Block:
-    """The block of some models: their features, or themselves for the recursion."""
+    """The block of some models: their features, or themselves for the batched_plans."""
     models, combined = _terms(entries, job.setting.dtype)
     parts = [scaled(model, job.setting.per_output) for model in models]
     models = tuple(part.model for part in parts)
     exponents = np.array([part.exponent for part in parts])
     if job.space is None:
-        return recursion.Block(models, exponents, combined)
+        return batched_plans.Block(models, exponents, combined)
     single_terms = combined.index.shape[1] == 1 and (combined.coefficients == 1).all()
     plain = single_terms and len(models) == len(entries)
     weights = None if plain else _dense(combined, len(models))
@@ -107,11 +116,11 @@ def _terms(entries: tuple[Entry, ...], dtype: str) -> tuple[tuple[Model, ...], T
     most = max(len(entry.parts) for entry in entries)
     index, coefficients = np.zeros((len(entries), most), int), np.zeros((len(entries), most))
     for i, entry in enumerate(entries):
-        for t, ((digest, _), (coefficient, model)) in enumerate(
-            zip(entry.parts, terms(by_differences(entry.read(), dtype)), strict=True)
-        ):
+        added_up = terms(by_differences(entry.read(), dtype))
+        both = zip(entry.parts, added_up, strict=True)
+        for t, ((digest, _), (coefficient, model)) in enumerate(both):
             models.setdefault(digest, model)
-            # what this entry lacks in terms repeats its last one, with coefficient 0
+            # What this entry lacks in terms repeats its last one, with coefficient 0.
             index[i, t:] = list(models).index(digest)
             coefficients[i, t] = coefficient
     return tuple(models.values()), Terms(index, coefficients)

@@ -43,6 +43,7 @@ class GaussianMoments:
         return cls(mean, (data - mean).T @ (data - mean) / len(data))
 
     def joinings(self, bra: int, ket: int, centred: bool) -> tuple[Joining, ...]:
+        """All pairings, legs of one layer among themselves too, see `LayerwiseMetric`."""
         return pairings.gaussian(bra, ket, centred)
 
     def __post_init__(self) -> None:

@@ -29,8 +29,9 @@ from tnsim.metrics.protocol import Metric
 class InputKind(NamedTuple):
     """Structure of the moments of a vector input.
 
-    centred: Whether the mean is zero, so that no leg is ever handed to it.
-    moment: The second moment: "identity", "diagonal" or "full".
+    Args:
+        centred: Whether the mean is zero, so that no leg is ever handed to it.
+        moment: The second moment: "identity", "diagonal" or "full".
     """
 
     centred: bool
@@ -44,10 +45,11 @@ PositionForm = Literal["alike", "each", "full"]
 class SequenceInputs(NamedTuple):
     """Structure of the Gaussian over sequences.
 
-    mean: None for zero, "alike" at every position, or "each" position its own.
-    covariance: "identity", "diagonal" or "matrix" over coordinates, the same at every position and
-        independent between positions; "each diagonal", a diagonal of its own at every position;
-        "full" over all positions and coordinates.
+    Args:
+        mean: None for zero, "alike" at every position, or "each" position its own.
+        covariance: "identity", "diagonal" or "matrix" over coordinates, the same at every position
+            and independent between positions; "each diagonal", a diagonal of its own at every
+            position; "full" over all positions and coordinates.
     """
 
     mean: Literal["alike", "each"] | None
@@ -119,21 +121,22 @@ def input_moments(metric: Metric, d: int, lifted: bool) -> dict[str, Any]:
     mean, cov = _mean_and_covariance(metric)
     _check_coordinates(mean, cov, d)
     xp = jnp if isinstance(mean, jax.Array) or isinstance(cov, jax.Array) else np
+    # With M = (1, m) lifted or m as it is, E[x~ x~^T] = C + M M^T, C padded by a row of zeros.
     structure = input_kind(metric, lifted).moment
     moments = {}
-    if lifted or mean is not None:
-        mean = xp.zeros(d) if mean is None else mean
-        mean = xp.concatenate([xp.ones(1), mean]) if lifted else mean
+    if lifted:
+        mean = xp.concatenate([xp.ones(1), xp.zeros(d) if mean is None else mean])
+    if mean is not None:
         moments["mean"] = mean
     if structure == "diagonal":
         moments["moment"] = xp.concatenate([xp.ones(1), cov]) if lifted else cov
     elif structure == "full":
-        if cov is None:
-            cov = xp.eye(d)
-        elif cov.ndim == 1:
-            cov = xp.diag(cov)
-        cov = xp.pad(cov, ((1, 0), (1, 0))) if lifted else cov  # the constant does not vary
-        moments["moment"] = cov if mean is None else cov + mean[:, None] * mean[None, :]
+        moment = _as_matrix(xp, cov, d)
+        if lifted:
+            moment = xp.pad(moment, ((1, 0), (1, 0)))  # the constant does not vary
+        if mean is not None:
+            moment = moment + mean[:, None] * mean[None, :]
+        moments["moment"] = moment
     return moments
 
 
@@ -153,12 +156,9 @@ def second_moment_at(metric: Metric, d: int, lifted: bool, t: float) -> Any:
         ModelError: The metric is for another number of coordinates.
     """
     moments = input_moments(metric, d, lifted)
-    mean, moment = moments["mean"], moments.get("moment")
+    mean = moments["mean"]
     xp = jnp if isinstance(mean, jax.Array) else np
-    if moment is None:
-        moment = xp.eye(len(mean))
-    elif moment.ndim == 1:
-        moment = xp.diag(moment)
+    moment = _as_matrix(xp, moments.get("moment"), len(mean))
     return moment + (t - 1.0) * mean[:, None] * mean[None, :]  # moment has one m m^T already
 
 
@@ -242,6 +242,13 @@ def flattened(metric: Metric, d: int, n_ctx: int) -> Metric:
 def _mean_and_covariance(metric: Metric) -> tuple[Any, Any]:
     """Both of a Gaussian metric, None for zero and the identity; of other metrics None twice."""
     return getattr(metric, "mean", None), getattr(metric, "cov", None)
+
+
+def _as_matrix(xp: Any, array: Any, d: int) -> Any:
+    """The matrix (d, d) that None, for the identity, or a diagonal stands for."""
+    if array is None:
+        return xp.eye(d)
+    return xp.diag(array) if array.ndim == 1 else array
 
 
 def _structure(cov: Any) -> str:

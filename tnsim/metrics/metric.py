@@ -70,6 +70,7 @@ class Frobenius(_AlwaysExact):
     pairs_within_model = False
 
     def joinings(self, bra: int, ket: int, centred: bool) -> tuple[Joining, ...]:
+        """Leg i with leg i, see `LayerwiseMetric`."""
         return pairings.straight(bra, symmetrised=False)
 
 
@@ -99,6 +100,7 @@ class TreeSymmetric(_AlwaysExact):
     pairs_within_model = False
 
     def joinings(self, bra: int, ket: int, centred: bool) -> tuple[Joining, ...]:
+        """Leg i with leg i, the ket symmetrised, see `LayerwiseMetric`."""
         return pairings.straight(bra, symmetrised=True)
 
 
@@ -203,6 +205,7 @@ class GaussianClosure(GaussianMoments):
     name = "closure"
 
     def is_exact(self, nonlinear_layers: int) -> bool:
+        """Up to one: inputs are Gaussian, what a nonlinear layer gives is not."""
         return nonlinear_layers <= 1
 
 

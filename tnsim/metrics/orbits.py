@@ -32,7 +32,8 @@ Edge = tuple[int, int]
 class Tree:
     """A model as a tree of nonlinear layers.
 
-    orders: Order of every nonlinear layer, from the input up; () is a linear model, of one leg.
+    Args:
+        orders: Of every nonlinear layer, from the input up; () is a linear model, of one leg.
     """
 
     orders: tuple[int, ...]
@@ -57,9 +58,10 @@ class Tree:
 class Diagram:
     """One orbit of joinings.
 
-    count: How many joinings it holds.
-    edges: Those of a representative between bottom nodes, (u, v) with u <= v, in order. Nodes are
-        numbered bra first, then ket; (u, u) joins two legs of one node.
+    Args:
+        count: How many joinings it holds.
+        edges: Those of a representative between bottom nodes, (u, v) with u <= v, in order. Nodes
+            are numbered bra first, then ket; (u, u) joins two legs of one node.
     """
 
     count: int
@@ -94,7 +96,7 @@ def diagrams(bra: Tree, ket: Tree, cross_only: bool) -> tuple[Diagram, ...]:
         return ()
     graphs = _Multigraphs(bra, ket, cross_only)
     orbits = {graphs.empty: 1}
-    for _ in range(legs // 2):
+    for _ in range(legs // 2):  # an edge joins two legs
         orbits = graphs.grown(orbits)
     complete = [Diagram(count, graphs.edges_of(key)) for key, count in orbits.items()]
     return tuple(sorted(complete, key=lambda diagram: diagram.edges))
@@ -134,6 +136,8 @@ class _Multigraphs:
         for key, count in orbits.items():
             graph = np.frombuffer(key, np.int8)
             free = self.legs - self._degrees(graph)
+            # The next edge starts at a leg of the first node that has any left. Which leg is no
+            # choice: every leg is joined in the end, and this one now.
             first = int(np.flatnonzero(free)[0])
             for other, legs in enumerate(free):
                 ways = int(legs) - (other == first)  # a leg is not joined to itself
@@ -164,6 +168,8 @@ class _Multigraphs:
 
     def _canonical_sum(self, graphs: np.ndarray, counts: list[int]) -> dict[bytes, int]:
         """Replace each graph by the largest of its images, in lexical order, and add equal ones."""
+        # All graphs go through one automorphism after the other, each keeping the largest image so
+        # far. Two graphs have the same largest image if and only if an automorphism joins them.
         rows = np.arange(len(graphs))
         largest = graphs
         for places in self.images:
@@ -196,7 +202,7 @@ def _wreath(orders: tuple[int, ...]) -> list[tuple[int, ...]]:
     """
     if not orders:
         return [(0,)]
-    *lower, top = orders
+    *lower, top = orders  # the root has `top` branches, each a tree of the lower orders
     branch_automorphisms = _wreath(tuple(lower))
     size = math.prod(lower)
     automorphisms = []

@@ -41,10 +41,11 @@ class Leg(NamedTuple):
 class Joining:
     """One orbit of joinings.
 
-    weight: How often it counts: the joinings in the orbit, times He_k(1) for k capped legs.
-    pairs: Legs that a representative joins, with the second moment of what they read.
-    capped: Legs that it hands to the mean.
-    symmetrised: Sides whose tensor is to be averaged over all orders of its legs first.
+    Args:
+        weight: How often it counts: the joinings in the orbit, times He_k(1) for k capped legs.
+        pairs: Legs that a representative joins, with the second moment of what they read.
+        capped: Legs that it hands to the mean.
+        symmetrised: Sides whose tensor is to be averaged over all orders of its legs first.
     """
 
     weight: float
@@ -61,7 +62,10 @@ def straight(order: int, symmetrised: bool) -> tuple[Joining, ...]:
     every leg (paper, appendix A.2).
     """
     pairs = tuple((Leg("A", i), Leg("B", i)) for i in range(order))
-    return (Joining(1.0, pairs, symmetrised=("B",) if symmetrised and order > 1 else ()),)
+    averaged: tuple[Side, ...] = ()
+    if symmetrised and order > 1:
+        averaged = ("B",)
+    return (Joining(1.0, pairs, symmetrised=averaged),)
 
 
 @remembered
@@ -113,7 +117,9 @@ def gaussian_mean(order: int, centred: bool) -> tuple[Joining, ...]:
 @remembered
 def hermite_at_one(k: int) -> int:
     """He_k(1), by He_{k+1}(z) = z He_k(z) - k He_{k-1}(z)."""
-    return 1 if k < 2 else hermite_at_one(k - 1) - (k - 1) * hermite_at_one(k - 2)
+    if k < 2:
+        return 1
+    return hermite_at_one(k - 1) - (k - 1) * hermite_at_one(k - 2)
 
 
 def _numbers_of_caps(legs: int, centred: bool) -> range:

@@ -17,6 +17,14 @@ class Metric(Protocol):
     A metric is immutable and a pytree whose leaves are its arrays. Plans are kept by its class,
     which can be called without arguments: what a plan depends on does not depend on the numbers
     in a metric.
+
+    Example:
+        >>> import tnsim
+        >>> tnsim.GaussianClosure().name, tnsim.GaussianClosure().is_exact(2)
+        ('closure', False)
+
+    Source:
+        Paper, section 2.2: a metric is the `Lambda` that joins the input legs of two models.
     """
 
     @property
@@ -34,21 +42,54 @@ class Metric(Protocol):
         ...
 
     def is_exact(self, nonlinear_layers: int) -> bool:
-        """Whether models with so many nonlinear layers meet the metric's own definition exactly."""
+        """Whether what is computed is what the metric is defined as.
+
+        Args:
+            nonlinear_layers: Their number in the deeper model.
+        """
         ...
 
 
 @runtime_checkable
 class LayerwiseMetric(Metric, Protocol):
-    """A metric that joins the legs of one layer of the bra with those of one layer of the ket."""
+    """A metric that joins the legs of one layer of the bra with those of one layer of the ket.
+
+    Anything that answers this can be given to every verb for models of vectors. Models of
+    sequences, and the vectors that `pairwise` makes where it can, take those whose joinings
+    together are a sum that they know (`tnsim.metrics.ways`).
+
+    Example:
+        Three times `TreeSymmetric`, layer by layer.
+
+        >>> import dataclasses
+        >>> import tnsim
+        >>> from tnsim.metrics.pairings import straight
+        >>> from tnsim.models.arrays import pytree
+        >>> @pytree
+        ... @dataclasses.dataclass(frozen=True, eq=False)
+        ... class Tripled:
+        ...     name = "tripled"
+        ...     pairs_within_model = False
+        ...     def is_exact(self, nonlinear_layers):
+        ...         return True
+        ...     def joinings(self, bra, ket, centred):
+        ...         (way,) = straight(bra, symmetrised=True)
+        ...         return (dataclasses.replace(way, weight=3.0),)
+        >>> square = tnsim.Model([tnsim.Bilinear([[1.0]], [[1.0]], [[1.0]])])
+        >>> print(f"{tnsim.inner(square, square, Tripled()):.3f}")
+        3.000
+
+    Source:
+        Paper, appendices A.2 and A.3: one layer of the Gram recursion.
+    """
 
     def joinings(self, bra: int, ket: int, centred: bool) -> tuple[Joining, ...]:
         """The ways in which the input legs of two layers are joined, with weights.
 
         Args:
-            bra: order of the bra's layer, its number of input legs.
-            ket: order of the ket's layer.
-            centred: no leg is handed to the mean, which is zero.
+            bra: Order of the bra's layer, its number of input legs.
+            ket: Order of the ket's layer.
+            centred: Whether the mean is zero, and no leg is handed to it.
 
         Returns:
             One joining for every orbit under exchange of a layer's legs.

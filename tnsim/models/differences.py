@@ -9,8 +9,9 @@ bilinear one, five for attention), and its difference telescopes over these arra
     (B_O prod B_i(u) - A_O prod A_i(v)) / unit
         = D_O prod A_i(v) + B_O sum_i A_1(v) .. A_{i-1}(v) D_i(v, d) B_{i+1}(u) .. B_n(u),
 
-    D_O = (B_O - A_O) / unit,    D_i(v, d) = (B_i - A_i) / unit v + B_i d,    B_i(u) = B_i v + unit
-    B_i d.
+    D_O = (B_O - A_O) / unit,
+    D_i(v, d) = (B_i - A_i) / unit v + B_i d,
+    B_i(u) = B_i v + unit B_i d.
 
 Every product is again one of affine rows of (v, d), so the layer of pairs is a layer of the same
 kind, with one more group of hidden units (heads) for each row: 3 times the rank, 6 times the
@@ -102,7 +103,12 @@ def _groups(weighted: Sequence[tuple[Any, Model]], near: float) -> list[list[tup
 class _Parts(NamedTuple):
     """A layer `skip x + scale * output(product of rows)`; `[bias, weight]` is one array.
 
-    `setting`: what must be equal for two layers to have a difference of their form.
+    Args:
+        setting: What must be equal for two layers to have a difference of their form.
+        rows: The legs.
+        output: What is made of their product.
+        skip: Weight of the stream.
+        scale: Weight of the layer around which it goes.
     """
 
     setting: tuple[Any, ...]
@@ -113,7 +119,13 @@ class _Parts(NamedTuple):
 
     @property
     def arrays(self) -> tuple[np.ndarray, ...]:
+        """All numbers of the layer."""
         return (*self.rows, self.output, np.array([self.skip]), np.array([self.scale]))
+
+    @property
+    def shapes(self) -> list[tuple[int, ...]]:
+        """Of all arrays."""
+        return [array.shape for array in self.arrays]
 
     @property
     def stream(self) -> float:
@@ -166,8 +178,7 @@ def _gap(a: Model, b: Model) -> float:
         return math.inf
     gap = 0.0
     for first, second in zip(map(_parts, a.layers), map(_parts, b.layers), strict=True):
-        shapes = [[x.shape for x in parts.arrays] for parts in (first, second)]
-        if first.setting != second.setting or shapes[0] != shapes[1]:
+        if first.setting != second.setting or first.shapes != second.shapes:
             return math.inf
         for x, y in zip(first.arrays, second.arrays, strict=True):
             change = np.abs(y - x).max()
@@ -181,6 +192,8 @@ def _difference(a: Model, b: Model, unit: float) -> Model:
     pairs = [(_parts(x), _parts(y)) for x, y in zip(a.layers, b.layers, strict=True)]
     first = next(n for n, pair in enumerate(pairs) if not _equal(*pair))
     layers = list(a.layers[:first])
+    # A stream carries (v, d) past its layer, so the pair is laid out before it, with d = 0, and d
+    # is read off behind the last. Layers without a stream do both themselves.
     if pairs[first][0].stream:
         layers.append(Linear(np.eye(2 * a.layers[first].d_in, a.layers[first].d_in)))
     for n in range(first, len(pairs)):
@@ -194,12 +207,16 @@ def _difference(a: Model, b: Model, unit: float) -> Model:
 
 def _layer_of_pairs(a: _Parts, b: _Parts, unit: float, enters: bool, leaves: bool) -> Layer:
     """The layer from (v, d) to (v', d'); if it `enters` from v, if it `leaves` to d' alone."""
+    # Hidden units come in groups of one product each: first prod A_i(v), which a's own output reads
+    # with A_O and the difference with D_O; then for every leg that differs the product in which
+    # D_i stands, A before it and B after it, read with B_O.
     rows = [_row(x, y, unit, enters) for x, y in zip(a.rows, b.rows, strict=True)]
     groups = [[row.a for row in rows]]
     for n, row in enumerate(rows):
         if row.difference.any():
             before, after = [x.a for x in rows[:n]], [x.b for x in rows[n + 1 :]]
             groups.append([*before, row.difference, *after])
+    # A linear layer has no rows: its output reads (v, d) itself, so B_O d is its only such product.
     differences = len(groups) - 1 if rows else int(not enters)
     whole = b.whole_output()[:, 1:]
     output = np.hstack([_output_change(a, b) / unit, *[whole] * differences])
@@ -255,9 +272,9 @@ class _Row(NamedTuple):
 
 def _row(a: np.ndarray, b: np.ndarray, unit: float, enters: bool) -> _Row:
     change = (b - a) / unit
-    if enters:
+    if enters:  # no layer before differs: d = 0, and the state is v alone
         return _Row(a, b, change)
-    weight = b[:, 1:]
+    weight = b[:, 1:]  # d is a difference, so biases act on v only
     return _Row(
         np.hstack([a, np.zeros_like(weight)]),
         np.hstack([b, unit * weight]),

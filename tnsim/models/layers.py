@@ -37,6 +37,9 @@ class Linear:
     Example:
         >>> Linear([[2.0, 0.0]], [1.0])(np.array([3.0, 5.0]))
         array([7.])
+
+    Source:
+        Paper, section 2.1.
     """
 
     weight: Float[Array, "out in"]

@@ -16,6 +16,12 @@ class Layer(Protocol):
     `Multilinear`, `Attention` and `Residual`; a layer of your own says which of these it is, see
     `OwnLayer`.
 
+    Example:
+        >>> import tnsim
+        >>> layer = tnsim.Bilinear([[1.0, 0.0]], [[0.0, 1.0]], [[1.0]])
+        >>> layer.order, layer.d_in, layer.d_out
+        (2, 2, 1)
+
     Source:
         Paper, section 2.1.
     """
@@ -68,7 +74,12 @@ class OwnLayer(Protocol):
     """
 
     def as_layer(self) -> Layer:
-        """The same function as a layer of tnsim."""
+        """The same function as a layer of tnsim.
+
+        Returns:
+            A layer whose forward pass agrees on random inputs; `Model` raises `ModelError` where it
+            does not.
+        """
         ...
 
     def __call__(self, x: Any) -> Any:

@@ -6,6 +6,7 @@ that give them decides which of the bonds below meet, and so on down to the inpu
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -16,7 +17,7 @@ from tnsim.metrics.protocol import LayerwiseMetric
 from tnsim.models.model import Model
 from tnsim.names import SIDES, Side
 from tnsim.tensor_networks.network import Copy
-from tnsim.tensors.kinds import layer_kind
+from tnsim.tensors.kinds import kinds
 
 
 class Bond(NamedTuple):
@@ -29,10 +30,11 @@ class Bond(NamedTuple):
 class JoinedLegs(NamedTuple):
     """A way to join bonds, down to the input legs.
 
-    weight: How often it counts.
-    pairs: Input legs that are joined.
-    capped: Input legs that are handed to the mean.
-    symmetrised: Copies of layers whose legs are to be symmetrised.
+    Args:
+        weight: How often it counts.
+        pairs: Input legs that are joined.
+        capped: Input legs that are handed to the mean.
+        symmetrised: Copies of layers whose legs are to be symmetrised.
     """
 
     weight: float = 1.0
@@ -62,16 +64,16 @@ class LegJoinings:
         self.models = models
         self.metric = metric
         self.steps = align(models["A"].layers, models["B"].layers, metric)
-        kinds = [layer_kind(layer) for model in models.values() for layer in model.layers]
-        constant = any(kind.biases or kind.skips for kind in kinds)
+        layers = itertools.chain.from_iterable(map(kinds, models.values()))
+        constant = any(kind.biases or kind.skips for kind in layers)
         inputs_centred = input_kind(metric, constant).centred
         # What a model gives after a step has mean zero as long as no layer so far was nonlinear.
-        self.centred: list[dict[Side, bool]] = []
-        for step in range(len(self.steps) + 1):
-            linear = {
-                side: all(self.order(side, below) == 1 for below in range(step)) for side in models
-            }
-            self.centred.append({side: inputs_centred and linear[side] for side in models})
+        self.centred: list[dict[Side, bool]] = [dict.fromkeys(models, inputs_centred)]
+        for step in range(len(self.steps)):
+            above: dict[Side, bool] = {}
+            for side, centred in self.centred[-1].items():
+                above[side] = centred and self.order(side, step) == 1
+            self.centred.append(above)
 
     def all(self) -> Iterator[JoinedLegs]:
         """All ways to join the two outputs."""

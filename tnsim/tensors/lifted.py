@@ -89,6 +89,7 @@ def local(kind: LayerKind) -> Local:
 
 def _skip(inputs: list[str], kept: int) -> Part:
     """The skip that carries leg `kept` to the output and reads the constant off the others."""
+    # All n parts are one function, x~ on one leg and 1 on the others. Their mean treats legs alike.
     others = [i for n, i in enumerate(inputs) if n != kept]
     roles = [SKIP] + [UNIT] * (len(others) - 1)
     constants = tuple((role, (i,)) for role, i in zip(roles, others, strict=True))
@@ -158,6 +159,8 @@ def arrays(layer: Layer, lifted: bool) -> dict[str, Any]:
         for name in rows:
             roles[name.upper()] = getattr(core, name)
         return roles
+    # DOWN of the lift: a row 0 that computes the constant from the hidden unit 1, and in the column
+    # of that unit the biases. With the skip, which adds skip * 1 to row 0, it has to give 1 - skip.
     column = _column(xp, 1.0 - skip, bias, core.d_out, last.dtype)
     padded = xp.concatenate([xp.zeros((1, last.shape[1]), last.dtype), last])
     roles[DOWN] = xp.concatenate([padded, column[:, None]], axis=1)

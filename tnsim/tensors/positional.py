@@ -19,8 +19,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from tnsim.models.attention import Attention
@@ -28,6 +26,7 @@ from tnsim.models.layers import affine_maps, bias_name, innermost, residual_rule
 from tnsim.models.protocol import Layer
 from tnsim.names import MASK, OUTPUT, SCORES, SKIP, VALUE, WEIGHT, bias_of
 from tnsim.tensors.kinds import LayerKind
+from tnsim.tensors.lifted import library
 
 _TURNED = tuple(role for score in SCORES for role in score)
 
@@ -87,7 +86,7 @@ def sequence_arrays(layer: Layer, n_ctx: int) -> dict[str, Any]:
     Source:
         Paper, section 2.1.
     """
-    xp = jnp if any(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(layer)) else np
+    xp = library(layer)
     core = innermost(layer)
     rows, output = affine_maps(core)
     skip, scale = residual_rule(layer)

@@ -79,9 +79,11 @@ def symmetric_arrays(layer: Layer, lifted: bool) -> dict[str, Any]:
         return {DENSE: symmetrised(_whole(spelled))}
     left, right = _balanced(xp, *legs)
     down = roles[DOWN]
+    # (x (x) y + y (x) x) / 2 = ((x + y) (x) (x + y) - (x - y) (x) (x - y)) / 4
     factors = [left + right, left - right]
     downs = [0.25 * down, -0.25 * down]
     if SKIP in roles:
+        # A skip is the mean of e_i (x) e_0 and e_0 (x) e_i for every i: e_i for x, e_0 for y.
         copy = xp.eye(down.shape[0], dtype=down.dtype)
         factors += [copy + copy[0], copy - copy[0]]
         downs += [0.25 * roles[SKIP][0] * copy, -0.25 * roles[SKIP][0] * copy]
@@ -90,6 +92,8 @@ def symmetric_arrays(layer: Layer, lifted: bool) -> dict[str, Any]:
 
 def _balanced(xp: Any, left: Any, right: Any) -> tuple[Any, Any]:
     """The rows c x and y / c of equal norm; rows of zeros stay. To derivatives c is a constant."""
+    # c x (x) y / c is the same for every c. But squares of size |x|^2 whose difference is of size
+    # |x| |y| lose log10(|x| / |y|) digits.
     norms = [xp.sqrt((rows * rows).sum(axis=1)) for rows in (left, right)]
     usable = (norms[0] > 0) & (norms[1] > 0)
     ratio = xp.where(usable, norms[1], 1.0) / xp.where(usable, norms[0], 1.0)

@@ -27,8 +27,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Int
 
@@ -39,6 +37,7 @@ from tnsim.models.layers import Linear, affine_maps, bias_name, innermost, resid
 from tnsim.models.model import Model
 from tnsim.models.protocol import Layer
 from tnsim.names import ONES, OUTPUT, WEIGHT, Side, bias_of, model_leaf
+from tnsim.tensors.lifted import library
 from tnsim.tensors.positional import sequence_arrays
 
 TABLE, TOKENS, HERE, REACH = "TABLE", "TOKENS", "HERE", "REACH"
@@ -240,7 +239,7 @@ def _table(model: Model, layers: Sequence[Layer]) -> Any:
         table = add(embedding.weight.T, embedding.bias)
         layers = layers[1:]
     else:
-        table = _namespace(model).eye(model.d_in)
+        table = library(model).eye(model.d_in)
     for layer in layers:
         table = layer(table)
     return table
@@ -251,13 +250,13 @@ def _attention_arrays(
 ) -> dict[str, Any]:
     """Arrays of an attention layer that reads a table; `core` is what its residuals are around."""
     skip, scale = residual_rule(layer)
-    xp = _namespace((layer, table))
+    xp = library((layer, table))
     rotations = core.rotations(int(np.abs(at).max()) + 1)
     arrays: dict[str, Any] = {}
     for name in affine_maps(core)[0]:
         leg = add(table @ getattr(core, name).T, getattr(core, bias_name(name)))
         leg = leg.reshape(len(table), core.n_heads, -1)
-        if name.startswith("q"):
+        if name.startswith("q"):  # 1 / d_head for each of the two scores
             leg = leg / core.d_head
             if rotations is not None:
                 leg = xp.stack([_turned(leg, rotations, distance) for distance in at])
@@ -274,10 +273,6 @@ def _attention_arrays(
 
 def _turned(queries: Any, rotations: Any, distance: int) -> Any:
     """R_D q for every query q, a row: the score with a key k at the distance D is (R_D q) . k."""
+    # (R_s q) . (R_t k) = (R_(s - t) q) . k, as R_t^T R_s = R_(s - t); a row is multiplied by R_D^T.
     inverse = rotations[distance].T if distance >= 0 else rotations[-distance]
     return queries @ inverse
-
-
-def _namespace(tree: Any) -> Any:
-    """The array namespace of weights: JAX if any of them is of JAX, else NumPy."""
-    return jnp if any(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(tree)) else np

@@ -10,6 +10,7 @@ Moments are taken of z first, which is of size d_value, and then mapped to the o
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 
 from tnsim.engine.problem import Operand, Term, renamed
@@ -68,10 +69,9 @@ def covariance(expansions: Expansions, head_means: HeadMeans, by_head: bool) -> 
         by_head: Leave the heads `a` and `b` as open indices instead of adding them up.
     """
     names, stage = expansions.legs.names, expansions.legs.stage
-    outputs = [
-        names.leaf(slot, OUTPUT, OUTPUT_END[slot], HEAD[slot], end)
-        for slot, end in zip(SLOTS, (FIRST, SECOND), strict=True)
-    ]
+    outputs = []
+    for slot, end in zip(SLOTS, (FIRST, SECOND), strict=True):
+        outputs.append(names.leaf(slot, OUTPUT, OUTPUT_END[slot], HEAD[slot], end))
     summands = []
     for same, covariances in _head_covariances(expansions, head_means).items():
         positions = ("s",) if same else names.output_positions
@@ -101,6 +101,8 @@ def _head_covariances(expansions: Expansions, head_means: HeadMeans) -> dict[boo
     """
     names = expansions.legs.names
     rules = names.step.rules
+    # Cov[z, z'] = E[z z'^T] - E[z] E[z']^T, where E[z z'^T] joins a value leg of each and the four
+    # scores of both, ten legs in all.
     by_pattern = names.apart and names.step.positions.independent
     order = names.order("bra")
     weight = rules.share(order, order)
@@ -136,11 +138,11 @@ def _minus_means(names: BraKet, bra: Operand, ket: Operand) -> Summand:
 def _minus_means_within(frame: Frame) -> list[Summand]:
     """The same at the positions of one frame, in which legs of one layer only are joined."""
     bra, ket = (frame.wick.vector(Leg(slot, VALUE), scores_of(slot)) for slot in SLOTS)
-    return [
-        Summand(-1.0, (*one, *renamed(two, {FIRST: SECOND}), *frame.sums))
-        for one in bra
-        for two in ket
-    ]
+    summands = []
+    for one, two in itertools.product(bra, ket):
+        product = (*one, *renamed(two, {FIRST: SECOND}), *frame.sums)
+        summands.append(Summand(-1.0, product))
+    return summands
 
 
 def covariance_with_stream(expansions: Expansions, slot: Slot) -> list[Summand]:

@@ -44,9 +44,10 @@ CAUSAL, OPEN, ABSENT = "c", "n", "-"
 class Pattern(NamedTuple):
     """Position variables by class, classes being at different positions.
 
-    classes: As ("sS", "t", "T").
-    masks: Of the bra and of the ket, each `CAUSAL`, `OPEN` or `ABSENT`.
-    relative: Whether tuples count up to translation.
+    Args:
+        classes: As ("sS", "t", "T").
+        masks: Of the bra and of the ket, each `CAUSAL`, `OPEN` or `ABSENT`.
+        relative: Whether tuples count up to translation.
     """
 
     classes: tuple[str, ...]
@@ -63,6 +64,7 @@ class Pattern(NamedTuple):
 
     @property
     def variables(self) -> str:
+        """All position variables, class by class."""
         return "".join(self.classes)
 
     @property
@@ -108,6 +110,7 @@ def _orders(pattern: Pattern) -> Int[np.ndarray, "orders classes"]:
     keep = np.ones(len(ranks), bool)
     for mask, output, key in zip(pattern.masks, ("s", ket_output), ("t", "T"), strict=True):
         if mask == CAUSAL:
+            # t <= s. They may be one class, and then their ranks are equal.
             keep &= ranks[:, pattern.class_of(output)] >= ranks[:, pattern.class_of(key)]
     return ranks[keep]
 
@@ -176,6 +179,7 @@ def _count(pattern: Pattern, n_ctx: int) -> Float[np.ndarray, "tuples ..."]:
     positions = tuples(pattern, n_ctx)
     outputs = positions[:, [pattern.class_of(variable) for variable in pattern.outputs]]
     count = np.zeros((len(positions), *(n_ctx,) * len(pattern.outputs)))
+    # A tuple counts at every place it can be moved to, until its last position leaves the sequence.
     shifts = n_ctx if pattern.relative else 1
     for shift in range(shifts):
         inside = np.flatnonzero(positions.max(axis=1) + shift < n_ctx)
@@ -204,7 +208,7 @@ def _all_patterns() -> Iterator[Pattern]:
     for size in range(1, len(POSITIONS) + 1):
         for variables in itertools.combinations(_in_order(POSITIONS), size):
             bra, ket = _masks("t", variables), _masks("T", variables)
-            masks = [one + two for one in bra for two in ket]
+            masks = ["".join(both) for both in itertools.product(bra, ket)]
             for classes in _partitions(variables):
                 for mask, relative in itertools.product(masks, (True, False)):
                     yield Pattern(classes, mask, relative)
@@ -225,6 +229,7 @@ def _partitions(variables: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
     if not variables:
         yield ()
         return
+    # The first letter is a class of its own, or joins one of the classes of the others.
     first, *rest = variables
     for smaller in _partitions(tuple(rest)):
         yield (first, *smaller)

@@ -28,9 +28,10 @@ from tnsim.names import MASK, SLOTS, STREAM, Slot
 class Frame(NamedTuple):
     """One summand of a sum over positions.
 
-    wick: Expectations of products of legs, at the positions of the frame.
-    sums: Arrays by which they have to be multiplied to sum over keys.
-    pattern: Which positions coincide; None for all positions in one frame.
+    Args:
+        wick: Expectations of products of legs, at the positions of the frame.
+        sums: Arrays by which they have to be multiplied to sum over keys.
+        pattern: Which positions coincide; None for all positions in one frame.
     """
 
     wick: Wick
@@ -74,7 +75,7 @@ class RuledMoments:
         products: list[Product] = []
         if self.pattern is None or self.pattern.joins(position(one), position(two)):
             products.append(self._placed(self.legs.covariance(one, two), one))
-        if self.rule.with_constants:
+        if self.rule.with_constants:  # C + m m'^T, see `joining_rules`
             first, second = self.legs.mean(one), self.legs.mean(two)
             if first is not None and second is not None:
                 at_first = self._placed(first, one)
@@ -104,6 +105,7 @@ class RuledMoments:
 
         The tuples `g` take the place of its axis of positions.
         """
+        # packed[..., g, ...] = sum_s array[..., s, ...] AT[g, s]: a gather, written as a product
         axes = [n for n, index in enumerate(operand.indices) if index in POSITIONS]
         if not axes:
             return operand
@@ -145,7 +147,7 @@ class Expansions:
             masks = tuple(names.leaf(slot, MASK, *positions[slot]) for slot in mixing)
             yield self.frame(rule, masks, None)
             return
-        masks = "".join(self._mask(slot) if slot in mixing else ABSENT for slot in SLOTS)
+        masks = "".join(self._mask(slot, mixing) for slot in SLOTS)
         variables = "".join(positions.values())
         for pattern in patterns(variables, masks, known.relative, known.n_ctx):
             count = Operand(pattern.count, ("g", *pattern.outputs))
@@ -161,5 +163,7 @@ class Expansions:
             self._expansions[key] = Wick(name, moments, self.legs.stage)
         return Frame(self._expansions[key], sums, pattern)
 
-    def _mask(self, slot: Slot) -> str:
+    def _mask(self, slot: Slot, mixing: list[Slot]) -> str:
+        if slot not in mixing:
+            return ABSENT
         return CAUSAL if self.legs.names.kind(slot).causal else OPEN

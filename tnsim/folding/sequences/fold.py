@@ -10,6 +10,7 @@ the closure beyond. The tree metrics are the same computation with other joining
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping
 
 from tnsim.engine.problem import (
@@ -121,7 +122,7 @@ class Folder:
         self.layers = _matched(models, metric)
         self.stages: list[Stage] = []
         self.states = _input_states(models, inputs)
-        every = [kind for kinds in models.values() for kind in kinds]
+        every = list(itertools.chain.from_iterable(models.values()))
         constants = inputs.mean is not None or any(kind.biases or kind.skips for kind in every)
         by_model = self.rules.gaussian or constants
         self.scales = Scales(tuple(models), _tracked(pairs, self.rules), by_model)
@@ -282,7 +283,7 @@ def _tracked(pairs: tuple[Pair, ...], rules: MetricRules) -> tuple[Pair, ...]:
     Those that are wanted, and under a Gaussian metric, which joins legs of one model too, every
     model with itself.
     """
-    present = {model for pair in pairs for model in pair}
+    present = set(itertools.chain.from_iterable(pairs))
     tracked = []
     for pair in PAIRS:
         with_itself = pair.bra == pair.ket and pair.bra in present
@@ -315,6 +316,9 @@ def _input_shapes(inputs: SequenceInputs, d_in: int, n_ctx: int) -> dict[str, tu
 
 def _names_used(stages: Iterable[Stage]) -> set[str]:
     """Names of all operands of some stages."""
-    definitions = [definition for stage in stages for definition in stage.definitions]
-    terms = [term for definition in definitions for term in definition.terms]
-    return {operand.name for term in terms for operand in term.operands}
+    names: set[str] = set()
+    for stage in stages:
+        for definition in stage.definitions:
+            for term in definition.terms:
+                names.update(operand.name for operand in term.operands)
+    return names

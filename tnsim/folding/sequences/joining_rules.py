@@ -25,18 +25,21 @@ import math
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
+from tnsim.errors import ModelError
 from tnsim.folding.sequences.notation import Leg
 from tnsim.metrics.protocol import LayerwiseMetric
+from tnsim.metrics.ways import Way, way_of
 from tnsim.names import STREAM
 
 
 class Rule(NamedTuple):
     """Which two legs may be joined.
 
-    name: For the names of definitions.
-    joins: Whether a leg may be joined with another.
-    with_constants: Whether every leg has a partner, and two joined legs count by `C + m m^T`
-        instead of by C.
+    Args:
+        name: For the names of definitions.
+        joins: Whether a leg may be joined with another.
+        with_constants: Whether every leg has a partner, and two joined legs count by `C + m m^T`
+            instead of by C.
     """
 
     name: str
@@ -74,11 +77,12 @@ STREAM_ACROSS = Rule("stream", _stream_across)
 class MetricRules(NamedTuple):
     """The rules of a metric.
 
-    within: For one layer alone, for its mean.
-    across: For a layer of the bra and one of the ket.
-    stream: For the residual stream of one and the layer of the other.
-    gaussian: Whether the metric asks for expectations, and joins legs of one layer too.
-    symmetrised: Whether joinings across are averaged over the permutations of a layer's legs.
+    Args:
+        within: For one layer alone, for its mean.
+        across: For a layer of the bra and one of the ket.
+        stream: For the residual stream of one and the layer of the other.
+        gaussian: Whether the metric asks for expectations, and joins legs of one layer too.
+        symmetrised: Whether joinings across are averaged over the permutations of a layer's legs.
     """
 
     within: Rule
@@ -108,11 +112,20 @@ class MetricRules(NamedTuple):
 
 
 def rules_of(metric: LayerwiseMetric) -> MetricRules:
-    """The rules by which a metric joins legs layer by layer."""
-    if metric.pairs_within_model:
+    """The rules by which a metric joins legs layer by layer.
+
+    Raises:
+        ModelError: It joins them in a way of its own.
+    """
+    way = way_of(metric)
+    if way is None:
+        raise ModelError(
+            f"{type(metric).__name__} joins legs in a way of its own, which is known for models of "
+            "vectors only; models of sequences take the metrics of tnsim"
+        )
+    if way is Way.ISSERLIS:
         return MetricRules(ALL, ALL, ALL, gaussian=True, symmetrised=False)
-    of_two_legs = metric.joinings(2, 2, centred=True)
-    symmetrised = any(joining.symmetrised for joining in of_two_legs)
+    symmetrised = way is Way.SYMMETRISED
     across = ACROSS if symmetrised else STRAIGHT
     return MetricRules(NONE, across, STREAM_ACROSS, gaussian=False, symmetrised=symmetrised)
 

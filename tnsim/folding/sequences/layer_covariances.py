@@ -38,9 +38,10 @@ Means = Mapping[ModelName, OutputMean]
 class OutputCovariance(NamedTuple):
     """The covariance of the outputs of two layers.
 
-    names: The layers in their slots.
-    stage: What has to be computed.
-    summands: Their sum, at the positions `names.outputs` and the coordinates `k` and `l`.
+    Args:
+        names: The layers in their slots.
+        stage: What has to be computed.
+        summands: Their sum, at the positions `names.outputs` and the coordinates `k` and `l`.
     """
 
     names: BraKet

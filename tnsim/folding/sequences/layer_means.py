@@ -23,10 +23,11 @@ from tnsim.names import CONSTANT, STREAM, ModelName, Pair, bias_of
 class OutputMean(NamedTuple):
     """The mean of a layer's output.
 
-    moment: The mean, None where it vanishes; of a model that waits, that of the state below.
-    summands: What it is the sum of, at `k`.
-    heads: The mean of every head's output, None where it vanishes or the layer has no heads.
-    stage: What has to be computed for it.
+    Args:
+        moment: The mean, None where it vanishes; of a model that waits, that of the state below.
+        summands: What it is the sum of, at `k`.
+        heads: The mean of every head's output, None where it vanishes or the layer has no heads.
+        stage: What has to be computed for it.
     """
 
     moment: Moment | None

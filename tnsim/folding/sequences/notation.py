@@ -95,11 +95,13 @@ def spread(
 class Summand(NamedTuple):
     """A summand of a mean or of a covariance of outputs.
 
-    weight: Its factor.
-    product: Its arrays.
-    same: Whether it counts only where both outputs are at one position, though two are told apart.
-    parts: Which part of the bra's output it comes from, and which of the ket's. A mean comes from
-        the first.
+    Args:
+        weight: Its factor.
+        product: Its arrays.
+        same: Whether it counts only where both outputs are at one position, though two are told
+            apart.
+        parts: Which part of the bra's output it comes from, and which of the ket's. A mean comes
+            from the first.
     """
 
     weight: float

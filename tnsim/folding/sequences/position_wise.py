@@ -59,7 +59,7 @@ def covariance(legs: Projections) -> list[Summand]:
     summands = []
     for matching in matchings((*bra, *ket), rules.across):
         if matching.crossing == 0:
-            continue
+            continue  # a summand of the product of the two means
         product = _product(legs, matching, {"bra": bra_hidden, "ket": ket_hidden})
         if product is not None:
             weight = rules.share(len(bra), matching.crossing)

@@ -105,6 +105,7 @@ class Projections:
         moment, rows = names.state_moment(*slots), names.rows(one)
         if not moment.name:
             return names.leaf(one.slot, one.role, *rows, "j")
+        # half[s, rows, S, j] = sum_i weight[s, rows, i] C[s, i, S, j], where these axes exist
         if moment.diagonal:
             position = ("s",) if moment.form == "each" else ()
             weight = names.leaf(one.slot, one.role, *rows, "j")
@@ -112,8 +113,9 @@ class Projections:
         else:
             weight = names.leaf(one.slot, one.role, *rows, "i")
             below = names.state_covariance(slots, ("s", "S"), ("i", "j"))
-        first = rows if moment.form == "alike" or "s" in rows else ("s", *rows)
-        indices = (*first, *(("S",) if moment.form == "full" else ()), "j")
+        indices = (*rows, "S", "j") if moment.form == "full" else (*rows, "j")
+        if moment.form != "alike" and "s" not in rows:
+            indices = ("s", *indices)
         across = "" if one.slot == two.slot else ".across"
         name = f"half.{names.models[one.slot]}.{one.role}.{names.models[two.slot]}{across}"
         return self._define(name, names.marks[one.slot], indices, (weight, *below))
@@ -126,8 +128,12 @@ class Projections:
         """
         names = self.names
         inside = one.slot == two.slot
-        own = {"s": "S" if apart else "s", "a": "a" if inside else "b", FIRST: SECOND}
-        rows = tuple(own[index] for index in names.rows(two))
+        own = {FIRST: SECOND}  # the axes of the second leg's rows under names of their own
+        if apart:
+            own["s"] = "S"
+        if not inside:
+            own["a"] = "b"
+        rows = tuple(own.get(index, index) for index in names.rows(two))
         weight = names.leaf(two.slot, two.role, *rows, "j")
         if not apart:
             half = half.renamed({"S": "s"})

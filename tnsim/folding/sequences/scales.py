@@ -27,9 +27,10 @@ Powers = tuple[tuple[str, int], ...]
 class Scales(NamedTuple):
     """The scale groups of a comparison.
 
-    models: The models that are compared.
-    tracked: Pairs whose covariances are carried from step to step.
-    by_model: Whether all values of a model share one scale; otherwise those of a pair do.
+    Args:
+        models: The models that are compared.
+        tracked: Pairs whose covariances are carried from step to step.
+        by_model: Whether all values of a model share one scale; otherwise those of a pair do.
     """
 
     models: tuple[ModelName, ...]
@@ -56,12 +57,12 @@ class Scales(NamedTuple):
         A model's scale is the root of the largest value of its covariance with itself, where that
         is tracked.
         """
-        if not self.by_model:
-            return tuple(
-                ScaleGroup(pair.group, step.order(pair.bra), states.moments[pair].name)
-                for pair in self.tracked
-            )
         scales = []
+        if not self.by_model:
+            for pair in self.tracked:
+                name = states.moments[pair].name
+                scales.append(ScaleGroup(pair.group, step.order(pair.bra), name))
+            return tuple(scales)
         for model in self.models:
             own = Pair(model, model)
             largest = states.moments[own].name if own in self.tracked else None

@@ -37,10 +37,11 @@ class Moment(NamedTuple):
 class Positions(NamedTuple):
     """What is known of the positions below a step.
 
-    n_ctx: Their number.
-    independent: Whether states at different positions are independent.
-    relative: Whether they are moreover distributed alike, so that only differences of positions
-        matter.
+    Args:
+        n_ctx: Their number.
+        independent: Whether states at different positions are independent.
+        relative: Whether they are moreover distributed alike, so that only differences of positions
+            matter.
     """
 
     n_ctx: int
@@ -51,9 +52,10 @@ class Positions(NamedTuple):
 class States(NamedTuple):
     """What is known of both models below a step.
 
-    moments: Covariance of the states of a pair of models.
-    means: Mean of a model's state; None: zero.
-    ones: Name of the constant 1 in the current scale of a model.
+    Args:
+        moments: Covariance of the states of a pair of models.
+        means: Mean of a model's state; None: zero.
+        ones: Name of the constant 1 in the current scale of a model.
     """
 
     moments: dict[Pair, Moment]

@@ -77,11 +77,14 @@ class Wick:
         """E[u w^T prod scores], ends `FIRST` and `SECOND`."""
 
         def products() -> Iterator[Product]:
+            # u with w: C_uw E[prod D]
             yield from _products(self.legs.covariance(u, w), self.scalar(scores))
+            # u left to its mean: m_u E[w prod D]^T, where w takes the second end
             mean = self.legs.mean(u)
             if mean is not None:
                 rest = _renamed(self.vector(w, scores), {FIRST: SECOND})
                 yield from _products((mean,), rest)
+            # u with a leg x of a score (x . x'): u x^T becomes C_ux, and C_ux x' stands for u
             for x, mate, others in _partners(scores):
                 joined = _renamed(self.legs.covariance(u, x), {SECOND: LINK})
                 rest = _renamed(self.matrix(mate, w, others), {FIRST: LINK})
@@ -106,11 +109,13 @@ class Wick:
     def scalar(self, scores: Scores) -> Sum:
         """E[prod scores]."""
         if not scores:
-            return ((),)
-        first = min(scores)
+            return ((),)  # the empty product, 1
+        first = min(scores)  # any one will do; always the same, so that questions recur
         q, k = first
         rest = scores - {first}
 
+        # (q . k) is the trace of q k^T, so these are the three summands of `matrix` for u = q and
+        # w = k with both ends on one index. Traced one by one, they need no matrix E[q k^T ...].
         def products() -> Iterator[Product]:
             trace = _renamed(self.legs.covariance(q, k), {FIRST: LINK, SECOND: LINK})
             yield from _products(trace, self.scalar(rest))
@@ -135,6 +140,8 @@ class Wick:
 
         It is a definition, unless it is nothing but an array that exists already.
         """
+        # Arrays are added only where they have the same axes: a summand that does not depend on a
+        # position or a head is not spread over it, but kept as a summand of its own.
         by_indices: dict[tuple[str, ...], list[Product]] = {}
         for product in products:
             open_indices = indices_of(product) - {LINK, RING}
