@@ -18,8 +18,8 @@ if TYPE_CHECKING:  # the same names as below, for editors and type checkers
     from tnsim.compare.attribution import Attribution, attribution
     from tnsim.compare.monte_carlo import Check, check
     from tnsim.compare.numbers import Number, Numbers, SignedLog
-    from tnsim.compare.planned import Budget
     from tnsim.compare.similarity import inner, log_inner, plan, similarity, slices
+    from tnsim.engine.budget import Budget
     from tnsim.engine.plan import Plan
     from tnsim.errors import (
         CheckpointError,
@@ -84,7 +84,7 @@ _HOME = {
     "Number": "compare.numbers",
     "Numbers": "compare.numbers",
     "SignedLog": "compare.numbers",
-    "Budget": "compare.planned",
+    "Budget": "engine.budget",
     "pairwise": "gram.run",
     "plan_pairwise": "gram.run",
     "open_pairwise": "gram.run",
