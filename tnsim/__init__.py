@@ -56,6 +56,7 @@ if TYPE_CHECKING:  # the same names as below, for editors and type checkers
     from tnsim.models.protocol import Layer, OwnLayer
     from tnsim.sessions import Session, session
     from tnsim.tensor_networks.closed_networks import networks
+    from tnsim.tensor_networks.contraction import Expression, contract, contract_expression
     from tnsim.tensor_networks.network import network
 
 _HOME = {
@@ -97,6 +98,9 @@ _HOME = {
     "Plan": "engine.plan",
     "network": "tensor_networks.network",
     "networks": "tensor_networks.closed_networks",
+    "contract": "tensor_networks.contraction",
+    "contract_expression": "tensor_networks.contraction",
+    "Expression": "tensor_networks.contraction",
     "load": "checkpoints.load",
     "save": "checkpoints.native",
     "from_state_dict": "checkpoints.load",
@@ -143,6 +147,7 @@ __all__ = [
     "Dialect",
     "DuplicateWarning",
     "ExecutorError",
+    "Expression",
     "ForwardError",
     "Frobenius",
     "Gaussian",
@@ -179,6 +184,8 @@ __all__ = [
     "baselines",
     "check",
     "compare_forward",
+    "contract",
+    "contract_expression",
     "figures",
     "from_state_dict",
     "inner",
