@@ -69,13 +69,13 @@ def contract(
             axes may be exchanged in any way, so more sub-contractions are equal.
         strip_exponent: Whether to return a mantissa and an exponent, as in quimb, for what no float
             holds.
-        dtype: Precision of the computation and of the result, float64 or float32.
+        dtype: Precision of the computation, float64 or float32; the result is float64.
         backend: `"jax"` compiles; `"numpy"` does not, and is faster for what runs once.
         budget: What the contraction may take.
 
     Returns:
-        A NumPy array with the axes `output_inds`, a scalar without any; inside a JAX trace a traced
-        array in the dtype of what is traced. With `strip_exponent` a pair: mantissa, whose largest
+        Float64 with the axes `output_inds`, a scalar without any; inside a JAX trace a traced array
+        in the dtype of what is traced. With `strip_exponent` a pair: mantissa, whose largest
         entry is 1 in size, and exponent, with the value `mantissa * 10**exponent`; of a zero both
         are 0.
 
@@ -206,10 +206,10 @@ class Expression:
         if traced:
             dtype = str(jnp.result_type(*(array.dtype for array in traced)))
             return self._finished(*self._contracted(known, dtype, "traced"))
-        with execution.precision():
+        with execution.precision(), np.errstate(over="ignore", invalid="ignore"):
             found = self._contracted(known, self.plan.dtype, self.backend)
-            value, exponent = map(np.asarray, jax.device_get(found))
-        finished = self._finished(value[()], float(exponent))
+        value, exponent = (np.asarray(part, np.float64)[()] for part in jax.device_get(found))
+        finished = self._finished(value, exponent)
         if not all(np.isfinite(part).all() for part in jax.tree.leaves(finished)):
             raise TnsimError(
                 f"the contraction left the range of {self.plan.dtype}; "
@@ -229,7 +229,7 @@ class Expression:
     def _finished(self, value: Any, exponent: Any) -> Any:
         """What a call returns."""
         if not self.strip_exponent:
-            with np.errstate(over="ignore"):  # what is beyond floats is seen afterwards
+            with np.errstate(over="ignore", invalid="ignore"):  # is seen afterwards
                 return value * float(np.power(10.0, exponent))
         largest = abs(value).max()
         largest = do("where", largest > 0, largest, do("ones_like", largest))

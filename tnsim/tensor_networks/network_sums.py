@@ -30,6 +30,9 @@ SUM = "SUM"
 ZERO = "ZERO"
 """Name of the array that an empty sum reads."""
 
+_APART = 200
+"""Exponents of 10 by which networks may differ."""
+
 Tags = str | tuple[str, ...]
 """What selects tensors: those that carry all of these tags."""
 WeightedNetwork = tuple[float, "qtn.TensorNetwork"]
@@ -151,6 +154,12 @@ def _as_problem(
         leaves[ZERO] = Leaf(np.zeros(sizes or ()), False, [])
         read = [(1.0, 0.0, (Operand(ZERO, outputs),))]
     exponent = max(own for _, own, _ in read)
+    apart = exponent - min(own for _, own, _ in read)
+    if apart > _APART:
+        raise ModelError(
+            f"the exponents of the networks differ by {apart:.4g}, more than a float holds: "
+            "call network.distribute_exponent() first"
+        )
     terms = []
     counts = np.zeros((len(read), len(leaves)))
     columns = {name: n for n, name in enumerate(leaves)}
@@ -188,7 +197,7 @@ class _Leaves:
             raise ModelError(f"a tensor of {what} belongs to several groups of shared_tags: {tags}")
         key = shared[0] if shared else id(data)
         if key not in self._names:
-            self._add(key, data, tags)
+            self._add(key, tensor, what)
         name = self._names[key]
         leaf = self.found[name]
         if data is not self._held[name]:
@@ -197,15 +206,16 @@ class _Leaves:
             leaf.tags.append(tags)
         return Operand(name, tuple(tensor.inds))
 
-    def _add(self, key: int | frozenset[str], data: Any, tags: frozenset[str]) -> None:
+    def _add(self, key: int | frozenset[str], tensor: qtn.Tensor, what: str) -> None:
+        """A new leaf, called by a number."""
         name = f"T{len(self._names)}"
-        what = f"a tensor with the tags {_listed(tags)}"
-        array = as_array(data, what, len(data.shape))
-        symmetric = any(group <= tags for group in self._symmetric)
+        what = f"a tensor of {what} with the indices {_listed(tensor.inds)}"
+        array = as_array(tensor.data, what, tensor.ndim)
+        symmetric = any(group.issubset(tensor.tags) for group in self._symmetric)
         if symmetric:
             check_symmetric(array, what)
         self._names[key] = name
-        self._held[name] = data
+        self._held[name] = tensor.data
         self.found[name] = Leaf(array, symmetric, [])
 
 
@@ -285,11 +295,11 @@ def _weighted(networks: Any) -> Iterator[WeightedNetwork]:
     if isinstance(networks, qtn.TensorNetwork):
         networks = [(1.0, networks)]
     for number, item in enumerate(networks):
-        pair = item if isinstance(item, tuple | list) else ()
+        pair = item if isinstance(item, tuple | list) else (item,)
         if len(pair) != 2 or not isinstance(pair[1], qtn.TensorNetwork):
             raise ModelError(
                 "contract takes a quimb TensorNetwork or pairs (weight, TensorNetwork); "
-                f"item {number} is {type(item).__name__}"
+                f"item {number} is ({', '.join(type(part).__name__ for part in pair)})"
             )
         weight, network = pair
         if isinstance(weight, Tracer):
