@@ -8,7 +8,7 @@ chunks. `networks(a, b, metric)` may be given as it is; its sum is `inner(a, b, 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import jax
@@ -20,12 +20,14 @@ from numpy.typing import DTypeLike
 
 from tnsim.engine import execution
 from tnsim.engine.budget import Budget, within
-from tnsim.engine.plan import Plan, dtype_name
+from tnsim.engine.dtypes import ALL_DTYPES, DTYPES, dtype_name
+from tnsim.engine.plan import Plan
 from tnsim.engine.planner import plan_problem
 from tnsim.errors import ModelError, TnsimError
-from tnsim.tensor_networks.leaf_scales import Scaled, balanced, in_units
+from tnsim.tensor_networks.leaf_scales import balanced, in_units
 from tnsim.tensor_networks.network_sums import (
     SUM,
+    Leaf,
     NetworkSum,
     Tags,
     WeightedNetwork,
@@ -48,7 +50,7 @@ def contract(
     shared_tags: Iterable[Tags] = (),
     symmetric_tags: Iterable[Tags] = (),
     strip_exponent: bool = False,
-    dtype: DTypeLike = "float64",
+    dtype: DTypeLike | None = None,
     backend: Backend = "jax",
     budget: Budget = Budget(),
 ) -> Any:
@@ -69,18 +71,19 @@ def contract(
             axes may be exchanged in any way, so more sub-contractions are equal.
         strip_exponent: Whether to return a mantissa and an exponent, as in quimb, for what no float
             holds.
-        dtype: Precision of the computation, float64 or float32; the result is float64.
+        dtype: Precision of the computation: float64 or float32, complex128 or complex64. None for
+            float64, or complex128 where an array is complex.
         backend: `"jax"` compiles; `"numpy"` does not, and is faster for what runs once.
         budget: What the contraction may take.
 
     Returns:
-        Float64 with the axes `output_inds`, a scalar without any; inside a JAX trace a traced array
-        in the dtype of what is traced. With `strip_exponent` a pair: mantissa, whose largest
-        entry is 1 in size, and exponent, with the value `mantissa * 10**exponent`; of a zero both
-        are 0.
+        Float64 or complex128 with the axes `output_inds`, a scalar without any; inside a JAX trace
+        a traced array in the dtype of what is traced. With `strip_exponent` a pair: mantissa, whose
+        largest entry is 1 in size, and exponent, with the value `mantissa * 10**exponent`; of a
+        zero both are 0.
 
     Raises:
-        ModelError: The networks cannot be added up, or an array is not real, finite and nonempty.
+        ModelError: The networks cannot be added up, or an array is not finite, or empty.
         TooLarge: The contraction would exceed the budget; nothing has run.
         TnsimError: A number left the range of floats on the way; use `strip_exponent`.
 
@@ -116,7 +119,7 @@ def contract_expression(
     shared_tags: Iterable[Tags] = (),
     symmetric_tags: Iterable[Tags] = (),
     strip_exponent: bool = False,
-    dtype: DTypeLike = "float64",
+    dtype: DTypeLike | None = None,
     backend: Backend = "jax",
     budget: Budget = Budget(),
 ) -> Expression:
@@ -131,7 +134,7 @@ def contract_expression(
         is not given are those of the networks, which stay on the device.
 
     Raises:
-        ModelError: The networks cannot be added up, or an array is not real, finite and nonempty.
+        ModelError: The networks cannot be added up, or an array is not finite, or empty.
         TooLarge: The contraction would exceed the budget.
 
     Example:
@@ -146,22 +149,22 @@ def contract_expression(
         >>> jax.grad(energy)({"STATE": np.array([1.0, 2.0, 3.0])})["STATE"].tolist()
         [2.0, 4.0, 6.0]
     """
-    dtype = dtype_name(dtype)
     if backend not in ("jax", "numpy"):
         raise ModelError(f"backend must be 'jax' or 'numpy', found {backend!r}")
     total = network_sum(networks, output_inds, shared_tags, symmetric_tags)
+    precision = _precision(dtype, total)
     count = len(total.counts)
     name = "a network" if count == 1 else f"a sum of {count:,} networks"
     plan = within(
-        budget, lambda large: plan_problem(total.problem, name, True, dtype, large), _ADVICE
+        budget, lambda large: plan_problem(total.problem, name, True, precision, large), _ADVICE
     )
-    known = {}
-    for leaf, (array, _, _) in total.leaves.items():
-        known[leaf] = in_units(array) if strip_exponent else Scaled(array, 0.0)
-    if not _traced(known):
-        arrays = _placed({leaf: scaled.array for leaf, scaled in known.items()}, dtype, backend)
-        known = {leaf: Scaled(arrays[leaf], known[leaf].log) for leaf in known}
-    return Expression(plan, total, known, strip_exponent, backend)
+    leaves = dict(total.leaves)
+    if strip_exponent:
+        leaves = {leaf: _scaled(value) for leaf, value in leaves.items()}
+    if not _traced(leaves):
+        arrays = _placed({leaf: value.array for leaf, value in leaves.items()}, precision, backend)
+        leaves = {leaf: value._replace(array=arrays[leaf]) for leaf, value in leaves.items()}
+    return Expression(plan, replace(total, leaves=leaves), strip_exponent, backend)
 
 
 @dataclass(frozen=True, eq=False)
@@ -170,15 +173,13 @@ class Expression:
 
     Args:
         plan: What a call runs, with its costs.
-        networks: The networks, read.
-        known: The array of every leaf, for those that a call does not give.
+        networks: The networks, read; their arrays, in place, are those that a call does not give.
         strip_exponent: Whether calls return a mantissa and an exponent.
         backend: On what calls run outside a JAX trace.
     """
 
     plan: Plan
     networks: NetworkSum
-    known: Mapping[str, Scaled]
     strip_exponent: bool
     backend: Backend
 
@@ -194,22 +195,24 @@ class Expression:
 
         Raises:
             ModelError: Tags stand for no array or for several, or an array has another shape or is
-                not real and finite.
+                not finite, or complex where the plan is real.
             TnsimError: A number left the range of floats on the way.
         """
-        known = dict(self.known)
+        leaves = dict(self.networks.leaves)
         for tags, given in (arrays or {}).items():
             name = leaf_of(self.networks, tags)
-            array = checked(self.networks, name, given)
-            known[name] = in_units(array) if self.strip_exponent else Scaled(array, 0.0)
-        traced = _traced(known)
+            array = checked(self.networks, name, given, real=self.plan.dtype in DTYPES)
+            leaf = leaves[name]._replace(array=array)
+            leaves[name] = _scaled(leaf) if self.strip_exponent else leaf
+        traced = _traced(leaves)
         if traced:
             dtype = str(jnp.result_type(*(array.dtype for array in traced)))
-            return self._finished(*self._contracted(known, dtype, "traced"))
+            return self._finished(*self._contracted(leaves, dtype, "traced"))
         with execution.precision(), np.errstate(over="ignore", invalid="ignore"):
-            found = self._contracted(known, self.plan.dtype, self.backend)
-        value, exponent = (np.asarray(part, np.float64)[()] for part in jax.device_get(found))
-        finished = self._finished(value, exponent)
+            found = self._contracted(leaves, self.plan.dtype, self.backend)
+        value, exponent = jax.device_get(found)
+        widest = np.result_type(value, np.float64)
+        finished = self._finished(np.asarray(value, widest)[()], float(exponent))
         if not all(np.isfinite(part).all() for part in jax.tree.leaves(finished)):
             raise TnsimError(
                 f"the contraction left the range of {self.plan.dtype}; "
@@ -217,11 +220,11 @@ class Expression:
             )
         return finished
 
-    def _contracted(self, known: Mapping[str, Scaled], dtype: str, backend: str) -> tuple[Any, Any]:
+    def _contracted(self, leaves: Mapping[str, Leaf], dtype: str, backend: str) -> tuple[Any, Any]:
         """The sum in one precision, and the exponent of 10 that it lacks."""
-        arrays, log = {name: scaled.array for name, scaled in known.items()}, 0.0
+        arrays, log = {name: leaf.array for name, leaf in leaves.items()}, 0.0
         if self.strip_exponent:
-            arrays, log = balanced(known, self.networks.counts)
+            arrays, log = balanced(leaves, self.networks.counts)
         arrays = _placed(arrays, dtype, backend)
         value = execution.run(self.plan, arrays, backend).values[SUM]
         return value, self.networks.exponent + log * np.log10(2.0)
@@ -237,15 +240,36 @@ class Expression:
 
     def __repr__(self) -> str:
         outputs = ", ".join(self.networks.output_inds)
+        arrays = len(self.networks.leaves)
         return (
-            f"Expression({self.plan.metric} over {len(self.known)} arrays, outputs ({outputs}); "
+            f"Expression({self.plan.metric} over {arrays} arrays, outputs ({outputs}); "
             f"{self.plan.multiplications:,} multiplications)"
         )
 
 
-def _traced(known: Mapping[str, Scaled]) -> list[Tracer]:
+def _precision(dtype: DTypeLike | None, networks: NetworkSum) -> str:
+    """The name of the precision to compute in.
+
+    Raises:
+        ModelError: There is none such, or it has no complex numbers and the networks have.
+    """
+    if dtype is None:
+        return "complex128" if networks.is_complex else "float64"
+    name = dtype_name(dtype, ALL_DTYPES)
+    if networks.is_complex and name in DTYPES:
+        raise ModelError(f"the networks hold complex numbers, which {name} does not")
+    return name
+
+
+def _scaled(leaf: Leaf) -> Leaf:
+    """A leaf in units of its own."""
+    array, log = in_units(leaf.array)
+    return leaf._replace(array=array, log=log)
+
+
+def _traced(leaves: Mapping[str, Leaf]) -> list[Tracer]:
     """Arrays that JAX traces."""
-    return [scaled.array for scaled in known.values() if isinstance(scaled.array, Tracer)]
+    return [leaf.array for leaf in leaves.values() if isinstance(leaf.array, Tracer)]
 
 
 def _placed(arrays: Mapping[str, Any], dtype: str, backend: str) -> dict[str, Any]:

@@ -14,7 +14,7 @@ arrays keep 2**(s - e), and the sum lacks 2**(C[0] e).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -22,6 +22,7 @@ from jaxtyping import Float
 
 from tnsim.engine.log_scaled import library_of
 from tnsim.models.arrays import Array
+from tnsim.tensor_networks.network_sums import Leaf
 
 _LARGEST = 1000
 """Logarithm of the largest unit: its inverse is a float too."""
@@ -29,41 +30,34 @@ _NONE = 1e-9
 """Entries of a projection below this are rounding."""
 
 
-class Scaled(NamedTuple):
-    """`array * 2**log`."""
-
-    array: Array
-    log: Any
-
-
-def in_units(array: Array) -> Scaled:
-    """An array such that networks of random ones like it have values near one.
+def in_units(array: Array) -> tuple[Array, Any]:
+    """An array over its unit, such that networks of random ones like it have values near one.
 
     A bond of size n between two random arrays multiplies a network by sqrt(n), so each of its ends
     stands for n**(1/4). Units are constants to derivatives: value and logarithm would cancel.
 
     Example:
-        >>> in_units(np.full((2, 2), 3e200))
-        Scaled(array=array([[1.03720962, 1.03720962],
-               [1.03720962, 1.03720962]]), log=np.float64(667.0))
+        >>> array, log = in_units(np.full((2, 2), 3e200))
+        >>> array.round(2).tolist(), float(log)
+        ([[0.98, 0.98], [0.98, 0.98]], 667.0)
     """
     xp = library_of(array)
     fixed = jax.lax.stop_gradient(array) if isinstance(array, jax.Array) else array
     largest = abs(fixed).max()
     largest = xp.where(largest > 0, largest, 1.0)
-    size = xp.sqrt(xp.mean((fixed / largest) ** 2)) * array.size**0.25
+    size = xp.sqrt(xp.mean(abs(fixed / largest) ** 2)) * array.size**0.25
     log = xp.log2(largest) + xp.log2(xp.where(size > 0, size, 1.0))
     log = xp.clip(xp.round(log), -_LARGEST, _LARGEST)
-    return Scaled(array * 2.0**-log, log)
+    return array * 2.0**-log, log
 
 
 def balanced(
-    known: Mapping[str, Scaled], counts: Float[np.ndarray, "networks arrays"]
+    leaves: Mapping[str, Leaf], counts: Float[np.ndarray, "networks arrays"]
 ) -> tuple[dict[str, Array], Any]:
     """Arrays without what may be taken out of all networks alike.
 
     Args:
-        known: The arrays, in the order of the columns of `counts`.
+        leaves: The arrays over their units, in the order of the columns of `counts`.
         counts: How often each network holds each array.
 
     Returns:
@@ -72,19 +66,20 @@ def balanced(
     Example:
         With networks `A A B` and `A A`, A has a unit and B has not.
 
-        >>> known = {"A": Scaled(np.ones(1), 3.0), "B": Scaled(np.ones(1), 5.0)}
-        >>> arrays, log = balanced(known, np.array([[2.0, 1.0], [2.0, 0.0]]))
+        >>> one = Leaf(np.ones(1), False, [])
+        >>> leaves = {"A": one._replace(log=3.0), "B": one._replace(log=5.0)}
+        >>> arrays, log = balanced(leaves, np.array([[2.0, 1.0], [2.0, 0.0]]))
         >>> float(arrays["A"][0]), round(float(arrays["B"][0]), 9), round(float(log), 9)
         (1.0, 32.0, 6.0)
     """
-    logs = [scaled.log for scaled in known.values()]
+    logs = [leaf.log for leaf in leaves.values()]
     xp = jax.numpy if any(isinstance(log, jax.Array) for log in logs) else np
     rows = np.unique(counts, axis=0)
     differences = rows[1:] - rows[0]
     projection = np.linalg.pinv(differences) @ differences
     stays = projection @ xp.stack(logs)
-    arrays = {name: scaled.array for name, scaled in known.items()}
-    for name, row, kept in zip(known, projection, stays, strict=True):
+    arrays = {name: leaf.array for name, leaf in leaves.items()}
+    for name, row, kept in zip(leaves, projection, stays, strict=True):
         if abs(row).max() > _NONE:
             arrays[name] = arrays[name] * 2.0**kept
     return arrays, rows[0] @ (xp.stack(logs) - stays)

@@ -20,7 +20,7 @@ from jax.core import Tracer
 
 from tnsim.engine.problem import Definition, Operand, Problem, Stage, Term
 from tnsim.errors import ModelError
-from tnsim.models.arrays import as_array
+from tnsim.models.arrays import as_array, host_array
 
 if TYPE_CHECKING:
     import quimb.tensor as qtn
@@ -52,14 +52,16 @@ class Leaf(NamedTuple):
     """One array that tensors of the networks hold.
 
     Args:
-        array: Its entries.
+        array: Its entries, divided by 2**log.
         symmetric: Whether it was declared to be.
         tags: Those of every tensor that holds it.
+        log: Logarithm of its unit, see `leaf_scales`.
     """
 
     array: Any
     symmetric: bool
     tags: list[frozenset[str]]
+    log: Any = 0.0
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,11 @@ class NetworkSum:
     leaves: Mapping[str, Leaf]
     counts: np.ndarray
     exponent: float
+
+    @property
+    def is_complex(self) -> bool:
+        """Whether an array holds complex numbers."""
+        return any(leaf.array.dtype.kind == "c" for leaf in self.leaves.values())
 
     @property
     def output_inds(self) -> tuple[str, ...]:
@@ -210,7 +217,7 @@ class _Leaves:
         """A new leaf, called by a number."""
         name = f"T{len(self._names)}"
         what = f"a tensor of {what} with the indices {_listed(tensor.inds)}"
-        array = as_array(tensor.data, what, tensor.ndim)
+        array = as_array(tensor.data, what, tensor.ndim, real=False)
         symmetric = any(group.issubset(tensor.tags) for group in self._symmetric)
         if symmetric:
             check_symmetric(array, what)
@@ -244,15 +251,21 @@ def leaf_of(networks: NetworkSum, tags: Tags) -> str:
     )
 
 
-def checked(networks: NetworkSum, name: str, given: Any) -> Any:
+def checked(networks: NetworkSum, name: str, given: Any, real: bool) -> Any:
     """An array that may take the place of a leaf's.
+
+    Args:
+        networks: That were planned.
+        name: Of the leaf.
+        given: Its new array.
+        real: Whether complex numbers are refused.
 
     Raises:
         ModelError: It has another shape, is not real and finite, or not symmetric as declared.
     """
     leaf = networks.leaves[name]
     what = f"the array of tensors with the tags {_listed(sorted(leaf.tags[0]))}"
-    array = as_array(given, what, leaf.array.ndim)
+    array = as_array(given, what, leaf.array.ndim, real=real)
     if array.shape != leaf.array.shape:
         raise ModelError(f"{what} has shape {array.shape}, planned was {leaf.array.shape}")
     if leaf.symmetric:
@@ -281,7 +294,7 @@ def _check_equal(data: Any, array: Any, tags: frozenset[str]) -> None:
     """Tensors of one group hold equal arrays; what is traced is taken at its word."""
     same = tuple(data.shape) == tuple(array.shape)
     if same and not isinstance(data, Tracer) and not isinstance(array, Tracer):
-        same = np.array_equal(as_array(data, "a shared tensor", array.ndim), array)
+        same = np.array_equal(host_array(data), array)
     if not same:
         raise ModelError(
             f"tensors with the tags {_listed(tags)} are said to share one array, but theirs differ"
