@@ -39,7 +39,7 @@ def in_units(array: Array) -> tuple[Array, Any]:
     Example:
         >>> array, log = in_units(np.full((2, 2), 3e200))
         >>> array.round(2).tolist(), float(log)
-        ([[0.98, 0.98], [0.98, 0.98]], 667.0)
+        ([[0.98, 0.98], [0.98, 0.98]], 666.0)
     """
     xp = library_of(array)
     fixed = jax.lax.stop_gradient(array) if isinstance(array, jax.Array) else array

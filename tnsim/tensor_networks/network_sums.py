@@ -114,7 +114,7 @@ def network_sum(
         >>> square = qtn.TensorNetwork([matrix, matrix.reindex({"i": "j", "j": "k"})])
         >>> found = network_sum(square, None, (), ())
         >>> found.output_inds, list(found.leaves), found.counts.tolist()
-        (('i', 'k'), ['T0'], [[2]])
+        (('i', 'k'), ['T0'], [[2.0]])
     """
     leaves = _Leaves(shared_tags, symmetric_tags)
     outputs: tuple[str, ...] | None = None
