@@ -52,7 +52,9 @@ def plan_from_data(data: Any) -> Plan:
     if plan.runs < 1:
         raise ValueError("a plan is run at least once")
     if plan.dtype not in ALL_DTYPES:
-        raise ValueError(f"dtype must be one of {', '.join(ALL_DTYPES)}, found {_shown(plan.dtype)}")
+        raise ValueError(
+            f"dtype must be one of {', '.join(ALL_DTYPES)}, found {_shown(plan.dtype)}"
+        )
     _check_wiring(plan)
     return plan
 
