@@ -16,7 +16,7 @@ ROOT = Path(__file__).parent.parent
 def test_readme_snippets(monkeypatch, capsys):
     monkeypatch.chdir(ROOT)
     snippets = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    assert len(snippets) == 7
+    assert len(snippets) == 8
     space: dict = {}
     for snippet in snippets:
         exec(compile(snippet, "README.md", "exec"), space)

@@ -33,6 +33,7 @@ FOLDERS = {  # folder (or file of the root): what it may import from tnsim; noth
         "tensors",
     ],
     "tensor_networks": [
+        "engine",
         "errors",
         "folding",
         "metrics",
@@ -87,6 +88,8 @@ CONFINED = {  # foreign package: the files that may import it
     "quimb": {
         "tensor_networks/network",
         "tensor_networks/closed_networks",
+        "tensor_networks/contraction",  # the name of a type only
+        "tensor_networks/network_sums",
         "analysis/plots",  # the name of a type only
     },
     "cotengra": {"engine/pathfinding"},

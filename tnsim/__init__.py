@@ -18,8 +18,8 @@ if TYPE_CHECKING:  # the same names as below, for editors and type checkers
     from tnsim.compare.attribution import Attribution, attribution
     from tnsim.compare.monte_carlo import Check, check
     from tnsim.compare.numbers import Number, Numbers, SignedLog
-    from tnsim.compare.planned import Budget
     from tnsim.compare.similarity import inner, log_inner, plan, similarity, slices
+    from tnsim.engine.budget import Budget
     from tnsim.engine.plan import Plan
     from tnsim.errors import (
         CheckpointError,
@@ -56,6 +56,7 @@ if TYPE_CHECKING:  # the same names as below, for editors and type checkers
     from tnsim.models.protocol import Layer, OwnLayer
     from tnsim.sessions import Session, session
     from tnsim.tensor_networks.closed_networks import networks
+    from tnsim.tensor_networks.contraction import Expression, contract, contract_expression
     from tnsim.tensor_networks.network import network
 
 _HOME = {
@@ -84,7 +85,7 @@ _HOME = {
     "Number": "compare.numbers",
     "Numbers": "compare.numbers",
     "SignedLog": "compare.numbers",
-    "Budget": "compare.planned",
+    "Budget": "engine.budget",
     "pairwise": "gram.run",
     "plan_pairwise": "gram.run",
     "open_pairwise": "gram.run",
@@ -97,6 +98,9 @@ _HOME = {
     "Plan": "engine.plan",
     "network": "tensor_networks.network",
     "networks": "tensor_networks.closed_networks",
+    "contract": "tensor_networks.contraction",
+    "contract_expression": "tensor_networks.contraction",
+    "Expression": "tensor_networks.contraction",
     "load": "checkpoints.load",
     "save": "checkpoints.native",
     "from_state_dict": "checkpoints.load",
@@ -143,6 +147,7 @@ __all__ = [
     "Dialect",
     "DuplicateWarning",
     "ExecutorError",
+    "Expression",
     "ForwardError",
     "Frobenius",
     "Gaussian",
@@ -179,6 +184,8 @@ __all__ = [
     "baselines",
     "check",
     "compare_forward",
+    "contract",
+    "contract_expression",
     "figures",
     "from_state_dict",
     "inner",

@@ -10,9 +10,9 @@ from oracles import bilinear
 
 import tnsim
 from tnsim.cli import bench
-from tnsim.compare import planned as planning
+from tnsim.compare.planned import affordable
 from tnsim.compare.products import CROSS
-from tnsim.engine import execution, memory
+from tnsim.engine import budget, execution, memory
 from tnsim.folding.base import model_weights
 from tnsim.folding.choose import choose
 from tnsim.sessions import Session, using
@@ -159,10 +159,10 @@ def test_budget_is_kept_or_refused_before_anything_runs(monkeypatch, rng):
     expected = tnsim.inner(a, b)
     peak = tnsim.plan(a, b).peak_bytes
     half = tnsim.Budget(memory_bytes=0.5 * peak)
-    monkeypatch.setattr(planning, "LARGE", 2**14)
+    monkeypatch.setattr(budget, "LARGE", 2**14)
     assert abs(tnsim.inner(a, b, budget=half) / expected - 1) < 1e-12
     family = choose(a, b, tnsim.Gaussian())
-    chunked = planning.affordable(family, CROSS, False, "float64", half)
+    chunked = affordable(family, CROSS, False, "float64", half)
     assert chunked.peak_bytes <= 0.5 * peak and any(
         op.kind == "loop" for p in chunked.pieces for op in p.operations
     )
@@ -179,7 +179,7 @@ def test_budget_is_kept_or_refused_before_anything_runs(monkeypatch, rng):
     ):
         tnsim.inner(a, b, budget=tnsim.Budget(multiplications=1e3))
     monkeypatch.setattr(memory, "available_bytes", lambda: 60 * 2**20)
-    monkeypatch.setattr(planning, "_ALWAYS_FITS", 0)
+    monkeypatch.setattr(budget, "_ALWAYS_FITS", 0)
     big = [bench.random_stack(128, 256, 2, "float64", seed) for seed in (0, 1)]
     with pytest.raises(
         tnsim.TooLarge,

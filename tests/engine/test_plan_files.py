@@ -134,7 +134,10 @@ def operation(data, n=0):
         (lambda d: d["stages"][0].update(piece=7), "stage 0: there is no piece 7"),
         (lambda d: d["stages"][0]["inputs"].__setitem__(0, "?"), "nothing gives its input '[?]'"),
         (lambda d: d["outputs"].append("?"), "no stage leaves the output '[?]'"),
-        (lambda d: d.update(dtype="int8"), "dtype must be one of float64, float32, found 'int8'"),
+        (
+            lambda d: d.update(dtype="int8"),
+            "dtype must be one of float64, float32, complex128, complex64, found 'int8'",
+        ),
         (lambda d: d.update(exact=1), "expected true or false, found 1"),
     ],
 )

@@ -15,8 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from tnsim.compare.planned import AnyModel, Budget, affordable, check
+from tnsim.compare.planned import AnyModel, affordable, check
 from tnsim.engine import execution
+from tnsim.engine.budget import Budget
 from tnsim.engine.log_scaled import LogScaled, add, contribution, times
 from tnsim.engine.plan import Plan
 from tnsim.engine.precision import lost_half

@@ -15,9 +15,10 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from tnsim.compare.numbers import Number, Numbers, SignedLog
-from tnsim.compare.planned import AnyModel, Budget, check, plan_for
+from tnsim.compare.planned import AnyModel, check, plan_for
 from tnsim.compare.products import ALL, CROSS, inner_products
 from tnsim.engine import precision
+from tnsim.engine.budget import Budget
 from tnsim.engine.dtypes import dtype_name
 from tnsim.engine.log_scaled import LogScaled, log_abs
 from tnsim.engine.plan import Plan

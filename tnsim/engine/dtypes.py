@@ -7,18 +7,21 @@ from numpy.typing import DTypeLike
 
 from tnsim.errors import ModelError
 
-ITEM_BYTES = {"float64": 8, "float32": 4}
-DTYPES = tuple(ITEM_BYTES)
+ITEM_BYTES = {"float64": 8, "float32": 4, "complex128": 16, "complex64": 8}
+ALL_DTYPES = tuple(ITEM_BYTES)
+DTYPES = ALL_DTYPES[:2]
+"""Those of models, which are real; networks may be complex."""
 
 
-def dtype_name(dtype: DTypeLike) -> str:
+def dtype_name(dtype: DTypeLike, allowed: tuple[str, ...] = DTYPES) -> str:
     """The name of a precision that plans run in.
 
     Args:
         dtype: what NumPy takes for one: `"float32"`, `np.float32`, `np.dtype("f4")`, `jnp.float32`.
+        allowed: names of those that make sense.
 
     Returns:
-        `"float64"` or `"float32"`.
+        One of the names.
 
     Raises:
         ModelError: for any other.
@@ -32,6 +35,6 @@ def dtype_name(dtype: DTypeLike) -> str:
         name = np.dtype(dtype).name
     except (TypeError, ValueError):
         name = None
-    if name not in DTYPES:
-        raise ModelError(f"dtype must be one of {', '.join(DTYPES)}, found {dtype!r}")
+    if name not in allowed:
+        raise ModelError(f"dtype must be one of {', '.join(allowed)}, found {dtype!r}")
     return name

@@ -16,7 +16,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
-from tnsim.engine.dtypes import DTYPES
+from tnsim.engine.dtypes import ALL_DTYPES
 from tnsim.engine.piece import Operation, Piece
 from tnsim.engine.plan import Plan, PlanStage
 
@@ -51,8 +51,10 @@ def plan_from_data(data: Any) -> Plan:
     )
     if plan.runs < 1:
         raise ValueError("a plan is run at least once")
-    if plan.dtype not in DTYPES:
-        raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, found {_shown(plan.dtype)}")
+    if plan.dtype not in ALL_DTYPES:
+        raise ValueError(
+            f"dtype must be one of {', '.join(ALL_DTYPES)}, found {_shown(plan.dtype)}"
+        )
     _check_wiring(plan)
     return plan
 

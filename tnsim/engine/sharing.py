@@ -192,7 +192,8 @@ class Builder:
         weights: dict[Use, float] = {}
         for weight, use in items:
             weights[use] = weights.get(use, 0.0) + weight
-        return [(w, use) for use, w in weights.items() if w != 0.0]
+        left = [(w, use) for use, w in weights.items() if w != 0.0]
+        return left or [(0.0, use) for use in weights][:1]  # where all cancels, zero has a shape
 
     def _factored(self, items: list[tuple[float, Use]]) -> list[tuple[float, Use]]:
         while len(items) > 1:

@@ -189,10 +189,9 @@ def _distinct_terms(definition: Definition) -> Definition:
         key, _ = canonical(tensors, range(len(definition.indices)), lambda ref: False)
         kept, weight = weights.get(key, (term, 0.0))
         weights[key] = kept, weight + term.weight
-    terms = tuple(
-        dataclasses.replace(term, weight=weight) for term, weight in weights.values() if weight
-    )
-    return dataclasses.replace(definition, terms=terms)
+    terms = [dataclasses.replace(term, weight=weight) for term, weight in weights.values()]
+    left = tuple(term for term in terms if term.weight)
+    return dataclasses.replace(definition, terms=left or tuple(terms[:1]))
 
 
 def leading(stage: Stage, definition: Definition) -> dict[str, int]:

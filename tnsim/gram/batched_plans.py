@@ -20,8 +20,9 @@ import jax
 import numpy as np
 from jaxtyping import Float, Int
 
-from tnsim.compare.planned import Budget, affordable
+from tnsim.compare.planned import affordable
 from tnsim.engine import execution
+from tnsim.engine.budget import Budget
 from tnsim.engine.devices import mesh, replicated, spread
 from tnsim.engine.log_scaled import LogScaled, add, contribution, over_outputs, times
 from tnsim.engine.plan import Plan

@@ -16,8 +16,8 @@ from typing import Any
 
 from numpy.typing import DTypeLike
 
-from tnsim.compare.planned import Budget
 from tnsim.engine import precision
+from tnsim.engine.budget import Budget
 from tnsim.engine.dtypes import dtype_name
 from tnsim.errors import StoreWarning
 from tnsim.gram import run_plan as costs

@@ -14,6 +14,7 @@ from tnsim.errors import ModelError
 
 T = TypeVar("T")
 Array = jax.Array | np.ndarray
+_REAL, _COMPLEX = (np.float32, np.float64), (np.complex64, np.complex128)
 
 
 def register_pytree(cls: type, names: tuple[str, ...], static: tuple[str, ...] = ()) -> None:
@@ -105,7 +106,7 @@ def _of_torch(tensor: Any) -> np.ndarray:
     return tensor.numpy()
 
 
-def as_array(value: Any, what: str, ndim: int) -> Any:
+def as_array(value: Any, what: str, ndim: int, *, real: bool = True) -> Any:
     """`value` as a read-only NumPy array or, where it is wide enough, a JAX array.
 
     Args:
@@ -113,10 +114,11 @@ def as_array(value: Any, what: str, ndim: int) -> Any:
             host, bfloat16 included.
         what: What messages call it.
         ndim: Number of axes that it must have.
+        real: Whether complex numbers are refused.
 
     Returns:
-        float32 and float64 are kept, narrower floats widen to float32, integers to float64 (traced
-        ones as far as JAX has 64-bit types on).
+        float32 and float64 are kept, as are complex numbers, narrower floats widen to float32,
+        integers to float64 (traced ones as far as JAX has 64-bit types on).
 
     Raises:
         ModelError: It is empty, not real, not finite, or has another number of axes.
@@ -131,8 +133,10 @@ def as_array(value: Any, what: str, ndim: int) -> Any:
         array = value
     else:
         array = _read_only(host_array(value))
-    if array.dtype not in (np.float32, np.float64):
-        raise ModelError(f"{what} must hold real numbers, found dtype {array.dtype}")
+    allowed = _REAL if real else _REAL + _COMPLEX
+    if array.dtype not in allowed:
+        numbers = "real numbers" if real else "numbers"
+        raise ModelError(f"{what} must hold {numbers}, found dtype {array.dtype}")
     if array.ndim != ndim:
         raise ModelError(f"{what} must have {ndim} axes, found shape {tuple(array.shape)}")
     if 0 in array.shape:

@@ -38,7 +38,15 @@ from tnsim.metrics.orbits import Diagram, Tree, diagrams
 from tnsim.models.model import Model, check_comparable
 from tnsim.names import COVARIANCE, MEAN, OUT, SIDES, Side, bond_index
 from tnsim.tensor_networks.leg_joinings import Bond, LegJoinings
-from tnsim.tensor_networks.network import MAX_TENSORS, Copy, check_models, tensor, tree_tensors
+from tnsim.tensor_networks.network import (
+    MAX_TENSORS,
+    Copy,
+    LayerArrays,
+    check_models,
+    layer_arrays,
+    tensor,
+    tree_tensors,
+)
 from tnsim.tensors.kinds import LayerKind
 
 if TYPE_CHECKING:
@@ -104,6 +112,12 @@ def networks(
     return _layer_over_layer(a, b, flattened(joined, a.d_in, a.n_ctx))
 
 
+def _arrays(models: dict[Side, Model]) -> dict[Side, tuple[LayerArrays, ...]]:
+    """The arrays of both models, which are the same for all networks; those of `<a|a>` once."""
+    bra = layer_arrays(models["A"])
+    return {"A": bra, "B": bra if models["B"] is models["A"] else layer_arrays(models["B"])}
+
+
 def _few_legs(a: Model, b: Model) -> bool:
     """Whether the joinings of whole trees over flattened sequences can be listed."""
     legs = a.degree + b.degree
@@ -119,10 +133,11 @@ def _layer_over_layer(
     models: dict[Side, Model] = {"A": a, "B": b}
     moments = input_moments(metric, a.d_in * (a.n_ctx or 1), lifted=True)
     mean, moment = np.asarray(moments["mean"]), _as_numpy(moments.get("moment"))
+    arrays = _arrays(models)
     for joined in LegJoinings(models, as_layerwise(metric)).all():
         tensors = []
-        for side, model in models.items():
-            tensors += tree_tensors(model, side, joined.symmetrised)
+        for side, layers in arrays.items():
+            tensors += tree_tensors(layers, side, joined.symmetrised)
         merged = _outputs(models)
         for one, two in joined.pairs:
             tensors += _second_moment(moment, (_input_leg(one), _input_leg(two)), merged)
@@ -147,8 +162,8 @@ def _whole_trees(a: Model, b: Model, metric: Metric) -> Iterator[tuple[float, qt
     joinings = math.factorial(bra.legs) if cross_only else 1  # P_n is the mean over all n! ways
 
     tensors = []
-    for side, model in models.items():
-        tensors += tree_tensors(model, side, _nonlinear_copies(side, model))
+    for side, layers in _arrays(models).items():
+        tensors += tree_tensors(layers, side, _nonlinear_copies(side, models[side]))
     constant = any(kind.constant for kind in kinds["A"] + kinds["B"])
     runs = _moments(metric, a, bra.legs + ket.legs, constant)
     for diagram in diagrams(bra, ket, cross_only):

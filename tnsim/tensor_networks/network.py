@@ -13,6 +13,8 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -42,6 +44,36 @@ MAX_TENSORS = 4096
 
 Copy = tuple[Side, int, int]
 """One copy of a layer: the model, the number of the layer, the number of the copy."""
+
+
+@dataclass(frozen=True)
+class LayerArrays:
+    """What all copies of a layer, in all networks of a model, have in common: the same arrays.
+
+    Args:
+        order: Number of input legs.
+        nodes: The layer's network, those with an input leg last (see `layer_networks`).
+    """
+
+    order: int
+    nodes: tuple[Node, ...]
+
+    @cached_property
+    def stacked(self) -> tuple[Float[np.ndarray, "*axes"], tuple[str, ...]]:
+        """Its input legs in one array, as symmetrised copies have them."""
+        return stacked(self.nodes[-self.order :])
+
+
+def layer_arrays(model: Model) -> tuple[LayerArrays, ...]:
+    """The arrays of every layer of a model, as its networks have them."""
+    top = len(model.layers) - 1
+    found = []
+    for number, layer in enumerate(model.layers):
+        nodes = local_nodes(layer, model.n_ctx)
+        if number == top:
+            nodes = _without_constant_row(nodes)
+        found.append(LayerArrays(layer.order, nodes))
+    return tuple(found)
 
 
 def network(model: Model, max_tensors: int = MAX_TENSORS) -> qtn.TensorNetwork:
@@ -79,7 +111,7 @@ def network(model: Model, max_tensors: int = MAX_TENSORS) -> qtn.TensorNetwork:
     check_models([model], max_tensors)
     names = {bond_index("A", -1, leg): input_index(leg) for leg in range(model.degree)}
     names[bond_index("A", len(model.layers) - 1, 0)] = OUT
-    return qtn.TensorNetwork(tree_tensors(model, "A", ())).reindex(names)
+    return qtn.TensorNetwork(tree_tensors(layer_arrays(model), "A", ())).reindex(names)
 
 
 def check_models(models: Iterable[Model], max_tensors: int) -> None:
@@ -114,11 +146,13 @@ def check_models(models: Iterable[Model], max_tensors: int) -> None:
         )
 
 
-def tree_tensors(model: Model, side: Side, symmetrised: Collection[Copy]) -> list[qtn.Tensor]:
+def tree_tensors(
+    layers: Sequence[LayerArrays], side: Side, symmetrised: Collection[Copy]
+) -> list[qtn.Tensor]:
     """All weight tensors of one unrolled tree, from the output down.
 
     Args:
-        model: The model.
+        layers: The arrays of the model's layers.
         side: Its name, a tag on every tensor.
         symmetrised: Copies of layers, of any model, that get a symmetriser node.
 
@@ -127,16 +161,11 @@ def tree_tensors(model: Model, side: Side, symmetrised: Collection[Copy]) -> lis
     """
     tensors: list[qtn.Tensor] = []
     copies = 1
-    top = len(model.layers) - 1
-    for number in reversed(range(len(model.layers))):
-        nodes = local_nodes(model.layers[number], model.n_ctx)
-        if number == top:
-            nodes = _without_constant_row(nodes)
-        order = model.layers[number].order
+    for number in reversed(range(len(layers))):
         for copy in range(copies):
             place = (side, number, copy)
-            tensors += _copy_tensors(nodes, order, place, place in symmetrised)
-        copies *= order
+            tensors += _copy_tensors(layers[number], place, place in symmetrised)
+        copies *= layers[number].order
     return tensors
 
 
@@ -160,9 +189,7 @@ def _without_constant_row(nodes: Sequence[Node]) -> tuple[Node, ...]:
     return tuple(trimmed)
 
 
-def _copy_tensors(
-    nodes: Sequence[Node], order: int, place: Copy, symmetrised: bool
-) -> list[qtn.Tensor]:
+def _copy_tensors(layer: LayerArrays, place: Copy, symmetrised: bool) -> list[qtn.Tensor]:
     """The tensors of one copy of a layer.
 
     Symmetrised, any node with an input leg may serve any leg: each leg gets one array that stacks
@@ -170,30 +197,29 @@ def _copy_tensors(
     is taken once.
 
     Args:
-        nodes: The layer's network, those with an input leg last (see `layer_networks`).
-        order: Number of input legs.
+        layer: Its arrays.
         place: Which copy of which layer of which model.
         symmetrised: Whether to average over all orders of the legs.
     """
     side, number, copy = place
     tags = (side, layer_tag(number), copy_tag(copy))
-    names = _index_names(nodes, order, place)
-    inner_nodes, leg_nodes = nodes[:-order], nodes[-order:]
+    names = _index_names(layer.nodes, layer.order, place)
+    inner_nodes, leg_nodes = layer.nodes[: -layer.order], layer.nodes[-layer.order :]
     tensors = []
-    for node in inner_nodes if symmetrised else nodes:
+    for node in inner_nodes if symmetrised else layer.nodes:
         indices = [names[index] for index in node.indices]
         tensors.append(tensor(node.array, indices, (*tags, node.role)))
     if not symmetrised:
         return tensors
 
-    array, between = stacked(leg_nodes)
+    array, between = layer.stacked
     between_names = [names[index] for index in between]
     role_tags = [node.role for node in leg_nodes]
-    roles = [role_index(side, number, copy, leg) for leg in range(order)]
+    roles = [role_index(side, number, copy, leg) for leg in range(layer.order)]
     for leg, role in enumerate(roles):
         indices = [role, *between_names, names[input_index(leg)]]
         tensors.append(tensor(array, indices, (*tags, *role_tags)))
-    tensors.append(tensor(symmetriser(order), roles, (side, SYMMETRISER)))
+    tensors.append(tensor(symmetriser(layer.order), roles, (side, SYMMETRISER)))
     return tensors
 
 

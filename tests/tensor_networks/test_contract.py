@@ -1,0 +1,393 @@
+"""Sums of quimb networks: equal to quimb, to dense einsum and to `inner`; shared, bounded, transformed, refused."""
+
+import itertools
+
+import backends
+import cases
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import quimb.tensor as qtn
+import sequence_cases
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import tnsim
+from tnsim.engine import execution
+
+METRICS = {
+    "frobenius": lambda mean, cov: tnsim.Frobenius(),
+    "tree": lambda mean, cov: tnsim.TreeSymmetric(),
+    "closure": lambda mean, cov: tnsim.GaussianClosure(mean, cov),
+    "gaussian": lambda mean, cov: tnsim.Gaussian(mean, cov),
+    "centred gaussian": lambda mean, cov: tnsim.Gaussian(cov=cov.diagonal()),
+    "symmetric": lambda mean, cov: tnsim.Symmetric(),
+}
+LONG = {("gaussian", name) for name in cases.DEEP} | {("closure", "two residual")}
+
+
+def two_roads():
+    """Every model and metric of the declared lists; those with tens of networks with `-m slow`."""
+    for name, metric in itertools.product(cases.SHALLOW | cases.DEEP, METRICS):
+        marks = [pytest.mark.slow] if (metric, name) in LONG else []
+        yield pytest.param(name, metric, marks=marks)
+
+
+def by_quimb(networks, output_inds=()):
+    total = 0.0
+    for weight, network in networks:
+        found = network.contract(output_inds=output_inds, optimize="greedy")
+        total = total + weight * (found.data if output_inds else found)
+    return total
+
+
+def meets_inner(a, b, metric):
+    """Whether engine, quimb and `inner` agree, as far as rounding in the largest network lets it be known."""
+    networks = list(tnsim.networks(a, b, metric))
+    scale = sum(abs(weight * by_quimb([(1.0, network)])) for weight, network in networks)
+    found = tnsim.contract(networks)
+    assert abs(found - by_quimb(networks)) <= 1e-11 * scale
+    return abs(found - tnsim.inner(a, b, metric)) <= 1e-10 * scale
+
+
+@pytest.mark.parametrize("name, metric", two_roads())
+def test_networks_of_a_metric_give_inner(name, metric, rng):
+    a, b = cases.pair((cases.SHALLOW | cases.DEEP)[name], rng)
+    metric = METRICS[metric](*cases.INPUTS["mean and covariance"](rng))
+    if isinstance(metric, tnsim.Symmetric) and a.degree != b.degree:
+        return
+    assert meets_inner(a, b, metric)
+
+
+@pytest.mark.parametrize("layers", sequence_cases.ONE_LAYER)
+@pytest.mark.parametrize("metric", [tnsim.TreeSymmetric(), tnsim.Gaussian()], ids=lambda m: m.name)
+def test_networks_of_sequences_give_inner(layers, metric):
+    a, b = sequence_cases.pair(sequence_cases.ONE_LAYER[layers], 2)
+    if metric.name == "tree" and a.orders != b.orders:
+        return
+    assert meets_inner(a, b, metric)
+
+
+def test_what_cannot_meet_is_zero(rng):
+    """Centred inputs and an odd number of legs: no networks, and an inner product of 0."""
+    a = tnsim.Model([cases.linear(rng, 3, 2)])
+    b = tnsim.Model([cases.bilinear(rng, 3, 4, 2)])
+    assert tnsim.contract(tnsim.networks(a, b)) == tnsim.inner(a, b) == 0
+
+
+SIZES = dict(zip("abcde", (1, 2, 3, 2, 3), strict=True))
+
+
+@st.composite
+def sums(draw):
+    """Weighted networks with hyperindices, traces, scalars, outer products and copies."""
+    entries = np.random.default_rng(draw(st.integers(0, 9)))
+    some = st.lists(st.sampled_from(sorted(SIZES)), max_size=3).map(tuple)
+    outputs = tuple(draw(st.lists(st.sampled_from("abcde"), unique=True, max_size=2)))
+    arrays = {}
+    terms = []
+    for _ in range(draw(st.integers(1, 3))):
+        inds = [*draw(st.lists(some, min_size=1, max_size=4)), outputs]
+        operands = []
+        for own in inds:
+            shape = tuple(SIZES[index] for index in own)
+            array = arrays.setdefault((shape, draw(st.booleans())), entries.normal(size=shape))
+            operands.append((array, own))
+        terms.append((draw(st.sampled_from([1.0, -1.0, 0.0, 2.5])), operands))
+    return terms, outputs
+
+
+@settings(max_examples=60, deadline=None)
+@given(sums(), st.booleans())
+def test_any_sum_is_dense_einsum(terms_and_outputs, scaled):
+    terms, outputs = terms_and_outputs
+    networks, dense = [], 0.0
+    for weight, operands in terms:
+        tensors = [qtn.Tensor(array, inds) for array, inds in operands]
+        networks.append((weight, qtn.TensorNetwork(tensors)))
+        inputs = ",".join("".join(inds) for _, inds in operands)
+        arrays = [array for array, _ in operands]
+        dense = dense + weight * np.einsum(f"{inputs}->{''.join(outputs)}", *arrays)
+    found = tnsim.contract(networks, outputs, strip_exponent=scaled)
+    if scaled:
+        mantissa, exponent = found
+        assert np.max(np.abs(mantissa)) in (0.0, 1.0)
+        found = mantissa * 10.0**exponent
+    np.testing.assert_allclose(found, dense, rtol=1e-10, atol=1e-11)
+
+
+def chain(rng, count, size=4, **changed):
+    """A closed ring of matrices, tagged by number."""
+    tensors = []
+    for n in range(count):
+        array = changed.get(f"M{n}", rng.normal(size=(size, size)))
+        tensors.append(qtn.Tensor(array, (f"i{n}", f"i{(n + 1) % count}"), {f"M{n}", "M"}))
+    return qtn.TensorNetwork(tensors)
+
+
+def test_outer_indices_are_quimbs(rng):
+    a = qtn.Tensor(rng.normal(size=(2, 3)), ("i", "j"))
+    b = qtn.Tensor(rng.normal(size=(3, 4)), ("j", "k"))
+    turned = qtn.TensorNetwork([b, a])
+    np.testing.assert_allclose(tnsim.contract(a & b), (a & b).contract().data)
+    np.testing.assert_allclose(tnsim.contract([(1.0, a & b), (-1.0, turned)]), np.zeros((2, 4)))
+    named = tnsim.contract(a & b, ("k", "j"))
+    np.testing.assert_allclose(named, np.einsum("ij,jk->kj", a.data, b.data))
+    assert tnsim.contract(a & b, ()) == pytest.approx((a & b).contract(output_inds=()))
+
+
+def test_copies_are_found_by_array_and_by_tag(rng):
+    """(M M M M) needs two products where all are known to be one matrix, and three where not."""
+    matrix = rng.normal(size=(4, 4))
+    one = chain(rng, 4, **{f"M{n}": matrix for n in range(4)})
+    equal = chain(rng, 4, **{f"M{n}": matrix.copy() for n in range(4)})
+    plans = [
+        tnsim.contract_expression(networks, shared_tags=tags).plan
+        for networks, tags in ((one, ()), (equal, ()), (equal, ["M"]), (equal, "M"))
+    ]
+    costs = [plan.multiplications for plan in plans]
+    assert costs == [64 + 16, 64 + 64 + 16, 64 + 16, 64 + 16]
+    with pytest.raises(tnsim.ModelError, match="tags 'M' are said to share one array, but theirs"):
+        tnsim.contract(chain(rng, 4), shared_tags=["M"])
+    with pytest.raises(tnsim.ModelError, match="several groups of shared_tags"):
+        tnsim.contract(equal, shared_tags=["M", ("M", "M0")])
+
+
+def test_sums_come_before_products(rng):
+    """A sum of operators between two states is one operator: its cost does not grow with the sum."""
+    ring = chain(rng, 3, 16)
+    rest = [ring["M1"], ring["M2"]]
+    costs = []
+    for count in (1, 9):
+        networks = []
+        for n in range(count):
+            operator = qtn.Tensor(rng.normal(size=(16, 16)), ("i0", "i1"))
+            networks.append((0.5 + n, qtn.TensorNetwork([operator, *rest])))
+        expression = tnsim.contract_expression(networks)
+        assert expression() == pytest.approx(by_quimb(networks), rel=1e-12)
+        costs.append(expression.plan.multiplications)
+    assert costs[0] == costs[1] == 16**3 + 16**2
+
+
+def test_declared_symmetries_save_work(rng):
+    half = rng.normal(size=(4, 4))
+    matrix, vectors = half + half.T, rng.normal(size=(2, 4))
+    x, y = (qtn.Tensor(v, ("i",)) for v in vectors)
+    middle = qtn.Tensor(matrix, ("i", "j"), {"COV"})
+    networks = [
+        (1.0, x & middle & y.reindex({"i": "j"})),
+        (2.0, y & middle & x.reindex({"i": "j"})),
+    ]
+    plain = tnsim.contract_expression(networks)
+    told = tnsim.contract_expression(networks, symmetric_tags=["COV"])
+    assert told() == pytest.approx(3 * vectors[0] @ matrix @ vectors[1])
+    assert plain() == pytest.approx(told())
+    assert told.plan.multiplications < plain.plan.multiplications
+    with pytest.raises(tnsim.ModelError, match="declared symmetric, but its axes are not exch"):
+        told({"COV": half})
+
+
+def test_networks_of_one_inner_product_share_their_arrays(rng):
+    """The sum of 19 networks costs a fraction of what they cost one by one."""
+    a, b = cases.pair(cases.DEEP["two bilinear"], rng)
+    networks = list(tnsim.networks(a, b, tnsim.GaussianClosure(np.ones(3))))
+    expression = tnsim.contract_expression(networks)
+    assert len(networks) == 19 and len(expression.networks.leaves) < 20
+    assert expression.plan.multiplications < 0.4 * expression.plan.unshared_multiplications
+    assert repr(expression).startswith("Expression(a sum of 19 networks over 18 arrays, outputs ()")
+
+
+def test_exponents_are_quimbs(rng):
+    ring = chain(rng, 3)
+    value = ring.contract()
+    large = chain(rng, 3, **{f"M{n}": 1e150 * ring[f"M{n}"].data for n in range(3)})
+    with pytest.raises(
+        tnsim.TnsimError, match="left the range of float64; use strip_exponent=True"
+    ):
+        tnsim.contract(large)
+    for dtype, digits in (("float64", 1e-12), ("float32", 1e-5)):
+        mantissa, exponent = tnsim.contract(large, strip_exponent=True, dtype=dtype)
+        assert mantissa == np.sign(value)
+        assert exponent == pytest.approx(450 + np.log10(abs(value)), abs=digits)
+    twice = [(1.0, large), (1e300, ring)]  # different arrays in different units, one sum
+    mantissa, exponent = tnsim.contract(twice, strip_exponent=True)
+    assert mantissa * 10 ** (exponent - 450) == pytest.approx(value, rel=1e-10)
+    small = ring.copy()
+    small.exponent = 2.0
+    assert tnsim.contract([(1.0, small), (-50.0, ring)]) == pytest.approx(50 * value)
+    large.exponent = -450.0
+    with pytest.raises(
+        tnsim.ModelError,
+        match=r"exponents of the networks differ by 452, .* call network.distribute_exponent",
+    ):
+        tnsim.contract([(1.0, large), (1.0, small)], strip_exponent=True)
+    assert tnsim.contract([(0.0, ring)], strip_exponent=True) == (0.0, 0.0)
+
+
+def test_sums_that_vanish_keep_their_shape(rng):
+    tensor = qtn.Tensor(rng.normal(size=(2, 3)), ("i", "j"))
+    other = qtn.Tensor(tensor.data, ("i", "j"))
+    for networks in (
+        [(0.0, tensor.as_network())],
+        [(1.0, tensor.as_network()), (-1.0, other.as_network())],
+    ):
+        np.testing.assert_array_equal(tnsim.contract(networks), np.zeros((2, 3)))
+    assert tnsim.contract([]) == 0.0
+    with pytest.raises(tnsim.ModelError, match="no networks says nothing of the sizes of 'i'"):
+        tnsim.contract([], ("i",))
+
+
+ONE, TWO = (
+    qtn.Tensor(np.ones((2, 3)), inds, "T").as_network() for inds in (("i", "j"), ("i", "k"))
+)
+REFUSED = {
+    "equal outer indices: network 0 has 'i', 'j', network 1 has 'i', 'k'": [(1, ONE), (1, TWO)],
+    r"item 0 is \(TensorNetwork\)": [ONE],
+    r"item 1 is \(int, Tensor\)": [(1, ONE), (1, ONE["T"])],
+    "weight of network 0 is no finite real number: 1j": [(1j, ONE)],
+    "weight of network 0 is no finite real number: nan": [(np.nan, ONE)],
+    "network 0 has no tensors": [(1.0, qtn.TensorNetwork([]))],
+    "'i' of network 0 has sizes 2 and 3": qtn.TensorNetwork(
+        [qtn.Tensor(np.ones(2), "i"), qtn.Tensor(np.ones(3), "i")]
+    ),
+    "tensor of network 0 with the indices 'i' must hold numbers, found dtype <U1": qtn.Tensor(
+        np.array(["x", "y"]), "i"
+    ).as_network(),
+    "indices 'i' has 1 NaN or infinite": qtn.Tensor([np.inf, 1.0], "i").as_network(),
+    "the outputs 'i', 'j' have sizes": [
+        (1, ONE),
+        (1, qtn.Tensor(np.ones((4, 3)), "ij").as_network()),
+    ],
+}
+
+
+@pytest.mark.parametrize("message", REFUSED)
+def test_what_is_no_sum_is_refused(message):
+    with pytest.raises(tnsim.ModelError, match=message):
+        tnsim.contract(REFUSED[message])
+
+
+def test_what_fits_no_expression_is_refused(rng):
+    with pytest.raises(tnsim.ModelError, match="network 0 lacks the outputs 'x'; it has 'i', 'j'"):
+        tnsim.contract(ONE, ("x",))
+    with pytest.raises(tnsim.ModelError, match="output_inds names an index twice"):
+        tnsim.contract(ONE, ("i", "i"))
+    with pytest.raises(tnsim.ModelError, match="backend must be 'jax' or 'numpy', found 'torch'"):
+        tnsim.contract(ONE, backend="torch")
+    with pytest.raises(tnsim.ModelError, match="dtype must be one of float64, float32"):
+        tnsim.contract(ONE, dtype="int8")
+    ring = tnsim.contract_expression(chain(rng, 3))
+    with pytest.raises(tnsim.ModelError, match="'M' stand for 3 different arrays: give more tags"):
+        ring({"M": np.eye(4)})
+    with pytest.raises(
+        tnsim.ModelError, match="no tensor carries the tags 'N'; there are 'M', 'M0'"
+    ):
+        ring({"N": np.eye(4)})
+    with pytest.raises(tnsim.ModelError, match=r"'M', 'M0' has shape \(3, 3\), planned was \(4, 4"):
+        ring({"M0": np.eye(3)})
+
+
+def test_budgets_hold_before_anything_starts(rng, monkeypatch):
+    ring = chain(rng, 6, 8)
+    monkeypatch.setattr(execution, "run", lambda *_: pytest.fail("started"))
+    with pytest.raises(tnsim.TooLarge, match=r"a network needs \S+ GiB here.*contract fewer netw"):
+        tnsim.contract(ring, budget=tnsim.Budget(memory_bytes=100))
+    with pytest.raises(tnsim.TooLarge, match=r"a sum of 2 networks needs .* multiplications here"):
+        twice = [(1.0, ring), (2.0, chain(rng, 6, 8))]
+        tnsim.contract(twice, budget=tnsim.Budget(multiplications=10))
+
+
+def test_arrays_of_any_library(rng):
+    torch = pytest.importorskip("torch")
+    ring = chain(rng, 3)
+    expected = ring.contract()
+    for convert in (torch.tensor, jnp.asarray, lambda x: x.astype(np.float32)):
+        other = ring.copy()
+        other.apply_to_arrays(convert)
+        assert tnsim.contract(other) == pytest.approx(expected, rel=1e-5)
+
+
+@backends.compiled
+def test_an_expression_is_a_function_of_arrays(rng, backend):
+    """Called, jitted, mapped and differentiated with new arrays by tag; what is not given stays."""
+    a, b = cases.pair(cases.DEEP["two bilinear"], rng)
+    networks = list(tnsim.networks(a, b, tnsim.TreeSymmetric()))
+    expression = tnsim.contract_expression(networks)
+    tags = ("A", "LAYER0", "DOWN")
+    (tensor, *_) = networks[0][1].select_tensors(tags, which="all")
+    down = rng.normal(size=a.layers[0].down.shape)
+    new = tensor.data.copy()
+    new[1:, : down.shape[1]] = down  # beside it the constant: a row, and the unit that computes it
+    changed = tnsim.Bilinear(a.layers[0].left, a.layers[0].right, down)
+    expected = tnsim.inner(tnsim.Model([changed, *a.layers[1:]]), b, tnsim.TreeSymmetric())
+
+    assert expression() == pytest.approx(tnsim.inner(a, b, tnsim.TreeSymmetric()), rel=1e-10)
+    assert expression({tags: new}) == pytest.approx(expected, rel=1e-10)
+    assert tnsim.contract(networks, backend="numpy") == pytest.approx(expression(), rel=1e-12)
+    with jax.enable_x64(True):
+        several = jnp.stack([new, 2 * new, tensor.data])
+        mapped = jax.jit(jax.vmap(lambda x: expression({tags: x})))(several)
+        np.testing.assert_allclose(mapped, [expression({tags: x}) for x in several], rtol=1e-10)
+        gradient = jax.grad(lambda x: expression({tags: x}))(jnp.asarray(new))
+        step = 1e-6 * rng.normal(size=new.shape)
+        rise = expression({tags: new + step}) - expression({tags: new - step})
+        assert rise == pytest.approx(2 * float((gradient * step).sum()), rel=1e-5)
+
+
+@backends.compiled
+def test_scaled_results_differentiate(rng, backend):
+    """Units are constants: the gradient of mantissa times 10**exponent is that of the value."""
+    ring = chain(rng, 3)
+    scaled = tnsim.contract_expression([(1.0, ring)], strip_exponent=True)
+    plain = tnsim.contract_expression(ring)
+
+    def value(arrays):
+        mantissa, exponent = scaled(arrays)
+        return mantissa * 10.0**exponent
+
+    with jax.enable_x64(True):
+        arrays = {"M1": jnp.asarray(rng.normal(size=(4, 4)))}
+        np.testing.assert_allclose(
+            jax.grad(value)(arrays)["M1"], jax.grad(plain)(arrays)["M1"], rtol=1e-10
+        )
+
+
+@backends.compiled
+def test_networks_may_be_made_inside_a_trace(rng, backend):
+    matrix, vector = rng.normal(size=(3, 3)).astype("f4"), np.ones(3, np.float32)
+
+    def form(x):
+        left, right = (qtn.Tensor(x, (index,)) for index in "ij")
+        return tnsim.contract(left & qtn.Tensor(matrix, ("i", "j")) & right)
+
+    found = jax.grad(form)(vector)
+    assert found.dtype == np.float32
+    np.testing.assert_allclose(found, (matrix + matrix.T) @ vector, rtol=1e-5)
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+def test_complex_networks(scaled, rng):
+    """As in quimb: <psi|U|psi> of a random state, whose bra is the conjugate of its ket."""
+    ket = qtn.MPS_rand_state(4, bond_dim=3, dtype="complex128", seed=0)
+    gate = qtn.Tensor(rng.normal(size=(2, 2)) + 1j * rng.normal(size=(2, 2)), ("b1", "k1"))
+    bra = ket.H
+    norm = bra & ket
+    moved = bra.reindex({"k1": "b1"}) & gate & ket
+    networks = [(1.0, norm), (-0.5, moved)]
+    expected = norm.contract() - 0.5 * moved.contract()
+    found = tnsim.contract(networks, strip_exponent=scaled)
+    if scaled:
+        mantissa, exponent = found
+        assert abs(mantissa) == pytest.approx(1.0)
+        found = mantissa * 10**exponent
+    assert found == pytest.approx(expected, rel=1e-12)
+    single = tnsim.contract_expression(networks, dtype="complex64")
+    assert single() == pytest.approx(expected, rel=1e-5)
+    assert single.plan.input_bytes == 8 * sum(np.size(t.data) for t in moved.tensors)
+    assert tnsim.Plan.from_json(single.plan.to_json()) == single.plan
+    with pytest.raises(tnsim.ModelError, match="hold complex numbers, which float64 does not"):
+        tnsim.contract(networks, dtype="float64")
+    real = tnsim.contract_expression(chain(rng, 3))
+    with pytest.raises(tnsim.ModelError, match="must hold real numbers, found dtype complex128"):
+        real({"M0": 1j * np.eye(4)})

@@ -1,0 +1,86 @@
+"""What a plan may use.
+
+In: a budget, plans of one problem in larger and smaller chunks. Out: one that fits, or `TooLarge`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tnsim.engine import memory
+from tnsim.engine.plan import Plan
+from tnsim.engine.planner import LARGE
+from tnsim.errors import TooLarge
+
+FREE_SHARE = 0.8
+_ALWAYS_FITS = 2**24
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What one plan may use, all its runs together.
+
+    Beyond it `TooLarge` is raised before anything runs.
+
+    Args:
+        memory_bytes: Bytes of arrays beside the models. None for 80 % of what is free, less what
+            compiling takes: on the device and, on a CPU, in the machine, under the process's
+            control groups and within its address space.
+        multiplications: Scalar ones; 1e14 take about an hour on two cores.
+
+    Example:
+        >>> Budget(memory_bytes=2**30).room(0)
+        1073741824
+    """
+
+    memory_bytes: float | None = None
+    multiplications: float = 1e14
+
+    def room(self, program_bytes: int, wanted: float = math.inf) -> float:
+        """Bytes of arrays allowed now, infinite where the platform does not tell what is free.
+
+        What is `wanted` is not looked up where it is next to nothing: that would take longer than
+        to compute it.
+        """
+        if self.memory_bytes is not None:
+            return self.memory_bytes
+        if wanted <= _ALWAYS_FITS:
+            return math.inf
+        free = memory.available_bytes()
+        return math.inf if free is None else max(0.0, FREE_SHARE * free - program_bytes)
+
+
+def within(budget: Budget, plan_at: Callable[[int], Plan], advice: str) -> Plan:
+    """A plan within the budget, its largest contractions in smaller chunks if need be.
+
+    Args:
+        budget: What it may use.
+        plan_at: Gives the plan whose intermediates beyond so many elements are chunked.
+        advice: What to do where none fits; ends the message.
+
+    Raises:
+        TooLarge: None fits.
+    """
+    best = plan_at(LARGE)
+    if best.multiplications > budget.multiplications:
+        raise TooLarge(
+            f"{best.metric} needs {best.multiplications:.3g} multiplications here, "
+            f"more than the budget of {budget.multiplications:.3g}; {advice}"
+        )
+    allowed = budget.room(best.program_bytes, best.peak_bytes)
+    least = best.peak_bytes
+    for finer in range(2, 10, 2):
+        if best.peak_bytes <= allowed or best.input_bytes > allowed:
+            break  # chunks make no input smaller
+        best = plan_at(LARGE >> finer)
+        least = min(least, best.peak_bytes)
+    if best.peak_bytes <= allowed:
+        return best
+    compiling = f"{best.program_bytes / 2**30:.3g} GiB for compiling"
+    share = f" ({FREE_SHARE:.0%} of free memory less {compiling})"
+    raise TooLarge(
+        f"{best.metric} needs {least / 2**30:.3g} GiB here, and the budget is "
+        f"{allowed / 2**30:.3g} GiB{share if budget.memory_bytes is None else ''}; {advice}"
+    )

@@ -1,0 +1,282 @@
+"""The engine for networks of anybody's. In: quimb networks with weights. Out: their sum.
+
+The sum is planned as a whole, like an inner product of models: sub-contractions that networks have
+in common are computed once, common factors are taken out of sums, and what is large is computed in
+chunks. `networks(a, b, metric)` may be given as it is; its sum is `inner(a, b, metric)`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from autoray import do
+from jax.core import Tracer
+from numpy.typing import DTypeLike
+
+from tnsim.engine import execution
+from tnsim.engine.budget import Budget, within
+from tnsim.engine.dtypes import ALL_DTYPES, DTYPES, dtype_name
+from tnsim.engine.plan import Plan
+from tnsim.engine.planner import plan_problem
+from tnsim.errors import ModelError, TnsimError
+from tnsim.tensor_networks.leaf_scales import balanced, in_units
+from tnsim.tensor_networks.network_sums import (
+    SUM,
+    Leaf,
+    NetworkSum,
+    Tags,
+    WeightedNetwork,
+    checked,
+    leaf_of,
+    network_sum,
+)
+
+if TYPE_CHECKING:
+    import quimb.tensor as qtn
+
+Backend = Literal["jax", "numpy"]
+_ADVICE = "contract fewer networks at once, smaller ones, or give a larger tnsim.Budget"
+
+
+def contract(
+    networks: qtn.TensorNetwork | Iterable[WeightedNetwork],
+    output_inds: Sequence[str] | None = None,
+    *,
+    shared_tags: Iterable[Tags] = (),
+    symmetric_tags: Iterable[Tags] = (),
+    strip_exponent: bool = False,
+    dtype: DTypeLike | None = None,
+    backend: Backend = "jax",
+    budget: Budget = Budget(),
+) -> Any:
+    """The sum of weighted tensor networks, planned and contracted as a whole.
+
+    Tensors that hold the same array object are recognised as copies, across networks too, so
+    what the networks have in common is contracted once and common factors are taken out of the sum.
+
+    Args:
+        networks: A quimb `TensorNetwork`, or any iterable of (weight, network), such as
+            `tnsim.networks` gives. Hyperindices are summed like any other index.
+        output_inds: Indices of the result, in order; all others are summed over. None for the outer
+            indices, those of one tensor only, in the order of the first network; the others must
+            have the same ones.
+        shared_tags: Tensors that carry such a tag, or all tags of a tuple, hold equal arrays, which
+            are then one.
+        symmetric_tags: Tensors that carry such a tag, or all tags of a tuple, hold an array whose
+            axes may be exchanged in any way, so more sub-contractions are equal.
+        strip_exponent: Whether to return a mantissa and an exponent, as in quimb, for what no float
+            holds.
+        dtype: Precision of the computation: float64 or float32, complex128 or complex64. None for
+            float64, or complex128 where an array is complex.
+        backend: `"jax"` compiles; `"numpy"` does not, and is faster for what runs once.
+        budget: What the contraction may take.
+
+    Returns:
+        Float64 or complex128 with the axes `output_inds`, a scalar without any; inside a JAX trace
+        a traced array in the dtype of what is traced. With `strip_exponent` a pair: mantissa, whose
+        largest entry is 1 in size, and exponent, with the value `mantissa * 10**exponent`; of a
+        zero both are 0.
+
+    Raises:
+        ModelError: The networks cannot be added up, or an array is not finite, or empty.
+        TooLarge: The contraction would exceed the budget; nothing has run.
+        TnsimError: A number left the range of floats on the way; use `strip_exponent`.
+
+    Example:
+        >>> import quimb.tensor as qtn, tnsim
+        >>> a, b, c = (qtn.Tensor(n * np.eye(2), ("i", "j")) for n in (1, 2, 3))
+        >>> float(tnsim.contract([(1.0, a & b), (0.5, a & c)]))
+        7.0
+        >>> tnsim.contract(a & c.reindex({"i": "j", "j": "k"}), ("k", "i"))
+        array([[3., 0.],
+               [0., 3.]])
+        >>> square = tnsim.Model([tnsim.Bilinear([[1.0]], [[1.0]], [[1.0]])])
+        >>> float(tnsim.contract(tnsim.networks(square, square)))
+        3.0
+    """
+    expression = contract_expression(
+        networks,
+        output_inds,
+        shared_tags=shared_tags,
+        symmetric_tags=symmetric_tags,
+        strip_exponent=strip_exponent,
+        dtype=dtype,
+        backend=backend,
+        budget=budget,
+    )
+    return expression()
+
+
+def contract_expression(
+    networks: qtn.TensorNetwork | Iterable[WeightedNetwork],
+    output_inds: Sequence[str] | None = None,
+    *,
+    shared_tags: Iterable[Tags] = (),
+    symmetric_tags: Iterable[Tags] = (),
+    strip_exponent: bool = False,
+    dtype: DTypeLike | None = None,
+    backend: Backend = "jax",
+    budget: Budget = Budget(),
+) -> Expression:
+    """Plan a sum of networks once, to contract it many times with new arrays.
+
+    Args:
+        networks, output_inds, shared_tags, symmetric_tags, strip_exponent, dtype, backend, budget:
+            As for `contract`.
+
+    Returns:
+        A function of arrays by tag, which `jax.grad`, `jax.jit` and `jax.vmap` take. Arrays that it
+        is not given are those of the networks, which stay on the device.
+
+    Raises:
+        ModelError: The networks cannot be added up, or an array is not finite, or empty.
+        TooLarge: The contraction would exceed the budget.
+
+    Example:
+        >>> import jax, quimb.tensor as qtn, tnsim
+        >>> state = qtn.Tensor(np.ones(3), ("i",), "STATE")
+        >>> matrix = qtn.Tensor(np.eye(3), ("i", "j"), "MATRIX")
+        >>> energy = tnsim.contract_expression(
+        ...     state & matrix & state.reindex({"i": "j"}), shared_tags=["STATE"]
+        ... )
+        >>> float(energy()), float(energy({"STATE": np.array([1.0, 2.0, 3.0])}))
+        (3.0, 14.0)
+        >>> jax.grad(energy)({"STATE": np.array([1.0, 2.0, 3.0])})["STATE"].tolist()
+        [2.0, 4.0, 6.0]
+    """
+    if backend not in ("jax", "numpy"):
+        raise ModelError(f"backend must be 'jax' or 'numpy', found {backend!r}")
+    total = network_sum(networks, output_inds, shared_tags, symmetric_tags)
+    precision = _precision(dtype, total)
+    count = len(total.counts)
+    name = "a network" if count == 1 else f"a sum of {count:,} networks"
+    plan = within(
+        budget, lambda large: plan_problem(total.problem, name, True, precision, large), _ADVICE
+    )
+    leaves = dict(total.leaves)
+    if strip_exponent:
+        leaves = {leaf: _scaled(value) for leaf, value in leaves.items()}
+    if not _traced(leaves):
+        arrays = _placed({leaf: value.array for leaf, value in leaves.items()}, precision, backend)
+        leaves = {leaf: value._replace(array=arrays[leaf]) for leaf, value in leaves.items()}
+    return Expression(plan, replace(total, leaves=leaves), strip_exponent, backend)
+
+
+@dataclass(frozen=True, eq=False)
+class Expression:
+    """A planned sum of networks, see `contract_expression`.
+
+    Args:
+        plan: What a call runs, with its costs.
+        networks: The networks, read; their arrays, in place, are those that a call does not give.
+        strip_exponent: Whether calls return a mantissa and an exponent.
+        backend: On what calls run outside a JAX trace.
+    """
+
+    plan: Plan
+    networks: NetworkSum
+    strip_exponent: bool
+    backend: Backend
+
+    def __call__(self, arrays: Mapping[Tags, Any] | None = None) -> Any:
+        """The sum, for other arrays.
+
+        Args:
+            arrays: New ones by tag. A tag, or all tags of a tuple together, must stand for one
+                array, which takes the place of that of every tensor that holds it.
+
+        Returns:
+            As `contract`.
+
+        Raises:
+            ModelError: Tags stand for no array or for several, or an array has another shape or is
+                not finite, or complex where the plan is real.
+            TnsimError: A number left the range of floats on the way.
+        """
+        leaves = dict(self.networks.leaves)
+        for tags, given in (arrays or {}).items():
+            name = leaf_of(self.networks, tags)
+            array = checked(self.networks, name, given, real=self.plan.dtype in DTYPES)
+            leaf = leaves[name]._replace(array=array)
+            leaves[name] = _scaled(leaf) if self.strip_exponent else leaf
+        traced = _traced(leaves)
+        if traced:
+            dtype = str(jnp.result_type(*(array.dtype for array in traced)))
+            return self._finished(*self._contracted(leaves, dtype, "traced"))
+        with execution.precision(), np.errstate(over="ignore", invalid="ignore"):
+            found = self._contracted(leaves, self.plan.dtype, self.backend)
+        value, exponent = jax.device_get(found)
+        widest = np.result_type(value, np.float64)
+        finished = self._finished(np.asarray(value, widest)[()], float(exponent))
+        if not all(np.isfinite(part).all() for part in jax.tree.leaves(finished)):
+            raise TnsimError(
+                f"the contraction left the range of {self.plan.dtype}; "
+                "use strip_exponent=True, which returns (mantissa, exponent)"
+            )
+        return finished
+
+    def _contracted(self, leaves: Mapping[str, Leaf], dtype: str, backend: str) -> tuple[Any, Any]:
+        """The sum in one precision, and the exponent of 10 that it lacks."""
+        arrays, log = {name: leaf.array for name, leaf in leaves.items()}, 0.0
+        if self.strip_exponent:
+            arrays, log = balanced(leaves, self.networks.counts)
+        arrays = _placed(arrays, dtype, backend)
+        value = execution.run(self.plan, arrays, backend).values[SUM]
+        return value, self.networks.exponent + log * np.log10(2.0)
+
+    def _finished(self, value: Any, exponent: Any) -> Any:
+        """What a call returns."""
+        if not self.strip_exponent:
+            with np.errstate(over="ignore", invalid="ignore"):  # is seen afterwards
+                return value * float(np.power(10.0, exponent))
+        largest = abs(value).max()
+        largest = do("where", largest > 0, largest, do("ones_like", largest))
+        return value / largest, do("log10", largest) + exponent
+
+    def __repr__(self) -> str:
+        outputs = ", ".join(self.networks.output_inds)
+        arrays = len(self.networks.leaves)
+        return (
+            f"Expression({self.plan.metric} over {arrays} arrays, outputs ({outputs}); "
+            f"{self.plan.multiplications:,} multiplications)"
+        )
+
+
+def _precision(dtype: DTypeLike | None, networks: NetworkSum) -> str:
+    """The name of the precision to compute in.
+
+    Raises:
+        ModelError: There is none such, or it has no complex numbers and the networks have.
+    """
+    if dtype is None:
+        return "complex128" if networks.is_complex else "float64"
+    name = dtype_name(dtype, ALL_DTYPES)
+    if networks.is_complex and name in DTYPES:
+        raise ModelError(f"the networks hold complex numbers, which {name} does not")
+    return name
+
+
+def _scaled(leaf: Leaf) -> Leaf:
+    """A leaf in units of its own."""
+    array, log = in_units(leaf.array)
+    return leaf._replace(array=array, log=log)
+
+
+def _traced(leaves: Mapping[str, Leaf]) -> list[Tracer]:
+    """Arrays that JAX traces."""
+    return [leaf.array for leaf in leaves.values() if isinstance(leaf.array, Tracer)]
+
+
+def _placed(arrays: Mapping[str, Any], dtype: str, backend: str) -> dict[str, Any]:
+    """Arrays in one precision, where the backend wants them."""
+    if backend == "traced":
+        return {name: jnp.asarray(array, dtype) for name, array in arrays.items()}
+    if backend == "numpy":
+        return {name: np.asarray(array, dtype) for name, array in arrays.items()}
+    with execution.precision():
+        return execution.placed(dict(arrays), dtype)

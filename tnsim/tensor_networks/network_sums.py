@@ -1,0 +1,367 @@
+"""Sums of networks as problems. In: quimb networks with weights. Out: a `Problem` and its arrays.
+
+A tensor is an operand, a network a term, and the sum a single definition:
+
+    SUM[output_inds] = sum over networks of weight * product of tensors
+
+with everything summed that is no output, so a hyperindex is an index like any other. Tensors that
+hold the same array object are one leaf of the problem; so are those that carry a shared tag.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from jax.core import Tracer
+
+from tnsim.engine.problem import Definition, Operand, Problem, Stage, Term
+from tnsim.errors import ModelError
+from tnsim.models.arrays import as_array, host_array
+
+if TYPE_CHECKING:
+    import quimb.tensor as qtn
+
+SUM = "SUM"
+"""Name of the definition that the networks add up to."""
+ZERO = "ZERO"
+"""Name of the array that an empty sum reads."""
+
+_APART = 200
+"""Exponents of 10 by which networks may differ."""
+
+Tags = str | tuple[str, ...]
+"""What selects tensors: those that carry all of these tags."""
+WeightedNetwork = tuple[float, "qtn.TensorNetwork"]
+
+
+def tag_set(tags: Tags) -> frozenset[str]:
+    """Tags as a set.
+
+    Example:
+        >>> sorted(tag_set("LEFT")), sorted(tag_set(("A", "LEFT")))
+        (['LEFT'], ['A', 'LEFT'])
+    """
+    return frozenset([tags]) if isinstance(tags, str) else frozenset(tags)
+
+
+class Leaf(NamedTuple):
+    """One array that tensors of the networks hold.
+
+    Args:
+        array: Its entries, divided by 2**log.
+        symmetric: Whether it was declared to be.
+        tags: Those of every tensor that holds it.
+        log: Logarithm of its unit, see `leaf_scales`.
+    """
+
+    array: Any
+    symmetric: bool
+    tags: list[frozenset[str]]
+    log: Any = 0.0
+
+
+@dataclass(frozen=True)
+class NetworkSum:
+    """Networks, read.
+
+    Args:
+        problem: Whose one output is the sum.
+        leaves: What its names stand for.
+        counts: (networks, leaves), how often each network holds each leaf.
+        exponent: The sum lacks a factor of 10 to this power.
+    """
+
+    problem: Problem
+    leaves: Mapping[str, Leaf]
+    counts: np.ndarray
+    exponent: float
+
+    @property
+    def is_complex(self) -> bool:
+        """Whether an array holds complex numbers."""
+        return any(leaf.array.dtype.kind == "c" for leaf in self.leaves.values())
+
+    @property
+    def output_inds(self) -> tuple[str, ...]:
+        """Indices of the result, in order."""
+        return self.problem.stages[0].definitions[0].indices
+
+
+def network_sum(
+    networks: qtn.TensorNetwork | Iterable[WeightedNetwork],
+    output_inds: Sequence[str] | None,
+    shared_tags: Iterable[Tags],
+    symmetric_tags: Iterable[Tags],
+) -> NetworkSum:
+    """Read networks as the terms of a sum.
+
+    Args:
+        networks, output_inds, shared_tags, symmetric_tags: As for `contraction.contract`.
+
+    Returns:
+        The problem and its arrays.
+
+    Raises:
+        ModelError: These cannot be added up; the message says which network differs and how.
+
+    Example:
+        >>> import quimb.tensor as qtn
+        >>> matrix = qtn.Tensor(np.eye(3), ("i", "j"))
+        >>> square = qtn.TensorNetwork([matrix, matrix.reindex({"i": "j", "j": "k"})])
+        >>> found = network_sum(square, None, (), ())
+        >>> found.output_inds, list(found.leaves), found.counts.tolist()
+        (('i', 'k'), ['T0'], [[2.0]])
+    """
+    leaves = _Leaves(shared_tags, symmetric_tags)
+    outputs: tuple[str, ...] | None = None
+    if output_inds is not None:
+        outputs = _distinct(output_inds)
+    sizes: tuple[int, ...] | None = None
+    read: list[tuple[float, float, tuple[Operand, ...]]] = []
+    for number, (weight, network) in enumerate(_weighted(networks)):
+        what = f"network {number}"
+        known = _index_sizes(network, what)
+        if outputs is None:
+            outputs = tuple(network.outer_inds())
+        elif output_inds is None and set(outputs) != set(network.outer_inds()):
+            raise ModelError(
+                f"networks of a sum have equal outer indices: network 0 has {_listed(outputs)}, "
+                f"{what} has {_listed(network.outer_inds())}; "
+                "reindex it, or say with output_inds what is not to be summed over"
+            )
+        own = _sizes_of(outputs, known, what)
+        if sizes is not None and own != sizes:
+            raise ModelError(
+                f"the outputs {_listed(outputs)} have sizes {sizes} in network 0 "
+                f"and {own} in {what}"
+            )
+        sizes = own
+        operands = tuple(leaves.operand(tensor, what) for tensor in network.tensors)
+        if weight != 0.0:
+            read.append((weight, float(network.exponent), operands))
+    return _as_problem(read, leaves.found, outputs or (), sizes)
+
+
+def _as_problem(
+    read: list[tuple[float, float, tuple[Operand, ...]]],
+    leaves: dict[str, Leaf],
+    outputs: tuple[str, ...],
+    sizes: tuple[int, ...] | None,
+) -> NetworkSum:
+    """The sum of (weight, exponent, tensors), in the scale of the largest exponent."""
+    if not read:
+        if sizes is None and outputs:
+            raise ModelError(
+                f"a sum of no networks says nothing of the sizes of {_listed(outputs)}"
+            )
+        leaves[ZERO] = Leaf(np.zeros(sizes or ()), False, [])
+        read = [(1.0, 0.0, (Operand(ZERO, outputs),))]
+    exponent = max(own for _, own, _ in read)
+    apart = exponent - min(own for _, own, _ in read)
+    if apart > _APART:
+        raise ModelError(
+            f"the exponents of the networks differ by {apart:.4g}, more than a float holds: "
+            "call network.distribute_exponent() first"
+        )
+    terms = []
+    counts = np.zeros((len(read), len(leaves)))
+    columns = {name: n for n, name in enumerate(leaves)}
+    for row, (weight, own, operands) in enumerate(read):
+        terms.append(Term(weight * 10.0 ** (own - exponent), operands))
+        for operand in operands:
+            counts[row, columns[operand.name]] += 1
+    problem = Problem(
+        stages=(Stage((Definition(SUM, outputs, tuple(terms)),)),),
+        shapes={name: tuple(leaf.array.shape) for name, leaf in leaves.items()},
+        symmetric=frozenset(name for name, leaf in leaves.items() if leaf.symmetric),
+        outputs=(SUM,),
+    )
+    return NetworkSum(problem, leaves, counts, exponent)
+
+
+class _Leaves:
+    """The distinct arrays of networks, numbered in the order in which they are met.
+
+    An array is known by its address, so what is held stays alive.
+    """
+
+    def __init__(self, shared_tags: Iterable[Tags], symmetric_tags: Iterable[Tags]) -> None:
+        self.found: dict[str, Leaf] = {}
+        self._shared = [tag_set(tags) for tags in _several(shared_tags)]
+        self._symmetric = [tag_set(tags) for tags in _several(symmetric_tags)]
+        self._names: dict[int | frozenset[str], str] = {}
+        self._held: dict[str, Any] = {}
+
+    def operand(self, tensor: qtn.Tensor, what: str) -> Operand:
+        """A tensor of the network called `what`."""
+        data, tags = tensor.data, frozenset(tensor.tags)
+        shared = [group for group in self._shared if group <= tags]
+        if len(shared) > 1:
+            raise ModelError(f"a tensor of {what} belongs to several groups of shared_tags: {tags}")
+        key = shared[0] if shared else id(data)
+        if key not in self._names:
+            self._add(key, tensor, what)
+        name = self._names[key]
+        leaf = self.found[name]
+        if data is not self._held[name]:
+            _check_equal(data, leaf.array, shared[0])
+        if tags not in leaf.tags:
+            leaf.tags.append(tags)
+        return Operand(name, tuple(tensor.inds))
+
+    def _add(self, key: int | frozenset[str], tensor: qtn.Tensor, what: str) -> None:
+        """A new leaf, called by a number."""
+        name = f"T{len(self._names)}"
+        what = f"a tensor of {what} with the indices {_listed(tensor.inds)}"
+        array = as_array(tensor.data, what, tensor.ndim, real=False)
+        symmetric = any(group.issubset(tensor.tags) for group in self._symmetric)
+        if symmetric:
+            check_symmetric(array, what)
+        self._names[key] = name
+        self._held[name] = tensor.data
+        self.found[name] = Leaf(array, symmetric, [])
+
+
+def leaf_of(networks: NetworkSum, tags: Tags) -> str:
+    """The leaf that tensors with these tags hold.
+
+    Raises:
+        ModelError: There is no such tensor, or several leaves.
+    """
+    wanted = tag_set(tags)
+    found = []
+    for name, leaf in networks.leaves.items():
+        if any(wanted <= carried for carried in leaf.tags):
+            found.append(name)
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise ModelError(
+            f"the tags {_listed(sorted(wanted))} stand for {len(found)} different arrays: "
+            "give more tags in a tuple, or say with shared_tags that these are one"
+        )
+    carried = set().union(*itertools.chain(*(leaf.tags for leaf in networks.leaves.values())))
+    raise ModelError(
+        f"no tensor carries the tags {_listed(sorted(wanted))}; "
+        f"there are {_listed(sorted(carried))}"
+    )
+
+
+def checked(networks: NetworkSum, name: str, given: Any, real: bool) -> Any:
+    """An array that may take the place of a leaf's.
+
+    Args:
+        networks: That were planned.
+        name: Of the leaf.
+        given: Its new array.
+        real: Whether complex numbers are refused.
+
+    Raises:
+        ModelError: It has another shape, is not real and finite, or not symmetric as declared.
+    """
+    leaf = networks.leaves[name]
+    what = f"the array of tensors with the tags {_listed(sorted(leaf.tags[0]))}"
+    array = as_array(given, what, leaf.array.ndim, real=real)
+    if array.shape != leaf.array.shape:
+        raise ModelError(f"{what} has shape {array.shape}, planned was {leaf.array.shape}")
+    if leaf.symmetric:
+        check_symmetric(array, what)
+    return array
+
+
+def check_symmetric(array: Any, what: str) -> None:
+    """Check that exchanging any two axes changes nothing, unless the array is traced.
+
+    Raises:
+        ModelError: It does.
+
+    Example:
+        >>> check_symmetric(np.eye(2), "the identity")
+    """
+    for axis in range(array.ndim - 1):
+        same = array.shape[axis] == array.shape[axis + 1]
+        if same and not isinstance(array, Tracer):
+            same = np.array_equal(array, np.swapaxes(np.asarray(array), axis, axis + 1))
+        if not same:
+            raise ModelError(f"{what} is declared symmetric, but its axes are not exchangeable")
+
+
+def _check_equal(data: Any, array: Any, tags: frozenset[str]) -> None:
+    """Tensors of one group hold equal arrays; what is traced is taken at its word."""
+    same = tuple(data.shape) == tuple(array.shape)
+    if same and not isinstance(data, Tracer) and not isinstance(array, Tracer):
+        same = np.array_equal(host_array(data), array)
+    if not same:
+        raise ModelError(
+            f"tensors with the tags {_listed(tags)} are said to share one array, but theirs differ"
+        )
+
+
+def _weighted(networks: Any) -> Iterator[WeightedNetwork]:
+    """Weights and networks, checked."""
+    import quimb.tensor as qtn
+
+    if isinstance(networks, qtn.TensorNetwork):
+        networks = [(1.0, networks)]
+    for number, item in enumerate(networks):
+        pair = item if isinstance(item, tuple | list) else (item,)
+        if len(pair) != 2 or not isinstance(pair[1], qtn.TensorNetwork):
+            raise ModelError(
+                "contract takes a quimb TensorNetwork or pairs (weight, TensorNetwork); "
+                f"item {number} is ({', '.join(type(part).__name__ for part in pair)})"
+            )
+        weight, network = pair
+        if isinstance(weight, Tracer):
+            raise ModelError(
+                f"the weight of network {number} is traced, but weights are part of the plan: "
+                "multiply it into a tensor"
+            )
+        if np.iscomplexobj(weight) or np.ndim(weight) or not np.isfinite(weight):
+            raise ModelError(f"the weight of network {number} is no finite real number: {weight}")
+        if not network.num_tensors:
+            raise ModelError(f"network {number} has no tensors")
+        yield float(weight), network
+
+
+def _index_sizes(network: qtn.TensorNetwork, what: str) -> dict[str, int]:
+    """Sizes of all indices of a network, the same on all tensors."""
+    known: dict[str, int] = {}
+    for tensor in network.tensors:
+        for index, size in zip(tensor.inds, tensor.shape, strict=True):
+            if known.setdefault(index, size) != size:
+                raise ModelError(
+                    f"the index {index!r} of {what} has sizes {known[index]} and {size}"
+                )
+    return known
+
+
+def _sizes_of(outputs: tuple[str, ...], known: dict[str, int], what: str) -> tuple[int, ...]:
+    missing = [index for index in outputs if index not in known]
+    if missing:
+        raise ModelError(f"{what} lacks the outputs {_listed(missing)}; it has {_listed(known)}")
+    return tuple(known[index] for index in outputs)
+
+
+def _distinct(output_inds: Sequence[str]) -> tuple[str, ...]:
+    outputs = (output_inds,) if isinstance(output_inds, str) else tuple(output_inds)
+    if len(set(outputs)) < len(outputs):
+        raise ModelError(f"output_inds names an index twice: {_listed(outputs)}")
+    return outputs
+
+
+def _several(tags: Iterable[Tags]) -> Iterable[Tags]:
+    """One string is one tag, as everywhere in quimb."""
+    return [tags] if isinstance(tags, str) else tags
+
+
+def _listed(names: Iterable[str]) -> str:
+    """Up to eight names, in words."""
+    names = list(names)
+    shown = ", ".join(repr(str(name)) for name in itertools.islice(names, 8))
+    if not names:
+        return "none"
+    return shown if len(names) <= 8 else f"{shown} and {len(names) - 8} more"
