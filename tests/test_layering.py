@@ -89,7 +89,8 @@ CONFINED = {  # foreign package: the files that may import it
         "tensor_networks/network",
         "tensor_networks/closed_networks",
         "tensor_networks/contraction",  # the name of a type only
-        "tensor_networks/network_sums",
+        "tensor_networks/network_checks",
+        "tensor_networks/network_sums",  # the name of a type only
         "analysis/plots",  # the name of a type only
     },
     "cotengra": {"engine/pathfinding"},

@@ -25,12 +25,12 @@ from tnsim.engine.plan import Plan
 from tnsim.engine.planner import plan_problem
 from tnsim.errors import ModelError, TnsimError
 from tnsim.tensor_networks.leaf_scales import balanced, in_units
+from tnsim.tensor_networks.network_checks import WeightedNetwork
 from tnsim.tensor_networks.network_sums import (
     SUM,
     Leaf,
     NetworkSum,
     Tags,
-    WeightedNetwork,
     checked,
     leaf_of,
     network_sum,

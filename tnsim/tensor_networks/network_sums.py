@@ -11,16 +11,23 @@ hold the same array object are one leaf of the problem; so are those that carry 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from jax.core import Tracer
 
 from tnsim.engine.problem import Definition, Operand, Problem, Stage, Term
 from tnsim.errors import ModelError
-from tnsim.models.arrays import as_array, host_array
+from tnsim.models.arrays import as_array
+from tnsim.tensor_networks.network_checks import (
+    WeightedNetwork,
+    check_equal,
+    check_symmetric,
+    index_sizes,
+    listed,
+    weighted,
+)
 
 if TYPE_CHECKING:
     import quimb.tensor as qtn
@@ -35,7 +42,6 @@ _APART = 200
 
 Tags = str | tuple[str, ...]
 """What selects tensors: those that carry all of these tags."""
-WeightedNetwork = tuple[float, "qtn.TensorNetwork"]
 
 
 def tag_set(tags: Tags) -> frozenset[str]:
@@ -122,22 +128,21 @@ def network_sum(
         outputs = _distinct(output_inds)
     sizes: tuple[int, ...] | None = None
     read: list[tuple[float, float, tuple[Operand, ...]]] = []
-    for number, (weight, network) in enumerate(_weighted(networks)):
+    for number, (weight, network) in enumerate(weighted(networks)):
         what = f"network {number}"
-        known = _index_sizes(network, what)
+        known = index_sizes(network, what)
         if outputs is None:
             outputs = tuple(network.outer_inds())
         elif output_inds is None and set(outputs) != set(network.outer_inds()):
             raise ModelError(
-                f"networks of a sum have equal outer indices: network 0 has {_listed(outputs)}, "
-                f"{what} has {_listed(network.outer_inds())}; "
+                f"networks of a sum have equal outer indices: network 0 has {listed(outputs)}, "
+                f"{what} has {listed(network.outer_inds())}; "
                 "reindex it, or say with output_inds what is not to be summed over"
             )
         own = _sizes_of(outputs, known, what)
         if sizes is not None and own != sizes:
             raise ModelError(
-                f"the outputs {_listed(outputs)} have sizes {sizes} in network 0 "
-                f"and {own} in {what}"
+                f"the outputs {listed(outputs)} have sizes {sizes} in network 0 and {own} in {what}"
             )
         sizes = own
         operands = tuple(leaves.operand(tensor, what) for tensor in network.tensors)
@@ -155,9 +160,7 @@ def _as_problem(
     """The sum of (weight, exponent, tensors), in the scale of the largest exponent."""
     if not read:
         if sizes is None and outputs:
-            raise ModelError(
-                f"a sum of no networks says nothing of the sizes of {_listed(outputs)}"
-            )
+            raise ModelError(f"a sum of no networks says nothing of the sizes of {listed(outputs)}")
         leaves[ZERO] = Leaf(np.zeros(sizes or ()), False, [])
         read = [(1.0, 0.0, (Operand(ZERO, outputs),))]
     exponent = max(own for _, own, _ in read)
@@ -208,7 +211,7 @@ class _Leaves:
         name = self._names[key]
         leaf = self.found[name]
         if data is not self._held[name]:
-            _check_equal(data, leaf.array, shared[0])
+            check_equal(data, leaf.array, shared[0])
         if tags not in leaf.tags:
             leaf.tags.append(tags)
         return Operand(name, tuple(tensor.inds))
@@ -216,7 +219,7 @@ class _Leaves:
     def _add(self, key: int | frozenset[str], tensor: qtn.Tensor, what: str) -> None:
         """A new leaf, called by a number."""
         name = f"T{len(self._names)}"
-        what = f"a tensor of {what} with the indices {_listed(tensor.inds)}"
+        what = f"a tensor of {what} with the indices {listed(tensor.inds)}"
         array = as_array(tensor.data, what, tensor.ndim, real=False)
         symmetric = any(group.issubset(tensor.tags) for group in self._symmetric)
         if symmetric:
@@ -241,13 +244,12 @@ def leaf_of(networks: NetworkSum, tags: Tags) -> str:
         return found[0]
     if found:
         raise ModelError(
-            f"the tags {_listed(sorted(wanted))} stand for {len(found)} different arrays: "
+            f"the tags {listed(sorted(wanted))} stand for {len(found)} different arrays: "
             "give more tags in a tuple, or say with shared_tags that these are one"
         )
     carried = set().union(*itertools.chain(*(leaf.tags for leaf in networks.leaves.values())))
     raise ModelError(
-        f"no tensor carries the tags {_listed(sorted(wanted))}; "
-        f"there are {_listed(sorted(carried))}"
+        f"no tensor carries the tags {listed(sorted(wanted))}; there are {listed(sorted(carried))}"
     )
 
 
@@ -264,7 +266,7 @@ def checked(networks: NetworkSum, name: str, given: Any, real: bool) -> Any:
         ModelError: It has another shape, is not real and finite, or not symmetric as declared.
     """
     leaf = networks.leaves[name]
-    what = f"the array of tensors with the tags {_listed(sorted(leaf.tags[0]))}"
+    what = f"the array of tensors with the tags {listed(sorted(leaf.tags[0]))}"
     array = as_array(given, what, leaf.array.ndim, real=real)
     if array.shape != leaf.array.shape:
         raise ModelError(f"{what} has shape {array.shape}, planned was {leaf.array.shape}")
@@ -273,95 +275,20 @@ def checked(networks: NetworkSum, name: str, given: Any, real: bool) -> Any:
     return array
 
 
-def check_symmetric(array: Any, what: str) -> None:
-    """Check that exchanging any two axes changes nothing, unless the array is traced.
-
-    Raises:
-        ModelError: It does.
-
-    Example:
-        >>> check_symmetric(np.eye(2), "the identity")
-    """
-    for axis in range(array.ndim - 1):
-        same = array.shape[axis] == array.shape[axis + 1]
-        if same and not isinstance(array, Tracer):
-            same = np.array_equal(array, np.swapaxes(np.asarray(array), axis, axis + 1))
-        if not same:
-            raise ModelError(f"{what} is declared symmetric, but its axes are not exchangeable")
-
-
-def _check_equal(data: Any, array: Any, tags: frozenset[str]) -> None:
-    """Tensors of one group hold equal arrays; what is traced is taken at its word."""
-    same = tuple(data.shape) == tuple(array.shape)
-    if same and not isinstance(data, Tracer) and not isinstance(array, Tracer):
-        same = np.array_equal(host_array(data), array)
-    if not same:
-        raise ModelError(
-            f"tensors with the tags {_listed(tags)} are said to share one array, but theirs differ"
-        )
-
-
-def _weighted(networks: Any) -> Iterator[WeightedNetwork]:
-    """Weights and networks, checked."""
-    import quimb.tensor as qtn
-
-    if isinstance(networks, qtn.TensorNetwork):
-        networks = [(1.0, networks)]
-    for number, item in enumerate(networks):
-        pair = item if isinstance(item, tuple | list) else (item,)
-        if len(pair) != 2 or not isinstance(pair[1], qtn.TensorNetwork):
-            raise ModelError(
-                "contract takes a quimb TensorNetwork or pairs (weight, TensorNetwork); "
-                f"item {number} is ({', '.join(type(part).__name__ for part in pair)})"
-            )
-        weight, network = pair
-        if isinstance(weight, Tracer):
-            raise ModelError(
-                f"the weight of network {number} is traced, but weights are part of the plan: "
-                "multiply it into a tensor"
-            )
-        if np.iscomplexobj(weight) or np.ndim(weight) or not np.isfinite(weight):
-            raise ModelError(f"the weight of network {number} is no finite real number: {weight}")
-        if not network.num_tensors:
-            raise ModelError(f"network {number} has no tensors")
-        yield float(weight), network
-
-
-def _index_sizes(network: qtn.TensorNetwork, what: str) -> dict[str, int]:
-    """Sizes of all indices of a network, the same on all tensors."""
-    known: dict[str, int] = {}
-    for tensor in network.tensors:
-        for index, size in zip(tensor.inds, tensor.shape, strict=True):
-            if known.setdefault(index, size) != size:
-                raise ModelError(
-                    f"the index {index!r} of {what} has sizes {known[index]} and {size}"
-                )
-    return known
-
-
 def _sizes_of(outputs: tuple[str, ...], known: dict[str, int], what: str) -> tuple[int, ...]:
     missing = [index for index in outputs if index not in known]
     if missing:
-        raise ModelError(f"{what} lacks the outputs {_listed(missing)}; it has {_listed(known)}")
+        raise ModelError(f"{what} lacks the outputs {listed(missing)}; it has {listed(known)}")
     return tuple(known[index] for index in outputs)
 
 
 def _distinct(output_inds: Sequence[str]) -> tuple[str, ...]:
     outputs = (output_inds,) if isinstance(output_inds, str) else tuple(output_inds)
     if len(set(outputs)) < len(outputs):
-        raise ModelError(f"output_inds names an index twice: {_listed(outputs)}")
+        raise ModelError(f"output_inds names an index twice: {listed(outputs)}")
     return outputs
 
 
 def _several(tags: Iterable[Tags]) -> Iterable[Tags]:
     """One string is one tag, as everywhere in quimb."""
     return [tags] if isinstance(tags, str) else tags
-
-
-def _listed(names: Iterable[str]) -> str:
-    """Up to eight names, in words."""
-    names = list(names)
-    shown = ", ".join(repr(str(name)) for name in itertools.islice(names, 8))
-    if not names:
-        return "none"
-    return shown if len(names) <= 8 else f"{shown} and {len(names) - 8} more"
