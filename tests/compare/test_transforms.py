@@ -82,7 +82,7 @@ def test_jit_and_vmap_agree_with_the_plain_call(metric, case, rng):
         batched = jax.jit(jax.vmap(lambda m: tnsim.similarity(m, b, METRICS[metric])))(stacked)
         one = jax.jit(tnsim.slices)(pairs[0][0], b, METRICS[metric])
         log = jax.jit(tnsim.log_inner)(pairs[0][0], b, METRICS[metric])
-    np.testing.assert_allclose(batched, expected, rtol=1e-12)
+    np.testing.assert_allclose(batched, expected, rtol=1e-12, atol=1e-15)
     np.testing.assert_allclose(one, tnsim.slices(pairs[0][0], b, METRICS[metric]), rtol=1e-12)
     np.testing.assert_allclose(log, tnsim.log_inner(pairs[0][0], b, METRICS[metric]), rtol=1e-12)
 
