@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from tnsim.checkpoints.guard import refusing
-from tnsim.checkpoints.rules import Rule, check_rule, facts
+from tnsim.checkpoints.rules import NUMBERS, Rule, check_rule, facts
 from tnsim.errors import CheckpointError, printable
 
 FORMAT = 1
@@ -31,8 +32,11 @@ class Dialect:
         name: for messages.
         layers: rules in order.
         nested: path of keys to the state dict, "key?" where it may be missing.
-        ignore: patterns of keys that the model does not need.
+        ignore: patterns of keys that are no part of the function, such as a step counter. A norm or
+            a bias is refused here.
         description: one sentence.
+        leave_out: patterns of keys that are part of the function, and are knowingly not read; every
+            result says so.
 
     Raises:
         CheckpointError: when a rule is incomplete, or holds what it cannot.
@@ -49,6 +53,7 @@ class Dialect:
     nested: tuple[str, ...] = ()
     ignore: tuple[str, ...] = ()
     description: str = ""
+    leave_out: tuple[str, ...] = ()
 
     def to_json(self) -> str:
         """The dialect as text; what has its default value is left out of the rules.
@@ -96,8 +101,12 @@ class Dialect:
     def __post_init__(self) -> None:
         _check(self)
 
-    def assumptions(self) -> list[str]:
+    def assumptions(self, runs: Sequence[tuple[Rule, ...]] = ()) -> list[str]:
         """What reading a file in this dialect takes for granted.
+
+        Args:
+            runs: of each rule, those of its single layers with the numbers of a file; without
+                them, the words of the dialect.
 
         Returns:
             One sentence for the dialect, and one for each rule.
@@ -112,11 +121,26 @@ class Dialect:
         sentences = [title]
         for n, rule in enumerate(self.layers):
             kind = rule.kind
+            count = "n"
+            if runs:
+                count = str(len(runs[n]))
+                rule = _with_values(rule, runs[n])
             if rule.repeat:
-                kind += " x n"
+                kind += f" x {count}"
             phrases = "; ".join(facts(rule)) or "W x + b"
             sentences.append(f"rule {n}, {kind}: {phrases}")
         return [printable(sentence) for sentence in sentences]
+
+
+def _with_values(rule: Rule, run: Sequence[Rule]) -> Rule:
+    """A rule that shows the numbers of its layers in the place of where they are found."""
+    values: dict[str, Any] = {}
+    for name in NUMBERS:
+        distinct = list(dict.fromkeys(getattr(one, name) for one in run))
+        values[name] = distinct[0]
+        if len(distinct) > 1:
+            values[name] = ", ".join(map(str, distinct))
+    return dataclasses.replace(rule, **values)
 
 
 def _changed(rule: Rule) -> dict[str, Any]:
@@ -139,7 +163,7 @@ def _check(dialect: Dialect) -> None:
     for field in ("name", "description"):
         if not isinstance(getattr(dialect, field), str):
             raise CheckpointError(f"the {field} of a dialect must be text")
-    for field in ("nested", "ignore"):
+    for field in ("nested", "ignore", "leave_out"):
         keys = getattr(dialect, field)
         if not isinstance(keys, tuple) or not all(isinstance(key, str) for key in keys):
             raise CheckpointError(f"dialect {dialect.name}: {field} must list keys, found {keys!r}")

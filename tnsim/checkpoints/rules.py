@@ -17,6 +17,8 @@ from tnsim.errors import CheckpointError, UnsupportedLayer
 from tnsim.models.attention import MASKS
 
 PROJECTIONS = ("q1", "k1", "q2", "k2", "v", "o")
+# What a file or its configuration may hold.
+NUMBERS = ("scale", "n_heads", "rope_base", "norm_energy")
 _REQUIRED = {  # of each kind; a bilinear layer may have fused instead
     "linear": ("weight",),
     "bilinear": ("left", "right"),
@@ -29,6 +31,7 @@ _CHOICES = {
     "rope_direction": (1, -1),
     "residual": ("additive", "lerp", None),
     "fused_order": ("left-right", "right-left"),
+    "norm": ("rms", "layer", None),
 }
 
 
@@ -54,7 +57,11 @@ class Rule:
         rope_base: base of the rotary angles or "config:a.b"; None for no RoPE.
         rope_layout: "half" turns coordinates (i, i + d_head / 2), "interleaved" (2 i, 2 i + 1).
         rope_direction: 1, or -1 for turning by the negative angle.
-        norm_energy: key of a constant mean square e; a linear layer is W x / sqrt(e + eps) + b.
+        norm: "rms" or "layer" for a norm before the layer, inside its residual: g x / sqrt(e + eps)
+            + c, where e is the mean square of x, and "layer" subtracts the mean from x first.
+        norm_weight: key of g; None for 1.
+        norm_bias: key of c; None for 0.
+        norm_energy: key of a constant to take for e, which needs no inputs.
         norm_epsilon: the number eps.
         repeat: whether the rule stands for a run of layers.
 
@@ -102,6 +109,9 @@ class Rule:
     rope_base: float | str | None = None
     rope_layout: str = "half"
     rope_direction: int = 1
+    norm: str | None = None
+    norm_weight: str | None = None
+    norm_bias: str | None = None
     norm_energy: str | None = None
     norm_epsilon: float = 0.0
     repeat: bool = False
@@ -156,7 +166,9 @@ def facts(rule: Rule) -> list[str]:
     if rule.residual:
         phrases.append(f"residual {_RESIDUALS[rule.residual]} with s = {rule.scale}")
     if rule.norm_energy:
-        phrases.append(f"weight divided by sqrt({rule.norm_energy} + {rule.norm_epsilon:g})")
+        phrases.append(f"input divided by sqrt({rule.norm_energy} + {rule.norm_epsilon:g})")
+    elif rule.norm:
+        phrases.append(f"{rule.norm} norm before it, eps {rule.norm_epsilon:g}")
     if rule.kind == "attention":
         phrases += _attention_facts(rule)
     if rule.kind == "bilinear" and not rule.down:

@@ -124,8 +124,10 @@ def inspect(
     """Layers, shapes, degree and legs of a checkpoint, and what was assumed in reading it."""
     from tnsim.checkpoints.checkpoint import read
     from tnsim.models.model import describe
+    from tnsim.models.origin import Origin
 
-    model, assumptions, dtypes = read(file, dialect, n_ctx)
+    model, dtypes = read(file, dialect, n_ctx)
+    origin = model.origin or Origin("")
     layers = [describe(layer) for layer in model.layers]
     if as_json:
         print_json(
@@ -139,7 +141,9 @@ def inspect(
                 "legs": model.degree,
                 "parameters": model.parameters,
                 "stored_dtypes": list(dtypes),
-                "assumptions": list(assumptions),
+                "assumptions": list(origin.assumptions),
+                "ignored": list(origin.ignored),
+                "caveats": list(origin.caveats),
             }
         )
         return
@@ -152,8 +156,12 @@ def inspect(
     elif model.attends:
         say("sequences   of any length; comparing needs --n-ctx")
     say(f"parameters  {model.parameters:,}, stored as {', '.join(dtypes)}")
-    for line in assumptions:
+    for line in origin.assumptions:
         say(f"assumed     {line}")
+    for name in origin.ignored:
+        say(f"ignored     {name}")
+    for line in origin.caveats:
+        say(f"caveat      {line}")
 
 
 @app.command()

@@ -174,13 +174,8 @@ def _page(result: Pairwise, path: Path) -> Path:
 
 
 def _series(files: list[str], dialect: str | None, n_ctx: int | None) -> Series:
-    """A series of checkpoints, or one read lazily from the revisions in a hub cache."""
     import tnsim
-    from tnsim.checkpoints import hub_cache
 
-    if len(files) == 1 and hub_cache.is_cache(Path(files[0])):
-        revisions = hub_cache.revisions(Path(files[0]))
-        return tnsim.Series(list(revisions.values()), dialect, n_ctx, names=tuple(revisions))
     return tnsim.Series(files, dialect, n_ctx)
 
 

@@ -77,6 +77,12 @@ class Run(NamedTuple):
     space: Space | None
 
     @property
+    def caveats(self) -> tuple[str, ...]:
+        """What makes models other functions than the networks that were read, each once."""
+        said = [caveat for one in (*self.rows.all, *self.columns.all) for caveat in one.caveats]
+        return tuple(dict.fromkeys(said))
+
+    @property
     def arithmetic(self) -> Arithmetic:
         """What bounds the errors of rounding."""
         entries = (*self.rows.entries, *self.columns.entries)
@@ -197,6 +203,7 @@ def _attributes(run: Run) -> dict[str, Any]:
         "tile": run.plan.tile,
         "plan": run.plan.summary,
         "duplicates": sum(len(side.all) - len(side.entries) for side in sides),
+        "caveats": list(run.caveats),
         "tnsim_version": tnsim.__version__,
         "jax_version": jax.__version__,
     }
