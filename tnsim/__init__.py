@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # the same names as below, for editors and type checkers
     from tnsim.analysis import baselines, figures, plots, reading, report
-    from tnsim.checkpoints.dialects import Dialect
+    from tnsim.checkpoints.dialects import Dialect, Rule
     from tnsim.checkpoints.load import ForwardError, compare_forward, from_state_dict, load
+    from tnsim.checkpoints.modules import from_module
     from tnsim.checkpoints.native import save
     from tnsim.checkpoints.series import Series
     from tnsim.compare.attribution import Attribution, attribution
@@ -22,6 +23,7 @@ if TYPE_CHECKING:  # the same names as below, for editors and type checkers
     from tnsim.compare.similarity import inner, log_inner, plan, similarity, slices
     from tnsim.engine.plan import Plan
     from tnsim.errors import (
+        CaveatWarning,
         CheckpointError,
         DamagedStore,
         DuplicateWarning,
@@ -53,6 +55,7 @@ if TYPE_CHECKING:  # the same names as below, for editors and type checkers
     from tnsim.models.layers import Bilinear, Linear, Residual
     from tnsim.models.model import Combination, Model
     from tnsim.models.multilinear import Multilinear
+    from tnsim.models.origin import Origin
     from tnsim.models.protocol import Layer, OwnLayer
     from tnsim.sessions import Session, session
     from tnsim.tensor_networks.closed_networks import networks
@@ -67,6 +70,7 @@ _HOME = {
     "Residual": "models.layers",
     "Layer": "models.protocol",
     "Model": "models.model",
+    "Origin": "models.origin",
     "Combination": "models.model",
     "Metric": "metrics.protocol",
     "LayerwiseMetric": "metrics.protocol",
@@ -101,7 +105,9 @@ _HOME = {
     "save": "checkpoints.native",
     "from_state_dict": "checkpoints.load",
     "Series": "checkpoints.series",
+    "from_module": "checkpoints.modules",
     "Dialect": "checkpoints.dialects",
+    "Rule": "checkpoints.rules",
     "compare_forward": "checkpoints.load",
     "ForwardError": "checkpoints.load",
     "TnsimError": "errors",
@@ -114,6 +120,7 @@ _HOME = {
     "StoreMismatch": "errors",
     "DamagedStore": "errors",
     "ExecutorError": "errors",
+    "CaveatWarning": "errors",
     "PrecisionWarning": "errors",
     "DuplicateWarning": "errors",
     "GramWarning": "errors",
@@ -136,6 +143,7 @@ __all__ = [
     "Bilinear",
     "Budget",
     "Categorical",
+    "CaveatWarning",
     "Check",
     "CheckpointError",
     "Combination",
@@ -158,6 +166,7 @@ __all__ = [
     "Multilinear",
     "Number",
     "Numbers",
+    "Origin",
     "OwnLayer",
     "Pairwise",
     "PairwisePlan",
@@ -165,6 +174,7 @@ __all__ = [
     "PrecisionWarning",
     "Residual",
     "ResultError",
+    "Rule",
     "Series",
     "Session",
     "SignedLog",
@@ -180,6 +190,7 @@ __all__ = [
     "check",
     "compare_forward",
     "figures",
+    "from_module",
     "from_state_dict",
     "inner",
     "load",

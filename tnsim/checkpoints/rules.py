@@ -35,7 +35,7 @@ _CHOICES = {
 }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Rule:
     """One layer, or with `repeat` a run of layers, in terms of names of keys.
 
@@ -115,6 +115,23 @@ class Rule:
     norm_energy: str | None = None
     norm_epsilon: float = 0.0
     repeat: bool = False
+
+    def __repr__(self) -> str:
+        said = [f"{name}={value!r}" for name, value in self.changed().items()]
+        return f"Rule({', '.join(said)})"
+
+    def changed(self) -> dict[str, Any]:
+        """The fields that have not their default values.
+
+        Returns:
+            Values by name, the kind among them.
+
+        Example:
+            >>> Rule("linear", weight="w").changed()
+            {'kind': 'linear', 'weight': 'w'}
+        """
+        defaults = {field.name: field.default for field in dataclasses.fields(self)}
+        return {name: value for name, value in vars(self).items() if value != defaults[name]}
 
     @property
     def main_key(self) -> str:
@@ -267,8 +284,6 @@ def _check_keys(rule: Rule, where: str) -> None:
             f"{where}: repeats {rule.main_key!r}, which is the same key each time; "
             "put {i} where the number of the layer stands"
         )
-    if rule.kind == "linear" and rule.residual:
-        raise CheckpointError(f"{where}: a residual rule needs a bilinear or an attention layer")
 
 
 @functools.cache

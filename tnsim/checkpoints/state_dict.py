@@ -19,6 +19,7 @@ from tnsim.models.arrays import rename_errors
 from tnsim.models.model import Model
 from tnsim.models.origin import Origin
 
+WRAPPERS = ("module.", "_orig_mod.")  # what DataParallel and torch.compile put before all names
 _ATTENTION = re.compile(
     r"(^|[._])(q|k|v|q1|k1|q2|k2|attn|attention|q_proj|k_proj)([._]|$)", re.IGNORECASE
 )
@@ -81,6 +82,25 @@ def model_from_state(
         ignored,
         dialect=dialect,
     )
+    return assembled(layers, norms, n_ctx, origin)
+
+
+def assembled(layers: Sequence[Normed], norms: Any, n_ctx: int | None, origin: Origin) -> Model:
+    """A model of layers, with the norms before them as constants.
+
+    Args:
+        layers: from the input up.
+        norms: inputs to measure norms on, None for none.
+        n_ctx: of the model.
+        origin: without what the norms add to it.
+
+    Returns:
+        The model with its origin.
+
+    Raises:
+        UnsupportedLayer: where there are norms, and no inputs.
+        ModelError: where the inputs do not fit.
+    """
     if not any(normed.norm for normed in layers):
         return Model([normed.layer for normed in layers], n_ctx, origin)
     if norms is None:
@@ -104,13 +124,21 @@ def _layer(rule: Rule, arrays: NamedArrays, n: int) -> tuple[Normed, Rule]:
 
     def build() -> tuple[Normed, Rule]:
         valued = arrays.values_of(rule)
-        return layer_rules.normed(valued, arrays), _told(valued, arrays)
+        return layer_rules.normed(valued, arrays), told(valued, arrays)
 
     return rename_errors(f"layer {n}", build)
 
 
-def _told(rule: Rule, arrays: NamedArrays) -> Rule:
-    """A rule with the value of its constant energy, to be shown."""
+def told(rule: Rule, arrays: NamedArrays) -> Rule:
+    """A rule with the value of its constant energy, to be shown.
+
+    Args:
+        rule: with its other values.
+        arrays: where the energy is looked up.
+
+    Returns:
+        The rule, the number in the place of the key.
+    """
     energy = arrays.single(rule.norm_energy)
     if energy is None:
         return rule
@@ -135,9 +163,10 @@ def _folded(layers: Sequence[Normed], norms: Any, n_ctx: int | None, origin: Ori
         for n, energy in enumerate(folded.energies)
         if energy is not None
     ]
+    places = ", ".join(str(n) for n, e in enumerate(folded.energies) if e is not None)
     caveat = (
-        f"{len(said)} norms at their mean energy on {len(norms)} inputs, "
-        f"where outputs differ by {folded.error:.2g} of their size"
+        f"norms before layer {places} at their mean energy on {len(norms)} inputs, "
+        f"where outputs differ by {folded.error:.2%} of their size"
     )
     origin = dataclasses.replace(
         origin,
@@ -229,4 +258,7 @@ def _descend(state: Any, dialect: Dialect) -> Mapping[str, Any]:
     for name in state:
         if not isinstance(name, str):
             raise CheckpointError(f"names of tensors must be text, found {name!r}")
+    for prefix in WRAPPERS:
+        if state and all(name.startswith(prefix) for name in state):
+            return {name.removeprefix(prefix): value for name, value in state.items()}
     return state

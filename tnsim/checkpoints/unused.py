@@ -1,7 +1,8 @@
 """Tensors that no rule uses. In: a dialect, named arrays, layers. Out: names, or a refusal.
 
 A dialect may *ignore* what is no part of the function, such as a step counter, and *leave out* what
-is: the model is then another function than the network, and every result says so.
+is: the model is then another function than the network, and every result says so. Weights that the
+forward pass does not use are listed as *unused*.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from tnsim.models.protocol import Layer
 NORM = re.compile(
     r"(^|[._])((layer|rms|batch|group)_?norm|norm|ln)(_|\d|\.|$)|norm\d*(\.|$)", re.IGNORECASE
 )
-BIAS = re.compile(r"(^|[._])(bias|b)(_|\d|\.|$)|_bias$", re.IGNORECASE)
+BIAS = re.compile(r"(^|[._])bias(_|\d|\.|$)|(^|\.)b(_\w+|\d*)$", re.IGNORECASE)
 
 
 def check_unused(
@@ -53,6 +54,8 @@ def check_unused(
     for name in arrays.unused():
         if _matches(name, dialect.leave_out):
             left_out.append(name)
+        elif _matches(name, dialect.unused):
+            ignored.append(name)
         elif _matches(name, dialect.ignore):
             _check_ignored(name, arrays.state[name], widths, dialect)
             ignored.append(name)
@@ -96,7 +99,10 @@ def _choices(name: str) -> str:
             "Name it in the rule of the layer behind it (norm, norm_weight, norm_bias) and give "
             "norms=inputs, or where it is constant norm_energy"
         )
-    return f"{use}; or leave it out knowingly: leave_out in the dialect or in the call"
+    return (
+        f"{use}; or leave it out knowingly: leave_out in the dialect or in the call; or, where the "
+        "forward pass does not use it, list it under unused"
+    )
 
 
 def _unexpected(surplus: list[str], dialect: Dialect) -> TnsimError:
