@@ -7,6 +7,7 @@ needs an optional package says so when it is called, not when it is named: `help
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # the same names as below, for editors and type checkers
@@ -210,6 +211,8 @@ __all__ = [
     "slices",
 ]
 __version__ = "0.1.0"
+
+logging.getLogger("tnsim").addHandler(logging.NullHandler())  # who wants to hear it says so
 
 
 def __getattr__(name: str) -> Any:

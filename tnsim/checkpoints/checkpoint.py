@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,6 +18,8 @@ from tnsim.checkpoints.presets import PRESETS
 from tnsim.checkpoints.state_dict import detect, model_from_state
 from tnsim.errors import CheckpointError
 from tnsim.models.model import Model
+
+log = logging.getLogger(__name__)
 
 AnyDialect = Dialect | str | os.PathLike
 
@@ -82,12 +85,14 @@ def read(
         dialect = find_dialect(dialect)
     with naming(path):
         file = located(path)
+        log.debug("read %s", file)
         inventory = contents(file)
         if dialect is None and METADATA in inventory.metadata:
             model = own_model(inventory.state, inventory.metadata[METADATA], n_ctx)
             return Checkpoint(model, inventory.dtypes)
         config = configuration(file)
         dialect = dialect or detect(inventory.state, config, leave_out)
+        log.debug("by the dialect %s", dialect.name)
         model = model_from_state(inventory.state, dialect, n_ctx, config, leave_out, norms)
         return Checkpoint(model, inventory.dtypes)
 

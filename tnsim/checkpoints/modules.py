@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -25,6 +26,8 @@ from tnsim.errors import MissingExtra, ModelError, UnsupportedLayer
 from tnsim.models.layers import Residual
 from tnsim.models.model import Model
 from tnsim.models.origin import Origin
+
+log = logging.getLogger(__name__)
 
 SCALES = (1.0, 0.25, 4.0)  # of inputs: polynomials that agree at one need not at another
 TOLERANCE = 1e-5  # relative; in float64 all that may differ are tables of a rotation in float32
@@ -88,6 +91,7 @@ def from_module(
         arrays = NamedArrays(_tensors(module), None)
         found = [one for part in parts for one in _layers(part, module, arrays)]
         error = _compared(own, found, example)
+    log.info("%s: relative error of the forward pass %.2g", type(module).__name__, error)
     origin = _origin(module, parts, arrays, error)
     return assembled(found, norms, n_ctx, origin)
 

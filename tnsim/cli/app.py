@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tnsim.cli import bench_commands, demo_command, dialect_commands
+from tnsim.cli import bench_commands, demo_command, dialect_commands, info_command
 from tnsim.cli import pairwise as pairwise_command
 from tnsim.cli.options import (
     CheckOption,
@@ -47,15 +47,33 @@ if TYPE_CHECKING:
 CHECKED = ("estimate", "standard_error", "deviation", "samples", "seed")
 
 app = typer.Typer(
-    help="Exact similarity of polynomial networks, from their weights.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
 app.add_typer(bench_commands.app, name="bench")
 app.add_typer(dialect_commands.app, name="dialect")
 app.command()(pairwise_command.pairwise)
+
+
+def _version(wanted: bool) -> None:
+    import tnsim
+
+    if wanted:
+        say(f"tnsim {tnsim.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", help="Print the version and exit.", callback=_version, is_eager=True
+        ),
+    ] = False,
+) -> None:
+    """Exact similarity of polynomial networks, from their weights."""
 
 
 def _model(file: Path, reading: Reading) -> Model:
@@ -236,6 +254,7 @@ def convert(
 
 
 app.command()(demo_command.demo)
+app.command()(info_command.info)
 
 
 def main() -> None:

@@ -19,6 +19,7 @@ import jax
 import tnsim
 from tnsim.compare import planned
 from tnsim.compare.planned import Budget
+from tnsim.engine.devices import device
 from tnsim.engine.precision import Arithmetic
 from tnsim.errors import DuplicateWarning, ModelError
 from tnsim.folding.feature_space import Space
@@ -204,6 +205,7 @@ def _attributes(run: Run) -> dict[str, Any]:
         "plan": run.plan.summary,
         "duplicates": sum(len(side.all) - len(side.entries) for side in sides),
         "caveats": list(run.caveats),
+        "device": device(),
         "tnsim_version": tnsim.__version__,
         "jax_version": jax.__version__,
     }

@@ -44,7 +44,7 @@ class Pairwise(Dataset):
     as `sign * exp(log_inner)`; `log_norm_a` (a) and `log_norm_b` (b), the logarithms of the
     squared norms <a|a> and <b|b>; `slices` (a, b, output) when they were asked for. Attributes:
     `metric`, `metric_parameters`, `exact`, `dtype`, `plan`, `symmetric`, `duplicates`, `caveats`,
-    `tnsim_version`, `jax_version`. Pictures: `result.tnsim.plot()`.
+    `device`, `tnsim_version`, `jax_version`. Pictures: `result.tnsim.plot()`.
     """
 
     __slots__ = ()
@@ -128,8 +128,9 @@ def labelled(attrs: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Pair
         "symmetric",
         "duplicates",
         "caveats",
+        "device",
         "tnsim_version",
         "jax_version",
     )
-    complete = {"caveats": [], **attrs}  # which stores of 0.1.0 do not have
+    complete = {"caveats": [], "device": "unknown", **attrs}  # stores of 0.1.0 have neither
     return Pairwise(variables, coordinates, {name: complete[name] for name in known})
