@@ -25,9 +25,9 @@ def info(as_json: JsonOption = False) -> None:
         say(f"{name:<12}{version}")
     say(f"devices     {', '.join(facts['devices'])}")
     for extra, missing in facts["missing"].items():
-        said = (
-            f"missing {', '.join(missing)}: pip install 'tnsim[{extra}]'" if missing else "present"
-        )
+        said = "present"
+        if missing:
+            said = f"lacks {', '.join(missing)}: pip install 'tnsim[{extra}]'"
         say(f"[{extra}]".ljust(12) + said)
     cache = facts["cache"]
     if cache["folder"] is None:
