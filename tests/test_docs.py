@@ -1,6 +1,7 @@
 """README's Python snippets run as they stand, one after the other; its files exist."""
 
 import re
+import tomllib
 from pathlib import Path
 
 import backends
@@ -34,7 +35,36 @@ def test_readme_commands_name_shipped_files():
     assert all((ROOT / name).exists() for name in named)
 
 
-@pytest.mark.parametrize("page", ["README.md", "ARCHITECTURE.md", "benchmarks/README.md"])
+def test_the_road_from_pytorch(monkeypatch, tmp_path):
+    """The page's snippets run one after the other, beside a run of the network they define."""
+    torch = pytest.importorskip("torch")
+    monkeypatch.chdir(tmp_path)
+    page = (ROOT / "docs" / "from-pytorch.md").read_text()
+    network, matrix = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    space: dict = {}
+    exec(compile(network, "from-pytorch.md", "exec"), space)
+    (tmp_path / "run").mkdir()
+    for step in range(3):
+        torch.save(space["Net"]().state_dict(), tmp_path / "run" / f"step_{step}.pt")
+    exec(compile(matrix, "from-pytorch.md", "exec"), space)
+    assert space["result"].sizes == {"a": 3, "b": 3}
+    assert (tmp_path / "run.png").exists()
+
+
+def test_the_licence_and_the_citation_are_those_of_the_package():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert project["license"] == "Apache-2.0" and project["authors"] == [
+        {"name": "tnsim developers"}
+    ]
+    assert "Apache License" in (ROOT / "LICENSE").read_text()
+    citation = (ROOT / "CITATION.cff").read_text()
+    assert f"version: {tnsim.__version__}" in citation and "license: Apache-2.0" in citation
+
+
+PAGES = ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "docs/from-pytorch.md", "benchmarks/README.md"]  # fmt: skip
+
+
+@pytest.mark.parametrize("page", PAGES)
 def test_links_lead_somewhere(page):
     for link in re.findall(r"\]\((?!http)([^)]+)\)", (ROOT / page).read_text()):
         assert ((ROOT / page).parent / link.partition("#")[0]).exists(), link

@@ -100,7 +100,7 @@ CONFINED = {  # foreign package: the files that may import it
         "analysis/plots",
         "gram/result",  # the name of a type only
     },
-    "torch": {"checkpoints/formats"},
+    "torch": {"checkpoints/formats", "checkpoints/modules"},
     "safetensors": {"checkpoints/formats", "checkpoints/native"},
     "scipy": {"analysis/chords", "analysis/figures"},
     "xarray": {
@@ -119,6 +119,7 @@ CONFINED = {  # foreign package: the files that may import it
         "cli/app",
         "cli/bench_commands",
         "cli/demo_command",
+        "cli/dialect_commands",
         "cli/options",
         "cli/pairwise",
     },

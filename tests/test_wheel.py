@@ -31,7 +31,7 @@ def fresh_python(tmp_path_factory):
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
     source = folder / "source"  # a build leaves files beside what it reads
     shutil.copytree(ROOT / "tnsim", source / "tnsim")
-    for name in ("pyproject.toml", "README.md"):
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
     run(*pip, "wheel", "--no-deps", "--no-build-isolation", "-w", folder, source)
     run(sys.executable, "-m", "venv", "--without-pip", folder / "venv")

@@ -7,12 +7,14 @@ needs an optional package says so when it is called, not when it is named: `help
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # the same names as below, for editors and type checkers
     from tnsim.analysis import baselines, figures, plots, reading, report
-    from tnsim.checkpoints.dialects import Dialect
+    from tnsim.checkpoints.dialects import Dialect, Rule
     from tnsim.checkpoints.load import ForwardError, compare_forward, from_state_dict, load
+    from tnsim.checkpoints.modules import from_module
     from tnsim.checkpoints.native import save
     from tnsim.checkpoints.series import Series
     from tnsim.compare.attribution import Attribution, attribution
@@ -22,6 +24,7 @@ if TYPE_CHECKING:  # the same names as below, for editors and type checkers
     from tnsim.engine.budget import Budget
     from tnsim.engine.plan import Plan
     from tnsim.errors import (
+        CaveatWarning,
         CheckpointError,
         DamagedStore,
         DuplicateWarning,
@@ -53,6 +56,7 @@ if TYPE_CHECKING:  # the same names as below, for editors and type checkers
     from tnsim.models.layers import Bilinear, Linear, Residual
     from tnsim.models.model import Combination, Model
     from tnsim.models.multilinear import Multilinear
+    from tnsim.models.origin import Origin
     from tnsim.models.protocol import Layer, OwnLayer
     from tnsim.sessions import Session, session
     from tnsim.tensor_networks.closed_networks import networks
@@ -68,6 +72,7 @@ _HOME = {
     "Residual": "models.layers",
     "Layer": "models.protocol",
     "Model": "models.model",
+    "Origin": "models.origin",
     "Combination": "models.model",
     "Metric": "metrics.protocol",
     "LayerwiseMetric": "metrics.protocol",
@@ -105,7 +110,9 @@ _HOME = {
     "save": "checkpoints.native",
     "from_state_dict": "checkpoints.load",
     "Series": "checkpoints.series",
+    "from_module": "checkpoints.modules",
     "Dialect": "checkpoints.dialects",
+    "Rule": "checkpoints.rules",
     "compare_forward": "checkpoints.load",
     "ForwardError": "checkpoints.load",
     "TnsimError": "errors",
@@ -118,6 +125,7 @@ _HOME = {
     "StoreMismatch": "errors",
     "DamagedStore": "errors",
     "ExecutorError": "errors",
+    "CaveatWarning": "errors",
     "PrecisionWarning": "errors",
     "DuplicateWarning": "errors",
     "GramWarning": "errors",
@@ -140,6 +148,7 @@ __all__ = [
     "Bilinear",
     "Budget",
     "Categorical",
+    "CaveatWarning",
     "Check",
     "CheckpointError",
     "Combination",
@@ -163,6 +172,7 @@ __all__ = [
     "Multilinear",
     "Number",
     "Numbers",
+    "Origin",
     "OwnLayer",
     "Pairwise",
     "PairwisePlan",
@@ -170,6 +180,7 @@ __all__ = [
     "PrecisionWarning",
     "Residual",
     "ResultError",
+    "Rule",
     "Series",
     "Session",
     "SignedLog",
@@ -187,6 +198,7 @@ __all__ = [
     "contract",
     "contract_expression",
     "figures",
+    "from_module",
     "from_state_dict",
     "inner",
     "load",
@@ -206,6 +218,8 @@ __all__ = [
     "slices",
 ]
 __version__ = "0.1.0"
+
+logging.getLogger("tnsim").addHandler(logging.NullHandler())  # who wants to hear it says so
 
 
 def __getattr__(name: str) -> Any:

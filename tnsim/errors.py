@@ -100,6 +100,13 @@ class PrecisionWarning(UserWarning):
     """A rounding error that may be visible: polynomials of very high degree magnify it."""
 
 
+class CaveatWarning(UserWarning):
+    """A number about models that are not quite the networks they were read from.
+
+    Something was left out on request, such as a bias, or a norm stands at its mean energy.
+    """
+
+
 class DuplicateWarning(UserWarning):
     """Checkpoints with the same weights that should be different steps; computed once."""
 

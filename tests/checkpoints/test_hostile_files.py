@@ -259,7 +259,7 @@ def test_small_files_that_declare_much_memory(tmp_path):
 
 def test_what_is_no_file(tmp_path):
     (tmp_path / "folder.npz").mkdir()
-    with pytest.raises(tnsim.CheckpointError, match="is a folder, not a checkpoint file"):
+    with pytest.raises(tnsim.CheckpointError, match="is a folder without a checkpoint"):
         read(tmp_path / "folder.npz")
     os.mkfifo(tmp_path / "pipe.npz")
     refused(tmp_path / "pipe.npz", "is no regular file")

@@ -70,7 +70,7 @@ def test_inspect(pair):
 
 
 def test_plan(pair):
-    text = command("plan", *pair, "--norms").stdout
+    text = command("plan", *pair, "--cosine").stdout
     assert "scalar multiplications" in text and "MiB of float64" in text and "A.LAYER0.DOWN" in text
     planned = tnsim.Plan.from_json(command("plan", *pair, "--json").stdout)
     assert planned.outputs == ("AB",)

@@ -14,7 +14,6 @@ from oracles import bilinear
 from pyarrow import parquet
 
 import tnsim
-from tnsim.checkpoints import hub_cache as hub
 
 
 @pytest.fixture
@@ -34,9 +33,9 @@ def cache(folder):
     commits = {0: "c" * 40, 10: "b" * 40, 200: "a" * 40}
     for n, commit in commits.items():
         (root / "snapshots" / commit).mkdir(parents=True)
-        (root / "snapshots" / commit / "model.safetensors").symlink_to(
-            folder / "models" / f"step_{n:03}.safetensors"
-        )
+        blob = root / f"blob{n}"
+        blob.symlink_to(folder / "models" / f"step_{n:03}.safetensors")
+        (root / "snapshots" / commit / "model.safetensors").symlink_to(blob)
     (root / "refs").mkdir()
     for ref, n in (("step0", 0), ("step10", 10), ("step200", 200), ("main", 200)):
         (root / "refs" / ref).write_text(commits[n])
@@ -107,7 +106,7 @@ def test_others_and_a_dry_run(folder):
 
 
 def test_revisions_of_a_hub_cache(cache, folder):
-    assert list(hub.revisions(cache)) == ["step0", "step10", "step200"]
+    assert tnsim.Series(cache).names == ("step0", "step10", "step200")
     found = json.loads(command("pairwise", cache, "--out", folder / "out", "--json").stdout)
     assert found["a"] == [0, 10, 200]
     assert (
@@ -115,14 +114,31 @@ def test_revisions_of_a_hub_cache(cache, folder):
         == tnsim.pairwise(tnsim.load(folder / "models")).similarity.values.tolist()
     )
     (cache / "refs" / "step10").unlink()
-    assert list(hub.revisions(cache)) == ["bbbbbbbb", "step0", "step200"]
+    assert tnsim.Series(cache).names == ("bbbbbbbb", "step0", "step200")
     extra = cache / "snapshots" / ("a" * 40) / "other.npz"
     extra.touch()
     with pytest.raises(
         tnsim.CheckpointError,
         match=r"must hold one checkpoint file, found model.safetensors, other.npz",
     ):
-        hub.revisions(cache)
+        tnsim.Series(cache)
+
+
+def test_one_revision_by_its_name(cache, folder, monkeypatch):
+    monkeypatch.setenv("HF_HUB_CACHE", str(folder))
+    expected = tnsim.load(folder / "models" / "step_010.safetensors")
+    for name in ("me/net@step10", "me/net@bbbb", f"{cache}@step10"):
+        assert tnsim.similarity(tnsim.load(name), expected) == 1
+    found = json.loads(command("similarity", "me/net@step0", "me/net@step200", "--json").stdout)
+    assert found["a"] == "me/net@step0" and -1 < found["similarity"] < 1
+    both = tnsim.Series(["me/net@step0", "me/net@step200"])
+    assert both.labels == ("0", "200")
+    for name, message in {
+        "me/net@step7": r"no revision 'step7' in the local cache \(found step200, .*hf download",
+        "me/other@main": "no repository me/other in the hub cache .*hf download me/other",
+    }.items():
+        with pytest.raises(tnsim.CheckpointError, match=message):
+            tnsim.load(name)
 
 
 def test_what_is_refused(folder):

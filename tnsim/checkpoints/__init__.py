@@ -9,9 +9,12 @@ To be read in this order:
     checkpoint, series        one file; many files, read lazily
     formats, inventory        what a file declares; its tensors are read when asked for
     rules, dialects, presets  how foreign state dicts are laid out
-    state_dict                a dialect applied to named arrays
+    state_dict, unused, norms a dialect applied to named arrays, with nothing dropped in silence
     named_arrays, layer_rules one rule of a dialect becomes one layer
     native                    tnsim's own format, both ways
-    configurations, hub_cache small text files, revisions in a cache of downloads
+    modules, module_calls, module_rules, module_attention   PyTorch modules become dialects
+    suggestions               a template of a dialect for a file
+    folders, hub_cache        folders that hold one model, revisions in a cache of downloads
+    configurations            small text files
     guard                     whatever goes wrong becomes one sentence
 """

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import os
+from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tnsim.checkpoints.configurations import configuration, read_text
 from tnsim.checkpoints.dialects import Dialect
+from tnsim.checkpoints.folders import located
 from tnsim.checkpoints.formats import contents
 from tnsim.checkpoints.guard import naming
 from tnsim.checkpoints.native import METADATA, own_model
@@ -16,35 +19,56 @@ from tnsim.checkpoints.state_dict import detect, model_from_state
 from tnsim.errors import CheckpointError
 from tnsim.models.model import Model
 
+log = logging.getLogger(__name__)
+
 AnyDialect = Dialect | str | os.PathLike
+
+
+class Reading(NamedTuple):
+    """How files are read; the fields are arguments of `load`."""
+
+    dialect: AnyDialect | None = None
+    n_ctx: int | None = None
+    leave_out: tuple[str, ...] = ()
+    norms: Any = None
 
 
 class Checkpoint(NamedTuple):
     """What one file gives.
 
     Attributes:
-        model: the model.
-        assumptions: what was taken for granted in reading it, one sentence each.
+        model: the model; its `origin` says what was assumed.
         dtypes: the types its numbers are stored in, each once.
     """
 
     model: Model
-    assumptions: tuple[str, ...]
     dtypes: tuple[str, ...]
+
+    @property
+    def assumptions(self) -> tuple[str, ...]:
+        """What was taken for granted in reading it, one sentence each."""
+        return self.model.origin.assumptions if self.model.origin else ()
 
 
 def read(
-    path: str | os.PathLike, dialect: AnyDialect | None = None, n_ctx: int | None = None
+    path: str | os.PathLike,
+    dialect: AnyDialect | None = None,
+    n_ctx: int | None = None,
+    leave_out: Sequence[str] = (),
+    norms: Any = None,
 ) -> Checkpoint:
-    """As `load` for one file, with the assumptions made and the stored dtypes.
+    """As `load` for one file, with the stored dtypes.
 
     Args:
-        path: a file that ends in .safetensors, .npz, .pt or .pth.
+        path: a file that ends in .safetensors, .npz, .pt or .pth, a folder that holds one model,
+            or a revision in a hub cache, as `REPOSITORY@REVISION`.
         dialect: as in `load`.
         n_ctx: as in `load`.
+        leave_out: as in `load`.
+        norms: as in `load`.
 
     Returns:
-        The model with what was assumed.
+        The model and the dtypes.
 
     Raises:
         CheckpointError, ModelError, UnsupportedLayer: as in `load`.
@@ -57,18 +81,20 @@ def read(
         >>> read(file).dtypes
         ('float64',)
     """
-    path = Path(path)
     if dialect is not None:
         dialect = find_dialect(dialect)
     with naming(path):
-        inventory = contents(path)
+        file = located(path)
+        log.debug("read %s", file)
+        inventory = contents(file)
         if dialect is None and METADATA in inventory.metadata:
             model = own_model(inventory.state, inventory.metadata[METADATA], n_ctx)
-            return Checkpoint(model, ("tnsim's own format: nothing assumed",), inventory.dtypes)
-        config = configuration(path)
-        dialect = dialect or detect(inventory.state, config)
-        model = model_from_state(inventory.state, dialect, n_ctx, config)
-        return Checkpoint(model, tuple(dialect.assumptions()), inventory.dtypes)
+            return Checkpoint(model, inventory.dtypes)
+        config = configuration(file)
+        dialect = dialect or detect(inventory.state, config, leave_out)
+        log.debug("by the dialect %s", dialect.name)
+        model = model_from_state(inventory.state, dialect, n_ctx, config, leave_out, norms)
+        return Checkpoint(model, inventory.dtypes)
 
 
 def find_dialect(dialect: AnyDialect) -> Dialect:

@@ -6,18 +6,20 @@ matrix is transposed, the residual rule and its scale, a norm that is folded awa
 says it in words.
 
 Names of keys may contain `{i}` in a rule with `"repeat": true`, which then stands for layers 0, 1,
-... as far as the file has them; a trailing `?` marks a key that may be absent.
+... as far as the file has them; a trailing `?` marks a key that may be absent. Entries whose name
+begins with `#` are comments.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from tnsim.checkpoints.guard import refusing
-from tnsim.checkpoints.rules import Rule, check_rule, facts
+from tnsim.checkpoints.rules import NUMBERS, Rule, check_rule, facts
 from tnsim.errors import CheckpointError, printable
 
 FORMAT = 1
@@ -31,8 +33,12 @@ class Dialect:
         name: for messages.
         layers: rules in order.
         nested: path of keys to the state dict, "key?" where it may be missing.
-        ignore: patterns of keys that the model does not need.
+        ignore: patterns of keys that are no part of the function, such as a step counter. A norm or
+            a bias is refused here.
         description: one sentence.
+        unused: patterns of weights that the forward pass does not use, a norm or a bias perhaps.
+        leave_out: patterns of keys that are part of the function, and are knowingly not read; every
+            result says so.
 
     Raises:
         CheckpointError: when a rule is incomplete, or holds what it cannot.
@@ -49,9 +55,11 @@ class Dialect:
     nested: tuple[str, ...] = ()
     ignore: tuple[str, ...] = ()
     description: str = ""
+    unused: tuple[str, ...] = ()
+    leave_out: tuple[str, ...] = ()
 
     def to_json(self) -> str:
-        """The dialect as text; what has its default value is left out of the rules.
+        """The dialect as text; what has its default value is left out.
 
         Returns:
             One JSON object, indented.
@@ -60,9 +68,12 @@ class Dialect:
             >>> '"weight": "w"' in Dialect("mine", (Rule("linear", weight="w"),)).to_json()
             True
         """
-        fields = dataclasses.asdict(self)
-        fields["layers"] = [_changed(rule) for rule in self.layers]
-        return json.dumps({"format": FORMAT, **fields}, indent=1)
+        fields: dict[str, Any] = {"format": FORMAT, "name": self.name}
+        fields["layers"] = [rule.changed() for rule in self.layers]
+        for field in dataclasses.fields(self):
+            if getattr(self, field.name) and field.name not in fields:
+                fields[field.name] = getattr(self, field.name)
+        return json.dumps(fields, indent=1)
 
     @classmethod
     def from_json(cls, text: str) -> Dialect:
@@ -87,6 +98,7 @@ class Dialect:
             fields = json.loads(text)
             if not isinstance(fields, dict) or fields.pop("format", None) != FORMAT:
                 raise ValueError(f'it must be an object with "format": {FORMAT}')
+            fields = _without_comments(fields)
             rules = [_rule(n, rule) for n, rule in enumerate(fields.pop("layers"))]
             for name, value in fields.items():
                 if isinstance(value, list):
@@ -96,8 +108,12 @@ class Dialect:
     def __post_init__(self) -> None:
         _check(self)
 
-    def assumptions(self) -> list[str]:
+    def assumptions(self, runs: Sequence[tuple[Rule, ...]] = ()) -> list[str]:
         """What reading a file in this dialect takes for granted.
+
+        Args:
+            runs: of each rule, those of its single layers with the numbers of a file; without
+                them, the words of the dialect.
 
         Returns:
             One sentence for the dialect, and one for each rule.
@@ -112,23 +128,38 @@ class Dialect:
         sentences = [title]
         for n, rule in enumerate(self.layers):
             kind = rule.kind
+            count = "n"
+            if runs:
+                count = str(len(runs[n]))
+                rule = _with_values(rule, runs[n])
             if rule.repeat:
-                kind += " x n"
+                kind += f" x {count}"
             phrases = "; ".join(facts(rule)) or "W x + b"
             sentences.append(f"rule {n}, {kind}: {phrases}")
         return [printable(sentence) for sentence in sentences]
 
 
-def _changed(rule: Rule) -> dict[str, Any]:
-    """The fields of a rule that have not their default values."""
-    defaults = {field.name: field.default for field in dataclasses.fields(Rule)}
-    return {name: value for name, value in vars(rule).items() if value != defaults[name]}
+def _with_values(rule: Rule, run: Sequence[Rule]) -> Rule:
+    """A rule that shows the numbers of its layers in the place of where they are found."""
+    values: dict[str, Any] = {}
+    for name in NUMBERS:
+        distinct = list(dict.fromkeys(getattr(one, name) for one in run))
+        values[name] = distinct[0]
+        if len(distinct) > 1:
+            values[name] = ", ".join(map(str, distinct))
+    return dataclasses.replace(rule, **values)
+
+
+def _without_comments(fields: dict[str, Any]) -> dict[str, Any]:
+    """What is read of an object: names that begin with # are comments."""
+    return {name: value for name, value in fields.items() if not name.startswith("#")}
 
 
 def _rule(n: int, fields: Any) -> Rule:
     """A rule from JSON."""
     if not isinstance(fields, dict):
         raise ValueError(f"layer rule {n} must be an object, found {fields!r}")
+    fields = _without_comments(fields)
     known = {field.name for field in dataclasses.fields(Rule)}
     if surplus := sorted(set(fields) - known):
         raise ValueError(f"layer rule {n} has unknown fields {surplus}; known are {sorted(known)}")
@@ -139,7 +170,7 @@ def _check(dialect: Dialect) -> None:
     for field in ("name", "description"):
         if not isinstance(getattr(dialect, field), str):
             raise CheckpointError(f"the {field} of a dialect must be text")
-    for field in ("nested", "ignore"):
+    for field in ("nested", "ignore", "unused", "leave_out"):
         keys = getattr(dialect, field)
         if not isinstance(keys, tuple) or not all(isinstance(key, str) for key in keys):
             raise CheckpointError(f"dialect {dialect.name}: {field} must list keys, found {keys!r}")

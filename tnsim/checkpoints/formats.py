@@ -20,11 +20,13 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from tnsim.checkpoints.configurations import read_text
 from tnsim.checkpoints.guard import refusing
 from tnsim.checkpoints.inventory import Contents, Stored, check_declared
 from tnsim.errors import CheckpointError, MissingExtra
 
 SUFFIXES = (".safetensors", ".npz", ".pt", ".pth")
+INDEX = "model.safetensors.index.json"  # of a model in several files
 TORCH_VERSION = (2, 10)
 # Bytes of names, shapes and offsets: enough for ten thousand tensors, and read within a second.
 HEADER_BYTES = 2**22  # safetensors
@@ -61,7 +63,7 @@ def contents(path: Path) -> Contents:
     """Read the inventory of a checkpoint file.
 
     Args:
-        path: a file that ends in one of `SUFFIXES`.
+        path: a file that ends in one of `SUFFIXES`, or an `INDEX`.
 
     Returns:
         Names and unread tensors.
@@ -86,6 +88,8 @@ def contents(path: Path) -> Contents:
     }
     if path.is_dir():
         raise CheckpointError("is a folder, not a checkpoint file")
+    if path.name == INDEX:
+        return _parts(path)
     if not path.exists():
         raise CheckpointError("no such file")
     if not path.is_file():
@@ -147,6 +151,23 @@ def _float8(path: Path, name: str, dtype: np.dtype) -> np.ndarray:
         begin, end = declared["data_offsets"]
         file.seek(8 + length + begin)
         return np.frombuffer(file.read(end - begin), dtype).reshape(declared["shape"])
+
+
+def _parts(index: Path) -> Contents:
+    """All tensors of a model in several files, each of which is held against its own size."""
+    with refusing("not a readable index of safetensors"):
+        places = json.loads(read_text(index))["weight_map"]
+        files = sorted(set(places.values()))
+        if not all(Path(name).name == name for name in files):
+            raise CheckpointError(f"its parts must lie beside it, found {files[:4]}")
+    tensors: list[Stored] = []
+    for name in files:
+        with refusing(f"its part {name!r}"):
+            part = contents(index.with_name(name))
+        tensors += [one for one in part.tensors if places.get(one.name) == name]
+    if missing := sorted(set(places) - {one.name for one in tensors}):
+        raise CheckpointError(f"its parts lack {', '.join(missing[:8])}")
+    return Contents.flat(tensors)
 
 
 # npz: a zip archive of npy files

@@ -1,4 +1,4 @@
-"""Revisions in a local Hugging Face hub cache. In: its folder. Out: one file per revision, by name.
+"""Revisions in a local Hugging Face hub cache. In: its folder. Out: one folder per revision.
 
 A repository lies in a folder `models--org--name`. It keeps `snapshots/<commit>/`, and in `refs/`
 one small file per branch or tag that holds the commit it points to. Nothing is downloaded.
@@ -6,13 +6,17 @@ one small file per branch or tag that holds the commit it points to. Nothing is 
 
 from __future__ import annotations
 
+import os
+import re
 from pathlib import Path
 
 from tnsim.checkpoints.configurations import read_text
 from tnsim.checkpoints.formats import SUFFIXES
 from tnsim.checkpoints.guard import naming
-from tnsim.checkpoints.series import natural
 from tnsim.errors import CheckpointError
+
+KINDS = ("models", "datasets")
+_REPOSITORY = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 
 def is_cache(folder: Path) -> bool:
@@ -31,51 +35,108 @@ def is_cache(folder: Path) -> bool:
     return (folder / "snapshots").is_dir()
 
 
-def revisions(folder: Path) -> dict[str, Path]:
-    """The checkpoint file of each revision.
+def names_revision(source: str | os.PathLike) -> bool:
+    """Whether a name is `REPOSITORY@REVISION` and not that of a file.
+
+    Args:
+        source: what a user gave.
+
+    Returns:
+        True for an `@` behind the name or the cache folder of a repository.
+
+    Example:
+        >>> names_revision("me/net@step1000"), names_revision("runs/step_1000.npz")
+        (True, False)
+    """
+    repository, at, revision = str(source).rpartition("@")
+    if not (at and revision) or os.path.lexists(source) or revision.endswith(SUFFIXES):
+        return False
+    return is_cache(Path(repository)) or bool(_REPOSITORY.fullmatch(repository))
+
+
+def snapshot(source: str) -> Path:
+    """The folder of a revision.
+
+    Args:
+        source: one for which `names_revision` holds; the revision is a branch, a tag or the
+            beginning of a commit.
+
+    Returns:
+        A folder of files as they were at that revision.
+
+    Raises:
+        CheckpointError: when the repository or the revision is not in the cache.
+    """
+    repository, _, revision = source.rpartition("@")
+    folder = Path(repository)
+    if not is_cache(folder):
+        folder = _repository(repository)
+    refs = _names(folder / "refs")
+    named = [commit for commit, names in refs.items() if revision in names]
+    begun = [path.name for path in (folder / "snapshots").glob(f"{revision}*")]
+    found = [commit for commit in named or begun if (folder / "snapshots" / commit).is_dir()]
+    if len(found) == 1:
+        return folder / "snapshots" / found[0]
+    known = ", ".join(list(snapshots(folder))[:8])
+    raise CheckpointError(
+        f"{repository} has no revision {revision!r} in the local cache (found {known}); "
+        f"download it, as by: hf download {repository} --revision {revision}"
+    )
+
+
+def snapshots(folder: Path) -> dict[str, Path]:
+    """The folder of each revision.
 
     Args:
         folder: one for which `is_cache` holds.
 
     Returns:
-        Paths by name, in the order of the numbers in the names. The name is a branch or a tag other
-        than `main` where there is one, else the first eight digits of the commit.
+        Folders by name, in the order of the commits. The name is a branch or a tag other than
+        `main` where there is one, else the first eight digits of the commit.
 
     Raises:
-        CheckpointError: when there is no revision, or one has not exactly one checkpoint file.
+        CheckpointError: when there is no revision, or a ref cannot be read.
 
     Example:
         >>> import tempfile
         >>> cache = Path(tempfile.mkdtemp())
         >>> (cache / "snapshots" / "0123456789").mkdir(parents=True)
-        >>> (cache / "snapshots" / "0123456789" / "model.npz").touch()
-        >>> list(revisions(cache))
+        >>> list(snapshots(cache))
         ['01234567']
     """
-    refs = _refs(folder / "refs")
-    files: dict[str, Path] = {}
-    for snapshot in sorted((folder / "snapshots").iterdir()):
-        names = refs.get(snapshot.name, [snapshot.name[:8]])
-        name = min(names, key=lambda name: name == "main")  # main only where it is alone
-        files[name] = _only_checkpoint(snapshot)
-    if not files:
+    refs = _names(folder / "refs")
+    found: dict[str, Path] = {}
+    for path in sorted((folder / "snapshots").iterdir()):
+        names = refs.get(path.name, [path.name[:8]])
+        found[min(names, key=lambda name: name == "main")] = path  # main only where it is alone
+    if not found:
         raise CheckpointError(f"{folder}: the cache holds no revision; download one first")
-    ordered = sorted(files, key=lambda name: natural(Path(name)))
-    return {name: files[name] for name in ordered}
+    return found
 
 
-def _only_checkpoint(snapshot: Path) -> Path:
-    files = sorted(path for path in snapshot.rglob("*") if path.suffix in SUFFIXES)
-    if len(files) != 1:
-        listed = ", ".join(path.name for path in files[:4]) or "none"
+def _repository(name: str) -> Path:
+    """The folder of a repository in the user's hub cache."""
+    root = _root()
+    folders = [root / f"{kind}--{name.replace('/', '--')}" for kind in KINDS]
+    folder = next(filter(is_cache, folders), None)
+    if folder is None:
         raise CheckpointError(
-            f"{snapshot}: a revision must hold one checkpoint file, found {listed}; "
-            "name the files one by one"
+            f"no file of that name, and no repository {name} in the hub cache {root}; "
+            f"download it, as by: hf download {name}"
         )
-    return files[0]
+    return folder
 
 
-def _refs(folder: Path) -> dict[str, list[str]]:
+def _root() -> Path:
+    """Where the hub's client keeps repositories, by its own environment variables."""
+    if cache := os.environ.get("HF_HUB_CACHE"):
+        return Path(cache)
+    home = os.environ.get("HF_HOME")
+    general = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return (Path(home) if home else Path(general, "huggingface")) / "hub"
+
+
+def _names(folder: Path) -> dict[str, list[str]]:
     """Names of branches and tags by the commit they point to."""
     names: dict[str, list[str]] = {}
     for ref in sorted(path for path in folder.rglob("*") if path.is_file()):

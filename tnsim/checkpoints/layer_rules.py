@@ -13,6 +13,7 @@ import numpy as np
 
 from tnsim.checkpoints.inventory import EXPANSION
 from tnsim.checkpoints.named_arrays import NamedArrays
+from tnsim.checkpoints.norms import Norm, Normed, at_energy
 from tnsim.checkpoints.rules import PROJECTIONS, Rule
 from tnsim.errors import ModelError
 from tnsim.models.attention import Attention
@@ -26,7 +27,8 @@ def layer(rule: Rule, arrays: NamedArrays) -> Linear | Bilinear | Attention | Re
     """The layer that a rule describes.
 
     Args:
-        rule: of a checked dialect, its keys without `{i}`.
+        rule: of a checked dialect, for one layer, with the numbers that `NamedArrays.values_of`
+            puts in the place of keys.
         arrays: where its keys are looked up.
 
     Returns:
@@ -45,24 +47,60 @@ def layer(rule: Rule, arrays: NamedArrays) -> Linear | Bilinear | Attention | Re
     inner = _MAKERS[rule.kind](rule, arrays)
     if rule.residual is None:
         return inner
-    scale = float(arrays.number(rule.scale, "residual scale"))
+    scale = float(rule.scale)
     skip = 1.0
     if rule.residual == "lerp":
         skip = 1.0 - scale
     return Residual(inner, skip=skip, scale=scale)
 
 
-def _linear(rule: Rule, arrays: NamedArrays) -> Linear:
-    weight = arrays.required_matrix(rule.weight, rule.transpose)
-    bias = arrays.get(rule.bias)
+def normed(rule: Rule, arrays: NamedArrays) -> Normed:
+    """The layer that a rule describes, and the norm before it.
+
+    Args:
+        rule: as for `layer`.
+        arrays: as for `layer`.
+
+    Returns:
+        The layer and its norm; the layer alone where there is none, or where the file has a
+        constant energy, which is then part of the layer.
+
+    Raises:
+        CheckpointError, ModelError: as `layer`.
+
+    Example:
+        >>> state = {"w": np.ones((1, 2)), "energy": np.array([4.0])}
+        >>> rule = Rule("linear", weight="w", norm_energy="energy")
+        >>> normed(rule, NamedArrays(state, None)).layer.weight
+        array([[0.5, 0.5]])
+    """
+    plain = layer(rule, arrays)
     energy = arrays.single(rule.norm_energy)
-    if energy is not None:
-        square = energy + rule.norm_epsilon
-        if not square > 0:
-            raise ModelError(f"{rule.norm_energy} must be above 0, found {energy}")
-        # The norm stands before the layer: W (x / s) + b = (W / s) x + b.
-        weight = weight / np.sqrt(np.float64(square))
-    return Linear(weight, bias)
+    if rule.norm is None and energy is None:
+        return Normed(plain)
+    norm = Norm(
+        rule.norm == "layer",
+        rule.norm_epsilon,
+        _vector(rule.norm_weight, plain.d_in, arrays),
+        _vector(rule.norm_bias, plain.d_in, arrays),
+    )
+    if energy is None:
+        return Normed(plain, norm)
+    return Normed(at_energy(Normed(plain, norm), energy, str(rule.norm_energy)))
+
+
+def _vector(key: str | None, size: int, arrays: NamedArrays) -> np.ndarray | None:
+    """One number for each coordinate that a layer reads."""
+    array = arrays.get(key)
+    if array is not None and array.shape != (size,):
+        raise ModelError(
+            f"tensor {key!r} of a norm before {size} coordinates has shape {array.shape}"
+        )
+    return array
+
+
+def _linear(rule: Rule, arrays: NamedArrays) -> Linear:
+    return Linear(arrays.required_matrix(rule.weight, rule.transpose), arrays.get(rule.bias))
 
 
 def _bilinear(rule: Rule, arrays: NamedArrays) -> Bilinear:
@@ -105,9 +143,9 @@ def _identity(left: np.ndarray) -> np.ndarray:
 
 def _attention(rule: Rule, arrays: NamedArrays) -> Attention:
     """Any convention in that of `Attention`, which divides by d_head^2 and turns halves forward."""
-    heads = arrays.number(rule.n_heads, "number of heads")
+    heads: Any = rule.n_heads
     weights = dict(_attention_arrays(rule, arrays))
-    base = arrays.optional_number(rule.rope_base, "RoPE base")
+    base: Any = rule.rope_base
     rows = weights["q1"].shape[0]
     if not isinstance(heads, int) or heads < 1 or rows % heads:
         raise ModelError(f"{rows} query rows cannot be {heads!r} heads")

@@ -7,7 +7,7 @@ with a file is refused as `CheckpointError`, `ModelError` or `UnsupportedLayer`,
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, overload
 
 import numpy as np
@@ -22,18 +22,38 @@ from tnsim.models.model import Model
 
 @overload
 def load(
-    path: str | os.PathLike, dialect: AnyDialect | None = None, n_ctx: int | None = None
+    path: str | os.PathLike,
+    dialect: AnyDialect | None = None,
+    n_ctx: int | None = None,
+    *,
+    leave_out: Sequence[str] = (),
+    norms: Any = None,
 ) -> Model | Series: ...
 
 
 @overload
 def load(
-    path: Iterable[Any], dialect: AnyDialect | None = None, n_ctx: int | None = None
+    path: Iterable[Any],
+    dialect: AnyDialect | None = None,
+    n_ctx: int | None = None,
+    *,
+    leave_out: Sequence[str] = (),
+    norms: Any = None,
 ) -> Series: ...
 
 
-def load(path: Any, dialect: AnyDialect | None = None, n_ctx: int | None = None) -> Model | Series:
+def load(
+    path: Any,
+    dialect: AnyDialect | None = None,
+    n_ctx: int | None = None,
+    *,
+    leave_out: Sequence[str] = (),
+    norms: Any = None,
+) -> Model | Series:
     """Read one file into a `Model`; a list, a folder or a glob pattern into a lazy `Series`.
+
+    A folder in Hugging Face's layout is one file. In a local hub cache `REPOSITORY@REVISION` is one
+    and the folder of the repository several.
 
     Args:
         path: a file that ends in .safetensors, .npz, .pt or .pth, or several.
@@ -41,6 +61,11 @@ def load(path: Any, dialect: AnyDialect | None = None, n_ctx: int | None = None)
             own format, else the one preset that accounts for every tensor.
         n_ctx: length of the sequences on which a model with attention is compared; by default what
             the file says, which is nothing for foreign ones.
+        leave_out: patterns of tensors that are part of the network, a bias or a norm, and are
+            knowingly not read. Every result says so.
+        norms: inputs (samples, d_in), of a sequence (samples, positions, d_in) or token numbers
+            (samples, positions), at whose mean energy each norm that the dialect names becomes a
+            constant. The model's `origin` says how far outputs are off, and so does every result.
 
     Returns:
         A model, or a series whose models are read when they are asked for.
@@ -49,7 +74,8 @@ def load(path: Any, dialect: AnyDialect | None = None, n_ctx: int | None = None)
         CheckpointError: naming file and tensor, when the file is missing, damaged, out of
             proportion, or does not fit its dialect.
         ModelError: when its tensors make no model.
-        UnsupportedLayer: when it holds a layer that is no polynomial.
+        UnsupportedLayer: when it holds a layer that is no polynomial, a norm without `norms`
+            among them.
 
     Example:
         >>> from pathlib import Path
@@ -61,8 +87,8 @@ def load(path: Any, dialect: AnyDialect | None = None, n_ctx: int | None = None)
         Model(Bilinear(226 -> 113, rank 64); degree 2, 36,160 parameters)
     """
     if isinstance(path, (str, os.PathLike)) and not is_several(path):
-        return read(path, dialect, n_ctx).model
-    return Series(path, dialect, n_ctx)
+        return read(path, dialect, n_ctx, tuple(leave_out), norms).model
+    return Series(path, dialect, n_ctx, leave_out=leave_out, norms=norms)
 
 
 def from_state_dict(
@@ -70,6 +96,9 @@ def from_state_dict(
     dialect: AnyDialect | None = None,
     n_ctx: int | None = None,
     config: Mapping[str, Any] | None = None,
+    *,
+    leave_out: Sequence[str] = (),
+    norms: Any = None,
 ) -> Model:
     """A model from a torch state_dict or any mapping of names to arrays.
 
@@ -78,6 +107,8 @@ def from_state_dict(
         dialect: as in `load`.
         n_ctx: as in `load`.
         config: what config.json would hold, for dialects that take numbers from it.
+        leave_out: as in `load`.
+        norms: as in `load`.
 
     Returns:
         The model.
@@ -91,8 +122,8 @@ def from_state_dict(
         2
     """
     if dialect is None:
-        dialect = detect(state, config)
-    return model_from_state(state, find_dialect(dialect), n_ctx, config)
+        dialect = detect(state, config, leave_out)
+    return model_from_state(state, find_dialect(dialect), n_ctx, config, leave_out, norms)
 
 
 class ForwardError(NamedTuple):

@@ -30,7 +30,8 @@ from tnsim.models.layers import (
     affine_maps,
     bias_name,
 )
-from tnsim.models.model import Model
+from tnsim.models.model import Model, caveats
+from tnsim.models.origin import Origin
 
 FORMAT = 1
 METADATA = "tnsim"  # where the architecture stands
@@ -73,6 +74,8 @@ def save(model: Model, path: str | os.PathLike) -> None:
     tensors: dict[str, np.ndarray] = {}
     layers = [_describe(layer, f"layers.{n}", tensors) for n, layer in enumerate(model.layers)]
     architecture = {"format": FORMAT, "layers": layers, "n_ctx": model.n_ctx}
+    if said := caveats(model):
+        architecture["caveats"] = said
     data = serialise(tensors, {METADATA: json.dumps(architecture)})
     # Opened plainly: with the permissions that files get here.
     temporary = path.with_name(f"{path.name}.{uuid.uuid4().hex}.tmp")
@@ -121,7 +124,12 @@ def own_model(state: Mapping[str, Any], text: str, n_ctx: int | None = None) -> 
         raise CheckpointError(
             f"holds tensors that its architecture does not mention: {', '.join(surplus[:8])}"
         )
-    return Model(layers, n_ctx)
+    origin = Origin(
+        "a file of tnsim's own",
+        ("tnsim's own format: nothing assumed",),
+        tuple(map(str, architecture.get("caveats", ()))),
+    )
+    return Model(layers, n_ctx, origin)
 
 
 def _own_layer(n: int, spec: Any, state: Mapping[str, Any], used: set[str]) -> Layer:

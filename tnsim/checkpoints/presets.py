@@ -19,9 +19,9 @@ def _attention_model(
     attention = Rule(
         "attention",
         **roles,
-        n_heads="config:model.n_head",
+        n_heads="config:model.n_head|num_attention_heads|n_head|n_heads",
         residual="additive",
-        scale="config:model.attn_scale",
+        scale="config:model.attn_scale|attn_scale",
         rope_base=rope_base,
         repeat=True,
     )
@@ -117,7 +117,7 @@ PRESETS = {
             "quadratic-attention",
             {"q1": "q", "k1": "k", "q2": "q", "k2": "k", "v": "v", "o": "o"},
             "as bilinear-attention, both scores from the same q and k",
-            "config:model.rope_base",
+            "config:model.rope_base|rope_base|rope_theta",
         ),
     )
 }

@@ -17,6 +17,8 @@ from tnsim.errors import CheckpointError, UnsupportedLayer
 from tnsim.models.attention import MASKS
 
 PROJECTIONS = ("q1", "k1", "q2", "k2", "v", "o")
+# What a file or its configuration may hold.
+NUMBERS = ("scale", "n_heads", "rope_base", "norm_energy")
 _REQUIRED = {  # of each kind; a bilinear layer may have fused instead
     "linear": ("weight",),
     "bilinear": ("left", "right"),
@@ -29,10 +31,11 @@ _CHOICES = {
     "rope_direction": (1, -1),
     "residual": ("additive", "lerp", None),
     "fused_order": ("left-right", "right-left"),
+    "norm": ("rms", "layer", None),
 }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Rule:
     """One layer, or with `repeat` a run of layers, in terms of names of keys.
 
@@ -54,7 +57,11 @@ class Rule:
         rope_base: base of the rotary angles or "config:a.b"; None for no RoPE.
         rope_layout: "half" turns coordinates (i, i + d_head / 2), "interleaved" (2 i, 2 i + 1).
         rope_direction: 1, or -1 for turning by the negative angle.
-        norm_energy: key of a constant mean square e; a linear layer is W x / sqrt(e + eps) + b.
+        norm: "rms" or "layer" for a norm before the layer, inside its residual: g x / sqrt(e + eps)
+            + c, where e is the mean square of x, and "layer" subtracts the mean from x first.
+        norm_weight: key of g; None for 1.
+        norm_bias: key of c; None for 0.
+        norm_energy: key of a constant to take for e, which needs no inputs.
         norm_epsilon: the number eps.
         repeat: whether the rule stands for a run of layers.
 
@@ -102,9 +109,29 @@ class Rule:
     rope_base: float | str | None = None
     rope_layout: str = "half"
     rope_direction: int = 1
+    norm: str | None = None
+    norm_weight: str | None = None
+    norm_bias: str | None = None
     norm_energy: str | None = None
     norm_epsilon: float = 0.0
     repeat: bool = False
+
+    def __repr__(self) -> str:
+        said = [f"{name}={value!r}" for name, value in self.changed().items()]
+        return f"Rule({', '.join(said)})"
+
+    def changed(self) -> dict[str, Any]:
+        """The fields that have not their default values.
+
+        Returns:
+            Values by name, the kind among them.
+
+        Example:
+            >>> Rule("linear", weight="w").changed()
+            {'kind': 'linear', 'weight': 'w'}
+        """
+        defaults = {field.name: field.default for field in dataclasses.fields(self)}
+        return {name: value for name, value in vars(self).items() if value != defaults[name]}
 
     @property
     def main_key(self) -> str:
@@ -156,7 +183,9 @@ def facts(rule: Rule) -> list[str]:
     if rule.residual:
         phrases.append(f"residual {_RESIDUALS[rule.residual]} with s = {rule.scale}")
     if rule.norm_energy:
-        phrases.append(f"weight divided by sqrt({rule.norm_energy} + {rule.norm_epsilon:g})")
+        phrases.append(f"input divided by sqrt({rule.norm_energy} + {rule.norm_epsilon:g})")
+    elif rule.norm:
+        phrases.append(f"{rule.norm} norm before it, eps {rule.norm_epsilon:g}")
     if rule.kind == "attention":
         phrases += _attention_facts(rule)
     if rule.kind == "bilinear" and not rule.down:
@@ -255,8 +284,6 @@ def _check_keys(rule: Rule, where: str) -> None:
             f"{where}: repeats {rule.main_key!r}, which is the same key each time; "
             "put {i} where the number of the layer stands"
         )
-    if rule.kind == "linear" and rule.residual:
-        raise CheckpointError(f"{where}: a residual rule needs a bilinear or an attention layer")
 
 
 @functools.cache

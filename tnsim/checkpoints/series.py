@@ -9,7 +9,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, overload
 
-from tnsim.checkpoints.checkpoint import AnyDialect, find_dialect, read
+from tnsim.checkpoints import hub_cache
+from tnsim.checkpoints.checkpoint import AnyDialect, Reading, find_dialect, read
+from tnsim.checkpoints.folders import checkpoints, located, model_file
 from tnsim.checkpoints.formats import SUFFIXES
 from tnsim.checkpoints.guard import naming
 from tnsim.errors import CheckpointError
@@ -23,14 +25,17 @@ class Series(Sequence[Model]):
     A folder or a glob is sorted by the numbers in the names, a list keeps its order.
 
     Args:
-        source: a path, a folder, a glob pattern, or several of them.
+        source: a path, a folder, a glob pattern, a repository in a hub cache, or several of them.
         dialect: as in `load`.
         n_ctx: as in `load`.
         names: what to take the labels from, where not the paths.
+        leave_out: as in `load`.
+        norms: as in `load`.
 
     Attributes:
         paths: files in order.
-        names: as given, or the paths as text.
+        names: as given, or the paths as text; of revisions their names.
+        reading: how the files are read.
         labels: the step where the names differ by one number, else the names.
 
     Raises:
@@ -52,13 +57,16 @@ class Series(Sequence[Model]):
         dialect: AnyDialect | None = None,
         n_ctx: int | None = None,
         names: Sequence[str] | None = None,
+        *,
+        leave_out: Sequence[str] = (),
+        norms: Any = None,
     ):
-        self.n_ctx = n_ctx
-        self.dialect = dialect
         if dialect is not None:
-            self.dialect = find_dialect(dialect)
-        self.paths = tuple(_expand(source))
-        self.names = tuple(names or map(str, self.paths))
+            dialect = find_dialect(dialect)
+        self.reading = Reading(dialect, n_ctx, tuple(leave_out), norms)
+        found = list(_expand(source))
+        self.paths = tuple(path for _, path in found)
+        self.names = tuple(names or [name for name, _ in found])
         self.labels = _labels([Path(name) for name in self.names])
 
     def __len__(self) -> int:
@@ -72,8 +80,10 @@ class Series(Sequence[Model]):
 
     def __getitem__(self, index: int | slice) -> Model | Series:
         if isinstance(index, slice):
-            return Series(self.paths[index], self.dialect, self.n_ctx, self.names[index])
-        return read(self.paths[index], self.dialect, self.n_ctx).model
+            dialect, n_ctx, leave_out, norms = self.reading
+            chosen = self.paths[index], dialect, n_ctx, self.names[index]
+            return Series(*chosen, leave_out=leave_out, norms=norms)
+        return read(self.paths[index], *self.reading).model
 
     def __iter__(self) -> Iterator[Model]:
         return (self[n] for n in range(len(self)))
@@ -90,25 +100,26 @@ class Series(Sequence[Model]):
 
 
 def is_several(path: str | os.PathLike) -> bool:
-    """Whether a path stands for several files.
+    """Whether a path stands for several models.
 
     Args:
         path: of a file, of a folder, or a glob pattern.
 
     Returns:
-        True for a folder, and for a pattern unless there is a file of that very name.
+        True for a folder unless it holds one model, and for a pattern unless there is a file of
+        that very name.
 
     Example:
         >>> is_several("runs/*.safetensors"), is_several("runs/step_100.safetensors")
         (True, False)
     """
     if os.path.isdir(path):
-        return True
+        return model_file(Path(path)) is None
     return glob.has_magic(str(path)) and not os.path.exists(path)
 
 
-def _expand(source: Any) -> Iterator[Path]:
-    """The files that a source stands for."""
+def _expand(source: Any) -> Iterator[tuple[str, Path]]:
+    """Names and files of the models that a source stands for."""
     if isinstance(source, (str, os.PathLike)):
         yield from _matches(source)
         return
@@ -118,17 +129,25 @@ def _expand(source: Any) -> Iterator[Path]:
         yield from _expand(one)
 
 
-def _matches(source: str | os.PathLike) -> list[Path]:
+def _matches(source: str | os.PathLike) -> list[tuple[str, Path]]:
     with naming(source):
-        if os.path.isdir(source):
-            paths = [path for path in Path(source).iterdir() if path.suffix in SUFFIXES]
-        elif is_several(source):
-            paths = [Path(path) for path in glob.glob(str(source))]
-        else:
-            paths = [Path(source)]
+        paths = _paths(source)
         if not paths:
             raise CheckpointError(f"no checkpoint matches ({', '.join(SUFFIXES)})")
-    return sorted(paths, key=natural)
+        ordered = sorted(paths, key=lambda name: natural(Path(name)))
+        return [(name, located(paths[name])) for name in ordered]
+
+
+def _paths(source: str | os.PathLike) -> dict[str, str | Path]:
+    """Files, folders of one model and snapshots by the names from which labels are taken."""
+    folder = Path(source)
+    if hub_cache.is_cache(folder):
+        return {name: f"{source}@{path.name}" for name, path in hub_cache.snapshots(folder).items()}
+    if not is_several(source):
+        return {str(source): str(source)}
+    if folder.is_dir():
+        return {str(path): path for path in checkpoints(folder)}
+    return {path: Path(path) for path in glob.glob(str(source))}
 
 
 def natural(path: Path) -> list[tuple[int, int, str]]:

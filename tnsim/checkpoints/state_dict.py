@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-import fnmatch
+import dataclasses
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from tnsim.checkpoints import layer_rules
 from tnsim.checkpoints.dialects import Dialect
 from tnsim.checkpoints.named_arrays import KeysDiffer, NamedArrays, listing
+from tnsim.checkpoints.norms import Normed, fold
 from tnsim.checkpoints.presets import PRESETS
 from tnsim.checkpoints.rules import Rule
+from tnsim.checkpoints.unused import check_unused
 from tnsim.errors import CheckpointError, TnsimError, UnsupportedLayer
 from tnsim.models.arrays import rename_errors
 from tnsim.models.model import Model
-from tnsim.models.protocol import Layer
+from tnsim.models.origin import Origin
 
-_NORM = re.compile(r"(^|[._])(layer_?norm|rms_?norm|batch_?norm|norm|ln)(_|\d|\.|$)", re.IGNORECASE)
+WRAPPERS = ("module.", "_orig_mod.")  # what DataParallel and torch.compile put before all names
 _ATTENTION = re.compile(
     r"(^|[._])(q|k|v|q1|k1|q2|k2|attn|attention|q_proj|k_proj)([._]|$)", re.IGNORECASE
 )
@@ -28,6 +30,8 @@ def model_from_state(
     dialect: Dialect,
     n_ctx: int | None = None,
     config: Mapping[str, Any] | None = None,
+    leave_out: Sequence[str] = (),
+    norms: Any = None,
 ) -> Model:
     """Read a model out of named arrays.
 
@@ -36,13 +40,15 @@ def model_from_state(
         dialect: how they spell a model.
         n_ctx: length of the sequences that the model reads.
         config: numbers by name, for dialects that ask for them.
+        leave_out: patterns of keys, beside those of the dialect.
+        norms: inputs at whose mean energy norms are folded.
 
     Returns:
-        The model.
+        The model, whose `origin` says what was assumed, ignored and left out.
 
     Raises:
         CheckpointError: on missing or surplus keys, naming them.
-        UnsupportedLayer: when what is left over is a norm.
+        UnsupportedLayer: for a norm without `norms`, and when a norm or a bias is left over.
         ModelError: when the arrays make no model.
 
     Example:
@@ -53,20 +59,53 @@ def model_from_state(
     """
     named = _descend(state, dialect)
     arrays = NamedArrays(named, config)
-    layers: list[Layer] = []
+    layers: list[Normed] = []
+    runs: list[tuple[Rule, ...]] = []  # with the numbers that were found
     for rule in dialect.layers:
-        before = len(layers)
+        run: list[Rule] = []
         for single in _rules(rule, arrays):
-            layers.append(_layer(single, arrays, len(layers)))
-        if len(layers) == before:
+            normed, told = _layer(single, arrays, len(layers))
+            layers.append(normed)
+            run.append(told)
+        runs.append(tuple(run))
+        if not run:
             raise KeysDiffer(
                 f"dialect {dialect.name} repeats {rule.main_key}, "
                 f"but no such tensor is there{listing(named)}"
             )
-    surplus = [name for name in arrays.unused() if not _ignored(name, dialect)]
-    if surplus:
-        raise _unexpected(surplus, dialect)
-    return Model(layers, n_ctx)
+    dialect = dataclasses.replace(dialect, leave_out=(*dialect.leave_out, *leave_out))
+    ignored, left_out = check_unused(arrays, dialect, [normed.layer for normed in layers])
+    origin = Origin(
+        "a state dict",
+        tuple(dialect.assumptions(runs)),
+        tuple(f"left out: {name}" for name in left_out),
+        ignored,
+        dialect=dialect,
+    )
+    return assembled(layers, norms, n_ctx, origin)
+
+
+def assembled(layers: Sequence[Normed], norms: Any, n_ctx: int | None, origin: Origin) -> Model:
+    """A model of layers, with the norms before them as constants.
+
+    Args:
+        layers: from the input up.
+        norms: inputs to measure norms on, None for none.
+        n_ctx: of the model.
+        origin: without what the norms add to it.
+
+    Returns:
+        The model with its origin.
+
+    Raises:
+        UnsupportedLayer: where there are norms, and no inputs.
+        ModelError: where the inputs do not fit.
+    """
+    if not any(normed.norm for normed in layers):
+        return Model([normed.layer for normed in layers], n_ctx, origin)
+    if norms is None:
+        raise _unfolded(layers)
+    return _folded(layers, norms, n_ctx, origin)
 
 
 def _rules(rule: Rule, arrays: NamedArrays) -> Iterator[Rule]:
@@ -80,20 +119,75 @@ def _rules(rule: Rule, arrays: NamedArrays) -> Iterator[Rule]:
         i += 1
 
 
-def _layer(rule: Rule, arrays: NamedArrays, n: int) -> Layer:
-    return rename_errors(f"layer {n}", lambda: layer_rules.layer(rule, arrays))
+def _layer(rule: Rule, arrays: NamedArrays, n: int) -> tuple[Normed, Rule]:
+    """Layer n, and its rule with the numbers that were found."""
+
+    def build() -> tuple[Normed, Rule]:
+        valued = arrays.values_of(rule)
+        return layer_rules.normed(valued, arrays), told(valued, arrays)
+
+    return rename_errors(f"layer {n}", build)
 
 
-def _ignored(name: str, dialect: Dialect) -> bool:
-    return any(fnmatch.fnmatch(name, pattern) for pattern in dialect.ignore)
+def told(rule: Rule, arrays: NamedArrays) -> Rule:
+    """A rule with the value of its constant energy, to be shown.
+
+    Args:
+        rule: with its other values.
+        arrays: where the energy is looked up.
+
+    Returns:
+        The rule, the number in the place of the key.
+    """
+    energy = arrays.single(rule.norm_energy)
+    if energy is None:
+        return rule
+    return dataclasses.replace(rule, norm_energy=f"{energy:.6g}")
 
 
-def detect(state: Mapping[str, Any], config: Mapping[str, Any] | None = None) -> Dialect:
+def _unfolded(layers: Sequence[Normed]) -> UnsupportedLayer:
+    """That there are norms, and no inputs to measure them on."""
+    places = ", ".join(str(n) for n, normed in enumerate(layers) if normed.norm)
+    return UnsupportedLayer(
+        f"a norm stands before layer {places}: it depends on the input and is no polynomial. "
+        "Give norms=inputs (--norms FILE) to fold it at its mean energy on them, "
+        "which says how far off that is"
+    )
+
+
+def _folded(layers: Sequence[Normed], norms: Any, n_ctx: int | None, origin: Origin) -> Model:
+    """The model with its norms as constants, and what that costs."""
+    folded = fold(layers, norms, n_ctx)
+    said = [
+        f"norm before layer {n}: mean energy {energy:.6g}"
+        for n, energy in enumerate(folded.energies)
+        if energy is not None
+    ]
+    places = ", ".join(str(n) for n, e in enumerate(folded.energies) if e is not None)
+    caveat = (
+        f"norms before layer {places} at their mean energy on {len(norms)} inputs, "
+        f"where outputs differ by {folded.error:.2%} of their size"
+    )
+    origin = dataclasses.replace(
+        origin,
+        assumptions=(*origin.assumptions, *said),
+        caveats=(*origin.caveats, caveat),
+        error=folded.error,
+    )
+    return Model(folded.model.layers, n_ctx, origin)
+
+
+def detect(
+    state: Mapping[str, Any],
+    config: Mapping[str, Any] | None = None,
+    leave_out: Sequence[str] = (),
+) -> Dialect:
     """The one preset that accounts for every key.
 
     Args:
         state: arrays or tensors by name.
         config: numbers by name.
+        leave_out: patterns of keys that no preset need account for.
 
     Returns:
         The preset.
@@ -112,7 +206,7 @@ def detect(state: Mapping[str, Any], config: Mapping[str, Any] | None = None) ->
     errors: list[TnsimError] = []
     for dialect in PRESETS.values():
         try:
-            model_from_state(state, dialect, config=config)
+            model_from_state(state, dialect, config=config, leave_out=leave_out)
             fitting.append(dialect)
         except TnsimError as error:
             errors.append(error)
@@ -144,8 +238,8 @@ def _unknown(state: Any) -> TnsimError:
             "softmax attention is no polynomial"
         )
     return CheckpointError(
-        f"no dialect is known for these keys{listing(state)}; "
-        f"presets: {', '.join(PRESETS)}; or write one as JSON"
+        f"no dialect is known for these keys{listing(state)}; presets: {', '.join(PRESETS)}; "
+        "or write one as JSON, begun by: tnsim dialect suggest FILE > mine.json"
     )
 
 
@@ -164,17 +258,7 @@ def _descend(state: Any, dialect: Dialect) -> Mapping[str, Any]:
     for name in state:
         if not isinstance(name, str):
             raise CheckpointError(f"names of tensors must be text, found {name!r}")
+    for prefix in WRAPPERS:
+        if state and all(name.startswith(prefix) for name in state):
+            return {name.removeprefix(prefix): value for name, value in state.items()}
     return state
-
-
-def _unexpected(surplus: list[str], dialect: Dialect) -> TnsimError:
-    norm = next(filter(_NORM.search, surplus), None)
-    if norm is not None:
-        return UnsupportedLayer(
-            f"{norm} is a normalisation: one that depends on the input is no polynomial. "
-            "A constant one can be folded with norm_energy, or listed under ignore if it is unused"
-        )
-    names = ", ".join(surplus[:8])
-    return KeysDiffer(
-        f"dialect {dialect.name} does not account for {names}; extend it or list them under ignore"
-    )

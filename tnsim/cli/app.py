@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tnsim.cli import bench_commands, demo_command
+from tnsim.cli import bench_commands, demo_command, dialect_commands, info_command
 from tnsim.cli import pairwise as pairwise_command
 from tnsim.cli.options import (
     CheckOption,
@@ -24,39 +24,63 @@ from tnsim.cli.options import (
     DtypeName,
     DtypeOption,
     File,
+    FitOption,
     JsonOption,
+    LeaveOutOption,
     MetricName,
     MetricOption,
+    NormsOption,
     SlicesOption,
     guarantee,
     metric_of,
     print_json,
+    reading_of,
     say,
 )
 from tnsim.errors import TnsimError, printable
 
 if TYPE_CHECKING:
+    from tnsim.checkpoints.checkpoint import Reading
     from tnsim.compare.monte_carlo import Check
     from tnsim.models.model import Model
 
 CHECKED = ("estimate", "standard_error", "deviation", "samples", "seed")
 
 app = typer.Typer(
-    help="Exact similarity of polynomial networks, from their weights.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
 app.add_typer(bench_commands.app, name="bench")
+app.add_typer(dialect_commands.app, name="dialect")
 app.command()(pairwise_command.pairwise)
 
 
-def _model(file: Path, dialect: str | None, n_ctx: int | None = None) -> Model:
-    """The model in one file; a folder or a pattern of names is refused."""
+def _version(wanted: bool) -> None:
+    import tnsim
+
+    if wanted:
+        say(f"tnsim {tnsim.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", help="Print the version and exit.", callback=_version, is_eager=True
+        ),
+    ] = False,
+) -> None:
+    """Exact similarity of polynomial networks, from their weights."""
+
+
+def _model(file: Path, reading: Reading) -> Model:
+    """The one model that a name stands for; a folder of several is refused."""
     from tnsim.checkpoints.checkpoint import read
 
-    return read(file, dialect, n_ctx).model
+    return read(file, *reading).model
 
 
 @app.command()
@@ -68,17 +92,21 @@ def similarity(
     check: CheckOption = False,
     samples: Annotated[int, typer.Option(help="Samples of --check.")] = 65536,
     seed: Annotated[int, typer.Option(min=0, help="Seed of --check.")] = 0,
+    fit: FitOption = None,
     dialect: DialectOption = None,
     n_ctx: ContextOption = None,
+    leave_out: LeaveOutOption = None,
+    norms: NormsOption = None,
     dtype: DtypeOption = DtypeName.float64,
     as_json: JsonOption = False,
 ) -> None:
     """Cosine of two models as functions."""
     import tnsim
+    from tnsim.engine.devices import device
 
-    one = _model(a, dialect, n_ctx)
-    two = _model(b, dialect, n_ctx)
-    chosen = metric_of(metric)
+    reading = reading_of(dialect, n_ctx, leave_out, norms)
+    one, two = _model(a, reading), _model(b, reading)
+    chosen = metric_of(metric, fit)
     value = tnsim.similarity(one, two, chosen, dtype=dtype.value)
     by_output: list[float] = []
     if slices:
@@ -96,6 +124,8 @@ def similarity(
         "metric": value.metric,
         "exact": value.exact,
         "dtype": dtype.value,
+        "device": device(),
+        "caveats": list(value.caveats),
     }
     if slices:
         answer["slices"] = by_output
@@ -119,13 +149,17 @@ def inspect(
     file: File,
     dialect: DialectOption = None,
     n_ctx: ContextOption = None,
+    leave_out: LeaveOutOption = None,
+    norms: NormsOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Layers, shapes, degree and legs of a checkpoint, and what was assumed in reading it."""
     from tnsim.checkpoints.checkpoint import read
     from tnsim.models.model import describe
+    from tnsim.models.origin import Origin
 
-    model, assumptions, dtypes = read(file, dialect, n_ctx)
+    model, dtypes = read(file, *reading_of(dialect, n_ctx, leave_out, norms))
+    origin = model.origin or Origin("")
     layers = [describe(layer) for layer in model.layers]
     if as_json:
         print_json(
@@ -139,7 +173,9 @@ def inspect(
                 "legs": model.degree,
                 "parameters": model.parameters,
                 "stored_dtypes": list(dtypes),
-                "assumptions": list(assumptions),
+                "assumptions": list(origin.assumptions),
+                "ignored": list(origin.ignored),
+                "caveats": list(origin.caveats),
             }
         )
         return
@@ -152,8 +188,12 @@ def inspect(
     elif model.attends:
         say("sequences   of any length; comparing needs --n-ctx")
     say(f"parameters  {model.parameters:,}, stored as {', '.join(dtypes)}")
-    for line in assumptions:
+    for line in origin.assumptions:
         say(f"assumed     {line}")
+    for name in origin.ignored:
+        say(f"ignored     {name}")
+    for line in origin.caveats:
+        say(f"caveat      {line}")
 
 
 @app.command()
@@ -163,18 +203,20 @@ def plan(
     metric: MetricOption = MetricName.gaussian,
     dialect: DialectOption = None,
     n_ctx: ContextOption = None,
+    leave_out: LeaveOutOption = None,
+    norms: NormsOption = None,
     dtype: DtypeOption = DtypeName.float64,
-    norms: Annotated[
-        bool, typer.Option("--norms", help="Include the two norms that a cosine needs.")
+    cosine: Annotated[
+        bool, typer.Option("--cosine", help="Include the two norms that a cosine needs.")
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """What one inner product would cost, without computing it."""
     import tnsim
 
-    one = _model(a, dialect, n_ctx)
-    two = _model(b, dialect, n_ctx)
-    planned = tnsim.plan(one, two, metric_of(metric), norms=norms, dtype=dtype.value)
+    reading = reading_of(dialect, n_ctx, leave_out, norms)
+    one, two = _model(a, reading), _model(b, reading)
+    planned = tnsim.plan(one, two, metric_of(metric), norms=cosine, dtype=dtype.value)
     if as_json:
         typer.echo(planned.to_json())
         return
@@ -199,16 +241,20 @@ def convert(
     source: File,
     target: Annotated[Path, typer.Argument(help="Where to write, a .safetensors file.")],
     dialect: DialectOption = None,
+    n_ctx: ContextOption = None,
+    leave_out: LeaveOutOption = None,
+    norms: NormsOption = None,
 ) -> None:
     """Rewrite a checkpoint in tnsim's own format, safetensors with the architecture inside."""
     import tnsim
 
-    model = _model(source, dialect)
+    model = _model(source, reading_of(dialect, n_ctx, leave_out, norms))
     tnsim.save(model, target)
     say(f"{target}: {model}")
 
 
 app.command()(demo_command.demo)
+app.command()(info_command.info)
 
 
 def main() -> None:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import enum
 import json
+import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tnsim.errors import printable
+from tnsim.errors import CheckpointError, ModelError, printable
+
+if TYPE_CHECKING:
+    from tnsim.checkpoints.checkpoint import Reading
 
 
 class MetricName(enum.StrEnum):
@@ -30,7 +34,13 @@ class DtypeName(enum.StrEnum):
     float32 = "float32"
 
 
-File = Annotated[Path, typer.Argument(help="Checkpoint: .safetensors, .npz, .pt or .pth.")]
+File = Annotated[
+    Path,
+    typer.Argument(
+        help="Checkpoint: .safetensors, .npz, .pt or .pth, a folder with model.safetensors, or "
+        "REPOSITORY@REVISION in the local hub cache."
+    ),
+]
 MetricOption = Annotated[
     MetricName,
     typer.Option(
@@ -43,13 +53,36 @@ MetricOption = Annotated[
 DialectOption = Annotated[
     str | None,
     typer.Option(
-        "--dialect", help="Layout of foreign files: a preset or a JSON file. Default: detect."
+        "--dialect",
+        help="Layout of foreign files: a preset, a JSON file, or - for JSON on standard input. "
+        "Default: detect.",
     ),
 ]
 ContextOption = Annotated[
     int | None,
     typer.Option(
         "--n-ctx", help="Length of the sequences on which models with attention are compared."
+    ),
+]
+LeaveOutOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--leave-out",
+        help="Pattern of tensors, a norm or a bias, that are knowingly not read; every result says "
+        "so. Repeatable.",
+    ),
+]
+NormsOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--norms",
+        help="Inputs (.npy or .npz) at whose mean energy norms become constants.",
+    ),
+]
+FitOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--fit", help="Inputs (.npy or .npz) from which the metric takes its mean and covariance."
     ),
 ]
 DtypeOption = Annotated[DtypeName, typer.Option("--dtype", help="Precision of the computation.")]
@@ -65,14 +98,49 @@ CheckOption = Annotated[
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 
 
-def metric_of(name: MetricName) -> Any:
-    """The metric that a word names, with its default moments.
+def reading_of(
+    dialect: str | None,
+    n_ctx: int | None,
+    leave_out: list[str] | None = None,
+    norms: Path | None = None,
+) -> Reading:
+    """How files are read, by the words of the command line.
+
+    Args:
+        dialect: a preset, the path of a JSON file, or "-" for standard input.
+        n_ctx: length of sequences.
+        leave_out: patterns of tensors.
+        norms: a file of inputs.
+
+    Returns:
+        The arguments of `tnsim.load`.
+
+    Raises:
+        CheckpointError: where a file cannot be read.
+    """
+    from tnsim.checkpoints.checkpoint import Reading
+    from tnsim.checkpoints.dialects import Dialect
+
+    chosen: Any = dialect
+    if dialect == "-":
+        chosen = Dialect.from_json(sys.stdin.read())
+    inputs = None if norms is None else samples_in(norms)
+    return Reading(chosen, n_ctx, tuple(leave_out or ()), inputs)
+
+
+def metric_of(name: MetricName, fit: Path | None = None) -> Any:
+    """The metric that a word names, with its default moments or those of samples.
 
     Args:
         name: the word.
+        fit: a file of inputs, for the Gaussian metrics.
 
     Returns:
         A metric.
+
+    Raises:
+        ModelError: for another metric, which has no moments to fit.
+        CheckpointError: where the file cannot be read.
 
     Example:
         >>> metric_of(MetricName.tree)
@@ -88,8 +156,41 @@ def metric_of(name: MetricName) -> Any:
         tnsim.Frobenius,
         tnsim.Categorical,
     )
-    by_name = {cls.name: cls for cls in classes}
-    return by_name[name.value]()
+    by_name: dict[str, Any] = {cls.name: cls for cls in classes}
+    cls = by_name[name.value]
+    if fit is None:
+        return cls()
+    if not hasattr(cls, "fit"):
+        raise ModelError(
+            f"--fit takes mean and covariance from samples, which metric {name.value} has not; "
+            "use gaussian or closure"
+        )
+    return cls.fit(samples_in(fit))
+
+
+def samples_in(file: Path) -> Any:
+    """The one array in a file of NumPy's.
+
+    Args:
+        file: ends in .npy, or in .npz with one array inside.
+
+    Returns:
+        The array.
+
+    Raises:
+        CheckpointError: where there is no such file, or it holds something else.
+    """
+    import numpy as np
+
+    try:
+        found = np.load(file, allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise CheckpointError(f"{file}: cannot be read as inputs: {error}") from None
+    if isinstance(found, np.ndarray):
+        return found
+    if len(found.files) != 1:
+        raise CheckpointError(f"{file}: must hold one array of inputs, found {len(found.files)}")
+    return found[found.files[0]]
 
 
 def guarantee(exact: bool) -> str:

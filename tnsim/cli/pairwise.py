@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -19,17 +20,22 @@ from tnsim.cli.options import (
     DialectOption,
     DtypeName,
     DtypeOption,
+    FitOption,
     JsonOption,
+    LeaveOutOption,
     MetricName,
     MetricOption,
+    NormsOption,
     SlicesOption,
     guarantee,
     metric_of,
     print_json,
+    reading_of,
     say,
 )
 
 if TYPE_CHECKING:
+    from tnsim.checkpoints.checkpoint import Reading
     from tnsim.checkpoints.series import Series
     from tnsim.gram.result import Pairwise
     from tnsim.gram.run_plan import PairwisePlan
@@ -37,7 +43,8 @@ if TYPE_CHECKING:
 Files = Annotated[
     list[str],
     typer.Argument(
-        help="Checkpoints: files, folders, globs, or one repository folder of a Hugging Face cache."
+        help="Checkpoints: files, folders, globs, repositories or REPOSITORY@REVISION in a Hugging "
+        "Face cache; - for names on standard input, one a line."
     ),
 ]
 
@@ -56,8 +63,11 @@ def pairwise(
     ] = None,
     metric: MetricOption = MetricName.gaussian,
     slices: SlicesOption = False,
+    fit: FitOption = None,
     dialect: DialectOption = None,
     n_ctx: ContextOption = None,
+    leave_out: LeaveOutOption = None,
+    norms: NormsOption = None,
     dtype: DtypeOption = DtypeName.float64,
     scheduler: Annotated[
         str | None,
@@ -84,13 +94,15 @@ def pairwise(
     """
     import tnsim
 
-    models = _series(files, dialect, n_ctx)
+    reading = reading_of(dialect, n_ctx, leave_out, norms)
+    models = _series(files, reading)
     others = None
     if other:
-        others = _series(other, dialect, n_ctx)
+        others = _series(other, reading)
+    chosen = metric_of(metric, fit)
     options: dict[str, Any] = {"slices": slices, "dtype": dtype.value}
     if dry_run:
-        _say_cost(tnsim.plan_pairwise(models, metric_of(metric), others, **options), as_json)
+        _say_cost(tnsim.plan_pairwise(models, chosen, others, **options), as_json)
         return
     if out is None:
         raise typer.BadParameter("give --out DIR, where results are kept, or --dry-run")
@@ -98,7 +110,7 @@ def pairwise(
     with _stoppable(store), _executor(scheduler) as executor:
         result = tnsim.pairwise(
             models,
-            metric_of(metric),
+            chosen,
             others,
             **options,
             store=store,
@@ -173,15 +185,13 @@ def _page(result: Pairwise, path: Path) -> Path:
     return report.write(result, path)
 
 
-def _series(files: list[str], dialect: str | None, n_ctx: int | None) -> Series:
-    """A series of checkpoints, or one read lazily from the revisions in a hub cache."""
+def _series(files: list[str], reading: Reading) -> Series:
     import tnsim
-    from tnsim.checkpoints import hub_cache
 
-    if len(files) == 1 and hub_cache.is_cache(Path(files[0])):
-        revisions = hub_cache.revisions(Path(files[0]))
-        return tnsim.Series(list(revisions.values()), dialect, n_ctx, names=tuple(revisions))
-    return tnsim.Series(files, dialect, n_ctx)
+    if files == ["-"]:
+        files = sys.stdin.read().splitlines()
+    dialect, n_ctx, leave_out, norms = reading
+    return tnsim.Series(files, dialect, n_ctx, leave_out=leave_out, norms=norms)
 
 
 class _Stopped(KeyboardInterrupt):

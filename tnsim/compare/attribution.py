@@ -27,7 +27,8 @@ from tnsim.folding.base import model_weights
 from tnsim.folding.layer_families import Sequences
 from tnsim.folding.sequences.attribution import fold_attribution
 from tnsim.metrics.metric import GaussianClosure, Metric, joins_legs, joins_whole_trees
-from tnsim.models.model import Model
+from tnsim.models.model import Model, caveats
+from tnsim.models.origin import warn_of_caveats
 from tnsim.models.scaling import beyond_float, power, scaled
 from tnsim.names import (
     CONSTANT,
@@ -50,7 +51,8 @@ class Attribution:
     """Contributions of pairs of components, which sum to the inner product.
 
     `values[i, j]`: that of component `bra[i]` of the first model with `ket[j]` of the second, in
-    units of squared outputs. `exact`: whether the metric's definition is met exactly.
+    units of squared outputs. `exact`: whether the metric's definition is met exactly. `caveats`:
+    what makes the models other functions than the networks they were read from.
     """
 
     values: Float[np.ndarray, "bra ket"]
@@ -58,6 +60,7 @@ class Attribution:
     ket: tuple[str, ...]
     metric: str
     exact: bool
+    caveats: tuple[str, ...] = ()
 
     def _repr_html_(self) -> str:
         guarantee = "exact" if self.exact else "approximation"
@@ -170,7 +173,9 @@ def attribution(
             f"the contributions under {metric.name} are beyond float64 for these weights; "
             "scale down the last layer of a model, which changes no share"
         )
-    return Attribution(values, labels["A"], labels["B"], metric.name, family.exact)
+    said = caveats(a, b)
+    warn_of_caveats(said, stacklevel=2)
+    return Attribution(values, labels["A"], labels["B"], metric.name, family.exact, said)
 
 
 def _prepared(model: Model) -> Model:

@@ -26,7 +26,8 @@ from tnsim.engine.precision import Arithmetic
 from tnsim.errors import ModelError, TnsimError
 from tnsim.folding.choose import choose
 from tnsim.metrics.metric import Gaussian, Metric
-from tnsim.models.model import Model, terms
+from tnsim.models.model import Model, caveats, terms
+from tnsim.models.origin import warn_of_caveats
 from tnsim.models.scaling import beyond_float, power
 
 
@@ -266,6 +267,7 @@ def _cosine(
         return cosines.value
     values = precision.clipped(cosines)
     precision.report(float(np.max(cosines.error)), "the cosine", arithmetic, stacklevel=3)
+    warn_of_caveats(caveats(*models), stacklevel=3)
     return _labelled(values, metric, models)
 
 
@@ -278,6 +280,7 @@ def _report_inner(
     """Say what rounding leaves of an inner product, seen beside the two norms."""
     product = products["AB"]
     _check_number(product.mantissa, metric)
+    warn_of_caveats(caveats(*models), stacklevel=3)
     arithmetic = Arithmetic(_degree(models), dtype)
     if "AA" not in products:
         error = arithmetic.rounding
@@ -309,4 +312,4 @@ def _labelled(values: Any, metric: Metric, models: tuple[AnyModel, AnyModel]) ->
     nonlinear = max(sum(order > 1 for order in layers) for layers in orders)
     exact = metric.is_exact(nonlinear)
     number = Number if np.ndim(values) == 0 else Numbers
-    return number(values, metric.name, exact)
+    return number(values, metric.name, exact, caveats(*models))

@@ -12,15 +12,19 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import logging
 import os
 import stat
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+import platformdirs
+
 from tnsim.engine.documents import opened, sealed
 from tnsim.files import replacing
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -55,6 +59,7 @@ def kept(
     try:
         return _read(file, text, decode)
     except Exception:  # whatever is wrong with the file, the search does not need it
+        log.debug("searched and kept in %s", file)
         result = search()
     _write(file, sealed({"key": text, "searched_with": searcher, "found": encode(result)}))
     return result, searcher
@@ -65,13 +70,7 @@ def cache_folder() -> Path | None:
     named = os.environ.get("TNSIM_CACHE_DIR")
     if named is not None:
         return Path(named) if named else None
-    if sys.platform == "win32":
-        root = os.environ.get("LOCALAPPDATA")
-    elif sys.platform == "darwin":
-        root = os.path.expanduser("~/Library/Caches")
-    else:
-        root = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return Path(root) / "tnsim" / "plans" if root else None
+    return platformdirs.user_cache_path("tnsim", appauthor=False) / "plans"
 
 
 def _read(file: Path, key: str, decode: Callable[[Any], T]) -> tuple[T, str]:

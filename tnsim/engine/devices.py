@@ -18,6 +18,19 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 BY_MODEL = PartitionSpec("models")
 
 
+def device() -> str:
+    """What programs run on, as results name it: "cpu", or the kind of an accelerator.
+
+    Example:
+        >>> isinstance(device(), str)
+        True
+    """
+    first = jax.local_devices()[0]
+    if first.platform == "cpu":
+        return "cpu"
+    return f"{first.platform}: {first.device_kind}"
+
+
 @cache
 def mesh() -> Mesh:
     """All local devices in a row."""

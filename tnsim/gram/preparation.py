@@ -19,6 +19,7 @@ import jax
 import tnsim
 from tnsim.compare import planned
 from tnsim.compare.planned import Budget
+from tnsim.engine.devices import device
 from tnsim.engine.precision import Arithmetic
 from tnsim.errors import DuplicateWarning, ModelError
 from tnsim.folding.feature_space import Space
@@ -73,6 +74,12 @@ class Run(NamedTuple):
     job: Job
     plan: PairwisePlan
     space: Space | None
+
+    @property
+    def caveats(self) -> tuple[str, ...]:
+        """What makes models other functions than the networks that were read, each once."""
+        said = [caveat for one in (*self.rows.all, *self.columns.all) for caveat in one.caveats]
+        return tuple(dict.fromkeys(said))
 
     @property
     def arithmetic(self) -> Arithmetic:
@@ -193,6 +200,8 @@ def _attributes(run: Run) -> dict[str, Any]:
         "tile": run.plan.tile,
         "plan": run.plan.summary,
         "duplicates": sum(len(side.all) - len(side.entries) for side in sides),
+        "caveats": list(run.caveats),
+        "device": device(),
         "tnsim_version": tnsim.__version__,
         "jax_version": jax.__version__,
     }

@@ -43,8 +43,8 @@ class Pairwise(Dataset):
     Variables: `similarity` (a, b), in [-1, 1]; `log_inner` and `sign` (a, b), the inner product
     as `sign * exp(log_inner)`; `log_norm_a` (a) and `log_norm_b` (b), the logarithms of the
     squared norms <a|a> and <b|b>; `slices` (a, b, output) when they were asked for. Attributes:
-    `metric`, `metric_parameters`, `exact`, `dtype`, `plan`, `symmetric`, `duplicates`,
-    `tnsim_version`, `jax_version`. Pictures: `result.tnsim.plot()`.
+    `metric`, `metric_parameters`, `exact`, `dtype`, `plan`, `symmetric`, `duplicates`, `caveats`,
+    `device`, `tnsim_version`, `jax_version`. Pictures: `result.tnsim.plot()`.
     """
 
     __slots__ = ()
@@ -127,7 +127,10 @@ def labelled(attrs: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Pair
         "plan",
         "symmetric",
         "duplicates",
+        "caveats",
+        "device",
         "tnsim_version",
         "jax_version",
     )
-    return Pairwise(variables, coordinates, {name: attrs[name] for name in known})
+    complete = {"caveats": [], "device": "unknown", **attrs}  # stores of 0.1.0 have neither
+    return Pairwise(variables, coordinates, {name: complete[name] for name in known})

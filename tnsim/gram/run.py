@@ -31,6 +31,7 @@ from tnsim.gram.result import Pairwise, labelled, require_xarray
 from tnsim.gram.run_plan import PairwisePlan
 from tnsim.gram.work import units_of_work
 from tnsim.metrics.metric import Gaussian, Metric
+from tnsim.models.origin import warn_of_caveats
 
 
 def pairwise(
@@ -77,6 +78,7 @@ def pairwise(
 
     Warns:
         DuplicateWarning: Models have identical weights.
+        CaveatWarning: Models are not quite the networks they were read from.
         StoreWarning: Something in the store was damaged and is computed again.
         PrecisionWarning: The largest visible error among the pairs that were computed.
 
@@ -112,7 +114,8 @@ def pairwise(
             interrupt.add_note(advice(target))
             raise
     precision.warn(*max(doubts), run.arithmetic, stacklevel=2)
-    return labelled(target.attrs, target.arrays)
+    warn_of_caveats(run.caveats, stacklevel=2)
+    return labelled({**target.attrs, "caveats": list(run.caveats)}, target.arrays)
 
 
 def plan_pairwise(

@@ -13,18 +13,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tnsim.checkpoints.checkpoint import AnyDialect, read
+from tnsim.checkpoints.checkpoint import Reading, read
 from tnsim.checkpoints.series import Series
 from tnsim.errors import CheckpointError, ModelError
 from tnsim.gram.digests import content_hash
 from tnsim.models.differences import by_differences
-from tnsim.models.model import Combination, Model, terms
+from tnsim.models.model import Combination, Model, caveats, terms
 from tnsim.tensors.kinds import LayerKind, kinds
 
 
 @dataclass(frozen=True)
 class Source:
-    """Where a model's weights are: in memory, or in a file and its dialect.
+    """Where a model's weights are: in memory, or in a file, and how that is read.
 
     `label`: the step, else a name.
     """
@@ -32,12 +32,11 @@ class Source:
     label: int | str
     name: str
     weights: Model | Combination | Path
-    dialect: AnyDialect | None = None
-    n_ctx: int | None = None
+    reading: Reading = Reading()
 
     def read(self) -> Model | Combination:
         if isinstance(self.weights, Path):
-            return read(self.weights, self.dialect, self.n_ctx).model
+            return read(self.weights, *self.reading).model
         return self.weights
 
 
@@ -46,7 +45,8 @@ class Entry:
     """A source that has been read once: digests of its content and its parts, layer kinds, shape.
 
     `parts` are the models that are compared, and `terms` counts those that the source adds up: a
-    small difference of two models is one part.
+    small difference of two models is one part. `caveats` say what makes it another function than
+    the networks that were read.
     """
 
     source: Source
@@ -58,6 +58,7 @@ class Entry:
     degree: int
     nonlinear: int
     terms: int
+    caveats: tuple[str, ...]
 
     def read(self) -> Model | Combination:
         """The model. Raises `CheckpointError` when the file has changed since the run began."""
@@ -83,12 +84,11 @@ def sources(models: Any, names: Sequence[Any] | None = None) -> tuple[Source, ..
             "several files, found one model"
         )
     files: tuple[str, ...] | None = None
-    dialect, n_ctx = None, None
+    reading = Reading()
     if isinstance(models, Series):
-        files, dialect, n_ctx = models.names, models.dialect, models.n_ctx
-        found = [
-            (label, path.resolve()) for label, path in zip(models.labels, models.paths, strict=True)
-        ]
+        files, reading = models.names, models.reading
+        paths = [path.absolute() for path in models.paths]  # links of a hub cache stay links
+        found = list(zip(models.labels, paths, strict=True))
     elif isinstance(models, Mapping):
         found = list(models.items())
     elif isinstance(models, Iterable) and not isinstance(models, str):
@@ -109,7 +109,7 @@ def sources(models: Any, names: Sequence[Any] | None = None) -> tuple[Source, ..
         )
     called = files or tuple(map(str, labels))
     return tuple(
-        Source(label, name, weights, dialect, n_ctx)
+        Source(label, name, weights, reading)
         for label, name, (_, weights) in zip(labels, called, found, strict=True)
     )
 
@@ -128,6 +128,7 @@ def entry(source: Source, model: Model | Combination, dtype: str) -> Entry:
         max(part.degree for part in parts),
         max(sum(order > 1 for order in part.orders) for part in parts),
         len(terms(model)),
+        caveats(model),
     )
 
 

@@ -19,6 +19,7 @@ from tnsim.errors import ModelError
 from tnsim.models.arrays import Array, register_pytree
 from tnsim.models.attention import Attention
 from tnsim.models.layers import Residual, affine_maps, bias_name, innermost, known_layer
+from tnsim.models.origin import Origin
 from tnsim.models.protocol import Layer
 from tnsim.tables import html_table
 
@@ -53,6 +54,7 @@ class Model(_Vector):
     Args:
         layers: From the input up.
         n_ctx: Positions of a sequence, or None.
+        origin: How it was read, where it was.
 
     Raises:
         ModelError: There is no layer, or two neighbours do not chain.
@@ -72,8 +74,11 @@ class Model(_Vector):
 
     layers: tuple[Layer, ...]
     n_ctx: int | None
+    origin: Origin | None = None  # no part of the pytree: weights that change have another origin
 
-    def __init__(self, layers: Iterable[Any], n_ctx: int | None = None):
+    def __init__(
+        self, layers: Iterable[Any], n_ctx: int | None = None, origin: Origin | None = None
+    ):
         layers = tuple(layers)
         if not layers:
             raise ModelError("a model needs at least one layer, found none")
@@ -87,6 +92,7 @@ class Model(_Vector):
             raise ModelError(f"n_ctx must be a positive integer or None, found {n_ctx!r}")
         object.__setattr__(self, "layers", known)
         object.__setattr__(self, "n_ctx", n_ctx)
+        object.__setattr__(self, "origin", origin)
 
     def __setattr__(self, name: str, value: Any) -> None:
         raise AttributeError(f"Model is immutable, cannot set {name!r}; build a new one")
@@ -144,6 +150,7 @@ class Model(_Vector):
         if self.n_ctx is not None:
             rows.append(("positions", str(self.n_ctx)))
         rows += [("degree", str(self.degree)), ("parameters", f"{self.parameters:,}")]
+        rows += [("caveat", caveat) for caveat in caveats(self)]
         return html_table("Model", rows)
 
 
@@ -224,6 +231,26 @@ def terms(model: Any) -> tuple[tuple[Any, Model], ...]:
     raise ModelError(
         f"expected a tnsim Model or a combination of models, found {type(model).__name__}"
     )
+
+
+def caveats(*models: Any) -> tuple[str, ...]:
+    """What makes models other functions than the networks they were read from, each once.
+
+    Args:
+        models: Models, or combinations of such.
+
+    Returns:
+        One sentence each, none for models that were built or read whole.
+
+    Example:
+        >>> import tnsim
+        >>> layers = [tnsim.Linear([[1.0]])]
+        >>> caveats(Model(layers, origin=Origin("a file", caveats=("left out: norm.weight",))))
+        ('left out: norm.weight',)
+    """
+    origins = [part.origin for model in models for _, part in terms(model)]
+    said = [caveat for origin in origins if origin for caveat in origin.caveats]
+    return tuple(dict.fromkeys(said))
 
 
 def check_comparable(a: Any, b: Any) -> None:

@@ -1,0 +1,327 @@
+"""`from_module`: modules made by PyTorch itself, compared with their own forward passes; what it refuses, by name."""
+
+import numpy as np
+import pytest
+
+import tnsim
+
+torch = pytest.importorskip("torch", reason="reading modules needs the torch extra")
+nn = torch.nn
+
+
+@pytest.fixture(autouse=True)
+def seeded():
+    torch.manual_seed(0)
+
+
+class Gated(nn.Module):
+    """D ((L x) * (R x))."""
+
+    def __init__(self, width, rank, out=None, bias=True):
+        super().__init__()
+        self.left, self.right = nn.Linear(width, rank, bias), nn.Linear(width, rank, bias)
+        self.down = nn.Linear(rank, out or width, bias)
+
+    def forward(self, x):
+        return self.down(self.left(x) * self.right(x))
+
+
+class Residuals(nn.Module):
+    """Every rule of a residual, one of them with a scale that is learned, and layers that are dead."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Linear(6, 4)
+        self.blocks = nn.ModuleList(Gated(4, rank) for rank in (5, 3, 2))
+        self.mix = nn.Linear(4, 4)
+        self.alpha = nn.Parameter(torch.tensor(0.3))
+        self.head = nn.Linear(4, 3, bias=False)
+        self.norm = nn.LayerNorm(2)
+
+    def forward(self, x):
+        x = self.embed(x)
+        x = x + 0.35 * self.blocks[0](x)
+        x = x + self.alpha * self.blocks[1](x)
+        x = torch.lerp(x, self.blocks[2](x), 0.25)
+        x = x + self.mix(x)
+        return self.head(x)
+
+
+class Fused(nn.Module):
+    def __init__(self, down):
+        super().__init__()
+        self.both = nn.Linear(6, 8)
+        self.down = nn.Linear(4, 3) if down else None
+
+    def forward(self, x):
+        a, b = self.both(x).chunk(2, dim=-1)
+        return self.down(a * b) if self.down else a * b
+
+
+class Square(nn.Module):
+    def __init__(self, down):
+        super().__init__()
+        self.up = nn.Linear(6, 8)
+        self.down = nn.Linear(8, 3) if down else None
+
+    def forward(self, x):
+        return self.down(self.up(x) ** 2) if self.down else self.up(x) ** 2
+
+
+class Product(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(6, 5), nn.Linear(6, 5, bias=False)
+
+    def forward(self, x):
+        return self.a(x) * self.b(x)
+
+
+MODULES = {
+    "linear": lambda: nn.Linear(3, 2),
+    "mlp": lambda: nn.Sequential(nn.Linear(5, 4), nn.Identity(), nn.Linear(4, 2, bias=False)),
+    "nested": lambda: nn.Sequential(nn.Linear(5, 4), nn.Sequential(Gated(4, 7), Gated(4, 3, 2))),
+    "residuals": Residuals,
+    "fused": lambda: Fused(True),
+    "fused without down": lambda: Fused(False),
+    "square": lambda: Square(True),
+    "square without down": lambda: Square(False),
+    "product": Product,
+}
+
+
+def forward(module, x):
+    with torch.no_grad():
+        return module.double()(torch.tensor(x)).numpy()
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_what_is_recognised_computes_the_same(name, rng):
+    module = MODULES[name]()
+    model = tnsim.from_module(module)
+    assert model.origin.error < 1e-12 and not model.origin.caveats
+    x = rng.normal(size=(7, model.d_in))
+    np.testing.assert_allclose(model(x), forward(module, x), rtol=1e-12, atol=1e-12)
+
+
+def test_the_dialect_reads_the_files_of_a_run(rng, tmp_path):
+    module = Residuals()
+    dialect = tnsim.from_module(module).origin.dialect
+    assert tnsim.Dialect.from_json(dialect.to_json()) == dialect
+    assert dialect.unused == ("norm.weight", "norm.bias")
+    for step in (1, 2):
+        for parameter in module.parameters():
+            nn.init.normal_(parameter)
+        torch.save(module.state_dict(), tmp_path / f"step_{step}.pt")
+    series = tnsim.load(tmp_path, dialect)
+    x = rng.normal(size=(7, 6))
+    np.testing.assert_allclose(series[1](x), forward(module, x), rtol=1e-5, atol=1e-5)
+    assert series.labels == ("1", "2")
+
+
+def test_weights_at_their_start_do_not_mislead(rng):
+    """Zeros and ones fit many things; others in the same places do not."""
+    module = Residuals()
+    for parameter in module.parameters():
+        nn.init.zeros_(parameter)
+    model = tnsim.from_module(module)
+    assert [type(layer).__name__ for layer in model.layers].count("Residual") == 4
+    assert model.layers[2].scale == 0 and module.alpha.dtype == torch.float32
+
+
+class Attention(nn.Module):
+    def __init__(self, rope, causal, power, interleaved=False):
+        super().__init__()
+        self.rope, self.causal, self.power, self.interleaved = rope, causal, power, interleaved
+        for name in ("q1", "k1", "q2", "k2"):
+            setattr(self, name, nn.Linear(8, 8))
+        self.v, self.o = nn.Linear(8, 6, bias=False), nn.Linear(6, 8)
+        self.rope_base = 1000.0
+
+    def turned(self, x):
+        if not self.rope:
+            return x
+        angle = torch.arange(x.shape[-2])[:, None] * self.rope_base ** (-torch.arange(2) / 2)
+        a, b = (x[..., ::2], x[..., 1::2]) if self.interleaved else x.chunk(2, dim=-1)
+        turned = a * angle.cos() - b * angle.sin(), a * angle.sin() + b * angle.cos()
+        return torch.stack(turned, -1).flatten(-2) if self.interleaved else torch.cat(turned, -1)
+
+    def forward(self, x):
+        def heads(layer):
+            return layer(x).unflatten(-1, (2, -1)).transpose(1, 2)
+
+        q1, k1, q2, k2 = (self.turned(heads(m)) for m in (self.q1, self.k1, self.q2, self.k2))
+        scores = (q1 @ k1.mT) * (q2 @ k2.mT) / 4**self.power
+        if self.causal:
+            scores = scores * torch.ones(x.shape[1], x.shape[1]).tril()
+        return self.o((scores @ heads(self.v)).transpose(1, 2).flatten(-2))
+
+
+class Language(nn.Module):
+    def __init__(self, *options, tied=False):
+        super().__init__()
+        self.embed = nn.Embedding(11, 8)
+        self.layers = nn.ModuleList([Attention(*options)])
+        self.unembed = nn.Linear(8, 11, bias=False)
+        if tied:
+            self.unembed.weight = self.embed.weight
+
+    def forward(self, tokens):
+        x = self.embed(tokens)
+        for layer in self.layers:
+            x = x + 0.35 * layer(x)
+        return self.unembed(x)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [(False, True, 2), (True, True, 1), (True, False, 2, True)],
+    ids=["plain", "rotary", "interleaved"],
+)
+def test_bilinear_attention_by_what_it_gives(options, rng):
+    module = Language(*options, tied=options[0])
+    model = tnsim.from_module(module, n_ctx=4)
+    assert model.n_ctx == 4 and model.origin.error < 1e-6
+    layer = model.layers[1].layer
+    assert layer.n_heads == 2 and layer.mask == ("causal" if options[1] else "none")
+    assert layer.rope_base == (1000.0 if options[0] else None)
+    tokens = rng.integers(11, size=(3, 4))
+    np.testing.assert_allclose(model(np.eye(11)[tokens]), forward(module, tokens), atol=1e-6)
+
+
+def test_images_are_flat():
+    module = nn.Sequential(nn.Flatten(), nn.Linear(12, 4))
+    assert tnsim.from_module(module, inputs=torch.zeros(3, 1, 3, 4)).d_in == 12
+
+
+class Raw(nn.Module):
+    """Parameters without layers."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = (nn.Parameter(torch.randn(4, 4)) for _ in "ab")
+
+    def forward(self, x):
+        return (x @ self.a.T) * (x @ self.b.T)
+
+
+def test_classes_are_declared_by_rules_or_functions(rng):
+    module = nn.Sequential(nn.Linear(3, 4), Raw(), nn.Linear(4, 2))
+    rule = tnsim.Rule("bilinear", left="a", right="b")
+
+    def function(raw):
+        return tnsim.Bilinear(raw.a, raw.b, np.eye(4))
+
+    x = rng.normal(size=(5, 3))
+    expected = forward(module, x)
+    for declared in (rule, function):
+        model = tnsim.from_module(module, {Raw: declared})
+        np.testing.assert_allclose(model(x), expected, rtol=1e-5, atol=1e-6)
+        assert (model.origin.dialect is None) == (declared is function)
+    wrong = tnsim.Rule("bilinear", left="a", right="a")
+    with pytest.raises(tnsim.TnsimError, match=r"what was recognised is another function|tell how"):
+        tnsim.from_module(module, {Raw: wrong})
+
+
+@pytest.mark.parametrize(
+    "wrap", [nn.DataParallel, pytest.param(torch.compile, marks=pytest.mark.slow)]
+)
+def test_wrappers_are_looked_through(wrap, tmp_path):
+    """In modules, and in the names that they give to the tensors of a file."""
+    wrapped = wrap(nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2)))
+    model = tnsim.from_module(wrapped)
+    torch.save(wrapped.state_dict(), tmp_path / "model.pt")
+    assert tnsim.similarity(tnsim.load(tmp_path / "model.pt", model.origin.dialect), model) == 1
+
+
+def test_what_is_parametrised_is_read_as_what_it_amounts_to(rng):
+    module = nn.Sequential(nn.utils.parametrizations.orthogonal(nn.Linear(4, 4)), nn.Linear(4, 2))
+    model = tnsim.from_module(module)
+    x = rng.normal(size=(5, 4))
+    np.testing.assert_allclose(model(x), forward(module, x), rtol=1e-5, atol=1e-6)
+
+
+class Hidden(nn.Module):
+    """A ReLU that is no submodule."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 5), nn.Linear(5, 3)
+
+    def forward(self, x):
+        return self.second(torch.relu(self.first(x)))
+
+
+class Last(Hidden):
+    def forward(self, x):
+        return torch.softmax(self.second(self.first(x)), -1)
+
+
+class Before(Hidden):
+    def forward(self, x):
+        return self.second(self.first(torch.tanh(x)))
+
+
+def hooked():
+    module = nn.Sequential(nn.Linear(3, 2))
+    module[0].register_forward_hook(lambda *_: None)
+    return module
+
+
+REFUSED = {
+    "activations": (
+        lambda: nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2), nn.Softmax(-1)),
+        r"1: ReLU, which is no polynomial; 3: Softmax.*layers=\{Class: .*tnsim\.baselines",
+    ),
+    "dropout": (
+        lambda: nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.1)),
+        r"1: Dropout\(p=0\.1\) in training mode: call module\.eval\(\) first",
+    ),
+    "batch norm": (lambda: nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)), "1: BatchNorm1d, a norm"),
+    "convolution": (lambda: nn.Sequential(nn.Conv1d(3, 4, 1)), "0: Conv1d, which is no layer of tnsim"),
+    "hook": (hooked, "0: a forward hook, which may change what is computed: remove it"),
+    "hidden": (Hidden, r"how what second \(Linear\) is given follows from first \(Linear\)"),
+    "last": (Last, r"cannot tell how the output follows from second \(Linear\)"),
+    "before": (Before, r"cannot tell what first \(Linear\) is given"),
+    "norm": (lambda: nn.Sequential(nn.Linear(3, 4), nn.RMSNorm(4), nn.Linear(4, 2)), "norms=inputs"),
+    "last norm": (lambda: nn.Sequential(nn.Linear(3, 4), nn.RMSNorm(4)), "1 .RMSNorm. has no layer behind"),
+    "parameters": (Raw, r"no inputs were found that the module takes; give inputs="),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_refused_is_named(name):
+    build, message = REFUSED[name]
+    with pytest.raises(tnsim.TnsimError, match=message):
+        tnsim.from_module(build())
+
+
+def test_what_is_no_module():
+    with pytest.raises(tnsim.ModelError, match=r"expected a torch\.nn\.Module, found dict"):
+        tnsim.from_module({})
+
+
+class Normed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.norm, self.block = nn.Linear(6, 4), nn.RMSNorm(4), Gated(4, 5)
+        self.last, self.head = nn.LayerNorm(4), nn.Linear(4, 2)
+
+    def forward(self, x):
+        x = self.embed(x)
+        x = x + self.block(self.norm(x))
+        return self.head(self.last(x))
+
+
+def test_norms_are_folded_at_their_energy_on_inputs(rng):
+    """The error that is reported is that of the module's own forward pass."""
+    module, x = Normed(), rng.normal(size=(200, 6))
+    nn.init.normal_(module.norm.weight), nn.init.normal_(module.last.bias)
+    model = tnsim.from_module(module, norms=x)
+    expected = forward(module, x)
+    error = np.linalg.norm(model(x) - expected) / np.linalg.norm(expected)
+    assert model.origin.error == pytest.approx(error, rel=1e-4) and 0.05 < error < 1
+    assert f"differ by {error:.2%} of their size" in model.origin.caveats[0]
+    one = x[:1]  # on a single input the energy is that of the input
+    single = tnsim.from_module(module, norms=one)
+    np.testing.assert_allclose(single(one), forward(module, one), rtol=1e-5)

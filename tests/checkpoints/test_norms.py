@@ -1,0 +1,199 @@
+"""Norms and biases: folded with their error, left out on purpose and said everywhere, never dropped silently."""
+
+import json
+import warnings
+
+import numpy as np
+import pytest
+from commands import command
+
+import tnsim
+from tnsim.checkpoints.norms import Norm, Normed, fold
+
+WIDTH, RANK = 4, 6
+RULES = [
+    {"kind": "linear", "weight": "embed.weight"},
+    {"kind": "bilinear", "left": "l.weight", "right": "r.weight", "down": "d.weight", "residual": "additive"},
+    {"kind": "linear", "weight": "head.weight"},
+]  # fmt: skip
+NORM = {"norm": "rms", "norm_weight": "norm.weight", "norm_epsilon": 1e-5}
+
+
+def dialect(tmp_path, rules=RULES, **fields):
+    path = tmp_path / "mine.json"
+    path.write_text(json.dumps({"format": 1, "name": "mine", "layers": rules, **fields}))
+    return path
+
+
+def normed_rules():
+    return [RULES[0], {**RULES[1], **NORM}, RULES[2]]
+
+
+@pytest.fixture
+def state(rng):
+    shapes = {"embed": (WIDTH, 3), "l": (RANK, WIDTH), "r": (RANK, WIDTH), "d": (WIDTH, RANK), "head": (2, WIDTH)}  # fmt: skip
+    arrays = {f"{name}.weight": rng.normal(size=shape) for name, shape in shapes.items()}
+    return arrays | {"norm.weight": rng.normal(size=WIDTH)}
+
+
+@pytest.fixture
+def file(state, tmp_path):
+    np.savez(tmp_path / "model.npz", **state)
+    return tmp_path / "model.npz"
+
+
+def forward(state, x, energy=None):
+    """The network with its own norm, or with a constant energy."""
+    x = x @ state["embed.weight"].T
+    square = (x**2).mean(axis=-1, keepdims=True) if energy is None else energy
+    y = x / np.sqrt(square + 1e-5) * state["norm.weight"]
+    x = x + ((y @ state["l.weight"].T) * (y @ state["r.weight"].T)) @ state["d.weight"].T
+    return x @ state["head.weight"].T
+
+
+def test_an_ignored_norm_is_refused(file, tmp_path):
+    message = (
+        "dialect mine ignores norm.weight, which is a normalisation, by its name; without it the "
+        r"model is another function\. Name it in the rule .*norm_weight.* norms=inputs, .*leave_out"
+    )
+    with pytest.raises(tnsim.UnsupportedLayer, match=message):
+        tnsim.load(file, dialect(tmp_path, ignore=["norm.*"]))
+    with pytest.raises(
+        tnsim.UnsupportedLayer, match=r"norm\.weight is a normalisation: .*leave_out"
+    ):
+        tnsim.load(file, dialect(tmp_path))
+
+
+@pytest.mark.parametrize(
+    "name, shape, role",
+    [
+        ("head.bias", (2,), "is a bias, by its name"),
+        ("b_up", (9,), "is a bias, by its name"),
+        ("blocks.0.ln_1.weight", (5,), "is a normalisation, by its name"),
+        ("final.running_mean_energy_norm", (1,), "is a normalisation, by its name"),
+        ("gain", (WIDTH,), "has 4 numbers, one per coordinate: a bias or the gain of a norm"),
+    ],
+)
+def test_norms_and_biases_are_known_by_name_or_role(name, shape, role, state, tmp_path):
+    chosen = tnsim.Dialect.from_json(
+        dialect(tmp_path, ignore=[name], leave_out=["norm.*"]).read_text()
+    )
+    with pytest.raises(tnsim.UnsupportedLayer, match=f"ignores {name}, which {role}"):
+        tnsim.from_state_dict({**state, name: np.ones(shape)}, chosen)
+
+
+def test_counters_and_numbers_may_be_ignored(state, tmp_path):
+    extra = {"step": np.array(7), "norm.num_batches_tracked": np.array([3]), "loss": np.array(0.5)}
+    chosen = dialect(tmp_path, ignore=["step", "norm.num*", "loss"], leave_out=["norm.weight"])
+    model = tnsim.from_state_dict({**state, **extra}, chosen)
+    assert model.origin.ignored == ("step", "norm.num_batches_tracked", "loss")
+
+
+@pytest.mark.parametrize("where", ["dialect", "call"])
+def test_what_is_left_out_is_said_with_every_result(where, file, tmp_path):
+    if where == "dialect":
+        model = tnsim.load(file, dialect(tmp_path, leave_out=["norm.*"]))
+    else:
+        model = tnsim.load(file, dialect(tmp_path), leave_out=["norm.weight"])
+    said = ("left out: norm.weight",)
+    assert model.origin.caveats == said and "left out" in model._repr_html_()
+    for verb in (tnsim.similarity, tnsim.slices, tnsim.inner):
+        with pytest.warns(tnsim.CaveatWarning, match="not quite the networks .*: left out: norm"):
+            value = verb(model, model)
+        assert value.caveats == said
+    with pytest.warns(tnsim.CaveatWarning) as caught:
+        tnsim.log_inner(model, model - 0.5 * model)
+    assert caught[0].filename == __file__
+    with pytest.warns(tnsim.CaveatWarning):
+        assert tnsim.attribution(model, model).caveats == said
+    tnsim.save(model, tmp_path / "own.safetensors")
+    assert tnsim.load(tmp_path / "own.safetensors").origin.caveats == said
+
+
+def test_what_is_left_out_is_said_of_all_pairs(file, state, tmp_path):
+    np.savez(tmp_path / "other.npz", **state | {"head.weight": np.ones((2, WIDTH))})
+    files = [file, tmp_path / "other.npz"]
+    series = tnsim.load(files, dialect(tmp_path), leave_out=["norm.weight"])
+    with pytest.warns(tnsim.CaveatWarning) as caught:
+        result = tnsim.pairwise(series, names=["a", "b"], store=tmp_path / "store.zarr")
+    assert caught[-1].filename == __file__
+    assert result.attrs["caveats"] == ["left out: norm.weight"]
+    assert tnsim.open_pairwise(tmp_path / "store.zarr").attrs["caveats"] == result.attrs["caveats"]
+
+
+def test_a_model_that_was_read_whole_says_nothing(state):
+    whole = {name: array for name, array in state.items() if "norm" not in name}
+    chosen = tnsim.Dialect("mine", tuple(tnsim.Rule(**rule) for rule in RULES))
+    model = tnsim.from_state_dict(whole, chosen)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert tnsim.similarity(model, model).caveats == ()
+
+
+def test_a_norm_needs_inputs(file, tmp_path):
+    with pytest.raises(tnsim.UnsupportedLayer, match=r"norm stands before layer 1: .*norms=inputs"):
+        tnsim.load(file, dialect(tmp_path, normed_rules()))
+
+
+@pytest.mark.parametrize("inputs", [np.zeros((5, 7)), np.zeros(3), np.zeros((0, 3))])
+def test_inputs_that_do_not_fit(inputs, file, tmp_path):
+    with pytest.raises(tnsim.ModelError, match=r"norms are measured on inputs \(samples, 3\)"):
+        tnsim.load(file, dialect(tmp_path, normed_rules()), norms=inputs)
+
+
+def test_a_norm_is_folded_at_its_mean_energy(file, state, tmp_path, rng):
+    x = rng.normal(size=(300, 3))
+    model = tnsim.load(file, dialect(tmp_path, normed_rules()), norms=x)
+    energy = ((x @ state["embed.weight"].T) ** 2).mean()
+    np.testing.assert_allclose(model(x), forward(state, x, energy), rtol=1e-12)
+    expected = forward(state, x)
+    error = np.linalg.norm(model(x) - expected) / np.linalg.norm(expected)
+    assert model.origin.error == pytest.approx(error, rel=1e-12) and error > 0.05
+    assert model.origin.assumptions[-1] == f"norm before layer 1: mean energy {energy:.6g}"
+    with pytest.warns(tnsim.CaveatWarning, match=rf"on 300 inputs, .* differ by {error:.2%} of"):
+        tnsim.similarity(model, model)
+    series = tnsim.load([file, file], dialect(tmp_path, normed_rules()), norms=x)
+    np.testing.assert_array_equal(series[1](x), model(x))
+
+
+def test_layer_norms_and_their_biases(rng):
+    gain, shift = rng.normal(size=(2, 5))
+    norm = Norm(True, 1e-3, gain, shift)
+    x = rng.normal(size=(4, 5)) + 3.0
+    centred = x - x.mean(axis=1, keepdims=True)
+    np.testing.assert_allclose(
+        norm(x), centred / np.sqrt(centred.var(axis=1) + 1e-3)[:, None] * gain + shift
+    )
+    layers = [Normed(tnsim.Bilinear(*(rng.normal(size=s) for s in ((6, 5), (6, 5), (2, 6)))), norm)]
+    folded = fold(layers, x[:1])
+    np.testing.assert_allclose(folded.model(x[:1]), layers[0](x[:1]), rtol=1e-12)
+    assert folded.error < 1e-12
+
+
+def test_tokens_stand_for_one_hot_vectors(rng):
+    layers = [
+        Normed(tnsim.Linear(rng.normal(size=(4, 9)))),
+        Normed(tnsim.Linear(np.eye(4)), Norm(False, 0.0)),
+    ]
+    tokens = rng.integers(9, size=(20, 6))
+    found, dense = fold(layers, tokens, 6), fold(layers, np.eye(9)[tokens], 6)
+    assert found.energies == dense.energies and found.error == dense.error
+    with pytest.raises(tnsim.ModelError, match=r"token numbers .* below 9, found int"):
+        fold(layers, tokens + 9, 6)
+
+
+def test_the_command_line_says_it_too(file, tmp_path, rng):
+    np.save(tmp_path / "x.npy", rng.normal(size=(50, 3)))
+    plain, folded = dialect(tmp_path), tmp_path / "folded.json"
+    folded.write_text(
+        plain.read_text().replace(json.dumps(RULES[1]), json.dumps(normed_rules()[1]))
+    )
+    done = command("similarity", file, file, "--dialect", plain, check=False)
+    assert done.returncode == 2 and "leave_out" in done.stderr
+    done = command("similarity", file, file, "--dialect", plain, "--leave-out", "norm.*", "--json")
+    assert json.loads(done.stdout)["caveats"] == ["left out: norm.weight"]
+    assert "CaveatWarning" in done.stderr
+    done = command("inspect", file, "--dialect", plain, "--leave-out", "norm.*")
+    assert "caveat      left out: norm.weight" in done.stdout
+    done = command("inspect", file, "--dialect", folded, "--norms", tmp_path / "x.npy")
+    assert "norm before layer 1: mean energy" in done.stdout and "% of their size" in done.stdout

@@ -1,0 +1,70 @@
+"""What a new user asks of the command line first: version, help for the shell, the state of the installation, input by pipes."""
+
+import io
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from commands import command
+from oracles import bilinear
+
+import tnsim
+from tnsim.checkpoints.presets import PRESETS
+
+
+@pytest.fixture
+def files(tmp_path, rng):
+    paths = [tmp_path / f"step_{n}.safetensors" for n in (1, 2)]
+    for path in paths:
+        tnsim.save(tnsim.Model([bilinear(rng, 3, 4, 2, True)]), path)
+    return paths
+
+
+def test_version_and_completion():
+    assert command("--version").stdout == f"tnsim {tnsim.__version__}\n"
+    assert "--install-completion" in command("--help").stdout
+
+
+def test_info():
+    found = json.loads(command("info", "--json").stdout)
+    assert found["versions"]["tnsim"] == tnsim.__version__ and found["devices"]
+    assert set(found["missing"]) == {"pairwise", "plot", "dask", "parquet", "torch", "yaml"}
+    assert found["cache"]["bytes"] >= 0
+    assert "devices     " in command("info").stdout
+
+
+def test_the_device_is_named(files):
+    assert json.loads(command("similarity", *files, "--json").stdout)["device"] == "cpu"
+    assert tnsim.pairwise(tnsim.load(files)).attrs["device"] == "cpu"
+
+
+def test_moments_from_samples(files, tmp_path, rng):
+    samples = rng.normal(size=(40, 3)) + 1.0
+    np.save(tmp_path / "x.npy", samples)
+    found = json.loads(command("similarity", *files, "--fit", tmp_path / "x.npy", "--json").stdout)
+    models = tnsim.load(files)
+    assert found["similarity"] == tnsim.similarity(*models, tnsim.Gaussian.fit(samples))
+    done = command(
+        "similarity", *files, "--metric", "tree", "--fit", tmp_path / "x.npy", check=False
+    )
+    assert "--fit takes mean and covariance from samples, which metric tree has not" in done.stderr
+    done = command("similarity", *files, "--fit", files[0], check=False)
+    assert done.returncode == 2 and "cannot be read as inputs" in done.stderr
+
+
+def test_names_and_dialects_on_standard_input(files, tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", io.StringIO("\n".join(map(str, files))))
+    assert json.loads(command("pairwise", "-", "--dry-run", "--json").stdout)["pairs"] == 3
+    np.savez(tmp_path / "m.npz", W_l=np.ones((4, 2)), W_r=np.ones((4, 2)), W_p=np.ones((3, 4)))
+    monkeypatch.setattr(sys, "stdin", io.StringIO(PRESETS["bilinear-readout"].to_json()))
+    assert "rank 4" in command("inspect", tmp_path / "m.npz", "--dialect", "-").stdout
+
+
+def test_what_is_done_is_logged(files):
+    code = "import logging, sys, tnsim; logging.basicConfig(level='DEBUG', format='%(name)s %(message)s');"
+    code += "tnsim.load(sys.argv[1])"
+    run = [sys.executable, "-c", code, str(files[0])]
+    done = subprocess.run(run, capture_output=True, text=True, check=True)
+    assert "tnsim.checkpoints.checkpoint read" in done.stderr

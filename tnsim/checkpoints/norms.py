@@ -1,0 +1,201 @@
+"""Norms at a constant energy. In: layers, norms before them, inputs. Out: polynomial layers.
+
+A norm divides by the size of its own input, so no polynomial describes it. With that size replaced
+by a constant it is an affine map, which goes into the weights of the layer behind it. The constant
+is the energy that a norm meets on average over given inputs, as a norm that keeps running means has
+at evaluation (paper, appendix on the language model, `tok0_batch`). How far that is from the
+network is measured on the same inputs, and is part of what the model says of itself.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Float
+
+from tnsim.errors import ModelError
+from tnsim.models.arrays import Array, add, host_array
+from tnsim.models.layers import Residual, affine_maps, bias_name
+from tnsim.models.model import Model
+from tnsim.models.protocol import Layer
+
+
+class Norm(NamedTuple):
+    """`gain * y / sqrt(mean(y^2) + epsilon) + shift`, where y is x or, centred, x - mean(x).
+
+    Attributes:
+        centred: whether the mean over coordinates is subtracted first, as LayerNorm does.
+        epsilon: what is added to the energy.
+        gain: one factor per coordinate; None for 1.
+        shift: one number per coordinate; None for 0.
+
+    Example:
+        >>> Norm(False, 0.0)(np.array([3.0, 4.0])).round(3)
+        array([0.849, 1.131])
+    """
+
+    centred: bool
+    epsilon: float
+    gain: Float[Array, " width"] | None = None
+    shift: Float[Array, " width"] | None = None
+
+    def __call__(self, x: Float[np.ndarray, "*batch width"]) -> Float[np.ndarray, "*batch width"]:
+        y = self._centred(x)
+        y = y / np.sqrt((y**2).mean(axis=-1, keepdims=True) + self.epsilon)
+        if self.gain is not None:
+            y = y * self.gain
+        return add(y, self.shift)
+
+    def energy(self, x: Float[np.ndarray, "*batch width"]) -> float:
+        """The mean square of what is divided, over all coordinates, inputs and positions."""
+        return float((self._centred(x) ** 2).mean())
+
+    def _centred(self, x: Float[np.ndarray, "*batch width"]) -> Float[np.ndarray, "*batch width"]:
+        return x - x.mean(axis=-1, keepdims=True) if self.centred else x
+
+
+class Normed(NamedTuple):
+    """A layer, and the norm before it where there is one; a residual goes around both."""
+
+    layer: Layer
+    norm: Norm | None = None
+
+    def __call__(self, x: Any) -> Any:
+        return _through(self.layer, self.norm, x)
+
+
+class Folded(NamedTuple):
+    """A model whose norms are constants.
+
+    Attributes:
+        model: of the folded layers.
+        energies: of the norm before each layer, None where there is none.
+        error: root mean square of what the outputs differ by from those with the norms themselves,
+            relative to these, over the inputs.
+    """
+
+    model: Model
+    energies: tuple[float | None, ...]
+    error: float
+
+
+def fold(layers: Iterable[Normed], inputs: Any, n_ctx: int | None = None) -> Folded:
+    """Put a constant in the place of every norm: its mean energy on some inputs.
+
+    Energies are those that the norms themselves meet in the network, one layer after the other.
+
+    Args:
+        layers: from the input up.
+        inputs: (samples, d_in), for sequences (samples, positions, d_in), or token numbers
+            (samples, positions), which stand for one-hot vectors.
+        n_ctx: of the model.
+
+    Returns:
+        The model with the energies and the error.
+
+    Raises:
+        ModelError: when the inputs do not fit, or an energy is 0 or not finite.
+
+    Example:
+        >>> layers = [Normed(Linear(np.eye(2)), Norm(False, 0.0))]
+        >>> folded = fold(layers, np.array([[3.0, 4.0], [4.0, 3.0]]))
+        >>> folded.energies, folded.error < 1e-15
+        ((12.5,), True)
+
+    Source:
+        Paper, appendix on the language model: a scalar norm becomes a constant factor.
+    """
+    layers = list(layers)
+    stream = start = _inputs(inputs, layers[0].layer.d_in, n_ctx)
+    constant: list[Layer] = []
+    energies: list[float | None] = []
+    for n, normed in enumerate(layers):
+        energy = None
+        if normed.norm is not None:
+            energy = normed.norm.energy(stream)
+        constant.append(at_energy(normed, energy, f"the energy before layer {n}"))
+        energies.append(energy)
+        stream = normed(stream)
+    model = Model(constant, n_ctx)
+    outputs = start
+    for layer in model.layers:
+        outputs = np.asarray(layer(outputs))
+    return Folded(model, tuple(energies), _relative(outputs, stream))
+
+
+def at_energy(normed: Normed, energy: float | None, what: str) -> Layer:
+    """A layer with its norm inside, as an affine map before it.
+
+    With the constant s = sqrt(energy + epsilon), `W (g y / s + c) + b = (W g / s) y + (W c + b)`,
+    and `W (x - mean(x))` is W with its mean over columns subtracted.
+
+    Args:
+        normed: the layer and its norm.
+        energy: the mean square to take; ignored where there is no norm.
+        what: what messages call the energy.
+
+    Returns:
+        A layer of the same kind.
+
+    Raises:
+        ModelError: when nothing positive is left to divide by.
+
+    Example:
+        >>> at_energy(Normed(Linear([[6.0]]), Norm(False, 0.0)), 4.0, "the norm").weight
+        array([[3.]])
+    """
+    layer, norm = normed
+    if norm is None or energy is None:
+        return layer
+    if not 0 < energy + norm.epsilon < np.inf:
+        raise ModelError(f"{what} must be above 0, found {energy}")
+    if isinstance(layer, Residual):
+        inner = at_energy(Normed(layer.layer, norm), energy, what)
+        return Residual(inner, layer.skip, layer.scale)
+    rows, output = affine_maps(layer)
+    core: Any = layer
+    changed: dict[str, Any] = {}
+    for name in rows or (output,):
+        weight, bias = getattr(core, name), getattr(core, bias_name(name))
+        if norm.shift is not None:
+            bias = add(weight @ norm.shift, bias)
+        scaled = weight / np.sqrt(np.float64(energy + norm.epsilon))
+        if norm.gain is not None:
+            scaled = scaled * norm.gain
+        if norm.centred:
+            scaled = scaled - scaled.mean(axis=1, keepdims=True)
+        changed |= {name: scaled, bias_name(name): bias}
+    return dataclasses.replace(core, **changed)
+
+
+def _through(layer: Layer, norm: Norm | None, x: Any) -> Any:
+    """A layer's forward pass behind its norm, which residuals go around."""
+    if isinstance(layer, Residual):
+        return layer.skip * x + layer.scale * _through(layer.layer, norm, x)
+    return np.asarray(layer(x if norm is None else norm(x)))
+
+
+def _inputs(inputs: Any, d_in: int, n_ctx: int | None) -> np.ndarray:
+    """What a first layer reads, float64."""
+    array = host_array(inputs)
+    numbers = array.dtype.kind in "iu" and array.ndim == 2
+    if numbers and (n_ctx or array.shape[1] != d_in) and _is_below(array, d_in):
+        return np.eye(d_in)[array]
+    if array.ndim not in (2, 3) or array.shape[-1] != d_in or not array.size:
+        raise ModelError(
+            f"norms are measured on inputs (samples, {d_in}), (samples, positions, {d_in}) or "
+            f"token numbers (samples, positions) below {d_in}, found {array.dtype} {array.shape}"
+        )
+    return array.astype(np.float64)
+
+
+def _is_below(numbers: np.ndarray, size: int) -> bool:
+    return numbers.min(initial=0) >= 0 and numbers.max(initial=0) < size
+
+
+def _relative(found: np.ndarray, expected: np.ndarray) -> float:
+    size = float(np.linalg.norm(expected))
+    return float(np.linalg.norm(found - expected)) / max(size, float(np.finfo(np.float64).tiny))

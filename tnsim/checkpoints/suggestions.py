@@ -1,0 +1,277 @@
+"""A dialect to begin with. In: names and shapes of tensors. Out: commented JSON, to be completed.
+
+Names tell roles and shapes tell directions. What neither tells is written down as a guess, with a
+comment beside it that says what else it could be; `compare_forward` finds out.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tnsim.checkpoints.dialects import FORMAT
+from tnsim.checkpoints.named_arrays import to_numpy
+from tnsim.checkpoints.rules import PROJECTIONS
+from tnsim.checkpoints.unused import BIAS, NORM
+from tnsim.errors import CheckpointError
+
+_ROLES = {  # of a bilinear layer, by the last word of a name
+    "left": re.compile(r"(w_?)?(l|left|up|gate|1)|(up|gate)_proj", re.IGNORECASE),
+    "right": re.compile(r"(w_?)?(r|right|2)|up_proj", re.IGNORECASE),
+    "down": re.compile(r"(w_?)?(d|down|p|proj|projection|3)|down_proj", re.IGNORECASE),
+    "fused": re.compile(r"(w_?)?(lr|fused|bi_?linear|12)", re.IGNORECASE),
+}
+_ATTENTION = re.compile(r"(w_?)?(q1|k1|q2|k2|q|k|v|o|out)(_proj)?", re.IGNORECASE)
+_EMBEDDING = re.compile(r"embed|wte|tok", re.IGNORECASE)
+_NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
+HEADS = "config:model.n_head|num_attention_heads|n_head|n_heads"
+GUESSED_RESIDUAL = "a guess: null for none, lerp for (1 - s) x + s f(x); scale is s, 1 by default"
+
+
+@dataclass(frozen=True)
+class Weight:
+    """A matrix of a file, with `{i}` where the numbers of layers stand.
+
+    Attributes:
+        scope: what its name has before the last word.
+        word: the last word.
+        key: the whole name.
+        bias: the name of its bias, None where there is none.
+        shape: of the first layer.
+    """
+
+    scope: str
+    word: str
+    key: str
+    bias: str | None
+    shape: tuple[int, int]
+
+
+def suggest(state: Mapping[Any, Any], name: str) -> str:
+    """A template of a dialect for the tensors of a file.
+
+    Args:
+        state: arrays or unread tensors by name, or mappings of such.
+        name: of the dialect.
+
+    Returns:
+        JSON with comments, under names that begin with #.
+
+    Raises:
+        CheckpointError: when there is no matrix.
+
+    Example:
+        >>> arrays = {"emb.weight": np.ones((4, 3)), "step": np.array(7)}
+        >>> json.loads(suggest(arrays, "mine"))["ignore"]
+        ['step']
+    """
+    nested, named = _nested(state)
+    arrays = {key: array for key, array in _arrays(named) if array.dtype.kind == "f"}
+    keys = _templates(arrays)
+    weights = list(_weights(arrays, keys))
+    if not weights:
+        raise CheckpointError("no matrix is there of which a layer could be made")
+    rules = list(_rules(weights))
+    _turn(rules, weights)
+    norms = [keys[name] for name in arrays if NORM.search(name)]
+    _add_norms(rules, list(dict.fromkeys(norms)))
+    used = json.dumps(rules)
+    ignore = [key for key in named if key not in arrays or arrays[key].ndim == 0]
+    rest = [name for name in arrays if keys[name] not in used and name not in ignore]
+    text: dict[str, Any] = {
+        "format": FORMAT,
+        "name": name,
+        "#": "A guess from names and shapes. Check every line, then inspect FILE --dialect THIS, "
+        "and run your own forward pass beside it: tnsim.compare_forward(model, forward)",
+        "layers": rules,
+        "nested": nested,
+        "ignore": ignore,
+    }
+    if rest:
+        text["# not accounted for"] = rest
+    return json.dumps(text, indent=1)
+
+
+def _nested(state: Mapping[Any, Any]) -> tuple[list[str], dict[str, Any]]:
+    """The way to the mapping with most tensors, and what it holds."""
+    mappings = {str(key): value for key, value in state.items() if isinstance(value, Mapping)}
+    if not mappings:
+        return [], {str(key): value for key, value in state.items()}
+    largest = max(mappings, key=lambda key: len(list(_arrays(_nested(mappings[key])[1]))))
+    way, named = _nested(mappings[largest])
+    if len(list(_arrays(named))) <= len(list(_arrays(state))):
+        return [], {str(key): value for key, value in state.items()}
+    return [largest, *way], named
+
+
+def _arrays(named: Mapping[Any, Any]) -> Iterator[tuple[str, np.ndarray]]:
+    for key, value in named.items():
+        if isinstance(value, (Mapping, str, type(None))):
+            continue
+        try:
+            yield str(key), to_numpy(value, str(key))
+        except CheckpointError:
+            continue
+
+
+def _templates(arrays: Mapping[str, np.ndarray]) -> dict[str, str]:
+    """Names with {i} for the number in them, where the file has 0, 1, ... without a gap."""
+    numbers: dict[str, list[int]] = {}
+    keys: dict[str, str] = {}
+    for name in arrays:
+        keys[name] = name
+        if found := _NUMBER.search(name):
+            keys[name] = f"{name[: found.start()]}{{i}}{name[found.end() :]}"
+            numbers.setdefault(keys[name], []).append(int(found[0]))
+    whole = {key for key, found in numbers.items() if sorted(found) == list(range(len(found)))}
+    return {name: key if key in whole else name for name, key in keys.items()}
+
+
+def _weights(arrays: Mapping[str, np.ndarray], keys: Mapping[str, str]) -> Iterator[Weight]:
+    """The matrices, each run of layers once, in the order of the file."""
+    known = set(keys.values())
+    seen: set[str] = set()
+    for name, array in arrays.items():
+        key = keys[name]
+        if array.ndim != 2 or key in seen or NORM.search(key) or BIAS.search(key):
+            continue
+        seen.add(key)
+        path = key.removesuffix(".weight")
+        scope, _, word = path.rpartition(".")
+        bias = f"{path}.bias"
+        yield Weight(scope, word, key, bias if bias in known else None, array.shape)
+
+
+def _rules(weights: list[Weight]) -> Iterator[dict[str, Any]]:
+    """A rule for each layer, at the place of its first matrix."""
+    done: set[str] = set()
+    for weight in weights:
+        beside = [one for one in weights if one.scope == weight.scope and one.key not in done]
+        if weight.key in done:
+            continue
+        rule = _attention(beside) or _bilinear(beside, weight) or _linear(weight)
+        done |= {value for value in rule.values() if isinstance(value, str)}
+        if "{i}" in weight.key:
+            rule["repeat"] = True
+        yield rule
+
+
+def _linear(weight: Weight) -> dict[str, Any]:
+    rows, columns = weight.shape
+    if "{i}" in weight.key and rows == 2 * columns:
+        fused: dict[str, Any] = {"kind": "bilinear", "fused": weight.key}
+        if weight.bias:
+            fused["fused_bias"] = weight.bias
+        return fused | {"# fused": "a guess: twice as many rows as columns", "residual": None}
+    rule: dict[str, Any] = {"kind": "linear", "weight": weight.key}
+    if weight.bias:
+        rule["bias"] = weight.bias
+    return rule
+
+
+def _bilinear(beside: list[Weight], first: Weight) -> dict[str, Any] | None:
+    """A bilinear layer of the matrices of one scope, where their names are those of one."""
+    roles: dict[str, Weight] = {}
+    for weight in beside:
+        for role, words in _ROLES.items():
+            if role not in roles and words.fullmatch(weight.word):
+                roles[role] = weight
+                break
+    if first not in roles.values() or not ({"left", "right"} <= set(roles) or "fused" in roles):
+        return None
+    rule: dict[str, Any] = {"kind": "bilinear"}
+    for role, weight in roles.items():
+        rule[role] = weight.key
+        if weight.bias:
+            rule[f"{role}_bias"] = weight.bias
+    if "fused" in roles:
+        rule["# fused_order"] = "left-right, or right-left: the same function"
+    down, into = roles.get("down"), roles.get("left") or roles["fused"]
+    if down and down.shape[0] == into.shape[1]:
+        rule |= {"residual": "additive", "# residual": GUESSED_RESIDUAL}
+    return rule
+
+
+def _attention(beside: list[Weight]) -> dict[str, Any] | None:
+    """An attention layer of the matrices of one scope, where their names are those of one."""
+    roles: dict[str, Weight] = {}
+    for weight in beside:
+        if found := _ATTENTION.fullmatch(weight.word):
+            word = found[2].lower()
+            roles["o" if word == "out" else word] = weight
+    if not ({"v", "o"} <= set(roles) and ({"q1", "k1", "q2", "k2"} <= set(roles) or "q" in roles)):
+        return None
+    rule: dict[str, Any] = {"kind": "attention"}
+    for role in PROJECTIONS:
+        weight = roles.get(role) or roles.get(role[0])
+        if weight is None:
+            return None
+        rule[role] = weight.key
+        if weight.bias:
+            rule[f"{role}_bias"] = weight.bias
+    return rule | {
+        "n_heads": HEADS,
+        "# n_heads": "of config.json beside the file; or a number",
+        "rope_base": None,
+        "# rope_base": "null for no rotation is a guess; 10000 is usual, then see rope_layout too",
+        "score_power": 2,
+        "# score_power": "p, where the product of both scores is divided by d_head^p; softmax "
+        "attention is no polynomial",
+        "residual": "additive",
+        "# residual": GUESSED_RESIDUAL,
+    }
+
+
+def _turn(rules: list[dict[str, Any]], weights: list[Weight]) -> None:
+    """Find which matrices are stored (in, out): widths of neighbours have to agree."""
+    shapes = {weight.key: weight.shape for weight in weights}
+    for n, rule in enumerate(rules):
+        if rule["kind"] != "linear":
+            continue
+        rows, columns = shapes[rule["weight"]]
+        before = _width(rules[n - 1], shapes, -1) if n else None
+        after = _width(rules[n + 1], shapes, 0) if n + 1 < len(rules) else None
+        stored = (rows, columns)
+        if rows == columns and n == 0 and _EMBEDDING.search(rule["weight"]):
+            rule["transpose"] = True
+            rule["# transpose"] = "square: a guess, right where row t is the vector of token t"
+        elif before == rows != columns or (n == 0 and after == columns != rows):
+            rule["transpose"] = True
+            rule["# transpose"] = f"stored as {stored}, which fits its neighbours transposed"
+
+
+def _width(rule: dict[str, Any], shapes: Mapping[str, tuple[int, int]], end: int) -> int | None:
+    """Coordinates that a layer reads (end 0) or gives (end -1), as far as it is known by now."""
+    if rule["kind"] == "linear":
+        rows, columns = shapes[rule["weight"]]
+        given = columns if rule.get("transpose") else rows
+        return given if end else columns
+    first = rule.get("left") or rule.get("fused") or rule["q1"]
+    last = rule.get("down") or rule.get("o") or first
+    return shapes[last][0] if end else shapes[first][1]
+
+
+def _add_norms(rules: list[dict[str, Any]], norms: list[str]) -> None:
+    """Put norms into the rule of the layer behind them: in its own scope, else the last one."""
+    places: dict[str, list[str]] = {}  # scopes of layers, and the norms in each
+    for key in norms:
+        module, _, word = key.rpartition(".")
+        scope = key.partition("{i}")[0] if "{i}" in key else ""
+        inside = [rule for rule in rules if scope and scope in json.dumps(rule)] or rules[-1:]
+        modules = places.setdefault(scope, [])
+        if module not in modules:
+            modules.append(module)
+        rule = inside[min(modules.index(module), len(inside) - 1)]
+        if "energy" in word:
+            rule["norm_energy"] = key
+        elif word == "bias":
+            rule |= {"norm": "layer", "norm_bias": key}
+        else:
+            rule |= {"norm": rule.get("norm", "rms"), "norm_weight": key}
+        rule.setdefault("norm_epsilon", 1e-5)
+        rule["# norm"] = "before this layer is a guess, and so is its epsilon; give norms=inputs"
