@@ -243,8 +243,8 @@ def _paired(pairs: Sequence[tuple[Model, Model | None]], setting: Setting) -> li
                     stack = spread(_stack(name, models, together, family, setting.dtype))
                     stacks.append((stack, (together > 1,)))
             values = _run(plan, family, stacks, pair, setting, a.d_in)
-            for i, n in enumerate(at):
-                products[n] = LogScaled(*(x[i] for x in values))
+            for place, n in enumerate(at):
+                products[n] = LogScaled(*(x[place] for x in values))
     return [products[n] for n in range(len(pairs))]
 
 
