@@ -1,18 +1,21 @@
-"""What every test starts from: a plan cache of the session's own, a backend, a seeded generator."""
+"""What every test starts from: a cache folder of the session's own, a backend, a seeded generator.
+
+Workers and subprocesses share the folder, so that equal programs are compiled once."""
 
 import os
 import tempfile
 from types import MappingProxyType
 
 if "PYTEST_XDIST_WORKER" not in os.environ:
-    # No test reads what an earlier version searched. Workers and subprocesses share the folder.
-    plans = tempfile.TemporaryDirectory(prefix="tnsim-test-plans-", ignore_cleanup_errors=True)
-    os.environ["TNSIM_CACHE_DIR"] = plans.name
+    # No test reads what an earlier version searched or compiled.
+    kept = tempfile.TemporaryDirectory(prefix="tnsim-test-cache-", ignore_cleanup_errors=True)
+    os.environ["TNSIM_CACHE_DIR"] = kept.name
 
 import jax
 import numpy as np
 import pytest
 
+import tnsim
 from tnsim.engine import execution
 
 
@@ -27,6 +30,7 @@ def pytest_xdist_auto_num_workers(config):
 def fresh_programs():
     """Every module gives back what it compiled: Linux lets a process map 65,530 pieces of code."""
     yield
+    tnsim.session().programs.clear()
     jax.clear_caches()
 
 

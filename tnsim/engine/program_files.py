@@ -52,10 +52,14 @@ class Files(NamedTuple):
             device: the one that they run on.
             settings: of JAX's, those that change what is traced.
         """
-        about = (platform_version(device), device.device_kind, str(device.id), _host(), _code())
+        about = (device.platform, device.device_kind, str(device.id), host(), _code())
         flags = os.environ.get("XLA_FLAGS", "")
-        made_with = (jax.__version__, version("jaxlib"), *about, flags, repr(settings))
+        made_with = (*_versions(device), *about, flags, repr(settings))
         return cls(_folder(), device, made_with)
+
+    def has(self, key: str) -> bool:
+        """Whether there is a file for a program, sound or not."""
+        return self.folder is not None and self._file(key).exists()
 
     def read(self, key: str) -> Compiled | None:
         """The program that was kept under a key, None where there is no sound one."""
@@ -110,9 +114,9 @@ class Files(NamedTuple):
         return self.folder / f"{digest(repr((key, self.made_with)))}.program"
 
 
-def platform_version(device: Any) -> str:
-    """XLA's name and version of what a device runs."""
-    return f"{device.platform} {device.client.platform_version}"
+def _versions(device: Any) -> tuple[str, ...]:
+    """Of all that compiles: JAX, its library, and what drives the device."""
+    return jax.__version__, version("jaxlib"), device.client.platform_version
 
 
 def _folder() -> Path | None:
@@ -135,7 +139,7 @@ def _is_private(folder: Path) -> bool:
 
 
 @cache
-def _host() -> str:
+def host() -> str:
     """What the machine's processor can do; where nobody tells, the machine itself.
 
     Compiled code uses the instructions of the processor that it was compiled on.
