@@ -40,8 +40,8 @@ def route(monkeypatch):
         cheapest = costs.plan
 
         def plan(*arguments):
-            found, space = cheapest(*arguments)
-            return dataclasses.replace(found, route=name), space
+            found, *others = cheapest(*arguments)
+            return dataclasses.replace(found, route=name), *others
 
         monkeypatch.setattr(costs, "plan", plan)
 

@@ -28,6 +28,7 @@ from tnsim.cli.options import (
     MetricName,
     MetricOption,
     SlicesOption,
+    compiling_shown,
     guarantee,
     metric_of,
     print_json,
@@ -79,10 +80,11 @@ def similarity(
     one = _model(a, dialect, n_ctx)
     two = _model(b, dialect, n_ctx)
     chosen = metric_of(metric)
-    value = tnsim.similarity(one, two, chosen, dtype=dtype.value)
     by_output: list[float] = []
-    if slices:
-        by_output = tnsim.slices(one, two, chosen, dtype=dtype.value).tolist()
+    with compiling_shown():
+        value = tnsim.similarity(one, two, chosen, dtype=dtype.value)
+        if slices:
+            by_output = tnsim.slices(one, two, chosen, dtype=dtype.value).tolist()
     sampled = None
     if check:
         sampled = tnsim.check(one, two, chosen, samples=samples, seed=seed, progress=not as_json)
@@ -171,6 +173,7 @@ def plan(
 ) -> None:
     """What one inner product would cost, without computing it."""
     import tnsim
+    from tnsim.engine.rates import seconds
 
     one = _model(a, dialect, n_ctx)
     two = _model(b, dialect, n_ctx)
@@ -179,6 +182,7 @@ def plan(
         typer.echo(planned.to_json())
         return
     say(str(planned))
+    say(f"{'estimated':<16} {seconds(planned)}")
     counts = f"{'piece':>5} {'runs':>5} {'contractions':>13} {'multiplications':>16}"
     say(f"\n{counts}  inputs of the first run")
     for n, piece in enumerate(planned.pieces):
