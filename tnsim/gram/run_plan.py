@@ -207,7 +207,9 @@ def with_seconds(found: PairwisePlan, contracted: Contracted, dtype: str) -> Pai
         total += measured.compiling * _FEATURE_OPERATIONS * found.compilations
     else:
         plans = [plan for _, plan in contracted]
-        once = rates.seconds_of(plans, [batched_plans.batch_side(plan, found.tile) for plan in plans])
+        once = rates.seconds_of(
+            plans, [batched_plans.batch_side(plan, found.tile) for plan in plans]
+        )
         total = sum(one.compiling for one in once)
         for (times, _), one in zip(contracted, once, strict=True):
             total += times * one.running
