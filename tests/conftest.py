@@ -1,17 +1,21 @@
-"""What every test starts from: a plan cache of the session's own, a backend, a seeded generator."""
+"""What every test starts from: a cache folder of the session's own, a backend, a seeded generator.
+
+Workers and subprocesses share the folder, so that equal programs are compiled once."""
 
 import os
 import tempfile
+from types import MappingProxyType
 
 if "PYTEST_XDIST_WORKER" not in os.environ:
-    # No test reads what an earlier version searched. Workers and subprocesses share the folder.
-    plans = tempfile.TemporaryDirectory(prefix="tnsim-test-plans-", ignore_cleanup_errors=True)
-    os.environ["TNSIM_CACHE_DIR"] = plans.name
+    # No test reads what an earlier version searched or compiled.
+    kept = tempfile.TemporaryDirectory(prefix="tnsim-test-cache-", ignore_cleanup_errors=True)
+    os.environ["TNSIM_CACHE_DIR"] = kept.name
 
 import jax
 import numpy as np
 import pytest
 
+import tnsim
 from tnsim.engine import execution
 
 
@@ -26,6 +30,7 @@ def pytest_xdist_auto_num_workers(config):
 def fresh_programs():
     """Every module gives back what it compiled: Linux lets a process map 65,530 pieces of code."""
     yield
+    tnsim.session().programs.clear()
     jax.clear_caches()
 
 
@@ -47,7 +52,7 @@ def backend(request, monkeypatch):
 _run = execution.run
 
 
-def _reference(plan, arrays, *backend):
+def _reference(plan, arrays, backend="jax", over=MappingProxyType({})):
     if any(isinstance(x, jax.core.Tracer) for x in arrays.values()):
-        return _run(plan, arrays, *backend)
-    return _run(plan, {name: np.asarray(x) for name, x in arrays.items()}, "numpy")
+        return _run(plan, arrays, backend, over)
+    return _run(plan, {name: np.asarray(x) for name, x in arrays.items()}, "numpy", over)

@@ -10,8 +10,9 @@ import pytest
 from oracles import bilinear
 
 import tnsim
-from tnsim.engine import execution, memory
+from tnsim.engine import execution, memory, programs
 from tnsim.engine.piece import Operation, Piece
+from tnsim.engine.programs import Wanted
 from tnsim.folding.sequences import coincidences
 
 GIB = 2**30
@@ -99,7 +100,7 @@ def test_address_space(tmp_path, monkeypatch):
     proc = files(tmp_path, MACHINE | {"self/statm": f"{GIB // page} 5 5\n"})
     monkeypatch.setattr(resource, "getrlimit", lambda which: (3 * GIB, 4 * GIB))
     monkeypatch.setattr(memory.os, "cpu_count", lambda: 2)
-    assert memory.host_bytes(proc, tmp_path / "none") == 2 * GIB - 2 * 136 * 2**20
+    assert memory.host_bytes(proc, tmp_path / "none") == 2 * GIB - 4 * 136 * 2**20
     monkeypatch.setitem(sys.modules, "resource", None)
     assert memory.host_bytes(proc, tmp_path / "none") == 16 * GIB
 
@@ -134,9 +135,8 @@ def test_planned_arrays_are_what_xla_allocates(metric, rng):
     assert large
     for piece in large:
         with execution.precision():
-            arguments = [jax.ShapeDtypeStruct(shape, "float64") for shape in piece.shapes]
-            compiled = execution._runner(piece, "jax").jitted.lower(arguments).compile()
-        sizes = compiled.memory_analysis()
+            (program,) = programs.ready([Wanted(piece, None, "float64")], execution.function)
+        sizes = program.run.memory_analysis()
         allocated = sizes.argument_size_in_bytes + sizes.output_size_in_bytes
         allocated += sizes.temp_size_in_bytes
         assert 0.8 < 8 * piece.peak_elements / allocated < 1.3

@@ -169,9 +169,9 @@ def test_a_changed_weight_is_told_apart_but_not_a_change_of_form(rng):
 @pytest.fixture
 def cache(tmp_path, monkeypatch):
     """A cache folder of the test's own, not there yet."""
-    folder = tmp_path / "cache" / "plans"
+    folder = tmp_path / "cache"
     monkeypatch.setenv("TNSIM_CACHE_DIR", str(folder))
-    return folder
+    return folder / "plans"
 
 
 def plan_anew(pair):

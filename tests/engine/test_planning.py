@@ -102,7 +102,7 @@ def test_deterministic_cached_and_a_damaged_cache_is_a_miss(tmp_path, monkeypatc
     uncached = fresh(model, METRICS["closure"])
     monkeypatch.setenv("TNSIM_CACHE_DIR", str(tmp_path))
     assert fresh(model, METRICS["closure"]) == uncached
-    files = sorted(tmp_path.iterdir())
+    files = sorted((tmp_path / "plans").iterdir())
     assert len(files) == len(uncached.pieces) and all(f.suffix == ".json" for f in files)
     monkeypatch.setattr(planning, "build_piece", lambda *_: pytest.fail("searched again"))
     assert fresh(model, METRICS["closure"]) == uncached

@@ -129,8 +129,8 @@ def route(request, monkeypatch):
     plan = run_plan.plan
 
     def forced(*arguments):
-        found, space = plan(*arguments)
-        return dataclasses.replace(found, route=request.param), space
+        found, *others = plan(*arguments)
+        return dataclasses.replace(found, route=request.param), *others
 
     monkeypatch.setattr(run_plan, "plan", forced)
 

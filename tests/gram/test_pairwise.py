@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import backends
 import cases
 import numpy as np
 import pytest
@@ -39,8 +40,8 @@ def route(monkeypatch):
         cheapest = costs.plan
 
         def plan(*arguments):
-            found, space = cheapest(*arguments)
-            return dataclasses.replace(found, route=name), space
+            found, *others = cheapest(*arguments)
+            return dataclasses.replace(found, route=name), *others
 
         monkeypatch.setattr(costs, "plan", plan)
 
@@ -332,6 +333,7 @@ def test_models_that_cannot_be_compared(rng):
             call()
 
 
+@backends.compiled
 def test_ranges(rng, route):
     a, b = models(rng, 2, biases=False)
     huge = tnsim.Model(
@@ -388,6 +390,7 @@ def test_the_cheaper_route_is_planned():
     )
 
 
+@backends.compiled
 def test_programs_are_compiled_once_per_shape(rng, monkeypatch):
     """Thirty pairs more of known shapes trace nothing."""
     from tnsim.engine import execution
@@ -398,7 +401,7 @@ def test_programs_are_compiled_once_per_shape(rng, monkeypatch):
     tnsim.pairwise(make(8))
     traced = []
     monkeypatch.setattr(
-        execution, "_run_piece", lambda *a, run=execution._run_piece: traced.append(1) or run(*a)
+        execution, "run_piece", lambda *a, run=execution.run_piece: traced.append(1) or run(*a)
     )
     tnsim.pairwise(make(8))
     assert not traced

@@ -31,6 +31,7 @@ from tnsim.cli.options import (
     MetricOption,
     NormsOption,
     SlicesOption,
+    compiling_shown,
     guarantee,
     metric_of,
     print_json,
@@ -107,10 +108,11 @@ def similarity(
     reading = reading_of(dialect, n_ctx, leave_out, norms)
     one, two = _model(a, reading), _model(b, reading)
     chosen = metric_of(metric, fit)
-    value = tnsim.similarity(one, two, chosen, dtype=dtype.value)
     by_output: list[float] = []
-    if slices:
-        by_output = tnsim.slices(one, two, chosen, dtype=dtype.value).tolist()
+    with compiling_shown():
+        value = tnsim.similarity(one, two, chosen, dtype=dtype.value)
+        if slices:
+            by_output = tnsim.slices(one, two, chosen, dtype=dtype.value).tolist()
     sampled = None
     if check:
         sampled = tnsim.check(one, two, chosen, samples=samples, seed=seed, progress=not as_json)
@@ -213,6 +215,7 @@ def plan(
 ) -> None:
     """What one inner product would cost, without computing it."""
     import tnsim
+    from tnsim.engine.rates import seconds
 
     reading = reading_of(dialect, n_ctx, leave_out, norms)
     one, two = _model(a, reading), _model(b, reading)
@@ -221,6 +224,7 @@ def plan(
         typer.echo(planned.to_json())
         return
     say(str(planned))
+    say(f"{'estimated':<16} {seconds(planned)}")
     counts = f"{'piece':>5} {'runs':>5} {'contractions':>13} {'multiplications':>16}"
     say(f"\n{counts}  inputs of the first run")
     for n, piece in enumerate(planned.pieces):

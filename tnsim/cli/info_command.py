@@ -5,7 +5,6 @@ from __future__ import annotations
 import platform
 import re
 from importlib import metadata
-from pathlib import Path
 from typing import Any
 
 from tnsim.cli.options import JsonOption, print_json, say
@@ -13,6 +12,9 @@ from tnsim.cli.options import JsonOption, print_json, say
 PACKAGES = ("jax", "jaxlib", "numpy", "quimb", "cotengra", "safetensors")
 EXTRAS = ("pairwise", "plot", "dask", "parquet", "torch", "yaml")
 _REQUIREMENT = re.compile(r"([\w.-]+).*extra == ['\"]([\w-]+)['\"]")
+
+
+CACHED = ("plans", "programs")
 
 
 def info(as_json: JsonOption = False) -> None:
@@ -71,11 +73,12 @@ def _is_installed(name: str) -> bool:
 
 
 def _cache() -> dict[str, Any]:
-    """Where plans are kept, and how much."""
+    """Where plans and programs are kept, and how much."""
     from tnsim.engine.cache import cache_folder
 
-    folder = cache_folder()
-    if folder is None:
+    folders = [folder for kind in CACHED if (folder := cache_folder(kind)) is not None]
+    if not folders:
         return {"folder": None, "files": 0, "bytes": 0}
-    sizes = [path.stat().st_size for path in Path(folder).rglob("*") if path.is_file()]
-    return {"folder": str(folder), "files": len(sizes), "bytes": sum(sizes)}
+    files = [path for folder in folders for path in folder.rglob("*") if path.is_file()]
+    sizes = [path.stat().st_size for path in files]
+    return {"folder": str(folders[0].parent), "files": len(files), "bytes": sum(sizes)}

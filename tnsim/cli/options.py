@@ -5,6 +5,8 @@ from __future__ import annotations
 import enum
 import json
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -236,3 +238,20 @@ def print_json(data: dict[str, Any]) -> None:
         {"similarity": 1.0}
     """
     typer.echo(json.dumps(data))
+
+
+@contextmanager
+def compiling_shown() -> Iterator[None]:
+    """Show on a terminal how many programs are compiled, for as long as there are some to do."""
+    from tqdm.auto import tqdm
+
+    from tnsim.engine.programs import reporting
+
+    bar_format = "{desc} [{elapsed}]"
+    with tqdm(disable=None, leave=False, delay=1, bar_format=bar_format) as bar:
+
+        def report(done: int, total: int) -> None:
+            bar.set_description_str(f"compiling {min(done + 1, total)} of {total}")
+
+        with reporting(report):
+            yield

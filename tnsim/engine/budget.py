@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from tnsim.engine import memory
 from tnsim.engine.plan import Plan
 from tnsim.engine.planner import LARGE
+from tnsim.engine.rates import seconds
 from tnsim.errors import TooLarge
 
 FREE_SHARE = 0.8
@@ -67,7 +68,8 @@ def within(budget: Budget, plan_at: Callable[[int], Plan], advice: str) -> Plan:
     if best.multiplications > budget.multiplications:
         raise TooLarge(
             f"{best.metric} needs {best.multiplications:.3g} multiplications here, "
-            f"more than the budget of {budget.multiplications:.3g}; {advice}"
+            f"more than the budget of {budget.multiplications:.3g}, and would run "
+            f"{seconds(best)}; {advice}"
         )
     allowed = budget.room(best.program_bytes, best.peak_bytes)
     least = best.peak_bytes

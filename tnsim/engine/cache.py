@@ -1,4 +1,4 @@
-"""Search results kept on disk.
+"""Files that spare work to later processes, and the search results among them.
 
 In: a key, a search. Out: its result, from disk where it is sound.
 
@@ -51,31 +51,41 @@ def kept(
     Returns:
         The result, and the name and version of what searched it.
     """
-    folder = cache_folder()
+    folder = cache_folder("plans")
     if folder is None:
         return search(), searcher
     text = repr([VERSION, *key])
-    file = folder / f"{hashlib.sha256(text.encode()).hexdigest()}.json"
+    file = folder / f"{digest(text)}.json"
     try:
         return _read(file, text, decode)
     except Exception:  # whatever is wrong with the file, the search does not need it
         log.debug("searched and kept in %s", file)
         result = search()
-    _write(file, sealed({"key": text, "searched_with": searcher, "found": encode(result)}))
+    found = sealed({"key": text, "searched_with": searcher, "found": encode(result)}).encode()
+    if len(found) <= MAX_BYTES:  # else it would not be read again
+        put(file, found)
     return result, searcher
 
 
-def cache_folder() -> Path | None:
-    """Where results are kept: `TNSIM_CACHE_DIR`, empty for none; else the user's cache folder."""
+def digest(text: str) -> str:
+    """A name for a file, one for each text."""
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def cache_folder(kind: str) -> Path | None:
+    """Where files of a kind are kept: in `TNSIM_CACHE_DIR`, else in the user's cache folder.
+
+    None where the variable is empty.
+    """
     named = os.environ.get("TNSIM_CACHE_DIR")
     if named is not None:
-        return Path(named) if named else None
-    return platformdirs.user_cache_path("tnsim", appauthor=False) / "plans"
+        return Path(named) / kind if named else None
+    return platformdirs.user_cache_path("tnsim", appauthor=False) / kind
 
 
 def _read(file: Path, key: str, decode: Callable[[Any], T]) -> tuple[T, str]:
     """The result in a file. Raises anything where there is none for this key."""
-    data = opened(_own_file(file))
+    data = opened(own_bytes(file, MAX_BYTES))
     if data["key"] != key:
         raise ValueError("the result of another search")
     searcher = data["searched_with"]
@@ -84,8 +94,8 @@ def _read(file: Path, key: str, decode: Callable[[Any], T]) -> tuple[T, str]:
     return decode(data["found"]), searcher
 
 
-def _own_file(file: Path) -> bytes:
-    """The bytes of a regular file that belongs to the user.
+def own_bytes(file: Path, most: int) -> bytes:
+    """The bytes of a regular file that belongs to the user. Raises anything where it is none.
 
     It is opened before it is looked at, so that nobody can put another in its place between the
     two; a link is not followed, and opening a pipe does not wait for its writer.
@@ -100,22 +110,20 @@ def _own_file(file: Path) -> bytes:
             raise ValueError("not a regular file")
         if hasattr(os, "geteuid") and status.st_uid != os.geteuid():
             raise ValueError("the file of another user")
-        if status.st_size > MAX_BYTES:
+        if status.st_size > most:
             raise ValueError("larger than any result")
         with os.fdopen(handle, "rb", closefd=False) as stream:
-            return stream.read(MAX_BYTES)
+            return stream.read(most)
     finally:
         os.close(handle)
 
 
-def _write(file: Path, text: str) -> None:
-    """Put the text in the place of whatever is there, in a folder of the user's own."""
-    if len(text) > MAX_BYTES:
-        return  # it would not be read again
-    with contextlib.suppress(OSError):  # a read-only home: it is searched again next time
+def put(file: Path, content: bytes) -> None:
+    """Put the content in the place of whatever is there, in a folder of the user's own."""
+    with contextlib.suppress(OSError):  # a read-only home: it is made again next time
         file.parent.parent.mkdir(parents=True, exist_ok=True)
         file.parent.mkdir(mode=0o700, exist_ok=True)
         if file.is_symlink() or not file.is_file():
             file.unlink(missing_ok=True)  # a link or a pipe, which would be written through
         with replacing(file) as temporary:
-            temporary.write_text(text)
+            temporary.write_bytes(content)

@@ -40,8 +40,11 @@ def mesh() -> Mesh:
 def spread(tree: Any) -> Any:
     """Arrays with their first axis divided over the devices.
 
-    It becomes a multiple of their number: the last entry is repeated to fill it.
+    It becomes a multiple of their number: the last entry is repeated to fill it. With one device
+    nothing has to be divisible.
     """
+    if mesh().size == 1:
+        return jax.device_put(tree)
     return jax.device_put(jax.tree.map(_padded, tree), NamedSharding(mesh(), BY_MODEL))
 
 

@@ -12,19 +12,20 @@ where those of a deep network are of the order 2^L (paper, section 2.2; norms gr
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 
 from tnsim.engine.lowering import run_piece
 from tnsim.engine.memory import give_back_freed
-from tnsim.engine.piece import Piece
 from tnsim.engine.plan import Plan
-from tnsim.engine.programs import Program
+from tnsim.engine.programs import Wanted, lie_on_default_device, ready
+from tnsim.engine.stacking import Axes, Run, Stacked, aligned, looped, mapped, stacked
 from tnsim.errors import ModelError
-from tnsim.sessions import session
 
 _SMALL = 2**14  # elements of arrays that are not worth placing by themselves, or waiting for
 _TRIMMED = 2**22  # elements of a stage before which freed memory is given back: 32 MiB in float64
@@ -38,29 +39,41 @@ class Result(NamedTuple):
     weights: dict[tuple[int, str], float]
 
 
-def run(plan: Plan, arrays: Mapping[str, Any], backend: str = "jax") -> Result:
+def run(
+    plan: Plan,
+    arrays: Mapping[str, Any],
+    backend: str = "jax",
+    over: Mapping[str, Axes] = MappingProxyType({}),
+) -> Result:
     """Execute a plan. `arrays` holds every name in `plan.shapes`.
 
-    backend: "jax", where arrays may be mapped over (`jax.vmap`), "traced" inside a trace of the
-    caller's, or "numpy".
+    Args:
+        plan: what to run.
+        arrays: by name, in the dtype of the plan.
+        backend: "jax", "traced" inside a trace of the caller's, or "numpy".
+        over: for the names of stacks of arrays, whether they have each of the stacked axes, which
+            lead. Then the result is NumPy and has them all, of size one where nothing depends on
+            them.
 
-    Raises `ModelError` when an array is missing or has another shape than the plan was made for.
+    Raises:
+        ModelError: an array is missing or has another shape than the plan was made for.
     """
-    for name, shape in plan.shapes.items():
-        if name not in arrays or tuple(arrays[name].shape) != tuple(shape):
-            found = tuple(arrays[name].shape) if name in arrays else "nothing"
-            raise ModelError(
-                f"the plan expects {name} of shape {tuple(shape)}, found {found}; "
-                "plan these models anew"
-            )
+    sizes = _stacked_sizes(plan, arrays, over)
+    axes = {name: over.get(name, (False,) * len(sizes)) for name in plan.shapes}
+    stacks = []
+    for stage in plan.stages:
+        inputs = [axes[name] for name in stage.inputs]
+        stacks.append(stacked(plan.pieces[stage.piece], inputs, sizes))
+        axes.update(zip(stage.outputs, stacks[-1].outputs, strict=True))
+    runners = _runners(plan, stacks, arrays, backend)
+
     values: dict[str, Any] = dict(arrays)
     logs: dict[tuple[int, str], Any] = {}
     last_use = {name: n for n, stage in enumerate(plan.stages) for name in stage.inputs}
-    for n, stage in enumerate(plan.stages):
+    for n, (stage, runner) in enumerate(zip(plan.stages, runners, strict=True)):
         piece = plan.pieces[stage.piece]
         if piece.peak_elements > _TRIMMED:
             give_back_freed()
-        runner = _runner(piece, backend)
         outputs, scales = runner([values[name] for name in stage.inputs])
         if backend == "jax" and piece.peak_elements > _SMALL:
             # A stage sent ahead would hold its arrays beside those of this one.
@@ -70,7 +83,14 @@ def run(plan: Plan, arrays: Mapping[str, Any], backend: str = "jax") -> Result:
         for name in set(stage.inputs):
             if last_use[name] == n and name not in arrays:
                 del values[name]
-    return Result({name: values[name] for name in plan.outputs}, logs, _weights(plan, logs))
+    wanted = {name: values[name] for name in plan.outputs}
+    if sizes:
+        wanted, logs = jax.device_get((wanted, logs))
+        wanted = {name: aligned(np.asarray(x), axes[name]) for name, x in wanted.items()}
+        for n, (stage, one) in enumerate(zip(plan.stages, stacks, strict=True)):
+            for group, own in zip(stage.groups, one.scales, strict=True):
+                logs[n, group] = aligned(np.asarray(logs[n, group]), own)
+    return Result(wanted, logs, _weights(plan, logs))
 
 
 def log_of(result: Result, combination: Mapping[str, float]) -> Any:
@@ -124,11 +144,45 @@ def _weights(plan: Plan, logs: Mapping[tuple[int, str], Any]) -> dict[tuple[int,
     return found
 
 
-def _runner(piece: Piece, backend: str) -> Any:
-    """What runs a piece: itself on NumPy, else a program that the session keeps."""
+def _stacked_sizes(
+    plan: Plan, arrays: Mapping[str, Any], over: Mapping[str, Axes]
+) -> tuple[int, ...]:
+    """Sizes of the stacked axes, none where there are no stacks.
+
+    Raises `ModelError` where an array is not of the planned shape.
+    """
+    depth = max(map(len, over.values()), default=0)
+    sizes = [1] * depth
+    for name, shape in plan.shapes.items():
+        stacks = [n for n, is_stacked in enumerate(over.get(name, ())) if is_stacked]
+        found = tuple(arrays[name].shape) if name in arrays else None
+        if found is None or found[len(stacks) :] != tuple(shape):
+            raise ModelError(
+                f"the plan expects {name} of shape {tuple(shape)}, found {found or 'nothing'}; "
+                "plan these models anew"
+            )
+        for n, size in zip(stacks, found, strict=False):
+            sizes[n] = size
+    return tuple(sizes)
+
+
+def _runners(
+    plan: Plan, stacks: Sequence[Stacked], arrays: Mapping[str, Any], backend: str
+) -> Sequence[Any]:
+    """What runs each stage: its piece on NumPy, else a program that the session keeps."""
+    pieces = [plan.pieces[stage.piece] for stage in plan.stages]
     if backend == "numpy":
-        return partial(run_piece, piece)
-    traced = backend == "traced"
-    programs = session().programs
-    one_run = partial(run_piece, piece)
-    return programs.get((piece, traced), lambda: Program(one_run, piece.length, traced))
+        pairs = zip(pieces, stacks, strict=True)
+        return [looped(partial(run_piece, piece), over) for piece, over in pairs]
+    ahead = backend == "jax" and lie_on_default_device(arrays.values())
+    wanted = []
+    for piece, over in zip(pieces, stacks, strict=True):
+        dtype = plan.dtype if ahead else None
+        wanted.append(Wanted(piece, None if over.nothing else over, dtype))
+    return ready(wanted, function)
+
+
+def function(wanted: Wanted) -> Run:
+    """What a program computes."""
+    run = partial(run_piece, wanted.piece)
+    return run if wanted.over is None else mapped(run, wanted.over)

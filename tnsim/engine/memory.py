@@ -22,7 +22,7 @@ import jax
 
 _THREAD_BYTES = 136 * 2**20
 """Addresses that a thread takes, used or not: its stack, and twice a heap of glibc's to align one.
-XLA compiles with as many threads as there are cores."""
+XLA compiles with as many threads as there are cores, for as many programs at once."""
 
 PROC, CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 
@@ -84,7 +84,7 @@ def _address_space(proc: Path) -> int | None:
     pages = _numbers(proc / "self" / "statm")
     if limit == resource.RLIM_INFINITY or not pages:
         return None
-    threads = (os.cpu_count() or 1) * _THREAD_BYTES
+    threads = 2 * (os.cpu_count() or 1) * _THREAD_BYTES
     return limit - pages[0] * resource.getpagesize() - threads
 
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections import ChainMap
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -26,6 +25,7 @@ from tnsim.engine.budget import Budget
 from tnsim.engine.devices import mesh, replicated, spread
 from tnsim.engine.log_scaled import LogScaled, add, contribution, over_outputs, times
 from tnsim.engine.plan import Plan
+from tnsim.engine.stacking import Axes
 from tnsim.folding.base import Family
 from tnsim.folding.choose import choose
 from tnsim.metrics.metric import Metric
@@ -175,7 +175,6 @@ def _crossed(
     outputs = (rows[0].d_out,) if setting.per_output else ()
     whole = LogScaled(np.empty(pairs + outputs), np.empty(pairs), np.empty(pairs + outputs))
     row_groups, column_groups = _by_kind(rows), _by_kind(others)
-    running = []
     for n, row_group in enumerate(row_groups):
         met = column_groups[: n + 1] if columns is None else column_groups
         for column_group in met:
@@ -184,23 +183,22 @@ def _crossed(
             ket = tuple(others[j] for j in column_group)
             for i, j, batch in _batches(bra, ket, setting, size, triangle):
                 at, to = row_group[i], column_group[j]
-                running.append((at, to, triangle and at == to, batch))
-    for at, to, diagonal, batch in running:
-        for array, values in zip(whole, batch, strict=True):
-            part = np.asarray(values, np.float64)[: len(at), : len(to)]
-            array[np.ix_(at, to)] = _mirrored(part) if diagonal else part
-            if columns is None and not diagonal:
-                array[np.ix_(to, at)] = np.swapaxes(part, 0, 1)
+                diagonal = triangle and at == to
+                for array, values in zip(whole, batch, strict=True):
+                    part = np.asarray(values)[: len(at), : len(to)]
+                    array[np.ix_(at, to)] = _mirrored(part) if diagonal else part
+                    if columns is None and not diagonal:
+                        array[np.ix_(to, at)] = np.swapaxes(part, 0, 1)
     return whole
 
 
 def _batches(
     bra: Sequence[Model], ket: Sequence[Model], setting: Setting, size: int, triangle: bool
-) -> list:
+) -> Iterator[tuple[slice, slice, LogScaled]]:
     """All batches of models of equal layers; of a triangle those on and below its diagonal.
 
-    Returns:
-        (rows, columns, products), the products still on the device.
+    Yields:
+        (rows, columns, products).
     """
     family, plan = _planned(bra[0], ket[0], setting)
     together = batch_side(plan, size)
@@ -210,20 +208,16 @@ def _batches(
             at = slice(i, i + together)
             yield at, _stack(name, models[at], together, family, setting.dtype)
 
-    def mapped(one: Any) -> Any:
-        # What reads the row's model only is not mapped over columns: it runs once a row.
-        return jax.vmap(jax.vmap(one, (None, 0)), (0, None))
-
-    batches = []
     with execution.precision():
         rows = [(i, spread(stack)) for i, stack in stacks("A", bra)]
         columns = [(j, replicated(stack)) for j, stack in stacks("B", ket)]
-        for (i, row), (j, column) in itertools.product(rows, columns):
-            if not triangle or j.start <= i.start:
-                both = (row, column)
-                values = _run(plan, family, mapped, both, CROSS[0], setting, bra[0].d_in)
-                batches.append((i, j, values))
-    return batches
+    # What reads the row's model only is not stacked over columns: it runs once a row.
+    is_stacked = together > 1
+    over_rows, over_columns = (is_stacked, False), (False, is_stacked)
+    for (i, row), (j, column) in itertools.product(rows, columns):
+        if not triangle or j.start <= i.start:
+            both = (row, over_rows), (column, over_columns)
+            yield i, j, _run(plan, family, both, CROSS[0], setting, bra[0].d_in)
 
 
 def _paired(pairs: Sequence[tuple[Model, Model | None]], setting: Setting) -> list[LogScaled]:
@@ -243,46 +237,49 @@ def _paired(pairs: Sequence[tuple[Model, Model | None]], setting: Setting) -> li
             partners = [pairs[n][1] for n in at]
             if b is not None:
                 sides["B"] = [partner for partner in partners if partner is not None]
+            stacks = []
             with execution.precision():
-                stacks = []
                 for name, models in sides.items():
-                    stacks.append(spread(_stack(name, models, together, family, setting.dtype)))
-                values = _run(plan, family, jax.vmap, tuple(stacks), pair, setting, a.d_in)
-            arrays = [np.asarray(x, np.float64) for x in values]
+                    stack = spread(_stack(name, models, together, family, setting.dtype))
+                    stacks.append((stack, (together > 1,)))
+            values = _run(plan, family, stacks, pair, setting, a.d_in)
             for place, n in enumerate(at):
-                products[n] = LogScaled(*(x[place] for x in arrays))
+                products[n] = LogScaled(*(x[place] for x in values))
     return [products[n] for n in range(len(pairs))]
 
 
 def _run(
-    plan: Plan, family: Family, mapped: Any, stacks: tuple, pair: Pair, setting: Setting, d_in: int
+    plan: Plan,
+    family: Family,
+    stacks: Sequence[tuple[dict[str, Any], Axes]],
+    pair: Pair,
+    setting: Setting,
+    d_in: int,
 ) -> LogScaled:
-    """The inner products `pair` of all stacked weights.
+    """The inner products `pair` of stacks of weights, at every second moment that the plan wants
+    and summed up.
 
-    Where the plan is to be run at several second moments, its runs are added up with their weights
-    (see `folding.constants`).
+    `stacks` has the weights of each model and whether they are stacked over each of the axes that
+    the products have.
     """
     parts = []
     runs: list[tuple[float | None, float]] = [(None, 1.0)]
     if family.nodes:
         runs = list(zip(family.nodes.points, family.nodes.weights, strict=True))
+    weights = {name: x for stack, _ in stacks for name, x in stack.items()}
+    over = {name: axes for stack, axes in stacks for name in stack}
     for t, weight in runs:
         known = family.inputs(plan.shapes, setting.metric, d_in, t)
-        shared = {name: np.asarray(x, setting.dtype) for name, x in known.items()}
-
-        def one(*weights: dict[str, Any], shared: dict = shared) -> tuple[Any, Any]:
-            leaves = dict(ChainMap(*weights, shared))
-            result = execution.run(plan, {name: leaves[name] for name in plan.shapes})
-            result = result._replace(
-                logs={key: x.astype("float64") for key, x in result.logs.items()}
-            )
-            mantissa = result.values[pair.group].astype("float64")
-            scales = dict(plan.scales[pair.group])
-            if setting.per_output and family.lifted:
-                mantissa = mantissa[1:]  # without the constant
-            return mantissa, execution.log_of(result, scales)
-
-        mantissa, log = mapped(one)(*stacks)
+        leaves = weights | {name: np.asarray(x, setting.dtype) for name, x in known.items()}
+        with execution.precision():
+            arrays = {name: leaves[name] for name in plan.shapes}
+            result = execution.run(plan, arrays, over=over)
+        mantissa = np.asarray(result.values[pair.group], np.float64)
+        if setting.per_output and family.lifted:
+            mantissa = mantissa[..., 1:]  # without the constant
+        logs = {key: np.asarray(x, np.float64) for key, x in result.logs.items()}
+        log = execution.log_of(result._replace(logs=logs), dict(plan.scales[pair.group]))
+        log = np.broadcast_to(log, mantissa.shape[: len(stacks[0][1])])
         parts.append(times(contribution(mantissa, log), weight))
     return add(parts)
 
@@ -297,8 +294,12 @@ def _planned(a: Model, b: Model | None, setting: Setting) -> tuple[Family, Plan]
 def _stack(
     name: Side, models: Sequence[Model], count: int, family: Family, dtype: str
 ) -> dict[str, np.ndarray]:
-    """Weights by name, with a first axis of `count` models: the last one fills what is left."""
+    """Weights by name with a leading axis of `count` models, the last one repeated where there
+    are fewer. One model is not stacked.
+    """
     leaves = [family.weights(name, family.prepare(model)) for model in models]
+    if count == 1:
+        return {role: np.asarray(x, dtype) for role, x in leaves[0].items()}
     leaves += leaves[-1:] * (count - len(leaves))
     stacks = {}
     for leaf in leaves[0]:

@@ -28,7 +28,7 @@ from tnsim.gram import run_sizes
 from tnsim.gram import store as stores
 from tnsim.gram.batched_plans import Setting
 from tnsim.gram.digests import metric_parameters
-from tnsim.gram.run_plan import PairwisePlan
+from tnsim.gram.run_plan import Contracted, PairwisePlan
 from tnsim.gram.sources import Entry, entry, sources
 from tnsim.gram.store import Store
 from tnsim.gram.store_metadata import FORMAT
@@ -66,6 +66,7 @@ class Run(NamedTuple):
         job: What all tasks share.
         plan: The route and the tiles.
         space: That of the features, whichever route is taken; None where there are none.
+        contracted: Plans and their numbers of pairs, none where features are taken.
     """
 
     rows: Side
@@ -74,6 +75,7 @@ class Run(NamedTuple):
     job: Job
     plan: PairwisePlan
     space: Space | None
+    contracted: Contracted
 
     @property
     def caveats(self) -> tuple[str, ...]:
@@ -132,9 +134,9 @@ def prepared(
         planned.check(model, model, metric)
     setting = Setting(metric, per_output, dtype, budget)
     others = None if other is None else columns.entries
-    plan, space = costs.plan(rows.entries, others, examples, setting)
+    plan, space, contracted = costs.plan(rows.entries, others, examples, setting)
     job = Job(setting, None, plan.tile, 0, key=uuid4().hex)  # equal runs at once stay apart
-    return Run(rows, columns, other is None, job, plan, space)
+    return Run(rows, columns, other is None, job, plan, space, contracted)
 
 
 def _check_shapes(entries: Sequence[Entry]) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from numpy.typing import DTypeLike
@@ -19,6 +20,7 @@ from numpy.typing import DTypeLike
 from tnsim.engine import precision
 from tnsim.engine.budget import Budget
 from tnsim.engine.dtypes import dtype_name
+from tnsim.engine.programs import reporting
 from tnsim.errors import StoreWarning
 from tnsim.gram import run_plan as costs
 from tnsim.gram import store as stores
@@ -107,8 +109,9 @@ def pairwise(
         )
     with _bar(run, progress) as bar, tasks.forgetting(run.job), Claims(target.path) as claims:
         try:
-            for work in units_of_work(run, target, bar):
-                doubts += complete(work, target, claims, executor)
+            with reporting(partial(_compiling, bar)):
+                for work in units_of_work(run, target, bar):
+                    doubts += complete(work, target, claims, executor)
             target.finish()
         except KeyboardInterrupt as interrupt:
             interrupt.add_note(advice(target))
@@ -129,7 +132,7 @@ def plan_pairwise(
 ) -> PairwisePlan:
     """What `pairwise` would take for these arguments.
 
-    Reads every model once; a matrix product is timed for the estimate.
+    Reads every model once. The first estimate on a machine times a few small programs.
 
     Args:
         models, other: Sequences of models or combinations, mappings from labels to them, or a
@@ -155,9 +158,8 @@ def plan_pairwise(
         3
     """
     dtype = dtype_name(dtype)
-    return costs.with_seconds(
-        prepared(models, metric, other, slices, dtype, budget, None).plan, dtype
-    )
+    run = prepared(models, metric, other, slices, dtype, budget, None)
+    return costs.with_seconds(run.plan, run.contracted, dtype)
 
 
 def open_pairwise(path: str | os.PathLike) -> Pairwise:
@@ -202,3 +204,8 @@ def _bar(run: Run, shown: bool) -> Any:
     from tqdm.auto import tqdm
 
     return tqdm(total=run.pairs, unit="pair", desc="pairs", disable=not shown)
+
+
+def _compiling(bar: Any, done: int, total: int) -> None:
+    """Say on the bar how many programs are compiled, until all are."""
+    bar.set_description("pairs" if done == total else f"compiling {done + 1} of {total}")

@@ -12,13 +12,12 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from tnsim.engine import execution
+from tnsim.engine import rates
 from tnsim.engine.pathfinding import CACHED, WRITING
 from tnsim.engine.piece import Piece
 from tnsim.engine.plan import Plan
@@ -37,11 +36,14 @@ FEATURES, RECURSION = ROUTES = "features", "recursion"
 # layer-wise, whole-tree and attention plans of widths 16 to 128, with writing counted so the
 # slowest plan does 1.3e10.
 _ELEMENT_WORK = 64
-_MATMUL = 1024
+_FEATURE_OPERATIONS = 16  # of a program that makes features or takes their products
 _COMPILED = {FEATURES: 2**23, RECURSION: 3 * 2**22}  # bytes of a program and of compiling it
 
 _Bases: TypeAlias = "Counter[Kinds]"
 """Numbers of distinct models by the kinds of their layers."""
+
+Contracted: TypeAlias = "list[tuple[int, Plan]]"
+"""Plans, and how many pairs are contracted along each."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,7 @@ class PairwisePlan:
         multiplications: Scalar ones, of all pairs together.
         peak_bytes: Alive at once: weights, features and products of one tile.
         compilations: Compiled programs.
-        seconds: Estimated; None where no rate was measured.
+        seconds: Estimated, with compiling; None where no rate was measured.
 
     Example:
         >>> print(PairwisePlan("features", 3, 2, 1, 12, 2**20, 3).summary)
@@ -93,8 +95,7 @@ class PairwisePlan:
             ("compilations", f"{self.compilations:,} programs"),
         ]
         if self.seconds is not None:
-            rate = "at the measured matrix product rate, without reading and compiling"
-            rows.append(("estimated", f"{self.seconds:.3g} s {rate}"))
+            rows.append(("estimated", f"{self.seconds:.3g} s with compiling, without reading"))
         return "\n".join(f"{name:<16} {text}" for name, text in rows)
 
 
@@ -103,7 +104,7 @@ def plan(
     columns: Sequence[Entry] | None,
     examples: Mapping[Kinds, Model],
     setting: Setting,
-) -> tuple[PairwisePlan, Space | None]:
+) -> tuple[PairwisePlan, Space | None, Contracted]:
     """The plan of the cheaper route.
 
     Args:
@@ -113,7 +114,8 @@ def plan(
         setting: What is the same for all pairs.
 
     Returns:
-        The plan, and the space of features whichever route it is; None where there are none.
+        The plan, the space of features whichever route it is, None where there are none, and what
+        is contracted, nothing where features are taken.
 
     Raises:
         ModelError, TooLarge: As for a single pair.
@@ -122,24 +124,24 @@ def plan(
     sequences = any(model.n_ctx is not None for model in examples.values())
     space = feature_space.space(list(examples), setting.metric, sequences)
     run = Sizes.of(rows, columns, examples, setting)
-    by_pair = _recursion(run, several, examples, setting)
+    work = _contractions(several, examples, setting)
+    by_pair = _recursion(run, work)
     if space is None:
-        return by_pair, None
+        return by_pair, None, work.plans
     by_model = _features(run, several, space, compilations=len(examples) + 2)
     if run.terms > 1 and feature_space.fits(space):
-        return by_model, space
+        return by_model, space, []
     numbers = space.length * space.d_out
     made = sum(bases.total() for bases in several)
     charge = WRITING * numbers * made if numbers > CACHED else 0
     cheaper = by_model.multiplications + charge < by_pair.multiplications
-    return (by_model if cheaper else by_pair), space
+    if cheaper:
+        return by_model, space, []
+    return by_pair, space, work.plans
 
 
-def _recursion(
-    run: Sizes, several: Sequence[_Bases], examples: Mapping[Kinds, Model], setting: Setting
-) -> PairwisePlan:
+def _recursion(run: Sizes, work: _Work) -> PairwisePlan:
     """Every pair contracted along its plan."""
-    work = _contractions(several, examples, setting)
     one_pair = max(1, (work.multiplications + _ELEMENT_WORK * work.written) // run.pairs)
     tile = run.tile(one_pair, 2 * run.weights)
     # Rows and columns, each as read, on the device, and still there from the tile before.
@@ -191,18 +193,27 @@ def _making_bytes(run: Sizes, models: int, space: Space, made: Sequence[Kinds]) 
     return combined + stacks + in_flight
 
 
-def with_seconds(found: PairwisePlan, dtype: str) -> PairwisePlan:
-    """The plan with an estimate of its time, from the rate of a matrix product measured now."""
-    import jax
-    import jax.numpy as jnp
+def with_seconds(found: PairwisePlan, contracted: Contracted, dtype: str) -> PairwisePlan:
+    """The plan with an estimate of its time, from what this machine does a second.
 
-    with execution.precision():
-        matrix, product = jnp.ones((_MATMUL, _MATMUL), dtype), jax.jit(lambda x: x @ x)
-        product(matrix).block_until_ready()
-        start = time.perf_counter()
-        product(matrix).block_until_ready()
-        rate = _MATMUL**3 / (time.perf_counter() - start)
-    return dataclasses.replace(found, seconds=found.multiplications / rate)
+    Args:
+        found: the plan of a run.
+        contracted: what is contracted, nothing where features are taken.
+        dtype: of the run.
+    """
+    if found.route == FEATURES:
+        measured = rates.measured(dtype)
+        total = found.multiplications / measured.small
+        total += measured.compiling * _FEATURE_OPERATIONS * found.compilations
+    else:
+        plans = [plan for _, plan in contracted]
+        once = rates.seconds_of(
+            plans, [batched_plans.batch_side(plan, found.tile) for plan in plans]
+        )
+        total = sum(one.compiling for one in once)
+        for (times, _), one in zip(contracted, once, strict=True):
+            total += times * one.running
+    return dataclasses.replace(found, seconds=total)
 
 
 def _bases(entries: Sequence[Entry]) -> _Bases:
@@ -221,12 +232,14 @@ class _Work:
     written: int = 0
     intermediate_bytes: int = 0
     pieces: set[Piece] = field(default_factory=set)
+    plans: Contracted = field(default_factory=list)
 
     def add(self, times: int, plan: Plan) -> None:
         """So many pairs along one plan, a batch of them at a time."""
         self.multiplications += times * plan.multiplications
         self.written += times * plan.written_elements
         self.pieces.update(plan.pieces)
+        self.plans.append((times, plan))
         batch = batched_plans.batch_side(plan, LARGEST_TILE) ** 2
         batch_bytes = batched_plans.intermediate_bytes(plan) * batch
         self.intermediate_bytes = max(self.intermediate_bytes, batch_bytes)

@@ -1,0 +1,206 @@
+"""Programs on disk: what is read is sound and the user's own, and gives the same bits."""
+
+import os
+import pickle
+import stat
+import subprocess
+import sys
+
+import backends
+import jax
+import numpy as np
+import pytest
+
+import tnsim
+from tnsim.engine import execution, program_files, programs
+from tnsim.engine.piece import Operation, Piece
+from tnsim.engine.programs import Wanted
+
+pytestmark = [
+    backends.compiled,
+    pytest.mark.skipif(sys.platform != "linux", reason="files and modes as Linux has them"),
+]
+OUTER = Operation("contract", (0, 1), ((0, 1), (1, 2)), (0, 2))
+TWICE = Operation("sum", (2,), ((0, 1),), (0, 1), (2.0,))
+PIECE = Piece(((2, 3), (3, 4)), (OUTER, TWICE), (3,))
+INPUTS = [np.arange(6.0).reshape(2, 3), np.arange(12.0).reshape(3, 4)]
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A folder of programs of the test's own, not there yet."""
+    monkeypatch.setenv("TNSIM_CACHE_DIR", str(tmp_path))
+    return tmp_path / "programs"
+
+
+def made(piece=PIECE, dtype="float64"):
+    """The program of a piece, forgotten by the process before."""
+    tnsim.session().clear()
+    with execution.precision():
+        (program,) = programs.ready([Wanted(piece, None, dtype)], execution.function)
+    return program
+
+
+def value(program, dtype="float64"):
+    with execution.precision():
+        (output,), _ = program([x.astype(dtype) for x in INPUTS])
+        return np.asarray(output)
+
+
+@pytest.fixture
+def compilations(monkeypatch):
+    """A list that grows with every program that is not read."""
+    found = []
+    compile_ = programs._compile
+    monkeypatch.setattr(programs, "_compile", lambda *a: found.append(1) or compile_(*a))
+    return found
+
+
+def test_a_kept_program_is_not_traced_and_gives_the_same_bits(folder, monkeypatch):
+    fresh = value(made())
+    np.testing.assert_array_equal(fresh, 2 * INPUTS[0] @ INPUTS[1])
+    monkeypatch.setattr(execution, "run_piece", lambda *a: pytest.fail("traced again"))
+    np.testing.assert_array_equal(value(made()), fresh)
+
+
+def test_the_folder_is_the_users_alone(folder):
+    made()
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert len(list(folder.iterdir())) == 1
+
+
+def truncations(content):
+    yield from (content[:length] for length in (0, 1, 31, 32, 33, len(content) - 1))
+
+
+def bit_flips(content):
+    for at in range(0, len(content), len(content) // 10):
+        yield content[:at] + bytes([content[at] ^ 4]) + content[at + 1 :]
+
+
+def others(content):
+    """Whole by their digest, but no program."""
+    for other in (b"", pickle.dumps(3), pickle.dumps((b"", 1, 2)), b"no pickle"):
+        yield program_files._DIGEST(other).digest() + other
+
+
+@pytest.mark.parametrize("damages", [truncations, bit_flips, others])
+def test_a_damaged_file_is_compiled_again_and_replaced(damages, folder, compilations):
+    fresh = value(made())
+    (file,) = folder.iterdir()
+    content = file.read_bytes()
+    for count, damaged in enumerate(damages(content), 2):
+        file.write_bytes(damaged)
+        np.testing.assert_array_equal(value(made()), fresh)
+        assert len(compilations) == count
+        assert file.stat().st_size == len(content)
+    made()
+    assert len(compilations) == count
+
+
+@pytest.mark.parametrize("kind", ["open to others", "a link", "a file", "of another user"])
+def test_a_folder_of_others_is_neither_read_nor_written(kind, folder, compilations, monkeypatch):
+    fresh = value(made())
+    before = {file: file.read_bytes() for file in folder.iterdir()}
+    if kind == "open to others":
+        folder.chmod(0o750)
+    elif kind == "a link":
+        folder.rename(folder.parent / "elsewhere")
+        folder.symlink_to(folder.parent / "elsewhere")
+    elif kind == "a file":
+        folder.rename(folder.parent / "elsewhere")
+        folder.write_text("")
+    else:
+        user = os.geteuid()
+        monkeypatch.setattr(os, "geteuid", lambda: user + 1)
+    for count in (2, 3):
+        np.testing.assert_array_equal(value(made()), fresh)
+        assert len(compilations) == count
+    if folder.is_dir():
+        assert {file: file.read_bytes() for file in folder.iterdir()} == before
+
+
+def test_switched_off(folder, compilations, monkeypatch):
+    monkeypatch.setenv("TNSIM_PROGRAM_CACHE", "off")
+    made(), made()
+    assert len(compilations) == 2 and not folder.exists()
+    monkeypatch.delenv("TNSIM_PROGRAM_CACHE")
+    monkeypatch.setenv("TNSIM_CACHE_DIR", "")
+    made()
+    assert len(compilations) == 3 and not folder.exists()
+
+
+def test_whatever_a_program_depends_on_tells_it_apart(folder, compilations, monkeypatch):
+    """Another dtype, piece, processor, version, code or flag is another program."""
+    made()
+    single = made(dtype="float32")
+    assert value(single, "float32").dtype == "float32"
+    thrice = Piece(PIECE.shapes, (OUTER, TWICE._replace(weights=(3.0,))), (3,))
+    np.testing.assert_array_equal(value(made(thrice)), 3 * INPUTS[0] @ INPUTS[1])
+    assert len(compilations) == 3
+    for name in ("host", "_code", "_versions"):
+        with monkeypatch.context() as patched:
+            patched.setattr(program_files, name, lambda *a: ("another",))
+            made()
+    with monkeypatch.context() as patched:
+        patched.setenv("XLA_FLAGS", "--another")
+        made()
+    assert len(compilations) == 7
+    made(), made(dtype="float32"), made(thrice)
+    assert len(compilations) == 7
+
+
+def test_what_was_not_used_for_longest_goes_first(folder):
+    files = program_files.Files(folder, None, ())
+    made()
+    (first,) = folder.iterdir()
+    made(dtype="float32")
+    (second,) = set(folder.iterdir()) - {first}
+    os.utime(first, (1, 1))
+    made()  # read, so used
+    assert first.stat().st_mtime > 1
+    os.utime(second, (1, 1))
+    files.trim(first.stat().st_size)
+    assert list(folder.iterdir()) == [first]
+    files.trim(0)
+    assert not list(folder.iterdir())
+
+
+def jax_settings():
+    names = [name for name in jax.config.values if "compilation_cache" in name]
+    return {name: jax.config.values[name] for name in names}
+
+
+def test_jax_is_left_as_the_caller_has_it(folder):
+    before = jax_settings()
+    assert before
+    made(), made()
+    assert jax_settings() == before
+
+
+TWO = """
+import numpy as np, tnsim
+g = np.random.default_rng(0)
+models = [tnsim.Model([tnsim.Bilinear(*g.normal(size=(3, 4, 4)))] * 2) for _ in range(2)]
+print(float(tnsim.similarity(*models)).hex())
+"""
+
+
+def test_processes_that_write_at_once(folder):
+    """All compile, all write, and a later one reads: the same bits from each."""
+    run = [sys.executable, "-c", TWO]
+    at_once = [subprocess.Popen(run, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    said = [process.communicate()[0] for process in at_once]
+    said.append(subprocess.run(run, capture_output=True, text=True, check=True).stdout)
+    assert said[0] and len(set(said)) == 1
+    assert all(file.suffix == ".program" for file in folder.iterdir())
+
+
+def test_progress_is_told(folder):
+    told = []
+    tnsim.session().clear()
+    wanted = [Wanted(PIECE, None, dtype) for dtype in ("float64", "float32")]
+    with execution.precision(), programs.reporting(lambda *counts: told.append(counts)):
+        programs.ready(wanted, execution.function)
+        programs.ready(wanted, execution.function)
+    assert told == [(0, 2), (1, 2), (2, 2)]
