@@ -47,7 +47,7 @@ def located(source: str | os.PathLike) -> Path:
         )
     raise CheckpointError(
         f"is a folder of {len(found)} checkpoints where one file is meant; name one of them, "
-        f"such as {found[0]}, or compare all with `tnsim pairwise`"
+        f"such as {min(found)}, or compare all with `tnsim pairwise`"
     )
 
 

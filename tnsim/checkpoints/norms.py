@@ -100,6 +100,7 @@ def fold(layers: Iterable[Normed], inputs: Any, n_ctx: int | None = None) -> Fol
         ModelError: when the inputs do not fit, or an energy is 0 or not finite.
 
     Example:
+        >>> from tnsim.models.layers import Linear
         >>> layers = [Normed(Linear(np.eye(2)), Norm(False, 0.0))]
         >>> folded = fold(layers, np.array([[3.0, 4.0], [4.0, 3.0]]))
         >>> folded.energies, folded.error < 1e-15
@@ -144,6 +145,7 @@ def at_energy(normed: Normed, energy: float | None, what: str) -> Layer:
         ModelError: when nothing positive is left to divide by.
 
     Example:
+        >>> from tnsim.models.layers import Linear
         >>> at_energy(Normed(Linear([[6.0]]), Norm(False, 0.0)), 4.0, "the norm").weight
         array([[3.]])
     """
