@@ -1,4 +1,4 @@
-"""Polynomials as vectors: against forward passes, dense tensors and diagrams, whole and in blocks."""
+"""Polynomials as vectors: against quadrature, dense tensors and diagrams, whole and in blocks."""
 
 import itertools
 
