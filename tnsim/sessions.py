@@ -138,7 +138,9 @@ class Session:
     ) -> None:
         self.results: Recent[Hashable, Any] = Recent(results)
         self.programs: Recent[Hashable, Any] = Recent(operations, lambda program: program.length)
-        self.blocks: Recent[tuple[str, ...], Any] = Recent(block_bytes, lambda block: block.nbytes)
+        self.blocks: Recent[tuple[Hashable, ...], Any] = Recent(
+            block_bytes, lambda block: block.nbytes
+        )
 
     def clear(self) -> None:
         """Forget everything; the next call makes anew what it needs."""

@@ -157,15 +157,19 @@ def test_one_question_has_one_refusal(route, rng):
         tnsim.similarity(c, same - a)
 
 
-def test_differences_of_vectors_keep_digits(rng):
+@pytest.mark.parametrize("depth", [1, 2])
+def test_differences_of_vectors_keep_digits(depth, rng):
     """Equal functions to 1e-7, but not so their weights: polynomials are subtracted."""
-    a, c = stack(rng, 1, True, False), stack(rng, 1, True, False)
+    a, c = stack(rng, depth, depth == 1, False), stack(rng, depth, depth == 1, False)
     diff = exchanged(moved(rng, a, 1e-7)) - a
     true = float(exact.cosine(c, diff, exact.gaussian_product))
     assert abs(tnsim.similarity(c, diff) - true) < 1e-7
     result = tnsim.pairwise({"c": c, "diff": diff})
     assert result.attrs["plan"].startswith("features")
     assert abs(result.similarity[0, 1] - true) < 1e-7
+
+
+CLOSURE = tnsim.GaussianClosure()  # beyond one layer it has no vectors, whose digits would be kept
 
 
 def test_lost_digits_are_told_and_lost_numbers_refused(rng):
@@ -176,12 +180,12 @@ def test_lost_digits_are_told_and_lost_numbers_refused(rng):
         tnsim.PrecisionWarning,
         match="the cosine has about [123] digits left: its terms cancel, and rounding may change",
     ):
-        tnsim.similarity(few, other)
+        tnsim.similarity(few, other, CLOSURE)
     refusal = "has no digits left: its terms cancel, .* compare models that differ more"
     with pytest.raises(tnsim.ResultError, match=f"the cosine {refusal}"):
-        tnsim.similarity(none, naught)
+        tnsim.similarity(none, naught, CLOSURE)
     with pytest.raises(tnsim.ResultError, match=f"the inner product {refusal}"):
-        tnsim.inner(none, naught)
+        tnsim.inner(none, naught, CLOSURE)
     assert tnsim.inner(c, a - a) == 0
 
 
@@ -189,10 +193,10 @@ def test_pairs_without_digits_are_named(rng):
     a = stack(rng, 2, False, False)
     lost = [exchanged(moved(rng, a, 1e-7)) - a for _ in range(2)]
     with pytest.raises(tnsim.ResultError, match=r"the cosine of . and . has no digits left"):
-        tnsim.pairwise({"x": lost[0], "y": lost[1]})
+        tnsim.pairwise({"x": lost[0], "y": lost[1]}, CLOSURE)
     few = [exchanged(moved(rng, a, 3e-6)) - a for _ in range(2)]
     with pytest.warns(tnsim.PrecisionWarning, match=r"the cosine of . and . has about"):
-        tnsim.pairwise({"x": few[0], "y": few[1]})
+        tnsim.pairwise({"x": few[0], "y": few[1]}, CLOSURE)
 
 
 def test_a_cosine_beyond_its_error_bound_is_our_error():

@@ -202,7 +202,8 @@ def test_two_devices_give_what_one_gives(rng, tmp_path):
         tnsim.save(model, tmp_path / f"{n}.safetensors")
     code = (
         "import jax, tnsim, numpy as np; m = list(tnsim.load('.')); assert len(jax.devices()) == 2; "
-        "print(*(x for part in (m[:3], m[3:]) for x in tnsim.pairwise(part).similarity.values.ravel()))"
+        "r = [tnsim.pairwise(m[:3]), tnsim.pairwise(m[3:], tnsim.GaussianClosure())]; "
+        "print(*(x for run in r for x in run.similarity.values.ravel()))"
     )
     environment = {
         **os.environ,
@@ -213,9 +214,8 @@ def test_two_devices_give_what_one_gives(rng, tmp_path):
         [sys.executable, "-c", code], capture_output=True, text=True, env=environment, cwd=tmp_path
     )
     assert done.returncode == 0, done.stderr
-    alone = np.concatenate(
-        [tnsim.pairwise(part).similarity.values.ravel() for part in (some, deep)]
-    )
+    runs = tnsim.pairwise(some), tnsim.pairwise(deep, tnsim.GaussianClosure())
+    alone = np.concatenate([run.similarity.values.ravel() for run in runs])
     np.testing.assert_allclose(np.array(done.stdout.split(), float), alone, atol=1e-13)
 
 
@@ -375,9 +375,11 @@ def test_the_cheaper_route_is_planned():
 
     narrow = plan(32, 64, 5)
     assert narrow.route == "features" and (narrow.pairs, narrow.tiles) == (210, 1)
-    assert narrow.multiplications == 20 * 5 * 64 * 32 * 32 + 210 * 5 * (1 + 32 * 33 // 2)
+    legs, form, trace = 2 * 64 * 32 * 32, 5 * 64 * 32 * 32, 64 * (32 + 5)
+    assert narrow.multiplications == 20 * (legs + form + trace) + 210 * 5 * (1 + 32 * 33 // 2)
     assert plan(784, 32, 62).route == "recursion"
-    deep = plan(8, 16, 3, depth=2)
+    assert plan(8, 16, 3, depth=2).route == "features"
+    deep = plan(64, 4, 3, depth=2)
     assert deep.route == "recursion" and deep.seconds > 0 and deep.peak_bytes > 0
     assert all(
         word in str(deep)
@@ -391,13 +393,14 @@ def test_the_cheaper_route_is_planned():
 
 
 @backends.compiled
-def test_programs_are_compiled_once_per_shape(rng, monkeypatch):
+def test_programs_are_compiled_once_per_shape(rng, monkeypatch, route):
     """Thirty pairs more of known shapes trace nothing."""
     from tnsim.engine import execution
 
     def make(count):
         return [tnsim.Model([bilinear(rng, 3, 4, 2), bilinear(rng, 2, 3, 2)]) for _ in range(count)]
 
+    route(costs.RECURSION)
     tnsim.pairwise(make(8))
     traced = []
     monkeypatch.setattr(

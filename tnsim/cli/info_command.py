@@ -12,8 +12,6 @@ from tnsim.cli.options import JsonOption, print_json, say
 PACKAGES = ("jax", "jaxlib", "numpy", "quimb", "cotengra", "safetensors")
 EXTRAS = ("pairwise", "plot", "dask", "parquet", "torch", "yaml")
 _REQUIREMENT = re.compile(r"([\w.-]+).*extra == ['\"]([\w-]+)['\"]")
-
-
 CACHED = ("plans", "programs")
 
 

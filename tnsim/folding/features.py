@@ -1,19 +1,9 @@
 """Models as vectors whose dot products are inner products.
 
-In: models of at most one nonlinear layer. Out: blocks of features.
+In: models, a space that holds them (`feature_space`). Out: blocks of features.
 
-Such a model is a quadratic polynomial, and its inner product with any other depends on few
-numbers. Under a Gaussian x = m + C^(1/2) z these are the coefficients of its Hermite (chaos)
-expansion in z,
-
-    f(x) = z'Hz + 2 g'z + c,
-    phi  = (c + tr H, 2 g, sqrt(2) H),
-    E<A(x), B(x)> = phi_A . phi_B,
-
-which holds biases, skips, linear layers around, mean and covariance (possibly singular) exactly.
-Under the other metrics they are the entries of the lifted tensor, symmetrised for `TreeSymmetric`
-and `Symmetric`. A symmetric matrix is stored as its upper half, entries off the diagonal times
-sqrt(2). The work per model is then done once, and K x K inner products are one matrix product.
+The work per model is done once, and K x K inner products are one matrix product. A space whose
+vectors are long is a sum of parts, made one at a time: inner products are sums over them.
 """
 
 from __future__ import annotations
@@ -29,14 +19,12 @@ from jaxtyping import Float
 
 from tnsim.engine import execution
 from tnsim.engine.devices import BY_MODEL, mesh, replicated, spread
-from tnsim.engine.log_scaled import LogScaled, total
-from tnsim.folding.feature_space import AT_ONCE, Space, fits, space
-from tnsim.folding.quadratic_forms import chaos_features, entry_features, form_of, root_of
+from tnsim.engine.log_scaled import LogScaled, add, total
+from tnsim.folding.feature_space import FeatureSpace, fits, spaces
 from tnsim.metrics.metric import Metric
 from tnsim.models.model import Model
 from tnsim.models.scaling import scaled, split
-from tnsim.tensors.kinds import LayerKind, kinds
-from tnsim.tensors.lifted import arrays
+from tnsim.tensors.kinds import Kinds, kinds
 
 
 class Block(NamedTuple):
@@ -80,8 +68,9 @@ def compared(
         Inner products, (out,) or (). None where the models have no vectors or such as do not fit.
     """
     models = list({id(model): model for _, model in (*one, *two)}.values())
-    common = space([kinds(model) for model in models], metric)
-    if common is None or not fits(common):
+    several = spaces([kinds(model) for model in models], metric, models[0].n_ctx)
+    common = next((space for space in several if fits(space)), None)
+    if common is None:
         return None
     number = {id(model): n for n, model in enumerate(models)}
     weights = np.zeros((2, len(models)))
@@ -91,8 +80,9 @@ def compared(
     parts = [scaled(model, per_output) for model in models]
     exponents = np.array([part.exponent for part in parts])
     models = [part.model for part in parts]
-    both = block(models, exponents, weights, common, metric, dtype)
-    cross, squares = products(both, both, per_output), norms(both, per_output)
+    blocks = [block(models, exponents, weights, part, metric, dtype) for part in common.parts]
+    cross = add([products(both, both, per_output) for both in blocks])
+    squares = add([norms(both, per_output) for both in blocks])
     return {
         "AB": LogScaled(*(x[0, 1] for x in cross)),
         "AA": LogScaled(*(x[0] for x in squares)),
@@ -104,7 +94,7 @@ def block(
     models: Sequence[Model],
     exponents: Float[np.ndarray, " models"] | Float[np.ndarray, "models out"],
     weights: Float[np.ndarray, "rows models"] | None,
-    space: Space,
+    space: FeatureSpace,
     metric: Metric,
     dtype: str,
 ) -> Block:
@@ -188,24 +178,21 @@ def _gram(rows: Any, columns: Any, per_output: bool) -> Any:
 
 
 def _all(
-    models: Sequence[Model], space: Space, metric: Metric, dtype: str
+    models: Sequence[Model], space: FeatureSpace, metric: Metric, dtype: str
 ) -> tuple[Any, np.ndarray]:
     """Features of all models, and the logarithms of their scales.
 
     Models of equal layers are stacked and go through one compiled program.
     """
-    root = root_of(metric, space)
-    root = None if root is None else jnp.asarray(root, dtype)
-    groups: dict[tuple[LayerKind, ...], list[int]] = {}
+    inputs = space.inputs(metric, dtype)
+    groups: dict[Kinds, list[int]] = {}
     for n, model in enumerate(models):
         groups.setdefault(kinds(model), []).append(n)
     order, blocks, scales = [], [], []
     for members in groups.values():
-        lifted = []
-        for n in members:
-            lifted.append([arrays(layer, space.lifted) for layer in models[n].layers])
-        stack = jax.tree.map(lambda *x: np.stack(x, dtype=dtype), *lifted)
-        values, scale = _features(spread(stack), root, space)
+        weights = [space.weights(models[n]) for n in members]
+        stack = jax.tree.map(lambda *x: np.stack(x, dtype=dtype), *weights)
+        values, scale = _features(spread(stack), inputs, space)
         order += members
         if len(values) > len(members):  # repeated to fill the devices
             values = values[: len(members)]
@@ -219,24 +206,23 @@ def _all(
 
 
 @partial(jax.jit, static_argnames="space")
-def _features(stack: list[dict[str, Any]], root: Any, space: Space) -> tuple[Any, Any]:
+def _features(stack: Any, inputs: Any, space: FeatureSpace) -> tuple[Any, Any]:
     """Features (models, out, features) of stacked weights, and their scales (models,).
 
     Args:
-        stack: Arrays of every layer by role, with a first axis of models.
-        root: See `quadratic_forms.root_of`.
+        stack: What the space reads of a model, with a first axis of models.
+        inputs: What it reads besides.
         space: Which numbers a vector holds.
     """
 
-    def one(layers: list[dict[str, Any]]) -> tuple[Any, Any]:
-        form = form_of(layers, root, space.lifted)
-        values = chaos_features(form, space) if space.gaussian else entry_features(form, space)
+    def one(weights: Any) -> tuple[Any, Any]:
+        values = space.vector(weights, inputs)
         largest = jnp.abs(values).max()
         scale = jnp.where(largest > 0, largest, 1.0)
         return values / scale, scale
 
     each = jax.shard_map(
-        lambda part: jax.lax.map(one, part, batch_size=AT_ONCE),
+        lambda part: jax.lax.map(one, part, batch_size=space.at_once),
         mesh=mesh(),
         in_specs=BY_MODEL,
         out_specs=BY_MODEL,

@@ -9,7 +9,7 @@ one model; one of each sequence of kinds is kept as an example to plan with.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 from uuid import uuid4
@@ -22,7 +22,7 @@ from tnsim.compare.planned import Budget
 from tnsim.engine.devices import device
 from tnsim.engine.precision import Arithmetic
 from tnsim.errors import DuplicateWarning, ModelError
-from tnsim.folding.feature_space import Space
+from tnsim.folding.feature_space import FeatureSpace
 from tnsim.gram import run_plan as costs
 from tnsim.gram import run_sizes
 from tnsim.gram import store as stores
@@ -65,8 +65,8 @@ class Run(NamedTuple):
         symmetric: Whether they are the same one.
         job: What all tasks share.
         plan: The route and the tiles.
-        space: That of the features, whichever route is taken; None where there are none.
-        contracted: Plans and their numbers of pairs, none where features are taken.
+        spaces: Those of the routes by features, whichever is taken.
+        contracted: Plans of the pairs and how often each runs, none where pairs are too large.
     """
 
     rows: Side
@@ -74,7 +74,7 @@ class Run(NamedTuple):
     symmetric: bool
     job: Job
     plan: PairwisePlan
-    space: Space | None
+    spaces: Mapping[str, FeatureSpace]
     contracted: Contracted
 
     @property
@@ -134,9 +134,10 @@ def prepared(
         planned.check(model, model, metric)
     setting = Setting(metric, per_output, dtype, budget)
     others = None if other is None else columns.entries
-    plan, space, contracted = costs.plan(rows.entries, others, examples, setting)
-    job = Job(setting, None, plan.tile, 0, key=uuid4().hex)  # equal runs at once stay apart
-    return Run(rows, columns, other is None, job, plan, space, contracted)
+    plan, spaces, contracted = costs.plan(rows.entries, others, examples, setting)
+    key = uuid4().hex  # equal runs at once stay apart
+    job = Job(setting, None, plan.tile, keep_blocks=2, keep_bytes=0, key=key)
+    return Run(rows, columns, other is None, job, plan, spaces, contracted)
 
 
 def _check_shapes(entries: Sequence[Entry]) -> None:
@@ -225,6 +226,10 @@ def as_stored(run: Run, target: Store, alone: bool) -> Run:
             later tiles; workers may share a machine.
     """
     route, tile = target.attrs["route"], target.attrs["tile"]
-    space = run.space if route == costs.FEATURES else None
+    space = run.spaces.get(route)
     keep = run_sizes.memory(run.job.setting) / 2 if alone else 0
-    return run._replace(job=run.job._replace(size=tile, space=space, keep_bytes=keep))
+    job = run.job._replace(size=tile, space=space, keep_bytes=keep)
+    streamed = any(plan.route == route and plan.streamed for plan in run.plan.routes)
+    if not streamed:
+        job = job._replace(keep_blocks=2 * len(job.parts))
+    return run._replace(job=job)

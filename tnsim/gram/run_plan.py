@@ -2,10 +2,10 @@
 
 In: entries, a metric. Out: a plan: the route, the tiles, multiplications, memory.
 
-Two routes give the same numbers. *Features* turn each model into a vector, so that a pair is a
-dot product; *recursion* contracts every pair along its plan. The one that multiplies less is
-taken, where a feature vector beyond the cache is charged for being written, as planning charges
-any large intermediate.
+All routes give the same numbers. *Features* turn each model into a vector, so that a pair is a
+dot product; each space that holds the models is a route. *Recursion* contracts every pair along its
+plan. The one that multiplies least is taken, where a feature vector beyond the cache is charged for
+being written, as planning charges any large intermediate.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ from tnsim.engine.pathfinding import CACHED, WRITING
 from tnsim.engine.piece import Piece
 from tnsim.engine.plan import Plan
 from tnsim.engine.plan_memory import PROGRAM_BYTES
+from tnsim.errors import TooLarge
 from tnsim.folding import feature_space
-from tnsim.folding.feature_space import Space
+from tnsim.folding.feature_space import FeatureSpace
 from tnsim.gram import batched_plans
 from tnsim.gram.batched_plans import Setting
 from tnsim.gram.run_sizes import LARGEST_TILE, Sizes
@@ -37,7 +38,7 @@ FEATURES, RECURSION = ROUTES = "features", "recursion"
 # slowest plan does 1.3e10.
 _ELEMENT_WORK = 64
 _FEATURE_OPERATIONS = 16  # of a program that makes features or takes their products
-_COMPILED = {FEATURES: 2**23, RECURSION: 3 * 2**22}  # bytes of a program and of compiling it
+_VECTOR_BYTES, _CONTRACTION_BYTES = 2**23, 3 * 2**22  # of a program and of compiling it
 
 _Bases: TypeAlias = "Counter[Kinds]"
 """Numbers of distinct models by the kinds of their layers."""
@@ -51,14 +52,17 @@ class PairwisePlan:
     """What a pairwise run takes.
 
     Args:
-        route: "features" or "recursion".
+        route: "recursion", or the name of the way to make vectors: "features".
         pairs: Pairs of distinct models.
         tile: Models a side of a tile.
         tiles: How many there are.
         multiplications: Scalar ones, of all pairs together.
         peak_bytes: Alive at once: weights, features and products of one tile.
         compilations: Compiled programs.
+        streamed: Whether vectors are too many to be kept: for every tile they are made again, part
+            by part.
         seconds: Estimated, with compiling; None where no rate was measured.
+        others: The other routes that were weighed, the cheapest first.
 
     Example:
         >>> print(PairwisePlan("features", 3, 2, 1, 12, 2**20, 3).summary)
@@ -72,18 +76,33 @@ class PairwisePlan:
     multiplications: int
     peak_bytes: int
     compilations: int
+    streamed: bool = False
     seconds: float | None = None
+    others: tuple[PairwisePlan, ...] = ()
+
+    @property
+    def routes(self) -> tuple[PairwisePlan, ...]:
+        """This plan and those of the other routes."""
+        return self, *self.others
 
     @property
     def program_bytes(self) -> int:
         """Bytes that compiling takes, the first time in a process."""
-        return PROGRAM_BYTES + _COMPILED[self.route] * self.compilations
+        compiled = _CONTRACTION_BYTES if self.route == RECURSION else _VECTOR_BYTES
+        return PROGRAM_BYTES + compiled * self.compilations
 
     @property
     def summary(self) -> str:
         """One line, as the result keeps it."""
         tiles = f"{self.tiles} tiles of {self.tile} x {self.tile}"
         return f"{self.route}: {self.multiplications:.3g} multiplications in {tiles}"
+
+    @property
+    def _costs(self) -> str:
+        """In one line beside other routes."""
+        seconds = "" if self.seconds is None else f", {self.seconds:.3g} s"
+        memory = f"{self.peak_bytes / 2**20:,.2f} MiB"
+        return f"{self.multiplications:.3g} multiplications, {memory}{seconds}"
 
     def __str__(self) -> str:
         rows = [
@@ -96,6 +115,8 @@ class PairwisePlan:
         ]
         if self.seconds is not None:
             rows.append(("estimated", f"{self.seconds:.3g} s with compiling, without reading"))
+        for other in self.others:
+            rows.append((f"or {other.route}", other._costs))
         return "\n".join(f"{name:<16} {text}" for name, text in rows)
 
 
@@ -104,8 +125,8 @@ def plan(
     columns: Sequence[Entry] | None,
     examples: Mapping[Kinds, Model],
     setting: Setting,
-) -> tuple[PairwisePlan, Space | None, Contracted]:
-    """The plan of the cheaper route.
+) -> tuple[PairwisePlan, dict[str, FeatureSpace], Contracted]:
+    """The plan of the cheapest route.
 
     Args:
         rows: Distinct models.
@@ -114,30 +135,41 @@ def plan(
         setting: What is the same for all pairs.
 
     Returns:
-        The plan, the space of features whichever route it is, None where there are none, and what
-        is contracted, nothing where features are taken.
+        The plan, the spaces of all routes by features, whichever route it is, and what is
+        contracted along plans, nothing where pairs are too large for that.
 
     Raises:
-        ModelError, TooLarge: As for a single pair.
+        ModelError: As for a single pair.
+        TooLarge: As for a single pair, where there is no other route.
     """
     several = [_bases(rows)] if columns is None else [_bases(rows), _bases(columns)]
-    sequences = any(model.n_ctx is not None for model in examples.values())
-    space = feature_space.space(list(examples), setting.metric, sequences)
+    n_ctx = next(iter(examples.values())).n_ctx
     run = Sizes.of(rows, columns, examples, setting)
-    work = _contractions(several, examples, setting)
-    by_pair = _recursion(run, work)
-    if space is None:
-        return by_pair, None, work.plans
-    by_model = _features(run, several, space, compilations=len(examples) + 2)
-    if run.terms > 1 and feature_space.fits(space):
-        return by_model, space, []
-    numbers = space.length * space.d_out
+    spaces = feature_space.spaces(list(examples), setting.metric, n_ctx)
     made = sum(bases.total() for bases in several)
-    charge = WRITING * numbers * made if numbers > CACHED else 0
-    cheaper = by_model.multiplications + charge < by_pair.multiplications
-    if cheaper:
-        return by_model, space, []
-    return by_pair, space, work.plans
+    routes: list[tuple[float, PairwisePlan]] = []
+    for space in spaces:
+        found = _features(run, several, space, len(space.parts) * (len(examples) + 2))
+        if found.peak_bytes > run.available:
+            continue
+        numbers = space.length * space.d_out
+        charge = WRITING * numbers * made if numbers > CACHED else 0
+        keeps_digits = run.terms > 1 and feature_space.fits(space)
+        routes.append((0 if keeps_digits else found.multiplications + charge, found))
+    contracted: Contracted = []
+    try:
+        work = _contractions(several, examples, setting)
+        contracted = work.plans
+        found = _recursion(run, work)
+        routes.append((found.multiplications, found))
+    except TooLarge:
+        if not routes:
+            raise
+    routes.sort(key=lambda route: route[0])
+    (_, cheapest), *others = routes
+    weighed = tuple(other for _, other in others)
+    by_route = {space.route: space for space in spaces}
+    return dataclasses.replace(cheapest, others=weighed), by_route, contracted
 
 
 def _recursion(run: Sizes, work: _Work) -> PairwisePlan:
@@ -158,62 +190,79 @@ def _recursion(run: Sizes, work: _Work) -> PairwisePlan:
 
 
 def _features(
-    run: Sizes, several: Sequence[_Bases], space: Space, compilations: int
+    run: Sizes, several: Sequence[_Bases], space: FeatureSpace, compilations: int
 ) -> PairwisePlan:
     """Every model turned into a vector, every pair a dot product."""
     made = list(itertools.chain.from_iterable(bases.elements() for bases in several))
     numbers = space.length * space.d_out
     vector_bytes = numbers * run.item
-    tile = run.tile(numbers, run.weights + 2 * vector_bytes)
+    part_bytes = max(part.length for part in space.parts) * space.d_out * run.item
     making = sum(space.multiplications(kinds) for kinds in made)
     work = making + run.pairs * numbers
-    if len(made) * vector_bytes > run.available / 2:  # then they are made again for every tile
-        again = 2 * run.tiles(tile) * tile // len(made)
-        work += again * making
+    kept = len(made) * vector_bytes <= run.available / 2
+    streamed = not kept and len(space.parts) > 1
+    if streamed:  # the larger the tile, the fewer times a vector is made
+        vector_bytes = part_bytes
+        tile = run.tile(1, run.weights + 2 * part_bytes)
+    else:
+        tile = run.tile(numbers, run.weights + 2 * vector_bytes)
+    if not kept:
+        work += 2 * run.tiles(tile) * tile // len(made) * making
     # Features are kept for later tiles: of two blocks, or of all models up to half the memory.
-    kept = max(2 * tile * vector_bytes, run.available / 2)
-    peak = int(min(len(made) * vector_bytes, kept))
-    peak += _making_bytes(run, tile * run.terms, space, made)
+    most = max(2 * tile * vector_bytes, run.available / 2)
+    peak = int(min(len(made) * numbers * run.item, most))
+    peak += _making_bytes(run, tile * run.terms, space, made, part_bytes)
     return PairwisePlan(
-        FEATURES,
+        space.route,
         run.pairs,
         tile,
         run.tiles(tile),
         work,
         peak_bytes=peak + run.tile_bytes(tile),
         compilations=compilations,
+        streamed=streamed,
     )
 
 
-def _making_bytes(run: Sizes, models: int, space: Space, made: Sequence[Kinds]) -> int:
-    """What it takes to make the features of so many distinct models, besides these."""
-    combined = models * space.length * space.d_out * run.item if run.terms > 1 else 0
+def _making_bytes(
+    run: Sizes, models: int, space: FeatureSpace, made: Sequence[Kinds], part_bytes: int
+) -> int:
+    """What it takes to make a part of the features of so many distinct models, besides these."""
+    combined = models * part_bytes if run.terms > 1 else 0
     stacks = 2 * models * run.weights  # in NumPy and on the device
     in_flight = max(space.in_flight(kinds, models) for kinds in made) * run.item
     return combined + stacks + in_flight
 
 
 def with_seconds(found: PairwisePlan, contracted: Contracted, dtype: str) -> PairwisePlan:
-    """The plan with an estimate of its time, from what this machine does a second.
+    """The plan with an estimate of the time of every route, from what this machine does a second.
 
     Args:
         found: the plan of a run.
-        contracted: what is contracted, nothing where features are taken.
+        contracted: what is contracted along plans.
         dtype: of the run.
     """
-    if found.route == FEATURES:
-        measured = rates.measured(dtype)
-        total = found.multiplications / measured.small
-        total += measured.compiling * _FEATURE_OPERATIONS * found.compilations
-    else:
-        plans = [plan for _, plan in contracted]
-        once = rates.seconds_of(
-            plans, [batched_plans.batch_side(plan, found.tile) for plan in plans]
-        )
-        total = sum(one.compiling for one in once)
-        for (times, _), one in zip(contracted, once, strict=True):
-            total += times * one.running
-    return dataclasses.replace(found, seconds=total)
+    timed = []
+    for route in found.routes:
+        seconds = _feature_seconds(route, dtype)
+        if route.route == RECURSION:
+            seconds = _recursion_seconds(route, contracted)
+        timed.append(dataclasses.replace(route, seconds=seconds))
+    return dataclasses.replace(timed[0], others=tuple(timed[1:]))
+
+
+def _feature_seconds(route: PairwisePlan, dtype: str) -> float:
+    measured = rates.measured(dtype)
+    compiling = measured.compiling * _FEATURE_OPERATIONS * route.compilations
+    return route.multiplications / measured.small + compiling
+
+
+def _recursion_seconds(route: PairwisePlan, contracted: Contracted) -> float:
+    plans = [plan for _, plan in contracted]
+    sides = [batched_plans.batch_side(plan, route.tile) for plan in plans]
+    once = rates.seconds_of(plans, sides)
+    running = sum(times * one.running for (times, _), one in zip(contracted, once, strict=True))
+    return running + sum(one.compiling for one in once)
 
 
 def _bases(entries: Sequence[Entry]) -> _Bases:

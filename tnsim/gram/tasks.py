@@ -10,15 +10,15 @@ the tasks that follow, see `Job`.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from tnsim.engine.log_scaled import LogScaled
+from tnsim.engine.log_scaled import LogScaled, add
 from tnsim.errors import ExecutorError, TnsimError
 from tnsim.folding import features
-from tnsim.folding.feature_space import Space
+from tnsim.folding.feature_space import FeatureSpace
 from tnsim.gram import batched_plans
 from tnsim.gram.batched_plans import Setting, Terms
 from tnsim.gram.sources import Entry
@@ -36,17 +36,24 @@ class Job(NamedTuple):
 
     Args:
         setting: What is the same for all pairs.
-        space: That of the features; None for the batched_plans.
+        space: That of the features; None for the batched plans.
         size: Models a side of a tile.
-        keep_bytes: How much of what is prepared is kept, beyond the last two blocks.
+        keep_blocks: How many blocks of what is prepared are kept, whatever their size.
+        keep_bytes: How much is kept beyond them.
         key: Names this run and no other.
     """
 
     setting: Setting
-    space: Space | None
+    space: FeatureSpace | None
     size: int
+    keep_blocks: int
     keep_bytes: float
     key: str
+
+    @property
+    def parts(self) -> Sequence[FeatureSpace | None]:
+        """What is prepared one at a time; inner products are sums over the parts."""
+        return (None,) if self.space is None else self.space.parts
 
 
 @contextlib.contextmanager
@@ -60,10 +67,7 @@ def forgetting(job: Job) -> Iterator[None]:
 
 def norms(job: Job, entries: tuple[Entry, ...]) -> LogScaled:
     """Squared norms of some models; per output where the job wants slices."""
-    block = _block(job, entries)
-    if isinstance(block, features.Block):
-        return _checked(features.norms(block, job.setting.per_output), job)
-    return _checked(batched_plans.norms(block, job.setting), job)
+    return _checked(add([_part_norms(job, _block(job, entries, part)) for part in job.parts]), job)
 
 
 def tile(job: Job, rows: tuple[Entry, ...], columns: tuple[Entry, ...]) -> LogScaled:
@@ -76,38 +80,51 @@ def tile(job: Job, rows: tuple[Entry, ...], columns: tuple[Entry, ...]) -> LogSc
     Returns:
         (rows, columns), and (rows, columns, out) where the job wants slices.
     """
-    first = _block(job, rows)
-    second = first if rows == columns else _block(job, columns)
+    products = []
+    for part in job.parts:
+        first = _block(job, rows, part)
+        second = first if rows == columns else _block(job, columns, part)
+        products.append(_part_products(job, first, second))
+    return _checked(add(products), job)
+
+
+def _part_norms(job: Job, block: Block) -> LogScaled:
+    if isinstance(block, features.Block):
+        return features.norms(block, job.setting.per_output)
+    return batched_plans.norms(block, job.setting)
+
+
+def _part_products(job: Job, first: Block, second: Block) -> LogScaled:
     if isinstance(first, features.Block) and isinstance(second, features.Block):
-        return _checked(features.products(first, second, job.setting.per_output), job)
+        return features.products(first, second, job.setting.per_output)
     assert isinstance(first, batched_plans.Block) and isinstance(second, batched_plans.Block)
-    return _checked(batched_plans.products(first, second, job.setting, job.size), job)
+    return batched_plans.products(first, second, job.setting, job.size)
 
 
-def _block(job: Job, entries: tuple[Entry, ...]) -> Block:
+def _block(job: Job, entries: tuple[Entry, ...], part: FeatureSpace | None) -> Block:
     """What the tasks need of some models, from the ones kept or made anew."""
     # Tasks of executors share one allowance: nobody tells a worker that its run has ended.
     owner = job.key if job.keep_bytes else _WORKER
     kept = session().blocks
-    key = (owner, job.key, *(entry.digest for entry in entries))
-    block = kept.get(key, lambda: _prepared(job, entries))
-    kept.shrink(job.keep_bytes, 2, lambda key: key[0] == owner)
+    key = (owner, job.key, part, *(entry.digest for entry in entries))
+    block = kept.get(key, lambda: _prepared(job, entries, part))
+    kept.shrink(job.keep_bytes, job.keep_blocks, lambda key: key[0] == owner)
     return block
 
 
-def _prepared(job: Job, entries: tuple[Entry, ...]) -> Block:
-    """The block of some models: their features, or themselves for the batched_plans."""
+def _prepared(job: Job, entries: tuple[Entry, ...], part: FeatureSpace | None) -> Block:
+    """The block of some models: a part of their features, or themselves for the batched plans."""
     models, combined = _terms(entries, job.setting.dtype)
-    parts = [scaled(model, job.setting.per_output) for model in models]
-    models = tuple(part.model for part in parts)
-    exponents = np.array([part.exponent for part in parts])
-    if job.space is None:
+    units = [scaled(model, job.setting.per_output) for model in models]
+    models = tuple(unit.model for unit in units)
+    exponents = np.array([unit.exponent for unit in units])
+    if part is None:
         return batched_plans.Block(models, exponents, combined)
     single_terms = combined.index.shape[1] == 1 and (combined.coefficients == 1).all()
     plain = single_terms and len(models) == len(entries)
     weights = None if plain else _dense(combined, len(models))
     metric, dtype = job.setting.metric, job.setting.dtype
-    return features.block(models, exponents, weights, job.space, metric, dtype)
+    return features.block(models, exponents, weights, part, metric, dtype)
 
 
 def _terms(entries: tuple[Entry, ...], dtype: str) -> tuple[tuple[Model, ...], Terms]:

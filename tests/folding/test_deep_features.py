@@ -1,0 +1,198 @@
+"""Polynomials as vectors: against quadrature, dense tensors and diagrams, whole and in blocks."""
+
+import itertools
+
+import cases
+import numpy as np
+import pytest
+from oracles import bilinear, dense_symmetric_product, expected_products, linear
+
+import tnsim
+from tnsim.folding import features, hermite, polynomial_space
+from tnsim.folding.feature_space import spaces
+from tnsim.folding.hermite import Block
+from tnsim.tensors import packed
+from tnsim.tensors.kinds import kinds
+
+CASES = cases.SHALLOW | cases.DEEP | cases.UNEVEN | cases.THREE
+
+
+def vectors(models, metric):
+    """Features (models, out, numbers), by NumPy alone."""
+    (space,) = spaces([kinds(model) for model in models], metric)
+    parts = []
+    for part in space.parts:
+        inputs = part.inputs(metric, "float64")
+        parts.append(np.stack([part.vector(part.weights(model), inputs) for model in models]))
+    found = np.concatenate(parts, axis=2)
+    assert found.shape == (len(models), space.d_out, space.length)
+    return found
+
+
+def agrees(a, b, metric, product):
+    """Inner products per output within 1e-11 of the norms."""
+    first, second = vectors([a, b], metric)
+    scale = np.sqrt(np.sum(first**2) * np.sum(second**2))
+    for (x, one), (y, two) in itertools.product([(first, a), (second, b)], repeat=2):
+        assert np.abs(np.sum(x * y, axis=1) - product(one, two)).max() < 1e-11 * scale
+
+
+def cosine(a, b, metric):
+    first, second = vectors([a, b], metric)
+    return np.sum(first * second) / np.sqrt(np.sum(first**2) * np.sum(second**2))
+
+
+@pytest.mark.parametrize("inputs", cases.INPUTS)
+@pytest.mark.parametrize("case", CASES)
+def test_gaussian(case, inputs, rng):
+    """Biases, skips, linear layers, models of different depth; mean and covariance of any rank."""
+    metric = tnsim.Gaussian(*cases.INPUTS[inputs](rng))
+    a, b = cases.pair(CASES[case], rng)
+    agrees(a, b, metric, lambda one, two: expected_products(one, two, metric))
+
+
+@pytest.mark.parametrize("case", cases.SHALLOW | cases.DEEP)
+def test_symmetric(case, rng):
+    a, b = cases.pair((cases.SHALLOW | cases.DEEP)[case], rng)
+    agrees(a, b, tnsim.Symmetric(), dense_symmetric_product)
+
+
+@pytest.mark.parametrize("biases", [False, True])
+def test_products_of_three_legs(biases, rng):
+    """Odd orders, under a bilinear layer and over one, and skips around three legs."""
+
+    def cubic(d_in, rank, d_out):
+        legs = [rng.normal(size=(rank, d_in)) for _ in range(3)]
+        constants = [rng.normal(size=rank) for _ in range(3)] if biases else None
+        return tnsim.Multilinear(legs, rng.normal(size=(d_out, rank)), constants)
+
+    a = tnsim.Model([cubic(2, 3, 2), bilinear(rng, 2, 3, 2, biases)])
+    b = tnsim.Model([bilinear(rng, 2, 2, 2, biases), cubic(2, 2, 2)])
+    for metric in (tnsim.Gaussian(), tnsim.Gaussian(*cases.random_gaussian(rng, 2))):
+        agrees(a, b, metric, lambda one, two, m=metric: expected_products(one, two, m))
+    skip = tnsim.Residual(cubic(2, 3, 2), 0.7, 0.3)
+    c = tnsim.Model([skip, linear(rng, 2, 2, True)])
+    agrees(c, a, tnsim.Gaussian(), lambda x, y: expected_products(x, y, tnsim.Gaussian()))
+    e = tnsim.Model([tnsim.Residual(cubic(2, 2, 2), 0.4, 0.5), linear(rng, 2, 2)])
+    assert abs(cosine(c, e, tnsim.Symmetric()) - tnsim.similarity(c, e, tnsim.Symmetric())) < 1e-12
+
+
+@pytest.mark.parametrize("case", ["two residual", "biased two over one"])
+def test_along_diagrams(case, rng):
+    metric = tnsim.Gaussian(*cases.INPUTS["mean and covariance"](rng))
+    a, b = cases.pair((cases.DEEP | cases.UNEVEN)[case], rng)
+    assert abs(tnsim.similarity(a, b, metric) - cosine(a, b, metric)) < 1e-10
+
+
+def test_small_variances_are_kept(rng):
+    """Coordinates of deviations 1, 1e-12 and 0: relative to its own size none is lost."""
+    cov = np.diag([1.0, 1e-24, 0.0])
+    cov[0, 1] = cov[1, 0] = 0.5e-12
+    metric = tnsim.Gaussian(np.ones(3), cov)
+    (space,) = spaces([kinds(tnsim.Model([linear(rng, 3, 1)]))], metric)
+    root = space.inputs(metric, "float64")[1][1:]
+    assert root.shape == (3, 2)
+    np.testing.assert_allclose(root @ root.T, cov, rtol=1e-14, atol=0)
+
+
+@pytest.mark.parametrize("pairs", [True, False])
+def test_blocks_are_parts_of_the_whole(pairs, rng):
+    """Any blocks, orders 0 to 3 and k products as they are: together the whole, nothing twice."""
+    width, k = 4, 3
+    left, right = (
+        {n: rng.normal(size=(k, packed.count(width, n))) for n in range(top + 1)} for top in (3, 2)
+    )
+    for down in (rng.normal(size=(2, k)), None):
+        whole = hermite.product(left, right, down, hermite.whole(width), pairs)
+        for edges in ((0, 1, 4), (0, 3, 4), (0, 1, 2, 3, 4)):
+            blocks = [Block(width, *ends) for ends in itertools.pairwise(edges)]
+            parts = [hermite.product(left, right, down, block, pairs) for block in blocks]
+            for order, numbers in whole.items():
+                found = [part[order] for part in parts if order in part]
+                np.testing.assert_allclose(np.concatenate(found, axis=1), numbers, rtol=1e-12)
+
+
+def deep(rng, count):
+    return [
+        tnsim.Model([bilinear(rng, 3, 4, 2, True), bilinear(rng, 2, 3, 2)]) for _ in range(count)
+    ]
+
+
+@pytest.fixture
+def blocks(monkeypatch):
+    """Several blocks, whatever their size."""
+    monkeypatch.setattr(polynomial_space, "_MATRIX", 30)
+
+
+def test_pairs_of_deep_models(rng):
+    """Differences, and models of another depth."""
+    some = deep(rng, 4)
+    some += [some[0] - some[1], tnsim.Model([bilinear(rng, 3, 2, 2)])]
+    run = tnsim.pairwise(some, slices=True)
+    plan = tnsim.plan_pairwise(some)
+    assert run.attrs["plan"].startswith("features") and not plan.streamed
+    assert abs(run.similarity[0, 5] - tnsim.similarity(some[0], some[5])) < 1e-10
+    whole = vectors([*some[:4], some[5]], tnsim.Gaussian())
+    whole = np.stack([*whole[:4], whole[0] - whole[1], whole[4]])
+    products = np.einsum("iof,jof->ijo", whole, whole)
+    norms = np.sqrt(np.einsum("iio->io", products))
+    np.testing.assert_allclose(run.slices, products / norms[:, None] / norms, atol=1e-12)
+
+
+def test_vectors_too_many_to_be_kept(blocks, rng, monkeypatch):
+    """They are made again, part by part, for every tile."""
+    some = deep(rng, 24)
+    room = 2 * vectors(some, tnsim.Gaussian()).nbytes - 1
+    small = tnsim.Budget(memory_bytes=room)
+    plan = tnsim.plan_pairwise(some, budget=small)
+    assert plan.route == "features" and plan.streamed and plan.peak_bytes <= room
+    made = []
+    making = features.block
+    monkeypatch.setattr(features, "block", lambda *a: made.append(a[3]) or making(*a))
+    run = tnsim.pairwise(some, budget=small)
+    whole = vectors(some, tnsim.Gaussian()).reshape(len(some), -1)
+    whole /= np.linalg.norm(whole, axis=1, keepdims=True)
+    np.testing.assert_allclose(run.similarity, whole @ whole.T, rtol=0, atol=1e-13)
+    parts = len(set(made))
+    assert parts > 1 and len(made) > parts * len(some) / plan.tile
+
+
+def test_symmetric_pairs_and_float32(rng):
+    some = deep(rng, 3)
+    run = tnsim.pairwise(some, tnsim.Symmetric(), dtype="float32")
+    assert run.attrs["plan"].startswith("features")
+    assert abs(run.similarity[0, 1] - cosine(*some[:2], tnsim.Symmetric())) < 1e-6
+
+
+def test_routes_beside_each_other(rng):
+    """The cheapest first; beyond the budget of one inner product features are what is left."""
+    some = deep(rng, 3)
+    plan = tnsim.plan_pairwise(some)
+    (other,) = plan.others
+    assert (plan.route, other.route) == ("features", "recursion")
+    assert plan.multiplications < other.multiplications and other.seconds > 0
+    assert f"or recursion     {other.multiplications:.3g} multiplications" in str(plan)
+    few = tnsim.Budget(multiplications=10)
+    assert tnsim.plan_pairwise(some, budget=few).others == ()
+    with pytest.raises(tnsim.TooLarge, match="more than the budget of 10"):
+        tnsim.plan_pairwise(some, tnsim.GaussianClosure(), budget=few)
+
+
+def test_long_vectors_are_left_to_plans(rng):
+    wide = tnsim.Model([bilinear(rng, 200, 2, 2), bilinear(rng, 2, 2, 1)])
+    assert spaces([kinds(wide)], tnsim.Gaussian())[0].length == packed.count(200, 4) + 20101
+    assert tnsim.plan_pairwise([wide, wide + 0.0 * wide]).route == "recursion"
+    deeper = tnsim.Model([bilinear(rng, 2, 2, 2)] * 4)
+    assert spaces([kinds(deeper)], tnsim.Gaussian()) == ()
+    assert spaces([kinds(wide)], tnsim.GaussianClosure()) == ()
+
+
+def test_what_a_vector_costs(rng):
+    """Legs on 13 numbers of orders 0 to 2 in 3 coordinates; products of orders 0 to 2 with them."""
+    model = tnsim.Model([bilinear(rng, 3, 4, 2), bilinear(rng, 2, 3, 5)])
+    (space,) = spaces([kinds(model)], tnsim.Gaussian())
+    first = 2 * 4 * 3 * 3 + 4 * (3 * 3 * 2 + 3 + 2)
+    legs = 2 * 3 * 2 * (1 + 6)
+    top = 3 * (6 * 6 * 5 + 3 * 3 * (3 + 5) + 6 + 5)
+    rest = 3 * (2 * 6 * 5 + 5)
+    assert space.multiplications(kinds(model)) == first + legs + top + rest

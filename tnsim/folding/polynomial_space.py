@@ -1,0 +1,276 @@
+"""Models of any depth as vectors of their coefficients. In: layers, a metric. Out: features.
+
+A model is a polynomial of its input. Under a Gaussian `x = m + L z`, with L of as many columns as
+the covariance has rank, `E<A(x), B(x)> = sum_n n! <a_n, b_n>` over the Hermite coefficients of both
+in z, which layers multiply exactly (`hermite`): features are `sqrt(n! multiplicity) a_n[I]`, one
+for each sorted index I. With two bilinear layers these are about d^4 / 24 numbers an output.
+
+`Symmetric` compares the symmetrised tensors of two models of one degree N, lifted by a constant
+coordinate. The monomials of order n < N appear C(N, n) times, as many places has the constant, and
+their coefficient is shared by all: features are `sqrt(multiplicity / C(N, n)) c_n[I]`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Float
+
+from tnsim.engine.log_scaled import library_of
+from tnsim.folding import hermite
+from tnsim.folding.hermite import Block, Series
+from tnsim.folding.layer_steps import Step, steps_of
+from tnsim.metrics.input_moments import input_moments
+from tnsim.metrics.metric import Gaussian, Symmetric, joins_legs, layer_by_layer
+from tnsim.metrics.protocol import Metric
+from tnsim.metrics.ways import Way, way_of
+from tnsim.models.model import Model
+from tnsim.tensors import packed
+from tnsim.tensors.kinds import Kinds, nonlinear
+from tnsim.tensors.lifted import arrays
+
+_MATRIX = 2**26  # elements of a matrix from which a block is read
+_SMALL = 2**22  # elements of a matrix so small that several models are made together
+_TOGETHER = 4
+_LONGEST = 2**31  # numbers of a model that are worth thinking of
+_WAYS = 2**8  # ways to split an index; reading them would take longer than any product
+
+
+class PolynomialSpace(NamedTuple):
+    """Coefficients of the polynomials of some models, or a block of them. Hashable.
+
+    Args:
+        d_in, d_out: Of the models.
+        degree: Of the polynomials.
+        orders: Of the coefficients.
+        lifted: Whether there are constants, so that all orders may be there.
+        gaussian: Whether they are Hermite coefficients, else those of monomials.
+        block: Which of them, by the largest coordinate of their index.
+    """
+
+    d_in: int
+    d_out: int
+    degree: int
+    orders: tuple[int, ...]
+    lifted: bool
+    gaussian: bool
+    block: Block
+
+    @property
+    def route(self) -> str:
+        return "features"
+
+    @property
+    def length(self) -> int:
+        """Numbers per output."""
+        return sum(self.block.length(order) for order in self.orders)
+
+    @property
+    def parts(self) -> tuple[PolynomialSpace, ...]:
+        """Blocks that are made one at a time: dot products are sums over them."""
+        return tuple(self._replace(block=block) for block in self._blocks())
+
+    def _blocks(self) -> Iterator[Block]:
+        width, start = self.block.width, 0
+        for stop in range(1, width + 1):
+            if stop == width or self._matrix(start, stop + 1) > _MATRIX:
+                yield Block(width, start, stop)
+                start = stop
+
+    def _matrix(self, start: int, stop: int) -> int:
+        """Elements of the largest matrix from which a block is read, see `packed.splits`."""
+        half = math.ceil(self.degree / 2)
+        halves = half, self.degree - half
+        below, inner = (math.prod(packed.count(w, n) for n in halves) for w in (stop, start))
+        return self.d_out * (below - inner)
+
+    def multiplications(self, layers: Kinds) -> int:
+        """Scalar multiplications that the features of one model take."""
+        orders, number, width = self._input_orders(), 0, self.block.width
+        steps = [kind for kind in layers if kind.down is not None]
+        for kind in steps:
+            out = self.d_out if kind is steps[-1] else kind.d_out + self.lifted
+            rank, read = kind.rank + self.lifted, orders
+            entries = sum(packed.count(width, order) for order in orders)
+            number += kind.order * rank * kind.d_in * entries
+            for leg in range(1, kind.order):
+                down = out if leg == kind.order - 1 else 1
+                number += hermite.multiplications(read, orders, rank, down, width, self.gaussian)
+                read = self._up_to(max(read) + max(orders))
+            orders = read
+        return number
+
+    def in_flight(self, layers: Kinds, models: int) -> int:
+        """Elements of intermediates while a block of features of some models is made.
+
+        A matrix beside what it is put together from and what is read from it, and the
+        coefficients before the last layer, twice for its factors and once more as they are
+        multiplied.
+        """
+        width = self.block.width
+        ranks = [kind.rank + self.lifted for kind in layers if kind.down is not None]
+        factor = max(ranks, default=1) * packed.count(width, math.ceil(self.degree / 2))
+        largest = max(self._matrix(part.block.start, part.block.stop) for part in self.parts)
+        longest = max(part.length for part in self.parts) * self.d_out
+        return min(models, self.at_once) * (2 * largest + 2 * longest + 4 * factor)
+
+    @property
+    def at_once(self) -> int:
+        """Models that are made together: several where each is small."""
+        return _TOGETHER if self._matrix(0, self.block.width) <= _SMALL else 1
+
+    def weights(self, model: Model) -> list[dict[str, Any]]:
+        return [arrays(layer, self.lifted) for layer in model.layers]
+
+    def inputs(self, metric: Metric, dtype: str) -> Series:
+        """The (lifted) input as polynomials of degree one in the coordinates of the space."""
+        mean, root = np.zeros(self.d_in), np.eye(self.d_in)
+        if self.gaussian:
+            mean, root = _affine(metric, self.d_in)
+        if not self.lifted:
+            return {1: root.astype(dtype)}
+        constant = np.concatenate([[1.0], mean])[:, None]
+        root = np.concatenate([np.zeros((1, root.shape[1])), root])
+        return {0: constant.astype(dtype), 1: root.astype(dtype)}
+
+    def vector(self, weights: list[dict[str, Any]], inputs: Series) -> Float[Any, "out features"]:
+        found = _coefficients(weights, inputs, self)
+        some = next(iter(found.values()))
+        parts = []
+        for order in self.orders:
+            norm = self._norms(order).astype(some.dtype)
+            numbers = found.get(order, np.zeros((self.d_out, 1), some.dtype))
+            parts.append(numbers * norm)
+        return library_of(some).concatenate(parts, axis=1)
+
+    def _norms(self, order: int) -> Float[np.ndarray, " numbers"]:
+        """Lengths of the basis: the root of what a squared coefficient counts."""
+        multiple = packed.multiplicities(self.block.stop, order, self.block.start)
+        if self.gaussian:
+            return np.sqrt(math.factorial(order) * multiple)
+        return np.sqrt(multiple / math.comb(self.degree, order))
+
+    def _input_orders(self) -> tuple[int, ...]:
+        return (0, 1) if self.lifted else (1,)
+
+    def _up_to(self, degree: int) -> tuple[int, ...]:
+        return _orders(degree, self.lifted, self.gaussian)
+
+
+def polynomials(
+    models: Sequence[Kinds], metric: Metric, n_ctx: int | None
+) -> PolynomialSpace | None:
+    """The space that holds the polynomials of all models.
+
+    Args:
+        models: Kinds of their layers.
+        metric: Any.
+        n_ctx: Positions of the sequences that they read; only vectors are held.
+
+    Returns:
+        The space. None where the metric does not compare polynomials, or where they are too long.
+    """
+    flat = [kind for layers in models for kind in layers]
+    if n_ctx is not None or any(kind.mixes_positions for kind in flat):
+        return None
+    degrees = {math.prod(kind.order for kind in layers) for layers in models}
+    degree, d_in = max(degrees), models[0][0].d_in
+    way = _way(models, metric)
+    if way is None or (way is not Way.ISSERLIS and len(degrees) > 1):
+        return None
+    gaussian, width = way is Way.ISSERLIS, d_in
+    lifted = any(kind.constant for kind in flat) or len({n % 2 for n in degrees}) > 1
+    if gaussian:
+        mean, root = _affine(metric, d_in)
+        lifted, width = lifted or bool(mean.any()), root.shape[1]
+    orders = _orders(degree, lifted, gaussian)
+    block = hermite.whole(width)
+    space = PolynomialSpace(d_in, models[0][-1].d_out, degree, orders, lifted, gaussian, block)
+    ways = math.comb(degree, degree // 2)
+    if width == 0 or ways > _WAYS or space.length * space.d_out > _LONGEST:
+        return None
+    return space
+
+
+def way_of_one_layer(metric: Metric) -> Way | None:
+    """How a metric joins two models of one nonlinear layer each; None where it joins no legs."""
+    return way_of(layer_by_layer(metric, 1, (2, 2))) if joins_legs(metric) else None
+
+
+def _way(models: Sequence[Kinds], metric: Metric) -> Way | None:
+    """Which coefficients have the metric's inner products for dot products."""
+    depth = max(nonlinear(layers) for layers in models)
+    if depth > 1 or max(kind.order for layers in models for kind in layers) > 3:
+        whole = {Gaussian: Way.ISSERLIS, Symmetric: Way.SYMMETRISED}
+        return whole.get(type(metric))
+    way = way_of_one_layer(metric)
+    if way is Way.AS_WRITTEN:  # one leg is symmetric
+        return Way.SYMMETRISED if depth == 0 else None
+    return way
+
+
+def _orders(degree: int, lifted: bool, gaussian: bool) -> tuple[int, ...]:
+    """Orders of the coefficients of one model.
+
+    Without constants a polynomial is homogeneous, and its Hermite coefficients are of even or of
+    odd order.
+    """
+    if lifted:
+        return tuple(range(degree + 1))
+    return tuple(range(degree % 2, degree + 1, 2)) if gaussian else (degree,)
+
+
+def _coefficients(weights: list[dict[str, Any]], inputs: Series, space: PolynomialSpace) -> Series:
+    """The outputs of a model, those of their coefficients that are in the block of the space."""
+    before, steps = steps_of(weights)
+    state = inputs if before is None else hermite.mapped(before, inputs)
+    outputs = slice(int(space.lifted), None)
+    if not steps:
+        own = {order: numbers[outputs] for order, numbers in state.items()}
+        return hermite.within(own, space.block)
+    *hidden, last = steps
+    for step in hidden:
+        state = _applied(step, state, hermite.whole(space.block.width), space.gaussian)
+    copy = None if last.copy is None else last.copy[outputs]
+    last = Step(last.legs, last.down[outputs], copy)
+    return _applied(last, state, space.block, space.gaussian)
+
+
+def _applied(step: Step, state: Series, block: Block, pairs: bool) -> Series:
+    """What a layer makes of some polynomials."""
+    factors = [hermite.mapped(leg, state) for leg in step.legs]
+    if len(factors) == 1:
+        result = hermite.within(hermite.mapped(step.down, factors[0]), block)
+    else:
+        first, *between, last = factors
+        everything = hermite.whole(block.width)
+        for factor in between:
+            first = hermite.product(first, factor, None, everything, pairs)
+        result = hermite.product(first, last, step.down, block, pairs)
+    if step.copy is None:
+        return result
+    carried = hermite.mapped(step.copy, hermite.within(state, block))
+    return hermite.plus(result, carried)
+
+
+def _affine(
+    metric: Metric, d_in: int
+) -> tuple[Float[np.ndarray, " d"], Float[np.ndarray, "d rank"]]:
+    """m and L with x = m + L z for a standard normal z of as many coordinates as x varies in."""
+    input_moments(metric, d_in, False)  # refuses a metric for another number of coordinates
+    mean, cov = getattr(metric, "mean", None), getattr(metric, "cov", None)
+    mean = np.zeros(d_in) if mean is None else np.asarray(mean, np.float64)
+    if cov is None:
+        return mean, np.eye(d_in)
+    cov = np.asarray(cov, np.float64)
+    if cov.ndim == 1:
+        return mean, np.diag(np.sqrt(np.maximum(cov, 0.0)))[:, cov > 0]
+    # In units of every coordinate's own deviation: what is small beside others is not lost.
+    deviation = np.sqrt(np.maximum(np.diag(cov), 0.0))
+    unit = np.where(deviation > 0, deviation, 1.0)
+    values, vectors = np.linalg.eigh((cov + cov.T) / 2 / np.outer(unit, unit))
+    kept = values > d_in * np.finfo(np.float64).eps * values[-1]
+    return mean, deviation[:, None] * vectors[:, kept] * np.sqrt(values[kept])
