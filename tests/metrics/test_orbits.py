@@ -55,9 +55,9 @@ def test_against_all_matchings(bra, ket, cross_only):
     """Every matching belongs to exactly one generated orbit, and orbits hold as many as they claim."""
     bra, ket = Tree(bra), Tree(ket)
     node = nodes_of(bra, 0) + nodes_of(ket, bra.bottoms)
-    from tnsim.metrics.orbits import _automorphisms
+    from tnsim.metrics.orbits import _automorphisms_of_both
 
-    group = _automorphisms(bra, ket)
+    group = _automorphisms_of_both(bra, ket)
 
     def canonical(edges):
         return min(tuple(sorted(tuple(sorted((g[u], g[v]))) for u, v in edges)) for g in group)

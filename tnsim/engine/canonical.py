@@ -1,74 +1,111 @@
-"""Canonical form of a small tensor network.
-
-In: tensors by reference, their labels. Out: a hashable key.
+"""Canonical form of a small tensor network. In: tensors by reference, labels. Out: a hashable key.
 
 Two sub-contractions are the same array, up to the order of its axes, when their networks are
-isomorphic: same arrays, joined alike, the same number of open labels. The key says so regardless
-of label names, of the order of the tensors, and of the exchange of the two legs of a symmetric
-array.
+isomorphic: same arrays, joined alike, the same number of open labels. The key says so regardless of
+the names of labels, of the order of the tensors, and of the order of axes that a tensor may
+exchange.
 
-Colour refinement first; where symmetric positions remain, each member of the first undecided
-class is singled out in turn and the smallest encoding wins.
+It is found as for graphs: colour refinement, then, where symmetric positions remain, each member of
+the first undecided class is singled out in turn, and the smallest encoding wins.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
+from typing import NamedTuple
 
-Tensor = tuple[int, tuple[int, ...]]
+Labels = tuple[int, ...]
+Tensor = tuple[int, Labels]
+"""A reference to an array, and a label for each of its axes."""
+
+Colours = dict[int, int]
+"""A number for every label; labels of one colour have not been told apart."""
+
+
+class _Tensor(NamedTuple):
+    """A tensor's reference, the labels of axes that stay in place, those of axes that exchange."""
+
+    ref: int
+    fixed: Labels
+    exchangeable: Labels
+
+    def seen(self, colours: Colours) -> tuple[Labels, Labels]:
+        """The colours of its labels, in an order that does not depend on how axes exchange."""
+        fixed = tuple([colours[label] for label in self.fixed])
+        return fixed, tuple(sorted([colours[label] for label in self.exchangeable]))
 
 
 def canonical(
-    tensors: Sequence[Tensor], open_labels: Sequence[int], symmetric: Callable[[int], bool]
-) -> tuple[Hashable, tuple[int, ...]]:
-    """(key, open labels in canonical order) of the network of `tensors`, each a reference and its
-    labels.
+    tensors: Sequence[Tensor], open_labels: Sequence[int], exchangeable: Callable[[int], int]
+) -> tuple[Hashable, Labels]:
+    """The canonical form of a network.
+
+    Args:
+        tensors: Each a reference and its labels.
+        open_labels: Labels that are not summed over.
+        exchangeable: How many axes of a reference, the last ones, may be exchanged.
+
+    Returns:
+        The key, and the open labels in canonical order.
+
+    Example:
+        A symmetric matrix times a vector, from either side.
+
+        >>> key, order = canonical([(7, (0, 1)), (8, (1,))], [0], lambda ref: 2)
+        >>> other, _ = canonical([(8, (5,)), (7, (5, 3))], [3], lambda ref: 2)
+        >>> key == other, order
+        (True, (0,))
     """
-    exchangeable = [symmetric(ref) for ref, _ in tensors]
+    network = []
+    for ref, labels in tensors:
+        fixed = len(labels) - exchangeable(ref)
+        network.append(_Tensor(ref, labels[:fixed], labels[fixed:]))
     is_open = set(open_labels)
     colours = {label: int(label in is_open) for _, labels in tensors for label in labels}
-    rank, encoding = _search(tensors, exchangeable, colours)
-    order = tuple(sorted(is_open, key=rank.__getitem__))
-    return (encoding, tuple(rank[label] for label in order)), order
+    encoding, ranks = _smallest(network, colours)
+    order = tuple(sorted(is_open, key=ranks.__getitem__))
+    return (encoding, tuple(ranks[label] for label in order)), order
 
 
-def _search(tensors, exchangeable, colours) -> tuple[dict[int, int], tuple]:
-    colours = _refine(tensors, exchangeable, colours)
-    if len(set(colours.values())) == len(colours):
-        encoding = [
-            (
-                ref,
-                tuple(
-                    sorted([colours[x] for x in labels]) if swap else [colours[x] for x in labels]
-                ),
-            )
-            for (ref, labels), swap in zip(tensors, exchangeable, strict=True)
-        ]
-        return colours, tuple(sorted(encoding))
-    classes: dict[int, list[int]] = {}
+def _smallest(network: list[_Tensor], colours: Colours) -> tuple[tuple, Colours]:
+    """The smallest encoding of the network that its symmetries allow, and the labels' ranks in it.
+
+    An encoding lists the tensors with ranks for labels, so equal encodings are equal networks.
+    """
+    colours = _refined(network, colours)
+    members: dict[int, list[int]] = {}
     for label, colour in colours.items():
-        classes.setdefault(colour, []).append(label)
+        members.setdefault(colour, []).append(label)
+    undecided = [colour for colour, labels in members.items() if len(labels) > 1]
+    if not undecided:
+        return tuple(sorted([(t.ref, *t.seen(colours)) for t in network])), colours
     attempts = []
-    for label in classes[min(c for c, members in classes.items() if len(members) > 1)]:
-        single = {x: 2 * c for x, c in colours.items()}
-        single[label] -= 1
-        attempts.append(_search(tensors, exchangeable, single))
-    return min(attempts, key=lambda attempt: attempt[1])
+    for label in members[min(undecided)]:
+        # Doubled colours leave room for one more, just before the rest of its class.
+        singled_out = {x: 2 * colour for x, colour in colours.items()}
+        singled_out[label] -= 1
+        attempts.append(_smallest(network, singled_out))
+    return min(attempts, key=lambda attempt: attempt[0])
 
 
-def _refine(tensors, exchangeable, colours) -> dict[int, int]:
-    """Split classes of labels by where they occur until nothing splits any more."""
+def _refined(network: list[_Tensor], colours: Colours) -> Colours:
+    """Split classes of labels by where they occur until nothing splits any more.
+
+    Ranks of sorted signatures are the new colours; the old colour comes first in a signature, so
+    classes split but never change their order.
+    """
     count = len(set(colours.values()))
     while count < len(colours):
-        signatures: dict[int, list[tuple]] = {x: [(colour,)] for x, colour in colours.items()}
-        for (ref, labels), swap in zip(tensors, exchangeable, strict=True):
-            inside = [colours[x] for x in labels]
-            inside = tuple(sorted(inside) if swap else inside)
-            for position, label in enumerate(labels):
-                signatures[label].append((ref, -1 if swap else position, inside))
-        frozen = {label: (places[0], *sorted(places[1:])) for label, places in signatures.items()}
-        ranks = {signature: n for n, signature in enumerate(sorted(set(frozen.values())))}
-        colours = {label: ranks[signature] for label, signature in frozen.items()}
+        places: dict[int, list[tuple]] = {label: [] for label in colours}
+        for tensor in network:
+            seen = tensor.seen(colours)
+            for position, label in enumerate(tensor.fixed):
+                places[label].append((tensor.ref, position, seen))
+            for label in tensor.exchangeable:
+                places[label].append((tensor.ref, -1, seen))
+        signatures = {label: (colours[label], *sorted(where)) for label, where in places.items()}
+        ranks = {signature: n for n, signature in enumerate(sorted(set(signatures.values())))}
+        colours = {label: ranks[signature] for label, signature in signatures.items()}
         if len(ranks) == count:
             break
         count = len(ranks)

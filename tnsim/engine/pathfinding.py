@@ -1,72 +1,65 @@
-"""Contraction paths from cotengra.
-
-In: labels and sizes of one product. Out: a few good routes, deterministic.
+"""Contraction paths from cotengra. In: labels and sizes of one product. Out: a few good routes.
 
 Several routes are returned because the one that is best for a product alone need not share most
-with the products beside it; `planning` picks. Everything here depends on its arguments only:
-cotengra's hyper-optimisers stop by the clock and start processes, so they are not used.
+with the products beside it; `stage_search` picks. All depends on the arguments alone: cotengra's
+hyper-optimisers stop by the clock and start processes, so they are not used. Its greedy, optimal
+and seeded random-greedy searches are; they run in `cotengrust`, some thirty times as fast as in
+Python, which for three nonlinear layers, with thousands of products, is the difference between
+seconds and a minute.
 """
 
 from __future__ import annotations
 
+import importlib.metadata
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from tnsim.sessions import remembered
 
-Path = tuple[tuple[int, ...], ...]
+Labels = tuple[int, ...]
+Path = tuple[tuple[int, int], ...]
+"""SSA form: each step names two tensors, operands first, then the results of earlier steps."""
 
-OPTIMAL_UP_TO = 9
-KEPT = 6
-CACHED, WRITING = (
-    2**20,
-    512,
-)  # an element of an intermediate beyond the cache costs about as much as so many multiplications
+OPTIMAL_UP_TO = 10
+"""Tensors for which every path is tried; beyond it paths are guessed and improved."""
+KEPT = 8
+"""Routes returned."""
+SEEDS = {1: 16, 2: 32}
+"""Random-greedy searches, by effort. Each gives its best path; many short ones give more different
+paths, and so more to choose from, than few long ones."""
+TRIALS = 8
+"""Paths that a random-greedy search tries."""
+CACHED, WRITING = 2**20, 128
+"""An element of an intermediate beyond CACHED elements leaves the processor's cache, and costs
+about as much as WRITING multiplications."""
 
 
 class Route(NamedTuple):
-    """A path in SSA form (each step names two earlier tensors) and the labels it loops over to
-    stay small.
+    """A way to contract one product.
+
+    Args:
+        path: The pairwise contractions.
+        chunks: Labels that it loops over to stay small.
+        multiplications: Scalar ones, all turns of the loop together.
+        price: What it costs, see `Cost.price`.
+        largest: Elements of the largest intermediate.
     """
 
     path: Path
-    chunks: tuple[int, ...]
+    chunks: Labels
     multiplications: int
     price: int
     largest: int
 
 
-@remembered
-def routes(
-    inputs: tuple[tuple[int, ...], ...],
-    output: tuple[int, ...],
-    items: tuple[tuple[int, int], ...],
-    effort: int,
-    large: int,
-) -> tuple[Route, ...]:
-    """Distinct routes, the cheapest first, for labels of the sizes `items`.
-
-    No intermediate exceeds `large` elements where chunks can prevent it.
-
-    effort 0: one greedy path. 1: optimal paths for few tensors, a handful of random-greedy ones.
-    2: many, the best improved by reconfiguring subtrees.
-    """
-    sizes = dict(items)
-    if len(inputs) < 3:
-        found: list[Path] = [((0, 1),)] if len(inputs) == 2 else [()]
-    else:
-        found = _search(inputs, output, sizes, effort)
-    ranked = sorted(
-        {_routed(inputs, output, sizes, path, large) for path in found},
-        key=lambda r: (r.price, r.path),
-    )
-    return tuple(ranked[:KEPT])
-
-
 class Cost(NamedTuple):
-    """Scalar multiplications, elements written to memory beyond the cache, and elements of the
-    largest intermediate.
+    """What one product costs along one path.
+
+    Args:
+        multiplications: Scalar ones.
+        written: Elements written to memory beyond the cache.
+        largest: Elements of the largest intermediate.
     """
 
     multiplications: int
@@ -75,108 +68,186 @@ class Cost(NamedTuple):
 
     @property
     def price(self) -> int:
+        """Multiplications, and those that could have been done while memory was written."""
         return self.multiplications + WRITING * self.written
+
+
+def version() -> str:
+    """Name and version of what searches; plans are kept under it."""
+    names = ("cotengra", "cotengrust")
+    return ", ".join(f"{name} {importlib.metadata.version(name)}" for name in names)
+
+
+@remembered
+def routes(
+    inputs: tuple[Labels, ...],
+    output: Labels,
+    items: tuple[tuple[int, int], ...],
+    effort: int,
+    large: int,
+) -> tuple[Route, ...]:
+    """Distinct routes of one product, the cheapest first.
+
+    Args:
+        inputs: Labels of every operand, once each, none of which is its own alone.
+        output: Labels of the result.
+        items: Label and size, for every label.
+        effort: 0 gives one greedy path; 1 the optimal paths of few tensors, and some random-greedy
+            ones; 2 many, and of many tensors the best two improved subtree by subtree.
+        large: Elements that no intermediate exceeds where chunks can prevent it.
+
+    Returns:
+        Up to `KEPT` routes.
+
+    Example:
+        A chain of matrices of shapes (2, 9), (9, 9) and (9, 9) is contracted from its short end.
+
+        >>> best, *_ = routes(((0, 1), (1, 2), (2, 3)), (0, 3), ((0, 2), (1, 9), (2, 9), (3, 9)),
+        ...                   effort=1, large=10**6)
+        >>> best.path, best.multiplications
+        (((0, 1), (2, 3)), 324)
+    """
+    sizes = dict(items)
+    if len(inputs) < 3:
+        paths: list[Path] = [((0, 1),)] if len(inputs) == 2 else [()]
+    else:
+        paths = _search(inputs, output, sizes, effort)
+    distinct = list(dict.fromkeys(paths))
+    if len(distinct) > KEPT:
+        # Chunking takes longer than searching: only what is cheap without has a chance with it.
+        prices = {path: cost(inputs, output, sizes, path).price for path in distinct}
+        distinct = sorted(distinct, key=prices.__getitem__)[: 2 * KEPT]
+    found = [_routed(inputs, output, sizes, path, large) for path in distinct]
+    return tuple(sorted(found, key=lambda route: (route.price, route.path))[:KEPT])
 
 
 def cost(
     inputs: Sequence[Sequence[int]], output: Sequence[int], sizes: dict[int, int], path: Path
 ) -> Cost:
-    """What one product costs along one path."""
-    pool, total, written, largest = dict(enumerate(map(frozenset, inputs))), 0, 0, 0
-    for n, (one, two) in enumerate(path):
-        both = pool.pop(one) | pool.pop(two)
-        total += math.prod(sizes[x] for x in both)
-        pool[len(inputs) + n] = kept = both & frozenset(output).union(*pool.values())
-        size = math.prod(sizes[x] for x in kept)
-        written, largest = written + (size if size > CACHED else 0), max(largest, size)
-    return Cost(total, written, largest)
+    """What one product costs along one path.
 
-
-def version() -> str:
-    import cotengra
-
-    return f"cotengra {cotengra.__version__}"
-
-
-def _search(inputs, output, sizes: dict[int, int], effort: int) -> list[Path]:
-    from cotengra.pathfinders import path_basic
-
-    letters = [tuple(map(_letter, labels)) for labels in inputs]
-    out, size = tuple(map(_letter, output)), {_letter(k): v for k, v in sizes.items()}
-    found = [_ssa(path_basic.optimize_greedy(letters, out, size, use_ssa=True), len(inputs))]
-    if effort == 0:
-        return found
-    if len(inputs) <= OPTIMAL_UP_TO:
-        mirror = len(inputs) - 1
-        found.append(
-            _ssa(path_basic.optimize_optimal(letters, out, size, use_ssa=True), len(inputs))
-        )
-        reverse = _ssa(
-            path_basic.optimize_optimal(letters[::-1], out, size, use_ssa=True), len(inputs)
-        )
-        found.append(
-            tuple(tuple(mirror - i if i <= mirror else i for i in step) for step in reverse)
-        )
-    for seed in range(KEPT):
-        path, _ = path_basic.optimize_random_greedy_track_flops(
-            letters, out, size, ntrials=4 if effort == 1 else 32, seed=seed, use_ssa=True
-        )
-        found.append(_ssa(path or (), len(inputs)))
-    if len(inputs) > OPTIMAL_UP_TO and effort == 2:
-        best = sorted(
-            dict.fromkeys(found), key=lambda path: cost(inputs, output, sizes, path).price
-        )[:KEPT]
-        found = [_reconfigured(letters, out, size, path) for path in best[:2]] + best
-    return found
-
-
-def _routed(inputs, output, sizes: dict[int, int], path: Path, large: int) -> Route:
-    """Chunk a path over the label that leaves the least work, one more at a time, until its
-    intermediates fit.
+    Example:
+        >>> cost([(0, 1), (1, 2)], (0, 2), {0: 2, 1: 3, 2: 5}, ((0, 1),))
+        Cost(multiplications=30, written=0, largest=10)
     """
-    chunks: tuple[int, ...] = ()
-    found = cost(inputs, output, sizes, path)
-    total, price, largest = found.multiplications, found.price, found.largest
-    while largest > large:
-        options = []
-        for label in sorted(set(sizes) - set(output) - set(chunks)):
-            inside = cost(inputs, output, sizes | dict.fromkeys((*chunks, label), 1), path)
-            if inside.largest < largest:
-                times = math.prod(sizes[x] for x in (*chunks, label))
-                options.append(
-                    (inside.price * times, inside.largest, label, inside.multiplications * times)
-                )
-        if not options:
-            break
-        fitting = [o for o in options if o[1] <= large]
-        price, largest, label, total = (
-            min(fitting) if fitting else min(options, key=lambda o: (o[1], o[0]))
+    tensors = [frozenset(labels) for labels in inputs]
+    readers = dict.fromkeys(sizes, 0)  # who still reads a label: tensors not used up, the output
+    for labels in (*tensors, output):
+        for label in labels:
+            readers[label] += 1
+    multiplications, written, largest = 0, 0, 0
+    for one, two in path:
+        for tensor in (one, two):
+            for label in tensors[tensor]:
+                readers[label] -= 1
+        both = tensors[one] | tensors[two]
+        kept = frozenset(label for label in both if readers[label])
+        for label in kept:
+            readers[label] += 1
+        tensors.append(kept)
+        multiplications += math.prod(sizes[label] for label in both)
+        size = math.prod(sizes[label] for label in kept)
+        largest = max(largest, size)
+        if size > CACHED:
+            written += size
+    return Cost(multiplications, written, largest)
+
+
+def _search(
+    inputs: Sequence[Labels], output: Labels, sizes: dict[int, int], effort: int
+) -> list[Path]:
+    """Paths by cotengra's basic searches; its functions take labels as letters."""
+    import cotengrust
+
+    count = len(inputs)
+    letters = [list(map(_letter, labels)) for labels in inputs]
+    out = list(map(_letter, output))
+    size = {_letter(label): float(n) for label, n in sizes.items()}
+    paths = [_pairs(cotengrust.optimize_greedy(letters, out, size, use_ssa=True), count)]
+    if effort == 0:
+        return paths
+    if count <= OPTIMAL_UP_TO:
+        best = cotengrust.optimize_optimal(letters, out, size, use_ssa=True)
+        paths.append(_pairs(best, count))
+        # Of several optimal paths the first is returned: from the other end it is another one.
+        mirrored = cotengrust.optimize_optimal(letters[::-1], out, size, use_ssa=True)
+        paths.append(tuple(_mirrored(_pairs(mirrored, count), count)))
+    for seed in range(SEEDS[effort]):
+        path, _ = cotengrust.optimize_random_greedy_track_flops(
+            letters, out, size, ntrials=TRIALS, seed=seed, use_ssa=True
         )
+        paths.append(_pairs(path, count))
+    if count > OPTIMAL_UP_TO and effort == 2:
+        best_two = sorted(
+            dict.fromkeys(paths), key=lambda path: cost(inputs, output, sizes, path).price
+        )[:2]
+        paths += [_reconfigured(letters, out, size, path) for path in best_two]
+    return paths
+
+
+def _routed(
+    inputs: Sequence[Labels], output: Labels, sizes: dict[int, int], path: Path, large: int
+) -> Route:
+    """A path, chunked until its intermediates fit.
+
+    It loops over the label that leaves the least work, one more at a time.
+    """
+    chunks: Labels = ()
+    whole = cost(inputs, output, sizes, path)
+    multiplications, price, largest = whole.multiplications, whole.price, whole.largest
+    while largest > large:
+        fitting, smaller = [], []
+        for label in sorted(set(sizes) - set(output) - set(chunks)):
+            turns = math.prod(sizes[x] for x in (*chunks, label))
+            turn = cost(inputs, output, sizes | dict.fromkeys((*chunks, label), 1), path)
+            found = (turn.price * turns, turn.largest, label, turn.multiplications * turns)
+            if turn.largest <= large:
+                fitting.append(found)
+            elif turn.largest < largest:
+                smaller.append(found)
+        if fitting:
+            chosen = min(fitting)
+        elif smaller:
+            chosen = min(smaller, key=lambda found: (found[1], found[0]))
+        else:
+            break
+        price, largest, label, multiplications = chosen
         chunks = (*chunks, label)
-    return Route(path, chunks, total, price, largest)
+    return Route(path, chunks, multiplications, price, largest)
 
 
-def _reconfigured(letters: list, out: tuple, size: dict, path: Path) -> Path:
+def _reconfigured(letters: list[list[str]], out: list[str], size: dict, path: Path) -> Path:
+    """A path with its subtrees of up to eight tensors replaced by optimal ones."""
     import cotengra
 
     tree = cotengra.ContractionTree.from_path(letters, out, size, ssa_path=path)
     tree.subtree_reconfigure_(subtree_size=8, minimize="combo")
-    return _ssa(tree.get_ssa_path(), len(letters))
+    return _pairs(tree.get_ssa_path(), len(letters))
 
 
 def _letter(label: int) -> str:
     return chr(0x100 + label)
 
 
-def _ssa(path: Sequence[Sequence[int]], count: int) -> Path:
-    """Drop the single-tensor steps that cotengra's simplifications insert, keep pairs."""
-    alias, steps, fresh = {}, [], count
-    for n, step in enumerate(path):
-        resolved = tuple(alias.get(i, i) for i in step)
-        if len(resolved) == 1:
-            alias[count + n] = resolved[0]
+def _pairs(path: Sequence[Sequence[int]], count: int) -> Path:
+    """A path without the steps of a single tensor, which cotengra's simplifications insert."""
+    number = list(range(count))  # of every tensor of the path, the number that it has without them
+    steps: list[tuple[int, int]] = []
+    for step in path:
+        tensors = [number[tensor] for tensor in step]
+        if len(tensors) == 1:
+            number.append(tensors[0])
             continue
-        steps.append(resolved)
-        alias[count + n] = fresh
-        fresh += 1
+        one, two = tensors
+        number.append(count + len(steps))
+        steps.append((one, two))
     return tuple(steps)
+
+
+def _mirrored(path: Path, count: int) -> Iterator[tuple[int, int]]:
+    """A path of operands in reverse order, for the operands in order."""
+    for one, two in path:
+        yield (
+            count - 1 - one if one < count else one,
+            count - 1 - two if two < count else two,
+        )

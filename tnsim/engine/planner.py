@@ -11,6 +11,7 @@ that make the *whole piece* cheapest. The result depends on the structure alone.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 from tnsim.engine import cache
@@ -18,77 +19,115 @@ from tnsim.engine import pathfinding as paths
 from tnsim.engine.piece import Piece
 from tnsim.engine.plan import Plan, PlanStage
 from tnsim.engine.plan_json import piece_from_data
-from tnsim.engine.problem import Definition, Operand, Problem, Stage, Term, prune, unaliased
-from tnsim.engine.stage_search import Shapes, build_piece, settle, shape_of, split, written
+from tnsim.engine.problem import Operand, Problem, Stage, Term, prune, unaliased
+from tnsim.engine.route_search import Shapes, Ways, shape_of, written
+from tnsim.engine.splitting import Part, split
+from tnsim.engine.stage_search import build_piece, settle
 from tnsim.sessions import remembered
 
-LARGE = 2**27  # elements: 1 GiB in float64
+LARGE = 2**27
+"""Elements beyond which an intermediate is computed in chunks: 1 GiB in float64."""
 MAX_OPERATIONS = 200
+"""Of a piece; longer ones are split."""
 
 
 def plan_problem(
     problem: Problem, metric: str, exact: bool, dtype: str, large: int = LARGE, runs: int = 1
 ) -> Plan:
-    """Plan every stage of a problem; the metric's name, guarantee and dtype are carried along as
-    labels.
+    """Plan every stage of a problem.
 
-    `large`: elements beyond which an intermediate is computed in chunks. `runs`: how often all is
-    run.
+    Args:
+        problem: What is to be computed.
+        metric: Name that the plan carries as a label.
+        exact: Guarantee that the plan carries as a label.
+        dtype: Precision that the plan carries as a label.
+        large: Elements beyond which an intermediate is computed in chunks.
+        runs: How often all is run.
+
+    Returns:
+        The plan. It depends on the structure of the problem alone.
     """
+    definitions = [d for stage in problem.stages for d in stage.definitions]
+    diagrams = max([sum(t.diagrams for t in d.terms) for d in definitions], default=0)
     problem = _settled(problem, large)
-    shapes, symmetric = dict(problem.shapes), set(problem.symmetric)
-    pieces: dict[Piece, int] = {}
-    stages, diagrams, sources, scales = [], 0, set(), {}
+    planner = _Planner(problem, large)
     for stage in problem.stages:
-        inputs = _inputs(stage)
-        key = _numbered(stage, inputs)
-        arrays = tuple(map(unaliased, inputs))
-        whole, source = _piece(
-            key, tuple(shapes[n] for n in arrays), tuple(n in symmetric for n in arrays), large
-        )
-        sources.add(source)
-        names = dict(enumerate(arrays))
-        for definition, output in zip(stage.outputs, whole.outputs, strict=True):
-            shapes[definition.name] = whole.value_shapes[output]
-            if definition.symmetric:
-                symmetric.add(definition.name)
-            scales[definition.name] = definition.powers
-        diagrams = max(diagrams, max((len(d.terms) for d in stage.definitions), default=0))
-        parts = split(whole, MAX_OPERATIONS)
-        for n, (piece, takes, gives) in enumerate(parts):
-            last = n == len(parts) - 1
-            outputs = (
-                tuple(d.name for d in stage.outputs)
-                if last
-                else tuple(f"#{len(stages)}.{a}" for a in gives)
-            )
-            taken = tuple(names[a] for a in takes)
-            if not last:
-                names |= dict(zip(gives, outputs, strict=True))
-            stages.append(
-                PlanStage(
-                    pieces.setdefault(piece, len(pieces)),
-                    taken,
-                    outputs,
-                    tuple(g.group for g in stage.scale_groups if g.definition is not None)
-                    if last
-                    else (),
-                    tuple((g.group, g.degree) for g in stage.scale_groups) if last else (),
-                )
-            )
+        planner.add(stage)
     return Plan(
         metric=metric,
         exact=exact,
         dtype=dtype,
         diagrams=diagrams,
-        pieces=tuple(pieces),
-        stages=tuple(stages),
+        pieces=tuple(planner.pieces),
+        stages=tuple(planner.stages),
         shapes=dict(problem.shapes),
         outputs=problem.outputs,
-        scales={name: scales[name] for name in problem.outputs},
-        searched_with=", ".join(sorted(sources)),
+        scales={name: planner.scales[name] for name in problem.outputs},
+        searched_with="; ".join(sorted(planner.sources)),
         runs=runs,
     )
+
+
+class _Planner:
+    """What is known after some stages of a problem.
+
+    Attributes:
+        shapes: Of leaves and definitions.
+        exchangeable: Of some, how many axes, the last ones, may be exchanged.
+        scales: Of definitions, the scale groups that they are divided by.
+        pieces: Distinct ones, numbered.
+        stages: Runs of pieces.
+        sources: What searched the pieces.
+    """
+
+    def __init__(self, problem: Problem, large: int) -> None:
+        self.large = large
+        self.shapes = dict(problem.shapes)
+        self.exchangeable = dict.fromkeys(problem.symmetric, 2)
+        self.scales: dict[str, tuple[tuple[str, int], ...]] = {}
+        self.pieces: dict[Piece, int] = {}
+        self.stages: list[PlanStage] = []
+        self.sources: set[str] = set()
+
+    def add(self, stage: Stage) -> None:
+        """Plan one more stage: as a piece, or as several where that is long."""
+        inputs = _inputs(stage)
+        arrays = tuple(map(unaliased, inputs))
+        shapes = tuple(self.shapes[name] for name in arrays)
+        exchangeable = tuple(self.exchangeable.get(name, 0) for name in arrays)
+        piece, source = _piece(_numbered(stage, inputs), shapes, exchangeable, self.large)
+        self.sources.add(source)
+        for definition, output in zip(stage.outputs, piece.outputs, strict=True):
+            self.shapes[definition.name] = piece.value_shapes[output]
+            self.exchangeable[definition.name] = definition.exchangeable
+            self.scales[definition.name] = definition.powers
+
+        names = dict(enumerate(arrays))  # of the values that later parts of the piece may take
+        *first, last = split(piece, MAX_OPERATIONS)
+        for part in first:
+            outputs = tuple(f"#{len(self.stages)}.{number}" for number in part.gives)
+            self._run(part, names, outputs)
+            names |= zip(part.gives, outputs, strict=True)
+        self._run(last, names, tuple(definition.name for definition in stage.outputs), stage)
+
+    def _run(
+        self,
+        part: Part,
+        names: dict[int, str],
+        outputs: tuple[str, ...],
+        scaled_as: Stage | None = None,
+    ) -> None:
+        """Put a part of a piece in the plan; the last part rescales as its stage says."""
+        groups = scaled_as.scale_groups if scaled_as else ()
+        self.stages.append(
+            PlanStage(
+                piece=self.pieces.setdefault(part.piece, len(self.pieces)),
+                inputs=tuple(names[number] for number in part.takes),
+                outputs=outputs,
+                groups=tuple(g.group for g in groups if g.definition is not None),
+                degrees=tuple((g.group, g.degree) for g in groups),
+            )
+        )
 
 
 def _settled(problem: Problem, large: int) -> Problem:
@@ -96,101 +135,97 @@ def _settled(problem: Problem, large: int) -> Problem:
 
     What only the others needed is dropped.
     """
-    if not any(
-        term.otherwise for stage in problem.stages for d in stage.definitions for term in d.terms
-    ):
+    definitions = [d for stage in problem.stages for d in stage.definitions]
+    if not any(term.otherwise for d in definitions for term in d.terms):
         return problem
-    shapes, stages = dict(problem.shapes), []
+    shapes = dict(problem.shapes)
+    stages = []
     for stage in problem.stages:
         inputs = _inputs(stage)
-        numbered = _numbered(stage, inputs)
-        ways = _ways(numbered, tuple(shapes[n] for n in inputs), large)
-        definitions = []
-        for d, chosen in zip(stage.definitions, ways, strict=True):
-            definitions.append(written(d, chosen))
+        known = tuple(shapes[unaliased(name)] for name in inputs)
+        settled = []
+        for d, ways in zip(
+            stage.definitions, _ways(_numbered(stage, inputs), known, large), strict=True
+        ):
+            settled.append(written(d, ways))
             shapes[d.name] = shape_of(d, shapes)
-        stages.append(Stage(tuple(definitions), stage.scale_groups))
+        stages.append(Stage(tuple(settled), stage.scale_groups))
     return prune(dataclasses.replace(problem, stages=tuple(stages)))
 
 
 def _inputs(stage: Stage) -> tuple[str, ...]:
     """Names a stage takes from outside, in order of first use."""
-    own = {d.name for d in stage.definitions}
-    used = (
-        o.name
-        for d in stage.definitions
-        for t in d.terms
-        for way in (t.operands, *t.otherwise)
-        for o in way
-    )
-    return tuple(name for name in dict.fromkeys(used) if name not in own)
+    names: dict[str, None] = {}
+    for definition in stage.definitions:
+        for term in definition.terms:
+            for operands in term.products():
+                names |= dict.fromkeys(operand.name for operand in operands)
+    own = {definition.name for definition in stage.definitions}
+    return tuple(name for name in names if name not in own)
 
 
 def _numbered(stage: Stage, inputs: tuple[str, ...]) -> Stage:
     """The stage with numbers for names: equal for layers that differ in name only."""
     names = {name: f"in{n}" for n, name in enumerate(inputs)}
     names |= {d.name: f"def{n}" for n, d in enumerate(stage.definitions)}
-    groups: dict[str, str] = {g.group: f"group{n}" for n, g in enumerate(stage.scale_groups)}
+    groups = {g.group: f"group{n}" for n, g in enumerate(stage.scale_groups)}
 
-    def renamed(operands: tuple[Operand, ...]) -> tuple[Operand, ...]:
-        return tuple(Operand(names[o.name], o.indices) for o in operands)
+    def numbered(term: Term) -> Term:
+        operands = tuple([Operand(names[o.name], o.indices) for o in term.operands])
+        otherwise = tuple([tuple(map(numbered, terms)) for terms in term.otherwise])
+        return Term(term.weight, operands, otherwise)
 
-    definitions = tuple(
-        Definition(
-            names[d.name],
-            d.indices,
-            tuple(
-                Term(t.weight, renamed(t.operands), tuple(map(renamed, t.otherwise)))
-                for t in d.terms
-            ),
-            d.symmetric,
-            tuple((groups[g], p) for g, p in d.powers if g in groups),
-            d.kept,
-            d.over,
-        )
-        for d in stage.definitions
-    )
-    scale_groups = tuple(
-        g._replace(group=groups[g.group], degree=0, definition=g.definition and names[g.definition])
-        for g in stage.scale_groups
-    )
-    return Stage(definitions, scale_groups)
+    definitions = []
+    for d in stage.definitions:
+        powers = tuple((groups[group], power) for group, power in d.powers if group in groups)
+        terms = tuple(map(numbered, d.terms))
+        definitions.append(dataclasses.replace(d, name=names[d.name], terms=terms, powers=powers))
+    scale_groups = []
+    for g in stage.scale_groups:
+        definition = g.definition and names[g.definition]
+        scale_groups.append(g._replace(group=groups[g.group], degree=0, definition=definition))
+    return Stage(tuple(definitions), tuple(scale_groups))
 
 
 @remembered
-def _ways(stage: Stage, shapes: Shapes, large: int) -> tuple[tuple[int, ...], ...]:
+def _ways(stage: Stage, shapes: Shapes, large: int) -> tuple[Ways, ...]:
     """The cheapest way of every term of a numbered stage, from the cache or newly searched."""
-    key = ["ways", stage, shapes, large]
     ways, _ = cache.kept(
-        key,
+        ["ways", stage, shapes, large],
         search=lambda: settle(stage, shapes, large),
         encode=list,
-        decode=lambda data: _ways_from_data(data, stage),
+        decode=lambda data: _ways_of_stage(data, stage),
         searcher=paths.version(),
     )
     return ways
 
 
-def _ways_from_data(data: Any, stage: Stage) -> tuple[tuple[int, ...], ...]:
-    """The ways of a stage from parsed JSON. Raises `ValueError` unless every term has its way."""
+def _ways_of_stage(data: Any, stage: Stage) -> tuple[Ways, ...]:
+    """The ways of a stage from parsed JSON."""
+    pairs = zip(data, stage.definitions, strict=True)
+    return tuple(_ways_from_data(ways, definition.terms) for ways, definition in pairs)
+
+
+def _ways_from_data(data: Any, terms: Sequence[Term]) -> Ways:
+    """The ways of a sum from parsed JSON. Raises `ValueError` unless every term has its way."""
     ways = []
-    for numbers, definition in zip(data, stage.definitions, strict=True):
-        for number, term in zip(numbers, definition.terms, strict=True):
-            if type(number) is not int or not 0 <= number <= len(term.otherwise):
-                raise ValueError(f"a term has no way {number!r}")
-        ways.append(tuple(numbers))
+    for (number, inner), term in zip(data, terms, strict=True):
+        if type(number) is not int or not 0 <= number <= len(term.otherwise):
+            raise ValueError(f"a term has no way {number!r}")
+        chosen = term.otherwise[number - 1] if number else ()
+        ways.append((number, _ways_from_data(inner, chosen)))
     return tuple(ways)
 
 
 @remembered
 def _piece(
-    stage: Stage, shapes: Shapes, symmetric: tuple[bool, ...], large: int
+    stage: Stage, shapes: Shapes, exchangeable: tuple[int, ...], large: int
 ) -> tuple[Piece, str]:
     """The piece of a numbered stage, from the cache or newly searched, and what searched it."""
-    key = ["piece", stage, shapes, symmetric, large]
+    key = ["piece", stage, shapes, exchangeable, large]
     return cache.kept(
         key,
-        search=lambda: build_piece(stage, shapes, symmetric, large),
+        search=lambda: build_piece(stage, shapes, exchangeable, large),
         encode=dataclasses.asdict,
         decode=lambda data: _piece_for(data, stage, shapes),
         searcher=paths.version(),

@@ -74,12 +74,26 @@ class Term:
     Args:
         weight: The factor in front.
         operands: What is multiplied.
-        otherwise: Other products with the same value; planning keeps the cheapest.
+        otherwise: Sums of terms that have the product's value, too, without its weight; planning
+            keeps the cheapest.
     """
 
     weight: float
     operands: tuple[Operand, ...]
-    otherwise: tuple[tuple[Operand, ...], ...] = ()
+    otherwise: tuple[tuple[Term, ...], ...] = ()
+
+    @property
+    def diagrams(self) -> int:
+        """Products in the longest of the sums that it may be written as."""
+        sums = [sum(term.diagrams for term in terms) for terms in self.otherwise]
+        return max([1, *sums])
+
+    def products(self) -> Iterator[tuple[Operand, ...]]:
+        """Its product, and those of all that it may be written as."""
+        yield self.operands
+        for terms in self.otherwise:
+            for term in terms:
+                yield from term.products()
 
 
 @dataclass(frozen=True)
@@ -90,7 +104,8 @@ class Definition:
         name: What later terms call it.
         indices: Its axes, in order.
         terms: What it is the sum of.
-        symmetric: Whether exchanging its two indices changes nothing.
+        exchangeable: How many of its indices, the last ones, may be exchanged with each other: 2
+            for a symmetric matrix.
         powers: How it scales: with the values of group g multiplied by c, this one becomes
             c**power as large.
         kept: Whether later stages may use it; else it is a step towards other definitions of its
@@ -102,7 +117,7 @@ class Definition:
     name: str
     indices: tuple[str, ...]
     terms: tuple[Term, ...]
-    symmetric: bool = False
+    exchangeable: int = 0
     powers: tuple[tuple[str, int], ...] = ()
     kept: bool = True
     over: str | None = None
@@ -263,7 +278,7 @@ def _needed_of(stage: Stage, needed: set[str]) -> Stage:
 def _names_read(definition: Definition) -> Iterator[str]:
     """Names of all arrays in the terms of a definition, other ways of writing them included."""
     for term in definition.terms:
-        for product in (term.operands, *term.otherwise):
+        for product in term.products():
             for operand in product:
                 yield operand.name
 

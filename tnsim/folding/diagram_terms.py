@@ -12,6 +12,7 @@ their names), and which way is cheapest depends on widths, ranks and the diagram
                edge, K between the outputs
     matrices   the same, but the first-layer nodes are no vertices: each is the matrix M[h] over its
                two legs that a unit h of level 1 sees, and edges join legs
+    tops       the same, and all above level 1 is one tensor V from its units to the outputs
 
 *Loops.* An edge that joins the two legs of one node contracts its tensor with the second moment,
 which gives a vector, the node's mean. All nodes with a loop share it, so it is defined once, and a
@@ -22,7 +23,7 @@ each node its mean, and pairings inside a node are gone.)
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal, NamedTuple
 
 from tnsim.engine.problem import Merge, Operand
@@ -36,11 +37,13 @@ from tnsim.folding.tree_operands import (
     unit_to_unit,
     units_along_edge,
     units_at_outputs,
+    units_to_outputs,
+    upper_tensor,
 )
-from tnsim.metrics.orbits import Diagram, Tree
+from tnsim.metrics.orbits import Diagram, Edge, Tree
 from tnsim.names import SLOTS, Pair, Side, Slot
 
-Form = Literal["factors", "units", "dense", "matrices"]
+Form = Literal["factors", "units", "dense", "matrices", "tops"]
 
 
 def forms(parts: TreeOperands) -> tuple[Form, ...]:
@@ -58,7 +61,9 @@ def forms(parts: TreeOperands) -> tuple[Form, ...]:
         return ("factors",)
     if shallower == 1:  # no unit above the first-layer nodes, so nothing to see them as matrices
         return ("factors", "units", "dense")
-    return ("factors", "units", "dense", "matrices")
+    if max(parts.depth(side) for side in parts.models) == 2:  # nothing above level 1
+        return ("factors", "units", "dense", "matrices")
+    return ("factors", "units", "dense", "matrices", "tops")
 
 
 def write(
@@ -90,8 +95,8 @@ def write(
     Source:
         Paper, section 2.3 and appendix A.3: a Wick diagram.
     """
-    if form in ("units", "matrices"):
-        return _over_units(parts, pair, diagram, form == "matrices", per_output)
+    if form in ("units", "matrices", "tops"):
+        return _over_units(parts, pair, diagram, form, per_output)
     return _over_layers(parts, pair, diagram, form == "dense")
 
 
@@ -103,7 +108,7 @@ class _Node(NamedTuple):
     legs: tuple[str, ...]
 
 
-class _Bottom(NamedTuple):
+class Bottom(NamedTuple):
     """A copy of the first nonlinear layer; of a linear model, its one leg."""
 
     side: Side
@@ -132,12 +137,12 @@ def _upper_nodes(slot: Slot, tree: Tree) -> Iterator[_Node]:
         copies *= order
 
 
-def _bottoms(parts: TreeOperands, pair: Pair) -> list[_Bottom]:
+def _bottoms(parts: TreeOperands, pair: Pair) -> list[Bottom]:
     """The first-layer nodes, numbered as diagrams number them: bra first, then ket."""
     nodes = []
     for slot, side in zip(SLOTS, pair, strict=True):
         for copy in range(parts.trees[side].bottoms):
-            nodes.append(_Bottom(side, _bond(slot, 0, copy)))
+            nodes.append(Bottom(side, _bond(slot, 0, copy)))
     return nodes
 
 
@@ -159,11 +164,59 @@ def _over_layers(
             operands += parts.node(side, node.level, node.bond, node.legs, dense)
         merged.unite(_root(slot, tree), OUTPUT)
 
-    bottoms = _bottoms(parts, pair)
+    operands += first_layer(parts, _bottoms(parts, pair), diagram.edges, dense, merged)
+    if parts.lifted:
+        operands.append(parts.trace)
+    return merged.renamed(operands)
+
+
+def write_over_upper(
+    parts: TreeOperands, pair: Pair, free: tuple[int, int], edges: tuple[Edge, ...]
+) -> tuple[Operand, ...]:
+    """The product of what the upper tensors of bra and ket have in common (see `crossings`).
+
+    Args:
+        parts: The models' trees.
+        pair: Which model is the bra and which the ket.
+        free: How many nodes of each are joined to the other's.
+        edges: Between those nodes, numbered bra first.
+    """
+    merged = Merge()
+    operands: list[Operand] = []
+    nodes: list[Bottom] = []
+    for slot, side, count in zip(SLOTS, pair, free, strict=True):
+        own = [Bottom(side, _bond(slot, 0, copy)) for copy in range(count)]
+        bonds = [node.bond for node in own]
+        operands.append(Operand(upper_tensor(side, count), (OUTPUT, *bonds)))
+        nodes += own
+    operands += first_layer(parts, nodes, edges, True, merged)
+    if parts.lifted:
+        operands.append(parts.trace)
+    return merged.renamed(operands)
+
+
+def first_layer(
+    parts: TreeOperands,
+    nodes: Sequence[Bottom],
+    edges: Iterable[Edge],
+    dense: bool,
+    merged: Merge,
+) -> list[Operand]:
+    """Nodes of the first nonlinear layer and the second moments along the edges between them.
+
+    Args:
+        parts: The models' trees.
+        nodes: Numbered in this order.
+        edges: Pairs of numbers; together they join all legs.
+        dense: Whether a node is a tensor as a whole.
+        merged: Takes down which indices have become one.
+    """
+    edges = tuple(edges)
+    operands: list[Operand] = []
     free_legs: dict[int, list[str]] = {}
-    for number, (side, bond) in enumerate(bottoms):
+    for number, (side, bond) in enumerate(nodes):
         tree = parts.trees[side]
-        looped = (number, number) in diagram.edges
+        looped = (number, number) in edges
         if looped and tree.bunch == 2:  # the loop takes both legs
             operands.append(Operand(node_mean(side), (bond,)))
         elif tree.orders:
@@ -174,19 +227,18 @@ def _over_layers(
 
     # Legs of a node are alike, so an edge may take whichever is free. A node whose loop took both
     # legs has none, and its loop is done.
-    for u, v in diagram.edges:
+    for u, v in edges:
         if u in free_legs:
             ends = free_legs[u].pop(), free_legs[v].pop()
-            operands += parts.edge(Pair(bottoms[u].side, bottoms[v].side), ends, merged)
-    if parts.lifted:
-        operands.append(parts.trace)
-    return merged.renamed(operands)
+            operands += parts.edge(Pair(nodes[u].side, nodes[v].side), ends, merged)
+    return operands
 
 
 def _over_units(
-    parts: TreeOperands, pair: Pair, diagram: Diagram, matrices: bool, per_output: bool
+    parts: TreeOperands, pair: Pair, diagram: Diagram, form: Form, per_output: bool
 ) -> tuple[Operand, ...]:
     """Matrices between hidden units. The bond at a node's output also names the node's units."""
+    matrices = form != "units"
     merged = Merge()
     operands: list[Operand] = []
     bottoms = _bottoms(parts, pair)
@@ -194,6 +246,8 @@ def _over_units(
     free_legs: dict[str, list[str]] = {}
     for slot, side in zip(SLOTS, pair, strict=True):
         for node in _upper_nodes(slot, parts.trees[side]):
+            if form == "tops" and node.level > 1:
+                continue
             # A hidden unit multiplies its branches. Each is a factor of its own: the unit's row
             # P[h, :] with all that hangs below.
             for child in node.legs:
@@ -218,12 +272,20 @@ def _over_units(
         else:
             operands.append(_along_edge(one, two))
 
+    if form == "tops":
+        for slot, side in zip(SLOTS, pair, strict=True):
+            nodes = _upper_nodes(slot, parts.trees[side])
+            units = [node.bond for node in nodes if node.level == 1]
+            operands.append(Operand(units_to_outputs(side), (OUTPUT, *units)))
+        if parts.lifted:
+            operands.append(parts.trace)
+        return merged.renamed(operands)
     roots = [_root(slot, parts.trees[side]) for slot, side in zip(SLOTS, pair, strict=True)]
     operands += _at_outputs(parts, pair, roots, looped, per_output)
     return merged.renamed(operands)
 
 
-def _along_edge(one: _Bottom, two: _Bottom) -> Operand:
+def _along_edge(one: Bottom, two: Bottom) -> Operand:
     """G between the units of two nodes; G.AB is kept, and G.BA is its transpose."""
     if one.side > two.side:
         one, two = two, one

@@ -121,9 +121,9 @@ class _LayerFold:
                 continue
             name = f"S.{pair.group}@{self.number}"
             terms = tuple(self.terms.moment(pair, ("k", "l")))
-            symmetric = pair.bra == pair.ket
+            exchangeable = 2 if pair.bra == pair.ket else 0
             powers = self.powers(pair)
-            definitions.append(Definition(name, ("k", "l"), terms, symmetric, powers))
+            definitions.append(Definition(name, ("k", "l"), terms, exchangeable, powers))
             above.moments[pair] = name
         return Stage(tuple(definitions), self.scale_groups(above.moments)), above
 

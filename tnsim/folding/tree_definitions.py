@@ -21,6 +21,7 @@ from tnsim.folding.tree_operands import (
     unit_to_unit,
     units_along_edge,
     units_at_outputs,
+    units_to_outputs,
 )
 from tnsim.names import (
     COVARIANCE,
@@ -81,7 +82,11 @@ def tensors_and_means(parts: TreeOperands) -> tuple[Definition, ...]:
             tensor = parts.node(side, level, "o", ("i", "j"), dense=False)
             definitions.append(
                 Definition(
-                    layer_tensor(side, level), ("o", "i", "j"), (Term(1.0, tensor),), powers=powers
+                    layer_tensor(side, level),
+                    ("o", "i", "j"),
+                    (Term(1.0, tensor),),
+                    exchangeable=2,
+                    powers=powers,
                 )
             )
             if level == 0:
@@ -136,7 +141,8 @@ def _whole_tensor(parts: TreeOperands, side: Side, level: int) -> Definition:
     weights, end = _linear_after(parts, side, level)
     tensor = Operand(str(Leaf(side, number, DENSE)), ("x0", *legs))
     name = layer_tensor(side, level)
-    return Definition(name, (end, *legs), (Term(1.0, (tensor, *weights)),), powers=((name, 1),))
+    term = Term(1.0, (tensor, *weights))
+    return Definition(name, (end, *legs), (term,), exchangeable=len(legs), powers=((name, 1),))
 
 
 def _factors(parts: TreeOperands, side: Side, level: int) -> tuple[Definition, Definition]:
@@ -174,7 +180,8 @@ def _second_moment(parts: TreeOperands, pair: Pair) -> Definition:
     merged.unite(ends[0], "k")
     merged.unite(ends[1], "l")
     term = Term(1.0, merged.renamed(operands))
-    return Definition(second_moment(pair), ("k", "l"), (term,), symmetric=pair.bra == pair.ket)
+    exchangeable = 2 if pair.bra == pair.ket else 0
+    return Definition(second_moment(pair), ("k", "l"), (term,), exchangeable=exchangeable)
 
 
 def _node_mean(parts: TreeOperands, side: Side, powers: Powers) -> Definition:
@@ -201,7 +208,34 @@ def _up_the_tree(parts: TreeOperands, side: Side) -> Iterator[Definition]:
         mean = (factor, Operand(node_mean(side), ("o",)))
         yield Definition(unit_to_mean(side), ("h",), (Term(1.0, mean),))
         node = (factor, *parts.node(side, 0, "o", ("i", "j"), dense=False))
-        yield Definition(unit_to_legs(side), ("h", "i", "j"), (Term(1.0, node),))
+        yield Definition(unit_to_legs(side), ("h", "i", "j"), (Term(1.0, node),), exchangeable=2)
+    if parts.depth(side) > 1:
+        yield _to_outputs(parts, side)
+
+
+def _to_outputs(parts: TreeOperands, side: Side) -> Definition:
+    """V[k, h1, h2, ...]: all above level 1, from its units to the outputs.
+
+    With two units it is a symmetric matrix for each output. With more, of four levels, it would
+    have to be symmetrised; that many legs are not planned.
+    """
+    top = parts.depth(side) - 1
+    operands: list[Operand] = []
+    units = ["h"]
+    for level in reversed(range(2, top + 1)):
+        order = parts.trees[side].orders[level]
+        below: list[str] = []
+        for unit in units:
+            children = [f"{unit}.{child}" for child in range(order)]
+            name = unit_to_unit(side, level)
+            operands += [Operand(name, (unit, child)) for child in children]
+            below += children
+        units = below
+    operands.append(Operand(output_factor(side, top), ("k", "h")))
+    exchangeable = len(units) if top <= 2 else 0
+    indices = ("k", *units)
+    term = Term(1.0, tuple(operands))
+    return Definition(units_to_outputs(side), indices, (term,), exchangeable=exchangeable)
 
 
 def _along_edge(parts: TreeOperands, pair: Pair) -> Definition:
@@ -211,8 +245,8 @@ def _along_edge(parts: TreeOperands, pair: Pair) -> Definition:
     bra = Operand(leg_factor(pair.bra, 0), ("h", "i"))
     ket = Operand(leg_factor(pair.ket, 0), ("g", "j"))
     term = Term(1.0, merged.renamed((bra, ket, *moment)))
-    symmetric = pair.bra == pair.ket
-    return Definition(units_along_edge(pair), ("h", "g"), (term,), symmetric=symmetric)
+    exchangeable = 2 if pair.bra == pair.ket else 0
+    return Definition(units_along_edge(pair), ("h", "g"), (term,), exchangeable=exchangeable)
 
 
 def _at_outputs(parts: TreeOperands, pair: Pair) -> Definition:
@@ -222,6 +256,6 @@ def _at_outputs(parts: TreeOperands, pair: Pair) -> Definition:
         operands.append(Operand(output_factor(side, parts.depth(side) - 1), ("k", unit)))
     if parts.lifted:
         operands.append(parts.trace)
-    symmetric = pair.bra == pair.ket
+    exchangeable = 2 if pair.bra == pair.ket else 0
     term = Term(1.0, tuple(operands))
-    return Definition(units_at_outputs(pair), ("h", "g"), (term,), symmetric=symmetric)
+    return Definition(units_at_outputs(pair), ("h", "g"), (term,), exchangeable=exchangeable)

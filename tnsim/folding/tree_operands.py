@@ -15,6 +15,9 @@ second moments below, those after a nonlinear layer are multiplied into it.
     M.A    M[h, i, j] = sum_o P[h, o] T[o, i, j]   what a unit of level 1 sees of a node's legs
     G.AB   G[h, g] = sum_ij P[h, i] S[i, j] P[g, j]   from a unit of A to one of B along an edge
     K.AB   K[h, g] = sum_k D[k, h] D[k, g]    from the units at A's output to those at B's
+    V.A    V[k, h1, h2, ...]                  all above level 1, from its units to the outputs
+    W.A2   W[k, o1, o2]                       all above level 0, symmetrised (see `upper_tensors`),
+                                              with two of its nodes left to be joined to B's
 
 P serves both legs because a symmetric bilinear layer is a sum of squares, a symmetrised CP
 decomposition: with x the row of L and y the row of R that a hidden unit has,
@@ -93,6 +96,14 @@ def units_along_edge(pair: Pair) -> str:
 def units_at_outputs(pair: Pair) -> str:
     """K of two models, between the units at their outputs."""
     return f"K.{pair.group}"
+
+
+def units_to_outputs(side: Side) -> str:
+    return f"V.{side}"
+
+
+def upper_tensor(side: Side, free: int) -> str:
+    return f"W.{side}{free}"
 
 
 class NonlinearLayer(NamedTuple):

@@ -13,12 +13,14 @@ the problem is run at several second moments `C + t m m^T` and combined (see `co
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 
 from tnsim.engine.problem import Definition, Problem, ScaleGroup, Stage, Term, prune
 from tnsim.errors import ModelError, TooLarge
-from tnsim.folding.diagram_terms import forms, write
+from tnsim.folding.crossings import Crossing, crossing_part
+from tnsim.folding.diagram_terms import forms, write, write_over_upper
 from tnsim.folding.tree_definitions import (
     layer_arrays,
     layer_powers,
@@ -28,6 +30,7 @@ from tnsim.folding.tree_definitions import (
     tensors_and_means,
 )
 from tnsim.folding.tree_operands import TreeOperands, tree
+from tnsim.folding.upper_tensors import has_upper_tensors, joinings_within, upper_tensors
 from tnsim.metrics.input_moments import InputKind
 from tnsim.metrics.orbits import diagrams
 from tnsim.names import COVARIANCE, IDENTITY, TRACE, Leaf, Pair, Side
@@ -69,6 +72,8 @@ def fold(
     shared = tensors_and_means(parts)
     if "units" in forms(parts):
         shared += matrices_between_units(parts)
+    if has_upper_tensors(parts):
+        shared += tuple(upper_tensors(parts))
     stages = [Stage(layers + second_moments(parts), groups), Stage(shared, groups)]
     for pair in pairs:  # one after the other: together they need the memory of all
         product = _inner_product(parts, pair, cross_only, per_output)
@@ -115,9 +120,35 @@ def _inner_product(
     terms = []
     for diagram in diagrams(bra, ket, cross_only):
         first, *others = (write(parts, pair, diagram, form, per_output) for form in forms(parts))
-        terms.append(Term(diagram.count / joinings, first, tuple(others)))
+        ways = tuple((Term(1.0, other),) for other in others)
+        terms.append(Term(diagram.count / joinings, first, ways))
+    if has_upper_tensors(parts):
+        crossings = [
+            crossing_part(diagram.edges, bra.bottoms, bra.bottoms + ket.bottoms)
+            for diagram in diagrams(bra, ket, cross_only)
+        ]
+        terms = _by_crossing(parts, pair, terms, crossings)
     indices = parts.trace.indices[-1:] if per_output else ()
     return Definition(pair.group, indices, tuple(terms), powers=_powers(parts, pair))
+
+
+def _by_crossing(
+    parts: TreeOperands, pair: Pair, terms: list[Term], crossings: list[Crossing]
+) -> list[Term]:
+    """Diagrams with one crossing part as one product of upper tensors, or as they were."""
+    groups: dict[Hashable, list[int]] = {}
+    for n, crossing in enumerate(crossings):
+        groups.setdefault(crossing.form(), []).append(n)
+    joined = []
+    for group in groups.values():
+        free, edges = crossings[group[0]]
+        weight = sum(terms[n].weight for n in group)
+        for side, count in zip(pair, free, strict=True):
+            weight /= joinings_within(parts, side, count)  # the upper tensors count these
+        diagrams = [dataclasses.replace(terms[n], weight=terms[n].weight / weight) for n in group]
+        product = write_over_upper(parts, pair, free, edges)
+        joined.append(Term(weight, product, (tuple(diagrams),)))
+    return joined
 
 
 def _powers(parts: TreeOperands, pair: Pair) -> tuple[tuple[str, int], ...]:

@@ -115,7 +115,7 @@ class _Multigraphs:
         nodes = range(len(self.legs))
         self.edges: list[Edge] = list(itertools.combinations_with_replacement(nodes, 2))
         self.place = {edge: n for n, edge in enumerate(self.edges)}
-        self.images = self._images(_automorphisms(bra, ket))
+        self.images = self._images(_automorphisms_of_both(bra, ket))
 
     @property
     def empty(self) -> bytes:
@@ -185,16 +185,16 @@ class _Multigraphs:
         return orbits
 
 
-def _automorphisms(bra: Tree, ket: Tree) -> list[tuple[int, ...]]:
+def _automorphisms_of_both(bra: Tree, ket: Tree) -> list[tuple[int, ...]]:
     """Permutations of all bottom nodes that the two trees allow, each side on its own."""
-    automorphisms = []
-    for p in _wreath(bra.orders[1:]):
-        for q in _wreath(ket.orders[1:]):
-            automorphisms.append(p + tuple(bra.bottoms + node for node in q))
-    return automorphisms
+    both = []
+    for p in automorphisms(bra.orders[1:]):
+        for q in automorphisms(ket.orders[1:]):
+            both.append(p + tuple(bra.bottoms + node for node in q))
+    return both
 
 
-def _wreath(orders: tuple[int, ...]) -> list[tuple[int, ...]]:
+def automorphisms(orders: tuple[int, ...]) -> list[tuple[int, ...]]:
     """Automorphisms of one tree as permutations of its prod(orders) bottom nodes.
 
     They are a wreath product of symmetric groups: an automorphism of its own for every branch below
@@ -203,13 +203,13 @@ def _wreath(orders: tuple[int, ...]) -> list[tuple[int, ...]]:
     if not orders:
         return [(0,)]
     *lower, top = orders  # the root has `top` branches, each a tree of the lower orders
-    branch_automorphisms = _wreath(tuple(lower))
+    branch_automorphisms = automorphisms(tuple(lower))
     size = math.prod(lower)
-    automorphisms = []
+    moves = []
     for order in itertools.permutations(range(top)):
         for inner in itertools.product(branch_automorphisms, repeat=top):
             moved: list[int] = []
             for branch in range(top):
                 moved += [order[branch] * size + node for node in inner[branch]]
-            automorphisms.append(tuple(moved))
-    return automorphisms
+            moves.append(tuple(moved))
+    return moves

@@ -1,0 +1,157 @@
+"""Routes for the products of a stage. In: a numbered stage. Out: routes, and which way to write it.
+
+Effort follows cost. Every product gets a greedy path, in each way in which its term is written;
+only those that matter are searched again, harder.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from tnsim.engine import pathfinding as paths
+from tnsim.engine.pathfinding import Route
+from tnsim.engine.problem import Definition, Operand, Stage, Term
+from tnsim.engine.term_products import Structure, structure
+
+Shapes = tuple[tuple[int, ...], ...]
+Ways = tuple[tuple[int, tuple], ...]
+"""How a sum is written. For every term: 0, its own product, or n, the n-th of the sums that it may
+be instead; and how that sum is written."""
+
+FEW = 12
+"""Products of a stage up to which every one is searched."""
+WORTH_SEARCHING = 10**8
+"""Price of a stage from which on it is searched harder: some milliseconds."""
+MATTERS, HEAVY = 2e-4, 2e-3
+"""Shares of the stage's price from which on a term is searched a second and a third time."""
+HOPELESS = 64
+"""How many times as dear as the cheapest way another may look and still be searched again."""
+
+
+@dataclass(frozen=True)
+class _Candidate:
+    """A term as its product's structure, and the sums that it may be instead."""
+
+    key: Structure
+    sums: tuple[tuple[_Candidate, ...], ...]
+
+
+class RouteSearch:
+    """Routes found so far, by the structure of the product, and the one chosen for each.
+
+    Args:
+        large: Elements that no intermediate exceeds where chunks can prevent it.
+    """
+
+    def __init__(self, large: int) -> None:
+        self.large = large
+        self.found: dict[Structure, tuple[Route, ...]] = {}
+        self.effort: dict[Structure, int] = {}
+        self.chosen: dict[Structure, int] = {}
+
+    def look(self, key: Structure, effort: int) -> None:
+        """Search a product unless it has been searched as hard."""
+        if self.effort.get(key, -1) < effort:
+            self.found[key] = paths.routes(*key, effort, self.large)
+            self.effort[key] = effort
+
+    def best(self, key: Structure) -> Route:
+        """The cheapest route of a product."""
+        self.look(key, 0)
+        return self.found[key][0]
+
+    def pick(self, key: Structure) -> Route:
+        """The route chosen for a product; the cheapest, unless another was put in its place."""
+        self.look(key, 0)
+        return self.found[key][self.chosen.get(key, 0)]
+
+    def cheapest_ways(self, stage: Stage, shapes: Shapes) -> tuple[Ways, ...]:
+        """Search all terms of a stage in all ways, harder where the stage's cost lies.
+
+        Args:
+            stage: Its inputs are named in0, in1, ...
+            shapes: Of the inputs.
+
+        Returns:
+            For every definition, the cheapest way to write it.
+        """
+        sums = list(_candidates(stage, shapes))
+        every = [candidate for terms in sums for candidate in terms]
+        few = len(every) <= FEW
+        for effort, share in ((1, MATTERS), (2, HEAVY)):
+            prices = [self._price(candidate) for candidate in every]
+            least = share * sum(prices)
+            if effort == 1 and few:
+                least = 0.0
+            elif sum(prices) < WORTH_SEARCHING:
+                break
+            for candidate in every:
+                self._search_again(candidate, effort, least)
+        return tuple(tuple(self._way(candidate) for candidate in terms) for terms in sums)
+
+    def _search_again(self, candidate: _Candidate, effort: int, least: float) -> None:
+        """Search a term harder if it costs at least so much, in the ways that may be cheapest."""
+        price = self._price(candidate)
+        if price < least:
+            return
+        if self.best(candidate.key).price <= HOPELESS * price:
+            self.look(candidate.key, effort)
+        for terms in candidate.sums:
+            if sum(map(self._price, terms)) <= HOPELESS * price:
+                for term in terms:
+                    self._search_again(term, effort, least)
+
+    def _prices(self, candidate: _Candidate) -> list[int]:
+        """What a term costs in each way."""
+        own = self.best(candidate.key).price
+        return [own, *(sum(map(self._price, terms)) for terms in candidate.sums)]
+
+    def _price(self, candidate: _Candidate) -> int:
+        return min(self._prices(candidate))
+
+    def _way(self, candidate: _Candidate) -> tuple[int, Ways]:
+        prices = self._prices(candidate)
+        number = prices.index(min(prices))
+        terms = candidate.sums[number - 1] if number else ()
+        return number, tuple(self._way(term) for term in terms)
+
+
+def written(definition: Definition, ways: Ways) -> Definition:
+    """The definition with every term in the way chosen for it."""
+    return dataclasses.replace(definition, terms=tuple(_chosen(definition.terms, ways)))
+
+
+def _chosen(terms: Sequence[Term], ways: Ways, weight: float = 1.0) -> Iterator[Term]:
+    for term, (number, inner) in zip(terms, ways, strict=True):
+        if number == 0:
+            yield Term(weight * term.weight, term.operands)
+        else:
+            yield from _chosen(term.otherwise[number - 1], inner, weight * term.weight)
+
+
+def shape_of(definition: Definition, sizes: dict[str, tuple[int, ...]]) -> tuple[int, ...]:
+    """Shape of a definition, from the shapes of what it names."""
+    known: dict[str, int] = {}
+    for operand in definition.terms[0].operands:
+        known |= zip(operand.indices, sizes[operand.name], strict=True)
+    return tuple(known[index] for index in definition.indices)
+
+
+def _candidates(stage: Stage, shapes: Shapes) -> Iterator[tuple[_Candidate, ...]]:
+    """The terms of every definition of a stage as candidates."""
+    sizes = {f"in{n}": shape for n, shape in enumerate(shapes)}
+
+    def key(operands: tuple[Operand, ...], indices: tuple[str, ...]) -> Structure:
+        return structure([(o.indices, sizes[o.name]) for o in operands], indices)
+
+    def candidate(term: Term, indices: tuple[str, ...]) -> _Candidate:
+        sums = []
+        for terms in term.otherwise:
+            sums.append(tuple(candidate(other, indices) for other in terms))
+        return _Candidate(key(term.operands, indices), tuple(sums))
+
+    for definition in stage.definitions:
+        yield tuple(candidate(term, definition.indices) for term in definition.terms)
+        sizes[definition.name] = shape_of(definition, sizes)

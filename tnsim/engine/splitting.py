@@ -1,0 +1,63 @@
+"""Long pieces cut into short ones. In: a piece. Out: pieces that are run one after the other.
+
+XLA's compile time grows faster than linearly in the length of a program.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from tnsim.engine.piece import Piece
+
+
+class Part(NamedTuple):
+    """A part of a piece, with the numbers that its inputs and outputs have in the whole."""
+
+    piece: Piece
+    takes: tuple[int, ...]
+    gives: tuple[int, ...]
+
+
+def split(piece: Piece, limit: int) -> Iterator[Part]:
+    """Parts of at most `limit` operations, nearly equally long, in the order in which they run.
+
+    The last one has the outputs and the scales of the whole.
+    """
+    count = len(piece.operations)
+    parts = max(1, math.ceil(count / limit))
+    bounds = [round(count * n / parts) for n in range(parts + 1)]
+    for start, stop in itertools.pairwise(bounds):
+        yield _part(piece, start, stop)
+
+
+def _part(piece: Piece, start: int, stop: int) -> Part:
+    """The operations from `start` on and before `stop`."""
+    inputs = len(piece.shapes)
+    operations = piece.operations[start:stop]
+    inside = range(inputs + start, inputs + stop)
+    last = stop == len(piece.operations)
+    if last:
+        gives = piece.outputs
+    else:
+        later = set(piece.outputs).union(*(op.args for op in piece.operations[stop:]))
+        gives = tuple(number for number in inside if number in later)
+    read = set(gives).union(*(op.args for op in operations))
+    whole = start == 0 and last
+    takes = tuple(range(inputs)) if whole else tuple(sorted(read.difference(inside)))
+    numbers = {number: n for n, number in enumerate((*takes, *inside))}
+    renumbered = []
+    for operation in operations:
+        args = tuple(numbers[arg] for arg in operation.args)
+        renumbered.append(operation._replace(args=args))
+    part = Piece(
+        shapes=tuple(piece.value_shapes[number] for number in takes),
+        operations=tuple(renumbered),
+        outputs=tuple(numbers[number] for number in gives),
+        scales=piece.scales if last else (),
+        powers=piece.powers if last else ((),) * len(gives),
+        unshared=piece.unshared if last else 0,
+    )
+    return Part(part, takes, gives)
