@@ -58,9 +58,9 @@ def _merged(items: Iterable[Weighted]) -> list[Weighted]:
     for weight, use in items:
         weights[use] = weights.get(use, 0.0) + weight
     left = [Weighted(weight, use) for use, weight in weights.items() if weight != 0.0]
-    return (
-        left or [Weighted(0.0, use) for use in weights][:1]
-    )  # where all cancels, zero has a shape
+    if left:
+        return left
+    return [Weighted(0.0, use) for use in weights][:1]  # where all cancels, zero has a shape
 
 
 def _most_saving(builder: Builder, items: list[Weighted]) -> dict[int, _Factor]:
