@@ -18,6 +18,7 @@ if TYPE_CHECKING:  # the same names as below, for editors and type checkers
     from tnsim.checkpoints.native import save
     from tnsim.checkpoints.series import Series
     from tnsim.compare.attribution import Attribution, attribution
+    from tnsim.compare.by_points import ForwardPlan
     from tnsim.compare.monte_carlo import Check, check
     from tnsim.compare.numbers import Number, Numbers, SignedLog
     from tnsim.compare.similarity import inner, log_inner, plan, similarity, slices
@@ -43,6 +44,7 @@ if TYPE_CHECKING:  # the same names as below, for editors and type checkers
     from tnsim.gram.result import Pairwise
     from tnsim.gram.run import open_pairwise, pairwise, plan_pairwise
     from tnsim.gram.run_plan import PairwisePlan
+    from tnsim.metrics.empirical import Empirical
     from tnsim.metrics.metric import (
         Categorical,
         Frobenius,
@@ -82,6 +84,7 @@ _HOME = {
     "Gaussian": "metrics.metric",
     "GaussianClosure": "metrics.metric",
     "Categorical": "metrics.metric",
+    "Empirical": "metrics.empirical",
     "similarity": "compare.similarity",
     "slices": "compare.similarity",
     "inner": "compare.similarity",
@@ -101,6 +104,7 @@ _HOME = {
     "attribution": "compare.attribution",
     "Attribution": "compare.attribution",
     "Plan": "engine.plan",
+    "ForwardPlan": "compare.by_points",
     "network": "tensor_networks.network",
     "networks": "tensor_networks.closed_networks",
     "contract": "tensor_networks.contraction",
@@ -155,9 +159,11 @@ __all__ = [
     "DamagedStore",
     "Dialect",
     "DuplicateWarning",
+    "Empirical",
     "ExecutorError",
     "Expression",
     "ForwardError",
+    "ForwardPlan",
     "Frobenius",
     "Gaussian",
     "GaussianClosure",

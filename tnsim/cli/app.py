@@ -221,6 +221,8 @@ def plan(
         typer.echo(planned.to_json())
         return
     say(str(planned))
+    if isinstance(planned, tnsim.ForwardPlan):
+        return
     counts = f"{'piece':>5} {'runs':>5} {'contractions':>13} {'multiplications':>16}"
     say(f"\n{counts}  inputs of the first run")
     for n, piece in enumerate(planned.pieces):

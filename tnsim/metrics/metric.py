@@ -11,6 +11,8 @@ input legs of A, the bra, with those of B, the ket.
     GaussianClosure   all pairings, layer by layer       one nonlinear layer; beyond, hidden states
                                                          are *treated as* Gaussian
     Categorical       no legs: tokens are counted        E<A(x), B(x)> over sequences of tokens
+    Empirical         no legs: inputs are added up       the mean of <A(x), B(x)> over given inputs
+    Product           no legs: inputs are added up       E<A(x), B(x)>, independent coordinates
 
 What a metric answers is written down in `protocol`. One that works *layer by layer* gives the
 joinings of one layer of the bra over one of the ket: one for each orbit, with its weight, and with
@@ -23,6 +25,7 @@ instead (see `orbits`).
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,10 +34,11 @@ from jax.core import Tracer
 from jaxtyping import Float
 
 from tnsim.errors import ModelError, TooLarge
-from tnsim.metrics import pairings
+from tnsim.metrics import pairings, points
 from tnsim.metrics.gaussian_moments import GaussianMoments
 from tnsim.metrics.pairings import Joining
-from tnsim.metrics.protocol import LayerwiseMetric, Metric
+from tnsim.metrics.points import Points, Reading, check_draws
+from tnsim.metrics.protocol import FiniteMetric, LayerwiseMetric, Metric
 from tnsim.models.arrays import Array, as_array, pytree
 
 
@@ -211,16 +215,21 @@ class GaussianClosure(GaussianMoments):
 
 @pytree
 @dataclass(frozen=True, eq=False)
-class Categorical(_AlwaysExact):
+class Categorical:
     """`E<A(x), B(x)>` over sequences of one-hot tokens, independent across positions: exact.
 
-    For models with at most one attention layer and only linear layers after it.
+    At most one attention layer with only linear layers after it costs the vocabulary squared. Other
+    models run over all `vocabulary ** n_ctx` sequences where the budget allows that; where it does
+    not, `samples` draws sequences instead, and results have a standard error.
 
     Args:
         probabilities: (vocabulary,), at every position; None for uniform.
+        samples: How many sequences to draw, which makes the result an estimate; None for the
+            exact value.
+        seed: Of the draws.
 
     Raises:
-        ModelError: The probabilities are negative or do not sum to 1.
+        ModelError: The probabilities are negative or do not sum to 1, or there are no samples.
 
     Example:
         A table of two values, 1 and 2: the mean of 1^2 and 2^2.
@@ -235,10 +244,13 @@ class Categorical(_AlwaysExact):
     """
 
     probabilities: Float[Array, " vocabulary"] | None = None
+    samples: int | None = dataclasses.field(default=None, metadata={"static": True})
+    seed: int = dataclasses.field(default=0, metadata={"static": True})
     name = "categorical"
     pairs_within_model = True
 
     def __post_init__(self) -> None:
+        check_draws(self.samples, self.seed)
         if self.probabilities is None:
             return
         p = as_array(self.probabilities, "the token probabilities", 1)
@@ -250,6 +262,31 @@ class Categorical(_AlwaysExact):
                     f"found a smallest of {smallest:.3g} and a sum of {total:.6g}"
                 )
         object.__setattr__(self, "probabilities", p)
+
+    def is_exact(self, nonlinear_layers: int) -> bool:
+        return self.samples is None
+
+    def points(self, reading: Reading) -> Points:
+        """All sequences, or draws of them.
+
+        Raises:
+            ModelError: The models read no sequences, or another vocabulary.
+        """
+        if reading.n_ctx is None:
+            raise ModelError(
+                "Categorical is a distribution of token sequences: "
+                "give tnsim.Model(layers, n_ctx=...) or load(..., n_ctx=...)"
+            )
+        p = np.asarray(self.distribution(reading.d_in), np.float64)
+        p = p / p.sum()
+        n_ctx = reading.n_ctx
+        if self.samples is None:
+            return points.sequences(p, n_ctx)
+
+        def draw(rng: np.random.Generator, count: int) -> np.ndarray:
+            return rng.choice(len(p), size=(count, n_ctx), p=p)
+
+        return points.draws(self.samples, self.seed, draw, tokens=True)
 
     def distribution(self, vocabulary: int) -> Any:
         """Probabilities of every token.
@@ -272,7 +309,7 @@ class Categorical(_AlwaysExact):
 
 def check_metric(metric: Any) -> None:
     """Raise `ModelError` for what is no metric, a metric's class among it."""
-    known = isinstance(metric, LayerwiseMetric | Symmetric | Categorical)
+    known = isinstance(metric, LayerwiseMetric | Symmetric | FiniteMetric)
     if not known or isinstance(metric, type):
         raise ModelError(f"expected a metric such as tnsim.Gaussian(), found {metric!r}")
 
@@ -292,8 +329,8 @@ def as_layerwise(metric: Metric) -> LayerwiseMetric:
 
 
 def joins_legs(metric: Metric) -> bool:
-    """Whether the metric joins input legs at all, instead of counting tokens."""
-    return not isinstance(metric, Categorical)
+    """Whether the metric joins input legs at all, instead of adding up over inputs."""
+    return not isinstance(metric, FiniteMetric)
 
 
 def token_probabilities(metric: Metric, vocabulary: int) -> Any:
