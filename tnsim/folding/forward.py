@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
-from tnsim.engine import execution
+from tnsim.engine import execution, log_scaled
 from tnsim.engine.log_scaled import LogScaled, add
 from tnsim.errors import ModelError, TnsimError
 from tnsim.metrics.points import Points, Weighted
@@ -38,7 +38,7 @@ Terms: TypeAlias = Sequence[tuple[Any, Part]]
 Run: TypeAlias = Callable[[Weighted], "Vector"]
 
 GROUPS = 32
-_BATCH_BYTES = 2**27  # of outputs and states in flight
+BATCH_BYTES = 2**27  # of outputs and states in flight
 _FUNCTION_BATCH = 1024  # points, where nothing is known of what a function needs
 _EAGER = 2**27  # multiplications that take less time than compiling them
 
@@ -65,6 +65,15 @@ class Sums(NamedTuple):
     rows: LogScaled
     columns: LogScaled
     shares: Float[np.ndarray, " groups"]
+
+    def over_outputs(self) -> Sums:
+        """The same summed over outputs that are told apart."""
+        summed = [log_scaled.total(value, per_output=True) for value in self[:3]]
+        return Sums(summed[0], summed[1], summed[2], self.shares)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(array.nbytes for value in self[:3] for array in value)
 
 
 def multiplications(layers: Kinds, positions: int, tokens: bool) -> int:
@@ -348,4 +357,4 @@ def _most_points(parts: Iterable[Part]) -> int:
             heads, d_head, _ = layer.heads
             inner = max(layer.d_in, 3 * layer.rank, heads * (4 * d_head + 3 * positions))
             widest = max(widest, positions * inner)
-    return max(1, _BATCH_BYTES // (8 * (2 * kept + widest)))
+    return max(1, BATCH_BYTES // (8 * (2 * kept + widest)))

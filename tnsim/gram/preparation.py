@@ -18,22 +18,25 @@ import jax
 
 import tnsim
 from tnsim.compare import planned
-from tnsim.compare.planned import Budget
+from tnsim.compare.planned import is_function
+from tnsim.engine.budget import Budget
 from tnsim.engine.devices import device
 from tnsim.engine.precision import Arithmetic
 from tnsim.errors import DuplicateWarning, ModelError
 from tnsim.folding.feature_space import Space
+from tnsim.gram import forward_runs, run_sizes
 from tnsim.gram import run_plan as costs
-from tnsim.gram import run_sizes
 from tnsim.gram import store as stores
 from tnsim.gram.batched_plans import Setting
 from tnsim.gram.digests import metric_parameters
+from tnsim.gram.forward_runs import function_entry
 from tnsim.gram.run_plan import PairwisePlan
 from tnsim.gram.sources import Entry, entry, sources
 from tnsim.gram.store import Store
 from tnsim.gram.store_metadata import FORMAT
 from tnsim.gram.tasks import Job
 from tnsim.metrics import metric as metrics
+from tnsim.metrics.points import Points
 from tnsim.metrics.protocol import Metric
 from tnsim.models.differences import by_differences
 from tnsim.models.model import Model, terms
@@ -123,25 +126,37 @@ def prepared(
     """
     metrics.check_metric(metric)
     examples: Examples = {}
-    rows = _side("a", models, names, examples, dtype)
+    rows = _side("a", models, names, examples, metric, dtype)
     columns = rows._replace(name="b")
     if other is not None:
-        columns = _side("b", other, None, examples, dtype)
+        columns = _side("b", other, None, examples, metric, dtype)
     _check_shapes((*rows.all, *columns.all))
     for model in examples.values():
         planned.check(model, model, metric)
     setting = Setting(metric, per_output, dtype, budget)
     others = None if other is None else columns.entries
-    plan, space = costs.plan(rows.entries, others, examples, setting)
+    plan, space, points = _route(rows.entries, others, examples, setting)
     job = Job(setting, None, plan.tile, 0, key=uuid4().hex)  # equal runs at once stay apart
+    job = job._replace(points=points)
     return Run(rows, columns, other is None, job, plan, space)
+
+
+def _route(
+    rows: Sequence[Entry], columns: Sequence[Entry] | None, examples: Examples, setting: Setting
+) -> tuple[PairwisePlan, Space | None, Points | None]:
+    """The plan of the cheapest route, the space of features and, of forward passes, the points."""
+    forward = forward_runs.plan(rows, columns, examples, setting)
+    if forward is None:
+        return *costs.plan(rows, columns, examples, setting), None
+    return forward[0], None, forward[1]
 
 
 def _check_shapes(entries: Sequence[Entry]) -> None:
     """Refuse models of other widths, or of another length of sequences, than the first."""
     first = entries[0]
     for one in entries:
-        if (one.d_in, one.d_out) != (first.d_in, first.d_out):
+        known = None not in (one.d_in, first.d_in)
+        if (one.d_in != first.d_in and known) or one.d_out != first.d_out:
             raise ModelError(
                 f"{one.source.name} maps {one.d_in} inputs to {one.d_out} outputs, "
                 f"but {first.source.name} maps {first.d_in} to {first.d_out}"
@@ -153,16 +168,21 @@ def _check_shapes(entries: Sequence[Entry]) -> None:
             )
 
 
-def _side(name: str, models: Any, names: Any, examples: Examples, dtype: str) -> Side:
+def _side(
+    name: str, models: Any, names: Any, examples: Examples, metric: Metric, dtype: str
+) -> Side:
     """Read every model once; `examples` grows by one of each sequence of kinds that is new."""
     entries: list[Entry] = []
     distinct: dict[str, Entry] = {}
     equal: list[str] = []
     for source in sources(models, names):
-        model = source.read()
-        found = entry(source, model, dtype)
-        for _, part in terms(by_differences(model, dtype)):
-            examples.setdefault(kinds(part), part)
+        model: Any = source.read()
+        if is_function(model):
+            found = function_entry(source, metric)
+        else:
+            found = entry(source, model, dtype)
+            for _, part in terms(by_differences(model, dtype)):
+                examples.setdefault(kinds(part), part)
         entries.append(found)
         known = distinct.setdefault(found.digest, found)
         if known is not found:
@@ -179,6 +199,11 @@ def _side(name: str, models: Any, names: Any, examples: Examples, dtype: str) ->
 def store_of(run: Run, path: Path | None) -> Store:
     """The store of a run: in memory, new, or the one that is there."""
     attrs = _attributes(run)
+    if path is not None and any(one.d_in is None for one in (*run.rows.all, *run.columns.all)):
+        raise ModelError(
+            "a store tells models by their weights, and plain functions have none that are known: "
+            "run without store="
+        )
     return stores.in_memory(attrs) if path is None else stores.opened(path, attrs)
 
 
@@ -195,6 +220,7 @@ def _attributes(run: Run) -> dict[str, Any]:
         "slices": setting.per_output,
         "outputs": run.rows.all[0].d_out if setting.per_output else None,
         "exact": int(setting.metric.is_exact(nonlinear)),
+        "estimates": int(run.job.points is not None and run.job.points.drawn),
         "symmetric": int(run.symmetric),
         "route": run.plan.route,
         "tile": run.plan.tile,

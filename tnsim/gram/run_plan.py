@@ -33,12 +33,17 @@ from tnsim.models.model import Model
 from tnsim.tensors.kinds import Kinds
 
 FEATURES, RECURSION = ROUTES = "features", "recursion"
+FORWARD = "forward passes"  # see `forward_runs`
 # An element written counts as so many multiplications: these alone go at 3e9 to 6e10 a second over
 # layer-wise, whole-tree and attention plans of widths 16 to 128, with writing counted so the
 # slowest plan does 1.3e10.
 _ELEMENT_WORK = 64
 _MATMUL = 1024
-_COMPILED = {FEATURES: 2**23, RECURSION: 3 * 2**22}  # bytes of a program and of compiling it
+_COMPILED = {
+    FEATURES: 2**23,
+    RECURSION: 3 * 2**22,
+    FORWARD: 3 * 2**22,
+}  # bytes of a program and of compiling it
 
 _Bases: TypeAlias = "Counter[Kinds]"
 """Numbers of distinct models by the kinds of their layers."""
@@ -49,7 +54,7 @@ class PairwisePlan:
     """What a pairwise run takes.
 
     Args:
-        route: "features" or "recursion".
+        route: "features", "recursion" or "forward passes".
         pairs: Pairs of distinct models.
         tile: Models a side of a tile.
         tiles: How many there are.

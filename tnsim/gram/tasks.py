@@ -10,18 +10,21 @@ the tasks that follow, see `Job`.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from tnsim.engine.log_scaled import LogScaled
 from tnsim.errors import ExecutorError, TnsimError
-from tnsim.folding import features
+from tnsim.folding import features, forward
 from tnsim.folding.feature_space import Space
-from tnsim.gram import batched_plans
+from tnsim.folding.forward import Sums
+from tnsim.gram import batched_plans, forward_runs
 from tnsim.gram.batched_plans import Setting, Terms
+from tnsim.gram.forward_runs import Estimated
 from tnsim.gram.sources import Entry
+from tnsim.metrics.points import Points
 from tnsim.models.differences import by_differences
 from tnsim.models.model import Model, terms
 from tnsim.models.scaling import scaled
@@ -40,6 +43,7 @@ class Job(NamedTuple):
         size: Models a side of a tile.
         keep_bytes: How much of what is prepared is kept, beyond the last two blocks.
         key: Names this run and no other.
+        points: Those of forward passes; None on other routes.
     """
 
     setting: Setting
@@ -47,6 +51,7 @@ class Job(NamedTuple):
     size: int
     keep_bytes: float
     key: str
+    points: Points | None = None
 
 
 @contextlib.contextmanager
@@ -60,14 +65,18 @@ def forgetting(job: Job) -> Iterator[None]:
 
 def norms(job: Job, entries: tuple[Entry, ...]) -> LogScaled:
     """Squared norms of some models; per output where the job wants slices."""
+    if job.points is not None:
+        return _checked(forward.total(_sums(job, entries, entries).rows), job)
     block = _block(job, entries)
     if isinstance(block, features.Block):
         return _checked(features.norms(block, job.setting.per_output), job)
     return _checked(batched_plans.norms(block, job.setting), job)
 
 
-def tile(job: Job, rows: tuple[Entry, ...], columns: tuple[Entry, ...]) -> LogScaled:
+def tile(job: Job, rows: tuple[Entry, ...], columns: tuple[Entry, ...]) -> LogScaled | Estimated:
     """Inner products of all rows with all columns; of a block with itself symmetric to the bit.
+
+    With errors where they are estimates.
 
     Args:
         job: What all tasks share.
@@ -76,6 +85,10 @@ def tile(job: Job, rows: tuple[Entry, ...], columns: tuple[Entry, ...]) -> LogSc
     Returns:
         (rows, columns), and (rows, columns, out) where the job wants slices.
     """
+    if job.points is not None:
+        result = forward_runs.tile(_sums(job, rows, columns), job.setting.per_output)
+        _checked(result.products if isinstance(result, Estimated) else result, job)
+        return result
     first = _block(job, rows)
     second = first if rows == columns else _block(job, columns)
     if isinstance(first, features.Block) and isinstance(second, features.Block):
@@ -84,13 +97,27 @@ def tile(job: Job, rows: tuple[Entry, ...], columns: tuple[Entry, ...]) -> LogSc
     return _checked(batched_plans.products(first, second, job.setting, job.size), job)
 
 
+def _sums(job: Job, rows: tuple[Entry, ...], columns: tuple[Entry, ...]) -> Sums:
+    """Sums over all points, those of a block with itself from its norms or made anew."""
+    assert job.points is not None
+    points = job.points
+    others = None if rows == columns else columns
+    if others is not None:
+        return forward_runs.sums(job.setting, points, rows, others)
+    return _kept(job, rows, lambda: forward_runs.sums(job.setting, points, rows, None))
+
+
 def _block(job: Job, entries: tuple[Entry, ...]) -> Block:
     """What the tasks need of some models, from the ones kept or made anew."""
+    return _kept(job, entries, lambda: _prepared(job, entries))
+
+
+def _kept(job: Job, entries: tuple[Entry, ...], make: Callable[[], Any]) -> Any:
     # Tasks of executors share one allowance: nobody tells a worker that its run has ended.
     owner = job.key if job.keep_bytes else _WORKER
     kept = session().blocks
     key = (owner, job.key, *(entry.digest for entry in entries))
-    block = kept.get(key, lambda: _prepared(job, entries))
+    block = kept.get(key, make)
     kept.shrink(job.keep_bytes, 2, lambda key: key[0] == owner)
     return block
 
@@ -116,10 +143,10 @@ def _terms(entries: tuple[Entry, ...], dtype: str) -> tuple[tuple[Model, ...], T
     most = max(len(entry.parts) for entry in entries)
     index, coefficients = np.zeros((len(entries), most), int), np.zeros((len(entries), most))
     for i, entry in enumerate(entries):
-        added_up = terms(by_differences(entry.read(), dtype))
-        both = zip(entry.parts, added_up, strict=True)
-        for t, ((digest, _), (coefficient, model)) in enumerate(both):
-            models.setdefault(digest, model)
+        model: Any = entry.read()  # functions go by forward passes
+        both = zip(entry.parts, terms(by_differences(model, dtype)), strict=True)
+        for t, ((digest, _), (coefficient, part)) in enumerate(both):
+            models.setdefault(digest, part)
             # What this entry lacks in terms repeats its last one, with coefficient 0.
             index[i, t:] = list(models).index(digest)
             coefficients[i, t] = coefficient
@@ -155,9 +182,12 @@ def expect_norms(result: Any, shape: tuple[int], outputs: int | None, advice: st
 
 def expect_products(
     result: Any, shape: tuple[int, int], outputs: int | None, advice: str
-) -> LogScaled:
+) -> LogScaled | Estimated:
     """What came back for `tile`. Raises `ExecutorError` when that is no block of products."""
-    if not _is_block(result, shape, outputs):
+    products = result
+    if isinstance(result, Estimated) and _is_array(result.standard_error, shape, np.float64):
+        products = result.products
+    if not _is_block(products, shape, outputs):
         raise _garbage(result, f"inner products of {shape[0]} x {shape[1]} models", advice)
     return result
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -75,14 +76,15 @@ class Empirical:
         else:
             with np.errstate(divide="ignore"):
                 log_weights = np.log(self.weights) - np.log(self.weights.sum())
-
-        def block(start: int, stop: int) -> Weighted:
-            rows = np.asarray(self.inputs[start:stop])
-            _check_finite(rows, start)
-            return Weighted(rows, log_weights[start:stop])
-
+        block = partial(_rows, self.inputs, log_weights)
         tokens = self.inputs.dtype.kind in "iu"
         return Points(len(self.inputs), block, drawn=True, tokens=tokens)
+
+
+def _rows(inputs: Any, log_weights: np.ndarray, start: int, stop: int) -> Weighted:
+    rows = np.asarray(inputs[start:stop])
+    _check_finite(rows, start)
+    return Weighted(rows, log_weights[start:stop])
 
 
 def _check_weights(weights: np.ndarray, count: int) -> None:

@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -282,11 +283,7 @@ class Categorical:
         n_ctx = reading.n_ctx
         if self.samples is None:
             return points.sequences(p, n_ctx)
-
-        def draw(rng: np.random.Generator, count: int) -> np.ndarray:
-            return rng.choice(len(p), size=(count, n_ctx), p=p)
-
-        return points.draws(self.samples, self.seed, draw, tokens=True)
+        return points.draws(self.samples, self.seed, partial(_tokens, p, n_ctx), tokens=True)
 
     def distribution(self, vocabulary: int) -> Any:
         """Probabilities of every token.
@@ -305,6 +302,11 @@ class Categorical:
                 f"but the models read {vocabulary}"
             )
         return self.probabilities
+
+
+def _tokens(p: np.ndarray, n_ctx: int, rng: np.random.Generator, count: int) -> np.ndarray:
+    """Draws of sequences of independent tokens."""
+    return rng.choice(len(p), size=(count, n_ctx), p=p)
 
 
 def check_metric(metric: Any) -> None:

@@ -12,7 +12,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -21,6 +22,9 @@ from tnsim.errors import ModelError
 
 CHUNK = 4096
 """Draws that share a seed."""
+
+Draw: TypeAlias = Callable[[np.random.Generator, int], Any]
+"""From a generator and a number to so many inputs."""
 
 
 class Reading(NamedTuple):
@@ -62,7 +66,8 @@ class Points:
 
     Args:
         count: How many points.
-        block: From the numbers of a first point and of one past the last to the points.
+        block: From the numbers of a first point and of one past the last to the points. It
+            pickles, for other processes.
         drawn: Whether they are draws from a distribution, of which their mean is an estimate.
         tokens: Whether inputs are token ids.
 
@@ -84,28 +89,29 @@ def product_rule(rules: Sequence[Rule]) -> Points:
     Args:
         rules: One for each coordinate; without any, there is one point without coordinates.
     """
-    sizes = [len(rule.nodes) for rule in rules]
+    count = math.prod(len(rule.nodes) for rule in rules)
+    return Points(count, partial(_product_block, tuple(rules)))
 
-    def block(start: int, stop: int) -> Weighted:
-        digits = _digits(start, stop, sizes)
-        inputs = np.empty(digits.shape)
-        log_weights = np.zeros(len(digits))
-        for n, rule in enumerate(rules):
-            inputs[:, n] = rule.nodes[digits[:, n]]
-            log_weights += rule.log_weights[digits[:, n]]
-        return Weighted(inputs, log_weights)
 
-    return Points(math.prod(sizes), block)
+def _product_block(rules: Sequence[Rule], start: int, stop: int) -> Weighted:
+    digits = _digits(start, stop, [len(rule.nodes) for rule in rules])
+    inputs = np.empty(digits.shape)
+    log_weights = np.zeros(len(digits))
+    for n, rule in enumerate(rules):
+        inputs[:, n] = rule.nodes[digits[:, n]]
+        log_weights += rule.log_weights[digits[:, n]]
+    return Weighted(inputs, log_weights)
 
 
 def mapped(points: Points, function: Callable[[Any], Any]) -> Points:
     """The image of a measure: every block of inputs through a function."""
-
-    def block(start: int, stop: int) -> Weighted:
-        inputs, log_weights = points.block(start, stop)
-        return Weighted(function(inputs), log_weights)
-
+    block = partial(_mapped_block, points, function)
     return Points(points.count, block, points.drawn, points.tokens)
+
+
+def _mapped_block(points: Points, function: Callable, start: int, stop: int) -> Weighted:
+    inputs, log_weights = points.block(start, stop)
+    return Weighted(function(inputs), log_weights)
 
 
 def sequences(probabilities: Float[np.ndarray, " vocabulary"], n_ctx: int) -> Points:
@@ -119,19 +125,18 @@ def sequences(probabilities: Float[np.ndarray, " vocabulary"], n_ctx: int) -> Po
     """
     with np.errstate(divide="ignore"):
         log = np.log(probabilities)
-    sizes = [len(log)] * n_ctx
+    return Points(len(log) ** n_ctx, partial(_sequence_block, log, n_ctx), tokens=True)
 
-    def block(start: int, stop: int) -> Weighted:
-        ids = _digits(start, stop, sizes)
-        return Weighted(ids, log[ids].sum(axis=1))
 
-    return Points(len(log) ** n_ctx, block, tokens=True)
+def _sequence_block(log: np.ndarray, n_ctx: int, start: int, stop: int) -> Weighted:
+    ids = _digits(start, stop, [len(log)] * n_ctx)
+    return Weighted(ids, log[ids].sum(axis=1))
 
 
 def draws(
     count: int,
     seed: int,
-    draw: Callable[[np.random.Generator, int], Any],
+    draw: Draw,
     tokens: bool = False,
 ) -> Points:
     """Independent draws, equally weighted.
@@ -147,17 +152,17 @@ def draws(
         >>> bool((points.block(4000, 5000).inputs[96:] == points.block(4096, 5000).inputs).all())
         True
     """
+    return Points(count, partial(_drawn_block, count, seed, draw), drawn=True, tokens=tokens)
 
-    def block(start: int, stop: int) -> Weighted:
-        parts = []
-        for chunk in range(start // CHUNK, -(-stop // CHUNK)):
-            first = chunk * CHUNK
-            inputs = draw(np.random.default_rng([seed, chunk]), CHUNK)
-            parts.append(inputs[max(start - first, 0) : stop - first])
-        inputs = np.concatenate(parts)
-        return Weighted(inputs, np.full(len(inputs), -math.log(count)))
 
-    return Points(count, block, drawn=True, tokens=tokens)
+def _drawn_block(count: int, seed: int, draw: Draw, start: int, stop: int) -> Weighted:
+    parts = []
+    for chunk in range(start // CHUNK, -(-stop // CHUNK)):
+        first = chunk * CHUNK
+        inputs = draw(np.random.default_rng([seed, chunk]), CHUNK)
+        parts.append(inputs[max(start - first, 0) : stop - first])
+    inputs = np.concatenate(parts)
+    return Weighted(inputs, np.full(len(inputs), -math.log(count)))
 
 
 def check_draws(samples: int | None, seed: int) -> None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -91,7 +92,11 @@ def gaussian_points(
     turned = root @ vectors[read].T
     mean = np.zeros(size) if metric.mean is None else np.asarray(metric.mean, np.float64)
     points = product_rule([hermite_rule(reading.degree + 1)] * turned.shape[1])
-    return mapped(points, lambda z: (mean + z @ turned.T).reshape(len(z), *reading.shape))
+    return mapped(points, partial(_affine, mean, turned, reading.shape))
+
+
+def _affine(mean: np.ndarray, matrix: np.ndarray, shape: tuple[int, ...], z: Any) -> Any:
+    return (mean + z @ matrix.T).reshape(len(z), *shape)
 
 
 def gaussian_draws(metric: Any, reading: Reading) -> Callable:
