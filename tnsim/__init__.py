@@ -44,16 +44,17 @@ if TYPE_CHECKING:  # the same names as below, for editors and type checkers
     from tnsim.gram.result import Pairwise
     from tnsim.gram.run import open_pairwise, pairwise, plan_pairwise
     from tnsim.gram.run_plan import PairwisePlan
+    from tnsim.metrics.categorical import Categorical
     from tnsim.metrics.empirical import Empirical
     from tnsim.metrics.metric import (
-        Categorical,
         Frobenius,
         Gaussian,
         GaussianClosure,
         Symmetric,
         TreeSymmetric,
     )
-    from tnsim.metrics.protocol import LayerwiseMetric, Metric
+    from tnsim.metrics.product import Product
+    from tnsim.metrics.protocol import FiniteMetric, LayerwiseMetric, Metric
     from tnsim.models.attention import Attention
     from tnsim.models.layers import Bilinear, Linear, Residual
     from tnsim.models.model import Combination, Model
@@ -83,8 +84,10 @@ _HOME = {
     "Symmetric": "metrics.metric",
     "Gaussian": "metrics.metric",
     "GaussianClosure": "metrics.metric",
-    "Categorical": "metrics.metric",
+    "Categorical": "metrics.categorical",
     "Empirical": "metrics.empirical",
+    "Product": "metrics.product",
+    "FiniteMetric": "metrics.protocol",
     "similarity": "compare.similarity",
     "slices": "compare.similarity",
     "inner": "compare.similarity",
@@ -162,6 +165,7 @@ __all__ = [
     "Empirical",
     "ExecutorError",
     "Expression",
+    "FiniteMetric",
     "ForwardError",
     "ForwardPlan",
     "Frobenius",
@@ -184,6 +188,7 @@ __all__ = [
     "PairwisePlan",
     "Plan",
     "PrecisionWarning",
+    "Product",
     "Residual",
     "ResultError",
     "Rule",

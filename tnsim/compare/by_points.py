@@ -30,7 +30,8 @@ from tnsim.errors import TooLarge
 from tnsim.folding import forward
 from tnsim.folding.choose import choose, has_plan
 from tnsim.folding.forward import Sums
-from tnsim.metrics.metric import Categorical, Gaussian, Metric, joins_whole_trees
+from tnsim.metrics.categorical import Categorical
+from tnsim.metrics.metric import Gaussian, Metric, joins_whole_trees
 from tnsim.metrics.points import Points, Reading
 from tnsim.metrics.protocol import FiniteMetric
 from tnsim.metrics.quadrature import gaussian_points
@@ -112,13 +113,13 @@ def points_of(
     if isinstance(metric, Categorical) and metric.samples is None and has_plan(models, metric):
         return None
     if isinstance(metric, FiniteMetric):
-        return metric.points(_reading(models))
+        return metric.points(reading_of(models))
     if type(metric) is not Gaussian or not models:
         return None
     if not joins_whole_trees(Gaussian, nonlinear(*map(kinds, models))):
         return None
     rows = np.concatenate([directions(model) for model in models])
-    points = gaussian_points(metric, _reading(models), rows)
+    points = gaussian_points(metric, reading_of(models), rows)
     if points is None:
         return None
     passes = points.count * sum(map(_work, models))
@@ -197,7 +198,7 @@ def _jackknife(left_out: np.ndarray) -> np.ndarray:
     return np.sqrt((groups - 1) / groups * spread)
 
 
-def _reading(models: Sequence[Model]) -> Reading:
+def reading_of(models: Sequence[Model]) -> Reading:
     """What models read; of plain functions alone nothing is known."""
     if not models:
         return Reading(0, None, 0)

@@ -12,7 +12,8 @@ from tnsim.engine.plan import Plan
 from tnsim.engine.planner import LARGE, plan_problem
 from tnsim.errors import ModelError
 from tnsim.folding.base import Family
-from tnsim.folding.forward import Function, Terms
+from tnsim.folding.forward import Terms
+from tnsim.folding.functions import Function
 from tnsim.metrics.empirical import Empirical
 from tnsim.metrics.metric import check_metric
 from tnsim.models.model import Combination, Model, check_comparable, terms

@@ -16,7 +16,8 @@ from tnsim.errors import TooLarge
 from tnsim.folding.base import Family
 from tnsim.folding.layer_families import LayerWise, Sequences
 from tnsim.folding.whole_families import Tokens, WholeTree
-from tnsim.metrics.metric import Categorical, Metric, joins_whole_trees
+from tnsim.metrics.categorical import Categorical
+from tnsim.metrics.metric import Metric, joins_whole_trees
 from tnsim.models.model import Model
 from tnsim.tensors.kinds import kinds, nonlinear
 

@@ -22,16 +22,14 @@ from jaxtyping import Float
 
 from tnsim.engine import execution, log_scaled
 from tnsim.engine.log_scaled import LogScaled, add
-from tnsim.errors import ModelError, TnsimError
+from tnsim.errors import ModelError
+from tnsim.folding.functions import Function, outputs_of
 from tnsim.metrics.points import Points, Weighted
-from tnsim.models.arrays import host_array
 from tnsim.models.forward import ScaledLayers, check_inputs, forward, scaled_layers
 from tnsim.models.model import Model
 from tnsim.models.scaling import split
 from tnsim.tensors.kinds import Kinds, kinds
 
-Function: TypeAlias = Callable[[Any], Any]
-"""From a batch of inputs to outputs, (points, out) or (points, positions, out)."""
 Part: TypeAlias = Model | Function
 Terms: TypeAlias = Sequence[tuple[Any, Part]]
 """Coefficients and parts: a sum of functions that is compared."""
@@ -144,49 +142,6 @@ def total(value: LogScaled) -> LogScaled:
     """The sum over groups."""
     groups = range(len(value.mantissa))
     return add([LogScaled(*(array[n] for array in value)) for n in groups])
-
-
-def outputs_of(function: Function, inputs: Any) -> np.ndarray:
-    """What a plain function gives on a batch, as NumPy.
-
-    A PyTorch module is given a tensor of the precision and on the device of its parameters, other
-    functions the NumPy array itself.
-
-    Raises:
-        ModelError: That is no array with a row for every input.
-        TnsimError: It is not finite.
-    """
-    if hasattr(function, "named_parameters"):
-        outputs = _of_module(function, inputs)
-    else:
-        outputs = function(inputs)
-    if not hasattr(outputs, "shape"):
-        raise ModelError(
-            f"a function that is compared gives an array, found {type(outputs).__name__}"
-        )
-    outputs = host_array(outputs)
-    if outputs.ndim not in (2, 3) or len(outputs) != len(inputs):
-        raise ModelError(
-            f"a function gives outputs (n, out) or (n, positions, out) for n inputs, found shape "
-            f"{outputs.shape} for {len(inputs)} inputs"
-        )
-    if not np.isfinite(outputs).all():
-        raise TnsimError("a function gives outputs that are NaN or infinite")
-    return outputs
-
-
-def _of_module(module: Any, inputs: Any) -> Any:
-    """Outputs of a PyTorch module."""
-    import torch
-
-    tensor = torch.from_numpy(np.array(inputs))
-    parameter = next(module.parameters(), None)
-    if parameter is not None:
-        tensor = tensor.to(parameter.device)
-        if tensor.is_floating_point():
-            tensor = tensor.to(parameter.dtype)
-    with torch.no_grad():
-        return module(tensor)
 
 
 def _run(part: Part, per_output: bool, dtype: str, eager: bool) -> Run:

@@ -23,7 +23,8 @@ from tnsim.compare.planned import is_function, parts
 from tnsim.engine.log_scaled import LogScaled
 from tnsim.errors import ModelError
 from tnsim.folding import forward
-from tnsim.folding.forward import GROUPS, Part, Sums, outputs_of
+from tnsim.folding.forward import GROUPS, Part, Sums
+from tnsim.folding.functions import outputs_of
 from tnsim.gram.batched_plans import CROSS, Setting
 from tnsim.gram.run_plan import FORWARD, PairwisePlan
 from tnsim.gram.run_sizes import Sizes

@@ -16,7 +16,7 @@ from typing import Any
 from tnsim.checkpoints.checkpoint import Reading, read
 from tnsim.checkpoints.series import Series
 from tnsim.errors import CheckpointError, ModelError
-from tnsim.folding.forward import Function
+from tnsim.folding.functions import Function
 from tnsim.gram.digests import content_hash
 from tnsim.models.differences import by_differences
 from tnsim.models.model import Combination, Model, caveats, terms

@@ -13,7 +13,6 @@ polynomials of high degree live on the outermost nodes. n nodes integrate degree
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -21,7 +20,7 @@ import numpy as np
 from jaxtyping import Float
 
 from tnsim.metrics.input_moments import flattened
-from tnsim.metrics.points import Points, Reading, Rule, mapped, product_rule
+from tnsim.metrics.points import Draw, Points, Reading, Rule, mapped, product_rule
 
 _RELATIVE = 1e-14
 """Directions with singular values below this share of the largest are not read."""
@@ -99,21 +98,31 @@ def _affine(mean: np.ndarray, matrix: np.ndarray, shape: tuple[int, ...], z: Any
     return (mean + z @ matrix.T).reshape(len(z), *shape)
 
 
-def gaussian_draws(metric: Any, reading: Reading) -> Callable:
-    """What draws inputs from a Gaussian, from a generator and their number."""
+def gaussian_draws(metric: Any, reading: Reading) -> Draw:
+    """What draws inputs from a Gaussian."""
     metric = _over_all(metric, reading)
     size = math.prod(reading.shape)
     mean = np.zeros(size) if metric.mean is None else np.asarray(metric.mean, np.float64)
-    alone = metric.cov is None or metric.cov.ndim == 1
-    scales = np.ones(size) if metric.cov is None else np.sqrt(np.clip(metric.cov, 0.0, None))
-    root = None if alone else _root(metric, size)
+    if metric.cov is None:
+        root = np.ones(size)
+    elif metric.cov.ndim == 1:
+        root = np.sqrt(np.clip(np.asarray(metric.cov, np.float64), 0.0, None))
+    else:
+        root = _root(metric, size)
+    return partial(_normal, mean, root, reading.shape)
 
-    def draw(rng: np.random.Generator, count: int) -> np.ndarray:
-        z = rng.normal(size=(count, size))
-        centred = z * scales if root is None else z @ root.T
-        return (mean + centred).reshape(count, *reading.shape)
 
-    return draw
+def _normal(
+    mean: np.ndarray,
+    root: np.ndarray,
+    shape: tuple[int, ...],
+    rng: np.random.Generator,
+    count: int,
+) -> np.ndarray:
+    """Draws of mean + root z, where a root may be a diagonal."""
+    z = rng.normal(size=(count, len(mean)))
+    centred = z * root if root.ndim == 1 else z @ root.T
+    return (mean + centred).reshape(count, *shape)
 
 
 def _over_all(metric: Any, reading: Reading) -> Any:
