@@ -22,7 +22,7 @@ from tnsim.compare.planned import is_function
 from tnsim.engine.budget import Budget
 from tnsim.engine.devices import device
 from tnsim.engine.precision import Arithmetic
-from tnsim.errors import DuplicateWarning, ModelError
+from tnsim.errors import DuplicateWarning, ModelError, TooLarge
 from tnsim.folding.feature_space import Space
 from tnsim.gram import forward_runs, run_sizes
 from tnsim.gram import run_plan as costs
@@ -37,11 +37,12 @@ from tnsim.gram.store_metadata import FORMAT
 from tnsim.gram.tasks import Job
 from tnsim.metrics import metric as metrics
 from tnsim.metrics.points import Points
-from tnsim.metrics.protocol import Metric
+from tnsim.metrics.protocol import FiniteMetric, Metric
 from tnsim.models.differences import by_differences
 from tnsim.models.model import Model, terms
 from tnsim.tensors.kinds import Kinds, kinds
 
+_FREE = 2**30  # multiplications that take less time than planning diagrams
 Examples = dict[Kinds, Model]
 """One model of each sequence of layer kinds that occurs."""
 
@@ -148,7 +149,16 @@ def _route(
     forward = forward_runs.plan(rows, columns, examples, setting)
     if forward is None:
         return *costs.plan(rows, columns, examples, setting), None
-    return forward[0], None, forward[1]
+    passes, points = forward
+    if isinstance(setting.metric, FiniteMetric) or passes.multiplications <= _FREE:
+        return passes, None, points
+    try:
+        plan, space = costs.plan(rows, columns, examples, setting)
+    except TooLarge:
+        return passes, None, points
+    if passes.multiplications <= plan.multiplications:
+        return passes, None, points
+    return plan, space, None
 
 
 def _check_shapes(entries: Sequence[Entry]) -> None:
