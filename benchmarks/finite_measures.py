@@ -17,7 +17,7 @@ import tnsim
 
 ROWS = [(4, d, width) for d in (2, 3, 4, 5, 6) for width in (16, 64)]
 ROWS += [(6, d, width) for d in (2, 3, 4) for width in (16, 64)]
-MOST = 3e11
+MOST = 3e10
 
 
 def deep(seed: int, depth: int, d: int, width: int) -> tnsim.Model:
