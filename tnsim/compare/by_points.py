@@ -63,7 +63,7 @@ class ForwardPlan:
         >>> print(tnsim.plan(line, line, tnsim.Empirical([[1.0], [2.0]])))
         metric           empirical (exact)
         route            forward passes at 2 points (data)
-        multiplications  6 scalar multiplications of float64
+        multiplications  10 scalar multiplications of float64
     """
 
     metric: str

@@ -82,8 +82,8 @@ def rule_of_moments(moments: Sequence[float], nodes: int) -> Rule:
         ModelError: They are too few, or of no distribution.
 
     Example:
-        >>> rule_of_moments([1, 0, 1, 0, 3, 0], nodes=3).nodes.round(6).tolist()
-        [-1.732051, 0.0, 1.732051]
+        >>> (rule_of_moments([1, 0, 1, 0, 3, 0], nodes=3).nodes ** 2).round(6).tolist()
+        [3.0, 0.0, 3.0]
 
     Source:
         Gautschi, Orthogonal polynomials: computation and approximation, section 2.1.7.
