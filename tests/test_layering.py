@@ -100,8 +100,8 @@ CONFINED = {  # foreign package: the files that may import it
         "analysis/plots",
         "gram/result",  # the name of a type only
     },
-    "torch": {"checkpoints/formats", "checkpoints/modules"},
-    "safetensors": {"checkpoints/formats", "checkpoints/native"},
+    "torch": {"checkpoints/formats", "checkpoints/modules", "folding/functions"},
+    "safetensors": {"checkpoints/formats", "checkpoints/native", "metrics/input_files"},
     "scipy": {"analysis/chords", "analysis/figures"},
     "xarray": {
         "analysis/baselines",

@@ -20,6 +20,7 @@ from jax import Array
 from tnsim.compare import similarity as compared
 from tnsim.compare.numbers import SignedLog
 from tnsim.engine import execution
+from tnsim.engine.plan import Plan
 from tnsim.errors import TooLarge
 from tnsim.metrics.metric import TreeSymmetric
 from tnsim.models.layers import Bilinear
@@ -156,6 +157,7 @@ def _depth_row(width: int, rank: int, depth: int, dtype: str, repeats: int) -> d
     a = random_stack(width, rank, depth, dtype, seed=0)
     b = random_stack(width, rank, depth, dtype, seed=1)
     planned = compared.plan(a, b, metric, dtype=dtype)
+    assert isinstance(planned, Plan)  # this metric joins legs
 
     def ours() -> SignedLog:
         return compared.log_inner(a, b, metric, dtype=dtype)

@@ -15,16 +15,20 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from tnsim.compare.planned import AnyModel, affordable, check
+from tnsim.compare.by_points import ForwardPlan, check_affordable, forward_plan, points_of
+from tnsim.compare.planned import AnyModel, Comparable, affordable, check, parts
 from tnsim.engine import execution
 from tnsim.engine.budget import Budget
 from tnsim.engine.log_scaled import LogScaled, add, contribution, times
 from tnsim.engine.plan import Plan
 from tnsim.engine.precision import lost_half
+from tnsim.errors import ModelError
 from tnsim.folding import features
 from tnsim.folding.base import model_weights
 from tnsim.folding.choose import choose
+from tnsim.folding.forward import Sums, sums, total
 from tnsim.metrics.metric import Metric
+from tnsim.metrics.protocol import FiniteMetric
 from tnsim.models.differences import by_differences
 from tnsim.models.model import Model, terms
 from tnsim.models.scaling import Scaled, larger, scaled, split
@@ -35,36 +39,89 @@ ALL = (Pair("A", "A"), Pair("A", "B"), Pair("B", "B"))
 SELF = (Pair("A", "A"),)
 
 
+class Products(NamedTuple):
+    """Inner products of two models.
+
+    Args:
+        values: `AB`, and with norms also `AA` and `BB`.
+        exponent: The power of two that `AB` lacks, as the norms do and cosines may.
+        traced: Whether they are traced.
+        forward: What ran, where that was forward passes.
+        sums: Their sums over groups of points.
+    """
+
+    values: dict[str, LogScaled]
+    exponent: Any
+    traced: bool
+    forward: ForwardPlan | None = None
+    sums: Sums | None = None
+
+
 def inner_products(
-    a: AnyModel,
-    b: AnyModel,
+    a: Comparable,
+    b: Comparable,
     metric: Metric,
     norms: bool,
     per_output: bool,
     dtype: str,
     budget: Budget,
-) -> tuple[dict[str, LogScaled], Any, bool]:
+) -> Products:
     """The inner products asked for, `AB` and with `norms` also `AA` and `BB`.
-
-    Returned beside them are the power of two that `AB` lacks, as the norms do and cosines may, and
-    whether they are traced.
 
     A sum of several models has its norms computed unless traced: what cancels is seen beside them.
     """
     check(a, b, metric)
     traced = any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves((a, b, metric)))
-    first = by_differences(a, dtype)
-    second = first if b is a else by_differences(b, dtype)
+    first = _differences(a, dtype)
+    second = first if b is a else _differences(b, dtype)
+    models = [part for _, part in (*parts(first), *parts(second)) if isinstance(part, Model)]
+    wanted = ALL if norms else CROSS
+    points = None
+    if not traced or isinstance(metric, FiniteMetric):
+        points = points_of(models, metric, wanted, per_output, dtype)
+    if points is None:
+        assert isinstance(first, AnyModel) and isinstance(second, AnyModel)
+        return _by_plans(first, second, metric, norms, per_output, dtype, traced, budget)
+    if traced:
+        raise ModelError(
+            f"{metric.name} runs the models on inputs, which is not traced: inside a JAX trace, "
+            "multiply the outputs of the models themselves"
+        )
+    plan = forward_plan(models, metric, points, dtype)
+    check_affordable(plan, metric, budget)
+    found = sums([parts(first)], [parts(second)], points, per_output, dtype)
+    values = {"AB": total(found.products), "AA": total(found.rows), "BB": total(found.columns)}
+    values["AB"] = LogScaled(*(x[0, 0] for x in values["AB"]))
+    for name in ("AA", "BB"):
+        values[name] = LogScaled(*(x[0] for x in values[name]))
+    return Products(values, 0.0, False, plan, found)
+
+
+def _differences(model: Comparable, dtype: str) -> Comparable:
+    return by_differences(model, dtype) if isinstance(model, AnyModel) else model
+
+
+def _by_plans(
+    first: AnyModel,
+    second: AnyModel,
+    metric: Metric,
+    norms: bool,
+    per_output: bool,
+    dtype: str,
+    traced: bool,
+    budget: Budget,
+) -> Products:
+    """Inner products of sums of models along their plans."""
     one, two = terms(first), terms(second)
-    parts = {id(m): scaled(m, per_output) for _, m in (*one, *two)}
-    bra, ket = _side(first, parts), _side(second, parts)
+    scaled_parts = {id(m): scaled(m, per_output) for _, m in (*one, *two)}
+    bra, ket = _side(first, scaled_parts), _side(second, scaled_parts)
     exponent = bra.exponent + ket.exponent
     if len(one) == len(two) == 1:
         (c, _, m), (d, _, n) = *bra.terms, *ket.terms
         plain = _run(m, n, metric, norms, per_output, dtype, traced, budget)
         factors = {"AB": c * d, "AA": c * c, "BB": d * d}
         products = {name: times(value, factors[name]) for name, value in plain.items()}
-        return products, exponent, traced
+        return Products(products, exponent, traced)
     sides = {"AB": (bra, ket)}
     if norms or not traced:
         sides |= {"AA": (bra, bra), "BB": (ket, ket)}
@@ -86,8 +143,8 @@ def inner_products(
     if not traced and any(lost_half(products[name], dtype) for name in ("AA", "BB")):
         by_vectors = features.compared(one, two, metric, per_output, dtype)
         if by_vectors is not None:
-            return by_vectors, 0.0, traced
-    return products, exponent, traced
+            return Products(by_vectors, 0.0, traced)
+    return Products(products, exponent, traced)
 
 
 class _Side(NamedTuple):

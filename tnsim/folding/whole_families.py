@@ -26,6 +26,7 @@ from tnsim.folding.leaves import (
 from tnsim.folding.tokens import fold_tokens
 from tnsim.folding.tree_operands import tree
 from tnsim.folding.whole_tree import MAX_LEGS, check_size, fold
+from tnsim.metrics.categorical import token_probabilities
 from tnsim.metrics.input_moments import (
     InputKind,
     flattened,
@@ -33,7 +34,6 @@ from tnsim.metrics.input_moments import (
     second_moment_at,
     whole_tree_kind,
 )
-from tnsim.metrics.metric import token_probabilities
 from tnsim.metrics.protocol import Metric
 from tnsim.models.model import Model
 from tnsim.names import COVARIANCE, IDENTITY, MEAN, TRACE, Pair, Side
