@@ -16,23 +16,40 @@ import numpy as np
 from jax.core import Tracer
 
 from tnsim.compare.planned import AnyModel, affordable, check
+from tnsim.compare.resident import in_units, placed_weights
 from tnsim.engine import execution
 from tnsim.engine.budget import Budget
 from tnsim.engine.log_scaled import LogScaled, add, contribution, times
 from tnsim.engine.plan import Plan
 from tnsim.engine.precision import lost_half
 from tnsim.folding import features
-from tnsim.folding.base import model_weights
+from tnsim.folding.base import Family, model_weights
 from tnsim.folding.choose import choose
+from tnsim.folding.leaves import by_side
 from tnsim.metrics.metric import Metric
 from tnsim.models.differences import by_differences
 from tnsim.models.model import Model, terms
-from tnsim.models.scaling import Scaled, larger, scaled, split
-from tnsim.names import Pair, Side
+from tnsim.models.scaling import Scaled, larger, split
+from tnsim.names import Pair
 
 CROSS = (Pair("A", "B"),)
 ALL = (Pair("A", "A"), Pair("A", "B"), Pair("B", "B"))
 SELF = (Pair("A", "A"),)
+
+
+class _Asked(NamedTuple):
+    """What is the same for all pairs of models of one comparison.
+
+    norms: whether `AA` and `BB` are wanted beside `AB`.
+    traced: whether weights, coefficients or metric are traced.
+    """
+
+    metric: Metric
+    norms: bool
+    per_output: bool
+    dtype: str
+    budget: Budget
+    traced: bool
 
 
 def inner_products(
@@ -53,36 +70,16 @@ def inner_products(
     """
     check(a, b, metric)
     traced = any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves((a, b, metric)))
+    asked = _Asked(metric, norms, per_output, dtype, budget, traced)
     first = by_differences(a, dtype)
     second = first if b is a else by_differences(b, dtype)
     one, two = terms(first), terms(second)
-    parts = {id(m): scaled(m, per_output) for _, m in (*one, *two)}
+    parts = {id(m): in_units(m, per_output) for _, m in (*one, *two)}
     bra, ket = _side(first, parts), _side(second, parts)
     exponent = bra.exponent + ket.exponent
     if len(one) == len(two) == 1:
-        (c, _, m), (d, _, n) = *bra.terms, *ket.terms
-        plain = _run(m, n, metric, norms, per_output, dtype, traced, budget)
-        factors = {"AB": c * d, "AA": c * c, "BB": d * d}
-        products = {name: times(value, factors[name]) for name, value in plain.items()}
-        return products, exponent, traced
-    sides = {"AB": (bra, ket)}
-    if norms or not traced:
-        sides |= {"AA": (bra, bra), "BB": (ket, ket)}
-    known: dict[tuple[int, int], LogScaled] = {}
-
-    def product(m: Model, n: Model) -> LogScaled:
-        key = (id(m), id(n))
-        if key not in known:
-            value = _run(m, n, metric, False, per_output, dtype, traced, budget)["AB"]
-            known[key] = known[id(n), id(m)] = value
-        return known[key]
-
-    products = {}
-    for name, pair in sides.items():
-        contributions = []
-        for (c, x, m), (d, y, n) in itertools.product(pair[0].terms, pair[1].terms):
-            contributions.append(times(product(m, n), c * d, (x + y) * np.log(2)))
-        products[name] = add(contributions)
+        return _of_one_pair(bra, ket, asked), exponent, traced
+    products = _of_sums(bra, ket, asked)
     if not traced and any(lost_half(products[name], dtype) for name in ("AA", "BB")):
         by_vectors = features.compared(one, two, metric, per_output, dtype)
         if by_vectors is not None:
@@ -102,6 +99,9 @@ class _Side(NamedTuple):
 
 def _side(model: AnyModel, known: dict[int, Scaled]) -> _Side:
     """A combination of scaled models."""
+    if isinstance(model, Model):
+        part = known[id(model)]
+        return _Side(((1.0, np.float64(0.0), part.model),), part.exponent)
     parts = []
     for coefficient, m in terms(model):
         mantissa, own = split(coefficient)
@@ -110,62 +110,103 @@ def _side(model: AnyModel, known: dict[int, Scaled]) -> _Side:
     return _Side(tuple((c, e - largest, m) for c, e, m in parts), largest)
 
 
-def _run(
-    a: Model,
-    b: Model,
-    metric,
-    norms: bool,
-    per_output: bool,
-    dtype: str,
-    traced: bool,
-    budget: Budget,
-) -> dict[str, LogScaled]:
+def _of_one_pair(bra: _Side, ket: _Side, asked: _Asked) -> dict[str, LogScaled]:
+    """Products of one model with one other, each with a coefficient."""
+    ((c, _, m),), ((d, _, n),) = bra.terms, ket.terms
+    plain = _of_models(m, n, asked)
+    factors = {"AB": c * d, "AA": c * c, "BB": d * d}
+    return {name: times(value, factors[name]) for name, value in plain.items()}
+
+
+def _of_sums(bra: _Side, ket: _Side, asked: _Asked) -> dict[str, LogScaled]:
+    """Products of sums of models: every pair of terms once, weighted and added up."""
+    sides = {"AB": (bra, ket)}
+    if asked.norms or not asked.traced:
+        sides |= {"AA": (bra, bra), "BB": (ket, ket)}
+    asked = asked._replace(norms=False)
+    known: dict[tuple[int, int], LogScaled] = {}
+
+    def product(m: Model, n: Model) -> LogScaled:
+        key = (id(m), id(n))
+        if key not in known:
+            known[key] = known[id(n), id(m)] = _of_models(m, n, asked)["AB"]
+        return known[key]
+
+    products = {}
+    for name, (one, two) in sides.items():
+        contributions = []
+        for (c, x, m), (d, y, n) in itertools.product(one.terms, two.terms):
+            contributions.append(times(product(m, n), c * d, (x + y) * np.log(2)))
+        products[name] = add(contributions)
+    return products
+
+
+def _of_models(a: Model, b: Model, asked: _Asked) -> dict[str, LogScaled]:
     """Plan and execute for two plain models.
 
     Logs are relative to the norms when these are computed too.
     """
-    alone = a is b or (not traced and _same_weights(a, b))
-    wanted = ALL if norms else CROSS
+    alone = a is b or (not asked.traced and _same_weights(a, b))
+    wanted = ALL if asked.norms else CROSS
     if alone:
         wanted = SELF
-    family = choose(a, None if alone else b, metric)
-    chosen = affordable(family, wanted, per_output, dtype, budget)
-    nodes = family.nodes
-    if traced:
-        leaves = jax.tree.leaves((a, b))
-        arrays = [x for x in leaves if hasattr(x, "dtype") and x.ndim]
-        dtype = str(jnp.result_type(*(x.dtype for x in arrays)))
-    models: dict[Side, Model] = {"A": family.prepare(a)}
-    if not alone:
-        models["B"] = family.prepare(b)
-    known = model_weights(family, models)
-    known = {name: array for name, array in known.items() if name in chosen.shapes}
-    if not traced:  # laid out once, whatever the number of runs
-        with execution.precision():
-            known = execution.placed(known, dtype)
-    runs = []
-    for t in nodes.points if nodes else (None,):
-        inputs = family.inputs(chosen.shapes, metric, a.d_in, t)
-        runs.append(_execute(chosen, known, inputs, dtype, traced))
-    if nodes is None:
-        return _relative(chosen, runs[0], alone, norms, per_output and family.lifted)
-    parts = [_relative(chosen, run, alone, norms, per_output and family.lifted) for run in runs]
-    weighted = []
-    for weight, part in zip(nodes.weights, parts, strict=True):
-        weighted.append({name: times(value, weight) for name, value in part.items()})
-    return {name: add([part[name] for part in weighted]) for name in weighted[0]}
+    family = choose(a, None if alone else b, asked.metric)
+    plan = affordable(family, wanted, asked.per_output, asked.dtype, asked.budget)
+    runs = _traced_runs if asked.traced else _runs
+    products = []
+    for result in runs(family, plan, a, None if alone else b, asked):
+        drop_constant = asked.per_output and family.lifted
+        products.append(_relative(plan, result, alone, asked.norms, drop_constant))
+    if family.nodes is None:
+        return products[0]
+    weighted: dict[str, list[LogScaled]] = {name: [] for name in products[0]}
+    for weight, product in zip(family.nodes.weights, products, strict=True):
+        for name, value in product.items():
+            weighted[name].append(times(value, weight))
+    return {name: add(parts) for name, parts in weighted.items()}
 
 
-def _execute(
-    chosen: Plan, weights: dict[str, Any], inputs: dict[str, Any], dtype: str, traced: bool
-) -> execution.Result:
-    """One run of a plan in `dtype`, on weights that are in place unless traced, and inputs."""
-    if traced:
-        known = {k: jnp.asarray(x, dtype) for k, x in (weights | inputs).items()}
-        return execution.run(chosen, known, "traced")
+def _runs(
+    family: Family, plan: Plan, a: Model, b: Model | None, asked: _Asked
+) -> list[execution.Result]:
+    """Results of a plan, one for each moment node, on the host."""
+    results = []
     with execution.precision():
-        result = execution.run(chosen, weights | execution.placed(inputs, dtype))
-        return jax.tree.map(lambda x: np.asarray(x, np.float64), jax.device_get(result))
+        weights: dict[str, Any] = {}
+        for side, model in by_side(a, b).items():
+            weights |= placed_weights(family, side, model, asked.dtype)
+        weights = {name: array for name, array in weights.items() if name in plan.shapes}
+        for t in family.nodes.points if family.nodes else (None,):
+            inputs = family.inputs(plan.shapes, asked.metric, a.d_in, t)
+            arrays = weights | execution.placed(inputs, asked.dtype)
+            results.append(_fetched(execution.run(plan, arrays)))
+    return results
+
+
+def _traced_runs(
+    family: Family, plan: Plan, a: Model, b: Model | None, asked: _Asked
+) -> list[execution.Result]:
+    """The same inside a trace of the caller's, in the dtype of the weights given."""
+    leaves = jax.tree.leaves((a, b))
+    dtype = str(jnp.result_type(*(x.dtype for x in leaves if hasattr(x, "dtype") and x.ndim)))
+    models = {side: family.prepare(model) for side, model in by_side(a, b).items()}
+    weights = model_weights(family, models)
+    results = []
+    for t in family.nodes.points if family.nodes else (None,):
+        known = weights | family.inputs(plan.shapes, asked.metric, a.d_in, t)
+        arrays = {name: jnp.asarray(known[name], dtype) for name in plan.shapes}
+        results.append(execution.run(plan, arrays, "traced"))
+    return results
+
+
+def _fetched(result: execution.Result) -> execution.Result:
+    """The result in float64 of NumPy: all that ever comes back from the device."""
+    for array in (*result.values.values(), *result.logs.values()):
+        if isinstance(array, jax.Array):
+            array.copy_to_host_async()  # all are under way before the first is waited for
+    values = {name: np.asarray(x, np.float64)[()] for name, x in result.values.items()}
+    logs = {key: np.asarray(x, np.float64)[()] for key, x in result.logs.items()}
+    return result._replace(values=values, logs=logs)
 
 
 def _relative(

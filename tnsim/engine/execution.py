@@ -117,12 +117,7 @@ def precision() -> Iterator[None]:
 
 
 def placed(arrays: dict[str, Any], dtype: str) -> dict[str, Any]:
-    """The arrays in `dtype` on JAX's device, each let go in `arrays` as soon as it is there.
-
-    A program puts few small arrays there itself, in less time.
-    """
-    if sum(array.size for array in arrays.values()) <= _SMALL:
-        return {name: cast(array, dtype) for name, array in arrays.items()}
+    """The arrays in `dtype` on JAX's device, each let go in `arrays` as soon as it is there."""
     return {name: jax.device_put(cast(arrays.pop(name), dtype)) for name in list(arrays)}
 
 
