@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import tnsim
-from tnsim.engine import execution
+from tnsim.engine import execution, whole_plans
 
 
 def pytest_xdist_auto_num_workers(config):
@@ -46,6 +46,7 @@ def backend(request, monkeypatch):
     chosen = getattr(request, "param", "numpy")
     if chosen == "numpy":
         monkeypatch.setattr(execution, "run", _reference)
+        monkeypatch.setattr(whole_plans, "LONGEST", -1)
     return chosen
 
 

@@ -20,7 +20,7 @@ from weakref import WeakKeyDictionary
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
-O = TypeVar("O")
+T = TypeVar("T")
 P = ParamSpec("P")
 
 
@@ -303,8 +303,8 @@ def remembered(function: Callable[P, V]) -> Callable[P, V]:
 
 
 def kept_with(
-    function: Callable[Concatenate[O, P], V],
-) -> Callable[Concatenate[O, P], V]:
+    function: Callable[Concatenate[T, P], V],
+) -> Callable[Concatenate[T, P], V]:
     """Keep the results of a pure function of an immutable object for as long as the object lives.
 
     Args:
@@ -327,7 +327,7 @@ def kept_with(
     """
 
     @wraps(function)
-    def recalled(owner: O, *args: P.args, **kwargs: P.kwargs) -> V:
+    def recalled(owner: T, *args: P.args, **kwargs: P.kwargs) -> V:
         key = (function, args, tuple(sorted(kwargs.items())))
         belongings = session().belongings
         return belongings.get(owner, key, lambda: function(owner, *args, **kwargs))

@@ -16,12 +16,13 @@ import numpy as np
 from jax.core import Tracer
 
 from tnsim.compare.planned import AnyModel, affordable, check
-from tnsim.compare.resident import in_units, placed_weights
+from tnsim.compare.resident import in_units, is_constant, placed_weights
 from tnsim.engine import execution
 from tnsim.engine.budget import Budget
 from tnsim.engine.log_scaled import LogScaled, add, contribution, times
 from tnsim.engine.plan import Plan
 from tnsim.engine.precision import lost_half
+from tnsim.engine.whole_plans import fetched
 from tnsim.folding import features
 from tnsim.folding.base import Family, model_weights
 from tnsim.folding.choose import choose
@@ -30,7 +31,8 @@ from tnsim.metrics.metric import Metric
 from tnsim.models.differences import by_differences
 from tnsim.models.model import Model, terms
 from tnsim.models.scaling import Scaled, larger, split
-from tnsim.names import Pair
+from tnsim.names import Pair, Side
+from tnsim.sessions import kept_with
 
 CROSS = (Pair("A", "B"),)
 ALL = (Pair("A", "A"), Pair("A", "B"), Pair("B", "B"))
@@ -69,7 +71,7 @@ def inner_products(
     A sum of several models has its norms computed unless traced: what cancels is seen beside them.
     """
     check(a, b, metric)
-    traced = any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves((a, b, metric)))
+    traced = any(map(_is_traced, (a, b, metric)))
     asked = _Asked(metric, norms, per_output, dtype, budget, traced)
     first = by_differences(a, dtype)
     second = first if b is a else by_differences(b, dtype)
@@ -85,6 +87,13 @@ def inner_products(
         if by_vectors is not None:
             return by_vectors, 0.0, traced
     return products, exponent, traced
+
+
+def _is_traced(value: Any) -> bool:
+    """Whether a metric, a model or a combination holds anything traced."""
+    if isinstance(value, Model) and is_constant(value):
+        return False
+    return any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(value))
 
 
 class _Side(NamedTuple):
@@ -179,7 +188,7 @@ def _runs(
         for t in family.nodes.points if family.nodes else (None,):
             inputs = family.inputs(plan.shapes, asked.metric, a.d_in, t)
             arrays = weights | execution.placed(inputs, asked.dtype)
-            results.append(_fetched(execution.run(plan, arrays)))
+            results.append(fetched(plan, arrays))
     return results
 
 
@@ -189,7 +198,9 @@ def _traced_runs(
     """The same inside a trace of the caller's, in the dtype of the weights given."""
     leaves = jax.tree.leaves((a, b))
     dtype = str(jnp.result_type(*(x.dtype for x in leaves if hasattr(x, "dtype") and x.ndim)))
-    models = {side: family.prepare(model) for side, model in by_side(a, b).items()}
+    models: dict[Side, Model] = {}
+    for side, model in by_side(a, b).items():
+        models[side] = family.prepare(model)
     weights = model_weights(family, models)
     results = []
     for t in family.nodes.points if family.nodes else (None,):
@@ -197,16 +208,6 @@ def _traced_runs(
         arrays = {name: jnp.asarray(known[name], dtype) for name in plan.shapes}
         results.append(execution.run(plan, arrays, "traced"))
     return results
-
-
-def _fetched(result: execution.Result) -> execution.Result:
-    """The result in float64 of NumPy: all that ever comes back from the device."""
-    for array in (*result.values.values(), *result.logs.values()):
-        if isinstance(array, jax.Array):
-            array.copy_to_host_async()  # all are under way before the first is waited for
-    values = {name: np.asarray(x, np.float64)[()] for name, x in result.values.items()}
-    logs = {key: np.asarray(x, np.float64)[()] for key, x in result.logs.items()}
-    return result._replace(values=values, logs=logs)
 
 
 def _relative(
@@ -239,8 +240,11 @@ def _same_weights(a: Model, b: Model) -> bool:
 
     A re-saved checkpoint then has similarity 1 to the last bit, at any depth.
     """
-    if jax.tree.structure(a) != jax.tree.structure(b):
-        return False
-    return all(
-        np.array_equal(x, y) for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
-    )
+    (one, form), (two, other_form) = _flat(a), _flat(b)
+    return form == other_form and all(map(np.array_equal, one, two))
+
+
+@kept_with
+def _flat(model: Model) -> tuple[list[Any], Any]:
+    """The weights of a model, and its form without them."""
+    return jax.tree.flatten(model)

@@ -67,10 +67,11 @@ def placed_weights(family: Family, side: Side, model: Model, dtype: str) -> dict
 
     def placed() -> dict[str, Any]:
         arrays = family.weights("A", family.prepare(model))
-        return execution.placed(arrays, dtype)
+        return jax.device_put(execution.placed(arrays, dtype))  # small ones, too
 
     if is_constant(model):
-        key = (family.layout, dtype, jax.config.jax_default_device)
+        device = jax.config.jax_default_device  # pyright: ignore[reportAttributeAccessIssue]
+        key = (family.layout, dtype, device)
         arrays = session().belongings.get(model, key, placed, lambda made: _nbytes(made.values()))
     else:
         arrays = placed()

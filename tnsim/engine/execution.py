@@ -90,7 +90,7 @@ def run(
         for n, (stage, one) in enumerate(zip(plan.stages, stacks, strict=True)):
             for group, own in zip(stage.groups, one.scales, strict=True):
                 logs[n, group] = aligned(np.asarray(logs[n, group]), own)
-    return Result(wanted, logs, _weights(plan, logs))
+    return Result(wanted, logs, plan.log_weights)
 
 
 def log_of(result: Result, combination: Mapping[str, float]) -> Any:
@@ -117,26 +117,17 @@ def precision() -> Iterator[None]:
 
 
 def placed(arrays: dict[str, Any], dtype: str) -> dict[str, Any]:
-    """The arrays in `dtype` on JAX's device, each let go in `arrays` as soon as it is there."""
+    """The arrays in `dtype` on JAX's device, each let go in `arrays` as soon as it is there.
+
+    A program puts few small arrays there itself, in less time.
+    """
+    if sum(array.size for array in arrays.values()) <= _SMALL:
+        return {name: cast(array, dtype) for name, array in arrays.items()}
     return {name: jax.device_put(cast(arrays.pop(name), dtype)) for name in list(arrays)}
 
 
 def cast(array: Any, dtype: str) -> Any:
     return array if array.dtype == dtype else array.astype(dtype)
-
-
-def _weights(plan: Plan, logs: Mapping[tuple[int, str], Any]) -> dict[tuple[int, str], float]:
-    """How often a stage's logarithm counts in the end.
-
-    The product of the later degrees of its group.
-    """
-    found, later = {}, {}
-    for n in reversed(range(len(plan.stages))):
-        for group in plan.stages[n].groups:
-            found[n, group] = float(later.get(group, 1))
-        for group, degree in plan.stages[n].degrees:
-            later[group] = later.get(group, 1) * degree
-    return found
 
 
 def _stacked_sizes(

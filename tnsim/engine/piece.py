@@ -80,7 +80,7 @@ class Piece:
             (self.shapes, self.operations, self.outputs, self.scales, self.powers, self.unshared)
         )
 
-    @property
+    @cached_property
     def length(self) -> int:
         """Operations, those of loop bodies too."""
         bodies = [op.body for op in self.operations if op.body is not None]
@@ -112,7 +112,7 @@ class Piece:
                 costs.append(0)
         return tuple(costs)
 
-    @property
+    @cached_property
     def multiplications(self) -> int:
         """Scalar multiplications of all operations."""
         return sum(self.costs)
