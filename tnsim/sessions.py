@@ -15,13 +15,14 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import wraps
 from itertools import count
-from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
+from typing import Any, Generic, ParamSpec, TypeVar, TypeVarTuple
 from weakref import WeakKeyDictionary
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 T = TypeVar("T")
 P = ParamSpec("P")
+Arguments = TypeVarTuple("Arguments")
 
 
 class Recent(Generic[K, V]):
@@ -174,7 +175,9 @@ class Belongings:
             The value.
         """
         with self._changing:
-            drawer = self._drawers.setdefault(owner, Drawer())
+            drawer = self._drawers.get(owner)
+            if drawer is None:
+                drawer = self._drawers[owner] = Drawer()
             drawer.used = next(self._uses)
             if key in drawer.values:
                 return drawer.values[key]
@@ -302,9 +305,7 @@ def remembered(function: Callable[P, V]) -> Callable[P, V]:
     return recalled
 
 
-def kept_with(
-    function: Callable[Concatenate[T, P], V],
-) -> Callable[Concatenate[T, P], V]:
+def kept_with(function: Callable[[T, *Arguments], V]) -> Callable[[T, *Arguments], V]:
     """Keep the results of a pure function of an immutable object for as long as the object lives.
 
     Args:
@@ -327,10 +328,9 @@ def kept_with(
     """
 
     @wraps(function)
-    def recalled(owner: T, *args: P.args, **kwargs: P.kwargs) -> V:
-        key = (function, args, tuple(sorted(kwargs.items())))
+    def recalled(owner: T, *args: *Arguments) -> V:
         belongings = session().belongings
-        return belongings.get(owner, key, lambda: function(owner, *args, **kwargs))
+        return belongings.get(owner, (function, args), lambda: function(owner, *args))
 
     return recalled
 

@@ -44,8 +44,8 @@ def fetched(plan: Plan, arrays: Mapping[str, Any]) -> Result:
     if not _is_small(plan):
         return _on_host(execution.run(plan, arrays))
     program = session().programs.get(_key(plan), lambda: _program(plan))
-    numbers = np.asarray(program([arrays[name] for name in plan.shapes]), np.float64)
-    return _unpacked(plan, numbers)
+    (numbers,), _ = program([arrays[name] for name in plan.shapes])
+    return _unpacked(plan, np.asarray(numbers, np.float64))
 
 
 def _is_small(plan: Plan) -> bool:
@@ -58,10 +58,10 @@ def _key(plan: Plan) -> tuple:
 
 
 def _program(plan: Plan) -> Program:
-    def run(inputs: list[Any]) -> jax.Array:
+    def run(inputs: list[Any]) -> tuple[list[Any], list[Any]]:
         arrays = dict(zip(plan.shapes, inputs, strict=True))
         result = execution.run(plan, arrays, "traced")
-        return jnp.concatenate([jnp.ravel(x) for x in _numbers(result)])
+        return [jnp.concatenate([jnp.ravel(x) for x in _numbers(result)])], []
 
     return Program(run, plan.length, traced=False)
 

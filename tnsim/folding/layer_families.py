@@ -100,7 +100,8 @@ class LayerWise:
         moments = input_moments(metric, d_in, self.lifted)
         leaves = renamed(moments, {"mean": MEAN, "moment": COVARIANCE})
         leaves |= identities(names, {IDENTITY: d_in + self.lifted})
-        leaves[TRACE] = all_but_constant(self.bra[-1].d_out)
+        if TRACE in names:
+            leaves[TRACE] = all_but_constant(self.bra[-1].d_out)
         return only(names, leaves)
 
 
