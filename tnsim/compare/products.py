@@ -15,14 +15,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from tnsim.compare.planned import AnyModel, affordable, check
+from tnsim.compare.planned import AnyModel, affordable, check, runs_together
 from tnsim.compare.resident import in_units, is_constant, placed_weights
 from tnsim.engine import execution
 from tnsim.engine.budget import Budget
 from tnsim.engine.log_scaled import LogScaled, add, contribution, times
 from tnsim.engine.plan import Plan
 from tnsim.engine.precision import lost_half
-from tnsim.engine.whole_plans import fetched
+from tnsim.engine.whole_plans import fetched, fetched_at_all
 from tnsim.folding import features
 from tnsim.folding.base import Family, model_weights
 from tnsim.folding.choose import choose
@@ -31,7 +31,7 @@ from tnsim.metrics.metric import Metric
 from tnsim.models.differences import by_differences
 from tnsim.models.model import Model, terms
 from tnsim.models.scaling import Scaled, larger, split
-from tnsim.names import Pair, Side
+from tnsim.names import COVARIANCE, Pair, Side
 from tnsim.sessions import kept_with
 
 CROSS = (Pair("A", "B"),)
@@ -179,17 +179,22 @@ def _runs(
     family: Family, plan: Plan, a: Model, b: Model | None, asked: _Asked
 ) -> list[execution.Result]:
     """Results of a plan, one for each moment node, on the host."""
-    results = []
+    metric, dtype = asked.metric, asked.dtype
     with execution.precision():
-        weights: dict[str, Any] = {}
+        arrays: dict[str, Any] = {}
         for side, model in by_side(a, b).items():
-            weights |= placed_weights(family, side, model, asked.dtype)
-        weights = {name: array for name, array in weights.items() if name in plan.shapes}
-        for t in family.nodes.points if family.nodes else (None,):
-            inputs = family.inputs(plan.shapes, asked.metric, a.d_in, t)
-            arrays = weights | execution.placed(inputs, asked.dtype)
-            results.append(fetched(plan, arrays))
-    return results
+            arrays |= placed_weights(family, side, model, dtype)
+        arrays = {name: array for name, array in arrays.items() if name in plan.shapes}
+        if family.nodes is None:
+            inputs = family.inputs(plan.shapes, metric, a.d_in)
+            return [fetched(plan, arrays | execution.placed(inputs, dtype))]
+        nodes = [family.inputs(plan.shapes, metric, a.d_in, t) for t in family.nodes.points]
+        if runs_together(plan, asked.budget):
+            moments = np.stack([inputs[COVARIANCE] for inputs in nodes])
+            inputs = nodes[0] | {COVARIANCE: moments}
+            arrays |= execution.placed(inputs, dtype)
+            return fetched_at_all(plan, arrays, [COVARIANCE])
+        return [fetched(plan, arrays | execution.placed(inputs, dtype)) for inputs in nodes]
 
 
 def _traced_runs(

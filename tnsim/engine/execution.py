@@ -168,7 +168,7 @@ def _runners(
     return ready(wanted, function)
 
 
-def function(wanted: Wanted) -> Run:
+def function(wanted: Wanted[Piece]) -> Run:
     """What a program computes."""
-    run = partial(run_piece, wanted.piece)
+    run = partial(run_piece, wanted.work)
     return run if wanted.over is None else mapped(run, wanted.over)

@@ -80,7 +80,7 @@ class Piece:
             (self.shapes, self.operations, self.outputs, self.scales, self.powers, self.unshared)
         )
 
-    @cached_property
+    @property
     def length(self) -> int:
         """Operations, those of loop bodies too."""
         bodies = [op.body for op in self.operations if op.body is not None]

@@ -42,6 +42,34 @@ class PlanStage:
 
 
 @dataclass(frozen=True)
+class WholePlan:
+    """All stages of a plan as the work of one program.
+
+    Args:
+        pieces: of the plan.
+        stages: of the plan.
+        names: of the arrays that it reads, in order.
+        shapes: of those arrays.
+        outputs: of the plan.
+        length: number of operations, those of equal stages as often as they run.
+    """
+
+    pieces: tuple[Piece, ...]
+    stages: tuple[PlanStage, ...]
+    names: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    outputs: tuple[str, ...]
+    length: int
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.pieces, self.stages, self.names, self.shapes, self.outputs))
+
+
+@dataclass(frozen=True)
 class Plan:
     """What would run for the inner products of two models: shapes only, no numbers.
 
@@ -125,9 +153,11 @@ class Plan:
         return plan_memory.program_bytes(self)
 
     @cached_property
-    def length(self) -> int:
-        """Operations of all stages, those of equal ones as often as they run."""
-        return sum(self.pieces[stage.piece].length for stage in self.stages)
+    def whole(self) -> WholePlan:
+        """What runs, without what it is for."""
+        names, shapes = tuple(self.shapes), tuple(map(tuple, self.shapes.values()))
+        length = sum(self.pieces[stage.piece].length for stage in self.stages)
+        return WholePlan(self.pieces, self.stages, names, shapes, self.outputs, length)
 
     @cached_property
     def output_shapes(self) -> dict[str, tuple[int, ...]]:
