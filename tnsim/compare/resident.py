@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 import jax
+import numpy as np
 
 from tnsim.engine import execution
 from tnsim.folding.base import Family
@@ -48,8 +49,14 @@ def in_units(model: Model, per_output: bool) -> Scaled:
         known = set(map(id, jax.tree.leaves(model)))
         return _nbytes(leaf for leaf in jax.tree.leaves(made.model) if id(leaf) not in known)
 
-    key = (scaled, per_output)
-    return session().belongings.get(model, key, lambda: scaled(model, per_output), own_bytes)
+    def make() -> Scaled:
+        made = scaled(model, per_output)
+        for leaf in jax.tree.leaves(made.model):
+            if isinstance(leaf, np.ndarray):
+                leaf.flags.writeable = False  # nobody else has it
+        return made
+
+    return session().belongings.get(model, (scaled, per_output), make, own_bytes)
 
 
 def placed_weights(family: Family, side: Side, model: Model, dtype: str) -> dict[str, Any]:
