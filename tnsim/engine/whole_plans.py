@@ -86,7 +86,8 @@ def _numbers(plan: Plan, arrays: Mapping[str, Any], over: Stacked | None) -> np.
 
     def function(wanted: Wanted[WholePlan]) -> Run:
         def run(inputs: list[Any]) -> tuple[list[Any], list[Any]]:
-            result = execution.run(plan, dict(zip(names, inputs, strict=True)), "traced")
+            arrays = dict(zip(names, inputs, strict=True))
+            result = execution.run(plan, arrays, "numpy")  # stages as they are, no programs in one
             return [jnp.concatenate([jnp.ravel(x) for x in _all(result)])], []
 
         return run if wanted.over is None else mapped(run, wanted.over)
