@@ -202,7 +202,7 @@ class Belongings:
     @property
     def held(self) -> float:
         """Total size of what is kept."""
-        return sum(drawer.held for drawer in list(self._drawers.values()))
+        return sum((drawer.held for drawer in list(self._drawers.values())), 0.0)
 
     def clear(self) -> None:
         """Empty every drawer."""
