@@ -22,6 +22,7 @@ import numpy as np
 
 from tnsim.engine.lowering import run_piece
 from tnsim.engine.memory import give_back_freed
+from tnsim.engine.piece import Piece
 from tnsim.engine.plan import Plan
 from tnsim.engine.programs import Wanted, lie_on_default_device, ready
 from tnsim.engine.stacking import Axes, Run, Stacked, aligned, looped, mapped, stacked
