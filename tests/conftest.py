@@ -17,7 +17,7 @@ import pytest
 
 import tnsim
 from tnsim.compare import by_points
-from tnsim.engine import execution
+from tnsim.engine import execution, whole_plans
 
 
 def pytest_xdist_auto_num_workers(config):
@@ -47,6 +47,7 @@ def backend(request, monkeypatch):
     chosen = getattr(request, "param", "numpy")
     if chosen == "numpy":
         monkeypatch.setattr(execution, "run", _reference)
+        monkeypatch.setattr(whole_plans, "LONGEST", -1)
     return chosen
 
 

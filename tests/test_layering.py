@@ -17,7 +17,7 @@ FOLDERS = {  # folder (or file of the root): what it may import from tnsim; noth
     "tables": [],
     "models": ["errors", "tables"],
     "checkpoints": ["errors", "models", "tables"],
-    "tensors": ["errors", "models", "names"],
+    "tensors": ["errors", "models", "names", "sessions"],
     "metrics": ["errors", "models", "names", "sessions"],
     "engine": ["errors", "files", "sessions", "tables"],
     "folding": ["engine", "errors", "metrics", "models", "names", "sessions", "tensors"],

@@ -87,12 +87,17 @@ class ForwardPlan:
         guarantee = "exact" if self.exact else "estimate"
         return [
             ("metric", f"{self.metric} ({guarantee})"),
-            ("route", f"forward passes at {self.points:,} points ({self.route})"),
+            ("route", f"forward passes at {_count(self.points)} points ({self.route})"),
             (
                 "multiplications",
-                f"{self.multiplications:,} scalar multiplications of {self.dtype}",
+                f"{_count(self.multiplications)} scalar multiplications of {self.dtype}",
             ),
         ]
+
+
+def _count(number: int) -> str:
+    """A count in words; vocab ** n_ctx sequences may be more than a float holds."""
+    return f"{number:,}" if number < 10**15 else f"10^{math.log10(number):,.1f}"
 
 
 def points_of(
@@ -159,8 +164,8 @@ def check_affordable(plan: ForwardPlan, metric: Metric, budget: Budget) -> None:
     if hasattr(metric, "samples"):
         advice = f"{type(metric).__name__}(..., samples=100_000), an estimate with its error,"
     raise TooLarge(
-        f"{plan.metric} runs through {plan.points:.3g} inputs here, which takes "
-        f"{plan.multiplications:.3g} multiplications, more than the budget of "
+        f"{plan.metric} runs through {_count(plan.points)} inputs here, which takes "
+        f"{_count(plan.multiplications)} multiplications, more than the budget of "
         f"{budget.multiplications:.3g}; use {advice} or a larger tnsim.Budget"
     )
 

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
+
 from tnsim.engine.budget import Budget, within
 from tnsim.engine.plan import Plan
 from tnsim.engine.planner import LARGE, plan_problem
@@ -28,6 +30,10 @@ _ADVICE = (
     "use GaussianClosure() (an approximation beyond one nonlinear layer), smaller widths, shorter "
     "sequences (n_ctx) or a larger tnsim.Budget"
 )
+
+
+_BUSY = {"cpu": 2**20, "gpu": 2**27}
+"""Multiplications of one operation that keep a whole device busy."""
 
 
 @remembered
@@ -89,3 +95,19 @@ def affordable(
 ) -> Plan:
     """A plan within the budget. Raises `TooLarge`."""
     return within(budget, lambda large: plan_for(family, wanted, per_output, dtype, large), _ADVICE)
+
+
+def runs_together(plan: Plan, budget: Budget) -> bool:
+    """Whether the runs of a plan, at all moment nodes, are one run on stacks of moments.
+
+    Small operations are then done for all nodes in the time of one (measured on four cores: 2.5 ms
+    become 1.1 at width 8 and depth 2, 450 ms 260 at width 6 and depth 3). An operation that keeps
+    the device busy by itself gains nothing, and XLA multiplies stacks of matrices more slowly than
+    matrices (4.6 s become 6.2 at width 64 and depth 2). Nor may the stacks need more memory than
+    there is.
+    """
+    busy = _BUSY.get(jax.default_backend(), _BUSY["gpu"])
+    if plan.multiplications > busy * plan.runs * plan.whole.length:
+        return False
+    together = plan.runs * plan.peak_bytes
+    return together <= budget.room(plan.program_bytes, together)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Collection
+from collections.abc import Collection, Hashable
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -113,6 +113,10 @@ class WholeTree:
         # Enough for the norm of the model with more legs, and so for the cross term.
         return moment_nodes(2 * max(tree(layers).legs for layers in models))
 
+    @property
+    def layout(self) -> Hashable:
+        return type(self), self.lifted, self.raises_linear, self.n_ctx
+
     def prepare(self, model: Model) -> Model:
         return _raised(model) if self.raises_linear else model
 
@@ -212,6 +216,10 @@ class Tokens:
 
     def _constants(self, metric: Metric, d_in: int) -> dict[str, Any]:
         return token_inputs(token_probabilities(metric, d_in), self._kinds, self.n_ctx)
+
+    @property
+    def layout(self) -> Hashable:
+        return type(self), self._kinds, self.n_ctx
 
     def prepare(self, model: Model) -> Model:
         return model

@@ -9,6 +9,7 @@ from tnsim.models.layers import affine_maps, bias_name, innermost
 from tnsim.models.model import Model
 from tnsim.models.protocol import Layer
 from tnsim.names import SCORES
+from tnsim.sessions import kept_with
 
 
 class LayerKind(NamedTuple):
@@ -133,6 +134,7 @@ def layer_kind(layer: Layer) -> LayerKind:
     )
 
 
+@kept_with
 def kinds(model: Model) -> Kinds:
     """Kinds of a model's layers, from the input up.
 
