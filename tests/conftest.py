@@ -16,7 +16,8 @@ import numpy as np
 import pytest
 
 import tnsim
-from tnsim.engine import execution
+from tnsim.compare import by_points
+from tnsim.engine import execution, whole_plans
 
 
 def pytest_xdist_auto_num_workers(config):
@@ -46,6 +47,7 @@ def backend(request, monkeypatch):
     chosen = getattr(request, "param", "numpy")
     if chosen == "numpy":
         monkeypatch.setattr(execution, "run", _reference)
+        monkeypatch.setattr(whole_plans, "LONGEST", -1)
     return chosen
 
 
@@ -56,3 +58,13 @@ def _reference(plan, arrays, backend="jax", over=MappingProxyType({})):
     if any(isinstance(x, jax.core.Tracer) for x in arrays.values()):
         return _run(plan, arrays, backend, over)
     return _run(plan, {name: np.asarray(x) for name, x in arrays.items()}, "numpy", over)
+
+
+@pytest.fixture(autouse=True)
+def diagrams(request, monkeypatch):
+    """Exact deep metrics go by diagrams; at the sizes of tests, quadrature would cost less.
+
+    Tests marked `quadrature` leave the choice to the planned cost.
+    """
+    if not request.node.get_closest_marker("quadrature"):
+        monkeypatch.setattr(by_points, "gaussian_points", lambda *arguments: None)

@@ -17,7 +17,7 @@ ROOT = Path(__file__).parent.parent
 def test_readme_snippets(monkeypatch, capsys):
     monkeypatch.chdir(ROOT)
     snippets = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    assert len(snippets) == 8
+    assert len(snippets) == 9
     space: dict = {}
     for snippet in snippets:
         exec(compile(snippet, "README.md", "exec"), space)

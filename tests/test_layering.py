@@ -17,7 +17,7 @@ FOLDERS = {  # folder (or file of the root): what it may import from tnsim; noth
     "tables": [],
     "models": ["errors", "tables"],
     "checkpoints": ["errors", "models", "tables"],
-    "tensors": ["errors", "models", "names"],
+    "tensors": ["errors", "models", "names", "sessions"],
     "metrics": ["errors", "models", "names", "sessions"],
     "engine": ["errors", "files", "sessions", "tables"],
     "folding": ["engine", "errors", "metrics", "models", "names", "sessions", "tensors"],
@@ -100,8 +100,8 @@ CONFINED = {  # foreign package: the files that may import it
         "analysis/plots",
         "gram/result",  # the name of a type only
     },
-    "torch": {"checkpoints/formats", "checkpoints/modules"},
-    "safetensors": {"checkpoints/formats", "checkpoints/native"},
+    "torch": {"checkpoints/formats", "checkpoints/modules", "folding/functions"},
+    "safetensors": {"checkpoints/formats", "checkpoints/native", "metrics/input_files"},
     "scipy": {"analysis/chords", "analysis/figures"},
     "xarray": {
         "analysis/baselines",

@@ -18,6 +18,7 @@ if TYPE_CHECKING:  # the same names as below, for editors and type checkers
     from tnsim.checkpoints.native import save
     from tnsim.checkpoints.series import Series
     from tnsim.compare.attribution import Attribution, attribution
+    from tnsim.compare.by_points import ForwardPlan
     from tnsim.compare.monte_carlo import Check, check
     from tnsim.compare.numbers import Number, Numbers, SignedLog
     from tnsim.compare.similarity import inner, log_inner, plan, similarity, slices
@@ -43,15 +44,17 @@ if TYPE_CHECKING:  # the same names as below, for editors and type checkers
     from tnsim.gram.result import Pairwise
     from tnsim.gram.run import open_pairwise, pairwise, plan_pairwise
     from tnsim.gram.run_plan import PairwisePlan
+    from tnsim.metrics.categorical import Categorical
+    from tnsim.metrics.empirical import Empirical
     from tnsim.metrics.metric import (
-        Categorical,
         Frobenius,
         Gaussian,
         GaussianClosure,
         Symmetric,
         TreeSymmetric,
     )
-    from tnsim.metrics.protocol import LayerwiseMetric, Metric
+    from tnsim.metrics.product import Product
+    from tnsim.metrics.protocol import FiniteMetric, LayerwiseMetric, Metric
     from tnsim.models.attention import Attention
     from tnsim.models.layers import Bilinear, Linear, Residual
     from tnsim.models.model import Combination, Model
@@ -81,7 +84,10 @@ _HOME = {
     "Symmetric": "metrics.metric",
     "Gaussian": "metrics.metric",
     "GaussianClosure": "metrics.metric",
-    "Categorical": "metrics.metric",
+    "Categorical": "metrics.categorical",
+    "Empirical": "metrics.empirical",
+    "Product": "metrics.product",
+    "FiniteMetric": "metrics.protocol",
     "similarity": "compare.similarity",
     "slices": "compare.similarity",
     "inner": "compare.similarity",
@@ -101,6 +107,7 @@ _HOME = {
     "attribution": "compare.attribution",
     "Attribution": "compare.attribution",
     "Plan": "engine.plan",
+    "ForwardPlan": "compare.by_points",
     "network": "tensor_networks.network",
     "networks": "tensor_networks.closed_networks",
     "contract": "tensor_networks.contraction",
@@ -155,9 +162,12 @@ __all__ = [
     "DamagedStore",
     "Dialect",
     "DuplicateWarning",
+    "Empirical",
     "ExecutorError",
     "Expression",
+    "FiniteMetric",
     "ForwardError",
+    "ForwardPlan",
     "Frobenius",
     "Gaussian",
     "GaussianClosure",
@@ -178,6 +188,7 @@ __all__ = [
     "PairwisePlan",
     "Plan",
     "PrecisionWarning",
+    "Product",
     "Residual",
     "ResultError",
     "Rule",

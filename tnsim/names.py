@@ -114,6 +114,16 @@ def model_leaf(side: Side, role: str) -> str:
     return f"{side}.{role}"
 
 
+def on_side(leaf: str, side: Side) -> str:
+    """Name of the same array of the model on the other side.
+
+    Example:
+        >>> on_side("A.LAYER0.WEIGHT", "B")
+        'B.LAYER0.WEIGHT'
+    """
+    return side + leaf[1:]
+
+
 class Selector(NamedTuple):
     """Name of the array that assigns a part of a model's output to components."""
 

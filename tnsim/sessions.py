@@ -14,11 +14,15 @@ from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import wraps
-from typing import Any, Generic, ParamSpec, TypeVar
+from itertools import count
+from typing import Any, Generic, ParamSpec, TypeVar, TypeVarTuple
+from weakref import WeakKeyDictionary
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
+T = TypeVar("T")
 P = ParamSpec("P")
+Arguments = TypeVarTuple("Arguments")
 
 
 class Recent(Generic[K, V]):
@@ -108,6 +112,110 @@ class Recent(Generic[K, V]):
         return key in self._values
 
 
+class Drawer:
+    """What was made of one object.
+
+    Attributes:
+        values: by key.
+        held: their total size.
+        used: grows with every use, so that the smallest was not used for longest.
+    """
+
+    def __init__(self) -> None:
+        self.values: dict[Hashable, Any] = {}
+        self.held = 0.0
+        self.used = 0
+
+
+class Belongings:
+    """What was made of objects, kept for as long as these live. Threads may share it.
+
+    Every object has a `Drawer`, which goes with it: objects are referred to weakly, so they must be
+    immutable, and no value may refer to the object that it was made of.
+
+    Args:
+        limit: total size of what is kept; beyond it whole drawers are given up, first the one that
+            was not used for longest. The last one stays whatever its size.
+
+    Example:
+        >>> class Weight:
+        ...     pass
+        >>> kept, weight = Belongings(limit=10), Weight()
+        >>> kept.get(weight, "on the device", lambda: [1.0], len), kept.held
+        ([1.0], 1.0)
+        >>> del weight
+        >>> len(kept), kept.held
+        (0, 0.0)
+    """
+
+    def __init__(self, limit: float) -> None:
+        self.limit = limit
+        self._drawers: WeakKeyDictionary[Any, Drawer] = WeakKeyDictionary()
+        self._changing = threading.RLock()
+        self._uses = count()
+
+    def get(
+        self,
+        owner: Any,
+        key: Hashable,
+        make: Callable[[], V],
+        size: Callable[[V], float] = lambda value: 0.0,
+    ) -> V:
+        """What was made of an object under a key, made by the first who asks.
+
+        Two threads that ask at once may both make it; all get the same one.
+
+        Args:
+            owner: the object.
+            key: tells apart what is made of one object.
+            make: called where there is nothing yet.
+            size: size of the value, in the unit of the limit.
+
+        Returns:
+            The value.
+        """
+        with self._changing:
+            drawer = self._drawers.get(owner)
+            if drawer is None:
+                drawer = self._drawers[owner] = Drawer()
+            drawer.used = next(self._uses)
+            if key in drawer.values:
+                return drawer.values[key]
+        value = make()  # outside the lock: making one value may ask for others
+        with self._changing:
+            drawer = self._drawers.setdefault(owner, drawer)
+            if key not in drawer.values:
+                drawer.values[key] = value
+                drawer.held += size(value)
+                self._shrink()
+            return drawer.values[key]
+
+    def _shrink(self) -> None:
+        if self.held <= self.limit:
+            return
+        full = [(drawer.used, owner) for owner, drawer in self._drawers.items() if drawer.held]
+        for _, owner in sorted(full, key=lambda one: one[0])[:-1]:
+            if self.held <= self.limit:
+                return
+            del self._drawers[owner]
+
+    @property
+    def held(self) -> float:
+        """Total size of what is kept."""
+        return sum((drawer.held for drawer in list(self._drawers.values())), 0.0)
+
+    def clear(self) -> None:
+        """Empty every drawer."""
+        with self._changing:
+            self._drawers.clear()
+
+    def __len__(self) -> int:
+        return len(self._drawers)
+
+    def __contains__(self, owner: Any) -> bool:
+        return owner in self._drawers
+
+
 class Session:
     """Owner of everything that tnsim keeps in memory between calls.
 
@@ -117,11 +225,14 @@ class Session:
             one or two regions of code, and Linux allows a process 65,530 of them.
         block_bytes: bytes that the blocks of models of runs over many pairs may take together. Each
             run keeps its own within half of the free memory and lets go of them when it ends.
+        device_bytes: bytes that arrays of models may take together, laid out for plans and put on
+            the device. They go when their model goes, and when a plan needs the memory.
 
     Attributes:
         results: results of planning by function and arguments.
         programs: compiled programs by piece and shapes.
         blocks: models made ready, by run and content.
+        belongings: what was made of models: kinds of their layers, arrays on the device.
 
     Example:
         >>> import tnsim
@@ -135,18 +246,21 @@ class Session:
         results: int = 65_536,
         operations: int = 16_384,
         block_bytes: float = 2**36,
+        device_bytes: float = 2**32,
     ) -> None:
         self.results: Recent[Hashable, Any] = Recent(results)
         self.programs: Recent[Hashable, Any] = Recent(operations, lambda program: program.length)
         self.blocks: Recent[tuple[Hashable, ...], Any] = Recent(
             block_bytes, lambda block: block.nbytes
         )
+        self.belongings = Belongings(device_bytes)
 
     def clear(self) -> None:
         """Forget everything; the next call makes anew what it needs."""
         self.results.clear()
         self.programs.clear()
         self.blocks.clear()
+        self.belongings.clear()
 
 
 _default = Session()
@@ -189,6 +303,36 @@ def remembered(function: Callable[P, V]) -> Callable[P, V]:
     def recalled(*args: P.args, **kwargs: P.kwargs) -> V:
         key = (function, args, tuple(sorted(kwargs.items())))
         return session().results.get(key, lambda: function(*args, **kwargs))
+
+    return recalled
+
+
+def kept_with(function: Callable[[T, *Arguments], V]) -> Callable[[T, *Arguments], V]:
+    """Keep the results of a pure function of an immutable object for as long as the object lives.
+
+    Args:
+        function: of the object and of hashable arguments. Its result must not refer to the object.
+
+    Returns:
+        The same function, which runs once for each object and set of arguments.
+
+    Example:
+        >>> class Word(str):
+        ...     pass
+        >>> @kept_with
+        ... def spelled(word):
+        ...     print("computed")
+        ...     return list(word)
+        >>> word = Word("ab")
+        >>> spelled(word), spelled(word)
+        computed
+        (['a', 'b'], ['a', 'b'])
+    """
+
+    @wraps(function)
+    def recalled(owner: T, *args: *Arguments) -> V:
+        belongings = session().belongings
+        return belongings.get(owner, (function, args), lambda: function(owner, *args))
 
     return recalled
 

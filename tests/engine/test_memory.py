@@ -255,5 +255,7 @@ def test_long_sequences_without_attention_need_no_positions(rng):
 def test_tokens_of_long_sequences_are_refused(rng):
     square = [rng.normal(size=(4, 4)) for _ in range(6)]
     model = tnsim.Model([tnsim.Attention(*square, n_heads=2)], n_ctx=20_000)
-    with pytest.raises(tnsim.TooLarge, match=r"2.98 GiB each for n_ctx=20000.*smaller n_ctx"):
-        tnsim.plan(model, model, tnsim.Categorical(np.full(4, 0.25)))
+    metric = tnsim.Categorical(np.full(4, 0.25))
+    with pytest.raises(tnsim.TooLarge, match=r"runs through 10\^12,041.2 inputs .*samples=100_000"):
+        tnsim.similarity(model, model, metric)
+    assert "10^12,041.2 points" in str(tnsim.plan(model, model, metric))

@@ -182,7 +182,7 @@ TWO = """
 import numpy as np, tnsim
 g = np.random.default_rng(0)
 models = [tnsim.Model([tnsim.Bilinear(*g.normal(size=(3, 4, 4)))] * 2) for _ in range(2)]
-print(float(tnsim.similarity(*models)).hex())
+print(float(tnsim.similarity(*models, tnsim.GaussianClosure())).hex())
 """
 
 

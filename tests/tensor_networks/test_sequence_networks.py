@@ -142,7 +142,7 @@ def test_refusals(rng):
     one = tnsim.Model([attention(rng, 2, 1, 2, 1, 2)], n_ctx=2)
     with pytest.raises(tnsim.ModelError, match=r"covariance has shape \(3, 3\).*need one of"):
         tnsim.networks(one, one, tnsim.Gaussian(None, np.eye(3)))
-    with pytest.raises(tnsim.ModelError, match="Categorical counts tokens and joins no legs"):
+    with pytest.raises(tnsim.ModelError, match="Categorical adds up over inputs and joins no legs"):
         tnsim.networks(one, one, tnsim.Categorical())
 
 

@@ -224,6 +224,8 @@ def plan(
         typer.echo(planned.to_json())
         return
     say(str(planned))
+    if isinstance(planned, tnsim.ForwardPlan):
+        return
     say(f"{'estimated':<16} {seconds(planned)}")
     counts = f"{'piece':>5} {'runs':>5} {'contractions':>13} {'multiplications':>16}"
     say(f"\n{counts}  inputs of the first run")

@@ -8,21 +8,25 @@ independent check of a result, and disagreement shows what a closure misses.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
+import contextlib
+import dataclasses
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-import numpy as np
-
+from tnsim.compare.by_points import cosine_error, reading_of
 from tnsim.compare.planned import AnyModel
 from tnsim.compare.similarity import similarity
-from tnsim.errors import ModelError, TnsimError
-from tnsim.metrics.input_moments import flattened
-from tnsim.metrics.metric import Categorical, Gaussian, GaussianClosure
+from tnsim.engine import precision
+from tnsim.engine.precision import Arithmetic
+from tnsim.errors import ModelError
+from tnsim.folding import forward
+from tnsim.folding.forward import GROUPS
+from tnsim.metrics.categorical import Categorical
+from tnsim.metrics.metric import Gaussian, GaussianClosure
+from tnsim.metrics.points import Points, Reading, Weighted, draws
+from tnsim.metrics.quadrature import gaussian_draws
+from tnsim.models.model import terms
 from tnsim.tables import html_table
-
-BATCH = 4096
-GROUPS = 32
 
 
 class Check(NamedTuple):
@@ -80,7 +84,6 @@ def check(
     Raises:
         ModelError: The metric is no expectation over inputs, there are too few samples, or as
             `similarity`.
-        TnsimError: Forward passes exceed the range of floats.
 
     Example:
         >>> import numpy as np, tnsim
@@ -104,73 +107,42 @@ def check(
     if seed < 0:
         raise ModelError(f"the seed of a check must be 0 or more, found {seed}")
     closed = similarity(a, b, metric)
-    draw = _sampler(metric, a)
-    rng = np.random.default_rng(seed)
-    sums = np.zeros((GROUPS, 3))
-    count = max(GROUPS, math.ceil(samples / BATCH))
-    batches = [samples // count + (n < samples % count) for n in range(count)]
-    if progress:
-        from tqdm.auto import tqdm
-
-        batches = tqdm(batches, desc="samples", unit="batch")
-    with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is refused below
-        for n, size in enumerate(batches):
-            x = draw(rng, size)
-            p, q = np.asarray(a(x)), np.asarray(b(x))
-            sums[n % GROUPS] += (p * q).sum(), (p * p).sum(), (q * q).sum()
-    if not (np.isfinite(sums).all() and sums[:, 1:].any(axis=0).all()):
-        raise TnsimError(
-            "the outputs of a model leave the range of floats when they are computed and squared, "
-            "so sampling cannot check them; scale down, or up, its last layer"
-        )
-    # With c_g the cosine of all samples but those of group g, the variance of the estimate from G
-    # groups is about (G - 1) / G sum_g (c_g - mean c)^2.
-    total = sums.sum(axis=0)
-    estimate = _cosine(total)
-    left_out = np.array([_cosine(total - part) for part in sums])
-    error = float(np.sqrt((GROUPS - 1) / GROUPS * ((left_out - left_out.mean()) ** 2).sum()))
+    models = [part for _, part in (*terms(a), *terms(b))]
+    points = _drawn(metric, reading_of(models), samples, seed)
+    with _bar(points, progress) as watched:
+        found = forward.sums([terms(a)], [terms(b)], watched, False, "float64")
+    norms = forward.total(found.rows), forward.total(found.columns)
+    arithmetic = Arithmetic(max(model.degree for model in models), "float64")
+    for norm, which in zip(norms, ("first", "second"), strict=True):
+        precision.check_norm(norm, f"the {which} model, on the samples,", True, arithmetic)
+    estimates = precision.cosine(forward.total(found.products), *norms, arithmetic)
+    estimate = float(precision.clipped(estimates)[0, 0])
+    errors = cosine_error(found)
+    assert errors is not None  # samples are drawn
+    error = float(errors[0, 0])
     deviation = float((closed - estimate) / error) if error else 0.0
-    return Check(closed, float(estimate), error, deviation, samples, seed)
+    return Check(closed, estimate, error, deviation, samples, seed)
 
 
-def _cosine(sums: np.ndarray) -> float:
-    ab, aa, bb = sums
-    return float(ab / np.sqrt(aa * bb))
-
-
-def _sampler(
-    metric: Gaussian | GaussianClosure | Categorical, model: AnyModel
-) -> Callable[[np.random.Generator, int], np.ndarray]:
-    """What draws inputs of a model, (samples, d_in) or (samples, n_ctx, d_in)."""
-    shape = (model.d_in,) if model.n_ctx is None else (model.n_ctx, model.d_in)
+def _drawn(metric: Any, reading: Reading, samples: int, seed: int) -> Points:
+    """Draws from the distribution that a metric is an expectation over."""
     if isinstance(metric, Categorical):
-        p = np.asarray(metric.distribution(model.d_in), np.float64)
-        one_hot, positions = np.eye(model.d_in), shape[:-1]
-
-        def tokens(rng: np.random.Generator, size: int) -> np.ndarray:
-            return one_hot[rng.choice(len(p), size=(size, *positions), p=p / p.sum())]
-
-        return tokens
-    whole: Any = metric
-    if model.n_ctx is not None:
-        whole = flattened(metric, model.d_in, model.n_ctx)
-    factor, mean = _factor(whole, math.prod(shape))
-
-    def draw(rng: np.random.Generator, size: int) -> np.ndarray:
-        x = rng.normal(size=(size, math.prod(shape)))
-        centred = x * factor if factor.ndim == 1 else x @ factor.T
-        return (mean + centred).reshape(size, *shape)
-
-    return draw
+        return dataclasses.replace(metric, samples=samples, seed=seed).points(reading)
+    return draws(samples, seed, gaussian_draws(metric, reading))
 
 
-def _factor(metric: Gaussian | GaussianClosure, d: int) -> tuple[np.ndarray, np.ndarray]:
-    """A root F of the covariance, F F' = C, as a matrix or a diagonal, and the mean."""
-    mean = np.zeros(d) if metric.mean is None else np.asarray(metric.mean, np.float64)
-    if metric.cov is None:
-        return np.ones(d), mean
-    cov = np.asarray(metric.cov, np.float64)
-    if cov.ndim == 1:
-        return np.sqrt(np.clip(cov, 0, None)), mean
-    values, vectors = np.linalg.eigh(cov)
-    return vectors * np.sqrt(np.clip(values, 0, None)), mean
+@contextlib.contextmanager
+def _bar(points: Points, shown: bool) -> Iterator[Points]:
+    """The same points, with a progress bar that counts those that are read."""
+    if not shown:
+        yield points
+        return
+    from tqdm.auto import tqdm
+
+    with tqdm(total=points.count, desc="samples", unit="sample") as bar:
+
+        def block(start: int, stop: int) -> Weighted:
+            bar.update(stop - start)
+            return points.block(start, stop)
+
+        yield dataclasses.replace(points, block=block)

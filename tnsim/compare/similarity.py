@@ -14,9 +14,16 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import DTypeLike
 
+from tnsim.compare.by_points import (
+    ForwardPlan,
+    cosine_error,
+    forward_plan,
+    inner_error,
+    points_of,
+)
 from tnsim.compare.numbers import Number, Numbers, SignedLog
-from tnsim.compare.planned import AnyModel, check, plan_for
-from tnsim.compare.products import ALL, CROSS, inner_products
+from tnsim.compare.planned import AnyModel, Comparable, check, parts, plan_for
+from tnsim.compare.products import ALL, CROSS, Products, inner_products
 from tnsim.engine import precision
 from tnsim.engine.budget import Budget
 from tnsim.engine.dtypes import dtype_name
@@ -32,8 +39,8 @@ from tnsim.models.scaling import beyond_float, power
 
 
 def similarity(
-    a: AnyModel,
-    b: AnyModel,
+    a: Comparable,
+    b: Comparable,
     metric: Metric = Gaussian(),
     *,
     dtype: DTypeLike = "float64",
@@ -42,7 +49,7 @@ def similarity(
     """Cosine over all outputs: `<a|M|b> / sqrt(<a|M|a> <b|M|b>)`.
 
     Args:
-        a, b: Models, or combinations such as `b - c`.
+        a, b: Models, or combinations such as `b - c`; under `Empirical` also plain functions.
         metric: How inputs are weighed.
         dtype: Precision of the computation, float64 or float32; the result is float64.
         budget: What the computation may take.
@@ -65,13 +72,13 @@ def similarity(
         Paper, equation 2.
     """
     dtype = dtype_name(dtype)
-    products, _, traced = inner_products(a, b, metric, True, False, dtype, budget)
-    return _cosine(products, metric, (a, b), traced, dtype)
+    products = inner_products(a, b, metric, True, False, dtype, budget)
+    return _cosine(products, metric, (a, b), dtype)
 
 
 def slices(
-    a: AnyModel,
-    b: AnyModel,
+    a: Comparable,
+    b: Comparable,
     metric: Metric = Gaussian(),
     *,
     dtype: DTypeLike = "float64",
@@ -80,7 +87,7 @@ def slices(
     """Cosine of every output coordinate on its own.
 
     Args:
-        a, b: Models, or combinations such as `b - c`.
+        a, b: Models, or combinations such as `b - c`; under `Empirical` also plain functions.
         metric: How inputs are weighed.
         dtype: Precision of the computation, float64 or float32; the result is float64.
         budget: What the computation may take.
@@ -103,13 +110,13 @@ def slices(
         Paper, section 2.4.
     """
     dtype = dtype_name(dtype)
-    products, _, traced = inner_products(a, b, metric, True, True, dtype, budget)
-    return _cosine(products, metric, (a, b), traced, dtype)
+    products = inner_products(a, b, metric, True, True, dtype, budget)
+    return _cosine(products, metric, (a, b), dtype)
 
 
 def inner(
-    a: AnyModel,
-    b: AnyModel,
+    a: Comparable,
+    b: Comparable,
     metric: Metric = Gaussian(),
     *,
     dtype: DTypeLike = "float64",
@@ -118,7 +125,7 @@ def inner(
     """Inner product `<a|M|b>`; under `Gaussian` that is `E <a(x), b(x)>`.
 
     Args:
-        a, b: Models, or combinations such as `b - c`.
+        a, b: Models, or combinations such as `b - c`; under `Empirical` also plain functions.
         metric: How inputs are weighed.
         dtype: Precision of the computation, float64 or float32; the result is float64.
         budget: What the computation may take.
@@ -142,23 +149,28 @@ def inner(
         Paper, section 2.
     """
     dtype = dtype_name(dtype)
-    products, exponent, traced = inner_products(a, b, metric, False, False, dtype, budget)
-    product = products["AB"]
+    products = inner_products(a, b, metric, False, False, dtype, budget)
+    product, exponent = products.values["AB"], products.exponent
     value = power(product.mantissa, product.log, exponent)
-    if traced:
+    if products.traced:
         return value
     if beyond_float(value, product.mantissa):
         log = product.log + exponent * np.log(2)
         raise TnsimError(
             f"the inner product is about exp({log:.6g}), beyond float64; use log_inner"
         )
-    _report_inner(products, metric, (a, b), dtype)
-    return cast(Number, _labelled(value, metric, (a, b)))
+    _report_inner(products.values, metric, (a, b), dtype)
+    error = None
+    if products.sums is not None:
+        error = inner_error(products.sums)
+    if error is not None:
+        error = power(error[0, 0], product.log, exponent)
+    return cast(Number, _labelled(value, metric, (a, b), products, error))
 
 
 def log_inner(
-    a: AnyModel,
-    b: AnyModel,
+    a: Comparable,
+    b: Comparable,
     metric: Metric = Gaussian(),
     *,
     dtype: DTypeLike = "float64",
@@ -167,7 +179,7 @@ def log_inner(
     """Sign and logarithm of `<a|M|b>`, finite at any depth.
 
     Args:
-        a, b: Models, or combinations such as `b - c`.
+        a, b: Models, or combinations such as `b - c`; under `Empirical` also plain functions.
         metric: How inputs are weighed.
         dtype: Precision of the computation, float64 or float32; the result is float64.
         budget: What the computation may take.
@@ -192,14 +204,20 @@ def log_inner(
         Paper, section 2.2: norms grow like c^(2^L) with depth L.
     """
     dtype = dtype_name(dtype)
-    products, exponent, traced = inner_products(a, b, metric, False, False, dtype, budget)
-    product = products["AB"]
+    products = inner_products(a, b, metric, False, False, dtype, budget)
+    product, exponent = products.values["AB"], products.exponent
     log = log_abs(product) + exponent * np.log(2)
-    if traced:
+    if products.traced:
         return SignedLog(jnp.sign(product.mantissa), log)
-    _report_inner(products, metric, (a, b), dtype)
+    _report_inner(products.values, metric, (a, b), dtype)
     sign = np.sign(product.mantissa)
-    return SignedLog(_labelled(sign, metric, (a, b)), _labelled(log, metric, (a, b)))
+    error = None
+    if products.sums is not None and product.mantissa != 0:
+        error = inner_error(products.sums)
+    if error is not None:
+        error = error[0, 0] / abs(product.mantissa)
+    labelled = _labelled(log, metric, (a, b), products, error)
+    return SignedLog(_labelled(sign, metric, (a, b), products), labelled)
 
 
 def plan(
@@ -210,7 +228,7 @@ def plan(
     norms: bool = False,
     per_output: bool = False,
     dtype: DTypeLike = "float64",
-) -> Plan:
+) -> Plan | ForwardPlan:
     """What would run for `<a|M|b>`, from shapes alone.
 
     Args:
@@ -221,7 +239,8 @@ def plan(
         dtype: Precision of the computation, float64 or float32.
 
     Returns:
-        A `Plan`: the order of contractions, with costs in scalar multiplications and bytes.
+        A `Plan`: the order of contractions, with costs in scalar multiplications and bytes; or a
+        `ForwardPlan` where the models are run on inputs.
 
     Raises:
         ModelError: The models cannot be compared, or one is a combination.
@@ -241,46 +260,51 @@ def plan(
                 "a plan is for two models; plan the models of a combination pair by pair"
             )
     wanted = ALL if norms else CROSS
+    points = points_of([a, b], metric, wanted, per_output, dtype)
+    if points is not None:
+        return forward_plan([a, b], metric, points, dtype)
     return plan_for(choose(a, b, metric), wanted, per_output, dtype)
 
 
 def _cosine(
-    products: dict[str, LogScaled],
-    metric: Metric,
-    models: tuple[AnyModel, AnyModel],
-    traced: bool,
-    dtype: str,
+    products: Products, metric: Metric, models: tuple[Comparable, Comparable], dtype: str
 ) -> Any:
     """AB / sqrt(AA BB), elementwise.
 
     Raises `ModelError` where a norm vanishes, unless traced (there it is NaN).
     """
     arithmetic = Arithmetic(_degree(models), dtype)
-    if not traced:
-        for product in products.values():
+    found = products.values
+    if not products.traced:
+        for product in found.values():
             _check_number(product.mantissa, metric)
         for name, model, which in zip(("AA", "BB"), models, ("first", "second"), strict=True):
-            several = len(terms(model)) > 1
-            precision.check_norm(products[name], f"the {which} model", several, arithmetic)
-    cosines = precision.cosine(products["AB"], products["AA"], products["BB"], arithmetic)
-    if traced:
+            several = len(parts(model)) > 1
+            precision.check_norm(found[name], f"the {which} model", several, arithmetic)
+    cosines = precision.cosine(found["AB"], found["AA"], found["BB"], arithmetic)
+    if products.traced:
         return cosines.value
     values = precision.clipped(cosines)
     precision.report(float(np.max(cosines.error)), "the cosine", arithmetic, stacklevel=3)
-    warn_of_caveats(caveats(*models), stacklevel=3)
-    return _labelled(values, metric, models)
+    warn_of_caveats(_caveats(models), stacklevel=3)
+    error = None
+    if products.sums is not None:
+        error = cosine_error(products.sums)
+    if error is not None:
+        error = error[0, 0]
+    return _labelled(values, metric, models, products, error)
 
 
 def _report_inner(
     products: dict[str, LogScaled],
     metric: Metric,
-    models: tuple[AnyModel, AnyModel],
+    models: tuple[Comparable, Comparable],
     dtype: str,
 ) -> None:
     """Say what rounding leaves of an inner product, seen beside the two norms."""
     product = products["AB"]
     _check_number(product.mantissa, metric)
-    warn_of_caveats(caveats(*models), stacklevel=3)
+    warn_of_caveats(_caveats(models), stacklevel=3)
     arithmetic = Arithmetic(_degree(models), dtype)
     if "AA" not in products:
         error = arithmetic.rounding
@@ -293,8 +317,12 @@ def _report_inner(
     precision.report(error, "the inner product", arithmetic, stacklevel=3)
 
 
-def _degree(models: tuple[AnyModel, AnyModel]) -> int:
-    return max(m.degree for model in models for _, m in terms(model))
+def _degree(models: tuple[Comparable, Comparable]) -> int:
+    """That of the polynomial of higher degree; of plain functions none is known."""
+    degrees = [1]
+    for model in models:
+        degrees += [part.degree for _, part in parts(model) if isinstance(part, Model)]
+    return max(degrees)
 
 
 def _check_number(values: Any, metric: Metric) -> None:
@@ -306,10 +334,23 @@ def _check_number(values: Any, metric: Metric) -> None:
         )
 
 
-def _labelled(values: Any, metric: Metric, models: tuple[AnyModel, AnyModel]) -> Number | Numbers:
-    """Values that know the metric's name and guarantee."""
+def _labelled(
+    values: Any,
+    metric: Metric,
+    models: tuple[Comparable, Comparable],
+    products: Products,
+    error: Any = None,
+) -> Number | Numbers:
+    """Values that know the metric's name, its guarantee and, of forward passes, route and error."""
+    number = Number if np.ndim(values) == 0 else Numbers
+    if products.forward is not None:
+        ran = products.forward
+        return number(values, metric.name, ran.exact, ran.route, error, _caveats(models))
     orders = [m.orders for model in models for _, m in terms(model)]
     nonlinear = max(sum(order > 1 for order in layers) for layers in orders)
     exact = metric.is_exact(nonlinear)
-    number = Number if np.ndim(values) == 0 else Numbers
-    return number(values, metric.name, exact, caveats(*models))
+    return number(values, metric.name, exact, caveats=_caveats(models))
+
+
+def _caveats(models: tuple[Comparable, Comparable]) -> tuple[str, ...]:
+    return caveats(*(model for model in models if isinstance(model, AnyModel)))

@@ -14,6 +14,7 @@ from tnsim.engine.plan import Plan
 from tnsim.engine.planner import LARGE
 from tnsim.engine.rates import seconds
 from tnsim.errors import TooLarge
+from tnsim.sessions import session
 
 FREE_SHARE = 0.8
 _ALWAYS_FITS = 2**24
@@ -72,6 +73,9 @@ def within(budget: Budget, plan_at: Callable[[int], Plan], advice: str) -> Plan:
             f"{seconds(best)}; {advice}"
         )
     allowed = budget.room(best.program_bytes, best.peak_bytes)
+    if best.peak_bytes > allowed and session().belongings.held:
+        session().belongings.clear()  # what other calls left gives way
+        allowed = budget.room(best.program_bytes, best.peak_bytes)
     least = best.peak_bytes
     for finer in range(2, 10, 2):
         if best.peak_bytes <= allowed or best.input_bytes > allowed:

@@ -22,6 +22,7 @@ import numpy as np
 
 from tnsim.engine.lowering import run_piece
 from tnsim.engine.memory import give_back_freed
+from tnsim.engine.piece import Piece
 from tnsim.engine.plan import Plan
 from tnsim.engine.programs import Wanted, lie_on_default_device, ready
 from tnsim.engine.stacking import Axes, Run, Stacked, aligned, looped, mapped, stacked
@@ -90,7 +91,7 @@ def run(
         for n, (stage, one) in enumerate(zip(plan.stages, stacks, strict=True)):
             for group, own in zip(stage.groups, one.scales, strict=True):
                 logs[n, group] = aligned(np.asarray(logs[n, group]), own)
-    return Result(wanted, logs, _weights(plan, logs))
+    return Result(wanted, logs, plan.log_weights)
 
 
 def log_of(result: Result, combination: Mapping[str, float]) -> Any:
@@ -128,20 +129,6 @@ def placed(arrays: dict[str, Any], dtype: str) -> dict[str, Any]:
 
 def cast(array: Any, dtype: str) -> Any:
     return array if array.dtype == dtype else array.astype(dtype)
-
-
-def _weights(plan: Plan, logs: Mapping[tuple[int, str], Any]) -> dict[tuple[int, str], float]:
-    """How often a stage's logarithm counts in the end.
-
-    The product of the later degrees of its group.
-    """
-    found, later = {}, {}
-    for n in reversed(range(len(plan.stages))):
-        for group in plan.stages[n].groups:
-            found[n, group] = float(later.get(group, 1))
-        for group, degree in plan.stages[n].degrees:
-            later[group] = later.get(group, 1) * degree
-    return found
 
 
 def _stacked_sizes(
@@ -182,7 +169,7 @@ def _runners(
     return ready(wanted, function)
 
 
-def function(wanted: Wanted) -> Run:
+def function(wanted: Wanted[Piece]) -> Run:
     """What a program computes."""
-    run = partial(run_piece, wanted.piece)
+    run = partial(run_piece, wanted.work)
     return run if wanted.over is None else mapped(run, wanted.over)

@@ -112,7 +112,7 @@ class Piece:
                 costs.append(0)
         return tuple(costs)
 
-    @property
+    @cached_property
     def multiplications(self) -> int:
         """Scalar multiplications of all operations."""
         return sum(self.costs)

@@ -42,6 +42,34 @@ class PlanStage:
 
 
 @dataclass(frozen=True)
+class WholePlan:
+    """All stages of a plan as the work of one program.
+
+    Args:
+        pieces: of the plan.
+        stages: of the plan.
+        names: of the arrays that it reads, in order.
+        shapes: of those arrays.
+        outputs: of the plan.
+        length: number of operations, those of equal stages as often as they run.
+    """
+
+    pieces: tuple[Piece, ...]
+    stages: tuple[PlanStage, ...]
+    names: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    outputs: tuple[str, ...]
+    length: int
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.pieces, self.stages, self.names, self.shapes, self.outputs))
+
+
+@dataclass(frozen=True)
 class Plan:
     """What would run for the inner products of two models: shapes only, no numbers.
 
@@ -81,7 +109,7 @@ class Plan:
     searched_with: str = ""
     runs: int = 1
 
-    @property
+    @cached_property
     def multiplications(self) -> int:
         """Scalar multiplications of all inner products in `outputs`, over all runs."""
         once = sum(self.pieces[stage.piece].multiplications for stage in self.stages)
@@ -110,7 +138,7 @@ class Plan:
         """
         return plan_memory.peak_elements(self)
 
-    @property
+    @cached_property
     def peak_bytes(self) -> int:
         """Bytes of all arrays alive at once in one run, beside those of the models.
 
@@ -119,10 +147,42 @@ class Plan:
         """
         return plan_memory.allocated_bytes(self)
 
-    @property
+    @cached_property
     def program_bytes(self) -> int:
         """Bytes that compiling takes, the first time in a process: XLA itself, and its programs."""
         return plan_memory.program_bytes(self)
+
+    @cached_property
+    def whole(self) -> WholePlan:
+        """What runs, without what it is for."""
+        names, shapes = tuple(self.shapes), tuple(map(tuple, self.shapes.values()))
+        length = sum(self.pieces[stage.piece].length for stage in self.stages)
+        return WholePlan(self.pieces, self.stages, names, shapes, self.outputs, length)
+
+    @cached_property
+    def output_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shape of every output."""
+        shapes: dict[str, tuple[int, ...]] = {}
+        for stage in self.stages:
+            piece = self.pieces[stage.piece]
+            for name, output in zip(stage.outputs, piece.outputs, strict=True):
+                shapes[name] = piece.value_shapes[output]
+        return {name: shapes[name] for name in self.outputs}
+
+    @cached_property
+    def log_weights(self) -> dict[tuple[int, str], float]:
+        """How often the logarithm of a group in a stage, by its number, counts in the end.
+
+        It is the product of the later degrees of its group.
+        """
+        found: dict[tuple[int, str], float] = {}
+        later: dict[str, int] = {}
+        for n in reversed(range(len(self.stages))):
+            for group in reversed(self.stages[n].groups):
+                found[n, group] = float(later.get(group, 1))
+            for group, degree in self.stages[n].degrees:
+                later[group] = later.get(group, 1) * degree
+        return dict(reversed(found.items()))
 
     @property
     def input_bytes(self) -> int:

@@ -38,7 +38,8 @@ VISIBLE = 1e-3
 USELESS = 0.1
 """Error of a cosine beyond which no digit is left."""
 _SAFETY = 4.0
-_LOG_EPS = float(np.finfo(np.float64).eps)
+_EPS = {dtype: float(np.finfo(dtype).eps) for dtype in ("float64", "float32")}
+_LOG_EPS = _EPS["float64"]
 
 
 class Arithmetic(NamedTuple):
@@ -50,7 +51,7 @@ class Arithmetic(NamedTuple):
     @property
     def rounding(self) -> float:
         """Relative error of one contribution."""
-        return _SAFETY * self.degree * float(np.finfo(self.dtype).eps)
+        return _SAFETY * self.degree * _EPS[self.dtype]
 
     @property
     def alone(self) -> float:
@@ -115,9 +116,10 @@ def check_norm(norm: LogScaled, name: str, has_terms: bool, arithmetic: Arithmet
         arithmetic: what the norm was computed with.
     """
     rounding = min(arithmetic.rounding, 0.5)
-    zero = np.flatnonzero(norm.mantissa <= rounding * norm.size)
-    if not zero.size:
+    vanishes = norm.mantissa <= rounding * norm.size
+    if not vanishes.any():
         return
+    zero = np.flatnonzero(vanishes)
     where = ""
     if np.ndim(norm.mantissa):
         where = f" in output {', '.join(map(str, zero[:8]))}"
@@ -150,7 +152,7 @@ def clipped(cosines: Cosine) -> Any:
             f"than its error bound {np.ravel(cosines.error)[worst]:.1g}: "
             "an error in tnsim, please report it"
         )
-    return np.clip(cosines.value, -1.0, 1.0)
+    return np.minimum(np.maximum(cosines.value, -1.0), 1.0)
 
 
 def report(error: float, what: str, arithmetic: Arithmetic, stacklevel: int) -> None:

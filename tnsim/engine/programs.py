@@ -16,14 +16,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import jax
 from jax.core import Tracer
 from jax.stages import Compiled
 
 from tnsim.engine import program_files
-from tnsim.engine.piece import Piece
 from tnsim.engine.stacking import Run, Stacked
 from tnsim.sessions import session
 
@@ -31,14 +30,31 @@ Report = Callable[[int, int], Any]
 _CONFIG: Any = jax.config
 
 
-class Wanted(NamedTuple):
-    """What tells a program from others: a piece, what it is stacked over, and its dtype.
+class Work(Protocol):
+    """What a program computes, a piece for one: hashable, and told from others by its `repr`."""
+
+    @property
+    def shapes(self) -> tuple[tuple[int, ...], ...]:
+        """Shapes of the inputs."""
+        ...
+
+    @property
+    def length(self) -> int:
+        """Number of operations."""
+        ...
+
+
+W = TypeVar("W", bound=Work)
+
+
+class Wanted(NamedTuple, Generic[W]):
+    """What tells a program from others: its work, what that is stacked over, and its dtype.
 
     One without dtype is not compiled ahead: JAX does so when it runs, or the caller's program
     that it becomes part of.
     """
 
-    piece: Piece
+    work: W
     over: Stacked | None
     dtype: str | None
 
@@ -58,7 +74,7 @@ class Program:
         return self.run(inputs)
 
 
-def ready(wanted: Sequence[Wanted], function: Callable[[Wanted], Run]) -> list[Program]:
+def ready(wanted: Sequence[Wanted[W]], function: Callable[[Wanted[W]], Run]) -> list[Program]:
     """Programs that the session keeps, those that it lacks made now, several at a time.
 
     Args:
@@ -73,7 +89,7 @@ def ready(wanted: Sequence[Wanted], function: Callable[[Wanted], Run]) -> list[P
     missing = [one for one in dict.fromkeys(wanted) if (one, place) not in kept]
     made = _made(missing, function) if missing else {}
 
-    def program(one: Wanted) -> Program:
+    def program(one: Wanted[W]) -> Program:
         return made[one] if one in made else _made([one], function)[one]
 
     return [kept.get((one, place), lambda one=one: program(one)) for one in wanted]
@@ -111,13 +127,15 @@ def default_device() -> Any:
     return jax.devices(chosen)[0] if is_name else chosen
 
 
-def _made(missing: Sequence[Wanted], function: Callable[[Wanted], Run]) -> dict[Wanted, Program]:
+def _made(
+    missing: Sequence[Wanted[W]], function: Callable[[Wanted[W]], Run]
+) -> dict[Wanted[W], Program]:
     jitted = {one: _jitted(one, function(one)) for one in missing}
     runs = dict(jitted)
     ahead = [one for one in missing if one.dtype and not _CONFIG.jax_disable_jit]
     if ahead:
         runs |= _compiled([(one, jitted[one]) for one in ahead])
-    return {one: Program(one.piece.length, run) for one, run in runs.items()}
+    return {one: Program(one.work.length, run) for one, run in runs.items()}
 
 
 def _compiled(functions: Sequence[tuple[Wanted, Any]]) -> dict[Wanted, Compiled]:
@@ -131,7 +149,7 @@ def _compiled(functions: Sequence[tuple[Wanted, Any]]) -> dict[Wanted, Compiled]
         read = {one: future.result() for one, future in reading.items()}
         found = {one: program for one, program in read.items() if program is not None}
         absent = [pair for pair in functions if pair[0] not in found]
-        absent.sort(key=lambda pair: -pair[0].piece.length)
+        absent.sort(key=lambda pair: -pair[0].work.length)
         compiling = {}
         for one, jitted in absent:
             lowered = jitted.lower(_arguments(one))
@@ -160,7 +178,7 @@ def _jitted(one: Wanted, run: Run) -> Any:
 
 def _arguments(one: Wanted) -> list[jax.ShapeDtypeStruct]:
     """The inputs of a program without their numbers."""
-    shapes: Sequence[tuple[int, ...]] = one.piece.shapes
+    shapes: Sequence[tuple[int, ...]] = one.work.shapes
     if one.over is not None:
         shapes = [
             one.over.leading(axes) + tuple(shape)

@@ -100,7 +100,7 @@ def seconds_of(plans: Sequence[Plan], stacked: Sequence[int]) -> list[Seconds]:
         if together == 1:
             with precision():
                 wanted = [Wanted(piece, None, plan.dtype) for piece in absent]
-                absent = [one.piece for one in programs.to_compile(wanted)]
+                absent = [one.work for one in programs.to_compile(wanted)]
         found.append(Seconds(compiling(absent, rates), _CALLING + plan.runs * once))
     return found
 

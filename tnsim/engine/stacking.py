@@ -56,6 +56,10 @@ def stacked(piece: Piece, inputs: Sequence[Axes], sizes: Sequence[int]) -> Stack
         ((True, True),)
     """
     depth = len(sizes)
+    if not any(map(any, inputs)):  # the usual case, in which operations need not be walked through
+        none = (False,) * depth
+        outputs, scales = (none,) * len(piece.outputs), (none,) * len(piece.scales)
+        return Stacked((1,) * depth, tuple(inputs), outputs, scales)
     values = list(inputs)
     for op in piece.operations:
         values.append(_union([values[a] for a in op.args], depth))

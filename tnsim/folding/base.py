@@ -8,7 +8,7 @@ program asks a family four questions and never which one it is.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Hashable, Mapping
 from typing import Any, Protocol, Self
 
 from tnsim.engine.problem import Problem
@@ -45,6 +45,14 @@ class Family(Protocol):
         """Variances of the constant at which a plan runs, see `constants`.
 
         None where one run is all.
+        """
+        ...
+
+    @property
+    def layout(self) -> Hashable:
+        """All that `prepare` and `weights` depend on besides the model and its side.
+
+        Families of one layout lay out a model alike, so its arrays serve all of them.
         """
         ...
 

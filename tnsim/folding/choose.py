@@ -10,10 +10,14 @@ The only place that asks which metric and which kind of models it has before it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from tnsim.errors import TooLarge
 from tnsim.folding.base import Family
 from tnsim.folding.layer_families import LayerWise, Sequences
 from tnsim.folding.whole_families import Tokens, WholeTree
-from tnsim.metrics.metric import Categorical, Metric, joins_whole_trees
+from tnsim.metrics.categorical import Categorical
+from tnsim.metrics.metric import Metric, joins_whole_trees
 from tnsim.models.model import Model
 from tnsim.tensors.kinds import kinds, nonlinear
 
@@ -45,3 +49,20 @@ def _family(a: Model, b: Model | None, metric: Metric) -> type[Family]:
     if whole and depth > 1 and WholeTree.fits(a, other, metric):
         return WholeTree
     return Sequences
+
+
+def has_plan(models: Sequence[Model], metric: Metric) -> bool:
+    """Whether a family answers for all of these models under `Categorical`.
+
+    Example:
+        >>> import tnsim
+        >>> table = tnsim.Model([tnsim.Linear([[1.0, 2.0]])], n_ctx=2)
+        >>> has_plan([table], tnsim.Categorical())
+        True
+    """
+    try:
+        for model in models:
+            choose(model, None, metric)
+    except TooLarge:
+        return False
+    return True

@@ -19,6 +19,11 @@ is one linear combination of them, the same for all models:
     E = sum_j w_j F(t_j),          sum_j w_j t_j^k = 1 / (2k - 1)!!,          k = 0 .. n.
 
 Nothing asks that t be positive: F is a polynomial, and `C + t m m^T` is an argument of it.
+
+Values at points were chosen over coefficients of powers of t. A product of parts of degree j and k
+takes (j + 1)(k + 1) products of coefficients, and n + 1 of values: counted on plans, 0.8 times as
+many multiplications at depth 2, and 1.1 to 1.2 times as many at depth 3. The runs at all points are
+one run on stacks of moments where that is quicker (see `compare.planned.runs_together`).
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Hashable
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -80,6 +80,10 @@ class LayerWise:
     def exact(self) -> bool:
         return self.metric().is_exact(nonlinear(self.bra, self.ket or ()))
 
+    @property
+    def layout(self) -> Hashable:
+        return type(self), self.lifted
+
     def prepare(self, model: Model) -> Model:
         return model
 
@@ -96,7 +100,8 @@ class LayerWise:
         moments = input_moments(metric, d_in, self.lifted)
         leaves = renamed(moments, {"mean": MEAN, "moment": COVARIANCE})
         leaves |= identities(names, {IDENTITY: d_in + self.lifted})
-        leaves[TRACE] = all_but_constant(self.bra[-1].d_out)
+        if TRACE in names:
+            leaves[TRACE] = all_but_constant(self.bra[-1].d_out)
         return only(names, leaves)
 
 
@@ -142,6 +147,10 @@ class Sequences:
     @property
     def exact(self) -> bool:
         return self.metric().is_exact(nonlinear(self.bra, self.ket or ()))
+
+    @property
+    def layout(self) -> Hashable:
+        return type(self), self.n_ctx
 
     def prepare(self, model: Model) -> Model:
         return model

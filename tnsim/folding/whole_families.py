@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Collection
+from collections.abc import Collection, Hashable
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -26,6 +26,7 @@ from tnsim.folding.leaves import (
 from tnsim.folding.tokens import fold_tokens
 from tnsim.folding.tree_operands import tree
 from tnsim.folding.whole_tree import MAX_LEGS, check_size, fold
+from tnsim.metrics.categorical import token_probabilities
 from tnsim.metrics.input_moments import (
     InputKind,
     flattened,
@@ -33,7 +34,6 @@ from tnsim.metrics.input_moments import (
     second_moment_at,
     whole_tree_kind,
 )
-from tnsim.metrics.metric import token_probabilities
 from tnsim.metrics.protocol import Metric
 from tnsim.models.model import Model
 from tnsim.names import COVARIANCE, IDENTITY, MEAN, TRACE, Pair, Side
@@ -112,6 +112,10 @@ class WholeTree:
         models = by_side(self.bra, self.ket).values()
         # Enough for the norm of the model with more legs, and so for the cross term.
         return moment_nodes(2 * max(tree(layers).legs for layers in models))
+
+    @property
+    def layout(self) -> Hashable:
+        return type(self), self.lifted, self.raises_linear, self.n_ctx
 
     def prepare(self, model: Model) -> Model:
         return _raised(model) if self.raises_linear else model
@@ -212,6 +216,10 @@ class Tokens:
 
     def _constants(self, metric: Metric, d_in: int) -> dict[str, Any]:
         return token_inputs(token_probabilities(metric, d_in), self._kinds, self.n_ctx)
+
+    @property
+    def layout(self) -> Hashable:
+        return type(self), self._kinds, self.n_ctx
 
     def prepare(self, model: Model) -> Model:
         return model

@@ -26,9 +26,16 @@ def content_hash(model: Any) -> str:
 
 def metric_parameters(metric: Metric) -> str:
     """`standard` for a metric without parameters of its own, else their digest."""
-    if all(value is None for value in vars(metric).values()):
+    if _is_standard(metric):
         return STANDARD
     return content_hash(metric)
+
+
+def _is_standard(metric: Metric) -> bool:
+    if not dataclasses.is_dataclass(metric):
+        return not vars(metric)
+    fields = dataclasses.fields(metric)
+    return all(getattr(metric, field.name) is field.default for field in fields)
 
 
 def _feed(digest: Any, value: Any) -> None:

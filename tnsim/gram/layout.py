@@ -51,19 +51,23 @@ class Layout:
         columns: Distinct models they are compared with; None for all pairs of one list.
         outputs: Output coordinates; None where there are no slices.
         tile: Models a side of a tile.
+        estimates: Whether cosines have standard errors.
     """
 
     rows: int
     columns: int | None
     outputs: int | None
     tile: int
+    estimates: bool = False
 
     @classmethod
     def of(cls, attrs: Mapping[str, Any]) -> Layout:
         """The layout of the run that `attrs` describe."""
         others = attrs["hash_b"]
         columns = None if others is None else len(set(others))
-        return cls(len(set(attrs["hash_a"])), columns, attrs["outputs"], attrs["tile"])
+        estimates = bool(attrs.get("estimates"))
+        rows = len(set(attrs["hash_a"]))
+        return cls(rows, columns, attrs["outputs"], attrs["tile"], estimates)
 
     @property
     def sides(self) -> dict[str, int]:
@@ -73,7 +77,9 @@ class Layout:
     @property
     def variables(self) -> tuple[str, ...]:
         """Arrays with one entry for every pair."""
-        pairs = ("similarity", "log_inner", "sign")
+        pairs: tuple[str, ...] = ("similarity", "log_inner", "sign")
+        if self.estimates:
+            pairs = (*pairs, "standard_error")
         return pairs if self.outputs is None else (*pairs, "slices")
 
     @property
@@ -89,6 +95,8 @@ class Layout:
             "tiles": Spec(across, (1, 1), "uint64"),
             "finished": Spec((1,), (1,), "uint64"),
         }
+        if self.estimates:
+            arrays["standard_error"] = arrays["similarity"]
         for side, count in self.sides.items():
             arrays[f"blocks_{side}"] = Spec((self._blocks(count),), (1,), "uint64")
             for name in self._norms(side):

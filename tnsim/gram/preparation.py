@@ -8,6 +8,7 @@ one model; one of each sequence of kinds is kept as an example to plan with.
 
 from __future__ import annotations
 
+import dataclasses
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,27 +19,31 @@ import jax
 
 import tnsim
 from tnsim.compare import planned
-from tnsim.compare.planned import Budget
+from tnsim.compare.planned import is_function
+from tnsim.engine.budget import Budget
 from tnsim.engine.devices import device
 from tnsim.engine.precision import Arithmetic
-from tnsim.errors import DuplicateWarning, ModelError
+from tnsim.errors import DuplicateWarning, ModelError, TooLarge
 from tnsim.folding.feature_space import FeatureSpace
+from tnsim.gram import forward_runs, run_sizes
 from tnsim.gram import run_plan as costs
-from tnsim.gram import run_sizes
 from tnsim.gram import store as stores
 from tnsim.gram.batched_plans import Setting
 from tnsim.gram.digests import metric_parameters
+from tnsim.gram.forward_runs import function_entry
 from tnsim.gram.run_plan import Contracted, PairwisePlan
 from tnsim.gram.sources import Entry, entry, sources
 from tnsim.gram.store import Store
 from tnsim.gram.store_metadata import FORMAT
 from tnsim.gram.tasks import Job
 from tnsim.metrics import metric as metrics
-from tnsim.metrics.protocol import Metric
+from tnsim.metrics.points import Points
+from tnsim.metrics.protocol import FiniteMetric, Metric
 from tnsim.models.differences import by_differences
 from tnsim.models.model import Model, terms
 from tnsim.tensors.kinds import Kinds, kinds
 
+_FREE = 2**30  # multiplications that take less time than planning diagrams
 Examples = dict[Kinds, Model]
 """One model of each sequence of layer kinds that occurs."""
 
@@ -125,26 +130,58 @@ def prepared(
     """
     metrics.check_metric(metric)
     examples: Examples = {}
-    rows = _side("a", models, names, examples, dtype)
+    rows = _side("a", models, names, examples, metric, dtype)
     columns = rows._replace(name="b")
     if other is not None:
-        columns = _side("b", other, None, examples, dtype)
+        columns = _side("b", other, None, examples, metric, dtype)
     _check_shapes((*rows.all, *columns.all))
     for model in examples.values():
         planned.check(model, model, metric)
     setting = Setting(metric, per_output, dtype, budget)
     others = None if other is None else columns.entries
-    plan, spaces, contracted = costs.plan(rows.entries, others, examples, setting)
+    plan, spaces, contracted, points = _route(rows.entries, others, examples, setting)
     key = uuid4().hex  # equal runs at once stay apart
-    job = Job(setting, None, plan.tile, keep_blocks=2, keep_bytes=0, key=key)
+    job = Job(setting, None, plan.tile, keep_blocks=2, keep_bytes=0, key=key, points=points)
     return Run(rows, columns, other is None, job, plan, spaces, contracted)
+
+
+class _Route(NamedTuple):
+    """The cheapest route, what the others would read, and the points of forward passes."""
+
+    plan: PairwisePlan
+    spaces: dict[str, FeatureSpace]
+    contracted: Contracted
+    points: Points | None
+
+
+def _route(
+    rows: Sequence[Entry], columns: Sequence[Entry] | None, examples: Examples, setting: Setting
+) -> _Route:
+    """The cheapest route; the other ones stand in its plan with their costs."""
+    forward = forward_runs.plan(rows, columns, examples, setting)
+    if forward is None:
+        return _Route(*costs.plan(rows, columns, examples, setting), None)
+    passes, points = forward
+    only_passes = _Route(passes, {}, [], points)
+    if isinstance(setting.metric, FiniteMetric) or passes.multiplications <= _FREE:
+        return only_passes
+    try:
+        plan, spaces, contracted = costs.plan(rows, columns, examples, setting)
+    except TooLarge:
+        return only_passes
+    if passes.multiplications <= plan.multiplications:
+        weighed = dataclasses.replace(passes, others=plan.routes)
+        return _Route(weighed, spaces, contracted, points)
+    plan = dataclasses.replace(plan, others=(*plan.others, passes))
+    return _Route(plan, spaces, contracted, None)
 
 
 def _check_shapes(entries: Sequence[Entry]) -> None:
     """Refuse models of other widths, or of another length of sequences, than the first."""
     first = entries[0]
     for one in entries:
-        if (one.d_in, one.d_out) != (first.d_in, first.d_out):
+        known = None not in (one.d_in, first.d_in)
+        if (one.d_in != first.d_in and known) or one.d_out != first.d_out:
             raise ModelError(
                 f"{one.source.name} maps {one.d_in} inputs to {one.d_out} outputs, "
                 f"but {first.source.name} maps {first.d_in} to {first.d_out}"
@@ -156,16 +193,21 @@ def _check_shapes(entries: Sequence[Entry]) -> None:
             )
 
 
-def _side(name: str, models: Any, names: Any, examples: Examples, dtype: str) -> Side:
+def _side(
+    name: str, models: Any, names: Any, examples: Examples, metric: Metric, dtype: str
+) -> Side:
     """Read every model once; `examples` grows by one of each sequence of kinds that is new."""
     entries: list[Entry] = []
     distinct: dict[str, Entry] = {}
     equal: list[str] = []
     for source in sources(models, names):
-        model = source.read()
-        found = entry(source, model, dtype)
-        for _, part in terms(by_differences(model, dtype)):
-            examples.setdefault(kinds(part), part)
+        model: Any = source.read()
+        if is_function(model):
+            found = function_entry(source, metric)
+        else:
+            found = entry(source, model, dtype)
+            for _, part in terms(by_differences(model, dtype)):
+                examples.setdefault(kinds(part), part)
         entries.append(found)
         known = distinct.setdefault(found.digest, found)
         if known is not found:
@@ -182,6 +224,11 @@ def _side(name: str, models: Any, names: Any, examples: Examples, dtype: str) ->
 def store_of(run: Run, path: Path | None) -> Store:
     """The store of a run: in memory, new, or the one that is there."""
     attrs = _attributes(run)
+    if path is not None and any(one.d_in is None for one in (*run.rows.all, *run.columns.all)):
+        raise ModelError(
+            "a store tells models by their weights, and plain functions have none that are known: "
+            "run without store="
+        )
     return stores.in_memory(attrs) if path is None else stores.opened(path, attrs)
 
 
@@ -198,6 +245,7 @@ def _attributes(run: Run) -> dict[str, Any]:
         "slices": setting.per_output,
         "outputs": run.rows.all[0].d_out if setting.per_output else None,
         "exact": int(setting.metric.is_exact(nonlinear)),
+        "estimates": int(run.job.points is not None and run.job.points.drawn),
         "symmetric": int(run.symmetric),
         "route": run.plan.route,
         "tile": run.plan.tile,

@@ -42,9 +42,10 @@ class Pairwise(Dataset):
 
     Variables: `similarity` (a, b), in [-1, 1]; `log_inner` and `sign` (a, b), the inner product
     as `sign * exp(log_inner)`; `log_norm_a` (a) and `log_norm_b` (b), the logarithms of the
-    squared norms <a|a> and <b|b>; `slices` (a, b, output) when they were asked for. Attributes:
-    `metric`, `metric_parameters`, `exact`, `dtype`, `plan`, `symmetric`, `duplicates`, `caveats`,
-    `device`, `tnsim_version`, `jax_version`. Pictures: `result.tnsim.plot()`.
+    squared norms <a|a> and <b|b>; `slices` (a, b, output) when they were asked for;
+    `standard_error` (a, b) of similarities over a sample, as estimates for its distribution.
+    Attributes: `metric`, `metric_parameters`, `exact`, `dtype`, `plan`, `symmetric`, `duplicates`,
+    `caveats`, `device`, `tnsim_version`, `jax_version`. Pictures: `result.tnsim.plot()`.
     """
 
     __slots__ = ()
@@ -112,9 +113,10 @@ def labelled(attrs: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Pair
             arrays[f"log_norm_{stored}"][index[side]],
         )
     both = np.ix_(index["a"], index["b"])
-    variables: dict[str, Any] = {
-        name: (("a", "b"), arrays[name][both]) for name in ("similarity", "log_inner", "sign")
-    }
+    variables: dict[str, Any] = {}
+    for name in ("similarity", "log_inner", "sign", "standard_error"):
+        if name in arrays:
+            variables[name] = (("a", "b"), arrays[name][both])
     variables |= {name: coordinates.pop(name) for name in ("log_norm_a", "log_norm_b")}
     if attrs["slices"]:
         variables["slices"] = (("a", "b", "output"), arrays["slices"][both])

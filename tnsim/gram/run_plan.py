@@ -33,6 +33,7 @@ from tnsim.models.model import Model
 from tnsim.tensors.kinds import Kinds
 
 FEATURES, RECURSION = ROUTES = "features", "recursion"
+FORWARD = "forward passes"  # see `forward_runs`
 # An element written counts as so many multiplications: these alone go at 3e9 to 6e10 a second over
 # layer-wise, whole-tree and attention plans of widths 16 to 128, with writing counted so the
 # slowest plan does 1.3e10.
@@ -52,7 +53,7 @@ class PairwisePlan:
     """What a pairwise run takes.
 
     Args:
-        route: "recursion", or the name of the way to make vectors: "features".
+        route: "recursion", "forward passes", or the name of the way to make vectors: "features".
         pairs: Pairs of distinct models.
         tile: Models a side of a tile.
         tiles: How many there are.
@@ -88,7 +89,7 @@ class PairwisePlan:
     @property
     def program_bytes(self) -> int:
         """Bytes that compiling takes, the first time in a process."""
-        compiled = _CONTRACTION_BYTES if self.route == RECURSION else _VECTOR_BYTES
+        compiled = _CONTRACTION_BYTES if self.route in (RECURSION, FORWARD) else _VECTOR_BYTES
         return PROGRAM_BYTES + compiled * self.compilations
 
     @property

@@ -59,7 +59,7 @@ class Sizes(NamedTuple):
             columns=len(rows if columns is None else columns),
             symmetric=columns is None,
             terms=max(len(entry.parts) for entry in entries),
-            weights=max(model.parameters for model in examples.values()) * item,
+            weights=max((model.parameters for model in examples.values()), default=0) * item,
             products=32 * outputs,
             item=item,
             available=memory(setting),

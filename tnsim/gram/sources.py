@@ -16,6 +16,7 @@ from typing import Any
 from tnsim.checkpoints.checkpoint import Reading, read
 from tnsim.checkpoints.series import Series
 from tnsim.errors import CheckpointError, ModelError
+from tnsim.folding.functions import Function
 from tnsim.gram.digests import content_hash
 from tnsim.models.differences import by_differences
 from tnsim.models.model import Combination, Model, caveats, terms
@@ -31,10 +32,10 @@ class Source:
 
     label: int | str
     name: str
-    weights: Model | Combination | Path
+    weights: Model | Combination | Function | Path
     reading: Reading = Reading()
 
-    def read(self) -> Model | Combination:
+    def read(self) -> Model | Combination | Function:
         if isinstance(self.weights, Path):
             return read(self.weights, *self.reading).model
         return self.weights
@@ -46,13 +47,13 @@ class Entry:
 
     `parts` are the models that are compared, and `terms` counts those that the source adds up: a
     small difference of two models is one part. `caveats` say what makes it another function than
-    the networks that were read.
+    the networks that were read. Of a plain function `d_in` is None.
     """
 
     source: Source
     digest: str
     parts: tuple[tuple[str, tuple[LayerKind, ...]], ...]
-    d_in: int
+    d_in: int | None
     d_out: int
     n_ctx: int | None
     degree: int
@@ -60,7 +61,7 @@ class Entry:
     terms: int
     caveats: tuple[str, ...]
 
-    def read(self) -> Model | Combination:
+    def read(self) -> Model | Combination | Function:
         """The model. Raises `CheckpointError` when the file has changed since the run began."""
         model = self.source.read()
         if isinstance(self.source.weights, Path) and content_hash(model) != self.digest:

@@ -10,18 +10,21 @@ the tasks that follow, see `Job`.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from tnsim.engine.log_scaled import LogScaled, add
 from tnsim.errors import ExecutorError, TnsimError
-from tnsim.folding import features
+from tnsim.folding import features, forward
 from tnsim.folding.feature_space import FeatureSpace
-from tnsim.gram import batched_plans
+from tnsim.folding.forward import Sums
+from tnsim.gram import batched_plans, forward_runs
 from tnsim.gram.batched_plans import Setting, Terms
+from tnsim.gram.forward_runs import Estimated
 from tnsim.gram.sources import Entry
+from tnsim.metrics.points import Points
 from tnsim.models.differences import by_differences
 from tnsim.models.model import Model, terms
 from tnsim.models.scaling import scaled
@@ -41,6 +44,7 @@ class Job(NamedTuple):
         keep_blocks: How many blocks of what is prepared are kept, whatever their size.
         keep_bytes: How much is kept beyond them.
         key: Names this run and no other.
+        points: Those of forward passes; None on other routes.
     """
 
     setting: Setting
@@ -49,6 +53,7 @@ class Job(NamedTuple):
     keep_blocks: int
     keep_bytes: float
     key: str
+    points: Points | None = None
 
     @property
     def parts(self) -> Sequence[FeatureSpace | None]:
@@ -67,11 +72,15 @@ def forgetting(job: Job) -> Iterator[None]:
 
 def norms(job: Job, entries: tuple[Entry, ...]) -> LogScaled:
     """Squared norms of some models; per output where the job wants slices."""
+    if job.points is not None:
+        return _checked(forward.total(_sums(job, entries, entries).rows), job)
     return _checked(add([_part_norms(job, _block(job, entries, part)) for part in job.parts]), job)
 
 
-def tile(job: Job, rows: tuple[Entry, ...], columns: tuple[Entry, ...]) -> LogScaled:
+def tile(job: Job, rows: tuple[Entry, ...], columns: tuple[Entry, ...]) -> LogScaled | Estimated:
     """Inner products of all rows with all columns; of a block with itself symmetric to the bit.
+
+    With errors where they are estimates.
 
     Args:
         job: What all tasks share.
@@ -80,6 +89,10 @@ def tile(job: Job, rows: tuple[Entry, ...], columns: tuple[Entry, ...]) -> LogSc
     Returns:
         (rows, columns), and (rows, columns, out) where the job wants slices.
     """
+    if job.points is not None:
+        result = forward_runs.tile(_sums(job, rows, columns), job.setting.per_output)
+        _checked(result.products if isinstance(result, Estimated) else result, job)
+        return result
     products = []
     for part in job.parts:
         first = _block(job, rows, part)
@@ -101,13 +114,29 @@ def _part_products(job: Job, first: Block, second: Block) -> LogScaled:
     return batched_plans.products(first, second, job.setting, job.size)
 
 
+def _sums(job: Job, rows: tuple[Entry, ...], columns: tuple[Entry, ...]) -> Sums:
+    """Sums over all points, those of a block with itself from its norms or made anew."""
+    assert job.points is not None
+    points = job.points
+    others = None if rows == columns else columns
+    if others is not None:
+        return forward_runs.sums(job.setting, points, rows, others)
+    return _kept(job, rows, None, lambda: forward_runs.sums(job.setting, points, rows, None))
+
+
 def _block(job: Job, entries: tuple[Entry, ...], part: FeatureSpace | None) -> Block:
     """What the tasks need of some models, from the ones kept or made anew."""
+    return _kept(job, entries, part, lambda: _prepared(job, entries, part))
+
+
+def _kept(
+    job: Job, entries: tuple[Entry, ...], part: FeatureSpace | None, make: Callable[[], Any]
+) -> Any:
     # Tasks of executors share one allowance: nobody tells a worker that its run has ended.
     owner = job.key if job.keep_bytes else _WORKER
     kept = session().blocks
     key = (owner, job.key, part, *(entry.digest for entry in entries))
-    block = kept.get(key, lambda: _prepared(job, entries, part))
+    block = kept.get(key, make)
     kept.shrink(job.keep_bytes, job.keep_blocks, lambda key: key[0] == owner)
     return block
 
@@ -133,10 +162,10 @@ def _terms(entries: tuple[Entry, ...], dtype: str) -> tuple[tuple[Model, ...], T
     most = max(len(entry.parts) for entry in entries)
     index, coefficients = np.zeros((len(entries), most), int), np.zeros((len(entries), most))
     for i, entry in enumerate(entries):
-        added_up = terms(by_differences(entry.read(), dtype))
-        both = zip(entry.parts, added_up, strict=True)
-        for t, ((digest, _), (coefficient, model)) in enumerate(both):
-            models.setdefault(digest, model)
+        model: Any = entry.read()  # functions go by forward passes
+        both = zip(entry.parts, terms(by_differences(model, dtype)), strict=True)
+        for t, ((digest, _), (coefficient, part)) in enumerate(both):
+            models.setdefault(digest, part)
             # What this entry lacks in terms repeats its last one, with coefficient 0.
             index[i, t:] = list(models).index(digest)
             coefficients[i, t] = coefficient
@@ -172,9 +201,12 @@ def expect_norms(result: Any, shape: tuple[int], outputs: int | None, advice: st
 
 def expect_products(
     result: Any, shape: tuple[int, int], outputs: int | None, advice: str
-) -> LogScaled:
+) -> LogScaled | Estimated:
     """What came back for `tile`. Raises `ExecutorError` when that is no block of products."""
-    if not _is_block(result, shape, outputs):
+    products = result
+    if isinstance(result, Estimated) and _is_array(result.standard_error, shape, np.float64):
+        products = result.products
+    if not _is_block(products, shape, outputs):
         raise _garbage(result, f"inner products of {shape[0]} x {shape[1]} models", advice)
     return result
 

@@ -13,6 +13,7 @@ import numpy as np
 from tnsim.engine import precision
 from tnsim.engine.log_scaled import LogScaled
 from tnsim.gram import executors, tasks
+from tnsim.gram.forward_runs import Estimated
 from tnsim.gram.layout import Record
 from tnsim.gram.normalise import Doubt, norm_arrays, norms_in, tile_arrays
 from tnsim.gram.preparation import Run, Side
@@ -85,10 +86,15 @@ def _write_tile(run: Run, target: Store, record: Record, result: Any) -> Doubt:
     rows, columns = run.block(run.rows, i), run.block(run.columns, j)
     shape = len(rows), len(columns)
     products = tasks.expect_products(result, shape, target.layout.outputs, advice(target))
+    estimated = None
+    if isinstance(products, Estimated):
+        products, estimated = products
     same = _digests(rows)[:, None] == _digests(columns)
     bra = norms_in(target.arrays, "a", at, per_output)
     ket = norms_in(target.arrays, "a" if run.symmetric else "b", to, per_output)
     blocks, error = tile_arrays(products, bra, ket, same, run.arithmetic)
+    if estimated is not None:
+        blocks["standard_error"] = np.where(same, 0.0, estimated)
     row, column = np.unravel_index(np.argmax(error), error.shape)
     what = f"the cosine of {rows[row].source.name} and {columns[column].source.name}"
     doubt = Doubt(float(error[row, column]), what)

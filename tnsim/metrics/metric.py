@@ -11,6 +11,8 @@ input legs of A, the bra, with those of B, the ket.
     GaussianClosure   all pairings, layer by layer       one nonlinear layer; beyond, hidden states
                                                          are *treated as* Gaussian
     Categorical       no legs: tokens are counted        E<A(x), B(x)> over sequences of tokens
+    Empirical         no legs: inputs are added up       the mean of <A(x), B(x)> over given inputs
+    Product           no legs: inputs are added up       E<A(x), B(x)>, independent coordinates
 
 What a metric answers is written down in `protocol`. One that works *layer by layer* gives the
 joinings of one layer of the bra over one of the ket: one for each orbit, with its weight, and with
@@ -26,16 +28,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-from jax.core import Tracer
-from jaxtyping import Float
-
 from tnsim.errors import ModelError, TooLarge
 from tnsim.metrics import pairings
 from tnsim.metrics.gaussian_moments import GaussianMoments
 from tnsim.metrics.pairings import Joining
-from tnsim.metrics.protocol import LayerwiseMetric, Metric
-from tnsim.models.arrays import Array, as_array, pytree
+from tnsim.metrics.protocol import FiniteMetric, LayerwiseMetric, Metric
+from tnsim.models.arrays import pytree
 
 
 class _AlwaysExact:
@@ -209,70 +207,9 @@ class GaussianClosure(GaussianMoments):
         return nonlinear_layers <= 1
 
 
-@pytree
-@dataclass(frozen=True, eq=False)
-class Categorical(_AlwaysExact):
-    """`E<A(x), B(x)>` over sequences of one-hot tokens, independent across positions: exact.
-
-    For models with at most one attention layer and only linear layers after it.
-
-    Args:
-        probabilities: (vocabulary,), at every position; None for uniform.
-
-    Raises:
-        ModelError: The probabilities are negative or do not sum to 1.
-
-    Example:
-        A table of two values, 1 and 2: the mean of 1^2 and 2^2.
-
-        >>> import tnsim
-        >>> table = tnsim.Model([tnsim.Linear([[1.0, 2.0]])], n_ctx=1)
-        >>> print(f"{tnsim.inner(table, table, tnsim.Categorical()):.3f}")
-        2.500
-
-    Source:
-        The definition of an expectation; how it is summed, in `tensors.token_tables`.
-    """
-
-    probabilities: Float[Array, " vocabulary"] | None = None
-    name = "categorical"
-    pairs_within_model = True
-
-    def __post_init__(self) -> None:
-        if self.probabilities is None:
-            return
-        p = as_array(self.probabilities, "the token probabilities", 1)
-        if not isinstance(p, Tracer):
-            smallest, total = np.min(p), float(np.sum(np.asarray(p, np.float64)))
-            if smallest < 0 or abs(total - 1) > 1e-6:
-                raise ModelError(
-                    "token probabilities are at least 0 and sum to 1; "
-                    f"found a smallest of {smallest:.3g} and a sum of {total:.6g}"
-                )
-        object.__setattr__(self, "probabilities", p)
-
-    def distribution(self, vocabulary: int) -> Any:
-        """Probabilities of every token.
-
-        Returns:
-            An array (vocabulary,).
-
-        Raises:
-            ModelError: The metric has the probabilities of another vocabulary.
-        """
-        if self.probabilities is None:
-            return np.full(vocabulary, 1 / vocabulary)
-        if self.probabilities.shape[0] != vocabulary:
-            raise ModelError(
-                f"the metric has probabilities of {self.probabilities.shape[0]} tokens, "
-                f"but the models read {vocabulary}"
-            )
-        return self.probabilities
-
-
 def check_metric(metric: Any) -> None:
     """Raise `ModelError` for what is no metric, a metric's class among it."""
-    known = isinstance(metric, LayerwiseMetric | Symmetric | Categorical)
+    known = isinstance(metric, LayerwiseMetric | Symmetric | FiniteMetric)
     if not known or isinstance(metric, type):
         raise ModelError(f"expected a metric such as tnsim.Gaussian(), found {metric!r}")
 
@@ -292,22 +229,8 @@ def as_layerwise(metric: Metric) -> LayerwiseMetric:
 
 
 def joins_legs(metric: Metric) -> bool:
-    """Whether the metric joins input legs at all, instead of counting tokens."""
-    return not isinstance(metric, Categorical)
-
-
-def token_probabilities(metric: Metric, vocabulary: int) -> Any:
-    """Probabilities of every token under a metric that counts tokens.
-
-    Returns:
-        An array (vocabulary,).
-
-    Raises:
-        ModelError: The metric is not `Categorical`, or is one of another vocabulary.
-    """
-    if not isinstance(metric, Categorical):
-        raise ModelError(f"expected Categorical(), found {type(metric).__name__}")
-    return metric.distribution(vocabulary)
+    """Whether the metric joins input legs at all, instead of adding up over inputs."""
+    return not isinstance(metric, FiniteMetric)
 
 
 def joins_whole_trees(metric: type, nonlinear_layers: int) -> bool:

@@ -1,6 +1,7 @@
 """What a metric is asked. In: orders of layers. Out: joinings, names, guarantees.
 
-The six metrics of tnsim answer these; so may others, as long as they work layer by layer.
+The metrics of tnsim answer these; so may others, as long as they work layer by layer or are finite
+measures.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 from typing import Protocol, runtime_checkable
 
 from tnsim.metrics.pairings import Joining
+from tnsim.metrics.points import Points, Reading
 
 
 @runtime_checkable
@@ -93,5 +95,21 @@ class LayerwiseMetric(Metric, Protocol):
 
         Returns:
             One joining for every orbit under exchange of a layer's legs.
+        """
+        ...
+
+
+@runtime_checkable
+class FiniteMetric(Metric, Protocol):
+    """A metric that is a finite measure: `sum_i w_i <a(x_i), b(x_i)>`."""
+
+    def points(self, reading: Reading) -> Points:
+        """Inputs and their weights.
+
+        Args:
+            reading: what the models under comparison read.
+
+        Raises:
+            ModelError: There are no such inputs.
         """
         ...

@@ -107,11 +107,11 @@ def _of_torch(tensor: Any) -> np.ndarray:
 
 
 def as_array(value: Any, what: str, ndim: int, *, real: bool = True) -> Any:
-    """`value` as a read-only NumPy array or, where it is wide enough, a JAX array.
+    """`value` as a NumPy array that nobody writes to or, where it is wide enough, a JAX array.
 
     Args:
-        value: An array or tensor of any library, or nested lists. PyTorch tensors are copied to the
-            host, bfloat16 included.
+        value: An array or tensor of any library, or nested lists. What somebody may still write to
+            is copied; PyTorch tensors are copied to the host, bfloat16 included.
         what: What messages call it.
         ndim: Number of axes that it must have.
         real: Whether complex numbers are refused.
@@ -147,12 +147,40 @@ def as_array(value: Any, what: str, ndim: int, *, real: bool = True) -> Any:
 
 
 def _read_only(array: np.ndarray) -> np.ndarray:
-    """Integers as float64; others as a view that cannot be written to."""
-    view = array.view()
+    """An array that stays as it is: itself, or a copy where somebody may write to it.
+
+    Integers become float64.
+    """
     if array.dtype.kind in "iub":
-        view = array.astype(np.float64)
-    view.flags.writeable = False
-    return view
+        array = array.astype(np.float64)
+    elif not is_fixed(array):
+        array = array.copy(order="K")
+    array.flags.writeable = False
+    return array
+
+
+def is_fixed(value: Any) -> bool:
+    """Whether a weight is a number for good: no trace, and no array that can be written to.
+
+    A read-only view of an array is not fixed while the array itself may change.
+
+    Example:
+        >>> array = np.ones(2)
+        >>> view = array.view()
+        >>> view.flags.writeable = False
+        >>> is_fixed(view)
+        False
+        >>> array.flags.writeable = False
+        >>> is_fixed(view)
+        True
+    """
+    while isinstance(value, np.ndarray | memoryview):
+        read_only = value.readonly if isinstance(value, memoryview) else not value.flags.writeable
+        owner = value.obj if isinstance(value, memoryview) else value.base
+        if not read_only or owner is None:
+            return read_only
+        value = owner
+    return isinstance(value, jax.Array | bytes | float) and not isinstance(value, Tracer)
 
 
 def _check_finite(array: Any, what: str) -> None:

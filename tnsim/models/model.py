@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable
+from functools import cached_property
 from typing import Any
 
 import jax
@@ -107,12 +108,12 @@ class Model(_Vector):
         """Coordinates of the output, at one position of a sequence."""
         return self.layers[-1].d_out
 
-    @property
+    @cached_property
     def orders(self) -> tuple[int, ...]:
         """Order of each layer in its own input."""
         return tuple(layer.order for layer in self.layers)
 
-    @property
+    @cached_property
     def degree(self) -> int:
         """Degree of the polynomial, and number n of legs of the unrolled tree."""
         return math.prod(self.orders)

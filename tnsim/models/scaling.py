@@ -157,6 +157,19 @@ def larger(x: Any, y: Any) -> Any:
     return _library(x, y).maximum(x, y)
 
 
+def replaced(layer: Any, values: dict[str, Any]) -> Any:
+    """The layer with some of its arrays replaced, which need no checking again.
+
+    Example:
+        >>> from tnsim import Linear
+        >>> replaced(Linear([[2.0]]), {"weight": np.array([[3.0]])}).weight
+        array([[3.]])
+    """
+    copy = object.__new__(type(layer))
+    vars(copy).update(vars(layer) | values)
+    return copy
+
+
 def _layer(layer: Layer, below: Unit, shared: bool) -> tuple[Layer, Unit]:
     """A layer between the units of its input and its output; `shared`: one unit for all outputs."""
     if isinstance(layer, Residual):
@@ -174,7 +187,7 @@ def _layer(layer: Layer, below: Unit, shared: bool) -> tuple[Layer, Unit]:
     arrays = _between(layer, output, hidden, above)
     for name, unit in legs.items():
         arrays |= _between(layer, name, below, unit)
-    return _replaced(layer, arrays), above
+    return replaced(layer, arrays), above
 
 
 def _residual(layer: Residual, below: Unit) -> tuple[Layer, Unit]:
@@ -187,7 +200,7 @@ def _residual(layer: Residual, below: Unit) -> tuple[Layer, Unit]:
         "skip": _shifted(layer.skip, below - above),
         "scale": _shifted(layer.scale, unit - above),
     }
-    return _replaced(layer, values), above
+    return replaced(layer, values), above
 
 
 def _hidden_of_heads(layer: Attention, legs: dict[str, Unit]) -> Unit:
@@ -307,10 +320,3 @@ def _library(*arrays: Any) -> Any:
 
 def _on_host(leaf: Any) -> Any:
     return np.asarray(leaf) if isinstance(leaf, jax.Array) else leaf
-
-
-def _replaced(layer: Layer, values: dict[str, Any]) -> Layer:
-    """The layer with other arrays of equal shapes, which need no checking again."""
-    copy = object.__new__(type(layer))
-    vars(copy).update(vars(layer) | values)
-    return copy

@@ -79,7 +79,7 @@ def networks(
     Raises:
         TooLarge: Bra and ket together have more tensors, or as `inner`.
         ModelError: As `inner`, except that under the Gaussian metrics an attention layer may meet
-            a bilinear one here; and for `Categorical`, which joins no legs.
+            a bilinear one here; and for finite measures and `Categorical`, which join no legs.
 
     Example:
         The square of a normal number: 3 = 1 with both legs of each model joined + 2 across.
@@ -98,8 +98,8 @@ def networks(
     check_metric(metric)
     if not joins_legs(metric):
         raise ModelError(
-            f"{type(metric).__name__} counts tokens and joins no legs, so it has no networks; "
-            "inner() computes it without"
+            f"{type(metric).__name__} adds up over inputs and joins no legs, "
+            "so it has no networks; inner() computes it without"
         )
     check_comparable(a, b)
     nonlinear = max(sum(order > 1 for order in model.orders) for model in (a, b))

@@ -9,6 +9,7 @@ from tnsim.models.layers import affine_maps, bias_name, innermost
 from tnsim.models.model import Model
 from tnsim.models.protocol import Layer
 from tnsim.names import SCORES
+from tnsim.sessions import kept_with
 
 
 class LayerKind(NamedTuple):
@@ -67,6 +68,23 @@ class LayerKind(NamedTuple):
         """Whether the array of a leg depends on the position, as RoPE makes queries and keys do."""
         return self.rotary and any(role in score for score in SCORES)
 
+    def multiplications(self, positions: int) -> int:
+        """Scalar multiplications of a forward pass on one sequence of so many positions.
+
+        Example:
+            >>> kind = LayerKind("Bilinear", ("LEFT", "RIGHT"), "DOWN", d_in=3, d_out=2, rank=8)
+            >>> kind.multiplications(positions=1)
+            72
+        """
+        if self.mixes_positions:
+            heads, d_head, d_value = self.heads
+            rows = 4 * d_head + d_value
+            scores = positions * (2 * d_head + d_value + 2)
+            return positions * heads * (rows * self.d_in + scores + d_value * self.d_out)
+        if self.down is None:
+            return positions * self.d_in * self.d_out
+        return positions * self.rank * (self.order * self.d_in + self.order - 1 + self.d_out)
+
     @property
     def dense_size(self) -> int:
         """Elements of the layer's tensor where whole trees need it, 0 where arrays stand for it."""
@@ -116,6 +134,7 @@ def layer_kind(layer: Layer) -> LayerKind:
     )
 
 
+@kept_with
 def kinds(model: Model) -> Kinds:
     """Kinds of a model's layers, from the input up.
 

@@ -1,0 +1,299 @@
+"""Finite measures against plain forward passes, enumeration and diagrams."""
+
+import itertools
+
+import cases
+import numpy as np
+import pytest
+from oracles import bilinear, linear
+from sequence_oracles import attention
+
+import tnsim
+from tnsim.compare import by_points
+from tnsim.folding import forward as passes
+
+
+def cosine(x, y, weights=None):
+    """From outputs, points on the first axis."""
+    weights = np.ones(len(x)) if weights is None else weights
+
+    def product(p, q):
+        return np.tensordot(weights, (p * q).reshape(len(p), -1).sum(axis=1), 1)
+
+    return product(x, y) / np.sqrt(product(x, x) * product(y, y))
+
+
+def language_model(g, vocabulary=5, n_ctx=3, layers=2, width=4, outputs=3):
+    """Two attention layers over tokens."""
+    stack = [linear(g, vocabulary, width, True)]
+    for _ in range(layers):
+        stack.append(tnsim.Residual(attention(g, width, 2, 2, 2, width, True), 0.7, 0.3))
+    return tnsim.Model([*stack, linear(g, width, outputs, True)], n_ctx=n_ctx)
+
+
+@pytest.mark.parametrize("case", [*cases.SHALLOW, *cases.DEEP, *cases.UNEVEN, *cases.THREE])
+def test_empirical_is_the_mean_over_forward_passes(case, rng):
+    make = (cases.SHALLOW | cases.DEEP | cases.UNEVEN | cases.THREE)[case]
+    a, b = cases.pair(make, rng)
+    x, weights = rng.normal(size=(40, cases.D)), rng.uniform(size=40)
+    metric = tnsim.Empirical(x, weights)
+    value = tnsim.similarity(a, b, metric)
+    assert value == pytest.approx(cosine(a(x), b(x), weights), rel=1e-12, abs=1e-12)
+    assert (value.exact, value.route, value.metric) == (True, "data", "empirical")
+    products = weights / weights.sum() @ (a(x) * b(x))
+    size = np.sqrt(weights @ (a(x) ** 2).sum(axis=1) * (weights @ (b(x) ** 2).sum(axis=1)))
+    inner = tnsim.inner(a, b, metric)
+    assert abs(inner - products.sum()) < 1e-12 * size
+    sign, log = tnsim.log_inner(a, b, metric)
+    assert sign * np.exp(log) == pytest.approx(float(inner), rel=1e-11)
+    by_output = [cosine(a(x)[:, [k]], b(x)[:, [k]], weights) for k in range(a.d_out)]
+    np.testing.assert_allclose(tnsim.slices(a, b, metric), by_output, atol=1e-12)
+
+
+def test_empirical_over_sequences_and_token_ids(rng):
+    a, b = language_model(rng), language_model(rng)
+    ids = rng.integers(0, 5, size=(50, 3))
+    x = np.eye(5)[ids]
+    wanted = cosine(a(x), b(x))
+    for inputs in (ids, x):
+        assert tnsim.similarity(a, b, tnsim.Empirical(inputs)) == pytest.approx(wanted, abs=1e-12)
+    softened = x + 0.1 * rng.normal(size=x.shape)
+    value = tnsim.similarity(a, b, tnsim.Empirical(softened))
+    assert value == pytest.approx(cosine(a(softened), b(softened)), abs=1e-12)
+
+
+def test_inputs_come_from_files_and_other_libraries(tmp_path, rng):
+    import jax.numpy as jnp
+    from safetensors.numpy import save_file
+
+    a, b = cases.pair(cases.DEEP["two bilinear"], rng)
+    x = rng.normal(size=(70, cases.D)).astype(np.float32)
+    np.save(tmp_path / "x.npy", x)
+    save_file({"inputs": x, "labels": x[:, 0].copy()}, tmp_path / "x.safetensors")
+    save_file({"a": x, "b": x}, tmp_path / "two.safetensors")
+    wanted = tnsim.similarity(a, b, tnsim.Empirical(x))
+    for inputs in (tmp_path / "x.npy", str(tmp_path / "x.safetensors"), jnp.asarray(x), x.tolist()):
+        assert tnsim.similarity(a, b, tnsim.Empirical(inputs)) == pytest.approx(wanted, abs=1e-15)
+    with pytest.raises(tnsim.ModelError, match="holds 2 tensors and none called 'inputs'"):
+        tnsim.Empirical(tmp_path / "two.safetensors")
+    with pytest.raises(tnsim.ModelError, match="no such file of inputs"):
+        tnsim.Empirical(tmp_path / "none.npy")
+    with pytest.raises(tnsim.ModelError, match=r"read from .npy and .safetensors files"):
+        tnsim.Empirical(tmp_path / "x.csv")
+    (tmp_path / "broken.npy").write_bytes(b"no numbers")
+    with pytest.raises(tnsim.ModelError, match=r"broken.npy: not a readable file of inputs"):
+        tnsim.Empirical(tmp_path / "broken.npy")
+
+
+def test_functions_stand_beside_models(rng):
+    a, _ = cases.pair(cases.DEEP["two bilinear"], rng)
+    x = rng.normal(size=(300, cases.D))
+    metric = tnsim.Empirical(x)
+
+    def rectified(x):
+        return np.maximum(a(x), 0)
+
+    wanted = cosine(a(x), rectified(x))
+    for pair in ((a, rectified), (rectified, a)):
+        value = tnsim.similarity(*pair, metric)
+        assert value == pytest.approx(wanted, abs=1e-12) and value.exact
+    assert tnsim.similarity(rectified, rectified, metric) == pytest.approx(1.0)
+    assert tnsim.inner(rectified, a, metric) == pytest.approx((a(x) * rectified(x)).sum() / 300)
+    with pytest.raises(tnsim.ModelError, match=r"compared on inputs alone: use tnsim.Empirical"):
+        tnsim.similarity(a, rectified)
+    with pytest.raises(tnsim.ModelError, match=r"have one shape of outputs; .* found 2 outputs"):
+        tnsim.similarity(a, lambda x: x, metric)
+    with pytest.raises(tnsim.ModelError, match="gives an array, found NoneType"):
+        tnsim.similarity(a, lambda x: None, metric)
+    with pytest.raises(tnsim.ModelError, match=r"found shape \(1, 2\) for"):
+        tnsim.similarity(a, lambda x: a(x)[:1], metric)
+    with pytest.raises(tnsim.TnsimError, match="outputs that are NaN or infinite"):
+        tnsim.similarity(a, lambda x: a(x) * np.inf, metric)
+
+
+def test_modules_of_pytorch_are_run_without_gradients(rng):
+    torch = pytest.importorskip("torch")
+    module = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2))
+    a, _ = cases.pair(cases.DEEP["two bilinear"], rng)
+    x = rng.normal(size=(30, 3))
+    outputs = module(torch.as_tensor(x, dtype=torch.float32)).detach().numpy()
+    for inputs in (x, torch.as_tensor(x)):
+        value = tnsim.similarity(module, a, tnsim.Empirical(inputs))
+        assert value == pytest.approx(cosine(outputs, a(x)), abs=1e-6)
+
+
+def test_combinations_and_small_differences(rng):
+    a, b = cases.pair(cases.DEEP["two with biases"], rng)
+    x = rng.normal(size=(60, cases.D))
+    metric = tnsim.Empirical(x)
+    value = tnsim.similarity(a - 3.0 * b, 1e200 * a, metric)
+    assert value == pytest.approx(cosine(a(x) - 3 * b(x), a(x)), abs=1e-12)
+    layer = a.layers[0]
+    near = [
+        tnsim.Model([tnsim.Bilinear(layer.left + step, layer.right, layer.down), *a.layers[1:]])
+        for step in (1e-9, -1e-9)
+    ]
+    assert tnsim.similarity(near[0] - near[1], near[0] - near[1], metric) == pytest.approx(1)
+    with pytest.raises(tnsim.ModelError, match="same function to within rounding"):
+        tnsim.similarity(a - a, b, metric)
+
+
+def test_standard_errors_are_those_of_repeated_samples(rng):
+    """Over many samples, estimates spread as their standard errors say."""
+    a, b = cases.pair(cases.SHALLOW["bilinear"], rng)
+    values, errors, inners, inner_errors = [], [], [], []
+    for _ in range(40):
+        metric = tnsim.Empirical(rng.normal(size=(640, cases.D)))
+        value, inner = tnsim.similarity(a, b, metric), tnsim.inner(a, b, metric)
+        values.append(float(value))
+        errors.append(float(value.standard_error))
+        inners.append(float(inner))
+        inner_errors.append(float(inner.standard_error))
+    assert 0.6 < np.std(values) / np.mean(errors) < 1.5
+    assert 0.6 < np.std(inners) / np.mean(inner_errors) < 1.5
+    assert tnsim.slices(a, b, metric).standard_error.shape == (2,)
+    assert tnsim.similarity(a, b, tnsim.Empirical(np.ones((1, 3)))).standard_error is None
+
+
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
+def test_deep_models_never_leave_the_range_of_floats(scale, rng):
+    """Degree 2^12: outputs of about scale^4096, their cosine as of models of tame size."""
+    layers = [bilinear(rng, 3, 4, 3) for _ in range(12)]
+    x = rng.normal(size=(20, 3))
+    state, log = x.copy(), np.zeros((20, 1))
+    for layer in layers:
+        state = layer(state)
+        size = np.abs(state).max(axis=1, keepdims=True)
+        state, log = state / size, 2 * log + np.log(size)
+    outputs = [state * np.exp(log - log.max()), state[:, ::-1] * np.exp(log - log.max())]
+    scaled = [tnsim.Bilinear(scale * x.left, scale * x.right, x.down) for x in layers]
+    a = tnsim.Model([*scaled, tnsim.Linear(np.eye(3))])
+    b = tnsim.Model([*scaled, tnsim.Linear(np.eye(3)[::-1])])
+    value = tnsim.similarity(a, b, tnsim.Empirical(x))
+    assert value == pytest.approx(cosine(*outputs), abs=1e-9)
+    biased = tnsim.Model([tnsim.Residual(bilinear(rng, 3, 4, 3, True), scale) for _ in range(12)])
+    assert tnsim.similarity(biased, biased, tnsim.Empirical(scale * x)) == pytest.approx(1.0)
+
+
+def test_batches_and_compiled_passes_change_nothing(rng, monkeypatch):
+    a, b = language_model(rng), language_model(rng)
+    metric = tnsim.Empirical(rng.integers(0, 5, size=(100, 3)))
+    wanted = tnsim.similarity(a, b, metric)
+    monkeypatch.setattr(passes, "BATCH_BYTES", 2**10)
+    assert tnsim.similarity(a, b, metric) == pytest.approx(wanted, abs=1e-14)
+    monkeypatch.setattr(passes, "_EAGER", 0)
+    assert tnsim.similarity(a, b, metric) == pytest.approx(wanted, abs=1e-13)
+    single = tnsim.similarity(a, b, metric, dtype="float32")
+    assert single == pytest.approx(wanted, abs=1e-5) and single != wanted
+
+
+@pytest.mark.quadrature
+@pytest.mark.parametrize("inputs", cases.INPUTS)
+@pytest.mark.parametrize("case", ["two with biases", "two residual", "biased two over one"])
+def test_quadrature_agrees_with_diagrams(case, inputs, rng, monkeypatch):
+    a, b = cases.pair((cases.DEEP | cases.UNEVEN)[case], rng)
+    metric = tnsim.Gaussian(*cases.INPUTS[inputs](rng))
+    value, slices = tnsim.similarity(a, b, metric), tnsim.slices(a, b, metric)
+    assert value.route == "quadrature" and value.exact and value.standard_error is None
+    monkeypatch.setattr(by_points, "gaussian_points", lambda *arguments: None)
+    assert value == pytest.approx(tnsim.similarity(a, b, metric), abs=1e-10)
+    np.testing.assert_allclose(slices, tnsim.slices(a, b, metric), atol=1e-10)
+
+
+@pytest.mark.quadrature
+def test_quadrature_drops_what_no_model_reads(rng):
+    wide = [linear(rng, 2, 3) for _ in range(2)]
+    reads = linear(rng, 40, 2)
+    a, b = (
+        tnsim.Model([reads, tnsim.Linear(w.weight), bilinear(rng, 3, 3, 3), bilinear(rng, 3, 3, 2)])
+        for w in wide
+    )
+    plan = tnsim.plan(a, b)
+    assert (plan.route, plan.points, plan.exact) == ("quadrature", 25, True)
+    narrow = [tnsim.Model(model.layers[1:]) for model in (a, b)]
+    below = tnsim.Gaussian(cov=reads.weight @ reads.weight.T)
+    assert tnsim.similarity(a, b) == pytest.approx(tnsim.similarity(*narrow, below), abs=1e-12)
+
+
+@pytest.mark.quadrature
+def test_six_layers_of_two_inputs(rng):
+    """Degree 64: against a rule of NumPy's."""
+    a, b = (tnsim.Model([bilinear(rng, 2, 3, 2, True) for _ in range(6)]) for _ in range(2))
+    value = tnsim.similarity(a, b)
+    nodes, weights = np.polynomial.hermite_e.hermegauss(70)
+    x = np.array(list(itertools.product(nodes, repeat=2)))
+    w = np.outer(weights, weights).ravel() / weights.sum() ** 2
+    assert value == pytest.approx(cosine(a(x), b(x), w), abs=1e-10)
+    assert value.exact and value.route == "quadrature"
+
+
+@pytest.mark.parametrize("probabilities", [None, [0.5, 0.2, 0.0, 0.3]])
+def test_categorical_of_any_depth_is_enumerated(probabilities, rng):
+    a, b = language_model(rng, vocabulary=4), language_model(rng, vocabulary=4, layers=3)
+    metric = tnsim.Categorical(None if probabilities is None else np.array(probabilities))
+    ids = np.array(list(itertools.product(range(4), repeat=3)))
+    p = np.full(4, 0.25) if probabilities is None else np.array(probabilities)
+    x, weights = np.eye(4)[ids], p[ids].prod(axis=1)
+    value = tnsim.similarity(a, b, metric)
+    assert value == pytest.approx(cosine(a(x), b(x), weights), abs=1e-12)
+    assert (value.exact, value.route, value.standard_error) == (True, "enumeration", None)
+    plan = tnsim.plan(a, b, metric)
+    assert (plan.points, plan.route) == (64, "enumeration")
+    one = language_model(rng, vocabulary=4, layers=1)
+    assert tnsim.similarity(one, one, metric).route is None  # along its plan, as before
+    mixed = tnsim.similarity(a, one, metric)
+    assert mixed == pytest.approx(cosine(a(x), one(x), weights), abs=1e-12)
+
+
+def test_categorical_beyond_the_budget_is_sampled_where_that_is_asked_for(rng):
+    a, b = (language_model(rng, 50, 12) for _ in range(2))
+    with pytest.raises(
+        tnsim.TooLarge, match=r"use Categorical\(..., samples=100_000\), an estimate"
+    ):
+        tnsim.similarity(a, b, tnsim.Categorical())
+    value = tnsim.similarity(a, b, tnsim.Categorical(samples=3000, seed=1))
+    ids = np.concatenate(
+        [np.random.default_rng([1, 0]).choice(50, size=(4096, 12), p=np.full(50, 0.02))]
+    )[:3000]
+    assert value == pytest.approx(cosine(a(np.eye(50)[ids]), b(np.eye(50)[ids])), abs=1e-12)
+    assert (value.exact, value.route) == (False, "sampling") and value.standard_error > 0
+    small = [language_model(rng, 4) for _ in range(2)]
+    exact = tnsim.similarity(*small, tnsim.Categorical())
+    estimate = tnsim.similarity(*small, tnsim.Categorical(samples=20_000))
+    assert abs(exact - estimate) < 5 * estimate.standard_error < 0.5
+    with pytest.raises(tnsim.ModelError, match="samples must be at least 2"):
+        tnsim.Categorical(samples=1)
+    with pytest.raises(tnsim.ModelError, match="seed of samples must be 0 or more"):
+        tnsim.Categorical(samples=10, seed=-1)
+
+
+def test_refusals(rng):
+    a, b = cases.pair(cases.SHALLOW["bilinear"], rng)
+    for inputs, message in (
+        (np.ones((4, 2)), r"read inputs of shape \(n, 3\), found \(n, 2\)"),
+        (np.ones((4, 3), int), "integers are token ids, for models of sequences"),
+    ):
+        with pytest.raises(tnsim.ModelError, match=message):
+            tnsim.similarity(a, b, tnsim.Empirical(inputs))
+    with pytest.raises(tnsim.ModelError, match="found float64 of shape"):
+        tnsim.Empirical(np.ones(3))
+    with pytest.raises(tnsim.ModelError, match="need weights of shape"):
+        tnsim.Empirical(np.ones((4, 3)), np.ones(3))
+    with pytest.raises(tnsim.ModelError, match="not negative, and not all zero"):
+        tnsim.Empirical(np.ones((2, 3)), np.array([1.0, -1.0]))
+    with pytest.raises(tnsim.ModelError, match="inputs are not finite, first in row 1"):
+        tnsim.similarity(a, b, tnsim.Empirical([[1.0, 1, 1], [1, np.nan, 1]]))
+    tokens = language_model(rng)
+    with pytest.raises(tnsim.ModelError, match=r"ids from 0 to 7 .* read 5 tokens"):
+        tnsim.similarity(tokens, tokens, tnsim.Empirical(np.array([[0, 1, 7]])))
+    with pytest.raises(tnsim.TooLarge, match="more than the budget of 10; use fewer inputs"):
+        tnsim.similarity(
+            a, b, tnsim.Empirical(np.ones((9, 3))), budget=tnsim.Budget(multiplications=10)
+        )
+    with pytest.raises(tnsim.ModelError, match="is the zero function"):
+        tnsim.similarity(a, b, tnsim.Empirical(np.zeros((9, 3))))
+    metric = tnsim.Empirical(np.ones((9, 3)))
+    with pytest.raises(tnsim.ModelError, match="attribution works layer by layer"):
+        tnsim.attribution(a, b, metric)
+    with pytest.raises(tnsim.ModelError, match="joins no legs, so it has no networks"):
+        tnsim.networks(a, b, metric)

@@ -1,0 +1,217 @@
+"""What is kept of models between calls: made once, never stale, gone with the model."""
+
+import gc
+import threading
+import weakref
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from backends import compiled
+
+import tnsim
+from tnsim.compare import products, resident
+from tnsim.engine import whole_plans
+from tnsim.folding.layer_families import LayerWise
+from tnsim.models.arrays import is_fixed
+from tnsim.sessions import Belongings, Session, session, using
+
+
+@pytest.fixture(autouse=True)
+def own_session():
+    with using(Session()) as own:
+        yield own
+
+
+def bilinear(rng, width=3, biases=False):
+    shapes = (4, width), (4, width), (width, 4)
+    if biases:
+        shapes += (4,), (4,), (width,)
+    return tnsim.Bilinear(*(rng.normal(size=shape) for shape in shapes))
+
+
+def model_of(rng, depth=2, **kwargs):
+    return tnsim.Model([bilinear(rng, **kwargs) for _ in range(depth)])
+
+
+# --- models never change ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("give", [np.asarray, np.ndarray.view, lambda x: x[:, ::-1][:, ::-1]])
+def test_what_becomes_of_an_array_does_not_change_a_model(rng, give):
+    weight = rng.normal(size=(3, 3))
+    model = tnsim.Model([tnsim.Linear(give(weight))])
+    other = tnsim.Model([tnsim.Linear(rng.normal(size=(3, 3)))])
+    before = tnsim.similarity(model, other)
+    weight *= rng.normal(size=(3, 3))
+    assert tnsim.similarity(model, other) == before
+    assert not np.array_equal(model.layers[0].weight, weight)
+    with pytest.raises(ValueError, match="read-only"):
+        model.layers[0].weight[0, 0] = 1.0
+
+
+def test_an_array_that_nobody_can_write_to_is_not_copied(rng):
+    weight = rng.normal(size=(3, 3))
+    weight.flags.writeable = False
+    assert tnsim.Linear(weight).weight is weight
+    of_jax = jnp.ones((3, 3))
+    assert tnsim.Linear(of_jax).weight is of_jax
+    assert is_fixed(np.asarray(of_jax)) and is_fixed(np.frombuffer(bytes(8)))
+    assert not is_fixed(np.frombuffer(bytearray(8)))
+
+
+def test_weights_of_torch_are_copied():
+    torch = pytest.importorskip("torch")
+    parameter = torch.nn.Parameter(torch.eye(2))
+    model = tnsim.Model([tnsim.Linear(parameter)])
+    with torch.no_grad():
+        parameter.zero_()
+    assert np.array_equal(model.layers[0].weight, np.eye(2))
+
+
+def test_a_model_rebuilt_around_arrays_that_may_change_is_read_anew(rng, own_session):
+    a, other = model_of(rng), model_of(rng)
+    loose = jax.tree.map(np.array, a)  # unflattening checks and copies nothing
+    assert not resident.is_constant(loose)
+    assert float(tnsim.similarity(loose, a)) == 1.0
+    loose.layers[0].left[:] = rng.normal(size=(4, 3))
+    again = tnsim.Model(tnsim.Bilinear(x.left, x.right, x.down) for x in loose.layers)
+    assert tnsim.similarity(loose, other) == tnsim.similarity(again, other)
+
+
+# --- made once -------------------------------------------------------------------------------
+
+
+def test_a_model_is_laid_out_once_for_each_dtype(rng, monkeypatch):
+    counted = []
+    weights = LayerWise.weights
+
+    def counting(self, side, model):
+        counted.append(model)
+        return weights(self, side, model)
+
+    monkeypatch.setattr(LayerWise, "weights", counting)
+    a, b, c = (model_of(rng) for _ in range(3))
+    tree = tnsim.TreeSymmetric()
+    for _ in range(2):
+        tnsim.similarity(a, b, tree)
+        tnsim.similarity(b, c, tree)  # on the other side
+        tnsim.similarity(c, c, tree)  # alone
+        tnsim.inner(c, a, tree)
+    assert len(counted) == 3
+    tnsim.similarity(a, b, tree, dtype="float32")
+    assert len(counted) == 5
+
+
+@pytest.mark.parametrize(
+    ("metric", "biases"),
+    [
+        (tnsim.TreeSymmetric(), False),
+        pytest.param(tnsim.Gaussian(), True, marks=pytest.mark.slow),
+    ],
+)
+@compiled
+def test_two_calls_give_the_same_bits(rng, backend, metric, biases):
+    a, b = (model_of(rng, biases=biases) for _ in range(2))
+    first = tnsim.similarity(a, b, metric), tnsim.log_inner(a, b, metric)
+    for _ in range(2):
+        assert (tnsim.similarity(a, b, metric), tnsim.log_inner(a, b, metric)) == first
+    session().clear()
+    assert (tnsim.similarity(a, b, metric), tnsim.log_inner(a, b, metric)) == first
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("per_output", [False, True])
+@compiled
+def test_one_program_gives_what_stages_give(rng, backend, monkeypatch, per_output):
+    a, b = (model_of(rng, biases=True) for _ in range(2))
+    verb = tnsim.slices if per_output else tnsim.similarity
+    found = []
+    for longest in (1000, -1):
+        for together in (True, False):
+            monkeypatch.setattr(whole_plans, "LONGEST", longest)
+            monkeypatch.setattr(products, "runs_together", lambda *args, t=together: t)
+            found.append(verb(a, b))
+    for other in found[1:]:
+        np.testing.assert_allclose(other, found[0], rtol=1e-12)
+
+
+# --- and let go ------------------------------------------------------------------------------
+
+
+def test_what_was_made_of_a_model_goes_with_it(rng, own_session):
+    a, b = model_of(rng), model_of(rng)
+    tnsim.similarity(a, b)
+    placed = resident.placed_weights(LayerWise.of(a, b, tnsim.Gaussian()), "A", a, "float64")
+    arrays = [weakref.ref(array) for array in placed.values()]
+    assert len(own_session.belongings) > 2 and own_session.belongings.held > 0
+    del a, placed
+    gc.collect()
+    assert not any(array() for array in arrays)
+    del b
+    gc.collect()
+    assert len(own_session.belongings) == own_session.belongings.held == 0
+
+
+def test_clear_empties_the_drawers(rng, own_session):
+    a, b = model_of(rng), model_of(rng)
+    before = tnsim.similarity(a, b)
+    session().clear()
+    assert len(own_session.belongings) == own_session.belongings.held == 0
+    assert tnsim.similarity(a, b) == before
+
+
+def test_arrays_of_models_not_used_for_longest_go_first(rng):
+    models = [model_of(rng) for _ in range(4)]
+    size = sum(leaf.nbytes for leaf in jax.tree.leaves(models[0]))
+    with using(Session(device_bytes=5 * size)) as small:
+        for model in models[1:]:
+            tnsim.similarity(models[0], model, tnsim.TreeSymmetric())
+            assert small.belongings.held <= 5 * size
+        assert models[0] in small.belongings
+
+
+def test_what_is_kept_gives_way_to_a_plan_that_needs_the_memory(rng, own_session, monkeypatch):
+    a, b = model_of(rng), model_of(rng)
+    expected = tnsim.similarity(a, b)
+    held = own_session.belongings.held
+    assert held > 0
+    from tnsim.compare.planned import Budget
+
+    def room(self, program_bytes, wanted=0.0):
+        return 2.0**30 - 2.0**31 * (own_session.belongings.held > 0)
+
+    monkeypatch.setattr(Budget, "room", room)
+    assert tnsim.similarity(a, b) == expected
+
+
+def test_nothing_traced_is_kept(rng, own_session):
+    a, b = model_of(rng), model_of(rng)
+    with jax.enable_x64(True):
+        gradient = jax.grad(lambda model: tnsim.inner(model, b, tnsim.TreeSymmetric()))(a)
+    kept = [drawer.values.values() for drawer in own_session.belongings._drawers.values()]
+    leaves = jax.tree.leaves([list(values) for values in kept])
+    assert not any(isinstance(leaf, jax.core.Tracer) for leaf in leaves)
+    assert np.isfinite(gradient.layers[0].left).all()
+
+
+def test_threads_share_what_is_made_of_an_object():
+    class Weight:
+        pass
+
+    kept, weights = Belongings(limit=5), [Weight() for _ in range(8)]
+    together, found = threading.Barrier(6), []
+
+    def ask():
+        together.wait()
+        for _ in range(100):
+            for weight in weights:
+                found.append(kept.get(weight, "key", object, lambda value: 1.0))
+
+    threads = [threading.Thread(target=ask) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 4800 and kept.held <= 5

@@ -1,0 +1,77 @@
+"""All pairs over inputs: against the verbs, with functions, tiles, stores and executors."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import cases
+import numpy as np
+import pytest
+from oracles import bilinear
+
+import tnsim
+
+
+def models(g, count):
+    return [
+        tnsim.Model([bilinear(g, 3, 4, 3, True), bilinear(g, 3, 3, 2, True)]) for _ in range(count)
+    ]
+
+
+def agrees(found, rows, columns, metric):
+    for i, a in enumerate(rows):
+        for j, b in enumerate(columns):
+            value = tnsim.similarity(a, b, metric)
+            assert abs(found.similarity[i, j] - value) < 1e-12
+            if value.standard_error is not None and a is not b:
+                assert found.standard_error[i, j] == pytest.approx(value.standard_error, rel=1e-6)
+
+
+def test_all_pairs_with_functions_and_differences(rng):
+    several = models(rng, 4)
+    metric = tnsim.Empirical(rng.normal(size=(100, 3)), rng.uniform(size=100))
+    mixed = [*several, several[0] - 2.0 * several[1], lambda x: np.maximum(several[2](x), 0)]
+    found = tnsim.pairwise(mixed, metric, slices=True)
+    agrees(found, mixed, mixed, metric)
+    assert found.attrs["plan"].startswith("forward passes") and found.attrs["exact"]
+    slices = tnsim.slices(mixed[0], mixed[5], metric)
+    np.testing.assert_allclose(found.slices[0, 5], slices, atol=1e-12)
+    across = tnsim.pairwise(several[:2], metric, mixed[3:])
+    agrees(across, several[:2], mixed[3:], metric)
+    plan = tnsim.plan_pairwise(mixed, metric)
+    assert plan.route == "forward passes" and plan.pairs == 21
+    with pytest.raises(tnsim.ModelError, match="plain functions have none that are known"):
+        tnsim.pairwise(mixed, metric, store="nowhere")
+    with pytest.raises(tnsim.ModelError, match=r"use tnsim.Empirical\(inputs\), found Gaussian"):
+        tnsim.pairwise(mixed)
+
+
+def test_tiles_stores_and_executors_change_nothing(rng, tmp_path):
+    several = models(rng, 5)
+    metric = tnsim.Empirical(rng.normal(size=(80, 3)))
+    whole = tnsim.pairwise(several, metric)
+    small = tnsim.Budget(memory_bytes=60_000)
+    assert tnsim.plan_pairwise(several, metric, budget=small).tiles > 1
+    with ThreadPoolExecutor(2) as executor:
+        tiled = tnsim.pairwise(
+            several, metric, budget=small, store=tmp_path / "run", executor=executor
+        )
+    for found in (tiled, tnsim.open_pairwise(tmp_path / "run")):
+        for name in ("similarity", "standard_error", "log_inner"):
+            np.testing.assert_allclose(found[name], whole[name], rtol=1e-12, atol=1e-12)
+    other = tnsim.Empirical(rng.normal(size=(80, 3)))
+    with pytest.raises(tnsim.StoreMismatch, match="metric_parameters"):
+        tnsim.pairwise(several, other, store=tmp_path / "run")
+
+
+@pytest.mark.quadrature
+def test_deep_gaussians_of_few_inputs_go_by_quadrature(rng, monkeypatch):
+    several = models(rng, 3)
+    metric = tnsim.Gaussian(*cases.INPUTS["mean and covariance"](rng))
+    found = tnsim.pairwise(several, metric)
+    assert found.attrs["plan"].startswith("forward passes") and "standard_error" not in found
+    from tnsim.compare import by_points
+
+    monkeypatch.setattr(by_points, "gaussian_points", lambda *arguments: None)
+    for i, a in enumerate(several):
+        assert found.similarity[0, i] == pytest.approx(
+            tnsim.similarity(several[0], a, metric), abs=1e-10
+        )

@@ -1,0 +1,116 @@
+"""Gauss rules against known moments, and metrics of independent inputs against their sums."""
+
+import itertools
+import math
+
+import cases
+import numpy as np
+import pytest
+from oracles import bilinear
+
+import tnsim
+from tnsim.metrics.marginals import NAMED, marginal, rule_of_moments
+from tnsim.metrics.quadrature import hermite_rule
+
+
+def double_factorial(n):
+    return math.prod(range(n, 0, -2))
+
+
+def half_normal(k):
+    return double_factorial(k - 1) * (math.sqrt(2 / math.pi) if k % 2 else 1.0)
+
+
+def bimodal(k):
+    normal = [0.3**j * double_factorial(j - 1) * (j % 2 == 0) for j in range(k + 1)]
+    return sum(math.comb(k, j) * normal[j] * (k % 2 == 0 or j % 2) for j in range(k + 1)) * (
+        k % 2 == 0
+    )
+
+
+MOMENTS = {
+    "normal": lambda k: double_factorial(k - 1) * (k % 2 == 0),
+    "half-normal": half_normal,
+    "uniform": lambda k: (k % 2 == 0) / (k + 1),
+    "laplace": lambda k: math.factorial(k) * 2 ** (-k / 2) * (k % 2 == 0),
+    "bimodal": bimodal,
+    "spikes": lambda k: (0.25 * 2**k * double_factorial(k - 1) if k else 1.0) * (k % 2 == 0),
+    "bernoulli": lambda k: 0.5 if k else 1.0,
+    "signs": lambda k: float(k % 2 == 0),
+}
+
+
+@pytest.mark.parametrize("name", NAMED)
+@pytest.mark.parametrize("nodes", [1, 2, 5, 33])
+def test_rules_have_the_moments_of_their_distribution(name, nodes):
+    x, log_weights = marginal(name).rule(nodes)
+    for k in range(2 * nodes):
+        value, size = np.exp(log_weights) @ x**k, np.exp(log_weights) @ abs(x) ** k
+        assert abs(value - MOMENTS[name](k)) <= 1e-11 * size + 1e-15, k
+
+
+def test_draws_have_these_moments_too(rng):
+    for name, one in NAMED.items():
+        x = one.draw(rng, (200_000,))
+        for k in (1, 2, 4):
+            error = np.std(x**k) / np.sqrt(len(x))
+            assert abs(np.mean(x**k) - MOMENTS[name](k)) < 6 * error + 1e-12
+
+
+def test_moments_alone_give_the_same_rules():
+    moments = [float(MOMENTS["normal"](k)) for k in range(24)]
+    ours, known = rule_of_moments(moments, 12), hermite_rule(12)
+    np.testing.assert_allclose(ours.nodes, known.nodes, atol=1e-12)
+    np.testing.assert_allclose(ours.log_weights, known.log_weights, atol=1e-10)
+    two_points = rule_of_moments([1.0, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5], 4)
+    np.testing.assert_allclose(two_points.nodes, [0, 1], atol=1e-12)
+    with pytest.raises(tnsim.ModelError, match="those of no distribution"):
+        rule_of_moments([1, 0, -1, 0], 2)
+    with pytest.raises(tnsim.ModelError, match=r"need the moments up to E\[x\^5\], found 4"):
+        rule_of_moments([1, 0, 1, 0], 3)
+
+
+@pytest.mark.parametrize("case", ["two with biases", "two residual"])
+def test_independent_inputs_are_summed_exactly(case, rng):
+    """Against every combination of the points of three finite distributions."""
+    a, b = cases.pair(cases.DEEP[case], rng)
+    given = [(rng.normal(size=4), rng.uniform(size=4)) for _ in range(3)]
+    metric = tnsim.Product([given[0], "signs", given[1]])
+    p = [given[0][1] / given[0][1].sum(), np.ones(2) / 2, given[1][1] / given[1][1].sum()]
+    x = np.array(list(itertools.product(given[0][0], [-1, 1], given[1][0])))
+    w = np.array([math.prod(one) for one in itertools.product(*p)])
+    value = tnsim.inner(a, b, metric)
+    assert value == pytest.approx(w @ (a(x) * b(x)).sum(axis=1), rel=1e-11)
+    assert (value.exact, value.route) == (True, "quadrature")
+    gaussian, normal = tnsim.similarity(a, b), tnsim.similarity(a, b, tnsim.Product("normal"))
+    assert normal == pytest.approx(gaussian, abs=1e-10)
+    moments = np.array([float(MOMENTS["uniform"](k)) for k in range(10)])
+    by_moments = tnsim.slices(a, b, tnsim.Product(moments))
+    np.testing.assert_allclose(by_moments, tnsim.slices(a, b, tnsim.Product("uniform")), atol=1e-10)
+
+
+def test_many_inputs_are_sampled(rng):
+    a, b = (tnsim.Model([bilinear(rng, 3, 3, 2), bilinear(rng, 2, 2, 2)]) for _ in range(2))
+    for given in ("laplace", ["uniform", "bernoulli", "bimodal"]):
+        exact = tnsim.similarity(a, b, tnsim.Product(given))
+        estimate = tnsim.similarity(a, b, tnsim.Product(given, samples=60_000))
+        assert abs(exact - estimate) < 6 * estimate.standard_error
+        assert (estimate.exact, estimate.route) == (False, "sampling")
+    wide = [tnsim.Model([bilinear(rng, 60, 3, 2), bilinear(rng, 2, 2, 2)]) for _ in range(2)]
+    with pytest.raises(tnsim.TooLarge, match=r"use Product\(..., samples=100_000\), an estimate"):
+        tnsim.similarity(*wide, tnsim.Product("uniform"))
+
+
+def test_what_is_no_distribution_is_refused(rng):
+    a, b = cases.pair(cases.DEEP["two bilinear"], rng)
+    for given, message in (
+        ("cauchy", "no distribution is called 'cauchy'; known are normal"),
+        ([2.0, 1.0], "moments are finite numbers"),
+        (([1.0], [-1.0]), "weights not negative"),
+    ):
+        with pytest.raises(tnsim.ModelError, match=message):
+            tnsim.Product(given if isinstance(given, str | tuple) else np.array(given))
+    with pytest.raises(tnsim.ModelError, match="2 distributions, but the models read 3"):
+        tnsim.similarity(a, b, tnsim.Product(["normal", "signs"]))
+    with pytest.raises(tnsim.ModelError, match="nothing can be drawn from given moments"):
+        tnsim.similarity(a, b, tnsim.Product(np.array([1.0, 0, 1]), samples=100))

@@ -1,0 +1,227 @@
+"""Comparisons by forward passes. In: functions, a metric. Out: points, inner products, errors.
+
+Which metrics are answered at points, instead of by a plan:
+
+    Empirical, Product    always
+    Categorical           beyond one attention layer, and where samples are asked for
+    Gaussian              of several nonlinear layers, where Gauss-Hermite nodes are fewer
+                          multiplications than diagrams
+
+An estimate's standard error is a jackknife over groups of draws: with theta_g the value without
+group g of G, `error^2 = (G - 1) / G sum_g (theta_g - mean)^2`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+
+from tnsim.compare.planned import plan_for
+from tnsim.engine.budget import Budget
+from tnsim.engine.log_scaled import LogScaled, over_outputs
+from tnsim.errors import TooLarge
+from tnsim.folding import forward
+from tnsim.folding.choose import choose, has_plan
+from tnsim.folding.forward import Sums
+from tnsim.metrics.categorical import Categorical
+from tnsim.metrics.metric import Gaussian, Metric, joins_whole_trees
+from tnsim.metrics.points import Points, Reading
+from tnsim.metrics.protocol import FiniteMetric
+from tnsim.metrics.quadrature import gaussian_points
+from tnsim.models.forward import directions
+from tnsim.models.model import Model
+from tnsim.names import Pair
+from tnsim.tables import html_table
+from tnsim.tensors.kinds import kinds, nonlinear
+
+_FREE = 2**27
+"""Multiplications that take less time than planning diagrams."""
+
+
+@dataclass(frozen=True)
+class ForwardPlan:
+    """Forward passes that would run for the inner products of two models.
+
+    Args:
+        metric: Name of the metric.
+        exact: Whether its definition is met exactly.
+        route: What the points are: `data`, `quadrature`, `enumeration` or `sampling`.
+        dtype: Precision.
+        points: How many inputs each model runs on.
+        multiplications: Scalar ones of all forward passes, and of the products of their outputs.
+
+    Example:
+        >>> import tnsim
+        >>> line = tnsim.Model([tnsim.Linear([[1.0]])])
+        >>> print(tnsim.plan(line, line, tnsim.Empirical([[1.0], [2.0]])))
+        metric           empirical (exact)
+        route            forward passes at 2 points (data)
+        multiplications  10 scalar multiplications of float64
+    """
+
+    metric: str
+    exact: bool
+    route: str
+    dtype: str
+    points: int
+    multiplications: int
+
+    def to_json(self) -> str:
+        """One JSON object of what is above."""
+        return json.dumps(dataclasses.asdict(self))
+
+    def __str__(self) -> str:
+        return "\n".join(f"{name:<16} {text}" for name, text in self._rows())
+
+    def _repr_html_(self) -> str:
+        return html_table("Plan", self._rows())
+
+    def _rows(self) -> list[tuple[str, str]]:
+        guarantee = "exact" if self.exact else "estimate"
+        return [
+            ("metric", f"{self.metric} ({guarantee})"),
+            ("route", f"forward passes at {_count(self.points)} points ({self.route})"),
+            (
+                "multiplications",
+                f"{_count(self.multiplications)} scalar multiplications of {self.dtype}",
+            ),
+        ]
+
+
+def _count(number: int) -> str:
+    """A count in words; vocab ** n_ctx sequences may be more than a float holds."""
+    return f"{number:,}" if number < 10**15 else f"10^{math.log10(number):,.1f}"
+
+
+def points_of(
+    models: Sequence[Model], metric: Metric, wanted: tuple[Pair, ...], per_output: bool, dtype: str
+) -> Points | None:
+    """The points at which models are compared, None where a plan answers.
+
+    Args:
+        models: One of each structure, or all; without any, plain functions are compared.
+        metric: How inputs are weighed.
+        wanted: Inner products, for the cost of a plan.
+        per_output: Whether outputs are told apart.
+        dtype: Precision of the computation.
+
+    Raises:
+        ModelError: The metric has no inputs for these models.
+    """
+    if isinstance(metric, Categorical) and metric.samples is None and has_plan(models, metric):
+        return None
+    if isinstance(metric, FiniteMetric):
+        return metric.points(reading_of(models))
+    if type(metric) is not Gaussian or not models:
+        return None
+    if not joins_whole_trees(Gaussian, nonlinear(*map(kinds, models))):
+        return None
+    rows = np.concatenate([directions(model) for model in models])
+    points = gaussian_points(metric, reading_of(models), rows)
+    if points is None:
+        return None
+    passes = points.count * sum(map(_work, models))
+    cheap = passes <= _FREE
+    return (
+        points if cheap or passes <= _diagrams(models, metric, wanted, per_output, dtype) else None
+    )
+
+
+def forward_plan(models: Sequence[Any], metric: Metric, points: Points, dtype: str) -> ForwardPlan:
+    """What runs at some points: every model once, and a product of outputs for every pair."""
+    passes = sum(_work(model, points.tokens) for model in models if isinstance(model, Model))
+    outputs = 0
+    for model in models:
+        if isinstance(model, Model):
+            outputs = model.d_out * (model.n_ctx or 1)
+    pairs = len(models) * (len(models) + 1) // 2
+    work = points.count * (passes + pairs * outputs)
+    exact = metric.is_exact(0) if isinstance(metric, FiniteMetric) else True
+    return ForwardPlan(metric.name, exact, route_name(metric, points), dtype, points.count, work)
+
+
+def route_name(metric: Metric, points: Points) -> str:
+    """What the points are."""
+    if not isinstance(metric, FiniteMetric):
+        return "quadrature"
+    if points.drawn:
+        return "sampling" if getattr(metric, "samples", None) else "data"
+    return "enumeration" if points.tokens else "quadrature"
+
+
+def check_affordable(plan: ForwardPlan, metric: Metric, budget: Budget) -> None:
+    """Raise `TooLarge` where forward passes are beyond the budget."""
+    if plan.multiplications <= budget.multiplications:
+        return
+    advice = "fewer inputs"
+    if hasattr(metric, "samples"):
+        advice = f"{type(metric).__name__}(..., samples=100_000), an estimate with its error,"
+    raise TooLarge(
+        f"{plan.metric} runs through {_count(plan.points)} inputs here, which takes "
+        f"{_count(plan.multiplications)} multiplications, more than the budget of "
+        f"{budget.multiplications:.3g}; use {advice} or a larger tnsim.Budget"
+    )
+
+
+def cosine_error(sums: Sums) -> Float[np.ndarray, "rows columns *out"] | None:
+    """Jackknife error of the cosines of all pairs; None where there is one group of points."""
+    if len(sums.shares) < 2:
+        return None
+    products = _without_each(sums.products)
+    rows, columns = _without_each(sums.rows), _without_each(sums.columns)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        norms = np.sqrt(rows[:, :, None] * columns[:, None, :])
+        return _jackknife(products / norms)
+
+
+def inner_error(sums: Sums) -> Float[np.ndarray, "rows columns"] | None:
+    """Jackknife error of inner products, as a share of the largest mantissa of `total`."""
+    if len(sums.shares) < 2:
+        return None
+    left = sums.shares.sum() - sums.shares
+    return _jackknife(_without_each(sums.products) / left[:, None, None])
+
+
+def _without_each(value: LogScaled) -> np.ndarray:
+    """Sums without one group each, all in the scale that `forward.total` has."""
+    log = value.log.max(axis=0)
+    scaled = value.mantissa * over_outputs(np.exp(value.log - log), value.mantissa)
+    return scaled.sum(axis=0) - scaled
+
+
+def _jackknife(left_out: np.ndarray) -> np.ndarray:
+    """The standard error of a value from its values without each of several groups."""
+    groups = len(left_out)
+    spread = ((left_out - left_out.mean(axis=0)) ** 2).sum(axis=0)
+    return np.sqrt((groups - 1) / groups * spread)
+
+
+def reading_of(models: Sequence[Model]) -> Reading:
+    """What models read; of plain functions alone nothing is known."""
+    if not models:
+        return Reading(0, None, 0)
+    first = models[0]
+    return Reading(first.d_in, first.n_ctx, max(model.degree for model in models))
+
+
+def _work(model: Model, tokens: bool = False) -> int:
+    return forward.multiplications(kinds(model), model.n_ctx or 1, tokens)
+
+
+def _diagrams(
+    models: Sequence[Model], metric: Metric, wanted: tuple[Pair, ...], per_output: bool, dtype: str
+) -> float:
+    """Multiplications of a plan of diagrams, infinite where there is none."""
+    a, b = models[0], models[-1]
+    try:
+        family = choose(a, b, metric)
+        return plan_for(family, wanted, per_output, dtype).multiplications
+    except TooLarge:
+        return math.inf

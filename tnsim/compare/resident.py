@@ -1,0 +1,89 @@
+"""What is kept of a model between calls. In: a model. Out: its scaled form, arrays on the device.
+
+A model never changes, so its powers of two are found once, and its arrays are lifted, symmetrised
+and put on the device once for each layout and dtype. What was made is a belonging of the model
+(see `sessions`): it goes when the model goes, when the session is cleared, or when its memory is
+needed. Models whose weights are traced, or may still be written to, are made ready at every call.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+
+from tnsim.engine import execution
+from tnsim.folding.base import Family
+from tnsim.models.arrays import is_fixed
+from tnsim.models.model import Model
+from tnsim.models.scaling import Scaled, scaled
+from tnsim.names import Side, on_side
+from tnsim.sessions import kept_with, session
+
+
+@kept_with
+def is_constant(model: Model) -> bool:
+    """Whether no weight of a model is traced or may be written to.
+
+    Example:
+        >>> import numpy as np, tnsim
+        >>> model = tnsim.Model([tnsim.Linear(np.eye(2))])
+        >>> is_constant(model), is_constant(jax.tree.map(np.copy, model))
+        (True, False)
+    """
+    return all(is_fixed(leaf) for leaf in jax.tree.leaves(model))
+
+
+def in_units(model: Model, per_output: bool) -> Scaled:
+    """A model in scientific notation, see `scaling.scaled`; the same object at every call.
+
+    Args:
+        model: Any model.
+        per_output: Whether each output has an exponent of its own.
+    """
+    if not is_constant(model):
+        return scaled(model, per_output)
+
+    def own_bytes(made: Scaled) -> int:
+        known = set(map(id, jax.tree.leaves(model)))
+        return _nbytes(leaf for leaf in jax.tree.leaves(made.model) if id(leaf) not in known)
+
+    def make() -> Scaled:
+        made = scaled(model, per_output)
+        for leaf in jax.tree.leaves(made.model):
+            if isinstance(leaf, np.ndarray):
+                leaf.flags.writeable = False  # nobody else has it
+        return made
+
+    return session().belongings.get(model, (scaled, per_output), make, own_bytes)
+
+
+def placed_weights(family: Family, side: Side, model: Model, dtype: str) -> dict[str, Any]:
+    """The arrays of a model by the names of a problem's leaves, on the device.
+
+    Args:
+        family: Says how the model is laid out.
+        side: The model's name in the problem.
+        model: Not traced.
+        dtype: Of the arrays.
+
+    Returns:
+        Leaf name -> array of JAX.
+    """
+
+    def placed() -> dict[str, Any]:
+        arrays = family.weights("A", family.prepare(model))
+        return jax.device_put(execution.placed(arrays, dtype))  # small ones, too
+
+    if is_constant(model):
+        device = jax.config.jax_default_device  # pyright: ignore[reportAttributeAccessIssue]
+        key = (family.layout, dtype, device)
+        arrays = session().belongings.get(model, key, placed, lambda made: _nbytes(made.values()))
+    else:
+        arrays = placed()
+    return {on_side(name, side): array for name, array in arrays.items()}
+
+
+def _nbytes(arrays: Any) -> int:
+    return sum(getattr(array, "nbytes", 0) for array in arrays)

@@ -1,0 +1,315 @@
+"""Models as vectors of their outputs at the points of a finite measure.
+
+In: models or plain functions, points. Out: inner products, group by group.
+
+With `F_a = sqrt(w_i) a(x_i)` over all points, positions and outputs, `<a|b> = F_a . F_b`: these are
+features (see `features`) of any function, exact for the measure. They are made in batches of points
+and added up, so that no vector is ever kept. Where points are draws, sums are kept for up to 32
+groups of consecutive ones, from which errors are estimated.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Float
+
+from tnsim.engine import execution, log_scaled
+from tnsim.engine.log_scaled import LogScaled, add
+from tnsim.errors import ModelError
+from tnsim.folding.functions import Function, outputs_of
+from tnsim.metrics.points import Points, Weighted
+from tnsim.models.forward import ScaledLayers, check_inputs, forward, scaled_layers
+from tnsim.models.model import Model
+from tnsim.models.scaling import split
+from tnsim.tensors.kinds import Kinds, kinds
+
+Part: TypeAlias = Model | Function
+Terms: TypeAlias = Sequence[tuple[Any, Part]]
+"""Coefficients and parts: a sum of functions that is compared."""
+Run: TypeAlias = Callable[[Weighted], "Vector"]
+
+GROUPS = 32
+BATCH_BYTES = 2**27  # of outputs and states in flight
+_FUNCTION_BATCH = 1024  # points, where nothing is known of what a function needs
+_EAGER = 2**27  # multiplications that take less time than compiling them
+
+
+class Vector(NamedTuple):
+    """`values * exp(log)`, one scale for all outputs or one for each.
+
+    `lengths` are those of the values by output, `sizes` the sums of the lengths of all terms.
+    """
+
+    values: Float[Any, "out features"]
+    log: Float[np.ndarray, " 1"] | Float[np.ndarray, " out"]
+    lengths: Float[np.ndarray, " out"]
+    sizes: Float[np.ndarray, " out"]
+
+
+class Sums(NamedTuple):
+    """Inner products of rows with columns and the squared norms of both, for groups of points.
+
+    Groups are the first axis of all; `shares` says how much of the weight each has.
+    """
+
+    products: LogScaled
+    rows: LogScaled
+    columns: LogScaled
+    shares: Float[np.ndarray, " groups"]
+
+    def over_outputs(self) -> Sums:
+        """The same summed over outputs that are told apart."""
+        summed = [log_scaled.total(value, per_output=True) for value in self[:3]]
+        return Sums(summed[0], summed[1], summed[2], self.shares)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(array.nbytes for value in self[:3] for array in value)
+
+
+def multiplications(layers: Kinds, positions: int, tokens: bool) -> int:
+    """Scalar multiplications of a forward pass on one input.
+
+    Example:
+        >>> import tnsim
+        >>> multiplications(kinds(tnsim.Model([tnsim.Linear(np.eye(3))])), 1, tokens=False)
+        9
+    """
+    if tokens and layers[0].down is None and len(layers) > 1:
+        layers = layers[1:]  # a row is looked up
+    return sum(layer.multiplications(positions) for layer in layers)
+
+
+def sums(
+    rows: Sequence[Terms],
+    columns: Sequence[Terms] | None,
+    points: Points,
+    per_output: bool,
+    dtype: str,
+) -> Sums:
+    """Inner products of all rows with all columns, with themselves where there are none.
+
+    Args:
+        rows, columns: Functions to compare, each a sum of parts; every part runs once.
+        points: The measure.
+        per_output: Whether outputs are told apart, on the last axis.
+        dtype: Precision of the forward passes of models; functions have their own.
+
+    Returns:
+        `Sums`, of one group unless the points are draws.
+
+    Raises:
+        ModelError: Inputs or outputs of models and functions do not fit each other.
+        TnsimError: A function gives what is not finite.
+    """
+    every = [*rows, *(columns or ())]
+    parts = {id(part): part for terms in every for _, part in terms}
+    work = points.count * _work(parts.values(), points.tokens)
+    size = _batch_size(parts.values(), points)
+    groups: list[tuple[LogScaled, LogScaled, LogScaled]] = []
+    shares = []
+    with execution.precision():
+        runs = {}
+        for key, part in parts.items():
+            runs[key] = _run(part, per_output, dtype, eager=work < _EAGER)
+        for start, stop in _groups(points):
+            batches = []
+            shares.append(0.0)
+            for batch in _batches(points, start, stop, size):
+                shares[-1] += float(np.exp(batch.log_weights).sum())
+                vectors = _vectors(runs, batch)
+                first = [_sum(terms, vectors, dtype) for terms in rows]
+                second = first
+                if columns is not None:
+                    second = [_sum(terms, vectors, dtype) for terms in columns]
+                batches.append(_products(first, second, per_output))
+            added = [add(list(same)) for same in zip(*batches, strict=True)]
+            groups.append((added[0], added[1], added[2]))
+    stacked = []
+    for same in zip(*groups, strict=True):
+        stacked.append(LogScaled(*(np.stack(arrays) for arrays in zip(*same, strict=True))))
+    return Sums(stacked[0], stacked[1], stacked[2], np.array(shares))
+
+
+def total(value: LogScaled) -> LogScaled:
+    """The sum over groups."""
+    groups = range(len(value.mantissa))
+    return add([LogScaled(*(array[n] for array in value)) for n in groups])
+
+
+def _run(part: Part, per_output: bool, dtype: str, eager: bool) -> Run:
+    """What gives the vector of a part on a batch."""
+    if isinstance(part, Model):
+        layers = scaled_layers(part, per_output)
+        layers = jax.tree.map(lambda x: np.asarray(x), layers)
+        weights = jax.tree.map(lambda x: np.asarray(x, dtype), layers.layers)
+        layers = ScaledLayers(weights, layers.exponents)
+        evaluate = _of_model if eager else _of_model_compiled
+
+        def model(batch: Weighted) -> Vector:
+            check_inputs(part, batch.inputs)
+            inputs = batch.inputs
+            if inputs.dtype.kind == "f":
+                inputs = inputs.astype(dtype)
+            return _host(*evaluate(layers, inputs, batch.log_weights / 2))
+
+        return model
+
+    def plain(batch: Weighted) -> Vector:
+        outputs = outputs_of(part, batch.inputs).astype(dtype)
+        exponents = np.zeros((len(outputs), outputs.shape[-1] if per_output else 1))
+        return _host(*_vector(outputs, exponents, batch.log_weights / 2))
+
+    return plain
+
+
+def _of_model(layers: ScaledLayers, inputs: Any, half_logs: Any) -> tuple[Any, Any, Any]:
+    return _vector(*forward(layers, inputs), half_logs)
+
+
+_of_model_compiled = jax.jit(_of_model)
+
+
+def _vector(outputs: Any, exponents: Any, half_logs: Any) -> tuple[Any, Any, Any]:
+    """Values (out, features), their log-scale and their lengths.
+
+    half_logs: logarithms of the roots of the points' weights.
+    """
+    xp: Any = jnp if isinstance(outputs, jax.Array) else np
+    logs = exponents * math.log(2) + half_logs[:, None]
+    log = logs.max(axis=0)
+    log = xp.where(log == -np.inf, 0.0, log)  # no point of this batch counts
+    factors = xp.exp(logs - log).astype(outputs.dtype)
+    factors = factors.reshape(len(outputs), *(1,) * (outputs.ndim - 2), -1)
+    values = xp.moveaxis(outputs * factors, -1, 0).reshape(outputs.shape[-1], -1)
+    return values, log, xp.sqrt((values * values).sum(axis=1))
+
+
+def _host(values: Any, log: Any, lengths: Any) -> Vector:
+    lengths = np.asarray(lengths, np.float64)
+    return Vector(values, np.asarray(log, np.float64), lengths, lengths)
+
+
+def _vectors(runs: dict[int, Run], batch: Weighted) -> dict[int, Vector]:
+    """The vectors of all parts, which must have one shape."""
+    vectors = {key: run(batch) for key, run in runs.items()}
+    shapes = sorted({tuple(vector.values.shape) for vector in vectors.values()})
+    if len(shapes) > 1:
+        numbers = [f"{shape[0]} outputs, {shape[1]} rows" for shape in shapes]
+        raise ModelError(
+            f"functions that are compared have one shape of outputs; on {len(batch.log_weights)} "
+            f"inputs found {' and '.join(numbers)}"
+        )
+    return vectors
+
+
+def _sum(terms: Terms, vectors: dict[int, Vector], dtype: str) -> Vector:
+    """The vector of a sum of parts."""
+    own = [vectors[id(part)] for _, part in terms]
+    mantissas, exponents = split(np.array([float(coefficient) for coefficient, _ in terms]))
+    logs = np.stack([vector.log for vector in own]) + exponents[:, None] * math.log(2)
+    log = logs.max(axis=0)
+    factors = mantissas[:, None] * np.exp(logs - log)
+    values = sum(
+        vector.values * factor.astype(dtype)[:, None]
+        for factor, vector in zip(factors, own, strict=True)
+    )
+    lengths = np.stack([vector.lengths for vector in own])
+    sizes = (abs(factors) * lengths).sum(axis=0)
+    if len(own) == 1:
+        return Vector(values, log, sizes, sizes)
+    xp = jnp if isinstance(values, jax.Array) else np
+    squares = np.asarray(xp.sum(values * values, axis=1), np.float64)
+    return Vector(values, log, np.sqrt(squares), sizes)
+
+
+def _products(
+    rows: Sequence[Vector], columns: Sequence[Vector], per_output: bool
+) -> tuple[LogScaled, LogScaled, LogScaled]:
+    """Inner products of rows with columns, and the squared norms of both."""
+    first, second = _stacked(rows), _stacked(columns)
+    xp = jnp if isinstance(first.values, jax.Array) else np
+    if per_output:
+        gram = xp.einsum("kof,lof->klo", first.values, second.values, optimize=True)
+        size = np.einsum("ko,lo->klo", first.lengths, second.sizes)
+        size += np.einsum("ko,lo->klo", first.sizes, second.lengths)
+    else:
+        flat = [vector.values.reshape(len(vector.values), -1) for vector in (first, second)]
+        gram = flat[0] @ flat[1].T
+        size = first.lengths @ second.sizes.T + first.sizes @ second.lengths.T
+    logs = first.log[:, None] + second.log[None, :]
+    products = LogScaled(np.asarray(gram, np.float64), logs, size / 2)
+    return products, _norms(first, per_output), _norms(second, per_output)
+
+
+def _norms(stack: Vector, per_output: bool) -> LogScaled:
+    """Squared norms, with the sizes that `features.norms` derives."""
+    eps = float(np.finfo(np.dtype(stack.values.dtype)).eps)
+    squares = stack.lengths**2
+    sizes = (stack.lengths + eps * stack.sizes) * stack.sizes
+    if not per_output:
+        squares, sizes = squares.sum(axis=1), sizes.sum(axis=1)
+    return LogScaled(squares, 2 * stack.log, sizes)
+
+
+def _stacked(vectors: Sequence[Vector]) -> Vector:
+    """Vectors as one, with a first axis of models; one scale for all outputs has no axis."""
+    xp = jnp if isinstance(vectors[0].values, jax.Array) else np
+    values = xp.stack([vector.values for vector in vectors])
+    log = np.stack([vector.log for vector in vectors])
+    if log.shape[1] == 1:
+        log = log[:, 0]
+    lengths = np.stack([vector.lengths for vector in vectors])
+    return Vector(values, log, lengths, np.stack([vector.sizes for vector in vectors]))
+
+
+def _groups(points: Points) -> list[tuple[int, int]]:
+    """First point and end of every group; sizes differ by one at most."""
+    count = min(GROUPS, points.count) if points.drawn else 1
+    bounds = [n * points.count // count for n in range(count + 1)]
+    return list(itertools.pairwise(bounds))
+
+
+def _batches(points: Points, start: int, stop: int, size: int) -> Iterator[Weighted]:
+    """The points from start to stop in batches of one size, the last filled up at no weight."""
+    for first in range(start, stop, size):
+        inputs, log_weights = points.block(first, min(first + size, stop))
+        missing = size - len(inputs)
+        if missing:
+            inputs = np.concatenate([inputs, np.repeat(inputs[-1:], missing, axis=0)])
+            log_weights = np.concatenate([log_weights, np.full(missing, -np.inf)])
+        yield Weighted(inputs, log_weights)
+
+
+def _work(parts: Iterable[Part], tokens: bool) -> int:
+    """Multiplications of the forward passes of all models on one input."""
+    models = [part for part in parts if isinstance(part, Model)]
+    return sum(multiplications(kinds(m), m.n_ctx or 1, tokens) for m in models)
+
+
+def _batch_size(parts: Iterable[Part], points: Points) -> int:
+    """Points that run together: the groups divided evenly, and no more than memory allows."""
+    largest = max(stop - start for start, stop in _groups(points))
+    return math.ceil(largest / math.ceil(largest / _most_points(parts)))
+
+
+def _most_points(parts: Iterable[Part]) -> int:
+    """Points whose outputs by all parts, and the widest states of one, are a batch."""
+    kept, widest = 0, 0
+    for part in parts:
+        if not isinstance(part, Model):
+            return _FUNCTION_BATCH
+        positions = part.n_ctx or 1
+        kept += positions * part.d_out
+        for layer in kinds(part):
+            heads, d_head, _ = layer.heads
+            inner = max(layer.d_in, 3 * layer.rank, heads * (4 * d_head + 3 * positions))
+            widest = max(widest, positions * inner)
+    return max(1, BATCH_BYTES // (8 * (2 * kept + widest)))

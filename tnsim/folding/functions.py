@@ -1,0 +1,57 @@
+"""Plain functions beside models. In: a function, a batch of inputs. Out: its outputs in NumPy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from tnsim.errors import ModelError, TnsimError
+from tnsim.models.arrays import host_array
+
+Function: TypeAlias = Callable[[Any], Any]
+"""From a batch of inputs to outputs, (points, out) or (points, positions, out)."""
+
+
+def outputs_of(function: Function, inputs: Any) -> np.ndarray:
+    """What a plain function gives on a batch, as NumPy.
+
+    A PyTorch module is given a tensor of the precision and on the device of its parameters, other
+    functions the NumPy array itself.
+
+    Raises:
+        ModelError: That is no array with a row for every input.
+        TnsimError: It is not finite.
+    """
+    if hasattr(function, "named_parameters"):
+        outputs = _of_module(function, inputs)
+    else:
+        outputs = function(inputs)
+    if not hasattr(outputs, "shape"):
+        raise ModelError(
+            f"a function that is compared gives an array, found {type(outputs).__name__}"
+        )
+    outputs = host_array(outputs)
+    if outputs.ndim not in (2, 3) or len(outputs) != len(inputs):
+        raise ModelError(
+            f"a function gives outputs (n, out) or (n, positions, out) for n inputs, found shape "
+            f"{outputs.shape} for {len(inputs)} inputs"
+        )
+    if not np.isfinite(outputs).all():
+        raise TnsimError("a function gives outputs that are NaN or infinite")
+    return outputs
+
+
+def _of_module(module: Any, inputs: Any) -> Any:
+    """Outputs of a PyTorch module."""
+    import torch
+
+    tensor = torch.from_numpy(np.array(inputs))
+    parameter = next(module.parameters(), None)
+    if parameter is not None:
+        tensor = tensor.to(parameter.device)
+        if tensor.is_floating_point():
+            tensor = tensor.to(parameter.dtype)
+    with torch.no_grad():
+        return module(tensor)

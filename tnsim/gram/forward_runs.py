@@ -1,0 +1,143 @@
+"""Runs over many pairs by forward passes. In: entries, a metric. Out: a plan, sums over points.
+
+A tile runs each of its models once over all points and adds up the Gram matrix of their outputs
+batch by batch (see `folding.forward`). Tiles are therefore as large as memory allows, so that few
+models run more than once. Points are made anew by every task: they are closures, and cheap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Float
+
+from tnsim.compare.by_points import (
+    check_affordable,
+    cosine_error,
+    forward_plan,
+    points_of,
+)
+from tnsim.compare.planned import is_function, parts
+from tnsim.engine.log_scaled import LogScaled
+from tnsim.errors import ModelError
+from tnsim.folding import forward
+from tnsim.folding.forward import GROUPS, Part, Sums
+from tnsim.folding.functions import outputs_of
+from tnsim.gram.batched_plans import CROSS, Setting
+from tnsim.gram.run_plan import FORWARD, PairwisePlan
+from tnsim.gram.run_sizes import Sizes
+from tnsim.gram.sources import Entry, Source
+from tnsim.metrics.empirical import Empirical
+from tnsim.metrics.points import Points
+from tnsim.models.differences import by_differences
+from tnsim.models.model import Model
+from tnsim.tensors.kinds import Kinds
+
+
+class Estimated(NamedTuple):
+    """Inner products of a tile, and the standard errors of their cosines."""
+
+    products: LogScaled
+    standard_error: Float[np.ndarray, "rows columns"]
+
+
+def plan(
+    rows: Sequence[Entry],
+    columns: Sequence[Entry] | None,
+    examples: Mapping[Kinds, Model],
+    setting: Setting,
+) -> tuple[PairwisePlan, Points] | None:
+    """What forward passes would take, and at which points; None where plans or features answer.
+
+    Args:
+        rows: Distinct models.
+        columns: Distinct models they are compared with; None for all pairs of `rows`.
+        examples: One model of each sequence of layer kinds.
+        setting: What is the same for all pairs.
+
+    Raises:
+        ModelError: The metric has no inputs for these models.
+        TooLarge: One pair of models is beyond the budget.
+    """
+    models = list(examples.values())
+    points = points_of(models, setting.metric, CROSS, setting.per_output, setting.dtype)
+    if points is None:
+        return None
+    for model in models:
+        single = forward_plan([model], setting.metric, points, setting.dtype)
+        check_affordable(single, setting.metric, setting.budget)
+    run = Sizes.of(rows, columns, examples, setting)
+    run = run._replace(products=run.products * GROUPS)
+    tile = run.tile(1, 2 * max(1, run.weights))
+    every = [entry for entry in (*rows, *(columns or ()))]
+    passes = sum(_passes(entry, examples, points, setting) for entry in every)
+    outputs = rows[0].d_out * (rows[0].n_ctx or 1)
+    again = max(1, 2 * run.tiles(tile) * tile // len(every))
+    work = again * passes + run.pairs * points.count * outputs
+    peak = run.tile_bytes(tile) + 2 * forward.BATCH_BYTES + tile * run.weights
+    found = PairwisePlan(
+        FORWARD, run.pairs, tile, run.tiles(tile), work, peak, compilations=len(models)
+    )
+    return found, points
+
+
+def sums(setting: Setting, points: Points, rows: Sequence[Entry], columns: Any) -> Sums:
+    """Inner products of rows with columns, with themselves where there are none, by groups."""
+    known: dict[str, Part] = {}
+    first = [_terms(entry, known, setting.dtype) for entry in rows]
+    second = None
+    if columns is not None:
+        second = [_terms(entry, known, setting.dtype) for entry in columns]
+    return forward.sums(first, second, points, setting.per_output, setting.dtype)
+
+
+def tile(found: Sums, per_output: bool) -> LogScaled | Estimated:
+    """The inner products of a tile, with their errors where the points are draws."""
+    products = forward.total(found.products)
+    if per_output:
+        found = found.over_outputs()
+    error = cosine_error(found)
+    return products if error is None else Estimated(products, error)
+
+
+def function_entry(source: Source, metric: Any) -> Entry:
+    """What is known of a plain function.
+
+    It has no content to be told by, so every one is another.
+
+    Raises:
+        ModelError: The metric has no inputs of its own.
+    """
+    function = source.read()
+    if not isinstance(metric, Empirical):
+        raise ModelError(
+            "functions that are no models are compared on inputs alone: use "
+            f"tnsim.Empirical(inputs), found {type(metric).__name__}"
+        )
+    outputs = outputs_of(function, metric.points(None).block(0, 1).inputs)
+    digest = f"function {id(function):x}"
+    n_ctx = outputs.shape[1] if outputs.ndim == 3 else None
+    return Entry(source, digest, ((digest, ()),), None, outputs.shape[-1], n_ctx, 1, 0, 1, ())
+
+
+def _passes(entry: Entry, examples: Mapping[Kinds, Model], points: Points, setting: Setting) -> int:
+    """Multiplications of all forward passes of an entry, none for a function."""
+    work = 0
+    for _, layers in entry.parts:
+        if layers in examples:
+            model = examples[layers]
+            work += forward.multiplications(layers, model.n_ctx or 1, points.tokens)
+    return work * points.count
+
+
+def _terms(entry: Entry, known: dict[str, Part], dtype: str) -> list[tuple[Any, Part]]:
+    """The sum that an entry is; equal parts of several entries are one object."""
+    model: Any = entry.read()
+    if not is_function(model):
+        model = by_differences(model, dtype)
+    terms = []
+    for (digest, _), (coefficient, part) in zip(entry.parts, parts(model), strict=True):
+        terms.append((coefficient, known.setdefault(digest, part)))
+    return terms

@@ -1,0 +1,127 @@
+"""Sequences of independent tokens as a metric. In: probabilities. Out: a finite measure."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+from jax.core import Tracer
+from jaxtyping import Float
+
+from tnsim.errors import ModelError
+from tnsim.metrics import points
+from tnsim.metrics.points import Points, Reading, check_draws
+from tnsim.metrics.protocol import Metric
+from tnsim.models.arrays import Array, as_array, pytree
+
+
+@pytree
+@dataclass(frozen=True, eq=False)
+class Categorical:
+    """`E<A(x), B(x)>` over sequences of one-hot tokens, independent across positions: exact.
+
+    At most one attention layer with only linear layers after it costs the vocabulary squared. Other
+    models run over all `vocabulary ** n_ctx` sequences where the budget allows that; where it does
+    not, `samples` draws sequences instead, and results have a standard error.
+
+    Args:
+        probabilities: (vocabulary,), at every position; None for uniform.
+        samples: How many sequences to draw, which makes the result an estimate; None for the
+            exact value.
+        seed: Of the draws.
+
+    Raises:
+        ModelError: The probabilities are negative or do not sum to 1, or there are no samples.
+
+    Example:
+        A table of two values, 1 and 2: the mean of 1^2 and 2^2.
+
+        >>> import tnsim
+        >>> table = tnsim.Model([tnsim.Linear([[1.0, 2.0]])], n_ctx=1)
+        >>> print(f"{tnsim.inner(table, table, tnsim.Categorical()):.3f}")
+        2.500
+
+    Source:
+        The definition of an expectation; how it is summed, in `tensors.token_tables`.
+    """
+
+    probabilities: Float[Array, " vocabulary"] | None = None
+    samples: int | None = dataclasses.field(default=None, metadata={"static": True})
+    seed: int = dataclasses.field(default=0, metadata={"static": True})
+    name = "categorical"
+    pairs_within_model = True
+
+    def __post_init__(self) -> None:
+        check_draws(self.samples, self.seed)
+        if self.probabilities is None:
+            return
+        p = as_array(self.probabilities, "the token probabilities", 1)
+        if not isinstance(p, Tracer):
+            smallest, total = np.min(p), float(np.sum(np.asarray(p, np.float64)))
+            if smallest < 0 or abs(total - 1) > 1e-6:
+                raise ModelError(
+                    "token probabilities are at least 0 and sum to 1; "
+                    f"found a smallest of {smallest:.3g} and a sum of {total:.6g}"
+                )
+        object.__setattr__(self, "probabilities", p)
+
+    def is_exact(self, nonlinear_layers: int) -> bool:
+        return self.samples is None
+
+    def points(self, reading: Reading) -> Points:
+        """All sequences, or draws of them.
+
+        Raises:
+            ModelError: The models read no sequences, or another vocabulary.
+        """
+        if reading.n_ctx is None:
+            raise ModelError(
+                "Categorical is a distribution of token sequences: "
+                "give tnsim.Model(layers, n_ctx=...) or load(..., n_ctx=...)"
+            )
+        p = np.asarray(self.distribution(reading.d_in), np.float64)
+        p = p / p.sum()
+        n_ctx = reading.n_ctx
+        if self.samples is None:
+            return points.sequences(p, n_ctx)
+        return points.draws(self.samples, self.seed, partial(_tokens, p, n_ctx), tokens=True)
+
+    def distribution(self, vocabulary: int) -> Any:
+        """Probabilities of every token.
+
+        Returns:
+            An array (vocabulary,).
+
+        Raises:
+            ModelError: The metric has the probabilities of another vocabulary.
+        """
+        if self.probabilities is None:
+            return np.full(vocabulary, 1 / vocabulary)
+        if self.probabilities.shape[0] != vocabulary:
+            raise ModelError(
+                f"the metric has probabilities of {self.probabilities.shape[0]} tokens, "
+                f"but the models read {vocabulary}"
+            )
+        return self.probabilities
+
+
+def _tokens(p: np.ndarray, n_ctx: int, rng: np.random.Generator, count: int) -> np.ndarray:
+    """Draws of sequences of independent tokens."""
+    return rng.choice(len(p), size=(count, n_ctx), p=p)
+
+
+def token_probabilities(metric: Metric, vocabulary: int) -> Any:
+    """Probabilities of every token under a metric that counts tokens.
+
+    Returns:
+        An array (vocabulary,).
+
+    Raises:
+        ModelError: The metric is not `Categorical`, or is one of another vocabulary.
+    """
+    if not isinstance(metric, Categorical):
+        raise ModelError(f"expected Categorical(), found {type(metric).__name__}")
+    return metric.distribution(vocabulary)

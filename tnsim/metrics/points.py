@@ -1,0 +1,188 @@
+"""Finite measures `sum_i w_i delta(x_i)`. In: rules, tokens, draws. Out: points, block by block.
+
+As a metric operator such a measure is a sum of product vectors, `sum_i w_i x_i (x) ... (x) x_i`,
+and contracted with a tree it is the forward pass at the points. Points are asked for by number, so
+that none need be kept: a product rule and an enumeration are counted in mixed radix, draws are made
+in chunks of their own seeds. Weights are logarithms, as those of a rule of high degree leave the
+range of floats.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from tnsim.errors import ModelError
+
+CHUNK = 4096
+"""Draws that share a seed."""
+
+Draw: TypeAlias = Callable[[np.random.Generator, int], Any]
+"""From a generator and a number to so many inputs."""
+
+
+class Reading(NamedTuple):
+    """What the models under comparison read.
+
+    Args:
+        d_in: Coordinates of the input, at one position of a sequence.
+        n_ctx: Positions, None for vectors.
+        degree: Of the polynomial of higher degree.
+    """
+
+    d_in: int
+    n_ctx: int | None
+    degree: int
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of one input."""
+        return (self.d_in,) if self.n_ctx is None else (self.n_ctx, self.d_in)
+
+
+class Weighted(NamedTuple):
+    """Some points of a measure: inputs along the first axis, and logarithms of their weights."""
+
+    inputs: Any
+    log_weights: Float[np.ndarray, " points"]
+
+
+class Rule(NamedTuple):
+    """Nodes and log-weights of a measure of one coordinate."""
+
+    nodes: Float[np.ndarray, " nodes"]
+    log_weights: Float[np.ndarray, " nodes"]
+
+
+@dataclass(frozen=True)
+class Points:
+    """A finite measure.
+
+    Args:
+        count: How many points.
+        block: From the numbers of a first point and of one past the last to the points. It
+            pickles, for other processes.
+        drawn: Whether they are draws from a distribution, of which their mean is an estimate.
+        tokens: Whether inputs are token ids.
+
+    Example:
+        >>> points = product_rule([Rule(np.array([-1.0, 1.0]), np.log([0.5, 0.5]))] * 2)
+        >>> points.count, points.block(1, 3).inputs.tolist()
+        (4, [[-1.0, 1.0], [1.0, -1.0]])
+    """
+
+    count: int
+    block: Callable[[int, int], Weighted]
+    drawn: bool = False
+    tokens: bool = False
+
+
+def product_rule(rules: Sequence[Rule]) -> Points:
+    """The product of measures of single coordinates, (points, coordinates).
+
+    Args:
+        rules: One for each coordinate; without any, there is one point without coordinates.
+    """
+    count = math.prod(len(rule.nodes) for rule in rules)
+    return Points(count, partial(_product_block, tuple(rules)))
+
+
+def _product_block(rules: Sequence[Rule], start: int, stop: int) -> Weighted:
+    digits = _digits(start, stop, [len(rule.nodes) for rule in rules])
+    inputs = np.empty(digits.shape)
+    log_weights = np.zeros(len(digits))
+    for n, rule in enumerate(rules):
+        inputs[:, n] = rule.nodes[digits[:, n]]
+        log_weights += rule.log_weights[digits[:, n]]
+    return Weighted(inputs, log_weights)
+
+
+def mapped(points: Points, function: Callable[[Any], Any]) -> Points:
+    """The image of a measure: every block of inputs through a function."""
+    block = partial(_mapped_block, points, function)
+    return Points(points.count, block, points.drawn, points.tokens)
+
+
+def _mapped_block(points: Points, function: Callable, start: int, stop: int) -> Weighted:
+    inputs, log_weights = points.block(start, stop)
+    return Weighted(function(inputs), log_weights)
+
+
+def sequences(probabilities: Float[np.ndarray, " vocabulary"], n_ctx: int) -> Points:
+    """All sequences of tokens with their probabilities, positions independent, (points, n_ctx).
+
+    The last position changes fastest, so neighbours share their beginning.
+
+    Example:
+        >>> sequences(np.array([0.5, 0.5]), n_ctx=2).block(1, 3).inputs.tolist()
+        [[0, 1], [1, 0]]
+    """
+    with np.errstate(divide="ignore"):
+        log = np.log(probabilities)
+    return Points(len(log) ** n_ctx, partial(_sequence_block, log, n_ctx), tokens=True)
+
+
+def _sequence_block(log: np.ndarray, n_ctx: int, start: int, stop: int) -> Weighted:
+    ids = _digits(start, stop, [len(log)] * n_ctx)
+    return Weighted(ids, log[ids].sum(axis=1))
+
+
+def draws(
+    count: int,
+    seed: int,
+    draw: Draw,
+    tokens: bool = False,
+) -> Points:
+    """Independent draws, equally weighted.
+
+    Args:
+        count: How many.
+        seed: Of all; draw i is the same whatever the block it is asked for in.
+        draw: From a generator and a number to so many inputs.
+        tokens: Whether inputs are token ids.
+
+    Example:
+        >>> points = draws(5000, 0, lambda rng, n: rng.normal(size=(n, 2)))
+        >>> bool((points.block(4000, 5000).inputs[96:] == points.block(4096, 5000).inputs).all())
+        True
+    """
+    return Points(count, partial(_drawn_block, count, seed, draw), drawn=True, tokens=tokens)
+
+
+def _drawn_block(count: int, seed: int, draw: Draw, start: int, stop: int) -> Weighted:
+    parts = []
+    for chunk in range(start // CHUNK, -(-stop // CHUNK)):
+        first = chunk * CHUNK
+        inputs = draw(np.random.default_rng([seed, chunk]), CHUNK)
+        parts.append(inputs[max(start - first, 0) : stop - first])
+    inputs = np.concatenate(parts)
+    return Weighted(inputs, np.full(len(inputs), -math.log(count)))
+
+
+def check_draws(samples: int | None, seed: int) -> None:
+    """Raise `ModelError` for numbers of draws and seeds that are none.
+
+    Example:
+        >>> check_draws(0, seed=0)
+        Traceback (most recent call last):
+        tnsim.errors.ModelError: samples must be at least 2, or None for none, found 0
+    """
+    if samples is not None and samples < 2:
+        raise ModelError(f"samples must be at least 2, or None for none, found {samples}")
+    if seed < 0:
+        raise ModelError(f"the seed of samples must be 0 or more, found {seed}")
+
+
+def _digits(start: int, stop: int, sizes: Sequence[int]) -> Int[np.ndarray, "points digits"]:
+    """Numbers start to stop - 1 in mixed radix, the last digit changing fastest."""
+    digits = np.empty((stop - start, len(sizes)), np.int64)
+    rest = np.arange(start, stop)
+    for n in range(len(sizes) - 1, -1, -1):
+        rest, digits[:, n] = np.divmod(rest, sizes[n])
+    return digits

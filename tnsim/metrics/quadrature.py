@@ -1,0 +1,143 @@
+"""Gauss quadrature of one coordinate, and of Gaussians. In: recurrences. Out: nodes, log-weights.
+
+A measure's orthonormal polynomials satisfy `b_{k+1} p_{k+1} = (x - a_k) p_k - b_k p_{k-1}`. The n
+nodes of its Gauss rule are the eigenvalues of the Jacobi matrix with the diagonal a and the
+off-diagonal b (Golub and Welsch 1969); the weights are Christoffel's numbers
+
+    w_i = 1 / sum_{k<n} p_k(x_i)^2,
+
+which, unlike squared components of eigenvectors, have full relative precision where they are tiny:
+polynomials of high degree live on the outermost nodes. n nodes integrate degree 2n - 1 exactly.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+
+from tnsim.metrics.input_moments import flattened
+from tnsim.metrics.points import Draw, Points, Reading, Rule, mapped, product_rule
+
+_RELATIVE = 1e-14
+"""Directions with singular values below this share of the largest are not read."""
+_MOST = 32
+"""Coordinates: two nodes in each of them are more points than any budget allows."""
+
+
+def gauss_rule(diagonal: Float[np.ndarray, " n"], off_diagonal: Float[np.ndarray, " n-1"]) -> Rule:
+    """The Gauss rule of a probability measure from its recurrence.
+
+    Example:
+        >>> nodes, log_weights = gauss_rule(np.zeros(2), np.ones(1))
+        >>> nodes.round(6).tolist(), np.exp(log_weights).round(6).tolist()
+        ([-1.0, 1.0], [0.5, 0.5])
+
+    Source:
+        Golub and Welsch, Calculation of Gauss quadrature rules, 1969.
+    """
+    jacobi = np.diag(diagonal) + np.diag(off_diagonal, 1) + np.diag(off_diagonal, -1)
+    nodes = np.linalg.eigvalsh(jacobi)
+    before, value = np.zeros_like(nodes), np.ones_like(nodes)
+    total, log = np.ones_like(nodes), np.zeros_like(nodes)  # sum of p_k^2 is total * exp(log)
+    for k, b in enumerate(off_diagonal):
+        below = off_diagonal[k - 1] if k else 0.0
+        before, value = value, ((nodes - diagonal[k]) * value - below * before) / b
+        total = total + value**2
+        before, value = before / np.sqrt(total), value / np.sqrt(total)
+        log, total = log + np.log(total), np.ones_like(total)
+    return Rule(nodes, -log)
+
+
+def hermite_rule(nodes: int) -> Rule:
+    """The Gauss rule of a standard normal number: `a_k = 0`, `b_k = sqrt(k)`.
+
+    Example:
+        >>> x, log_weights = hermite_rule(3)
+        >>> round(float(np.exp(log_weights) @ x**4), 9)
+        3.0
+    """
+    return gauss_rule(np.zeros(nodes), np.sqrt(np.arange(1.0, nodes)))
+
+
+def gaussian_points(
+    metric: Any, reading: Reading, rows: Float[np.ndarray, "rows in"]
+) -> Points | None:
+    """Points at which polynomials have the means that they have under a Gaussian.
+
+    Args:
+        metric: Its mean and covariance.
+        reading: What the models read. Products of two of them have twice its degree.
+        rows: What they read of one position, see `models.forward.directions`: the Gaussian varies
+            in no more coordinates than these tell apart.
+
+    Returns:
+        A product of Gauss-Hermite rules with degree + 1 nodes a coordinate, in the coordinates that
+        are left: x = m + T V z, with T T' the covariance and V the right singular vectors of
+        `rows T`. None where these are more than anybody could run through.
+    """
+    positions = reading.n_ctx or 1
+    metric = _over_all(metric, reading)
+    size = positions * reading.d_in
+    if positions * min(rows.shape) > _MOST:
+        return None
+    root = _root(metric, size)
+    every = np.kron(np.eye(positions), rows) @ root
+    _, values, vectors = np.linalg.svd(every, full_matrices=False)
+    read = values > _RELATIVE * max(float(values.max()), 1e-300) * max(every.shape)
+    turned = root @ vectors[read].T
+    mean = np.zeros(size) if metric.mean is None else np.asarray(metric.mean, np.float64)
+    points = product_rule([hermite_rule(reading.degree + 1)] * turned.shape[1])
+    return mapped(points, partial(_affine, mean, turned, reading.shape))
+
+
+def _affine(mean: np.ndarray, matrix: np.ndarray, shape: tuple[int, ...], z: Any) -> Any:
+    return (mean + z @ matrix.T).reshape(len(z), *shape)
+
+
+def gaussian_draws(metric: Any, reading: Reading) -> Draw:
+    """What draws inputs from a Gaussian."""
+    metric = _over_all(metric, reading)
+    size = math.prod(reading.shape)
+    mean = np.zeros(size) if metric.mean is None else np.asarray(metric.mean, np.float64)
+    if metric.cov is None:
+        root = np.ones(size)
+    elif metric.cov.ndim == 1:
+        root = np.sqrt(np.clip(np.asarray(metric.cov, np.float64), 0.0, None))
+    else:
+        root = _root(metric, size)
+    return partial(_normal, mean, root, reading.shape)
+
+
+def _normal(
+    mean: np.ndarray,
+    root: np.ndarray,
+    shape: tuple[int, ...],
+    rng: np.random.Generator,
+    count: int,
+) -> np.ndarray:
+    """Draws of mean + root z, where a root may be a diagonal."""
+    z = rng.normal(size=(count, len(mean)))
+    centred = z * root if root.ndim == 1 else z @ root.T
+    return (mean + centred).reshape(count, *shape)
+
+
+def _over_all(metric: Any, reading: Reading) -> Any:
+    """The Gaussian of whole inputs, sequences flattened."""
+    if reading.n_ctx is None:
+        return metric
+    return flattened(metric, reading.d_in, reading.n_ctx)
+
+
+def _root(metric: Any, size: int) -> Float[np.ndarray, "d d"]:
+    """T with T T' the covariance, which may be singular."""
+    if metric.cov is None:
+        return np.eye(size)
+    cov = np.asarray(metric.cov, np.float64)
+    if cov.ndim == 1:
+        return np.diag(np.sqrt(np.clip(cov, 0.0, None)))
+    values, vectors = np.linalg.eigh((cov + cov.T) / 2)
+    return vectors * np.sqrt(np.clip(values, 0.0, None))

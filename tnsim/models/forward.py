@@ -1,0 +1,225 @@
+"""Forward passes that never leave the range of floats. In: a model, inputs. Out: scaled outputs.
+
+A state h is kept as `h = 2^e h'` with the largest entry of h' near one, an exponent for every
+input, and the weights of every layer are scaled alike (see `scaling`). Over h', with the constant
+`c = 2^-e` in the place of 1, a layer of order n is homogeneous,
+
+    affine map   W h + b       = 2^e (W h' + c b)
+    output       D y + d       = 2^(n e) (D y' + c^n d)
+    skip         s h + f(h)    = 2^(n e) (c^(n - 1) s h' + f'(h')),
+
+and so is the stack of them. Powers of two are exact, so the outputs are those of an ordinary
+forward pass to the last bit wherever that stays in range. What underflows is nothing beside the
+largest entry of its state.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Float, Int
+
+from tnsim.errors import ModelError
+from tnsim.models.arrays import Array, add
+from tnsim.models.layers import Linear, Residual, affine_maps, bias_name, innermost
+from tnsim.models.model import Model
+from tnsim.models.protocol import Layer
+from tnsim.models.scaling import Unit, larger, power, replaced, scaled, split
+
+Inputs = Float[Array, "points *positions in"] | Int[Array, "points positions"]
+"""Vectors, sequences of vectors, or sequences of token ids, which stand for one-hot vectors."""
+
+
+class ScaledLayers(NamedTuple):
+    """Layer n of a model is `2 ** exponents[n] * layers[n]`, with weights near one."""
+
+    layers: tuple[Layer, ...]
+    exponents: tuple[Unit, ...]
+
+
+class Outputs(NamedTuple):
+    """`values * 2 ** exponents`, an exponent for every input, or for every output of each."""
+
+    values: Float[Array, "points *positions out"]
+    exponents: Float[Array, "points 1"] | Float[Array, "points out"]
+
+
+def scaled_layers(model: Model, per_output: bool = False) -> ScaledLayers:
+    """The layers of a model, each in scientific notation.
+
+    Args:
+        model: Any model.
+        per_output: Whether each output has an exponent of its own.
+
+    Example:
+        >>> layers, exponents = scaled_layers(Model([Linear([[1e200]]), Linear([[1.0]])]))
+        >>> layers[0].weight * 2.0 ** exponents[0]
+        array([[1.e+200]])
+    """
+    last = len(model.layers) - 1
+    parts = []
+    for n, layer in enumerate(model.layers):
+        parts.append(scaled(Model([layer]), per_output and n == last))
+    layers = tuple(part.model.layers[0] for part in parts)
+    return ScaledLayers(layers, tuple(part.exponent for part in parts))
+
+
+def forward(model: ScaledLayers, inputs: Inputs) -> Outputs:
+    """The outputs of a model on a batch of inputs, at any depth.
+
+    Args:
+        model: From `scaled_layers`.
+        inputs: (points, d_in), (points, n_ctx, d_in), or integers (points, n_ctx), below d_in.
+
+    Returns:
+        `Outputs`: values (points, d_out) or (points, n_ctx, d_out), the largest of each point in
+        [1/2, 1) unless all are zero.
+
+    Example:
+        >>> large = scaled_layers(Model([Linear([[1e200]])]))
+        >>> values, exponents = forward(large, np.array([[1e200]]))
+        >>> log10 = np.log10(values[0, 0]) + exponents[0, 0] * np.log10(2)
+        >>> round(float(log10), 9)
+        400.0
+    """
+    state: Any = inputs
+    first = 0
+    exponent: Any = 0.0
+    if is_tokens(inputs):
+        state, exponent, first = _embedded(model, inputs)
+    state, exponent = _normalised(state, exponent, model.layers[first:])
+    for n in range(first, len(model.layers)):
+        layer = model.layers[n]
+        if _reads_constant(layer):
+            one = power(abs(exponent) * 0 + 1, 0.0, -exponent).astype(state.dtype)
+            layer = _homogeneous(layer, one)
+        state = layer(state)
+        exponent = layer.order * exponent
+        if n + 1 < len(model.layers):
+            exponent = exponent + model.exponents[n]
+        state, exponent = _normalised(state, exponent, model.layers[n + 1 :])
+    return Outputs(state, exponent.reshape(-1, 1) + model.exponents[-1])
+
+
+def is_tokens(inputs: Any) -> bool:
+    """Whether these are token ids.
+
+    Example:
+        >>> is_tokens(np.array([[0, 3]])), is_tokens(np.array([[0.0, 3.0]]))
+        (True, False)
+    """
+    return inputs.dtype.kind in "iu"
+
+
+def check_inputs(model: Model, inputs: Inputs) -> None:
+    """Raise `ModelError` unless a model reads inputs of this shape.
+
+    Example:
+        >>> check_inputs(Model([Linear([[1.0]])]), np.ones((5, 2)))
+        Traceback (most recent call last):
+        tnsim.errors.ModelError: the models read inputs of shape (n, 1), found (n, 2)
+    """
+    if not is_tokens(inputs):
+        positions = () if model.n_ctx is None else (model.n_ctx,)
+        wanted = (*positions, model.d_in)
+    elif model.n_ctx is None:
+        raise ModelError(
+            "inputs of integers are token ids, for models of sequences: give "
+            "tnsim.Model(layers, n_ctx=...), or floats for vectors"
+        )
+    else:
+        wanted = (model.n_ctx,)
+    found = tuple(inputs.shape[1:])
+    if found != wanted:
+        raise ModelError(f"the models read inputs of shape {_many(wanted)}, found {_many(found)}")
+    if not is_tokens(inputs):
+        return
+    if inputs.size and not 0 <= int(inputs.min()) <= int(inputs.max()) < model.d_in:
+        raise ModelError(
+            f"token ids from {inputs.min()} to {inputs.max()} were given, "
+            f"but the models read {model.d_in} tokens, counted from 0"
+        )
+
+
+def _many(shape: tuple[int, ...]) -> str:
+    """The shape of any number of inputs of one shape."""
+    return f"({', '.join(('n', *map(str, shape)))})"
+
+
+def directions(model: Model) -> Float[np.ndarray, "rows in"]:
+    """Rows that span what a model reads of its input, at one position.
+
+    Linear layers at the start are multiplied out; what the first other layer reads are the rows of
+    its factors, and everything where it has a skip.
+
+    Example:
+        >>> directions(Model([Linear([[1.0, 2.0]])]))
+        array([[1., 2.]])
+    """
+    rows = np.eye(model.d_in)
+    for layer in model.layers:
+        core = innermost(layer)
+        factors, output = affine_maps(core)
+        if core is not layer:
+            return rows
+        if factors:
+            matrices = [np.asarray(getattr(core, name), np.float64) for name in factors]
+            return np.concatenate(matrices) @ rows
+        rows = np.asarray(getattr(core, output), np.float64) @ rows
+    return rows
+
+
+def _embedded(model: ScaledLayers, ids: Any) -> tuple[Any, Any, int]:
+    """The state and its exponent after a first layer that is a table of tokens.
+
+    And the number of the layer that reads it: none is skipped where the first is no table, or is
+    the only one.
+    """
+    first = model.layers[0]
+    if isinstance(first, Linear) and len(model.layers) > 1:
+        return add(first.weight.T[ids], first.bias), model.exponents[0], 1
+    dtype = jax.tree.leaves(model.layers)[0].dtype
+    xp = jnp if isinstance(ids, jax.Array) else np
+    return xp.eye(first.d_in, dtype=dtype)[ids], 0.0, 0
+
+
+def _homogeneous(layer: Layer, one: Any) -> Any:
+    """The layer over a state in which the constant 1 is `one`, a number for every input."""
+    if isinstance(layer, Residual):
+        inner = _homogeneous(layer.layer, one)
+        skip = layer.skip * one ** (layer.order - 1)
+        return replaced(layer, {"layer": inner, "skip": skip})
+    rows, output = affine_maps(layer)
+    orders = dict.fromkeys(rows, 1) | {output: layer.order}
+    biases = {}
+    for name, order in orders.items():
+        bias = getattr(layer, bias_name(name))
+        if bias is not None:
+            biases[bias_name(name)] = bias * one**order
+    return replaced(layer, biases)
+
+
+def _normalised(state: Any, exponent: Any, later: tuple[Layer, ...]) -> tuple[Any, Any]:
+    """The state divided by a power of two, for every input; its exponent with that power added.
+
+    Where a later layer reads the constant, exponents stay above what makes it too large.
+    """
+    top = abs(state).max(axis=tuple(range(1, state.ndim)), keepdims=True)
+    smallest = np.finfo(state.dtype).minexp + 2.0
+    _, shift = split(top)
+    shift = larger(shift, smallest)
+    if any(map(_reads_constant, later)):
+        shift = larger(shift, smallest // (later[0].order + 1) - exponent)
+    factor = power(top * 0 + 1, 0.0, -shift)
+    return state * factor, exponent + shift
+
+
+def _reads_constant(layer: Layer) -> bool:
+    """Whether it has a bias or a skip."""
+    core = innermost(layer)
+    rows, output = affine_maps(core)
+    biases = [getattr(core, bias_name(name)) for name in (*rows, output)]
+    return core is not layer or any(bias is not None for bias in biases)
