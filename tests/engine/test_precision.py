@@ -216,3 +216,14 @@ def test_sizes_magnify_rounding(dtype):
     product = LogScaled(np.array(5e-4), np.array(0.0), np.array(1.0))
     found = precision.cosine(product, small, small, Arithmetic(2, dtype))
     assert found.error == pytest.approx(1500 * rounding, rel=0.1)
+
+
+def test_a_norm_without_digits_is_not_called_zero():
+    """A negative squared norm is rounding: what cancels need not be the zero function."""
+    one = np.float64(1.0)
+    lost = LogScaled(np.float64(-1e-18), np.float64(0.0), one)
+    with pytest.raises(tnsim.ResultError, match="squared norm of the model has no digits left: "):
+        precision.check_norm(lost, "the model", False, Arithmetic(4, "float64"))
+    zero = LogScaled(np.float64(0.0), np.float64(0.0), one)
+    with pytest.raises(tnsim.ModelError, match="the model is the zero function"):
+        precision.check_norm(zero, "the model", False, Arithmetic(4, "float64"))

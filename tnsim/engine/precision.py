@@ -107,13 +107,17 @@ def cosine(product: LogScaled, bra: LogScaled, ket: LogScaled, arithmetic: Arith
 
 
 def check_norm(norm: LogScaled, name: str, has_terms: bool, arithmetic: Arithmetic) -> None:
-    """Raise `ModelError` where a squared norm is zero to within rounding.
+    """Refuse a squared norm that is zero to within rounding.
 
     Args:
         norm: squared norm of a model, or of each of its outputs.
         name: the model, as the subject of a sentence.
         has_terms: whether it is a sum of several models, which may have cancelled.
         arithmetic: what the norm was computed with.
+
+    Raises:
+        ModelError: The model is the zero function, or a difference that is.
+        ResultError: A model is not, but its contributions cancel and leave no digit.
     """
     rounding = min(arithmetic.rounding, 0.5)
     vanishes = norm.mantissa <= rounding * norm.size
@@ -127,6 +131,12 @@ def check_norm(norm: LogScaled, name: str, has_terms: bool, arithmetic: Arithmet
         raise ModelError(
             f"{name} is a difference of models that are the same function to within rounding"
             f"{where}: its cosine is undefined"
+        )
+    if np.any(np.asarray(norm.mantissa)[vanishes]):
+        raise ResultError(
+            f"the squared norm of {name} has no digits left{where}: its contributions cancel, and "
+            "it is no larger than their rounding. The model may be the zero function; if it is "
+            "not, use float64, fewer layers, or GaussianClosure()"
         )
     raise ModelError(f"{name} is the zero function{where}: its cosine with anything is undefined")
 
