@@ -43,7 +43,8 @@ def test_a_folder_where_a_file_is_meant(tmp_path):
     for arguments in (("similarity", tmp_path, tmp_path), ("convert", tmp_path, "b.safetensors")):
         done = command(*arguments, check=False)
         assert done.returncode == 2
-        assert done.stderr == f"tnsim: error: {tmp_path}: is a folder, not a checkpoint file\n"
+        said = "is a folder without a checkpoint (.safetensors, .npz, .pt, .pth); name a file"
+        assert done.stderr == f"tnsim: error: {tmp_path}: {said}\n"
 
 
 def test_what_is_printed_of_a_file(tmp_path):

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from tnsim.metrics.metric import Metric
+from tnsim.models.model import Model
 
 STANDARD = "standard"
 
@@ -50,11 +52,25 @@ def _feed(digest: Any, value: Any) -> None:
             _feed(digest, item)
     elif _is_ours(value) or dataclasses.is_dataclass(value):  # with all that they hold
         digest.update(f"<{type(value).__name__}".encode())
-        for name in sorted(vars(value)):
+        for name in _state(value):
             digest.update(f".{name}=".encode())
             _feed(digest, getattr(value, name))
     else:
         digest.update(repr(value).encode())
+
+
+def _state(value: Any) -> list[str]:
+    """Names of all that a value is made of, in order.
+
+    Not of what is worked out from that and kept beside it, nor of where a model was read.
+    """
+    names = []
+    for name in sorted(vars(value)):
+        worked_out = isinstance(getattr(type(value), name, None), cached_property)
+        told = isinstance(value, Model) and name == "origin"
+        if not (worked_out or told):
+            names.append(name)
+    return names
 
 
 def _is_ours(value: Any) -> bool:
