@@ -303,7 +303,8 @@ def test_attribution_without_constants(metric):
     assert np.count_nonzero(found.values) == 1
 
 
-@pytest.mark.parametrize("layers", ["attention and bilinear", slow("bilinear, then attention")])
+@pytest.mark.slow
+@pytest.mark.parametrize("layers", ["attention and bilinear", "bilinear, then attention"])
 def test_small_deep_models_are_exact(layers):
     """Twenty legs over flattened sequences, biases and skips included, against quadrature of degree-20 products."""
     a, b = pair(DEEP[layers], 2)

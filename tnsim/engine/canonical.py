@@ -6,7 +6,10 @@ the names of labels, of the order of the tensors, and of the order of axes that 
 exchange.
 
 It is found as for graphs: colour refinement, then, where symmetric positions remain, each member of
-the first undecided class is singled out in turn, and the smallest encoding wins.
+the first undecided class is singled out in turn, and the smallest encoding wins. Members that a
+symmetry exchanges give the same, so one of them speaks for all; else n parallel bonds would be
+tried in n! orders. *Twins*, bonds between exchangeable axes of the same tensors, are seen at once;
+other symmetries by two encodings that are equal.
 """
 
 from __future__ import annotations
@@ -73,19 +76,58 @@ def _smallest(network: list[_Tensor], colours: Colours) -> tuple[tuple, Colours]
     An encoding lists the tensors with ranks for labels, so equal encodings are equal networks.
     """
     colours = _refined(network, colours)
+    first, *others = _candidates(network, colours)
+    if first is None:
+        return _encoding(network, colours), colours
+    start = _singled_out(colours, first)
+    smallest = _smallest(network, start)
+    some_encoding = _some_encoding(network, start)
+    for label in others:
+        start = _singled_out(colours, label)
+        if _some_encoding(network, start) == some_encoding:
+            continue  # a symmetry takes the first candidate to this one: nothing new
+        smallest = min(smallest, _smallest(network, start), key=lambda attempt: attempt[0])
+    return smallest
+
+
+def _some_encoding(network: list[_Tensor], colours: Colours) -> tuple:
+    """One of the encodings that singling out one label after the other leads to."""
+    colours = _refined(network, colours)
+    while (label := _candidates(network, colours)[0]) is not None:
+        colours = _refined(network, _singled_out(colours, label))
+    return _encoding(network, colours)
+
+
+def _candidates(network: list[_Tensor], colours: Colours) -> list[int] | list[None]:
+    """Labels of the first class of several, one of each set of twins; None where all differ."""
     members: dict[int, list[int]] = {}
     for label, colour in colours.items():
         members.setdefault(colour, []).append(label)
     undecided = [colour for colour, labels in members.items() if len(labels) > 1]
     if not undecided:
-        return tuple(sorted([(t.ref, *t.seen(colours)) for t in network])), colours
-    attempts = []
-    for label in members[min(undecided)]:
-        # Doubled colours leave room for one more, just before the rest of its class.
-        singled_out = {x: 2 * colour for x, colour in colours.items()}
-        singled_out[label] -= 1
-        attempts.append(_smallest(network, singled_out))
-    return min(attempts, key=lambda attempt: attempt[0])
+        return [None]
+    twins = {_occurrences(network, label): label for label in members[min(undecided)]}
+    return list(twins.values())
+
+
+def _singled_out(colours: Colours, label: int) -> Colours:
+    """Colours in which a label comes just before the rest of its class."""
+    doubled = {x: 2 * colour for x, colour in colours.items()}
+    doubled[label] -= 1
+    return doubled
+
+
+def _encoding(network: list[_Tensor], colours: Colours) -> tuple:
+    return tuple(sorted([(t.ref, *t.seen(colours)) for t in network]))
+
+
+def _occurrences(network: list[_Tensor], label: int) -> tuple[tuple[int, int], ...]:
+    """Where a label stands: numbers of tensors with the axis, -1 for all that exchange."""
+    found: list[tuple[int, int]] = []
+    for number, tensor in enumerate(network):
+        found += [(number, axis) for axis, own in enumerate(tensor.fixed) if own == label]
+        found += [(number, -1) for own in tensor.exchangeable if own == label]
+    return tuple(found)
 
 
 def _refined(network: list[_Tensor], colours: Colours) -> Colours:
