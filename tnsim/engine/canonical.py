@@ -76,9 +76,10 @@ def _smallest(network: list[_Tensor], colours: Colours) -> tuple[tuple, Colours]
     An encoding lists the tensors with ranks for labels, so equal encodings are equal networks.
     """
     colours = _refined(network, colours)
-    first, *others = _candidates(network, colours)
-    if first is None:
+    candidates = _candidates(network, colours)
+    if not candidates:
         return _encoding(network, colours), colours
+    first, *others = candidates
     start = _singled_out(colours, first)
     smallest = _smallest(network, start)
     some_encoding = _some_encoding(network, start)
@@ -93,19 +94,19 @@ def _smallest(network: list[_Tensor], colours: Colours) -> tuple[tuple, Colours]
 def _some_encoding(network: list[_Tensor], colours: Colours) -> tuple:
     """One of the encodings that singling out one label after the other leads to."""
     colours = _refined(network, colours)
-    while (label := _candidates(network, colours)[0]) is not None:
-        colours = _refined(network, _singled_out(colours, label))
+    while candidates := _candidates(network, colours):
+        colours = _refined(network, _singled_out(colours, candidates[0]))
     return _encoding(network, colours)
 
 
-def _candidates(network: list[_Tensor], colours: Colours) -> list[int] | list[None]:
-    """Labels of the first class of several, one of each set of twins; None where all differ."""
+def _candidates(network: list[_Tensor], colours: Colours) -> list[int]:
+    """Labels of the first class of several, one of each set of twins; none where all differ."""
     members: dict[int, list[int]] = {}
     for label, colour in colours.items():
         members.setdefault(colour, []).append(label)
     undecided = [colour for colour, labels in members.items() if len(labels) > 1]
     if not undecided:
-        return [None]
+        return []
     twins = {_occurrences(network, label): label for label in members[min(undecided)]}
     return list(twins.values())
 
