@@ -31,6 +31,7 @@ def refused(path, message, error=tnsim.CheckpointError, **options):
     return caught.value
 
 
+@pytest.mark.slow
 def test_the_whole_corpus():
     """Loaded or refused, within two seconds each and 200 MiB, in a process with limits."""
     script = Path(corpus.__file__).with_name("corpus_run.py")

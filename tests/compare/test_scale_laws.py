@@ -119,6 +119,7 @@ def test_any_layer_and_all_layers(name, metric, dtype, data):
     check(b, HOMOGENEOUS[name], metric, dtype, tolerance)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", RANGES)
 @pytest.mark.parametrize("name, metric", crossing(AFFINE, slow=["attention", "transformer"]))
 @LAWS
@@ -250,6 +251,7 @@ def test_many_models(case, rng):
     np.testing.assert_allclose(run.slices, expected.slices, rtol=0, atol=1e-11)
 
 
+@pytest.mark.slow
 def test_traced(rng):
     """Derivatives, compiled and mapped calls, for weights of any size."""
     a, c = (model(HOMOGENEOUS["bilinear"], seed) for seed in (0, 1))

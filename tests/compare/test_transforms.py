@@ -16,6 +16,7 @@ METRICS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "metric, case",
     [

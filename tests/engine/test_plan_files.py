@@ -95,6 +95,7 @@ def test_a_changed_plan_is_an_error_or_the_same_plan(name, rng):
     assert refused > 300
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PLANS)
 def test_what_passes_the_checks_can_be_costed_and_written(name, rng):
     """Without the digest: malformed data raise ValueError alone, others make a whole plan."""

@@ -186,6 +186,7 @@ print(float(tnsim.similarity(*models, tnsim.GaussianClosure())).hex())
 """
 
 
+@pytest.mark.slow
 def test_processes_that_write_at_once(folder):
     """All compile, all write, and a later one reads: the same bits from each."""
     run = [sys.executable, "-c", TWO]

@@ -189,6 +189,7 @@ ATTRIBUTED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "metric",
     [tnsim.GaussianClosure(), tnsim.TreeSymmetric(), tnsim.Frobenius()],
@@ -212,6 +213,7 @@ def test_parts_sum_to_the_inner_product(name, metric):
         assert found.bra == found.ket == ("stream", *heads, "constant")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("metric", [tnsim.GaussianClosure(), tnsim.TreeSymmetric()])
 @pytest.mark.parametrize("by", ["layer", "head"])
 def test_attribution_sums_to_the_inner_product(by, metric):
@@ -330,6 +332,7 @@ def test_constants_are_not_gaussian():
     assert tnsim.inner(model, model) == pytest.approx(2.0, rel=1e-14)
 
 
+@pytest.mark.slow
 def test_symmetries_leave_the_similarity_at_one():
     rng = np.random.default_rng(5)
     layer = attention(rng, 2, 2, 2, 2, 2, True)

@@ -124,6 +124,7 @@ def blocks(monkeypatch):
     monkeypatch.setattr(polynomial_space, "_MATRIX", 30)
 
 
+@pytest.mark.slow
 def test_pairs_of_deep_models(rng):
     """Differences, and models of another depth."""
     some = deep(rng, 4)
@@ -139,6 +140,7 @@ def test_pairs_of_deep_models(rng):
     np.testing.assert_allclose(run.slices, products / norms[:, None] / norms, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_vectors_too_many_to_be_kept(blocks, rng, monkeypatch):
     """They are made again, part by part, for every tile."""
     some = deep(rng, 24)

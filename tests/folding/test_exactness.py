@@ -56,6 +56,7 @@ def test_deep_gaussian_against_quadrature(name, inputs, rng):
     assert tnsim.similarity(a, b, metric).exact
 
 
+@pytest.mark.slow
 @backends.both
 @pytest.mark.parametrize("biases", [False, True])
 def test_three_layers_against_quadrature(biases, rng):

@@ -194,6 +194,7 @@ def test_float32_is_close(rng):
     )
 
 
+@pytest.mark.slow
 def test_two_devices_give_what_one_gives(rng, tmp_path):
     """In a process of its own, where JAX sees two: three models do not divide evenly."""
     some = models(rng, 3)

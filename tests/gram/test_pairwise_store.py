@@ -53,6 +53,7 @@ normalise.log_abs = lambda x: (time.sleep(next(pauses, 60)), write(x))[1]
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kills", [4, pytest.param(10, marks=pytest.mark.slow)])
 def test_killed_at_any_instant(kills, folder, rng):
     """Nothing finished is computed again, and the end is that of a run that was left alone."""
@@ -163,6 +164,7 @@ def test_a_store_of_another_run_is_refused(folder, rng):
         tnsim.open_pairwise(folder / "nowhere")
 
 
+@pytest.mark.slow
 def test_two_processes_on_one_store(folder):
     """Started at the same instant, they begin at most a tenth of the tasks twice."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}

@@ -57,6 +57,7 @@ def shows_nothing_else(path, result):
     return False
 
 
+@pytest.mark.slow
 def test_every_file_damaged(models, whole, tmp_path):
     """In every region of every file: reading refuses, going on restores every byte and says so."""
     original, result = whole
