@@ -119,7 +119,6 @@ def test_any_layer_and_all_layers(name, metric, dtype, data):
     check(b, HOMOGENEOUS[name], metric, dtype, tolerance)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("dtype", RANGES)
 @pytest.mark.parametrize("name, metric", crossing(AFFINE, slow=["attention", "transformer"]))
 @LAWS

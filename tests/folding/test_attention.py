@@ -189,13 +189,15 @@ ATTRIBUTED = {
 }
 
 
-@pytest.mark.slow
+DEEP_ATTENTION = ("two attention", "two attention residual", "bilinear, then attention")
+
+
 @pytest.mark.parametrize(
     "metric",
     [tnsim.GaussianClosure(), tnsim.TreeSymmetric(), tnsim.Frobenius()],
     ids=lambda m: m.name,
 )
-@pytest.mark.parametrize("name", ATTRIBUTED)
+@pytest.mark.parametrize("name", [slow(x) if x in DEEP_ATTENTION else x for x in ATTRIBUTED])
 def test_parts_sum_to_the_inner_product(name, metric):
     """Every metric, kind of layer, constants or none; labels do not depend on the partner."""
     rng = np.random.default_rng(12)
