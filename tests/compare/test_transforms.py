@@ -67,7 +67,7 @@ def test_gradient_with_respect_to_the_metric(rng):
     "metric, case",
     [
         ("gaussian", "lerp residual"),
-        ("gaussian", "two bilinear"),
+        pytest.param("gaussian", "two bilinear", marks=pytest.mark.slow),
         pytest.param("gaussian", "two with biases", marks=pytest.mark.slow),
         ("symmetric", "lerp residual"),
         ("closure", "lerp residual"),

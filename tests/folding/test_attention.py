@@ -37,7 +37,9 @@ def test_forward_pass_is_the_formula(rope_base, mask, rng=np.random.default_rng(
     )
 
 
-@pytest.mark.parametrize("form", ["standard", slow("alike"), "diagonal", slow("each"), "full"])
+@pytest.mark.parametrize(
+    "form", ["standard", slow("alike"), slow("diagonal"), slow("each"), "full"]
+)
 @pytest.mark.parametrize("layers", ONE_LAYER)
 def test_one_nonlinear_layer_is_exact(layers, form):
     a, b = pair(ONE_LAYER[layers], 2)

@@ -45,7 +45,13 @@ def test_gaussian_against_quadrature(name, inputs, rng):
 
 @backends.both
 @pytest.mark.parametrize(
-    "inputs", ["standard", "diagonal", "mean and covariance", "singular covariance"]
+    "inputs",
+    [
+        "standard",
+        pytest.param("diagonal", marks=pytest.mark.slow),
+        "mean and covariance",
+        pytest.param("singular covariance", marks=pytest.mark.slow),
+    ],
 )
 @pytest.mark.parametrize("name", cases.DEEP | cases.UNEVEN)
 def test_deep_gaussian_against_quadrature(name, inputs, rng):
