@@ -110,7 +110,7 @@ def _inner(metric_name: str, *sizes: int) -> Work:
     models = [_stack(seed, *sizes) for seed in (0, 1)]
     metric = getattr(tnsim, metric_name)()
     plan = tnsim.plan(*models, metric, norms=False)
-    return Work(lambda: tnsim.inner(*models, metric), plan.multiplications, _seconds(plan))
+    return Work(lambda: tnsim.log_inner(*models, metric), plan.multiplications, _seconds(plan))
 
 
 def _similarity(metric_name: str, *sizes: int) -> Work:

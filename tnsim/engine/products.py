@@ -113,7 +113,7 @@ def _products(first: Labels, second: Labels, output: Labels) -> list[MatrixProdu
     batch = tuple(label for label in output if label in shared)
     products = [MatrixProduct(batch, left, summed, right)]
     rows, columns = _matrix_at_the_end(output, left, right)
-    if rows and columns:
+    if batch and rows and columns:  # one large product uses all cores, and is not cut into many
         leading = output[: len(output) - len(rows) - len(columns)]
         products.append(MatrixProduct(leading, rows, summed, columns))
     return products
