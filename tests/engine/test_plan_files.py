@@ -206,7 +206,9 @@ def rewritten(content):
     yield sealed(shapes).encode()
 
 
-@pytest.mark.parametrize("damages", [bit_flips, truncations, rewritten])
+@pytest.mark.parametrize(
+    "damages", [pytest.param(bit_flips, marks=pytest.mark.slow), truncations, rewritten]
+)
 def test_a_damaged_cache_file_is_searched_again_and_replaced(damages, cache, rng):
     pair = models(rng)
     plan = plan_anew(pair)

@@ -72,7 +72,7 @@ def test_three_positions():
     )
 
 
-@pytest.mark.parametrize("form", ["standard", "full"])
+@pytest.mark.parametrize("form", ["standard", slow("full")])
 @pytest.mark.parametrize("layers", DEEP)
 def test_closure_is_the_joint_gaussian_layer_by_layer(layers, form):
     a, b = pair(DEEP[layers], 2)
@@ -388,7 +388,8 @@ def test_jax_agrees():
     )
 
 
-@pytest.mark.parametrize("metric", [tnsim.TreeSymmetric(), slow(tnsim.Gaussian())])
+@pytest.mark.slow
+@pytest.mark.parametrize("metric", [tnsim.TreeSymmetric(), tnsim.Gaussian()])
 def test_derivatives(metric):
     import jax
 
