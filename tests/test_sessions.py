@@ -5,7 +5,8 @@ import threading
 import pytest
 
 import tnsim
-from tnsim.sessions import Recent, Session, remembered, session, using
+from tnsim.kept import Recent
+from tnsim.sessions import Session, remembered, session, using
 
 
 def test_what_was_used_longest_ago_is_given_up():

@@ -14,8 +14,9 @@ import tnsim
 from tnsim.compare import products, resident
 from tnsim.engine import whole_plans
 from tnsim.folding.layer_families import LayerWise
+from tnsim.kept import Belongings
 from tnsim.models.arrays import is_fixed
-from tnsim.sessions import Belongings, Session, session, using
+from tnsim.sessions import Session, session, using
 
 
 @pytest.fixture(autouse=True)

@@ -13,8 +13,8 @@ import tnsim
 from tnsim.engine import planner
 from tnsim.engine.documents import opened, sealed
 from tnsim.engine.piece import Operation, Piece
-from tnsim.engine.plan import PlanStage
 from tnsim.engine.plan_json import plan_from_data
+from tnsim.engine.plan_stages import PlanStage
 
 WRONG = (None, True, -1, 10**30, float("nan"), "x", [], {})
 

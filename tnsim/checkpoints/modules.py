@@ -20,6 +20,7 @@ from tnsim.checkpoints.layer_rules import normed
 from tnsim.checkpoints.module_calls import LEAVES, array, calls, join, kind, leaves_of
 from tnsim.checkpoints.module_rules import Declared, Part, Reader, parts_of
 from tnsim.checkpoints.named_arrays import NamedArrays
+from tnsim.checkpoints.named_numbers import valued
 from tnsim.checkpoints.norms import Normed
 from tnsim.checkpoints.state_dict import assembled, told
 from tnsim.errors import MissingExtra, ModelError, UnsupportedLayer
@@ -236,7 +237,7 @@ def _parts(module: Any, declared: Mapping[type, Declared], example: Any) -> list
 def _layers(part: Part, module: Any, arrays: NamedArrays) -> list[Normed]:
     """The layers of one part, with the module's own weights."""
     if part.rule is not None:
-        return [normed(arrays.values_of(part.rule), arrays)]
+        return [normed(valued(part.rule, arrays), arrays)]
     assert part.make is not None  # a part without a rule has a function
     submodule = module.get_submodule(part.path)
     arrays.used.update(join(part.path, name) for name in _tensors(submodule))
@@ -316,6 +317,6 @@ def _origin(module: Any, parts: Sequence[Part], arrays: NamedArrays, error: floa
     dialect = None
     if len(rules) == len(parts):
         dialect = Dialect(name, tuple(rules), unused=unused, description="read off the module")
-        runs = [(told(arrays.values_of(rule), arrays),) for rule in rules]
+        runs = [(told(valued(rule, arrays), arrays),) for rule in rules]
         assumptions += dialect.assumptions(runs)[1:]
     return Origin(name, tuple(assumptions), ignored=unused, error=error, dialect=dialect)

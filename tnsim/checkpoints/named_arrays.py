@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 from collections.abc import Mapping
 from typing import Any
@@ -12,7 +11,6 @@ from jaxtyping import Shaped
 
 from tnsim.checkpoints.guard import refusing
 from tnsim.checkpoints.inventory import Stored
-from tnsim.checkpoints.rules import Rule, is_finite
 from tnsim.errors import CheckpointError, ModelError, printable
 from tnsim.models.arrays import host_array
 
@@ -111,87 +109,6 @@ class NamedArrays:
             raise CheckpointError(f"a layer needs the matrix {key!r}")
         return array
 
-    def values_of(self, rule: Rule) -> Rule:
-        """A rule with its numbers in the place of the keys under which they are found.
-
-        Args:
-            rule: of a checked dialect, for one layer.
-
-        Returns:
-            The rule, its `scale`, `n_heads` and `rope_base` numbers (the last may be None), and
-            keys that are absent None.
-
-        Raises:
-            ModelError: where a number is missing; and as `get`.
-
-        Example:
-            >>> rule = Rule("bilinear", left="l", right="r", residual="additive", scale="config:s")
-            >>> NamedArrays({}, {"s": 0.5}).values_of(rule).scale
-            0.5
-        """
-        values: dict[str, Any] = {}
-        if rule.kind == "attention":
-            values["n_heads"] = self.number(rule.n_heads, "number of heads")
-            values["rope_base"] = self.optional_number(rule.rope_base, "RoPE base")
-        if rule.residual is not None:
-            values["scale"] = self.number(rule.scale, "residual scale")
-        for name, key in vars(rule).items():
-            if isinstance(key, str) and key.endswith("?") and key not in self:
-                values[name] = None
-        return dataclasses.replace(rule, **values)
-
-    def number(self, value: float | str | None, what: str) -> Any:
-        """A number that a dialect gives.
-
-        Args:
-            value: the number, "config:a.b" for an entry of the configuration, or else the key of a
-                tensor with one entry. Of "config:a.b|c" the first that is there.
-            what: what it is, for messages.
-
-        Returns:
-            A finite number.
-
-        Raises:
-            ModelError: where there is none; and as `get`.
-
-        Example:
-            >>> NamedArrays({}, {"model": {"n_head": 4}}).number("config:model.n_head", "heads")
-            4
-        """
-        number = self.optional_number(value, what)
-        if number is None:
-            raise ModelError(f"the {what} must be a finite number, found None")
-        return number
-
-    def optional_number(self, value: float | str | None, what: str) -> Any:
-        """As `number`, or None where that is what the dialect or the file gives."""
-        if isinstance(value, str) and value.startswith("config:"):
-            value = self._configured(value.removeprefix("config:"), what)
-        elif isinstance(value, str):
-            value = self.single(value)
-        if value is not None and not is_finite(value):
-            raise ModelError(f"the {what} must be a finite number, found {value!r}")
-        return value
-
-    def _configured(self, name: str, what: str) -> Any:
-        """The entry of the configuration that has such a path."""
-        if self.config is None:
-            first = name.partition("|")[0]
-            raise ModelError(
-                f"the {what} is {first} of config.json or config.yaml, and none is beside it"
-            )
-        paths = name.split("|")
-        found = [_entry(self.config, path) for path in paths]
-        for entry, missing in found:
-            if not missing:
-                return entry
-        first, *others = paths
-        missing = found[0][1]
-        nor = "".join(f", nor {path}" for path in others)
-        raise ModelError(
-            f"the {what} is {first} of the configuration, which has no {missing!r}{nor}"
-        )
-
     def single(self, key: str | None) -> float | None:
         """The number in a tensor of one entry.
 
@@ -210,15 +127,6 @@ class NamedArrays:
         if array.size != 1:
             raise ModelError(f"tensor {key!r} must hold one number, found shape {array.shape}")
         return float(array.reshape(()))
-
-
-def _entry(config: Any, path: str) -> tuple[Any, str]:
-    """What stands at a path of names, or the first name that is not there."""
-    for key in path.split("."):
-        if not isinstance(config, Mapping) or key not in config:
-            return None, key
-        config = config[key]
-    return config, ""
 
 
 def to_numpy(value: Any, name: str) -> Shaped[np.ndarray, "..."]:

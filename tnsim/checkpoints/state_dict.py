@@ -10,6 +10,7 @@ from typing import Any
 from tnsim.checkpoints import layer_rules
 from tnsim.checkpoints.dialects import Dialect
 from tnsim.checkpoints.named_arrays import KeysDiffer, NamedArrays, listing
+from tnsim.checkpoints.named_numbers import valued
 from tnsim.checkpoints.norms import Normed, fold
 from tnsim.checkpoints.presets import PRESETS
 from tnsim.checkpoints.rules import Rule
@@ -123,8 +124,8 @@ def _layer(rule: Rule, arrays: NamedArrays, n: int) -> tuple[Normed, Rule]:
     """Layer n, and its rule with the numbers that were found."""
 
     def build() -> tuple[Normed, Rule]:
-        valued = arrays.values_of(rule)
-        return layer_rules.normed(valued, arrays), told(valued, arrays)
+        found = valued(rule, arrays)
+        return layer_rules.normed(found, arrays), told(found, arrays)
 
     return rename_errors(f"layer {n}", build)
 

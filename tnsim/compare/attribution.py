@@ -110,6 +110,35 @@ def attribution(
         >>> round(float(result.values.sum() / tnsim.inner(a, a)), 6)
         1.0
     """
+    dtype = dtype_name(dtype)
+    _check_question(a, b, metric, by)
+    check(a, b, metric)
+    parts = scaled(a), scaled(b)
+    models: dict[Side, Model] = {"A": _prepared(parts[0].model), "B": _prepared(parts[1].model)}
+    last: dict[Side, LayerKind] = {
+        "A": _last_nonlinear(models["A"]),
+        "B": _last_nonlinear(models["B"]),
+    }
+    _check_layers(last["A"], last["B"], by)
+    _check_metric(a, b, metric)
+    labels: dict[Side, tuple[str, ...]] = {
+        side: _labels(models[side], last[side], by) for side in SIDES
+    }
+    family = Sequences.of(models["A"], models["B"], metric)
+    mantissas, log = _contracted(family, models, metric, labels, by, dtype)
+    values = power(mantissas, np.float64(log), sum(part.exponent for part in parts))
+    if np.isnan(mantissas).any() or beyond_float(values, mantissas):
+        raise TnsimError(
+            f"the contributions under {metric.name} are beyond float64 for these weights; "
+            "scale down the last layer of a model, which changes no share"
+        )
+    said = caveats(a, b)
+    warn_of_caveats(said, stacklevel=2)
+    return Attribution(values, labels["A"], labels["B"], metric.name, family.exact, said)
+
+
+def _check_question(a: Model, b: Model, metric: Metric, by: str) -> None:
+    """Two plain models, and a way to divide them."""
     if by not in WAYS:
         raise ModelError(f"by must be one of {', '.join(WAYS)}, found {by!r}")
     for model in (a, b):
@@ -117,27 +146,23 @@ def attribution(
             raise ModelError(
                 "attribution is between two models; take those of a combination one by one"
             )
-    dtype = dtype_name(dtype)
-    check(a, b, metric)
-    parts = scaled(a), scaled(b)
-    models: dict[Side, Model] = {"A": _prepared(parts[0].model), "B": _prepared(parts[1].model)}
-    last = {side: _last_nonlinear(model) for side, model in models.items()}
-    if last["A"].mixes_positions is not last["B"].mixes_positions:
+
+
+def _check_layers(a: LayerKind, b: LayerKind, by: str) -> None:
+    """The last nonlinear layers have components that can be told apart and meet."""
+    if a.mixes_positions is not b.mixes_positions:
         raise ModelError(
-            f"the last nonlinear layers are {last['A'].name} and {last['B'].name}; "
-            "they cannot be compared"
+            f"the last nonlinear layers are {a.name} and {b.name}; they cannot be compared"
         )
-    if by == "head" and not last["A"].mixes_positions:
+    if by == "head" and not a.mixes_positions:
         raise ModelError(
             "by='head' needs an attention layer as the last nonlinear layer, "
-            f"found {last['A'].name}; use by='layer'"
+            f"found {a.name}; use by='layer'"
         )
-    labels = {side: _labels(models[side], last[side], by) for side in SIDES}
-    selectors = {
-        name: array
-        for side in SIDES
-        for name, array in _selectors(side, len(labels[side]), by).items()
-    }
+
+
+def _check_metric(a: Model, b: Model, metric: Metric) -> None:
+    """Both models are of one depth, and the metric joins them layer by layer."""
     depths = [sum(order > 1 for order in model.orders) for model in (a, b)]
     if depths[0] != depths[1]:
         raise ModelError(
@@ -149,33 +174,37 @@ def attribution(
             "attribution works layer by layer: use GaussianClosure() or TreeSymmetric(), "
             f"found {type(metric).__name__}"
         )
-    family = Sequences.of(models["A"], models["B"], metric)
+
+
+def _contracted(
+    family: Sequences,
+    models: dict[Side, Model],
+    metric: Metric,
+    labels: dict[Side, tuple[str, ...]],
+    by: str,
+    dtype: str,
+) -> tuple[Float[np.ndarray, "bra ket"], float]:
+    """Products of all pairs of components, as mantissas and the logarithm of their scale."""
     assert family.ket is not None  # a partner was given
+    counts: dict[Side, int] = {side: len(labels[side]) for side in SIDES}
     problem = fold_attribution(
-        {"A": family.bra, "B": family.ket or family.bra},
+        {"A": family.bra, "B": family.ket},
         family.metric(),
         family.input_kind,
         family.n_ctx,
-        {side: len(labels[side]) for side in SIDES},
+        counts,
         by_head=by == "head",
     )
     plan = plan_problem(problem, metric.name, family.exact, dtype, LARGE)
-    inputs = family.inputs(plan.shapes, metric, a.d_in)
-    known = model_weights(family, models) | inputs | selectors
+    known = model_weights(family, models)
+    known |= family.inputs(plan.shapes, metric, models["A"].d_in)
+    for side in SIDES:
+        known |= _selectors(side, counts[side], by)
     with execution.precision():
         arrays = execution.placed({name: known[name] for name in plan.shapes}, dtype)
         result = jax.device_get(execution.run(plan, arrays))
-    mantissas = np.asarray(result.values["AB"], np.float64)
     log = execution.log_of(result, dict(plan.scales["AB"]))
-    values = power(mantissas, np.float64(log), sum(part.exponent for part in parts))
-    if np.isnan(mantissas).any() or beyond_float(values, mantissas):
-        raise TnsimError(
-            f"the contributions under {metric.name} are beyond float64 for these weights; "
-            "scale down the last layer of a model, which changes no share"
-        )
-    said = caveats(a, b)
-    warn_of_caveats(said, stacklevel=2)
-    return Attribution(values, labels["A"], labels["B"], metric.name, family.exact, said)
+    return np.asarray(result.values["AB"], np.float64), log
 
 
 def _prepared(model: Model) -> Model:

@@ -8,34 +8,20 @@ weights given, and what comes back is a JAX array.
 
 from __future__ import annotations
 
-from typing import Any, cast
-
-import jax.numpy as jnp
-import numpy as np
 from numpy.typing import DTypeLike
 
-from tnsim.compare.by_points import (
-    ForwardPlan,
-    cosine_error,
-    forward_plan,
-    inner_error,
-    points_of,
-)
+from tnsim.compare import answers
+from tnsim.compare.by_points import ForwardPlan, forward_plan, points_of
 from tnsim.compare.numbers import Number, Numbers, SignedLog
-from tnsim.compare.planned import AnyModel, Comparable, check, parts, plan_for
-from tnsim.compare.products import ALL, CROSS, Products, inner_products
-from tnsim.engine import precision
+from tnsim.compare.planned import Comparable, check, plan_for
+from tnsim.compare.products import ALL, CROSS, inner_products
 from tnsim.engine.budget import Budget
 from tnsim.engine.dtypes import dtype_name
-from tnsim.engine.log_scaled import LogScaled, log_abs
 from tnsim.engine.plan import Plan
-from tnsim.engine.precision import Arithmetic
-from tnsim.errors import ModelError, TnsimError
+from tnsim.errors import ModelError
 from tnsim.folding.choose import choose
 from tnsim.metrics.metric import Gaussian, Metric
-from tnsim.models.model import Model, caveats, terms
-from tnsim.models.origin import warn_of_caveats
-from tnsim.models.scaling import beyond_float, power
+from tnsim.models.model import Model
 
 
 def similarity(
@@ -73,7 +59,7 @@ def similarity(
     """
     dtype = dtype_name(dtype)
     products = inner_products(a, b, metric, True, False, dtype, budget)
-    return _cosine(products, metric, (a, b), dtype)
+    return answers.cosine(products, metric, (a, b), dtype)
 
 
 def slices(
@@ -111,7 +97,7 @@ def slices(
     """
     dtype = dtype_name(dtype)
     products = inner_products(a, b, metric, True, True, dtype, budget)
-    return _cosine(products, metric, (a, b), dtype)
+    return answers.cosine(products, metric, (a, b), dtype)
 
 
 def inner(
@@ -150,22 +136,7 @@ def inner(
     """
     dtype = dtype_name(dtype)
     products = inner_products(a, b, metric, False, False, dtype, budget)
-    product, exponent = products.values["AB"], products.exponent
-    value = power(product.mantissa, product.log, exponent)
-    if products.traced:
-        return value
-    if beyond_float(value, product.mantissa):
-        log = product.log + exponent * np.log(2)
-        raise TnsimError(
-            f"the inner product is about exp({log:.6g}), beyond float64; use log_inner"
-        )
-    _report_inner(products.values, metric, (a, b), dtype)
-    error = None
-    if products.sums is not None:
-        error = inner_error(products.sums)
-    if error is not None:
-        error = power(error[0, 0], product.log, exponent)
-    return cast(Number, _labelled(value, metric, (a, b), products, error))
+    return answers.value(products, metric, (a, b), dtype)
 
 
 def log_inner(
@@ -205,19 +176,7 @@ def log_inner(
     """
     dtype = dtype_name(dtype)
     products = inner_products(a, b, metric, False, False, dtype, budget)
-    product, exponent = products.values["AB"], products.exponent
-    log = log_abs(product) + exponent * np.log(2)
-    if products.traced:
-        return SignedLog(jnp.sign(product.mantissa), log)
-    _report_inner(products.values, metric, (a, b), dtype)
-    sign = np.sign(product.mantissa)
-    error = None
-    if products.sums is not None and product.mantissa != 0:
-        error = inner_error(products.sums)
-    if error is not None:
-        error = error[0, 0] / abs(product.mantissa)
-    labelled = _labelled(log, metric, (a, b), products, error)
-    return SignedLog(_labelled(sign, metric, (a, b), products), labelled)
+    return answers.logarithm(products, metric, (a, b), dtype)
 
 
 def plan(
@@ -264,93 +223,3 @@ def plan(
     if points is not None:
         return forward_plan([a, b], metric, points, dtype)
     return plan_for(choose(a, b, metric), wanted, per_output, dtype)
-
-
-def _cosine(
-    products: Products, metric: Metric, models: tuple[Comparable, Comparable], dtype: str
-) -> Any:
-    """AB / sqrt(AA BB), elementwise.
-
-    Raises `ModelError` where a norm vanishes, unless traced (there it is NaN).
-    """
-    arithmetic = Arithmetic(_degree(models), dtype)
-    found = products.values
-    if not products.traced:
-        for product in found.values():
-            _check_number(product.mantissa, metric)
-        for name, model, which in zip(("AA", "BB"), models, ("first", "second"), strict=True):
-            several = len(parts(model)) > 1
-            precision.check_norm(found[name], f"the {which} model", several, arithmetic)
-    cosines = precision.cosine(found["AB"], found["AA"], found["BB"], arithmetic)
-    if products.traced:
-        return cosines.value
-    values = precision.clipped(cosines)
-    precision.report(float(np.max(cosines.error)), "the cosine", arithmetic, stacklevel=3)
-    warn_of_caveats(_caveats(models), stacklevel=3)
-    error = None
-    if products.sums is not None:
-        error = cosine_error(products.sums)
-    if error is not None:
-        error = error[0, 0]
-    return _labelled(values, metric, models, products, error)
-
-
-def _report_inner(
-    products: dict[str, LogScaled],
-    metric: Metric,
-    models: tuple[Comparable, Comparable],
-    dtype: str,
-) -> None:
-    """Say what rounding leaves of an inner product, seen beside the two norms."""
-    product = products["AB"]
-    _check_number(product.mantissa, metric)
-    warn_of_caveats(_caveats(models), stacklevel=3)
-    arithmetic = Arithmetic(_degree(models), dtype)
-    if "AA" not in products:
-        error = arithmetic.rounding
-    elif product.mantissa == 0:
-        return
-    else:
-        with np.errstate(divide="ignore", invalid="ignore"):
-            cosines = precision.cosine(product, products["AA"], products["BB"], arithmetic)
-        error = float(np.nan_to_num(cosines.error, nan=np.inf))
-    precision.report(error, "the inner product", arithmetic, stacklevel=3)
-
-
-def _degree(models: tuple[Comparable, Comparable]) -> int:
-    """That of the polynomial of higher degree; of plain functions none is known."""
-    degrees = [1]
-    for model in models:
-        degrees += [part.degree for _, part in parts(model) if isinstance(part, Model)]
-    return max(degrees)
-
-
-def _check_number(values: Any, metric: Metric) -> None:
-    """A NaN is an error, never a result."""
-    if np.isnan(values).any():
-        raise TnsimError(
-            f"the {metric.name} computation gave NaN for finite weights: "
-            "a float range was exceeded within a layer"
-        )
-
-
-def _labelled(
-    values: Any,
-    metric: Metric,
-    models: tuple[Comparable, Comparable],
-    products: Products,
-    error: Any = None,
-) -> Number | Numbers:
-    """Values that know the metric's name, its guarantee and, of forward passes, route and error."""
-    number = Number if np.ndim(values) == 0 else Numbers
-    if products.forward is not None:
-        ran = products.forward
-        return number(values, metric.name, ran.exact, ran.route, error, _caveats(models))
-    orders = [m.orders for model in models for _, m in terms(model)]
-    nonlinear = max(sum(order > 1 for order in layers) for layers in orders)
-    exact = metric.is_exact(nonlinear)
-    return number(values, metric.name, exact, caveats=_caveats(models))
-
-
-def _caveats(models: tuple[Comparable, Comparable]) -> tuple[str, ...]:
-    return caveats(*(model for model in models if isinstance(model, AnyModel)))

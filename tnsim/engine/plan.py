@@ -8,65 +8,14 @@ weighted sums; stages of equal shape share one.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from dataclasses import dataclass
 from functools import cached_property
 
-from tnsim.engine import plan_memory, plan_text
-from tnsim.engine.documents import opened, sealed
+from tnsim.engine import plan_memory, plan_stages, plan_text
 from tnsim.engine.dtypes import ITEM_BYTES
 from tnsim.engine.piece import Piece
-from tnsim.errors import CheckpointError
-
-FORMAT = 2
-
-
-@dataclass(frozen=True)
-class PlanStage:
-    """One run of a piece.
-
-    Args:
-        piece: Its number in the plan.
-        inputs: Names of the arrays that it reads.
-        outputs: Names of those that it hands out.
-        groups: The scale groups that the piece's `scales` stand for.
-        degrees: (scale group, factor) by which the logarithm of a scale grows in this stage.
-    """
-
-    piece: int
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
-    groups: tuple[str, ...] = ()
-    degrees: tuple[tuple[str, int], ...] = ()
-
-
-@dataclass(frozen=True)
-class WholePlan:
-    """All stages of a plan as the work of one program.
-
-    Args:
-        pieces: of the plan.
-        stages: of the plan.
-        names: of the arrays that it reads, in order.
-        shapes: of those arrays.
-        outputs: of the plan.
-        length: number of operations, those of equal stages as often as they run.
-    """
-
-    pieces: tuple[Piece, ...]
-    stages: tuple[PlanStage, ...]
-    names: tuple[str, ...]
-    shapes: tuple[tuple[int, ...], ...]
-    outputs: tuple[str, ...]
-    length: int
-
-    def __hash__(self) -> int:
-        return self._hash
-
-    @cached_property
-    def _hash(self) -> int:
-        return hash((self.pieces, self.stages, self.names, self.shapes, self.outputs))
+from tnsim.engine.plan_stages import PlanStage, WholePlan
 
 
 @dataclass(frozen=True)
@@ -162,27 +111,12 @@ class Plan:
     @cached_property
     def output_shapes(self) -> dict[str, tuple[int, ...]]:
         """Shape of every output."""
-        shapes: dict[str, tuple[int, ...]] = {}
-        for stage in self.stages:
-            piece = self.pieces[stage.piece]
-            for name, output in zip(stage.outputs, piece.outputs, strict=True):
-                shapes[name] = piece.value_shapes[output]
-        return {name: shapes[name] for name in self.outputs}
+        return plan_stages.output_shapes(self.pieces, self.stages, self.outputs)
 
     @cached_property
     def log_weights(self) -> dict[tuple[int, str], float]:
-        """How often the logarithm of a group in a stage, by its number, counts in the end.
-
-        It is the product of the later degrees of its group.
-        """
-        found: dict[tuple[int, str], float] = {}
-        later: dict[str, int] = {}
-        for n in reversed(range(len(self.stages))):
-            for group in reversed(self.stages[n].groups):
-                found[n, group] = float(later.get(group, 1))
-            for group, degree in self.stages[n].degrees:
-                later[group] = later.get(group, 1) * degree
-        return dict(reversed(found.items()))
+        """How often the logarithm of a group in a stage, by its number, counts in the end."""
+        return plan_stages.log_weights(self.stages)
 
     @property
     def input_bytes(self) -> int:
@@ -197,7 +131,9 @@ class Plan:
 
     def to_json(self) -> str:
         """One JSON document with a digest of its content; `from_json` gives an equal plan back."""
-        return sealed({"format": FORMAT, **dataclasses.asdict(self)})
+        from tnsim.engine.plan_files import document
+
+        return document(self)
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Plan:
@@ -217,18 +153,9 @@ class Plan:
             >>> tnsim.Plan.from_json(plan.to_json()) == plan
             True
         """
-        from tnsim.engine.plan_json import plan_from_data
+        from tnsim.engine.plan_files import plan_from
 
-        try:
-            data = opened(text)
-            if data.pop("format", None) != FORMAT:
-                raise ValueError("another format number")
-            return plan_from_data(data)
-        except (ValueError, TypeError) as error:
-            reason = str(error)
-        except RecursionError:
-            reason = "it is nested too deeply"
-        raise CheckpointError(f"not a tnsim plan in format {FORMAT}: {reason}")
+        return plan_from(text)
 
     def __repr__(self) -> str:
         return plan_text.one_line(self)

@@ -18,7 +18,8 @@ from typing import Any, TypeVar
 
 from tnsim.engine.dtypes import ALL_DTYPES
 from tnsim.engine.piece import Operation, Piece
-from tnsim.engine.plan import Plan, PlanStage
+from tnsim.engine.plan import Plan
+from tnsim.engine.plan_stages import PlanStage
 
 T = TypeVar("T")
 Shape = tuple[int, ...]

@@ -17,8 +17,9 @@ from typing import Any
 from tnsim.engine import cache
 from tnsim.engine import pathfinding as paths
 from tnsim.engine.piece import Piece
-from tnsim.engine.plan import Plan, PlanStage
+from tnsim.engine.plan import Plan
 from tnsim.engine.plan_json import piece_from_data
+from tnsim.engine.plan_stages import PlanStage
 from tnsim.engine.problem import Operand, Problem, Stage, Term, prune, unaliased
 from tnsim.engine.route_search import Shapes, Ways, shape_of, written
 from tnsim.engine.splitting import Part, split

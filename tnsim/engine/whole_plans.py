@@ -18,7 +18,8 @@ import numpy as np
 
 from tnsim.engine import execution
 from tnsim.engine.execution import Result
-from tnsim.engine.plan import Plan, WholePlan
+from tnsim.engine.plan import Plan
+from tnsim.engine.plan_stages import WholePlan
 from tnsim.engine.programs import Wanted, lie_on_default_device, ready
 from tnsim.engine.stacking import Run, Stacked, mapped
 

@@ -1,0 +1,184 @@
+"""What a verb says of the products it asked for. In: inner products. Out: numbers with labels.
+
+Outside a JAX trace a number knows its metric, whether that is exact, the standard error of what was
+sampled, and what sets the models apart from the networks they were read from; what rounding leaves
+of it is said in a warning or an error. Inside a trace the arrays are handed out as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import jax.numpy as jnp
+import numpy as np
+
+from tnsim.compare.by_points import cosine_error, inner_error
+from tnsim.compare.numbers import Number, Numbers, SignedLog
+from tnsim.compare.planned import AnyModel, Comparable, parts
+from tnsim.compare.products import Products
+from tnsim.engine import precision
+from tnsim.engine.log_scaled import LogScaled, log_abs
+from tnsim.engine.precision import Arithmetic
+from tnsim.errors import TnsimError
+from tnsim.metrics.metric import Metric
+from tnsim.models.model import Model, caveats, terms
+from tnsim.models.origin import warn_of_caveats
+from tnsim.models.scaling import beyond_float, power
+
+Two = tuple[Comparable, Comparable]
+
+
+def cosine(products: Products, metric: Metric, models: Two, dtype: str) -> Any:
+    """AB / sqrt(AA BB), elementwise.
+
+    Args:
+        products: AB, AA and BB.
+        metric: what they were computed under.
+        models: what was compared.
+        dtype: precision of the computation.
+
+    Returns:
+        A `Number`, or `Numbers` where outputs are told apart; inside a trace an array.
+
+    Raises:
+        ModelError: where a norm vanishes, unless traced (there it is NaN).
+    """
+    arithmetic = Arithmetic(_degree(models), dtype)
+    found = products.values
+    if not products.traced:
+        for product in found.values():
+            _check_number(product.mantissa, metric)
+        for name, model, which in zip(("AA", "BB"), models, ("first", "second"), strict=True):
+            several = len(parts(model)) > 1
+            precision.check_norm(found[name], f"the {which} model", several, arithmetic)
+    cosines = precision.cosine(found["AB"], found["AA"], found["BB"], arithmetic)
+    if products.traced:
+        return cosines.value
+    values = precision.clipped(cosines)
+    precision.report(float(np.max(cosines.error)), "the cosine", arithmetic, stacklevel=3)
+    warn_of_caveats(_caveats(models), stacklevel=3)
+    error = _standard_error(products, cosine_error)
+    return _labelled(values, metric, models, products, error)
+
+
+def value(products: Products, metric: Metric, models: Two, dtype: str) -> Any:
+    """The inner product AB as a float.
+
+    Args:
+        products: AB, and the norms where they were asked for.
+        metric: what they were computed under.
+        models: what was compared.
+        dtype: precision of the computation.
+
+    Returns:
+        A `Number`; inside a trace an array.
+
+    Raises:
+        TnsimError: where it is beyond float64.
+    """
+    product, exponent = products.values["AB"], products.exponent
+    found = power(product.mantissa, product.log, exponent)
+    if products.traced:
+        return found
+    if beyond_float(found, product.mantissa):
+        log = product.log + exponent * np.log(2)
+        raise TnsimError(
+            f"the inner product is about exp({log:.6g}), beyond float64; use log_inner"
+        )
+    _report(products.values, metric, models, dtype)
+    error = _standard_error(products, inner_error)
+    if error is not None:
+        error = power(error, product.log, exponent)
+    return _labelled(found, metric, models, products, error)
+
+
+def logarithm(products: Products, metric: Metric, models: Two, dtype: str) -> SignedLog:
+    """Sign and logarithm of the inner product AB.
+
+    Args:
+        products: AB, and the norms where they were asked for.
+        metric: what they were computed under.
+        models: what was compared.
+        dtype: precision of the computation.
+
+    Returns:
+        Two of `Number`; inside a trace two arrays. A standard error is that of the logarithm.
+    """
+    product, exponent = products.values["AB"], products.exponent
+    log = log_abs(product) + exponent * np.log(2)
+    if products.traced:
+        return SignedLog(jnp.sign(product.mantissa), log)
+    _report(products.values, metric, models, dtype)
+    error = None
+    if product.mantissa != 0:
+        error = _standard_error(products, inner_error)
+    if error is not None:
+        error = error / abs(product.mantissa)  # d log|x| = dx / |x|
+    sign = _labelled(np.sign(product.mantissa), metric, models, products)
+    return SignedLog(
+        cast(Number, sign), cast(Number, _labelled(log, metric, models, products, error))
+    )
+
+
+def _report(products: dict[str, LogScaled], metric: Metric, models: Two, dtype: str) -> None:
+    """Say what rounding leaves of an inner product, seen beside the two norms.
+
+    Warnings point four frames up: past this function, its caller here and the verb.
+    """
+    product = products["AB"]
+    _check_number(product.mantissa, metric)
+    warn_of_caveats(_caveats(models), stacklevel=4)
+    arithmetic = Arithmetic(_degree(models), dtype)
+    if "AA" not in products:
+        error = arithmetic.rounding
+    elif product.mantissa == 0:
+        return
+    else:
+        with np.errstate(divide="ignore", invalid="ignore"):
+            cosines = precision.cosine(product, products["AA"], products["BB"], arithmetic)
+        error = float(np.nan_to_num(cosines.error, nan=np.inf))
+    precision.report(error, "the inner product", arithmetic, stacklevel=4)
+
+
+def _standard_error(products: Products, error_of: Callable[[Any], Any]) -> Any:
+    """That of the only pair of a forward pass; None where nothing was sampled."""
+    if products.sums is None:
+        return None
+    errors = error_of(products.sums)
+    return None if errors is None else errors[0, 0]
+
+
+def _degree(models: Two) -> int:
+    """That of the polynomial of higher degree; of plain functions none is known."""
+    degrees = [1]
+    for model in models:
+        degrees += [part.degree for _, part in parts(model) if isinstance(part, Model)]
+    return max(degrees)
+
+
+def _check_number(values: Any, metric: Metric) -> None:
+    """A NaN is an error, never a result."""
+    if np.isnan(values).any():
+        raise TnsimError(
+            f"the {metric.name} computation gave NaN for finite weights: "
+            "a float range was exceeded within a layer"
+        )
+
+
+def _labelled(
+    values: Any, metric: Metric, models: Two, products: Products, error: Any = None
+) -> Number | Numbers:
+    """Values that know the metric's name, its guarantee and, of forward passes, route and error."""
+    number = Number if np.ndim(values) == 0 else Numbers
+    if products.forward is not None:
+        ran = products.forward
+        return number(values, metric.name, ran.exact, ran.route, error, _caveats(models))
+    orders = [m.orders for model in models for _, m in terms(model)]
+    nonlinear = max(sum(order > 1 for order in layers) for layers in orders)
+    exact = metric.is_exact(nonlinear)
+    return number(values, metric.name, exact, caveats=_caveats(models))
+
+
+def _caveats(models: Two) -> tuple[str, ...]:
+    return caveats(*(model for model in models if isinstance(model, AnyModel)))
