@@ -1,0 +1,99 @@
+"""Terms that may be written in several ways: each has the same value, contracted one by one.
+
+The contractions here are cotengra's, over all definitions as they stand: no planning, no sharing,
+no scales.
+"""
+
+import cotengra
+import numpy as np
+import pytest
+from oracles import bilinear, linear, random_gaussian
+
+import tnsim
+from tnsim.engine.problem import unaliased
+from tnsim.folding.base import model_weights
+from tnsim.folding.crossings import crossing_part
+from tnsim.folding.whole_families import WholeTree
+from tnsim.metrics.orbits import Tree, diagrams
+from tnsim.names import Pair
+
+MODELS = {
+    "two layers": (lambda g: [bilinear(g, 2, 3, 2), bilinear(g, 2, 2, 1)]),
+    "two layers, biases": (lambda g: [bilinear(g, 2, 3, 2, True), bilinear(g, 2, 2, 1, True)]),
+    "embedded": (lambda g: [linear(g, 2, 3), bilinear(g, 3, 2, 2), bilinear(g, 2, 2, 2)]),
+    "three layers": (lambda g: [bilinear(g, 2, 2, 2), bilinear(g, 2, 2, 2), bilinear(g, 2, 2, 1)]),
+}
+
+
+def product(operands, arrays, output):
+    """One product of arrays by name, over all indices that are not an output."""
+    chosen = [arrays[unaliased(o.name)] for o in operands]
+    return cotengra.array_contract(chosen, [o.indices for o in operands], output, optimize="greedy")
+
+
+def sum_of(terms, arrays, output):
+    """The terms as they are written first."""
+    return sum(term.weight * product(term.operands, arrays, output) for term in terms)
+
+
+def ways(term, arrays, output):
+    """The value of a term's product, and of every sum that it may be written as, to any depth."""
+    yield product(term.operands, arrays, output)
+    for terms in term.otherwise:
+        yield sum_of(terms, arrays, output)
+        for inner in terms:
+            first, *others = ways(inner, arrays, output)
+            for other in others:
+                np.testing.assert_allclose(other, first, rtol=1e-11, atol=1e-13)
+
+
+def check_all_ways(a, b, metric):
+    family = WholeTree.of(a, b, metric)
+    problem = family.problem((Pair("A", "B"),), per_output=True)
+    t = 0.7 if family.nodes is not None else None
+    arrays = model_weights(family, {"A": a, "B": b})
+    arrays |= family.inputs(problem.shapes, metric, a.d_in, t)
+    counted = 0
+    for definition in [d for stage in problem.stages for d in stage.definitions]:
+        for term in definition.terms:
+            first, *others = ways(term, arrays, definition.indices)
+            counted += len(others)
+            for other in others:
+                np.testing.assert_allclose(other, first, rtol=1e-11, atol=1e-13)
+        arrays[definition.name] = sum_of(definition.terms, arrays, definition.indices)
+    assert counted
+
+
+@pytest.mark.parametrize("covariance", [False, True])
+@pytest.mark.parametrize("name", [name for name in MODELS if name != "three layers"])
+def test_two_layers_are_the_same_in_every_way(name, covariance, rng):
+    a, b = (tnsim.Model(MODELS[name](rng)) for _ in range(2))
+    metric = tnsim.Gaussian(*random_gaussian(rng, 2)) if covariance else tnsim.Gaussian()
+    check_all_ways(a, b, metric)
+
+
+def test_three_layers_under_symmetric_are_the_same_in_every_way(rng):
+    a, b = (tnsim.Model(MODELS["three layers"](rng)) for _ in range(2))
+    check_all_ways(a, b, tnsim.Symmetric())
+
+
+@pytest.mark.slow
+def test_three_layers_are_the_same_in_every_way(rng):
+    a, b = (tnsim.Model(MODELS["three layers"](rng)) for _ in range(2))
+    check_all_ways(a, b, tnsim.Gaussian())
+
+
+def test_diagrams_of_three_layers_have_77_crossing_parts():
+    tree = Tree((2, 2, 2))
+    found = diagrams(tree, tree, cross_only=False)
+    forms = {crossing_part(diagram.edges, 4, 8).form() for diagram in found}
+    assert len(found) == 606 and len(forms) == 77
+
+
+def test_a_crossing_part_does_not_depend_on_which_node_is_which(rng):
+    tree = Tree((2, 2, 2))
+    for diagram in diagrams(tree, tree, cross_only=False)[::37]:
+        order = [*rng.permutation(4), *(4 + rng.permutation(4))]
+        moved = [(int(order[u]), int(order[v])) for u, v in diagram.edges]
+        before = crossing_part(diagram.edges, 4, 8)
+        assert crossing_part(moved, 4, 8).form() == before.form()
