@@ -157,7 +157,7 @@ def test_path_costs_agree_with_opt_einsum(rng):
                 np.prod([sizes[ord(c) - 97] for c in set(step[2]) - set(",->")], dtype=int)
                 for step in info.contraction_list
             )
-            assert paths.cost(inputs, output, sizes, path).multiplications == theirs
+            assert paths.Product(inputs, output, sizes).cost(path).multiplications == theirs
 
 
 def test_shared_work_is_done_once():

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from tnsim.sessions import remembered
@@ -25,9 +25,9 @@ OPTIMAL_UP_TO = 10
 """Tensors for which every path is tried; beyond it paths are guessed and improved."""
 KEPT = 8
 """Routes returned."""
-SEEDS = {1: 16, 2: 32}
-"""Random-greedy searches, by effort. Each gives its best path; many short ones give more different
-paths, and so more to choose from, than few long ones."""
+SEEDS = 16
+"""Random-greedy searches. Each gives its best path; many short ones give more different paths, and
+so more to choose from, than few long ones."""
 TRIALS = 8
 """Paths that a random-greedy search tries."""
 CACHED, WRITING = 2**20, 128
@@ -93,7 +93,7 @@ def routes(
         output: Labels of the result.
         items: Label and size, for every label.
         effort: 0 gives one greedy path; 1 the optimal paths of few tensors, and some random-greedy
-            ones; 2 many, and of many tensors the best two improved subtree by subtree.
+            ones; 2 of many tensors also the best two of these, improved subtree by subtree.
         large: Elements that no intermediate exceeds where chunks can prevent it.
 
     Returns:
@@ -107,62 +107,98 @@ def routes(
         >>> best.path, best.multiplications
         (((0, 1), (2, 3)), 324)
     """
-    sizes = dict(items)
+    product = Product(inputs, output, dict(items))
     if len(inputs) < 3:
         paths: list[Path] = [((0, 1),)] if len(inputs) == 2 else [()]
     else:
-        paths = _search(inputs, output, sizes, effort)
+        paths = _search(inputs, output, product, effort)
     distinct = list(dict.fromkeys(paths))
     if len(distinct) > KEPT:
         # Chunking takes longer than searching: only what is cheap without has a chance with it.
-        prices = {path: cost(inputs, output, sizes, path).price for path in distinct}
+        prices = {path: product.cost(path).price for path in distinct}
         distinct = sorted(distinct, key=prices.__getitem__)[: 2 * KEPT]
-    found = [_routed(inputs, output, sizes, path, large) for path in distinct]
+    found = [_routed(product, output, path, large) for path in distinct]
     return tuple(sorted(found, key=lambda route: (route.price, route.path))[:KEPT])
 
 
-def cost(
-    inputs: Sequence[Sequence[int]], output: Sequence[int], sizes: dict[int, int], path: Path
-) -> Cost:
-    """What one product costs along one path.
+class Product:
+    """One product, whose paths are priced. Sets of labels are bit masks: there are many paths.
+
+    Args:
+        inputs: Labels of every operand.
+        output: Labels of the result.
+        sizes: Of every label.
 
     Example:
-        >>> cost([(0, 1), (1, 2)], (0, 2), {0: 2, 1: 3, 2: 5}, ((0, 1),))
+        >>> product = Product([(0, 1), (1, 2)], (0, 2), {0: 2, 1: 3, 2: 5})
+        >>> product.cost(((0, 1),))
         Cost(multiplications=30, written=0, largest=10)
+        >>> product.cost(((0, 1),), chunks=(1,))
+        Cost(multiplications=10, written=0, largest=10)
     """
-    tensors = [frozenset(labels) for labels in inputs]
-    readers = dict.fromkeys(sizes, 0)  # who still reads a label: tensors not used up, the output
-    for labels in (*tensors, output):
-        for label in labels:
-            readers[label] += 1
-    multiplications, written, largest = 0, 0, 0
-    for one, two in path:
-        for tensor in (one, two):
-            for label in tensors[tensor]:
-                readers[label] -= 1
-        both = tensors[one] | tensors[two]
-        kept = frozenset(label for label in both if readers[label])
-        for label in kept:
-            readers[label] += 1
-        tensors.append(kept)
-        multiplications += math.prod(sizes[label] for label in both)
-        size = math.prod(sizes[label] for label in kept)
-        largest = max(largest, size)
-        if size > CACHED:
-            written += size
-    return Cost(multiplications, written, largest)
+
+    def __init__(
+        self, inputs: Sequence[Sequence[int]], output: Sequence[int], sizes: dict[int, int]
+    ) -> None:
+        self.sizes = sizes
+        self.bit = {label: 1 << n for n, label in enumerate(sizes)}
+        self.inputs = [self._mask(labels) for labels in inputs]
+        self.output = self._mask(output)
+        self._elements: dict[int, int] = {0: 1}
+
+    def _mask(self, labels: Iterable[int]) -> int:
+        return sum({self.bit[label] for label in labels})
+
+    def steps(self, path: Path) -> tuple[tuple[int, int], ...]:
+        """Of every step of a path: the labels of both tensors, and those that their product keeps.
+
+        A label is kept as long as another tensor or the output has it.
+        """
+        found = []
+        pool = dict(enumerate(self.inputs))
+        for number, (one, two) in enumerate(path, start=len(pool)):
+            both = pool.pop(one) | pool.pop(two)
+            read = self.output
+            for labels in pool.values():
+                read |= labels
+            pool[number] = both & read
+            found.append((both, both & read))
+        return tuple(found)
+
+    def cost(self, path: Path, chunks: Labels = ()) -> Cost:
+        """What it costs along a path, of which one turn of a loop over `chunks`."""
+        return self.cost_of(self.steps(path), chunks)
+
+    def cost_of(self, steps: Iterable[tuple[int, int]], chunks: Labels = ()) -> Cost:
+        """As `cost`, of the steps of a path."""
+        inside = ~self._mask(chunks)
+        multiplications, written, largest = 0, 0, 0
+        for both, kept in steps:
+            multiplications += self._size(both & inside)
+            size = self._size(kept & inside)
+            if size > largest:
+                largest = size
+            if size > CACHED:
+                written += size
+        return Cost(multiplications, written, largest)
+
+    def _size(self, mask: int) -> int:
+        """Elements of a tensor with the labels of a mask."""
+        size = self._elements.get(mask)
+        if size is None:
+            size = math.prod(n for label, n in self.sizes.items() if self.bit[label] & mask)
+            self._elements[mask] = size
+        return size
 
 
-def _search(
-    inputs: Sequence[Labels], output: Labels, sizes: dict[int, int], effort: int
-) -> list[Path]:
+def _search(inputs: Sequence[Labels], output: Labels, product: Product, effort: int) -> list[Path]:
     """Paths by cotengra's basic searches; its functions take labels as letters."""
     import cotengrust
 
     count = len(inputs)
     letters = [list(map(_letter, labels)) for labels in inputs]
     out = list(map(_letter, output))
-    size = {_letter(label): float(n) for label, n in sizes.items()}
+    size = {_letter(label): float(n) for label, n in product.sizes.items()}
     paths = [_pairs(cotengrust.optimize_greedy(letters, out, size, use_ssa=True), count)]
     if effort == 0:
         return paths
@@ -172,34 +208,31 @@ def _search(
         # Of several optimal paths the first is returned: from the other end it is another one.
         mirrored = cotengrust.optimize_optimal(letters[::-1], out, size, use_ssa=True)
         paths.append(tuple(_mirrored(_pairs(mirrored, count), count)))
-    for seed in range(SEEDS[effort]):
+    for seed in range(SEEDS):
         path, _ = cotengrust.optimize_random_greedy_track_flops(
             letters, out, size, ntrials=TRIALS, seed=seed, use_ssa=True
         )
         paths.append(_pairs(path, count))
     if count > OPTIMAL_UP_TO and effort == 2:
-        best_two = sorted(
-            dict.fromkeys(paths), key=lambda path: cost(inputs, output, sizes, path).price
-        )[:2]
+        best_two = sorted(dict.fromkeys(paths), key=lambda path: product.cost(path).price)[:2]
         paths += [_reconfigured(letters, out, size, path) for path in best_two]
     return paths
 
 
-def _routed(
-    inputs: Sequence[Labels], output: Labels, sizes: dict[int, int], path: Path, large: int
-) -> Route:
+def _routed(product: Product, output: Labels, path: Path, large: int) -> Route:
     """A path, chunked until its intermediates fit.
 
     It loops over the label that leaves the least work, one more at a time.
     """
     chunks: Labels = ()
-    whole = cost(inputs, output, sizes, path)
+    steps = product.steps(path)
+    whole = product.cost_of(steps)
     multiplications, price, largest = whole.multiplications, whole.price, whole.largest
     while largest > large:
         fitting, smaller = [], []
-        for label in sorted(set(sizes) - set(output) - set(chunks)):
-            turns = math.prod(sizes[x] for x in (*chunks, label))
-            turn = cost(inputs, output, sizes | dict.fromkeys((*chunks, label), 1), path)
+        for label in sorted(set(product.sizes) - set(output) - set(chunks)):
+            turns = math.prod(product.sizes[x] for x in (*chunks, label))
+            turn = product.cost_of(steps, (*chunks, label))
             found = (turn.price * turns, turn.largest, label, turn.multiplications * turns)
             if turn.largest <= large:
                 fitting.append(found)

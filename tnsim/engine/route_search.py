@@ -26,6 +26,8 @@ WORTH_SEARCHING = 10**8
 """Price of a stage from which on it is searched harder: some milliseconds."""
 MATTERS, HEAVY = 2e-4, 2e-3
 """Shares of the stage's price from which on a term is searched a second and a third time."""
+GAINS, SAVES = 10**6, 3 * 10**7
+"""Prices of a term from which on these searches, of 6 and 50 ms, are won back in some 50 runs."""
 HOPELESS = 64
 """How many times as dear as the cheapest way another may look and still be searched again."""
 
@@ -80,9 +82,9 @@ class RouteSearch:
         sums = list(_candidates(stage, shapes))
         every = [candidate for terms in sums for candidate in terms]
         few = len(every) <= FEW
-        for effort, share in ((1, MATTERS), (2, HEAVY)):
+        for effort, share, worth in ((1, MATTERS, GAINS), (2, HEAVY, SAVES)):
             prices = [self._price(candidate) for candidate in every]
-            least = share * sum(prices)
+            least = max(share * sum(prices), worth)
             if effort == 1 and few:
                 least = 0.0
             elif sum(prices) < WORTH_SEARCHING:
