@@ -221,8 +221,12 @@ def _packed(values: Float[np.ndarray, "A B"], decimals: int) -> dict[str, Any]:
     """Whole multiples of 10^-decimals, null where a value is not finite.
 
     Of a symmetric matrix the lower triangle is kept, row by row; whole numbers need no decimals.
+    Triangles that were rounded apart, by less than is shown, are one.
     """
-    symmetric = np.array_equal(values, values.T)
+    symmetric = False
+    if values.shape == values.T.shape:
+        unseen = 0.5 * 10.0**-decimals
+        symmetric = np.allclose(values, values.T, rtol=0, atol=unseen, equal_nan=True)
     if symmetric:
         kept = values[np.tril_indices(len(values))].astype(float)
     else:

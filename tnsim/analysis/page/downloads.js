@@ -24,13 +24,13 @@ function pictureOf(drawing, name) {
   const canvas = document.createElement("canvas");
   const { width, ratio, title, paper, ink } = PICTURE;
   const place = layout(canvas.getContext("2d"), width, title);
-  const brush = resized(canvas, width, place.height + 8, ratio);
+  const brush = resized(canvas, place.width, place.height + 8, ratio);
   brush.fillStyle = paper;
-  brush.fillRect(0, 0, width, place.height + 8);
+  brush.fillRect(0, 0, place.width, place.height + 8);
   brush.fillStyle = ink;
   brush.font = "600 14px system-ui, sans-serif";
   brush.textBaseline = "middle";
-  brush.fillText(`${run.title}: ${name}`, place.left, title / 2, width - place.left);
+  brush.fillText(`${run.title}: ${name}`, place.left, title / 2, place.width - place.left);
   drawMatrix(brush, place, { ...drawing, ink });
   return canvas;
 }

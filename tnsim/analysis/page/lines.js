@@ -6,22 +6,26 @@ const widthOf = (svg) => Math.max(svg.clientWidth, 240);
 const path = (points) =>
   points.map(([x, y], n) => `${n ? "L" : "M"}${x.toFixed(1)} ${y.toFixed(1)}`).join("");
 
+const LETTER = 6.5; // pixels
+const longestRow = () => Math.max(...run.rows.map((label) => shortened(label).length));
+
 const columnOf = (values, j) => Array.from({ length: rows }, (_, i) => values[i * columns + j]);
 
 // The lines of the picture: [text, a value for every row, colour, dashes].
 function trajectories(values, column, pinned) {
   const last = columns - 1;
-  const lines = [[`to ${run.columns[last]}`, columnOf(values, last), PALETTE[0], ""]];
+  const nameOf = (j) => shortened(run.columns[j]);
+  const lines = [[`to ${nameOf(last)}`, columnOf(values, last), PALETTE[0], ""]];
   if (run.oneSet && rows > 1) {
     const before = Array.from({ length: rows }, (_, i) => (i ? values[i * columns + i - 1] : NaN));
     lines.push(["to the one before", before, PALETTE[1], "5 3"]);
   }
   if (column !== last) {
-    const text = `to ${run.columns[column]} (the pair's column)`;
+    const text = `to ${nameOf(column)} (the pair's column)`;
     lines.push([text, columnOf(values, column), PALETTE[2], "1.5 3"]);
   }
   if (pinned !== null && pinned.column !== last && pinned.column !== column) {
-    const text = `to ${run.columns[pinned.column]} (the pinned column)`;
+    const text = `to ${nameOf(pinned.column)} (the pinned column)`;
     lines.push([text, columnOf(values, pinned.column), "#ff5fc4", "1.5 3"]);
   }
   return lines;
@@ -40,11 +44,10 @@ function heights(lines) {
   return [low, low + 1];
 }
 
-function drawTrajectory(values, { row, column, pinned }, points) {
+function drawTrajectory(values, { row, column, pinned }, points, W) {
   const svg = byId("trajectory");
-  const [W, H, left, right, top] = [widthOf(svg), 240, 52, 14, 10];
-  const longest = Math.max(...run.rows.map((label) => String(label).length));
-  const below = 16 + 6.5 * Math.min(longest, 18);
+  const [H, left, right, top] = [240, 52, 14, 10];
+  const below = 16 + LETTER * longestRow();
   const lines = trajectories(values, column, pinned);
   const [low, high] = heights(lines);
   const x = (n) => left + (W - left - right) * (rows > 1 ? n / (rows - 1) : 0.5);
@@ -77,11 +80,6 @@ function drawTrajectory(values, { row, column, pinned }, points) {
   byId("legend").replaceChildren(...lines.map(legendEntry));
 }
 
-const shortened = (label) => {
-  const text = String(label);
-  return text.length > 18 ? `${text.slice(0, 17)}…` : text;
-};
-
 function legendEntry([text, , stroke, dashes]) {
   const entry = element("span");
   const kind = dashes ? "dashed" : "solid";
@@ -92,23 +90,23 @@ function legendEntry([text, , stroke, dashes]) {
 
 // --- the plane -----------------------------------------------------------------------------------
 
-// Where the points stand, both axes to one scale.
+// Where the points stand, both axes to one scale, with room for labels at the sides.
 function placedPoints(W, H) {
-  const edge = 46;
+  const edges = [14 + LETTER * longestRow(), 20];
   const { points } = run.embedding;
   const bounds = [0, 1].map((axis) => {
     const along = points.map((point) => point[axis]);
     return [Math.min(...along), Math.max(...along)];
   });
-  const units = bounds.map(([low, high], c) => ([W, H][c] - 2 * edge) / (high - low || 1e-9));
+  const units = bounds.map(([low, high], c) => ([W, H][c] - 2 * edges[c]) / (high - low || 1e-9));
   const unit = Math.min(...units, 1e4);
   const [across, up] = bounds.map(([low, high]) => (low + high) / 2);
   return points.map(([x, y]) => [W / 2 + unit * (x - across), H / 2 - unit * (y - up)]);
 }
 
-function drawPlane({ row, column, pinned }, phaseOf) {
+function drawPlane({ row, column, pinned }, phaseOf, W) {
   const svg = byId("plane");
-  const [W, H] = [widthOf(svg), 330];
+  const H = 330;
   const placed = placedPoints(W, H);
   const chosen = new Set([row, column]);
   const held = new Set(pinned === null ? [] : [pinned.row, pinned.column]);
@@ -129,7 +127,7 @@ function drawPlane({ row, column, pinned }, phaseOf) {
     const [x, y] = placed[n];
     const away = x < W / 2 ? -1 : 1;
     const text = shortened(run.rows[n]);
-    const length = 10 + 6.5 * text.length;
+    const length = 10 + LETTER * text.length;
     if (taken.some(([u, v]) => Math.abs(u - x) < length && Math.abs(v - y) < 13)) continue;
     taken.push([x, y]);
     const anchor = away < 0 ? "end" : "start";

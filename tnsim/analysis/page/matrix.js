@@ -20,7 +20,7 @@ function strips() {
 function layout(brush, width, top) {
   brush.font = FONT;
   const widest = (labels) => {
-    const lengths = labels.map((label) => brush.measureText(String(label)).width);
+    const lengths = labels.map((label) => brush.measureText(shortened(label)).width);
     return Math.min(Math.max(...lengths), LABEL) + 10;
   };
   const left = Math.max(widest(run.rows), 34);
@@ -28,7 +28,8 @@ function layout(brush, width, top) {
   const cell = Math.min((width - left - right) / columns, 640 / rows, CELL);
   const above = top + 6 + STRIP * strips().length;
   const [w, h] = [cell * columns, cell * rows];
-  return { left, top: above, cell, w, h, height: above + h + widest(run.columns) };
+  const whole = { width: left + w + right, height: above + h + widest(run.columns) };
+  return { left, top: above, cell, w, h, ...whole };
 }
 
 function drawLabels(brush, { left, top, cell, w, h }) {
@@ -36,12 +37,12 @@ function drawLabels(brush, { left, top, cell, w, h }) {
   brush.textBaseline = "middle";
   brush.textAlign = "right";
   for (let i = 0; i < rows; i += every)
-    brush.fillText(run.rows[i], left - 6, top + h - (i + 0.5) * cell, LABEL);
+    brush.fillText(shortened(run.rows[i]), left - 6, top + h - (i + 0.5) * cell, LABEL);
   for (let j = 0; j < columns; j += every) {
     brush.save();
     brush.translate(left + (j + 0.5) * cell, top + h + 6);
     brush.rotate(-Math.PI / 2);
-    brush.fillText(run.columns[j], 0, 0, LABEL);
+    brush.fillText(shortened(run.columns[j]), 0, 0, LABEL);
     brush.restore();
   }
 }
@@ -93,7 +94,8 @@ function drawStrip(brush, { left, cell, w }, curves, bottom, ink) {
     brush.fillStyle = paletteAt(n);
     brush.fillRect(left + n * room, bottom - STRIP + 8, 12, 3);
     brush.fillStyle = ink;
-    brush.fillText(words(curve.name), left + n * room + 17, bottom - STRIP + 9.5, room - 20);
+    const name = shortened(words(curve.name));
+    brush.fillText(name, left + n * room + 17, bottom - STRIP + 9.5, room - 20);
     brush.strokeStyle = paletteAt(n);
     brush.lineWidth = 1.8;
     brush.beginPath();

@@ -48,9 +48,11 @@ function drawMarks() {
 }
 
 function drawPair() {
+  // widths are read before anything is written, so that the page is laid out once
+  const [across, plane] = [widthOf(byId("trajectory")), widthOf(byId("plane"))];
   drawMarks();
-  drawTrajectory(valuesOf(current()), state, changePoints());
-  if (run.embedding) drawPlane(state, phaseOf);
+  drawTrajectory(valuesOf(current()), state, changePoints(), across);
+  if (run.embedding) drawPlane(state, phaseOf, plane);
   drawReadout(state, state.pinned);
   const value = valuesOf(current())[state.row * columns + state.column];
   byId("spoken").textContent = `${labelOf(state)}: ${shown(value, current().decimals)}`;

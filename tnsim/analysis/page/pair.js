@@ -1,6 +1,6 @@
 // What is known of the pair that is chosen and, beside it, of the one that is pinned.
 
-const labelOf = ({ row, column }) => `${run.rows[row]}, ${run.columns[column]}`;
+const labelOf = ({ row, column }) => [run.rows[row], run.columns[column]].map(shortened).join(", ");
 
 // A line of the table: its name, the text for a pair, and its number where there is a difference.
 function matrixLine(packed, name, text) {

@@ -24,6 +24,12 @@ const words = (name) => name.replaceAll("_", " ");
 const signed = (x) => String(x).replace("-", "−");
 const shown = (x, decimals) => (Number.isFinite(x) ? signed(x.toFixed(decimals)) : "not finite");
 
+// A label of at most 20 letters: names of checkpoints differ at their ends more than elsewhere.
+function shortened(label) {
+  const text = String(label);
+  return text.length > 20 ? `${text.slice(0, 8)}…${text.slice(-11)}` : text;
+}
+
 // --- matrices ------------------------------------------------------------------------------------
 
 // Whole multiples of a power of ten become numbers; of a symmetric matrix the lower triangle is
