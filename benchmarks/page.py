@@ -115,10 +115,9 @@ def main() -> None:
         size = f"{page.stat().st_size / 1e6:.2f} MB, written in {seconds:.1f} s"
         with browser.Browser(Path(folder)) as window:
             rows = timings(window, page)
-    what = (
-        f"`python benchmarks/page.py`: {CHECKPOINTS} x {CHECKPOINTS} checkpoints, {OUTPUTS} slices."
-    )
-    lines = [f"{what} A file of {size}.", f"Headless Chromium on {MACHINE}.", ""]
+    what = f"{CHECKPOINTS} x {CHECKPOINTS} checkpoints, {OUTPUTS} slices"
+    lines = [f"`python benchmarks/page.py`: {what}. A file of {size}."]
+    lines += [f"Headless Chromium on {MACHINE}.", ""]
     lines += ["| | median | 95th percentile | longest |", "|---|---|---|---|"]
     lines += [f"| {name} | {figure} |" for name, figure in rows.items()]
     text = "\n".join(lines) + "\n"

@@ -176,6 +176,10 @@ def test_a_note_stays_while_pairs_are_chosen(show):
     window.run("document.querySelector('#readout [data-term=sign]').click()")
     window.point(*middle_of(window, 1, 1))
     assert window.text("#note").startswith("The sign")
+    window.run("document.querySelector('h2 [data-term=phases]').click(); state.phases = 1; draw()")
+    assert window.text("#note").startswith("A division")
+    window.run("document.querySelector('[data-term=scatter]').click(); state.phases = 2; draw()")
+    assert window.run("byId('note')") is None
 
 
 def test_slices_step_by_step(show):

@@ -145,6 +145,7 @@ def test_curves_caveats_and_what_matrices_say_of_themselves(tmp_path, rng):
     run["accuracy"] = ("a", [0.1234567, np.nan, 1.0])
     run["epoch_a"] = ("a", [1, 2, 3])
     run["note"] = ("a", ["x", "y", "z"])
+    run["never_measured"] = ("a", [np.nan] * 3)
     run["cka"] = run.similarity.assign_attrs(samples=200)
     data = data_of(report.write(run, tmp_path / "run.html"))
     assert data["curves"] == [

@@ -149,7 +149,7 @@ def _contents(result: xr.Dataset) -> dict[str, Any]:
         "curves": _curves(result, one_set),
         "phases": phases,
         "embedding": embedding,
-        "caveats": list(map(str, result.attrs.get("caveats", []))),
+        "caveats": np.atleast_1d(result.attrs.get("caveats", [])).astype(str).tolist(),
         "provenance": [[str(key), str(value)] for key, value in result.attrs.items()],
         "models": {"a": _models(result, "a"), "b": _models(result, "b")},
     }
@@ -181,7 +181,8 @@ def _curves(result: xr.Dataset, one_set: bool) -> list[dict[str, Any]]:
         is_curve = variable.dims == (side,) and variable.dtype.kind in _NUMERIC
         if is_curve and name != f"log_norm_{side}":
             values = list(map(_rounded, variable.values.astype(float).tolist()))
-            curves.append({"name": str(name).removesuffix(f"_{side}"), "values": values})
+            if values.count(None) < len(values):
+                curves.append({"name": str(name).removesuffix(f"_{side}"), "values": values})
     return curves
 
 

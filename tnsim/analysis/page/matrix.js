@@ -17,6 +17,7 @@ function strips() {
   return [...groups.values()].slice(0, STRIPS);
 }
 
+// Where everything stands in so many pixels, below `top`.
 function layout(brush, width, top) {
   brush.font = FONT;
   const widest = (labels) => {
@@ -80,7 +81,8 @@ function drawColourBar(brush, { left, top, w, h }, range, ink) {
 function drawStrip(brush, { left, cell, w }, curves, bottom, ink) {
   const values = curves.flatMap((curve) => curve.values).filter((x) => x !== null);
   const low = Math.min(...values, 0);
-  const high = Math.max(...values, low + 1e-9);
+  const most = Math.max(...values);
+  const high = most > low ? most : low + 1;
   const height = STRIP - 34;
   const y = (v) => bottom - 12 - (height * (v - low)) / (high - low);
   brush.font = FONT;
@@ -110,7 +112,7 @@ function drawStrip(brush, { left, cell, w }, curves, bottom, ink) {
   });
 }
 
-// Draw all of it to `width`, below `top`; where it stands is returned.
+// Draw all of it where `layout` has placed it.
 function drawMatrix(brush, place, { picture, range, points, ink }) {
   const { left, top, w, h } = place;
   brush.font = FONT;

@@ -4,6 +4,7 @@ const state = { matrix: 0, output: 0, phases: 0, row: rows - 1, column: 0, pinne
 const canvas = byId("heatmap");
 let drawing = null; // what the matrix is drawn from
 let place = null; // where it stands on the canvas
+let drawnWidth = null; // what there was room for
 
 const isSliced = () => state.matrix === run.matrices.length;
 const slice = () => (run.slices.length ? run.slices[state.output] : null);
@@ -17,10 +18,10 @@ const phaseOf = (n) => changePoints().filter((p) => p <= n).length;
 
 function drawHeatmap() {
   const ink = getComputedStyle(document.body).color;
-  const width = canvas.parentElement.clientWidth;
-  place = layout(canvas.getContext("2d"), width, 0);
+  drawnWidth = canvas.parentElement.clientWidth;
+  place = layout(canvas.getContext("2d"), drawnWidth, 0);
   canvas.style.height = `${place.height}px`;
-  const brush = resized(canvas, width, place.height, window.devicePixelRatio || 1);
+  const brush = resized(canvas, drawnWidth, place.height, window.devicePixelRatio);
   drawMatrix(brush, place, { ...drawing, ink });
   drawMarks();
 }
@@ -35,11 +36,6 @@ function putMark(mark, pair) {
   const y = top + h - (pair.row + 1) * cell + shift;
   mark.style.width = mark.style.height = `${size}px`;
   mark.style.transform = `translate(${x}px, ${y}px)`;
-}
-
-function drawAgain() {
-  drawHeatmap();
-  drawPair();
 }
 
 function drawMarks() {
@@ -58,6 +54,12 @@ function drawPair() {
   byId("spoken").textContent = `${labelOf(state)}: ${shown(value, current().decimals)}`;
 }
 
+// The same in another width, or in other colours.
+function drawAgain() {
+  drawHeatmap();
+  drawPair();
+}
+
 function draw() {
   const packed = current();
   const range = isSliced() ? rangeOfSlices() : rangeOf([packed]);
@@ -73,6 +75,7 @@ function draw() {
   if (run.phases.length) drawPhases(run.phases[state.phases], valuesOf(packed), scoreName(), name);
   buildReadout(slice(), state.pinned !== null);
   drawPair();
+  closeOrphan();
 }
 
 // However many events there are, the pair is drawn once a frame.
@@ -110,6 +113,7 @@ function pin(pair) {
   state.pinned = pair;
   if (isNew) buildReadout(slice(), pair !== null);
   drawPair();
+  closeOrphan();
 }
 
 function chooseOutput(output) {
@@ -147,7 +151,7 @@ canvas.addEventListener("click", (event) => {
   if (wasChosen) togglePin();
 });
 canvas.addEventListener("keydown", (event) => {
-  const { row, column, output } = state;
+  const { row, column } = state;
   const far = event.shiftKey ? 10 : 1;
   const actions = new Map([
     ["ArrowUp", () => choose({ row: row + far, column })],
@@ -192,7 +196,9 @@ byId("png").addEventListener("click", () => {
   pictureOf(drawing, name).toBlob((blob) => download(blob, fileName(name, "png")), "image/png");
 });
 window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawAgain);
-new ResizeObserver(drawAgain).observe(document.querySelector("main"));
+new ResizeObserver(() => {
+  if (canvas.parentElement.clientWidth !== drawnWidth) drawAgain();
+}).observe(canvas.parentElement);
 
 // --- once ----------------------------------------------------------------------------------------
 

@@ -34,9 +34,8 @@ function readoutLines(slice) {
 
 let readout = [];
 
-// The table without its numbers: built when its lines change, so that a note or a focus stays.
+// The table without its numbers: built when its lines change, so that the focus stays.
 function buildReadout(slice, isPinned) {
-  closeNote();
   const heads = ["", "pair"];
   if (isPinned) heads.push("pinned", "difference");
   const header = element("tr");

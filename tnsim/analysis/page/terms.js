@@ -82,6 +82,11 @@ function closeNote() {
   opened = null;
 }
 
+// A note goes with its button, where that was replaced.
+function closeOrphan() {
+  if (opened !== null && !opened.button.isConnected) closeNote();
+}
+
 function toggleNote(button) {
   const isOpen = opened !== null && opened.button === button;
   closeNote();
