@@ -52,18 +52,10 @@ class Browser:
         self._numbers = itertools.count(1)
         commands, self._commands = os.pipe()
         self._answers, answers = os.pipe()
-        options = [*OPTIONS, f"--user-data-dir={folder / 'profile'}"]
+        files = [str(commands), str(answers)]
+        profile = f"--user-data-dir={folder / 'profile'}"
         self._process = subprocess.Popen(
-            [
-                sys.executable,
-                "-S",
-                "-c",
-                AS_3_AND_4,
-                str(commands),
-                str(answers),
-                PROGRAM,
-                *options,
-            ],
+            [sys.executable, "-S", "-c", AS_3_AND_4, *files, PROGRAM, *OPTIONS, profile],
             pass_fds=(commands, answers),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -87,8 +79,14 @@ class Browser:
         return self
 
     def __exit__(self, *_) -> None:
-        self._process.kill()
-        self._process.wait()
+        self._session = None
+        try:
+            # asked to, it ends with its children, who write to the profile to the last
+            self.call("Browser.close")
+            self._process.wait(timeout=10)
+        except (AssertionError, OSError, subprocess.TimeoutExpired):
+            self._process.kill()
+            self._process.wait()
         os.close(self._commands)
         os.close(self._answers)
 
