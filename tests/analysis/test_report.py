@@ -1,9 +1,10 @@
-"""The page: its data are the run's, its text is only text, a browser, if there is one, draws it."""
+"""The page as a file: its data are the run's, its text is only text. A browser is in test_page."""
 
+import base64
+import hashlib
 import json
 import re
-import shutil
-import subprocess
+from importlib import resources
 
 import numpy as np
 import pytest
@@ -11,8 +12,6 @@ from sample_runs import blocks, shipped
 
 import tnsim
 from tnsim.analysis import reading, report
-
-BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
 
 
 def data_of(page):
@@ -76,7 +75,7 @@ def test_page_is_alone(tmp_path):
 
 
 def test_text_is_never_markup(tmp_path):
-    nasty = "</script><img src=x onerror=alert(1)> & __RUN__"
+    nasty = "</script><img src=x onerror=alert(1)> & __RUN__ __SCRIPT__"
     run = shipped().assign_attrs(note=nasty).assign_coords(name_a=("a", [nasty] * 13))
     page = report.write(run, tmp_path / "run.html", nasty)
     text = page.read_text(encoding="utf-8")
@@ -126,28 +125,36 @@ def test_refusals(tmp_path, monkeypatch, rng):
         report.write(run, tmp_path / "run.html")
 
 
-@pytest.mark.skipif(BROWSER is None, reason="needs chromium or google-chrome")
-@pytest.mark.parametrize("rows", [13, 4])
-def test_a_browser_draws_it(tmp_path, rows):
-    page = report.write(shipped().isel(a=slice(0, rows)), tmp_path / "run.html", "A <b>run</b>")
-    options = [
-        "--headless",
-        "--no-sandbox",
-        "--disable-gpu",
-        f"--user-data-dir={tmp_path / 'profile'}",
-        "--virtual-time-budget=2000",
-        "--dump-dom",
+def test_only_the_script_of_the_page_may_run(tmp_path):
+    text = report.write(shipped(), tmp_path / "run.html").read_text(encoding="utf-8")
+    script = re.search(r"<script>(.*?)</script>", text, re.DOTALL)[1]
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    assert f"script-src 'sha256-{digest}';" in text
+
+
+def test_every_file_of_the_page_is_in_it():
+    files = {path.name: path for path in (resources.files(tnsim.analysis) / "page").iterdir()}
+    assert set(files) == {"page.html", "page.css", *report.SCRIPTS}
+    for path in files.values():
+        lines = path.read_text(encoding="utf-8").splitlines()
+        assert len(lines) < 350 and max(map(len, lines)) <= 100, path
+
+
+def test_curves_caveats_and_what_matrices_say_of_themselves(tmp_path, rng):
+    run = blocks(rng, [2, 1]).assign_attrs(caveats=["a norm was left out"])
+    run["accuracy"] = ("a", [0.1234567, np.nan, 1.0])
+    run["epoch_a"] = ("a", [1, 2, 3])
+    run["note"] = ("a", ["x", "y", "z"])
+    run["never_measured"] = ("a", [np.nan] * 3)
+    run["cka"] = run.similarity.assign_attrs(samples=200)
+    data = data_of(report.write(run, tmp_path / "run.html"))
+    assert data["curves"] == [
+        {"name": "accuracy", "values": [0.123457, None, 1.0]},
+        {"name": "epoch", "values": [1.0, 2.0, 3.0]},
     ]
-    dom = subprocess.run(
-        [BROWSER, *options, page.as_uri()], capture_output=True, text=True, timeout=60, check=True
-    ).stdout
-    assert "A &lt;b&gt;run&lt;/b&gt;</h1>" in dom and "gaussian · exact · float64" in dom
-    first, last = shipped().a.values[[0, rows - 1]]
-    assert (
-        f"<dd>{last}, {first}</dd>" in dom
-        and f"<dd>{shipped().similarity.values[rows - 1, 0]:.4f}</dd>" in dom
-    )
-    assert dom.count('<path d="M') == (
-        4 if rows == 13 else 2
-    )  # trajectories, and the embedding of one set of models
-    assert ("block score Δ of the similarity 0.470" in dom) == (rows == 13)
+    assert data["caveats"] == ["a norm was left out"]
+    assert data["about"] == {"cka": [["samples", "200"]]}
+    two_sets = run.isel(a=slice(0, 2))
+    two_sets["loss"] = ("b", [3.0, 2.0, 1.0])
+    data = data_of(report.write(two_sets, tmp_path / "run.html"))
+    assert data["curves"] == [{"name": "loss", "values": [3.0, 2.0, 1.0]}]

@@ -1,16 +1,22 @@
 """A page to read a pairwise run by. In: a result. Out: one HTML file that needs only a browser.
 
-The page holds the run as JSON, rounded, and a template of its own (`report.html`: markup, style and
-plain JavaScript) that draws it: every matrix with its values under pointer or keyboard, slices,
-trajectories, embedding, phases, provenance. What takes thought is computed here, by `reading`; the
-page only draws. Text from the result is never parsed as markup, and nothing is fetched.
+The page holds the run as JSON, rounded, and what draws it (`page/`: markup, style and plain
+JavaScript): every matrix with its values under pointer, finger or keyboard, curves of training
+above it, slices, trajectories, embedding, phases, provenance, terms explained, downloads. What
+takes thought is computed here, by `reading`; the page only draws. Text from the result is never
+parsed as markup, nothing is fetched, and no other script runs than the page's own.
+
+A variable of numbers over the models alone, as `result["accuracy"] = ("a", log)`, is a curve.
 """
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import html
 import json
 import os
+import re
 from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
@@ -32,6 +38,19 @@ MAX_NUMBERS = 2**23
 DECIMALS, SLICE_DECIMALS = 4, 3
 _NUMERIC = "fiub"
 """Kinds of NumPy's floats, integers and booleans."""
+SCRIPTS = (
+    "values.js",
+    "elements.js",
+    "terms.js",
+    "matrix.js",
+    "lines.js",
+    "phases.js",
+    "pair.js",
+    "slices.js",
+    "downloads.js",
+    "page.js",
+)
+"""Files of the page's one script, in the order in which they run."""
 
 
 def write(result: xr.Dataset, path: str | os.PathLike, title: str = "Pairwise similarity") -> Path:
@@ -60,12 +79,7 @@ def write(result: xr.Dataset, path: str | os.PathLike, title: str = "Pairwise si
         >>> "<title>Two models</title>" in page.read_text()
         True
     """
-    contents = {"title": title, **_contents(result)}
-    data = json.dumps(contents, allow_nan=False, separators=(",", ":"), ensure_ascii=False)
-    data = data.replace("<", "\\u003c")  # so that no text can close the element it stands in
-    template = (resources.files("tnsim.analysis") / "report.html").read_text(encoding="utf-8")
-    head, body = template.split("__RUN__")
-    page = head.replace("__TITLE__", html.escape(title)) + data + body
+    page = _page({"title": title, **_contents(result)})
     path = Path(path)
     # half of a surrogate pair, as in an undecodable file name, has no UTF-8; its escape is JSON's
     try:
@@ -75,6 +89,39 @@ def write(result: xr.Dataset, path: str | os.PathLike, title: str = "Pairwise si
     except OSError as error:
         raise ResultError(f"{path}: cannot be written: {error.strerror or error}") from None
     return path
+
+
+def _page(contents: Mapping[str, Any]) -> str:
+    """The template with everything put in, in one go: what is put in is not searched again."""
+    run = json.dumps(contents, allow_nan=False, separators=(",", ":"), ensure_ascii=False)
+    script = "\n" + "\n".join(map(_part, SCRIPTS))
+    parts = {
+        "TITLE": html.escape(contents["title"]),
+        "POLICY": _policy(script),
+        "STYLE": _part("page.css"),
+        # so that no text can close the element it stands in
+        "RUN": run.replace("<", "\\u003c"),
+        "SCRIPT": script,
+    }
+    return re.sub(r"__([A-Z]+)__", lambda place: parts[place[1]], _part("page.html"))
+
+
+def _part(name: str) -> str:
+    """A file of the page."""
+    return (resources.files("tnsim.analysis") / "page" / name).read_text(encoding="utf-8")
+
+
+def _policy(script: str) -> str:
+    """What a browser may do with the page: run this very script, and fetch nothing."""
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    rules = (
+        "default-src 'none'",
+        "style-src 'unsafe-inline'",
+        f"script-src 'sha256-{digest}'",
+        "base-uri 'none'",
+        "form-action 'none'",
+    )
+    return "; ".join(rules)
 
 
 def _contents(result: xr.Dataset) -> dict[str, Any]:
@@ -98,8 +145,11 @@ def _contents(result: xr.Dataset) -> dict[str, Any]:
         "oneSet": one_set,
         "matrices": _all_packed(matrices, DECIMALS),
         "slices": _all_packed(slices, SLICE_DECIMALS),
+        "about": _about(matrices),
+        "curves": _curves(result, one_set),
         "phases": phases,
         "embedding": embedding,
+        "caveats": np.atleast_1d(result.attrs.get("caveats", [])).astype(str).tolist(),
         "provenance": [[str(key), str(value)] for key, value in result.attrs.items()],
         "models": {"a": _models(result, "a"), "b": _models(result, "b")},
     }
@@ -112,6 +162,35 @@ def _matrices(result: xr.Dataset) -> dict[str, xr.DataArray]:
         if set(variable.dims) == {"a", "b"} and variable.dtype.kind in _NUMERIC:
             matrices[str(name)] = variable.transpose("a", "b")
     return matrices
+
+
+def _about(matrices: Mapping[str, xr.DataArray]) -> dict[str, list[list[str]]]:
+    """What matrices say of themselves, as baselines do, by the name of the matrix."""
+    about = {}
+    for name, table in matrices.items():
+        if table.attrs:
+            about[name] = [[str(key), _text(value)] for key, value in table.attrs.items()]
+    return about
+
+
+def _curves(result: xr.Dataset, one_set: bool) -> list[dict[str, Any]]:
+    """Numbers of the models in the columns, such as a training log; not the run's own norms."""
+    side = "a" if one_set else "b"
+    curves = []
+    for name, variable in result.items():
+        is_curve = variable.dims == (side,) and variable.dtype.kind in _NUMERIC
+        if is_curve and name != f"log_norm_{side}":
+            values = list(map(_rounded, variable.values.astype(float).tolist()))
+            if values.count(None) < len(values):
+                curves.append({"name": str(name).removesuffix(f"_{side}"), "values": values})
+    return curves
+
+
+def _rounded(value: float) -> float | None:
+    """To six digits; JSON has no number that is not finite."""
+    if not np.isfinite(value):
+        return None
+    return float(f"{value:.6g}")
 
 
 def _slices(result: xr.Dataset) -> dict[str, xr.DataArray]:
@@ -143,8 +222,12 @@ def _packed(values: Float[np.ndarray, "A B"], decimals: int) -> dict[str, Any]:
     """Whole multiples of 10^-decimals, null where a value is not finite.
 
     Of a symmetric matrix the lower triangle is kept, row by row; whole numbers need no decimals.
+    Triangles that were rounded apart, by less than is shown, are one.
     """
-    symmetric = np.array_equal(values, values.T)
+    symmetric = False
+    if values.shape == values.T.shape:
+        unseen = 0.5 * 10.0**-decimals
+        symmetric = np.allclose(values, values.T, rtol=0, atol=unseen, equal_nan=True)
     if symmetric:
         kept = values[np.tril_indices(len(values))].astype(float)
     else:
