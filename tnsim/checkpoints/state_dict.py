@@ -17,6 +17,7 @@ from tnsim.checkpoints.rules import Rule
 from tnsim.checkpoints.unused import check_unused
 from tnsim.errors import CheckpointError, TnsimError, UnsupportedLayer
 from tnsim.models.arrays import rename_errors
+from tnsim.models.gradients import detached, requires_grad
 from tnsim.models.model import Model
 from tnsim.models.origin import Origin
 
@@ -131,7 +132,7 @@ def _layer(rule: Rule, arrays: NamedArrays, n: int) -> tuple[Normed, Rule]:
 
 
 def told(rule: Rule, arrays: NamedArrays) -> Rule:
-    """A rule with the value of its constant energy, to be shown.
+    """A rule with the value of its constant energy and of its scale, to be shown.
 
     Args:
         rule: with its other values.
@@ -140,6 +141,8 @@ def told(rule: Rule, arrays: NamedArrays) -> Rule:
     Returns:
         The rule, the number in the place of the key.
     """
+    if requires_grad(rule.scale):
+        rule = dataclasses.replace(rule, scale=float(detached(rule.scale)))
     energy = arrays.single(rule.norm_energy)
     if energy is None:
         return rule

@@ -18,6 +18,7 @@ from jaxtyping import Float
 from tnsim.errors import ModelError, UnsupportedLayer
 from tnsim.models.arrays import Array, add, matrix, pytree, scalar, set_arrays, vector
 from tnsim.models.attention import Attention
+from tnsim.models.gradients import requires_grad
 from tnsim.models.multilinear import Multilinear
 from tnsim.models.protocol import Layer, OwnLayer
 
@@ -295,9 +296,9 @@ def known_layer(layer: Any, what: str) -> Layer:
             "or a layer with a method as_layer() that says which of these it is"
         )
     known = known_layer(layer.as_layer(), f"as_layer() of {what}")
-    traced = any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(known))
-    if not traced:  # a traced layer has no numbers to compare
-        _compare_forward(layer, known, what)
+    weights = jax.tree.leaves(known)
+    if not any(isinstance(leaf, Tracer) or requires_grad(leaf) for leaf in weights):
+        _compare_forward(layer, known, what)  # of others the numbers are not at hand
     return known
 
 
