@@ -10,7 +10,7 @@ import numpy as np
 
 from tnsim.checkpoints.module_calls import array, kind, leaves_of
 from tnsim.checkpoints.norms import Normed
-from tnsim.errors import MissingExtra, ModelError
+from tnsim.errors import ON_INPUTS, MissingExtra, ModelError
 
 SCALES = (1.0, 0.25, 4.0)  # of inputs: polynomials that agree at one need not at another
 TOLERANCE = 1e-5  # relative; in float64 all that may differ are tables of a rotation in float32
@@ -131,7 +131,8 @@ def forward_error(module: Any, layers: Sequence[Normed], example: Any) -> float:
         raise ModelError(
             "what was recognised is another function than the module: outputs on random inputs of "
             f"size {', '.join(map(str, SCALES))} differ by {each} of their size. Declare the "
-            "classes that do more than was seen: layers={Class: Rule(...) or a function}"
+            "classes that do more than was seen: layers={Class: Rule(...) or a function}. "
+            f"{ON_INPUTS}"
         )
     return max(errors)
 

@@ -26,7 +26,7 @@ from tnsim.checkpoints.named_arrays import NamedArrays
 from tnsim.checkpoints.named_numbers import valued
 from tnsim.checkpoints.norms import Normed
 from tnsim.checkpoints.state_dict import assembled, told
-from tnsim.errors import ModelError, UnsupportedLayer
+from tnsim.errors import ON_INPUTS, ModelError, UnsupportedLayer
 from tnsim.models.arrays import numbers
 from tnsim.models.layers import Residual
 from tnsim.models.model import Model
@@ -162,8 +162,7 @@ def _check_describable(module: Any, declared: tuple[type, ...]) -> None:
         shown += f"; and {len(wrong) - 6} more"
     raise UnsupportedLayer(
         f"no polynomial describes this module: {shown}. A class of your own that computes one can "
-        "be declared: layers={Class: Rule(...) or a function}; other networks can only be compared "
-        "by their outputs (tnsim.baselines)"
+        f"be declared: layers={{Class: Rule(...) or a function}}. {ON_INPUTS}"
     )
 
 
@@ -222,7 +221,7 @@ def _parts(module: Any, declared: Mapping[type, Declared], example: Any) -> list
     if not found:
         raise UnsupportedLayer(
             f"{type(module).__name__} has no layers of PyTorch inside; declare it: "
-            "layers={Class: Rule(...) or a function}"
+            f"layers={{Class: Rule(...) or a function}}. {ON_INPUTS}"
         )
     state = tensors_of(module)
     numbers = {name: float(tensor) for name, tensor in state.items() if tensor.numel() == 1}
