@@ -100,6 +100,7 @@ CONFINED = {  # foreign package: the files that may import it
     "matplotlib": {
         "analysis/axes",
         "analysis/figures",
+        "analysis/pictures",
         "analysis/plots",
         "gram/result",  # the name of a type only
     },

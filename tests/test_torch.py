@@ -265,9 +265,7 @@ REFUSED = {
         "difference of models",
     ),
     "zero": (
-        lambda net, goal: tnsim.torch.similarity(
-            nn.Linear(2, 2).requires_grad_().apply(zero), goal
-        ),
+        lambda net, goal: tnsim.torch.similarity(net.apply(zero), goal),
         "the first model is the zero function",
     ),
     "no model": (lambda net, goal: tnsim.torch.similarity(net, 3), "found int"),
