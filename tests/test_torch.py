@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import tnsim
+from tnsim.metrics.pairings import straight
 
 torch = pytest.importorskip("torch", reason="gradients in PyTorch need the torch extra")
 nn = torch.nn
@@ -184,6 +185,29 @@ def test_nothing_is_kept_where_no_gradient_is_wanted():
     value = tnsim.torch.similarity(net.requires_grad_(False), goal)
     assert value.grad_fn is None
     assert value.item() == tnsim.similarity(tnsim.from_module(net), goal)
+
+
+class Doubled:
+    """A metric from outside that is no pytree."""
+
+    name = "doubled"
+    pairs_within_model = False
+
+    def is_exact(self, nonlinear_layers):
+        return True
+
+    def joinings(self, bra, ket, centred):
+        ways = straight(bra, symmetrised=True)
+        return tuple(dataclasses.replace(way, weight=2 * way.weight) for way in ways)
+
+
+def test_single_precision_and_a_metric_from_outside():
+    net, goal = nn.Linear(2, 2), tnsim.from_module(nn.Linear(2, 2))
+    value = tnsim.torch.similarity(net, goal, Doubled(), dtype="float32")
+    value.backward()
+    assert value.dtype == torch.float64 and net.weight.grad.dtype == torch.float32
+    expected = tnsim.similarity(tnsim.from_module(net), goal, Doubled())
+    assert value.item() == pytest.approx(expected, abs=1e-6)
 
 
 VERBS = {

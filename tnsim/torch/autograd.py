@@ -58,8 +58,8 @@ def compared(a: Any, b: Any, metric: Metric, dtype: DTypeLike, budget: Budget) -
     a, b = _model(a), _model(b)
     check_comparable(a, b)
     comparison, leaves = comparison_of(a, b, metric, dtype_name(dtype), budget)
-    moving = {n: leaf for n, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)}
-    fixed = {n: leaf for n, leaf in enumerate(leaves) if n not in moving}
+    moving = {n: leaf for n, leaf in leaves.items() if isinstance(leaf, torch.Tensor)}
+    fixed = {n: leaf for n, leaf in leaves.items() if n not in moving}
     if not moving:
         value = without_gradients.similarity(a, b, metric, dtype=dtype, budget=budget)
         return torch.tensor(float(value), dtype=torch.float64)

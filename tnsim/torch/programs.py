@@ -18,6 +18,7 @@ from tnsim.compare.products import inner_products
 from tnsim.engine import precision
 from tnsim.engine.budget import Budget
 from tnsim.engine.precision import Arithmetic, Cosine
+from tnsim.engine.programs import compiler_options
 from tnsim.models.model import terms
 
 Weights = dict[int, Float[jax.Array, "..."]]
@@ -30,12 +31,15 @@ class Comparison:
 
     Attributes:
         form: how (a, b, metric) is made of its leaves.
+        others: leaves that are no numbers, by their number among the leaves: a metric from outside
+            that is no pytree.
         degree: of the polynomials.
         dtype: precision of the computation.
         budget: what it may take.
     """
 
     form: Any
+    others: tuple[tuple[int, Any], ...]
     degree: int
     dtype: str
     budget: Budget
@@ -48,7 +52,7 @@ class Comparison:
 
 def comparison_of(
     a: Any, b: Any, metric: Any, dtype: str, budget: Budget
-) -> tuple[Comparison, list[Any]]:
+) -> tuple[Comparison, dict[int, Any]]:
     """A comparison, and its leaves.
 
     Args:
@@ -59,23 +63,36 @@ def comparison_of(
         budget: what it may take.
 
     Returns:
-        What is compared, and the weights and moments of (a, b, metric).
+        What is compared, and the weights and moments of (a, b, metric) by number.
     """
     leaves, form = jax.tree.flatten((a, b, metric))
+    numbers = {n: leaf for n, leaf in enumerate(leaves) if _is_number(leaf)}
+    others = tuple((n, leaf) for n, leaf in enumerate(leaves) if n not in numbers)
     degree = max(model.degree for one in (a, b) for _, model in terms(one))
-    return Comparison(form, degree, dtype, budget), leaves
+    return Comparison(form, others, degree, dtype, budget), numbers
+
+
+def _compiled(**options: Any) -> Any:
+    """`jax.jit` as the programs of plans are compiled; this file is read when one is needed."""
+    return partial(jax.jit, compiler_options=compiler_options(), **options)
+
+
+def _is_number(leaf: Any) -> bool:
+    return hasattr(leaf, "dtype") or isinstance(leaf, float)
 
 
 def _cosine(comparison: Comparison, moving: Weights, fixed: Weights) -> tuple[Any, Any]:
-    """The cosine and its error bound, traced."""
-    leaves = moving | fixed
-    arrays = [jnp.asarray(leaves[n], comparison.dtype) for n in range(len(leaves))]
-    a, b, metric = jax.tree.unflatten(comparison.form, arrays)
+    """The cosine, float64, and its error bound, traced."""
+    leaves: dict[int, Any] = dict(comparison.others)
+    for n, array in (moving | fixed).items():
+        leaves[n] = jnp.asarray(array, comparison.dtype)
+    a, b, metric = jax.tree.unflatten(comparison.form, [leaves[n] for n in range(len(leaves))])
     found = inner_products(a, b, metric, True, False, comparison.dtype, comparison.budget).values
-    return precision.cosine(found["AB"], found["AA"], found["BB"], comparison.arithmetic)
+    cosines = precision.cosine(found["AB"], found["AA"], found["BB"], comparison.arithmetic)
+    return cosines.value.astype("float64"), cosines.error
 
 
-@partial(jax.jit, static_argnums=0)
+@_compiled(static_argnums=0)
 def cosine(comparison: Comparison, moving: Weights, fixed: Weights) -> Cosine:
     """The cosine, unclipped, and the bound of its error.
 
@@ -90,7 +107,7 @@ def cosine(comparison: Comparison, moving: Weights, fixed: Weights) -> Cosine:
     return Cosine(*_cosine(comparison, moving, fixed))
 
 
-@partial(jax.jit, static_argnums=0)
+@_compiled(static_argnums=0)
 def cosine_and_pullback(
     comparison: Comparison, moving: Weights, fixed: Weights
 ) -> tuple[Cosine, Any]:
@@ -110,7 +127,7 @@ def cosine_and_pullback(
     return Cosine(value, error), pullback
 
 
-@jax.jit
+@_compiled()
 def gradient(pullback: Any) -> Weights:
     """The gradient of the cosine.
 
