@@ -115,4 +115,4 @@ for depth, widths in ((2, (2, 4, 8)), (3, (2,))):
 # sums are taken before products.
 
 # %%
-print(tnsim.plan(stack(2, 32, 64, 0), stack(2, 32, 64, 1)))
+tnsim.plan(stack(2, 32, 64, 0), stack(2, 32, 64, 1))

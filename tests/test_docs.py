@@ -1,6 +1,7 @@
 """README's Python snippets run as they stand, one after the other; its files exist."""
 
 import re
+import textwrap
 import tomllib
 from pathlib import Path
 
@@ -51,6 +52,35 @@ def test_the_road_from_pytorch(monkeypatch, tmp_path):
     assert (tmp_path / "run.png").exists()
 
 
+def run_page(name, folder, monkeypatch):
+    """Run a page's snippets one after the other; what they leave behind."""
+    monkeypatch.chdir(folder)
+    page = (ROOT / "docs" / "how-to" / name).read_text()
+    space: dict = {}
+    for snippet in re.findall(r"^ *```python\n(.*?)^ *```", page, re.DOTALL | re.MULTILINE):
+        exec(compile(textwrap.dedent(snippet), name, "exec"), space)
+    return space
+
+
+def test_training(monkeypatch, tmp_path):
+    pytest.importorskip("torch")
+    pytest.importorskip("optax")
+    space = run_page("training.md", tmp_path, monkeypatch)
+    learned = tnsim.from_module(space["student"])
+    assert tnsim.similarity(learned, space["goal"]) > 0.97
+    assert tnsim.similarity(space["pupil"], space["goal"]) > 0.97
+    apart = learned - space["goal"]
+    assert tnsim.inner(apart, apart) < 0.1 * tnsim.inner(space["goal"], space["goal"])
+    assert space["low"].grad.abs().max() > 0
+
+
+def test_non_polynomial_models(monkeypatch, tmp_path):
+    pytest.importorskip("torch")
+    space = run_page("non-polynomial-models.md", tmp_path, monkeypatch)
+    assert space["value"].standard_error > 0
+    assert float(space["run"].similarity[0, 1]) == pytest.approx(space["value"])
+
+
 def test_the_licence_and_the_citation_are_those_of_the_package():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert project["license"] == "Apache-2.0" and project["authors"] == [
@@ -61,7 +91,7 @@ def test_the_licence_and_the_citation_are_those_of_the_package():
     assert f"version: {tnsim.__version__}" in citation and "license: Apache-2.0" in citation
 
 
-PAGES = ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "docs/from-pytorch.md", "benchmarks/README.md"]  # fmt: skip
+PAGES = ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "docs/from-pytorch.md", "docs/how-to/training.md", "docs/how-to/non-polynomial-models.md", "benchmarks/README.md"]  # fmt: skip
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -11,6 +11,9 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # the same names as below, for editors and type checkers
+    from tnsim import (
+        torch as torch,  # no part of __all__: a star would put it in the place of PyTorch
+    )
     from tnsim.analysis import baselines, figures, plots, reading, report
     from tnsim.checkpoints.dialects import Dialect, Rule
     from tnsim.checkpoints.load import ForwardError, compare_forward, from_state_dict, load
@@ -147,6 +150,7 @@ _MODULES = {
     "plots": "analysis.plots",
     "reading": "analysis.reading",
     "report": "analysis.report",
+    "torch": "torch",
 }
 
 __all__ = [
@@ -244,4 +248,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *__all__, *_MODULES})

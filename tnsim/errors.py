@@ -6,6 +6,14 @@ which the command line prints as one line before it exits with status 2.
 
 from __future__ import annotations
 
+ON_INPUTS = (
+    "What is no polynomial (ReLU, softmax, SwiGLU, norms) is compared by its outputs on inputs of "
+    "yours: tnsim.similarity(net, other, tnsim.Empirical(inputs)), many by "
+    "tnsim.pairwise([net, other], tnsim.Empirical(inputs)), or by another measure, "
+    "tnsim.baselines.cka([net, other], inputs); any callable will do as net"
+)
+"""The next step where no polynomial describes a network; its code runs as it stands."""
+
 
 def printable(text: str, longest: int = 1000) -> str:
     r"""Text that came from a file, as it may be shown.

@@ -114,7 +114,7 @@ class TestTorch:
             tnsim.load(tmp_path / "m.pt")
 
     def test_layers_take_tensors(self, rng):
-        weight = self.torch.tensor(rng.normal(size=(2, 3))).to(self.torch.bfloat16).requires_grad_()
+        weight = self.torch.tensor(rng.normal(size=(2, 3))).to(self.torch.bfloat16)
         assert tnsim.Linear(weight).weight.dtype == np.float32
 
     def test_objects_are_never_unpickled(self, tmp_path):

@@ -27,6 +27,28 @@ def test_version_and_completion():
     assert "--install-completion" in command("--help").stdout
 
 
+@pytest.mark.parametrize(
+    "words, expected",
+    [
+        ("tnsim pa", ["pairwise"]),
+        ("tnsim similarity --metric c", ["closure", "categorical"]),
+        ("tnsim inspect x --dialect bilinear-r", ["bilinear-readout"]),
+    ],
+)
+def test_the_shell_completes(words, expected, monkeypatch):
+    monkeypatch.setenv("_TNSIM_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", words)
+    monkeypatch.setenv("COMP_CWORD", str(len(words.split()) - 1))
+    assert command().stdout.split() == expected
+
+
+def test_standard_input_is_read_once(files, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", io.StringIO("\n".join(map(str, files))))
+    done = command("pairwise", "-", "--other", "-", "--dry-run", check=False)
+    assert "- stands for names of checkpoints, one a line, on standard input" in done.stderr
+    assert "it can be read for one - only" in done.stderr
+
+
 def test_info():
     found = json.loads(command("info", "--json").stdout)
     assert found["versions"]["tnsim"] == tnsim.__version__ and found["devices"]
@@ -55,7 +77,7 @@ def test_moments_from_samples(files, tmp_path, rng):
 
 
 def test_names_and_dialects_on_standard_input(files, tmp_path, monkeypatch):
-    monkeypatch.setattr(sys, "stdin", io.StringIO("\n".join(map(str, files))))
+    monkeypatch.setattr(sys, "stdin", io.StringIO("\n\n".join(map(str, files)) + "\n"))
     assert json.loads(command("pairwise", "-", "--dry-run", "--json").stdout)["pairs"] == 3
     np.savez(tmp_path / "m.npz", W_l=np.ones((4, 2)), W_r=np.ones((4, 2)), W_p=np.ones((3, 4)))
     monkeypatch.setattr(sys, "stdin", io.StringIO(PRESETS["bilinear-readout"].to_json()))

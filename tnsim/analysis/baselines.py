@@ -24,7 +24,7 @@ from tnsim.analysis import measures
 from tnsim.analysis.forward import AnyModel, Inputs, outputs_of
 from tnsim.analysis.matrices import labelled, labels_of
 from tnsim.errors import ModelError
-from tnsim.models.model import Model
+from tnsim.models.model import Model, check_numbers
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -67,6 +67,7 @@ def weight_cosine(models: Sequence[AnyModel], *, names: Names = None) -> xr.Data
                 f"model {n} is a {type(model).__name__}: the cosine of weights is for models, "
                 "not for combinations of them"
             )
+        check_numbers(model)
         first = first or model
         if _structure(model) != _structure(first):
             raise ModelError(

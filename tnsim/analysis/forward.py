@@ -1,4 +1,4 @@
-"""What many models give on the same inputs. In: models, inputs. Out: one array per model.
+"""What many models give on the same inputs. In: models or functions, inputs. Out: arrays.
 
 Forward passes run in batches, in the precision of the weights; what they give is read in float64.
 """
@@ -12,7 +12,11 @@ import numpy as np
 from jaxtyping import Float
 
 from tnsim.errors import ModelError
-from tnsim.models.model import Combination, Model, check_comparable, terms
+from tnsim.models import functions
+from tnsim.models.arrays import host_array
+from tnsim.models.forward import check_inputs, is_tokens
+from tnsim.models.functions import Function
+from tnsim.models.model import Combination, Model, check_comparable, check_numbers, terms
 
 BATCH = 4096
 """Inputs per forward pass."""
@@ -39,7 +43,7 @@ class Outputs(NamedTuple):
 
 
 def outputs_of(
-    models: Sequence[AnyModel],
+    models: Sequence[AnyModel | Function],
     inputs: Inputs,
     seed: int,
     feature: Callable[[np.ndarray], np.ndarray],
@@ -47,9 +51,10 @@ def outputs_of(
     """Run every model once, and keep of its outputs what a measure compares.
 
     Args:
-        models: models with the same inputs and outputs.
+        models: models with the same inputs and outputs, or plain functions and PyTorch modules,
+            which are called as under `Empirical`.
         inputs: an array (n, d_in), for sequences (n, positions, d_in), or a number n of standard
-            normal inputs.
+            normal inputs. Integers (n, positions) are token ids unless a model reads vectors.
         seed: of the inputs, where they are drawn.
         feature: from the outputs of one model, float64 (n, d_out) or (n, positions, d_out), to what
             is kept of them.
@@ -69,17 +74,32 @@ def outputs_of(
         ([2.0, 6.0], {'inputs': 'given', 'samples': 1})
     """
     features: list[np.ndarray] = []
-    first, x, about = None, np.empty(0), {}
+    x, about = _inputs(inputs, _reader(models), seed)
+    shape: tuple[int, ...] = ()
     for n, model in enumerate(models):
-        terms(model)  # refuses what is no model
-        if first is None:
-            first = model
-            x, about = _inputs(inputs, model, seed)
-        check_comparable(first, model)
         outputs = np.concatenate(list(_batches(model, x)))
+        shape = shape or outputs.shape
+        if outputs.shape != shape:
+            raise ModelError(
+                f"model {n} gives outputs of shape {outputs.shape} for {len(x)} inputs, "
+                f"model 0 of shape {shape}"
+            )
         _check_finite(outputs, n)
         features.append(feature(outputs))
     return Outputs(features, about)
+
+
+def _reader(models: Sequence[AnyModel | Function]) -> AnyModel | None:
+    """The first that is no function, None where all are. Raises `ModelError` where they differ."""
+    first: AnyModel | None = None
+    for model in models:
+        if isinstance(model, AnyModel):
+            check_numbers(model)
+            first = first or model
+            check_comparable(first, model)
+        elif not callable(model):
+            terms(model)  # refuses what is neither model nor function
+    return first
 
 
 def _check_finite(outputs: Float[np.ndarray, "n *positions out"], n: int) -> None:
@@ -93,14 +113,20 @@ def _check_finite(outputs: Float[np.ndarray, "n *positions out"], n: int) -> Non
     )
 
 
-def _inputs(
-    inputs: Inputs, model: AnyModel, seed: int
-) -> tuple[Float[np.ndarray, "n *positions in"], dict[str, Any]]:
-    """The inputs in float64, and what is said about them."""
+def _inputs(inputs: Inputs, model: AnyModel | None, seed: int) -> tuple[np.ndarray, dict[str, Any]]:
+    """The inputs, in float64 or token ids, and what is said about them.
+
+    model: the first one that is no function, None where all are.
+    """
     if isinstance(inputs, (int, np.integer)) and not isinstance(inputs, bool):
         return _drawn(int(inputs), model, seed)
-    x, d_in = np.asarray(inputs, np.float64), model.d_in
-    if x.ndim < 2 or x.shape[-1] != d_in or not x.size:
+    x = host_array(inputs)
+    given = {"inputs": "given", "samples": len(x) if x.ndim else 0}
+    if is_tokens(x) and x.ndim == 2 and x.size and (model is None or model.n_ctx is not None):
+        return x, given
+    x = x.astype(np.float64)
+    d_in = "d_in" if model is None else model.d_in
+    if x.ndim < 2 or x.shape[-1] != (x.shape[-1] if model is None else d_in) or not x.size:
         raise ModelError(
             f"inputs must be a number, or an array of shape (n, {d_in}); found shape {x.shape}"
         )
@@ -108,13 +134,18 @@ def _inputs(
     if not finite.all():
         row = np.argwhere(~finite)[0][0]
         raise ModelError(f"the inputs are not finite, first in row {row}")
-    return x, {"inputs": "given", "samples": len(x)}
+    return x, given
 
 
 def _drawn(
-    count: int, model: AnyModel, seed: int
+    count: int, model: AnyModel | None, seed: int
 ) -> tuple[Float[np.ndarray, "n *positions in"], dict[str, Any]]:
     """Standard normal inputs in the shape that the model reads."""
+    if model is None:
+        raise ModelError(
+            "nothing says what inputs plain functions read: give inputs as an array, (n, d_in), "
+            "(n, positions, d_in) or token ids (n, positions)"
+        )
     if count < 1:
         raise ModelError(f"at least one input is needed, found n = {count}")
     shape = (count, model.d_in)
@@ -125,9 +156,23 @@ def _drawn(
 
 
 def _batches(
-    model: AnyModel, x: Float[np.ndarray, "n *positions in"]
+    model: AnyModel | Function, x: np.ndarray
 ) -> Iterator[Float[np.ndarray, "batch *positions out"]]:
     # an overflow is no warning here: `_check_finite` refuses it with the model, input and output
     with np.errstate(over="ignore", invalid="ignore"):
         for start in range(0, len(x), BATCH):
-            yield np.asarray(model(x[start : start + BATCH]), np.float64)
+            batch = x[start : start + BATCH]
+            if isinstance(model, AnyModel):
+                outputs = _of_model(model, batch)
+            else:
+                outputs = functions.outputs_of(model, batch)
+            yield np.asarray(outputs, np.float64)
+
+
+def _of_model(model: AnyModel, batch: np.ndarray) -> Any:
+    """The outputs of a model; token ids stand for one-hot vectors."""
+    if is_tokens(batch):
+        for _, part in terms(model):
+            check_inputs(part, batch)
+        batch = np.eye(model.d_in)[batch]
+    return model(batch)

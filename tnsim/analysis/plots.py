@@ -254,6 +254,8 @@ def _curve(
 def new_figure(**options: Any) -> tuple[Figure, Any]:
     """A figure without pyplot state, so that nothing leaks and no display is needed.
 
+    Notebooks show it as a picture.
+
     Args:
         options: those of `Figure`, of which the layout is `"constrained"` by default, and the
             `nrows`, `ncols` and `squeeze` of `Figure.subplots`.
@@ -270,7 +272,7 @@ def new_figure(**options: Any) -> tuple[Figure, Any]:
         (2,)
     """
     try:
-        from matplotlib.figure import Figure
+        from tnsim.analysis.pictures import Picture
     except ImportError:
         raise MissingExtra("matplotlib", "plot", "drawing") from None
     grid = {}
@@ -278,5 +280,5 @@ def new_figure(**options: Any) -> tuple[Figure, Any]:
         if name in options:
             grid[name] = options.pop(name)
     options.setdefault("layout", "constrained")
-    figure = Figure(**options)
+    figure = Picture(**options)
     return figure, figure.subplots(**grid)

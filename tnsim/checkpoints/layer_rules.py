@@ -13,10 +13,13 @@ import numpy as np
 
 from tnsim.checkpoints.inventory import EXPANSION
 from tnsim.checkpoints.named_arrays import NamedArrays
+from tnsim.checkpoints.named_numbers import constant
 from tnsim.checkpoints.norms import Norm, Normed, at_energy
 from tnsim.checkpoints.rules import PROJECTIONS, Rule
 from tnsim.errors import ModelError
+from tnsim.models.arrays import host_array
 from tnsim.models.attention import Attention
+from tnsim.models.gradients import detached, like
 from tnsim.models.layers import Bilinear, Linear, Residual
 
 LARGEST_IDENTITY = 2**24  # entries
@@ -27,7 +30,7 @@ def layer(rule: Rule, arrays: NamedArrays) -> Linear | Bilinear | Attention | Re
     """The layer that a rule describes.
 
     Args:
-        rule: of a checked dialect, for one layer, with the numbers that `NamedArrays.values_of`
+        rule: of a checked dialect, for one layer, with the numbers that `named_numbers.valued`
             puts in the place of keys.
         arrays: where its keys are looked up.
 
@@ -47,7 +50,7 @@ def layer(rule: Rule, arrays: NamedArrays) -> Linear | Bilinear | Attention | Re
     inner = _MAKERS[rule.kind](rule, arrays)
     if rule.residual is None:
         return inner
-    scale = float(rule.scale)
+    scale: Any = rule.scale
     skip = 1.0
     if rule.residual == "lerp":
         skip = 1.0 - scale
@@ -75,7 +78,7 @@ def normed(rule: Rule, arrays: NamedArrays) -> Normed:
         array([[0.5, 0.5]])
     """
     plain = layer(rule, arrays)
-    energy = arrays.single(rule.norm_energy)
+    energy = constant(arrays.single(rule.norm_energy), "energy of a norm")
     if rule.norm is None and energy is None:
         return Normed(plain)
     norm = Norm(
@@ -127,7 +130,8 @@ def _halves(array: np.ndarray, rule: Rule) -> tuple[np.ndarray, np.ndarray]:
     """(left, right) out of one array that stacks them on axis 0."""
     if array.shape[0] % 2:
         raise ModelError(f"{rule.fused} should stack two halves, found shape {array.shape}")
-    first, second = np.split(array, 2)
+    half = array.shape[0] // 2
+    first, second = array[:half], array[half:]
     if rule.fused_order == "right-left":
         return second, first
     return first, second
@@ -138,7 +142,7 @@ def _identity(left: np.ndarray) -> np.ndarray:
     rank = left.shape[0]
     if rank**2 > max(LARGEST_IDENTITY, EXPANSION * left.size):
         raise ModelError(f"{rank:,} hidden units without down would need an identity of that size")
-    return np.eye(rank, dtype=left.dtype)
+    return np.eye(rank, dtype=host_array(detached(left[:1])).dtype)
 
 
 def _attention(rule: Rule, arrays: NamedArrays) -> Attention:
@@ -187,7 +191,8 @@ def _rotary_rows(array: np.ndarray, heads: int, rule: Rule) -> np.ndarray:
         order = np.concatenate([order[::2], order[1::2]])
     sign = np.where(np.arange(d_head) >= d_head // 2, rule.rope_direction, 1)
     by_head = array.reshape(heads, d_head, -1)
-    return (by_head[:, order] * sign[:, None]).reshape(array.shape)
+    signs = like(sign[:, None], array)
+    return (by_head[:, order] * signs).reshape(array.shape)
 
 
 _MAKERS = {"linear": _linear, "bilinear": _bilinear, "attention": _attention}

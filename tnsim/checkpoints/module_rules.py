@@ -17,7 +17,7 @@ import numpy as np
 from tnsim.checkpoints.module_attention import attention_rules
 from tnsim.checkpoints.module_calls import Call, join, kind
 from tnsim.checkpoints.rules import Rule
-from tnsim.errors import UnsupportedLayer
+from tnsim.errors import ON_INPUTS, UnsupportedLayer
 
 FITS = 1e-9  # of the size of an array: float64 leaves six digits more
 NORMS = {"LayerNorm": "layer", "RMSNorm": "rms"}
@@ -294,7 +294,7 @@ def _gap(calls: Sequence[Call], after: bool) -> UnsupportedLayer:
         f"{said}. Known are linear layers, products of two of them, residual connections, norms "
         "before a layer, embeddings and bilinear attention (q1, k1, q2, k2, v, o). If it is a "
         "polynomial, declare the class around it: layers={Class: Rule(...) or a function from an "
-        "instance to layers of tnsim}; a ReLU or a softmax is none"
+        f"instance to layers of tnsim}}. {ON_INPUTS}"
     )
 
 

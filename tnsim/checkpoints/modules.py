@@ -6,33 +6,34 @@ mean nothing, and a model is returned only if it gives what the module gives wit
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
-
-import numpy as np
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
 
 from tnsim.checkpoints.dialects import Dialect
 from tnsim.checkpoints.guard import refusing
 from tnsim.checkpoints.layer_rules import normed
 from tnsim.checkpoints.module_calls import LEAVES, array, calls, join, kind, leaves_of
+from tnsim.checkpoints.module_forward import (
+    example_inputs,
+    forward_error,
+    in_float64,
+    require_torch,
+)
 from tnsim.checkpoints.module_rules import Declared, Part, Reader, parts_of
 from tnsim.checkpoints.named_arrays import NamedArrays
 from tnsim.checkpoints.named_numbers import valued
 from tnsim.checkpoints.norms import Normed
 from tnsim.checkpoints.state_dict import assembled, told
-from tnsim.errors import MissingExtra, ModelError, UnsupportedLayer
+from tnsim.errors import ON_INPUTS, ModelError, UnsupportedLayer
+from tnsim.models.arrays import numbers
 from tnsim.models.layers import Residual
 from tnsim.models.model import Model
 from tnsim.models.origin import Origin
 
 log = logging.getLogger(__name__)
 
-SCALES = (1.0, 0.25, 4.0)  # of inputs: polynomials that agree at one need not at another
-TOLERANCE = 1e-5  # relative; in float64 all that may differ are tables of a rotation in float32
-SAMPLES, POSITIONS = 8, 5
 SILENT = ("Identity", "Dropout", "Flatten")  # at evaluation they change no number
 WRAPPERS = {"DataParallel": "module", "DistributedDataParallel": "module"}
 
@@ -77,7 +78,46 @@ def from_module(
         >>> model, model.origin.error < 1e-12
         (Model(Linear(3 -> 4, bias), Linear(4 -> 2, bias); degree 1, 26 parameters), True)
     """
-    torch = _torch()
+    found = recognised(module, layers, n_ctx, inputs)
+    return assembled(found.layers, norms, n_ctx, _origin(found))
+
+
+class Recognised(NamedTuple):
+    """What a module was recognised as.
+
+    Attributes:
+        module: without what compiles or distributes it.
+        parts: what it is made of.
+        layers: of the parts, with the numbers of the module's own weights.
+        arrays: tensors of the module, those that no layer uses among them.
+        error: relative error of the forward pass of the layers.
+    """
+
+    module: Any
+    parts: list[Part]
+    layers: list[Normed]
+    arrays: NamedArrays
+    error: float
+
+
+def recognised(
+    module: Any, layers: Mapping[type, Declared] | None, n_ctx: int | None, inputs: Any
+) -> Recognised:
+    """What a module computes, compared with its own forward pass.
+
+    Args:
+        module: as for `from_module`, as are the others.
+        layers: what classes of the user's are.
+        n_ctx: length of sequences.
+        inputs: an example of what the module is called with.
+
+    Returns:
+        The layers of the module, and how they were found.
+
+    Raises:
+        UnsupportedLayer, ModelError, MissingExtra: as `from_module`.
+    """
+    torch = require_torch()
     if not isinstance(module, torch.nn.Module):
         raise ModelError(f"expected a torch.nn.Module, found {type(module).__name__}")
     module = _unwrapped(module)
@@ -86,34 +126,19 @@ def from_module(
     with refusing("the module cannot be copied in float64"):
         double = copy.deepcopy(module).double().eval().requires_grad_(False)
     own = copy.deepcopy(double)
-    with torch.no_grad(), _in_float64(torch):
-        example = _example(double, inputs, n_ctx)
+    with torch.no_grad(), in_float64(torch):
+        example = example_inputs(double, inputs, n_ctx)
         parts = _parts(double, declared, example)
-        arrays = NamedArrays(_tensors(module), None)
-        found = [one for part in parts for one in _layers(part, module, arrays)]
-        error = _compared(own, found, example)
+        tensors = {name: tensor.detach() for name, tensor in tensors_of(module).items()}
+        arrays = NamedArrays(tensors, None)
+        found = []
+        for part in parts:
+            for one in layers_of(part, module, arrays):
+                # A function of the user's makes layers of the parameters themselves.
+                found.append(one._replace(layer=numbers(one.layer)))
+        error = forward_error(own, found, example)
     log.info("%s: relative error of the forward pass %.2g", type(module).__name__, error)
-    origin = _origin(module, parts, arrays, error)
-    return assembled(found, norms, n_ctx, origin)
-
-
-def _torch() -> Any:
-    try:
-        import torch
-    except ImportError:
-        raise MissingExtra("torch", "torch", "reading a module") from None
-    return torch
-
-
-@contextlib.contextmanager
-def _in_float64(torch: Any) -> Iterator[None]:
-    """What a forward pass makes itself, such as a mask, is float64 too."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
+    return Recognised(module, parts, found, arrays, error)
 
 
 def _unwrapped(module: Any) -> Any:
@@ -137,8 +162,7 @@ def _check_describable(module: Any, declared: tuple[type, ...]) -> None:
         shown += f"; and {len(wrong) - 6} more"
     raise UnsupportedLayer(
         f"no polynomial describes this module: {shown}. A class of your own that computes one can "
-        "be declared: layers={Class: Rule(...) or a function}; other networks can only be compared "
-        "by their outputs (tnsim.baselines)"
+        f"be declared: layers={{Class: Rule(...) or a function}}. {ON_INPUTS}"
     )
 
 
@@ -165,8 +189,15 @@ def _reason(leaf: Any) -> str:
     return "which is no layer of tnsim"
 
 
-def _tensors(module: Any) -> dict[str, Any]:
-    """Parameters and buffers by name; parametrised ones as what they amount to."""
+def tensors_of(module: Any) -> dict[str, Any]:
+    """Parameters and buffers by name; parametrised ones as what they amount to.
+
+    Args:
+        module: one of PyTorch's.
+
+    Returns:
+        The tensors themselves, not detached.
+    """
     found: dict[str, Any] = {}
     for path, child in module.named_modules():
         if "parametrizations" in path.split("."):
@@ -175,49 +206,13 @@ def _tensors(module: Any) -> dict[str, Any]:
         for name in names:
             tensor = getattr(child, name)
             if tensor is not None:
-                found[join(path, name)] = tensor.detach()
+                found[join(path, name)] = tensor
     return found
-
-
-def _example(module: Any, inputs: Any, n_ctx: int | None) -> Any:
-    """Inputs that the module takes: those given, else the first of a few kinds that it runs on."""
-    torch = _torch()
-    if inputs is not None:
-        example = torch.as_tensor(inputs)
-        return example.double() if example.is_floating_point() else example
-    error: Exception | None = None
-    for example in _guesses(module, n_ctx):
-        try:
-            module(example)
-            return example
-        except Exception as failed:  # whatever a forward pass raises on inputs that it cannot take
-            error = failed
-    raise ModelError(
-        "no inputs were found that the module takes; give inputs=, an example of them "
-        f"(the last try: {error})"
-    ) from error
-
-
-def _guesses(module: Any, n_ctx: int | None) -> Iterable[Any]:
-    torch = _torch()
-    rng = torch.Generator().manual_seed(0)
-    for _, leaf in leaves_of(module, ()):
-        shape = (SAMPLES, n_ctx or POSITIONS)
-        if kind(leaf) == "Embedding":
-            yield torch.randint(leaf.num_embeddings, shape, generator=rng)
-        elif kind(leaf) == "Linear":
-            if n_ctx is None:
-                vectors = (SAMPLES, leaf.in_features)
-                yield torch.randn(vectors, generator=rng, dtype=torch.float64)
-            yield torch.randn((*shape, leaf.in_features), generator=rng, dtype=torch.float64)
-        else:
-            continue
-        return
 
 
 def _parts(module: Any, declared: Mapping[type, Declared], example: Any) -> list[Part]:
     """What the module is made of, found on random weights."""
-    torch = _torch()
+    torch = require_torch()
     rng = torch.Generator().manual_seed(1)
     for parameter in module.parameters():
         width = parameter.shape[-1] if parameter.ndim > 1 else 1
@@ -226,21 +221,33 @@ def _parts(module: Any, declared: Mapping[type, Declared], example: Any) -> list
     if not found:
         raise UnsupportedLayer(
             f"{type(module).__name__} has no layers of PyTorch inside; declare it: "
-            "layers={Class: Rule(...) or a function}"
+            f"layers={{Class: Rule(...) or a function}}. {ON_INPUTS}"
         )
-    state = _tensors(module)
+    state = tensors_of(module)
     numbers = {name: float(tensor) for name, tensor in state.items() if tensor.numel() == 1}
     reader = Reader(module, declared, state, numbers)
     return parts_of(reader, found, array(example), end)
 
 
-def _layers(part: Part, module: Any, arrays: NamedArrays) -> list[Normed]:
-    """The layers of one part, with the module's own weights."""
+def layers_of(part: Part, module: Any, arrays: NamedArrays) -> list[Normed]:
+    """The layers of one part, with the module's own weights.
+
+    Args:
+        part: as it was recognised.
+        module: whose part it is.
+        arrays: tensors of the module, where rules look up theirs.
+
+    Returns:
+        The layers in order.
+
+    Raises:
+        UnsupportedLayer, ModelError: where a function of the user's gives no such layers.
+    """
     if part.rule is not None:
         return [normed(valued(part.rule, arrays), arrays)]
     assert part.make is not None  # a part without a rule has a function
     submodule = module.get_submodule(part.path)
-    arrays.used.update(join(part.path, name) for name in _tensors(submodule))
+    arrays.used.update(join(part.path, name) for name in tensors_of(submodule))
     made = part.make(submodule)
     layers = list(made) if isinstance(made, (list, tuple)) else [made]
     if part.around is not None:
@@ -253,62 +260,9 @@ def _layers(part: Part, module: Any, arrays: NamedArrays) -> list[Normed]:
     return [Normed(one) for one in layers]
 
 
-def _compared(module: Any, layers: Sequence[Normed], example: Any) -> float:
-    """The largest relative error over several batches. Raises `ModelError` where it is large."""
-    torch = _torch()
-    rng = torch.Generator().manual_seed(2)
-    errors: list[float] = []
-    for scale in SCALES:
-        if example.is_floating_point():
-            inputs = scale * torch.randn(example.shape, generator=rng)
-            x = array(inputs).reshape(_shape(example, layers[0].layer.d_in))
-            expected = array(module(inputs))
-        else:
-            inputs = torch.randint(layers[0].layer.d_in, example.shape, generator=rng)
-            x = scale * np.eye(layers[0].layer.d_in)[array(inputs)]
-            with _scaled_embeddings(module, scale):
-                expected = array(module(inputs))
-        for one in layers:
-            x = one(x)
-        errors.append(_error(x, expected))
-    if not max(errors) < TOLERANCE:
-        each = ", ".join(f"{error:.2g}" for error in errors)
-        raise ModelError(
-            "what was recognised is another function than the module: outputs on random inputs of "
-            f"size {', '.join(map(str, SCALES))} differ by {each} of their size. Declare the "
-            "classes that do more than was seen: layers={Class: Rule(...) or a function}"
-        )
-    return max(errors)
-
-
-def _shape(example: Any, d_in: int) -> tuple[int, ...]:
-    """Of a batch as tnsim reads it: what a module flattens is flat."""
-    if example.shape[-1] == d_in:
-        return tuple(example.shape)
-    return (len(example), d_in)
-
-
-@contextlib.contextmanager
-def _scaled_embeddings(module: Any, scale: float) -> Iterator[None]:
-    """Token numbers of another size: the module's first layer gives so many times its vector."""
-    leaves = [leaf for _, leaf in leaves_of(module, ()) if kind(leaf) == "Embedding"]
-    handle = leaves[0].register_forward_hook(lambda leaf, given, result: scale * result)
-    try:
-        yield
-    finally:
-        handle.remove()
-
-
-def _error(found: np.ndarray, expected: np.ndarray) -> float:
-    if found.size != expected.size:
-        return float("inf")
-    difference = np.linalg.norm(found.ravel() - expected.ravel())
-    return float(difference / max(float(np.linalg.norm(expected)), 1e-300))
-
-
-def _origin(module: Any, parts: Sequence[Part], arrays: NamedArrays, error: float) -> Origin:
+def _origin(found: Recognised) -> Origin:
     """What was recognised, and how well it fits."""
-    name = type(module).__name__
+    name, parts, arrays, error = type(found.module).__name__, found.parts, found.arrays, found.error
     assumptions = [
         f"{name} of PyTorch, compared with its own forward pass: relative error {error:.2g}"
     ]

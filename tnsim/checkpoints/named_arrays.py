@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,6 +14,7 @@ from tnsim.checkpoints.guard import refusing
 from tnsim.checkpoints.inventory import Stored
 from tnsim.errors import CheckpointError, ModelError, printable
 from tnsim.models.arrays import host_array
+from tnsim.models.gradients import detached, requires_grad
 
 _STRANGE = {  # attributes of PyTorch's tensors that have no numbers one by one
     "is_meta": "a meta tensor, which has a shape and no numbers",
@@ -64,7 +66,8 @@ class NamedArrays:
             key: its name.
 
         Returns:
-            The array as it is stored, None where it may be absent and is.
+            The array as it is stored, None where it may be absent and is. A tensor that requires
+            grad stays one.
 
         Raises:
             KeysDiffer: where it is missing.
@@ -75,7 +78,9 @@ class NamedArrays:
         name = key.rstrip("?")
         if name in self.state:
             self.used.add(name)
-            return to_numpy(self.state[name], name)
+            value = self.state[name]
+            array = to_numpy(value, name)
+            return value if requires_grad(value) else array
         if key.endswith("?"):
             return None
         raise KeysDiffer(f"tensor {name!r} is missing{listing(self.state)}")
@@ -99,7 +104,7 @@ class NamedArrays:
         if array is None:
             return None
         if array.ndim != 2:
-            raise ModelError(f"tensor {key!r} must be a matrix, found shape {array.shape}")
+            raise ModelError(f"tensor {key!r} must be a matrix, found shape {tuple(array.shape)}")
         return array.T if transpose else array
 
     def required_matrix(self, key: str | None, transpose: bool = False) -> Any:
@@ -109,14 +114,14 @@ class NamedArrays:
             raise CheckpointError(f"a layer needs the matrix {key!r}")
         return array
 
-    def single(self, key: str | None) -> float | None:
+    def single(self, key: str | None) -> Any:
         """The number in a tensor of one entry.
 
         Args:
             key: its name.
 
         Returns:
-            The number, None where it may be absent and is.
+            The number, None where it may be absent and is. A tensor that requires grad stays one.
 
         Raises:
             ModelError: where the tensor has another number of entries; and as `get`.
@@ -124,9 +129,11 @@ class NamedArrays:
         array = self.get(key)
         if array is None:
             return None
-        if array.size != 1:
-            raise ModelError(f"tensor {key!r} must hold one number, found shape {array.shape}")
-        return float(array.reshape(()))
+        if math.prod(array.shape) != 1:
+            shape = tuple(array.shape)
+            raise ModelError(f"tensor {key!r} must hold one number, found shape {shape}")
+        number = array.reshape(())
+        return number if requires_grad(number) else float(number)
 
 
 def to_numpy(value: Any, name: str) -> Shaped[np.ndarray, "..."]:
@@ -155,7 +162,7 @@ def to_numpy(value: Any, name: str) -> Shaped[np.ndarray, "..."]:
     if layout != "torch.strided":
         raise CheckpointError(f"tensor {name!r} is sparse ({layout}); store it with to_dense()")
     with refusing(f"tensor {name!r} cannot be turned into numbers"):
-        array = host_array(value)
+        array = host_array(detached(value))
     if array.dtype.kind not in "fiub":
         raise CheckpointError(f"tensor {name!r} holds {array.dtype}, not real numbers")
     return array.astype(array.dtype.newbyteorder("="), copy=False)

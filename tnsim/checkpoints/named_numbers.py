@@ -9,6 +9,7 @@ from typing import Any
 from tnsim.checkpoints.named_arrays import NamedArrays
 from tnsim.checkpoints.rules import Rule, is_finite
 from tnsim.errors import ModelError
+from tnsim.models.gradients import requires_grad
 
 
 def valued(rule: Rule, arrays: NamedArrays) -> Rule:
@@ -32,8 +33,10 @@ def valued(rule: Rule, arrays: NamedArrays) -> Rule:
     """
     values: dict[str, Any] = {}
     if rule.kind == "attention":
-        values["n_heads"] = number(rule.n_heads, "number of heads", arrays)
-        values["rope_base"] = optional_number(rule.rope_base, "RoPE base", arrays)
+        heads = number(rule.n_heads, "number of heads", arrays)
+        base = optional_number(rule.rope_base, "RoPE base", arrays)
+        values["n_heads"] = constant(heads, "number of heads")
+        values["rope_base"] = constant(base, "RoPE base")
     if rule.residual is not None:
         values["scale"] = number(rule.scale, "residual scale", arrays)
     for name, key in vars(rule).items():
@@ -75,9 +78,34 @@ def optional_number(value: float | str | None, what: str, arrays: NamedArrays) -
         found = _configured(value.removeprefix("config:"), what, arrays.config)
     elif isinstance(value, str):
         found = arrays.single(value)
-    if found is not None and not is_finite(found):
+    if found is not None and not requires_grad(found) and not is_finite(found):
         raise ModelError(f"the {what} must be a finite number, found {found!r}")
     return found
+
+
+def constant(number: Any, what: str) -> Any:
+    """A number that models take as it is.
+
+    Args:
+        number: any, or None.
+        what: what it is, for messages.
+
+    Returns:
+        The number.
+
+    Raises:
+        ModelError: when it requires grad.
+
+    Example:
+        >>> constant(4, "number of heads")
+        4
+    """
+    if requires_grad(number):
+        raise ModelError(
+            f"the {what} requires grad, and nothing has a gradient with respect to it: "
+            "freeze it with requires_grad_(False)"
+        )
+    return number
 
 
 def _configured(name: str, what: str, config: Mapping[str, Any] | None) -> Any:

@@ -30,7 +30,7 @@ from tnsim.models.layers import (
     affine_maps,
     bias_name,
 )
-from tnsim.models.model import Model, caveats
+from tnsim.models.model import Model, caveats, check_numbers
 from tnsim.models.origin import Origin
 
 FORMAT = 1
@@ -67,6 +67,7 @@ def save(model: Model, path: str | os.PathLike) -> None:
     path = Path(path)
     if not isinstance(model, Model):
         raise ModelError("only a Model can be saved; save the models of a combination one by one")
+    check_numbers(model)
     if path.suffix != ".safetensors":
         raise CheckpointError(f"{path}: models are saved as .safetensors")
     from safetensors.numpy import save as serialise

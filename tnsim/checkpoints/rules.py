@@ -13,7 +13,7 @@ import typing
 from dataclasses import dataclass
 from typing import Any
 
-from tnsim.errors import CheckpointError, UnsupportedLayer
+from tnsim.errors import ON_INPUTS, CheckpointError, UnsupportedLayer
 from tnsim.models.attention import MASKS
 
 PROJECTIONS = ("q1", "k1", "q2", "k2", "v", "o")
@@ -256,7 +256,7 @@ def check_rule(rule: Rule, where: str) -> None:
     if rule.kind not in _REQUIRED:
         raise UnsupportedLayer(
             f"{where}: kind {rule.kind!r} is no polynomial layer that can be read; "
-            f"known are {', '.join(_REQUIRED)}"
+            f"known are {', '.join(_REQUIRED)}. {ON_INPUTS}"
         )
     for field, known in _CHOICES.items():
         if (value := getattr(rule, field)) not in known:

@@ -15,12 +15,14 @@ from tnsim.checkpoints.norms import Normed, fold
 from tnsim.checkpoints.presets import PRESETS
 from tnsim.checkpoints.rules import Rule
 from tnsim.checkpoints.unused import check_unused
-from tnsim.errors import CheckpointError, TnsimError, UnsupportedLayer
+from tnsim.errors import ON_INPUTS, CheckpointError, TnsimError, UnsupportedLayer
 from tnsim.models.arrays import rename_errors
+from tnsim.models.gradients import detached, requires_grad
 from tnsim.models.model import Model
 from tnsim.models.origin import Origin
 
 WRAPPERS = ("module.", "_orig_mod.")  # what DataParallel and torch.compile put before all names
+OF_A_FILE = "Load what no dialect describes into the module that it belongs to."
 _ATTENTION = re.compile(
     r"(^|[._])(q|k|v|q1|k1|q2|k2|attn|attention|q_proj|k_proj)([._]|$)", re.IGNORECASE
 )
@@ -131,7 +133,7 @@ def _layer(rule: Rule, arrays: NamedArrays, n: int) -> tuple[Normed, Rule]:
 
 
 def told(rule: Rule, arrays: NamedArrays) -> Rule:
-    """A rule with the value of its constant energy, to be shown.
+    """A rule with the value of its constant energy and of its scale, to be shown.
 
     Args:
         rule: with its other values.
@@ -140,6 +142,8 @@ def told(rule: Rule, arrays: NamedArrays) -> Rule:
     Returns:
         The rule, the number in the place of the key.
     """
+    if requires_grad(rule.scale):
+        rule = dataclasses.replace(rule, scale=float(detached(rule.scale)))
     energy = arrays.single(rule.norm_energy)
     if energy is None:
         return rule
@@ -152,7 +156,7 @@ def _unfolded(layers: Sequence[Normed]) -> UnsupportedLayer:
     return UnsupportedLayer(
         f"a norm stands before layer {places}: it depends on the input and is no polynomial. "
         "Give norms=inputs (--norms FILE) to fold it at its mean energy on them, "
-        "which says how far off that is"
+        f"which says how far off that is; or leave it as it is. {ON_INPUTS}"
     )
 
 
@@ -236,11 +240,12 @@ def _unknown(state: Any) -> TnsimError:
         return UnsupportedLayer(
             f"{attention} belongs to an attention layer of no known layout; "
             "bilinear attention is read with a dialect of its own, "
-            "softmax attention is no polynomial"
+            f"softmax attention is no polynomial. {OF_A_FILE} {ON_INPUTS}"
         )
     return CheckpointError(
         f"no dialect is known for these keys{listing(state)}; presets: {', '.join(PRESETS)}; "
-        "or write one as JSON, begun by: tnsim dialect suggest FILE > mine.json"
+        "or write one as JSON, begun by: tnsim dialect suggest FILE > mine.json. "
+        f"{OF_A_FILE} {ON_INPUTS}"
     )
 
 

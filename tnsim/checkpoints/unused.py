@@ -14,7 +14,7 @@ from typing import Any
 
 from tnsim.checkpoints.dialects import Dialect
 from tnsim.checkpoints.named_arrays import KeysDiffer, NamedArrays, to_numpy
-from tnsim.errors import CheckpointError, TnsimError, UnsupportedLayer
+from tnsim.errors import ON_INPUTS, CheckpointError, TnsimError, UnsupportedLayer
 from tnsim.models.protocol import Layer
 
 NORM = re.compile(
@@ -110,7 +110,7 @@ def _unexpected(surplus: list[str], dialect: Dialect) -> TnsimError:
     if norm is not None:
         return UnsupportedLayer(
             f"{norm} is a normalisation: one that depends on the input is no polynomial. "
-            f"{_choices(norm)}"
+            f"{_choices(norm)}. {ON_INPUTS}"
         )
     names = ", ".join(surplus[:8])
     return KeysDiffer(

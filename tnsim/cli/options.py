@@ -36,6 +36,13 @@ class DtypeName(enum.StrEnum):
     float32 = "float32"
 
 
+def _presets() -> list[str]:
+    """Names that the shell completes."""
+    from tnsim.checkpoints.presets import PRESETS
+
+    return list(PRESETS)
+
+
 File = Annotated[
     Path,
     typer.Argument(
@@ -58,6 +65,7 @@ DialectOption = Annotated[
         "--dialect",
         help="Layout of foreign files: a preset, a JSON file, or - for JSON on standard input. "
         "Default: detect.",
+        autocompletion=_presets,
     ),
 ]
 ContextOption = Annotated[
@@ -125,9 +133,29 @@ def reading_of(
 
     chosen: Any = dialect
     if dialect == "-":
-        chosen = Dialect.from_json(sys.stdin.read())
+        chosen = Dialect.from_json(standard_input("a dialect"))
     inputs = None if norms is None else samples_in(norms)
     return Reading(chosen, n_ctx, tuple(leave_out or ()), inputs)
+
+
+def standard_input(what: str) -> str:
+    """What stands on standard input, which can be read once.
+
+    Args:
+        what: is expected there.
+
+    Returns:
+        The text.
+
+    Raises:
+        CheckpointError: where there is none.
+    """
+    text = sys.stdin.read()
+    if not text.strip():
+        raise CheckpointError(
+            f"- stands for {what} on standard input, which is empty; it can be read for one - only"
+        )
+    return text
 
 
 def metric_of(name: MetricName, fit: Path | None = None) -> Any:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import signal
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -32,6 +31,7 @@ from tnsim.cli.options import (
     print_json,
     reading_of,
     say,
+    standard_input,
 )
 
 if TYPE_CHECKING:
@@ -189,7 +189,8 @@ def _series(files: list[str], reading: Reading) -> Series:
     import tnsim
 
     if files == ["-"]:
-        files = sys.stdin.read().splitlines()
+        lines = standard_input("names of checkpoints, one a line,").splitlines()
+        files = [line for line in lines if line.strip()]
     dialect, n_ctx, leave_out, norms = reading
     return tnsim.Series(files, dialect, n_ctx, leave_out=leave_out, norms=norms)
 

@@ -15,10 +15,10 @@ from tnsim.engine.planner import LARGE, plan_problem
 from tnsim.errors import ModelError
 from tnsim.folding.base import Family
 from tnsim.folding.forward import Terms
-from tnsim.folding.functions import Function
 from tnsim.metrics.empirical import Empirical
 from tnsim.metrics.metric import check_metric
-from tnsim.models.model import Combination, Model, check_comparable, terms
+from tnsim.models.functions import Function, is_function
+from tnsim.models.model import Combination, Model, check_comparable, check_numbers, terms
 from tnsim.names import Pair
 from tnsim.sessions import remembered
 
@@ -49,17 +49,6 @@ def plan_for(
     return plan_problem(problem, family.name, family.exact, dtype, large, runs)
 
 
-def is_function(model: Any) -> bool:
-    """Whether this is a plain function: something to call that is no model.
-
-    Example:
-        >>> import tnsim
-        >>> is_function(abs), is_function(tnsim.Model([tnsim.Linear([[1.0]])]))
-        (True, False)
-    """
-    return callable(model) and not isinstance(model, AnyModel)
-
-
 def parts(model: Any) -> Terms:
     """Coefficients and models that `model` is a sum of; a plain function is one part.
 
@@ -75,6 +64,8 @@ def check(a: Any, b: Any, metric: Any) -> None:
     if is_function(a) or is_function(b):
         for model in (a, b):
             parts(model)
+            if isinstance(model, AnyModel):
+                check_numbers(model)
         if not isinstance(metric, Empirical):
             raise ModelError(
                 "functions that are no models are compared on inputs alone: use "
@@ -82,6 +73,7 @@ def check(a: Any, b: Any, metric: Any) -> None:
             )
         return
     one, two = terms(a)[0][1], terms(b)[0][1]
+    check_numbers(a, b)
     check_comparable(one, two)
     if one.n_ctx is None and (one.attends or two.attends):
         raise ModelError(

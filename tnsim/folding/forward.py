@@ -23,9 +23,9 @@ from jaxtyping import Float
 from tnsim.engine import execution, log_scaled
 from tnsim.engine.log_scaled import LogScaled, add
 from tnsim.errors import ModelError
-from tnsim.folding.functions import Function, outputs_of
 from tnsim.metrics.points import Points, Weighted
 from tnsim.models.forward import ScaledLayers, check_inputs, forward, scaled_layers
+from tnsim.models.functions import Function, outputs_of
 from tnsim.models.model import Model
 from tnsim.models.scaling import split
 from tnsim.tensors.kinds import Kinds, kinds

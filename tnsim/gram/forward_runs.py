@@ -19,12 +19,11 @@ from tnsim.compare.by_points import (
     forward_plan,
     points_of,
 )
-from tnsim.compare.planned import is_function, parts
+from tnsim.compare.planned import parts
 from tnsim.engine.log_scaled import LogScaled
 from tnsim.errors import ModelError
 from tnsim.folding import forward
 from tnsim.folding.forward import GROUPS, Part, Sums
-from tnsim.folding.functions import outputs_of
 from tnsim.gram.batched_plans import CROSS, Setting
 from tnsim.gram.run_plan import FORWARD, PairwisePlan
 from tnsim.gram.run_sizes import Sizes
@@ -32,6 +31,7 @@ from tnsim.gram.sources import Entry, Source
 from tnsim.metrics.empirical import Empirical
 from tnsim.metrics.points import Points
 from tnsim.models.differences import by_differences
+from tnsim.models.functions import is_function, outputs_of
 from tnsim.models.model import Model
 from tnsim.tensors.kinds import Kinds
 

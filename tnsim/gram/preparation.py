@@ -19,7 +19,6 @@ import jax
 
 import tnsim
 from tnsim.compare import planned
-from tnsim.compare.planned import is_function
 from tnsim.engine.budget import Budget
 from tnsim.engine.devices import device
 from tnsim.engine.precision import Arithmetic
@@ -40,6 +39,7 @@ from tnsim.metrics import metric as metrics
 from tnsim.metrics.points import Points
 from tnsim.metrics.protocol import FiniteMetric, Metric
 from tnsim.models.differences import by_differences
+from tnsim.models.functions import is_function
 from tnsim.models.model import Model, terms
 from tnsim.tensors.kinds import Kinds, kinds
 

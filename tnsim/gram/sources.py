@@ -16,10 +16,10 @@ from typing import Any
 from tnsim.checkpoints.checkpoint import Reading, read
 from tnsim.checkpoints.series import Series
 from tnsim.errors import CheckpointError, ModelError
-from tnsim.folding.functions import Function
 from tnsim.gram.digests import content_hash
 from tnsim.models.differences import by_differences
-from tnsim.models.model import Combination, Model, caveats, terms
+from tnsim.models.functions import Function
+from tnsim.models.model import Combination, Model, caveats, check_numbers, terms
 from tnsim.tensors.kinds import LayerKind, kinds
 
 
@@ -117,6 +117,7 @@ def sources(models: Any, names: Sequence[Any] | None = None) -> tuple[Source, ..
 
 def entry(source: Source, model: Model | Combination, dtype: str) -> Entry:
     """What is kept of a model that was read. Raises `ModelError` when it is none."""
+    check_numbers(model)
     parts = [part for _, part in terms(by_differences(model, dtype))]
     digests = [content_hash(part) for part in parts]
     return Entry(

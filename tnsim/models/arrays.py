@@ -11,6 +11,7 @@ import numpy as np
 from jax.core import Tracer
 
 from tnsim.errors import ModelError
+from tnsim.models.gradients import requires_grad
 
 T = TypeVar("T")
 Array = jax.Array | np.ndarray
@@ -86,16 +87,43 @@ def host_array(value: Any) -> np.ndarray:
     Returns:
         An array of the same shape; floats narrower than 32 bits widen to float32.
 
+    Raises:
+        ModelError: It requires grad, and nothing would be left of that.
+
     Example:
         >>> host_array(np.ones(2, np.float16)).dtype
         dtype('float32')
     """
+    if requires_grad(value):
+        raise ModelError(
+            "a tensor that requires grad was given where only its numbers are used, and its "
+            "gradient would be lost: give tensor.detach(), or use tnsim.torch.similarity, which "
+            "has gradients with respect to weights"
+        )
     if hasattr(value, "detach"):
         value = _of_torch(value)
     array = np.asarray(value)
     if array.dtype.kind in "iub":
         return array
     return array.astype(_wide(array.dtype), copy=False)
+
+
+def numbers(tree: T) -> T:
+    """Any pytree with the numbers of its tensors in their place.
+
+    Example:
+        >>> numbers((1.0, None))
+        (1.0, None)
+    """
+
+    def number(leaf: Any) -> Any:
+        if not requires_grad(leaf):
+            return leaf
+        if not leaf.ndim:
+            return float(leaf.detach())
+        return _read_only(host_array(leaf.detach()))
+
+    return jax.tree.map(number, tree)
 
 
 def _of_torch(tensor: Any) -> np.ndarray:
@@ -206,11 +234,24 @@ def set_arrays(layer: Any, /, **values: Any) -> None:
         object.__setattr__(layer, name, value)
 
 
+def weight(value: Any, what: str, ndim: int) -> Any:
+    """As `as_array`, but a tensor of PyTorch that requires grad stays one.
+
+    Example:
+        >>> weight([1, 2], "the bias", 1)
+        array([1., 2.])
+    """
+    if not requires_grad(value):
+        return as_array(value, what, ndim)
+    as_array(value.detach(), what, ndim)
+    return value if value.dtype.itemsize >= 4 else value.float()
+
+
 def matrix(value: Any, what: str, shape: tuple[int | None, int | None], why: str = "") -> Any:
     """A matrix of a given shape.
 
     Args:
-        value: As for `as_array`.
+        value: As for `weight`.
         what: What messages call it.
         shape: Sizes that its axes must have, None for any.
         why: Where the sizes come from, at the end of the message.
@@ -222,7 +263,7 @@ def matrix(value: Any, what: str, shape: tuple[int | None, int | None], why: str
         >>> matrix([[1, 2]], "the weight", (None, 2)).shape
         (1, 2)
     """
-    array = as_array(value, what, 2)
+    array = weight(value, what, 2)
     for axis, size in enumerate(shape):
         if size is not None and array.shape[axis] != size:
             raise ModelError(
@@ -243,7 +284,7 @@ def vector(value: Any, what: str, size: int) -> Any:
     """
     if value is None:
         return None
-    array = as_array(value, what, 1)
+    array = weight(value, what, 1)
     if array.shape != (size,):
         raise ModelError(f"{what} has shape {tuple(array.shape)}, expected ({size},)")
     return array
@@ -264,7 +305,7 @@ def rename_errors(where: str, build: Callable[[], T]) -> T:
 
 
 def scalar(value: Any, what: str) -> Any:
-    """A Python float, or a JAX scalar left as it is (it may be traced).
+    """A Python float, or a scalar with a derivative left as it is: JAX's, or one of PyTorch.
 
     Raises:
         ModelError: `as_array` refuses it.
@@ -273,8 +314,8 @@ def scalar(value: Any, what: str) -> Any:
         >>> scalar(np.float32(0.5), "the skip")
         0.5
     """
-    if isinstance(value, jax.Array):
-        return as_array(value, what, 0)
+    if isinstance(value, jax.Array) or requires_grad(value):
+        return weight(value, what, 0)
     return float(as_array(value, what, 0))
 
 

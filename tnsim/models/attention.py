@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Float
 
 from tnsim.errors import ModelError
-from tnsim.models.arrays import Array, add, matrix, pytree, scalar, set_arrays, vector
+from tnsim.models.arrays import Array, add, as_array, matrix, pytree, set_arrays, vector
 
 MASKS = ("causal", "none")
 
@@ -166,7 +166,7 @@ def _check_settings(mask: str, rope_base: float | None, d_head: int) -> None:
         raise ModelError(f"mask must be one of {', '.join(MASKS)}, found {mask!r}")
     if rope_base is None:
         return
-    scalar(rope_base, "Attention rope_base")
+    as_array(rope_base, "Attention rope_base", 0)
     if d_head % 2 or not rope_base > 0:
         raise ModelError(
             f"RoPE needs heads of even width and a base above 0, found {d_head} and {rope_base}"

@@ -15,9 +15,10 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Float
 
-from tnsim.errors import ModelError, UnsupportedLayer
+from tnsim.errors import ON_INPUTS, ModelError, UnsupportedLayer
 from tnsim.models.arrays import Array, add, matrix, pytree, scalar, set_arrays, vector
 from tnsim.models.attention import Attention
+from tnsim.models.gradients import requires_grad
 from tnsim.models.multilinear import Multilinear
 from tnsim.models.protocol import Layer, OwnLayer
 
@@ -292,12 +293,13 @@ def known_layer(layer: Any, what: str) -> Layer:
         raise UnsupportedLayer(
             f"{what} is a {type(layer).__name__}; only polynomial layers have an exact similarity: "
             "Linear, Bilinear, Multilinear, Attention, Residual, "
-            "or a layer with a method as_layer() that says which of these it is"
+            "or a layer with a method as_layer() that says which of these it is. "
+            f"{ON_INPUTS}"
         )
     known = known_layer(layer.as_layer(), f"as_layer() of {what}")
-    traced = any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(known))
-    if not traced:  # a traced layer has no numbers to compare
-        _compare_forward(layer, known, what)
+    weights = jax.tree.leaves(known)
+    if not any(isinstance(leaf, Tracer) or requires_grad(leaf) for leaf in weights):
+        _compare_forward(layer, known, what)  # of others the numbers are not at hand
     return known
 
 

@@ -19,6 +19,7 @@ from jaxtyping import Float
 from tnsim.errors import ModelError
 from tnsim.models.arrays import Array, register_pytree
 from tnsim.models.attention import Attention
+from tnsim.models.gradients import requires_grad
 from tnsim.models.layers import Residual, affine_maps, bias_name, innermost, known_layer
 from tnsim.models.origin import Origin
 from tnsim.models.protocol import Layer
@@ -232,6 +233,24 @@ def terms(model: Any) -> tuple[tuple[Any, Model], ...]:
     raise ModelError(
         f"expected a tnsim Model or a combination of models, found {type(model).__name__}"
     )
+
+
+def check_numbers(*models: Any) -> None:
+    """Refuse weights that require grad where nothing could have a gradient with respect to them.
+
+    Raises:
+        ModelError: A weight of a model, or of a model of a combination, is such a tensor.
+
+    Example:
+        >>> import tnsim
+        >>> check_numbers(Model([tnsim.Linear([[1.0]])]))
+    """
+    if any(map(requires_grad, jax.tree.leaves(models))):
+        raise ModelError(
+            "weights of a model are PyTorch tensors that require grad, and the gradient would be "
+            "lost here: use tnsim.torch.similarity, or build the model of tensor.detach() where "
+            "none is wanted"
+        )
 
 
 def caveats(*models: Any) -> tuple[str, ...]:

@@ -21,7 +21,7 @@ import numpy as np
 from jaxtyping import Float
 
 from tnsim.errors import ModelError, TooLarge
-from tnsim.models.model import Model
+from tnsim.models.model import Model, check_numbers
 from tnsim.names import (
     OUT,
     SYMMETRISER,
@@ -128,6 +128,7 @@ def check_models(models: Iterable[Model], max_tensors: int) -> None:
                 "a combination of models is several networks; "
                 "take those of its .models and expand by bilinearity"
             )
+        check_numbers(model)
         if model.attends and model.n_ctx is None:
             raise ModelError(
                 "the network of an attention layer is for sequences of one length: "

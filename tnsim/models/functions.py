@@ -9,9 +9,22 @@ import numpy as np
 
 from tnsim.errors import ModelError, TnsimError
 from tnsim.models.arrays import host_array
+from tnsim.models.gradients import detached
+from tnsim.models.model import Combination, Model
 
 Function: TypeAlias = Callable[[Any], Any]
 """From a batch of inputs to outputs, (points, out) or (points, positions, out)."""
+
+
+def is_function(model: Any) -> bool:
+    """Whether this is a plain function: something to call that is no model.
+
+    Example:
+        >>> import tnsim
+        >>> is_function(abs), is_function(tnsim.Model([tnsim.Linear([[1.0]])]))
+        (True, False)
+    """
+    return callable(model) and not isinstance(model, Model | Combination)
 
 
 def outputs_of(function: Function, inputs: Any) -> np.ndarray:
@@ -21,7 +34,8 @@ def outputs_of(function: Function, inputs: Any) -> np.ndarray:
     functions the NumPy array itself.
 
     Raises:
-        ModelError: That is no array with a row for every input.
+        ModelError: That is no array with a row for every input, or a module is in training mode
+            and would give something else each time.
         TnsimError: It is not finite.
     """
     if hasattr(function, "named_parameters"):
@@ -32,7 +46,7 @@ def outputs_of(function: Function, inputs: Any) -> np.ndarray:
         raise ModelError(
             f"a function that is compared gives an array, found {type(outputs).__name__}"
         )
-    outputs = host_array(outputs)
+    outputs = host_array(detached(outputs))
     if outputs.ndim not in (2, 3) or len(outputs) != len(inputs):
         raise ModelError(
             f"a function gives outputs (n, out) or (n, positions, out) for n inputs, found shape "
@@ -47,6 +61,12 @@ def _of_module(module: Any, inputs: Any) -> Any:
     """Outputs of a PyTorch module."""
     import torch
 
+    for name, child in module.named_modules():
+        if child.training and _is_random_in_training(child):
+            raise ModelError(
+                f"{name or 'the module'} ({type(child).__name__}) is in training mode, in which it "
+                "gives something else each time: call module.eval() first"
+            )
     tensor = torch.from_numpy(np.array(inputs))
     parameter = next(module.parameters(), None)
     if parameter is not None:
@@ -55,3 +75,10 @@ def _of_module(module: Any, inputs: Any) -> Any:
             tensor = tensor.to(parameter.dtype)
     with torch.no_grad():
         return module(tensor)
+
+
+def _is_random_in_training(module: Any) -> bool:
+    """Whether it drops some units, or takes its statistics from the batch."""
+    chances = (getattr(module, "p", None), getattr(module, "dropout", None))
+    drops = any(isinstance(chance, float) and chance > 0 for chance in chances)
+    return drops or any("BatchNorm" in cls.__name__ for cls in type(module).__mro__)

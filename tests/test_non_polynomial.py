@@ -1,0 +1,132 @@
+"""Networks that are no polynomials: the error names the next step, and its code runs as it stands."""
+
+import re
+
+import numpy as np
+import pytest
+
+import tnsim
+
+torch = pytest.importorskip("torch", reason="modules need the torch extra")
+nn = torch.nn
+VOCABULARY, POSITIONS = 7, 4
+CODE = re.compile(r"tnsim\.(?:similarity|pairwise|baselines\.cka)\((?:[^()]|\([^()]*\))*\)")
+
+
+class Transformer(nn.Module):
+    """Softmax attention, LayerNorm and ReLU, as PyTorch builds them."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(VOCABULARY, 8)
+        self.block = nn.TransformerEncoderLayer(8, 2, dim_feedforward=16, batch_first=True)
+        self.unembed = nn.Linear(8, VOCABULARY)
+
+    def forward(self, tokens):
+        return self.unembed(self.block(self.embed(tokens)))
+
+
+class Gated(nn.Module):
+    """SwiGLU behind an RMSNorm."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.RMSNorm(5)
+        self.gate, self.up, self.down = nn.Linear(5, 6), nn.Linear(5, 6), nn.Linear(6, 3)
+
+    def forward(self, x):
+        x = self.norm(x)
+        return self.down(nn.functional.silu(self.gate(x)) * self.up(x))
+
+
+@pytest.fixture(params=["transformer", "gated", "mlp"])
+def setting(request, rng):
+    """Two networks of a kind, and inputs."""
+    torch.manual_seed(0)
+    if request.param == "transformer":
+        inputs = rng.integers(VOCABULARY, size=(6, POSITIONS))
+        make = Transformer
+    else:
+        inputs = rng.normal(size=(6, 5))
+        make = Gated
+    if request.param == "mlp":
+        make = lambda: nn.Sequential(nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 3))  # noqa: E731
+    return make().double().eval(), make().double().eval(), inputs
+
+
+def refusal(attempt):
+    with pytest.raises(tnsim.TnsimError) as caught:
+        attempt()
+    return str(caught.value)
+
+
+def test_the_code_in_the_error_runs_as_it_stands(setting):
+    net, other, inputs = setting
+    code = CODE.findall(refusal(lambda: tnsim.from_module(net)))
+    assert len(code) == 3
+    one, several, measured = (eval(line, {"tnsim": tnsim, "net": net, "other": other, "inputs": inputs}) for line in code)  # fmt: skip
+    with torch.no_grad():
+        first, second = (m(torch.tensor(inputs)).numpy().ravel() for m in (net, other))
+    expected = first @ second / np.linalg.norm(first) / np.linalg.norm(second)
+    assert one == pytest.approx(expected, abs=1e-9) and one.standard_error > 0
+    np.testing.assert_allclose(several.similarity[0, 1], expected, atol=1e-9)
+    assert measured.shape == (2, 2) and measured.attrs["inputs"] == "given"
+
+
+def test_every_road_in_names_it(tmp_path, rng):
+    """Files, dialects, layers and modules that no polynomial describes."""
+    torch.save(Transformer().state_dict(), tmp_path / "softmax.pt")
+    torch.save(Gated().state_dict(), tmp_path / "gated.pt")
+    attempts = [
+        lambda: tnsim.load(tmp_path / "softmax.pt"),
+        lambda: tnsim.load(tmp_path / "gated.pt"),
+        lambda: tnsim.Dialect("mine", (tnsim.Rule("softmax", weight="w"),)),
+        lambda: tnsim.Model([torch.relu]),
+        lambda: tnsim.Residual(nn.ReLU()),
+        lambda: tnsim.from_module(Gated()),
+        lambda: tnsim.from_module(Transformer().eval()),
+        lambda: tnsim.from_module(nn.Sequential(nn.LayerNorm(3), nn.Linear(3, 3))),
+    ]
+    for attempt in attempts:
+        said = refusal(attempt)
+        assert "tnsim.Empirical(inputs)" in said and "tnsim.baselines.cka" in said, said
+
+
+def test_measures_of_functions_beside_models(rng):
+    """Token ids for both; what a model has for a table of tokens is one-hot vectors."""
+    net = Transformer().eval()
+    layers = [tnsim.Linear(rng.normal(size=(VOCABULARY, VOCABULARY)))]
+    model = tnsim.Model(layers, n_ctx=POSITIONS)
+    tokens = rng.integers(VOCABULARY, size=(9, POSITIONS))
+    found = tnsim.baselines.output_cosine([net, model], tokens)
+    expected = tnsim.similarity(net, model, tnsim.Empirical(tokens))
+    assert float(found[0, 1]) == pytest.approx(expected, abs=1e-12)
+    share = tnsim.baselines.agreement([net, model], tokens)
+    with torch.no_grad():
+        mine = net(torch.tensor(tokens)).argmax(-1).numpy()
+    theirs = model(np.eye(VOCABULARY)[tokens]).argmax(-1)
+    assert float(share[0, 1]) == (mine == theirs).mean()
+
+
+def test_what_a_measure_of_functions_refuses(rng):
+    double = lambda x: 2 * x  # noqa: E731
+    wide = lambda x: np.ones((len(x), 5))  # noqa: E731
+    x = rng.normal(size=(6, 3))
+    for attempt, message in (
+        (lambda: tnsim.baselines.cka([double, double], 20), "give inputs as an array"),
+        (
+            lambda: tnsim.baselines.cka([double, wide], x),
+            r"model 1 gives outputs of shape \(6, 5\)",
+        ),
+        (lambda: tnsim.baselines.cka([double, 3], x), "expected a tnsim Model"),
+        (
+            lambda: tnsim.similarity(Transformer(), abs, tnsim.Empirical([[0, 1]])),
+            r"TransformerEncoderLayer|MultiheadAttention.*training mode.*call module.eval\(\) first",
+        ),
+        (
+            lambda: tnsim.baselines.weight_cosine([double, double]),
+            "model 0 is a function: the cosine of weights is for models",
+        ),
+    ):
+        with pytest.raises(tnsim.ModelError, match=message):
+            attempt()

@@ -1,0 +1,325 @@
+"""Gradients in PyTorch: against finite differences of the verbs without them; what is refused, by name."""
+
+import copy
+import dataclasses
+
+import numpy as np
+import pytest
+
+import tnsim
+from tnsim.metrics.pairings import straight
+
+torch = pytest.importorskip("torch", reason="gradients in PyTorch need the torch extra")
+nn = torch.nn
+
+
+@pytest.fixture(autouse=True)
+def seeded():
+    torch.manual_seed(0)
+
+
+def random(*shape):
+    return torch.randn(shape, dtype=torch.float64, requires_grad=True)
+
+
+class Block(nn.Module):
+    """x + s D ((L x) * (R x)), one matrix for L and R, s learned."""
+
+    def __init__(self, width=3, rank=4):
+        super().__init__()
+        self.both, self.down = nn.Linear(width, 2 * rank), nn.Linear(rank, width)
+        self.scale = nn.Parameter(torch.tensor(0.3))
+
+    def forward(self, x):
+        left, right = self.both(x).chunk(2, dim=-1)
+        return x + self.scale * self.down(left * right)
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.block = nn.Linear(2, 3), Block()
+        self.head = nn.Linear(3, 2, bias=False)
+        self.unused = nn.Parameter(torch.ones(2))
+
+    def forward(self, x):
+        return self.head(self.block(self.embed(x)))
+
+
+def bilinear(left, right, down, bias):
+    return [tnsim.Bilinear(left, right, down, bias)]
+
+
+def residual(weight, scale, down):
+    layer = tnsim.Residual(tnsim.Linear(weight), skip=1 - scale, scale=scale)
+    return [layer, tnsim.Multilinear([np.eye(3, 2)] * 3, down)]
+
+
+@pytest.mark.parametrize(
+    "build, shapes, metric",
+    [
+        (bilinear, [(3, 2), (3, 2), (2, 3), (3,)], tnsim.Gaussian([0.5, 0.0])),
+        (residual, [(2, 2), (), (2, 3)], tnsim.TreeSymmetric()),
+    ],
+)
+def test_gradcheck(build, shapes, metric):
+    """Every weight of both models against differences of the value."""
+    first, second = ([random(*shape) for shape in shapes] for _ in range(2))
+
+    def cosine(*weights):
+        models = weights[: len(shapes)], weights[len(shapes) :]
+        return tnsim.torch.similarity(*(tnsim.Model(build(*one)) for one in models), metric)
+
+    assert torch.autograd.gradcheck(cosine, (*first, *second))
+    plain = [tnsim.Model(build(*(x.detach() for x in one))) for one in (first, second)]
+    value = cosine(*first, *second).item()
+    assert value == pytest.approx(tnsim.similarity(*plain, metric), abs=1e-14)
+
+
+def test_a_module_and_finite_differences():
+    """Every parameter of a module, through fused halves and a learned scale."""
+    net, goal = Net(), tnsim.from_module(Net())
+    tnsim.torch.similarity(net, goal).backward()
+    assert net.unused.grad is None
+    direction = {parameter: torch.randn_like(parameter) for parameter in net.parameters()}
+
+    def moved(step):
+        there = copy.deepcopy(net).double().requires_grad_(False)
+        for parameter, own in zip(there.parameters(), direction, strict=True):
+            parameter += step * direction[own]
+        return tnsim.similarity(tnsim.from_module(there), goal)
+
+    slope = (moved(1e-5) - moved(-1e-5)) / 2e-5
+    used = [parameter for parameter in net.parameters() if parameter.grad is not None]
+    along = sum((parameter.grad.double() * direction[parameter]).sum().item() for parameter in used)
+    assert along == pytest.approx(slope, abs=1e-6) and len(used) == 8
+
+
+def test_one_step_of_training_goes_up():
+    net, goal = Net(), tnsim.from_module(Net())
+    optimiser = torch.optim.SGD(net.parameters(), lr=0.1)
+    values = []
+    for _ in range(3):
+        optimiser.zero_grad()
+        value = tnsim.torch.similarity(net, goal)
+        (1 - value).backward()
+        optimiser.step()
+        values.append(value.item())
+    assert values[0] < values[1] < values[2]
+    assert value.dtype == torch.float64 and net.head.weight.grad.dtype == torch.float32
+
+
+def test_a_state_dict_with_its_parameters_needs_no_recognition():
+    net, goal = Net(), tnsim.from_module(Net())
+    dialect = tnsim.from_module(net).origin.dialect
+    model = tnsim.from_state_dict(net.state_dict(keep_vars=True), dialect)
+    assert model.layers[0].weight is net.embed.weight and model.layers[1].scale.requires_grad
+    assert "s = 0.3" in " ".join(model.origin.assumptions)
+    again = tnsim.torch.from_module(net)
+    for one, two in ((model, goal), (again, goal)):
+        net.zero_grad()
+        tnsim.torch.similarity(one, two).backward()
+        gradient = net.block.both.weight.grad.clone()
+    np.testing.assert_array_equal(gradient, net.block.both.weight.grad)
+
+
+class Turned(nn.Module):
+    """Attention with interleaved rotations, whose rows are put in another order."""
+
+    def __init__(self):
+        super().__init__()
+        for name in ("q", "k", "v", "o"):
+            setattr(self, name, nn.Linear(4, 4, bias=False))
+        self.rope_base = 10.0
+
+    def turned(self, x):
+        angle = torch.arange(x.shape[-2])[:, None] * self.rope_base ** (-torch.arange(2) / 2)
+        a, b, cos, sin = x[..., ::2], x[..., 1::2], angle.cos(), angle.sin()
+        return torch.cat((a * cos - b * sin, a * sin + b * cos), -1)
+
+    def forward(self, x):
+        query, key, value = self.turned(self.q(x)), self.turned(self.k(x)), self.v(x)
+        return self.o((query @ key.mT / 4) ** 2 @ value)
+
+
+@pytest.mark.parametrize(
+    "module, options",
+    [
+        (Net, {}),
+        (Turned, {"inputs": torch.randn(2, 3, 4)}),
+        (Net, {"layers": {Block: lambda block: declared(block)}}),
+        (lambda: nn.utils.parametrizations.orthogonal(nn.Linear(3, 3)), {}),
+    ],
+    ids=["net", "attention", "declared", "parametrised"],
+)
+def test_the_tensors_of_a_module_are_the_arrays_of_its_model(module, options):
+    import jax
+
+    net = module()
+    live = tnsim.torch.from_module(net, **options)
+    plain = tnsim.from_module(net, **options)
+    weights = [leaf for leaf in jax.tree.leaves(live) if isinstance(leaf, torch.Tensor)]
+    assert weights and all(tensor.requires_grad for tensor in weights)
+    numbers = [
+        np.asarray(getattr(leaf, "detach", lambda x=leaf: x)()) for leaf in jax.tree.leaves(live)
+    ]
+    for one, two in zip(numbers, jax.tree.leaves(plain), strict=True):
+        np.testing.assert_allclose(one, two, atol=1e-7)
+    sum(tensor.sum() for tensor in weights).backward()
+    used = [name for name, tensor in net.named_parameters() if tensor.grad is not None]
+    assert len(used) == len([name for name, _ in net.named_parameters() if name != "unused"])
+
+
+def declared(block):
+    half = len(block.both.weight) // 2
+    left, right = block.both.weight[:half], block.both.weight[half:]
+    biases = block.both.bias[:half], block.both.bias[half:]
+    layer = tnsim.Bilinear(left, right, block.down.weight, *biases, block.down.bias)
+    return tnsim.Residual(layer, scale=block.scale)
+
+
+def test_nothing_is_kept_where_no_gradient_is_wanted():
+    net, goal = nn.Linear(2, 2), tnsim.from_module(nn.Linear(2, 2))
+    with torch.no_grad():
+        assert tnsim.torch.similarity(net, goal).grad_fn is None
+    value = tnsim.torch.similarity(net.requires_grad_(False), goal)
+    assert value.grad_fn is None
+    assert value.item() == tnsim.similarity(tnsim.from_module(net), goal)
+
+
+class Doubled:
+    """A metric from outside that is no pytree."""
+
+    name = "doubled"
+    pairs_within_model = False
+
+    def is_exact(self, nonlinear_layers):
+        return True
+
+    def joinings(self, bra, ket, centred):
+        ways = straight(bra, symmetrised=True)
+        return tuple(dataclasses.replace(way, weight=2 * way.weight) for way in ways)
+
+
+def test_single_precision_and_a_metric_from_outside():
+    net, goal = nn.Linear(2, 2), tnsim.from_module(nn.Linear(2, 2))
+    value = tnsim.torch.similarity(net, goal, Doubled(), dtype="float32")
+    value.backward()
+    assert value.dtype == torch.float64 and net.weight.grad.dtype == torch.float32
+    expected = tnsim.similarity(tnsim.from_module(net), goal, Doubled())
+    assert value.item() == pytest.approx(expected, abs=1e-6)
+
+
+VERBS = {
+    "similarity": lambda a, b: tnsim.similarity(a, b),
+    "slices": lambda a, b: tnsim.slices(b, a),
+    "inner": lambda a, b: tnsim.inner(a, b),
+    "log_inner": lambda a, b: tnsim.log_inner(a, b),
+    "plan": lambda a, b: tnsim.plan(a, b),
+    "a difference": lambda a, b: tnsim.similarity(b - a, b),
+    "samples": lambda a, b: tnsim.similarity(a, b, tnsim.Empirical(np.eye(2))),
+    "a function": lambda a, b: tnsim.similarity(a, abs, tnsim.Empirical(np.eye(2))),
+    "check": lambda a, b: tnsim.check(a, b),
+    "attribution": lambda a, b: tnsim.attribution(a, b),
+    "network": lambda a, b: tnsim.network(a),
+    "networks": lambda a, b: list(tnsim.networks(a, b)),
+    "pairwise": lambda a, b: tnsim.pairwise([a, b]),
+    "plan_pairwise": lambda a, b: tnsim.plan_pairwise([a, b]),
+    "save": lambda a, b: tnsim.save(a, "never.safetensors"),
+    "weight_cosine": lambda a, b: tnsim.baselines.weight_cosine([a, b]),
+    "cka": lambda a, b: tnsim.baselines.cka([a, b], 10),
+    "the mean of a metric": lambda a, b: tnsim.Gaussian(random(2)),
+    "a sample": lambda a, b: tnsim.Empirical(random(5, 2)),
+}
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_no_gradient_is_lost_in_silence(verb):
+    live = tnsim.Model([tnsim.Bilinear(random(3, 2), random(3, 2), random(2, 3))])
+    plain = tnsim.Model([tnsim.Linear(np.eye(2))])
+    with pytest.raises(tnsim.ModelError, match=r"requires? grad.*tnsim\.torch\.similarity"):
+        VERBS[verb](live, plain)
+
+
+class Normed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.layer = nn.LayerNorm(3), nn.Linear(3, 3)
+
+    def forward(self, x):
+        return self.layer(self.norm(x))
+
+
+def backward_twice(net, goal):
+    value = tnsim.torch.similarity(net, goal)
+    torch.autograd.grad(value, net.head.weight, create_graph=True)
+
+
+def changed_between(net, goal):
+    value = tnsim.torch.similarity(net, goal)
+    with torch.no_grad():
+        net.head.weight.add_(1)
+    value.backward()
+
+
+def of_a_learned_base(net, goal):
+    attention = Turned()
+    dialect = tnsim.from_module(attention, inputs=torch.randn(2, 3, 4)).origin.dialect
+    rule = dataclasses.replace(dialect.layers[0], rope_base="base")
+    state = attention.state_dict(keep_vars=True) | {"base": nn.Parameter(torch.tensor(10.0))}
+    tnsim.from_state_dict(state, dataclasses.replace(dialect, layers=(rule,)))
+
+
+REFUSED = {
+    "second derivatives": (backward_twice, "second derivatives of a similarity are not supported"),
+    "written to": (changed_between, "modified by an inplace operation"),
+    "samples": (
+        lambda net, goal: tnsim.torch.similarity(net, goal, tnsim.Empirical(np.eye(2))),
+        "Empirical runs models on inputs; in a loss take the outputs of the modules themselves",
+    ),
+    "norms": (
+        lambda net, goal: tnsim.torch.from_module(Normed()),
+        "a norm stands before layer 0. At a constant energy",
+    ),
+    "the same function": (
+        lambda net, goal: tnsim.torch.similarity(
+            tnsim.from_module(net.head) - tnsim.torch.from_module(net.head),
+            tnsim.from_module(net.head),
+        ),
+        "difference of models",
+    ),
+    "zero": (
+        lambda net, goal: tnsim.torch.similarity(net.apply(zero), goal),
+        "the first model is the zero function",
+    ),
+    "no model": (lambda net, goal: tnsim.torch.similarity(net, 3), "found int"),
+    "other inputs": (
+        lambda net, goal: tnsim.torch.similarity(nn.Linear(3, 2), goal),
+        "the models read different inputs: 3 and 2 coordinates",
+    ),
+    "a learned base": (
+        of_a_learned_base,
+        "the RoPE base requires grad, and nothing has a gradient",
+    ),
+}
+
+
+def zero(module):
+    for parameter in module.parameters():
+        nn.init.zeros_(parameter)
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_has_no_gradient_is_refused(case):
+    attempt, message = REFUSED[case]
+    kind = RuntimeError if case == "written to" else tnsim.TnsimError
+    with pytest.raises(kind, match=message):
+        attempt(Net(), tnsim.from_module(Net()))
+
+
+def test_warnings_are_those_of_the_verbs_without_gradients():
+    net = Net()
+    goal = tnsim.from_module(Net())
+    origin = tnsim.Origin("a file", caveats=("left out: norm.weight",))
+    with pytest.warns(tnsim.CaveatWarning, match="left out: norm.weight"):
+        tnsim.torch.similarity(net, tnsim.Model(goal.layers, origin=origin))

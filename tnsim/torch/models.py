@@ -1,0 +1,47 @@
+"""Modules as models that keep their parameters. In: an `nn.Module`. Out: a model of its tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tnsim.checkpoints.module_rules import Declared
+from tnsim.checkpoints.modules import layers_of, recognised, tensors_of
+from tnsim.checkpoints.named_arrays import NamedArrays
+from tnsim.errors import UnsupportedLayer
+from tnsim.models.model import Model
+
+
+def model_of(
+    module: Any, layers: Mapping[type, Declared] | None, n_ctx: int | None, inputs: Any
+) -> Model:
+    """The model of a module, made of its own tensors; arguments as for `tnsim.from_module`.
+
+    The rules were found, and compared with the module, on numbers. Here the same rules read the
+    tensors, so PyTorch records what they do to them.
+
+    Args:
+        module: an `nn.Module`.
+        layers: what classes of the user's are.
+        n_ctx: length of sequences.
+        inputs: an example of what the module is called with.
+
+    Returns:
+        The model. Tensors that require no grad are arrays in it.
+
+    Raises:
+        UnsupportedLayer: for norms, and as `tnsim.from_module`.
+        ModelError: as `tnsim.from_module`.
+    """
+    found = recognised(module, layers, n_ctx, inputs)
+    arrays = NamedArrays(tensors_of(found.module), None)
+    live = [one for part in found.parts for one in layers_of(part, found.module, arrays)]
+    normed = [str(n) for n, one in enumerate(live) if one.norm is not None]
+    if normed:
+        raise UnsupportedLayer(
+            f"a norm stands before layer {', '.join(normed)}. At a constant energy it is part of "
+            "the layer, but the energy changes with the weights, so a gradient would lack a part: "
+            "train with the outputs of the module, and use tnsim.from_module(module, norms=inputs) "
+            "to look at what came of it"
+        )
+    return Model([one.layer for one in live], n_ctx)

@@ -1,0 +1,140 @@
+"""What JAX compiles for a cosine with derivatives. In: weights. Out: a cosine, how to pull back.
+
+Everything that does not change from one step of training to the next stands in a `Comparison`,
+under which JAX keeps the compiled programs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Float
+
+from tnsim.compare.products import inner_products
+from tnsim.engine import precision
+from tnsim.engine.budget import Budget
+from tnsim.engine.precision import Arithmetic, Cosine
+from tnsim.engine.programs import compiler_options
+from tnsim.models.model import terms
+
+Weights = dict[int, Float[jax.Array, "..."]]
+"""Arrays by their number among the leaves of (a, b, metric)."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What is compared, without the numbers.
+
+    Attributes:
+        form: how (a, b, metric) is made of its leaves.
+        others: leaves that are no numbers, by their number among the leaves: a metric from outside
+            that is no pytree.
+        degree: of the polynomials.
+        dtype: precision of the computation.
+        budget: what it may take.
+    """
+
+    form: Any
+    others: tuple[tuple[int, Any], ...]
+    degree: int
+    dtype: str
+    budget: Budget
+
+    @property
+    def arithmetic(self) -> Arithmetic:
+        """What decides how many digits there are."""
+        return Arithmetic(self.degree, self.dtype)
+
+
+def comparison_of(
+    a: Any, b: Any, metric: Any, dtype: str, budget: Budget
+) -> tuple[Comparison, dict[int, Any]]:
+    """A comparison, and its leaves.
+
+    Args:
+        a: a model or a combination, as is b.
+        b: the other one.
+        metric: how inputs are weighed.
+        dtype: precision of the computation.
+        budget: what it may take.
+
+    Returns:
+        What is compared, and the weights and moments of (a, b, metric) by number.
+    """
+    leaves, form = jax.tree.flatten((a, b, metric))
+    numbers = {n: leaf for n, leaf in enumerate(leaves) if _is_number(leaf)}
+    others = tuple((n, leaf) for n, leaf in enumerate(leaves) if n not in numbers)
+    degree = max(model.degree for one in (a, b) for _, model in terms(one))
+    return Comparison(form, others, degree, dtype, budget), numbers
+
+
+def _compiled(**options: Any) -> Any:
+    """`jax.jit` as the programs of plans are compiled; this file is read when one is needed."""
+    return partial(jax.jit, compiler_options=compiler_options(), **options)
+
+
+def _is_number(leaf: Any) -> bool:
+    return hasattr(leaf, "dtype") or isinstance(leaf, float)
+
+
+def _cosine(comparison: Comparison, moving: Weights, fixed: Weights) -> tuple[Any, Any]:
+    """The cosine, float64, and its error bound, traced."""
+    leaves: dict[int, Any] = dict(comparison.others)
+    for n, array in (moving | fixed).items():
+        leaves[n] = jnp.asarray(array, comparison.dtype)
+    a, b, metric = jax.tree.unflatten(comparison.form, [leaves[n] for n in range(len(leaves))])
+    found = inner_products(a, b, metric, True, False, comparison.dtype, comparison.budget).values
+    cosines = precision.cosine(found["AB"], found["AA"], found["BB"], comparison.arithmetic)
+    return cosines.value.astype("float64"), cosines.error
+
+
+@_compiled(static_argnums=0)
+def cosine(comparison: Comparison, moving: Weights, fixed: Weights) -> Cosine:
+    """The cosine, unclipped, and the bound of its error.
+
+    Args:
+        comparison: what is compared.
+        moving: weights that are tensors.
+        fixed: all others, and the moments of the metric.
+
+    Returns:
+        Two scalars.
+    """
+    return Cosine(*_cosine(comparison, moving, fixed))
+
+
+@_compiled(static_argnums=0)
+def cosine_and_pullback(
+    comparison: Comparison, moving: Weights, fixed: Weights
+) -> tuple[Cosine, Any]:
+    """The same, and what `gradient` needs of it.
+
+    Args:
+        comparison: as for `cosine`, as are the others.
+        moving: with respect to which there are derivatives.
+        fixed: all others.
+
+    Returns:
+        The cosine, and a function that is a pytree of what reverse mode keeps.
+    """
+    value, pullback, error = jax.vjp(
+        lambda weights: _cosine(comparison, weights, fixed), moving, has_aux=True
+    )
+    return Cosine(value, error), pullback
+
+
+@_compiled()
+def gradient(pullback: Any) -> Weights:
+    """The gradient of the cosine.
+
+    Args:
+        pullback: as `cosine_and_pullback` gives it.
+
+    Returns:
+        A derivative for each of the moving weights, in its type.
+    """
+    return pullback(1.0)[0]
