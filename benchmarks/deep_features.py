@@ -78,6 +78,8 @@ def measured(width: int, rank: int, route: str, count: int, again: bool) -> dict
 
 def table(rows: list[dict]) -> str:
     lines = [
+        "# Deep features",
+        "",
         "| width | rank | route | models | first run s | warm run s | s a product | "
         f"{ALL} models s | peak GiB |",
         "|" + "---|" * 9,

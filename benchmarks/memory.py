@@ -123,6 +123,7 @@ def described(spec: dict) -> str:
 
 
 HEAD = (
+    "# Planned and measured memory\n\n"
     "| models | metric | arrays MiB | programs MiB | measured MiB | planned / measured |\n"
     "|---|---|---|---|---|---|"
 )

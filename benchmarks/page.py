@@ -116,7 +116,8 @@ def main() -> None:
         with browser.Browser(Path(folder)) as window:
             rows = timings(window, page)
     what = f"{CHECKPOINTS} x {CHECKPOINTS} checkpoints, {OUTPUTS} slices"
-    lines = [f"`python benchmarks/page.py`: {what}. A file of {size}."]
+    lines = ["# The report page", ""]
+    lines += [f"`python benchmarks/page.py`: {what}. A file of {size}."]
     lines += [f"Headless Chromium on {MACHINE}.", ""]
     lines += ["| | median | 95th percentile | longest |", "|---|---|---|---|"]
     lines += [f"| {name} | {figure} |" for name, figure in rows.items()]

@@ -1,6 +1,8 @@
-"""README's Python snippets run as they stand, one after the other; its files exist."""
+"""Snippets of README and of all pages run as they stand; links lead somewhere; nothing is missing."""
 
+import inspect
 import re
+import sys
 import textwrap
 import tomllib
 from pathlib import Path
@@ -10,62 +12,46 @@ import pytest
 
 import tnsim
 
-pytestmark = backends.compiled
-
 ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
+COPIED = ("ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md")  # by a build of the site
+WRITTEN = [page for page in DOCS.rglob("*.md") if page.name not in COPIED]
+PAGES = [page for page in WRITTEN if page.parent in (DOCS, DOCS / "how-to", DOCS / "api")]
+PUBLIC = {*tnsim.__all__, *tnsim._MODULES}
+SNIPPET = re.compile(r"^ *```python\n(.*?)^ *```", re.DOTALL | re.MULTILINE)  # not `python no-run`
 
 
-def test_readme_snippets(monkeypatch, capsys):
-    monkeypatch.chdir(ROOT)
-    snippets = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    assert len(snippets) == 9
-    space: dict = {}
-    for snippet in snippets:
-        exec(compile(snippet, "README.md", "exec"), space)
-    assert "gaussian True" in capsys.readouterr().out
+def names(pages):
+    return [pytest.param(page, id=str(page.relative_to(ROOT))) for page in sorted(pages)]
 
 
-def test_readme_dialect():
-    (text,) = re.findall(r"```json\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    assert tnsim.Dialect.from_json(text).name == "mine"
+def snippets(page):
+    return [textwrap.dedent(snippet) for snippet in SNIPPET.findall(page.read_text())]
 
 
-def test_readme_commands_name_shipped_files():
-    named = re.findall(r"tnsim/data/[\w./-]+", (ROOT / "README.md").read_text())
-    assert len(named) >= 4
-    assert all((ROOT / name).exists() for name in named)
-
-
-def test_the_road_from_pytorch(monkeypatch, tmp_path):
-    """The page's snippets run one after the other, beside a run of the network they define."""
-    torch = pytest.importorskip("torch")
+@pytest.fixture
+def clone(tmp_path, monkeypatch):
+    """A folder to write into that has the shipped checkpoints where a clone has them."""
+    (tmp_path / "tnsim").mkdir()
+    (tmp_path / "tnsim" / "data").symlink_to(ROOT / "tnsim" / "data")
     monkeypatch.chdir(tmp_path)
-    page = (ROOT / "docs" / "from-pytorch.md").read_text()
-    network, matrix = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    space: dict = {}
-    exec(compile(network, "from-pytorch.md", "exec"), space)
-    (tmp_path / "run").mkdir()
-    for step in range(3):
-        torch.save(space["Net"]().state_dict(), tmp_path / "run" / f"step_{step}.pt")
-    exec(compile(matrix, "from-pytorch.md", "exec"), space)
-    assert space["result"].sizes == {"a": 3, "b": 3}
-    assert (tmp_path / "run.png").exists()
+    return tmp_path
 
 
-def run_page(name, folder, monkeypatch):
-    """Run a page's snippets one after the other; what they leave behind."""
-    monkeypatch.chdir(folder)
-    page = (ROOT / "docs" / "how-to" / name).read_text()
+def run(page):
+    for package in ("torch", "optax"):
+        if f"import {package}" in page.read_text():
+            pytest.importorskip(package)
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(1)  # tests share the cores
     space: dict = {}
-    for snippet in re.findall(r"^ *```python\n(.*?)^ *```", page, re.DOTALL | re.MULTILINE):
-        exec(compile(textwrap.dedent(snippet), name, "exec"), space)
+    for snippet in snippets(page):
+        exec(compile(snippet, page.name, "exec"), space)
     return space
 
 
-def test_training(monkeypatch, tmp_path):
-    pytest.importorskip("torch")
-    pytest.importorskip("optax")
-    space = run_page("training.md", tmp_path, monkeypatch)
+def test_training(clone):
+    space = run(DOCS / "how-to" / "training.md")
     learned = tnsim.from_module(space["student"])
     assert tnsim.similarity(learned, space["goal"]) > 0.97
     assert tnsim.similarity(space["pupil"], space["goal"]) > 0.97
@@ -74,11 +60,85 @@ def test_training(monkeypatch, tmp_path):
     assert space["low"].grad.abs().max() > 0
 
 
-def test_non_polynomial_models(monkeypatch, tmp_path):
-    pytest.importorskip("torch")
-    space = run_page("non-polynomial-models.md", tmp_path, monkeypatch)
+def test_non_polynomial_models(clone):
+    space = run(DOCS / "how-to" / "non-polynomial-models.md")
     assert space["value"].standard_error > 0
     assert float(space["run"].similarity[0, 1]) == pytest.approx(space["value"])
+
+
+LOOKED_AT = ("training", "non-polynomial-models")
+OTHERS = [page for page in PAGES if snippets(page) and page.stem not in LOOKED_AT]
+
+
+@pytest.mark.parametrize("page", names(OTHERS))
+def test_snippets_run(page, clone):
+    run(page)
+
+
+@backends.compiled
+def test_readme_runs(clone):
+    space = run(ROOT / "README.md")
+    assert space["result"].sizes == {"a": 20, "b": 20}
+    assert (clone / "run.png").exists()
+
+
+def test_dialects_are_read():
+    for page in PAGES:
+        for text in re.findall(r"```json\n(.*?)```", page.read_text(), re.DOTALL):
+            assert tnsim.Dialect.from_json(text).name == "mine"
+
+
+@pytest.mark.parametrize("page", names([ROOT / "README.md", *PAGES]))
+def test_shipped_files_exist(page):
+    for name in re.findall(r"tnsim/data/[\w./-]+", page.read_text()):
+        assert (ROOT / name).exists(), name
+
+
+LINKED = [
+    ROOT / "README.md",
+    ROOT / "benchmarks" / "README.md",
+    *(ROOT / n for n in COPIED),
+    *PAGES,
+]
+
+
+@pytest.mark.parametrize("page", names(LINKED))
+def test_links_lead_somewhere(page):
+    for link in re.findall(r"\]\((?!http)([^)]+)\)", page.read_text()):
+        assert (page.parent / link.partition("#")[0]).exists(), link
+
+
+def test_every_public_name_is_in_the_reference():
+    text = "\n".join(page.read_text() for page in (DOCS / "api").glob("*.rst"))
+    entries = re.findall(r"^\.\. auto(?:function|class|exception|module):: (\S+)", text, re.M)
+    assert sorted(entry.rpartition(".")[2] for entry in entries) == sorted(PUBLIC)
+
+
+@pytest.mark.site
+def test_the_built_reference_has_all_members():
+    """Functions and properties of public classes, and functions of public modules."""
+    from sphinx.util.inventory import InventoryFile
+
+    built = (DOCS / "_build" / "html" / "objects.inv").read_bytes()
+    kinds = InventoryFile.loads(built, uri="").data
+    shown = {name for kind, entries in kinds.items() if kind.startswith("py:") for name in entries}
+    for name in PUBLIC:
+        thing = getattr(tnsim, name)
+        home = f"tnsim.{name}"
+        if inspect.ismodule(thing):
+            home = thing.__name__
+        assert home in shown
+        for member in public_members(thing):
+            assert f"{home}.{member}" in shown, f"{home}.{member} has no docstring"
+
+
+def public_members(thing):
+    for name, member in vars(thing).items():
+        is_own = getattr(member, "__module__", None) == thing.__name__
+        in_module = inspect.isfunction(member) and is_own and inspect.ismodule(thing)
+        in_class = isinstance(member, property | classmethod) or inspect.isfunction(member)
+        if not name.startswith("_") and (in_module or (inspect.isclass(thing) and in_class)):
+            yield name
 
 
 def test_the_licence_and_the_citation_are_those_of_the_package():
@@ -89,12 +149,3 @@ def test_the_licence_and_the_citation_are_those_of_the_package():
     assert "Apache License" in (ROOT / "LICENSE").read_text()
     citation = (ROOT / "CITATION.cff").read_text()
     assert f"version: {tnsim.__version__}" in citation and "license: Apache-2.0" in citation
-
-
-PAGES = ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "docs/from-pytorch.md", "docs/how-to/training.md", "docs/how-to/non-polynomial-models.md", "benchmarks/README.md"]  # fmt: skip
-
-
-@pytest.mark.parametrize("page", PAGES)
-def test_links_lead_somewhere(page):
-    for link in re.findall(r"\]\((?!http)([^)]+)\)", (ROOT / page).read_text()):
-        assert ((ROOT / page).parent / link.partition("#")[0]).exists(), link

@@ -112,7 +112,7 @@ def segment(similarity: Matrix, phases: int) -> Segmentation:
     Minimises the scatter of the models, as vectors v_i, around the mean of their phase. A Gram
     matrix K_ij = <v_i, v_j> gives it without the vectors, for a phase P of n models as
 
-        sum over i in P of |v_i - mean|^2  =  sum_i K_ii  -  sum_ij K_ij / n.
+        `sum over i in P of |v_i - mean|^2  =  sum_i K_ii  -  sum_ij K_ij / n`.
 
     Where several divisions are equally good, later phases are longest.
 

@@ -69,6 +69,7 @@ class Categorical:
         object.__setattr__(self, "probabilities", p)
 
     def is_exact(self, nonlinear_layers: int) -> bool:
+        """All sequences are summed over, not drawn."""
         return self.samples is None
 
     def points(self, reading: Reading) -> Points:

@@ -67,6 +67,7 @@ class Empirical:
             object.__setattr__(self, "weights", weights)
 
     def is_exact(self, nonlinear_layers: int) -> bool:
+        """Always, for the sample that it is."""
         return True
 
     def points(self, reading: Reading | None) -> Points:

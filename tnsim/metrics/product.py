@@ -26,9 +26,9 @@ class Product:
     Args:
         marginals: One distribution for all coordinates, or a list with one for each coordinate of
             an input (of a position, for sequences). A distribution is a name ("normal",
-            "half-normal" |z|, "uniform" on [-1, 1], "laplace" of variance 1, "bimodal" -1 or 1 plus
-            0.3 z, "spikes" 2 z or 0 with probability 3/4, "bernoulli" 0 or 1, "signs" -1 or 1), a
-            pair (nodes, weights), or an array of moments E[x^0], E[x], E[x^2] and so on.
+            "half-normal" `|z|`, "uniform" on [-1, 1], "laplace" of variance 1, "bimodal" -1 or 1
+            plus 0.3 z, "spikes" 2 z or 0 with probability 3/4, "bernoulli" 0 or 1, "signs" -1 or
+            1), a pair (nodes, weights), or an array of moments E[x^0], E[x], E[x^2] and so on.
         samples: How many inputs to draw, which makes the result an estimate; None for the exact
             value.
         seed: Of the draws.
@@ -67,6 +67,7 @@ class Product:
         object.__setattr__(self, "marginals", kept)
 
     def is_exact(self, nonlinear_layers: int) -> bool:
+        """Nodes of Gauss rules are summed over, not draws."""
         return self.samples is None
 
     def points(self, reading: Reading) -> Points:
