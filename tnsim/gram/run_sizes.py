@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Self
 
 from tnsim.engine.dtypes import ITEM_BYTES
-from tnsim.gram.batched_plans import Setting
 from tnsim.gram.sources import Entry
+from tnsim.gram.stacks import Setting
 from tnsim.models.model import Model
 from tnsim.tensors.kinds import Kinds
 
