@@ -206,7 +206,7 @@ def _features(
     streamed = not kept and len(space.parts) > 1
     if streamed:  # the larger the tile, the fewer times a vector is made
         vector_bytes = part_bytes
-        tile = run.tile(1, run.weights + 2 * part_bytes)
+        tile = run.tile(1, run.weights + 2 * part_bytes, share=1 / 2)
     else:
         tile = run.tile(numbers, run.weights + 2 * vector_bytes)
     if not kept:
