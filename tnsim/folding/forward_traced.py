@@ -13,9 +13,9 @@ import jax.numpy as jnp
 
 from tnsim.engine.log_scaled import LogScaled, add, contribution, times
 from tnsim.folding.forward import Part, Terms, in_batches, most_points, vector_of, vector_of_model
-from tnsim.folding.functions import outputs_of
 from tnsim.metrics.points import Points, Weighted
 from tnsim.models.forward import check_inputs, scaled_layers
+from tnsim.models.functions import outputs_of
 from tnsim.models.model import Model
 
 
