@@ -124,6 +124,20 @@ def on_side(leaf: str, side: Side) -> str:
     return side + leaf[1:]
 
 
+def side_of(leaf: str) -> Side | None:
+    """Which model an array of a plan belongs to; None for those that are no model's.
+
+    Example:
+        >>> side_of("A.LAYER0.WEIGHT"), side_of("MEAN")
+        ('A', None)
+    """
+    first, dot, _ = leaf.partition(".")
+    for side in SIDES:
+        if dot and first == side:
+            return side
+    return None
+
+
 class Selector(NamedTuple):
     """Name of the array that assigns a part of a model's output to components."""
 

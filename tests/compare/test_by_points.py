@@ -3,6 +3,7 @@
 import itertools
 
 import cases
+import jax
 import numpy as np
 import pytest
 from oracles import bilinear, linear
@@ -251,6 +252,10 @@ def test_categorical_beyond_the_budget_is_sampled_where_that_is_asked_for(rng):
         tnsim.TooLarge, match=r"use Categorical\(..., samples=100_000\), an estimate"
     ):
         tnsim.similarity(a, b, tnsim.Categorical())
+    with pytest.raises(tnsim.TooLarge, match=r"10\^20.4 inputs .* or a larger tnsim.Budget"):
+        tnsim.plan(a, b, tnsim.Categorical())
+    unlimited = tnsim.Budget(multiplications=np.inf)
+    assert tnsim.plan(a, b, tnsim.Categorical(), budget=unlimited).points == 50**12
     value = tnsim.similarity(a, b, tnsim.Categorical(samples=3000, seed=1))
     ids = np.concatenate(
         [np.random.default_rng([1, 0]).choice(50, size=(4096, 12), p=np.full(50, 0.02))]
@@ -265,6 +270,47 @@ def test_categorical_beyond_the_budget_is_sampled_where_that_is_asked_for(rng):
         tnsim.Categorical(samples=1)
     with pytest.raises(tnsim.ModelError, match="seed of samples must be 0 or more"):
         tnsim.Categorical(samples=10, seed=-1)
+
+
+def test_inside_a_trace(rng):
+    """Values and derivatives by the weights of models, against values outside."""
+    metric = tnsim.Empirical(rng.normal(size=(9, 3)), np.arange(9.0))
+    a, b = cases.pair(cases.SHALLOW["bilinear"], rng)
+    leaves, form = jax.tree.flatten(a)
+    steps = [rng.normal(size=np.shape(leaf)) for leaf in leaves]
+
+    def verbs(t):
+        arrays = [leaf + t * step for leaf, step in zip(leaves, steps, strict=True)]
+        moved = jax.tree.unflatten(form, arrays)
+        numbers = (
+            tnsim.similarity(moved - 0.4 * b, b, metric),
+            tnsim.slices(moved, b, metric).sum(),
+            tnsim.log_inner(moved, b, metric).log,
+        )
+        xp = jax.numpy if isinstance(t, jax.core.Tracer) else np
+        return xp.stack(numbers)
+
+    with jax.enable_x64(True):
+        value, slope = jax.jit(lambda t: jax.jvp(verbs, (t,), (1.0,)))(0.0)
+    np.testing.assert_allclose(value, verbs(0.0), rtol=1e-12)
+    np.testing.assert_allclose(slope, (verbs(1e-5) - verbs(-1e-5)) / 2e-5, rtol=1e-6)
+
+
+def test_points_are_not_traced(rng):
+    (a, b), tokens = cases.pair(cases.SHALLOW["bilinear"], rng), language_model(rng)
+    for call, message in (
+        (lambda x: tnsim.similarity(a, b, tnsim.Empirical(x)), "inputs of Empirical .* are data"),
+        (
+            lambda x: tnsim.similarity(a, b, tnsim.Empirical(np.ones((3, 3)), x[0])),
+            "found traced arrays: make the metric outside the JAX trace",
+        ),
+        (
+            lambda x: tnsim.similarity(tokens, tokens, tnsim.Categorical(x[0])),
+            "Categorical has arrays that are traced.* weights of models may be traced",
+        ),
+    ):
+        with pytest.raises(tnsim.ModelError, match=message):
+            jax.jit(call)(np.full((3, 5), 0.2))
 
 
 def test_refusals(rng):

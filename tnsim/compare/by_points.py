@@ -20,13 +20,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import jax
 import numpy as np
+from jax.core import Tracer
 from jaxtyping import Float
 
 from tnsim.compare.planned import plan_for
 from tnsim.engine.budget import Budget
 from tnsim.engine.log_scaled import LogScaled, over_outputs
-from tnsim.errors import TooLarge
+from tnsim.errors import ModelError, TooLarge
 from tnsim.folding import forward
 from tnsim.folding.choose import choose, has_plan
 from tnsim.folding.forward import Sums
@@ -118,6 +120,7 @@ def points_of(
     if isinstance(metric, Categorical) and metric.samples is None and has_plan(models, metric):
         return None
     if isinstance(metric, FiniteMetric):
+        _check_concrete(metric)
         return metric.points(reading_of(models))
     if type(metric) is not Gaussian or not models:
         return None
@@ -132,6 +135,16 @@ def points_of(
     return (
         points if cheap or passes <= _diagrams(models, metric, wanted, per_output, dtype) else None
     )
+
+
+def _check_concrete(metric: FiniteMetric) -> None:
+    """Raise `ModelError` where points or their weights are traced."""
+    if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(metric)):
+        raise ModelError(
+            f"{type(metric).__name__} has arrays that are traced, and says with numbers at which "
+            "inputs the models run: make the metric outside the JAX trace, of NumPy arrays; "
+            "weights of models may be traced"
+        )
 
 
 def forward_plan(models: Sequence[Any], metric: Metric, points: Points, dtype: str) -> ForwardPlan:

@@ -24,13 +24,13 @@ from tnsim.engine.log_scaled import LogScaled, add, contribution, times
 from tnsim.engine.plan import Plan
 from tnsim.engine.precision import lost_half
 from tnsim.engine.whole_plans import fetched, fetched_at_all
-from tnsim.errors import ModelError
-from tnsim.folding import features
+from tnsim.folding import features, forward_traced
 from tnsim.folding.base import Family, model_weights
 from tnsim.folding.choose import choose
-from tnsim.folding.forward import Sums, sums, total
+from tnsim.folding.forward import Sums, Terms, sums, total
 from tnsim.folding.leaves import by_side
 from tnsim.metrics.metric import Metric
+from tnsim.metrics.points import Points
 from tnsim.metrics.protocol import FiniteMetric
 from tnsim.models.differences import by_differences
 from tnsim.models.model import Model, terms
@@ -102,19 +102,27 @@ def inner_products(
     if points is None:
         assert isinstance(first, AnyModel) and isinstance(second, AnyModel)
         return _by_plans(first, second, asked)
-    if traced:
-        raise ModelError(
-            f"{metric.name} runs the models on inputs, which is not traced: inside a JAX trace, "
-            "multiply the outputs of the models themselves"
-        )
     plan = forward_plan(models, metric, points, dtype)
     check_affordable(plan, metric, budget)
+    if traced:
+        return _traced_by_points(parts(first), parts(second), points, asked)
     found = sums([parts(first)], [parts(second)], points, per_output, dtype)
     values = {"AB": total(found.products), "AA": total(found.rows), "BB": total(found.columns)}
     values["AB"] = LogScaled(*(x[0, 0] for x in values["AB"]))
     for name in ("AA", "BB"):
         values[name] = LogScaled(*(x[0] for x in values[name]))
     return Products(values, 0.0, False, plan, found)
+
+
+def _traced_by_points(first: Terms, second: Terms, points: Points, asked: _Asked) -> Products:
+    """Inner products over a finite measure, inside a trace."""
+    sides = {"AB": (first, second)}
+    if asked.norms:
+        sides |= {"AA": (first, first), "BB": (second, second)}
+    values = {}
+    for name, (one, two) in sides.items():
+        values[name] = forward_traced.inner_product(one, two, points, asked.per_output)
+    return Products(values, 0.0, True)
 
 
 def _differences(model: Comparable, dtype: str) -> Comparable:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from numpy.typing import DTypeLike
 
 from tnsim.compare import answers
-from tnsim.compare.by_points import ForwardPlan, forward_plan, points_of
+from tnsim.compare.by_points import ForwardPlan, check_affordable, forward_plan, points_of
 from tnsim.compare.numbers import Number, Numbers, SignedLog
 from tnsim.compare.planned import Comparable, check, plan_for
 from tnsim.compare.products import ALL, CROSS, inner_products
@@ -187,6 +187,7 @@ def plan(
     norms: bool = False,
     per_output: bool = False,
     dtype: DTypeLike = "float64",
+    budget: Budget = Budget(),
 ) -> Plan | ForwardPlan:
     """What would run for `<a|M|b>`, from shapes alone.
 
@@ -196,6 +197,8 @@ def plan(
         norms: Also `<a|M|a>` and `<b|M|b>`, as a cosine needs.
         per_output: One inner product for every output coordinate.
         dtype: Precision of the computation, float64 or float32.
+        budget: What forward passes may take, whose number may be beyond any use; plans of
+            contractions are given whatever they take.
 
     Returns:
         A `Plan`: the order of contractions, with costs in scalar multiplications and bytes; or a
@@ -203,7 +206,7 @@ def plan(
 
     Raises:
         ModelError: The models cannot be compared, or one is a combination.
-        TooLarge: No plan could be carried out.
+        TooLarge: No plan could be carried out, or forward passes are beyond the budget.
 
     Example:
         >>> import numpy as np, tnsim
@@ -221,5 +224,7 @@ def plan(
     wanted = ALL if norms else CROSS
     points = points_of([a, b], metric, wanted, per_output, dtype)
     if points is not None:
-        return forward_plan([a, b], metric, points, dtype)
+        found = forward_plan([a, b], metric, points, dtype)
+        check_affordable(found, metric, budget)
+        return found
     return plan_for(choose(a, b, metric), wanted, per_output, dtype)

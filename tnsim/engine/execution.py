@@ -71,6 +71,7 @@ def run(
     values: dict[str, Any] = dict(arrays)
     logs: dict[tuple[int, str], Any] = {}
     last_use = {name: n for n, stage in enumerate(plan.stages) for name in stage.inputs}
+    last_use |= dict.fromkeys(plan.outputs, len(plan.stages))
     for n, (stage, runner) in enumerate(zip(plan.stages, runners, strict=True)):
         piece = plan.pieces[stage.piece]
         if piece.peak_elements > _TRIMMED:

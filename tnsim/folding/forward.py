@@ -122,7 +122,7 @@ def sums(
         for start, stop in _groups(points):
             batches = []
             shares.append(0.0)
-            for batch in _batches(points, start, stop, size):
+            for batch in in_batches(points, start, stop, size):
                 shares[-1] += float(np.exp(batch.log_weights).sum())
                 vectors = _vectors(runs, batch)
                 first = [_sum(terms, vectors, dtype) for terms in rows]
@@ -151,7 +151,7 @@ def _run(part: Part, per_output: bool, dtype: str, eager: bool) -> Run:
         layers = jax.tree.map(lambda x: np.asarray(x), layers)
         weights = jax.tree.map(lambda x: np.asarray(x, dtype), layers.layers)
         layers = ScaledLayers(weights, layers.exponents)
-        evaluate = _of_model if eager else _of_model_compiled
+        evaluate = vector_of_model if eager else _compiled
 
         def model(batch: Weighted) -> Vector:
             check_inputs(part, batch.inputs)
@@ -165,19 +165,20 @@ def _run(part: Part, per_output: bool, dtype: str, eager: bool) -> Run:
     def plain(batch: Weighted) -> Vector:
         outputs = outputs_of(part, batch.inputs).astype(dtype)
         exponents = np.zeros((len(outputs), outputs.shape[-1] if per_output else 1))
-        return _host(*_vector(outputs, exponents, batch.log_weights / 2))
+        return _host(*vector_of(outputs, exponents, batch.log_weights / 2))
 
     return plain
 
 
-def _of_model(layers: ScaledLayers, inputs: Any, half_logs: Any) -> tuple[Any, Any, Any]:
-    return _vector(*forward(layers, inputs), half_logs)
+def vector_of_model(layers: ScaledLayers, inputs: Any, half_logs: Any) -> tuple[Any, Any, Any]:
+    """The vector of a model at some points, see `vector_of`."""
+    return vector_of(*forward(layers, inputs), half_logs)
 
 
-_of_model_compiled = jax.jit(_of_model)
+_compiled = jax.jit(vector_of_model)
 
 
-def _vector(outputs: Any, exponents: Any, half_logs: Any) -> tuple[Any, Any, Any]:
+def vector_of(outputs: Any, exponents: Any, half_logs: Any) -> tuple[Any, Any, Any]:
     """Values (out, features), their log-scale and their lengths.
 
     half_logs: logarithms of the roots of the points' weights.
@@ -277,7 +278,7 @@ def _groups(points: Points) -> list[tuple[int, int]]:
     return list(itertools.pairwise(bounds))
 
 
-def _batches(points: Points, start: int, stop: int, size: int) -> Iterator[Weighted]:
+def in_batches(points: Points, start: int, stop: int, size: int) -> Iterator[Weighted]:
     """The points from start to stop in batches of one size, the last filled up at no weight."""
     for first in range(start, stop, size):
         inputs, log_weights = points.block(first, min(first + size, stop))
@@ -297,10 +298,10 @@ def _work(parts: Iterable[Part], tokens: bool) -> int:
 def _batch_size(parts: Iterable[Part], points: Points) -> int:
     """Points that run together: the groups divided evenly, and no more than memory allows."""
     largest = max(stop - start for start, stop in _groups(points))
-    return math.ceil(largest / math.ceil(largest / _most_points(parts)))
+    return math.ceil(largest / math.ceil(largest / most_points(parts)))
 
 
-def _most_points(parts: Iterable[Part]) -> int:
+def most_points(parts: Iterable[Part]) -> int:
     """Points whose outputs by all parts, and the widest states of one, are a batch."""
     kept, widest = 0, 0
     for part in parts:

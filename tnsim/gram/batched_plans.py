@@ -2,41 +2,38 @@
 
 In: models, a metric. Out: blocks of inner products.
 
-One plan per pair of shapes runs on stacks of weights, mapped over rows and columns: a contraction
-that only reads the row's model runs once per row, one that reads both once per pair, and equal
-shapes share one compiled program whatever the number of pairs. Combinations expand by bilinearity
-over distinct models.
+One plan per pair of shapes runs on stacks of weights, mapped over rows and columns, and equal
+shapes share one compiled program whatever the number of pairs. What reads one model only is
+computed once for each model and kept (see `stacks`); where that is not worth a program, once for
+each row of a batch. Combinations expand by bilinearity over distinct models.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from functools import partial
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import numpy as np
 from jaxtyping import Float, Int
 
-from tnsim.compare.planned import affordable
 from tnsim.engine import execution
-from tnsim.engine.budget import Budget
 from tnsim.engine.devices import mesh, replicated, spread
-from tnsim.engine.log_scaled import LogScaled, add, contribution, over_outputs, times
+from tnsim.engine.log_scaled import LogScaled, add, over_outputs, times
 from tnsim.engine.plan import Plan
-from tnsim.engine.stacking import Axes
-from tnsim.folding.base import Family
-from tnsim.folding.choose import choose
-from tnsim.metrics.metric import Metric
+from tnsim.gram.stacks import CROSS, SELF, Pairs, Setting, Stack, contracted, stack
 from tnsim.models.model import Model
 from tnsim.models.scaling import split
-from tnsim.names import Pair, Side
+from tnsim.names import Side
 from tnsim.tensors.kinds import Kinds, kinds
 
-CROSS = (Pair("A", "B"),)
-SELF = (Pair("A", "A"),)
 _SIDE = 16  # models a side that run together at most
+
+Keep: TypeAlias = "Callable[[tuple[Hashable, ...], Callable[[], Stack]], Stack]"
+"""Gives the stack of a key, kept or made now."""
 
 
 class Terms(NamedTuple):
@@ -46,26 +43,14 @@ class Terms(NamedTuple):
     coefficients: Float[np.ndarray, "rows terms"]
 
 
-class Setting(NamedTuple):
-    """What is the same for all pairs of a run.
+class Block(NamedTuple):
+    """Distinct models, `2 ** exponents * models`, and the combinations that are compared.
 
-    Args:
-        metric: How inputs are weighed.
-        per_output: Whether outputs are told apart.
-        dtype: Precision of the computation.
-        budget: For one inner product and for the memory of a tile.
+    `digests` tell the models by their content.
     """
 
-    metric: Metric
-    per_output: bool
-    dtype: str
-    budget: Budget
-
-
-class Block(NamedTuple):
-    """Distinct models, `2 ** exponents * models`, and the combinations that are compared."""
-
     models: tuple[Model, ...]
+    digests: tuple[str, ...]
     exponents: Float[np.ndarray, " models"] | Float[np.ndarray, "models out"]
     terms: Terms
 
@@ -90,7 +75,7 @@ class Block(NamedTuple):
 
 def pair_plan(a: Model, b: Model | None, setting: Setting) -> Plan:
     """What runs for `<a|b>`, for `<a|a>` where b is None. Raises `TooLarge`, `ModelError`."""
-    return _planned(a, b, setting)[1]
+    return Pairs.of(a, b, setting).plan
 
 
 def intermediate_bytes(plan: Plan) -> int:
@@ -139,7 +124,7 @@ def norms(block: Block, setting: Setting) -> LogScaled:
     return add(parts)
 
 
-def products(rows: Block, columns: Block, setting: Setting, size: int) -> LogScaled:
+def products(rows: Block, columns: Block, setting: Setting, size: int, keep: Keep) -> LogScaled:
     """Inner products of every row with every column.
 
     Args:
@@ -147,12 +132,13 @@ def products(rows: Block, columns: Block, setting: Setting, size: int) -> LogSca
         columns: Others. The same object as `rows` is computed below the diagonal and mirrored.
         setting: What is the same for all pairs.
         size: Most models that a block of the run has; blocks of up to so many share programs.
+        keep: Keeps what is computed of models alone.
 
     Returns:
         (rows, columns), or per output (rows, columns, out).
     """
     (first, first_logs), (second, second_logs) = rows.coefficients(), columns.coefficients()
-    crossed = _crossed(rows.models, None if columns is rows else columns.models, setting, size)
+    crossed = _crossed(rows, None if columns is rows else columns, setting, size, keep)
     parts = []
     for s in range(rows.terms.index.shape[1]):
         for t in range(columns.terms.index.shape[1]):
@@ -164,24 +150,23 @@ def products(rows: Block, columns: Block, setting: Setting, size: int) -> LogSca
 
 
 def _crossed(
-    rows: Sequence[Model], columns: Sequence[Model] | None, setting: Setting, size: int
+    rows: Block, columns: Block | None, setting: Setting, size: int, keep: Keep
 ) -> LogScaled:
-    """All rows with all columns, or with each other where there are none.
+    """All models of the rows with all of the columns, or with each other where there are none.
 
     Models of equal layers run together.
     """
     others = rows if columns is None else columns
-    pairs = (len(rows), len(others))
-    outputs = (rows[0].d_out,) if setting.per_output else ()
+    pairs = (len(rows.models), len(others.models))
+    outputs = (rows.models[0].d_out,) if setting.per_output else ()
     whole = LogScaled(np.empty(pairs + outputs), np.empty(pairs), np.empty(pairs + outputs))
-    row_groups, column_groups = _by_kind(rows), _by_kind(others)
+    row_groups, column_groups = _by_kind(rows.models), _by_kind(others.models)
     for n, row_group in enumerate(row_groups):
         met = column_groups[: n + 1] if columns is None else column_groups
         for column_group in met:
             triangle = columns is None and column_group == row_group
-            bra = tuple(rows[i] for i in row_group)
-            ket = tuple(others[j] for j in column_group)
-            for i, j, batch in _batches(bra, ket, setting, size, triangle):
+            bra, ket = _chosen(rows, row_group), _chosen(others, column_group)
+            for i, j, batch in _batches(bra, ket, setting, size, triangle, keep):
                 at, to = row_group[i], column_group[j]
                 diagonal = triangle and at == to
                 for array, values in zip(whole, batch, strict=True):
@@ -192,32 +177,53 @@ def _crossed(
     return whole
 
 
+class _Models(NamedTuple):
+    """Models of equal layers, and what tells them by their content."""
+
+    models: tuple[Model, ...]
+    digests: tuple[str, ...]
+
+
+def _chosen(block: Block, places: Sequence[int]) -> _Models:
+    return _Models(
+        tuple(block.models[place] for place in places),
+        tuple(block.digests[place] for place in places),
+    )
+
+
 def _batches(
-    bra: Sequence[Model], ket: Sequence[Model], setting: Setting, size: int, triangle: bool
+    bra: _Models, ket: _Models, setting: Setting, size: int, triangle: bool, keep: Keep
 ) -> Iterator[tuple[slice, slice, LogScaled]]:
     """All batches of models of equal layers; of a triangle those on and below its diagonal.
 
     Yields:
         (rows, columns, products).
     """
-    family, plan = _planned(bra[0], ket[0], setting)
-    together = batch_side(plan, size)
+    pairs = Pairs.of(bra.models[0], ket.models[0], setting)
+    together = batch_side(pairs.shares.crossing.plan, size)
 
-    def stacks(name: Side, models: Sequence[Model]) -> Iterator[tuple[slice, Any]]:
-        for i in range(0, len(models), together):
+    def stacks(name: Side, models: _Models) -> Iterator[tuple[slice, Stack]]:
+        for i in range(0, len(models.models), together):
             at = slice(i, i + together)
-            yield at, _stack(name, models[at], together, family, setting.dtype)
+            key = (name, pairs.family, *models.digests[at])
+            make = partial(stack, name, models.models[at], together, pairs, setting)
+            yield at, keep(key, make) if name in pairs.shares.own else make()
 
     with execution.precision():
-        rows = [(i, spread(stack)) for i, stack in stacks("A", bra)]
-        columns = [(j, replicated(stack)) for j, stack in stacks("B", ket)]
+        rows = [(i, _placed(one, spread)) for i, one in stacks("A", bra)]
+        columns = [(j, _placed(one, replicated)) for j, one in stacks("B", ket)]
     # What reads the row's model only is not stacked over columns: it runs once a row.
     is_stacked = together > 1
     over_rows, over_columns = (is_stacked, False), (False, is_stacked)
+    d_in = bra.models[0].d_in
     for (i, row), (j, column) in itertools.product(rows, columns):
         if not triangle or j.start <= i.start:
             both = (row, over_rows), (column, over_columns)
-            yield i, j, _run(plan, family, both, CROSS[0], setting, bra[0].d_in)
+            yield i, j, contracted(pairs, both, CROSS[0], setting, d_in)
+
+
+def _placed(found: Stack, place: Callable[[Any], Any]) -> Stack:
+    return found._replace(arrays=place(found.arrays))
 
 
 def _paired(pairs: Sequence[tuple[Model, Model | None]], setting: Setting) -> list[LogScaled]:
@@ -228,8 +234,8 @@ def _paired(pairs: Sequence[tuple[Model, Model | None]], setting: Setting) -> li
     products: dict[int, LogScaled] = {}
     for members in groups.values():
         a, b = pairs[members[0]]
-        family, plan = _planned(a, b, setting)
-        together = batch_side(plan, len(members))
+        plan = Pairs.of(a, b, setting).uncut()
+        together = batch_side(plan.plan, len(members))
         (pair,) = SELF if b is None else CROSS
         for i in range(0, len(members), together):
             at = members[i : i + together]
@@ -240,71 +246,12 @@ def _paired(pairs: Sequence[tuple[Model, Model | None]], setting: Setting) -> li
             stacks = []
             with execution.precision():
                 for name, models in sides.items():
-                    stack = spread(_stack(name, models, together, family, setting.dtype))
-                    stacks.append((stack, (together > 1,)))
-            values = _run(plan, family, stacks, pair, setting, a.d_in)
+                    found = stack(name, models, together, plan, setting)
+                    stacks.append((_placed(found, spread), (together > 1,)))
+            values = contracted(plan, stacks, pair, setting, a.d_in)
             for place, n in enumerate(at):
                 products[n] = LogScaled(*(x[place] for x in values))
     return [products[n] for n in range(len(pairs))]
-
-
-def _run(
-    plan: Plan,
-    family: Family,
-    stacks: Sequence[tuple[dict[str, Any], Axes]],
-    pair: Pair,
-    setting: Setting,
-    d_in: int,
-) -> LogScaled:
-    """The inner products `pair` of stacks of weights, at every second moment that the plan wants
-    and summed up.
-
-    `stacks` has the weights of each model and whether they are stacked over each of the axes that
-    the products have.
-    """
-    parts = []
-    runs: list[tuple[float | None, float]] = [(None, 1.0)]
-    if family.nodes:
-        runs = list(zip(family.nodes.points, family.nodes.weights, strict=True))
-    weights = {name: x for stack, _ in stacks for name, x in stack.items()}
-    over = {name: axes for stack, axes in stacks for name in stack}
-    for t, weight in runs:
-        known = family.inputs(plan.shapes, setting.metric, d_in, t)
-        leaves = weights | {name: np.asarray(x, setting.dtype) for name, x in known.items()}
-        with execution.precision():
-            arrays = {name: leaves[name] for name in plan.shapes}
-            result = execution.run(plan, arrays, over=over)
-        mantissa = np.asarray(result.values[pair.group], np.float64)
-        if setting.per_output and family.lifted:
-            mantissa = mantissa[..., 1:]  # without the constant
-        logs = {key: np.asarray(x, np.float64) for key, x in result.logs.items()}
-        log = execution.log_of(result._replace(logs=logs), dict(plan.scales[pair.group]))
-        log = np.broadcast_to(log, mantissa.shape[: len(stacks[0][1])])
-        parts.append(times(contribution(mantissa, log), weight))
-    return add(parts)
-
-
-def _planned(a: Model, b: Model | None, setting: Setting) -> tuple[Family, Plan]:
-    family = choose(a, b, setting.metric)
-    wanted = SELF if b is None else CROSS
-    plan = affordable(family, wanted, setting.per_output, setting.dtype, setting.budget)
-    return family, plan
-
-
-def _stack(
-    name: Side, models: Sequence[Model], count: int, family: Family, dtype: str
-) -> dict[str, np.ndarray]:
-    """Weights by name with a leading axis of `count` models, the last one repeated where there
-    are fewer. One model is not stacked.
-    """
-    leaves = [family.weights(name, family.prepare(model)) for model in models]
-    if count == 1:
-        return {role: np.asarray(x, dtype) for role, x in leaves[0].items()}
-    leaves += leaves[-1:] * (count - len(leaves))
-    stacks = {}
-    for leaf in leaves[0]:
-        stacks[leaf] = np.stack([weights[leaf] for weights in leaves], dtype=dtype)
-    return stacks
 
 
 def _by_kind(models: Sequence[Model]) -> list[list[int]]:

@@ -24,10 +24,10 @@ from tnsim.engine.log_scaled import LogScaled
 from tnsim.errors import ModelError
 from tnsim.folding import forward
 from tnsim.folding.forward import GROUPS, Part, Sums
-from tnsim.gram.batched_plans import CROSS, Setting
 from tnsim.gram.run_plan import FORWARD, PairwisePlan
 from tnsim.gram.run_sizes import Sizes
 from tnsim.gram.sources import Entry, Source
+from tnsim.gram.stacks import CROSS, Setting
 from tnsim.metrics.empirical import Empirical
 from tnsim.metrics.points import Points
 from tnsim.models.differences import by_differences

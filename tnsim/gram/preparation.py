@@ -9,6 +9,7 @@ one model; one of each sequence of kinds is kept as an example to plan with.
 from __future__ import annotations
 
 import dataclasses
+import os
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -27,11 +28,11 @@ from tnsim.folding.feature_space import FeatureSpace
 from tnsim.gram import forward_runs, run_sizes
 from tnsim.gram import run_plan as costs
 from tnsim.gram import store as stores
-from tnsim.gram.batched_plans import Setting
 from tnsim.gram.digests import metric_parameters
 from tnsim.gram.forward_runs import function_entry
 from tnsim.gram.run_plan import Contracted, PairwisePlan
 from tnsim.gram.sources import Entry, entry, sources
+from tnsim.gram.stacks import Setting
 from tnsim.gram.store import Store
 from tnsim.gram.store_metadata import FORMAT
 from tnsim.gram.tasks import Job
@@ -141,7 +142,8 @@ def prepared(
     others = None if other is None else columns.entries
     plan, spaces, contracted, points = _route(rows.entries, others, examples, setting)
     key = uuid4().hex  # equal runs at once stay apart
-    job = Job(setting, None, plan.tile, keep_blocks=2, keep_bytes=0, key=key, points=points)
+    job = Job(setting, None, plan.tile, keep_blocks=2, keep_bytes=0, alone=True, key=key)
+    job = job._replace(points=points)
     return Run(rows, columns, other is None, job, plan, spaces, contracted)
 
 
@@ -270,13 +272,15 @@ def as_stored(run: Run, target: Store, alone: bool) -> Run:
     Args:
         run: As it was planned now.
         target: Its store, begun by this run or by an earlier one.
-        alone: Whether this process computes all of it. Then what is prepared of models is kept for
-            later tiles; workers may share a machine.
+        alone: Whether this process computes all of it. What is prepared of models is kept for later
+            tiles, by workers in less memory, as they may share a machine.
     """
     route, tile = target.attrs["route"], target.attrs["tile"]
     space = run.spaces.get(route)
-    keep = run_sizes.memory(run.job.setting) / 2 if alone else 0
-    job = run.job._replace(size=tile, space=space, keep_bytes=keep)
+    keep = run_sizes.memory(run.job.setting) / 2
+    if not alone:
+        keep /= os.cpu_count() or 1
+    job = run.job._replace(size=tile, space=space, keep_bytes=keep, alone=alone)
     streamed = any(plan.route == route and plan.streamed for plan in run.plan.routes)
     if not streamed:
         job = job._replace(keep_blocks=2 * len(job.parts))

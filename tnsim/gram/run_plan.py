@@ -12,12 +12,14 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from tnsim.engine import rates
+from tnsim.engine.dtypes import ITEM_BYTES
 from tnsim.engine.pathfinding import CACHED, WRITING
 from tnsim.engine.piece import Piece
 from tnsim.engine.plan import Plan
@@ -26,9 +28,9 @@ from tnsim.errors import TooLarge
 from tnsim.folding import feature_space
 from tnsim.folding.feature_space import FeatureSpace
 from tnsim.gram import batched_plans
-from tnsim.gram.batched_plans import Setting
 from tnsim.gram.run_sizes import LARGEST_TILE, Sizes
 from tnsim.gram.sources import Entry
+from tnsim.gram.stacks import Pairs, Setting
 from tnsim.models.model import Model
 from tnsim.tensors.kinds import Kinds
 
@@ -176,9 +178,9 @@ def plan(
 def _recursion(run: Sizes, work: _Work) -> PairwisePlan:
     """Every pair contracted along its plan."""
     one_pair = max(1, (work.multiplications + _ELEMENT_WORK * work.written) // run.pairs)
-    tile = run.tile(one_pair, 2 * run.weights)
+    tile = run.tile(one_pair, 2 * (run.weights + work.own_bytes))
     # Rows and columns, each as read, on the device, and still there from the tile before.
-    stacks = 6 * tile * run.terms * run.weights
+    stacks = 6 * tile * run.terms * (run.weights + work.own_bytes)
     return PairwisePlan(
         RECURSION,
         run.pairs,
@@ -204,7 +206,7 @@ def _features(
     streamed = not kept and len(space.parts) > 1
     if streamed:  # the larger the tile, the fewer times a vector is made
         vector_bytes = part_bytes
-        tile = run.tile(1, run.weights + 2 * part_bytes)
+        tile = run.tile(1, run.weights + 2 * part_bytes, share=1 / 2)
     else:
         tile = run.tile(numbers, run.weights + 2 * vector_bytes)
     if not kept:
@@ -281,6 +283,7 @@ class _Work:
     multiplications: int = 0
     written: int = 0
     intermediate_bytes: int = 0
+    own_bytes: int = 0
     pieces: set[Piece] = field(default_factory=set)
     plans: Contracted = field(default_factory=list)
 
@@ -293,6 +296,12 @@ class _Work:
         batch = batched_plans.batch_side(plan, LARGEST_TILE) ** 2
         batch_bytes = batched_plans.intermediate_bytes(plan) * batch
         self.intermediate_bytes = max(self.intermediate_bytes, batch_bytes)
+
+    def add_own(self, models: int, plan: Plan) -> None:
+        """What is computed of so many models alone, and kept."""
+        self.add(models, plan)
+        handed = sum(math.prod(shape) for shape in plan.output_shapes.values())
+        self.own_bytes = max(self.own_bytes, handed * ITEM_BYTES[plan.dtype])
 
 
 def _contractions(
@@ -309,18 +318,25 @@ def _contractions(
     for bases in several:
         for kinds, times in bases.items():
             work.add(times, batched_plans.pair_plan(examples[kinds], None, setting))
-    for bra, ket, times in _pairs_of_kinds(several):
-        work.add(times, batched_plans.pair_plan(examples[bra], examples[ket], setting))
+    for bra, ket, sides, times in _pairs_of_kinds(several):
+        shares = Pairs.of(examples[bra], examples[ket], setting).shares
+        work.add(times, shares.crossing.plan)
+        for name, models in sides.items():
+            if name in shares.own:
+                work.add_own(models, shares.own[name].plan)
     return work
 
 
-def _pairs_of_kinds(several: Sequence[_Bases]) -> Iterator[tuple[Kinds, Kinds, int]]:
-    """How many pairs of models there are of every pair of kinds."""
+def _pairs_of_kinds(
+    several: Sequence[_Bases],
+) -> Iterator[tuple[Kinds, Kinds, dict[str, int], int]]:
+    """How many models there are on each side of every pair of kinds, and how many pairs."""
     rows, columns = list(several[0].items()), list(several[-1].items())
     one_list = len(several) == 1
     for n, (bra, times) in enumerate(rows):
         for m, (ket, others) in enumerate(columns):
+            sides = {"A": times, "B": others}
             if not one_list or m < n:
-                yield bra, ket, times * others
+                yield bra, ket, sides, times * others
             elif m == n:
-                yield bra, ket, times * (times - 1) // 2
+                yield bra, ket, sides, times * (times - 1) // 2

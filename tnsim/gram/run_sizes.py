@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Self
 
 from tnsim.engine.dtypes import ITEM_BYTES
-from tnsim.gram.batched_plans import Setting
 from tnsim.gram.sources import Entry
+from tnsim.gram.stacks import Setting
 from tnsim.models.model import Model
 from tnsim.tensors.kinds import Kinds
 
@@ -70,17 +70,18 @@ class Sizes(NamedTuple):
         """How many inner products there are, of one list each pair once."""
         return self._on_and_below(self.rows) if self.symmetric else self.rows * self.columns
 
-    def tile(self, work: int, model_bytes: int) -> int:
-        """Models a side of a tile: about a second of work, an eighth of the memory for its models.
+    def tile(self, work: int, model_bytes: int, share: float = 1 / 8) -> int:
+        """Models a side of a tile: about a second of work, a share of the memory for its models.
 
         Tiles are as even as they can be: 5 models in tiles of at most 4 are 3 and 2.
 
         Args:
             work: Of one pair, in scalar multiplications.
             model_bytes: What one model takes.
+            share: Of the memory, for the models of a tile.
         """
         by_work = math.isqrt(max(1, _tile_work() // work))
-        by_models = self.available / 8 / (self.terms * model_bytes)
+        by_models = share * self.available / (self.terms * model_bytes)
         by_products = math.sqrt(self.available / 8 / self.products)
         most = max(1, int(min(LARGEST_TILE, by_work, by_models, by_products)))
         blocks = math.ceil(self.rows / min(most, self.rows))

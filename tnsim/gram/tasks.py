@@ -10,7 +10,8 @@ the tasks that follow, see `Job`.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,9 +22,10 @@ from tnsim.folding import features, forward
 from tnsim.folding.feature_space import FeatureSpace
 from tnsim.folding.forward import Sums
 from tnsim.gram import batched_plans, forward_runs
-from tnsim.gram.batched_plans import Setting, Terms
+from tnsim.gram.batched_plans import Terms
 from tnsim.gram.forward_runs import Estimated
 from tnsim.gram.sources import Entry
+from tnsim.gram.stacks import Setting
 from tnsim.metrics.points import Points
 from tnsim.models.differences import by_differences
 from tnsim.models.model import Model, terms
@@ -43,6 +45,7 @@ class Job(NamedTuple):
         size: Models a side of a tile.
         keep_blocks: How many blocks of what is prepared are kept, whatever their size.
         keep_bytes: How much is kept beyond them.
+        alone: Whether one process computes all of the run, and forgets it at the end.
         key: Names this run and no other.
         points: Those of forward passes; None on other routes.
     """
@@ -52,6 +55,7 @@ class Job(NamedTuple):
     size: int
     keep_blocks: int
     keep_bytes: float
+    alone: bool
     key: str
     points: Points | None = None
 
@@ -111,7 +115,8 @@ def _part_products(job: Job, first: Block, second: Block) -> LogScaled:
     if isinstance(first, features.Block) and isinstance(second, features.Block):
         return features.products(first, second, job.setting.per_output)
     assert isinstance(first, batched_plans.Block) and isinstance(second, batched_plans.Block)
-    return batched_plans.products(first, second, job.setting, job.size)
+    keep = partial(_kept, job)
+    return batched_plans.products(first, second, job.setting, job.size, keep)
 
 
 def _sums(job: Job, rows: tuple[Entry, ...], columns: tuple[Entry, ...]) -> Sums:
@@ -121,24 +126,24 @@ def _sums(job: Job, rows: tuple[Entry, ...], columns: tuple[Entry, ...]) -> Sums
     others = None if rows == columns else columns
     if others is not None:
         return forward_runs.sums(job.setting, points, rows, others)
-    return _kept(job, rows, None, lambda: forward_runs.sums(job.setting, points, rows, None))
+    digests = tuple(entry.digest for entry in rows)
+    return _kept(job, digests, lambda: forward_runs.sums(job.setting, points, rows, None))
 
 
 def _block(job: Job, entries: tuple[Entry, ...], part: FeatureSpace | None) -> Block:
     """What the tasks need of some models, from the ones kept or made anew."""
-    return _kept(job, entries, part, lambda: _prepared(job, entries, part))
+    key = (part, *(entry.digest for entry in entries))
+    return _kept(job, key, lambda: _prepared(job, entries, part))
 
 
-def _kept(
-    job: Job, entries: tuple[Entry, ...], part: FeatureSpace | None, make: Callable[[], Any]
-) -> Any:
+def _kept(job: Job, key: tuple[Hashable, ...], make: Callable[[], Any]) -> Any:
+    """What is prepared of models, made unless it is there."""
     # Tasks of executors share one allowance: nobody tells a worker that its run has ended.
-    owner = job.key if job.keep_bytes else _WORKER
+    owner = job.key if job.alone else _WORKER
     kept = session().blocks
-    key = (owner, job.key, part, *(entry.digest for entry in entries))
-    block = kept.get(key, make)
+    found = kept.get((owner, job.key, *key), make)
     kept.shrink(job.keep_bytes, job.keep_blocks, lambda key: key[0] == owner)
-    return block
+    return found
 
 
 def _prepared(job: Job, entries: tuple[Entry, ...], part: FeatureSpace | None) -> Block:
@@ -148,7 +153,8 @@ def _prepared(job: Job, entries: tuple[Entry, ...], part: FeatureSpace | None) -
     models = tuple(unit.model for unit in units)
     exponents = np.array([unit.exponent for unit in units])
     if part is None:
-        return batched_plans.Block(models, exponents, combined)
+        digests = tuple(dict.fromkeys(digest for entry in entries for digest, _ in entry.parts))
+        return batched_plans.Block(models, digests, exponents, combined)
     single_terms = combined.index.shape[1] == 1 and (combined.coefficients == 1).all()
     plain = single_terms and len(models) == len(entries)
     weights = None if plain else _dense(combined, len(models))

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+from jax.core import Tracer
 from jaxtyping import Float
 
 from tnsim.errors import ModelError
@@ -52,6 +53,11 @@ class Empirical:
     pairs_within_model = True
 
     def __post_init__(self) -> None:
+        if any(isinstance(array, Tracer) for array in (self.inputs, self.weights)):
+            raise ModelError(
+                "inputs of Empirical and their weights are data, found traced arrays: make the "
+                "metric outside the JAX trace; weights of models may be traced"
+            )
         inputs = rows_of(self.inputs)
         tokens = inputs.dtype.kind in "iu"
         wanted = (2,) if tokens else (2, 3)

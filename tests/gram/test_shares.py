@@ -1,0 +1,141 @@
+"""What reads one model only is computed once for each model: the same numbers as pair by pair."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from oracles import bilinear, linear
+from sequence_oracles import attention
+from stored_runs import contents
+
+import tnsim
+from tnsim.engine import execution
+from tnsim.gram import run_plan as costs
+from tnsim.gram import run_sizes, stacks
+from tnsim.gram.stacks import Pairs, Setting
+
+SMALL = tnsim.Budget(memory_bytes=60_000)  # tiles of one or two models
+CLOSURE = tnsim.GaussianClosure()
+
+
+def deep(g, depth=2, biases=True):
+    return tnsim.Model([bilinear(g, 3, 4, 3, biases) for _ in range(depth)])
+
+
+def language_model(g):
+    layers = [tnsim.Residual(attention(g, 2, 1, 2, 1, 2, True), 1.0, 0.5) for _ in range(2)]
+    return tnsim.Model([linear(g, 5, 2), *layers, linear(g, 2, 5)], n_ctx=2)
+
+
+def sequences(g):
+    layers = [tnsim.Residual(bilinear(g, 2, 3, 2, True), 1.0, 0.5) for _ in range(2)]
+    return tnsim.Model([linear(g, 3, 2), *layers], n_ctx=2)
+
+
+def diagrams(g):
+    return deep(g, 2, biases=False)
+
+
+RUNS = {
+    "closure": (deep, CLOSURE, False),
+    "closure per output": (deep, CLOSURE, True),
+    "closure of another input": (
+        deep,
+        tnsim.GaussianClosure(np.array([0.3, -1.0, 0.2]), np.diag([1.0, 2.0, 0.5])),
+        True,
+    ),
+    "sequences": (sequences, CLOSURE, True),
+    "diagrams": (diagrams, tnsim.Gaussian(), False),
+    "trees": (deep, tnsim.TreeSymmetric(), True),
+}
+
+
+@pytest.fixture
+def always(monkeypatch):
+    """Plans are cut however small they are."""
+    monkeypatch.setattr(stacks, "WORTH", 0)
+    monkeypatch.setattr(stacks, "SAVING", -1)
+
+
+@pytest.fixture
+def by_plans(monkeypatch):
+    monkeypatch.setattr(costs.feature_space, "spaces", lambda *arguments: [])
+
+
+@pytest.mark.parametrize("name", [*RUNS, pytest.param("language models", marks=pytest.mark.slow)])
+def test_the_numbers_are_those_of_single_pairs(name, rng, always, by_plans):
+    make, metric, slices = RUNS.get(name, (language_model, CLOSURE, False))
+    some = [make(rng) for _ in range(3)]
+    found = tnsim.pairwise(some, metric, slices=slices)
+    for i, j in [(1, 0), (2, 1), (0, 0)]:
+        sign, log = tnsim.log_inner(some[i], some[j], metric)
+        assert found.sign[i, j] == sign and abs(found.log_inner[i, j] - log) < 1e-12 * max(
+            1, abs(log)
+        )
+        if slices:
+            expected = tnsim.slices(some[i], some[j], metric)
+            np.testing.assert_allclose(found.slices[i, j], expected, atol=1e-12)
+    again = tnsim.pairwise(some, metric, other=some[1:], slices=slices, budget=SMALL)
+    np.testing.assert_allclose(again.similarity, found.similarity[:, 1:], atol=1e-12)
+
+
+def test_what_is_cut(rng, always):
+    """All that reads one model is in its share, and the crossing share reads none of it again."""
+    a, b = sequences(rng), sequences(rng)
+    _, plan, shares = Pairs.of(a, b, Setting(CLOSURE, False, "float64", tnsim.Budget()))
+    assert set(shares.own) == {"A", "B"}
+    works = [shares.own[name].plan.multiplications for name in ("A", "B")]
+    crossing = shares.crossing.plan
+    assert min(works) > 0.1 * plan.multiplications
+    assert sum(works) + crossing.multiplications < 1.1 * plan.multiplications
+    handed = {*shares.own["A"].plan.outputs, *shares.own["B"].plan.outputs}
+    assert handed <= set(crossing.shapes) and crossing.outputs == plan.outputs
+
+
+def test_small_pairs_are_computed_whole(rng):
+    pairs = Pairs.of(deep(rng), deep(rng), Setting(CLOSURE, False, "float64", tnsim.Budget()))
+    assert not pairs.shares.own and pairs.shares.crossing.plan is pairs.plan
+
+
+def test_every_model_once(rng, always, by_plans, monkeypatch):
+    """Own shares run once for each model and side, however many tiles there are."""
+    monkeypatch.setattr(run_sizes, "_TILE_WORK", 1)
+    some = [deep(rng) for _ in range(4)]
+    run, runs = execution.run, []
+
+    def counted(plan, *arguments, **options):
+        runs.append(plan.outputs)
+        return run(plan, *arguments, **options)
+
+    monkeypatch.setattr(execution, "run", counted)
+    found = tnsim.pairwise(some, CLOSURE)
+    assert "10 tiles of 1 x 1" in found.attrs["plan"]
+    own = [outputs for outputs in runs if outputs not in (("AA",), ("AB",))]
+    assert len(own) == 8 and runs.count(("AB",)) == 10
+
+
+def test_planned_work(rng, always, by_plans):
+    """The plan of a run counts each share as often as it runs."""
+    some = [deep(rng) for _ in range(6)]
+    setting = Setting(CLOSURE, False, "float64", tnsim.Budget())
+    shares = Pairs.of(some[0], some[1], setting).shares
+    own = sum(share.plan.multiplications for share in shares.own.values())
+    norm = Pairs.of(some[0], None, setting).plan.multiplications
+    crossing = shares.crossing.plan.multiplications
+    expected = 6 * (own + norm) + 15 * crossing
+    assert tnsim.plan_pairwise(some, CLOSURE).multiplications == expected
+
+
+def test_stores_and_threads_give_the_same_bytes(rng, tmp_path, always, by_plans):
+    some = [deep(rng) for _ in range(4)]
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    found = tnsim.pairwise(some, CLOSURE, store=whole, budget=SMALL)
+    with ThreadPoolExecutor(2) as threads:
+        beside = tnsim.pairwise(some, CLOSURE, executor=threads, budget=SMALL)
+    assert beside.identical(found)
+    tnsim.pairwise(some, CLOSURE, store=parts, budget=SMALL)
+    markers = sorted((parts / "tiles").rglob("c/*/*"))
+    markers[-1].unlink()  # the last tile is lost
+    with pytest.warns(tnsim.StoreWarning):
+        again = tnsim.pairwise(some, CLOSURE, store=parts, budget=SMALL)
+    assert again.identical(found) and contents(parts) == contents(whole)
