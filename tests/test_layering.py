@@ -60,6 +60,7 @@ FOLDERS = {  # folder (or file of the root): what it may import from tnsim; noth
         "sessions",
         "tensors",
     ],
+    "reproduce": ["", "errors", "files"],  # a user of tnsim, through its public names
     "cli": [
         "",
         "analysis",
@@ -70,6 +71,7 @@ FOLDERS = {  # folder (or file of the root): what it may import from tnsim; noth
         "gram",
         "metrics",
         "models",
+        "reproduce",
         "tensor_networks",
     ],
     "__main__": ["cli"],
@@ -103,6 +105,8 @@ CONFINED = {  # foreign package: the files that may import it
         "analysis/pictures",
         "analysis/plots",
         "gram/result",  # the name of a type only
+        "reproduce/experiment",  # the name of a type only
+        "reproduce/invariance/figure",  # the name of a type only
     },
     "torch": {
         "checkpoints/formats",
@@ -121,6 +125,8 @@ CONFINED = {  # foreign package: the files that may import it
         "analysis/reading",
         "analysis/report",
         "gram/result",
+        "reproduce/experiment",  # the name of a type only
+        "reproduce/invariance/measure",  # the name of a type only
     },
     "zarr": {"gram/store"},
     "distributed": {"cli/pairwise"},
@@ -132,6 +138,8 @@ CONFINED = {  # foreign package: the files that may import it
         "cli/dialect_commands",
         "cli/options",
         "cli/pairwise",
+        "cli/reproduce_command",
+        "cli/stopping",
     },
 }
 SOURCE = Path(tnsim.__file__).parent

@@ -50,7 +50,7 @@ def labelled(
         >>> steps.sel(a=0, b=100).item()
         0.5
     """
-    coordinates = {"a": labels, "b": labels}
+    coordinates = {"a": list(labels), "b": list(labels)}  # xarray reads a tuple as a variable
     return _xarray().DataArray(
         values, dims=("a", "b"), coords=coordinates, attrs=dict(attrs), name=name
     )
