@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from tnsim.errors import MissingExtra, TnsimError
 from tnsim.reproduce.experiment import Experiment
 
-NAMES = ("invariance",)
+NAMES = ("invariance", "argmax")
 """In the order of the paper."""
 NEEDED = {  # module: the package that brings it
     "optax": "optax",
@@ -35,7 +35,7 @@ def experiment(name: str) -> Experiment:
 
     Example:
         >>> experiment("invariance").where
-        'figure 1, sections 2.2 and 2.3'
+        'figure 2, sections 2.2 and 2.3'
     """
     if name not in NAMES:
         raise TnsimError(f"no experiment is called {name!r}; there are {', '.join(NAMES)} and all")

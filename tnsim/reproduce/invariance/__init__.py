@@ -1,6 +1,6 @@
 """Invariance and exactness: what tensor similarity does not see, and what it equals.
 
-In: nothing but a seed. Out: claims of the paper's figure 1 and of its theory.
+In: nothing but a seed. Out: claims of the paper's figure 2 and of its theory.
 """
 
 from tnsim.reproduce.experiment import Experiment
@@ -13,7 +13,7 @@ from tnsim.reproduce.invariance.train import train
 EXPERIMENT = Experiment(
     name="invariance",
     title="Invariance and exactness",
-    where="figure 1, sections 2.2 and 2.3",
+    where="figure 2, sections 2.2 and 2.3",
     default=Setting(),
     full={"paper": Setting()},  # the paper states theorems, and no sizes
     train=train,

@@ -33,7 +33,7 @@ def _symmetries(measured: Measured) -> list[Claim]:
             Claim(
                 name=f"tensor-{copy}",
                 text=f"Tensor similarity is 1 for a copy that is {_WORDS[copy]}.",
-                where="figure 1, equation 3",
+                where="figure 2, equation 3",
                 paper=1.0,
                 ours=values[f"similarity {copy}"],
                 expected=near(1.0, ROUNDING),
@@ -63,7 +63,7 @@ def _symmetries(measured: Measured) -> list[Claim]:
         Claim(
             name="weights-both",
             text="Cosine of weights is lost when units are permuted, left and right swapped.",
-            where="figure 1",
+            where="figure 2",
             ours=values["weight_cosine both"],
             expected=near(0.0, 0.2),
             why="unrelated rows: 0 on average, with the spread of this many weights",
@@ -85,7 +85,7 @@ def _blindness(measured: Measured) -> list[Claim]:
         Claim(
             name="outputs-backdoor",
             text="Outputs on data are blind to a change off their distribution.",
-            where="figure 1",
+            where="figure 2",
             paper="blind",
             ours=values["output_cosine backdoor"],
             expected=near(1.0, ROUNDING),
@@ -94,7 +94,7 @@ def _blindness(measured: Measured) -> list[Claim]:
         Claim(
             name="tensor-backdoor",
             text="Tensor similarity sees the same change.",
-            where="figure 1",
+            where="figure 2",
             paper="sees it",
             ours=values["similarity backdoor"],
             expected=at_most(0.9),

@@ -1,4 +1,4 @@
-"""Figure 1 as three matrices. In: measured values. Out: figures by name."""
+"""Figure 2 as three matrices. In: measured values. Out: figures by name."""
 
 from __future__ import annotations
 
@@ -25,4 +25,4 @@ def figures(run: Run[Setting], measured: Measured) -> dict[str, Figure]:
     Returns:
         One figure.
     """
-    return {"figure-1": tnsim.figures.pairwise(measured.pictured, "heatmap", PANELS)}
+    return {"figure-2": tnsim.figures.pairwise(measured.pictured, "heatmap", PANELS)}
