@@ -39,6 +39,7 @@ def reproduce(
 
     Stopped, it goes on where it was.
     """
+    from tnsim.reproduce import page, table
     from tnsim.reproduce.catalogue import NAMES, experiment
 
     if listed:
@@ -46,14 +47,21 @@ def reproduce(
         return
     if name is None:
         raise typer.BadParameter(f"name an experiment: {', '.join(NAMES)} or all")
-    names = [name]
-    if name == "all":
-        names = list(NAMES)
+    if name == "all" and (data or checkpoints):
+        raise typer.BadParameter(
+            "--data and --checkpoints belong to one experiment; name it instead of all"
+        )
+    names = list(NAMES) if name == "all" else [name]
     found: list[dict[str, Any]] = []
     for one in map(experiment, names):
         found += _run(one, full, out, seed, data, checkpoints, as_json)
+    written = page.write(out, out / "reproduction.md")
     if as_json:
         print_json({"experiments": found})
+        return
+    if len(found) > 1:
+        say(table.score(found))
+    say(f"wrote {written}, a page of all that is in {out}")
 
 
 def _list(experiments: list[Any], as_json: bool) -> None:

@@ -49,18 +49,26 @@ def cells(row: dict[str, Any]) -> tuple[str, ...]:
         Words; a dash where there is nothing to say.
     """
     claim = claim_of(row)
-    expected = [str(claim.expected)] if claim.expected is not None else []
-    if claim.excess is not None:
-        expected.append(f"beyond control {claim.excess}")
     return (
         f"{claim.text} ({claim.where})",
         published(claim.paper),
         published(claim.authors),
         values(claim.ours),
         values(claim.control),
-        "; ".join(expected) or "-",
+        expectation(row),
         row["verdict"],
     )
+
+
+def expectation(row: dict[str, Any]) -> str:
+    """Where a claim's number must be, in words; a dash where it cannot be rerun."""
+    claim = claim_of(row)
+    parts = []
+    if claim.expected is not None:
+        parts.append(str(claim.expected))
+    if claim.excess is not None:
+        parts.append(f"beyond control {claim.excess}")
+    return "; ".join(parts) or "-"
 
 
 def published(value: float | str | None) -> str:
@@ -81,15 +89,15 @@ def values(ours: Sequence[float]) -> str:
     """The mean over seeds, and where there are several the least and the largest.
 
     Example:
-        >>> values((0.5,)), values((0.25, 0.75))
-        ('0.5', '0.5 (0.25 to 0.75)')
+        >>> values((0.5,)), values((0.25, 0.75)), values((1.0, 1.0))
+        ('0.5', '0.5 (0.25 to 0.75)', '1')
     """
     if not ours:
         return "-"
-    text = number(mean(tuple(ours)))
-    if len(ours) == 1:
+    text, least, largest = map(number, (mean(tuple(ours)), min(ours), max(ours)))
+    if least == largest:
         return text
-    return f"{text} ({number(min(ours))} to {number(max(ours))})"
+    return f"{text} ({least} to {largest})"
 
 
 def number(value: float) -> str:
