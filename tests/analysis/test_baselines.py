@@ -333,3 +333,39 @@ def test_every_matrix_says_what_it_is(measure, models):
         and attrs["formula"]
         and attrs["samples"] == 20
     )
+
+
+def language_models(rng, count, n_ctx):
+    """Models of attention over 6 tokens, as the paper's: a table, a residual layer, logits."""
+    models = []
+    for _ in range(count):
+        attention = tnsim.Attention(*rng.normal(size=(6, 4, 4)), 2)
+        layers = [
+            tnsim.Linear(rng.normal(size=(4, 6))),
+            tnsim.Residual(attention, 1.0, 0.35),
+            tnsim.Linear(rng.normal(size=(6, 4))),
+        ]
+        models.append(tnsim.Model(layers, n_ctx=n_ctx))
+    return models
+
+
+@pytest.mark.parametrize("baseline", WITH_DATA)
+def test_token_ids_are_one_hot_vectors(rng, baseline):
+    models = language_models(rng, 2, 3)
+    models.append(models[0] - 0.5 * models[1])
+    ids = rng.integers(0, 6, size=(10, 3))
+    by_ids = baseline(models, ids)
+    assert by_ids.values == pytest.approx(baseline(models, np.eye(6)[ids]).values, rel=1e-12)
+
+
+def test_token_ids_that_do_not_fit_are_refused(rng):
+    models = language_models(rng, 2, 3)
+    with pytest.raises(tnsim.ModelError, match="6 tokens, counted from 0"):
+        baselines.output_cosine(models, np.full((5, 3), 6))
+    with pytest.raises(tnsim.ModelError, match=r"of shape \(n, 3\), found \(n, 4\)"):
+        baselines.output_cosine(models, np.zeros((5, 4), int))
+
+
+def test_integers_are_numbers_to_models_of_vectors(models, rng):
+    x = rng.integers(0, 5, size=(10, 4))
+    assert (baselines.output_cosine(models, x) == baselines.output_cosine(models, x * 1.0)).all()

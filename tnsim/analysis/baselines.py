@@ -5,8 +5,9 @@ parametrisation, the others see the function on one set of inputs only. Each mat
 to what it is blind (`invariant_to`) and on which inputs it was taken, and lies on the same axes as
 a pairwise result: `result["cka"] = cka(series, 2000)`.
 
-`inputs` is an array (n, d_in), for sequences (n, positions, d_in), or a number n of standard normal
-inputs (n, d_in) drawn with `seed`. `names` label the models, by default the labels of a series.
+`inputs` is an array (n, d_in), for sequences (n, positions, d_in) or integers (n, positions), token
+ids, or a number n of standard normal inputs (n, d_in) drawn with `seed`. `names` label the models,
+by default the labels of a series.
 
 A forward pass or a measure that is not finite is refused; never is a NaN returned.
 """
@@ -45,7 +46,8 @@ def output_cosine(
 
     Args:
         models: K models with the same inputs and outputs.
-        inputs: an array (n, d_in) or (n, positions, d_in), or a number n of standard normal inputs.
+        inputs: an array (n, d_in) or (n, positions, d_in), token ids (n, positions), or a number n
+            of standard normal inputs.
         seed: of the inputs, where they are drawn.
         names: K labels.
 
@@ -132,8 +134,8 @@ def cka(
 
     Args:
         models: K models with the same inputs and outputs.
-        inputs: an array (n, d_in) or (n, positions, d_in), or a number n of standard normal inputs;
-            n is at least 4.
+        inputs: an array (n, d_in) or (n, positions, d_in), token ids (n, positions), or a number n
+            of standard normal inputs; n is at least 4.
         seed: of the inputs, where they are drawn.
         debiased: whether HSIC is the unbiased estimator, or `|A' B|^2` of the centred outputs.
         names: K labels.
@@ -187,7 +189,8 @@ def js_divergence(
 
     Args:
         models: K models with the same inputs and outputs.
-        inputs: an array (n, d_in) or (n, positions, d_in), or a number n of standard normal inputs.
+        inputs: an array (n, d_in) or (n, positions, d_in), token ids (n, positions), or a number n
+            of standard normal inputs.
         seed: of the inputs, where they are drawn.
         names: K labels.
 
@@ -236,7 +239,8 @@ def agreement(
 
     Args:
         models: K models with the same inputs and outputs.
-        inputs: an array (n, d_in) or (n, positions, d_in), or a number n of standard normal inputs.
+        inputs: an array (n, d_in) or (n, positions, d_in), token ids (n, positions), or a number n
+            of standard normal inputs.
         seed: of the inputs, where they are drawn.
         names: K labels.
 
