@@ -23,8 +23,21 @@ from tnsim.reproduce.language.setting import Setting
 from tnsim.reproduce.run import Run
 
 FILE = "text.npz"
-LEFT_OUT = {"__pycache__", "ensurepip", "idlelib", "site-packages", "test", "tests", "tkinter"}
-"""Folders of the standard library: tests, programs, and what is no part of it."""
+LEFT_OUT = {
+    "__pycache__",
+    "distutils",
+    "encodings",
+    "ensurepip",
+    "idlelib",
+    "lib2to3",
+    "pydoc_data",
+    "site-packages",
+    "test",
+    "tests",
+    "tkinter",
+    "turtledemo",
+}
+"""Folders of the standard library: tests, programs, tables, and what not every Python has."""
 BETWEEN_DOCUMENTS = b"<|endoftext|>"
 """Parts documents within a file, as collections of stories have it."""
 _ONE_IN = 20  # documents are held out

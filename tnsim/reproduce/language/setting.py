@@ -29,7 +29,7 @@ class Setting:
     """
 
     vocabulary: int = 384
-    width: int = 64
+    width: int = 32
     heads: int = 4
     layers: int = 2
     scale: float = 0.35
