@@ -4,6 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+SERIES = "language-model"
+"""The folder of the checkpoints."""
+PHASES = 4
+"""As the paper's figure is read."""
+
 
 @dataclass(frozen=True)
 class Setting:

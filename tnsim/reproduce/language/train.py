@@ -19,10 +19,9 @@ from jaxtyping import Array, Float, Int
 import tnsim
 from tnsim.reproduce.language.corpus import text_of
 from tnsim.reproduce.language.ngrams import logits, losses, windows
-from tnsim.reproduce.language.setting import Setting
+from tnsim.reproduce.language.setting import SERIES, Setting
 from tnsim.reproduce.run import Recorder, Run
 
-SERIES = "language-model"
 HELD_OUT = 400
 """Held-out sequences whose loss is in the log."""
 

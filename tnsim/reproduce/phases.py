@@ -1,0 +1,103 @@
+"""Whether a matrix shows the phases that behaviour shows. In: matrices. Out: `Seen`.
+
+Phases of behaviour are those of its own distances, found as those of any other matrix are, so what
+is compared is which steps start a phase, and in which order pairs of checkpoints are alike.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Float
+
+from tnsim import reading
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+
+class Seen(NamedTuple):
+    """What the best phases of a matrix have to do with those of behaviour.
+
+    Attributes:
+        starts: labels of the checkpoints that start the matrix's own phases.
+        score: block score of these, by the formula of the paper's text.
+        last: the same by that of its published figures.
+        even: the score of a run that drifts evenly, see `drifting_evenly`, at its own best phases.
+        late: checkpoints by which its phases start later than those of behaviour, on average
+            without sign.
+        rank: Spearman's coefficient with likeness in behaviour, over pairs of checkpoints.
+    """
+
+    starts: tuple[Any, ...]
+    score: float
+    last: float
+    even: float
+    late: float
+    rank: float
+
+
+def seen(matrix: xr.DataArray, behaviour: xr.DataArray, phases: int) -> Seen:
+    """Compare the phases of a matrix with those of behaviour.
+
+    Args:
+        matrix: of similarities.
+        behaviour: squared distances of the same checkpoints.
+        phases: how many there are.
+
+    Returns:
+        Scores and differences.
+    """
+    own = reading.segment(matrix, phases)
+    wanted = reading.segment(behaviour, phases)
+    even = drifting_evenly(matrix.values)
+    apart = np.subtract(own.change_points, wanted.change_points)
+    return Seen(
+        starts=own.labels,
+        score=reading.block_score(matrix, own.change_points),
+        last=reading.last_block_score(matrix, own.change_points),
+        even=reading.block_score(even, reading.segment(even, phases).change_points),
+        late=float(np.abs(apart).mean()),
+        rank=reading.correlation(matrix, -behaviour).spearman,
+    )
+
+
+def drifting_evenly(similarity: Float[np.ndarray, "K K"]) -> Float[np.ndarray, "K K"]:
+    """The same drift without phases: models as many checkpoints apart are alike to one degree.
+
+    Args:
+        similarity: a matrix of a run.
+
+    Returns:
+        The matrix with every entry replaced by the mean of its diagonal.
+
+    Example:
+        >>> drifting_evenly(np.array([[1.0, 0.9, 0.1], [0.9, 1.0, 0.5], [0.1, 0.5, 1.0]]))
+        array([[1. , 0.7, 0.1],
+               [0.7, 1. , 0.7],
+               [0.1, 0.7, 1. ]])
+    """
+    count = len(similarity)
+    means = np.array([np.diagonal(similarity, apart).mean() for apart in range(count)])
+    rows = np.arange(count)
+    return means[np.abs(rows[:, None] - rows)]
+
+
+def squared_distances(curves: Float[np.ndarray, "K curves"], steps: Any) -> xr.DataArray:
+    """Squared distances of checkpoints in what some curves say of them, each over its own range.
+
+    Args:
+        curves: values of K checkpoints.
+        steps: their labels.
+
+    Returns:
+        The matrix over (a, b), not negative, with zeros on its diagonal.
+    """
+    import xarray as xr
+
+    ranges = np.ptp(curves, axis=0)
+    scaled = curves / np.where(ranges > 0, ranges, 1.0)
+    apart = scaled[:, None] - scaled[None, :]
+    values = np.square(apart).sum(axis=-1)
+    return xr.DataArray(values, dims=("a", "b"), coords={"a": steps, "b": steps})
