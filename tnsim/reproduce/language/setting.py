@@ -40,11 +40,24 @@ class Setting:
     scale: float = 0.35
     context: int = 32
     batch: int = 32
-    steps: int = 2000
+    steps: int = 4000
     checkpoints: int = 21
-    rate: float = 2e-3
+    rate: float = 5e-3
     weight_decay: float = 0.1
     positions: int = 3
     sequences: int = 1000
     grams: int = 1000
     windows: int = 4000
+
+
+PAPER = Setting(
+    vocabulary=4096,
+    width=256,
+    heads=8,
+    context=512,
+    batch=384,
+    steps=20_000,
+    checkpoints=101,
+    rate=2e-3,
+)
+"""The paper's sizes and steps; its optimiser, norm and text are others, and it takes a GPU."""
