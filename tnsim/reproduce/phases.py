@@ -1,11 +1,11 @@
 """Whether a matrix shows the phases that behaviour shows. In: matrices. Out: `Seen`.
 
-Phases of behaviour are those of its own distances, found as those of any other matrix are, so what
-is compared is which steps start a phase, and in which order pairs of checkpoints are alike.
+Compared are the steps that start a phase, and the order in which pairs of checkpoints are alike.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -38,21 +38,21 @@ class Seen(NamedTuple):
     rank: float
 
 
-def seen(matrix: xr.DataArray, behaviour: xr.DataArray, phases: int) -> Seen:
-    """Compare the phases of a matrix with those of behaviour.
+def seen(matrix: xr.DataArray, behaviour: xr.DataArray, change_points: Sequence[int]) -> Seen:
+    """Compare the best phases of a matrix with as many of behaviour.
 
     Args:
         matrix: of similarities.
         behaviour: squared distances of the same checkpoints.
-        phases: how many there are.
+        change_points: rows at which behaviour changes.
 
     Returns:
         Scores and differences.
     """
+    phases = len(change_points) + 1
     own = reading.segment(matrix, phases)
-    wanted = reading.segment(behaviour, phases)
     even = drifting_evenly(matrix.values)
-    apart = np.subtract(own.change_points, wanted.change_points)
+    apart = np.subtract(own.change_points, change_points)
     return Seen(
         starts=own.labels,
         score=reading.block_score(matrix, own.change_points),

@@ -9,8 +9,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+from jaxtyping import Float
 
 import tnsim
+from tnsim.errors import ResultError
 from tnsim.reproduce.induction.behaviour import behaviour
 from tnsim.reproduce.induction.sequences import drawn
 from tnsim.reproduce.induction.setting import Setting
@@ -21,9 +23,12 @@ from tnsim.reproduce.run import Run
 if TYPE_CHECKING:
     import xarray as xr
 
-MEASURES = ("similarity", "repeated_outputs", "weight_cosine")
-TURNING = ("repeated accuracy", "log of induction score")
-"""The curves whose turns are the phases of behaviour."""
+MEASURES = {
+    "similarity": "tensor, layer by layer",
+    "repeated_outputs": "outputs on repeated tokens",
+    "weight_cosine": "weights",
+}
+"""Matrices by the name of their variable."""
 
 
 @dataclass(frozen=True)
@@ -32,11 +37,13 @@ class Measured:
 
     Args:
         table: the matrices of `MEASURES`, and the curves over its checkpoints.
-        behaviour: squared distances of the curves that turn.
+        behaviour: squared distances of accuracies and of the logarithm of the score.
+        turns: rows at which the accuracy on repeated tokens leaves chance, and arrives.
     """
 
     table: xr.Dataset
     behaviour: xr.DataArray
+    turns: tuple[int, int]
 
 
 def measure(run: Run[Setting]) -> Measured:
@@ -79,6 +86,34 @@ def measure(run: Run[Setting]) -> Measured:
             bar.update()
     for name in curves[0]:
         table[name] = ("a", [curve[name] for curve in curves])
-    table["log of induction score"] = np.log1p(np.maximum(table["induction score"], 0.0))
-    turning = np.stack([table[name].values for name in TURNING], axis=1)
-    return Measured(table, squared_distances(turning, steps))
+    accuracy = table["repeated accuracy"].values
+    score = np.log1p(np.maximum(table["induction score"].values, 0.0))
+    behaved = squared_distances(np.stack([accuracy, score], axis=1), steps)
+    return Measured(table, behaved, turns_of(accuracy, 1 / models[0].d_in))
+
+
+def turns_of(accuracy: Float[np.ndarray, " K"], chance: float) -> tuple[int, int]:
+    """The first rows at which an accuracy is twice chance, and nine tenths of its last value.
+
+    Args:
+        accuracy: along a run.
+        chance: the accuracy of guessing.
+
+    Returns:
+        Two rows.
+
+    Raises:
+        ResultError: it is never twice chance, or it arrives at once.
+
+    Example:
+        >>> turns_of(np.array([0.1, 0.3, 0.8, 0.95, 1.0]), 0.1)
+        (1, 3)
+    """
+    begins = int((accuracy > 2 * chance).argmax())
+    arrives = int((accuracy > 0.9 * accuracy[-1]).argmax())
+    if not 0 < begins < arrives:
+        raise ResultError(
+            f"the accuracy does not rise in three phases: {accuracy.round(2).tolist()}; "
+            "give checkpoints from before, within and after learning"
+        )
+    return begins, arrives

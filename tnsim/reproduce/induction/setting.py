@@ -14,7 +14,6 @@ class Setting:
         context: tokens of a sequence.
         shortest, longest: tokens of the segment that a sequence repeats.
         sequences: on which behaviour is measured.
-        phases: of training: before, two layers forming, after.
     """
 
     positions: int = 4
@@ -22,4 +21,3 @@ class Setting:
     shortest: int = 4
     longest: int = 8
     sequences: int = 2000
-    phases: int = 4

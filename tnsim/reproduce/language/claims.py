@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+import tnsim
 from tnsim.reproduce.claims import Claim, at_least, at_most
 from tnsim.reproduce.language.measure import MEASURES, Measured
 from tnsim.reproduce.language.setting import PHASES, Setting
@@ -31,11 +32,14 @@ def claims(run: Run[Setting], measured: Measured) -> tuple[Claim, ...]:
         The claims.
     """
     differs = SMALL.format(width=run.setting.width)
-    found = {name: seen(measured.table[name], measured.ngrams, PHASES) for name in MEASURES}
+    turns = tnsim.reading.segment(measured.ngrams, PHASES)
+    found = {}
+    for name in MEASURES:
+        found[name] = seen(measured.table[name], measured.ngrams, turns.change_points)
     return (
         *_of_ngrams(measured, differs),
         *_of_blocks(found, differs),
-        *_of_phases(found, differs),
+        *_of_phases(found, ", ".join(map(str, turns.labels)), differs),
         *_of_exactness(measured),
         Claim(
             name="the-papers-run",
@@ -116,7 +120,7 @@ def _of_blocks(found: dict[str, Seen], differs: str) -> list[Claim]:
     ]
 
 
-def _of_phases(found: dict[str, Seen], differs: str) -> list[Claim]:
+def _of_phases(found: dict[str, Seen], turns: str, differs: str) -> list[Claim]:
     rows = []
     for name, one in found.items():
         rows.append(
@@ -128,7 +132,8 @@ def _of_phases(found: dict[str, Seen], differs: str) -> list[Claim]:
                 expected=at_most(1.0),
                 why="checkpoints between the two, on average",
                 differs=differs,
-                note=f"Spearman's coefficient with likeness in n-gram scores {one.rank:.3f}",
+                note=f"those of n-gram scores start at steps {turns}, its own at {_steps(one)}; "
+                f"Spearman's coefficient with likeness in n-gram scores {one.rank:.3f}",
             )
         )
     others = [one.rank for name, one in found.items() if name != "similarity"]
