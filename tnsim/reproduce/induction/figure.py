@@ -23,12 +23,8 @@ def figures(run: Run[Setting], measured: Measured) -> dict[str, Figure]:
     Returns:
         One figure; its lines are where the accuracy on repeated tokens turns.
     """
-    table = measured.table.rename(MEASURES)
+    table = measured.table
     parts = [str(name) for name in table.data_vars if str(name).startswith("through ")]
     curves = [["repeated accuracy", "fresh accuracy"], parts]
-    points = measured.turns
-    return {
-        "induction": tnsim.figures.pairwise(
-            table, "heatmap", list(MEASURES.values()), points, curves
-        )
-    }
+    figure = tnsim.figures.pairwise(table, "heatmap", list(MEASURES), measured.turns, curves)
+    return {"induction": figure}

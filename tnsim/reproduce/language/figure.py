@@ -23,15 +23,13 @@ def figures(run: Run[Setting], measured: Measured) -> dict[str, Figure]:
     Returns:
         Two figures; lines in the first are the phases of the n-gram scores.
     """
-    table = measured.table.rename(MEASURES)
+    table = measured.table
     grams = [name for name in table.data_vars if str(name).endswith("-gram score")]
     curves = [list(map(str, grams)), "held-out loss"]
     of_behaviour = tnsim.reading.segment(measured.ngrams, PHASES).change_points
-    tensor = tnsim.reading.segment(measured.table, PHASES).change_points
-    first = next(iter(MEASURES.values()))
+    tensor = tnsim.reading.segment(table, PHASES).change_points
+    draw = tnsim.figures.pairwise
     return {
-        "figure-5": tnsim.figures.pairwise(
-            table, "heatmap", list(MEASURES.values()), of_behaviour, curves
-        ),
-        "tensor-phases": tnsim.figures.pairwise(table, "heatmap", [first], tensor, curves),
+        "figure-5": draw(table, "heatmap", list(MEASURES), of_behaviour, curves),
+        "tensor-phases": draw(table, "heatmap", "similarity", tensor, curves),
     }
