@@ -131,6 +131,7 @@ CONFINED = {  # foreign package: the files that may import it; * is any experime
         "gram/result",
         "reproduce/experiment",  # the name of a type only
         "reproduce/*/measure",  # the name of a type only
+        "reproduce/phases",  # the name of a type only
     },
     "zarr": {"gram/store"},
     "optax": {"reproduce/*/train"},

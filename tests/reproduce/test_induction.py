@@ -26,7 +26,19 @@ def test_the_verdicts_of_half_the_shipped_series(tmp_path):
     for path in shipped.paths:
         if int(path.stem.removeprefix("step_")) in STEPS:
             shutil.copy(path, given)
-    assert verdicts(EXPERIMENT, SMALL, tmp_path / "out", given=given) == {}
+    found = verdicts(EXPERIMENT, SMALL, tmp_path / "out", given=given)
+    assert found == {
+        "learned": "holds",
+        "through-the-last-layer": "holds",
+        "one-head-first": "holds",
+        "nothing-in-common": "holds",
+        "phases-similarity": "holds",
+        "blocks-similarity": "holds",
+        "phases-repeated-outputs": "holds",
+        "blocks-repeated-outputs": "holds",
+        "phases-weight-cosine": "holds",
+        "blocks-weight-cosine": "holds",
+    }
 
 
 def test_parts_add_up_to_their_model(tmp_path):

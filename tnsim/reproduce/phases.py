@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from tnsim import reading
+import tnsim
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -23,7 +23,8 @@ class Seen(NamedTuple):
     Attributes:
         starts: labels of the checkpoints that start the matrix's own phases.
         score: block score of these, by the formula of the paper's text.
-        last: the same by that of its published figures.
+        last: the same by that of its published figures; None where the last phase is a single
+            checkpoint, of which it says nothing.
         even: the score of a run that drifts evenly, see `drifting_evenly`, at its own best phases.
         late: checkpoints by which its phases start later than those of behaviour, on average
             without sign.
@@ -32,7 +33,7 @@ class Seen(NamedTuple):
 
     starts: tuple[Any, ...]
     score: float
-    last: float
+    last: float | None
     even: float
     late: float
     rank: float
@@ -50,17 +51,34 @@ def seen(matrix: xr.DataArray, behaviour: xr.DataArray, change_points: Sequence[
         Scores and differences.
     """
     phases = len(change_points) + 1
-    own = reading.segment(matrix, phases)
+    own = tnsim.reading.segment(matrix, phases)
     even = drifting_evenly(matrix.values)
     apart = np.subtract(own.change_points, change_points)
+    last = None
+    if own.change_points[-1] < len(even) - 1:
+        last = tnsim.reading.last_block_score(matrix, own.change_points)
     return Seen(
         starts=own.labels,
-        score=reading.block_score(matrix, own.change_points),
-        last=reading.last_block_score(matrix, own.change_points),
-        even=reading.block_score(even, reading.segment(even, phases).change_points),
+        score=tnsim.reading.block_score(matrix, own.change_points),
+        last=last,
+        even=tnsim.reading.block_score(even, tnsim.reading.segment(even, phases).change_points),
         late=float(np.abs(apart).mean()),
-        rank=reading.correlation(matrix, -behaviour).spearman,
+        rank=tnsim.reading.correlation(matrix, -behaviour).spearman,
     )
+
+
+def published_score(one: Seen) -> str:
+    """What the formula of the published figures gives, in words for a note.
+
+    Args:
+        one: of a matrix.
+
+    Returns:
+        A part of a sentence.
+    """
+    if one.last is None:
+        return "the formula of the published figures needs a last phase of two or more"
+    return f"by the formula of the published figures {one.last:.3f}"
 
 
 def drifting_evenly(similarity: Float[np.ndarray, "K K"]) -> Float[np.ndarray, "K K"]:
@@ -84,20 +102,20 @@ def drifting_evenly(similarity: Float[np.ndarray, "K K"]) -> Float[np.ndarray, "
     return means[np.abs(rows[:, None] - rows)]
 
 
-def squared_distances(curves: Float[np.ndarray, "K curves"], steps: Any) -> xr.DataArray:
+def squared_distances(curves: Float[np.ndarray, "K curves"]) -> Float[np.ndarray, "K K"]:
     """Squared distances of checkpoints in what some curves say of them, each over its own range.
 
     Args:
         curves: values of K checkpoints.
-        steps: their labels.
 
     Returns:
-        The matrix over (a, b), not negative, with zeros on its diagonal.
-    """
-    import xarray as xr
+        (K, K), not negative, with zeros on its diagonal.
 
+    Example:
+        >>> squared_distances(np.array([[1.0, 0.0], [3.0, 0.0]])).tolist()
+        [[0.0, 1.0], [1.0, 0.0]]
+    """
     ranges = np.ptp(curves, axis=0)
     scaled = curves / np.where(ranges > 0, ranges, 1.0)
     apart = scaled[:, None] - scaled[None, :]
-    values = np.square(apart).sum(axis=-1)
-    return xr.DataArray(values, dims=("a", "b"), coords={"a": steps, "b": steps})
+    return np.square(apart).sum(axis=-1)

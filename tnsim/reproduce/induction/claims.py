@@ -7,7 +7,7 @@ import numpy as np
 from tnsim.reproduce.claims import Claim, at_least, at_most
 from tnsim.reproduce.induction.measure import MEASURES, Measured
 from tnsim.reproduce.induction.setting import Setting
-from tnsim.reproduce.phases import seen
+from tnsim.reproduce.phases import published_score, seen
 from tnsim.reproduce.run import Run
 
 WHERE = "beyond the paper"
@@ -101,7 +101,7 @@ def _of_phases(measured: Measured) -> list[Claim]:
                 control=(one.even,),
                 excess=at_least(0.0),
                 why="the control drifts as much, evenly, so it has no phases",
-                note=f"by the formula of the published figures {one.last:.3f}",
+                note=published_score(one),
             )
         )
     return rows

@@ -12,7 +12,6 @@ import numpy as np
 from jaxtyping import Float
 
 import tnsim
-from tnsim.errors import ResultError
 from tnsim.reproduce.induction.behaviour import behaviour
 from tnsim.reproduce.induction.sequences import drawn
 from tnsim.reproduce.induction.setting import Setting
@@ -88,7 +87,8 @@ def measure(run: Run[Setting]) -> Measured:
         table[name] = ("a", [curve[name] for curve in curves])
     accuracy = table["repeated accuracy"].values
     score = np.log1p(np.maximum(table["induction score"].values, 0.0))
-    behaved = squared_distances(np.stack([accuracy, score], axis=1), steps)
+    apart = squared_distances(np.stack([accuracy, score], axis=1))
+    behaved = table["similarity"].copy(data=apart)
     return Measured(table, behaved, turns_of(accuracy, 1 / models[0].d_in))
 
 
@@ -112,7 +112,7 @@ def turns_of(accuracy: Float[np.ndarray, " K"], chance: float) -> tuple[int, int
     begins = int((accuracy > 2 * chance).argmax())
     arrives = int((accuracy > 0.9 * accuracy[-1]).argmax())
     if not 0 < begins < arrives:
-        raise ResultError(
+        raise tnsim.ResultError(
             f"the accuracy does not rise in three phases: {accuracy.round(2).tolist()}; "
             "give checkpoints from before, within and after learning"
         )

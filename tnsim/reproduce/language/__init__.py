@@ -22,6 +22,6 @@ EXPERIMENT = Experiment(
     figures=figures,
     results=lambda measured: {"language-model": measured.table},
     data=".txt files of text in UTF-8",
-    checkpoints="a folder language-model with the checkpoints, and text.npz with the integer arrays "
-    "training and held_out, token ids of the text",
+    checkpoints="a folder language-model with the checkpoints, and text.npz with the integer "
+    "arrays training and held_out, token ids of the text",
 )

@@ -136,7 +136,10 @@ def made(texts: Sequence[bytes], vocabulary: int) -> Text:
     if all(held_out) or not any(held_out):
         raise ModelError(f"{len(texts)} documents are too few to hold out one in {_ONE_IN}")
     words = [words_of(text) for text in texts]
-    counts = Counter(word for own, held in zip(words, held_out, strict=True) if not held for word in own)
+    counts: Counter[bytes] = Counter()
+    for own, held in zip(words, held_out, strict=True):
+        if not held:
+            counts.update(own)
     coder = learn(counts, vocabulary)
     different = sorted({word for own in words for word in own})
     tokens = dict(zip(different, encode(coder, different), strict=True))

@@ -13,8 +13,8 @@ import numpy as np
 import tnsim
 from tnsim.reproduce.language.corpus import text_of
 from tnsim.reproduce.language.ngrams import common, losses, scores, windows
-from tnsim.reproduce.phases import squared_distances
 from tnsim.reproduce.language.setting import SERIES, Setting
+from tnsim.reproduce.phases import squared_distances
 from tnsim.reproduce.run import Run
 
 if TYPE_CHECKING:
@@ -91,4 +91,5 @@ def measure(run: Run[Setting]) -> Measured:
         table[f"{n}-gram score"] = ("a", curve)
     held_out = windows(text.held_out, setting.context + 1, _LOSS_SEQUENCES, run.seed)
     table["held-out loss"] = ("a", [losses(model, held_out).mean() for model in models])
-    return Measured(table, squared_distances(found, steps), text.digest)
+    ngrams = table["similarity"].copy(data=squared_distances(found))
+    return Measured(table, ngrams, text.digest)

@@ -120,9 +120,7 @@ def scores(
     return found
 
 
-def phases(
-    scores: Float[np.ndarray, "models sizes"], above: float
-) -> Int[np.ndarray, " models"]:
+def phases(scores: Float[np.ndarray, "models sizes"], above: float) -> Int[np.ndarray, " models"]:
     """Which n-grams a model knows best, along training.
 
     Args:

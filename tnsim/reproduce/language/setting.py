@@ -40,8 +40,8 @@ class Setting:
     scale: float = 0.35
     context: int = 32
     batch: int = 32
-    steps: int = 4000
-    checkpoints: int = 21
+    steps: int = 3000
+    checkpoints: int = 17
     rate: float = 5e-3
     weight_decay: float = 0.1
     positions: int = 3
