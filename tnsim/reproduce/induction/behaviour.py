@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float
@@ -46,9 +47,14 @@ def parts(model: tnsim.Model) -> Mapping[str, tnsim.Combination]:
 
     Returns:
         Functions that add up to the model.
+
+    Raises:
+        ModelError: the last layer but one is added to nothing.
     """
     *before, residual, logits = model.layers
-    attention = residual.layer
+    if not isinstance(residual, tnsim.Residual):
+        raise tnsim.ModelError(f"attention is to be added to its input, found {residual}")
+    attention: Any = residual.layer
     found = {"stream": residual.skip * tnsim.Model([*before, logits], n_ctx=model.n_ctx)}
     rows = np.arange(attention.o.shape[1]) // attention.d_value
     for head in range(attention.n_heads):

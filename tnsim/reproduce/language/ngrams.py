@@ -8,6 +8,7 @@ It is 1 for a model that knows neither better, and rises while it learns the com
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +22,7 @@ NONE = 1
 """The phase of a model that knows no n-gram: one token, by its frequency at best."""
 
 
-def logits(model: tnsim.Model, ids: Int[Array, "n tokens"]) -> Float[Array, "n tokens words"]:
+def logits(model: tnsim.Model, ids: Int[Array, "n tokens"]) -> Any:
     """What a model predicts after each token of every sequence, of any length.
 
     Args:
@@ -29,15 +30,21 @@ def logits(model: tnsim.Model, ids: Int[Array, "n tokens"]) -> Float[Array, "n t
         ids: the sequences.
 
     Returns:
-        Logits of the next token.
+        Logits of the next token, (n, tokens, words).
+
+    Raises:
+        ModelError: the first layer is no table.
 
     Example:
         >>> table = tnsim.Model([tnsim.Linear(np.eye(2)), tnsim.Linear(np.eye(2))])
         >>> logits(table, np.array([[0, 1]])).tolist()
         [[[1.0, 0.0], [0.0, 1.0]]]
     """
-    state = model.layers[0].weight.T[ids]
-    for layer in model.layers[1:]:
+    table, *rest = model.layers
+    if not isinstance(table, tnsim.Linear):
+        raise tnsim.ModelError(f"the first layer of a language model is linear, found {table}")
+    state: Any = table.weight.T[ids]
+    for layer in rest:
         state = layer(state)
     return state
 

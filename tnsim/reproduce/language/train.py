@@ -38,7 +38,8 @@ def train(run: Run[Setting]) -> None:
         about = {"digest": text.digest, "documents": text.documents, "tokens": len(text.training)}
         recorder = Recorder(run, name, **about)
         for_model, for_training = jax.random.split(jax.random.key(run.seed))
-        model = initial = initialise(for_model, setting)
+        initial = initialise(for_model, setting)
+        model: Any = initial  # to optax a pytree as any other
         optimiser = optimiser_of(setting)
         advance = training(optimiser, text.training, setting, for_training)
         state, done = optimiser.init(model), 0
@@ -76,8 +77,8 @@ def initialise(key: Array, setting: Setting) -> tnsim.Model:
     layers: list[Any] = [tnsim.Linear(matrix(width, setting.vocabulary, 0.5))]
     for _ in range(setting.layers):
         weights = [matrix(width, width, unit) for _ in range(6)]
-        biases = [jnp.zeros(width) for _ in range(4)]  # of queries and keys
-        attention = tnsim.Attention(*weights, setting.heads, *biases)
+        biases: Any = {f"{name}_bias": jnp.zeros(width) for name in ("q1", "k1", "q2", "k2")}
+        attention = tnsim.Attention(*weights, n_heads=setting.heads, **biases)
         layers.append(tnsim.Residual(attention, 1.0, setting.scale))
     layers.append(tnsim.Linear(matrix(setting.vocabulary, width, unit / 2)))
     return tnsim.Model(layers)
