@@ -55,7 +55,9 @@ def parts(model: tnsim.Model) -> Mapping[str, tnsim.Combination]:
     if not isinstance(residual, tnsim.Residual):
         raise tnsim.ModelError(f"attention is to be added to its input, found {residual}")
     attention: Any = residual.layer
-    found = {"stream": residual.skip * tnsim.Model([*before, logits], n_ctx=model.n_ctx)}
+    skip: Any = residual.skip
+    scale: Any = residual.scale
+    found = {"stream": skip * tnsim.Model([*before, logits], n_ctx=model.n_ctx)}
     rows = np.arange(attention.o.shape[1]) // attention.d_value
     for head in range(attention.n_heads):
         alone = tnsim.Attention(
@@ -70,7 +72,7 @@ def parts(model: tnsim.Model) -> Mapping[str, tnsim.Combination]:
             rope_base=attention.rope_base,
         )
         added = tnsim.Model([*before, alone, logits], n_ctx=model.n_ctx)
-        found[f"head {head}"] = residual.scale * added
+        found[f"head {head}"] = scale * added
     return found
 
 
