@@ -44,7 +44,7 @@ def drawn(
     Example:
         >>> repeated = drawn(1, 6, 6, 3, 3, seed=0)
         >>> repeated.tokens.tolist(), repeated.determined.tolist()
-        ([[2, 3, 5, 2, 3, 5]], [[False, False, True, True, True]])
+        ([[3, 2, 5, 3, 2, 5]], [[False, False, False, True, True]])
     """
     rng = np.random.default_rng(seed)
     segments = rng.permuted(np.tile(np.arange(vocabulary), (count, 1)), axis=1)
