@@ -10,7 +10,13 @@ from sample_runs import SHIPPED
 import tnsim
 from tnsim.analysis import baselines, forward
 
-WITH_DATA = (baselines.output_cosine, baselines.cka, baselines.js_divergence, baselines.agreement)
+WITH_DATA = (
+    baselines.output_cosine,
+    baselines.mean_cosine,
+    baselines.cka,
+    baselines.js_divergence,
+    baselines.agreement,
+)
 
 
 @pytest.fixture
@@ -80,6 +86,45 @@ def test_weight_cosine_sees_a_permutation_that_similarity_does_not(models):
     assert (
         tnsim.similarity(models[0], moved) == pytest.approx(1)
         and baselines.weight_cosine([models[0], moved])[0, 1] < 0.9
+    )
+
+
+def test_weight_slices(rng, models):
+    """Rows of the last layer with their biases, under residuals as well."""
+    found = baselines.weight_slices(models)
+    assert found.dims == ("a", "b", "output") and found.shape == (3, 3, 3)
+    rows = [np.column_stack([m.layers[0].down, m.layers[0].down_bias]) for m in models]
+    first, second = rows[0][2], rows[1][2]
+    expected = first @ second / np.linalg.norm(first) / np.linalg.norm(second)
+    assert float(found[0, 1, 2]) == pytest.approx(expected)
+    assert np.all(np.diagonal(found.values)) and "all layers below" in found.attrs["invariant_to"]
+    heads = [tnsim.Linear(rng.normal(size=(4, 4))) for _ in range(2)]
+    plain, inside = (
+        [tnsim.Model([bilinear(rng, 3, 5, 4), wrapped(head)]) for head in heads]
+        for wrapped in (lambda head: head, tnsim.Residual)
+    )
+    assert np.array_equal(baselines.weight_slices(plain), baselines.weight_slices(inside))
+
+
+def test_mean_cosine(rng, models):
+    """Against a loop over inputs; a factor on one input's output changes nothing, here alone."""
+    x = rng.normal(size=(30, 4))
+    p, q = (np.asarray(m(x)) for m in models[:2])
+    cosines = [u @ v / np.linalg.norm(u) / np.linalg.norm(v) for u, v in zip(p, q, strict=True)]
+    assert baselines.mean_cosine(models, x).values[0, 1] == pytest.approx(np.mean(cosines))
+    linear = tnsim.Model([tnsim.Linear(rng.normal(size=(3, 4)))])
+    factors = np.linspace(0.1, 9.0, 30)[:, None]
+    assert baselines.mean_cosine([linear, models[0]], x * factors)[0, 0] == pytest.approx(1)
+    linears = [linear, tnsim.Model([tnsim.Linear(rng.normal(size=(3, 4)))])]
+    assert baselines.mean_cosine(linears, x * factors).values == pytest.approx(
+        baselines.mean_cosine(linears, x).values
+    )
+    assert (
+        abs(
+            float(baselines.output_cosine(linears, x * factors)[0, 1])
+            - float(baselines.output_cosine(linears, x)[0, 1])
+        )
+        > 1e-3
     )
 
 
@@ -187,7 +232,12 @@ def test_sequences(rng, models):
     """Positions: more samples of a prediction, features of a representation, terms of a norm."""
     x = rng.normal(size=(20, 3, 4))
     flat = x.reshape(60, 4)
-    for measure in (baselines.output_cosine, baselines.js_divergence, baselines.agreement):
+    for measure in (
+        baselines.output_cosine,
+        baselines.mean_cosine,
+        baselines.js_divergence,
+        baselines.agreement,
+    ):
         assert measure(models, x).values == pytest.approx(measure(models, flat).values)
     wide = [np.asarray(m(x)).reshape(20, 9) for m in models[:2]]
     expected = hsic(*wide) / np.sqrt(hsic(wide[0], wide[0]) * hsic(wide[1], wide[1]))
@@ -234,6 +284,14 @@ def test_refusals(rng, models):
         ),
         (lambda: baselines.weight_cosine([zero]), "model 0 has zero weights only"),
         (
+            lambda: baselines.weight_slices([zero]),
+            "model 0 writes output 0 with zero weights only",
+        ),
+        (
+            lambda: baselines.mean_cosine([models[0], zero], 10),
+            "model 1 gives zero in row 0 of its outputs: .* leave that input out",
+        ),
+        (
             lambda: baselines.output_cosine([models[0], zero], 10),
             "model 1 gives zero on all inputs",
         ),
@@ -275,3 +333,39 @@ def test_every_matrix_says_what_it_is(measure, models):
         and attrs["formula"]
         and attrs["samples"] == 20
     )
+
+
+def language_models(rng, count, n_ctx):
+    """Models of attention over 6 tokens, as the paper's: a table, a residual layer, logits."""
+    models = []
+    for _ in range(count):
+        attention = tnsim.Attention(*rng.normal(size=(6, 4, 4)), 2)
+        layers = [
+            tnsim.Linear(rng.normal(size=(4, 6))),
+            tnsim.Residual(attention, 1.0, 0.35),
+            tnsim.Linear(rng.normal(size=(6, 4))),
+        ]
+        models.append(tnsim.Model(layers, n_ctx=n_ctx))
+    return models
+
+
+@pytest.mark.parametrize("baseline", WITH_DATA)
+def test_token_ids_are_one_hot_vectors(rng, baseline):
+    models = language_models(rng, 2, 3)
+    models.append(models[0] - 0.5 * models[1])
+    ids = rng.integers(0, 6, size=(10, 3))
+    by_ids = baseline(models, ids)
+    assert by_ids.values == pytest.approx(baseline(models, np.eye(6)[ids]).values, rel=1e-12)
+
+
+def test_token_ids_that_do_not_fit_are_refused(rng):
+    models = language_models(rng, 2, 3)
+    with pytest.raises(tnsim.ModelError, match="6 tokens, counted from 0"):
+        baselines.output_cosine(models, np.full((5, 3), 6))
+    with pytest.raises(tnsim.ModelError, match=r"of shape \(n, 3\), found \(n, 4\)"):
+        baselines.output_cosine(models, np.zeros((5, 4), int))
+
+
+def test_integers_are_numbers_to_models_of_vectors(models, rng):
+    x = rng.integers(0, 5, size=(10, 4))
+    assert (baselines.output_cosine(models, x) == baselines.output_cosine(models, x * 1.0)).all()

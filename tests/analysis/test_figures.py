@@ -41,6 +41,33 @@ def test_heatmaps_share_one_colour_range(run):
     assert sorted(line.get_xdata()[0] for line in figure.axes[0].lines)[-2:] == [3.5, 8.5]
 
 
+def test_curves_stand_above_every_heatmap(run):
+    count = len(run.a)
+    run["train_accuracy"] = ("a", np.linspace(0, 1, count))
+    run = run.assign_coords(
+        test_accuracy=("a", np.linspace(0, 0.5, count)), loss=("a", -run.a.values)
+    )
+    strips = [("train_accuracy", "test_accuracy"), "loss"]
+    figure = figures.pairwise(run, "heatmap", ["similarity", "weight_cosine"], (4,), strips)
+    for axes in figure.axes[:2]:
+        lower, upper = axes.child_axes
+        assert upper.get_title() and not axes.get_title()
+        assert upper.lines[1].get_ydata().tolist() == run.test_accuracy.values.tolist()
+        assert upper.lines[-1].get_xdata()[0] == 3.5 and upper.get_xlim() == axes.get_xlim()
+        assert [text.get_text() for text in lower.get_legend().get_texts()] == ["loss"]
+
+
+def test_scatter(run):
+    figure = figures.pairwise(run, "scatter", ["similarity", "weight_cosine", "log_inner"])
+    points = figure.axes[1].collections[0].get_offsets()
+    above = np.triu_indices(len(run.a), 1)
+    assert np.array_equal(points[:, 0], run.similarity.values[above])
+    assert np.array_equal(points[:, 1], run.log_inner.values[above])
+    found = reading.correlation(run, run.log_inner)
+    assert figure.axes[1].texts[0].get_text().startswith(f"r = {found.pearson:.3f}, rank")
+    assert [axes.get_title() for axes in figure.axes] == ["weight cosine", "log inner"]
+
+
 def test_other_quantities_have_their_own_range(run):
     assert images(figures.pairwise(run, variable="log_inner"))[0].get_clim() == (
         run.log_inner.min(),
@@ -108,7 +135,7 @@ def test_refusals(run):
     for call, message in (
         (
             lambda: figures.pairwise(run, "violin"),
-            "drawn as heatmap, trajectory, slices, mds, dendrogram, not as 'violin'",
+            "drawn as heatmap, trajectory, slices, mds, dendrogram, scatter, not as 'violin'",
         ),
         (lambda: figures.pairwise(run, variable="cka"), "no variable 'cka', only similarity"),
         (
@@ -121,6 +148,16 @@ def test_refusals(run):
             "change points must rise from 1 to 12",
         ),
         (lambda: figures.pairwise(run.isel(a=[0, 1]), "mds"), "all pairs of one set of models"),
+        (
+            lambda: figures.pairwise(run, "mds", curves=["log_norm_a"]),
+            "curves are drawn above a heatmap, not above 'mds'",
+        ),
+        (lambda: figures.pairwise(run, curves=["accuracy"]), "no variable 'accuracy', only"),
+        (
+            lambda: figures.pairwise(run, curves=["log_norm_b"]),
+            r"a value for every row: log_norm_b is over \('b',\), not over \('a',\)",
+        ),
+        (lambda: figures.pairwise(run, "scatter"), "found 'similarity' alone: name two or more"),
     ):
         with pytest.raises(tnsim.ResultError, match=message):
             call()

@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pytest
 import xarray as xr
-from sample_runs import SHIPPED, blocks, shipped
+from sample_runs import SHIPPED, blocks, result, shipped
 
 import tnsim
 from tnsim.analysis import baselines, reading
@@ -19,6 +19,38 @@ def test_block_score_by_hand():
         0.8 - 0.2
     )  # the block of one has no pair within
     assert reading.block_score(similarity, [1]) == pytest.approx(0.3 - 0.45)
+
+
+def test_last_block_score_by_hand(rng):
+    """The published formula: what the models before the change look like is left out of it."""
+    similarity = np.array([[1, 0.1, 0.3], [0.1, 1, 0.8], [0.3, 0.8, 1]])
+    assert reading.last_block_score(similarity, [1]) == pytest.approx(0.8 - 0.2)
+    run = blocks(rng, [5, 4, 3]).similarity.values
+    last = np.arange(12) >= 9
+    within = run[np.ix_(last, last)][~np.eye(3, dtype=bool)].mean()
+    expected = within - run[np.ix_(~last, last)].mean()
+    assert reading.last_block_score(run, [5, 9]) == pytest.approx(expected)
+    assert reading.last_block_score(run, [9]) == pytest.approx(expected)
+    with pytest.raises(tnsim.ResultError, match=r"pairs within blocks .* blocks of \[11, 1\]"):
+        reading.last_block_score(run, [11])
+
+
+@pytest.mark.parametrize("score", [reading.block_score, reading.last_block_score])
+def test_against_control(rng, score):
+    """The change alone is left: a control that drifts as the run does leaves nothing."""
+    vectors = rng.normal(size=(9, 30)).cumsum(0)
+    control = result(vectors @ vectors.T, list(range(9)))
+    changed = vectors.copy()
+    changed[5:] += 20 * rng.normal(size=30)
+    run = result(changed @ changed.T, list(range(9)))
+    found = reading.against_control(run, control, [5], score)
+    assert found.score == score(run, [5]) and found.control == score(control, [5])
+    assert found.difference == found.score - found.control > 0.2
+    assert reading.against_control(control, control, [5], score).difference == 0
+    with pytest.raises(tnsim.ResultError, match="goes on from the run's own models: before row 7"):
+        reading.against_control(run, control, [7], score)
+    with pytest.raises(tnsim.ResultError, match="found 8 rows from 0 to 7, and 9 rows from 0 to 8"):
+        reading.against_control(run, control.isel(a=slice(8), b=slice(8)), [5], score)
 
 
 def test_segmentation_is_optimal(rng):
@@ -34,6 +66,36 @@ def test_segmentation_is_optimal(rng):
         assert one.change_points == best and one.cost == pytest.approx(scatter(best), abs=1e-12)
         assert one == reading.segment(vectors @ vectors.T, phases)
     assert np.all(np.diff([one.cost for one in found]) <= 1e-12)
+
+
+def test_divergences_are_divided_as_squared_distances(rng):
+    """Chords give what cosines give; so do distances between points that are no unit vectors."""
+    vectors = rng.normal(size=(8, 3))
+    points = vectors.cumsum(0)
+    squared = np.square(points[:, None] - points).sum(2)
+    found = reading.segment(squared, 3)
+    parts = np.split(points, found.change_points)
+    assert found.cost == pytest.approx(sum(np.square(part - part.mean(0)).sum() for part in parts))
+    run = blocks(rng, [5, 9, 4])
+    chords = 2 - 2 * run.similarity
+    assert reading.segment(chords, 3).change_points == reading.segment(run, 3).change_points
+    for refused in (0.5 * np.eye(3), squared - squared.max() * (1 - np.eye(8))):
+        with pytest.raises(tnsim.ResultError, match="holds neither cosines nor divergences"):
+            reading.segment(refused, 2)
+
+
+def test_correlation(rng):
+    """Against the definitions, over pairs of different models."""
+    run, other = blocks(rng, [3, 3]), blocks(rng, [2, 4])
+    found = reading.correlation(run, other.similarity)
+    above = np.triu_indices(6, 1)
+    x, y = run.similarity.values[above], other.similarity.values[above]
+    assert found.pairs == 15 and found.pearson == pytest.approx(np.corrcoef(x, y)[0, 1])
+    ranks = [values.argsort().argsort() for values in (x, y)]
+    assert found.spearman == pytest.approx(np.corrcoef(*ranks)[0, 1])
+    rows = run.similarity[:2]
+    assert reading.correlation(rows, rows**3).pairs == 12
+    assert reading.correlation(rows, rows**3).spearman == pytest.approx(1)
 
 
 def test_segment_finds_made_phases(rng):
@@ -166,6 +228,15 @@ def test_refusals(rng):
             r"found dimensions \('a', 'b', 'output'\); select the others first",
         ),
         (lambda: reading.spectrum(np.ones((0, 0))), "the result holds no models"),
+        (
+            lambda: reading.correlation(run, run.isel(b=[0, 1])),
+            "along b the first has 6 models, 0 to 500, the second 2 models, 0 to 100",
+        ),
+        (lambda: reading.correlation(np.eye(2), np.eye(2)), "at least 3 pairs of models, found 1"),
+        (
+            lambda: reading.correlation(run, np.ones((6, 6)) + 0 * run.similarity),
+            "all entries of similarity are 1: its correlation",
+        ),
     ):
         with pytest.raises(tnsim.ResultError, match=message):
             call()

@@ -12,6 +12,7 @@ import numpy as np
 from jaxtyping import Float
 
 if TYPE_CHECKING:
+    import xarray as xr
     from matplotlib.axes import Axes
     from matplotlib.axis import XAxis, YAxis
     from matplotlib.image import AxesImage
@@ -100,6 +101,50 @@ def show_matrix(
         axes.axhline(point - 0.5, color="black", lw=0.9)
         axes.axvline(point - 0.5, color="black", lw=0.9)
     return image
+
+
+def show_curves(axes: Axes, curves: Sequence[xr.DataArray], points: Sequence[int]) -> None:
+    """Lines over the rows of a matrix, and a dotted one before every change point.
+
+    Args:
+        axes: where to draw; row n belongs at n.
+        curves: one value per row each, by name.
+        points: rows at which phases start.
+
+    Example:
+        >>> from matplotlib.figure import Figure
+        >>> import xarray as xr
+        >>> axes = Figure().subplots()
+        >>> show_curves(axes, [xr.DataArray([0.1, 0.9], dims="a", name="test_accuracy")], [])
+        >>> axes.get_legend().get_texts()[0].get_text()
+        'test accuracy'
+    """
+    for n, curve in enumerate(curves):
+        rows = np.arange(curve.size)
+        label = title_of(str(curve.name))
+        axes.plot(rows, curve.values, ".-", color=colour_of(n), lw=1.2, label=label)
+    for point in points:
+        axes.axvline(point - 0.5, color="0.4", lw=0.9, ls=":")
+    axes.tick_params(labelsize=SMALL)
+    axes.grid(alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(fontsize=SMALL, edgecolor="none")
+
+
+def title_of(name: str) -> str:
+    """The name of a variable as it is written in a figure.
+
+    Args:
+        name: of a variable.
+
+    Returns:
+        The name with spaces.
+
+    Example:
+        >>> title_of("weight_cosine")
+        'weight cosine'
+    """
+    return name.replace("_", " ")
 
 
 def thin_ticks(axis: XAxis | YAxis, labels: np.ndarray, inches: float) -> None:

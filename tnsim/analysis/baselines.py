@@ -1,12 +1,13 @@
 """What similarity is compared with. In: models, for most also inputs. Out: labelled K x K matrices.
 
-None of these is a property of the function alone: `weight_cosine` sees the parametrisation, the
-others see the function on one set of inputs only. Each matrix says in `attrs` to what it is blind
-(`invariant_to`) and on which inputs it was taken, and lies on the same axes as a pairwise result:
-`result["cka"] = cka(series, 2000)`.
+None of these is a property of the function alone: `weight_cosine` and `weight_slices` see the
+parametrisation, the others see the function on one set of inputs only. Each matrix says in `attrs`
+to what it is blind (`invariant_to`) and on which inputs it was taken, and lies on the same axes as
+a pairwise result: `result["cka"] = cka(series, 2000)`.
 
-`inputs` is an array (n, d_in), for sequences (n, positions, d_in), or a number n of standard normal
-inputs (n, d_in) drawn with `seed`. `names` label the models, by default the labels of a series.
+`inputs` is an array (n, d_in), for sequences (n, positions, d_in) or integers (n, positions), token
+ids, or a number n of standard normal inputs (n, d_in) drawn with `seed`. `names` label the models,
+by default the labels of a series.
 
 A forward pass or a measure that is not finite is refused; never is a NaN returned.
 """
@@ -14,73 +15,28 @@ A forward pass or a measure that is not finite is refused; never is a NaN return
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import jax
 import numpy as np
-from jaxtyping import Float
 
 from tnsim.analysis import measures
 from tnsim.analysis.forward import AnyModel, Inputs, outputs_of
-from tnsim.analysis.matrices import labelled, labels_of
+from tnsim.analysis.matrices import Names, of_models
+from tnsim.analysis.weights import weight_cosine, weight_slices
 from tnsim.errors import ModelError
-from tnsim.models.model import Model, check_numbers
 
 if TYPE_CHECKING:
     import xarray as xr
 
-Names = Sequence[int | str] | None
-
-
-def weight_cosine(models: Sequence[AnyModel], *, names: Names = None) -> xr.DataArray:
-    """Cosine of all weights and biases, flattened into one vector each.
-
-    Needs no data, but models of equal structure; a permutation of hidden units changes it. Blind to
-    the skip and scale of residuals, numbers beside the weights; `attrs["invariant_to"]` says so.
-
-    Args:
-        models: K models with the same layers, of the same shapes.
-        names: K labels.
-
-    Returns:
-        `<w_a, w_b> / |w_a||w_b|` over (a, b): float64 from -1 to 1.
-
-    Raises:
-        ModelError: a combination of models, layers that do not match one to one, a model with zero
-            weights only, or another number of names than of models.
-        MissingExtra: xarray is not installed.
-
-    Example:
-        >>> import tnsim
-        >>> a = tnsim.Model([tnsim.Linear([[3.0, 0.0]])])
-        >>> b = tnsim.Model([tnsim.Linear([[3.0, 4.0]])])
-        >>> weight_cosine([a, b]).values.round(3).tolist()
-        [[1.0, 0.6], [0.6, 1.0]]
-
-    Source:
-        The paper's matrix similarity, figure 2.
-    """
-    first, rows = None, []
-    for n, model in enumerate(models):
-        if not isinstance(model, Model):
-            raise ModelError(
-                f"model {n} is a {type(model).__name__}: the cosine of weights is for models, "
-                "not for combinations of them"
-            )
-        check_numbers(model)
-        first = first or model
-        if _structure(model) != _structure(first):
-            raise ModelError(
-                f"model {n} has other layers than model 0, so their weights do not match "
-                f"one to one: {model}, {first}"
-            )
-        rows.append(_flat_weights(model))
-    about = {
-        "formula": "<w_a, w_b> / |w_a||w_b|",
-        "invariant_to": "a factor on all weights; skip and scale of residuals",
-    }
-    cosines = measures.cosines(rows, "has zero weights only")
-    return _matrix(models, names, "weight_cosine", cosines, about)
+__all__ = [
+    "agreement",
+    "cka",
+    "js_divergence",
+    "mean_cosine",
+    "output_cosine",
+    "weight_cosine",
+    "weight_slices",
+]
 
 
 def output_cosine(
@@ -90,7 +46,8 @@ def output_cosine(
 
     Args:
         models: K models with the same inputs and outputs.
-        inputs: an array (n, d_in) or (n, positions, d_in), or a number n of standard normal inputs.
+        inputs: an array (n, d_in) or (n, positions, d_in), token ids (n, positions), or a number n
+            of standard normal inputs.
         seed: of the inputs, where they are drawn.
         names: K labels.
 
@@ -117,7 +74,49 @@ def output_cosine(
         "invariant_to": "a factor on the outputs",
     }
     cosines = measures.cosines(outputs, "gives zero on all inputs")
-    return _matrix(models, names, "output_cosine", cosines, about)
+    return of_models(models, names, "output_cosine", cosines, about)
+
+
+def mean_cosine(
+    models: Sequence[AnyModel], inputs: Inputs, *, seed: int = 0, names: Names = None
+) -> xr.DataArray:
+    """Mean over inputs, and positions, of the cosine of the two outputs there.
+
+    Every input counts the same; in `output_cosine` those with large outputs count more.
+
+    Args:
+        models: K models with the same inputs and outputs.
+        inputs: an array (n, d_in) or (n, positions, d_in), or a number n of standard normal inputs.
+        seed: of the inputs, where they are drawn.
+        names: K labels.
+
+    Returns:
+        `mean <A(x), B(x)> / |A(x)||B(x)|` over (a, b): float64 from -1 to 1.
+
+    Raises:
+        ModelError: models that cannot be compared, inputs that do not fit, a forward pass that is
+            not finite, a model that gives zero on one of the inputs, or another number of names
+            than of models.
+        MissingExtra: xarray is not installed.
+
+    Example:
+        >>> import numpy as np, tnsim
+        >>> a = tnsim.Model([tnsim.Linear([[1.0, 1.0]])])
+        >>> b = tnsim.Model([tnsim.Linear([[9.0, -1.0]])])
+        >>> inputs = np.array([[1.0, 0.0], [0.0, 1.0]])  # a gives 1 and 1, b gives 9 and -1
+        >>> mean_cosine([a, b], inputs).values[0, 1].item()
+        0.0
+
+    Source:
+        The paper's behavioural similarity, section 3.3, as its published code computes it.
+    """
+    directions, about = outputs_of(models, inputs, seed, measures.directions)
+    about |= {
+        "formula": "mean of <A(x), B(x)> / |A(x)||B(x)|",
+        "invariant_to": "a factor on the output of every input",
+    }
+    cosines = measures.mean_cosines(directions)
+    return of_models(models, names, "mean_cosine", cosines, about)
 
 
 def cka(
@@ -135,8 +134,8 @@ def cka(
 
     Args:
         models: K models with the same inputs and outputs.
-        inputs: an array (n, d_in) or (n, positions, d_in), or a number n of standard normal inputs;
-            n is at least 4.
+        inputs: an array (n, d_in) or (n, positions, d_in), token ids (n, positions), or a number n
+            of standard normal inputs; n is at least 4.
         seed: of the inputs, where they are drawn.
         debiased: whether HSIC is the unbiased estimator, or `|A' B|^2` of the centred outputs.
         names: K labels.
@@ -180,7 +179,7 @@ def cka(
         "debiased": int(debiased),
         "invariant_to": "orthogonal maps, a factor and a constant on the outputs",
     }
-    return _matrix(models, names, "cka", hsic / np.sqrt(np.outer(own, own)), about)
+    return of_models(models, names, "cka", hsic / np.sqrt(np.outer(own, own)), about)
 
 
 def js_divergence(
@@ -190,7 +189,8 @@ def js_divergence(
 
     Args:
         models: K models with the same inputs and outputs.
-        inputs: an array (n, d_in) or (n, positions, d_in), or a number n of standard normal inputs.
+        inputs: an array (n, d_in) or (n, positions, d_in), token ids (n, positions), or a number n
+            of standard normal inputs.
         seed: of the inputs, where they are drawn.
         names: K labels.
 
@@ -227,7 +227,7 @@ def js_divergence(
         "invariant_to": "a constant added to all outputs of an input",
     }
     values = measures.symmetric(len(predictions), divergence)
-    return _matrix(models, names, "js_divergence", values, about)
+    return of_models(models, names, "js_divergence", values, about)
 
 
 def agreement(
@@ -239,7 +239,8 @@ def agreement(
 
     Args:
         models: K models with the same inputs and outputs.
-        inputs: an array (n, d_in) or (n, positions, d_in), or a number n of standard normal inputs.
+        inputs: an array (n, d_in) or (n, positions, d_in), token ids (n, positions), or a number n
+            of standard normal inputs.
         seed: of the inputs, where they are drawn.
         names: K labels.
 
@@ -267,33 +268,4 @@ def agreement(
     def share(i: int, j: int) -> float:
         return float((choices[i] == choices[j]).mean())
 
-    return _matrix(models, names, "agreement", measures.symmetric(len(choices), share), about)
-
-
-def _matrix(
-    models: Sequence[Any], names: Names, name: str, values: np.ndarray, about: dict[str, Any]
-) -> xr.DataArray:
-    """The labelled result of a measure."""
-    if np.isnan(values).any():
-        raise ModelError(f"{name} gave NaN for finite outputs: a float range was exceeded")
-    labels = names
-    if labels is None:
-        labels = labels_of(models)
-    if len(labels) != len(values):
-        raise ModelError(f"{len(labels)} names were given for {len(values)} models")
-    needs_data = int("samples" in about)
-    return labelled(values, labels, {"needs_data": needs_data, **about}, name)
-
-
-def _weights(model: Model) -> list[Any]:
-    """All arrays of a model; the numbers of a residual rule are no weights."""
-    return list(filter(np.ndim, jax.tree.leaves(model)))
-
-
-def _flat_weights(model: Model) -> Float[np.ndarray, " size"]:
-    return np.concatenate([np.asarray(x, np.float64).ravel() for x in _weights(model)])
-
-
-def _structure(model: Model) -> tuple[Any, ...]:
-    """What two models have in common when their weights match one to one."""
-    return jax.tree.structure(model), *map(np.shape, _weights(model))
+    return of_models(models, names, "agreement", measures.symmetric(len(choices), share), about)

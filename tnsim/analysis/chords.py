@@ -204,6 +204,42 @@ def cosine_matrix(result: Matrix) -> xr.DataArray:
     return table
 
 
+def squared_distances(result: Matrix) -> xr.DataArray:
+    """As `square`, of squared distances: those of chords, or a divergence as it is.
+
+    Args:
+        result: a result, one of its matrices of cosines or divergences, or an array (K, K).
+
+    Returns:
+        The matrix over (a, b), symmetric, not negative, with zeros on its diagonal.
+
+    Raises:
+        ResultError: a model compared with itself gives neither 1 nor 0, a divergence is negative,
+            or `square` refuses the matrix.
+        MissingExtra: xarray is not installed.
+
+    Example:
+        >>> import numpy as np
+        >>> squared_distances(np.array([[1.0, 0.5], [0.5, 1.0]])).values.tolist()
+        [[0.0, 1.0], [1.0, 0.0]]
+        >>> squared_distances(np.array([[0.0, 0.7], [0.7, 0.0]])).values.tolist()
+        [[0.0, 0.7], [0.7, 0.0]]
+    """
+    table = square(result)
+    values, own = table.values, np.diag(table.values)
+    rounding = TOLERANCE * max(np.abs(values).max(), 1e-300)
+    if np.abs(own).max() <= rounding and values.min() >= -rounding:
+        divergence = np.clip(values, 0.0, None)
+        np.fill_diagonal(divergence, 0.0)
+        return table.copy(data=divergence)
+    if np.abs(own - 1).max() <= TOLERANCE:
+        return table.copy(data=_squared_chords(values))
+    raise ResultError(
+        f"{table.name or 'the matrix'} holds neither cosines nor divergences: models compared with "
+        f"themselves give {own.min():.3g} to {own.max():.3g}, not 1 (or 0 and nothing below it)"
+    )
+
+
 def _squared_chords(gram: Float[np.ndarray, "K K"]) -> Float[np.ndarray, "K K"]:
     """`|u - v|^2 = <u, u> + <v, v> - 2 <u, v>`, kept from rounding below zero."""
     own = np.diag(gram)

@@ -18,11 +18,14 @@ from tnsim.analysis.axes import (
     colour_of,
     colour_range,
     label_points,
+    show_curves,
     show_matrix,
     thin_ticks,
+    title_of,
 )
 from tnsim.analysis.matrices import matrix, square
 from tnsim.analysis.plots import new_figure
+from tnsim.analysis.scatter import scatter_grid
 from tnsim.errors import ResultError
 
 if TYPE_CHECKING:
@@ -32,6 +35,7 @@ if TYPE_CHECKING:
 
 MAX_SLICES = 144
 _PANEL = 4.4  # inches
+_STRIP, _GAP = 0.24, 0.05  # of curves above a heatmap, in heights of the heatmap
 
 
 def pairwise(
@@ -39,8 +43,9 @@ def pairwise(
     kind: str = "heatmap",
     variable: str | Sequence[str] = "similarity",
     change_points: Sequence[int] | None = None,
+    curves: Sequence[str | Sequence[str]] = (),
 ) -> Figure:
-    """One of five pictures of a pairwise result.
+    """One of six pictures of a pairwise result.
 
     Several variables give several panels, or several lines.
 
@@ -48,17 +53,20 @@ def pairwise(
         result: a pairwise result.
         kind: `"heatmap"`; `"trajectory"`, the similarity of every model to the last and to the one
             before; `"slices"`, one heatmap per output (`variable` is then not read); `"mds"`, the
-            models as points of a plane, joined in order; or `"dendrogram"`.
+            models as points of a plane, joined in order; `"dendrogram"`; or `"scatter"`, the first
+            variable against each of the others, a point for every pair of models.
         variable: one of the result's matrices, or several.
         change_points: rows at which phases start, as `reading.segment(result, 3).change_points`,
             drawn as lines or colours.
+        curves: variables over `a`, such as accuracies, drawn above heatmaps: each entry is a strip,
+            of one curve or of several.
 
     Returns:
         A figure; nothing is shown.
 
     Raises:
-        ResultError: the kind or a variable is unknown, there are too many slices for one figure, or
-            `reading` refuses the matrix or the change points.
+        ResultError: the kind or a variable is unknown, there are too many slices for one figure,
+            curves do not fit, or `reading` refuses the matrix or the change points.
         MissingExtra: matplotlib or scipy is not installed.
 
     Example:
@@ -83,7 +91,11 @@ def pairwise(
         points = tuple(change_points)
     if points:
         reading.phase_of_rows(points, len(square(result)))
-    return _KINDS[kind](result, names, points)
+    if not curves:
+        return _KINDS[kind](result, names, points)
+    if kind != "heatmap":
+        raise ResultError(f"curves are drawn above a heatmap, not above {kind!r}")
+    return _heatmaps(result, names, points, _strips(result, curves))
 
 
 def _check_variables(result: xr.Dataset, names: Sequence[str]) -> None:
@@ -97,13 +109,38 @@ def _check_variables(result: xr.Dataset, names: Sequence[str]) -> None:
         raise ResultError(f"the result has no variable {name!r}, only {known}{hint}")
 
 
-def _heatmaps(result: xr.Dataset, names: Sequence[str], points: Sequence[int]) -> Figure:
+def _strips(result: xr.Dataset, curves: Sequence[str | Sequence[str]]) -> list[list[xr.DataArray]]:
+    """The curves of every strip."""
+    strips = []
+    for entry in curves:
+        names = [entry] if isinstance(entry, str) else list(entry)
+        _check_variables(result.reset_coords(), names)
+        strip = [result[name] for name in names]
+        for curve in strip:
+            if curve.dims != ("a",):
+                raise ResultError(
+                    f"a curve has a value for every row: {curve.name} is over {curve.dims}, "
+                    "not over ('a',)"
+                )
+        strips.append(strip)
+    return strips
+
+
+def _heatmaps(
+    result: xr.Dataset,
+    names: Sequence[str],
+    points: Sequence[int],
+    strips: Sequence[Sequence[xr.DataArray]] = (),
+) -> Figure:
     panels = [matrix(result[name]) for name in names]
     figure, grid = new_figure(
         ncols=len(panels),
         squeeze=False,
         layout="compressed",
-        figsize=(_PANEL * len(panels) + 1.2, _PANEL + 0.4),
+        figsize=(
+            _PANEL * len(panels) + 1.2,
+            _PANEL * (1 + (_STRIP + _GAP) * len(strips)) + 0.4,
+        ),
     )
     colours = colour_range(np.stack([panel.values for panel in panels]))
     image: Any = None
@@ -111,12 +148,27 @@ def _heatmaps(result: xr.Dataset, names: Sequence[str], points: Sequence[int]) -
         image = show_matrix(axes, panel.values, colours, points)
         thin_ticks(axes.xaxis, panel["b"].values, _PANEL)
         thin_ticks(axes.yaxis, panel["a"].values, _PANEL)
-        axes.set_title(_title(name))
+        top = _draw_strips(axes, strips, points)
+        top.set_title(title_of(name))
     label = None  # several panels carry their names as titles
     if len(names) == 1:
-        label = _title(names[0])
+        label = title_of(names[0])
     figure.colorbar(image, ax=list(grid[0]), shrink=0.85, label=label)
     return figure
+
+
+def _draw_strips(
+    axes: Axes, strips: Sequence[Sequence[xr.DataArray]], points: Sequence[int]
+) -> Axes:
+    """Curves above a heatmap, as wide as it is; the uppermost axes."""
+    top = axes
+    bottom = 1 + _GAP
+    for strip in reversed(strips):
+        top = axes.inset_axes((0, bottom, 1, _STRIP), sharex=axes)
+        show_curves(top, strip, points)
+        top.tick_params(labelbottom=False)
+        bottom += _STRIP + _GAP
+    return top
 
 
 def _slices(result: xr.Dataset, names: Sequence[str], points: Sequence[int]) -> Figure:
@@ -166,16 +218,17 @@ def _trajectories(result: xr.Dataset, names: Sequence[str], points: Sequence[int
         style = {"color": colour_of(n), "markersize": marker_size}
         final = reading.trajectory(result[name])
         previous = reading.trajectory(result[name], "previous")
-        to_final, to_previous = f"{_title(name)} to the last", f"{_title(name)} to the one before"
-        axes.plot(rows, final, "o-", label=to_final, **style)
-        axes.plot(rows[1:], previous, "s--", alpha=0.55, label=to_previous, **style)
+        title = title_of(name)
+        axes.plot(rows, final, "o-", label=f"{title} to the last", **style)
+        before = f"{title} to the one before"
+        axes.plot(rows[1:], previous, "s--", alpha=0.55, label=before, **style)
     for point in points:
         axes.axvline(point - 0.5, color="0.4", lw=0.9, ls=":")
     thin_ticks(axes.xaxis, labels, 1.5 * _PANEL)
     axes.set_xlabel("checkpoint")
     axes.set_ylabel("value")
     if len(names) == 1:
-        axes.set_ylabel(_title(names[0]))
+        axes.set_ylabel(title_of(names[0]))
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
     figure.legend(loc="outside lower center", frameon=False, ncols=len(names), fontsize=SMALL)
@@ -194,7 +247,7 @@ def _embeddings(result: xr.Dataset, names: Sequence[str], points: Sequence[int])
         _draw_path(axes, embedding.points, points)
         axes.set_xlabel(f"axis 1, {embedding.share[0]:.0%} of the variance")
         axes.set_ylabel(f"axis 2, {embedding.share[1]:.0%}")
-        axes.set_title(_title(name))
+        axes.set_title(title_of(name))
         axes.grid(alpha=0.25)
     return figure
 
@@ -228,7 +281,7 @@ def _dendrograms(result: xr.Dataset, names: Sequence[str], points: Sequence[int]
         axes.set_xlim(-0.7, len(leaves) - 0.3)
         axes.set_ylim(bottom=0)
         axes.set_ylabel("chord, sqrt(2 - 2 cos)")
-        axes.set_title(_title(name))
+        axes.set_title(title_of(name))
         axes.spines[["top", "right"]].set_visible(False)
     return figure
 
@@ -249,14 +302,22 @@ def _colour_ticks(axes: Axes, phases: np.ndarray) -> None:
         tick.set_color(colour_of(phases[int(place)]))
 
 
+def _scatters(result: xr.Dataset, names: Sequence[str], points: Sequence[int]) -> Figure:
+    first, *others = names
+    if not others:
+        raise ResultError(
+            f"a scatter figure has one variable against others, found {first!r} alone: "
+            "name two or more"
+        )
+    panels = {title_of(name): (result[first], result[name]) for name in others}
+    return scatter_grid(panels, title_of(first), "of the same pair")
+
+
 _KINDS: dict[str, Callable[[xr.Dataset, Sequence[str], Sequence[int]], Figure]] = {
     "heatmap": _heatmaps,
     "trajectory": _trajectories,
     "slices": _slices,
     "mds": _embeddings,
     "dendrogram": _dendrograms,
+    "scatter": _scatters,
 }
-
-
-def _title(name: str) -> str:
-    return name.replace("_", " ")

@@ -14,7 +14,7 @@ from jaxtyping import Float
 from tnsim.errors import ModelError
 from tnsim.models import functions
 from tnsim.models.arrays import host_array
-from tnsim.models.forward import check_inputs, is_tokens
+from tnsim.models.forward import check_inputs, is_tokens, plain_forward
 from tnsim.models.functions import Function
 from tnsim.models.model import Combination, Model, check_comparable, check_numbers, terms
 
@@ -170,9 +170,11 @@ def _batches(
 
 
 def _of_model(model: AnyModel, batch: np.ndarray) -> Any:
-    """The outputs of a model; token ids stand for one-hot vectors."""
-    if is_tokens(batch):
-        for _, part in terms(model):
-            check_inputs(part, batch)
-        batch = np.eye(model.d_in)[batch]
-    return model(batch)
+    """The outputs of a model; token ids stand for one-hot vectors, which are not made."""
+    if not is_tokens(batch):
+        return model(batch)
+    total: Any = 0
+    for coefficient, part in terms(model):
+        check_inputs(part, batch)
+        total = total + coefficient * plain_forward(part, batch)
+    return total

@@ -13,33 +13,36 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jaxtyping import Float
 
-from tnsim.errors import MissingExtra, ResultError
+from tnsim.errors import MissingExtra, ModelError, ResultError
 
 if TYPE_CHECKING:
     import xarray as xr
 
     Matrix = xr.Dataset | xr.DataArray | Float[np.ndarray, "A B"]
 
+Names = Sequence[int | str] | None
+"""Labels of models; None for those that the models bring."""
+
 TOLERANCE = 1e-4
 """Of symmetry, relative to the largest entry: the triangles of a float32 run are rounded apart."""
 
 
 def labelled(
-    values: Float[np.ndarray, "K K"],
+    values: Float[np.ndarray, "K K *output"],
     labels: Sequence[int | str],
     attrs: Mapping[str, Any],
     name: str,
 ) -> xr.DataArray:
-    """A square matrix over `labels` on both sides.
+    """A square matrix over `labels` on both sides, or one for every output.
 
     Args:
-        values: (K, K); entry (i, j) compares model i with model j.
+        values: (K, K) or (K, K, d_out); entry (i, j) compares model i with model j.
         labels: K names or training steps, for rows and columns alike.
         attrs: what a reader has to know of the matrix, such as its formula.
         name: the variable that it becomes in a result.
 
     Returns:
-        The matrix over (a, b), with dtype and unit of `values`.
+        The matrix over (a, b), or (a, b, output), with dtype and unit of `values`.
 
     Raises:
         MissingExtra: xarray is not installed.
@@ -50,10 +53,49 @@ def labelled(
         >>> steps.sel(a=0, b=100).item()
         0.5
     """
-    coordinates = {"a": labels, "b": labels}
-    return _xarray().DataArray(
-        values, dims=("a", "b"), coords=coordinates, attrs=dict(attrs), name=name
-    )
+    kept = list(labels)  # xarray reads a tuple as a variable
+    coordinates = {"a": kept, "b": kept}
+    dims = ("a", "b", "output")[: values.ndim]
+    return _xarray().DataArray(values, dims=dims, coords=coordinates, attrs=dict(attrs), name=name)
+
+
+def of_models(
+    models: Sequence[Any],
+    names: Names,
+    name: str,
+    values: Float[np.ndarray, "K K *output"],
+    about: Mapping[str, Any],
+) -> xr.DataArray:
+    """What a measure says of all pairs of models, labelled.
+
+    Args:
+        models: K models.
+        names: K labels, or None for those of the models.
+        name: of the measure.
+        values: (K, K), or (K, K, d_out) of a measure that looks at one output at a time.
+        about: what a reader has to know of the measure; `samples` says that it needed data.
+
+    Returns:
+        The values over (a, b), or (a, b, output).
+
+    Raises:
+        ModelError: a value is NaN, or there are other numbers of names and models.
+        MissingExtra: xarray is not installed.
+
+    Example:
+        >>> import numpy as np
+        >>> of_models(["p", "q"], None, "sameness", np.eye(2), {}).attrs
+        {'needs_data': 0}
+    """
+    if np.isnan(values).any():
+        raise ModelError(f"{name} gave NaN for finite outputs: a float range was exceeded")
+    labels = names
+    if labels is None:
+        labels = labels_of(models)
+    if len(labels) != len(values):
+        raise ModelError(f"{len(labels)} names were given for {len(values)} models")
+    needs_data = int("samples" in about)
+    return labelled(values, labels, {"needs_data": needs_data, **about}, name)
 
 
 def labels_of(models: Sequence[Any]) -> list[int] | list[str]:

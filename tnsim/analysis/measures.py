@@ -44,6 +44,55 @@ def cosines(rows: Sequence[Float[np.ndarray, " size"]], zero: str) -> Float[np.n
     return np.clip(stacked @ stacked.T, -1.0, 1.0)
 
 
+def directions(outputs: Float[np.ndarray, "*n out"]) -> Float[np.ndarray, "rows out"]:
+    """Outputs as unit vectors, a row for every input and position; zeros stay zeros.
+
+    Args:
+        outputs: (..., d_out).
+
+    Returns:
+        (rows, d_out), float64.
+
+    Example:
+        >>> import numpy as np
+        >>> directions(np.array([[3.0, 4.0], [0.0, 0.0]])).tolist()
+        [[0.6, 0.8], [0.0, 0.0]]
+    """
+    rows = outputs.reshape(-1, outputs.shape[-1])
+    sizes = np.abs(rows).max(1, keepdims=True)
+    rows = rows / np.where(sizes > 0, sizes, 1.0)  # the largest entry is 1: no square overflows
+    lengths = np.linalg.norm(rows, axis=1, keepdims=True)
+    return rows / np.where(lengths > 0, lengths, 1.0)
+
+
+def mean_cosines(models: Sequence[Float[np.ndarray, "rows out"]]) -> Float[np.ndarray, "K K"]:
+    """Mean over rows of the cosines of all pairs of models.
+
+    Args:
+        models: of K models their `directions` on the same inputs.
+
+    Returns:
+        (K, K), float64 from -1 to 1.
+
+    Raises:
+        ModelError: a row is zero.
+
+    Example:
+        >>> import numpy as np
+        >>> mean_cosines([np.eye(2), -np.eye(2)]).tolist()
+        [[1.0, -1.0], [-1.0, 1.0]]
+    """
+    for n, rows in enumerate(models):
+        is_zero = ~rows.any(1)
+        if is_zero.any():
+            raise ModelError(
+                f"model {n} gives zero in row {is_zero.argmax()} of its outputs: "
+                "its cosine there is undefined; leave that input out"
+            )
+    flat = np.array([rows.ravel() for rows in models])
+    return np.clip(flat @ flat.T / len(models[0]), -1.0, 1.0)
+
+
 def symmetric(count: int, entry: Callable[[int, int], float]) -> Float[np.ndarray, "K K"]:
     """A symmetric matrix from the entries of its lower triangle.
 
@@ -130,11 +179,7 @@ def hsic(
     scaled = []
     for x, diagonal in zip(features, diagonals, strict=True):
         scaled.append(x / np.sqrt(diagonal.sum()))
-
-    def overlap(i: int, j: int) -> float:
-        return float(np.square(scaled[i].T @ scaled[j]).sum())
-
-    biased = symmetric(len(scaled), overlap)
+    biased = _overlaps(scaled)
     if not debiased:
         return biased
     # With K = A A' and L = B B', the kernels of centred features A and B, what `biased` holds is
@@ -156,6 +201,20 @@ def hsic(
     n = diagonals.shape[1]
     diagonals /= diagonals.sum(1, keepdims=True)
     return biased + (1 / ((n - 1) * (n - 2)) - n / (n - 2) * diagonals @ diagonals.T)
+
+
+def _overlaps(features: Sequence[Float[np.ndarray, "n rank"]]) -> Float[np.ndarray, "K K"]:
+    """`|A' B|^2 = tr K L` of all pairs, with the kernels K = A A' and L = B B'.
+
+    Features of n columns are no smaller than their kernels, of which entry by entry the trace takes
+    n^2 multiplications where |A' B|^2 takes n^3.
+    """
+    if any(x.shape[1] < len(x) for x in features):
+        return symmetric(
+            len(features), lambda i, j: float(np.square(features[i].T @ features[j]).sum())
+        )
+    kernels = [x @ x.T for x in features]
+    return symmetric(len(kernels), lambda i, j: float(np.vdot(kernels[i], kernels[j])))
 
 
 def softmax(outputs: Float[np.ndarray, "*n out"]) -> Float[np.ndarray, "*n out"]:

@@ -1,4 +1,4 @@
-"""Phases of a training run. In: a matrix of similarities. Out: change points, their sharpness.
+"""Phases of a training run. In: a matrix of similarities. Out: change points.
 
 Rows follow training. A phase is a contiguous range of rows, and a change point is the row at which
 a new phase starts, so change points (5, 14) of 18 rows are the phases 0-4, 5-13 and 14-17.
@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from jaxtyping import Float, Int
 
-from tnsim.analysis.chords import cosine_matrix
-from tnsim.analysis.matrices import square
+from tnsim.analysis.chords import squared_distances
 from tnsim.errors import ResultError
 
 if TYPE_CHECKING:
@@ -37,47 +36,6 @@ class Segmentation(NamedTuple):
     change_points: tuple[int, ...]
     labels: tuple[Any, ...]
     cost: float
-
-
-def block_score(similarity: Matrix, change_points: Sequence[int]) -> float:
-    """Delta: mean similarity within blocks minus mean across blocks; higher is a sharper split.
-
-        Delta  =  mean of K_ij over i != j in one block  -  mean of K_ij over i, j in different
-        blocks
-
-    That a model equals itself says nothing about its block, so pairs are of different models.
-
-    Args:
-        similarity: a result, one of its matrices, or an array (K, K).
-        change_points: rows at which blocks start, without row 0.
-
-    Returns:
-        Delta, in the unit of the matrix: for similarities from -2 to 2.
-
-    Raises:
-        ResultError: no pair lies within a block or none across, change points do not rise within
-            1 to K - 1, or the matrix is not finite, square and symmetric.
-        MissingExtra: xarray is not installed.
-
-    Example:
-        >>> import numpy as np
-        >>> similarity = np.array([[1.0, 0.8, 0.1], [0.8, 1.0, 0.3], [0.1, 0.3, 1.0]])
-        >>> round(block_score(similarity, [2]), 3)  # 0.8 - (0.1 + 0.3) / 2
-        0.6
-
-    Source:
-        The paper, section 3.3.
-    """
-    values = square(similarity).values
-    block = phase_of_rows(change_points, len(values))
-    same = block[:, None] == block
-    within = same & ~np.eye(len(values), dtype=bool)
-    if not within.any() or same.all():
-        sizes = np.bincount(block).tolist()
-        raise ResultError(
-            f"a block score needs pairs within blocks and across, found blocks of {sizes} models"
-        )
-    return float(values[within].mean() - values[~same].mean())
 
 
 def phase_of_rows(change_points: Sequence[int], count: int) -> Int[np.ndarray, " count"]:
@@ -109,15 +67,18 @@ def phase_of_rows(change_points: Sequence[int], count: int) -> Int[np.ndarray, "
 def segment(similarity: Matrix, phases: int) -> Segmentation:
     """The best division into contiguous phases, exactly, in O(K^2 phases) (kernel change points).
 
-    Minimises the scatter of the models, as vectors v_i, around the mean of their phase. A Gram
-    matrix K_ij = <v_i, v_j> gives it without the vectors, for a phase P of n models as
+    Minimises the scatter of the models, as vectors v_i, around the mean of their phase. Squared
+    distances D_ij = |v_i - v_j|^2 give it without the vectors, for a phase P of n models as
 
-        `sum over i in P of |v_i - mean|^2  =  sum_i K_ii  -  sum_ij K_ij / n`.
+        `sum over i in P of |v_i - mean|^2  =  sum over i, j in P of D_ij / (2 n)`.
+
+    Cosines are those of unit vectors, D = 2 - 2 cos. A divergence that vanishes between a model and
+    itself is taken for D; that of Jensen and Shannon is a squared distance.
 
     Where several divisions are equally good, later phases are longest.
 
     Args:
-        similarity: a result, one of its matrices of cosines, or an array (K, K).
+        similarity: a result, one of its matrices of cosines or divergences, or an array (K, K).
         phases: their number, from 1 to K.
 
     Returns:
@@ -125,7 +86,7 @@ def segment(similarity: Matrix, phases: int) -> Segmentation:
 
     Raises:
         ResultError: `phases` is out of range, or the matrix is not finite, square and symmetric
-            with ones on its diagonal.
+            with ones, or for divergences zeros, on its diagonal.
         MissingExtra: xarray is not installed.
 
     Example:
@@ -136,7 +97,8 @@ def segment(similarity: Matrix, phases: int) -> Segmentation:
         ((2,), 0.1)
 
     Source:
-        Harchaoui and Cappe 2007, "Retrospective multiple change-point estimation with kernels".
+        Harchaoui and Cappe 2007, "Retrospective multiple change-point estimation with kernels";
+        Fuglede and Topsoe 2004, "Jensen-Shannon divergence and Hilbert space embedding".
     """
     return segmentations(similarity, phases)[-1]
 
@@ -145,15 +107,15 @@ def segmentations(similarity: Matrix, up_to: int) -> list[Segmentation]:
     """`segment` into 1, 2, ..., `up_to` phases, from one table.
 
     Args:
-        similarity: a result, one of its matrices of cosines, or an array (K, K).
+        similarity: a result, one of its matrices of cosines or divergences, or an array (K, K).
         up_to: the largest number of phases, from 1 to K.
 
     Returns:
-        `up_to` divisions; for a Gram matrix their costs never rise.
+        `up_to` divisions; for distances of vectors their costs never rise.
 
     Raises:
         ResultError: `up_to` is out of range, or the matrix is not finite, square and symmetric with
-            ones on its diagonal.
+            ones, or for divergences zeros, on its diagonal.
         MissingExtra: xarray is not installed.
 
     Example:
@@ -164,22 +126,22 @@ def segmentations(similarity: Matrix, up_to: int) -> list[Segmentation]:
         (1,) 1.0
         (1, 2) 0.0
     """
-    gram = cosine_matrix(similarity)
-    count = len(gram)
+    squared = squared_distances(similarity)
+    count = len(squared)
     if not 1 <= up_to <= count:
         raise ResultError(
             f"{count} models can be divided into 1 to {count} phases, not into {up_to}"
         )
-    labels = gram["a"].values.tolist()
+    labels = squared["a"].values.tolist()
     divisions = []
-    for change_points, cost in _best_divisions(gram.values, up_to):
+    for change_points, cost in _best_divisions(squared.values, up_to):
         starting = tuple(labels[row] for row in change_points)
         divisions.append(Segmentation(change_points, starting, cost))
     return divisions
 
 
 def _best_divisions(
-    gram: Float[np.ndarray, "K K"], up_to: int
+    squared: Float[np.ndarray, "K K"], up_to: int
 ) -> Iterator[tuple[tuple[int, ...], float]]:
     """Change points and cost of the best 1, 2, ..., `up_to` phases, by dynamic programming.
 
@@ -191,8 +153,8 @@ def _best_divisions(
 
     The minimising s are kept for every p and e, and read back from the last row to the first.
     """
-    scatter = _scatter(gram)
-    count = len(gram)
+    scatter = _scatter(squared)
+    count = len(squared)
     best = scatter[0]
     last_starts: list[Int[np.ndarray, " K+1"]] = []
     yield (), float(best[count])
@@ -212,19 +174,18 @@ def _read_back(last_starts: Sequence[Int[np.ndarray, " K+1"]], end: int) -> tupl
     return tuple(reversed(points))
 
 
-def _scatter(gram: Float[np.ndarray, "K K"]) -> Float[np.ndarray, "K+1 K+1"]:
+def _scatter(squared: Float[np.ndarray, "K K"]) -> Float[np.ndarray, "K+1 K+1"]:
     """Entry (s, e): scatter of rows s to e - 1 around their mean, infinite unless s < e.
 
-    With C(i, j) the sum of the upper left i x j entries, a diagonal block has the sum
+    With C(i, j) the sum of the upper left i x j squared distances, a diagonal block has the sum
 
         C(e, e) - C(s, e) - C(e, s) + C(s, s).
     """
-    count = len(gram)
+    count = len(squared)
     sums = np.zeros((count + 1, count + 1))
-    sums[1:, 1:] = gram.cumsum(0).cumsum(1)
-    traces = np.concatenate([[0.0], np.diag(gram).cumsum()])
+    sums[1:, 1:] = squared.cumsum(0).cumsum(1)
     corners = np.diag(sums)
     blocks = corners[None, :] - sums - sums.T + corners[:, None]
     size = np.arange(count + 1) - np.arange(count + 1)[:, None]
-    scatter = traces - traces[:, None] - blocks / np.maximum(size, 1)
+    scatter = blocks / (2 * np.maximum(size, 1))
     return np.where(size > 0, scatter, np.inf)

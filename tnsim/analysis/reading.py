@@ -3,8 +3,10 @@
 Every function takes a result (of which it reads `similarity`), one of its (a, b) matrices, as
 `result.weight_cosine` or `result.slices.sel(output=9)`, or a plain array. Rows follow training.
 
-    block_score, phase_of_rows, segment, segmentations    phases of a run
+    segment, segmentations, phase_of_rows                 phases of a run
+    block_score, last_block_score, against_control        how sharp a division is
     trajectory                                            similarity to one model along a run
+    correlation                                           how far two matrices agree
     mds, dendrogram, spectrum                             models as points
 
 Raises `ResultError` for a matrix that is not finite or, where all pairs of one set of models are
@@ -17,15 +19,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tnsim.analysis.chords import Embedding, dendrogram, mds, spectrum
-from tnsim.analysis.matrices import matrix, square
-from tnsim.analysis.phases import (
-    Segmentation,
+from tnsim.analysis.block_scores import (
+    AgainstControl,
+    against_control,
     block_score,
-    phase_of_rows,
-    segment,
-    segmentations,
+    last_block_score,
 )
+from tnsim.analysis.chords import Embedding, dendrogram, mds, spectrum
+from tnsim.analysis.correlations import Correlation, correlation
+from tnsim.analysis.matrices import matrix, square
+from tnsim.analysis.phases import Segmentation, phase_of_rows, segment, segmentations
 from tnsim.errors import ResultError
 
 if TYPE_CHECKING:
@@ -34,10 +37,15 @@ if TYPE_CHECKING:
     from tnsim.analysis.matrices import Matrix
 
 __all__ = [
+    "AgainstControl",
+    "Correlation",
     "Embedding",
     "Segmentation",
+    "against_control",
     "block_score",
+    "correlation",
     "dendrogram",
+    "last_block_score",
     "mds",
     "phase_of_rows",
     "segment",

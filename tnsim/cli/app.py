@@ -15,7 +15,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tnsim.cli import bench_commands, demo_command, dialect_commands, info_command
+from tnsim.cli import (
+    bench_commands,
+    demo_command,
+    dialect_commands,
+    info_command,
+    reproduce_command,
+)
 from tnsim.cli import pairwise as pairwise_command
 from tnsim.cli.options import (
     CheckOption,
@@ -261,6 +267,7 @@ def convert(
 
 app.command()(demo_command.demo)
 app.command()(info_command.info)
+app.command()(reproduce_command.reproduce)
 
 
 def main() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 from tnsim.cli.options import JsonOption, print_json, say
 
 PACKAGES = ("jax", "jaxlib", "numpy", "quimb", "cotengra", "safetensors")
-EXTRAS = ("pairwise", "plot", "dask", "parquet", "torch", "yaml")
+EXTRAS = ("pairwise", "plot", "dask", "parquet", "torch", "yaml", "reproduce")
 _REQUIREMENT = re.compile(r"([\w.-]+).*extra == ['\"]([\w-]+)['\"]")
 CACHED = ("plans", "programs")
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -33,6 +32,7 @@ from tnsim.cli.options import (
     say,
     standard_input,
 )
+from tnsim.cli.stopping import stoppable
 
 if TYPE_CHECKING:
     from tnsim.checkpoints.checkpoint import Reading
@@ -107,7 +107,8 @@ def pairwise(
     if out is None:
         raise typer.BadParameter("give --out DIR, where results are kept, or --dry-run")
     store = out / "store.zarr"
-    with _stoppable(store), _executor(scheduler) as executor:
+    kept = f"finished tiles are kept in {store}, run again to go on"
+    with stoppable(kept), _executor(scheduler) as executor:
         result = tnsim.pairwise(
             models,
             chosen,
@@ -193,37 +194,6 @@ def _series(files: list[str], reading: Reading) -> Series:
         files = [line for line in lines if line.strip()]
     dialect, n_ctx, leave_out, norms = reading
     return tnsim.Series(files, dialect, n_ctx, leave_out=leave_out, norms=norms)
-
-
-class _Stopped(KeyboardInterrupt):
-    """A signal that asks the process to end."""
-
-
-@contextlib.contextmanager
-def _stoppable(store: Path) -> Iterator[None]:
-    """Ctrl-C and SIGTERM end the run in one line that says what is kept.
-
-    The exit status is that of a shell, 128 + the number of the signal.
-    """
-
-    def stop(number: int, frame: Any) -> None:
-        raise _Stopped(number)
-
-    signals = (signal.SIGINT, signal.SIGTERM)
-    before = [signal.signal(number, stop) for number in signals]
-    try:
-        yield
-    except _Stopped as stopped:
-        number = signal.Signals(stopped.args[0])
-        typer.echo(
-            f"tnsim: stopped by {number.name}: finished tiles are kept in {store}, "
-            "run again to go on",
-            err=True,
-        )
-        raise typer.Exit(128 + number) from None
-    finally:
-        for number, handler in zip(signals, before, strict=True):
-            signal.signal(number, handler)
 
 
 @contextlib.contextmanager

@@ -76,20 +76,22 @@ class ResultAccessor:
         kind: str = "heatmap",
         variable: str | Sequence[str] = "similarity",
         change_points: Sequence[int] | None = None,
+        curves: Sequence[str | Sequence[str]] = (),
     ) -> Figure:
         """A matplotlib figure, as `tnsim.figures.pairwise` draws it; nothing is shown.
 
         Args:
-            kind: `"heatmap"`, `"trajectory"`, `"slices"`, `"mds"` or `"dendrogram"`.
+            kind: `"heatmap"`, `"trajectory"`, `"slices"`, `"mds"`, `"dendrogram"` or `"scatter"`.
             variable: the matrix to draw, or several, as panels or lines.
             change_points: rows at which phases start.
+            curves: variables over `a` to draw above heatmaps, each entry a strip.
 
         Raises:
             ResultError: for an unknown kind or variable, and for what the picture cannot show.
         """
         from tnsim.analysis import figures
 
-        return figures.pairwise(self._result, kind, variable, change_points)
+        return figures.pairwise(self._result, kind, variable, change_points, curves)
 
 
 if xarray is not None:

@@ -85,11 +85,8 @@ def forward(model: ScaledLayers, inputs: Inputs) -> Outputs:
         >>> round(float(log10), 9)
         400.0
     """
-    state: Any = inputs
-    first = 0
-    exponent: Any = 0.0
-    if is_tokens(inputs):
-        state, exponent, first = _embedded(model, inputs)
+    state, first = _embedded(model.layers, inputs)
+    exponent: Any = model.exponents[0] if first else 0.0
     state, exponent = _normalised(state, exponent, model.layers[first:])
     for n in range(first, len(model.layers)):
         layer = model.layers[n]
@@ -102,6 +99,29 @@ def forward(model: ScaledLayers, inputs: Inputs) -> Outputs:
             exponent = exponent + model.exponents[n]
         state, exponent = _normalised(state, exponent, model.layers[n + 1 :])
     return Outputs(state, exponent.reshape(-1, 1) + model.exponents[-1])
+
+
+def plain_forward(model: Model, inputs: Inputs) -> Float[Array, "points *positions out"]:
+    """The outputs of a model as it gives them when called, for token ids as well.
+
+    Args:
+        model: Any model.
+        inputs: (points, d_in), (points, n_ctx, d_in), or integers (points, n_ctx), below d_in.
+
+    Returns:
+        (points, d_out) or (points, n_ctx, d_out), in the dtype that weights and inputs promote to.
+
+    Example:
+        >>> table = Model([Linear([[5.0, 7.0]]), Linear([[2.0]])])
+        >>> plain_forward(table, np.array([[0, 1]])).tolist()
+        [[[10.0], [14.0]]]
+    """
+    if not is_tokens(inputs):
+        return model(inputs)
+    state, first = _embedded(model.layers, inputs)
+    for layer in model.layers[first:]:
+        state = layer(state)
+    return state
 
 
 def is_tokens(inputs: Any) -> bool:
@@ -172,18 +192,20 @@ def directions(model: Model) -> Float[np.ndarray, "rows in"]:
     return rows
 
 
-def _embedded(model: ScaledLayers, ids: Any) -> tuple[Any, Any, int]:
-    """The state and its exponent after a first layer that is a table of tokens.
+def _embedded(layers: tuple[Layer, ...], inputs: Any) -> tuple[Any, int]:
+    """The state that layers from the second value on read.
 
-    And the number of the layer that reads it: none is skipped where the first is no table, or is
-    the only one.
+    A first layer of tokens is a table, and its rows are looked up; where it is no table, or the
+    only layer, tokens become one-hot vectors.
     """
-    first = model.layers[0]
-    if isinstance(first, Linear) and len(model.layers) > 1:
-        return add(first.weight.T[ids], first.bias), model.exponents[0], 1
-    dtype = jax.tree.leaves(model.layers)[0].dtype
-    xp = jnp if isinstance(ids, jax.Array) else np
-    return xp.eye(first.d_in, dtype=dtype)[ids], 0.0, 0
+    if not is_tokens(inputs):
+        return inputs, 0
+    first = layers[0]
+    if isinstance(first, Linear) and len(layers) > 1:
+        return add(first.weight.T[inputs], first.bias), 1
+    dtype = jax.tree.leaves(layers)[0].dtype
+    xp = jnp if isinstance(inputs, jax.Array) else np
+    return xp.eye(first.d_in, dtype=dtype)[inputs], 0
 
 
 def _homogeneous(layer: Layer, one: Any) -> Any:

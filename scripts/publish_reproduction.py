@@ -1,0 +1,39 @@
+"""Take the claims and figures of a reproduction into the documentation, and write its page.
+
+    tnsim reproduce all --out RUNS
+    python scripts/publish_reproduction.py RUNS
+
+copies `claims.json` and the figures of every run to `docs/reproduction/`, and writes
+`docs/reproduction.md` from them.
+"""
+
+import argparse
+import shutil
+from pathlib import Path
+
+from PIL import Image
+
+from tnsim.reproduce import page
+
+COLOURS = 128  # a third of the bytes, and no difference to be seen
+DOCS = Path(__file__).parent.parent / "docs"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("runs", type=Path, help="the --out of tnsim reproduce")
+    runs = parser.parse_args().runs
+    kept = DOCS / "reproduction"
+    for placed, record in page.gathered(runs, runs):
+        folder = kept / placed
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        shutil.copy(runs / placed / "claims.json", folder)
+        for name in record["figures"]:
+            picture = Image.open(runs / placed / name).convert("RGB")
+            picture.quantize(COLOURS).save(folder / name, optimize=True)
+    print(page.write(kept, DOCS / "reproduction.md"))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,193 @@
+"""What the paper says beside what was measured. In: numbers, intervals. Out: verdicts.
+
+Verdicts are computed here and nowhere else; no experiment states its own.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from dataclasses import dataclass
+
+from tnsim.errors import ResultError
+
+
+class Verdict(enum.StrEnum):
+    """What became of a claim."""
+
+    holds = "holds"
+    fails = "does not hold"
+    differs = "differs in setting"
+    cannot = "cannot be rerun"
+
+
+@dataclass(frozen=True)
+class Interval:
+    """Where a number is expected, both ends included.
+
+    Example:
+        >>> print(near(0.997, 0.02), at_least(0.9), at_most(0.1), sep=", ")
+        0.997 ± 0.02, at least 0.9, at most 0.1
+        >>> 0.98 in near(0.997, 0.02)
+        True
+    """
+
+    low: float
+    high: float
+
+    def __contains__(self, value: float) -> bool:
+        return self.low <= value <= self.high
+
+    def __str__(self) -> str:
+        if math.isinf(self.high):
+            return f"at least {self.low:g}"
+        if math.isinf(self.low):
+            return f"at most {self.high:g}"
+        middle, reach = (self.low + self.high) / 2, (self.high - self.low) / 2
+        return f"{middle:g} ± {reach:.3g}"
+
+
+def near(value: float, tolerance: float) -> Interval:
+    """Within a tolerance of a value.
+
+    Args:
+        value: the middle.
+        tolerance: how far a number may be from it.
+
+    Returns:
+        The interval, its ends free of the rounding of the sum.
+
+    Example:
+        >>> near(0.61, 0.02)
+        Interval(low=0.59, high=0.63)
+    """
+    return Interval(round(value - tolerance, 12), round(value + tolerance, 12))
+
+
+def at_least(value: float) -> Interval:
+    """A value or more.
+
+    Example:
+        >>> 0.95 in at_least(0.9)
+        True
+    """
+    return Interval(value, math.inf)
+
+
+def at_most(value: float) -> Interval:
+    """A value or less.
+
+    Example:
+        >>> 0.95 in at_most(0.9)
+        False
+    """
+    return Interval(-math.inf, value)
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One row: what the paper says, what its authors have, what we measured, and what is expected.
+
+    Args:
+        name: short and unique within the experiment, in words joined by hyphens.
+        text: the claim, as one sentence.
+        where: it stands in the paper, such as "figure 2" or "appendix D".
+        ours: what was measured, a value for each seed; none where `cannot` says why.
+        expected: where their mean must be for the claim to hold.
+        why: the reason for this interval.
+        paper: the value that the paper prints, a number or its words.
+        authors: the value of the authors' stored runs, where it is known.
+        control: the same quantity, seed by seed, where nothing but training happened.
+        excess: where `ours - control` must be in every seed; given where a control is.
+        differs: how this setting is not the paper's, such as "digits instead of SVHN".
+        cannot: why the claim cannot be rerun.
+        note: what a reader should know beside the numbers.
+
+    Example:
+        >>> claim = Claim("r", "r exceeds 0.9.", "appendix D", (0.93,), at_least(0.9))
+        >>> verdict(claim).value
+        'holds'
+    """
+
+    name: str
+    text: str
+    where: str
+    ours: tuple[float, ...] = ()
+    expected: Interval | None = None
+    why: str = ""
+    paper: float | str | None = None
+    authors: float | str | None = None
+    control: tuple[float, ...] = ()
+    excess: Interval | None = None
+    differs: str = ""
+    cannot: str = ""
+    note: str = ""
+
+
+def verdict(claim: Claim) -> Verdict:
+    """What became of a claim.
+
+    Args:
+        claim: with its measured values.
+
+    Returns:
+        *Holds* where the mean of `ours` is in `expected` and every seed's excess over its control
+        in `excess`. Otherwise *does not hold*, or *differs in setting* where the claim says how.
+
+    Raises:
+        ResultError: a value is not finite, nothing is expected of a measured value, or there are
+            not as many controls as values.
+
+    Example:
+        >>> drift = Claim("drift", "The attack is seen.", "figure 5", (0.27, 0.26), at_least(0.2),
+        ...     control=(0.24, 0.27), excess=at_least(0.0))
+        >>> verdict(drift).value  # the second seed has less than its control
+        'does not hold'
+    """
+    if claim.cannot:
+        return Verdict.cannot
+    _check(claim)
+    if _is_met(claim):
+        return Verdict.holds
+    if claim.differs:
+        return Verdict.differs
+    return Verdict.fails
+
+
+def mean(values: tuple[float, ...]) -> float:
+    """The mean over seeds, for values that are there.
+
+    Example:
+        >>> mean((1.0, 2.0))
+        1.5
+    """
+    return math.fsum(values) / len(values)
+
+
+def _is_met(claim: Claim) -> bool:
+    if claim.expected is not None and mean(claim.ours) not in claim.expected:
+        return False
+    if claim.excess is None:
+        return True
+    pairs = zip(claim.ours, claim.control, strict=True)
+    return all(ours - control in claim.excess for ours, control in pairs)
+
+
+def _check(claim: Claim) -> None:
+    if not claim.ours or not all(map(math.isfinite, claim.ours + claim.control)):
+        raise ResultError(
+            f"claim {claim.name!r} needs finite values, found {claim.ours} and controls "
+            f"{claim.control}; what cannot be measured says why in `cannot`"
+        )
+    if claim.expected is None and claim.excess is None:
+        raise ResultError(f"claim {claim.name!r} expects nothing; give it an interval")
+    if (claim.excess is not None or claim.control) and len(claim.control) != len(claim.ours):
+        raise ResultError(
+            f"claim {claim.name!r} has {len(claim.ours)} values and {len(claim.control)} controls; "
+            "every seed needs its own control"
+        )
+    if claim.control and claim.excess is None:
+        raise ResultError(
+            f"claim {claim.name!r} has a control but says not what is expected beyond it; "
+            "give `excess`"
+        )

@@ -1,0 +1,35 @@
+"""The paper's figure of five measures, and the phases of each. In: measured. Out: figures."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import tnsim
+from tnsim.reproduce.language.measure import MEASURES, Measured
+from tnsim.reproduce.language.setting import PHASES, Setting
+from tnsim.reproduce.run import Run
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+def figures(run: Run[Setting], measured: Measured) -> dict[str, Figure]:
+    """All measures with the n-gram scores above them, and the first with its own phases.
+
+    Args:
+        run: that was measured.
+        measured: its matrices and curves.
+
+    Returns:
+        Two figures; lines in the first are the phases of the n-gram scores.
+    """
+    table = measured.table
+    grams = [name for name in table.data_vars if str(name).endswith("-gram score")]
+    curves = [list(map(str, grams)), "held-out loss"]
+    of_behaviour = tnsim.reading.segment(measured.ngrams, PHASES).change_points
+    tensor = tnsim.reading.segment(table, PHASES).change_points
+    draw = tnsim.figures.pairwise
+    return {
+        "figure-5": draw(table, "heatmap", list(MEASURES), of_behaviour, curves),
+        "tensor-phases": draw(table, "heatmap", "similarity", tensor, curves),
+    }

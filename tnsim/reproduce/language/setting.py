@@ -1,0 +1,63 @@
+"""Sizes of the language model and of what is compared. In: nothing. Out: `Setting`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+SERIES = "language-model"
+"""The folder of the checkpoints."""
+PHASES = 4
+"""As the paper's figure is read."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """The model, its training, and on what its checkpoints are compared.
+
+    Args:
+        vocabulary: tokens, END and OTHER among them.
+        width: of the residual stream.
+        heads: of every layer.
+        layers: of bilinear attention.
+        scale: of what a layer adds to the stream.
+        context: tokens of a training sequence.
+        batch: sequences of a step.
+        steps: of training.
+        checkpoints: about so many, at log-spaced steps, with step 0.
+        rate: of AdamW at its highest; it rises for a tenth of the steps, 200 at most, and falls to
+            a fifth along a cosine.
+        weight_decay: of AdamW.
+        positions: on which functions are compared; n-grams of up to `positions + 1` tokens.
+        sequences: of held-out text on which outputs are compared.
+        grams: the commonest n-grams that make a score.
+        windows: of held-out text beside them.
+    """
+
+    vocabulary: int = 384
+    width: int = 32
+    heads: int = 4
+    layers: int = 2
+    scale: float = 0.35
+    context: int = 32
+    batch: int = 32
+    steps: int = 3000
+    checkpoints: int = 17
+    rate: float = 5e-3
+    weight_decay: float = 0.1
+    positions: int = 3
+    sequences: int = 1000
+    grams: int = 1000
+    windows: int = 4000
+
+
+PAPER = Setting(
+    vocabulary=4096,
+    width=256,
+    heads=8,
+    context=512,
+    batch=384,
+    steps=20_000,
+    checkpoints=101,
+    rate=2e-3,
+)
+"""The paper's sizes and steps; its optimiser, norm and text are others, and it takes a GPU."""

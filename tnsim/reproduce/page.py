@@ -1,0 +1,227 @@
+"""The page that says what became of the paper's claims. In: folders of runs. Out: Markdown.
+
+Every word and number about a run comes from its `claims.json`, so the page is made again, never
+edited.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from tnsim.errors import ResultError
+from tnsim.files import replacing
+from tnsim.reproduce import records, table
+from tnsim.reproduce.catalogue import NAMES
+from tnsim.reproduce.claims import Verdict
+
+Placed = tuple[PurePosixPath, dict[str, Any]]
+"""A record, and the folder of its pictures as the page links to it."""
+
+
+def write(root: Path, path: Path) -> Path:
+    """Write the page of all runs below a folder.
+
+    Args:
+        root: holds `EXPERIMENT/SETTING/claims.json`.
+        path: of the page.
+
+    Returns:
+        The path.
+
+    Raises:
+        ResultError: there is no run, or one that cannot be read.
+    """
+    text = page(gathered(root, path.parent))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+    return path
+
+
+def gathered(root: Path, beside: Path) -> list[Placed]:
+    """The records below a folder, in the order of the catalogue.
+
+    Args:
+        root: holds `EXPERIMENT/SETTING/claims.json`.
+        beside: the folder of the page, above `root` or equal to it.
+
+    Returns:
+        Records with their folders.
+
+    Raises:
+        ResultError: there is none.
+    """
+    placed: list[Placed] = []
+    for name in NAMES:
+        for path in sorted(root.glob(f"{name}/*/{records.FILE}")):
+            folder = path.parent.relative_to(beside)
+            placed.append((PurePosixPath(folder), records.read(path)))
+    if not placed:
+        raise ResultError(
+            f"{root} holds no finished experiment; run  tnsim reproduce NAME --out {root}"
+        )
+    return placed
+
+
+def page(placed: Sequence[Placed]) -> str:
+    """The page as text.
+
+    Args:
+        placed: records with their folders.
+
+    Returns:
+        Markdown.
+    """
+    found = [record for _, record in placed]
+    lines = [
+        "# The paper, rerun",
+        "",
+        "Every claim of the paper that can be rerun, beside what was measured. This page is "
+        "written by `tnsim reproduce` from the `claims.json` of every run; nobody edits it.",
+        "",
+        f"**{table.score(found)}.**",
+        "",
+        *_overview(found),
+        *_listed("What does not hold", found, Verdict.fails),
+        *_listed("What differs in setting", found, Verdict.differs),
+        *_listed("What cannot be rerun", found, Verdict.cannot),
+    ]
+    for folder, record in placed:
+        lines += _section(folder, record)
+    lines += _origins(found)
+    return "\n".join(lines) + "\n"
+
+
+def _overview(found: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """A row for each run."""
+    heads = ["experiment", "in the paper", "setting", "seed", "train", "measure", *Verdict]
+    yield from _head(heads)
+    for record in found:
+        verdicts = Counter(row["verdict"] for row in record["claims"])
+        seconds = [_seconds(record["seconds"].get(step)) for step in ("train", "measure")]
+        yield _row(
+            [
+                f"[{record['experiment']}](#{_anchor(record)})",
+                record["where"],
+                record["setting"],
+                str(record["seed"]),
+                *seconds,
+                *(str(verdicts[one] or "-") for one in Verdict),
+            ]
+        )
+    yield ""
+
+
+def _listed(title: str, found: Iterable[dict[str, Any]], wanted: Verdict) -> list[str]:
+    """Claims with one verdict, each with its numbers and its reason; nothing where none has it."""
+    items = []
+    for record in found:
+        for row in record["claims"]:
+            if row["verdict"] == wanted:
+                items.append(f"- *{record['experiment']}*: {row['text']} {_reason(row)}")
+    if not items:
+        return []
+    return [f"## {title}", "", *items, ""]
+
+
+def _reason(row: dict[str, Any]) -> str:
+    if row["cannot"]:
+        return _sentence(row["cannot"])
+    said = [f"Ours: {table.values(row['ours'])}"]
+    if row["control"]:
+        said.append(f"control: {table.values(row['control'])}")
+    if row["paper"] is not None:
+        said.append(f"paper: {table.published(row['paper'])}")
+    if row["authors"] is not None:
+        said.append(f"authors: {table.published(row['authors'])}")
+    said.append(f"expected: {table.expectation(row)}")
+    sentences = [_sentence("; ".join(said))]
+    sentences += [_sentence(row[name]) for name in ("differs", "note") if row[name]]
+    return " ".join(sentences)
+
+
+def _section(folder: PurePosixPath, record: dict[str, Any]) -> Iterator[str]:
+    """The figures and all claims of one run."""
+    yield f"## {_title(record)}"
+    yield ""
+    yield f"`tnsim reproduce {_arguments(record)}`; {record['where']} of the paper."
+    yield ""
+    for figure in record["figures"]:
+        yield f"![{record['title']}: {PurePosixPath(figure).stem}]({folder / figure})"
+        yield ""
+    yield from _head([name for name, _ in table.COLUMNS])
+    for row in record["claims"]:
+        yield _row(table.cells(row))
+    yield ""
+    yield "Why these intervals:"
+    yield ""
+    by_reason: dict[str, list[str]] = {}
+    for row in record["claims"]:
+        said = [_sentence(row[name]) for name in ("why", "note") if row[name]]
+        by_reason.setdefault(" ".join(said), []).append(row["name"])
+    for reason, names in by_reason.items():
+        if reason:
+            yield f"- {', '.join(names)}: {reason}"
+    yield ""
+
+
+def _arguments(record: dict[str, Any]) -> str:
+    """What the command line was, in short."""
+    words = [record["experiment"]]
+    if record["setting"] != "default":
+        words.append("--full")
+    if record["seed"]:
+        words.append(f"--seed {record['seed']}")
+    if record["data"]:
+        words.append(f"--data {record['data']}")
+    if record["checkpoints"]:
+        words.append(f"--checkpoints {record['checkpoints']}")
+    return " ".join(words)
+
+
+def _origins(found: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """Machines and versions, once where they are equal."""
+    yield "## Machines and versions"
+    yield ""
+    by_origin: dict[str, list[str]] = {}
+    for record in found:
+        versions = ", ".join(f"{name} {one}" for name, one in record["versions"].items())
+        origin = f"{record['machine']}; {versions}"
+        by_origin.setdefault(origin, []).append(record["experiment"])
+    for origin, names in by_origin.items():
+        yield f"- {', '.join(dict.fromkeys(names))}: {origin}."
+
+
+def _title(record: dict[str, Any]) -> str:
+    if record["setting"] == "default":
+        return record["title"]
+    return f"{record['title']}, setting {record['setting']}"
+
+
+def _anchor(record: dict[str, Any]) -> str:
+    """The anchor that readers of Markdown give to a heading."""
+    kept = [letter for letter in _title(record).lower() if letter.isalnum() or letter in " -"]
+    return "".join(kept).replace(" ", "-")
+
+
+def _seconds(seconds: float | None) -> str:
+    if seconds is None:
+        return "-"
+    return f"{seconds:,.0f} s"
+
+
+def _head(names: Sequence[str]) -> list[str]:
+    return [_row(names), _row(["---"] * len(names))]
+
+
+def _row(cells: Sequence[str]) -> str:
+    escaped = [cell.replace("|", "\\|") for cell in cells]
+    return f"| {' | '.join(escaped)} |"
+
+
+def _sentence(text: str) -> str:
+    """The text with a capital and a full stop."""
+    return f"{text[:1].upper()}{text[1:].rstrip('.')}."

@@ -1,0 +1,196 @@
+"""One run of an experiment. In: a folder, a setting, a seed. Out: places for what its steps keep.
+
+FOLDER/setting.json                 which run this is; another is refused
+FOLDER/checkpoints/SERIES/*         what `train` writes, and log.json when a series is complete
+FOLDER/stores/NAME.zarr             what `measure` has computed
+FOLDER/claims.json, *.png, *.html   what came of it
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import tnsim
+from tnsim.errors import CheckpointError, StoreMismatch
+from tnsim.files import replacing
+
+LOG = "log.json"
+
+S = TypeVar("S")
+
+
+@dataclass(frozen=True)
+class Run(Generic[S]):
+    """Where an experiment runs and with what.
+
+    Args:
+        folder: of this run.
+        setting: sizes and rates, a frozen dataclass.
+        seed: of all randomness; several seeds are counted from here.
+        data: a folder of real data, where somebody has it.
+        given: a folder of checkpoints that somebody has; nothing is trained then.
+        progress: whether bars are shown.
+
+    Example:
+        >>> from tnsim.reproduce.invariance.setting import Setting
+        >>> run = Run(Path("out/invariance"), Setting())
+        >>> print(run.checkpoints, run.store("gaussian"))
+        out/invariance/checkpoints out/invariance/stores/gaussian.zarr
+    """
+
+    folder: Path
+    setting: S
+    seed: int = 0
+    data: Path | None = None
+    given: Path | None = None
+    progress: bool = False
+
+    @property
+    def checkpoints(self) -> Path:
+        """The folder whose folders are series of checkpoints."""
+        return self.given or self.folder / "checkpoints"
+
+    def store(self, name: str) -> Path:
+        """Where a pairwise run keeps its tiles."""
+        return self.folder / "stores" / f"{name}.zarr"
+
+    def series(self, name: str) -> tnsim.Series:
+        """The checkpoints of a series, in the order of training."""
+        return tnsim.Series(self.checkpoints / name)
+
+    def log(self, name: str) -> list[dict[str, Any]]:
+        """What `train` wrote about a series: an entry for each checkpoint, with its `step`."""
+        path = self.checkpoints / name / LOG
+        try:
+            return json.loads(path.read_text(encoding="utf-8"))["checkpoints"]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise CheckpointError(
+                f"{path}: cannot be read as the log of a series ({error}); it is a JSON object "
+                "whose 'checkpoints' have one entry, with its 'step', for each file"
+            ) from None
+
+    def unfinished(self, names: Iterable[str]) -> list[str]:
+        """The series among these that are not complete yet."""
+        return [name for name in names if not (self.checkpoints / name / LOG).exists()]
+
+    def bar(self, total: int | None, description: str, unit: str = "step") -> Any:
+        """A progress bar, a context manager with `update(n)`."""
+        from tqdm.auto import tqdm
+
+        return tqdm(total=total, desc=description, unit=unit, disable=not self.progress)
+
+
+class Recorder:
+    """Writes a series: checkpoints one by one, and the log when all are there.
+
+    Args:
+        run: whose series it is.
+        name: of the series.
+        **about: settings that the log repeats.
+
+    Example, as text:
+        recorder = Recorder(run, "seed-0", rate=1e-3)
+        recorder.add(100, model, loss=0.5)
+        recorder.finish()
+    """
+
+    def __init__(self, run: Run, name: str, **about: Any) -> None:
+        self._folder = run.checkpoints / name
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._about = about
+        self._entries: list[dict[str, Any]] = []
+
+    def add(self, step: int, model: tnsim.Model, name: str = "", **numbers: float) -> None:
+        """Keep a checkpoint.
+
+        Args:
+            step: of training.
+            model: its weights.
+            name: of the file, where not the step.
+            **numbers: for the log, such as losses and accuracies.
+        """
+        tnsim.save(model, self._folder / f"{name or f'step_{step:06d}'}.safetensors")
+        plain = {key: float(value) for key, value in numbers.items()}
+        self._entries.append({"step": step, **plain})
+
+    def finish(self) -> None:
+        """Write the log, after which the series counts as complete."""
+        write_json(self._folder / LOG, {"settings": self._about, "checkpoints": self._entries})
+
+
+def write_json(path: Path, data: Any) -> None:
+    """Write plain data as a whole or not at all; folders are made, NaN is refused."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(data, indent=1, allow_nan=False, ensure_ascii=False)
+    with replacing(path) as temporary:
+        temporary.write_text(text + "\n", encoding="utf-8")
+
+
+def claim_folder(run: Run, experiment: str) -> None:
+    """Write down which run a folder holds, or refuse a folder that holds another.
+
+    Args:
+        run: about to start.
+        experiment: its name.
+
+    Raises:
+        StoreMismatch: the folder holds a run of another experiment, setting, seed or data.
+    """
+    path = run.folder / "setting.json"
+    about = {
+        "experiment": experiment,
+        "setting": dataclasses.asdict(run.setting),
+        "seed": run.seed,
+        "data": None if run.data is None else str(run.data.resolve()),
+        "checkpoints": None if run.given is None else str(run.given.resolve()),
+    }
+    about = json.loads(json.dumps(about))  # as it will be read: tuples are lists
+    if not path.exists():
+        write_json(path, about)
+        return
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError:
+        found = {}
+    other = [key for key, value in about.items() if found.get(key) != value]
+    if other:
+        raise StoreMismatch(
+            f"{run.folder} holds a run with another {', '.join(other)}; give another --out, "
+            "or remove the folder"
+        )
+
+
+@contextmanager
+def timed(run: Run, step: str) -> Iterator[None]:
+    """Add up the seconds that a step takes, over all times it was stopped, until it is done."""
+    path = run.folder / "seconds.json"
+    known: dict[str, Any] = {}
+    if path.exists():
+        known = json.loads(path.read_text(encoding="utf-8"))
+    so_far = known.get(step, {"seconds": 0.0, "done": False})
+    start = time.perf_counter()
+    done = False
+    try:
+        yield
+        done = True
+    finally:
+        if not so_far["done"]:
+            seconds = so_far["seconds"] + time.perf_counter() - start
+            known[step] = {"seconds": round(seconds, 3), "done": done}
+            write_json(path, known)
+
+
+def seconds_of(run: Run) -> dict[str, float]:
+    """What the steps of a run took, as `timed` has it."""
+    path = run.folder / "seconds.json"
+    if not path.exists():
+        return {}
+    known = json.loads(path.read_text(encoding="utf-8"))
+    return {step: entry["seconds"] for step, entry in known.items()}

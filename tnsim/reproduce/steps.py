@@ -1,0 +1,97 @@
+"""Running an experiment. In: its name and places. Out: claims, figures and pages in a folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import tnsim
+from tnsim.errors import TnsimError
+from tnsim.reproduce import records
+from tnsim.reproduce.experiment import Experiment
+from tnsim.reproduce.run import Run, claim_folder, timed, write_json
+
+
+def settings_of(experiment: Experiment, full: bool) -> dict[str, Any]:
+    """The settings of a run by name: the default one, or those of the paper.
+
+    Args:
+        experiment: whose settings.
+        full: whether the paper's are meant.
+
+    Returns:
+        One or several settings.
+
+    Example:
+        >>> from tnsim.reproduce.catalogue import experiment
+        >>> list(settings_of(experiment("invariance"), full=False))
+        ['default']
+    """
+    if full:
+        return dict(experiment.full)
+    return {"default": experiment.default}
+
+
+def reproduce(
+    experiment: Experiment,
+    setting: str,
+    folder: Path,
+    *,
+    seed: int = 0,
+    data: Path | None = None,
+    checkpoints: Path | None = None,
+    progress: bool = False,
+) -> dict[str, Any]:
+    """Train, measure, judge and draw; what an earlier call has finished is kept.
+
+    Args:
+        experiment: what to run.
+        setting: "default", or the name of one of the paper's.
+        folder: of this run alone.
+        seed: of all randomness.
+        data: a folder of real data.
+        checkpoints: a folder of somebody's checkpoints.
+        progress: whether bars are shown.
+
+    Returns:
+        The record that `claims.json` holds.
+
+    Raises:
+        StoreMismatch: the folder holds another run.
+        TnsimError: the experiment takes no data or no checkpoints, or the folder is not there.
+    """
+    _check_given(experiment.name, "--data", data, experiment.data)
+    _check_given(experiment.name, "--checkpoints", checkpoints, experiment.checkpoints)
+    chosen = {"default": experiment.default, **experiment.full}[setting]
+    run = Run(folder, chosen, seed, data, checkpoints, progress)
+    claim_folder(run, experiment.name)
+    if checkpoints is None:
+        with timed(run, "train"):
+            experiment.train(run)
+    with timed(run, "measure"):
+        measured = experiment.measure(run)
+    claims = experiment.claims(run, measured)
+    names = _draw(experiment, run, measured)
+    record = records.record(experiment, setting, run, claims, names)
+    write_json(folder / records.FILE, record)
+    return record
+
+
+def _check_given(name: str, option: str, folder: Path | None, wanted: str) -> None:
+    if folder is None:
+        return
+    if not wanted:
+        raise TnsimError(f"{name} takes no {option}: it makes all it needs; leave {option} out")
+    if not folder.is_dir():
+        raise TnsimError(f"{option} {folder}: there is no such folder; {name} wants {wanted}")
+
+
+def _draw(experiment: Experiment, run: Run, measured: Any) -> tuple[str, ...]:
+    """Write figures and pages; the names of the figures."""
+    names = []
+    for name, figure in experiment.figures(run, measured).items():
+        figure.savefig(run.folder / f"{name}.png", dpi=110)
+        names.append(f"{name}.png")
+    for name, result in experiment.results(measured).items():
+        tnsim.report.write(result, run.folder / f"{name}.html", f"{experiment.title}: {name}")
+    return tuple(names)
