@@ -1,13 +1,14 @@
 """A stage put together under a choice of routes. In: a stage, routes. Out: values, and their price.
 
-A definition with an index `over` may be computed in a loop over it, with everything that leads to
-it and has an axis for that index: then no value inside the loop has this axis.
+A definition with indices `over` may be computed in loops over them, one inside another. What leads
+to it and has an axis for the index of a loop is computed inside, where no value has this axis. The
+values of a turn are then small enough to stay in a cache, and turns can run at once.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from tnsim.engine.factoring import total
 from tnsim.engine.pathfinding import Route
@@ -20,6 +21,9 @@ from tnsim.engine.term_products import Structure, product
 Axes = dict[str, int]
 """Names, and which of their axes is that of a loop."""
 
+MOST_TURNS = 4
+"""Turns of a loop that may run at once: more need more memory, and use the cores little better."""
+
 
 class Assembly:
     """One assembly of a stage under a choice of routes.
@@ -30,7 +34,8 @@ class Assembly:
         exchangeable: Of each input, how many axes, the last ones, may be exchanged.
         pick: The route of a product.
         forms: Canonical forms, shared by attempts at one stage.
-        loops: Whether definitions with an index `over` become loops over it.
+        room: Where given, definitions with indices `over` become loops over them, and as many turns
+            of a loop may run at once as stay within so many elements.
 
     Attributes:
         keys: Products that were contracted along a route, in order.
@@ -45,7 +50,7 @@ class Assembly:
         exchangeable: tuple[int, ...],
         pick: Callable[[Structure], Route],
         forms: Forms,
-        loops: bool = False,
+        room: int | None = None,
     ) -> None:
         self.stage = stage
         self.pick = pick
@@ -56,12 +61,8 @@ class Assembly:
         self.values: dict[str, int] = {}
         for n, (shape, axes) in enumerate(zip(shapes, exchangeable, strict=True)):
             self.values[f"in{n}"] = self.builder.atom(shape, axes)
-        for definition in stage.definitions:
-            # What only a loop needs is not reached from an output, and is left out.
-            if loops and definition.over is not None:
-                self.values[definition.name] = self.loop(definition)
-            else:
-                self.values[definition.name] = self.value(self.builder, definition, self.values)
+        self.room = room
+        self.add(self.builder, self.values, stage.definitions)
         self.outputs = [self.values[definition.name] for definition in stage.outputs]
         self.price = price(self.builder, self.outputs)
 
@@ -72,7 +73,23 @@ class Assembly:
         self.unshared += route.multiplications
         return route
 
-    def value(self, builder: Builder, definition: Definition, values: dict[str, int]) -> int:
+    def add(
+        self, builder: Builder, values: dict[str, int], definitions: Sequence[Definition]
+    ) -> None:
+        """The values of definitions, in order; `values` has those of the names that they read."""
+        for definition in definitions:
+            # What only a loop needs is not reached from an output, and is left out.
+            is_loop = self.room is not None and definition.over
+            make = self.loop if is_loop else self.value
+            values[definition.name] = make(builder, values, definition, definitions)
+
+    def value(
+        self,
+        builder: Builder,
+        values: dict[str, int],
+        definition: Definition,
+        _: Sequence[Definition],
+    ) -> int:
         """The sum of a definition's terms as one value of a builder that has the values named."""
         items = []
         for term in definition.terms:
@@ -85,24 +102,30 @@ class Assembly:
             builder.exchangeable[number] = definition.exchangeable
         return number
 
-    def loop(self, definition: Definition) -> int:
-        """A definition added up over its index `over`.
+    def loop(
+        self,
+        builder: Builder,
+        values: dict[str, int],
+        definition: Definition,
+        definitions: Sequence[Definition],
+    ) -> int:
+        """A definition added up over the first of its indices `over`.
 
-        Everything that leads to it and has an axis for the index is computed once per turn, inside.
+        Everything that leads to it and has an axis for the index is computed once per turn, inside,
+        where the definition may be added up over the next index.
         """
-        axes = leading(self.stage, definition)
-        chain = [_without(d, axes) for d in self.stage.definitions if d.name in axes]
-        chain.append(_without(definition, axes))
+        axes = leading(definitions, definition)
+        chain = [_without(d, axes) for d in definitions if d.name in axes]
+        chain.append(dataclasses.replace(_without(definition, axes), over=definition.over[1:]))
         names = _names_read(chain)
-        shapes = [self.builder.values[self.values[name]].shape for name in names]
+        shapes = [builder.values[values[name]].shape for name in names]
 
         inner = Builder()
-        values: dict[str, int] = {}
+        inside: dict[str, int] = {}
         for name, shape in zip(names, shapes, strict=True):
-            values[name] = inner.atom(_dropped(shape, axes.get(name)))
-        for d in chain:
-            values[d.name] = self.value(inner, d, values)
-        body = piece_of(inner, [values[definition.name]], len(names))
+            inside[name] = inner.atom(_dropped(shape, axes.get(name)))
+        self.add(inner, inside, chain)
+        body = piece_of(inner, [inside[definition.name]], len(names))
 
         # Labels only have to tell sizes, and the loop's axis: 0 is that axis, each size is another.
         sizes: dict[int, int] = {}
@@ -117,13 +140,19 @@ class Assembly:
         shape = body.value_shapes[body.outputs[0]]
         operation = Operation(
             kind="loop",
-            args=tuple(self.values[name] for name in names),
+            args=tuple(values[name] for name in names),
             labels=tuple(labels),
             output=tuple(sizes[size] for size in shape),
             chunks=(0,),
             body=body,
+            together=self.together(body, turns) if builder is self.builder else 1,
         )
-        return self.builder.computed(operation, turns * body.multiplications)
+        return builder.computed(operation, turns * body.multiplications)
+
+    def together(self, body: Piece, turns: int) -> int:
+        """How many turns of an outermost loop may run at once."""
+        assert self.room is not None  # else there are no loops
+        return max(1, min(turns, MOST_TURNS, self.room // body.peak_elements))
 
     def piece(self) -> Piece:
         """All that the stage's outputs need, and what renormalises them."""
@@ -147,11 +176,15 @@ class Assembly:
         )
 
 
-def leading(stage: Stage, definition: Definition) -> Axes:
-    """What leads to a definition and has an axis for its index `over`: names, of inputs too."""
-    steps = {d.name: d for d in stage.definitions if not d.kept}
+def leading(definitions: Sequence[Definition], definition: Definition) -> Axes:
+    """What leads to a definition and has an axis for the first of its indices `over`.
+
+    Returns:
+        Names, those of inputs too, and which of their axes it is.
+    """
+    steps = {d.name: d for d in definitions if not d.kept}
     axes: Axes = {}
-    waiting = [(definition, definition.over)]
+    waiting = [(definition, definition.over[0])]
     while waiting:
         reader, index = waiting.pop()
         for operand in (o for term in reader.terms for o in term.operands):

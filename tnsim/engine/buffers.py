@@ -132,8 +132,9 @@ class _Lowering:
 
     def add_operation(self, op: Operation, elements: int) -> None:
         reads = tuple(self.values[a] for a in op.args)
-        if op.body is not None:  # a loop: the running total and what one turn adds to it
-            added = self.add(Buffer(2 * elements, reads, inside=op.body.peak_elements))
+        if op.body is not None:  # a loop: the running total and what each turn adds to it
+            inside = op.together * op.body.peak_elements
+            added = self.add(Buffer((1 + op.together) * elements, reads, inside=inside))
         elif op.kind == "sum":
             added = self.add(Buffer(elements, reads, entrywise=True, reads_entries=True))
         elif len(reads) == 1:

@@ -12,7 +12,7 @@ where those of a deep network are of the order 2^L (paper, section 2.2; norms gr
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -20,16 +20,18 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from tnsim.engine.concurrency import at_once
 from tnsim.engine.lowering import run_piece
 from tnsim.engine.memory import give_back_freed
 from tnsim.engine.piece import Piece
 from tnsim.engine.plan import Plan
 from tnsim.engine.programs import Wanted, lie_on_default_device, ready
 from tnsim.engine.stacking import Axes, Run, Stacked, aligned, looped, mapped, stacked
+from tnsim.engine.turns import Turn, in_turns, runs_in_turns, turn
 from tnsim.errors import ModelError
 
 _SMALL = 2**14  # elements of arrays that are not worth placing by themselves, or waiting for
-_TRIMMED = 2**22  # elements of a stage before which freed memory is given back: 32 MiB in float64
+_TRIMMED = 2**22  # elements of a round before which freed memory is given back: 32 MiB in float64
 
 
 class Result(NamedTuple):
@@ -69,22 +71,24 @@ def run(
     runners = _runners(plan, stacks, arrays, backend)
 
     values: dict[str, Any] = dict(arrays)
-    logs: dict[tuple[int, str], Any] = {}
-    last_use = {name: n for n, stage in enumerate(plan.stages) for name in stage.inputs}
-    last_use |= dict.fromkeys(plan.outputs, len(plan.stages))
-    for n, (stage, runner) in enumerate(zip(plan.stages, runners, strict=True)):
-        piece = plan.pieces[stage.piece]
-        if piece.peak_elements > _TRIMMED:
+    found: dict[tuple[int, str], Any] = {}
+    for each in plan.rounds:
+        if each.own > _TRIMMED:
             give_back_freed()
-        outputs, scales = runner([values[name] for name in stage.inputs])
-        if backend == "jax" and piece.peak_elements > _SMALL:
-            # A stage sent ahead would hold its arrays beside those of this one.
-            jax.block_until_ready(outputs)
-        values.update(zip(stage.outputs, outputs, strict=True))
-        logs.update({(n, group): scale for group, scale in zip(stage.groups, scales, strict=True)})
-        for name in set(stage.inputs):
-            if last_use[name] == n and name not in arrays:
-                del values[name]
+        calls = []
+        for n in each.stages:
+            inputs = [values[name] for name in plan.stages[n].inputs]
+            calls.append(partial(runners[n], inputs))
+        # A round sent ahead would hold its arrays beside those of this one.
+        waits = backend == "jax" and each.own > _SMALL
+        results = _waited_for(calls) if waits else [call() for call in calls]
+        for n, (outputs, scales) in zip(each.stages, results, strict=True):
+            stage = plan.stages[n]
+            values.update(zip(stage.outputs, outputs, strict=True))
+            found.update(zip([(n, group) for group in stage.groups], scales, strict=True))
+        for name in each.last_read:
+            del values[name]
+    logs = {key: found[key] for key in plan.log_weights}
     wanted = {name: values[name] for name in plan.outputs}
     if sizes:
         wanted, logs = jax.device_get((wanted, logs))
@@ -154,6 +158,12 @@ def _stacked_sizes(
     return tuple(sizes)
 
 
+def _waited_for(calls: Sequence[Callable[[], Any]]) -> list[Any]:
+    """The results of calls of programs, computed at once."""
+    blocking = [partial(lambda call: jax.block_until_ready(call()), call) for call in calls]
+    return list(at_once(blocking, len(calls)))
+
+
 def _runners(
     plan: Plan, stacks: Sequence[Stacked], arrays: Mapping[str, Any], backend: str
 ) -> Sequence[Any]:
@@ -163,14 +173,32 @@ def _runners(
         pairs = zip(pieces, stacks, strict=True)
         return [looped(partial(run_piece, piece), over) for piece, over in pairs]
     ahead = backend == "jax" and lie_on_default_device(arrays.values())
-    wanted = []
-    for piece, over in zip(pieces, stacks, strict=True):
-        dtype = plan.dtype if ahead else None
-        wanted.append(Wanted(piece, None if over.nothing else over, dtype))
-    return ready(wanted, function)
+    dtype = plan.dtype if ahead else None
+    wanted = [program_of(piece, over, dtype) for piece, over in zip(pieces, stacks, strict=True)]
+    runners: list[Run] = []
+    for one, program in zip(wanted, ready(wanted, function), strict=True):
+        work = one.work
+        runners.append(in_turns(work, program, plan.dtype) if isinstance(work, Turn) else program)
+    return runners
 
 
-def function(wanted: Wanted[Piece]) -> Run:
+def program_of(piece: Piece, over: Stacked | None, dtype: str | None) -> Wanted[Piece | Turn]:
+    """The program that runs a piece: all of it, or one turn of a loop.
+
+    Args:
+        piece: Of a plan.
+        over: What it is stacked over.
+        dtype: None where no program is compiled ahead.
+    """
+    if over is not None and not over.nothing:
+        return Wanted(piece, over, dtype)
+    in_parts = dtype is not None and runs_in_turns(piece)
+    return Wanted(Turn(piece) if in_parts else piece, None, dtype)
+
+
+def function(wanted: Wanted[Piece | Turn]) -> Run:
     """What a program computes."""
+    if isinstance(wanted.work, Turn):
+        return partial(turn, wanted.work)
     run = partial(run_piece, wanted.work)
     return run if wanted.over is None else mapped(run, wanted.over)

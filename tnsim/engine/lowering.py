@@ -13,7 +13,7 @@ from typing import Any
 import jax
 from autoray import do
 
-from tnsim.engine.piece import Operation, Piece
+from tnsim.engine.piece import Operation, Piece, turns
 from tnsim.engine.products import Labels, matrix_product
 
 
@@ -69,31 +69,41 @@ def _loop(op: Operation, args: list[Any]) -> Any:
 
     One compiled body, not one copy per value.
     """
-    sizes = {
-        x: n
-        for arg, labels in zip(args, op.labels, strict=True)
-        for x, n in zip(labels, arg.shape, strict=True)
-    }
-    counts = [sizes[label] for label in op.chunks]
-    body = op.body
-    assert body is not None  # a loop has one
-
-    def step(n: Any) -> Any:
-        at = {}
-        for label, count in zip(reversed(op.chunks), reversed(counts), strict=True):
-            n, at[label] = n // count, n % count
-        fixed = []
-        for arg, labels in zip(args, op.labels, strict=True):
-            for axis in reversed(range(len(labels))):
-                if labels[axis] in at:
-                    arg = do("take", arg, at[labels[axis]], axis=axis)
-            fixed.append(arg)
-        return run_piece(body, fixed)[0][0]
-
-    first = step(0)
+    count = turns(op, _sizes(op, args))
+    first = run_turn(op, args, 0)
     if isinstance(first, jax.Array):
-        return jax.lax.fori_loop(1, math.prod(counts), lambda n, total: total + step(n), first)
-    return sum((step(n) for n in range(1, math.prod(counts))), first)
+        return jax.lax.fori_loop(1, count, lambda n, total: total + run_turn(op, args, n), first)
+    return sum((run_turn(op, args, n) for n in range(1, count)), first)
+
+
+def run_turn(loop: Operation, args: list[Any], number: Any) -> Any:
+    """What one turn of a loop adds to its total.
+
+    Args:
+        loop: An operation of that kind.
+        args: Its arguments.
+        number: Of the turn, from 0 on.
+    """
+    sizes = _sizes(loop, args)
+    at = {}
+    for label in reversed(loop.chunks):
+        number, at[label] = number // sizes[label], number % sizes[label]
+    fixed = []
+    for arg, labels in zip(args, loop.labels, strict=True):
+        for axis in reversed(range(len(labels))):
+            if labels[axis] in at:
+                arg = do("take", arg, at[labels[axis]], axis=axis)
+        fixed.append(arg)
+    assert loop.body is not None  # a loop has one
+    return run_piece(loop.body, fixed)[0][0]
+
+
+def _sizes(op: Operation, args: list[Any]) -> dict[int, int]:
+    """The size of every label."""
+    sizes: dict[int, int] = {}
+    for arg, labels in zip(args, op.labels, strict=True):
+        sizes |= zip(labels, arg.shape, strict=True)
+    return sizes
 
 
 def _reduce(x: Any, labels: Sequence[int], output: Labels) -> Any:

@@ -30,6 +30,7 @@ class Operation(NamedTuple):
         chunks: Of a loop, the labels that it goes through.
         body: Of a loop, a piece whose inputs are the arguments with `chunks` fixed and whose one
             output has the axes `output`.
+        together: Of a loop, how many turns may run at once, each with arrays of its own.
     """
 
     kind: str
@@ -39,6 +40,7 @@ class Operation(NamedTuple):
     weights: tuple[float, ...] = ()
     chunks: tuple[int, ...] = ()
     body: Piece | None = None
+    together: int = 1
 
     def sizes(self, shapes: Sequence[tuple[int, ...]]) -> dict[int, int]:
         """The size of every label, by the shapes of all values that come before."""
@@ -105,7 +107,7 @@ class Piece:
         for op in self.operations:
             sizes = op.sizes(self.value_shapes)
             if op.body is not None:
-                costs.append(_turns(op, sizes) * op.body.multiplications)
+                costs.append(turns(op, sizes) * op.body.multiplications)
             elif op.kind == "contract" and len(op.args) == 2:
                 costs.append(math.prod(sizes.values()))
             else:
@@ -133,8 +135,8 @@ class Piece:
         for op, shape in made:
             written += math.prod(shape)
             if op.body is not None:
-                turns = _turns(op, op.sizes(self.value_shapes))
-                written += turns * op.body.written_elements
+                count = turns(op, op.sizes(self.value_shapes))
+                written += count * op.body.written_elements
         return written
 
     @cached_property
@@ -148,6 +150,6 @@ class Piece:
         return buffers.loops(self)
 
 
-def _turns(loop: Operation, sizes: dict[int, int]) -> int:
+def turns(loop: Operation, sizes: dict[int, int]) -> int:
     """How often the body of a loop runs."""
     return math.prod(sizes[label] for label in loop.chunks)

@@ -16,6 +16,7 @@ from tnsim.engine import plan_memory, plan_stages, plan_text
 from tnsim.engine.dtypes import ITEM_BYTES
 from tnsim.engine.piece import Piece
 from tnsim.engine.plan_stages import PlanStage, WholePlan
+from tnsim.engine.rounds import Round, rounds
 
 
 @dataclass(frozen=True)
@@ -80,10 +81,15 @@ class Plan:
         return sum(piece.contractions for piece in self.pieces)
 
     @cached_property
+    def rounds(self) -> tuple[Round, ...]:
+        """Which stages run at once, one round after another."""
+        return rounds(self)
+
+    @cached_property
     def peak_elements(self) -> int:
         """Largest number of elements alive at once.
 
-        Alive are the weights, values kept for a later stage, and those of the stage that runs.
+        Alive are the weights, values kept for a later stage, and those of the stages that run.
         """
         return plan_memory.peak_elements(self)
 
@@ -126,7 +132,7 @@ class Plan:
 
     @property
     def array_bytes(self) -> int:
-        """Bytes of the arrays alive at once if they are computed in the order written."""
+        """Bytes of the arrays alive at once."""
         return self.peak_elements * ITEM_BYTES[self.dtype]
 
     def to_json(self) -> str:

@@ -130,7 +130,7 @@ def _check_wiring(plan: Plan) -> None:
 def _operation(row: Any) -> Operation:
     if not isinstance(row, list) or len(row) != len(Operation._fields):
         raise ValueError(f"expected {len(Operation._fields)} fields")
-    kind, args, labels, output, weights, chunks, body = row
+    kind, args, labels, output, weights, chunks, body, together = row
     return Operation(
         kind=_text(kind),
         args=_integers(args),
@@ -139,6 +139,7 @@ def _operation(row: Any) -> Operation:
         weights=_each(weights, "weight", _weight),
         chunks=_integers(chunks),
         body=None if body is None else piece_from_data(body),
+        together=_integer(together, lowest=1),
     )
 
 

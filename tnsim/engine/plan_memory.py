@@ -1,7 +1,7 @@
 """What a plan takes in memory. In: a plan. Out: elements, bytes.
 
 A piece knows what is alive while it runs (`buffers`). Over a whole plan weights stay, and values
-that a later stage reads wait for it; what XLA allocates beyond the arrays was measured.
+that a later stage reads wait for it (`rounds`); what XLA allocates beyond the arrays was measured.
 """
 
 from __future__ import annotations
@@ -21,24 +21,9 @@ PROGRAM_BYTES, LOOP_BYTES, REPEATING_BYTES = 46 * 2**20, 330 * 2**10, 36 * 2**20
 
 
 def peak_elements(plan: Plan) -> int:
-    """Largest number of elements alive at once: weights, values that wait, the stage that runs."""
-    # The last stage that reads each value; what is asked for is read after all of them.
-    last: dict[str, int] = {}
-    for n, stage in enumerate(plan.stages):
-        last |= dict.fromkeys(stage.inputs, n)
-    last |= dict.fromkeys(plan.outputs, len(plan.stages))
-    alive = {name: math.prod(shape) for name, shape in plan.shapes.items()}
-    peak = sum(alive.values())
-    for n, stage in enumerate(plan.stages):
-        piece, read = plan.pieces[stage.piece], set(stage.inputs)
-        waiting = sum(size for name, size in alive.items() if name not in read)
-        peak = max(peak, waiting + piece.peak_elements)
-        for name, output in zip(stage.outputs, piece.outputs, strict=True):
-            alive[name] = math.prod(piece.value_shapes[output])
-        for name in (*stage.inputs, *stage.outputs):
-            if last.get(name, n) == n and name not in plan.shapes:
-                alive.pop(name, None)
-    return peak
+    """Largest number of elements alive at once: what is read, and in every round what it needs."""
+    read = sum(math.prod(shape) for shape in plan.shapes.values())
+    return max([read, *(each.elements for each in plan.rounds)])
 
 
 def allocated_bytes(plan: Plan) -> int:

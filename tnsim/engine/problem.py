@@ -110,8 +110,8 @@ class Definition:
             c**power as large.
         kept: Whether later stages may use it; else it is a step towards other definitions of its
             stage.
-        over: A summed index over which it may be added up value by value, with everything that
-            leads to it, where memory asks for that.
+        over: Summed indices over which it may be added up value by value, the first one outermost,
+            with everything that leads to it, where memory asks for that.
     """
 
     name: str
@@ -120,7 +120,7 @@ class Definition:
     exchangeable: int = 0
     powers: tuple[tuple[str, int], ...] = ()
     kept: bool = True
-    over: str | None = None
+    over: tuple[str, ...] = ()
 
 
 class ScaleGroup(NamedTuple):
@@ -192,7 +192,7 @@ class StageBuilder:
         *,
         mark: str = "",
         kept: bool | None = None,
-        over: str | None = None,
+        over: tuple[str, ...] = (),
     ) -> Operand:
         """The operand `name[indices]`, defined as the sum of `terms` unless it is already.
 

@@ -19,10 +19,11 @@ import jax
 import jax.numpy as jnp
 
 from tnsim.engine import cache, program_files, programs
-from tnsim.engine.execution import precision
-from tnsim.engine.piece import Operation, Piece
+from tnsim.engine.concurrency import cores
+from tnsim.engine.execution import precision, program_of
+from tnsim.engine.piece import Operation, Piece, turns
 from tnsim.engine.plan import Plan
-from tnsim.engine.programs import Wanted, compiler_options, default_device
+from tnsim.engine.programs import compiler_options, default_device
 from tnsim.sessions import remembered
 
 VERSION = 2
@@ -94,13 +95,16 @@ def seconds_of(plans: Sequence[Plan], stacked: Sequence[int]) -> list[Seconds]:
     for plan, together in zip(plans, stacked, strict=True):
         rates = measured(plan.dtype)
         pieces = [running(piece, rates) for piece in plan.pieces]
-        once = sum(pieces[stage.piece] + _STAGING for stage in plan.stages)
+        once = _STAGING * len(plan.stages)
+        for each in plan.rounds:
+            alone = [pieces[plan.stages[n].piece] for n in each.stages]
+            once += max(max(alone), sum(alone) / cores())
         absent = [piece for piece in plan.pieces if piece not in seen]
         seen.update(absent)
         if together == 1:
             with precision():
-                wanted = [Wanted(piece, None, plan.dtype) for piece in absent]
-                absent = [one.work for one in programs.to_compile(wanted)]
+                wanted = {program_of(piece, None, plan.dtype): piece for piece in absent}
+                absent = [wanted[one] for one in programs.to_compile(list(wanted))]
         found.append(Seconds(compiling(absent, rates), _CALLING + plan.runs * once))
     return found
 
@@ -121,8 +125,8 @@ def running(piece: Piece, rates: Rates) -> float:
         found += rates.starting
         sizes = _sizes(op, shapes)
         if op.body is not None:
-            turns = math.prod(sizes[label] for label in op.chunks)
-            found += turns * running(op.body, rates)
+            at_once = min(op.together, cores())
+            found += turns(op, sizes) * running(op.body, rates) / at_once
             continue
         moved = math.prod(given) + sum(math.prod(shapes[a]) for a in op.args)
         found += moved / rates.passing

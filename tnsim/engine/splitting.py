@@ -1,6 +1,7 @@
 """Long pieces cut into short ones. In: a piece. Out: pieces that are run one after the other.
 
-XLA's compile time grows faster than linearly in the length of a program.
+XLA's compile time grows faster than linearly in the length of a program. A loop whose turns may run
+at once is cut out as well: its turns are calls of one program.
 """
 
 from __future__ import annotations
@@ -24,21 +25,42 @@ class Part(NamedTuple):
 def split(piece: Piece, limit: int) -> Iterator[Part]:
     """Parts of at most `limit` operations, nearly equally long, in the order in which they run.
 
-    The last one has the outputs and the scales of the whole.
+    A loop whose turns may run at once is a part of its own. The last part has the outputs and the
+    scales of the whole.
     """
+    *first, last = _bounds(piece, limit)
+    for start, stop in first:
+        yield _part(piece, start, stop, last=False)
+    yield _part(piece, *last, last=True)
+
+
+def _bounds(piece: Piece, limit: int) -> Iterator[tuple[int, int]]:
+    """Where parts start and stop."""
     count = len(piece.operations)
-    parts = max(1, math.ceil(count / limit))
-    bounds = [round(count * n / parts) for n in range(parts + 1)]
-    for start, stop in itertools.pairwise(bounds):
-        yield _part(piece, start, stop)
+    start = 0
+    for n, operation in enumerate(piece.operations):
+        if operation.together > 1:
+            yield from _evenly(start, n, limit)
+            yield n, n + 1
+            start = n + 1
+    if start == count:  # nothing is left to be computed, but the whole has outputs and scales
+        yield count, count
+    yield from _evenly(start, count, limit)
 
 
-def _part(piece: Piece, start: int, stop: int) -> Part:
+def _evenly(start: int, stop: int, limit: int) -> Iterator[tuple[int, int]]:
+    """A range cut into as few as go of at most `limit`."""
+    count = stop - start
+    parts = math.ceil(count / limit)
+    bounds = [start + round(count * n / parts) for n in range(parts)]
+    yield from itertools.pairwise([*bounds, stop])
+
+
+def _part(piece: Piece, start: int, stop: int, last: bool) -> Part:
     """The operations from `start` on and before `stop`."""
     inputs = len(piece.shapes)
     operations = piece.operations[start:stop]
     inside = range(inputs + start, inputs + stop)
-    last = stop == len(piece.operations)
     if last:
         gives = piece.outputs
     else:

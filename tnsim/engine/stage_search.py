@@ -20,6 +20,8 @@ from tnsim.engine.sharing import Forms
 SMALL_STAGE = 60
 """Products up to which a stage that is worth it is tuned; stages of up to `FEW` always are."""
 MAX_ATTEMPTS = 100
+TURNS_ROOM = 8
+"""Elements of the turns of a loop that run at once, in units of what counts as `large`."""
 NEGLIGIBLE = 0.01
 """Share of a stage's price below which a product's route is not tuned."""
 
@@ -38,8 +40,8 @@ def build_piece(stage: Stage, shapes: Shapes, exchangeable: tuple[int, ...], lar
     search.cheapest_ways(stage, shapes)
     forms: Forms = {}
 
-    def assembled(loops: bool = False) -> Assembly:
-        return Assembly(stage, shapes, exchangeable, search.pick, forms, loops)
+    def assembled(room: int | None = None) -> Assembly:
+        return Assembly(stage, shapes, exchangeable, search.pick, forms, room)
 
     best = assembled()
     terms = sum(len(definition.terms) for definition in stage.definitions)
@@ -47,7 +49,8 @@ def build_piece(stage: Stage, shapes: Shapes, exchangeable: tuple[int, ...], lar
         best = _tuned(search, best, assembled)
     piece = best.piece()
     if piece.peak_elements > large and any(d.over for d in stage.definitions):
-        piece = min(piece, assembled(loops=True).piece(), key=lambda p: p.peak_elements)
+        looped = assembled(room=TURNS_ROOM * large).piece()
+        piece = min(piece, looped, key=lambda p: p.peak_elements)
     return piece
 
 

@@ -80,10 +80,10 @@ def covariance(expansions: Expansions, head_means: HeadMeans, by_head: bool) -> 
         terms = [summand.term(indices) for summand in covariances]
         product = (*outputs, stage.define(name, indices, terms, kept=False))
         if not by_head:
-            # Where memory is short, the heads of the bra are gone through one by one: `over`.
+            # Where memory is short, pairs of heads are gone through one by one: `over`.
             core = (*positions, *OUTPUT_END.values())
             total = [Term(1.0, product)]
-            product = (stage.define(f"core.{name}", core, total, kept=False, over="a"),)
+            product = (stage.define(f"core.{name}", core, total, kept=False, over=("a", "b")),)
         summands.append(Summand(1.0, product, same))
     return summands
 

@@ -1,0 +1,120 @@
+"""What runs at once: calls in order, stages in rounds, turns of a loop over heads."""
+
+import threading
+
+import backends
+import jax
+import numpy as np
+import pytest
+from sequence_oracles import attention
+
+import tnsim
+from tnsim.compare.planned import plan_for
+from tnsim.compare.products import CROSS
+from tnsim.engine import concurrency, execution
+from tnsim.engine.piece import Operation, Piece
+from tnsim.engine.splitting import split
+from tnsim.folding.base import model_weights
+from tnsim.folding.choose import choose
+
+pytestmark = backends.compiled
+
+
+def test_results_keep_the_order_of_the_calls_and_few_wait(monkeypatch):
+    monkeypatch.setattr(concurrency, "cores", lambda: 8)
+    started = []
+    both = threading.Barrier(2)
+
+    def call(n):
+        started.append(n)
+        if n < 2:
+            both.wait(timeout=60)  # calls 0 and 1 run at once, or this fails
+        return n
+
+    results = concurrency.at_once((lambda n=n: call(n) for n in range(6)), most=2)
+    assert next(results) == 0
+    assert max(started) <= 2
+    assert [0, *results] == list(range(6))
+
+
+def test_an_error_in_a_call_is_that_of_all(monkeypatch):
+    monkeypatch.setattr(concurrency, "cores", lambda: 2)
+
+    def fail():
+        raise tnsim.ModelError("no such array")
+
+    with pytest.raises(tnsim.ModelError, match="no such array"):
+        list(concurrency.at_once([lambda: 1, fail, lambda: 3], most=3))
+
+
+@pytest.mark.parametrize("wide", [False, True])
+def test_calls_have_the_callers_precision(monkeypatch, wide):
+    monkeypatch.setattr(concurrency, "cores", lambda: 2)
+    with jax.enable_x64(wide):
+        found = list(concurrency.at_once([lambda: jax.numpy.ones(2).dtype] * 2, most=2))
+    assert found == [np.dtype("float64" if wide else "float32")] * 2
+
+
+def heads(rng, n_ctx):
+    """Two attention layers of three heads and of two."""
+    layers = [attention(rng, 4, heads, 4, 4, 4) for heads in (3, 2)]
+    return [tnsim.Model([layer], n_ctx=n_ctx) for layer in layers]
+
+
+def test_rounds_have_every_stage_after_what_it_reads(rng):
+    plan = tnsim.plan(*heads(rng, 1))
+    made = set(plan.shapes)
+    for each in plan.rounds:
+        stages = [plan.stages[n] for n in each.stages]
+        assert all(made >= set(stage.inputs) for stage in stages)
+        for stage in stages:
+            made |= set(stage.outputs)
+        made -= set(each.last_read)
+    assert sorted(n for each in plan.rounds for n in each.stages) == list(range(len(plan.stages)))
+    assert made == set(plan.shapes) | set(plan.outputs)
+
+
+def test_stages_of_two_models_run_at_once_in_no_more_memory(rng):
+    plan = tnsim.plan(*heads(rng, 1))
+    first, second = plan.pieces[plan.stages[0].piece], plan.pieces[plan.stages[1].piece]
+    assert plan.rounds[0].stages == (0, 1)
+    assert plan.rounds[0].own == first.peak_elements + second.peak_elements < plan.peak_elements
+    assert plan.peak_elements == max(each.elements for each in plan.rounds)
+    assert all(len(each.stages) == 1 for each in plan.rounds[1:])
+
+
+def test_a_loop_of_turns_is_a_part_of_its_own():
+    body = Piece(((3,),), (Operation("sum", (0,), ((0,),), (0,), (2.0,)),), (1,))
+    double = Operation("sum", (0,), ((0, 1),), (0, 1), (2.0,))
+    loop = Operation("loop", (1,), ((0, 1),), (1,), chunks=(0,), body=body, together=2)
+    piece = Piece(((4, 3),), (double, loop), (2,), ((0, 1),), (((0, 1),),))
+    parts = list(split(piece, limit=200))
+    assert [len(part.piece.operations) for part in parts] == [1, 1, 0]
+    assert [bool(part.piece.scales) for part in parts] == [False, False, True]
+
+
+@pytest.mark.parametrize(
+    "metric, n_ctx, large, backends",
+    [(tnsim.Gaussian(), 2, 2**10, ["numpy"]), (tnsim.TreeSymmetric(), 1, 2**8, ["numpy", "jax"])],
+    ids=["gaussian", "tree"],
+)
+def test_turns_over_heads_give_the_same_number(monkeypatch, metric, n_ctx, large, backends, rng):
+    monkeypatch.setattr(concurrency, "cores", lambda: 2)
+    a, b = heads(rng, n_ctx)
+    family = choose(a, b, metric)
+    whole = plan_for(family, CROSS, False, "float64")
+    turned = plan_for(family, CROSS, False, "float64", large=large)
+    (loop,) = [op for piece in turned.pieces for op in piece.operations if op.together > 1]
+    assert any(piece.operations == (loop,) for piece in turned.pieces)
+    assert any(op.kind == "loop" for op in loop.body.operations)  # a pair of heads in a turn inside
+    assert turned.peak_elements < whole.peak_elements
+    assert tnsim.Plan.from_json(turned.to_json()) == turned
+
+    models = {"A": family.prepare(a), "B": family.prepare(b)}
+    known = model_weights(family, models) | family.inputs(whole.shapes, metric, a.d_in)
+    arrays = {name: known[name] for name in whole.shapes}
+    expected = execution.run(whole, arrays, backend="numpy").values["AB"]
+    for backend in backends:
+        with execution.precision():
+            value = execution.run(turned, arrays, backend).values["AB"]
+        np.testing.assert_allclose(value, expected, rtol=1e-11)
