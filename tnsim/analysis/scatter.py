@@ -47,7 +47,7 @@ def scatter_grid(panels: Mapping[str, tuple[Matrix, Matrix]], x_label: str, y_la
         'r = 0.928, rank 1.000'
 
     Source:
-        The paper, appendix on non-Gaussian inputs: the grid of scatter plots.
+        The paper, appendix E, figure 8.
     """
     if not panels:
         raise ResultError("a scatter figure needs at least one pair of matrices, found none")
