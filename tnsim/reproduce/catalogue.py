@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from tnsim.errors import MissingExtra, TnsimError
 from tnsim.reproduce.experiment import Experiment
 
-NAMES = ("invariance", "grokking", "backdoor", "argmax")
+NAMES = ("invariance", "grokking", "forgetting", "differences", "backdoor", "argmax")
 """In the order of the paper."""
 NEEDED = {  # module: the package that brings it
     "optax": "optax",
