@@ -91,9 +91,9 @@ def test_the_trigger_stays_in_its_corner():
 def test_classifiers_are_what_tnsim_reads(rng):
     import jax
 
+    x = rng.normal(size=(3, 6)).astype(np.float32)
     for width in (None, 5):
         params = classifiers.initialise(jax.random.key(0), 6, 4, width)
-        x = rng.normal(size=(3, 6)).astype(np.float32)
         assert classifiers.model(params)(x) == pytest.approx(
             np.asarray(classifiers.logits(params, x)), abs=1e-5
         )
