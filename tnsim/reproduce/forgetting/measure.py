@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 
 import tnsim
-from tnsim.errors import CheckpointError
-from tnsim.reproduce import images
 from tnsim.reproduce.forgetting.setting import STAGES, Setting
 from tnsim.reproduce.forgetting.train import REMOVED
+from tnsim.reproduce.images import load
 from tnsim.reproduce.run import Run
 
 WHOLE = ("similarity", "cka", "weight_cosine")
@@ -54,7 +53,7 @@ def measure(run: Run[Setting]) -> Measured:
     Returns:
         Matrices for each seed.
     """
-    tested = images.load(run.setting.images, "test", run.data)
+    tested = load(run.setting.images, "test", run.data)
     return Measured(tuple(of_seed(run, name, tested.x) for name in seeds(run)))
 
 
@@ -62,7 +61,7 @@ def seeds(run: Run[Setting]) -> list[str]:
     """Folders of a run, each with the series of a seed."""
     found = sorted(path.name for path in run.checkpoints.glob("seed-*"))
     if not found:
-        raise CheckpointError(
+        raise tnsim.CheckpointError(
             f"{run.checkpoints}: no folder seed-0 or the like, which holds the series stages"
         )
     return found
@@ -80,7 +79,7 @@ def of_seed(run: Run[Setting], name: str, tested: np.ndarray) -> Compared:
         labels += [f"kept {n}" for n in range(1, len(kept_log) + 1)]
         log = log + kept_log
     if models[0].d_in != tested.shape[1]:
-        raise CheckpointError(
+        raise tnsim.CheckpointError(
             f"{run.checkpoints / name}: models of {models[0].d_in} pixels, but images of "
             f"{tested.shape[1]}; give the folder of their images as --data"
         )

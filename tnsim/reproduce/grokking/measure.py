@@ -9,7 +9,6 @@ import numpy as np
 from jaxtyping import Float
 
 import tnsim
-from tnsim.errors import ResultError
 from tnsim.reproduce.grokking.setting import Setting
 from tnsim.reproduce.grokking.train import names
 from tnsim.reproduce.run import Run
@@ -92,7 +91,9 @@ def frequency_shares(model: tnsim.Model) -> Float[np.ndarray, " frequencies"]:
     """
     layer = model.layers[0]
     if not isinstance(layer, tnsim.Bilinear):
-        raise ResultError(f"frequencies are those of a bilinear layer's rows, found {layer!r}")
+        raise tnsim.ResultError(
+            f"frequencies are those of a bilinear layer's rows, found {layer!r}"
+        )
     rows = np.concatenate([layer.left, layer.right]).astype(float)
     embeddings = rows.reshape(-1, rows.shape[1] // 2)
     power = np.square(np.abs(np.fft.rfft(embeddings, axis=1))).sum(0)[1:]
@@ -117,5 +118,5 @@ def first_row(curve: Sequence[float] | Float[np.ndarray, " K"], level: float) ->
     """
     reached = np.asarray(curve) >= level
     if not reached.any():
-        raise ResultError(f"a curve never reaches {level:g}: it ends at {curve[-1]:.3g}")
+        raise tnsim.ResultError(f"a curve never reaches {level:g}: it ends at {curve[-1]:.3g}")
     return int(reached.argmax())
