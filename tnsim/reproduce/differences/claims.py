@@ -66,7 +66,7 @@ def _changes(measured: Measured) -> list[Claim]:
         ),
         Claim(
             name="falls",
-            text="It turns away when 9 is removed.",
+            text="Slice 9 turns away from it when 9 is removed.",
             where=WHERE,
             authors=-1.24,
             ours=_each(measured, lambda one: at_end(one, "remove 9") - at_end(one, "control")),
@@ -77,7 +77,7 @@ def _changes(measured: Measured) -> list[Claim]:
         ),
         Claim(
             name="recovers",
-            text="It turns back when 9 is added again.",
+            text="Slice 9 turns back when 9 is added again.",
             where=WHERE,
             authors=1.25,
             ours=_each(measured, lambda one: at_end(one, "re-add 9") - at_end(one, "remove 9")),

@@ -169,7 +169,7 @@ def _slices(measured: Measured, differs: str) -> list[Claim]:
         ),
         Claim(
             name="divided-in-two-globally",
-            text="So are those of tensor similarity.",
+            text="The best two phases of tensor similarity are before and after 9 is added.",
             where=WHERE,
             paper="block structure",
             ours=_each(measured, lambda one: _is_divided(one, "similarity", ("add 8",))),
