@@ -57,6 +57,17 @@ def test_curves_stand_above_every_heatmap(run):
         assert [text.get_text() for text in lower.get_legend().get_texts()] == ["loss"]
 
 
+def test_curves_alone(run):
+    run["train_accuracy"] = ("a", np.linspace(0, 1, len(run.a)))
+    figure = figures.curves_over_training(
+        run, ["train_accuracy", ("log_norm_a", "log_norm_b")], (4,)
+    )
+    upper, lower = figure.axes
+    assert upper.lines[0].get_ydata().tolist() == run.train_accuracy.values.tolist()
+    assert len(lower.lines) == 3 and lower.lines[2].get_xdata()[0] == 3.5
+    assert lower.get_xticklabels()[0].get_text() == "0"
+
+
 def test_scatter(run):
     figure = figures.pairwise(run, "scatter", ["similarity", "weight_cosine", "log_inner"])
     points = figure.axes[1].collections[0].get_offsets()
@@ -154,8 +165,16 @@ def test_refusals(run):
         ),
         (lambda: figures.pairwise(run, curves=["accuracy"]), "no variable 'accuracy', only"),
         (
-            lambda: figures.pairwise(run, curves=["log_norm_b"]),
-            r"a value for every row: log_norm_b is over \('b',\), not over \('a',\)",
+            lambda: figures.pairwise(run, curves=["similarity"]),
+            r"one value for each of 13 columns: similarity is of shape \(13, 13\)",
+        ),
+        (
+            lambda: figures.pairwise(run.isel(a=slice(4)), curves=["log_norm_a"]),
+            r"one value for each of 13 columns: log_norm_a is of shape \(4,\)",
+        ),
+        (
+            lambda: figures.curves_over_training(run, []),
+            "needs at least one strip, found none",
         ),
         (lambda: figures.pairwise(run, "scatter"), "found 'similarity' alone: name two or more"),
     ):

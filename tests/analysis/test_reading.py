@@ -35,6 +35,16 @@ def test_last_block_score_by_hand(rng):
         reading.last_block_score(run, [11])
 
 
+def test_groups_need_not_follow_one_another(rng):
+    run = blocks(rng, [4, 5, 3]).similarity
+    order = rng.permutation(12)
+    groups = np.repeat(["first", "second", "third"], [4, 5, 3])[order]
+    mixed = run.values[np.ix_(order, order)]
+    assert reading.group_score(mixed, groups) == pytest.approx(reading.block_score(run, [4, 9]))
+    with pytest.raises(tnsim.ResultError, match="12 models need a group each, found 3 groups"):
+        reading.group_score(mixed, [0, 1, 2])
+
+
 @pytest.mark.parametrize("score", [reading.block_score, reading.last_block_score])
 def test_against_control(rng, score):
     """The change alone is left: a control that drifts as the run does leaves nothing."""

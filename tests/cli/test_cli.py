@@ -107,8 +107,13 @@ def test_demo(tmp_path):
     with np.load(tmp_path / "out" / "similarity.npz") as data:
         matrix, steps = data["similarity"], data["a"]
     assert (tmp_path / "out" / "similarity.png").stat().st_size > 10_000
-    assert list(steps) == sorted(steps) and len(steps) == len(list(SHIPPED.glob("*.safetensors")))
+    shipped = list((SHIPPED.parent / "grokking").glob("*.safetensors"))
+    assert list(steps) == sorted(steps) and len(steps) == len(shipped)
     assert np.linalg.eigvalsh(matrix).min() > -1e-12
+    memorised, understood = (steps >= 1250) & (steps <= 5000), steps >= 20000
+    assert matrix[np.ix_(memorised, memorised)].min() > 0.7
+    assert matrix[np.ix_(understood, understood)].min() > 0.7
+    assert matrix[np.ix_(memorised, understood)].max() < 0.35
 
 
 def test_bench_depth(tmp_path):

@@ -128,7 +128,8 @@ def show_curves(axes: Axes, curves: Sequence[xr.DataArray], points: Sequence[int
     axes.tick_params(labelsize=SMALL)
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(fontsize=SMALL, edgecolor="none")
+    columns = -(-len(curves) // 3)
+    axes.legend(fontsize=SMALL, edgecolor="none", ncols=columns)
 
 
 def title_of(name: str) -> str:

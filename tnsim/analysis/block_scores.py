@@ -7,7 +7,7 @@ published figures score them by two formulas; both are here, `block_score` and `
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -67,11 +67,42 @@ def block_score(similarity: Matrix, change_points: Sequence[int]) -> float:
     Source:
         The paper, section 3.3, as its text defines it.
     """
+    table = square(similarity)
+    return group_score(table, phase_of_rows(change_points, len(table)))
+
+
+def group_score(similarity: Matrix, groups: Sequence[Any] | np.ndarray) -> float:
+    """As `block_score`, of groups whose models need not follow one another.
+
+    Args:
+        similarity: a result, one of its matrices, or an array (K, K).
+        groups: K names or numbers; models of equal ones are a group.
+
+    Returns:
+        Mean similarity within groups minus mean across, of different models, in the unit of the
+        matrix.
+
+    Raises:
+        ResultError: no pair lies within a group or none across, there are other numbers of groups
+            and models, or the matrix is not finite, square and symmetric.
+        MissingExtra: xarray is not installed.
+
+    Example:
+        >>> import numpy as np
+        >>> similarity = np.array([[1.0, 0.1, 0.8], [0.1, 1.0, 0.3], [0.8, 0.3, 1.0]])
+        >>> round(group_score(similarity, ["with", "without", "with"]), 3)
+        0.6
+
+    Source:
+        The paper, section 3.1: stages of training with and without a digit.
+    """
     values = square(similarity).values
-    block = phase_of_rows(change_points, len(values))
-    same = block[:, None] == block
+    _, group = np.unique(np.asarray(groups), return_inverse=True)
+    if len(group) != len(values):
+        raise ResultError(f"{len(values)} models need a group each, found {len(group)} groups")
+    same = group[:, None] == group
     within = same & ~np.eye(len(values), dtype=bool)
-    return _contrast(values, within, ~same, block)
+    return _contrast(values, within, ~same, group)
 
 
 def last_block_score(similarity: Matrix, change_points: Sequence[int]) -> float:

@@ -61,7 +61,7 @@ def correlation(first: Matrix, second: Matrix) -> Correlation:
         (0.93, 1.0, 3)
 
     Source:
-        The paper, figure 6: tensor similarity against behaviour, over all pairs of checkpoints.
+        The paper, appendix E: tensor similarity against behaviour, over all pairs of checkpoints.
     """
     x, y = paired_entries(first, second)
     stats = _scipy_stats()

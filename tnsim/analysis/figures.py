@@ -18,10 +18,16 @@ from tnsim.analysis.axes import (
     colour_of,
     colour_range,
     label_points,
-    show_curves,
     show_matrix,
     thin_ticks,
     title_of,
+)
+from tnsim.analysis.curves import (
+    STRIP,
+    check_variables,
+    curves_over_training,
+    draw_above,
+    strips_of,
 )
 from tnsim.analysis.matrices import matrix, square
 from tnsim.analysis.plots import new_figure
@@ -33,9 +39,10 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+__all__ = ["MAX_SLICES", "curves_over_training", "pairwise", "scatter_grid"]
+
 MAX_SLICES = 144
 _PANEL = 4.4  # inches
-_STRIP, _GAP = 0.24, 0.05  # of curves above a heatmap, in heights of the heatmap
 
 
 def pairwise(
@@ -58,8 +65,8 @@ def pairwise(
         variable: one of the result's matrices, or several.
         change_points: rows at which phases start, as `reading.segment(result, 3).change_points`,
             drawn as lines or colours.
-        curves: variables over `a`, such as accuracies, drawn above heatmaps: each entry is a strip,
-            of one curve or of several.
+        curves: variables with a value for every column, such as accuracies over `a`, drawn above
+            heatmaps: each entry is a strip, of one curve or of several.
 
     Returns:
         A figure; nothing is shown.
@@ -85,7 +92,7 @@ def pairwise(
         names = (variable,)
     else:
         names = tuple(variable)
-    _check_variables(result, names)
+    check_variables(result, names)
     points: tuple[int, ...] = ()
     if change_points is not None:
         points = tuple(change_points)
@@ -95,35 +102,7 @@ def pairwise(
         return _KINDS[kind](result, names, points)
     if kind != "heatmap":
         raise ResultError(f"curves are drawn above a heatmap, not above {kind!r}")
-    return _heatmaps(result, names, points, _strips(result, curves))
-
-
-def _check_variables(result: xr.Dataset, names: Sequence[str]) -> None:
-    for name in names:
-        if name in result:
-            continue
-        hint = ""
-        if name == "slices":
-            hint = "; compute the run with slices"
-        known = ", ".join(map(str, result))
-        raise ResultError(f"the result has no variable {name!r}, only {known}{hint}")
-
-
-def _strips(result: xr.Dataset, curves: Sequence[str | Sequence[str]]) -> list[list[xr.DataArray]]:
-    """The curves of every strip."""
-    strips = []
-    for entry in curves:
-        names = [entry] if isinstance(entry, str) else list(entry)
-        _check_variables(result.reset_coords(), names)
-        strip = [result[name] for name in names]
-        for curve in strip:
-            if curve.dims != ("a",):
-                raise ResultError(
-                    f"a curve has a value for every row: {curve.name} is over {curve.dims}, "
-                    "not over ('a',)"
-                )
-        strips.append(strip)
-    return strips
+    return _heatmaps(result, names, points, strips_of(result, curves))
 
 
 def _heatmaps(
@@ -139,7 +118,7 @@ def _heatmaps(
         layout="compressed",
         figsize=(
             _PANEL * len(panels) + 1.2,
-            _PANEL * (1 + (_STRIP + _GAP) * len(strips)) + 0.4,
+            _PANEL * (1 + STRIP * len(strips)) + 0.4,
         ),
     )
     colours = colour_range(np.stack([panel.values for panel in panels]))
@@ -148,27 +127,13 @@ def _heatmaps(
         image = show_matrix(axes, panel.values, colours, points)
         thin_ticks(axes.xaxis, panel["b"].values, _PANEL)
         thin_ticks(axes.yaxis, panel["a"].values, _PANEL)
-        top = _draw_strips(axes, strips, points)
+        top = draw_above(axes, strips, points)
         top.set_title(title_of(name))
     label = None  # several panels carry their names as titles
     if len(names) == 1:
         label = title_of(names[0])
     figure.colorbar(image, ax=list(grid[0]), shrink=0.85, label=label)
     return figure
-
-
-def _draw_strips(
-    axes: Axes, strips: Sequence[Sequence[xr.DataArray]], points: Sequence[int]
-) -> Axes:
-    """Curves above a heatmap, as wide as it is; the uppermost axes."""
-    top = axes
-    bottom = 1 + _GAP
-    for strip in reversed(strips):
-        top = axes.inset_axes((0, bottom, 1, _STRIP), sharex=axes)
-        show_curves(top, strip, points)
-        top.tick_params(labelbottom=False)
-        bottom += _STRIP + _GAP
-    return top
 
 
 def _slices(result: xr.Dataset, names: Sequence[str], points: Sequence[int]) -> Figure:

@@ -4,7 +4,8 @@ Every function takes a result (of which it reads `similarity`), one of its (a, b
 `result.weight_cosine` or `result.slices.sel(output=9)`, or a plain array. Rows follow training.
 
     segment, segmentations, phase_of_rows                 phases of a run
-    block_score, last_block_score, against_control        how sharp a division is
+    block_score, last_block_score, group_score            how sharp a division is
+    against_control                                       what training on would have given
     trajectory                                            similarity to one model along a run
     correlation                                           how far two matrices agree
     mds, dendrogram, spectrum                             models as points
@@ -23,6 +24,7 @@ from tnsim.analysis.block_scores import (
     AgainstControl,
     against_control,
     block_score,
+    group_score,
     last_block_score,
 )
 from tnsim.analysis.chords import Embedding, dendrogram, mds, spectrum
@@ -45,6 +47,7 @@ __all__ = [
     "block_score",
     "correlation",
     "dendrogram",
+    "group_score",
     "last_block_score",
     "mds",
     "phase_of_rows",

@@ -44,10 +44,10 @@ def scatter_grid(panels: Mapping[str, tuple[Matrix, Matrix]], x_label: str, y_la
         >>> similarity = np.array([[1.0, 0.9, 0.1], [0.9, 1.0, 0.5], [0.1, 0.5, 1.0]])
         >>> figure = scatter_grid({"cubes": (similarity, similarity**3)}, "x", "x^3")
         >>> figure.axes[0].texts[0].get_text()
-        'r = 0.928, rank 1.000'
+        'r = 0.935, rank 1.000'
 
     Source:
-        The paper, appendix on non-Gaussian inputs: the grid of scatter plots.
+        The paper, appendix E, figure 8.
     """
     if not panels:
         raise ResultError("a scatter figure needs at least one pair of matrices, found none")

@@ -88,7 +88,7 @@ def weight_slices(models: Sequence[AnyModel], *, names: Names = None) -> xr.Data
         [0.6, 1.0]
 
     Source:
-        The paper's weight cosine slice similarity, appendix E.
+        The paper's weight cosine slice similarity, appendix B, figure 6.
     """
     last = list(map(_output_rows, _of_one_structure(models)))
     slices = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated
 
@@ -9,7 +10,9 @@ import typer
 
 from tnsim.cli.options import say
 
-MIDDLE = 400  # a step that has memorised, and does not generalise yet
+MIDDLE = 3200
+"""A step at which what was trained on is known by heart, and nothing else."""
+CURVES = ("train_accuracy", "validation_accuracy")
 
 
 def demo(
@@ -17,12 +20,13 @@ def demo(
         Path, typer.Option("--out", help="Folder for the picture and the matrix.")
     ] = Path("tnsim-demo"),
 ) -> None:
-    """Compare the shipped modular-addition checkpoints, all pairs, and draw the matrix."""
+    """Compare the shipped checkpoints of a network that groks, all pairs, and draw the matrix."""
     import tnsim
     from tnsim.analysis import baselines, reading, report
     from tnsim.gram import export
 
-    series = tnsim.Series(Path(tnsim.__file__).parent / "data" / "modular-addition")
+    folder = Path(tnsim.__file__).parent / "data" / "grokking"
+    series = tnsim.Series(folder)
     first = int(series.labels[0])
     last = int(series.labels[-1])
     say(
@@ -37,12 +41,15 @@ def demo(
     result = tnsim.pairwise(series, progress=True)
     result["weight_cosine"] = baselines.weight_cosine(series)
     phases = reading.segment(result, 3)
+    log = json.loads((folder / "log.json").read_text())["checkpoints"]
+    for curve in CURVES:
+        result[curve] = ("a", [entry[curve] for entry in log])
 
     out.mkdir(parents=True, exist_ok=True)
     picture = out / "similarity.png"
     matrix = out / "similarity.npz"
     matrices = ["similarity", "weight_cosine"]
-    figure = result.tnsim.plot("heatmap", matrices, phases.change_points)
+    figure = result.tnsim.plot("heatmap", matrices, phases.change_points, [CURVES])
     figure.savefig(picture, dpi=150)
     export.write_npz(result, matrix)
     page = report.write(result, out / "report.html", "Modular addition")
@@ -54,8 +61,9 @@ def demo(
     starts = ", ".join(map(str, phases.labels))
     say(
         "What is to be seen: three blocks along the diagonal, the steps that are still close to "
-        "the initialisation, those that have memorised the training set, and the solution that "
+        "the initialisation, those that know the training set by heart, and the solution that "
         f"generalises, each unlike the others (similarity of step {first} to step {last}: "
         f"{first_to_last:.2f}, of step {MIDDLE}: {middle_to_last:.2f}). "
-        f"The best three phases start at steps {first}, {starts}."
+        f"The best three phases start at steps {first}, {starts}; the curves above the matrix show "
+        "training accuracy rise with the second and validation accuracy jump with the third."
     )

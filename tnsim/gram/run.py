@@ -64,7 +64,7 @@ def pairwise(
             not fork) or a `dask.distributed.Client`.
         progress: Whether a progress bar is shown.
         budget: For one inner product and for the memory of a tile.
-        names: Labels of `models`.
+        names: Labels of `models`; `other` is labelled by a mapping, as `{"difference": b - a}`.
 
     Returns:
         A `Pairwise`: float64 similarities of shape (models, others) in [-1, 1], natural

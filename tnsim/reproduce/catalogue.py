@@ -8,7 +8,16 @@ from importlib.util import find_spec
 from tnsim.errors import MissingExtra, TnsimError
 from tnsim.reproduce.experiment import Experiment
 
-NAMES = ("invariance", "argmax", "language", "induction")
+NAMES = (
+    "invariance",
+    "grokking",
+    "forgetting",
+    "differences",
+    "backdoor",
+    "argmax",
+    "language",
+    "induction",
+)
 """In the order of the paper."""
 NEEDED = {  # module: the package that brings it
     "optax": "optax",

@@ -44,6 +44,8 @@ class Interval:
         if math.isinf(self.low):
             return f"at most {self.high:g}"
         middle, reach = (self.low + self.high) / 2, (self.high - self.low) / 2
+        if reach > middle / 4 > 0:  # wide, as where a factor is allowed either way
+            return f"{self.low:.3g} to {self.high:.3g}"
         return f"{middle:g} ± {reach:.3g}"
 
 

@@ -1,0 +1,60 @@
+"""Forgetting, and differences of models: narrow networks, one seed."""
+
+import shutil
+
+import pytest
+from rerun import verdicts
+
+from tnsim.reproduce import differences, forgetting
+from tnsim.reproduce.forgetting.measure import labels_of
+from tnsim.reproduce.forgetting.setting import Setting
+from tnsim.reproduce.run import Run
+
+SMALL = Setting(width=48, hidden=96, kept=2, seeds=1)
+DIFFERS = {  # of forgetting, as at the default sizes
+    "accuracy",
+    "sharper-than-weight-cosine",
+    "drop-of-similarity",
+    "orthogonal-slices",
+    "grouped",
+    "divided-in-two-globally",
+    "divided-in-four",
+}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """The series of `differences`, which has those of `forgetting`."""
+    folder = tmp_path_factory.mktemp("stages")
+    differences.EXPERIMENT.train(Run(folder, SMALL))
+    return folder
+
+
+def test_the_verdicts_of_forgetting(trained):
+    found = verdicts(forgetting.EXPERIMENT, SMALL, trained)
+    assert len(found) == 16
+    for name, became in found.items():
+        assert became == ("differs in setting" if name in DIFFERS else "holds"), name
+
+
+def test_the_verdicts_of_differences(trained):
+    found = verdicts(differences.EXPERIMENT, SMALL, trained)
+    assert len(found) == 8
+    for name, became in found.items():
+        beside_authors = name.startswith("slice-9-at")
+        assert became == ("differs in setting" if beside_authors else "holds"), name
+
+
+def test_checkpoints_of_somebody_without_a_control(trained, tmp_path):
+    shutil.copytree(trained / "checkpoints", tmp_path / "given")
+    shutil.rmtree(tmp_path / "given" / "seed-0" / "kept")
+    run = Run(tmp_path, SMALL, given=tmp_path / "given")
+    measured = differences.measure(run)
+    assert measured.kept == ()
+    rows = {row.name: row for row in differences.claims(run, measured)}
+    assert rows["falls"].control == () and rows["falls"].expected
+
+
+def test_labels_name_the_stage():
+    log = [{"stage": stage} for stage in (0, 0, 0, 1, 8)]
+    assert labels_of(log) == ["start", "base, 1", "base, 2", "add 5, 1", "re-add 9, 1"]

@@ -1,0 +1,132 @@
+"""Similarities before and after the attack. In: a run. Out: `Measured`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+import tnsim
+from tnsim.reproduce.backdoor.setting import Setting
+from tnsim.reproduce.backdoor.trigger import TARGET, stamp
+from tnsim.reproduce.images import load
+from tnsim.reproduce.run import Run
+
+MATRICES = (
+    "similarity",
+    "symmetric",
+    f"slice_{TARGET}",
+    f"symmetric_slice_{TARGET}",
+    "weight_cosine",
+    "clean_behaviour",
+    "poisoned_behaviour",
+)
+
+
+@dataclass(frozen=True)
+class Compared:
+    """The checkpoints of one seed, twice: with the attack and with the control at their end.
+
+    Args:
+        attack: `MATRICES`, `slices` and `symmetric_slices` over steps; along training accuracies
+            and attack success.
+        control: the same, of the clean continuation; None for checkpoints that have none.
+        injection: the row of the first attacked checkpoint.
+    """
+
+    attack: Any
+    control: Any
+    injection: int
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What the claims and the figure read.
+
+    Args:
+        seeds: one comparison for each seed.
+    """
+
+    seeds: tuple[Compared, ...]
+
+
+def measure(run: Run[Setting]) -> Measured:
+    """Compare all checkpoints of every seed.
+
+    Args:
+        run: after `train`.
+
+    Returns:
+        Matrices for each seed.
+    """
+    tested = load(run.setting.images, "test", run.data)
+    return Measured(tuple(of_seed(run, name, tested.x) for name in seeds(run)))
+
+
+def seeds(run: Run[Setting]) -> list[str]:
+    """Folders of a run, each with the three series of a seed."""
+    found = sorted(path.name for path in run.checkpoints.glob("seed-*"))
+    if not found:
+        raise tnsim.CheckpointError(
+            f"{run.checkpoints}: no folder seed-0 or the like, which holds the series clean, "
+            "attack and control"
+        )
+    return found
+
+
+def of_seed(run: Run[Setting], name: str, tested: np.ndarray) -> Compared:
+    """All pairs of a seed's checkpoints, clean, attacked and control at once."""
+    branches = {"clean": run.series(f"{name}/clean"), "attack": run.series(f"{name}/attack")}
+    if (run.checkpoints / name / "control").is_dir():
+        branches["control"] = run.series(f"{name}/control")
+    models: list[tnsim.Model] = []
+    labels: list[str] = []
+    for branch, series in branches.items():
+        models += list(series)
+        labels += [f"{branch} {step}" for step in series.labels]
+    if models[0].d_in != tested.shape[1]:
+        raise tnsim.CheckpointError(
+            f"{run.checkpoints / name}: models of {models[0].d_in} pixels, but images of "
+            f"{tested.shape[1]}; give the folder of their images as --data"
+        )
+    result = all_pairs(run, name, models, labels, tested)
+    clean = run.log(f"{name}/clean")
+    ways = {}
+    for branch in list(branches)[1:]:
+        rows = [n for n, label in enumerate(labels) if label.split()[0] in ("clean", branch)]
+        ways[branch] = along(result, rows, clean + run.log(f"{name}/{branch}"))
+    return Compared(ways["attack"], ways.get("control"), len(clean))
+
+
+def all_pairs(
+    run: Run[Setting],
+    name: str,
+    models: Sequence[tnsim.Model],
+    labels: Sequence[str],
+    tested: np.ndarray,
+) -> tnsim.Pairwise:
+    """Every matrix of the models, under both metrics and the measures they are compared with."""
+    named = dict(zip(labels, models, strict=True))
+    result = tnsim.pairwise(named, slices=True, store=run.store(name), progress=run.progress)
+    store = run.store(f"{name}-symmetric")
+    other = tnsim.pairwise(named, tnsim.Symmetric(), slices=True, store=store)
+    result["symmetric"] = other.similarity
+    result["symmetric_slices"] = other.slices
+    for prefix in ("", "symmetric_"):
+        result[f"{prefix}slice_{TARGET}"] = result[f"{prefix}slices"].sel(output=TARGET, drop=True)
+    result["weight_cosine"] = tnsim.baselines.weight_cosine(models, names=labels)
+    for kind, inputs in (("clean", tested), ("poisoned", stamp(tested))):
+        behaviour = tnsim.baselines.mean_cosine(models, inputs, names=labels)
+        result[f"{kind}_behaviour"] = behaviour
+    return result
+
+
+def along(result: tnsim.Pairwise, rows: Sequence[int], log: Sequence[dict[str, float]]) -> Any:
+    """Some of the models, labelled by step, with what the log says of them."""
+    steps = [int(entry["step"]) for entry in log]
+    chosen = result.isel(a=rows, b=rows).assign_coords(a=steps, b=steps)
+    for curve in ("train_accuracy", "test_accuracy", "attack_success"):
+        chosen[curve] = ("a", [entry[curve] for entry in log])
+    return chosen

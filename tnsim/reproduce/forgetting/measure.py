@@ -1,0 +1,129 @@
+"""Similarities across stages. In: a run. Out: `Measured`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+import tnsim
+from tnsim.reproduce.forgetting.setting import STAGES, Setting
+from tnsim.reproduce.forgetting.train import REMOVED
+from tnsim.reproduce.images import load
+from tnsim.reproduce.run import Run
+
+WHOLE = ("similarity", "cka", "weight_cosine")
+"""Measures of whole models."""
+
+
+@dataclass(frozen=True)
+class Compared:
+    """The checkpoints of one seed.
+
+    Args:
+        stages: of all stages in order: `WHOLE`, `slices`, `weight_slices`, `slice_9` and
+            `weight_slice_9`; along training `stage` and accuracies.
+        kept: the same with the control in the place of the stage that removes 9, and without the
+            one after it; None for checkpoints that have no control.
+    """
+
+    stages: Any
+    kept: Any
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What the claims and the figures read.
+
+    Args:
+        seeds: one comparison for each seed.
+    """
+
+    seeds: tuple[Compared, ...]
+
+
+def measure(run: Run[Setting]) -> Measured:
+    """Compare all checkpoints of every seed.
+
+    Args:
+        run: after `train`.
+
+    Returns:
+        Matrices for each seed.
+    """
+    tested = load(run.setting.images, "test", run.data)
+    return Measured(tuple(of_seed(run, name, tested.x) for name in seeds(run)))
+
+
+def seeds(run: Run[Setting]) -> list[str]:
+    """Folders of a run, each with the series of a seed."""
+    found = sorted(path.name for path in run.checkpoints.glob("seed-*"))
+    if not found:
+        raise tnsim.CheckpointError(
+            f"{run.checkpoints}: no folder seed-0 or the like, which holds the series stages"
+        )
+    return found
+
+
+def of_seed(run: Run[Setting], name: str, tested: np.ndarray) -> Compared:
+    """All pairs of a seed's checkpoints, those of the control among them."""
+    series = run.series(f"{name}/stages")
+    models, log = list(series), run.log(f"{name}/stages")
+    labels = labels_of(log)
+    has_control = (run.checkpoints / name / "kept").is_dir()
+    if has_control:
+        kept_log = run.log(f"{name}/kept")
+        models += list(run.series(f"{name}/kept"))
+        labels += [f"kept {n}" for n in range(1, len(kept_log) + 1)]
+        log = log + kept_log
+    if models[0].d_in != tested.shape[1]:
+        raise tnsim.CheckpointError(
+            f"{run.checkpoints / name}: models of {models[0].d_in} pixels, but images of "
+            f"{tested.shape[1]}; give the folder of their images as --data"
+        )
+    result = all_pairs(run, name, models, labels, tested)
+    for curve in ("stage", "validation_accuracy", "accuracy_of_9"):
+        result[curve] = ("a", [entry[curve] for entry in log])
+    rows = np.arange(len(labels))
+    is_control = np.array([label.startswith("kept") for label in labels])
+    earlier = result.stage.values < REMOVED
+    kept = None
+    if has_control:
+        kept = chosen(result, rows[earlier | is_control])
+    return Compared(chosen(result, rows[~is_control]), kept)
+
+
+def labels_of(log: Sequence[dict[str, float]]) -> list[str]:
+    """Names of the checkpoints: the stage, and which one of it."""
+    labels = ["start"]
+    stages = [int(entry["stage"]) for entry in log]
+    for row in range(1, len(log)):
+        place = stages[1 : row + 1].count(stages[row])
+        labels.append(f"{STAGES[stages[row]].name}, {place}")
+    return labels
+
+
+def chosen(result: Any, rows: Sequence[int] | np.ndarray) -> Any:
+    """Some of the models, against each other."""
+    return result.isel(a=rows, b=rows)
+
+
+def all_pairs(
+    run: Run[Setting],
+    name: str,
+    models: Sequence[tnsim.Model],
+    labels: Sequence[str],
+    tested: np.ndarray,
+) -> tnsim.Pairwise:
+    """Every matrix of the models."""
+    named = dict(zip(labels, models, strict=True))
+    result = tnsim.pairwise(named, slices=True, store=run.store(name), progress=run.progress)
+    result["cka"] = tnsim.baselines.cka(models, tested, names=labels)
+    result["weight_cosine"] = tnsim.baselines.weight_cosine(models, names=labels)
+    result["weight_slices"] = tnsim.baselines.weight_slices(models, names=labels)
+    result["slice_9"] = result.slices.sel(output=9, drop=True)
+    # weight slices have no label for their outputs
+    result["weight_slice_9"] = result.weight_slices.isel(output=9, drop=True)
+    return result

@@ -1,0 +1,121 @@
+"""Labelled images of digits. In: a folder, or nothing. Out: arrays of pixels and labels.
+
+Without a download there are two stand-ins for street-view house numbers: the 8 x 8 scans that come
+with scikit-learn (Alpaydin and Kaynak 1998), and 32 x 32 digits drawn from fonts
+(`street_digits.py`). A folder may hold the real ones.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from tnsim.errors import TnsimError
+from tnsim.reproduce import street_digits
+
+Part = Literal["train", "test"]
+Kind = Literal["digits", "street"]
+
+WANTED = (
+    "train_32x32.mat and test_32x32.mat of SVHN, or train.npz and test.npz with `images` "
+    "(n, side, side) from 0 to 1 and `labels` (n,)"
+)
+_TRAINED_ON = 1437
+"""Of scikit-learn's 1797 digits, four fifths."""
+_RENDERED = {"train": 20_000, "test": 4_000}
+_LUMINANCE = (0.299, 0.587, 0.114)
+"""Of red, green and blue (ITU-R BT.601)."""
+
+
+class Images(NamedTuple):
+    """Images and what they show.
+
+    Attributes:
+        x: pixels, row by row, from 0 to 1.
+        y: digits from 0 to 9.
+    """
+
+    x: Float[np.ndarray, "n pixels"]
+    y: Int[np.ndarray, " n"]
+
+    @property
+    def side(self) -> int:
+        """Pixels along an edge.
+
+        Example:
+            >>> Images(np.zeros((3, 64), np.float32), np.zeros(3, np.int32)).side
+            8
+        """
+        return round(self.x.shape[1] ** 0.5)
+
+
+def load(kind: Kind, part: Part, folder: Path | None = None) -> Images:
+    """Images to train on, or to test with.
+
+    Args:
+        kind: `"digits"` or `"street"`; not read where there is a folder.
+        part: `"train"` or `"test"`.
+        folder: of real data, see `WANTED`.
+
+    Returns:
+        Float32 pixels and int32 labels; the same at every call.
+
+    Raises:
+        TnsimError: the folder does not hold what is wanted.
+
+    Example:
+        >>> load("digits", "test").x.shape
+        (360, 64)
+    """
+    if folder is not None:
+        return _of_folder(folder, part)
+    if kind == "street":
+        # parts have seeds of their own, so neither needs the other
+        seed = list(_RENDERED).index(part)
+        return Images(*street_digits.render(_RENDERED[part], seed))
+    return _scanned(part)
+
+
+def _scanned(part: Part) -> Images:
+    from sklearn.datasets import load_digits
+
+    scans: Any = load_digits()
+    order = np.random.default_rng(0).permutation(len(scans.data))
+    chosen = order[:_TRAINED_ON]
+    if part == "test":
+        chosen = order[_TRAINED_ON:]
+    pixels = (scans.data[chosen] / 16).astype(np.float32)
+    return Images(pixels, scans.target[chosen].astype(np.int32))
+
+
+def _of_folder(folder: Path, part: Part) -> Images:
+    of_svhn, plain = folder / f"{part}_32x32.mat", folder / f"{part}.npz"
+    try:
+        if of_svhn.exists():
+            return _grey(of_svhn)
+        with np.load(plain) as arrays:
+            images, labels = arrays["images"], arrays["labels"]
+    except (OSError, ValueError, KeyError) as error:
+        raise TnsimError(
+            f"{folder} cannot be read as images ({error}); it holds {WANTED}"
+        ) from None
+    square = images.ndim == 3 and images.shape[1] == images.shape[2]
+    if not square or labels.shape != images.shape[:1] or not 0 <= images.min() <= images.max() <= 1:
+        raise TnsimError(
+            f"{plain} has images {images.shape} from {images.min():g} to {images.max():g} and "
+            f"labels {labels.shape}; wanted are {WANTED}"
+        )
+    return Images(images.reshape(len(images), -1).astype(np.float32), labels.astype(np.int32))
+
+
+def _grey(path: Path) -> Images:
+    """SVHN's own files: (32, 32, 3, n) bytes, and the digit 0 written as 10."""
+    from scipy.io import loadmat
+
+    arrays: Any = loadmat(path)
+    grey = np.tensordot(arrays["X"], _LUMINANCE, axes=(2, 0)) / 255
+    pixels = np.moveaxis(grey, -1, 0).reshape(grey.shape[-1], -1)
+    return Images(pixels.astype(np.float32), (arrays["y"].ravel() % 10).astype(np.int32))
