@@ -64,11 +64,19 @@ def test_an_array_that_nobody_can_write_to_is_not_copied(rng):
 
 def test_weights_of_torch_are_copied():
     torch = pytest.importorskip("torch")
+    weight = torch.eye(2)
+    model = tnsim.Model([tnsim.Linear(weight)])
+    weight.zero_()
+    assert np.array_equal(model.layers[0].weight, np.eye(2))
+
+
+def test_weights_of_torch_that_are_trained_are_kept_and_read_by_no_plain_verb():
+    torch = pytest.importorskip("torch")
     parameter = torch.nn.Parameter(torch.eye(2))
     model = tnsim.Model([tnsim.Linear(parameter)])
-    with torch.no_grad():
-        parameter.zero_()
-    assert np.array_equal(model.layers[0].weight, np.eye(2))
+    assert model.layers[0].weight is parameter
+    with pytest.raises(tnsim.TnsimError, match="that require grad"):
+        tnsim.similarity(model, model)
 
 
 def test_a_model_rebuilt_around_arrays_that_may_change_is_read_anew(rng, own_session):

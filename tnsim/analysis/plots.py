@@ -272,6 +272,8 @@ def new_figure(**options: Any) -> tuple[Figure, Any]:
         (2,)
     """
     try:
+        import matplotlib.figure  # noqa: F401  what pictures are made of
+
         from tnsim.analysis.pictures import Picture
     except ImportError:
         raise MissingExtra("matplotlib", "plot", "drawing") from None
