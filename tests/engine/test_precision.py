@@ -206,6 +206,26 @@ def test_a_cosine_beyond_its_error_bound_is_our_error():
         precision.clipped(Cosine(np.array([0.5, 1.011]), np.array([1e-9, 1e-3])))
 
 
+@pytest.mark.parametrize("dtype, off", [("float64", 1e-9), ("float32", 1e-3)])
+@pytest.mark.parametrize("metric", [tnsim.Gaussian(), tnsim.Symmetric(), CLOSURE])
+def test_a_function_in_a_skewed_hidden_basis_is_itself(metric, dtype, off, rng):
+    """What cancels between its layers may take a cosine out of [-1, 1], by less than it is off."""
+    for _ in range(6):
+        first = [rng.normal(size=shape) for shape in ((9, 4), (9, 4), (4, 9))]
+        second = [rng.normal(size=shape) for shape in ((9, 4), (9, 4), (2, 9))]
+        left, right = (np.linalg.qr(rng.normal(size=(4, 4)))[0] for _ in range(2))
+        basis = left @ np.diag([1.0, 10.0, 30.0, 100.0]) @ right
+        there = [first[0], first[1], basis @ first[2]]
+        back = np.linalg.inv(basis)
+        again = [second[0] @ back, second[1] @ back, second[2]]
+        a = tnsim.Model([tnsim.Bilinear(*first), tnsim.Bilinear(*second)])
+        b = tnsim.Model([tnsim.Bilinear(*there), tnsim.Bilinear(*again)])
+        found = tnsim.similarity(a, b, metric, dtype=dtype)
+        assert 1 - off <= found <= 1
+        found = tnsim.pairwise([a, b], metric, dtype=dtype).similarity.values
+        assert (found <= 1).all() and (found >= 1 - off).all()
+
+
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 def test_sizes_magnify_rounding(dtype):
     """A norm that is a thousandth of its size loses three digits."""

@@ -18,7 +18,9 @@ to first order in u rho. Cosines between logarithms of size l lose eps l more: u
 
 Measured against exact rational arithmetic, errors are a fiftieth of the bound (median) and at most
 a quarter. It says nothing of what cancels *within* a plain model, such as two hidden units that
-nearly undo each other: the number is then that of a model whose weights differ by eps.
+nearly undo each other, or a hidden basis that is far from orthogonal: the number is then that of a
+model whose weights differ by eps times the condition of that basis. Where this takes a cosine out
+of [-1, 1], by no more than half of the digits, the excess is the error.
 """
 
 from __future__ import annotations
@@ -103,7 +105,9 @@ def cosine(product: LogScaled, bra: LogScaled, ket: LogScaled, arithmetic: Arith
     norm_error = rounding * (magnified[0] + magnified[1]) / 2 / left
     value = mantissa * factor
     error = rounding * direct * (1 + norm_error) + abs(value) * norm_error
-    return Cosine(value, error)
+    excess = abs(value) - 1
+    shown = library.where(excess <= math.sqrt(_EPS[arithmetic.dtype]), excess, 0.0)
+    return Cosine(value, library.maximum(error, shown))
 
 
 def check_norm(norm: LogScaled, name: str, has_terms: bool, arithmetic: Arithmetic) -> None:
@@ -159,8 +163,9 @@ def clipped(cosines: Cosine) -> Any:
         worst = np.argmax(np.where(outside, excess, -np.inf))
         raise TnsimError(
             f"a cosine came out as {np.ravel(cosines.value)[worst]:.6g}, outside [-1, 1] by more "
-            f"than its error bound {np.ravel(cosines.error)[worst]:.1g}: "
-            "an error in tnsim, please report it"
+            f"than its error bound {np.ravel(cosines.error)[worst]:.1g}: hidden units of a model "
+            "nearly cancel one another (use float64, or an equal model in a better basis), or this "
+            "is an error in tnsim, please report it"
         )
     return np.minimum(np.maximum(cosines.value, -1.0), 1.0)
 
