@@ -50,6 +50,7 @@ def run(page):
     return space
 
 
+@pytest.mark.slow
 def test_training(clone):
     space = run(DOCS / "how-to" / "training.md")
     learned = tnsim.from_module(space["student"])

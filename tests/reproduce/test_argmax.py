@@ -1,4 +1,5 @@
 import jax.numpy as jnp
+import pytest
 from rerun import verdicts
 
 from tnsim.reproduce.argmax import EXPERIMENT
@@ -22,6 +23,7 @@ def test_the_second_largest_of_equal_ones_is_the_later_one():
     ]
 
 
+@pytest.mark.slow
 def test_the_verdicts_of_a_short_training(tmp_path):
     assert verdicts(EXPERIMENT, SMALL, tmp_path) == {
         "r-gaussian": "holds",

@@ -29,6 +29,7 @@ def trained(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_the_verdicts_of_a_small_attack(trained):
     found = verdicts(EXPERIMENT, SMALL, trained)
     assert len(found) == 24
@@ -36,11 +37,13 @@ def test_the_verdicts_of_a_small_attack(trained):
     assert {name for name, became in found.items() if became == "does not hold"} == FAILS
 
 
+@pytest.mark.slow
 def test_what_is_finished_is_kept(trained, monkeypatch):
     monkeypatch.setattr(images, "load", None)
     EXPERIMENT.train(Run(trained, SMALL))
 
 
+@pytest.mark.slow
 def test_checkpoints_of_somebody_without_a_control(trained, tmp_path):
     """Scores are then judged by the printed ones."""
     given = tmp_path / "given"
@@ -69,6 +72,7 @@ def _street(folder):
     return folder
 
 
+@pytest.mark.slow
 def test_equal_seeds_give_equal_weights(trained, tmp_path):
     short = dataclasses.replace(SMALL, clean_steps=160, changed_steps=80)
     EXPERIMENT.train(Run(tmp_path, short))

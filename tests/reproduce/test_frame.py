@@ -249,6 +249,12 @@ def test_the_published_page_is_made_of_its_records(tmp_path):
     assert (DOCS / "reproduction.md").read_text() == text
 
 
+def test_the_readme_has_the_score_of_the_page():
+    text = (DOCS / "reproduction.md").read_text()
+    score = next(line for line in text.splitlines() if line.startswith("**")).strip("*.")
+    assert score in (DOCS.parent / "README.md").read_text()
+
+
 @pytest.mark.parametrize("path", PUBLISHED, ids=lambda path: path.parts[-3])
 def test_published_verdicts_are_what_their_numbers_say(path):
     record = records.read(path)

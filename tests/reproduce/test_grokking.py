@@ -19,6 +19,7 @@ def test_the_verdicts_of_the_shipped_series(tmp_path):
     assert set(found.values()) == {"holds"} and len(found) == 16
 
 
+@pytest.mark.slow
 def test_training_again_gives_the_shipped_weights(tmp_path):
     run = Run(tmp_path, Setting(steps=STEPS[:5]))
     train_series(run, "seed-0")

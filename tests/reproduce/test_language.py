@@ -125,6 +125,7 @@ def test_even_drift_has_the_mean_of_every_lag(rng):
         assert np.diagonal(even, lag) == pytest.approx(np.diagonal(values, lag).mean())
 
 
+@pytest.mark.slow
 def test_the_verdicts_of_a_small_model(tmp_path, text):
     folder = tmp_path / "out"
     found = verdicts(EXPERIMENT, SMALL, folder, data=text)
