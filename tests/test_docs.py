@@ -71,7 +71,14 @@ LOOKED_AT = ("training", "non-polynomial-models")
 OTHERS = [page for page in PAGES if snippets(page) and page.stem not in LOOKED_AT]
 
 
-@pytest.mark.parametrize("page", names(OTHERS))
+def by_length(pages):
+    """Pages as cases; how-tos are many, and among the slow tests."""
+    for page in sorted(pages):
+        marks = [pytest.mark.slow] if page.parent.name == "how-to" else []
+        yield pytest.param(page, id=str(page.relative_to(ROOT)), marks=marks)
+
+
+@pytest.mark.parametrize("page", by_length(OTHERS))
 def test_snippets_run(page, clone):
     run(page)
 

@@ -52,11 +52,11 @@ METRICS = {"closure": tnsim.GaussianClosure(), "tree": tnsim.TreeSymmetric()}
 
 
 def crossing(models, slow):
-    """Models by metrics; the closures named have long plans and are among the slow tests."""
+    """Models by metrics; those named have long plans and are among the slow tests."""
     for name in models:
-        yield name, "tree"
         marks = [pytest.mark.slow] if name in slow else []
-        yield pytest.param(name, "closure", marks=marks)
+        for metric in ("tree", "closure"):
+            yield pytest.param(name, metric, marks=marks)
 
 
 def model(make, seed, dtype="float64"):

@@ -70,8 +70,8 @@ def test_gradient_with_respect_to_the_metric(rng):
         pytest.param("gaussian", "two bilinear", marks=pytest.mark.slow),
         pytest.param("gaussian", "two with biases", marks=pytest.mark.slow),
         ("symmetric", "lerp residual"),
-        ("closure", "lerp residual"),
-        ("tree", "lerp residual"),
+        pytest.param("closure", "lerp residual", marks=pytest.mark.slow),
+        pytest.param("tree", "lerp residual", marks=pytest.mark.slow),
     ],
 )
 def test_jit_and_vmap_agree_with_the_plain_call(metric, case, rng):

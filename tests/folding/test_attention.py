@@ -74,8 +74,11 @@ def test_three_positions():
     )
 
 
+DEEP_QUICK = "bilinear, then attention"
+
+
 @pytest.mark.parametrize("form", ["standard", slow("full")])
-@pytest.mark.parametrize("layers", DEEP)
+@pytest.mark.parametrize("layers", [DEEP_QUICK, *(slow(x) for x in DEEP if x != DEEP_QUICK)])
 def test_closure_is_the_joint_gaussian_layer_by_layer(layers, form):
     a, b = pair(DEEP[layers], 2)
     metric = tnsim.GaussianClosure(*inputs(np.random.default_rng(4), 2, 1)[form])

@@ -143,7 +143,7 @@ def test_pairs_of_deep_models(rng):
 @pytest.mark.slow
 def test_vectors_too_many_to_be_kept(blocks, rng, monkeypatch):
     """They are made again, part by part, for every tile."""
-    some = deep(rng, 24)
+    some = deep(rng, 48)
     room = 2 * vectors(some, tnsim.Gaussian()).nbytes - 1
     small = tnsim.Budget(memory_bytes=room)
     plan = tnsim.plan_pairwise(some, budget=small)
