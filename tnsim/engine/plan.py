@@ -87,10 +87,7 @@ class Plan:
 
     @cached_property
     def peak_elements(self) -> int:
-        """Largest number of elements alive at once.
-
-        Alive are the weights, values kept for a later stage, and those of the stages that run.
-        """
+        """Most elements alive at once: weights, values that wait, those of stages that run."""
         return plan_memory.peak_elements(self)
 
     @cached_property

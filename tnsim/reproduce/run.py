@@ -194,3 +194,24 @@ def seconds_of(run: Run) -> dict[str, float]:
         return {}
     known = json.loads(path.read_text(encoding="utf-8"))
     return {step: entry["seconds"] for step, entry in known.items()}
+
+
+def seed_folders(run: Run, series: str) -> list[str]:
+    """Folders of a run's checkpoints, one for each seed.
+
+    Args:
+        run: after its training.
+        series: names of what each folder holds, for the message.
+
+    Returns:
+        Their names, in order.
+
+    Raises:
+        CheckpointError: there is none.
+    """
+    found = sorted(path.name for path in run.checkpoints.glob("seed-*"))
+    if not found:
+        raise CheckpointError(
+            f"{run.checkpoints}: no folder seed-0 or the like, which holds the series {series}"
+        )
+    return found

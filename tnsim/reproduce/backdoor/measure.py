@@ -12,7 +12,7 @@ import tnsim
 from tnsim.reproduce.backdoor.setting import Setting
 from tnsim.reproduce.backdoor.trigger import TARGET, stamp
 from tnsim.reproduce.images import load
-from tnsim.reproduce.run import Run
+from tnsim.reproduce.run import Run, seed_folders
 
 MATRICES = (
     "similarity",
@@ -62,18 +62,8 @@ def measure(run: Run[Setting]) -> Measured:
         Matrices for each seed.
     """
     tested = load(run.setting.images, "test", run.data)
-    return Measured(tuple(of_seed(run, name, tested.x) for name in seeds(run)))
-
-
-def seeds(run: Run[Setting]) -> list[str]:
-    """Folders of a run, each with the three series of a seed."""
-    found = sorted(path.name for path in run.checkpoints.glob("seed-*"))
-    if not found:
-        raise tnsim.CheckpointError(
-            f"{run.checkpoints}: no folder seed-0 or the like, which holds the series clean, "
-            "attack and control"
-        )
-    return found
+    names = seed_folders(run, "clean, attack and control")
+    return Measured(tuple(of_seed(run, name, tested.x) for name in names))
 
 
 def of_seed(run: Run[Setting], name: str, tested: np.ndarray) -> Compared:

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import tnsim
-from tnsim.reproduce.forgetting.measure import labels_of, seeds
+from tnsim.reproduce.forgetting.measure import labels_of
 from tnsim.reproduce.forgetting.setting import Setting
-from tnsim.reproduce.run import Run
+from tnsim.reproduce.run import Run, seed_folders
 
 DIFFERENCE = "learning 9"
 """The model with 9 minus the model without."""
@@ -37,7 +37,7 @@ def measure(run: Run[Setting]) -> Measured:
     Returns:
         A result for each seed.
     """
-    names = seeds(run)
+    names = seed_folders(run, "stages")
     stages = tuple(beside_difference(run, name, "stages") for name in names)
     kept = ()
     if all((run.checkpoints / name / "kept").is_dir() for name in names):
