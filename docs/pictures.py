@@ -20,14 +20,14 @@ from tnsim import plots
 from tnsim.metrics import orbits
 
 HERE = Path(__file__).parent
-SHIPPED = Path(tnsim.__file__).parent / "data" / "modular-addition"
+SHIPPED = Path(tnsim.__file__).parent / "data" / "grokking"
 INK, ACCENT, PALE = "#30343b", "#2c6fbb", "#c3c8d0"
 BRA, KET = ("o", ACCENT), ("s", "#ff9f40")
 
 
 def same_function() -> Figure:
     """A trained network, and a copy whose hidden units are permuted and swapped."""
-    network = tnsim.load(SHIPPED / "step_100000.safetensors")
+    network = tnsim.load(SHIPPED / "step_080000.safetensors")
     layer = network.layers[0]
 
     rng = np.random.default_rng(0)
@@ -70,7 +70,7 @@ def grokking() -> Figure:
     series = tnsim.load(SHIPPED)
     run = tnsim.pairwise(series, progress=False)
     phases = tnsim.reading.segment(run, 3)
-    log = json.loads((SHIPPED / "metrics.json").read_text())["checkpoints"]
+    log = json.loads((SHIPPED / "log.json").read_text())["checkpoints"]
     rows = np.arange(len(log))
     ticks = rows[::2]
     labels = [f"{log[row]['step']:,}" for row in ticks]
