@@ -68,7 +68,7 @@ def segment(similarity: Matrix, phases: int) -> Segmentation:
     """The best division into contiguous phases, exactly, in O(K^2 phases) (kernel change points).
 
     Minimises the scatter of the models, as vectors v_i, around the mean of their phase. Squared
-    distances D_ij = |v_i - v_j|^2 give it without the vectors, for a phase P of n models as
+    distances `D_ij = |v_i - v_j|^2` give it without the vectors, for a phase P of n models as
 
         `sum over i in P of |v_i - mean|^2  =  sum over i, j in P of D_ij / (2 n)`.
 
