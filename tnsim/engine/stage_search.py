@@ -14,11 +14,11 @@ from tnsim.engine.assembly import Assembly
 from tnsim.engine.canonical import Tensor, canonical
 from tnsim.engine.piece import Piece
 from tnsim.engine.problem import Definition, Stage, Term
-from tnsim.engine.route_search import FEW, WORTH_SEARCHING, RouteSearch, Shapes, Ways
+from tnsim.engine.route_search import FEW, GAINS, WORTH_SEARCHING, RouteSearch, Shapes, Ways
 from tnsim.engine.sharing import Forms
 
 SMALL_STAGE = 60
-"""Products up to which a stage that is worth it is tuned; stages of up to `FEW` always are."""
+"""Products up to which a stage is tuned: each attempt puts the whole stage together again."""
 MAX_ATTEMPTS = 100
 TURNS_ROOM = 8
 """Elements of the turns of a loop that run at once, in units of what counts as `large`."""
@@ -45,7 +45,8 @@ def build_piece(stage: Stage, shapes: Shapes, exchangeable: tuple[int, ...], lar
 
     best = assembled()
     terms = sum(len(definition.terms) for definition in stage.definitions)
-    if terms <= FEW or (terms <= SMALL_STAGE and best.price >= WORTH_SEARCHING):
+    worth = GAINS if terms <= FEW else WORTH_SEARCHING
+    if terms <= SMALL_STAGE and best.price >= worth:
         best = _tuned(search, best, assembled)
     piece = best.piece()
     if piece.peak_elements > large and any(d.over for d in stage.definitions):
