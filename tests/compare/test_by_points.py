@@ -24,11 +24,12 @@ def cosine(x, y, weights=None):
     return product(x, y) / np.sqrt(product(x, x) * product(y, y))
 
 
-def language_model(g, vocabulary=5, n_ctx=3, layers=2, width=4, outputs=3):
+def language_model(g, vocabulary=5, n_ctx=3, layers=2, width=4, outputs=3, **options):
     """Two attention layers over tokens."""
     stack = [linear(g, vocabulary, width, True)]
     for _ in range(layers):
-        stack.append(tnsim.Residual(attention(g, width, 2, 2, 2, width, True), 0.7, 0.3))
+        inner = attention(g, width, 2, 2, 2, width, True, **options)
+        stack.append(tnsim.Residual(inner, 0.7, 0.3))
     return tnsim.Model([*stack, linear(g, width, outputs, True)], n_ctx=n_ctx)
 
 
@@ -244,6 +245,44 @@ def test_categorical_of_any_depth_is_enumerated(probabilities, rng):
     assert tnsim.similarity(one, one, metric).route is None  # along its plan, as before
     mixed = tnsim.similarity(a, one, metric)
     assert mixed == pytest.approx(cosine(a(x), one(x), weights), abs=1e-12)
+
+
+def test_sequences_that_begin_alike_share_their_beginning(rng, monkeypatch):
+    a, b = (language_model(rng, vocabulary=4, n_ctx=4) for _ in range(2))
+    both_ways = language_model(rng, vocabulary=4, n_ctx=4, mask="none")
+    p = np.array([0.1, 0.2, 0.3, 0.4])
+    metric = tnsim.Categorical(p)
+    ids = np.array(list(itertools.product(range(4), repeat=4)))
+    x, weights = np.eye(4)[ids], p[ids].prod(axis=1)
+    wanted = cosine(a(x), b(x), weights)
+    assert tnsim.similarity(a, b, metric) == pytest.approx(wanted, abs=1e-12)
+    value = tnsim.similarity(a, both_ways, metric)
+    assert value == pytest.approx(cosine(a(x), both_ways(x), weights), abs=1e-12)
+    shared, apart = (tnsim.plan(a, other, metric) for other in (b, both_ways))
+    assert shared.points == apart.points == 256
+    assert 2.9 < apart.multiplications / shared.multiplications < 3.2  # 340 states, not 1024
+    for batch_bytes in (2**10, 2**13, 2**15):
+        monkeypatch.setattr(passes, "BATCH_BYTES", batch_bytes)
+        assert tnsim.similarity(a, b, metric) == pytest.approx(wanted, abs=1e-12)
+    monkeypatch.setattr(passes, "_EAGER", 0)
+    assert tnsim.similarity(a, b, metric) == pytest.approx(wanted, abs=1e-12)
+
+
+def test_beginnings_of_very_different_sizes(rng):
+    """Attention brings states that differ by 2^20 to its fifth power."""
+    a, b = (language_model(rng, vocabulary=3) for _ in range(2))
+    sizes = np.array([2.0**20, 1.0, 2.0**-20])
+    ids = np.array(list(itertools.product(range(3), repeat=3)))
+    weights = (p := np.array([1e-200, 0.5, 0.5]))[ids].prod(axis=1)
+    models = []
+    for model in (a, b):
+        first = model.layers[0]
+        table = tnsim.Linear(first.weight * sizes, first.bias)
+        models.append(tnsim.Model([table, *model.layers[1:]], n_ctx=3))
+    x = np.eye(3)[ids]
+    wanted = cosine(*(model(x) for model in models), weights)
+    for metric in (tnsim.Categorical(p), tnsim.Empirical(ids, weights)):
+        assert tnsim.similarity(*models, metric) == pytest.approx(wanted, abs=1e-12)
 
 
 def test_categorical_beyond_the_budget_is_sampled_where_that_is_asked_for(rng):

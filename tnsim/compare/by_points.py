@@ -130,7 +130,7 @@ def points_of(
     points = gaussian_points(metric, reading_of(models), rows)
     if points is None:
         return None
-    passes = points.count * sum(map(_work, models))
+    passes = sum(_work(model, points) for model in models)
     cheap = passes <= _FREE
     return (
         points if cheap or passes <= _diagrams(models, metric, wanted, per_output, dtype) else None
@@ -149,13 +149,13 @@ def _check_concrete(metric: FiniteMetric) -> None:
 
 def forward_plan(models: Sequence[Any], metric: Metric, points: Points, dtype: str) -> ForwardPlan:
     """What runs at some points: every model once, and a product of outputs for every pair."""
-    passes = sum(_work(model, points.tokens) for model in models if isinstance(model, Model))
-    outputs = 0
+    passes, outputs = 0, 0
     for model in models:
         if isinstance(model, Model):
-            outputs = model.d_out * (model.n_ctx or 1)
+            passes += _work(model, points)
+            outputs = forward.outputs(model.d_out, model.n_ctx or 1, points)
     pairs = len(models) * (len(models) + 1) // 2
-    work = points.count * (passes + pairs * outputs)
+    work = passes + pairs * outputs
     exact = metric.is_exact(0) if isinstance(metric, FiniteMetric) else True
     return ForwardPlan(metric.name, exact, route_name(metric, points), dtype, points.count, work)
 
@@ -221,11 +221,13 @@ def reading_of(models: Sequence[Model]) -> Reading:
     if not models:
         return Reading(0, None, 0)
     first = models[0]
-    return Reading(first.d_in, first.n_ctx, max(model.degree for model in models))
+    layers = [layer for model in models for layer in kinds(model)]
+    causal = all(layer.causal or not layer.mixes_positions for layer in layers)
+    return Reading(first.d_in, first.n_ctx, max(model.degree for model in models), causal)
 
 
-def _work(model: Model, tokens: bool = False) -> int:
-    return forward.multiplications(kinds(model), model.n_ctx or 1, tokens)
+def _work(model: Model, points: Points) -> int:
+    return forward.multiplications(kinds(model), model.n_ctx or 1, points)
 
 
 def _diagrams(

@@ -24,7 +24,7 @@ from tnsim.engine import execution, log_scaled
 from tnsim.engine.log_scaled import LogScaled, add
 from tnsim.errors import ModelError
 from tnsim.metrics.points import Points, Weighted
-from tnsim.models.forward import ScaledLayers, check_inputs, forward, scaled_layers
+from tnsim.models.forward import ScaledLayers, check_inputs, forward, is_tokens, scaled_layers
 from tnsim.models.functions import Function, outputs_of
 from tnsim.models.model import Model
 from tnsim.models.scaling import split
@@ -74,17 +74,31 @@ class Sums(NamedTuple):
         return sum(array.nbytes for value in self[:3] for array in value)
 
 
-def multiplications(layers: Kinds, positions: int, tokens: bool) -> int:
-    """Scalar multiplications of a forward pass on one input.
+def multiplications(layers: Kinds, positions: int, points: Points) -> int:
+    """Scalar multiplications of a model's forward passes at all points.
+
+    Args:
+        layers: Of the model.
+        positions: Of an input, 1 for vectors.
+        points: The measure.
 
     Example:
         >>> import tnsim
-        >>> multiplications(kinds(tnsim.Model([tnsim.Linear(np.eye(3))])), 1, tokens=False)
-        9
+        >>> points = tnsim.Empirical(np.eye(3)).points(None)
+        >>> multiplications(kinds(tnsim.Model([tnsim.Linear(np.eye(3))])), 1, points)
+        27
     """
-    if tokens and layers[0].down is None and len(layers) > 1:
+    if points.tokens and layers[0].down is None and len(layers) > 1:
         layers = layers[1:]  # a row is looked up
-    return sum(layer.multiplications(positions) for layer in layers)
+    work = 0
+    for states, seen in points.states(positions):
+        work += states * sum(layer.multiplications_at_position(seen) for layer in layers)
+    return work
+
+
+def outputs(d_out: int, positions: int, points: Points) -> int:
+    """Numbers that a model of so many outputs gives at all points."""
+    return d_out * sum(states for states, _ in points.states(positions))
 
 
 def sums(
@@ -111,8 +125,8 @@ def sums(
     """
     every = [*rows, *(columns or ())]
     parts = {id(part): part for terms in every for _, part in terms}
-    work = points.count * _work(parts.values(), points.tokens)
-    size = _batch_size(parts.values(), points)
+    work = _work(parts.values(), points)
+    size = batch_size(parts.values(), points)
     groups: list[tuple[LogScaled, LogScaled, LogScaled]] = []
     shares = []
     with execution.precision():
@@ -156,7 +170,7 @@ def _run(part: Part, per_output: bool, dtype: str, eager: bool) -> Run:
         def model(batch: Weighted) -> Vector:
             check_inputs(part, batch.inputs)
             inputs = batch.inputs
-            if inputs.dtype.kind == "f":
+            if not is_tokens(inputs):
                 inputs = inputs.astype(dtype)
             return _host(*evaluate(layers, inputs, batch.log_weights / 2))
 
@@ -281,36 +295,41 @@ def _groups(points: Points) -> list[tuple[int, int]]:
 def in_batches(points: Points, start: int, stop: int, size: int) -> Iterator[Weighted]:
     """The points from start to stop in batches of one size, the last filled up at no weight."""
     for first in range(start, stop, size):
-        inputs, log_weights = points.block(first, min(first + size, stop))
-        missing = size - len(inputs)
+        last = min(first + size, stop)
+        inputs, log_weights = points.block(first, last)
+        missing = size - (last - first)
         if missing:
             inputs = np.concatenate([inputs, np.repeat(inputs[-1:], missing, axis=0)])
             log_weights = np.concatenate([log_weights, np.full(missing, -np.inf)])
         yield Weighted(inputs, log_weights)
 
 
-def _work(parts: Iterable[Part], tokens: bool) -> int:
-    """Multiplications of the forward passes of all models on one input."""
+def _work(parts: Iterable[Part], points: Points) -> int:
+    """Multiplications of the forward passes of all models at all points."""
     models = [part for part in parts if isinstance(part, Model)]
-    return sum(multiplications(kinds(m), m.n_ctx or 1, tokens) for m in models)
+    return sum(multiplications(kinds(model), model.n_ctx or 1, points) for model in models)
 
 
-def _batch_size(parts: Iterable[Part], points: Points) -> int:
+def batch_size(parts: Iterable[Part], points: Points) -> int:
     """Points that run together: the groups divided evenly, and no more than memory allows."""
+    most = _most_points(parts, points)
+    if points.continuations:
+        return points.aligned(most)
     largest = max(stop - start for start, stop in _groups(points))
-    return math.ceil(largest / math.ceil(largest / most_points(parts)))
+    return math.ceil(largest / math.ceil(largest / most))
 
 
-def most_points(parts: Iterable[Part]) -> int:
+def _most_points(parts: Iterable[Part], points: Points) -> int:
     """Points whose outputs by all parts, and the widest states of one, are a batch."""
-    kept, widest = 0, 0
+    kept, widest = 0.0, 0.0
     for part in parts:
         if not isinstance(part, Model):
             return _FUNCTION_BATCH
         positions = part.n_ctx or 1
-        kept += positions * part.d_out
+        states = outputs(1, positions, points) / points.count
+        kept += states * part.d_out
         for layer in kinds(part):
             heads, d_head, _ = layer.heads
             inner = max(layer.d_in, 3 * layer.rank, heads * (4 * d_head + 3 * positions))
-            widest = max(widest, positions * inner)
-    return max(1, BATCH_BYTES // (8 * (2 * kept + widest)))
+            widest = max(widest, states * inner)
+    return max(1, int(BATCH_BYTES / (8 * (2 * kept + widest))))

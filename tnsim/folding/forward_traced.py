@@ -12,9 +12,9 @@ import jax
 import jax.numpy as jnp
 
 from tnsim.engine.log_scaled import LogScaled, add, contribution, times
-from tnsim.folding.forward import Part, Terms, in_batches, most_points, vector_of, vector_of_model
+from tnsim.folding.forward import Part, Terms, batch_size, in_batches, vector_of, vector_of_model
 from tnsim.metrics.points import Points, Weighted
-from tnsim.models.forward import check_inputs, scaled_layers
+from tnsim.models.forward import check_inputs, is_tokens, scaled_layers
 from tnsim.models.functions import outputs_of
 from tnsim.models.model import Model
 
@@ -34,7 +34,7 @@ def inner_product(rows: Terms, columns: Terms, points: Points, per_output: bool)
         ModelError: The models do not read these inputs.
     """
     parts = {id(part): part for _, part in (*rows, *columns)}
-    size = min(points.count, most_points(parts.values()))
+    size = batch_size(parts.values(), points)
     products = []
     for batch in in_batches(points, 0, points.count, size):
         vectors = {key: _vector(part, batch, per_output) for key, part in parts.items()}
@@ -57,7 +57,7 @@ def _vector(part: Part, batch: Weighted, per_output: bool) -> tuple[Any, Any]:
         return vector_of(jnp.asarray(outputs), exponents, half_logs)[:2]
     check_inputs(part, inputs)
     dtype = jnp.result_type(*(x for x in jax.tree.leaves(part) if jnp.ndim(x)))
-    if inputs.dtype.kind == "f":
+    if not is_tokens(inputs):
         inputs = inputs.astype(dtype)
     layers = jax.tree.map(jnp.asarray, scaled_layers(part, per_output))
-    return vector_of_model(layers, jnp.asarray(inputs), half_logs)[:2]
+    return vector_of_model(layers, jax.tree.map(jnp.asarray, inputs), half_logs)[:2]

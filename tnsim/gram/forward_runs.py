@@ -72,10 +72,10 @@ def plan(
     run = run._replace(products=run.products * GROUPS)
     tile = run.tile(1, 2 * max(1, run.weights))
     every = [entry for entry in (*rows, *(columns or ()))]
-    passes = sum(_passes(entry, examples, points, setting) for entry in every)
-    outputs = rows[0].d_out * (rows[0].n_ctx or 1)
+    passes = sum(_passes(entry, examples, points) for entry in every)
+    outputs = forward.outputs(rows[0].d_out, rows[0].n_ctx or 1, points)
     again = max(1, 2 * run.tiles(tile) * tile // len(every))
-    work = again * passes + run.pairs * points.count * outputs
+    work = again * passes + run.pairs * outputs
     peak = run.tile_bytes(tile) + 2 * forward.BATCH_BYTES + tile * run.weights
     found = PairwisePlan(
         FORWARD, run.pairs, tile, run.tiles(tile), work, peak, compilations=len(models)
@@ -122,14 +122,14 @@ def function_entry(source: Source, metric: Any) -> Entry:
     return Entry(source, digest, ((digest, ()),), None, outputs.shape[-1], n_ctx, 1, 0, 1, ())
 
 
-def _passes(entry: Entry, examples: Mapping[Kinds, Model], points: Points, setting: Setting) -> int:
+def _passes(entry: Entry, examples: Mapping[Kinds, Model], points: Points) -> int:
     """Multiplications of all forward passes of an entry, none for a function."""
     work = 0
     for _, layers in entry.parts:
         if layers in examples:
             model = examples[layers]
-            work += forward.multiplications(layers, model.n_ctx or 1, points.tokens)
-    return work * points.count
+            work += forward.multiplications(layers, model.n_ctx or 1, points)
+    return work
 
 
 def _terms(entry: Entry, known: dict[str, Part], dtype: str) -> list[tuple[Any, Part]]:

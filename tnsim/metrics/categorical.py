@@ -24,8 +24,9 @@ class Categorical:
     """`E<A(x), B(x)>` over sequences of one-hot tokens, independent across positions: exact.
 
     At most one attention layer with only linear layers after it costs the vocabulary squared. Other
-    models run over all `vocabulary ** n_ctx` sequences where the budget allows that; where it does
-    not, `samples` draws sequences instead, and results have a standard error.
+    models run over all `vocabulary ** n_ctx` sequences where the budget allows that; those that
+    begin alike share the work on their beginning where attention is causal. Where the budget does
+    not allow it, `samples` draws sequences instead, and results have a standard error.
 
     Args:
         probabilities: (vocabulary,), at every position; None for uniform.
@@ -87,7 +88,8 @@ class Categorical:
         p = p / p.sum()
         n_ctx = reading.n_ctx
         if self.samples is None:
-            return points.sequences(p, n_ctx)
+            listed = points.beginnings if reading.causal else points.sequences
+            return listed(p, n_ctx)
         return points.draws(self.samples, self.seed, partial(_tokens, p, n_ctx), tokens=True)
 
     def distribution(self, vocabulary: int) -> Any:

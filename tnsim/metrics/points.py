@@ -19,6 +19,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from tnsim.errors import ModelError
+from tnsim.models.prefixes import Prefixes
 
 CHUNK = 4096
 """Draws that share a seed."""
@@ -34,11 +35,13 @@ class Reading(NamedTuple):
         d_in: Coordinates of the input, at one position of a sequence.
         n_ctx: Positions, None for vectors.
         degree: Of the polynomial of higher degree.
+        causal: Whether no output depends on later positions.
     """
 
     d_in: int
     n_ctx: int | None
     degree: int
+    causal: bool = False
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -47,7 +50,10 @@ class Reading(NamedTuple):
 
 
 class Weighted(NamedTuple):
-    """Some points of a measure: inputs along the first axis, and logarithms of their weights."""
+    """Some points of a measure: inputs along the first axis, and logarithms of their weights.
+
+    Inputs may be `Prefixes`: then each beginning has the weight of all sequences that begin so.
+    """
 
     inputs: Any
     log_weights: Float[np.ndarray, " points"]
@@ -70,6 +76,8 @@ class Points:
             pickles, for other processes.
         drawn: Whether they are draws from a distribution, of which their mean is an estimate.
         tokens: Whether inputs are token ids.
+        continuations: Of sequences that share their beginnings, how many tokens may follow each;
+            0 where every point is an input of its own.
 
     Example:
         >>> points = product_rule([Rule(np.array([-1.0, 1.0]), np.log([0.5, 0.5]))] * 2)
@@ -81,6 +89,43 @@ class Points:
     block: Callable[[int, int], Weighted]
     drawn: bool = False
     tokens: bool = False
+    continuations: int = 0
+
+    def states(self, positions: int) -> list[tuple[int, int]]:
+        """How many states a model has at all points, by the number of positions that they see.
+
+        Args:
+            positions: Of an input.
+
+        Returns:
+            Pairs (states, positions that each of them sees).
+
+        Example:
+            >>> sequences(np.full(4, 0.25), n_ctx=3).states(3)
+            [(192, 3)]
+            >>> beginnings(np.full(4, 0.25), n_ctx=3).states(3)
+            [(4, 1), (16, 2), (64, 3)]
+        """
+        if not self.continuations:
+            return [(self.count * positions, positions)]
+        return [(self.continuations**seen, seen) for seen in range(1, positions + 1)]
+
+    def aligned(self, most: int) -> int:
+        """Most sequences of a block, where every block is some continuations of one beginning.
+
+        Args:
+            most: What the size of a block must not exceed.
+
+        Example:
+            >>> [beginnings(np.full(4, 0.25), n_ctx=3).aligned(most) for most in (3, 15, 60)]
+            [2, 8, 32]
+        """
+        size = self.count
+        while size > most:
+            size //= self.continuations
+        room = min(most, self.count) // size
+        fitting = (n for n in range(1, room + 1) if self.continuations % n == 0)
+        return size * max(fitting)
 
 
 def product_rule(rules: Sequence[Rule]) -> Points:
@@ -131,6 +176,37 @@ def sequences(probabilities: Float[np.ndarray, " vocabulary"], n_ctx: int) -> Po
 def _sequence_block(log: np.ndarray, n_ctx: int, start: int, stop: int) -> Weighted:
     ids = _digits(start, stop, [len(log)] * n_ctx)
     return Weighted(ids, log[ids].sum(axis=1))
+
+
+def beginnings(probabilities: Float[np.ndarray, " vocabulary"], n_ctx: int) -> Points:
+    """All sequences of tokens as the beginnings that they share, for models that are causal.
+
+    A block of sequences is its distinct beginnings, each with the weight of those that begin so:
+    `sum_x w(x) sum_s a_s(x) b_s(x) = sum_s sum_p a(p) b(p) sum_(x begins with p) w(x)`. That is
+    true of every block, so a beginning that sequences of several blocks have is in each of them.
+
+    Args:
+        probabilities: Of tokens, at every position.
+        n_ctx: Tokens of a sequence.
+
+    Example:
+        >>> inputs, log_weights = beginnings(np.array([0.25, 0.75]), n_ctx=2).block(0, 4)
+        >>> [level.tolist() for level in inputs.tokens], np.exp(log_weights).round(4).tolist()
+        ([[0, 1], [0, 1, 0, 1]], [0.25, 0.75, 0.0625, 0.1875, 0.1875, 0.5625])
+    """
+    whole = sequences(probabilities, n_ctx)
+    block = partial(_beginnings_block, whole, len(probabilities))
+    return Points(whole.count, block, tokens=True, continuations=len(probabilities))
+
+
+def _beginnings_block(whole: Points, vocabulary: int, start: int, stop: int) -> Weighted:
+    ids, log_weights = whole.block(start, stop)
+    tokens, logs = [ids[:, -1]], [log_weights]
+    for position in range(ids.shape[1] - 2, -1, -1):
+        each = min(vocabulary, len(logs[0]))  # a small block has one beginning
+        logs.insert(0, np.logaddexp.reduce(logs[0].reshape(-1, each), axis=1))
+        tokens.insert(0, ids[:: len(ids) // len(logs[0]), position])
+    return Weighted(Prefixes(tuple(tokens)), np.concatenate(logs))
 
 
 def draws(

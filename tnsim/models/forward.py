@@ -26,11 +26,15 @@ from tnsim.errors import ModelError
 from tnsim.models.arrays import Array, add
 from tnsim.models.layers import Linear, Residual, affine_maps, bias_name, innermost
 from tnsim.models.model import Model
+from tnsim.models.prefixes import Prefixes, over_prefixes, rising
 from tnsim.models.protocol import Layer
 from tnsim.models.scaling import Unit, larger, power, replaced, scaled, split
 
-Inputs = Float[Array, "points *positions in"] | Int[Array, "points positions"]
-"""Vectors, sequences of vectors, or sequences of token ids, which stand for one-hot vectors."""
+Inputs = Float[Array, "points *positions in"] | Int[Array, "points positions"] | Prefixes
+"""Vectors, sequences of vectors, or sequences of token ids, which stand for one-hot vectors.
+
+`Prefixes` are for causal models: a point is a beginning, whose output is that at its last position.
+"""
 
 
 class ScaledLayers(NamedTuple):
@@ -72,7 +76,8 @@ def forward(model: ScaledLayers, inputs: Inputs) -> Outputs:
 
     Args:
         model: From `scaled_layers`.
-        inputs: (points, d_in), (points, n_ctx, d_in), or integers (points, n_ctx), below d_in.
+        inputs: (points, d_in), (points, n_ctx, d_in), or integers (points, n_ctx), below d_in;
+            or `Prefixes`, whose outputs are as those of vectors.
 
     Returns:
         `Outputs`: values (points, d_out) or (points, n_ctx, d_out), the largest of each point in
@@ -85,19 +90,20 @@ def forward(model: ScaledLayers, inputs: Inputs) -> Outputs:
         >>> round(float(log10), 9)
         400.0
     """
+    counts = inputs.counts if isinstance(inputs, Prefixes) else None
     state, first = _embedded(model.layers, inputs)
     exponent: Any = model.exponents[0] if first else 0.0
-    state, exponent = _normalised(state, exponent, model.layers[first:])
+    state, exponent = _normalised(state, exponent, model.layers[first:], counts)
     for n in range(first, len(model.layers)):
         layer = model.layers[n]
         if _reads_constant(layer):
             one = power(abs(exponent) * 0 + 1, 0.0, -exponent).astype(state.dtype)
             layer = _homogeneous(layer, one)
-        state = layer(state)
+        state = layer(state) if counts is None else over_prefixes(layer, state, exponent, counts)
         exponent = layer.order * exponent
         if n + 1 < len(model.layers):
             exponent = exponent + model.exponents[n]
-        state, exponent = _normalised(state, exponent, model.layers[n + 1 :])
+        state, exponent = _normalised(state, exponent, model.layers[n + 1 :], counts)
     return Outputs(state, exponent.reshape(-1, 1) + model.exponents[-1])
 
 
@@ -131,7 +137,7 @@ def is_tokens(inputs: Any) -> bool:
         >>> is_tokens(np.array([[0, 3]])), is_tokens(np.array([[0.0, 3.0]]))
         (True, False)
     """
-    return inputs.dtype.kind in "iu"
+    return isinstance(inputs, Prefixes) or inputs.dtype.kind in "iu"
 
 
 def check_inputs(model: Model, inputs: Inputs) -> None:
@@ -142,6 +148,10 @@ def check_inputs(model: Model, inputs: Inputs) -> None:
         Traceback (most recent call last):
         tnsim.errors.ModelError: the models read inputs of shape (n, 1), found (n, 2)
     """
+    if isinstance(inputs, Prefixes):
+        found, ids = (len(inputs.counts),), inputs.ids
+    else:
+        found, ids = tuple(inputs.shape[1:]), inputs
     if not is_tokens(inputs):
         positions = () if model.n_ctx is None else (model.n_ctx,)
         wanted = (*positions, model.d_in)
@@ -152,14 +162,13 @@ def check_inputs(model: Model, inputs: Inputs) -> None:
         )
     else:
         wanted = (model.n_ctx,)
-    found = tuple(inputs.shape[1:])
     if found != wanted:
         raise ModelError(f"the models read inputs of shape {_many(wanted)}, found {_many(found)}")
     if not is_tokens(inputs):
         return
-    if inputs.size and not 0 <= int(inputs.min()) <= int(inputs.max()) < model.d_in:
+    if ids.size and not 0 <= int(ids.min()) <= int(ids.max()) < model.d_in:
         raise ModelError(
-            f"token ids from {inputs.min()} to {inputs.max()} were given, "
+            f"token ids from {ids.min()} to {ids.max()} were given, "
             f"but the models read {model.d_in} tokens, counted from 0"
         )
 
@@ -200,6 +209,8 @@ def _embedded(layers: tuple[Layer, ...], inputs: Any) -> tuple[Any, int]:
     """
     if not is_tokens(inputs):
         return inputs, 0
+    if isinstance(inputs, Prefixes):
+        inputs = inputs.ids
     first = layers[0]
     if isinstance(first, Linear) and len(layers) > 1:
         return add(first.weight.T[inputs], first.bias), 1
@@ -224,10 +235,14 @@ def _homogeneous(layer: Layer, one: Any) -> Any:
     return replaced(layer, biases)
 
 
-def _normalised(state: Any, exponent: Any, later: tuple[Layer, ...]) -> tuple[Any, Any]:
+def _normalised(
+    state: Any, exponent: Any, later: tuple[Layer, ...], counts: tuple[int, ...] | None
+) -> tuple[Any, Any]:
     """The state divided by a power of two, for every input; its exponent with that power added.
 
-    Where a later layer reads the constant, exponents stay above what makes it too large.
+    Where a later layer reads the constant, exponents stay above what makes it too large. A state of
+    `Prefixes`, with so many at each level, has no smaller exponent than those of its beginnings, as
+    all positions of a sequence have one.
     """
     top = abs(state).max(axis=tuple(range(1, state.ndim)), keepdims=True)
     smallest = np.finfo(state.dtype).minexp + 2.0
@@ -235,6 +250,8 @@ def _normalised(state: Any, exponent: Any, later: tuple[Layer, ...]) -> tuple[An
     shift = larger(shift, smallest)
     if any(map(_reads_constant, later)):
         shift = larger(shift, smallest // (later[0].order + 1) - exponent)
+    if counts is not None:
+        shift = rising(exponent + shift, counts) - exponent
     factor = power(top * 0 + 1, 0.0, -shift)
     return state * factor, exponent + shift
 

@@ -76,14 +76,18 @@ class LayerKind(NamedTuple):
             >>> kind.multiplications(positions=1)
             72
         """
+        return positions * self.multiplications_at_position(positions)
+
+    def multiplications_at_position(self, seen: int) -> int:
+        """Scalar multiplications at one position that sees so many, its own among them."""
         if self.mixes_positions:
             heads, d_head, d_value = self.heads
             rows = 4 * d_head + d_value
-            scores = positions * (2 * d_head + d_value + 2)
-            return positions * heads * (rows * self.d_in + scores + d_value * self.d_out)
+            scores = seen * (2 * d_head + d_value + 2)
+            return heads * (rows * self.d_in + scores + d_value * self.d_out)
         if self.down is None:
-            return positions * self.d_in * self.d_out
-        return positions * self.rank * (self.order * self.d_in + self.order - 1 + self.d_out)
+            return self.d_in * self.d_out
+        return self.rank * (self.order * self.d_in + self.order - 1 + self.d_out)
 
     @property
     def dense_size(self) -> int:
