@@ -11,7 +11,7 @@ import pytest
 from backends import compiled
 
 import tnsim
-from tnsim.compare import products, resident
+from tnsim.compare import by_plans, resident
 from tnsim.engine import whole_plans
 from tnsim.folding.layer_families import LayerWise
 from tnsim.kept import Belongings
@@ -140,7 +140,7 @@ def test_one_program_gives_what_stages_give(rng, backend, monkeypatch, per_outpu
     for longest in (1000, -1):
         for together in (True, False):
             monkeypatch.setattr(whole_plans, "LONGEST", longest)
-            monkeypatch.setattr(products, "runs_together", lambda *args, t=together: t)
+            monkeypatch.setattr(by_plans, "runs_together", lambda *args, t=together: t)
             found.append(verb(a, b))
     for other in found[1:]:
         np.testing.assert_allclose(other, found[0], rtol=1e-12)

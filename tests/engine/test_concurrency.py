@@ -10,7 +10,7 @@ from sequence_oracles import attention
 
 import tnsim
 from tnsim.compare.planned import plan_for
-from tnsim.compare.products import CROSS
+from tnsim.compare.question import CROSS
 from tnsim.engine import concurrency, execution
 from tnsim.engine.piece import Operation, Piece
 from tnsim.engine.splitting import split

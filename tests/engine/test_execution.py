@@ -11,7 +11,7 @@ from oracles import bilinear
 import tnsim
 from tnsim.cli import bench
 from tnsim.compare.planned import affordable
-from tnsim.compare.products import CROSS
+from tnsim.compare.question import CROSS
 from tnsim.engine import budget, execution, memory
 from tnsim.folding.base import model_weights
 from tnsim.folding.choose import choose

@@ -8,15 +8,15 @@ of it is said in a warning or an error. Inside a trace the arrays are handed out
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 
-from tnsim.compare.by_points import cosine_error, inner_error
+from tnsim.compare.comparable import AnyModel, Comparable, parts
+from tnsim.compare.jackknife import cosine_error, inner_error
 from tnsim.compare.numbers import Number, Numbers, SignedLog
-from tnsim.compare.planned import AnyModel, Comparable, parts
-from tnsim.compare.products import Products
+from tnsim.compare.question import Products, Question
 from tnsim.engine import precision
 from tnsim.engine.log_scaled import LogScaled, log_abs
 from tnsim.engine.precision import Arithmetic
@@ -29,14 +29,13 @@ from tnsim.models.scaling import beyond_float, power
 Two = tuple[Comparable, Comparable]
 
 
-def cosine(products: Products, metric: Metric, models: Two, dtype: str) -> Any:
+def cosine(products: Products, models: Two, asked: Question) -> Any:
     """AB / sqrt(AA BB), elementwise.
 
     Args:
         products: AB, AA and BB.
-        metric: what they were computed under.
-        models: what was compared.
-        dtype: precision of the computation.
+        models: What was compared.
+        asked: What was asked of them.
 
     Returns:
         A `Number`, or `Numbers` where outputs are told apart; inside a trace an array.
@@ -44,32 +43,31 @@ def cosine(products: Products, metric: Metric, models: Two, dtype: str) -> Any:
     Raises:
         ModelError: where a norm vanishes, unless traced (there it is NaN).
     """
-    arithmetic = Arithmetic(_degree(models), dtype)
-    found = products.values
+    arithmetic = Arithmetic(_degree(models), asked.dtype)
+    values = products.values
     if not products.traced:
-        for product in found.values():
-            _check_number(product.mantissa, metric)
+        for product in values.values():
+            _check_number(product.mantissa, asked.metric)
         for name, model, which in zip(("AA", "BB"), models, ("first", "second"), strict=True):
             several = len(parts(model)) > 1
-            precision.check_norm(found[name], f"the {which} model", several, arithmetic)
-    cosines = precision.cosine(found["AB"], found["AA"], found["BB"], arithmetic)
+            precision.check_norm(values[name], f"the {which} model", several, arithmetic)
+    cosines = precision.cosine(values["AB"], values["AA"], values["BB"], arithmetic)
     if products.traced:
         return cosines.value
-    values = precision.clipped(cosines)
+    clipped = precision.clipped(cosines)
     precision.report(float(np.max(cosines.error)), "the cosine", arithmetic, stacklevel=3)
     warn_of_caveats(_caveats(models), stacklevel=3)
     error = _standard_error(products, cosine_error)
-    return _labelled(values, metric, models, products, error)
+    return _labelled(clipped, asked.metric, models, products, error)
 
 
-def value(products: Products, metric: Metric, models: Two, dtype: str) -> Any:
+def value(products: Products, models: Two, asked: Question) -> Any:
     """The inner product AB as a float.
 
     Args:
         products: AB, and the norms where they were asked for.
-        metric: what they were computed under.
-        models: what was compared.
-        dtype: precision of the computation.
+        models: What was compared.
+        asked: What was asked of them.
 
     Returns:
         A `Number`; inside a trace an array.
@@ -78,29 +76,28 @@ def value(products: Products, metric: Metric, models: Two, dtype: str) -> Any:
         TnsimError: where it is beyond float64.
     """
     product, exponent = products.values["AB"], products.exponent
-    found = power(product.mantissa, product.log, exponent)
+    number = power(product.mantissa, product.log, exponent)
     if products.traced:
-        return found
-    if beyond_float(found, product.mantissa):
+        return number
+    if beyond_float(number, product.mantissa):
         log = product.log + exponent * np.log(2)
         raise TnsimError(
             f"the inner product is about exp({log:.6g}), beyond float64; use log_inner"
         )
-    _report(products.values, metric, models, dtype)
+    _report(products.values, models, asked)
     error = _standard_error(products, inner_error)
     if error is not None:
         error = power(error, product.log, exponent)
-    return _labelled(found, metric, models, products, error)
+    return _labelled(number, asked.metric, models, products, error)
 
 
-def logarithm(products: Products, metric: Metric, models: Two, dtype: str) -> SignedLog:
+def logarithm(products: Products, models: Two, asked: Question) -> SignedLog:
     """Sign and logarithm of the inner product AB.
 
     Args:
         products: AB, and the norms where they were asked for.
-        metric: what they were computed under.
-        models: what was compared.
-        dtype: precision of the computation.
+        models: What was compared.
+        asked: What was asked of them.
 
     Returns:
         Two of `Number`; inside a trace two arrays. A standard error is that of the logarithm.
@@ -109,27 +106,25 @@ def logarithm(products: Products, metric: Metric, models: Two, dtype: str) -> Si
     log = log_abs(product) + exponent * np.log(2)
     if products.traced:
         return SignedLog(jnp.sign(product.mantissa), log)
-    _report(products.values, metric, models, dtype)
+    _report(products.values, models, asked)
     error = None
     if product.mantissa != 0:
         error = _standard_error(products, inner_error)
     if error is not None:
         error = error / abs(product.mantissa)  # d log|x| = dx / |x|
-    sign = _labelled(np.sign(product.mantissa), metric, models, products)
-    return SignedLog(
-        cast(Number, sign), cast(Number, _labelled(log, metric, models, products, error))
-    )
+    sign = _labelled(np.sign(product.mantissa), asked.metric, models, products)
+    return SignedLog(sign, _labelled(log, asked.metric, models, products, error))
 
 
-def _report(products: dict[str, LogScaled], metric: Metric, models: Two, dtype: str) -> None:
+def _report(products: dict[str, LogScaled], models: Two, asked: Question) -> None:
     """Say what rounding leaves of an inner product, seen beside the two norms.
 
     Warnings point four frames up: past this function, its caller here and the verb.
     """
     product = products["AB"]
-    _check_number(product.mantissa, metric)
+    _check_number(product.mantissa, asked.metric)
     warn_of_caveats(_caveats(models), stacklevel=4)
-    arithmetic = Arithmetic(_degree(models), dtype)
+    arithmetic = Arithmetic(_degree(models), asked.dtype)
     if "AA" not in products:
         error = arithmetic.rounding
     elif product.mantissa == 0:

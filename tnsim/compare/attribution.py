@@ -18,7 +18,7 @@ import numpy as np
 from jaxtyping import Float
 from numpy.typing import DTypeLike
 
-from tnsim.compare.planned import check
+from tnsim.compare.comparable import check_comparison
 from tnsim.engine import execution
 from tnsim.engine.dtypes import dtype_name
 from tnsim.engine.planner import LARGE, plan_problem
@@ -112,7 +112,7 @@ def attribution(
     """
     dtype = dtype_name(dtype)
     _check_question(a, b, metric, by)
-    check(a, b, metric)
+    check_comparison(a, b, metric)
     parts = scaled(a), scaled(b)
     models: dict[Side, Model] = {"A": _prepared(parts[0].model), "B": _prepared(parts[1].model)}
     last: dict[Side, LayerKind] = {

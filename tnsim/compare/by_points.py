@@ -1,4 +1,4 @@
-"""Comparisons by forward passes. In: functions, a metric. Out: points, inner products, errors.
+"""Who is compared by forward passes, and where. In: models, a metric. Out: points, their cost.
 
 Which metrics are answered at points, instead of by a plan:
 
@@ -7,8 +7,7 @@ Which metrics are answered at points, instead of by a plan:
     Gaussian              of several nonlinear layers, where Gauss-Hermite nodes are fewer
                           multiplications than diagrams
 
-An estimate's standard error is a jackknife over groups of draws: with theta_g the value without
-group g of G, `error^2 = (G - 1) / G sum_g (theta_g - mean)^2`.
+What is sampled has a standard error, see `jackknife`.
 """
 
 from __future__ import annotations
@@ -20,23 +19,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import jax
 import numpy as np
-from jax.core import Tracer
-from jaxtyping import Float
 
 from tnsim.compare.planned import plan_for
 from tnsim.engine.budget import Budget
-from tnsim.engine.log_scaled import LogScaled, over_outputs
 from tnsim.errors import ModelError, TooLarge
 from tnsim.folding import forward
 from tnsim.folding.choose import choose, has_plan
-from tnsim.folding.forward import Sums
 from tnsim.metrics.categorical import Categorical
 from tnsim.metrics.metric import Gaussian, Metric, joins_whole_trees
 from tnsim.metrics.points import Points, Reading
 from tnsim.metrics.protocol import FiniteMetric
 from tnsim.metrics.quadrature import gaussian_points
+from tnsim.models.arrays import is_traced
 from tnsim.models.forward import directions
 from tnsim.models.model import Model
 from tnsim.names import Pair
@@ -131,15 +126,14 @@ def points_of(
     if points is None:
         return None
     passes = sum(_work(model, points) for model in models)
-    cheap = passes <= _FREE
-    return (
-        points if cheap or passes <= _diagrams(models, metric, wanted, per_output, dtype) else None
-    )
+    if passes <= _FREE or passes <= _diagrams(models, metric, wanted, per_output, dtype):
+        return points
+    return None
 
 
 def _check_concrete(metric: FiniteMetric) -> None:
     """Raise `ModelError` where points or their weights are traced."""
-    if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(metric)):
+    if is_traced(metric):
         raise ModelError(
             f"{type(metric).__name__} has arrays that are traced, and says with numbers at which "
             "inputs the models run: make the metric outside the JAX trace, of NumPy arrays; "
@@ -149,14 +143,14 @@ def _check_concrete(metric: FiniteMetric) -> None:
 
 def forward_plan(models: Sequence[Any], metric: Metric, points: Points, dtype: str) -> ForwardPlan:
     """What runs at some points: every model once, and a product of outputs for every pair."""
-    passes, outputs = 0, 0
-    for model in models:
-        if isinstance(model, Model):
-            passes += _work(model, points)
-            outputs = forward.outputs(model.d_out, model.n_ctx or 1, points)
+    known = [model for model in models if isinstance(model, Model)]
+    passes = sum(_work(model, points) for model in known)
+    outputs = 0  # of a plain function nothing is known
+    if known:
+        outputs = forward.outputs(known[-1].d_out, known[-1].n_ctx or 1, points)
     pairs = len(models) * (len(models) + 1) // 2
     work = passes + pairs * outputs
-    exact = metric.is_exact(0) if isinstance(metric, FiniteMetric) else True
+    exact = not isinstance(metric, FiniteMetric) or metric.is_exact(0)  # quadrature is
     return ForwardPlan(metric.name, exact, route_name(metric, points), dtype, points.count, work)
 
 
@@ -181,39 +175,6 @@ def check_affordable(plan: ForwardPlan, metric: Metric, budget: Budget) -> None:
         f"{_count(plan.multiplications)} multiplications, more than the budget of "
         f"{budget.multiplications:.3g}; use {advice} or a larger tnsim.Budget"
     )
-
-
-def cosine_error(sums: Sums) -> Float[np.ndarray, "rows columns *out"] | None:
-    """Jackknife error of the cosines of all pairs; None where there is one group of points."""
-    if len(sums.shares) < 2:
-        return None
-    products = _without_each(sums.products)
-    rows, columns = _without_each(sums.rows), _without_each(sums.columns)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        norms = np.sqrt(rows[:, :, None] * columns[:, None, :])
-        return _jackknife(products / norms)
-
-
-def inner_error(sums: Sums) -> Float[np.ndarray, "rows columns"] | None:
-    """Jackknife error of inner products, as a share of the largest mantissa of `total`."""
-    if len(sums.shares) < 2:
-        return None
-    left = sums.shares.sum() - sums.shares
-    return _jackknife(_without_each(sums.products) / left[:, None, None])
-
-
-def _without_each(value: LogScaled) -> np.ndarray:
-    """Sums without one group each, all in the scale that `forward.total` has."""
-    log = value.log.max(axis=0)
-    scaled = value.mantissa * over_outputs(np.exp(value.log - log), value.mantissa)
-    return scaled.sum(axis=0) - scaled
-
-
-def _jackknife(left_out: np.ndarray) -> np.ndarray:
-    """The standard error of a value from its values without each of several groups."""
-    groups = len(left_out)
-    spread = ((left_out - left_out.mean(axis=0)) ** 2).sum(axis=0)
-    return np.sqrt((groups - 1) / groups * spread)
 
 
 def reading_of(models: Sequence[Model]) -> Reading:

@@ -13,8 +13,9 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from tnsim.compare.by_points import cosine_error, reading_of
-from tnsim.compare.planned import AnyModel
+from tnsim.compare.by_points import reading_of
+from tnsim.compare.comparable import AnyModel
+from tnsim.compare.jackknife import cosine_error
 from tnsim.compare.similarity import similarity
 from tnsim.engine import precision
 from tnsim.engine.precision import Arithmetic

@@ -12,9 +12,11 @@ from numpy.typing import DTypeLike
 
 from tnsim.compare import answers
 from tnsim.compare.by_points import ForwardPlan, check_affordable, forward_plan, points_of
+from tnsim.compare.comparable import Comparable, check_comparison
 from tnsim.compare.numbers import Number, Numbers, SignedLog
-from tnsim.compare.planned import Comparable, check, plan_for
-from tnsim.compare.products import ALL, CROSS, inner_products
+from tnsim.compare.planned import plan_for
+from tnsim.compare.products import inner_products
+from tnsim.compare.question import ALL, CROSS, Question
 from tnsim.engine.budget import Budget
 from tnsim.engine.dtypes import dtype_name
 from tnsim.engine.plan import Plan
@@ -57,9 +59,8 @@ def similarity(
     Source:
         Paper, equation 2.
     """
-    dtype = dtype_name(dtype)
-    products = inner_products(a, b, metric, True, False, dtype, budget)
-    return answers.cosine(products, metric, (a, b), dtype)
+    asked = Question(metric, dtype_name(dtype), budget, norms=True)
+    return answers.cosine(inner_products(a, b, asked), (a, b), asked)
 
 
 def slices(
@@ -95,9 +96,8 @@ def slices(
     Source:
         Paper, section 2.4.
     """
-    dtype = dtype_name(dtype)
-    products = inner_products(a, b, metric, True, True, dtype, budget)
-    return answers.cosine(products, metric, (a, b), dtype)
+    asked = Question(metric, dtype_name(dtype), budget, norms=True, per_output=True)
+    return answers.cosine(inner_products(a, b, asked), (a, b), asked)
 
 
 def inner(
@@ -134,9 +134,8 @@ def inner(
     Source:
         Paper, section 2.
     """
-    dtype = dtype_name(dtype)
-    products = inner_products(a, b, metric, False, False, dtype, budget)
-    return answers.value(products, metric, (a, b), dtype)
+    asked = Question(metric, dtype_name(dtype), budget)
+    return answers.value(inner_products(a, b, asked), (a, b), asked)
 
 
 def log_inner(
@@ -174,9 +173,8 @@ def log_inner(
     Source:
         Paper, section 2.2: norms grow like c^(2^L) with depth L.
     """
-    dtype = dtype_name(dtype)
-    products = inner_products(a, b, metric, False, False, dtype, budget)
-    return answers.logarithm(products, metric, (a, b), dtype)
+    asked = Question(metric, dtype_name(dtype), budget)
+    return answers.logarithm(inner_products(a, b, asked), (a, b), asked)
 
 
 def plan(
@@ -215,7 +213,7 @@ def plan(
         'gaussian'
     """
     dtype = dtype_name(dtype)
-    check(a, b, metric)
+    check_comparison(a, b, metric)
     for model in (a, b):
         if not isinstance(model, Model):
             raise ModelError(
@@ -224,7 +222,7 @@ def plan(
     wanted = ALL if norms else CROSS
     points = points_of([a, b], metric, wanted, per_output, dtype)
     if points is not None:
-        found = forward_plan([a, b], metric, points, dtype)
-        check_affordable(found, metric, budget)
-        return found
+        passes = forward_plan([a, b], metric, points, dtype)
+        check_affordable(passes, metric, budget)
+        return passes
     return plan_for(choose(a, b, metric), wanted, per_output, dtype)

@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 
 from jaxtyping import Float
 
-from tnsim.engine.log_scaled import library_of
 from tnsim.folding.layer_steps import steps_of
 from tnsim.folding.polynomial_space import way_of_one_layer
 from tnsim.metrics.protocol import Metric
 from tnsim.metrics.ways import Way
+from tnsim.models.arrays import library
 from tnsim.models.model import Model
 from tnsim.tensors.kinds import Kinds
 from tnsim.tensors.lifted import arrays
@@ -66,12 +66,12 @@ class EntrySpace(NamedTuple):
         before, (step,) = steps_of(weights)
         left, right = (leg if before is None else leg @ before for leg in step.legs)
         outputs = slice(int(self.lifted), None)
-        down, library = step.down[outputs], library_of(left)
-        form = library.einsum("oh,hi,hj->oij", down, left, right)
+        down, xp = step.down[outputs], library(left)
+        form = xp.einsum("oh,hi,hj->oij", down, left, right)
         if step.copy is not None:
             copy = step.copy[outputs]
             copy = copy if before is None else copy @ before
-            one = library.eye(1, copy.shape[1], dtype=copy.dtype)[0]
+            one = xp.eye(1, copy.shape[1], dtype=copy.dtype)[0]
             form = form + 0.5 * (copy[:, :, None] * one + one[:, None] * copy[:, None, :])
         return form.reshape(len(form), -1)
 

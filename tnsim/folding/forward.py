@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
@@ -24,6 +23,7 @@ from tnsim.engine import execution, log_scaled
 from tnsim.engine.log_scaled import LogScaled, add
 from tnsim.errors import ModelError
 from tnsim.metrics.points import Points, Weighted
+from tnsim.models.arrays import library
 from tnsim.models.forward import ScaledLayers, check_inputs, forward, is_tokens, scaled_layers
 from tnsim.models.functions import Function, outputs_of
 from tnsim.models.model import Model
@@ -162,7 +162,7 @@ def _run(part: Part, per_output: bool, dtype: str, eager: bool) -> Run:
     """What gives the vector of a part on a batch."""
     if isinstance(part, Model):
         layers = scaled_layers(part, per_output)
-        layers = jax.tree.map(lambda x: np.asarray(x), layers)
+        layers = jax.tree.map(np.asarray, layers)
         weights = jax.tree.map(lambda x: np.asarray(x, dtype), layers.layers)
         layers = ScaledLayers(weights, layers.exponents)
         evaluate = vector_of_model if eager else _compiled
@@ -197,7 +197,7 @@ def vector_of(outputs: Any, exponents: Any, half_logs: Any) -> tuple[Any, Any, A
 
     half_logs: logarithms of the roots of the points' weights.
     """
-    xp: Any = jnp if isinstance(outputs, jax.Array) else np
+    xp = library(outputs)
     logs = exponents * math.log(2) + half_logs[:, None]
     log = logs.max(axis=0)
     log = xp.where(log == -np.inf, 0.0, log)  # no point of this batch counts
@@ -240,7 +240,7 @@ def _sum(terms: Terms, vectors: dict[int, Vector], dtype: str) -> Vector:
     sizes = (abs(factors) * lengths).sum(axis=0)
     if len(own) == 1:
         return Vector(values, log, sizes, sizes)
-    xp = jnp if isinstance(values, jax.Array) else np
+    xp = library(values)
     squares = np.asarray(xp.sum(values * values, axis=1), np.float64)
     return Vector(values, log, np.sqrt(squares), sizes)
 
@@ -250,7 +250,7 @@ def _products(
 ) -> tuple[LogScaled, LogScaled, LogScaled]:
     """Inner products of rows with columns, and the squared norms of both."""
     first, second = _stacked(rows), _stacked(columns)
-    xp = jnp if isinstance(first.values, jax.Array) else np
+    xp = library(first.values)
     if per_output:
         gram = xp.einsum("kof,lof->klo", first.values, second.values, optimize=True)
         size = np.einsum("ko,lo->klo", first.lengths, second.sizes)
@@ -276,7 +276,7 @@ def _norms(stack: Vector, per_output: bool) -> LogScaled:
 
 def _stacked(vectors: Sequence[Vector]) -> Vector:
     """Vectors as one, with a first axis of models; one scale for all outputs has no axis."""
-    xp = jnp if isinstance(vectors[0].values, jax.Array) else np
+    xp = library(vectors[0].values)
     values = xp.stack([vector.values for vector in vectors])
     log = np.stack([vector.log for vector in vectors])
     if log.shape[1] == 1:

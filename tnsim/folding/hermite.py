@@ -25,7 +25,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from tnsim.engine.log_scaled import library_of
+from tnsim.models.arrays import library
 from tnsim.tensors import packed
 
 Series: TypeAlias = dict[int, Any]
@@ -170,7 +170,7 @@ def _matrix(left: Any, right: Any, down: Any, term: Term, block: Block) -> Any:
     pieces = [_piece(left, right, down, term, block, Block(width, 0, stop))]
     if start:
         pieces.append(_piece(left, right, down, term, Block(width, 0, start), block))
-    return library_of(left).concatenate(pieces) if start else pieces[0]
+    return library(left).concatenate(pieces) if start else pieces[0]
 
 
 def _piece(left: Any, right: Any, down: Any, term: Term, rows: Block, columns: Block) -> Any:
@@ -204,4 +204,4 @@ def _multiplicities(width: int, order: int, dtype: Any) -> np.ndarray:
 
 
 def _take(array: Any, at: np.ndarray, axis: int) -> Any:
-    return library_of(array).take(array, at.astype(np.int32), axis=axis, mode="clip")
+    return library(array).take(array, at.astype(np.int32), axis=axis, mode="clip")

@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from tnsim.engine.log_scaled import library_of
 from tnsim.folding import hermite
 from tnsim.folding.hermite import Block, Series
 from tnsim.folding.layer_steps import Step, steps_of
@@ -27,6 +26,7 @@ from tnsim.metrics.input_moments import input_moments
 from tnsim.metrics.metric import Gaussian, Symmetric, joins_legs, layer_by_layer
 from tnsim.metrics.protocol import Metric
 from tnsim.metrics.ways import Way, way_of
+from tnsim.models.arrays import library
 from tnsim.models.model import Model
 from tnsim.tensors import packed
 from tnsim.tensors.kinds import Kinds, nonlinear
@@ -144,7 +144,7 @@ class PolynomialSpace(NamedTuple):
             norm = self._norms(order).astype(some.dtype)
             numbers = found.get(order, np.zeros((self.d_out, 1), some.dtype))
             parts.append(numbers * norm)
-        return library_of(some).concatenate(parts, axis=1)
+        return library(some).concatenate(parts, axis=1)
 
     def _norms(self, order: int) -> Float[np.ndarray, " numbers"]:
         """Lengths of the basis: the root of what a squared coefficient counts."""

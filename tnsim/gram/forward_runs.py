@@ -13,13 +13,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from tnsim.compare.by_points import (
-    check_affordable,
-    cosine_error,
-    forward_plan,
-    points_of,
-)
-from tnsim.compare.planned import parts
+from tnsim.compare.by_points import check_affordable, forward_plan, points_of
+from tnsim.compare.comparable import parts
+from tnsim.compare.jackknife import cosine_error
 from tnsim.engine.log_scaled import LogScaled
 from tnsim.errors import ModelError
 from tnsim.folding import forward

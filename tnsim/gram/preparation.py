@@ -19,7 +19,7 @@ from uuid import uuid4
 import jax
 
 import tnsim
-from tnsim.compare import planned
+from tnsim.compare.comparable import check_comparison
 from tnsim.engine.budget import Budget
 from tnsim.engine.devices import device
 from tnsim.engine.precision import Arithmetic
@@ -137,7 +137,7 @@ def prepared(
         columns = _side("b", other, None, examples, metric, dtype)
     _check_shapes((*rows.all, *columns.all))
     for model in examples.values():
-        planned.check(model, model, metric)
+        check_comparison(model, model, metric)
     setting = Setting(metric, per_output, dtype, budget)
     others = None if other is None else columns.entries
     plan, spaces, contracted, points = _route(rows.entries, others, examples, setting)

@@ -7,13 +7,12 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from jax.core import Tracer
 from jaxtyping import Float
 
 from tnsim.errors import ModelError
 from tnsim.metrics.input_files import rows_of
 from tnsim.metrics.points import Points, Reading, Weighted
-from tnsim.models.arrays import Array, host_array, pytree
+from tnsim.models.arrays import Array, host_array, is_traced, pytree
 
 
 @pytree
@@ -53,7 +52,7 @@ class Empirical:
     pairs_within_model = True
 
     def __post_init__(self) -> None:
-        if any(isinstance(array, Tracer) for array in (self.inputs, self.weights)):
+        if is_traced((self.inputs, self.weights)):
             raise ModelError(
                 "inputs of Empirical and their weights are data, found traced arrays: make the "
                 "metric outside the JAX trace; weights of models may be traced"

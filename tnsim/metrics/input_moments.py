@@ -17,13 +17,12 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, Literal, NamedTuple
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from tnsim.errors import ModelError
 from tnsim.metrics.gaussian_moments import GaussianMoments
 from tnsim.metrics.protocol import Metric
+from tnsim.models.arrays import library
 
 
 class InputKind(NamedTuple):
@@ -120,7 +119,7 @@ def input_moments(metric: Metric, d: int, lifted: bool) -> dict[str, Any]:
     """
     mean, cov = _mean_and_covariance(metric)
     _check_coordinates(mean, cov, d)
-    xp = jnp if isinstance(mean, jax.Array) or isinstance(cov, jax.Array) else np
+    xp = library(mean, cov)
     # With M = (1, m) lifted or m as it is, E[x~ x~^T] = C + M M^T, C padded by a row of zeros.
     structure = input_kind(metric, lifted).moment
     moments = {}
@@ -157,7 +156,7 @@ def second_moment_at(metric: Metric, d: int, lifted: bool, t: float) -> Any:
     """
     moments = input_moments(metric, d, lifted)
     mean = moments["mean"]
-    xp = jnp if isinstance(mean, jax.Array) else np
+    xp = library(mean)
     moment = _as_matrix(xp, moments.get("moment"), len(mean))
     return moment + (t - 1.0) * mean[:, None] * mean[None, :]  # moment has one m m^T already
 

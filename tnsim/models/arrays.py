@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
@@ -79,6 +80,26 @@ def pytree(cls: type[T]) -> type[T]:
         kind.append(field.name)
     register_pytree(cls, tuple(children), tuple(static))
     return cls
+
+
+def is_traced(tree: Any) -> bool:
+    """Whether JAX traces any leaf of a pytree.
+
+    Example:
+        >>> is_traced({"weight": np.ones(2)})
+        False
+    """
+    return any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(tree))
+
+
+def library(*trees: Any) -> Any:
+    """`jax.numpy` where any leaf of some pytrees is an array of JAX, else NumPy.
+
+    Example:
+        >>> library({"weight": np.eye(2)}).__name__
+        'numpy'
+    """
+    return jnp if any(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(trees)) else np
 
 
 def host_array(value: Any) -> np.ndarray:
@@ -224,7 +245,7 @@ def _wide(dtype: Any) -> Any:
     """The dtype to compute in: float32 for narrower floats, float64 for integers."""
     if dtype.kind in "iub":
         return jax.dtypes.canonicalize_dtype(np.float64)
-    narrow = dtype.itemsize < 4 and jax.numpy.issubdtype(dtype, np.floating)
+    narrow = dtype.itemsize < 4 and jnp.issubdtype(dtype, np.floating)
     return np.dtype(np.float32) if narrow else dtype
 
 

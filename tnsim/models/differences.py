@@ -30,11 +30,10 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
-from jax.core import Tracer
 from jaxtyping import Float
 
+from tnsim.models.arrays import is_traced
 from tnsim.models.attention import Attention
 from tnsim.models.layers import (
     Bilinear,
@@ -66,7 +65,7 @@ def by_differences(model: Model | Combination, dtype: str) -> Model | Combinatio
         A combination over the same inputs and outputs, without terms whose coefficient is zero;
         traced weights and coefficients are left alone.
     """
-    if isinstance(model, Model) or _is_traced(model):
+    if isinstance(model, Model) or is_traced(model):
         return model
     near = float(np.finfo(dtype).eps) ** 0.25
     weighted: list[tuple[Any, Model]] = []
@@ -289,7 +288,3 @@ def _split(affine: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
 
 def _equal(a: _Parts, b: _Parts) -> bool:
     return all(np.array_equal(x, y) for x, y in zip(a.arrays, b.arrays, strict=True))
-
-
-def _is_traced(model: Any) -> bool:
-    return any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(model))

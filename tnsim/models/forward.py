@@ -18,12 +18,11 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Int
 
 from tnsim.errors import ModelError
-from tnsim.models.arrays import Array, add
+from tnsim.models.arrays import Array, add, library
 from tnsim.models.layers import Linear, Residual, affine_maps, bias_name, innermost
 from tnsim.models.model import Model
 from tnsim.models.prefixes import Prefixes, over_prefixes, rising
@@ -215,8 +214,7 @@ def _embedded(layers: tuple[Layer, ...], inputs: Any) -> tuple[Any, int]:
     if isinstance(first, Linear) and len(layers) > 1:
         return add(first.weight.T[inputs], first.bias), 1
     dtype = jax.tree.leaves(layers)[0].dtype
-    xp = jnp if isinstance(inputs, jax.Array) else np
-    return xp.eye(first.d_in, dtype=dtype)[inputs], 0
+    return library(inputs).eye(first.d_in, dtype=dtype)[inputs], 0
 
 
 def _homogeneous(layer: Layer, one: Any) -> Any:

@@ -12,11 +12,10 @@ from typing import Any, TypeAlias
 
 import jax
 import numpy as np
-from jax.core import Tracer
 from jaxtyping import Float
 
 from tnsim.errors import ON_INPUTS, ModelError, UnsupportedLayer
-from tnsim.models.arrays import Array, add, matrix, pytree, scalar, set_arrays, vector
+from tnsim.models.arrays import Array, add, is_traced, matrix, pytree, scalar, set_arrays, vector
 from tnsim.models.attention import Attention
 from tnsim.models.gradients import requires_grad
 from tnsim.models.multilinear import Multilinear
@@ -297,8 +296,7 @@ def known_layer(layer: Any, what: str) -> Layer:
             f"{ON_INPUTS}"
         )
     known = known_layer(layer.as_layer(), f"as_layer() of {what}")
-    weights = jax.tree.leaves(known)
-    if not any(isinstance(leaf, Tracer) or requires_grad(leaf) for leaf in weights):
+    if not (is_traced(known) or any(map(requires_grad, jax.tree.leaves(known)))):
         _compare_forward(layer, known, what)  # of others the numbers are not at hand
     return known
 

@@ -30,10 +30,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.core import Tracer
 from jaxtyping import Float
 
-from tnsim.models.arrays import Array
+from tnsim.models.arrays import Array, is_traced, library
 from tnsim.models.attention import Attention
 from tnsim.models.layers import Residual, affine_maps, bias_name
 from tnsim.models.model import Model
@@ -81,7 +80,7 @@ def scaled(model: Model, per_output: bool = False) -> Scaled:
         array([[3.e-200, 1.e-200]])
     """
     of_jax = [leaf for leaf in jax.tree.leaves(model) if isinstance(leaf, jax.Array)]
-    if any(isinstance(leaf, Tracer) for leaf in of_jax):
+    if is_traced(of_jax):
         return _scaled_by_jax(model, per_output)
     if of_jax:
         model = jax.tree.map(_on_host, model)
@@ -129,7 +128,7 @@ def power(mantissa: Any, log: Any, exponent: Any) -> Any:
         >>> float(power(np.float64(3.0), np.float64(0.0), np.float64(-1.0)))
         1.5
     """
-    xp = _library(mantissa, log, exponent)
+    xp = library(mantissa, log, exponent)
     whole = xp.round(log / np.log(2))
     with np.errstate(over="ignore"):
         return _shifted(mantissa * xp.exp(log - whole * np.log(2)), whole + exponent)
@@ -154,7 +153,7 @@ def larger(x: Any, y: Any) -> Any:
         >>> larger(np.array([1.0, 2.0]), np.array([2.0, 0.0]))
         array([2., 2.])
     """
-    return _library(x, y).maximum(x, y)
+    return library(x, y).maximum(x, y)
 
 
 def replaced(layer: Any, values: dict[str, Any]) -> Any:
@@ -242,7 +241,7 @@ def _stepped(exponents: Any) -> Any:
     Steps are counted from there: entries of about one size share a unit, wherever it ends, for what
     is added up or balanced in a layer loses the digits by which its units differ.
     """
-    xp = _library(exponents)
+    xp = library(exponents)
     largest = exponents.max()
     largest = xp.where(largest == -np.inf, 0.0, largest)
     below = xp.floor((largest - exponents) / _STEP)
@@ -259,7 +258,7 @@ def _between(layer: Layer, name: str, below: Unit, above: Unit) -> dict[str, Any
 
 def _of_outputs(unit: Unit, shared: bool) -> Unit:
     """Finite units: rows of zeros take that of the largest row, and 0 where all are zero."""
-    xp = _library(unit)
+    xp = library(unit)
     largest = unit.max()
     largest = xp.where(largest == -np.inf, 0.0, largest)
     if shared:
@@ -269,7 +268,7 @@ def _of_outputs(unit: Unit, shared: bool) -> Unit:
 
 def _one_if_equal(unit: Unit) -> Unit:
     """One exponent for all coordinates where they agree, which is quicker; what is traced stays."""
-    if _library(unit) is np and unit.ndim and (unit == unit[0]).all():
+    if library(unit) is np and unit.ndim and (unit == unit[0]).all():
         return unit[0]
     return unit
 
@@ -288,14 +287,14 @@ def _kept_exact(unit: Unit) -> tuple[Unit, Unit]:
 
 def _exponents(array: Any) -> Any:
     """Entry by entry the integer e with `2^(e - 1) <= |x| < 2^e`, as floats; -inf for zero."""
-    xp = _library(array)
+    xp = library(array)
     array = jax.lax.stop_gradient(array) if xp is jnp else np.asarray(array)
     return xp.where(array == 0, -np.inf, xp.frexp(array)[1])
 
 
 def _shifted(array: Any, by: Any) -> Any:
     """`array * 2 ** by`, exact unless the result is no normal float."""
-    xp = _library(array, by)
+    xp = library(array, by)
     by = xp.clip(by, -_VANISHES, _VANISHES).astype("int32")
     if xp is np and not by.any():
         return array
@@ -312,10 +311,6 @@ def _two_to(exponent: Any, dtype: Any) -> jax.Array:
     biased = jnp.clip(exponent, about.minexp, about.maxexp - 1) + about.maxexp - 1
     bits = biased.astype(f"uint{about.bits}") << about.nmant
     return jax.lax.bitcast_convert_type(bits, dtype)
-
-
-def _library(*arrays: Any) -> Any:
-    return jnp if any(isinstance(x, jax.Array) for x in arrays) else np
 
 
 def _on_host(leaf: Any) -> Any:

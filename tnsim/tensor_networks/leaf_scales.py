@@ -20,8 +20,7 @@ import jax
 import numpy as np
 from jaxtyping import Float
 
-from tnsim.engine.log_scaled import library_of
-from tnsim.models.arrays import Array
+from tnsim.models.arrays import Array, library
 from tnsim.tensor_networks.network_sums import Leaf
 
 _LARGEST = 1000
@@ -41,7 +40,7 @@ def in_units(array: Array) -> tuple[Array, Any]:
         >>> array.round(2).tolist(), float(log)
         ([[0.98, 0.98], [0.98, 0.98]], 666.0)
     """
-    xp = library_of(array)
+    xp = library(array)
     fixed = jax.lax.stop_gradient(array) if isinstance(array, jax.Array) else array
     largest = abs(fixed).max()
     largest = xp.where(largest > 0, largest, 1.0)
@@ -73,7 +72,7 @@ def balanced(
         (1.0, 32.0, 6.0)
     """
     logs = [leaf.log for leaf in leaves.values()]
-    xp = jax.numpy if any(isinstance(log, jax.Array) for log in logs) else np
+    xp = library(logs)
     rows = np.unique(counts, axis=0)
     differences = rows[1:] - rows[0]
     projection = np.linalg.pinv(differences) @ differences

@@ -11,12 +11,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import jax
 import numpy as np
-from jax.core import Tracer
 from jaxtyping import Float
 
 from tnsim.errors import ModelError
+from tnsim.models.arrays import is_traced
 from tnsim.models.attention import Attention
 from tnsim.models.layers import innermost
 from tnsim.models.protocol import Layer
@@ -59,7 +58,7 @@ def flat_arrays(layer: Layer, n_ctx: int) -> dict[str, Any]:
     """
     if not isinstance(innermost(layer), Attention):
         return symmetric_arrays(at_every_position(layer, n_ctx), lifted=True)
-    if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(layer)):
+    if is_traced(layer):
         raise ModelError(
             "the exact metrics of deep models with attention have no derivatives; "
             "use GaussianClosure() or TreeSymmetric()"

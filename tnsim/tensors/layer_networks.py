@@ -21,12 +21,11 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
 from tnsim.errors import ModelError
-from tnsim.models.arrays import Array
+from tnsim.models.arrays import Array, library
 from tnsim.models.attention import Attention
 from tnsim.models.layers import Residual, affine_maps, innermost
 from tnsim.models.protocol import Layer
@@ -131,7 +130,7 @@ def at_every_position(layer: Layer, n_ctx: int) -> Layer:
 
 def _repeated(array: Array, n_ctx: int) -> Array:
     """A bias as often as there are positions, a matrix as the blocks of a diagonal."""
-    xp = jnp if isinstance(array, jax.Array) else np
+    xp = library(array)
     if array.ndim == 1:
         return xp.tile(array, n_ctx)
     return xp.kron(xp.eye(n_ctx, dtype=array.dtype), array)

@@ -21,10 +21,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
+from tnsim.models.arrays import library
 from tnsim.models.layers import Bilinear, affine_maps, bias_name, innermost, residual_rule
 from tnsim.models.model import Model
 from tnsim.models.protocol import Layer
@@ -237,16 +236,6 @@ def raised(model: Model) -> Model:
         down=np.eye(d_out, dtype=dtype),
     )
     return Model((*model.layers[:-1], last), model.n_ctx)
-
-
-def library(arrays: Any) -> Any:
-    """`jax.numpy` where an array of a layer, or of its roles, is JAX's, else NumPy.
-
-    Example:
-        >>> library({"WEIGHT": np.eye(2)}).__name__
-        'numpy'
-    """
-    return jnp if any(isinstance(x, jax.Array) for x in jax.tree.leaves(arrays)) else np
 
 
 def _column(xp: Any, first: Any, bias: Any, size: int, dtype: Any) -> Any:

@@ -21,12 +21,12 @@ from typing import Any
 
 import numpy as np
 
+from tnsim.models.arrays import library
 from tnsim.models.attention import Attention
 from tnsim.models.layers import affine_maps, bias_name, innermost, residual_rule
 from tnsim.models.protocol import Layer
 from tnsim.names import MASK, OUTPUT, SCORES, SKIP, VALUE, WEIGHT, bias_of
 from tnsim.tensors.kinds import LayerKind
-from tnsim.tensors.lifted import library
 
 _TURNED = tuple(role for score in SCORES for role in score)
 

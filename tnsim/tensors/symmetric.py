@@ -10,11 +10,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Float
 
-from tnsim.models.arrays import Array
+from tnsim.models.arrays import Array, library
 from tnsim.models.protocol import Layer
 from tnsim.names import DENSE, DOWN, FACTOR, SIGNED_DOWN, SKIP, UNIT, WEIGHT
 from tnsim.tensors.kinds import LayerKind
-from tnsim.tensors.lifted import arrays, library, shapes, unrolled_arrays
+from tnsim.tensors.lifted import arrays, shapes, unrolled_arrays
 
 
 def symmetric_shapes(kind: LayerKind, lifted: bool) -> dict[str, tuple[int, ...]]:

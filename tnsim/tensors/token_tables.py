@@ -31,13 +31,12 @@ import numpy as np
 from jaxtyping import Int
 
 from tnsim.errors import TooLarge
-from tnsim.models.arrays import add
+from tnsim.models.arrays import add, library
 from tnsim.models.attention import Attention
 from tnsim.models.layers import Linear, affine_maps, bias_name, innermost, residual_rule
 from tnsim.models.model import Model
 from tnsim.models.protocol import Layer
 from tnsim.names import ONES, OUTPUT, WEIGHT, Side, bias_of, model_leaf
-from tnsim.tensors.lifted import library
 from tnsim.tensors.positional import sequence_arrays
 
 TABLE, TOKENS, HERE, REACH = "TABLE", "TOKENS", "HERE", "REACH"
@@ -250,7 +249,7 @@ def _attention_arrays(
 ) -> dict[str, Any]:
     """Arrays of an attention layer that reads a table; `core` is what its residuals are around."""
     skip, scale = residual_rule(layer)
-    xp = library((layer, table))
+    xp = library(layer, table)
     rotations = core.rotations(int(np.abs(at).max()) + 1)
     arrays: dict[str, Any] = {}
     for name in affine_maps(core)[0]:

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jaxtyping import Float
 
 from tnsim.compare.products import inner_products
+from tnsim.compare.question import Question
 from tnsim.engine import precision
 from tnsim.engine.budget import Budget
 from tnsim.engine.precision import Arithmetic, Cosine
@@ -87,7 +88,8 @@ def _cosine(comparison: Comparison, moving: Weights, fixed: Weights) -> tuple[An
     for n, array in (moving | fixed).items():
         leaves[n] = jnp.asarray(array, comparison.dtype)
     a, b, metric = jax.tree.unflatten(comparison.form, [leaves[n] for n in range(len(leaves))])
-    found = inner_products(a, b, metric, True, False, comparison.dtype, comparison.budget).values
+    asked = Question(metric, comparison.dtype, comparison.budget, norms=True)
+    found = inner_products(a, b, asked).values
     cosines = precision.cosine(found["AB"], found["AA"], found["BB"], comparison.arithmetic)
     return cosines.value.astype("float64"), cosines.error
 

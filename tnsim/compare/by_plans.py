@@ -1,0 +1,235 @@
+"""Inner products along plans. In: sums of models, a question. Out: scaled products.
+
+A sum of models is expanded by bilinearity over its terms; each pair of plain models has one plan,
+which runs once or, with a constant in an exact deep metric, at every moment node.
+"""
+
+from __future__ import annotations
+
+import itertools
+from functools import reduce
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from tnsim.compare.comparable import AnyModel
+from tnsim.compare.planned import affordable, runs_together
+from tnsim.compare.question import SELF, Products, Question
+from tnsim.compare.resident import in_units, placed_weights
+from tnsim.engine import execution
+from tnsim.engine.log_scaled import LogScaled, add, contribution, times
+from tnsim.engine.plan import Plan
+from tnsim.engine.precision import lost_half
+from tnsim.engine.whole_plans import fetched, fetched_at_all
+from tnsim.folding import features
+from tnsim.folding.base import Family, model_weights
+from tnsim.folding.choose import choose
+from tnsim.folding.leaves import by_side
+from tnsim.models.model import Model, terms
+from tnsim.models.scaling import Scaled, larger, split
+from tnsim.names import COVARIANCE, Side
+from tnsim.sessions import kept_with
+
+
+def by_plans(first: AnyModel, second: AnyModel, asked: Question, traced: bool) -> Products:
+    """Inner products of sums of models.
+
+    Args:
+        first, second: The sums.
+        asked: Which products.
+        traced: Whether weights, coefficients or metric are traced.
+    """
+    per_output, dtype = asked.per_output, asked.dtype
+    one, two = terms(first), terms(second)
+    units = {id(m): in_units(m, per_output) for _, m in (*one, *two)}
+    bra, ket = _scaled_sum(first, units), _scaled_sum(second, units)
+    exponent = bra.exponent + ket.exponent
+    if len(one) == len(two) == 1:
+        return Products(_of_one_pair(bra, ket, asked, traced), exponent, traced)
+    products = _of_sums(bra, ket, asked, traced)
+    if not traced and any(lost_half(products[name], dtype) for name in ("AA", "BB")):
+        # A difference of vectors loses half the digits that a difference of products loses.
+        by_vectors = features.compared(one, two, asked.metric, per_output, dtype)
+        if by_vectors is not None:
+            return Products(by_vectors, 0.0, traced)
+    return Products(products, exponent, traced)
+
+
+class _ScaledSum(NamedTuple):
+    """`2 ** exponent * sum of coefficient * 2 ** e * model`, the largest e being 0.
+
+    Args:
+        terms: (coefficient, e, model) of every summand.
+        exponent: What all of them lack.
+    """
+
+    terms: tuple[tuple[Any, Any, Model], ...]
+    exponent: Any
+
+
+def _scaled_sum(model: AnyModel, known: dict[int, Scaled]) -> _ScaledSum:
+    """A model or a combination over the scaled forms of its models, which are known by `id`."""
+    if isinstance(model, Model):
+        part = known[id(model)]
+        return _ScaledSum(((1.0, np.float64(0.0), part.model),), part.exponent)
+    weighted = []
+    for coefficient, m in terms(model):
+        mantissa, own = split(coefficient)
+        weighted.append((mantissa, own + known[id(m)].exponent, known[id(m)].model))
+    largest = reduce(larger, (exponent for _, exponent, _ in weighted))
+    return _ScaledSum(tuple((c, e - largest, m) for c, e, m in weighted), largest)
+
+
+def _of_one_pair(
+    bra: _ScaledSum, ket: _ScaledSum, asked: Question, traced: bool
+) -> dict[str, LogScaled]:
+    """Products of one model with one other, each with a coefficient."""
+    ((c, _, m),), ((d, _, n),) = bra.terms, ket.terms
+    plain = _of_models(m, n, asked, traced)
+    factors = {"AB": c * d, "AA": c * c, "BB": d * d}
+    return {name: times(value, factors[name]) for name, value in plain.items()}
+
+
+def _of_sums(
+    bra: _ScaledSum, ket: _ScaledSum, asked: Question, traced: bool
+) -> dict[str, LogScaled]:
+    """Products of sums of models: every pair of terms once, weighted and added up."""
+    sides = {"AB": (bra, ket)}
+    if asked.norms or not traced:
+        sides |= {"AA": (bra, bra), "BB": (ket, ket)}
+    asked = asked._replace(norms=False)
+    known: dict[tuple[int, int], LogScaled] = {}
+
+    def product(m: Model, n: Model) -> LogScaled:
+        key = (id(m), id(n))
+        if key not in known:
+            known[key] = known[id(n), id(m)] = _of_models(m, n, asked, traced)["AB"]
+        return known[key]
+
+    products = {}
+    for name, (one, two) in sides.items():
+        contributions = []
+        for (c, x, m), (d, y, n) in itertools.product(one.terms, two.terms):
+            contributions.append(times(product(m, n), c * d, (x + y) * np.log(2)))
+        products[name] = add(contributions)
+    return products
+
+
+def _of_models(a: Model, b: Model, asked: Question, traced: bool) -> dict[str, LogScaled]:
+    """Plan and execute for two plain models.
+
+    Logs are relative to the norms when these are computed too.
+    """
+    alone = a is b or (not traced and _same_weights(a, b))
+    other = None if alone else b
+    family = choose(a, other, asked.metric)
+    pairs = SELF if alone else asked.pairs
+    plan = affordable(family, pairs, asked.per_output, asked.dtype, asked.budget)
+    runs = _traced_runs if traced else _runs
+    products = []
+    for result in runs(family, plan, a, other, asked):
+        if asked.per_output and family.lifted:
+            result = _without_constant(result)
+        products.append(_relative(plan, result, alone, asked.norms))
+    if family.nodes is None:
+        return products[0]
+    # The sum over moment nodes, E = sum_j w_j F(t_j), see `constants`.
+    weighted: dict[str, list[LogScaled]] = {name: [] for name in products[0]}
+    for weight, product in zip(family.nodes.weights, products, strict=True):
+        for name, value in product.items():
+            weighted[name].append(times(value, weight))
+    return {name: add(summands) for name, summands in weighted.items()}
+
+
+def _runs(
+    family: Family, plan: Plan, a: Model, b: Model | None, asked: Question
+) -> list[execution.Result]:
+    """Results of a plan, one for each moment node, on the host."""
+    metric, dtype = asked.metric, asked.dtype
+    with execution.precision():
+        arrays: dict[str, Any] = {}
+        for side, model in by_side(a, b).items():
+            arrays |= placed_weights(family, side, model, dtype)
+        arrays = {name: array for name, array in arrays.items() if name in plan.shapes}
+        if family.nodes is None:
+            inputs = family.inputs(plan.shapes, metric, a.d_in)
+            return [fetched(plan, arrays | execution.placed(inputs, dtype))]
+        nodes = [family.inputs(plan.shapes, metric, a.d_in, t) for t in family.nodes.points]
+        if runs_together(plan, asked.budget):
+            moments = np.stack([inputs[COVARIANCE] for inputs in nodes])
+            inputs = nodes[0] | {COVARIANCE: moments}
+            arrays |= execution.placed(inputs, dtype)
+            return fetched_at_all(plan, arrays, [COVARIANCE])
+        return [fetched(plan, arrays | execution.placed(inputs, dtype)) for inputs in nodes]
+
+
+def _traced_runs(
+    family: Family, plan: Plan, a: Model, b: Model | None, asked: Question
+) -> list[execution.Result]:
+    """The same inside a trace of the caller's, in the dtype of the weights given."""
+    leaves = jax.tree.leaves((a, b))
+    dtype = str(jnp.result_type(*(x.dtype for x in leaves if hasattr(x, "dtype") and x.ndim)))
+    models: dict[Side, Model] = {}
+    for side, model in by_side(a, b).items():
+        models[side] = family.prepare(model)
+    weights = model_weights(family, models)
+    results = []
+    for t in family.nodes.points if family.nodes else (None,):
+        known = weights | family.inputs(plan.shapes, asked.metric, a.d_in, t)
+        arrays = {name: jnp.asarray(known[name], dtype) for name in plan.shapes}
+        results.append(execution.run(plan, arrays, "traced"))
+    return results
+
+
+def _without_constant(result: execution.Result) -> execution.Result:
+    """Lifted outputs, one by one, without the constant at position 0."""
+    return result._replace(values={name: value[1:] for name, value in result.values.items()})
+
+
+def _relative(
+    plan: Plan, result: execution.Result, alone: bool, norms: bool
+) -> dict[str, LogScaled]:
+    """Products of one run, without the scales of either model's own where cosines are asked for.
+
+    Those scales are as large as exp(2^L) at depth L. A cosine divides by the roots of both norms,
+    and `<A|B>` carries half of what each norm carries, so they cancel and are left out of all.
+    What is left is the scale of each product by itself, which has its name.
+    """
+    values = result.values
+    scales = {name: dict(powers) for name, powers in plan.scales.items()}
+    if alone:
+        product = contribution(values["AA"], execution.log_of(result, scales["AA"]))
+        return {"AB": product, "AA": product, "BB": product}
+    if not norms:
+        return {"AB": contribution(values["AB"], execution.log_of(result, scales["AB"]))}
+    _check_shared(scales)
+    products = {}
+    for name, powers in scales.items():
+        log = execution.log_of(result, {name: powers.get(name, 0)})
+        products[name] = contribution(values[name], log)
+    return products
+
+
+def _check_shared(scales: dict[str, dict[str, int]]) -> None:
+    """Assert that the scales of the models' own cancel in a cosine."""
+    groups = set().union(*scales.values()) - set(scales)
+    for group in groups:
+        of_norms = scales["AA"].get(group, 0) + scales["BB"].get(group, 0)
+        assert of_norms == 2 * scales["AB"].get(group, 0), group
+
+
+def _same_weights(a: Model, b: Model) -> bool:
+    """Equal layer by layer.
+
+    A re-saved checkpoint then has similarity 1 to the last bit, at any depth.
+    """
+    (one, form), (two, other_form) = _flat(a), _flat(b)
+    return form == other_form and all(map(np.array_equal, one, two))
+
+
+@kept_with
+def _flat(model: Model) -> tuple[list[Any], Any]:
+    """The weights of a model, and its form without them."""
+    return jax.tree.flatten(model)

@@ -1,0 +1,54 @@
+"""What may be compared. In: whatever a caller gives. Out: models, refusals in words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tnsim.errors import ModelError
+from tnsim.folding.forward import Terms
+from tnsim.metrics.empirical import Empirical
+from tnsim.metrics.metric import check_metric
+from tnsim.models.functions import Function, is_function
+from tnsim.models.model import Combination, Model, check_comparable, check_numbers, terms
+
+AnyModel = Model | Combination
+Comparable = AnyModel | Function
+"""What may stand on either side: under `Empirical` also plain functions."""
+
+
+def parts(model: Any) -> Terms:
+    """Coefficients and models that `model` is a sum of; a plain function is one part.
+
+    Raises:
+        ModelError: It is neither a model, nor a combination of models, nor a function.
+    """
+    return ((1.0, model),) if is_function(model) else terms(model)
+
+
+def check_comparison(a: Any, b: Any, metric: Any) -> None:
+    """Raise `ModelError` unless these are two models that this metric can compare."""
+    check_metric(metric)
+    if is_function(a) or is_function(b):
+        _check_functions(a, b, metric)
+        return
+    one, two = terms(a)[0][1], terms(b)[0][1]
+    check_numbers(a, b)
+    check_comparable(one, two)
+    if one.n_ctx is None and (one.attends or two.attends):
+        raise ModelError(
+            "attention is compared on sequences of one length: "
+            "give tnsim.Model(layers, n_ctx=...) or tnsim.load(..., n_ctx=...)"
+        )
+
+
+def _check_functions(a: Any, b: Any, metric: Any) -> None:
+    """The same where one of them is a plain function, of which nothing but outputs is known."""
+    for model in (a, b):
+        parts(model)
+        if isinstance(model, AnyModel):
+            check_numbers(model)
+    if not isinstance(metric, Empirical):
+        raise ModelError(
+            "functions that are no models are compared on inputs alone: use "
+            f"tnsim.Empirical(inputs), found {type(metric).__name__}"
+        )
