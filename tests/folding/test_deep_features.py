@@ -10,7 +10,7 @@ from oracles import bilinear, dense_symmetric_product, expected_products, linear
 import tnsim
 from tnsim.folding import features, hermite, polynomial_space
 from tnsim.folding.feature_space import spaces
-from tnsim.folding.hermite import Block
+from tnsim.folding.hermite import IndexBlock
 from tnsim.tensors import packed
 from tnsim.tensors.kinds import kinds
 
@@ -105,7 +105,7 @@ def test_blocks_are_parts_of_the_whole(pairs, rng):
     for down in (rng.normal(size=(2, k)), None):
         whole = hermite.product(left, right, down, hermite.whole(width), pairs)
         for edges in ((0, 1, 4), (0, 3, 4), (0, 1, 2, 3, 4)):
-            blocks = [Block(width, *ends) for ends in itertools.pairwise(edges)]
+            blocks = [IndexBlock(width, *ends) for ends in itertools.pairwise(edges)]
             parts = [hermite.product(left, right, down, block, pairs) for block in blocks]
             for order, numbers in whole.items():
                 found = [part[order] for part in parts if order in part]

@@ -37,7 +37,7 @@ def inner_products(a: Comparable, b: Comparable, asked: Question) -> Products:
     first = _differences(a, asked.dtype)
     second = first if b is a else _differences(b, asked.dtype)
     if traced and not isinstance(asked.metric, FiniteMetric):
-        points = None  # Gauss nodes of a metric would depend on its numbers
+        points = None  # Gauss nodes are chosen by the numbers of models and metric
     else:
         models = _models(first, second)
         points = points_of(models, asked.metric, asked.pairs, asked.per_output, asked.dtype)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from jaxtyping import Float
 
-from tnsim.folding.layer_steps import steps_of
+from tnsim.folding.merged_layers import merged_layers
 from tnsim.folding.polynomial_space import way_of_one_layer
 from tnsim.metrics.protocol import Metric
 from tnsim.metrics.ways import Way
@@ -63,13 +63,13 @@ class EntrySpace(NamedTuple):
         return None
 
     def vector(self, weights: list[dict[str, Any]], inputs: None) -> Float[Any, "out entries"]:
-        before, (step,) = steps_of(weights)
-        left, right = (leg if before is None else leg @ before for leg in step.legs)
+        before, (layer,) = merged_layers(weights)
+        left, right = (leg if before is None else leg @ before for leg in layer.legs)
         outputs = slice(int(self.lifted), None)
-        down, xp = step.down[outputs], library(left)
+        down, xp = layer.down[outputs], library(left)
         form = xp.einsum("oh,hi,hj->oij", down, left, right)
-        if step.copy is not None:
-            copy = step.copy[outputs]
+        if layer.copy is not None:
+            copy = layer.copy[outputs]
             copy = copy if before is None else copy @ before
             one = xp.eye(1, copy.shape[1], dtype=copy.dtype)[0]
             form = form + 0.5 * (copy[:, :, None] * one + one[:, None] * copy[:, None, :])

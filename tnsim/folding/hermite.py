@@ -32,7 +32,7 @@ Series: TypeAlias = dict[int, Any]
 """Order -> coefficients (units, numbers) of several polynomials. What is missing is zero."""
 
 
-class Block(NamedTuple):
+class IndexBlock(NamedTuple):
     """The indices over `width` coordinates whose largest one is within [start, stop)."""
 
     width: int
@@ -49,14 +49,14 @@ class Block(NamedTuple):
         return within.stop - within.start
 
 
-def whole(width: int) -> Block:
+def whole(width: int) -> IndexBlock:
     """All indices.
 
     Example:
         >>> whole(3).length(2)
         6
     """
-    return Block(width, 0, width)
+    return IndexBlock(width, 0, width)
 
 
 class Term(NamedTuple):
@@ -105,12 +105,12 @@ def plus(first: Series, second: Series) -> Series:
     return both | missing
 
 
-def within(series: Series, block: Block) -> Series:
+def within(series: Series, block: IndexBlock) -> Series:
     """The numbers of a block."""
     return {order: entries[:, block.of(order)] for order, entries in series.items()}
 
 
-def product(left: Series, right: Series, down: Any, block: Block, pairs: bool) -> Series:
+def product(left: Series, right: Series, down: Any, block: IndexBlock, pairs: bool) -> Series:
     """The numbers of `sum_k down[o, k] left_k right_k` in a block.
 
     Args:
@@ -164,16 +164,18 @@ def multiplications(
     return number
 
 
-def _matrix(left: Any, right: Any, down: Any, term: Term, block: Block) -> Any:
+def _matrix(left: Any, right: Any, down: Any, term: Term, block: IndexBlock) -> Any:
     """`weight * (a . b)` summed over k as `packed.splits` reads it, (entries, out)."""
     width, start, stop = block
-    pieces = [_piece(left, right, down, term, block, Block(width, 0, stop))]
+    pieces = [_piece(left, right, down, term, block, IndexBlock(width, 0, stop))]
     if start:
-        pieces.append(_piece(left, right, down, term, Block(width, 0, start), block))
+        pieces.append(_piece(left, right, down, term, IndexBlock(width, 0, start), block))
     return library(left).concatenate(pieces) if start else pieces[0]
 
 
-def _piece(left: Any, right: Any, down: Any, term: Term, rows: Block, columns: Block) -> Any:
+def _piece(
+    left: Any, right: Any, down: Any, term: Term, rows: IndexBlock, columns: IndexBlock
+) -> Any:
     """Some rows and columns of this matrix, (columns * rows, out).
 
     Without shared coordinates `down` is multiplied into one factor, and the sum over k is one
@@ -191,7 +193,7 @@ def _piece(left: Any, right: Any, down: Any, term: Term, rows: Block, columns: B
     return products if down is None else products @ down.T
 
 
-def _unpacked(entries: Any, own: int, shared: int, block: Block) -> Any:
+def _unpacked(entries: Any, own: int, shared: int, block: IndexBlock) -> Any:
     """(k, indices of the block, shared indices) of tensors (k, numbers)."""
     if not shared:
         return entries[:, block.of(own), None]

@@ -11,7 +11,7 @@ import numpy as np
 from tnsim.engine.problem import Problem
 from tnsim.errors import ModelError
 from tnsim.folding.constants import MomentNodes
-from tnsim.folding.layerwise import fold
+from tnsim.folding.layerwise import fold_layers
 from tnsim.folding.leaves import (
     all_but_constant,
     by_side,
@@ -89,7 +89,7 @@ class LayerWise:
 
     def problem(self, pairs: tuple[Pair, ...], per_output: bool) -> Problem:
         models = by_side(self.bra, self.ket)
-        return fold(models, self.metric(), self.input_kind, self.lifted, pairs, per_output)
+        return fold_layers(models, self.metric(), self.input_kind, self.lifted, pairs, per_output)
 
     def weights(self, side: Side, model: Model) -> dict[str, Any]:
         return named(side, [arrays(layer, self.lifted) for layer in model.layers])

@@ -50,7 +50,12 @@ class States(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
-    """What all steps have in common, see `layerwise.fold`, and the layers that each applies."""
+    """What all steps have in common, and the layers that each applies.
+
+    Args:
+        models, metric, inputs, lifted, pairs: As of `layerwise.fold_layers`.
+        steps: The layers of both models, matched.
+    """
 
     models: dict[Side, Kinds]
     metric: LayerwiseMetric

@@ -37,7 +37,7 @@ from tnsim.tensors.kinds import Kinds
 from tnsim.tensors.lifted import shapes
 
 
-def fold(
+def fold_layers(
     models: dict[Side, Kinds],
     metric: LayerwiseMetric,
     inputs: InputKind,
@@ -69,7 +69,7 @@ def fold(
         >>> linear = kinds(tnsim.Model([tnsim.Linear([[1.0]])]))
         >>> centred = InputKind(True, "identity")
         >>> pair = Pair("A", "A")
-        >>> fold({"A": linear}, tnsim.TreeSymmetric(), centred, False, [pair], False).outputs
+        >>> fold_layers({"A": linear}, tnsim.TreeSymmetric(), centred, False, [pair], False).outputs
         ('AA',)
 
     Source:

@@ -20,8 +20,8 @@ import numpy as np
 from jaxtyping import Float
 
 from tnsim.folding import hermite
-from tnsim.folding.hermite import Block, Series
-from tnsim.folding.layer_steps import Step, steps_of
+from tnsim.folding.hermite import IndexBlock, Series
+from tnsim.folding.merged_layers import MergedLayer, merged_layers
 from tnsim.metrics.input_moments import input_moments
 from tnsim.metrics.metric import Gaussian, Symmetric, joins_legs, layer_by_layer
 from tnsim.metrics.protocol import Metric
@@ -57,7 +57,7 @@ class PolynomialSpace(NamedTuple):
     orders: tuple[int, ...]
     lifted: bool
     gaussian: bool
-    block: Block
+    block: IndexBlock
 
     @property
     def route(self) -> str:
@@ -73,11 +73,11 @@ class PolynomialSpace(NamedTuple):
         """Blocks that are made one at a time: dot products are sums over them."""
         return tuple(self._replace(block=block) for block in self._blocks())
 
-    def _blocks(self) -> Iterator[Block]:
+    def _blocks(self) -> Iterator[IndexBlock]:
         width, start = self.block.width, 0
         for stop in range(1, width + 1):
             if stop == width or self._matrix(start, stop + 1) > _MATRIX:
-                yield Block(width, start, stop)
+                yield IndexBlock(width, start, stop)
                 start = stop
 
     def _matrix(self, start: int, stop: int) -> int:
@@ -225,34 +225,34 @@ def _orders(degree: int, lifted: bool, gaussian: bool) -> tuple[int, ...]:
 
 def _coefficients(weights: list[dict[str, Any]], inputs: Series, space: PolynomialSpace) -> Series:
     """The outputs of a model, those of their coefficients that are in the block of the space."""
-    before, steps = steps_of(weights)
+    before, multiplying = merged_layers(weights)
     state = inputs if before is None else hermite.mapped(before, inputs)
     outputs = slice(int(space.lifted), None)
-    if not steps:
+    if not multiplying:
         own = {order: numbers[outputs] for order, numbers in state.items()}
         return hermite.within(own, space.block)
-    *hidden, last = steps
-    for step in hidden:
-        state = _applied(step, state, hermite.whole(space.block.width), space.gaussian)
+    *hidden, last = multiplying
+    for layer in hidden:
+        state = _applied(layer, state, hermite.whole(space.block.width), space.gaussian)
     copy = None if last.copy is None else last.copy[outputs]
-    last = Step(last.legs, last.down[outputs], copy)
+    last = MergedLayer(last.legs, last.down[outputs], copy)
     return _applied(last, state, space.block, space.gaussian)
 
 
-def _applied(step: Step, state: Series, block: Block, pairs: bool) -> Series:
+def _applied(layer: MergedLayer, state: Series, block: IndexBlock, pairs: bool) -> Series:
     """What a layer makes of some polynomials."""
-    factors = [hermite.mapped(leg, state) for leg in step.legs]
+    factors = [hermite.mapped(leg, state) for leg in layer.legs]
     if len(factors) == 1:
-        result = hermite.within(hermite.mapped(step.down, factors[0]), block)
+        result = hermite.within(hermite.mapped(layer.down, factors[0]), block)
     else:
         first, *between, last = factors
         everything = hermite.whole(block.width)
         for factor in between:
             first = hermite.product(first, factor, None, everything, pairs)
-        result = hermite.product(first, last, step.down, block, pairs)
-    if step.copy is None:
+        result = hermite.product(first, last, layer.down, block, pairs)
+    if layer.copy is None:
         return result
-    carried = hermite.mapped(step.copy, hermite.within(state, block))
+    carried = hermite.mapped(layer.copy, hermite.within(state, block))
     return hermite.plus(result, carried)
 
 

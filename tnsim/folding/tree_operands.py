@@ -39,7 +39,7 @@ from tnsim.engine.problem import Merge, Operand
 from tnsim.metrics.input_moments import InputKind
 from tnsim.metrics.orbits import Tree
 from tnsim.names import COVARIANCE, DENSE, TRACE, Pair, Side
-from tnsim.tensors.kinds import LayerKind
+from tnsim.tensors.kinds import Kinds, LayerKind
 from tnsim.tensors.symmetric import symmetric_shapes
 
 OUTPUT = "k"
@@ -99,10 +99,12 @@ def units_at_outputs(pair: Pair) -> str:
 
 
 def units_to_outputs(side: Side) -> str:
+    """V of a model, from units of level 1 to the outputs."""
     return f"V.{side}"
 
 
 def upper_tensor(side: Side, free: int) -> str:
+    """W of a model, with so many of its first-layer nodes left to be joined to the other's."""
     return f"W.{side}{free}"
 
 
@@ -168,7 +170,7 @@ class TreeOperands:
         P.A0 ('ho', 'j')
     """
 
-    models: dict[Side, tuple[LayerKind, ...]]
+    models: dict[Side, Kinds]
     inputs: InputKind
     lifted: bool
     n_ctx: int

@@ -25,7 +25,7 @@ from tnsim.folding.leaves import (
 )
 from tnsim.folding.tokens import fold_tokens
 from tnsim.folding.tree_operands import tree
-from tnsim.folding.whole_tree import MAX_LEGS, check_size, fold
+from tnsim.folding.whole_tree import MAX_LEGS, check_size, fold_trees
 from tnsim.metrics.categorical import token_probabilities
 from tnsim.metrics.input_moments import (
     InputKind,
@@ -124,7 +124,7 @@ class WholeTree:
         models = by_side(self.bra, self.ket)
         cross_only = not self.metric().pairs_within_model
         check_size(models, cross_only)
-        return fold(
+        return fold_trees(
             models,
             cross_only,
             self.input_kind,

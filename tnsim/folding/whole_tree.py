@@ -34,15 +34,15 @@ from tnsim.folding.upper_tensors import has_upper_tensors, joinings_within, uppe
 from tnsim.metrics.input_moments import InputKind
 from tnsim.metrics.orbits import diagrams
 from tnsim.names import COVARIANCE, IDENTITY, TRACE, Leaf, Pair, Side
-from tnsim.tensors.kinds import LayerKind
+from tnsim.tensors.kinds import Kinds
 from tnsim.tensors.symmetric import symmetric_shapes
 
 MAX_LEGS = 20
 """Legs of both models together: 20 have 654,729,075 pairings, 32 have 1.9 * 10^17."""
 
 
-def fold(
-    models: dict[Side, tuple[LayerKind, ...]],
+def fold_trees(
+    models: dict[Side, Kinds],
     cross_only: bool,
     inputs: InputKind,
     lifted: bool,
@@ -84,7 +84,7 @@ def fold(
     return prune(Problem(tuple(stages), _leaf_shapes(parts), frozenset(symmetric), outputs))
 
 
-def check_size(models: Mapping[Side, tuple[LayerKind, ...]], cross_only: bool) -> None:
+def check_size(models: Mapping[Side, Kinds], cross_only: bool) -> None:
     """Refuse what nobody could contract, before diagrams are generated.
 
     Raises:

@@ -47,7 +47,7 @@ from tnsim.tensor_networks.network import (
     tensor,
     tree_tensors,
 )
-from tnsim.tensors.kinds import LayerKind
+from tnsim.tensors.kinds import Kinds
 
 if TYPE_CHECKING:
     import quimb.tensor as qtn
@@ -155,7 +155,7 @@ def _whole_trees(a: Model, b: Model, metric: Metric) -> Iterator[tuple[float, qt
 
     family = WholeTree.of(a, b, metric)
     models: dict[Side, Model] = {"A": family.prepare(a), "B": family.prepare(b)}
-    kinds: dict[Side, tuple[LayerKind, ...]] = {"A": family.bra, "B": family.ket or family.bra}
+    kinds: dict[Side, Kinds] = {"A": family.bra, "B": family.ket or family.bra}
     cross_only = not metric.pairs_within_model
     check_size(kinds, cross_only)
     bra, ket = tree(kinds["A"]), tree(kinds["B"])

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from tnsim.engine.problem import Operand, Problem, Term, renamed
-from tnsim.folding.sequences.fold import Folder, Kinds
+from tnsim.folding.sequences.fold import SequenceFold
 from tnsim.folding.sequences.layer_covariances import Means, OutputCovariance, output_covariance
 from tnsim.folding.sequences.notation import HEAD, OUTPUT_END, Product, Summand
 from tnsim.metrics.input_moments import SequenceInputs
@@ -31,7 +31,7 @@ from tnsim.names import (
     Slot,
     bias_of,
 )
-from tnsim.tensors.kinds import LayerKind
+from tnsim.tensors.kinds import Kinds, LayerKind
 
 COMPONENT: dict[Slot, str] = {"bra": "c", "ket": "d"}
 END = "o"
@@ -64,15 +64,15 @@ def fold_attribution(
         ModelError: As `fold_sequences`.
     """
     pair = Pair("A", "B")
-    folder = Folder(models, metric, inputs, n_ctx, (pair,))
-    for number in range(folder.last_nonlinear):
-        folder.advance(number)
-    step = folder.step(folder.last_nonlinear)
-    means = folder.means(step)
+    fold = SequenceFold(models, metric, inputs, n_ctx, (pair,))
+    for number in range(fold.last_nonlinear):
+        fold.advance(number)
+    step = fold.step(fold.last_nonlinear)
+    means = fold.means(step)
     covariance = output_covariance(step, pair, means, by_head)
     terms = Contributions(covariance, means, models, by_head).terms()
-    folder.add_result(step, pair, tuple(COMPONENT.values()), covariance.stage, terms)
-    return folder.problem(_selector_shapes(models, components, by_head))
+    fold.add_result(step, pair, tuple(COMPONENT.values()), covariance.stage, terms)
+    return fold.problem(_selector_shapes(models, components, by_head))
 
 
 class Contributions:

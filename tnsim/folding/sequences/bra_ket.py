@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from tnsim.engine.problem import MARK, Operand
 from tnsim.folding.sequences.notation import FIRST, KEY_POSITION, Leg, Product
-from tnsim.folding.sequences.states import Form, LayerStep, Moment
+from tnsim.folding.sequences.states import LayerStep, Moment
+from tnsim.metrics.input_moments import PositionForm
 from tnsim.names import (
     IDENTITY,
     SCORES,
@@ -146,7 +147,7 @@ class BraKet:
         """Whether the covariance of two slots is stored the other way round."""
         return (self.models[one], self.models[two]) == ("B", "A")
 
-    def form(self) -> Form:
+    def form(self) -> PositionForm:
         """Form of the covariance between the bra's state and the ket's."""
         return self.state_moment("bra", "ket").form
 

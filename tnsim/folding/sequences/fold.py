@@ -51,10 +51,9 @@ from tnsim.names import (
     ModelName,
     Pair,
 )
-from tnsim.tensors.kinds import LayerKind
+from tnsim.tensors.kinds import Kinds, LayerKind
 from tnsim.tensors.positional import sequence_shapes
 
-Kinds = tuple[LayerKind, ...]
 Layers = dict[ModelName, int | None]
 """Numbers of the layers that one step applies, by model; None waits."""
 
@@ -86,15 +85,15 @@ def fold_sequences(
         ModelError: An attention layer of one model meets a nonlinear layer of the other that acts
             position by position, or a tree metric finds trees of different shape.
     """
-    folder = Folder(models, metric, inputs, n_ctx, tuple(pairs))
-    *first, last = range(len(folder.layers))
+    fold = SequenceFold(models, metric, inputs, n_ctx, tuple(pairs))
+    *first, last = range(len(fold.layers))
     for number in first:
-        folder.advance(number)
-    folder.close(last, per_output)
-    return folder.problem()
+        fold.advance(number)
+    fold.close(last, per_output)
+    return fold.problem()
 
 
-class Folder:
+class SequenceFold:
     """Lays stages down step by step, and holds the states as they stand.
 
     Args:
@@ -142,12 +141,12 @@ class Folder:
             if layer is not None:
                 kinds[model] = self.models[model][layer]
         return LayerStep(
-            number,
-            kinds,
-            layers,
-            self.states,
-            self.rules,
-            self.states.positions(self.n_ctx),
+            number=number,
+            kinds=kinds,
+            layers=layers,
+            states=self.states,
+            rules=self.rules,
+            positions=self.states.positions(self.n_ctx),
             mixes_later=number < self.last_mixing,
         )
 

@@ -29,7 +29,8 @@ from tnsim.folding.sequences.notation import (
     indices_of,
 )
 from tnsim.folding.sequences.projections import Projections
-from tnsim.folding.sequences.states import COVARIANCE_AXES, Form, LayerStep, Moment
+from tnsim.folding.sequences.states import COVARIANCE_AXES, LayerStep, Moment
+from tnsim.metrics.input_moments import PositionForm
 from tnsim.names import CORE, SLOTS, STREAM, ModelName, Pair, Slot
 
 Means = Mapping[ModelName, OutputMean]
@@ -77,7 +78,7 @@ def covariance_stage(step: LayerStep, pair: Pair, means: Means) -> tuple[Stage, 
     """The stage that computes the covariance of two outputs, and that covariance as a moment."""
     names, builder, summands = output_covariance(step, pair, means)
     by_position = any("s" in indices_of(summand.product) for summand in summands)
-    form: Form = "each" if by_position else "alike"
+    form: PositionForm = "each" if by_position else "alike"
     if names.apart:
         form = "full"
     axes = COVARIANCE_AXES[form]

@@ -16,7 +16,8 @@ from tnsim.folding.sequences.bra_ket import BraKet, stream
 from tnsim.folding.sequences.expansions import Expansions
 from tnsim.folding.sequences.notation import FIRST, Summand, indices_of
 from tnsim.folding.sequences.projections import Projections
-from tnsim.folding.sequences.states import MEAN_AXES, Form, LayerStep, Moment
+from tnsim.folding.sequences.states import MEAN_AXES, LayerStep, Moment
+from tnsim.metrics.input_moments import PositionForm
 from tnsim.names import CONSTANT, STREAM, ModelName, Pair, bias_of
 
 
@@ -54,7 +55,7 @@ def output_mean(step: LayerStep, model: ModelName) -> OutputMean:
     if not summands:
         return OutputMean(None, heads=heads, stage=stage.stage())
     by_position = any("s" in indices_of(summand.product) for summand in summands)
-    form: Form = "each" if by_position else "alike"
+    form: PositionForm = "each" if by_position else "alike"
     axes = MEAN_AXES[form]
     terms = [summand.term(axes) for summand in summands]
     moment = Moment(stage.define(f"mean.{model}", axes, terms).name, form)

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from tnsim.folding.sequences.joining_rules import MetricRules
+from tnsim.metrics.input_moments import PositionForm
 from tnsim.names import ModelName, Pair
 from tnsim.tensors.kinds import LayerKind
 
-Form = Literal["alike", "each", "full"]
-"""Over positions: "alike" at all of them, "each" its own, or "full", between all pairs of them."""
-
-MEAN_AXES: dict[Form, tuple[str, ...]] = {"alike": ("k",), "each": ("s", "k")}
-COVARIANCE_AXES: dict[Form, tuple[str, ...]] = {
+MEAN_AXES: dict[PositionForm, tuple[str, ...]] = {"alike": ("k",), "each": ("s", "k")}
+COVARIANCE_AXES: dict[PositionForm, tuple[str, ...]] = {
     "alike": ("k", "l"),
     "each": ("s", "k", "l"),
     "full": ("s", "k", "S", "l"),
@@ -30,7 +28,7 @@ class Moment(NamedTuple):
     """
 
     name: str
-    form: Form
+    form: PositionForm
     diagonal: bool = False
 
 
