@@ -4,12 +4,12 @@ In: nothing. Out: the tags and indices of networks, the leaf names of plans.
 
 Tags of a quimb network (all of a tensor's tags at once):
 
-    side       `A` for the bra, `B` for the ket layer      `LAYER{i}`, counted from the input role
-    `WEIGHT` for a linear layer; `LEFT`, `RIGHT`, `DOWN` for a bilinear one; `Q1`, `K1`, `Q2`,
-    `K2`, `V`, `O`,
-               `MASK` for attention
+    side       `A` for the bra, `B` for the ket
+    layer      `LAYER{i}`, counted from the input
+    role       `WEIGHT` for a linear layer; `LEFT`, `RIGHT`, `DOWN` for a bilinear one;
+               `Q1`, `K1`, `Q2`, `K2`, `V`, `O`, `MASK` for attention
     copy       `COPY{j}`: which of the identical copies in the unrolled tree, 0 at the left
-    operator   `SYMMETRISER`, `COVARIANCE`, `MEAN`, `CONSTANT`: nodes that a metric inserts
+    operator   `SYMMETRISER`, `COVARIANCE`, `MEAN`: nodes that a metric inserts
 
 Nobody else writes an f-string that makes a tag, an index or a leaf name.
 """

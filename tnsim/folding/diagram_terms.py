@@ -238,11 +238,42 @@ def _over_units(
     parts: TreeOperands, pair: Pair, diagram: Diagram, form: Form, per_output: bool
 ) -> tuple[Operand, ...]:
     """Matrices between hidden units. The bond at a node's output also names the node's units."""
-    matrices = form != "units"
     merged = Merge()
-    operands: list[Operand] = []
     bottoms = _bottoms(parts, pair)
     looped = {bottoms[u].bond for u, v in diagram.edges if u == v}
+    operands, free_legs = _up_the_trees(parts, pair, form, looped)
+    for u, v in diagram.edges:
+        one, two = bottoms[u], bottoms[v]
+        if u == v:
+            if parts.depth(one.side) == 1:  # the node is all of its model, and so is its mean
+                operands.append(Operand(node_mean(one.side), (OUTPUT,)))
+        elif form == "units":
+            operands.append(_along_edge(one, two))
+        else:
+            ends = free_legs[one.bond].pop(), free_legs[two.bond].pop()
+            operands += parts.edge(Pair(one.side, two.side), ends, merged)
+    if form == "tops":
+        operands += _tops(parts, pair)
+    else:
+        operands += _at_outputs(parts, pair, looped, per_output)
+    return merged.renamed(operands)
+
+
+def _up_the_trees(
+    parts: TreeOperands, pair: Pair, form: Form, looped: set[str]
+) -> tuple[list[Operand], dict[str, list[str]]]:
+    """What stands on the branches of both trees, and the legs that edges may join.
+
+    Args:
+        parts: The models' trees.
+        pair: Which model is the bra and which the ket.
+        form: What the product is written over.
+        looped: Bonds of the first-layer nodes whose two legs are joined.
+
+    Returns:
+        Operands, and by bond the legs of the first-layer nodes that are matrices.
+    """
+    operands: list[Operand] = []
     free_legs: dict[str, list[str]] = {}
     for slot, side in zip(SLOTS, pair, strict=True):
         for node in _upper_nodes(slot, parts.trees[side]):
@@ -253,36 +284,26 @@ def _over_units(
             for child in node.legs:
                 if child in looped:
                     operands.append(Operand(unit_to_mean(side), (node.bond,)))
-                elif matrices and node.level == 1:
+                elif form != "units" and node.level == 1:
                     free_legs[child] = _legs_of(child, 2)
                     indices = (node.bond, *free_legs[child])
                     operands.append(Operand(unit_to_legs(side), indices))
                 else:
                     name = unit_to_unit(side, node.level)
                     operands.append(Operand(name, (node.bond, child)))
+    return operands, free_legs
 
-    for u, v in diagram.edges:
-        one, two = bottoms[u], bottoms[v]
-        if u == v:
-            if parts.depth(one.side) == 1:  # the node is all of its model, and so is its mean
-                operands.append(Operand(node_mean(one.side), (OUTPUT,)))
-        elif matrices:
-            ends = free_legs[one.bond].pop(), free_legs[two.bond].pop()
-            operands += parts.edge(Pair(one.side, two.side), ends, merged)
-        else:
-            operands.append(_along_edge(one, two))
 
-    if form == "tops":
-        for slot, side in zip(SLOTS, pair, strict=True):
-            nodes = _upper_nodes(slot, parts.trees[side])
-            units = [node.bond for node in nodes if node.level == 1]
-            operands.append(Operand(units_to_outputs(side), (OUTPUT, *units)))
-        if parts.lifted:
-            operands.append(parts.trace)
-        return merged.renamed(operands)
-    roots = [_root(slot, parts.trees[side]) for slot, side in zip(SLOTS, pair, strict=True)]
-    operands += _at_outputs(parts, pair, roots, looped, per_output)
-    return merged.renamed(operands)
+def _tops(parts: TreeOperands, pair: Pair) -> list[Operand]:
+    """All above level 1 of both trees."""
+    operands = []
+    for slot, side in zip(SLOTS, pair, strict=True):
+        nodes = _upper_nodes(slot, parts.trees[side])
+        units = [node.bond for node in nodes if node.level == 1]
+        operands.append(Operand(units_to_outputs(side), (OUTPUT, *units)))
+    if parts.lifted:
+        operands.append(parts.trace)
+    return operands
 
 
 def _along_edge(one: Bottom, two: Bottom) -> Operand:
@@ -293,13 +314,14 @@ def _along_edge(one: Bottom, two: Bottom) -> Operand:
 
 
 def _at_outputs(
-    parts: TreeOperands, pair: Pair, roots: list[str], looped: set[str], per_output: bool
+    parts: TreeOperands, pair: Pair, looped: set[str], per_output: bool
 ) -> list[Operand]:
     """What joins the units at the roots of both trees: K, or D twice where K has no place.
 
     K is summed over outputs, which must not be where they stay open. A root that is itself a looped
     first-layer node has no units left: its mean carries the output index.
     """
+    roots = [_root(slot, parts.trees[side]) for slot, side in zip(SLOTS, pair, strict=True)]
     if not per_output and not any(root in looped for root in roots):
         return [Operand(units_at_outputs(pair), tuple(roots))]
     operands = []

@@ -35,7 +35,7 @@ Terms: TypeAlias = Sequence[tuple[Any, Part]]
 """Coefficients and parts: a sum of functions that is compared."""
 Run: TypeAlias = Callable[[Weighted], "Vector"]
 
-GROUPS = 32
+GROUPS = 32  # of draws, enough for a standard error that is known to an eighth of itself
 BATCH_BYTES = 2**27  # of outputs and states in flight
 _FUNCTION_BATCH = 1024  # points, where nothing is known of what a function needs
 _EAGER = 2**27  # multiplications that take less time than compiling them
@@ -53,10 +53,18 @@ class Vector(NamedTuple):
     sizes: Float[np.ndarray, " out"]
 
 
-class Sums(NamedTuple):
-    """Inner products of rows with columns and the squared norms of both, for groups of points.
+class Gram(NamedTuple):
+    """Inner products of rows with columns, and the squared norms of both."""
 
-    Groups are the first axis of all; `shares` says how much of the weight each has.
+    products: LogScaled
+    rows: LogScaled
+    columns: LogScaled
+
+
+class Sums(NamedTuple):
+    """The fields of a `Gram` for groups of points, with a first axis of groups.
+
+    `shares` says how much of the weight each group has.
     """
 
     products: LogScaled
@@ -127,29 +135,35 @@ def sums(
     parts = {id(part): part for terms in every for _, part in terms}
     work = _work(parts.values(), points)
     size = batch_size(parts.values(), points)
-    groups: list[tuple[LogScaled, LogScaled, LogScaled]] = []
-    shares = []
+    grams, shares = [], []
     with execution.precision():
         runs = {}
         for key, part in parts.items():
             runs[key] = _run(part, per_output, dtype, eager=work < _EAGER)
         for start, stop in _groups(points):
-            batches = []
-            shares.append(0.0)
+            share, batches = 0.0, []
             for batch in in_batches(points, start, stop, size):
-                shares[-1] += float(np.exp(batch.log_weights).sum())
+                share += float(np.exp(batch.log_weights).sum())
                 vectors = _vectors(runs, batch)
                 first = [_sum(terms, vectors, dtype) for terms in rows]
                 second = first
                 if columns is not None:
                     second = [_sum(terms, vectors, dtype) for terms in columns]
-                batches.append(_products(first, second, per_output))
-            added = [add(list(same)) for same in zip(*batches, strict=True)]
-            groups.append((added[0], added[1], added[2]))
-    stacked = []
-    for same in zip(*groups, strict=True):
-        stacked.append(LogScaled(*(np.stack(arrays) for arrays in zip(*same, strict=True))))
-    return Sums(stacked[0], stacked[1], stacked[2], np.array(shares))
+                batches.append(_gram(first, second, per_output))
+            grams.append(Gram(*(add(same) for same in _by_field(batches))))
+            shares.append(share)
+    stacked = Gram(*(_stacked_groups(same) for same in _by_field(grams)))
+    return Sums(*stacked, np.array(shares))
+
+
+def _by_field(grams: Sequence[Gram]) -> list[list[LogScaled]]:
+    """The products of all, then all squared norms of rows, then those of columns."""
+    return [list(same) for same in zip(*grams, strict=True)]
+
+
+def _stacked_groups(values: Sequence[LogScaled]) -> LogScaled:
+    """Values of all groups as one, with a first axis of groups."""
+    return LogScaled(*(np.stack(arrays) for arrays in zip(*values, strict=True)))
 
 
 def total(value: LogScaled) -> LogScaled:
@@ -198,6 +212,8 @@ def vector_of(outputs: Any, exponents: Any, half_logs: Any) -> tuple[Any, Any, A
     half_logs: logarithms of the roots of the points' weights.
     """
     xp = library(outputs)
+    # Entry i of F is 2^e_i sqrt(w_i) a'_i, where no factor need be a float. The largest one of the
+    # batch, exp(log), is taken out, and what underflows then is nothing beside it.
     logs = exponents * math.log(2) + half_logs[:, None]
     log = logs.max(axis=0)
     log = xp.where(log == -np.inf, 0.0, log)  # no point of this batch counts
@@ -229,6 +245,7 @@ def _sum(terms: Terms, vectors: dict[int, Vector], dtype: str) -> Vector:
     """The vector of a sum of parts."""
     own = [vectors[id(part)] for _, part in terms]
     mantissas, exponents = split(np.array([float(coefficient) for coefficient, _ in terms]))
+    # sum_m c_m exp(log_m) v_m; the largest of the factors c_m exp(log_m) is taken out as exp(log).
     logs = np.stack([vector.log for vector in own]) + exponents[:, None] * math.log(2)
     log = logs.max(axis=0)
     factors = mantissas[:, None] * np.exp(logs - log)
@@ -245,10 +262,8 @@ def _sum(terms: Terms, vectors: dict[int, Vector], dtype: str) -> Vector:
     return Vector(values, log, np.sqrt(squares), sizes)
 
 
-def _products(
-    rows: Sequence[Vector], columns: Sequence[Vector], per_output: bool
-) -> tuple[LogScaled, LogScaled, LogScaled]:
-    """Inner products of rows with columns, and the squared norms of both."""
+def _gram(rows: Sequence[Vector], columns: Sequence[Vector], per_output: bool) -> Gram:
+    """Inner products of vectors; rows and columns may be the same ones."""
     first, second = _stacked(rows), _stacked(columns)
     xp = library(first.values)
     if per_output:
@@ -261,7 +276,7 @@ def _products(
         size = first.lengths @ second.sizes.T + first.sizes @ second.lengths.T
     logs = first.log[:, None] + second.log[None, :]
     products = LogScaled(np.asarray(gram, np.float64), logs, size / 2)
-    return products, _norms(first, per_output), _norms(second, per_output)
+    return Gram(products, _norms(first, per_output), _norms(second, per_output))
 
 
 def _norms(stack: Vector, per_output: bool) -> LogScaled:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from jax.core import Tracer
@@ -24,7 +24,7 @@ class GaussianMoments:
     pairs_within_model = True
 
     @classmethod
-    def fit(cls, samples: Float[Array, "n d"]) -> Any:
+    def fit(cls, samples: Float[Array, "n d"]) -> Self:
         """The metric with the mean and the covariance of data or activations.
 
         Args:

@@ -21,7 +21,7 @@ from jaxtyping import Float
 
 from tnsim.errors import ModelError
 from tnsim.metrics.points import Rule
-from tnsim.metrics.quadrature import gauss_rule
+from tnsim.metrics.quadrature import gauss_rule, hermite_rule
 
 _PANELS, _PANEL_NODES = 400, 20
 
@@ -93,6 +93,13 @@ def rule_of_moments(moments: Sequence[float], nodes: int) -> Rule:
             f"models of this degree need the moments up to E[x^{2 * nodes - 1}], found "
             f"{len(moments)} moments"
         )
+    # With pi_k the monic orthogonal polynomials and s_k(l) = E[pi_k x^l], the recurrence
+    # pi_{k+1} = (x - a_k) pi_k - b_k pi_{k-1} is one of moments as well:
+    #
+    #     s_k(l) = s_{k-1}(l + 1) - a_{k-1} s_{k-1}(l) - b_{k-1} s_{k-2}(l),
+    #     b_k = s_k(k) / s_{k-1}(k - 1),    a_k = s_k(k + 1) / s_k(k) - s_{k-1}(k) / s_{k-1}(k - 1).
+    #
+    # `row[n]` holds s_k(k + n), and 0 for n < 0; digits cancel, which fractions do not mind.
     before = [Fraction(0)] * (2 * nodes)
     row = [Fraction(moment) for moment in moments[: 2 * nodes]]
     diagonal, squares = [row[1] / row[0]], []
@@ -187,9 +194,6 @@ def _draw_spikes(rng: np.random.Generator, shape: tuple[int, ...]) -> Any:
 
 
 def _named() -> dict[str, Marginal]:
-    def normal(nodes: int) -> Rule:
-        return gauss_rule(np.zeros(nodes), np.sqrt(np.arange(1.0, nodes)))
-
     def uniform(nodes: int) -> Rule:
         k = np.arange(1.0, nodes)
         return gauss_rule(np.zeros(nodes), k / np.sqrt(4 * k**2 - 1))
@@ -203,8 +207,8 @@ def _named() -> dict[str, Marginal]:
     modes = _of_density(_bimodal, lambda n: [-1 - 0.3 * _tails(n), 0.0, 1 + 0.3 * _tails(n)])
     coin = _finite("bernoulli", [0.0, 1.0], [0.5, 0.5])
     signs = _finite("signs", [-1.0, 1.0], [0.5, 0.5])
-    found = [
-        Marginal("normal", normal, lambda rng, shape: rng.normal(size=shape)),
+    marginals = [
+        Marginal("normal", hermite_rule, lambda rng, shape: rng.normal(size=shape)),
         Marginal("half-normal", half, lambda rng, shape: abs(rng.normal(size=shape))),
         Marginal("uniform", uniform, lambda rng, shape: rng.uniform(-1, 1, shape)),
         Marginal("laplace", double, lambda rng, shape: rng.laplace(0, 0.5**0.5, shape)),
@@ -213,7 +217,7 @@ def _named() -> dict[str, Marginal]:
         coin,
         signs,
     ]
-    return {one.name: one for one in found}
+    return {one.name: one for one in marginals}
 
 
 NAMED = _named()

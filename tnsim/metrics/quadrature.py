@@ -41,8 +41,11 @@ def gauss_rule(diagonal: Float[np.ndarray, " n"], off_diagonal: Float[np.ndarray
     """
     jacobi = np.diag(diagonal) + np.diag(off_diagonal, 1) + np.diag(off_diagonal, -1)
     nodes = np.linalg.eigvalsh(jacobi)
+    # The recurrence runs at all nodes at once. Polynomials grow beyond floats at the outer ones, so
+    # after every step what is carried is divided by the root of the sum of squares so far, which is
+    # total * exp(log).
     before, value = np.zeros_like(nodes), np.ones_like(nodes)
-    total, log = np.ones_like(nodes), np.zeros_like(nodes)  # sum of p_k^2 is total * exp(log)
+    total, log = np.ones_like(nodes), np.zeros_like(nodes)
     for k, b in enumerate(off_diagonal):
         below = off_diagonal[k - 1] if k else 0.0
         before, value = value, ((nodes - diagonal[k]) * value - below * before) / b
@@ -84,6 +87,9 @@ def gaussian_points(
     size = positions * reading.d_in
     if positions * min(rows.shape) > _MOST:
         return None
+    # x = m + T z for a standard normal z, of which models see `rows T z` alone: directions in which
+    # that vanishes need no nodes, and those that are left are made orthogonal, so that they are
+    # independent. Rotating z changes nothing of its distribution.
     root = _root(metric, size)
     every = np.kron(np.eye(positions), rows) @ root
     _, values, vectors = np.linalg.svd(every, full_matrices=False)

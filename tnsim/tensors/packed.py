@@ -140,6 +140,8 @@ def splits(rows: int, columns: int, start: int, stop: int) -> Int[np.ndarray, "w
     for way in itertools.combinations(range(order), rows):
         rest = [place for place in range(order) if place not in way]
         row, column = positions(indices[:, way]), positions(indices[:, rest])
+        # Where the part that is the row has no coordinate of the block, the other part has one: the
+        # entry is in the second piece.
         largest = indices[:, way].max(axis=1, initial=0)
         inside = column * height + row - first_row
         below = second_piece + (column - first_column) * count(start, rows) + row
