@@ -19,8 +19,8 @@ def printable(text: str, longest: int = 1000) -> str:
     r"""Text that came from a file, as it may be shown.
 
     Args:
-        text: what may hold names or messages of unknown origin.
-        longest: number of characters that are kept, half from either end.
+        text: What may hold names or messages of unknown origin.
+        longest: Number of characters that are kept, half from either end.
 
     Returns:
         The text with control characters and lone surrogates escaped.
@@ -85,9 +85,9 @@ class MissingExtra(TnsimError, ImportError):
     """An optional dependency is absent; the message carries the command that installs it.
 
     Args:
-        package: what is not installed.
-        extra: the extra of tnsim that brings it.
-        purpose: what needs it, the beginning of the sentence.
+        package: What is not installed.
+        extra: The extra of tnsim that brings it.
+        purpose: What needs it, the beginning of the sentence.
 
     Example:
         >>> print(MissingExtra("pyyaml", "yaml", "reading config.yaml"))

@@ -20,13 +20,13 @@ def replacing(path: Path) -> Iterator[Path]:
     file, such as `/dev/null`, has no earlier content to keep and is written to directly.
 
     Args:
-        path: the file to write; its folder exists.
+        path: The file to write; its folder exists.
 
     Yields:
         The path to open for writing. The file gets the permissions that new files get here.
 
     Raises:
-        OSError: whatever writing or renaming raises.
+        OSError: Whatever writing or renaming raises.
 
     Example:
         >>> import tempfile

@@ -21,11 +21,11 @@ class Recent(Generic[K, V]):
     """A mapping that holds what was used last, up to a total size. Threads may share it.
 
     Args:
-        limit: total size of the values that are kept; one value stays whatever its size.
-        size: size of a value, in the unit of the limit; by default each counts as one.
+        limit: Total size of the values that are kept; one value stays whatever its size.
+        size: Size of a value, in the unit of the limit; by default each counts as one.
 
     Attributes:
-        held: total size of the values in it.
+        held: Total size of the values in it.
 
     Example:
         >>> squares = Recent(limit=2)
@@ -48,8 +48,8 @@ class Recent(Generic[K, V]):
         Two threads that ask at once may both make it; all get the same one.
 
         Args:
-            key: under which the value is kept.
-            make: called where there is none.
+            key: Under which the value is kept.
+            make: Called where there is none.
 
         Returns:
             The value.
@@ -108,9 +108,9 @@ class Drawer:
     """What was made of one object.
 
     Attributes:
-        values: by key.
-        held: their total size.
-        used: grows with every use, so that the smallest was not used for longest.
+        values: By key.
+        held: Their total size.
+        used: Grows with every use, so that the smallest was not used for longest.
     """
 
     def __init__(self) -> None:
@@ -126,7 +126,7 @@ class Belongings:
     immutable, and no value may refer to the object that it was made of.
 
     Args:
-        limit: total size of what is kept; beyond it whole drawers are given up, first the one that
+        limit: Total size of what is kept; beyond it whole drawers are given up, first the one that
             was not used for longest. The last one stays whatever its size.
 
     Example:
@@ -158,10 +158,10 @@ class Belongings:
         Two threads that ask at once may both make it; all get the same one.
 
         Args:
-            owner: the object.
-            key: tells apart what is made of one object.
-            make: called where there is nothing yet.
-            size: size of the value, in the unit of the limit.
+            owner: The object.
+            key: Tells apart what is made of one object.
+            make: Called where there is nothing yet.
+            size: Size of the value, in the unit of the limit.
 
         Returns:
             The value.

@@ -26,19 +26,19 @@ class Session:
     """Owner of everything that tnsim keeps in memory between calls.
 
     Args:
-        results: number of results of planning that are kept: plans, pieces, contraction routes.
-        operations: number of operations that compiled programs may have together. An operation maps
+        results: Number of results of planning that are kept: plans, pieces, contraction routes.
+        operations: Number of operations that compiled programs may have together. An operation maps
             one or two regions of code, and Linux allows a process 65,530 of them.
-        block_bytes: bytes that the blocks of models of runs over many pairs may take together. Each
+        block_bytes: Bytes that the blocks of models of runs over many pairs may take together. Each
             run keeps its own within half of the free memory and lets go of them when it ends.
-        device_bytes: bytes that arrays of models may take together, laid out for plans and put on
+        device_bytes: Bytes that arrays of models may take together, laid out for plans and put on
             the device. They go when their model goes, and when a plan needs the memory.
 
     Attributes:
-        results: results of planning by function and arguments.
-        programs: compiled programs by piece and shapes.
-        blocks: models made ready, by run and content.
-        belongings: what was made of models: kinds of their layers, arrays on the device.
+        results: Results of planning by function and arguments.
+        programs: Compiled programs by piece and shapes.
+        blocks: Models made ready, by run and content.
+        belongings: What was made of models: kinds of their layers, arrays on the device.
 
     Example:
         >>> import tnsim
@@ -90,7 +90,7 @@ def remembered(function: Callable[P, V]) -> Callable[P, V]:
     """Keep the results of a pure function in the session in use.
 
     Args:
-        function: its arguments must be hashable.
+        function: Its arguments must be hashable.
 
     Returns:
         The same function, which runs once for each set of arguments.
@@ -117,7 +117,7 @@ def kept_with(function: Callable[[T, *Arguments], V]) -> Callable[[T, *Arguments
     """Keep the results of a pure function of an immutable object for as long as the object lives.
 
     Args:
-        function: of the object and of hashable arguments. Its result must not refer to the object.
+        function: Of the object and of hashable arguments. Its result must not refer to the object.
 
     Returns:
         The same function, which runs once for each object and set of arguments.
@@ -148,7 +148,7 @@ def using(chosen: Session) -> Iterator[Session]:
     """Make a session the one in use inside a `with` block, in this thread.
 
     Args:
-        chosen: takes the place of the session in use.
+        chosen: Takes the place of the session in use.
 
     Yields:
         The same session.

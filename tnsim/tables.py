@@ -11,9 +11,9 @@ def html_table(title: str, rows: Iterable[Sequence[Any]], header: Sequence[Any] 
     """A table with a caption; the first cell of a row names it.
 
     Args:
-        title: the caption.
-        rows: cells of every row; text is escaped, never parsed as markup.
-        header: names of the columns, none for a list of properties.
+        title: The caption.
+        rows: Cells of every row; text is escaped, never parsed as markup.
+        header: Names of the columns, none for a list of properties.
 
     Returns:
         One `<table>` element.

@@ -39,7 +39,7 @@ def colour_of(number: int) -> str:
     """The colour of a phase or of a line; they repeat after ten.
 
     Args:
-        number: counted from 0.
+        number: Counted from 0.
 
     Returns:
         A hexadecimal RGB colour.
@@ -55,7 +55,7 @@ def colour_range(values: Float[np.ndarray, "*panel A B"]) -> dict[str, Any]:
     """One colour map and range for all panels of a figure.
 
     Args:
-        values: all that is drawn, finite.
+        values: All that is drawn, finite.
 
     Returns:
         Options of `imshow`. Similarities have a diverging map over [-1, 1] where some are clearly
@@ -81,10 +81,10 @@ def show_matrix(
     """A heatmap with row 0 at the bottom, and a line before every change point.
 
     Args:
-        axes: where to draw.
+        axes: Where to draw.
         values: (A, B).
-        colours: as `colour_range` gives them.
-        points: rows at which phases start.
+        colours: As `colour_range` gives them.
+        points: Rows at which phases start.
 
     Returns:
         The image, for a colour bar.
@@ -107,9 +107,9 @@ def show_curves(axes: Axes, curves: Sequence[xr.DataArray], points: Sequence[int
     """Lines over the rows of a matrix, and a dotted one before every change point.
 
     Args:
-        axes: where to draw; row n belongs at n.
-        curves: one value per row each, by name.
-        points: rows at which phases start.
+        axes: Where to draw; row n belongs at n.
+        curves: One value per row each, by name.
+        points: Rows at which phases start.
 
     Example:
         >>> from matplotlib.figure import Figure
@@ -136,7 +136,7 @@ def title_of(name: str) -> str:
     """The name of a variable as it is written in a figure.
 
     Args:
-        name: of a variable.
+        name: Of a variable.
 
     Returns:
         The name with spaces.
@@ -152,9 +152,9 @@ def thin_ticks(axis: XAxis | YAxis, labels: np.ndarray, inches: float) -> None:
     """Evenly thinned labels, upright along x, as many as fit.
 
     Args:
-        axis: the axis, on which label n belongs at n.
-        labels: one per model.
-        inches: how long the axis is.
+        axis: The axis, on which label n belongs at n.
+        labels: One per model.
+        inches: How long the axis is.
 
     Example:
         >>> from matplotlib.figure import Figure
@@ -178,7 +178,7 @@ def label_points(axes: Axes, points: Float[np.ndarray, "K 2"], labels: np.ndarra
     The first and the last point come first; a label too near to one already written is left out.
 
     Args:
-        axes: where the points are drawn.
+        axes: Where the points are drawn.
         points: (K, 2), centred.
         labels: K labels.
 

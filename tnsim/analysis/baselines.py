@@ -46,16 +46,16 @@ def output_cosine(
 
     Args:
         models: K models with the same inputs and outputs.
-        inputs: an array (n, d_in) or (n, positions, d_in), token ids (n, positions), or a number n
+        inputs: An array (n, d_in) or (n, positions, d_in), token ids (n, positions), or a number n
             of standard normal inputs.
-        seed: of the inputs, where they are drawn.
+        seed: Of the inputs, where they are drawn.
         names: K labels.
 
     Returns:
         `sum <A(x), B(x)> / sqrt(sum |A(x)|^2 sum |B(x)|^2)` over (a, b): float64 from -1 to 1.
 
     Raises:
-        ModelError: models that cannot be compared, inputs that do not fit, a forward pass that is
+        ModelError: Models that cannot be compared, inputs that do not fit, a forward pass that is
             not finite, a model that gives zero on all inputs, or another number of names than of
             models.
         MissingExtra: xarray is not installed.
@@ -86,15 +86,15 @@ def mean_cosine(
 
     Args:
         models: K models with the same inputs and outputs.
-        inputs: an array (n, d_in) or (n, positions, d_in), or a number n of standard normal inputs.
-        seed: of the inputs, where they are drawn.
+        inputs: An array (n, d_in) or (n, positions, d_in), or a number n of standard normal inputs.
+        seed: Of the inputs, where they are drawn.
         names: K labels.
 
     Returns:
         `mean <A(x), B(x)> / |A(x)||B(x)|` over (a, b): float64 from -1 to 1.
 
     Raises:
-        ModelError: models that cannot be compared, inputs that do not fit, a forward pass that is
+        ModelError: Models that cannot be compared, inputs that do not fit, a forward pass that is
             not finite, a model that gives zero on one of the inputs, or another number of names
             than of models.
         MissingExtra: xarray is not installed.
@@ -134,10 +134,10 @@ def cka(
 
     Args:
         models: K models with the same inputs and outputs.
-        inputs: an array (n, d_in) or (n, positions, d_in), token ids (n, positions), or a number n
+        inputs: An array (n, d_in) or (n, positions, d_in), token ids (n, positions), or a number n
             of standard normal inputs; n is at least 4.
-        seed: of the inputs, where they are drawn.
-        debiased: whether HSIC is the unbiased estimator, or `|A' B|^2` of the centred outputs.
+        seed: Of the inputs, where they are drawn.
+        debiased: Whether HSIC is the unbiased estimator, or `|A' B|^2` of the centred outputs.
         names: K labels.
 
     Returns:
@@ -145,7 +145,7 @@ def cka(
         around 0 for unrelated outputs if debiased.
 
     Raises:
-        ModelError: models that cannot be compared, inputs that do not fit or are too few, a forward
+        ModelError: Models that cannot be compared, inputs that do not fit or are too few, a forward
             pass that is not finite, a model with the same output for all inputs, a debiased HSIC
             that vanishes, or another number of names than of models.
         MissingExtra: xarray is not installed.
@@ -189,9 +189,9 @@ def js_divergence(
 
     Args:
         models: K models with the same inputs and outputs.
-        inputs: an array (n, d_in) or (n, positions, d_in), token ids (n, positions), or a number n
+        inputs: An array (n, d_in) or (n, positions, d_in), token ids (n, positions), or a number n
             of standard normal inputs.
-        seed: of the inputs, where they are drawn.
+        seed: Of the inputs, where they are drawn.
         names: K labels.
 
     Returns:
@@ -199,7 +199,7 @@ def js_divergence(
         float64 in nats, 0 where predictions are equal, at most ln 2.
 
     Raises:
-        ModelError: models that cannot be compared, inputs that do not fit, a forward pass that is
+        ModelError: Models that cannot be compared, inputs that do not fit, a forward pass that is
             not finite, or another number of names than of models.
         MissingExtra: xarray is not installed.
 
@@ -239,16 +239,16 @@ def agreement(
 
     Args:
         models: K models with the same inputs and outputs.
-        inputs: an array (n, d_in) or (n, positions, d_in), token ids (n, positions), or a number n
+        inputs: An array (n, d_in) or (n, positions, d_in), token ids (n, positions), or a number n
             of standard normal inputs.
-        seed: of the inputs, where they are drawn.
+        seed: Of the inputs, where they are drawn.
         names: K labels.
 
     Returns:
         `mean of argmax A(x) = argmax B(x)` over (a, b): float64 from 0 to 1.
 
     Raises:
-        ModelError: models that cannot be compared, inputs that do not fit, a forward pass that is
+        ModelError: Models that cannot be compared, inputs that do not fit, a forward pass that is
             not finite, or another number of names than of models.
         MissingExtra: xarray is not installed.
 

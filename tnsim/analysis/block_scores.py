@@ -24,9 +24,9 @@ class AgainstControl(NamedTuple):
     """A score beside that of a control.
 
     Attributes:
-        score: of the run, in the unit of its matrix.
-        control: of the control.
-        difference: what is left of the score when that of the control is taken away.
+        score: Of the run, in the unit of its matrix.
+        control: Of the control.
+        difference: What is left of the score when that of the control is taken away.
 
     Example:
         >>> AgainstControl(score=0.75, control=0.5, difference=0.25).difference
@@ -47,14 +47,14 @@ def block_score(similarity: Matrix, change_points: Sequence[int]) -> float:
     That a model equals itself says nothing about its block, so pairs are of different models.
 
     Args:
-        similarity: a result, one of its matrices, or an array (K, K).
-        change_points: rows at which blocks start, without row 0.
+        similarity: A result, one of its matrices, or an array (K, K).
+        change_points: Rows at which blocks start, without row 0.
 
     Returns:
         Delta, in the unit of the matrix: for similarities from -2 to 2.
 
     Raises:
-        ResultError: no pair lies within a block or none across, change points do not rise within
+        ResultError: No pair lies within a block or none across, change points do not rise within
             1 to K - 1, or the matrix is not finite, square and symmetric.
         MissingExtra: xarray is not installed.
 
@@ -75,7 +75,7 @@ def group_score(similarity: Matrix, groups: Sequence[Any] | np.ndarray) -> float
     """As `block_score`, of groups whose models need not follow one another.
 
     Args:
-        similarity: a result, one of its matrices, or an array (K, K).
+        similarity: A result, one of its matrices, or an array (K, K).
         groups: K names or numbers; models of equal ones are a group.
 
     Returns:
@@ -83,7 +83,7 @@ def group_score(similarity: Matrix, groups: Sequence[Any] | np.ndarray) -> float
         matrix.
 
     Raises:
-        ResultError: no pair lies within a group or none across, there are other numbers of groups
+        ResultError: No pair lies within a group or none across, there are other numbers of groups
             and models, or the matrix is not finite, square and symmetric.
         MissingExtra: xarray is not installed.
 
@@ -115,14 +115,14 @@ def last_block_score(similarity: Matrix, change_points: Sequence[int]) -> float:
     without any change in what it learns: compare it with a control.
 
     Args:
-        similarity: a result, one of its matrices, or an array (K, K).
-        change_points: rows at which blocks start, without row 0; the last one counts.
+        similarity: A result, one of its matrices, or an array (K, K).
+        change_points: Rows at which blocks start, without row 0; the last one counts.
 
     Returns:
         Delta, in the unit of the matrix: for similarities from -2 to 2.
 
     Raises:
-        ResultError: the last block is a single model, change points do not rise within 1 to K - 1,
+        ResultError: The last block is a single model, change points do not rise within 1 to K - 1,
             or the matrix is not finite, square and symmetric.
         MissingExtra: xarray is not installed.
 
@@ -171,17 +171,17 @@ def against_control(
     steps; what its score leaves of the run's is due to the change.
 
     Args:
-        similarity: a result, one of its matrices, or an array (K, K).
-        control: the same of the control: the models before the last change point are those of the
+        similarity: A result, one of its matrices, or an array (K, K).
+        control: The same of the control: the models before the last change point are those of the
             run.
-        change_points: rows at which blocks start, without row 0; the change is the last of them.
+        change_points: Rows at which blocks start, without row 0; the change is the last of them.
         score: `block_score`, or `last_block_score`.
 
     Returns:
         Both scores, and their difference.
 
     Raises:
-        ResultError: the control has other rows, or other values before the change, or `score`
+        ResultError: The control has other rows, or other values before the change, or `score`
             refuses one of the matrices.
         MissingExtra: xarray is not installed.
 

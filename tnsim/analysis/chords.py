@@ -29,9 +29,9 @@ class Embedding(NamedTuple):
     """Models as points.
 
     Attributes:
-        points: over (a, axis), float64, centred, in units of a chord.
+        points: Over (a, axis), float64, centred, in units of a chord.
         share: (dims,), the part of the variance along each axis.
-        negative: the part of the spectrum, in absolute value, that no points have.
+        negative: The part of the spectrum, in absolute value, that no points have.
 
     Example:
         >>> import numpy as np
@@ -52,8 +52,8 @@ def mds(result: Matrix, dims: int = 2) -> Embedding:
     eigenvalues, which no points have, carry over 1 % of the spectrum.
 
     Args:
-        result: a result, one of its matrices of cosines, or an array (K, K).
-        dims: the number of axes, from 1 to K.
+        result: A result, one of its matrices of cosines, or an array (K, K).
+        dims: The number of axes, from 1 to K.
 
     Returns:
         Points (K, dims) in units of a chord, from 0 to 2 apart; shares of the variance per axis;
@@ -104,14 +104,14 @@ def dendrogram(result: Matrix) -> Float[np.ndarray, "K-1 4"]:
     """Clusters by average chord, leaves in the order that keeps neighbours close.
 
     Args:
-        result: a result, one of its matrices of cosines, or an array (K, K).
+        result: A result, one of its matrices of cosines, or an array (K, K).
 
     Returns:
         SciPy's linkage matrix (K - 1, 4), float64: per merger the two clusters, their mean chord
         from 0 to 2, and the number of models.
 
     Raises:
-        ResultError: there are fewer than two models, or the matrix is not finite, square and
+        ResultError: There are fewer than two models, or the matrix is not finite, square and
             symmetric with ones on its diagonal.
         MissingExtra: xarray or scipy is not installed.
 
@@ -141,15 +141,15 @@ def spectrum(result: Matrix, tolerance: float | None = None) -> Float[np.ndarray
     eigenvalue lies below `-tolerance`.
 
     Args:
-        result: a result, one of its matrices, or an array (K, K).
-        tolerance: by default what rounding may do to K entries in the dtype that a result names,
+        result: A result, one of its matrices, or an array (K, K).
+        tolerance: By default what rounding may do to K entries in the dtype that a result names,
             else in float64.
 
     Returns:
         (K,), float64, ascending, in the unit of the matrix.
 
     Raises:
-        ResultError: the matrix is not finite, square and symmetric.
+        ResultError: The matrix is not finite, square and symmetric.
         MissingExtra: xarray or scipy is not installed.
 
     Example:
@@ -178,13 +178,13 @@ def cosine_matrix(result: Matrix) -> xr.DataArray:
     """As `square`, of cosines: a divergence or a logarithm would give distances without meaning.
 
     Args:
-        result: a result, one of its matrices, or an array (K, K).
+        result: A result, one of its matrices, or an array (K, K).
 
     Returns:
         The matrix over (a, b), symmetric, with ones on its diagonal up to rounding.
 
     Raises:
-        ResultError: a model compared with itself does not give 1, or `square` refuses the matrix.
+        ResultError: A model compared with itself does not give 1, or `square` refuses the matrix.
         MissingExtra: xarray is not installed.
 
     Example:
@@ -208,13 +208,13 @@ def squared_distances(result: Matrix) -> xr.DataArray:
     """As `square`, of squared distances: those of chords, or a divergence as it is.
 
     Args:
-        result: a result, one of its matrices of cosines or divergences, or an array (K, K).
+        result: A result, one of its matrices of cosines or divergences, or an array (K, K).
 
     Returns:
         The matrix over (a, b), symmetric, not negative, with zeros on its diagonal.
 
     Raises:
-        ResultError: a model compared with itself gives neither 1 nor 0, a divergence is negative,
+        ResultError: A model compared with itself gives neither 1 nor 0, a divergence is negative,
             or `square` refuses the matrix.
         MissingExtra: xarray is not installed.
 

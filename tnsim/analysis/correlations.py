@@ -21,9 +21,9 @@ class Correlation(NamedTuple):
     """How far two matrices rise together, over pairs of different models.
 
     Attributes:
-        pearson: of the values, from -1 to 1; 1 where they lie on a rising line.
-        spearman: of their ranks, from -1 to 1; 1 where they are ordered alike.
-        pairs: their number.
+        pearson: Of the values, from -1 to 1; 1 where they lie on a rising line.
+        spearman: Of their ranks, from -1 to 1; 1 where they are ordered alike.
+        pairs: Their number.
 
     Example:
         >>> Correlation(pearson=0.99, spearman=1.0, pairs=10).pairs
@@ -42,14 +42,14 @@ def correlation(first: Matrix, second: Matrix) -> Correlation:
     Pairs that share a model are not independent, so no p-value is given.
 
     Args:
-        first: a result, one of its matrices, or an array (A, B).
-        second: the same, of the same models.
+        first: A result, one of its matrices, or an array (A, B).
+        second: The same, of the same models.
 
     Returns:
         Both coefficients, and the number of pairs.
 
     Raises:
-        ResultError: the matrices are not finite or not over the same models, there are fewer than
+        ResultError: The matrices are not finite or not over the same models, there are fewer than
             three pairs, or the entries of one are all equal.
         MissingExtra: xarray or scipy is not installed.
 
@@ -76,15 +76,15 @@ def paired_entries(
     """Entries of two matrices over the same models, pair by pair.
 
     Args:
-        first: a result, one of its matrices, or an array (A, B).
-        second: the same, of the same models.
+        first: A result, one of its matrices, or an array (A, B).
+        second: The same, of the same models.
 
     Returns:
         Two arrays (pairs,), in the units of the matrices: of all pairs of one set of models those
         above the diagonal, else all.
 
     Raises:
-        ResultError: as `correlation` says.
+        ResultError: As `correlation` says.
         MissingExtra: xarray is not installed.
 
     Example:

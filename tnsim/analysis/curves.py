@@ -30,15 +30,15 @@ def curves_over_training(
     """Curves over the checkpoints of a run, evenly spaced, one strip below the other.
 
     Args:
-        result: with variables over `a`.
-        strips: names of variables; each entry is a strip, of one curve or of several.
-        change_points: rows at which phases start, drawn as dotted lines.
+        result: With variables over `a`.
+        strips: Names of variables; each entry is a strip, of one curve or of several.
+        change_points: Rows at which phases start, drawn as dotted lines.
 
     Returns:
         A figure; nothing is shown.
 
     Raises:
-        ResultError: there is no strip, or a variable is unknown or not over `a`.
+        ResultError: There is no strip, or a variable is unknown or not over `a`.
         MissingExtra: matplotlib is not installed.
 
     Example:
@@ -65,14 +65,14 @@ def strips_of(result: xr.Dataset, strips: Strips) -> list[list[xr.DataArray]]:
     """The curves of every strip, each with a value for every column.
 
     Args:
-        result: with matrices, and variables over `a` or `b`.
-        strips: names of variables.
+        result: With matrices, and variables over `a` or `b`.
+        strips: Names of variables.
 
     Returns:
         Curves, strip by strip.
 
     Raises:
-        ResultError: a variable is unknown, or has not one value for every column.
+        ResultError: A variable is unknown, or has not one value for every column.
 
     Example:
         >>> import xarray as xr
@@ -100,11 +100,11 @@ def check_variables(result: xr.Dataset, names: Sequence[str]) -> None:
     """Refuse names that are not those of variables.
 
     Args:
-        result: with variables.
-        names: that are asked for.
+        result: With variables.
+        names: That are asked for.
 
     Raises:
-        ResultError: the result has no such variable.
+        ResultError: The result has no such variable.
 
     Example:
         >>> import xarray as xr
@@ -126,9 +126,9 @@ def draw_above(axes: Axes, strips: Sequence[Sequence[xr.DataArray]], points: Seq
     """Curves above a heatmap, as wide as it is.
 
     Args:
-        axes: of the heatmap.
-        strips: curves, strip by strip.
-        points: columns at which phases start.
+        axes: Of the heatmap.
+        strips: Curves, strip by strip.
+        points: Columns at which phases start.
 
     Returns:
         The uppermost axes, for a title.

@@ -57,22 +57,22 @@ def pairwise(
     Several variables give several panels, or several lines.
 
     Args:
-        result: a pairwise result.
+        result: A pairwise result.
         kind: `"heatmap"`; `"trajectory"`, the similarity of every model to the last and to the one
             before; `"slices"`, one heatmap per output (`variable` is then not read); `"mds"`, the
             models as points of a plane, joined in order; `"dendrogram"`; or `"scatter"`, the first
             variable against each of the others, a point for every pair of models.
-        variable: one of the result's matrices, or several.
-        change_points: rows at which phases start, as `reading.segment(result, 3).change_points`,
+        variable: One of the result's matrices, or several.
+        change_points: Rows at which phases start, as `reading.segment(result, 3).change_points`,
             drawn as lines or colours.
-        curves: variables with a value for every column, such as accuracies over `a`, drawn above
+        curves: Variables with a value for every column, such as accuracies over `a`, drawn above
             heatmaps: each entry is a strip, of one curve or of several.
 
     Returns:
         A figure; nothing is shown.
 
     Raises:
-        ResultError: the kind or a variable is unknown, there are too many slices for one figure,
+        ResultError: The kind or a variable is unknown, there are too many slices for one figure,
             curves do not fit, or `reading` refuses the matrix or the change points.
         MissingExtra: matplotlib or scipy is not installed.
 

@@ -29,8 +29,8 @@ class Outputs(NamedTuple):
     """What is kept of the outputs of several models on n inputs.
 
     Attributes:
-        features: one array per model.
-        about: of the inputs `inputs`, `samples` and, where they were drawn, `seed`.
+        features: One array per model.
+        about: Of the inputs `inputs`, `samples` and, where they were drawn, `seed`.
 
     Example:
         >>> import numpy as np
@@ -51,19 +51,19 @@ def outputs_of(
     """Run every model once, and keep of its outputs what a measure compares.
 
     Args:
-        models: models with the same inputs and outputs, or plain functions and PyTorch modules,
+        models: Models with the same inputs and outputs, or plain functions and PyTorch modules,
             which are called as under `Empirical`.
-        inputs: an array (n, d_in), for sequences (n, positions, d_in), or a number n of standard
+        inputs: An array (n, d_in), for sequences (n, positions, d_in), or a number n of standard
             normal inputs. Integers (n, positions) are token ids unless a model reads vectors.
-        seed: of the inputs, where they are drawn.
-        feature: from the outputs of one model, float64 (n, d_out) or (n, positions, d_out), to what
+        seed: Of the inputs, where they are drawn.
+        feature: From the outputs of one model, float64 (n, d_out) or (n, positions, d_out), to what
             is kept of them.
 
     Returns:
         The features of every model, and what is known of the inputs: `inputs`, `samples`, `seed`.
 
     Raises:
-        ModelError: the models cannot be compared, the inputs do not fit or are not finite, or a
+        ModelError: The models cannot be compared, the inputs do not fit or are not finite, or a
             forward pass leaves the range of its floats.
 
     Example:

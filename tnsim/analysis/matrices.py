@@ -38,8 +38,8 @@ def labelled(
     Args:
         values: (K, K) or (K, K, d_out); entry (i, j) compares model i with model j.
         labels: K names or training steps, for rows and columns alike.
-        attrs: what a reader has to know of the matrix, such as its formula.
-        name: the variable that it becomes in a result.
+        attrs: What a reader has to know of the matrix, such as its formula.
+        name: The variable that it becomes in a result.
 
     Returns:
         The matrix over (a, b), or (a, b, output), with dtype and unit of `values`.
@@ -71,15 +71,15 @@ def of_models(
     Args:
         models: K models.
         names: K labels, or None for those of the models.
-        name: of the measure.
+        name: Of the measure.
         values: (K, K), or (K, K, d_out) of a measure that looks at one output at a time.
-        about: what a reader has to know of the measure; `samples` says that it needed data.
+        about: What a reader has to know of the measure; `samples` says that it needed data.
 
     Returns:
         The values over (a, b), or (a, b, output).
 
     Raises:
-        ModelError: a value is NaN, or there are other numbers of names and models.
+        ModelError: A value is NaN, or there are other numbers of names and models.
         MissingExtra: xarray is not installed.
 
     Example:
@@ -102,7 +102,7 @@ def labels_of(models: Sequence[Any]) -> list[int] | list[str]:
     """What models are called: the labels of a series, the positions in any other sequence.
 
     Args:
-        models: a series, or any sequence.
+        models: A series, or any sequence.
 
     Returns:
         One label per model; integers where all labels are decimal numbers, as training steps are.
@@ -123,13 +123,13 @@ def matrix(result: Matrix) -> xr.DataArray:
     """The matrix that is meant: of a result its `similarity`; positions label a plain array.
 
     Args:
-        result: a result, one of its matrices, or an array (A, B).
+        result: A result, one of its matrices, or an array (A, B).
 
     Returns:
         The matrix over (a, b), in this order; every entry is finite.
 
     Raises:
-        ResultError: the result has no `similarity`, there are other dimensions than a and b, or an
+        ResultError: The result has no `similarity`, there are other dimensions than a and b, or an
             entry is not finite.
         MissingExtra: xarray is not installed.
 
@@ -180,13 +180,13 @@ def square(result: Matrix) -> xr.DataArray:
     """As `matrix`, of all pairs of one set of models.
 
     Args:
-        result: a result, one of its matrices, or an array (K, K).
+        result: A result, one of its matrices, or an array (K, K).
 
     Returns:
         The matrix over (a, b), exactly symmetric: the mean of itself and its transpose.
 
     Raises:
-        ResultError: rows and columns are different models, there is no model, the two triangles
+        ResultError: Rows and columns are different models, there is no model, the two triangles
             differ by more than rounding, or `matrix` refuses it.
         MissingExtra: xarray is not installed.
 

@@ -20,13 +20,13 @@ def cosines(rows: Sequence[Float[np.ndarray, " size"]], zero: str) -> Float[np.n
 
     Args:
         rows: K vectors of one size.
-        zero: what the error says of a vector of zeros, after "model 3".
+        zero: What the error says of a vector of zeros, after "model 3".
 
     Returns:
         (K, K), float64 from -1 to 1.
 
     Raises:
-        ModelError: a vector is zero.
+        ModelError: A vector is zero.
 
     Example:
         >>> import numpy as np
@@ -69,13 +69,13 @@ def mean_cosines(models: Sequence[Float[np.ndarray, "rows out"]]) -> Float[np.nd
     """Mean over rows of the cosines of all pairs of models.
 
     Args:
-        models: of K models their `directions` on the same inputs.
+        models: Of K models their `directions` on the same inputs.
 
     Returns:
         (K, K), float64 from -1 to 1.
 
     Raises:
-        ModelError: a row is zero.
+        ModelError: A row is zero.
 
     Example:
         >>> import numpy as np
@@ -97,8 +97,8 @@ def symmetric(count: int, entry: Callable[[int, int], float]) -> Float[np.ndarra
     """A symmetric matrix from the entries of its lower triangle.
 
     Args:
-        count: the number of rows, K.
-        entry: the value at row i and column j <= i.
+        count: The number of rows, K.
+        entry: The value at row i and column j <= i.
 
     Returns:
         (K, K), float64.
@@ -121,7 +121,7 @@ def centred(outputs: Float[np.ndarray, "n *positions out"]) -> Float[np.ndarray,
     the kernel of A in n columns.
 
     Args:
-        outputs: of n inputs; positions are further coordinates.
+        outputs: Of n inputs; positions are further coordinates.
 
     Returns:
         (n, min(n, coordinates)), float64, in units of the largest deviation from the mean; zeros
@@ -150,14 +150,14 @@ def hsic(
     """Hilbert-Schmidt independence criterion of all pairs, for linear kernels.
 
     Args:
-        features: centred features of K models on the same n inputs; n is at least 4 if debiased.
-        debiased: whether to give the unbiased estimator, which may be negative.
+        features: Centred features of K models on the same n inputs; n is at least 4 if debiased.
+        debiased: Whether to give the unbiased estimator, which may be negative.
 
     Returns:
         (K, K), float64, up to a factor per model and one for all, which CKA divides out.
 
     Raises:
-        ModelError: the features of a model are all zero.
+        ModelError: The features of a model are all zero.
 
     Example:
         >>> import numpy as np
@@ -221,7 +221,7 @@ def softmax(outputs: Float[np.ndarray, "*n out"]) -> Float[np.ndarray, "*n out"]
     """Probabilities `exp(y_i) / sum_j exp(y_j)`, over the last axis.
 
     Args:
-        outputs: logits (..., d_out).
+        outputs: Logits (..., d_out).
 
     Returns:
         Probabilities (..., d_out), float64.
@@ -239,7 +239,7 @@ def entropy(p: Float[np.ndarray, "*n out"]) -> Float[np.ndarray, "*n"]:
     """Shannon entropy `-sum_i p_i log p_i`, with 0 log 0 = 0.
 
     Args:
-        p: probabilities (..., d_out).
+        p: Probabilities (..., d_out).
 
     Returns:
         (...), float64 in nats.

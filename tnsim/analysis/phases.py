@@ -23,9 +23,9 @@ class Segmentation(NamedTuple):
     """A division into contiguous phases.
 
     Attributes:
-        change_points: rows at which a new phase starts, without row 0.
-        labels: of the models in these rows.
-        cost: the scatter, squared distances of the models from the mean of their phase.
+        change_points: Rows at which a new phase starts, without row 0.
+        labels: Of the models in these rows.
+        cost: The scatter, squared distances of the models from the mean of their phase.
 
     Example:
         >>> import numpy as np
@@ -42,14 +42,14 @@ def phase_of_rows(change_points: Sequence[int], count: int) -> Int[np.ndarray, "
     """The phase of every row.
 
     Args:
-        change_points: rows at which phases start, without row 0.
-        count: the number of rows.
+        change_points: Rows at which phases start, without row 0.
+        count: The number of rows.
 
     Returns:
         (count,), integers from 0.
 
     Raises:
-        ResultError: change points do not rise within 1 to count - 1.
+        ResultError: Change points do not rise within 1 to count - 1.
 
     Example:
         >>> phase_of_rows([2, 3], 5).tolist()
@@ -78,8 +78,8 @@ def segment(similarity: Matrix, phases: int) -> Segmentation:
     Where several divisions are equally good, later phases are longest.
 
     Args:
-        similarity: a result, one of its matrices of cosines or divergences, or an array (K, K).
-        phases: their number, from 1 to K.
+        similarity: A result, one of its matrices of cosines or divergences, or an array (K, K).
+        phases: Their number, from 1 to K.
 
     Returns:
         `phases` - 1 change points, their labels, and the scatter.
@@ -107,8 +107,8 @@ def segmentations(similarity: Matrix, up_to: int) -> list[Segmentation]:
     """`segment` into 1, 2, ..., `up_to` phases, from one table.
 
     Args:
-        similarity: a result, one of its matrices of cosines or divergences, or an array (K, K).
-        up_to: the largest number of phases, from 1 to K.
+        similarity: A result, one of its matrices of cosines or divergences, or an array (K, K).
+        up_to: The largest number of phases, from 1 to K.
 
     Returns:
         `up_to` divisions; for distances of vectors their costs never rise.

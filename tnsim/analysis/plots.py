@@ -38,7 +38,7 @@ def heatmap(matrix: Float[np.ndarray, "K K"], labels: Sequence[str], title: str 
     Args:
         matrix: (K, K), from -1 to 1.
         labels: K names, thinned to those that fit.
-        title: above the matrix.
+        title: Above the matrix.
 
     Returns:
         A figure; nothing is shown.
@@ -79,10 +79,10 @@ def contributions(
 
     Args:
         values: (bra, ket), in the unit of the inner product.
-        bra: names of the rows.
-        ket: names of the columns.
-        title: by default the sum of the contributions.
-        names: of the two models, beside the rows and below the columns.
+        bra: Names of the rows.
+        ket: Names of the columns.
+        title: By default the sum of the contributions.
+        names: Of the two models, beside the rows and below the columns.
 
     Returns:
         A figure; nothing is shown.
@@ -127,8 +127,8 @@ def draw(network: qtn.TensorNetwork, title: str = "") -> Figure:
     One colour per layer, one per kind of operator node, bra and ket by marker.
 
     Args:
-        network: as `tnsim.network` or `tnsim.networks` gives it.
-        title: above the network.
+        network: As `tnsim.network` or `tnsim.networks` gives it.
+        title: Above the network.
 
     Returns:
         A figure; nothing is shown.
@@ -201,9 +201,9 @@ def depth(rows: Sequence[Mapping[str, Any]], title: str = "") -> Figure:
     """The table of `tnsim bench depth`: planned multiplications and warm time against depth.
 
     Args:
-        rows: per depth its `multiplications`, `paper_multiplications`, `unrolled_multiplications`
+        rows: Per depth its `multiplications`, `paper_multiplications`, `unrolled_multiplications`
             (None where they were not counted), `milliseconds` and `hand_milliseconds`.
-        title: above both panels.
+        title: Above both panels.
 
     Returns:
         A figure of two panels with logarithmic axes; nothing is shown.
@@ -257,7 +257,7 @@ def new_figure(**options: Any) -> tuple[Figure, Any]:
     Notebooks show it as a picture.
 
     Args:
-        options: those of `Figure`, of which the layout is `"constrained"` by default, and the
+        options: Those of `Figure`, of which the layout is `"constrained"` by default, and the
             `nrows`, `ncols` and `squeeze` of `Figure.subplots`.
 
     Returns:

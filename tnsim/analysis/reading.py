@@ -62,7 +62,7 @@ def trajectory(result: Matrix, to: int | str = "final") -> xr.DataArray:
     """Similarity of every model to one of them, or to the one before it.
 
     Args:
-        result: a result, one of its matrices, or an array (A, B).
+        result: A result, one of its matrices, or an array (A, B).
         to: `"final"` for the last column, a label of a column, or `"previous"`, which starts at the
             second model and needs all pairs of one set of models.
 
@@ -70,7 +70,7 @@ def trajectory(result: Matrix, to: int | str = "final") -> xr.DataArray:
         Over `a`, with dtype and unit of the matrix; `attrs["to"]` says to what.
 
     Raises:
-        ResultError: no model has this label, the matrix is not finite, or, for `"previous"`, it is
+        ResultError: No model has this label, the matrix is not finite, or, for `"previous"`, it is
             not square and symmetric.
         MissingExtra: xarray is not installed.
 

@@ -60,15 +60,15 @@ def write(result: xr.Dataset, path: str | os.PathLike, title: str = "Pairwise si
     result of two sets has the rest.
 
     Args:
-        result: a finished pairwise result.
-        path: the file; its folder is made where it is missing.
-        title: of the page.
+        result: A finished pairwise result.
+        path: The file; its folder is made where it is missing.
+        title: Of the page.
 
     Returns:
         The path, for example to open in a browser.
 
     Raises:
-        ResultError: the run is not finished, too large for a page, or the file cannot be written.
+        ResultError: The run is not finished, too large for a page, or the file cannot be written.
 
     Example:
         >>> import tempfile

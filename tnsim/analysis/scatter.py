@@ -27,16 +27,16 @@ def scatter_grid(panels: Mapping[str, tuple[Matrix, Matrix]], x_label: str, y_la
     """A point for every pair of models, and both correlations; a panel for every comparison.
 
     Args:
-        panels: by title, the matrix across and the matrix upwards, as `reading.correlation` takes
+        panels: By title, the matrix across and the matrix upwards, as `reading.correlation` takes
             them.
-        x_label: what the first matrices hold.
-        y_label: what the second ones hold.
+        x_label: What the first matrices hold.
+        y_label: What the second ones hold.
 
     Returns:
         A figure; nothing is shown.
 
     Raises:
-        ResultError: there is no panel, or `reading.correlation` refuses one.
+        ResultError: There is no panel, or `reading.correlation` refuses one.
         MissingExtra: matplotlib or scipy is not installed.
 
     Example:

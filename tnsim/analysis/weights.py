@@ -38,7 +38,7 @@ def weight_cosine(models: Sequence[AnyModel], *, names: Names = None) -> xr.Data
         `<w_a, w_b> / |w_a||w_b|` over (a, b): float64 from -1 to 1.
 
     Raises:
-        ModelError: a combination of models, layers that do not match one to one, a model with zero
+        ModelError: A combination of models, layers that do not match one to one, a model with zero
             weights only, or another number of names than of models.
         MissingExtra: xarray is not installed.
 
@@ -76,7 +76,7 @@ def weight_slices(models: Sequence[AnyModel], *, names: Names = None) -> xr.Data
         to 1.
 
     Raises:
-        ModelError: a combination of models, layers that do not match one to one, a row of zeros, or
+        ModelError: A combination of models, layers that do not match one to one, a row of zeros, or
             another number of names than of models.
         MissingExtra: xarray is not installed.
 

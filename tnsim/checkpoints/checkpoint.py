@@ -37,8 +37,8 @@ class Checkpoint(NamedTuple):
     """What one file gives.
 
     Attributes:
-        model: the model; its `origin` says what was assumed.
-        dtypes: the types its numbers are stored in, each once.
+        model: The model; its `origin` says what was assumed.
+        dtypes: The types its numbers are stored in, each once.
     """
 
     model: Model
@@ -60,18 +60,18 @@ def read(
     """As `load` for one file, with the stored dtypes.
 
     Args:
-        path: a file that ends in .safetensors, .npz, .pt or .pth, a folder that holds one model,
+        path: A file that ends in .safetensors, .npz, .pt or .pth, a folder that holds one model,
             or a revision in a hub cache, as `REPOSITORY@REVISION`.
-        dialect: as in `load`.
-        n_ctx: as in `load`.
-        leave_out: as in `load`.
-        norms: as in `load`.
+        dialect: As in `load`.
+        n_ctx: As in `load`.
+        leave_out: As in `load`.
+        norms: As in `load`.
 
     Returns:
         The model and the dtypes.
 
     Raises:
-        CheckpointError, ModelError, UnsupportedLayer: as in `load`.
+        CheckpointError, ModelError, UnsupportedLayer: As in `load`.
 
     Example:
         >>> import tempfile
@@ -101,14 +101,14 @@ def find_dialect(dialect: AnyDialect) -> Dialect:
     """A dialect by itself, by the name of a preset or by the path of its JSON file.
 
     Args:
-        dialect: any of the three.
+        dialect: Any of the three.
 
     Returns:
         The dialect.
 
     Raises:
-        CheckpointError: when there is none, or its file is damaged.
-        UnsupportedLayer: when it has a layer kind without a polynomial.
+        CheckpointError: When there is none, or its file is damaged.
+        UnsupportedLayer: When it has a layer kind without a polynomial.
 
     Example:
         >>> find_dialect("bilinear-readout").layers[0].left

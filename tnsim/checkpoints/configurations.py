@@ -23,14 +23,14 @@ def read_text(path: Path, longest: int = JSON_BYTES) -> str:
     """A text file in UTF-8.
 
     Args:
-        path: what is read.
-        longest: number of bytes that it may have.
+        path: What is read.
+        longest: Number of bytes that it may have.
 
     Returns:
         Its text.
 
     Raises:
-        CheckpointError: when it is longer. Foreign errors are left to the caller.
+        CheckpointError: When it is longer. Foreign errors are left to the caller.
 
     Example:
         >>> import tempfile
@@ -50,14 +50,14 @@ def configuration(path: Path) -> Mapping[str, Any] | None:
     """What stands in config.json or config.yaml beside a checkpoint.
 
     Args:
-        path: the checkpoint.
+        path: The checkpoint.
 
     Returns:
         Names and values, None where there is no such file.
 
     Raises:
-        CheckpointError: when it is damaged, too long, nested too deeply, or no mapping.
-        MissingExtra: for YAML without PyYAML.
+        CheckpointError: When it is damaged, too long, nested too deeply, or no mapping.
+        MissingExtra: For YAML without PyYAML.
 
     Example:
         >>> import tempfile

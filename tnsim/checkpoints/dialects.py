@@ -30,19 +30,19 @@ class Dialect:
     """A named list of rules.
 
     Attributes:
-        name: for messages.
-        layers: rules in order.
-        nested: path of keys to the state dict, "key?" where it may be missing.
-        ignore: patterns of keys that are no part of the function, such as a step counter. A norm or
+        name: For messages.
+        layers: Rules in order.
+        nested: Path of keys to the state dict, "key?" where it may be missing.
+        ignore: Patterns of keys that are no part of the function, such as a step counter. A norm or
             a bias is refused here.
-        description: one sentence.
-        unused: patterns of weights that the forward pass does not use, a norm or a bias perhaps.
-        leave_out: patterns of keys that are part of the function, and are knowingly not read; every
+        description: One sentence.
+        unused: Patterns of weights that the forward pass does not use, a norm or a bias perhaps.
+        leave_out: Patterns of keys that are part of the function, and are knowingly not read; every
             result says so.
 
     Raises:
-        CheckpointError: when a rule is incomplete, or holds what it cannot.
-        UnsupportedLayer: for a layer kind without a polynomial.
+        CheckpointError: When a rule is incomplete, or holds what it cannot.
+        UnsupportedLayer: For a layer kind without a polynomial.
 
     Example:
         >>> dialect = Dialect("mine", (Rule("linear", weight="w"),))
@@ -80,14 +80,14 @@ class Dialect:
         """A dialect out of a JSON file.
 
         Args:
-            text: an object with "format", "name", "layers" and the other attributes.
+            text: An object with "format", "name", "layers" and the other attributes.
 
         Returns:
             The dialect, checked.
 
         Raises:
-            CheckpointError: on anything but a dialect.
-            UnsupportedLayer: for a layer kind without a polynomial.
+            CheckpointError: On anything but a dialect.
+            UnsupportedLayer: For a layer kind without a polynomial.
 
         Example:
             >>> rules = '[{"kind": "linear", "weight": "w"}]'
@@ -112,7 +112,7 @@ class Dialect:
         """What reading a file in this dialect takes for granted.
 
         Args:
-            runs: of each rule, those of its single layers with the numbers of a file; without
+            runs: Of each rule, those of its single layers with the numbers of a file; without
                 them, the words of the dialect.
 
         Returns:

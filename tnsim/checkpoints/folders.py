@@ -20,13 +20,13 @@ def located(source: str | os.PathLike) -> Path:
     """The file to read for one model.
 
     Args:
-        source: a file, a folder that holds one model, or `REPOSITORY@REVISION` in a hub cache.
+        source: A file, a folder that holds one model, or `REPOSITORY@REVISION` in a hub cache.
 
     Returns:
         A checkpoint file, or the index of one that lies in parts.
 
     Raises:
-        CheckpointError: when a folder holds several checkpoints or none, or a revision is not
+        CheckpointError: When a folder holds several checkpoints or none, or a revision is not
             there.
 
     Example:
@@ -55,7 +55,7 @@ def model_file(folder: Path) -> Path | None:
     """The one model that a folder in Hugging Face's layout holds.
 
     Args:
-        folder: any path.
+        folder: Any path.
 
     Returns:
         Its file or index; None where it is no such folder, or holds other checkpoints beside.
@@ -76,7 +76,7 @@ def checkpoints(folder: Path) -> list[Path]:
     """Checkpoint files and models in folders that lie directly in a folder, in no order.
 
     Args:
-        folder: any path.
+        folder: Any path.
 
     Returns:
         Paths of files, and of folders that hold one model.

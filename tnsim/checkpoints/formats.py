@@ -63,15 +63,15 @@ def contents(path: Path) -> Contents:
     """Read the inventory of a checkpoint file.
 
     Args:
-        path: a file that ends in one of `SUFFIXES`, or an `INDEX`.
+        path: A file that ends in one of `SUFFIXES`, or an `INDEX`.
 
     Returns:
         Names and unread tensors.
 
     Raises:
-        CheckpointError: when there is no such file, it may not be read, is damaged, or declares
+        CheckpointError: When there is no such file, it may not be read, is damaged, or declares
             tensors out of proportion to its size.
-        MissingExtra: for a PyTorch file without PyTorch.
+        MissingExtra: For a PyTorch file without PyTorch.
 
     Example:
         >>> import tempfile
@@ -286,7 +286,7 @@ def _check_records(archive: zipfile.ZipFile) -> None:
     """What PyTorch relies on when it maps a file into memory, and does not look at.
 
     Raises:
-        CheckpointError: when records are compressed, a checksum is wrong, the pickle is long, or
+        CheckpointError: When records are compressed, a checksum is wrong, the pickle is long, or
             the archive is a program.
     """
     with archive:

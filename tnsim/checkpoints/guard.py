@@ -18,10 +18,10 @@ def refusing(what: str) -> Iterator[None]:
     """Turn every foreign exception into a refusal; tnsim's own pass through.
 
     Args:
-        what: the sentence to which the cause is appended.
+        what: The sentence to which the cause is appended.
 
     Raises:
-        CheckpointError: with the cause in words; the exception itself is its `__cause__`.
+        CheckpointError: With the cause in words; the exception itself is its `__cause__`.
 
     Example:
         >>> with refusing("config.json is not JSON"):
@@ -42,10 +42,10 @@ def naming(path: Any) -> Iterator[None]:
     """Put the name of a file in front of whatever is refused, and make it fit to be shown.
 
     Args:
-        path: the file that is read.
+        path: The file that is read.
 
     Raises:
-        TnsimError: of the kind that was raised inside; `CheckpointError` for all that is foreign.
+        TnsimError: Of the kind that was raised inside; `CheckpointError` for all that is foreign.
 
     Example:
         >>> with naming("step_100.npz"):
@@ -66,7 +66,7 @@ def cause(error: Exception) -> str:
     """What an exception says, in terms of the file.
 
     Args:
-        error: raised by a library.
+        error: Raised by a library.
 
     Returns:
         One line, never empty.

@@ -23,7 +23,7 @@ def is_cache(folder: Path) -> bool:
     """Whether a folder is that of one repository in a hub cache.
 
     Args:
-        folder: any path.
+        folder: Any path.
 
     Returns:
         True where it holds snapshots.
@@ -39,7 +39,7 @@ def names_revision(source: str | os.PathLike) -> bool:
     """Whether a name is `REPOSITORY@REVISION` and not that of a file.
 
     Args:
-        source: what a user gave.
+        source: What a user gave.
 
     Returns:
         True for an `@` behind the name or the cache folder of a repository.
@@ -58,14 +58,14 @@ def snapshot(source: str) -> Path:
     """The folder of a revision.
 
     Args:
-        source: one for which `names_revision` holds; the revision is a branch, a tag or the
+        source: One for which `names_revision` holds; the revision is a branch, a tag or the
             beginning of a commit.
 
     Returns:
         A folder of files as they were at that revision.
 
     Raises:
-        CheckpointError: when the repository or the revision is not in the cache.
+        CheckpointError: When the repository or the revision is not in the cache.
     """
     repository, _, revision = source.rpartition("@")
     folder = Path(repository)
@@ -88,14 +88,14 @@ def snapshots(folder: Path) -> dict[str, Path]:
     """The folder of each revision.
 
     Args:
-        folder: one for which `is_cache` holds.
+        folder: One for which `is_cache` holds.
 
     Returns:
         Folders by name, in the order of the commits. The name is a branch or a tag other than
         `main` where there is one, else the first eight digits of the commit.
 
     Raises:
-        CheckpointError: when there is no revision, or a ref cannot be read.
+        CheckpointError: When there is no revision, or a ref cannot be read.
 
     Example:
         >>> import tempfile

@@ -19,10 +19,10 @@ class Stored:
     """A tensor that lies in a file.
 
     Attributes:
-        name: as the file spells it.
-        dtype: type of the numbers, as NumPy calls it, or else the file.
-        nbytes: memory that the numbers take as stored.
-        read: gives the tensor.
+        name: As the file spells it.
+        dtype: Type of the numbers, as NumPy calls it, or else the file.
+        nbytes: Memory that the numbers take as stored.
+        read: Gives the tensor.
 
     Example:
         >>> import numpy as np
@@ -44,7 +44,7 @@ class Stored:
             An array of NumPy, or a tensor of PyTorch out of its files.
 
         Raises:
-            CheckpointError: naming the tensor, where it cannot be read.
+            CheckpointError: Naming the tensor, where it cannot be read.
         """
         with refusing(f"tensor {self.name!r} cannot be read"):
             return self.read()
@@ -54,9 +54,9 @@ class Contents(NamedTuple):
     """What a file holds.
 
     Attributes:
-        state: tensors by name, in PyTorch's files also mappings of them and other things.
-        tensors: all of them, however deep.
-        metadata: texts beside them.
+        state: Tensors by name, in PyTorch's files also mappings of them and other things.
+        tensors: All of them, however deep.
+        metadata: Texts beside them.
     """
 
     state: Mapping[Any, Any]
@@ -68,8 +68,8 @@ class Contents(NamedTuple):
         """What a file holds that knows nothing but named tensors.
 
         Args:
-            tensors: all of them.
-            metadata: texts beside them.
+            tensors: All of them.
+            metadata: Texts beside them.
 
         Returns:
             The contents.
@@ -91,11 +91,11 @@ def check_declared(tensors: tuple[Stored, ...], size: int) -> None:
     """Refuse a file that would take much more memory than it takes disk.
 
     Args:
-        tensors: all that it declares.
-        size: of the file, in bytes.
+        tensors: All that it declares.
+        size: Of the file, in bytes.
 
     Raises:
-        CheckpointError: when they add up to more than `EXPANSION` times the size, and `SMALL`.
+        CheckpointError: When they add up to more than `EXPANSION` times the size, and `SMALL`.
 
     Example:
         >>> check_declared((Stored("weight", "float32", 2**30, lambda: None),), size=1000)

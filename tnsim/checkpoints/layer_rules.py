@@ -30,16 +30,16 @@ def layer(rule: Rule, arrays: NamedArrays) -> Linear | Bilinear | Attention | Re
     """The layer that a rule describes.
 
     Args:
-        rule: of a checked dialect, for one layer, with the numbers that `named_numbers.valued`
+        rule: Of a checked dialect, for one layer, with the numbers that `named_numbers.valued`
             puts in the place of keys.
-        arrays: where its keys are looked up.
+        arrays: Where its keys are looked up.
 
     Returns:
         The layer, inside a `Residual` where the rule has one.
 
     Raises:
-        CheckpointError: when an array is missing or holds no real numbers.
-        ModelError: when the arrays make no such layer.
+        CheckpointError: When an array is missing or holds no real numbers.
+        ModelError: When the arrays make no such layer.
 
     Example:
         >>> state = {"l": np.ones((4, 3)), "r": np.ones((4, 3)), "d": np.ones((3, 4))}
@@ -61,15 +61,15 @@ def normed(rule: Rule, arrays: NamedArrays) -> Normed:
     """The layer that a rule describes, and the norm before it.
 
     Args:
-        rule: as for `layer`.
-        arrays: as for `layer`.
+        rule: As for `layer`.
+        arrays: As for `layer`.
 
     Returns:
         The layer and its norm; the layer alone where there is none, or where the file has a
         constant energy, which is then part of the layer.
 
     Raises:
-        CheckpointError, ModelError: as `layer`.
+        CheckpointError, ModelError: As `layer`.
 
     Example:
         >>> state = {"w": np.ones((1, 2)), "energy": np.array([4.0])}

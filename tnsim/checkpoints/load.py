@@ -56,14 +56,14 @@ def load(
     and the folder of the repository several.
 
     Args:
-        path: a file that ends in .safetensors, .npz, .pt or .pth, or several.
-        dialect: a `Dialect`, the name of a preset, or the path of a JSON file; by default tnsim's
+        path: A file that ends in .safetensors, .npz, .pt or .pth, or several.
+        dialect: A `Dialect`, the name of a preset, or the path of a JSON file; by default tnsim's
             own format, else the one preset that accounts for every tensor.
-        n_ctx: length of the sequences on which a model with attention is compared; by default what
+        n_ctx: Length of the sequences on which a model with attention is compared; by default what
             the file says, which is nothing for foreign ones.
-        leave_out: patterns of tensors that are part of the network, a bias or a norm, and are
+        leave_out: Patterns of tensors that are part of the network, a bias or a norm, and are
             knowingly not read. Every result says so.
-        norms: inputs (samples, d_in), of a sequence (samples, positions, d_in) or token numbers
+        norms: Inputs (samples, d_in), of a sequence (samples, positions, d_in) or token numbers
             (samples, positions), at whose mean energy each norm that the dialect names becomes a
             constant. The model's `origin` says how far outputs are off, and so does every result.
 
@@ -71,10 +71,10 @@ def load(
         A model, or a series whose models are read when they are asked for.
 
     Raises:
-        CheckpointError: naming file and tensor, when the file is missing, damaged, out of
+        CheckpointError: Naming file and tensor, when the file is missing, damaged, out of
             proportion, or does not fit its dialect.
-        ModelError: when its tensors make no model.
-        UnsupportedLayer: when it holds a layer that is no polynomial, a norm without `norms`
+        ModelError: When its tensors make no model.
+        UnsupportedLayer: When it holds a layer that is no polynomial, a norm without `norms`
             among them.
 
     Example:
@@ -103,18 +103,18 @@ def from_state_dict(
     """A model from a torch state_dict or any mapping of names to arrays.
 
     Args:
-        state: arrays or tensors by name.
-        dialect: as in `load`.
-        n_ctx: as in `load`.
-        config: what config.json would hold, for dialects that take numbers from it.
-        leave_out: as in `load`.
-        norms: as in `load`.
+        state: Arrays or tensors by name.
+        dialect: As in `load`.
+        n_ctx: As in `load`.
+        config: What config.json would hold, for dialects that take numbers from it.
+        leave_out: As in `load`.
+        norms: As in `load`.
 
     Returns:
         The model.
 
     Raises:
-        CheckpointError, ModelError, UnsupportedLayer: as in `load`.
+        CheckpointError, ModelError, UnsupportedLayer: As in `load`.
 
     Example:
         >>> shapes = {"W_l": (4, 2), "W_r": (4, 2), "W_p": (3, 4)}
@@ -130,8 +130,8 @@ class ForwardError(NamedTuple):
     """Largest difference of two forward passes.
 
     Attributes:
-        absolute: in the unit of the outputs.
-        relative: to the largest output of the other pass.
+        absolute: In the unit of the outputs.
+        relative: To the largest output of the other pass.
     """
 
     absolute: float
@@ -146,17 +146,17 @@ def compare_forward(
     A float32 forward of the same function differs by about 1e-6 relatively.
 
     Args:
-        model: as read through the dialect.
-        forward: takes float32 inputs (samples, d_in), or (samples, n_ctx, d_in) for a model of
+        model: As read through the dialect.
+        forward: Takes float32 inputs (samples, d_in), or (samples, n_ctx, d_in) for a model of
             sequences, and returns outputs (samples, d_out), or (samples, n_ctx, d_out).
-        samples: number of standard normal inputs.
-        seed: of the inputs.
+        samples: Number of standard normal inputs.
+        seed: Of the inputs.
 
     Returns:
         Both differences; the relative one has no unit.
 
     Raises:
-        ModelError: when the shapes of the outputs differ.
+        ModelError: When the shapes of the outputs differ.
 
     Example:
         >>> import tnsim

@@ -32,9 +32,9 @@ def attention_rules(
     """The rule of an attention layer with which calls begin.
 
     Args:
-        module: the whole module, whose attributes may hold the base of a rotation.
-        run: calls of linear layers.
-        arrays: tensors of the module by name.
+        module: The whole module, whose attributes may hold the base of a rotation.
+        run: Calls of linear layers.
+        arrays: Tensors of the module by name.
 
     Yields:
         The number of calls and the rule; nothing where there is none that fits.

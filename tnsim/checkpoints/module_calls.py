@@ -20,10 +20,10 @@ class Call:
     """One call of a submodule.
 
     Attributes:
-        path: its name in the module, "blocks.0.left".
-        module: the submodule.
-        given: its first argument, float64 or token numbers.
-        result: what it returned.
+        path: Its name in the module, "blocks.0.left".
+        module: The submodule.
+        given: Its first argument, float64 or token numbers.
+        result: What it returned.
     """
 
     path: str
@@ -36,9 +36,9 @@ def calls(module: Any, inputs: Any, leaves: tuple[type, ...]) -> tuple[list[Call
     """Run a module once and record the calls of its leaves that have parameters.
 
     Args:
-        module: one of PyTorch's.
-        inputs: what it is called with.
-        leaves: classes that are taken whole, beside the layers that are known.
+        module: One of PyTorch's.
+        inputs: What it is called with.
+        leaves: Classes that are taken whole, beside the layers that are known.
 
     Returns:
         The calls in order, and what the module returned, float64.
@@ -68,9 +68,9 @@ def leaves_of(module: Any, classes: tuple[type, ...], path: str = "") -> Iterato
     """Submodules that are taken whole: those of given classes, and those that have none inside.
 
     Args:
-        module: one of PyTorch's.
-        classes: classes that are taken whole though they have submodules.
-        path: of the module.
+        module: One of PyTorch's.
+        classes: Classes that are taken whole though they have submodules.
+        path: Of the module.
 
     Yields:
         Path and submodule, in the order in which they were declared.
@@ -87,8 +87,8 @@ def join(path: str, name: str) -> str:
     """The name of something inside a submodule.
 
     Args:
-        path: of the submodule, "" for the module itself.
-        name: inside it.
+        path: Of the submodule, "" for the module itself.
+        name: Inside it.
 
     Returns:
         Both with a dot between.
@@ -104,7 +104,7 @@ def kind(module: Any) -> str:
     """What PyTorch calls a submodule, whatever it was derived or parametrised from.
 
     Args:
-        module: any.
+        module: Any.
 
     Returns:
         The name of the first class that PyTorch itself defines; "" for one of the user's own.
@@ -119,7 +119,7 @@ def array(value: Any) -> np.ndarray:
     """A tensor as NumPy, floats in float64; the first of several.
 
     Args:
-        value: a tensor, or a tuple that begins with one.
+        value: A tensor, or a tuple that begins with one.
 
     Returns:
         A copy of the numbers.

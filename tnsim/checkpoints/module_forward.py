@@ -24,7 +24,7 @@ def require_torch() -> Any:
         The package.
 
     Raises:
-        MissingExtra: when it is not installed.
+        MissingExtra: When it is not installed.
     """
     try:
         import torch
@@ -38,7 +38,7 @@ def in_float64(torch: Any) -> Iterator[None]:
     """What a forward pass makes itself, such as a mask, is float64 too.
 
     Args:
-        torch: the package.
+        torch: The package.
     """
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
@@ -52,15 +52,15 @@ def example_inputs(module: Any, inputs: Any, n_ctx: int | None) -> Any:
     """Inputs that the module takes: those given, else the first of a few kinds that it runs on.
 
     Args:
-        module: in float64.
-        inputs: of the user's, or None.
-        n_ctx: length of sequences, or None.
+        module: In float64.
+        inputs: Of the user's, or None.
+        n_ctx: Length of sequences, or None.
 
     Returns:
         A tensor of vectors, float64, or of token numbers.
 
     Raises:
-        ModelError: where it runs on none.
+        ModelError: Where it runs on none.
     """
     torch = require_torch()
     if inputs is not None:
@@ -100,15 +100,15 @@ def forward_error(module: Any, layers: Sequence[Normed], example: Any) -> float:
     """The largest relative error of layers over several batches.
 
     Args:
-        module: in float64.
-        layers: what it is taken for.
-        example: inputs that it takes.
+        module: In float64.
+        layers: What it is taken for.
+        example: Inputs that it takes.
 
     Returns:
         Root mean square of the differences of outputs, relative to the outputs.
 
     Raises:
-        ModelError: where that is no rounding error.
+        ModelError: Where that is no rounding error.
     """
     torch = require_torch()
     rng = torch.Generator().manual_seed(2)

@@ -28,10 +28,10 @@ class Part(NamedTuple):
     """A layer: a rule of a dialect, or what a function of the user's makes of a submodule.
 
     Attributes:
-        path: of the submodule with which it begins.
-        rule: with the names of the whole module; None for a function.
-        make: the function; None for a rule.
-        around: skip and scale of the residual around what the function makes.
+        path: Of the submodule with which it begins.
+        rule: With the names of the whole module; None for a function.
+        make: The function; None for a rule.
+        around: Skip and scale of the residual around what the function makes.
     """
 
     path: str
@@ -54,10 +54,10 @@ class Reader:
     """What recognition looks things up in.
 
     Attributes:
-        module: with random weights.
-        declared: what classes of the user's are.
-        arrays: tensors of the module by name.
-        numbers: parameters of one entry by name, which may be scales of residuals.
+        module: With random weights.
+        declared: What classes of the user's are.
+        arrays: Tensors of the module by name.
+        numbers: Parameters of one entry by name, which may be scales of residuals.
     """
 
     module: Any
@@ -72,16 +72,16 @@ def parts_of(
     """The layers that lead from the input of a module to its output.
 
     Args:
-        reader: of the module.
-        calls: of its leaves, in order.
-        start: its input.
-        end: its output.
+        reader: Of the module.
+        calls: Of its leaves, in order.
+        start: Its input.
+        end: Its output.
 
     Returns:
         Layers in order.
 
     Raises:
-        UnsupportedLayer: naming the place where nothing fits.
+        UnsupportedLayer: Naming the place where nothing fits.
     """
     parts: list[Part] = []
     stream, norm = start, None
@@ -267,8 +267,8 @@ def same(one: np.ndarray, other: np.ndarray) -> bool:
     """Whether two arrays hold the same numbers, in whatever shape.
 
     Args:
-        one: any array.
-        other: any array.
+        one: Any array.
+        other: Any array.
 
     Returns:
         True where they differ by rounding alone.

@@ -53,23 +53,23 @@ def from_module(
     with the module in float64, on several batches of random inputs of different sizes.
 
     Args:
-        module: an `nn.Module` in evaluation mode. It is not changed.
-        layers: what classes of your own are, where they are not recognised: a `Rule` with names as
+        module: An `nn.Module` in evaluation mode. It is not changed.
+        layers: What classes of your own are, where they are not recognised: a `Rule` with names as
             in the class, or a function from an instance to a layer of tnsim, or several.
-        n_ctx: length of the sequences on which a model with attention is compared.
-        inputs: an example of what the module is called with; by default random vectors, or token
+        n_ctx: Length of the sequences on which a model with attention is compared.
+        inputs: An example of what the module is called with; by default random vectors, or token
             numbers where it begins with an embedding.
-        norms: as in `load`; needed where the module has LayerNorm or RMSNorm.
+        norms: As in `load`; needed where the module has LayerNorm or RMSNorm.
 
     Returns:
         The model. `model.origin.error` is the relative error of its forward pass, and
         `model.origin.dialect` reads the module's state dicts: `tnsim.load("runs/*.pt", dialect)`.
 
     Raises:
-        UnsupportedLayer: where something is no polynomial or is not recognised, naming submodule
+        UnsupportedLayer: Where something is no polynomial or is not recognised, naming submodule
             and choices.
-        ModelError: when what was recognised computes something else.
-        MissingExtra: when PyTorch is not installed.
+        ModelError: When what was recognised computes something else.
+        MissingExtra: When PyTorch is not installed.
 
     Example:
         >>> import torch
@@ -86,11 +86,11 @@ class Recognised(NamedTuple):
     """What a module was recognised as.
 
     Attributes:
-        module: without what compiles or distributes it.
-        parts: what it is made of.
-        layers: of the parts, with the numbers of the module's own weights.
-        arrays: tensors of the module, those that no layer uses among them.
-        error: relative error of the forward pass of the layers.
+        module: Without what compiles or distributes it.
+        parts: What it is made of.
+        layers: Of the parts, with the numbers of the module's own weights.
+        arrays: Tensors of the module, those that no layer uses among them.
+        error: Relative error of the forward pass of the layers.
     """
 
     module: Any
@@ -106,16 +106,16 @@ def recognised(
     """What a module computes, compared with its own forward pass.
 
     Args:
-        module: as for `from_module`, as are the others.
-        layers: what classes of the user's are.
-        n_ctx: length of sequences.
-        inputs: an example of what the module is called with.
+        module: As for `from_module`, as are the others.
+        layers: What classes of the user's are.
+        n_ctx: Length of sequences.
+        inputs: An example of what the module is called with.
 
     Returns:
         The layers of the module, and how they were found.
 
     Raises:
-        UnsupportedLayer, ModelError, MissingExtra: as `from_module`.
+        UnsupportedLayer, ModelError, MissingExtra: As `from_module`.
     """
     torch = require_torch()
     if not isinstance(module, torch.nn.Module):
@@ -193,7 +193,7 @@ def tensors_of(module: Any) -> dict[str, Any]:
     """Parameters and buffers by name; parametrised ones as what they amount to.
 
     Args:
-        module: one of PyTorch's.
+        module: One of PyTorch's.
 
     Returns:
         The tensors themselves, not detached.
@@ -233,15 +233,15 @@ def layers_of(part: Part, module: Any, arrays: NamedArrays) -> list[Normed]:
     """The layers of one part, with the module's own weights.
 
     Args:
-        part: as it was recognised.
-        module: whose part it is.
-        arrays: tensors of the module, where rules look up theirs.
+        part: As it was recognised.
+        module: Whose part it is.
+        arrays: Tensors of the module, where rules look up theirs.
 
     Returns:
         The layers in order.
 
     Raises:
-        UnsupportedLayer, ModelError: where a function of the user's gives no such layers.
+        UnsupportedLayer, ModelError: Where a function of the user's gives no such layers.
     """
     if part.rule is not None:
         return [normed(valued(part.rule, arrays), arrays)]

@@ -33,11 +33,11 @@ class NamedArrays:
     A key may end in "?": then it may be absent. A key of None is absent.
 
     Args:
-        state: arrays, tensors of any library or unread ones, by name.
-        config: what stands in config.json or config.yaml; None where there is no such file.
+        state: Arrays, tensors of any library or unread ones, by name.
+        config: What stands in config.json or config.yaml; None where there is no such file.
 
     Attributes:
-        used: names that were asked for and are there.
+        used: Names that were asked for and are there.
 
     Example:
         >>> arrays = NamedArrays({"weight": np.ones((2, 3)), "bias": np.ones(2)}, None)
@@ -63,15 +63,15 @@ class NamedArrays:
         """The array of a key.
 
         Args:
-            key: its name.
+            key: Its name.
 
         Returns:
             The array as it is stored, None where it may be absent and is. A tensor that requires
             grad stays one.
 
         Raises:
-            KeysDiffer: where it is missing.
-            CheckpointError: where it does not hold real numbers.
+            KeysDiffer: Where it is missing.
+            CheckpointError: Where it does not hold real numbers.
         """
         if key is None:
             return None
@@ -91,14 +91,14 @@ class NamedArrays:
         """The matrix of a key.
 
         Args:
-            key: its name.
-            transpose: whether it is stored (columns, rows).
+            key: Its name.
+            transpose: Whether it is stored (columns, rows).
 
         Returns:
             As `get`.
 
         Raises:
-            ModelError: where the array is no matrix; and as `get`.
+            ModelError: Where the array is no matrix; and as `get`.
         """
         array = self.get(key)
         if array is None:
@@ -118,13 +118,13 @@ class NamedArrays:
         """The number in a tensor of one entry.
 
         Args:
-            key: its name.
+            key: Its name.
 
         Returns:
             The number, None where it may be absent and is. A tensor that requires grad stays one.
 
         Raises:
-            ModelError: where the tensor has another number of entries; and as `get`.
+            ModelError: Where the tensor has another number of entries; and as `get`.
         """
         array = self.get(key)
         if array is None:
@@ -140,14 +140,14 @@ def to_numpy(value: Any, name: str) -> Shaped[np.ndarray, "..."]:
     """A tensor of a file or of any library as NumPy, in this machine's order of bytes.
 
     Args:
-        value: what is stored under a name.
-        name: for messages.
+        value: What is stored under a name.
+        name: For messages.
 
     Returns:
         An array of floats, integers or booleans, of the stored shape.
 
     Raises:
-        CheckpointError: when it does not hold real numbers one by one.
+        CheckpointError: When it does not hold real numbers one by one.
 
     Example:
         >>> to_numpy([[1, 2], [3, 4]], "weight").shape
@@ -172,7 +172,7 @@ def listing(state: Any) -> str:
     """The first names in a state dict, for the end of a message.
 
     Args:
-        state: a mapping, or what stands in its place.
+        state: A mapping, or what stands in its place.
 
     Returns:
         At most eight names, in brackets, with a space in front.

@@ -16,15 +16,15 @@ def valued(rule: Rule, arrays: NamedArrays) -> Rule:
     """A rule with its numbers in the place of the keys under which they are found.
 
     Args:
-        rule: of a checked dialect, for one layer.
-        arrays: what the file holds, and its configuration.
+        rule: Of a checked dialect, for one layer.
+        arrays: What the file holds, and its configuration.
 
     Returns:
         The rule, its `scale`, `n_heads` and `rope_base` numbers (the last may be None), and keys
         that are absent None.
 
     Raises:
-        ModelError: where a number is missing; and as `NamedArrays.get`.
+        ModelError: Where a number is missing; and as `NamedArrays.get`.
 
     Example:
         >>> rule = Rule("bilinear", left="l", right="r", residual="additive", scale="config:s")
@@ -49,16 +49,16 @@ def number(value: float | str | None, what: str, arrays: NamedArrays) -> Any:
     """A number that a dialect gives.
 
     Args:
-        value: the number, "config:a.b" for an entry of the configuration, or else the key of a
+        value: The number, "config:a.b" for an entry of the configuration, or else the key of a
             tensor with one entry. Of "config:a.b|c" the first that is there.
-        what: what it is, for messages.
-        arrays: what the file holds, and its configuration.
+        what: What it is, for messages.
+        arrays: What the file holds, and its configuration.
 
     Returns:
         A finite number.
 
     Raises:
-        ModelError: where there is none; and as `NamedArrays.get`.
+        ModelError: Where there is none; and as `NamedArrays.get`.
 
     Example:
         >>> arrays = NamedArrays({}, {"model": {"n_head": 4}})
@@ -87,14 +87,14 @@ def constant(number: Any, what: str) -> Any:
     """A number that models take as it is.
 
     Args:
-        number: any, or None.
-        what: what it is, for messages.
+        number: Any, or None.
+        what: What it is, for messages.
 
     Returns:
         The number.
 
     Raises:
-        ModelError: when it requires grad.
+        ModelError: When it requires grad.
 
     Example:
         >>> constant(4, "number of heads")

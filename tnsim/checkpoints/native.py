@@ -48,12 +48,12 @@ def save(model: Model, path: str | os.PathLike) -> None:
     """Write a model as safetensors, architecture in the metadata.
 
     Args:
-        model: one model; of a combination each is saved by itself.
-        path: a file that ends in .safetensors; folders are made.
+        model: One model; of a combination each is saved by itself.
+        path: A file that ends in .safetensors; folders are made.
 
     Raises:
-        ModelError: for anything but a `Model`.
-        CheckpointError: for another suffix, or when the file cannot be written.
+        ModelError: For anything but a `Model`.
+        CheckpointError: For another suffix, or when the file cannot be written.
 
     Example:
         >>> import tempfile
@@ -93,18 +93,18 @@ def own_model(state: Mapping[str, Any], text: str, n_ctx: int | None = None) -> 
     """The model in a file of tnsim's own.
 
     Args:
-        state: its tensors by name.
-        text: what its metadata hold.
-        n_ctx: length of the sequences; by default what the file says.
+        state: Its tensors by name.
+        text: What its metadata hold.
+        n_ctx: Length of the sequences; by default what the file says.
 
     Returns:
         The model.
 
     Raises:
-        CheckpointError: when the metadata are damaged, of another version, or do not account for
+        CheckpointError: When the metadata are damaged, of another version, or do not account for
             every tensor.
-        UnsupportedLayer: when they name an unknown layer.
-        ModelError: when the tensors make no model.
+        UnsupportedLayer: When they name an unknown layer.
+        ModelError: When the tensors make no model.
 
     Example:
         >>> text = '{"format": 1, "layers": [{"kind": "Linear"}]}'

@@ -27,10 +27,10 @@ class Norm(NamedTuple):
     """`gain * y / sqrt(mean(y^2) + epsilon) + shift`, where y is x or, centred, x - mean(x).
 
     Attributes:
-        centred: whether the mean over coordinates is subtracted first, as LayerNorm does.
-        epsilon: what is added to the energy.
-        gain: one factor per coordinate; None for 1.
-        shift: one number per coordinate; None for 0.
+        centred: Whether the mean over coordinates is subtracted first, as LayerNorm does.
+        epsilon: What is added to the energy.
+        gain: One factor per coordinate; None for 1.
+        shift: One number per coordinate; None for 0.
 
     Example:
         >>> Norm(False, 0.0)(np.array([3.0, 4.0])).round(3)
@@ -71,9 +71,9 @@ class Folded(NamedTuple):
     """A model whose norms are constants.
 
     Attributes:
-        model: of the folded layers.
-        energies: of the norm before each layer, None where there is none.
-        error: root mean square of what the outputs differ by from those with the norms themselves,
+        model: Of the folded layers.
+        energies: Of the norm before each layer, None where there is none.
+        error: Root mean square of what the outputs differ by from those with the norms themselves,
             relative to these, over the inputs.
     """
 
@@ -88,16 +88,16 @@ def fold(layers: Iterable[Normed], inputs: Any, n_ctx: int | None = None) -> Fol
     Energies are those that the norms themselves meet in the network, one layer after the other.
 
     Args:
-        layers: from the input up.
+        layers: From the input up.
         inputs: (samples, d_in), for sequences (samples, positions, d_in), or token numbers
             (samples, positions), which stand for one-hot vectors.
-        n_ctx: of the model.
+        n_ctx: Of the model.
 
     Returns:
         The model with the energies and the error.
 
     Raises:
-        ModelError: when the inputs do not fit, or an energy is 0 or not finite.
+        ModelError: When the inputs do not fit, or an energy is 0 or not finite.
 
     Example:
         >>> from tnsim.models.layers import Linear
@@ -134,15 +134,15 @@ def at_energy(normed: Normed, energy: float | None, what: str) -> Layer:
     and `W (x - mean(x))` is W with its mean over columns subtracted.
 
     Args:
-        normed: the layer and its norm.
-        energy: the mean square to take; ignored where there is no norm.
-        what: what messages call the energy.
+        normed: The layer and its norm.
+        energy: The mean square to take; ignored where there is no norm.
+        what: What messages call the energy.
 
     Returns:
         A layer of the same kind.
 
     Raises:
-        ModelError: when nothing positive is left to divide by.
+        ModelError: When nothing positive is left to divide by.
 
     Example:
         >>> from tnsim.models.layers import Linear

@@ -45,25 +45,25 @@ class Rule:
 
     Attributes:
         kind: "linear", "bilinear" or "attention".
-        fused: one array that holds left and right stacked on axis 0, and `fused_bias` their biases.
+        fused: One array that holds left and right stacked on axis 0, and `fused_bias` their biases.
         fused_order: "left-right" or "right-left", the order in which they are stacked.
-        transpose: matrices are stored (in, out).
-        lifted: column 0 of left and right multiplies a constant 1.
+        transpose: Matrices are stored (in, out).
+        lifted: Column 0 of left and right multiplies a constant 1.
         residual: "additive" for x + s f(x), "lerp" for (1 - s) x + s f(x), None for f(x).
-        scale: the number s, the key of one, or "config:a.b".
-        n_heads: the number of heads, or "config:a.b".
+        scale: The number s, the key of one, or "config:a.b".
+        n_heads: The number of heads, or "config:a.b".
         mask: "causal" or "none".
         score_power: p, where the product of the two scores is divided by d_head^p.
-        rope_base: base of the rotary angles or "config:a.b"; None for no RoPE.
+        rope_base: Base of the rotary angles or "config:a.b"; None for no RoPE.
         rope_layout: "half" turns coordinates (i, i + d_head / 2), "interleaved" (2 i, 2 i + 1).
         rope_direction: 1, or -1 for turning by the negative angle.
         norm: "rms" or "layer" for a norm before the layer, inside its residual: g x / sqrt(e + eps)
             + c, where e is the mean square of x, and "layer" subtracts the mean from x first.
-        norm_weight: key of g; None for 1.
-        norm_bias: key of c; None for 0.
-        norm_energy: key of a constant to take for e, which needs no inputs.
-        norm_epsilon: the number eps.
-        repeat: whether the rule stands for a run of layers.
+        norm_weight: Key of g; None for 1.
+        norm_bias: Key of c; None for 0.
+        norm_energy: Key of a constant to take for e, which needs no inputs.
+        norm_epsilon: The number eps.
+        repeat: Whether the rule stands for a run of layers.
 
     "config:a.b" is read from config.json or config.yaml beside the file.
 
@@ -142,7 +142,7 @@ class Rule:
         """The rule of one layer in a run of layers.
 
         Args:
-            i: number of the layer in the run, from 0.
+            i: Number of the layer in the run, from 0.
 
         Returns:
             The rule with `{i}` replaced in all keys.
@@ -163,7 +163,7 @@ def facts(rule: Rule) -> list[str]:
     """What a rule takes for granted, and would change the function if it were otherwise.
 
     Args:
-        rule: one that passed `check_rule`.
+        rule: One that passed `check_rule`.
 
     Returns:
         Phrases, none for a plain linear layer.
@@ -216,7 +216,7 @@ def is_finite(value: Any) -> bool:
     """Whether something out of a file of text is a number that floats can hold.
 
     Args:
-        value: what a parser gave.
+        value: What a parser gave.
 
     Returns:
         False for booleans, infinities, what is no number, and integers beyond floats.
@@ -235,12 +235,12 @@ def check_rule(rule: Rule, where: str) -> None:
     """Refuse a rule that is incomplete or holds what it cannot.
 
     Args:
-        rule: any.
-        where: what stands in front of a message.
+        rule: Any.
+        where: What stands in front of a message.
 
     Raises:
-        CheckpointError: naming the field.
-        UnsupportedLayer: for a layer kind without a polynomial.
+        CheckpointError: Naming the field.
+        UnsupportedLayer: For a layer kind without a polynomial.
 
     Example:
         >>> check_rule(Rule("softmax"), "rule 0")

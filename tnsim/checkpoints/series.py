@@ -25,21 +25,21 @@ class Series(Sequence[Model]):
     A folder or a glob is sorted by the numbers in the names, a list keeps its order.
 
     Args:
-        source: a path, a folder, a glob pattern, a repository in a hub cache, or several of them.
-        dialect: as in `load`.
-        n_ctx: as in `load`.
-        names: what to take the labels from, where not the paths.
-        leave_out: as in `load`.
-        norms: as in `load`.
+        source: A path, a folder, a glob pattern, a repository in a hub cache, or several of them.
+        dialect: As in `load`.
+        n_ctx: As in `load`.
+        names: What to take the labels from, where not the paths.
+        leave_out: As in `load`.
+        norms: As in `load`.
 
     Attributes:
-        paths: files in order.
-        names: as given, or the paths as text; of revisions their names.
-        reading: how the files are read.
-        labels: the step where the names differ by one number, else the names.
+        paths: Files in order.
+        names: As given, or the paths as text; of revisions their names.
+        reading: How the files are read.
+        labels: The step where the names differ by one number, else the names.
 
     Raises:
-        CheckpointError: when nothing matches.
+        CheckpointError: When nothing matches.
 
     Example:
         >>> import tnsim
@@ -103,7 +103,7 @@ def is_several(path: str | os.PathLike) -> bool:
     """Whether a path stands for several models.
 
     Args:
-        path: of a file, of a folder, or a glob pattern.
+        path: Of a file, of a folder, or a glob pattern.
 
     Returns:
         True for a folder unless it holds one model, and for a pattern unless there is a file of
@@ -154,7 +154,7 @@ def natural(path: Path) -> list[tuple[int, int, str]]:
     """A sort key that takes the digits of a name for numbers.
 
     Args:
-        path: of a file.
+        path: Of a file.
 
     Returns:
         A key that is compared part by part, words before numbers.

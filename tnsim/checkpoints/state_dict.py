@@ -39,20 +39,20 @@ def model_from_state(
     """Read a model out of named arrays.
 
     Args:
-        state: arrays or tensors by name.
-        dialect: how they spell a model.
-        n_ctx: length of the sequences that the model reads.
-        config: numbers by name, for dialects that ask for them.
-        leave_out: patterns of keys, beside those of the dialect.
-        norms: inputs at whose mean energy norms are folded.
+        state: Arrays or tensors by name.
+        dialect: How they spell a model.
+        n_ctx: Length of the sequences that the model reads.
+        config: Numbers by name, for dialects that ask for them.
+        leave_out: Patterns of keys, beside those of the dialect.
+        norms: Inputs at whose mean energy norms are folded.
 
     Returns:
         The model, whose `origin` says what was assumed, ignored and left out.
 
     Raises:
-        CheckpointError: on missing or surplus keys, naming them.
-        UnsupportedLayer: for a norm without `norms`, and when a norm or a bias is left over.
-        ModelError: when the arrays make no model.
+        CheckpointError: On missing or surplus keys, naming them.
+        UnsupportedLayer: For a norm without `norms`, and when a norm or a bias is left over.
+        ModelError: When the arrays make no model.
 
     Example:
         >>> import numpy as np
@@ -92,17 +92,17 @@ def assembled(layers: Sequence[Normed], norms: Any, n_ctx: int | None, origin: O
     """A model of layers, with the norms before them as constants.
 
     Args:
-        layers: from the input up.
-        norms: inputs to measure norms on, None for none.
-        n_ctx: of the model.
-        origin: without what the norms add to it.
+        layers: From the input up.
+        norms: Inputs to measure norms on, None for none.
+        n_ctx: Of the model.
+        origin: Without what the norms add to it.
 
     Returns:
         The model with its origin.
 
     Raises:
-        UnsupportedLayer: where there are norms, and no inputs.
-        ModelError: where the inputs do not fit.
+        UnsupportedLayer: Where there are norms, and no inputs.
+        ModelError: Where the inputs do not fit.
     """
     if not any(normed.norm for normed in layers):
         return Model([normed.layer for normed in layers], n_ctx, origin)
@@ -136,8 +136,8 @@ def told(rule: Rule, arrays: NamedArrays) -> Rule:
     """A rule with the value of its constant energy and of its scale, to be shown.
 
     Args:
-        rule: with its other values.
-        arrays: where the energy is looked up.
+        rule: With its other values.
+        arrays: Where the energy is looked up.
 
     Returns:
         The rule, the number in the place of the key.
@@ -190,16 +190,16 @@ def detect(
     """The one preset that accounts for every key.
 
     Args:
-        state: arrays or tensors by name.
-        config: numbers by name.
-        leave_out: patterns of keys that no preset need account for.
+        state: Arrays or tensors by name.
+        config: Numbers by name.
+        leave_out: Patterns of keys that no preset need account for.
 
     Returns:
         The preset.
 
     Raises:
-        CheckpointError: when there is none, or more than one.
-        ModelError, UnsupportedLayer: when one accounts for the keys, and the arrays make no model.
+        CheckpointError: When there is none, or more than one.
+        ModelError, UnsupportedLayer: When one accounts for the keys, and the arrays make no model.
 
     Example:
         >>> import numpy as np

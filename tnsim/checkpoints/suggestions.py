@@ -38,11 +38,11 @@ class Weight:
     """A matrix of a file, with `{i}` where the numbers of layers stand.
 
     Attributes:
-        scope: what its name has before the last word.
-        word: the last word.
-        key: the whole name.
-        bias: the name of its bias, None where there is none.
-        shape: of the first layer.
+        scope: What its name has before the last word.
+        word: The last word.
+        key: The whole name.
+        bias: The name of its bias, None where there is none.
+        shape: Of the first layer.
     """
 
     scope: str
@@ -56,14 +56,14 @@ def suggest(state: Mapping[Any, Any], name: str) -> str:
     """A template of a dialect for the tensors of a file.
 
     Args:
-        state: arrays or unread tensors by name, or mappings of such.
-        name: of the dialect.
+        state: Arrays or unread tensors by name, or mappings of such.
+        name: Of the dialect.
 
     Returns:
         JSON with comments, under names that begin with #.
 
     Raises:
-        CheckpointError: when there is no matrix.
+        CheckpointError: When there is no matrix.
 
     Example:
         >>> arrays = {"emb.weight": np.ones((4, 3)), "step": np.array(7)}

@@ -29,16 +29,16 @@ def check_unused(
     """Account for what the rules of a dialect did not ask for.
 
     Args:
-        arrays: after all layers were read.
-        dialect: with patterns to ignore and to leave out.
-        layers: that were read.
+        arrays: After all layers were read.
+        dialect: With patterns to ignore and to leave out.
+        layers: That were read.
 
     Returns:
         Names of tensors that are ignored, and of those that are left out.
 
     Raises:
-        KeysDiffer: where the dialect accounts for one in neither way.
-        UnsupportedLayer: where that is a norm, or where it ignores a norm or a bias.
+        KeysDiffer: Where the dialect accounts for one in neither way.
+        UnsupportedLayer: Where that is a norm, or where it ignores a norm or a bias.
 
     Example:
         >>> import numpy as np

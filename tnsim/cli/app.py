@@ -276,7 +276,7 @@ def main() -> None:
     With TNSIM_DEBUG=1 in the environment the traceback stands before it.
 
     Raises:
-        SystemExit: always; its code is the exit status.
+        SystemExit: Always; its code is the exit status.
     """
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     warnings.showwarning = _warn

@@ -37,11 +37,11 @@ def random_stack(width: int, rank: int, depth: int, dtype: str, seed: int = 0) -
     """Bilinear layers of one size, whose activations stay of order one.
 
     Args:
-        width: inputs and outputs of every layer.
-        rank: hidden units of every layer.
-        depth: number of layers.
-        dtype: of the weights.
-        seed: of the weights, which are normal.
+        width: Inputs and outputs of every layer.
+        rank: Hidden units of every layer.
+        depth: Number of layers.
+        dtype: Of the weights.
+        seed: Of the weights, which are normal.
 
     Returns:
         The model, of degree 2^depth.
@@ -65,8 +65,8 @@ def gram_step_multiplications(width: int, rank: int) -> int:
     """Scalar multiplications of one step of the paper's recursion, bra and ket of one size.
 
     Args:
-        width: inputs and outputs of the layer.
-        rank: its hidden units.
+        width: Inputs and outputs of the layer.
+        rank: Its hidden units.
 
     Returns:
         The count, with L G and R G formed once each.
@@ -89,8 +89,8 @@ def hand_written(a: Model, b: Model) -> Callable[[], tuple[Array, Array]]:
     """The paper's Gram recursion as one would write it in JAX: jitted as a whole, rescaled.
 
     Args:
-        a: bilinear layers in a row, without biases.
-        b: the same of the same depth and widths.
+        a: Bilinear layers in a row, without biases.
+        b: The same of the same depth and widths.
 
     Returns:
         A function without arguments, whose weights lie on the device. It gives (trace, log-scale),
@@ -135,11 +135,11 @@ def depth_rows(
     """Cost of `<A|B>` under `TreeSymmetric` by depth.
 
     Args:
-        width: inputs and outputs of every layer.
-        rank: hidden units of every layer.
-        depths: numbers of layers.
-        dtype: precision of weights and computation.
-        repeats: warm calls of which the median is taken.
+        width: Inputs and outputs of every layer.
+        rank: Hidden units of every layer.
+        depths: Numbers of layers.
+        dtype: Precision of weights and computation.
+        repeats: Warm calls of which the median is taken.
 
     Yields:
         One row per depth, of counts and of times and bytes in their names' units.
@@ -196,8 +196,8 @@ def unrolled_cost(a: Model, b: Model) -> int | None:
     """Cost of the unrolled closed network along cotengra's greedy path.
 
     Args:
-        a: bilinear layers in a row.
-        b: the same.
+        a: Bilinear layers in a row.
+        b: The same.
 
     Returns:
         Scalar multiplications, None where the network is too large.

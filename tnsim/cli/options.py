@@ -117,16 +117,16 @@ def reading_of(
     """How files are read, by the words of the command line.
 
     Args:
-        dialect: a preset, the path of a JSON file, or "-" for standard input.
-        n_ctx: length of sequences.
-        leave_out: patterns of tensors.
-        norms: a file of inputs.
+        dialect: A preset, the path of a JSON file, or "-" for standard input.
+        n_ctx: Length of sequences.
+        leave_out: Patterns of tensors.
+        norms: A file of inputs.
 
     Returns:
         The arguments of `tnsim.load`.
 
     Raises:
-        CheckpointError: where a file cannot be read.
+        CheckpointError: Where a file cannot be read.
     """
     from tnsim.checkpoints.checkpoint import Reading
     from tnsim.checkpoints.dialects import Dialect
@@ -142,13 +142,13 @@ def standard_input(what: str) -> str:
     """What stands on standard input, which can be read once.
 
     Args:
-        what: is expected there.
+        what: Is expected there.
 
     Returns:
         The text.
 
     Raises:
-        CheckpointError: where there is none.
+        CheckpointError: Where there is none.
     """
     text = sys.stdin.read()
     if not text.strip():
@@ -162,15 +162,15 @@ def metric_of(name: MetricName, fit: Path | None = None) -> Any:
     """The metric that a word names, with its default moments or those of samples.
 
     Args:
-        name: the word.
-        fit: a file of inputs, for the Gaussian metrics.
+        name: The word.
+        fit: A file of inputs, for the Gaussian metrics.
 
     Returns:
         A metric.
 
     Raises:
-        ModelError: for another metric, which has no moments to fit.
-        CheckpointError: where the file cannot be read.
+        ModelError: For another metric, which has no moments to fit.
+        CheckpointError: Where the file cannot be read.
 
     Example:
         >>> metric_of(MetricName.tree)
@@ -202,13 +202,13 @@ def samples_in(file: Path) -> Any:
     """The one array in a file of NumPy's.
 
     Args:
-        file: ends in .npy, or in .npz with one array inside.
+        file: Ends in .npy, or in .npz with one array inside.
 
     Returns:
         The array.
 
     Raises:
-        CheckpointError: where there is no such file, or it holds something else.
+        CheckpointError: Where there is no such file, or it holds something else.
     """
     import numpy as np
 
@@ -227,7 +227,7 @@ def guarantee(exact: bool) -> str:
     """What a number is beside the true one.
 
     Args:
-        exact: as its metric says.
+        exact: As its metric says.
 
     Returns:
         Words for a pair of brackets.
@@ -245,7 +245,7 @@ def say(text: str) -> None:
     """Print lines that may hold names out of files, as a terminal may show them.
 
     Args:
-        text: one line or several.
+        text: One line or several.
 
     Example:
         >>> say("a name with\\ta tab")
@@ -259,7 +259,7 @@ def print_json(data: dict[str, Any]) -> None:
     """Print one object and nothing else.
 
     Args:
-        data: what JSON can hold.
+        data: What JSON can hold.
 
     Example:
         >>> print_json({"similarity": 1.0})

@@ -21,10 +21,10 @@ def stoppable(kept: str) -> Iterator[None]:
     The exit status is that of a shell, 128 + the number of the signal.
 
     Args:
-        kept: the rest of the line.
+        kept: The rest of the line.
 
     Raises:
-        Exit: of Typer, after a signal.
+        Exit: Of Typer, after a signal.
 
     Example:
         >>> with stoppable("finished tiles are kept in out, run again to go on"):

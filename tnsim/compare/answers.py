@@ -41,7 +41,7 @@ def cosine(products: Products, models: Two, asked: Question) -> Any:
         A `Number`, or `Numbers` where outputs are told apart; inside a trace an array.
 
     Raises:
-        ModelError: where a norm vanishes, unless traced (there it is NaN).
+        ModelError: Where a norm vanishes, unless traced (there it is NaN).
     """
     arithmetic = Arithmetic(_degree(models), asked.dtype)
     values = products.values
@@ -73,7 +73,7 @@ def value(products: Products, models: Two, asked: Question) -> Any:
         A `Number`; inside a trace an array.
 
     Raises:
-        TnsimError: where it is beyond float64.
+        TnsimError: Where it is beyond float64.
     """
     product, exponent = products.values["AB"], products.exponent
     number = power(product.mantissa, product.log, exponent)

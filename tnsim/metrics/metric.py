@@ -145,7 +145,7 @@ class Gaussian(GaussianMoments, _AlwaysExact):
             (n_ctx * d, n_ctx * d) or (n_ctx * d,), position-major; else positions are independent.
 
     Raises:
-        ModelError: cov is not symmetric and positive semidefinite, or mean and cov do not fit.
+        ModelError: Cov is not symmetric and positive semidefinite, or mean and cov do not fit.
 
     Example:
         The square of a normal number has E[x^2 x^2] = 3; around 1, E[(1 + x)^4] = 10.

@@ -107,7 +107,7 @@ class FiniteMetric(Metric, Protocol):
         """Inputs and their weights.
 
         Args:
-            reading: what the models under comparison read.
+            reading: What the models under comparison read.
 
         Raises:
             ModelError: There are no such inputs.

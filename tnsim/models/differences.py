@@ -58,8 +58,8 @@ def by_differences(model: Model | Combination, dtype: str) -> Model | Combinatio
     and lose little, as they are.
 
     Args:
-        model: a model, which is returned as it is, or a combination.
-        dtype: precision of the computation to come.
+        model: A model, which is returned as it is, or a combination.
+        dtype: Precision of the computation to come.
 
     Returns:
         A combination over the same inputs and outputs, without terms whose coefficient is zero;

@@ -42,11 +42,11 @@ def warn_of_caveats(caveats: tuple[str, ...], stacklevel: int) -> None:
     """Say that a number is about other functions than the networks that were read.
 
     Args:
-        caveats: of all models that the number is about.
-        stacklevel: as for `warnings.warn`, counted from the caller of this.
+        caveats: Of all models that the number is about.
+        stacklevel: As for `warnings.warn`, counted from the caller of this.
 
     Warns:
-        CaveatWarning: where there are any.
+        CaveatWarning: Where there are any.
 
     Example:
         >>> warn_of_caveats((), stacklevel=1)

@@ -65,8 +65,8 @@ def scaled(model: Model, per_output: bool = False) -> Scaled:
     """A model with weights near one, and the power of two by which its output is too small.
 
     Args:
-        model: any model. Arrays of JAX come back as NumPy unless they are traced.
-        per_output: whether each output has an exponent of its own, (d_out,), or all share one, ().
+        model: Any model. Arrays of JAX come back as NumPy unless they are traced.
+        per_output: Whether each output has an exponent of its own, (d_out,), or all share one, ().
 
     Returns:
         `Scaled`; a row of weights is zero only where it was. The coordinates of a residual stream
