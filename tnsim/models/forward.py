@@ -106,7 +106,7 @@ def forward(model: ScaledLayers, inputs: Inputs) -> Outputs:
     return Outputs(state, exponent.reshape(-1, 1) + model.exponents[-1])
 
 
-def plain_forward(model: Model, inputs: Inputs) -> Float[Array, "points *positions out"]:
+def plain_forward(model: Model, inputs: Array) -> Float[Array, "points *positions out"]:
     """The outputs of a model as it gives them when called, for token ids as well.
 
     Args:

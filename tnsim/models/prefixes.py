@@ -17,12 +17,9 @@ import itertools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import jax
-import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Float, Int
 
-from tnsim.models.arrays import Array, add
+from tnsim.models.arrays import Array, add, library
 from tnsim.models.attention import Attention
 from tnsim.models.layers import Residual
 from tnsim.models.protocol import Layer
@@ -38,6 +35,7 @@ class Prefixes(NamedTuple):
     Example:
         The beginnings of 00, 01, 10 and 11.
 
+        >>> import numpy as np
         >>> prefixes = Prefixes((np.array([0, 1]), np.array([0, 1, 0, 1])))
         >>> prefixes.counts, prefixes.ids.tolist()
         ((2, 4), [0, 1, 0, 1, 0, 1])
@@ -53,13 +51,14 @@ class Prefixes(NamedTuple):
     @property
     def ids(self) -> Int[Array, " states"]:
         """The tokens of all levels, level after level."""
-        return _library(self.tokens[0]).concatenate(self.tokens)
+        return library(self.tokens[0]).concatenate(self.tokens)
 
 
 def rising(exponents: Float[Array, "states 1"], counts: Sequence[int]) -> Float[Array, "states 1"]:
     """For every beginning the largest exponent among its own and those of its beginnings.
 
     Example:
+        >>> import numpy as np
         >>> rising(np.array([[3.0], [0.0], [1.0], [4.0]]), counts=(2, 2)).ravel().tolist()
         [3.0, 0.0, 3.0, 4.0]
     """
@@ -69,7 +68,7 @@ def rising(exponents: Float[Array, "states 1"], counts: Sequence[int]) -> Float[
             each = len(level) // len(found[-1])
             level = larger(level, found[-1].repeat(each, axis=0))
         found.append(level)
-    return _library(exponents).concatenate(found)
+    return library(exponents).concatenate(found)
 
 
 def over_prefixes(
@@ -129,7 +128,7 @@ def _attention(layer: Attention, state: Any, exponents: Any, counts: Sequence[in
             seen = weights[..., None] * values[t][:, None]
             z = z + seen.reshape(count, heads, -1)
         outputs.append(z)
-    z = _library(state).concatenate(outputs)
+    z = library(state).concatenate(outputs)
     return add(z.reshape(len(z), -1) @ layer.o.T, layer.o_bias)
 
 
@@ -143,7 +142,3 @@ def _levels(rows: Any, counts: Sequence[int]) -> list[Any]:
     """Rows of all levels, level by level."""
     ends = itertools.accumulate(counts)
     return [rows[end - count : end] for end, count in zip(ends, counts, strict=True)]
-
-
-def _library(array: Any) -> Any:
-    return jnp if isinstance(array, jax.Array) else np
