@@ -69,7 +69,7 @@ def test_gradient_with_respect_to_the_metric(rng):
         ("gaussian", "lerp residual"),
         pytest.param("gaussian", "two bilinear", marks=pytest.mark.slow),
         pytest.param("gaussian", "two with biases", marks=pytest.mark.slow),
-        ("symmetric", "lerp residual"),
+        pytest.param("symmetric", "lerp residual", marks=pytest.mark.slow),
         pytest.param("closure", "lerp residual", marks=pytest.mark.slow),
         pytest.param("tree", "lerp residual", marks=pytest.mark.slow),
     ],

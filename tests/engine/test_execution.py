@@ -1,5 +1,7 @@
 """Execution: one lowering for NumPy and JAX, few programs, finite at depth 64, no global setting touched."""
 
+import itertools
+
 import backends
 import cases
 import jax
@@ -62,10 +64,14 @@ def both_backends(a, b, metric):
         assert compiled.logs[stage] == pytest.approx(log, abs=1e-11)
 
 
-# whole trees take long to compile: one here, all of them among the slow tests
+# deep models take long to compile: one here, all of them among the slow tests
 WHOLE_TREES = [(n, m) for n in ("two bilinear", *cases.SHALLOW) for m in ("gaussian", "symmetric")]
+QUICK = (*cases.SHALLOW, "two residual")
+OTHERS = [name for name in cases.DEEP if name not in QUICK]
+BY_LAYERS = ("tree", "closure", "frobenius")
 LAYERWISE = [
-    (n, m) for n in (*cases.SHALLOW, *cases.DEEP) for m in ("tree", "closure", "frobenius")
+    *itertools.product(QUICK, BY_LAYERS),
+    *(pytest.param(n, m, marks=pytest.mark.slow) for n in OTHERS for m in BY_LAYERS),
 ]
 
 
@@ -94,7 +100,7 @@ def test_wrong_arrays_are_refused(rng):
 
 @pytest.mark.filterwarnings("ignore::tnsim.PrecisionWarning")
 @pytest.mark.parametrize("size", [1e-3, 1.0, 1e3])
-@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize("dtype", ["float64", pytest.param("float32", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "metric",
     [tnsim.TreeSymmetric(), tnsim.GaussianClosure(), tnsim.Frobenius()],

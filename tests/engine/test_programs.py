@@ -93,9 +93,8 @@ def test_a_damaged_file_is_compiled_again_and_replaced(damages, folder, compilat
         file.write_bytes(damaged)
         np.testing.assert_array_equal(value(made()), fresh)
         assert len(compilations) == count
-        assert file.stat().st_size == len(content)
-    made()
-    assert len(compilations) == count
+        made()  # reads what has taken its place
+        assert len(compilations) == count
 
 
 @pytest.mark.parametrize("kind", ["open to others", "a link", "a file", "of another user"])
