@@ -21,9 +21,12 @@ _CONFIG: Any = jax.config
 
 def cores() -> int:
     """How many calls the processor can run at once; one where an accelerator does the work."""
-    if jax.default_backend() != "cpu":
-        return 1
-    if hasattr(os, "sched_getaffinity"):  # a process may have fewer cores than the machine
+    return processors() if jax.default_backend() == "cpu" else 1
+
+
+def processors() -> int:
+    """Cores that this process may use: it may have fewer than the machine."""
+    if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 

@@ -11,7 +11,6 @@ and on arrays that lie on several devices.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
@@ -23,6 +22,7 @@ from jax.core import Tracer
 from jax.stages import Compiled
 
 from tnsim.engine import program_files
+from tnsim.engine.concurrency import processors
 from tnsim.engine.stacking import Run, Stacked
 from tnsim.sessions import session
 
@@ -143,7 +143,7 @@ def _compiled(functions: Sequence[tuple[Wanted, Any]]) -> dict[Wanted, Compiled]
     report = _report.get() or (lambda done, total: None)
     report(0, len(functions))
     files = program_files.Files.here(default_device(), _settings())
-    pool = ThreadPoolExecutor(min(len(functions), os.cpu_count() or 1))
+    pool = ThreadPoolExecutor(min(len(functions), processors()))
     try:
         reading = {one: pool.submit(files.read, repr(one)) for one, _ in functions}
         read = {one: future.result() for one, future in reading.items()}

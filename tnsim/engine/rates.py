@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import os
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -19,11 +18,12 @@ import jax
 import jax.numpy as jnp
 
 from tnsim.engine import cache, program_files, programs
-from tnsim.engine.concurrency import cores
+from tnsim.engine.concurrency import cores, processors
 from tnsim.engine.execution import precision, program_of
 from tnsim.engine.piece import Operation, Piece, turns
 from tnsim.engine.plan import Plan
-from tnsim.engine.programs import compiler_options, default_device
+from tnsim.engine.programs import Wanted, compiler_options, default_device
+from tnsim.engine.whole_plans import is_small
 from tnsim.sessions import remembered
 
 VERSION = 2
@@ -35,7 +35,7 @@ _THREADS = 0.6  # of the cores, what compiling several programs at once gains by
 # Operations of a piece take so many times as long to compile as those that are measured: their
 # loops differ in shape, where those of the chain are merged (3 to 5 over plans of 20 to 6,000).
 _VARIED = 3.5
-_CALLING, _STAGING = 1e-3, 5e-5  # seconds of a call and of a stage, in Python
+_CALLING, _STAGING = 5e-4, 5e-5  # seconds of a call and of a stage, in Python
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,28 +91,32 @@ def seconds_of(plans: Sequence[Plan], stacked: Sequence[int]) -> list[Seconds]:
         stacked: models a side that each runs together. What stacks need is taken to be compiled.
     """
     found = []
-    seen: set[Piece] = set()
+    seen: set[Wanted] = set()
     for plan, together in zip(plans, stacked, strict=True):
         rates = measured(plan.dtype)
         pieces = [running(piece, rates) for piece in plan.pieces]
-        once = _STAGING * len(plan.stages)
+        is_one = together == 1 and is_small(plan)
+        once = 0.0 if is_one else _STAGING * len(plan.stages)
         for each in plan.rounds:
             alone = [pieces[plan.stages[n].piece] for n in each.stages]
             once += max(max(alone), sum(alone) / cores())
-        absent = [piece for piece in plan.pieces if piece not in seen]
-        seen.update(absent)
-        if together == 1:
-            with precision():
-                wanted = {program_of(piece, None, plan.dtype): piece for piece in absent}
-                absent = [wanted[one] for one in programs.to_compile(list(wanted))]
-        found.append(Seconds(compiling(absent, rates), _CALLING + plan.runs * once))
+        with precision():
+            wanted = [program_of(piece, None, plan.dtype) for piece in plan.pieces]
+            if is_one:
+                wanted = [Wanted(plan.whole, None, plan.dtype)]
+            absent = [one for one in wanted if one not in seen]
+            seen.update(absent)
+            if together == 1:
+                absent = programs.to_compile(absent)
+        lengths = [one.work.length for one in absent]
+        found.append(Seconds(compiling(lengths, rates), _CALLING + plan.runs * once))
     return found
 
 
-def compiling(pieces: list[Piece], rates: Rates) -> float:
-    """Seconds to compile pieces, several at a time; the longest is done by one core."""
-    work = [rates.compiling * piece.length for piece in pieces]
-    cores = max(1.0, _THREADS * (os.cpu_count() or 1))
+def compiling(lengths: list[int], rates: Rates) -> float:
+    """Seconds to compile programs of so many operations, several at a time, each by one core."""
+    work = [rates.compiling * length for length in lengths]
+    cores = max(1.0, _THREADS * processors())
     return max(sum(work) / cores, max(work, default=0.0))
 
 
@@ -139,7 +143,7 @@ def running(piece: Piece, rates: Rates) -> float:
 def measured(dtype: str) -> Rates:
     """The rates of this machine, from the cache folder or measured now."""
     device = default_device()
-    key = ["rates", VERSION, dtype, program_files.host(), device.device_kind, os.cpu_count()]
+    key = ["rates", VERSION, dtype, program_files.host(), device.device_kind, processors()]
     rates, _ = cache.kept(
         [*key, jax.__version__],
         search=lambda: _measure(dtype),

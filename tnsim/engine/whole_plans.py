@@ -42,7 +42,7 @@ def fetched(plan: Plan, arrays: Mapping[str, Any]) -> Result:
     Raises:
         ModelError: an array is missing or has another shape than the plan was made for.
     """
-    if _is_small(plan) and lie_on_default_device(arrays.values()):
+    if is_small(plan) and lie_on_default_device(arrays.values()):
         return _unpacked(plan, _numbers(plan, arrays, None))
     result = execution.run(plan, arrays)
     for array in _all(result):
@@ -69,7 +69,7 @@ def fetched_at_all(plan: Plan, arrays: Mapping[str, Any], stacks: Iterable[str])
     """
     over = {name: (True,) for name in stacks}
     (size,) = {len(arrays[name]) for name in over}
-    if _is_small(plan) and lie_on_default_device(arrays.values()):
+    if is_small(plan) and lie_on_default_device(arrays.values()):
         inputs = tuple((name in over,) for name in plan.shapes)
         rows = _numbers(plan, arrays, Stacked((size,), inputs, ((True,),), ()))
         return [_unpacked(plan, row) for row in rows]
@@ -77,7 +77,8 @@ def fetched_at_all(plan: Plan, arrays: Mapping[str, Any], stacks: Iterable[str])
     return [_entry(result, n, size) for n in range(size)]
 
 
-def _is_small(plan: Plan) -> bool:
+def is_small(plan: Plan) -> bool:
+    """Whether a plan becomes one program."""
     return plan.whole.length <= LONGEST and plan.peak_elements <= LARGEST
 
 
