@@ -16,7 +16,7 @@ import argparse
 import time
 
 import numpy as np
-from run import _language_model
+from works import language_model
 
 import tnsim
 from tnsim.engine.devices import device
@@ -51,7 +51,7 @@ def main() -> None:
     count = options.measured or options.models
     models = []
     for seed in range(count):
-        models.append(_language_model(seed, options.n_ctx, width, vocabulary, heads))
+        models.append(language_model(seed, options.n_ctx, width, vocabulary, heads))
     print(f"on {device()}; compiling and two models: {seconds(models[:2]):.1f} s")
     found = seconds(models[:2]), seconds(models)
     work = [[2, pairs(2)], [count, pairs(count)]]

@@ -1,23 +1,29 @@
 """The engine's table: first call, second process, warm call, and the floor, for work of all kinds.
 
-    python benchmarks/run.py --out benchmarks/results/engine.md
-    python benchmarks/run.py --device gpu --rows "language model" --out results.md
+    python benchmarks/run.py                                   # every row
+    python benchmarks/run.py --missing                         # those that have no figures yet
+    python benchmarks/run.py --rows "depth 3" --process first  # half of a row at a time
+    taskset -c 0,1 python benchmarks/run.py                    # on two cores
+    python benchmarks/run.py --device gpu --dtype float64
 
-Every row runs in two processes that share a folder of caches, empty before the first: "first" is
+A row is measured in two processes that share a folder of caches, empty before the first. "First" is
 the first call of the first process, planning and compiling included, "second process" that of the
-second one, "warm" the median of further calls there. The floor is the planned multiplications over
-the rate of one 2048 x 2048 matrix product of the same dtype in the same process, and the ratio is
-warm over floor. "Before" is the warm time of the release before, on two cores; only its ratio to
-the floor can be compared between machines.
+second, "warm" the median of further calls there. Importing, making models and measuring the rates
+that estimates need (once per machine) are outside. Estimates are held against a call that has been
+planned. The floor is the planned multiplications over the rate of one 2048 x 2048 matrix product of
+the same dtype in the same process. "By hand" is called in turn with the warm calls. "Before" is the
+release before, on two cores. Figures are kept in a JSON file beside the table, by device, cores and
+dtype, so a row can be measured alone on an idle machine; the table is written anew after each.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 import platform
+import resource
+import shutil
 import statistics
 import subprocess
 import sys
@@ -25,155 +31,69 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, TypeVar
 
-REPEATS = 3
-SECONDS = 900  # after which a process is given up
+import works
 
+from tnsim.engine import rates
 
-class Work(NamedTuple):
-    """What a row measures: a call to be timed, and its plan's multiplications and seconds."""
+T = TypeVar("T")
 
-    call: Callable[[], object]
-    multiplications: int
-    estimated: float | None = None
-
-
-class Row(NamedTuple):
-    """A row of the table: how to set its work up, its dtype, and the figures of the past."""
-
-    work: Callable[[], Work]
-    dtype: str
-    before: str
-
-
-def _stack(seed: int, depth: int, width: int, rank: int, outputs: int):
-    import numpy as np
-
-    import tnsim
-
-    random = np.random.default_rng(seed)
-    layers = []
-    for output in [width] * (depth - 1) + [outputs]:
-        shapes = (rank, width), (rank, width), (output, rank)
-        arrays = [random.normal(size=shape) / math.sqrt(shape[1]) for shape in shapes]
-        layers.append(tnsim.Bilinear(*arrays))
-    return tnsim.Model(layers)
+RESULTS = Path(__file__).parent / "results" / "engine.json"
+CACHES = Path(tempfile.gettempdir()) / "tnsim-benchmarks"
+PROCESSES = ("first", "second")
+REPEATS = 7
+ENOUGH = 10  # seconds of warm calls after which no further one is made
+SIDE = 2048  # of the matrices of the floor
+# Columns of the two tables of a machine.
+TIMES = "work, multiplications, first s, second process s, warm s, floor s, warm / floor, peak GiB"
+RATIOS = (
+    "work, estimated / first, estimated / warm, warm / by hand, "
+    "first s before, first / before, warm s before, warm / before"
+)
+SUMS = "sum, multiplications / those of contract, first / contract, warm / contract"
 
 
-def _language_model(seed: int, n_ctx: int, width: int, vocabulary: int, heads: int):
-    import numpy as np
-
-    import tnsim
-
-    random = np.random.default_rng(seed)
-
-    def matrix(*shape: int):
-        return (random.normal(size=shape) / math.sqrt(shape[-1])).astype(np.float32)
-
-    def block():
-        biases = [(0.1 * random.normal(size=width)).astype(np.float32) for _ in range(4)]
-        weights = [matrix(width, width) for _ in range(6)]
-        return tnsim.Residual(tnsim.Attention(*weights, heads, *biases), 1.0, 0.35)
-
-    ends = tnsim.Linear(matrix(width, vocabulary)), tnsim.Linear(matrix(vocabulary, width))
-    return tnsim.Model([ends[0], block(), block(), ends[1]], n_ctx=n_ctx)
-
-
-def _cross_term(n_ctx: int) -> Work:
-    import tnsim
-
-    models = [_language_model(seed, n_ctx, 256, 4096, 8) for seed in (0, 1)]
-    metric = tnsim.GaussianClosure()
-    plan = tnsim.plan(*models, metric, norms=False, dtype="float32")
-    return Work(
-        lambda: tnsim.inner(*models, metric, dtype="float32"), plan.multiplications, _seconds(plan)
-    )
-
-
-def _checkpoints() -> Work:
-    import tnsim
-
-    models = [_language_model(seed, 4, 64, 384, 4) for seed in range(15)]
-    metric = tnsim.GaussianClosure()
-    plan = tnsim.plan_pairwise(models, metric, dtype="float32")
-    return Work(
-        lambda: tnsim.pairwise(models, metric, dtype="float32"),
-        plan.multiplications,
-        _seconds(plan),
-    )
-
-
-def _inner(metric_name: str, *sizes: int) -> Work:
-    import tnsim
-
-    models = [_stack(seed, *sizes) for seed in (0, 1)]
-    metric = getattr(tnsim, metric_name)()
-    plan = tnsim.plan(*models, metric, norms=False)
-    return Work(lambda: tnsim.log_inner(*models, metric), plan.multiplications, _seconds(plan))
-
-
-def _similarity(metric_name: str, *sizes: int) -> Work:
-    import tnsim
-
-    models = [_stack(seed, *sizes) for seed in (0, 1)]
-    metric = getattr(tnsim, metric_name)()
-    plan = tnsim.plan(*models, metric)
-    return Work(lambda: tnsim.similarity(*models, metric), plan.multiplications, _seconds(plan))
-
-
-def _seconds(plan) -> float | None:
-    return getattr(plan, "seconds", None)
-
-
-ROWS = {
-    "language model, one cross term, n_ctx 4": Row(lambda: _cross_term(4), "float32", "6x"),
-    "language model, one cross term, n_ctx 16": Row(lambda: _cross_term(16), "float32", "not run"),
-    "pairwise of 15 language models of width 64": Row(_checkpoints, "float32", "not finished"),
-    "depth 16, d=256, r=512": Row(
-        lambda: _inner("TreeSymmetric", 16, 256, 512, 256), "float64", "1.4x of one jitted loop"
-    ),
-    "exact depth 2, d=128, r=256, 10 outputs": Row(
-        lambda: _inner("Gaussian", 2, 128, 256, 10), "float64", "4x"
-    ),
-    "exact depth 3, d=r=32, 10 outputs": Row(
-        lambda: _inner("Gaussian", 3, 32, 32, 10), "float64", "2.2x"
-    ),
-    "exact depth 3, d=r=32, 32 outputs": Row(
-        lambda: _inner("Gaussian", 3, 32, 32, 32), "float64", "1.4x"
-    ),
-    "exact depth 2, width 24": Row(
-        lambda: _similarity("Gaussian", 2, 24, 24, 24), "float64", "41 s first call"
-    ),
-    "tiny: depth 2, d=8": Row(
-        lambda: _similarity("TreeSymmetric", 2, 8, 8, 8), "float64", "0.5 to 1.6 ms"
-    ),
-}
-
-
-def measure(name: str) -> dict:
-    """The figures of a row, in this process."""
-    row = ROWS[name]
-    start = time.perf_counter()
-    work = row.work()
-    work.call()
-    first = time.perf_counter() - start
-    times = [_timed(work.call) for _ in range(REPEATS if first < SECONDS / 10 else 1)]
-    rate = _rate(row.dtype)
-    return {
-        "first": first,
-        "warm": statistics.median(times),
-        "floor": work.multiplications / rate,
-        "multiplications": work.multiplications,
-        "estimated": work.estimated,
-        "gflops": 2e-9 * rate,
+def measured(name: str, dtype: str, process: str) -> dict:
+    """The figures of a row from this process: the first of its two, or the second."""
+    work = works.ROWS[name].work(dtype)
+    rates.measured(dtype)
+    planning, planned = _timed(work.plan)
+    calling, _ = _timed(work.call)
+    figures = {
+        f"{process} s": planning + calling,
+        f"{process} estimated": _ratio(planned.seconds, calling),
+        "multiplications": planned.multiplications,
+        "planned GiB": _ratio(planned.peak_bytes, 2**30),
+        "peak GiB": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
     }
+    if process == PROCESSES[0]:
+        return figures
+    estimated = work.plan().seconds
+    warm, beside = _warm(work)
+    figures["warm s"] = warm
+    figures["warm estimated"] = _ratio(estimated, warm)
+    figures["by hand"] = _ratio(warm, beside)
+    figures["floor s"] = planned.multiplications / _rate(dtype)
+    return figures
 
 
-def _timed(call: Callable[[], object]) -> float:
+def _timed(call: Callable[[], T]) -> tuple[float, T]:
     start = time.perf_counter()
-    call()
-    return time.perf_counter() - start
+    value = call()
+    return time.perf_counter() - start, value
+
+
+def _warm(work: works.Work) -> tuple[float, float | None]:
+    """Medians of a call, and of the same by hand, called in turn with it."""
+    calls = [work.call] if work.beside is None else [work.call, work.beside]
+    for call in calls[1:]:
+        call()  # compiles
+    times: list[list[float]] = []
+    while len(times) < REPEATS and sum(map(sum, times)) < ENOUGH:
+        times.append([_timed(call)[0] for call in calls])
+    warm, *beside = (statistics.median(of_one) for of_one in zip(*times, strict=True))
+    return warm, beside[0] if beside else None
 
 
 def _rate(dtype: str) -> float:
@@ -182,78 +102,143 @@ def _rate(dtype: str) -> float:
     import jax.numpy as jnp
 
     with jax.enable_x64(True), jax.default_matmul_precision("highest"):
-        matrix = jnp.ones((2048, 2048), dtype)
+        matrix = jnp.ones((SIDE, SIDE), dtype)
         product = jax.jit(lambda x: x @ x)
         product(matrix).block_until_ready()
-        return 2048**3 / min(_timed(lambda: product(matrix).block_until_ready()) for _ in range(5))
+        times = [_timed(lambda: product(matrix).block_until_ready())[0] for _ in range(5)]
+    return SIDE**3 / min(times)
 
 
-def _process(name: str, device: str, folder: str) -> dict | str:
-    """The figures of a row from a process of its own, or why there are none."""
-    environment = os.environ | {"TNSIM_CACHE_DIR": folder}
-    environment["JAX_PLATFORMS"] = "cpu" if device == "cpu" else "cuda"
-    command = [sys.executable, __file__, "--measure", name]
-    try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, env=environment, timeout=SECONDS
-        )
-    except subprocess.TimeoutExpired:
-        return f"given up after {SECONDS} s"
-    if done.returncode:
-        return done.stderr.strip().splitlines()[-1][:120]
+def _ratio(one: float | None, other: float | None) -> float | None:
+    return None if one is None or other is None else one / other
+
+
+def where() -> str:
+    """On what this process computes."""
+    import jax
+
+    device = jax.devices()[0]
+    on = f"{device.platform}, {device.device_kind}"
+    if device.platform == "cpu":
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+        on = f"{cores} of {os.cpu_count()} cores, {_processor()}"
+    return f"{on}, Python {platform.python_version()}, jax {jax.__version__}"
+
+
+def _processor() -> str:
+    """The processor's name, as far as the system tells it."""
+    file = Path("/proc/cpuinfo")
+    lines = file.read_text().splitlines() if file.exists() else []
+    names = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
+def _process(device: str, *arguments: str, caches: Path = CACHES) -> Any:
+    """What this script prints in a process of its own."""
+    environment = os.environ | {"TNSIM_CACHE_DIR": str(caches)}
+    if device == "cpu":
+        environment["JAX_PLATFORMS"] = "cpu"
+    command = [sys.executable, __file__, *arguments]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=environment, check=True)
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def line(name: str, device: str) -> str:
-    """A row of the table in Markdown."""
-    with tempfile.TemporaryDirectory() as folder:
-        cold = _process(name, device, folder)
-        again = cold if isinstance(cold, str) else _process(name, device, folder)
-    if isinstance(cold, str) or isinstance(again, str):
-        return (
-            f"| {name} | {cold if isinstance(cold, str) else again} ||||||| {ROWS[name].before} |"
-        )
-    estimated = "-" if again["estimated"] is None else f"{again['estimated']:.3g}"
-    cells = [
-        name,
-        f"{again['multiplications']:.2e}",
-        f"{cold['first']:.3g}",
-        f"{again['first']:.3g}",
-        f"{again['warm']:.3g}",
-        f"{again['floor']:.3g}",
-        f"{again['warm'] / again['floor']:.1f}x",
-        estimated,
-        ROWS[name].before,
-    ]
-    return f"| {' | '.join(cells)} |"
+def _caches(key: str, process: str) -> Path:
+    """The folder that a row's processes share, emptied for the first."""
+    folder = CACHES / "".join(c if c.isalnum() else "-" for c in key)
+    if process == PROCESSES[0]:
+        shutil.rmtree(folder, ignore_errors=True)
+    return folder
+
+
+def written(results: dict[str, dict[str, dict]], path: Path) -> None:
+    """The figures and, beside them, the table of them."""
+    path.write_text(json.dumps(results, indent=1) + "\n")
+    lines = ["# The engine", "", "`python benchmarks/run.py`; its first lines say what is timed."]
+    for place, rows in results.items():
+        ordered = sorted(rows, key=lambda key: [*works.ROWS].index(_name(key)))
+        times = [_times(key, rows[key]) for key in ordered]
+        ratios = [_ratios(key, rows[key]) for key in ordered if rows[key]["first estimated"]]
+        tools = [_tools(key, rows) for key in ordered if _contract(key) in rows]
+        lines += ["", f"## {place}", ""]
+        for heading, cells in ((TIMES, times), (RATIOS, ratios), (SUMS, tools)):
+            lines += _table(heading, cells)
+    path.with_suffix(".md").write_text("\n".join(lines))
+
+
+def _table(heading: str, rows: list[list[str]]) -> list[str]:
+    columns = heading.split(", ")
+    lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
+    return [*lines, *(f"| {' | '.join(row)} |" for row in rows), ""] if rows else []
+
+
+def _name(key: str) -> str:
+    """The row's name, without the dtype."""
+    return key.rsplit(", ", 1)[0]
+
+
+def _times(key: str, row: dict) -> list[str]:
+    """Cells of the first table, of seconds."""
+    figures = [row.get(c) for c in ("multiplications", "first s", "second s", "warm s", "floor s")]
+    over = _ratio(row.get("warm s"), row.get("floor s"))
+    return [key, *map(_cell, [*figures, over, row.get("peak GiB")])]
+
+
+def _ratios(key: str, row: dict) -> list[str]:
+    """Cells of the second table: beside the estimates, by hand, and the release before."""
+    figures = [row.get(c) for c in ("first estimated", "warm estimated", "by hand")]
+    known = works.ROWS[_name(key)]
+    before = known.before if key.endswith(known.dtype) else works.Before()
+    for name, past in (("first s", before.first), ("warm s", before.warm)):
+        figures += [past, _ratio(row.get(name), past)]
+    return [key, *map(_cell, figures)]
+
+
+def _contract(key: str) -> str:
+    """The row of `tnsim.contract` for the sum of this row."""
+    name, dtype = key.rsplit(", ", 1)
+    return f"{name.split(': ')[0]}: contract, {dtype}"
+
+
+def _tools(key: str, rows: dict[str, dict]) -> list[str]:
+    """Cells of the third table: a sum of networks by one tool, beside `tnsim.contract`."""
+    own, contract = rows[key], rows[_contract(key)]
+    figures = ("multiplications", "first s", "warm s")
+    return [key, *(_cell(_ratio(own.get(one), contract.get(one))) for one in figures)]
+
+
+def _cell(figure: float | None) -> str:
+    return "" if figure is None else f"{figure:.3g}"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--device", choices=("cpu", "gpu"), default="cpu")
     parser.add_argument("--rows", default="", help="only rows whose name holds this text")
-    parser.add_argument("--out", type=Path, help="where to write the table")
-    parser.add_argument("--measure", help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.measure:
-        print(json.dumps(measure(arguments.measure)))
+    parser.add_argument("--missing", action="store_true", help="only rows without figures")
+    parser.add_argument("--process", choices=("first", "second"), help="one of a row's two")
+    parser.add_argument("--device", choices=("cpu", "gpu"), default="cpu", help="gpu: JAX's own")
+    parser.add_argument("--dtype", choices=("float32", "float64"), help="instead of the row's own")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="JSON file; the table is beside")
+    parser.add_argument("--measure", nargs=3, help=argparse.SUPPRESS)
+    parser.add_argument("--where", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.measure or options.where:
+        print(json.dumps(measured(*options.measure) if options.measure else where()))
         return
-    columns = "work, multiplications, first s, second process s, warm s, floor s, warm / floor"
-    names = [*columns.split(", "), "estimated s", "before"]
-    lines = [f"| {' | '.join(names)} |", "|---" * len(names) + "|"]
-    print(*lines, sep="\n", flush=True)
-    for name in ROWS:
-        if arguments.rows in name:
-            lines.append(line(name, arguments.device))
-            print(lines[-1], flush=True)
-    if arguments.out:
-        machine = (
-            f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}"
-        )
-        title = f"# The engine on {arguments.device} ({machine})"
-        arguments.out.write_text("\n".join([title, "", *lines]) + "\n")
+    results = json.loads(options.out.read_text()) if options.out.exists() else {}
+    rows = results.setdefault(_process(options.device, "--where"), {})
+    for name, row in works.ROWS.items():
+        key = f"{name}, {options.dtype or row.dtype}"
+        if options.rows not in name or (options.missing and "warm s" in rows.get(key, {})):
+            continue
+        for process in [options.process] if options.process else PROCESSES:
+            arguments = "--measure", name, options.dtype or row.dtype, process
+            found = _process(options.device, *arguments, caches=_caches(key, process))
+            rows[key] = rows.get(key, {}) | found
+            written(results, options.out)
+        print(*_times(key, rows[key]), sep=" | ", flush=True)
 
 
 if __name__ == "__main__":

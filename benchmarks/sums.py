@@ -1,11 +1,8 @@
-"""Sums of tensor networks: `tnsim.contract` against cotengra one network at a time, and quimb.
+"""Sums of tensor networks, by `tnsim.contract`, by cotengra one network at a time, and by quimb.
 
 Every pairing of the input legs of two models is a network of its own, as a user of quimb would
 write them: the 105 pairings of two models of two bilinear layers (eight legs) and the 945 of two
-attention layers (ten legs), float64. Their sum is `tnsim.inner(a, b)`, which is checked. Every row
-is a process of its own with an empty plan cache.
-
-    python benchmarks/contract.py --out benchmarks/results/contract.md
+attention layers (ten legs), float64. Their sum is `tnsim.inner(a, b)`. Tools:
 
 - contract: the sum planned as a whole.
 - cotengra: for every network the better of its greedy path and the best of 32 random-greedy ones,
@@ -17,23 +14,23 @@ is a process of its own with an empty plan cache.
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
-import os
-import statistics
-import subprocess
-import sys
-import time
 from collections.abc import Callable, Iterator
-from functools import partial
-from pathlib import Path
-from typing import Any
+from functools import cache, partial
+from typing import Any, NamedTuple
 
 import numpy as np
 import quimb.tensor as qtn
 
 import tnsim
+
+
+class Tool(NamedTuple):
+    """What contracts a sum: its plan, or how many multiplications it plans; and its value."""
+
+    plan: Callable[[], Any]
+    call: Callable[[], float]
+
 
 Leg = tuple[str, ...]
 """Indices of one input leg: a coordinate, and for sequences a position."""
@@ -142,35 +139,36 @@ def searched(networks: list) -> list:
     return trees
 
 
-def with_contract(networks: list) -> tuple[int, Callable[[], float]]:
-    expression = tnsim.contract_expression(networks)
-    return expression.plan.multiplications, lambda: float(expression())
+def with_contract(networks: list) -> Tool:
+    expression = cache(lambda: tnsim.contract_expression(networks))
+    return Tool(lambda: expression().plan, lambda: float(expression()()))
 
 
-def with_cotengra(networks: list, together: int) -> tuple[int, Callable[[], float]]:
+def with_cotengra(networks: list, together: int) -> Tool:
     """Each network along its own tree, so many of them in one jitted program."""
     import jax
 
-    trees = searched(networks)
-    placed = {}
-    for _, network in networks:
-        for tensor in network:
-            if id(tensor.data) not in placed:
-                placed[id(tensor.data)] = jax.device_put(tensor.data)
+    trees = cache(lambda: searched(networks))
+    placed = {id(t.data): t.data for _, network in networks for t in network}
     names = list(placed)
-    arrays = list(placed.values())
-    programs = []
-    for start in range(0, len(networks), together):
-        parts = []
-        some = slice(start, start + together)
-        for (_, network), tree in zip(networks[some], trees[some], strict=True):
-            parts.append((tree.get_contractor(), [names.index(id(t.data)) for t in network]))
-        programs.append(jax.jit(partial(_contracted, parts)))
+
+    @cache
+    def programs() -> tuple[list, list]:
+        made = []
+        for start in range(0, len(networks), together):
+            parts = []
+            some = slice(start, start + together)
+            for (_, network), tree in zip(networks[some], trees()[some], strict=True):
+                parts.append((tree.get_contractor(), [names.index(id(t.data)) for t in network]))
+            made.append(jax.jit(partial(_contracted, parts)))
+        return made, [jax.device_put(array) for array in placed.values()]
 
     def summed() -> float:
-        return float(np.sum(jax.device_get([program(arrays) for program in programs])))
+        with jax.enable_x64(True):
+            made, arrays = programs()
+            return float(np.sum(jax.device_get([program(arrays) for program in made])))
 
-    return sum(int(tree.contraction_cost()) for tree in trees), summed
+    return Tool(lambda: _multiplications(trees()), summed)
 
 
 def _contracted(parts: list, arrays: list) -> Any:
@@ -181,93 +179,31 @@ def _contracted(parts: list, arrays: list) -> Any:
     return total
 
 
-def with_quimb(networks: list) -> tuple[int, Callable[[], float]]:
-    trees = searched(networks)
-    paths = [tree.get_path() for tree in trees]
+def with_quimb(networks: list) -> Tool:
+    trees = cache(lambda: searched(networks))
+    paths = cache(lambda: [tree.get_path() for tree in trees()])
 
     def summed() -> float:
         total = 0.0
-        for (weight, network), path in zip(networks, paths, strict=True):
+        for (weight, network), path in zip(networks, paths(), strict=True):
             total += weight * network.contract(output_inds=(), optimize=path)
         return total
 
-    return sum(int(tree.contraction_cost()) for tree in trees), summed
+    return Tool(lambda: _multiplications(trees()), summed)
 
 
-SUMS = {"two layers": two_layers, "attention": one_attention}
-TOOLS: dict[str, Callable[[list], tuple[int, Callable[[], float]]]] = {
+def _multiplications(trees: list) -> int:
+    return sum(int(tree.contraction_cost()) for tree in trees)
+
+
+FEW = "105 pairings at depth 2"
+MANY = "945 of attention"
+SUMS: dict[str, Callable[[int], tuple]] = {FEW: two_layers, MANY: one_attention}
+EACH = "cotengra, a jit each"
+"""Left out where there are many networks: it would compile for minutes."""
+TOOLS: dict[str, Callable[[list], Tool]] = {
     "contract": with_contract,
-    "cotengra, a jit each": lambda networks: with_cotengra(networks, 1),
-    "cotengra, jits of 105": lambda networks: with_cotengra(networks, 105),
+    EACH: partial(with_cotengra, together=1),
+    "cotengra, jits of 105": partial(with_cotengra, together=105),
     "quimb": with_quimb,
 }
-
-
-def row(what: str, width: int, tool: str, repeats: int = 7) -> dict:
-    """Measure one case in this process."""
-    import jax
-
-    a, b, networks = SUMS[what](width)
-    expected = float(tnsim.inner(a, b))
-    with jax.enable_x64(True):
-        start = time.perf_counter()
-        multiplications, run = TOOLS[tool](networks)
-        planned = time.perf_counter()
-        value = run()
-        first = time.perf_counter()
-        times = []
-        for _ in range(repeats):
-            begin = time.perf_counter()
-            run()
-            times.append(time.perf_counter() - begin)
-    assert abs(value / expected - 1) < 1e-9, (value, expected)
-    return {
-        "sum": what,
-        "width": width,
-        "networks": len(networks),
-        "tool": tool,
-        "multiplications": multiplications,
-        "plan_s": planned - start,
-        "first_s": first - start,
-        "warm_ms": 1e3 * statistics.median(times),
-    }
-
-
-CASES = [("two layers", width, tool) for width in (8, 16, 32) for tool in TOOLS]
-CASES += [("attention", width, tool) for width in (8, 16) for tool in TOOLS if "each" not in tool]
-COLUMNS = ("sum", "width", "networks", "tool", "multiplications", "plan_s", "first_s", "warm_ms")
-
-
-def _cell(value: float | str) -> str:
-    if isinstance(value, str):
-        return value
-    return f"{value:,}" if isinstance(value, int) else f"{value:.3g}"
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--out", type=Path, help="where to write the table")
-    parser.add_argument("--case", help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.case:
-        print(json.dumps(row(*json.loads(arguments.case))))
-        return
-    rows = []
-    for case in CASES:
-        command = [sys.executable, __file__, "--case", json.dumps(case)]
-        environment = os.environ | {"TNSIM_CACHE_DIR": ""}
-        done = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)
-        rows.append(json.loads(done.stdout.splitlines()[-1]))
-        print(rows[-1], flush=True)
-    lines = ["# Sums of networks, float64\n"]
-    lines += [f"| {' | '.join(COLUMNS)} |", "|---" * len(COLUMNS) + "|"]
-    for one in rows:
-        lines.append(f"| {' | '.join(_cell(one[name]) for name in COLUMNS)} |")
-    if arguments.out:
-        arguments.out.write_text("\n".join(lines) + "\n")
-
-
-if __name__ == "__main__":
-    main()
