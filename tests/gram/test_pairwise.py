@@ -70,16 +70,16 @@ def expected(a, b, metric):
     return expected_products(a, b, metric)
 
 
+# The features of every case and input are held to the oracle in tests/folding/test_deep_features.py;
+# what is compiled for them here, by one case under all metrics and by all under one.
+FEATURES = [("embedded biases", metric) for metric in METRICS]
+OTHERS = [case for case in cases.SHALLOW if case != "embedded biases"]
+FEATURES += [(case, "tree") for case in OTHERS]
+LONGER = [(case, "mean and covariance") for case in OTHERS]
+
+
 @pytest.mark.parametrize(
-    "case, metric",
-    sorted(
-        {
-            (c, m)
-            for c in cases.SHALLOW
-            for m in METRICS
-            if c == "embedded biases" or m in ("mean and covariance", "tree")
-        }
-    ),
+    "case, metric", [*FEATURES, *(pytest.param(*one, marks=pytest.mark.slow) for one in LONGER)]
 )
 def test_features(case, metric, rng, route):
     route(costs.FEATURES)
