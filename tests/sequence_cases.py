@@ -1,6 +1,7 @@
 """Pairs of sequence models by kind of layer, and Gaussians over their inputs by form."""
 
 import numpy as np
+import pytest
 from oracles import bilinear, linear
 from sequence_oracles import attention
 
@@ -62,6 +63,11 @@ DEEP = {  # narrow enough for quadrature over the joint state of both models at 
         [bilinear(g, 1, 3, 1), attention(g, 1, 1, 2, 1, 1)],
     ),
 }
+
+
+def slow(value):
+    """A parameter among the slow ones: its plan takes seconds to search."""
+    return pytest.param(value, marks=pytest.mark.slow)
 
 
 def inputs(g, n, d):

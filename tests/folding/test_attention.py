@@ -9,7 +9,7 @@ import backends
 import numpy as np
 import pytest
 from oracles import bilinear, linear
-from sequence_cases import DEEP, ONE_LAYER, D, inputs, pair
+from sequence_cases import DEEP, ONE_LAYER, D, inputs, pair, slow
 from sequence_oracles import (
     attention,
     dense_tree_product,
@@ -19,11 +19,6 @@ from sequence_oracles import (
 )
 
 import tnsim
-
-
-def slow(value):
-    """A parameter among the slow ones: its plan takes seconds to search."""
-    return pytest.param(value, marks=pytest.mark.slow)
 
 
 @pytest.mark.parametrize("mask", ["causal", "none"])

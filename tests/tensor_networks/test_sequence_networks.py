@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import quimb.tensor as qtn
 from oracles import bilinear
-from sequence_cases import DEEP, ONE_LAYER, D, inputs, pair
+from sequence_cases import DEEP, ONE_LAYER, D, inputs, pair, slow
 from sequence_oracles import attention, dense_sequence_layer, sequence_products
 
 import tnsim
@@ -56,7 +56,7 @@ def test_tree_networks_are_inner(layers, metric):
     assert agrees(*pair((ONE_LAYER | DEEP)[layers], 2), metric)
 
 
-@pytest.mark.parametrize("form", ["standard", "alike", "diagonal", "each", "full"])
+@pytest.mark.parametrize("form", ["standard", slow("alike"), slow("diagonal"), "each", "full"])
 @pytest.mark.parametrize("layers", ONE_LAYER)
 def test_gaussian_networks_are_inner(layers, form):
     assert agrees(
