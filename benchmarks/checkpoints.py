@@ -1,41 +1,72 @@
 """All pairs of language-model checkpoints: seconds a model and seconds a pair, and those of a run.
 
-    python benchmarks/checkpoints.py --sizes small --measured 8 --models 30
-    python benchmarks/checkpoints.py --sizes paper --measured 3 --models 101
-    python benchmarks/checkpoints.py --sizes paper --models 101              # all of it, on a GPU
+    python benchmarks/checkpoints.py --sizes small --models 30
+    python benchmarks/checkpoints.py --sizes paper --measured 8
+    python benchmarks/checkpoints.py --sizes paper --models 101 --device gpu    # all of it
 
 Random models of two attention layers with biases on queries and keys, `GaussianClosure`, float32.
-JAX computes on a GPU where it is installed for one. Runs of two and of `--measured` models, both
-with compiled programs, tell what is done once for each model (its norm, and its moments at every
-layer) from what every pair costs; without `--measured` the whole run is timed as well.
+Runs of two and of `--measured` models, both with compiled programs, tell what is done once for each
+model (its norm, and its moments at every layer) from what every pair costs. Without `--measured`
+all models are measured, and the whole run is timed.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import time
+from pathlib import Path
 
 import numpy as np
-from works import language_model
-
-import tnsim
-from tnsim.engine.devices import device
 
 SIZES = {"small": (64, 384, 4), "paper": (256, 4096, 8)}
 """Width, vocabulary and heads."""
-METRIC = tnsim.GaussianClosure()
+PLATFORMS = {"cpu": "cpu", "gpu": "cuda"}
+"""What JAX calls them."""
 
 
-def seconds(models: list[tnsim.Model]) -> float:
+def seconds(models: list) -> float:
     """A run of all pairs."""
+    import tnsim
+
     start = time.perf_counter()
-    tnsim.pairwise(models, METRIC, dtype="float32", progress=True)
+    tnsim.pairwise(models, tnsim.GaussianClosure(), dtype="float32", progress=True)
     return time.perf_counter() - start
 
 
 def pairs(models: int) -> int:
     """Pairs of so many models, each with itself among them."""
     return models * (models + 1) // 2
+
+
+def report(options: argparse.Namespace) -> str:
+    """What runs of two and of all measured models take, and what follows for the whole run."""
+    from works import language_model
+
+    from tnsim.engine.devices import device
+
+    width, vocabulary, heads = SIZES[options.sizes]
+    count = options.measured or options.models
+    models = []
+    for seed in range(count):
+        models.append(language_model(seed, options.n_ctx, width, vocabulary, heads))
+    compiling = seconds(models[:2])
+    found = seconds(models[:2]), seconds(models)
+    work = [[2, pairs(2)], [count, pairs(count)]]
+    model, pair = np.linalg.solve(work, found)
+    whole = options.models * model + pairs(options.models) * pair
+    lines = [
+        f"Width {width}, vocabulary {vocabulary}, {heads} heads, n_ctx {options.n_ctx}, "
+        f"on {device()} with {os.cpu_count()} cores.",
+        "",
+        f"- compiling and two models: {compiling:.1f} s",
+        f"- {count} models, {pairs(count)} pairs: {found[1]:.1f} s",
+        f"- {model:.3g} s a model, {pair:.3g} s a pair",
+    ]
+    if count < options.models:
+        minutes = f"{whole / 60:.1f} minutes at that rate"
+        lines.append(f"- {options.models} models, {pairs(options.models)} pairs: {minutes}")
+    return "\n".join(lines) + "\n"
 
 
 def main() -> None:
@@ -46,20 +77,14 @@ def main() -> None:
     parser.add_argument("--n-ctx", type=int, default=4)
     parser.add_argument("--models", type=int, default=101, help="models of the whole run")
     parser.add_argument("--measured", type=int, help="models of the part that is measured")
+    parser.add_argument("--device", choices=PLATFORMS, default="cpu")
+    parser.add_argument("--out", type=Path, help="a file for the report")
     options = parser.parse_args()
-    width, vocabulary, heads = SIZES[options.sizes]
-    count = options.measured or options.models
-    models = []
-    for seed in range(count):
-        models.append(language_model(seed, options.n_ctx, width, vocabulary, heads))
-    print(f"on {device()}; compiling and two models: {seconds(models[:2]):.1f} s")
-    found = seconds(models[:2]), seconds(models)
-    work = [[2, pairs(2)], [count, pairs(count)]]
-    model, pair = np.linalg.solve(work, found)
-    whole = options.models * model + pairs(options.models) * pair
-    print(f"{count} models, {pairs(count)} pairs: {found[1]:.1f} s")
-    print(f"{model:.3g} s a model, {pair:.3g} s a pair")
-    print(f"{options.models} models, {pairs(options.models)} pairs: {whole / 60:.1f} minutes")
+    os.environ["JAX_PLATFORMS"] = PLATFORMS[options.device]  # before JAX is imported
+    text = report(options)
+    print(text)
+    if options.out is not None:
+        options.out.write_text(text)
 
 
 if __name__ == "__main__":

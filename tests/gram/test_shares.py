@@ -1,9 +1,11 @@
 """What reads one model only is computed once for each model: the same numbers as pair by pair."""
 
-from concurrent.futures import ThreadPoolExecutor
+import multiprocessing
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 
 import numpy as np
 import pytest
+from backends import compiled
 from oracles import bilinear, linear
 from sequence_oracles import attention
 from stored_runs import contents
@@ -139,3 +141,22 @@ def test_stores_and_threads_give_the_same_bytes(rng, tmp_path, always, by_plans)
     with pytest.warns(tnsim.StoreWarning):
         again = tnsim.pairwise(some, CLOSURE, store=parts, budget=SMALL)
     assert again.identical(found) and contents(parts) == contents(whole)
+
+
+@compiled
+@pytest.mark.slow
+def test_worker_processes_cut_plans_of_large_models(rng):
+    """No patch reaches workers: these pairs are work enough to be cut."""
+    some = [tnsim.Model([bilinear(rng, 48, 96, 48, True) for _ in range(3)]) for _ in range(3)]
+    setting = Setting(CLOSURE, False, "float64", tnsim.Budget())
+    assert set(Pairs.of(some[0], some[1], setting).shares.own) == {"A", "B"}
+    one_by_one = tnsim.Budget(memory_bytes=2**23)
+    alone = tnsim.pairwise(some, CLOSURE, budget=one_by_one)
+    assert alone.attrs["plan"].endswith("6 tiles of 1 x 1")
+    with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn")) as processes:
+        beside = tnsim.pairwise(some, CLOSURE, budget=one_by_one, executor=processes)
+    assert beside.identical(alone)
+    for i, j in [(1, 0), (2, 0), (2, 1)]:
+        assert alone.similarity[i, j] == pytest.approx(
+            tnsim.similarity(some[i], some[j], CLOSURE), abs=1e-12
+        )
