@@ -2,10 +2,13 @@
 
     python benchmarks/finite_measures.py depth
     python benchmarks/finite_measures.py tokens [--sequences 500] [--models 30]
+    python benchmarks/finite_measures.py enumeration
 
 `depth`: one inner product under N(0, I) by Gauss-Hermite nodes, against inputs and width; planned
 multiplications, and the time of the second call where it is short enough to be taken.
 `tokens`: all pairs of language models over sequences of 32 tokens, a part measured.
+`enumeration`: one cosine under `Categorical` of two attention layers, all sequences of 4 tokens:
+causal models share beginnings, those that look ahead do not.
 """
 
 import argparse
@@ -49,13 +52,16 @@ def depths() -> None:
         print(f"| {depth} | {d} | {width} | {points:,} | {work:.2e} | {taken} |", flush=True)
 
 
-def language_model(seed: int, vocabulary: int, width: int, heads: int, n_ctx: int) -> tnsim.Model:
+def language_model(
+    seed: int, vocabulary: int, width: int, heads: int, n_ctx: int, mask: str = "causal"
+) -> tnsim.Model:
     g = np.random.default_rng(seed)
     normal = lambda rows, columns: g.normal(size=(rows, columns)) / np.sqrt(columns)  # noqa: E731
     layers = [tnsim.Linear(g.normal(size=(width, vocabulary)))]
     for _ in range(2):
         rows = [normal(width, width) for _ in range(5)]
-        layers.append(tnsim.Residual(tnsim.Attention(*rows, normal(width, width), heads), 1, 0.35))
+        inner = tnsim.Attention(*rows, normal(width, width), heads, mask=mask)
+        layers.append(tnsim.Residual(inner, 1, 0.35))
     return tnsim.Model([*layers, tnsim.Linear(normal(vocabulary, width))], n_ctx=n_ctx)
 
 
@@ -75,14 +81,32 @@ def tokens(sequences: int, count: int) -> None:
     print(f"mean standard error {float(result.standard_error.mean()):.4f}")
 
 
+def enumeration() -> None:
+    print("| vocabulary | sequences | mask | multiplications | seconds |")
+    print("|---|---|---|---|---|")
+    metric = tnsim.Categorical()
+    for vocabulary in (16, 32):
+        for mask in ("causal", "none"):
+            a, b = (language_model(seed, vocabulary, 32, 4, 4, mask) for seed in (0, 1))
+            plan = tnsim.plan(a, b, metric)
+            tnsim.similarity(a, b, metric)
+            start = time.perf_counter()
+            tnsim.similarity(a, b, metric)
+            taken = time.perf_counter() - start
+            work = f"{plan.multiplications:.2e}"
+            print(f"| {vocabulary} | {plan.points:,} | {mask} | {work} | {taken:.3g} |", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("part", choices=("depth", "tokens"))
+    parser.add_argument("part", choices=("depth", "tokens", "enumeration"))
     parser.add_argument("--sequences", type=int, default=500)
     parser.add_argument("--models", type=int, default=30)
     args = parser.parse_args()
     if args.part == "depth":
         depths()
+    elif args.part == "enumeration":
+        enumeration()
     else:
         tokens(args.sequences, args.models)
 

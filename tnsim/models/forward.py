@@ -29,11 +29,8 @@ from tnsim.models.prefixes import Prefixes, over_prefixes, rising
 from tnsim.models.protocol import Layer
 from tnsim.models.scaling import Unit, larger, power, replaced, scaled, split
 
-Inputs = Float[Array, "points *positions in"] | Int[Array, "points positions"] | Prefixes
-"""Vectors, sequences of vectors, or sequences of token ids, which stand for one-hot vectors.
-
-`Prefixes` are for causal models: a point is a beginning, whose output is that at its last position.
-"""
+Inputs = Float[Array, "points *positions in"] | Int[Array, "points positions"]
+"""Vectors, sequences of vectors, or sequences of token ids, which stand for one-hot vectors."""
 
 
 class ScaledLayers(NamedTuple):
@@ -70,7 +67,7 @@ def scaled_layers(model: Model, per_output: bool = False) -> ScaledLayers:
     return ScaledLayers(layers, tuple(part.exponent for part in parts))
 
 
-def forward(model: ScaledLayers, inputs: Inputs) -> Outputs:
+def forward(model: ScaledLayers, inputs: Inputs | Prefixes) -> Outputs:
     """The outputs of a model on a batch of inputs, at any depth.
 
     Args:
@@ -139,7 +136,7 @@ def is_tokens(inputs: Any) -> bool:
     return isinstance(inputs, Prefixes) or inputs.dtype.kind in "iu"
 
 
-def check_inputs(model: Model, inputs: Inputs) -> None:
+def check_inputs(model: Model, inputs: Inputs | Prefixes) -> None:
     """Raise `ModelError` unless a model reads inputs of this shape.
 
     Example:
