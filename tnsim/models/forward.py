@@ -73,7 +73,8 @@ def forward(model: ScaledLayers, inputs: Inputs | Prefixes) -> Outputs:
     Args:
         model: From `scaled_layers`.
         inputs: (points, d_in), (points, n_ctx, d_in), or integers (points, n_ctx), below d_in;
-            or `Prefixes`, whose outputs are as those of vectors.
+            or `Prefixes`, for causal models: a point is a beginning, and has the output of its last
+            position, as a vector has one.
 
     Returns:
         `Outputs`: values (points, d_out) or (points, n_ctx, d_out), the largest of each point in
