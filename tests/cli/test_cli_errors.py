@@ -43,7 +43,9 @@ def test_a_folder_where_a_file_is_meant(tmp_path):
     for arguments in (("similarity", tmp_path, tmp_path), ("convert", tmp_path, "b.safetensors")):
         done = command(*arguments, check=False)
         assert done.returncode == 2
-        said = "is a folder without a checkpoint (.safetensors, .npz, .pt, .pth); name a file"
+        said = (
+            "is a folder without a checkpoint (.safetensors, .npz, .pt, .pth, .ckpt); name a file"
+        )
         assert done.stderr == f"tnsim: error: {tmp_path}: {said}\n"
 
 

@@ -60,8 +60,8 @@ def read(
     """As `load` for one file, with the stored dtypes.
 
     Args:
-        path: A file that ends in .safetensors, .npz, .pt or .pth, a folder that holds one model,
-            or a revision in a hub cache, as `REPOSITORY@REVISION`.
+        path: A file that ends in .safetensors, .npz, .pt, .pth or .ckpt, a folder that holds one
+            model, or a revision in a hub cache, as `REPOSITORY@REVISION`.
         dialect: As in `load`.
         n_ctx: As in `load`.
         leave_out: As in `load`.

@@ -1,7 +1,8 @@
 """Folders that hold one model, and names of revisions. In: what a user names. Out: files.
 
-A folder in Hugging Face's layout is one model: `model.safetensors`, or an index of several files
-that are its parts, with `config.json` beside them. A folder of many checkpoints is none.
+A folder in Hugging Face's layout is one model: `model.safetensors`, an index of several files that
+are its parts, or `pytorch_model.bin`, with `config.json` beside them. A folder of many checkpoints
+is none.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from tnsim.checkpoints.formats import INDEX, SUFFIXES
 from tnsim.errors import CheckpointError
 
 WHOLE = "model.safetensors"
+OLD = "pytorch_model.bin"
 
 
 def located(source: str | os.PathLike) -> Path:
@@ -69,6 +71,8 @@ def model_file(folder: Path) -> Path | None:
     others = [path for path in checkpoints(folder) if path.suffix in (".safetensors", ".npz")]
     if [path.name for path in others] == [WHOLE]:
         return folder / WHOLE
+    if not others and (folder / OLD).is_file():
+        return folder / OLD
     return None
 
 
@@ -107,4 +111,4 @@ def _of_revision(snapshot: Path) -> Path:
 
 
 def _holds_model(folder: Path) -> bool:
-    return any((folder / name).is_file() for name in (WHOLE, INDEX))
+    return any((folder / name).is_file() for name in (WHOLE, INDEX, OLD))

@@ -25,7 +25,8 @@ from tnsim.checkpoints.guard import refusing
 from tnsim.checkpoints.inventory import Contents, Stored, check_declared
 from tnsim.errors import CheckpointError, MissingExtra
 
-SUFFIXES = (".safetensors", ".npz", ".pt", ".pth")
+SUFFIXES = (".safetensors", ".npz", ".pt", ".pth", ".ckpt")
+LFS_POINTER = b"version https://git-lfs"
 INDEX = "model.safetensors.index.json"  # of a model in several files
 TORCH_VERSION = (2, 10)
 # Bytes of names, shapes and offsets: enough for ten thousand tensors, and read within a second.
@@ -34,6 +35,10 @@ DIRECTORY_BYTES = 2**20  # zip archives
 # PyTorch, without the numbers. Its reader is written in Python: so many bytes of empty lists take
 # 0.8 s, of tensors that share their numbers 1.6 s and 60 MB, and four times as many of these 7 s.
 PICKLE_BYTES = 2**19
+WEIGHTS_ALONE = (
+    "save the state_dict alone where the module is at home, "
+    'torch.save(module.state_dict(), "weights.pt"), or as safetensors'
+)
 
 FLOAT8 = {  # as safetensors calls them
     "F8_E4M3": ml_dtypes.float8_e4m3fn,
@@ -85,6 +90,8 @@ def contents(path: Path) -> Contents:
         ".npz": ("npz", _npz),
         ".pt": ("PyTorch", _torch),
         ".pth": ("PyTorch", _torch),
+        ".ckpt": ("PyTorch", _torch),  # of Lightning
+        ".bin": ("PyTorch", _torch),  # of Hugging Face's libraries, one name among many
     }
     if path.is_dir():
         raise CheckpointError("is a folder, not a checkpoint file")
@@ -102,6 +109,11 @@ def contents(path: Path) -> Contents:
     path.open("rb").close()  # refused here where permission is missing, in the same words for all
     if path.stat().st_size == 0:
         raise CheckpointError("is empty")
+    with path.open("rb") as start:
+        if start.read(len(LFS_POINTER)) == LFS_POINTER:
+            raise CheckpointError(
+                "is a pointer of Git LFS to a file that was not downloaded: run  git lfs pull"
+            )
     name, reader = readers[path.suffix]
     with refusing(f"not a readable {name} file, or truncated"):
         inventory = reader(path)
@@ -250,7 +262,7 @@ def _torch(path: Path) -> Contents:
         if file.read(1) == b"\x80":  # a pickle, as every file was before PyTorch 1.6
             raise CheckpointError(
                 "not plain weights: it holds Python objects, or is older than PyTorch 1.6; "
-                "save the state_dict alone with torch.save, or as safetensors, where you trust it"
+                f"{WEIGHTS_ALONE}"
             )
     _check_records(_archive(path))
     try:
@@ -258,9 +270,11 @@ def _torch(path: Path) -> Contents:
             warnings.simplefilter("ignore")  # of pickle protocols; what is not read is an error
             state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except pickle.UnpicklingError as error:
+        found = re.search(r"GLOBAL ([\w.]+)", str(error))
+        example = f", such as {found[1]}" if found else ""
         raise CheckpointError(
             "not plain weights: it holds Python objects, which are refused because unpickling "
-            "runs code; save the state_dict alone, or as safetensors where you trust it"
+            f"runs code{example}; {WEIGHTS_ALONE}"
         ) from error
     if not isinstance(state, Mapping):
         raise CheckpointError(f"expected a state_dict, found {type(state).__name__}")

@@ -56,7 +56,7 @@ def load(
     and the folder of the repository several.
 
     Args:
-        path: A file that ends in .safetensors, .npz, .pt or .pth, or several.
+        path: A file that ends in .safetensors, .npz, .pt, .pth or .ckpt, or several.
         dialect: A `Dialect`, the name of a preset, or the path of a JSON file; by default tnsim's
             own format, else the one preset that accounts for every tensor.
         n_ctx: Length of the sequences on which a model with attention is compared; by default what

@@ -5,7 +5,7 @@ from __future__ import annotations
 import glob
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, overload
 
@@ -14,9 +14,12 @@ from tnsim.checkpoints.checkpoint import AnyDialect, Reading, find_dialect, read
 from tnsim.checkpoints.folders import checkpoints, located, model_file
 from tnsim.checkpoints.formats import SUFFIXES
 from tnsim.checkpoints.guard import naming
-from tnsim.errors import CheckpointError
+from tnsim.errors import CheckpointError, printable
 from tnsim.models.model import Model
 from tnsim.tables import html_table
+
+COUNTERS = ("step", "iter", "epoch")  # of names that count several things, the finest first
+LAST = ("final", "last", "latest")
 
 
 class Series(Sequence[Model]):
@@ -36,7 +39,8 @@ class Series(Sequence[Model]):
         paths: Files in order.
         names: As given, or the paths as text; of revisions their names.
         reading: How the files are read.
-        labels: The step where the names differ by one number, else the names.
+        labels: The step where the names differ by one number or one of several counts steps, else
+            the names.
 
     Raises:
         CheckpointError: When nothing matches.
@@ -123,8 +127,16 @@ def _expand(source: Any) -> Iterator[tuple[str, Path]]:
     if isinstance(source, (str, os.PathLike)):
         yield from _matches(source)
         return
+    if isinstance(source, Mapping):
+        raise CheckpointError(
+            "expected a path or several, found a mapping: tnsim.from_state_dict reads weights by "
+            "name"
+        )
     if not isinstance(source, Iterable):
-        raise CheckpointError(f"expected a path or several, found {source!r}")
+        raise CheckpointError(
+            f"expected a path or several, found {printable(repr(source), 80)}; an nn.Module is "
+            "read by tnsim.from_module"
+        )
     for one in source:
         yield from _expand(one)
 
@@ -157,13 +169,16 @@ def natural(path: Path) -> list[tuple[int, int, str]]:
         path: Of a file.
 
     Returns:
-        A key that is compared part by part, words before numbers.
+        A key that is compared part by part, words before numbers; a file named as the last of a
+        run comes after all others.
 
     Example:
-        >>> sorted([Path("step_10.pt"), Path("step_9.pt")], key=natural)[0].name
-        'step_9.pt'
+        >>> names = ["final.pt", "step_10.pt", "step_9.pt"]
+        >>> [path.stem for path in sorted(map(Path, names), key=natural)]
+        ['step_9', 'step_10', 'final']
     """
-    return [_part(part) for part in re.split(r"(\d+)", path.name)]
+    at_end = (int(path.stem.lower() in LAST), 0, "")
+    return [at_end, *(_part(part) for part in re.split(r"(\d+)", path.name))]
 
 
 def _part(part: str) -> tuple[int, int, str]:
@@ -184,11 +199,23 @@ def _labels(paths: Sequence[Path]) -> tuple[str, ...]:
 
 
 def _differing_numbers(names: Sequence[list[str]]) -> tuple[str, ...] | None:
-    """The part in which names differ, where it is one and a number in all of them."""
+    """The number in which names differ: the only one, or the one that counts steps."""
     if len(names) < 2 or len(set(map(len, names))) > 1:
         return None
-    columns = zip(*names, strict=True)
-    differing = [column for column in columns if len(set(column)) > 1]
-    if len(differing) != 1 or not all(part.isdecimal() for part in differing[0]):
+    columns = list(zip(*names, strict=True))
+    differing = [n for n, column in enumerate(columns) if len(set(column)) > 1]
+    if not all(part.isdecimal() for n in differing for part in columns[n]):
         return None
-    return tuple(str(int(part)) for part in differing[0])
+    if len(differing) != 1:
+        differing = _counting(differing, columns)
+    labels = tuple(str(int(part)) for n in differing for part in columns[n])
+    return labels if len(set(labels)) == len(names) else None
+
+
+def _counting(numbers: Sequence[int], columns: Sequence[Sequence[str]]) -> list[int]:
+    """Of several numbers in names the one that counts steps, as in `epoch=3-step=1200`."""
+    for word in COUNTERS:
+        found = [n for n in numbers if word in columns[n - 1][0].lower()]
+        if found:
+            return found[:1]
+    return []

@@ -15,13 +15,13 @@ from tnsim.checkpoints.norms import Normed, fold
 from tnsim.checkpoints.presets import PRESETS
 from tnsim.checkpoints.rules import Rule
 from tnsim.checkpoints.unused import check_unused
+from tnsim.checkpoints.wrappings import Place, inside, place_of
 from tnsim.errors import ON_INPUTS, CheckpointError, TnsimError, UnsupportedLayer
 from tnsim.models.arrays import rename_errors
 from tnsim.models.gradients import detached, requires_grad
 from tnsim.models.model import Model
 from tnsim.models.origin import Origin
 
-WRAPPERS = ("module.", "_orig_mod.")  # what DataParallel and torch.compile put before all names
 OF_A_FILE = "Load what no dialect describes into the module that it belongs to."
 _ATTENTION = re.compile(
     r"(^|[._])(q|k|v|q1|k1|q2|k2|attn|attention|q_proj|k_proj)([._]|$)", re.IGNORECASE
@@ -61,6 +61,8 @@ def model_from_state(
         3
     """
     named = _descend(state, dialect)
+    place = place_of(named, [rule.numbered(0).main_key for rule in dialect.layers])
+    named = inside(named, place)
     arrays = NamedArrays(named, config)
     layers: list[Normed] = []
     runs: list[tuple[Rule, ...]] = []  # with the numbers that were found
@@ -78,9 +80,12 @@ def model_from_state(
             )
     dialect = dataclasses.replace(dialect, leave_out=(*dialect.leave_out, *leave_out))
     ignored, left_out = check_unused(arrays, dialect, [normed.layer for normed in layers])
+    assumed = dialect.assumptions(runs)
+    if place != Place():
+        assumed.append(f"weights found {place}")
     origin = Origin(
         "a state dict",
-        tuple(dialect.assumptions(runs)),
+        tuple(assumed),
         tuple(f"left out: {name}" for name in left_out),
         ignored,
         dialect=dialect,
@@ -243,9 +248,10 @@ def _unknown(state: Any) -> TnsimError:
             f"softmax attention is no polynomial. {OF_A_FILE} {ON_INPUTS}"
         )
     return CheckpointError(
-        f"no dialect is known for these keys{listing(state)}; presets: {', '.join(PRESETS)}; "
-        "or write one as JSON, begun by: tnsim dialect suggest FILE > mine.json. "
-        f"{OF_A_FILE} {ON_INPUTS}"
+        f"no dialect is known for these keys{listing(state)}. Write down what they mean, begun by: "
+        "tnsim dialect suggest FILE > mine.json, and give it as --dialect mine.json or "
+        'dialect="mine.json"; or have the nn.Module, and tnsim.from_module(net).origin.dialect '
+        f"reads its files; or name a preset: {', '.join(PRESETS)}. {ON_INPUTS}"
     )
 
 
@@ -264,7 +270,4 @@ def _descend(state: Any, dialect: Dialect) -> Mapping[str, Any]:
     for name in state:
         if not isinstance(name, str):
             raise CheckpointError(f"names of tensors must be text, found {name!r}")
-    for prefix in WRAPPERS:
-        if state and all(name.startswith(prefix) for name in state):
-            return {name.removeprefix(prefix): value for name, value in state.items()}
     return state

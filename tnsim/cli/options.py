@@ -46,8 +46,8 @@ def _presets() -> list[str]:
 File = Annotated[
     Path,
     typer.Argument(
-        help="Checkpoint: .safetensors, .npz, .pt or .pth, a folder with model.safetensors, or "
-        "REPOSITORY@REVISION in the local hub cache."
+        help="Checkpoint: .safetensors, .npz, .pt, .pth or .ckpt, a folder with model.safetensors, "
+        "or REPOSITORY@REVISION in the local hub cache."
     ),
 ]
 MetricOption = Annotated[

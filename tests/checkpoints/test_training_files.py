@@ -1,0 +1,118 @@
+"""Files as training code writes them: wrapped, prefixed, named by steps and epochs. Read as they are."""
+
+import numpy as np
+import pytest
+
+import tnsim
+from tnsim.checkpoints.wrappings import place_of
+
+RULES = [
+    tnsim.Rule("bilinear", left="body.l", right="body.r", down="body.d", down_bias="body.b"),
+    tnsim.Rule("linear", weight="head"),
+]
+DIALECT = tnsim.Dialect("mine", tuple(RULES))
+
+
+def weights(rng):
+    shapes = {"body.l": (4, 3), "body.r": (4, 3), "body.d": (3, 4), "body.b": (3,), "head": (2, 3)}
+    return {name: rng.normal(size=shape) for name, shape in shapes.items()}
+
+
+def before(prefix, state):
+    return {f"{prefix}{name}": array for name, array in state.items()}
+
+
+@pytest.mark.parametrize(
+    "wrap, said",
+    [
+        (lambda w: {"model": w, "optimizer": {"state": {0: {}}}, "step": 3}, "under 'model'"),
+        (
+            lambda w: {"state_dict": before("net.", w), "callbacks": {}, "epoch": 3},
+            "under 'state_dict' behind 'net.'",
+        ),
+        (lambda w: {"a": {"b": {"state": w}}}, "under 'a' / 'b' / 'state'"),
+        (lambda w: before("module._orig_mod.", w), "behind 'module._orig_mod.'"),
+    ],
+)
+def test_what_is_wrapped_is_found(wrap, said, rng):
+    state = weights(rng)
+    model = tnsim.from_state_dict(wrap(state), DIALECT)
+    assert f"weights found {said}" in model.origin.assumptions
+    x = rng.normal(size=(5, 3))
+    np.testing.assert_array_equal(model(x), tnsim.from_state_dict(state, DIALECT)(x))
+
+
+def test_what_could_be_meant_is_not_chosen(rng):
+    """Two places with all names, tensors beside a prefix, and mappings that hold themselves."""
+    state = weights(rng)
+    refusals = [
+        (
+            {"model": state, "ema": dict(state)},
+            "more than once: under 'model'; under 'ema'. Say which",
+        ),
+        ({**before("net.", state), "loss.w": state["head"]}, "does not account for loss.w"),
+        ({**before("net.", state), "body.b": state["body.b"]}, "'body.b' is there with 'net.'"),
+        ({"model": {"body.l": state["body.l"]}}, "tensor 'body.l' is missing"),
+    ]
+    for found, message in refusals:
+        with pytest.raises(tnsim.CheckpointError, match=message):
+            tnsim.from_state_dict(found, DIALECT)
+    chosen = tnsim.Dialect("mine", DIALECT.layers, nested=("ema",))
+    assert tnsim.from_state_dict({"model": {}, "ema": state}, chosen).degree == 2
+    circle = {}
+    circle.update({str(n): circle for n in range(1000)})
+    assert place_of(circle, ["w"]).way == ()
+
+
+@pytest.mark.parametrize(
+    "names, labels",
+    [
+        (["epoch=0-step=50.ckpt", "epoch=10-step=550.ckpt"], ("50", "550")),
+        (["e=0-epoch=1-loss=0.91.ckpt", "e=0-epoch=2-loss=0.85.ckpt"], ("1", "2")),
+        (["seed=1-lr=2.ckpt", "seed=2-lr=1.ckpt"], ("seed=1-lr=2", "seed=2-lr=1")),
+        (["step_9.pt", "step_10.pt", "final.pt"], ("step_9", "step_10", "final")),
+    ],
+)
+def test_a_run_in_order_and_labelled_by_its_steps(names, labels, tmp_path):
+    for name in reversed(names):
+        (tmp_path / name).touch()
+    series = tnsim.load(tmp_path)
+    assert series.labels == labels and [path.name for path in series.paths] == names
+
+
+def test_what_is_no_file(tmp_path):
+    (tmp_path / "a.safetensors").write_text("version https://git-lfs.github.com/spec/v1\n")
+    with pytest.raises(tnsim.CheckpointError, match=r"is a pointer of Git LFS.*git lfs pull"):
+        tnsim.load(tmp_path / "a.safetensors")
+    for source, message in (({"w": 1}, "from_state_dict"), (abs, "tnsim.from_module")):
+        with pytest.raises(tnsim.CheckpointError, match=message):
+            tnsim.load(source)
+
+
+class TestTorch:
+    """Files of PyTorch; skipped where torch is not installed."""
+
+    @pytest.fixture(autouse=True)
+    def torch(self):
+        self.torch = pytest.importorskip("torch", reason="needs the torch extra")
+
+    def test_a_lightning_run_and_an_old_folder_of_hugging_face(self, rng, tmp_path):
+        for step in (5, 50):
+            tensors = {k: self.torch.tensor(v) for k, v in before("net.", weights(rng)).items()}
+            saved = {"state_dict": tensors, "global_step": step, "hyper_parameters": {"lr": 0.1}}
+            self.torch.save(saved, tmp_path / f"epoch=1-step={step}.ckpt")
+        series = tnsim.load(tmp_path, DIALECT)
+        assert series.labels == ("5", "50") and series[1].degree == 2
+        old = tmp_path / "old"
+        old.mkdir()
+        self.torch.save(tensors, old / "pytorch_model.bin")
+        self.torch.save({}, old / "optimizer.pt")
+        np.testing.assert_array_equal(tnsim.load(old, DIALECT)(np.ones(3)), series[1](np.ones(3)))
+
+    def test_a_whole_module_is_refused_with_the_way_out(self, tmp_path):
+        path = tmp_path / "whole.pt"
+        self.torch.save({"model": self.torch.nn.Linear(2, 2)}, path)
+        with pytest.raises(
+            tnsim.CheckpointError, match=r"such as torch\.nn\..*save the state_dict alone"
+        ):
+            tnsim.load(path)
