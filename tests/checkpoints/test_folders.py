@@ -97,6 +97,14 @@ SHAPES = {
     "tokens": ({"wte.weight": (9, 4), "out.weight": (9, 4)}, "Linear(9 -> 4), Linear(4 -> 9)"),
     "fused": ({"in.weight": (3, 5), "blocks.0.weight": (6, 3), "blocks.1.weight": (6, 3)}, "degree 4"),
     "a gap between numbers": ({"0.weight": (4, 5), "2.weight": (3, 4)}, "Linear(5 -> 4), Linear(4 -> 3)"),
+    "names in alphabetical order": (
+        {"blocks.0.l": (6, 4), "blocks.0.p": (4, 6), "blocks.0.r": (6, 4), "embed.weight": (4, 5), "head.weight": (3, 4)},
+        "Model(Linear(5 -> 4), Residual(Bilinear(4 -> 4, rank 6), skip=1, scale=1), Linear(4 -> 3)",
+    ),
+    "blocks of two layers": (
+        {f"h.{i}.{name}": shape for i in range(2) for name, shape in {"mlp.l": (6, 4), "mlp.r": (6, 4), "mlp.d": (4, 6), "proj.weight": (4, 4)}.items()},
+        "rank 6), skip=1, scale=1), Linear(4 -> 4), Residual(Bilinear",
+    ),
     "matrices alone": ({"W_l": (5, 4), "W_r": (5, 4), "W_p": (2, 5)}, "rank 5"),
 }  # fmt: skip
 
@@ -106,8 +114,26 @@ def test_suggestions(name):
     shapes, said = SHAPES[name]
     state = {key: np.ones(shape) for key, shape in shapes.items()}
     dialect = tnsim.Dialect.from_json(suggest({"model": state, "step": 3}, "mine"))
-    assert dialect.nested == ("model",)
+    assert dialect.nested == ("model?",)
+    assert said in repr(tnsim.from_state_dict(state, dialect))
     assert said in repr(tnsim.from_state_dict({"model": state}, dialect))
+
+
+def test_suggestions_of_fused_attention_and_of_what_may_be_no_polynomial(rng):
+    shapes = {"wte": (9, 4), "h.0.attn.qkv.weight": (12, 4), "h.0.attn.qkv.bias": (12,), "h.0.attn.out.weight": (4, 4), "h.0.mlp.gate_proj.weight": (8, 4), "h.0.mlp.up_proj.weight": (8, 4), "h.0.mlp.down_proj.weight": (4, 8), "head.weight": (9, 4)}  # fmt: skip
+    state = {f"module.{key}": rng.normal(size=shape) for key, shape in shapes.items()}
+    text = json.loads(suggest(state, "mine"))
+    embed, attention, gated, last = text["layers"]
+    assert embed["weight"] == "wte" and attention["fused_bias"] == "h.0.attn.qkv.bias"
+    assert "SwiGLU" in gated["# left"] and "# before" not in last
+    attention["n_heads"] = 2
+    dialect = tnsim.Dialect.from_json(json.dumps(text))
+    model = tnsim.from_state_dict(state, dialect, n_ctx=3).layers[1].layer
+    parts = np.split(state["module.h.0.attn.qkv.weight"], 3)
+    np.testing.assert_array_equal([model.q1, model.k1, model.v], parts)
+    np.testing.assert_array_equal([model.q2, model.k2], parts[:2])
+    linear = {f"{n}.weight": rng.normal(size=(3, 3)) for n in (0, 2)}
+    assert "ReLU" in json.loads(suggest(linear, "mine"))["layers"][1]["# before"]
 
 
 def test_suggestions_name_norms_and_what_is_left(rng):

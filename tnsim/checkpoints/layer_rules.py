@@ -110,10 +110,9 @@ def _bilinear(rule: Rule, arrays: NamedArrays) -> Bilinear:
     left_bias = arrays.get(rule.left_bias)
     right_bias = arrays.get(rule.right_bias)
     if rule.fused:
-        left, right = _halves(arrays.required_matrix(rule.fused, rule.transpose), rule)
-        fused_bias = arrays.get(rule.fused_bias)
-        if fused_bias is not None:
-            left_bias, right_bias = _halves(fused_bias, rule)
+        stacked = _unfused(rule, arrays)
+        left, right = stacked["left"], stacked["right"]
+        left_bias, right_bias = stacked.get("left_bias"), stacked.get("right_bias")
     else:
         left = arrays.required_matrix(rule.left, rule.transpose)
         right = arrays.required_matrix(rule.right, rule.transpose)
@@ -126,15 +125,22 @@ def _bilinear(rule: Rule, arrays: NamedArrays) -> Bilinear:
     return Bilinear(left, right, down, left_bias, right_bias, arrays.get(rule.down_bias))
 
 
-def _halves(array: np.ndarray, rule: Rule) -> tuple[np.ndarray, np.ndarray]:
-    """(left, right) out of one array that stacks them on axis 0."""
-    if array.shape[0] % 2:
-        raise ModelError(f"{rule.fused} should stack two halves, found shape {array.shape}")
-    half = array.shape[0] // 2
-    first, second = array[:half], array[half:]
-    if rule.fused_order == "right-left":
-        return second, first
-    return first, second
+def _unfused(rule: Rule, arrays: NamedArrays) -> dict[str, Any]:
+    """Weights and biases by role, out of arrays that stack them on axis 0."""
+    roles = rule.fused_order.split("-")
+    found: dict[str, Any] = {}
+    matrix = arrays.required_matrix(rule.fused, rule.transpose)
+    for array, ending in ((matrix, ""), (arrays.get(rule.fused_bias), "_bias")):
+        if array is None:
+            continue
+        if array.shape[0] % len(roles):
+            raise ModelError(
+                f"{rule.fused} should stack {len(roles)} equal parts, found shape {array.shape}"
+            )
+        rows = array.shape[0] // len(roles)
+        for n, role in enumerate(roles):
+            found[f"{role}{ending}"] = array[n * rows : (n + 1) * rows]
+    return found
 
 
 def _identity(left: np.ndarray) -> np.ndarray:
@@ -172,7 +178,13 @@ def _attention(rule: Rule, arrays: NamedArrays) -> Attention:
 
 
 def _attention_arrays(rule: Rule, arrays: NamedArrays) -> Iterator[tuple[str, Any]]:
+    stacked = _unfused(rule, arrays) if rule.fused else {}
     for role in PROJECTIONS:
+        if rule.fused and role != "o":
+            both = role[0]  # q and k of both scores
+            yield role, stacked.get(role, stacked.get(both))
+            yield f"{role}_bias", stacked.get(f"{role}_bias", stacked.get(f"{both}_bias"))
+            continue
         yield role, arrays.required_matrix(getattr(rule, role), rule.transpose)
         yield f"{role}_bias", arrays.get(getattr(rule, f"{role}_bias"))
 

@@ -1,8 +1,8 @@
 """Bilinear attention among the calls of a PyTorch module. In: calls. Out: rules that compute it.
 
-Roles are taken from names (q1, k1, q2, k2, v, o; or q, k, v, o). Everything that no name tells is
-tried: the number of heads, the mask, the rotation and the power of d_head in the scores. What is
-returned gives what the module gave.
+Roles are taken from names (q1, k1, q2, k2, v, o; or q, k, v, o), or are the parts of one linear
+layer that stacks all but o. Everything that no name tells is tried: the number of heads, the mask,
+the rotation and the power of d_head in the scores. What is returned gives what the module gave.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -39,21 +39,60 @@ def attention_rules(
     Yields:
         The number of calls and the rule; nothing where there is none that fits.
     """
+    if run[0].given.ndim != 3:
+        return
+    for shape in (*_fused(run), *_apart(run)):
+        output = run[shape.calls - 1].result
+        for rule in _hypotheses(shape, module):
+            power = _power(rule, NamedArrays(arrays, None), run[0].given, output)
+            if power is not None:
+                yield shape.calls, replace(rule, score_power=power)
+                return
+
+
+class Shape(NamedTuple):
+    """Projections of what may be attention.
+
+    Attributes:
+        calls: how many.
+        keys: fields of its rule.
+        rows: of queries, and of values.
+    """
+
+    calls: int
+    keys: dict[str, Any]
+    rows: tuple[int, int]
+
+
+def _apart(run: Sequence[Call]) -> Iterator[Shape]:
+    """Projections by linear layers of their own, told by their names."""
     roles = _roles(run)
-    if roles is None or run[0].given.ndim != 3:
+    if roles is None:
         return
     keys: dict[str, Any] = {}
     for role in PROJECTIONS:
-        call = roles.get(role) or roles[role[0]]
-        keys[role] = join(call.path, "weight")
-        if call.module.bias is not None:
-            keys[f"{role}_bias"] = join(call.path, "bias")
-    output = roles["o"]
-    for rule in _hypotheses(keys, module, roles):
-        power = _power(rule, NamedArrays(arrays, None), run[0].given, output.result)
-        if power is not None:
-            yield len(roles), replace(rule, score_power=power)
-            return
+        keys |= _keys(role, roles.get(role) or roles[role[0]])
+    query = roles.get("q1") or roles["q"]
+    yield Shape(len(roles), keys, (query.result.shape[-1], roles["v"].result.shape[-1]))
+
+
+def _fused(run: Sequence[Call]) -> Iterator[Shape]:
+    """Projections by one linear layer that stacks them, told by the width of what follows."""
+    if len(run) < 2:
+        return
+    for order in ("q-k-v", "q1-k1-q2-k2-v"):
+        rows = run[1].given.shape[-1]
+        if run[0].result.shape[-1] == rows * len(order.split("-")):
+            keys = _keys("fused", run[0]) | _keys("o", run[1]) | {"fused_order": order}
+            yield Shape(2, keys, (rows, rows))
+
+
+def _keys(role: str, call: Call) -> dict[str, str]:
+    """The fields of a rule for the weights of one linear layer."""
+    keys = {role: join(call.path, "weight")}
+    if call.module.bias is not None:
+        keys[f"{role}_bias"] = join(call.path, "bias")
+    return keys
 
 
 def _roles(run: Sequence[Call]) -> dict[str, Call] | None:
@@ -76,14 +115,13 @@ def _roles(run: Sequence[Call]) -> dict[str, Call] | None:
     return None
 
 
-def _hypotheses(keys: dict[str, Any], module: Any, roles: Mapping[str, Call]) -> Iterator[Rule]:
+def _hypotheses(shape: Shape, module: Any) -> Iterator[Rule]:
     """Rules for every number of heads, mask and rotation, the plainest first."""
-    query, value = roles.get("q1") or roles["q"], roles["v"]
-    rows = query.result.shape[-1], value.result.shape[-1]
+    rows = shape.rows
     heads = [n for n in range(1, rows[0] + 1) if rows[0] % n == rows[1] % n == 0]
     bases = (None, *dict.fromkeys((*_bases(module), 10_000.0)))
     for base, n_heads, mask in itertools.product(bases, heads, ("causal", "none")):
-        rule = Rule("attention", **keys, n_heads=n_heads, mask=mask, rope_base=base)
+        rule = Rule("attention", **shape.keys, n_heads=n_heads, mask=mask, rope_base=base)
         if base is None:
             yield rule
         elif rows[0] // n_heads % 2 == 0:

@@ -19,10 +19,14 @@ from tnsim.models.attention import MASKS
 PROJECTIONS = ("q1", "k1", "q2", "k2", "v", "o")
 # What a file or its configuration may hold.
 NUMBERS = ("scale", "n_heads", "rope_base", "norm_energy")
-_REQUIRED = {  # of each kind; a bilinear layer may have fused instead
+_REQUIRED = {  # of each kind
     "linear": ("weight",),
     "bilinear": ("left", "right"),
     "attention": (*PROJECTIONS, "n_heads"),
+}
+_FUSED = {  # of each kind that may stack arrays in one, with what that stacks first
+    "bilinear": (("fused",), "left-right or right-left"),
+    "attention": (("fused", "o", "n_heads"), "q-k-v or q1-k1-q2-k2-v"),
 }
 _CHOICES = {
     "mask": MASKS,
@@ -30,7 +34,7 @@ _CHOICES = {
     "rope_layout": ("half", "interleaved"),
     "rope_direction": (1, -1),
     "residual": ("additive", "lerp", None),
-    "fused_order": ("left-right", "right-left"),
+    "fused_order": ("left-right", "right-left", "q-k-v", "q1-k1-q2-k2-v"),
     "norm": ("rms", "layer", None),
 }
 
@@ -45,8 +49,10 @@ class Rule:
 
     Attributes:
         kind: "linear", "bilinear" or "attention".
-        fused: One array that holds left and right stacked on axis 0, and `fused_bias` their biases.
-        fused_order: "left-right" or "right-left", the order in which they are stacked.
+        fused: One array that stacks those of several roles on axis 0, and `fused_bias` their
+            biases: Left and right, or all of attention but o.
+        fused_order: How they are stacked, "left-right" or "right-left"; for attention "q-k-v",
+            whose q and k are those of both scores, or "q1-k1-q2-k2-v".
         transpose: Matrices are stored (in, out).
         lifted: Column 0 of left and right multiplies a constant 1.
         residual: "additive" for x + s f(x), "lerp" for (1 - s) x + s f(x), None for f(x).
@@ -207,7 +213,7 @@ def _attention_facts(rule: Rule) -> list[str]:
         phrases.append(f"RoPE base {rule.rope_base}, {rule.rope_layout} layout, {direction}")
     else:
         phrases.append("no RoPE")
-    if rule.q1 == rule.q2 and rule.k1 == rule.k2:
+    if (rule.q1 == rule.q2 and rule.k1 == rule.k2) and rule.fused_order != "q1-k1-q2-k2-v":
         phrases.append("both scores share their weights")
     return phrases
 
@@ -268,10 +274,15 @@ def check_rule(rule: Rule, where: str) -> None:
 def _check_keys(rule: Rule, where: str) -> None:
     required = _REQUIRED[rule.kind]
     instead = ""
-    if rule.kind == "bilinear":
+    if rule.kind in _FUSED:
         instead = ", or fused"
         if rule.fused:
-            required = ("fused",)
+            required, orders = _FUSED[rule.kind]
+            if rule.fused_order not in orders.split(" or "):
+                raise CheckpointError(
+                    f"{where}: fused_order of a {rule.kind} rule is {orders}, "
+                    f"found {rule.fused_order}"
+                )
     for field in required:
         key = getattr(rule, field)
         if not key:

@@ -17,7 +17,9 @@ import numpy as np
 from tnsim.checkpoints.dialects import FORMAT
 from tnsim.checkpoints.named_arrays import to_numpy
 from tnsim.checkpoints.rules import PROJECTIONS
+from tnsim.checkpoints.suggested_blocks import doubt, one_by_one
 from tnsim.checkpoints.unused import BIAS, NORM
+from tnsim.checkpoints.wrappings import Place, common_prefix, inside
 from tnsim.errors import CheckpointError
 
 _ROLES = {  # of a bilinear layer, by the last word of a name
@@ -26,8 +28,11 @@ _ROLES = {  # of a bilinear layer, by the last word of a name
     "down": re.compile(r"(w_?)?(d|down|p|proj|projection|3)|down_proj", re.IGNORECASE),
     "fused": re.compile(r"(w_?)?(lr|fused|bi_?linear|12)", re.IGNORECASE),
 }
+_QKV = re.compile(r"(w_?)?qkv(_?proj)?|c_attn|in_proj|query_key_value", re.IGNORECASE)
+_LAST = re.compile(r"unembed|lm_head|head|classifier|readout|logits|output", re.IGNORECASE)
 _ATTENTION = re.compile(r"(w_?)?(q1|k1|q2|k2|q|k|v|o|out)(_proj)?", re.IGNORECASE)
-_EMBEDDING = re.compile(r"embed|wte|tok", re.IGNORECASE)
+_OUTPUT = re.compile(r"(w_?)?(o|out|c)(_?proj)?", re.IGNORECASE)
+_EMBEDDING = re.compile(r"(?<!un)emb|wte|tok", re.IGNORECASE)
 _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
 HEADS = "config:model.n_head|num_attention_heads|n_head|n_heads"
 GUESSED_RESIDUAL = "a guess: null for none, lerp for (1 - s) x + s f(x); scale is s, 1 by default"
@@ -71,15 +76,17 @@ def suggest(state: Mapping[Any, Any], name: str) -> str:
         ['step']
     """
     nested, named = _nested(state)
+    named = inside(named, Place((), common_prefix(list(named))))
     arrays = {key: array for key, array in _arrays(named) if array.dtype.kind == "f"}
     keys = _templates(arrays)
-    weights = list(_weights(arrays, keys))
+    weights = sorted(_weights(arrays, keys), key=_place)
     if not weights:
         raise CheckpointError("no matrix is there of which a layer could be made")
     rules = list(_rules(weights))
     _turn(rules, weights)
     norms = [keys[name] for name in arrays if NORM.search(name)]
     _add_norms(rules, list(dict.fromkeys(norms)))
+    doubt(rules)
     used = json.dumps(rules)
     ignore = [key for key in named if key not in arrays or arrays[key].ndim == 0]
     rest = [name for name in arrays if keys[name] not in used and name not in ignore]
@@ -88,8 +95,8 @@ def suggest(state: Mapping[Any, Any], name: str) -> str:
         "name": name,
         "#": "A guess from names and shapes. Check every line, then inspect FILE --dialect THIS, "
         "and run your own forward pass beside it: tnsim.compare_forward(model, forward)",
-        "layers": rules,
-        "nested": nested,
+        "layers": list(one_by_one(rules, arrays)),
+        "nested": [f"{key}?" for key in nested],
         "ignore": ignore,
     }
     if rest:
@@ -147,6 +154,19 @@ def _weights(arrays: Mapping[str, np.ndarray], keys: Mapping[str, str]) -> Itera
         yield Weight(scope, word, key, bias if bias in known else None, array.shape)
 
 
+def _place(weight: Weight) -> int:
+    """What comes first and what last whatever their place in the file, whose names may be sorted.
+
+    Within a block attention comes before the rest, as in nearly all transformers.
+    """
+    if "{i}" in weight.key:
+        attends = re.search(r"attn|attention", weight.key, re.IGNORECASE)
+        return 1 if attends else 2
+    if _EMBEDDING.search(weight.key):
+        return 0
+    return 3 if _LAST.search(weight.word) else 2
+
+
 def _rules(weights: list[Weight]) -> Iterator[dict[str, Any]]:
     """A rule for each layer, at the place of its first matrix."""
     done: set[str] = set()
@@ -200,17 +220,29 @@ def _bilinear(beside: list[Weight], first: Weight) -> dict[str, Any] | None:
 def _attention(beside: list[Weight]) -> dict[str, Any] | None:
     """An attention layer of the matrices of one scope, where their names are those of one."""
     roles: dict[str, Weight] = {}
+    fused = next((weight for weight in beside if _QKV.fullmatch(weight.word)), None)
     for weight in beside:
         if found := _ATTENTION.fullmatch(weight.word):
             word = found[2].lower()
             roles["o" if word == "out" else word] = weight
+        elif fused and _OUTPUT.fullmatch(weight.word):
+            roles["o"] = weight
+    if fused and "o" in roles:
+        return _projections({"fused": fused, "o": roles["o"]}) | {
+            "fused_order": "q-k-v",
+            "# fused_order": "a guess: all queries, then all keys, then all values",
+        }
     if not ({"v", "o"} <= set(roles) and ({"q1", "k1", "q2", "k2"} <= set(roles) or "q" in roles)):
         return None
+    found = {role: roles.get(role) or roles.get(role[0]) for role in PROJECTIONS}
+    named = {role: weight for role, weight in found.items() if weight is not None}
+    return _projections(named) if len(named) == len(found) else None
+
+
+def _projections(roles: Mapping[str, Weight]) -> dict[str, Any]:
+    """An attention layer of these matrices."""
     rule: dict[str, Any] = {"kind": "attention"}
-    for role in PROJECTIONS:
-        weight = roles.get(role) or roles.get(role[0])
-        if weight is None:
-            return None
+    for role, weight in roles.items():
         rule[role] = weight.key
         if weight.bias:
             rule[f"{role}_bias"] = weight.bias
