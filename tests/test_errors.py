@@ -96,6 +96,10 @@ def test_models_that_cannot_be_compared(rng):
         tnsim.ModelError, match="expected a tnsim Model or a combination of models, found ndarray"
     ):
         tnsim.similarity(a, np.eye(3))
+    with pytest.raises(tnsim.ModelError, match=r"found str: a file becomes one by tnsim\.load\("):
+        tnsim.similarity("a.pt", a)
+    with pytest.raises(tnsim.ModelError, match=r"a model by tnsim\.from_module\(module\)"):
+        tnsim.similarity(a, abs)
     with pytest.raises(
         tnsim.ModelError, match="the metric's mean has 2 coordinates but the models read 3"
     ):

@@ -257,6 +257,12 @@ def test_sequences_refuse_a_metric_that_joins_legs_in_its_own_way(rng):
         tnsim.similarity(model, model, Crossed())
 
 
+def test_what_a_prompt_completes_is_public():
+    special = {name for name in dir(tnsim) if name.startswith("__")}
+    modules = {"baselines", "figures", "plots", "reading", "report", "torch"}
+    assert set(dir(tnsim)) - special == {*tnsim.__all__, *modules}
+
+
 def test_what_is_no_metric_is_refused(rng):
     a = tnsim.Model([bilinear(rng, 3, 4, 2)])
     for wrong in ("gaussian", tnsim.Gaussian, None, a):

@@ -189,6 +189,26 @@ def test_bilinear_attention_by_what_it_gives(options, rng):
     np.testing.assert_allclose(model(np.eye(11)[tokens]), forward(module, tokens), atol=1e-6)
 
 
+class Stacked(nn.Module):
+    """Query, key and value by one layer, of which both scores are made."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 24), nn.Linear(8, 8)
+
+    def forward(self, x):
+        q, k, v = (y.unflatten(-1, (2, 4)).transpose(1, 2) for y in self.first(x).chunk(3, -1))
+        scores = (q @ k.mT / 4).square() * torch.ones(x.shape[1], x.shape[1]).tril()
+        return x + self.second((scores @ v).transpose(1, 2).flatten(-2))
+
+
+def test_fused_attention_by_what_it_gives(rng):
+    module, x = Stacked(), rng.normal(size=(3, 4, 8))
+    model = tnsim.from_module(module, n_ctx=4, inputs=torch.ones(2, 4, 8))
+    assert "first.weight stacks q then k then v" in " ".join(model.origin.assumptions)
+    np.testing.assert_allclose(model(x), forward(module, x), rtol=1e-4, atol=1e-6)
+
+
 def test_images_are_flat():
     module = nn.Sequential(nn.Flatten(), nn.Linear(12, 4))
     assert tnsim.from_module(module, inputs=torch.zeros(3, 1, 3, 4)).d_in == 12
@@ -262,6 +282,15 @@ class Before(Hidden):
         return self.second(self.first(torch.tanh(x)))
 
 
+class SwiGLU(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.gate, self.up, self.down = nn.Linear(4, 5), nn.Linear(4, 5), nn.Linear(5, 3)
+
+    def forward(self, x):
+        return self.down(nn.functional.silu(self.gate(x)) * self.up(x))
+
+
 def hooked():
     module = nn.Sequential(nn.Linear(3, 2))
     module[0].register_forward_hook(lambda *_: None)
@@ -281,6 +310,12 @@ REFUSED = {
     "convolution": (lambda: nn.Sequential(nn.Conv1d(3, 4, 1)), "0: Conv1d, which is no layer of tnsim"),
     "hook": (hooked, "0: a forward hook, which may change what is computed: remove it"),
     "hidden": (Hidden, r"how what second \(Linear\) is given follows from first \(Linear\)"),
+    "relu": (Hidden, "it is relu of it, which is no polynomial"),
+    "swiglu": (SwiGLU, "it is a gate by silu of it, which is no polynomial"),
+    "attention": (
+        lambda: nn.TransformerEncoderLayer(4, 2).eval(),
+        "self_attn: MultiheadAttention, which is softmax attention and no polynomial",
+    ),
     "last": (Last, r"cannot tell how the output follows from second \(Linear\)"),
     "before": (Before, r"cannot tell what first \(Linear\) is given"),
     "norm": (lambda: nn.Sequential(nn.Linear(3, 4), nn.RMSNorm(4), nn.Linear(4, 2)), "norms=inputs"),
@@ -299,6 +334,10 @@ def test_what_is_refused_is_named(name):
 def test_what_is_no_module():
     with pytest.raises(tnsim.ModelError, match=r"expected a torch\.nn\.Module, found dict"):
         tnsim.from_module({})
+    with pytest.raises(
+        tnsim.ModelError, match="n_ctx must be a positive integer or None, found -1"
+    ):
+        tnsim.from_module(nn.Linear(3, 2), n_ctx=-1)
 
 
 class Normed(nn.Module):

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from tnsim.checkpoints.module_activations import activation
 from tnsim.checkpoints.module_attention import attention_rules
 from tnsim.checkpoints.module_calls import Call, join, kind
 from tnsim.checkpoints.rules import Rule
@@ -290,11 +291,13 @@ def _gap(calls: Sequence[Call], after: bool) -> UnsupportedLayer:
     said = f"cannot tell what {place} is given: it is not the output of the layer before it"
     if after:
         said = f"cannot tell how {following} follows from {place}"
+    if name := activation(calls):
+        said += f": it is {name} of it, which is no polynomial"
     return UnsupportedLayer(
         f"{said}. Known are linear layers, products of two of them, residual connections, norms "
-        "before a layer, embeddings and bilinear attention (q1, k1, q2, k2, v, o). If it is a "
-        "polynomial, declare the class around it: layers={Class: Rule(...) or a function from an "
-        f"instance to layers of tnsim}}. {ON_INPUTS}"
+        "before a layer, embeddings and bilinear attention (q1, k1, q2, k2, v, o, or q, k, v in "
+        "one). If it is a polynomial, declare the class around it: layers={Class: Rule(...) or a "
+        f"function from an instance to layers of tnsim}}. {ON_INPUTS}"
     )
 
 

@@ -29,12 +29,13 @@ from tnsim.checkpoints.state_dict import assembled, told
 from tnsim.errors import ON_INPUTS, ModelError, UnsupportedLayer
 from tnsim.models.arrays import numbers
 from tnsim.models.layers import Residual
-from tnsim.models.model import Model
+from tnsim.models.model import Model, check_length
 from tnsim.models.origin import Origin
 
 log = logging.getLogger(__name__)
 
 SILENT = ("Identity", "Dropout", "Flatten")  # at evaluation they change no number
+SOFTMAX = "MultiheadAttention"
 WRAPPERS = {"DataParallel": "module", "DistributedDataParallel": "module"}
 
 
@@ -119,7 +120,11 @@ def recognised(
     """
     torch = require_torch()
     if not isinstance(module, torch.nn.Module):
-        raise ModelError(f"expected a torch.nn.Module, found {type(module).__name__}")
+        raise ModelError(
+            f"expected a torch.nn.Module, found {type(module).__name__}: a state dict is read by "
+            "tnsim.from_state_dict(state, dialect), a file by tnsim.load(path, dialect)"
+        )
+    check_length(n_ctx)
     module = _unwrapped(module)
     declared = dict(layers or {})
     _check_describable(module, tuple(declared))
@@ -170,9 +175,12 @@ def _wrong(module: Any, declared: tuple[type, ...]) -> Iterable[tuple[str, str]]
     for path, child in module.named_modules():
         if child._forward_hooks or child._forward_pre_hooks:
             yield path, "a forward hook, which may change what is computed: remove it"
+    softmax = [path for path, child in module.named_modules() if kind(child) == SOFTMAX]
+    for path in softmax:
+        yield path, f"{SOFTMAX}, which is softmax attention and no polynomial"
     for path, leaf in leaves_of(module, declared):
         name = kind(leaf)
-        if isinstance(leaf, declared):
+        if isinstance(leaf, declared) or path.rpartition(".")[0] in softmax:
             continue
         if name == "Dropout" and leaf.training and leaf.p > 0:
             yield path, f"Dropout(p={leaf.p}) in training mode: call module.eval() first"

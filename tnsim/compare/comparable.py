@@ -8,7 +8,7 @@ from tnsim.errors import ModelError
 from tnsim.folding.forward import Terms
 from tnsim.metrics.empirical import Empirical
 from tnsim.metrics.metric import check_metric
-from tnsim.models.functions import Function, is_function
+from tnsim.models.functions import Function, is_function, refused_under
 from tnsim.models.model import Combination, Model, check_comparable, check_numbers, terms
 
 AnyModel = Model | Combination

@@ -17,7 +17,6 @@ from tnsim.compare.by_points import check_affordable, forward_plan, points_of
 from tnsim.compare.comparable import parts
 from tnsim.compare.jackknife import cosine_error
 from tnsim.engine.log_scaled import LogScaled
-from tnsim.errors import ModelError
 from tnsim.folding import forward
 from tnsim.folding.forward import GROUPS, Part, Sums
 from tnsim.gram.run_plan import FORWARD, PairwisePlan
@@ -27,7 +26,7 @@ from tnsim.gram.stacks import CROSS, Setting
 from tnsim.metrics.empirical import Empirical
 from tnsim.metrics.points import Points
 from tnsim.models.differences import by_differences
-from tnsim.models.functions import is_function, outputs_of
+from tnsim.models.functions import is_function, outputs_of, refused_under
 from tnsim.models.model import Model
 from tnsim.tensors.kinds import Kinds
 
@@ -108,10 +107,7 @@ def function_entry(source: Source, metric: Any) -> Entry:
     """
     function = source.read()
     if not isinstance(metric, Empirical):
-        raise ModelError(
-            "functions that are no models are compared on inputs alone: use "
-            f"tnsim.Empirical(inputs), found {type(metric).__name__}"
-        )
+        raise refused_under(metric)
     outputs = outputs_of(function, metric.points(None).block(0, 1).inputs)
     digest = f"function {id(function):x}"
     n_ctx = outputs.shape[1] if outputs.ndim == 3 else None

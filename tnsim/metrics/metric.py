@@ -211,7 +211,11 @@ def check_metric(metric: Any) -> None:
     """Raise `ModelError` for what is no metric, a metric's class among it."""
     known = isinstance(metric, LayerwiseMetric | Symmetric | FiniteMetric)
     if not known or isinstance(metric, type):
-        raise ModelError(f"expected a metric such as tnsim.Gaussian(), found {metric!r}")
+        raise ModelError(
+            f"expected a metric such as tnsim.Gaussian(), found {metric!r}; metrics are objects: "
+            "Gaussian(), GaussianClosure(), Symmetric(), TreeSymmetric(), Frobenius(), "
+            "Categorical(), Empirical(inputs), Product(...)"
+        )
 
 
 def as_layerwise(metric: Metric) -> LayerwiseMetric:

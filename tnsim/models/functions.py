@@ -27,6 +27,27 @@ def is_function(model: Any) -> bool:
     return callable(model) and not isinstance(model, Model | Combination)
 
 
+def refused_under(metric: Any) -> ModelError:
+    """That plain functions have no similarity from weights.
+
+    Args:
+        metric: other than `Empirical`.
+
+    Returns:
+        The error, to be raised.
+
+    Example:
+        >>> import tnsim
+        >>> "tnsim.from_module" in str(refused_under(tnsim.Gaussian()))
+        True
+    """
+    return ModelError(
+        "functions that are no models are compared on inputs alone: use tnsim.Empirical(inputs), "
+        f"found {type(metric).__name__}. An nn.Module that computes a polynomial becomes a model "
+        "by tnsim.from_module(module), and is compared from its weights"
+    )
+
+
 def outputs_of(function: Function, inputs: Any) -> np.ndarray:
     """What a plain function gives on a batch, as NumPy.
 

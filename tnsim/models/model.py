@@ -90,8 +90,7 @@ class Model(_Vector):
                 raise ModelError(
                     f"layer {i + 1} expects {second.d_in} inputs but layer {i} gives {first.d_out}"
                 )
-        if n_ctx is not None and not _is_positive_integer(n_ctx):
-            raise ModelError(f"n_ctx must be a positive integer or None, found {n_ctx!r}")
+        check_length(n_ctx)
         object.__setattr__(self, "layers", known)
         object.__setattr__(self, "n_ctx", n_ctx)
         object.__setattr__(self, "origin", origin)
@@ -231,7 +230,9 @@ def terms(model: Any) -> tuple[tuple[Any, Model], ...]:
     if isinstance(model, Combination):
         return tuple(zip(model.coefficients, model.models, strict=True))
     raise ModelError(
-        f"expected a tnsim Model or a combination of models, found {type(model).__name__}"
+        f"expected a tnsim Model or a combination of models, found {type(model).__name__}: a file "
+        "becomes one by tnsim.load(path), a state dict by tnsim.from_state_dict(state, dialect), "
+        "an nn.Module by tnsim.from_module(module)"
     )
 
 
@@ -326,8 +327,20 @@ def _number(x: Any) -> str:
     return f"{x:g}" if isinstance(x, float) else "array"
 
 
-def _is_positive_integer(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+def check_length(n_ctx: Any) -> None:
+    """Refuse what is no length of sequences.
+
+    Raises:
+        ModelError: It is neither None nor a positive integer.
+
+    Example:
+        >>> check_length(-1)
+        Traceback (most recent call last):
+        tnsim.errors.ModelError: n_ctx must be a positive integer or None, found -1
+    """
+    whole = isinstance(n_ctx, int) and not isinstance(n_ctx, bool)
+    if n_ctx is not None and not (whole and n_ctx > 0):
+        raise ModelError(f"n_ctx must be a positive integer or None, found {n_ctx!r}")
 
 
 def _combine(a: Any, b: Any, sign: float) -> Combination:

@@ -1,0 +1,42 @@
+"""What stands between layers and is no polynomial. In: calls of a module. Out: its name.
+
+A forward pass may call a function that is no submodule. Where what comes next was given what such a
+function makes of the layer before, the refusal can say so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from tnsim.checkpoints.module_calls import Call
+from tnsim.checkpoints.module_forward import require_torch
+
+NAMES = ("relu", "gelu", "silu", "tanh", "sigmoid", "softplus", "elu", "leaky_relu")
+
+
+def activation(calls: Sequence[Call]) -> str | None:
+    """The function between the first of some calls and what follows, alone or as a gate.
+
+    Args:
+        calls: of a module, from a layer on.
+
+    Returns:
+        Its name in `torch.nn.functional`, None where it is none that is known.
+    """
+    torch = require_torch()
+    first, *rest = calls
+    tensor = torch.from_numpy(first.result)
+    for name in NAMES:
+        result = getattr(torch.nn.functional, name)(tensor).numpy()
+        if rest and _same(result, rest[0].given):
+            return name
+        gated = len(rest) > 1 and result.shape == rest[0].result.shape
+        if gated and _same(result * rest[0].result, rest[1].given):
+            return f"a gate by {name}"
+    return None
+
+
+def _same(one: np.ndarray, other: np.ndarray) -> bool:
+    return one.shape == other.shape and np.allclose(one, other, rtol=1e-9, atol=1e-12)
