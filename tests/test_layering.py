@@ -44,7 +44,7 @@ FOLDERS = {  # folder (or file of the root): what it may import from tnsim; noth
         "sessions",
         "tensors",
     ],
-    "torch": ["checkpoints", "compare", "engine", "errors", "metrics", "models"],
+    "torch": ["checkpoints", "compare", "engine", "errors", "folding", "metrics", "models"],
     "analysis": ["errors", "files", "models", "names"],
     "gram": [
         "",

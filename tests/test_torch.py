@@ -10,6 +10,7 @@ import tnsim
 from tnsim.metrics.pairings import straight
 
 torch = pytest.importorskip("torch", reason="gradients in PyTorch need the torch extra")
+programs = pytest.importorskip("tnsim.torch.programs")
 nn = torch.nn
 
 
@@ -74,6 +75,58 @@ def test_gradcheck(build, shapes, metric):
     plain = [tnsim.Model(build(*(x.detach() for x in one))) for one in (first, second)]
     value = cosine(*first, *second).item()
     assert value == pytest.approx(tnsim.similarity(*plain, metric), abs=1e-14)
+
+
+def attention(q, k, v, o):
+    return tnsim.Model([tnsim.Attention(q, k, q, k, v, o, n_heads=1)], n_ctx=2)
+
+
+POINTS = np.random.default_rng(0).normal(size=(5, 2))
+
+
+@pytest.mark.parametrize(
+    "build, shapes, metric",
+    [
+        (bilinear, [(3, 2), (3, 2), (2, 3), (3,)], tnsim.Empirical(POINTS, np.arange(5.0))),
+        (residual, [(2, 2), (), (2, 3)], tnsim.Product(([-1.0, 2.0], [0.3, 0.7]))),
+        *(
+            pytest.param(attention, [(2, 3)] * 3 + [(3, 2)], metric, marks=pytest.mark.slow)
+            for metric in (
+                tnsim.Empirical([[0, 1], [2, 2], [1, 0]]),
+                tnsim.Categorical([0.5, 0.2, 0.3]),
+                tnsim.Categorical(samples=7, seed=1),
+            )
+        ),
+    ],
+)
+def test_gradcheck_of_forward_passes(build, shapes, metric):
+    """Metrics that add up over inputs, against differences of the value."""
+    first, second = ([random(*shape) for shape in shapes] for _ in range(2))
+
+    def model(weights):
+        made = build(*weights)
+        return made if isinstance(made, tnsim.Model) else tnsim.Model(made)
+
+    def cosine(*weights):
+        models = map(model, (weights[: len(shapes)], weights[len(shapes) :]))
+        return tnsim.torch.similarity(*models, metric)
+
+    assert torch.autograd.gradcheck(cosine, (*first, *second))
+    plain = [model([x.detach() for x in one]) for one in (first, second)]
+    value = cosine(*first, *second).item()
+    assert value == pytest.approx(tnsim.similarity(*plain, metric), abs=1e-13)
+
+
+def test_a_batch_of_each_step_needs_no_new_program():
+    net, goal = nn.Linear(2, 2), tnsim.from_module(nn.Linear(2, 2))
+    batches = [tnsim.Empirical(np.random.default_rng(seed).normal(size=(4, 2))) for seed in (1, 2)]
+    values = []
+    for metric in batches:
+        values.append(tnsim.torch.similarity(net, goal, metric, dtype="float32").item())
+        known = programs.cosine_and_pullback._cache_size()
+    assert values[0] != values[1] and known == programs.cosine_and_pullback._cache_size()
+    expected = tnsim.similarity(tnsim.from_module(net), goal, batches[1])
+    assert values[1] == pytest.approx(expected, abs=1e-6)
 
 
 def test_a_module_and_finite_differences():
@@ -273,9 +326,15 @@ def of_a_learned_base(net, goal):
 REFUSED = {
     "second derivatives": (backward_twice, "second derivatives of a similarity are not supported"),
     "written to": (changed_between, "modified by an inplace operation"),
-    "samples": (
-        lambda net, goal: tnsim.torch.similarity(net, goal, tnsim.Empirical(np.eye(2))),
-        "Empirical runs models on inputs; in a loss take the outputs of the modules themselves",
+    "other points": (
+        lambda net, goal: tnsim.torch.similarity(net, goal, tnsim.Empirical(np.eye(3))),
+        r"the models read inputs of shape \(n, 2\), found \(n, 3\)",
+    ),
+    "too many points": (
+        lambda net, goal: tnsim.torch.similarity(
+            net, goal, tnsim.Empirical(np.eye(2)), budget=tnsim.Budget(memory_bytes=10)
+        ),
+        "runs through 2 inputs here, of which the way back keeps about",
     ),
     "norms": (
         lambda net, goal: tnsim.torch.from_module(Normed()),

@@ -48,7 +48,4 @@ def _check_functions(a: Any, b: Any, metric: Any) -> None:
         if isinstance(model, AnyModel):
             check_numbers(model)
     if not isinstance(metric, Empirical):
-        raise ModelError(
-            "functions that are no models are compared on inputs alone: use "
-            f"tnsim.Empirical(inputs), found {type(metric).__name__}"
-        )
+        raise refused_under(metric)

@@ -16,7 +16,7 @@ from tnsim.compare.resident import is_constant
 from tnsim.engine.log_scaled import LogScaled
 from tnsim.folding import forward_traced
 from tnsim.folding.forward import Terms, sums, total
-from tnsim.metrics.points import Points
+from tnsim.metrics.points import Points, Weighted
 from tnsim.metrics.protocol import FiniteMetric
 from tnsim.models.arrays import is_traced
 from tnsim.models.differences import by_differences
@@ -94,4 +94,16 @@ def _traced_by_points(first: Terms, second: Terms, points: Points, asked: Questi
     values = {}
     for name, (one, two) in sides.items():
         values[name] = forward_traced.inner_product(one, two, points, asked.per_output)
+    return Products(values, 0.0, True)
+
+
+def at_traced_points(a: AnyModel, b: AnyModel, sample: Weighted, dtype: str) -> Products:
+    """Inner products and norms over points that are traced themselves.
+
+    What a metric checks with numbers, whether models read its points among it, was checked before.
+    """
+    first, second = (parts(_differences(one, dtype)) for one in (a, b))
+    values = {}
+    for name, one, two in (("AB", first, second), ("AA", first, first), ("BB", second, second)):
+        values[name] = forward_traced.over_batches(one, two, [sample], False)
     return Products(values, 0.0, True)

@@ -334,14 +334,14 @@ def _work(parts: Iterable[Part], points: Points) -> int:
 
 def batch_size(parts: Iterable[Part], points: Points) -> int:
     """Points that run together: the groups divided evenly, and no more than memory allows."""
-    most = _most_points(parts, points)
+    most = most_points(parts, points)
     if points.continuations:
         return points.aligned(most)
     largest = max(stop - start for start, stop in _groups(points))
     return math.ceil(largest / math.ceil(largest / most))
 
 
-def _most_points(parts: Iterable[Part], points: Points) -> int:
+def most_points(parts: Iterable[Part], points: Points) -> int:
     """Points whose outputs by all parts, and the widest states of those that run, are a batch."""
     kept, widest = 0.0, 0.0
     for part in parts:

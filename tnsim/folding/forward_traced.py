@@ -6,6 +6,7 @@ As `forward`, in terms of JAX alone: points are constants, and batches of them a
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterable
 from typing import Any
 
 import jax
@@ -33,10 +34,26 @@ def inner_product(rows: Terms, columns: Terms, points: Points, per_output: bool)
     Raises:
         ModelError: The models do not read these inputs.
     """
+    size = batch_size((part for _, part in (*rows, *columns)), points)
+    return over_batches(rows, columns, in_batches(points, 0, points.count, size), per_output)
+
+
+def over_batches(
+    rows: Terms, columns: Terms, batches: Iterable[Weighted], per_output: bool
+) -> LogScaled:
+    """The same at points that are there, and may be traced too.
+
+    Args:
+        rows, columns: As for `inner_product`.
+        batches: All points, some at a time.
+        per_output: Whether outputs are told apart.
+
+    Returns:
+        One inner product, () or (out,).
+    """
     parts = {id(part): part for _, part in (*rows, *columns)}
-    size = batch_size(parts.values(), points)
     products = []
-    for batch in in_batches(points, 0, points.count, size):
+    for batch in batches:
         vectors = {key: _vector(part, batch, per_output) for key, part in parts.items()}
         for (c, a), (d, b) in itertools.product(rows, columns):
             (first, first_log), (second, second_log) = vectors[id(a)], vectors[id(b)]

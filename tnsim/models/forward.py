@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from jax.core import Tracer
 from jaxtyping import Float, Int
 
 from tnsim.errors import ModelError
@@ -161,8 +162,8 @@ def check_inputs(model: Model, inputs: Inputs | Prefixes) -> None:
         wanted = (model.n_ctx,)
     if found != wanted:
         raise ModelError(f"the models read inputs of shape {_many(wanted)}, found {_many(found)}")
-    if not is_tokens(inputs):
-        return
+    if not is_tokens(inputs) or isinstance(ids, Tracer):
+        return  # of what is traced only the shape is known
     if ids.size and not 0 <= int(ids.min()) <= int(ids.max()) < model.d_in:
         raise ModelError(
             f"token ids from {ids.min()} to {ids.max()} were given, "

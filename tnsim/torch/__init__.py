@@ -1,8 +1,9 @@
 """Similarities with gradients in PyTorch. In: modules, models of tensors. Out: tensors.
 
 Nothing here imports PyTorch before it is called. Reading order: `models` keeps the tensors of a
-module in the layers of a model, `autograd` hands them to JAX and gradients back, `programs` is what
-JAX compiles. `import torch` means PyTorch in all of them.
+module in the layers of a model, `samples` has the points of a finite metric, `autograd` hands both
+to JAX and gradients back, `programs` is what JAX compiles. `import torch` means PyTorch in all of
+them.
 """
 
 from __future__ import annotations
@@ -42,8 +43,7 @@ def similarity(
         a: an `nn.Module`, which is recognised at every call as by `tnsim.from_module`; a model
             whose weights may be tensors that require grad; or a combination of such models.
         b: likewise. What has no tensor that requires grad is held fixed.
-        metric: How inputs are weighed. Metrics over a sample are refused: there the outputs of the
-            modules themselves have gradients.
+        metric: How inputs are weighed. The inputs of `Empirical` may change from call to call.
         dtype: Precision of the computation, float64 or float32.
         budget: What the computation may take.
 
@@ -51,7 +51,7 @@ def similarity(
         A float64 tensor of no axes, in [-1, 1], on the device of the first tensor.
 
     Raises:
-        ModelError: As `tnsim.similarity`; a metric over a sample.
+        ModelError: As `tnsim.similarity`.
         UnsupportedLayer: As `tnsim.from_module`.
         TooLarge: The computation would exceed the budget.
         MissingExtra: PyTorch is not installed.

@@ -13,20 +13,21 @@ from tnsim.compare import similarity as without_gradients
 from tnsim.engine import execution, precision
 from tnsim.engine.budget import Budget
 from tnsim.engine.dtypes import dtype_name
-from tnsim.errors import ModelError, TnsimError
+from tnsim.errors import TnsimError
 from tnsim.metrics.metric import Metric, check_metric
-from tnsim.metrics.protocol import FiniteMetric
 from tnsim.models.arrays import numbers
 from tnsim.models.model import caveats, check_comparable, terms
 from tnsim.models.origin import warn_of_caveats
 from tnsim.torch.models import model_of
 from tnsim.torch.programs import (
     Comparison,
+    Fixed,
     comparison_of,
     cosine,
     cosine_and_pullback,
     gradient,
 )
+from tnsim.torch.samples import sample_of
 
 _TORCH_DEVICES = {"cpu": "cpu", "gpu": "cuda"}
 """What PyTorch calls the platforms of JAX; ROCm is "cuda" there."""
@@ -49,17 +50,14 @@ def compared(a: Any, b: Any, metric: Metric, dtype: DTypeLike, budget: Budget) -
         ModelError, TnsimError: as `tnsim.torch.similarity`.
     """
     check_metric(metric)
-    if isinstance(metric, FiniteMetric):
-        raise ModelError(
-            f"{type(metric).__name__} runs models on inputs; in a loss take the outputs of the "
-            "modules themselves, such as torch.nn.functional.cosine_similarity(net(x).flatten(), "
-            "other(x).flatten(), dim=0)"
-        )
     a, b = _model(a), _model(b)
     check_comparable(a, b)
-    comparison, leaves = comparison_of(a, b, metric, dtype_name(dtype), budget)
+    precise = dtype_name(dtype)
+    sample = sample_of(a, b, metric, precise, budget)
+    weighing = metric if sample is None else None
+    comparison, leaves = comparison_of(a, b, weighing, precise, budget)
     moving = {n: leaf for n, leaf in leaves.items() if isinstance(leaf, torch.Tensor)}
-    fixed = {n: leaf for n, leaf in leaves.items() if n not in moving}
+    fixed = Fixed({n: leaf for n, leaf in leaves.items() if n not in moving}, sample)
     if not moving:
         value = without_gradients.similarity(a, b, metric, dtype=dtype, budget=budget)
         return torch.tensor(float(value), dtype=torch.float64)
@@ -89,7 +87,7 @@ class _Cosine(torch.autograd.Function):
     def forward(
         ctx: Any,
         comparison: Comparison,
-        fixed: dict[int, Any],
+        fixed: Fixed,
         places: tuple[int, ...],
         wanted: bool,
         *tensors: torch.Tensor,

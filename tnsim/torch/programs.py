@@ -8,22 +8,35 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Float
 
-from tnsim.compare.products import inner_products
+from tnsim.compare.products import at_traced_points, inner_products
 from tnsim.compare.question import Question
 from tnsim.engine import precision
 from tnsim.engine.budget import Budget
 from tnsim.engine.precision import Arithmetic, Cosine
 from tnsim.engine.programs import compiler_options
+from tnsim.metrics.points import Weighted
 from tnsim.models.model import terms
 
 Weights = dict[int, Float[jax.Array, "..."]]
 """Arrays by their number among the leaves of (a, b, metric)."""
+
+
+class Fixed(NamedTuple):
+    """Numbers without derivatives.
+
+    Attributes:
+        weights: of models, and the moments of the metric.
+        sample: the points of a finite metric, None where legs are joined.
+    """
+
+    weights: Weights
+    sample: Weighted | None
 
 
 @dataclass(frozen=True)
@@ -31,7 +44,7 @@ class Comparison:
     """What is compared, without the numbers.
 
     Attributes:
-        form: how (a, b, metric) is made of its leaves.
+        form: how (a, b, metric) is made of its leaves, the metric None where a sample is given.
         others: leaves that are no numbers, by their number among the leaves: a metric from outside
             that is no pytree.
         degree: of the polynomials.
@@ -82,26 +95,29 @@ def _is_number(leaf: Any) -> bool:
     return hasattr(leaf, "dtype") or isinstance(leaf, float)
 
 
-def _cosine(comparison: Comparison, moving: Weights, fixed: Weights) -> tuple[Any, Any]:
+def _cosine(comparison: Comparison, moving: Weights, fixed: Fixed) -> tuple[Any, Any]:
     """The cosine, float64, and its error bound, traced."""
     leaves: dict[int, Any] = dict(comparison.others)
-    for n, array in (moving | fixed).items():
+    for n, array in (moving | fixed.weights).items():
         leaves[n] = jnp.asarray(array, comparison.dtype)
     a, b, metric = jax.tree.unflatten(comparison.form, [leaves[n] for n in range(len(leaves))])
-    asked = Question(metric, comparison.dtype, comparison.budget, norms=True)
-    found = inner_products(a, b, asked).values
+    if fixed.sample is None:
+        asked = Question(metric, comparison.dtype, comparison.budget, norms=True)
+        found = inner_products(a, b, asked).values
+    else:
+        found = at_traced_points(a, b, fixed.sample, comparison.dtype).values
     cosines = precision.cosine(found["AB"], found["AA"], found["BB"], comparison.arithmetic)
     return cosines.value.astype("float64"), cosines.error
 
 
 @_compiled(static_argnums=0)
-def cosine(comparison: Comparison, moving: Weights, fixed: Weights) -> Cosine:
+def cosine(comparison: Comparison, moving: Weights, fixed: Fixed) -> Cosine:
     """The cosine, unclipped, and the bound of its error.
 
     Args:
         comparison: what is compared.
         moving: weights that are tensors.
-        fixed: all others, and the moments of the metric.
+        fixed: what has no derivatives.
 
     Returns:
         Two scalars.
@@ -111,14 +127,14 @@ def cosine(comparison: Comparison, moving: Weights, fixed: Weights) -> Cosine:
 
 @_compiled(static_argnums=0)
 def cosine_and_pullback(
-    comparison: Comparison, moving: Weights, fixed: Weights
+    comparison: Comparison, moving: Weights, fixed: Fixed
 ) -> tuple[Cosine, Any]:
     """The same, and what `gradient` needs of it.
 
     Args:
         comparison: as for `cosine`, as are the others.
         moving: with respect to which there are derivatives.
-        fixed: all others.
+        fixed: what has none.
 
     Returns:
         The cosine, and a function that is a pytree of what reverse mode keeps.
