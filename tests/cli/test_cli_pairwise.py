@@ -51,8 +51,11 @@ def test_all_pairs_and_what_is_written(folder):
         "models      3 x 3, 0 with the weights of another" in text.stdout
         and "gaussian (exact)" in text.stdout
     )
+    assert "--report page.html" in text.stdout
     assert "6/6" in text.stderr and "pair/s" in text.stderr
     expected = tnsim.pairwise(tnsim.load(folder / "models"), slices=True)
+    lowest = float(expected.similarity.min())
+    assert f"lowest      similarity {lowest:.4g}, of " in text.stdout
     with (out / "similarity.csv").open() as file:
         header, *rows = list(csv.reader(file))
     assert header == ["", "0", "10", "200"] and [row[0] for row in rows] == header[1:]

@@ -127,6 +127,8 @@ def pairwise(
         _print_result(result)
     else:
         _say_result(result, written)
+        if not (plots or report):
+            say("to look at  run again with --plots for pictures, or --report page.html for a page")
 
 
 def _say_cost(planned: PairwisePlan, as_json: bool) -> None:
@@ -155,7 +157,15 @@ def _say_result(result: Pairwise, written: list[Path]) -> None:
     say(f"models      {sizes['a']} x {sizes['b']}, {duplicates}")
     say(f"metric      {about['metric']} ({guarantee(about['exact'])})")
     say(f"route       {about['plan']}")
+    say(f"lowest      {_lowest(result)}")
     say(f"wrote       {', '.join(map(str, written))}")
+
+
+def _lowest(result: Pairwise) -> str:
+    """The pair that has least in common."""
+    stacked = result.similarity.stack(pair=("a", "b"))
+    first, second = stacked.pair.values[int(stacked.argmin())]
+    return f"similarity {float(stacked.min()):.4g}, of {first} and {second}"
 
 
 def _tables(result: Pairwise, out: Path, parquet: bool) -> list[Path]:
