@@ -20,7 +20,7 @@ def activation(calls: Sequence[Call]) -> str | None:
     """The function between the first of some calls and what follows, alone or as a gate.
 
     Args:
-        calls: of a module, from a layer on.
+        calls: Of a module, from a layer on.
 
     Returns:
         Its name in `torch.nn.functional`, None where it is none that is known.

@@ -54,9 +54,9 @@ class Shape(NamedTuple):
     """Projections of what may be attention.
 
     Attributes:
-        calls: how many.
-        keys: fields of its rule.
-        rows: of queries, and of values.
+        calls: How many.
+        keys: Fields of its rule.
+        rows: Of queries, and of values.
     """
 
     calls: int

@@ -18,7 +18,7 @@ def doubt(rules: list[dict[str, Any]]) -> None:
     """Say where an activation may stand, which leaves no trace in a file.
 
     Args:
-        rules: in order; comments are added to them.
+        rules: In order; comments are added to them.
 
     Example:
         >>> rules = [{"kind": "linear", "weight": f"{n}.weight"} for n in (0, 2)]
@@ -42,8 +42,8 @@ def one_by_one(rules: list[dict[str, Any]], names: Collection[str]) -> Iterator[
     A repeated rule is a run of equal layers, so attention and MLP in turn are written out.
 
     Args:
-        rules: as guessed, repeated where their names have numbers.
-        names: of the tensors, which tell how many blocks there are.
+        rules: As guessed, repeated where their names have numbers.
+        names: Of the tensors, which tell how many blocks there are.
 
     Yields:
         The rules of the dialect.

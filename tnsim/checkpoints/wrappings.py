@@ -21,8 +21,8 @@ class Place(NamedTuple):
     """Where weights lie.
 
     Attributes:
-        way: keys of the mappings that lead there.
-        prefix: what stands before their names.
+        way: Keys of the mappings that lead there.
+        prefix: What stands before their names.
     """
 
     way: tuple[str, ...] = ()
@@ -39,14 +39,14 @@ def place_of(state: Mapping[str, Any], names: Sequence[str]) -> Place:
     """Where the weights of some names lie.
 
     Args:
-        state: arrays by name, or mappings of such.
-        names: that have to be there, one at least.
+        state: Arrays by name, or mappings of such.
+        names: That have to be there, one at least.
 
     Returns:
         The top where they are there, or where they are nowhere; else the one place that has all.
 
     Raises:
-        KeysDiffer: where there is more than one.
+        KeysDiffer: Where there is more than one.
 
     Example:
         >>> place_of({"model": {"module.w": 1, "module.b": 2}, "step": 3}, ["w", "b"])
@@ -68,14 +68,14 @@ def inside(state: Mapping[str, Any], place: Place) -> Mapping[str, Any]:
     """The mapping at a place, its names without what stands before them.
 
     Args:
-        state: as for `place_of`.
-        place: as that gave it.
+        state: As for `place_of`.
+        place: As that gave it.
 
     Returns:
         Arrays by name. Names that have no such prefix stay.
 
     Raises:
-        KeysDiffer: where a name is there with the prefix and without.
+        KeysDiffer: Where a name is there with the prefix and without.
 
     Example:
         >>> inside({"model": {"module.w": 1}}, Place(("model",), "module."))
@@ -96,7 +96,7 @@ def common_prefix(names: Sequence[str]) -> str:
     """What wrappers put before all of some names.
 
     Args:
-        names: of tensors.
+        names: Of tensors.
 
     Returns:
         Words of `PREFIXES`, empty where not all names begin with one.

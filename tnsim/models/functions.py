@@ -31,7 +31,7 @@ def refused_under(metric: Any) -> ModelError:
     """That plain functions have no similarity from weights.
 
     Args:
-        metric: other than `Empirical`.
+        metric: Other than `Empirical`.
 
     Returns:
         The error, to be raised.

@@ -31,8 +31,8 @@ class Fixed(NamedTuple):
     """Numbers without derivatives.
 
     Attributes:
-        weights: of models, and the moments of the metric.
-        sample: the points of a finite metric, None where legs are joined.
+        weights: Of models, and the moments of the metric.
+        sample: The points of a finite metric, None where legs are joined.
     """
 
     weights: Weights
@@ -44,12 +44,12 @@ class Comparison:
     """What is compared, without the numbers.
 
     Attributes:
-        form: how (a, b, metric) is made of its leaves, the metric None where a sample is given.
-        others: leaves that are no numbers, by their number among the leaves: a metric from outside
+        form: How (a, b, metric) is made of its leaves, the metric None where a sample is given.
+        others: Leaves that are no numbers, by their number among the leaves: a metric from outside
             that is no pytree.
-        degree: of the polynomials.
-        dtype: precision of the computation.
-        budget: what it may take.
+        degree: Of the polynomials.
+        dtype: Precision of the computation.
+        budget: What it may take.
     """
 
     form: Any
@@ -70,11 +70,11 @@ def comparison_of(
     """A comparison, and its leaves.
 
     Args:
-        a: a model or a combination, as is b.
-        b: the other one.
-        metric: how inputs are weighed.
-        dtype: precision of the computation.
-        budget: what it may take.
+        a: A model or a combination, as is b.
+        b: The other one.
+        metric: How inputs are weighed.
+        dtype: Precision of the computation.
+        budget: What it may take.
 
     Returns:
         What is compared, and the weights and moments of (a, b, metric) by number.
@@ -115,9 +115,9 @@ def cosine(comparison: Comparison, moving: Weights, fixed: Fixed) -> Cosine:
     """The cosine, unclipped, and the bound of its error.
 
     Args:
-        comparison: what is compared.
-        moving: weights that are tensors.
-        fixed: what has no derivatives.
+        comparison: What is compared.
+        moving: Weights that are tensors.
+        fixed: What has no derivatives.
 
     Returns:
         Two scalars.
@@ -132,9 +132,9 @@ def cosine_and_pullback(
     """The same, and what `gradient` needs of it.
 
     Args:
-        comparison: as for `cosine`, as are the others.
-        moving: with respect to which there are derivatives.
-        fixed: what has none.
+        comparison: As for `cosine`, as are the others.
+        moving: With respect to which there are derivatives.
+        fixed: What has none.
 
     Returns:
         The cosine, and a function that is a pytree of what reverse mode keeps.
@@ -150,7 +150,7 @@ def gradient(pullback: Any) -> Weights:
     """The gradient of the cosine.
 
     Args:
-        pullback: as `cosine_and_pullback` gives it.
+        pullback: As `cosine_and_pullback` gives it.
 
     Returns:
         A derivative for each of the moving weights, in its type.

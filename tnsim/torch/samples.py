@@ -25,18 +25,18 @@ def sample_of(a: Any, b: Any, metric: Metric, dtype: str, budget: Budget) -> Wei
     """The points at which two models are compared in a loss.
 
     Args:
-        a: a model or a combination, as is b.
-        b: the other one.
-        metric: how inputs are weighed.
-        dtype: precision of the computation.
-        budget: what it may take.
+        a: A model or a combination, as is b.
+        b: The other one.
+        metric: How inputs are weighed.
+        dtype: Precision of the computation.
+        budget: What it may take.
 
     Returns:
         All points; None where the metric joins legs, or counts tokens along a plan.
 
     Raises:
-        ModelError: where the models do not read these inputs.
-        TooLarge: where forward passes, or what the way back keeps of them, are over the budget.
+        ModelError: Where the models do not read these inputs.
+        TooLarge: Where forward passes, or what the way back keeps of them, are over the budget.
     """
     if not isinstance(metric, FiniteMetric):
         return None
