@@ -163,9 +163,10 @@ def _say_result(result: Pairwise, written: list[Path]) -> None:
 
 def _lowest(result: Pairwise) -> str:
     """The pair that has least in common."""
-    stacked = result.similarity.stack(pair=("a", "b"))
-    first, second = stacked.pair.values[int(stacked.argmin())]
-    return f"similarity {float(stacked.min()):.4g}, of {first} and {second}"
+    values = result.similarity.values
+    row, column = divmod(int(values.argmin()), values.shape[1])
+    first, second = result["a"].values[row], result["b"].values[column]
+    return f"similarity {values[row, column]:.4g}, of {first} and {second}"
 
 
 def _tables(result: Pairwise, out: Path, parquet: bool) -> list[Path]:
