@@ -15,7 +15,8 @@ from PIL import Image
 
 from tnsim.reproduce import page
 
-COLOURS = 128  # a third of the bytes, and no difference to be seen
+COLOURS = 256
+WHOLE_SCALE = Image.Quantize.MAXCOVERAGE  # rare colours too, so that colour bars have no bands
 DOCS = Path(__file__).parent.parent / "docs"
 
 
@@ -31,7 +32,8 @@ def main() -> None:
         shutil.copy(runs / placed / "claims.json", folder)
         for name in record["figures"]:
             picture = Image.open(runs / placed / name).convert("RGB")
-            picture.quantize(COLOURS).save(folder / name, optimize=True)
+            small = picture.quantize(COLOURS, WHOLE_SCALE, dither=Image.Dither.NONE)
+            small.save(folder / name, optimize=True)
     print(page.write(kept, DOCS / "reproduction.md"))
 
 

@@ -32,7 +32,7 @@ def trained(tmp_path_factory):
 @pytest.mark.slow
 def test_the_verdicts_of_a_small_attack(trained):
     found = verdicts(EXPERIMENT, SMALL, trained)
-    assert len(found) == 24
+    assert len(found) == 27
     assert {name for name, became in found.items() if became == "differs in setting"} == DIFFERS
     assert {name for name, became in found.items() if became == "does not hold"} == FAILS
 
@@ -54,7 +54,7 @@ def test_checkpoints_of_somebody_without_a_control(trained, tmp_path):
     assert not rows["text-tensor"].control and rows["text-tensor"].expected
     assert (
         verdict(rows["divided-by-slice"]) == "holds"
-        and len(EXPERIMENT.figures(run, measure(run))) == 2
+        and len(EXPERIMENT.figures(run, measure(run))) == 3
     )
     with pytest.raises(tnsim.CheckpointError, match="models of 64 pixels, but images of 1024"):
         measure(

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 import tnsim
 from tnsim.errors import CheckpointError, MissingExtra, ResultError, StoreMismatch, TnsimError
 from tnsim.reproduce import catalogue, page, records, steps, table
-from tnsim.reproduce.claims import Claim, at_least, at_most, near, verdict
+from tnsim.reproduce.claims import Claim, Summary, at_least, at_most, near, verdict
 from tnsim.reproduce.experiment import Experiment
 from tnsim.reproduce.run import Recorder, Run, seconds_of, timed
 
@@ -60,6 +60,7 @@ TOY = Experiment(
     measure=measure,
     claims=claims,
     figures=figures,
+    summaries=lambda measured: (Summary("Side by side", ("measure", "r"), (("ours", "0.9"),)),),
 )
 
 
@@ -155,8 +156,15 @@ def test_checkpoints_of_somebody_are_measured_as_they_are(tmp_path):
     record = steps.reproduce(taking, "default", tmp_path / "run", checkpoints=given)
     assert record["claims"][0]["ours"] == [pytest.approx(0.5**0.5)]
     assert "train" not in record["seconds"]
+    run = Run(tmp_path / "run", Setting(), given=given)
     with pytest.raises(CheckpointError, match="cannot be read as the log of a series"):
-        Run(tmp_path / "run", Setting(), given=given).log("line")
+        run.log("line")
+    (given / "line" / "log.json").write_text('{"checkpoints": [{"step": 0}]}')
+    with pytest.raises(CheckpointError, match=r"1 entries for 2 checkpoints.* with step, loss"):
+        run.log("line", "loss")
+    (given / "line" / "step_0.safetensors").write_text("")
+    with pytest.raises(CheckpointError, match="toy wants as --checkpoints a series of lines"):
+        steps.reproduce(taking, "default", tmp_path / "again", checkpoints=given)
 
 
 def test_claims_with_one_name_are_refused(tmp_path):
@@ -199,6 +207,7 @@ def test_the_command_runs_judges_and_writes_a_page(toy, tmp_path):
     written = (tmp_path / "reproduction.md").read_text()
     assert "- *toy*: Seen on a cluster. It needs a cluster." in written
     assert "](toy/default/line.png)" in written
+    assert "measure  r\nours     0.9" in said and "| ours | 0.9 |" in written
 
 
 def test_the_command_runs_every_setting_of_the_paper(toy, tmp_path):

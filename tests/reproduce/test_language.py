@@ -83,7 +83,7 @@ def test_a_text_too_short_is_refused():
         learn(Counter([b"ab"]), 30)
     with pytest.raises(tnsim.ModelError, match="no room"):
         learn(Counter([bytes(range(97, 123))]), 10)
-    with pytest.raises(tnsim.ModelError, match="too few to hold out"):
+    with pytest.raises(tnsim.ModelError, match="too few documents to hold out"):
         made([b"one"], 10)
 
 
@@ -141,12 +141,12 @@ def test_the_verdicts_of_a_small_model(tmp_path, text):
         "blocks-weight-cosine": "holds",
         "tensor-is-sharpest": "holds",
         "tensor-is-sharpest-beyond-drift": "holds",
-        "ngrams-similarity": "holds",
-        "ngrams-held-out-text": "holds",
-        "ngrams-text-logits": "holds",
-        "ngrams-text-residual": "holds",
-        "ngrams-gaussian-logits": "holds",
-        "ngrams-weight-cosine": "holds",
+        "phases-similarity": "holds",
+        "phases-held-out-text": "holds",
+        "phases-text-logits": "holds",
+        "phases-text-residual": "holds",
+        "phases-gaussian-logits": "holds",
+        "phases-weight-cosine": "holds",
         "tensor-follows-ngrams-best": "differs in setting",
         "closed-form": "cannot be rerun",
         "the-papers-run": "cannot be rerun",

@@ -7,9 +7,13 @@ from __future__ import annotations
 
 import enum
 import math
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import NamedTuple, TypeVar
 
 from tnsim.errors import ResultError
+
+T = TypeVar("T")
 
 
 class Verdict(enum.StrEnum):
@@ -126,6 +130,20 @@ class Claim:
     note: str = ""
 
 
+class Summary(NamedTuple):
+    """Measures side by side, where single claims do not show how they compare.
+
+    Attributes:
+        title: what is compared.
+        heads: of the columns.
+        rows: words, a cell for each column.
+    """
+
+    title: str
+    heads: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
 def verdict(claim: Claim) -> Verdict:
     """What became of a claim.
 
@@ -164,6 +182,23 @@ def mean(values: tuple[float, ...]) -> float:
         1.5
     """
     return math.fsum(values) / len(values)
+
+
+def each(seeds: Iterable[T], value: Callable[[T], float]) -> tuple[float, ...]:
+    """A value for each seed, as a claim has them.
+
+    Args:
+        seeds: what was measured of each.
+        value: to take of it.
+
+    Returns:
+        The values in their order.
+
+    Example:
+        >>> each(("a", "bc"), len)
+        (1, 2)
+    """
+    return tuple(map(value, seeds))
 
 
 def _is_met(claim: Claim) -> bool:

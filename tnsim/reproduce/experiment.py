@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from tnsim.reproduce.claims import Claim
+from tnsim.reproduce.claims import Claim, Summary
 from tnsim.reproduce.run import Run
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ class Experiment:
         claims: rows.
         figures: by name of the file, without its ending.
         results: pairwise results to be explored on a page, by name.
+        summaries: tables of measures side by side.
         data: what a folder of real data must hold, empty where the experiment draws its own.
         checkpoints: what a folder of somebody's checkpoints must hold, empty where none fit.
 
@@ -48,5 +49,6 @@ class Experiment:
     claims: Callable[[Run, Any], tuple[Claim, ...]]
     figures: Callable[[Run, Any], Mapping[str, Figure]]
     results: Callable[[Any], Mapping[str, xr.Dataset]] = field(default=lambda measured: {})
+    summaries: Callable[[Any], tuple[Summary, ...]] = field(default=lambda measured: ())
     data: str = ""
     checkpoints: str = ""

@@ -13,8 +13,9 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from jaxtyping import Float, Int
 
-from tnsim.errors import TnsimError
+from tnsim.errors import CheckpointError, TnsimError
 from tnsim.reproduce import street_digits
+from tnsim.reproduce.run import Run
 
 Part = Literal["train", "test"]
 Kind = Literal["digits", "street"]
@@ -79,6 +80,29 @@ def load(kind: Kind, part: Part, folder: Path | None = None) -> Images:
     return _scanned(part)
 
 
+def tested_with(run: Run[Any], pixels: int) -> Float[np.ndarray, "n pixels"]:
+    """The test images of a run, of the size that its models read.
+
+    Args:
+        run: whose setting names `images`.
+        pixels: that its models read.
+
+    Returns:
+        Pixels of every image.
+
+    Raises:
+        CheckpointError: models of somebody read images of another size.
+        TnsimError: the folder of data does not hold what is wanted.
+    """
+    x = load(run.setting.images, "test", run.data).x
+    if x.shape[1] != pixels:
+        raise CheckpointError(
+            f"{run.checkpoints}: models of {pixels} pixels, but images of {x.shape[1]}; give the "
+            "folder of their images as --data"
+        )
+    return x
+
+
 def _scanned(part: Part) -> Images:
     from sklearn.datasets import load_digits
 
@@ -100,7 +124,7 @@ def _of_folder(folder: Path, part: Part) -> Images:
             images, labels = arrays["images"], arrays["labels"]
     except (OSError, ValueError, KeyError) as error:
         raise TnsimError(
-            f"{folder} cannot be read as images ({error}); it holds {WANTED}"
+            f"{folder} cannot be read as images ({error}); wanted are {WANTED}"
         ) from None
     square = images.ndim == 3 and images.shape[1] == images.shape[2]
     if not square or labels.shape != images.shape[:1] or not 0 <= images.min() <= images.max() <= 1:
@@ -116,6 +140,8 @@ def _grey(path: Path) -> Images:
     from scipy.io import loadmat
 
     arrays: Any = loadmat(path)
-    grey = np.tensordot(arrays["X"], _LUMINANCE, axes=(2, 0)) / 255
-    pixels = np.moveaxis(grey, -1, 0).reshape(grey.shape[-1], -1)
-    return Images(pixels.astype(np.float32), (arrays["y"].ravel() % 10).astype(np.int32))
+    colours = np.moveaxis(arrays["X"], (-1, 2), (0, 1))
+    grey = np.zeros((len(colours), 32, 32), np.float32)
+    for number, share in enumerate(_LUMINANCE):  # one by one, or 73,257 images take gigabytes
+        grey += np.float32(share / 255) * colours[:, number]
+    return Images(grey.reshape(len(grey), -1), (arrays["y"].ravel() % 10).astype(np.int32))

@@ -152,6 +152,12 @@ def _section(folder: PurePosixPath, record: dict[str, Any]) -> Iterator[str]:
     for figure in record["figures"]:
         yield f"![{record['title']}: {PurePosixPath(figure).stem}]({folder / figure})"
         yield ""
+    for summary in record["summaries"]:
+        yield f"{summary['title']}:"
+        yield ""
+        yield from _head(summary["heads"])
+        yield from map(_row, summary["rows"])
+        yield ""
     yield from _head([name for name, _ in table.COLUMNS])
     for row in record["claims"]:
         yield _row(table.cells(row))

@@ -1,17 +1,18 @@
-"""Whether a matrix shows the phases that behaviour shows. In: matrices. Out: `Seen`.
+"""Whether a matrix shows the phases that behaviour shows. In: matrices. Out: `Seen`, claims.
 
 Compared are the steps that start a phase, and the order in which pairs of checkpoints are alike.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float
 
 import tnsim
+from tnsim.reproduce.claims import Claim, Summary, at_least, at_most
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -67,18 +68,100 @@ def seen(matrix: xr.DataArray, behaviour: xr.DataArray, change_points: Sequence[
     )
 
 
-def published_score(one: Seen) -> str:
-    """What the formula of the published figures gives, in words for a note.
+def claims_of(
+    found: Mapping[str, Seen],
+    titles: Mapping[str, str],
+    where: str,
+    turns: str,
+    authors: Mapping[str, float] | None = None,
+    differs: str = "",
+) -> list[Claim]:
+    """Two rows for each matrix: whether it has phases at all, and whether they are behaviour's.
 
     Args:
-        one: of a matrix.
+        found: what was seen in the matrices, by name.
+        titles: of the matrices, by name.
+        where: in the paper.
+        turns: how behaviour's phases are spoken of, such as "the accuracy turns".
+        authors: block scores of the authors' stored matrices.
+        differs: how the setting is not the paper's.
 
     Returns:
-        A part of a sentence.
+        Claims `blocks-NAME` and `phases-NAME`.
     """
-    if one.last is None:
-        return "the formula of the published figures needs a last phase of two or more"
-    return f"by the formula of the published figures {one.last:.3f}"
+    rows = []
+    for name, one in found.items():
+        hyphened = name.replace("_", "-")
+        count = len(one.starts) + 1
+        rows += [
+            Claim(
+                name=f"blocks-{hyphened}",
+                text=f"Block score of {titles[name]} at its best {count} phases.",
+                where=where,
+                authors=(authors or {}).get(name),
+                ours=(one.score,),
+                control=(one.even,),
+                excess=at_least(0.0),
+                why="the control drifts as much, evenly, so it has no phases",
+                differs=differs,
+            ),
+            Claim(
+                name=f"phases-{hyphened}",
+                text=f"The best {count} phases of {titles[name]} start where {turns}.",
+                where=where,
+                ours=(one.late,),
+                expected=at_most(1.0),
+                why="checkpoints between the two, on average",
+                differs=differs,
+                note=f"they start at steps {_steps(one.starts)}",
+            ),
+        ]
+    return rows
+
+
+def summary(found: Mapping[str, Seen], titles: Mapping[str, str], turns: Sequence[Any]) -> Summary:
+    """All matrices side by side.
+
+    Args:
+        found: what was seen in the matrices, by name.
+        titles: of the matrices, by name.
+        turns: steps at which behaviour changes.
+
+    Returns:
+        A table with a row for each matrix: its block score by the formula of the paper's text, that
+        of the same drift without phases, the score by the formula of the published figures, the
+        steps at which its phases start, how many checkpoints these are from behaviour's on average,
+        and Spearman's coefficient with likeness in behaviour over pairs of checkpoints.
+    """
+    heads = (
+        "measure",
+        "block score",
+        "even drift",
+        "as published",
+        "phases start at",
+        "apart",
+        "Spearman",
+    )
+    rows = []
+    for name, one in found.items():
+        last = "-" if one.last is None else f"{one.last:.3f}"
+        rows.append(
+            (
+                titles[name],
+                f"{one.score:.3f}",
+                f"{one.even:.3f}",
+                last,
+                _steps(one.starts),
+                f"{one.late:.1f}",
+                f"{one.rank:.3f}",
+            )
+        )
+    title = f"Which measure sees the phases of behaviour, which start at steps {_steps(turns)}"
+    return Summary(title, heads, tuple(rows))
+
+
+def _steps(steps: Sequence[Any]) -> str:
+    return ", ".join(map(str, steps))
 
 
 def drifting_evenly(similarity: Float[np.ndarray, "K K"]) -> Float[np.ndarray, "K K"]:

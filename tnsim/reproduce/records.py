@@ -16,7 +16,7 @@ from typing import Any
 
 import tnsim
 from tnsim.errors import ResultError
-from tnsim.reproduce.claims import Claim, Interval, verdict
+from tnsim.reproduce.claims import Claim, Interval, Summary, verdict
 from tnsim.reproduce.experiment import Experiment
 from tnsim.reproduce.run import Run, seconds_of
 
@@ -30,6 +30,7 @@ def record(
     run: Run,
     claims: tuple[Claim, ...],
     figures: tuple[str, ...],
+    summaries: tuple[Summary, ...] = (),
 ) -> dict[str, Any]:
     """All that is known of a run, as plain data.
 
@@ -39,6 +40,7 @@ def record(
         run: where and with what.
         claims: what came of it.
         figures: names of the pictures beside the record.
+        summaries: tables of measures side by side.
 
     Returns:
         An object for JSON; `claims` has a row for each claim, with its verdict.
@@ -62,6 +64,7 @@ def record(
         "machine": machine(),
         "versions": versions(),
         "figures": list(figures),
+        "summaries": [_plain(summary._asdict()) for summary in summaries],
         "claims": [row(claim) for claim in claims],
     }
 

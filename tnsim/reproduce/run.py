@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,16 +65,37 @@ class Run(Generic[S]):
         """The checkpoints of a series, in the order of training."""
         return tnsim.Series(self.checkpoints / name)
 
-    def log(self, name: str) -> list[dict[str, Any]]:
-        """What `train` wrote about a series: an entry for each checkpoint, with its `step`."""
+    def log(self, name: str, *numbers: str) -> list[dict[str, Any]]:
+        """What `train` wrote about a series.
+
+        Args:
+            name: of the series.
+            *numbers: that every entry must have, beside its `step`.
+
+        Returns:
+            An entry for each checkpoint.
+
+        Raises:
+            CheckpointError: the log is missing, or is not that of these checkpoints.
+        """
         path = self.checkpoints / name / LOG
+        wanted = ("step", *numbers)
         try:
-            return json.loads(path.read_text(encoding="utf-8"))["checkpoints"]
+            entries = json.loads(path.read_text(encoding="utf-8"))["checkpoints"]
+            lacking = [key for key in wanted if not all(key in entry for entry in entries)]
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise CheckpointError(
                 f"{path}: cannot be read as the log of a series ({error}); it is a JSON object "
-                "whose 'checkpoints' have one entry, with its 'step', for each file"
+                f"whose 'checkpoints' have one entry, with {', '.join(wanted)}, for each file"
             ) from None
+        count = len(self.series(name))
+        if lacking or len(entries) != count:
+            raise CheckpointError(
+                f"{path}: {len(entries)} entries for {count} checkpoints, without "
+                f"{', '.join(lacking) or 'nothing'} that is needed; give every file an entry with "
+                f"{', '.join(wanted)}"
+            )
+        return entries
 
     def unfinished(self, names: Iterable[str]) -> list[str]:
         """The series among these that are not complete yet."""
@@ -196,12 +217,30 @@ def seconds_of(run: Run) -> dict[str, float]:
     return {step: entry["seconds"] for step, entry in known.items()}
 
 
-def seed_folders(run: Run, series: str) -> list[str]:
+def unfinished_seeds(run: Run[Any], count: int, series: Sequence[str]) -> list[int]:
+    """Seeds whose series are not all complete yet.
+
+    Args:
+        run: that is trained.
+        count: of its seeds, the first being the run's.
+        series: that each seed has, in a folder `seed-N`.
+
+    Returns:
+        The seeds that are left to train.
+    """
+    missing = []
+    for seed in range(run.seed, run.seed + count):
+        if run.unfinished(f"seed-{seed}/{name}" for name in series):
+            missing.append(seed)
+    return missing
+
+
+def seed_folders(run: Run, holding: str) -> list[str]:
     """Folders of a run's checkpoints, one for each seed.
 
     Args:
         run: after its training.
-        series: names of what each folder holds, for the message.
+        holding: what each folder holds, for the message.
 
     Returns:
         Their names, in order.
@@ -212,6 +251,6 @@ def seed_folders(run: Run, series: str) -> list[str]:
     found = sorted(path.name for path in run.checkpoints.glob("seed-*"))
     if not found:
         raise CheckpointError(
-            f"{run.checkpoints}: no folder seed-0 or the like, which holds the series {series}"
+            f"{run.checkpoints}: no folder seed-0 or the like, which holds {holding}"
         )
     return found

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import tnsim
-from tnsim.errors import TnsimError
+from tnsim.errors import CheckpointError, TnsimError
 from tnsim.reproduce import records
 from tnsim.reproduce.experiment import Experiment
 from tnsim.reproduce.run import Run, claim_folder, timed, write_json
@@ -69,12 +69,24 @@ def reproduce(
         with timed(run, "train"):
             experiment.train(run)
     with timed(run, "measure"):
-        measured = experiment.measure(run)
+        measured = _measured(experiment, run)
     claims = experiment.claims(run, measured)
     names = _draw(experiment, run, measured)
-    record = records.record(experiment, setting, run, claims, names)
+    summaries = experiment.summaries(measured)
+    record = records.record(experiment, setting, run, claims, names, summaries)
     write_json(folder / records.FILE, record)
     return record
+
+
+def _measured(experiment: Experiment, run: Run) -> Any:
+    """What was measured; where checkpoints of somebody do not fit, with what is wanted of them."""
+    try:
+        return experiment.measure(run)
+    except CheckpointError as error:
+        if run.given is None:
+            raise
+        wanted = f"{experiment.name} wants as --checkpoints {experiment.checkpoints}"
+        raise CheckpointError(f"{error}; {wanted}") from error
 
 
 def _check_given(name: str, option: str, folder: Path | None, wanted: str) -> None:

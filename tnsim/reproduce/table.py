@@ -22,7 +22,7 @@ COLUMNS = (
 
 
 def lines(record: dict[str, Any]) -> list[str]:
-    """A table of all claims of a run, and what became of them.
+    """A table of all claims of a run, what became of them, and measures side by side.
 
     Args:
         record: as `records.record` makes it.
@@ -36,7 +36,10 @@ def lines(record: dict[str, Any]) -> list[str]:
     table = [f"{record['title']} ({about})", "", _line(heads).rstrip(), _line(rules)]
     for row in record["claims"]:
         table += _wrapped(cells(row))
-    return [*table, "", score([record])]
+    table += ["", score([record])]
+    for summary in record["summaries"]:
+        table += ["", f"{summary['title']}:", "", *_aligned([summary["heads"], *summary["rows"]])]
+    return table
 
 
 def cells(row: dict[str, Any]) -> tuple[str, ...]:
@@ -132,6 +135,16 @@ _PLURAL = {
     Verdict.differs: "differ in setting",
     Verdict.cannot: "cannot be rerun",
 }
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Rows as lines, every column as wide as its longest cell."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for row in rows:
+        padded = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
+        lines.append("  ".join(padded).rstrip())
+    return lines
 
 
 def _wrapped(words: Sequence[str]) -> list[str]:

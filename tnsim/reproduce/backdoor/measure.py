@@ -11,7 +11,7 @@ import numpy as np
 import tnsim
 from tnsim.reproduce.backdoor.setting import Setting
 from tnsim.reproduce.backdoor.trigger import TARGET, stamp
-from tnsim.reproduce.images import load
+from tnsim.reproduce.images import tested_with
 from tnsim.reproduce.run import Run, seed_folders
 
 MATRICES = (
@@ -19,10 +19,15 @@ MATRICES = (
     "symmetric",
     f"slice_{TARGET}",
     f"symmetric_slice_{TARGET}",
+    "fitted",
+    f"fitted_slice_{TARGET}",
     "weight_cosine",
     "clean_behaviour",
     "poisoned_behaviour",
 )
+
+CURVES = ("train_accuracy", "test_accuracy", "attack_success")
+"""Along training, from the logs."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +35,7 @@ class Compared:
     """The checkpoints of one seed, twice: with the attack and with the control at their end.
 
     Args:
-        attack: `MATRICES`, `slices` and `symmetric_slices` over steps; along training accuracies
+        attack: `MATRICES` and `slices` over steps; along training accuracies
             and attack success.
         control: the same, of the clean continuation; None for checkpoints that have none.
         injection: the row of the first attacked checkpoint.
@@ -61,12 +66,11 @@ def measure(run: Run[Setting]) -> Measured:
     Returns:
         Matrices for each seed.
     """
-    tested = load(run.setting.images, "test", run.data)
-    names = seed_folders(run, "clean, attack and control")
-    return Measured(tuple(of_seed(run, name, tested.x) for name in names))
+    names = seed_folders(run, "the series clean, attack and control")
+    return Measured(tuple(of_seed(run, name) for name in names))
 
 
-def of_seed(run: Run[Setting], name: str, tested: np.ndarray) -> Compared:
+def of_seed(run: Run[Setting], name: str) -> Compared:
     """All pairs of a seed's checkpoints, clean, attacked and control at once."""
     branches = {"clean": run.series(f"{name}/clean"), "attack": run.series(f"{name}/attack")}
     if (run.checkpoints / name / "control").is_dir():
@@ -76,17 +80,12 @@ def of_seed(run: Run[Setting], name: str, tested: np.ndarray) -> Compared:
     for branch, series in branches.items():
         models += list(series)
         labels += [f"{branch} {step}" for step in series.labels]
-    if models[0].d_in != tested.shape[1]:
-        raise tnsim.CheckpointError(
-            f"{run.checkpoints / name}: models of {models[0].d_in} pixels, but images of "
-            f"{tested.shape[1]}; give the folder of their images as --data"
-        )
-    result = all_pairs(run, name, models, labels, tested)
-    clean = run.log(f"{name}/clean")
+    result = all_pairs(run, name, models, labels, tested_with(run, models[0].d_in))
+    clean = run.log(f"{name}/clean", *CURVES)
     ways = {}
     for branch in list(branches)[1:]:
         rows = [n for n, label in enumerate(labels) if label.split()[0] in ("clean", branch)]
-        ways[branch] = along(result, rows, clean + run.log(f"{name}/{branch}"))
+        ways[branch] = along(result, rows, clean + run.log(f"{name}/{branch}", *CURVES))
     return Compared(ways["attack"], ways.get("control"), len(clean))
 
 
@@ -97,15 +96,16 @@ def all_pairs(
     labels: Sequence[str],
     tested: np.ndarray,
 ) -> tnsim.Pairwise:
-    """Every matrix of the models, under both metrics and the measures they are compared with."""
+    """Every matrix of the models, under three metrics and the measures they are compared with."""
     named = dict(zip(labels, models, strict=True))
     result = tnsim.pairwise(named, slices=True, store=run.store(name), progress=run.progress)
-    store = run.store(f"{name}-symmetric")
-    other = tnsim.pairwise(named, tnsim.Symmetric(), slices=True, store=store)
-    result["symmetric"] = other.similarity
-    result["symmetric_slices"] = other.slices
-    for prefix in ("", "symmetric_"):
-        result[f"{prefix}slice_{TARGET}"] = result[f"{prefix}slices"].sel(output=TARGET, drop=True)
+    result[f"slice_{TARGET}"] = result.slices.sel(output=TARGET, drop=True)
+    others = {"symmetric": tnsim.Symmetric(), "fitted": tnsim.Gaussian.fit(tested)}
+    for metric_name, metric in others.items():
+        store = run.store(f"{name}-{metric_name}")
+        other = tnsim.pairwise(named, metric, slices=True, store=store, progress=run.progress)
+        result[metric_name] = other.similarity
+        result[f"{metric_name}_slice_{TARGET}"] = other.slices.sel(output=TARGET, drop=True)
     result["weight_cosine"] = tnsim.baselines.weight_cosine(models, names=labels)
     for kind, inputs in (("clean", tested), ("poisoned", stamp(tested))):
         behaviour = tnsim.baselines.mean_cosine(models, inputs, names=labels)
@@ -117,6 +117,6 @@ def along(result: tnsim.Pairwise, rows: Sequence[int], log: Sequence[dict[str, f
     """Some of the models, labelled by step, with what the log says of them."""
     steps = [int(entry["step"]) for entry in log]
     chosen = result.isel(a=rows, b=rows).assign_coords(a=steps, b=steps)
-    for curve in ("train_accuracy", "test_accuracy", "attack_success"):
+    for curve in CURVES:
         chosen[curve] = ("a", [entry[curve] for entry in log])
     return chosen

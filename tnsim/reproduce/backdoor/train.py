@@ -18,7 +18,7 @@ from tnsim.reproduce.backdoor.setting import Setting
 from tnsim.reproduce.backdoor.trigger import TARGET, stamp
 from tnsim.reproduce.classifiers import Params, State
 from tnsim.reproduce.images import Images
-from tnsim.reproduce.run import Recorder, Run
+from tnsim.reproduce.run import Recorder, Run, unfinished_seeds
 
 BRANCHES = ("clean", "attack", "control")
 
@@ -29,8 +29,7 @@ def train(run: Run[Setting]) -> None:
     Args:
         run: where to.
     """
-    seeds = [run.seed + n for n in range(run.setting.seeds)]
-    missing = [seed for seed in seeds if run.unfinished(f"seed-{seed}/{b}" for b in BRANCHES)]
+    missing = unfinished_seeds(run, run.setting.seeds, BRANCHES)
     if not missing:
         return
     shown = images.load(run.setting.images, "train", run.data)
@@ -53,6 +52,7 @@ class Trainer:
         self._run = run
         self._shown = shown
         self._tested = tested
+        self._on_device: Any = jax.device_put(shown)  # an argument: a program keeps no images
         self._descend = jax.jit(self._steps)
 
     def train(self, seed: int) -> None:
@@ -83,18 +83,26 @@ class Trainer:
         with self._run.bar(end - start, f"seed {seed} {name}") as bar:
             for done in range(start, end, setting.every):
                 reached = min(done + setting.every, end)
-                state = self._descend(state, key, share, start, end, done, reached)
+                state = self._descend(self._on_device, state, key, share, start, end, done, reached)
                 self._keep(recorder, reached, state[0])
                 bar.update(reached - done)
         recorder.finish()
         return state
 
     def _steps(
-        self, state: State, key: Any, share: Any, start: Any, end: Any, done: Any, reached: Any
+        self,
+        shown: Images,
+        state: State,
+        key: Any,
+        share: Any,
+        start: Any,
+        end: Any,
+        done: Any,
+        reached: Any,
     ) -> State:
         """Steps `done` to `reached` of a branch; attack and control draw the same batches."""
         setting = self._run.setting
-        x, y = jnp.asarray(self._shown.x), jnp.asarray(self._shown.y)
+        x, y = shown
 
         def step(number: Any, state: State) -> State:
             drawn = jax.random.split(jax.random.fold_in(key, number), 3)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from tnsim.reproduce.claims import Claim, at_least, at_most, near
+from tnsim.reproduce.claims import Claim, at_least, at_most, each, near
 from tnsim.reproduce.differences.measure import Measured
 from tnsim.reproduce.forgetting.claims import ends
 from tnsim.reproduce.forgetting.setting import Setting
@@ -39,7 +38,7 @@ def claims(run: Run[Setting], measured: Measured) -> tuple[Claim, ...]:
                 text=f"Slice 9 beside the difference, at the end of {stage}.",
                 where=WHERE,
                 authors=authors,
-                ours=_each(measured, lambda one, name=stage: at_end(one, name)),
+                ours=each(measured.seeds, lambda one, name=stage: at_end(one, name)),
                 expected=near(authors, 0.15),
                 why="another pair of networks",
                 differs=differs,
@@ -60,7 +59,7 @@ def _changes(measured: Measured) -> list[Claim]:
             text="Slice 9 turns towards the difference when 9 is added.",
             where=WHERE,
             authors=1.27,
-            ours=_each(measured, lambda one: at_end(one, "add 9") - at_end(one, "add 8")),
+            ours=each(measured.seeds, lambda one: at_end(one, "add 9") - at_end(one, "add 8")),
             expected=at_least(0.3),
             why="change between the ends of two stages",
         ),
@@ -69,7 +68,7 @@ def _changes(measured: Measured) -> list[Claim]:
             text="Slice 9 turns away from it when 9 is removed.",
             where=WHERE,
             authors=-1.24,
-            ours=_each(measured, lambda one: at_end(one, "remove 9") - at_end(one, "control")),
+            ours=each(measured.seeds, lambda one: at_end(one, "remove 9") - at_end(one, "control")),
             control=controls,
             expected=at_most(-0.1),
             excess=at_most(-0.1) if controls else None,
@@ -80,7 +79,9 @@ def _changes(measured: Measured) -> list[Claim]:
             text="Slice 9 turns back when 9 is added again.",
             where=WHERE,
             authors=1.25,
-            ours=_each(measured, lambda one: at_end(one, "re-add 9") - at_end(one, "remove 9")),
+            ours=each(
+                measured.seeds, lambda one: at_end(one, "re-add 9") - at_end(one, "remove 9")
+            ),
             expected=at_least(0.1),
             why="change between the ends of two stages",
         ),
@@ -88,7 +89,7 @@ def _changes(measured: Measured) -> list[Claim]:
             name="isolated",
             text="The difference isolates output 9: other slices turn less.",
             where=WHERE,
-            ours=_each(measured, _times_other_slices),
+            ours=each(measured.seeds, _times_other_slices),
             expected=at_least(2.0),
             why="ratio of the change when 9 is removed to the mean size of the nine others'",
         ),
@@ -98,11 +99,6 @@ def _changes(measured: Measured) -> list[Claim]:
 def at_end(result: Any, stage: str, output: int = 9) -> float:
     """A slice beside the difference, at the end of a stage."""
     return float(result.slices[ends(result)[stage], 0, output])
-
-
-def _each(measured: Measured, value: Callable[[Any], float]) -> tuple[float, ...]:
-    """A value for each seed."""
-    return tuple(map(value, measured.seeds))
 
 
 def _times_other_slices(one: Any) -> float:

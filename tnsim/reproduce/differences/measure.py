@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import tnsim
-from tnsim.reproduce.forgetting.measure import labels_of
+from tnsim.reproduce.forgetting.measure import CURVES, labels_of
 from tnsim.reproduce.forgetting.setting import Setting
 from tnsim.reproduce.run import Run, seed_folders
 
@@ -37,7 +37,7 @@ def measure(run: Run[Setting]) -> Measured:
     Returns:
         A result for each seed.
     """
-    names = seed_folders(run, "stages")
+    names = seed_folders(run, "the series stages and pair")
     stages = tuple(beside_difference(run, name, "stages") for name in names)
     kept = ()
     if all((run.checkpoints / name / "kept").is_dir() for name in names):
@@ -48,7 +48,7 @@ def measure(run: Run[Setting]) -> Measured:
 def beside_difference(run: Run[Setting], name: str, part: str) -> tnsim.Pairwise:
     """The checkpoints of a series beside the difference, which is a model like any other."""
     without, with_9 = run.series(f"{name}/pair")
-    log = run.log(f"{name}/{part}")
+    log = run.log(f"{name}/{part}", *CURVES)
     labels = [f"{part} {n + 1}" for n in range(len(log))]
     if part == "stages":
         labels = labels_of(log)
@@ -60,6 +60,6 @@ def beside_difference(run: Run[Setting], name: str, part: str) -> tnsim.Pairwise
         store=run.store(f"{name}-{part}"),
         progress=run.progress,
     )
-    for curve in ("stage", "validation_accuracy", "accuracy_of_9"):
+    for curve in CURVES:
         result[curve] = ("a", [entry[curve] for entry in log])
     return result

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from tnsim.reproduce.forgetting.setting import Setting
 from tnsim.reproduce.forgetting.train import Trainer
-from tnsim.reproduce.run import Run
+from tnsim.reproduce.run import Run, unfinished_seeds
 
 APART = 1000
 """Added to the seed of the pair."""
@@ -20,9 +20,7 @@ def train(run: Run[Setting]) -> None:
     Args:
         run: where to.
     """
-    seeds = [run.seed + n for n in range(run.setting.seeds)]
-    parts = ("stages", "kept", "pair")
-    missing = [s for s in seeds if run.unfinished(f"seed-{s}/{part}" for part in parts)]
+    missing = unfinished_seeds(run, run.setting.seeds, ("stages", "kept", "pair"))
     if missing:
         trainer = Trainer(run)
         for seed in missing:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 import tnsim
-from tnsim.reproduce.claims import Claim, Interval, at_least, at_most, near
+from tnsim.reproduce.claims import Claim, Interval, at_least, at_most, each, near
 from tnsim.reproduce.forgetting.measure import WHOLE, Compared, Measured
 from tnsim.reproduce.forgetting.setting import STAGES, Setting
 from tnsim.reproduce.run import Run
@@ -47,7 +47,7 @@ def _accuracy(measured: Measured, differs: str) -> Claim:
         where=PROGRESS,
         paper="0.83 to 0.85",
         authors="0.822 to 0.855",
-        ours=_each(measured, lambda one: float(_at_ends(one, "validation_accuracy").mean())),
+        ours=each(measured.seeds, lambda one: float(_at_ends(one, "validation_accuracy").mean())),
         expected=near(0.84, 0.02),
         why="mean over stages",
         differs=differs,
@@ -65,8 +65,8 @@ def _whole(measured: Measured, differs: str) -> list[Claim]:
                 where=WHERE,
                 paper="much weaker signal",
                 authors=authors,
-                ours=_each(
-                    measured,
+                ours=each(
+                    measured.seeds,
                     lambda one, name=other: (
                         with_and_without_9(one.stages, "similarity")
                         - with_and_without_9(one.stages, name)
@@ -97,7 +97,7 @@ def _drops(measured: Measured, differs: str) -> list[Claim]:
             text="The drop of tensor similarity is the most pronounced of the three.",
             where=PROGRESS,
             authors=2.7,
-            ours=_each(measured, _times_the_next_drop),
+            ours=each(measured.seeds, _times_the_next_drop),
             expected=at_least(1.0),
             why="ratio to the larger of the two others",
         )
@@ -109,7 +109,7 @@ def _drop(
     measured: Measured, name: str, text: str, authors: float, excess: Interval, differs: str
 ) -> Claim:
     """One drop, judged by what it has beyond the control, or by the authors' without one."""
-    drops = _each(measured, lambda one: drop(one.stages, name))
+    drops = each(measured.seeds, lambda one: drop(one.stages, name))
     claim = Claim(
         name=f"drop-of-{name.replace('_', '-')}",
         text=text,
@@ -123,7 +123,7 @@ def _drop(
     if measured.seeds[0].kept is None:
         return dataclasses.replace(claim, expected=near(authors, 0.05))
     # rows of the control bear the number of the stage that they stand for
-    controls = _each(measured, lambda one: drop(one.kept, name))
+    controls = each(measured.seeds, lambda one: drop(one.kept, name))
     return dataclasses.replace(claim, control=controls, excess=excess)
 
 
@@ -136,7 +136,7 @@ def _slices(measured: Measured, differs: str) -> list[Claim]:
             where=WHERE,
             paper=0.0,
             authors=-0.07,
-            ours=_each(measured, lambda one: 1.0 - drop(one.stages, "slice_9")),
+            ours=each(measured.seeds, lambda one: 1.0 - drop(one.stages, "slice_9")),
             expected=near(0.0, 0.1),
             why="similarity of the ends of two stages, remove 9 and add 9",
             differs=differs,
@@ -145,7 +145,7 @@ def _slices(measured: Measured, differs: str) -> list[Claim]:
             name="localised",
             text="The drop is localised almost entirely to digit 9.",
             where=PROGRESS,
-            ours=_each(measured, _times_other_slices),
+            ours=each(measured.seeds, _times_other_slices),
             expected=at_least(2.0),
             why="ratio to the mean drop of the nine other slices",
         ),
@@ -154,7 +154,7 @@ def _slices(measured: Measured, differs: str) -> list[Claim]:
             text="Slice 9 groups the stages with 9, and those without.",
             where=WHERE,
             authors=0.937,
-            ours=_each(measured, lambda one: with_and_without_9(one.stages, "slice_9")),
+            ours=each(measured.seeds, lambda one: with_and_without_9(one.stages, "slice_9")),
             expected=near(0.937, 0.1),
             why="group score of the stages with 9 and without",
             differs=differs,
@@ -163,7 +163,7 @@ def _slices(measured: Measured, differs: str) -> list[Claim]:
             name="divided-in-two",
             text="The best two phases of slice 9 are before and after 9 is added.",
             where=WHERE,
-            ours=_each(measured, lambda one: _is_divided(one, "slice_9", ("add 8",))),
+            ours=each(measured.seeds, lambda one: _is_divided(one, "slice_9", ("add 8",))),
             expected=at_least(0.66),
             why="share of the seeds; two of three",
         ),
@@ -172,7 +172,7 @@ def _slices(measured: Measured, differs: str) -> list[Claim]:
             text="The best two phases of tensor similarity are before and after 9 is added.",
             where=WHERE,
             paper="block structure",
-            ours=_each(measured, lambda one: _is_divided(one, "similarity", ("add 8",))),
+            ours=each(measured.seeds, lambda one: _is_divided(one, "similarity", ("add 8",))),
             expected=at_least(0.66),
             why="share of the seeds; two of three",
             differs=differs,
@@ -182,8 +182,8 @@ def _slices(measured: Measured, differs: str) -> list[Claim]:
             text="The best four phases of slice 9 start where 9 comes, goes and comes again.",
             where=WHERE,
             authors="yes",
-            ours=_each(
-                measured,
+            ours=each(
+                measured.seeds,
                 lambda one: _is_divided(one, "slice_9", ("add 8", "control", "remove 9")),
             ),
             expected=at_least(0.66),
@@ -195,7 +195,7 @@ def _slices(measured: Measured, differs: str) -> list[Claim]:
             text="The cosine of weights of output 9 shows this much less.",
             where=PROGRESS,
             authors=0.12,
-            ours=_each(measured, _of_weights),
+            ours=each(measured.seeds, _of_weights),
             expected=at_most(0.5),
             why="ratio of two group scores: cosine of the head's row 9, and slice 9",
             note="authors' stored runs: 0.115 of 0.937",
@@ -204,7 +204,7 @@ def _slices(measured: Measured, differs: str) -> list[Claim]:
             name="recovers",
             text="Adding 9 again restores slice 9.",
             where=PROGRESS,
-            ours=_each(measured, _recovered),
+            ours=each(measured.seeds, _recovered),
             expected=at_least(0.5),
             why="share of the drop that is made up for at the end of the next stage",
         ),
@@ -231,11 +231,6 @@ def drop(result: Any, name: str) -> float:
     """1 less the similarity of the stages that remove and that add 9, at their ends."""
     rows = ends(result)
     return 1.0 - float(result[name][rows["add 9"], rows["remove 9"]])
-
-
-def _each(measured: Measured, value: Callable[[Compared], float]) -> tuple[float, ...]:
-    """A value for each seed."""
-    return tuple(map(value, measured.seeds))
 
 
 def _at_ends(one: Compared, name: str) -> np.ndarray:

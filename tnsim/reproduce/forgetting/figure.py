@@ -26,13 +26,14 @@ def figures(run: Run[Setting], measured: Measured) -> dict[str, Figure]:
         measured: its values.
 
     Returns:
-        Three figures, of the first seed.
+        Four figures, of the first seed.
     """
     result = measured.seeds[0].stages
     points = borders(result)
-    panels = (*WHOLE, "slice_9", "weight_slice_9")
+    of_9 = ("slice_9", "weight_slice_9")
     return {
-        "figure-3": tnsim.figures.pairwise(result, "heatmap", panels, points, [ACCURACIES]),
+        "figure-3": tnsim.figures.pairwise(result, "heatmap", WHOLE, points, [ACCURACIES]),
+        "figure-3-slice-9": tnsim.figures.pairwise(result, "heatmap", of_9, points, [ACCURACIES]),
         "figure-3-slices": tnsim.figures.pairwise(result, "slices", change_points=points),
         "figure-6": beside_add_9(result, points),
     }

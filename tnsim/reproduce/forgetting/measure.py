@@ -11,11 +11,13 @@ import numpy as np
 import tnsim
 from tnsim.reproduce.forgetting.setting import STAGES, Setting
 from tnsim.reproduce.forgetting.train import REMOVED
-from tnsim.reproduce.images import load
+from tnsim.reproduce.images import tested_with
 from tnsim.reproduce.run import Run, seed_folders
 
 WHOLE = ("similarity", "cka", "weight_cosine")
 """Measures of whole models."""
+CURVES = ("stage", "validation_accuracy", "accuracy_of_9")
+"""Along training, from the logs."""
 
 
 @dataclass(frozen=True)
@@ -53,29 +55,22 @@ def measure(run: Run[Setting]) -> Measured:
     Returns:
         Matrices for each seed.
     """
-    tested = load(run.setting.images, "test", run.data)
-    names = seed_folders(run, "stages")
-    return Measured(tuple(of_seed(run, name, tested.x) for name in names))
+    return Measured(tuple(of_seed(run, name) for name in seed_folders(run, "the series stages")))
 
 
-def of_seed(run: Run[Setting], name: str, tested: np.ndarray) -> Compared:
+def of_seed(run: Run[Setting], name: str) -> Compared:
     """All pairs of a seed's checkpoints, those of the control among them."""
     series = run.series(f"{name}/stages")
-    models, log = list(series), run.log(f"{name}/stages")
+    models, log = list(series), run.log(f"{name}/stages", *CURVES)
     labels = labels_of(log)
     has_control = (run.checkpoints / name / "kept").is_dir()
     if has_control:
-        kept_log = run.log(f"{name}/kept")
+        kept_log = run.log(f"{name}/kept", *CURVES)
         models += list(run.series(f"{name}/kept"))
         labels += [f"kept {n}" for n in range(1, len(kept_log) + 1)]
         log = log + kept_log
-    if models[0].d_in != tested.shape[1]:
-        raise tnsim.CheckpointError(
-            f"{run.checkpoints / name}: models of {models[0].d_in} pixels, but images of "
-            f"{tested.shape[1]}; give the folder of their images as --data"
-        )
-    result = all_pairs(run, name, models, labels, tested)
-    for curve in ("stage", "validation_accuracy", "accuracy_of_9"):
+    result = all_pairs(run, name, models, labels, tested_with(run, models[0].d_in))
+    for curve in CURVES:
         result[curve] = ("a", [entry[curve] for entry in log])
     rows = np.arange(len(labels))
     is_control = np.array([label.startswith("kept") for label in labels])

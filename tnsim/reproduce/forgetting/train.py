@@ -10,14 +10,13 @@ import dataclasses
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from tnsim.reproduce import classifiers, images
 from tnsim.reproduce.classifiers import Params, State
 from tnsim.reproduce.forgetting.setting import STAGES, Setting, Stage
 from tnsim.reproduce.images import Images
-from tnsim.reproduce.run import Recorder, Run
+from tnsim.reproduce.run import Recorder, Run, unfinished_seeds
 
 REMOVED = [stage.name for stage in STAGES].index("remove 9")
 
@@ -28,8 +27,7 @@ def train(run: Run[Setting]) -> None:
     Args:
         run: where to.
     """
-    seeds = [run.seed + n for n in range(run.setting.seeds)]
-    missing = [s for s in seeds if run.unfinished([f"seed-{s}/stages", f"seed-{s}/kept"])]
+    missing = unfinished_seeds(run, run.setting.seeds, ("stages", "kept"))
     if missing:
         trainer = Trainer(run)
         for seed in missing:
@@ -47,6 +45,7 @@ class Trainer:
         self._run = run
         self._shown = images.load(run.setting.images, "train", run.data)
         self._tested = images.load(run.setting.images, "test", run.data)
+        self._on_device: Any = jax.device_put(self._shown)  # an argument: a program keeps no images
         self._descend = jax.jit(self._steps)
 
     def stages(self, seed: int) -> None:
@@ -103,7 +102,7 @@ class Trainer:
         with self._run.bar(total, f"seed {seed} {stage.name}") as bar:
             for part in range(1, kept + 1):
                 reached = total * part // kept
-                state = self._descend(state, padded, done, reached, total)
+                state = self._descend(self._on_device, state, padded, done, reached, total)
                 self._keep(recorder, before + reached, state[0], stage, number)
                 bar.update(reached - done)
                 done = reached
@@ -123,9 +122,11 @@ class Trainer:
         """Steps of a stage of all digits."""
         return len(self._shown.y) // self._run.setting.batch * self._run.setting.epochs
 
-    def _steps(self, state: State, order: Any, done: Any, reached: Any, total: Any) -> State:
+    def _steps(
+        self, shown: Images, state: State, order: Any, done: Any, reached: Any, total: Any
+    ) -> State:
         setting = self._run.setting
-        x, y = jnp.asarray(self._shown.x), jnp.asarray(self._shown.y)
+        x, y = shown
 
         def step(number: Any, state: State) -> State:
             chosen = order[number]

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 
 import tnsim
-from tnsim.reproduce.claims import Claim, Interval, at_least, at_most
+from tnsim.reproduce.claims import Claim, Interval, at_least, at_most, each
 from tnsim.reproduce.grokking.measure import KNOWN, Measured, first_row
 from tnsim.reproduce.grokking.setting import Setting
 from tnsim.reproduce.run import Run
@@ -48,7 +46,7 @@ def _curves(measured: Measured, differs: str) -> list[Claim]:
             where=WHERE,
             paper="chance",
             authors=0.003,
-            ours=_each(measured, _held_when_known),
+            ours=each(measured.runs, _held_when_known),
             expected=at_most(CHANCE),
             why="guessing gives 0.009; validation accuracy when training reaches 99 %",
         ),
@@ -57,7 +55,7 @@ def _curves(measured: Measured, differs: str) -> list[Claim]:
             text="Validation then jumps to perfect.",
             where=WHERE,
             paper="perfect",
-            ours=_each(measured, lambda result: float(result.validation_accuracy[-1])),
+            ours=each(measured.runs, lambda result: float(result.validation_accuracy[-1])),
             expected=at_least(KNOWN),
             why="accuracy of the last checkpoint",
         ),
@@ -66,7 +64,7 @@ def _curves(measured: Measured, differs: str) -> list[Claim]:
             text="The step from which validation is above 95 %.",
             where=WHERE,
             authors=11290,
-            ours=_each(measured, lambda result: _step(result, "validation_accuracy", 0.95)),
+            ours=each(measured.runs, lambda result: _step(result, "validation_accuracy", 0.95)),
             expected=_within(11290, 2.0),
             why="another split and initialisation: a factor of two",
             differs=differs,
@@ -80,7 +78,7 @@ def _blocks(measured: Measured, differs: str) -> list[Claim]:
             name="blocks-as-named",
             text="Three diagonal blocks are initialisation, memorisation and the solution.",
             where=WHERE,
-            ours=_each(measured, _share_in_their_block),
+            ours=each(measured.runs, _share_in_their_block),
             expected=at_least(1.0),
             why="share of the checkpoints that the curves name and that lie in the block so named",
             note="best three phases, against accuracies: nothing learned, only the training pairs "
@@ -95,7 +93,7 @@ def _blocks(measured: Measured, differs: str) -> list[Claim]:
                     text=f"Phase {number + 2} of the best {phases} starts at this step.",
                     where=WHERE,
                     authors=start,
-                    ours=_each(measured, lambda one, p=phases, n=number: _starts(one, p)[n]),
+                    ours=each(measured.runs, lambda one, p=phases, n=number: _starts(one, p)[n]),
                     expected=_within(start, SPACING),
                     why="one checkpoint of five to a decade, either way",
                     differs=differs,
@@ -111,8 +109,8 @@ def _blocks(measured: Measured, differs: str) -> list[Claim]:
                 text=f"Phase {number + 2} of five starts where {curve} accuracy reaches "
                 f"{level:.0%}.",
                 where=WHERE,
-                ours=_each(
-                    measured,
+                ours=each(
+                    measured.runs,
                     lambda one, n=number, c=name, v=level: _starts(one, 5)[n] / _step(one, c, v),
                 ),
                 expected=_within(1.0, SPACING),
@@ -128,7 +126,7 @@ def _after(measured: Measured) -> list[Claim]:
             name="beyond-the-jump",
             text="Reorganisation goes on after validation is perfect.",
             where=WHERE,
-            ours=_each(measured, _similarity_when_understood),
+            ours=each(measured.runs, _similarity_when_understood),
             expected=at_most(0.9),
             why="similarity to the last checkpoint when validation reaches 99 %",
         ),
@@ -136,7 +134,7 @@ def _after(measured: Measured) -> list[Claim]:
             name="frequencies-settle-late",
             text="Frequencies of the embeddings settle only after validation is perfect.",
             where=WHERE,
-            ours=_each(measured, _settled_after_understood),
+            ours=each(measured.runs, _settled_after_understood),
             expected=at_least(1.0),
             why="ratio of two steps: the cosine of frequency shares to the last ones stays above "
             "0.99; validation reaches 99 %",
@@ -145,7 +143,7 @@ def _after(measured: Measured) -> list[Claim]:
             name="either-metric",
             text="The symmetrised metric (code) shows what the Gaussian one (text) does.",
             where=WHERE,
-            ours=_each(measured, lambda one: float(abs(one.similarity - one.symmetric).max())),
+            ours=each(measured.runs, lambda one: float(abs(one.similarity - one.symmetric).max())),
             expected=at_most(0.02),
             why="largest difference of two entries",
         ),
@@ -164,11 +162,6 @@ def _at_text(measured: Measured) -> Claim:
         note="60 % of the pairs and a weight decay of 0.06, where the authors' code has 30 % and "
         "0.3: with the text's settings both come together",
     )
-
-
-def _each(measured: Measured, value: Callable[[tnsim.Pairwise], float]) -> tuple[float, ...]:
-    """A value for each seed."""
-    return tuple(map(value, measured.runs))
 
 
 def _within(middle: float, factor: float) -> Interval:

@@ -17,6 +17,8 @@ STRONGEST = 5
 """Frequencies that are drawn."""
 KNOWN = 0.99
 """Accuracy from which something counts as learned."""
+CURVES = ("train_accuracy", "validation_accuracy", "train_loss", "validation_loss")
+"""Along training, from the logs."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,7 @@ def measure(run: Run[Setting]) -> Measured:
     """
     at_text = names(run, "text-")
     runs = [of_series(run, name) for name in names(run) if name not in at_text]
-    return Measured(tuple(runs), tuple(held_when_known(run.log(name)) for name in at_text))
+    return Measured(tuple(runs), tuple(held_when_known(run.log(name, *CURVES)) for name in at_text))
 
 
 def of_series(run: Run[Setting], name: str) -> tnsim.Pairwise:
@@ -61,7 +63,7 @@ def of_series(run: Run[Setting], name: str) -> tnsim.Pairwise:
     result["frequency_cosine"] = (("a", "b"), shares @ shares.T / np.outer(lengths, lengths))
     for frequency in np.argsort(-shares[-1])[:STRONGEST]:
         result[f"frequency_{frequency + 1}"] = ("a", shares[:, frequency])
-    log = run.log(name)
+    log = run.log(name, *CURVES)
     for curve in ("train", "validation"):
         result[f"{curve}_accuracy"] = ("a", [entry[f"{curve}_accuracy"] for entry in log])
         losses = [entry[f"{curve}_loss"] for entry in log]

@@ -19,7 +19,7 @@ from jaxtyping import Array, Float, Int
 
 import tnsim
 from tnsim.reproduce.grokking.setting import Setting
-from tnsim.reproduce.run import LOG, Recorder, Run
+from tnsim.reproduce.run import LOG, Recorder, Run, seed_folders
 
 SHIPPED = Path(tnsim.__file__).parent / "data" / "grokking"
 """What `train_series` gives for the default setting and seed 0."""
@@ -54,7 +54,7 @@ def names(run: Run[Setting], prefix: str = "") -> list[str]:
     """
     seeds = [f"seed-{run.seed + n}" for n in range(run.setting.seeds)]
     if run.given is not None:
-        seeds = sorted(path.name for path in run.given.glob("seed-*"))
+        seeds = seed_folders(run, "checkpoints and a log.json")
     at_text = []
     if run.setting.text_steps and run.given is None:
         at_text = [f"text-{name}" for name in seeds]

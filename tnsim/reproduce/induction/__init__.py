@@ -4,7 +4,7 @@ In: the shipped series. Out: claims about phases, where curves of behaviour turn
 """
 
 from tnsim.reproduce.experiment import Experiment
-from tnsim.reproduce.induction.claims import claims
+from tnsim.reproduce.induction.claims import claims, summaries
 from tnsim.reproduce.induction.figure import figures
 from tnsim.reproduce.induction.measure import measure
 from tnsim.reproduce.induction.setting import Setting
@@ -21,5 +21,6 @@ EXPERIMENT = Experiment(
     claims=claims,
     figures=figures,
     results=lambda measured: {"induction": measured.table},
+    summaries=summaries,
     checkpoints="what scripts/train_induction.py writes",
 )

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from tnsim.reproduce.claims import Claim, at_least, at_most
+from tnsim.reproduce.claims import Claim, Summary, at_least, at_most
 from tnsim.reproduce.induction.measure import MEASURES, Measured
 from tnsim.reproduce.induction.setting import Setting
-from tnsim.reproduce.phases import published_score, seen
+from tnsim.reproduce.phases import Seen, claims_of, seen, summary
 from tnsim.reproduce.run import Run
 
 WHERE = "beyond the paper"
@@ -23,7 +23,8 @@ def claims(run: Run[Setting], measured: Measured) -> tuple[Claim, ...]:
     Returns:
         The claims.
     """
-    return (*_of_heads(measured), *_of_phases(measured))
+    of_phases = claims_of(phases_seen(measured), MEASURES, WHERE, "the accuracy turns")
+    return (*_of_heads(measured), *of_phases)
 
 
 def _of_heads(measured: Measured) -> list[Claim]:
@@ -73,35 +74,13 @@ def _of_heads(measured: Measured) -> list[Claim]:
     ]
 
 
-def _of_phases(measured: Measured) -> list[Claim]:
+def phases_seen(measured: Measured) -> dict[str, Seen]:
+    """What each matrix shows of the phases that the accuracy has."""
     table = measured.table
-    turns = ", ".join(map(str, table["a"].values[list(measured.turns)]))
-    rows = []
-    for name, title in MEASURES.items():
-        one = seen(table[name], measured.behaviour, measured.turns)
-        starts = ", ".join(map(str, one.starts))
-        rows.append(
-            Claim(
-                name=f"phases-{name.replace('_', '-')}",
-                text=f"The best three phases of {title} start where the accuracy turns.",
-                where=WHERE,
-                ours=(one.late,),
-                expected=at_most(1.0),
-                why="checkpoints between the two, on average",
-                note=f"the accuracy turns at steps {turns}, phases start at {starts}; Spearman's "
-                f"coefficient with likeness in behaviour {one.rank:.3f}",
-            )
-        )
-        rows.append(
-            Claim(
-                name=f"blocks-{name.replace('_', '-')}",
-                text=f"Block score of {title} at its best three phases.",
-                where=WHERE,
-                ours=(one.score,),
-                control=(one.even,),
-                excess=at_least(0.0),
-                why="the control drifts as much, evenly, so it has no phases",
-                note=published_score(one),
-            )
-        )
-    return rows
+    return {name: seen(table[name], measured.behaviour, measured.turns) for name in MEASURES}
+
+
+def summaries(measured: Measured) -> tuple[Summary, ...]:
+    """All measures side by side."""
+    turns = measured.table["a"].values[list(measured.turns)]
+    return (summary(phases_seen(measured), MEASURES, turns),)

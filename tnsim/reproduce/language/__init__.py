@@ -4,7 +4,7 @@ In: text, by default the standard library's own source. Out: claims of the paper
 """
 
 from tnsim.reproduce.experiment import Experiment
-from tnsim.reproduce.language.claims import claims
+from tnsim.reproduce.language.claims import claims, summaries
 from tnsim.reproduce.language.figure import figures
 from tnsim.reproduce.language.measure import measure
 from tnsim.reproduce.language.setting import PAPER, Setting
@@ -21,6 +21,7 @@ EXPERIMENT = Experiment(
     claims=claims,
     figures=figures,
     results=lambda measured: {"language-model": measured.table},
+    summaries=summaries,
     data=".txt files of text in UTF-8",
     checkpoints="a folder language-model with the checkpoints, and text.npz with the integer "
     "arrays training and held_out, token ids of the text",

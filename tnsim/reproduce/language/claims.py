@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 import tnsim
-from tnsim.reproduce.claims import Claim, at_least, at_most
+from tnsim.reproduce.claims import Claim, Summary, at_least, at_most
 from tnsim.reproduce.language.measure import MEASURES, Measured
-from tnsim.reproduce.language.setting import PHASES, Setting
-from tnsim.reproduce.phases import Seen, published_score, seen
+from tnsim.reproduce.language.setting import PAPER, PHASES, Setting
+from tnsim.reproduce.phases import Seen, claims_of, seen, summary
 from tnsim.reproduce.run import Run
 
 WHERE = "section 3.4, figure 5"
-SMALL = "a model of {width} instead of 256, on Python source instead of the Pile"
 AUTHORS = {  # block scores of their stored matrices by the text's formula, at their best phases
     "similarity": 0.525,
     "text_residual": 0.322,
@@ -31,25 +32,47 @@ def claims(run: Run[Setting], measured: Measured) -> tuple[Claim, ...]:
     Returns:
         The claims.
     """
-    differs = SMALL.format(width=run.setting.width)
-    turns = tnsim.reading.segment(measured.ngrams, PHASES)
-    found = {}
-    for name in MEASURES:
-        found[name] = seen(measured.table[name], measured.ngrams, turns.change_points)
+    differs = _differs(run)
+    in_matrices = phases_seen(measured)
+    turning = "those of n-gram scores do"
     return (
         *_of_ngrams(measured, differs),
-        *_of_blocks(found, differs),
-        *_of_phases(found, ", ".join(map(str, turns.labels)), differs),
+        *claims_of(in_matrices, MEASURES, WHERE, turning, AUTHORS, differs),
+        *_of_tensors(in_matrices, differs),
         *_of_exactness(measured),
-        Claim(
-            name="the-papers-run",
-            text="101 checkpoints of 2.9 million weights after 3.9 billion tokens of the Pile.",
-            where=WHERE,
-            cannot="no such text comes with Python, and training takes 5 hours on an A10; give "
-            "--checkpoints where you have them",
-            note=f"the text here has the digest {measured.digest}",
-        ),
+        *_of_size(run, measured),
     )
+
+
+def _differs(run: Run[Setting]) -> str:
+    """How a run is not the paper's; checkpoints of somebody may be."""
+    if run.given is not None:
+        return ""
+    ways = []
+    if run.setting.width != PAPER.width:
+        ways.append(f"a model of width {run.setting.width} instead of {PAPER.width}")
+    if run.setting.biases != PAPER.biases:
+        ways.append("without biases")
+    if run.data is None:
+        ways.append("on Python source instead of the Pile")
+    return ", ".join(ways)
+
+
+def phases_seen(measured: Measured) -> dict[str, Seen]:
+    """What each matrix shows of the phases that n-gram scores have."""
+    points = _turns(measured).change_points
+    table = measured.table
+    return {name: seen(table[name], measured.ngrams, points) for name in MEASURES}
+
+
+def summaries(measured: Measured) -> tuple[Summary, ...]:
+    """All measures side by side."""
+    return (summary(phases_seen(measured), MEASURES, _turns(measured).labels),)
+
+
+def _turns(measured: Measured) -> Any:
+    """The best phases of the n-gram scores."""
+    return tnsim.reading.segment(measured.ngrams, PHASES)
 
 
 def _of_ngrams(measured: Measured, differs: str) -> list[Claim]:
@@ -86,28 +109,12 @@ def _of_ngrams(measured: Measured, differs: str) -> list[Claim]:
     ]
 
 
-def _of_blocks(found: dict[str, Seen], differs: str) -> list[Claim]:
-    rows = []
-    for name, one in found.items():
-        rows.append(
-            Claim(
-                name=f"blocks-{_hyphens(name)}",
-                text=f"Block score of {MEASURES[name]} at its best four phases.",
-                where=WHERE,
-                authors=AUTHORS.get(name),
-                ours=(one.score,),
-                control=(one.even,),
-                excess=at_least(0.0),
-                why="the control drifts as much, evenly, so it has no phases",
-                differs=differs,
-                note=f"{published_score(one)}; phases start at steps {_steps(one)}",
-            )
-        )
+def _of_tensors(found: dict[str, Seen], differs: str) -> list[Claim]:
+    """Tensor similarity beside the best of the other measures."""
     tensor = found["similarity"]
     others = [one for name, one in found.items() if name != "similarity"]
     beyond = tensor.score - tensor.even - max(one.score - one.even for one in others)
     return [
-        *rows,
         Claim(
             name="tensor-is-sharpest",
             text="Tensor similarity has clear blocks where existing measures blur.",
@@ -127,37 +134,30 @@ def _of_blocks(found: dict[str, Seen], differs: str) -> list[Claim]:
             why="its excess over its control less the largest of the others",
             differs=differs,
         ),
-    ]
-
-
-def _of_phases(found: dict[str, Seen], turns: str, differs: str) -> list[Claim]:
-    rows = []
-    for name, one in found.items():
-        rows.append(
-            Claim(
-                name=f"ngrams-{_hyphens(name)}",
-                text=f"The phases of {MEASURES[name]} start where those of n-gram scores do.",
-                where=WHERE,
-                ours=(one.late,),
-                expected=at_most(1.0),
-                why="checkpoints between the two, on average",
-                differs=differs,
-                note=f"those of n-gram scores start at steps {turns}, its own at {_steps(one)}; "
-                f"Spearman's coefficient with likeness in n-gram scores {one.rank:.3f}",
-            )
-        )
-    others = [one.rank for name, one in found.items() if name != "similarity"]
-    return [
-        *rows,
         Claim(
             name="tensor-follows-ngrams-best",
             text="Tensor similarity follows the n-gram scores better than other measures.",
             where=WHERE,
-            ours=(found["similarity"].rank - max(others),),
+            ours=(tensor.rank - max(one.rank for one in others),),
             expected=at_least(0.0),
             why="its Spearman's coefficient with likeness in n-gram scores less the largest other",
             differs=differs,
         ),
+    ]
+
+
+def _of_size(run: Run[Setting], measured: Measured) -> list[Claim]:
+    if run.given is not None:
+        return []
+    return [
+        Claim(
+            name="the-papers-run",
+            text="101 checkpoints of 2.9 million weights after 3.9 billion tokens of the Pile.",
+            where=WHERE,
+            cannot="no such text comes with Python, and training takes 5 hours on an A10; give "
+            "--checkpoints where you have them",
+            note=f"the text here has the digest {measured.digest}",
+        )
     ]
 
 
@@ -182,11 +182,3 @@ def _of_exactness(measured: Measured) -> list[Claim]:
             "benchmarks/results/closure-attention.md",
         ),
     ]
-
-
-def _hyphens(name: str) -> str:
-    return name.replace("_", "-")
-
-
-def _steps(one: Seen) -> str:
-    return ", ".join(map(str, one.starts))

@@ -134,7 +134,10 @@ def made(texts: Sequence[bytes], vocabulary: int) -> Text:
     """
     held_out = [_is_held_out(text) for text in texts]
     if all(held_out) or not any(held_out):
-        raise ModelError(f"{len(texts)} documents are too few to hold out one in {_ONE_IN}")
+        raise ModelError(
+            f"too few documents to hold out one in {_ONE_IN}: {len(texts)}; every file is one, "
+            f"and what {BETWEEN_DOCUMENTS.decode()} parts within a file"
+        )
     words = [words_of(text) for text in texts]
     counts: Counter[bytes] = Counter()
     for own, held in zip(words, held_out, strict=True):

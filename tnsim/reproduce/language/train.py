@@ -77,7 +77,9 @@ def initialise(key: Array, setting: Setting) -> tnsim.Model:
     layers: list[Any] = [tnsim.Linear(matrix(width, setting.vocabulary, 0.5))]
     for _ in range(setting.layers):
         weights = [matrix(width, width, unit) for _ in range(6)]
-        biases: Any = {f"{name}_bias": jnp.zeros(width) for name in ("q1", "k1", "q2", "k2")}
+        biases: Any = {}
+        if setting.biases:
+            biases = {f"{name}_bias": jnp.zeros(width) for name in ("q1", "k1", "q2", "k2")}
         attention = tnsim.Attention(*weights, n_heads=setting.heads, **biases)
         layers.append(tnsim.Residual(attention, 1.0, setting.scale))
     layers.append(tnsim.Linear(matrix(setting.vocabulary, width, unit / 2)))
