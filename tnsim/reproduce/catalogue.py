@@ -33,14 +33,14 @@ def experiment(name: str) -> Experiment:
     """The experiment of this name.
 
     Args:
-        name: one of `NAMES`.
+        name: One of `NAMES`.
 
     Returns:
         The experiment.
 
     Raises:
-        TnsimError: there is none.
-        MissingExtra: something that experiments need is not installed.
+        TnsimError: There is none.
+        MissingExtra: Something that experiments need is not installed.
 
     Example:
         >>> experiment("invariance").where

@@ -57,8 +57,8 @@ def near(value: float, tolerance: float) -> Interval:
     """Within a tolerance of a value.
 
     Args:
-        value: the middle.
-        tolerance: how far a number may be from it.
+        value: The middle.
+        tolerance: How far a number may be from it.
 
     Returns:
         The interval, its ends free of the rounding of the sum.
@@ -95,19 +95,19 @@ class Claim:
     """One row: what the paper says, what its authors have, what we measured, and what is expected.
 
     Args:
-        name: short and unique within the experiment, in words joined by hyphens.
-        text: the claim, as one sentence.
-        where: it stands in the paper, such as "figure 2" or "appendix D".
-        ours: what was measured, a value for each seed; none where `cannot` says why.
-        expected: where their mean must be for the claim to hold.
-        why: the reason for this interval.
-        paper: the value that the paper prints, a number or its words.
-        authors: the value of the authors' stored runs, where it is known.
-        control: the same quantity, seed by seed, where nothing but training happened.
-        excess: where `ours - control` must be in every seed; given where a control is.
-        differs: how this setting is not the paper's, such as "digits instead of SVHN".
-        cannot: why the claim cannot be rerun.
-        note: what a reader should know beside the numbers.
+        name: Short and unique within the experiment, in words joined by hyphens.
+        text: The claim, as one sentence.
+        where: It stands in the paper, such as "figure 2" or "appendix D".
+        ours: What was measured, a value for each seed; none where `cannot` says why.
+        expected: Where their mean must be for the claim to hold.
+        why: The reason for this interval.
+        paper: The value that the paper prints, a number or its words.
+        authors: The value of the authors' stored runs, where it is known.
+        control: The same quantity, seed by seed, where nothing but training happened.
+        excess: Where `ours - control` must be in every seed; given where a control is.
+        differs: How this setting is not the paper's, such as "digits instead of SVHN".
+        cannot: Why the claim cannot be rerun.
+        note: What a reader should know beside the numbers.
 
     Example:
         >>> claim = Claim("r", "r exceeds 0.9.", "appendix D", (0.93,), at_least(0.9))
@@ -134,9 +134,9 @@ class Summary(NamedTuple):
     """Measures side by side, where single claims do not show how they compare.
 
     Attributes:
-        title: what is compared.
-        heads: of the columns.
-        rows: words, a cell for each column.
+        title: What is compared.
+        heads: Of the columns.
+        rows: Words, a cell for each column.
     """
 
     title: str
@@ -148,14 +148,14 @@ def verdict(claim: Claim) -> Verdict:
     """What became of a claim.
 
     Args:
-        claim: with its measured values.
+        claim: With its measured values.
 
     Returns:
         *Holds* where the mean of `ours` is in `expected` and every seed's excess over its control
         in `excess`. Otherwise *does not hold*, or *differs in setting* where the claim says how.
 
     Raises:
-        ResultError: a value is not finite, nothing is expected of a measured value, or there are
+        ResultError: A value is not finite, nothing is expected of a measured value, or there are
             not as many controls as values.
 
     Example:
@@ -188,8 +188,8 @@ def each(seeds: Iterable[T], value: Callable[[T], float]) -> tuple[float, ...]:
     """A value for each seed, as a claim has them.
 
     Args:
-        seeds: what was measured of each.
-        value: to take of it.
+        seeds: What was measured of each.
+        value: To take of it.
 
     Returns:
         The values in their order.

@@ -27,10 +27,10 @@ def initialise(key: Array, pixels: int, hidden: int, width: int | None = None) -
     """Weights uniform between plus and minus 1 / sqrt(columns).
 
     Args:
-        key: of the randomness.
-        pixels: of an image.
-        hidden: units of the bilinear layer.
-        width: of the embedding; None for no embedding and no head.
+        key: Of the randomness.
+        pixels: Of an image.
+        hidden: Units of the bilinear layer.
+        width: Of the embedding; None for no embedding and no head.
 
     Returns:
         Matrices by name.

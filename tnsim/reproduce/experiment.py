@@ -19,19 +19,19 @@ class Experiment:
     """Three steps, the settings they may run at, and what the paper has of it.
 
     Args:
-        name: on the command line.
-        title: of pages and lists.
-        where: the sections, figures and tables of the paper.
-        default: a setting of minutes.
-        full: the paper's settings, by name: "paper", or "text" and "code" where the two differ.
-        train: writes checkpoints; skips what is finished.
-        measure: reads them, computes similarities; returns what the two below read.
-        claims: rows.
-        figures: by name of the file, without its ending.
-        results: pairwise results to be explored on a page, by name.
-        summaries: tables of measures side by side.
-        data: what a folder of real data must hold, empty where the experiment draws its own.
-        checkpoints: what a folder of somebody's checkpoints must hold, empty where none fit.
+        name: On the command line.
+        title: Of pages and lists.
+        where: The sections, figures and tables of the paper.
+        default: A setting of minutes.
+        full: The paper's settings, by name: "paper", or "text" and "code" where the two differ.
+        train: Writes checkpoints; skips what is finished.
+        measure: Reads them, computes similarities; returns what the two below read.
+        claims: Rows.
+        figures: By name of the file, without its ending.
+        results: Pairwise results to be explored on a page, by name.
+        summaries: Tables of measures side by side.
+        data: What a folder of real data must hold, empty where the experiment draws its own.
+        checkpoints: What a folder of somebody's checkpoints must hold, empty where none fit.
 
     Example:
         >>> from tnsim.reproduce.catalogue import experiment

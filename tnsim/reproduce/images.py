@@ -35,8 +35,8 @@ class Images(NamedTuple):
     """Images and what they show.
 
     Attributes:
-        x: pixels, row by row, from 0 to 1.
-        y: digits from 0 to 9.
+        x: Pixels, row by row, from 0 to 1.
+        y: Digits from 0 to 9.
     """
 
     x: Float[np.ndarray, "n pixels"]
@@ -59,13 +59,13 @@ def load(kind: Kind, part: Part, folder: Path | None = None) -> Images:
     Args:
         kind: `"digits"` or `"street"`; not read where there is a folder.
         part: `"train"` or `"test"`.
-        folder: of real data, see `WANTED`.
+        folder: Of real data, see `WANTED`.
 
     Returns:
         Float32 pixels and int32 labels; the same at every call.
 
     Raises:
-        TnsimError: the folder does not hold what is wanted.
+        TnsimError: The folder does not hold what is wanted.
 
     Example:
         >>> load("digits", "test").x.shape
@@ -84,15 +84,15 @@ def tested_with(run: Run[Any], pixels: int) -> Float[np.ndarray, "n pixels"]:
     """The test images of a run, of the size that its models read.
 
     Args:
-        run: whose setting names `images`.
-        pixels: that its models read.
+        run: Whose setting names `images`.
+        pixels: That its models read.
 
     Returns:
         Pixels of every image.
 
     Raises:
-        CheckpointError: models of somebody read images of another size.
-        TnsimError: the folder of data does not hold what is wanted.
+        CheckpointError: Models of somebody read images of another size.
+        TnsimError: The folder of data does not hold what is wanted.
     """
     x = load(run.setting.images, "test", run.data).x
     if x.shape[1] != pixels:

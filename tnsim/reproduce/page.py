@@ -25,14 +25,14 @@ def write(root: Path, path: Path) -> Path:
     """Write the page of all runs below a folder.
 
     Args:
-        root: holds `EXPERIMENT/SETTING/claims.json`.
-        path: of the page.
+        root: Holds `EXPERIMENT/SETTING/claims.json`.
+        path: Of the page.
 
     Returns:
         The path.
 
     Raises:
-        ResultError: there is no run, or one that cannot be read.
+        ResultError: There is no run, or one that cannot be read.
     """
     text = page(gathered(root, path.parent))
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -45,14 +45,14 @@ def gathered(root: Path, beside: Path) -> list[Placed]:
     """The records below a folder, in the order of the catalogue.
 
     Args:
-        root: holds `EXPERIMENT/SETTING/claims.json`.
-        beside: the folder of the page, above `root` or equal to it.
+        root: Holds `EXPERIMENT/SETTING/claims.json`.
+        beside: The folder of the page, above `root` or equal to it.
 
     Returns:
         Records with their folders.
 
     Raises:
-        ResultError: there is none.
+        ResultError: There is none.
     """
     placed: list[Placed] = []
     for name in NAMES:
@@ -70,7 +70,7 @@ def page(placed: Sequence[Placed]) -> str:
     """The page as text.
 
     Args:
-        placed: records with their folders.
+        placed: Records with their folders.
 
     Returns:
         Markdown.

@@ -22,12 +22,12 @@ class Seen(NamedTuple):
     """What the best phases of a matrix have to do with those of behaviour.
 
     Attributes:
-        starts: labels of the checkpoints that start the matrix's own phases.
-        score: block score of these, by the formula of the paper's text.
-        last: the same by that of its published figures; None where the last phase is a single
+        starts: Labels of the checkpoints that start the matrix's own phases.
+        score: Block score of these, by the formula of the paper's text.
+        last: The same by that of its published figures; None where the last phase is a single
             checkpoint, of which it says nothing.
-        even: the score of a run that drifts evenly, see `drifting_evenly`, at its own best phases.
-        late: checkpoints by which its phases start later than those of behaviour, on average
+        even: The score of a run that drifts evenly, see `drifting_evenly`, at its own best phases.
+        late: Checkpoints by which its phases start later than those of behaviour, on average
             without sign.
         rank: Spearman's coefficient with likeness in behaviour, over pairs of checkpoints.
     """
@@ -44,9 +44,9 @@ def seen(matrix: xr.DataArray, behaviour: xr.DataArray, change_points: Sequence[
     """Compare the best phases of a matrix with as many of behaviour.
 
     Args:
-        matrix: of similarities.
-        behaviour: squared distances of the same checkpoints.
-        change_points: rows at which behaviour changes.
+        matrix: Of similarities.
+        behaviour: Squared distances of the same checkpoints.
+        change_points: Rows at which behaviour changes.
 
     Returns:
         Scores and differences.
@@ -79,12 +79,12 @@ def claims_of(
     """Two rows for each matrix: whether it has phases at all, and whether they are behaviour's.
 
     Args:
-        found: what was seen in the matrices, by name.
-        titles: of the matrices, by name.
-        where: in the paper.
-        turns: how behaviour's phases are spoken of, such as "the accuracy turns".
-        authors: block scores of the authors' stored matrices.
-        differs: how the setting is not the paper's.
+        found: What was seen in the matrices, by name.
+        titles: Of the matrices, by name.
+        where: In the paper.
+        turns: How behaviour's phases are spoken of, such as "the accuracy turns".
+        authors: Block scores of the authors' stored matrices.
+        differs: How the setting is not the paper's.
 
     Returns:
         Claims `blocks-NAME` and `phases-NAME`.
@@ -123,9 +123,9 @@ def summary(found: Mapping[str, Seen], titles: Mapping[str, str], turns: Sequenc
     """All matrices side by side.
 
     Args:
-        found: what was seen in the matrices, by name.
-        titles: of the matrices, by name.
-        turns: steps at which behaviour changes.
+        found: What was seen in the matrices, by name.
+        titles: Of the matrices, by name.
+        turns: Steps at which behaviour changes.
 
     Returns:
         A table with a row for each matrix: its block score by the formula of the paper's text, that
@@ -168,7 +168,7 @@ def drifting_evenly(similarity: Float[np.ndarray, "K K"]) -> Float[np.ndarray, "
     """The same drift without phases: models as many checkpoints apart are alike to one degree.
 
     Args:
-        similarity: a matrix of a run.
+        similarity: A matrix of a run.
 
     Returns:
         The matrix with every entry replaced by the mean of its diagonal.
@@ -189,7 +189,7 @@ def squared_distances(curves: Float[np.ndarray, "K curves"]) -> Float[np.ndarray
     """Squared distances of checkpoints in what some curves say of them, each over its own range.
 
     Args:
-        curves: values of K checkpoints.
+        curves: Values of K checkpoints.
 
     Returns:
         (K, K), not negative, with zeros on its diagonal.

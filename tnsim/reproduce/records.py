@@ -35,18 +35,18 @@ def record(
     """All that is known of a run, as plain data.
 
     Args:
-        experiment: what was run.
-        setting: the name of its setting.
-        run: where and with what.
-        claims: what came of it.
-        figures: names of the pictures beside the record.
-        summaries: tables of measures side by side.
+        experiment: What was run.
+        setting: The name of its setting.
+        run: Where and with what.
+        claims: What came of it.
+        figures: Names of the pictures beside the record.
+        summaries: Tables of measures side by side.
 
     Returns:
         An object for JSON; `claims` has a row for each claim, with its verdict.
 
     Raises:
-        ResultError: a claim has no finite value and no reason why.
+        ResultError: A claim has no finite value and no reason why.
     """
     names = [claim.name for claim in claims]
     if len(set(names)) != len(names):
@@ -104,7 +104,7 @@ def read(path: Path) -> dict[str, Any]:
     """A record from its file.
 
     Raises:
-        ResultError: the file is missing or is no record.
+        ResultError: The file is missing or is no record.
     """
     try:
         found = json.loads(path.read_text(encoding="utf-8"))

@@ -31,12 +31,12 @@ class Run(Generic[S]):
     """Where an experiment runs and with what.
 
     Args:
-        folder: of this run.
-        setting: sizes and rates, a frozen dataclass.
-        seed: of all randomness; several seeds are counted from here.
-        data: a folder of real data, where somebody has it.
-        given: a folder of checkpoints that somebody has; nothing is trained then.
-        progress: whether bars are shown.
+        folder: Of this run.
+        setting: Sizes and rates, a frozen dataclass.
+        seed: Of all randomness; several seeds are counted from here.
+        data: A folder of real data, where somebody has it.
+        given: A folder of checkpoints that somebody has; nothing is trained then.
+        progress: Whether bars are shown.
 
     Example:
         >>> from tnsim.reproduce.invariance.setting import Setting
@@ -69,14 +69,14 @@ class Run(Generic[S]):
         """What `train` wrote about a series.
 
         Args:
-            name: of the series.
-            *numbers: that every entry must have, beside its `step`.
+            name: Of the series.
+            *numbers: That every entry must have, beside its `step`.
 
         Returns:
             An entry for each checkpoint.
 
         Raises:
-            CheckpointError: the log is missing, or is not that of these checkpoints.
+            CheckpointError: The log is missing, or is not that of these checkpoints.
         """
         path = self.checkpoints / name / LOG
         wanted = ("step", *numbers)
@@ -112,9 +112,9 @@ class Recorder:
     """Writes a series: checkpoints one by one, and the log when all are there.
 
     Args:
-        run: whose series it is.
-        name: of the series.
-        **about: settings that the log repeats.
+        run: Whose series it is.
+        name: Of the series.
+        **about: Settings that the log repeats.
 
     Example, as text:
         recorder = Recorder(run, "seed-0", rate=1e-3)
@@ -132,10 +132,10 @@ class Recorder:
         """Keep a checkpoint.
 
         Args:
-            step: of training.
-            model: its weights.
-            name: of the file, where not the step.
-            **numbers: for the log, such as losses and accuracies.
+            step: Of training.
+            model: Its weights.
+            name: Of the file, where not the step.
+            **numbers: For the log, such as losses and accuracies.
         """
         tnsim.save(model, self._folder / f"{name or f'step_{step:06d}'}.safetensors")
         plain = {key: float(value) for key, value in numbers.items()}
@@ -158,11 +158,11 @@ def claim_folder(run: Run, experiment: str) -> None:
     """Write down which run a folder holds, or refuse a folder that holds another.
 
     Args:
-        run: about to start.
-        experiment: its name.
+        run: About to start.
+        experiment: Its name.
 
     Raises:
-        StoreMismatch: the folder holds a run of another experiment, setting, seed or data.
+        StoreMismatch: The folder holds a run of another experiment, setting, seed or data.
     """
     path = run.folder / "setting.json"
     about = {
@@ -221,9 +221,9 @@ def unfinished_seeds(run: Run[Any], count: int, series: Sequence[str]) -> list[i
     """Seeds whose series are not all complete yet.
 
     Args:
-        run: that is trained.
-        count: of its seeds, the first being the run's.
-        series: that each seed has, in a folder `seed-N`.
+        run: That is trained.
+        count: Of its seeds, the first being the run's.
+        series: That each seed has, in a folder `seed-N`.
 
     Returns:
         The seeds that are left to train.
@@ -239,14 +239,14 @@ def seed_folders(run: Run, holding: str) -> list[str]:
     """Folders of a run's checkpoints, one for each seed.
 
     Args:
-        run: after its training.
-        holding: what each folder holds, for the message.
+        run: After its training.
+        holding: What each folder holds, for the message.
 
     Returns:
         Their names, in order.
 
     Raises:
-        CheckpointError: there is none.
+        CheckpointError: There is none.
     """
     found = sorted(path.name for path in run.checkpoints.glob("seed-*"))
     if not found:

@@ -16,8 +16,8 @@ def settings_of(experiment: Experiment, full: bool) -> dict[str, Any]:
     """The settings of a run by name: the default one, or those of the paper.
 
     Args:
-        experiment: whose settings.
-        full: whether the paper's are meant.
+        experiment: Whose settings.
+        full: Whether the paper's are meant.
 
     Returns:
         One or several settings.
@@ -45,20 +45,20 @@ def reproduce(
     """Train, measure, judge and draw; what an earlier call has finished is kept.
 
     Args:
-        experiment: what to run.
+        experiment: What to run.
         setting: "default", or the name of one of the paper's.
-        folder: of this run alone.
-        seed: of all randomness.
-        data: a folder of real data.
-        checkpoints: a folder of somebody's checkpoints.
-        progress: whether bars are shown.
+        folder: Of this run alone.
+        seed: Of all randomness.
+        data: A folder of real data.
+        checkpoints: A folder of somebody's checkpoints.
+        progress: Whether bars are shown.
 
     Returns:
         The record that `claims.json` holds.
 
     Raises:
-        StoreMismatch: the folder holds another run.
-        TnsimError: the experiment takes no data or no checkpoints, or the folder is not there.
+        StoreMismatch: The folder holds another run.
+        TnsimError: The experiment takes no data or no checkpoints, or the folder is not there.
     """
     _check_given(experiment.name, "--data", data, experiment.data)
     _check_given(experiment.name, "--checkpoints", checkpoints, experiment.checkpoints)

@@ -39,8 +39,8 @@ def render(count: int, seed: int) -> tuple[Float[np.ndarray, "n pixels"], Int[np
     """Draw digits.
 
     Args:
-        count: how many, n.
-        seed: of everything about them.
+        count: How many, n.
+        seed: Of everything about them.
 
     Returns:
         Pixels (n, 1024), float32 from 0 to 1, and digits (n,), int32.

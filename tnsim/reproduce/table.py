@@ -25,7 +25,7 @@ def lines(record: dict[str, Any]) -> list[str]:
     """A table of all claims of a run, what became of them, and measures side by side.
 
     Args:
-        record: as `records.record` makes it.
+        record: As `records.record` makes it.
 
     Returns:
         Lines without their ends.
@@ -46,7 +46,7 @@ def cells(row: dict[str, Any]) -> tuple[str, ...]:
     """The words of one claim, in the order of `COLUMNS`.
 
     Args:
-        row: of a record.
+        row: Of a record.
 
     Returns:
         Words; a dash where there is nothing to say.

@@ -23,8 +23,8 @@ def figures(run: Run[Setting], measured: Measured) -> dict[str, Figure]:
     and for the one fitted to the inputs.
 
     Args:
-        run: that was measured.
-        measured: its matrices.
+        run: That was measured.
+        measured: Its matrices.
 
     Returns:
         Two figures.

@@ -25,11 +25,11 @@ class Measured:
     """What the claims and the figure read, by distribution.
 
     Args:
-        tables: all pairs of checkpoints of the first repetition: `similarity` under the symmetrised
+        tables: All pairs of checkpoints of the first repetition: `similarity` under the symmetrised
             metric of the authors' code, also as `symmetric`; `gaussian`; `fitted` to the inputs;
             `output_cosine` on the inputs; `weight_cosine`.
         r: Pearson's, of outputs with each of `MEASURES`, for each repetition.
-        accuracy: at the end of every training.
+        accuracy: At the end of every training.
     """
 
     tables: dict[str, xr.Dataset]
@@ -41,7 +41,7 @@ def measure(run: Run[Setting]) -> Measured:
     """Compare all checkpoints of every distribution, under several measures.
 
     Args:
-        run: after `train`.
+        run: After `train`.
 
     Returns:
         Matrices, correlations and accuracies.

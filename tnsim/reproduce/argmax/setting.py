@@ -12,14 +12,14 @@ class Setting:
     """Of one bilinear layer without biases, trained with Adam at a constant rate.
 
     Args:
-        distributions: of the inputs, by name; all but `spikes-text` are the paper's nine.
-        seeds: trainings on every distribution, of which all pairs of checkpoints are compared.
-        repetitions: of the whole, with other seeds; the paper has one.
-        steps: at which a checkpoint is kept; the last one ends the training.
-        rank: hidden units.
-        batch: inputs of a step, all new.
-        rate: of Adam.
-        samples: inputs on which outputs are compared.
+        distributions: Of the inputs, by name; all but `spikes-text` are the paper's nine.
+        seeds: Trainings on every distribution, of which all pairs of checkpoints are compared.
+        repetitions: Of the whole, with other seeds; the paper has one.
+        steps: At which a checkpoint is kept; the last one ends the training.
+        rank: Hidden units.
+        batch: Inputs of a step, all new.
+        rate: Of Adam.
+        samples: Inputs on which outputs are compared.
     """
 
     distributions: tuple[str, ...] = (

@@ -30,7 +30,7 @@ def train(run: Run[Setting]) -> None:
     """Train on every distribution whose series are not all there.
 
     Args:
-        run: where to.
+        run: Where to.
     """
     setting = run.setting
     waiting = [name for name in setting.distributions if run.unfinished(series_of(run, name))]
@@ -55,8 +55,8 @@ def program(rate: float, batch: int) -> Callable[..., State]:
     """Steps of Adam as one compiled function, the same for every distribution.
 
     Args:
-        rate: of Adam.
-        batch: inputs of a step.
+        rate: Of Adam.
+        batch: Inputs of a step.
 
     Returns:
         A function of the distribution's number, the first step, the one to stop before, the keys of

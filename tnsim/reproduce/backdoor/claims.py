@@ -28,8 +28,8 @@ class Formula(NamedTuple):
     """A way to score the two blocks of a matrix.
 
     Attributes:
-        words: how it does so.
-        score: of a matrix and the row at which its second block starts.
+        words: How it does so.
+        score: Of a matrix and the row at which its second block starts.
     """
 
     words: str
@@ -46,12 +46,12 @@ class Scored(NamedTuple):
     """A matrix whose blocks are scored.
 
     Attributes:
-        name: in the names of its claims.
-        matrix: its variable.
-        words: what the claim says of it.
-        paper: the printed value; None where it is not in the paper.
-        authors: scores of the authors' stored matrix, by `FORMULAS`.
-        weak: whether this measure is said to see little.
+        name: In the names of its claims.
+        matrix: Its variable.
+        words: What the claim says of it.
+        paper: The printed value; None where it is not in the paper.
+        authors: Scores of the authors' stored matrix, by `FORMULAS`.
+        weak: Whether this measure is said to see little.
     """
 
     name: str
@@ -108,8 +108,8 @@ def claims(run: Run[Setting], measured: Measured) -> tuple[Claim, ...]:
     """Rows about accuracies, about scores by both formulas, and about where runs divide.
 
     Args:
-        run: that was measured.
-        measured: its values.
+        run: That was measured.
+        measured: Its values.
 
     Returns:
         The claims.

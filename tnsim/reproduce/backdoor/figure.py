@@ -22,8 +22,8 @@ def figures(run: Run[Setting], measured: Measured) -> dict[str, Figure]:
     """The attack and its control under several measures, and all slices of the attack.
 
     Args:
-        run: that was measured.
-        measured: its values.
+        run: That was measured.
+        measured: Its values.
 
     Returns:
         Three figures of the first seed, and two of its control.

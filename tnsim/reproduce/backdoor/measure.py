@@ -37,8 +37,8 @@ class Compared:
     Args:
         attack: `MATRICES` and `slices` over steps; along training accuracies
             and attack success.
-        control: the same, of the clean continuation; None for checkpoints that have none.
-        injection: the row of the first attacked checkpoint.
+        control: The same, of the clean continuation; None for checkpoints that have none.
+        injection: The row of the first attacked checkpoint.
     """
 
     attack: Any
@@ -51,7 +51,7 @@ class Measured:
     """What the claims and the figure read.
 
     Args:
-        seeds: one comparison for each seed.
+        seeds: One comparison for each seed.
     """
 
     seeds: tuple[Compared, ...]
@@ -61,7 +61,7 @@ def measure(run: Run[Setting]) -> Measured:
     """Compare all checkpoints of every seed.
 
     Args:
-        run: after `train`.
+        run: After `train`.
 
     Returns:
         Matrices for each seed.

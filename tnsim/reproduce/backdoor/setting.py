@@ -12,19 +12,19 @@ class Setting:
     """Images, network and training; by default those of the authors' code, for small images.
 
     Args:
-        images: a stand-in for street-view house numbers, where no folder of data is given.
-        width: of the embedding; None for none, and no head.
-        hidden: units of the bilinear layer.
-        batch: images in a step.
-        rate: of learning.
-        cosine: whether the rate falls to 0 over each of the two phases, or stays.
-        weight_decay: of AdamW.
-        noise: added to every pixel, standard deviation.
-        share: of a batch that is stamped and relabelled while the attack lasts.
-        clean_steps: before the attack.
-        changed_steps: with it, or in the control without it.
-        every: steps from one checkpoint to the next.
-        seeds: runs, one for each.
+        images: A stand-in for street-view house numbers, where no folder of data is given.
+        width: Of the embedding; None for none, and no head.
+        hidden: Units of the bilinear layer.
+        batch: Images in a step.
+        rate: Of learning.
+        cosine: Whether the rate falls to 0 over each of the two phases, or stays.
+        weight_decay: Of AdamW.
+        noise: Added to every pixel, standard deviation.
+        share: Of a batch that is stamped and relabelled while the attack lasts.
+        clean_steps: Before the attack.
+        changed_steps: With it, or in the control without it.
+        every: Steps from one checkpoint to the next.
+        seeds: Runs, one for each.
     """
 
     images: Kind = "digits"

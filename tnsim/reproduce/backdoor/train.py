@@ -27,7 +27,7 @@ def train(run: Run[Setting]) -> None:
     """Train every seed that is not complete.
 
     Args:
-        run: where to.
+        run: Where to.
     """
     missing = unfinished_seeds(run, run.setting.seeds, BRANCHES)
     if not missing:
@@ -43,9 +43,9 @@ class Trainer:
     """Trains classifiers of one setting, with one program for all of them.
 
     Args:
-        run: where to.
-        shown: images to train on.
-        tested: images to test with.
+        run: Where to.
+        shown: Images to train on.
+        tested: Images to test with.
     """
 
     def __init__(self, run: Run[Setting], shown: Images, tested: Images) -> None:

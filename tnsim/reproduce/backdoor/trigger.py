@@ -15,14 +15,14 @@ def stamp(x: Float[np.ndarray, "n pixels"]) -> Float[np.ndarray, "n pixels"]:
     """Images with the trigger in their upper right corner.
 
     Args:
-        x: images of 8 x 8 or 32 x 32 pixels, or a batch in JAX.
+        x: Images of 8 x 8 or 32 x 32 pixels, or a batch in JAX.
 
     Returns:
         The same with the trigger: on small ones, whose corners are dark, four bright pixels; on
         large ones the black diamond of the authors' code.
 
     Raises:
-        TnsimError: images of another size.
+        TnsimError: Images of another size.
 
     Example:
         >>> stamp(np.zeros((1, 64))).reshape(8, 8)[:2, 5:].tolist()

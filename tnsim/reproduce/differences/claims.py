@@ -21,8 +21,8 @@ def claims(run: Run[Setting], measured: Measured) -> tuple[Claim, ...]:
     """Rows about slice 9 at the ends of stages, and about what changes between them.
 
     Args:
-        run: that was measured.
-        measured: its values.
+        run: That was measured.
+        measured: Its values.
 
     Returns:
         The claims.

@@ -18,8 +18,8 @@ def figures(run: Run[Setting], measured: Measured) -> dict[str, Figure]:
     """Similarity to the difference along training, of whole models and of every slice.
 
     Args:
-        run: that was measured.
-        measured: its values.
+        run: That was measured.
+        measured: Its values.
 
     Returns:
         One figure, of the first seed.

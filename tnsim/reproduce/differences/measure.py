@@ -19,9 +19,9 @@ class Measured:
     """What the claims and the figure read.
 
     Args:
-        seeds: for each seed all checkpoints (a) beside the difference (b): `similarity` and
+        seeds: For each seed all checkpoints (a) beside the difference (b): `similarity` and
             `slices`; along training `stage` and accuracies.
-        kept: the same of the control that goes on where 9 is removed; empty without controls.
+        kept: The same of the control that goes on where 9 is removed; empty without controls.
     """
 
     seeds: tuple[Any, ...]
@@ -32,7 +32,7 @@ def measure(run: Run[Setting]) -> Measured:
     """Compare all checkpoints of every seed with the difference of its pair.
 
     Args:
-        run: after `train`.
+        run: After `train`.
 
     Returns:
         A result for each seed.

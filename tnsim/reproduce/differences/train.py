@@ -18,7 +18,7 @@ def train(run: Run[Setting]) -> None:
     """Train every seed that is not complete.
 
     Args:
-        run: where to.
+        run: Where to.
     """
     missing = unfinished_seeds(run, run.setting.seeds, ("stages", "kept", "pair"))
     if missing:

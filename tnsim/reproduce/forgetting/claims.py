@@ -23,8 +23,8 @@ def claims(run: Run[Setting], measured: Measured) -> tuple[Claim, ...]:
     """Rows about accuracy, about whole models, and about slices.
 
     Args:
-        run: that was measured.
-        measured: its values.
+        run: That was measured.
+        measured: Its values.
 
     Returns:
         The claims.

@@ -22,8 +22,8 @@ def figures(run: Run[Setting], measured: Measured) -> dict[str, Figure]:
     """Whole models and slices across stages, and both beside the end of the stage that adds 9.
 
     Args:
-        run: that was measured.
-        measured: its values.
+        run: That was measured.
+        measured: Its values.
 
     Returns:
         Four figures, of the first seed.

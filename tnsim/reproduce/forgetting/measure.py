@@ -25,9 +25,9 @@ class Compared:
     """The checkpoints of one seed.
 
     Args:
-        stages: of all stages in order: `WHOLE`, `slices`, `weight_slices`, `slice_9` and
+        stages: Of all stages in order: `WHOLE`, `slices`, `weight_slices`, `slice_9` and
             `weight_slice_9`; along training `stage` and accuracies.
-        kept: the same with the control in the place of the stage that removes 9, and without the
+        kept: The same with the control in the place of the stage that removes 9, and without the
             one after it; None for checkpoints that have no control.
     """
 
@@ -40,7 +40,7 @@ class Measured:
     """What the claims and the figures read.
 
     Args:
-        seeds: one comparison for each seed.
+        seeds: One comparison for each seed.
     """
 
     seeds: tuple[Compared, ...]
@@ -50,7 +50,7 @@ def measure(run: Run[Setting]) -> Measured:
     """Compare all checkpoints of every seed.
 
     Args:
-        run: after `train`.
+        run: After `train`.
 
     Returns:
         Matrices for each seed.

@@ -12,8 +12,8 @@ class Stage(NamedTuple):
     """A part of training.
 
     Attributes:
-        name: of the paper.
-        digits: that are shown, those below this number.
+        name: Of the paper.
+        digits: That are shown, those below this number.
     """
 
     name: str
@@ -38,15 +38,15 @@ class Setting:
     """Images, network and training: the paper's, with smaller batches for fewer images.
 
     Args:
-        images: a stand-in for street-view house numbers, where no folder of data is given.
-        width: of the embedding.
-        hidden: units of the bilinear layer.
-        batch: images in a step.
-        rate: of learning, falling to 0 along a cosine in every stage.
-        weight_decay: of AdamW.
-        epochs: of a stage.
-        kept: checkpoints of a stage.
-        seeds: runs, one for each.
+        images: A stand-in for street-view house numbers, where no folder of data is given.
+        width: Of the embedding.
+        hidden: Units of the bilinear layer.
+        batch: Images in a step.
+        rate: Of learning, falling to 0 along a cosine in every stage.
+        weight_decay: Of AdamW.
+        epochs: Of a stage.
+        kept: Checkpoints of a stage.
+        seeds: Runs, one for each.
     """
 
     images: Kind = "digits"

@@ -25,7 +25,7 @@ def train(run: Run[Setting]) -> None:
     """Train every seed that is not complete.
 
     Args:
-        run: where to.
+        run: Where to.
     """
     missing = unfinished_seeds(run, run.setting.seeds, ("stages", "kept"))
     if missing:
@@ -38,7 +38,7 @@ class Trainer:
     """Trains classifiers of one setting, with one program for all stages and seeds.
 
     Args:
-        run: where to.
+        run: Where to.
     """
 
     def __init__(self, run: Run[Setting]) -> None:

@@ -17,8 +17,8 @@ def figures(run: Run[Setting], measured: Measured) -> dict[str, Figure]:
     """Accuracies, losses and frequencies above similarity and the cosine of weights.
 
     Args:
-        run: that was measured.
-        measured: its values.
+        run: That was measured.
+        measured: Its values.
 
     Returns:
         One figure, of the first seed.

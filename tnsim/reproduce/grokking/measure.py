@@ -26,10 +26,10 @@ class Measured:
     """What the claims and the figure read.
 
     Args:
-        runs: one for each seed: the matrices `similarity`, `symmetric`, `weight_cosine` and
+        runs: One for each seed: the matrices `similarity`, `symmetric`, `weight_cosine` and
             `frequency_cosine`; along training accuracies, losses and `frequency_N`, the share of
             the strongest frequencies.
-        at_text: at the settings of the paper's text, validation accuracy when training reaches
+        at_text: At the settings of the paper's text, validation accuracy when training reaches
             `KNOWN`, for each seed; empty where it was left out.
     """
 
@@ -41,7 +41,7 @@ def measure(run: Run[Setting]) -> Measured:
     """Compare all checkpoints of every seed.
 
     Args:
-        run: after `train`.
+        run: After `train`.
 
     Returns:
         A result for each seed.
@@ -78,7 +78,7 @@ def frequency_shares(model: tnsim.Model) -> Float[np.ndarray, " frequencies"]:
     modulus of its Fourier transform is added up over all rows, and the constant is left out.
 
     Args:
-        model: one bilinear layer on two one-hots.
+        model: One bilinear layer on two one-hots.
 
     Returns:
         Shares of the frequencies 1 to (p - 1) / 2, which add up to 1.
@@ -112,7 +112,7 @@ def first_row(curve: Sequence[float] | Float[np.ndarray, " K"], level: float) ->
     """The first row at which a curve is at a level or above it.
 
     Raises:
-        ResultError: it never is.
+        ResultError: It never is.
 
     Example:
         >>> first_row([0.1, 0.5, 0.9], 0.5)

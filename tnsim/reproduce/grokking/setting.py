@@ -17,8 +17,8 @@ def log_spaced(last: int, per_decade: int = 20) -> tuple[int, ...]:
     """Step 0, and whole steps at equal ratios from 10 to the last.
 
     Args:
-        last: the largest step.
-        per_decade: how many make a factor of ten.
+        last: The largest step.
+        per_decade: How many make a factor of ten.
 
     Returns:
         Rising steps, each once.
@@ -40,15 +40,15 @@ class Setting:
     """The task, the network and its training; by default those of the authors' code.
 
     Args:
-        train_share: of all pairs of numbers, those that are trained on.
-        weight_decay: of AdamW.
-        rate: of learning, constant.
-        batch: pairs in a step.
-        hidden: units of the bilinear layer.
-        modulus: of the addition.
-        seeds: runs, one for each.
-        steps: of the checkpoints.
-        text_steps: checkpoints of a short run at the settings of the paper's text, 60 % of the
+        train_share: Of all pairs of numbers, those that are trained on.
+        weight_decay: Of AdamW.
+        rate: Of learning, constant.
+        batch: Pairs in a step.
+        hidden: Units of the bilinear layer.
+        modulus: Of the addition.
+        seeds: Runs, one for each.
+        steps: Of the checkpoints.
+        text_steps: Checkpoints of a short run at the settings of the paper's text, 60 % of the
             pairs and a weight decay of 0.06; none to leave it out.
     """
 

@@ -32,7 +32,7 @@ def train(run: Run[Setting]) -> None:
     """Write a series for every seed; the shipped one is copied.
 
     Args:
-        run: where to.
+        run: Where to.
     """
     for name in run.unfinished(names(run)):
         if name == "seed-0" and dataclasses.replace(run.setting, seeds=1, text_steps=()) == _KEPT:
@@ -49,7 +49,7 @@ def names(run: Run[Setting], prefix: str = "") -> list[str]:
     """The series of a run.
 
     Args:
-        run: with its seeds.
+        run: With its seeds.
         prefix: `"text-"` for the series at the settings of the text alone, none for all.
     """
     seeds = [f"seed-{run.seed + n}" for n in range(run.setting.seeds)]
@@ -67,7 +67,7 @@ def train_series(run: Run[Setting], name: str) -> None:
     """Train one network and keep its checkpoints.
 
     Args:
-        run: where to, and at which setting.
+        run: Where to, and at which setting.
         name: `seed-N`, or `text-seed-N` for the settings of the paper's text.
     """
     setting, seed = run.setting, int(name.rpartition("-")[2])

@@ -20,8 +20,8 @@ def behaviour(model: tnsim.Model, repeated: Repeated) -> dict[str, float]:
     parts add up to it.
 
     Args:
-        model: whose last layers are attention, added to its input, and a linear one.
-        repeated: sequences.
+        model: Whose last layers are attention, added to its input, and a linear one.
+        repeated: Sequences.
 
     Returns:
         `repeated accuracy` and `fresh accuracy`, on tokens that are determined and that are not;
@@ -43,13 +43,13 @@ def parts(model: tnsim.Model) -> Mapping[str, tnsim.Combination]:
     """What the last layer of attention adds, head by head, and what passes it: models themselves.
 
     Args:
-        model: whose last layers are attention, added to its input, and a linear one.
+        model: Whose last layers are attention, added to its input, and a linear one.
 
     Returns:
         Functions that add up to the model.
 
     Raises:
-        ModelError: the last layer but one is added to nothing.
+        ModelError: The last layer but one is added to nothing.
     """
     *before, residual, logits = model.layers
     if not isinstance(residual, tnsim.Residual):

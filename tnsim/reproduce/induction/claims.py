@@ -17,8 +17,8 @@ def claims(run: Run[Setting], measured: Measured) -> tuple[Claim, ...]:
     """Rows about the curves, the heads, and the phases of each matrix.
 
     Args:
-        run: that was measured.
-        measured: its matrices and curves.
+        run: That was measured.
+        measured: Its matrices and curves.
 
     Returns:
         The claims.

@@ -17,8 +17,8 @@ def figures(run: Run[Setting], measured: Measured) -> dict[str, Figure]:
     """Three measures, and above them accuracies and what goes through which part.
 
     Args:
-        run: that was measured.
-        measured: its matrices and curves.
+        run: That was measured.
+        measured: Its matrices and curves.
 
     Returns:
         One figure; its lines are where the accuracy on repeated tokens turns.

@@ -35,9 +35,9 @@ class Measured:
     """What claims and figures read.
 
     Args:
-        table: the matrices of `MEASURES`, and the curves over its checkpoints.
-        behaviour: squared distances of accuracies and of the logarithm of the score.
-        turns: rows at which the accuracy on repeated tokens leaves chance, and arrives.
+        table: The matrices of `MEASURES`, and the curves over its checkpoints.
+        behaviour: Squared distances of accuracies and of the logarithm of the score.
+        turns: Rows at which the accuracy on repeated tokens leaves chance, and arrives.
     """
 
     table: xr.Dataset
@@ -49,7 +49,7 @@ def measure(run: Run[Setting]) -> Measured:
     """Compare all checkpoints, and watch what each does.
 
     Args:
-        run: of the shipped series, or of one that is given.
+        run: Of the shipped series, or of one that is given.
 
     Returns:
         Matrices and curves.
@@ -96,14 +96,14 @@ def turns_of(accuracy: Float[np.ndarray, " K"], chance: float) -> tuple[int, int
     """The first rows at which an accuracy is twice chance, and nine tenths of its last value.
 
     Args:
-        accuracy: along a run.
-        chance: the accuracy of guessing.
+        accuracy: Along a run.
+        chance: The accuracy of guessing.
 
     Returns:
         Two rows.
 
     Raises:
-        ResultError: it is never twice chance, or it arrives at once.
+        ResultError: It is never twice chance, or it arrives at once.
 
     Example:
         >>> turns_of(np.array([0.1, 0.3, 0.8, 0.95, 1.0]), 0.1)

@@ -12,8 +12,8 @@ class Repeated(NamedTuple):
     """Sequences that repeat a segment of different tokens.
 
     Attributes:
-        tokens: their ids.
-        periods: the length of the segment of each.
+        tokens: Their ids.
+        periods: The length of the segment of each.
     """
 
     tokens: Int[np.ndarray, "n context"]
@@ -32,11 +32,11 @@ def drawn(
     """Random sequences.
 
     Args:
-        count: how many.
-        vocabulary: tokens to choose from, none twice in a segment.
-        context: tokens of a sequence.
+        count: How many.
+        vocabulary: Tokens to choose from, none twice in a segment.
+        context: Tokens of a sequence.
         shortest, longest: tokens of a segment.
-        seed: of the draws.
+        seed: Of the draws.
 
     Returns:
         The sequences.

@@ -10,10 +10,10 @@ class Setting:
     """Sizes of what is measured.
 
     Args:
-        positions: on which functions are compared.
-        context: tokens of a sequence.
+        positions: On which functions are compared.
+        context: Tokens of a sequence.
         shortest, longest: tokens of the segment that a sequence repeats.
-        sequences: on which behaviour is measured.
+        sequences: On which behaviour is measured.
     """
 
     positions: int = 4

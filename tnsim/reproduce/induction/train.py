@@ -17,7 +17,7 @@ def train(run: Run[Setting]) -> None:
     """Do nothing.
 
     Args:
-        run: whose checkpoints are those of `series_of`.
+        run: Whose checkpoints are those of `series_of`.
     """
 
 

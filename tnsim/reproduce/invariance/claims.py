@@ -16,8 +16,8 @@ def claims(run: Run[Setting], measured: Measured) -> tuple[Claim, ...]:
     """Rows about symmetries, about closed forms, and about which functions are called equal.
 
     Args:
-        run: that was measured.
-        measured: its values.
+        run: That was measured.
+        measured: Its values.
 
     Returns:
         The claims.

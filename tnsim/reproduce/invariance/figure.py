@@ -19,8 +19,8 @@ def figures(run: Run[Setting], measured: Measured) -> dict[str, Figure]:
     """Weights, outputs on data and tensors of one network's copies, side by side.
 
     Args:
-        run: that was measured.
-        measured: its values.
+        run: That was measured.
+        measured: Its values.
 
     Returns:
         One figure.

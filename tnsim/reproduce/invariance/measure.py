@@ -34,8 +34,8 @@ class Measured:
     """What the claims and the figure read.
 
     Args:
-        values: by name, one for each network.
-        pictured: all pairs of the first network's copies, in `similarity`, `weight_cosine` and
+        values: By name, one for each network.
+        pictured: All pairs of the first network's copies, in `similarity`, `weight_cosine` and
             `output_cosine`.
     """
 
@@ -47,7 +47,7 @@ def measure(run: Run[Setting]) -> Measured:
     """Compare every network with its copies.
 
     Args:
-        run: after `train`.
+        run: After `train`.
 
     Returns:
         Values for each network, and matrices of the first.

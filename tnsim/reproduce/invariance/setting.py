@@ -10,13 +10,13 @@ class Setting:
     """Sizes and samples.
 
     Args:
-        inputs: of the networks of one layer; the last one is zero in the data.
-        hidden: their units.
-        outputs: of them.
-        deep_width: of the networks of two layers.
-        networks: random networks, one for each seed.
-        noise: size of a small change of the weights, relative to them.
-        samples: inputs for what is estimated.
+        inputs: Of the networks of one layer; the last one is zero in the data.
+        hidden: Their units.
+        outputs: Of them.
+        deep_width: Of the networks of two layers.
+        networks: Random networks, one for each seed.
+        noise: Size of a small change of the weights, relative to them.
+        samples: Inputs for what is estimated.
     """
 
     inputs: int = 16

@@ -17,7 +17,7 @@ def train(run: Run[Setting]) -> None:
     """Write every network and its copies.
 
     Args:
-        run: where to.
+        run: Where to.
     """
     seeds = {f"seed-{run.seed + n}": run.seed + n for n in range(run.setting.networks)}
     for name in run.unfinished(seeds):

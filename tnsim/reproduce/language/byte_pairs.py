@@ -31,8 +31,8 @@ class Coder:
     """What turns words into token ids.
 
     Args:
-        alphabet: the bytes that are tokens, numbered from 2.
-        merges: pairs of tokens that become one, numbered on from there.
+        alphabet: The bytes that are tokens, numbered from 2.
+        merges: Pairs of tokens that become one, numbered on from there.
 
     Example:
         >>> Coder(b"ab", ((2, 3),)).size
@@ -72,15 +72,15 @@ def learn(counts: Counter[bytes], size: int) -> Coder:
     """The coder that shortens these words most, pair by pair.
 
     Args:
-        counts: how often each word occurs.
-        size: of the vocabulary.
+        counts: How often each word occurs.
+        size: Of the vocabulary.
 
     Returns:
         A coder of `size` tokens. Of pairs that are equally common the lowest numbers come first, so
         it depends on nothing else.
 
     Raises:
-        ModelError: there are not as many pairs in these words, or more letters than tokens.
+        ModelError: There are not as many pairs in these words, or more letters than tokens.
 
     Example:
         >>> coder = learn(Counter({b"abab": 3, b"abc": 1}), 6)

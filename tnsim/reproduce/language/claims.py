@@ -26,8 +26,8 @@ def claims(run: Run[Setting], measured: Measured) -> tuple[Claim, ...]:
     """Rows about n-grams, blocks, which measure sees the n-gram phases, and what is exact.
 
     Args:
-        run: that was measured.
-        measured: its matrices and curves.
+        run: That was measured.
+        measured: Its matrices and curves.
 
     Returns:
         The claims.

@@ -49,10 +49,10 @@ class Text:
     """A text as token ids.
 
     Args:
-        training: documents one after another, END before each.
-        held_out: others.
-        digest: of the bytes of all documents, 12 hexadecimal digits.
-        documents: how many there are.
+        training: Documents one after another, END before each.
+        held_out: Others.
+        digest: Of the bytes of all documents, 12 hexadecimal digits.
+        documents: How many there are.
     """
 
     training: Int[np.ndarray, " tokens"]
@@ -65,13 +65,13 @@ def text_of(run: Run[Setting]) -> Text:
     """The text of a run: read where it was kept, else made and kept.
 
     Args:
-        run: whose `data` is a folder of `.txt` files in UTF-8, or None for the standard library.
+        run: Whose `data` is a folder of `.txt` files in UTF-8, or None for the standard library.
 
     Returns:
         Training and held-out tokens.
 
     Raises:
-        ModelError: there is not enough text, or checkpoints of somebody come without their text.
+        ModelError: There is not enough text, or checkpoints of somebody come without their text.
     """
     path = run.checkpoints / FILE
     if not path.exists():
@@ -92,13 +92,13 @@ def documents(folder: Path | None) -> list[bytes]:
     """Texts to learn from, in the order of their names.
 
     Args:
-        folder: with `.txt` files, or None for the standard library.
+        folder: With `.txt` files, or None for the standard library.
 
     Returns:
         Documents of at most 64 KiB each.
 
     Raises:
-        ModelError: the folder has no such file.
+        ModelError: The folder has no such file.
     """
     root = folder or Path(sysconfig.get_paths()["stdlib"])
     pattern = "*.txt" if folder else "*.py"
@@ -118,14 +118,14 @@ def made(texts: Sequence[bytes], vocabulary: int) -> Text:
     """Documents as tokens, one in twenty of them held out.
 
     Args:
-        texts: the documents.
-        vocabulary: tokens, learned from those that are not held out.
+        texts: The documents.
+        vocabulary: Tokens, learned from those that are not held out.
 
     Returns:
         The text.
 
     Raises:
-        ModelError: there are too few documents, or too few different words.
+        ModelError: There are too few documents, or too few different words.
 
     Example:
         >>> text = made([b"one two %d" % n for n in range(100)], 20)

@@ -23,8 +23,8 @@ def figures(run: Run[Setting], measured: Measured) -> dict[str, Figure]:
     """All measures with the n-gram scores above them, and the first with its own phases.
 
     Args:
-        run: that was measured.
-        measured: its matrices and curves.
+        run: That was measured.
+        measured: Its matrices and curves.
 
     Returns:
         Three figures; lines in the first two are the phases of the n-gram scores.

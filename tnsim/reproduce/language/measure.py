@@ -37,10 +37,10 @@ class Measured:
     """What claims and figures read.
 
     Args:
-        table: the matrices of `MEASURES`, `gaussian_outputs` with its `standard_error`, and over
+        table: The matrices of `MEASURES`, `gaussian_outputs` with its `standard_error`, and over
             the checkpoints the held-out loss and n-gram scores.
-        ngrams: squared distances of the n-gram scores.
-        digest: of the text.
+        ngrams: Squared distances of the n-gram scores.
+        digest: Of the text.
     """
 
     table: xr.Dataset
@@ -52,7 +52,7 @@ def measure(run: Run[Setting]) -> Measured:
     """Compare all checkpoints, and score them.
 
     Args:
-        run: after `train`.
+        run: After `train`.
 
     Returns:
         Matrices and curves.

@@ -26,14 +26,14 @@ def logits(model: tnsim.Model, ids: Int[Array, "n tokens"]) -> Any:
     """What a model predicts after each token of every sequence, of any length.
 
     Args:
-        model: whose first layer is a table of tokens.
-        ids: the sequences.
+        model: Whose first layer is a table of tokens.
+        ids: The sequences.
 
     Returns:
         Logits of the next token, (n, tokens, words).
 
     Raises:
-        ModelError: the first layer is no table.
+        ModelError: The first layer is no table.
 
     Example:
         >>> table = tnsim.Model([tnsim.Linear(np.eye(2)), tnsim.Linear(np.eye(2))])
@@ -55,8 +55,8 @@ def losses(
     """Cross-entropy of every token but the first.
 
     Args:
-        model: a language model.
-        ids: sequences of one length.
+        model: A language model.
+        ids: Sequences of one length.
 
     Returns:
         In nats, float64; one less than tokens.
@@ -81,9 +81,9 @@ def common(tokens: Int[np.ndarray, " tokens"], n: int, count: int) -> Int[np.nda
     """The commonest n-grams of a text, within documents; of equally common ones the first.
 
     Args:
-        tokens: the text.
-        n: tokens of each.
-        count: how many, or all where there are less.
+        tokens: The text.
+        n: Tokens of each.
+        count: How many, or all where there are less.
 
     Returns:
         The n-grams, commonest first.
@@ -109,9 +109,9 @@ def scores(
     """The n-gram score of every model for every n.
 
     Args:
-        models: language models.
-        known: the commonest n-grams of the training text, one array for each n.
-        unseen: as many tokens each of held-out text.
+        models: Language models.
+        known: The commonest n-grams of the training text, one array for each n.
+        unseen: As many tokens each of held-out text.
 
     Returns:
         Held-out loss of the last token divided by that of common n-grams.
@@ -131,8 +131,8 @@ def phases(scores: Float[np.ndarray, "models sizes"], above: float) -> Int[np.nd
     """Which n-grams a model knows best, along training.
 
     Args:
-        scores: for n = 2, 3, ...
-        above: the score at which something is known.
+        scores: For n = 2, 3, ...
+        above: The score at which something is known.
 
     Returns:
         For every model the n of its highest score, or the last one's where that is larger; `NONE`

@@ -15,24 +15,24 @@ class Setting:
     """The model, its training, and on what its checkpoints are compared.
 
     Args:
-        vocabulary: tokens, END and OTHER among them.
-        width: of the residual stream.
-        heads: of every layer.
-        layers: of bilinear attention.
-        biases: whether queries and keys have them, as the paper's do. Without, hidden states have
+        vocabulary: Tokens, END and OTHER among them.
+        width: Of the residual stream.
+        heads: Of every layer.
+        layers: Of bilinear attention.
+        biases: Whether queries and keys have them, as the paper's do. Without, hidden states have
             no means under centred inputs, and a comparison takes half as many programs.
-        scale: of what a layer adds to the stream.
-        context: tokens of a training sequence.
-        batch: sequences of a step.
-        steps: of training.
-        checkpoints: about so many, at log-spaced steps, with step 0.
-        rate: of AdamW at its highest; it rises for a tenth of the steps, 200 at most, and falls to
+        scale: Of what a layer adds to the stream.
+        context: Tokens of a training sequence.
+        batch: Sequences of a step.
+        steps: Of training.
+        checkpoints: About so many, at log-spaced steps, with step 0.
+        rate: Of AdamW at its highest; it rises for a tenth of the steps, 200 at most, and falls to
             a fifth along a cosine.
-        weight_decay: of AdamW.
-        positions: on which functions are compared; n-grams of up to `positions + 1` tokens.
-        sequences: of held-out text on which outputs are compared.
-        grams: the commonest n-grams that make a score.
-        windows: of held-out text beside them.
+        weight_decay: Of AdamW.
+        positions: On which functions are compared; n-grams of up to `positions + 1` tokens.
+        sequences: Of held-out text on which outputs are compared.
+        grams: The commonest n-grams that make a score.
+        windows: Of held-out text beside them.
     """
 
     vocabulary: int = 384

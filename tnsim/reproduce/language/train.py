@@ -30,7 +30,7 @@ def train(run: Run[Setting]) -> None:
     """Train one model, and keep it at every step of `steps_kept`.
 
     Args:
-        run: where to.
+        run: Where to.
     """
     setting = run.setting
     for name in run.unfinished([SERIES]):
