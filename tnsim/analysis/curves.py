@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from tnsim.analysis.axes import show_curves, thin_ticks
 from tnsim.analysis.plots import new_figure
@@ -20,7 +20,7 @@ STRIP = _HEIGHT + _GAP
 _WIDTH, _ALONE = 8.0, 2.0
 """Inches of a strip that stands alone."""
 
-Strips = Sequence[str | Sequence[str]]
+Strips: TypeAlias = Sequence[str | Sequence[str]]
 """Names of curves; each entry is a strip, of one curve or of several."""
 
 

@@ -6,7 +6,7 @@ Forward passes run in batches, in the precision of the weights; what they give i
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from jaxtyping import Float
@@ -16,13 +16,12 @@ from tnsim.models import functions
 from tnsim.models.arrays import host_array
 from tnsim.models.forward import check_inputs, is_tokens, plain_forward
 from tnsim.models.functions import Function
-from tnsim.models.model import Combination, Model, check_comparable, check_numbers, terms
+from tnsim.models.model import AnyModel, check_comparable, check_numbers, terms
 
 BATCH = 4096
 """Inputs per forward pass."""
 
-AnyModel = Model | Combination
-Inputs = Float[np.ndarray, "n *positions in"] | int
+Inputs: TypeAlias = Float[np.ndarray, "n *positions in"] | int
 
 
 class Outputs(NamedTuple):

@@ -8,7 +8,7 @@ matrices, or a plain array.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from jaxtyping import Float
@@ -18,9 +18,9 @@ from tnsim.errors import MissingExtra, ModelError, ResultError
 if TYPE_CHECKING:
     import xarray as xr
 
-    Matrix = xr.Dataset | xr.DataArray | Float[np.ndarray, "A B"]
+    Matrix: TypeAlias = xr.Dataset | xr.DataArray | Float[np.ndarray, "A B"]
 
-Names = Sequence[int | str] | None
+Names: TypeAlias = Sequence[int | str] | None
 """Labels of models; None for those that the models bring."""
 
 TOLERANCE = 1e-4

@@ -53,7 +53,9 @@ SCRIPTS = (
 """Files of the page's one script, in the order in which they run."""
 
 
-def write(result: xr.Dataset, path: str | os.PathLike, title: str = "Pairwise similarity") -> Path:
+def write(
+    result: xr.Dataset, path: str | os.PathLike[str], title: str = "Pairwise similarity"
+) -> Path:
     """Write the page.
 
     Phases, embedding and trajectories to the one before need all pairs of one set of models; a

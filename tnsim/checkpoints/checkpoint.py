@@ -6,7 +6,7 @@ import logging
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from tnsim.checkpoints.configurations import configuration, read_text
 from tnsim.checkpoints.dialects import Dialect
@@ -19,9 +19,9 @@ from tnsim.checkpoints.state_dict import detect, model_from_state
 from tnsim.errors import CheckpointError
 from tnsim.models.model import Model
 
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 
-AnyDialect = Dialect | str | os.PathLike
+AnyDialect: TypeAlias = Dialect | str | os.PathLike[str]
 
 
 class Reading(NamedTuple):
@@ -51,7 +51,7 @@ class Checkpoint(NamedTuple):
 
 
 def read(
-    path: str | os.PathLike,
+    path: str | os.PathLike[str],
     dialect: AnyDialect | None = None,
     n_ctx: int | None = None,
     leave_out: Sequence[str] = (),

@@ -18,7 +18,7 @@ WHOLE = "model.safetensors"
 OLD = "pytorch_model.bin"
 
 
-def located(source: str | os.PathLike) -> Path:
+def located(source: str | os.PathLike[str]) -> Path:
     """The file to read for one model.
 
     Args:

@@ -35,7 +35,7 @@ def is_cache(folder: Path) -> bool:
     return (folder / "snapshots").is_dir()
 
 
-def names_revision(source: str | os.PathLike) -> bool:
+def names_revision(source: str | os.PathLike[str]) -> bool:
     """Whether a name is `REPOSITORY@REVISION` and not that of a file.
 
     Args:

@@ -22,7 +22,7 @@ from tnsim.models.model import Model
 
 @overload
 def load(
-    path: str | os.PathLike,
+    path: str | os.PathLike[str],
     dialect: AnyDialect | None = None,
     n_ctx: int | None = None,
     *,

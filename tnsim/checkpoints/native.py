@@ -44,7 +44,7 @@ SETTINGS: dict[type, tuple[str, ...]] = {  # what a layer has besides arrays
 }
 
 
-def save(model: Model, path: str | os.PathLike) -> None:
+def save(model: Model, path: str | os.PathLike[str]) -> None:
     """Write a model as safetensors, architecture in the metadata.
 
     Args:

@@ -67,11 +67,11 @@ class Series(Sequence[Model]):
     ):
         if dialect is not None:
             dialect = find_dialect(dialect)
-        self.reading = Reading(dialect, n_ctx, tuple(leave_out), norms)
+        self.reading: Reading = Reading(dialect, n_ctx, tuple(leave_out), norms)
         found = list(_expand(source))
-        self.paths = tuple(path for _, path in found)
-        self.names = tuple(names or [name for name, _ in found])
-        self.labels = _labels([Path(name) for name in self.names])
+        self.paths: tuple[Path, ...] = tuple(path for _, path in found)
+        self.names: tuple[str, ...] = tuple(names or [name for name, _ in found])
+        self.labels: tuple[str, ...] = _labels([Path(name) for name in self.names])
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -103,7 +103,7 @@ class Series(Sequence[Model]):
         return html_table(f"{len(self)} checkpoints", rows, ("label", "file"))
 
 
-def is_several(path: str | os.PathLike) -> bool:
+def is_several(path: str | os.PathLike[str]) -> bool:
     """Whether a path stands for several models.
 
     Args:
@@ -141,7 +141,7 @@ def _expand(source: Any) -> Iterator[tuple[str, Path]]:
         yield from _expand(one)
 
 
-def _matches(source: str | os.PathLike) -> list[tuple[str, Path]]:
+def _matches(source: str | os.PathLike[str]) -> list[tuple[str, Path]]:
     with naming(source):
         paths = _paths(source)
         if not paths:
@@ -150,7 +150,7 @@ def _matches(source: str | os.PathLike) -> list[tuple[str, Path]]:
         return [(name, located(paths[name])) for name in ordered]
 
 
-def _paths(source: str | os.PathLike) -> dict[str, str | Path]:
+def _paths(source: str | os.PathLike[str]) -> dict[str, str | Path]:
     """Files, folders of one model and snapshots by the names from which labels are taken."""
     folder = Path(source)
     if hub_cache.is_cache(folder):

@@ -8,12 +8,12 @@ of it is said in a warning or an error. Inside a trace the arrays are handed out
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax.numpy as jnp
 import numpy as np
 
-from tnsim.compare.comparable import AnyModel, Comparable, parts
+from tnsim.compare.comparable import Comparable, parts
 from tnsim.compare.jackknife import cosine_error, inner_error
 from tnsim.compare.numbers import Number, Numbers, SignedLog
 from tnsim.compare.question import Products, Question
@@ -22,11 +22,11 @@ from tnsim.engine.log_scaled import LogScaled, log_abs
 from tnsim.engine.precision import Arithmetic
 from tnsim.errors import TnsimError
 from tnsim.metrics.metric import Metric
-from tnsim.models.model import Model, caveats, terms
+from tnsim.models.model import AnyModel, Model, caveats, terms
 from tnsim.models.origin import warn_of_caveats
 from tnsim.models.scaling import beyond_float, power
 
-Two = tuple[Comparable, Comparable]
+Two: TypeAlias = tuple[Comparable, Comparable]
 
 
 def cosine(products: Products, models: Two, asked: Question) -> Any:
@@ -105,7 +105,8 @@ def logarithm(products: Products, models: Two, asked: Question) -> SignedLog:
     product, exponent = products.values["AB"], products.exponent
     log = log_abs(product) + exponent * np.log(2)
     if products.traced:
-        return SignedLog(jnp.sign(product.mantissa), log)
+        sign: Any = jnp.sign(product.mantissa)
+        return SignedLog(sign, log)
     _report(products.values, models, asked)
     error = None
     if product.mantissa != 0:
@@ -163,7 +164,7 @@ def _check_number(values: Any, metric: Metric) -> None:
 
 def _labelled(
     values: Any, metric: Metric, models: Two, products: Products, error: Any = None
-) -> Number | Numbers:
+) -> Any:
     """Values that know the metric's name, its guarantee and, of forward passes, route and error."""
     number = Number if np.ndim(values) == 0 else Numbers
     if products.forward is not None:

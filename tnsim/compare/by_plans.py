@@ -14,7 +14,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tnsim.compare.comparable import AnyModel
 from tnsim.compare.planned import affordable, runs_together
 from tnsim.compare.question import SELF, Products, Question
 from tnsim.compare.resident import in_units, placed_weights
@@ -27,7 +26,7 @@ from tnsim.folding import features
 from tnsim.folding.base import Family, model_weights
 from tnsim.folding.choose import choose
 from tnsim.folding.leaves import by_side
-from tnsim.models.model import Model, terms
+from tnsim.models.model import AnyModel, Model, terms
 from tnsim.models.scaling import Scaled, larger, split
 from tnsim.names import COVARIANCE, Side
 from tnsim.sessions import kept_with

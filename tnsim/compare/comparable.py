@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeAlias
 
 from tnsim.errors import ModelError
 from tnsim.folding.forward import Terms
 from tnsim.metrics.empirical import Empirical
 from tnsim.metrics.metric import check_metric
 from tnsim.models.functions import Function, is_function, refused_under
-from tnsim.models.model import Combination, Model, check_comparable, check_numbers, terms
+from tnsim.models.model import AnyModel, check_comparable, check_numbers, terms
 
-AnyModel = Model | Combination
-Comparable = AnyModel | Function
+Comparable: TypeAlias = AnyModel | Function
 """What may stand on either side: under `Empirical` also plain functions."""
 
 

@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from tnsim.compare.by_points import reading_of
-from tnsim.compare.comparable import AnyModel
 from tnsim.compare.jackknife import cosine_error
+from tnsim.compare.numbers import Number
 from tnsim.compare.similarity import similarity
 from tnsim.engine import precision
 from tnsim.engine.precision import Arithmetic
@@ -26,7 +26,7 @@ from tnsim.metrics.categorical import Categorical
 from tnsim.metrics.metric import Gaussian, GaussianClosure
 from tnsim.metrics.points import Points, Reading, Weighted, draws
 from tnsim.metrics.quadrature import gaussian_draws
-from tnsim.models.model import terms
+from tnsim.models.model import AnyModel, terms
 from tnsim.tables import html_table
 
 
@@ -43,11 +43,11 @@ class Check(NamedTuple):
         seed: Of the random numbers.
 
     Example:
-        >>> Check(0.5, 0.52, 0.01, 2.0, 1000, 0).deviation
+        >>> Check(Number(0.5, "closure", False), 0.52, 0.01, 2.0, 1000, 0).deviation
         2.0
     """
 
-    similarity: Any
+    similarity: Number
     estimate: float
     standard_error: float
     deviation: float

@@ -99,15 +99,16 @@ class Numbers(np.ndarray):
 
 
 class SignedLog(NamedTuple):
-    """`sign * exp(log)`; a zero has sign 0 and log -inf. Both are float64 scalars.
+    """`sign * exp(log)`; a zero has sign 0 and log -inf. Inside a trace both are arrays.
 
     Example:
-        >>> SignedLog(1.0, 2.0).log
-        2.0
+        >>> sign, log = (Number(x, "Gaussian", True) for x in (1.0, 2.0))
+        >>> SignedLog(sign, log).log
+        Number(2.0, metric='Gaussian', exact=True)
     """
 
-    sign: Any
-    log: Any
+    sign: Number
+    log: Number
 
 
 def _facts(number: Number | Numbers) -> str:

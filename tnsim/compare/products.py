@@ -10,7 +10,7 @@ from typing import Any
 
 from tnsim.compare.by_plans import by_plans
 from tnsim.compare.by_points import check_affordable, forward_plan, points_of
-from tnsim.compare.comparable import AnyModel, Comparable, check_comparison, parts
+from tnsim.compare.comparable import Comparable, check_comparison, parts
 from tnsim.compare.question import Products, Question
 from tnsim.compare.resident import is_constant
 from tnsim.engine.log_scaled import LogScaled
@@ -20,7 +20,7 @@ from tnsim.metrics.points import Points, Weighted
 from tnsim.metrics.protocol import FiniteMetric
 from tnsim.models.arrays import is_traced
 from tnsim.models.differences import by_differences
-from tnsim.models.model import Model
+from tnsim.models.model import AnyModel, Model
 
 
 def inner_products(a: Comparable, b: Comparable, asked: Question) -> Products:

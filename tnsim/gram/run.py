@@ -43,7 +43,7 @@ def pairwise(
     *,
     slices: bool = False,
     dtype: DTypeLike = "float64",
-    store: str | os.PathLike | None = None,
+    store: str | os.PathLike[str] | None = None,
     executor: Any = None,
     progress: bool = False,
     budget: Budget = Budget(),
@@ -162,7 +162,7 @@ def plan_pairwise(
     return costs.with_seconds(run.plan, run.contracted, dtype)
 
 
-def open_pairwise(path: str | os.PathLike) -> Pairwise:
+def open_pairwise(path: str | os.PathLike[str]) -> Pairwise:
     """The result in a store, every number of it verified.
 
     Args:

@@ -155,7 +155,7 @@ class Store:
         return int.from_bytes(state.digest(), "little") or 1
 
 
-def folder(path: str | os.PathLike) -> Path:
+def folder(path: str | os.PathLike[str]) -> Path:
     """The path of a store. Raises `StoreMismatch` for an address, as a path a folder `s3:` here."""
     if re.match(r"[A-Za-z][\w+.-]+:/", os.fspath(path)):
         raise StoreMismatch(

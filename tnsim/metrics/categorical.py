@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import numpy as np
 from jax.core import Tracer
@@ -92,7 +91,7 @@ class Categorical:
             return listed(p, n_ctx)
         return points.draws(self.samples, self.seed, partial(_tokens, p, n_ctx), tokens=True)
 
-    def distribution(self, vocabulary: int) -> Any:
+    def distribution(self, vocabulary: int) -> Float[Array, " vocabulary"]:
         """Probabilities of every token.
 
         Returns:
@@ -116,7 +115,7 @@ def _tokens(p: np.ndarray, n_ctx: int, rng: np.random.Generator, count: int) -> 
     return rng.choice(len(p), size=(count, n_ctx), p=p)
 
 
-def token_probabilities(metric: Metric, vocabulary: int) -> Any:
+def token_probabilities(metric: Metric, vocabulary: int) -> Float[Array, " vocabulary"]:
     """Probabilities of every token under a metric that counts tokens.
 
     Returns:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,7 @@ from tnsim.errors import ModelError
 from tnsim.models.gradients import requires_grad
 
 T = TypeVar("T")
-Array = jax.Array | np.ndarray
+Array: TypeAlias = jax.Array | np.ndarray
 _REAL, _COMPLEX = (np.float32, np.float64), (np.complex64, np.complex128)
 
 

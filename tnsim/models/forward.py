@@ -15,7 +15,7 @@ largest entry of its state.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import numpy as np
@@ -30,7 +30,7 @@ from tnsim.models.prefixes import Prefixes, over_prefixes, rising
 from tnsim.models.protocol import Layer
 from tnsim.models.scaling import Unit, larger, power, replaced, scaled, split
 
-Inputs = Float[Array, "points *positions in"] | Int[Array, "points positions"]
+Inputs: TypeAlias = Float[Array, "points *positions in"] | Int[Array, "points positions"]
 """Vectors, sequences of vectors, or sequences of token ids, which stand for one-hot vectors."""
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from tnsim.errors import ModelError, TnsimError
 from tnsim.models.arrays import host_array
 from tnsim.models.gradients import detached
-from tnsim.models.model import Combination, Model
+from tnsim.models.model import AnyModel
 
 Function: TypeAlias = Callable[[Any], Any]
 """From a batch of inputs to outputs, (points, out) or (points, positions, out)."""
@@ -24,7 +24,7 @@ def is_function(model: Any) -> bool:
         >>> is_function(abs), is_function(tnsim.Model([tnsim.Linear([[1.0]])]))
         (True, False)
     """
-    return callable(model) and not isinstance(model, Model | Combination)
+    return callable(model) and not isinstance(model, AnyModel)
 
 
 def refused_under(metric: Any) -> ModelError:

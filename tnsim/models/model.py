@@ -11,7 +11,7 @@ import itertools
 import math
 from collections.abc import Iterable
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 from jaxtyping import Float
@@ -22,7 +22,7 @@ from tnsim.models.attention import Attention
 from tnsim.models.gradients import requires_grad
 from tnsim.models.layers import Residual, affine_maps, bias_name, innermost, known_layer
 from tnsim.models.origin import Origin
-from tnsim.models.protocol import Layer
+from tnsim.models.protocol import Layer, OwnLayer
 from tnsim.tables import html_table
 
 
@@ -79,7 +79,10 @@ class Model(_Vector):
     origin: Origin | None = None  # no part of the pytree: weights that change have another origin
 
     def __init__(
-        self, layers: Iterable[Any], n_ctx: int | None = None, origin: Origin | None = None
+        self,
+        layers: Iterable[Layer | OwnLayer],
+        n_ctx: int | None = None,
+        origin: Origin | None = None,
     ):
         layers = tuple(layers)
         if not layers:
@@ -212,6 +215,10 @@ class Combination(_Vector):
 
     def __repr__(self) -> str:
         return " + ".join(f"{c} * {m!r}" for c, m in terms(self))
+
+
+AnyModel: TypeAlias = Model | Combination
+"""What can be compared, added and run."""
 
 
 def terms(model: Any) -> tuple[tuple[Any, Model], ...]:

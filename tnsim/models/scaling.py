@@ -25,7 +25,7 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -45,7 +45,7 @@ _STEP = 8
 _SMALLEST = -(2.0**40)
 """The exponent of a coefficient of zero: below that of any model."""
 
-Unit = Float[Array, ""] | Float[Array, " rows"]
+Unit: TypeAlias = Float[Array, ""] | Float[Array, " rows"]
 """Exponents of two: one for all coordinates of a bond, or one for each."""
 
 
