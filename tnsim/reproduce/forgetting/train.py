@@ -10,6 +10,7 @@ import dataclasses
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from tnsim.reproduce import classifiers, images
@@ -126,7 +127,7 @@ class Trainer:
         self, shown: Images, state: State, order: Any, done: Any, reached: Any, total: Any
     ) -> State:
         setting = self._run.setting
-        x, y = shown
+        x, y = map(jnp.asarray, shown)
 
         def step(number: Any, state: State) -> State:
             chosen = order[number]

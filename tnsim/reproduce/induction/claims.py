@@ -82,5 +82,5 @@ def phases_seen(measured: Measured) -> dict[str, Seen]:
 
 def summaries(measured: Measured) -> tuple[Summary, ...]:
     """All measures side by side."""
-    turns = measured.table["a"].values[list(measured.turns)]
+    turns = measured.table["a"].values[list(measured.turns)].tolist()
     return (summary(phases_seen(measured), MEASURES, turns),)
