@@ -41,6 +41,19 @@ def _attention_model(
     )
 
 
+def _fused_blocks(name: str, description: str, residual: str | None) -> Dialect:
+    """Embedding, bilinear layers with left and right in one array, head."""
+    block = Rule(
+        "bilinear",
+        fused="blocks.{i}.weight",
+        fused_bias="blocks.{i}.bias?",
+        residual=residual,
+        repeat=True,
+    )
+    embed, head = (Rule("linear", weight=f"{part}.weight") for part in ("embed", "head"))
+    return Dialect(name, (embed, block, head), description=description)
+
+
 PRESETS = {
     dialect.name: dialect
     for dialect in (
@@ -72,34 +85,15 @@ PRESETS = {
             (Rule("bilinear", fused="bi_linear.weight", down="projection.weight"),),
             description="one bilinear layer with left and right in one array",
         ),
-        Dialect(
+        _fused_blocks(
             "fused-blocks",
-            (
-                Rule("linear", weight="embed.weight"),
-                Rule(
-                    "bilinear",
-                    fused="blocks.{i}.weight",
-                    fused_bias="blocks.{i}.bias?",
-                    repeat=True,
-                ),
-                Rule("linear", weight="head.weight"),
-            ),
-            description="embed, fused bilinear blocks without down-projection or residual, head",
+            "embed, fused bilinear blocks without down-projection or residual, head",
+            residual=None,
         ),
-        Dialect(
+        _fused_blocks(
             "fused-blocks-residual",
-            (
-                Rule("linear", weight="embed.weight"),
-                Rule(
-                    "bilinear",
-                    fused="blocks.{i}.weight",
-                    fused_bias="blocks.{i}.bias?",
-                    repeat=True,
-                    residual="additive",
-                ),
-                Rule("linear", weight="head.weight"),
-            ),
-            description="as fused-blocks, each block added to its input",
+            "as fused-blocks, each block added to its input",
+            residual="additive",
         ),
         _attention_model(
             "bilinear-attention",

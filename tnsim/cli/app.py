@@ -10,6 +10,7 @@ import os
 import sys
 import traceback
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -49,7 +50,9 @@ from tnsim.errors import TnsimError, printable
 if TYPE_CHECKING:
     from tnsim.checkpoints.checkpoint import Reading
     from tnsim.compare.monte_carlo import Check
+    from tnsim.compare.numbers import Number
     from tnsim.models.model import Model
+    from tnsim.models.origin import Origin
 
 CHECKED = ("estimate", "standard_error", "deviation", "samples", "seed")
 
@@ -109,12 +112,11 @@ def similarity(
 ) -> None:
     """Cosine of two models as functions."""
     import tnsim
-    from tnsim.engine.devices import device
 
     reading = reading_of(dialect, n_ctx, leave_out, norms)
     one, two = _model(a, reading), _model(b, reading)
     chosen = metric_of(metric, fit)
-    by_output: list[float] = []
+    by_output: list[float] | None = None
     with compiling_shown():
         value = tnsim.similarity(one, two, chosen, dtype=dtype.value)
         if slices:
@@ -122,12 +124,20 @@ def similarity(
     sampled = None
     if check:
         sampled = tnsim.check(one, two, chosen, samples=samples, seed=seed, progress=not as_json)
-    if not as_json:
+    if as_json:
+        files = {"a": str(a), "b": str(b)}
+        print_json(files | _as_data(value, dtype, by_output, sampled))
+    else:
         _say_similarity(value, by_output, sampled)
-        return
+
+
+def _as_data(
+    value: Number, dtype: DtypeName, by_output: list[float] | None, sampled: Check | None
+) -> dict[str, Any]:
+    """What is said of two files, for JSON."""
+    from tnsim.engine.devices import device
+
     answer: dict[str, Any] = {
-        "a": str(a),
-        "b": str(b),
         "similarity": float(value),
         "metric": value.metric,
         "exact": value.exact,
@@ -135,20 +145,20 @@ def similarity(
         "device": device(),
         "caveats": list(value.caveats),
     }
-    if slices:
+    if by_output is not None:
         answer["slices"] = by_output
     if sampled is not None:
         answer["check"] = {name: float(getattr(sampled, name)) for name in CHECKED}
-    print_json(answer)
+    return answer
 
 
-def _say_similarity(value: Any, by_output: list[float], sampled: Check | None) -> None:
+def _say_similarity(value: Number, by_output: list[float] | None, sampled: Check | None) -> None:
     say(f"similarity  {value:.12g}")
     say(f"metric      {value.metric} ({guarantee(value.exact)})")
     if sampled is not None:
         estimate = f"{sampled.estimate:.6g} +- {sampled.standard_error:.2g}"
         say(f"sampled     {estimate}, {sampled.deviation:+.1f} standard errors away")
-    for n, cosine in enumerate(by_output):
+    for n, cosine in enumerate(by_output or ()):
         say(f"output {n:<5}{cosine:.12g}")
 
 
@@ -170,23 +180,26 @@ def inspect(
     origin = model.origin or Origin("")
     layers = [describe(layer) for layer in model.layers]
     if as_json:
-        print_json(
-            {
-                "file": str(file),
-                "layers": layers,
-                "inputs": model.d_in,
-                "outputs": model.d_out,
-                "n_ctx": model.n_ctx,
-                "degree": model.degree,
-                "legs": model.degree,
-                "parameters": model.parameters,
-                "stored_dtypes": list(dtypes),
-                "assumptions": list(origin.assumptions),
-                "ignored": list(origin.ignored),
-                "caveats": list(origin.caveats),
-            }
-        )
-        return
+        facts = {
+            "file": str(file),
+            "layers": layers,
+            "inputs": model.d_in,
+            "outputs": model.d_out,
+            "n_ctx": model.n_ctx,
+            "degree": model.degree,
+            "legs": model.degree,
+            "parameters": model.parameters,
+            "stored_dtypes": list(dtypes),
+            "assumptions": list(origin.assumptions),
+            "ignored": list(origin.ignored),
+            "caveats": list(origin.caveats),
+        }
+        print_json(facts)
+    else:
+        _say_model(model, dtypes, layers, origin)
+
+
+def _say_model(model: Model, dtypes: Sequence[str], layers: Sequence[str], origin: Origin) -> None:
     for n, line in enumerate(layers):
         say(f"layer {n:<6}{line}")
     legs = f"{model.degree} input legs of {model.d_in} (+ 1 constant) coordinates"

@@ -15,6 +15,8 @@ import typer
 from tnsim.errors import CheckpointError, ModelError, printable
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from tnsim.checkpoints.checkpoint import Reading
 
 
@@ -198,7 +200,7 @@ def metric_of(name: MetricName, fit: Path | None = None) -> Any:
     return cls.fit(samples_in(fit))
 
 
-def samples_in(file: Path) -> Any:
+def samples_in(file: Path) -> np.ndarray:
     """The one array in a file of NumPy's.
 
     Args:

@@ -111,7 +111,7 @@ def attribution(
         1.0
     """
     dtype = dtype_name(dtype)
-    _check_question(a, b, metric, by)
+    _check_question(a, b, by)
     check_comparison(a, b, metric)
     parts = scaled(a), scaled(b)
     models: dict[Side, Model] = {"A": _prepared(parts[0].model), "B": _prepared(parts[1].model)}
@@ -137,7 +137,7 @@ def attribution(
     return Attribution(values, labels["A"], labels["B"], metric.name, family.exact, said)
 
 
-def _check_question(a: Model, b: Model, metric: Metric, by: str) -> None:
+def _check_question(a: Model, b: Model, by: str) -> None:
     """Two plain models, and a way to divide them."""
     if by not in WAYS:
         raise ModelError(f"by must be one of {', '.join(WAYS)}, found {by!r}")
