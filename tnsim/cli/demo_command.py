@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from tnsim.cli.options import say
+
+if TYPE_CHECKING:
+    from tnsim.analysis.phases import Segmentation
+    from tnsim.checkpoints.series import Series
+    from tnsim.gram.result import Pairwise
 
 MIDDLE = 3200
 """A step at which what was trained on is known by heart, and nothing else."""
@@ -27,17 +32,7 @@ def demo(
 
     folder = Path(tnsim.__file__).parent / "data" / "grokking"
     series = tnsim.Series(folder)
-    first = int(series.labels[0])
-    last = int(series.labels[-1])
-    say(
-        f"{len(series)} checkpoints of one network learning (a + b) mod 113, "
-        f"steps {first} to {last}"
-    )
-    say(f"{series[-1]}\n")
-    network = tnsim.network(series[-1])
-    say(f"network: {network.num_tensors} tensors, tags {', '.join(sorted(network.tags))}\n")
-    say(f"{tnsim.plan(series[0], series[-1])}\n")
-
+    _introduce(series)
     result = tnsim.pairwise(series, progress=True)
     result["weight_cosine"] = baselines.weight_cosine(series)
     phases = reading.segment(result, 3)
@@ -54,7 +49,26 @@ def demo(
     export.write_npz(result, matrix)
     page = report.write(result, out / "report.html", "Modular addition")
     say(f"\nwrote {picture}, {matrix} and {page}, a page to explore")
+    _explain(result, phases)
 
+
+def _introduce(series: Series) -> None:
+    """What is compared: the checkpoints, the last as a network, and what one pair costs."""
+    import tnsim
+
+    say(
+        f"{len(series)} checkpoints of one network learning (a + b) mod 113, "
+        f"steps {series.labels[0]} to {series.labels[-1]}"
+    )
+    say(f"{series[-1]}\n")
+    network = tnsim.network(series[-1])
+    say(f"network: {network.num_tensors} tensors, tags {', '.join(sorted(network.tags))}\n")
+    say(f"{tnsim.plan(series[0], series[-1])}\n")
+
+
+def _explain(result: Pairwise, phases: Segmentation) -> None:
+    """What is to be seen in the picture."""
+    first, last = result["a"].values[[0, -1]]
     to_last = result.similarity.sel(b=last)
     first_to_last = float(to_last.sel(a=first))
     middle_to_last = float(to_last.sel(a=MIDDLE))
