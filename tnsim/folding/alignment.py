@@ -75,6 +75,7 @@ def _advances(bra: int | None, ket: int | None) -> tuple[bool, bool]:
     """Whether the next layers of bra and ket are applied, by their orders."""
     if bra is None or ket is None:
         return bra is not None, ket is not None
+    # Linear meets linear, nonlinear meets nonlinear; where they differ, the nonlinear one waits.
     if bra == ket or 1 not in (bra, ket):
         return True, True
     return bra == 1, ket == 1

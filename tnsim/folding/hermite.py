@@ -134,7 +134,7 @@ def product(left: Series, right: Series, down: Any, block: IndexBlock, pairs: bo
     """
     matrices: dict[tuple[int, int], Any] = {}
     for term in terms(left, right, pairs):
-        if sum(term.free) or not block.start:
+        if sum(term.free) or not block.start:  # order 0 is one number, and in the first block
             matrix = _matrix(left[term.left], right[term.right], down, term, block)
             matrices[term.free] = matrices.get(term.free, 0.0) + matrix
     found: Series = {}

@@ -76,6 +76,7 @@ class PolynomialSpace(NamedTuple):
     def _blocks(self) -> Iterator[IndexBlock]:
         width, start = self.block.width, 0
         for stop in range(1, width + 1):
+            # A block ends where one coordinate more would make its matrix too large.
             if stop == width or self._matrix(start, stop + 1) > _MATRIX:
                 yield IndexBlock(width, start, stop)
                 start = stop
@@ -89,6 +90,8 @@ class PolynomialSpace(NamedTuple):
 
     def multiplications(self, layers: Kinds) -> int:
         """Scalar multiplications that the features of one model take."""
+        # Legs are linear maps of all coefficients; then n - 1 products, of which the last is mapped
+        # to the outputs at once.
         orders, number, width = self._input_orders(), 0, self.block.width
         steps = [kind for kind in layers if kind.down is not None]
         for kind in steps:

@@ -232,6 +232,7 @@ def draws(
 
 
 def _drawn_block(count: int, seed: int, draw: Draw, start: int, stop: int) -> Weighted:
+    # Every chunk has a seed of its own, so draw i is the same in whatever block it is asked for.
     parts = []
     for chunk in range(start // CHUNK, -(-stop // CHUNK)):
         first = chunk * CHUNK

@@ -98,6 +98,8 @@ def forward(model: ScaledLayers, inputs: Inputs | Prefixes) -> Outputs:
             one = power(abs(exponent) * 0 + 1, 0.0, -exponent).astype(state.dtype)
             layer = _homogeneous(layer, one)
         state = layer(state) if counts is None else over_prefixes(layer, state, exponent, counts)
+        # f(2^e h') = 2^(n e) f'(h'). The last layer's own exponent may differ by output: it is added
+        # at the end, where states need no common size any more.
         exponent = layer.order * exponent
         if n + 1 < len(model.layers):
             exponent = exponent + model.exponents[n]
@@ -246,6 +248,7 @@ def _normalised(
     _, shift = split(top)
     shift = larger(shift, smallest)
     if any(map(_reads_constant, later)):
+        # The next layer multiplies up to n copies of the constant 2^-e, which has to be a float.
         shift = larger(shift, smallest // (later[0].order + 1) - exponent)
     if counts is not None:
         shift = rising(exponent + shift, counts) - exponent

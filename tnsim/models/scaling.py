@@ -93,6 +93,8 @@ def _scaled(model: Model, per_output: bool) -> Scaled:
     unit: Unit = np.zeros(())
     beyond: Unit = np.zeros(())
     for n, layer in enumerate(model.layers):
+        # A stream is added to the output of a layer inside it and is read by the one after it: its
+        # skip is one number, so the bonds at both its ends have one unit.
         streams = any(isinstance(x, Residual) for x in model.layers[n : n + 2])
         last = n + 1 == len(model.layers)
         layer, unit = _layer(layer, unit, shared=streams or (last and not per_output))
@@ -173,6 +175,8 @@ def _layer(layer: Layer, below: Unit, shared: bool) -> tuple[Layer, Unit]:
     """A layer between the units of its input and its output; `shared`: one unit for all outputs."""
     if isinstance(layer, Residual):
         return _residual(layer, below)
+    # From the unit u below: p and q of the legs, their sum for what the output matrix reads, and v
+    # above. Then every map is written between the units at its ends.
     rows, output = affine_maps(layer)
     if isinstance(layer, Attention):
         legs = _legs_of_heads(layer, below)
@@ -191,6 +195,7 @@ def _layer(layer: Layer, below: Unit, shared: bool) -> tuple[Layer, Unit]:
 
 def _residual(layer: Residual, below: Unit) -> tuple[Layer, Unit]:
     """The sum of two terms in one unit."""
+    # c x and s f(x) are of sizes 2^u c and 2^w s; the larger one gives the unit of the sum.
     inner, unit = _layer(layer.layer, below, shared=True)
     terms = _exponents(layer.skip) + below, _exponents(layer.scale) + unit
     above = _of_outputs(_stepped(larger(*terms)), shared=True)

@@ -73,6 +73,8 @@ def balanced(
     """
     logs = [leaf.log for leaf in leaves.values()]
     xp = library(logs)
+    # What is in the null space of D changes every network alike; D^+ D projects on the rest, which
+    # has to stay in the arrays.
     rows = np.unique(counts, axis=0)
     differences = rows[1:] - rows[0]
     projection = np.linalg.pinv(differences) @ differences

@@ -81,6 +81,8 @@ class LayerKind(NamedTuple):
     def multiplications_at_position(self, seen: int) -> int:
         """Scalar multiplications at one position that sees so many, its own among them."""
         if self.mixes_positions:
+            # Per head and position: its rows of the input; with every key two scores, their product
+            # and mask, and the value that they weigh; its part of the output.
             heads, d_head, d_value = self.heads
             rows = 4 * d_head + d_value
             scores = seen * (2 * d_head + d_value + 2)

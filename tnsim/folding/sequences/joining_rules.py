@@ -153,6 +153,7 @@ def matchings(legs: tuple[Leg, ...], rule: Rule) -> Iterator[Matching]:
     if not legs:
         yield Matching((), ())
         return
+    # The first leg joins a later one, or is left alone: every matching is met once.
     first, *others = legs
     for n, partner in enumerate(others):
         if not rule.joins(first, partner):

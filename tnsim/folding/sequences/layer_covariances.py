@@ -101,6 +101,7 @@ def inner_product(
     Returns:
         What has to be computed first, and the terms of the inner product.
     """
+    # E<f, g> = sum_s tr Cov[f[s], g[s]] + <E f[s], E g[s]>, the trace by equal output coordinates.
     names, builder, summands = output_covariance(step, pair, means)
     terms = []
     for summand in (*summands, *_product_of_means(names, means)):
