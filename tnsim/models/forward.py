@@ -98,7 +98,7 @@ def forward(model: ScaledLayers, inputs: Inputs | Prefixes) -> Outputs:
             one = power(abs(exponent) * 0 + 1, 0.0, -exponent).astype(state.dtype)
             layer = _homogeneous(layer, one)
         state = layer(state) if counts is None else over_prefixes(layer, state, exponent, counts)
-        # f(2^e h') = 2^(n e) f'(h'). The last layer's own exponent may differ by output: it is added
+        # f(2^e h') = 2^(n e) f'(h'). The last layer's exponent may differ by output: it is added
         # at the end, where states need no common size any more.
         exponent = layer.order * exponent
         if n + 1 < len(model.layers):
