@@ -101,7 +101,30 @@ class LayerwiseMetric(Metric, Protocol):
 
 @runtime_checkable
 class FiniteMetric(Metric, Protocol):
-    """A metric that is a finite measure: `sum_i w_i <a(x_i), b(x_i)>`."""
+    """A metric that is a finite measure: `sum_i w_i <a(x_i), b(x_i)>`.
+
+    No legs are joined, so what it says of pairs within a model is not asked.
+
+    Example:
+        A coin whose sides are the inputs -1 and 1.
+
+        >>> import numpy as np, tnsim
+        >>> from tnsim.metrics.points import Rule, product_rule
+        >>> class Coin:
+        ...     name = "coin"
+        ...     pairs_within_model = False
+        ...     def is_exact(self, nonlinear_layers):
+        ...         return True
+        ...     def points(self, reading):
+        ...         side = Rule(np.array([-1.0, 1.0]), np.log([0.5, 0.5]))
+        ...         return product_rule([side] * reading.d_in)
+        >>> line = tnsim.Model([tnsim.Linear([[1.0]], [1.0])])
+        >>> print(f"{tnsim.inner(line, line, Coin()):.3f}")
+        2.000
+
+    Source:
+        Paper, section 2.2, with `Lambda = sum_i w_i x_i (x) ... (x) x_i`.
+    """
 
     def points(self, reading: Reading) -> Points:
         """Inputs and their weights.
