@@ -36,6 +36,7 @@ from typing import Any, TypeVar
 import works
 
 from tnsim.engine import rates
+from tnsim.engine.concurrency import processors
 
 T = TypeVar("T")
 
@@ -45,8 +46,11 @@ PROCESSES = ("first", "second")
 REPEATS = 7
 ENOUGH = 10  # seconds of warm calls after which no further one is made
 SIDE = 2048  # of the matrices of the floor
-# Columns of the two tables of a machine.
-TIMES = "work, multiplications, first s, second process s, warm s, floor s, warm / floor, peak GiB"
+# Columns of the tables of a machine.
+TIMES = (
+    "work, multiplications, first s, second process s, warm s, floor s, warm / floor, "
+    "planned GiB, process GiB"
+)
 RATIOS = (
     "work, estimated / first, estimated / warm, warm / by hand, "
     "first s before, first / before, warm s before, warm / before"
@@ -65,7 +69,7 @@ def measured(name: str, dtype: str, process: str) -> dict:
         f"{process} estimated": _ratio(planned.seconds, calling),
         "multiplications": planned.multiplications,
         "planned GiB": _ratio(planned.peak_bytes, 2**30),
-        "peak GiB": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
+        "process GiB": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
     }
     if process == PROCESSES[0]:
         return figures
@@ -120,8 +124,7 @@ def where() -> str:
     device = jax.devices()[0]
     on = f"{device.platform}, {device.device_kind}"
     if device.platform == "cpu":
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-        on = f"{cores} of {os.cpu_count()} cores, {_processor()}"
+        on = f"{processors()} of {os.cpu_count()} cores, {_processor()}"
     return f"{on}, Python {platform.python_version()}, jax {jax.__version__}"
 
 
@@ -181,7 +184,7 @@ def _times(key: str, row: dict) -> list[str]:
     """Cells of the first table, of seconds."""
     figures = [row.get(c) for c in ("multiplications", "first s", "second s", "warm s", "floor s")]
     over = _ratio(row.get("warm s"), row.get("floor s"))
-    return [key, *map(_cell, [*figures, over, row.get("peak GiB")])]
+    return [key, *map(_cell, [*figures, over, row.get("planned GiB"), row.get("process GiB")])]
 
 
 def _ratios(key: str, row: dict) -> list[str]:
