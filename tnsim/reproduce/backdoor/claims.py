@@ -255,7 +255,6 @@ def _divisions(measured: Measured) -> list[Claim]:
         ("slice", "slice_9", "slice 9", "yes"),
         ("clean", "clean_behaviour", "behaviour on clean inputs", "no"),
         ("poisoned", "poisoned_behaviour", "behaviour on stamped inputs", "yes"),
-        ("fitted-slice", "fitted_slice_9", "slice 9, fitted to clean inputs,", None),
     ):
         expected = at_least(0.66)
         why = "share of the seeds; two of three"
@@ -265,7 +264,7 @@ def _divisions(measured: Measured) -> list[Claim]:
             Claim(
                 name=f"divided-by-{name}",
                 text=f"The best two phases of {words} are before and after the injection.",
-                where=WHERE if authors else BEYOND,
+                where=WHERE,
                 authors=authors,
                 ours=each(measured.seeds, lambda one, m=matrix: _is_divided(one, m)),
                 expected=expected,

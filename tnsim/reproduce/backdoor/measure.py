@@ -20,7 +20,6 @@ MATRICES = (
     f"slice_{TARGET}",
     f"symmetric_slice_{TARGET}",
     "fitted",
-    f"fitted_slice_{TARGET}",
     "weight_cosine",
     "clean_behaviour",
     "poisoned_behaviour",
@@ -100,12 +99,12 @@ def all_pairs(
     named = dict(zip(labels, models, strict=True))
     result = tnsim.pairwise(named, slices=True, store=run.store(name), progress=run.progress)
     result[f"slice_{TARGET}"] = result.slices.sel(output=TARGET, drop=True)
-    others = {"symmetric": tnsim.Symmetric(), "fitted": tnsim.Gaussian.fit(tested)}
-    for metric_name, metric in others.items():
-        store = run.store(f"{name}-{metric_name}")
-        other = tnsim.pairwise(named, metric, slices=True, store=store, progress=run.progress)
-        result[metric_name] = other.similarity
-        result[f"{metric_name}_slice_{TARGET}"] = other.slices.sel(output=TARGET, drop=True)
+    store = run.store(f"{name}-symmetric")
+    other = tnsim.pairwise(named, tnsim.Symmetric(), slices=True, store=store)
+    result["symmetric"] = other.similarity
+    result[f"symmetric_slice_{TARGET}"] = other.slices.sel(output=TARGET, drop=True)
+    fitted = tnsim.Gaussian.fit(tested)
+    result["fitted"] = tnsim.pairwise(named, fitted, store=run.store(f"{name}-fitted")).similarity
     result["weight_cosine"] = tnsim.baselines.weight_cosine(models, names=labels)
     for kind, inputs in (("clean", tested), ("poisoned", stamp(tested))):
         behaviour = tnsim.baselines.mean_cosine(models, inputs, names=labels)
