@@ -21,6 +21,7 @@ SMALL = Setting(
     width=4,
     heads=1,
     layers=1,
+    biases=True,
     context=8,
     batch=16,
     steps=300,
