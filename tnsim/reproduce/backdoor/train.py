@@ -102,7 +102,7 @@ class Trainer:
     ) -> State:
         """Steps `done` to `reached` of a branch; attack and control draw the same batches."""
         setting = self._run.setting
-        x, y = jnp.asarray(shown.x), jnp.asarray(shown.y)
+        x, y = shown
 
         def step(number: Any, state: State) -> State:
             drawn = jax.random.split(jax.random.fold_in(key, number), 3)
