@@ -69,6 +69,7 @@ def test_what_could_be_meant_is_not_chosen(rng):
     [
         (["epoch=0-step=50.ckpt", "epoch=10-step=550.ckpt"], ("50", "550")),
         (["e=0-epoch=1-loss=0.91.ckpt", "e=0-epoch=2-loss=0.85.ckpt"], ("1", "2")),
+        (["seed_1_step_1.pt", "seed_2_step_3.pt"], ("seed_1_step_1", "seed_2_step_3")),
         (["seed=1-lr=2.ckpt", "seed=2-lr=1.ckpt"], ("seed=1-lr=2", "seed=2-lr=1")),
         (["step_9.pt", "step_10.pt", "final.pt"], ("step_9", "step_10", "final")),
     ],

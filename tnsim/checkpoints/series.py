@@ -213,9 +213,14 @@ def _differing_numbers(names: Sequence[list[str]]) -> tuple[str, ...] | None:
 
 
 def _counting(numbers: Sequence[int], columns: Sequence[Sequence[str]]) -> list[int]:
-    """Of several numbers in names the one that counts steps, as in `epoch=3-step=1200`."""
-    for word in COUNTERS:
-        found = [n for n in numbers if word in columns[n - 1][0].lower()]
-        if found:
-            return found[:1]
-    return []
+    """Of several numbers in names the finest that counts, as in `epoch=3-step=1200`.
+
+    None where another number, such as a seed, tells the files apart too; digits behind a point
+    belong to a measure.
+    """
+    before = {n: columns[n - 1][0].lower() for n in numbers if not columns[n - 1][0].endswith(".")}
+    counters = [word for n in before for word in COUNTERS if word in before[n]]
+    if not counters or len(counters) < len(before):
+        return []
+    finest = min(counters, key=COUNTERS.index)
+    return [n for n in before if finest in before[n]][:1]
