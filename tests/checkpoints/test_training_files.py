@@ -70,6 +70,10 @@ def test_what_could_be_meant_is_not_chosen(rng):
         (["epoch=0-step=50.ckpt", "epoch=10-step=550.ckpt"], ("50", "550")),
         (["e=0-epoch=1-loss=0.91.ckpt", "e=0-epoch=2-loss=0.85.ckpt"], ("1", "2")),
         (["seed_1_step_1.pt", "seed_2_step_3.pt"], ("seed_1_step_1", "seed_2_step_3")),
+        (
+            ["epoch_step_1_seed_1.pt", "epoch_step_2_seed_3.pt"],
+            ("epoch_step_1_seed_1", "epoch_step_2_seed_3"),
+        ),
         (["seed=1-lr=2.ckpt", "seed=2-lr=1.ckpt"], ("seed=1-lr=2", "seed=2-lr=1")),
         (["step_9.pt", "step_10.pt", "final.pt"], ("step_9", "step_10", "final")),
     ],
@@ -79,6 +83,14 @@ def test_a_run_in_order_and_labelled_by_its_steps(names, labels, tmp_path):
         (tmp_path / name).touch()
     series = tnsim.load(tmp_path)
     assert series.labels == labels and [path.name for path in series.paths] == names
+
+
+def test_what_is_not_known_is_listed_from_inside(rng):
+    wrapped = {"step": 3, "weights": {f"layers.0.{name}": rng.normal(size=3) for name in "abc"}}
+    with pytest.raises(tnsim.CheckpointError, match=r"these keys \(found layers.0.a, layers.0.b"):
+        tnsim.from_state_dict(wrapped)
+    with pytest.raises(tnsim.CheckpointError, match="expected named tensors, found list"):
+        tnsim.from_state_dict([3])
 
 
 def test_what_is_no_file(tmp_path):

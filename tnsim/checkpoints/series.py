@@ -219,8 +219,9 @@ def _counting(numbers: Sequence[int], columns: Sequence[Sequence[str]]) -> list[
     belong to a measure.
     """
     before = {n: columns[n - 1][0].lower() for n in numbers if not columns[n - 1][0].endswith(".")}
-    counters = [word for n in before for word in COUNTERS if word in before[n]]
-    if not counters or len(counters) < len(before):
+    if not all(any(word in text for word in COUNTERS) for text in before.values()):
         return []
-    finest = min(counters, key=COUNTERS.index)
-    return [n for n in before if finest in before[n]][:1]
+    for word in COUNTERS:
+        if found := [n for n, text in before.items() if word in text]:
+            return found[:1]
+    return []

@@ -238,8 +238,11 @@ def _closest(errors: list[TnsimError]) -> TnsimError | None:
     return None
 
 
-def _unknown(state: Any) -> TnsimError:
-    """That no preset has these keys."""
+def _unknown(state: Mapping[str, Any]) -> TnsimError:
+    """That no preset has these keys, or those of the one mapping inside that holds weights."""
+    inner = [value for value in state.values() if isinstance(value, Mapping)]
+    if len(inner) == 1 and len(inner[0]) > len(state):
+        return _unknown(inner[0])
     attention = next(filter(_ATTENTION.search, map(str, state)), None)
     if attention is not None:
         return UnsupportedLayer(
