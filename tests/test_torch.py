@@ -81,6 +81,11 @@ def attention(q, k, v, o):
     return tnsim.Model([tnsim.Attention(q, k, q, k, v, o, n_heads=1)], n_ctx=2)
 
 
+def attention_twice(q, k, v, o):
+    layer = tnsim.Attention(q, k, q, k, v, o, n_heads=1)
+    return tnsim.Model([layer, layer], n_ctx=2)
+
+
 POINTS = np.random.default_rng(0).normal(size=(5, 2))
 
 
@@ -96,6 +101,13 @@ POINTS = np.random.default_rng(0).normal(size=(5, 2))
                 tnsim.Categorical([0.5, 0.2, 0.3]),
                 tnsim.Categorical(samples=7, seed=1),
             )
+        ),
+        pytest.param(
+            attention_twice,
+            [(2, 3)] * 3 + [(3, 2)],
+            tnsim.Categorical([0.5, 0.2, 0.3]),
+            marks=pytest.mark.slow,
+            id="all sequences",
         ),
     ],
 )
