@@ -168,37 +168,32 @@ class SequenceFold:
         step = self.step(number)
         means = self.means(step)
         below = self.states
-        states = States(dict(below.moments), dict(below.means), dict(below.ones))
+        above = States(dict(below.moments), dict(below.means), dict(below.ones))
         values: list[Definition] = []
-
-        def carry(name: str, indices: tuple[str, ...], product: Product, powers: Powers) -> str:
-            name += step.suffix
-            values.append(Definition(name, indices, (Term(1.0, product),), powers=powers))
-            return name
-
         for model in self.models:
             if step.kinds[model] is None:
                 continue
             own = ((model, 1),)
-            one = (Operand(self.states.ones[model], ()),) * step.order(model)
-            states.ones[model] = carry(f"one.{model}", (), one, own)
+            ones = (Operand(below.ones[model], ()),) * step.order(model)
+            values.append(_carried(step, f"one.{model}", (), ones, own))
+            above.ones[model] = values[-1].name
             mean = means[model].moment
             if mean is not None:
                 axes = MEAN_AXES[mean.form]
-                name = carry(f"m.{model}", axes, (Operand(mean.name, axes),), own)
-                mean = mean._replace(name=name)
-            states.means[model] = mean
+                values.append(_carried(step, f"m.{model}", axes, (Operand(mean.name, axes),), own))
+                mean = mean._replace(name=values[-1].name)
+            above.means[model] = mean
         for pair in self.scales.tracked:
             if all(step.kinds[model] is None for model in pair):
                 continue
             stage, moment = covariance_stage(step, pair, means)
             self.stages.append(stage)
             axes = COVARIANCE_AXES[moment.form]
-            product = (Operand(moment.name, axes),)
-            name = carry(f"S.{pair.group}", axes, product, self.scales.powers(pair))
-            states.moments[pair] = moment._replace(name=name)
-        self.stages.append(Stage(tuple(values), self.scales.after_step(step, states)))
-        self.states = states
+            array = (Operand(moment.name, axes),)
+            values.append(_carried(step, f"S.{pair.group}", axes, array, self.scales.powers(pair)))
+            above.moments[pair] = moment._replace(name=values[-1].name)
+        self.stages.append(Stage(tuple(values), self.scales.after_step(step, above)))
+        self.states = above
 
     def close(self, number: int, per_output: bool) -> None:
         """The stages of the last step: its inner products instead of its moments."""
@@ -242,6 +237,13 @@ class SequenceFold:
         outputs = tuple(pair.group for pair in self.pairs)
         symmetric = frozenset({IDENTITY, SAME_POSITION})
         return prune(Problem(tuple(self.stages), shapes, symmetric, outputs))
+
+
+def _carried(
+    step: LayerStep, name: str, indices: tuple[str, ...], product: Product, powers: Powers
+) -> Definition:
+    """A value under the name by which the next step knows it."""
+    return Definition(name + step.suffix, indices, (Term(1.0, product),), powers=powers)
 
 
 def _matched(models: Mapping[ModelName, Kinds], metric: LayerwiseMetric) -> tuple[Layers, ...]:
