@@ -21,7 +21,7 @@ from tnsim.engine import precision
 from tnsim.engine.precision import Arithmetic
 from tnsim.errors import ModelError
 from tnsim.folding import forward
-from tnsim.folding.forward import GROUPS
+from tnsim.folding.forward import GROUPS, Sums
 from tnsim.metrics.categorical import Categorical
 from tnsim.metrics.metric import Gaussian, GaussianClosure
 from tnsim.metrics.points import Points, Reading, Weighted, draws
@@ -111,18 +111,21 @@ def check(
     models = [part for _, part in (*terms(a), *terms(b))]
     points = _drawn(metric, reading_of(models), samples, seed)
     with _bar(points, progress) as watched:
-        found = forward.sums([terms(a)], [terms(b)], watched, False, "float64")
-    norms = forward.total(found.rows), forward.total(found.columns)
-    arithmetic = Arithmetic(max(model.degree for model in models), "float64")
-    for norm, which in zip(norms, ("first", "second"), strict=True):
-        precision.check_norm(norm, f"the {which} model, on the samples,", True, arithmetic)
-    estimates = precision.cosine(forward.total(found.products), *norms, arithmetic)
-    estimate = float(precision.clipped(estimates)[0, 0])
-    errors = cosine_error(found)
-    assert errors is not None  # samples are drawn
-    error = float(errors[0, 0])
+        sums = forward.sums([terms(a)], [terms(b)], watched, False, "float64")
+    estimate, error = _estimated(sums, Arithmetic(max(m.degree for m in models), "float64"))
     deviation = float((closed - estimate) / error) if error else 0.0
     return Check(closed, estimate, error, deviation, samples, seed)
+
+
+def _estimated(sums: Sums, arithmetic: Arithmetic) -> tuple[float, float]:
+    """The cosine of the only pair, and its standard error."""
+    norms = forward.total(sums.rows), forward.total(sums.columns)
+    for norm, which in zip(norms, ("first", "second"), strict=True):
+        precision.check_norm(norm, f"the {which} model, on the samples,", True, arithmetic)
+    cosines = precision.cosine(forward.total(sums.products), *norms, arithmetic)
+    errors = cosine_error(sums)
+    assert errors is not None  # samples are drawn
+    return float(precision.clipped(cosines)[0, 0]), float(errors[0, 0])
 
 
 def _drawn(metric: Any, reading: Reading, samples: int, seed: int) -> Points:
