@@ -109,7 +109,7 @@ def block(
         dtype: Precision of the computation.
     """
     with execution.precision():
-        values, log = _all(models, space, metric, dtype)
+        values, log = _of_models(models, space, metric, dtype)
         if exponents.ndim == 2:  # of every output
             log = log[:, None]
         log = log + exponents * np.log(2)
@@ -177,7 +177,7 @@ def _gram(rows: Any, columns: Any, per_output: bool) -> Any:
     return rows.reshape(len(rows), -1) @ columns.reshape(len(columns), -1).T
 
 
-def _all(
+def _of_models(
     models: Sequence[Model], space: FeatureSpace, metric: Metric, dtype: str
 ) -> tuple[Any, np.ndarray]:
     """Features of all models, and the logarithms of their scales.
