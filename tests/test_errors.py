@@ -108,6 +108,13 @@ def test_models_that_cannot_be_compared(rng):
         tnsim.ModelError, match="dtype must be one of float64, float32, found 'float16'"
     ):
         tnsim.similarity(a, a, dtype="float16")
+    with pytest.raises(
+        tnsim.ModelError, match=r"memory_bytes of a Budget must be above 0, found -1"
+    ):
+        tnsim.Budget(-1)
+    for metric in (tnsim.Gaussian(), tnsim.Empirical(np.ones((2, 3)))):
+        with pytest.raises(tnsim.ModelError, match=r"a budget is tnsim\.Budget.*found 10"):
+            tnsim.similarity(a, a, metric, budget=10)
     with pytest.raises(tnsim.ModelError, match="plan the models of a combination pair by pair"):
         tnsim.plan(a, a - a)
 

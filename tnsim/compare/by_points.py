@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from tnsim.compare.planned import plan_for
-from tnsim.engine.budget import Budget
+from tnsim.engine.budget import Budget, check_budget
 from tnsim.errors import ModelError, TooLarge
 from tnsim.folding import forward
 from tnsim.folding.choose import choose, has_plan
@@ -165,6 +165,7 @@ def route_name(metric: Metric, points: Points) -> str:
 
 def check_affordable(plan: ForwardPlan, metric: Metric, budget: Budget) -> None:
     """Raise `TooLarge` where forward passes are beyond the budget."""
+    check_budget(budget)
     if plan.multiplications <= budget.multiplications:
         return
     advice = "fewer inputs"

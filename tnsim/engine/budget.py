@@ -8,12 +8,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from tnsim.engine import memory
 from tnsim.engine.plan import Plan
 from tnsim.engine.planner import LARGE
 from tnsim.engine.rates import seconds
-from tnsim.errors import TooLarge
+from tnsim.errors import ModelError, TooLarge
 from tnsim.sessions import session
 
 FREE_SHARE = 0.8
@@ -32,6 +33,9 @@ class Budget:
             control groups and within its address space.
         multiplications: Scalar ones; 1e14 take about an hour on two cores.
 
+    Raises:
+        ModelError: A limit is not above 0.
+
     Example:
         >>> Budget(memory_bytes=2**30).room(0)
         1073741824
@@ -39,6 +43,11 @@ class Budget:
 
     memory_bytes: float | None = None
     multiplications: float = 1e14
+
+    def __post_init__(self) -> None:
+        for name, limit in vars(self).items():
+            if limit is not None and not limit > 0:
+                raise ModelError(f"{name} of a Budget must be above 0, found {limit!r}")
 
     def room(self, program_bytes: int, wanted: float = math.inf) -> float:
         """Bytes of arrays allowed now, infinite where the platform does not tell what is free.
@@ -54,6 +63,21 @@ class Budget:
         return math.inf if free is None else max(0.0, FREE_SHARE * free - program_bytes)
 
 
+def check_budget(budget: Any) -> None:
+    """Refuse what is no budget.
+
+    Raises:
+        ModelError: It is something else, such as a number of bytes.
+
+    Example:
+        >>> check_budget(2**30)
+        Traceback (most recent call last):
+        tnsim.errors.ModelError: a budget is tnsim.Budget(memory_bytes=...), found 1073741824
+    """
+    if not isinstance(budget, Budget):
+        raise ModelError(f"a budget is tnsim.Budget(memory_bytes=...), found {budget!r}")
+
+
 def within(budget: Budget, plan_at: Callable[[int], Plan], advice: str) -> Plan:
     """A plan within the budget, its largest contractions in smaller chunks if need be.
 
@@ -65,6 +89,7 @@ def within(budget: Budget, plan_at: Callable[[int], Plan], advice: str) -> Plan:
     Raises:
         TooLarge: None fits.
     """
+    check_budget(budget)
     best = plan_at(LARGE)
     if best.multiplications > budget.multiplications:
         raise TooLarge(
