@@ -1,6 +1,8 @@
 """Execution: one lowering for NumPy and JAX, few programs, finite at depth 64, no global setting touched."""
 
 import itertools
+import math
+from functools import partial
 
 import backends
 import cases
@@ -15,6 +17,8 @@ from tnsim.cli import bench
 from tnsim.compare.planned import affordable
 from tnsim.compare.question import CROSS
 from tnsim.engine import budget, execution, memory
+from tnsim.engine.lowering import run_piece
+from tnsim.engine.piece import Operation, Piece
 from tnsim.folding.base import model_weights
 from tnsim.folding.choose import choose
 from tnsim.sessions import Session, using
@@ -148,6 +152,24 @@ def test_equal_layers_share_one_program():
         tnsim.similarity(a, b, tnsim.TreeSymmetric())
         tnsim.similarity(b, a, tnsim.TreeSymmetric())
         assert len(fresh.programs) == 3  # the first layer, the last, and all between
+
+
+def test_a_loop_is_compiled_once():
+    outer = Operation("contract", (0, 1), ((0, 1), (1, 2)), (0, 2))
+    body = Piece(((2, 3), (3, 4)), (outer,), (2,))
+    labels = (3, 0, 1), (3, 1, 2)
+    once = Operation("loop", (0, 1), labels, (0, 2), chunks=(3,), body=body)
+    piece = Piece(((5, 2, 3), (5, 3, 4)), (once,), (2,))
+    labels = (4, 3, 0, 1), (4, 3, 1, 2)
+    nested = Operation("loop", (0, 1), labels, (0, 2), chunks=(4,), body=piece)
+    whole = Piece(((6, 5, 2, 3), (6, 5, 3, 4)), (nested,), (2,))
+    arrays = [
+        np.arange(math.prod(shape), dtype=np.float32).reshape(shape) for shape in whole.shapes
+    ]
+    lowered = jax.jit(partial(run_piece, whole)).lower(arrays)
+    assert lowered.as_text().count("dot_general") == 1
+    ((expected,), _), ((found,), _) = run_piece(whole, arrays), lowered.compile()(arrays)
+    np.testing.assert_array_equal(found, expected)  # whole numbers below 2^24
 
 
 def test_nothing_global_changes(rng):

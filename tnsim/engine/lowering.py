@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from autoray import do
 
 from tnsim.engine.piece import Operation, Piece, turns
@@ -67,13 +68,15 @@ def _apply(op: Operation, args: list[Any]) -> Any:
 def _loop(op: Operation, args: list[Any]) -> Any:
     """Add up a piece over all values of its chunked labels.
 
-    One compiled body, not one copy per value.
+    On JAX the body is traced once, inside the loop: a first turn in front of it would be compiled
+    as a second copy of the whole body, which nested loops double once more.
     """
-    count = turns(op, _sizes(op, args))
-    first = run_turn(op, args, 0)
-    if isinstance(first, jax.Array):
-        return jax.lax.fori_loop(1, count, lambda n, total: total + run_turn(op, args, n), first)
-    return sum((run_turn(op, args, n) for n in range(1, count)), first)
+    sizes = _sizes(op, args)
+    count = turns(op, sizes)
+    if not any(isinstance(arg, jax.Array) for arg in args):
+        return sum(run_turn(op, args, n) for n in range(count))
+    zero = jnp.zeros([sizes[label] for label in op.output], jnp.result_type(*args))
+    return jax.lax.fori_loop(0, count, lambda n, total: total + run_turn(op, args, n), zero)
 
 
 def run_turn(loop: Operation, args: list[Any], number: Any) -> Any:
