@@ -218,6 +218,22 @@ def test_quadrature_drops_what_no_model_reads(rng):
 
 
 @pytest.mark.quadrature
+def test_quadrature_reads_rows_of_any_size(rng):
+    """What a small row reads counts as much where a later layer magnifies it."""
+    first, rest = bilinear(rng, 3, 3, 2), [[bilinear(rng, 2, 3, 2)] for _ in range(2)]
+    units = np.array([1.0, 2.0**-70, 2.0**70])
+    small = units[:, None]
+    layers = [first, tnsim.Bilinear(first.left * small, first.right * small, first.down / units**2)]
+    whole, scaled = ([tnsim.Model([one, *more]) for more in rest] for one in layers)
+    assert tnsim.similarity(*scaled) == pytest.approx(tnsim.similarity(*whole), abs=1e-12)
+    for factor in (2.0**600, 2.0**-600):
+        far = [tnsim.Linear(factor * rng.normal(size=(3, 3))) for _ in range(2)]
+        near = [tnsim.Linear(layer.weight / factor) for layer in far]
+        models, wanted = ([tnsim.Model([*one, *m.layers]) for m in whole] for one in (far, near))
+        assert tnsim.similarity(*models) == pytest.approx(tnsim.similarity(*wanted), abs=1e-12)
+
+
+@pytest.mark.quadrature
 def test_six_layers_of_two_inputs(rng):
     """Degree 64: against a rule of NumPy's."""
     a, b = (tnsim.Model([bilinear(rng, 2, 3, 2, True) for _ in range(6)]) for _ in range(2))

@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 import cases
 import numpy as np
 import pytest
-from oracles import bilinear
+from oracles import bilinear, expected_products, linear
 
 import tnsim
 
@@ -75,3 +75,19 @@ def test_deep_gaussians_of_few_inputs_go_by_quadrature(rng, monkeypatch):
         assert found.similarity[0, i] == pytest.approx(
             tnsim.similarity(several[0], a, metric), abs=1e-10
         )
+
+
+@pytest.mark.quadrature
+def test_quadrature_covers_what_every_model_reads(rng):
+    """Models of equal layers look into different directions of a wider input."""
+    several = []
+    for _ in range(3):
+        deep = [bilinear(rng, 2, 3, 2), bilinear(rng, 2, 2, 2)]
+        several.append(tnsim.Model([linear(rng, 3, 2), *deep]))
+    found = tnsim.pairwise(several[:2], tnsim.Gaussian(), several[1:])
+    assert found.attrs["plan"].startswith("forward passes")
+    for i, a in enumerate(several[:2]):
+        for j, b in enumerate(several[1:]):
+            pairs = (a, b), (a, a), (b, b)
+            ab, aa, bb = (expected_products(*pair, tnsim.Gaussian()).sum() for pair in pairs)
+            assert found.similarity[i, j] == pytest.approx(ab / np.sqrt(aa * bb), abs=1e-12)

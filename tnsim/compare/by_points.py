@@ -17,9 +17,10 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
+from jaxtyping import Float
 
 from tnsim.compare.planned import plan_for
 from tnsim.engine.budget import Budget, check_budget
@@ -30,13 +31,15 @@ from tnsim.metrics.categorical import Categorical
 from tnsim.metrics.metric import Gaussian, Metric, joins_whole_trees
 from tnsim.metrics.points import Points, Reading
 from tnsim.metrics.protocol import FiniteMetric
-from tnsim.metrics.quadrature import gaussian_points
+from tnsim.metrics.quadrature import gaussian_points, most_directions
 from tnsim.models.arrays import is_traced
 from tnsim.models.forward import directions
 from tnsim.models.model import Model
 from tnsim.names import Pair
 from tnsim.tables import html_table
 from tnsim.tensors.kinds import kinds, nonlinear
+
+Rows: TypeAlias = Float[np.ndarray, "rows in"]
 
 _FREE = 2**27
 """Multiplications that take less time than planning diagrams."""
@@ -98,7 +101,12 @@ def _count(number: int) -> str:
 
 
 def points_of(
-    models: Sequence[Model], metric: Metric, wanted: tuple[Pair, ...], per_output: bool, dtype: str
+    models: Sequence[Model],
+    metric: Metric,
+    wanted: tuple[Pair, ...],
+    per_output: bool,
+    dtype: str,
+    read: Sequence[Rows | None] | None = None,
 ) -> Points | None:
     """The points at which models are compared, None where a plan answers.
 
@@ -108,6 +116,7 @@ def points_of(
         wanted: Inner products, for the cost of a plan.
         per_output: Whether outputs are told apart.
         dtype: Precision of the computation.
+        read: Of every model, see `what_is_read`, where `models` are examples of more.
 
     Raises:
         ModelError: The metric has no inputs for these models.
@@ -121,14 +130,31 @@ def points_of(
         return None
     if not joins_whole_trees(Gaussian, nonlinear(*map(kinds, models))):
         return None
-    rows = np.concatenate([directions(model) for model in models])
-    points = gaussian_points(metric, reading_of(models), rows)
+    if read is None:
+        read = [what_is_read(model, metric) for model in models]
+    rows = [one for one in read if one is not None]
+    if len(rows) < len(read):
+        return None
+    points = gaussian_points(metric, reading_of(models), np.concatenate(rows))
     if points is None:
         return None
     passes = sum(_work(model, points) for model in models)
     if passes <= _FREE or passes <= _diagrams(models, metric, wanted, per_output, dtype):
         return points
     return None
+
+
+def what_is_read(model: Model, metric: Metric) -> Rows | None:
+    """Rows that span what a model reads of one position, where quadrature asks for that.
+
+    They depend on the weights, so those of one model do not stand for others of equal layers.
+
+    Returns:
+        The rows; None where they are too many, or the metric has no quadrature.
+    """
+    if type(metric) is not Gaussian:
+        return None
+    return directions(model, most_directions(model.n_ctx))
 
 
 def _check_concrete(metric: FiniteMetric) -> None:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from tnsim.compare.by_points import check_affordable, forward_plan, points_of
+from tnsim.compare.by_points import Rows, check_affordable, forward_plan, points_of
 from tnsim.compare.comparable import parts
 from tnsim.compare.jackknife import cosine_error
 from tnsim.engine.log_scaled import LogScaled
@@ -42,6 +42,7 @@ def plan(
     rows: Sequence[Entry],
     columns: Sequence[Entry] | None,
     examples: Mapping[Kinds, Model],
+    read: Sequence[Rows | None],
     setting: Setting,
 ) -> tuple[PairwisePlan, Points] | None:
     """What forward passes would take, and at which points; None where plans or features answer.
@@ -50,6 +51,7 @@ def plan(
         rows: Distinct models.
         columns: Distinct models they are compared with; None for all pairs of `rows`.
         examples: One model of each sequence of layer kinds.
+        read: What every model reads of its input, see `by_points.what_is_read`.
         setting: What is the same for all pairs.
 
     Raises:
@@ -57,7 +59,7 @@ def plan(
         TooLarge: One pair of models is beyond the budget.
     """
     models = list(examples.values())
-    points = points_of(models, setting.metric, CROSS, setting.per_output, setting.dtype)
+    points = points_of(models, setting.metric, CROSS, setting.per_output, setting.dtype, read)
     if points is None:
         return None
     for model in models:

@@ -12,6 +12,7 @@ import dataclasses
 import os
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 from uuid import uuid4
@@ -19,6 +20,7 @@ from uuid import uuid4
 import jax
 
 import tnsim
+from tnsim.compare.by_points import Rows, what_is_read
 from tnsim.compare.comparable import check_comparison
 from tnsim.engine.budget import Budget
 from tnsim.engine.devices import device
@@ -45,8 +47,24 @@ from tnsim.models.model import Model, terms
 from tnsim.tensors.kinds import Kinds, kinds
 
 _FREE = 2**30  # multiplications that take less time than planning diagrams
-Examples = dict[Kinds, Model]
-"""One model of each sequence of layer kinds that occurs."""
+
+
+@dataclass
+class _Known:
+    """What is kept of the models that were read.
+
+    Args:
+        examples: One of each sequence of layer kinds.
+        read: What every one reads of its input, see `by_points.what_is_read`.
+    """
+
+    examples: dict[Kinds, Model] = field(default_factory=dict)
+    read: list[Rows | None] = field(default_factory=list)
+
+    def add(self, model: Model, metric: Metric) -> None:
+        """A model that was read."""
+        self.examples.setdefault(kinds(model), model)
+        self.read.append(what_is_read(model, metric))
 
 
 class Side(NamedTuple):
@@ -130,17 +148,17 @@ def prepared(
         TooLarge: One inner product is beyond the budget.
     """
     metrics.check_metric(metric)
-    examples: Examples = {}
-    rows = _side("a", models, names, examples, metric, dtype)
+    known = _Known()
+    rows = _side("a", models, names, known, metric, dtype)
     columns = rows._replace(name="b")
     if other is not None:
-        columns = _side("b", other, None, examples, metric, dtype)
+        columns = _side("b", other, None, known, metric, dtype)
     _check_shapes((*rows.all, *columns.all))
-    for model in examples.values():
+    for model in known.examples.values():
         check_comparison(model, model, metric)
     setting = Setting(metric, per_output, dtype, budget)
     others = None if other is None else columns.entries
-    plan, spaces, contracted, points = _route(rows.entries, others, examples, setting)
+    plan, spaces, contracted, points = _route(rows.entries, others, known, setting)
     key = uuid4().hex  # equal runs at once stay apart
     job = Job(setting, None, plan.tile, keep_blocks=2, keep_bytes=0, alone=True, key=key)
     job = job._replace(points=points)
@@ -157,10 +175,11 @@ class _Route(NamedTuple):
 
 
 def _route(
-    rows: Sequence[Entry], columns: Sequence[Entry] | None, examples: Examples, setting: Setting
+    rows: Sequence[Entry], columns: Sequence[Entry] | None, known: _Known, setting: Setting
 ) -> _Route:
     """The cheapest route; the other ones stand in its plan with their costs."""
-    forward = forward_runs.plan(rows, columns, examples, setting)
+    examples = known.examples
+    forward = forward_runs.plan(rows, columns, examples, known.read, setting)
     if forward is None:
         return _Route(*costs.plan(rows, columns, examples, setting), None)
     passes, points = forward
@@ -195,10 +214,8 @@ def _check_shapes(entries: Sequence[Entry]) -> None:
             )
 
 
-def _side(
-    name: str, models: Any, names: Any, examples: Examples, metric: Metric, dtype: str
-) -> Side:
-    """Read every model once; `examples` grows by one of each sequence of kinds that is new."""
+def _side(name: str, models: Any, names: Any, known: _Known, metric: Metric, dtype: str) -> Side:
+    """Read every model once; `known` grows by what is kept of it."""
     entries: list[Entry] = []
     distinct: dict[str, Entry] = {}
     equal: list[str] = []
@@ -209,11 +226,11 @@ def _side(
         else:
             found = entry(source, model, dtype)
             for _, part in terms(by_differences(model, dtype)):
-                examples.setdefault(kinds(part), part)
+                known.add(part, metric)
         entries.append(found)
-        known = distinct.setdefault(found.digest, found)
-        if known is not found:
-            equal.append(f"{source.label} = {known.source.label}")
+        first = distinct.setdefault(found.digest, found)
+        if first is not found:
+            equal.append(f"{source.label} = {first.source.label}")
     if equal:
         warnings.warn(
             f"models with identical weights: {stores.listed(equal)}; they are computed once",

@@ -66,6 +66,11 @@ def hermite_rule(nodes: int) -> Rule:
     return gauss_rule(np.zeros(nodes), np.sqrt(np.arange(1.0, nodes)))
 
 
+def most_directions(n_ctx: int | None) -> int:
+    """Coordinates of one position beyond which no budget allows a product of rules."""
+    return _MOST // (n_ctx or 1)
+
+
 def gaussian_points(
     metric: Any, reading: Reading, rows: Float[np.ndarray, "rows in"]
 ) -> Points | None:
@@ -74,30 +79,45 @@ def gaussian_points(
     Args:
         metric: Its mean and covariance.
         reading: What the models read. Products of two of them have twice its degree.
-        rows: What they read of one position, see `models.forward.directions`: the Gaussian varies
-            in no more coordinates than these tell apart.
+        rows: What all of them read of one position, see `models.forward.directions`: the Gaussian
+            varies in no more coordinates than these tell apart.
 
     Returns:
         A product of Gauss-Hermite rules with degree + 1 nodes a coordinate, in the coordinates that
         are left: x = m + T V z, with T T' the covariance and V the right singular vectors of
-        `rows T`. None where these are more than anybody could run through.
+        `rows T`, whose rows all count alike: a later layer may magnify what a small one reads.
+        None where these are more than anybody could run through.
     """
-    positions = reading.n_ctx or 1
-    metric = _over_all(metric, reading)
-    size = positions * reading.d_in
-    if positions * min(rows.shape) > _MOST:
+    if min(rows.shape) > most_directions(reading.n_ctx):
         return None
     # x = m + T z for a standard normal z, of which models see `rows T z` alone: directions in which
     # that vanishes need no nodes, and those that are left are made orthogonal, so that they are
     # independent. Rotating z changes nothing of its distribution.
+    metric = _over_all(metric, reading)
+    size = math.prod(reading.shape)
     root = _root(metric, size)
-    every = np.kron(np.eye(positions), rows) @ root
-    _, values, vectors = np.linalg.svd(every, full_matrices=False)
-    read = values > _RELATIVE * max(float(values.max()), 1e-300) * max(every.shape)
-    turned = root @ vectors[read].T
+    every = np.kron(np.eye(reading.n_ctx or 1), rows)
+    vectors = _spanned(every @ root, np.abs(every) @ np.abs(root))
+    turned = root @ vectors.T
     mean = np.zeros(size) if metric.mean is None else np.asarray(metric.mean, np.float64)
     points = product_rule([hermite_rule(reading.degree + 1)] * turned.shape[1])
     return mapped(points, partial(_affine, mean, turned, reading.shape))
+
+
+def _spanned(
+    rows: Float[np.ndarray, "rows in"], sizes: Float[np.ndarray, "rows in"]
+) -> Float[np.ndarray, "directions in"]:
+    """An orthonormal basis of what some rows span, whatever their lengths.
+
+    sizes: sums of the absolute values of what was added up in each entry, for what is only rounding
+    is zero.
+    """
+    length, size = np.abs(rows).max(axis=1), sizes.max(axis=1)
+    reads = length > _RELATIVE * size * rows.shape[1]
+    if not reads.any():
+        return np.zeros((0, rows.shape[1]))
+    _, values, vectors = np.linalg.svd(rows[reads] / length[reads, None], full_matrices=False)
+    return vectors[values > _RELATIVE * values[0] * max(rows.shape)]
 
 
 def _affine(mean: np.ndarray, matrix: np.ndarray, shape: tuple[int, ...], z: Any) -> Any:
@@ -139,11 +159,18 @@ def _over_all(metric: Any, reading: Reading) -> Any:
 
 
 def _root(metric: Any, size: int) -> Float[np.ndarray, "d d"]:
-    """T with T T' the covariance, which may be singular."""
+    """T with T T' the covariance, which may be singular.
+
+    That of the correlations is found, so that coordinates of very different variance keep their
+    digits.
+    """
     if metric.cov is None:
         return np.eye(size)
     cov = np.asarray(metric.cov, np.float64)
     if cov.ndim == 1:
         return np.diag(np.sqrt(np.clip(cov, 0.0, None)))
-    values, vectors = np.linalg.eigh((cov + cov.T) / 2)
-    return vectors * np.sqrt(np.clip(values, 0.0, None))
+    deviations = np.sqrt(np.clip(np.diag(cov), 0.0, None))
+    units = np.where(deviations > 0, deviations, 1.0)
+    values, vectors = np.linalg.eigh((cov + cov.T) / 2 / units / units[:, None])
+    noise = _RELATIVE * values[-1] * size
+    return units[:, None] * vectors * np.sqrt(np.where(values > noise, values, 0.0))

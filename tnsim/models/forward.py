@@ -15,6 +15,7 @@ largest entry of its state.
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
@@ -178,27 +179,50 @@ def _many(shape: tuple[int, ...]) -> str:
     return f"({', '.join(('n', *map(str, shape)))})"
 
 
-def directions(model: Model) -> Float[np.ndarray, "rows in"]:
+def directions(model: Model, most: int) -> Float[np.ndarray, "rows in"] | None:
     """Rows that span what a model reads of its input, at one position.
 
     Linear layers at the start are multiplied out; what the first other layer reads are the rows of
-    its factors, and everything where it has a skip.
+    its factors, and everything where it has a skip. Only their span counts, so rows are those of
+    the model in scientific notation, near one however large or small its weights are.
+
+    Args:
+        model: Any model.
+        most: Coordinates that are worth telling apart.
+
+    Returns:
+        The rows; None where they span more than `most` coordinates.
 
     Example:
-        >>> directions(Model([Linear([[1.0, 2.0]])]))
-        array([[1., 2.]])
+        >>> directions(Model([Linear([[1e200, 0.0]]), Linear([[1e200]])]), most=2)[0] > 0
+        array([ True, False])
     """
-    rows = np.eye(model.d_in)
-    for layer in model.layers:
-        core = innermost(layer)
-        factors, output = affine_maps(core)
-        if core is not layer:
-            return rows
-        if factors:
-            matrices = [np.asarray(getattr(core, name), np.float64) for name in factors]
-            return np.concatenate(matrices) @ rows
-        rows = np.asarray(getattr(core, output), np.float64) @ rows
-    return rows
+    count = _leading_linear(model)
+    following = model.layers[count : count + 1]
+    if any(isinstance(layer, Residual) for layer in following):
+        following = ()  # its skip reads every output of the layers before
+    reading = (*model.layers[:count], *following)
+    if not reading:
+        return np.eye(model.d_in) if model.d_in <= most else None
+    if min(model.d_in, len(_stacked_factors(reading[-1]))) > most:
+        return None
+    matrices = map(_stacked_factors, scaled(Model(reading)).model.layers)
+    return functools.reduce(lambda rows, matrix: matrix @ rows, matrices)
+
+
+def _leading_linear(model: Model) -> int:
+    """How many linear layers without a skip a model begins with."""
+    count = 0
+    while count < len(model.layers) and isinstance(model.layers[count], Linear):
+        count += 1
+    return count
+
+
+def _stacked_factors(layer: Layer) -> Float[np.ndarray, "rows in"]:
+    """The matrices through which a layer without a skip reads its input, one below the other."""
+    factors, output = affine_maps(innermost(layer))
+    matrices = [getattr(layer, name) for name in factors or (output,)]
+    return np.concatenate([np.asarray(matrix, np.float64) for matrix in matrices])
 
 
 def _embedded(layers: tuple[Layer, ...], inputs: Any) -> tuple[Any, int]:
