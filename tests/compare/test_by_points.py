@@ -189,6 +189,34 @@ def test_batches_and_compiled_passes_change_nothing(rng, monkeypatch):
     assert single == pytest.approx(wanted, abs=1e-5) and single != wanted
 
 
+def test_inputs_without_weight_count_for_nothing(rng):
+    """Neither in the scale of a sum nor in the number of groups behind an error."""
+    a, b = cases.pair(cases.DEEP["two bilinear"], rng)
+    small = [jax.tree.map(lambda x: 2.0**-300 * x, model) for model in (a, b)]
+    x, weights = rng.normal(size=(64, cases.D)), np.zeros(64)
+    weights[:4] = 1
+    metric, few = tnsim.Empirical(x, weights), tnsim.Empirical(x[:4])
+    assert tnsim.log_inner(*small, metric) == pytest.approx(tnsim.log_inner(*small, few))
+    assert tnsim.similarity(*small, metric) == pytest.approx(tnsim.similarity(a, b, few))
+    assert np.isfinite(tnsim.similarity(a, b, metric).standard_error)
+    weights[1:] = 0
+    assert tnsim.similarity(a, b, metric).standard_error is not None  # the metric has a copy
+    assert tnsim.similarity(a, b, tnsim.Empirical(x, weights)).standard_error is None
+    found = tnsim.pairwise([a, b], tnsim.Empirical(x, weights))
+    assert found.standard_error.values.tolist() == [[0, np.inf], [np.inf, 0]]
+
+
+def test_an_error_is_infinite_where_one_group_of_inputs_is_all_there_is():
+    x = np.full((64, 1), 0.5)
+    x[7] = 3.0
+
+    def rare(x):
+        return np.maximum(x - 1, 0)
+
+    value = tnsim.similarity(rare, lambda x: rare(x) ** 2, tnsim.Empirical(x))
+    assert value == pytest.approx(1) and value.standard_error == np.inf
+
+
 @pytest.mark.quadrature
 @pytest.mark.parametrize("inputs", cases.INPUTS)
 @pytest.mark.parametrize("case", ["two with biases", "two residual", "biased two over one"])

@@ -13,18 +13,19 @@ Source:
 from __future__ import annotations
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 
 from tnsim.engine.log_scaled import LogScaled, over_outputs
 from tnsim.folding.forward import Sums
 
 
 def cosine_error(sums: Sums) -> Float[np.ndarray, "rows columns *out"] | None:
-    """Of the cosines of all pairs; None where there is one group of points."""
-    if len(sums.shares) < 2:
+    """Of the cosines of all pairs; None where one group of points has all the weight."""
+    counted = sums.shares > 0
+    if np.count_nonzero(counted) < 2:
         return None
-    products = _without_each(sums.products)
-    rows, columns = _without_each(sums.rows), _without_each(sums.columns)
+    products = _without_each(sums.products, counted)
+    rows, columns = (_without_each(norms, counted) for norms in (sums.rows, sums.columns))
     with np.errstate(divide="ignore", invalid="ignore"):
         norms = np.sqrt(rows[:, :, None] * columns[:, None, :])
         return _error(products / norms)
@@ -32,22 +33,27 @@ def cosine_error(sums: Sums) -> Float[np.ndarray, "rows columns *out"] | None:
 
 def inner_error(sums: Sums) -> Float[np.ndarray, "rows columns"] | None:
     """Of inner products, as a share of the largest mantissa of `forward.total`."""
-    if len(sums.shares) < 2:
+    counted = sums.shares > 0
+    if np.count_nonzero(counted) < 2:
         return None
     # Without a group the weights add up to less than 1: an inner product is a mean over the rest.
-    left = sums.shares.sum() - sums.shares
-    return _error(_without_each(sums.products) / left[:, None, None])
+    left = sums.shares.sum() - sums.shares[counted]
+    return _error(_without_each(sums.products, counted) / left[:, None, None])
 
 
-def _without_each(value: LogScaled) -> np.ndarray:
-    """Sums without one group each, all in the scale that `forward.total` has."""
+def _without_each(value: LogScaled, counted: Bool[np.ndarray, " groups"]) -> np.ndarray:
+    """Sums without one of some groups each, all in the scale that `forward.total` has."""
     log = value.log.max(axis=0)
     scaled = value.mantissa * over_outputs(np.exp(value.log - log), value.mantissa)
-    return scaled.sum(axis=0) - scaled
+    return scaled.sum(axis=0) - scaled[counted]
 
 
 def _error(left_out: np.ndarray) -> np.ndarray:
-    """The standard error of a value from its values without each of several groups."""
+    """The standard error of a value from its values without each of several groups.
+
+    Infinite where the value is not defined without one of them.
+    """
     groups = len(left_out)
-    spread = ((left_out - left_out.mean(axis=0)) ** 2).sum(axis=0)
-    return np.sqrt((groups - 1) / groups * spread)
+    with np.errstate(invalid="ignore"):
+        spread = ((left_out - left_out.mean(axis=0)) ** 2).sum(axis=0)
+    return np.sqrt((groups - 1) / groups * np.nan_to_num(spread, nan=np.inf))

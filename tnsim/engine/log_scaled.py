@@ -21,6 +21,9 @@ from jaxtyping import Float
 
 Numeric = np.ndarray | jax.Array
 
+_NOTHING = -(2.0**40)
+"""Logarithm of the scale of a zero."""
+
 
 class LogScaled(NamedTuple):
     """`mantissa * exp(log)`, a sum whose terms have the absolute sum `size * exp(log)`."""
@@ -51,9 +54,10 @@ def add(parts: Sequence[LogScaled]) -> LogScaled:
     if len(parts) == 1:
         return parts[0]
     # In the largest scale no factor exceeds 1; a part far smaller becomes 0, which it is beside it.
-    log = parts[0].log
+    # The scale of a part that is zero says nothing.
+    log = _own_log(parts[0])
     for part in parts[1:]:
-        log = library_of(log).maximum(log, part.log)
+        log = library_of(log).maximum(log, _own_log(part))
     same_scale = [_in_scale(part, log) for part in parts]
     mantissa: Any = sum(part.mantissa for part in same_scale)
     size: Any = sum(part.size for part in same_scale)
@@ -86,7 +90,17 @@ def library_of(array: Any) -> Any:
     return jnp if isinstance(array, jax.Array) else np
 
 
+def _own_log(value: LogScaled) -> Any:
+    """The logarithm of the scale, pair by pair; far below any other where all terms are zero."""
+    counts = value.size > 0
+    if np.ndim(value.log) < np.ndim(counts):
+        counts = counts.any(axis=-1)
+    return library_of(value.size).where(counts, value.log, _NOTHING)
+
+
 def _in_scale(value: LogScaled, log: Any) -> LogScaled:
-    factor = library_of(log).exp(value.log - over_outputs(log, value.log))
+    library = library_of(log)
+    # What is larger than the scale is zero, see `add`.
+    factor = library.exp(library.minimum(value.log - over_outputs(log, value.log), 0.0))
     factor = over_outputs(factor, value.mantissa)
     return LogScaled(factor * value.mantissa, log, factor * value.size)

@@ -23,7 +23,7 @@ from tnsim.engine.log_scaled import LogScaled, add, total
 from tnsim.folding.feature_space import FeatureSpace, fits, spaces
 from tnsim.metrics.metric import Metric
 from tnsim.models.model import Model
-from tnsim.models.scaling import scaled, split
+from tnsim.models.scaling import SMALLEST, scaled, split
 from tnsim.tensors.kinds import Kinds, kinds
 
 
@@ -112,8 +112,9 @@ def block(
         values, log = _of_models(models, space, metric, dtype)
         if exponents.ndim == 2:  # of every output
             log = log[:, None]
-        log = log + exponents * np.log(2)
         lengths = _lengths(values)
+        is_zero = lengths == 0 if exponents.ndim == 2 else (lengths == 0).all(axis=1)
+        log = np.where(is_zero, SMALLEST, log + exponents * np.log(2))
         if weights is None:
             return Block(values, log, lengths, lengths)
         # A row is a sum of w_m exp(log_m) v_m. Its largest factor is taken out as exp(gauge), and

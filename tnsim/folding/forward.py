@@ -29,7 +29,7 @@ from tnsim.models.arrays import library
 from tnsim.models.forward import ScaledLayers, check_inputs, forward, is_tokens, scaled_layers
 from tnsim.models.functions import Function, outputs_of
 from tnsim.models.model import Model
-from tnsim.models.scaling import split
+from tnsim.models.scaling import SMALLEST, larger, split
 from tnsim.tensors.kinds import Kinds, kinds
 
 Part: TypeAlias = Model | Function
@@ -222,7 +222,7 @@ def vector_of(outputs: Any, exponents: Any, half_logs: Any) -> tuple[Any, Any, A
     # batch, exp(log), is taken out, and what underflows then is nothing beside it.
     logs = exponents * math.log(2) + half_logs[:, None]
     log = logs.max(axis=0)
-    log = xp.where(log == -np.inf, 0.0, log)  # no point of this batch counts
+    log = larger(log, SMALLEST)  # where no point of this batch counts
     factors = xp.exp(logs - log).astype(outputs.dtype)
     factors = factors.reshape(len(outputs), *(1,) * (outputs.ndim - 2), -1)
     values = xp.moveaxis(outputs * factors, -1, 0).reshape(outputs.shape[-1], -1)

@@ -90,13 +90,20 @@ def sums(setting: Setting, points: Points, rows: Sequence[Entry], columns: Any) 
     return forward.sums(first, second, points, setting.per_output, setting.dtype)
 
 
-def tile(found: Sums, per_output: bool) -> LogScaled | Estimated:
-    """The inner products of a tile, with their errors where the points are draws."""
+def tile(found: Sums, per_output: bool, drawn: bool) -> LogScaled | Estimated:
+    """The inner products of a tile, with their errors where the points are draws.
+
+    Of a single draw the error may be anything.
+    """
     products = forward.total(found.products)
+    if not drawn:
+        return products
     if per_output:
         found = found.over_outputs()
     error = cosine_error(found)
-    return products if error is None else Estimated(products, error)
+    if error is None:
+        error = np.full(found.products.mantissa.shape[1:], np.inf)
+    return Estimated(products, error)
 
 
 def function_entry(source: Source, metric: Any) -> Entry:

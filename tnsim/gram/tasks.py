@@ -94,7 +94,8 @@ def tile(job: Job, rows: tuple[Entry, ...], columns: tuple[Entry, ...]) -> LogSc
         (rows, columns), and (rows, columns, out) where the job wants slices.
     """
     if job.points is not None:
-        result = forward_runs.tile(_sums(job, rows, columns), job.setting.per_output)
+        sums = _sums(job, rows, columns)
+        result = forward_runs.tile(sums, job.setting.per_output, job.points.drawn)
         _checked(result.products if isinstance(result, Estimated) else result, job)
         return result
     products = []
@@ -210,7 +211,7 @@ def expect_products(
 ) -> LogScaled | Estimated:
     """What came back for `tile`. Raises `ExecutorError` when that is no block of products."""
     products = result
-    if isinstance(result, Estimated) and _is_array(result.standard_error, shape, np.float64):
+    if isinstance(result, Estimated) and _is_error(result.standard_error, shape):
         products = result.products
     if not _is_block(products, shape, outputs):
         raise _garbage(result, f"inner products of {shape[0]} x {shape[1]} models", advice)
@@ -230,6 +231,11 @@ def _is_array(value: Any, shape: tuple[int, ...], dtype: type) -> bool:
     """Whether it is an array of that form without NaN or infinity."""
     is_array = isinstance(value, np.ndarray) and (value.shape, value.dtype) == (shape, dtype)
     return is_array and bool(np.isfinite(value).all())
+
+
+def _is_error(value: Any, shape: tuple[int, ...]) -> bool:
+    """Whether it is an array of standard errors, which may be infinite."""
+    return isinstance(value, np.ndarray) and value.shape == shape and not np.isnan(value).any()
 
 
 def _garbage(result: Any, wanted: str, advice: str) -> ExecutorError:

@@ -67,7 +67,7 @@ class Empirical:
             )
         object.__setattr__(self, "inputs", inputs)
         if self.weights is not None:
-            weights = np.asarray(host_array(self.weights), np.float64)
+            weights = np.array(host_array(self.weights), np.float64)  # nobody else has it
             _check_weights(weights, len(inputs))
             object.__setattr__(self, "weights", weights)
 

@@ -42,7 +42,7 @@ _VANISHES = 10_000
 """Powers of two that turn any float into zero, or into infinity."""
 _STEP = 8
 """Units are powers of 2^8: a layer has its largest entry in [2^-7, 2), a row within 2^8 of it."""
-_SMALLEST = -(2.0**40)
+SMALLEST = -(2.0**40)
 """The exponent of a coefficient of zero: below that of any model."""
 
 Unit: TypeAlias = Float[Array, ""] | Float[Array, " rows"]
@@ -119,7 +119,7 @@ def split(number: Any) -> tuple[Any, Any]:
         >>> float(mantissa), float(exponent)
         (0.75, 3.0)
     """
-    exponent = _exponents(number).clip(_SMALLEST)
+    exponent = _exponents(number).clip(SMALLEST)
     return _shifted(number, -exponent), exponent
 
 
