@@ -114,3 +114,10 @@ def test_what_is_no_distribution_is_refused(rng):
         tnsim.similarity(a, b, tnsim.Product(["normal", "signs"]))
     with pytest.raises(tnsim.ModelError, match="nothing can be drawn from given moments"):
         tnsim.similarity(a, b, tnsim.Product(np.array([1.0, 0, 1]), samples=100))
+
+
+def test_moments_that_go_on_after_all_points_are_found_are_refused():
+    """A variance of zero leaves no room for a third moment."""
+    with pytest.raises(tnsim.ModelError, match="of no distribution"):
+        rule_of_moments([1, 0, 0, 5, 0, 0], nodes=3)
+    assert rule_of_moments([3.0**k for k in range(6)], nodes=3).nodes == pytest.approx([3.0])

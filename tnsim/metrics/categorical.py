@@ -66,6 +66,8 @@ class Categorical:
                     "token probabilities are at least 0 and sum to 1; "
                     f"found a smallest of {smallest:.3g} and a sum of {total:.6g}"
                 )
+            if total != 1:  # by rounding
+                p = as_array(np.asarray(p, np.float64) / total, "the token probabilities", 1)
         object.__setattr__(self, "probabilities", p)
 
     def is_exact(self, nonlinear_layers: int) -> bool:

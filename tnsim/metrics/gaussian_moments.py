@@ -53,6 +53,7 @@ class GaussianMoments:
         if cov is not None:
             cov = as_array(cov, "the input covariance", np.ndim(cov))
             _check_covariance(cov)
+            cov = _without_rounding(cov)
         if mean is not None and cov is not None:
             _check_together(mean, cov)
         object.__setattr__(self, "mean", mean)
@@ -86,6 +87,18 @@ def _check_covariance(cov: Any) -> None:
         smallest = float(np.linalg.eigvalsh(cov).min())
     if smallest < -1e-6 * scale:
         raise ModelError(f"cov must be positive semidefinite, found the eigenvalue {smallest:.3g}")
+
+
+def _without_rounding(cov: Any) -> Any:
+    """The symmetric part of a covariance; of a diagonal what is not negative.
+
+    Every way to compute then reads the same numbers. What needs no change stays as it is.
+    """
+    if isinstance(cov, Tracer):
+        return cov
+    given = np.asarray(cov)
+    kept = np.maximum(given, 0) if given.ndim == 1 else (given + given.T) / 2
+    return cov if np.array_equal(kept, given) else as_array(kept, "the input covariance", cov.ndim)
 
 
 def _check_together(mean: Any, cov: Any) -> None:

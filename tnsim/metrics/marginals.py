@@ -24,6 +24,7 @@ from tnsim.metrics.points import Rule
 from tnsim.metrics.quadrature import gauss_rule, hermite_rule
 
 _PANELS, _PANEL_NODES = 400, 20
+_ROUNDING = 1e-12  # of moments given as floats, relative
 
 
 @dataclass(frozen=True)
@@ -106,17 +107,25 @@ def rule_of_moments(moments: Sequence[float], nodes: int) -> Rule:
     for k in range(1, nodes):
         a, b = diagonal[-1], squares[-1] if squares else Fraction(0)
         count = 2 * (nodes - k)
-        after = []
+        after, sizes = [], []
         for n in range(count):
-            after.append(row[n + 2] - a * row[n + 1] - b * before[n + 2])
-        if after[0] == 0:
+            parts = row[n + 2], -a * row[n + 1], -b * before[n + 2]
+            after.append(sum(parts))
+            sizes.append(sum(map(abs, parts)))
+        if after[0] == 0 and _vanish(after, sizes):
             break  # the distribution has k points
-        if after[0] < 0:
+        if after[0] <= 0:
             raise ModelError(f"the moments up to E[x^{2 * k}] are those of no distribution")
         squares.append(after[0] / row[0])
         diagonal.append(after[1] / after[0] - row[1] / row[0])
         before, row = row, after
     return gauss_rule(np.array([float(a) for a in diagonal]), np.sqrt([float(b) for b in squares]))
+
+
+def _vanish(sums: Sequence[Fraction], sizes: Sequence[Fraction]) -> bool:
+    """Whether sums are zero but for the rounding of the moments in them."""
+    both = zip(sums, sizes, strict=True)
+    return all(abs(value) <= _ROUNDING * size for value, size in both)
 
 
 def _of_density(
