@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import NamedTuple, TypeAlias
 
+from tnsim.models.arrays import add
 from tnsim.models.attention import Attention
-from tnsim.models.layers import affine_maps, bias_name, innermost
+from tnsim.models.layers import Core, Linear, affine_maps, bias_name, innermost
 from tnsim.models.model import Model
 from tnsim.models.protocol import Layer
-from tnsim.names import SCORES
+from tnsim.names import SCORES, WEIGHT
 from tnsim.sessions import kept_with
 
 
@@ -118,17 +119,18 @@ def layer_kind(layer: Layer) -> LayerKind:
             biases.append(name.upper())
     own = LayerKind(
         name=type(core).__name__,
-        legs=(output.upper(),),
+        legs=(WEIGHT,),
         down=None,
         d_in=core.d_in,
         d_out=core.d_out,
-        biases=tuple(biases),
+        biases=(WEIGHT,) if biases else (),
     )
-    if not rows:
+    if len(rows) < 2:  # see `core_of`
         return own
     multiplied = own._replace(
         legs=tuple(map(str.upper, rows)),
         down=output.upper(),
+        biases=tuple(biases),
         skips=core is not layer,
     )
     if not isinstance(core, Attention):
@@ -138,6 +140,25 @@ def layer_kind(layer: Layer) -> LayerKind:
         rotary=core.rope_base is not None,
         causal=core.mask == "causal",
     )
+
+
+def core_of(layer: Layer) -> Core:
+    """The layer inside any number of residuals; a product of one affine map is a linear layer.
+
+    Example:
+        >>> import tnsim
+        >>> core_of(tnsim.Multilinear([[[2.0]]], [[3.0]])).weight
+        array([[6.]])
+    """
+    core = innermost(layer)
+    rows, output = affine_maps(core)
+    if len(rows) != 1:
+        return core
+    down, bias = getattr(core, output), getattr(core, bias_name(output))
+    first = getattr(core, bias_name(rows[0]))
+    if first is not None:
+        bias = add(down @ first, bias)
+    return Linear(down @ getattr(core, rows[0]), bias)
 
 
 @kept_with

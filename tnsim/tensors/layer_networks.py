@@ -27,7 +27,7 @@ from jaxtyping import Float
 from tnsim.errors import ModelError
 from tnsim.models.arrays import Array, library
 from tnsim.models.attention import Attention
-from tnsim.models.layers import Residual, affine_maps, innermost
+from tnsim.models.layers import Residual, affine_maps
 from tnsim.models.protocol import Layer
 from tnsim.names import (
     DOWN,
@@ -40,6 +40,7 @@ from tnsim.names import (
     bias_of,
     input_index,
 )
+from tnsim.tensors.kinds import core_of
 from tnsim.tensors.lifted import unrolled_arrays
 from tnsim.tensors.positional import sequence_arrays
 
@@ -68,7 +69,7 @@ def node_count(layer: Layer) -> int:
         >>> node_count(tnsim.Bilinear(np.eye(2), np.eye(2), np.eye(2)))
         3
     """
-    core = innermost(layer)
+    core = core_of(layer)
     rows, _ = affine_maps(core)
     return len(rows) + 1 + isinstance(core, Attention)
 
@@ -96,7 +97,7 @@ def local_nodes(layer: Layer, n_ctx: int | None) -> tuple[Node, ...]:
         Paper, section 2.1.
     """
     layer = jax.tree.map(lambda x: np.asarray(x, np.float64), layer)
-    core = innermost(layer)
+    core = core_of(layer)
     if isinstance(core, Attention):
         if n_ctx is None:
             raise ModelError("attention reads sequences, but the model has no n_ctx")

@@ -23,12 +23,12 @@ from typing import Any
 
 import numpy as np
 
-from tnsim.models.arrays import library
-from tnsim.models.layers import Bilinear, affine_maps, bias_name, innermost, residual_rule
+from tnsim.models.arrays import in_float64, library
+from tnsim.models.layers import Bilinear, Residual, affine_maps, bias_name, residual_rule
 from tnsim.models.model import Model
 from tnsim.models.protocol import Layer
 from tnsim.names import DOWN, OUT, SKIP, UNIT, WEIGHT, input_index
-from tnsim.tensors.kinds import LayerKind
+from tnsim.tensors.kinds import LayerKind, core_of
 
 _HIDDEN = "hidden"
 
@@ -138,12 +138,13 @@ def arrays(layer: Layer, lifted: bool) -> dict[str, Any]:
     Source:
         Paper, section 2.1.
     """
+    layer = in_float64(layer)
     xp = library(layer)
-    core = innermost(layer)
+    core = core_of(layer)
     rows, output = affine_maps(core)
     skip, scale = residual_rule(layer)
     last, bias = getattr(core, output), getattr(core, bias_name(output))
-    skips = core is not layer
+    skips = isinstance(layer, Residual)
     if skips:
         last = scale * last
     if skips and bias is not None:

@@ -21,12 +21,12 @@ from typing import Any
 
 import numpy as np
 
-from tnsim.models.arrays import library
+from tnsim.models.arrays import in_float64, library
 from tnsim.models.attention import Attention
-from tnsim.models.layers import affine_maps, bias_name, innermost, residual_rule
+from tnsim.models.layers import Residual, affine_maps, bias_name, residual_rule
 from tnsim.models.protocol import Layer
 from tnsim.names import MASK, OUTPUT, SCORES, SKIP, VALUE, WEIGHT, bias_of
-from tnsim.tensors.kinds import LayerKind
+from tnsim.tensors.kinds import LayerKind, core_of
 
 _TURNED = tuple(role for score in SCORES for role in score)
 
@@ -86,8 +86,9 @@ def sequence_arrays(layer: Layer, n_ctx: int) -> dict[str, Any]:
     Source:
         Paper, section 2.1.
     """
+    layer = in_float64(layer)
     xp = library(layer)
-    core = innermost(layer)
+    core = core_of(layer)
     rows, output = affine_maps(core)
     skip, scale = residual_rule(layer)
     roles: dict[str, Any] = {}
@@ -102,7 +103,7 @@ def sequence_arrays(layer: Layer, n_ctx: int) -> dict[str, Any]:
             roles[role] = scale * roles[role]
     if isinstance(core, Attention):
         roles = _by_head(core, roles, n_ctx, xp)
-    if core is layer:
+    if not isinstance(layer, Residual):
         return roles
     dtype = getattr(core, output).dtype
     if rows:

@@ -31,7 +31,7 @@ import numpy as np
 from jaxtyping import Int
 
 from tnsim.errors import TooLarge
-from tnsim.models.arrays import add, library
+from tnsim.models.arrays import add, in_float64, library
 from tnsim.models.attention import Attention
 from tnsim.models.layers import Linear, affine_maps, bias_name, innermost, residual_rule
 from tnsim.models.model import Model
@@ -165,6 +165,7 @@ def token_arrays(model: Model, at: Int[np.ndarray, " distance"]) -> dict[str, An
         >>> list(token_arrays(model, np.arange(1)))
         ['TABLE']
     """
+    model = in_float64(model)
     attention = _first_attention(model)
     if attention is None:
         return {TABLE: _table(model, model.layers)}
