@@ -230,6 +230,19 @@ def test_exponents_are_quimbs(rng):
     assert tnsim.contract([(0.0, ring)], strip_exponent=True) == (0.0, 0.0)
 
 
+def test_nothing_is_lost_on_the_way(rng):
+    """Small arrays first would underflow, though what they are multiplied with makes up for it."""
+    ring = chain(rng, 4)
+    value = ring.contract()
+    scales = (1e-200, 1e-200, 1e200, 1e200)
+    arrays = {f"M{n}": scale * ring[f"M{n}"].data for n, scale in enumerate(scales)}
+    mixed = chain(rng, 4, **arrays)
+    assert tnsim.contract(mixed) == pytest.approx(value, rel=1e-11)
+    assert tnsim.contract([(1.0, mixed), (1.0, ring)]) == pytest.approx(2 * value, rel=1e-11)
+    expression = tnsim.contract_expression(ring)
+    assert expression(arrays) == pytest.approx(value, rel=1e-11)
+
+
 def test_sums_that_vanish_keep_their_shape(rng):
     tensor = qtn.Tensor(rng.normal(size=(2, 3)), ("i", "j"))
     other = qtn.Tensor(tensor.data, ("i", "j"))

@@ -159,12 +159,13 @@ def contract_expression(
         budget, lambda large: plan_problem(total.problem, name, True, precision, large), _ADVICE
     )
     leaves = dict(total.leaves)
+    logs = {leaf: _unit_of(value.array) for leaf, value in leaves.items()}
     if strip_exponent:
         leaves = {leaf: _scaled(value) for leaf, value in leaves.items()}
     if not _traced(leaves):
         arrays = _placed({leaf: value.array for leaf, value in leaves.items()}, precision, backend)
         leaves = {leaf: value._replace(array=arrays[leaf]) for leaf, value in leaves.items()}
-    return Expression(plan, replace(total, leaves=leaves), strip_exponent, backend)
+    return Expression(plan, replace(total, leaves=leaves), strip_exponent, backend, logs)
 
 
 @dataclass(frozen=True, eq=False)
@@ -176,12 +177,14 @@ class Expression:
         networks: The networks, read; their arrays, in place, are those that a call does not give.
         strip_exponent: Whether calls return a mantissa and an exponent.
         backend: On what calls run outside a JAX trace.
+        logs: Logarithms of the units of the arrays, see `leaf_scales`.
     """
 
     plan: Plan
     networks: NetworkSum
     strip_exponent: bool
     backend: Backend
+    logs: Mapping[str, float]
 
     def __call__(self, arrays: Mapping[Tags, Any] | None = None) -> Any:
         """The sum, for other arrays.
@@ -198,18 +201,23 @@ class Expression:
                 not finite, or complex where the plan is real.
             TnsimError: A number left the range of floats on the way.
         """
-        leaves = dict(self.networks.leaves)
+        leaves, logs = dict(self.networks.leaves), dict(self.logs)
         for tags, given in (arrays or {}).items():
             name = leaf_of(self.networks, tags)
             array = checked(self.networks, name, given, real=self.plan.dtype in DTYPES)
             leaf = leaves[name]._replace(array=array)
             leaves[name] = _scaled(leaf) if self.strip_exponent else leaf
+            logs[name] = _unit_of(array)
         traced = _traced(leaves)
         if traced:
             dtype = str(jnp.result_type(*(array.dtype for array in traced)))
-            return self._finished(*self._contracted(leaves, dtype, "traced"))
+            return self._finished(*self._contracted(leaves, dtype, "traced", self.strip_exponent))
+        is_scaled = self.strip_exponent
+        if not is_scaled and self._may_underflow(logs):
+            # An overflow is seen afterwards; what underflows on the way is not.
+            is_scaled, leaves = True, {name: _scaled(leaf) for name, leaf in leaves.items()}
         with execution.precision(), np.errstate(over="ignore", invalid="ignore"):
-            found = self._contracted(leaves, self.plan.dtype, self.backend)
+            found = self._contracted(leaves, self.plan.dtype, self.backend, is_scaled)
         value, exponent = jax.device_get(found)
         widest = np.result_type(value, np.float64)
         finished = self._finished(np.asarray(value, widest)[()], float(exponent))
@@ -220,10 +228,18 @@ class Expression:
             )
         return finished
 
-    def _contracted(self, leaves: Mapping[str, Leaf], dtype: str, backend: str) -> tuple[Any, Any]:
+    def _may_underflow(self, logs: Mapping[str, float]) -> bool:
+        """Whether the small arrays of a network together leave the range of floats."""
+        small = np.array([min(log, 0.0) for log in logs.values()])
+        lowest = (self.networks.counts @ small).min()
+        return bool(lowest < np.finfo(self.plan.dtype).minexp / 2)
+
+    def _contracted(
+        self, leaves: Mapping[str, Leaf], dtype: str, backend: str, is_scaled: bool
+    ) -> tuple[Any, Any]:
         """The sum in one precision, and the exponent of 10 that it lacks."""
         arrays, log = {name: leaf.array for name, leaf in leaves.items()}, 0.0
-        if self.strip_exponent:
+        if is_scaled:
             arrays, log = balanced(leaves, self.networks.counts)
         arrays = _placed(arrays, dtype, backend)
         value = execution.run(self.plan, arrays, backend).values[SUM]
@@ -265,6 +281,11 @@ def _scaled(leaf: Leaf) -> Leaf:
     """A leaf in units of its own."""
     array, log = in_units(leaf.array)
     return leaf._replace(array=array, log=log)
+
+
+def _unit_of(array: Any) -> float:
+    """Logarithm of the unit of an array; 0 of what is traced."""
+    return 0.0 if isinstance(array, Tracer) else float(in_units(array)[1])
 
 
 def _traced(leaves: Mapping[str, Leaf]) -> list[Tracer]:
