@@ -155,3 +155,11 @@ def test_suggestions_name_norms_and_what_is_left(rng):
 def test_no_matrix_makes_no_suggestion():
     with pytest.raises(tnsim.CheckpointError, match="no matrix is there"):
         suggest({"step": np.array(3)}, "mine")
+
+
+def test_files_of_one_name_are_ordered_by_their_folders(tmp_path):
+    for step in (10, 9, 100):
+        (tmp_path / f"step_{step}").mkdir()
+        (tmp_path / f"step_{step}" / "model.npz").touch()
+    series = tnsim.load(str(tmp_path / "step_*" / "model.npz"))
+    assert [path.parent.name for path in series.paths] == ["step_9", "step_10", "step_100"]

@@ -162,7 +162,7 @@ def _paths(source: str | os.PathLike[str]) -> dict[str, str | Path]:
     return {path: Path(path) for path in glob.glob(str(source))}
 
 
-def natural(path: Path) -> list[tuple[int, int, str]]:
+def natural(path: Path) -> tuple[list[tuple[int, int, str]], ...]:
     """A sort key that takes the digits of a name for numbers.
 
     Args:
@@ -170,7 +170,8 @@ def natural(path: Path) -> list[tuple[int, int, str]]:
 
     Returns:
         A key that is compared part by part, words before numbers; a file named as the last of a
-        run comes after all others.
+        run comes after all others. Among files of one name, as in `step_9/model.pt` and
+        `step_10/model.pt`, the parts of the whole path decide.
 
     Example:
         >>> names = ["final.pt", "step_10.pt", "step_9.pt"]
@@ -178,7 +179,9 @@ def natural(path: Path) -> list[tuple[int, int, str]]:
         ['step_9', 'step_10', 'final']
     """
     at_end = (int(path.stem.lower() in LAST), 0, "")
-    return [at_end, *(_part(part) for part in re.split(r"(\d+)", path.name))]
+    texts = path.name, str(path)
+    name, whole = ([_part(part) for part in re.split(r"(\d+)", text)] for text in texts)
+    return [at_end, *name], whole
 
 
 def _part(part: str) -> tuple[int, int, str]:
