@@ -93,6 +93,11 @@ class Numbers(np.ndarray):
             setattr(self, name, getattr(source, name, None))
         self.caveats = getattr(source, "caveats", ())
 
+    def __array_wrap__(self, array: Any, context: Any = None, return_scalar: bool = False) -> Any:
+        """What arithmetic gives is another number, of which none of this is known."""
+        plain = np.asarray(array)
+        return plain[()] if return_scalar else plain
+
     def __repr__(self) -> str:
         values = np.array2string(np.asarray(self), separator=", ", prefix="Numbers(")
         return f"Numbers({values}, {_facts(self)})"

@@ -1,0 +1,97 @@
+"""Corners of the numbers: parts that are zero, float32 weights, products of one affine map."""
+
+import jax
+import numpy as np
+import pytest
+from oracles import bilinear, expected_products, linear
+from sequence_oracles import attention
+
+import tnsim
+
+WHOLE = [tnsim.Gaussian(), tnsim.Symmetric()]
+LAYERED = [tnsim.GaussianClosure(), tnsim.TreeSymmetric(), tnsim.Frobenius()]
+
+
+def in_dtype(model, dtype):
+    return jax.tree.map(lambda x: np.asarray(x, dtype) if np.ndim(x) else x, model)
+
+
+@pytest.mark.parametrize("metric", [*WHOLE, *LAYERED])
+def test_a_zero_term_changes_nothing_however_small_the_others_are(metric, rng):
+    layers = [[bilinear(rng, 2, 2, 2), bilinear(rng, 2, 2, 2)] for _ in range(2)]
+    a, b = (jax.tree.map(lambda x: 2.0**-300 * x, tnsim.Model(both)) for both in layers)
+    zero = jax.tree.map(np.zeros_like, a)
+    assert tnsim.similarity(a + zero, b, metric) == pytest.approx(tnsim.similarity(a, b, metric))
+    sign, log = tnsim.log_inner(a + zero, b, metric)
+    assert (sign, log) == pytest.approx(tnsim.log_inner(a, b, metric))
+    found = tnsim.pairwise([a + zero, b], metric)
+    assert found.log_inner[0, 1] == pytest.approx(log)
+
+
+@pytest.mark.parametrize("metric", [*WHOLE, *LAYERED])
+def test_float32_weights_are_not_rounded_again(metric, rng):
+    """As checkpoints hold them, with residuals whose scale is no power of two."""
+    models = []
+    for _ in range(2):
+        skips = tnsim.Residual(linear(rng, 2, 2), 0.3, 0.35), bilinear(rng, 2, 3, 2)
+        models.append(in_dtype(tnsim.Model([tnsim.Residual(skips[1], 0.7, 0.35), *skips]), "f4"))
+    wide = [in_dtype(model, "f8") for model in models]
+    wanted = tnsim.similarity(*wide, metric)
+    assert tnsim.similarity(*models, metric) == pytest.approx(wanted, abs=1e-14)
+    assert tnsim.pairwise(models, metric).similarity[0, 1] == pytest.approx(wanted, abs=1e-13)
+
+
+@pytest.mark.parametrize("metric", [tnsim.GaussianClosure(), tnsim.Categorical()])
+def test_float32_attention_is_not_rounded_again(metric, rng):
+    models = []
+    for _ in range(2):
+        attends = tnsim.Residual(attention(rng, 3, 1, 2, 2, 3, True), 0.7, 0.35)
+        model = tnsim.Model([linear(rng, 4, 3, True), attends, linear(rng, 3, 2)], n_ctx=2)
+        models.append(in_dtype(model, "f4"))
+    wide = [in_dtype(model, "f8") for model in models]
+    wanted = tnsim.similarity(*wide, metric)
+    assert tnsim.similarity(*models, metric) == pytest.approx(wanted, abs=1e-14)
+
+
+@pytest.mark.parametrize("metric", [*WHOLE, *LAYERED])
+@pytest.mark.parametrize("residual", [False, True])
+def test_a_product_of_one_map_is_a_linear_layer(metric, residual, rng):
+    leg, down, first, last = (rng.normal(size=shape) for shape in ((3, 2), (2, 3), 3, 2))
+    layers = [
+        tnsim.Multilinear([leg], down, [first], last),
+        tnsim.Linear(down @ leg, down @ first + last),
+    ]
+    if residual:
+        layers = [tnsim.Residual(layer, 0.5, 0.7) for layer in layers]
+    rest = bilinear(rng, 2, 2, 2)
+    a, b = (tnsim.Model([rest, layer, rest]) for layer in layers)
+    assert tnsim.similarity(a, b, metric) == pytest.approx(1, abs=1e-12)
+    assert tnsim.pairwise([a, b], metric).similarity[0, 1] == pytest.approx(1, abs=1e-12)
+    assert tnsim.similarity(a - 1.5 * b, b, metric) == pytest.approx(-1, abs=1e-12)
+    if isinstance(metric, tnsim.Gaussian):
+        assert tnsim.inner(a, a) == pytest.approx(expected_products(a, a, metric).sum())
+    if residual and metric in LAYERED:
+        a, b = (tnsim.Model([layer, rest], n_ctx=2) for layer in layers)
+        assert tnsim.similarity(a, b, metric) == pytest.approx(1, abs=1e-12)
+
+
+def test_covariances_are_symmetric_and_variances_positive_in_every_way_to_compute():
+    assert tnsim.Gaussian(cov=np.array([1.0, -1e-9])).cov.tolist() == [1.0, 0.0]
+    cov = tnsim.Gaussian(cov=np.array([[1.0, 0.3 + 1e-9], [0.3, 1.0]])).cov
+    assert cov[0, 1] == cov[1, 0]
+
+
+def test_probabilities_sum_to_one_in_every_way_to_compute(rng):
+    p = np.array([0.3, 0.7 + 5e-7])
+    table = tnsim.Model([linear(rng, 2, 2)], n_ctx=2)
+    found = tnsim.inner(table, table, tnsim.Categorical(p))
+    exact = tnsim.inner(table, table, tnsim.Categorical(p / p.sum()))
+    assert found == pytest.approx(exact, rel=1e-14)
+
+
+def test_arithmetic_on_slices_gives_plain_numbers(rng):
+    a, b = (tnsim.Model([linear(rng, 2, 3)]) for _ in range(2))
+    found = tnsim.slices(a, b, tnsim.Empirical(rng.normal(size=(40, 2))))
+    assert found[:1].metric == "empirical" and len(found.standard_error) == 3
+    for other in (2 * found, found.mean(), abs(found), found @ found):
+        assert not hasattr(other, "standard_error"), other
