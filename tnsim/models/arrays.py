@@ -92,23 +92,6 @@ def is_traced(tree: Any) -> bool:
     return any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(tree))
 
 
-def in_float64(weights: T) -> T:
-    """A layer or model with NumPy's arrays in float64; traced ones keep their dtype.
-
-    What is made of weights is rounded once, to the dtype of the computation: sums and multiples of
-    float32 weights would else be rounded to float32, whatever that dtype is.
-
-    Example:
-        >>> in_float64([np.ones(1, np.float32)])[0].dtype
-        dtype('float64')
-    """
-
-    def wide(leaf: Any) -> Any:
-        return np.asarray(leaf, np.float64) if isinstance(leaf, np.ndarray) else leaf
-
-    return jax.tree.map(wide, weights)
-
-
 def library(*trees: Any) -> Any:
     """`jax.numpy` where any leaf of some pytrees is an array of JAX, else NumPy.
 

@@ -19,17 +19,19 @@ model has a constant.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
+import jax
 import numpy as np
 
-from tnsim.models.arrays import in_float64, library
+from tnsim.models.arrays import library
 from tnsim.models.layers import Bilinear, Residual, affine_maps, bias_name, residual_rule
 from tnsim.models.model import Model
 from tnsim.models.protocol import Layer
 from tnsim.names import DOWN, OUT, SKIP, UNIT, WEIGHT, input_index
 from tnsim.tensors.kinds import LayerKind, core_of
 
+T = TypeVar("T")
 _HIDDEN = "hidden"
 
 
@@ -237,6 +239,23 @@ def raised(model: Model) -> Model:
         down=np.eye(d_out, dtype=dtype),
     )
     return Model((*model.layers[:-1], last), model.n_ctx)
+
+
+def in_float64(weights: T) -> T:
+    """A layer or model with NumPy's arrays in float64; traced ones keep their dtype.
+
+    What is made of weights is rounded once, to the dtype of the computation: sums and multiples of
+    float32 weights would else be rounded to float32, whatever that dtype is.
+
+    Example:
+        >>> in_float64([np.ones(1, np.float32)])[0].dtype
+        dtype('float64')
+    """
+
+    def wide(leaf: Any) -> Any:
+        return np.asarray(leaf, np.float64) if isinstance(leaf, np.ndarray) else leaf
+
+    return jax.tree.map(wide, weights)
 
 
 def _column(xp: Any, first: Any, bias: Any, size: int, dtype: Any) -> Any:

@@ -31,12 +31,13 @@ import numpy as np
 from jaxtyping import Int
 
 from tnsim.errors import TooLarge
-from tnsim.models.arrays import add, in_float64, library
+from tnsim.models.arrays import add, library
 from tnsim.models.attention import Attention
 from tnsim.models.layers import Linear, affine_maps, bias_name, innermost, residual_rule
 from tnsim.models.model import Model
 from tnsim.models.protocol import Layer
 from tnsim.names import ONES, OUTPUT, WEIGHT, Side, bias_of, model_leaf
+from tnsim.tensors.lifted import in_float64
 from tnsim.tensors.positional import sequence_arrays
 
 TABLE, TOKENS, HERE, REACH = "TABLE", "TOKENS", "HERE", "REACH"
