@@ -69,7 +69,7 @@ def total(value: LogScaled, per_output: bool) -> LogScaled:
     if not per_output:
         return value
     if np.ndim(value.log) == np.ndim(value.mantissa):
-        value = _in_scale(value, value.log.max(axis=-1))
+        value = _in_scale(value, _own_log(value).max(axis=-1))
     return LogScaled(value.mantissa.sum(axis=-1), value.log, value.size.sum(axis=-1))
 
 
