@@ -13,7 +13,6 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
@@ -21,7 +20,6 @@ import numpy as np
 from jaxtyping import Float
 
 from tnsim.engine import execution, log_scaled
-from tnsim.engine.concurrency import at_once
 from tnsim.engine.log_scaled import LogScaled, add
 from tnsim.errors import ModelError
 from tnsim.metrics.points import Points, Weighted
@@ -41,7 +39,6 @@ GROUPS = 32  # of draws, enough for a standard error that is known to an eighth 
 BATCH_BYTES = 2**27  # of outputs and states in flight
 _FUNCTION_BATCH = 1024  # points, where nothing is known of what a function needs
 _EAGER = 2**27  # multiplications that take less time than compiling them
-_AT_ONCE = 4  # models that run at once: products of heads keep one core each busy
 
 
 class Vector(NamedTuple):
@@ -143,14 +140,11 @@ def sums(
         runs = {}
         for key, part in parts.items():
             runs[key] = _run(part, per_output, dtype, eager=work < _EAGER)
-        # Plain functions need not bear to be called from several threads.
-        are_models = all(isinstance(part, Model) for part in parts.values())
-        together = _AT_ONCE if are_models and work >= _EAGER else 1
         for start, stop in _groups(points):
             share, batches = 0.0, []
             for batch in in_batches(points, start, stop, size):
                 share += float(np.exp(batch.log_weights).sum())
-                vectors = _vectors(runs, batch, together)
+                vectors = _vectors(runs, batch)
                 first = [_sum(terms, vectors, dtype) for terms in rows]
                 second = first
                 if columns is not None:
@@ -234,10 +228,9 @@ def _host(values: Any, log: Any, lengths: Any) -> Vector:
     return Vector(values, np.asarray(log, np.float64), lengths, lengths)
 
 
-def _vectors(runs: dict[int, Run], batch: Weighted, together: int) -> dict[int, Vector]:
-    """The vectors of all parts, so many made at once, which must have one shape."""
-    calls = [partial(run, batch) for run in runs.values()]
-    vectors = dict(zip(runs, at_once(calls, together), strict=True))
+def _vectors(runs: dict[int, Run], batch: Weighted) -> dict[int, Vector]:
+    """The vectors of all parts, which must have one shape."""
+    vectors = {key: run(batch) for key, run in runs.items()}
     shapes = sorted({tuple(vector.values.shape) for vector in vectors.values()})
     if len(shapes) > 1:
         numbers = [f"{shape[0]} outputs, {shape[1]} rows" for shape in shapes]
@@ -342,7 +335,7 @@ def batch_size(parts: Iterable[Part], points: Points) -> int:
 
 
 def most_points(parts: Iterable[Part], points: Points) -> int:
-    """Points whose outputs by all parts, and the widest states of those that run, are a batch."""
+    """Points whose outputs by all parts, and the widest states of one, are a batch."""
     kept, widest = 0.0, 0.0
     for part in parts:
         if not isinstance(part, Model):
@@ -354,4 +347,4 @@ def most_points(parts: Iterable[Part], points: Points) -> int:
             heads, d_head, _ = layer.heads
             inner = max(layer.d_in, 3 * layer.rank, heads * (4 * d_head + 3 * positions))
             widest = max(widest, states * inner)
-    return max(1, int(BATCH_BYTES / (8 * (2 * kept + _AT_ONCE * widest))))
+    return max(1, int(BATCH_BYTES / (8 * (2 * kept + widest))))

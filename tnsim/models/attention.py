@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Float
 
 from tnsim.errors import ModelError
-from tnsim.models.arrays import Array, add, as_array, matrix, pytree, set_arrays, vector
+from tnsim.models.arrays import Array, add, as_array, library, matrix, pytree, set_arrays, vector
 
 MASKS = ("causal", "none")
 
@@ -116,13 +116,20 @@ class Attention:
         """Coordinates of a head's value."""
         return self.v.shape[-2] // self.n_heads
 
+    def angles(self, n_ctx: int) -> Float[np.ndarray, "n_ctx half"] | None:
+        """By which R_s turns each pair of coordinates, for every position; None without RoPE."""
+        if self.rope_base is None:
+            return None
+        pair = np.arange(self.d_head // 2)
+        return np.arange(n_ctx)[:, None] * self.rope_base ** (-2 * pair / self.d_head)
+
     def rotations(self, n_ctx: int) -> Float[np.ndarray, "n_ctx d_head d_head"] | None:
         """R_s for every position, float64; None without RoPE."""
-        if self.rope_base is None:
+        angles = self.angles(n_ctx)
+        if angles is None:
             return None
         half = self.d_head // 2
         pair = np.arange(half)
-        angles = np.arange(n_ctx)[:, None] * self.rope_base ** (-2 * pair / self.d_head)
         turns = np.zeros((n_ctx, self.d_head, self.d_head))
         turns[:, pair, pair] = np.cos(angles)
         turns[:, half + pair, half + pair] = np.cos(angles)
@@ -137,7 +144,7 @@ class Attention:
 
     def __call__(self, x: Float[Array, "*batch ctx in"]) -> Float[Array, "*batch ctx out"]:
         n_ctx = x.shape[-2]
-        rotations = self.rotations(n_ctx)
+        angles = self.angles(n_ctx)
 
         def by_head(name: str) -> Any:
             """(*batch, head, position, row)."""
@@ -146,9 +153,7 @@ class Attention:
 
         def turned(name: str) -> Any:
             rows = by_head(name)
-            if rotations is None:
-                return rows
-            return (rotations.astype(x.dtype) @ rows[..., None])[..., 0]
+            return rows if angles is None else rotated(rows, angles)
 
         def score(query: str, key: str) -> Any:
             """(*batch, head, position of the query, position of the key)."""
@@ -158,6 +163,22 @@ class Attention:
         z = (score("q1", "k1") * score("q2", "k2") * share) @ by_head("v")
         z = z.swapaxes(-3, -2)  # (*batch, position, head, row)
         return add(z.reshape((*z.shape[:-2], -1)) @ self.o.T, self.o_bias)
+
+
+def rotated(
+    rows: Float[Array, "*batch d_head"], angles: Float[np.ndarray, "*batch half"]
+) -> Float[Array, "*batch d_head"]:
+    """Queries or keys with coordinates (i, i + d_head / 2) turned by angle i.
+
+    Example:
+        >>> rotated(np.array([1.0, 0.0]), np.array([np.pi / 2])).round(9).tolist()
+        [0.0, 1.0]
+    """
+    half = angles.shape[-1]
+    cos, sin = np.cos(angles).astype(rows.dtype), np.sin(angles).astype(rows.dtype)
+    first, second = rows[..., :half], rows[..., half:]
+    turned = first * cos - second * sin, second * cos + first * sin
+    return library(rows).concatenate(turned, axis=-1)
 
 
 def _check_settings(mask: str, rope_base: float | None, d_head: int) -> None:

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from jaxtyping import Float, Int
 
 from tnsim.models.arrays import Array, add, library
-from tnsim.models.attention import Attention
+from tnsim.models.attention import Attention, rotated
 from tnsim.models.layers import Residual
 from tnsim.models.protocol import Layer
 from tnsim.models.scaling import larger, power
@@ -103,16 +103,15 @@ def _attention(layer: Attention, state: Any, exponents: Any, counts: Sequence[in
     `2^(2 e_s + 3 e_t) = 2^(5 e_s) 2^(3 (e_t - e_s))`, and e_t is at most e_s.
     """
     heads = layer.n_heads
-    rotations = layer.rotations(len(counts))
+    angles = layer.angles(len(counts))
 
     def by_level(name: str) -> list[Any]:
         """Rows of queries, keys or values of every level, (beginnings, head, row)."""
         rows = add(state @ getattr(layer, name).T, getattr(layer, f"{name}_bias"))
         levels = _levels(rows.reshape(len(rows), heads, -1), counts)
-        if rotations is None or name == "v":
+        if angles is None or name == "v":
             return levels
-        turns = rotations.astype(state.dtype)
-        return [level @ turn.T for level, turn in zip(levels, turns, strict=True)]
+        return [rotated(level, own) for level, own in zip(levels, angles, strict=True)]
 
     q1, k1, q2, k2, values = map(by_level, ("q1", "k1", "q2", "k2", "v"))
     scales = _levels(exponents, counts)
