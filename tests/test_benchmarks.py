@@ -1,4 +1,4 @@
-"""The script of the engine's table runs, on whatever JAX finds, and its table is readable."""
+"""The scripts for a GPU run, on whatever JAX finds, and what they write is readable."""
 
 import json
 import subprocess
@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-RUN = Path(__file__).parents[1] / "benchmarks" / "run.py"
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+RUN = BENCHMARKS / "run.py"
 ROW = "tiny: depth 2, d=8, a cosine, float32"
 
 
@@ -24,3 +25,12 @@ def test_a_row_is_measured_in_halves_and_tabulated(tmp_path):
         [*command, "--rows", "tiny", "--missing"], check=True, capture_output=True
     )
     assert not again.stdout
+
+
+@pytest.mark.slow
+def test_all_pairs_of_checkpoints_are_timed(tmp_path):
+    command = [sys.executable, BENCHMARKS / "checkpoints.py", "--device", "gpu", "--sizes", "tiny"]
+    sizes = ["--n-ctx", "2", "--measured", "3", "--models", "101"]
+    subprocess.run([*command, *sizes, "--out", tmp_path / "report.md"], check=True)
+    report = (tmp_path / "report.md").read_text()
+    assert "- 3 models, 6 pairs: " in report and "- 101 models, 5151 pairs: " in report
