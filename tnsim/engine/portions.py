@@ -1,14 +1,14 @@
 """What a share computes of one stage. In: a stage, a share. Out: a piece, what it reads and gives.
 
 Every operation of a stage belongs to one share (see `shares`): to that of the one model whose
-arrays its value is computed from, or to the crossing one. The *portion* of a share are those of its
+arrays its value is computed from, or to the crossing one. The *portion* of a share is made of those
 operations that lead to what is wanted of the stage. Where they read a value of another share, that
 value becomes an input of the portion.
 
 A stage also divides outputs by scales, and each scale is read off one of them:
 
-    x = f(a)       s = max |x|       gives x / s
-    y = g(a, b)                      gives y / s^2
+    x = f(a)       s = its largest entry       gives x / s
+    y = g(a, b)                                gives y / s^2
 
 Here x and its scale belong to the own share of a, but y to the crossing one. So the own share gives
 1 / s as well, a constant 1 divided by s, and the crossing share multiplies y by it, twice. The
