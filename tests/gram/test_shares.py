@@ -116,6 +116,17 @@ def test_every_model_once(rng, always, by_plans, monkeypatch):
     assert len(own) == 8 and runs.count(("AB",)) == 10
 
 
+def test_large_pairs_run_at_once(rng, always, by_plans, monkeypatch):
+    monkeypatch.setattr(run_sizes, "_TILE_WORK", 1)
+    some = [deep(rng) for _ in range(4)]
+    one_by_one = tnsim.pairwise(some, CLOSURE)
+    assert tnsim.plan_pairwise(some, CLOSURE).together == 1
+    monkeypatch.setattr(costs, "_LARGE", 0)
+    assert tnsim.plan_pairwise(some, CLOSURE).together == 4
+    assert tnsim.plan_pairwise(some, CLOSURE, budget=SMALL).together == 1
+    assert tnsim.pairwise(some, CLOSURE).identical(one_by_one)
+
+
 def test_planned_work(rng, always, by_plans):
     """The plan of a run counts each share as often as it runs."""
     some = [deep(rng) for _ in range(6)]

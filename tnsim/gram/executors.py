@@ -7,14 +7,17 @@ wrong with one is an `ExecutorError`; what a task itself refuses comes out as it
 
 from __future__ import annotations
 
+import itertools
 import pkgutil
 import queue
 import time
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from concurrent.futures import CancelledError
+from functools import partial
 from typing import Any, TypeVar
 
 import tnsim
+from tnsim.engine.concurrency import at_once
 from tnsim.errors import ExecutorError, TnsimError
 
 K = TypeVar("K", bound=Hashable)
@@ -25,14 +28,18 @@ _PATIENCE = 10.0  # seconds that a cluster may be without workers: they start, a
 
 
 def completed(
-    tasks: Iterable[tuple[K, Task]], executor: Any = None, advice: str = "run again"
+    tasks: Iterable[tuple[K, Task]],
+    executor: Any = None,
+    advice: str = "run again",
+    together: int = 1,
 ) -> Iterator[tuple[K, Any]]:
-    """Run tasks, here one by one or on an executor, and give (key, result) as they finish.
+    """Run tasks, here or on an executor, and give (key, result) as they finish.
 
     Args:
         tasks: (key, (function, arguments)); drawn from only as tasks are started.
         executor: None to run here.
         advice: what an error about the executor ends with.
+        together: How many may run at once here, in threads.
 
     Raises:
         ExecutorError: the executor cannot be used, was lost or shut down, or failed or cancelled
@@ -43,8 +50,7 @@ def completed(
         {'sum': 3}
     """
     if executor is None:
-        for key, (function, arguments) in tasks:
-            yield key, function(*arguments)
+        yield from _here(tasks, together)
         return
     _check(executor)
     cluster = _Cluster(executor, advice) if _is_dask(executor) else None
@@ -67,6 +73,18 @@ def completed(
     finally:
         for _, future in running.values():
             future.cancel()
+
+
+def _here(tasks: Iterable[tuple[K, Task]], together: int) -> Iterator[tuple[K, Any]]:
+    """The first task by itself, as it compiles what the others run, then several at once."""
+    calls = (partial(_answered, key, *task) for key, task in tasks)
+    for first in itertools.islice(calls, 1):
+        yield first()
+    yield from at_once(calls, together)
+
+
+def _answered(key: K, function: Callable[..., Any], arguments: tuple) -> tuple[K, Any]:
+    return key, function(*arguments)
 
 
 def _submit(executor: Any, function: Callable[..., Any], arguments: tuple, advice: str) -> Any:

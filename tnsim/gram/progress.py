@@ -24,12 +24,14 @@ class Work(NamedTuple):
         task: Gives the function that computes a record, and its arguments.
         write: Checks, keeps and marks a result, and says what errors its numbers may have.
         done: Is told of every record, whoever finished it.
+        together: How many tasks may run at once where there is no executor.
     """
 
     records: Sequence[Record]
     task: Callable[[Record], executors.Task]
     write: Callable[[Record, Any], list[Doubt]]
     done: Callable[[Record], Any]
+    together: int = 1
 
 
 def complete(work: Work, store: Store, claims: Claims, executor: Any) -> list[Doubt]:
@@ -54,7 +56,8 @@ def complete(work: Work, store: Store, claims: Claims, executor: Any) -> list[Do
     while pending:
         elsewhere: list[Record] = []
         tasks = _claimed(pending, elsewhere, work, store, claims)
-        for record, result in executors.completed(tasks, executor, advice(store)):
+        finished = executors.completed(tasks, executor, advice(store), work.together)
+        for record, result in finished:
             doubts += work.write(record, result)
             claims.release(record.label)
             work.done(record)

@@ -37,15 +37,16 @@ from tnsim.tensors.kinds import Kinds
 FEATURES, RECURSION = ROUTES = "features", "recursion"
 FORWARD = "forward passes"  # see `forward_runs`
 # An element written counts as so many multiplications: these alone go at 3e9 to 6e10 a second over
-# layer-wise, whole-tree and attention plans of widths 16 to 128, with writing counted so the
-# slowest plan does 1.3e10.
+# plans of all families and widths 16 to 128, with writing counted so at no less than 1.3e10.
 _ELEMENT_WORK = 64
+# Large pairs run at once, as each keeps all cores busy only now and then: on 4 cores language
+# models of width 256 take 1.46 s a pair one by one, 0.90 s two at once and 0.84 s four.
+_AT_ONCE, _LARGE = 4, 2**28
 _FEATURE_OPERATIONS = 16  # of a program that makes features or takes their products
 _VECTOR_BYTES, _CONTRACTION_BYTES = 2**23, 3 * 2**22  # of a program and of compiling it
 
 _Bases: TypeAlias = "Counter[Kinds]"
 """Numbers of distinct models by the kinds of their layers."""
-
 Contracted: TypeAlias = "list[tuple[int, Plan]]"
 """Plans, and how many pairs are contracted along each."""
 
@@ -64,6 +65,7 @@ class PairwisePlan:
         compilations: Compiled programs.
         streamed: Whether vectors are too many to be kept: for every tile they are made again, part
             by part.
+        together: Tiles that may run at once on the cores of a CPU.
         seconds: Estimated, with compiling; None where no rate was measured.
         others: The other routes that were weighed, the cheapest first.
 
@@ -80,6 +82,7 @@ class PairwisePlan:
     peak_bytes: int
     compilations: int
     streamed: bool = False
+    together: int = 1
     seconds: float | None = None
     others: tuple[PairwisePlan, ...] = ()
 
@@ -181,14 +184,18 @@ def _recursion(run: Sizes, work: _Work) -> PairwisePlan:
     tile = run.tile(one_pair, 2 * (run.weights + work.own_bytes))
     # Rows and columns, each as read, on the device, and still there from the tile before.
     stacks = 6 * tile * run.terms * (run.weights + work.own_bytes)
+    one_tile = stacks + work.intermediate_bytes
+    is_large = tile == 1 and work.multiplications >= _LARGE * run.pairs
+    together = max(1, min(_AT_ONCE, int(run.available / 4 // one_tile))) if is_large else 1
     return PairwisePlan(
         RECURSION,
         run.pairs,
         tile,
         run.tiles(tile),
         work.multiplications,
-        peak_bytes=stacks + work.intermediate_bytes + run.tile_bytes(tile),
+        peak_bytes=together * one_tile + run.tile_bytes(tile),
         compilations=len(work.pieces),
+        together=together,
     )
 
 

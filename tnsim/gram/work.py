@@ -58,7 +58,7 @@ def _tile_work(run: Run, target: Store, bar: Any) -> Work:
     def done(record: Record) -> None:
         bar.update(run.pairs_in(*record.blocks))
 
-    return Work(target.layout.tiles(), task, write, done)
+    return Work(target.layout.tiles(), task, write, done, run.plan.together)
 
 
 def _write_norms(run: Run, target: Store, side: Side, record: Record, result: Any) -> None:
