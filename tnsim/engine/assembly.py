@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 from tnsim.engine.factoring import total
 from tnsim.engine.pathfinding import Route
-from tnsim.engine.piece import Operation, Piece
+from tnsim.engine.piece import Operation, Piece, loop_labels
 from tnsim.engine.problem import Definition, Operand, Stage, Term
 from tnsim.engine.route_search import Shapes
 from tnsim.engine.sharing import Builder, Forms, Use, Weighted, piece_of, price
@@ -127,22 +127,14 @@ class Assembly:
         self.add(inner, inside, chain)
         body = piece_of(inner, [inside[definition.name]], len(names))
 
-        # Labels only have to tell sizes, and the loop's axis: 0 is that axis, each size is another.
-        sizes: dict[int, int] = {}
-        labels = []
-        turns = 1
-        for name, shape in zip(names, shapes, strict=True):
-            of = [sizes.setdefault(size, len(sizes) + 1) for size in shape]
-            if name in axes:
-                turns = shape[axes[name]]
-                of[axes[name]] = 0
-            labels.append(tuple(of))
+        labels, of_size = loop_labels(shapes, [axes.get(name) for name in names])
+        turns = next(shape[axes[x]] for x, shape in zip(names, shapes, strict=True) if x in axes)
         shape = body.value_shapes[body.outputs[0]]
         operation = Operation(
             kind="loop",
             args=tuple(values[name] for name in names),
-            labels=tuple(labels),
-            output=tuple(sizes[size] for size in shape),
+            labels=labels,
+            output=tuple(of_size[size] for size in shape),
             chunks=(0,),
             body=body,
             together=self.together(body, turns) if builder is self.builder else 1,

@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-VERSION = 13
+VERSION = 14
 MAX_BYTES = 2**26  # of one file; 606 diagrams take 2**22
 
 

@@ -94,11 +94,20 @@ def run_turn(loop: Operation, args: list[Any], number: Any) -> Any:
     fixed = []
     for arg, labels in zip(args, loop.labels, strict=True):
         for axis in reversed(range(len(labels))):
-            if labels[axis] in at:
+            if labels[axis] in at and loop.block:
+                arg = _slice(arg, at[labels[axis]] * loop.block, loop.block, axis)
+            elif labels[axis] in at:
                 arg = do("take", arg, at[labels[axis]], axis=axis)
         fixed.append(arg)
     assert loop.body is not None  # a loop has one
     return run_piece(loop.body, fixed)[0][0]
+
+
+def _slice(x: Any, start: Any, length: int, axis: int) -> Any:
+    """Part of an array along an axis."""
+    if isinstance(x, jax.Array):
+        return jax.lax.dynamic_slice_in_dim(x, start, length, axis)
+    return x[(slice(None),) * axis + (slice(start, start + length),)]
 
 
 def _sizes(op: Operation, args: list[Any]) -> dict[int, int]:

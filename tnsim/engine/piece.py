@@ -31,6 +31,8 @@ class Operation(NamedTuple):
         body: Of a loop, a piece whose inputs are the arguments with `chunks` fixed and whose one
             output has the axes `output`.
         together: Of a loop, how many turns may run at once, each with arrays of its own.
+        block: Of a loop over one label, how many of its values a turn takes, where the body keeps
+            their axis; 0 where a turn takes one value and the body has no such axis.
     """
 
     kind: str
@@ -41,6 +43,7 @@ class Operation(NamedTuple):
     chunks: tuple[int, ...] = ()
     body: Piece | None = None
     together: int = 1
+    block: int = 0
 
     def sizes(self, shapes: Sequence[tuple[int, ...]]) -> dict[int, int]:
         """The size of every label, by the shapes of all values that come before."""
@@ -151,5 +154,33 @@ class Piece:
 
 
 def turns(loop: Operation, sizes: dict[int, int]) -> int:
-    """How often the body of a loop runs."""
-    return math.prod(sizes[label] for label in loop.chunks)
+    """How often the body of a loop runs; a block divides the size of its label."""
+    return math.prod(sizes[label] for label in loop.chunks) // max(loop.block, 1)
+
+
+def loop_labels(
+    shapes: Sequence[tuple[int, ...]], axes: Sequence[int | None]
+) -> tuple[tuple[tuple[int, ...], ...], dict[int, int]]:
+    """Labels of the arguments of a loop over one index.
+
+    They only have to tell sizes and the loop's axis: 0 is that axis, each size is another.
+
+    Args:
+        shapes: Of the arguments.
+        axes: Which axis of each is that of the loop, None for no axis.
+
+    Returns:
+        The labels of each argument, and the label of each size.
+
+    Example:
+        >>> loop_labels([(4, 3), (3, 3)], [0, None])
+        (((0, 1), (1, 1)), {3: 1})
+    """
+    of_size: dict[int, int] = {}
+    found = []
+    for shape, axis in zip(shapes, axes, strict=True):
+        labels = []
+        for n, size in enumerate(shape):
+            labels.append(0 if n == axis else of_size.setdefault(size, len(of_size) + 1))
+        found.append(tuple(labels))
+    return tuple(found), of_size

@@ -130,7 +130,7 @@ def _check_wiring(plan: Plan) -> None:
 def _operation(row: Any) -> Operation:
     if not isinstance(row, list) or len(row) != len(Operation._fields):
         raise ValueError(f"expected {len(Operation._fields)} fields")
-    kind, args, labels, output, weights, chunks, body, together = row
+    kind, args, labels, output, weights, chunks, body, together, block = row
     return Operation(
         kind=_text(kind),
         args=_integers(args),
@@ -140,6 +140,7 @@ def _operation(row: Any) -> Operation:
         chunks=_integers(chunks),
         body=None if body is None else piece_from_data(body),
         together=_integer(together, lowest=1),
+        block=_integer(block),
     )
 
 
@@ -193,7 +194,7 @@ def _check_sum(operation: Operation, values: Sequence[Shape]) -> None:
 
 
 def _check_loop(operation: Operation, values: Sequence[Shape]) -> None:
-    """A body that reads the arguments at one value of the labels looped over."""
+    """A body that reads the arguments at one value, or a block, of the labels looped over."""
     body, chunks = operation.body, operation.chunks
     if body is None or operation.weights or not chunks:
         raise ValueError("a loop takes labels to loop over, a body, and no weights")
@@ -203,7 +204,9 @@ def _check_loop(operation: Operation, values: Sequence[Shape]) -> None:
     for arg, labels in zip(operation.args, operation.labels, strict=True):
         axes = list(zip(labels, values[arg], strict=True))
         sizes |= dict(axes)
-        inner.append(tuple(size for label, size in axes if label not in chunks))
+        inner.append(_in_a_turn(axes, operation))
+    if operation.block and (len(chunks) > 1 or sizes.get(chunks[0], 0) % operation.block):
+        raise ValueError("a loop in blocks has one label, whose size they divide")
     if not set(chunks) <= set(sizes) or set(chunks) & set(operation.output):
         raise ValueError("a label looped over is on no argument, or in the output")
     if body.shapes != tuple(inner):
@@ -212,6 +215,13 @@ def _check_loop(operation: Operation, values: Sequence[Shape]) -> None:
         raise ValueError("the body of a loop has one output and no scales")
     if body.value_shapes[body.outputs[0]] != tuple(sizes[x] for x in operation.output):
         raise ValueError("the body gives another shape than the loop")
+
+
+def _in_a_turn(axes: Sequence[tuple[int, int]], loop: Operation) -> Shape:
+    """The shape of an argument of a loop, given as labels and sizes, in one of its turns."""
+    if loop.block:
+        return tuple(loop.block if label in loop.chunks else size for label, size in axes)
+    return tuple(size for label, size in axes if label not in loop.chunks)
 
 
 _CHECKS: dict[str, Callable[[Operation, Sequence[Shape]], None]] = {

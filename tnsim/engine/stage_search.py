@@ -16,6 +16,7 @@ from tnsim.engine.piece import Piece
 from tnsim.engine.problem import Definition, Stage, Term
 from tnsim.engine.route_search import FEW, GAINS, WORTH_SEARCHING, RouteSearch, Shapes, Ways
 from tnsim.engine.sharing import Forms
+from tnsim.engine.tiling import tiled
 
 SMALL_STAGE = 60
 """Products up to which a stage is tuned: each attempt puts the whole stage together again."""
@@ -52,7 +53,7 @@ def build_piece(stage: Stage, shapes: Shapes, exchangeable: tuple[int, ...], lar
     if piece.peak_elements > large and any(d.over for d in stage.definitions):
         looped = assembled(room=TURNS_ROOM * large).piece()
         piece = min(piece, looped, key=lambda p: p.peak_elements)
-    return piece
+    return tiled(piece)
 
 
 def settle(stage: Stage, shapes: Shapes, large: int) -> tuple[Ways, ...]:
