@@ -205,7 +205,7 @@ def _check_loop(operation: Operation, values: Sequence[Shape]) -> None:
         axes = list(zip(labels, values[arg], strict=True))
         sizes |= dict(axes)
         inner.append(_in_a_turn(axes, operation))
-    if operation.block and (len(chunks) > 1 or sizes.get(chunks[0], 0) % operation.block):
+    if operation.block and (len(chunks) != 1 or sizes.get(chunks[0], 0) % operation.block):
         raise ValueError("a loop in blocks has one label, whose size they divide")
     if not set(chunks) <= set(sizes) or set(chunks) & set(operation.output):
         raise ValueError("a label looped over is on no argument, or in the output")
