@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-SIZES = {"tiny": (8, 16, 2), "small": (64, 384, 4), "paper": (256, 4096, 8)}
+SIZES = {"small": (64, 384, 4), "paper": (256, 4096, 8)}
 """Width, vocabulary and heads."""
 
 

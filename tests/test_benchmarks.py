@@ -1,4 +1,4 @@
-"""The scripts for a GPU run, on whatever JAX finds, and what they write is readable."""
+"""The script of the engine's table runs, on whatever JAX finds, and its table is readable."""
 
 import json
 import subprocess
@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
-RUN = BENCHMARKS / "run.py"
+RUN = Path(__file__).parents[1] / "benchmarks" / "run.py"
 ROW = "tiny: depth 2, d=8, a cosine, float32"
 
 
@@ -25,12 +24,3 @@ def test_a_row_is_measured_in_halves_and_tabulated(tmp_path):
         [*command, "--rows", "tiny", "--missing"], check=True, capture_output=True
     )
     assert not again.stdout
-
-
-@pytest.mark.slow
-def test_all_pairs_of_checkpoints_are_timed(tmp_path):
-    command = [sys.executable, BENCHMARKS / "checkpoints.py", "--device", "gpu", "--sizes", "tiny"]
-    sizes = ["--n-ctx", "2", "--measured", "3", "--models", "101"]
-    subprocess.run([*command, *sizes, "--out", tmp_path / "report.md"], check=True)
-    report = (tmp_path / "report.md").read_text()
-    assert "- 3 models, 6 pairs: " in report and "- 101 models, 5151 pairs: " in report
