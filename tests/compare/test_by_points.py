@@ -426,3 +426,25 @@ def test_refusals(rng):
         tnsim.attribution(a, b, metric)
     with pytest.raises(tnsim.ModelError, match="joins no legs, so it has no networks"):
         tnsim.networks(a, b, metric)
+
+
+def test_standard_errors_are_those_of_the_jackknife(rng):
+    """Values without one of 32 groups each; two models are largest on different groups."""
+    layer = bilinear(rng, 2, 3, 2)
+    first = tnsim.Model([tnsim.Linear([[1.0, 0.0], [0.0, 0.1]]), layer])
+    second = tnsim.Model([tnsim.Linear([[0.1, 0.0], [0.0, 1.0]]), layer])
+    scale = np.logspace(-1, 1, 96)
+    inputs = rng.normal(size=(96, 2)) * np.stack([scale, scale[::-1]], axis=1)
+    cosines, inners = [], []
+    for group in np.arange(96).reshape(32, 3):
+        a, b = (model(np.delete(inputs, group, axis=0)).ravel() for model in (first, second))
+        cosines.append(a @ b / np.sqrt((a @ a) * (b @ b)))
+        inners.append(a @ b / 93)
+    metric = tnsim.Empirical(inputs)
+    for verb, without in ((tnsim.similarity, cosines), (tnsim.inner, inners)):
+        error = np.sqrt(31 / 32 * ((without - np.mean(without)) ** 2).sum())
+        assert verb(first, second, metric).standard_error == pytest.approx(error, rel=1e-9)
+    for slices in (False, True):
+        found = tnsim.pairwise([first, second], metric, slices=slices)
+        error = tnsim.similarity(first, second, metric).standard_error
+        assert float(found.standard_error[0, 1]) == pytest.approx(error, rel=1e-9)

@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from tnsim.engine.log_scaled import LogScaled, over_outputs
-from tnsim.folding.forward import Sums
+from tnsim.folding.forward import Sums, total
 
 
 def cosine_error(sums: Sums) -> Float[np.ndarray, "rows columns *out"] | None:
@@ -24,11 +24,15 @@ def cosine_error(sums: Sums) -> Float[np.ndarray, "rows columns *out"] | None:
     counted = sums.shares > 0
     if np.count_nonzero(counted) < 2:
         return None
-    products = _without_each(sums.products, counted)
-    rows, columns = (_without_each(norms, counted) for norms in (sums.rows, sums.columns))
-    with np.errstate(divide="ignore", invalid="ignore"):
+    products, log = _without_each(sums.products, counted)
+    rows, row_log = _without_each(sums.rows, counted)
+    columns, column_log = _without_each(sums.columns, counted)
+    # The largest scale of a product need not be that of both norms: they may be of other groups.
+    log_ratio = log - (row_log[:, None] + column_log[None, :]) / 2
+    with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
+        ratio = over_outputs(np.exp(log_ratio), products[0])
         norms = np.sqrt(rows[:, :, None] * columns[:, None, :])
-        return _error(products / norms)
+        return _error(ratio * products / norms)
 
 
 def inner_error(sums: Sums) -> Float[np.ndarray, "rows columns"] | None:
@@ -38,14 +42,19 @@ def inner_error(sums: Sums) -> Float[np.ndarray, "rows columns"] | None:
         return None
     # Without a group the weights add up to less than 1: an inner product is a mean over the rest.
     left = sums.shares.sum() - sums.shares[counted]
-    return _error(_without_each(sums.products, counted) / left[:, None, None])
+    products, _ = _without_each(sums.products, counted)
+    return _error(products / left[:, None, None])
 
 
-def _without_each(value: LogScaled, counted: Bool[np.ndarray, " groups"]) -> np.ndarray:
-    """Sums without one of some groups each, all in the scale that `forward.total` has."""
-    log = value.log.max(axis=0)
-    scaled = value.mantissa * over_outputs(np.exp(value.log - log), value.mantissa)
-    return scaled.sum(axis=0) - scaled[counted]
+def _without_each(
+    value: LogScaled, counted: Bool[np.ndarray, " groups"]
+) -> tuple[Float[np.ndarray, "groups *pairs"], Float[np.ndarray, " *pairs"]]:
+    """Sums without one of some groups each, and their scale, that of `forward.total`."""
+    log = total(value).log
+    # A scale beyond that of the sum is one of zeros.
+    factors = np.exp(np.minimum(value.log - log, 0.0))
+    scaled = value.mantissa * over_outputs(factors, value.mantissa)
+    return scaled.sum(axis=0) - scaled[counted], log
 
 
 def _error(left_out: np.ndarray) -> np.ndarray:
