@@ -50,7 +50,7 @@ def _without_each(
     value: LogScaled, counted: Bool[np.ndarray, " groups"]
 ) -> tuple[Float[np.ndarray, "groups *pairs"], Float[np.ndarray, " *pairs"]]:
     """Sums without one of some groups each, and their scale, that of `forward.total`."""
-    log = total(value).log
+    log = np.asarray(total(value).log)
     # A scale beyond that of the sum is one of zeros.
     factors = np.exp(np.minimum(value.log - log, 0.0))
     scaled = value.mantissa * over_outputs(factors, value.mantissa)
