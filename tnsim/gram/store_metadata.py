@@ -16,7 +16,7 @@ from typing import Any
 
 from tnsim.errors import DamagedStore, StoreMismatch
 
-FORMAT = 2
+FORMAT = 3
 FILE = "zarr.json"  # of the root and of every array
 # what must be equal for a store to be continued, and in which words a difference is told
 IDENTITY = ("format", "metric", "metric_parameters", "dtype", "slices", "hash_a", "hash_b")
