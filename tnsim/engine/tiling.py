@@ -1,8 +1,8 @@
 """Large values computed in blocks. In: a piece. Out: one whose large values are never whole.
 
-A value far larger than the processor's caches is written to memory and read again, and it sets the
-peak of a plan. Where all that leads from such a value to one sum has an index in common, a loop over
-blocks of this index computes the same, and only a block is alive at a time.
+A value far larger than the processor's caches is written to memory and read again, and it sets
+the peak of a plan. Where all that leads from such a value to one sum has an index in common, a
+loop over blocks of this index computes the same, and only a block is alive at a time.
 """
 
 from __future__ import annotations
