@@ -434,7 +434,7 @@ def test_a_missing_extra_is_named(package, code, extra):
 def test_work_of_a_tile(rng, monkeypatch):
     """A kill loses a bounded number of multiplications and of elements written."""
     monkeypatch.setattr(run_sizes, "_TILE_WORK", 2**22)
-    setting = Setting(tnsim.GaussianClosure(), False, "float64", tnsim.Budget())
+    setting = Setting(tnsim.GaussianClosure(), False, "float64", tnsim.Budget(), 1)
     for width in (2, 12):
         some = [
             tnsim.Model([bilinear(rng, width, width, width) for _ in range(2)]) for _ in range(40)

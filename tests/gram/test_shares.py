@@ -57,6 +57,7 @@ def always(monkeypatch):
     """Plans are cut however small they are."""
     monkeypatch.setattr(stacks, "WORTH", 0)
     monkeypatch.setattr(stacks, "SAVING", -1)
+    monkeypatch.setattr(stacks, "COMPILING", 0)
 
 
 @pytest.fixture
@@ -84,7 +85,7 @@ def test_the_numbers_are_those_of_single_pairs(name, rng, always, by_plans):
 def test_what_is_cut(rng, always):
     """All that reads one model is in its share, and the crossing share reads none of it again."""
     a, b = sequences(rng), sequences(rng)
-    _, plan, shares = Pairs.of(a, b, Setting(CLOSURE, False, "float64", tnsim.Budget()))
+    _, plan, shares = Pairs.of(a, b, Setting(CLOSURE, False, "float64", tnsim.Budget(), 15))
     assert set(shares.own) == {"A", "B"}
     works = [shares.own[name].plan.multiplications for name in ("A", "B")]
     crossing = shares.crossing.plan
@@ -95,8 +96,19 @@ def test_what_is_cut(rng, always):
 
 
 def test_small_pairs_are_computed_whole(rng):
-    pairs = Pairs.of(deep(rng), deep(rng), Setting(CLOSURE, False, "float64", tnsim.Budget()))
+    pairs = Pairs.of(deep(rng), deep(rng), Setting(CLOSURE, False, "float64", tnsim.Budget(), 15))
     assert not pairs.shares.own and pairs.shares.crossing.plan is pairs.plan
+
+
+def test_few_pairs_are_computed_whole(rng, always, monkeypatch):
+    """Programs of a crossing share take longer to compile than it saves over few pairs."""
+    monkeypatch.setattr(stacks, "COMPILING", 1000)
+    a, b = deep(rng), deep(rng)
+    cut = []
+    for pairs in (1, 10**6):
+        setting = Setting(CLOSURE, False, "float64", tnsim.Budget(), pairs)
+        cut.append(bool(Pairs.of(a, b, setting).shares.own))
+    assert cut == [False, True]
 
 
 def test_every_model_once(rng, always, by_plans, monkeypatch):
@@ -130,7 +142,7 @@ def test_large_pairs_run_at_once(rng, always, by_plans, monkeypatch):
 def test_planned_work(rng, always, by_plans):
     """The plan of a run counts each share as often as it runs."""
     some = [deep(rng) for _ in range(6)]
-    setting = Setting(CLOSURE, False, "float64", tnsim.Budget())
+    setting = Setting(CLOSURE, False, "float64", tnsim.Budget(), 15)
     shares = Pairs.of(some[0], some[1], setting).shares
     own = sum(share.plan.multiplications for share in shares.own.values())
     norm = Pairs.of(some[0], None, setting).plan.multiplications
@@ -158,12 +170,12 @@ def test_stores_and_threads_give_the_same_bytes(rng, tmp_path, always, by_plans)
 @pytest.mark.slow
 def test_worker_processes_cut_plans_of_large_models(rng):
     """No patch reaches workers: these pairs are work enough to be cut."""
-    some = [tnsim.Model([bilinear(rng, 48, 96, 48, True) for _ in range(3)]) for _ in range(3)]
-    setting = Setting(CLOSURE, False, "float64", tnsim.Budget())
+    some = [tnsim.Model([bilinear(rng, 128, 256, 128, True) for _ in range(3)]) for _ in range(4)]
+    setting = Setting(CLOSURE, False, "float64", tnsim.Budget(), 10)
     assert set(Pairs.of(some[0], some[1], setting).shares.own) == {"A", "B"}
-    one_by_one = tnsim.Budget(memory_bytes=2**23)
+    one_by_one = tnsim.Budget(memory_bytes=2**26)
     alone = tnsim.pairwise(some, CLOSURE, budget=one_by_one)
-    assert alone.attrs["plan"].endswith("6 tiles of 1 x 1")
+    assert alone.attrs["plan"].endswith("10 tiles of 1 x 1")
     with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn")) as processes:
         beside = tnsim.pairwise(some, CLOSURE, budget=one_by_one, executor=processes)
     assert beside.identical(alone)

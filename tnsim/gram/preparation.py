@@ -116,7 +116,7 @@ class Run(NamedTuple):
     @property
     def pairs(self) -> int:
         """How many pairs of distinct models there are, of one list each pair once."""
-        return self._pairs(len(self.rows.entries), len(self.columns.entries), self.symmetric)
+        return _pairs(len(self.rows.entries), len(self.columns.entries), self.symmetric)
 
     def block(self, side: Side, n: int) -> tuple[Entry, ...]:
         """The distinct models of block `n`."""
@@ -125,11 +125,11 @@ class Run(NamedTuple):
     def pairs_in(self, i: int, j: int) -> int:
         """How many pairs tile (i, j) holds."""
         rows, columns = self.block(self.rows, i), self.block(self.columns, j)
-        return self._pairs(len(rows), len(columns), self.symmetric and i == j)
+        return _pairs(len(rows), len(columns), self.symmetric and i == j)
 
-    @staticmethod
-    def _pairs(rows: int, columns: int, triangle: bool) -> int:
-        return rows * (rows + 1) // 2 if triangle else rows * columns
+
+def _pairs(rows: int, columns: int, triangle: bool) -> int:
+    return rows * (rows + 1) // 2 if triangle else rows * columns
 
 
 def prepared(
@@ -156,8 +156,9 @@ def prepared(
     _check_shapes((*rows.all, *columns.all))
     for model in known.examples.values():
         check_comparison(model, model, metric)
-    setting = Setting(metric, per_output, dtype, budget)
     others = None if other is None else columns.entries
+    pairs = _pairs(len(rows.entries), len(columns.entries), other is None)
+    setting = Setting(metric, per_output, dtype, budget, pairs)
     plan, spaces, contracted, points = _route(rows.entries, others, known, setting)
     key = uuid4().hex  # equal runs at once stay apart
     job = Job(setting, None, plan.tile, keep_blocks=2, keep_bytes=0, alone=True, key=key)

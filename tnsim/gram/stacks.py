@@ -32,6 +32,10 @@ WORTH = 2**22
 """Multiplications of a pair below which shares take as long as the whole: calls are most of it."""
 SAVING = 1 / 32
 """Part of a pair's work that own shares must save."""
+COMPILING = 3 * 10**7
+"""Multiplications that take as long as compiling an operation. The crossing share has programs of
+its own, where whole pairs have those of the norms: over few pairs these cost more than it saves
+(measured: two attention layers of width 64 win from some 25 models on)."""
 
 Logs: TypeAlias = "dict[tuple[int, str], Any]"
 """Logarithms of scales by stage of the whole plan and group."""
@@ -45,12 +49,14 @@ class Setting(NamedTuple):
         per_output: Whether outputs are told apart.
         dtype: Precision of the computation.
         budget: For one inner product and for the memory of a tile.
+        pairs: How many there are.
     """
 
     metric: Metric
     per_output: bool
     dtype: str
     budget: Budget
+    pairs: int
 
 
 class Pairs(NamedTuple):
@@ -72,7 +78,7 @@ class Pairs(NamedTuple):
         family = choose(a, b, setting.metric)
         wanted = SELF if b is None else CROSS
         plan = affordable(family, wanted, setting.per_output, setting.dtype, setting.budget)
-        return cls(family, plan, uncut(plan) if b is None else _cut(plan, family))
+        return cls(family, plan, uncut(plan) if b is None else _cut(plan, family, setting.pairs))
 
     def uncut(self) -> Pairs:
         """The same, computed whole for every pair."""
@@ -96,8 +102,8 @@ class Stack(NamedTuple):
         return sum(array.nbytes for array in self.arrays.values())
 
 
-def _cut(plan: Plan, family: Family) -> Shares:
-    """A plan of pairs in shares, uncut where that would save nothing.
+def _cut(plan: Plan, family: Family, pairs: int) -> Shares:
+    """A plan of so many pairs in shares, uncut where that would save nothing.
 
     With a constant in an exact deep metric a plan runs for several moments of the input, on which
     all that is computed depends: those stay whole.
@@ -112,9 +118,11 @@ def _cut(plan: Plan, family: Family) -> Shares:
     found = shares(plan, owners)
     crossing = found.crossing.plan
     saved = plan.multiplications - crossing.multiplications
+    compiling = COMPILING * sum(piece.length for piece in crossing.pieces)
+    worth = saved >= SAVING * plan.multiplications and saved * pairs >= compiling
     # What is kept of a model takes no more memory than one pair that is computed whole.
     fits = crossing.input_bytes - plan.input_bytes <= plan.array_bytes
-    return found if fits and saved >= SAVING * plan.multiplications else uncut(plan)
+    return found if fits and worth else uncut(plan)
 
 
 def stack(name: Side, models: Sequence[Model], count: int, pairs: Pairs, setting: Setting) -> Stack:
