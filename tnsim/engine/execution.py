@@ -30,7 +30,8 @@ from tnsim.engine.stacking import Axes, Run, Stacked, aligned, looped, mapped, s
 from tnsim.engine.turns import Turn, in_turns, runs_in_turns, turn
 from tnsim.errors import ModelError
 
-_SMALL = 2**14  # elements of arrays that are not worth placing by themselves, or waiting for
+_SMALL = 2**14  # elements of arrays that are not worth placing by themselves
+_AHEAD = 2**20  # elements of a round that may lie beside another: 8 MiB in float64
 _TRIMMED = 2**22  # elements of a round before which freed memory is given back: 32 MiB in float64
 
 
@@ -81,8 +82,9 @@ def run(
         for n in each.stages:
             inputs = [values[name] for name in plan.stages[n].inputs]
             calls.append(partial(runners[n], inputs))
-        # A round sent ahead would hold its arrays beside those of this one.
-        waits = backend == "jax" and each.own > _SMALL
+        # A round sent ahead holds its arrays beside those of this one, but waiting for one that is
+        # short takes as long as computing it.
+        waits = backend == "jax" and each.own > _AHEAD
         results = _waited_for(calls) if waits else [call() for call in calls]
         for n, (outputs, scales) in zip(each.stages, results, strict=True):
             stage = plan.stages[n]
