@@ -141,7 +141,7 @@ CONFINED = {  # foreign package: the files that may import it; * is any experime
         "reproduce/*/measure",  # the name of a type only
         "reproduce/phases",  # the name of a type only
     },
-    "zarr": {"gram/store"},
+    "zarr": {"gram/zarr_files"},
     "optax": {"reproduce/*/train", "reproduce/classifiers"},
     "distributed": {"cli/pairwise"},
     "pyarrow": {"gram/export"},

@@ -106,15 +106,48 @@ def test_a_tile_without_its_marker_is_not_trusted(folder):
     assert compare(folder, store=folder / "store.zarr").identical(whole)
 
 
+def test_what_killed_processes_left_is_swept(folder, monkeypatch):
+    """Also under another process that is writing: it writes again."""
+    from tnsim.gram import zarr_files
+
+    whole, path = compare(folder), folder / "store.zarr"
+    compare(folder, store=path)
+    before = contents(path)
+    chunk = path / "sign/c/1/0.c9aa048ea09849e9b654b98545f3bb9a.partial"
+    chunk.touch()
+    left = folder / ".store.zarr.c9aa048ea09849e9b654b98545f3bb9a.tmp"
+    left.mkdir()
+    assert tnsim.open_pairwise(path).identical(whole) and chunk.exists()
+    assert compare(folder, store=path).identical(whole)
+    assert contents(path) == before and not left.exists()
+
+    import zarr.storage._local as local
+
+    replace, swept = local.Path.replace, []
+
+    def replaces(self, target):
+        if not swept:
+            swept.append(self)
+            zarr_files.sweep(path)
+        return replace(self, target)
+
+    (path / "tiles/c/1/0").unlink()
+    monkeypatch.setattr(local.Path, "replace", replaces)
+    with pytest.warns(tnsim.StoreWarning):
+        assert compare(folder, store=path).identical(whole)
+    assert swept and contents(path) == before
+
+
 def test_a_full_disk_is_told_and_nothing_is_lost(folder, monkeypatch):
     from tnsim.gram import store as stores
+    from tnsim.gram import zarr_files
 
     whole, write, count = compare(folder), stores.log_start, []
 
     def fails(store, what):
         count.append(what)
         if len(count) == 6:
-            with stores.writing(store.path):
+            with zarr_files.writing(store.path):
                 raise OSError(28, "No space left on device")
         write(store, what)
 

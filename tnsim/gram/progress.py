@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from tnsim.gram import executors
+from tnsim.gram import executors, zarr_files
 from tnsim.gram import store as stores
 from tnsim.gram.claims import Claims
 from tnsim.gram.layout import Record
@@ -86,7 +86,7 @@ def _claimed(
         if store.fetch(record) is State.WHOLE:
             work.done(record)
             continue
-        with stores.writing(store.path):
+        with zarr_files.writing(store.path):
             is_ours = claims.take(record.label)
         if not is_ours:
             elsewhere.append(record)

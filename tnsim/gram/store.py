@@ -1,8 +1,8 @@
 """Results record by record, in memory and in a zarr store. In: numbers. Out: what is finished.
 
-A store is a zarr group with one chunk per tile. A chunk is written to a temporary name and
-renamed, and the marker of a record, a digest of all of its numbers, is written after them. So a
-process may be killed, or a disk be full, at any instant; and nothing is taken from a store,
+A store is a zarr group with one chunk per tile, see `zarr_files`. A chunk is written to a temporary
+name and renamed, and the marker of a record, a digest of all of its numbers, is written after them.
+So a process may be killed, or a disk be full, at any instant; and nothing is taken from a store,
 neither to go on nor to be shown, whose digest is not that of its marker: a chunk that was
 changed, cut, lost or exchanged is as good as none.
 
@@ -12,15 +12,12 @@ with the same numbers, each chunk atomically.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import hashlib
 import os
 import platform
 import re
-import shutil
-import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -28,9 +25,11 @@ from typing import Any
 
 import numpy as np
 
-from tnsim.errors import DamagedStore, MissingExtra, StoreMismatch, TnsimError
+from tnsim.errors import DamagedStore, StoreMismatch
 from tnsim.gram import store_metadata as metadata
-from tnsim.gram.layout import Layout, Record, Spec
+from tnsim.gram import zarr_files
+from tnsim.gram.layout import Layout, Record
+from tnsim.gram.zarr_files import Disk
 
 LOG = "computed.log"
 _SHOWN = 5  # labels that a message names
@@ -42,34 +41,6 @@ class State(Enum):
     MISSING = 0
     WHOLE = 1
     DAMAGED = 2
-
-
-@dataclass(frozen=True)
-class _Disk:
-    """The arrays of a store on disk: zarr's by name, and their specs."""
-
-    path: Path
-    arrays: Mapping[str, Any]
-    specs: Mapping[str, Spec]
-
-    def read(self, name: str, at: tuple) -> np.ndarray:
-        """Numbers as they are there, true or not."""
-        return np.asarray(self.arrays[name][at])
-
-    def write(self, name: str, at: tuple, value: Any) -> None:
-        """Write one chunk.
-
-        Of a chunk that reaches beyond the array zarr reads the old numbers first. Where they cannot
-        be read the chunk is removed, and written anew.
-        """
-        try:
-            self.arrays[name][at] = value
-        except OSError:
-            raise
-        except Exception:
-            chunk = _chunk_of(at, self.specs[name])
-            self.path.joinpath(name, "c", *map(str, chunk)).unlink(missing_ok=True)
-            self.arrays[name][at] = value
 
 
 @dataclass(frozen=True)
@@ -88,7 +59,7 @@ class Store:
     attrs: Mapping[str, Any]
     layout: Layout
     arrays: Mapping[str, np.ndarray]
-    disk: _Disk | None = None
+    disk: Disk | None = None
     damaged: tuple[str, ...] = ()
     known: set[str] = field(default_factory=set)
 
@@ -127,16 +98,18 @@ class Store:
         self._keep(record, values, marker)
         if self.disk is None:
             return
-        with writing(self.path):
+        with zarr_files.writing(self.path):
             for region, value in zip(record.regions, values, strict=True):
                 self.disk.write(*region, value)
             self.disk.write(*record.marker, np.uint64(marker))
 
     def finish(self) -> None:
-        """Mark the end of the run."""
+        """Mark the end of the run, and remove what killed processes left."""
         end = self.layout.end
         if self.fetch(end) is not State.WHOLE:
             self.write(end, [self.arrays[name] for name, _ in end.regions])
+        if self.path is not None:
+            zarr_files.sweep(self.path)
 
     def _keep(self, record: Record, values: Sequence[np.ndarray], marker: int) -> None:
         for (region, at), value in zip(record.regions, values, strict=True):
@@ -168,7 +141,7 @@ def folder(path: str | os.PathLike[str]) -> Path:
 def in_memory(attrs: Mapping[str, Any]) -> Store:
     """A store that lives as long as the result."""
     layout = Layout.of(attrs)
-    return Store(attrs, layout, _empty(layout))
+    return Store(attrs, layout, zarr_files.empty(layout.arrays))
 
 
 def opened(path: Path, attrs: Mapping[str, Any]) -> Store:
@@ -183,7 +156,7 @@ def opened(path: Path, attrs: Mapping[str, Any]) -> Store:
     """
     damaged = []
     if not path.exists():
-        _create(path, attrs)
+        zarr_files.create(path, attrs)
     try:
         theirs = metadata.attributes(path)
     except DamagedStore:
@@ -192,8 +165,8 @@ def opened(path: Path, attrs: Mapping[str, Any]) -> Store:
     if not damaged:
         damaged = [f"metadata of {name}" for name in metadata.damaged_arrays(path)]
     if damaged:
-        with writing(path), _fresh(path, theirs) as fresh:
-            metadata.restore(path, fresh)
+        with zarr_files.writing(path), zarr_files.fresh(path, theirs) as new:
+            metadata.restore(path, new)
     store = _on_disk(path, theirs, "r+")
     return dataclasses.replace(store, damaged=(*damaged, *_load(store)[State.DAMAGED]))
 
@@ -205,7 +178,7 @@ def read(path: Path) -> tuple[Store, list[str]]:
         StoreMismatch: there is no store.
         DamagedStore: something in it is not what was written.
     """
-    _zarr()
+    zarr_files.zarr_library()
     attrs = metadata.attributes(path)
     _refuse(path, [f"metadata of {name}" for name in metadata.damaged_arrays(path)])
     store = _on_disk(path, attrs, "r")
@@ -214,24 +187,10 @@ def read(path: Path) -> tuple[Store, list[str]]:
     return store, [label for label in records[State.MISSING] if label != store.layout.end.label]
 
 
-@contextlib.contextmanager
-def writing(path: Path | None) -> Iterator[None]:
-    """Turn a failure to write into an error that says what is safe."""
-    try:
-        yield
-    except OSError as error:
-        if path is None:
-            raise
-        raise TnsimError(
-            f"{path}: cannot be written: {error.strerror or error}; "
-            "finished tiles are kept, run again to go on"
-        ) from error
-
-
 def log_start(store: Store, what: str) -> None:
     """A line about what is computed now, for whoever wants to know which process computed what."""
     if store.path is not None:
-        with writing(store.path), (store.path / LOG).open("a") as out:
+        with zarr_files.writing(store.path), (store.path / LOG).open("a") as out:
             out.write(f"{platform.node()} {os.getpid()} {what}\n")
 
 
@@ -264,81 +223,8 @@ def _refuse(path: Path, damaged: Sequence[str]) -> None:
         )
 
 
-def _create(path: Path, attrs: Mapping[str, Any]) -> None:
-    """A new store as a whole or not at all; the one of another process, if that was quicker."""
-    with writing(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with _fresh(path, attrs) as fresh:
-                fresh.rename(path)
-        except OSError:
-            if not path.exists():
-                raise
-
-
-@contextlib.contextmanager
-def _fresh(path: Path, attrs: Mapping[str, Any]) -> Iterator[Path]:
-    """An empty store in a folder of its own beside `path`; what is not moved away is removed."""
-    zarr = _zarr()
-    folder = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
-    try:
-        group = zarr.open_group(folder, mode="w", zarr_format=3)
-        arrays = Layout.of(attrs).arrays
-        for name, spec in arrays.items():
-            group.create_array(
-                name,
-                shape=spec.shape,
-                chunks=spec.chunks,
-                dtype=spec.dtype,
-                fill_value=_fill(spec),
-                compressors=None,  # logarithms and cosines of weights do not compress
-                dimension_names=_dimensions(name, spec),
-                attributes={"tnsim": metadata.binding(attrs)},
-            )
-        group.attrs.put(metadata.root(attrs, folder, arrays))
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
 def _on_disk(path: Path, attrs: Mapping[str, Any], mode: str) -> Store:
     layout = Layout.of(attrs)
-    group = _zarr().open_group(path, mode=mode, zarr_format=3)
-    arrays = {name: group[name] for name in layout.arrays}
-    return Store(attrs, layout, _empty(layout), _Disk(path, arrays, layout.arrays))
-
-
-def _empty(layout: Layout) -> dict[str, np.ndarray]:
-    arrays = layout.arrays
-    return {name: np.full(spec.shape, _fill(spec), spec.dtype) for name, spec in arrays.items()}
-
-
-def _fill(spec: Spec) -> float:
-    return float("nan") if spec.dtype == "float64" else 0
-
-
-def _dimensions(name: str, spec: Spec) -> tuple[str, ...]:
-    if name == "finished":
-        return ("run",)
-    if name == "tiles":
-        return ("block_a", "block_b")
-    if name.startswith("blocks_"):
-        return (f"block_{name[-1]}",)
-    if name.startswith("log_norm"):
-        return (name[-1], "output")[: len(spec.shape)]
-    return ("a", "b", "output")[: len(spec.shape)]
-
-
-def _chunk_of(at: tuple, spec: Spec) -> list[int]:
-    """The number of the chunk that begins at a place."""
-    starts = [place.start if isinstance(place, slice) else place for place in at]
-    starts += [0] * (len(spec.shape) - len(starts))
-    return [start // size for start, size in zip(starts, spec.chunks, strict=True)]
-
-
-def _zarr() -> Any:
-    try:
-        import zarr
-    except ImportError:
-        raise MissingExtra("zarr", "pairwise", "a store of results") from None
-    return zarr
+    return Store(
+        attrs, layout, zarr_files.empty(layout.arrays), zarr_files.opened(path, attrs, mode)
+    )
