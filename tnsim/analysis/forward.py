@@ -14,9 +14,10 @@ from jaxtyping import Float
 from tnsim.errors import ModelError
 from tnsim.models import functions
 from tnsim.models.arrays import host_array
+from tnsim.models.checks import check_comparable, check_numbers
 from tnsim.models.forward import check_inputs, is_tokens, plain_forward
 from tnsim.models.functions import Function
-from tnsim.models.model import AnyModel, check_comparable, check_numbers, terms
+from tnsim.models.model import AnyModel, terms
 
 BATCH = 4096
 """Inputs per forward pass."""

@@ -17,8 +17,9 @@ from tnsim.analysis import measures
 from tnsim.analysis.forward import AnyModel
 from tnsim.analysis.matrices import Names, of_models
 from tnsim.errors import ModelError
+from tnsim.models.checks import check_numbers
 from tnsim.models.layers import affine_maps, bias_name, innermost
-from tnsim.models.model import Model, check_numbers
+from tnsim.models.model import Model
 
 if TYPE_CHECKING:
     import xarray as xr

@@ -28,8 +28,9 @@ from tnsim.checkpoints.norms import Normed
 from tnsim.checkpoints.state_dict import assembled, told
 from tnsim.errors import ON_INPUTS, ModelError, UnsupportedLayer
 from tnsim.models.arrays import numbers
+from tnsim.models.checks import check_length
 from tnsim.models.layers import Residual
-from tnsim.models.model import Model, check_length
+from tnsim.models.model import Model
 from tnsim.models.origin import Origin
 
 log = logging.getLogger(__name__)

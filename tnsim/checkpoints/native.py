@@ -21,6 +21,7 @@ from tnsim.checkpoints.named_arrays import to_numpy
 from tnsim.errors import CheckpointError, ModelError, UnsupportedLayer
 from tnsim.models.arrays import rename_errors
 from tnsim.models.attention import Attention
+from tnsim.models.checks import check_numbers
 from tnsim.models.layers import (
     Bilinear,
     Layer,
@@ -30,7 +31,7 @@ from tnsim.models.layers import (
     affine_maps,
     bias_name,
 )
-from tnsim.models.model import Model, caveats, check_numbers
+from tnsim.models.model import Model, caveats
 from tnsim.models.origin import Origin
 
 FORMAT = 1

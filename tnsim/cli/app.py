@@ -173,7 +173,7 @@ def inspect(
 ) -> None:
     """Layers, shapes, degree and legs of a checkpoint, and what was assumed in reading it."""
     from tnsim.checkpoints.checkpoint import read
-    from tnsim.models.model import describe
+    from tnsim.models.descriptions import describe
     from tnsim.models.origin import Origin
 
     model, dtypes = read(file, *reading_of(dialect, n_ctx, leave_out, norms))

@@ -8,8 +8,9 @@ from tnsim.errors import ModelError
 from tnsim.folding.forward import Terms
 from tnsim.metrics.empirical import Empirical
 from tnsim.metrics.metric import check_metric
+from tnsim.models.checks import check_comparable, check_numbers
 from tnsim.models.functions import Function, is_function, refused_under
-from tnsim.models.model import AnyModel, check_comparable, check_numbers, terms
+from tnsim.models.model import AnyModel, terms
 
 Comparable: TypeAlias = AnyModel | Function
 """What may stand on either side: under `Empirical` also plain functions."""

@@ -17,9 +17,10 @@ from tnsim.checkpoints.checkpoint import Reading, read
 from tnsim.checkpoints.series import Series
 from tnsim.errors import CheckpointError, ModelError
 from tnsim.gram.digests import content_hash
+from tnsim.models.checks import check_numbers
 from tnsim.models.differences import by_differences
 from tnsim.models.functions import Function
-from tnsim.models.model import Combination, Model, caveats, check_numbers, terms
+from tnsim.models.model import Combination, Model, caveats, terms
 from tnsim.tensors.kinds import LayerKind, kinds
 
 

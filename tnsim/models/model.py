@@ -19,8 +19,9 @@ from jaxtyping import Float
 from tnsim.errors import ModelError
 from tnsim.models.arrays import Array, register_pytree
 from tnsim.models.attention import Attention
-from tnsim.models.gradients import requires_grad
-from tnsim.models.layers import Residual, affine_maps, bias_name, innermost, known_layer
+from tnsim.models.checks import check_comparable, check_length
+from tnsim.models.descriptions import describe
+from tnsim.models.layers import innermost, known_layer
 from tnsim.models.origin import Origin
 from tnsim.models.protocol import Layer, OwnLayer
 from tnsim.tables import html_table
@@ -243,24 +244,6 @@ def terms(model: Any) -> tuple[tuple[Any, Model], ...]:
     )
 
 
-def check_numbers(*models: Any) -> None:
-    """Refuse weights that require grad where nothing could have a gradient with respect to them.
-
-    Raises:
-        ModelError: A weight of a model, or of a model of a combination, is such a tensor.
-
-    Example:
-        >>> import tnsim
-        >>> check_numbers(Model([tnsim.Linear([[1.0]])]))
-    """
-    if any(map(requires_grad, jax.tree.leaves(models))):
-        raise ModelError(
-            "weights of a model are PyTorch tensors that require grad, and the gradient would be "
-            "lost here: use tnsim.torch.similarity, or build the model of tensor.detach() where "
-            "none is wanted"
-        )
-
-
 def caveats(*models: Any) -> tuple[str, ...]:
     """What makes models other functions than the networks they were read from, each once.
 
@@ -279,75 +262,6 @@ def caveats(*models: Any) -> tuple[str, ...]:
     origins = [part.origin for model in models for _, part in terms(model)]
     said = [caveat for origin in origins if origin for caveat in origin.caveats]
     return tuple(dict.fromkeys(said))
-
-
-def check_comparable(a: Any, b: Any) -> None:
-    """Refuse models that cannot be compared.
-
-    Raises:
-        ModelError: They read different inputs, give different outputs, or differ in `n_ctx`.
-
-    Example:
-        >>> import tnsim
-        >>> a, b = Model([tnsim.Linear([[1.0]])]), Model([tnsim.Linear([[1.0, 2.0]])])
-        >>> check_comparable(a, b)
-        Traceback (most recent call last):
-        tnsim.errors.ModelError: the models read different inputs: 1 and 2 coordinates
-    """
-    if a.d_in != b.d_in:
-        raise ModelError(f"the models read different inputs: {a.d_in} and {b.d_in} coordinates")
-    if a.d_out != b.d_out:
-        raise ModelError(f"the models have different outputs: {a.d_out} and {b.d_out}")
-    if a.n_ctx != b.n_ctx:
-        raise ModelError(
-            f"the models read sequences of different length: n_ctx={a.n_ctx} and n_ctx={b.n_ctx}"
-        )
-
-
-def describe(layer: Layer) -> str:
-    """One line about a layer: kind, shapes, biases, residual rule.
-
-    Example:
-        >>> import tnsim
-        >>> describe(tnsim.Linear([[1.0, 2.0]], [0.0]))
-        'Linear(2 -> 1, bias)'
-        >>> describe(tnsim.Multilinear([[[1.0]]] * 3, [[1.0]]))
-        'Multilinear(1 -> 1, rank 1)'
-    """
-    if isinstance(layer, Residual):
-        skip, scale = _number(layer.skip), _number(layer.scale)
-        return f"Residual({describe(layer.layer)}, skip={skip}, scale={scale})"
-    facts = [f"{layer.d_in} -> {layer.d_out}"]
-    rows, output = affine_maps(layer)
-    if isinstance(layer, Attention):
-        facts.append(f"{layer.n_heads} heads of {layer.d_head}")
-        facts.append(f"{layer.mask} mask")
-        facts.append("no RoPE" if layer.rope_base is None else f"RoPE base {layer.rope_base:g}")
-    elif rows:
-        facts.append(f"rank {getattr(layer, rows[0]).shape[-2]}")
-    biases = map(bias_name, (*rows, output))
-    facts += [bias for bias in biases if getattr(layer, bias) is not None]
-    return f"{type(layer).__name__}({', '.join(facts)})"
-
-
-def _number(x: Any) -> str:
-    return f"{x:g}" if isinstance(x, float) else "array"
-
-
-def check_length(n_ctx: Any) -> None:
-    """Refuse what is no length of sequences.
-
-    Raises:
-        ModelError: It is neither None nor a positive integer.
-
-    Example:
-        >>> check_length(-1)
-        Traceback (most recent call last):
-        tnsim.errors.ModelError: n_ctx must be a positive integer or None, found -1
-    """
-    whole = isinstance(n_ctx, int) and not isinstance(n_ctx, bool)
-    if n_ctx is not None and not (whole and n_ctx > 0):
-        raise ModelError(f"n_ctx must be a positive integer or None, found {n_ctx!r}")
 
 
 def _combine(a: Any, b: Any, sign: float) -> Combination:

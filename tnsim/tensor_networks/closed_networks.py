@@ -35,7 +35,8 @@ from tnsim.metrics.metric import (
     layer_by_layer,
 )
 from tnsim.metrics.orbits import Diagram, Tree, diagrams
-from tnsim.models.model import Model, check_comparable
+from tnsim.models.checks import check_comparable
+from tnsim.models.model import Model
 from tnsim.names import COVARIANCE, MEAN, OUT, SIDES, Side, bond_index
 from tnsim.tensor_networks.leg_joinings import Bond, LegJoinings
 from tnsim.tensor_networks.network import (

@@ -21,7 +21,8 @@ import numpy as np
 from jaxtyping import Float
 
 from tnsim.errors import ModelError, TooLarge
-from tnsim.models.model import Model, check_numbers
+from tnsim.models.checks import check_numbers
+from tnsim.models.model import Model
 from tnsim.names import (
     OUT,
     SYMMETRISER,

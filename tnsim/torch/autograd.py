@@ -16,7 +16,8 @@ from tnsim.engine.dtypes import dtype_name
 from tnsim.errors import TnsimError
 from tnsim.metrics.metric import Metric, check_metric
 from tnsim.models.arrays import numbers
-from tnsim.models.model import caveats, check_comparable, terms
+from tnsim.models.checks import check_comparable
+from tnsim.models.model import caveats, terms
 from tnsim.models.origin import warn_of_caveats
 from tnsim.torch.models import model_of
 from tnsim.torch.programs import (
