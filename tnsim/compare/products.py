@@ -6,6 +6,8 @@ Small differences become models of their own, and the metric decides which way i
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from tnsim.compare.by_plans import by_plans
@@ -16,7 +18,7 @@ from tnsim.compare.resident import is_constant
 from tnsim.engine.log_scaled import LogScaled
 from tnsim.folding import forward_traced
 from tnsim.folding.forward import Terms, sums, total
-from tnsim.metrics.points import Points, Weighted
+from tnsim.metrics.points import Weighted
 from tnsim.metrics.protocol import FiniteMetric
 from tnsim.models.arrays import is_traced
 from tnsim.models.differences import by_differences
@@ -36,20 +38,50 @@ def inner_products(a: Comparable, b: Comparable, asked: Question) -> Products:
     traced = any(map(_is_traced, (a, b, asked.metric)))
     first = _differences(a, asked.dtype)
     second = first if b is a else _differences(b, asked.dtype)
-    if traced and not isinstance(asked.metric, FiniteMetric):
-        points = None  # Gauss nodes are chosen by the numbers of models and metric
-    else:
-        models = _models(first, second)
+    one, two = parts(first), parts(second)
+    models = [part for _, part in (*one, *two) if isinstance(part, Model)]
+    points = None
+    # Gauss nodes are chosen by the numbers of models and metric, which a trace does not have.
+    if not traced or isinstance(asked.metric, FiniteMetric):
         points = points_of(models, asked.metric, asked.pairs, asked.per_output, asked.dtype)
-    if points is not None:
-        return _by_points(parts(first), parts(second), points, asked, traced)
-    assert isinstance(first, AnyModel) and isinstance(second, AnyModel)
-    return by_plans(first, second, asked, traced)
+    if points is None:
+        assert isinstance(first, AnyModel) and isinstance(second, AnyModel)
+        return by_plans(first, second, asked, traced)
+    plan = forward_plan(models, asked.metric, points, asked.dtype)
+    check_affordable(plan, asked.metric, asked.budget)
+    if traced:
+        inner = partial(forward_traced.inner_product, points=points, per_output=asked.per_output)
+        return _traced(one, two, asked.norms, inner)
+    found = sums([one], [two], points, asked.per_output, asked.dtype)
+    values = {
+        "AB": _entry(total(found.products), 0, 0),
+        "AA": _entry(total(found.rows), 0),
+        "BB": _entry(total(found.columns), 0),
+    }
+    return Products(values, 0.0, False, plan, found)
 
 
-def _models(first: Comparable, second: Comparable) -> list[Model]:
-    """All models that two sums are made of, without plain functions."""
-    return [part for _, part in (*parts(first), *parts(second)) if isinstance(part, Model)]
+def at_traced_points(a: AnyModel, b: AnyModel, sample: Weighted, dtype: str) -> Products:
+    """Inner products and norms over points that are traced themselves.
+
+    What a metric checks with numbers, whether models read its points among it, was checked before.
+    """
+    one, two = (parts(_differences(model, dtype)) for model in (a, b))
+    inner = partial(forward_traced.over_batches, batches=[sample], per_output=False)
+    return _traced(one, two, True, inner)
+
+
+def _traced(first: Terms, second: Terms, norms: bool, inner: Callable[..., LogScaled]) -> Products:
+    """The inner products of two sums inside a trace, where `inner` makes one."""
+    values = {"AB": inner(first, second)}
+    if norms:
+        values |= {"AA": inner(first, first), "BB": inner(second, second)}
+    return Products(values, 0.0, True)
+
+
+def _entry(value: LogScaled, *place: int) -> LogScaled:
+    """One inner product of a block of them."""
+    return LogScaled(*(array[place] for array in value))
 
 
 def _differences(model: Comparable, dtype: str) -> Comparable:
@@ -61,49 +93,3 @@ def _is_traced(value: Any) -> bool:
     if isinstance(value, Model) and is_constant(value):  # known without looking at its arrays
         return False
     return is_traced(value)
-
-
-def _by_points(
-    first: Terms, second: Terms, points: Points, asked: Question, traced: bool
-) -> Products:
-    """Inner products over a finite measure."""
-    models = [part for _, part in (*first, *second) if isinstance(part, Model)]
-    plan = forward_plan(models, asked.metric, points, asked.dtype)
-    check_affordable(plan, asked.metric, asked.budget)
-    if traced:
-        return _traced_by_points(first, second, points, asked)
-    found = sums([first], [second], points, asked.per_output, asked.dtype)
-    values = {
-        "AB": _entry(total(found.products), 0, 0),
-        "AA": _entry(total(found.rows), 0),
-        "BB": _entry(total(found.columns), 0),
-    }
-    return Products(values, 0.0, False, plan, found)
-
-
-def _entry(value: LogScaled, *place: int) -> LogScaled:
-    """One inner product of a block of them."""
-    return LogScaled(*(array[place] for array in value))
-
-
-def _traced_by_points(first: Terms, second: Terms, points: Points, asked: Question) -> Products:
-    """The same inside a trace."""
-    sides = {"AB": (first, second)}
-    if asked.norms:
-        sides |= {"AA": (first, first), "BB": (second, second)}
-    values = {}
-    for name, (one, two) in sides.items():
-        values[name] = forward_traced.inner_product(one, two, points, asked.per_output)
-    return Products(values, 0.0, True)
-
-
-def at_traced_points(a: AnyModel, b: AnyModel, sample: Weighted, dtype: str) -> Products:
-    """Inner products and norms over points that are traced themselves.
-
-    What a metric checks with numbers, whether models read its points among it, was checked before.
-    """
-    first, second = (parts(_differences(one, dtype)) for one in (a, b))
-    values = {}
-    for name, one, two in (("AB", first, second), ("AA", first, first), ("BB", second, second)):
-        values[name] = forward_traced.over_batches(one, two, [sample], False)
-    return Products(values, 0.0, True)

@@ -20,11 +20,12 @@ import jax
 import numpy as np
 from jaxtyping import Float, Int
 
+from tnsim.compare.question import CROSS, SELF
 from tnsim.engine import execution
 from tnsim.engine.devices import mesh, replicated, spread
 from tnsim.engine.log_scaled import LogScaled, add, over_outputs, times
 from tnsim.engine.plan import Plan
-from tnsim.gram.stacks import CROSS, SELF, Pairs, Setting, Stack, contracted, stack
+from tnsim.gram.stacks import Pairs, Setting, Stack, contracted, stack
 from tnsim.models.model import Model
 from tnsim.models.scaling import split
 from tnsim.names import Side

@@ -16,13 +16,14 @@ from jaxtyping import Float
 from tnsim.compare.by_points import Rows, check_affordable, forward_plan, points_of
 from tnsim.compare.comparable import parts
 from tnsim.compare.jackknife import cosine_error
+from tnsim.compare.question import CROSS
 from tnsim.engine.log_scaled import LogScaled
 from tnsim.folding import forward
 from tnsim.folding.forward import GROUPS, Part, Sums
 from tnsim.gram.run_plan import FORWARD, PairwisePlan
 from tnsim.gram.run_sizes import Sizes
 from tnsim.gram.sources import Entry, Source
-from tnsim.gram.stacks import CROSS, Setting
+from tnsim.gram.stacks import Setting
 from tnsim.metrics.empirical import Empirical
 from tnsim.metrics.points import Points
 from tnsim.models.differences import by_differences

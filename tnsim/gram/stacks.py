@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from tnsim.compare.planned import affordable
+from tnsim.compare.question import CROSS, SELF
 from tnsim.engine import execution
 from tnsim.engine.budget import Budget
 from tnsim.engine.devices import spread
@@ -26,8 +27,6 @@ from tnsim.metrics.metric import Metric
 from tnsim.models.model import Model
 from tnsim.names import Pair, Side, side_of
 
-CROSS = (Pair("A", "B"),)
-SELF = (Pair("A", "A"),)
 WORTH = 2**22
 """Multiplications of a pair below which shares take as long as the whole: calls are most of it."""
 SAVING = 1 / 32
@@ -49,7 +48,7 @@ class Setting(NamedTuple):
         per_output: Whether outputs are told apart.
         dtype: Precision of the computation.
         budget: For one inner product and for the memory of a tile.
-        pairs: How many there are.
+        pairs: Number of pairs in the run.
     """
 
     metric: Metric

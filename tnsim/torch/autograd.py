@@ -10,6 +10,7 @@ import torch
 from numpy.typing import DTypeLike
 
 from tnsim.compare import similarity as without_gradients
+from tnsim.compare.question import Question
 from tnsim.engine import execution, precision
 from tnsim.engine.budget import Budget
 from tnsim.engine.dtypes import dtype_name
@@ -38,25 +39,24 @@ def compared(a: Any, b: Any, metric: Metric, dtype: DTypeLike, budget: Budget) -
     """The cosine of two models, see `tnsim.torch.similarity`.
 
     Args:
-        a: a module, a model or a combination of models, as is b.
-        b: the other one.
-        metric: how inputs are weighed.
-        dtype: precision of the computation.
-        budget: what it may take.
+        a: A module, a model or a combination of models, as is b.
+        b: The other one.
+        metric: How inputs are weighed.
+        dtype: Precision of the computation.
+        budget: What it may take.
 
     Returns:
         A tensor of no axes, float64.
 
     Raises:
-        ModelError, TnsimError: as `tnsim.torch.similarity`.
+        ModelError, TnsimError: As `tnsim.torch.similarity`.
     """
     check_metric(metric)
     a, b = _model(a), _model(b)
     check_comparable(a, b)
-    precise = dtype_name(dtype)
-    sample = sample_of(a, b, metric, precise, budget)
-    weighing = metric if sample is None else None
-    comparison, leaves = comparison_of(a, b, weighing, precise, budget)
+    asked = Question(metric, dtype_name(dtype), budget, norms=True)
+    sample = sample_of(a, b, asked)
+    comparison, leaves = comparison_of(a, b, asked, sample)
     moving = {n: leaf for n, leaf in leaves.items() if isinstance(leaf, torch.Tensor)}
     fixed = Fixed({n: leaf for n, leaf in leaves.items() if n not in moving}, sample)
     if not moving:

@@ -65,25 +65,25 @@ class Comparison:
 
 
 def comparison_of(
-    a: Any, b: Any, metric: Any, dtype: str, budget: Budget
+    a: Any, b: Any, asked: Question, sample: Weighted | None
 ) -> tuple[Comparison, dict[int, Any]]:
     """A comparison, and its leaves.
 
     Args:
         a: A model or a combination, as is b.
         b: The other one.
-        metric: How inputs are weighed.
-        dtype: Precision of the computation.
-        budget: What it may take.
+        asked: What is asked of them.
+        sample: The points of a finite metric, which then has no moments.
 
     Returns:
         What is compared, and the weights and moments of (a, b, metric) by number.
     """
+    metric = asked.metric if sample is None else None
     leaves, form = jax.tree.flatten((a, b, metric))
     numbers = {n: leaf for n, leaf in enumerate(leaves) if _is_number(leaf)}
     others = tuple((n, leaf) for n, leaf in enumerate(leaves) if n not in numbers)
     degree = max(model.degree for one in (a, b) for _, model in terms(one))
-    return Comparison(form, others, degree, dtype, budget), numbers
+    return Comparison(form, others, degree, asked.dtype, asked.budget), numbers
 
 
 def _compiled(**options: Any) -> Any:

@@ -9,11 +9,9 @@ from __future__ import annotations
 from typing import Any
 
 from tnsim.compare.by_points import check_affordable, forward_plan, points_of
-from tnsim.compare.question import ALL
-from tnsim.engine.budget import Budget
+from tnsim.compare.question import Question
 from tnsim.errors import TooLarge
 from tnsim.folding.forward import BATCH_BYTES, most_points
-from tnsim.metrics.metric import Metric
 from tnsim.metrics.points import Weighted
 from tnsim.metrics.protocol import FiniteMetric
 from tnsim.models.arrays import numbers
@@ -21,15 +19,13 @@ from tnsim.models.forward import check_inputs
 from tnsim.models.model import terms
 
 
-def sample_of(a: Any, b: Any, metric: Metric, dtype: str, budget: Budget) -> Weighted | None:
+def sample_of(a: Any, b: Any, asked: Question) -> Weighted | None:
     """The points at which two models are compared in a loss.
 
     Args:
         a: A model or a combination, as is b.
         b: The other one.
-        metric: How inputs are weighed.
-        dtype: Precision of the computation.
-        budget: What it may take.
+        asked: What is asked of them.
 
     Returns:
         All points; None where the metric joins legs, or counts tokens along a plan.
@@ -38,16 +34,18 @@ def sample_of(a: Any, b: Any, metric: Metric, dtype: str, budget: Budget) -> Wei
         ModelError: Where the models do not read these inputs.
         TooLarge: Where forward passes, or what the way back keeps of them, are over the budget.
     """
+    metric = asked.metric
     if not isinstance(metric, FiniteMetric):
         return None
     models = [model for one in numbers((a, b)) for _, model in terms(one)]
-    points = points_of(models, metric, ALL, False, dtype)
+    points = points_of(models, metric, asked.pairs, asked.per_output, asked.dtype)
     if points is None:
         return None
-    check_affordable(forward_plan(models, metric, points, dtype), metric, budget)
+    plan = forward_plan(models, metric, points, asked.dtype)
+    check_affordable(plan, metric, asked.budget)
     layers = max(len(model.layers) for model in models)
     kept = points.count * layers * BATCH_BYTES / most_points(models, points)
-    if kept > budget.room(0, kept):
+    if kept > asked.budget.room(0, kept):
         raise TooLarge(
             f"{metric.name} runs through {points.count:,} inputs here, of which the way back keeps "
             f"about {kept / 2**30:.3g} GiB; use fewer inputs or a larger tnsim.Budget"
