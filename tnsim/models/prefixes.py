@@ -87,6 +87,12 @@ def over_prefixes(
 
     Returns:
         Outputs; their exponents are `layer.order * exponents`.
+
+    Example:
+        >>> import numpy as np, tnsim
+        >>> square = tnsim.Bilinear([[1.0]], [[1.0]], [[1.0]])
+        >>> over_prefixes(square, np.array([[2.0], [3.0]]), np.zeros((2, 1)), (1, 1)).tolist()
+        [[4.0], [9.0]]
     """
     if isinstance(layer, Residual):
         inner = over_prefixes(layer.layer, state, exponents, counts)
