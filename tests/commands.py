@@ -38,8 +38,15 @@ def command(*arguments, check=True):
 def process(*arguments, check=True, **options):
     """`tnsim *arguments` in a process of its own."""
     argv = [sys.executable, "-m", "tnsim", *map(str, arguments)]
-    done = subprocess.run(argv, capture_output=True, text=True, **options)
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=200, **options)
     return _checked(Done(done.returncode, done.stdout, done.stderr), check)
+
+
+def processor_seconds():
+    """What the processes that have ended took of the processor, which a busy machine does not
+    lengthen."""
+    spent = os.times()
+    return spent.children_user + spent.children_system
 
 
 def _status_of(main):
