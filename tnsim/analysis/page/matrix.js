@@ -6,11 +6,12 @@ const STRIP = 70; // pixels of a strip of curves
 const STRIPS = 4;
 const FONT = "11px system-ui, sans-serif";
 
-// Curves whose names end in one word, as train_loss and validation_loss, share a strip.
+// Curves whose names end in one word, as train_loss and validation_loss, share a strip;
+// numbers after it do not count, as in frequency_5 and frequency_24.
 function strips() {
   const groups = new Map();
   for (const curve of run.curves) {
-    const unit = curve.name.split("_").at(-1);
+    const unit = curve.name.replace(/(_\d+)+$/, "").split("_").at(-1);
     if (!groups.has(unit)) groups.set(unit, []);
     groups.get(unit).push(curve);
   }

@@ -61,13 +61,13 @@ def of_series(run: Run[Setting], name: str) -> tnsim.Pairwise:
     shares = np.array([frequency_shares(model) for model in series])
     lengths = np.linalg.norm(shares, axis=1)
     result["frequency_cosine"] = (("a", "b"), shares @ shares.T / np.outer(lengths, lengths))
-    for frequency in np.argsort(-shares[-1])[:STRONGEST]:
-        result[f"frequency_{frequency + 1}"] = ("a", shares[:, frequency])
     log = run.log(name, *CURVES)
     for curve in ("train", "validation"):
         result[f"{curve}_accuracy"] = ("a", [entry[f"{curve}_accuracy"] for entry in log])
         losses = [entry[f"{curve}_loss"] for entry in log]
         result[f"log10_{curve}_loss"] = ("a", np.log10(losses))
+    for frequency in np.argsort(-shares[-1])[:STRONGEST]:
+        result[f"frequency_{frequency + 1}"] = ("a", shares[:, frequency])
     return result
 
 
