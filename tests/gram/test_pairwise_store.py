@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -121,9 +122,7 @@ def test_what_killed_processes_left_is_swept(folder, monkeypatch):
     assert compare(folder, store=path).identical(whole)
     assert contents(path) == before and not left.exists()
 
-    import zarr.storage._local as local
-
-    replace, swept = local.Path.replace, []
+    replace, swept = Path.replace, []
 
     def replaces(self, target):
         if not swept:
@@ -132,7 +131,7 @@ def test_what_killed_processes_left_is_swept(folder, monkeypatch):
         return replace(self, target)
 
     (path / "tiles/c/1/0").unlink()
-    monkeypatch.setattr(local.Path, "replace", replaces)
+    monkeypatch.setattr(Path, "replace", replaces)
     with pytest.warns(tnsim.StoreWarning):
         assert compare(folder, store=path).identical(whole)
     assert swept and contents(path) == before
