@@ -379,6 +379,16 @@ def test_inside_a_trace(rng):
     np.testing.assert_allclose(slope, (verbs(1e-5) - verbs(-1e-5)) / 2e-5, rtol=1e-6)
 
 
+def test_a_trace_does_not_grow_with_its_points(rng):
+    a, b = cases.pair(cases.SHALLOW["bilinear"], rng)
+    sizes = []
+    for count in (9, 90):
+        metric = tnsim.Empirical(rng.normal(size=(count, 3)))
+        traced = jax.make_jaxpr(lambda a, metric=metric: tnsim.log_inner(a, b, metric).log)(a)
+        sizes.append(str(traced).count("\n"))
+    assert sizes[0] == sizes[1]
+
+
 def test_points_are_not_traced(rng):
     (a, b), tokens = cases.pair(cases.SHALLOW["bilinear"], rng), language_model(rng)
     for call, message in (

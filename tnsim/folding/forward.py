@@ -134,7 +134,8 @@ def sums(
     every = [*rows, *(columns or ())]
     parts = {id(part): part for terms in every for _, part in terms}
     work = _work(parts.values(), points)
-    size = batch_size(parts.values(), points)
+    largest = max(stop - start for start, stop in _groups(points))
+    size = batch_size(parts.values(), points, largest)
     grams, shares = [], []
     with execution.precision():
         runs = {}
@@ -325,13 +326,12 @@ def _work(parts: Iterable[Part], points: Points) -> int:
     return sum(multiplications(kinds(model), model.n_ctx or 1, points) for model in models)
 
 
-def batch_size(parts: Iterable[Part], points: Points) -> int:
-    """Points that run together: the groups divided evenly, and no more than memory allows."""
+def batch_size(parts: Iterable[Part], points: Points, apart: int) -> int:
+    """Points that run together: so many divided evenly, and no more than memory allows."""
     most = most_points(parts, points)
     if points.continuations:
         return points.aligned(most)
-    largest = max(stop - start for start, stop in _groups(points))
-    return math.ceil(largest / math.ceil(largest / most))
+    return math.ceil(apart / math.ceil(apart / most))
 
 
 def most_points(parts: Iterable[Part], points: Points) -> int:

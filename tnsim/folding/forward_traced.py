@@ -6,7 +6,8 @@ As `forward`, in terms of JAX alone: points are constants, and batches of them a
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import jax
@@ -15,8 +16,8 @@ import jax.numpy as jnp
 from tnsim.engine.log_scaled import LogScaled, add, contribution, times
 from tnsim.folding.forward import Part, Terms, batch_size, in_batches, vector_of, vector_of_model
 from tnsim.metrics.points import Points, Weighted
-from tnsim.models.forward import check_inputs, is_tokens, scaled_layers
-from tnsim.models.functions import outputs_of
+from tnsim.models.forward import ScaledLayers, check_inputs, is_tokens, scaled_layers
+from tnsim.models.functions import Function, outputs_of
 from tnsim.models.model import Model
 
 
@@ -34,7 +35,7 @@ def inner_product(rows: Terms, columns: Terms, points: Points, per_output: bool)
     Raises:
         ModelError: The models do not read these inputs.
     """
-    size = batch_size((part for _, part in (*rows, *columns)), points)
+    size = batch_size((part for _, part in (*rows, *columns)), points, points.count)
     return over_batches(rows, columns, in_batches(points, 0, points.count, size), per_output)
 
 
@@ -52,9 +53,10 @@ def over_batches(
         One inner product, () or (out,).
     """
     parts = {id(part): part for _, part in (*rows, *columns)}
+    runs = {key: _run(part, per_output) for key, part in parts.items()}
     products = []
     for batch in batches:
-        vectors = {key: _vector(part, batch, per_output) for key, part in parts.items()}
+        vectors = {key: run(batch) for key, run in runs.items()}
         for (c, a), (d, b) in itertools.product(rows, columns):
             (first, first_log), (second, second_log) = vectors[id(a)], vectors[id(b)]
             mantissa = (first * second).sum(axis=1)
@@ -65,16 +67,25 @@ def over_batches(
     return add(products)
 
 
-def _vector(part: Part, batch: Weighted, per_output: bool) -> tuple[Any, Any]:
-    """Values (out, features) of a model at some points, and their logarithms."""
-    inputs, half_logs = batch.inputs, batch.log_weights / 2
+def _run(part: Part, per_output: bool) -> Callable[[Weighted], tuple[Any, Any]]:
+    """What makes values (out, features) at some points, and their logarithms, of a part."""
     if not isinstance(part, Model):
-        outputs = outputs_of(part, inputs)
-        exponents = jnp.zeros((len(outputs), outputs.shape[-1] if per_output else 1))
-        return vector_of(jnp.asarray(outputs), exponents, half_logs)[:2]
-    check_inputs(part, inputs)
-    dtype = jnp.result_type(*(x for x in jax.tree.leaves(part) if jnp.ndim(x)))
-    if not is_tokens(inputs):
-        inputs = inputs.astype(dtype)
+        return partial(_of_function, part, per_output)
     layers = jax.tree.map(jnp.asarray, scaled_layers(part, per_output))
-    return vector_of_model(layers, jax.tree.map(jnp.asarray, inputs), half_logs)[:2]
+    return partial(_of_model, part, layers)
+
+
+def _of_function(function: Function, per_output: bool, batch: Weighted) -> tuple[Any, Any]:
+    outputs = outputs_of(function, batch.inputs)
+    exponents = jnp.zeros((len(outputs), outputs.shape[-1] if per_output else 1))
+    return vector_of(jnp.asarray(outputs), exponents, batch.log_weights / 2)[:2]
+
+
+def _of_model(model: Model, layers: ScaledLayers, batch: Weighted) -> tuple[Any, Any]:
+    inputs = batch.inputs
+    check_inputs(model, inputs)
+    if not is_tokens(inputs):
+        weights = (leaf for leaf in jax.tree.leaves(model) if jnp.ndim(leaf))
+        inputs = inputs.astype(jnp.result_type(*weights))
+    inputs = jax.tree.map(jnp.asarray, inputs)
+    return vector_of_model(layers, inputs, batch.log_weights / 2)[:2]
