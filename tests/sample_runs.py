@@ -14,13 +14,9 @@ SHIPPED = Path(tnsim.__file__).parent / "data" / "modular-addition"
 @cache
 def _shipped():
     series = tnsim.load(SHIPPED)
-    models, count = list(series), len(series)
-    inner, slices = np.empty((count, count)), np.empty((count, count, models[0].d_out))
-    for i in range(count):
-        for j in range(i + 1):
-            inner[i, j] = inner[j, i] = tnsim.inner(models[i], models[j])
-            slices[i, j] = slices[j, i] = tnsim.slices(models[i], models[j])
-    return result(inner, [int(x) for x in series.labels], slices[..., :6])
+    found = tnsim.pairwise(series, slices=True)
+    inner = (found.sign * np.exp(found.log_inner)).values
+    return result(inner, [int(x) for x in series.labels], found.slices.values[..., :6])
 
 
 def shipped():

@@ -168,7 +168,7 @@ def test_a_scheduler(folder):
     from distributed import LocalCluster
 
     with LocalCluster(
-        n_workers=1, threads_per_worker=1, dashboard_address=None, silence_logs=50
+        n_workers=1, threads_per_worker=1, dashboard_address=":0", silence_logs=50
     ) as cluster:
         arguments = (
             folder / "models",

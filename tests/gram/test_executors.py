@@ -226,6 +226,7 @@ def test_dask_workers_without_tnsim_and_a_lost_scheduler(folder):
             process.wait()
 
 
+@pytest.mark.slow
 def test_a_dask_worker_killed_in_the_middle(folder):
     """Two workers, one killed once tiles come back: its work is done again, to the same bytes."""
     import dask
@@ -242,7 +243,7 @@ def test_a_dask_worker_killed_in_the_middle(folder):
             n_workers=2,
             threads_per_worker=1,
             processes=True,
-            dashboard_address=None,
+            dashboard_address=":0",
             silence_logs=50,
         ) as cluster,
         Client(cluster) as client,

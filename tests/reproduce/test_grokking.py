@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+from backends import compiled
 from rerun import verdicts
 
 import tnsim
@@ -14,6 +15,7 @@ from tnsim.reproduce.grokking.train import SHIPPED, train_series
 from tnsim.reproduce.run import Run
 
 
+@compiled
 def test_the_verdicts_of_the_shipped_series(tmp_path):
     found = verdicts(EXPERIMENT, Setting(text_steps=()), tmp_path)
     assert set(found.values()) == {"holds"} and len(found) == 16
