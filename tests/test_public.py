@@ -4,6 +4,7 @@ import ast
 import dataclasses
 import html.parser
 import inspect
+import re
 import subprocess
 import sys
 import tomllib
@@ -72,7 +73,8 @@ for attempt in (
         print("asked for", error)
 """
     text = on_a_base_install(code)
-    assert "class Bilinear" in text and "similarity(a:" in text and "plan_pairwise(" in text
+    assert "class Bilinear" in text and "plan_pairwise(" in text
+    assert re.search(r"\bsimilarity\(\s*a:", text)  # Python 3.13 breaks long signatures
     asked = [line for line in text.splitlines() if line.startswith("asked for")]
     assert ["xarray" in line for line in asked] == [True, True, False, False]
     assert "matplotlib, which is not installed: run  pip install 'tnsim[plot]'" in asked[2]
