@@ -5,6 +5,7 @@ import platform
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 from stored_runs import compare
@@ -38,6 +39,21 @@ def test_one_holder_at_a_time(tmp_path):
 def test_in_memory_nobody_else_is_there():
     with Claims(None) as ours:
         assert ours.take("tile 0 0") and ours.take("tile 0 0")
+
+
+def test_whoever_finishes_removes_the_folder_meanwhile(tmp_path, monkeypatch):
+    mkdir, made = Path.mkdir, []
+
+    def removed_at_once(folder, exist_ok=False):
+        mkdir(folder, exist_ok=exist_ok)
+        if not made:
+            folder.rmdir()
+        made.append(folder)
+
+    monkeypatch.setattr(Path, "mkdir", removed_at_once)
+    with Claims(tmp_path) as ours:
+        assert ours.take("tile 0 0")
+    assert len(made) == 2
 
 
 def test_an_error_gives_all_claims_back(tmp_path):

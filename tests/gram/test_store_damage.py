@@ -9,6 +9,7 @@ from oracles import bilinear
 from stored_runs import contents
 
 import tnsim
+from tnsim.gram import store as stores
 
 TINY = tnsim.Budget(memory_bytes=12_000)  # tiles of two models
 
@@ -133,6 +134,28 @@ def test_chunks_and_markers_exchanged(models, whole, tmp_path):
         assert shows_nothing_else(store, result)
         with pytest.warns(tnsim.StoreWarning, match="damaged"):
             assert tnsim.pairwise(models, slices=True, store=store, budget=TINY).identical(result)
+
+
+def test_read_while_another_process_finishes(models, whole, tmp_path, monkeypatch):
+    """What was not there yet when it was looked for is missing, not damaged."""
+    original, result = whole
+    store, fetch = tmp_path / "store.zarr", stores.Store.fetch
+    shutil.copytree(original, store)
+    late = ["finished/c/0", *(f"tiles/c/{place}" for place in ("0/0", "1/0", "1/1"))]
+    for name in late:
+        (store / name).unlink()
+
+    def fetched(self, record):
+        if record.label == "tile 1 1":
+            for name in late:
+                shutil.copy(original / name, store / name)
+        return fetch(self, record)
+
+    monkeypatch.setattr(stores.Store, "fetch", fetched)
+    with pytest.warns(tnsim.StoreWarning, match="not finished: tile 0 0, tile 1 0 missing"):
+        shown = tnsim.open_pairwise(store)
+    assert np.isnan(shown.similarity[:2, :2]).all()
+    assert tnsim.open_pairwise(store).identical(result)
 
 
 def test_edited_attributes(models, whole, tmp_path):

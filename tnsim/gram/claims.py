@@ -72,13 +72,16 @@ class Claims:
             self._give_back(self._folder / label.replace(" ", "-"))
 
     def _create(self, file: Path) -> bool:
-        file.parent.mkdir(exist_ok=True)
-        try:
-            with file.open("x") as out:
-                out.write(self._text)
-        except FileExistsError:
-            return False
-        return True
+        while True:
+            file.parent.mkdir(exist_ok=True)
+            try:
+                with file.open("x") as out:
+                    out.write(self._text)
+            except FileExistsError:
+                return False
+            except FileNotFoundError:
+                continue  # whoever finished the run removed the folder in between
+            return True
 
     def _is_abandoned(self, file: Path) -> bool:
         try:

@@ -203,13 +203,14 @@ def listed(labels: Sequence[str]) -> str:
 def _load(store: Store) -> dict[State, list[str]]:
     """Fetch every record; the labels of what is there, missing and damaged.
 
-    Where the end of the run is marked, nothing was missing, so what is missing now was lost.
+    Where the end of the run is marked, nothing was missing, so what is missing now was lost. The
+    end is looked for first: another process may mark it while the records are read.
     """
     labels: dict[State, list[str]] = {state: [] for state in State}
+    is_finished = store.fetch(store.layout.end) is not State.MISSING
     for record in store.layout.records:
         labels[store.fetch(record)].append(record.label)
-    end = store.layout.end.label
-    if end not in labels[State.MISSING]:
+    if is_finished:
         labels[State.DAMAGED] += labels[State.MISSING]
         labels[State.MISSING] = []
     return labels
