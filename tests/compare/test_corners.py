@@ -93,3 +93,24 @@ def test_arithmetic_on_slices_gives_plain_numbers(rng):
     assert found[:1].metric == "empirical" and len(found.standard_error) == 3
     for other in (2 * found, found.mean(), abs(found), found @ found):
         assert not hasattr(other, "standard_error"), other
+
+
+@pytest.mark.parametrize("metric", [*LAYERED, tnsim.Gaussian(), tnsim.Empirical([[1.0]])])
+def test_degrees_beyond_floats_are_refused(metric):
+    tenth = tnsim.Multilinear([np.full((1, 1), 1.5)] * 10, np.ones((1, 1)))
+    model = tnsim.Model([tenth] * 101)
+    for compare in (tnsim.similarity, tnsim.inner, tnsim.log_inner, tnsim.slices, tnsim.plan):
+        with pytest.raises(tnsim.ModelError, match=r"degree 10\^101 .* fewer layers"):
+            compare(model, model, metric)
+    with pytest.raises(tnsim.ModelError, match=r"degree 10\^101 .* fewer layers"):
+        tnsim.pairwise([model], metric)
+
+
+def test_many_layers_under_an_exact_metric_are_refused_at_once(rng):
+    """Whatever few inputs they read: the nodes alone would take hours."""
+    models = [tnsim.Model([bilinear(rng, 1, 1, 1) for _ in range(depth)]) for depth in (14, 60)]
+    for model in models:
+        with pytest.raises(tnsim.TooLarge, match="GaussianClosure"):
+            tnsim.similarity(model, model)
+        with pytest.raises(tnsim.TooLarge, match="GaussianClosure"):
+            tnsim.pairwise([model])

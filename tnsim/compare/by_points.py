@@ -195,7 +195,9 @@ def check_affordable(plan: ForwardPlan, metric: Metric, budget: Budget) -> None:
     if plan.multiplications <= budget.multiplications:
         return
     advice = "fewer inputs"
-    if hasattr(metric, "samples"):
+    if not isinstance(metric, FiniteMetric):
+        advice = "GaussianClosure(), an approximation,"
+    elif hasattr(metric, "samples"):
         advice = f"{type(metric).__name__}(..., samples=100_000), an estimate with its error,"
     raise TooLarge(
         f"{plan.metric} runs through {_count(plan.points)} inputs here, which takes "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, TypeAlias
 
 from tnsim.errors import ModelError
@@ -14,6 +15,8 @@ from tnsim.models.model import AnyModel, terms
 
 Comparable: TypeAlias = AnyModel | Function
 """What may stand on either side: under `Empirical` also plain functions."""
+MOST_DEGREE = 10**100
+"""Of polynomials. Logarithms of their values grow with it, and squares of those must be floats."""
 
 
 def parts(model: Any) -> Terms:
@@ -28,6 +31,7 @@ def parts(model: Any) -> Terms:
 def check_comparison(a: Any, b: Any, metric: Any) -> None:
     """Raise `ModelError` unless these are two models that this metric can compare."""
     check_metric(metric)
+    _check_degrees(a, b)
     if is_function(a) or is_function(b):
         _check_functions(a, b, metric)
         return
@@ -39,6 +43,19 @@ def check_comparison(a: Any, b: Any, metric: Any) -> None:
             "attention is compared on sequences of one length: "
             "give tnsim.Model(layers, n_ctx=...) or tnsim.load(..., n_ctx=...)"
         )
+
+
+def _check_degrees(*models: Any) -> None:
+    for model in models:
+        if is_function(model):
+            continue
+        degree = max(part.degree for _, part in terms(model))
+        if degree > MOST_DEGREE:
+            raise ModelError(
+                f"a polynomial of degree 10^{math.log10(degree):.0f} has values whose logarithms "
+                "are beyond float64: degrees up to 10^100 are compared, which are 332 bilinear "
+                "layers; compare models of fewer layers"
+            )
 
 
 def _check_functions(a: Any, b: Any, metric: Any) -> None:

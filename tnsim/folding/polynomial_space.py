@@ -184,6 +184,8 @@ def polynomials(
     way = _way(models, metric)
     if way is None or (way is not Way.ISSERLIS and len(degrees) > 1):
         return None
+    if degree > _WAYS or math.comb(degree, degree // 2) > _WAYS:  # the first bounds the second
+        return None
     gaussian, width = way is Way.ISSERLIS, d_in
     lifted = any(kind.constant for kind in flat) or len({n % 2 for n in degrees}) > 1
     if gaussian:
@@ -192,8 +194,7 @@ def polynomials(
     orders = _orders(degree, lifted, gaussian)
     block = hermite.whole(width)
     space = PolynomialSpace(d_in, models[0][-1].d_out, degree, orders, lifted, gaussian, block)
-    ways = math.comb(degree, degree // 2)
-    if width == 0 or ways > _WAYS or space.length * space.d_out > _LONGEST:
+    if width == 0 or space.length * space.d_out > _LONGEST:
         return None
     return space
 

@@ -26,6 +26,8 @@ _RELATIVE = 1e-14
 """Directions with singular values below this share of the largest are not read."""
 _MOST = 32
 """Coordinates: two nodes in each of them are more points than any budget allows."""
+_MOST_NODES = 2**13
+"""Nodes of a coordinate: as many take half a minute, and the time grows with their cube."""
 
 
 def gauss_rule(diagonal: Float[np.ndarray, " n"], off_diagonal: Float[np.ndarray, " n-1"]) -> Rule:
@@ -88,7 +90,8 @@ def gaussian_points(
         `rows T`, whose rows all count alike: a later layer may magnify what a small one reads.
         None where these are more than anybody could run through.
     """
-    if min(rows.shape) > most_directions(reading.n_ctx):
+    nodes = reading.degree + 1
+    if min(rows.shape) > most_directions(reading.n_ctx) or nodes > _MOST_NODES:
         return None
     # x = m + T z for a standard normal z, of which models see `rows T z` alone: directions in which
     # that vanishes need no nodes, and those that are left are made orthogonal, so that they are
@@ -100,7 +103,7 @@ def gaussian_points(
     vectors = _spanned(every @ root, np.abs(every) @ np.abs(root))
     turned = root @ vectors.T
     mean = np.zeros(size) if metric.mean is None else np.asarray(metric.mean, np.float64)
-    points = product_rule([hermite_rule(reading.degree + 1)] * turned.shape[1])
+    points = product_rule([hermite_rule(nodes)] * turned.shape[1])
     return mapped(points, partial(_affine, mean, turned, reading.shape))
 
 
