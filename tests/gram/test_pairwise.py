@@ -450,3 +450,17 @@ def test_work_of_a_tile(rng, monkeypatch):
         tile = tnsim.plan_pairwise(some, tnsim.GaussianClosure()).tile
         assert tile**2 * cost <= 1.1 * 2**22
         assert tile == 40 or 4 * tile**2 * cost > 2**22  # and is no smaller than it must be
+
+
+def test_a_batch_of_pairs_is_within_the_budget(rng):
+    models = [tnsim.Model([bilinear(rng, 6, 6, 6) for _ in range(2)]) for _ in range(8)]
+    setting = Setting(tnsim.GaussianClosure(), False, "float64", tnsim.Budget(), 1)
+    pair = batched_plans.pair_plan(models[0], models[1], setting)
+    one = batched_plans.intermediate_bytes(pair)
+    for room, side in [(1e12, 8), (np.inf, 8), (None, 8), (4 * one, 2), (np.int64(one), 1), (1, 1)]:
+        assert batched_plans.batch_side(pair, 8, tnsim.Budget(memory_bytes=room)) == side
+    assert batched_plans.batch_side(pair, 8, tnsim.Budget(memory_bytes=9.9 * one)) == 3
+    budget = tnsim.Budget(memory_bytes=pair.peak_bytes)
+    few = tnsim.plan_pairwise(models, tnsim.GaussianClosure(), budget=budget)
+    weights = 6 * few.tile * models[0].parameters * 8  # models are no part of a budget
+    assert few.route == "recursion" and few.peak_bytes - weights <= 2 * pair.peak_bytes

@@ -22,6 +22,7 @@ from jaxtyping import Float, Int
 
 from tnsim.compare.question import CROSS, SELF
 from tnsim.engine import execution
+from tnsim.engine.budget import Budget
 from tnsim.engine.devices import mesh, replicated, spread
 from tnsim.engine.log_scaled import LogScaled, add, over_outputs, times
 from tnsim.engine.plan import Plan
@@ -84,14 +85,18 @@ def intermediate_bytes(plan: Plan) -> int:
     return max(1, plan.array_bytes - plan.input_bytes)
 
 
-def batch_side(plan: Plan, models: int) -> int:
+def batch_side(plan: Plan, models: int, budget: Budget) -> int:
     """How many models a side run together, dividing `models` evenly.
 
     As many as keep a device busy: on a CPU their intermediates should stay in its caches
     (measured: 4 x 4 pairs of 1 MiB each take a fifth of the time of single ones, and 16 x 16
-    twice as long as these), on others they may be large.
+    twice as long as these), on others they may be large. Of a budget that is given they take no
+    more than it has; what is free at the moment counts for nothing, so that equal runs have equal
+    batches.
     """
     in_flight = 2**25 if jax.default_backend() == "cpu" else 2**30
+    if budget.memory_bytes is not None:
+        in_flight = int(min(in_flight, budget.memory_bytes))
     most = max(1, min(_SIDE, math.isqrt(in_flight // intermediate_bytes(plan))))
     even = math.ceil(models / math.ceil(models / most))
     return mesh().size * math.ceil(even / mesh().size)
@@ -201,7 +206,7 @@ def _batches(
         (rows, columns, products).
     """
     pairs = Pairs.of(bra.models[0], ket.models[0], setting)
-    together = batch_side(pairs.shares.crossing.plan, size)
+    together = batch_side(pairs.shares.crossing.plan, size, setting.budget)
 
     def stacks(name: Side, models: _Models) -> Iterator[tuple[slice, Stack]]:
         for i in range(0, len(models.models), together):
@@ -236,7 +241,7 @@ def _paired(pairs: Sequence[tuple[Model, Model | None]], setting: Setting) -> li
     for members in groups.values():
         a, b = pairs[members[0]]
         plan = Pairs.of(a, b, setting).uncut()
-        together = batch_side(plan.plan, len(members))
+        together = batch_side(plan.plan, len(members), setting.budget)
         (pair,) = SELF if b is None else CROSS
         for i in range(0, len(members), together):
             at = members[i : i + together]

@@ -159,7 +159,7 @@ def plan_pairwise(
     """
     dtype = dtype_name(dtype)
     run = prepared(models, metric, other, slices, dtype, budget, None)
-    return costs.with_seconds(run.plan, run.contracted, dtype)
+    return costs.with_seconds(run.plan, run.contracted, run.job.setting)
 
 
 def open_pairwise(path: str | os.PathLike[str]) -> Pairwise:

@@ -4,8 +4,7 @@ In: entries, a metric. Out: a plan: the route, the tiles, multiplications, memor
 
 All routes give the same numbers. *Features* turn each model into a vector, so that a pair is a
 dot product; each space that holds the models is a route. *Recursion* contracts every pair along its
-plan. The one that multiplies least is taken, where a feature vector beyond the cache is charged for
-being written, as planning charges any large intermediate.
+plan. The one that multiplies least is taken, where features beyond the cache count as written, too.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from tnsim.engine import rates
+from tnsim.engine.budget import Budget
 from tnsim.engine.dtypes import ITEM_BYTES
 from tnsim.engine.pathfinding import CACHED, WRITING
 from tnsim.engine.piece import Piece
@@ -244,19 +244,19 @@ def _making_bytes(
     return combined + stacks + in_flight
 
 
-def with_seconds(found: PairwisePlan, contracted: Contracted, dtype: str) -> PairwisePlan:
+def with_seconds(found: PairwisePlan, contracted: Contracted, setting: Setting) -> PairwisePlan:
     """The plan with an estimate of the time of every route, from what this machine does a second.
 
     Args:
         found: the plan of a run.
         contracted: what is contracted along plans.
-        dtype: of the run.
+        setting: of the run.
     """
     timed = []
     for route in found.routes:
-        seconds = _feature_seconds(route, dtype)
+        seconds = _feature_seconds(route, setting.dtype)
         if route.route == RECURSION:
-            seconds = _recursion_seconds(route, contracted)
+            seconds = _recursion_seconds(route, contracted, setting.budget)
         timed.append(dataclasses.replace(route, seconds=seconds))
     return dataclasses.replace(timed[0], others=tuple(timed[1:]))
 
@@ -267,9 +267,9 @@ def _feature_seconds(route: PairwisePlan, dtype: str) -> float:
     return route.multiplications / measured.small + compiling
 
 
-def _recursion_seconds(route: PairwisePlan, contracted: Contracted) -> float:
+def _recursion_seconds(route: PairwisePlan, contracted: Contracted, budget: Budget) -> float:
     plans = [plan for _, plan in contracted]
-    sides = [batched_plans.batch_side(plan, route.tile) for plan in plans]
+    sides = [batched_plans.batch_side(plan, route.tile, budget) for plan in plans]
     once = rates.seconds_of(plans, sides)
     running = sum(times * one.running for (times, _), one in zip(contracted, once, strict=True))
     return running + sum(one.compiling for one in once)
@@ -287,6 +287,7 @@ def _bases(entries: Sequence[Entry]) -> _Bases:
 class _Work:
     """What contracting pairs takes, added up plan by plan."""
 
+    budget: Budget
     multiplications: int = 0
     written: int = 0
     intermediate_bytes: int = 0
@@ -300,7 +301,7 @@ class _Work:
         self.written += times * plan.written_elements
         self.pieces.update(plan.pieces)
         self.plans.append((times, plan))
-        batch = batched_plans.batch_side(plan, LARGEST_TILE) ** 2
+        batch = batched_plans.batch_side(plan, LARGEST_TILE, self.budget) ** 2
         batch_bytes = batched_plans.intermediate_bytes(plan) * batch
         self.intermediate_bytes = max(self.intermediate_bytes, batch_bytes)
 
@@ -321,7 +322,7 @@ def _contractions(
         examples: One model of each sequence of layer kinds.
         setting: What is the same for all pairs.
     """
-    work = _Work()
+    work = _Work(setting.budget)
     for bases in several:
         for kinds, times in bases.items():
             work.add(times, batched_plans.pair_plan(examples[kinds], None, setting))
