@@ -72,7 +72,8 @@ def test_parts_that_are_missing_or_elsewhere(tmp_path, rng):
     for places, message in [
         ({**good["weight_map"], "more": "model-00001-of-00002.safetensors"}, "its parts lack more"),
         ({**good["weight_map"], "more": "../other.safetensors"}, "its parts must lie beside it"),
-        ({**good["weight_map"], "more": "none.safetensors"}, "no such file"),
+        ({**good["weight_map"], "more": "none.safetensors"}, "part none.safetensors: no such file"),
+        ({**good["weight_map"], "more": index.name}, "its parts must lie beside it as .safetensor"),
         (None, "not a readable index"),
     ]:
         index.write_text(json.dumps({"weight_map": places}))

@@ -243,6 +243,14 @@ def test_npz_with_a_strange_member(changes, message, tmp_path):
     refused(tmp_path / "a.npz", message)
 
 
+@pytest.mark.parametrize("name", ["W_l.npy", "W_l"])
+def test_npz_with_two_members_of_one_name(name, tmp_path):
+    members = files.readout_members()
+    other = members[0]._replace(name=name, data=files.npy(np.ones((3, 2))))
+    (tmp_path / "a.npz").write_bytes(files.archive([*members, other]))
+    refused(tmp_path / "a.npz", "holds two tensors of the name 'W_l'")
+
+
 def test_small_files_that_declare_much_memory(tmp_path):
     for item in corpus.bombs():
         item.write(tmp_path)

@@ -1,8 +1,10 @@
 """When something is wrong the command line says so in one line and exits with status 2."""
 
 import json
+import sys
 
 import corpus_files as files
+import pytest
 from commands import command, process
 
 import tnsim
@@ -32,6 +34,16 @@ def test_warnings_are_one_line(monkeypatch):
     monkeypatch.setattr(app, "app", warns)
     done = command()
     assert done.stderr == "tnsim: DuplicateWarning: two checkpoints\\x1b[2J are one\n"
+
+
+def test_a_closed_stderr_is_no_error(tmp_path, monkeypatch):
+    tnsim.save(tnsim.Model([tnsim.Linear([[1.0]])]), tmp_path / "a.safetensors")
+    file = str(tmp_path / "a.safetensors")
+    monkeypatch.setattr(sys, "argv", ["tnsim", "similarity", file, file])
+    monkeypatch.setattr(sys, "stderr", None)
+    with pytest.raises(SystemExit) as ended:
+        app.main()
+    assert ended.value.code == 0
 
 
 def test_a_process_says_the_same(tmp_path):

@@ -149,6 +149,7 @@ def test_what_is_refused(folder):
         ((folder / "models",), "give --out DIR"),
         ((folder / "nothing*.npz", "--out", folder / "out"), "no checkpoint matches"),
         ((folder / "models", "--dialect", "nope", "--out", folder / "out"), "no dialect 'nope'"),
+        ((folder / "models", "--out", folder / "out/../models"), "give another, such as"),
     ]:
         done = command("pairwise", *arguments, check=False)
         assert (

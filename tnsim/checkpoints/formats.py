@@ -21,13 +21,14 @@ import ml_dtypes
 import numpy as np
 
 from tnsim.checkpoints.configurations import read_text
-from tnsim.checkpoints.guard import refusing
+from tnsim.checkpoints.guard import naming, refusing
 from tnsim.checkpoints.inventory import Contents, Stored, check_declared
 from tnsim.errors import CheckpointError, MissingExtra
 
 SUFFIXES = (".safetensors", ".npz", ".pt", ".pth", ".ckpt")
 LFS_POINTER = b"version https://git-lfs"
 INDEX = "model.safetensors.index.json"  # of a model in several files
+_PART = ".safetensors"  # what the name of each of them ends with
 TORCH_VERSION = (2, 10)
 # Bytes of names, shapes and offsets: enough for ten thousand tensors, and read within a second.
 HEADER_BYTES = 2**22  # safetensors
@@ -170,11 +171,11 @@ def _parts(index: Path) -> Contents:
     with refusing("not a readable index of safetensors"):
         places = json.loads(read_text(index))["weight_map"]
         files = sorted(set(places.values()))
-        if not all(Path(name).name == name for name in files):
-            raise CheckpointError(f"its parts must lie beside it, found {files[:4]}")
+        if not all(Path(name).name == name and name.endswith(_PART) for name in files):
+            raise CheckpointError(f"its parts must lie beside it as {_PART}, found {files[:4]}")
     tensors: list[Stored] = []
     for name in files:
-        with refusing(f"its part {name!r}"):
+        with naming(f"its part {name}"):
             part = contents(index.with_name(name))
         tensors += [one for one in part.tensors if places.get(one.name) == name]
     if missing := sorted(set(places) - {one.name for one in tensors}):

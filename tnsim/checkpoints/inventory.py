@@ -74,11 +74,17 @@ class Contents(NamedTuple):
         Returns:
             The contents.
 
+        Raises:
+            CheckpointError: Where two have one name, as nobody knows which of them is meant.
+
         Example:
             >>> Contents.flat([Stored("weight", "float32", 16, lambda: None)]).dtypes
             ('float32',)
         """
-        named = {tensor.name: tensor for tensor in tensors}
+        named: dict[str, Stored] = {}
+        for tensor in tensors:
+            if named.setdefault(tensor.name, tensor) is not tensor:
+                raise CheckpointError(f"holds two tensors of the name {tensor.name!r}")
         return cls(named, tuple(tensors), metadata or {})
 
     @property

@@ -293,6 +293,8 @@ def main() -> None:
     """
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     warnings.showwarning = _warn
+    if sys.stderr is None:  # closed by whoever started this: what would be said there is not
+        sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115  as long as the process
     try:
         code = app(standalone_mode=False)
     except typer.Abort:

@@ -106,6 +106,7 @@ def pairwise(
         return
     if out is None:
         raise typer.BadParameter("give --out DIR, where results are kept, or --dry-run")
+    _check_apart(out, [*files, *(other or ())])
     store = out / "store.zarr"
     kept = f"finished tiles are kept in {store}, run again to go on"
     with stoppable(kept), _executor(scheduler) as executor:
@@ -205,6 +206,15 @@ def _series(files: list[str], reading: Reading) -> Series:
         files = [line for line in lines if line.strip()]
     dialect, n_ctx, leave_out, norms = reading
     return tnsim.Series(files, dialect, n_ctx, leave_out=leave_out, norms=norms)
+
+
+def _check_apart(out: Path, sources: list[str]) -> None:
+    """Refuse to write where checkpoints are looked for: the next run would take tables for some."""
+    if out.resolve() in [Path(source).resolve() for source in sources]:
+        raise typer.BadParameter(
+            f"--out {out} is a folder of checkpoints that are compared, among which a run that "
+            f"goes on would find its own result: give another, such as {out / 'pairs'}"
+        )
 
 
 @contextlib.contextmanager
