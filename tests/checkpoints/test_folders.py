@@ -1,10 +1,12 @@
 """Folders of one model, and templates of dialects: read by every command alike, from files that libraries write."""
 
 import json
+import os
 
 import numpy as np
 import pytest
 from commands import command
+from oracles import linear
 from safetensors.numpy import save_file
 
 import tnsim
@@ -164,3 +166,18 @@ def test_files_of_one_name_are_ordered_by_their_folders(tmp_path):
         (tmp_path / f"step_{step}" / "model.npz").touch()
     series = tnsim.load(str(tmp_path / "step_*" / "model.npz"))
     assert [path.parent.name for path in series.paths] == ["step_9", "step_10", "step_100"]
+
+
+def test_folders_that_one_may_not_look_into_are_passed_by(tmp_path, monkeypatch, rng):
+    """Such as `lost+found` at the top of a disk."""
+    tnsim.save(tnsim.Model([linear(rng, 2, 2)]), tmp_path / "a.safetensors")
+    (tmp_path / "lost+found").mkdir()
+    stat = os.stat
+
+    def refusing(path, **options):
+        if "lost+found/" in str(path):
+            raise PermissionError(13, "Permission denied")
+        return stat(path, **options)
+
+    monkeypatch.setattr(os, "stat", refusing)
+    assert len(tnsim.load(tmp_path)) == 1

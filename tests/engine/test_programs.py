@@ -129,6 +129,13 @@ def test_switched_off(folder, compilations, monkeypatch):
     assert len(compilations) == 3 and not folder.exists()
 
 
+def test_a_folder_that_one_may_not_look_into(folder, compilations, monkeypatch):
+    """Root may, so that the refusal is that of a name which is too long."""
+    monkeypatch.setenv("TNSIM_CACHE_DIR", str(folder.parent / ("x" * 300)))
+    np.testing.assert_array_equal(value(made()), value(made()))
+    assert len(compilations) == 2
+
+
 def test_whatever_a_program_depends_on_tells_it_apart(folder, compilations, monkeypatch):
     """Another dtype, piece, processor, version, code or flag is another program."""
     made()

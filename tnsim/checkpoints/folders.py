@@ -111,4 +111,5 @@ def _of_revision(snapshot: Path) -> Path:
 
 
 def _holds_model(folder: Path) -> bool:
-    return any((folder / name).is_file() for name in (WHOLE, INDEX, OLD))
+    # Unlike `Path.is_file`, this is False where one may not look, as in `lost+found`.
+    return any(os.path.isfile(folder / name) for name in (WHOLE, INDEX, OLD))  # noqa: PTH113

@@ -59,7 +59,7 @@ class Files(NamedTuple):
 
     def has(self, key: str) -> bool:
         """Whether there is a file for a program, sound or not."""
-        return self.folder is not None and self._file(key).exists()
+        return self.folder is not None and os.path.exists(self._file(key))
 
     def read(self, key: str) -> Compiled | None:
         """The program that was kept under a key, None where there is no sound one."""
@@ -83,7 +83,8 @@ class Files(NamedTuple):
 
     def write(self, key: str, compiled: Compiled) -> None:
         """Keep a program, where the backend can and the folder may be written."""
-        if self.folder is None or (self.folder.exists() and not _is_private(self.folder)):
+        # Unlike those of `Path`, this is False as well where one may not look.
+        if self.folder is None or (os.path.exists(self.folder) and not _is_private(self.folder)):
             return
         try:
             content = pickle.dumps(serialize_executable.serialize(compiled))
