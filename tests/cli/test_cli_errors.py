@@ -43,6 +43,7 @@ def test_a_closed_stderr_is_no_error(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "stderr", None)
     with pytest.raises(SystemExit) as ended:
         app.main()
+    sys.stderr.close()  # what it was opened as in the meantime
     assert ended.value.code == 0
 
 
