@@ -25,6 +25,7 @@ from tnsim.metrics.metric import Metric
 from tnsim.models.model import AnyModel, Model, caveats, terms
 from tnsim.models.origin import warn_of_caveats
 from tnsim.models.scaling import beyond_float, power
+from tnsim.tensors.kinds import kinds, nonlinear
 
 Two: TypeAlias = tuple[Comparable, Comparable]
 
@@ -170,9 +171,8 @@ def _labelled(
     if products.forward is not None:
         ran = products.forward
         return number(values, metric.name, ran.exact, ran.route, error, _caveats(models))
-    orders = [m.orders for model in models for _, m in terms(model)]
-    nonlinear = max(sum(order > 1 for order in layers) for layers in orders)
-    exact = metric.is_exact(nonlinear)
+    layers = [kinds(part) for model in models for _, part in terms(model)]
+    exact = metric.is_exact(nonlinear(*layers))
     return number(values, metric.name, exact, caveats=_caveats(models))
 
 

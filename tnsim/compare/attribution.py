@@ -40,7 +40,7 @@ from tnsim.names import (
     Side,
 )
 from tnsim.tables import html_table
-from tnsim.tensors.kinds import LayerKind, kinds
+from tnsim.tensors.kinds import LayerKind, kinds, nonlinear
 from tnsim.tensors.token_tables import merged_linear
 
 WAYS = ("layer", "head")
@@ -163,7 +163,7 @@ def _check_layers(a: LayerKind, b: LayerKind, by: str) -> None:
 
 def _check_metric(a: Model, b: Model, metric: Metric) -> None:
     """Both models are of one depth, and the metric joins them layer by layer."""
-    depths = [sum(order > 1 for order in model.orders) for model in (a, b)]
+    depths = [nonlinear(kinds(model)) for model in (a, b)]
     if depths[0] != depths[1]:
         raise ModelError(
             "attribution is for models of one depth, "
@@ -208,27 +208,33 @@ def _contracted(
 
 
 def _prepared(model: Model) -> Model:
-    """The same function with at most one linear layer after the last nonlinear one, over
-    sequences (of one vector).
+    """The same function over sequences, vectors being sequences of one position.
+
+    At most one linear layer comes after the last nonlinear one.
     """
     layers = list(model.layers)
-    nonlinear = [n for n, layer in enumerate(layers) if layer.order > 1]
-    if not nonlinear:
+    if max(model.orders) == 1:
         raise ModelError(
             "attribution is by the parts of the last nonlinear layer, but a model is linear"
         )
-    head, tail = layers[: nonlinear[-1] + 1], layers[nonlinear[-1] + 1 :]
+    behind = _number_of_last_nonlinear(model) + 1
+    head, tail = layers[:behind], layers[behind:]
     if tail:
         head.append(merged_linear(tail))
     return Model(head, model.n_ctx or 1)
 
 
+def _number_of_last_nonlinear(model: Model) -> int:
+    return max(n for n, order in enumerate(model.orders) if order > 1)
+
+
 def _last_nonlinear(model: Model) -> LayerKind:
-    return [kind for kind in kinds(model) if kind.order > 1][-1]
+    return kinds(model)[_number_of_last_nonlinear(model)]
 
 
 def _labels(model: Model, last: LayerKind, by: str) -> tuple[str, ...]:
-    number = max(n for n, layer in enumerate(model.layers) if layer.order > 1)
+    """What components are called, in the order of `_selectors`."""
+    number = _number_of_last_nonlinear(model)
     if by == "layer":
         return ("stream", f"layer {number}", "constant")
     heads = [f"layer {number} head {h}" for h in range(last.heads[0])]

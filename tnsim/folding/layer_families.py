@@ -20,7 +20,6 @@ from tnsim.folding.leaves import (
     must_lift,
     named,
     only,
-    renamed,
 )
 from tnsim.folding.sequences.coincidences import position_array
 from tnsim.folding.sequences.fold import fold_sequences
@@ -35,7 +34,7 @@ from tnsim.metrics.input_moments import (
 from tnsim.metrics.metric import as_layerwise, layer_by_layer
 from tnsim.metrics.protocol import LayerwiseMetric, Metric
 from tnsim.models.model import Model
-from tnsim.names import COVARIANCE, IDENTITY, MEAN, ONE, ONES, SAME_POSITION, TRACE, Pair, Side
+from tnsim.names import IDENTITY, ONE, ONES, SAME_POSITION, TRACE, Pair, Side
 from tnsim.tensors.kinds import Kinds, kinds, nonlinear
 from tnsim.tensors.lifted import arrays
 from tnsim.tensors.positional import sequence_arrays
@@ -55,7 +54,6 @@ class LayerWise:
         ket: Kinds of the layers of B; None where A meets itself.
         input_kind: Structure of the input's moments.
         lifted: Whether the constant is coordinate 0 of every bond.
-        nodes: None, one run is all.
 
     Source:
         Paper, appendices A.2 and A.3.
@@ -67,7 +65,6 @@ class LayerWise:
     ket: Kinds | None
     input_kind: InputKind
     lifted: bool
-    nodes: MomentNodes | None = None
 
     @classmethod
     def of(cls, a: Model, b: Model | None, metric: Metric) -> Self:
@@ -79,6 +76,10 @@ class LayerWise:
     @property
     def exact(self) -> bool:
         return self.metric().is_exact(nonlinear(self.bra, self.ket or ()))
+
+    @property
+    def nodes(self) -> MomentNodes | None:
+        return None  # one run is all
 
     @property
     def layout(self) -> Hashable:
@@ -97,8 +98,7 @@ class LayerWise:
     def inputs(
         self, names: Collection[str], metric: Metric, d_in: int, t: float | None = None
     ) -> dict[str, Any]:
-        moments = input_moments(metric, d_in, self.lifted)
-        leaves = renamed(moments, {"mean": MEAN, "moment": COVARIANCE})
+        leaves = input_moments(metric, d_in, self.lifted)
         leaves |= identities(names, {IDENTITY: d_in + self.lifted})
         if TRACE in names:
             leaves[TRACE] = all_but_constant(self.bra[-1].d_out)
@@ -118,8 +118,6 @@ class Sequences:
         ket: Kinds of the layers of B; None where A meets itself.
         input_kind: Structure of the input's moments.
         n_ctx: Positions.
-        lifted: Never, the constant is apart from the coordinates.
-        nodes: None, one run is all.
 
     Source:
         Paper, appendices A.2 and A.3, for sequences.
@@ -131,8 +129,6 @@ class Sequences:
     ket: Kinds | None
     input_kind: SequenceInputs
     n_ctx: int
-    lifted: bool = False
-    nodes: MomentNodes | None = None
 
     @classmethod
     def of(cls, a: Model, b: Model | None, metric: Metric) -> Self:
@@ -147,6 +143,14 @@ class Sequences:
     @property
     def exact(self) -> bool:
         return self.metric().is_exact(nonlinear(self.bra, self.ket or ()))
+
+    @property
+    def lifted(self) -> bool:
+        return False  # the constant is apart from the coordinates
+
+    @property
+    def nodes(self) -> MomentNodes | None:
+        return None  # one run is all
 
     @property
     def layout(self) -> Hashable:
@@ -166,8 +170,7 @@ class Sequences:
         self, names: Collection[str], metric: Metric, d_in: int, t: float | None = None
     ) -> dict[str, Any]:
         n = self.n_ctx
-        moments = sequence_moments(metric, d_in, n)
-        leaves = renamed(moments, {"mean": MEAN, "covariance": COVARIANCE})
+        leaves = sequence_moments(metric, d_in, n)
         leaves |= {ONE: np.ones(()), ONES: np.ones(n)}
         leaves |= identities(names, {SAME_POSITION: n, IDENTITY: d_in})
         for name in names:

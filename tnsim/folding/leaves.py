@@ -68,16 +68,6 @@ def named(side: Side, layers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return leaves
 
 
-def renamed(arrays: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
-    """The same arrays under other names.
-
-    Example:
-        >>> renamed({"mean": 1.0}, {"mean": "MEAN"})
-        {'MEAN': 1.0}
-    """
-    return {names[name]: array for name, array in arrays.items()}
-
-
 def all_but_constant(d_out: int) -> Float[np.ndarray, " out"]:
     """0 for the constant row, 1 for the outputs: (1 + d_out,).
 

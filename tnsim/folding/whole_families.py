@@ -21,7 +21,6 @@ from tnsim.folding.leaves import (
     must_lift,
     named,
     only,
-    renamed,
 )
 from tnsim.folding.tokens import fold_tokens
 from tnsim.folding.tree_operands import tree
@@ -36,7 +35,7 @@ from tnsim.metrics.input_moments import (
 )
 from tnsim.metrics.protocol import Metric
 from tnsim.models.model import Model
-from tnsim.names import COVARIANCE, IDENTITY, MEAN, TRACE, Pair, Side
+from tnsim.names import COVARIANCE, IDENTITY, TRACE, Pair, Side
 from tnsim.tensors.flattened import flat_arrays, flat_kind
 from tnsim.tensors.kinds import Kinds, kinds
 from tnsim.tensors.lifted import raised
@@ -66,7 +65,6 @@ class WholeTree:
         lifted: Whether the constant is coordinate 0 of every bond.
         raises_linear: Whether a linear model is read as a bilinear one.
         n_ctx: Positions of the sequences that are flattened; None for vectors.
-        exact: Always.
 
     Source:
         Paper, section 2.3 and appendix A.3.
@@ -80,7 +78,6 @@ class WholeTree:
     lifted: bool
     raises_linear: bool
     n_ctx: int | None
-    exact: bool = True
 
     @classmethod
     def of(cls, a: Model, b: Model | None, metric: Metric) -> Self:
@@ -104,6 +101,10 @@ class WholeTree:
             for kind in layers:
                 largest = max(largest, kind.dense_size)
         return legs <= MAX_LEGS and legs % 2 == 0 and largest <= _LARGEST_DENSE
+
+    @property
+    def exact(self) -> bool:
+        return True
 
     @property
     def nodes(self) -> MomentNodes | None:
@@ -144,8 +145,7 @@ class WholeTree:
     ) -> dict[str, Any]:
         if self.n_ctx is not None:
             metric, d_in = flattened(metric, d_in, self.n_ctx), self.n_ctx * d_in
-        moments = input_moments(metric, d_in, self.lifted)
-        leaves = renamed(moments, {"mean": MEAN, "moment": COVARIANCE})
+        leaves = input_moments(metric, d_in, self.lifted)
         if t is not None:
             leaves[COVARIANCE] = second_moment_at(metric, d_in, self.lifted, t)
         leaves |= identities(names, {IDENTITY: d_in + self.lifted})
@@ -175,9 +175,6 @@ class Tokens:
         ket: What B consists of; None where A meets itself.
         n_ctx: Positions.
         shapes: Of all leaves.
-        exact: Always.
-        lifted: Never, the constant is apart from the coordinates.
-        nodes: None, one run is all.
     """
 
     name: str
@@ -185,9 +182,6 @@ class Tokens:
     ket: TokenKind | None
     n_ctx: int
     shapes: tuple[tuple[str, tuple[int, ...]], ...]
-    exact: bool = True
-    lifted: bool = False
-    nodes: MomentNodes | None = None
 
     @classmethod
     def of(cls, a: Model, b: Model | None, metric: Metric) -> Self:
@@ -216,6 +210,18 @@ class Tokens:
 
     def _constants(self, metric: Metric, d_in: int) -> dict[str, Any]:
         return token_inputs(token_probabilities(metric, d_in), self._kinds, self.n_ctx)
+
+    @property
+    def exact(self) -> bool:
+        return True
+
+    @property
+    def lifted(self) -> bool:
+        return False  # the constant is apart from the coordinates
+
+    @property
+    def nodes(self) -> MomentNodes | None:
+        return None  # one run is all
 
     @property
     def layout(self) -> Hashable:

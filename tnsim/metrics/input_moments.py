@@ -23,6 +23,7 @@ from tnsim.errors import ModelError
 from tnsim.metrics.gaussian_moments import GaussianMoments
 from tnsim.metrics.protocol import Metric
 from tnsim.models.arrays import library
+from tnsim.names import COVARIANCE, MEAN
 
 
 class InputKind(NamedTuple):
@@ -111,14 +112,15 @@ def input_moments(metric: Metric, d: int, lifted: bool) -> dict[str, Any]:
         lifted: Whether to add the constant.
 
     Returns:
-        "mean": E[x], (D,), absent where it is zero. "moment": E[x x^T], (D, D), or its diagonal
-        (D,) where there is no more; absent where it is the identity.
+        By the names of leaves. `MEAN`: E[x], (D,), absent where it is zero. `COVARIANCE`: the
+        second moment E[x x^T], (D, D), or its diagonal (D,) where there is no more; absent where
+        it is the identity.
 
     Raises:
         ModelError: The metric is for another number of coordinates.
     """
+    check_coordinates(metric, d)
     mean, cov = _mean_and_covariance(metric)
-    _check_coordinates(mean, cov, d)
     xp = library(mean, cov)
     # With M = (1, m) lifted or m as it is, E[x~ x~^T] = C + M M^T, C padded by a row of zeros.
     structure = input_kind(metric, lifted).moment
@@ -126,16 +128,16 @@ def input_moments(metric: Metric, d: int, lifted: bool) -> dict[str, Any]:
     if lifted:
         mean = xp.concatenate([xp.ones(1), xp.zeros(d) if mean is None else mean])
     if mean is not None:
-        moments["mean"] = mean
+        moments[MEAN] = mean
     if structure == "diagonal":
-        moments["moment"] = xp.concatenate([xp.ones(1), cov]) if lifted else cov
+        moments[COVARIANCE] = xp.concatenate([xp.ones(1), cov]) if lifted else cov
     elif structure == "full":
         moment = _as_matrix(xp, cov, d)
         if lifted:
             moment = xp.pad(moment, ((1, 0), (1, 0)))  # the constant does not vary
         if mean is not None:
             moment = moment + mean[:, None] * mean[None, :]
-        moments["moment"] = moment
+        moments[COVARIANCE] = moment
     return moments
 
 
@@ -155,9 +157,9 @@ def second_moment_at(metric: Metric, d: int, lifted: bool, t: float) -> Any:
         ModelError: The metric is for another number of coordinates.
     """
     moments = input_moments(metric, d, lifted)
-    mean = moments["mean"]
+    mean = moments[MEAN]
     xp = library(mean)
-    moment = _as_matrix(xp, moments.get("moment"), len(mean))
+    moment = _as_matrix(xp, moments.get(COVARIANCE), len(mean))
     return moment + (t - 1.0) * mean[:, None] * mean[None, :]  # moment has one m m^T already
 
 
@@ -202,8 +204,8 @@ def sequence_moments(metric: Metric, d: int, n_ctx: int) -> dict[str, Any]:
     """Arrays of a sequence input.
 
     Returns:
-        "mean" and "covariance" (about the mean) in the shapes that `sequence_inputs` announces;
-        absent where they are zero and the identity.
+        By the names of leaves, `MEAN` and `COVARIANCE` (about the mean) in the shapes that
+        `sequence_inputs` announces; absent where they are zero and the identity.
 
     Raises:
         ModelError: As `sequence_inputs`.
@@ -212,9 +214,9 @@ def sequence_moments(metric: Metric, d: int, n_ctx: int) -> dict[str, Any]:
     mean, cov = _mean_and_covariance(metric)
     moments = {}
     if mean is not None:
-        moments["mean"] = mean.reshape(inputs.mean_shape(d, n_ctx))
+        moments[MEAN] = mean.reshape(inputs.mean_shape(d, n_ctx))
     if cov is not None:
-        moments["covariance"] = cov.reshape(inputs.covariance_shape(d, n_ctx))
+        moments[COVARIANCE] = cov.reshape(inputs.covariance_shape(d, n_ctx))
     return moments
 
 
@@ -238,6 +240,26 @@ def flattened(metric: Metric, d: int, n_ctx: int) -> Metric:
     return dataclasses.replace(metric, mean=mean, cov=cov)
 
 
+def check_coordinates(metric: Metric, d: int) -> None:
+    """Raise `ModelError` unless the mean and covariance of a metric are for d coordinates.
+
+    Example:
+        >>> import tnsim
+        >>> check_coordinates(tnsim.Gaussian(mean=[1.0, 2.0]), d=2)
+    """
+    mean, cov = _mean_and_covariance(metric)
+    if mean is not None and mean.ndim == 2:
+        raise ModelError(
+            f"the metric's mean has shape {tuple(mean.shape)}, as for sequences, "
+            f"but the models read {d} coordinates"
+        )
+    for what, array in (("mean", mean), ("covariance", cov)):
+        if array is not None and array.shape[0] != d:
+            raise ModelError(
+                f"the metric's {what} has {array.shape[0]} coordinates but the models read {d}"
+            )
+
+
 def _mean_and_covariance(metric: Metric) -> tuple[Any, Any]:
     """Both of a Gaussian metric, None for zero and the identity; of other metrics None twice."""
     return getattr(metric, "mean", None), getattr(metric, "cov", None)
@@ -255,17 +277,3 @@ def _structure(cov: Any) -> str:
     if cov is None:
         return "identity"
     return "diagonal" if cov.ndim == 1 else "full"
-
-
-def _check_coordinates(mean: Any, cov: Any, d: int) -> None:
-    """Raise `ModelError` unless mean and covariance are for d coordinates."""
-    if mean is not None and mean.ndim == 2:
-        raise ModelError(
-            f"the metric's mean has shape {tuple(mean.shape)}, as for sequences, "
-            f"but the models read {d} coordinates"
-        )
-    for what, array in (("mean", mean), ("covariance", cov)):
-        if array is not None and array.shape[0] != d:
-            raise ModelError(
-                f"the metric's {what} has {array.shape[0]} coordinates but the models read {d}"
-            )

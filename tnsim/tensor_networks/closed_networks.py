@@ -48,7 +48,7 @@ from tnsim.tensor_networks.network import (
     tensor,
     tree_tensors,
 )
-from tnsim.tensors.kinds import Kinds
+from tnsim.tensors.kinds import Kinds, kinds, nonlinear
 
 if TYPE_CHECKING:
     import quimb.tensor as qtn
@@ -103,13 +103,13 @@ def networks(
             "so it has no networks; inner() computes it without"
         )
     check_comparable(a, b)
-    nonlinear = max(sum(order > 1 for order in model.orders) for model in (a, b))
-    whole_trees = joins_whole_trees(type(metric), nonlinear)
+    depth = nonlinear(kinds(a), kinds(b))
+    whole_trees = joins_whole_trees(type(metric), depth)
     if a.n_ctx is None:
         return _whole_trees(a, b, metric) if whole_trees else _layer_over_layer(a, b, metric)
-    if whole_trees and nonlinear > 1 and _few_legs(a, b):
+    if whole_trees and depth > 1 and _few_legs(a, b):
         return _whole_trees(a, b, metric)
-    joined = layer_by_layer(metric, nonlinear, (a.degree, b.degree))
+    joined = layer_by_layer(metric, depth, (a.degree, b.degree))
     return _layer_over_layer(a, b, flattened(joined, a.d_in, a.n_ctx))
 
 
@@ -133,7 +133,7 @@ def _layer_over_layer(
 
     models: dict[Side, Model] = {"A": a, "B": b}
     moments = input_moments(metric, a.d_in * (a.n_ctx or 1), lifted=True)
-    mean, moment = np.asarray(moments["mean"]), _as_numpy(moments.get("moment"))
+    mean, moment = np.asarray(moments[MEAN]), _as_numpy(moments.get(COVARIANCE))
     arrays = _arrays(models)
     for joined in LegJoinings(models, as_layerwise(metric)).all():
         tensors = []
@@ -156,16 +156,16 @@ def _whole_trees(a: Model, b: Model, metric: Metric) -> Iterator[tuple[float, qt
 
     family = WholeTree.of(a, b, metric)
     models: dict[Side, Model] = {"A": family.prepare(a), "B": family.prepare(b)}
-    kinds: dict[Side, Kinds] = {"A": family.bra, "B": family.ket or family.bra}
+    both: dict[Side, Kinds] = {"A": family.bra, "B": family.ket or family.bra}
     cross_only = not metric.pairs_within_model
-    check_size(kinds, cross_only)
-    bra, ket = tree(kinds["A"]), tree(kinds["B"])
+    check_size(both, cross_only)
+    bra, ket = tree(both["A"]), tree(both["B"])
     joinings = math.factorial(bra.legs) if cross_only else 1  # P_n is the mean over all n! ways
 
     tensors = []
     for side, layers in _arrays(models).items():
         tensors += tree_tensors(layers, side, _nonlinear_copies(side, models[side]))
-    constant = any(kind.constant for kind in kinds["A"] + kinds["B"])
+    constant = any(kind.constant for kind in both["A"] + both["B"])
     runs = _moments(metric, a, bra.legs + ket.legs, constant)
     for diagram in diagrams(bra, ket, cross_only):
         pairs = _joined_legs((bra, ket), diagram)
@@ -197,7 +197,7 @@ def _moments(
         metric, width = flattened(metric, width, model.n_ctx), width * model.n_ctx
     if whole_tree_kind(metric, lifted=constant).centred:
         moments = input_moments(metric, width, lifted=True)
-        return [(1.0, _as_numpy(moments.get("moment")))]
+        return [(1.0, _as_numpy(moments.get(COVARIANCE)))]
     nodes = moment_nodes(legs)
     runs = []
     for weight, t in zip(nodes.weights, nodes.points, strict=True):
@@ -223,15 +223,15 @@ def _joined_legs(trees: tuple[Tree, Tree], diagram: Diagram) -> list[tuple[str, 
 
 def _nonlinear_copies(side: Side, model: Model) -> list[Copy]:
     """All copies of all nonlinear layers in a model's tree."""
-    nonlinear: list[Copy] = []
+    branching: list[Copy] = []
     copies = 1
     for number in reversed(range(len(model.layers))):
         order = model.layers[number].order
         if order > 1:
             for copy in range(copies):
-                nonlinear.append((side, number, copy))
+                branching.append((side, number, copy))
         copies *= order
-    return nonlinear
+    return branching
 
 
 def _outputs(models: dict[Side, Model]) -> dict[str, str]:
