@@ -22,10 +22,10 @@ from jaxtyping import Float
 from tnsim.folding import hermite
 from tnsim.folding.hermite import IndexBlock, Series
 from tnsim.folding.merged_layers import MergedLayer, merged_layers
-from tnsim.metrics.input_moments import input_moments
+from tnsim.metrics.input_moments import check_coordinates
 from tnsim.metrics.metric import Gaussian, Symmetric, joins_legs, layer_by_layer
 from tnsim.metrics.protocol import Metric
-from tnsim.metrics.ways import Way, way_of
+from tnsim.metrics.ways import LARGEST_ORDER, Way, way_of
 from tnsim.models.arrays import library
 from tnsim.models.model import Model
 from tnsim.tensors import packed
@@ -92,11 +92,14 @@ class PolynomialSpace(NamedTuple):
         """Scalar multiplications that the features of one model take."""
         # Legs are linear maps of all coefficients; then n - 1 products, of which the last is mapped
         # to the outputs at once.
-        orders, number, width = self._input_orders(), 0, self.block.width
+        orders = self._input_orders()
+        width = self.block.width
+        number = 0
         steps = [kind for kind in layers if kind.down is not None]
         for kind in steps:
             out = self.d_out if kind is steps[-1] else kind.d_out + self.lifted
-            rank, read = kind.rank + self.lifted, orders
+            rank = kind.rank + self.lifted
+            read = orders
             entries = sum(packed.count(width, order) for order in orders)
             number += kind.order * rank * kind.d_in * entries
             for leg in range(1, kind.order):
@@ -180,20 +183,24 @@ def polynomials(
     if n_ctx is not None or any(kind.mixes_positions for kind in flat):
         return None
     degrees = {math.prod(kind.order for kind in layers) for layers in models}
-    degree, d_in = max(degrees), models[0][0].d_in
     way = _way(models, metric)
     if way is None or (way is not Way.ISSERLIS and len(degrees) > 1):
         return None
+    degree = max(degrees)
     if degree > _WAYS or math.comb(degree, degree // 2) > _WAYS:  # the first bounds the second
         return None
-    gaussian, width = way is Way.ISSERLIS, d_in
+    d_in, d_out = models[0][0].d_in, models[0][-1].d_out
+    gaussian = way is Way.ISSERLIS
+    # A constant, a mean, or an odd and an even polynomial: coefficients of all orders may be there.
     lifted = any(kind.constant for kind in flat) or len({n % 2 for n in degrees}) > 1
+    width = d_in
     if gaussian:
         mean, root = _affine(metric, d_in)
-        lifted, width = lifted or bool(mean.any()), root.shape[1]
+        lifted = lifted or bool(mean.any())
+        width = root.shape[1]
     orders = _orders(degree, lifted, gaussian)
     block = hermite.whole(width)
-    space = PolynomialSpace(d_in, models[0][-1].d_out, degree, orders, lifted, gaussian, block)
+    space = PolynomialSpace(d_in, d_out, degree, orders, lifted, gaussian, block)
     if width == 0 or space.length * space.d_out > _LONGEST:
         return None
     return space
@@ -207,7 +214,8 @@ def way_of_one_layer(metric: Metric) -> Way | None:
 def _way(models: Sequence[Kinds], metric: Metric) -> Way | None:
     """Which coefficients have the metric's inner products for dot products."""
     depth = max(nonlinear(layers) for layers in models)
-    if depth > 1 or max(kind.order for layers in models for kind in layers) > 3:
+    largest = max(kind.order for layers in models for kind in layers)
+    if depth > 1 or largest > LARGEST_ORDER:
         whole = {Gaussian: Way.ISSERLIS, Symmetric: Way.SYMMETRISED}
         return whole.get(type(metric))
     way = way_of_one_layer(metric)
@@ -264,7 +272,7 @@ def _affine(
     metric: Metric, d_in: int
 ) -> tuple[Float[np.ndarray, " d"], Float[np.ndarray, "d rank"]]:
     """m and L with x = m + L z for a standard normal z of as many coordinates as x varies in."""
-    input_moments(metric, d_in, False)  # refuses a metric for another number of coordinates
+    check_coordinates(metric, d_in)
     mean, cov = getattr(metric, "mean", None), getattr(metric, "cov", None)
     mean = np.zeros(d_in) if mean is None else np.asarray(mean, np.float64)
     if cov is None:

@@ -2,7 +2,7 @@
 
 In the outputs y of its first nonlinear layer, a model is a homogeneous polynomial
 
-    f_k(y) = sum W[k, a_1, ..., a_n] y[a_1] ... y[a_n],
+    p_k(y) = sum W[k, a_1, ..., a_n] y[a_1] ... y[a_n],
 
 with an index of W for each of the n first-layer nodes. The tree gives a W that is symmetric under
 the tree's automorphisms only. As all y are the same, its mean over all orders of the nodes is the
@@ -11,10 +11,15 @@ same polynomial: for three bilinear layers the mean over the three ways to put f
 With that W it no longer matters which node is joined to which, so that joinings *within* the model
 are summed over once. Left with f free nodes it is
 
-    W_f[k, a_1, ..., a_f] = sum over joinings of the other n - f nodes among themselves.
+    W_f[k, a_1, ..., a_f] = sum over joinings of the other n - f nodes among themselves
+                          = sum W[k, a_1, ..., a_n] E[y[a_(f+1)] ... y[a_n]].
 
-These are the coefficients of f in Hermite-like polynomials of y: Wick ordering, which otherwise
-takes out only what is joined within one node.
+These are the coefficients of the polynomial in Wick products,
+
+    p_k(y) = sum over f of C(n, f) <W_f[k], :y^f:>,
+
+of which two, of two models, have for expectation the sum over crossing joinings alone, those in
+which every connected part has nodes of both.
 """
 
 from __future__ import annotations
@@ -117,7 +122,7 @@ def _joined_within(parts: TreeOperands, side: Side, free: int) -> Definition:
     nodes = [f"a{node}" for node in range(tree.bottoms)]
     whole = Operand(upper_tensor(side, tree.bottoms), ("k", *nodes))
     joined = [Bottom(side, node) for node in nodes[free:]]
-    nobody = Tree((tree.bunch, 0))
+    nobody = Tree((tree.bunch, 0))  # without nodes: all joinings are among those of one model
     terms = []
     for diagram in diagrams(Tree((tree.bunch, len(joined))), nobody, cross_only=False):
         merged = Merge()

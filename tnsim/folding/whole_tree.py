@@ -117,16 +117,14 @@ def _inner_product(
     """
     bra, ket = parts.trees[pair.bra], parts.trees[pair.ket]
     joinings = float(math.factorial(bra.legs)) if cross_only else 1.0
-    terms = []
+    terms: list[Term] = []
+    crossings: list[Crossing] = []
     for diagram in diagrams(bra, ket, cross_only):
         first, *others = (write(parts, pair, diagram, form, per_output) for form in forms(parts))
         ways = tuple((Term(1.0, other),) for other in others)
         terms.append(Term(diagram.count / joinings, first, ways))
+        crossings.append(crossing_part(diagram.edges, bra.bottoms, bra.bottoms + ket.bottoms))
     if has_upper_tensors(parts):
-        crossings = [
-            crossing_part(diagram.edges, bra.bottoms, bra.bottoms + ket.bottoms)
-            for diagram in diagrams(bra, ket, cross_only)
-        ]
         terms = _by_crossing(parts, pair, terms, crossings)
     indices = parts.trace.indices[-1:] if per_output else ()
     return Definition(pair.group, indices, tuple(terms), powers=_powers(parts, pair))
@@ -136,6 +134,10 @@ def _by_crossing(
     parts: TreeOperands, pair: Pair, terms: list[Term], crossings: list[Crossing]
 ) -> list[Term]:
     """Diagrams with one crossing part as one product of upper tensors, or as they were."""
+    # With f and g free nodes, W_f and W_g are sums over the J_f and J_g ways to join the other
+    # nodes of each model among themselves. A product of the two therefore holds J_f J_g joinings,
+    # and diagrams that hold N together are N / (J_f J_g) such products: as often as there are ways
+    # to choose the free nodes and to draw the crossing part on them.
     groups: dict[Hashable, list[int]] = {}
     for n, crossing in enumerate(crossings):
         groups.setdefault(crossing.form(), []).append(n)
@@ -144,10 +146,13 @@ def _by_crossing(
         free, edges = crossings[group[0]]
         weight = sum(terms[n].weight for n in group)
         for side, count in zip(pair, free, strict=True):
-            weight /= joinings_within(parts, side, count)  # the upper tensors count these
-        diagrams = [dataclasses.replace(terms[n], weight=terms[n].weight / weight) for n in group]
+            weight /= joinings_within(parts, side, count)
+        as_they_were = []
+        for n in group:
+            share = terms[n].weight / weight
+            as_they_were.append(dataclasses.replace(terms[n], weight=share))
         product = write_over_upper(parts, pair, free, edges)
-        joined.append(Term(weight, product, (tuple(diagrams),)))
+        joined.append(Term(weight, product, (tuple(as_they_were),)))
     return joined
 
 

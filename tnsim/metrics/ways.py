@@ -14,7 +14,10 @@ from enum import Enum, auto
 from tnsim.metrics.pairings import Joining, gaussian, straight
 from tnsim.metrics.protocol import LayerwiseMetric
 
-_ASKED = tuple(itertools.product((1, 2, 3), (1, 2, 3), (True, False)))
+LARGEST_ORDER = 3
+"""Layers up to this order are asked about; of layers of more legs a `Way` says nothing."""
+_ORDERS = range(1, LARGEST_ORDER + 1)
+_ASKED = tuple(itertools.product(_ORDERS, _ORDERS, (True, False)))
 """Orders of the bra's and the ket's layer, and whether no leg is handed to the mean."""
 
 
