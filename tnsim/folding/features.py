@@ -115,19 +115,24 @@ def block(
         lengths = _lengths(values)
         is_zero = lengths == 0 if exponents.ndim == 2 else (lengths == 0).all(axis=1)
         log = np.where(is_zero, SMALLEST, log + exponents * np.log(2))
-        if weights is None:
-            return Block(values, log, lengths, lengths)
-        # A row is a sum of w_m exp(log_m) v_m. Its largest factor is taken out as exp(gauge), and
-        # every coefficient is split into a mantissa and a power of two, so that no factor leaves
-        # the range of a float before its logarithm is taken.
-        mantissas, powers = split(weights if log.ndim == 1 else weights[:, :, None])
-        logs = powers * np.log(2) + log
-        gauge = logs.max(axis=1)
-        factors = mantissas * np.exp(logs - gauge[:, None])
-        sizes = (np.abs(factors).reshape(*weights.shape, -1) * lengths).sum(axis=1)
-        sums = "km,mof->kof" if log.ndim == 1 else "kmo,mof->kof"
-        values = jnp.einsum(sums, jnp.asarray(factors, dtype), values)
-        return Block(values, gauge, _lengths(values), sizes)
+        single = Block(values, log, lengths, lengths)
+        return single if weights is None else _combined(single, weights, dtype)
+
+
+def _combined(single: Block, weights: Float[np.ndarray, "rows models"], dtype: str) -> Block:
+    """Features of combinations of models, from those of the models."""
+    # A row is a sum of w_m exp(log_m) v_m. Its largest factor is taken out as exp(scale), and every
+    # coefficient is split into a mantissa and a power of two, so that no factor leaves the range of
+    # a float before its logarithm is taken.
+    by_output = single.log.ndim == 2
+    mantissas, powers = split(weights[:, :, None] if by_output else weights)
+    logs = powers * np.log(2) + single.log
+    scale = logs.max(axis=1)
+    factors = mantissas * np.exp(logs - scale[:, None])
+    sizes = (np.abs(factors).reshape(*weights.shape, -1) * single.norms).sum(axis=1)
+    sums = "kmo,mof->kof" if by_output else "km,mof->kof"
+    values = jnp.einsum(sums, jnp.asarray(factors, dtype), single.values)
+    return Block(values, scale, _lengths(values), sizes)
 
 
 def norms(block: Block, per_output: bool) -> LogScaled:

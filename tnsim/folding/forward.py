@@ -48,9 +48,9 @@ class Vector(NamedTuple):
     """
 
     values: Float[Any, "out features"]
-    log: Float[np.ndarray, " 1"] | Float[np.ndarray, " out"]
-    lengths: Float[np.ndarray, " out"]
-    sizes: Float[np.ndarray, " out"]
+    log: Float[Any, " 1"] | Float[Any, " out"]
+    lengths: Float[Any, " out"]
+    sizes: Float[Any, " out"]
 
 
 class Gram(NamedTuple):
@@ -169,17 +169,15 @@ def _stacked_groups(values: Sequence[LogScaled]) -> LogScaled:
 
 def total(value: LogScaled) -> LogScaled:
     """The sum over groups."""
-    groups = range(len(value.mantissa))
-    return add([LogScaled(*(array[n] for array in value)) for n in groups])
+    return add([LogScaled(*arrays) for arrays in zip(*value, strict=True)])
 
 
 def _run(part: Part, per_output: bool, dtype: str, eager: bool) -> Run:
     """What gives the vector of a part on a batch."""
     if isinstance(part, Model):
-        layers = scaled_layers(part, per_output)
-        layers = jax.tree.map(np.asarray, layers)
-        weights = jax.tree.map(lambda x: np.asarray(x, dtype), layers.layers)
-        layers = ScaledLayers(weights, layers.exponents)
+        known = jax.tree.map(np.asarray, scaled_layers(part, per_output))
+        weights = jax.tree.map(lambda x: np.asarray(x, dtype), known.layers)
+        layers = ScaledLayers(weights, known.exponents)
         evaluate = vector_of_model if eager else _compiled
 
         def model(batch: Weighted) -> Vector:
@@ -187,19 +185,19 @@ def _run(part: Part, per_output: bool, dtype: str, eager: bool) -> Run:
             inputs = batch.inputs
             if not is_tokens(inputs):
                 inputs = inputs.astype(dtype)
-            return _host(*evaluate(layers, inputs, batch.log_weights / 2))
+            return _on_host(evaluate(layers, inputs, batch.log_weights / 2))
 
         return model
 
     def plain(batch: Weighted) -> Vector:
         outputs = outputs_of(part, batch.inputs).astype(dtype)
         exponents = np.zeros((len(outputs), outputs.shape[-1] if per_output else 1))
-        return _host(*vector_of(outputs, exponents, batch.log_weights / 2))
+        return _on_host(vector_of(outputs, exponents, batch.log_weights / 2))
 
     return plain
 
 
-def vector_of_model(layers: ScaledLayers, inputs: Any, half_logs: Any) -> tuple[Any, Any, Any]:
+def vector_of_model(layers: ScaledLayers, inputs: Any, half_logs: Any) -> Vector:
     """The vector of a model at some points, see `vector_of`."""
     return vector_of(*forward(layers, inputs), half_logs)
 
@@ -207,8 +205,8 @@ def vector_of_model(layers: ScaledLayers, inputs: Any, half_logs: Any) -> tuple[
 _compiled = jax.jit(vector_of_model)
 
 
-def vector_of(outputs: Any, exponents: Any, half_logs: Any) -> tuple[Any, Any, Any]:
-    """Values (out, features), their log-scale and their lengths.
+def vector_of(outputs: Any, exponents: Any, half_logs: Any) -> Vector:
+    """The vector of `outputs * 2 ** exponents` at some points.
 
     half_logs: logarithms of the roots of the points' weights.
     """
@@ -221,12 +219,14 @@ def vector_of(outputs: Any, exponents: Any, half_logs: Any) -> tuple[Any, Any, A
     factors = xp.exp(logs - log).astype(outputs.dtype)
     factors = factors.reshape(len(outputs), *(1,) * (outputs.ndim - 2), -1)
     values = xp.moveaxis(outputs * factors, -1, 0).reshape(outputs.shape[-1], -1)
-    return values, log, xp.sqrt((values * values).sum(axis=1))
+    lengths = xp.sqrt((values * values).sum(axis=1))
+    return Vector(values, log, lengths, lengths)
 
 
-def _host(values: Any, log: Any, lengths: Any) -> Vector:
-    lengths = np.asarray(lengths, np.float64)
-    return Vector(values, np.asarray(log, np.float64), lengths, lengths)
+def _on_host(vector: Vector) -> Vector:
+    """The vector with its small arrays in NumPy's float64."""
+    lengths = np.asarray(vector.lengths, np.float64)
+    return Vector(vector.values, np.asarray(vector.log, np.float64), lengths, lengths)
 
 
 def _vectors(runs: dict[int, Run], batch: Weighted) -> dict[int, Vector]:

@@ -6,15 +6,23 @@ As `forward`, in terms of JAX alone: points are constants, and batches of them a
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from tnsim.engine.log_scaled import LogScaled, add, contribution, times
-from tnsim.folding.forward import Part, Terms, batch_size, in_batches, vector_of, vector_of_model
+from tnsim.folding.forward import (
+    Part,
+    Run,
+    Terms,
+    Vector,
+    batch_size,
+    in_batches,
+    vector_of,
+    vector_of_model,
+)
 from tnsim.metrics.points import Points, Weighted
 from tnsim.models.forward import ScaledLayers, check_inputs, is_tokens, scaled_layers
 from tnsim.models.functions import Function, outputs_of
@@ -58,34 +66,34 @@ def over_batches(
     for batch in batches:
         vectors = {key: run(batch) for key, run in runs.items()}
         for (c, a), (d, b) in itertools.product(rows, columns):
-            (first, first_log), (second, second_log) = vectors[id(a)], vectors[id(b)]
-            mantissa = (first * second).sum(axis=1)
-            log = first_log + second_log
+            first, second = vectors[id(a)], vectors[id(b)]
+            mantissa = (first.values * second.values).sum(axis=1)
+            log = first.log + second.log
             if not per_output:
                 mantissa, log = mantissa.sum(), log[0]
             products.append(times(contribution(mantissa, log), c * d))
     return add(products)
 
 
-def _run(part: Part, per_output: bool) -> Callable[[Weighted], tuple[Any, Any]]:
-    """What makes values (out, features) at some points, and their logarithms, of a part."""
+def _run(part: Part, per_output: bool) -> Run:
+    """What gives the vector of a part on a batch."""
     if not isinstance(part, Model):
         return partial(_of_function, part, per_output)
     layers = jax.tree.map(jnp.asarray, scaled_layers(part, per_output))
     return partial(_of_model, part, layers)
 
 
-def _of_function(function: Function, per_output: bool, batch: Weighted) -> tuple[Any, Any]:
+def _of_function(function: Function, per_output: bool, batch: Weighted) -> Vector:
     outputs = outputs_of(function, batch.inputs)
     exponents = jnp.zeros((len(outputs), outputs.shape[-1] if per_output else 1))
-    return vector_of(jnp.asarray(outputs), exponents, batch.log_weights / 2)[:2]
+    return vector_of(jnp.asarray(outputs), exponents, batch.log_weights / 2)
 
 
-def _of_model(model: Model, layers: ScaledLayers, batch: Weighted) -> tuple[Any, Any]:
+def _of_model(model: Model, layers: ScaledLayers, batch: Weighted) -> Vector:
     inputs = batch.inputs
     check_inputs(model, inputs)
     if not is_tokens(inputs):
         weights = (leaf for leaf in jax.tree.leaves(model) if jnp.ndim(leaf))
         inputs = inputs.astype(jnp.result_type(*weights))
     inputs = jax.tree.map(jnp.asarray, inputs)
-    return vector_of_model(layers, inputs, batch.log_weights / 2)[:2]
+    return vector_of_model(layers, inputs, batch.log_weights / 2)
