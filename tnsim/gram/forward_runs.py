@@ -76,7 +76,13 @@ def plan(
     work = again * passes + run.pairs * outputs
     peak = run.tile_bytes(tile) + 2 * forward.BATCH_BYTES + tile * run.weights
     found = PairwisePlan(
-        FORWARD, run.pairs, tile, run.tiles(tile), work, peak, compilations=len(models)
+        route=FORWARD,
+        pairs=run.pairs,
+        tile=tile,
+        tiles=run.tiles(tile),
+        multiplications=work,
+        peak_bytes=peak,
+        compilations=len(models),
     )
     return found, points
 
@@ -120,8 +126,18 @@ def function_entry(source: Source, metric: Any) -> Entry:
         raise refused_under(metric)
     outputs = outputs_of(function, metric.points(None).block(0, 1).inputs)
     digest = f"function {id(function):x}"
-    n_ctx = outputs.shape[1] if outputs.ndim == 3 else None
-    return Entry(source, digest, ((digest, ()),), None, outputs.shape[-1], n_ctx, 1, 0, 1, ())
+    return Entry(
+        source=source,
+        digest=digest,
+        parts=((digest, ()),),
+        d_in=None,
+        d_out=outputs.shape[-1],
+        n_ctx=outputs.shape[1] if outputs.ndim == 3 else None,
+        degree=1,
+        nonlinear=0,
+        terms=1,
+        caveats=(),
+    )
 
 
 def _passes(entry: Entry, examples: Mapping[Kinds, Model], points: Points) -> int:

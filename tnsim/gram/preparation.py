@@ -161,8 +161,16 @@ def prepared(
     setting = Setting(metric, per_output, dtype, budget, pairs)
     plan, spaces, contracted, points = _route(rows.entries, others, known, setting)
     key = uuid4().hex  # equal runs at once stay apart
-    job = Job(setting, None, plan.tile, keep_blocks=2, keep_bytes=0, alone=True, key=key)
-    job = job._replace(points=points)
+    job = Job(
+        setting=setting,
+        space=None,
+        size=plan.tile,
+        keep_blocks=2,
+        keep_bytes=0,
+        alone=True,
+        key=key,
+        points=points,
+    )
     return Run(rows, columns, other is None, job, plan, spaces, contracted)
 
 

@@ -188,11 +188,11 @@ def _recursion(run: Sizes, work: _Work) -> PairwisePlan:
     is_large = tile == 1 and work.multiplications >= _LARGE * run.pairs
     together = max(1, min(_AT_ONCE, int(run.available / 4 // one_tile))) if is_large else 1
     return PairwisePlan(
-        RECURSION,
-        run.pairs,
-        tile,
-        run.tiles(tile),
-        work.multiplications,
+        route=RECURSION,
+        pairs=run.pairs,
+        tile=tile,
+        tiles=run.tiles(tile),
+        multiplications=work.multiplications,
         peak_bytes=together * one_tile + run.tile_bytes(tile),
         compilations=len(work.pieces),
         together=together,
@@ -223,11 +223,11 @@ def _features(
     peak = int(min(len(made) * numbers * run.item, most))
     peak += _making_bytes(run, tile * run.terms, space, made, part_bytes)
     return PairwisePlan(
-        space.route,
-        run.pairs,
-        tile,
-        run.tiles(tile),
-        work,
+        route=space.route,
+        pairs=run.pairs,
+        tile=tile,
+        tiles=run.tiles(tile),
+        multiplications=work,
         peak_bytes=peak + run.tile_bytes(tile),
         compilations=compilations,
         streamed=streamed,

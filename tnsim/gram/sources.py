@@ -21,7 +21,7 @@ from tnsim.models.checks import check_numbers
 from tnsim.models.differences import by_differences
 from tnsim.models.functions import Function
 from tnsim.models.model import Combination, Model, caveats, terms
-from tnsim.tensors.kinds import LayerKind, kinds
+from tnsim.tensors.kinds import Kinds, kinds, nonlinear
 
 
 @dataclass(frozen=True)
@@ -46,14 +46,22 @@ class Source:
 class Entry:
     """A source that has been read once: digests of its content and its parts, layer kinds, shape.
 
-    `parts` are the models that are compared, and `terms` counts those that the source adds up: a
-    small difference of two models is one part. `caveats` say what makes it another function than
-    the networks that were read. Of a plain function `d_in` is None.
+    Args:
+        source: Where it is read from, and read again.
+        digest: Of its content.
+        parts: Digest and layer kinds of every model that is compared.
+        d_in: Coordinates of the input; None of a plain function.
+        d_out: Coordinates of the output.
+        n_ctx: Positions of a sequence, None for vectors.
+        degree: Largest degree of a part.
+        nonlinear: Nonlinear layers of the deepest part.
+        terms: How many models the source adds up: a small difference of two is one part.
+        caveats: What makes it another function than the networks that were read.
     """
 
     source: Source
     digest: str
-    parts: tuple[tuple[str, tuple[LayerKind, ...]], ...]
+    parts: tuple[tuple[str, Kinds], ...]
     d_in: int | None
     d_out: int
     n_ctx: int | None
@@ -80,39 +88,44 @@ def sources(models: Any, names: Sequence[Any] | None = None) -> tuple[Source, ..
     Labels that are all numbers become integers. Raises `ModelError` when there are none, or two
     labels are equal.
     """
+    given = _labelled(models)
+    if not given:
+        raise ModelError("pairwise needs at least one model, found none")
+    if names is not None and len(names) != len(given):
+        raise ModelError(f"{len(names)} names for {len(given)} models")
+    labels = _numbered([label for label, _ in given] if names is None else list(names))
+    if repeated := sorted({str(label) for label in labels if labels.count(label) > 1}):
+        raise ModelError(
+            f"labels must differ, found {', '.join(repeated[:5])} more than once; give names="
+        )
+    reading = Reading()
+    called = tuple(map(str, labels))
+    if isinstance(models, Series):
+        reading = models.reading
+        called = models.names
+    found = []
+    for label, name, (_, weights) in zip(labels, called, given, strict=True):
+        found.append(Source(label, name, weights, reading))
+    return tuple(found)
+
+
+def _labelled(models: Any) -> list[tuple[Any, Any]]:
+    """Models or their files, each with the label that it brings."""
     if isinstance(models, (Model, Combination)):
         raise ModelError(
             "pairwise compares many models; give a sequence, a mapping or a tnsim.load of "
             "several files, found one model"
         )
-    files: tuple[str, ...] | None = None
-    reading = Reading()
     if isinstance(models, Series):
-        files, reading = models.names, models.reading
         paths = [path.absolute() for path in models.paths]  # links of a hub cache stay links
-        found = list(zip(models.labels, paths, strict=True))
-    elif isinstance(models, Mapping):
-        found = list(models.items())
-    elif isinstance(models, Iterable) and not isinstance(models, str):
-        found = list(enumerate(models))
-    else:
-        raise ModelError(
-            "expected models, a mapping or a tnsim.load of several files, "
-            f"found {type(models).__name__}"
-        )
-    if not found:
-        raise ModelError("pairwise needs at least one model, found none")
-    if names is not None and len(names) != len(found):
-        raise ModelError(f"{len(names)} names for {len(found)} models")
-    labels = _numbered([label for label, _ in found] if names is None else list(names))
-    if repeated := sorted({str(label) for label in labels if labels.count(label) > 1}):
-        raise ModelError(
-            f"labels must differ, found {', '.join(repeated[:5])} more than once; give names="
-        )
-    called = files or tuple(map(str, labels))
-    return tuple(
-        Source(label, name, weights, reading)
-        for label, name, (_, weights) in zip(labels, called, found, strict=True)
+        return list(zip(models.labels, paths, strict=True))
+    if isinstance(models, Mapping):
+        return list(models.items())
+    if isinstance(models, Iterable) and not isinstance(models, str):
+        return list(enumerate(models))
+    raise ModelError(
+        "expected models, a mapping or a tnsim.load of several files, "
+        f"found {type(models).__name__}"
     )
 
 
@@ -121,17 +134,18 @@ def entry(source: Source, model: Model | Combination, dtype: str) -> Entry:
     check_numbers(model)
     parts = [part for _, part in terms(by_differences(model, dtype))]
     digests = [content_hash(part) for part in parts]
+    layers = [kinds(part) for part in parts]
     return Entry(
-        source,
-        digests[0] if isinstance(model, Model) else content_hash(model),
-        tuple((digest, kinds(part)) for digest, part in zip(digests, parts, strict=True)),
-        parts[0].d_in,
-        parts[0].d_out,
-        parts[0].n_ctx,
-        max(part.degree for part in parts),
-        max(sum(order > 1 for order in part.orders) for part in parts),
-        len(terms(model)),
-        caveats(model),
+        source=source,
+        digest=digests[0] if isinstance(model, Model) else content_hash(model),
+        parts=tuple(zip(digests, layers, strict=True)),
+        d_in=parts[0].d_in,
+        d_out=parts[0].d_out,
+        n_ctx=parts[0].n_ctx,
+        degree=max(part.degree for part in parts),
+        nonlinear=nonlinear(*layers),
+        terms=len(terms(model)),
+        caveats=caveats(model),
     )
 
 

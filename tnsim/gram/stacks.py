@@ -169,7 +169,7 @@ def contracted(
         setting: What is the same for all pairs.
         d_in: Coordinates of the input.
     """
-    family, whole, (_, crossing) = pairs
+    family, whole, crossing = pairs.family, pairs.plan, pairs.shares.crossing
     parts = []
     runs: list[tuple[float | None, float]] = [(None, 1.0)]
     if family.nodes:

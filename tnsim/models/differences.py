@@ -99,18 +99,34 @@ def _groups(weighted: Sequence[tuple[Any, Model]], near: float) -> list[list[tup
     return groups
 
 
+class _Setting(NamedTuple):
+    """What must be equal for two layers to have a difference of their form.
+
+    Args:
+        kind: Class of what is inside residuals.
+        skip: Weight of the stream; 0 around a linear layer, whose skip is part of its matrix.
+        n_heads, mask, rope_base: Of attention.
+    """
+
+    kind: type
+    skip: float = 0.0
+    n_heads: int = 0
+    mask: str = ""
+    rope_base: float | None = None
+
+
 class _Parts(NamedTuple):
     """A layer `skip x + scale * output(product of rows)`; `[bias, weight]` is one array.
 
     Args:
-        setting: What must be equal for two layers to have a difference of their form.
+        setting: What a difference keeps.
         rows: The legs.
         output: What is made of their product.
         skip: Weight of the stream.
         scale: Weight of the layer around which it goes.
     """
 
-    setting: tuple[Any, ...]
+    setting: _Setting
     rows: tuple[Float[np.ndarray, "rows in_and_one"], ...]
     output: Float[np.ndarray, "out hidden_and_one"]
     skip: float
@@ -128,8 +144,8 @@ class _Parts(NamedTuple):
 
     @property
     def stream(self) -> float:
-        """The skip that stays one; around a linear layer it is added to the matrix."""
-        return 0.0 if self.setting[0] is Linear else self.skip
+        """The skip that stays one."""
+        return self.setting.skip
 
     def whole_output(self) -> Float[np.ndarray, "out hidden_and_one"]:
         """The output matrix with the scale, and around a linear layer the skip."""
@@ -145,12 +161,11 @@ def _parts(layer: Layer) -> _Parts:
     skip, scale = map(float, residual_rule(layer))
     names, last = affine_maps(core)
     rows = tuple(_affine(core, name) for name in names)
-    if isinstance(core, Linear):
-        setting: tuple[Any, ...] = (Linear,)
-    elif isinstance(core, Attention):
-        setting = (Attention, skip, core.n_heads, core.mask, core.rope_base)
-    else:
-        setting = (type(core), skip)
+    setting = _Setting(type(core))
+    if isinstance(core, Attention):
+        setting = _Setting(Attention, skip, core.n_heads, core.mask, core.rope_base)
+    elif not isinstance(core, Linear):
+        setting = _Setting(type(core), skip)
     return _Parts(setting, rows, _affine(core, last), skip, scale)
 
 
@@ -227,22 +242,18 @@ def _layer_of_pairs(a: _Parts, b: _Parts, unit: float, enters: bool, leaves: boo
     return Residual(core, a.stream) if a.stream else core
 
 
-def _core(
-    setting: tuple[Any, ...], rows: list[np.ndarray], output: np.ndarray, groups: int
-) -> Layer:
+def _core(setting: _Setting, rows: list[np.ndarray], output: np.ndarray, groups: int) -> Layer:
     """A layer of affine rows, `groups` times as many as those of the layers with this setting."""
-    kind = setting[0]
     down, down_bias = _split(output)
-    if kind is Linear:
+    if setting.kind is Linear:
         return Linear(down, down_bias)
     legs, biases = zip(*map(_split, rows), strict=True)
-    if kind is Multilinear:
+    if setting.kind is Multilinear:
         return Multilinear(legs, down, biases, down_bias)
-    if kind is Bilinear:
+    if setting.kind is Bilinear:
         left, right = legs
         left_bias, right_bias = biases
         return Bilinear(left, right, down, left_bias, right_bias, down_bias)
-    _, _, heads, mask, base = setting
     q1, k1, q2, k2, v = legs
     names = ("q1_bias", "k1_bias", "q2_bias", "k2_bias", "v_bias")
     of_rows = dict(zip(names, biases, strict=True))
@@ -253,11 +264,11 @@ def _core(
         k2,
         v,
         down,
-        heads * groups,
+        setting.n_heads * groups,
         **of_rows,
         o_bias=down_bias,
-        mask=mask,
-        rope_base=base,
+        mask=setting.mask,
+        rope_base=setting.rope_base,
     )
 
 
