@@ -125,8 +125,12 @@ def _inputs(inputs: Inputs, model: AnyModel | None, seed: int) -> tuple[np.ndarr
     if is_tokens(x) and x.ndim == 2 and x.size and (model is None or model.n_ctx is not None):
         return x, given
     x = x.astype(np.float64)
-    d_in = "d_in" if model is None else model.d_in
-    if x.ndim < 2 or x.shape[-1] != (x.shape[-1] if model is None else d_in) or not x.size:
+    d_in: int | str = "d_in"  # of functions alone nothing is known
+    fits = x.ndim >= 2 and x.size > 0
+    if model is not None:
+        d_in = model.d_in
+        fits = fits and x.shape[-1] == d_in
+    if not fits:
         raise ModelError(
             f"inputs must be a number, or an array of shape (n, {d_in}); found shape {x.shape}"
         )

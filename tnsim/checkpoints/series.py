@@ -207,24 +207,33 @@ def _differing_numbers(names: Sequence[list[str]]) -> tuple[str, ...] | None:
         return None
     columns = list(zip(*names, strict=True))
     differing = [n for n, column in enumerate(columns) if len(set(column)) > 1]
-    if not all(part.isdecimal() for n in differing for part in columns[n]):
+    if not all(all(map(str.isdecimal, columns[n])) for n in differing):
         return None
-    if len(differing) != 1:
-        differing = _counting(differing, columns)
-    labels = tuple(str(int(part)) for n in differing for part in columns[n])
+    number = _counting(differing, columns)
+    if len(differing) == 1:
+        number = differing[0]
+    if number is None:
+        return None
+    labels = tuple(str(int(part)) for part in columns[number])
     return labels if len(set(labels)) == len(names) else None
 
 
-def _counting(numbers: Sequence[int], columns: Sequence[Sequence[str]]) -> list[int]:
+def _counting(numbers: Sequence[int], columns: Sequence[Sequence[str]]) -> int | None:
     """Of several numbers in names the finest that counts, as in `epoch=3-step=1200`.
 
-    None where another number, such as a seed, tells the files apart too; digits behind a point
-    belong to a measure.
+    Args:
+        numbers: Columns that hold them.
+        columns: The parts of all names, words and numbers in turn.
+
+    Returns:
+        Its column. None where another number, such as a seed, tells the files apart too; digits
+        behind a point belong to a measure.
     """
     before = {n: columns[n - 1][0].lower() for n in numbers if not columns[n - 1][0].endswith(".")}
     if not all(any(word in text for word in COUNTERS) for text in before.values()):
-        return []
+        return None
     for word in COUNTERS:
-        if found := [n for n, text in before.items() if word in text]:
-            return found[:1]
-    return []
+        for n, text in before.items():
+            if word in text:
+                return n
+    return None

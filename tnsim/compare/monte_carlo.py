@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from tnsim.compare.by_points import reading_of
 from tnsim.compare.jackknife import cosine_error
@@ -28,6 +28,9 @@ from tnsim.metrics.points import Points, Reading, Weighted, draws
 from tnsim.metrics.quadrature import gaussian_draws
 from tnsim.models.model import AnyModel, terms
 from tnsim.tables import html_table
+
+Expectation: TypeAlias = Gaussian | GaussianClosure | Categorical
+"""Metrics that are an expectation over inputs that can be drawn."""
 
 
 class Check(NamedTuple):
@@ -61,7 +64,7 @@ class Check(NamedTuple):
 def check(
     a: AnyModel,
     b: AnyModel,
-    metric: Gaussian | GaussianClosure | Categorical = Gaussian(),
+    metric: Expectation = Gaussian(),
     *,
     samples: int = 65536,
     seed: int = 0,
@@ -98,7 +101,7 @@ def check(
         Paper, equation 2, for the cosine; Tukey 1958, "Bias and confidence in not-quite large
         samples", for the jackknife.
     """
-    if not isinstance(metric, (Gaussian, GaussianClosure, Categorical)):
+    if not isinstance(metric, Expectation):
         raise ModelError(
             "only Gaussian metrics and Categorical are expectations that sampling can check, "
             f"found {type(metric).__name__}"
@@ -128,7 +131,7 @@ def _estimated(sums: Sums, arithmetic: Arithmetic) -> tuple[float, float]:
     return float(precision.clipped(cosines)[0, 0]), float(errors[0, 0])
 
 
-def _drawn(metric: Any, reading: Reading, samples: int, seed: int) -> Points:
+def _drawn(metric: Expectation, reading: Reading, samples: int, seed: int) -> Points:
     """Draws from the distribution that a metric is an expectation over."""
     if isinstance(metric, Categorical):
         return dataclasses.replace(metric, samples=samples, seed=seed).points(reading)

@@ -166,6 +166,9 @@ def multiplications(
 
 def _matrix(left: Any, right: Any, down: Any, term: Term, block: IndexBlock) -> Any:
     """`weight * (a . b)` summed over k as `packed.splits` reads it, (entries, out)."""
+    # An index of the block is split in a part of a, the row, and a part of b, the column, and its
+    # largest coordinate, at least `start`, is in one of them: in the row, beside any column below
+    # `stop`; or in the column alone, beside a row below `start`.
     width, start, stop = block
     pieces = [_piece(left, right, down, term, block, IndexBlock(width, 0, stop))]
     if start:

@@ -123,7 +123,8 @@ class _LayerFold:
             terms = tuple(self.terms.moment(pair, ("k", "l")))
             exchangeable = 2 if pair.bra == pair.ket else 0
             powers = self.powers(pair)
-            definitions.append(Definition(name, ("k", "l"), terms, exchangeable, powers))
+            moment = Definition(name, ("k", "l"), terms, exchangeable=exchangeable, powers=powers)
+            definitions.append(moment)
             above.moments[pair] = name
         return Stage(tuple(definitions), self.scale_groups(above.moments)), above
 
@@ -189,13 +190,13 @@ class _LayerFold:
             for model in comparison.models:
                 largest = moments[Pair(model, model)] if mixes else None
                 order = comparison.order(model, self.number)
-                groups.append(ScaleGroup(model, order, largest, 2))
+                groups.append(ScaleGroup(model, order, largest, power=2))
         if not mixes:
             # S_AB by itself. Behind the last nonlinear layer its own scale starts afresh, degree 1;
             # under a tree metric S'_AB is a product of n factors S_AB and of nothing else.
             degree = 1 if within else comparison.order("A", self.number)
             for pair in comparison.pairs:
-                groups.append(ScaleGroup(pair.group, degree, moments[pair], 1))
+                groups.append(ScaleGroup(pair.group, degree, moments[pair]))
         return tuple(groups)
 
 

@@ -57,7 +57,7 @@ def fold_tokens(
         both = kinds[pair.bra], kinds[pair.ket]
         definitions.append(_before_tails(pair, both))
         definitions.append(_inner_product(pair, both, per_output))
-    scale_groups = tuple(ScaleGroup(pair.group, 1, pair.group, 1) for pair in pairs)
+    scale_groups = tuple(ScaleGroup(pair.group, degree=1, definition=pair.group) for pair in pairs)
     stages = (Stage(tuple(definitions), scale_groups),)
     return prune(Problem(stages, shapes, frozenset(), tuple(pair.group for pair in pairs)))
 

@@ -62,7 +62,7 @@ def scale_groups(arrays: tuple[Definition, ...]) -> tuple[ScaleGroup, ...]:
     A diagram holds the arrays of a low level many times over. Divided by their scales they are near
     1, and so are their products; scales come back as logarithms, as often as `layer_powers` says.
     """
-    return tuple(ScaleGroup(array.name, 1, array.name, 1) for array in arrays)
+    return tuple(ScaleGroup(array.name, degree=1, definition=array.name) for array in arrays)
 
 
 def second_moments(parts: TreeOperands) -> tuple[Definition, ...]:

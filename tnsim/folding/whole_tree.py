@@ -78,7 +78,8 @@ def fold_trees(
     for pair in pairs:  # one after the other: together they need the memory of all
         product = _inner_product(parts, pair, cross_only, per_output)
         # Divided by its own scale as well, so that it comes as a number and a logarithm.
-        stages.append(Stage((product,), (ScaleGroup(pair.group, 1, pair.group, 1),)))
+        own = ScaleGroup(pair.group, degree=1, definition=pair.group)
+        stages.append(Stage((product,), (own,)))
     symmetric = {IDENTITY} if inputs.moment == "diagonal" else {IDENTITY, COVARIANCE}
     outputs = tuple(pair.group for pair in pairs)
     return prune(Problem(tuple(stages), _leaf_shapes(parts), frozenset(symmetric), outputs))

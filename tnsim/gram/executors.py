@@ -38,12 +38,13 @@ def completed(
     Args:
         tasks: (key, (function, arguments)); drawn from only as tasks are started.
         executor: None to run here.
-        advice: what an error about the executor ends with.
+        advice: What an error about the executor ends with.
         together: How many may run at once here, in threads.
 
     Raises:
-        ExecutorError: the executor cannot be used, was lost or shut down, or failed or cancelled
-        a task. TnsimError: as a task raises it.
+        ExecutorError: The executor cannot be used, was lost or shut down, or failed or cancelled
+            a task.
+        TnsimError: As a task raises it.
 
     Example:
         >>> dict(completed([("sum", (sum, ([1, 2],)))]))

@@ -30,7 +30,7 @@ def write_csv(result: Pairwise, path: Path) -> None:
     spreadsheets' own mark of text. Labels that are numbers, and all values, stay numbers.
 
     Raises:
-        ResultError: the file cannot be written.
+        ResultError: The file cannot be written.
     """
     table = io.StringIO(newline="")
     rows = csv.writer(table)
@@ -45,7 +45,7 @@ def write_npz(result: Pairwise, path: Path) -> None:
     """Every variable and coordinate by its name, the attributes as JSON text under `attributes`.
 
     Raises:
-        ResultError: the file cannot be written.
+        ResultError: The file cannot be written.
     """
     arrays = {str(name): values.values for name, values in result.variables.items()}
     with _written(path) as temporary, temporary.open("wb") as file:
@@ -56,7 +56,7 @@ def write_parquet(result: Pairwise, path: Path) -> None:
     """One row a pair: a, b, similarity, log_inner, sign; slices, where there are any, as lists.
 
     Raises:
-        ResultError: the file cannot be written.
+        ResultError: The file cannot be written.
         MissingExtra: pyarrow is not installed.
     """
     try:

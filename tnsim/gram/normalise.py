@@ -64,10 +64,10 @@ def tile_arrays(
     """What is stored of a tile, by name, and the bound of each pair's error.
 
     Args:
-        products: inner products of rows with columns, per output where there are norms of outputs.
-        bra, ket: norms of rows and columns, from `norms_in`.
-        same: pairs that are one model twice, whose cosine is 1.
-        arithmetic: what they were computed with.
+        products: Inner products of rows with columns, per output where there are norms of outputs.
+        bra, ket: Norms of rows and columns, from `norms_in`.
+        same: Pairs that are one model twice, whose cosine is 1.
+        arithmetic: What they were computed with.
     """
     inner = total(products, per_output=_NORMS in bra)
     arrays = {"log_inner": log_abs(inner), "sign": np.sign(inner.mantissa)}

@@ -82,12 +82,12 @@ class ResultAccessor:
 
         Args:
             kind: `"heatmap"`, `"trajectory"`, `"slices"`, `"mds"`, `"dendrogram"` or `"scatter"`.
-            variable: the matrix to draw, or several, as panels or lines.
-            change_points: rows at which phases start.
-            curves: variables over `a` to draw above heatmaps, each entry a strip.
+            variable: The matrix to draw, or several, as panels or lines.
+            change_points: Rows at which phases start.
+            curves: Variables over `a` to draw above heatmaps, each entry a strip.
 
         Raises:
-            ResultError: for an unknown kind or variable, and for what the picture cannot show.
+            ResultError: For an unknown kind or variable, and for what the picture cannot show.
         """
         from tnsim.analysis import figures
 

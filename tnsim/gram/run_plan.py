@@ -34,7 +34,8 @@ from tnsim.gram.stacks import Pairs, Setting
 from tnsim.models.model import Model
 from tnsim.tensors.kinds import Kinds
 
-FEATURES, RECURSION = ROUTES = "features", "recursion"
+FEATURES, RECURSION = "features", "recursion"
+ROUTES = (FEATURES, RECURSION)
 FORWARD = "forward passes"  # see `forward_runs`
 # An element written counts as so many multiplications: these alone go at 3e9 to 6e10 a second over
 # plans of all families and widths 16 to 128, with writing counted so at no less than 1.3e10.
@@ -248,9 +249,9 @@ def with_seconds(found: PairwisePlan, contracted: Contracted, setting: Setting) 
     """The plan with an estimate of the time of every route, from what this machine does a second.
 
     Args:
-        found: the plan of a run.
-        contracted: what is contracted along plans.
-        setting: of the run.
+        found: The plan of a run.
+        contracted: What is contracted along plans.
+        setting: Of the run.
     """
     timed = []
     for route in found.routes:

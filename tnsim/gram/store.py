@@ -151,8 +151,8 @@ def opened(path: Path, attrs: Mapping[str, Any]) -> Store:
     the numbers counts as not computed. Both are named in `damaged`.
 
     Raises:
-        StoreMismatch: there is another run, or something else.
-        DamagedStore: attributes are damaged, and nothing shows that the store is of this run.
+        StoreMismatch: There is another run, or something else.
+        DamagedStore: Attributes are damaged, and nothing shows that the store is of this run.
     """
     damaged = []
     if not path.exists():
@@ -175,8 +175,8 @@ def read(path: Path) -> tuple[Store, list[str]]:
     """A store as it is on disk, and the labels of the norms and tiles that are missing.
 
     Raises:
-        StoreMismatch: there is no store.
-        DamagedStore: something in it is not what was written.
+        StoreMismatch: There is no store.
+        DamagedStore: Something in it is not what was written.
     """
     zarr_files.zarr_library()
     attrs = metadata.attributes(path)

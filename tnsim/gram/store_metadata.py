@@ -46,8 +46,8 @@ def attributes(path: Path) -> dict[str, Any]:
     """The verified attributes of the run in a store.
 
     Raises:
-        StoreMismatch: there is no store, or one of another format.
-        DamagedStore: there is one, but its attributes are not those that were written.
+        StoreMismatch: There is no store, or one of another format.
+        DamagedStore: There is one, but its attributes are not those that were written.
     """
     try:
         data = json.loads((path / FILE).read_bytes())

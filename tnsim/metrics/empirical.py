@@ -97,7 +97,10 @@ def _check_weights(weights: np.ndarray, count: int) -> None:
     if weights.shape != (count,):
         raise ModelError(f"{count} inputs need weights of shape ({count},), found {weights.shape}")
     if not (np.isfinite(weights).all() and weights.min() >= 0 and weights.sum() > 0):
-        raise ModelError("weights of inputs are finite, not negative, and not all zero")
+        raise ModelError(
+            "weights of inputs are finite, not negative, and not all zero; "
+            f"found them from {weights.min():g} to {weights.max():g}"
+        )
 
 
 def _check_finite(rows: np.ndarray, start: int) -> None:

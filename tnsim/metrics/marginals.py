@@ -68,7 +68,11 @@ def marginal(given: Any) -> Marginal:
         return _finite("given nodes", *given)
     moments = [float(moment) for moment in np.ravel(np.asarray(given, np.float64))]
     if len(moments) < 2 or moments[0] != 1 or not np.isfinite(moments).all():
-        raise ModelError("moments are finite numbers E[x^0] = 1, E[x], E[x^2] and so on")
+        shown = ", ".join(f"{moment:g}" for moment in moments[:4])
+        raise ModelError(
+            "moments are finite numbers E[x^0] = 1, E[x], E[x^2] and so on, two at least; "
+            f"found {len(moments)}, which begin with {shown or 'nothing'}"
+        )
     return Marginal("given moments", lambda nodes: rule_of_moments(moments, nodes), None)
 
 
@@ -105,7 +109,8 @@ def rule_of_moments(moments: Sequence[float], nodes: int) -> Rule:
     row = [Fraction(moment) for moment in moments[: 2 * nodes]]
     diagonal, squares = [row[1] / row[0]], []
     for k in range(1, nodes):
-        a, b = diagonal[-1], squares[-1] if squares else Fraction(0)
+        a = diagonal[-1]
+        b = squares[-1] if squares else Fraction(0)
         count = 2 * (nodes - k)
         after, sizes = [], []
         for n in range(count):
@@ -171,7 +176,10 @@ def _finite(name: str, nodes: Any, weights: Any) -> Marginal:
     nodes, weights = np.asarray(nodes, np.float64), np.asarray(weights, np.float64)
     fits = nodes.shape == weights.shape and np.isfinite(nodes).all() and nodes.size > 0
     if not fits or not (weights >= 0).all() or not 0 < weights.sum() < np.inf:
-        raise ModelError("nodes and weights are two lists of one length, weights not negative")
+        raise ModelError(
+            "nodes and weights are two lists of one length, finite, weights not negative and not "
+            f"all zero; found nodes of shape {nodes.shape} and weights of shape {weights.shape}"
+        )
     p = weights / weights.sum()
     with np.errstate(divide="ignore"):
         rule = Rule(nodes, np.log(p))
@@ -204,6 +212,7 @@ def _draw_spikes(rng: np.random.Generator, shape: tuple[int, ...]) -> Any:
 
 def _named() -> dict[str, Marginal]:
     def uniform(nodes: int) -> Rule:
+        # Legendre's polynomials on [-1, 1], orthonormal: a_k = 0, b_k = k / sqrt(4 k^2 - 1).
         k = np.arange(1.0, nodes)
         return gauss_rule(np.zeros(nodes), k / np.sqrt(4 * k**2 - 1))
 

@@ -92,7 +92,9 @@ class Contributions:
         models: Mapping[ModelName, Kinds],
         by_head: bool,
     ) -> None:
-        self.names, self.stage, self.covariances = covariance
+        self.names = covariance.names
+        self.stage = covariance.stage
+        self.covariances = covariance.summands
         self.means = means
         self.by_head = by_head
         self.tails = {slot: self._tail(models, slot) for slot in SLOTS}

@@ -66,7 +66,7 @@ class Scales(NamedTuple):
         for model in self.models:
             own = Pair(model, model)
             largest = states.moments[own].name if own in self.tracked else None
-            scales.append(ScaleGroup(model, step.order(model), largest, 2))
+            scales.append(ScaleGroup(model, step.order(model), largest, power=2))
         return tuple(scales)
 
     def after_result(self, step: LayerStep, pair: Pair, first: bool) -> tuple[ScaleGroup, ...]:
@@ -76,8 +76,10 @@ class Scales(NamedTuple):
         """
         if not self.by_model:
             return (ScaleGroup(pair.group, step.order(pair.bra), pair.group),)
-        own = ScaleGroup(pair.group, 1, pair.group)
+        own = ScaleGroup(pair.group, degree=1, definition=pair.group)
         if not first:
             return (own,)
-        grown = (ScaleGroup(model, step.order(model), None, 2) for model in self.models)
+        grown = []
+        for model in self.models:
+            grown.append(ScaleGroup(model, step.order(model), definition=None, power=2))
         return (*grown, own)

@@ -14,17 +14,6 @@ from tnsim.reproduce.backdoor.trigger import TARGET, stamp
 from tnsim.reproduce.images import tested_with
 from tnsim.reproduce.run import Run, seed_folders
 
-MATRICES = (
-    "similarity",
-    "symmetric",
-    f"slice_{TARGET}",
-    f"symmetric_slice_{TARGET}",
-    "fitted",
-    "weight_cosine",
-    "clean_behaviour",
-    "poisoned_behaviour",
-)
-
 CURVES = ("train_accuracy", "test_accuracy", "attack_success")
 """Along training, from the logs."""
 
@@ -34,8 +23,9 @@ class Compared:
     """The checkpoints of one seed, twice: with the attack and with the control at their end.
 
     Args:
-        attack: `MATRICES` and `slices` over steps; along training accuracies
-            and attack success.
+        attack: Over steps `similarity`, `symmetric` and `fitted`, slices of the target under the
+            first two, all `slices`, `weight_cosine`, and behaviour on clean and on stamped images;
+            along training accuracies and attack success.
         control: The same, of the clean continuation; None for checkpoints that have none.
         injection: The row of the first attacked checkpoint.
     """
