@@ -54,9 +54,9 @@ def measured(width: int, rank: int, route: str, count: int, again: bool) -> dict
     weigh = run_plan.plan
 
     def forced(*arguments):
-        cheapest, *rest = weigh(*arguments)
-        (chosen,) = [plan for plan in cheapest.routes if plan.route == route]
-        return chosen, *rest
+        found = weigh(*arguments)
+        (chosen,) = [plan for plan in found.plan.routes if plan.route == route]
+        return found._replace(plan=chosen)
 
     run_plan.plan = forced
     some = models(count, width, rank)

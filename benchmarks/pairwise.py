@@ -67,8 +67,8 @@ def route_row(route: str, count: int) -> dict:
         cheapest = costs.plan
 
         def forced(*arguments):
-            planned, space = cheapest(*arguments)
-            return dataclasses.replace(planned, route=route), space
+            found = cheapest(*arguments)
+            return found._replace(plan=dataclasses.replace(found.plan, route=route))
 
         costs.plan = forced
 

@@ -130,8 +130,8 @@ def route(request, monkeypatch):
     plan = run_plan.plan
 
     def forced(*arguments):
-        found, *others = plan(*arguments)
-        return dataclasses.replace(found, route=request.param), *others
+        found = plan(*arguments)
+        return found._replace(plan=dataclasses.replace(found.plan, route=request.param))
 
     monkeypatch.setattr(run_plan, "plan", forced)
 

@@ -40,8 +40,8 @@ def route(monkeypatch):
         cheapest = costs.plan
 
         def plan(*arguments):
-            found, *others = cheapest(*arguments)
-            return dataclasses.replace(found, route=name), *others
+            found = cheapest(*arguments)
+            return found._replace(plan=dataclasses.replace(found.plan, route=name))
 
         monkeypatch.setattr(costs, "plan", plan)
 

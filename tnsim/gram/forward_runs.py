@@ -20,7 +20,7 @@ from tnsim.compare.question import CROSS
 from tnsim.engine.log_scaled import LogScaled
 from tnsim.folding import forward
 from tnsim.folding.forward import GROUPS, Part, Sums
-from tnsim.gram.run_plan import FORWARD, PairwisePlan
+from tnsim.gram.run_plan import FORWARD, PairwisePlan, Route
 from tnsim.gram.run_sizes import Sizes
 from tnsim.gram.sources import Entry, Source
 from tnsim.gram.stacks import Setting
@@ -39,14 +39,14 @@ class Estimated(NamedTuple):
     standard_error: Float[np.ndarray, "rows columns"]
 
 
-def plan(
+def route(
     rows: Sequence[Entry],
     columns: Sequence[Entry] | None,
     examples: Mapping[Kinds, Model],
     read: Sequence[Rows | None],
     setting: Setting,
-) -> tuple[PairwisePlan, Points] | None:
-    """What forward passes would take, and at which points; None where plans or features answer.
+) -> Route | None:
+    """The route by forward passes; None where plans or features answer.
 
     Args:
         rows: Distinct models.
@@ -84,7 +84,7 @@ def plan(
         peak_bytes=peak,
         compilations=len(models),
     )
-    return found, points
+    return Route(found, spaces={}, contracted=[], points=points)
 
 
 def sums(setting: Setting, points: Points, rows: Sequence[Entry], columns: Any) -> Sums:

@@ -32,14 +32,13 @@ from tnsim.gram import run_plan as costs
 from tnsim.gram import store as stores
 from tnsim.gram.digests import metric_parameters
 from tnsim.gram.forward_runs import function_entry
-from tnsim.gram.run_plan import Contracted, PairwisePlan
+from tnsim.gram.run_plan import Contracted, PairwisePlan, Route
 from tnsim.gram.sources import Entry, entry, sources
 from tnsim.gram.stacks import Setting
 from tnsim.gram.store import Store
 from tnsim.gram.store_metadata import FORMAT
 from tnsim.gram.tasks import Job
 from tnsim.metrics import metric as metrics
-from tnsim.metrics.points import Points
 from tnsim.metrics.protocol import FiniteMetric, Metric
 from tnsim.models.differences import by_differences
 from tnsim.models.functions import is_function
@@ -159,51 +158,42 @@ def prepared(
     others = None if other is None else columns.entries
     pairs = _pairs(len(rows.entries), len(columns.entries), other is None)
     setting = Setting(metric, per_output, dtype, budget, pairs)
-    plan, spaces, contracted, points = _route(rows.entries, others, known, setting)
+    route = _route(rows.entries, others, known, setting)
     key = uuid4().hex  # equal runs at once stay apart
     job = Job(
         setting=setting,
         space=None,
-        size=plan.tile,
+        size=route.plan.tile,
         keep_blocks=2,
         keep_bytes=0,
         alone=True,
         key=key,
-        points=points,
+        points=route.points,
     )
-    return Run(rows, columns, other is None, job, plan, spaces, contracted)
-
-
-class _Route(NamedTuple):
-    """The cheapest route, what the others would read, and the points of forward passes."""
-
-    plan: PairwisePlan
-    spaces: dict[str, FeatureSpace]
-    contracted: Contracted
-    points: Points | None
+    symmetric = other is None
+    return Run(rows, columns, symmetric, job, route.plan, route.spaces, route.contracted)
 
 
 def _route(
     rows: Sequence[Entry], columns: Sequence[Entry] | None, known: _Known, setting: Setting
-) -> _Route:
-    """The cheapest route; the other ones stand in its plan with their costs."""
+) -> Route:
+    """The cheapest of all routes."""
     examples = known.examples
-    forward = forward_runs.plan(rows, columns, examples, known.read, setting)
+    forward = forward_runs.route(rows, columns, examples, known.read, setting)
     if forward is None:
-        return _Route(*costs.plan(rows, columns, examples, setting), None)
-    passes, points = forward
-    only_passes = _Route(passes, {}, [], points)
+        return costs.plan(rows, columns, examples, setting)
+    passes = forward.plan
     if isinstance(setting.metric, FiniteMetric) or passes.multiplications <= _FREE:
-        return only_passes
+        return forward
     try:
-        plan, spaces, contracted = costs.plan(rows, columns, examples, setting)
+        other = costs.plan(rows, columns, examples, setting)
     except TooLarge:
-        return only_passes
-    if passes.multiplications <= plan.multiplications:
-        weighed = dataclasses.replace(passes, others=plan.routes)
-        return _Route(weighed, spaces, contracted, points)
-    plan = dataclasses.replace(plan, others=(*plan.others, passes))
-    return _Route(plan, spaces, contracted, None)
+        return forward
+    if passes.multiplications <= other.plan.multiplications:
+        cheapest = dataclasses.replace(passes, others=other.plan.routes)
+        return other._replace(plan=cheapest, points=forward.points)
+    cheapest = dataclasses.replace(other.plan, others=(*other.plan.others, passes))
+    return other._replace(plan=cheapest)
 
 
 def _check_shapes(entries: Sequence[Entry]) -> None:

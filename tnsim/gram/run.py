@@ -22,7 +22,6 @@ from tnsim.engine.budget import Budget
 from tnsim.engine.dtypes import dtype_name
 from tnsim.engine.programs import reporting
 from tnsim.errors import StoreWarning
-from tnsim.gram import run_plan as costs
 from tnsim.gram import store as stores
 from tnsim.gram import tasks
 from tnsim.gram.claims import Claims
@@ -31,6 +30,7 @@ from tnsim.gram.preparation import Run, as_stored, prepared, store_of
 from tnsim.gram.progress import advice, complete
 from tnsim.gram.result import Pairwise, labelled, require_xarray
 from tnsim.gram.run_plan import PairwisePlan
+from tnsim.gram.run_seconds import with_seconds
 from tnsim.gram.work import units_of_work
 from tnsim.metrics.metric import Gaussian, Metric
 from tnsim.models.origin import warn_of_caveats
@@ -159,7 +159,7 @@ def plan_pairwise(
     """
     dtype = dtype_name(dtype)
     run = prepared(models, metric, other, slices, dtype, budget, None)
-    return costs.with_seconds(run.plan, run.contracted, run.job.setting)
+    return with_seconds(run.plan, run.contracted, run.job.setting)
 
 
 def open_pairwise(path: str | os.PathLike[str]) -> Pairwise:

@@ -15,9 +15,8 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
-from tnsim.engine import rates
 from tnsim.engine.budget import Budget
 from tnsim.engine.dtypes import ITEM_BYTES
 from tnsim.engine.pathfinding import CACHED, WRITING
@@ -31,6 +30,7 @@ from tnsim.gram import batched_plans
 from tnsim.gram.run_sizes import LARGEST_TILE, Sizes
 from tnsim.gram.sources import Entry
 from tnsim.gram.stacks import Pairs, Setting
+from tnsim.metrics.points import Points
 from tnsim.models.model import Model
 from tnsim.tensors.kinds import Kinds
 
@@ -43,7 +43,6 @@ _ELEMENT_WORK = 64
 # Large pairs run at once, as each keeps all cores busy only now and then: on 4 cores language
 # models of width 256 take 1.46 s a pair one by one, 0.90 s two at once and 0.84 s four.
 _AT_ONCE, _LARGE = 4, 2**28
-_FEATURE_OPERATIONS = 16  # of a program that makes features or takes their products
 _VECTOR_BYTES, _CONTRACTION_BYTES = 2**23, 3 * 2**22  # of a program and of compiling it
 
 _Bases: TypeAlias = "Counter[Kinds]"
@@ -127,23 +126,35 @@ class PairwisePlan:
         return "\n".join(f"{name:<16} {text}" for name, text in rows)
 
 
+class Route(NamedTuple):
+    """The way that a run takes.
+
+    Args:
+        plan: Of the cheapest route; the other ones stand in it with their costs.
+        spaces: Those of all routes by features, by name, whichever is taken.
+        contracted: What is contracted along plans; nothing where pairs are too large for that.
+        points: Those of forward passes; None on other routes.
+    """
+
+    plan: PairwisePlan
+    spaces: Mapping[str, FeatureSpace]
+    contracted: Contracted
+    points: Points | None = None
+
+
 def plan(
     rows: Sequence[Entry],
     columns: Sequence[Entry] | None,
     examples: Mapping[Kinds, Model],
     setting: Setting,
-) -> tuple[PairwisePlan, dict[str, FeatureSpace], Contracted]:
-    """The plan of the cheapest route.
+) -> Route:
+    """The cheapest route by features or along plans.
 
     Args:
         rows: Distinct models.
         columns: Distinct models they are compared with; None for all pairs of `rows`.
         examples: One model of each sequence of layer kinds.
         setting: What is the same for all pairs.
-
-    Returns:
-        The plan, the spaces of all routes by features, whichever route it is, and what is
-        contracted along plans, nothing where pairs are too large for that.
 
     Raises:
         ModelError: As for a single pair.
@@ -176,7 +187,7 @@ def plan(
     (_, cheapest), *others = routes
     weighed = tuple(other for _, other in others)
     by_route = {space.route: space for space in spaces}
-    return dataclasses.replace(cheapest, others=weighed), by_route, contracted
+    return Route(dataclasses.replace(cheapest, others=weighed), by_route, contracted)
 
 
 def _recursion(run: Sizes, work: _Work) -> PairwisePlan:
@@ -243,37 +254,6 @@ def _making_bytes(
     stacks = 2 * models * run.weights  # in NumPy and on the device
     in_flight = max(space.in_flight(kinds, models) for kinds in made) * run.item
     return combined + stacks + in_flight
-
-
-def with_seconds(found: PairwisePlan, contracted: Contracted, setting: Setting) -> PairwisePlan:
-    """The plan with an estimate of the time of every route, from what this machine does a second.
-
-    Args:
-        found: The plan of a run.
-        contracted: What is contracted along plans.
-        setting: Of the run.
-    """
-    timed = []
-    for route in found.routes:
-        seconds = _feature_seconds(route, setting.dtype)
-        if route.route == RECURSION:
-            seconds = _recursion_seconds(route, contracted, setting.budget)
-        timed.append(dataclasses.replace(route, seconds=seconds))
-    return dataclasses.replace(timed[0], others=tuple(timed[1:]))
-
-
-def _feature_seconds(route: PairwisePlan, dtype: str) -> float:
-    measured = rates.measured(dtype)
-    compiling = measured.compiling * _FEATURE_OPERATIONS * route.compilations
-    return route.multiplications / measured.small + compiling
-
-
-def _recursion_seconds(route: PairwisePlan, contracted: Contracted, budget: Budget) -> float:
-    plans = [plan for _, plan in contracted]
-    sides = [batched_plans.batch_side(plan, route.tile, budget) for plan in plans]
-    once = rates.seconds_of(plans, sides)
-    running = sum(times * one.running for (times, _), one in zip(contracted, once, strict=True))
-    return running + sum(one.compiling for one in once)
 
 
 def _bases(entries: Sequence[Entry]) -> _Bases:
