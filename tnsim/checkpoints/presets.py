@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tnsim.checkpoints.dialects import Dialect
-from tnsim.checkpoints.rules import PROJECTIONS, Rule
+from tnsim.checkpoints.rules import CONFIGURED_HEADS, PROJECTIONS, Rule
 
 
 def _attention_model(
@@ -19,7 +19,7 @@ def _attention_model(
     attention = Rule(
         "attention",
         **roles,
-        n_heads="config:model.n_head|num_attention_heads|n_head|n_heads",
+        n_heads=CONFIGURED_HEADS,
         residual="additive",
         scale="config:model.attn_scale|attn_scale",
         rope_base=rope_base,
@@ -35,9 +35,9 @@ def _attention_model(
     return Dialect(
         name,
         layers,
-        ("model_state_dict?",),
-        ("final_norm.num_batches_tracked", "step"),
-        description,
+        nested=("model_state_dict?",),
+        ignore=("final_norm.num_batches_tracked", "step"),
+        description=description,
     )
 
 

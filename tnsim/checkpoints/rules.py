@@ -19,6 +19,8 @@ from tnsim.models.attention import MASKS
 PROJECTIONS = ("q1", "k1", "q2", "k2", "v", "o")
 # What a file or its configuration may hold.
 NUMBERS = ("scale", "n_heads", "rope_base", "norm_energy")
+# Where configurations of transformers say how many heads there are.
+CONFIGURED_HEADS = "config:model.n_head|num_attention_heads|n_head|n_heads"
 _REQUIRED = {  # of each kind
     "linear": ("weight",),
     "bilinear": ("left", "right"),

@@ -16,7 +16,7 @@ import numpy as np
 
 from tnsim.checkpoints.dialects import FORMAT
 from tnsim.checkpoints.named_arrays import to_numpy
-from tnsim.checkpoints.rules import PROJECTIONS
+from tnsim.checkpoints.rules import CONFIGURED_HEADS, PROJECTIONS
 from tnsim.checkpoints.suggested_blocks import doubt, one_by_one
 from tnsim.checkpoints.unused import BIAS, NORM
 from tnsim.checkpoints.wrappings import Place, common_prefix, inside
@@ -34,7 +34,6 @@ _ATTENTION = re.compile(r"(w_?)?(q1|k1|q2|k2|q|k|v|o|out)(_proj)?", re.IGNORECAS
 _OUTPUT = re.compile(r"(w_?)?(o|out|c)(_?proj)?", re.IGNORECASE)
 _EMBEDDING = re.compile(r"(?<!un)emb|wte|tok", re.IGNORECASE)
 _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
-HEADS = "config:model.n_head|num_attention_heads|n_head|n_heads"
 GUESSED_RESIDUAL = "a guess: null for none, lerp for (1 - s) x + s f(x); scale is s, 1 by default"
 
 
@@ -247,7 +246,7 @@ def _projections(roles: Mapping[str, Weight]) -> dict[str, Any]:
         if weight.bias:
             rule[f"{role}_bias"] = weight.bias
     return rule | {
-        "n_heads": HEADS,
+        "n_heads": CONFIGURED_HEADS,
         "# n_heads": "of config.json beside the file; or a number",
         "rope_base": None,
         "# rope_base": "null for no rotation is a guess; 10000 is usual, then see rope_layout too",

@@ -96,7 +96,7 @@ def _of_sums(
 ) -> dict[str, LogScaled]:
     """Products of sums of models: every pair of terms once, weighted and added up."""
     sides = {"AB": (bra, ket)}
-    if asked.norms or not traced:
+    if asked.norms or not traced:  # beside the norms it is seen how much of a product cancels
         sides |= {"AA": (bra, bra), "BB": (ket, ket)}
     asked = asked._replace(norms=False)
     known: dict[tuple[int, int], LogScaled] = {}

@@ -73,8 +73,10 @@ def placed_weights(family: Family, side: Side, model: Model, dtype: str) -> dict
     """
 
     def placed() -> dict[str, Any]:
+        # Under the names of side A, whichever side asks: both find the same arrays. Those that
+        # `placed` leaves on the host, as they are small, are put there once as well.
         arrays = family.weights("A", family.prepare(model))
-        return jax.device_put(execution.placed(arrays, dtype))  # small ones, too
+        return jax.device_put(execution.placed(arrays, dtype))
 
     if is_constant(model):
         device = jax.config.jax_default_device  # pyright: ignore[reportAttributeAccessIssue]

@@ -104,6 +104,7 @@ def _head_covariances(expansions: Expansions, head_means: HeadMeans) -> dict[boo
     # Cov[z, z'] = E[z z'^T] - E[z] E[z']^T, where E[z z'^T] joins a value leg of each and the four
     # scores of both, ten legs in all.
     by_pattern = names.apart and names.step.positions.independent
+    # Where a metric averages over the n! ways in which n legs meet n, the expansion adds them up.
     order = names.order("bra")
     weight = rules.share(order, order)
     positions: dict[Slot, str] = {}
