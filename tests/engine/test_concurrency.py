@@ -83,6 +83,19 @@ def test_stages_of_two_models_run_at_once_in_no_more_memory(rng):
     assert all(len(each.stages) == 1 for each in plan.rounds[1:])
 
 
+def test_few_elements_are_sent_ahead_at_a_time():
+    """A round is waited for where it is long, or where many are under way; results are the same."""
+    ahead = execution._Ahead((), 0)
+    short, long = execution._SHORT, execution._SHORT + 1
+    under_way = []
+    for n, own in enumerate((1, long, short, short, short, short, short, 1)):
+        results, ahead = execution._sent([lambda n=n: n, lambda n=n: -n], own, ahead)
+        assert list(results) == [n, -n]
+        under_way.append(ahead.elements)
+    assert under_way == [1, 0, short, 2 * short, 3 * short, 4 * short, 0, 1]
+    assert max(under_way) == execution._AHEAD
+
+
 def test_a_loop_of_turns_is_a_part_of_its_own():
     body = Piece(((3,),), (Operation("sum", (0,), ((0,),), (0,), (2.0,)),), (1,))
     double = Operation("sum", (0,), ((0, 1),), (0, 1), (2.0,))

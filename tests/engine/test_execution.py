@@ -123,6 +123,20 @@ def test_64_layers_stay_finite(metric, dtype, size):
             tnsim.inner(a, a, metric, dtype=dtype)
 
 
+@pytest.mark.parametrize("more", [0, 2**30])
+def test_freed_memory_is_kept_while_no_more_is_held_than_planned(monkeypatch, more):
+    """It is given back before a round once the process holds more bytes than it may."""
+    a, b = stack(2, seed=1), stack(2, seed=2)
+    planned = tnsim.plan(a, b, tnsim.GaussianClosure())
+    held = iter([2**30])
+    given_back = []
+    monkeypatch.setattr(execution, "_TRIMMED", 0)
+    monkeypatch.setattr(execution, "resident_bytes", lambda: next(held, 2**30 + more))
+    monkeypatch.setattr(execution, "give_back_freed", lambda: given_back.append(True))
+    execution.run(planned, leaves_of(planned, a, b, tnsim.GaussianClosure()), "numpy")
+    assert bool(given_back) == bool(more)
+
+
 def test_visible_rounding_is_not_silent():
     """A degree of 2^64 magnifies rounding beyond use, 2^16 leaves eleven digits."""
     with pytest.warns(

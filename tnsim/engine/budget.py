@@ -98,8 +98,9 @@ def within(budget: Budget, plan_at: Callable[[int], Plan], advice: str) -> Plan:
             f"{seconds(best)}; {advice}"
         )
     allowed = budget.room(best.program_bytes, best.peak_bytes)
-    if best.peak_bytes > allowed and session().belongings.held:
-        session().belongings.clear()  # what other calls left gives way
+    if best.peak_bytes > allowed:  # what other calls left gives way
+        session().belongings.clear()
+        memory.give_back_freed()
         allowed = budget.room(best.program_bytes, best.peak_bytes)
     least = best.peak_bytes
     for finer in range(2, 10, 2):

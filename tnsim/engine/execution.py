@@ -21,8 +21,9 @@ import jax
 import numpy as np
 
 from tnsim.engine.concurrency import at_once
+from tnsim.engine.dtypes import ITEM_BYTES
 from tnsim.engine.lowering import run_piece
-from tnsim.engine.memory import give_back_freed
+from tnsim.engine.memory import give_back_freed, resident_bytes
 from tnsim.engine.piece import Piece
 from tnsim.engine.plan import Plan
 from tnsim.engine.programs import Wanted, lie_on_default_device, ready
@@ -31,7 +32,8 @@ from tnsim.engine.turns import Turn, in_turns, runs_in_turns, turn
 from tnsim.errors import ModelError
 
 _SMALL = 2**14  # elements of arrays that are not worth placing by themselves
-_AHEAD = 2**20  # elements of a round that may lie beside another: 8 MiB in float64
+_SHORT = 2**20  # elements of a round that is not waited for: 8 MiB in float64
+_AHEAD = 2**22  # elements of all such rounds that may lie beside another: 32 MiB in float64
 _TRIMMED = 2**22  # elements of a round before which freed memory is given back: 32 MiB in float64
 
 
@@ -71,21 +73,26 @@ def run(
         axes.update(zip(stage.outputs, stacks[-1].outputs, strict=True))
     runners = _runners(plan, stacks, arrays, backend)
 
+    at_most = resident_bytes() + plan.peak_bytes
+    ahead = _Ahead((), 0)
     values: dict[str, Any] = dict(arrays)
     found: dict[tuple[int, str], Any] = {}
     for each in plan.rounds:
-        # Runs over stacks follow one another, each in what the one before has freed: taking that
-        # from the system again cost a fifth of the time of large pairs.
-        if each.own > _TRIMMED and not over:
+        # What rounds free is kept for later ones, as taking it from the system again costs a tenth
+        # of the time, until the process would hold more than is planned. Runs over stacks follow
+        # one another, each in what the one before has freed.
+        own_bytes = each.own * ITEM_BYTES[plan.dtype]
+        is_large = each.own > _TRIMMED and not over
+        if is_large and resident_bytes() + own_bytes > at_most:
             give_back_freed()
         calls = []
         for n in each.stages:
             inputs = [values[name] for name in plan.stages[n].inputs]
             calls.append(partial(runners[n], inputs))
-        # A round sent ahead holds its arrays beside those of this one, but waiting for one that is
-        # short takes as long as computing it.
-        waits = backend == "jax" and each.own > _AHEAD
-        results = _waited_for(calls) if waits else [call() for call in calls]
+        if backend == "jax":
+            results, ahead = _sent(calls, each.own, ahead)
+        else:
+            results = [call() for call in calls]
         for n, (outputs, scales) in zip(each.stages, results, strict=True):
             stage = plan.stages[n]
             values.update(zip(stage.outputs, outputs, strict=True))
@@ -162,10 +169,33 @@ def _stacked_sizes(
     return tuple(sizes)
 
 
-def _waited_for(calls: Sequence[Callable[[], Any]]) -> list[Any]:
-    """The results of calls of programs, computed at once."""
+class _Ahead(NamedTuple):
+    """Rounds that were sent to the device and not waited for.
+
+    Args:
+        results: What their programs give.
+        elements: What they need.
+    """
+
+    results: tuple[Any, ...]
+    elements: int
+
+
+def _sent(
+    calls: Sequence[Callable[[], Any]], own: int, ahead: _Ahead
+) -> tuple[Sequence[Any], _Ahead]:
+    """The results of a round of programs, and which rounds are not waited for after it.
+
+    Waiting for a short round takes as long as computing it. One that is sent ahead holds its arrays
+    beside those of the rounds after it, which plans do not count, so few may lie there at a time.
+    """
+    if own <= _SHORT and ahead.elements + own <= _AHEAD:
+        results = tuple(call() for call in calls)
+        return results, _Ahead((*ahead.results, *results), ahead.elements + own)
     blocking = [partial(lambda call: jax.block_until_ready(call()), call) for call in calls]
-    return list(at_once(blocking, len(calls)))
+    results = tuple(at_once(blocking, len(calls)))
+    jax.block_until_ready(ahead.results)
+    return results, _Ahead((), 0)
 
 
 def _runners(

@@ -12,6 +12,7 @@ asked nothing.
 from __future__ import annotations
 
 import ctypes
+import mmap
 import os
 from collections.abc import Iterator
 from functools import cache
@@ -24,6 +25,7 @@ _THREAD_BYTES = 136 * 2**20
 """Addresses that a thread takes, used or not: its stack, and twice a heap of glibc's to align one.
 XLA compiles with as many threads as there are cores, for as many programs at once."""
 
+_PAGE = mmap.PAGESIZE
 PROC, CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 
 
@@ -60,6 +62,17 @@ def give_back_freed() -> None:
         trim(0)
 
 
+def resident_bytes() -> int:
+    """What the process holds in memory, freed or not; 0 where the system does not tell.
+
+    Example:
+        >>> resident_bytes() >= 0
+        True
+    """
+    pages = _numbers(PROC / "self" / "statm")
+    return _PAGE * pages[1] if pages else 0
+
+
 @cache
 def _malloc_trim() -> Any:
     try:
@@ -85,7 +98,7 @@ def _address_space(proc: Path) -> int | None:
     if limit == resource.RLIM_INFINITY or not pages:
         return None
     threads = 2 * (os.cpu_count() or 1) * _THREAD_BYTES
-    return limit - pages[0] * resource.getpagesize() - threads
+    return limit - pages[0] * _PAGE - threads
 
 
 class _Files(NamedTuple):

@@ -26,7 +26,7 @@ from tnsim.engine.programs import Wanted, compiler_options, default_device
 from tnsim.engine.whole_plans import is_small
 from tnsim.sessions import remembered
 
-VERSION = 3
+VERSION = 4
 _LARGE, _SMALL = 1024, 32  # sides of the matrices that are multiplied
 _BATCH = 256  # small products in a batch
 _PASSING = 2**21  # elements, beyond the caches of a core
