@@ -15,7 +15,7 @@ from tnsim.compare.by_points import check_affordable, forward_plan, points_of
 from tnsim.compare.comparable import Comparable, check_comparison, parts
 from tnsim.compare.question import Products, Question
 from tnsim.compare.resident import is_constant
-from tnsim.engine.log_scaled import LogScaled
+from tnsim.engine.log_scaled import LogScaled, taken
 from tnsim.folding import forward_traced
 from tnsim.folding.forward import Terms, sums, total
 from tnsim.metrics.points import Weighted
@@ -54,9 +54,9 @@ def inner_products(a: Comparable, b: Comparable, asked: Question) -> Products:
         return _traced(one, two, asked.norms, inner)
     found = sums([one], [two], points, asked.per_output, asked.dtype)
     values = {
-        "AB": _entry(total(found.products), 0, 0),
-        "AA": _entry(total(found.rows), 0),
-        "BB": _entry(total(found.columns), 0),
+        "AB": taken(total(found.products), (0, 0)),
+        "AA": taken(total(found.rows), 0),
+        "BB": taken(total(found.columns), 0),
     }
     return Products(values, 0.0, False, plan, found)
 
@@ -77,11 +77,6 @@ def _traced(first: Terms, second: Terms, norms: bool, inner: Callable[..., LogSc
     if norms:
         values |= {"AA": inner(first, first), "BB": inner(second, second)}
     return Products(values, 0.0, True)
-
-
-def _entry(value: LogScaled, *place: int) -> LogScaled:
-    """One inner product of a block of them."""
-    return LogScaled(*(array[place] for array in value))
 
 
 def _differences(model: Comparable, dtype: str) -> Comparable:

@@ -49,6 +49,26 @@ def times(value: LogScaled, factor: Any, log: Any = 0.0) -> LogScaled:
     return LogScaled(factor * value.mantissa, over_outputs(value.log, log) + log, size)
 
 
+def taken(values: LogScaled, place: Any) -> LogScaled:
+    """Some of a block of values.
+
+    Args:
+        values: A block.
+        place: What indexes its arrays: a number, slices, arrays of numbers.
+
+    Example:
+        >>> block = contribution(np.array([2.0, 3.0]), np.array([0.0, 1.0]))
+        >>> float(taken(block, 1).log)
+        1.0
+    """
+    return LogScaled(*(array[place] for array in values))
+
+
+def stacked(values: Sequence[LogScaled]) -> LogScaled:
+    """Values of equal shape as one block, with a first axis over them."""
+    return LogScaled(*(np.stack(arrays) for arrays in zip(*values, strict=True)))
+
+
 def add(parts: Sequence[LogScaled]) -> LogScaled:
     """Their sum, in the scale of the largest, pair by pair."""
     if len(parts) == 1:

@@ -19,7 +19,7 @@ from jaxtyping import Float
 
 from tnsim.engine import execution
 from tnsim.engine.devices import BY_MODEL, mesh, replicated, spread
-from tnsim.engine.log_scaled import LogScaled, add, total
+from tnsim.engine.log_scaled import LogScaled, add, taken, total
 from tnsim.folding.feature_space import FeatureSpace, fits, spaces
 from tnsim.metrics.metric import Metric
 from tnsim.models.model import Model
@@ -84,9 +84,9 @@ def compared(
     cross = add([products(both, both, per_output) for both in blocks])
     squares = add([norms(both, per_output) for both in blocks])
     return {
-        "AB": LogScaled(*(x[0, 1] for x in cross)),
-        "AA": LogScaled(*(x[0] for x in squares)),
-        "BB": LogScaled(*(x[1] for x in squares)),
+        "AB": taken(cross, (0, 1)),
+        "AA": taken(squares, 0),
+        "BB": taken(squares, 1),
     }
 
 

@@ -20,7 +20,7 @@ import numpy as np
 from jaxtyping import Float
 
 from tnsim.engine import execution, log_scaled
-from tnsim.engine.log_scaled import LogScaled, add
+from tnsim.engine.log_scaled import LogScaled, add, stacked, taken
 from tnsim.errors import ModelError
 from tnsim.metrics.points import Points, Weighted
 from tnsim.models.arrays import library
@@ -153,8 +153,8 @@ def sums(
                 batches.append(_gram(first, second, per_output))
             grams.append(Gram(*(add(same) for same in _by_field(batches))))
             shares.append(share)
-    stacked = Gram(*(_stacked_groups(same) for same in _by_field(grams)))
-    return Sums(*stacked, np.array(shares))
+    together = Gram(*(stacked(same) for same in _by_field(grams)))
+    return Sums(*together, np.array(shares))
 
 
 def _by_field(grams: Sequence[Gram]) -> list[list[LogScaled]]:
@@ -162,14 +162,10 @@ def _by_field(grams: Sequence[Gram]) -> list[list[LogScaled]]:
     return [list(same) for same in zip(*grams, strict=True)]
 
 
-def _stacked_groups(values: Sequence[LogScaled]) -> LogScaled:
-    """Values of all groups as one, with a first axis of groups."""
-    return LogScaled(*(np.stack(arrays) for arrays in zip(*values, strict=True)))
-
-
 def total(value: LogScaled) -> LogScaled:
     """The sum over groups."""
-    return add([LogScaled(*arrays) for arrays in zip(*value, strict=True)])
+    groups = range(len(value.mantissa))
+    return add([taken(value, n) for n in groups])
 
 
 def _run(part: Part, per_output: bool, dtype: str, eager: bool) -> Run:

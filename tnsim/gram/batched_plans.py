@@ -24,7 +24,7 @@ from tnsim.compare.question import CROSS, SELF
 from tnsim.engine import execution
 from tnsim.engine.budget import Budget
 from tnsim.engine.devices import mesh, replicated, spread
-from tnsim.engine.log_scaled import LogScaled, add, over_outputs, times
+from tnsim.engine.log_scaled import LogScaled, add, over_outputs, stacked, taken, times
 from tnsim.engine.plan import Plan
 from tnsim.gram.stacks import Pairs, Setting, Stack, contracted, stack
 from tnsim.models.model import Model
@@ -123,10 +123,10 @@ def norms(block: Block, setting: Setting) -> LogScaled:
             values = []
             for first, second in index[:, [s, t]].tolist():
                 values.append(known[min(first, second), max(first, second)])
-            stacked = LogScaled(*map(np.stack, zip(*values, strict=True)))
+            together = stacked(values)
             factors = coefficients[:, s] * coefficients[:, t]
-            factors = over_outputs(factors, stacked.mantissa)
-            parts.append(times(stacked, factors, logs[:, s] + logs[:, t]))
+            factors = over_outputs(factors, together.mantissa)
+            parts.append(times(together, factors, logs[:, s] + logs[:, t]))
     return add(parts)
 
 
@@ -148,8 +148,8 @@ def products(rows: Block, columns: Block, setting: Setting, size: int, keep: Kee
     parts = []
     for s in range(rows.terms.index.shape[1]):
         for t in range(columns.terms.index.shape[1]):
-            at = np.ix_(rows.terms.index[:, s], columns.terms.index[:, t])
-            part = LogScaled(*(x[at] for x in crossed))
+            terms = np.ix_(rows.terms.index[:, s], columns.terms.index[:, t])
+            part = taken(crossed, terms)
             factors = over_outputs(first[:, s, None] * second[None, :, t], part.mantissa)
             parts.append(times(part, factors, first_logs[:, None, s] + second_logs[None, :, t]))
     return add(parts)
@@ -256,7 +256,7 @@ def _paired(pairs: Sequence[tuple[Model, Model | None]], setting: Setting) -> li
                     stacks.append((_placed(found, spread), (together > 1,)))
             values = contracted(plan, stacks, pair, setting, a.d_in)
             for place, n in enumerate(at):
-                products[n] = LogScaled(*(x[place] for x in values))
+                products[n] = taken(values, place)
     return [products[n] for n in range(len(pairs))]
 
 

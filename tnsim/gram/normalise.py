@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from tnsim.engine import precision
-from tnsim.engine.log_scaled import LogScaled, log_abs, total
+from tnsim.engine.log_scaled import LogScaled, log_abs, taken, total
 from tnsim.engine.precision import Arithmetic
 
 _NORM, _NORMS = "log_norm", "log_norms"
@@ -74,8 +74,8 @@ def tile_arrays(
     errors = []
     for name, norm, values in (("similarity", _NORM, inner), ("slices", _NORMS, products)):
         if norm in bra:
-            rows = LogScaled(*(x[:, None] for x in bra[norm]))
-            columns = LogScaled(*(x[None] for x in ket[norm]))
+            rows = taken(bra[norm], np.s_[:, None])
+            columns = taken(ket[norm], None)
             cosines = precision.cosine(values, rows, columns, arithmetic)
             arrays[name] = precision.clipped(cosines)
             errors.append(cosines.error.reshape(*same.shape, -1).max(axis=-1))

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from tnsim.engine import precision
-from tnsim.engine.log_scaled import LogScaled
+from tnsim.engine.log_scaled import taken
 from tnsim.gram import executors, tasks
 from tnsim.gram.forward_runs import Estimated
 from tnsim.gram.layout import Record
@@ -66,8 +66,7 @@ def _write_norms(run: Run, target: Store, side: Side, record: Record, result: An
     entries = run.block(side, *record.blocks)
     norms = tasks.expect_norms(result, (len(entries),), target.layout.outputs, advice(target))
     for i, one in enumerate(entries):
-        norm = LogScaled(*(x[i] for x in norms))
-        precision.check_norm(norm, one.source.name, one.terms > 1, run.arithmetic)
+        precision.check_norm(taken(norms, i), one.source.name, one.terms > 1, run.arithmetic)
     target.write(record, list(norm_arrays(norms, run.job.setting.per_output).values()))
 
 
