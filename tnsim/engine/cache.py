@@ -42,11 +42,11 @@ def kept(
     """A search result by its key: from the cache folder, else searched now and kept.
 
     Args:
-        key: all that the result depends on; its `repr` tells keys apart.
-        search: gives the result.
-        encode: makes it plain data.
-        decode: makes plain data a result again, and raises on what is none for this key.
-        searcher: name and version of what searches.
+        key: All that the result depends on; its `repr` tells keys apart.
+        search: Gives the result.
+        encode: Makes it plain data.
+        decode: Makes plain data a result again, and raises on what is none for this key.
+        searcher: Name and version of what searches.
 
     Returns:
         The result, and the name and version of what searched it.

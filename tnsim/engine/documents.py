@@ -21,7 +21,7 @@ def sealed(content: Mapping[str, Any]) -> str:
     """One JSON object: the content, and its digest under `digest`.
 
     Args:
-        content: plain data without the key `digest`; numbers are finite.
+        content: Plain data without the key `digest`; numbers are finite.
 
     Returns:
         JSON text that `opened` takes.
@@ -37,8 +37,8 @@ def opened(text: str | bytes) -> dict[str, Any]:
     """The content of a sealed document.
 
     Raises:
-        ValueError: for text that is no JSON object, has no digest or not the content of its digest.
-        RecursionError: for nesting deeper than the interpreter's stack.
+        ValueError: For text that is no JSON object, has no digest or not the content of its digest.
+        RecursionError: For nesting deeper than the interpreter's stack.
     """
     content = json.loads(text)
     if not isinstance(content, dict):

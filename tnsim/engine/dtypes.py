@@ -17,14 +17,14 @@ def dtype_name(dtype: DTypeLike, allowed: tuple[str, ...] = DTYPES) -> str:
     """The name of a precision that plans run in.
 
     Args:
-        dtype: what NumPy takes for one: `"float32"`, `np.float32`, `np.dtype("f4")`, `jnp.float32`.
-        allowed: names of those that make sense.
+        dtype: What NumPy takes for one: `"float32"`, `np.float32`, `np.dtype("f4")`, `jnp.float32`.
+        allowed: Names of those that make sense.
 
     Returns:
         One of the names.
 
     Raises:
-        ModelError: for any other.
+        ModelError: For any other.
 
     Example:
         >>> import numpy as np

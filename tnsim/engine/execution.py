@@ -54,15 +54,15 @@ def run(
     """Execute a plan. `arrays` holds every name in `plan.shapes`.
 
     Args:
-        plan: what to run.
-        arrays: by name, in the dtype of the plan.
+        plan: What to run.
+        arrays: By name, in the dtype of the plan.
         backend: "jax", "traced" inside a trace of the caller's, or "numpy".
-        over: for the names of stacks of arrays, whether they have each of the stacked axes, which
+        over: For the names of stacks of arrays, whether they have each of the stacked axes, which
             lead. Then the result is NumPy and has them all, of size one where nothing depends on
             them.
 
     Raises:
-        ModelError: an array is missing or has another shape than the plan was made for.
+        ModelError: An array is missing or has another shape than the plan was made for.
     """
     sizes = _stacked_sizes(plan, arrays, over)
     axes = {name: over.get(name, (False,) * len(sizes)) for name in plan.shapes}

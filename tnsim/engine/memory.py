@@ -42,8 +42,8 @@ def host_bytes(proc: Path, cgroups: Path) -> int | None:
     """The least of what machine, control groups and address space leave.
 
     Args:
-        proc: where the process file system is mounted.
-        cgroups: where control groups are mounted.
+        proc: Where the process file system is mounted.
+        cgroups: Where control groups are mounted.
     """
     limits = [_machine(proc), _address_space(proc), *_control_groups(proc, cgroups)]
     known = [limit for limit in limits if limit is not None]

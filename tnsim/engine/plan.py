@@ -143,10 +143,10 @@ class Plan:
         """The plan that `to_json` wrote.
 
         Args:
-            text: the document. Indentation and the order of its keys do not matter.
+            text: The document. Indentation and the order of its keys do not matter.
 
         Raises:
-            CheckpointError: for what is no plan of this format, for one that cannot run, and for
+            CheckpointError: For what is no plan of this format, for one that cannot run, and for
                 one that was changed: another coefficient would give another number.
 
         Example:

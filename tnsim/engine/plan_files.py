@@ -16,7 +16,7 @@ def document(plan: Plan) -> str:
     """A plan as one JSON document with a digest of its content.
 
     Args:
-        plan: any.
+        plan: Any.
 
     Returns:
         What `plan_from` reads.
@@ -28,13 +28,13 @@ def plan_from(text: str | bytes) -> Plan:
     """The plan that a document holds.
 
     Args:
-        text: what `document` wrote. Indentation and the order of its keys do not matter.
+        text: What `document` wrote. Indentation and the order of its keys do not matter.
 
     Returns:
         An equal plan.
 
     Raises:
-        CheckpointError: as `Plan.from_json`.
+        CheckpointError: As `Plan.from_json`.
     """
     try:
         data = opened(text)

@@ -36,12 +36,12 @@ class WholePlan:
     """All stages of a plan as the work of one program.
 
     Args:
-        pieces: of the plan.
-        stages: of the plan.
-        names: of the arrays that it reads, in order.
-        shapes: of those arrays.
-        outputs: of the plan.
-        length: number of operations, those of equal stages as often as they run.
+        pieces: Of the plan.
+        stages: Of the plan.
+        names: Of the arrays that it reads, in order.
+        shapes: Of those arrays.
+        outputs: Of the plan.
+        length: Number of operations, those of equal stages as often as they run.
     """
 
     pieces: tuple[Piece, ...]
@@ -65,9 +65,9 @@ def output_shapes(
     """Shape of every output.
 
     Args:
-        pieces: of a plan.
-        stages: of the plan, in order.
-        outputs: names of those that are asked for.
+        pieces: Of a plan.
+        stages: Of the plan, in order.
+        outputs: Names of those that are asked for.
 
     Returns:
         Shapes by name, in the order of the names.
@@ -87,7 +87,7 @@ def log_weights(stages: Sequence[PlanStage]) -> dict[tuple[int, str], float]:
     power n behind it: the weight is the product of the degrees of all later stages.
 
     Args:
-        stages: of a plan, in order.
+        stages: Of a plan, in order.
 
     Returns:
         Weights by number of the stage and name of the group, in the order of the stages.

@@ -82,9 +82,9 @@ def cosine(product: LogScaled, bra: LogScaled, ket: LogScaled, arithmetic: Arith
     """`AB / sqrt(AA BB)` and its error bound, elementwise.
 
     Args:
-        product: inner products.
-        bra, ket: squared norms, above zero, in shapes that broadcast against the products.
-        arithmetic: degree of the polynomials and dtype of the computation.
+        product: Inner products.
+        bra, ket: Squared norms, above zero, in shapes that broadcast against the products.
+        arithmetic: Degree of the polynomials and dtype of the computation.
 
     Returns:
         Values, not clipped, and bounds of their absolute errors; huge where a norm may be zero.
@@ -114,10 +114,10 @@ def check_norm(norm: LogScaled, name: str, has_terms: bool, arithmetic: Arithmet
     """Refuse a squared norm that is zero to within rounding.
 
     Args:
-        norm: squared norm of a model, or of each of its outputs.
-        name: the model, as the subject of a sentence.
-        has_terms: whether it is a sum of several models, which may have cancelled.
-        arithmetic: what the norm was computed with.
+        norm: Squared norm of a model, or of each of its outputs.
+        name: The model, as the subject of a sentence.
+        has_terms: Whether it is a sum of several models, which may have cancelled.
+        arithmetic: What the norm was computed with.
 
     Raises:
         ModelError: The model is the zero function, or a difference that is.
@@ -196,9 +196,9 @@ def refuse(error: float, what: str, arithmetic: Arithmetic) -> None:
     right for weights that differ by eps.
 
     Args:
-        error: bound of the cosine's absolute error.
-        what: the cosine, as the subject of a sentence.
-        arithmetic: what it was computed with.
+        error: Bound of the cosine's absolute error.
+        what: The cosine, as the subject of a sentence.
+        arithmetic: What it was computed with.
     """
     if error > USELESS and arithmetic.alone <= USELESS:
         raise ResultError(

@@ -49,8 +49,8 @@ class Files(NamedTuple):
         """Programs for a device, with all that they depend on beside their own key.
 
         Args:
-            device: the one that they run on.
-            settings: of JAX's, those that change what is traced.
+            device: The one that they run on.
+            settings: Of JAX's, those that change what is traced.
         """
         about = (device.platform, device.device_kind, str(device.id), host(), _code())
         flags = os.environ.get("XLA_FLAGS", "")

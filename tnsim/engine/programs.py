@@ -78,8 +78,8 @@ def ready(wanted: Sequence[Wanted[W]], function: Callable[[Wanted[W]], Run]) -> 
     """Programs that the session keeps, those that it lacks made now, several at a time.
 
     Args:
-        wanted: what to compile; equal ones share a program.
-        function: what a program computes, in terms of JAX.
+        wanted: What to compile; equal ones share a program.
+        function: What a program computes, in terms of JAX.
 
     Returns:
         A program for each.
@@ -108,7 +108,7 @@ def reporting(report: Report) -> Iterator[None]:
     """Call `report(done, total)` while programs are made inside the `with` block, in this thread.
 
     Args:
-        report: given how many programs are made, 0 at first, and how many there will be.
+        report: Given how many programs are made, 0 at first, and how many there will be.
     """
     token = _report.set(report)
     try:

@@ -43,11 +43,11 @@ class Rates:
     """What a machine does.
 
     Attributes:
-        large: scalar multiplications a second in a large matrix product.
-        small: the same in a batch of small ones.
-        passing: elements a second that are read or written.
-        starting: seconds that an operation takes beside its work.
-        compiling: seconds of one core to compile an operation.
+        large: Scalar multiplications a second in a large matrix product.
+        small: The same in a batch of small ones.
+        passing: Elements a second that are read or written.
+        starting: Seconds that an operation takes beside its work.
+        compiling: Seconds of one core to compile an operation.
     """
 
     large: float
@@ -75,7 +75,7 @@ def seconds(plan: Plan) -> Seconds:
     """What the next call of a plan takes in this process.
 
     Args:
-        plan: what would run. What the session or the disk has of its programs is not compiled.
+        plan: What would run. What the session or the disk has of its programs is not compiled.
 
     Returns:
         Estimates in seconds.
@@ -87,8 +87,8 @@ def seconds_of(plans: Sequence[Plan], stacked: Sequence[int]) -> list[Seconds]:
     """The same of one run of each of several plans; what they share is compiled for the first.
 
     Args:
-        plans: what would run.
-        stacked: models a side that each runs together. What stacks need is taken to be compiled.
+        plans: What would run.
+        stacked: Models a side that each runs together. What stacks need is taken to be compiled.
     """
     found = []
     seen: set[Wanted] = set()

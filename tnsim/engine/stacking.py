@@ -44,9 +44,9 @@ def stacked(piece: Piece, inputs: Sequence[Axes], sizes: Sequence[int]) -> Stack
     """What the outputs and scales of a piece are stacked over: all that they depend on.
 
     Args:
-        piece: is not stacked itself.
-        inputs: for every input, whether it is stacked over each of the axes.
-        sizes: of the stacked axes.
+        piece: Is not stacked itself.
+        inputs: For every input, whether it is stacked over each of the axes.
+        sizes: Of the stacked axes.
 
     Example:
         >>> from tnsim.engine.piece import Operation

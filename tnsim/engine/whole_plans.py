@@ -33,14 +33,14 @@ def fetched(plan: Plan, arrays: Mapping[str, Any]) -> Result:
     """Run a plan on JAX and bring home its numbers, all that ever comes back from the device.
 
     Args:
-        plan: what to run.
-        arrays: every name in `plan.shapes`, none of them traced.
+        plan: What to run.
+        arrays: Every name in `plan.shapes`, none of them traced.
 
     Returns:
         The result in float64 of NumPy.
 
     Raises:
-        ModelError: an array is missing or has another shape than the plan was made for.
+        ModelError: An array is missing or has another shape than the plan was made for.
     """
     if is_small(plan) and lie_on_default_device(arrays.values()):
         return _unpacked(plan, _numbers(plan, arrays, None))
@@ -57,15 +57,15 @@ def fetched_at_all(plan: Plan, arrays: Mapping[str, Any], stacks: Iterable[str])
     """The results of a plan at every entry of some stacks of arrays, computed together.
 
     Args:
-        plan: what to run.
-        arrays: as for `fetched`; those in `stacks` have one more axis in front.
-        stacks: names of the stacked arrays.
+        plan: What to run.
+        arrays: As for `fetched`; those in `stacks` have one more axis in front.
+        stacks: Names of the stacked arrays.
 
     Returns:
         A result for each entry, as `fetched` gives it.
 
     Raises:
-        ModelError: as `fetched`.
+        ModelError: As `fetched`.
     """
     over = {name: (True,) for name in stacks}
     (size,) = {len(arrays[name]) for name in over}
