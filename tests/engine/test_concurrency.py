@@ -13,6 +13,7 @@ from tnsim.compare.planned import plan_for
 from tnsim.compare.question import CROSS
 from tnsim.engine import concurrency, execution
 from tnsim.engine.piece import Operation, Piece
+from tnsim.engine.planner import LARGE
 from tnsim.engine.splitting import split
 from tnsim.folding.base import model_weights
 from tnsim.folding.choose import choose
@@ -116,6 +117,7 @@ def test_turns_over_heads_give_the_same_number(monkeypatch, metric, n_ctx, large
     a, b = heads(rng, n_ctx)
     family = choose(a, b, metric)
     whole = plan_for(family, CROSS, False, "float64")
+    assert plan_for(family, CROSS, False, "float64", large=LARGE) is whole  # planned once
     turned = plan_for(family, CROSS, False, "float64", large=large)
     (loop,) = [op for piece in turned.pieces for op in piece.operations if op.together > 1]
     assert any(piece.operations == (loop,) for piece in turned.pieces)

@@ -23,7 +23,6 @@ _BUSY = {"cpu": 2**20, "gpu": 2**27}
 """Multiplications of one operation that keep a whole device busy."""
 
 
-@remembered
 def plan_for(
     family: Family, pairs: tuple[Pair, ...], per_output: bool, dtype: str, large: int = LARGE
 ) -> Plan:
@@ -31,6 +30,14 @@ def plan_for(
 
     `large`: elements beyond which an intermediate is computed in chunks.
     """
+    return _plan(family, pairs, per_output, dtype, large)
+
+
+@remembered
+def _plan(
+    family: Family, pairs: tuple[Pair, ...], per_output: bool, dtype: str, large: int
+) -> Plan:
+    # Without a default: what is remembered is found by the arguments as they are given.
     problem = family.problem(pairs, per_output)
     runs = len(family.nodes.points) if family.nodes else 1
     return plan_problem(problem, family.name, family.exact, dtype, large, runs)

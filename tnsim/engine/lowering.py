@@ -88,26 +88,33 @@ def run_turn(loop: Operation, args: list[Any], number: Any) -> Any:
         number: Of the turn, from 0 on.
     """
     sizes = _sizes(loop, args)
+    first, *others = loop.chunks
     at = {}
-    for label in reversed(loop.chunks):
+    for label in reversed(others):
         number, at[label] = number // sizes[label], number % sizes[label]
+    at[first] = number  # what divides no further is spared the code for negative numbers
     fixed = []
     for arg, labels in zip(args, loop.labels, strict=True):
         for axis in reversed(range(len(labels))):
-            if labels[axis] in at and loop.block:
-                arg = _slice(arg, at[labels[axis]] * loop.block, loop.block, axis)
-            elif labels[axis] in at:
-                arg = do("take", arg, at[labels[axis]], axis=axis)
+            if labels[axis] in at:
+                arg = _part(arg, at[labels[axis]], loop.block, axis)
         fixed.append(arg)
     assert loop.body is not None  # a loop has one
     return run_piece(loop.body, fixed)[0][0]
 
 
-def _slice(x: Any, start: Any, length: int, axis: int) -> Any:
-    """Part of an array along an axis."""
+def _part(x: Any, number: Any, block: int, axis: int) -> Any:
+    """A block of an array along an axis; the entry with this number, without the axis, if 0.
+
+    Numbers are within bounds: code that clips or wraps them was a third of compiling a loop.
+    """
+    size = max(block, 1)
+    start = number * size
     if isinstance(x, jax.Array):
-        return jax.lax.dynamic_slice_in_dim(x, start, length, axis)
-    return x[(slice(None),) * axis + (slice(start, start + length),)]
+        x = jax.lax.dynamic_slice_in_dim(x, start, size, axis, allow_negative_indices=False)
+    else:
+        x = x[(slice(None),) * axis + (slice(start, start + size),)]
+    return x if block else do("squeeze", x, axis=axis)
 
 
 def _sizes(op: Operation, args: list[Any]) -> dict[int, int]:

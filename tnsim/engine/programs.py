@@ -28,6 +28,8 @@ from tnsim.sessions import session
 
 Report = Callable[[int, int], Any]
 _CONFIG: Any = jax.config
+FEW = 32
+"""Operations of a program that is compiled quickly in any case."""
 
 
 class Work(Protocol):
@@ -172,7 +174,7 @@ def _compile(lowered: Any, files: program_files.Files, key: str) -> Compiled:
 
 def _jitted(one: Wanted, run: Run) -> Any:
     # JAX takes compiler options of outermost programs only.
-    options = compiler_options() if one.dtype else None
+    options = compiler_options(one.work.length <= FEW) if one.dtype else None
     return jax.jit(run, compiler_options=options)
 
 
@@ -208,8 +210,8 @@ def lie_on_default_device(arrays: Iterable[Any]) -> bool:
     return all(x.devices() == here for x in found if isinstance(x, jax.Array))
 
 
-def compiler_options() -> dict[str, Any] | None:
-    """How XLA compiles programs for a CPU.
+def compiler_options(short: bool = False) -> dict[str, Any] | None:
+    """How XLA compiles a program for a CPU.
 
     By default it orders operations so that many can run at once, which keeps their arrays too. For
     a plan that doubles the memory, and it gains nothing where matrix products use all cores.
@@ -221,11 +223,15 @@ def compiler_options() -> dict[str, Any] | None:
     Of what XLA hands to a library (YNNPACK) only matrix products are left to it, which it makes up
     to three times as fast where one side is long. Sums of products over arrays of seven or more
     axes in float32, which it would hand over too, crash the process in jaxlib 0.10.2 and 0.11.0.
+
+    Args:
+        short: Whether it has few operations.
     """
     if default_device().platform != "cpu":
         return None
     return {
         "xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED",
         "xla_backend_optimization_level": 1,
+        "xla_cpu_use_fusion_emitters": short or bool(__import__("os").environ.get("NEWEM")),
         "xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT",
     }
