@@ -44,9 +44,9 @@ def _scale(value: Any, power: int) -> Any:
     if isinstance(largest, jax.Array):
         largest = jax.lax.stop_gradient(largest)
     largest = do("where", largest > 0, largest, do("ones_like", largest))
-    return (
-        largest if power == 1 else do("sqrt", largest) if power == 2 else largest ** (1.0 / power)
-    )
+    if power == 1:
+        return largest
+    return do("sqrt", largest) if power == 2 else largest ** (1.0 / power)
 
 
 def _apply(op: Operation, args: list[Any]) -> Any:

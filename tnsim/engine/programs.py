@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import cache
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import jax
@@ -28,8 +29,6 @@ from tnsim.sessions import session
 
 Report = Callable[[int, int], Any]
 _CONFIG: Any = jax.config
-FEW = 32
-"""Operations of a program that is compiled quickly in any case."""
 
 
 class Work(Protocol):
@@ -132,7 +131,7 @@ def default_device() -> Any:
 def _made(
     missing: Sequence[Wanted[W]], function: Callable[[Wanted[W]], Run]
 ) -> dict[Wanted[W], Program]:
-    jitted = {one: _jitted(one, function(one)) for one in missing}
+    jitted = {one: jax.jit(function(one)) for one in missing}
     runs = dict(jitted)
     ahead = [one for one in missing if one.dtype and not _CONFIG.jax_disable_jit]
     if ahead:
@@ -152,10 +151,11 @@ def _compiled(functions: Sequence[tuple[Wanted, Any]]) -> dict[Wanted, Compiled]
         found = {one: program for one, program in read.items() if program is not None}
         absent = [pair for pair in functions if pair[0] not in found]
         absent.sort(key=lambda pair: -pair[0].work.length)
+        options = compiler_options() if absent else None
         compiling = {}
         for one, jitted in absent:
             lowered = jitted.lower(_arguments(one))
-            compiling[pool.submit(_compile, lowered, files, repr(one))] = one
+            compiling[pool.submit(_compile, lowered, options, files, repr(one))] = one
         for future in as_completed(compiling):
             found[compiling[future]] = future.result()
             report(len(found), len(functions))
@@ -166,16 +166,12 @@ def _compiled(functions: Sequence[tuple[Wanted, Any]]) -> dict[Wanted, Compiled]
     return found
 
 
-def _compile(lowered: Any, files: program_files.Files, key: str) -> Compiled:
-    compiled = lowered.compile()
+def _compile(
+    lowered: Any, options: dict[str, Any] | None, files: program_files.Files, key: str
+) -> Compiled:
+    compiled = lowered.compile(compiler_options=options)
     files.write(key, compiled)
     return compiled
-
-
-def _jitted(one: Wanted, run: Run) -> Any:
-    # JAX takes compiler options of outermost programs only.
-    options = compiler_options(one.work.length <= FEW) if one.dtype else None
-    return jax.jit(run, compiler_options=options)
 
 
 def _arguments(one: Wanted) -> list[jax.ShapeDtypeStruct]:
@@ -210,7 +206,7 @@ def lie_on_default_device(arrays: Iterable[Any]) -> bool:
     return all(x.devices() == here for x in found if isinstance(x, jax.Array))
 
 
-def compiler_options(short: bool = False) -> dict[str, Any] | None:
+def compiler_options() -> dict[str, Any] | None:
     """How XLA compiles a program for a CPU.
 
     By default it orders operations so that many can run at once, which keeps their arrays too. For
@@ -223,15 +219,38 @@ def compiler_options(short: bool = False) -> dict[str, Any] | None:
     Of what XLA hands to a library (YNNPACK) only matrix products are left to it, which it makes up
     to three times as fast where one side is long. Sums of products over arrays of seven or more
     axes in float32, which it would hand over too, crash the process in jaxlib 0.10.2 and 0.11.0.
-
-    Args:
-        short: Whether it has few operations.
     """
     if default_device().platform != "cpu":
         return None
-    return {
-        "xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED",
-        "xla_backend_optimization_level": 1,
-        "xla_cpu_use_fusion_emitters": short or bool(__import__("os").environ.get("NEWEM")),
-        "xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT",
-    }
+    return _for_cpu()
+
+
+@cache
+def _for_cpu() -> dict[str, Any]:
+    return known_options(
+        {
+            "xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED",
+            "xla_backend_optimization_level": 1,
+            "xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT",
+        }
+    )
+
+
+def known_options(options: dict[str, Any]) -> dict[str, Any]:
+    """Those options that this XLA knows: they come and go with its versions.
+
+    Example:
+        >>> known_options({"xla_of_another_year": True})
+        {}
+    """
+    if _accepts(options):
+        return options
+    return {name: value for name, value in options.items() if _accepts({name: value})}
+
+
+def _accepts(options: dict[str, Any]) -> bool:
+    try:
+        jax.jit(lambda: 0).lower().compile(compiler_options=options)
+    except jax.errors.JaxRuntimeError:
+        return False
+    return True
