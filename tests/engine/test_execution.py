@@ -125,7 +125,8 @@ def test_64_layers_stay_finite(metric, dtype, size):
 
 @pytest.mark.parametrize("more", [0, 2**30])
 def test_freed_memory_is_kept_while_no_more_is_held_than_planned(monkeypatch, more):
-    """It is given back before a round once the process holds more bytes than it may."""
+    """It is given back at the start, which other calls left, and before a round once the process
+    holds more bytes than it may."""
     a, b = stack(2, seed=1), stack(2, seed=2)
     planned = tnsim.plan(a, b, tnsim.GaussianClosure())
     held = iter([2**30])
@@ -134,7 +135,7 @@ def test_freed_memory_is_kept_while_no_more_is_held_than_planned(monkeypatch, mo
     monkeypatch.setattr(execution, "resident_bytes", lambda: next(held, 2**30 + more))
     monkeypatch.setattr(execution, "give_back_freed", lambda: given_back.append(True))
     execution.run(planned, leaves_of(planned, a, b, tnsim.GaussianClosure()), "numpy")
-    assert bool(given_back) == bool(more)
+    assert (len(given_back) > 1) == bool(more) and given_back
 
 
 def test_visible_rounding_is_not_silent():

@@ -73,6 +73,8 @@ def run(
         axes.update(zip(stage.outputs, stacks[-1].outputs, strict=True))
     runners = _runners(plan, stacks, arrays, backend)
 
+    if not over and any(each.own > _TRIMMED for each in plan.rounds):
+        give_back_freed()  # what compiling and other calls left is not this plan's to keep
     at_most = resident_bytes() + plan.peak_bytes
     ahead = _Ahead((), 0)
     values: dict[str, Any] = dict(arrays)
