@@ -11,6 +11,7 @@ and on arrays that lie on several devices.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
@@ -26,6 +27,8 @@ from tnsim.engine import program_files
 from tnsim.engine.concurrency import processors
 from tnsim.engine.stacking import Run, Stacked
 from tnsim.sessions import session
+
+log = logging.getLogger(__name__)
 
 Report = Callable[[int, int], Any]
 _CONFIG: Any = jax.config
@@ -245,7 +248,9 @@ def known_options(options: dict[str, Any]) -> dict[str, Any]:
     """
     if _accepts(options):
         return options
-    return {name: value for name, value in options.items() if _accepts({name: value})}
+    known = {name: value for name, value in options.items() if _accepts({name: value})}
+    log.info("this XLA does not know %s: programs go without", sorted(set(options) - set(known)))
+    return known
 
 
 def _accepts(options: dict[str, Any]) -> bool:
