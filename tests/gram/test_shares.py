@@ -12,6 +12,10 @@ from stored_runs import contents
 
 import tnsim
 from tnsim.engine import execution
+from tnsim.engine.ownership import COMPILING, analysed
+from tnsim.engine.piece import Operation, Piece
+from tnsim.engine.plan_stages import PlanStage
+from tnsim.engine.portions import portion
 from tnsim.gram import run_plan as costs
 from tnsim.gram import run_sizes, stacks
 from tnsim.gram.stacks import Pairs, Setting
@@ -52,12 +56,14 @@ RUNS = {
 }
 
 
-@pytest.fixture
-def always(monkeypatch):
-    """Plans are cut however small they are."""
+@pytest.fixture(params=[1, 10**12], ids=["whole stages", "parts of stages"])
+def always(request, monkeypatch):
+    """Plans are cut however small they are, as over a single pair and as over very many."""
     monkeypatch.setattr(stacks, "WORTH", 0)
     monkeypatch.setattr(stacks, "SAVING", -1)
     monkeypatch.setattr(stacks, "COMPILING", 0)
+    cut = stacks.shares
+    monkeypatch.setattr(stacks, "shares", lambda plan, owners, _: cut(plan, owners, request.param))
 
 
 @pytest.fixture
@@ -109,6 +115,20 @@ def test_few_pairs_are_computed_whole(rng, always, monkeypatch):
         setting = Setting(CLOSURE, False, "float64", tnsim.Budget(), pairs)
         cut.append(bool(Pairs.of(a, b, setting).shares.own))
     assert cut == [False, True]
+
+
+def test_over_few_pairs_a_stage_keeps_its_program():
+    """Own work that would not repay a program is left to the crossing share."""
+    square = Operation("contract", (0, 0), ((0,), (0,)), (0,))
+    product = Operation("contract", (2, 1), ((0,), (0,)), ())
+    piece = Piece(((3,), (3,)), (square, product), outputs=(3,))
+    whose = [frozenset({"A"}), frozenset({"B"})]
+    few, many = COMPILING // 3, COMPILING  # pairs: the square takes 3 multiplications
+    for pairs, is_cut in [(few, False), (many, True)]:
+        stage = analysed(0, PlanStage(0, ("a", "b"), ("AB",)), piece, whose, pairs)
+        crossing = portion(stage, None, {"AB"})
+        assert (crossing.piece is not piece) == is_cut
+        assert (portion(stage, "A", set(crossing.inputs)) is not None) == is_cut
 
 
 def test_every_model_once(rng, always, by_plans, monkeypatch):

@@ -13,77 +13,19 @@ A stage also divides outputs by scales, and each scale is read off one of them:
 Here x and its scale belong to the own share of a, but y to the crossing one. So the own share gives
 1 / s as well, a constant 1 divided by s, and the crossing share multiplies y by it, twice. The
 logarithm of s is kept once, by the share that reads it off.
+
+A portion that is all of a stage runs the stage's own piece, whose program other plans have too. One
+that is not needs a program of its own. So where own work would not repay that, it is left to the
+crossing share, and done for every pair.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
+from tnsim.engine.ownership import UNIT, AnalysedStage, Powers, Reads, Value
 from tnsim.engine.piece import Operation, Piece
-from tnsim.engine.plan_stages import PlanStage
-
-UNIT = "1"
-"""Name of the constant 1, an array without axes that own shares read."""
-NEGLIGIBLE = 1 / 32
-"""Part of a stage's work that stays in the crossing share: it would not repay a program."""
-
-Reads: TypeAlias = "frozenset[str]"
-"""Whose arrays a value is computed from."""
-Value: TypeAlias = "int | str"
-"""A value of a stage's piece by its number, or by name what only a portion has."""
-Powers: TypeAlias = "tuple[tuple[int, int], ...]"
-"""Scales of a piece and how often each divides an output."""
-
-
-class AnalysedStage(NamedTuple):
-    """A stage of a plan, and whose arrays everything in it is computed from.
-
-    Args:
-        number: Of the stage in the plan.
-        stage: Which arrays it reads and gives.
-        piece: What it computes.
-        values: For every value of the piece, inputs first.
-        outputs: For every output, divided by its scales.
-    """
-
-    number: int
-    stage: PlanStage
-    piece: Piece
-    values: tuple[Reads, ...]
-    outputs: tuple[Reads, ...]
-
-    @property
-    def powers(self) -> tuple[Powers, ...]:
-        """By which scales each output is divided."""
-        return self.piece.powers or ((),) * len(self.outputs)
-
-    def scale(self, slot: int) -> Reads:
-        """Whose arrays a scale is computed from: those of the output that it is read off."""
-        which, _ = self.piece.scales[slot]
-        return self.outputs[which]
-
-    def inverse(self, slot: int) -> str:
-        """Name of 1 over a scale."""
-        return f"{self.number}:1/{self.stage.groups[slot]}"
-
-    def name(self, value: Value) -> str:
-        """By which shares know a value: inputs by their own, others by stage and number."""
-        if isinstance(value, str):
-            return value
-        is_input = value < len(self.piece.shapes)
-        return self.stage.inputs[value] if is_input else f"{self.number}:{value}"
-
-    def reads(self, value: Value) -> Reads:
-        """Whose arrays a value is computed from, that of a scale's inverse too."""
-        if not isinstance(value, str):
-            return self.values[value]
-        inverses = {self.inverse(slot): self.scale(slot) for slot in range(len(self.piece.scales))}
-        return inverses.get(value, frozenset())
-
-    def shape(self, value: Value) -> tuple[int, ...]:
-        """What has a name only is a number."""
-        return () if isinstance(value, str) else self.piece.value_shapes[value]
 
 
 class Portion(NamedTuple):
@@ -106,56 +48,6 @@ class Portion(NamedTuple):
     taken: dict[str, str]
 
 
-def analysed(number: int, stage: PlanStage, piece: Piece, inputs: Sequence[Reads]) -> AnalysedStage:
-    """Whose arrays everything in a stage is computed from.
-
-    Args:
-        number: Of the stage in its plan.
-        stage: Which arrays it reads and gives.
-        piece: What it computes.
-        inputs: For every input, whose arrays it is computed from.
-
-    Example:
-        `sum_i a_i^2 b_i`, of which the square reads a alone.
-
-        >>> square = Operation("contract", (0, 0), ((0,), (0,)), (0,))
-        >>> product = Operation("contract", (2, 1), ((0,), (0,)), ())
-        >>> piece = Piece(((3,), (3,)), (square, product), outputs=(3,))
-        >>> whose = [frozenset({"A"}), frozenset({"B"})]
-        >>> stage = analysed(0, PlanStage(0, ("a", "b"), ("AB",)), piece, whose)
-        >>> [sorted(reads) for reads in stage.values]
-        [['A'], ['B'], ['A'], ['A', 'B']]
-    """
-    values = list(inputs)
-    for op in piece.operations:
-        values.append(union(values[arg] for arg in op.args))
-    if not stage.groups:  # those with scales define what later stages go on with
-        _leave_negligible(piece, values)
-    undivided = tuple(values[value] for value in piece.outputs)
-    found = AnalysedStage(number, stage, piece, tuple(values), undivided)
-    divided = []
-    for own, powers in zip(undivided, found.powers, strict=True):
-        divided.append(own | union(found.scale(slot) for slot, _ in powers))
-    return found._replace(outputs=tuple(divided))
-
-
-def union(several: Iterable[Reads]) -> Reads:
-    """Whose arrays any of several values is computed from."""
-    return frozenset().union(*several)
-
-
-def _leave_negligible(piece: Piece, values: list[Reads]) -> None:
-    """Leave to the crossing share what is hardly any work of a stage."""
-    everyone = union(values)
-    first = len(piece.shapes)
-    for owner in everyone:
-        alone = [n for n in range(first, len(values)) if values[n] == {owner}]
-        work = sum(piece.costs[n - first] for n in alone)
-        if work < NEGLIGIBLE * piece.multiplications:
-            for n in alone:
-                values[n] = everyone
-
-
 def portion(stage: AnalysedStage, owner: str | None, wanted: set[str]) -> Portion | None:
     """What a share computes of a stage.
 
@@ -170,11 +62,14 @@ def portion(stage: AnalysedStage, owner: str | None, wanted: set[str]) -> Portio
     Example:
         The stage of `analysed`: the own share of a gives the square, value 2 of stage 0.
 
+        >>> from tnsim.engine.ownership import analysed
+        >>> from tnsim.engine.plan_stages import PlanStage
         >>> square = Operation("contract", (0, 0), ((0,), (0,)), (0,))
         >>> product = Operation("contract", (2, 1), ((0,), (0,)), ())
         >>> piece = Piece(((3,), (3,)), (square, product), outputs=(3,))
         >>> whose = [frozenset({"A"}), frozenset({"B"})]
-        >>> stage = analysed(0, PlanStage(0, ("a", "b"), ("AB",)), piece, whose)
+        >>> ab = PlanStage(0, ("a", "b"), ("AB",))
+        >>> stage = analysed(0, ab, piece, whose, pairs=10**9)
         >>> crossing = portion(stage, None, {"AB"})
         >>> crossing.inputs, crossing.taken
         (('0:2', 'b'), {'0:2': 'A', 'b': 'B'})
@@ -182,6 +77,8 @@ def portion(stage: AnalysedStage, owner: str | None, wanted: set[str]) -> Portio
         >>> own.inputs, own.outputs
         (('a',), ('0:2',))
     """
+    if all(_belongs(reads, owner) for reads in stage.computed):
+        return _whole(stage, wanted)
     scales = [n for n in range(len(stage.piece.scales)) if _belongs(stage.scale(n), owner)]
     given = _outputs(stage, owner, scales, wanted)
     if not given:
@@ -200,18 +97,32 @@ def portion(stage: AnalysedStage, owner: str | None, wanted: set[str]) -> Portio
         values.append(draft.multiplied(one.value, by_others))
         powers.append(tuple(by_own))
     piece, inputs = draft.piece(values, _read_off(stage, scales, given), tuple(powers))
-    taken = {}
-    for value in inputs:
-        if len(stage.reads(value)) == 1:
-            (taken[stage.name(value)],) = stage.reads(value)
     return Portion(
         stage.number,
         piece,
         inputs=tuple(map(stage.name, inputs)),
         outputs=tuple(one.name for one in given),
         groups=tuple(stage.stage.groups[slot] for slot in scales),
-        taken=taken,
+        taken=_taken(stage, inputs),
     )
+
+
+def _whole(analysed: AnalysedStage, wanted: set[str]) -> Portion | None:
+    """All of a stage, by its own piece; None where nothing of it is wanted."""
+    number, stage, piece, *_ = analysed
+    if wanted.isdisjoint(stage.outputs) and not stage.groups:
+        return None
+    taken = _taken(analysed, range(len(piece.shapes)))
+    return Portion(number, piece, stage.inputs, stage.outputs, stage.groups, taken)
+
+
+def _taken(stage: AnalysedStage, inputs: Iterable[Value]) -> dict[str, str]:
+    """Of the inputs that are computed from one owner's arrays, whose they are."""
+    taken = {}
+    for value in inputs:
+        if len(stage.reads(value)) == 1:
+            (taken[stage.name(value)],) = stage.reads(value)
+    return taken
 
 
 def _belongs(reads: Reads, owner: str | None) -> bool:

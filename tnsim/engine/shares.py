@@ -20,9 +20,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
+from tnsim.engine.ownership import UNIT, AnalysedStage, Reads, analysed
 from tnsim.engine.piece import Piece
 from tnsim.engine.plan import Plan, PlanStage, WholePlan
-from tnsim.engine.portions import UNIT, AnalysedStage, Portion, Reads, analysed, portion
+from tnsim.engine.portions import Portion, portion
 from tnsim.sessions import remembered
 
 Labels: TypeAlias = "tuple[str, bool, str, int]"
@@ -60,13 +61,15 @@ def uncut(plan: Plan) -> Shares:
     return Shares({}, Share(plan, tuple(range(len(plan.stages)))))
 
 
-def shares(plan: Plan, owners: Mapping[str, str]) -> Shares:
+def shares(plan: Plan, owners: Mapping[str, str], pairs: int) -> Shares:
     """Cut a plan.
 
     Args:
         plan: What is cut.
         owners: Of arrays in `plan.shapes`. What has none, such as moments of the input, is read by
             whoever needs it.
+        pairs: How often the crossing share is to run. Over few runs a stage that only part of could
+            be computed once is left whole, as the part would need a program of its own.
 
     Returns:
         Shares that compute together what the plan does. The logarithms of their scales are those of
@@ -80,7 +83,7 @@ def shares(plan: Plan, owners: Mapping[str, str]) -> Shares:
         >>> model = tnsim.Model([tnsim.Bilinear(*[np.eye(2)] * 3)] * 2)
         >>> plan = tnsim.plan(model, model, tnsim.GaussianClosure(), norms=False)
         >>> owners = {name: side for name in plan.shapes if (side := side_of(name))}
-        >>> found = shares(plan, owners)
+        >>> found = shares(plan, owners, pairs=1000)
         >>> crossing = found.crossing.plan
         >>> sorted(found.own), crossing.outputs
         (['A', 'B'], ('AB',))
@@ -91,7 +94,7 @@ def shares(plan: Plan, owners: Mapping[str, str]) -> Shares:
     """
     labels = plan.metric, plan.exact, plan.dtype, plan.diagrams
     scales = tuple(plan.scales.items())
-    return _shares(plan.whole, labels, scales, tuple(map(owners.get, plan.shapes)))
+    return _shares(plan.whole, labels, scales, tuple(map(owners.get, plan.shapes)), pairs)
 
 
 @remembered
@@ -100,8 +103,9 @@ def _shares(
     labels: Labels,
     scales: tuple[tuple[str, Scales], ...],
     owners: tuple[str | None, ...],
+    pairs: int,
 ) -> Shares:
-    stages = _analysed(plan, owners)
+    stages = _analysed(plan, owners, pairs)
     shapes = dict(zip(plan.names, plan.shapes, strict=True)) | {UNIT: ()}
     crossing = _portions(stages, None, plan.outputs)
     handed = _handed(crossing, shapes)
@@ -114,7 +118,7 @@ def _shares(
     return Shares(own, _share(crossing, labels, dict(scales), shapes))
 
 
-def _analysed(plan: WholePlan, owners: tuple[str | None, ...]) -> list[AnalysedStage]:
+def _analysed(plan: WholePlan, owners: tuple[str | None, ...], pairs: int) -> list[AnalysedStage]:
     """All stages, with whose arrays everything in them is computed from."""
     reads: dict[str, Reads] = {}
     for name, owner in zip(plan.names, owners, strict=True):
@@ -122,7 +126,7 @@ def _analysed(plan: WholePlan, owners: tuple[str | None, ...]) -> list[AnalysedS
     stages = []
     for number, stage in enumerate(plan.stages):
         inputs = [reads[name] for name in stage.inputs]
-        found = analysed(number, stage, plan.pieces[stage.piece], inputs)
+        found = analysed(number, stage, plan.pieces[stage.piece], inputs, pairs)
         stages.append(found)
         reads.update(zip(stage.outputs, found.outputs, strict=True))
     return stages

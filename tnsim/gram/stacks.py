@@ -18,8 +18,9 @@ from tnsim.engine.budget import Budget
 from tnsim.engine.devices import spread
 from tnsim.engine.execution import Result
 from tnsim.engine.log_scaled import LogScaled, add, contribution, times
+from tnsim.engine.ownership import COMPILING, UNIT
 from tnsim.engine.plan import Plan
-from tnsim.engine.shares import UNIT, Share, Shares, shares, uncut
+from tnsim.engine.shares import Share, Shares, shares, uncut
 from tnsim.engine.stacking import Axes, aligned
 from tnsim.folding.base import Family
 from tnsim.folding.choose import choose
@@ -31,10 +32,6 @@ WORTH = 2**22
 """Multiplications of a pair below which shares take as long as the whole: calls are most of it."""
 SAVING = 1 / 32
 """Part of a pair's work that own shares must save."""
-COMPILING = 3 * 10**7
-"""Multiplications that take as long as compiling an operation. The crossing share has programs of
-its own, where whole pairs have those of the norms: over few pairs these cost more than it saves
-(measured: two attention layers of width 64 win from some 25 models on)."""
 
 Logs: TypeAlias = "dict[tuple[int, str], Any]"
 """Logarithms of scales by stage of the whole plan and group."""
@@ -114,11 +111,12 @@ def _cut(plan: Plan, family: Family, pairs: int) -> Shares:
         side = side_of(name)
         if side is not None:
             owners[name] = side
-    found = shares(plan, owners)
+    found = shares(plan, owners, pairs)
     crossing = found.crossing.plan
     saved = plan.multiplications - crossing.multiplications
-    compiling = COMPILING * sum(piece.length for piece in crossing.pieces)
-    worth = saved >= SAVING * plan.multiplications and saved * pairs >= compiling
+    # The norms have most programs of a whole plan, and only what differs is compiled besides.
+    compiling = sum(piece.length for piece in set(crossing.pieces).difference(plan.pieces))
+    worth = saved >= SAVING * plan.multiplications and saved * pairs >= COMPILING * compiling
     # What is kept of a model takes no more memory than one pair that is computed whole.
     fits = crossing.input_bytes - plan.input_bytes <= plan.array_bytes
     return found if fits and worth else uncut(plan)
