@@ -30,7 +30,7 @@ from tnsim.folding.choose import choose, has_plan
 from tnsim.metrics.categorical import Categorical
 from tnsim.metrics.metric import Gaussian, Metric, joins_whole_trees
 from tnsim.metrics.points import Points, Reading
-from tnsim.metrics.protocol import FiniteMetric
+from tnsim.metrics.protocol import FiniteMetric, adds_up
 from tnsim.metrics.quadrature import gaussian_points, most_directions
 from tnsim.models.arrays import is_traced
 from tnsim.models.forward import directions
@@ -123,7 +123,7 @@ def points_of(
     """
     if isinstance(metric, Categorical) and metric.samples is None and has_plan(models, metric):
         return None
-    if isinstance(metric, FiniteMetric):
+    if adds_up(metric):
         _check_concrete(metric)
         return metric.points(reading_of(models))
     if type(metric) is not Gaussian or not models:
@@ -176,13 +176,13 @@ def forward_plan(models: Sequence[Any], metric: Metric, points: Points, dtype: s
         outputs = forward.outputs(known[-1].d_out, known[-1].n_ctx or 1, points)
     pairs = len(models) * (len(models) + 1) // 2
     work = passes + pairs * outputs
-    exact = not isinstance(metric, FiniteMetric) or metric.is_exact(0)  # quadrature is
+    exact = not adds_up(metric) or metric.is_exact(0)  # quadrature is
     return ForwardPlan(metric.name, exact, route_name(metric, points), dtype, points.count, work)
 
 
 def route_name(metric: Metric, points: Points) -> str:
     """What the points are."""
-    if not isinstance(metric, FiniteMetric):
+    if not adds_up(metric):
         return "quadrature"
     if points.drawn:
         return "sampling" if getattr(metric, "samples", None) else "data"
@@ -195,7 +195,7 @@ def check_affordable(plan: ForwardPlan, metric: Metric, budget: Budget) -> None:
     if plan.multiplications <= budget.multiplications:
         return
     advice = "fewer inputs"
-    if not isinstance(metric, FiniteMetric):
+    if not adds_up(metric):
         advice = "GaussianClosure(), an approximation,"
     elif hasattr(metric, "samples"):
         advice = f"{type(metric).__name__}(..., samples=100_000), an estimate with its error,"

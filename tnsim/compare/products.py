@@ -19,7 +19,7 @@ from tnsim.engine.log_scaled import LogScaled, taken
 from tnsim.folding import forward_traced
 from tnsim.folding.forward import Terms, sums, total
 from tnsim.metrics.points import Weighted
-from tnsim.metrics.protocol import FiniteMetric
+from tnsim.metrics.protocol import adds_up
 from tnsim.models.arrays import is_traced
 from tnsim.models.differences import by_differences
 from tnsim.models.model import AnyModel, Model
@@ -42,7 +42,7 @@ def inner_products(a: Comparable, b: Comparable, asked: Question) -> Products:
     models = [part for _, part in (*one, *two) if isinstance(part, Model)]
     points = None
     # Gauss nodes are chosen by the numbers of models and metric, which a trace does not have.
-    if not traced or isinstance(asked.metric, FiniteMetric):
+    if not traced or adds_up(asked.metric):
         points = points_of(models, asked.metric, asked.pairs, asked.per_output, asked.dtype)
     if points is None:
         assert isinstance(first, AnyModel) and isinstance(second, AnyModel)

@@ -39,7 +39,7 @@ from tnsim.gram.store import Store
 from tnsim.gram.store_metadata import FORMAT
 from tnsim.gram.tasks import Job
 from tnsim.metrics import metric as metrics
-from tnsim.metrics.protocol import FiniteMetric, Metric
+from tnsim.metrics.protocol import Metric, adds_up
 from tnsim.models.differences import by_differences
 from tnsim.models.functions import is_function
 from tnsim.models.model import Model, terms
@@ -183,7 +183,7 @@ def _route(
     if forward is None:
         return costs.plan(rows, columns, examples, setting)
     passes = forward.plan
-    if isinstance(setting.metric, FiniteMetric) or passes.multiplications <= _FREE:
+    if adds_up(setting.metric) or passes.multiplications <= _FREE:
         return forward
     try:
         other = costs.plan(rows, columns, examples, setting)

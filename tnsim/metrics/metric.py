@@ -32,7 +32,7 @@ from tnsim.errors import ModelError, TooLarge
 from tnsim.metrics import pairings
 from tnsim.metrics.gaussian_moments import GaussianMoments
 from tnsim.metrics.pairings import Joining
-from tnsim.metrics.protocol import FiniteMetric, LayerwiseMetric, Metric
+from tnsim.metrics.protocol import LayerwiseMetric, Metric, adds_up, joins_layers
 from tnsim.models.arrays import pytree
 
 
@@ -209,7 +209,7 @@ class GaussianClosure(GaussianMoments):
 
 def check_metric(metric: Any) -> None:
     """Raise `ModelError` for what is no metric, a metric's class among it."""
-    known = isinstance(metric, LayerwiseMetric | Symmetric | FiniteMetric)
+    known = joins_layers(metric) or adds_up(metric) or isinstance(metric, Symmetric)
     if not known or isinstance(metric, type):
         raise ModelError(
             f"expected a metric such as tnsim.Gaussian(), found {metric!r}; metrics are objects: "
@@ -224,7 +224,7 @@ def as_layerwise(metric: Metric) -> LayerwiseMetric:
     Raises:
         ModelError: It joins the legs of whole trees, or no legs at all.
     """
-    if not isinstance(metric, LayerwiseMetric):
+    if not joins_layers(metric):
         raise ModelError(
             f"{type(metric).__name__} does not join layer by layer: "
             "use GaussianClosure() or TreeSymmetric()"
@@ -234,7 +234,7 @@ def as_layerwise(metric: Metric) -> LayerwiseMetric:
 
 def joins_legs(metric: Metric) -> bool:
     """Whether the metric joins input legs at all, instead of adding up over inputs."""
-    return not isinstance(metric, FiniteMetric)
+    return not adds_up(metric)
 
 
 def joins_whole_trees(metric: type, nonlinear_layers: int) -> bool:

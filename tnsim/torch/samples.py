@@ -13,7 +13,7 @@ from tnsim.compare.question import Question
 from tnsim.errors import TooLarge
 from tnsim.folding.forward import BATCH_BYTES, most_points
 from tnsim.metrics.points import Weighted
-from tnsim.metrics.protocol import FiniteMetric
+from tnsim.metrics.protocol import adds_up
 from tnsim.models.arrays import numbers
 from tnsim.models.forward import check_inputs
 from tnsim.models.model import terms
@@ -35,7 +35,7 @@ def sample_of(a: Any, b: Any, asked: Question) -> Weighted | None:
         TooLarge: Where forward passes, or what the way back keeps of them, are over the budget.
     """
     metric = asked.metric
-    if not isinstance(metric, FiniteMetric):
+    if not adds_up(metric):
         return None
     models = [model for one in numbers((a, b)) for _, model in terms(one)]
     points = points_of(models, metric, asked.pairs, asked.per_output, asked.dtype)
