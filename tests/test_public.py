@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax.numpy as jnp
@@ -20,7 +21,9 @@ from sample_runs import blocks
 
 import tnsim
 from tnsim.gram.digests import metric_parameters
+from tnsim.metrics.metric import check_metric
 from tnsim.metrics.pairings import Joining, Leg, straight
+from tnsim.metrics.protocol import adds_up, joins_layers
 from tnsim.models.arrays import pytree
 
 EXTRAS = ("matplotlib", "networkx", "xarray", "zarr", "scipy", "pyarrow", "torch", "yaml")
@@ -198,6 +201,25 @@ class Tripled:
     def joinings(self, bra, ket, centred):
         ways = straight(bra, symmetrised=True)
         return tuple(dataclasses.replace(way, weight=3 * way.weight) for way in ways)
+
+
+def test_protocols_are_told_as_isinstance_tells_them():
+    common = {"name": "own", "pairs_within_model": None, "is_exact": bool}
+    own = [
+        SimpleNamespace(**common, joinings=max),  # attributes of an instance count
+        SimpleNamespace(**common, points=max),
+        SimpleNamespace(**common, joinings=None, points=None),
+        SimpleNamespace(**common),
+        SimpleNamespace(joinings=max, points=max),
+    ]
+    told = [(joins_layers(metric), adds_up(metric)) for metric in own]
+    assert told == [(True, False), (False, True), *[(False, False)] * 3]
+    for metric in (*METRICS, *own, Tripled(), Tripled, None, 3.0, "gaussian"):
+        assert joins_layers(metric) == isinstance(metric, tnsim.LayerwiseMetric)
+        assert adds_up(metric) == isinstance(metric, tnsim.FiniteMetric)
+    for metric in own[2:]:
+        with pytest.raises(tnsim.ModelError, match="expected a metric such as"):
+            check_metric(metric)
 
 
 def test_a_metric_from_outside(rng):

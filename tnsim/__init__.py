@@ -241,10 +241,13 @@ def __getattr__(name: str) -> Any:
     from importlib import import_module
 
     if name in _MODULES:
-        return import_module(f"tnsim.{_MODULES[name]}")
-    if name in _HOME:
-        return getattr(import_module(f"tnsim.{_HOME[name]}"), name)
-    raise AttributeError(f"module 'tnsim' has no attribute {name!r}")
+        found = import_module(f"tnsim.{_MODULES[name]}")
+    elif name in _HOME:
+        found = getattr(import_module(f"tnsim.{_HOME[name]}"), name)
+    else:
+        raise AttributeError(f"module 'tnsim' has no attribute {name!r}")
+    globals()[name] = found  # from now on it is found without asking here
+    return found
 
 
 def __dir__() -> list[str]:

@@ -56,7 +56,7 @@ def cosine(products: Products, models: Two, asked: Question) -> Any:
     if products.traced:
         return cosines.value
     clipped = precision.clipped(cosines)
-    precision.report(float(np.max(cosines.error)), "the cosine", arithmetic, stacklevel=3)
+    precision.report(float(cosines.error.max()), "the cosine", arithmetic, stacklevel=3)
     warn_of_caveats(_caveats(models), stacklevel=3)
     error = _standard_error(products, cosine_error)
     return _labelled(clipped, asked.metric, models, products, error)

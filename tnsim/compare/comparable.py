@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any, TypeAlias
 
+from tnsim.compare.resident import is_known_constant
 from tnsim.errors import ModelError
 from tnsim.folding.forward import Terms
 from tnsim.metrics.empirical import Empirical
@@ -36,7 +37,7 @@ def check_comparison(a: Any, b: Any, metric: Any) -> None:
         _check_functions(a, b, metric)
         return
     one, two = terms(a)[0][1], terms(b)[0][1]
-    check_numbers(a, b)
+    check_numbers(*(model for model in (a, b) if not is_known_constant(model)))
     check_comparable(one, two)
     if one.n_ctx is None and (one.attends or two.attends):
         raise ModelError(

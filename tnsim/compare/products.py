@@ -14,7 +14,7 @@ from tnsim.compare.by_plans import by_plans
 from tnsim.compare.by_points import check_affordable, forward_plan, points_of
 from tnsim.compare.comparable import Comparable, check_comparison, parts
 from tnsim.compare.question import Products, Question
-from tnsim.compare.resident import is_constant
+from tnsim.compare.resident import is_known_constant
 from tnsim.engine.log_scaled import LogScaled, taken
 from tnsim.folding import forward_traced
 from tnsim.folding.forward import Terms, sums, total
@@ -85,6 +85,4 @@ def _differences(model: Comparable, dtype: str) -> Comparable:
 
 def _is_traced(value: Any) -> bool:
     """Whether a metric, a model or a combination holds anything traced."""
-    if isinstance(value, Model) and is_constant(value):  # known without looking at its arrays
-        return False
-    return is_traced(value)
+    return not is_known_constant(value) and is_traced(value)

@@ -35,6 +35,17 @@ def is_constant(model: Model) -> bool:
     return all(is_fixed(leaf) for leaf in jax.tree.leaves(model))
 
 
+def is_known_constant(value: Any) -> bool:
+    """Whether this is a model that is constant, known without looking at its arrays again.
+
+    Example:
+        >>> import tnsim
+        >>> is_known_constant(tnsim.Model([tnsim.Linear([[1.0]])])), is_known_constant(1.0)
+        (True, False)
+    """
+    return isinstance(value, Model) and is_constant(value)
+
+
 def in_units(model: Model, per_output: bool) -> Scaled:
     """A model in scientific notation, see `scaling.scaled`; the same object at every call.
 

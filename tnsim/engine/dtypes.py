@@ -11,6 +11,7 @@ ITEM_BYTES = {"float64": 8, "float32": 4, "complex128": 16, "complex64": 8}
 ALL_DTYPES = tuple(ITEM_BYTES)
 DTYPES = ALL_DTYPES[:2]
 """Those of models, which are real; networks may be complex."""
+_NAMES = {np.dtype(name).type: name for name in ALL_DTYPES}
 
 
 def dtype_name(dtype: DTypeLike, allowed: tuple[str, ...] = DTYPES) -> str:
@@ -32,7 +33,7 @@ def dtype_name(dtype: DTypeLike, allowed: tuple[str, ...] = DTYPES) -> str:
         'float32'
     """
     try:
-        name = np.dtype(dtype).name
+        name = _NAMES.get(np.dtype(dtype).type)
     except (TypeError, ValueError):
         name = None
     if name not in allowed:

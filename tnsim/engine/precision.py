@@ -159,7 +159,7 @@ def clipped(cosines: Cosine) -> Any:
     """
     excess = abs(cosines.value) - 1
     outside = excess > cosines.error
-    if np.any(outside):
+    if outside.any():
         worst = np.argmax(np.where(outside, excess, -np.inf))
         raise TnsimError(
             f"a cosine came out as {np.ravel(cosines.value)[worst]:.6g}, outside [-1, 1] by more "

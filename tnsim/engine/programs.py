@@ -190,7 +190,8 @@ def _arguments(one: Wanted) -> list[jax.ShapeDtypeStruct]:
 
 def _place() -> tuple:
     """What a program depends on beside what is wanted, and may change within a process."""
-    return default_device().id, default_device().platform, _settings()
+    device = default_device()
+    return device.id, device.platform, _settings()
 
 
 def _settings() -> tuple:

@@ -44,6 +44,7 @@ _STEP = 8
 """Units are powers of 2^8: a layer has its largest entry in [2^-7, 2), a row within 2^8 of it."""
 SMALLEST = -(2.0**40)
 """The exponent of a coefficient of zero: below that of any model."""
+_LOG_2 = np.log(2)
 
 Unit: TypeAlias = Float[Array, ""] | Float[Array, " rows"]
 """Exponents of two: one for all coordinates of a bond, or one for each."""
@@ -131,9 +132,9 @@ def power(mantissa: Any, log: Any, exponent: Any) -> Any:
         1.5
     """
     xp = library(mantissa, log, exponent)
-    whole = xp.round(log / np.log(2))
+    whole = xp.rint(log / _LOG_2)
     with np.errstate(over="ignore"):
-        return _shifted(mantissa * xp.exp(log - whole * np.log(2)), whole + exponent)
+        return _shifted(mantissa * xp.exp(log - whole * _LOG_2), whole + exponent)
 
 
 def beyond_float(values: Any, mantissas: Any) -> bool:
@@ -300,7 +301,7 @@ def _exponents(array: Any) -> Any:
 def _shifted(array: Any, by: Any) -> Any:
     """`array * 2 ** by`, exact unless the result is no normal float."""
     xp = library(array, by)
-    by = xp.clip(by, -_VANISHES, _VANISHES).astype("int32")
+    by = by.clip(-_VANISHES, _VANISHES).astype("int32")
     if xp is np and not by.any():
         return array
     if xp is np:
