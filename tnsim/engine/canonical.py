@@ -14,7 +14,8 @@ other symmetries by two encodings that are equal.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+import itertools
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import NamedTuple
 
 Labels = tuple[int, ...]
@@ -68,6 +69,44 @@ def canonical(
     encoding, ranks = _smallest(network, colours)
     order = tuple(sorted(is_open, key=ranks.__getitem__))
     return (encoding, tuple(ranks[label] for label in order)), order
+
+
+def exchanges(
+    tensors: Sequence[Tensor], open_labels: Sequence[int], exchangeable: Callable[[int], int]
+) -> Iterator[tuple[int, int]]:
+    """Pairs of open labels that may change places: the array is symmetric in these two axes.
+
+    Args:
+        tensors: Each a reference and its labels.
+        open_labels: Labels that are not summed over, the axes of the array.
+        exchangeable: How many axes of a reference, the last ones, may be exchanged.
+
+    Yields:
+        Places in `open_labels`.
+
+    Example:
+        `A A^T` is symmetric, `A B^T` is not.
+
+        >>> list(exchanges([(7, (0, 1)), (7, (2, 1))], [0, 2], lambda ref: 0))
+        [(0, 1)]
+        >>> list(exchanges([(7, (0, 1)), (8, (2, 1))], [0, 2], lambda ref: 0))
+        []
+    """
+
+    def form(labels: Sequence[int]) -> Hashable:
+        # Every axis is marked by a tensor of its own, so that only its place tells it from others.
+        marks = [(-1 - place, (label,)) for place, label in enumerate(labels)]
+        key, _ = canonical(
+            [*tensors, *marks], labels, lambda ref: 0 if ref < 0 else exchangeable(ref)
+        )
+        return key
+
+    given = form(open_labels)
+    for one, other in itertools.combinations(range(len(open_labels)), 2):
+        exchanged = list(open_labels)
+        exchanged[one], exchanged[other] = open_labels[other], open_labels[one]
+        if form(exchanged) == given:
+            yield one, other
 
 
 def _smallest(network: list[_Tensor], colours: Colours) -> tuple[tuple, Colours]:

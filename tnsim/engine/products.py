@@ -14,7 +14,7 @@ repeated argument, instead of two, of the other argument and of the result.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 Labels = tuple[int, ...]
@@ -41,6 +41,13 @@ class MatrixProduct(NamedTuple):
         first = (*self.batch, *self.left, *self.summed)
         second = (*self.batch, *self.summed, *self.right)
         return first, second
+
+    @property
+    def readings(self) -> Iterator[Labels]:
+        """Axes of arguments that need not be copied; the second's matrices may stand transposed."""
+        batch, _, summed, right = self
+        yield from self.orders
+        yield (*batch, *right, *summed)
 
     @property
     def result(self) -> Labels:
@@ -76,16 +83,31 @@ def matrix_product(
         >>> matrix_product((0, 1, 2), (0, 2, 3), (0, 1, 3), {0: 9, 1: 5, 2: 5, 3: 5})
         (MatrixProduct(batch=(0,), left=(1,), summed=(2,), right=(3,)), False)
     """
-    candidates = []
+
+    def copies(candidate: tuple[MatrixProduct, bool]) -> int:
+        product, swapped = candidate
+        arguments = (second, first) if swapped else (first, second)
+        return copied_entries(product, arguments, output, sizes)
+
+    return min(matrix_products(first, second, output), key=copies, default=None)
+
+
+def matrix_products(
+    first: Labels, second: Labels, output: Labels
+) -> Iterator[tuple[MatrixProduct, bool]]:
+    """All batches of matrix products that multiply two arrays.
+
+    Args:
+        first, second: Axes of the arguments.
+        output: Axes wanted of the result.
+
+    Yields:
+        A product, and whether the arguments change places in it.
+    """
     for swapped in (False, True):
         arguments = (second, first) if swapped else (first, second)
         for product in _products(*arguments, output):
-            copies = copied_entries(product, arguments, output, sizes)
-            candidates.append((copies, swapped, product))
-    if not candidates:
-        return None
-    _, swapped, product = min(candidates, key=lambda candidate: candidate[0])
-    return product, swapped
+            yield product, swapped
 
 
 def copied_entries(

@@ -13,7 +13,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from tnsim.engine.canonical import Labels, Tensor, canonical
+from tnsim.engine.canonical import Labels, Tensor, canonical, exchanges
+from tnsim.engine.layout import laid_out, moved
 from tnsim.engine.pathfinding import CACHED, WRITING
 from tnsim.engine.piece import Operation, Piece
 
@@ -81,6 +82,7 @@ class Builder:
         self._known: dict[Operation, int] = {}
         self._products: dict[Any, tuple[int, Labels]] = {}
         self._contracted: dict[tuple, Tensor] = {}
+        self._symmetries: dict[int, list[tuple[int, int]]] = {}
 
     def atom(
         self,
@@ -131,7 +133,7 @@ class Builder:
         if key not in self._products:
             args, labels = zip(*factors, strict=True)
             operation = Operation("contract", args, labels, output)
-            sizes = self._sizes(operation)
+            sizes = self.sizes(operation)
             shape = tuple(sizes[label] for label in output)
             cost = math.prod(sizes.values()) if len(factors) == 2 else 0
             # The axes stand as the first who asked wants them, by their place in canonical order.
@@ -166,17 +168,25 @@ class Builder:
     def computed(self, operation: Operation, cost: int = 0) -> int:
         """The number of an operation's result that is not taken apart; equal ones are one value."""
         if operation not in self._known:
-            sizes = self._sizes(operation)
+            sizes = self.sizes(operation)
             shape = tuple(sizes[label] for label in operation.output)
             self._known[operation] = self.atom(shape, operation=operation, cost=cost)
         return self._known[operation]
 
-    def _sizes(self, operation: Operation) -> dict[int, int]:
+    def sizes(self, operation: Operation) -> dict[int, int]:
         """The size of every label of an operation."""
         sizes: dict[int, int] = {}
         for arg, labels in zip(operation.args, operation.labels, strict=True):
             sizes |= zip(labels, self.values[arg].shape, strict=True)
         return sizes
+
+    def symmetries(self, number: int) -> list[tuple[int, int]]:
+        """Pairs of axes that a value is symmetric in."""
+        if number not in self._symmetries:
+            value = self.values[number]
+            found = exchanges(value.atoms, value.axes, self.exchangeable.__getitem__)
+            self._symmetries[number] = list(found)
+        return self._symmetries[number]
 
     def ordered(self, use: Use, output: tuple[Label, ...]) -> Use:
         """The same value with its axes in a given order."""
@@ -200,10 +210,33 @@ def piece_of(builder: Builder, outputs: list[int], inputs: int, **scaling: Any) 
     for number in needed:
         operation = builder.values[number].operation
         assert operation is not None, "every value after the inputs is computed"
+        if operation.kind == "contract" and len(operation.args) == 2:
+            operation = _as_it_stands(builder, operation)
         args = tuple(numbers[arg] for arg in operation.args)
         operations.append(operation._replace(args=args))
     shapes = tuple(value.shape for value in builder.values[:inputs])
-    return Piece(shapes, tuple(operations), tuple(numbers[n] for n in outputs), **scaling)
+    given = tuple(numbers[n] for n in outputs)
+    return laid_out(Piece(shapes, tuple(operations), given, **scaling))
+
+
+def _as_it_stands(builder: Builder, product: Operation) -> Operation:
+    """A product that reads large symmetric arguments along the axes that need no copy.
+
+    Where X[i, j] = X[j, i], `sum_i X[i, j] Y[i]` reads rows as well as columns.
+    """
+    sizes = builder.sizes(product)
+    for place, arg in enumerate(product.args):
+        if math.prod(builder.values[arg].shape) <= CACHED:
+            continue
+        readings = [product]
+        for first, second in builder.symmetries(arg):
+            labels = list(product.labels[place])
+            labels[first], labels[second] = labels[second], labels[first]
+            both = list(product.labels)
+            both[place] = tuple(labels)
+            readings.append(product._replace(labels=tuple(both)))
+        product = min(readings, key=lambda one: moved(one, sizes))
+    return product
 
 
 def price(builder: Builder, outputs: Iterable[int]) -> int:

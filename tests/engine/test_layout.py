@@ -1,0 +1,122 @@
+"""Orders of axes that spare copies: the same numbers, of the same shapes."""
+
+import itertools
+
+import numpy as np
+import pytest
+from oracles import bilinear, closure_products, expected_products
+
+import tnsim
+from tnsim.engine import layout, sharing
+from tnsim.engine.canonical import exchanges
+from tnsim.engine.layout import laid_out, moved
+from tnsim.engine.lowering import run_piece
+from tnsim.engine.piece import Operation, Piece
+from tnsim.engine.sharing import Builder, Use, piece_of
+from tnsim.sessions import using
+
+
+@pytest.fixture
+def always(monkeypatch):
+    """However small values are."""
+    monkeypatch.setattr(layout, "LARGE", 0)
+    monkeypatch.setattr(sharing, "CACHED", 0)
+
+
+def all_moved(piece):
+    return sum(moved(op, op.sizes(piece.value_shapes)) for op in piece.operations)
+
+
+def a_piece(rng, length):
+    """Random products and sums of matrices and of what they give."""
+    shapes = [(2, 3), (3, 2), (2, 2), (3, 3)]
+    sizes = list(shapes)
+    operations = []
+    for _ in range(length):
+        one, other = rng.choice(len(sizes), 2)
+        first = tuple(range(len(sizes[one])))
+        second = []
+        for n, size in enumerate(sizes[other]):
+            alike = [label for label in first if sizes[one][label] == size and label not in second]
+            second.append(rng.choice(alike) if alike and rng.random() < 0.7 else 10 + n)
+        of = dict(zip((*first, *second), (*sizes[one], *sizes[other]), strict=True))
+        single = [x for x in of if (x in first) != (x in second)]
+        both = [x for x in of if x in first and x in second and rng.random() < 0.3]
+        output = tuple(int(x) for x in rng.permutation([*single, *both]))
+        if not 1 <= len(output) <= 4:
+            continue
+        labels = first, tuple(map(int, second))
+        operations.append(Operation("contract", (int(one), int(other)), labels, output))
+        sizes.append(tuple(of[x] for x in output))
+        order = tuple(map(int, rng.permutation(len(output))))
+        turned = Operation("sum", (len(sizes) - 1,), (tuple(range(len(output))),), order, (2.0,))
+        operations.append(turned)
+        sizes.append(tuple(sizes[-1][n] for n in order))
+    return Piece(tuple(shapes), tuple(operations), (len(sizes) - 1, len(sizes) - 2))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_numbers_stay(seed, always):
+    rng = np.random.default_rng(seed)
+    piece = a_piece(rng, 8)
+    found = laid_out(piece)
+    inputs = [rng.normal(size=shape) for shape in piece.shapes]
+    for one, other in zip(run_piece(piece, inputs)[0], run_piece(found, inputs)[0], strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-12, atol=1e-12)
+    assert all_moved(found) <= all_moved(piece)
+
+
+def test_a_copy_is_spared(always):
+    """x[i, j, k] = a[i, j] b[j, k] is summed over j: as x[i, k, j] it is a matrix already."""
+    outer = Operation("contract", (0, 1), ((0, 1), (1, 2)), (0, 1, 2))
+    later = Operation("contract", (3, 2), ((0, 1, 2), (1, 3)), (0, 2, 3))
+    piece = Piece(((30, 30),) * 3, (outer, later), (4,))
+    assert all_moved(piece) and all_moved(laid_out(piece)) < all_moved(piece)
+    assert laid_out(piece).value_shapes[-1] == piece.value_shapes[-1]
+
+
+def test_symmetric_arguments_are_read_in_place(always):
+    """Of a symmetric z, sum_i z[i, j, k] y[i, l] reads the axis that costs no copy."""
+    builder = Builder()
+    a, y = builder.atom((4, 5)), builder.atom((4, 6))
+    z = builder.contract([Use(a, ("i", "m")), Use(a, ("j", "m"))], ["i", "j", "m"])
+    product = builder.contract([z, Use(y, ("i", "l"))], ["j", "m", "l"])
+    piece = piece_of(builder, [product.value], 2)
+    assert builder.symmetries(z.value) == [(0, 1)]
+    rng = np.random.default_rng(0)
+    arrays = [rng.normal(size=(4, 5)), rng.normal(size=(4, 6))]
+    (found,), _ = run_piece(piece, arrays)
+    order = "".join(product.labels)
+    expected = np.einsum(f"im,jm,il->{order}", arrays[0], arrays[0], arrays[1])
+    np.testing.assert_allclose(found, expected, rtol=1e-12)
+
+
+def test_symmetries_are_those_of_the_array(rng):
+    """Found on networks, checked on arrays."""
+    a, b = rng.normal(size=(3, 3)), rng.normal(size=(3, 3))
+    symmetric = a + a.T
+    networks = [
+        [(0, (0, 9)), (0, (1, 9)), (1, (2, 8)), (1, (3, 8))],
+        [(2, (0, 1)), (2, (2, 3))],
+        [(0, (0, 9)), (2, (9, 1)), (0, (2, 3))],
+        [(2, (0, 9)), (2, (9, 1)), (0, (2, 8)), (1, (3, 8))],
+    ]
+    arrays = [a, b, symmetric]
+    for tensors in networks:
+        of = {0: 0, 1: 0, 2: 2}
+        found = set(exchanges(tensors, [0, 1, 2, 3], of.__getitem__))
+        operands = itertools.chain.from_iterable((arrays[ref], list(ls)) for ref, ls in tensors)
+        array = np.einsum(*operands, [0, 1, 2, 3])
+        for one, other in itertools.combinations(range(4), 2):
+            is_symmetric = np.allclose(array, np.swapaxes(array, one, other))
+            assert ((one, other) in found) == is_symmetric
+
+
+@pytest.mark.parametrize("metric", [tnsim.Gaussian(), tnsim.GaussianClosure()])
+def test_inner_products_are_those_of_the_oracle(metric, rng, always, tmp_path, monkeypatch):
+    monkeypatch.setenv("TNSIM_CACHE_DIR", str(tmp_path))  # plans are searched anew
+    models = [tnsim.Model([bilinear(rng, 3, 4, 3, False) for _ in range(2)]) for _ in range(2)]
+    products = closure_products if isinstance(metric, tnsim.GaussianClosure) else expected_products
+    with using(tnsim.Session()):
+        found = tnsim.inner(*models, metric)
+    assert abs(found / products(*models, metric).sum() - 1) < 1e-10
