@@ -45,9 +45,6 @@ def by_plans(first: AnyModel, second: AnyModel, asked: Question, traced: bool) -
     units = {id(m): in_units(m, per_output) for _, m in (*one, *two)}
     bra, ket = _scaled_sum(first, units), _scaled_sum(second, units)
     exponent = bra.exponent + ket.exponent
-    if isinstance(first, Model) and isinstance(second, Model):
-        products = _of_models(bra.terms[0][2], ket.terms[0][2], asked, traced)
-        return Products(products, exponent, traced)
     if len(one) == len(two) == 1:
         return Products(_of_one_pair(bra, ket, asked, traced), exponent, traced)
     products = _of_sums(bra, ket, asked, traced)
