@@ -15,8 +15,8 @@ from tnsim.engine.plan_stages import PlanStage
 
 UNIT = "1"
 """Name of the constant 1, an array without axes that own shares read."""
-COMPILING = 3 * 10**7
-"""Multiplications that take as long as compiling an operation."""
+COMPILING = 10**8
+"""Multiplications that take as long as compiling an operation: 5 to 10 ms."""
 
 Reads: TypeAlias = "frozenset[str]"
 """Whose arrays a value is computed from."""
