@@ -190,7 +190,7 @@ def test_stores_and_threads_give_the_same_bytes(rng, tmp_path, always, by_plans)
 @pytest.mark.slow
 def test_worker_processes_cut_plans_of_large_models(rng):
     """No patch reaches workers: these pairs are work enough to be cut."""
-    some = [tnsim.Model([bilinear(rng, 128, 256, 128, True) for _ in range(3)]) for _ in range(4)]
+    some = [tnsim.Model([bilinear(rng, 256, 512, 256, True) for _ in range(3)]) for _ in range(4)]
     setting = Setting(CLOSURE, False, "float64", tnsim.Budget(), 10)
     assert set(Pairs.of(some[0], some[1], setting).shares.own) == {"A", "B"}
     one_by_one = tnsim.Budget(memory_bytes=2**26)
