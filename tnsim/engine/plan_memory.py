@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 # Measured by benchmarks/memory.py. A matrix product packs its operands in blocks, and XLA orders
 # operations of its own, in long programs rather differently.
 SLACK, LONG_SLACK, LONG = 1.08, 1.4, 120
-# What compiling takes: once, for every loop that is compiled (matrix products are library calls),
-# and once more where runs are repeated, for what is set up between them.
-PROGRAM_BYTES, LOOP_BYTES, REPEATING_BYTES = 46 * 2**20, 330 * 2**10, 36 * 2**20
+# What compiling takes in threads: once, for every loop that is compiled (matrix products are calls
+# of a library), and once more where runs are repeated, for what is set up between them.
+PROGRAM_BYTES, LOOP_BYTES, REPEATING_BYTES = 112 * 2**20, 800 * 2**10, 36 * 2**20
 
 
 def peak_elements(plan: Plan) -> int:
