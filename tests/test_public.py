@@ -212,8 +212,11 @@ def test_protocols_are_told_as_isinstance_tells_them():
         SimpleNamespace(**common),
         SimpleNamespace(joinings=max, points=max),
     ]
+    for missing in common:
+        rest = {name: member for name, member in common.items() if name != missing}
+        own.append(SimpleNamespace(**rest, joinings=max, points=max))
     told = [(joins_layers(metric), adds_up(metric)) for metric in own]
-    assert told == [(True, False), (False, True), *[(False, False)] * 3]
+    assert told == [(True, False), (False, True), *[(False, False)] * 6]
     for metric in (*METRICS, *own, Tripled(), Tripled, None, 3.0, "gaussian"):
         assert joins_layers(metric) == isinstance(metric, tnsim.LayerwiseMetric)
         assert adds_up(metric) == isinstance(metric, tnsim.FiniteMetric)

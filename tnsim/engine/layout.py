@@ -17,7 +17,7 @@ from tnsim.engine.piece import Operation, Piece
 from tnsim.engine.products import Labels, MatrixProduct, matrix_product, matrix_products
 
 LARGE = CACHED
-"""Elements from which on a value's order is chosen."""
+"""Elements beyond which the order of a value's axes is chosen."""
 SWEEPS = 4
 """Times that all of them are gone through, at most: an order depends on those beside it."""
 Sizes = Mapping[int, int]

@@ -13,8 +13,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from tnsim.engine import layout
 from tnsim.engine.canonical import Labels, Tensor, canonical, exchanges
-from tnsim.engine.layout import laid_out, moved
 from tnsim.engine.pathfinding import CACHED, WRITING
 from tnsim.engine.piece import Operation, Piece
 
@@ -216,7 +216,7 @@ def piece_of(builder: Builder, outputs: list[int], inputs: int, **scaling: Any) 
         operations.append(operation._replace(args=args))
     shapes = tuple(value.shape for value in builder.values[:inputs])
     given = tuple(numbers[n] for n in outputs)
-    return laid_out(Piece(shapes, tuple(operations), given, **scaling))
+    return layout.laid_out(Piece(shapes, tuple(operations), given, **scaling))
 
 
 def _as_it_stands(builder: Builder, product: Operation) -> Operation:
@@ -226,7 +226,7 @@ def _as_it_stands(builder: Builder, product: Operation) -> Operation:
     """
     sizes = builder.sizes(product)
     for place, arg in enumerate(product.args):
-        if math.prod(builder.values[arg].shape) <= CACHED:
+        if math.prod(builder.values[arg].shape) <= layout.LARGE:
             continue
         readings = [product]
         for first, second in builder.symmetries(arg):
@@ -235,7 +235,7 @@ def _as_it_stands(builder: Builder, product: Operation) -> Operation:
             both = list(product.labels)
             both[place] = tuple(labels)
             readings.append(product._replace(labels=tuple(both)))
-        product = min(readings, key=lambda one: moved(one, sizes))
+        product = min(readings, key=lambda one: layout.moved(one, sizes))
     return product
 
 
