@@ -26,10 +26,11 @@ from tnsim.errors import ModelError, TnsimError
 from tnsim.folding.base import model_weights
 from tnsim.folding.layer_families import Sequences
 from tnsim.folding.sequences.attribution import fold_attribution
+from tnsim.folding.state_sizes import in_common_units
 from tnsim.metrics.metric import GaussianClosure, Metric, joins_legs, joins_whole_trees
 from tnsim.models.model import Model, caveats
 from tnsim.models.origin import warn_of_caveats
-from tnsim.models.scaling import beyond_float, power, scaled
+from tnsim.models.scaling import beyond_float, power
 from tnsim.names import (
     CONSTANT,
     CORE,
@@ -113,7 +114,7 @@ def attribution(
     dtype = dtype_name(dtype)
     _check_question(a, b, by)
     check_comparison(a, b, metric)
-    parts = scaled(a), scaled(b)
+    parts = in_common_units([a, b], metric, per_output=False)
     models: dict[Side, Model] = {"A": _prepared(parts[0].model), "B": _prepared(parts[1].model)}
     last: dict[Side, LayerKind] = {
         "A": _last_nonlinear(models["A"]),

@@ -26,6 +26,7 @@ from tnsim.folding import features
 from tnsim.folding.base import Family, model_weights
 from tnsim.folding.choose import choose
 from tnsim.folding.leaves import by_side
+from tnsim.folding.state_sizes import follow_states
 from tnsim.models.model import AnyModel, Model, terms
 from tnsim.models.scaling import Scaled, larger, split
 from tnsim.names import COVARIANCE, Side
@@ -42,7 +43,9 @@ def by_plans(first: AnyModel, second: AnyModel, asked: Question, traced: bool) -
     """
     per_output, dtype = asked.per_output, asked.dtype
     one, two = terms(first), terms(second)
-    units = {id(m): in_units(m, per_output) for _, m in (*one, *two)}
+    models = [model for _, model in (*one, *two)]
+    measured = asked.metric if follow_states(models) else None
+    units = {id(model): in_units(model, measured, per_output) for model in models}
     bra, ket = _scaled_sum(first, units), _scaled_sum(second, units)
     exponent = bra.exponent + ket.exponent
     if len(one) == len(two) == 1:

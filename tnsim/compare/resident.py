@@ -8,6 +8,8 @@ needed. Models whose weights are traced, or may still be written to, are made re
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Hashable
 from typing import Any
 
 import jax
@@ -15,9 +17,11 @@ import numpy as np
 
 from tnsim.engine import execution
 from tnsim.folding.base import Family
-from tnsim.models.arrays import is_fixed
+from tnsim.folding.state_sizes import scaled_under
+from tnsim.metrics.metric import Metric
+from tnsim.models.arrays import is_fixed, is_traced
 from tnsim.models.model import Model
-from tnsim.models.scaling import Scaled, scaled
+from tnsim.models.scaling import Scaled
 from tnsim.names import Side, on_side
 from tnsim.sessions import kept_with, session
 
@@ -46,28 +50,49 @@ def is_known_constant(value: Any) -> bool:
     return isinstance(value, Model) and is_constant(value)
 
 
-def in_units(model: Model, per_output: bool) -> Scaled:
+def in_units(model: Model, metric: Metric | None, per_output: bool) -> Scaled:
     """A model in scientific notation, see `scaling.scaled`; the same object at every call.
 
     Args:
         model: Any model.
+        metric: The metric under which units follow the states of the model; None for units that
+            follow its weights.
         per_output: Whether each output has an exponent of its own.
     """
-    if not is_constant(model):
-        return scaled(model, per_output)
-
-    def own_bytes(made: Scaled) -> int:
-        known = set(map(id, jax.tree.leaves(model)))
-        return _nbytes(leaf for leaf in jax.tree.leaves(made.model) if id(leaf) not in known)
 
     def make() -> Scaled:
-        made = scaled(model, per_output)
+        made = scaled_under(model, metric, per_output)
         for leaf in jax.tree.leaves(made.model):
             if isinstance(leaf, np.ndarray):
                 leaf.flags.writeable = False  # nobody else has it
         return made
 
-    return session().belongings.get(model, (scaled, per_output), make, own_bytes)
+    def own_bytes(made: Scaled) -> int:
+        known = set(map(id, jax.tree.leaves(model)))
+        return _nbytes(leaf for leaf in jax.tree.leaves(made.model) if id(leaf) not in known)
+
+    if not is_constant(model) or is_traced(metric):
+        return scaled_under(model, metric, per_output)
+    key = in_units, None if metric is None else content(metric), per_output
+    return session().belongings.get(model, key, make, own_bytes)
+
+
+@kept_with
+def content(metric: Metric) -> Hashable:
+    """The class of a metric and a digest of its numbers: equal for metrics of equal moments.
+
+    Example:
+        >>> import tnsim
+        >>> content(tnsim.Gaussian(mean=[1.0])) == content(tnsim.Gaussian(mean=[1.0]))
+        True
+    """
+    digest = hashlib.blake2b(digest_size=16)
+    leaves, form = jax.tree.flatten(metric)
+    for leaf in leaves:
+        array = np.ascontiguousarray(leaf)
+        digest.update(repr((array.shape, array.dtype.str)).encode())
+        digest.update(array.tobytes())
+    return type(metric), str(form), digest.digest()
 
 
 def placed_weights(family: Family, side: Side, model: Model, dtype: str) -> dict[str, Any]:

@@ -240,8 +240,9 @@ class Problem:
 def prune(problem: Problem) -> Problem:
     """The same problem without definitions and leaves that nothing asked for needs.
 
-    A scale group whose definition goes is no longer rescaled; its degree stays, as its logarithm
-    grows all the same.
+    A definition off which a scale is read is needed where all that it is made of is needed. A scale
+    group whose definition goes is no longer rescaled; its degree stays, as its logarithm grows all
+    the same.
 
     Example:
         >>> read = Definition("S", (), (Term(1.0, (Operand("A", ("i",)),)),))
@@ -262,6 +263,10 @@ def prune(problem: Problem) -> Problem:
 def _needed_of(stage: Stage, needed: set[str]) -> Stage:
     """The needed part of a stage; `needed` grows by what that part reads."""
     definitions: list[Definition] = []
+    scaled_by = {group.definition for group in stage.scale_groups}
+    for definition in stage.definitions:
+        if definition.name in scaled_by and needed.issuperset(_names_read(definition)):
+            needed.add(definition.name)
     for definition in reversed(stage.definitions):
         if definition.name not in needed:
             continue

@@ -4,8 +4,12 @@ The only place that asks which metric and which kind of models it has before it.
 
     Tokens      `Categorical`
     WholeTree   `Symmetric`, and `Gaussian` beyond one nonlinear layer; small sequences alone
-    Sequences   every other metric on models of sequences
+    Sequences   every other metric on models of sequences; `GaussianClosure`, and `Gaussian` of one
+                nonlinear layer, on models of vectors, which are sequences of one position
     LayerWise   every other metric on models of vectors
+
+Gaussian moments of vectors are carried as means and covariances, as those of sequences are: raw
+second moments lose digits at every layer where a mean is large beside the spread around it.
 """
 
 from __future__ import annotations
@@ -17,7 +21,7 @@ from tnsim.folding.base import Family
 from tnsim.folding.layer_families import LayerWise, Sequences
 from tnsim.folding.whole_families import Tokens, WholeTree
 from tnsim.metrics.categorical import Categorical
-from tnsim.metrics.metric import Metric, joins_whole_trees
+from tnsim.metrics.metric import Gaussian, GaussianClosure, Metric, joins_whole_trees
 from tnsim.models.model import Model
 from tnsim.tensors.kinds import kinds, nonlinear
 
@@ -32,7 +36,7 @@ def choose(a: Model, b: Model | None, metric: Metric) -> Family:
     Example:
         >>> import numpy as np, tnsim
         >>> model = tnsim.Model([tnsim.Linear(np.eye(2))])
-        >>> type(choose(model, None, tnsim.Gaussian())).__name__
+        >>> type(choose(model, None, tnsim.TreeSymmetric())).__name__
         'LayerWise'
     """
     return _family(a, b, metric).of(a, b, metric)
@@ -45,7 +49,9 @@ def _family(a: Model, b: Model | None, metric: Metric) -> type[Family]:
     depth = nonlinear(kinds(a), kinds(other))
     whole = joins_whole_trees(type(metric), depth)
     if a.n_ctx is None:
-        return WholeTree if whole else LayerWise
+        if whole:
+            return WholeTree
+        return Sequences if type(metric) in (Gaussian, GaussianClosure) else LayerWise
     if whole and depth > 1 and WholeTree.fits(a, other, metric):
         return WholeTree
     return Sequences

@@ -21,9 +21,10 @@ from tnsim.engine import execution
 from tnsim.engine.devices import BY_MODEL, mesh, replicated, spread
 from tnsim.engine.log_scaled import LogScaled, add, taken, total
 from tnsim.folding.feature_space import FeatureSpace, fits, spaces
+from tnsim.folding.state_sizes import in_common_units
 from tnsim.metrics.metric import Metric
 from tnsim.models.model import Model
-from tnsim.models.scaling import SMALLEST, scaled, split
+from tnsim.models.scaling import SMALLEST, split
 from tnsim.tensors.kinds import Kinds, kinds
 
 
@@ -77,7 +78,7 @@ def compared(
     for row, weighted in zip(weights, (one, two), strict=True):
         for coefficient, model in weighted:
             row[number[id(model)]] += coefficient
-    parts = [scaled(model, per_output) for model in models]
+    parts = in_common_units(models, metric, per_output)
     exponents = np.array([part.exponent for part in parts])
     models = [part.model for part in parts]
     blocks = [block(models, exponents, weights, part, metric, dtype) for part in common.parts]

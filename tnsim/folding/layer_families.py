@@ -9,7 +9,6 @@ from typing import Any, Self
 import numpy as np
 
 from tnsim.engine.problem import Problem
-from tnsim.errors import ModelError
 from tnsim.folding.constants import MomentNodes
 from tnsim.folding.layerwise import fold_layers
 from tnsim.folding.leaves import (
@@ -109,6 +108,8 @@ class LayerWise:
 class Sequences:
     """Models of sequences, layer over layer, covariances between positions carried along.
 
+    Vectors are sequences of one position.
+
     Exact where `LayerWise` is. What the methods answer is said in `base.Family`.
 
     Args:
@@ -133,12 +134,11 @@ class Sequences:
     @classmethod
     def of(cls, a: Model, b: Model | None, metric: Metric) -> Self:
         bra, ket = kinds(a), kinds_of_other(b)
-        if a.n_ctx is None:
-            raise ModelError("models of sequences need tnsim.Model(layers, n_ctx=...)")
+        positions = a.n_ctx or 1
         degrees = a.degree, (b or a).degree
         joined = layer_by_layer(metric, nonlinear(bra, ket or ()), degrees)
-        inputs = sequence_inputs(metric, a.d_in, a.n_ctx)
-        return cls(metric.name, type(joined), bra, ket, inputs, a.n_ctx)
+        inputs = sequence_inputs(metric, a.d_in, positions)
+        return cls(metric.name, type(joined), bra, ket, inputs, positions)
 
     @property
     def exact(self) -> bool:

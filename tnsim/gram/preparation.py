@@ -27,6 +27,7 @@ from tnsim.engine.devices import device
 from tnsim.engine.precision import Arithmetic
 from tnsim.errors import DuplicateWarning, ModelError, TooLarge
 from tnsim.folding.feature_space import FeatureSpace
+from tnsim.folding.state_sizes import follow_states
 from tnsim.gram import forward_runs, run_sizes
 from tnsim.gram import run_plan as costs
 from tnsim.gram import store as stores
@@ -157,7 +158,8 @@ def prepared(
         check_comparison(model, model, metric)
     others = None if other is None else columns.entries
     pairs = _pairs(len(rows.entries), len(columns.entries), other is None)
-    setting = Setting(metric, per_output, dtype, budget, pairs)
+    by_states = follow_states(known.examples.values())
+    setting = Setting(metric, per_output, dtype, budget, pairs, by_states)
     route = _route(rows.entries, others, known, setting)
     key = uuid4().hex  # equal runs at once stay apart
     job = Job(

@@ -46,6 +46,7 @@ class Setting(NamedTuple):
         dtype: Precision of the computation.
         budget: For one inner product and for the memory of a tile.
         pairs: Number of pairs in the run.
+        by_states: Whether units of models follow the sizes of their states.
     """
 
     metric: Metric
@@ -53,6 +54,7 @@ class Setting(NamedTuple):
     dtype: str
     budget: Budget
     pairs: int
+    by_states: bool = False
 
 
 class Pairs(NamedTuple):

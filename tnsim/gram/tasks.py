@@ -21,6 +21,7 @@ from tnsim.errors import ExecutorError, TnsimError
 from tnsim.folding import features, forward
 from tnsim.folding.feature_space import FeatureSpace
 from tnsim.folding.forward import Sums
+from tnsim.folding.state_sizes import scaled_under
 from tnsim.gram import batched_plans, forward_runs
 from tnsim.gram.batched_plans import Terms
 from tnsim.gram.forward_runs import Estimated
@@ -29,7 +30,6 @@ from tnsim.gram.stacks import Setting
 from tnsim.metrics.points import Points
 from tnsim.models.differences import by_differences
 from tnsim.models.model import Model, terms
-from tnsim.models.scaling import scaled
 from tnsim.sessions import session
 
 Block = features.Block | batched_plans.Block
@@ -150,7 +150,8 @@ def _kept(job: Job, key: tuple[Hashable, ...], make: Callable[[], Any]) -> Any:
 def _prepared(job: Job, entries: tuple[Entry, ...], part: FeatureSpace | None) -> Block:
     """The block of some models: a part of their features, or themselves for the batched plans."""
     models, combined = _terms(entries, job.setting.dtype)
-    units = [scaled(model, job.setting.per_output) for model in models]
+    measured = job.setting.metric if job.setting.by_states else None
+    units = [scaled_under(model, measured, job.setting.per_output) for model in models]
     models = tuple(unit.model for unit in units)
     exponents = np.array([unit.exponent for unit in units])
     if part is None:

@@ -141,6 +141,44 @@ def input_moments(metric: Metric, d: int, lifted: bool) -> dict[str, Any]:
     return moments
 
 
+def moments_at_a_position(metric: Metric, d: int, n_ctx: int | None) -> tuple[Any, Any]:
+    """The lifted mean and second moment of an input; of sequences, those of a mean position.
+
+    Args:
+        metric: The metric; one without moments has mean zero and the identity.
+        d: Coordinates that the models read.
+        n_ctx: Number of positions, None for vectors.
+
+    Returns:
+        E[x~], (1 + d,), and E[x~ x~^T], (1 + d, 1 + d), or (1 + d,) for a diagonal.
+
+    Example:
+        >>> import tnsim
+        >>> moments_at_a_position(tnsim.GaussianClosure(mean=[2.0]), 1, n_ctx=3)[1].tolist()
+        [[1.0, 2.0], [2.0, 5.0]]
+    """
+    if n_ctx is None:
+        moments = input_moments(metric, d, lifted=True)
+        return moments[MEAN], moments.get(COVARIANCE, np.ones(1 + d))
+    form = sequence_inputs(metric, d, n_ctx)
+    moments = sequence_moments(metric, d, n_ctx)
+    mean, cov = moments.get(MEAN), moments.get(COVARIANCE)
+    xp = library(mean, cov)
+    if cov is not None and form.covariance == "each diagonal":
+        cov = cov.mean(axis=0)
+    elif cov is not None and form.covariance == "full":
+        cov = xp.einsum("skSl,sS->kl", cov, np.eye(n_ctx) / n_ctx)
+    if mean is None:
+        cov = xp.ones(d) if cov is None else cov
+        first = xp.eye(1, 1 + d)[0]
+        if cov.ndim == 1:
+            return first, xp.concatenate([xp.ones(1), cov])
+        return first, xp.pad(cov, ((1, 0), (1, 0))) + first[:, None] * first[None, :]
+    means = xp.concatenate([xp.ones((mean.size // d, 1)), mean.reshape(-1, d)], axis=1)
+    second = xp.pad(_as_matrix(xp, cov, d), ((1, 0), (1, 0)))
+    return means.mean(axis=0), second + means.T @ means / len(means)
+
+
 def second_moment_at(metric: Metric, d: int, lifted: bool, t: float) -> Any:
     """The second moment C + t m m^T of an input whose mean has the variance t (see `constants`).
 

@@ -1,19 +1,28 @@
-"""Models in scientific notation. In: a model. Out: one with weights near one, and powers of two.
+"""Models in scientific notation: weights and states near one, times a power of two.
 
 An inner product multiplies the weights of attention ten times over, so weights far from one leave
 the range of floats long before the function does. Every bond therefore gets a unit: with
-`h = 2^u h'` for the state below a layer, `2^p` and `2^q` for what its legs compute, and `2^v` for
-its output,
+`h = 2^u h'` for the state below a layer, `2^p` and `2^q` for the products of its legs with that
+state, and `2^v` for its output,
 
     Linear      W x + b                   W' = 2^(u - v) W     b' = 2^-v b
     Bilinear    D ((L x + l) (R x + r))   L' = 2^(u - p) L     l' = 2^-p l    D' = 2^(p + q - v) D
     Residual    c x + s f(x)              c' = 2^(u - v) c     s' = 2^(w - v) s
 
-with `2^w` the unit of f. Attention has five legs instead of two. Units are those of the largest
-entry, row by row where rows are free to differ, in steps of 2^8: weights of ordinary size are then
-left as they are, and a product of ten stays far from both ends of float32. The constant is 1 in
-every unit, so biases and skips are scaled with the weights that they are added to, never apart from
-them. What is left over is `2^v` at the output.
+with `2^w` the unit of f. Attention has five legs instead of two. The constant is 1 in every unit,
+so biases and skips are scaled with the weights that they are added to, never apart from them. The
+remaining factor `2^v` at the output is the exponent of the model.
+
+*Which units.* Without constants a model is homogeneous, and any units do: the unit of a row is that
+of its largest weight. With constants the size of a state *relative to the constant 1* matters. A
+unit that is wrong by c bits leaves a state of `2^c` beside the constant; the next layer of order n
+makes that `2^(n c)`, so after L layers one of the two has left the range of floats: the state, and
+the function is lost, or the constant, and the biases are. Units of such models therefore follow the
+sizes of the states themselves, measured layer by layer under the metric (`States`), where each
+layer is written in the units that the sizes below it gave, so that errors do not add up.
+
+Units are multiples of 2^8, rounded to the nearest: models of ordinary size are left as they are,
+states lie in `[2^-4, 2^4]`, and a product of ten legs stays far from both ends of float32.
 
 Lifted, this is a diagonal change of basis on the bonds, which leaves the tensor as it is: all
 metrics see the same model. Powers of two are exact, so nothing is rounded. Units are constants to
@@ -25,7 +34,7 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Iterable
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -62,12 +71,39 @@ class Scaled(NamedTuple):
     exponent: Unit
 
 
-def scaled(model: Model, per_output: bool = False) -> Scaled:
-    """A model with weights near one, and the power of two by which its output is too small.
+class States(Protocol):
+    """Sizes of the states below a layer: root mean squares under a metric, as logarithms to base 2.
+
+    Every layer is given in the units of the state below it. Sizes are finite; the size of a
+    coordinate that is always zero is 0.
+    """
+
+    def of_rows(self, weight: Any, bias: Any) -> Unit:
+        """Sizes of the entries of `W h + b`, (rows,)."""
+        ...
+
+    def after(self, layer: Layer) -> States:
+        """The states above a layer."""
+        ...
+
+    @property
+    def sizes(self) -> Unit:
+        """Sizes of the coordinates of the state, (width,)."""
+        ...
+
+    def in_units(self, unit: Unit) -> States:
+        """The same states measured in units of `2 ** unit`, one for all or one a coordinate."""
+        ...
+
+
+def scaled(model: Model, per_output: bool = False, states: States | None = None) -> Scaled:
+    """A model with weights or states near one, and the power of two that its output lacks.
 
     Args:
         model: Any model. Arrays of JAX come back as NumPy unless they are traced.
         per_output: Whether each output has an exponent of its own, (d_out,), or all share one, ().
+        states: Sizes of the inputs of the model, for models with constants; None where units
+            follow the weights alone.
 
     Returns:
         `Scaled`; a row of weights is zero only where it was. The coordinates of a residual stream
@@ -80,15 +116,15 @@ def scaled(model: Model, per_output: bool = False) -> Scaled:
         >>> model.layers[0].weight * 2.0**exponent
         array([[3.e-200, 1.e-200]])
     """
-    of_jax = [leaf for leaf in jax.tree.leaves(model) if isinstance(leaf, jax.Array)]
+    of_jax = [leaf for leaf in jax.tree.leaves((model, states)) if isinstance(leaf, jax.Array)]
     if is_traced(of_jax):
-        return _scaled_by_jax(model, per_output)
+        return _scaled_by_jax(model, per_output, states)
     if of_jax:
-        model = jax.tree.map(_on_host, model)
-    return _scaled(model, per_output)
+        model, states = jax.tree.map(_on_host, (model, states))
+    return _scaled(model, per_output, states)
 
 
-def _scaled(model: Model, per_output: bool) -> Scaled:
+def _scaled(model: Model, per_output: bool, states: States | None) -> Scaled:
     """As `scaled`, with arrays of one library."""
     layers: list[Layer] = []
     unit: Unit = np.zeros(())
@@ -98,7 +134,11 @@ def _scaled(model: Model, per_output: bool) -> Scaled:
         # skip is one number, so the bonds at both its ends have one unit.
         streams = any(isinstance(x, Residual) for x in model.layers[n : n + 2])
         last = n + 1 == len(model.layers)
-        layer, unit = _layer(layer, unit, shared=streams or (last and not per_output))
+        shared = streams or (last and not per_output)
+        if states is None or last:  # no layer reads the last state, and its size changes no range
+            layer, unit = _layer(layer, unit, shared, states)
+        else:
+            layer, unit, states = _measured(layer, unit, shared, states)
         unit, surplus = _kept_exact(unit)
         beyond = layer.order * beyond + surplus
         layers.append(layer)
@@ -172,18 +212,44 @@ def replaced(layer: Any, values: dict[str, Any]) -> Any:
     return copy
 
 
-def _layer(layer: Layer, below: Unit, shared: bool) -> tuple[Layer, Unit]:
+def _measured(
+    layer: Layer, below: Unit, shared: bool, states: States
+) -> tuple[Layer, Unit, States]:
+    """A layer whose output unit follows the measured state above it, and that state."""
+    written, above = _layer(layer, below, shared, states)
+    reached = states.after(written)
+    sizes = reached.sizes
+    step = _nearest_step(sizes.max() if shared else sizes)
+    above, reached = _one_if_equal(above + step), reached.in_units(step)
+    return _outputs_times(written, -step), above, reached
+
+
+def _nearest_step(sizes: Unit) -> Unit:
+    """Sizes as units: multiples of 2^8, rounded to the nearest."""
+    return _STEP * library(sizes).rint(sizes / _STEP)
+
+
+def _outputs_times(layer: Layer, power: Unit) -> Layer:
+    """`2 ** power` times a layer, one power for all outputs or one for each."""
+    if isinstance(layer, Residual):  # its outputs have one unit
+        values = {name: _shifted(getattr(layer, name), power) for name in ("skip", "scale")}
+        return replaced(layer, values)
+    _, output = affine_maps(layer)
+    return replaced(layer, _between(layer, output, np.zeros(()), -power))
+
+
+def _layer(layer: Layer, below: Unit, shared: bool, states: States | None) -> tuple[Layer, Unit]:
     """A layer between the units of its input and its output; `shared`: one unit for all outputs."""
     if isinstance(layer, Residual):
-        return _residual(layer, below)
+        return _residual(layer, below, states)
     # From the unit u below: p and q of the legs, their sum for what the output matrix reads, and v
     # above. Then every map is written between the units at its ends.
     rows, output = affine_maps(layer)
     if isinstance(layer, Attention):
-        legs = _legs_of_heads(layer, below)
+        legs = _legs_of_heads(layer, below, states)
         hidden = _hidden_of_heads(layer, legs)
     else:
-        legs = {name: _rows(layer, name, below) for name in rows}
+        legs = {name: _leg(layer, name, below, states) for name in rows}
         hidden = below  # a linear layer has no legs apart from its output
         if rows:
             hidden = _one_if_equal(_total(legs.values()))
@@ -194,10 +260,19 @@ def _layer(layer: Layer, below: Unit, shared: bool) -> tuple[Layer, Unit]:
     return replaced(layer, arrays), above
 
 
-def _residual(layer: Residual, below: Unit) -> tuple[Layer, Unit]:
+def _leg(layer: Layer, name: str, below: Unit, states: States | None) -> Unit:
+    """Units of a leg, row by row: of its weights, or of its values where states are measured."""
+    unit = _rows(layer, name, below)
+    if states is None:
+        return unit
+    arrays = _between(layer, name, below, unit)
+    return unit + _nearest_step(states.of_rows(arrays[name], arrays[bias_name(name)]))
+
+
+def _residual(layer: Residual, below: Unit, states: States | None) -> tuple[Layer, Unit]:
     """The sum of two terms in one unit."""
     # c x and s f(x) are of sizes 2^u c and 2^w s; the larger one gives the unit of the sum.
-    inner, unit = _layer(layer.layer, below, shared=True)
+    inner, unit = _layer(layer.layer, below, shared=True, states=states)
     terms = _exponents(layer.skip) + below, _exponents(layer.scale) + unit
     above = _of_outputs(_stepped(larger(*terms)), shared=True)
     values = {
@@ -220,11 +295,11 @@ def _total(units: Iterable[Unit]) -> Unit:
     return functools.reduce(operator.add, units)
 
 
-def _legs_of_heads(layer: Attention, below: Unit) -> dict[str, Unit]:
+def _legs_of_heads(layer: Attention, below: Unit, states: States | None) -> dict[str, Unit]:
     """Units of the rows of queries, keys and values; a head shares its own, as rotations mix it."""
-    legs = {"v": _rows(layer, "v", below)}
+    legs = {"v": _leg(layer, "v", below, states)}
     for name in ("q1", "k1", "q2", "k2"):
-        by_head = _rows(layer, name, below).reshape(layer.n_heads, layer.d_head)
+        by_head = _leg(layer, name, below, states).reshape(layer.n_heads, layer.d_head)
         legs[name] = by_head.max(axis=1).repeat(layer.d_head)
     return legs
 

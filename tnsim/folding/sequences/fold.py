@@ -192,6 +192,9 @@ class SequenceFold:
             array = (Operand(moment.name, axes),)
             values.append(_carried(step, f"S.{pair.group}", axes, array, self.scales.powers(pair)))
             above.moments[pair] = moment._replace(name=values[-1].name)
+            mean = means[pair.bra].moment
+            if pair.bra == pair.ket and mean is not None and step.kinds[pair.bra] is not None:
+                values.append(self.scales.size(step, pair, moment, mean))
         self.stages.append(Stage(tuple(values), self.scales.after_step(step, above)))
         self.states = above
 

@@ -17,8 +17,14 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from tnsim.engine.problem import ScaleGroup
-from tnsim.folding.sequences.states import LayerStep, States
+from tnsim.engine.problem import Definition, Operand, ScaleGroup, Term
+from tnsim.folding.sequences.states import (
+    COVARIANCE_AXES,
+    MEAN_AXES,
+    LayerStep,
+    Moment,
+    States,
+)
 from tnsim.names import ModelName, Pair
 
 Powers = tuple[tuple[str, int], ...]
@@ -51,11 +57,27 @@ class Scales(NamedTuple):
             return self.powers(pair)
         return (*self.powers(pair), (pair.group, 1))
 
+    def size(self, step: LayerStep, pair: Pair, covariance: Moment, mean: Moment) -> Definition:
+        """Second moments of a state above a step, `E[h_k^2]`, added up over positions.
+
+        Args:
+            step: The step.
+            pair: The model with itself.
+            covariance: The covariance above the step, before it is rescaled.
+            mean: The mean above the step, before it is rescaled.
+        """
+        axes = tuple(axis.lower().replace("l", "k") for axis in COVARIANCE_AXES[covariance.form])
+        variance = Term(1.0, (Operand(covariance.name, axes),))
+        squared = Term(1.0, (Operand(mean.name, MEAN_AXES[mean.form]),) * 2)
+        name = _size_name(step, pair.bra)
+        return Definition(name, ("k",), (variance, squared), powers=self.powers(pair))
+
     def after_step(self, step: LayerStep, states: States) -> tuple[ScaleGroup, ...]:
         """How the scales are renormalised as a step ends.
 
-        A model's scale is the root of the largest value of its covariance with itself, where that
-        is tracked.
+        A model's scale is the root of the largest second moment of its state, mean included, where
+        the covariance of the model with itself is tracked. A scale read off the covariance alone
+        would make the mean and the constant as large as the state varies little.
         """
         scales = []
         if not self.by_model:
@@ -66,6 +88,8 @@ class Scales(NamedTuple):
         for model in self.models:
             own = Pair(model, model)
             largest = states.moments[own].name if own in self.tracked else None
+            if largest is not None and states.means[model] is not None:
+                largest = _size_name(step, model)
             scales.append(ScaleGroup(model, step.order(model), largest, power=2))
         return tuple(scales)
 
@@ -83,3 +107,7 @@ class Scales(NamedTuple):
         for model in self.models:
             grown.append(ScaleGroup(model, step.order(model), definition=None, power=2))
         return (*grown, own)
+
+
+def _size_name(step: LayerStep, model: ModelName) -> str:
+    return f"size.{model}{step.suffix}"

@@ -1,0 +1,86 @@
+"""The layer-wise recursions with unlimited exponents and 60 digits: inner products of deep models.
+
+Every layer is a dense symmetric tensor over lifted inputs, from `rational_oracle`, and numbers are
+those of mpmath, so that nothing leaves a range and no unit is needed. Nothing here knows of plans,
+joinings, units or logarithms.
+"""
+
+import mpmath
+import numpy as np
+from rational_oracle import layer_tensor
+
+import tnsim
+
+DIGITS = 60
+
+
+def real(array):
+    """Fractions or floats as an object array of mpmath's numbers."""
+    flat = [mpmath.mpf(getattr(x, "numerator", x)) / getattr(x, "denominator", 1) for x in np.ravel(array)]
+    return np.array(flat, object).reshape(np.shape(array))
+
+
+def inner(a, b, metric):
+    """`<a|b>` under `TreeSymmetric` or `GaussianClosure`, as a number of mpmath."""
+    with mpmath.workdps(DIGITS):
+        return _last(a, b, metric)
+
+
+def cosine(a, b, metric):
+    """The cosine as a float, from 60 digits."""
+    with mpmath.workdps(DIGITS):
+        norms = _last(a, a, metric) * _last(b, b, metric)
+        return float(_last(a, b, metric) / mpmath.sqrt(norms))
+
+
+def _last(a, b, metric):
+    moments = {(0, 0): _first(metric, a.d_in), (0, 1): _first(metric, a.d_in), (1, 1): _first(metric, a.d_in)}
+    means = [moments[0, 0][:, 0]] * 2  # column of the constant
+    gaussian = isinstance(metric, tnsim.GaussianClosure)
+    for layers in zip(a.layers, b.layers, strict=True):
+        tensors = [real(layer_tensor(layer)) for layer in layers]
+        moments, means = _step(moments, means, tensors, gaussian)
+    return sum(moments[0, 1][k, k] for k in range(1, len(moments[0, 1])))
+
+
+def _first(metric, d):
+    """E[x~ x~^T] of the input."""
+    mean = getattr(metric, "mean", None)
+    cov = getattr(metric, "cov", None)
+    mean = np.concatenate([[1.0], np.zeros(d) if mean is None else mean])
+    cov = np.eye(d) if cov is None else np.diag(cov) if np.ndim(cov) == 1 else cov
+    return real(np.pad(cov, ((1, 0), (1, 0)))) + real(mean)[:, None] * real(mean)[None, :]
+
+
+def _step(moments, means, tensors, gaussian):
+    """Second moments and means of two layers' outputs."""
+    above = {}
+    for i, j in moments:
+        bra, ket = tensors[i], tensors[j]
+        cross = moments[i, j]
+        if bra.ndim == 2:
+            above[i, j] = bra @ cross @ ket.T
+            continue
+        # Sum over legs p, q of the bra and r, s of the ket: S_pr S_qs, and for Gaussian states
+        # + S_ps S_qr (equal for symmetric tensors) + S_pq S_rs - 2 m_p m_q m_r m_s.
+        read = np.tensordot(bra, cross, (1, 0))  # [k, q, r]
+        read = np.tensordot(read, cross, (1, 0))  # [k, r, s]
+        value = np.tensordot(read, ket, ((1, 2), (1, 2)))
+        if gaussian:
+            within = np.tensordot(bra, moments[i, i], 2)[:, None] * np.tensordot(ket, moments[j, j], 2)[None, :]
+            at_mean = np.multiply.outer(_at(bra, means[i]), _at(ket, means[j]))
+            value = 2 * value + within - 2 * at_mean
+        above[i, j] = value
+    new = []
+    for n, tensor in enumerate(tensors):
+        if tensor.ndim == 2:
+            new.append(tensor @ means[n])
+        elif gaussian:
+            new.append(np.tensordot(tensor, moments[n, n], 2))
+        else:
+            new.append(_at(tensor, means[n]))
+    return above, new
+
+
+def _at(tensor, vector):
+    return (tensor @ vector) @ vector
