@@ -127,10 +127,10 @@ def _report(products: dict[str, LogScaled], models: Two, asked: Question) -> Non
     _check_number(product.mantissa, asked.metric)
     warn_of_caveats(_caveats(models), stacklevel=4)
     arithmetic = Arithmetic(_degree(models), asked.dtype)
-    if "AA" not in products:
-        error = arithmetic.rounding
-    elif product.mantissa == 0:
+    if product.mantissa == 0:
         return
+    if "AA" not in products:
+        error = float(arithmetic.rounding * product.size / abs(product.mantissa))
     else:
         with np.errstate(divide="ignore", invalid="ignore"):
             cosines = precision.cosine(product, products["AA"], products["BB"], arithmetic)

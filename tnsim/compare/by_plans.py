@@ -16,9 +16,9 @@ import numpy as np
 
 from tnsim.compare.planned import affordable, runs_together
 from tnsim.compare.question import SELF, Products, Question
-from tnsim.compare.resident import in_units, placed_weights
+from tnsim.compare.resident import conditioning, in_units, placed_weights
 from tnsim.engine import execution
-from tnsim.engine.log_scaled import LogScaled, add, contribution, times
+from tnsim.engine.log_scaled import LogScaled, add, contribution, magnified, times
 from tnsim.engine.plan import Plan
 from tnsim.engine.precision import lost_half
 from tnsim.engine.whole_plans import fetched, fetched_at_all
@@ -27,6 +27,7 @@ from tnsim.folding.base import Family, model_weights
 from tnsim.folding.choose import choose
 from tnsim.folding.leaves import by_side
 from tnsim.folding.state_sizes import follow_states
+from tnsim.metrics.protocol import Metric
 from tnsim.models.model import AnyModel, Model, terms
 from tnsim.models.scaling import Scaled, larger, split
 from tnsim.names import COVARIANCE, Side
@@ -135,14 +136,24 @@ def _of_models(a: Model, b: Model, asked: Question, traced: bool) -> dict[str, L
         if asked.per_output and family.lifted:
             result = _without_constant(result)
         products.append(_relative(plan, result, alone, asked.norms))
-    if family.nodes is None:
-        return products[0]
-    # The sum over moment nodes, E = sum_j w_j F(t_j), see `constants`.
-    weighted: dict[str, list[LogScaled]] = {name: [] for name in products[0]}
-    for weight, product in zip(family.nodes.weights, products, strict=True):
-        for name, value in product.items():
-            weighted[name].append(times(value, weight))
-    return {name: add(summands) for name, summands in weighted.items()}
+    total = products[0]
+    if family.nodes is not None:
+        # The sum over moment nodes, E = sum_j w_j F(t_j), see `constants`.
+        weighted: dict[str, list[LogScaled]] = {name: [] for name in products[0]}
+        for weight, product in zip(family.nodes.weights, products, strict=True):
+            for name, value in product.items():
+                weighted[name].append(times(value, weight))
+        total = {name: add(summands) for name, summands in weighted.items()}
+    return total if traced else _with_cancellation(total, a, b, asked.metric)
+
+
+def _with_cancellation(
+    products: dict[str, LogScaled], a: Model, b: Model, metric: Metric
+) -> dict[str, LogScaled]:
+    """Products whose sizes tell of the cancellation within each model, see `conditioning`."""
+    own = np.sqrt([conditioning(model, metric) for model in (a, b)])
+    factors = {"AB": own[0] * own[1], "AA": own[0] ** 2, "BB": own[1] ** 2}
+    return {name: magnified(value, factors[name]) for name, value in products.items()}
 
 
 def _runs(

@@ -17,6 +17,7 @@ import numpy as np
 
 from tnsim.engine import execution
 from tnsim.folding.base import Family
+from tnsim.folding.conditioning import amplification
 from tnsim.folding.state_sizes import scaled_under
 from tnsim.metrics.metric import Metric
 from tnsim.models.arrays import is_fixed, is_traced
@@ -75,6 +76,19 @@ def in_units(model: Model, metric: Metric | None, per_output: bool) -> Scaled:
         return scaled_under(model, metric, per_output)
     key = in_units, None if metric is None else content(metric), per_output
     return session().belongings.get(model, key, make, own_bytes)
+
+
+def conditioning(model: Model, metric: Metric) -> float:
+    """The factor of `conditioning.amplification`, measured once for a model and a metric.
+
+    Args:
+        model: A model in scientific notation, not traced.
+        metric: The metric of the comparison.
+    """
+    if not is_constant(model):
+        return amplification(model, metric)
+    key = conditioning, content(metric)
+    return session().belongings.get(model, key, lambda: amplification(model, metric))
 
 
 @kept_with

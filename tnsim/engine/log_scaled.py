@@ -49,6 +49,16 @@ def times(value: LogScaled, factor: Any, log: Any = 0.0) -> LogScaled:
     return LogScaled(factor * value.mantissa, over_outputs(value.log, log) + log, size)
 
 
+def magnified(value: LogScaled, factor: Any) -> LogScaled:
+    """The same value as a sum of terms `factor` times as large, which cancel within a model.
+
+    Example:
+        >>> magnified(contribution(np.array(2.0), np.array(0.0)), 10.0).size
+        np.float64(20.0)
+    """
+    return value._replace(size=over_outputs(np.asarray(factor), value.size) * value.size)
+
+
 def taken(values: LogScaled, place: Any) -> LogScaled:
     """Some of a block of values.
 

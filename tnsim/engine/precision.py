@@ -17,10 +17,10 @@ and the cosine c = AB / sqrt(AA BB) is off by at most
 to first order in u rho. Cosines between logarithms of size l lose eps l more: u contains it.
 
 Measured against exact rational arithmetic, errors are a fiftieth of the bound (median) and at most
-a quarter. It says nothing of what cancels *within* a plain model, such as two hidden units that
-nearly undo each other, or a hidden basis that is far from orthogonal: the number is then that of a
-model whose weights differ by eps times the condition of that basis. Where this takes a cosine out
-of [-1, 1], by no more than half of the digits, the excess is the error.
+a quarter. Cancellation *within* a plain model, such as two hidden units that nearly undo each
+other, or a hidden basis that is far from orthogonal, is measured on the forward pass of the model
+and counted in the size of its products (`folding.conditioning`). Where it takes a cosine out of
+[-1, 1] nevertheless, by no more than half of the digits, the excess is the error.
 """
 
 from __future__ import annotations

@@ -20,6 +20,7 @@ from jaxtyping import Float
 from tnsim.engine import execution
 from tnsim.engine.devices import BY_MODEL, mesh, replicated, spread
 from tnsim.engine.log_scaled import LogScaled, add, taken, total
+from tnsim.folding.conditioning import amplification
 from tnsim.folding.feature_space import FeatureSpace, fits, spaces
 from tnsim.folding.state_sizes import in_common_units
 from tnsim.metrics.metric import Metric
@@ -35,8 +36,8 @@ class Block(NamedTuple):
         values: The vectors, output by output.
         log: Logarithms of their scales, of whole models or of every output.
         norms: Lengths of `values`, output by output.
-        sizes: Sums of the lengths of the terms: the same unless the model is a combination, whose
-            terms may cancel.
+        sizes: Sums of the lengths of the terms, larger than `norms` by what cancels within a model
+            (see `conditioning`) and between the terms of a combination.
     """
 
     values: Float[jax.Array, "models out features"]
@@ -116,7 +117,9 @@ def block(
         lengths = _lengths(values)
         is_zero = lengths == 0 if exponents.ndim == 2 else (lengths == 0).all(axis=1)
         log = np.where(is_zero, SMALLEST, log + exponents * np.log(2))
-        single = Block(values, log, lengths, lengths)
+        # A vector is off by the root of what its square is off by.
+        factors = np.sqrt([amplification(model, metric) for model in models])
+        single = Block(values, log, lengths, factors[:, None] * lengths)
         return single if weights is None else _combined(single, weights, dtype)
 
 
@@ -130,7 +133,7 @@ def _combined(single: Block, weights: Float[np.ndarray, "rows models"], dtype: s
     logs = powers * np.log(2) + single.log
     scale = logs.max(axis=1)
     factors = mantissas * np.exp(logs - scale[:, None])
-    sizes = (np.abs(factors).reshape(*weights.shape, -1) * single.norms).sum(axis=1)
+    sizes = (np.abs(factors).reshape(*weights.shape, -1) * single.sizes).sum(axis=1)
     sums = "kmo,mof->kof" if by_output else "km,mof->kof"
     values = jnp.einsum(sums, jnp.asarray(factors, dtype), single.values)
     return Block(values, scale, _lengths(values), sizes)

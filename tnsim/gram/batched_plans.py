@@ -24,7 +24,15 @@ from tnsim.compare.question import CROSS, SELF
 from tnsim.engine import execution
 from tnsim.engine.budget import Budget
 from tnsim.engine.devices import mesh, replicated, spread
-from tnsim.engine.log_scaled import LogScaled, add, over_outputs, stacked, taken, times
+from tnsim.engine.log_scaled import (
+    LogScaled,
+    add,
+    magnified,
+    over_outputs,
+    stacked,
+    taken,
+    times,
+)
 from tnsim.engine.plan import Plan
 from tnsim.gram.stacks import Pairs, Setting, Stack, contracted, stack
 from tnsim.models.model import Model
@@ -48,13 +56,20 @@ class Terms(NamedTuple):
 class Block(NamedTuple):
     """Distinct models, `2 ** exponents * models`, and the combinations that are compared.
 
-    `digests` tell the models by their content.
+    Args:
+        models: Models in scientific notation.
+        digests: Digests of the models' content.
+        exponents: Powers of two that the models lack, of whole models or of every output.
+        terms: The combinations.
+        roots: Roots of the factors by which cancellation within the models enlarges rounding, see
+            `conditioning`.
     """
 
     models: tuple[Model, ...]
     digests: tuple[str, ...]
     exponents: Float[np.ndarray, " models"] | Float[np.ndarray, "models out"]
     terms: Terms
+    roots: Float[np.ndarray, " models"]
 
     def coefficients(self) -> tuple[np.ndarray, np.ndarray]:
         """What multiplies the model of a term, as mantissas and logarithms.
@@ -116,7 +131,9 @@ def norms(block: Block, setting: Setting) -> LogScaled:
     pairs: list[tuple[Model, Model | None]] = []
     for low, high in in_order:
         pairs.append((block.models[low], None if low == high else block.models[high]))
-    known = dict(zip(in_order, _paired(pairs, setting), strict=True))
+    known = {}
+    for (low, high), product in zip(in_order, _paired(pairs, setting), strict=True):
+        known[low, high] = magnified(product, block.roots[low] * block.roots[high])
     parts = []
     for s in range(index.shape[1]):
         for t in range(index.shape[1]):
@@ -180,7 +197,7 @@ def _crossed(
                     array[np.ix_(at, to)] = _mirrored(part) if diagonal else part
                     if columns is None and not diagonal:
                         array[np.ix_(to, at)] = np.swapaxes(part, 0, 1)
-    return whole
+    return magnified(whole, np.outer(rows.roots, others.roots))
 
 
 class _Models(NamedTuple):

@@ -19,6 +19,7 @@ import numpy as np
 from tnsim.engine.log_scaled import LogScaled, add
 from tnsim.errors import ExecutorError, TnsimError
 from tnsim.folding import features, forward
+from tnsim.folding.conditioning import amplification
 from tnsim.folding.feature_space import FeatureSpace
 from tnsim.folding.forward import Sums
 from tnsim.folding.state_sizes import scaled_under
@@ -156,7 +157,8 @@ def _prepared(job: Job, entries: tuple[Entry, ...], part: FeatureSpace | None) -
     exponents = np.array([unit.exponent for unit in units])
     if part is None:
         digests = tuple(dict.fromkeys(digest for entry in entries for digest, _ in entry.parts))
-        return batched_plans.Block(models, digests, exponents, combined)
+        roots = np.sqrt([amplification(model, job.setting.metric) for model in models])
+        return batched_plans.Block(models, digests, exponents, combined, roots)
     single_terms = combined.index.shape[1] == 1 and (combined.coefficients == 1).all()
     plain = single_terms and len(models) == len(entries)
     weights = None if plain else _dense(combined, len(models))
