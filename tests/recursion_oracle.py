@@ -5,6 +5,9 @@ those of mpmath, so that nothing leaves a range and no unit is needed. Nothing h
 joinings, units or logarithms.
 """
 
+import itertools
+import math
+
 import mpmath
 import numpy as np
 from rational_oracle import layer_tensor
@@ -16,7 +19,10 @@ DIGITS = 60
 
 def real(array):
     """Fractions or floats as an object array of mpmath's numbers."""
-    flat = [mpmath.mpf(getattr(x, "numerator", x)) / getattr(x, "denominator", 1) for x in np.ravel(array)]
+    flat = [
+        mpmath.mpf(getattr(x, "numerator", x)) / getattr(x, "denominator", 1)
+        for x in np.ravel(array)
+    ]
     return np.array(flat, object).reshape(np.shape(array))
 
 
@@ -33,12 +39,37 @@ def cosine(a, b, metric):
         return float(_last(a, b, metric) / mpmath.sqrt(norms))
 
 
+def _tensor(layer):
+    """The symmetric tensor of a layer over lifted inputs, T[out, ...], the constant 1 in row 0."""
+    if not isinstance(layer, tnsim.Multilinear):
+        return real(layer_tensor(layer))
+    legs = [
+        np.column_stack([bias, leg]) for leg, bias in zip(layer.legs, layer.leg_biases, strict=True)
+    ]
+    products = 0
+    for order in itertools.permutations(legs):
+        product = real(layer.down).T
+        for leg in order:
+            product = np.einsum("h...,hi->h...i", product, real(leg))
+        products = products + product.sum(axis=0)
+    tensor = np.full((1 + layer.d_out, *[1 + layer.d_in] * layer.order), mpmath.mpf(0), object)
+    tensor[1:] = products / math.factorial(layer.order)
+    constants = (0,) * layer.order
+    tensor[(slice(1, None), *constants)] += real(layer.down_bias)
+    tensor[(0, *constants)] = mpmath.mpf(1)
+    return tensor
+
+
 def _last(a, b, metric):
-    moments = {(0, 0): _first(metric, a.d_in), (0, 1): _first(metric, a.d_in), (1, 1): _first(metric, a.d_in)}
+    moments = {
+        (0, 0): _first(metric, a.d_in),
+        (0, 1): _first(metric, a.d_in),
+        (1, 1): _first(metric, a.d_in),
+    }
     means = [moments[0, 0][:, 0]] * 2  # column of the constant
     gaussian = isinstance(metric, tnsim.GaussianClosure)
     for layers in zip(a.layers, b.layers, strict=True):
-        tensors = [real(layer_tensor(layer)) for layer in layers]
+        tensors = [_tensor(layer) for layer in layers]
         moments, means = _step(moments, means, tensors, gaussian)
     return sum(moments[0, 1][k, k] for k in range(1, len(moments[0, 1])))
 
@@ -58,29 +89,37 @@ def _step(moments, means, tensors, gaussian):
     for i, j in moments:
         bra, ket = tensors[i], tensors[j]
         cross = moments[i, j]
-        if bra.ndim == 2:
-            above[i, j] = bra @ cross @ ket.T
+        if bra.ndim == 2 or not gaussian:
+            above[i, j] = _leg_by_leg(bra, cross, ket)
             continue
-        # Sum over legs p, q of the bra and r, s of the ket: S_pr S_qs, and for Gaussian states
-        # + S_ps S_qr (equal for symmetric tensors) + S_pq S_rs - 2 m_p m_q m_r m_s.
+        # Sum over legs p, q of the bra and r, s of the ket: S_pr S_qs + S_ps S_qr, which are equal
+        # for symmetric tensors, + S_pq S_rs - 2 m_p m_q m_r m_s.
         read = np.tensordot(bra, cross, (1, 0))  # [k, q, r]
         read = np.tensordot(read, cross, (1, 0))  # [k, r, s]
         value = np.tensordot(read, ket, ((1, 2), (1, 2)))
-        if gaussian:
-            within = np.tensordot(bra, moments[i, i], 2)[:, None] * np.tensordot(ket, moments[j, j], 2)[None, :]
-            at_mean = np.multiply.outer(_at(bra, means[i]), _at(ket, means[j]))
-            value = 2 * value + within - 2 * at_mean
-        above[i, j] = value
+        within = np.multiply.outer(
+            np.tensordot(bra, moments[i, i], 2), np.tensordot(ket, moments[j, j], 2)
+        )
+        at_mean = np.multiply.outer(_at(bra, means[i]), _at(ket, means[j]))
+        above[i, j] = 2 * value + within - 2 * at_mean
     new = []
     for n, tensor in enumerate(tensors):
-        if tensor.ndim == 2:
-            new.append(tensor @ means[n])
-        elif gaussian:
+        if gaussian and tensor.ndim > 2:
             new.append(np.tensordot(tensor, moments[n, n], 2))
         else:
             new.append(_at(tensor, means[n]))
     return above, new
 
 
+def _leg_by_leg(bra, cross, ket):
+    """Leg i of the bra with leg i of the ket."""
+    for _ in range(bra.ndim - 1):
+        bra = np.tensordot(bra, cross, (1, 0))  # the leg moves to the end, so all keep their order
+    legs = tuple(range(1, bra.ndim))
+    return np.tensordot(bra, ket, (legs, legs))
+
+
 def _at(tensor, vector):
-    return (tensor @ vector) @ vector
+    for _ in range(tensor.ndim - 1):
+        tensor = tensor @ vector
+    return tensor

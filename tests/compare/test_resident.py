@@ -152,7 +152,7 @@ def test_one_program_gives_what_stages_give(rng, backend, monkeypatch, per_outpu
 def test_what_was_made_of_a_model_goes_with_it(rng, own_session):
     a, b = model_of(rng), model_of(rng)
     tnsim.similarity(a, b)
-    placed = resident.placed_weights(LayerWise.of(a, b, tnsim.Gaussian()), "A", a, "float64")
+    placed = resident.placed_weights(LayerWise.of(a, b, tnsim.TreeSymmetric()), "A", a, "float64")
     arrays = [weakref.ref(array) for array in placed.values()]
     assert len(own_session.belongings) > 2 and own_session.belongings.held > 0
     del a, placed

@@ -17,7 +17,7 @@ import numpy as np
 from tnsim.compare.planned import affordable, runs_together
 from tnsim.compare.question import SELF, Products, Question
 from tnsim.compare.resident import conditioning, in_units, placed_weights
-from tnsim.engine import execution
+from tnsim.engine import execution, precision
 from tnsim.engine.log_scaled import LogScaled, add, contribution, magnified, times
 from tnsim.engine.plan import Plan
 from tnsim.engine.precision import lost_half
@@ -45,8 +45,10 @@ def by_plans(first: AnyModel, second: AnyModel, asked: Question, traced: bool) -
     per_output, dtype = asked.per_output, asked.dtype
     one, two = terms(first), terms(second)
     models = [model for _, model in (*one, *two)]
-    measured = asked.metric if follow_states(models) else None
-    units = {id(model): in_units(model, measured, per_output) for model in models}
+    by_states = follow_states(models)
+    units = {}
+    for model in models:
+        units[id(model)] = in_units(model, asked.metric, by_states, per_output)
     bra, ket = _scaled_sum(first, units), _scaled_sum(second, units)
     exponent = bra.exponent + ket.exponent
     if len(one) == len(two) == 1:
@@ -151,7 +153,7 @@ def _with_cancellation(
     products: dict[str, LogScaled], a: Model, b: Model, metric: Metric
 ) -> dict[str, LogScaled]:
     """Products whose sizes tell of the cancellation within each model, see `conditioning`."""
-    own = np.sqrt([conditioning(model, metric) for model in (a, b)])
+    own = np.sqrt([precision.cancellation(conditioning(m, metric), m.degree) for m in (a, b)])
     factors = {"AB": own[0] * own[1], "AA": own[0] ** 2, "BB": own[1] ** 2}
     return {name: magnified(value, factors[name]) for name, value in products.items()}
 

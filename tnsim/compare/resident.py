@@ -51,18 +51,18 @@ def is_known_constant(value: Any) -> bool:
     return isinstance(value, Model) and is_constant(value)
 
 
-def in_units(model: Model, metric: Metric | None, per_output: bool) -> Scaled:
-    """A model in scientific notation, see `scaling.scaled`; the same object at every call.
+def in_units(model: Model, metric: Metric, by_states: bool, per_output: bool) -> Scaled:
+    """A model in scientific notation, see `scaled_under`; the same object at every call.
 
     Args:
         model: Any model.
-        metric: The metric under which units follow the states of the model; None for units that
-            follow its weights.
+        metric: The metric of the comparison.
+        by_states: Whether units follow the states of the model under the metric.
         per_output: Whether each output has an exponent of its own.
     """
 
     def make() -> Scaled:
-        made = scaled_under(model, metric, per_output)
+        made = scaled_under(model, metric, by_states, per_output)
         for leaf in jax.tree.leaves(made.model):
             if isinstance(leaf, np.ndarray):
                 leaf.flags.writeable = False  # nobody else has it
@@ -73,13 +73,13 @@ def in_units(model: Model, metric: Metric | None, per_output: bool) -> Scaled:
         return _nbytes(leaf for leaf in jax.tree.leaves(made.model) if id(leaf) not in known)
 
     if not is_constant(model) or is_traced(metric):
-        return scaled_under(model, metric, per_output)
-    key = in_units, None if metric is None else content(metric), per_output
+        return scaled_under(model, metric, by_states, per_output)
+    key = in_units, content(metric), by_states, per_output
     return session().belongings.get(model, key, make, own_bytes)
 
 
 def conditioning(model: Model, metric: Metric) -> float:
-    """The factor of `conditioning.amplification`, measured once for a model and a metric.
+    """`conditioning.amplification`, measured once for a model and a metric.
 
     Args:
         model: A model in scientific notation, not traced.
@@ -91,7 +91,6 @@ def conditioning(model: Model, metric: Metric) -> float:
     return session().belongings.get(model, key, lambda: amplification(model, metric))
 
 
-@kept_with
 def content(metric: Metric) -> Hashable:
     """The class of a metric and a digest of its numbers: equal for metrics of equal moments.
 
@@ -100,13 +99,20 @@ def content(metric: Metric) -> Hashable:
         >>> content(tnsim.Gaussian(mean=[1.0])) == content(tnsim.Gaussian(mean=[1.0]))
         True
     """
+    return type(metric), _digest(metric) if jax.tree.leaves(metric) else None
+
+
+@kept_with
+def _digest(metric: Metric) -> bytes:
+    """A digest of the arrays of a metric."""
     digest = hashlib.blake2b(digest_size=16)
     leaves, form = jax.tree.flatten(metric)
+    digest.update(str(form).encode())
     for leaf in leaves:
         array = np.ascontiguousarray(leaf)
         digest.update(repr((array.shape, array.dtype.str)).encode())
         digest.update(array.tobytes())
-    return type(metric), str(form), digest.digest()
+    return digest.digest()
 
 
 def placed_weights(family: Family, side: Side, model: Model, dtype: str) -> dict[str, Any]:

@@ -18,8 +18,8 @@ to first order in u rho. Cosines between logarithms of size l lose eps l more: u
 
 Measured against exact rational arithmetic, errors are a fiftieth of the bound (median) and at most
 a quarter. Cancellation *within* a plain model, such as two hidden units that nearly undo each
-other, or a hidden basis that is far from orthogonal, is measured on the forward pass of the model
-and counted in the size of its products (`folding.conditioning`). Where it takes a cosine out of
+other, or a hidden basis that is far from orthogonal, is measured on states of the model and counted
+in the size of its products (`cancellation`, `folding.conditioning`). Where it takes a cosine out of
 [-1, 1] nevertheless, by no more than half of the digits, the excess is the error.
 """
 
@@ -69,6 +69,19 @@ class Arithmetic(NamedTuple):
     def advice(self) -> str:
         """What gives more digits, where anything does."""
         return "; use dtype='float64'" if self.dtype == "float32" else ""
+
+
+def cancellation(amplification: float, degree: float) -> float:
+    """How many times larger than a model's inner products the sums within them are.
+
+    Args:
+        amplification: Squares of terms over squares of sums, see `folding.conditioning`.
+        degree: Degree n of the polynomial.
+
+    Returns:
+        1 + 2 A / n, so that 4 n eps times it is 4 eps (n + 2 A).
+    """
+    return 1.0 + 2.0 * amplification / degree
 
 
 class Cosine(NamedTuple):

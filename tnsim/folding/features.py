@@ -20,7 +20,7 @@ from jaxtyping import Float
 from tnsim.engine import execution
 from tnsim.engine.devices import BY_MODEL, mesh, replicated, spread
 from tnsim.engine.log_scaled import LogScaled, add, taken, total
-from tnsim.folding.conditioning import amplification
+from tnsim.folding.conditioning import cancellations
 from tnsim.folding.feature_space import FeatureSpace, fits, spaces
 from tnsim.folding.state_sizes import in_common_units
 from tnsim.metrics.metric import Metric
@@ -118,7 +118,7 @@ def block(
         is_zero = lengths == 0 if exponents.ndim == 2 else (lengths == 0).all(axis=1)
         log = np.where(is_zero, SMALLEST, log + exponents * np.log(2))
         # A vector is off by the root of what its square is off by.
-        factors = np.sqrt([amplification(model, metric) for model in models])
+        factors = np.sqrt(cancellations(models, metric))
         single = Block(values, log, lengths, factors[:, None] * lengths)
         return single if weights is None else _combined(single, weights, dtype)
 

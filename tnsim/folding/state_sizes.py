@@ -32,13 +32,14 @@ import jax
 import numpy as np
 from jaxtyping import Float
 
+from tnsim.folding.conditioning import SKEWED, amplification, regauged
 from tnsim.folding.tree_operands import tree
 from tnsim.metrics.categorical import Categorical, token_probabilities
 from tnsim.metrics.input_moments import moments_at_a_position
 from tnsim.metrics.metric import GaussianClosure, TreeSymmetric
 from tnsim.metrics.pairings import Joining, Leg, gaussian_mean
 from tnsim.metrics.protocol import Metric, joins_layers
-from tnsim.models.arrays import Array, library, pytree
+from tnsim.models.arrays import Array, is_traced, library, pytree
 from tnsim.models.attention import Attention
 from tnsim.models.layers import Residual, residual_rule
 from tnsim.models.model import Model
@@ -58,12 +59,17 @@ LegRows: TypeAlias = Float[Array, "rows lifted"] | Literal["state", "constant"]
 """Vectors by which a leg reads the lifted state: rows, each coordinate, or the constant alone."""
 
 
-def scaled_under(model: Model, metric: Metric | None, per_output: bool) -> Scaled:
-    """A model with states near one under a metric, see `scaling.scaled`.
+def scaled_under(model: Model, metric: Metric, by_states: bool, per_output: bool) -> Scaled:
+    """A model in scientific notation under a metric, see `scaling.scaled`.
+
+    Unless it is traced, a model with a hidden basis far from orthogonal gets another one, see
+    `conditioning`.
 
     Args:
         model: Any model of known layers, traced or not.
-        metric: A metric that joins legs, or `Categorical`; None where units follow the weights.
+        metric: A metric that joins legs, or `Categorical`.
+        by_states: Whether units follow the states of the model under the metric; else they follow
+            the weights.
         per_output: Whether each output has an exponent of its own.
 
     Example:
@@ -74,13 +80,17 @@ def scaled_under(model: Model, metric: Metric | None, per_output: bool) -> Scale
         >>> two = np.full((1, 1), 2.0)
         >>> layer = tnsim.Bilinear(two, two, two, two[0], two[0], two[0])
         >>> model, exponent = scaled_under(
-        ...     tnsim.Model([layer] * 3), tnsim.TreeSymmetric(), per_output=False
+        ...     tnsim.Model([layer] * 3), tnsim.TreeSymmetric(), by_states=True, per_output=False
         ... )
         >>> float(exponent), [float(abs(model(np.zeros(1)))[0]) < 16]
         (40.0, [True])
     """
-    states = None if metric is None else _input_states(model, metric)
-    return scaled(model, per_output, states)
+    states = _input_states(model, metric) if by_states else None
+    made = scaled(model, per_output, states)
+    if is_traced((model, metric)) or amplification(made.model, metric) < SKEWED:
+        return made
+    again = scaled(regauged(made.model, metric), per_output, states)
+    return Scaled(again.model, made.exponent + again.exponent)
 
 
 def follow_states(models: Iterable[Model]) -> bool:
@@ -110,8 +120,8 @@ def in_common_units(models: Sequence[Model], metric: Metric, per_output: bool) -
         metric: The metric of the comparison.
         per_output: Whether each output has an exponent of its own.
     """
-    measured = metric if follow_states(models) else None
-    return [scaled_under(model, measured, per_output) for model in models]
+    by_states = follow_states(models)
+    return [scaled_under(model, metric, by_states, per_output) for model in models]
 
 
 @pytree

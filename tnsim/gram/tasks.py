@@ -19,7 +19,7 @@ import numpy as np
 from tnsim.engine.log_scaled import LogScaled, add
 from tnsim.errors import ExecutorError, TnsimError
 from tnsim.folding import features, forward
-from tnsim.folding.conditioning import amplification
+from tnsim.folding.conditioning import cancellations
 from tnsim.folding.feature_space import FeatureSpace
 from tnsim.folding.forward import Sums
 from tnsim.folding.state_sizes import scaled_under
@@ -151,18 +151,19 @@ def _kept(job: Job, key: tuple[Hashable, ...], make: Callable[[], Any]) -> Any:
 def _prepared(job: Job, entries: tuple[Entry, ...], part: FeatureSpace | None) -> Block:
     """The block of some models: a part of their features, or themselves for the batched plans."""
     models, combined = _terms(entries, job.setting.dtype)
-    measured = job.setting.metric if job.setting.by_states else None
-    units = [scaled_under(model, measured, job.setting.per_output) for model in models]
+    metric, dtype = job.setting.metric, job.setting.dtype
+    units = []
+    for model in models:
+        units.append(scaled_under(model, metric, job.setting.by_states, job.setting.per_output))
     models = tuple(unit.model for unit in units)
     exponents = np.array([unit.exponent for unit in units])
     if part is None:
         digests = tuple(dict.fromkeys(digest for entry in entries for digest, _ in entry.parts))
-        roots = np.sqrt([amplification(model, job.setting.metric) for model in models])
+        roots = np.sqrt(cancellations(models, metric))
         return batched_plans.Block(models, digests, exponents, combined, roots)
     single_terms = combined.index.shape[1] == 1 and (combined.coefficients == 1).all()
     plain = single_terms and len(models) == len(entries)
     weights = None if plain else _dense(combined, len(models))
-    metric, dtype = job.setting.metric, job.setting.dtype
     return features.block(models, exponents, weights, part, metric, dtype)
 
 
