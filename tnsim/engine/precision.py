@@ -18,7 +18,7 @@ to first order in u rho. Cosines between logarithms of size l lose eps l more: u
 
 Measured against exact rational arithmetic, errors are a fiftieth of the bound (median) and at most
 a quarter. Cancellation *within* a plain model, such as two hidden units that nearly undo each
-other, or a hidden basis that is far from orthogonal, is measured on states of the model and counted
+other, or a hidden basis that is far from orthogonal, is measured on forward passes and counted
 in the size of its products (`cancellation`, `folding.conditioning`). Where it takes a cosine out of
 [-1, 1] nevertheless, by no more than half of the digits, the excess is the error.
 """
@@ -75,7 +75,7 @@ def cancellation(amplification: float, degree: float) -> float:
     """How many times larger than a model's inner products the sums within them are.
 
     Args:
-        amplification: Squares of terms over squares of sums, see `folding.conditioning`.
+        amplification: A, by which the model enlarges rounding, see `folding.conditioning`.
         degree: Degree n of the polynomial.
 
     Returns:
