@@ -156,4 +156,4 @@ def _numbered(labels: list[Any]) -> list[int | str]:
     texts = [str(label) for label in labels]
     if all(text.isdecimal() and len(text) <= _DIGITS for text in texts):
         return [int(text) for text in texts]
-    return texts
+    return list(texts)
