@@ -18,7 +18,7 @@ FOLDERS = {  # folder (or file of the root): what it may import from tnsim; noth
     "sessions": ["kept"],
     "tables": [],
     "models": ["errors", "tables"],
-    "checkpoints": ["errors", "models", "tables"],
+    "checkpoints": ["errors", "files", "models", "tables"],
     "tensors": ["errors", "models", "names", "sessions"],
     "metrics": ["errors", "models", "names", "sessions"],
     "engine": ["errors", "files", "sessions", "tables"],

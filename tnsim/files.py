@@ -6,6 +6,7 @@ A reader, or a run that is killed, meets the old file or the new one, never half
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import uuid
 from collections.abc import Iterator
@@ -26,7 +27,7 @@ def replacing(path: Path) -> Iterator[Path]:
         The path to open for writing. The file gets the permissions that new files get here.
 
     Raises:
-        OSError: Whatever writing or renaming raises.
+        OSError: Whatever writing or renaming raises; also for a name with a NUL character.
 
     Example:
         >>> import tempfile
@@ -36,6 +37,8 @@ def replacing(path: Path) -> Iterator[Path]:
         >>> target.read_text()
         'whole'
     """
+    if "\0" in os.fspath(path):
+        raise OSError(errno.EINVAL, "the name holds a NUL character", os.fspath(path))
     target = Path(os.path.realpath(path))
     if target.exists() and not target.is_file():
         yield target

@@ -249,6 +249,20 @@ def test_damaged_architecture(rng, tmp_path):
         refused(path, message, error)
 
 
+@pytest.mark.parametrize("name", ["x" * 300, "a\0b"])
+def test_names_that_no_file_can_have(name, rng, tmp_path):
+    model = tnsim.Model([bilinear(rng, 3, 4, 2)])
+    with pytest.raises(
+        tnsim.CheckpointError, match=r"cannot be written: (File name|the name holds)"
+    ):
+        tnsim.save(model, tmp_path / f"{name}.safetensors")
+    with pytest.raises(tnsim.CheckpointError, match=r"no such file|File name too long"):
+        tnsim.load(tmp_path / f"{name}.safetensors")
+    with pytest.raises(tnsim.ModelError, match="no such file of inputs"):
+        tnsim.Empirical(tmp_path / f"{name}.npy")
+    assert not list(tmp_path.iterdir())
+
+
 def test_saving_leaves_nothing_behind_when_it_fails(rng, tmp_path, monkeypatch):
     model = tnsim.Model([bilinear(rng, 3, 4, 2)])
     monkeypatch.setattr(

@@ -181,3 +181,23 @@ def test_folders_that_one_may_not_look_into_are_passed_by(tmp_path, monkeypatch,
 
     monkeypatch.setattr(os, "stat", refusing)
     assert len(tnsim.load(tmp_path)) == 1
+
+
+@pytest.mark.parametrize(
+    "commit",
+    ["../../elsewhere", "../snapshots/../../elsewhere", "/{root}/elsewhere", ".", "..", ""],
+)
+def test_a_reference_leads_nowhere_but_to_a_snapshot(commit, tmp_path, rng):
+    """A ref of the cache, or a revision that was asked for, with a path in the place of a commit."""
+    folder(tmp_path / "elsewhere", rng)
+    cache = tmp_path / "models--me--net"
+    folder(cache / "snapshots" / "0123456789", rng)
+    (cache / "refs").mkdir()
+    commit = commit.format(root=tmp_path)
+    (cache / "refs" / "main").write_text(commit)
+    for revision in ("main", commit or "main", f"{commit}*", "*", "?123456789", "a\0b"):
+        with pytest.raises(tnsim.CheckpointError):
+            tnsim.load(f"{cache}@{revision}", n_ctx=2)
+    (cache / "refs" / "main").write_text("0123456789\n")
+    assert tnsim.load(f"{cache}@main", n_ctx=2).d_in == 4
+    assert tnsim.load(f"{cache}@0123", n_ctx=2).d_in == 4

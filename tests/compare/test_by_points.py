@@ -1,6 +1,7 @@
 """Finite measures against plain forward passes, enumeration and diagrams."""
 
 import itertools
+import tracemalloc
 
 import cases
 import jax
@@ -11,6 +12,7 @@ from sequence_oracles import attention
 
 import tnsim
 from tnsim.compare import by_points
+from tnsim.compare.by_points import reading_of
 from tnsim.folding import forward as passes
 
 
@@ -187,6 +189,64 @@ def test_batches_and_compiled_passes_change_nothing(rng, monkeypatch):
     assert tnsim.similarity(a, b, metric) == pytest.approx(wanted, abs=1e-13)
     single = tnsim.similarity(a, b, metric, dtype="float32")
     assert single == pytest.approx(wanted, abs=1e-5) and single != wanted
+
+
+def measured_peak(models, metric, dtype, budget):
+    """Bytes that NumPy allocates at once, and those that were planned for the batch."""
+    points = metric.points(reading_of(models))
+    terms = [[(1.0, model)] for model in models]
+    tracemalloc.start()
+    try:
+        passes.sums(terms[:1], terms[1:], points, False, dtype, budget)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    largest = max(stop - start for start, stop in passes._groups(points))
+    needed = passes.needs(models, points, dtype)
+    size = passes.batch_size(models, points, largest, dtype, budget)
+    return peak, needed.beside + size * needed.each, size
+
+
+WIDE = {
+    "bilinear": lambda g: [bilinear(g, 32, 256, 64, True), bilinear(g, 64, 16, 200)],
+    "residual": lambda g: [tnsim.Residual(bilinear(g, 32, 64, 32, True), 0.5) for _ in range(2)],
+    "legs": lambda g: [tnsim.Multilinear([g.normal(size=(128, 32))] * 4, g.normal(size=(8, 128)))],
+    "attention": lambda g: [attention(g, 32, 2, 16, 16, 32)],
+    "one head": lambda g: [attention(g, 32, 1, 32, 32, 32, mask="none")],
+}
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize("name", WIDE)
+def test_batches_follow_the_budget(name, dtype, rng, monkeypatch):
+    """Passes by NumPy, whose allocations Python counts: within the plan, and the plan in reason."""
+    monkeypatch.setattr(passes, "_EAGER", float("inf"))
+    n_ctx = 64 if name in ("attention", "one head") else None
+    models = [tnsim.Model(WIDE[name](rng), n_ctx=n_ctx) for _ in range(2)]
+    shape = (640, 32) if n_ctx is None else (64, n_ctx, 32)
+    metric = tnsim.Empirical(rng.normal(size=shape))
+    least = passes.needs(models, metric.points(None), dtype).least
+    few = measured_peak(models, metric, dtype, tnsim.Budget(memory_bytes=1.01 * least))
+    many = measured_peak(models, metric, dtype, tnsim.Budget())
+    python = 2**18  # objects, and sums of groups
+    for peak, planned, _ in (few, many):
+        assert peak <= planned + python
+    assert few[2] == 1 < many[2] and few[0] <= 1.01 * least + python
+    assert many[1] <= 4 * many[0]
+    with pytest.raises(tnsim.TooLarge, match=r"for a single input here, and the budget is"):
+        tnsim.similarity(*models, metric, dtype=dtype, budget=tnsim.Budget(memory_bytes=least / 2))
+
+
+def test_an_input_beyond_the_memory_is_refused_before_it_is_made(rng):
+    """Scores of 200,000 positions with each other: 640 GB, by every verb."""
+    n_ctx = 200_000
+    models = [tnsim.Model([attention(rng, 2, 1, 2, 2, 2)], n_ctx=n_ctx) for _ in range(2)]
+    metric = tnsim.Empirical(np.zeros((1, n_ctx, 2)))
+    for verb in (tnsim.similarity, tnsim.plan):
+        with pytest.raises(tnsim.TooLarge, match=r"use shorter sequences \(n_ctx\)"):
+            verb(*models, metric)
+    with pytest.raises(tnsim.TooLarge, match=r"use shorter sequences \(n_ctx\)"):
+        tnsim.pairwise(models, metric)
 
 
 def test_inputs_without_weight_count_for_nothing(rng):

@@ -1,17 +1,17 @@
 """Claims: one process at a tile, and no tile blocked by a process that is gone."""
 
 import os
-import platform
 import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from stored_runs import compare
 
 import tnsim
-from tnsim.gram import claims
+from tnsim.gram import claims, progress
 from tnsim.gram.claims import Claims
 
 
@@ -44,8 +44,8 @@ def test_in_memory_nobody_else_is_there():
 def test_whoever_finishes_removes_the_folder_meanwhile(tmp_path, monkeypatch):
     mkdir, made = Path.mkdir, []
 
-    def removed_at_once(folder, exist_ok=False):
-        mkdir(folder, exist_ok=exist_ok)
+    def removed_at_once(folder):
+        mkdir(folder)
         if not made:
             folder.rmdir()
         made.append(folder)
@@ -65,7 +65,7 @@ def test_an_error_gives_all_claims_back(tmp_path):
 
 
 def test_a_dead_holder_of_this_host_does_not_block(tmp_path, dead):
-    put(tmp_path, "tile-0-0", f"{platform.node()} {dead} x")
+    put(tmp_path, "tile-0-0", f"{claims.host()} {dead} x")
     with Claims(tmp_path) as ours:
         assert ours.take("tile 0 0")
 
@@ -99,7 +99,7 @@ def test_claims_are_renewed(tmp_path, monkeypatch):
         assert renewed.wait(10)
 
 
-def test_a_run_waits_for_the_tile_of_another(folder, dead):
+def test_a_run_waits_for_the_tile_of_another(folder, dead, monkeypatch):
     """What another process has in hand is left to it, until it is there or its process is gone."""
     whole, store = compare(folder, store=folder / "whole.zarr"), folder / "store.zarr"
 
@@ -109,13 +109,55 @@ def test_a_run_waits_for_the_tile_of_another(folder, dead):
 
     with pytest.raises(tnsim.ExecutorError):
         compare(folder, store=store, executor=Interrupting())
-    put(store, "tile-2-1", f"{platform.node()} {os.getpid()} other")
-    put(store, "norms-a-1", f"{platform.node()} {dead} other")
-    dies = threading.Timer(1.0, put, (store, "tile-2-1", f"{platform.node()} {dead} other"))
-    dies.start()
+    put(store, "tile-2-1", f"{claims.host()} {os.getpid()} other")
+    put(store, "norms-a-1", f"{claims.host()} {dead} other")
+    pauses = []
+
+    def other_dies(seconds):
+        """In the third pause; until then the run has everything else in hand."""
+        pauses.append(seconds)
+        if len(pauses) == 3:
+            put(store, "tile-2-1", f"{claims.host()} {dead} other")
+
+    monkeypatch.setattr(progress, "time", SimpleNamespace(sleep=other_dies))
     assert compare(folder, store=store).identical(whole)
-    dies.join()
+    assert len(pauses) == 3
     begun = [
         line.split(maxsplit=2)[2] for line in (store / "computed.log").read_text().splitlines()
     ]
     assert begun[-1] == "tile 2 1" and len(begun) == len(set(begun)) + 1  # one was interrupted
+
+
+def test_a_folder_of_claims_that_goes_while_it_is_asked_for(tmp_path, monkeypatch):
+    """It is there when it is made, and gone when somebody looks what it is."""
+    mkdir, gone = Path.mkdir, []
+
+    def finished_meanwhile(folder, **options):
+        if not gone:
+            gone.append(folder)
+            raise FileExistsError(17, "File exists", str(folder))
+        mkdir(folder, **options)
+
+    monkeypatch.setattr(Path, "mkdir", finished_meanwhile)
+    with Claims(tmp_path) as ours:
+        assert ours.take("tile 0 0") and gone
+
+
+@pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo, lambda path: path.symlink_to("nowhere")])
+def test_what_no_process_claimed_blocks_nothing(make, tmp_path):
+    """A folder, a pipe that nobody writes to, a link to nowhere; also in the place of the folder."""
+    (tmp_path / "claims").mkdir()
+    make(tmp_path / "claims" / "tile-0-0")
+    with Claims(tmp_path) as ours:
+        assert ours.take("tile 0 0")
+    (tmp_path / "claims").symlink_to("nowhere")
+    with Claims(tmp_path) as ours:
+        assert ours.take("tile 0 0")
+
+
+def test_a_process_of_a_container_of_the_same_name_is_another(tmp_path, dead, monkeypatch):
+    """Numbers of processes say nothing where processes are numbered anew."""
+    put(tmp_path, "tile-0-0", f"{claims.host()} {dead} x")
+    monkeypatch.setattr(claims, "host", lambda: "a" * 16)
+    with Claims(tmp_path) as ours:
+        assert not ours.take("tile 0 0")

@@ -1,5 +1,6 @@
 """Stores: killed runs, stores of other runs, two processes."""
 
+import hashlib
 import json
 import os
 import signal
@@ -14,6 +15,7 @@ from oracles import bilinear
 from stored_runs import compare, contents
 
 import tnsim
+from tnsim.gram import claims, zarr_files
 from tnsim.gram import tasks as tiles
 
 RUN = """
@@ -108,33 +110,54 @@ def test_a_tile_without_its_marker_is_not_trusted(folder):
 
 
 def test_what_killed_processes_left_is_swept(folder, monkeypatch):
-    """Also under another process that is writing: it writes again."""
-    from tnsim.gram import zarr_files
+    """Chunks and stores in the making: those of processes that are gone, and of no others."""
 
     whole, path = compare(folder), folder / "store.zarr"
     compare(folder, store=path)
     before = contents(path)
-    chunk = path / "sign/c/1/0.c9aa048ea09849e9b654b98545f3bb9a.partial"
-    chunk.touch()
-    left = folder / ".store.zarr.c9aa048ea09849e9b654b98545f3bb9a.tmp"
-    left.mkdir()
-    assert tnsim.open_pairwise(path).identical(whole) and chunk.exists()
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    dead = f"{claims.host()}-{process.pid}-{'c9aa' * 8}"
+    ours, elsewhere = "-".join(claims.maker()), f"{'0' * 16}-1-{'c9aa' * 8}"
+    short = hashlib.blake2b(b"store.zarr", digest_size=4).hexdigest()
+
+    def being_written(maker, age=0):
+        chunk = path / f"sign/c/1/.{maker}.partial"
+        chunk.touch()
+        fresh = folder / f".{short}-{maker}.tmp"
+        fresh.mkdir()
+        for made in (chunk, fresh):
+            os.utime(made, (time.time() - age,) * 2)
+        return [chunk, fresh]
+
+    left = [*being_written(dead), *being_written(f"1{elsewhere[1:]}", age=25 * 3600)]
+    kept = [*being_written(ours), *being_written(elsewhere)]
+    assert tnsim.open_pairwise(path).identical(whole) and all(made.exists() for made in left)
     assert compare(folder, store=path).identical(whole)
-    assert contents(path) == before and not left.exists()
+    assert not any(made.exists() for made in left) and all(made.exists() for made in kept)
+    for made in kept:
+        made.rmdir() if made.is_dir() else made.unlink()
+    assert contents(path) == before
 
-    replace, swept = Path.replace, []
 
-    def replaces(self, target):
-        if not swept:
-            swept.append(self)
+def test_sweeping_takes_nothing_from_a_process_that_is_writing(folder, monkeypatch):
+    """Another run ends each time a chunk is whole and not renamed yet, or a store is made."""
+    whole, path = compare(folder), folder / "store.zarr"
+    swept = []
+
+    def sweeping_first(function):
+        def wrapped(*arguments):
+            swept.append(arguments)
             zarr_files.sweep(path)
-        return replace(self, target)
+            return function(*arguments)
 
-    (path / "tiles/c/1/0").unlink()
-    monkeypatch.setattr(Path, "replace", replaces)
-    with pytest.warns(tnsim.StoreWarning):
-        assert compare(folder, store=path).identical(whole)
-    assert swept and contents(path) == before
+        return wrapped
+
+    monkeypatch.setattr(os, "replace", sweeping_first(os.replace))
+    monkeypatch.setattr(Path, "replace", sweeping_first(Path.replace))
+    monkeypatch.setattr(Path, "rename", sweeping_first(Path.rename))
+    assert compare(folder, store=path).identical(whole)
+    assert len(swept) > 20 and tnsim.open_pairwise(path).identical(whole)
 
 
 def test_a_full_disk_is_told_and_nothing_is_lost(folder, monkeypatch):

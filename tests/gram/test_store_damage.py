@@ -1,7 +1,9 @@
 """Damage to a store: the numbers of the undamaged run, or an error, never other numbers."""
 
 import json
+import os
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -27,6 +29,75 @@ def whole(models, tmp_path_factory):
     result = tnsim.pairwise(models, slices=True, store=path, budget=TINY)
     assert "in 3 tiles of 2 x 2" in result.attrs["plan"]
     return path, result
+
+
+STANDING = {
+    "a folder": Path.mkdir,
+    "a link to itself": lambda path: path.symlink_to(path),
+    "a link to nowhere": lambda path: path.symlink_to("nowhere"),
+    "a pipe": os.mkfifo,
+}
+
+
+@pytest.mark.parametrize("what", STANDING)
+@pytest.mark.parametrize(
+    "name", ["similarity/c/0/0", "tiles/c/0/0", "finished/c/0", "sign/zarr.json", "zarr.json"]
+)
+def test_what_is_no_file_in_the_place_of_one(name, what, models, whole, tmp_path):
+    """It is damage like any other: told, and in its place comes what was lost."""
+    original, result = whole
+    store = tmp_path / "store.zarr"
+    shutil.copytree(original, store)
+    (store / name).unlink()
+    STANDING[what](store / name)
+    assert shows_nothing_else(store, result)
+    with pytest.warns(tnsim.StoreWarning, match="damaged"):
+        assert tnsim.pairwise(models, slices=True, store=store, budget=TINY).identical(result)
+    assert contents(store) == contents(original)
+
+
+def test_a_file_in_the_place_of_a_folder(models, whole, tmp_path):
+    original, result = whole
+    store = tmp_path / "store.zarr"
+    for name in ("similarity/c", "similarity/c/0", "tiles"):
+        shutil.rmtree(store, ignore_errors=True)
+        shutil.copytree(original, store)
+        shutil.rmtree(store / name)
+        (store / name).touch()
+        assert shows_nothing_else(store, result)
+        with pytest.warns(tnsim.StoreWarning, match="damaged"):
+            assert tnsim.pairwise(models, slices=True, store=store, budget=TINY).identical(result)
+        assert contents(store) == contents(original)
+
+
+def test_a_folder_with_files_of_others_is_named_and_kept(models, whole, tmp_path):
+    original, _ = whole
+    store = tmp_path / "store.zarr"
+    shutil.copytree(original, store)
+    (store / "similarity/c/0/0").unlink()
+    (store / "similarity/c/0/0").mkdir()
+    (store / "similarity/c/0/0/thesis").write_text("mine")
+    with (
+        pytest.warns(tnsim.StoreWarning),
+        pytest.raises(
+            tnsim.TnsimError, match=r"Directory not empty \(.*store.zarr/similarity/c/0/0"
+        ),
+    ):
+        tnsim.pairwise(models, slices=True, store=store, budget=TINY)
+    assert (store / "similarity/c/0/0/thesis").read_text() == "mine"
+
+
+@pytest.mark.parametrize("name", ["x" * 300, "a\0b"])
+def test_names_that_no_store_can_have(name, models, tmp_path):
+    for use in (tnsim.open_pairwise, lambda path: tnsim.pairwise(models, store=path)):
+        with pytest.raises(tnsim.StoreMismatch, match=r"no path of a store: .*; give another"):
+            use(tmp_path / name)
+
+
+def test_the_longest_name(models, tmp_path):
+    result = tnsim.pairwise(models, store=tmp_path / ("x" * 255))
+    assert tnsim.open_pairwise(tmp_path / ("x" * 255)).identical(result)
+    assert len(list(tmp_path.iterdir())) == 1
 
 
 def flipped(data, at):

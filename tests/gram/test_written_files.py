@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from oracles import linear
 from pyarrow import parquet
 from sample_runs import blocks
 
@@ -85,6 +86,36 @@ def test_labels_are_never_formulas_and_numbers_stay_numbers(tmp_path, rng):
     assert header[1:] == ["-2", "-1", "3"]
     values = np.array([row[1:] for row in rows], float)
     np.testing.assert_array_equal(values, numbers.similarity)
+
+
+@pytest.mark.parametrize(
+    "before", ["\n", " ", "\r\n", "\v", "\f", "\xa0", "\ufeff", "\u200b", " \t"]
+)
+def test_what_a_spreadsheet_drops_hides_no_formula(before, tmp_path, rng):
+    """Blanks, ends of lines, marks without a width: also where a reader takes each line for a row."""
+    for label in (f"{before}=1+1", f"a\n{before}@SUM(A1)", "\uff1d1+1"):
+        export.write_csv(labelled(rng, [label, "b"]), tmp_path / "run.csv")
+        with (tmp_path / "run.csv").open(encoding="utf-8", newline="") as file:
+            header, *_ = csv.reader(file)
+        assert header[1:] == ["'" + label, "b"]
+    export.write_csv(labelled(rng, [f"{before}plain", "a b=c"]), tmp_path / "run.csv")
+    with (tmp_path / "run.csv").open(encoding="utf-8", newline="") as file:
+        header, *_ = csv.reader(file)
+    assert header[1].endswith(f"{before}plain") and header[2] == "a b=c"
+
+
+@pytest.mark.parametrize("digits", ["9" * 19, "9" * 30, "1" * 5000])
+def test_names_that_are_numbers_beyond_64_bits_are_text(digits, tmp_path, rng):
+    """As numbers they would be Python objects, which no file of arrays can hold."""
+    models = {name: tnsim.Model([linear(rng, 2, 2)]) for name in (digits, "1")}
+    result = tnsim.pairwise(models, store=tmp_path / "store")
+    assert result.a.values.tolist() == [digits, "1"]
+    assert tnsim.open_pairwise(tmp_path / "store").identical(result)
+    for name, write in WRITERS.items():
+        write(result, tmp_path / name)
+    with np.load(tmp_path / "result.npz") as arrays:
+        assert all(arrays[name].dtype.kind != "O" for name in arrays)
+    assert parquet.read_table(tmp_path / "pairs.parquet")["a"].to_pylist()[0] == digits
 
 
 def test_half_a_surrogate_pair_does_not_break_a_file(tmp_path, rng):

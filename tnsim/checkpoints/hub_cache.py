@@ -72,9 +72,10 @@ def snapshot(source: str) -> Path:
     if not is_cache(folder):
         folder = _repository(repository)
     refs = _names(folder / "refs")
-    named = [commit for commit, names in refs.items() if revision in names]
-    begun = [path.name for path in (folder / "snapshots").glob(f"{revision}*")]
-    found = [commit for commit in named or begun if (folder / "snapshots" / commit).is_dir()]
+    # A commit is the name of a folder that is there, so no ref or revision leads anywhere else.
+    commits = [path.name for path in (folder / "snapshots").iterdir() if path.is_dir()]
+    named = [commit for commit in commits if revision in refs.get(commit, ())]
+    found = named or [commit for commit in commits if commit.startswith(revision)]
     if len(found) == 1:
         return folder / "snapshots" / found[0]
     known = ", ".join(list(snapshots(folder))[:8])

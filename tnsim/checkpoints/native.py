@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import uuid
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,8 @@ import numpy as np
 
 from tnsim.checkpoints.guard import refusing
 from tnsim.checkpoints.named_arrays import to_numpy
-from tnsim.errors import CheckpointError, ModelError, UnsupportedLayer
+from tnsim.errors import CheckpointError, ModelError, UnsupportedLayer, printable
+from tnsim.files import replacing
 from tnsim.models.arrays import rename_errors
 from tnsim.models.attention import Attention
 from tnsim.models.checks import check_numbers
@@ -79,15 +79,14 @@ def save(model: Model, path: str | os.PathLike[str]) -> None:
     if said := caveats(model):
         architecture["caveats"] = said
     data = serialise(tensors, {METADATA: json.dumps(architecture)})
-    # Opened plainly: with the permissions that files get here.
-    temporary = path.with_name(f"{path.name}.{uuid.uuid4().hex}.tmp")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_bytes(data)
-        os.replace(temporary, path)
+        with replacing(path) as temporary:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            temporary.write_bytes(data)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise CheckpointError(f"{path}: cannot be written: {error.strerror}") from None
+        raise CheckpointError(
+            printable(f"{path}: cannot be written: {error.strerror or error}")
+        ) from None
 
 
 def own_model(state: Mapping[str, Any], text: str, n_ctx: int | None = None) -> Model:

@@ -56,6 +56,8 @@ class ForwardPlan:
         dtype: Precision.
         points: How many inputs each model runs on.
         multiplications: Scalar ones of all forward passes, and of the products of their outputs.
+        least_bytes: Bytes of arrays that one point takes. Batches are of as many points as the
+            budget allows.
 
     Example:
         >>> import tnsim
@@ -72,6 +74,7 @@ class ForwardPlan:
     dtype: str
     points: int
     multiplications: int
+    least_bytes: int = 0
 
     def to_json(self) -> str:
         """One JSON object of what is above."""
@@ -177,7 +180,9 @@ def forward_plan(models: Sequence[Any], metric: Metric, points: Points, dtype: s
     pairs = len(models) * (len(models) + 1) // 2
     work = passes + pairs * outputs
     exact = not adds_up(metric) or metric.is_exact(0)  # quadrature is
-    return ForwardPlan(metric.name, exact, route_name(metric, points), dtype, points.count, work)
+    least = math.ceil(forward.needs(known, points, dtype).least)
+    route = route_name(metric, points)
+    return ForwardPlan(metric.name, exact, route, dtype, points.count, work, least)
 
 
 def route_name(metric: Metric, points: Points) -> str:
@@ -193,6 +198,8 @@ def check_affordable(plan: ForwardPlan, metric: Metric, budget: Budget) -> None:
     """Raise `TooLarge` where forward passes are beyond the budget."""
     check_budget(budget)
     if plan.multiplications <= budget.multiplications:
+        room = budget.room(0, plan.least_bytes)
+        forward.check_room(plan.least_bytes, room, f"forward passes of {plan.metric}")
         return
     advice = "fewer inputs"
     if not adds_up(metric):

@@ -50,9 +50,14 @@ def inner_products(a: Comparable, b: Comparable, asked: Question) -> Products:
     plan = forward_plan(models, asked.metric, points, asked.dtype)
     check_affordable(plan, asked.metric, asked.budget)
     if traced:
-        inner = partial(forward_traced.inner_product, points=points, per_output=asked.per_output)
+        inner = partial(
+            forward_traced.inner_product,
+            points=points,
+            per_output=asked.per_output,
+            dtype=asked.dtype,
+        )
         return _traced(one, two, asked.norms, inner)
-    found = sums([one], [two], points, asked.per_output, asked.dtype)
+    found = sums([one], [two], points, asked.per_output, asked.dtype, asked.budget)
     values = {
         "AB": taken(total(found.products), (0, 0)),
         "AA": taken(total(found.rows), 0),

@@ -87,9 +87,10 @@ def within(budget: Budget, plan_at: Callable[[int], Plan], advice: str) -> Plan:
         advice: What to do where none fits; ends the message.
 
     Raises:
-        TooLarge: None fits.
+        TooLarge: None fits, or the process has too little address space to compile any.
     """
     check_budget(budget)
+    memory.check_addresses()
     best = plan_at(LARGE)
     if best.multiplications > budget.multiplications:
         raise TooLarge(

@@ -21,9 +21,17 @@ from typing import Any, NamedTuple
 
 import jax
 
+from tnsim.errors import TooLarge
+
 _THREAD_BYTES = 136 * 2**20
 """Addresses that a thread takes, used or not: its stack, and twice a heap of glibc's to align one.
 XLA compiles with as many threads as there are cores, for as many programs at once."""
+
+_HEAP_BYTES, _COMPILING_BYTES = 72 * 2**20, 112 * 2**20
+"""Addresses that a started thread keeps, its stack and its heap, and those of compiling itself."""
+
+_XLA_THREADS, _XLA_THREADS_PER_PROCESSOR = 9, 5
+"""Threads of a process that has compiled: 19 on two processors."""
 
 _PAGE = mmap.PAGESIZE
 PROC, CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
@@ -31,7 +39,7 @@ PROC, CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 
 def available_bytes() -> int | None:
     """Free memory of the device that JAX would use, None where the platform does not tell."""
-    if jax.default_backend() != "cpu":
+    if can_compile() and jax.default_backend() != "cpu":  # asking starts XLA's threads
         stats = jax.devices()[0].memory_stats()
         if stats and "bytes_limit" in stats:
             return stats["bytes_limit"] - stats.get("bytes_in_use", 0)
@@ -48,6 +56,44 @@ def host_bytes(proc: Path, cgroups: Path) -> int | None:
     limits = [_machine(proc), _address_space(proc), *_control_groups(proc, cgroups)]
     known = [limit for limit in limits if limit is not None]
     return max(0, min(known)) if known else None
+
+
+def check_addresses() -> None:
+    """Refuse to compile within too little address space, where XLA would end the process.
+
+    Raises:
+        TooLarge: The limit of the process leaves less than compiling takes.
+    """
+    left, needed = _addresses_left(PROC), _compiling_addresses(PROC)
+    if left is not None and needed > left:
+        raise TooLarge(
+            f"the address space of the process (ulimit -v) has {left / 2**20:,.0f} MiB left, and "
+            f"compiling takes {needed / 2**20:,.0f} MiB of it; allow more, as by: "
+            "ulimit -v unlimited"
+        )
+
+
+def can_compile() -> bool:
+    """Whether `check_addresses` has no objection.
+
+    Example:
+        >>> can_compile() in (True, False)
+        True
+    """
+    left = _addresses_left(PROC)
+    return left is None or _compiling_addresses(PROC) <= left
+
+
+def _compiling_addresses(proc: Path) -> int:
+    """Addresses that compiling takes in this process.
+
+    Whatever is compiled first starts XLA's threads, each with a stack and a heap of its own,
+    however small the program is. Later programs need only what compiling itself takes.
+    """
+    started = len(_children(proc / "self" / "task"))
+    processors = os.cpu_count() or 1
+    threads = max(0, _XLA_THREADS + _XLA_THREADS_PER_PROCESSOR * processors - started)
+    return threads * _HEAP_BYTES + _COMPILING_BYTES
 
 
 def give_back_freed() -> None:
@@ -89,16 +135,29 @@ def _machine(proc: Path) -> int | None:
 
 def _address_space(proc: Path) -> int | None:
     """What RLIMIT_AS leaves of the address space, None without such a limit."""
+    left = _addresses_left(proc)
+    threads = 2 * (os.cpu_count() or 1) * _THREAD_BYTES
+    return None if left is None else left - threads
+
+
+def _addresses_left(proc: Path) -> int | None:
+    """Addresses that the process may still take, None without a limit."""
     try:
         import resource
     except ImportError:  # Windows
         return None
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
-    pages = _numbers(proc / "self" / "statm")
-    if limit == resource.RLIM_INFINITY or not pages:
+    if limit == resource.RLIM_INFINITY:
         return None
-    threads = 2 * (os.cpu_count() or 1) * _THREAD_BYTES
-    return limit - pages[0] * _PAGE - threads
+    pages = _numbers(proc / "self" / "statm")
+    return limit - pages[0] * _PAGE if pages else None
+
+
+def _children(folder: Path) -> list[str]:
+    try:
+        return os.listdir(folder)  # noqa: PTH208  (names are enough)
+    except OSError:
+        return []
 
 
 class _Files(NamedTuple):

@@ -20,15 +20,19 @@ import numpy as np
 from jaxtyping import Float
 
 from tnsim.engine import execution, log_scaled
+from tnsim.engine.budget import Budget
+from tnsim.engine.dtypes import ITEM_BYTES
 from tnsim.engine.log_scaled import LogScaled, add, stacked, taken
-from tnsim.errors import ModelError
+from tnsim.engine.memory import can_compile
+from tnsim.engine.plan_memory import PROGRAM_BYTES
+from tnsim.errors import ModelError, TooLarge
 from tnsim.metrics.points import Points, Weighted
 from tnsim.models.arrays import library
 from tnsim.models.forward import ScaledLayers, check_inputs, forward, is_tokens, scaled_layers
 from tnsim.models.functions import Function, outputs_of
 from tnsim.models.model import Model
 from tnsim.models.scaling import SMALLEST, larger, split
-from tnsim.tensors.kinds import Kinds, kinds
+from tnsim.tensors.kinds import Kinds, LayerKind, kinds
 
 Part: TypeAlias = Model | Function
 Terms: TypeAlias = Sequence[tuple[Any, Part]]
@@ -36,8 +40,9 @@ Terms: TypeAlias = Sequence[tuple[Any, Part]]
 Run: TypeAlias = Callable[[Weighted], "Vector"]
 
 GROUPS = 32  # of draws, enough for a standard error that is known to an eighth of itself
-BATCH_BYTES = 2**27  # of outputs and states in flight
+BATCH_BYTES = 2**27  # of inputs, states and outputs in flight; larger batches are no faster
 _FUNCTION_BATCH = 1024  # points, where nothing is known of what a function needs
+_KEPT_BATCHES = 32  # whose products wait to be added up
 _EAGER = 2**27  # multiplications that take less time than compiling them
 
 
@@ -82,6 +87,23 @@ class Sums(NamedTuple):
         return sum(array.nbytes for value in self[:3] for array in value)
 
 
+class Needs(NamedTuple):
+    """Bytes of arrays that forward passes take.
+
+    Args:
+        beside: Whatever the batch: scaled weights, the masks of attention, draws of one seed.
+        each: For every point of a batch.
+    """
+
+    beside: float
+    each: float
+
+    @property
+    def least(self) -> float:
+        """Bytes of a batch of one point."""
+        return self.beside + self.each
+
+
 def multiplications(layers: Kinds, positions: int, points: Points) -> int:
     """Scalar multiplications of a model's forward passes at all points.
 
@@ -115,6 +137,7 @@ def sums(
     points: Points,
     per_output: bool,
     dtype: str,
+    budget: Budget = Budget(),
 ) -> Sums:
     """Inner products of all rows with all columns, with themselves where there are none.
 
@@ -123,24 +146,28 @@ def sums(
         points: The measure.
         per_output: Whether outputs are told apart, on the last axis.
         dtype: Precision of the forward passes of models; functions have their own.
+        budget: Memory of a batch.
 
     Returns:
         `Sums`, of one group unless the points are draws.
 
     Raises:
         ModelError: Inputs or outputs of models and functions do not fit each other.
+        TooLarge: One point is over the budget.
         TnsimError: A function gives what is not finite.
     """
     every = [*rows, *(columns or ())]
     parts = {id(part): part for terms in every for _, part in terms}
     work = _work(parts.values(), points)
     largest = max(stop - start for start, stop in _groups(points))
-    size = batch_size(parts.values(), points, largest)
+    size = batch_size(list(parts.values()), points, largest, dtype, budget)
     grams, shares = [], []
     with execution.precision():
         runs = {}
+        eager = work < _EAGER or not can_compile()
+        eager = eager or budget.room(0, PROGRAM_BYTES) < PROGRAM_BYTES
         for key, part in parts.items():
-            runs[key] = _run(part, per_output, dtype, eager=work < _EAGER)
+            runs[key] = _run(part, per_output, dtype, eager)
         for start, stop in _groups(points):
             share, batches = 0.0, []
             for batch in in_batches(points, start, stop, size):
@@ -151,6 +178,8 @@ def sums(
                 if columns is not None:
                     second = [_sum(terms, vectors, dtype) for terms in columns]
                 batches.append(_gram(first, second, per_output))
+                if len(batches) == _KEPT_BATCHES:
+                    batches = [Gram(*(add(same) for same in _by_field(batches)))]
             grams.append(Gram(*(add(same) for same in _by_field(batches))))
             shares.append(share)
     together = Gram(*(stacked(same) for same in _by_field(grams)))
@@ -322,25 +351,88 @@ def _work(parts: Iterable[Part], points: Points) -> int:
     return sum(multiplications(kinds(model), model.n_ctx or 1, points) for model in models)
 
 
-def batch_size(parts: Iterable[Part], points: Points, apart: int) -> int:
-    """Points that run together: so many divided evenly, and no more than memory allows."""
-    most = most_points(parts, points)
+def batch_size(
+    parts: Sequence[Part], points: Points, apart: int, dtype: str, budget: Budget
+) -> int:
+    """Points that run together: so many divided evenly, and no more than memory allows.
+
+    Raises:
+        TooLarge: One point is over the budget.
+    """
+    needed = needs(parts, points, dtype)
+    whole = needed.beside + min(BATCH_BYTES, points.count * needed.each)
+    room = budget.room(0, max(needed.least, whole))
+    check_room(needed.least, room, "forward passes")
+    most = max(1, int(min(BATCH_BYTES, room - needed.beside) / max(1.0, needed.each)))
+    if not all(isinstance(part, Model) for part in parts):
+        most = min(most, _FUNCTION_BATCH)
     if points.continuations:
         return points.aligned(most)
     return math.ceil(apart / math.ceil(apart / most))
 
 
-def most_points(parts: Iterable[Part], points: Points) -> int:
-    """Points whose outputs by all parts, and the widest states of one, are a batch."""
-    kept, widest = 0.0, 0.0
+def check_room(least: float, room: float, what: str) -> None:
+    """Raise `TooLarge` where one point takes more bytes than there is room for.
+
+    Args:
+        least: Bytes that one point takes.
+        room: Bytes allowed.
+        what: Subject of the message.
+    """
+    if least > room:
+        raise TooLarge(
+            f"{what} take {least / 2**30:.3g} GiB for a single input here, and the budget is "
+            f"{room / 2**30:.3g} GiB; use shorter sequences (n_ctx), smaller widths or a larger "
+            "tnsim.Budget"
+        )
+
+
+def needs(parts: Iterable[Part], points: Points, dtype: str) -> Needs:
+    """Bytes that the forward passes of functions take together, an upper bound for models.
+
+    Args:
+        parts: Models, or functions, of which only the inputs are counted.
+        points: The measure.
+        dtype: Precision of the forward passes.
+
+    Example:
+        >>> import tnsim
+        >>> points = tnsim.Empirical(np.eye(3)).points(None)
+        >>> line = tnsim.Model([tnsim.Linear(np.eye(3))])
+        >>> needs([line], points, "float64").each < needs([line] * 2, points, "float64").each
+        True
+    """
+    item = ITEM_BYTES[dtype]
+    kept, widest, weights, masks, read = 0.0, 0.0, 0, 0, 0
     for part in parts:
         if not isinstance(part, Model):
-            return _FUNCTION_BATCH
-        positions = part.n_ctx or 1
+            read = max(read, points.block(0, 1).inputs.nbytes)
+            continue
+        layers, positions = kinds(part), part.n_ctx or 1
         states = outputs(1, positions, points) / points.count
-        kept += states * part.d_out
-        for layer in kinds(part):
-            heads, d_head, _ = layer.heads
-            inner = max(layer.d_in, 3 * layer.rank, heads * (4 * d_head + 3 * positions))
-            widest = max(widest, states * inner)
-    return max(1, int(BATCH_BYTES / (8 * (2 * kept + widest))))
+        read = max(read, 8 * positions * (1 if points.tokens else part.d_in))
+        # Values of every part three times: as they come, times their coefficient, in one stack.
+        # A fourth is what a product of stacks copies.
+        kept += 4 * states * part.d_out
+        seen = 0 if points.continuations else positions
+        widest = max(widest, *(states * _state_numbers(layer, seen) for layer in layers))
+        weights += 2 * part.parameters  # scaled, and on the device
+        if any(layer.mixes_positions for layer in layers) and seen:
+            masks = max(masks, positions**2)
+    # The mask is made in float64 and cast: two of it beside a score, four before any score.
+    beside = item * weights + 17 * masks + 4 * points.together * read
+    return Needs(beside, 3 * read + item * (kept + widest))
+
+
+def _state_numbers(layer: LayerKind, seen: int) -> int:
+    """Most numbers alive at one position in a layer, which sees so many.
+
+    The layer reads a state and makes a product of its legs, one leg after another. Its output is
+    divided by its largest entry: three arrays of that size, and a fourth where the output becomes
+    a vector.
+    """
+    heads, d_head, d_value = layer.heads
+    inside = (layer.order + 2) * layer.rank
+    # Four rows and their rotations, two products at a time; two scores and their product.
+    inside += heads * (10 * d_head + 3 * d_value + 3 * seen)
+    return 2 * layer.d_in + inside + 4 * layer.d_out

@@ -12,6 +12,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 
+from tnsim.engine.budget import Budget
 from tnsim.engine.log_scaled import LogScaled, add, contribution, times
 from tnsim.folding.forward import (
     Part,
@@ -29,21 +30,27 @@ from tnsim.models.functions import Function, outputs_of
 from tnsim.models.model import Model
 
 
-def inner_product(rows: Terms, columns: Terms, points: Points, per_output: bool) -> LogScaled:
+def inner_product(
+    rows: Terms, columns: Terms, points: Points, per_output: bool, dtype: str
+) -> LogScaled:
     """`<a|b>` of two sums of models, in the precision of their weights.
 
     Args:
         rows, columns: The sums, of models whose weights may be traced, or of functions.
         points: The measure.
         per_output: Whether outputs are told apart.
+        dtype: Precision of the forward passes, for their memory.
 
     Returns:
         One inner product, () or (out,).
 
     Raises:
         ModelError: The models do not read these inputs.
+        TooLarge: One point takes more than the free memory. Batches follow no smaller budget: each
+            becomes part of the caller's program.
     """
-    size = batch_size((part for _, part in (*rows, *columns)), points, points.count)
+    known = [part for _, part in (*rows, *columns)]
+    size = batch_size(known, points, points.count, dtype, Budget())
     return over_batches(rows, columns, in_batches(points, 0, points.count, size), per_output)
 
 

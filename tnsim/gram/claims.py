@@ -5,16 +5,22 @@ again while its maker lives. A claim never blocks anyone for long: it is taken o
 is a process of this host that is gone, or when it has not been touched for `EXPIRY` seconds by
 the watcher's own clock (clocks of two hosts are never compared). Should two processes hold one
 claim after all, both compute the same numbers.
+
+A *maker* is a process of a host, written into claims and into the names of files that are not
+whole yet, so that what a killed process left is told from the work of a living one.
 """
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import os
 import platform
 import shutil
 import threading
 import time
 import uuid
+from functools import cache
 from pathlib import Path
 from types import TracebackType
 
@@ -32,7 +38,7 @@ class Claims:
 
     def __init__(self, path: Path | None) -> None:
         self._folder = None if path is None else path / _FOLDER
-        self._text = f"{platform.node()} {os.getpid()} {uuid.uuid4().hex}"
+        self._text = " ".join(maker())
         self._held: set[Path] = set()
         self._last_signs: dict[Path, tuple[int, float]] = {}
         self._stopped = threading.Event()
@@ -62,7 +68,8 @@ class Claims:
         while not self._create(file):
             if not self._is_abandoned(file):
                 return False
-            file.unlink(missing_ok=True)
+            with contextlib.suppress(FileNotFoundError):
+                remove(file)
         self._held.add(file)
         return True
 
@@ -73,22 +80,24 @@ class Claims:
 
     def _create(self, file: Path) -> bool:
         while True:
-            file.parent.mkdir(exist_ok=True)
             try:
                 with file.open("x") as out:
                     out.write(self._text)
             except FileExistsError:
                 return False
-            except FileNotFoundError:
-                continue  # whoever finished the run removed the folder in between
-            return True
+            except FileNotFoundError:  # no folder yet, or whoever finished the run removed it
+                _make(file.parent)
+            else:
+                return True
 
     def _is_abandoned(self, file: Path) -> bool:
         try:
-            maker, sign = file.read_text(errors="replace").split(), file.stat().st_mtime_ns
+            if not file.is_file():
+                return True  # nothing that a process of ours made
+            words, sign = file.read_text(errors="replace").split(), file.stat().st_mtime_ns
         except FileNotFoundError:
             return True
-        if len(maker) == 3 and maker[0] == platform.node() and _is_gone(maker[1]):
+        if len(words) == 3 and words[0] == host() and is_gone(words[1]):
             return True
         known, since = self._last_signs.get(file, (None, 0.0))
         if sign != known:
@@ -113,7 +122,46 @@ class Claims:
                     continue
 
 
-def _is_gone(pid: str) -> bool:
+@cache
+def host() -> str:
+    """This machine since it was started, with its own numbers of processes, as 16 digits.
+
+    Containers may share the name of a machine and number their processes apart, so a name alone
+    does not say where the process of a number is to be looked for.
+    """
+    known = [platform.node()]
+    with contextlib.suppress(OSError):  # only Linux has these
+        known.append(Path("/proc/sys/kernel/random/boot_id").read_text())
+        known.append(str(Path("/proc/self/ns/pid").stat().st_ino))
+    return hashlib.blake2b(" ".join(known).encode(), digest_size=8).hexdigest()
+
+
+def maker() -> tuple[str, str, str]:
+    """Who makes a file: host, number of the process, and digits that no other file has."""
+    return host(), str(os.getpid()), uuid.uuid4().hex
+
+
+def remove(path: Path) -> None:
+    """Remove what stands where a file of a store belongs: a file, a link or an empty folder.
+
+    Raises:
+        OSError: It is a folder with something in it, or nothing is there.
+    """
+    if path.is_dir() and not path.is_symlink():
+        path.rmdir()
+    else:
+        path.unlink()
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir()
+    except FileExistsError:
+        if folder.is_symlink():  # to nowhere, or there would be no reason to make it
+            folder.unlink()
+
+
+def is_gone(pid: str) -> bool:
     """Whether no process of this host has that number; False where that cannot be asked."""
     if os.name != "posix" or not pid.isdigit():
         return False

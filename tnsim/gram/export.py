@@ -20,7 +20,9 @@ from tnsim.errors import MissingExtra, ResultError
 from tnsim.files import replacing
 from tnsim.gram.result import Pairwise
 
-FORMULA = ("=", "+", "-", "@", "\t", "\r")
+FORMULA = ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20")
+"""Signs with which a spreadsheet begins a formula; in Japanese ones their wide forms as well."""
+_CONTROLS = tuple("\t\r\n")
 
 
 def write_csv(result: Pairwise, path: Path) -> None:
@@ -89,9 +91,23 @@ def _written(path: Path) -> Iterator[Path]:
 
 
 def _cell(label: Any) -> Any:
-    """A label of a table: text is never a formula."""
+    """A label of a table: text is never a formula.
+
+    Programs drop blanks, control characters and marks without a width before they look for a
+    formula. So no line of a label begins with a sign of a formula behind any of those, and no label
+    with a control character.
+    """
     label = _plain(label)
-    return f"'{label}" if isinstance(label, str) and label.startswith(FORMULA) else label
+    if not isinstance(label, str):
+        return label
+    is_formula = any(_seen(line).startswith(FORMULA) for line in label.splitlines())
+    return f"'{label}" if is_formula or label[:1] in _CONTROLS else label
+
+
+def _seen(line: str) -> str:
+    """A line from its first character that takes room."""
+    seen = (n for n, sign in enumerate(line) if not (sign.isspace() or not sign.isprintable()))
+    return line[next(seen, len(line)) :]
 
 
 def _plain(label: Any) -> Any:

@@ -7,6 +7,7 @@ models run more than once. Points are made anew by every task: they are closures
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -69,22 +70,37 @@ def route(
     run = Sizes.of(rows, columns, examples, setting)
     run = run._replace(products=run.products * GROUPS)
     tile = run.tile(1, 2 * max(1, run.weights))
+    # Half of the memory is for the batches, an eighth each for weights and for products.
+    while (
+        tile > 1 and _needs(models, 2 * tile * run.terms, points, setting).least > run.available / 2
+    ):
+        tile = math.ceil(tile / 2)
+    needed = _needs(models, 2 * tile * run.terms, points, setting)
     every = [entry for entry in (*rows, *(columns or ()))]
     passes = sum(_passes(entry, examples, points) for entry in every)
     outputs = forward.outputs(rows[0].d_out, rows[0].n_ctx or 1, points)
     again = max(1, 2 * run.tiles(tile) * tile // len(every))
     work = again * passes + run.pairs * outputs
-    peak = run.tile_bytes(tile) + 2 * forward.BATCH_BYTES + tile * run.weights
+    batch = min(points.count * needed.each, forward.BATCH_BYTES, run.available / 2)
+    peak = run.tile_bytes(tile) + needed.beside + max(needed.each, batch) + tile * run.weights
     found = PairwisePlan(
         route=FORWARD,
         pairs=run.pairs,
         tile=tile,
         tiles=run.tiles(tile),
         multiplications=work,
-        peak_bytes=peak,
+        peak_bytes=math.ceil(peak),
         compilations=len(models),
     )
     return Route(found, spaces={}, contracted=[], points=points)
+
+
+def _needs(models: Sequence[Model], count: int, points: Points, setting: Setting) -> forward.Needs:
+    """Bytes that forward passes of so many models take, as many of the model that takes most."""
+    if not models:
+        return forward.Needs(0.0, 0.0)
+    every = [forward.needs([model] * count, points, setting.dtype) for model in models]
+    return max(every, key=lambda needed: needed.least)
 
 
 def sums(setting: Setting, points: Points, rows: Sequence[Entry], columns: Any) -> Sums:
@@ -94,7 +110,7 @@ def sums(setting: Setting, points: Points, rows: Sequence[Entry], columns: Any) 
     second = None
     if columns is not None:
         second = [_terms(entry, known, setting.dtype) for entry in columns]
-    return forward.sums(first, second, points, setting.per_output, setting.dtype)
+    return forward.sums(first, second, points, setting.per_output, setting.dtype, setting.budget)
 
 
 def tile(found: Sums, per_output: bool, drawn: bool) -> LogScaled | Estimated:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Self
 
 from tnsim.engine.dtypes import ITEM_BYTES
+from tnsim.engine.memory import check_addresses
 from tnsim.gram.sources import Entry
 from tnsim.gram.stacks import Setting
 from tnsim.models.model import Model
@@ -102,7 +103,8 @@ class Sizes(NamedTuple):
 
 
 def memory(setting: Setting) -> float:
-    """Bytes that a run may use."""
+    """Bytes that a run may use. Raises `TooLarge` where nothing can be compiled."""
+    check_addresses()
     room = setting.budget.room(0)
     return _UNKNOWN if math.isinf(room) else room
 

@@ -23,6 +23,9 @@ from tnsim.models.functions import Function
 from tnsim.models.model import Combination, Model, caveats, terms
 from tnsim.tensors.kinds import Kinds, kinds, nonlinear
 
+_DIGITS = 18
+"""Of a label that is a number. So many fit 64 bits; arrays of larger ones hold Python objects."""
+
 
 @dataclass(frozen=True)
 class Source:
@@ -85,8 +88,8 @@ def sources(models: Any, names: Sequence[Any] | None = None) -> tuple[Source, ..
     """Sources of a sequence of models, of a mapping from labels to models or of a `Series`,
     labelled by `names` where given.
 
-    Labels that are all numbers become integers. Raises `ModelError` when there are none, or two
-    labels are equal.
+    Labels that are all numbers of at most 18 digits become integers. Raises `ModelError` when
+    there are none, or two labels are equal.
     """
     given = _labelled(models)
     if not given:
@@ -150,6 +153,7 @@ def entry(source: Source, model: Model | Combination, dtype: str) -> Entry:
 
 
 def _numbered(labels: list[Any]) -> list[int | str]:
-    if all(str(label).isdecimal() for label in labels):
-        return [int(label) for label in labels]
-    return [str(label) for label in labels]
+    texts = [str(label) for label in labels]
+    if all(text.isdecimal() and len(text) <= _DIGITS for text in texts):
+        return [int(text) for text in texts]
+    return list(texts)

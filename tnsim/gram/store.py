@@ -13,6 +13,7 @@ with the same numbers, each chunk atomically.
 from __future__ import annotations
 
 import dataclasses
+import errno
 import hashlib
 import os
 import platform
@@ -25,7 +26,8 @@ from typing import Any
 
 import numpy as np
 
-from tnsim.errors import DamagedStore, StoreMismatch
+from tnsim.checkpoints.guard import cause
+from tnsim.errors import DamagedStore, StoreMismatch, printable
 from tnsim.gram import store_metadata as metadata
 from tnsim.gram import zarr_files
 from tnsim.gram.layout import Layout, Record
@@ -93,23 +95,27 @@ class Store:
         typed = []
         for (name, _), value in zip(record.regions, values, strict=True):
             typed.append(np.asarray(value, specs[name].dtype))
-        values = typed
-        marker = self._digest(record, values)
-        self._keep(record, values, marker)
-        if self.disk is None:
-            return
-        with zarr_files.writing(self.path):
-            for region, value in zip(record.regions, values, strict=True):
-                self.disk.write(*region, value)
-            self.disk.write(*record.marker, np.uint64(marker))
+        if self.disk is not None:
+            with zarr_files.writing(self.path):
+                for region, value in zip(record.regions, typed, strict=True):
+                    self.disk.write(*region, value)
+        self._mark(record, typed)
 
     def finish(self) -> None:
         """Mark the end of the run, and remove what killed processes left."""
         end = self.layout.end
         if self.fetch(end) is not State.WHOLE:
-            self.write(end, [self.arrays[name] for name, _ in end.regions])
+            self._mark(end, [self.arrays[name] for name, _ in end.regions])
         if self.path is not None:
             zarr_files.sweep(self.path)
+
+    def _mark(self, record: Record, values: Sequence[np.ndarray]) -> None:
+        """Keep a record whose numbers are on disk, and write its marker there."""
+        marker = self._digest(record, values)
+        self._keep(record, values, marker)
+        if self.disk is not None:
+            with zarr_files.writing(self.path):
+                self.disk.write(*record.marker, np.uint64(marker))
 
     def _keep(self, record: Record, values: Sequence[np.ndarray], marker: int) -> None:
         for (region, at), value in zip(record.regions, values, strict=True):
@@ -129,12 +135,24 @@ class Store:
 
 
 def folder(path: str | os.PathLike[str]) -> Path:
-    """The path of a store. Raises `StoreMismatch` for an address, as a path a folder `s3:` here."""
+    """The path of a store.
+
+    Raises:
+        StoreMismatch: It is an address, as a path a folder `s3:` here, or no path of a file system.
+    """
     if re.match(r"[A-Za-z][\w+.-]+:/", os.fspath(path)):
         raise StoreMismatch(
             f"{path}: a store is a folder on a disk, and this is an address; "
             "give the path of a folder, and copy it where you want it when the run is done"
         )
+    try:
+        Path(path).stat()
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
+        pass  # told where it is written or read
+    except (OSError, ValueError) as error:
+        raise StoreMismatch(
+            printable(f"{os.fspath(path)}: no path of a store: {cause(error)}; give another")
+        ) from None
     return Path(path)
 
 
@@ -190,8 +208,12 @@ def read(path: Path) -> tuple[Store, list[str]]:
 def log_start(store: Store, what: str) -> None:
     """A line about what is computed now, for whoever wants to know which process computed what."""
     if store.path is not None:
-        with zarr_files.writing(store.path), (store.path / LOG).open("a") as out:
-            out.write(f"{platform.node()} {os.getpid()} {what}\n")
+        log = store.path / LOG
+        with zarr_files.writing(store.path):
+            if log.is_fifo():
+                raise OSError(errno.EINVAL, "is a pipe and no file", log)
+            with log.open("a") as out:
+                out.write(f"{platform.node()} {os.getpid()} {what}\n")
 
 
 def listed(labels: Sequence[str]) -> str:

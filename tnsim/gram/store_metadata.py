@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from tnsim.errors import DamagedStore, StoreMismatch
+from tnsim.gram.claims import remove
 
 FORMAT = 3
 FILE = "zarr.json"  # of the root and of every array
@@ -50,7 +52,7 @@ def attributes(path: Path) -> dict[str, Any]:
         DamagedStore: There is one, but its attributes are not those that were written.
     """
     try:
-        data = json.loads((path / FILE).read_bytes())
+        data = json.loads(_read(path / FILE))
         attrs = data["attributes"]["tnsim"]
         theirs = attrs["format"]
     except (*_UNREADABLE, KeyError, TypeError) as error:
@@ -71,7 +73,7 @@ def attributes(path: Path) -> dict[str, Any]:
 
 def damaged_arrays(path: Path) -> list[str]:
     """Arrays whose metadata are not those that were written, where the attributes are verified."""
-    files = json.loads((path / FILE).read_bytes())["attributes"]["arrays"]
+    files = json.loads(_read(path / FILE))["attributes"]["arrays"]
     return [name for name, known in files.items() if _file_digest(path / name / FILE) != known]
 
 
@@ -91,6 +93,9 @@ def restore(path: Path, fresh: Path) -> None:
     """Put the metadata of a new store in the place of an old one's; its numbers stay."""
     for file in fresh.rglob(FILE):
         target = path / file.relative_to(fresh)
+        for place, is_wanted in ((target.parent, Path.is_dir), (target, Path.is_file)):
+            if os.path.lexists(place) and not is_wanted(place):
+                remove(place)
         target.parent.mkdir(exist_ok=True)
         file.replace(target)
 
@@ -109,7 +114,7 @@ def _bound(path: Path) -> dict[str, Any] | None:
     """What the first readable array of a store says about its run, None where nothing does."""
     for file in sorted(path.glob(f"*/{FILE}")):
         try:
-            bound = json.loads(file.read_bytes())["attributes"]["tnsim"]
+            bound = json.loads(_read(file))["attributes"]["tnsim"]
         except (*_UNREADABLE, KeyError, TypeError):
             continue
         if isinstance(bound, dict):
@@ -117,9 +122,16 @@ def _bound(path: Path) -> dict[str, Any] | None:
     return None
 
 
+def _read(file: Path) -> bytes:
+    """The bytes of a file. Raises `OSError` for anything else: a pipe would never end."""
+    if not file.is_file() and file.exists():
+        raise OSError(f"{file} is no file")
+    return file.read_bytes()
+
+
 def _file_digest(file: Path) -> str | None:
     try:
-        return hashlib.blake2b(file.read_bytes(), digest_size=16).hexdigest()
+        return hashlib.blake2b(_read(file), digest_size=16).hexdigest()
     except OSError:
         return None
 

@@ -1,16 +1,22 @@
 """A store as zarr keeps it on disk. In: attributes, regions of arrays. Out: bytes in a folder.
 
 Nothing here knows records or markers. A chunk is written to a temporary name and renamed; a store
-is made in a folder of its own and renamed. What a killed process leaves under such names is
-removed by `sweep`.
+is made in a folder of its own and renamed. Such names say which process made them, so that `sweep`
+removes what killed processes left and nothing that a living one is at.
+
+zarr makes the arrays and reads them. Chunks are written here: they are uncompressed, which makes
+one the bytes of its numbers in C order, filled up at the edge of the array. (zarr's specification
+3.0, "bytes" codec.) So nothing is read before it is written, and temporary names are ours.
 """
 
 from __future__ import annotations
 
 import contextlib
-import glob
+import hashlib
+import itertools
+import os
 import shutil
-import uuid
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,8 +25,14 @@ from typing import Any
 import numpy as np
 
 from tnsim.errors import MissingExtra, TnsimError
+from tnsim.gram import claims
 from tnsim.gram import store_metadata as metadata
 from tnsim.gram.layout import Layout, Spec
+
+_PARTIAL, _FRESH = ".partial", ".tmp"  # of a chunk and of a store that are being written
+_ABANDONED = 24 * 3600.0
+"""Seconds after which what another host was writing is taken for left; a chunk takes less than
+one, and clocks of two hosts differ by less than that."""
 
 
 @dataclass(frozen=True)
@@ -32,26 +44,45 @@ class Disk:
     specs: Mapping[str, Spec]
 
     def read(self, name: str, at: tuple) -> np.ndarray:
-        """Numbers as they are there, true or not."""
+        """Numbers as they are there, true or not.
+
+        Raises:
+            OSError: In the place of a chunk stands something else than a file. Opening a pipe would
+                wait for whoever writes to it.
+        """
+        for chunk in _chunks(at, self.specs[name]):
+            file = self._file(name, chunk)
+            if not file.is_file() and os.path.lexists(file):
+                raise OSError(f"{file} is no file")
         return np.asarray(self.arrays[name][at])
 
     def write(self, name: str, at: tuple, value: Any) -> None:
-        """Write one chunk.
+        """Write one chunk whole, whatever stands in its place.
 
-        Of a chunk that reaches beyond the array zarr reads the old numbers first. Where they cannot
-        be read the chunk is removed, and written anew. So is a chunk whose temporary file is gone:
-        another process has finished the run meanwhile, and swept it away.
+        Raises:
+            OSError: It cannot be written, or a folder with something in it stands in its place.
         """
+        spec = self.specs[name]
+        (chunk,) = _chunks(at, spec)
+        numbers = np.full(spec.chunks, _fill(spec), np.dtype(spec.dtype).newbyteorder("<"))
+        numbers[tuple(map(slice, np.shape(value)))] = value
+        file = self._file(name, chunk)
+        temporary = file.with_name(f".{'-'.join(claims.maker())}{_PARTIAL}")
         try:
-            self.arrays[name][at] = value
-        except FileNotFoundError:
-            self.arrays[name][at] = value
-        except OSError:
+            _make_folders(self.path, file.parent)
+            temporary.write_bytes(numbers.tobytes())
+            try:
+                os.replace(temporary, file)
+            except IsADirectoryError:
+                claims.remove(file)
+                os.replace(temporary, file)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                temporary.unlink(missing_ok=True)
             raise
-        except Exception:
-            chunk = _chunk_of(at, self.specs[name])
-            self.path.joinpath(name, "c", *map(str, chunk)).unlink(missing_ok=True)
-            self.arrays[name][at] = value
+
+    def _file(self, name: str, chunk: tuple[int, ...]) -> Path:
+        return self.path.joinpath(name, "c", *map(str, chunk))
 
 
 @contextlib.contextmanager
@@ -62,8 +93,10 @@ def writing(path: Path | None) -> Iterator[None]:
     except OSError as error:
         if path is None:
             raise
+        at = Path(error.filename2 or error.filename or path)
+        where = f" ({at})" if at != path and not at.name.endswith(_PARTIAL) else ""
         raise TnsimError(
-            f"{path}: cannot be written: {error.strerror or error}; "
+            f"{path}: cannot be written: {error.strerror or error}{where}; "
             "finished tiles are kept, run again to go on"
         ) from error
 
@@ -91,7 +124,7 @@ def create(path: Path, attrs: Mapping[str, Any]) -> None:
 def fresh(path: Path, attrs: Mapping[str, Any]) -> Iterator[Path]:
     """An empty store in a folder of its own beside `path`; what is not moved away is removed."""
     zarr = zarr_library()
-    folder = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
+    folder = path.with_name(f".{_short(path)}-{'-'.join(claims.maker())}{_FRESH}")
     try:
         group = zarr.open_group(folder, mode="w", zarr_format=3)
         arrays = Layout.of(attrs).arrays
@@ -114,10 +147,41 @@ def fresh(path: Path, attrs: Mapping[str, Any]) -> Iterator[Path]:
 
 def sweep(path: Path) -> None:
     """Remove chunks and stores that were being written when their process was killed."""
-    for chunk in path.rglob("*.partial"):  # zarr's suffix of a chunk that is not renamed yet
-        chunk.unlink(missing_ok=True)
-    for folder in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
-        shutil.rmtree(folder, ignore_errors=True)
+    for chunk in path.rglob(f".*{_PARTIAL}"):
+        if _is_left(chunk, _PARTIAL):
+            chunk.unlink(missing_ok=True)
+    for folder in path.parent.glob(f".{_short(path)}-*{_FRESH}"):
+        if _is_left(folder, _FRESH):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _is_left(path: Path, suffix: str) -> bool:
+    """Whether the process that was writing something is gone, by its name."""
+    host, pid, _ = path.name.removesuffix(suffix).lstrip(".").split("-")[-3:]
+    if host == claims.host():
+        return claims.is_gone(pid)
+    try:
+        return time.time() - path.stat().st_mtime > _ABANDONED
+    except FileNotFoundError:
+        return False
+
+
+def _short(path: Path) -> str:
+    """The name of a store in names beside it, which may be no longer than its own."""
+    return hashlib.blake2b(os.fsencode(path.name), digest_size=4).hexdigest()
+
+
+def _make_folders(root: Path, folder: Path) -> None:
+    """Make the folders down to one, in the place of files that stand there."""
+    for level in (*reversed(folder.parents), folder):
+        if not level.is_relative_to(root) or level == root:
+            continue
+        try:
+            level.mkdir()
+        except FileExistsError:
+            if not level.is_dir():
+                level.unlink(missing_ok=True)
+                level.mkdir(exist_ok=True)
 
 
 def empty(arrays: Mapping[str, Spec]) -> dict[str, np.ndarray]:
@@ -141,11 +205,16 @@ def _dimensions(name: str, spec: Spec) -> tuple[str, ...]:
     return ("a", "b", "output")[: len(spec.shape)]
 
 
-def _chunk_of(at: tuple, spec: Spec) -> list[int]:
-    """The number of the chunk that begins at a place."""
-    starts = [place.start if isinstance(place, slice) else place for place in at]
-    starts += [0] * (len(spec.shape) - len(starts))
-    return [start // size for start, size in zip(starts, spec.chunks, strict=True)]
+def _chunks(at: tuple, spec: Spec) -> list[tuple[int, ...]]:
+    """The numbers of the chunks that hold a region; axes that it does not name are whole."""
+    ranges = []
+    for n, (length, size) in enumerate(zip(spec.shape, spec.chunks, strict=True)):
+        place = at[n] if n < len(at) else slice(None)
+        if not isinstance(place, slice):
+            place = slice(place, place + 1)
+        start, stop, _ = place.indices(length)
+        ranges.append(range(start // size, -(-stop // size)))
+    return list(itertools.product(*ranges))
 
 
 def zarr_library() -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tnsim.errors import ModelError
+from tnsim.errors import ModelError, printable
 from tnsim.models.arrays import host_array
 
 
@@ -76,8 +76,8 @@ def rows_of(inputs: Any) -> Any:
     path = Path(inputs)
     if path.suffix not in (".npy", ".safetensors"):
         raise ModelError(f"inputs are read from .npy and .safetensors files, found {path}")
-    if not path.is_file():
-        raise ModelError(f"{path}: no such file of inputs")
+    if not os.path.isfile(path):  # noqa: PTH113  (False for names that no file can have)
+        raise ModelError(printable(f"{path}: no such file of inputs"))
     if path.suffix == ".safetensors":
         return _opened(path, StoredInputs)
     return _opened(path, lambda path: np.load(path, mmap_mode="r", allow_pickle=False))

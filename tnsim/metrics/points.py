@@ -9,6 +9,7 @@ range of floats.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -78,6 +79,7 @@ class Points:
         tokens: Whether inputs are token ids.
         continuations: Of sequences that share their beginnings, how many tokens may follow each;
             0 where every point is an input of its own.
+        together: Points that are made at once even where fewer are asked for.
 
     Example:
         >>> points = product_rule([Rule(np.array([-1.0, 1.0]), np.log([0.5, 0.5]))] * 2)
@@ -90,6 +92,7 @@ class Points:
     drawn: bool = False
     tokens: bool = False
     continuations: int = 0
+    together: int = 0
 
     def states(self, positions: int) -> list[tuple[int, int]]:
         """How many states a model has at all points, by the number of positions that they see.
@@ -151,7 +154,7 @@ def _product_block(rules: Sequence[Rule], start: int, stop: int) -> Weighted:
 def mapped(points: Points, function: Callable[[Any], Any]) -> Points:
     """The image of a measure: every block of inputs through a function."""
     block = partial(_mapped_block, points, function)
-    return Points(points.count, block, points.drawn, points.tokens)
+    return dataclasses.replace(points, block=block)
 
 
 def _mapped_block(points: Points, function: Callable, start: int, stop: int) -> Weighted:
@@ -228,7 +231,8 @@ def draws(
         >>> bool((points.block(4000, 5000).inputs[96:] == points.block(4096, 5000).inputs).all())
         True
     """
-    return Points(count, partial(_drawn_block, count, seed, draw), drawn=True, tokens=tokens)
+    block = partial(_drawn_block, count, seed, draw)
+    return Points(count, block, drawn=True, tokens=tokens, together=CHUNK)
 
 
 def _drawn_block(count: int, seed: int, draw: Draw, start: int, stop: int) -> Weighted:

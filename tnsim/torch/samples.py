@@ -11,7 +11,7 @@ from typing import Any
 from tnsim.compare.by_points import check_affordable, forward_plan, points_of
 from tnsim.compare.question import Question
 from tnsim.errors import TooLarge
-from tnsim.folding.forward import BATCH_BYTES, most_points
+from tnsim.folding.forward import needs
 from tnsim.metrics.points import Weighted
 from tnsim.metrics.protocol import adds_up
 from tnsim.models.arrays import numbers
@@ -44,7 +44,7 @@ def sample_of(a: Any, b: Any, asked: Question) -> Weighted | None:
     plan = forward_plan(models, metric, points, asked.dtype)
     check_affordable(plan, metric, asked.budget)
     layers = max(len(model.layers) for model in models)
-    kept = points.count * layers * BATCH_BYTES / most_points(models, points)
+    kept = points.count * layers * needs(models, points, asked.dtype).each
     if kept > asked.budget.room(0, kept):
         raise TooLarge(
             f"{metric.name} runs through {points.count:,} inputs here, of which the way back keeps "
