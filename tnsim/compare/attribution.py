@@ -189,7 +189,7 @@ def _contracted(
     counts: dict[Side, int] = {side: len(labels[side]) for side in SIDES}
     problem = fold_attribution(
         {"A": family.bra, "B": family.ket},
-        family.metric(),
+        family.metric,
         family.input_kind,
         family.n_ctx,
         counts,
