@@ -340,7 +340,7 @@ def test_a_number_in_a_metric_from_outside_counts(rng, tmp_path):
         norms = by_hand(first, first, crossed) * by_hand(second, second, crossed)
         found = tnsim.inner(*models, Held(crossed))
         assert abs(found - expected) <= 1e-12 * np.sqrt(abs(norms))
-        assert found.exact is (crossed < 3)
+        assert found.exact is bool(crossed < 3)
         if min(by_hand(one, one, crossed) for one in (first, second)) > 0:
             cosine = expected / np.sqrt(norms)
             assert abs(tnsim.similarity(*models, Held(crossed)) - cosine) < 1e-12

@@ -8,16 +8,22 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple, overload
 
 import numpy as np
 
 from tnsim.checkpoints.checkpoint import AnyDialect, find_dialect, read
+from tnsim.checkpoints.module_forward import SCALES
 from tnsim.checkpoints.named_arrays import to_numpy
 from tnsim.checkpoints.series import Series, is_several
 from tnsim.checkpoints.state_dict import detect, model_from_state
-from tnsim.errors import ModelError
+from tnsim.errors import ON_INPUTS, ModelError
 from tnsim.models.model import Model
+from tnsim.models.origin import Origin
+
+CONFIRMS = 1e-4
+"""Relative error of a forward pass in float32 that is no other function."""
 
 
 @overload
@@ -164,10 +170,65 @@ def compare_forward(
         >>> compare_forward(model, lambda x: x)
         ForwardError(absolute=0.0, relative=0.0)
     """
+    return _forward_error(model, forward, samples, seed, 1.0)
+
+
+def confirm(
+    model: Model, forward: Callable[[np.ndarray], Any], samples: int = 64, seed: int = 0
+) -> Model:
+    """Confirm what a dialect guessed, by running another forward pass beside the model's.
+
+    The outputs are compared on inputs of three sizes, at which polynomials of different degree
+    and activations differ.
+
+    Args:
+        model: A model that was read through a dialect with guesses.
+        forward: The network's own forward pass, as for `compare_forward`.
+        samples: Number of inputs of each size, normal.
+        seed: Seed of the inputs.
+
+    Returns:
+        The model without open guesses. `model.origin.dialect` has all of them confirmed, so that
+        `model.origin.dialect.to_json()` is the file for `--dialect`.
+
+    Raises:
+        ModelError: The outputs differ by more than the rounding of float32, or have other shapes.
+
+    Example:
+        >>> import tnsim
+        >>> rules = [tnsim.Rule("linear", weight="w")]
+        >>> guess = tnsim.Guess("matrices", "stored (out, in)")
+        >>> dialect = tnsim.Dialect("mine", tuple(rules), guesses=(guess,))
+        >>> model = from_state_dict({"w": np.array([[1.0, 2.0]])}, dialect)
+        >>> model.origin.guesses
+        ('matrices: stored (out, in)',)
+        >>> confirm(model, lambda x: x @ np.array([[1.0], [2.0]])).origin.guesses
+        ()
+    """
+    errors = [_forward_error(model, forward, samples, seed, scale).relative for scale in SCALES]
+    if not max(errors) < CONFIRMS:
+        sizes, found = (", ".join(f"{one:.2g}" for one in row) for row in (SCALES, errors))
+        raise ModelError(
+            "the forward pass is another function than the model, so a guess of its dialect is "
+            f"wrong: outputs on inputs of size {sizes} differ by {found} of the largest output. "
+            f"Mend the dialect, or where there is an activation: {ON_INPUTS}"
+        )
+    origin = model.origin or Origin("a forward pass")
+    dialect = origin.dialect.confirmed() if origin.dialect is not None else None
+    said = f"compared with a forward pass: largest relative error {max(errors):.2g}"
+    assumptions = (*origin.assumptions, said)
+    known = replace(origin, assumptions=assumptions, dialect=dialect, guesses=())
+    return Model(model.layers, model.n_ctx, known)
+
+
+def _forward_error(
+    model: Model, forward: Callable[[np.ndarray], Any], samples: int, seed: int, scale: float
+) -> ForwardError:
+    """Both differences on normal inputs of one size."""
     shape = (samples, model.d_in)
     if model.n_ctx is not None:
         shape = (samples, model.n_ctx, model.d_in)
-    x = np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+    x = (scale * np.random.default_rng(seed).normal(size=shape)).astype(np.float32)
     theirs = to_numpy(forward(x), "the output of forward").astype(np.float64)
     ours = np.asarray(model(x.astype(np.float64)), np.float64)
     if theirs.shape != ours.shape:

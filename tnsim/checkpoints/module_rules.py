@@ -258,10 +258,7 @@ def _behind(norm: Call, part: Part) -> Part:
     for name in ("weight", "bias"):
         if getattr(norm.module, name, None) is not None:
             fields[f"norm_{name}"] = join(norm.path, name)
-    epsilon = norm.module.eps
-    if epsilon is None:  # which PyTorch takes for that of its float32
-        epsilon = float(np.finfo(np.float32).eps)
-    return part._replace(rule=replace(part.rule, **fields, norm_epsilon=float(epsilon)))
+    return part._replace(rule=replace(part.rule, **fields, norm_epsilon=float(norm.module.eps)))
 
 
 def same(one: np.ndarray, other: np.ndarray) -> bool:
