@@ -197,3 +197,66 @@ def test_the_command_line_says_it_too(file, tmp_path, rng):
     assert "caveat      left out: norm.weight" in done.stdout
     done = command("inspect", file, "--dialect", folded, "--norms", tmp_path / "x.npy")
     assert "norm before layer 1: mean energy" in done.stdout and "% of their size" in done.stdout
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+@pytest.mark.parametrize("affine", [True, False])
+@pytest.mark.parametrize("size", [1e-4, 1.0])
+def test_the_epsilon_of_an_rms_norm_is_that_of_the_dtype_of_its_input(dtype, affine, size):
+    """Against PyTorch's own forward pass: the error that is stated is the one that is there."""
+    torch = pytest.importorskip("torch")
+    torch.manual_seed(0)
+    norm = torch.nn.RMSNorm(6, elementwise_affine=affine)
+    net = torch.nn.Sequential(norm, torch.nn.Linear(6, 3)).to(getattr(torch, dtype))
+    inputs = size * torch.randn(200, 6, dtype=torch.float64)
+    model = tnsim.from_module(net, norms=inputs)
+    with torch.no_grad():
+        theirs = net(inputs.to(getattr(torch, dtype))).double().numpy()
+    ours = model(inputs.numpy())
+    true = np.linalg.norm(ours - theirs) / np.linalg.norm(theirs)
+    rounding = 8 * torch.finfo(getattr(torch, dtype)).eps
+    assert abs(model.origin.error - true) <= rounding + 1e-9 * true
+
+
+def test_an_rms_norm_among_several_dtypes_is_asked_for_its_epsilon():
+    torch = pytest.importorskip("torch")
+    net = torch.nn.Sequential(torch.nn.RMSNorm(6), torch.nn.Linear(6, 3).double())
+    with pytest.raises(tnsim.UnsupportedLayer, match=r"0 has eps=None, .* torch.float32, torch.f"):
+        tnsim.from_module(net, norms=np.ones((2, 6)))
+
+
+@pytest.mark.parametrize("kind", ["LayerNorm", "RMSNorm"])
+@pytest.mark.parametrize("place", ["first", "behind a layer", "inside a residual", "last", "twice"])
+def test_norms_without_weights_are_seen_and_named(kind, place):
+    torch = pytest.importorskip("torch")
+    torch.manual_seed(0)
+    nn = torch.nn
+    inputs = torch.randn(50, 4, dtype=torch.float64)
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embed, self.mix, self.head = (nn.Linear(4, 4) for _ in range(3))
+            self.norm = getattr(nn, kind)(4, elementwise_affine=False)
+
+        def forward(self, x):
+            x = self.embed(self.norm(x) if place == "first" else x)
+            if place == "inside a residual":
+                return self.head(x + self.mix(self.norm(x)))
+            if place == "behind a layer":
+                return self.head(x + self.norm(self.mix(x)))
+            if place == "twice":
+                return self.head(self.norm(self.norm(x)))
+            return self.norm(x) if place == "last" else x
+
+    net = Net()
+    if place not in ("first", "inside a residual"):
+        with pytest.raises(tnsim.UnsupportedLayer, match=rf"norm \({kind}\)"):
+            tnsim.from_module(net, norms=inputs)
+        return
+    with pytest.raises(tnsim.UnsupportedLayer, match="a norm stands before layer"):
+        tnsim.from_module(net)
+    model = tnsim.from_module(net, norms=inputs)
+    theirs = net.double()(inputs).detach().numpy()
+    true = np.linalg.norm(model(inputs.numpy()) - theirs) / np.linalg.norm(theirs)
+    assert model.origin.error == pytest.approx(true, rel=1e-6, abs=0)  # eps of RMSNorm is 1e-7

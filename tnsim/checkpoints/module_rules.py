@@ -102,7 +102,7 @@ def parts_of(
             f"{norm.path} ({kind(norm.module)}) has no layer behind it into which it could go"
         )
     if not same(stream, end):
-        raise _gap(calls[-1:], True)
+        raise _gap(calls[-1:], True, end)
     return parts
 
 
@@ -123,7 +123,12 @@ def _next(
         if norm is not None:
             found = _behind(norm, found)
         return unit, found
-    raise _gap(calls, reads_stream)
+    if norm is not None and not reads_stream:
+        raise UnsupportedLayer(
+            f"{_name(norm)} does not stand directly before {_name(calls[0])}, so there is no layer "
+            f"into which it could go. {ON_INPUTS}"
+        )
+    raise _gap(calls, reads_stream, end)
 
 
 def _given_next(calls: Sequence[Call], end: np.ndarray) -> np.ndarray:
@@ -280,7 +285,7 @@ def same(one: np.ndarray, other: np.ndarray) -> bool:
     return bool(np.abs(one.ravel() - other.ravel()).max() <= FITS * max(np.abs(other).max(), 1e-99))
 
 
-def _gap(calls: Sequence[Call], after: bool) -> UnsupportedLayer:
+def _gap(calls: Sequence[Call], after: bool, end: np.ndarray) -> UnsupportedLayer:
     """That nothing tells what happens before or after the first of some calls."""
     place, following = _name(calls[0]), "the output"
     if len(calls) > 1:
@@ -288,7 +293,7 @@ def _gap(calls: Sequence[Call], after: bool) -> UnsupportedLayer:
     said = f"cannot tell what {place} is given: it is not the output of the layer before it"
     if after:
         said = f"cannot tell how {following} follows from {place}"
-    if name := activation(calls):
+    if name := activation(calls, end):
         said += f": it is {name} of it, which is no polynomial"
     return UnsupportedLayer(
         f"{said}. Known are linear layers, products of two of them, residual connections, norms "

@@ -180,7 +180,22 @@ def _settle_epsilons(module: Any, double: Any) -> None:
         )
     dtype = next(iter(dtypes), torch.get_default_dtype())
     for _, norm in norms:
-        norm.eps = float(torch.finfo(dtype).eps)
+        norm.eps = _epsilon(dtype)
+
+
+def _epsilon(dtype: Any) -> float:
+    """What PyTorch adds for `eps=None` to inputs of a dtype.
+
+    Its versions differ in whether that is the machine epsilon of a narrow dtype or of float32, in
+    which narrow inputs are computed; so PyTorch is asked, by a norm of a small number x, which is
+    x / sqrt(x^2 + epsilon).
+    """
+    torch = require_torch()
+    x = torch.full((1,), 1e-4, dtype=dtype)
+    y = torch.nn.functional.rms_norm(x, (1,), eps=None).double()
+    found = float((x.double() / y) ** 2 - x.double() ** 2)
+    machine = [float(torch.finfo(one).eps) for one in (dtype, torch.float32)]
+    return min(machine, key=lambda epsilon: abs(found - epsilon))
 
 
 def _check_describable(module: Any, declared: tuple[type, ...]) -> None:

@@ -73,7 +73,7 @@ def check_polynomial(
             both = dict.fromkeys((first["weight"], rule["weight"]))
             raise UnsupportedLayer(
                 f"{printable(' and '.join(both))} are plain linear layers in a row, which would be "
-                "one linear layer without the activations between them (ReLU, GELU): these leave no "
+                "one linear layer but for activations between them (ReLU, GELU): these leave no "
                 f"trace in a file and are no polynomials. {_BY_HAND}. {ON_INPUTS}"
             )
         before = rule
