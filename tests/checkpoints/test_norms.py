@@ -260,3 +260,26 @@ def test_norms_without_weights_are_seen_and_named(kind, place):
     theirs = net.double()(inputs).detach().numpy()
     true = np.linalg.norm(model(inputs.numpy()) - theirs) / np.linalg.norm(theirs)
     assert model.origin.error == pytest.approx(true, rel=1e-6, abs=0)  # eps of RMSNorm is 1e-7
+
+
+def test_one_pattern_to_leave_out_is_one_pattern(state, tmp_path):
+    """The letters of "*bias", taken one by one, would begin with a pattern of every name."""
+    names = {"head.bias": np.ones(2), "norm.weight": state["norm.weight"]}
+    for folder in ("surplus", "sound"):
+        extra = {"more": np.ones((2, 2))} if folder == "surplus" else {}
+        (tmp_path / folder).mkdir()
+        np.savez(tmp_path / folder / "step_1.npz", **{**state, **names, **extra})
+    chosen = dialect(tmp_path, normed_rules())
+    calls = [
+        lambda folder: tnsim.load(tmp_path / folder / "step_1.npz", chosen, leave_out="*bias", norms=np.ones((2, 3))),
+        lambda folder: tnsim.load(tmp_path / folder, chosen, leave_out="*bias", norms=np.ones((2, 3)))[0],
+        lambda folder: tnsim.Series([tmp_path / folder / "step_1.npz"], chosen, leave_out="*bias", norms=np.ones((2, 3)))[0],
+        lambda folder: tnsim.from_state_dict(dict(np.load(tmp_path / folder / "step_1.npz")), chosen, leave_out="*bias", norms=np.ones((2, 3))),
+    ]  # fmt: skip
+    for call in calls:
+        assert call("sound").origin.caveats[0] == "left out: head.bias"
+        with pytest.raises(tnsim.CheckpointError, match="does not account for more;"):
+            call("surplus")
+    for wrong in (3, [3], None):
+        with pytest.raises(tnsim.CheckpointError, match="leave_out lists patterns of names"):
+            tnsim.load(tmp_path / "sound" / "step_1.npz", chosen, leave_out=wrong)

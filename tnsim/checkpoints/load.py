@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, overload
 
 import numpy as np
 
-from tnsim.checkpoints.checkpoint import AnyDialect, find_dialect, read
+from tnsim.checkpoints.checkpoint import AnyDialect, find_dialect, patterns, read
 from tnsim.checkpoints.module_forward import SCALES
 from tnsim.checkpoints.named_arrays import to_numpy
 from tnsim.checkpoints.series import Series, is_several
@@ -32,7 +32,7 @@ def load(
     dialect: AnyDialect | None = None,
     n_ctx: int | None = None,
     *,
-    leave_out: Sequence[str] = (),
+    leave_out: str | Sequence[str] = (),
     norms: Any = None,
 ) -> Model | Series: ...
 
@@ -43,7 +43,7 @@ def load(
     dialect: AnyDialect | None = None,
     n_ctx: int | None = None,
     *,
-    leave_out: Sequence[str] = (),
+    leave_out: str | Sequence[str] = (),
     norms: Any = None,
 ) -> Series: ...
 
@@ -53,7 +53,7 @@ def load(
     dialect: AnyDialect | None = None,
     n_ctx: int | None = None,
     *,
-    leave_out: Sequence[str] = (),
+    leave_out: str | Sequence[str] = (),
     norms: Any = None,
 ) -> Model | Series:
     """Read one file into a `Model`; a list, a folder or a glob pattern into a lazy `Series`.
@@ -67,8 +67,8 @@ def load(
             own format, else the one preset that accounts for every tensor.
         n_ctx: Length of the sequences on which a model with attention is compared; by default what
             the file says, which is nothing for foreign ones.
-        leave_out: Patterns of tensors that are part of the network, a bias or a norm, and are
-            knowingly not read. Every result says so.
+        leave_out: A pattern, or several, of tensors that are part of the network, a bias or a norm,
+            and are knowingly not read. Every result says so.
         norms: Inputs (samples, d_in), of a sequence (samples, positions, d_in) or token numbers
             (samples, positions), at whose mean energy each norm that the dialect names becomes a
             constant. The model's `origin` says how far outputs are off, and so does every result.
@@ -93,7 +93,7 @@ def load(
         Model(Bilinear(226 -> 113, rank 64); degree 2, 36,160 parameters)
     """
     if isinstance(path, (str, os.PathLike)) and not is_several(path):
-        return read(path, dialect, n_ctx, tuple(leave_out), norms).model
+        return read(path, dialect, n_ctx, leave_out, norms).model
     return Series(path, dialect, n_ctx, leave_out=leave_out, norms=norms)
 
 
@@ -103,7 +103,7 @@ def from_state_dict(
     n_ctx: int | None = None,
     config: Mapping[str, Any] | None = None,
     *,
-    leave_out: Sequence[str] = (),
+    leave_out: str | Sequence[str] = (),
     norms: Any = None,
 ) -> Model:
     """A model from a torch state_dict or any mapping of names to arrays.
@@ -127,6 +127,7 @@ def from_state_dict(
         >>> from_state_dict({name: np.ones(shape) for name, shape in shapes.items()}).degree
         2
     """
+    leave_out = patterns(leave_out)
     if dialect is None:
         dialect = detect(state, config, leave_out)
     return model_from_state(state, find_dialect(dialect), n_ctx, config, leave_out, norms)
