@@ -155,6 +155,7 @@ ACTIVATED = {
     "embed and head": ({"embed.weight": (8, 4), "head.weight": (3, 8)}, "embed.weight and head.weight"),
     "an MLP after attention": ({f"h.{i}.{key}": (4, 4) for i in range(2) for key in (*KEYS, "fc1", "fc2")}, "h.0.fc1 and h.0.fc2"),
     "blocks that meet": ({f"h.{i}.{key}": shape for i in range(2) for key, shape in {"a": (4, 4), "l": (6, 4), "r": (6, 4), "p": (4, 6)}.items()} | {"last": (4, 4), "head": (3, 4)}, "last and head"),
+    "left and right in a row": ({"l.weight": (8, 4), "r.weight": (3, 8)}, "l.weight and r.weight are plain"),
     "a GLU": ({"0.weight": (16, 4), "2.weight": (4, 8)}, "0.weight and 2.weight"),
 }  # fmt: skip
 

@@ -226,7 +226,10 @@ def test_an_rms_norm_among_several_dtypes_is_asked_for_its_epsilon():
 
 
 @pytest.mark.parametrize("kind", ["LayerNorm", "RMSNorm"])
-@pytest.mark.parametrize("place", ["first", "behind a layer", "inside a residual", "last", "twice"])
+@pytest.mark.parametrize(
+    "place",
+    ["first", "behind a layer", "inside a residual", "around", "of a side", "last", "twice"],
+)
 def test_norms_without_weights_are_seen_and_named(kind, place):
     torch = pytest.importorskip("torch")
     torch.manual_seed(0)
@@ -243,6 +246,11 @@ def test_norms_without_weights_are_seen_and_named(kind, place):
             x = self.embed(self.norm(x) if place == "first" else x)
             if place == "inside a residual":
                 return self.head(x + self.mix(self.norm(x)))
+            if place == "around":
+                y = self.norm(x)
+                return self.head(y + self.mix(y))
+            if place == "of a side":
+                return self.head(self.mix(x) * self.mix(self.norm(x)))
             if place == "behind a layer":
                 return self.head(x + self.norm(self.mix(x)))
             if place == "twice":

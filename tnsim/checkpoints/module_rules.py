@@ -128,7 +128,7 @@ def _next(
             f"{_name(norm)} does not stand directly before {_name(calls[0])}, so there is no layer "
             f"into which it could go. {ON_INPUTS}"
         )
-    raise _gap(calls, reads_stream, end)
+    raise _gap(calls, reads_stream, end, norm)
 
 
 def _given_next(calls: Sequence[Call], end: np.ndarray) -> np.ndarray:
@@ -285,7 +285,9 @@ def same(one: np.ndarray, other: np.ndarray) -> bool:
     return bool(np.abs(one.ravel() - other.ravel()).max() <= FITS * max(np.abs(other).max(), 1e-99))
 
 
-def _gap(calls: Sequence[Call], after: bool, end: np.ndarray) -> UnsupportedLayer:
+def _gap(
+    calls: Sequence[Call], after: bool, end: np.ndarray, norm: Call | None = None
+) -> UnsupportedLayer:
     """That nothing tells what happens before or after the first of some calls."""
     place, following = _name(calls[0]), "the output"
     if len(calls) > 1:
@@ -295,6 +297,8 @@ def _gap(calls: Sequence[Call], after: bool, end: np.ndarray) -> UnsupportedLaye
         said = f"cannot tell how {following} follows from {place}"
     if name := activation(calls, end):
         said += f": it is {name} of it, which is no polynomial"
+    elif norm := norm or next((call for call in calls if kind(call.module) in NORMS), None):
+        said += f"; {_name(norm)} is there, which is known before a layer only, inside its residual"
     return UnsupportedLayer(
         f"{said}. Known are linear layers, products of two of them, residual connections, norms "
         "before a layer, embeddings and bilinear attention (q1, k1, q2, k2, v, o, or q, k, v in "

@@ -225,6 +225,8 @@ def _bilinear(beside: list[Weight], first: Weight) -> dict[str, Any] | None:
                 break
     if first not in roles.values() or not ({"left", "right"} <= set(roles) or "fused" in roles):
         return None
+    if "fused" not in roles and roles["left"].shape != roles["right"].shape:
+        return None  # the hidden units of both are multiplied
     rule: dict[str, Any] = {"kind": "bilinear"}
     for role, weight in roles.items():
         rule[role] = weight.key
@@ -298,7 +300,8 @@ def _turn(rules: list[dict[str, Any]], weights: list[Weight]) -> None:
         before = _width(rules[n - 1], shapes, -1) if n else None
         after = _width(rules[n + 1], shapes, 0) if n + 1 < len(rules) else None
         stored = (rows, columns)
-        if rows == columns and n == 0 and _EMBEDDING.search(rule["weight"]):
+        looked_up = n == 0 and "bias" not in rule and _EMBEDDING.search(rule["weight"])
+        if rows == columns and looked_up:
             rule["transpose"] = True
             rule["?transpose"] = "row t of the square matrix is the vector of token t"
         elif before == rows != columns or (n == 0 and after == columns != rows):
