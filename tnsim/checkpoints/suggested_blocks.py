@@ -66,7 +66,7 @@ def check_polynomial(
     before: dict[str, Any] | None = None
     for rule in rules:
         linear = rule["kind"] == "linear"
-        several = rule.get("repeat") and list(names.values()).count(rule.get("weight")) > 1
+        several = linear and rule.get("repeat") and list(names.values()).count(rule["weight"]) > 1
         in_a_row = before is not None and before["kind"] == "linear" and not _is_lookup(before)
         if linear and (several or in_a_row):
             first = rule if before is None or not in_a_row else before

@@ -149,17 +149,17 @@ def reading_of(
 
 def _check_confirmed(dialect: Dialect, file: str) -> None:
     """Refuse a dialect whose guesses nobody has confirmed."""
-    if not (still := dialect.open_guesses()):
+    still = [guess.about for guess in dialect.guesses if not guess.confirmed]
+    if not still:
         return
-    shown = "; ".join(f"({n}) {guess}" for n, guess in enumerate(still[:6], 1))
+    shown = ", ".join(printable(about, 40) for about in still[:6])
     if len(still) > 6:
-        shown += f"; and {len(still) - 6} more"
-    raise CheckpointError(
-        f"{file}: guesses that are not confirmed: {shown}. A wrong guess is another network: mend "
-        'the layers, and where you know a guess to be right write "confirmed": true beside it; or '
-        "compare your own forward pass, tnsim.confirm(model, forward).origin.dialect.to_json() is "
-        "the dialect with all of them confirmed; or have the nn.Module, and "
-        f"tnsim.from_module(net).origin.dialect guesses nothing. {ON_INPUTS}"
+        shown += f" and {len(still) - 6} more"
+    raise CheckpointError(  # short enough for `printable`, which cuts what is long
+        f"{file}: guesses that are not confirmed: {shown}. Mend the layers, and write "
+        '"confirmed": true beside each guess that you know to be right; or let '
+        "tnsim.confirm(model, forward) compare your own forward pass, or tnsim.from_module(net) "
+        f"read the module: .origin.dialect.to_json() of either is a dialect. {ON_INPUTS}"
     )
 
 

@@ -119,7 +119,7 @@ def pairwise(
     precision.warn(*max(doubts), run.arithmetic, stacklevel=2)
     warn_of_caveats(run.caveats, stacklevel=2)
     told = {"caveats": list(run.caveats), "exact": int(run.exact)}  # of the models as read now
-    return labelled(target.attrs | told, target.arrays)
+    return labelled({**target.attrs, **told}, target.arrays)
 
 
 def plan_pairwise(
