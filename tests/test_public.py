@@ -303,3 +303,67 @@ def test_layers_answer_their_protocol(rng):
     assert asked == {"order", "d_in", "d_out", "__call__"}
     for kind in (tnsim.Linear, tnsim.Bilinear, tnsim.Attention, tnsim.Residual):
         assert all(inspect.getattr_static(kind, name) for name in asked)
+
+
+class Held:
+    """A metric from outside with a number: legs straight, and so many times as crossed."""
+
+    name = "held"
+    pairs_within_model = False
+
+    def __init__(self, crossed):
+        self.crossed = crossed
+
+    def is_exact(self, nonlinear_layers):
+        return self.crossed < 3
+
+    def joinings(self, bra, ket, centred):
+        if bra == 1:
+            return list(straight(1, symmetrised=False))
+        crossed = ((Leg("A", 0), Leg("B", 1)), (Leg("A", 1), Leg("B", 0)))
+        return [*straight(2, symmetrised=False), Joining(self.crossed, crossed)]
+
+
+def test_a_number_in_a_metric_from_outside_counts(rng, tmp_path):
+    """By hand: with T[o, i, j] the tensor of a layer, <T, T'> + c <T, T' with its legs exchanged>."""
+    models = [tnsim.Model([bilinear(rng, 3, 4, 2)]) for _ in range(2)]
+    first, second = (
+        np.einsum("oh,hi,hj->oij", layer.down, layer.left, layer.right)
+        for layer in (model.layers[0] for model in models)
+    )
+
+    def by_hand(one, other, crossed):
+        return np.sum(one * (other + crossed * other.transpose(0, 2, 1)))
+
+    for crossed in (1.0, 0.0, 5.0, np.float32(0.5), 1):
+        expected = by_hand(first, second, crossed)
+        norms = by_hand(first, first, crossed) * by_hand(second, second, crossed)
+        found = tnsim.inner(*models, Held(crossed))
+        assert abs(found - expected) <= 1e-12 * np.sqrt(abs(norms))
+        assert found.exact is bool(crossed < 3)
+        if min(by_hand(one, one, crossed) for one in (first, second)) > 0:
+            cosine = expected / np.sqrt(norms)
+            assert abs(tnsim.similarity(*models, Held(crossed)) - cosine) < 1e-12
+            assert abs(tnsim.pairwise(models, Held(crossed)).similarity[0, 1] - cosine) < 1e-12
+    tnsim.pairwise(models, Held(1.0), store=tmp_path / "run")
+    with pytest.raises(tnsim.StoreMismatch, match="metric_parameters"):
+        tnsim.pairwise(models, Held(0.5), store=tmp_path / "run")
+    assert metric_parameters(Held(1.0)) == metric_parameters(Held(1.0))
+
+
+def test_joinings_that_are_none_are_refused(rng):
+    model = tnsim.Model([bilinear(rng, 3, 4, 2)])
+    one, two, three, four = (Leg(side, n) for side in "AB" for n in range(2))
+    whole = ((one, three), (two, four))
+    for joining, said in [
+        (Joining(1.0, whole[:1]), "every leg of both layers once .* 4 legs, found A0, B0"),
+        (Joining(1.0, (whole[0], whole[0])), "found A0, A0, B0, B0"),
+        (Joining(float("nan"), whole), "a weight that is not finite"),
+        (Joining(None, whole), "a weight that is no number, found NoneType"),
+        (Joining(1.0, ((one, two), (three, four))), "answers pairs_within_model with False"),
+        (Joining(1.0, whole[:1], (two, four)), "answers pairs_within_model with False"),
+    ]:
+        metric = Held(1.0)
+        metric.joinings = lambda bra, ket, centred, joining=joining: (joining,)
+        with pytest.raises(tnsim.ModelError, match=said):
+            tnsim.inner(model, model, metric)

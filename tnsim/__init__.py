@@ -15,8 +15,14 @@ if TYPE_CHECKING:  # the same names as below, for editors and type checkers
         torch as torch,  # no part of __all__: a star would put it in the place of PyTorch
     )
     from tnsim.analysis import baselines, figures, plots, reading, report
-    from tnsim.checkpoints.dialects import Dialect, Rule
-    from tnsim.checkpoints.load import ForwardError, compare_forward, from_state_dict, load
+    from tnsim.checkpoints.dialects import Dialect, Guess, Rule
+    from tnsim.checkpoints.load import (
+        ForwardError,
+        compare_forward,
+        confirm,
+        from_state_dict,
+        load,
+    )
     from tnsim.checkpoints.modules import from_module
     from tnsim.checkpoints.native import save
     from tnsim.checkpoints.series import Series
@@ -123,7 +129,9 @@ _HOME = {
     "from_module": "checkpoints.modules",
     "Dialect": "checkpoints.dialects",
     "Rule": "checkpoints.rules",
+    "Guess": "checkpoints.dialects",
     "compare_forward": "checkpoints.load",
+    "confirm": "checkpoints.load",
     "ForwardError": "checkpoints.load",
     "TnsimError": "errors",
     "ModelError": "errors",
@@ -176,6 +184,7 @@ __all__ = [
     "Gaussian",
     "GaussianClosure",
     "GramWarning",
+    "Guess",
     "Layer",
     "LayerwiseMetric",
     "Linear",
@@ -210,6 +219,7 @@ __all__ = [
     "baselines",
     "check",
     "compare_forward",
+    "confirm",
     "contract",
     "contract_expression",
     "figures",

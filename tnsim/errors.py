@@ -109,9 +109,10 @@ class PrecisionWarning(UserWarning):
 
 
 class CaveatWarning(UserWarning):
-    """A number about models that are not quite the networks they were read from.
+    """A number about models that are not quite the networks they were read from, or may not be.
 
-    Something was left out on request, such as a bias, or a norm stands at its mean energy.
+    Something was left out on request, such as a bias, a norm stands at its mean energy, or a guess
+    of a dialect is not confirmed.
     """
 
 

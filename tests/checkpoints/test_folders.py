@@ -1,5 +1,6 @@
 """Folders of one model, and templates of dialects: read by every command alike, from files that libraries write."""
 
+import io
 import json
 import os
 
@@ -86,10 +87,13 @@ def test_parts_that_are_missing_or_elsewhere(tmp_path, rng):
 def test_a_suggestion_reads_what_it_was_made_for(tmp_path, rng):
     path = folder(tmp_path / "model", rng)
     template = command("dialect", "suggest", path).stdout
-    assert '"# n_heads"' in template and '"# residual"' in template
+    assert '"# n_heads"' in template and "residual of layer rule 1" in template
     (tmp_path / "mine.json").write_text(template)
     model = tnsim.load(path, tmp_path / "mine.json", n_ctx=2)
     assert [layer.d_out for layer in model.layers] == [4, 4, 4]
+    told = [guess.partition(":")[0] for guess in model.origin.guesses]
+    open_fields = ("transpose", 0), *((name, 1) for name in ("rope_base", "mask", "score_power", "residual")), ("residual", 2)  # fmt: skip
+    assert told == ["layers", "matrices", *(f"{name} of layer rule {n}" for name, n in open_fields)]
 
 
 SHAPES = {
@@ -99,7 +103,6 @@ SHAPES = {
     ),
     "tokens": ({"wte.weight": (9, 4), "out.weight": (9, 4)}, "Linear(9 -> 4), Linear(4 -> 9)"),
     "fused": ({"in.weight": (3, 5), "blocks.0.weight": (6, 3), "blocks.1.weight": (6, 3)}, "degree 4"),
-    "a gap between numbers": ({"0.weight": (4, 5), "2.weight": (3, 4)}, "Linear(5 -> 4), Linear(4 -> 3)"),
     "names in alphabetical order": (
         {"blocks.0.l": (6, 4), "blocks.0.p": (4, 6), "blocks.0.r": (6, 4), "embed.weight": (4, 5), "head.weight": (3, 4)},
         "Model(Linear(5 -> 4), Residual(Bilinear(4 -> 4, rank 6), skip=1, scale=1), Linear(4 -> 3)",
@@ -123,20 +126,46 @@ def test_suggestions(name):
 
 
 def test_suggestions_of_fused_attention_and_of_what_may_be_no_polynomial(rng):
-    shapes = {"wte": (9, 4), "h.0.attn.qkv.weight": (12, 4), "h.0.attn.qkv.bias": (12,), "h.0.attn.out.weight": (4, 4), "h.0.mlp.gate_proj.weight": (8, 4), "h.0.mlp.up_proj.weight": (8, 4), "h.0.mlp.down_proj.weight": (4, 8), "head.weight": (9, 4)}  # fmt: skip
+    shapes = {"wte": (9, 4), "wpe": (7, 4), "h.0.attn.qkv.weight": (12, 4), "h.0.attn.qkv.bias": (12,), "h.0.attn.out.weight": (4, 4), "h.0.mlp.l.weight": (8, 4), "h.0.mlp.r.weight": (8, 4), "h.0.mlp.d.weight": (4, 8), "head.weight": (9, 4)}  # fmt: skip
     state = {f"module.{key}": rng.normal(size=shape) for key, shape in shapes.items()}
     text = json.loads(suggest(state, "mine"))
-    embed, attention, gated, last = text["layers"]
+    embed, attention, _, _ = text["layers"]
     assert embed["weight"] == "wte" and attention["fused_bias"] == "h.0.attn.qkv.bias"
-    assert "SwiGLU" in gated["# left"] and "# before" not in last
+    guesses = {one["about"]: one["guess"] for one in text["guesses"]}
+    assert "SwiGLU" in guesses["product of layer rule 2"] and "ReLU" in guesses["layers"]
+    assert "softmax" in guesses["score_power of layer rule 1"]
+    assert text["# not accounted for"] == ["wpe"]
     attention["n_heads"] = 2
+    state.pop("module.wpe")
     dialect = tnsim.Dialect.from_json(json.dumps(text))
     model = tnsim.from_state_dict(state, dialect, n_ctx=3).layers[1].layer
     parts = np.split(state["module.h.0.attn.qkv.weight"], 3)
     np.testing.assert_array_equal([model.q1, model.k1, model.v], parts)
     np.testing.assert_array_equal([model.q2, model.k2], parts[:2])
-    linear = {f"{n}.weight": rng.normal(size=(3, 3)) for n in (0, 2)}
-    assert "ReLU" in json.loads(suggest(linear, "mine"))["layers"][1]["# before"]
+
+
+ACTIVATED = {
+    "LLaMA": ({"gate_proj.weight": (8, 4), "up_proj.weight": (8, 4), "down_proj.weight": (4, 8)}, "gate_proj"),
+    "LLaMA, first release": ({"w1.weight": (8, 4), "w2.weight": (4, 8), "w3.weight": (8, 4)}, "w1.weight is a gate"),
+    "Phi": ({"mlp.gate_up_proj.weight": (16, 4), "mlp.down_proj.weight": (4, 8)}, "gate_up_proj"),
+    "T5": ({"wi_0.weight": (8, 4), "wi_1.weight": (8, 4), "wo.weight": (4, 8)}, "wi_0"),
+    "a scope": ({"h.0.swiglu.l": (8, 4), "h.0.swiglu.r": (8, 4), "h.0.swiglu.d": (4, 8)}, "swiglu"),
+    "a chain with gaps": ({"0.weight": (4, 5), "2.weight": (3, 4)}, "0.weight and 2.weight are plain linear layers in a row"),
+    "a run": ({"layers.0.weight": (4, 4), "layers.1.weight": (4, 4)}, r"layers.\{i\}.weight are plain"),
+    "embed and head": ({"embed.weight": (8, 4), "head.weight": (3, 8)}, "embed.weight and head.weight"),
+    "an MLP after attention": ({f"h.{i}.{key}": (4, 4) for i in range(2) for key in (*KEYS, "fc1", "fc2")}, "h.0.fc1 and h.0.fc2"),
+    "blocks that meet": ({f"h.{i}.{key}": shape for i in range(2) for key, shape in {"a": (4, 4), "l": (6, 4), "r": (6, 4), "p": (4, 6)}.items()} | {"last": (4, 4), "head": (3, 4)}, "last and head"),
+    "left and right in a row": ({"l.weight": (8, 4), "r.weight": (3, 8)}, "l.weight and r.weight are plain"),
+    "a GLU": ({"0.weight": (16, 4), "2.weight": (4, 8)}, "0.weight and 2.weight"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ACTIVATED)
+def test_what_has_activations_in_nearly_all_networks_is_not_suggested(name):
+    shapes, said = ACTIVATED[name]
+    state = {key: np.ones(shape) for key, shape in shapes.items()}
+    with pytest.raises(tnsim.UnsupportedLayer, match=rf"{said}.* tnsim\.Empirical\(inputs\)"):
+        suggest(state, "mine")
 
 
 def test_suggestions_name_norms_and_what_is_left(rng):
@@ -181,6 +210,107 @@ def test_folders_that_one_may_not_look_into_are_passed_by(tmp_path, monkeypatch,
 
     monkeypatch.setattr(os, "stat", refusing)
     assert len(tnsim.load(tmp_path)) == 1
+
+
+def guessed_file(tmp_path, rng):
+    """Two files of one layout, whose names say nothing of an activation, and what is suggested for them."""
+    shapes = {"emb.weight": (4, 6), "b.left.weight": (5, 4), "b.right.weight": (5, 4), "b.down.weight": (4, 5), "last.weight": (3, 4)}  # fmt: skip
+    files = [tmp_path / f"{name}.npz" for name in "ab"]
+    for file in files:
+        np.savez(file, **{key: rng.normal(size=shape) for key, shape in shapes.items()})
+    (tmp_path / "mine.json").write_text(command("dialect", "suggest", files[0]).stdout)
+    return files, tmp_path / "mine.json"
+
+
+def test_results_of_guesses_say_so_and_are_not_exact(tmp_path, rng):
+    files, dialect = guessed_file(tmp_path, rng)
+    with pytest.warns(tnsim.CaveatWarning, match="or not known to be: not confirmed: layers: "):
+        a, b = (tnsim.load(file, dialect) for file in files)
+        results = [
+            tnsim.similarity(a, b),
+            tnsim.slices(a, b),
+            tnsim.inner(a, b - a),
+            tnsim.similarity(a, b, tnsim.Empirical(np.ones((2, 6)))),
+            tnsim.attribution(a, b, tnsim.GaussianClosure()),
+        ]
+        run = tnsim.pairwise(tnsim.load(files, dialect), store=tmp_path / "run")
+    about = [guess.partition(":")[0] for guess in a.origin.guesses]
+    assert about == ["layers", "product of layer rule 1", "residual of layer rule 1"]
+    expected = tuple(f"not confirmed: {guess}" for guess in a.origin.guesses)
+    for result in results:
+        assert result.exact is False and result.caveats == expected
+    opened = tnsim.open_pairwise(tmp_path / "run")
+    for one in (run, opened):
+        assert one.tnsim.exact is False and tuple(one.attrs["caveats"]) == expected
+    tnsim.save(a, tmp_path / "own.safetensors")
+    again = tnsim.load(tmp_path / "own.safetensors")
+    assert again.origin.guesses == a.origin.guesses and again.origin.caveats == ()
+    with pytest.warns(tnsim.CaveatWarning):
+        assert tnsim.similarity(again, again).exact is False
+    said = command("similarity", *[tmp_path / "own.safetensors"] * 2)
+    assert "guessed in part" in said.stdout and "not confirmed: layers" in said.stderr
+
+
+def test_the_command_line_wants_every_guess_confirmed(tmp_path, rng, monkeypatch):
+    files, dialect = guessed_file(tmp_path, rng)
+    given = ("--dialect", dialect)
+    orders = [
+        ("similarity", *files, *given),
+        ("plan", *files, *given),
+        ("pairwise", *files, *given, "--out", tmp_path / "out"),
+        ("pairwise", *files, *given, "--dry-run"),
+        ("convert", files[0], tmp_path / "c.safetensors", *given),
+    ]
+    for order in orders:
+        done = command(*order, check=False)
+        assert done.returncode == 2 and done.stderr.count("\n") == 1
+        assert "mine.json: guesses that are not confirmed: layers, product of" in done.stderr
+        assert '"confirmed": true' in done.stderr and " ... " not in done.stderr
+        assert "tnsim.confirm(model, forward)" in done.stderr and "Empirical" in done.stderr
+    assert not (tmp_path / "out").exists() and not (tmp_path / "c.safetensors").exists()
+    monkeypatch.setattr("sys.stdin", io.StringIO(dialect.read_text()))
+    piped = command("similarity", *files, "--dialect", "-", check=False)
+    assert "-: guesses that are not confirmed" in piped.stderr
+    assert "guessed     product of layer rule 1" in command("inspect", files[0], *given).stdout
+    text = json.loads(dialect.read_text())
+    for n, guess in enumerate(text["guesses"]):
+        assert guess["confirmed"] is False
+        assert command(*orders[0], check=False).returncode == 2, n
+        guess["confirmed"] = True
+        dialect.write_text(json.dumps(text))
+    said = json.loads(command(*orders[0], "--json").stdout)
+    assert said["exact"] is True and said["caveats"] == []
+
+
+def test_a_forward_pass_confirms_guesses_or_refutes_them(tmp_path, rng):
+    (file, _), dialect = guessed_file(tmp_path, rng)
+    state = {key: array.astype(np.float32) for key, array in np.load(file).items()}
+
+    def network(activation, skip):
+        def forward(x):
+            h = x @ state["emb.weight"].T
+            gated = activation(h @ state["b.left.weight"].T) * (h @ state["b.right.weight"].T)
+            return (skip * h + gated @ state["b.down.weight"].T) @ state["last.weight"].T
+
+        return forward
+
+    model = tnsim.load(file, dialect)
+    known = tnsim.confirm(model, network(lambda x: x, 1))
+    assert known.origin.guesses == () and "largest relative error" in known.origin.assumptions[-1]
+    dialect.write_text(known.origin.dialect.to_json())
+    assert tnsim.load(file, dialect).origin.guesses == ()
+    assert tnsim.similarity(known, known).exact is True
+    for activation, skip in [(lambda x: np.maximum(x, 0), 1), (lambda x: x, 0), (lambda x: x * (1 + np.tanh(x / 2)) / 2, 1)]:  # fmt: skip
+        with pytest.raises(tnsim.ModelError, match=r"a guess of its dialect is wrong: .*Empirical"):
+            tnsim.confirm(model, network(activation, skip))
+
+
+def test_guesses_that_are_none(tmp_path):
+    rule = {"kind": "linear", "weight": "w"}
+    for guesses in ({"about": "x"}, [3], [{"about": "x"}], [{"about": "x", "guess": "y", "confirmed": "yes"}], [{"about": 1, "guess": "y"}], [{"about": "x", "guess": "y", "more": 1}], "text", 7, None):  # fmt: skip
+        text = json.dumps({"format": 1, "name": "mine", "layers": [rule], "guesses": guesses})
+        with pytest.raises(tnsim.CheckpointError, match="guess"):
+            tnsim.Dialect.from_json(text)
 
 
 @pytest.mark.parametrize(

@@ -364,3 +364,25 @@ def test_norms_are_folded_at_their_energy_on_inputs(rng):
     one = x[:1]  # on a single input the energy is that of the input
     single = tnsim.from_module(module, norms=one)
     np.testing.assert_allclose(single(one), forward(module, one), rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["relu", "gelu", "mish", "softmax", "normalize", "layer_norm", "rms_norm"])  # fmt: skip
+@pytest.mark.parametrize("last", [False, True])
+def test_functions_that_are_no_submodules_are_named_wherever_they_stand(name, last):
+    def function(x):
+        settings = {"dim": -1} if name in ("softmax", "normalize") else {}
+        if name.endswith("norm"):
+            settings = {"normalized_shape": x.shape[-1:]}
+        return getattr(nn.functional, name)(x, **settings)
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+
+        def forward(self, x):
+            x = self.first(x)
+            return function(self.second(x)) if last else self.second(function(x))
+
+    with pytest.raises(tnsim.UnsupportedLayer, match=f"it is {name} of it, which is no polynomial"):
+        tnsim.from_module(Net())

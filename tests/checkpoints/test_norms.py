@@ -197,3 +197,97 @@ def test_the_command_line_says_it_too(file, tmp_path, rng):
     assert "caveat      left out: norm.weight" in done.stdout
     done = command("inspect", file, "--dialect", folded, "--norms", tmp_path / "x.npy")
     assert "norm before layer 1: mean energy" in done.stdout and "% of their size" in done.stdout
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+@pytest.mark.parametrize("affine", [True, False])
+@pytest.mark.parametrize("size", [1e-4, 1.0])
+def test_the_epsilon_of_an_rms_norm_is_that_of_the_dtype_of_its_input(dtype, affine, size):
+    """Against PyTorch's own forward pass: the error that is stated is the one that is there."""
+    torch = pytest.importorskip("torch")
+    torch.manual_seed(0)
+    norm = torch.nn.RMSNorm(6, elementwise_affine=affine)
+    net = torch.nn.Sequential(norm, torch.nn.Linear(6, 3)).to(getattr(torch, dtype))
+    inputs = size * torch.randn(200, 6, dtype=torch.float64)
+    model = tnsim.from_module(net, norms=inputs)
+    with torch.no_grad():
+        theirs = net(inputs.to(getattr(torch, dtype))).double().numpy()
+    ours = model(inputs.numpy())
+    true = np.linalg.norm(ours - theirs) / np.linalg.norm(theirs)
+    rounding = 8 * torch.finfo(getattr(torch, dtype)).eps
+    assert abs(model.origin.error - true) <= rounding + 1e-9 * true
+
+
+def test_an_rms_norm_among_several_dtypes_is_asked_for_its_epsilon():
+    torch = pytest.importorskip("torch")
+    net = torch.nn.Sequential(torch.nn.RMSNorm(6), torch.nn.Linear(6, 3).double())
+    with pytest.raises(tnsim.UnsupportedLayer, match=r"0 has eps=None, .* torch.float32, torch.f"):
+        tnsim.from_module(net, norms=np.ones((2, 6)))
+
+
+@pytest.mark.parametrize("kind", ["LayerNorm", "RMSNorm"])
+@pytest.mark.parametrize(
+    "place",
+    ["first", "behind a layer", "inside a residual", "around", "of a side", "last", "twice"],
+)
+def test_norms_without_weights_are_seen_and_named(kind, place):
+    torch = pytest.importorskip("torch")
+    torch.manual_seed(0)
+    nn = torch.nn
+    inputs = torch.randn(50, 4, dtype=torch.float64)
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embed, self.mix, self.head = (nn.Linear(4, 4) for _ in range(3))
+            self.norm = getattr(nn, kind)(4, elementwise_affine=False)
+
+        def forward(self, x):
+            x = self.embed(self.norm(x) if place == "first" else x)
+            if place == "inside a residual":
+                return self.head(x + self.mix(self.norm(x)))
+            if place == "around":
+                y = self.norm(x)
+                return self.head(y + self.mix(y))
+            if place == "of a side":
+                return self.head(self.mix(x) * self.mix(self.norm(x)))
+            if place == "behind a layer":
+                return self.head(x + self.norm(self.mix(x)))
+            if place == "twice":
+                return self.head(self.norm(self.norm(x)))
+            return self.norm(x) if place == "last" else x
+
+    net = Net()
+    if place not in ("first", "inside a residual"):
+        with pytest.raises(tnsim.UnsupportedLayer, match=rf"norm \({kind}\)"):
+            tnsim.from_module(net, norms=inputs)
+        return
+    with pytest.raises(tnsim.UnsupportedLayer, match="a norm stands before layer"):
+        tnsim.from_module(net)
+    model = tnsim.from_module(net, norms=inputs)
+    theirs = net.double()(inputs).detach().numpy()
+    true = np.linalg.norm(model(inputs.numpy()) - theirs) / np.linalg.norm(theirs)
+    assert model.origin.error == pytest.approx(true, rel=1e-6, abs=0)  # eps of RMSNorm is 1e-7
+
+
+def test_one_pattern_to_leave_out_is_one_pattern(state, tmp_path):
+    """The letters of "*bias", taken one by one, would begin with a pattern of every name."""
+    names = {"head.bias": np.ones(2), "norm.weight": state["norm.weight"]}
+    for folder in ("surplus", "sound"):
+        extra = {"more": np.ones((2, 2))} if folder == "surplus" else {}
+        (tmp_path / folder).mkdir()
+        np.savez(tmp_path / folder / "step_1.npz", **{**state, **names, **extra})
+    chosen = dialect(tmp_path, normed_rules())
+    calls = [
+        lambda folder: tnsim.load(tmp_path / folder / "step_1.npz", chosen, leave_out="*bias", norms=np.ones((2, 3))),
+        lambda folder: tnsim.load(tmp_path / folder, chosen, leave_out="*bias", norms=np.ones((2, 3)))[0],
+        lambda folder: tnsim.Series([tmp_path / folder / "step_1.npz"], chosen, leave_out="*bias", norms=np.ones((2, 3)))[0],
+        lambda folder: tnsim.from_state_dict(dict(np.load(tmp_path / folder / "step_1.npz")), chosen, leave_out="*bias", norms=np.ones((2, 3))),
+    ]  # fmt: skip
+    for call in calls:
+        assert call("sound").origin.caveats[0] == "left out: head.bias"
+        with pytest.raises(tnsim.CheckpointError, match="does not account for more;"):
+            call("surplus")
+    for wrong in (3, [3], None):
+        with pytest.raises(tnsim.CheckpointError, match="leave_out lists patterns of names"):
+            tnsim.load(tmp_path / "sound" / "step_1.npz", chosen, leave_out=wrong)

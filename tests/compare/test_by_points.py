@@ -518,3 +518,27 @@ def test_standard_errors_are_those_of_the_jackknife(rng):
         found = tnsim.pairwise([first, second], metric, slices=slices)
         error = tnsim.similarity(first, second, metric).standard_error
         assert float(found.standard_error[0, 1]) == pytest.approx(error, rel=1e-9)
+
+
+def test_inputs_with_labels_are_refused(rng):
+    """Labels of the shape of the inputs would pass for a second position."""
+    torch = pytest.importorskip("torch", reason="data sets of PyTorch need the torch extra")
+    x, y = (torch.as_tensor(rng.normal(size=(5, 3))) for _ in range(2))
+    data = torch.utils.data.TensorDataset(x, y)
+    loader = torch.utils.data.DataLoader(data, batch_size=2)
+    subset = torch.utils.data.Subset(data, [0, 1])
+    plain = torch.utils.data.TensorDataset(x)
+    net = tnsim.Model([tnsim.Linear(np.ones((2, 3)))])
+    for wrong in (data, loader, subset, plain, iter(loader), data.tensors, list(data), zip(x, y, strict=True), {"x": x}):  # fmt: skip
+        with pytest.raises(
+            tnsim.ModelError, match=r"give the inputs alone, such as dataset\.tensor"
+        ):
+            tnsim.Empirical(wrong)
+    for wrong in (data, loader, [x, y[0]]):
+        with pytest.raises(tnsim.ModelError, match="an array was expected"):
+            tnsim.Gaussian.fit(wrong)
+        with pytest.raises(tnsim.ModelError, match="an array was expected"):
+            tnsim.baselines.cka([net, net], wrong)
+    expected = tnsim.inner(net, net, tnsim.Empirical(x.numpy()))
+    for right in (x, x.tolist(), list(x), list(map(tuple, x.tolist())), data.tensors[0]):
+        assert tnsim.inner(net, net, tnsim.Empirical(right)) == expected

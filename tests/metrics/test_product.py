@@ -121,3 +121,19 @@ def test_moments_that_go_on_after_all_points_are_found_are_refused():
     with pytest.raises(tnsim.ModelError, match="of no distribution"):
         rule_of_moments([1, 0, 0, 5, 0, 0], nodes=3)
     assert rule_of_moments([3.0**k for k in range(6)], nodes=3).nodes == pytest.approx([3.0])
+
+
+def test_moments_that_are_of_mass_1_up_to_rounding(rng):
+    """Sums of weights that a float does not add up to 1; the same distribution as nodes, by hand."""
+    square = tnsim.Model([tnsim.Bilinear([[1.0]], [[1.0]], [[1.0]])])
+    seen = set()
+    for _ in range(50):
+        nodes, weights = rng.normal(size=7), rng.random(7)
+        weights /= weights.sum()
+        moments = [float(sum(weights * nodes**k)) for k in range(10)]
+        seen.add(moments[0])
+        found = tnsim.inner(square, square, tnsim.Product(np.array(moments)))
+        assert abs(found - moments[4]) <= 1e-12 * moments[4]
+    assert len(seen) > 1
+    with pytest.raises(tnsim.ModelError, match="moments are finite numbers"):
+        tnsim.Product(np.array([1 + 1e-9, 0.0, 1.0]))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
@@ -54,7 +54,7 @@ def read(
     path: str | os.PathLike[str],
     dialect: AnyDialect | None = None,
     n_ctx: int | None = None,
-    leave_out: Sequence[str] = (),
+    leave_out: str | Sequence[str] = (),
     norms: Any = None,
 ) -> Checkpoint:
     """As `load` for one file, with the stored dtypes.
@@ -83,6 +83,7 @@ def read(
     """
     if dialect is not None:
         dialect = find_dialect(dialect)
+    leave_out = patterns(leave_out)
     with naming(path):
         file = located(path)
         log.debug("read %s", file)
@@ -95,6 +96,32 @@ def read(
         log.debug("by the dialect %s", dialect.name)
         model = model_from_state(inventory.state, dialect, n_ctx, config, leave_out, norms)
         return Checkpoint(model, inventory.dtypes)
+
+
+def patterns(leave_out: str | Sequence[str]) -> tuple[str, ...]:
+    """Patterns of tensors to leave out; a text is one pattern.
+
+    Args:
+        leave_out: A pattern, or several.
+
+    Returns:
+        All of them.
+
+    Raises:
+        CheckpointError: They are no texts.
+
+    Example:
+        >>> patterns("*bias"), patterns(["*bias", "norm.*"])
+        (('*bias',), ('*bias', 'norm.*'))
+    """
+    if isinstance(leave_out, str):
+        return (leave_out,)
+    several = tuple(leave_out) if isinstance(leave_out, Iterable) else (leave_out,)
+    if not all(isinstance(pattern, str) for pattern in several):
+        raise CheckpointError(
+            f"leave_out lists patterns of names, such as ['*.bias'], found {leave_out!r}"
+        )
+    return several
 
 
 def find_dialect(dialect: AnyDialect) -> Dialect:

@@ -26,6 +26,25 @@ FORMAT = 1
 
 
 @dataclass(frozen=True)
+class Guess:
+    """What a dialect says though neither names nor shapes tell it.
+
+    Attributes:
+        about: Field and rule, or another short name.
+        guess: The guess, and its alternatives.
+        confirmed: Whether somebody knows that it is right.
+
+    Example:
+        >>> Guess("residual of layer rule 1", "x + s f(x); null for f(x) alone").confirmed
+        False
+    """
+
+    about: str
+    guess: str
+    confirmed: bool = False
+
+
+@dataclass(frozen=True)
 class Dialect:
     """A named list of rules.
 
@@ -39,6 +58,8 @@ class Dialect:
         unused: Patterns of weights that the forward pass does not use, a norm or a bias perhaps.
         leave_out: Patterns of keys that are part of the function, and are knowingly not read; every
             result says so.
+        guesses: Guesses of `tnsim dialect suggest`. Until all are confirmed every result carries
+            the open guesses as caveats and is not exact.
 
     Raises:
         CheckpointError: When a rule is incomplete, or holds what it cannot.
@@ -57,6 +78,7 @@ class Dialect:
     description: str = ""
     unused: tuple[str, ...] = ()
     leave_out: tuple[str, ...] = ()
+    guesses: tuple[Guess, ...] = ()
 
     def to_json(self) -> str:
         """The dialect as text; what has its default value is left out.
@@ -73,6 +95,8 @@ class Dialect:
         for field in dataclasses.fields(self):
             if getattr(self, field.name) and field.name not in fields:
                 fields[field.name] = getattr(self, field.name)
+        if self.guesses:
+            fields["guesses"] = [dataclasses.asdict(guess) for guess in self.guesses]
         return json.dumps(fields, indent=1)
 
     @classmethod
@@ -100,6 +124,10 @@ class Dialect:
                 raise ValueError(f'it must be an object with "format": {FORMAT}')
             fields = _without_comments(fields)
             rules = [_rule(n, rule) for n, rule in enumerate(fields.pop("layers"))]
+            if "guesses" in fields:
+                if not isinstance(fields["guesses"], list):
+                    raise ValueError("guesses must be a list of guesses")
+                fields["guesses"] = [_guess(n, one) for n, one in enumerate(fields["guesses"])]
             for name, value in fields.items():
                 if isinstance(value, list):
                     fields[name] = tuple(value)
@@ -107,6 +135,36 @@ class Dialect:
 
     def __post_init__(self) -> None:
         _check(self)
+
+    def open_guesses(self) -> tuple[str, ...]:
+        """The guesses that nobody has confirmed, one sentence each.
+
+        Returns:
+            None for a dialect that was written by hand or confirmed.
+
+        Example:
+            >>> rules = (Rule("linear", weight="w"),)
+            >>> Dialect("mine", rules, guesses=(Guess("matrices", "(out, in)"),)).open_guesses()
+            ('matrices: (out, in)',)
+        """
+        return tuple(
+            printable(f"{one.about}: {one.guess}") for one in self.guesses if not one.confirmed
+        )
+
+    def confirmed(self) -> Dialect:
+        """The same dialect with every guess confirmed.
+
+        Returns:
+            A dialect without open guesses.
+
+        Example:
+            >>> rules = (Rule("linear", weight="w"),)
+            >>> guessed = Dialect("mine", rules, guesses=(Guess("matrices", "(out, in)"),))
+            >>> guessed.confirmed().open_guesses()
+            ()
+        """
+        known = tuple(dataclasses.replace(guess, confirmed=True) for guess in self.guesses)
+        return dataclasses.replace(self, guesses=known)
 
     def assumptions(self, runs: Sequence[tuple[Rule, ...]] = ()) -> list[str]:
         """What reading a file in this dialect takes for granted.
@@ -166,6 +224,16 @@ def _rule(n: int, fields: Any) -> Rule:
     return Rule(**fields)
 
 
+def _guess(n: int, fields: Any) -> Guess:
+    """A guess from JSON."""
+    known = [field.name for field in dataclasses.fields(Guess)]
+    if isinstance(fields, dict):
+        fields = _without_comments(fields)
+    if not isinstance(fields, dict) or not {"about", "guess"} <= set(fields) <= set(known):
+        raise ValueError(f"guess {n} must be an object with {', '.join(known)}")
+    return Guess(**fields)
+
+
 def _check(dialect: Dialect) -> None:
     for field in ("name", "description"):
         if not isinstance(getattr(dialect, field), str):
@@ -174,6 +242,15 @@ def _check(dialect: Dialect) -> None:
         keys = getattr(dialect, field)
         if not isinstance(keys, tuple) or not all(isinstance(key, str) for key in keys):
             raise CheckpointError(f"dialect {dialect.name}: {field} must list keys, found {keys!r}")
+    if not isinstance(dialect.guesses, tuple):
+        raise CheckpointError(f"dialect {dialect.name}: guesses must be a list of guesses")
+    for n, guess in enumerate(dialect.guesses):
+        texts = isinstance(guess, Guess) and isinstance(guess.about, str)
+        if not texts or not isinstance(guess.guess, str) or type(guess.confirmed) is not bool:
+            raise CheckpointError(
+                f"dialect {dialect.name}, guess {n}: about and guess are text and confirmed is "
+                f"true or false, found {printable(repr(guess), 200)}"
+            )
     if not dialect.layers:
         raise CheckpointError(f"dialect {dialect.name} has no layer rules")
     for n, rule in enumerate(dialect.layers):

@@ -8,16 +8,22 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple, overload
 
 import numpy as np
 
-from tnsim.checkpoints.checkpoint import AnyDialect, find_dialect, read
+from tnsim.checkpoints.checkpoint import AnyDialect, find_dialect, patterns, read
+from tnsim.checkpoints.module_forward import SCALES
 from tnsim.checkpoints.named_arrays import to_numpy
 from tnsim.checkpoints.series import Series, is_several
 from tnsim.checkpoints.state_dict import detect, model_from_state
-from tnsim.errors import ModelError
+from tnsim.errors import ON_INPUTS, ModelError
 from tnsim.models.model import Model
+from tnsim.models.origin import Origin
+
+CONFIRMS = 1e-4
+"""Relative error of a forward pass in float32 that is no other function."""
 
 
 @overload
@@ -26,7 +32,7 @@ def load(
     dialect: AnyDialect | None = None,
     n_ctx: int | None = None,
     *,
-    leave_out: Sequence[str] = (),
+    leave_out: str | Sequence[str] = (),
     norms: Any = None,
 ) -> Model | Series: ...
 
@@ -37,7 +43,7 @@ def load(
     dialect: AnyDialect | None = None,
     n_ctx: int | None = None,
     *,
-    leave_out: Sequence[str] = (),
+    leave_out: str | Sequence[str] = (),
     norms: Any = None,
 ) -> Series: ...
 
@@ -47,7 +53,7 @@ def load(
     dialect: AnyDialect | None = None,
     n_ctx: int | None = None,
     *,
-    leave_out: Sequence[str] = (),
+    leave_out: str | Sequence[str] = (),
     norms: Any = None,
 ) -> Model | Series:
     """Read one file into a `Model`; a list, a folder or a glob pattern into a lazy `Series`.
@@ -61,8 +67,8 @@ def load(
             own format, else the one preset that accounts for every tensor.
         n_ctx: Length of the sequences on which a model with attention is compared; by default what
             the file says, which is nothing for foreign ones.
-        leave_out: Patterns of tensors that are part of the network, a bias or a norm, and are
-            knowingly not read. Every result says so.
+        leave_out: A pattern, or several, of tensors that are part of the network, a bias or a norm,
+            and are knowingly not read. Every result says so.
         norms: Inputs (samples, d_in), of a sequence (samples, positions, d_in) or token numbers
             (samples, positions), at whose mean energy each norm that the dialect names becomes a
             constant. The model's `origin` says how far outputs are off, and so does every result.
@@ -87,7 +93,7 @@ def load(
         Model(Bilinear(226 -> 113, rank 64); degree 2, 36,160 parameters)
     """
     if isinstance(path, (str, os.PathLike)) and not is_several(path):
-        return read(path, dialect, n_ctx, tuple(leave_out), norms).model
+        return read(path, dialect, n_ctx, leave_out, norms).model
     return Series(path, dialect, n_ctx, leave_out=leave_out, norms=norms)
 
 
@@ -97,7 +103,7 @@ def from_state_dict(
     n_ctx: int | None = None,
     config: Mapping[str, Any] | None = None,
     *,
-    leave_out: Sequence[str] = (),
+    leave_out: str | Sequence[str] = (),
     norms: Any = None,
 ) -> Model:
     """A model from a torch state_dict or any mapping of names to arrays.
@@ -121,6 +127,7 @@ def from_state_dict(
         >>> from_state_dict({name: np.ones(shape) for name, shape in shapes.items()}).degree
         2
     """
+    leave_out = patterns(leave_out)
     if dialect is None:
         dialect = detect(state, config, leave_out)
     return model_from_state(state, find_dialect(dialect), n_ctx, config, leave_out, norms)
@@ -164,10 +171,65 @@ def compare_forward(
         >>> compare_forward(model, lambda x: x)
         ForwardError(absolute=0.0, relative=0.0)
     """
+    return _forward_error(model, forward, samples, seed, 1.0)
+
+
+def confirm(
+    model: Model, forward: Callable[[np.ndarray], Any], samples: int = 64, seed: int = 0
+) -> Model:
+    """Confirm what a dialect guessed, by running another forward pass beside the model's.
+
+    The outputs are compared on inputs of three sizes, at which polynomials of different degree
+    and activations differ.
+
+    Args:
+        model: A model that was read through a dialect with guesses.
+        forward: The network's own forward pass, as for `compare_forward`.
+        samples: Number of inputs of each size, normal.
+        seed: Seed of the inputs.
+
+    Returns:
+        The model without open guesses. `model.origin.dialect` has all of them confirmed, so that
+        `model.origin.dialect.to_json()` is the file for `--dialect`.
+
+    Raises:
+        ModelError: The outputs differ by more than the rounding of float32, or have other shapes.
+
+    Example:
+        >>> import tnsim
+        >>> rules = [tnsim.Rule("linear", weight="w")]
+        >>> guess = tnsim.Guess("matrices", "stored (out, in)")
+        >>> dialect = tnsim.Dialect("mine", tuple(rules), guesses=(guess,))
+        >>> model = from_state_dict({"w": np.array([[1.0, 2.0]])}, dialect)
+        >>> model.origin.guesses
+        ('matrices: stored (out, in)',)
+        >>> confirm(model, lambda x: x @ np.array([[1.0], [2.0]])).origin.guesses
+        ()
+    """
+    errors = [_forward_error(model, forward, samples, seed, scale).relative for scale in SCALES]
+    if not max(errors) < CONFIRMS:
+        sizes, found = (", ".join(f"{one:.2g}" for one in row) for row in (SCALES, errors))
+        raise ModelError(
+            "the forward pass is another function than the model, so a guess of its dialect is "
+            f"wrong: outputs on inputs of size {sizes} differ by {found} of the largest output. "
+            f"Mend the dialect, or where there is an activation: {ON_INPUTS}"
+        )
+    origin = model.origin or Origin("a forward pass")
+    dialect = origin.dialect.confirmed() if origin.dialect is not None else None
+    said = f"compared with a forward pass: largest relative error {max(errors):.2g}"
+    assumptions = (*origin.assumptions, said)
+    known = replace(origin, assumptions=assumptions, dialect=dialect, guesses=())
+    return Model(model.layers, model.n_ctx, known)
+
+
+def _forward_error(
+    model: Model, forward: Callable[[np.ndarray], Any], samples: int, seed: int, scale: float
+) -> ForwardError:
+    """Both differences on normal inputs of one size."""
     shape = (samples, model.d_in)
     if model.n_ctx is not None:
         shape = (samples, model.n_ctx, model.d_in)
-    x = np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+    x = (scale * np.random.default_rng(seed).normal(size=shape)).astype(np.float32)
     theirs = to_numpy(forward(x), "the output of forward").astype(np.float64)
     ours = np.asarray(model(x.astype(np.float64)), np.float64)
     if theirs.shape != ours.shape:

@@ -33,7 +33,7 @@ class Call:
 
 
 def calls(module: Any, inputs: Any, leaves: tuple[type, ...]) -> tuple[list[Call], np.ndarray]:
-    """Run a module once and record the calls of its leaves that have parameters.
+    """Run a module once and record the calls of its norms and of leaves that have parameters.
 
     Args:
         module: One of PyTorch's.
@@ -54,7 +54,8 @@ def calls(module: Any, inputs: Any, leaves: tuple[type, ...]) -> tuple[list[Call
         handles.append(leaf.register_forward_hook(record, with_kwargs=True))
 
     for path, leaf in leaves_of(module, leaves):
-        if isinstance(leaf, leaves) or any(True for _ in leaf.parameters()):
+        known = isinstance(leaf, leaves) or kind(leaf) in LEAVES  # norms without weights as well
+        if known or any(True for _ in leaf.parameters()):
             watch(path, leaf)
     try:
         result = module(inputs)

@@ -102,7 +102,7 @@ def parts_of(
             f"{norm.path} ({kind(norm.module)}) has no layer behind it into which it could go"
         )
     if not same(stream, end):
-        raise _gap(calls[-1:], True)
+        raise _gap(calls[-1:], True, end)
     return parts
 
 
@@ -123,7 +123,12 @@ def _next(
         if norm is not None:
             found = _behind(norm, found)
         return unit, found
-    raise _gap(calls, reads_stream)
+    if norm is not None and not reads_stream:
+        raise UnsupportedLayer(
+            f"{_name(norm)} does not stand directly before {_name(calls[0])}, so there is no layer "
+            f"into which it could go. {ON_INPUTS}"
+        )
+    raise _gap(calls, reads_stream, end, norm)
 
 
 def _given_next(calls: Sequence[Call], end: np.ndarray) -> np.ndarray:
@@ -258,10 +263,7 @@ def _behind(norm: Call, part: Part) -> Part:
     for name in ("weight", "bias"):
         if getattr(norm.module, name, None) is not None:
             fields[f"norm_{name}"] = join(norm.path, name)
-    epsilon = norm.module.eps
-    if epsilon is None:  # which PyTorch takes for that of its float32
-        epsilon = float(np.finfo(np.float32).eps)
-    return part._replace(rule=replace(part.rule, **fields, norm_epsilon=float(epsilon)))
+    return part._replace(rule=replace(part.rule, **fields, norm_epsilon=float(norm.module.eps)))
 
 
 def same(one: np.ndarray, other: np.ndarray) -> bool:
@@ -283,7 +285,9 @@ def same(one: np.ndarray, other: np.ndarray) -> bool:
     return bool(np.abs(one.ravel() - other.ravel()).max() <= FITS * max(np.abs(other).max(), 1e-99))
 
 
-def _gap(calls: Sequence[Call], after: bool) -> UnsupportedLayer:
+def _gap(
+    calls: Sequence[Call], after: bool, end: np.ndarray, norm: Call | None = None
+) -> UnsupportedLayer:
     """That nothing tells what happens before or after the first of some calls."""
     place, following = _name(calls[0]), "the output"
     if len(calls) > 1:
@@ -291,8 +295,10 @@ def _gap(calls: Sequence[Call], after: bool) -> UnsupportedLayer:
     said = f"cannot tell what {place} is given: it is not the output of the layer before it"
     if after:
         said = f"cannot tell how {following} follows from {place}"
-    if name := activation(calls):
+    if name := activation(calls, end):
         said += f": it is {name} of it, which is no polynomial"
+    elif norm := norm or next((call for call in calls if kind(call.module) in NORMS), None):
+        said += f"; {_name(norm)} is there, which is known before a layer only, inside its residual"
     return UnsupportedLayer(
         f"{said}. Known are linear layers, products of two of them, residual connections, norms "
         "before a layer, embeddings and bilinear attention (q1, k1, q2, k2, v, o, or q, k, v in "

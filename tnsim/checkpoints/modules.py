@@ -21,7 +21,7 @@ from tnsim.checkpoints.module_forward import (
     in_float64,
     require_torch,
 )
-from tnsim.checkpoints.module_rules import Declared, Part, Reader, parts_of
+from tnsim.checkpoints.module_rules import NORMS, Declared, Part, Reader, parts_of
 from tnsim.checkpoints.named_arrays import NamedArrays
 from tnsim.checkpoints.named_numbers import valued
 from tnsim.checkpoints.norms import Normed
@@ -131,6 +131,7 @@ def recognised(
     _check_describable(module, tuple(declared))
     with refusing("the module cannot be copied in float64"):
         double = copy.deepcopy(module).double().eval().requires_grad_(False)
+    _settle_epsilons(module, double)
     own = copy.deepcopy(double)
     with torch.no_grad(), in_float64(torch):
         example = example_inputs(double, inputs, n_ctx)
@@ -156,6 +157,45 @@ def _unwrapped(module: Any) -> Any:
         if inner is None:
             return module
         module = inner
+
+
+def _settle_epsilons(module: Any, double: Any) -> None:
+    """Give norms of the copy in float64 the epsilon that they have in the module itself.
+
+    An RMSNorm with `eps=None` adds the machine epsilon of the dtype of its input, which in the
+    module is the dtype of its parameters and in the copy another one.
+    """
+    torch = require_torch()
+    norms = [
+        (path, child)
+        for path, child in double.named_modules()
+        if kind(child) in NORMS and child.eps is None
+    ]
+    dtypes = {one.dtype for one in module.parameters() if one.is_floating_point()}
+    if norms and len(dtypes) > 1:
+        shown = ", ".join(sorted(str(dtype) for dtype in dtypes))
+        raise UnsupportedLayer(
+            f"{norms[0][0]} has eps=None, which is the machine epsilon of the dtype of its input, "
+            f"and the module has parameters in {shown}: give the norm an eps"
+        )
+    dtype = next(iter(dtypes), torch.get_default_dtype())
+    for _, norm in norms:
+        norm.eps = _epsilon(dtype)
+
+
+def _epsilon(dtype: Any) -> float:
+    """What PyTorch adds for `eps=None` to inputs of a dtype.
+
+    Its versions differ in whether that is the machine epsilon of a narrow dtype or of float32, in
+    which narrow inputs are computed; so PyTorch is asked, by a norm of a small number x, which is
+    x / sqrt(x^2 + epsilon).
+    """
+    torch = require_torch()
+    x = torch.full((1,), 1e-4, dtype=dtype)
+    y = torch.nn.functional.rms_norm(x, (1,), eps=None).double()
+    found = float((x.double() / y) ** 2 - x.double() ** 2)
+    machine = [float(torch.finfo(one).eps) for one in (dtype, torch.float32)]
+    return min(machine, key=lambda epsilon: abs(found - epsilon))
 
 
 def _check_describable(module: Any, declared: tuple[type, ...]) -> None:

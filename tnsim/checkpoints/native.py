@@ -31,7 +31,7 @@ from tnsim.models.layers import (
     affine_maps,
     bias_name,
 )
-from tnsim.models.model import Model, caveats
+from tnsim.models.model import Model
 from tnsim.models.origin import Origin
 
 FORMAT = 1
@@ -76,8 +76,10 @@ def save(model: Model, path: str | os.PathLike[str]) -> None:
     tensors: dict[str, np.ndarray] = {}
     layers = [_describe(layer, f"layers.{n}", tensors) for n, layer in enumerate(model.layers)]
     architecture = {"format": FORMAT, "layers": layers, "n_ctx": model.n_ctx}
-    if said := caveats(model):
-        architecture["caveats"] = said
+    if model.origin is not None:
+        for name in ("caveats", "guesses"):
+            if said := getattr(model.origin, name):
+                architecture[name] = said
     data = serialise(tensors, {METADATA: json.dumps(architecture)})
     try:
         with replacing(path) as temporary:
@@ -129,6 +131,7 @@ def own_model(state: Mapping[str, Any], text: str, n_ctx: int | None = None) -> 
         "a file of tnsim's own",
         ("tnsim's own format: nothing assumed",),
         tuple(map(str, architecture.get("caveats", ()))),
+        guesses=tuple(map(str, architecture.get("guesses", ()))),
     )
     return Model(layers, n_ctx, origin)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, overload
 
 from tnsim.checkpoints import hub_cache
-from tnsim.checkpoints.checkpoint import AnyDialect, Reading, find_dialect, read
+from tnsim.checkpoints.checkpoint import AnyDialect, Reading, find_dialect, patterns, read
 from tnsim.checkpoints.folders import checkpoints, located, model_file
 from tnsim.checkpoints.formats import SUFFIXES
 from tnsim.checkpoints.guard import naming
@@ -62,12 +62,12 @@ class Series(Sequence[Model]):
         n_ctx: int | None = None,
         names: Sequence[str] | None = None,
         *,
-        leave_out: Sequence[str] = (),
+        leave_out: str | Sequence[str] = (),
         norms: Any = None,
     ):
         if dialect is not None:
             dialect = find_dialect(dialect)
-        self.reading: Reading = Reading(dialect, n_ctx, tuple(leave_out), norms)
+        self.reading: Reading = Reading(dialect, n_ctx, patterns(leave_out), norms)
         found = list(_expand(source))
         self.paths: tuple[Path, ...] = tuple(path for _, path in found)
         self.names: tuple[str, ...] = tuple(names or [name for name, _ in found])

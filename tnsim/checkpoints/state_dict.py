@@ -89,6 +89,7 @@ def model_from_state(
         tuple(f"left out: {name}" for name in left_out),
         ignored,
         dialect=dialect,
+        guesses=dialect.open_guesses(),
     )
     return assembled(layers, norms, n_ctx, origin)
 
@@ -252,8 +253,9 @@ def _unknown(state: Mapping[str, Any]) -> TnsimError:
         )
     return CheckpointError(
         f"no dialect is known for these keys{listing(state)}. Write down what they mean, begun by: "
-        "tnsim dialect suggest FILE > mine.json, and give it as --dialect mine.json or "
-        'dialect="mine.json"; or have the nn.Module, and tnsim.from_module(net).origin.dialect '
+        "tnsim dialect suggest FILE > mine.json, confirm its guesses, and give it as "
+        '--dialect mine.json or dialect="mine.json"; or have the nn.Module, and '
+        "tnsim.from_module(net).origin.dialect "
         f"reads its files; or name a preset: {', '.join(PRESETS)}. {ON_INPUTS}"
     )
 

@@ -1,7 +1,8 @@
-"""A dialect to begin with. In: names and shapes of tensors. Out: commented JSON, to be completed.
+"""A dialect to begin with. In: names and shapes of tensors. Out: JSON with guesses to confirm.
 
-Names tell roles and shapes tell directions. What neither tells is written down as a guess, with a
-comment beside it that says what else it could be; `compare_forward` finds out.
+Names tell roles and shapes tell directions. What neither tells is written down as a `Guess` that
+says what else it could be. A result of a dialect with guesses is not exact until each guess is
+confirmed. Where names or shapes speak of an activation, nothing is suggested.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ import numpy as np
 from tnsim.checkpoints.dialects import FORMAT
 from tnsim.checkpoints.named_arrays import to_numpy
 from tnsim.checkpoints.rules import CONFIGURED_HEADS, PROJECTIONS
-from tnsim.checkpoints.suggested_blocks import doubt, one_by_one
+from tnsim.checkpoints.suggested_blocks import check_polynomial, guesses_of, one_by_one
 from tnsim.checkpoints.unused import BIAS, NORM
 from tnsim.checkpoints.wrappings import Place, common_prefix, inside
 from tnsim.errors import CheckpointError
 
 _ROLES = {  # of a bilinear layer, by the last word of a name
-    "left": re.compile(r"(w_?)?(l|left|up|gate|1)|(up|gate)_proj", re.IGNORECASE),
+    "left": re.compile(r"(w_?)?(l|left|up|1)|up_proj", re.IGNORECASE),
     "right": re.compile(r"(w_?)?(r|right|2)|up_proj", re.IGNORECASE),
     "down": re.compile(r"(w_?)?(d|down|p|proj|projection|3)|down_proj", re.IGNORECASE),
     "fused": re.compile(r"(w_?)?(lr|fused|bi_?linear|12)", re.IGNORECASE),
@@ -33,8 +34,14 @@ _LAST = re.compile(r"unembed|lm_head|head|classifier|readout|logits|output", re.
 _ATTENTION = re.compile(r"(w_?)?(q1|k1|q2|k2|q|k|v|o|out)(_proj)?", re.IGNORECASE)
 _OUTPUT = re.compile(r"(w_?)?(o|out|c)(_?proj)?", re.IGNORECASE)
 _EMBEDDING = re.compile(r"(?<!un)emb|wte|tok", re.IGNORECASE)
+_POSITION = re.compile(r"(^|[._])(wpe|pos(ition(al|s)?)?)([._]|$)|pos\w*_?emb", re.IGNORECASE)
 _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
-GUESSED_RESIDUAL = "a guess: null for none, lerp for (1 - s) x + s f(x); scale is s, 1 by default"
+_RESIDUAL = "x + s f(x); null for f(x) alone, lerp for (1 - s) x + s f(x); scale is s, 1 by default"
+_NO_RESIDUAL = "f(x) alone; additive for x + s f(x), lerp for (1 - s) x + s f(x), scale is s"
+_MULTIPLIED = (
+    "left and right are multiplied as they are; with an activation on one of them (SwiGLU, GEGLU, "
+    "GLU) the layer is no polynomial"
+)
 
 
 @dataclass(frozen=True)
@@ -64,10 +71,11 @@ def suggest(state: Mapping[Any, Any], name: str) -> str:
         name: Of the dialect.
 
     Returns:
-        JSON with comments, under names that begin with #.
+        JSON with guesses, and with comments under names that begin with #.
 
     Raises:
         CheckpointError: When there is no matrix.
+        UnsupportedLayer: When names are those of gates, or plain linear layers follow one another.
 
     Example:
         >>> arrays = {"emb.weight": np.ones((4, 3)), "step": np.array(7)}
@@ -85,16 +93,21 @@ def suggest(state: Mapping[Any, Any], name: str) -> str:
     _turn(rules, weights)
     norms = [keys[name] for name in arrays if NORM.search(name)]
     _add_norms(rules, list(dict.fromkeys(norms)))
-    doubt(rules)
+    layers = list(one_by_one(rules, arrays))
+    shapes = {weight.key: weight.shape for weight in weights}
+    check_polynomial(layers, shapes, keys)
     used = json.dumps(rules)
     ignore = [key for key in named if key not in arrays or arrays[key].ndim == 0]
     rest = [name for name in arrays if keys[name] not in used and name not in ignore]
+    guesses = list(guesses_of(layers, shapes))
     text: dict[str, Any] = {
         "format": FORMAT,
         "name": name,
-        "#": "A guess from names and shapes. Check every line, then inspect FILE --dialect THIS, "
-        "and run your own forward pass beside it: tnsim.compare_forward(model, forward)",
-        "layers": list(one_by_one(rules, arrays)),
+        "#": "Guessed from names and shapes. Mend the layers, and set confirmed to true in each of "
+        "the guesses that you know to be right; or run your own forward pass beside the model: "
+        "tnsim.confirm(model, forward).origin.dialect has all of them confirmed",
+        "layers": layers,
+        "guesses": guesses,
         "nested": [f"{key}?" for key in nested],
         "ignore": ignore,
     }
@@ -146,6 +159,8 @@ def _weights(arrays: Mapping[str, np.ndarray], keys: Mapping[str, str]) -> Itera
         key = keys[name]
         if array.ndim != 2 or key in seen or NORM.search(key) or BIAS.search(key):
             continue
+        if _POSITION.search(key):
+            continue  # added to the inputs, which no rule says
         seen.add(key)
         path = key.removesuffix(".weight")
         scope, _, word = path.rpartition(".")
@@ -186,10 +201,17 @@ def _linear(weight: Weight) -> dict[str, Any]:
         fused: dict[str, Any] = {"kind": "bilinear", "fused": weight.key}
         if weight.bias:
             fused["fused_bias"] = weight.bias
-        return fused | {"# fused": "a guess: twice as many rows as columns", "residual": None}
+        return fused | {
+            "?fused": "a bilinear layer, as there are twice as many rows as columns; "
+            f"{_MULTIPLIED}",
+            "residual": None,
+            "?residual": _NO_RESIDUAL,
+        }
     rule: dict[str, Any] = {"kind": "linear", "weight": weight.key}
     if weight.bias:
         rule["bias"] = weight.bias
+    if rows == columns and not _EMBEDDING.search(weight.key):
+        rule["?residual"] = _NO_RESIDUAL
     return rule
 
 
@@ -203,6 +225,8 @@ def _bilinear(beside: list[Weight], first: Weight) -> dict[str, Any] | None:
                 break
     if first not in roles.values() or not ({"left", "right"} <= set(roles) or "fused" in roles):
         return None
+    if "fused" not in roles and roles["left"].shape != roles["right"].shape:
+        return None  # the hidden units of both are multiplied
     rule: dict[str, Any] = {"kind": "bilinear"}
     for role, weight in roles.items():
         rule[role] = weight.key
@@ -210,9 +234,15 @@ def _bilinear(beside: list[Weight], first: Weight) -> dict[str, Any] | None:
             rule[f"{role}_bias"] = weight.bias
     if "fused" in roles:
         rule["# fused_order"] = "left-right, or right-left: the same function"
-    down, into = roles.get("down"), roles.get("left") or roles["fused"]
-    if down and down.shape[0] == into.shape[1]:
-        rule |= {"residual": "additive", "# residual": GUESSED_RESIDUAL}
+    rule["?product"] = _MULTIPLIED
+    into = roles.get("left") or roles["fused"]
+    given = into.shape[0] // (1 if "left" in roles else 2)
+    if "down" in roles:
+        given = roles["down"].shape[0]
+        if given == into.shape[1]:
+            rule |= {"residual": "additive", "?residual": _RESIDUAL}
+    elif given == into.shape[1]:
+        rule |= {"residual": None, "?residual": _NO_RESIDUAL}
     return rule
 
 
@@ -229,7 +259,7 @@ def _attention(beside: list[Weight]) -> dict[str, Any] | None:
     if fused and "o" in roles:
         return _projections({"fused": fused, "o": roles["o"]}) | {
             "fused_order": "q-k-v",
-            "# fused_order": "a guess: all queries, then all keys, then all values",
+            "?fused_order": "all queries, then all keys, then all values",
         }
     if not ({"v", "o"} <= set(roles) and ({"q1", "k1", "q2", "k2"} <= set(roles) or "q" in roles)):
         return None
@@ -249,12 +279,14 @@ def _projections(roles: Mapping[str, Weight]) -> dict[str, Any]:
         "n_heads": CONFIGURED_HEADS,
         "# n_heads": "of config.json beside the file; or a number",
         "rope_base": None,
-        "# rope_base": "null for no rotation is a guess; 10000 is usual, then see rope_layout too",
+        "?rope_base": "null, no rotation; 10000 is usual, then see rope_layout too",
+        "mask": "causal",
+        "?mask": "causal; none where every position reads all others",
         "score_power": 2,
-        "# score_power": "p, where the product of both scores is divided by d_head^p; softmax "
-        "attention is no polynomial",
+        "?score_power": "two scores are multiplied as they are and divided by d_head^p, where p "
+        "is 2; softmax attention is no polynomial",
         "residual": "additive",
-        "# residual": GUESSED_RESIDUAL,
+        "?residual": _RESIDUAL,
     }
 
 
@@ -268,9 +300,10 @@ def _turn(rules: list[dict[str, Any]], weights: list[Weight]) -> None:
         before = _width(rules[n - 1], shapes, -1) if n else None
         after = _width(rules[n + 1], shapes, 0) if n + 1 < len(rules) else None
         stored = (rows, columns)
-        if rows == columns and n == 0 and _EMBEDDING.search(rule["weight"]):
+        looked_up = n == 0 and "bias" not in rule and _EMBEDDING.search(rule["weight"])
+        if rows == columns and looked_up:
             rule["transpose"] = True
-            rule["# transpose"] = "square: a guess, right where row t is the vector of token t"
+            rule["?transpose"] = "row t of the square matrix is the vector of token t"
         elif before == rows != columns or (n == 0 and after == columns != rows):
             rule["transpose"] = True
             rule["# transpose"] = f"stored as {stored}, which fits its neighbours transposed"
@@ -305,4 +338,4 @@ def _add_norms(rules: list[dict[str, Any]], norms: list[str]) -> None:
         else:
             rule |= {"norm": rule.get("norm", "rms"), "norm_weight": key}
         rule.setdefault("norm_epsilon", 1e-5)
-        rule["# norm"] = "before this layer is a guess, and so is its epsilon; give norms=inputs"
+        rule["?norm"] = "this norm stands before this layer, with this epsilon; give norms=inputs"

@@ -154,7 +154,7 @@ def _as_data(
 
 def _say_similarity(value: Number, by_output: list[float] | None, sampled: Check | None) -> None:
     say(f"similarity  {value:.12g}")
-    say(f"metric      {value.metric} ({guarantee(value.exact)})")
+    say(f"metric      {value.metric} ({guarantee(value.exact, value.caveats)})")
     if sampled is not None:
         estimate = f"{sampled.estimate:.6g} +- {sampled.standard_error:.2g}"
         say(f"sampled     {estimate}, {sampled.deviation:+.1f} standard errors away")
@@ -176,7 +176,7 @@ def inspect(
     from tnsim.models.descriptions import describe
     from tnsim.models.origin import Origin
 
-    model, dtypes = read(file, *reading_of(dialect, n_ctx, leave_out, norms))
+    model, dtypes = read(file, *reading_of(dialect, n_ctx, leave_out, norms, known=False))
     origin = model.origin or Origin("")
     layers = [describe(layer) for layer in model.layers]
     if as_json:
@@ -193,6 +193,7 @@ def inspect(
             "assumptions": list(origin.assumptions),
             "ignored": list(origin.ignored),
             "caveats": list(origin.caveats),
+            "guesses": list(origin.guesses),
         }
         print_json(facts)
     else:
@@ -215,6 +216,8 @@ def _say_model(model: Model, dtypes: Sequence[str], layers: Sequence[str], origi
         say(f"ignored     {name}")
     for line in origin.caveats:
         say(f"caveat      {line}")
+    for line in origin.guesses:
+        say(f"guessed     {line}")
 
 
 @app.command()

@@ -20,9 +20,11 @@ def _group() -> None:
 
 @app.command()
 def suggest(file: File) -> None:
-    """Print a commented dialect to begin with, guessed from names and shapes.
+    """Print a dialect to begin with, guessed from names and shapes.
 
-    Write it to a file, check it, and give it as --dialect.
+    Write it to a file, mend it, and set "confirmed" to true in each guess that you know to be
+    right: before that, --dialect is refused by all commands but inspect. Gates and plain linear
+    layers in a row, which have activations in nearly all networks, are refused at once.
     """
     from tnsim.checkpoints.folders import located
     from tnsim.checkpoints.formats import contents

@@ -5,19 +5,20 @@ from __future__ import annotations
 import enum
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tnsim.errors import CheckpointError, ModelError, printable
+from tnsim.errors import ON_INPUTS, CheckpointError, ModelError, printable
 
 if TYPE_CHECKING:
     import numpy as np
 
     from tnsim.checkpoints.checkpoint import Reading
+    from tnsim.checkpoints.dialects import Dialect
 
 
 class MetricName(enum.StrEnum):
@@ -115,6 +116,7 @@ def reading_of(
     n_ctx: int | None,
     leave_out: list[str] | None = None,
     norms: Path | None = None,
+    known: bool = True,
 ) -> Reading:
     """How files are read, by the words of the command line.
 
@@ -123,21 +125,42 @@ def reading_of(
         n_ctx: Length of sequences.
         leave_out: Patterns of tensors.
         norms: A file of inputs.
+        known: Whether a dialect with open guesses is refused.
 
     Returns:
         The arguments of `tnsim.load`.
 
     Raises:
-        CheckpointError: Where a file cannot be read.
+        CheckpointError: Where a file cannot be read, or guesses of the dialect are not confirmed.
     """
-    from tnsim.checkpoints.checkpoint import Reading
+    from tnsim.checkpoints.checkpoint import Reading, find_dialect
     from tnsim.checkpoints.dialects import Dialect
 
-    chosen: Any = dialect
+    chosen: Any = None
     if dialect == "-":
         chosen = Dialect.from_json(standard_input("a dialect"))
+    elif dialect is not None:
+        chosen = find_dialect(dialect)
+    if known and chosen is not None:
+        _check_confirmed(chosen, str(dialect))
     inputs = None if norms is None else samples_in(norms)
     return Reading(chosen, n_ctx, tuple(leave_out or ()), inputs)
+
+
+def _check_confirmed(dialect: Dialect, file: str) -> None:
+    """Refuse a dialect whose guesses nobody has confirmed."""
+    still = [guess.about for guess in dialect.guesses if not guess.confirmed]
+    if not still:
+        return
+    shown = ", ".join(printable(about, 40) for about in still[:6])
+    if len(still) > 6:
+        shown += f" and {len(still) - 6} more"
+    raise CheckpointError(  # short enough for `printable`, which cuts what is long
+        f"{file}: guesses that are not confirmed: {shown}. Mend the layers, and write "
+        '"confirmed": true beside each guess that you know to be right; or let '
+        "tnsim.confirm(model, forward) compare your own forward pass, or tnsim.from_module(net) "
+        f"read the module: .origin.dialect.to_json() of either is a dialect. {ON_INPUTS}"
+    )
 
 
 def standard_input(what: str) -> str:
@@ -225,11 +248,12 @@ def samples_in(file: Path) -> np.ndarray:
     return found[found.files[0]]
 
 
-def guarantee(exact: bool) -> str:
+def guarantee(exact: bool, caveats: Collection[str] = ()) -> str:
     """What a number is beside the true one.
 
     Args:
-        exact: As its metric says.
+        exact: As the result says.
+        caveats: As the result says; without a guess among them it is the metric that is not exact.
 
     Returns:
         Words for a pair of brackets.
@@ -240,6 +264,8 @@ def guarantee(exact: bool) -> str:
     """
     if exact:
         return "exact"
+    if any(caveat.startswith("not confirmed") for caveat in caveats):
+        return "of networks that are guessed in part, see the caveats"
     return "approximation beyond one nonlinear layer"
 
 

@@ -156,7 +156,7 @@ def _say_result(result: Pairwise, written: list[Path]) -> None:
     sizes, about = result.sizes, result.attrs
     duplicates = f"{about['duplicates']} with the weights of another"
     say(f"models      {sizes['a']} x {sizes['b']}, {duplicates}")
-    say(f"metric      {about['metric']} ({guarantee(about['exact'])})")
+    say(f"metric      {about['metric']} ({guarantee(about['exact'], about['caveats'])})")
     say(f"route       {about['plan']}")
     say(f"lowest      {_lowest(result)}")
     say(f"wrote       {', '.join(map(str, written))}")

@@ -22,7 +22,7 @@ from tnsim.engine.log_scaled import LogScaled, log_abs
 from tnsim.engine.precision import Arithmetic
 from tnsim.errors import TnsimError
 from tnsim.metrics.metric import Metric
-from tnsim.models.model import AnyModel, Model, caveats, terms
+from tnsim.models.model import AnyModel, Model, caveats, guesses, terms
 from tnsim.models.origin import warn_of_caveats
 from tnsim.models.scaling import beyond_float, power
 from tnsim.tensors.kinds import kinds, nonlinear
@@ -168,13 +168,19 @@ def _labelled(
 ) -> Any:
     """Values that know the metric's name, its guarantee and, of forward passes, route and error."""
     number = Number if np.ndim(values) == 0 else Numbers
+    known = not guesses(*_read(models))
     if products.forward is not None:
         ran = products.forward
-        return number(values, metric.name, ran.exact, ran.route, error, _caveats(models))
+        return number(values, metric.name, ran.exact and known, ran.route, error, _caveats(models))
     layers = [kinds(part) for model in models for _, part in terms(model)]
-    exact = metric.is_exact(nonlinear(*layers))
+    exact = known and bool(metric.is_exact(nonlinear(*layers)))
     return number(values, metric.name, exact, caveats=_caveats(models))
 
 
+def _read(models: Two) -> list[Any]:
+    """Models that were built or read, without plain functions."""
+    return [model for model in models if isinstance(model, AnyModel)]
+
+
 def _caveats(models: Two) -> tuple[str, ...]:
-    return caveats(*(model for model in models if isinstance(model, AnyModel)))
+    return caveats(*_read(models))

@@ -28,7 +28,7 @@ from tnsim.folding.layer_families import Sequences
 from tnsim.folding.sequences.attribution import fold_attribution
 from tnsim.folding.state_sizes import in_common_units
 from tnsim.metrics.metric import GaussianClosure, Metric, joins_legs, joins_whole_trees
-from tnsim.models.model import Model, caveats
+from tnsim.models.model import Model, caveats, guesses
 from tnsim.models.origin import warn_of_caveats
 from tnsim.models.scaling import beyond_float, power
 from tnsim.names import (
@@ -135,7 +135,8 @@ def attribution(
         )
     said = caveats(a, b)
     warn_of_caveats(said, stacklevel=2)
-    return Attribution(values, labels["A"], labels["B"], metric.name, family.exact, said)
+    exact = family.exact and not guesses(a, b)
+    return Attribution(values, labels["A"], labels["B"], metric.name, exact, said)
 
 
 def _check_question(a: Model, b: Model, by: str) -> None:
@@ -190,7 +191,7 @@ def _contracted(
     counts: dict[Side, int] = {side: len(labels[side]) for side in SIDES}
     problem = fold_attribution(
         {"A": family.bra, "B": family.ket},
-        family.metric(),
+        family.metric,
         family.input_kind,
         family.n_ctx,
         counts,

@@ -66,6 +66,36 @@ def align(bra: Sequence[Ordered], ket: Sequence[Ordered], metric: Metric) -> tup
     return tuple(steps)
 
 
+def orders_that_meet(
+    bra: Sequence[Ordered], ket: Sequence[Ordered], metric: Metric
+) -> set[tuple[int, int]]:
+    """Orders of the pairs of layers whose legs are joined, of each model with itself included.
+
+    Args:
+        bra: Layers of one model.
+        ket: Layers of the other.
+        metric: As for `align`.
+
+    Returns:
+        Pairs (order of the bra's layer, order of the ket's), 1 for a model that waits.
+
+    Raises:
+        ModelError: As `align`.
+
+    Example:
+        >>> import tnsim
+        >>> square = tnsim.Bilinear([[1.0]], [[1.0]], [[1.0]])
+        >>> sorted(orders_that_meet([square], [tnsim.Linear([[1.0]])], tnsim.Gaussian()))
+        [(1, 1), (2, 1), (2, 2)]
+    """
+    found: set[tuple[int, int]] = set()
+    for step in align(bra, ket, metric):
+        first = 1 if step.bra is None else bra[step.bra].order
+        second = 1 if step.ket is None else ket[step.ket].order
+        found |= {(first, second), (first, first), (second, second)}
+    return found
+
+
 def _order_at(layers: Sequence[Ordered], number: int) -> int | None:
     """Order of the layer that comes next; None where there is none left."""
     return layers[number].order if number < len(layers) else None

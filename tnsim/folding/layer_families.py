@@ -9,6 +9,7 @@ from typing import Any, Self
 import numpy as np
 
 from tnsim.engine.problem import Problem
+from tnsim.folding.alignment import align, orders_that_meet
 from tnsim.folding.constants import MomentNodes
 from tnsim.folding.layerwise import fold_layers
 from tnsim.folding.leaves import (
@@ -22,6 +23,7 @@ from tnsim.folding.leaves import (
 )
 from tnsim.folding.sequences.coincidences import position_array
 from tnsim.folding.sequences.fold import fold_sequences
+from tnsim.folding.sequences.joining_rules import rules_of
 from tnsim.metrics.input_moments import (
     InputKind,
     SequenceInputs,
@@ -31,7 +33,8 @@ from tnsim.metrics.input_moments import (
     sequence_moments,
 )
 from tnsim.metrics.metric import as_layerwise, layer_by_layer
-from tnsim.metrics.protocol import LayerwiseMetric, Metric
+from tnsim.metrics.protocol import Metric
+from tnsim.metrics.ways import ALL_ORDERS, Joinings, asked
 from tnsim.models.model import Model
 from tnsim.names import IDENTITY, ONE, ONES, SAME_POSITION, TRACE, Pair, Side
 from tnsim.tensors.kinds import Kinds, kinds, nonlinear
@@ -48,7 +51,7 @@ class LayerWise:
 
     Args:
         name: Of the metric that was asked for.
-        metric: Class of the metric that joins the legs.
+        metric: How the legs of layers that meet are joined.
         bra: Kinds of the layers of A.
         ket: Kinds of the layers of B; None where A meets itself.
         input_kind: Structure of the input's moments.
@@ -59,7 +62,7 @@ class LayerWise:
     """
 
     name: str
-    metric: type[LayerwiseMetric]
+    metric: Joinings
     bra: Kinds
     ket: Kinds | None
     input_kind: InputKind
@@ -70,11 +73,13 @@ class LayerWise:
         bra, ket = kinds(a), kinds_of_other(b)
         lifted = must_lift(bra, ket or bra)
         joined = as_layerwise(metric)
-        return cls(metric.name, type(joined), bra, ket, input_kind(metric, lifted), lifted)
+        depth = nonlinear(bra, ket or ())
+        joinings = asked(joined, orders_that_meet(bra, ket or bra, joined), depth)
+        return cls(metric.name, joinings, bra, ket, input_kind(metric, lifted), lifted)
 
     @property
     def exact(self) -> bool:
-        return self.metric().is_exact(nonlinear(self.bra, self.ket or ()))
+        return self.metric.exact
 
     @property
     def nodes(self) -> MomentNodes | None:
@@ -89,7 +94,7 @@ class LayerWise:
 
     def problem(self, pairs: tuple[Pair, ...], per_output: bool) -> Problem:
         models = by_side(self.bra, self.ket)
-        return fold_layers(models, self.metric(), self.input_kind, self.lifted, pairs, per_output)
+        return fold_layers(models, self.metric, self.input_kind, self.lifted, pairs, per_output)
 
     def weights(self, side: Side, model: Model) -> dict[str, Any]:
         return named(side, [arrays(layer, self.lifted) for layer in model.layers])
@@ -114,7 +119,7 @@ class Sequences:
 
     Args:
         name: Of the metric that was asked for.
-        metric: Class of the metric that joins the legs.
+        metric: How the legs of layers that meet are joined.
         bra: Kinds of the layers of A.
         ket: Kinds of the layers of B; None where A meets itself.
         input_kind: Structure of the input's moments.
@@ -125,7 +130,7 @@ class Sequences:
     """
 
     name: str
-    metric: type[LayerwiseMetric]
+    metric: Joinings
     bra: Kinds
     ket: Kinds | None
     input_kind: SequenceInputs
@@ -136,13 +141,16 @@ class Sequences:
         bra, ket = kinds(a), kinds_of_other(b)
         positions = a.n_ctx or 1
         degrees = a.degree, (b or a).degree
-        joined = layer_by_layer(metric, nonlinear(bra, ket or ()), degrees)
+        depth = nonlinear(bra, ket or ())
+        joined = layer_by_layer(metric, depth, degrees)
+        rules_of(joined)  # refuses a metric that joins in a way of its own, by its class
+        align(bra, ket or bra, joined)  # and trees of different shapes
         inputs = sequence_inputs(metric, a.d_in, positions)
-        return cls(metric.name, type(joined), bra, ket, inputs, positions)
+        return cls(metric.name, asked(joined, ALL_ORDERS, depth), bra, ket, inputs, positions)
 
     @property
     def exact(self) -> bool:
-        return self.metric().is_exact(nonlinear(self.bra, self.ket or ()))
+        return self.metric.exact
 
     @property
     def lifted(self) -> bool:
@@ -161,7 +169,7 @@ class Sequences:
 
     def problem(self, pairs: tuple[Pair, ...], per_output: bool) -> Problem:
         models = by_side(self.bra, self.ket)
-        return fold_sequences(models, self.metric(), self.input_kind, self.n_ctx, pairs, per_output)
+        return fold_sequences(models, self.metric, self.input_kind, self.n_ctx, pairs, per_output)
 
     def weights(self, side: Side, model: Model) -> dict[str, Any]:
         return named(side, [sequence_arrays(layer, self.n_ctx) for layer in model.layers])

@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 
 from tnsim.metrics.metric import Metric
+from tnsim.metrics.protocol import joins_layers
+from tnsim.metrics.ways import ASKED
 from tnsim.models.model import Model
 
 STANDARD = "standard"
@@ -27,7 +29,15 @@ def content_hash(model: Any) -> str:
 
 
 def metric_parameters(metric: Metric) -> str:
-    """`standard` for a metric without parameters of its own, else their digest."""
+    """`standard` for a metric without parameters of its own, else their digest.
+
+    Of a metric from outside that joins layer by layer the joinings are part of the digest, as its
+    name and its numbers alone do not say what it is.
+    """
+    if joins_layers(metric) and not _is_ours(metric):
+        joinings = tuple(tuple(metric.joinings(*one)) for one in ASKED)
+        own = metric if dataclasses.is_dataclass(metric) else tuple(sorted(vars(metric).items()))
+        return content_hash((type(metric).__name__, joinings, own))
     if _is_standard(metric):
         return STANDARD
     return content_hash(metric)

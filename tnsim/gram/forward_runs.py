@@ -153,6 +153,7 @@ def function_entry(source: Source, metric: Any) -> Entry:
         nonlinear=0,
         terms=1,
         caveats=(),
+        guessed=False,
     )
 
 

@@ -108,6 +108,13 @@ class Run(NamedTuple):
         return tuple(dict.fromkeys(said))
 
     @property
+    def exact(self) -> bool:
+        """Whether the metric's definition is met, for models of which all is known."""
+        entries = (*self.rows.all, *self.columns.all)
+        known = not any(one.guessed for one in entries)
+        return known and self.job.setting.metric.is_exact(max(one.nonlinear for one in entries))
+
+    @property
     def arithmetic(self) -> Arithmetic:
         """What bounds the errors of rounding."""
         entries = (*self.rows.entries, *self.columns.entries)
@@ -256,7 +263,6 @@ def _attributes(run: Run) -> dict[str, Any]:
     """What a store says of the run that fills it."""
     setting = run.job.setting
     sides = [run.rows] if run.symmetric else [run.rows, run.columns]
-    nonlinear = max(one.nonlinear for one in (*run.rows.all, *run.columns.all))
     attrs: dict[str, Any] = {
         "format": FORMAT,
         "metric": setting.metric.name,
@@ -264,7 +270,7 @@ def _attributes(run: Run) -> dict[str, Any]:
         "dtype": setting.dtype,
         "slices": setting.per_output,
         "outputs": run.rows.all[0].d_out if setting.per_output else None,
-        "exact": int(setting.metric.is_exact(nonlinear)),
+        "exact": int(run.exact),
         "estimates": int(run.job.points is not None and run.job.points.drawn),
         "symmetric": int(run.symmetric),
         "route": run.plan.route,

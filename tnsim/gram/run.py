@@ -118,7 +118,8 @@ def pairwise(
             raise
     precision.warn(*max(doubts), run.arithmetic, stacklevel=2)
     warn_of_caveats(run.caveats, stacklevel=2)
-    return labelled({**target.attrs, "caveats": list(run.caveats)}, target.arrays)
+    told = {"caveats": list(run.caveats), "exact": int(run.exact)}  # of the models as read now
+    return labelled({**target.attrs, **told}, target.arrays)
 
 
 def plan_pairwise(

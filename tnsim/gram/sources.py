@@ -20,7 +20,7 @@ from tnsim.gram.digests import content_hash
 from tnsim.models.checks import check_numbers
 from tnsim.models.differences import by_differences
 from tnsim.models.functions import Function
-from tnsim.models.model import Combination, Model, caveats, terms
+from tnsim.models.model import Combination, Model, caveats, guesses, terms
 from tnsim.tensors.kinds import Kinds, kinds, nonlinear
 
 _DIGITS = 18
@@ -60,6 +60,7 @@ class Entry:
         nonlinear: Nonlinear layers of the deepest part.
         terms: How many models the source adds up: a small difference of two is one part.
         caveats: What makes it another function than the networks that were read.
+        guessed: Whether something of how it was read is not confirmed.
     """
 
     source: Source
@@ -72,6 +73,7 @@ class Entry:
     nonlinear: int
     terms: int
     caveats: tuple[str, ...]
+    guessed: bool
 
     def read(self) -> Model | Combination | Function:
         """The model. Raises `CheckpointError` when the file has changed since the run began."""
@@ -149,6 +151,7 @@ def entry(source: Source, model: Model | Combination, dtype: str) -> Entry:
         nonlinear=nonlinear(*layers),
         terms=len(terms(model)),
         caveats=caveats(model),
+        guessed=bool(guesses(model)),
     )
 
 

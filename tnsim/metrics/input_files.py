@@ -72,6 +72,7 @@ def rows_of(inputs: Any) -> Any:
         (1, 2)
     """
     if not isinstance(inputs, str | os.PathLike):
+        _check_unlabelled(inputs)
         return host_array(inputs)
     path = Path(inputs)
     if path.suffix not in (".npy", ".safetensors"):
@@ -81,6 +82,16 @@ def rows_of(inputs: Any) -> Any:
     if path.suffix == ".safetensors":
         return _opened(path, StoredInputs)
     return _opened(path, lambda path: np.load(path, mmap_mode="r", allow_pickle=False))
+
+
+def _check_unlabelled(inputs: Any) -> None:
+    """Refuse inputs with labels: a tuple of arrays, or a list of such tuples."""
+    first = inputs[0] if isinstance(inputs, list) and inputs else inputs
+    if isinstance(first, tuple) and any(len(getattr(one, "shape", ())) > 0 for one in first):
+        raise ModelError(
+            f"inputs are one array, found a tuple of {len(first)} arrays, as of inputs with labels "
+            "or of a batch: give the inputs alone, such as dataset.tensors[0], or np.stack them"
+        )
 
 
 def _opened(path: Path, reader: Any) -> Any:

@@ -67,7 +67,8 @@ def marginal(given: Any) -> Marginal:
     if isinstance(given, tuple) and len(given) == 2 and np.ndim(given[0]) == 1:
         return _finite("given nodes", *given)
     moments = [float(moment) for moment in np.ravel(np.asarray(given, np.float64))]
-    if len(moments) < 2 or moments[0] != 1 or not np.isfinite(moments).all():
+    whole = len(moments) > 0 and abs(moments[0] - 1) <= _ROUNDING
+    if len(moments) < 2 or not whole or not np.isfinite(moments).all():
         shown = ", ".join(f"{moment:g}" for moment in moments[:4])
         raise ModelError(
             "moments are finite numbers E[x^0] = 1, E[x], E[x^2] and so on, two at least; "

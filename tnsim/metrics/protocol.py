@@ -16,9 +16,9 @@ from tnsim.metrics.points import Points, Reading
 class Metric(Protocol):
     """What every metric says of itself.
 
-    A metric is immutable and a pytree whose leaves are its arrays. Plans are kept by its class,
-    which can be called without arguments: what a plan depends on does not depend on the numbers
-    in a metric.
+    A metric is immutable and a pytree whose leaves are its arrays. Plans of a metric that joins
+    layer by layer are kept by its answers, the joinings among them, so a number that the metric
+    holds may decide how legs are joined.
 
     Example:
         >>> import tnsim

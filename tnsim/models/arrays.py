@@ -109,7 +109,8 @@ def host_array(value: Any) -> np.ndarray:
         An array of the same shape; floats narrower than 32 bits widen to float32.
 
     Raises:
-        ModelError: It requires grad, and nothing would be left of that.
+        ModelError: It requires grad, and nothing would be left of that; or it is no array, such as
+            a dataset of pairs, or nested lists of unequal lengths.
 
     Example:
         >>> host_array(np.ones(2, np.float16)).dtype
@@ -123,10 +124,41 @@ def host_array(value: Any) -> np.ndarray:
         )
     if hasattr(value, "detach"):
         value = _of_torch(value)
-    array = np.asarray(value)
+    _check_array(value)
+    try:
+        array = np.asarray(value)
+    except (ValueError, TypeError) as error:  # lists of unequal lengths, among others
+        raise ModelError(f"an array was expected, and no array can be made: {error}") from None
     if array.dtype.kind in "iub":
         return array
     return array.astype(_wide(array.dtype), copy=False)
+
+
+_ARRAYS = ("__array__", "__array_interface__", "__dlpack__", "__buffer__")
+
+
+def _check_array(value: Any) -> None:
+    """Refuse what NumPy would take apart item by item though it is no list: data sets, loaders.
+
+    An item of a data set is a pair of an input and a label, which would become two positions of one
+    input.
+    """
+    if isinstance(value, (list, tuple, range, str, bytes, bytearray, memoryview)):
+        return
+    items = any(hasattr(value, name) for name in ("__getitem__", "__iter__", "__len__"))
+    if items and not any(hasattr(value, name) for name in _ARRAYS) and not _is_buffer(value):
+        raise ModelError(
+            f"an array was expected, found {type(value).__name__}, the items of which may be pairs "
+            "of inputs and labels: give the inputs alone, such as dataset.tensors[0]"
+        )
+
+
+def _is_buffer(value: Any) -> bool:
+    try:
+        memoryview(value)
+    except TypeError:
+        return False
+    return True
 
 
 def numbers(tree: T) -> T:

@@ -245,7 +245,7 @@ def terms(model: Any) -> tuple[tuple[Any, Model], ...]:
 
 
 def caveats(*models: Any) -> tuple[str, ...]:
-    """What makes models other functions than the networks they were read from, each once.
+    """What makes models other functions than the networks they were read from, or may: each once.
 
     Args:
         models: Models, or combinations of such.
@@ -261,7 +261,27 @@ def caveats(*models: Any) -> tuple[str, ...]:
     """
     origins = [part.origin for model in models for _, part in terms(model)]
     said = [caveat for origin in origins if origin for caveat in origin.caveats]
+    said += [f"not confirmed: {guess}" for guess in guesses(*models)]
     return tuple(dict.fromkeys(said))
+
+
+def guesses(*models: Any) -> tuple[str, ...]:
+    """What nobody has confirmed of how models were read, each once.
+
+    Args:
+        models: Models, or combinations of such.
+
+    Returns:
+        One sentence each, none for models that were built, or read by what is known.
+
+    Example:
+        >>> import tnsim
+        >>> origin = Origin("a file", guesses=("matrices: stored (out, in)",))
+        >>> guesses(Model([tnsim.Linear([[1.0]])], origin=origin))
+        ('matrices: stored (out, in)',)
+    """
+    origins = [part.origin for model in models for _, part in terms(model)]
+    return tuple(dict.fromkeys(one for origin in origins if origin for one in origin.guesses))
 
 
 def _combine(a: Any, b: Any, sign: float) -> Combination:

@@ -24,6 +24,8 @@ class Origin:
         error: Relative root mean square difference from the network's own forward pass; None where
             none was run.
         dialect: The `Dialect` that reads its state dict; None where there is none.
+        guesses: Guesses of the dialect that nobody has confirmed. They are caveats of every result,
+            and no result is exact while there are any.
 
     Example:
         >>> Origin("a state dict", caveats=("left out: norm.weight",)).caveats
@@ -36,10 +38,11 @@ class Origin:
     ignored: tuple[str, ...] = ()
     error: float | None = None
     dialect: Any = None
+    guesses: tuple[str, ...] = ()
 
 
 def warn_of_caveats(caveats: tuple[str, ...], stacklevel: int) -> None:
-    """Say that a number is about other functions than the networks that were read.
+    """Say that a number may be about other functions than the networks that were read.
 
     Args:
         caveats: Of all models that the number is about.
@@ -53,7 +56,8 @@ def warn_of_caveats(caveats: tuple[str, ...], stacklevel: int) -> None:
     """
     if caveats:
         warnings.warn(
-            f"the models are not quite the networks they were read from: {'; '.join(caveats)}",
+            "the models are not quite the networks they were read from, or not known to be: "
+            f"{'; '.join(caveats)}",
             CaveatWarning,
             stacklevel=stacklevel + 1,
         )

@@ -18,7 +18,7 @@ from tnsim.models.arrays import host_array
 if TYPE_CHECKING:
     import quimb.tensor as qtn
 
-WeightedNetwork = tuple[float, "qtn.TensorNetwork"]
+WeightedNetwork = tuple[complex, "qtn.TensorNetwork"]
 
 
 def weighted(networks: Any) -> Iterator[WeightedNetwork]:
@@ -40,11 +40,18 @@ def weighted(networks: Any) -> Iterator[WeightedNetwork]:
                 f"the weight of network {number} is traced, but weights are part of the plan: "
                 "multiply it into a tensor"
             )
-        if np.iscomplexobj(weight) or np.ndim(weight) or not np.isfinite(weight):
-            raise ModelError(f"the weight of network {number} is no finite real number: {weight}")
+        if np.ndim(weight) or not _is_finite(weight):
+            raise ModelError(f"the weight of network {number} is no finite number: {weight}")
         if not network.num_tensors:
             raise ModelError(f"network {number} has no tensors")
-        yield float(weight), network
+        yield complex(weight) if np.iscomplexobj(weight) else float(weight), network
+
+
+def _is_finite(weight: Any) -> bool:
+    try:
+        return bool(np.isfinite(weight))
+    except TypeError:  # what is no number
+        return False
 
 
 def index_sizes(network: qtn.TensorNetwork, what: str) -> dict[str, int]:

@@ -147,6 +147,9 @@ def network_sum(
         sizes = own
         operands = tuple(leaves.operand(tensor, what) for tensor in network.tensors)
         if weight != 0.0:
+            if isinstance(weight, complex):
+                operands = (*operands, leaves.factor(weight))
+                weight = 1.0
             read.append((weight, float(network.exponent), operands))
     return _as_problem(read, leaves.found, outputs or (), sizes)
 
@@ -215,6 +218,13 @@ class _Leaves:
         if tags not in leaf.tags:
             leaf.tags.append(tags)
         return Operand(name, tuple(tensor.inds))
+
+    def factor(self, weight: complex) -> Operand:
+        """A complex weight as a tensor without indices: terms of a problem have real weights."""
+        name = f"T{len(self._names)}"
+        self._names[frozenset({name})] = name
+        self.found[name] = Leaf(np.asarray(weight, np.complex128), False, [])
+        return Operand(name, ())
 
     def _add(self, key: int | frozenset[str], tensor: qtn.Tensor, what: str) -> None:
         """A new leaf, called by a number."""
