@@ -38,6 +38,7 @@ from tnsim.cli.options import (
     MetricOption,
     NormsOption,
     SlicesOption,
+    check_outputs,
     compiling_shown,
     guarantee,
     metric_of,
@@ -272,7 +273,9 @@ def convert(
 ) -> None:
     """Rewrite a checkpoint in tnsim's own format, safetensors with the architecture inside."""
     import tnsim
+    from tnsim.checkpoints.native import OWN
 
+    check_outputs({target: OWN})
     model = _model(source, reading_of(dialect, n_ctx, leave_out, norms))
     tnsim.save(model, target)
     say(f"{target}: {model}")

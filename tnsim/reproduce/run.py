@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +19,7 @@ from typing import Any, Generic, TypeVar
 
 import tnsim
 from tnsim.errors import CheckpointError, StoreMismatch
-from tnsim.files import replacing
+from tnsim.files import json_object, replacing
 
 LOG = "log.json"
 
@@ -146,11 +146,14 @@ class Recorder:
         write_json(self._folder / LOG, {"settings": self._about, "checkpoints": self._entries})
 
 
-def write_json(path: Path, data: Any) -> None:
-    """Write plain data as a whole or not at all; folders are made, NaN is refused."""
+def write_json(path: Path, data: Mapping[str, Any]) -> None:
+    """Write an object as a whole or not at all; folders are made, NaN is refused.
+
+    A file that is no object of such keys is not replaced.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     text = json.dumps(data, indent=1, allow_nan=False, ensure_ascii=False)
-    with replacing(path) as temporary:
+    with replacing(path, json_object("a JSON object of tnsim", *data)) as temporary:
         temporary.write_text(text + "\n", encoding="utf-8")
 
 
