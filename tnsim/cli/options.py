@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tnsim.errors import CheckpointError, ModelError, printable
-from tnsim.files import PNG, Kind, check_replaceable, replacing
+from tnsim.files import PNG, Kind, check_replaceable, regular, replacing
 
 if TYPE_CHECKING:
     import numpy as np
@@ -216,15 +216,18 @@ def samples_in(file: Path) -> np.ndarray:
     """
     import numpy as np
 
-    try:
-        found = np.load(file, allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
-        raise CheckpointError(f"{file}: cannot be read as inputs: {error}") from None
-    if isinstance(found, np.ndarray):
-        return found
-    if len(found.files) != 1:
-        raise CheckpointError(f"{file}: must hold one array of inputs, found {len(found.files)}")
-    return found[found.files[0]]
+    from tnsim.checkpoints.formats import contents
+    from tnsim.checkpoints.guard import naming, refusing
+
+    with naming(file), refusing("cannot be read as inputs"):
+        if file.suffix != ".npz":
+            with regular(file) as data:
+                np.lib.format.read_magic(data)  # no pickle, whatever the name of the file
+            return np.array(np.load(file, mmap_mode="r", allow_pickle=False))
+        arrays = contents(file).tensors
+        if len(arrays) != 1:
+            raise CheckpointError(f"must hold one array of inputs, found {len(arrays)}")
+        return arrays[0].tensor
 
 
 def check_outputs(outputs: Mapping[Path, Kind]) -> None:

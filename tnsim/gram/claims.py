@@ -18,6 +18,8 @@ import uuid
 from pathlib import Path
 from types import TracebackType
 
+from tnsim.files import regular
+
 EXPIRY = 30.0  # seconds without a sign of life after which a claim is taken over
 _RENEWAL = 5.0  # seconds between two signs of life
 _FOLDER = "claims"
@@ -62,7 +64,7 @@ class Claims:
         while not self._create(file):
             if not self._is_abandoned(file):
                 return False
-            file.unlink(missing_ok=True)
+            _remove(file)
         self._held.add(file)
         return True
 
@@ -73,6 +75,8 @@ class Claims:
 
     def _create(self, file: Path) -> bool:
         while True:
+            if file.parent.exists() and not file.parent.is_dir():
+                _remove(file.parent)
             file.parent.mkdir(exist_ok=True)
             try:
                 with file.open("x") as out:
@@ -85,9 +89,13 @@ class Claims:
 
     def _is_abandoned(self, file: Path) -> bool:
         try:
-            maker, sign = file.read_text(errors="replace").split(), file.stat().st_mtime_ns
-        except FileNotFoundError:
-            return True
+            with regular(file) as claim:
+                maker = claim.read(2**10).decode(errors="replace").split()
+                sign = os.fstat(claim.fileno()).st_mtime_ns
+        except PermissionError:
+            return False  # as of another user, whose process may live
+        except OSError:
+            return True  # given back meanwhile, or no claim of anybody: a pipe, a folder
         if len(maker) == 3 and maker[0] == platform.node() and _is_gone(maker[1]):
             return True
         known, since = self._last_signs.get(file, (None, 0.0))
@@ -99,7 +107,9 @@ class Claims:
     def _give_back(self, file: Path) -> None:
         self._held.discard(file)
         try:
-            if file.read_text() == self._text:  # it may have been taken over
+            with regular(file) as claim:
+                is_own = claim.read() == self._text.encode()  # it may have been taken over
+            if is_own:
                 file.unlink()
         except OSError:
             pass
@@ -111,6 +121,14 @@ class Claims:
                     os.utime(file)
                 except OSError:
                     continue
+
+
+def _remove(path: Path) -> None:
+    """Remove what stands in the place of a claim."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def _is_gone(pid: str) -> bool:

@@ -190,7 +190,10 @@ def read(path: Path) -> tuple[Store, list[str]]:
 def log_start(store: Store, what: str) -> None:
     """A line about what is computed now, for whoever wants to know which process computed what."""
     if store.path is not None:
-        with zarr_files.writing(store.path), (store.path / LOG).open("a") as out:
+        file = store.path / LOG
+        if file.exists() and not file.is_file():
+            return  # a pipe would be waited for, and nothing depends on the log
+        with zarr_files.writing(store.path), file.open("a") as out:
             out.write(f"{platform.node()} {os.getpid()} {what}\n")
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tnsim.errors import DamagedStore, StoreMismatch
+from tnsim.files import regular
 
 FORMAT = 3
 FILE = "zarr.json"  # of the root and of every array
@@ -50,7 +51,7 @@ def attributes(path: Path) -> dict[str, Any]:
         DamagedStore: There is one, but its attributes are not those that were written.
     """
     try:
-        data = json.loads((path / FILE).read_bytes())
+        data = json.loads(_bytes(path / FILE))
         attrs = data["attributes"]["tnsim"]
         theirs = attrs["format"]
     except (*_UNREADABLE, KeyError, TypeError) as error:
@@ -71,7 +72,7 @@ def attributes(path: Path) -> dict[str, Any]:
 
 def damaged_arrays(path: Path) -> list[str]:
     """Arrays whose metadata are not those that were written, where the attributes are verified."""
-    files = json.loads((path / FILE).read_bytes())["attributes"]["arrays"]
+    files = json.loads(_bytes(path / FILE))["attributes"]["arrays"]
     return [name for name, known in files.items() if _file_digest(path / name / FILE) != known]
 
 
@@ -109,7 +110,7 @@ def _bound(path: Path) -> dict[str, Any] | None:
     """What the first readable array of a store says about its run, None where nothing does."""
     for file in sorted(path.glob(f"*/{FILE}")):
         try:
-            bound = json.loads(file.read_bytes())["attributes"]["tnsim"]
+            bound = json.loads(_bytes(file))["attributes"]["tnsim"]
         except (*_UNREADABLE, KeyError, TypeError):
             continue
         if isinstance(bound, dict):
@@ -117,9 +118,15 @@ def _bound(path: Path) -> dict[str, Any] | None:
     return None
 
 
+def _bytes(file: Path) -> bytes:
+    """The content of a regular file; a pipe in its place would be waited for."""
+    with regular(file) as stream:
+        return stream.read()
+
+
 def _file_digest(file: Path) -> str | None:
     try:
-        return hashlib.blake2b(file.read_bytes(), digest_size=16).hexdigest()
+        return hashlib.blake2b(_bytes(file), digest_size=16).hexdigest()
     except OSError:
         return None
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import glob
+import itertools
 import shutil
 import uuid
 from collections.abc import Iterator, Mapping
@@ -32,7 +33,15 @@ class Disk:
     specs: Mapping[str, Spec]
 
     def read(self, name: str, at: tuple) -> np.ndarray:
-        """Numbers as they are there, true or not."""
+        """Numbers as they are there, true or not.
+
+        Raises:
+            OSError: Something else than a file stands in the place of a chunk; a pipe would be
+                waited for.
+        """
+        for chunk in self._chunks(name, at):
+            if chunk.exists() and not chunk.is_file():
+                raise OSError(f"{chunk} is no regular file")
         return np.asarray(self.arrays[name][at])
 
     def write(self, name: str, at: tuple, value: Any) -> None:
@@ -42,6 +51,11 @@ class Disk:
         be read the chunk is removed, and written anew. So is a chunk whose temporary file is gone:
         another process has finished the run meanwhile, and swept it away.
         """
+        for chunk in self._chunks(name, at):
+            if chunk.is_dir() and not chunk.is_symlink():
+                shutil.rmtree(chunk)
+            elif chunk.exists() and not chunk.is_file():
+                chunk.unlink()
         try:
             self.arrays[name][at] = value
         except FileNotFoundError:
@@ -49,9 +63,21 @@ class Disk:
         except OSError:
             raise
         except Exception:
-            chunk = _chunk_of(at, self.specs[name])
-            self.path.joinpath(name, "c", *map(str, chunk)).unlink(missing_ok=True)
+            for chunk in self._chunks(name, at):
+                chunk.unlink(missing_ok=True)
             self.arrays[name][at] = value
+
+    def _chunks(self, name: str, at: tuple) -> list[Path]:
+        """Files of the chunks that hold a region of an array."""
+        spec = self.specs[name]
+        places = [place if isinstance(place, slice) else slice(place, place + 1) for place in at]
+        places += [slice(None)] * (len(spec.shape) - len(places))
+        numbers = []
+        for place, size, length in zip(places, spec.chunks, spec.shape, strict=True):
+            start, stop, _ = place.indices(length)
+            numbers.append(range(start // size, -(-stop // size)))
+        folder = self.path / name / "c"
+        return [folder.joinpath(*map(str, chunk)) for chunk in itertools.product(*numbers)]
 
 
 @contextlib.contextmanager
@@ -139,13 +165,6 @@ def _dimensions(name: str, spec: Spec) -> tuple[str, ...]:
     if name.startswith("log_norm"):
         return (name[-1], "output")[: len(spec.shape)]
     return ("a", "b", "output")[: len(spec.shape)]
-
-
-def _chunk_of(at: tuple, spec: Spec) -> list[int]:
-    """The number of the chunk that begins at a place."""
-    starts = [place.start if isinstance(place, slice) else place for place in at]
-    starts += [0] * (len(spec.shape) - len(starts))
-    return [start // size for start, size in zip(starts, spec.chunks, strict=True)]
 
 
 def zarr_library() -> Any:
