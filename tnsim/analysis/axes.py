@@ -213,12 +213,12 @@ def label_points(axes: Axes, points: Float[np.ndarray, "K 2"], labels: np.ndarra
     """
     from matplotlib.patheffects import withStroke
 
-    written: list[np.ndarray] = []
+    placed: list[np.ndarray] = []
     reach = 0.075 * max(np.ptp(points, axis=0).max(), 1e-12)
     for n in _ends_first(len(points)):
-        if _is_near(points[n], written, reach):
+        if _is_near(points[n], placed, reach):
             continue
-        written.append(points[n])
+        placed.append(points[n])
         outward = points[n] / (np.linalg.norm(points[n]) or 1.0)
         side = "right"
         if outward[0] > 0:

@@ -300,7 +300,7 @@ def main() -> None:
         sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115  as long as the process
     try:
         code = app(standalone_mode=False)
-    except typer.Abort:
+    except (typer.Abort, KeyboardInterrupt):
         sys.exit(130)
     except Exception as error:
         if os.environ.get("TNSIM_DEBUG") == "1":
