@@ -18,8 +18,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
-import commands
-import corpus_files as files
+import commands  # pyright: ignore[reportMissingImports]
+import corpus_files as files  # pyright: ignore[reportMissingImports]
 import numpy as np
 
 SECONDS = 20

@@ -150,8 +150,9 @@ def _check_call(function: Any, arguments: Any) -> None:
     name = function.name
     if name == "_rebuild_from_type_v2" and len(arguments) > 2:
         _check_call(arguments[0], arguments[2])
-    if name == "bytearray" and any(isinstance(one, int) for one in arguments):
-        _refuse(f"bytearray of {arguments[0]} bytes")
+    if name == "bytearray":
+        for size in (one for one in arguments if isinstance(one, int)):
+            _refuse(f"bytearray of {size} bytes")
     if name == "encode" and arguments[1:] != ("latin1",):
         _refuse("text in another encoding than latin1")
     if name.endswith(("Tensor", "Storage")) and arguments:
