@@ -19,7 +19,7 @@ from typing import BinaryIO, NamedTuple
 
 
 class Kind(NamedTuple):
-    """What an output file holds.
+    r"""What an output file holds.
 
     Attributes:
         name: Words for messages, with an article.
@@ -36,7 +36,7 @@ class Kind(NamedTuple):
 
 
 def beginning(name: str, start: bytes) -> Kind:
-    """A kind of file that is known by its first bytes.
+    r"""A kind of file that is known by its first bytes.
 
     Args:
         name: Words for messages, with an article.
@@ -80,7 +80,7 @@ def json_object(name: str, *keys: str) -> Kind:
 
 
 def check_replaceable(path: Path, kind: Kind) -> None:
-    """Refuse an output whose place is taken by something of another kind.
+    r"""Refuse an output whose place is taken by something of another kind.
 
     Args:
         path: Where the output is to be written.
