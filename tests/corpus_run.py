@@ -45,7 +45,9 @@ libraries loaded.
 
 What is read is limited: tensors may declare up to 16 times the size of their file (or 32 MiB), a
 safetensors header 4 MiB, the directory of an archive 1 MiB, the pickle in a PyTorch file 512 KiB,
-JSON 1 MiB, YAML 128 KiB. PyTorch files from before 1.6 are refused, as they do not say what they
+JSON 1 MiB, YAML 128 KiB, the patterns of a dialect 16,384 characters. The pickle in a PyTorch file
+is gone through before PyTorch reads it, and refused where it asks for memory by a number alone
+(`bytearray(2**31)`) or for a codec of quadratic time. PyTorch files from before 1.6 are refused, as they do not say what they
 hold before they are unpickled; so is YAML that refers to itself by `*name`.
 
 The table is written by `python tests/corpus_run.py docs/hostile-files.md`;

@@ -32,6 +32,7 @@ def pickles() -> Iterator[files.Input]:
         for length in (2**19 - 500, 2**22):
             endless = start + repeated * (length // len(repeated)) + b"."
             yield one(files.rezipped(sound_file, data=endless))
+    yield from map(one, calls(sound_file))
     values = [[1], 1, None, "x", {1}, b"x", (1,), {"W_l": 1}, {}, 2**2000]
     values += [files.Touch(), [files.Touch()]]
     for value in values:
@@ -52,6 +53,44 @@ def pickles() -> Iterator[files.Input]:
     torch.save(state, old, _use_new_zipfile_serialization=False)
     yield one(old.getvalue())
     yield one(files.npz(files.readout()))
+
+
+def calls(sound_file: bytes) -> Iterator[bytes]:
+    """Files whose pickle calls a function that PyTorch allows, with a number or a text that is too
+    large."""
+    largest = b"J" + struct.pack("<i", 2**31 - 1)
+    accents = "\u00e9".encode() * 200_000
+    text = b"X" + struct.pack("<L", len(accents)) + accents
+
+    def named(name: str) -> bytes:
+        module, _, last = name.rpartition(".")
+        return f"c{module}\n{last}\n".encode()
+
+    allocating = [
+        "builtins.bytearray",
+        "__builtin__.bytearray",
+        "torch.Tensor",
+        "torch.FloatTensor",
+    ]
+    allocating += ["torch.storage.UntypedStorage", "torch.storage.TypedStorage"]
+    allocating += ["torch.FloatStorage", "torch.Size", "torch.nn.parameter.Parameter"]
+    found = []
+    for name in allocating:
+        for call in (b"R", b"\x81"):
+            found.append(named(name) + largest + b"\x85" + call)
+    nested = named("builtins.bytearray") * 2 + largest + b"\x85}"
+    found.append(named("torch._tensor._rebuild_from_type_v2") + b"(" + nested + b"tR")
+    for name in (b"punycode", b"idna", b"unicode_escape"):
+        encoding = b"X" + struct.pack("<L", len(name)) + name
+        found.append(named("_codecs.encode") + text + encoding + b"\x86R")
+    for name in ("torch.device", "builtins.complex", "collections.Counter"):
+        found.append(named(name) + text + b"\x85R")
+    sizes = b"(" + largest + largest + b"t(" + largest + b"K\1t"
+    for name in ("_rebuild_meta_tensor_no_storage", "_rebuild_tensor_v2", "_rebuild_qtensor"):
+        given = b"(" + named("torch.float32") + sizes + b"\x89tR"
+        found.append(named(f"torch._utils.{name}") + given)
+    for call in found:
+        yield files.rezipped(sound_file, data=b"\x80\2}X\1\0\0\0a" + call + b"s.")
 
 
 def tensors() -> Iterator[files.Input]:

@@ -69,6 +69,7 @@ FOLDERS = {  # folder (or file of the root): what it may import from tnsim; noth
         "compare",
         "engine",
         "errors",
+        "files",
         "gram",
         "metrics",
         "models",

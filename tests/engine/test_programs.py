@@ -80,8 +80,13 @@ def bit_flips(content):
 
 def others(content):
     """Whole by their digest, but no program."""
+    device = programs.default_device()
+    with execution.precision():
+        files = program_files.Files.here(device, programs._settings())
     for other in (b"", pickle.dumps(3), pickle.dumps((b"", 1, 2)), b"no pickle"):
-        yield program_files._DIGEST(other).digest() + other
+        sealed = files._sealed(repr(Wanted(PIECE, None, "float64")), other)
+        assert files._opened(repr(Wanted(PIECE, None, "float64")), sealed) == other
+        yield sealed
 
 
 @pytest.mark.parametrize("damages", [truncations, bit_flips, others])
@@ -95,6 +100,29 @@ def test_a_damaged_file_is_compiled_again_and_replaced(damages, folder, compilat
         assert len(compilations) == count
         made()  # reads what has taken its place
         assert len(compilations) == count
+
+
+def test_a_program_never_answers_for_another(folder, compilations):
+    """Files exchanged among pieces of equal and of other shapes, dtypes included."""
+    other_weights = Piece(PIECE.shapes, (OUTER, TWICE._replace(weights=(3.0,))), (3,))
+    transposed = Operation("contract", (0, 1), ((0, 1), (1, 2)), (2, 0))
+    other_shape = Piece(PIECE.shapes, (transposed,), (2,))
+    wanted = [(PIECE, "float64"), (other_weights, "float64"), (other_shape, "float64")]
+    wanted.append((PIECE, "float32"))
+    known: dict = {}
+    expected = []
+    for piece, dtype in wanted:
+        expected.append(value(made(piece, dtype), dtype))
+        (new,) = set(folder.iterdir()) - set(known)
+        known[new] = new.read_bytes()
+    found = list(known.items())
+    for turn in range(1, len(found)):
+        for (file, _), (_, content) in zip(found, found[turn:] + found[:turn], strict=True):
+            file.write_bytes(content)
+        for (piece, dtype), number in zip(wanted, expected, strict=True):
+            np.testing.assert_array_equal(value(made(piece, dtype), dtype), number)
+        assert len(compilations) == len(wanted) * (turn + 1)
+        assert set(folder.iterdir()) == known.keys()
 
 
 @pytest.mark.parametrize("kind", ["open to others", "a link", "a file", "of another user"])

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jaxtyping import Float
 
+from tnsim.errors import printable
+
 if TYPE_CHECKING:
     import xarray as xr
     from matplotlib.axes import Axes
@@ -145,7 +147,26 @@ def title_of(name: str) -> str:
         >>> title_of("weight_cosine")
         'weight cosine'
     """
-    return name.replace("_", " ")
+    return written(name.replace("_", " "))
+
+
+def written(label: Any) -> str:
+    """A label as matplotlib writes it letter by letter.
+
+    Matplotlib takes text between two dollar signs for a formula, and fonts have no letter for the
+    bytes of a file name that are no text.
+
+    Args:
+        label: Of a model or of a variable.
+
+    Returns:
+        The text with both escaped.
+
+    Example:
+        >>> print(written("a$1$"))
+        a\\$1\\$
+    """
+    return printable(str(label)).replace("$", r"\$")
 
 
 def thin_ticks(axis: XAxis | YAxis, labels: np.ndarray, inches: float) -> None:
@@ -169,7 +190,7 @@ def thin_ticks(axis: XAxis | YAxis, labels: np.ndarray, inches: float) -> None:
     style: dict[str, Any] = {"fontsize": SMALL}
     if axis.axis_name == "x":
         style["rotation"] = 90
-    axis.set_ticks(places, list(map(str, labels[places])), **style)
+    axis.set_ticks(places, list(map(written, labels[places])), **style)
 
 
 def label_points(axes: Axes, points: Float[np.ndarray, "K 2"], labels: np.ndarray) -> None:
@@ -192,18 +213,18 @@ def label_points(axes: Axes, points: Float[np.ndarray, "K 2"], labels: np.ndarra
     """
     from matplotlib.patheffects import withStroke
 
-    written: list[np.ndarray] = []
+    placed: list[np.ndarray] = []
     reach = 0.075 * max(np.ptp(points, axis=0).max(), 1e-12)
     for n in _ends_first(len(points)):
-        if _is_near(points[n], written, reach):
+        if _is_near(points[n], placed, reach):
             continue
-        written.append(points[n])
+        placed.append(points[n])
         outward = points[n] / (np.linalg.norm(points[n]) or 1.0)
         side = "right"
         if outward[0] > 0:
             side = "left"
         axes.annotate(
-            str(labels[n]),
+            written(labels[n]),
             points[n],
             xytext=9 * outward,
             textcoords="offset points",

@@ -21,6 +21,7 @@ from tnsim.analysis.axes import (
     show_matrix,
     thin_ticks,
     title_of,
+    written,
 )
 from tnsim.analysis.curves import (
     STRIP,
@@ -163,9 +164,9 @@ def _slices(result: xr.Dataset, names: Sequence[str], points: Sequence[int]) -> 
         axes.remove()
     for axes, panel, output in zip(used, panels, slices["output"].values, strict=True):
         image = show_matrix(axes, panel.values, colours, points)
-        title = f"{output}"
+        title = written(output)
         if inches > 1.2:
-            title = f"output {output}"
+            title = f"output {written(output)}"
         axes.set_title(title, fontsize=SMALL, pad=2)
         axes.set(xticks=(), yticks=())
     figure.colorbar(image, ax=list(used), shrink=0.6, label="similarity of the output")

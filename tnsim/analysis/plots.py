@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jaxtyping import Float
 
+from tnsim.analysis.axes import written
 from tnsim.errors import MissingExtra
 from tnsim.names import COVARIANCE, MEAN, SYMMETRISER, layer_tag
 
@@ -56,7 +57,7 @@ def heatmap(matrix: Float[np.ndarray, "K K"], labels: Sequence[str], title: str 
     image = axes.imshow(np.asarray(matrix), vmin=-1, vmax=1, cmap="RdBu_r", origin="lower")
     every = max(1, len(labels) // MAX_LABELS)
     ticks = range(0, len(labels), every)
-    shown = [labels[tick] for tick in ticks]
+    shown = [written(labels[tick]) for tick in ticks]
     axes.set_xticks(ticks, shown, rotation=60, ha="right", rotation_mode="anchor")
     axes.set_yticks(ticks, shown)
     axes.set_xlabel("checkpoint")

@@ -28,7 +28,7 @@ from jaxtyping import Float
 from tnsim.analysis import reading
 from tnsim.analysis.matrices import is_symmetric, matrix
 from tnsim.errors import ResultError
-from tnsim.files import replacing
+from tnsim.files import Kind, replacing
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 MAX_PHASES = 10
 MAX_NUMBERS = 2**23
 DECIMALS, SLICE_DECIMALS = 4, 3
+PAGE = Kind("a page of tnsim", lambda file: b'name="generator" content="tnsim"' in file.read(256))
 _NUMERIC = "fiub"
 """Kinds of NumPy's floats, integers and booleans."""
 SCRIPTS = (
@@ -70,7 +71,8 @@ def write(
         The path, for example to open in a browser.
 
     Raises:
-        ResultError: The run is not finished, too large for a page, or the file cannot be written.
+        ResultError: The run is not finished or too large for a page, the file cannot be written, or
+            a file of another kind is there.
 
     Example:
         >>> import tempfile
@@ -86,7 +88,7 @@ def write(
     # half of a surrogate pair, as in an undecodable file name, has no UTF-8; its escape is JSON's
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(path) as temporary:
+        with replacing(path, PAGE) as temporary:
             temporary.write_text(page, encoding="utf-8", errors="backslashreplace")
     except OSError as error:
         raise ResultError(f"{path}: cannot be written: {error.strerror or error}") from None

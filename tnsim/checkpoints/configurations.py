@@ -12,6 +12,7 @@ from typing import Any
 
 from tnsim.checkpoints.guard import refusing
 from tnsim.errors import CheckpointError, MissingExtra
+from tnsim.files import regular
 
 JSON_BYTES = 2**20
 YAML_BYTES = 2**17  # takes a second, where JSON takes ten milliseconds
@@ -39,7 +40,7 @@ def read_text(path: Path, longest: int = JSON_BYTES) -> str:
         >>> read_text(file)
         '{"n_head": 4}'
     """
-    with path.open("rb") as file:
+    with regular(path) as file:
         data = file.read(longest + 1)
     if len(data) > longest:
         raise CheckpointError(f"{path.name} is longer than {longest:,} bytes, and is not read")

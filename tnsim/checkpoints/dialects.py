@@ -23,6 +23,8 @@ from tnsim.checkpoints.rules import NUMBERS, Rule, check_rule, facts
 from tnsim.errors import CheckpointError, printable
 
 FORMAT = 1
+PATTERN_CHARACTERS = 2**14
+"""Characters of all patterns of a dialect, whose regular expressions take 0.1 s to compile."""
 
 
 @dataclass(frozen=True)
@@ -197,6 +199,22 @@ class Dialect:
         return [printable(sentence) for sentence in sentences]
 
 
+def is_pattern(key: str) -> bool:
+    """Whether a key stands for several.
+
+    Args:
+        key: Of `ignore`, `unused` or `leave_out`.
+
+    Returns:
+        True where it has a character that stands for others.
+
+    Example:
+        >>> is_pattern("layers.*.step"), is_pattern("step")
+        (True, False)
+    """
+    return any(character in key for character in "*?[")
+
+
 def _with_values(rule: Rule, run: Sequence[Rule]) -> Rule:
     """A rule that shows the numbers of its layers in the place of where they are found."""
     values: dict[str, Any] = {}
@@ -251,6 +269,17 @@ def _check(dialect: Dialect) -> None:
                 f"dialect {dialect.name}, guess {n}: about and guess are text and confirmed is "
                 f"true or false, found {printable(repr(guess), 200)}"
             )
+    lengths = [
+        len(key)
+        for key in (*dialect.ignore, *dialect.unused, *dialect.leave_out)
+        if is_pattern(key)
+    ]
+    if sum(lengths) > PATTERN_CHARACTERS:
+        raise CheckpointError(
+            f"dialect {dialect.name}: its {len(lengths):,} patterns of keys have "
+            f"{sum(lengths):,} characters, over the limit of {PATTERN_CHARACTERS:,}; "
+            "whole names have no limit"
+        )
     if not dialect.layers:
         raise CheckpointError(f"dialect {dialect.name} has no layer rules")
     for n, rule in enumerate(dialect.layers):

@@ -23,6 +23,7 @@ import numpy as np
 from tnsim.checkpoints.configurations import read_text
 from tnsim.checkpoints.guard import naming, refusing
 from tnsim.checkpoints.inventory import Contents, Stored, check_declared
+from tnsim.checkpoints.pickles import check_pickle
 from tnsim.errors import CheckpointError, MissingExtra
 
 SUFFIXES = (".safetensors", ".npz", ".pt", ".pth", ".ckpt")
@@ -301,8 +302,8 @@ def _check_records(archive: zipfile.ZipFile) -> None:
     """What PyTorch relies on when it maps a file into memory, and does not look at.
 
     Raises:
-        CheckpointError: When records are compressed, a checksum is wrong, the pickle is long, or
-            the archive is a program.
+        CheckpointError: When records are compressed or damaged, the pickle is long or asks for
+            memory that it does not fill, or the archive is a program.
     """
     with archive:
         members = archive.infolist()
@@ -318,6 +319,8 @@ def _check_records(archive: zipfile.ZipFile) -> None:
             )
         if damaged := archive.testzip():
             raise CheckpointError(f"its record {damaged!r} is damaged: the checksum is another")
+        for member in (one for one in members if one.filename.endswith(".pkl")):
+            check_pickle(archive.read(member))
 
 
 def _unread(

@@ -1,7 +1,6 @@
 """tnsim's own format. In: models, or tensors and metadata. Out: files, or models.
 
-It is safetensors with the architecture in the metadata. Files are written to a temporary
-name and renamed, so none is ever half there.
+It is safetensors with the architecture in the metadata.
 """
 
 from __future__ import annotations
@@ -11,14 +10,14 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
 from tnsim.checkpoints.guard import refusing
 from tnsim.checkpoints.named_arrays import to_numpy
 from tnsim.errors import CheckpointError, ModelError, UnsupportedLayer, printable
-from tnsim.files import replacing
+from tnsim.files import Kind, replacing
 from tnsim.models.arrays import rename_errors
 from tnsim.models.attention import Attention
 from tnsim.models.checks import check_numbers
@@ -54,7 +53,8 @@ def save(model: Model, path: str | os.PathLike[str]) -> None:
 
     Raises:
         ModelError: For anything but a `Model`.
-        CheckpointError: For another suffix, or when the file cannot be written.
+        CheckpointError: For another suffix, or when the file cannot be written, as where a file in
+            another format stands.
 
     Example:
         >>> import tempfile
@@ -82,13 +82,21 @@ def save(model: Model, path: str | os.PathLike[str]) -> None:
                 architecture[name] = said
     data = serialise(tensors, {METADATA: json.dumps(architecture)})
     try:
-        with replacing(path) as temporary:
+        with replacing(path, OWN) as temporary:
             path.parent.mkdir(parents=True, exist_ok=True)
             temporary.write_bytes(data)
     except OSError as error:
         raise CheckpointError(
             printable(f"{path}: cannot be written: {error.strerror or error}")
         ) from None
+
+
+def _is_own(file: BinaryIO) -> bool:
+    header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+    return METADATA in header["__metadata__"]
+
+
+OWN = Kind("a model in tnsim's format", _is_own)
 
 
 def own_model(state: Mapping[str, Any], text: str, n_ctx: int | None = None) -> Model:

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from tnsim.checkpoints.dialects import Dialect
+from tnsim.checkpoints.dialects import Dialect, is_pattern
 from tnsim.checkpoints.named_arrays import KeysDiffer, NamedArrays, to_numpy
 from tnsim.errors import ON_INPUTS, CheckpointError, TnsimError, UnsupportedLayer
 from tnsim.models.protocol import Layer
@@ -51,12 +51,15 @@ def check_unused(
     ignored: list[str] = []
     left_out: list[str] = []
     surplus: list[str] = []
+    to_leave, unused, to_ignore = map(
+        _Patterns, (dialect.leave_out, dialect.unused, dialect.ignore)
+    )
     for name in arrays.unused():
-        if _matches(name, dialect.leave_out):
+        if name in to_leave:
             left_out.append(name)
-        elif _matches(name, dialect.unused):
+        elif name in unused:
             ignored.append(name)
-        elif _matches(name, dialect.ignore):
+        elif name in to_ignore:
             _check_ignored(name, arrays.state[name], widths, dialect)
             ignored.append(name)
         else:
@@ -66,8 +69,16 @@ def check_unused(
     return tuple(ignored), tuple(left_out)
 
 
-def _matches(name: str, patterns: Iterable[str]) -> bool:
-    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+class _Patterns:
+    """Names, and patterns of names as one regular expression."""
+
+    def __init__(self, patterns: Sequence[str]) -> None:
+        self._names = {pattern for pattern in patterns if not is_pattern(pattern)}
+        several = dict.fromkeys(pattern for pattern in patterns if is_pattern(pattern))
+        self._form = re.compile("|".join(map(fnmatch.translate, several)) or r"(?!)")
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._names or self._form.match(name) is not None
 
 
 def _check_ignored(name: str, value: Any, widths: set[int], dialect: Dialect) -> None:

@@ -38,6 +38,7 @@ from tnsim.cli.options import (
     MetricOption,
     NormsOption,
     SlicesOption,
+    check_outputs,
     compiling_shown,
     guarantee,
     metric_of,
@@ -275,7 +276,9 @@ def convert(
 ) -> None:
     """Rewrite a checkpoint in tnsim's own format, safetensors with the architecture inside."""
     import tnsim
+    from tnsim.checkpoints.native import OWN
 
+    check_outputs({target: OWN})
     model = _model(source, reading_of(dialect, n_ctx, leave_out, norms))
     tnsim.save(model, target)
     say(f"{target}: {model}")
@@ -300,7 +303,7 @@ def main() -> None:
         sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115  as long as the process
     try:
         code = app(standalone_mode=False)
-    except typer.Abort:
+    except (typer.Abort, KeyboardInterrupt):
         sys.exit(130)
     except Exception as error:
         if os.environ.get("TNSIM_DEBUG") == "1":

@@ -9,7 +9,16 @@ from typing import Annotated, Any
 
 import typer
 
-from tnsim.cli.options import DtypeName, DtypeOption, JsonOption, print_json, say
+from tnsim.cli.options import (
+    DtypeName,
+    DtypeOption,
+    JsonOption,
+    check_outputs,
+    print_json,
+    save_picture,
+    say,
+)
+from tnsim.files import PNG, json_object, replacing
 
 COLUMNS = (
     "depth",
@@ -22,6 +31,8 @@ COLUMNS = (
     "by hand",
     "ratio",
 )
+JSON_FILE, PICTURE = "depth.json", "depth.png"
+JSON = json_object("a measurement of tnsim bench", "rows")
 TIMES = ("first_milliseconds", "milliseconds", "hand_milliseconds", "ratio")
 
 app = typer.Typer(
@@ -36,13 +47,15 @@ def _group() -> None:
 
 @app.command()
 def depth(
-    width: Annotated[int, typer.Option(help="Inputs and outputs of every layer.")] = 256,
-    rank: Annotated[int, typer.Option(help="Hidden units of every layer.")] = 512,
+    width: Annotated[int, typer.Option(min=1, help="Inputs and outputs of every layer.")] = 256,
+    rank: Annotated[int, typer.Option(min=1, help="Hidden units of every layer.")] = 512,
     max_depth: Annotated[
         int, typer.Option(min=1, help="Depths are the powers of two up to this.")
     ] = 64,
     dtype: DtypeOption = DtypeName.float64,
-    repeats: Annotated[int, typer.Option(help="Warm calls per row; the median is reported.")] = 7,
+    repeats: Annotated[
+        int, typer.Option(min=1, help="Warm calls per row; the median is reported.")
+    ] = 7,
     out: Annotated[
         Path | None, typer.Option("--out", help="Folder for depth.json and depth.png.")
     ] = None,
@@ -51,6 +64,8 @@ def depth(
     """Contraction cost by depth, beside the unrolled network and a hand-written recursion."""
     from tnsim.cli import bench
 
+    if out is not None:
+        check_outputs({out / JSON_FILE: JSON, out / PICTURE: PNG})
     depths = [2**n for n in range(max_depth.bit_length())]
     rows: list[dict[str, Any]] = []
     if not as_json:
@@ -91,7 +106,8 @@ def _write(result: Mapping[str, Any], out: Path) -> None:
     from tnsim.analysis import plots
 
     out.mkdir(parents=True, exist_ok=True)
-    (out / "depth.json").write_text(json.dumps(result, indent=1) + "\n")
+    with replacing(out / JSON_FILE, JSON) as temporary:
+        temporary.write_text(json.dumps(result, indent=1) + "\n")
     sizes = f"width {result['width']}, rank {result['rank']}, {result['dtype']}"
     figure = plots.depth(result["rows"], f"<A|B> under TreeSymmetric, {sizes}")
-    figure.savefig(out / "depth.png", dpi=150)
+    save_picture(figure, out / PICTURE)

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tnsim.cli.options import say
+from tnsim.cli.options import check_outputs, save_picture, say
+from tnsim.files import PNG
 
 if TYPE_CHECKING:
     from tnsim.analysis.phases import Segmentation
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
 MIDDLE = 3200
 """A step at which what was trained on is known by heart, and nothing else."""
+PAGE = "report.html"
 CURVES = ("train_accuracy", "validation_accuracy")
 
 
@@ -30,6 +32,8 @@ def demo(
     from tnsim.analysis import baselines, reading, report
     from tnsim.gram import export
 
+    picture, matrix, page = (out / name for name in ("similarity.png", "similarity.npz", PAGE))
+    check_outputs({picture: PNG, matrix: export.NPZ, page: report.PAGE})
     folder = Path(tnsim.__file__).parent / "data" / "grokking"
     series = tnsim.Series(folder)
     _introduce(series)
@@ -41,13 +45,11 @@ def demo(
         result[curve] = ("a", [entry[curve] for entry in log])
 
     out.mkdir(parents=True, exist_ok=True)
-    picture = out / "similarity.png"
-    matrix = out / "similarity.npz"
     matrices = ["similarity", "weight_cosine"]
     figure = result.tnsim.plot("heatmap", matrices, phases.change_points, [CURVES])
-    figure.savefig(picture, dpi=150)
+    save_picture(figure, picture)
     export.write_npz(result, matrix)
-    page = report.write(result, out / "report.html", "Modular addition")
+    report.write(result, page, "Modular addition")
     say(f"\nwrote {picture}, {matrix} and {page}, a page to explore")
     _explain(result, phases)
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import enum
 import json
+import os
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tnsim.errors import ON_INPUTS, CheckpointError, ModelError, printable
+from tnsim.files import PNG, Kind, check_replaceable, regular, replacing
 
 if TYPE_CHECKING:
     import numpy as np
@@ -237,15 +239,53 @@ def samples_in(file: Path) -> np.ndarray:
     """
     import numpy as np
 
-    try:
-        found = np.load(file, allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
-        raise CheckpointError(f"{file}: cannot be read as inputs: {error}") from None
-    if isinstance(found, np.ndarray):
-        return found
-    if len(found.files) != 1:
-        raise CheckpointError(f"{file}: must hold one array of inputs, found {len(found.files)}")
-    return found[found.files[0]]
+    from tnsim.checkpoints.formats import contents
+    from tnsim.checkpoints.guard import naming, refusing
+
+    with naming(file), refusing("cannot be read as inputs"):
+        if file.suffix != ".npz":
+            with regular(file) as data:
+                np.lib.format.read_magic(data)  # no pickle, whatever the name of the file
+            return np.array(np.load(file, mmap_mode="r", allow_pickle=False))
+        arrays = contents(file).tensors
+        if len(arrays) != 1:
+            raise CheckpointError(f"must hold one array of inputs, found {len(arrays)}")
+        return arrays[0].tensor
+
+
+def check_outputs(outputs: Mapping[Path, Kind]) -> None:
+    """Refuse outputs that could not be written, before anything is computed.
+
+    Args:
+        outputs: The files that a command will write, with the kind of each.
+
+    Raises:
+        BadParameter: Of Typer, where a file of another kind stands in the place of an output, where
+            a file stands in the place of a folder, or where two outputs are one file.
+    """
+    places: dict[str, Path] = {}
+    for path, kind in outputs.items():
+        place = os.path.realpath(path)
+        if (other := places.setdefault(place, path)) is not path:
+            raise typer.BadParameter(f"{path} is the same file as {other}; give another path")
+        try:
+            above = next(parent for parent in Path(place).parents if parent.exists())
+            if not above.is_dir():
+                raise NotADirectoryError(0, f"{above} is no folder")
+            check_replaceable(path, kind)
+        except OSError as error:
+            raise typer.BadParameter(f"{path}: {error.strerror}") from None
+
+
+def save_picture(figure: Any, path: Path) -> None:
+    """Write a figure as PNG, as a whole or not at all.
+
+    Args:
+        figure: Of matplotlib.
+        path: Where; no file but a picture is replaced.
+    """
+    with replacing(path, PNG) as temporary:
+        figure.savefig(temporary, dpi=150, format="png")
 
 
 def guarantee(exact: bool, caveats: Collection[str] = ()) -> str:

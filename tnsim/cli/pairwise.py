@@ -25,14 +25,17 @@ from tnsim.cli.options import (
     MetricOption,
     NormsOption,
     SlicesOption,
+    check_outputs,
     guarantee,
     metric_of,
     print_json,
     reading_of,
+    save_picture,
     say,
     standard_input,
 )
 from tnsim.cli.stopping import stoppable
+from tnsim.files import PNG, Kind
 
 if TYPE_CHECKING:
     from tnsim.checkpoints.checkpoint import Reading
@@ -107,6 +110,7 @@ def pairwise(
     if out is None:
         raise typer.BadParameter("give --out DIR, where results are kept, or --dry-run")
     _check_apart(out, [*files, *(other or ())])
+    check_outputs(_outputs(out, parquet, plots, report))
     store = out / "store.zarr"
     kept = f"finished tiles are kept in {store}, run again to go on"
     with stoppable(kept), _executor(scheduler) as executor:
@@ -130,6 +134,25 @@ def pairwise(
         _say_result(result, written)
         if not (plots or report):
             say("to look at  run again with --plots for pictures, or --report page.html for a page")
+
+
+def _outputs(out: Path, parquet: bool, plots: bool, page: Path | None) -> dict[Path, Kind]:
+    """The files that a run will write beside its store."""
+    from tnsim.analysis.report import PAGE
+    from tnsim.gram.export import CSV, NPZ, PARQUET
+
+    outputs = {out / "similarity.csv": CSV, out / "result.npz": NPZ}
+    if parquet:
+        outputs[out / "pairs.parquet"] = PARQUET
+    if plots:
+        outputs |= {out / f"{kind}.png": PNG for kind in (*_OF_ANY, *_OF_ONE_SET)}
+    if page is not None and page in outputs:
+        raise typer.BadParameter(f"--report {page} is the table that --out writes; name another")
+    return outputs if page is None else {**outputs, page: PAGE}
+
+
+_OF_ANY = ("heatmap",)
+_OF_ONE_SET = ("trajectory", "mds")
 
 
 def _say_cost(planned: PairwisePlan, as_json: bool) -> None:
@@ -184,11 +207,11 @@ def _tables(result: Pairwise, out: Path, parquet: bool) -> list[Path]:
 
 
 def _pictures(result: Pairwise, out: Path) -> list[Path]:
-    kinds = ["heatmap"]
+    kinds = [*_OF_ANY]
     if result.attrs["symmetric"]:
-        kinds += ["trajectory", "mds"]
+        kinds += _OF_ONE_SET
     for kind in kinds:
-        result.tnsim.plot(kind).savefig(out / f"{kind}.png", dpi=150)
+        save_picture(result.tnsim.plot(kind), out / f"{kind}.png")
     return [out / f"{kind}.png" for kind in kinds]
 
 

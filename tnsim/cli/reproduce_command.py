@@ -7,8 +7,12 @@ from typing import Annotated, Any
 
 import typer
 
-from tnsim.cli.options import JsonOption, print_json, say
+from tnsim.cli.options import JsonOption, check_outputs, print_json, say
 from tnsim.cli.stopping import stoppable
+
+PAGE = "reproduction.md"
+LAST_SEED = 10**9
+"""Random numbers begin from seeds of 32 bits, several of which count from the given seed."""
 
 
 def reproduce(
@@ -18,7 +22,9 @@ def reproduce(
     full: Annotated[
         bool, typer.Option("--full", help="At the paper's settings; may take hours.")
     ] = False,
-    seed: Annotated[int, typer.Option(min=0, help="Several seeds count from this one.")] = 0,
+    seed: Annotated[
+        int, typer.Option(min=0, max=LAST_SEED, help="Several seeds count from this one.")
+    ] = 0,
     out: Annotated[
         Path,
         typer.Option("--out", help="Folder of the results; run again with the same one to go on."),
@@ -52,10 +58,11 @@ def reproduce(
             "--data and --checkpoints belong to one experiment; name it instead of all"
         )
     names = list(NAMES) if name == "all" else [name]
+    check_outputs({out / PAGE: page.PAGE})
     found: list[dict[str, Any]] = []
     for one in map(experiment, names):
         found += _run(one, full, out, seed, data, checkpoints, as_json)
-    written = page.write(out, out / "reproduction.md")
+    written = page.write(out, out / PAGE)
     if as_json:
         print_json({"experiments": found})
         return

@@ -14,7 +14,6 @@ import contextlib
 import hashlib
 import logging
 import os
-import stat
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -22,7 +21,7 @@ from typing import Any, TypeVar
 import platformdirs
 
 from tnsim.engine.documents import opened, sealed
-from tnsim.files import replacing
+from tnsim.files import regular, replacing
 
 log = logging.getLogger(__name__)
 
@@ -97,25 +96,15 @@ def _read(file: Path, key: str, decode: Callable[[Any], T]) -> tuple[T, str]:
 def own_bytes(file: Path, most: int) -> bytes:
     """The bytes of a regular file that belongs to the user. Raises anything where it is none.
 
-    It is opened before it is looked at, so that nobody can put another in its place between the
-    two; a link is not followed, and opening a pipe does not wait for its writer.
+    A link is not followed, see `regular`.
     """
-    flags = os.O_RDONLY
-    for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC", "O_BINARY"):
-        flags |= getattr(os, name, 0)  # not every platform has all of them
-    handle = os.open(file, flags)
-    try:
-        status = os.fstat(handle)
-        if not stat.S_ISREG(status.st_mode):
-            raise ValueError("not a regular file")
+    with regular(file, follow=False) as stream:
+        status = os.fstat(stream.fileno())
         if hasattr(os, "geteuid") and status.st_uid != os.geteuid():
             raise ValueError("the file of another user")
         if status.st_size > most:
             raise ValueError("larger than any result")
-        with os.fdopen(handle, "rb", closefd=False) as stream:
-            return stream.read(most)
-    finally:
-        os.close(handle)
+        return stream.read(most)
 
 
 def put(file: Path, content: bytes) -> None:

@@ -3,10 +3,12 @@
 A file holds machine code, which no check makes safe: whoever can write it runs code in the process
 that reads it. So programs are only read from a folder that is the user's and nobody else may enter
 (mode 0700), and only files of the user's; a folder that is anything else is neither read nor
-written to. A digest in front of the content tells damage, and its name all that the code depends
-on: the piece, the code of this folder, the versions of JAX and XLA, the device and, on a CPU, the
-instructions that it knows. Whatever is wrong with a file, the program is compiled again and the
-file replaced.
+written to. The name of a file tells all that the code depends on: the piece, the code of this
+folder, the versions of JAX and XLA, the device and, on a CPU, the instructions that it knows. The
+digest in front of the content is that of the name's text and of the content, so that it tells
+damage as well as a file that stands under the name of another: a program of equal shapes would
+answer with the number of another piece. Whatever is wrong with a file, the program is compiled
+again and the file replaced.
 
 `TNSIM_PROGRAM_CACHE=off` switches this off. JAX's own compilation cache is another thing and is
 left as the caller has it.
@@ -68,11 +70,8 @@ class Files(NamedTuple):
         file = self._file(key)
         try:
             content = own_bytes(file, MAX_BYTES)
-            length = _DIGEST().digest_size
-            if _DIGEST(content[length:]).digest() != content[:length]:
-                return None
             program = serialize_executable.deserialize_and_load(
-                *pickle.loads(content[length:]),
+                *pickle.loads(self._opened(key, content)),
                 backend=self.device.client,
                 execution_devices=[self.device],
             )
@@ -91,7 +90,7 @@ class Files(NamedTuple):
         except Exception:  # not every backend and program can be written down
             return
         if len(content) < MAX_BYTES:
-            put(self._file(key), _DIGEST(content).digest() + content)
+            put(self._file(key), self._sealed(key, content))
 
     def trim(self, limit: int = LIMIT) -> None:
         """Remove what was not used for longest, until the rest is within the limit."""
@@ -112,7 +111,22 @@ class Files(NamedTuple):
 
     def _file(self, key: str) -> Path:
         assert self.folder is not None
-        return self.folder / f"{digest(repr((key, self.made_with)))}.program"
+        return self.folder / f"{digest(self._text(key))}.program"
+
+    def _text(self, key: str) -> str:
+        """All that a program depends on."""
+        return repr((key, self.made_with))
+
+    def _sealed(self, key: str, content: bytes) -> bytes:
+        """The content of a file: a digest that binds a program to its key, and the program."""
+        return _DIGEST(digest(self._text(key)).encode() + content).digest() + content
+
+    def _opened(self, key: str, sealed: bytes) -> bytes:
+        """The program in the content of a file. Raises `ValueError` where it is not of this key."""
+        content = sealed[_DIGEST().digest_size :]
+        if self._sealed(key, content) != sealed:
+            raise ValueError("damaged, or the program of another key")
+        return content
 
 
 def _versions(device: Any) -> tuple[str, ...]:

@@ -60,7 +60,9 @@ def _largest(piece: Piece) -> _Region | None:
     large = {n for n in _computed(piece) if elements[n] > WHOLE}
     for value in sorted(large, key=lambda n: (-elements[n], n)):
         found = []
-        for axis in range(len(piece.value_shapes[value])):
+        for axis, size in enumerate(piece.value_shapes[value]):
+            if elements[value] // size > BLOCK:
+                continue  # even one value of the index is too large, whatever else has it
             region = _region(piece, value, axis, large)
             if region is not None and 0 < _block(piece, region) < region.size:
                 found.append(region)
@@ -138,8 +140,8 @@ def _block(piece: Piece, region: _Region) -> int:
     """How many values of the index a turn takes, a divisor of their number; 0 where one is too
     large."""
     widest = max(math.prod(piece.value_shapes[n]) for n in region.axes) // region.size
-    divisors = [n for n in range(1, region.size + 1) if region.size % n == 0]
-    return max([n for n in divisors if n * widest <= BLOCK], default=0)
+    most = min(region.size, BLOCK // widest)
+    return next((n for n in range(most, 0, -1) if region.size % n == 0), 0)
 
 
 def _with_loop(piece: Piece, region: _Region) -> Piece:

@@ -24,6 +24,8 @@ from functools import cache
 from pathlib import Path
 from types import TracebackType
 
+from tnsim.files import regular
+
 EXPIRY = 30.0  # seconds without a sign of life after which a claim is taken over
 _RENEWAL = 5.0  # seconds between two signs of life
 _FOLDER = "claims"
@@ -92,11 +94,13 @@ class Claims:
 
     def _is_abandoned(self, file: Path) -> bool:
         try:
-            if not file.is_file():
-                return True  # nothing that a process of ours made
-            words, sign = file.read_text(errors="replace").split(), file.stat().st_mtime_ns
-        except FileNotFoundError:
-            return True
+            with regular(file) as claim:
+                words = claim.read(2**10).decode(errors="replace").split()
+                sign = os.fstat(claim.fileno()).st_mtime_ns
+        except PermissionError:
+            return False  # a file of another user, whose process may live
+        except OSError:
+            return True  # given back meanwhile, or nothing that a process of ours made
         if len(words) == 3 and words[0] == host() and is_gone(words[1]):
             return True
         known, since = self._last_signs.get(file, (None, 0.0))

@@ -10,19 +10,41 @@ import contextlib
 import csv
 import io
 import json
+import os
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
 from tnsim.errors import MissingExtra, ResultError
-from tnsim.files import replacing
+from tnsim.files import Kind, beginning, replacing
 from tnsim.gram.result import Pairwise
 
 FORMULA = ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20")
 """Signs with which a spreadsheet begins a formula; in Japanese ones their wide forms as well."""
 _CONTROLS = tuple("\t\r\n")
+
+
+def _is_result(file: BinaryIO) -> bool:
+    with zipfile.ZipFile(file) as archive:
+        return {"attributes.npy", "similarity.npy"} <= set(archive.namelist())
+
+
+def _is_parquet(file: BinaryIO) -> bool:
+    """Whether the description at the end, whose length stands before the last four bytes, names
+    tnsim."""
+    start = file.read(4)
+    file.seek(-8, os.SEEK_END)
+    length, end = int.from_bytes(file.read(4), "little"), file.read(4)
+    file.seek(-8 - length, os.SEEK_END)
+    return start == end == b"PAR1" and b"tnsim" in file.read(length)
+
+
+CSV = beginning("a table of similarities", b",")
+NPZ = Kind("a result of tnsim", _is_result)
+PARQUET = Kind("a table of pairs of tnsim", _is_parquet)
 
 
 def write_csv(result: Pairwise, path: Path) -> None:
@@ -32,14 +54,14 @@ def write_csv(result: Pairwise, path: Path) -> None:
     spreadsheets' own mark of text. Labels that are numbers, and all values, stay numbers.
 
     Raises:
-        ResultError: The file cannot be written.
+        ResultError: The file cannot be written, or one of another kind is there.
     """
     table = io.StringIO(newline="")
     rows = csv.writer(table)
     rows.writerow(["", *map(_cell, result.b.values.tolist())])
     for label, values in zip(result.a.values.tolist(), result.similarity.values, strict=True):
         rows.writerow([_cell(label), *values.tolist()])
-    with _written(path) as temporary:
+    with _written(path, CSV) as temporary:
         temporary.write_bytes(table.getvalue().encode())
 
 
@@ -47,10 +69,10 @@ def write_npz(result: Pairwise, path: Path) -> None:
     """Every variable and coordinate by its name, the attributes as JSON text under `attributes`.
 
     Raises:
-        ResultError: The file cannot be written.
+        ResultError: The file cannot be written, or one of another kind is there.
     """
     arrays = {str(name): values.values for name, values in result.variables.items()}
-    with _written(path) as temporary, temporary.open("wb") as file:
+    with _written(path, NPZ) as temporary, temporary.open("wb") as file:
         np.savez(file, attributes=json.dumps(result.attrs), **arrays)  # type: ignore[arg-type]
 
 
@@ -58,7 +80,7 @@ def write_parquet(result: Pairwise, path: Path) -> None:
     """One row a pair: a, b, similarity, log_inner, sign; slices, where there are any, as lists.
 
     Raises:
-        ResultError: The file cannot be written.
+        ResultError: The file cannot be written, or one of another kind is there.
         MissingExtra: pyarrow is not installed.
     """
     try:
@@ -76,15 +98,15 @@ def write_parquet(result: Pairwise, path: Path) -> None:
     if "slices" in result:
         columns["slices"] = list(result.slices.values.reshape(count * across, -1))
     table = pyarrow.table(columns).replace_schema_metadata({"tnsim": json.dumps(result.attrs)})
-    with _written(path) as temporary:
+    with _written(path, PARQUET) as temporary:
         parquet.write_table(table, temporary)
 
 
 @contextlib.contextmanager
-def _written(path: Path) -> Iterator[Path]:
+def _written(path: Path, kind: Kind) -> Iterator[Path]:
     """A temporary path that takes the place of `path`. Raises `ResultError` where that fails."""
     try:
-        with replacing(path) as temporary:
+        with replacing(path, kind) as temporary:
             yield temporary
     except OSError as error:
         raise ResultError(f"{path}: cannot be written: {error.strerror or error}") from None

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tnsim.errors import DamagedStore, StoreMismatch
+from tnsim.files import regular
 from tnsim.gram.claims import remove
 
 FORMAT = 3
@@ -124,9 +125,8 @@ def _bound(path: Path) -> dict[str, Any] | None:
 
 def _read(file: Path) -> bytes:
     """The bytes of a file. Raises `OSError` for anything else: a pipe would never end."""
-    if not file.is_file() and file.exists():
-        raise OSError(f"{file} is no file")
-    return file.read_bytes()
+    with regular(file) as opened:
+        return opened.read()
 
 
 def _file_digest(file: Path) -> str | None:

@@ -19,9 +19,11 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from jaxtyping import Float, Int
 
-from tnsim.errors import ModelError
+from tnsim.errors import ModelError, TooLarge
 from tnsim.models.prefixes import Prefixes
 
+MAX_BITS = 1000
+"""Binary digits of the largest number of points, which costs as floats can still hold."""
 CHUNK = 4096
 """Draws that share a seed."""
 
@@ -167,10 +169,19 @@ def sequences(probabilities: Float[np.ndarray, " vocabulary"], n_ctx: int) -> Po
 
     The last position changes fastest, so neighbours share their beginning.
 
+    Raises:
+        TooLarge: Their number is beyond the range of floats.
+
     Example:
         >>> sequences(np.array([0.5, 0.5]), n_ctx=2).block(1, 3).inputs.tolist()
         [[0, 1], [1, 0]]
     """
+    if n_ctx * math.log2(len(probabilities)) > MAX_BITS:
+        raise TooLarge(
+            f"all sequences of {n_ctx:,} tokens out of {len(probabilities):,} cannot be counted, "
+            "let alone run; draw some of them, as by tnsim.Categorical(samples=65536), or shorten "
+            "n_ctx"
+        )
     with np.errstate(divide="ignore"):
         log = np.log(probabilities)
     return Points(len(log) ** n_ctx, partial(_sequence_block, log, n_ctx), tokens=True)

@@ -12,11 +12,13 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from tnsim.errors import ResultError
-from tnsim.files import replacing
+from tnsim.files import beginning, replacing
 from tnsim.reproduce import records, table
 from tnsim.reproduce.catalogue import NAMES
 from tnsim.reproduce.claims import Verdict
 
+TITLE = "# The paper, rerun"
+PAGE = beginning("a page of tnsim reproduce", TITLE.encode())
 Placed = tuple[PurePosixPath, dict[str, Any]]
 """A record, and the folder of its pictures as the page links to it."""
 
@@ -36,7 +38,7 @@ def write(root: Path, path: Path) -> Path:
     """
     text = page(gathered(root, path.parent))
     path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as temporary:
+    with replacing(path, PAGE) as temporary:
         temporary.write_text(text, encoding="utf-8")
     return path
 
@@ -77,7 +79,7 @@ def page(placed: Sequence[Placed]) -> str:
     """
     found = [record for _, record in placed]
     lines = [
-        "# The paper, rerun",
+        TITLE,
         "",
         "Every claim of the paper that can be rerun, beside what was measured. This page is "
         "written by `tnsim reproduce` from the `claims.json` of every run; nobody edits it.",

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import tnsim
-from tnsim.errors import ResultError
+from tnsim.errors import CheckpointError, ResultError
 from tnsim.reproduce.claims import Claim, Interval, Summary, verdict
 from tnsim.reproduce.experiment import Experiment
-from tnsim.reproduce.run import Run, seconds_of
+from tnsim.reproduce.run import Run, read_json, seconds_of
 
 FILE = "claims.json"
 PACKAGES = ("jax", "numpy", "optax", "scikit-learn")
@@ -107,9 +107,9 @@ def read(path: Path) -> dict[str, Any]:
         ResultError: The file is missing or is no record.
     """
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = read_json(path)
         found["claims"][0]["verdict"]
-    except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
+    except (CheckpointError, KeyError, TypeError, IndexError) as error:
         raise ResultError(
             f"{path}: cannot be read as the claims of an experiment ({error}); "
             "run  tnsim reproduce  again"

@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +19,7 @@ from typing import Any, Generic, TypeVar
 
 import tnsim
 from tnsim.errors import CheckpointError, StoreMismatch
-from tnsim.files import replacing
+from tnsim.files import json_object, regular, replacing
 
 LOG = "log.json"
 
@@ -81,9 +81,9 @@ class Run(Generic[S]):
         path = self.checkpoints / name / LOG
         wanted = ("step", *numbers)
         try:
-            entries = json.loads(path.read_text(encoding="utf-8"))["checkpoints"]
+            entries = read_json(path)["checkpoints"]
             lacking = [key for key in wanted if not all(key in entry for entry in entries)]
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (CheckpointError, KeyError, TypeError) as error:
             raise CheckpointError(
                 f"{path}: cannot be read as the log of a series ({error}); it is a JSON object "
                 f"whose 'checkpoints' have one entry, with {', '.join(wanted)}, for each file"
@@ -146,12 +146,44 @@ class Recorder:
         write_json(self._folder / LOG, {"settings": self._about, "checkpoints": self._entries})
 
 
-def write_json(path: Path, data: Any) -> None:
-    """Write plain data as a whole or not at all; folders are made, NaN is refused."""
+def write_json(path: Path, data: Mapping[str, Any]) -> None:
+    """Write an object as a whole or not at all; folders are made, NaN is refused.
+
+    A file that is no object of such keys is not replaced.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     text = json.dumps(data, indent=1, allow_nan=False, ensure_ascii=False)
-    with replacing(path) as temporary:
+    with replacing(path, json_object("a JSON object of tnsim", *data)) as temporary:
         temporary.write_text(text + "\n", encoding="utf-8")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """An object that a run has kept.
+
+    Args:
+        path: Of the file.
+
+    Returns:
+        The object.
+
+    Raises:
+        CheckpointError: The file cannot be read, or holds something else.
+    """
+    try:
+        with regular(path) as file:
+            found = json.loads(file.read())
+    except RecursionError:
+        reason = "it is nested too deeply"
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+    else:
+        if isinstance(found, dict):
+            return found
+        reason = f"expected a JSON object, found {type(found).__name__}"
+    raise CheckpointError(
+        f"{path}: cannot be read as what a run has kept: {reason}; give another --out, or remove "
+        "the folder"
+    )
 
 
 def claim_folder(run: Run, experiment: str) -> None:
@@ -176,10 +208,7 @@ def claim_folder(run: Run, experiment: str) -> None:
     if not path.exists():
         write_json(path, about)
         return
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError:
-        found = {}
+    found = read_json(path)
     other = [key for key, value in about.items() if found.get(key) != value]
     if other:
         raise StoreMismatch(
@@ -192,9 +221,7 @@ def claim_folder(run: Run, experiment: str) -> None:
 def timed(run: Run, step: str) -> Iterator[None]:
     """Add up the seconds that a step takes, over all times it was stopped, until it is done."""
     path = run.folder / "seconds.json"
-    known: dict[str, Any] = {}
-    if path.exists():
-        known = json.loads(path.read_text(encoding="utf-8"))
+    known = _steps(path)
     so_far = known.get(step, {"seconds": 0.0, "done": False})
     start = time.perf_counter()
     done = False
@@ -211,10 +238,22 @@ def timed(run: Run, step: str) -> Iterator[None]:
 def seconds_of(run: Run) -> dict[str, float]:
     """What the steps of a run took, as `timed` has it."""
     path = run.folder / "seconds.json"
+    return {step: entry["seconds"] for step, entry in _steps(path).items()}
+
+
+def _steps(path: Path) -> dict[str, Any]:
+    """What steps took so far; nothing where there is no file yet."""
     if not path.exists():
         return {}
-    known = json.loads(path.read_text(encoding="utf-8"))
-    return {step: entry["seconds"] for step, entry in known.items()}
+    known = read_json(path)
+    for entry in known.values():
+        is_whole = isinstance(entry, dict) and isinstance(entry.get("done"), bool)
+        if not (is_whole and isinstance(entry.get("seconds"), (int, float))):
+            raise CheckpointError(
+                f"{path}: holds something else than the seconds of the steps of a run; remove it, "
+                "and the times are counted from now"
+            )
+    return known
 
 
 def unfinished_seeds(run: Run[Any], count: int, series: Sequence[str]) -> list[int]:

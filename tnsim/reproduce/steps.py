@@ -7,6 +7,7 @@ from typing import Any
 
 import tnsim
 from tnsim.errors import CheckpointError, TnsimError
+from tnsim.files import PNG, replacing
 from tnsim.reproduce import records
 from tnsim.reproduce.experiment import Experiment
 from tnsim.reproduce.run import Run, claim_folder, timed, write_json
@@ -102,7 +103,8 @@ def _draw(experiment: Experiment, run: Run, measured: Any) -> tuple[str, ...]:
     """Write figures and pages; the names of the figures."""
     names = []
     for name, figure in experiment.figures(run, measured).items():
-        figure.savefig(run.folder / f"{name}.png", dpi=110)
+        with replacing(run.folder / f"{name}.png", PNG) as temporary:
+            figure.savefig(temporary, dpi=110, format="png")
         names.append(f"{name}.png")
     for name, result in experiment.results(measured).items():
         tnsim.report.write(result, run.folder / f"{name}.html", f"{experiment.title}: {name}")

@@ -1,0 +1,208 @@
+"""A pipe, a folder or something damaged where a file is meant: one sentence, and nobody waits."""
+
+import json
+import os
+import shutil
+import signal
+
+import corpus_files as files
+import numpy as np
+import pytest
+from commands import command
+from sample_runs import blocks
+
+import tnsim
+from tnsim.analysis import figures
+from tnsim.checkpoints.formats import INDEX
+from tnsim.engine import tiling
+from tnsim.engine.piece import Operation, Piece
+from tnsim.gram import zarr_files
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="pipes as POSIX has them")
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("a.npz", "b.npz"):
+        (tmp_path / name).write_bytes(files.npz(files.readout()))
+    return tmp_path
+
+
+def refused(*arguments, said):
+    done = command(*arguments, check=False)
+    assert done.returncode == 2 and done.stderr.count("\n") == 1, done
+    assert "unforeseen" not in done.stderr and said in done.stderr, done
+    return done
+
+
+def test_pipes_are_not_waited_for(folder):
+    for name in (INDEX, "d.json", "x.npy", "x.npz", "c.safetensors"):
+        os.mkfifo(folder / name)
+    pair = ("similarity", "a.npz", "b.npz")
+    refused("inspect", INDEX, said="is no regular file")
+    refused("inspect", "c.safetensors", said="is no regular file")
+    refused("inspect", "a.npz", "--dialect", "d.json", said="d.json")
+    for option in ("--norms", "--fit"):
+        for name in ("x.npy", "x.npz"):
+            refused(*pair, option, name, said=f"{name}: ")
+
+
+def put_pipe(path):
+    path.unlink(missing_ok=True)
+    os.mkfifo(path)
+
+
+def put_folder(path):
+    path.unlink(missing_ok=True)
+    (path / "inside").mkdir(parents=True)
+
+
+@pytest.mark.parametrize("put", [put_pipe, put_folder])
+def test_a_store_with_something_else_than_files(put, folder, rng):
+    models = [tnsim.Model([tnsim.Bilinear(*rng.normal(size=(3, 2, 2)))]) for _ in range(3)]
+    path = folder / "run.zarr"
+    expected = tnsim.pairwise(models, store=path).similarity.values
+    chunks = sorted(file for file in path.rglob("*") if file.parent.name != "claims")
+    chunks = [file for file in chunks if "c" in file.relative_to(path).parts and file.is_file()]
+    assert len(chunks) > 5
+    for chunk in chunks:
+        put(chunk)
+        with pytest.raises(tnsim.DamagedStore):
+            tnsim.open_pairwise(path)
+        with pytest.warns(tnsim.StoreWarning, match="damaged"):
+            again = tnsim.pairwise(models, store=path)
+        np.testing.assert_array_equal(again.similarity.values, expected)
+        assert chunk.is_file()
+
+
+@pytest.mark.parametrize("put", [put_pipe, put_folder])
+def test_claims_that_are_none(put, folder, rng):
+    models = [tnsim.Model([tnsim.Bilinear(*rng.normal(size=(3, 2, 2)))]) for _ in range(3)]
+    expected = tnsim.pairwise(models, store=folder / "whole.zarr").similarity.values
+    for place in ("claims", "claims/tile-0-0", "claims/norms-a-0"):
+        path = folder / place.replace("/", "-") / "run.zarr"
+        shutil.copytree(folder / "whole.zarr", path)
+        shutil.rmtree(path / "tiles")
+        zarr_files.sweep(path)
+        shutil.copytree(folder / "whole.zarr" / "tiles", path / "tiles")
+        for chunk in (path / "tiles").glob("c/*/*"):
+            chunk.unlink()
+        (path / place).parent.mkdir(exist_ok=True)
+        put(path / place)
+        with pytest.warns(tnsim.StoreWarning):
+            again = tnsim.pairwise(models, store=path)
+        np.testing.assert_array_equal(again.similarity.values, expected)
+
+
+def zipped(**changes):
+    members = [files.Member("x.npy", files.npy(np.ones((4, 2))))]
+    return files.archive([members[0]._replace(**changes)])
+
+
+SAMPLES = {
+    "damaged": zipped(checksum=1),
+    "encrypted": zipped(flags=1),
+    "compressed otherwise": zipped(method=99),
+    "truncated": zipped()[:-30],
+    "no array": zipped(data=b"text"),
+    "empty": b"",
+}
+
+
+@pytest.mark.parametrize("option", ["--fit", "--norms"])
+@pytest.mark.parametrize("damage", [*SAMPLES, "objects"])
+def test_samples_that_cannot_be_read(damage, option, folder):
+    if damage == "objects":
+        np.savez(folder / "x.npz", x=np.array([{"a": 1}, None], dtype=object))
+        np.save(folder / "x.npy", np.array([{"a": 1}, None], dtype=object))
+        refused("similarity", "a.npz", "b.npz", option, "x.npy", said="x.npy: cannot be read as")
+    else:
+        (folder / "x.npz").write_bytes(SAMPLES[damage])
+    refused("similarity", "a.npz", "b.npz", option, "x.npz", said="x.npz: ")
+
+
+def test_numbers_that_are_none(folder):
+    for option in ("--width", "--rank", "--repeats", "--max-depth"):
+        refused("bench", "depth", option, "-1", said=option)
+    refused("reproduce", "invariance", "--seed", "1" * 30, said="--seed")
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "3", '{"train": 3}', "[" * 50_000, '"\xff"'])
+@pytest.mark.parametrize("name", ["seconds.json", "setting.json"])
+def test_what_a_run_has_kept_and_was_damaged(name, text, folder):
+    kept = folder / "out" / "invariance" / "default"
+    kept.mkdir(parents=True)
+    (kept / name).write_text(text, encoding="latin1")
+    if name == "setting.json" and text == '{"train": 3}':
+        refused("reproduce", "invariance", "--out", "out", said="another experiment")
+    else:
+        refused("reproduce", "invariance", "--out", "out", said=f"{name}: ")
+    assert (kept / name).read_text(encoding="latin1") == text
+
+
+@pytest.mark.parametrize("name", ["$x$_$y^{$", r"a\$b$", "\udcff", "a\nb", "<b>"])
+def test_names_in_pictures(name, tmp_path, rng):
+    result = blocks(rng, [2, 2])
+    labels = [f"{name}{n}" for n in range(4)]
+    result = result.assign_coords(a=labels, b=labels)
+    for kind in ("heatmap", "trajectory", "mds", "dendrogram"):
+        figures.pairwise(result, kind).savefig(tmp_path / "picture.png")
+    renamed = result.assign({"$a$ $": result.similarity})
+    figures.pairwise(renamed, "heatmap", "$a$ $").savefig(tmp_path / "picture.png")
+
+
+def test_patterns_of_a_dialect_have_a_limit_and_names_have_none(folder):
+    extra = files.readout() | {f"step_{n}": np.ones(1) for n in range(50)}
+    (folder / "a.npz").write_bytes(files.npz(extra))
+    names = [f"other_{n}" for n in range(20_000)]
+    (folder / "d.json").write_text(json.dumps(files.DIALECT | {"ignore": [*names, "step_*"]}))
+    assert tnsim.load("a.npz", "d.json").d_in == 2
+    patterns = [f"{name}*" for name in names]
+    (folder / "d.json").write_text(json.dumps(files.DIALECT | {"ignore": patterns}))
+    refused("inspect", "a.npz", "--dialect", "d.json", said="20,000 patterns of keys")
+
+
+class TooSlow(BaseException):
+    """Not an `Exception`, so that nobody swallows it."""
+
+
+@pytest.fixture
+def processor_limit():
+    """A minute of the processor, which other work on the machine does not shorten."""
+
+    def give_up(*_):
+        raise TooSlow
+
+    before = signal.signal(signal.SIGPROF, give_up)
+    signal.setitimer(signal.ITIMER_PROF, 60)
+    yield
+    signal.setitimer(signal.ITIMER_PROF, 0)
+    signal.signal(signal.SIGPROF, before)
+
+
+@pytest.mark.parametrize("metric", [tnsim.Gaussian(), tnsim.TreeSymmetric()])
+def test_a_plan_does_not_take_longer_for_longer_sequences(metric, processor_limit):
+    args = (files.attention(), "quadratic-attention", 2 * 10**9, files.CONFIG)
+    assert tnsim.plan(tnsim.from_state_dict(*args), tnsim.from_state_dict(*args), metric)
+
+
+def test_all_sequences_of_any_length_are_refused():
+    args = (files.attention(), "quadratic-attention", 2 * 10**9, files.CONFIG)
+    model = tnsim.from_state_dict(*args)
+    for verb in (tnsim.plan, tnsim.similarity):
+        with pytest.raises(
+            tnsim.TooLarge, match=r"2,000,000,000 tokens out of 4 cannot be counted"
+        ):
+            verb(model, model, tnsim.Categorical())
+
+
+def test_a_block_is_the_largest_divisor_that_fits(rng):
+    for size in (1, 7, 12, 360, 2**10 + 1):
+        for other in (1, 3, tiling.BLOCK // 100, tiling.BLOCK, 2 * tiling.BLOCK):
+            piece = Piece(
+                ((size, other),), (Operation("sum", (0,), ((0, 1),), (0, 1), (1.0,)),), (1,)
+            )
+            region = tiling._Region({0: 0}, 1, size)
+            fitting = [n for n in range(1, size + 1) if size % n == 0 and n * other <= tiling.BLOCK]
+            assert tiling._block(piece, region) == max(fitting, default=0)

@@ -1,0 +1,155 @@
+"""No output takes the place of a file of another kind; a result of an earlier run it does replace."""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import corpus_files
+import numpy as np
+import pytest
+from commands import command
+from safetensors.numpy import save_file
+from sample_runs import blocks
+
+import tnsim
+from tnsim.analysis import report
+from tnsim.files import PNG, check_replaceable
+from tnsim.gram import export
+
+FOREIGN = {"W_l": np.ones((3, 2)), "W_r": np.ones((3, 2)), "W_p": np.ones((2, 3))}
+PAIRS = ("pairwise", "{a}", "{b}", "--out", "{out}")
+WRITING = {
+    "report": ((*PAIRS, "--report", "{out}/page.html"), "page.html"),
+    "report over a checkpoint": (("pairwise", "{b}", "--out", "{out}", "--report", "{a}"), None),
+    "csv": (PAIRS, "similarity.csv"),
+    "npz": (PAIRS, "result.npz"),
+    "parquet": ((*PAIRS, "--parquet"), "pairs.parquet"),
+    "heatmap": ((*PAIRS, "--plots"), "heatmap.png"),
+    "trajectory": ((*PAIRS, "--plots"), "trajectory.png"),
+    "embedding": ((*PAIRS, "--plots"), "mds.png"),
+    "convert": (("convert", "{a}", "{out}/c.safetensors"), "c.safetensors"),
+    "convert in place": (("convert", "{a}", "{a}"), None),
+    "bench": (("bench", "depth", "--out", "{out}"), "depth.json"),
+    "bench picture": (("bench", "depth", "--out", "{out}"), "depth.png"),
+    "demo": (("demo", "--out", "{out}"), "similarity.npz"),
+    "demo picture": (("demo", "--out", "{out}"), "similarity.png"),
+    "demo page": (("demo", "--out", "{out}"), "report.html"),
+    "reproduce": (("reproduce", "invariance", "--out", "{out}"), "reproduction.md"),
+}
+OTHERS = {
+    "a checkpoint": lambda path: save_file(FOREIGN, path),
+    "text": lambda path: path.write_text("notes of somebody"),
+    "a page": lambda path: path.write_text("<!doctype html><title>mine</title>"),
+    "numbers": lambda path: path.write_bytes(np.arange(100.0).tobytes()),
+    "json": lambda path: path.write_text('{"name": "mine"}'),
+    "weights in npz": lambda path: path.write_bytes(corpus_files.npz(FOREIGN)),
+    "a folder": lambda path: path.mkdir(),
+}
+
+
+@pytest.fixture
+def files(tmp_path):
+    found = {name: tmp_path / f"{name}.safetensors" for name in "ab"}
+    for scale, path in enumerate(found.values(), 1):
+        save_file({name: scale * array for name, array in FOREIGN.items()}, path)
+    found["out"] = tmp_path / "out"
+    found["out"].mkdir()
+    return found
+
+
+def contents(folder):
+    return {
+        path: path.read_bytes() if path.is_file() else None for path in sorted(folder.rglob("*"))
+    }
+
+
+@pytest.mark.parametrize("other", OTHERS)
+@pytest.mark.parametrize("name", WRITING)
+def test_a_file_of_another_kind_stays(name, other, files, tmp_path):
+    """Refused in one line, before anything is computed or written."""
+    arguments, obstacle = WRITING[name]
+    if obstacle is not None:
+        OTHERS[other](files["out"] / obstacle)
+    before = contents(tmp_path)
+    done = command(*(argument.format_map(files) for argument in arguments), check=False)
+    assert contents(tmp_path) == before
+    assert done.returncode == 2 and done.stdout == ""
+    assert done.stderr.count("\n") == 1 and "unforeseen" not in done.stderr
+    said = "is a folder, where" if obstacle and other == "a folder" else "holds something else than"
+    assert said in done.stderr and (obstacle or "a.safetensors") in done.stderr
+
+
+def test_two_outputs_are_two_files(files, tmp_path):
+    (files["out"] / "link").symlink_to("result.npz")
+    for page in ("result.npz", "../out/result.npz", "link"):
+        arguments = [argument.format_map(files) for argument in PAIRS]
+        done = command(*arguments, "--report", files["out"] / page, check=False)
+        assert done.returncode == 2 and "result.npz" in done.stderr, page
+    assert [path.name for path in files["out"].iterdir()] == ["link"]
+
+
+def test_a_folder_that_is_none(files):
+    arguments = [argument.format_map(files) for argument in PAIRS]
+    below = files["a"] / "page.html"
+    done = command(*arguments, "--report", below, check=False)
+    assert done.returncode == 2 and f"{files['a']} is no folder" in " ".join(done.stderr.split())
+
+
+WRITERS = {
+    "run.csv": export.write_csv,
+    "run.npz": export.write_npz,
+    "run.parquet": export.write_parquet,
+    "run.html": report.write,
+}
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_the_file_of_an_earlier_run_is_replaced_and_no_other(name, tmp_path, rng):
+    path = tmp_path / name
+    path.touch()  # empty, as by mktemp
+    WRITERS[name](blocks(rng, [2]), path)
+    first = path.read_bytes()
+    WRITERS[name](blocks(rng, [3]), path)
+    assert path.read_bytes() != first
+    for write in OTHERS.values():
+        other = tmp_path / "other"
+        write(other)
+        before = contents(tmp_path)
+        with pytest.raises(tnsim.ResultError, match=r"other: cannot be written: (holds|is a )"):
+            WRITERS[name](blocks(rng, [2]), other)
+        assert contents(tmp_path) == before
+        other.rmdir() if other.is_dir() else other.unlink()
+
+
+def test_a_model_replaces_a_model_and_nothing_else(tmp_path):
+    model = tnsim.Model([tnsim.Linear(np.eye(2))])
+    path = tmp_path / "a.safetensors"
+    tnsim.save(model, path)
+    tnsim.save(tnsim.Model([tnsim.Linear(2 * np.eye(2))]), path)
+    np.testing.assert_array_equal(tnsim.load(path).layers[0].weight, 2 * np.eye(2))
+    save_file(FOREIGN, path)
+    before = path.read_bytes()
+    with pytest.raises(tnsim.CheckpointError, match="holds something else than a model in tnsim's"):
+        tnsim.save(model, path)
+    assert path.read_bytes() == before
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="devices as POSIX has them")
+def test_a_device_has_nothing_to_lose(files):
+    done = command("convert", files["a"], "/dev/null", check=False)
+    assert "saved as .safetensors" in done.stderr
+    check_replaceable(Path(os.devnull), PNG)
+
+
+def test_logs_of_a_run_do_not_replace_foreign_ones(tmp_path):
+    from tnsim.reproduce.run import write_json
+
+    path = tmp_path / "log.json"
+    write_json(path, {"checkpoints": []})
+    write_json(path, {"checkpoints": [1], "settings": {}})
+    assert json.loads(path.read_text())["checkpoints"] == [1]
+    path.write_text('{"name": "mine"}')
+    with pytest.raises(FileExistsError, match="holds something else than"):
+        write_json(path, {"checkpoints": []})
+    assert json.loads(path.read_text()) == {"name": "mine"}
