@@ -6,12 +6,13 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from stored_runs import compare
 
 import tnsim
-from tnsim.gram import claims
+from tnsim.gram import claims, progress
 from tnsim.gram.claims import Claims
 
 
@@ -99,7 +100,7 @@ def test_claims_are_renewed(tmp_path, monkeypatch):
         assert renewed.wait(10)
 
 
-def test_a_run_waits_for_the_tile_of_another(folder, dead):
+def test_a_run_waits_for_the_tile_of_another(folder, dead, monkeypatch):
     """What another process has in hand is left to it, until it is there or its process is gone."""
     whole, store = compare(folder, store=folder / "whole.zarr"), folder / "store.zarr"
 
@@ -111,10 +112,13 @@ def test_a_run_waits_for_the_tile_of_another(folder, dead):
         compare(folder, store=store, executor=Interrupting())
     put(store, "tile-2-1", f"{platform.node()} {os.getpid()} other")
     put(store, "norms-a-1", f"{platform.node()} {dead} other")
-    dies = threading.Timer(1.0, put, (store, "tile-2-1", f"{platform.node()} {dead} other"))
-    dies.start()
+
+    def other_process_ends(seconds):
+        put(store, "tile-2-1", f"{platform.node()} {dead} other")
+
+    # The first pause comes when every other tile is finished.
+    monkeypatch.setattr(progress, "time", SimpleNamespace(sleep=other_process_ends))
     assert compare(folder, store=store).identical(whole)
-    dies.join()
     begun = [
         line.split(maxsplit=2)[2] for line in (store / "computed.log").read_text().splitlines()
     ]
