@@ -62,7 +62,7 @@ def assert_close(
     with np.errstate(invalid="ignore"):  # equal infinities have no difference
         error = np.where(found == wanted, 0.0, np.abs(found - wanted))
     _record(error, tolerance, rtol, limited_by)
-    beyond = ~(error <= tolerance)
+    beyond = ~((error <= tolerance) & np.isfinite(error))
     if beyond.any():
         worst = np.unravel_index(
             np.argmax(np.where(beyond, np.nan_to_num(error, nan=np.inf), -1)), error.shape

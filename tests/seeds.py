@@ -35,12 +35,9 @@ def generator(*numbers: int) -> np.random.Generator:
 
 def case_generator(parameters: dict[str, Any]) -> np.random.Generator:
     """A generator for the values of a parametrised case, in whatever order and under whatever names they come."""
-    values = sorted(_digest(value) for name, value in parameters.items() if name not in _NAMES)
-    return generator(*np.frombuffer(hashlib.sha256(b"".join(values)).digest(), np.uint32).tolist())
-
-
-def _digest(value: Any) -> bytes:
-    return hashlib.sha256(_content(value).encode()).digest()
+    values = (_content(value) for name, value in parameters.items() if name not in _NAMES)
+    digest = hashlib.sha256("\n".join(sorted(filter(None, values))).encode()).digest()
+    return generator(*np.frombuffer(digest, np.uint32).tolist())
 
 
 def _content(value: Any) -> str:
