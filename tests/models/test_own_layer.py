@@ -78,10 +78,10 @@ def test_gaussian_is_the_expectation(name, moments, rng):
     if moments != "standard":
         factor = rng.normal(size=(D, D))
         metric = tnsim.Gaussian(rng.normal(size=D), factor @ factor.T + 0.5 * np.eye(D))
-    expected = expected_products(a, b, metric).sum()
-    assert_close(tnsim.inner(a, b, metric), expected, rtol=1e-11)
-    norms = [expected_products(m, m, metric).sum() for m in (a, b)]
-    cosine = expected / math.sqrt(norms[0] * norms[1])
+    expected, *norms = (expected_products(x, y, metric).sum() for x, y in ((a, b), (a, a), (b, b)))
+    scale = math.sqrt(norms[0] * norms[1])
+    assert_close(tnsim.inner(a, b, metric), expected, scale=scale, rtol=1e-11)
+    cosine = expected / scale
     assert_close(tnsim.similarity(a, b, metric), cosine, scale=1.0, rtol=1e-11)
 
 
