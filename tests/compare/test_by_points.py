@@ -16,8 +16,9 @@ from tnsim.folding import forward as passes
 
 
 def cosine(x, y, weights=None):
-    """From outputs, points on the first axis."""
+    """From outputs, points on the first axis, in units in which no square overflows."""
     weights = np.ones(len(x)) if weights is None else weights
+    x, y = x / np.abs(x).max(), y / np.abs(y).max()
 
     def product(p, q):
         return np.tensordot(weights, (p * q).reshape(len(p), -1).sum(axis=1), 1)
