@@ -17,13 +17,10 @@ from tnsim.folding import forward as passes
 
 def cosine(x, y, weights=None):
     """From outputs, points on the first axis, in units in which no square overflows."""
-    weights = np.ones(len(x)) if weights is None else weights
-    x, y = x / np.abs(x).max(), y / np.abs(y).max()
-
-    def product(p, q):
-        return np.tensordot(weights, (p * q).reshape(len(p), -1).sum(axis=1), 1)
-
-    return product(x, y) / np.sqrt(product(x, x) * product(y, y))
+    roots = np.sqrt(np.ones(len(x)) if weights is None else weights)
+    x, y = (np.reshape(z, (len(z), -1)) * roots[:, None] for z in (x, y))
+    x, y = (z / np.abs(z).max() for z in (x, y))
+    return np.sum(x * y) / np.sqrt(np.sum(x * x) * np.sum(y * y))
 
 
 def language_model(g, vocabulary=5, n_ctx=3, layers=2, width=4, outputs=3, **options):
