@@ -3,6 +3,7 @@
 Workers and subprocesses share the folder, so that equal programs are compiled once."""
 
 import os
+import sys
 import tempfile
 from types import MappingProxyType
 
@@ -11,9 +12,11 @@ if "PYTEST_XDIST_WORKER" not in os.environ:
     kept = tempfile.TemporaryDirectory(prefix="tnsim-test-cache-", ignore_cleanup_errors=True)
     os.environ["TNSIM_CACHE_DIR"] = kept.name
 
+import hypothesis
 import jax
 import numpy as np
 import pytest
+import seeds
 
 import tnsim
 from tnsim.compare import by_points
@@ -35,10 +38,46 @@ def fresh_programs():
     jax.clear_caches()
 
 
+# Examples are drawn from the seed of the test, without a memory of earlier runs, on every machine.
+hypothesis.settings.register_profile("tnsim", deadline=None, database=None, derandomize=False)
+hypothesis.settings.load_profile("tnsim")
+
+
+def pytest_addoption(parser):
+    group = parser.getgroup("tnsim")
+    group.addoption("--seed", type=int, default=0, help="the seed of all random data")
+    group.addoption("--seeds", type=int, default=1, help="run every test with so many seeds")
+
+
+def pytest_configure(config):
+    seeds.use(config.getoption("--seed"))
+
+
+def pytest_generate_tests(metafunc):
+    """Every test once for each seed, where several are asked for."""
+    first, count = (metafunc.config.getoption(name) for name in ("--seed", "--seeds"))
+    if count > 1:
+        several = range(first, first + count)
+        names = [f"seed{number}" for number in several]
+        metafunc.parametrize("data_seed", several, indirect=True, ids=names)
+
+
+@pytest.fixture(autouse=True)
+def data_seed(request) -> int:
+    """The seed of the test's data, that of hypothesis and of PyTorch too."""
+    chosen = getattr(request, "param", request.config.getoption("--seed"))
+    seeds.use(chosen)
+    hypothesis.core.global_force_seed = chosen
+    if "torch" in sys.modules:
+        sys.modules["torch"].manual_seed(chosen)
+    return chosen
+
+
 @pytest.fixture
-def rng(request) -> np.random.Generator:
-    """Seeded by the test's own name: replayable, and different for every test."""
-    return np.random.default_rng(list(request.node.nodeid.encode()))
+def rng(request, data_seed) -> np.random.Generator:
+    """Seeded by the seed and the parametrised values of the case, see `seeds`."""
+    case = getattr(request.node, "callspec", None)
+    return seeds.case_generator(case.params if case else {})
 
 
 @pytest.fixture(autouse=True)

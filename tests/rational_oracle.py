@@ -95,6 +95,60 @@ def tree_product(a, b):
     return (vector(a, tree_tensor) * vector(b, tree_tensor)).sum()
 
 
+def forward(model, x):
+    """What a model computes of inputs (..., d_in), or of sequences (..., n_ctx, d_in), in fractions."""
+    x = rational(x)
+    for layer in model.layers:
+        x = layer_forward(layer, x)
+    return x
+
+
+def layer_forward(layer, x):
+    """A layer by its formula; `x` holds fractions."""
+    if isinstance(layer, tnsim.Residual):
+        return Fraction(layer.skip) * x + Fraction(layer.scale) * layer_forward(layer.layer, x)
+    if isinstance(layer, tnsim.Linear):
+        return _affine(x, layer.weight, layer.bias)
+    if isinstance(layer, tnsim.Bilinear):
+        left = _affine(x, layer.left, layer.left_bias)
+        right = _affine(x, layer.right, layer.right_bias)
+        return _affine(left * right, layer.down, layer.down_bias)
+    if isinstance(layer, tnsim.Multilinear):
+        legs = zip(layer.legs, layer.leg_biases, strict=True)
+        return _affine(math.prod(_affine(x, *leg) for leg in legs), layer.down, layer.down_bias)
+    return _attention(layer, x)
+
+
+def _affine(x, weight, bias):
+    found = x @ rational(weight).T
+    return found if bias is None else found + rational(bias)
+
+
+def _attention(layer, x):
+    """Head by head; cosines and sines of the rotations are the floats that the formula rounds them to."""
+    n_ctx, half = x.shape[-2], layer.d_head // 2
+
+    def leg(name, head, width):
+        rows = slice(head * width, (head + 1) * width)
+        bias = getattr(layer, f"{name}_bias")
+        y = _affine(x, getattr(layer, name)[rows], None if bias is None else bias[rows])
+        if name == "v" or layer.rope_base is None:
+            return y
+        angles = np.arange(n_ctx)[:, None] * layer.rope_base ** (-2 * np.arange(half) / width)
+        cos, sin = rational(np.cos(angles)), rational(np.sin(angles))
+        first, second = y[..., :half], y[..., half:]
+        return np.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+
+    heads = []
+    for head in range(layer.n_heads):
+        q1, k1, q2, k2 = (leg(name, head, layer.d_head) for name in ("q1", "k1", "q2", "k2"))
+        weights = (q1 @ k1.swapaxes(-1, -2)) * (q2 @ k2.swapaxes(-1, -2))
+        if layer.mask == "causal":
+            weights = weights * np.tril(np.ones((n_ctx, n_ctx), int))
+        heads.append(weights @ leg("v", head, layer.d_value) / Fraction(layer.d_head) ** 2)
+    return _affine(np.concatenate(heads, axis=-1), layer.o, layer.o_bias)
+
+
 def vector(model, read):
     """A model or combination as `read` gives it: tensors add, and coefficients do."""
     weighted = [(Fraction(float(c)), read(part)) for c, part in terms(model)]

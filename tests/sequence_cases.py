@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from oracles import bilinear, linear
+from seeds import generator
 from sequence_oracles import attention
 
 import tnsim
@@ -83,4 +84,4 @@ def inputs(g, n, d):
 
 
 def pair(make, n, seed=0):
-    return tuple(tnsim.Model(layers, n_ctx=n) for layers in make(np.random.default_rng(seed)))
+    return tuple(tnsim.Model(layers, n_ctx=n) for layers in make(generator(seed)))

@@ -5,6 +5,7 @@ import dataclasses
 
 import numpy as np
 import pytest
+from closeness import LARGEST, assert_close
 
 import tnsim
 from tnsim.metrics.pairings import straight
@@ -74,7 +75,7 @@ def test_gradcheck(build, shapes, metric):
     assert torch.autograd.gradcheck(cosine, (*first, *second))
     plain = [tnsim.Model(build(*(x.detach() for x in one))) for one in (first, second)]
     value = cosine(*first, *second).item()
-    assert value == pytest.approx(tnsim.similarity(*plain, metric), abs=1e-14)
+    assert_close(value, tnsim.similarity(*plain, metric), scale=1.0, rtol=1e-14)
 
 
 def attention(q, k, v, o):
@@ -126,7 +127,7 @@ def test_gradcheck_of_forward_passes(build, shapes, metric):
     assert torch.autograd.gradcheck(cosine, (*first, *second))
     plain = [model([x.detach() for x in one]) for one in (first, second)]
     value = cosine(*first, *second).item()
-    assert value == pytest.approx(tnsim.similarity(*plain, metric), abs=1e-13)
+    assert_close(value, tnsim.similarity(*plain, metric), scale=1.0, rtol=1e-13)
 
 
 def test_a_batch_of_each_step_needs_no_new_program():
@@ -138,7 +139,7 @@ def test_a_batch_of_each_step_needs_no_new_program():
         known = programs.cosine_and_pullback._cache_size()
     assert values[0] != values[1] and known == programs.cosine_and_pullback._cache_size()
     expected = tnsim.similarity(tnsim.from_module(net), goal, batches[1])
-    assert values[1] == pytest.approx(expected, abs=1e-6)
+    assert_close(values[1], expected, scale=1.0, rtol=1e-6, limited_by="float32")
 
 
 def test_a_module_and_finite_differences():
@@ -157,7 +158,8 @@ def test_a_module_and_finite_differences():
     slope = (moved(1e-5) - moved(-1e-5)) / 2e-5
     used = [parameter for parameter in net.parameters() if parameter.grad is not None]
     along = sum((parameter.grad.double() * direction[parameter]).sum().item() for parameter in used)
-    assert along == pytest.approx(slope, abs=1e-6) and len(used) == 8
+    assert_close(along, slope, scale=1.0, rtol=1e-6, limited_by="float32")
+    assert len(used) == 8
 
 
 def test_one_step_of_training_goes_up():
@@ -229,7 +231,7 @@ def test_the_tensors_of_a_module_are_the_arrays_of_its_model(module, options):
         np.asarray(getattr(leaf, "detach", lambda x=leaf: x)()) for leaf in jax.tree.leaves(live)
     ]
     for one, two in zip(numbers, jax.tree.leaves(plain), strict=True):
-        np.testing.assert_allclose(one, two, atol=1e-7)
+        assert_close(one, two, scale=LARGEST, rtol=1e-7, limited_by="float32")
     sum(tensor.sum() for tensor in weights).backward()
     used = [name for name, tensor in net.named_parameters() if tensor.grad is not None]
     assert len(used) == len([name for name, _ in net.named_parameters() if name != "unused"])
@@ -272,7 +274,7 @@ def test_single_precision_and_a_metric_from_outside():
     value.backward()
     assert value.dtype == torch.float64 and net.weight.grad.dtype == torch.float32
     expected = tnsim.similarity(tnsim.from_module(net), goal, Doubled())
-    assert value.item() == pytest.approx(expected, abs=1e-6)
+    assert_close(value.item(), expected, scale=1.0, rtol=1e-6, limited_by="float32")
 
 
 VERBS = {

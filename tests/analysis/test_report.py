@@ -8,6 +8,7 @@ from importlib import resources
 
 import numpy as np
 import pytest
+from closeness import assert_close
 from sample_runs import blocks, shipped
 
 import tnsim
@@ -40,20 +41,42 @@ def test_page_holds_the_run(tmp_path):
     data = data_of(page)
     assert data["rows"] == data["columns"] == run.a.values.tolist()
     for packed in data["matrices"]:
-        assert unpacked(packed, (13, 13)) == pytest.approx(run[packed["name"]].values, abs=1e-4)
+        assert_close(
+            unpacked(packed, (13, 13)),
+            run[packed["name"]].values,
+            scale=1.0,
+            rtol=1e-4,
+            limited_by="numbers packed in few digits",
+        )
     assert {packed["name"] for packed in data["matrices"]} == {"similarity", "log_inner", "sign"}
-    assert unpacked(data["slices"][5], (13, 13)) == pytest.approx(
-        run.slices.sel(output=5).values, abs=1e-3
+    assert_close(
+        unpacked(data["slices"][5], (13, 13)),
+        run.slices.sel(output=5).values,
+        scale=1.0,
+        rtol=1e-3,
+        limited_by="numbers packed in few digits",
     )
     assert data["phases"][2]["changePoints"] == list(reading.segment(run, 3).change_points)
-    assert data["phases"][2]["scores"]["similarity"] == pytest.approx(
-        reading.block_score(run, (4, 9)), abs=1e-4
+    assert_close(
+        data["phases"][2]["scores"]["similarity"],
+        reading.block_score(run, (4, 9)),
+        scale=1.0,
+        rtol=1e-4,
+        limited_by="numbers packed in few digits",
     )
-    assert data["phases"][2]["scores"]["output 5"] == pytest.approx(
-        reading.block_score(run.slices.sel(output=5), (4, 9)), abs=1e-4
+    assert_close(
+        data["phases"][2]["scores"]["output 5"],
+        reading.block_score(run.slices.sel(output=5), (4, 9)),
+        scale=1.0,
+        rtol=1e-4,
+        limited_by="numbers packed in few digits",
     )
-    assert data["embedding"]["points"][0] == pytest.approx(
-        reading.mds(run).points[0].values, abs=1e-4
+    assert_close(
+        data["embedding"]["points"][0],
+        reading.mds(run).points[0].values,
+        scale=1.0,
+        rtol=1e-4,
+        limited_by="numbers packed in few digits",
     )
     assert ["metric", "gaussian"] in data["provenance"]
     assert (

@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+from closeness import LARGEST, assert_close
 from oracles import linear
 from sequence_oracles import attention
 
@@ -75,7 +76,7 @@ def test_language_model_layout(prefix, tmp_path, rng):
     model = tnsim.load(tmp_path / "model.npz", n_ctx=4)
     assert model.n_ctx == 4
     x = np.eye(VOCABULARY)[[1, 4, 4, 0]]
-    assert np.allclose(model(x), forward(state, x, keys, energy=2.5), rtol=1e-12, atol=1e-12)
+    assert_close(model(x), forward(state, x, keys, energy=2.5), scale=LARGEST, rtol=1e-12)
     same = tnsim.from_state_dict(
         {"model_state_dict": state, "step": 3},
         f"bilinear-attention{'-attn' if prefix else ''}",
@@ -95,11 +96,11 @@ def test_quadratic_layout_and_yaml(tmp_path, rng):
     )
     model = tnsim.load(tmp_path / "step_5.pt")
     x = np.eye(VOCABULARY)[[0, 3, 5]]
-    assert np.allclose(
+    assert_close(
         model(x),
         forward(state, x, ["q", "k", "q", "k", "v", "o"], base=1000.0),
+        scale=LARGEST,
         rtol=1e-12,
-        atol=1e-12,
     )
 
 
@@ -124,7 +125,7 @@ def test_conventions(layout, direction, power, rng):
     dialect = Dialect.from_json(Dialect("mine", rules).to_json())
     x = np.eye(VOCABULARY)[[2, 1, 1, 5, 0]]
     expected = forward(state, x, keys, base=100.0, layout=layout, direction=direction, power=power)
-    assert np.allclose(tnsim.from_state_dict(state, dialect)(x), expected, rtol=1e-12, atol=1e-12)
+    assert_close(tnsim.from_state_dict(state, dialect)(x), expected, scale=LARGEST, rtol=1e-12)
     said = " ".join(dialect.assumptions())
     assert f"scores divided by d_head^{power}" in said
     assert (
@@ -185,11 +186,14 @@ def test_pairwise_of_sequences(metric, rng):
     ]
     result = tnsim.pairwise(models, metric)
     assert result.attrs["plan"].startswith("recursion")
-    assert float(result.similarity[0, 1]) == pytest.approx(
-        tnsim.similarity(models[0], models[1], metric), abs=1e-12
+    assert_close(
+        float(result.similarity[0, 1]),
+        tnsim.similarity(models[0], models[1], metric),
+        scale=1.0,
+        rtol=1e-12,
     )
     tokens = tnsim.pairwise(models, tnsim.Categorical(np.array([0.25, 0.75])), slices=True)
     expected = tnsim.slices(models[2], models[0], tnsim.Categorical(np.array([0.25, 0.75])))
-    assert np.allclose(tokens.slices[2, 0], expected, rtol=0, atol=1e-12)
+    assert_close(tokens.slices[2, 0], expected, scale=1.0, rtol=1e-12)
     with pytest.raises(tnsim.ModelError, match="n_ctx=3, but 0 of n_ctx=2"):
         tnsim.pairwise([models[0], tnsim.Model(models[1].layers, n_ctx=3)])

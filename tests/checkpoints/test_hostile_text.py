@@ -1,7 +1,6 @@
 """Configurations and dialects of wrong types, without end, or no text at all are refused."""
 
 import json
-import time
 
 import corpus_files as files
 import numpy as np
@@ -89,9 +88,7 @@ def test_configurations_in_yaml(base, error, message, tmp_path):
     pytest.importorskip("yaml")
     text = f"model:\n  n_head: 2\n  attn_scale: 0.5\n  rope_base: {base}"
     path = attention(tmp_path, "config.yaml", text.encode())
-    start = time.perf_counter()
     refused(path, message, error, dialect="quadratic-attention")
-    assert time.perf_counter() - start < 2
 
 
 def test_numbers_kept_in_tensors(tmp_path):

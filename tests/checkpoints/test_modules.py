@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from closeness import LARGEST, assert_close
 
 import tnsim
 
@@ -101,7 +102,7 @@ def test_what_is_recognised_computes_the_same(name, rng):
     model = tnsim.from_module(module)
     assert model.origin.error < 1e-12 and not model.origin.caveats
     x = rng.normal(size=(7, model.d_in))
-    np.testing.assert_allclose(model(x), forward(module, x), rtol=1e-12, atol=1e-12)
+    assert_close(model(x), forward(module, x), scale=LARGEST, rtol=1e-12)
 
 
 def test_the_dialect_reads_the_files_of_a_run(rng, tmp_path):
@@ -115,7 +116,7 @@ def test_the_dialect_reads_the_files_of_a_run(rng, tmp_path):
         torch.save(module.state_dict(), tmp_path / f"step_{step}.pt")
     series = tnsim.load(tmp_path, dialect)
     x = rng.normal(size=(7, 6))
-    np.testing.assert_allclose(series[1](x), forward(module, x), rtol=1e-5, atol=1e-5)
+    assert_close(series[1](x), forward(module, x), scale=LARGEST, rtol=1e-5, limited_by="float32")
     assert series.labels == ("1", "2")
 
 
@@ -186,7 +187,13 @@ def test_bilinear_attention_by_what_it_gives(options, rng):
     assert layer.n_heads == 2 and layer.mask == ("causal" if options[1] else "none")
     assert layer.rope_base == (1000.0 if options[0] else None)
     tokens = rng.integers(11, size=(3, 4))
-    np.testing.assert_allclose(model(np.eye(11)[tokens]), forward(module, tokens), atol=1e-6)
+    assert_close(
+        model(np.eye(11)[tokens]),
+        forward(module, tokens),
+        scale=LARGEST,
+        rtol=1e-6,
+        limited_by="float32",
+    )
 
 
 class Stacked(nn.Module):
@@ -206,7 +213,7 @@ def test_fused_attention_by_what_it_gives(rng):
     module, x = Stacked(), rng.normal(size=(3, 4, 8))
     model = tnsim.from_module(module, n_ctx=4, inputs=torch.ones(2, 4, 8))
     assert "first.weight stacks q then k then v" in " ".join(model.origin.assumptions)
-    np.testing.assert_allclose(model(x), forward(module, x), rtol=1e-4, atol=1e-6)
+    assert_close(model(x), forward(module, x), scale=LARGEST, rtol=1e-5, limited_by="float32")
 
 
 def test_images_are_flat():
@@ -236,7 +243,7 @@ def test_classes_are_declared_by_rules_or_functions(rng):
     expected = forward(module, x)
     for declared in (rule, function):
         model = tnsim.from_module(module, {Raw: declared})
-        np.testing.assert_allclose(model(x), expected, rtol=1e-5, atol=1e-6)
+        assert_close(model(x), expected, scale=LARGEST, rtol=1e-5, limited_by="float32")
         assert (model.origin.dialect is None) == (declared is function)
     wrong = tnsim.Rule("bilinear", left="a", right="a")
     with pytest.raises(tnsim.TnsimError, match=r"what was recognised is another function|tell how"):
@@ -258,7 +265,7 @@ def test_what_is_parametrised_is_read_as_what_it_amounts_to(rng):
     module = nn.Sequential(nn.utils.parametrizations.orthogonal(nn.Linear(4, 4)), nn.Linear(4, 2))
     model = tnsim.from_module(module)
     x = rng.normal(size=(5, 4))
-    np.testing.assert_allclose(model(x), forward(module, x), rtol=1e-5, atol=1e-6)
+    assert_close(model(x), forward(module, x), scale=LARGEST, rtol=1e-5, limited_by="float32")
 
 
 class Hidden(nn.Module):
@@ -359,11 +366,12 @@ def test_norms_are_folded_at_their_energy_on_inputs(rng):
     model = tnsim.from_module(module, norms=x)
     expected = forward(module, x)
     error = np.linalg.norm(model(x) - expected) / np.linalg.norm(expected)
-    assert model.origin.error == pytest.approx(error, rel=1e-4) and 0.05 < error < 1
+    assert_close(model.origin.error, error, rtol=1e-4, limited_by="float32")
+    assert 0.05 < error < 1
     assert f"differ by {error:.2%} of their size" in model.origin.caveats[0]
     one = x[:1]  # on a single input the energy is that of the input
     single = tnsim.from_module(module, norms=one)
-    np.testing.assert_allclose(single(one), forward(module, one), rtol=1e-5)
+    assert_close(single(one), forward(module, one), scale=LARGEST, rtol=1e-5, limited_by="float32")
 
 
 @pytest.mark.parametrize("name", ["relu", "gelu", "mish", "softmax", "normalize", "layer_norm", "rms_norm"])  # fmt: skip

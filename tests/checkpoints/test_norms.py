@@ -5,6 +5,7 @@ import warnings
 
 import numpy as np
 import pytest
+from closeness import assert_close
 from commands import command
 
 import tnsim
@@ -145,10 +146,11 @@ def test_a_norm_is_folded_at_its_mean_energy(file, state, tmp_path, rng):
     x = rng.normal(size=(300, 3))
     model = tnsim.load(file, dialect(tmp_path, normed_rules()), norms=x)
     energy = ((x @ state["embed.weight"].T) ** 2).mean()
-    np.testing.assert_allclose(model(x), forward(state, x, energy), rtol=1e-12)
+    assert_close(model(x), forward(state, x, energy), rtol=1e-12)
     expected = forward(state, x)
     error = np.linalg.norm(model(x) - expected) / np.linalg.norm(expected)
-    assert model.origin.error == pytest.approx(error, rel=1e-12) and error > 0.05
+    assert_close(model.origin.error, error, rtol=1e-12)
+    assert error > 0.05
     assert model.origin.assumptions[-1] == f"norm before layer 1: mean energy {energy:.6g}"
     with pytest.warns(tnsim.CaveatWarning, match=rf"on 300 inputs, .* differ by {error:.2%} of"):
         tnsim.similarity(model, model)
@@ -161,12 +163,10 @@ def test_layer_norms_and_their_biases(rng):
     norm = Norm(True, 1e-3, gain, shift)
     x = rng.normal(size=(4, 5)) + 3.0
     centred = x - x.mean(axis=1, keepdims=True)
-    np.testing.assert_allclose(
-        norm(x), centred / np.sqrt(centred.var(axis=1) + 1e-3)[:, None] * gain + shift
-    )
+    assert_close(norm(x), centred / np.sqrt(centred.var(axis=1) + 1e-3)[:, None] * gain + shift)
     layers = [Normed(tnsim.Bilinear(*(rng.normal(size=s) for s in ((6, 5), (6, 5), (2, 6)))), norm)]
     folded = fold(layers, x[:1])
-    np.testing.assert_allclose(folded.model(x[:1]), layers[0](x[:1]), rtol=1e-12)
+    assert_close(folded.model(x[:1]), layers[0](x[:1]), rtol=1e-12)
     assert folded.error < 1e-12
 
 

@@ -9,6 +9,7 @@ import time
 
 import numpy as np
 import pytest
+from closeness import assert_close
 from commands import command, process
 from oracles import bilinear
 from pyarrow import parquet
@@ -97,10 +98,11 @@ def test_others_and_a_dry_run(folder):
         ).stdout
     )
     a, b, c = map(tnsim.load, files)
-    np.testing.assert_allclose(
+    assert_close(
         found["similarity"],
         [[tnsim.similarity(m, c, tnsim.TreeSymmetric())] for m in (a, b)],
-        atol=1e-12,
+        scale=1.0,
+        rtol=1e-12,
     )
     assert found["b"] == ["step_200"] and found["metric"] == "tree"
     assert "pairs            6" in command("pairwise", folder / "models", "--dry-run").stdout

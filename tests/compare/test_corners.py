@@ -3,6 +3,7 @@
 import jax
 import numpy as np
 import pytest
+from closeness import assert_close
 from oracles import bilinear, expected_products, linear
 from sequence_oracles import attention
 
@@ -21,11 +22,11 @@ def test_a_zero_term_changes_nothing_however_small_the_others_are(metric, rng):
     layers = [[bilinear(rng, 2, 2, 2), bilinear(rng, 2, 2, 2)] for _ in range(2)]
     a, b = (jax.tree.map(lambda x: 2.0**-300 * x, tnsim.Model(both)) for both in layers)
     zero = jax.tree.map(np.zeros_like, a)
-    assert tnsim.similarity(a + zero, b, metric) == pytest.approx(tnsim.similarity(a, b, metric))
+    assert_close(tnsim.similarity(a + zero, b, metric), tnsim.similarity(a, b, metric))
     sign, log = tnsim.log_inner(a + zero, b, metric)
-    assert (sign, log) == pytest.approx(tnsim.log_inner(a, b, metric))
+    assert_close((sign, log), tnsim.log_inner(a, b, metric), scale=1.0)
     found = tnsim.pairwise([a + zero, b], metric)
-    assert found.log_inner[0, 1] == pytest.approx(log)
+    assert_close(found.log_inner[0, 1], log, scale=1.0)
 
 
 @pytest.mark.parametrize("metric", [*WHOLE, *LAYERED])
@@ -37,8 +38,8 @@ def test_float32_weights_are_not_rounded_again(metric, rng):
         models.append(in_dtype(tnsim.Model([tnsim.Residual(skips[1], 0.7, 0.35), *skips]), "f4"))
     wide = [in_dtype(model, "f8") for model in models]
     wanted = tnsim.similarity(*wide, metric)
-    assert tnsim.similarity(*models, metric) == pytest.approx(wanted, abs=1e-14)
-    assert tnsim.pairwise(models, metric).similarity[0, 1] == pytest.approx(wanted, abs=1e-11)
+    assert_close(tnsim.similarity(*models, metric), wanted, scale=1.0, rtol=1e-14)
+    assert_close(tnsim.pairwise(models, metric).similarity[0, 1], wanted, scale=1.0, rtol=1e-11)
 
 
 @pytest.mark.parametrize("metric", [tnsim.GaussianClosure(), tnsim.Categorical()])
@@ -50,7 +51,7 @@ def test_float32_attention_is_not_rounded_again(metric, rng):
         models.append(in_dtype(model, "f4"))
     wide = [in_dtype(model, "f8") for model in models]
     wanted = tnsim.similarity(*wide, metric)
-    assert tnsim.similarity(*models, metric) == pytest.approx(wanted, abs=1e-14)
+    assert_close(tnsim.similarity(*models, metric), wanted, scale=1.0, rtol=1e-14)
 
 
 @pytest.mark.parametrize("metric", [*WHOLE, *LAYERED])
@@ -63,14 +64,14 @@ def test_a_product_of_one_map_is_a_linear_layer(metric, rng):
     layers = [tnsim.Residual(layer, 0.5, 0.7) for layer in layers]
     rest = bilinear(rng, 2, 2, 2)
     a, b = (tnsim.Model([rest, layer, rest]) for layer in layers)
-    assert tnsim.similarity(a, b, metric) == pytest.approx(1, abs=1e-11)
-    assert tnsim.pairwise([a, b], metric).similarity[0, 1] == pytest.approx(1, abs=1e-11)
-    assert tnsim.similarity(a - 1.5 * b, b, metric) == pytest.approx(-1, abs=1e-10)
+    assert_close(tnsim.similarity(a, b, metric), 1, scale=1.0, rtol=1e-11)
+    assert_close(tnsim.pairwise([a, b], metric).similarity[0, 1], 1, scale=1.0, rtol=1e-11)
+    assert_close(tnsim.similarity(a - 1.5 * b, b, metric), -1, scale=1.0, rtol=1e-10)
     if isinstance(metric, tnsim.Gaussian):
-        assert tnsim.inner(a, a) == pytest.approx(expected_products(a, a, metric).sum())
+        assert_close(tnsim.inner(a, a), expected_products(a, a, metric).sum())
     if metric in LAYERED:
         a, b = (tnsim.Model([layer, rest], n_ctx=2) for layer in layers)
-        assert tnsim.similarity(a, b, metric) == pytest.approx(1, abs=1e-11)
+        assert_close(tnsim.similarity(a, b, metric), 1, scale=1.0, rtol=1e-11)
 
 
 def test_covariances_are_symmetric_and_variances_positive_in_every_way_to_compute():
@@ -84,7 +85,7 @@ def test_probabilities_sum_to_one_in_every_way_to_compute(rng):
     table = tnsim.Model([linear(rng, 2, 2)], n_ctx=2)
     found = tnsim.inner(table, table, tnsim.Categorical(p))
     exact = tnsim.inner(table, table, tnsim.Categorical(p / p.sum()))
-    assert found == pytest.approx(exact, rel=1e-14)
+    assert_close(found, exact, rtol=1e-14)
 
 
 def test_arithmetic_on_slices_gives_plain_numbers(rng):

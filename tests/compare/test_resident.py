@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from backends import compiled
+from closeness import assert_close
 
 import tnsim
 from tnsim.compare import by_plans, resident
@@ -143,7 +144,7 @@ def test_one_program_gives_what_stages_give(rng, backend, monkeypatch, per_outpu
             monkeypatch.setattr(by_plans, "runs_together", lambda *args, t=together: t)
             found.append(verb(a, b))
     for other in found[1:]:
-        np.testing.assert_allclose(other, found[0], rtol=1e-12)
+        assert_close(other, found[0], rtol=1e-12)
 
 
 # --- and let go ------------------------------------------------------------------------------

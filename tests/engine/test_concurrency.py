@@ -6,6 +6,7 @@ import backends
 import jax
 import numpy as np
 import pytest
+from closeness import assert_close
 from sequence_oracles import attention
 
 import tnsim
@@ -132,4 +133,4 @@ def test_turns_over_heads_give_the_same_number(monkeypatch, metric, n_ctx, large
     for backend in backends:
         with execution.precision():
             value = execution.run(turned, arrays, backend).values["AB"]
-        np.testing.assert_allclose(value, expected, rtol=1e-11)
+        assert_close(value, expected, rtol=1e-11)

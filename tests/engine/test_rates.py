@@ -1,6 +1,6 @@
 """Estimates of seconds: what the formula counts, at rates that are given."""
 
-import pytest
+from closeness import assert_close
 
 from tnsim.engine import rates
 from tnsim.engine.piece import Operation, Piece
@@ -17,7 +17,7 @@ LOOPED = Piece(((50, 2, 3), (50, 3, 4)), (LOOP,), (2,))
 def test_short_programs_are_compiled_at_once_and_a_long_one_by_one_core(monkeypatch):
     monkeypatch.setattr(rates, "processors", lambda: 10)
     at_once = rates._THREADS * 10
-    assert rates.compiling([1] * 600, GIVEN) == pytest.approx(600 * 0.01 / at_once)
+    assert_close(rates.compiling([1] * 600, GIVEN), 600 * 0.01 / at_once)
     assert rates.compiling([5], GIVEN) == 5 * 0.01
     assert rates.compiling([], GIVEN) == 0.0
 
@@ -25,4 +25,4 @@ def test_short_programs_are_compiled_at_once_and_a_long_one_by_one_core(monkeypa
 def test_the_body_of_a_loop_is_compiled_once_and_runs_at_every_turn():
     assert LOOPED.length == 2
     once = rates.running(PIECE, GIVEN)
-    assert rates.running(LOOPED, GIVEN) == pytest.approx(1e-5 + 50 * once)
+    assert_close(rates.running(LOOPED, GIVEN), 1e-5 + 50 * once)

@@ -8,7 +8,9 @@ import itertools
 import backends
 import numpy as np
 import pytest
+from closeness import LARGEST, assert_close
 from oracles import bilinear, linear
+from seeds import generator
 from sequence_cases import DEEP, ONE_LAYER, D, inputs, pair, slow
 from sequence_oracles import (
     attention,
@@ -23,12 +25,12 @@ import tnsim
 
 @pytest.mark.parametrize("mask", ["causal", "none"])
 @pytest.mark.parametrize("rope_base", [None, 10.0, 1000.0])
-def test_forward_pass_is_the_formula(rope_base, mask, rng=np.random.default_rng(1)):
+def test_forward_pass_is_the_formula(rope_base, mask, rng):
     layer = attention(rng, 3, 2, 4, 3, 5, True, mask=mask, rope_base=rope_base)
     x = rng.normal(size=(7, 3))
-    assert np.allclose(layer(x), plain_attention(layer, x), rtol=1e-13, atol=1e-13)
-    assert np.allclose(
-        layer(np.stack([x, 2 * x]))[1], plain_attention(layer, 2 * x), rtol=1e-13, atol=1e-13
+    assert_close(layer(x), plain_attention(layer, x), scale=LARGEST, rtol=1e-13)
+    assert_close(
+        layer(np.stack([x, 2 * x]))[1], plain_attention(layer, 2 * x), scale=LARGEST, rtol=1e-13
     )
 
 
@@ -40,19 +42,20 @@ def test_forward_pass_is_the_formula(rope_base, mask, rng=np.random.default_rng(
 )
 def test_one_nonlinear_layer_is_exact(layers, form):
     a, b = pair(ONE_LAYER[layers], 2)
-    metric = tnsim.Gaussian(*inputs(np.random.default_rng(3), 2, D)[form])
+    metric = tnsim.Gaussian(*inputs(generator(3), 2, D)[form])
     expected = [sequence_products(x, y, metric) for x, y in ((a, b), (a, a), (b, b))]
     found = tnsim.inner(a, b, metric)
-    assert found == pytest.approx(expected[0].sum(), rel=1e-10)
+    scale = np.sqrt(expected[1].sum() * expected[2].sum())
+    assert_close(found, expected[0].sum(), scale=scale, rtol=1e-10)
     assert found.exact
-    cosine = expected[0].sum() / np.sqrt(expected[1].sum() * expected[2].sum())
-    assert tnsim.similarity(a, b, metric) == pytest.approx(cosine, abs=1e-10)
+    cosine = expected[0].sum() / scale
+    assert_close(tnsim.similarity(a, b, metric), cosine, scale=1.0, rtol=1e-10)
     if form in ("standard", "each"):
-        assert np.allclose(
+        assert_close(
             tnsim.slices(a, b, metric),
             expected[0] / np.sqrt(expected[1] * expected[2]),
-            rtol=0,
-            atol=1e-10,
+            scale=1.0,
+            rtol=1e-10,
         )
 
 
@@ -64,9 +67,7 @@ def test_three_positions():
         )
     )
     metric = tnsim.Gaussian(np.array([0.5]), np.array([[0.7]]))
-    assert tnsim.inner(a, b, metric) == pytest.approx(
-        sequence_products(a, b, metric).sum(), rel=1e-10
-    )
+    assert_close(tnsim.inner(a, b, metric), sequence_products(a, b, metric).sum(), rtol=1e-10)
 
 
 DEEP_QUICK = "bilinear, then attention"
@@ -76,10 +77,10 @@ DEEP_QUICK = "bilinear, then attention"
 @pytest.mark.parametrize("layers", [DEEP_QUICK, *(slow(x) for x in DEEP if x != DEEP_QUICK)])
 def test_closure_is_the_joint_gaussian_layer_by_layer(layers, form):
     a, b = pair(DEEP[layers], 2)
-    metric = tnsim.GaussianClosure(*inputs(np.random.default_rng(4), 2, 1)[form])
+    metric = tnsim.GaussianClosure(*inputs(generator(4), 2, 1)[form])
     expected = sequence_closure(a, b, metric)
     found = tnsim.inner(a, b, metric)
-    assert found == pytest.approx(expected.sum(), rel=1e-9)
+    assert_close(found, expected.sum())
     assert not found.exact
 
 
@@ -91,15 +92,14 @@ def test_tree_metrics_are_those_of_dense_tensors(layers, symmetrised):
     a, b = pair({**ONE_LAYER, **DEEP}[layers], 2)
     metric = tnsim.TreeSymmetric() if symmetrised else tnsim.Frobenius()
     expected = [dense_tree_product(x, y, symmetrised) for x, y in ((a, b), (a, a), (b, b))]
-    assert tnsim.inner(a, b, metric) == pytest.approx(expected[0].sum(), rel=1e-9)
-    assert np.allclose(
-        tnsim.slices(a, b, metric),
-        expected[0] / np.sqrt(expected[1] * expected[2]),
-        rtol=0,
-        atol=1e-9,
+    scale = np.sqrt(expected[1].sum() * expected[2].sum())
+    assert_close(tnsim.inner(a, b, metric), expected[0].sum(), scale=scale, rtol=1e-10)
+    assert_close(
+        tnsim.slices(a, b, metric), expected[0] / np.sqrt(expected[1] * expected[2]), scale=1.0
     )
     if symmetrised and sum(order > 1 for order in a.orders) == 1:
-        assert tnsim.inner(a, b, tnsim.Symmetric()) == pytest.approx(expected[0].sum(), rel=1e-9)
+        inner = tnsim.inner(a, b, tnsim.Symmetric())
+        assert_close(inner, expected[0].sum(), scale=scale, rtol=1e-10)
 
 
 TOKENS = 3
@@ -121,7 +121,7 @@ OVER_TOKENS = {
 @pytest.mark.parametrize("second", OVER_TOKENS)
 @pytest.mark.parametrize("first", OVER_TOKENS)
 def test_categorical_is_the_sum_over_all_sequences(first, second, n_ctx):
-    rng = np.random.default_rng(7)
+    rng = generator(7)
     a, b = (tnsim.Model(OVER_TOKENS[name](rng), n_ctx=n_ctx) for name in (first, second))
     p = rng.uniform(size=TOKENS)
     p /= p.sum()
@@ -135,18 +135,19 @@ def test_categorical_is_the_sum_over_all_sequences(first, second, n_ctx):
 
     metric = tnsim.Categorical(p)
     expected = [enumerated(x, y) for x, y in ((a, b), (a, a), (b, b))]
-    assert tnsim.inner(a, b, metric) == pytest.approx(expected[0].sum(), rel=1e-10)
-    assert np.allclose(
+    scale = np.sqrt(expected[1].sum() * expected[2].sum())
+    assert_close(tnsim.inner(a, b, metric), expected[0].sum(), scale=scale, rtol=1e-10)
+    assert_close(
         tnsim.slices(a, b, metric),
         expected[0] / np.sqrt(expected[1] * expected[2]),
-        rtol=0,
-        atol=1e-10,
+        scale=1.0,
+        rtol=1e-10,
     )
     assert tnsim.similarity(a, b, metric).exact
 
 
 def test_categorical_refuses():
-    rng = np.random.default_rng(8)
+    rng = generator(8)
     a = tnsim.Model(OVER_TOKENS["transformer"](rng), n_ctx=2)
     with pytest.raises(tnsim.ModelError, match=r"smallest of -0\.5 and a sum of 1"):
         tnsim.Categorical(np.array([1.5, -0.5]))
@@ -202,7 +203,7 @@ DEEP_ATTENTION = ("two attention", "two attention residual", "bilinear, then att
 @pytest.mark.parametrize("name", [slow(x) if x in DEEP_ATTENTION else x for x in ATTRIBUTED])
 def test_parts_sum_to_the_inner_product(name, metric):
     """Every metric, kind of layer, constants or none; labels do not depend on the partner."""
-    rng = np.random.default_rng(12)
+    rng = generator(12)
 
     def model():
         before, last, after, attends = ATTRIBUTED[name](rng)
@@ -212,7 +213,7 @@ def test_parts_sum_to_the_inner_product(name, metric):
     place = len(ATTRIBUTED[name](rng)[0])
     for by in ("layer", "head") if a.attends else ("layer",):
         found = tnsim.attribution(a, b, metric, by=by)
-        assert found.values.sum() == pytest.approx(tnsim.inner(a, b, metric), rel=1e-11)
+        assert_close(found.values.sum(), tnsim.inner(a, b, metric), rtol=1e-11)
         heads = [f"layer {place}"] if by == "layer" else [f"layer {place} head {h}" for h in (0, 1)]
         assert found.bra == found.ket == ("stream", *heads, "constant")
 
@@ -221,7 +222,7 @@ def test_parts_sum_to_the_inner_product(name, metric):
 @pytest.mark.parametrize("metric", [tnsim.GaussianClosure(), tnsim.TreeSymmetric()])
 @pytest.mark.parametrize("by", ["layer", "head"])
 def test_attribution_sums_to_the_inner_product(by, metric):
-    rng = np.random.default_rng(9)
+    rng = generator(9)
 
     def model():
         blocks = [
@@ -234,14 +235,14 @@ def test_attribution_sums_to_the_inner_product(by, metric):
 
     a, b = model(), model()
     found = tnsim.attribution(a, b, metric, by=by)
-    assert found.values.sum() == pytest.approx(tnsim.inner(a, b, metric), rel=1e-11)
+    assert_close(found.values.sum(), tnsim.inner(a, b, metric), rtol=1e-11)
     cores = ("layer 2",) if by == "layer" else ("layer 2 head 0", "layer 2 head 1")
     assert found.bra == found.ket == ("stream", *cores, "constant")
 
 
 def test_an_attribution_is_the_inner_product_of_the_component():
     """A model without its stream, and one of a single head, against the entries for them."""
-    rng = np.random.default_rng(10)
+    rng = generator(10)
     layer = attention(rng, 2, 2, 2, 1, 2)
     model = tnsim.Model([tnsim.Residual(layer)], n_ctx=2)
     found = tnsim.attribution(model, model, tnsim.Gaussian(), by="head")
@@ -262,16 +263,16 @@ def test_an_attribution_is_the_inner_product_of_the_component():
         for head in (0, 1)
     ]
     parts = [tnsim.Model([x], n_ctx=2) for x in (tnsim.Linear(np.eye(2)), *alone)]
-    assert np.allclose(
+    assert_close(
         found.values[:-1, :-1],
         [[tnsim.inner(x, y) for y in parts] for x in parts],
+        scale=LARGEST,
         rtol=1e-10,
-        atol=1e-12,
     )
 
 
 def test_attribution_of_vector_models_is_by_layer():
-    rng = np.random.default_rng(11)
+    rng = generator(11)
     a, b = (
         tnsim.Model(
             [linear(rng, 3, 2), tnsim.Residual(bilinear(rng, 2, 3, 2, True)), linear(rng, 2, 4)]
@@ -279,7 +280,7 @@ def test_attribution_of_vector_models_is_by_layer():
         for _ in range(2)
     )
     found = tnsim.attribution(a, b, tnsim.Gaussian())
-    assert found.values.sum() == pytest.approx(tnsim.inner(a, b), rel=1e-11)
+    assert_close(found.values.sum(), tnsim.inner(a, b), rtol=1e-11)
     with pytest.raises(tnsim.ModelError, match="by='head' needs an attention layer"):
         tnsim.attribution(a, b, by="head")
     deeper = tnsim.Model([*a.layers, bilinear(rng, 4, 2, 4)])
@@ -298,14 +299,14 @@ def test_attribution_of_vector_models_is_by_layer():
 @pytest.mark.parametrize("metric", [tnsim.TreeSymmetric(), tnsim.Frobenius()])
 def test_attribution_without_constants(metric):
     """Then every inner product has a scale of its own, and all of it is in one component."""
-    rng = np.random.default_rng(12)
+    rng = generator(12)
     a, b = (
         tnsim.Model([linear(rng, 3, 2), bilinear(rng, 2, 3, 2), linear(rng, 2, 4)])
         for _ in range(2)
     )
     found = tnsim.attribution(a, b, metric)
     assert found.bra == found.ket == ("stream", "layer 1", "constant")
-    assert found.values[1, 1] == pytest.approx(tnsim.inner(a, b, metric), rel=1e-11)
+    assert_close(found.values[1, 1], tnsim.inner(a, b, metric), rtol=1e-11)
     assert np.count_nonzero(found.values) == 1
 
 
@@ -317,12 +318,10 @@ def test_small_deep_models_are_exact(layers):
     metric = tnsim.Gaussian(np.array([0.3]), np.array([0.8]))
     expected = sequence_products(a, b, metric)
     found = tnsim.inner(a, b, metric)
-    assert found == pytest.approx(expected.sum(), rel=1e-9)
+    assert_close(found, expected.sum())
     assert found.exact
     norms = [sequence_products(m, m, metric) for m in (a, b)]
-    assert np.allclose(
-        tnsim.slices(a, b, metric), expected / np.sqrt(norms[0] * norms[1]), rtol=0, atol=1e-9
-    )
+    assert_close(tnsim.slices(a, b, metric), expected / np.sqrt(norms[0] * norms[1]), scale=1.0)
     assert tnsim.similarity(a, b, tnsim.Symmetric()) < 1.0
 
 
@@ -333,12 +332,12 @@ def test_constants_are_not_gaussian():
         zero, zero, zero, zero, np.eye(2), np.eye(2), 1, ones, ones, ones, ones, rope_base=None
     )
     model = tnsim.Model([layer], n_ctx=1)
-    assert tnsim.inner(model, model) == pytest.approx(2.0, rel=1e-14)
+    assert_close(tnsim.inner(model, model), 2.0, rtol=1e-14)
 
 
 @pytest.mark.slow
 def test_symmetries_leave_the_similarity_at_one():
-    rng = np.random.default_rng(5)
+    rng = generator(5)
     layer = attention(rng, 2, 2, 2, 2, 2, True)
     swapped = tnsim.Attention(
         layer.q2, layer.k2, layer.q1, layer.k1, layer.v, layer.o, 2,
@@ -356,14 +355,17 @@ def test_symmetries_leave_the_similarity_at_one():
     model = tnsim.Model([layer], n_ctx=3)
     for other in (swapped, permuted, scaled):
         for metric in (tnsim.Gaussian(), tnsim.TreeSymmetric()):
-            assert tnsim.similarity(model, tnsim.Model([other], n_ctx=3), metric) == pytest.approx(
-                1.0, abs=1e-12
+            assert_close(
+                tnsim.similarity(model, tnsim.Model([other], n_ctx=3), metric),
+                1.0,
+                scale=1.0,
+                rtol=1e-12,
             )
     assert tnsim.similarity(model, tnsim.Model([swapped], n_ctx=3), tnsim.Frobenius()) < 0.99
 
 
 def test_deep_attention_grows_without_overflow():
-    rng = np.random.default_rng(6)
+    rng = generator(6)
     layers = [attention(rng, 4, 2, 2, 2, 4, rope_base=None) for _ in range(4)]
     model = tnsim.Model(layers, n_ctx=2)
     for metric in (tnsim.TreeSymmetric(), tnsim.GaussianClosure()):
@@ -380,11 +382,12 @@ def test_jax_agrees():
     plan = tnsim.plan(a, b, metric)
     assert plan.exact
     assert plan.contractions > 100
-    assert tnsim.inner(a, b, metric) == pytest.approx(
-        sequence_products(a, b, metric).sum(), rel=1e-10
-    )
-    assert tnsim.inner(a, b, metric, dtype="float32") == pytest.approx(
-        sequence_products(a, b, metric).sum(), rel=1e-4
+    assert_close(tnsim.inner(a, b, metric), sequence_products(a, b, metric).sum(), rtol=1e-10)
+    assert_close(
+        tnsim.inner(a, b, metric, dtype="float32"),
+        sequence_products(a, b, metric).sum(),
+        rtol=1e-4,
+        limited_by="float32",
     )
 
 
@@ -404,9 +407,11 @@ def test_derivatives(metric):
         gradient = jax.grad(lambda m: tnsim.inner(m, b, metric))(a).layers[0].v
         step = 1e-6
         moved = [tnsim.Model([_moved(a.layers[0], sign * step)], n_ctx=2) for sign in (1, -1)]
-        assert gradient[0, 0] == pytest.approx(
+        assert_close(
+            gradient[0, 0],
             (tnsim.inner(moved[0], b, metric) - tnsim.inner(moved[1], b, metric)) / (2 * step),
-            rel=1e-6,
+            rtol=1e-6,
+            limited_by="finite differences",
         )
 
 
@@ -429,7 +434,7 @@ def test_what_cannot_be_compared_says_so():
         match=r"covariance has shape \(3, 3\).*need one of \(4,\), \(4, 4\), \(2,\), \(2, 2\)",
     ):
         tnsim.inner(a, b, tnsim.Gaussian(None, np.eye(3)))
-    rng = np.random.default_rng(0)
+    rng = generator(0)
     mixed = tnsim.Model([bilinear(rng, 2, 3, 3)], n_ctx=2)
     with pytest.raises(
         tnsim.ModelError, match="attention layer of one model meets a bilinear layer"

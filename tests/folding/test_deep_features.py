@@ -5,6 +5,7 @@ import itertools
 import cases
 import numpy as np
 import pytest
+from closeness import LARGEST, assert_close
 from oracles import bilinear, dense_symmetric_product, expected_products, linear
 
 import tnsim
@@ -30,11 +31,11 @@ def vectors(models, metric):
 
 
 def agrees(a, b, metric, product):
-    """Inner products per output within 1e-11 of the norms."""
+    """Inner products per output, relative to the norms of the two models compared."""
     first, second = vectors([a, b], metric)
-    scale = np.sqrt(np.sum(first**2) * np.sum(second**2))
     for (x, one), (y, two) in itertools.product([(first, a), (second, b)], repeat=2):
-        assert np.abs(np.sum(x * y, axis=1) - product(one, two)).max() < 1e-11 * scale
+        scale = np.sqrt(np.sum(x**2) * np.sum(y**2))
+        assert_close(np.sum(x * y, axis=1), product(one, two), scale=scale, rtol=1e-12)
 
 
 def cosine(a, b, metric):
@@ -74,14 +75,19 @@ def test_products_of_three_legs(biases, rng):
     c = tnsim.Model([skip, linear(rng, 2, 2, True)])
     agrees(c, a, tnsim.Gaussian(), lambda x, y: expected_products(x, y, tnsim.Gaussian()))
     e = tnsim.Model([tnsim.Residual(cubic(2, 2, 2), 0.4, 0.5), linear(rng, 2, 2)])
-    assert abs(cosine(c, e, tnsim.Symmetric()) - tnsim.similarity(c, e, tnsim.Symmetric())) < 1e-12
+    assert_close(
+        cosine(c, e, tnsim.Symmetric()),
+        tnsim.similarity(c, e, tnsim.Symmetric()),
+        scale=1.0,
+        rtol=1e-12,
+    )
 
 
 @pytest.mark.parametrize("case", ["two residual", "biased two over one"])
 def test_along_diagrams(case, rng):
     metric = tnsim.Gaussian(*cases.INPUTS["mean and covariance"](rng))
     a, b = cases.pair((cases.DEEP | cases.UNEVEN)[case], rng)
-    assert abs(tnsim.similarity(a, b, metric) - cosine(a, b, metric)) < 1e-10
+    assert_close(tnsim.similarity(a, b, metric), cosine(a, b, metric), scale=1.0, rtol=1e-10)
 
 
 def test_small_variances_are_kept(rng):
@@ -92,7 +98,7 @@ def test_small_variances_are_kept(rng):
     (space,) = spaces([kinds(tnsim.Model([linear(rng, 3, 1)]))], metric)
     root = space.inputs(metric, "float64")[1][1:]
     assert root.shape == (3, 2)
-    np.testing.assert_allclose(root @ root.T, cov, rtol=1e-14, atol=0)
+    assert_close(root @ root.T, cov, rtol=1e-13)
 
 
 @pytest.mark.parametrize("pairs", [True, False])
@@ -109,7 +115,8 @@ def test_blocks_are_parts_of_the_whole(pairs, rng):
             parts = [hermite.product(left, right, down, block, pairs) for block in blocks]
             for order, numbers in whole.items():
                 found = [part[order] for part in parts if order in part]
-                np.testing.assert_allclose(np.concatenate(found, axis=1), numbers, rtol=1e-12)
+                found = np.concatenate(found, axis=1)
+                assert_close(found, numbers, scale=LARGEST, rtol=1e-12)
 
 
 def deep(rng, count):
@@ -132,12 +139,12 @@ def test_pairs_of_deep_models(rng):
     run = tnsim.pairwise(some, slices=True)
     plan = tnsim.plan_pairwise(some)
     assert run.attrs["plan"].startswith("features") and not plan.streamed
-    assert abs(run.similarity[0, 5] - tnsim.similarity(some[0], some[5])) < 1e-10
+    assert_close(run.similarity[0, 5], tnsim.similarity(some[0], some[5]), scale=1.0, rtol=1e-10)
     whole = vectors([*some[:4], some[5]], tnsim.Gaussian())
     whole = np.stack([*whole[:4], whole[0] - whole[1], whole[4]])
     products = np.einsum("iof,jof->ijo", whole, whole)
     norms = np.sqrt(np.einsum("iio->io", products))
-    np.testing.assert_allclose(run.slices, products / norms[:, None] / norms, atol=1e-12)
+    assert_close(run.slices, products / norms[:, None] / norms, scale=1.0, rtol=1e-12)
 
 
 @pytest.mark.slow
@@ -154,7 +161,7 @@ def test_vectors_too_many_to_be_kept(blocks, rng, monkeypatch):
     run = tnsim.pairwise(some, budget=small)
     whole = vectors(some, tnsim.Gaussian()).reshape(len(some), -1)
     whole /= np.linalg.norm(whole, axis=1, keepdims=True)
-    np.testing.assert_allclose(run.similarity, whole @ whole.T, rtol=0, atol=1e-13)
+    assert_close(run.similarity, whole @ whole.T, scale=1.0, rtol=1e-13)
     parts = len(set(made))
     assert parts > 1 and len(made) > parts * len(some) / plan.tile
 
@@ -163,7 +170,13 @@ def test_symmetric_pairs_and_float32(rng):
     some = deep(rng, 3)
     run = tnsim.pairwise(some, tnsim.Symmetric(), dtype="float32")
     assert run.attrs["plan"].startswith("features")
-    assert abs(run.similarity[0, 1] - cosine(*some[:2], tnsim.Symmetric())) < 1e-6
+    assert_close(
+        run.similarity[0, 1],
+        cosine(*some[:2], tnsim.Symmetric()),
+        scale=1.0,
+        rtol=1e-5,
+        limited_by="float32",
+    )
 
 
 def test_routes_beside_each_other(rng):

@@ -4,6 +4,7 @@ import backends
 import cases
 import numpy as np
 import pytest
+from closeness import assert_close
 from oracles import (
     bilinear,
     closure_products,
@@ -23,14 +24,13 @@ def check(a, b, metric, per_output):
     """inner, similarity and slices of (a, b) against the oracle's products per output."""
     ab, aa, bb = (per_output(*p) for p in ((a, b), (a, a), (b, b)))
     scale = np.sqrt(aa.sum() * bb.sum())
-    assert abs(tnsim.inner(a, b, metric) - ab.sum()) <= TOLERANCE * max(abs(ab.sum()), scale * 1e-2)
-    assert abs(tnsim.inner(a, a, metric) / aa.sum() - 1) <= TOLERANCE
-    assert abs(tnsim.similarity(a, b, metric) - ab.sum() / scale) <= TOLERANCE
-    np.testing.assert_allclose(
-        tnsim.slices(a, b, metric), ab / np.sqrt(aa * bb), rtol=0, atol=TOLERANCE
-    )
+    inner = tnsim.inner(a, b, metric)
+    assert_close(inner, ab.sum(), scale=scale, rtol=TOLERANCE)
+    assert_close(tnsim.inner(a, a, metric), aa.sum(), rtol=TOLERANCE)
+    assert_close(tnsim.similarity(a, b, metric), ab.sum() / scale, scale=1.0, rtol=TOLERANCE)
+    assert_close(tnsim.slices(a, b, metric), ab / np.sqrt(aa * bb), scale=1.0, rtol=TOLERANCE)
     sign, log = tnsim.log_inner(a, b, metric)
-    assert sign == np.sign(ab.sum()) and abs(log - np.log(abs(ab.sum()))) <= 1e-8
+    assert_close(sign * np.exp(log), inner, rtol=1e-11)
 
 
 @backends.both
@@ -80,7 +80,7 @@ def test_three_layers_against_quadrature(biases, rng):
     metric = tnsim.Gaussian(*random_gaussian(rng, 2)) if biases else tnsim.Gaussian()
     ab = expected_products(a, b, metric).sum()
     assert tnsim.plan(a, b, metric).diagrams == 606
-    assert abs(tnsim.inner(a, b, metric) / ab - 1) <= 1e-9
+    assert_close(tnsim.inner(a, b, metric), ab)
 
 
 @backends.both
@@ -104,8 +104,10 @@ def test_symmetric_three_layers_at_tiny_size(rng):
     )
     assert tnsim.plan(a, b, tnsim.Symmetric()).diagrams == 16
     expected = polynomial_product(a, b)
-    assert abs(tnsim.inner(a, b, tnsim.Symmetric()) - expected) <= 1e-9 * np.sqrt(
-        polynomial_product(a, a) * polynomial_product(b, b)
+    assert_close(
+        tnsim.inner(a, b, tnsim.Symmetric()),
+        expected,
+        scale=np.sqrt(polynomial_product(a, a) * polynomial_product(b, b)),
     )
 
 
@@ -160,16 +162,12 @@ def test_differences_expand_by_bilinearity(name, rng):
     )
     ad = expected_products(a, b, metric) - 0.5 * expected_products(a, c, metric)
     aa = expected_products(a, a, metric)
-    assert abs(tnsim.inner(a, diff, metric) - ad.sum()) <= TOLERANCE * np.sqrt(aa.sum() * dd.sum())
-    assert (
-        abs(tnsim.similarity(a, diff, metric) - ad.sum() / np.sqrt(aa.sum() * dd.sum()))
-        <= TOLERANCE
-    )
-    np.testing.assert_allclose(
-        tnsim.slices(a, diff, metric), ad / np.sqrt(aa * dd), rtol=0, atol=TOLERANCE
-    )
+    scale = np.sqrt(aa.sum() * dd.sum())
+    assert_close(tnsim.inner(a, diff, metric), ad.sum(), scale=scale, rtol=TOLERANCE)
+    assert_close(tnsim.similarity(a, diff, metric), ad.sum() / scale, scale=1.0, rtol=TOLERANCE)
+    assert_close(tnsim.slices(a, diff, metric), ad / np.sqrt(aa * dd), scale=1.0, rtol=TOLERANCE)
     x = rng.normal(size=(5, a.d_in))
-    np.testing.assert_allclose(diff(x), b(x) - 0.5 * c(x), rtol=1e-13)
+    assert_close(diff(x), b(x) - 0.5 * c(x), rtol=1e-13)
 
 
 @backends.compiled

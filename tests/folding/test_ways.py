@@ -5,8 +5,8 @@ no scales.
 """
 
 import cotengra
-import numpy as np
 import pytest
+from closeness import LARGEST, assert_close
 from oracles import bilinear, linear, random_gaussian
 
 import tnsim
@@ -44,7 +44,7 @@ def ways(term, arrays, output):
         for inner in terms:
             first, *others = ways(inner, arrays, output)
             for other in others:
-                np.testing.assert_allclose(other, first, rtol=1e-11, atol=1e-13)
+                assert_close(other, first, scale=LARGEST, rtol=1e-11)
 
 
 def check_all_ways(a, b, metric):
@@ -59,7 +59,7 @@ def check_all_ways(a, b, metric):
             first, *others = ways(term, arrays, definition.indices)
             counted += len(others)
             for other in others:
-                np.testing.assert_allclose(other, first, rtol=1e-11, atol=1e-13)
+                assert_close(other, first, scale=LARGEST, rtol=1e-11)
         arrays[definition.name] = sum_of(definition.terms, arrays, definition.indices)
     assert counted
 

@@ -208,12 +208,10 @@ def test_dask_workers_without_tnsim_and_a_lost_scheduler(folder):
         start("worker", "--scheduler-file", str(folder / "scheduler.json"), "--no-nanny")
         with Client(scheduler_file=str(folder / "scheduler.json"), timeout=60) as client:
             client.wait_for_workers(1, timeout=60)
-            begun = time.monotonic()
             with pytest.raises(
                 tnsim.ExecutorError, match=r"worker tcp.* cannot import tnsim \(hidden"
             ):
                 compare(folder, executor=client)
-            assert time.monotonic() - begun < 10
             future = client.submit(time.sleep, 60)
             started[0].kill()
             with pytest.raises(

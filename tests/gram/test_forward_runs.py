@@ -5,6 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 import cases
 import numpy as np
 import pytest
+from closeness import assert_close
 from oracles import bilinear, expected_products, linear
 
 import tnsim
@@ -20,9 +21,9 @@ def agrees(found, rows, columns, metric):
     for i, a in enumerate(rows):
         for j, b in enumerate(columns):
             value = tnsim.similarity(a, b, metric)
-            assert abs(found.similarity[i, j] - value) < 1e-12
+            assert_close(found.similarity[i, j], value, scale=1.0, rtol=1e-12)
             if value.standard_error is not None and a is not b:
-                assert found.standard_error[i, j] == pytest.approx(value.standard_error, rel=1e-6)
+                assert_close(found.standard_error[i, j], value.standard_error)
 
 
 def test_all_pairs_with_functions_and_differences(rng):
@@ -33,7 +34,7 @@ def test_all_pairs_with_functions_and_differences(rng):
     agrees(found, mixed, mixed, metric)
     assert found.attrs["plan"].startswith("forward passes") and found.attrs["exact"]
     slices = tnsim.slices(mixed[0], mixed[5], metric)
-    np.testing.assert_allclose(found.slices[0, 5], slices, atol=1e-12)
+    assert_close(found.slices[0, 5], slices, scale=1.0, rtol=1e-12)
     across = tnsim.pairwise(several[:2], metric, mixed[3:])
     agrees(across, several[:2], mixed[3:], metric)
     plan = tnsim.plan_pairwise(mixed, metric)
@@ -56,7 +57,7 @@ def test_tiles_stores_and_executors_change_nothing(rng, tmp_path):
         )
     for found in (tiled, tnsim.open_pairwise(tmp_path / "run")):
         for name in ("similarity", "standard_error", "log_inner"):
-            np.testing.assert_allclose(found[name], whole[name], rtol=1e-12, atol=1e-12)
+            assert_close(found[name], whole[name], scale=1.0, rtol=1e-12)
     other = tnsim.Empirical(rng.normal(size=(80, 3)))
     with pytest.raises(tnsim.StoreMismatch, match="metric_parameters"):
         tnsim.pairwise(several, other, store=tmp_path / "run")
@@ -72,8 +73,8 @@ def test_deep_gaussians_of_few_inputs_go_by_quadrature(rng, monkeypatch):
 
     monkeypatch.setattr(by_points, "gaussian_points", lambda *arguments: None)
     for i, a in enumerate(several):
-        assert found.similarity[0, i] == pytest.approx(
-            tnsim.similarity(several[0], a, metric), abs=1e-10
+        assert_close(
+            found.similarity[0, i], tnsim.similarity(several[0], a, metric), scale=1.0, rtol=1e-10
         )
 
 
@@ -90,4 +91,4 @@ def test_quadrature_covers_what_every_model_reads(rng):
         for j, b in enumerate(several[1:]):
             pairs = (a, b), (a, a), (b, b)
             ab, aa, bb = (expected_products(*pair, tnsim.Gaussian()).sum() for pair in pairs)
-            assert found.similarity[i, j] == pytest.approx(ab / np.sqrt(aa * bb), abs=1e-12)
+            assert_close(found.similarity[i, j], ab / np.sqrt(aa * bb), scale=1.0, rtol=1e-12)

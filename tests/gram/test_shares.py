@@ -6,6 +6,7 @@ from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 import numpy as np
 import pytest
 from backends import compiled
+from closeness import assert_close
 from oracles import bilinear, linear
 from sequence_oracles import attention
 from stored_runs import contents
@@ -78,14 +79,13 @@ def test_the_numbers_are_those_of_single_pairs(name, rng, always, by_plans):
     found = tnsim.pairwise(some, metric, slices=slices)
     for i, j in [(1, 0), (2, 1), (0, 0)]:
         sign, log = tnsim.log_inner(some[i], some[j], metric)
-        assert found.sign[i, j] == sign and abs(found.log_inner[i, j] - log) < 1e-12 * max(
-            1, abs(log)
-        )
+        assert found.sign[i, j] == sign
+        assert_close(found.log_inner[i, j], log, scale=max(1, abs(log)), rtol=1e-12)
         if slices:
             expected = tnsim.slices(some[i], some[j], metric)
-            np.testing.assert_allclose(found.slices[i, j], expected, atol=1e-12)
+            assert_close(found.slices[i, j], expected, scale=1.0, rtol=1e-12)
     again = tnsim.pairwise(some, metric, other=some[1:], slices=slices, budget=SMALL)
-    np.testing.assert_allclose(again.similarity, found.similarity[:, 1:], atol=1e-12)
+    assert_close(again.similarity, found.similarity[:, 1:], scale=1.0, rtol=1e-12)
 
 
 def test_what_is_cut(rng, always):
@@ -200,6 +200,9 @@ def test_worker_processes_cut_plans_of_large_models(rng):
         beside = tnsim.pairwise(some, CLOSURE, budget=one_by_one, executor=processes)
     assert beside.identical(alone)
     for i, j in [(1, 0), (2, 0), (2, 1)]:
-        assert alone.similarity[i, j] == pytest.approx(
-            tnsim.similarity(some[i], some[j], CLOSURE), abs=1e-12
+        assert_close(
+            alone.similarity[i, j],
+            tnsim.similarity(some[i], some[j], CLOSURE),
+            scale=1.0,
+            rtol=1e-12,
         )

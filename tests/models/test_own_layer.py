@@ -5,6 +5,7 @@ import math
 
 import numpy as np
 import pytest
+from closeness import assert_close
 from oracles import bilinear, expected_products, linear
 
 import tnsim
@@ -77,11 +78,11 @@ def test_gaussian_is_the_expectation(name, moments, rng):
     if moments != "standard":
         factor = rng.normal(size=(D, D))
         metric = tnsim.Gaussian(rng.normal(size=D), factor @ factor.T + 0.5 * np.eye(D))
-    expected = expected_products(a, b, metric).sum()
-    assert tnsim.inner(a, b, metric) == pytest.approx(expected, rel=1e-11)
-    norms = [expected_products(m, m, metric).sum() for m in (a, b)]
-    cosine = expected / math.sqrt(norms[0] * norms[1])
-    assert tnsim.similarity(a, b, metric) == pytest.approx(cosine, abs=1e-11)
+    expected, *norms = (expected_products(x, y, metric).sum() for x, y in ((a, b), (a, a), (b, b)))
+    scale = math.sqrt(norms[0] * norms[1])
+    assert_close(tnsim.inner(a, b, metric), expected, scale=scale, rtol=1e-11)
+    cosine = expected / scale
+    assert_close(tnsim.similarity(a, b, metric), cosine, scale=1.0, rtol=1e-11)
 
 
 @pytest.mark.parametrize("name", ["plain", "biases", "residual"])
@@ -92,10 +93,10 @@ def test_tree_metrics_are_those_of_the_dense_tensor(name, rng):
         assert not one[:, 0].any() and not two[:, 0].any()
     orders = list(itertools.permutations((1, 2, 3)))
     symmetric = sum(two.transpose(0, *order) for order in orders) / len(orders)
-    assert tnsim.inner(a, b, tnsim.Frobenius()) == pytest.approx((one * two).sum(), rel=1e-11)
+    assert_close(tnsim.inner(a, b, tnsim.Frobenius()), (one * two).sum(), rtol=1e-11)
     expected = (one * symmetric).sum()
     for metric in (tnsim.TreeSymmetric(), tnsim.Symmetric()):
-        assert tnsim.inner(a, b, metric) == pytest.approx(expected, rel=1e-11)
+        assert_close(tnsim.inner(a, b, metric), expected, rtol=1e-11)
 
 
 def test_two_cubic_layers_are_exact(rng):
@@ -103,7 +104,7 @@ def test_two_cubic_layers_are_exact(rng):
     b = tnsim.Model([cubic(rng, 1, 1, 1), cubic(rng, 1, 2, 2)])
     metric = tnsim.Gaussian()
     expected = expected_products(a, b, metric).sum()
-    assert tnsim.inner(a, b, metric) == pytest.approx(expected, rel=1e-9)
+    assert_close(tnsim.inner(a, b, metric), expected)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -112,7 +113,7 @@ def test_networks_sum_to_inner(name, rng):
     for metric in (tnsim.TreeSymmetric(), tnsim.Gaussian()):
         weighted = tnsim.networks(a, b, metric)
         total = sum(w * net.contract(output_inds=()) for w, net in weighted)
-        assert float(total) == pytest.approx(tnsim.inner(a, b, metric), rel=1e-10)
+        assert_close(float(total), tnsim.inner(a, b, metric), rtol=1e-10)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -124,9 +125,9 @@ def test_sequences_apply_it_position_by_position(name, rng):
         if metric == tnsim.TreeSymmetric() and name == "between linear layers":
             continue
         expected = positions * tnsim.inner(a, b, metric)
-        assert tnsim.inner(*many, metric) == pytest.approx(expected, rel=1e-11)
+        assert_close(tnsim.inner(*many, metric), expected, rtol=1e-11)
     parts = tnsim.attribution(a, b, tnsim.Gaussian())
-    assert parts.values.sum() == pytest.approx(tnsim.inner(a, b), rel=1e-10)
+    assert_close(parts.values.sum(), tnsim.inner(a, b), rtol=1e-10)
 
 
 def test_all_pairs(rng):
@@ -134,19 +135,19 @@ def test_all_pairs(rng):
     result = tnsim.pairwise(models)
     for i, j in itertools.combinations(range(3), 2):
         expected = tnsim.similarity(models[i], models[j])
-        assert float(result.similarity[i, j]) == pytest.approx(float(expected), abs=1e-11)
+        assert_close(float(result.similarity[i, j]), float(expected), scale=1.0, rtol=1e-11)
 
 
 def test_scale_does_not_matter(rng):
     a, b = pair("biases", rng)
     tiny = tnsim.Model([*b.layers, tnsim.Linear(2.0**-600 * np.eye(2))])
-    assert tnsim.similarity(a, tiny) == pytest.approx(tnsim.similarity(a, b), abs=1e-12)
+    assert_close(tnsim.similarity(a, tiny), tnsim.similarity(a, b), scale=1.0, rtol=1e-12)
 
 
 def test_a_cubic_beside_a_bilinear_layer(rng):
     a, b = tnsim.Model([cubic(rng, D, 3, 2)]), tnsim.Model([bilinear(rng, D, 3, 2, True)])
     expected = expected_products(a, b, tnsim.Gaussian()).sum()
-    assert tnsim.inner(a, b) == pytest.approx(expected, rel=1e-11)
+    assert_close(tnsim.inner(a, b), expected, rtol=1e-11)
     with pytest.raises(tnsim.ModelError, match=r"trees of one shape.*orders \[3\] and \[2\]"):
         tnsim.inner(a, b, tnsim.TreeSymmetric())
 

@@ -5,6 +5,7 @@ import shutil
 
 import numpy as np
 import pytest
+from closeness import assert_close
 from rerun import verdicts
 
 import tnsim
@@ -98,6 +99,10 @@ def test_classifiers_are_what_tnsim_reads(rng):
     x = rng.normal(size=(3, 6)).astype(np.float32)
     for width in (None, 5):
         params = classifiers.initialise(jax.random.key(0), 6, 4, width)
-        assert classifiers.model(params)(x) == pytest.approx(
-            np.asarray(classifiers.logits(params, x)), abs=1e-5
+        assert_close(
+            classifiers.model(params)(x),
+            np.asarray(classifiers.logits(params, x)),
+            scale=1.0,
+            rtol=1e-5,
+            limited_by="float32",
         )

@@ -4,6 +4,7 @@ import shutil
 
 import numpy as np
 import pytest
+from closeness import LARGEST, assert_close
 from rerun import verdicts
 
 import tnsim
@@ -47,7 +48,7 @@ def test_parts_add_up_to_their_model(tmp_path):
     model = tnsim.Model(model.layers, n_ctx=16)
     repeated = drawn(5, 16, 16, 4, 8, seed=0)
     total = sum(outputs_of(part, repeated) for part in parts(model).values())
-    assert total == pytest.approx(outputs_of(model, repeated), rel=1e-4, abs=1e-3)
+    assert_close(total, outputs_of(model, repeated), scale=LARGEST, rtol=1e-4, limited_by="float32")
 
 
 def test_what_is_determined_is_what_came_before():

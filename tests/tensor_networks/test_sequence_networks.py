@@ -3,7 +3,9 @@
 import numpy as np
 import pytest
 import quimb.tensor as qtn
+from closeness import LARGEST, assert_close
 from oracles import bilinear
+from seeds import generator
 from sequence_cases import DEEP, ONE_LAYER, D, inputs, pair, slow
 from sequence_oracles import attention, dense_sequence_layer, sequence_products
 
@@ -13,13 +15,13 @@ from tnsim.analysis import plots
 ROLES = ("Q1", "K1", "Q2", "K2", "V", "O", "MASK")
 
 
-def agrees(a, b, metric):
-    """Whether networks sum to the inner product, as far as rounding in the largest of them lets it be known."""
+def agree(a, b, metric):
+    """Networks sum to the inner product as far as rounding in the largest of them lets it be known."""
     found = [
         weight * network.contract(output_inds=(), optimize="greedy")
         for weight, network in tnsim.networks(a, b, metric)
     ]
-    return abs(sum(found) - tnsim.inner(a, b, metric)) <= 1e-11 * sum(map(abs, found))
+    assert_close(sum(found), tnsim.inner(a, b, metric), scale=sum(map(abs, found)), rtol=1e-11)
 
 
 @pytest.mark.parametrize("layers", ONE_LAYER | DEEP)
@@ -32,7 +34,7 @@ def test_network_is_the_model(layers, rng):
         network = tnsim.network(model)
         assert set(network.outer_inds()) == {"out", *(f"in{n}" for n in range(model.degree))}
         found = network.combine(legs).contract(output_inds=("out",), optimize="greedy").data
-        np.testing.assert_allclose(found, np.ravel(model(x)), rtol=1e-11)
+        assert_close(found, np.ravel(model(x)), rtol=1e-11)
 
 
 @pytest.mark.parametrize("layers", ["biases", "residual", "bilinear at every position"])
@@ -41,9 +43,7 @@ def test_network_is_the_dense_tensor(layers):
     for model in pair(ONE_LAYER[layers], 3):
         legs = [f"in{n}" for n in range(model.degree)]
         found = tnsim.network(model).contract(output_inds=("out", *legs), optimize="greedy").data
-        np.testing.assert_allclose(
-            found, dense_sequence_layer(model.layers[0], 3)[1:], rtol=0, atol=1e-12
-        )
+        assert_close(found, dense_sequence_layer(model.layers[0], 3)[1:], scale=LARGEST, rtol=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -53,15 +53,13 @@ def test_network_is_the_dense_tensor(layers):
     "layers", [name for name in ONE_LAYER | DEEP if name != "against a linear model"]
 )
 def test_tree_networks_are_inner(layers, metric):
-    assert agrees(*pair((ONE_LAYER | DEEP)[layers], 2), metric)
+    agree(*pair((ONE_LAYER | DEEP)[layers], 2), metric)
 
 
 @pytest.mark.parametrize("form", ["standard", slow("alike"), slow("diagonal"), "each", "full"])
 @pytest.mark.parametrize("layers", ONE_LAYER)
 def test_gaussian_networks_are_inner(layers, form):
-    assert agrees(
-        *pair(ONE_LAYER[layers], 2), tnsim.Gaussian(*inputs(np.random.default_rng(3), 2, D)[form])
-    )
+    agree(*pair(ONE_LAYER[layers], 2), tnsim.Gaussian(*inputs(generator(3), 2, D)[form]))
 
 
 def test_orbits_stand_for_all_pairings():
@@ -69,7 +67,7 @@ def test_orbits_stand_for_all_pairings():
     a, b = pair(ONE_LAYER["plain"], 2)
     found = list(tnsim.networks(a, b))
     assert [weight for weight, _ in found] == [225, 600, 120]
-    assert agrees(a, b, tnsim.Symmetric())
+    agree(a, b, tnsim.Symmetric())
 
 
 def test_attention_may_meet_a_bilinear_layer(rng):
@@ -81,7 +79,7 @@ def test_attention_may_meet_a_bilinear_layer(rng):
         weight * network.contract(output_inds=(), optimize="greedy")
         for weight, network in tnsim.networks(a, b, metric)
     )
-    assert found == pytest.approx(sequence_products(a, b, metric).sum(), rel=1e-10)
+    assert_close(found, sequence_products(a, b, metric).sum(), rtol=1e-10)
 
 
 def test_closure_over_attention(rng):
@@ -90,7 +88,7 @@ def test_closure_over_attention(rng):
         for _ in range(2)
     )
     metric = tnsim.GaussianClosure()
-    assert agrees(a, b, metric)
+    agree(a, b, metric)
     deeper = [tnsim.Model([*m.layers, bilinear(rng, 2, 2, 1)], n_ctx=2) for m in (a, b)]
     with pytest.raises(
         tnsim.TooLarge,
@@ -125,7 +123,7 @@ def test_tags(rng):
     (node,) = closed.select_tensors(["SYMMETRISER", "B"], which="all")[:1]
     assert node.shape == (5,) * 5
     assert np.count_nonzero(node.data) == 120
-    assert node.data.sum() == pytest.approx(1.0)
+    assert_close(node.data.sum(), 1.0)
 
 
 def test_refusals(rng):
@@ -157,7 +155,7 @@ def test_drawing(rng):
 
 
 def test_deep_networks_of_sequences_join_whole_trees():
-    rng = np.random.default_rng(12)
+    rng = generator(12)
     a, b = (
         tnsim.Model([bilinear(rng, 1, 2, 2, biases), bilinear(rng, 2, 2, 1)], n_ctx=2)
         for biases in (False, True)
@@ -167,4 +165,4 @@ def test_deep_networks_of_sequences_join_whole_trees():
             weight * float(net.contract(output_inds=()))
             for weight, net in tnsim.networks(one, two, metric)
         )
-        assert found == pytest.approx(tnsim.inner(one, two, metric), rel=1e-11)
+        assert_close(found, tnsim.inner(one, two, metric), rtol=1e-11)
