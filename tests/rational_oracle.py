@@ -168,3 +168,98 @@ def cosine(a, b, product):
     shift = 10**100
     root = Fraction(math.isqrt(norms.numerator * norms.denominator * shift**2), shift)
     return product(a, b) * norms.denominator / root
+
+
+def cosine_of_sequences(a, b, mean, root):
+    """The cosine of `a` and `b`, functions of sequences, over inputs of N(mean, root root^T).
+
+    Args:
+        a, b: From points (point, position, coordinate) in fractions to outputs, with their degree
+            as `degree`: models as `SequenceFunction`.
+        mean: (positions, coordinates).
+        root: (positions * coordinates, independent normal numbers).
+    """
+    nodes, weights = _interpolatory_rule(a.degree + b.degree)
+    count = root.shape[1]
+    points = np.array(list(itertools.product(nodes, repeat=count)), object)
+    weight = np.array([math.prod(w) for w in itertools.product(weights, repeat=count)], object)
+    x = points @ rational(root).T + rational(mean).ravel()
+    values = [f(x.reshape(len(x), *mean.shape)).reshape(len(x), -1) for f in (a, b)]
+
+    def product(p, q):
+        return ((p * q).sum(axis=1) * weight).sum()
+
+    return cosine(values[0], values[1], product)
+
+
+def _interpolatory_rule(degree):
+    """Integers and weights of which polynomials up to a degree have their moments of N(0, 1).
+
+    A weight is the expectation of the Lagrange polynomial of its node.
+    """
+    nodes = [Fraction(k - degree // 2) for k in range(degree + 1)]
+    moments = [0 if k % 2 else math.prod(range(1, k, 2)) for k in range(degree + 1)]
+    weights = []
+    for node in nodes:
+        lagrange = [Fraction(1)]  # coefficients from the lowest power on
+        for other in nodes:
+            if other != node:
+                shifted, constant = [Fraction(0), *lagrange], [*lagrange, Fraction(0)]
+                lagrange = [
+                    (s - other * c) / (node - other) for s, c in zip(shifted, constant, strict=True)
+                ]
+        weights.append(sum(c * m for c, m in zip(lagrange, moments, strict=True)))
+    return nodes, weights
+
+
+class SequenceFunction:
+    """A sum of coefficients times models of sequences as a function in fractions."""
+
+    def __init__(self, model):
+        self.terms = [(Fraction(float(c)), part) for c, part in terms(model)]
+        self.degree = max(part.degree for _, part in self.terms)
+
+    def __call__(self, x):
+        total = 0
+        for coefficient, model in self.terms:
+            state = x
+            for layer in model.layers:
+                state = _sequence_layer(layer, state)
+            total = total + coefficient * state
+        return total
+
+
+def _sequence_layer(layer, x):
+    """The formula of a layer at points (point, position, coordinate); no rotations."""
+    if isinstance(layer, tnsim.Residual):
+        inner = _sequence_layer(layer.layer, x)
+        return Fraction(layer.skip) * x + Fraction(layer.scale) * inner
+
+    def rows(name):
+        bias = getattr(layer, f"{name}_bias" if name != "weight" else "bias")
+        y = x @ rational(getattr(layer, name)).T
+        return y if bias is None else y + rational(bias)
+
+    if isinstance(layer, tnsim.Linear):
+        return rows("weight")
+    if isinstance(layer, tnsim.Bilinear):
+        hidden, down, bias = rows("left") * rows("right"), layer.down, layer.down_bias
+    else:
+        assert layer.rope_base is None, "rotations are not rational"
+        n = x.shape[-2]
+        seen = rational(np.tril(np.ones((n, n))) if layer.mask == "causal" else np.ones((n, n)))
+
+        def by_head(name):
+            """(point, head, position, row)."""
+            return rows(name).reshape(*x.shape[:-1], layer.n_heads, -1).swapaxes(-3, -2)
+
+        def scores(query, key):
+            pairs = by_head(query)[..., :, None, :] * by_head(key)[..., None, :, :]
+            return pairs.sum(axis=-1)
+
+        weights = scores("q1", "k1") * scores("q2", "k2") * seen * Fraction(1, layer.d_head**2)
+        hidden = (weights[..., None] * by_head("v")[..., None, :, :]).sum(axis=-2)
+        hidden = hidden.swapaxes(-3, -2).reshape(*x.shape[:-1], -1)
+        down, bias = layer.o, layer.o_bias
+    y = hidden @ rational(down).T
+    return y if bias is None else y + rational(bias)
