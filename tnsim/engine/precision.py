@@ -79,9 +79,11 @@ def cancellation(amplification: float, degree: float) -> float:
         degree: Degree n of the polynomial.
 
     Returns:
-        1 + 2 A / n, so that 4 n eps times it is 4 eps (n + 2 A).
+        1 + A / (2 n), so that 4 n eps times it is 4 eps (n + A / 2). With pairs of hidden units
+        that nearly cancel, 10 to 10^4 times as large as their sum, the worst error of 12 seeds is
+        0.07 A eps under `GaussianClosure`, and about sqrt(A) eps under the other metrics.
     """
-    return 1.0 + 2.0 * amplification / degree
+    return 1.0 + amplification / (2.0 * degree)
 
 
 class Cosine(NamedTuple):

@@ -35,19 +35,21 @@ from tnsim.engine.precision import cancellation
 from tnsim.metrics.categorical import Categorical, token_probabilities
 from tnsim.metrics.input_moments import moments_at_a_position
 from tnsim.metrics.protocol import Metric
-from tnsim.models.forward import plain_forward
+from tnsim.models.forward import Outputs, forward, plain_forward, scaled_layers
 from tnsim.models.layers import Residual, affine_maps, bias_name, innermost
 from tnsim.models.model import Model
 from tnsim.models.protocol import Layer
 from tnsim.models.scaling import replaced
 from tnsim.tensors.lifted import in_float64
 
-SKEWED = 64.0
+SKEWED = 16.0
 """The amplification from which on a model is given another gauge."""
 _POINTS = 16
 """Inputs on which a model is run."""
 _SHIFT = 2.0**-30
 """Relative change of the weights: far above rounding of the forward pass, far below one."""
+_UNKNOWN = 16.0
+"""Amplification of a model of degree one that cannot be measured."""
 _ELEMENTS = 2**22
 """Elements of the largest state on all inputs; longer sequences are measured on fewer inputs."""
 
@@ -62,7 +64,9 @@ def amplification(model: Model, metric: Metric) -> float:
         metric: The metric, whose mean and variances the inputs have.
 
     Returns:
-        kappa^2, 0 for a model that is zero on all inputs.
+        kappa^2, the larger one of two: that of all outputs together, and the median of the outputs
+        of each input, as few inputs may have by far the largest outputs. 16 n where the outputs of
+        all inputs are zero beside the sizes of states under the metric, so that they tell nothing.
 
     Example:
         The first model adds 1,000 and takes it off again.
@@ -84,13 +88,21 @@ def amplification(model: Model, metric: Metric) -> float:
         return leaf * (1.0 + _SHIFT * signs)
 
     model = in_float64(model)
-    outputs = np.asarray(plain_forward(model, inputs))
-    moved = np.asarray(plain_forward(jax.tree.map(shifted, model), inputs))
-    size = np.square(outputs).sum()
-    change = np.square(moved - outputs).sum()
-    if not (np.isfinite(change) and size > 0):
-        return 0.0
-    return float(change / size / _SHIFT**2)
+    with np.errstate(all="ignore"):
+        outputs = forward(scaled_layers(model), inputs)
+        moved = forward(scaled_layers(jax.tree.map(shifted, model)), inputs)
+        common = np.asarray(outputs.exponents).max()
+        values, others = (_flat(found, common) for found in (outputs, moved))
+        sizes, changes = (np.square(x).sum(axis=1) for x in (values, others - values))
+        of_all, of_each = changes.sum() / sizes.sum(), np.median(changes / sizes)
+        largest = max(float(of_all), float(of_each)) / _SHIFT**2
+    return largest if np.isfinite(largest) else _UNKNOWN * model.degree
+
+
+def _flat(outputs: Outputs, exponent: float) -> Float[np.ndarray, "points numbers"]:
+    """Outputs in units of `2 ** exponent`, all of a point in one row."""
+    values = np.asarray(outputs.values)
+    return values.reshape(len(values), -1) * np.exp2(np.asarray(outputs.exponents) - exponent)
 
 
 def cancellations(models: Sequence[Model], metric: Metric) -> list[float]:
@@ -119,7 +131,10 @@ def regauged(model: Model, metric: Metric) -> Model:
     widest = max(layer.d_out for layer in layers)
     states: list[Samples] = [_inputs(model, metric, np.random.default_rng(0), 2 * widest + _POINTS)]
     for n, layer in enumerate(layers):
-        states.append(np.asarray(plain_forward(Model([layer], model.n_ctx), states[n])))
+        with np.errstate(all="ignore"):
+            states.append(np.asarray(plain_forward(Model([layer], model.n_ctx), states[n])))
+    if not all(np.isfinite(state).all() for state in states):
+        return model  # its states on these inputs are not of the sizes that the metric gives them
     for bonds in _free_bonds(layers):
         basis = _principal_axes([states[bond] for bond in bonds])
         for bond in bonds:
@@ -144,8 +159,9 @@ def _principal_axes(states: Sequence[Samples]) -> Float[np.ndarray, "width width
     moment: Any = 0.0
     for state in states:
         flat = state.reshape(-1, state.shape[-1])
+        flat = flat / max(np.abs(flat).max(), np.finfo(np.float64).tiny)
         square = flat.T @ flat
-        moment = moment + square / max(np.trace(square), np.finfo(np.float64).tiny)
+        moment = moment + square / max(np.trace(square), 1.0)
     return np.linalg.eigh(moment)[1].T
 
 
