@@ -5,11 +5,11 @@ The only place that asks which metric and which kind of models it has before it.
     Tokens      `Categorical`
     WholeTree   `Symmetric`, and `Gaussian` beyond one nonlinear layer; small sequences alone
     Sequences   every other metric on models of sequences; `GaussianClosure`, and `Gaussian` of one
-                nonlinear layer, on models of vectors, which are sequences of one position
+                nonlinear layer, on vectors beside a constant or a mean: sequences of one position
     LayerWise   every other metric on models of vectors
 
-Gaussian moments of vectors are carried as means and covariances, as those of sequences are: raw
-second moments lose digits at every layer where a mean is large beside the spread around it.
+Beside a constant or a mean, Gaussian moments are carried as means and covariances: raw second
+moments lose digits at every layer where a mean is large beside the spread around it.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from tnsim.errors import TooLarge
 from tnsim.folding.base import Family
 from tnsim.folding.layer_families import LayerWise, Sequences
+from tnsim.folding.leaves import must_lift
 from tnsim.folding.whole_families import Tokens, WholeTree
 from tnsim.metrics.categorical import Categorical
 from tnsim.metrics.metric import Gaussian, GaussianClosure, Metric, joins_whole_trees
@@ -51,7 +52,10 @@ def _family(a: Model, b: Model | None, metric: Metric) -> type[Family]:
     if a.n_ctx is None:
         if whole:
             return WholeTree
-        return Sequences if type(metric) in (Gaussian, GaussianClosure) else LayerWise
+        carries_mean = getattr(metric, "mean", None) is not None
+        carries_mean = carries_mean or must_lift(kinds(a), kinds(other))
+        gaussian = type(metric) in (Gaussian, GaussianClosure)
+        return Sequences if gaussian and carries_mean else LayerWise
     if whole and depth > 1 and WholeTree.fits(a, other, metric):
         return WholeTree
     return Sequences
