@@ -348,7 +348,7 @@ REFUSED = {
         lambda net, goal: tnsim.torch.similarity(
             net, goal, tnsim.Empirical(np.eye(2)), budget=tnsim.Budget(memory_bytes=10)
         ),
-        "runs through 2 inputs here, of which the way back keeps about",
+        "for a single input here, and the budget is",
     ),
     "norms": (
         lambda net, goal: tnsim.torch.from_module(Normed()),

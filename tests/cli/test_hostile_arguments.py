@@ -55,7 +55,7 @@ def put_pipe(path):
 
 def put_folder(path):
     path.unlink(missing_ok=True)
-    (path / "inside").mkdir(parents=True)
+    path.mkdir()
 
 
 @pytest.mark.parametrize("put", [put_pipe, put_folder])

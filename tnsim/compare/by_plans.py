@@ -153,7 +153,7 @@ def _with_cancellation(
     products: dict[str, LogScaled], a: Model, b: Model, metric: Metric
 ) -> dict[str, LogScaled]:
     """Products whose sizes tell of the cancellation within each model, see `conditioning`."""
-    own = np.sqrt([precision.cancellation(conditioning(m, metric), m.degree) for m in (a, b)])
+    own = np.sqrt([precision.cancellation(conditioning(m, metric)) for m in (a, b)])
     factors = {"AB": own[0] * own[1], "AA": own[0] ** 2, "BB": own[1] ** 2}
     return {name: magnified(value, factors[name]) for name, value in products.items()}
 

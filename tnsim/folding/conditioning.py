@@ -4,10 +4,12 @@ Two hidden units may nearly undo each other, and a hidden basis may be far from 
 are then small differences of large numbers. A plan adds up *within* its contractions, so the size
 of the sum of its contributions does not show that. Forward passes do. Let every weight be off by a
 relative eps, with random signs, and let the outputs then be off by kappa eps of their root mean
-square. Moments are products of two states, and a plan forms moments of hidden states before a later
-layer undoes their large parts, so the relative error of an inner product is of the order
+square. A polynomial of degree n reads its weights n times over, so kappa is about n at most where
+nothing cancels. Moments are products of two states, and a plan forms moments of hidden states
+before a later layer undoes their large parts, so the relative error of an inner product is of the
+order
 
-    A eps,        A = kappa^2.
+    n A eps,        A = (kappa / n)^2.
 
 *Gauge.* A bond may take any basis: `T` times what is below it and `T^-1` on what is above leave the
 network as it is. Where A is large for a model, every bond inside gets the basis of the principal
@@ -42,14 +44,12 @@ from tnsim.models.protocol import Layer
 from tnsim.models.scaling import replaced
 from tnsim.tensors.lifted import in_float64
 
-SKEWED = 16.0
+SKEWED = 1.0
 """The amplification from which on a model is given another gauge."""
 _POINTS = 16
 """Inputs on which a model is run."""
 _SHIFT = 2.0**-30
 """Relative change of the weights: far above rounding of the forward pass, far below one."""
-_UNKNOWN = 16.0
-"""Amplification of a model of degree one that cannot be measured."""
 _ELEMENTS = 2**22
 """Elements of the largest state on all inputs; longer sequences are measured on fewer inputs."""
 
@@ -64,9 +64,10 @@ def amplification(model: Model, metric: Metric) -> float:
         metric: The metric, whose mean and variances the inputs have.
 
     Returns:
-        kappa^2, the larger one of two: that of all outputs together, and the median of the outputs
-        of each input, as few inputs may have by far the largest outputs. 16 n where the outputs of
-        all inputs are zero beside the sizes of states under the metric, so that they tell nothing.
+        (kappa / n)^2, the larger one of two: that of all outputs together, and the median of the
+        outputs of each input, as few inputs may have by far the largest outputs. 1 where the
+        outputs of all inputs are zero beside the sizes of states under the metric, so that they
+        tell nothing.
 
     Example:
         The first model adds 1,000 and takes it off again.
@@ -95,8 +96,8 @@ def amplification(model: Model, metric: Metric) -> float:
         values, others = (_flat(found, common) for found in (outputs, moved))
         sizes, changes = (np.square(x).sum(axis=1) for x in (values, others - values))
         of_all, of_each = changes.sum() / sizes.sum(), np.median(changes / sizes)
-        largest = max(float(of_all), float(of_each)) / _SHIFT**2
-    return largest if np.isfinite(largest) else _UNKNOWN * model.degree
+        largest = max(float(of_all), float(of_each)) / (_SHIFT * model.degree) ** 2
+    return largest if np.isfinite(largest) else 1.0
 
 
 def _flat(outputs: Outputs, exponent: float) -> Float[np.ndarray, "points numbers"]:
@@ -107,7 +108,7 @@ def _flat(outputs: Outputs, exponent: float) -> Float[np.ndarray, "points number
 
 def cancellations(models: Sequence[Model], metric: Metric) -> list[float]:
     """`precision.cancellation` of some models in scientific notation."""
-    return [cancellation(amplification(model, metric), model.degree) for model in models]
+    return [cancellation(amplification(model, metric)) for model in models]
 
 
 def regauged(model: Model, metric: Metric) -> Model:

@@ -49,4 +49,5 @@ def _multiplying(roles: dict[str, Any]) -> MergedLayer:
     legs = [array for role, array in sorted(roles.items()) if role not in (DOWN, SKIP, UNIT)]
     if SKIP not in roles:
         return MergedLayer(legs, roles[DOWN], None)
-    return MergedLayer(legs, roles[DOWN], np.diag(roles[SKIP]))
+    skip = roles[SKIP]  # the factor of the input, at the constant's place
+    return MergedLayer(legs, roles[DOWN], skip[0] * np.eye(len(skip), dtype=skip.dtype))

@@ -179,9 +179,9 @@ class MeasuredStates:
         return self._after_product(layer, roles)
 
     def _after_product(self, layer: Layer, roles: dict[str, Any]) -> MeasuredStates:
-        """With h the products of legs, `D h + s * x` has the second moment
+        """With h the products of legs, `D h + s x` has the second moment
 
-            D <h h^T> D^T + D <h x^T> s^T + s <x h^T> D^T + s <x x^T> s^T.
+            D <h h^T> D^T + s (D <h x^T> + <x h^T> D^T) + s^2 <x x^T>.
 
         The state x stands for a product of n legs as in `lifted`: the mean over j of "leg j reads
         the state, the others the constant".
@@ -197,7 +197,7 @@ class MeasuredStates:
             second = second + down[:, start : start + _ROWS_AT_ONCE] @ block
         mean = down @ moments.mean(legs)
         if isinstance(layer, Residual):
-            skip = roles[SKIP]
+            skip = roles[SKIP][0]
             streams: list[list[LegRows]] = []
             for j in range(order):
                 streams.append(["state" if i == j else "constant" for i in range(order)])
@@ -207,8 +207,7 @@ class MeasuredStates:
             carried: Any = 0.0
             for one, two in itertools.product(streams, streams):
                 carried = carried + moments.product(one, two) / order**2
-            crossed, carried = crossed * skip, carried * skip * skip[:, None]
-            second = second + crossed + crossed.T + carried
+            second = second + skip * (crossed + crossed.T) + skip**2 * carried
             mean = mean + skip * self.mean
         return dataclasses.replace(self, second=second, mean=mean)
 

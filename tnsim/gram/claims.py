@@ -87,8 +87,8 @@ class Claims:
                     out.write(self._text)
             except FileExistsError:
                 return False
-            except FileNotFoundError:  # no folder yet, or whoever finished the run removed it
-                _make(file.parent)
+            except (FileNotFoundError, NotADirectoryError):
+                _make(file.parent)  # none yet, or whoever finished the run removed it
             else:
                 return True
 
@@ -161,7 +161,7 @@ def _make(folder: Path) -> None:
     try:
         folder.mkdir()
     except FileExistsError:
-        if folder.is_symlink():  # to nowhere, or there would be no reason to make it
+        if not folder.is_dir():  # a link to nowhere, a pipe or a file in its place
             folder.unlink()
 
 

@@ -8,13 +8,12 @@ over indices, so that a skip connection stays an index and never becomes an iden
     Bilinear      sum_h DOWN[out, h] LEFT[h, in0] RIGHT[h, in1]
     Multilinear   sum_h DOWN[out, h] LEG0[h, in0] LEG1[h, in1] LEG2[h, in2] ...
     Residual      the layer's part, and for each of its n legs j a part
-                  1/n delta[out, in_j] SKIP[in_j] UNIT[in_k] UNIT[in_l] ...
+                  1/n delta[out, in_j] SKIP[in_k] UNIT[in_l] ...
 
 Lifting appends the constant coordinate at position 0 of every leg and one hidden unit that computes
-it, so biases cost one row. A residual carries the constant itself, `SKIP = (1, skip, ..., skip)`,
-and its hidden unit gives the biases alone: a unit that took `skip - 1` off the constant would lose
-the digits by which the skip exceeds 1. `UNIT = e_0` reads the constant off the legs that the skip
-does not use. The lift is left out where no layer of either model has a constant.
+it, so biases cost one row. `SKIP = skip * e_0` and, from three legs on, `UNIT = e_0` read the
+constant off the legs that the skip does not use. The lift is left out where no layer of either
+model has a constant.
 """
 
 from __future__ import annotations
@@ -92,9 +91,10 @@ def local(kind: LayerKind) -> Local:
 def _skip(inputs: list[str], kept: int) -> Part:
     """The skip that carries leg `kept` to the output and reads the constant off the others."""
     # All n parts are one function, x~ on one leg and 1 on the others. Their mean treats legs alike.
-    roles = [SKIP if n == kept else UNIT for n in range(len(inputs))]
-    tensors = tuple((role, (i,)) for role, i in zip(roles, inputs, strict=True))
-    return Part(tensors, out=inputs[kept], weight=1 / len(inputs))
+    others = [i for n, i in enumerate(inputs) if n != kept]
+    roles = [SKIP] + [UNIT] * (len(others) - 1)
+    constants = tuple((role, (i,)) for role, i in zip(roles, others, strict=True))
+    return Part(constants, out=inputs[kept], weight=1 / len(inputs))
 
 
 def shapes(kind: LayerKind, lifted: bool) -> dict[str, tuple[int, ...]]:
@@ -111,14 +111,17 @@ def shapes(kind: LayerKind, lifted: bool) -> dict[str, tuple[int, ...]]:
     for role in kind.legs:
         roles[role] = (rank, d_in)
     if kind.skips:
-        roles |= {SKIP: (d_in,), UNIT: (d_in,)}
+        roles[SKIP] = (d_in,)
+    if kind.skips and kind.order > 2:
+        roles[UNIT] = (d_in,)
     return roles
 
 
 def arrays(layer: Layer, lifted: bool) -> dict[str, Any]:
     """The arrays of a layer's parts.
 
-    The residual scale is multiplied into DOWN.
+    The residual scale is multiplied into DOWN. The skip adds to the constant row as well, and what
+    it adds is taken off the bias column, so that the row still computes 1.
 
     Args:
         layer: Any layer but attention.
@@ -158,9 +161,9 @@ def arrays(layer: Layer, lifted: bool) -> dict[str, Any]:
         for name in rows:
             roles[name.upper()] = getattr(core, name)
         return roles
-    # DOWN of the lift: a row 0 that computes the constant from the hidden unit 1, unless a skip
-    # carries it, and in the column of that unit the biases.
-    column = _column(xp, 0.0 if skips else 1.0, bias, core.d_out, last.dtype)
+    # DOWN of the lift: a row 0 that computes the constant from the hidden unit 1, and in the column
+    # of that unit the biases. With the skip, which adds skip * 1 to row 0, it has to give 1 - skip.
+    column = _column(xp, 1.0 - skip, bias, core.d_out, last.dtype)
     padded = xp.concatenate([xp.zeros((1, last.shape[1]), last.dtype), last])
     roles[DOWN] = xp.concatenate([padded, column[:, None]], axis=1)
     for name in rows:
@@ -168,7 +171,9 @@ def arrays(layer: Layer, lifted: bool) -> dict[str, Any]:
         roles[name.upper()] = leg
     unit = xp.eye(1, core.d_in + 1, dtype=last.dtype)[0]
     if skips:
-        roles |= {SKIP: unit + skip * (1.0 - unit), UNIT: unit}
+        roles[SKIP] = skip * unit
+    if skips and len(rows) > 2:
+        roles[UNIT] = unit
     return roles
 
 
@@ -192,7 +197,7 @@ def unrolled_arrays(layer: Layer) -> dict[str, Any]:
     if SKIP not in roles:
         return roles
     skip = roles.pop(SKIP)
-    roles.pop(UNIT)
+    roles.pop(UNIT, None)
     xp = library(roles)
     copy = xp.eye(skip.shape[0], dtype=skip.dtype)
     one = xp.zeros_like(copy) + copy[0]
@@ -201,7 +206,7 @@ def unrolled_arrays(layer: Layer) -> dict[str, Any]:
     for role in legs:
         units = [copy if other == role else one for other in legs]
         spelled[role] = xp.concatenate([roles[role], *units])
-    carried = [skip / len(legs) * copy] * len(legs)
+    carried = [skip[0] / len(legs) * copy] * len(legs)
     return {DOWN: xp.concatenate([roles[DOWN], *carried], axis=1), **spelled}
 
 

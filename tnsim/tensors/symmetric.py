@@ -86,7 +86,7 @@ def symmetric_arrays(layer: Layer, lifted: bool) -> dict[str, Any]:
         # A skip is the mean of e_i (x) e_0 and e_0 (x) e_i for every i: e_i for x, e_0 for y.
         copy = xp.eye(down.shape[0], dtype=down.dtype)
         factors += [copy + copy[0], copy - copy[0]]
-        downs += [0.25 * roles[SKIP] * copy, -0.25 * roles[SKIP] * copy]
+        downs += [0.25 * roles[SKIP][0] * copy, -0.25 * roles[SKIP][0] * copy]
     return {SIGNED_DOWN: xp.concatenate(downs, axis=1), FACTOR: xp.concatenate(factors)}
 
 

@@ -71,7 +71,7 @@ def output_covariance(
         *_stream_with_core(expansions, "ket"),
         *_core_with_core(expansions, means, by_head),
     )
-    return OutputCovariance(names, stage, summands)
+    return OutputCovariance(names, stage, summands or (_zero(legs),))
 
 
 def covariance_stage(step: LayerStep, pair: Pair, means: Means) -> tuple[Stage, Moment]:
@@ -158,6 +158,28 @@ def _core_with_core(expansions: Expansions, means: Means, by_head: bool) -> list
         return position_wise.covariance(expansions.legs)
     head_means: attention.HeadMeans = {model: mean.heads for model, mean in means.items()}
     return attention.covariance(expansions, head_means, by_head)
+
+
+def _zero(legs: Projections) -> Summand:
+    """The covariance of outputs that no legs join, such as those of odd and even order.
+
+    A product with the weight 0 that has the axes of both outputs: the output matrix of a layer, and
+    for a model that waits the states below.
+    """
+    names = legs.names
+    ends: dict[Slot, str] = {slot: f"unit of the {slot}" for slot in SLOTS}
+    arrays = []
+    for slot in SLOTS:
+        if names.waits(slot):
+            ends[slot] = OUTPUT_END[slot]
+        else:
+            kind = names.kind(slot)
+            role = kind.down or kind.legs[0]
+            arrays.append(names.leaf(slot, role, OUTPUT_END[slot], f"input of the {slot}"))
+    if any(names.waits(slot) for slot in SLOTS):
+        state = legs.covariance(stream("bra"), stream("ket"))
+        arrays += renamed(state, {FIRST: ends["bra"], SECOND: ends["ket"]})
+    return Summand(0.0, tuple(arrays), same=names.form() != "full")
 
 
 def _product_of_means(names: BraKet, means: Means) -> list[Summand]:
