@@ -69,7 +69,7 @@ def test_inspect(pair):
 
 
 def test_plan(pair):
-    text = command("plan", *pair, "--cosine").stdout
+    text = command("plan", *pair, "--cosine", "--metric", "tree").stdout
     assert "scalar multiplications" in text and "MiB of float64" in text and "A.LAYER0.DOWN" in text
     planned = tnsim.Plan.from_json(command("plan", *pair, "--json").stdout)
     assert planned.outputs == ("AB",)

@@ -21,7 +21,7 @@ WRONG = (None, True, -1, 10**30, float("nan"), "x", [], {})
 
 def models(rng):
     """Two with biases, so that plans have sums with weights."""
-    return [tnsim.Model([bilinear(rng, 2, 2, 1, True)]) for _ in range(2)]
+    return [tnsim.Model([bilinear(rng, 2, 2, 1)]) for _ in range(2)]
 
 
 def looped_plan(rng):
@@ -280,7 +280,7 @@ def test_the_folder_is_the_users_alone(cache, rng):
 
 
 def test_swapped_files_are_not_taken_for_each_other(cache, rng):
-    one, other = models(rng), [tnsim.Model([bilinear(rng, 3, 2, 1, True)]) for _ in range(2)]
+    one, other = models(rng), [tnsim.Model([bilinear(rng, 3, 2, 1)]) for _ in range(2)]
     plans = plan_anew(one), plan_anew(other)
     first, second = cache.iterdir()
     content = first.read_bytes()
