@@ -209,7 +209,14 @@ def cosine(a, b, product):
 
 
 def cosine_of_sequences(a, b, mean, root):
-    """The cosine of `a` and `b`, functions of sequences, over inputs of N(mean, root root^T).
+    """The cosine of `a` and `b` over normal sequences; arguments as for `products_of_sequences`."""
+    found = products_of_sequences(a, b, mean, root)
+    known = dict(zip(((0, 1), (0, 0), (1, 1)), found, strict=True))
+    return cosine(0, 1, lambda p, q: known[p, q])
+
+
+def products_of_sequences(a, b, mean, root):
+    """<a|b>, <a|a> and <b|b> of functions of sequences, over inputs of N(mean, root root^T).
 
     Args:
         a, b: From points (point, position, coordinate) in fractions to outputs, with their degree
@@ -217,17 +224,15 @@ def cosine_of_sequences(a, b, mean, root):
         mean: (positions, coordinates).
         root: (positions * coordinates, independent normal numbers).
     """
-    nodes, weights = _interpolatory_rule(a.degree + b.degree)
+    nodes, weights = _interpolatory_rule(2 * max(a.degree, b.degree))
     count = root.shape[1]
     points = np.array(list(itertools.product(nodes, repeat=count)), object)
     weight = np.array([math.prod(w) for w in itertools.product(weights, repeat=count)], object)
     x = points @ rational(root).T + rational(mean).ravel()
     values = [f(x.reshape(len(x), *mean.shape)).reshape(len(x), -1) for f in (a, b)]
-
-    def product(p, q):
-        return ((p * q).sum(axis=1) * weight).sum()
-
-    return cosine(values[0], values[1], product)
+    return [
+        ((values[i] * values[j]).sum(axis=1) * weight).sum() for i, j in ((0, 1), (0, 0), (1, 1))
+    ]
 
 
 def _interpolatory_rule(degree):
