@@ -35,7 +35,7 @@ import time
 import traceback
 import warnings
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
@@ -51,6 +51,7 @@ import mpmath
 import numpy as np
 import rational_oracle  # pyright: ignore[reportMissingImports]
 import recursion_oracle  # pyright: ignore[reportMissingImports]
+from jax.core import Tracer
 
 import tnsim
 from tnsim.compare import by_points
@@ -63,6 +64,7 @@ COLUMNS = ("tried", "right", "warned", "refused", "wrong", "raw", "error / (eps 
 ERRORS = ("wrong", "raw")
 Rng = np.random.Generator
 Layers = list[Any]
+Depths = Mapping[str, tuple[int, ...]]
 
 
 class Kind(NamedTuple):
@@ -76,7 +78,7 @@ class Kind(NamedTuple):
     """
 
     layer: Callable[[Rng, float, int], Any]
-    depths: dict[str, tuple[int, ...]]
+    depths: Depths
     n_ctx: int | None = None
     width: int = WIDTH
 
@@ -115,14 +117,14 @@ def _matrix(rng: Rng, rows: int, columns: int) -> np.ndarray:
 
 
 LAYERWISE = (1, 2, 3, 5, 8, 12, 16)
-DEEP = dict.fromkeys(("frobenius", "tree", "closure"), LAYERWISE) | {
+DEEP: Depths = dict.fromkeys(("frobenius", "tree", "closure"), LAYERWISE) | {
     "symmetric": (1, 2),
     "gaussian": (1, 2),
 }
-CUBIC = {"frobenius": (1, 2, 4), "tree": (1, 2, 4), "symmetric": (1,), "gaussian": (1,)}
-ATTENTION = dict.fromkeys(("frobenius", "tree", "closure", "gaussian"), (1,))
+CUBIC: Depths = {"frobenius": (1, 2, 4), "tree": (1, 2, 4), "symmetric": (1,), "gaussian": (1,)}
+ATTENTION: Depths = dict.fromkeys(("frobenius", "tree", "closure", "gaussian"), (1,))
 KINDS = {
-    "linear": Kind(linear, DEEP | {"gaussian": LAYERWISE, "symmetric": LAYERWISE}),
+    "linear": Kind(linear, {**DEEP, "gaussian": LAYERWISE, "symmetric": LAYERWISE}),
     "bilinear": Kind(bilinear, DEEP),
     "residual": Kind(residual, DEEP),
     "cubic": Kind(cubic, CUBIC),
@@ -207,7 +209,7 @@ def written_otherwise(a: tnsim.Model, scale: str, rng: Rng) -> tnsim.Model:
         layers = [_in_units(layer, rng) for layer in layers]
     if scale in ("basis", "all"):
         at = _middle(layers)
-        layers[at - 1 : at + 1] = _in_basis(*layers[at - 1 : at + 1], rng)
+        layers[at - 1 : at + 1] = _in_basis(layers[at - 1], layers[at], rng)
     return tnsim.Model(layers, a.n_ctx)
 
 
@@ -348,7 +350,8 @@ def products(a: tnsim.Model, b: tnsim.Model, asked: Any, dtype: str) -> Any:
 
 
 def pairwise(a: tnsim.Model, b: tnsim.Model, asked: Any, dtype: str) -> Any:
-    return tnsim.pairwise([a, b], asked, dtype=dtype).similarity.values[0, 1]
+    found = tnsim.pairwise([a, b], asked, dtype=dtype)
+    return np.asarray(found.similarity)[0, 1]
 
 
 def traced(a: tnsim.Model, b: tnsim.Model, asked: Any, dtype: str) -> Any:
@@ -397,7 +400,7 @@ def ask(route: str, *arguments: Any) -> Found:
 
     def watched(*given: Any) -> Any:
         found = cosine(*given)
-        if not isinstance(found.error, jax.core.Tracer):
+        if not isinstance(found.error, Tracer):
             error = np.asarray(found.error)
             bounds.append(float(error[0, -1] if error.ndim == 2 else error.max()))
         return found
@@ -422,7 +425,7 @@ def interpreted() -> Iterator[None]:
 
     def by_numpy(plan: Any, arrays: Any, backend: str = "jax", over: Any = None) -> Any:
         over = over or {}
-        if not any(isinstance(x, jax.core.Tracer) for x in arrays.values()):
+        if not any(isinstance(x, Tracer) for x in arrays.values()):
             read = {name: np.asarray(x) for name, x in arrays.items()}
             return run(plan, read, "numpy", over)
 
@@ -478,8 +481,11 @@ class Pair(NamedTuple):
 def pair(case: Case) -> Pair:
     """What a case compares: near models, unrelated ones, or one function written in two ways."""
     kind = KINDS[case.kind]
-    names = list(KINDS), METRICS, SCALES
-    cell = [names[n].index(case[n]) for n in range(3)]
+    cell = [
+        list(KINDS).index(case.kind),
+        METRICS.index(case.metric),
+        SCALES.index(case.scale),
+    ]
     rng = np.random.default_rng([case.seed, *cell])
     depths = kind.depths[case.metric]
     depth = int(rng.choice(depths))
@@ -590,7 +596,8 @@ def cases(seed: int) -> Iterator[Case]:
     ]
     while True:
         for n in rng.permutation(len(known)):
-            yield Case(*known[n], seed)
+            kind, name, scale = known[n]
+            yield Case(kind, name, scale, seed)
         seed += 1
 
 
@@ -605,7 +612,8 @@ def main() -> int:
     asked = parser.parse_args()
     drawn: Iterator[Case] = cases(asked.seed)
     if asked.case:
-        drawn = iter([Case(*asked.case[:3], int(asked.case[3]))])
+        kind, name, scale, seed = asked.case
+        drawn = iter([Case(kind, name, scale, int(seed))])
     cells: dict[Any, dict[Any, Cell]] = defaultdict(lambda: defaultdict(Cell))
     end = time.monotonic() + asked.seconds
     with contextlib.nullcontext() if asked.compiled else interpreted():
