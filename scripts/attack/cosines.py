@@ -106,10 +106,11 @@ def cubic(rng: Rng, biases: float, d: int) -> tnsim.Multilinear:
 
 
 def attention(rng: Rng, biases: float, d: int) -> tnsim.Attention:
-    sizes = [(2, d)] * 5 + [(d, 2)]
-    matrices = [_matrix(rng, *size) for size in sizes]
-    vectors = [biases * rng.normal(size=len(x)) for x in matrices]
-    return tnsim.Attention(*matrices, 2, *vectors, rope_base=None)
+    fields: dict[str, Any] = {}
+    for name in ("q1", "k1", "q2", "k2", "v", "o"):
+        fields[name] = _matrix(rng, *((d, 2) if name == "o" else (2, d)))
+        fields[f"{name}_bias"] = biases * rng.normal(size=len(fields[name]))
+    return tnsim.Attention(**fields, n_heads=2, rope_base=None)
 
 
 def _matrix(rng: Rng, rows: int, columns: int) -> np.ndarray:
@@ -350,8 +351,8 @@ def products(a: tnsim.Model, b: tnsim.Model, asked: Any, dtype: str) -> Any:
 
 
 def pairwise(a: tnsim.Model, b: tnsim.Model, asked: Any, dtype: str) -> Any:
-    found = tnsim.pairwise([a, b], asked, dtype=dtype)
-    return np.asarray(found.similarity)[0, 1]
+    matrix: Any = tnsim.pairwise([a, b], asked, dtype=dtype).similarity.values
+    return matrix[0, 1]
 
 
 def traced(a: tnsim.Model, b: tnsim.Model, asked: Any, dtype: str) -> Any:
