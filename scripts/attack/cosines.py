@@ -359,7 +359,8 @@ def traced(a: tnsim.Model, b: tnsim.Model, asked: Any, dtype: str) -> Any:
     with jax.enable_x64(dtype == "float64"):  # inside a trace the caller's setting rules
         stacks = (jax.tree.map(lambda x: jnp.asarray(x)[None], m) for m in (a, b))
         function = jax.vmap(lambda x, y: tnsim.similarity(x, y, asked, dtype=dtype))
-        return float(function(*stacks)[0])
+        values: Any = function(*stacks)
+        return float(values[0])
 
 
 ROUTES = {
@@ -414,9 +415,10 @@ def ask(route: str, *arguments: Any) -> Found:
         warnings.simplefilter("always")
         value = float(ROUTES[route](*arguments))
     for warning in told:
-        if not issubclass(warning.category, tnsim.PrecisionWarning):
+        if not warning.category.__module__.startswith("tnsim."):
             raise warning.category(warning.message)
-    return Found(value, max(bounds, default=np.nan), bool(told))
+    is_warned = any(issubclass(one.category, tnsim.PrecisionWarning) for one in told)
+    return Found(value, max(bounds, default=np.nan), is_warned)
 
 
 @contextlib.contextmanager
