@@ -2,20 +2,24 @@
 
     python benchmarks/memory.py [--out benchmarks/results/memory.md]
 
-One process per row. It makes two models (or a series), warms JAX up with a model of two
-coordinates, notes its resident size, resets the kernel's high-water mark, and compares the models:
-`measured` is the mark less the size before, so planning, compiling, laying out weights and running
-are all in it, and Python and JAX are not. `arrays` is `Plan.peak_bytes`, `programs` is
+One process per row, in which nothing was compiled before and no program is read from disk: the
+first program of a process costs some 60 MiB more than later ones. The process makes two models (or
+a series), plans, starts JAX, notes its resident size, resets the kernel's high-water mark, and
+compares the models: `measured` is the mark less the size before, so compiling, laying out weights
+and running are all in it, and Python, imports and plans are not. `arrays` is `Plan.peak_bytes`,
+`programs` is
 `Plan.program_bytes`, `planned` their sum, which is held against the free memory. For many models
 `arrays` is `PairwisePlan.peak_bytes`. Linux only.
 """
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 
+UNCACHED = os.environ | {"TNSIM_PROGRAM_CACHE": "off"}
 DEEP = {"metric": "Gaussian"}
 ROWS = (
     {"layers": [[16, 32, 16], [16, 32, 10]], **DEEP},
@@ -34,7 +38,11 @@ ROWS = (
     {"attention": [64, 4, 1], "n_ctx": 8, **DEEP},
     {"attention": [64, 4, 2], "n_ctx": 8, "metric": "TreeSymmetric"},
     {"attention": [64, 4, 2], "n_ctx": 4, "metric": "GaussianClosure"},
+    {"attention": [64, 4, 2], "n_ctx": 24, "metric": "TreeSymmetric"},
+    {"attention": [64, 4, 1], "n_ctx": 24, "metric": "TreeSymmetric"},
     {"layers": [[600, 600, 20]], "models": 6, **DEEP},
+    {"layers": [[128, 256, 10]], "models": 60, "slices": True, **DEEP},
+    {"layers": [[64, 64, 10]], "models": 60, "slices": True, "metric": "TreeSymmetric"},
     {"layers": [[128, 256, 10]], "models": 100, **DEEP},
     {"layers": [[256, 512, 256]] * 2, "models": 12, "metric": "GaussianClosure"},
 )
@@ -77,24 +85,27 @@ def resident(name: str) -> float:
 
 
 def row(spec: dict) -> dict:
+    import jax
     import numpy as np
 
     import tnsim
 
     metric = getattr(tnsim, spec["metric"])()
-    for scale in (1.0, 2.0):
-        tiny = [tnsim.Model([tnsim.Bilinear(*[c * np.eye(2)] * 3)]) for c in (scale, 3.0)]
-        tnsim.similarity(*tiny)
+    jax.devices()
+    tiny = [tnsim.Model([tnsim.Bilinear(*[c * np.eye(2)] * 3)]) for c in (1.0, 3.0)]
+    points = tnsim.Empirical(np.eye(2))  # so few points are run through without a compiler
+    tnsim.similarity(*tiny, points)
     models = [model(spec, seed) for seed in range(spec.get("models", 2))]
+    slices = spec.get("slices", False)
     if "models" in spec:
-        tnsim.pairwise(tiny)
-        plan = tnsim.plan_pairwise(models, metric)
+        tnsim.pairwise(tiny, points)
+        plan = tnsim.plan_pairwise(models, metric, slices=slices)
     else:
         plan = tnsim.plan(*models, metric, norms=True)
     Path("/proc/self/clear_refs").write_text("5")
     before = resident("VmRSS")
     if "models" in spec:
-        tnsim.pairwise(models, metric)
+        tnsim.pairwise(models, metric, slices=slices)
     else:
         tnsim.similarity(*models, metric)
     measured = resident("VmHWM") - before
@@ -117,7 +128,7 @@ def described(spec: dict) -> str:
         text = f"{len(shapes)} x {shapes[0]}" if same else ", ".join(shapes)
     if "models" in spec:
         text = f"{spec['models']} models of {text}"
-    extra = [name for name in ("bias",) if spec.get(name)]
+    extra = [name for name in ("bias", "slices") if spec.get(name)]
     extra += [spec["dtype"]] if "dtype" in spec else []
     return ", ".join([text, *extra])
 
@@ -135,13 +146,14 @@ def main() -> None:
     parser.add_argument("--row")
     args = parser.parse_args()
     if args.row:
+        os.environ.update(UNCACHED)
         print(json.dumps(row(json.loads(args.row))))
         return
     lines = [HEAD]
     print(HEAD)
     for spec in ROWS:
         command = [sys.executable, __file__, "--row", json.dumps(spec)]
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        done = subprocess.run(command, capture_output=True, text=True, check=True, env=UNCACHED)
         figures = json.loads(done.stdout.splitlines()[-1])
         sizes = (f"{figures[name]:,.0f}" for name in ("arrays", "programs", "measured"))
         cells = (described(spec), spec["metric"], *sizes, f"{figures['ratio']:.2f}")

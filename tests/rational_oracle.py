@@ -26,10 +26,13 @@ def affine(weight, bias):
     return rational(np.column_stack([bias, weight]))
 
 
-def layer_tensor(layer):
-    """The layer over inputs (1, x) as T[out, i, j], symmetric in i, j; the constant 1 is row 0."""
+def layer_tensor(layer, symmetric=True):
+    """The layer over inputs (1, x) as T[out, i, j, ...] in fractions; the constant 1 is row 0.
+
+    The legs i, j, ... are symmetrised, or else as the layer has them. A skip is symmetric in them.
+    """
     if isinstance(layer, tnsim.Residual):
-        tensor = Fraction(layer.scale) * layer_tensor(layer.layer)
+        tensor = Fraction(layer.scale) * layer_tensor(layer.layer, symmetric)
         skip = Fraction(layer.skip)
         one = (0,) * (tensor.ndim - 2)
         for k in range(1, len(tensor)):
@@ -39,18 +42,31 @@ def layer_tensor(layer):
         tensor = rational(np.zeros((layer.d_out + 1, layer.d_in + 1)))
         tensor[1:] = affine(layer.weight, layer.bias)
     else:
-        left = affine(layer.left, layer.left_bias)
-        right = affine(layer.right, layer.right_bias)
-        products = left[:, :, None] * right[:, None, :]
-        products = (products + products.transpose(0, 2, 1)) / 2
-        down = rational(layer.down)
-        tensor = rational(np.zeros((layer.d_out + 1, layer.d_in + 1, layer.d_in + 1)))
-        tensor[1:] = np.tensordot(down, products, 1)
-        if layer.down_bias is not None:
-            tensor[1:, 0, 0] += rational(layer.down_bias)
+        legs, down, down_bias = _product_layer(layer)
+        products = rational(down).T
+        for leg in legs:
+            products = products[..., None] * leg.reshape(len(leg), *[1] * (products.ndim - 1), -1)
+        products = products.sum(axis=0)
+        if symmetric:
+            orders = list(itertools.permutations(range(1, products.ndim)))
+            products = sum(products.transpose(0, *order) for order in orders) / len(orders)
+        constants = (0,) * len(legs)
+        tensor = rational(np.zeros((layer.d_out + 1, *products.shape[1:])))
+        tensor[1:] = products
+        if down_bias is not None:
+            tensor[(slice(1, None), *constants)] += rational(down_bias)
     tensor[0] = Fraction(0)
     tensor[(0,) * tensor.ndim] = Fraction(1)
     return tensor
+
+
+def _product_layer(layer):
+    """The legs [bias, weight] in fractions, and the matrix and the bias after their product."""
+    if isinstance(layer, tnsim.Multilinear):
+        legs = zip(layer.legs, layer.leg_biases, strict=True)
+        return [affine(*leg) for leg in legs], layer.down, layer.down_bias
+    legs = affine(layer.left, layer.left_bias), affine(layer.right, layer.right_bias)
+    return legs, layer.down, layer.down_bias
 
 
 def tree_tensor(model):
@@ -93,6 +109,28 @@ def gaussian_product(a, b):
 def tree_product(a, b):
     """Entry against entry of the tensors symmetrised layer by layer."""
     return (vector(a, tree_tensor) * vector(b, tree_tensor)).sum()
+
+
+def symmetric_product(a, b):
+    """Entry against entry of the tensors symmetrised in all n legs, constants among them.
+
+    A coefficient c of x^p is c p! / n! in each of its n! / p! entries, so a pair of them counts
+    p! / n!, with p completed by the number of constant legs.
+    """
+    total = Fraction(0)
+    for one, two in zip(vector(a, homogeneous), vector(b, homogeneous), strict=True):
+        for powers in one.keys() & two.keys():
+            count = math.factorial(sum(powers)) // math.prod(map(math.factorial, powers))
+            total += one[powers] * two[powers] / count
+    return total
+
+
+def homogeneous(model):
+    """As `polynomial`, exponents led by the number of legs that read the constant."""
+    return [
+        {(model.degree - sum(powers), *powers): x for powers, x in output.items()}
+        for output in polynomial(model)
+    ]
 
 
 def forward(model, x):
@@ -171,7 +209,14 @@ def cosine(a, b, product):
 
 
 def cosine_of_sequences(a, b, mean, root):
-    """The cosine of `a` and `b`, functions of sequences, over inputs of N(mean, root root^T).
+    """The cosine of `a` and `b` over normal sequences; arguments as for `products_of_sequences`."""
+    found = products_of_sequences(a, b, mean, root)
+    known = dict(zip(((0, 1), (0, 0), (1, 1)), found, strict=True))
+    return cosine(0, 1, lambda p, q: known[p, q])
+
+
+def products_of_sequences(a, b, mean, root):
+    """<a|b>, <a|a> and <b|b> of functions of sequences, over inputs of N(mean, root root^T).
 
     Args:
         a, b: From points (point, position, coordinate) in fractions to outputs, with their degree
@@ -179,17 +224,15 @@ def cosine_of_sequences(a, b, mean, root):
         mean: (positions, coordinates).
         root: (positions * coordinates, independent normal numbers).
     """
-    nodes, weights = _interpolatory_rule(a.degree + b.degree)
+    nodes, weights = _interpolatory_rule(2 * max(a.degree, b.degree))
     count = root.shape[1]
     points = np.array(list(itertools.product(nodes, repeat=count)), object)
     weight = np.array([math.prod(w) for w in itertools.product(weights, repeat=count)], object)
     x = points @ rational(root).T + rational(mean).ravel()
     values = [f(x.reshape(len(x), *mean.shape)).reshape(len(x), -1) for f in (a, b)]
-
-    def product(p, q):
-        return ((p * q).sum(axis=1) * weight).sum()
-
-    return cosine(values[0], values[1], product)
+    return [
+        ((values[i] * values[j]).sum(axis=1) * weight).sum() for i, j in ((0, 1), (0, 0), (1, 1))
+    ]
 
 
 def _interpolatory_rule(degree):

@@ -1,12 +1,9 @@
 """The layer-wise recursions with unlimited exponents and 60 digits: inner products of deep models.
 
-Every layer is a dense symmetric tensor over lifted inputs, from `rational_oracle`, and numbers are
+Every layer is a dense tensor over lifted inputs, from `rational_oracle`, and numbers are
 those of mpmath, so that nothing leaves a range and no unit is needed. Nothing here knows of plans,
 joinings, units or logarithms.
 """
-
-import itertools
-import math
 
 import mpmath
 import numpy as np
@@ -27,7 +24,7 @@ def real(array):
 
 
 def inner(a, b, metric):
-    """`<a|b>` under `TreeSymmetric` or `GaussianClosure`, as a number of mpmath."""
+    """`<a|b>` under `Frobenius`, `TreeSymmetric` or `GaussianClosure`, as a number of mpmath."""
     with mpmath.workdps(DIGITS):
         return _last(a, b, metric)
 
@@ -39,27 +36,6 @@ def cosine(a, b, metric):
         return float(_last(a, b, metric) / mpmath.sqrt(norms))
 
 
-def _tensor(layer):
-    """The symmetric tensor of a layer over lifted inputs, T[out, ...], the constant 1 in row 0."""
-    if not isinstance(layer, tnsim.Multilinear):
-        return real(layer_tensor(layer))
-    legs = [
-        np.column_stack([bias, leg]) for leg, bias in zip(layer.legs, layer.leg_biases, strict=True)
-    ]
-    products = 0
-    for order in itertools.permutations(legs):
-        product = real(layer.down).T
-        for leg in order:
-            product = np.einsum("h...,hi->h...i", product, real(leg))
-        products = products + product.sum(axis=0)
-    tensor = np.full((1 + layer.d_out, *[1 + layer.d_in] * layer.order), mpmath.mpf(0), object)
-    tensor[1:] = products / math.factorial(layer.order)
-    constants = (0,) * layer.order
-    tensor[(slice(1, None), *constants)] += real(layer.down_bias)
-    tensor[(0, *constants)] = mpmath.mpf(1)
-    return tensor
-
-
 def _last(a, b, metric):
     moments = {
         (0, 0): _first(metric, a.d_in),
@@ -68,8 +44,9 @@ def _last(a, b, metric):
     }
     means = [moments[0, 0][:, 0]] * 2  # column of the constant
     gaussian = isinstance(metric, tnsim.GaussianClosure)
+    symmetric = not isinstance(metric, tnsim.Frobenius)
     for layers in zip(a.layers, b.layers, strict=True):
-        tensors = [_tensor(layer) for layer in layers]
+        tensors = [real(layer_tensor(layer, symmetric)) for layer in layers]
         moments, means = _step(moments, means, tensors, gaussian)
     return sum(moments[0, 1][k, k] for k in range(1, len(moments[0, 1])))
 

@@ -140,15 +140,41 @@ def regular(path: str | os.PathLike[str], follow: bool = True) -> BinaryIO:
         Traceback (most recent call last):
         OSError: [Errno 22] is no regular file: '/dev/null'
     """
-    flags = os.O_RDONLY
+    return os.fdopen(_regular(path, os.O_RDONLY, follow), "rb")
+
+
+def appending(path: str | os.PathLike[str]) -> BinaryIO:
+    """A regular file, opened for writing at its end; made where there is none.
+
+    Opening a pipe does not wait for its reader.
+
+    Args:
+        path: Of the file.
+
+    Returns:
+        The open file.
+
+    Raises:
+        OSError: It may not be written, or it is no regular file.
+
+    Example:
+        >>> appending(os.devnull)
+        Traceback (most recent call last):
+        OSError: [Errno 22] is no regular file: '/dev/null'
+    """
+    return os.fdopen(_regular(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, follow=True), "ab")
+
+
+def _regular(path: str | os.PathLike[str], flags: int, follow: bool) -> int:
+    """The number of an open file. Raises `OSError` for what is no regular file."""
     wanted = ["O_NONBLOCK", "O_CLOEXEC", "O_BINARY", *([] if follow else ["O_NOFOLLOW"])]
     for name in wanted:
         flags |= getattr(os, name, 0)  # not every platform has all of them
-    handle = os.open(path, flags)
+    handle = os.open(path, flags, 0o666)
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
         raise OSError(errno.EINVAL, "is no regular file", os.fspath(path))
-    return os.fdopen(handle, "rb")
+    return handle
 
 
 @contextlib.contextmanager

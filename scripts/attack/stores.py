@@ -332,8 +332,7 @@ def rivals(rounds: int, rng: np.random.Generator) -> Counter[str]:
     """
     wanted()
     counts: Counter[str] = Counter()
-    # A pipe that takes a file's place between a look and the opening is beyond any reader.
-    kinds = [DAMAGES[name] for name in DAMAGES if name not in ("a pipe", "its folder a file")]
+    kinds = [DAMAGES[name] for name in DAMAGES if name != "its folder a file"]
     for _ in range(rounds):
         with fresh(whole=True) as store:
             lost(store, rng, 0.5)
@@ -351,7 +350,7 @@ def rivals(rounds: int, rng: np.random.Generator) -> Counter[str]:
             spoiler = threading.Thread(target=spoil)
             spoiler.start()
             with ThreadPoolExecutor(6) as pool:
-                started = [pool.submit(outcome, lambda: compared(store)) for _ in range(6)]
+                started = [pool.submit(in_time, lambda: compared(store)) for _ in range(6)]
                 counts.update(one.result() for one in started)
             stop.set()
             spoiler.join()

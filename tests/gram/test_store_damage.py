@@ -1,8 +1,12 @@
 """Damage to a store: the numbers of the undamaged run, or an error, never other numbers."""
 
+import contextlib
 import json
 import os
 import shutil
+import sys
+import threading
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -68,6 +72,37 @@ def test_a_file_in_the_place_of_a_folder(models, whole, tmp_path):
         with pytest.warns(tnsim.StoreWarning, match="damaged"):
             assert tnsim.pairwise(models, slices=True, store=store, budget=TINY).identical(result)
         assert contents(store) == contents(original)
+
+
+@pytest.mark.parametrize("name", ["similarity/c/0/0", "sign/zarr.json", stores.LOG])
+def test_a_pipe_that_takes_the_place_of_a_file_as_it_is_opened(name, models, whole, tmp_path):
+    """No look at a file beforehand helps; opening a pipe to read or to write waits for nobody."""
+    original, _ = whole
+    store = tmp_path / "store.zarr"
+    shutil.copytree(original, store)
+    place = store / name
+    place.unlink(missing_ok=True)
+    (store / "tiles/c/1/0").unlink()  # so that there is something to compute, and to log
+    waiting = [place]
+
+    def exchanged(event, arguments):
+        """Python calls it whenever anything is about to open a file."""
+        if event == "open" and waiting and arguments[0] in (str(waiting[0]), waiting[0]):
+            os.mkfifo(waiting.pop())
+
+    def runs():
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", tnsim.StoreWarning)
+            with contextlib.suppress(tnsim.TnsimError):
+                tnsim.pairwise(models, slices=True, store=store, budget=TINY)
+        ended.append(True)
+
+    ended = []
+    sys.addaudithook(exchanged)
+    thread = threading.Thread(target=runs, daemon=True)
+    thread.start()
+    thread.join(60)
+    assert ended and not waiting
 
 
 def test_a_folder_with_files_of_others_is_named_and_kept(models, whole, tmp_path):

@@ -43,7 +43,7 @@ _ELEMENT_WORK = 64
 # Large pairs run at once, as each keeps all cores busy only now and then: on 4 cores language
 # models of width 256 take 1.46 s a pair one by one, 0.90 s two at once and 0.84 s four.
 _AT_ONCE, _LARGE = 4, 2**28
-_VECTOR_BYTES, _CONTRACTION_BYTES = 2**23, 3 * 2**22  # of a program and of compiling it
+_EACH_BYTES = 2**24  # of a program and of compiling it
 
 _Bases: TypeAlias = "Counter[Kinds]"
 """Numbers of distinct models by the kinds of their layers."""
@@ -94,8 +94,7 @@ class PairwisePlan:
     @property
     def program_bytes(self) -> int:
         """Bytes that compiling takes, the first time in a process."""
-        compiled = _CONTRACTION_BYTES if self.route in (RECURSION, FORWARD) else _VECTOR_BYTES
-        return PROGRAM_BYTES + compiled * self.compilations
+        return PROGRAM_BYTES + _EACH_BYTES * self.compilations
 
     @property
     def summary(self) -> str:

@@ -13,7 +13,6 @@ with the same numbers, each chunk atomically.
 from __future__ import annotations
 
 import dataclasses
-import errno
 import hashlib
 import os
 import platform
@@ -28,6 +27,7 @@ import numpy as np
 
 from tnsim.checkpoints.guard import cause
 from tnsim.errors import DamagedStore, StoreMismatch, printable
+from tnsim.files import appending
 from tnsim.gram import store_metadata as metadata
 from tnsim.gram import zarr_files
 from tnsim.gram.layout import Layout, Record
@@ -185,7 +185,7 @@ def opened(path: Path, attrs: Mapping[str, Any]) -> Store:
     if damaged:
         with zarr_files.writing(path), zarr_files.fresh(path, theirs) as new:
             metadata.restore(path, new)
-    store = _on_disk(path, theirs, "r+")
+    store = _on_disk(path, theirs)
     return dataclasses.replace(store, damaged=(*damaged, *_load(store)[State.DAMAGED]))
 
 
@@ -196,10 +196,9 @@ def read(path: Path) -> tuple[Store, list[str]]:
         StoreMismatch: There is no store.
         DamagedStore: Something in it is not what was written.
     """
-    zarr_files.zarr_library()
     attrs = metadata.attributes(path)
     _refuse(path, [f"metadata of {name}" for name in metadata.damaged_arrays(path)])
-    store = _on_disk(path, attrs, "r")
+    store = _on_disk(path, attrs)
     records = _load(store)
     _refuse(path, records[State.DAMAGED])
     return store, [label for label in records[State.MISSING] if label != store.layout.end.label]
@@ -209,11 +208,8 @@ def log_start(store: Store, what: str) -> None:
     """A line about what is computed now, for whoever wants to know which process computed what."""
     if store.path is not None:
         log = store.path / LOG
-        with zarr_files.writing(store.path):
-            if log.is_fifo():
-                raise OSError(errno.EINVAL, "is a pipe and no file", log)
-            with log.open("a") as out:
-                out.write(f"{platform.node()} {os.getpid()} {what}\n")
+        with zarr_files.writing(store.path), appending(log) as out:
+            out.write(f"{platform.node()} {os.getpid()} {what}\n".encode())
 
 
 def listed(labels: Sequence[str]) -> str:
@@ -246,8 +242,7 @@ def _refuse(path: Path, damaged: Sequence[str]) -> None:
         )
 
 
-def _on_disk(path: Path, attrs: Mapping[str, Any], mode: str) -> Store:
+def _on_disk(path: Path, attrs: Mapping[str, Any]) -> Store:
     layout = Layout.of(attrs)
-    return Store(
-        attrs, layout, zarr_files.empty(layout.arrays), zarr_files.opened(path, attrs, mode)
-    )
+    arrays = zarr_files.empty(layout.arrays)
+    return Store(attrs, layout, arrays, Disk(path, layout.arrays))

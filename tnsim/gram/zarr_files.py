@@ -4,9 +4,10 @@ Nothing here knows records or markers. A chunk is written to a temporary name an
 is made in a folder of its own and renamed. Such names say which process made them, so that `sweep`
 removes what killed processes left and nothing that a living one is at.
 
-zarr makes the arrays and reads them. Chunks are written here: they are uncompressed, which makes
-one the bytes of its numbers in C order, filled up at the edge of the array. (zarr's specification
-3.0, "bytes" codec.) So nothing is read before it is written, and temporary names are ours.
+zarr makes the arrays. Chunks are written and read here: they are uncompressed, which makes one the
+bytes of its numbers in C order, filled up at the edge of the array. (zarr's specification 3.0,
+"bytes" codec.) So nothing is read before it is written, temporary names are ours, and a pipe in the
+place of a chunk is never waited for.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import itertools
+import math
 import os
 import shutil
 import time
@@ -25,6 +27,7 @@ from typing import Any
 import numpy as np
 
 from tnsim.errors import MissingExtra, TnsimError
+from tnsim.files import regular
 from tnsim.gram import claims
 from tnsim.gram import store_metadata as metadata
 from tnsim.gram.layout import Layout, Spec
@@ -37,24 +40,42 @@ one, and clocks of two hosts differ by less than that."""
 
 @dataclass(frozen=True)
 class Disk:
-    """The arrays of a store on disk: zarr's by name, and their specs."""
+    """The arrays of a store on disk, by name."""
 
     path: Path
-    arrays: Mapping[str, Any]
     specs: Mapping[str, Spec]
 
     def read(self, name: str, at: tuple) -> np.ndarray:
-        """Numbers as they are there, true or not.
+        """Numbers as they are there, true or not; filled up where chunks are not written yet.
+
+        Args:
+            name: Of the array.
+            at: An integer or a slice for each axis; axes that are not named are whole.
+
+        Returns:
+            The numbers at that place.
 
         Raises:
-            OSError: In the place of a chunk stands something else than a file. Opening a pipe would
-                wait for whoever writes to it.
+            OSError: A chunk cannot be read, or something else than a file stands in its place.
+            ValueError: A chunk is longer or shorter than its numbers.
         """
-        for chunk in _chunks(at, self.specs[name]):
-            file = self._file(name, chunk)
-            if not file.is_file() and os.path.lexists(file):
-                raise OSError(f"{file} is no file")
-        return np.asarray(self.arrays[name][at])
+        spec = self.specs[name]
+        held = _held(at, spec)
+        sizes = [len(numbers) * size for numbers, size in zip(held, spec.chunks, strict=True)]
+        found = np.empty(sizes, spec.dtype)
+        for chunk in itertools.product(*held):
+            place = []
+            for number, numbers, size in zip(chunk, held, spec.chunks, strict=True):
+                start = (number - numbers.start) * size
+                place.append(slice(start, start + size))
+            found[tuple(place)] = self._chunk(name, chunk)
+        inside: list[int | slice] = []
+        for axis, (length, size) in enumerate(zip(spec.shape, spec.chunks, strict=True)):
+            start, stop = _bounds(at, axis, length)
+            first = held[axis].start * size
+            is_number = axis < len(at) and not isinstance(at[axis], slice)
+            inside.append(start - first if is_number else slice(start - first, stop - first))
+        return np.asarray(found[tuple(inside)])
 
     def write(self, name: str, at: tuple, value: Any) -> None:
         """Write one chunk whole, whatever stands in its place.
@@ -63,8 +84,8 @@ class Disk:
             OSError: It cannot be written, or a folder with something in it stands in its place.
         """
         spec = self.specs[name]
-        (chunk,) = _chunks(at, spec)
-        numbers = np.full(spec.chunks, _fill(spec), np.dtype(spec.dtype).newbyteorder("<"))
+        (chunk,) = itertools.product(*_held(at, spec))
+        numbers = np.full(spec.chunks, _fill(spec), _stored_type(spec))
         numbers[tuple(map(slice, np.shape(value)))] = value
         file = self._file(name, chunk)
         temporary = file.with_name(f".{'-'.join(claims.maker())}{_PARTIAL}")
@@ -80,6 +101,21 @@ class Disk:
             with contextlib.suppress(OSError):
                 temporary.unlink(missing_ok=True)
             raise
+
+    def _chunk(self, name: str, chunk: tuple[int, ...]) -> Any:
+        """The numbers of a chunk, or the number that fills one that is not there."""
+        spec, file = self.specs[name], self._file(name, chunk)
+        size = math.prod(spec.chunks) * _stored_type(spec).itemsize
+        try:
+            with regular(file) as opened:
+                content = opened.read(size + 1)
+        except FileNotFoundError:
+            if file.is_symlink():
+                raise
+            return _fill(spec)
+        if len(content) != size:
+            raise ValueError(f"{file}: expected {size} bytes")
+        return np.frombuffer(content, _stored_type(spec)).reshape(spec.chunks)
 
     def _file(self, name: str, chunk: tuple[int, ...]) -> Path:
         return self.path.joinpath(name, "c", *map(str, chunk))
@@ -99,13 +135,6 @@ def writing(path: Path | None) -> Iterator[None]:
             f"{path}: cannot be written: {error.strerror or error}{where}; "
             "finished tiles are kept, run again to go on"
         ) from error
-
-
-def opened(path: Path, attrs: Mapping[str, Any], mode: str) -> Disk:
-    """The arrays of the store at `path`, to be read ("r") or also written ("r+")."""
-    arrays = Layout.of(attrs).arrays
-    group = zarr_library().open_group(path, mode=mode, zarr_format=3)
-    return Disk(path, {name: group[name] for name in arrays}, arrays)
 
 
 def create(path: Path, attrs: Mapping[str, Any]) -> None:
@@ -147,9 +176,12 @@ def fresh(path: Path, attrs: Mapping[str, Any]) -> Iterator[Path]:
 
 def sweep(path: Path) -> None:
     """Remove chunks and stores that were being written when their process was killed."""
-    for chunk in path.rglob(f".*{_PARTIAL}"):
-        if _is_left(chunk, _PARTIAL):
-            chunk.unlink(missing_ok=True)
+    for parent, _, names in os.walk(path):  # passes over folders that go while it walks
+        for name in names:
+            chunk = Path(parent, name)
+            partial = name.startswith(".") and name.endswith(_PARTIAL)
+            if partial and _is_left(chunk, _PARTIAL):
+                chunk.unlink(missing_ok=True)
     for folder in path.parent.glob(f".{_short(path)}-*{_FRESH}"):
         if _is_left(folder, _FRESH):
             shutil.rmtree(folder, ignore_errors=True)
@@ -205,16 +237,27 @@ def _dimensions(name: str, spec: Spec) -> tuple[str, ...]:
     return ("a", "b", "output")[: len(spec.shape)]
 
 
-def _chunks(at: tuple, spec: Spec) -> list[tuple[int, ...]]:
-    """The numbers of the chunks that hold a region; axes that it does not name are whole."""
+def _stored_type(spec: Spec) -> np.dtype:
+    """The type of numbers in a chunk."""
+    return np.dtype(spec.dtype).newbyteorder("<")
+
+
+def _held(at: tuple, spec: Spec) -> list[range]:
+    """For each axis the numbers of the chunks that hold a region."""
     ranges = []
-    for n, (length, size) in enumerate(zip(spec.shape, spec.chunks, strict=True)):
-        place = at[n] if n < len(at) else slice(None)
-        if not isinstance(place, slice):
-            place = slice(place, place + 1)
-        start, stop, _ = place.indices(length)
+    for axis, (length, size) in enumerate(zip(spec.shape, spec.chunks, strict=True)):
+        start, stop = _bounds(at, axis, length)
         ranges.append(range(start // size, -(-stop // size)))
-    return list(itertools.product(*ranges))
+    return ranges
+
+
+def _bounds(at: tuple, axis: int, length: int) -> tuple[int, int]:
+    """First and last position, exclusive, of a region along an axis; whole where not named."""
+    place = at[axis] if axis < len(at) else slice(None)
+    if not isinstance(place, slice):
+        place = slice(place, place + 1)
+    start, stop, _ = place.indices(length)
+    return start, stop
 
 
 def zarr_library() -> Any:
