@@ -126,6 +126,7 @@ def value_is_unsure(a, b, metric, dtype):
     return any(issubclass(warning.category, tnsim.PrecisionWarning) for warning in told)
 
 
+@pytest.mark.filterwarnings("ignore::tnsim.PrecisionWarning")
 @pytest.mark.parametrize("dtype", EPS)
 @settings(max_examples=5)
 @given(seed=st.integers(0, 2**20), depth=st.sampled_from([1, 2, 4]), biases=sizes)

@@ -54,8 +54,10 @@ _LEVELS = 64
 """Changes of single weights are multiples of this part of the largest, uniformly distributed."""
 _DRAWS = 3
 """Times that the weights are changed; the largest result counts."""
+_POSITIONS = 32
+"""Positions of a sequence on which a model is run: what cancels does so within few."""
 _ELEMENTS = 2**22
-"""Elements of the largest state on all inputs; longer sequences are measured on fewer inputs."""
+"""Elements of the largest state on all inputs; wider models are measured on fewer inputs."""
 
 Samples = Float[np.ndarray, "points width"] | Float[np.ndarray, "points positions width"]
 
@@ -142,7 +144,8 @@ def regauged(model: Model, metric: Metric) -> Model:
     states: list[Samples] = [_inputs(model, metric, np.random.default_rng(0), 2 * widest + _POINTS)]
     for n, layer in enumerate(layers):
         with np.errstate(all="ignore"):
-            states.append(np.asarray(plain_forward(Model([layer], model.n_ctx), states[n])))
+            alone = Model([layer], model.n_ctx and states[n].shape[1])
+            states.append(np.asarray(plain_forward(alone, states[n])))
     if not all(np.isfinite(state).all() for state in states):
         return model  # its states on these inputs are not of the sizes that the metric gives them
     for bonds in _free_bonds(layers):
@@ -197,8 +200,9 @@ def _below(layer: Layer, inverse: np.ndarray) -> Layer:
 
 def _inputs(model: Model, metric: Metric, rng: np.random.Generator, points: int) -> Any:
     """Inputs with the means and variances of a metric; token ids under `Categorical`."""
-    positions = () if model.n_ctx is None else (model.n_ctx,)
-    of_one = max(model.d_in, *(layer.d_out for layer in model.layers)) * (model.n_ctx or 1)
+    count = min(model.n_ctx or 1, _POSITIONS)
+    positions = () if model.n_ctx is None else (count,)
+    of_one = max(model.d_in, *(layer.d_out for layer in model.layers)) * count
     shape = (max(1, min(points, _ELEMENTS // of_one)), *positions)
     if isinstance(metric, Categorical):
         chances = token_probabilities(metric, model.d_in)
