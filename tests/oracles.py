@@ -1,8 +1,13 @@
-"""Random models, and slow, plain oracles that share no code with what they check (NumPy only)."""
+"""Random models, and slow, plain oracles that share no code with what they check (NumPy only).
+
+Weights, means and covariances may be complex, never conjugated: an imaginary part of 1e-100 is a derivative, exact to
+rounding.
+"""
 
 import itertools
 import math
 
+import jax
 import numpy as np
 
 import tnsim
@@ -28,8 +33,23 @@ def quadrature(nodes, mean, cov):
     x, w = np.polynomial.hermite_e.hermegauss(nodes)
     points = np.array(list(itertools.product(x, repeat=d)))
     weights = np.prod(np.array(list(itertools.product(w / w.sum(), repeat=d))), axis=1)
-    values, vectors = np.linalg.eigh(cov)
-    return points @ (vectors * np.sqrt(np.clip(values, 0, None))).T + mean, weights
+    return points @ _root(np.asarray(cov)).T + mean, weights
+
+
+def _root(cov):
+    """R with R R^T = cov, to first order in an imaginary part.
+
+    With C the real part, D the imaginary one, R R^T = C, P = R R^+ and S = D R^+T - P D R^+T / 2, the sum
+    S R^T + R S^T is D P + P D - P D P, so D where D vanishes outside the span of C, as it does along a path of
+    covariances.
+    """
+    values, vectors = np.linalg.eigh(cov.real)
+    root = vectors * np.sqrt(np.clip(values, 0, None))
+    if not np.iscomplexobj(cov):
+        return root
+    inverse = np.linalg.pinv(root, rcond=1e-7)
+    slope = cov.imag @ inverse.T
+    return root + 1j * (slope - root @ inverse @ slope / 2)
 
 
 def moments_of(metric, d):
@@ -123,30 +143,34 @@ def _symmetric_part(tensor):
 def _dense_layer(layer):
     """From the formulas: skip as (x (x) 1 + 1 (x) x) / 2, constants as 1 (x) 1."""
     if isinstance(layer, tnsim.Residual):
-        inner = layer.scale * _dense_layer(layer.layer)
-        d, order = layer.d_in, inner.ndim - 1
-        e = np.eye(d + 1)
-        if order == 1:
-            inner[1:] += layer.skip * e[1:]
-        else:
-            inner[1:] += (
-                layer.skip
-                / 2
-                * (np.einsum("ki,j->kij", e, e[0]) + np.einsum("kj,i->kij", e, e[0]))[1:]
-            )
-        inner[(0,) * (order + 1)] = 1.0
-        return inner
-    if isinstance(layer, tnsim.Linear):
-        tensor = np.zeros((layer.d_out + 1, layer.d_in + 1))
-        tensor[0, 0] = 1.0
-        tensor[1:, 1:] = layer.weight
-        tensor[1:, 0] = 0.0 if layer.bias is None else layer.bias
+        tensor = layer.scale * _dense_layer(layer.layer)
+        order = tensor.ndim - 1
+        for leg, k in itertools.product(range(order), range(1, layer.d_in + 1)):
+            place = [0] * order
+            place[leg] = k
+            tensor[(k, *place)] += layer.skip / order
+        tensor[(0,) * tensor.ndim] = 1.0
         return tensor
-    zero = np.zeros(layer.rank)
-    left = np.column_stack([zero if layer.left_bias is None else layer.left_bias, layer.left])
-    right = np.column_stack([zero if layer.right_bias is None else layer.right_bias, layer.right])
-    tensor = np.zeros((layer.d_out + 1, layer.d_in + 1, layer.d_in + 1))
-    tensor[1:] = np.einsum("kh,hi,hj->kij", layer.down, left, right)
-    tensor[1:, 0, 0] += 0.0 if layer.down_bias is None else layer.down_bias
-    tensor[0, 0, 0] = 1.0
+    down, constant = np.eye(layer.d_out), None
+    if isinstance(layer, tnsim.Linear):
+        legs = [(layer.weight, layer.bias)]
+    else:
+        down, constant = layer.down, layer.down_bias
+        if isinstance(layer, tnsim.Bilinear):
+            legs = [(layer.left, layer.left_bias), (layer.right, layer.right_bias)]
+        else:
+            legs = list(zip(layer.legs, layer.leg_biases, strict=True))
+    tensor = np.zeros((layer.d_out + 1, *(layer.d_in + 1,) * len(legs)), number_type(layer))
+    columns = [np.c_[np.zeros(len(w)) if bias is None else bias, w] for w, bias in legs]
+    letters = "abcdef"[: len(legs)]
+    terms = ",".join(f"h{letter}" for letter in letters)
+    tensor[1:] = np.einsum(f"kh,{terms}->k{letters}", down, *columns)
+    if constant is not None:
+        tensor[(slice(1, None), *(0,) * len(legs))] += constant
+    tensor[(0,) * tensor.ndim] = 1.0
     return tensor
+
+
+def number_type(layer):
+    """Of a tensor with the weights of a layer."""
+    return np.result_type(np.float64, *jax.tree.leaves(layer))

@@ -4,7 +4,7 @@ import itertools
 import math
 
 import numpy as np
-from oracles import quadrature
+from oracles import number_type, quadrature
 
 import tnsim
 
@@ -97,7 +97,8 @@ def dense_sequence_layer(layer, n):
         return tensor
     if not isinstance(layer, tnsim.Attention):
         names = {1: ("weight",), 2: ("left", "right")}[layer.order]
-        tensor = np.zeros((n * layer.d_out + 1, *(n * layer.d_in + 1,) * layer.order))
+        shape = (n * layer.d_out + 1, *(n * layer.d_in + 1,) * layer.order)
+        tensor = np.zeros(shape, number_type(layer))
         for s in range(n):
             legs = [
                 _leg(
@@ -116,7 +117,7 @@ def dense_sequence_layer(layer, n):
                 tensor[rows, 0, 0] += 0 if layer.down_bias is None else layer.down_bias
         tensor[(0,) * tensor.ndim] = 1.0
         return tensor
-    tensor = np.zeros((n * layer.d_out + 1, *(n * layer.d_in + 1,) * 5))
+    tensor = np.zeros((n * layer.d_out + 1, *(n * layer.d_in + 1,) * 5), number_type(layer))
     rotations = layer.rotations(n)
     for s, t, head in itertools.product(range(n), range(n), range(layer.n_heads)):
         if layer.mask == "causal" and t > s:
@@ -163,7 +164,7 @@ def dense_tree_product(a, b, symmetrised):
 def _leg(weight, bias, position, n):
     """(rows, 1 + n * d): the bias on the constant, the weight on the coordinates of one position."""
     rows, d = weight.shape
-    leg = np.zeros((rows, 1 + n * d))
+    leg = np.zeros((rows, 1 + n * d), np.result_type(weight, np.float64 if bias is None else bias))
     leg[:, 0] = 0 if bias is None else bias
     leg[:, 1 + position * d : 1 + (position + 1) * d] = weight
     return leg

@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 from closeness import assert_close
-from oracles import bilinear, expected_products, linear
+from oracles import bilinear, dense_product, expected_products, linear
 
 import tnsim
 
@@ -51,25 +51,6 @@ def pair(name, rng, n_ctx=None):
     return tuple(tnsim.Model(layers, n_ctx=n_ctx) for layers in CASES[name](rng))
 
 
-def dense(model):
-    """The lifted tensor (out, 1 + d, 1 + d, 1 + d) of a model of one cubic layer, a skip or none."""
-    (layer,) = model.layers
-    skip, scale = getattr(layer, "skip", 0.0), getattr(layer, "scale", 1.0)
-    core = getattr(layer, "layer", layer)
-    legs = [
-        np.c_[np.zeros(len(leg)) if bias is None else bias, leg]
-        for leg, bias in zip(core.legs, core.leg_biases, strict=True)
-    ]
-    tensor = scale * np.einsum("oh,hi,hj,hk->oijk", core.down, *legs)
-    if core.down_bias is not None:
-        tensor[:, 0, 0, 0] += scale * core.down_bias
-    if skip:
-        for n in range(D):
-            for place in set(itertools.permutations((1 + n, 0, 0))):
-                tensor[(n, *place)] += skip / 3
-    return tensor
-
-
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("moments", ["standard", "mean and covariance"])
 def test_gaussian_is_the_expectation(name, moments, rng):
@@ -88,15 +69,10 @@ def test_gaussian_is_the_expectation(name, moments, rng):
 @pytest.mark.parametrize("name", ["plain", "biases", "residual"])
 def test_tree_metrics_are_those_of_the_dense_tensor(name, rng):
     a, b = pair(name, rng)
-    one, two = dense(a), dense(b)
-    if name == "plain":  # not lifted: without a constant nothing reads it
-        assert not one[:, 0].any() and not two[:, 0].any()
-    orders = list(itertools.permutations((1, 2, 3)))
-    symmetric = sum(two.transpose(0, *order) for order in orders) / len(orders)
-    assert_close(tnsim.inner(a, b, tnsim.Frobenius()), (one * two).sum(), rtol=1e-11)
-    expected = (one * symmetric).sum()
+    products = [dense_product(a, b, symmetrised).sum() for symmetrised in (False, True)]
+    assert_close(tnsim.inner(a, b, tnsim.Frobenius()), products[0], rtol=1e-11)
     for metric in (tnsim.TreeSymmetric(), tnsim.Symmetric()):
-        assert_close(tnsim.inner(a, b, metric), expected, rtol=1e-11)
+        assert_close(tnsim.inner(a, b, metric), products[1], rtol=1e-11)
 
 
 def test_two_cubic_layers_are_exact(rng):
