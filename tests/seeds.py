@@ -36,7 +36,9 @@ def generator(*numbers: int) -> np.random.Generator:
 def case_generator(parameters: dict[str, Any]) -> np.random.Generator:
     """A generator for the values of a parametrised case, in whatever order and under whatever names they come."""
     values = (_content(value) for name, value in parameters.items() if name not in _NAMES)
-    digest = hashlib.sha256("\n".join(sorted(filter(None, values))).encode(errors="surrogatepass")).digest()
+    digest = hashlib.sha256(
+        "\n".join(sorted(filter(None, values))).encode(errors="surrogatepass")
+    ).digest()
     return generator(*np.frombuffer(digest, np.uint32).tolist())
 
 

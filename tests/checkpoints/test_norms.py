@@ -267,7 +267,7 @@ def test_norms_without_weights_are_seen_and_named(kind, place):
     model = tnsim.from_module(net, norms=inputs)
     theirs = net.double()(inputs).detach().numpy()
     true = np.linalg.norm(model(inputs.numpy()) - theirs) / np.linalg.norm(theirs)
-    assert model.origin.error == pytest.approx(true, rel=1e-6, abs=0)  # eps of RMSNorm is 1e-7
+    assert_close(model.origin.error, true, rtol=1e-6, limited_by="the eps of RMSNorm, 1e-7")
 
 
 def test_one_pattern_to_leave_out_is_one_pattern(state, tmp_path):

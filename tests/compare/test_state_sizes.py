@@ -222,6 +222,7 @@ def test_traced(metric):
     check(value, a, b, METRICS[metric], "float64")
 
 
+@pytest.mark.filterwarnings("ignore::tnsim.PrecisionWarning")
 @pytest.mark.parametrize("power", [-60, 60])
 def test_hidden_units_in_other_units(power):
     """A hidden unit that is 2^k times as large, and counts 2^-k times, changes nothing."""

@@ -305,14 +305,14 @@ def test_tokens_of_long_sequences_are_refused(rng):
     square = [rng.normal(size=(4, 4)) for _ in range(6)]
     model = tnsim.Model([tnsim.Attention(*square, n_heads=2)], n_ctx=20_000)
     metric = tnsim.Categorical(np.full(4, 0.25))
-    with pytest.raises(tnsim.TooLarge, match=r"runs through 10\^12,041.2 inputs .*samples=100_000"):
+    with pytest.raises(tnsim.TooLarge, match="cannot be counted, let alone run; draw some of them"):
         tnsim.similarity(model, model, metric)
-    with pytest.raises(tnsim.TooLarge, match=r"10\^12,041.2 inputs"):
+    with pytest.raises(tnsim.TooLarge, match="cannot be counted, let alone run; draw some of them"):
         tnsim.plan(model, model, metric)
 
 
 LITTLE = """
-import resource, sys, numpy as np, tnsim
+import resource, sys, numpy as np, tnsim, xarray
 from pathlib import Path
 g = np.random.default_rng(0)
 wide = [tnsim.Model([tnsim.Bilinear(*(g.normal(size=(4, 4)) for _ in range(3)))]) for _ in "ab"]

@@ -162,7 +162,8 @@ def _make(folder: Path) -> None:
         folder.mkdir()
     except FileExistsError:
         if not folder.is_dir():  # a link to nowhere, a pipe or a file in its place
-            folder.unlink()
+            with contextlib.suppress(FileNotFoundError):
+                folder.unlink()
 
 
 def is_gone(pid: str) -> bool:

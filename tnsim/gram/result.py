@@ -12,12 +12,13 @@ What tnsim adds to a Dataset of this layout, wherever it comes from, stands unde
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tnsim.errors import MissingExtra
+from tnsim.errors import MissingExtra, TnsimError
 
 if TYPE_CHECKING:
     import xarray
@@ -33,8 +34,14 @@ else:
 
 def require_xarray() -> None:
     """Raise `MissingExtra` where there is no xarray: before a run, not at its end."""
-    if xarray is None:
+    if xarray is not None:
+        return
+    if importlib.util.find_spec("xarray") is None:
         raise MissingExtra("xarray", "pairwise", "comparing many models")
+    raise TnsimError(
+        "comparing many models needs xarray, which is installed but cannot be imported: python -c "
+        "'import xarray' tells why; too little memory or address space (ulimit -v) is one reason"
+    )
 
 
 class Pairwise(Dataset):
