@@ -215,7 +215,6 @@ LAYER_CLASSES = {"Linear", "Bilinear", "Multilinear", "Attention"}
 LAYERS_ARE_TOLD_APART_IN = {"models", "tensors", "checkpoints"}
 NAMES_LAYERS = {
     "__init__",  # the public names
-    "folding/conditioning",  # changes the bases of bonds, which residuals share
     "folding/state_sizes",  # follows states through layers as they are, before any plan
     "cli/bench",  # makes the random models that it times
 }
