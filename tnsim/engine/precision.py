@@ -137,7 +137,7 @@ def check_norm(norm: LogScaled, name: str, has_terms: bool, arithmetic: Arithmet
         ModelError: The model is the zero function, or a difference that is.
         ResultError: A model is not, but its contributions cancel and leave no digit.
     """
-    rounding = min(arithmetic.rounding, 0.5)
+    rounding = min(arithmetic.rounding, USELESS)
     vanishes = norm.mantissa <= rounding * norm.size
     if not vanishes.any():
         return
