@@ -1,6 +1,7 @@
 """Memory: what is free, what is planned, and that a run within its budget lives under a limit."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
