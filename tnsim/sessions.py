@@ -1,4 +1,10 @@
-"""What is kept between calls, and who owns it. In: functions, arguments. Out: results, remembered.
+"""Containers that know when to give things up. In: keys and how to make a value. Out: the value.
+
+A `LRUCache` holds what was used last, up to a limit. `WeakCache` holds what was made of an object
+for as long as the object lives. A `Session` owns one of each kind for every use.
+
+[merged from sessions]
+What is kept between calls, and who owns it. In: functions, arguments. Out: results, remembered.
 
 Plans, contraction routes, compiled programs and models made ready take time to make and are asked
 for again and again. They belong to a `Session`: one is there from the start, `using(Session())`
@@ -8,17 +14,219 @@ longest is given up when a limit is reached.
 
 from __future__ import annotations
 
+import threading
+from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import wraps
-from typing import Any, ParamSpec, TypeVar, TypeVarTuple
+from itertools import count
+from typing import Any, Generic, ParamSpec, TypeVar, TypeVarTuple
+from weakref import WeakKeyDictionary
 
-from tnsim.kept import Belongings, Recent
+K = TypeVar("K", bound=Hashable)
+
 
 V = TypeVar("V")
+
+
+class LRUCache(Generic[K, V]):
+    """A mapping that holds what was used last, up to a total size. Threads may share it.
+
+    Args:
+        limit: Total size of the values that are kept; one value stays whatever its size.
+        size: Size of a value, in the unit of the limit; by default each counts as one.
+
+    Attributes:
+        held: Total size of the values in it.
+
+    Example:
+        >>> squares = LRUCache(limit=2)
+        >>> [squares.get(n, lambda: n * n) for n in (1, 2, 3)]
+        [1, 4, 9]
+        >>> 1 in squares, 3 in squares
+        (False, True)
+    """
+
+    def __init__(self, limit: float, size: Callable[[V], float] = lambda value: 1) -> None:
+        self.limit = limit
+        self.size = size
+        self.held = 0.0
+        self._values: OrderedDict[K, V] = OrderedDict()
+        self._changing = threading.RLock()
+
+    def get(self, key: K, make: Callable[[], V]) -> V:
+        """The value of a key, made by the first who asks.
+
+        Two threads that ask at once may both make it; all get the same one.
+
+        Args:
+            key: Under which the value is kept.
+            make: Called where there is none.
+
+        Returns:
+            The value.
+        """
+        with self._changing:
+            if key in self._values:
+                self._values.move_to_end(key)
+                return self._values[key]
+        value = make()  # outside the lock: making one value may ask for others
+        with self._changing:
+            if key not in self._values:
+                self._values[key] = value
+                self.held += self.size(value)
+                self._shrink()
+            return self._values.get(key, value)
+
+    def _shrink(self) -> None:
+        while self.held > self.limit and len(self._values) > 1:
+            _, dropped = self._values.popitem(last=False)
+            self.held -= self.size(dropped)
+
+    def forget(self, chosen: Callable[[K], bool]) -> None:
+        """Give up the values of the keys that are chosen, and no others."""
+        with self._changing:
+            for key in [key for key in self._values if chosen(key)]:
+                self.held -= self.size(self._values.pop(key))
+
+    def shrink(self, limit: float, least: int, chosen: Callable[[K], bool]) -> None:
+        """Of the keys that are chosen, keep `least` values, and more only up to a size of `limit`.
+
+        What was not used for longest goes first; other keys are left alone.
+        """
+        with self._changing:
+            keys = [key for key in self._values if chosen(key)]
+            held = sum(self.size(self._values[key]) for key in keys)
+            for key in keys[: max(0, len(keys) - least)]:
+                if held <= limit:
+                    return
+                size = self.size(self._values.pop(key))
+                held, self.held = held - size, self.held - size
+
+    def clear(self) -> None:
+        """Drop every value."""
+        with self._changing:
+            self._values.clear()
+            self.held = 0.0
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __contains__(self, key: K) -> bool:
+        return key in self._values
+
+
+class Entry:
+    """What was made of one object.
+
+    Attributes:
+        values: By key.
+        held: Their total size.
+        used: Grows with every use, so that the smallest was not used for longest.
+    """
+
+    def __init__(self) -> None:
+        self.values: dict[Hashable, Any] = {}
+        self.held = 0.0
+        self.used = 0
+
+
+class WeakCache:
+    """What was made of objects, kept for as long as these live. Threads may share it.
+
+    Every object has a `Entry`, which goes with it: objects are referred to weakly, so they must be
+    immutable, and no value may refer to the object that it was made of.
+
+    Args:
+        limit: Total size of what is kept; beyond it whole drawers are given up, first the one that
+            was not used for longest. The last one stays whatever its size.
+
+    Example:
+        >>> class Weight:
+        ...     pass
+        >>> kept, weight = WeakCache(limit=10), Weight()
+        >>> kept.get(weight, "on the device", lambda: [1.0], len), kept.held
+        ([1.0], 1.0)
+        >>> del weight
+        >>> len(kept), kept.held
+        (0, 0.0)
+    """
+
+    def __init__(self, limit: float) -> None:
+        self.limit = limit
+        self._drawers: WeakKeyDictionary[Any, Entry] = WeakKeyDictionary()
+        self._changing = threading.RLock()
+        self._uses = count()
+
+    def get(
+        self,
+        owner: Any,
+        key: Hashable,
+        make: Callable[[], V],
+        size: Callable[[V], float] = lambda value: 0.0,
+    ) -> V:
+        """What was made of an object under a key, made by the first who asks.
+
+        Two threads that ask at once may both make it; all get the same one.
+
+        Args:
+            owner: The object.
+            key: Tells apart what is made of one object.
+            make: Called where there is nothing yet.
+            size: Size of the value, in the unit of the limit.
+
+        Returns:
+            The value.
+        """
+        with self._changing:
+            drawer = self._drawers.get(owner)
+            if drawer is None:
+                drawer = self._drawers[owner] = Entry()
+            drawer.used = next(self._uses)
+            if key in drawer.values:
+                return drawer.values[key]
+        value = make()  # outside the lock: making one value may ask for others
+        with self._changing:
+            drawer = self._drawers.setdefault(owner, drawer)
+            if key not in drawer.values:
+                drawer.values[key] = value
+                drawer.held += size(value)
+                self._shrink()
+            return drawer.values[key]
+
+    def _shrink(self) -> None:
+        if self.held <= self.limit:
+            return
+        full = [(drawer.used, owner) for owner, drawer in self._drawers.items() if drawer.held]
+        for _, owner in sorted(full, key=lambda one: one[0])[:-1]:
+            if self.held <= self.limit:
+                return
+            del self._drawers[owner]
+
+    @property
+    def held(self) -> float:
+        """Total size of what is kept."""
+        return sum((drawer.held for drawer in list(self._drawers.values())), 0.0)
+
+    def clear(self) -> None:
+        """Empty every drawer."""
+        with self._changing:
+            self._drawers.clear()
+
+    def __len__(self) -> int:
+        return len(self._drawers)
+
+    def __contains__(self, owner: Any) -> bool:
+        return owner in self._drawers
+
+
 T = TypeVar("T")
+
+
 P = ParamSpec("P")
+
+
 Arguments = TypeVarTuple("Arguments")
 
 
@@ -26,7 +234,7 @@ class Session:
     """Owner of everything that tnsim keeps in memory between calls.
 
     Args:
-        results: Number of results of planning that are kept: plans, pieces, contraction routes.
+        results: Number of results of planning that are kept: plans, programs, contraction routes.
         operations: Number of operations that compiled programs may have together. An operation maps
             one or two regions of code, and Linux allows a process 65,530 of them.
         block_bytes: Bytes that the blocks of models of runs over many pairs may take together. Each
@@ -36,7 +244,7 @@ class Session:
 
     Attributes:
         results: Results of planning by function and arguments.
-        programs: Compiled programs by piece and shapes.
+        compiled programs: Compiled programs by program and shapes.
         blocks: Models made ready, by run and content.
         belongings: What was made of models: kinds of their layers, arrays on the device.
 
@@ -54,12 +262,14 @@ class Session:
         block_bytes: float = 2**36,
         device_bytes: float = 2**32,
     ) -> None:
-        self.results: Recent[Hashable, Any] = Recent(results)
-        self.programs: Recent[Hashable, Any] = Recent(operations, lambda program: program.length)
-        self.blocks: Recent[tuple[Hashable, ...], Any] = Recent(
+        self.results: LRUCache[Hashable, Any] = LRUCache(results)
+        self.programs: LRUCache[Hashable, Any] = LRUCache(
+            operations, lambda program: program.length
+        )
+        self.blocks: LRUCache[tuple[Hashable, ...], Any] = LRUCache(
             block_bytes, lambda block: block.nbytes
         )
-        self.belongings = Belongings(device_bytes)
+        self.belongings = WeakCache(device_bytes)
 
     def clear(self) -> None:
         """Forget everything; the next call makes anew what it needs."""
@@ -70,6 +280,8 @@ class Session:
 
 
 _default = Session()
+
+
 _current: ContextVar[Session] = ContextVar("tnsim session", default=_default)
 
 
@@ -86,7 +298,7 @@ def session() -> Session:
     return _current.get()
 
 
-def remembered(function: Callable[P, V]) -> Callable[P, V]:
+def session_cache(function: Callable[P, V]) -> Callable[P, V]:
     """Keep the results of a pure function in the session in use.
 
     Args:
@@ -96,7 +308,7 @@ def remembered(function: Callable[P, V]) -> Callable[P, V]:
         The same function, which runs once for each set of arguments.
 
     Example:
-        >>> @remembered
+        >>> @session_cache
         ... def square(n):
         ...     print("computed")
         ...     return n * n
@@ -113,7 +325,7 @@ def remembered(function: Callable[P, V]) -> Callable[P, V]:
     return recalled
 
 
-def kept_with(function: Callable[[T, *Arguments], V]) -> Callable[[T, *Arguments], V]:
+def per_object_cache(function: Callable[[T, *Arguments], V]) -> Callable[[T, *Arguments], V]:
     """Keep the results of a pure function of an immutable object for as long as the object lives.
 
     Args:
@@ -125,7 +337,7 @@ def kept_with(function: Callable[[T, *Arguments], V]) -> Callable[[T, *Arguments
     Example:
         >>> class Word(str):
         ...     pass
-        >>> @kept_with
+        >>> @per_object_cache
         ... def spelled(word):
         ...     print("computed")
         ...     return list(word)

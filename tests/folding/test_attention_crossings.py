@@ -30,8 +30,8 @@ from sequence_oracles import (
 )
 
 import tnsim
-from tnsim.engine import execution
-from tnsim.engine.lowering import run_piece
+from tnsim.engine.runtime import execution
+from tnsim.engine.runtime.lowering import run_piece
 from tnsim.metrics.points import Reading
 
 N = 2  # positions

@@ -3,7 +3,7 @@
 from oracles import bilinear
 
 import tnsim
-from tnsim.gram.digests import content_hash
+from tnsim.all_pairs.sources import content_hash
 from tnsim.models.origin import Origin
 
 

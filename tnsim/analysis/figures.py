@@ -1,4 +1,10 @@
-"""Pictures of a pairwise run. In: a result, names of its matrices, change points. Out: figures.
+"""Two measures of the same models against each other. In: pairs of matrices. Out: a figure.
+
+[merged from analysis/curves]
+Curves along training, above a matrix or alone. In: variables of a result. Out: drawings.
+
+[merged from analysis/figures]
+Pictures of a pairwise run. In: a result, names of its matrices, change points. Out: figures.
 
 Models are spaced evenly by index, whatever their training steps, and labelled by step as far as
 labels fit. Panels of one figure share one colour range. What is drawn comes from `reading`; no
@@ -7,8 +13,8 @@ pyplot state and no global setting is touched.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -18,21 +24,15 @@ from tnsim.analysis.axes import (
     colour_of,
     colour_range,
     label_points,
+    show_curves,
     show_matrix,
     thin_ticks,
     title_of,
     written,
 )
-from tnsim.analysis.curves import (
-    STRIP,
-    check_variables,
-    curves_over_training,
-    draw_above,
-    strips_of,
-)
+from tnsim.analysis.correlations import correlation, paired_entries
 from tnsim.analysis.matrices import matrix, square
 from tnsim.analysis.plots import new_figure
-from tnsim.analysis.scatter import scatter_grid
 from tnsim.errors import ResultError
 
 if TYPE_CHECKING:
@@ -40,9 +40,223 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+    from tnsim.analysis.matrices import Matrix
+
+
+_SCATTER_PANEL = 3.0
+"""Inches of a panel."""
+
+
+_FEW = 300
+"""Points up to which each is drawn large."""
+
+
+def scatter_grid(panels: Mapping[str, tuple[Matrix, Matrix]], x_label: str, y_label: str) -> Figure:
+    """A point for every pair of models, and both correlations; a panel for every comparison.
+
+    Args:
+        panels: By title, the matrix across and the matrix upwards, as `reading.correlation` takes
+            them.
+        x_label: What the first matrices hold.
+        y_label: What the second ones hold.
+
+    Returns:
+        A figure; nothing is shown.
+
+    Raises:
+        ResultError: There is no panel, or `reading.correlation` refuses one.
+        MissingExtra: matplotlib or scipy is not installed.
+
+    Example:
+        >>> import numpy as np
+        >>> similarity = np.array([[1.0, 0.9, 0.1], [0.9, 1.0, 0.5], [0.1, 0.5, 1.0]])
+        >>> figure = scatter_grid({"cubes": (similarity, similarity**3)}, "x", "x^3")
+        >>> figure.axes[0].texts[0].get_text()
+        'r = 0.935, rank 1.000'
+
+    Source:
+        The paper, appendix E, figure 8.
+    """
+    if not panels:
+        raise ResultError("a scatter figure needs at least one pair of matrices, found none")
+    columns = int(np.ceil(np.sqrt(len(panels))))
+    rows = -(-len(panels) // columns)
+    figure, grid = new_figure(
+        nrows=rows,
+        ncols=columns,
+        squeeze=False,
+        figsize=(_SCATTER_PANEL * columns + 0.4, _SCATTER_PANEL * rows + 0.4),
+    )
+    for axes in grid.flat[len(panels) :]:
+        axes.remove()
+    for axes, (title, (first, second)) in zip(grid.flat, panels.items(), strict=False):
+        _draw(axes, first, second)
+        axes.set_title(title)
+    figure.supxlabel(x_label)
+    figure.supylabel(y_label)
+    return figure
+
+
+def _draw(axes: Any, first: Matrix, second: Matrix) -> None:
+    """The points of one panel, under the two coefficients."""
+    x, y = paired_entries(first, second)
+    size = 16
+    if len(x) > _FEW:
+        size = 4
+    axes.scatter(x, y, s=size, alpha=0.4, linewidths=0, color=colour_of(0), rasterized=True)
+    found = correlation(first, second)
+    said = f"r = {found.pearson:.3f}, rank {found.spearman:.3f}"
+    axes.text(0.03, 0.97, said, transform=axes.transAxes, va="top", fontsize=SMALL)
+    axes.margins(y=0.12)  # room for what is said
+    axes.grid(alpha=0.25)
+
+
+_HEIGHT, _GAP = 0.24, 0.05
+
+
+STRIP = _HEIGHT + _GAP
+"""Of curves above a heatmap, in heights of the heatmap."""
+
+
+_WIDTH, _ALONE = 8.0, 2.0
+"""Inches of a strip that stands alone."""
+
+
+Strips: TypeAlias = Sequence[str | Sequence[str]]
+"""Names of curves; each entry is a strip, of one curve or of several."""
+
+
+def curves_over_training(
+    result: xr.Dataset, strips: Strips, change_points: Sequence[int] = ()
+) -> Figure:
+    """Curves over the checkpoints of a run, evenly spaced, one strip below the other.
+
+    Args:
+        result: With variables over `a`.
+        strips: Names of variables; each entry is a strip, of one curve or of several.
+        change_points: Rows at which phases start, drawn as dotted lines.
+
+    Returns:
+        A figure; nothing is shown.
+
+    Raises:
+        ResultError: There is no strip, or a variable is unknown or not over `a`.
+        MissingExtra: matplotlib is not installed.
+
+    Example:
+        >>> import xarray as xr
+        >>> run = xr.Dataset({"loss": ("a", [2.0, 1.0])}, {"a": [0, 100]})
+        >>> figure = curves_over_training(run, ["loss"])
+        >>> figure.axes[0].lines[0].get_ydata().tolist()
+        [2.0, 1.0]
+    """
+    drawn = strips_of(result, strips)
+    if not drawn:
+        raise ResultError("a figure of curves needs at least one strip, found none")
+    figure, grid = new_figure(
+        nrows=len(drawn), squeeze=False, figsize=(_WIDTH, _ALONE * len(drawn) + 0.6)
+    )
+    for axes, strip in zip(grid[:, 0], drawn, strict=True):
+        show_curves(axes, strip, change_points)
+        thin_ticks(axes.xaxis, result["a"].values, _WIDTH - 1)
+        axes.tick_params(labelbottom=axes is grid[-1, 0])
+    return figure
+
+
+def strips_of(result: xr.Dataset, strips: Strips) -> list[list[xr.DataArray]]:
+    """The curves of every strip, each with a value for every column.
+
+    Args:
+        result: With matrices, and variables over `a` or `b`.
+        strips: Names of variables.
+
+    Returns:
+        Curves, strip by strip.
+
+    Raises:
+        ResultError: A variable is unknown, or has not one value for every column.
+
+    Example:
+        >>> import xarray as xr
+        >>> run = xr.Dataset({"loss": ("a", [2.0, 1.0])})
+        >>> [[curve.name for curve in strip] for strip in strips_of(run, ["loss"])]
+        [['loss']]
+    """
+    columns = result.sizes.get("b", result.sizes.get("a"))
+    found = []
+    for entry in strips:
+        names = [entry] if isinstance(entry, str) else list(entry)
+        check_variables(result.reset_coords(), names)
+        strip = [result[name] for name in names]
+        for curve in strip:
+            if curve.ndim != 1 or curve.size != columns:
+                raise ResultError(
+                    f"a curve has one value for each of {columns} columns: {curve.name} is of "
+                    f"shape {curve.shape}"
+                )
+        found.append(strip)
+    return found
+
+
+def check_variables(result: xr.Dataset, names: Sequence[str]) -> None:
+    """Refuse names that are not those of variables.
+
+    Args:
+        result: With variables.
+        names: That are asked for.
+
+    Raises:
+        ResultError: The result has no such variable.
+
+    Example:
+        >>> import xarray as xr
+        >>> check_variables(xr.Dataset(), ["slices"])
+        Traceback (most recent call last):
+        tnsim.errors.ResultError: the result has no variable 'slices', only ...
+    """
+    for name in names:
+        if name in result:
+            continue
+        hint = ""
+        if name == "slices":
+            hint = "; compute the run with slices"
+        known = ", ".join(map(str, result))
+        raise ResultError(f"the result has no variable {name!r}, only {known}{hint}")
+
+
+def draw_above(axes: Axes, strips: Sequence[Sequence[xr.DataArray]], points: Sequence[int]) -> Axes:
+    """Curves above a heatmap, as wide as it is.
+
+    Args:
+        axes: Of the heatmap.
+        strips: Curves, strip by strip.
+        points: Columns at which phases start.
+
+    Returns:
+        The uppermost axes, for a title.
+
+    Example:
+        >>> from matplotlib.figure import Figure
+        >>> axes = Figure().subplots()
+        >>> draw_above(axes, [], []) is axes
+        True
+    """
+    top = axes
+    bottom = 1 + _GAP
+    for strip in reversed(strips):
+        top = axes.inset_axes((0, bottom, 1, _HEIGHT), sharex=axes)
+        show_curves(top, strip, points)
+        top.tick_params(labelbottom=False)
+        bottom += STRIP
+    return top
+
+
 __all__ = ["MAX_SLICES", "curves_over_training", "pairwise", "scatter_grid"]
 
+
 MAX_SLICES = 144
+
+
 _PANEL = 4.4  # inches
 
 

@@ -1,4 +1,10 @@
-"""Reading a pairwise run. In: a result, or one matrix of it. Out: scores, phases, paths, points.
+"""How sharp a division is. In: matrices of similarities, change points. Out: scores.
+
+Blocks are the phases that change points divide a run into, see `phases`. The paper's text and its
+published figures score them by two formulas; both are here, `block_score` and `last_block_score`.
+
+[merged from analysis/reading]
+Reading a pairwise run. In: a result, or one matrix of it. Out: scores, phases, paths, points.
 
 Every function takes a result (of which it reads `similarity`), one of its (a, b) matrices, as
 `result.weight_cosine` or `result.slices.sel(output=9)`, or a plain array. Rows follow training.
@@ -16,20 +22,15 @@ needed, not square and symmetric.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from jaxtyping import Bool, Float, Int
 
-from tnsim.analysis.block_scores import (
-    AgainstControl,
-    against_control,
-    block_score,
-    group_score,
-    last_block_score,
-)
 from tnsim.analysis.chords import Embedding, dendrogram, mds, spectrum
 from tnsim.analysis.correlations import Correlation, correlation
-from tnsim.analysis.matrices import matrix, square
+from tnsim.analysis.matrices import TOLERANCE, matrix, square
 from tnsim.analysis.phases import Segmentation, phase_of_rows, segment, segmentations
 from tnsim.errors import ResultError
 
@@ -37,6 +38,203 @@ if TYPE_CHECKING:
     import xarray as xr
 
     from tnsim.analysis.matrices import Matrix
+
+
+class AgainstControl(NamedTuple):
+    """A score beside that of a control.
+
+    Attributes:
+        score: Of the run, in the unit of its matrix.
+        control: Of the control.
+        difference: What is left of the score when that of the control is taken away.
+
+    Example:
+        >>> AgainstControl(score=0.75, control=0.5, difference=0.25).difference
+        0.25
+    """
+
+    score: float
+    control: float
+    difference: float
+
+
+def block_score(similarity: Matrix, change_points: Sequence[int]) -> float:
+    """Delta: mean similarity within blocks minus mean across blocks; higher is a sharper split.
+
+        Delta  =  mean of K_ij over i != j in one block  -  mean of K_ij over i, j in different
+        blocks
+
+    That a model equals itself says nothing about its block, so pairs are of different models.
+
+    Args:
+        similarity: A result, one of its matrices, or an array (K, K).
+        change_points: Rows at which blocks start, without row 0.
+
+    Returns:
+        Delta, in the unit of the matrix: for similarities from -2 to 2.
+
+    Raises:
+        ResultError: No pair lies within a block or none across, change points do not rise within
+            1 to K - 1, or the matrix is not finite, square and symmetric.
+        MissingExtra: xarray is not installed.
+
+    Example:
+        >>> import numpy as np
+        >>> similarity = np.array([[1.0, 0.8, 0.1], [0.8, 1.0, 0.3], [0.1, 0.3, 1.0]])
+        >>> round(block_score(similarity, [2]), 3)  # 0.8 - (0.1 + 0.3) / 2
+        0.6
+
+    Source:
+        The paper, section 3.3, as its text defines it.
+    """
+    table = square(similarity)
+    return group_score(table, phase_of_rows(change_points, len(table)))
+
+
+def group_score(similarity: Matrix, groups: Sequence[Any] | np.ndarray) -> float:
+    """As `block_score`, of groups whose models need not follow one another.
+
+    Args:
+        similarity: A result, one of its matrices, or an array (K, K).
+        groups: K names or numbers; models of equal ones are a group.
+
+    Returns:
+        Mean similarity within groups minus mean across, of different models, in the unit of the
+        matrix.
+
+    Raises:
+        ResultError: No pair lies within a group or none across, there are other numbers of groups
+            and models, or the matrix is not finite, square and symmetric.
+        MissingExtra: xarray is not installed.
+
+    Example:
+        >>> import numpy as np
+        >>> similarity = np.array([[1.0, 0.1, 0.8], [0.1, 1.0, 0.3], [0.8, 0.3, 1.0]])
+        >>> round(group_score(similarity, ["with", "without", "with"]), 3)
+        0.6
+
+    Source:
+        The paper, section 3.1: stages of training with and without a digit.
+    """
+    values = square(similarity).values
+    _, group = np.unique(np.asarray(groups), return_inverse=True)
+    if len(group) != len(values):
+        raise ResultError(f"{len(values)} models need a group each, found {len(group)} groups")
+    same = group[:, None] == group
+    within = same & ~np.eye(len(values), dtype=bool)
+    return _contrast(values, within, ~same, group)
+
+
+def last_block_score(similarity: Matrix, change_points: Sequence[int]) -> float:
+    """Mean similarity within the last block minus mean across it and all before; higher is sharper.
+
+        Delta  =  mean of K_ij over i != j in the last block  -  mean of K_ij over i in the last
+        block, j before it
+
+    How alike the models before are does not enter, so a run whose training slows down scores high
+    without any change in what it learns: compare it with a control.
+
+    Args:
+        similarity: A result, one of its matrices, or an array (K, K).
+        change_points: Rows at which blocks start, without row 0; the last one counts.
+
+    Returns:
+        Delta, in the unit of the matrix: for similarities from -2 to 2.
+
+    Raises:
+        ResultError: The last block is a single model, change points do not rise within 1 to K - 1,
+            or the matrix is not finite, square and symmetric.
+        MissingExtra: xarray is not installed.
+
+    Example:
+        >>> import numpy as np
+        >>> similarity = np.array([[1.0, 0.1, 0.3], [0.1, 1.0, 0.8], [0.3, 0.8, 1.0]])
+        >>> round(last_block_score(similarity, [1]), 3)  # 0.8 - (0.1 + 0.3) / 2
+        0.6
+
+    Source:
+        The paper's published scores of backdoors, figure 1 and section 3.3, as its code computes
+        them.
+    """
+    values = square(similarity).values
+    block = phase_of_rows(change_points, len(values))
+    last = block == block[-1]
+    within = last[:, None] & last & ~np.eye(len(values), dtype=bool)
+    return _contrast(values, within, last[:, None] & ~last, block)
+
+
+def _contrast(
+    values: Float[np.ndarray, "K K"],
+    within: Bool[np.ndarray, "K K"],
+    across: Bool[np.ndarray, "K K"],
+    block: Int[np.ndarray, " K"],
+) -> float:
+    """Mean over the pairs within minus mean over the pairs across."""
+    if not within.any() or not across.any():
+        sizes = np.bincount(block).tolist()
+        raise ResultError(
+            f"a block score needs pairs within blocks and across, found blocks of {sizes} models"
+        )
+    return float(values[within].mean() - values[across].mean())
+
+
+def against_control(
+    similarity: Matrix,
+    control: Matrix,
+    change_points: Sequence[int],
+    score: Callable[[Matrix, Sequence[int]], float] = block_score,
+) -> AgainstControl:
+    """A score of a run in which something was changed, and what training on alone would have given.
+
+    A run drifts while it is trained, changed or not, and a score of blocks measures drift too. The
+    control goes on from the last checkpoint before the change, without the change, for the same
+    steps; what its score leaves of the run's is due to the change.
+
+    Args:
+        similarity: A result, one of its matrices, or an array (K, K).
+        control: The same of the control: the models before the last change point are those of the
+            run.
+        change_points: Rows at which blocks start, without row 0; the change is the last of them.
+        score: `block_score`, or `last_block_score`.
+
+    Returns:
+        Both scores, and their difference.
+
+    Raises:
+        ResultError: The control has other rows, or other values before the change, or `score`
+            refuses one of the matrices.
+        MissingExtra: xarray is not installed.
+
+    Example:
+        >>> import numpy as np
+        >>> before = np.array([[1.0, 0.9, 0.0, 0.0], [0.9, 1.0, 0.0, 0.0]])
+        >>> run = np.concatenate([before, [[0, 0, 1, 0.9], [0, 0, 0.9, 1]]])
+        >>> control = np.full((4, 4), 0.9) + 0.1 * np.eye(4)
+        >>> against_control(run, control, [2])
+        AgainstControl(score=0.9, control=0.0, difference=0.9)
+    """
+    changed, kept = square(similarity), square(control)
+    if not np.array_equal(changed["a"], kept["a"]):
+        raise ResultError(
+            f"a control has the steps of its run: found {_ends(kept)}, and {_ends(changed)} in the "
+            "run"
+        )
+    start = list(change_points)[-1]
+    apart = np.abs(changed.values - kept.values)[:start, :start]
+    if apart.size and apart.max() > TOLERANCE:
+        raise ResultError(
+            f"a control goes on from the run's own models: before row {start} the two matrices "
+            f"differ by up to {apart.max():.3g}"
+        )
+    of_run, of_control = score(changed, change_points), score(kept, change_points)
+    return AgainstControl(of_run, of_control, of_run - of_control)
+
+
+def _ends(table: Matrix) -> str:
+    """How many rows there are, and from where to where."""
+    labels = square(table)["a"].values
+    return f"{len(labels)} rows from {labels[0]} to {labels[-1]}"
+
 
 __all__ = [
     "AgainstControl",

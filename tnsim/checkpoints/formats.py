@@ -1,4 +1,7 @@
-"""File formats of checkpoints. In: paths. Out: inventories whose tensors are read when asked for.
+"""What a file declares, before a number is read. In: names, sizes, readers. Out: unread tensors.
+
+[merged from checkpoints/formats]
+File formats of checkpoints. In: paths. Out: inventories whose tensors are read when asked for.
 
 What a file declares is held against the size of the file before any number is read, and so are the
 lengths of its lists of names. Nothing is unpickled but plain weights.
@@ -13,34 +16,160 @@ import pickle
 import re
 import warnings
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
 
 from tnsim.checkpoints.configurations import read_text
 from tnsim.checkpoints.guard import naming, refusing
-from tnsim.checkpoints.inventory import Contents, Stored, check_declared
 from tnsim.checkpoints.pickles import check_pickle
 from tnsim.errors import CheckpointError, MissingExtra
 
+SMALL = 2**25  # bytes of tensors that any file may declare
+
+
+EXPANSION = 16  # a larger file may declare so many times its own size: weights hardly compress
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A tensor that lies in a file.
+
+    Attributes:
+        name: As the file spells it.
+        dtype: Type of the numbers, as NumPy calls it, or else the file.
+        nbytes: Memory that the numbers take as stored.
+        read: Gives the tensor.
+
+    Example:
+        >>> import numpy as np
+        >>> stored = Stored("weight", "float32", 16, lambda: np.zeros((2, 2), np.float32))
+        >>> stored.tensor.shape
+        (2, 2)
+    """
+
+    name: str
+    dtype: str
+    nbytes: int
+    read: Callable[[], Any]
+
+    @functools.cached_property
+    def tensor(self) -> Any:
+        """The numbers, read once.
+
+        Returns:
+            An array of NumPy, or a tensor of PyTorch out of its files.
+
+        Raises:
+            CheckpointError: Naming the tensor, where it cannot be read.
+        """
+        with refusing(f"tensor {self.name!r} cannot be read"):
+            return self.read()
+
+
+class Contents(NamedTuple):
+    """What a file holds.
+
+    Attributes:
+        state: Tensors by name, in PyTorch's files also mappings of them and other things.
+        tensors: All of them, however deep.
+        metadata: Texts beside them.
+    """
+
+    state: Mapping[Any, Any]
+    tensors: tuple[Stored, ...]
+    metadata: Mapping[str, str]
+
+    @classmethod
+    def flat(cls, tensors: list[Stored], metadata: Mapping[str, str] | None = None) -> Contents:
+        """What a file holds that knows nothing but named tensors.
+
+        Args:
+            tensors: All of them.
+            metadata: Texts beside them.
+
+        Returns:
+            The contents.
+
+        Raises:
+            CheckpointError: Where two have one name, as nobody knows which of them is meant.
+
+        Example:
+            >>> Contents.flat([Stored("weight", "float32", 16, lambda: None)]).dtypes
+            ('float32',)
+        """
+        named: dict[str, Stored] = {}
+        for tensor in tensors:
+            if named.setdefault(tensor.name, tensor) is not tensor:
+                raise CheckpointError(f"holds two tensors of the name {tensor.name!r}")
+        return cls(named, tuple(tensors), metadata or {})
+
+    @property
+    def dtypes(self) -> tuple[str, ...]:
+        """Types of the numbers, each once, in order of their names."""
+        return tuple(sorted({tensor.dtype for tensor in self.tensors}))
+
+
+def check_declared(tensors: tuple[Stored, ...], size: int) -> None:
+    """Refuse a file that would take much more memory than it takes disk.
+
+    Args:
+        tensors: All that it declares.
+        size: Of the file, in bytes.
+
+    Raises:
+        CheckpointError: When they add up to more than `EXPANSION` times the size, and `SMALL`.
+
+    Example:
+        >>> check_declared((Stored("weight", "float32", 2**30, lambda: None),), size=1000)
+        Traceback (most recent call last):
+            ...
+        tnsim.errors.CheckpointError: declares 1,073,741,824 bytes of tensors in a file of 1,000...
+    """
+    declared = sum(tensor.nbytes for tensor in tensors)
+    if declared > max(SMALL, EXPANSION * size):
+        raise CheckpointError(
+            f"declares {declared:,} bytes of tensors in a file of {size:,}, "
+            f"more than {EXPANSION} times its size; if that is meant, save it uncompressed"
+        )
+
+
 SUFFIXES = (".safetensors", ".npz", ".pt", ".pth", ".ckpt")
+
+
 LFS_POINTER = b"version https://git-lfs"
+
+
 INDEX = "model.safetensors.index.json"  # of a model in several files
+
+
 _PART = ".safetensors"  # what the name of each of them ends with
+
+
 TORCH_VERSION = (2, 10)
+
+
 # Bytes of names, shapes and offsets: enough for ten thousand tensors, and read within a second.
 HEADER_BYTES = 2**22  # safetensors
+
+
 DIRECTORY_BYTES = 2**20  # zip archives
+
+
 # PyTorch, without the numbers. Its reader is written in Python: so many bytes of empty lists take
 # 0.8 s, of tensors that share their numbers 1.6 s and 60 MB, and four times as many of these 7 s.
 PICKLE_BYTES = 2**19
+
+
 WEIGHTS_ALONE = (
     "save the state_dict alone where the module is at home, "
     'torch.save(module.state_dict(), "weights.pt"), or as safetensors'
 )
+
 
 FLOAT8 = {  # as safetensors calls them
     "F8_E4M3": ml_dtypes.float8_e4m3fn,
@@ -49,6 +178,8 @@ FLOAT8 = {  # as safetensors calls them
     "F8_E5M2FNUZ": ml_dtypes.float8_e5m2fnuz,
     "F8_E8M0": ml_dtypes.float8_e8m0fnu,
 }
+
+
 SAFETENSORS = FLOAT8 | {
     "BOOL": np.bool_,
     "U8": np.uint8,
@@ -124,8 +255,6 @@ def contents(path: Path) -> Contents:
 
 
 # safetensors: 8 bytes that give the length of a header in JSON, the header, the numbers
-
-
 def _safetensors(path: Path) -> Contents:
     from safetensors import safe_open
 
@@ -185,8 +314,6 @@ def _parts(index: Path) -> Contents:
 
 
 # npz: a zip archive of npy files
-
-
 def _npz(path: Path) -> Contents:
     archive = _archive(path)
     return Contents.flat([_npy(archive, member) for member in archive.infolist()])
@@ -256,8 +383,6 @@ def _directory_bytes(path: Path) -> int:
 
 
 # PyTorch: a zip archive of a pickle, and the numbers of each tensor
-
-
 def _torch(path: Path) -> Contents:
     torch = _import_torch(path)
     with path.open("rb") as file:

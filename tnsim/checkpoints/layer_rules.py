@@ -11,15 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from tnsim.checkpoints.inventory import EXPANSION
-from tnsim.checkpoints.named_arrays import NamedArrays
-from tnsim.checkpoints.named_numbers import constant
+from tnsim.checkpoints.formats import EXPANSION
+from tnsim.checkpoints.named_arrays import NamedArrays, constant
 from tnsim.checkpoints.norms import Norm, Normed, at_energy
 from tnsim.checkpoints.rules import PROJECTIONS, Rule
 from tnsim.errors import ModelError
-from tnsim.models.arrays import host_array
+from tnsim.models.arrays import detached, host_array, like
 from tnsim.models.attention import Attention
-from tnsim.models.gradients import detached, like
 from tnsim.models.layers import Bilinear, Linear, Residual
 
 LARGEST_IDENTITY = 2**24  # entries

@@ -14,16 +14,26 @@ from typing import Any, NamedTuple
 from tnsim.checkpoints.dialects import Dialect
 from tnsim.checkpoints.guard import refusing
 from tnsim.checkpoints.layer_rules import normed
-from tnsim.checkpoints.module_calls import LEAVES, array, calls, join, kind, leaves_of
-from tnsim.checkpoints.module_forward import (
+from tnsim.checkpoints.module_calls import (
+    LEAVES,
+    array,
+    calls,
     example_inputs,
     forward_error,
     in_float64,
+    join,
+    kind,
+    leaves_of,
     require_torch,
 )
-from tnsim.checkpoints.module_rules import NORMS, Declared, Part, Reader, parts_of
-from tnsim.checkpoints.named_arrays import NamedArrays
-from tnsim.checkpoints.named_numbers import valued
+from tnsim.checkpoints.module_rules import (
+    MODULE_RULES_NORMS,
+    Declared,
+    ModulePart,
+    Reader,
+    parts_of,
+)
+from tnsim.checkpoints.named_arrays import NamedArrays, valued
 from tnsim.checkpoints.norms import Normed
 from tnsim.checkpoints.state_dict import assembled, told
 from tnsim.errors import ON_INPUTS, ModelError, UnsupportedLayer
@@ -96,7 +106,7 @@ class Recognised(NamedTuple):
     """
 
     module: Any
-    parts: list[Part]
+    parts: list[ModulePart]
     layers: list[Normed]
     arrays: NamedArrays
     error: float
@@ -169,7 +179,7 @@ def _settle_epsilons(module: Any, double: Any) -> None:
     norms = [
         (path, child)
         for path, child in double.named_modules()
-        if kind(child) in NORMS and child.eps is None
+        if kind(child) in MODULE_RULES_NORMS and child.eps is None
     ]
     dtypes = {one.dtype for one in module.parameters() if one.is_floating_point()}
     if norms and len(dtypes) > 1:
@@ -259,7 +269,7 @@ def tensors_of(module: Any) -> dict[str, Any]:
     return found
 
 
-def _parts(module: Any, declared: Mapping[type, Declared], example: Any) -> list[Part]:
+def _parts(module: Any, declared: Mapping[type, Declared], example: Any) -> list[ModulePart]:
     """What the module is made of, found on random weights."""
     torch = require_torch()
     rng = torch.Generator().manual_seed(1)
@@ -278,7 +288,7 @@ def _parts(module: Any, declared: Mapping[type, Declared], example: Any) -> list
     return parts_of(reader, found, array(example), end)
 
 
-def layers_of(part: Part, module: Any, arrays: NamedArrays) -> list[Normed]:
+def layers_of(part: ModulePart, module: Any, arrays: NamedArrays) -> list[Normed]:
     """The layers of one part, with the module's own weights.
 
     Args:

@@ -21,17 +21,10 @@ from tnsim.files import Kind, replacing
 from tnsim.models.arrays import rename_errors
 from tnsim.models.attention import Attention
 from tnsim.models.checks import check_numbers
-from tnsim.models.layers import (
-    Bilinear,
-    Layer,
-    Linear,
-    Multilinear,
-    Residual,
-    affine_maps,
-    bias_name,
-)
+from tnsim.models.layers import Bilinear, Linear, Multilinear, Residual, affine_maps, bias_name
 from tnsim.models.model import Model
 from tnsim.models.origin import Origin
+from tnsim.models.protocol import Layer
 
 FORMAT = 1
 METADATA = "tnsim"  # where the architecture stands

@@ -1,28 +1,276 @@
-"""State dicts into models. In: named arrays, a dialect. Out: a model, or the dialect that fits."""
+"""What training code puts around weights. In: nested mappings, names. Out: the weights under them.
+
+`{"model": ..., "optimizer": ...}` of a training loop, `state_dict` and `net.` of Lightning,
+`module.` of DistributedDataParallel and `_orig_mod.` of torch.compile change no number. Names tell
+where the weights are: a place is taken only where every name asked for lies, and only where it is
+the one place.
+
+[merged from checkpoints/unused]
+Tensors that no rule uses. In: a dialect, named arrays, layers. Out: names, or a refusal.
+
+A dialect may *ignore* what is no part of the function, such as a step counter, and *leave out* what
+is: the model is then another function than the network, and every result says so. Weights that the
+forward pass does not use are listed as *unused*.
+
+[merged from checkpoints/state_dict]
+State dicts into models. In: named arrays, a dialect. Out: a model, or the dialect that fits.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import fnmatch
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from tnsim.checkpoints import layer_rules
-from tnsim.checkpoints.dialects import Dialect
-from tnsim.checkpoints.named_arrays import KeysDiffer, NamedArrays, listing
-from tnsim.checkpoints.named_numbers import valued
+from tnsim.checkpoints.dialects import PRESETS, Dialect, is_pattern
+from tnsim.checkpoints.named_arrays import KeysDiffer, NamedArrays, listing, to_numpy, valued
 from tnsim.checkpoints.norms import Normed, fold
-from tnsim.checkpoints.presets import PRESETS
 from tnsim.checkpoints.rules import Rule
-from tnsim.checkpoints.unused import check_unused
-from tnsim.checkpoints.wrappings import Place, inside, place_of
 from tnsim.errors import ON_INPUTS, CheckpointError, TnsimError, UnsupportedLayer
-from tnsim.models.arrays import rename_errors
-from tnsim.models.gradients import detached, requires_grad
+from tnsim.models.arrays import detached, rename_errors, requires_grad
 from tnsim.models.model import Model
 from tnsim.models.origin import Origin
+from tnsim.models.protocol import Layer
+
+DEEPEST = 3  # mappings inside one another
+
+
+PREFIXES = ("module.", "_orig_mod.", "model.", "net.", "network.")
+
+
+class Place(NamedTuple):
+    """Where weights lie.
+
+    Attributes:
+        way: Keys of the mappings that lead there.
+        prefix: What stands before their names.
+    """
+
+    way: tuple[str, ...] = ()
+    prefix: str = ""
+
+    def __str__(self) -> str:
+        said = [f"under {' / '.join(map(repr, self.way))}"] if self.way else []
+        if self.prefix:
+            said.append(f"behind {self.prefix!r}")
+        return " ".join(said) or "at the top"
+
+
+def place_of(state: Mapping[str, Any], names: Sequence[str]) -> Place:
+    """Where the weights of some names lie.
+
+    Args:
+        state: Arrays by name, or mappings of such.
+        names: That have to be there, one at least.
+
+    Returns:
+        The top where they are there, or where they are nowhere; else the one place that has all.
+
+    Raises:
+        KeysDiffer: Where there is more than one.
+
+    Example:
+        >>> place_of({"model": {"module.w": 1, "module.b": 2}, "step": 3}, ["w", "b"])
+        Place(way=('model',), prefix='module.')
+    """
+    if all(name in state for name in names):
+        return Place()
+    found = list(_places(state, names, (), set()))
+    if len(found) > 1:
+        shown = "; ".join(map(str, found[:4]))
+        raise KeysDiffer(
+            f"the weights are there more than once: {shown}. Say which are meant by nested in the "
+            f"dialect, such as {list(found[0].way)}, and by names with what stands before them"
+        )
+    return found[0] if found else Place()
+
+
+def inside(state: Mapping[str, Any], place: Place) -> Mapping[str, Any]:
+    """The mapping at a place, its names without what stands before them.
+
+    Args:
+        state: As for `place_of`.
+        place: As that gave it.
+
+    Returns:
+        Arrays by name. Names that have no such prefix stay.
+
+    Raises:
+        KeysDiffer: Where a name is there with the prefix and without.
+
+    Example:
+        >>> inside({"model": {"module.w": 1}}, Place(("model",), "module."))
+        {'w': 1}
+    """
+    for key in place.way:
+        state = state[key]
+    if not place.prefix:
+        return state
+    named = {name.removeprefix(place.prefix): value for name, value in state.items()}
+    if len(named) < len(state):
+        twice = next(name for name in state if place.prefix + name in state)
+        raise KeysDiffer(f"{twice!r} is there with {place.prefix!r} before it and without")
+    return named
+
+
+def common_prefix(names: Sequence[str]) -> str:
+    """What wrappers put before all of some names.
+
+    Args:
+        names: Of tensors.
+
+    Returns:
+        Words of `PREFIXES`, empty where not all names begin with one.
+
+    Example:
+        >>> common_prefix(["module._orig_mod.w", "module._orig_mod.b"])
+        'module._orig_mod.'
+    """
+    for word in PREFIXES:
+        if names and all(name.startswith(word) for name in names):
+            return word + common_prefix([name.removeprefix(word) for name in names])
+    return ""
+
+
+def _places(
+    state: Mapping[Any, Any], names: Sequence[str], way: tuple[str, ...], seen: set[int]
+) -> Iterator[Place]:
+    """Every place that has all names, in this mapping and those inside it, which may be itself."""
+    seen.add(id(state))
+    for name in state:
+        if not isinstance(name, str) or not name.endswith(names[0]):
+            continue
+        prefix = name.removesuffix(names[0])
+        if prefix[-1:] in ("", ".") and all(prefix + other in state for other in names):
+            yield Place(way, prefix)
+    if len(way) == DEEPEST:
+        return
+    for key, value in state.items():
+        if isinstance(value, Mapping) and isinstance(key, str) and id(value) not in seen:
+            yield from _places(value, names, (*way, key), seen)
+
+
+NORM = re.compile(
+    r"(^|[._])((layer|rms|batch|group)_?norm|norm|ln)(_|\d|\.|$)|norm\d*(\.|$)", re.IGNORECASE
+)
+
+
+BIAS = re.compile(r"(^|[._])bias(_|\d|\.|$)|(^|\.)b(_\w+|\d*)$", re.IGNORECASE)
+
+
+def check_unused(
+    arrays: NamedArrays, dialect: Dialect, layers: Sequence[Layer]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Account for what the rules of a dialect did not ask for.
+
+    Args:
+        arrays: After all layers were read.
+        dialect: With patterns to ignore and to leave out.
+        layers: That were read.
+
+    Returns:
+        Names of tensors that are ignored, and of those that are left out.
+
+    Raises:
+        KeysDiffer: Where the dialect accounts for one in neither way.
+        UnsupportedLayer: Where that is a norm, or where it ignores a norm or a bias.
+
+    Example:
+        >>> import numpy as np
+        >>> from tnsim.checkpoints.rules import Rule
+        >>> dialect = Dialect("mine", (Rule("linear", weight="w"),), ignore=("step",))
+        >>> check_unused(NamedArrays({"step": np.array(3)}, None), dialect, [])
+        (('step',), ())
+    """
+    widths = {size for layer in layers for size in (layer.d_in, layer.d_out)}
+    ignored: list[str] = []
+    left_out: list[str] = []
+    surplus: list[str] = []
+    to_leave, unused, to_ignore = map(
+        _Patterns, (dialect.leave_out, dialect.unused, dialect.ignore)
+    )
+    for name in arrays.unused():
+        if name in to_leave:
+            left_out.append(name)
+        elif name in unused:
+            ignored.append(name)
+        elif name in to_ignore:
+            _check_ignored(name, arrays.state[name], widths, dialect)
+            ignored.append(name)
+        else:
+            surplus.append(name)
+    if surplus:
+        raise _unexpected(surplus, dialect)
+    return tuple(ignored), tuple(left_out)
+
+
+class _Patterns:
+    """Names, and patterns of names as one regular expression."""
+
+    def __init__(self, patterns: Sequence[str]) -> None:
+        self._names = {pattern for pattern in patterns if not is_pattern(pattern)}
+        several = dict.fromkeys(pattern for pattern in patterns if is_pattern(pattern))
+        self._form = re.compile("|".join(map(fnmatch.translate, several)) or r"(?!)")
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._names or self._form.match(name) is not None
+
+
+def _check_ignored(name: str, value: Any, widths: set[int], dialect: Dialect) -> None:
+    """Raise `UnsupportedLayer` where a tensor is a norm or a bias, by its name or its role."""
+    try:
+        array = to_numpy(value, name)
+    except CheckpointError:
+        return  # text, or a mapping: no numbers that a layer could use
+    if array.dtype.kind != "f":
+        return  # a counter or a mask
+    if NORM.search(name):
+        role = "is a normalisation, by its name"
+    elif BIAS.search(name):
+        role = "is a bias, by its name"
+    elif array.ndim == 1 and array.size > 1 and array.size in widths:
+        role = f"has {array.size} numbers, one per coordinate: a bias or the gain of a norm"
+    else:
+        return
+    raise UnsupportedLayer(
+        f"dialect {dialect.name} ignores {name}, which {role}; "
+        f"without it the model is another function. {_choices(name)}"
+    )
+
+
+def _choices(name: str) -> str:
+    use = "Name it in the rule of its layer"
+    if NORM.search(name):
+        use = (
+            "Name it in the rule of the layer behind it (norm, norm_weight, norm_bias) and give "
+            "norms=inputs, or where it is constant norm_energy"
+        )
+    return (
+        f"{use}; or leave it out knowingly: leave_out in the dialect or in the call; or, where the "
+        "forward pass does not use it, list it under unused"
+    )
+
+
+def _unexpected(surplus: list[str], dialect: Dialect) -> TnsimError:
+    norm = next(filter(NORM.search, surplus), None)
+    if norm is not None:
+        return UnsupportedLayer(
+            f"{norm} is a normalisation: one that depends on the input is no polynomial. "
+            f"{_choices(norm)}. {ON_INPUTS}"
+        )
+    names = ", ".join(surplus[:8])
+    return KeysDiffer(
+        f"dialect {dialect.name} does not account for {names}; extend it, or list them under "
+        "ignore where they are no part of the function"
+    )
+
 
 OF_A_FILE = "Load what no dialect describes into the module that it belongs to."
+
+
 _ATTENTION = re.compile(
     r"(^|[._])(q|k|v|q1|k1|q2|k2|attn|attention|q_proj|k_proj)([._]|$)", re.IGNORECASE
 )

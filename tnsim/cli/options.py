@@ -1,10 +1,15 @@
-"""What several commands share. In: words of the command line. Out: options, metrics, output."""
+"""What several commands share. In: words of the command line. Out: options, metrics, output.
+
+[merged from cli/stopping]
+Ctrl-C and SIGTERM as one line. In: what is kept. Out: an exit status as a shell has it.
+"""
 
 from __future__ import annotations
 
 import enum
 import json
 import os
+import signal
 import sys
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -19,8 +24,8 @@ from tnsim.files import PNG, Kind, check_replaceable, regular, replacing
 if TYPE_CHECKING:
     import numpy as np
 
-    from tnsim.checkpoints.checkpoint import Reading
     from tnsim.checkpoints.dialects import Dialect
+    from tnsim.checkpoints.load import Reading
 
 
 class MetricName(enum.StrEnum):
@@ -43,7 +48,7 @@ class DtypeName(enum.StrEnum):
 
 def _presets() -> list[str]:
     """Names that the shell completes."""
-    from tnsim.checkpoints.presets import PRESETS
+    from tnsim.checkpoints.dialects import PRESETS
 
     return list(PRESETS)
 
@@ -55,6 +60,8 @@ File = Annotated[
         "or REPOSITORY@REVISION in the local hub cache."
     ),
 ]
+
+
 MetricOption = Annotated[
     MetricName,
     typer.Option(
@@ -64,6 +71,8 @@ MetricOption = Annotated[
         "categorical: uniform one-hot tokens, exact for one attention layer.",
     ),
 ]
+
+
 DialectOption = Annotated[
     str | None,
     typer.Option(
@@ -73,12 +82,16 @@ DialectOption = Annotated[
         autocompletion=_presets,
     ),
 ]
+
+
 ContextOption = Annotated[
     int | None,
     typer.Option(
         "--n-ctx", help="Length of the sequences on which models with attention are compared."
     ),
 ]
+
+
 LeaveOutOption = Annotated[
     list[str] | None,
     typer.Option(
@@ -87,6 +100,8 @@ LeaveOutOption = Annotated[
         "so. Repeatable.",
     ),
 ]
+
+
 NormsOption = Annotated[
     Path | None,
     typer.Option(
@@ -94,22 +109,32 @@ NormsOption = Annotated[
         help="Inputs (.npy or .npz) at whose mean energy norms become constants.",
     ),
 ]
+
+
 FitOption = Annotated[
     Path | None,
     typer.Option(
         "--fit", help="Inputs (.npy or .npz) from which the metric takes its mean and covariance."
     ),
 ]
+
+
 DtypeOption = Annotated[DtypeName, typer.Option("--dtype", help="Precision of the computation.")]
+
+
 SlicesOption = Annotated[
     bool, typer.Option("--slices", help="Also the cosine of every output coordinate.")
 ]
+
+
 CheckOption = Annotated[
     bool,
     typer.Option(
         "--check", help="Also a Monte-Carlo estimate from forward passes, with its error."
     ),
 ]
+
+
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 
 
@@ -135,8 +160,8 @@ def reading_of(
     Raises:
         CheckpointError: Where a file cannot be read, or guesses of the dialect are not confirmed.
     """
-    from tnsim.checkpoints.checkpoint import Reading, find_dialect
     from tnsim.checkpoints.dialects import Dialect
+    from tnsim.checkpoints.load import Reading, find_dialect
 
     chosen: Any = None
     if dialect == "-":
@@ -341,7 +366,7 @@ def compiling_shown() -> Iterator[None]:
     """Show on a terminal how many programs are compiled, for as long as there are some to do."""
     from tqdm.auto import tqdm
 
-    from tnsim.engine.programs import reporting
+    from tnsim.engine.runtime.compiling import reporting
 
     bar_format = "{desc} [{elapsed}]"
     with tqdm(disable=None, leave=False, delay=1, bar_format=bar_format) as bar:
@@ -351,3 +376,40 @@ def compiling_shown() -> Iterator[None]:
 
         with reporting(report):
             yield
+
+
+class Stopped(KeyboardInterrupt):
+    """A signal that asks the process to end."""
+
+
+@contextmanager
+def stoppable(kept: str) -> Iterator[None]:
+    """Ctrl-C and SIGTERM end a run in one line that says what is kept.
+
+    The exit status is that of a shell, 128 + the number of the signal.
+
+    Args:
+        kept: The rest of the line.
+
+    Raises:
+        Exit: Of Typer, after a signal.
+
+    Example:
+        >>> with stoppable("finished tiles are kept in out, run again to go on"):
+        ...     pass
+    """
+
+    def stop(number: int, frame: Any) -> None:
+        raise Stopped(number)
+
+    signals = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.signal(number, stop) for number in signals]
+    try:
+        yield
+    except Stopped as stopped:
+        number = signal.Signals(stopped.args[0])
+        typer.echo(f"tnsim: stopped by {number.name}: {kept}", err=True)
+        raise typer.Exit(128 + number) from None
+    finally:
+        for number, handler in zip(signals, before, strict=True):
+            signal.signal(number, handler)

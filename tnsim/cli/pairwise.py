@@ -33,15 +33,14 @@ from tnsim.cli.options import (
     save_picture,
     say,
     standard_input,
+    stoppable,
 )
-from tnsim.cli.stopping import stoppable
 from tnsim.files import PNG, Kind
 
 if TYPE_CHECKING:
-    from tnsim.checkpoints.checkpoint import Reading
-    from tnsim.checkpoints.series import Series
-    from tnsim.gram.result import Pairwise
-    from tnsim.gram.run_plan import PairwisePlan
+    from tnsim.all_pairs.result import Pairwise
+    from tnsim.all_pairs.run_plan import PairwisePlan
+    from tnsim.checkpoints.load import Reading, Series
 
 Files = Annotated[
     list[str],
@@ -138,8 +137,8 @@ def pairwise(
 
 def _outputs(out: Path, parquet: bool, plots: bool, page: Path | None) -> dict[Path, Kind]:
     """The files that a run will write beside its store."""
+    from tnsim.all_pairs.result import CSV, NPZ, PARQUET
     from tnsim.analysis.report import PAGE
-    from tnsim.gram.export import CSV, NPZ, PARQUET
 
     outputs = {out / "similarity.csv": CSV, out / "result.npz": NPZ}
     if parquet:
@@ -195,14 +194,14 @@ def _lowest(result: Pairwise) -> str:
 
 def _tables(result: Pairwise, out: Path, parquet: bool) -> list[Path]:
     """Write the numbers for other programs."""
-    from tnsim.gram import export
+    from tnsim.all_pairs import result as result_module
 
     written = [out / "similarity.csv", out / "result.npz"]
-    export.write_csv(result, written[0])
-    export.write_npz(result, written[1])
+    result_module.write_csv(result, written[0])
+    result_module.write_npz(result, written[1])
     if parquet:
         written.append(out / "pairs.parquet")
-        export.write_parquet(result, written[2])
+        result_module.write_parquet(result, written[2])
     return written
 
 

@@ -18,33 +18,26 @@ import numpy as np
 from jaxtyping import Float
 from numpy.typing import DTypeLike
 
-from tnsim.compare.comparable import check_comparison
-from tnsim.engine import execution
-from tnsim.engine.dtypes import dtype_name
+from tnsim.compare.request import check_comparison
+from tnsim.engine.ir.dtypes import dtype_name
 from tnsim.engine.planner import LARGE, plan_problem
+from tnsim.engine.runtime import execution
 from tnsim.errors import ModelError, TnsimError
-from tnsim.folding.base import model_weights
-from tnsim.folding.layer_families import Sequences
-from tnsim.folding.sequences.attribution import fold_attribution
-from tnsim.folding.state_sizes import in_common_units
-from tnsim.metrics.metric import GaussianClosure, Metric, joins_legs, joins_whole_trees
+from tnsim.metrics.metric import GaussianClosure, joins_legs, joins_whole_trees
+from tnsim.metrics.protocol import Metric
 from tnsim.models.model import Model, caveats, guesses
 from tnsim.models.origin import warn_of_caveats
 from tnsim.models.scaling import beyond_float, power
-from tnsim.names import (
-    CONSTANT,
-    CORE,
-    HEADS,
-    SIDES,
-    STREAM,
-    Selector,
-    Side,
-)
+from tnsim.names import CONSTANT, CORE, HEADS, SIDES, STREAM, Selector, Side
+from tnsim.problems.base import model_weights
+from tnsim.problems.families import Sequences
+from tnsim.problems.sequences.attribution import fold_attribution
+from tnsim.problems.state_sizes import in_common_units
+from tnsim.problems.tensors.kinds import LayerKind, kinds, nonlinear
+from tnsim.problems.tokens import merged_linear
 from tnsim.tables import html_table
-from tnsim.tensors.kinds import LayerKind, kinds, nonlinear
-from tnsim.tensors.token_tables import merged_linear
 
-WAYS = ("layer", "head")
+GRANULARITIES = ("layer", "head")
 
 
 @dataclass(frozen=True, eq=False)
@@ -141,8 +134,8 @@ def attribution(
 
 def _check_question(a: Model, b: Model, by: str) -> None:
     """Two plain models, and a way to divide them."""
-    if by not in WAYS:
-        raise ModelError(f"by must be one of {', '.join(WAYS)}, found {by!r}")
+    if by not in GRANULARITIES:
+        raise ModelError(f"by must be one of {', '.join(GRANULARITIES)}, found {by!r}")
     for model in (a, b):
         if not isinstance(model, Model):
             raise ModelError(

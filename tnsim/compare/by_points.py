@@ -25,19 +25,19 @@ from jaxtyping import Float
 from tnsim.compare.planned import plan_for
 from tnsim.engine.budget import Budget, check_budget
 from tnsim.errors import ModelError, TooLarge
-from tnsim.folding import forward
-from tnsim.folding.choose import choose, has_plan
 from tnsim.metrics.categorical import Categorical
-from tnsim.metrics.metric import Gaussian, Metric, joins_whole_trees
+from tnsim.metrics.metric import Gaussian, joins_whole_trees
 from tnsim.metrics.points import Points, Reading
-from tnsim.metrics.protocol import FiniteMetric, adds_up
+from tnsim.metrics.protocol import FiniteMetric, Metric, adds_up
 from tnsim.metrics.quadrature import gaussian_points, most_directions
 from tnsim.models.arrays import is_traced
 from tnsim.models.forward import directions
 from tnsim.models.model import Model
 from tnsim.names import Pair
+from tnsim.problems import forward
+from tnsim.problems.families import choose, has_plan
+from tnsim.problems.tensors.kinds import kinds, nonlinear
 from tnsim.tables import html_table
-from tnsim.tensors.kinds import kinds, nonlinear
 
 Rows: TypeAlias = Float[np.ndarray, "rows in"]
 

@@ -14,19 +14,18 @@ from collections.abc import Iterator
 from typing import NamedTuple, TypeAlias
 
 from tnsim.compare.by_points import reading_of
-from tnsim.compare.jackknife import cosine_error
-from tnsim.compare.numbers import Number
+from tnsim.compare.numbers import Number, cosine_error
 from tnsim.compare.similarity import similarity
 from tnsim.engine import precision
 from tnsim.engine.precision import Arithmetic
 from tnsim.errors import ModelError
-from tnsim.folding import forward
-from tnsim.folding.forward import GROUPS, Sums
 from tnsim.metrics.categorical import Categorical
 from tnsim.metrics.metric import Gaussian, GaussianClosure
-from tnsim.metrics.points import Points, Reading, Weighted, draws
+from tnsim.metrics.points import Points, Reading, WeightedPoints, draws
 from tnsim.metrics.quadrature import gaussian_draws
 from tnsim.models.model import AnyModel, terms
+from tnsim.problems import forward
+from tnsim.problems.forward import GROUPS, Sums
 from tnsim.tables import html_table
 
 Expectation: TypeAlias = Gaussian | GaussianClosure | Categorical
@@ -148,7 +147,7 @@ def _bar(points: Points, shown: bool) -> Iterator[Points]:
 
     with tqdm(total=points.count, desc="samples", unit="sample") as bar:
 
-        def block(start: int, stop: int) -> Weighted:
+        def block(start: int, stop: int) -> WeightedPoints:
             bar.update(stop - start)
             return points.block(start, stop)
 

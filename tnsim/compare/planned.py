@@ -10,9 +10,9 @@ import jax
 from tnsim.engine.budget import Budget, within
 from tnsim.engine.plan import Plan
 from tnsim.engine.planner import LARGE, plan_problem
-from tnsim.folding.base import Family
 from tnsim.names import Pair
-from tnsim.sessions import remembered
+from tnsim.problems.base import Family
+from tnsim.sessions import session_cache
 
 _ADVICE = (
     "use GaussianClosure() (an approximation beyond one nonlinear layer), smaller widths, shorter "
@@ -33,7 +33,7 @@ def plan_for(
     return _plan(family, pairs, per_output, dtype, large)
 
 
-@remembered
+@session_cache
 def _plan(
     family: Family, pairs: tuple[Pair, ...], per_output: bool, dtype: str, large: int
 ) -> Plan:

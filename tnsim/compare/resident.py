@@ -15,19 +15,19 @@ from typing import Any
 import jax
 import numpy as np
 
-from tnsim.engine import execution
-from tnsim.folding.base import Family
-from tnsim.folding.conditioning import amplification
-from tnsim.folding.state_sizes import scaled_under
-from tnsim.metrics.metric import Metric
+from tnsim.engine.runtime import execution
+from tnsim.metrics.protocol import Metric
 from tnsim.models.arrays import is_fixed, is_traced
 from tnsim.models.model import Model
 from tnsim.models.scaling import Scaled
 from tnsim.names import Side, on_side
-from tnsim.sessions import kept_with, session
+from tnsim.problems.base import Family
+from tnsim.problems.conditioning import amplification
+from tnsim.problems.state_sizes import scaled_under
+from tnsim.sessions import per_object_cache, session
 
 
-@kept_with
+@per_object_cache
 def is_constant(model: Model) -> bool:
     """Whether no weight of a model is traced or may be written to.
 
@@ -102,7 +102,7 @@ def content(metric: Metric) -> Hashable:
     return type(metric), _digest(metric) if jax.tree.leaves(metric) else None
 
 
-@kept_with
+@per_object_cache
 def _digest(metric: Metric) -> bytes:
     """A digest of the arrays of a metric."""
     digest = hashlib.blake2b(digest_size=16)

@@ -10,20 +10,20 @@ from __future__ import annotations
 
 from numpy.typing import DTypeLike
 
-from tnsim.compare import answers
+from tnsim.compare import numbers
 from tnsim.compare.by_points import ForwardPlan, check_affordable, forward_plan, points_of
-from tnsim.compare.comparable import Comparable, check_comparison
+from tnsim.compare.inner_products import inner_products
 from tnsim.compare.numbers import Number, Numbers, SignedLog
 from tnsim.compare.planned import plan_for
-from tnsim.compare.products import inner_products
-from tnsim.compare.question import ALL, CROSS, Question
+from tnsim.compare.request import ALL, CROSS, Comparable, Request, check_comparison
 from tnsim.engine.budget import Budget
-from tnsim.engine.dtypes import dtype_name
+from tnsim.engine.ir.dtypes import dtype_name
 from tnsim.engine.plan import Plan
 from tnsim.errors import ModelError
-from tnsim.folding.choose import choose
-from tnsim.metrics.metric import Gaussian, Metric
+from tnsim.metrics.metric import Gaussian
+from tnsim.metrics.protocol import Metric
 from tnsim.models.model import Model
+from tnsim.problems.families import choose
 
 
 def similarity(
@@ -59,8 +59,8 @@ def similarity(
     Source:
         Paper, equation 2.
     """
-    asked = Question(metric, dtype_name(dtype), budget, norms=True)
-    return answers.cosine(inner_products(a, b, asked), (a, b), asked)
+    request = Request(metric, dtype_name(dtype), budget, norms=True)
+    return numbers.cosine(inner_products(a, b, request), (a, b), request)
 
 
 def slices(
@@ -96,8 +96,8 @@ def slices(
     Source:
         Paper, section 2.4.
     """
-    asked = Question(metric, dtype_name(dtype), budget, norms=True, per_output=True)
-    return answers.cosine(inner_products(a, b, asked), (a, b), asked)
+    request = Request(metric, dtype_name(dtype), budget, norms=True, per_output=True)
+    return numbers.cosine(inner_products(a, b, request), (a, b), request)
 
 
 def inner(
@@ -134,8 +134,8 @@ def inner(
     Source:
         Paper, section 2.
     """
-    asked = Question(metric, dtype_name(dtype), budget)
-    return answers.value(inner_products(a, b, asked), (a, b), asked)
+    request = Request(metric, dtype_name(dtype), budget)
+    return numbers.value(inner_products(a, b, request), (a, b), request)
 
 
 def log_inner(
@@ -173,8 +173,8 @@ def log_inner(
     Source:
         Paper, section 2.2: norms grow like c^(2^L) with depth L.
     """
-    asked = Question(metric, dtype_name(dtype), budget)
-    return answers.logarithm(inner_products(a, b, asked), (a, b), asked)
+    request = Request(metric, dtype_name(dtype), budget)
+    return numbers.logarithm(inner_products(a, b, request), (a, b), request)
 
 
 def plan(

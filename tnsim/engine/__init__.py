@@ -1,5 +1,6 @@
-"""Contracts what it is given; knows no model and no metric.
+"""A `Problem` in, numbers out: a compiler for sums of tensor contractions.
 
-In: a `Problem`, definitions and products over named arrays, and the arrays.
-Out: a `Plan` with its cost, and numbers as mantissas and logarithms.
+Read `ir/` first (what is compiled), then `costs` and `plan`, `search/` (paths and sharing),
+`passes/` (rewrites), `planner` and `budget` (which put these together), `runtime/` (compiled
+programs compiled and run), and at last `scaled` and `precision`: what numbers come with.
 """

@@ -10,10 +10,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from tnsim.engine import memory
 from tnsim.engine.plan import Plan
 from tnsim.engine.planner import LARGE
-from tnsim.engine.rates import seconds
+from tnsim.engine.runtime import devices
+from tnsim.engine.runtime.rates import seconds
 from tnsim.errors import ModelError, TooLarge
 from tnsim.sessions import session
 
@@ -59,7 +59,7 @@ class Budget:
             return self.memory_bytes
         if wanted <= _ALWAYS_FITS:
             return math.inf
-        free = memory.available_bytes()
+        free = devices.available_bytes()
         return math.inf if free is None else max(0.0, FREE_SHARE * free - program_bytes)
 
 
@@ -90,7 +90,7 @@ def within(budget: Budget, plan_at: Callable[[int], Plan], advice: str) -> Plan:
         TooLarge: None fits, or the process has too little address space to compile any.
     """
     check_budget(budget)
-    memory.check_addresses()
+    devices.check_addresses()
     best = plan_at(LARGE)
     if best.multiplications > budget.multiplications:
         raise TooLarge(
@@ -101,7 +101,7 @@ def within(budget: Budget, plan_at: Callable[[int], Plan], advice: str) -> Plan:
     allowed = budget.room(best.program_bytes, best.peak_bytes)
     if best.peak_bytes > allowed:  # what other calls left gives way
         session().belongings.clear()
-        memory.give_back_freed()
+        devices.give_back_freed()
         allowed = budget.room(best.program_bytes, best.peak_bytes)
     least = best.peak_bytes
     for finer in range(2, 10, 2):

@@ -19,8 +19,8 @@ to first order in u rho. Cosines between logarithms of size l lose eps l more: u
 Measured against exact rational arithmetic, errors are a fiftieth of the bound (median) and at most
 a quarter. Cancellation *within* a plain model, such as two hidden units that nearly undo each
 other, or a hidden basis that is far from orthogonal, is measured on forward passes and counted
-in the size of its products (`cancellation`, `folding.conditioning`). Where it takes a cosine out of
-[-1, 1] nevertheless, by no more than half of the digits, the excess is the error.
+in the size of its products (`cancellation`, `problems.conditioning`). Where it takes a cosine out
+of [-1, 1] nevertheless, by no more than half of the digits, the excess is the error.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from tnsim.engine.log_scaled import LogScaled, Numeric, library_of, over_outputs
+from tnsim.engine.scaled import LogScaled, Numeric, library_of, over_outputs
 from tnsim.errors import ModelError, PrecisionWarning, ResultError, TnsimError
 
 VISIBLE = 1e-3
@@ -75,7 +75,7 @@ def cancellation(amplification: float) -> float:
     """How many times larger than a model's inner products the sums within them are.
 
     Args:
-        amplification: A, by which the model enlarges rounding, see `folding.conditioning`.
+        amplification: A, by which the model enlarges rounding, see `problems.conditioning`.
 
     Returns:
         1 + 2 A. With pairs of hidden units that nearly cancel, 10 to 10^4 times as large as their

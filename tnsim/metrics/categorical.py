@@ -45,7 +45,7 @@ class Categorical:
         2.500
 
     Source:
-        The definition of an expectation; how it is summed, in `tensors.token_tables`.
+        The definition of an expectation; how it is summed, in `problems.tokens`.
     """
 
     probabilities: Float[Array, " vocabulary"] | None = None

@@ -30,7 +30,7 @@ from typing import Any
 
 from tnsim.errors import ModelError, TooLarge
 from tnsim.metrics import pairings
-from tnsim.metrics.gaussian_moments import GaussianMoments
+from tnsim.metrics.input_moments import GaussianMoments
 from tnsim.metrics.pairings import Joining
 from tnsim.metrics.protocol import LayerwiseMetric, Metric, adds_up, joins_layers
 from tnsim.models.arrays import pytree

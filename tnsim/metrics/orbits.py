@@ -23,7 +23,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tnsim.sessions import remembered
+from tnsim.sessions import session_cache
 
 Edge = tuple[int, int]
 
@@ -68,7 +68,7 @@ class Diagram:
     edges: tuple[Edge, ...]
 
 
-@remembered
+@session_cache
 def diagrams(bra: Tree, ket: Tree, cross_only: bool) -> tuple[Diagram, ...]:
     """Orbits of perfect matchings of all legs, or of those that join every bra leg to a ket leg.
 

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from tnsim.names import SIDES, Side
-from tnsim.sessions import remembered
+from tnsim.sessions import session_cache
 
 
 class Leg(NamedTuple):
@@ -68,7 +68,7 @@ def straight(order: int, symmetrised: bool) -> tuple[Joining, ...]:
     return (Joining(1.0, pairs, symmetrised=averaged),)
 
 
-@remembered
+@session_cache
 def gaussian(bra: int, ket: int, centred: bool) -> tuple[Joining, ...]:
     """Orbits of all pairings of the legs of two layers, with legs left over for the mean.
 
@@ -103,7 +103,7 @@ def gaussian(bra: int, ket: int, centred: bool) -> tuple[Joining, ...]:
     return tuple(joinings)
 
 
-@remembered
+@session_cache
 def gaussian_mean(order: int, centred: bool) -> tuple[Joining, ...]:
     """The same for one layer alone: the mean of its output. Empty where that is zero."""
     joinings = []
@@ -114,7 +114,7 @@ def gaussian_mean(order: int, centred: bool) -> tuple[Joining, ...]:
     return tuple(joinings)
 
 
-@remembered
+@session_cache
 def hermite_at_one(k: int) -> int:
     """He_k(1), by He_{k+1}(z) = z He_k(z) - k He_{k-1}(z)."""
     if k < 2:

@@ -20,7 +20,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from tnsim.errors import ModelError, TooLarge
-from tnsim.models.prefixes import Prefixes
+from tnsim.models.forward import Prefixes
 
 MAX_BITS = 1000
 """Binary digits of the largest number of points, which costs as floats can still hold."""
@@ -52,7 +52,7 @@ class Reading(NamedTuple):
         return (self.d_in,) if self.n_ctx is None else (self.n_ctx, self.d_in)
 
 
-class Weighted(NamedTuple):
+class WeightedPoints(NamedTuple):
     """Some points of a measure: inputs along the first axis, and logarithms of their weights.
 
     Inputs may be `Prefixes`: then each beginning has the weight of all sequences that begin so.
@@ -90,7 +90,7 @@ class Points:
     """
 
     count: int
-    block: Callable[[int, int], Weighted]
+    block: Callable[[int, int], WeightedPoints]
     drawn: bool = False
     tokens: bool = False
     continuations: int = 0
@@ -143,14 +143,14 @@ def product_rule(rules: Sequence[Rule]) -> Points:
     return Points(count, partial(_product_block, tuple(rules)))
 
 
-def _product_block(rules: Sequence[Rule], start: int, stop: int) -> Weighted:
+def _product_block(rules: Sequence[Rule], start: int, stop: int) -> WeightedPoints:
     digits = _digits(start, stop, [len(rule.nodes) for rule in rules])
     inputs = np.empty(digits.shape)
     log_weights = np.zeros(len(digits))
     for n, rule in enumerate(rules):
         inputs[:, n] = rule.nodes[digits[:, n]]
         log_weights += rule.log_weights[digits[:, n]]
-    return Weighted(inputs, log_weights)
+    return WeightedPoints(inputs, log_weights)
 
 
 def mapped(points: Points, function: Callable[[Any], Any]) -> Points:
@@ -159,9 +159,9 @@ def mapped(points: Points, function: Callable[[Any], Any]) -> Points:
     return dataclasses.replace(points, block=block)
 
 
-def _mapped_block(points: Points, function: Callable, start: int, stop: int) -> Weighted:
+def _mapped_block(points: Points, function: Callable, start: int, stop: int) -> WeightedPoints:
     inputs, log_weights = points.block(start, stop)
-    return Weighted(function(inputs), log_weights)
+    return WeightedPoints(function(inputs), log_weights)
 
 
 def sequences(probabilities: Float[np.ndarray, " vocabulary"], n_ctx: int) -> Points:
@@ -187,9 +187,9 @@ def sequences(probabilities: Float[np.ndarray, " vocabulary"], n_ctx: int) -> Po
     return Points(len(log) ** n_ctx, partial(_sequence_block, log, n_ctx), tokens=True)
 
 
-def _sequence_block(log: np.ndarray, n_ctx: int, start: int, stop: int) -> Weighted:
+def _sequence_block(log: np.ndarray, n_ctx: int, start: int, stop: int) -> WeightedPoints:
     ids = _digits(start, stop, [len(log)] * n_ctx)
-    return Weighted(ids, log[ids].sum(axis=1))
+    return WeightedPoints(ids, log[ids].sum(axis=1))
 
 
 def beginnings(probabilities: Float[np.ndarray, " vocabulary"], n_ctx: int) -> Points:
@@ -213,14 +213,14 @@ def beginnings(probabilities: Float[np.ndarray, " vocabulary"], n_ctx: int) -> P
     return Points(whole.count, block, tokens=True, continuations=len(probabilities))
 
 
-def _beginnings_block(whole: Points, vocabulary: int, start: int, stop: int) -> Weighted:
+def _beginnings_block(whole: Points, vocabulary: int, start: int, stop: int) -> WeightedPoints:
     ids, log_weights = whole.block(start, stop)
     tokens, logs = [ids[:, -1]], [log_weights]
     for position in range(ids.shape[1] - 2, -1, -1):
         each = min(vocabulary, len(logs[0]))  # a small block has one beginning
         logs.insert(0, np.logaddexp.reduce(logs[0].reshape(-1, each), axis=1))
         tokens.insert(0, ids[:: len(ids) // len(logs[0]), position])
-    return Weighted(Prefixes(tuple(tokens)), np.concatenate(logs))
+    return WeightedPoints(Prefixes(tuple(tokens)), np.concatenate(logs))
 
 
 def draws(
@@ -246,7 +246,7 @@ def draws(
     return Points(count, block, drawn=True, tokens=tokens, together=CHUNK)
 
 
-def _drawn_block(count: int, seed: int, draw: Draw, start: int, stop: int) -> Weighted:
+def _drawn_block(count: int, seed: int, draw: Draw, start: int, stop: int) -> WeightedPoints:
     # Every chunk has a seed of its own, so draw i is the same in whatever block it is asked for.
     parts = []
     for chunk in range(start // CHUNK, -(-stop // CHUNK)):
@@ -254,7 +254,7 @@ def _drawn_block(count: int, seed: int, draw: Draw, start: int, stop: int) -> We
         inputs = draw(np.random.default_rng([seed, chunk]), CHUNK)
         parts.append(inputs[max(start - first, 0) : stop - first])
     inputs = np.concatenate(parts)
-    return Weighted(inputs, np.full(len(inputs), -math.log(count)))
+    return WeightedPoints(inputs, np.full(len(inputs), -math.log(count)))
 
 
 def check_draws(samples: int | None, seed: int) -> None:

@@ -1,4 +1,5 @@
-"""Joinings of a metric: as plain data, and as an algebra. In: a metric. Out: `Joinings`, a `Way`.
+"""Joinings of a metric: as plain data, and as an algebra. In: a metric. Out: `Joinings`, a
+`PairingRule`.
 
 A plan depends on how legs are joined, which a metric may decide by its class or by its numbers. The
 joinings themselves, asked for once, are therefore part of the key under which a plan is kept.
@@ -23,7 +24,7 @@ from tnsim.metrics.protocol import LayerwiseMetric
 from tnsim.names import SIDES
 
 LARGEST_ORDER = 3
-"""Layers up to this order are asked about; of layers of more legs a `Way` says nothing."""
+"""Layers up to this order are asked about; of layers of more legs a `PairingRule` says nothing."""
 _ORDERS = range(1, LARGEST_ORDER + 1)
 ASKED = tuple(itertools.product(_ORDERS, _ORDERS, (True, False)))
 """Orders of the bra's and the ket's layer, and whether no leg is handed to the mean."""
@@ -128,7 +129,7 @@ def _number(weight: Any, called: str) -> float:
     return number
 
 
-class Way(Enum):
+class PairingRule(Enum):
     """What the joinings of two layers add up to.
 
     Attributes:
@@ -142,12 +143,12 @@ class Way(Enum):
     ISSERLIS = auto()
 
 
-def way_of(metric: LayerwiseMetric) -> Way | None:
+def pairing_rule(metric: LayerwiseMetric) -> PairingRule | None:
     """The way in which a metric joins legs; None where it is none of those known.
 
     Example:
         >>> import tnsim
-        >>> way_of(tnsim.TreeSymmetric()).name
+        >>> pairing_rule(tnsim.TreeSymmetric()).name
         'SYMMETRISED'
     """
     for way, known in _KNOWN.items():
@@ -164,8 +165,8 @@ def _symmetrised(bra: int, ket: int, centred: bool) -> tuple[Joining, ...]:
     return straight(bra, symmetrised=True)
 
 
-_KNOWN: dict[Way, Callable[[int, int, bool], tuple[Joining, ...]]] = {
-    Way.AS_WRITTEN: _as_written,
-    Way.SYMMETRISED: _symmetrised,
-    Way.ISSERLIS: gaussian,
+_KNOWN: dict[PairingRule, Callable[[int, int, bool], tuple[Joining, ...]]] = {
+    PairingRule.AS_WRITTEN: _as_written,
+    PairingRule.SYMMETRISED: _symmetrised,
+    PairingRule.ISSERLIS: gaussian,
 }

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 
 from tnsim.errors import ModelError
-from tnsim.models.gradients import requires_grad
+from tnsim.models.arrays import requires_grad
 
 
 def check_numbers(*models: Any) -> None:

@@ -37,7 +37,6 @@ from tnsim.models.arrays import is_traced
 from tnsim.models.attention import Attention
 from tnsim.models.layers import (
     Bilinear,
-    Layer,
     Linear,
     Multilinear,
     Residual,
@@ -47,6 +46,7 @@ from tnsim.models.layers import (
     residual_rule,
 )
 from tnsim.models.model import Combination, Model, terms
+from tnsim.models.protocol import Layer
 
 
 def by_differences(model: Model | Combination, dtype: str) -> Model | Combination:

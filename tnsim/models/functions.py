@@ -8,8 +8,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from tnsim.errors import ModelError, TnsimError
-from tnsim.models.arrays import host_array
-from tnsim.models.gradients import detached
+from tnsim.models.arrays import detached, host_array
 from tnsim.models.model import AnyModel
 
 Function: TypeAlias = Callable[[Any], Any]

@@ -1,4 +1,7 @@
-"""Models: layers in a row, and linear combinations of such. In: layers. Out: callable pytrees.
+"""Layers in a line of text. In: a layer. Out: its kind, its shapes and what it adds.
+
+[merged from models/model]
+Models: layers in a row, and linear combinations of such. In: layers. Out: callable pytrees.
 
 Models form a vector space of functions, so `a - b` and `2.0 * a` are models too: a `Combination`
 keeps the coefficients beside the models and every inner product expands by bilinearity (paper,
@@ -20,11 +23,40 @@ from tnsim.errors import ModelError
 from tnsim.models.arrays import Array, register_pytree
 from tnsim.models.attention import Attention
 from tnsim.models.checks import check_comparable, check_length
-from tnsim.models.descriptions import describe
-from tnsim.models.layers import innermost, known_layer
+from tnsim.models.layers import Residual, affine_maps, bias_name, innermost, known_layer
 from tnsim.models.origin import Origin
 from tnsim.models.protocol import Layer, OwnLayer
 from tnsim.tables import html_table
+
+
+def describe(layer: Layer) -> str:
+    """One line about a layer: kind, shapes, biases, residual rule.
+
+    Example:
+        >>> import tnsim
+        >>> describe(tnsim.Linear([[1.0, 2.0]], [0.0]))
+        'Linear(2 -> 1, bias)'
+        >>> describe(tnsim.Multilinear([[[1.0]]] * 3, [[1.0]]))
+        'Multilinear(1 -> 1, rank 1)'
+    """
+    if isinstance(layer, Residual):
+        skip, scale = _number(layer.skip), _number(layer.scale)
+        return f"Residual({describe(layer.layer)}, skip={skip}, scale={scale})"
+    facts = [f"{layer.d_in} -> {layer.d_out}"]
+    rows, output = affine_maps(layer)
+    if isinstance(layer, Attention):
+        facts.append(f"{layer.n_heads} heads of {layer.d_head}")
+        facts.append(f"{layer.mask} mask")
+        facts.append("no RoPE" if layer.rope_base is None else f"RoPE base {layer.rope_base:g}")
+    elif rows:
+        facts.append(f"rank {getattr(layer, rows[0]).shape[-2]}")
+    biases = map(bias_name, (*rows, output))
+    facts += [bias for bias in biases if getattr(layer, bias) is not None]
+    return f"{type(layer).__name__}({', '.join(facts)})"
+
+
+def _number(x: Any) -> str:
+    return f"{x:g}" if isinstance(x, float) else "array"
 
 
 class _Vector:
@@ -290,4 +322,6 @@ def _combine(a: Any, b: Any, sign: float) -> Combination:
 
 
 register_pytree(Model, ("layers",), ("n_ctx",))
+
+
 register_pytree(Combination, ("coefficients", "models"))

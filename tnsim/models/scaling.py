@@ -222,7 +222,7 @@ def _measured(
     step = _nearest_step(sizes.max() if shared else sizes)
     if isinstance(written, Residual):
         # Lifted, a skip of c in the new units adds c to the constant, and c - 1 is taken off again
-        # (`tensors.lifted`), so c stays below 1 even where the unit is then too large.
+        # (`problems.tensors.lifted`), so c stays below 1 even where the unit is then too large.
         step = larger(step, _STEP * library(step).ceil(_exponents(written.skip) / _STEP))
     above, reached = _one_if_equal(above + step), reached.in_units(step)
     return _outputs_times(written, -step), above, reached

@@ -1,13 +1,20 @@
-"""What an experiment is. In: its three steps and its settings. Out: an `Experiment`, plain data."""
+"""What an experiment is. In: its three steps and its settings. Out: an `Experiment`, plain data.
+
+[merged from reproduce/catalogue]
+Experiments by name. In: a name. Out: an `Experiment`, imported when it is asked for.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
+from tnsim.errors import MissingExtra, TnsimError
 from tnsim.reproduce.claims import Claim, Summary
-from tnsim.reproduce.run import Run
+from tnsim.reproduce.run import ExperimentRun
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -34,7 +41,7 @@ class Experiment:
         checkpoints: What a folder of somebody's checkpoints must hold, empty where none fit.
 
     Example:
-        >>> from tnsim.reproduce.catalogue import experiment
+        >>> from tnsim.reproduce.experiment import experiment
         >>> experiment("invariance").title
         'Invariance and exactness'
     """
@@ -44,11 +51,59 @@ class Experiment:
     where: str
     default: Any
     full: Mapping[str, Any]
-    train: Callable[[Run], None]
-    measure: Callable[[Run], Any]
-    claims: Callable[[Run, Any], tuple[Claim, ...]]
-    figures: Callable[[Run, Any], Mapping[str, Figure]]
+    train: Callable[[ExperimentRun], None]
+    measure: Callable[[ExperimentRun], Any]
+    claims: Callable[[ExperimentRun, Any], tuple[Claim, ...]]
+    figures: Callable[[ExperimentRun, Any], Mapping[str, Figure]]
     results: Callable[[Any], Mapping[str, xr.Dataset]] = field(default=lambda measured: {})
     summaries: Callable[[Any], tuple[Summary, ...]] = field(default=lambda measured: ())
     data: str = ""
     checkpoints: str = ""
+
+
+NAMES = (
+    "invariance",
+    "grokking",
+    "forgetting",
+    "differences",
+    "backdoor",
+    "argmax",
+    "language",
+    "induction",
+)
+"""In the order of the paper."""
+
+
+NEEDED = {  # module: the package that brings it
+    "optax": "optax",
+    "sklearn": "scikit-learn",
+    "PIL": "pillow",
+    "matplotlib": "matplotlib",
+    "xarray": "xarray",
+    "zarr": "zarr",
+}
+
+
+def experiment(name: str) -> Experiment:
+    """The experiment of this name.
+
+    Args:
+        name: One of `NAMES`.
+
+    Returns:
+        The experiment.
+
+    Raises:
+        TnsimError: There is none.
+        MissingExtra: Something that experiments need is not installed.
+
+    Example:
+        >>> experiment("invariance").where
+        'figure 2, sections 2.2 and 2.3'
+    """
+    if name not in NAMES:
+        raise TnsimError(f"no experiment is called {name!r}; there are {', '.join(NAMES)} and all")
+    for module, package in NEEDED.items():
+        if find_spec(module) is None:
+            raise MissingExtra(package, "reproduce", "rerunning the paper")
+    return import_module(f"tnsim.reproduce.{name}").EXPERIMENT

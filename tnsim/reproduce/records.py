@@ -18,7 +18,7 @@ import tnsim
 from tnsim.errors import CheckpointError, ResultError
 from tnsim.reproduce.claims import Claim, Interval, Summary, verdict
 from tnsim.reproduce.experiment import Experiment
-from tnsim.reproduce.run import Run, read_json, seconds_of
+from tnsim.reproduce.run import ExperimentRun, read_json, seconds_of
 
 FILE = "claims.json"
 PACKAGES = ("jax", "numpy", "optax", "scikit-learn")
@@ -27,7 +27,7 @@ PACKAGES = ("jax", "numpy", "optax", "scikit-learn")
 def record(
     experiment: Experiment,
     setting: str,
-    run: Run,
+    run: ExperimentRun,
     claims: tuple[Claim, ...],
     figures: tuple[str, ...],
     summaries: tuple[Summary, ...] = (),

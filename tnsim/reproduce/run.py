@@ -27,7 +27,7 @@ S = TypeVar("S")
 
 
 @dataclass(frozen=True)
-class Run(Generic[S]):
+class ExperimentRun(Generic[S]):
     """Where an experiment runs and with what.
 
     Args:
@@ -39,8 +39,8 @@ class Run(Generic[S]):
         progress: Whether bars are shown.
 
     Example:
-        >>> from tnsim.reproduce.invariance.setting import Setting
-        >>> run = Run(Path("out/invariance"), Setting())
+        >>> from tnsim.reproduce.invariance import Setting
+        >>> run = ExperimentRun(Path("out/invariance"), Setting())
         >>> print(run.checkpoints, run.store("gaussian"))
         out/invariance/checkpoints out/invariance/stores/gaussian.zarr
     """
@@ -122,7 +122,7 @@ class Recorder:
         recorder.finish()
     """
 
-    def __init__(self, run: Run, name: str, **about: Any) -> None:
+    def __init__(self, run: ExperimentRun, name: str, **about: Any) -> None:
         self._folder = run.checkpoints / name
         self._folder.mkdir(parents=True, exist_ok=True)
         self._about = about
@@ -186,7 +186,7 @@ def read_json(path: Path) -> dict[str, Any]:
     )
 
 
-def claim_folder(run: Run, experiment: str) -> None:
+def claim_folder(run: ExperimentRun, experiment: str) -> None:
     """Write down which run a folder holds, or refuse a folder that holds another.
 
     Args:
@@ -218,7 +218,7 @@ def claim_folder(run: Run, experiment: str) -> None:
 
 
 @contextmanager
-def timed(run: Run, step: str) -> Iterator[None]:
+def timed(run: ExperimentRun, step: str) -> Iterator[None]:
     """Add up the seconds that a step takes, over all times it was stopped, until it is done."""
     path = run.folder / "seconds.json"
     known = _steps(path)
@@ -235,7 +235,7 @@ def timed(run: Run, step: str) -> Iterator[None]:
             write_json(path, known)
 
 
-def seconds_of(run: Run) -> dict[str, float]:
+def seconds_of(run: ExperimentRun) -> dict[str, float]:
     """What the steps of a run took, as `timed` has it."""
     path = run.folder / "seconds.json"
     return {step: entry["seconds"] for step, entry in _steps(path).items()}
@@ -256,7 +256,7 @@ def _steps(path: Path) -> dict[str, Any]:
     return known
 
 
-def unfinished_seeds(run: Run[Any], count: int, series: Sequence[str]) -> list[int]:
+def unfinished_seeds(run: ExperimentRun[Any], count: int, series: Sequence[str]) -> list[int]:
     """Seeds whose series are not all complete yet.
 
     Args:
@@ -274,7 +274,7 @@ def unfinished_seeds(run: Run[Any], count: int, series: Sequence[str]) -> list[i
     return missing
 
 
-def seed_folders(run: Run, holding: str) -> list[str]:
+def seed_folders(run: ExperimentRun, holding: str) -> list[str]:
     """Folders of a run's checkpoints, one for each seed.
 
     Args:

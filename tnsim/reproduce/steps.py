@@ -10,7 +10,7 @@ from tnsim.errors import CheckpointError, TnsimError
 from tnsim.files import PNG, replacing
 from tnsim.reproduce import records
 from tnsim.reproduce.experiment import Experiment
-from tnsim.reproduce.run import Run, claim_folder, timed, write_json
+from tnsim.reproduce.run import ExperimentRun, claim_folder, timed, write_json
 
 
 def settings_of(experiment: Experiment, full: bool) -> dict[str, Any]:
@@ -24,7 +24,7 @@ def settings_of(experiment: Experiment, full: bool) -> dict[str, Any]:
         One or several settings.
 
     Example:
-        >>> from tnsim.reproduce.catalogue import experiment
+        >>> from tnsim.reproduce.experiment import experiment
         >>> list(settings_of(experiment("invariance"), full=False))
         ['default']
     """
@@ -64,7 +64,7 @@ def reproduce(
     _check_given(experiment.name, "--data", data, experiment.data)
     _check_given(experiment.name, "--checkpoints", checkpoints, experiment.checkpoints)
     chosen = {"default": experiment.default, **experiment.full}[setting]
-    run = Run(folder, chosen, seed, data, checkpoints, progress)
+    run = ExperimentRun(folder, chosen, seed, data, checkpoints, progress)
     claim_folder(run, experiment.name)
     if checkpoints is None:
         with timed(run, "train"):
@@ -79,7 +79,7 @@ def reproduce(
     return record
 
 
-def _measured(experiment: Experiment, run: Run) -> Any:
+def _measured(experiment: Experiment, run: ExperimentRun) -> Any:
     """What was measured; where checkpoints of somebody do not fit, with what is wanted of them."""
     try:
         return experiment.measure(run)
@@ -99,7 +99,7 @@ def _check_given(name: str, option: str, folder: Path | None, wanted: str) -> No
         raise TnsimError(f"{option} {folder}: there is no such folder; {name} wants {wanted}")
 
 
-def _draw(experiment: Experiment, run: Run, measured: Any) -> tuple[str, ...]:
+def _draw(experiment: Experiment, run: ExperimentRun, measured: Any) -> tuple[str, ...]:
     """Write figures and pages; the names of the figures."""
     names = []
     for name, figure in experiment.figures(run, measured).items():

@@ -34,8 +34,8 @@ from tnsim.names import (
     layer_tag,
     role_index,
 )
-from tnsim.sessions import remembered
-from tnsim.tensors.layer_networks import Node, local_nodes, node_count, stacked
+from tnsim.problems.tensors.layer_networks import Node, local_nodes, node_count, stacked
+from tnsim.sessions import session_cache
 
 if TYPE_CHECKING:
     import quimb.tensor as qtn
@@ -171,7 +171,7 @@ def tree_tensors(
     return tensors
 
 
-@remembered
+@session_cache
 def symmetriser(order: int) -> Float[np.ndarray, "*axes"]:
     """P_n as a node on n roles, not on n legs: (n,) * n, with 1/n! where all roles differ."""
     node = np.zeros((order,) * order)

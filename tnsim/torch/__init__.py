@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 from numpy.typing import DTypeLike
 
-from tnsim.checkpoints.module_forward import require_torch
+from tnsim.checkpoints.module_calls import require_torch
 from tnsim.checkpoints.module_rules import Declared
 from tnsim.engine.budget import Budget
-from tnsim.metrics.metric import Gaussian, Metric
+from tnsim.metrics.metric import Gaussian
+from tnsim.metrics.protocol import Metric
 from tnsim.models.model import Model
 
 if TYPE_CHECKING:

@@ -1,35 +1,225 @@
-"""A cosine of JAX as a function of PyTorch's autograd. In: models of tensors. Out: a tensor."""
+"""The points of a finite metric for a loss. In: models, a metric. Out: inputs and their weights.
+
+Reverse mode keeps what every layer gave at every point, so all points are there at once, and they
+are arguments of the compiled programs: another sample of the same size needs no other program.
+
+[merged from torch/programs]
+What JAX compiles for a cosine with derivatives. In: weights. Out: a cosine, how to pull back.
+
+Everything that does not change from one step of training to the next stands in a `Comparison`,
+under which JAX keeps the compiled programs.
+
+[merged from torch/autograd]
+A cosine of JAX as a function of PyTorch's autograd. In: models of tensors. Out: a tensor.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import torch
+from jaxtyping import Float
 from numpy.typing import DTypeLike
 
 from tnsim.compare import similarity as without_gradients
-from tnsim.compare.question import Question
-from tnsim.engine import execution, precision
+from tnsim.compare.by_points import check_affordable, forward_plan, points_of
+from tnsim.compare.inner_products import at_traced_points, inner_products
+from tnsim.compare.request import Request
+from tnsim.engine import precision
 from tnsim.engine.budget import Budget
-from tnsim.engine.dtypes import dtype_name
-from tnsim.errors import TnsimError
-from tnsim.metrics.metric import Metric, check_metric
+from tnsim.engine.ir.dtypes import dtype_name
+from tnsim.engine.precision import Arithmetic, Cosine
+from tnsim.engine.runtime import execution
+from tnsim.engine.runtime.compiling import compiler_options
+from tnsim.errors import TnsimError, TooLarge
+from tnsim.metrics.metric import check_metric
+from tnsim.metrics.points import WeightedPoints
+from tnsim.metrics.protocol import Metric, adds_up
 from tnsim.models.arrays import numbers
 from tnsim.models.checks import check_comparable
+from tnsim.models.forward import check_inputs
 from tnsim.models.model import caveats, terms
 from tnsim.models.origin import warn_of_caveats
+from tnsim.problems.forward import needs
 from tnsim.torch.models import model_of
-from tnsim.torch.programs import (
-    Comparison,
-    Fixed,
-    comparison_of,
-    cosine,
-    cosine_and_pullback,
-    gradient,
-)
-from tnsim.torch.samples import sample_of
+
+
+def sample_of(a: Any, b: Any, request: Request) -> WeightedPoints | None:
+    """The points at which two models are compared in a loss.
+
+    Args:
+        a: A model or a combination, as is b.
+        b: The other one.
+        request: What is asked of them.
+
+    Returns:
+        All points; None where the metric joins legs, or counts tokens along a plan.
+
+    Raises:
+        ModelError: Where the models do not read these inputs.
+        TooLarge: Where forward passes, or what the way back keeps of them, are over the budget.
+    """
+    metric = request.metric
+    if not adds_up(metric):
+        return None
+    models = [model for one in numbers((a, b)) for _, model in terms(one)]
+    points = points_of(models, metric, request.pairs, request.per_output, request.dtype)
+    if points is None:
+        return None
+    plan = forward_plan(models, metric, points, request.dtype)
+    check_affordable(plan, metric, request.budget)
+    layers = max(len(model.layers) for model in models)
+    kept = points.count * layers * needs(models, points, request.dtype).each
+    if kept > request.budget.room(0, kept):
+        raise TooLarge(
+            f"{metric.name} runs through {points.count:,} inputs here, of which the way back keeps "
+            f"about {kept / 2**30:.3g} GiB; use fewer inputs or a larger tnsim.Budget"
+        )
+    sample = points.block(0, points.count)
+    for model in models:
+        check_inputs(model, sample.inputs)
+    return sample
+
+
+Weights = dict[int, Float[jax.Array, "..."]]
+"""Arrays by their number among the leaves of (a, b, metric)."""
+
+
+class Fixed(NamedTuple):
+    """Numbers without derivatives.
+
+    Attributes:
+        weights: Of models, and the moments of the metric.
+        sample: The points of a finite metric, None where legs are joined.
+    """
+
+    weights: Weights
+    sample: WeightedPoints | None
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What is compared, without the numbers.
+
+    Attributes:
+        form: How (a, b, metric) is made of its leaves, the metric None where a sample is given.
+        others: Leaves that are no numbers, by their number among the leaves: a metric from outside
+            that is no pytree.
+        degree: Of the polynomials.
+        dtype: Precision of the computation.
+        budget: What it may take.
+    """
+
+    form: Any
+    others: tuple[tuple[int, Any], ...]
+    degree: int
+    dtype: str
+    budget: Budget
+
+    @property
+    def arithmetic(self) -> Arithmetic:
+        """What decides how many digits there are."""
+        return Arithmetic(self.degree, self.dtype)
+
+
+def comparison_of(
+    a: Any, b: Any, request: Request, sample: WeightedPoints | None
+) -> tuple[Comparison, dict[int, Any]]:
+    """A comparison, and its leaves.
+
+    Args:
+        a: A model or a combination, as is b.
+        b: The other one.
+        request: What is asked of them.
+        sample: The points of a finite metric, which then has no moments.
+
+    Returns:
+        What is compared, and the weights and moments of (a, b, metric) by number.
+    """
+    metric = request.metric if sample is None else None
+    leaves, form = jax.tree.flatten((a, b, metric))
+    numbers = {n: leaf for n, leaf in enumerate(leaves) if _is_number(leaf)}
+    others = tuple((n, leaf) for n, leaf in enumerate(leaves) if n not in numbers)
+    degree = max(model.degree for one in (a, b) for _, model in terms(one))
+    return Comparison(form, others, degree, request.dtype, request.budget), numbers
+
+
+def _compiled(**options: Any) -> Any:
+    """`jax.jit` as the programs of plans are compiled; this file is read when one is needed."""
+    return partial(jax.jit, compiler_options=compiler_options(), **options)
+
+
+def _is_number(leaf: Any) -> bool:
+    return hasattr(leaf, "dtype") or isinstance(leaf, float)
+
+
+def _cosine(comparison: Comparison, moving: Weights, fixed: Fixed) -> tuple[Any, Any]:
+    """The cosine, float64, and its error bound, traced."""
+    leaves: dict[int, Any] = dict(comparison.others)
+    for n, array in (moving | fixed.weights).items():
+        leaves[n] = jnp.asarray(array, comparison.dtype)
+    a, b, metric = jax.tree.unflatten(comparison.form, [leaves[n] for n in range(len(leaves))])
+    if fixed.sample is None:
+        request = Request(metric, comparison.dtype, comparison.budget, norms=True)
+        found = inner_products(a, b, request).values
+    else:
+        found = at_traced_points(a, b, fixed.sample, comparison.dtype).values
+    cosines = precision.cosine(found["AB"], found["AA"], found["BB"], comparison.arithmetic)
+    return cosines.value.astype("float64"), cosines.error
+
+
+@_compiled(static_argnums=0)
+def cosine(comparison: Comparison, moving: Weights, fixed: Fixed) -> Cosine:
+    """The cosine, unclipped, and the bound of its error.
+
+    Args:
+        comparison: What is compared.
+        moving: Weights that are tensors.
+        fixed: What has no derivatives.
+
+    Returns:
+        Two scalars.
+    """
+    return Cosine(*_cosine(comparison, moving, fixed))
+
+
+@_compiled(static_argnums=0)
+def cosine_and_pullback(
+    comparison: Comparison, moving: Weights, fixed: Fixed
+) -> tuple[Cosine, Any]:
+    """The same, and what `gradient` needs of it.
+
+    Args:
+        comparison: As for `cosine`, as are the others.
+        moving: With respect to which there are derivatives.
+        fixed: What has none.
+
+    Returns:
+        The cosine, and a function that is a pytree of what reverse mode keeps.
+    """
+    value, pullback, error = jax.vjp(
+        lambda weights: _cosine(comparison, weights, fixed), moving, has_aux=True
+    )
+    return Cosine(value, error), pullback
+
+
+@_compiled()
+def gradient(pullback: Any) -> Weights:
+    """The gradient of the cosine.
+
+    Args:
+        pullback: As `cosine_and_pullback` gives it.
+
+    Returns:
+        A derivative for each of the moving weights, in its type.
+    """
+    return pullback(1.0)[0]
+
 
 _TORCH_DEVICES = {"cpu": "cpu", "gpu": "cuda"}
 """What PyTorch calls the platforms of JAX; ROCm is "cuda" there."""
@@ -54,9 +244,9 @@ def compared(a: Any, b: Any, metric: Metric, dtype: DTypeLike, budget: Budget) -
     check_metric(metric)
     a, b = _model(a), _model(b)
     check_comparable(a, b)
-    asked = Question(metric, dtype_name(dtype), budget, norms=True)
-    sample = sample_of(a, b, asked)
-    comparison, leaves = comparison_of(a, b, asked, sample)
+    request = Request(metric, dtype_name(dtype), budget, norms=True)
+    sample = sample_of(a, b, request)
+    comparison, leaves = comparison_of(a, b, request, sample)
     moving = {n: leaf for n, leaf in leaves.items() if isinstance(leaf, torch.Tensor)}
     fixed = Fixed({n: leaf for n, leaf in leaves.items() if n not in moving}, sample)
     if not moving:

@@ -1,0 +1,178 @@
+"""Runs over many pairs by forward passes. In: entries, a metric. Out: a plan, sums over points.
+
+A tile runs each of its models once over all points and adds up the Gram matrix of their outputs
+batch by batch (see `problems.forward`). Tiles are therefore as large as memory allows, so that few
+models run more than once. Points are made anew by every task: they are closures, and cheap.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Float
+
+from tnsim.all_pairs.batched_plans import PairSetting
+from tnsim.all_pairs.run_plan import FORWARD, PairwisePlan, Route, Sizes
+from tnsim.all_pairs.sources import Entry, Source
+from tnsim.compare.by_points import Rows, check_affordable, forward_plan, points_of
+from tnsim.compare.numbers import cosine_error
+from tnsim.compare.request import CROSS, parts
+from tnsim.engine.scaled import LogScaled
+from tnsim.metrics.empirical import Empirical
+from tnsim.metrics.points import Points
+from tnsim.models.differences import by_differences
+from tnsim.models.functions import is_function, outputs_of, refused_under
+from tnsim.models.model import Model
+from tnsim.problems import forward
+from tnsim.problems.forward import GROUPS, Part, Sums
+from tnsim.problems.tensors.kinds import Kinds
+
+
+class Estimated(NamedTuple):
+    """Inner products of a tile, and the standard errors of their cosines."""
+
+    products: LogScaled
+    standard_error: Float[np.ndarray, "rows columns"]
+
+
+def route(
+    rows: Sequence[Entry],
+    columns: Sequence[Entry] | None,
+    examples: Mapping[Kinds, Model],
+    read: Sequence[Rows | None],
+    setting: PairSetting,
+) -> Route | None:
+    """The route by forward passes; None where plans or features answer.
+
+    Args:
+        rows: Distinct models.
+        columns: Distinct models they are compared with; None for all pairs of `rows`.
+        examples: One model of each sequence of layer kinds.
+        read: What every model reads of its input, see `by_points.what_is_read`.
+        setting: What is the same for all pairs.
+
+    Raises:
+        ModelError: The metric has no inputs for these models.
+        TooLarge: One pair of models is beyond the budget.
+    """
+    models = list(examples.values())
+    points = points_of(models, setting.metric, CROSS, setting.per_output, setting.dtype, read)
+    if points is None:
+        return None
+    for model in models:
+        single = forward_plan([model], setting.metric, points, setting.dtype)
+        check_affordable(single, setting.metric, setting.budget)
+    run = Sizes.of(rows, columns, examples, setting)
+    run = run._replace(products=run.products * GROUPS)
+    tile = run.tile(1, 2 * max(1, run.weights))
+    # Half of the memory is for the batches, an eighth each for weights and for products.
+    while (
+        tile > 1 and _needs(models, 2 * tile * run.terms, points, setting).least > run.available / 2
+    ):
+        tile = math.ceil(tile / 2)
+    needed = _needs(models, 2 * tile * run.terms, points, setting)
+    every = [entry for entry in (*rows, *(columns or ()))]
+    passes = sum(_passes(entry, examples, points) for entry in every)
+    outputs = forward.outputs(rows[0].d_out, rows[0].n_ctx or 1, points)
+    again = max(1, 2 * run.tiles(tile) * tile // len(every))
+    work = again * passes + run.pairs * outputs
+    batch = min(points.count * needed.each, forward.BATCH_BYTES, run.available / 2)
+    peak = run.tile_bytes(tile) + needed.beside + max(needed.each, batch) + tile * run.weights
+    found = PairwisePlan(
+        route=FORWARD,
+        pairs=run.pairs,
+        tile=tile,
+        tiles=run.tiles(tile),
+        multiplications=work,
+        peak_bytes=math.ceil(peak),
+        compilations=len(models),
+    )
+    return Route(found, spaces={}, contracted=[], points=points)
+
+
+def _needs(
+    models: Sequence[Model], count: int, points: Points, setting: PairSetting
+) -> forward.Needs:
+    """Bytes that forward passes of so many models take, as many of the model that takes most."""
+    if not models:
+        return forward.Needs(0.0, 0.0)
+    every = [forward.needs([model] * count, points, setting.dtype) for model in models]
+    return max(every, key=lambda needed: needed.least)
+
+
+def sums(setting: PairSetting, points: Points, rows: Sequence[Entry], columns: Any) -> Sums:
+    """Inner products of rows with columns, with themselves where there are none, by groups."""
+    known: dict[str, Part] = {}
+    first = [_terms(entry, known, setting.dtype) for entry in rows]
+    second = None
+    if columns is not None:
+        second = [_terms(entry, known, setting.dtype) for entry in columns]
+    return forward.sums(first, second, points, setting.per_output, setting.dtype, setting.budget)
+
+
+def tile(found: Sums, per_output: bool, drawn: bool) -> LogScaled | Estimated:
+    """The inner products of a tile, with their errors where the points are draws.
+
+    Of a single draw the error may be anything.
+    """
+    products = forward.total(found.products)
+    if not drawn:
+        return products
+    if per_output:
+        found = found.over_outputs()
+    error = cosine_error(found)
+    if error is None:
+        error = np.full(found.products.mantissa.shape[1:], np.inf)
+    return Estimated(products, error)
+
+
+def function_entry(source: Source, metric: Any) -> Entry:
+    """What is known of a plain function.
+
+    It has no content to be told by, so every one is another.
+
+    Raises:
+        ModelError: The metric has no inputs of its own.
+    """
+    function = source.read()
+    if not isinstance(metric, Empirical):
+        raise refused_under(metric)
+    outputs = outputs_of(function, metric.points(None).block(0, 1).inputs)
+    digest = f"function {id(function):x}"
+    return Entry(
+        source=source,
+        digest=digest,
+        parts=((digest, ()),),
+        d_in=None,
+        d_out=outputs.shape[-1],
+        n_ctx=outputs.shape[1] if outputs.ndim == 3 else None,
+        degree=1,
+        nonlinear=0,
+        terms=1,
+        caveats=(),
+        guessed=False,
+    )
+
+
+def _passes(entry: Entry, examples: Mapping[Kinds, Model], points: Points) -> int:
+    """Multiplications of all forward passes of an entry, none for a function."""
+    work = 0
+    for _, layers in entry.parts:
+        if layers in examples:
+            model = examples[layers]
+            work += forward.multiplications(layers, model.n_ctx or 1, points)
+    return work
+
+
+def _terms(entry: Entry, known: dict[str, Part], dtype: str) -> list[tuple[Any, Part]]:
+    """The sum that an entry is; equal parts of several entries are one object."""
+    model: Any = entry.read()
+    if not is_function(model):
+        model = by_differences(model, dtype)
+    terms = []
+    for (digest, _), (coefficient, part) in zip(entry.parts, parts(model), strict=True):
+        terms.append((coefficient, known.setdefault(digest, part)))
+    return terms

@@ -1,0 +1,1 @@
+"""The intermediate representation: `problem`, `program`, `stages`; plans as JSON."""

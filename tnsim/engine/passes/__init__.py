@@ -1,0 +1,1 @@
+"""Rewrites of compiled programs and plans: `layout` of axes, `tiling`, `splitting`, `hoisting`."""

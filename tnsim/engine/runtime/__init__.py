@@ -1,0 +1,1 @@
+"""Programs compiled and run: `lowering`, `compiling`, `execution`; `devices`, measured `rates`."""

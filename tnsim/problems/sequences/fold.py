@@ -1,0 +1,428 @@
+"""Scale groups of sequence models. In: a metric's rules, the layers. Out: powers of definitions.
+
+Values grow doubly exponentially with depth, so after every step they are divided by a scale whose
+logarithm is kept. All terms of a sum must be divided alike, which decides who shares a scale:
+
+- A Gaussian metric adds products of S_AB to products of S_AA and of means, and constants are
+  added to all of them. All values of a model then share one scale, S_AB being divided by that of
+  A times that of B. Whatever is added up stays in ratio, and no sum ever needs the exponential of
+  a difference of two logarithms, which would lose digits.
+- Without either, S_AB is made of S_AB below alone, and has a scale of its own.
+
+Definitions are made homogeneous for that: a bias in a layer of order n is multiplied n times by
+ONE, the constant 1 in the current scale of its model.
+
+[merged from folding/sequences/fold]
+From two sequence models and a metric to a Problem. In: layer kinds, inputs. Out: a `Problem`.
+
+Carried from layer to layer are the covariances of two models' states between positions,
+`C_XY[s, i, t, j]`, and their means `m_X[s, i]`, in the cheapest form that holds them
+(`states.Moment`). One step applies a layer of each model (`layer_means`, `layer_covariances`).
+For the Gaussian metrics that is Isserlis' theorem layer by layer: exact for one nonlinear layer,
+the closure beyond. The tree metrics are the same computation with other joinings
+(`joining_rules`), and what is called the mean of a state is then its value at the zero input.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from tnsim.engine.ir.problem import (
+    Definition,
+    Operand,
+    Problem,
+    ScaleGroup,
+    Stage,
+    StageBuilder,
+    Term,
+    prune,
+)
+from tnsim.errors import ModelError
+from tnsim.metrics.input_moments import SequenceInputs
+from tnsim.metrics.protocol import LayerwiseMetric
+from tnsim.names import (
+    COVARIANCE,
+    IDENTITY,
+    MEAN,
+    ONE,
+    ONES,
+    PAIRS,
+    SAME_POSITION,
+    Leaf,
+    ModelName,
+    Pair,
+)
+from tnsim.problems.alignment import align
+from tnsim.problems.sequences.bra_ket import COVARIANCE_AXES, MEAN_AXES, LayerStep, Moment, States
+from tnsim.problems.sequences.coincidences import position_shape
+from tnsim.problems.sequences.joining_rules import MetricRules, rules_of
+from tnsim.problems.sequences.moments import (
+    OutputMean,
+    covariance_stage,
+    inner_product,
+    output_mean,
+)
+from tnsim.problems.sequences.notation import Product
+from tnsim.problems.tensors.kinds import Kinds, LayerKind
+from tnsim.problems.tensors.positional import sequence_shapes
+
+Powers = tuple[tuple[str, int], ...]
+
+
+class Scales(NamedTuple):
+    """The scale groups of a comparison.
+
+    Args:
+        models: The models that are compared.
+        tracked: Pairs whose covariances are carried from step to step.
+        by_model: Whether all values of a model share one scale; otherwise those of a pair do.
+    """
+
+    models: tuple[ModelName, ...]
+    tracked: tuple[Pair, ...]
+    by_model: bool
+
+    def powers(self, pair: Pair) -> Powers:
+        """How a covariance of two models grows with the scales."""
+        if not self.by_model:
+            return ((pair.group, 1),)
+        if pair.bra == pair.ket:
+            return ((pair.bra, 2),)
+        return ((pair.bra, 1), (pair.ket, 1))
+
+    def powers_of_result(self, pair: Pair) -> Powers:
+        """How an output of the problem grows with the scales: the last of them is its own."""
+        if not self.by_model:
+            return self.powers(pair)
+        return (*self.powers(pair), (pair.group, 1))
+
+    def size(self, step: LayerStep, pair: Pair, covariance: Moment, mean: Moment) -> Definition:
+        """Second moments of a state above a step, `E[h_k^2]`, added up over positions.
+
+        Args:
+            step: The step.
+            pair: The model with itself.
+            covariance: The covariance above the step, before it is rescaled.
+            mean: The mean above the step, before it is rescaled.
+        """
+        axes = tuple(axis.lower().replace("l", "k") for axis in COVARIANCE_AXES[covariance.form])
+        variance = Term(1.0, (Operand(covariance.name, axes),))
+        squared = Term(1.0, (Operand(mean.name, MEAN_AXES[mean.form]),) * 2)
+        name = _size_name(step, pair.bra)
+        return Definition(name, ("k",), (variance, squared), powers=self.powers(pair))
+
+    def after_step(self, step: LayerStep, states: States) -> tuple[ScaleGroup, ...]:
+        """How the scales are renormalised as a step ends.
+
+        A model's scale is the root of the largest second moment of its state, mean included, where
+        the covariance of the model with itself is tracked. A scale read off the covariance alone
+        would make the mean and the constant as large as the state varies little.
+        """
+        scales = []
+        if not self.by_model:
+            for pair in self.tracked:
+                name = states.moments[pair].name
+                scales.append(ScaleGroup(pair.group, step.order(pair.bra), name))
+            return tuple(scales)
+        for model in self.models:
+            own = Pair(model, model)
+            largest = states.moments[own].name if own in self.tracked else None
+            if largest is not None and states.means[model] is not None:
+                largest = _size_name(step, model)
+            scales.append(ScaleGroup(model, step.order(model), largest, power=2))
+        return tuple(scales)
+
+    def after_result(self, step: LayerStep, pair: Pair, first: bool) -> tuple[ScaleGroup, ...]:
+        """How the scales change with an output of the problem, the first of its step or another.
+
+        The models' scales grow with the step, which is told once, and are renormalised no more.
+        """
+        if not self.by_model:
+            return (ScaleGroup(pair.group, step.order(pair.bra), pair.group),)
+        own = ScaleGroup(pair.group, degree=1, definition=pair.group)
+        if not first:
+            return (own,)
+        grown = []
+        for model in self.models:
+            grown.append(ScaleGroup(model, step.order(model), definition=None, power=2))
+        return (*grown, own)
+
+
+def _size_name(step: LayerStep, model: ModelName) -> str:
+    return f"size.{model}{step.suffix}"
+
+
+Layers = dict[ModelName, int | None]
+"""Numbers of the layers that one step applies, by model; None waits."""
+
+
+def fold_sequences(
+    models: dict[ModelName, Kinds],
+    metric: LayerwiseMetric,
+    inputs: SequenceInputs,
+    n_ctx: int,
+    pairs: Iterable[Pair],
+    per_output: bool,
+) -> Problem:
+    """The problem whose outputs are the inner products `pairs`, summed over positions.
+
+    Args:
+        models: Kinds of the layers, from the input up.
+        metric: One that works layer by layer.
+        inputs: Structure of the input's mean and covariance.
+        n_ctx: Number of positions.
+        pairs: The inner products that are wanted.
+        per_output: Whether they are wanted for every output coordinate, (d_out,), or in all, ().
+
+    Returns:
+        A problem with an output named after each pair. Its leaves are the arrays of the models
+        (`names.Leaf`), `MEAN` and `COVARIANCE` of the input, and the constants `ONE`, `ONES`,
+        `SAME_POSITION`, `IDENTITY` and those of `names.PositionLeaf`.
+
+    Raises:
+        ModelError: An attention layer of one model meets a nonlinear layer of the other that acts
+            position by position, or a tree metric finds trees of different shape.
+    """
+    fold = SequenceFold(models, metric, inputs, n_ctx, tuple(pairs))
+    *first, last = range(len(fold.layers))
+    for number in first:
+        fold.advance(number)
+    fold.close(last, per_output)
+    return fold.problem()
+
+
+class SequenceFold:
+    """Lays stages down step by step, and holds the states as they stand.
+
+    Args:
+        models, metric, inputs, n_ctx, pairs: As of `fold_sequences`.
+
+    Attributes:
+        layers: The layers that each step applies.
+        stages: Those laid down so far.
+        states: What is known of both models behind them.
+        scales: Who shares a scale.
+        last_nonlinear: The last step with a nonlinear layer, -1 if there is none.
+        last_mixing: The last step with a layer that mixes positions, -1 if there is none.
+    """
+
+    def __init__(
+        self,
+        models: dict[ModelName, Kinds],
+        metric: LayerwiseMetric,
+        inputs: SequenceInputs,
+        n_ctx: int,
+        pairs: tuple[Pair, ...],
+    ) -> None:
+        self.models, self.inputs, self.n_ctx, self.pairs = models, inputs, n_ctx, pairs
+        self.rules = rules_of(metric)
+        self.layers = _matched(models, metric)
+        self.stages: list[Stage] = []
+        self.states = _input_states(models, inputs)
+        every = list(itertools.chain.from_iterable(models.values()))
+        constants = inputs.mean is not None or any(kind.biases or kind.skips for kind in every)
+        by_model = self.rules.gaussian or constants
+        self.scales = Scales(tuple(models), _tracked(pairs, self.rules), by_model)
+        self.last_mixing = self.last_nonlinear = -1
+        for number, layers in enumerate(self.layers):
+            for kind in _kinds_at(models, layers):
+                if kind.mixes_positions:
+                    self.last_mixing = number
+                if kind.order > 1:
+                    self.last_nonlinear = number
+
+    def step(self, number: int) -> LayerStep:
+        """The layers of a step over the states as they stand."""
+        layers = self.layers[number]
+        kinds: dict[ModelName, LayerKind | None] = dict.fromkeys(self.models)
+        for model, layer in layers.items():
+            if layer is not None:
+                kinds[model] = self.models[model][layer]
+        return LayerStep(
+            number=number,
+            kinds=kinds,
+            layers=layers,
+            states=self.states,
+            rules=self.rules,
+            positions=self.states.positions(self.n_ctx),
+            mixes_later=number < self.last_mixing,
+        )
+
+    def means(self, step: LayerStep) -> dict[ModelName, OutputMean]:
+        """The means of both models' outputs; their stages are laid down."""
+        means: dict[ModelName, OutputMean] = {}
+        for model in self.models:
+            means[model] = output_mean(step, model)
+        self.stages += [mean.stage for mean in means.values() if mean.stage.definitions]
+        return means
+
+    def advance(self, number: int) -> None:
+        """The stages of one step: the mean of each model, the covariance of each pair, scales.
+
+        What a stage defines is divided by scales as the stage ends, and the values of a step
+        share scales. The last stage therefore defines all of them once more, under the names by
+        which the next step knows them.
+        """
+        step = self.step(number)
+        means = self.means(step)
+        below = self.states
+        above = States(dict(below.moments), dict(below.means), dict(below.ones))
+        values: list[Definition] = []
+        for model in self.models:
+            if step.kinds[model] is None:
+                continue
+            own = ((model, 1),)
+            ones = (Operand(below.ones[model], ()),) * step.order(model)
+            values.append(_carried(step, f"one.{model}", (), ones, own))
+            above.ones[model] = values[-1].name
+            mean = means[model].moment
+            if mean is not None:
+                axes = MEAN_AXES[mean.form]
+                values.append(_carried(step, f"m.{model}", axes, (Operand(mean.name, axes),), own))
+                mean = mean._replace(name=values[-1].name)
+            above.means[model] = mean
+        for pair in self.scales.tracked:
+            if all(step.kinds[model] is None for model in pair):
+                continue
+            stage, moment = covariance_stage(step, pair, means)
+            self.stages.append(stage)
+            axes = COVARIANCE_AXES[moment.form]
+            array = (Operand(moment.name, axes),)
+            values.append(_carried(step, f"S.{pair.group}", axes, array, self.scales.powers(pair)))
+            above.moments[pair] = moment._replace(name=values[-1].name)
+            mean = means[pair.bra].moment
+            if pair.bra == pair.ket and mean is not None and step.kinds[pair.bra] is not None:
+                values.append(self.scales.size(step, pair, moment, mean))
+        self.stages.append(Stage(tuple(values), self.scales.after_step(step, above)))
+        self.states = above
+
+    def close(self, number: int, per_output: bool) -> None:
+        """The stages of the last step: its inner products instead of its moments."""
+        step = self.step(number)
+        means = self.means(step)
+        outputs = ("k",) if per_output else ()
+        for pair in self.pairs:
+            builder, terms = inner_product(step, pair, means, outputs)
+            self.add_result(step, pair, outputs, builder, terms)
+
+    def add_result(
+        self,
+        step: LayerStep,
+        pair: Pair,
+        indices: tuple[str, ...],
+        builder: StageBuilder,
+        terms: tuple[Term, ...],
+    ) -> None:
+        """The stage of an output of the problem, `pair.group[indices] = sum(terms)`."""
+        powers = self.scales.powers_of_result(pair)
+        result = Definition(pair.group, indices, terms, powers=powers)
+        scales = self.scales.after_result(step, pair, first=pair == self.pairs[0])
+        self.stages.append(Stage((*builder.definitions, result), scales))
+
+    def problem(self, selectors: Mapping[str, tuple[int, ...]] | None = None) -> Problem:
+        """What was laid down, with the shapes of its leaves.
+
+        Args:
+            selectors: Shapes of the leaves that only an attribution has.
+        """
+        shapes = _input_shapes(self.inputs, self.models["A"][0].d_in, self.n_ctx)
+        for model, kinds in self.models.items():
+            for number, kind in enumerate(kinds):
+                for role, shape in sequence_shapes(kind, self.n_ctx).items():
+                    shapes[str(Leaf(model, number, role))] = shape
+        for name in sorted(_names_used(self.stages)):
+            shape = position_shape(name, self.n_ctx)
+            if shape is not None:
+                shapes[name] = shape
+        shapes |= selectors or {}
+        outputs = tuple(pair.group for pair in self.pairs)
+        symmetric = frozenset({IDENTITY, SAME_POSITION})
+        return prune(Problem(tuple(self.stages), shapes, symmetric, outputs))
+
+
+def _carried(
+    step: LayerStep, name: str, indices: tuple[str, ...], product: Product, powers: Powers
+) -> Definition:
+    """A value under the name by which the next step knows it."""
+    return Definition(name + step.suffix, indices, (Term(1.0, product),), powers=powers)
+
+
+def _matched(models: Mapping[ModelName, Kinds], metric: LayerwiseMetric) -> tuple[Layers, ...]:
+    """The layers that each step applies.
+
+    Raises:
+        ModelError: A layer that mixes positions meets a nonlinear one that does not, or the trees
+            of a tree metric have different shapes.
+    """
+    steps = []
+    for matched in align(models["A"], models.get("B", models["A"]), metric):
+        numbers: Layers = {"A": matched.bra, "B": matched.ket}
+        layers: Layers = {model: numbers[model] for model in models}
+        _check_meeting(_kinds_at(models, layers))
+        steps.append(layers)
+    return tuple(steps)
+
+
+def _kinds_at(models: Mapping[ModelName, Kinds], layers: Layers) -> list[LayerKind]:
+    """Kinds of the layers that a step applies, without models that wait."""
+    return [models[model][number] for model, number in layers.items() if number is not None]
+
+
+def _check_meeting(kinds: list[LayerKind]) -> None:
+    mixing = [kind for kind in kinds if kind.mixes_positions]
+    others = [kind for kind in kinds if kind.order > 1 and not kind.mixes_positions]
+    if mixing and others:
+        one, two = mixing[0].name.lower(), others[0].name.lower()
+        raise ModelError(
+            f"an {one} layer of one model meets a {two} layer of the other at the same depth; "
+            f"models of sequences are compared {one} with {one} and {two} with {two}"
+        )
+
+
+def _tracked(pairs: tuple[Pair, ...], rules: MetricRules) -> tuple[Pair, ...]:
+    """Pairs whose covariances are carried along.
+
+    Those that are wanted, and under a Gaussian metric, which joins legs of one model too, every
+    model with itself.
+    """
+    present = set(itertools.chain.from_iterable(pairs))
+    tracked = []
+    for pair in PAIRS:
+        with_itself = pair.bra == pair.ket and pair.bra in present
+        if pair in pairs or (rules.gaussian and with_itself):
+            tracked.append(pair)
+    return tuple(tracked)
+
+
+def _input_states(models: Iterable[ModelName], inputs: SequenceInputs) -> States:
+    """The states below the first step: both models read one input."""
+    covariance = Moment("" if inputs.covariance == "identity" else COVARIANCE, *inputs.form)
+    mean = None if inputs.mean is None else Moment(MEAN, inputs.mean)
+    names = tuple(models)
+    return States(
+        dict.fromkeys(PAIRS, covariance), dict.fromkeys(names, mean), dict.fromkeys(names, ONE)
+    )
+
+
+def _input_shapes(inputs: SequenceInputs, d_in: int, n_ctx: int) -> dict[str, tuple[int, ...]]:
+    """Shapes of the leaves that are no model's."""
+    return {
+        ONE: (),
+        ONES: (n_ctx,),
+        SAME_POSITION: (n_ctx, n_ctx),
+        IDENTITY: (d_in, d_in),
+        MEAN: inputs.mean_shape(d_in, n_ctx),
+        COVARIANCE: inputs.covariance_shape(d_in, n_ctx),
+    }
+
+
+def _names_used(stages: Iterable[Stage]) -> set[str]:
+    """Names of all operands of some stages."""
+    names: set[str] = set()
+    for stage in stages:
+        for definition in stage.definitions:
+            for term in definition.terms:
+                names.update(operand.name for operand in term.operands)
+    return names
