@@ -1,8 +1,11 @@
 """tnsim: exact similarity of polynomial networks, from their weights.
 
-Names are loaded on first use, so that `import tnsim` is cheap and changes nothing in JAX. What
-needs an optional package says so when it is called, not when it is named: `help(tnsim)` and
-`from tnsim import *` work without any.
+Names are loaded on first use, so that `import tnsim` is cheap and changes nothing in JAX. Functions
+that need an optional package say so when they are called, not when they are named: `help(tnsim)`
+and `from tnsim import *` work without optional packages.
+
+Reading order of the packages: `models`, `metrics`, `problems`, `engine`, `compare`, `checkpoints`,
+`tensor_networks`, `torch`, `all_pairs`, `analysis`, `reproduce`, `cli`.
 """
 
 from __future__ import annotations
@@ -237,7 +240,7 @@ __all__ = [
 ]
 __version__ = "0.1.0"
 
-logging.getLogger("tnsim").addHandler(logging.NullHandler())  # who wants to hear it says so
+logging.getLogger("tnsim").addHandler(logging.NullHandler())  # silent unless asked otherwise
 
 
 def __getattr__(name: str) -> Any:
@@ -249,7 +252,7 @@ def __getattr__(name: str) -> Any:
         found = getattr(import_module(f"tnsim.{_HOME[name]}"), name)
     else:
         raise AttributeError(f"module 'tnsim' has no attribute {name!r}")
-    globals()[name] = found  # from now on it is found without asking here
+    globals()[name] = found  # later uses find it without this function
     return found
 
 

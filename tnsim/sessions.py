@@ -1,15 +1,12 @@
-"""Containers that know when to give things up. In: keys and how to make a value. Out: the value.
+"""Caches in memory with limits, and the `Session` that owns a cache for every use.
 
-A `LRUCache` holds what was used last, up to a limit. `WeakCache` holds what was made of an object
-for as long as the object lives. A `Session` owns one of each kind for every use.
+An `LRUCache` holds the values that were used last, up to a limit. A `WeakCache` holds what was made
+of an object for as long as the object lives.
 
-[merged from sessions]
-What is kept between calls, and who owns it. In: functions, arguments. Out: results, remembered.
-
-Plans, contraction routes, compiled programs and models made ready take time to make and are asked
-for again and again. They belong to a `Session`: one is there from the start, `using(Session())`
-puts another in its place for a `with` block, `clear()` forgets, and what has not been used for
-longest is given up when a limit is reached.
+Plans, contraction paths, compiled programs and prepared models take time to make and are asked for
+again and again. They belong to a `Session`: a default session exists from the start,
+`using(Session())` replaces it inside a `with` block, `clear()` empties it, and beyond a limit the
+values that were not used for longest are dropped.
 """
 
 from __future__ import annotations
@@ -31,14 +28,14 @@ V = TypeVar("V")
 
 
 class LRUCache(Generic[K, V]):
-    """A mapping that holds what was used last, up to a total size. Threads may share it.
+    """A mapping that holds the values used last, up to a total size; threads may share it.
 
     Args:
-        limit: Total size of the values that are kept; one value stays whatever its size.
-        size: Size of a value, in the unit of the limit; by default each counts as one.
+        limit: Limit for the total size of the values; the last value stays even above it.
+        size: Size of a value, in the unit of the limit; by default each value counts as one.
 
     Attributes:
-        held: Total size of the values in it.
+        held: Total size of the values in the cache.
 
     Example:
         >>> squares = LRUCache(limit=2)
@@ -56,13 +53,13 @@ class LRUCache(Generic[K, V]):
         self._changing = threading.RLock()
 
     def get(self, key: K, make: Callable[[], V]) -> V:
-        """The value of a key, made by the first who asks.
+        """The value of a key, made on the first call.
 
-        Two threads that ask at once may both make it; all get the same one.
+        Two threads that call at once may both make the value, but all get the same value.
 
         Args:
-            key: Under which the value is kept.
-            make: Called where there is none.
+            key: Key of the value.
+            make: Function that makes a missing value.
 
         Returns:
             The value.
@@ -71,7 +68,7 @@ class LRUCache(Generic[K, V]):
             if key in self._values:
                 self._values.move_to_end(key)
                 return self._values[key]
-        value = make()  # outside the lock: making one value may ask for others
+        value = make()  # outside the lock, as `make` may need other values
         with self._changing:
             if key not in self._values:
                 self._values[key] = value
@@ -85,15 +82,15 @@ class LRUCache(Generic[K, V]):
             self.held -= self.size(dropped)
 
     def forget(self, chosen: Callable[[K], bool]) -> None:
-        """Give up the values of the keys that are chosen, and no others."""
+        """Drop the values of the chosen keys, and no others."""
         with self._changing:
             for key in [key for key in self._values if chosen(key)]:
                 self.held -= self.size(self._values.pop(key))
 
     def shrink(self, limit: float, least: int, chosen: Callable[[K], bool]) -> None:
-        """Of the keys that are chosen, keep `least` values, and more only up to a size of `limit`.
+        """Drop values of chosen keys until their size is at most `limit` or `least` are left.
 
-        What was not used for longest goes first; other keys are left alone.
+        The values that were not used for longest go first; other keys are left alone.
         """
         with self._changing:
             keys = [key for key in self._values if chosen(key)]
@@ -118,12 +115,12 @@ class LRUCache(Generic[K, V]):
 
 
 class Entry:
-    """What was made of one object.
+    """The values that were made of one object.
 
     Attributes:
-        values: By key.
-        held: Their total size.
-        used: Grows with every use, so that the smallest was not used for longest.
+        values: Values by key.
+        held: Total size of the values.
+        used: Number of the last use in the cache; the smallest was not used for longest.
     """
 
     def __init__(self) -> None:
@@ -133,14 +130,14 @@ class Entry:
 
 
 class WeakCache:
-    """What was made of objects, kept for as long as these live. Threads may share it.
+    """Values made of objects, cached for as long as the objects live; threads may share it.
 
-    Every object has a `Entry`, which goes with it: objects are referred to weakly, so they must be
-    immutable, and no value may refer to the object that it was made of.
+    Every object has an `Entry` that disappears with the object. Objects are referred to weakly, so
+    no value may refer to its object, which would then live forever. Objects must be immutable.
 
     Args:
-        limit: Total size of what is kept; beyond it whole drawers are given up, first the one that
-            was not used for longest. The last one stays whatever its size.
+        limit: Limit for the total size of the values. Above it whole entries are dropped, first
+            the entry that was not used for longest; the last entry stays whatever its size.
 
     Example:
         >>> class Weight:
@@ -166,14 +163,14 @@ class WeakCache:
         make: Callable[[], V],
         size: Callable[[V], float] = lambda value: 0.0,
     ) -> V:
-        """What was made of an object under a key, made by the first who asks.
+        """The value of an object under a key, made on the first call.
 
-        Two threads that ask at once may both make it; all get the same one.
+        Two threads that call at once may both make the value, but all get the same value.
 
         Args:
-            owner: The object.
-            key: Tells apart what is made of one object.
-            make: Called where there is nothing yet.
+            owner: Object of which the value is made.
+            key: Key of the value among the values of the object.
+            make: Function that makes a missing value.
             size: Size of the value, in the unit of the limit.
 
         Returns:
@@ -186,7 +183,7 @@ class WeakCache:
             drawer.used = next(self._uses)
             if key in drawer.values:
                 return drawer.values[key]
-        value = make()  # outside the lock: making one value may ask for others
+        value = make()  # outside the lock, as `make` may need other values
         with self._changing:
             drawer = self._drawers.setdefault(owner, drawer)
             if key not in drawer.values:
@@ -206,11 +203,11 @@ class WeakCache:
 
     @property
     def held(self) -> float:
-        """Total size of what is kept."""
+        """Total size of all values."""
         return sum((drawer.held for drawer in list(self._drawers.values())), 0.0)
 
     def clear(self) -> None:
-        """Empty every drawer."""
+        """Drop every value."""
         with self._changing:
             self._drawers.clear()
 
@@ -231,22 +228,22 @@ Arguments = TypeVarTuple("Arguments")
 
 
 class Session:
-    """Owner of everything that tnsim keeps in memory between calls.
+    """Owner of all caches of tnsim in memory.
 
     Args:
-        results: Number of results of planning that are kept: plans, programs, contraction routes.
-        operations: Number of operations that compiled programs may have together. An operation maps
-            one or two regions of code, and Linux allows a process 65,530 of them.
-        block_bytes: Bytes that the blocks of models of runs over many pairs may take together. Each
-            run keeps its own within half of the free memory and lets go of them when it ends.
-        device_bytes: Bytes that arrays of models may take together, laid out for plans and put on
-            the device. They go when their model goes, and when a plan needs the memory.
+        results: Limit for the number of results of planning: plans, programs, contraction paths.
+        operations: Limit for the total number of operations in compiled programs. An operation maps
+            one or two regions of code, and Linux allows a process 65,530 regions.
+        block_bytes: Limit in bytes for the blocks of models of runs over many pairs, together. Each
+            run keeps its own blocks within half of the free memory and drops them when it ends.
+        device_bytes: Limit in bytes for the arrays of models, laid out for plans and put on the
+            device. Arrays are dropped with their model, or when a plan needs the memory.
 
     Attributes:
-        results: Results of planning by function and arguments.
-        compiled programs: Compiled programs by program and shapes.
-        blocks: Models made ready, by run and content.
-        belongings: What was made of models: kinds of their layers, arrays on the device.
+        results: Results of planning, by function and arguments.
+        programs: Compiled programs, by program and shapes.
+        blocks: Prepared models, by run and content.
+        belongings: Values made of models: kinds of their layers, arrays on the device.
 
     Example:
         >>> import tnsim
@@ -272,7 +269,7 @@ class Session:
         self.belongings = WeakCache(device_bytes)
 
     def clear(self) -> None:
-        """Forget everything; the next call makes anew what it needs."""
+        """Empty all caches; later calls fill them again."""
         self.results.clear()
         self.programs.clear()
         self.blocks.clear()
@@ -289,7 +286,7 @@ def session() -> Session:
     """The session in use.
 
     Returns:
-        That of the innermost `using` block, else the one that is there from the start.
+        The session of the innermost `using` block, or else the default session.
 
     Example:
         >>> session() is session()
@@ -299,10 +296,10 @@ def session() -> Session:
 
 
 def session_cache(function: Callable[P, V]) -> Callable[P, V]:
-    """Keep the results of a pure function in the session in use.
+    """Cache the results of a pure function in the session in use.
 
     Args:
-        function: Its arguments must be hashable.
+        function: Pure function of hashable arguments.
 
     Returns:
         The same function, which runs once for each set of arguments.
@@ -326,10 +323,11 @@ def session_cache(function: Callable[P, V]) -> Callable[P, V]:
 
 
 def per_object_cache(function: Callable[[T, *Arguments], V]) -> Callable[[T, *Arguments], V]:
-    """Keep the results of a pure function of an immutable object for as long as the object lives.
+    """Cache the results of a pure function of an immutable object while the object lives.
 
     Args:
-        function: Of the object and of hashable arguments. Its result must not refer to the object.
+        function: Function of the object and of hashable arguments. The result must not refer to the
+            object.
 
     Returns:
         The same function, which runs once for each object and set of arguments.
@@ -357,13 +355,13 @@ def per_object_cache(function: Callable[[T, *Arguments], V]) -> Callable[[T, *Ar
 
 @contextmanager
 def using(chosen: Session) -> Iterator[Session]:
-    """Make a session the one in use inside a `with` block, in this thread.
+    """Use a given session inside a `with` block, in this thread.
 
     Args:
-        chosen: Takes the place of the session in use.
+        chosen: Session that replaces the session in use.
 
     Yields:
-        The same session.
+        The chosen session.
 
     Example:
         >>> with using(Session(results=100)) as small:

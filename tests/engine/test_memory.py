@@ -1,6 +1,7 @@
 """Memory: what is free, what is planned, and that a run within its budget lives under a limit."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -281,7 +282,7 @@ def test_under_a_limit_a_run_is_refused_or_completes(room):
     said = limited(TWO, "similarity(a, b)", room)
     assert ("value" in said) != ("refused" in said)
     if room == 40:
-        assert "40 MiB left, and compiling takes 112 MiB" in said["refused"]
+        assert re.search(r"40 MiB left, and compiling takes \d+ MiB", said["refused"])
     if room == 1500:
         assert "value" in said
 

@@ -86,7 +86,7 @@ def test_json_both_ways(name, rng):
         "[]",
         "{}",
         planned.to_json()[:-5],
-        planned.to_json().replace('"format":2', '"format":9'),
+        planned.to_json().replace('"format":3', '"format":9'),
     ):
         with pytest.raises(tnsim.CheckpointError, match="not a tnsim plan"):
             tnsim.Plan.from_json(damaged)

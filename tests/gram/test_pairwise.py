@@ -433,7 +433,7 @@ def test_programs_are_compiled_once_per_shape(rng, monkeypatch, route):
     ],
 )
 def test_a_missing_extra_is_named(package, code, extra):
-    attempt = f"try:\n    from tnsim.all_pairs import export as exports; {code}\nexcept tnsim.MissingExtra as e:\n    print(e)"
+    attempt = f"try:\n    from tnsim.all_pairs import result as exports; {code}\nexcept tnsim.MissingExtra as e:\n    print(e)"
     program = f"import sys; sys.modules[{package!r}] = None; import tnsim\n{attempt}"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(

@@ -161,6 +161,16 @@ def test_sweeping_takes_nothing_from_a_process_that_is_writing(folder, monkeypat
     assert len(swept) > 20 and tnsim.open_pairwise(path).identical(whole)
 
 
+def test_sweeping_passes_over_names_that_no_run_makes(folder):
+    """A stray file whose name tells no process ended a finished run."""
+    whole, path = compare(folder), folder / "store.zarr"
+    compare(folder, store=path)
+    stray = next(path.glob("*/c")) / ".x.partial"
+    stray.touch()
+    store_module.sweep(path)
+    assert stray.exists() and tnsim.open_pairwise(path).identical(whole)
+
+
 def test_a_full_disk_is_told_and_nothing_is_lost(folder, monkeypatch):
     from tnsim.all_pairs import store as store_module
     from tnsim.all_pairs import store as stores

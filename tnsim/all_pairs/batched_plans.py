@@ -1,17 +1,15 @@
-"""Stacks of models contracted with each other. In: models, a metric. Out: inner products.
-
-A plan of pairs is cut in shares (`engine.passes.hoisting`): what reads one model only is computed
-once for each model and stays in its stack, and a pair costs the crossing share.
-
-[merged from gram/batched_plans]
-Planned contractions for many pairs at once.
-
-In: models, a metric. Out: blocks of inner products.
+"""Planned contractions for many pairs at once.
 
 One plan per pair of shapes runs on stacks of weights, mapped over rows and columns, and equal
-shapes share one compiled program whatever the number of pairs. What reads one model only is
-computed once for each model and kept (see `stacks`); where that is not worth a compiled program,
-once for each row of a batch. Combinations expand by bilinearity over distinct models.
+shapes share one compiled program whatever the number of pairs.
+
+A plan is cut into shares (`engine.passes.hoisting`). An own share is the part that reads one model
+only: it is computed once per model and stays in the model's `Stack`. A pair then costs the crossing
+share alone. Where own shares do not repay a further compiled program, the plan stays whole, and the
+part that reads the row's model only runs once per row of a batch.
+
+Combinations expand by bilinearity over distinct models:
+`<sum_s c_s f_s | sum_t d_t g_t> = sum_st c_s d_t <f_s|g_t>`.
 """
 
 from __future__ import annotations
@@ -54,27 +52,28 @@ from tnsim.problems.families import choose
 from tnsim.problems.tensors.kinds import Kinds, kinds
 
 WORTH = 2**22
-"""Multiplications of a pair below which shares take as long as the whole: calls are most of it."""
+"""Multiplications per pair below which no plan is cut: calls take most of the time of a small pair,
+and shares take as long as the whole plan."""
 
 
 SAVING = 1 / 32
-"""Part of a pair's work that own shares must save."""
+"""Least part of a pair's work that own shares must save for a plan to be cut."""
 
 
 Logs: TypeAlias = "dict[tuple[int, str], Any]"
-"""Logarithms of scales by stage of the whole plan and group."""
+"""Logarithms of scales, by stage of the whole plan and by scale group."""
 
 
 class PairSetting(NamedTuple):
-    """What is the same for all pairs of a run.
+    """Settings common to all pairs of a run.
 
     Args:
-        metric: How inputs are weighed.
-        per_output: Whether outputs are told apart.
+        metric: Metric that weighs the inputs.
+        per_output: Whether every output has an inner product of its own.
         dtype: Precision of the computation.
-        budget: For one inner product and for the memory of a tile.
+        budget: Limits on one inner product and on the memory of a tile.
         pairs: Number of pairs in the run.
-        by_states: Whether units of models follow the sizes of their states.
+        by_states: Whether the units of models follow the sizes of their hidden states.
     """
 
     metric: Metric
@@ -86,12 +85,12 @@ class PairSetting(NamedTuple):
 
 
 class Pairs(NamedTuple):
-    """How models of two kinds are contracted with each other, or those of one with themselves.
+    """How models of two kinds are contracted with each other, or every model with itself.
 
     Args:
-        family: Lays out their arrays.
-        plan: Of one pair.
-        shares: What of it is computed once for each model, and the rest.
+        family: Family that lays out the arrays of the models.
+        plan: Plan of one pair.
+        shares: The plan cut into own shares, computed once per model, and the crossing share.
     """
 
     family: Family
@@ -100,23 +99,26 @@ class Pairs(NamedTuple):
 
     @classmethod
     def of(cls, a: Model, b: Model | None, setting: PairSetting) -> Pairs:
-        """For `<a|b>`, for `<a|a>` where b is None. Raises `TooLarge`, `ModelError`."""
+        """The contraction of `<a|b>`, or of `<a|a>` where b is None.
+
+        Raises `TooLarge`, `ModelError`.
+        """
         family = choose(a, b, setting.metric)
         wanted = SELF if b is None else CROSS
         plan = affordable(family, wanted, setting.per_output, setting.dtype, setting.budget)
         return cls(family, plan, uncut(plan) if b is None else _cut(plan, family, setting.pairs))
 
     def uncut(self) -> Pairs:
-        """The same, computed whole for every pair."""
+        """The same contraction with the whole plan run for every pair."""
         return self._replace(shares=uncut(self.plan))
 
 
 class Stack(NamedTuple):
-    """What a plan reads of some models.
+    """Arrays of some models, as a plan reads them.
 
     Args:
-        arrays: By name, with a leading axis of models where there are several.
-        logs: Those of own shares, with the same axis.
+        arrays: Arrays by name, with a leading axis of models where there are several.
+        logs: Logarithms of the scales of own shares, with the same axis.
     """
 
     arrays: dict[str, Any]
@@ -129,10 +131,10 @@ class Stack(NamedTuple):
 
 
 def _cut(plan: Plan, family: Family, pairs: int) -> Shares:
-    """A plan of so many pairs in shares, uncut where that would save nothing.
+    """The shares of a plan that runs for `pairs` pairs, uncut where cutting would save nothing.
 
-    With a constant in an exact deep metric a plan runs for several moments of the input, on which
-    all that is computed depends: those stay whole.
+    With a constant, the plan of an exact deep metric runs at several second moments of the input
+    (`family.nodes`). Every value depends on the moment, so such a plan stays whole.
     """
     if family.nodes is not None or plan.multiplications < WORTH:
         return uncut(plan)
@@ -144,11 +146,11 @@ def _cut(plan: Plan, family: Family, pairs: int) -> Shares:
     found = shares(plan, owners, pairs)
     crossing = found.crossing.plan
     saved = plan.multiplications - crossing.multiplications
-    # The norms have most compiled programs of a whole plan, and only what differs is compiled
-    # besides.
+    # The norms compile most programs of a whole plan, so only the other programs of the crossing
+    # share count as additional compiling.
     compiling = sum(program.length for program in set(crossing.programs).difference(plan.programs))
     worth = saved >= SAVING * plan.multiplications and saved * pairs >= COMPILING * compiling
-    # What is kept of a model takes no more memory than one pair that is computed whole.
+    # The values kept of one model may take no more memory than one pair computed whole.
     fits = crossing.input_bytes - plan.input_bytes <= plan.array_bytes
     return found if fits and worth else uncut(plan)
 
@@ -156,15 +158,15 @@ def _cut(plan: Plan, family: Family, pairs: int) -> Shares:
 def stack(
     name: Side, models: Sequence[Model], count: int, pairs: Pairs, setting: PairSetting
 ) -> Stack:
-    """The stack of some models on one side, with what is computed of each alone.
+    """The stack of some models on one side, with the values of their own shares.
 
     Args:
-        name: The side.
-        models: Of equal layers.
-        count: Length of the leading axis; the last model is repeated where there are fewer. One
-            model is not stacked.
-        pairs: How they are contracted with others.
-        setting: What is the same for all pairs.
+        name: Side on which the models stand.
+        models: Models of equal layers.
+        count: Length of the leading axis; the last model is repeated where there are fewer. A count
+            of 1 gives arrays without this axis.
+        pairs: How the models are contracted with others.
+        setting: Settings common to all pairs.
     """
     family, dtype = pairs.family, setting.dtype
     leaves = [family.weights(name, family.prepare(model)) for model in models]
@@ -191,14 +193,15 @@ def stack(
 def contracted(
     pairs: Pairs, stacks: Sequence[tuple[Stack, Axes]], pair: Pair, setting: PairSetting, d_in: int
 ) -> LogScaled:
-    """Inner products of stacks, at every second moment that the plan wants and summed up.
+    """Inner products of stacks, as weighted sums over the second moments at which the plan runs.
 
     Args:
         pairs: How models are contracted.
-        stacks: Each model's, and whether it is stacked over each of the axes that products have.
-        pair: Which products.
-        setting: What is the same for all pairs.
-        d_in: Coordinates of the input.
+        stacks: Stack of each side, with a flag for each axis of the products: whether the arrays of
+            the stack have this axis.
+        pair: Bra and ket of the inner products.
+        setting: Settings common to all pairs.
+        d_in: Number of input coordinates.
     """
     family, whole, crossing = pairs.family, pairs.plan, pairs.shares.crossing
     parts = []
@@ -217,7 +220,7 @@ def contracted(
             result = execution.run(crossing.plan, read, over=over)
         mantissa = np.asarray(result.values[pair.group], np.float64)
         if setting.per_output and family.lifted:
-            mantissa = mantissa[..., 1:]  # without the constant
+            mantissa = mantissa[..., 1:]  # output 0 of a lifted model is the constant
         found = own | _of_whole(result, crossing)
         logs = {key: np.asarray(x, np.float64) for key, x in found.items()}
         result = Result(result.values, logs, whole.log_weights)
@@ -228,18 +231,18 @@ def contracted(
 
 
 def _of_whole(result: Result, share: Share) -> Logs:
-    """The logarithms of a share by the stages of the whole."""
+    """The logarithms of a share's scales, numbered by the stages of the whole plan."""
     logs = {}
     for (stage, group), log in result.logs.items():
         logs[share.numbers[stage], group] = log
     return logs
 
 
-_SIDE = 16  # models a side that run together at most
+_SIDE = 16  # most models per side that run together
 
 
 Keep: TypeAlias = "Callable[[tuple[Hashable, ...], Callable[[], Stack]], Stack]"
-"""Gives the stack of a key, kept or made now."""
+"""Returns the stack of a key from the cache, or makes it and keeps it."""
 
 
 class Terms(NamedTuple):
@@ -250,15 +253,15 @@ class Terms(NamedTuple):
 
 
 class StackBlock(NamedTuple):
-    """Distinct models, `2 ** exponents * models`, and the combinations that are compared.
+    """Distinct models `2 ** exponents * models`, and the combinations of them that are compared.
 
     Args:
         models: Models in scientific notation.
         digests: Digests of the models' content.
-        exponents: Powers of two that the models lack, of whole models or of every output.
-        terms: The combinations.
-        roots: Roots of the factors by which cancellation within the models enlarges rounding, see
-            `conditioning`.
+        exponents: Powers of two taken out of the models, one per model or one per output.
+        terms: Combinations that are compared.
+        roots: Square roots of the factors by which cancellation within the models enlarges
+            rounding, see `problems.conditioning`.
     """
 
     models: tuple[Model, ...]
@@ -268,7 +271,7 @@ class StackBlock(NamedTuple):
     roots: Float[np.ndarray, " models"]
 
     def coefficients(self) -> tuple[np.ndarray, np.ndarray]:
-        """What multiplies the model of a term, as mantissas and logarithms.
+        """The factor of the model in every term, as mantissa and logarithm.
 
         Returns:
             Mantissas (rows, terms). Logarithms (rows, terms), or (rows, terms, out) where
@@ -287,23 +290,23 @@ class StackBlock(NamedTuple):
 
 
 def pair_plan(a: Model, b: Model | None, setting: PairSetting) -> Plan:
-    """What runs for `<a|b>`, for `<a|a>` where b is None. Raises `TooLarge`, `ModelError`."""
+    """The plan of `<a|b>`, or of `<a|a>` where b is None. Raises `TooLarge`, `ModelError`."""
     return Pairs.of(a, b, setting).plan
 
 
 def intermediate_bytes(plan: Plan) -> int:
-    """Bytes that one pair needs besides the weights."""
+    """Bytes that one pair needs in addition to the weights."""
     return max(1, plan.array_bytes - plan.input_bytes)
 
 
 def batch_side(plan: Plan, models: int, budget: Budget) -> int:
-    """How many models a side run together, dividing `models` evenly.
+    """The number of models per side that run together, dividing `models` evenly.
 
-    As many as keep a device busy: on a CPU their intermediates should stay in its caches
-    (measured: 4 x 4 pairs of 1 MiB each take a fifth of the time of single ones, and 16 x 16
-    twice as long as these), on others they may be large. Of a budget that is given they take no
-    more than it has; what is free at the moment counts for nothing, so that equal runs have equal
-    batches.
+    A batch should keep the device busy. On a CPU the intermediates of a batch should stay in the
+    caches (measured: 4 x 4 pairs of 1 MiB each take a fifth of the time of single pairs, and
+    16 x 16 twice as long as 4 x 4); on other devices they may be large. Where a memory budget is
+    given, they take no more than the budget. The memory free at the moment plays no part, so that
+    equal runs have equal batches.
     """
     in_flight = 2**25 if jax.default_backend() == "cpu" else 2**30
     if budget.memory_bytes is not None:
@@ -350,10 +353,11 @@ def products(
 
     Args:
         rows: Combinations of models.
-        columns: Others. The same object as `rows` is computed below the diagonal and mirrored.
-        setting: What is the same for all pairs.
-        size: Most models that a block of the run has; blocks of up to so many share programs.
-        keep: Keeps what is computed of models alone.
+        columns: Combinations compared with the rows. Where this is the same object as `rows`, the
+            products on and below the diagonal are computed, and mirrored.
+        setting: Settings common to all pairs.
+        size: Largest number of models in a block of the run; blocks up to this size share programs.
+        keep: Cache for stacks with the values of own shares.
 
     Returns:
         (rows, columns), or per output (rows, columns, out).
@@ -373,9 +377,10 @@ def products(
 def _crossed(
     rows: StackBlock, columns: StackBlock | None, setting: PairSetting, size: int, keep: Keep
 ) -> LogScaled:
-    """All models of the rows with all of the columns, or with each other where there are none.
+    """Inner products of all models of the rows with all models of the columns.
 
-    Models of equal layers run together.
+    Where `columns` is None, the models of the rows meet each other. Models of equal layers run
+    together.
     """
     others = rows if columns is None else columns
     pairs = (len(rows.models), len(others.models))
@@ -399,7 +404,7 @@ def _crossed(
 
 
 class _Models(NamedTuple):
-    """Models of equal layers, and what tells them by their content."""
+    """Models of equal layers, and the digests of their content."""
 
     models: tuple[Model, ...]
     digests: tuple[str, ...]
@@ -415,7 +420,7 @@ def _chosen(block: StackBlock, places: Sequence[int]) -> _Models:
 def _batches(
     bra: _Models, ket: _Models, setting: PairSetting, size: int, triangle: bool, keep: Keep
 ) -> Iterator[tuple[slice, slice, LogScaled]]:
-    """All batches of models of equal layers; of a triangle those on and below its diagonal.
+    """Products of all batches of models of equal layers; of a triangle, on and below its diagonal.
 
     Yields:
         (rows, columns, products).
@@ -433,7 +438,8 @@ def _batches(
     with execution.precision():
         rows = [(i, _placed(one, spread)) for i, one in stacks("A", bra)]
         columns = [(j, _placed(one, replicated)) for j, one in stacks("B", ket)]
-    # What reads the row's model only is not stacked over columns: it runs once a row.
+    # Stacks of rows have no axis of columns, so the part that reads the row's model only runs once
+    # per row.
     is_stacked = together > 1
     over_rows, over_columns = (is_stacked, False), (False, is_stacked)
     d_in = bra.models[0].d_in
@@ -448,7 +454,7 @@ def _placed(found: Stack, place: Callable[[Any], Any]) -> Stack:
 
 
 def _paired(pairs: Sequence[tuple[Model, Model | None]], setting: PairSetting) -> list[LogScaled]:
-    """`<a|b>` of each pair, `<a|a>` where there is no b; pairs of equal layers together."""
+    """`<a|b>` of each pair, or `<a|a>` where b is None; pairs of equal layers run together."""
     groups: dict[Any, list[int]] = {}
     for n, (a, b) in enumerate(pairs):
         groups.setdefault((kinds(a), b and kinds(b)), []).append(n)
@@ -483,7 +489,7 @@ def _by_kind(models: Sequence[Model]) -> list[list[int]]:
 
 
 def _mirrored(block: np.ndarray) -> np.ndarray:
-    """A square block with what is below its diagonal, in the first two axes, above it as well."""
+    """A square block with its lower triangle (of the first two axes) copied to the upper one."""
     below = np.tri(len(block), dtype=bool)
     below = below.reshape(below.shape + (1,) * (block.ndim - 2))
     return np.where(below, block, np.swapaxes(block, 0, 1))

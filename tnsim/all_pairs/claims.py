@@ -1,13 +1,13 @@
-"""Who computes what in a shared store. In: a folder, labels of records. Out: may we begin one.
+"""Claims on records, by which the processes that share a store divide its work.
 
-A claim is a file that only one process can create. It says who made it, and is touched again and
-again while its maker lives. A claim never blocks anyone for long: it is taken over when its maker
-is a process of this host that is gone, or when it has not been touched for `EXPIRY` seconds by
-the watcher's own clock (clocks of two hosts are never compared). Should two processes hold one
-claim after all, both compute the same numbers.
+A claim is a file that only one process can create. It says who made it, and its maker touches it
+again and again while it lives. A claim never blocks other processes for long. It is taken over when
+its maker is a process of this host that is gone, or when the file has not been touched for `EXPIRY`
+seconds by the watcher's own clock (clocks of two hosts are never compared). Should two processes
+hold one claim after all, both compute the same numbers.
 
-A *maker* is a process of a host, written into claims and into the names of files that are not
-whole yet, so that what a killed process left is told from the work of a living one.
+A *maker* is a process of a host. Makers are written into claims and into the names of unfinished
+files, so that the leftovers of a killed process are told from the work of a living one.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from types import TracebackType
 from tnsim.files import regular
 
 EXPIRY = 30.0  # seconds without a sign of life after which a claim is taken over
-_RENEWAL = 5.0  # seconds between two signs of life
+_RENEWAL = 5.0  # seconds between two signs of life; EXPIRY allows several to be late
 _FOLDER = "claims"
 
 
 class Claims:
-    """The claims of one run in the store at `path`; without a path there is nobody to share with.
+    """The claims of one run in the store at `path`; without a path every claim is granted.
 
-    Example: `with Claims(path) as claims: claims.take("tile 0 0")`. At the end all that are held
-    are given back.
+    Example: `with Claims(path) as claims: claims.take("tile 0 0")`. On leaving the block, all
+    claims that are still held are given back.
     """
 
     def __init__(self, path: Path | None) -> None:
@@ -59,11 +59,11 @@ class Claims:
         self._stopped.set()
         for file in tuple(self._held):
             self._give_back(file)
-        if self._folder is not None and kind is None:  # all is finished, so no claim means anything
+        if self._folder is not None and kind is None:  # the run is finished: no claim is needed
             shutil.rmtree(self._folder, ignore_errors=True)
 
     def take(self, label: str) -> bool:
-        """Whether this process may compute the record of that label; if not, another is at it."""
+        """Whether this process may compute the record; if not, another process is computing it."""
         if self._folder is None:
             return True
         file = self._folder / label.replace(" ", "-")
@@ -76,7 +76,7 @@ class Claims:
         return True
 
     def release(self, label: str) -> None:
-        """Give a claim back, once the record is in the store."""
+        """Give a claim back once the record is in the store."""
         if self._folder is not None:
             self._give_back(self._folder / label.replace(" ", "-"))
 
@@ -88,7 +88,7 @@ class Claims:
             except FileExistsError:
                 return False
             except (FileNotFoundError, NotADirectoryError):
-                _make(file.parent)  # none yet, or whoever finished the run removed it
+                _make(file.parent)  # no folder yet, or the process that finished removed it
             else:
                 return True
 
@@ -98,9 +98,9 @@ class Claims:
                 words = claim.read(2**10).decode(errors="replace").split()
                 sign = os.fstat(claim.fileno()).st_mtime_ns
         except PermissionError:
-            return False  # a file of another user, whose process may live
+            return False  # a file of another user; the process of that user may live
         except OSError:
-            return True  # given back meanwhile, or nothing that a process of ours made
+            return True  # given back meanwhile, or not made by tnsim
         if len(words) == 3 and words[0] == host() and is_gone(words[1]):
             return True
         known, since = self._last_signs.get(file, (None, 0.0))
@@ -112,7 +112,7 @@ class Claims:
     def _give_back(self, file: Path) -> None:
         self._held.discard(file)
         try:
-            if file.read_text() == self._text:  # it may have been taken over
+            if file.read_text() == self._text:  # another process may have taken the claim over
                 file.unlink()
         except OSError:
             pass
@@ -128,28 +128,28 @@ class Claims:
 
 @cache
 def host() -> str:
-    """This machine since it was started, with its own numbers of processes, as 16 digits.
+    """Digest of this machine, its boot and its namespace of process numbers, 16 digits.
 
-    Containers may share the name of a machine and number their processes apart, so a name alone
-    does not say where the process of a number is to be looked for.
+    Containers may share the name of a machine and number their processes separately, so a name
+    alone does not say to which namespace a process number belongs.
     """
     known = [platform.node()]
-    with contextlib.suppress(OSError):  # only Linux has these
+    with contextlib.suppress(OSError):  # only Linux has these two files
         known.append(Path("/proc/sys/kernel/random/boot_id").read_text())
         known.append(str(Path("/proc/self/ns/pid").stat().st_ino))
     return hashlib.blake2b(" ".join(known).encode(), digest_size=8).hexdigest()
 
 
 def maker() -> tuple[str, str, str]:
-    """Who makes a file: host, number of the process, and digits that no other file has."""
+    """The maker of a file: host, process number, and digits that no other file has."""
     return host(), str(os.getpid()), uuid.uuid4().hex
 
 
 def remove(path: Path) -> None:
-    """Remove what stands where a file of a store belongs: a file, a link or an empty folder.
+    """Remove a file, a link or an empty folder from the place of a store's file.
 
     Raises:
-        OSError: It is a folder with something in it, or nothing is there.
+        OSError: The folder is not empty, or there is nothing to remove.
     """
     if path.is_dir() and not path.is_symlink():
         path.rmdir()
@@ -167,7 +167,7 @@ def _make(folder: Path) -> None:
 
 
 def is_gone(pid: str) -> bool:
-    """Whether no process of this host has that number; False where that cannot be asked."""
+    """Whether no process of this host has that number; False where the host cannot tell."""
     if os.name != "posix" or not pid.isdigit():
         return False
     try:

@@ -1,8 +1,8 @@
-"""Runs over many pairs by forward passes. In: entries, a metric. Out: a plan, sums over points.
+"""The route of a run by forward passes, under metrics that add up over points.
 
 A tile runs each of its models once over all points and adds up the Gram matrix of their outputs
 batch by batch (see `problems.forward`). Tiles are therefore as large as memory allows, so that few
-models run more than once. Points are made anew by every task: they are closures, and cheap.
+models run more than once. Every task makes the points anew: they are closures, and cheap.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ def route(
     read: Sequence[Rows | None],
     setting: PairSetting,
 ) -> Route | None:
-    """The route by forward passes; None where plans or features answer.
+    """The route by forward passes; None where the metric has no points for these models.
 
     Args:
         rows: Distinct models.
-        columns: Distinct models they are compared with; None for all pairs of `rows`.
+        columns: Distinct models compared with the rows; None for all pairs of `rows`.
         examples: One model of each sequence of layer kinds.
-        read: What every model reads of its input, see `by_points.what_is_read`.
-        setting: What is the same for all pairs.
+        read: Rows that span the input read by each model, see `compare.by_points.what_is_read`.
+        setting: Settings common to all pairs.
 
     Raises:
         ModelError: The metric has no inputs for these models.
@@ -66,6 +66,7 @@ def route(
         single = forward_plan([model], setting.metric, points, setting.dtype)
         check_affordable(single, setting.metric, setting.budget)
     run = Sizes.of(rows, columns, examples, setting)
+    # Sums are kept by groups of points, for the standard errors.
     run = run._replace(products=run.products * GROUPS)
     tile = run.tile(1, 2 * max(1, run.weights))
     # Half of the memory is for the batches, an eighth each for weights and for products.
@@ -96,7 +97,7 @@ def route(
 def _needs(
     models: Sequence[Model], count: int, points: Points, setting: PairSetting
 ) -> forward.Needs:
-    """Bytes that forward passes of so many models take, as many of the model that takes most."""
+    """Bytes that forward passes of `count` models take, all of them the model that needs most."""
     if not models:
         return forward.Needs(0.0, 0.0)
     every = [forward.needs([model] * count, points, setting.dtype) for model in models]
@@ -104,7 +105,10 @@ def _needs(
 
 
 def sums(setting: PairSetting, points: Points, rows: Sequence[Entry], columns: Any) -> Sums:
-    """Inner products of rows with columns, with themselves where there are none, by groups."""
+    """Inner products by groups of points, of rows with columns, or of rows with rows.
+
+    `columns` is None for rows with rows.
+    """
     known: dict[str, Part] = {}
     first = [_terms(entry, known, setting.dtype) for entry in rows]
     second = None
@@ -114,9 +118,9 @@ def sums(setting: PairSetting, points: Points, rows: Sequence[Entry], columns: A
 
 
 def tile(found: Sums, per_output: bool, drawn: bool) -> LogScaled | Estimated:
-    """The inner products of a tile, with their errors where the points are draws.
+    """The inner products of a tile, with their standard errors where the points are draws.
 
-    Of a single draw the error may be anything.
+    Where one group of draws has all the weight, the errors are unknown, and infinite.
     """
     products = forward.total(found.products)
     if not drawn:
@@ -130,9 +134,9 @@ def tile(found: Sums, per_output: bool, drawn: bool) -> LogScaled | Estimated:
 
 
 def function_entry(source: Source, metric: Any) -> Entry:
-    """What is known of a plain function.
+    """The entry of a plain function.
 
-    It has no content to be told by, so every one is another.
+    The content of a function is unknown, so no two function objects count as equal.
 
     Raises:
         ModelError: The metric has no inputs of its own.
@@ -168,7 +172,7 @@ def _passes(entry: Entry, examples: Mapping[Kinds, Model], points: Points) -> in
 
 
 def _terms(entry: Entry, known: dict[str, Part], dtype: str) -> list[tuple[Any, Part]]:
-    """The sum that an entry is; equal parts of several entries are one object."""
+    """An entry as a sum of (coefficient, part); equal parts of several entries are one object."""
     model: Any = entry.read()
     if not is_function(model):
         model = by_differences(model, dtype)

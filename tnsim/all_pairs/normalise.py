@@ -1,10 +1,8 @@
-"""Norms and cosines as a result keeps them.
+"""Norms and cosines as a result stores them.
 
-In: inner products. Out: arrays by name, error bounds.
-
-Stored are a squared norm's logarithm and that of its size, the sum of the absolute contributions
-(see `engine.precision`), so that cosines have the same error bound in whatever process they are
-computed.
+Stored are the logarithm of a squared norm and the logarithm of its size, the sum of the absolute
+contributions (see `engine.precision`). Cosines therefore have the same error bound in whatever
+process they are computed.
 """
 
 from __future__ import annotations
@@ -23,14 +21,14 @@ _NORM, _NORMS = "log_norm", "log_norms"
 
 
 class Doubt(NamedTuple):
-    """The largest bound of an error, and the cosine that it belongs to."""
+    """The largest error bound, and the cosine to which it belongs."""
 
     error: float
     cosine: str
 
 
 def norm_arrays(norms: LogScaled, per_output: bool) -> dict[str, Float[np.ndarray, "models ..."]]:
-    """What is stored of the squared norms of some models, by name without the side."""
+    """The stored arrays of the squared norms of some models, by name without the side."""
     values = {_NORM: total(norms, per_output)}
     if per_output:
         values[_NORMS] = norms
@@ -44,7 +42,7 @@ def norm_arrays(norms: LogScaled, per_output: bool) -> dict[str, Float[np.ndarra
 def norms_in(
     arrays: Mapping[str, Any], side: str, at: slice, per_output: bool
 ) -> dict[str, LogScaled]:
-    """Squared norms of some models as stored, with `per_output` also those of every output."""
+    """Squared norms of some models read from a store, with `per_output` also of every output."""
     names = (_NORM, _NORMS) if per_output else (_NORM,)
     norms = {}
     for name in names:
@@ -61,13 +59,13 @@ def tile_arrays(
     same: Bool[np.ndarray, "rows columns"],
     arithmetic: Arithmetic,
 ) -> tuple[dict[str, Float[np.ndarray, "rows columns ..."]], Float[np.ndarray, "rows columns"]]:
-    """What is stored of a tile, by name, and the bound of each pair's error.
+    """The stored arrays of a tile by name, and the error bound of each pair.
 
     Args:
         products: Inner products of rows with columns, per output where there are norms of outputs.
         bra, ket: Norms of rows and columns, from `norms_in`.
-        same: Pairs that are one model twice, whose cosine is 1.
-        arithmetic: What they were computed with.
+        same: Pairs of a model with itself, with the exact cosine 1.
+        arithmetic: Degree and precision of the computation, which bound its rounding.
     """
     inner = total(products, per_output=_NORMS in bra)
     arrays = {"log_inner": log_abs(inner), "sign": np.sign(inner.mantissa)}

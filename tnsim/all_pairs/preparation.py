@@ -1,9 +1,8 @@
-"""What is known of a run before its first product.
-
-In: models or files, a metric. Out: a `PairwiseRun`, and the store that it fills.
+"""The preparation of a run: everything that is known before its first product.
 
 Every model is read once, for its digest and the kinds of its layers. Models with equal digests are
-one model; one of each sequence of kinds is kept as an example to plan with.
+one model. For each sequence of layer kinds one model is kept as an example to plan with. The
+outcome is a `PairwiseRun`, and the store that it fills.
 """
 
 from __future__ import annotations
@@ -44,23 +43,23 @@ from tnsim.problems.features import FeatureSpace
 from tnsim.problems.state_sizes import follow_states
 from tnsim.problems.tensors.kinds import Kinds, kinds
 
-_FREE = 2**30  # multiplications that take less time than planning diagrams
+_FREE = 2**30  # forward passes up to so many multiplications cost less than planning diagrams
 
 
 @dataclass
 class _Known:
-    """What is kept of the models that were read.
+    """Knowledge about the models that were read.
 
     Args:
-        examples: One of each sequence of layer kinds.
-        read: What every one reads of its input, see `by_points.what_is_read`.
+        examples: One model of each sequence of layer kinds.
+        read: Rows that span the input read by each model, see `compare.by_points.what_is_read`.
     """
 
     examples: dict[Kinds, Model] = field(default_factory=dict)
     read: list[Rows | None] = field(default_factory=list)
 
     def add(self, model: Model, metric: Metric) -> None:
-        """A model that was read."""
+        """Add a model that was read."""
         self.examples.setdefault(kinds(model), model)
         self.read.append(what_is_read(model, metric))
 
@@ -71,7 +70,7 @@ class Side(NamedTuple):
     Args:
         name: "a" for rows, "b" for columns.
         all: Every model, in the order given.
-        entries: The distinct ones among them.
+        entries: Distinct models, in the order of their first occurrence.
     """
 
     name: str
@@ -80,15 +79,15 @@ class Side(NamedTuple):
 
 
 class PairwiseRun(NamedTuple):
-    """What is compared, and how.
+    """A run: the models, the settings of the tasks, and the plan.
 
     Args:
-        rows, columns: The two lists of models; twice the same one where all pairs of it are meant.
-        symmetric: Whether they are the same one.
-        job: What all tasks share.
-        plan: The route and the tiles.
-        spaces: Those of the routes by features, whichever is taken.
-        contracted: Plans of the pairs and how often each runs, none where pairs are too large.
+        rows, columns: The two lists of models, equal where all pairs of one list are compared.
+        symmetric: Whether both are one list.
+        job: Settings that all tasks share.
+        plan: Route, tiles and costs.
+        spaces: Feature spaces by route name, of every route by features, taken or not.
+        contracted: Number of pairs and plan, for each plan; empty where pairs are too large.
     """
 
     rows: Side
@@ -101,26 +100,26 @@ class PairwiseRun(NamedTuple):
 
     @property
     def caveats(self) -> tuple[str, ...]:
-        """What makes models other functions than the networks that were read, each once."""
+        """Differences between the models and the networks that were read, each named once."""
         said = [caveat for one in (*self.rows.all, *self.columns.all) for caveat in one.caveats]
         return tuple(dict.fromkeys(said))
 
     @property
     def exact(self) -> bool:
-        """Whether the metric's definition is met, for models of which all is known."""
+        """Whether the metric's definition is met exactly and nothing about a model is guessed."""
         entries = (*self.rows.all, *self.columns.all)
         known = not any(one.guessed for one in entries)
         return known and self.job.setting.metric.is_exact(max(one.nonlinear for one in entries))
 
     @property
     def arithmetic(self) -> Arithmetic:
-        """What bounds the errors of rounding."""
+        """Largest degree and the precision, which bound the errors of rounding."""
         entries = (*self.rows.entries, *self.columns.entries)
         return Arithmetic(max(one.degree for one in entries), self.job.setting.dtype)
 
     @property
     def pairs(self) -> int:
-        """How many pairs of distinct models there are, of one list each pair once."""
+        """The number of pairs of distinct models; of one list each pair counts once."""
         return _pairs(len(self.rows.entries), len(self.columns.entries), self.symmetric)
 
     def block(self, side: Side, n: int) -> tuple[Entry, ...]:
@@ -128,7 +127,7 @@ class PairwiseRun(NamedTuple):
         return side.entries[n * self.job.size : (n + 1) * self.job.size]
 
     def pairs_in(self, i: int, j: int) -> int:
-        """How many pairs tile (i, j) holds."""
+        """The number of pairs in tile (i, j)."""
         rows, columns = self.block(self.rows, i), self.block(self.columns, j)
         return _pairs(len(rows), len(columns), self.symmetric and i == j)
 
@@ -146,7 +145,7 @@ def prepared(
     budget: Budget,
     names: Sequence[Any] | None,
 ) -> PairwiseRun:
-    """Everything that is known before the first product; the arguments are those of `pairwise`.
+    """The run before its first product; the arguments are those of `pairwise`.
 
     Raises:
         ModelError: Models cannot be compared.
@@ -166,7 +165,7 @@ def prepared(
     by_states = follow_states(known.examples.values())
     setting = PairSetting(metric, per_output, dtype, budget, pairs, by_states)
     route = _route(rows.entries, others, known, setting)
-    key = uuid4().hex  # equal runs at once stay apart
+    key = uuid4().hex  # two equal runs at the same time share no kept blocks
     job = Job(
         setting=setting,
         space=None,
@@ -184,7 +183,7 @@ def prepared(
 def _route(
     rows: Sequence[Entry], columns: Sequence[Entry] | None, known: _Known, setting: PairSetting
 ) -> Route:
-    """The cheapest of all routes."""
+    """The cheapest of all routes, with the costs of the others."""
     examples = known.examples
     forward = forward_runs.route(rows, columns, examples, known.read, setting)
     if forward is None:
@@ -204,7 +203,7 @@ def _route(
 
 
 def _check_shapes(entries: Sequence[Entry]) -> None:
-    """Refuse models of other widths, or of another length of sequences, than the first."""
+    """Refuse models with other widths or another sequence length than the first model."""
     first = entries[0]
     for one in entries:
         known = None not in (one.d_in, first.d_in)
@@ -221,7 +220,7 @@ def _check_shapes(entries: Sequence[Entry]) -> None:
 
 
 def _side(name: str, models: Any, names: Any, known: _Known, metric: Metric, dtype: str) -> Side:
-    """Read every model once; `known` grows by what is kept of it."""
+    """One list of models, each read once and added to `known`."""
     entries: list[Entry] = []
     distinct: dict[str, Entry] = {}
     equal: list[str] = []
@@ -247,7 +246,7 @@ def _side(name: str, models: Any, names: Any, known: _Known, metric: Metric, dty
 
 
 def store_of(run: PairwiseRun, path: Path | None) -> Store:
-    """The store of a run: in memory, new, or the one that is there."""
+    """The store of a run: in memory without a path, else new or continued."""
     attrs = _attributes(run)
     if path is not None and any(one.d_in is None for one in (*run.rows.all, *run.columns.all)):
         raise ModelError(
@@ -258,7 +257,7 @@ def store_of(run: PairwiseRun, path: Path | None) -> Store:
 
 
 def _attributes(run: PairwiseRun) -> dict[str, Any]:
-    """What a store says of the run that fills it."""
+    """The attributes by which a store describes its run."""
     setting = run.job.setting
     sides = [run.rows] if run.symmetric else [run.rows, run.columns]
     attrs: dict[str, Any] = {
@@ -289,13 +288,13 @@ def _attributes(run: PairwiseRun) -> dict[str, Any]:
 
 
 def as_stored(run: PairwiseRun, target: Store, alone: bool) -> PairwiseRun:
-    """The run along the route and with the tiles that its store was begun with.
+    """The run with the route and the tiles of its store.
 
     Args:
-        run: As it was planned now.
-        target: Its store, begun by this run or by an earlier one.
-        alone: Whether this process computes all of it. What is prepared of models is kept for later
-            tiles, by workers in less memory, as they may share a machine.
+        run: Run as planned now.
+        target: Store of the run, begun by this run or by an earlier one.
+        alone: Whether this process computes the whole run. Blocks prepared from models are kept for
+            later tiles; workers keep less, as several of them may share one machine.
     """
     route, tile = target.attrs["route"], target.attrs["tile"]
     space = run.spaces.get(route)

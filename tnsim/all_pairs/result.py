@@ -1,19 +1,14 @@
-"""The result of a pairwise run.
+"""The result of a pairwise run, and the files into which other programs can read it.
 
-In: arrays and labels. Out: a `Pairwise`, an xarray Dataset that knows its metric.
+A `Pairwise` is an xarray Dataset that knows its metric. Dimensions `a` and `b` carry the labels of
+the models (training steps where the names have them), `output` the output coordinates of slices.
+Coordinates `name_a`, `hash_a` (and `_b`) say where a model came from and what it is. Additions of
+tnsim to a Dataset of this layout, wherever it comes from, stand under `result.tnsim`, as xarray
+asks of packages that build on it.
 
-Dimensions `a` and `b` carry the labels of the models (training steps where the names have them),
-`output` the output coordinates of slices. Coordinates `name_a`, `hash_a` (and `_b`) say where a
-model came from and what it is.
-
-What tnsim adds to a Dataset of this layout, wherever it comes from, stands under
-`result.tnsim`, as xarray asks of packages that build on it.
-
-[merged from gram/export]
-Results as files that other programs read. In: a `Pairwise`, a path. Out: csv, npz, parquet.
-
-Labels may come from file names. Half of a surrogate pair, which is what Python makes of a byte
-that is no text, is written as its escape (`\\udc80`) where the format holds text only.
+`write_csv`, `write_npz` and `write_parquet` write files. Labels may come from file names. Half of a
+surrogate pair, which Python makes of an undecodable byte, is written as its escape (`\\udc80`)
+where the format holds text only.
 """
 
 from __future__ import annotations
@@ -47,7 +42,7 @@ else:
 
 
 def require_xarray() -> None:
-    """Raise `MissingExtra` where there is no xarray: before a run, not at its end."""
+    """Raise `MissingExtra` where xarray is missing, before a run instead of at its end."""
     if xarray is not None:
         return
     if importlib.util.find_spec("xarray") is None:
@@ -77,7 +72,7 @@ class Pairwise(Dataset):
 
 
 class ResultAccessor:
-    """What tnsim knows of a pairwise result, as `result.tnsim`."""
+    """Metric and pictures of a pairwise result, as `result.tnsim`."""
 
     def __init__(self, result: Dataset) -> None:
         self._result = result
@@ -108,7 +103,7 @@ class ResultAccessor:
             curves: Variables over `a` to draw above heatmaps, each entry a strip.
 
         Raises:
-            ResultError: For an unknown kind or variable, and for what the picture cannot show.
+            ResultError: The kind or a variable is unknown, or the picture cannot show the data.
         """
         from tnsim.analysis import figures
 
@@ -120,7 +115,12 @@ if xarray is not None:
 
 
 def labelled(attrs: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Pairwise:
-    """The arrays of a run, an entry for each distinct model, with labels: equal models repeated."""
+    """The result made of a run's arrays, with labels, and with equal models repeated.
+
+    Args:
+        attrs: Attributes of the run's store.
+        arrays: Arrays by name, with one entry for each distinct model.
+    """
     coordinates: dict[str, Any] = {}
     index: dict[str, np.ndarray] = {}
     for side in "ab":
@@ -157,15 +157,15 @@ def labelled(attrs: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Pair
         "tnsim_version",
         "jax_version",
     )
-    complete = {"caveats": [], "device": "unknown", **attrs}  # stores of 0.1.0 have neither
+    complete = {"caveats": [], "device": "unknown", **attrs}  # stores of 0.1.0 lack both
     return Pairwise(variables, coordinates, {name: complete[name] for name in known})
 
 
 FORMULA = ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20")
-"""Signs with which a spreadsheet begins a formula; in Japanese ones their wide forms as well."""
+"""Signs with which a spreadsheet begins a formula; Japanese spreadsheets take wide forms too."""
 
 
-_CONTROLS = tuple("\t\r\n")
+_CONTROLS = tuple("\t\r\n")  # characters that some spreadsheets skip before a formula
 
 
 def _is_result(file: BinaryIO) -> bool:
@@ -174,8 +174,10 @@ def _is_result(file: BinaryIO) -> bool:
 
 
 def _is_parquet(file: BinaryIO) -> bool:
-    """Whether the description at the end, whose length stands before the last four bytes, names
-    tnsim."""
+    """Whether a parquet file names tnsim in its footer.
+
+    The length of the footer stands before the last four bytes.
+    """
     start = file.read(4)
     file.seek(-8, os.SEEK_END)
     length, end = int.from_bytes(file.read(4), "little"), file.read(4)
@@ -193,13 +195,13 @@ PARQUET = Kind("a table of pairs of tnsim", _is_parquet)
 
 
 def write_csv(result: Pairwise, path: Path) -> None:
-    """The similarities as a matrix, labels in the first row and the first column.
+    """Write the similarities as a matrix, with labels in the first row and the first column.
 
-    A label that a spreadsheet would run as a formula gets an apostrophe in front, the
-    spreadsheets' own mark of text. Labels that are numbers, and all values, stay numbers.
+    A label that a spreadsheet would run as a formula gets an apostrophe in front, the mark by which
+    spreadsheets know text. Labels that are numbers, and all values, stay numbers.
 
     Raises:
-        ResultError: The file cannot be written, or one of another kind is there.
+        ResultError: The file cannot be written, or a file of another kind is there.
     """
     table = io.StringIO(newline="")
     rows = csv.writer(table)
@@ -211,10 +213,10 @@ def write_csv(result: Pairwise, path: Path) -> None:
 
 
 def write_npz(result: Pairwise, path: Path) -> None:
-    """Every variable and coordinate by its name, the attributes as JSON text under `attributes`.
+    """Write all variables and coordinates by name, and the attributes as JSON in `attributes`.
 
     Raises:
-        ResultError: The file cannot be written, or one of another kind is there.
+        ResultError: The file cannot be written, or a file of another kind is there.
     """
     arrays = {str(name): values.values for name, values in result.variables.items()}
     with _written(path, NPZ) as temporary, temporary.open("wb") as file:
@@ -222,10 +224,10 @@ def write_npz(result: Pairwise, path: Path) -> None:
 
 
 def write_parquet(result: Pairwise, path: Path) -> None:
-    """One row a pair: a, b, similarity, log_inner, sign; slices, where there are any, as lists.
+    """Write one row per pair: a, b, similarity, log_inner, sign, and slices, if any, as lists.
 
     Raises:
-        ResultError: The file cannot be written, or one of another kind is there.
+        ResultError: The file cannot be written, or a file of another kind is there.
         MissingExtra: pyarrow is not installed.
     """
     try:
@@ -249,7 +251,7 @@ def write_parquet(result: Pairwise, path: Path) -> None:
 
 @contextlib.contextmanager
 def _written(path: Path, kind: Kind) -> Iterator[Path]:
-    """A temporary path that takes the place of `path`. Raises `ResultError` where that fails."""
+    """A temporary path that replaces `path` at the end. Raises `ResultError` where that fails."""
     try:
         with replacing(path, kind) as temporary:
             yield temporary
@@ -258,11 +260,11 @@ def _written(path: Path, kind: Kind) -> Iterator[Path]:
 
 
 def _cell(label: Any) -> Any:
-    """A label of a table: text is never a formula.
+    """A label as a cell of a table, in which text is never a formula.
 
     Programs drop blanks, control characters and marks without a width before they look for a
-    formula. So no line of a label begins with a sign of a formula behind any of those, and no label
-    with a control character.
+    formula. A label therefore gets an apostrophe where any of its lines, after such characters,
+    begins with a sign of a formula, or where the label begins with a control character.
     """
     label = _plain(label)
     if not isinstance(label, str):
@@ -272,7 +274,7 @@ def _cell(label: Any) -> Any:
 
 
 def _seen(line: str) -> str:
-    """A line from its first character that takes room."""
+    """The rest of a line from its first visible character on."""
     seen = (n for n, sign in enumerate(line) if not (sign.isspace() or not sign.isprintable()))
     return line[next(seen, len(line)) :]
 

@@ -1,10 +1,8 @@
-"""All pairs of many models.
-
-In: models or files, a metric. Out: a `Pairwise`, or what it would cost.
+"""The public functions for all pairs of many models.
 
 A run reads every model once for its digest and shape, plans, computes the squared norms block by
-block and then the inner products tile by tile. Models with equal digests are one model. What is
-finished is in the store.
+block and then the inner products tile by tile. Models with equal digests are one model. Finished
+blocks and tiles are kept in the store.
 """
 
 from __future__ import annotations
@@ -48,21 +46,21 @@ def pairwise(
     budget: Budget = Budget(),
     names: Sequence[Any] | None = None,
 ) -> Pairwise:
-    """Similarity of every pair of models, or of every model with every one of `other`.
+    """Similarity of every pair of models, or of every model with every model of `other`.
 
     Args:
         models, other: Sequences of models or combinations, mappings from labels to them, or a
-            `tnsim.load` of many files, whose weights are read when they are needed. Without
+            `tnsim.load` of many files, from which weights are read when needed. Without
             `other`, all pairs of `models`.
-        metric: How inputs are weighed.
-        slices: Also the cosine of every output.
+        metric: Metric that weighs the inputs.
+        slices: Whether the cosine of every output is computed as well.
         dtype: Precision of the computation, float64 or float32; the result is float64.
         store: A folder in which finished tiles are kept, so that the same call goes on where an
-            earlier one ended.
+            earlier call ended.
         executor: Anything with `submit`, such as a `concurrent.futures` executor (processes must
             not fork) or a `dask.distributed.Client`.
         progress: Whether a progress bar is shown.
-        budget: For one inner product and for the memory of a tile.
+        budget: Limits on one inner product and on the memory of a tile.
         names: Labels of `models`; `other` is labelled by a mapping, as `{"difference": b - a}`.
 
     Returns:
@@ -70,9 +68,10 @@ def pairwise(
         logarithms and signs of the inner products, and with `slices` also (models, others, d_out).
 
     Raises:
-        ModelError: Models cannot be compared, or one is the zero function.
+        ModelError: Models cannot be compared, or a model is the zero function.
         StoreMismatch: The store holds another run.
-        DamagedStore: What the store holds cannot be told any more.
+        DamagedStore: The attributes of the store are damaged, and nothing shows to which run it
+            belongs.
         ExecutorError: The executor fails.
         TooLarge: One inner product, or the memory of a tile, is beyond the budget.
         ResultError: The terms of a combination cancel until no digit is left.
@@ -80,8 +79,8 @@ def pairwise(
     Warns:
         DuplicateWarning: Models have identical weights.
         CaveatWarning: Models are not quite the networks they were read from.
-        StoreWarning: Something in the store was damaged and is computed again.
-        PrecisionWarning: The largest visible error among the pairs that were computed.
+        StoreWarning: Part of the store was damaged and is computed again.
+        PrecisionWarning: The largest error among the computed pairs is visible.
 
     Example:
         >>> import numpy as np, tnsim
@@ -117,7 +116,7 @@ def pairwise(
             raise
     precision.warn(*max(doubts), run.arithmetic, stacklevel=2)
     warn_of_caveats(run.caveats, stacklevel=2)
-    told = {"caveats": list(run.caveats), "exact": int(run.exact)}  # of the models as read now
+    told = {"caveats": list(run.caveats), "exact": int(run.exact)}  # as this call read the models
     return labelled({**target.attrs, **told}, target.arrays)
 
 
@@ -130,18 +129,18 @@ def plan_pairwise(
     dtype: DTypeLike = "float64",
     budget: Budget = Budget(),
 ) -> PairwisePlan:
-    """What `pairwise` would take for these arguments.
+    """The cost of `pairwise` for these arguments.
 
     Reads every model once. The first estimate on a machine times a few small programs.
 
     Args:
         models, other: Sequences of models or combinations, mappings from labels to them, or a
-            `tnsim.load` of many files, whose weights are read when they are needed. Without
+            `tnsim.load` of many files, from which weights are read when needed. Without
             `other`, all pairs of `models`.
-        metric: How inputs are weighed.
-        slices: Also the cosine of every output.
+        metric: Metric that weighs the inputs.
+        slices: Whether the cosine of every output is computed as well.
         dtype: Precision of the computation, float64 or float32; the result is float64.
-        budget: For one inner product and for the memory of a tile.
+        budget: Limits on one inner product and on the memory of a tile.
 
     Returns:
         A `PairwisePlan`: scalar multiplications, bytes and seconds.
@@ -173,7 +172,7 @@ def open_pairwise(path: str | os.PathLike[str]) -> Pairwise:
 
     Raises:
         StoreMismatch: There is no store.
-        DamagedStore: Anything in it is not what was written.
+        DamagedStore: Any part of the store differs from what was written.
 
     Warns:
         StoreWarning: The run is not finished.
@@ -207,5 +206,5 @@ def _bar(run: PairwiseRun, shown: bool) -> Any:
 
 
 def _compiling(bar: Any, done: int, total: int) -> None:
-    """Say on the bar how many programs are compiled, until all are."""
+    """Show on the bar how many programs are compiled, until all are."""
     bar.set_description("pairs" if done == total else f"compiling {done + 1} of {total}")

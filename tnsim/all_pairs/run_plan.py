@@ -1,18 +1,14 @@
-"""Sizes of a run, and of its tiles. In: entries, one model of each sort. Out: a `Sizes`.
+"""The plan of a run over many pairs: its route, tiles, multiplications, memory and seconds.
 
-[merged from gram/run_plan]
-What a run over many pairs would cost.
+First stand the `Sizes` of a run, on which the costs of all routes depend, and the size of a tile.
 
-In: entries, a metric. Out: a plan: the route, the tiles, multiplications, memory.
+All routes give the same numbers. *Features* turn each model into a vector, so that a pair is a dot
+product; each space that holds the models is a route. *Recursion* contracts every pair along its
+plan. The route with the fewest multiplications is taken, where writing features beyond the cache
+counts as multiplications, too. (*Forward passes* are planned in `forward_runs`.)
 
-All routes give the same numbers. *Features* turn each model into a vector, so that a pair is a
-dot product; each space that holds the models is a route. *Recursion* contracts every pair along its
-plan. The one that multiplies least is taken, where features beyond the cache count as written, too.
-
-[merged from gram/run_seconds]
-How long a run over many pairs takes. In: its plan. Out: the plan with seconds.
-
-Estimated from what this machine does a second, with compiling and without reading models.
+`with_seconds` estimates the time of a plan from the rates measured on this machine, with compiling
+and without reading models.
 """
 
 from __future__ import annotations
@@ -42,29 +38,29 @@ from tnsim.problems import features
 from tnsim.problems.features import FeatureSpace
 from tnsim.problems.tensors.kinds import Kinds
 
-# Work of a tile, so that little is lost with it and little is spent on it: at most one and a half
-# seconds on two cores.
+# Multiplications of a tile: at most one and a half seconds on two cores, so that an interrupted
+# tile loses little, and long enough that the overhead of a tile is small.
 _TILE_WORK = 2**34
 
 
-_ACCELERATED = 2**5  # times as much work a tile where the arrays are not on a CPU
+_ACCELERATED = 2**5  # factor on the work of a tile where the arrays are not on a CPU
 
 
-LARGEST_TILE = 128  # models a side of a tile
+LARGEST_TILE = 128  # models per side of a tile
 
 
-_UNKNOWN = 2**33  # bytes, where the platform does not tell what is free
+_UNKNOWN = 2**33  # bytes assumed free where the platform does not tell
 
 
 class Sizes(NamedTuple):
-    """What the costs of both routes depend on.
+    """Sizes on which the costs of all routes depend.
 
     Args:
         rows, columns: Numbers of distinct models.
-        symmetric: Whether they are one list.
-        terms: Models that one of them adds up, at most.
+        symmetric: Whether rows and columns are one list.
+        terms: Largest number of models that an entry adds up.
         weights: Bytes of the largest model.
-        products: Bytes of what is computed and kept of a pair.
+        products: Bytes computed and kept per pair.
         item: Bytes of a number.
         available: Bytes that the run may use.
     """
@@ -103,18 +99,19 @@ class Sizes(NamedTuple):
 
     @property
     def pairs(self) -> int:
-        """How many inner products there are, of one list each pair once."""
+        """The number of inner products; of one list each pair counts once."""
         return self._on_and_below(self.rows) if self.symmetric else self.rows * self.columns
 
     def tile(self, work: int, model_bytes: int, share: float = 1 / 8) -> int:
-        """Models a side of a tile: about a second of work, a share of the memory for its models.
+        """The number of models per side of a tile, limited by its work and its memory.
 
-        Tiles are as even as they can be: 5 models in tiles of at most 4 are 3 and 2.
+        A tile is about a second of work. Tiles are as even as they can be: 5 models in tiles of at
+        most 4 are 3 and 2.
 
         Args:
-            work: Of one pair, in scalar multiplications.
-            model_bytes: What one model takes.
-            share: Of the memory, for the models of a tile.
+            work: Scalar multiplications of one pair.
+            model_bytes: Bytes of one model.
+            share: Share of the memory for the models of a tile.
         """
         by_work = math.isqrt(max(1, _tile_work() // work))
         by_models = share * self.available / (self.terms * model_bytes)
@@ -124,7 +121,7 @@ class Sizes(NamedTuple):
         return math.ceil(self.rows / blocks)
 
     def tiles(self, tile: int) -> int:
-        """How many tiles there are, of one list those on and below the diagonal."""
+        """The number of tiles; of one list, of those on and below the diagonal."""
         blocks, across = math.ceil(self.rows / tile), math.ceil(self.columns / tile)
         return self._on_and_below(blocks) if self.symmetric else blocks * across
 
@@ -145,7 +142,10 @@ def memory(setting: PairSetting) -> float:
 
 
 def _tile_work() -> int:
-    """By the kind of backend, never measured: equal runs have equal tiles, and so equal bits."""
+    """Multiplications of a tile, by the kind of backend.
+
+    They are never measured: equal runs have equal tiles, and so equal bits.
+    """
     import jax
 
     return _TILE_WORK if jax.default_backend() == "cpu" else _ACCELERATED * _TILE_WORK
@@ -160,17 +160,19 @@ ROUTES = (FEATURES, RECURSION)
 FORWARD = "forward passes"  # see `forward_runs`
 
 
-# An element written counts as so many multiplications: these alone go at 3e9 to 6e10 a second over
-# plans of all families and widths 16 to 128, with writing counted so at no less than 1.3e10.
+# Multiplications as which a written element counts. Over plans of all families and widths 16 to
+# 128, multiplications alone run at 3e9 to 6e10 per second; with writing counted in this way, at no
+# less than 1.3e10 per second.
 _ELEMENT_WORK = 64
 
 
-# Large pairs run at once, as each keeps all cores busy only now and then: on 4 cores language
-# models of width 256 take 1.46 s a pair one by one, 0.90 s two at once and 0.84 s four.
+# Pairs of at least _LARGE multiplications run up to _AT_ONCE at a time, as a single pair keeps all
+# cores busy only part of the time: on 4 cores, language models of width 256 take 1.46 s per pair
+# one by one, 0.90 s two at once and 0.84 s four at once.
 _AT_ONCE, _LARGE = 4, 2**28
 
 
-_EACH_BYTES = 2**24  # of a compiled program and of compiling it
+_EACH_BYTES = 2**24  # bytes of a compiled program, with compiling it
 
 
 _Bases: TypeAlias = "Counter[Kinds]"
@@ -178,25 +180,25 @@ _Bases: TypeAlias = "Counter[Kinds]"
 
 
 Contracted: TypeAlias = "list[tuple[int, Plan]]"
-"""Plans, and how many pairs are contracted along each."""
+"""Numbers of pairs, each with the plan along which they are contracted."""
 
 
 @dataclass(frozen=True)
 class PairwisePlan:
-    """What a pairwise run takes.
+    """The cost of a pairwise run.
 
     Args:
-        route: "recursion", "forward passes", or the name of the way to make vectors: "features".
+        route: "recursion", "forward passes", or the name of a way to make vectors, as "features".
         pairs: Pairs of distinct models.
-        tile: Models a side of a tile.
-        tiles: How many there are.
-        multiplications: Scalar ones, of all pairs together.
-        peak_bytes: Alive at once: weights, features and products of one tile.
-        compilations: Compiled programs.
-        streamed: Whether vectors are too many to be kept: for every tile they are made again, part
-            by part.
-        together: Tiles that may run at once on the cores of a CPU.
-        seconds: Estimated, with compiling; None where no rate was measured.
+        tile: Models per side of a tile.
+        tiles: Number of tiles.
+        multiplications: Scalar multiplications of all pairs together.
+        peak_bytes: Bytes alive at once: weights, features and products of one tile.
+        compilations: Number of compiled programs.
+        streamed: Whether the vectors are too large to be kept, and are made again for every tile,
+            part by part.
+        together: Number of tiles that may run at once on the cores of a CPU.
+        seconds: Estimated time with compiling; None where no rate was measured.
         others: The other routes that were weighed, the cheapest first.
 
     Example:
@@ -218,23 +220,23 @@ class PairwisePlan:
 
     @property
     def routes(self) -> tuple[PairwisePlan, ...]:
-        """This plan and those of the other routes."""
+        """This plan and the plans of the other routes."""
         return self, *self.others
 
     @property
     def program_bytes(self) -> int:
-        """Bytes that compiling takes, the first time in a process."""
+        """Bytes that compiling takes in a new process."""
         return PROGRAM_BYTES + _EACH_BYTES * self.compilations
 
     @property
     def summary(self) -> str:
-        """One line, as the result keeps it."""
+        """The plan in one line, as stored in a result's attributes."""
         tiles = f"{self.tiles} tiles of {self.tile} x {self.tile}"
         return f"{self.route}: {self.multiplications:.3g} multiplications in {tiles}"
 
     @property
     def _costs(self) -> str:
-        """In one line beside other routes."""
+        """The costs in one line, for the list of other routes."""
         seconds = "" if self.seconds is None else f", {self.seconds:.3g} s"
         memory = f"{self.peak_bytes / 2**20:,.2f} MiB"
         return f"{self.multiplications:.3g} multiplications, {memory}{seconds}"
@@ -256,13 +258,13 @@ class PairwisePlan:
 
 
 class Route(NamedTuple):
-    """The way that a run takes.
+    """The route of a run.
 
     Args:
-        plan: Of the cheapest route; the other ones stand in it with their costs.
-        spaces: Those of all routes by features, by name, whichever is taken.
-        contracted: What is contracted along plans; nothing where pairs are too large for that.
-        points: Those of forward passes; None on other routes.
+        plan: Costs of the cheapest route; the costs of the other routes are its `others`.
+        spaces: Feature spaces by route name, of every route by features, taken or not.
+        contracted: Numbers of pairs and their plans; empty where pairs are too large for plans.
+        points: Points of forward passes; None on other routes.
     """
 
     plan: PairwisePlan
@@ -281,13 +283,13 @@ def plan(
 
     Args:
         rows: Distinct models.
-        columns: Distinct models they are compared with; None for all pairs of `rows`.
+        columns: Distinct models compared with the rows; None for all pairs of `rows`.
         examples: One model of each sequence of layer kinds.
-        setting: What is the same for all pairs.
+        setting: Settings common to all pairs.
 
     Raises:
-        ModelError: As for a single pair.
-        TooLarge: As for a single pair, where there is no other route.
+        ModelError: The models cannot be compared.
+        TooLarge: One pair is beyond the budget along a plan, and no feature space fits.
     """
     several = [_bases(rows)] if columns is None else [_bases(rows), _bases(columns)]
     n_ctx = next(iter(examples.values())).n_ctx
@@ -301,6 +303,8 @@ def plan(
             continue
         numbers = space.length * space.d_out
         charge = WRITING * numbers * made if numbers > CACHED else 0
+        # Features of a combination are added up before products are taken, so that terms that
+        # cancel lose fewer digits: where they fit, they are taken whatever they cost.
         keeps_digits = run.terms > 1 and features.fits(space)
         routes.append((0 if keeps_digits else found.multiplications + charge, found))
     contracted: Contracted = []
@@ -320,10 +324,10 @@ def plan(
 
 
 def _recursion(run: Sizes, work: _Work) -> PairwisePlan:
-    """Every pair contracted along its plan."""
+    """The cost of contracting every pair along its plan."""
     one_pair = max(1, (work.multiplications + _ELEMENT_WORK * work.written) // run.pairs)
     tile = run.tile(one_pair, 2 * (run.weights + work.own_bytes))
-    # Rows and columns, each as read, on the device, and still there from the tile before.
+    # Six stacks: rows and columns, each as read, on the device, and left from the previous tile.
     stacks = 6 * tile * run.terms * (run.weights + work.own_bytes)
     one_tile = stacks + work.intermediate_bytes
     is_large = tile == 1 and work.multiplications >= _LARGE * run.pairs
@@ -343,7 +347,7 @@ def _recursion(run: Sizes, work: _Work) -> PairwisePlan:
 def _features(
     run: Sizes, several: Sequence[_Bases], space: FeatureSpace, compilations: int
 ) -> PairwisePlan:
-    """Every model turned into a vector, every pair a dot product."""
+    """The cost of turning every model into a vector, and of a dot product for every pair."""
     made = list(itertools.chain.from_iterable(bases.elements() for bases in several))
     numbers = space.length * space.d_out
     vector_bytes = numbers * run.item
@@ -352,7 +356,7 @@ def _features(
     work = making + run.pairs * numbers
     kept = len(made) * vector_bytes <= run.available / 2
     streamed = not kept and len(space.parts) > 1
-    if streamed:  # the larger the tile, the fewer times a vector is made
+    if streamed:  # a larger tile makes vectors fewer times, so tiles take half the memory
         vector_bytes = part_bytes
         tile = run.tile(1, run.weights + 2 * part_bytes, share=1 / 2)
     else:
@@ -378,7 +382,7 @@ def _features(
 def _making_bytes(
     run: Sizes, models: int, space: FeatureSpace, made: Sequence[Kinds], part_bytes: int
 ) -> int:
-    """What it takes to make a part of the features of so many distinct models, besides these."""
+    """Working bytes for making one part of the features of `models` distinct models."""
     combined = models * part_bytes if run.terms > 1 else 0
     stacks = 2 * models * run.weights  # in NumPy and on the device
     in_flight = max(space.in_flight(kinds, models) for kinds in made) * run.item
@@ -386,7 +390,7 @@ def _making_bytes(
 
 
 def _bases(entries: Sequence[Entry]) -> _Bases:
-    """How many distinct models of each sequence of layer kinds the entries are made of."""
+    """The number of distinct models in the entries, for each sequence of layer kinds."""
     distinct: dict[str, Kinds] = {}
     for entry in entries:
         distinct |= entry.parts
@@ -395,7 +399,7 @@ def _bases(entries: Sequence[Entry]) -> _Bases:
 
 @dataclass
 class _Work:
-    """What contracting pairs takes, added up plan by plan."""
+    """The cost of contracting pairs, added up plan by plan."""
 
     budget: Budget
     multiplications: int = 0
@@ -406,7 +410,7 @@ class _Work:
     plans: Contracted = field(default_factory=list)
 
     def add(self, times: int, plan: Plan) -> None:
-        """So many pairs along one plan, a batch of them at a time."""
+        """Add `times` pairs along one plan, run in batches."""
         self.multiplications += times * plan.multiplications
         self.written += times * plan.written_elements
         self.programs.update(plan.programs)
@@ -416,7 +420,7 @@ class _Work:
         self.intermediate_bytes = max(self.intermediate_bytes, batch_bytes)
 
     def add_own(self, models: int, plan: Plan) -> None:
-        """What is computed of so many models alone, and kept."""
+        """Add the own shares of `models` models, with outputs that are kept."""
         self.add(models, plan)
         handed = sum(math.prod(shape) for shape in plan.output_shapes.values())
         self.own_bytes = max(self.own_bytes, handed * ITEM_BYTES[plan.dtype])
@@ -425,12 +429,12 @@ class _Work:
 def _contractions(
     several: Sequence[_Bases], examples: Mapping[Kinds, Model], setting: PairSetting
 ) -> _Work:
-    """The norms of all models, and the inner products of all pairs.
+    """The cost of the norms of all models and of the inner products of all pairs.
 
     Args:
-        several: Of the rows and, if they are another list, of the columns.
+        several: Numbers of models by kinds, of the rows and, if they are another list, the columns.
         examples: One model of each sequence of layer kinds.
-        setting: What is the same for all pairs.
+        setting: Settings common to all pairs.
     """
     work = _Work(setting.budget)
     for bases in several:
@@ -448,7 +452,7 @@ def _contractions(
 def _pairs_of_kinds(
     several: Sequence[_Bases],
 ) -> Iterator[tuple[Kinds, Kinds, dict[str, int], int]]:
-    """How many models there are on each side of every pair of kinds, and how many pairs."""
+    """Every pair of kinds, with its numbers of models on each side and its number of pairs."""
     rows, columns = list(several[0].items()), list(several[-1].items())
     one_list = len(several) == 1
     for n, (bra, times) in enumerate(rows):
@@ -460,16 +464,16 @@ def _pairs_of_kinds(
                 yield bra, ket, sides, times * (times - 1) // 2
 
 
-_FEATURE_OPERATIONS = 16  # of a compiled program that makes features or takes their products
+_FEATURE_OPERATIONS = 16  # operations of a program that makes features or takes their products
 
 
 def with_seconds(found: PairwisePlan, contracted: Contracted, setting: PairSetting) -> PairwisePlan:
-    """The plan with an estimate of the time of every route, from what this machine does a second.
+    """The plan with an estimated time for every route, from rates measured on this machine.
 
     Args:
         found: The plan of a run.
-        contracted: What is contracted along plans.
-        setting: Of the run.
+        contracted: Numbers of pairs and the plans along which they are contracted.
+        setting: Settings of the run.
     """
     timed = []
     for route in found.routes:

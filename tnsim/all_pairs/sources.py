@@ -1,15 +1,11 @@
-"""What a model is, by content. In: models, metrics. Out: hexadecimal digests.
+"""The models of a run, one by one, and their digests.
 
 Two checkpoints with one digest are one network: the same layers with the same numbers in the same
 precision. Names, files and the libraries that the arrays came from play no part.
 
-[merged from gram/sources]
-The models of a run, one by one.
-
-In: models, mappings, series of checkpoint files. Out: entries that know content and shape.
-
-An entry is small: weights stay where they are, in the caller's memory or on disk, and are read
-again when a tile needs them. It pickles, so that a task for another process can carry it.
+Models come as a sequence, a mapping or a series of checkpoint files, and become entries. An entry
+is small: weights stay where they are, in the caller's memory or on disk, and are read again when a
+tile needs them. It pickles, so that a task for another process can carry it.
 """
 
 from __future__ import annotations
@@ -38,17 +34,17 @@ STANDARD = "standard"
 
 
 def content_hash(model: Any) -> str:
-    """Digest of the layers, settings and weights of a model or combination, 32 hex digits."""
+    """The digest of the layers, settings and weights of a model or combination, 32 hex digits."""
     digest = hashlib.blake2b(digest_size=16)
     _feed(digest, model)
     return digest.hexdigest()
 
 
 def metric_parameters(metric: Metric) -> str:
-    """`standard` for a metric without parameters of its own, else their digest.
+    """`standard` for a metric without parameters of its own, else the digest of its parameters.
 
-    Of a metric from outside that joins layer by layer the joinings are part of the digest, as its
-    name and its numbers alone do not say what it is.
+    The digest of a user's metric that joins layer by layer includes the joinings, as its name and
+    its numbers alone do not define it.
     """
     if joins_layers(metric) and not _is_ours(metric):
         joinings = tuple(tuple(metric.joinings(*one)) for one in ASKED)
@@ -67,28 +63,41 @@ def _is_standard(metric: Metric) -> bool:
 
 
 def _feed(digest: Any, value: Any) -> None:
-    """Every field by name, every array by dtype, shape and bytes: no two values look alike."""
+    """Feed a value to a digest.
+
+    Fields are fed with their names, arrays with dtype, shape and bytes, so that different models
+    feed different bytes. Everything else is fed as its `repr`.
+    """
     if hasattr(value, "shape"):
         array = np.ascontiguousarray(value)
         digest.update(f"{array.dtype}{array.shape}".encode())
         digest.update(array.reshape(-1).view(np.uint8).data)
-    elif isinstance(value, tuple):
-        digest.update(f"({len(value)}".encode())
+    elif isinstance(value, tuple | list):
+        digest.update(f"{'(' if isinstance(value, tuple) else '['}{len(value)}".encode())
         for item in value:
             _feed(digest, item)
-    elif _is_ours(value) or dataclasses.is_dataclass(value):  # with all that they hold
+    elif isinstance(value, dict):
+        digest.update(f"{{{len(value)}".encode())
+        for key in sorted(value, key=repr):
+            digest.update(f"{key!r}:".encode())
+            _feed(digest, value[key])
+    elif _is_ours(value) or dataclasses.is_dataclass(value):  # with all their fields
         digest.update(f"<{type(value).__name__}".encode())
         for name in _state(value):
             digest.update(f".{name}=".encode())
             _feed(digest, getattr(value, name))
+    elif type(value).__repr__ is object.__repr__ and hasattr(value, "__dict__"):
+        # The default text of an object is its address, which says nothing of its content.
+        digest.update(f"<{type(value).__name__}".encode())
+        _feed(digest, dict(vars(value)))
     else:
         digest.update(repr(value).encode())
 
 
 def _state(value: Any) -> list[str]:
-    """Names of all that a value is made of, in order.
+    """The names of all attributes that define a value, in order.
 
-    Not of what is worked out from that and kept beside it, nor of where a model was read.
+    Left out are cached properties, which follow from the others, and the origin of a model.
     """
     names = []
     for name in sorted(vars(value)):
@@ -100,19 +109,24 @@ def _state(value: Any) -> list[str]:
 
 
 def _is_ours(value: Any) -> bool:
-    """Whether it is a model, a layer or a metric of tnsim."""
+    """Whether a value is a model, a layer or a metric of tnsim."""
     return type(value).__module__.startswith("tnsim.")
 
 
 _DIGITS = 18
-"""Of a label that is a number. So many fit 64 bits; arrays of larger ones hold Python objects."""
+"""Most digits of a label that becomes a number: 18 fit 64 bits, and arrays of larger numbers would
+hold Python objects."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """Where a model's weights are: in memory, or in a file, and how that is read.
+    """The place of a model's weights, in memory or in a file.
 
-    `label`: the step, else a name.
+    Args:
+        label: Training step, else a name.
+        name: Name of the model in messages.
+        weights: The model itself, or the path of its file.
+        reading: How the file is read.
     """
 
     label: int | str
@@ -121,6 +135,7 @@ class Source:
     reading: Reading = Reading()
 
     def read(self) -> Model | Combination | Function:
+        """The model, read from its file where it is in one."""
         if isinstance(self.weights, Path):
             return read(self.weights, *self.reading).model
         return self.weights
@@ -131,17 +146,18 @@ class Entry:
     """A source that has been read once: digests of its content and its parts, layer kinds, shape.
 
     Args:
-        source: Where it is read from, and read again.
-        digest: Of its content.
+        source: Source from which the model is read again.
+        digest: Digest of the content.
         parts: Digest and layer kinds of every model that is compared.
-        d_in: Coordinates of the input; None of a plain function.
+        d_in: Coordinates of the input; None for a plain function.
         d_out: Coordinates of the output.
-        n_ctx: Positions of a sequence, None for vectors.
+        n_ctx: Positions of a sequence; None for vectors.
         degree: Largest degree of a part.
-        nonlinear: Nonlinear layers of the deepest part.
-        terms: How many models the source adds up: a small difference of two is one part.
-        caveats: What makes it another function than the networks that were read.
-        guessed: Whether something of how it was read is not confirmed.
+        nonlinear: Number of nonlinear layers of the deepest part.
+        terms: Number of models that the source adds up. It may exceed the number of parts, as a
+            small difference of two models is one part.
+        caveats: Differences between the model and the networks that were read.
+        guessed: Whether an assumption made while reading is not confirmed.
     """
 
     source: Source
@@ -168,11 +184,10 @@ class Entry:
 
 
 def sources(models: Any, names: Sequence[Any] | None = None) -> tuple[Source, ...]:
-    """Sources of a sequence of models, of a mapping from labels to models or of a `Series`,
-    labelled by `names` where given.
+    """The sources of a sequence of models, of a mapping from labels to models or of a `Series`.
 
-    Labels that are all numbers of at most 18 digits become integers. Raises `ModelError` when
-    there are none, or two labels are equal.
+    Labels are `names` where given. Labels that are all numbers of at most 18 digits become
+    integers. Raises `ModelError` where there is no model, or two labels are equal.
     """
     given = _labelled(models)
     if not given:
@@ -196,7 +211,7 @@ def sources(models: Any, names: Sequence[Any] | None = None) -> tuple[Source, ..
 
 
 def _labelled(models: Any) -> list[tuple[Any, Any]]:
-    """Models or their files, each with the label that it brings."""
+    """Models or their files, each with its own label."""
     if isinstance(models, (Model, Combination)):
         raise ModelError(
             "pairwise compares many models; give a sequence, a mapping or a tnsim.load of "
@@ -216,7 +231,11 @@ def _labelled(models: Any) -> list[tuple[Any, Any]]:
 
 
 def entry(source: Source, model: Model | Combination, dtype: str) -> Entry:
-    """What is kept of a model that was read. Raises `ModelError` when it is none."""
+    """The entry of a model that was read.
+
+    Raises:
+        ModelError: It is no model, or its weights are tensors that require grad.
+    """
     check_numbers(model)
     parts = [part for _, part in terms(by_differences(model, dtype))]
     digests = [content_hash(part) for part in parts]

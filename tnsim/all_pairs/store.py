@@ -1,41 +1,29 @@
-"""What a run fills, piece by piece. In: numbers of models, the tile. Out: arrays and records.
+"""The results of a run record by record, in memory and in a zarr store.
 
-The arrays of a run are filled in *records*: the norms of one block of models, the products of one
-tile, and at last the end of the run. A record lists the regions it fills, one chunk of a store
-each, and the place of its marker, a digest that is written after everything that the record
-fills.
-
-[merged from gram/store_metadata]
-What a store says about itself, verified. In: a folder, a run's attributes. Out: attributes.
-
-The root of a store holds the attributes of its run, a digest of the metadata file of every array,
-and a digest of both. Every array holds the identity of the run as well, so that a root which is
-lost can be written again by the run that the store belongs to. Reading here is plain JSON:
-nothing damaged ever reaches zarr.
-
-[merged from gram/zarr_files]
-A store as zarr keeps it on disk. In: attributes, regions of arrays. Out: bytes in a folder.
-
-Nothing here knows records or markers. A chunk is written to a temporary name and renamed; a store
-is made in a folder of its own and renamed. Such names say which process made them, so that `sweep`
-removes what killed processes left and nothing that a living one is at.
-
-zarr makes the arrays. Chunks are written and read here: they are uncompressed, which makes one the
-bytes of its numbers in C order, filled up at the edge of the array. (zarr's specification 3.0,
-"bytes" codec.) So nothing is read before it is written, temporary names are ours, and a pipe in the
-place of a chunk is never waited for.
-
-[merged from gram/store]
-Results record by record, in memory and in a zarr store. In: numbers. Out: what is finished.
-
-A store is a zarr group with one chunk per tile, see `zarr_files`. A chunk is written to a temporary
-name and renamed, and the marker of a record, a digest of all of its numbers, is written after them.
-So a process may be killed, or a disk be full, at any instant; and nothing is taken from a store,
-neither to go on nor to be shown, whose digest is not that of its marker: a chunk that was
-changed, cut, lost or exchanged is as good as none.
+*Records.* The arrays of a run are filled in records: the norms of one block of models, the products
+of one tile, and at last the end of the run. A record lists the regions it fills, one chunk of a
+store each, and the place of its marker, a digest of all of its numbers that is written after them.
+So a process may be killed, or a disk be full, at any instant. A record is taken from a store,
+whether to go on or to be shown, only where its digest equals its marker: a chunk that was changed,
+cut, lost or exchanged counts as not computed.
 
 Processes may share a store without locks, see `claims`; a record computed twice is written twice
 with the same numbers, each chunk atomically.
+
+*Metadata.* The root of a store holds the attributes of its run, a digest of the metadata file of
+every array, and a digest of both. Every array holds the identity of the run as well, so that a lost
+root can be written again by the run that the store belongs to. Metadata are read as plain JSON:
+nothing damaged ever reaches zarr.
+
+*Files.* zarr makes the arrays; a store is a zarr group with one chunk per tile. Chunks are written
+and read here (`Disk`, which knows neither records nor markers). They are uncompressed, so that a
+chunk is the bytes of its numbers in C order, filled up at the edge of the array (zarr's
+specification 3.0, "bytes" codec). So no chunk is read before it is written, temporary names are
+chosen here, and a pipe in the place of a chunk is never waited for.
+
+A chunk is written to a temporary name and renamed; a store is made in a folder of its own and
+renamed. Such names say which process made them, so that `sweep` removes the leftovers of killed
+processes and no file on which a living process works.
 """
 
 from __future__ import annotations
@@ -69,7 +57,7 @@ Region = tuple[str, tuple[slice, ...]]
 
 
 class Spec(NamedTuple):
-    """One array: its shape, the shape of its chunks, and its dtype by name."""
+    """The shape of an array, the shape of its chunks, and its dtype by name."""
 
     shape: tuple[int, ...]
     chunks: tuple[int, ...]
@@ -80,10 +68,9 @@ class Record(NamedTuple):
     """Numbers that are finished together.
 
     Args:
-        label: Which they are, in words.
-        marker: The array of markers, and the place in it.
-        regions: Arrays and the slices of them that are filled, in the order in which values are
-            given.
+        label: Name of the record, in words.
+        marker: Array of markers, and the marker's place in it.
+        regions: Names of arrays with the regions to fill, in the order in which values are given.
         blocks: Number of the block of rows and, for a tile, of the block of columns.
     """
 
@@ -95,13 +82,13 @@ class Record(NamedTuple):
 
 @dataclass(frozen=True)
 class Layout:
-    """Sizes that say which arrays a run has.
+    """Sizes that determine the arrays and records of a run.
 
     Args:
         rows: Distinct models.
-        columns: Distinct models they are compared with; None for all pairs of one list.
-        outputs: Output coordinates; None where there are no slices.
-        tile: Models a side of a tile.
+        columns: Distinct models compared with the rows; None for all pairs of one list.
+        outputs: Number of output coordinates; None where there are no slices.
+        tile: Models per side of a tile.
         estimates: Whether cosines have standard errors.
     """
 
@@ -122,12 +109,12 @@ class Layout:
 
     @property
     def sides(self) -> dict[str, int]:
-        """Sides that have norms of their own, and their numbers of models."""
+        """Sides with norms of their own, and their numbers of models."""
         return {"a": self.rows} if self.columns is None else {"a": self.rows, "b": self.columns}
 
     @property
     def variables(self) -> tuple[str, ...]:
-        """Arrays with one entry for every pair."""
+        """Names of the arrays with an entry for every pair."""
         pairs: tuple[str, ...] = ("similarity", "log_inner", "sign")
         if self.estimates:
             pairs = (*pairs, "standard_error")
@@ -166,7 +153,7 @@ class Layout:
         return slice(n * self.tile, (n + 1) * self.tile)
 
     def norms(self, side: str) -> list[Record]:
-        """The squared norms of one side, block by block."""
+        """The records of the squared norms of one side, block by block."""
         names = (*self._norms(side), *self._output_norms(side))
         records = []
         for n in range(self._blocks(self.sides[side])):
@@ -176,7 +163,7 @@ class Layout:
         return records
 
     def tiles(self) -> list[Record]:
-        """All tiles; of one list those on and below the diagonal, which are mirrored."""
+        """The records of all tiles; of one list, those on and below the diagonal, mirrored."""
         tiles = []
         for i in range(self._blocks(self.rows)):
             across = i + 1 if self.columns is None else self._blocks(self.columns)
@@ -192,23 +179,23 @@ class Layout:
 
     @property
     def end(self) -> Record:
-        """The end of the run: all other markers, so that a lost one is noticed."""
+        """The record of the end of the run: all other markers, so that a lost marker is noticed."""
         markers = ("tiles", *(f"blocks_{side}" for side in self.sides))
         regions = tuple((name, (slice(None),)) for name in markers)
         return Record("end", ("finished", (0,)), regions)
 
     @property
     def records(self) -> list[Record]:
-        """Everything that a finished run holds."""
+        """All records of a finished run."""
         norms = itertools.chain.from_iterable(self.norms(side) for side in self.sides)
         return [*norms, *self.tiles(), self.end]
 
     def _norms(self, side: str) -> tuple[str, ...]:
-        """Squared norms of models, and the sizes of the sums that they are."""
+        """Arrays of the squared norms of models, and of the sizes of their sums."""
         return f"log_norm_{side}", f"log_norm_size_{side}"
 
     def _output_norms(self, side: str) -> tuple[str, ...]:
-        """The same of every output, where there are slices."""
+        """Arrays of the squared norms of every output and of their sizes, for slices."""
         if self.outputs is None:
             return ()
         return f"log_norms_{side}", f"log_norms_size_{side}"
@@ -217,36 +204,36 @@ class Layout:
         return math.ceil(models / self.tile)
 
 
-FORMAT = 3
+FORMAT = 3  # version of the layout; a store of another version is refused
 
 
-FILE = "zarr.json"  # of the root and of every array
+FILE = "zarr.json"  # metadata file of the root and of every array
 
 
-# what must be equal for a store to be continued, and in which words a difference is told
+# Attributes that must be equal for a store to be continued; error messages name them.
 IDENTITY = ("format", "metric", "metric_parameters", "dtype", "slices", "hash_a", "hash_b")
 
 
-_CHOSEN = ("route", "tile")  # by whoever began the store
+_CHOSEN = ("route", "tile")  # chosen by the run that began the store, kept by later runs
 
 
-_UNREADABLE = (OSError, ValueError, RecursionError)
+_UNREADABLE = (OSError, ValueError, RecursionError)  # errors of reading damaged JSON
 
 
 def digest(value: Any) -> str:
-    """Of anything that JSON can hold, 32 hexadecimal digits."""
+    """The digest of any value that JSON can hold, 32 hexadecimal digits."""
     text = json.dumps(value, sort_keys=True)
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 def binding(attrs: Mapping[str, Any]) -> dict[str, Any]:
-    """What every array of a run's store says: whose it is, by digest, and what the run chose."""
+    """The attributes of every array in a run's store: digest of the run, its route and tile."""
     chosen = {name: attrs[name] for name in _CHOSEN}
     return {"run": digest([attrs[name] for name in (*IDENTITY, *_CHOSEN)]), **chosen}
 
 
 def root(attrs: Mapping[str, Any], folder: Path, arrays: Iterable[str]) -> dict[str, Any]:
-    """The attributes of the root of a store whose arrays are in `folder`."""
+    """The attributes of the root of a store with its arrays in `folder`."""
     files = {name: _file_digest(folder / name / FILE) for name in arrays}
     return {"tnsim": dict(attrs), "arrays": files, "digest": digest([dict(attrs), files])}
 
@@ -255,8 +242,8 @@ def attributes(path: Path) -> dict[str, Any]:
     """The verified attributes of the run in a store.
 
     Raises:
-        StoreMismatch: There is no store, or one of another format.
-        DamagedStore: There is one, but its attributes are not those that were written.
+        StoreMismatch: There is no store, or a store of another format.
+        DamagedStore: The attributes of the store are not the attributes that were written.
     """
     try:
         data = json.loads(_read(path / FILE))
@@ -279,15 +266,15 @@ def attributes(path: Path) -> dict[str, Any]:
 
 
 def damaged_arrays(path: Path) -> list[str]:
-    """Arrays whose metadata are not those that were written, where the attributes are verified."""
+    """The arrays with changed metadata, in a store with verified attributes."""
     files = json.loads(_read(path / FILE))["attributes"]["arrays"]
     return [name for name, known in files.items() if _file_digest(path / name / FILE) != known]
 
 
 def of_the_same_run(path: Path, attrs: Mapping[str, Any]) -> dict[str, Any]:
-    """The attributes of a store that lost them, if it belongs to the run of `attrs`.
+    """The attributes of a store that lost them but belongs to the run of `attrs`.
 
-    Raises `DamagedStore` where nothing shows that it does.
+    Raises `DamagedStore` where nothing shows that it belongs to this run.
     """
     bound = _bound(path) or {}
     attrs = {**attrs, **{name: bound.get(name) for name in _CHOSEN}}
@@ -297,7 +284,7 @@ def of_the_same_run(path: Path, attrs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def restore(path: Path, fresh: Path) -> None:
-    """Put the metadata of a new store in the place of an old one's; its numbers stay."""
+    """Replace the metadata of a store by the metadata of the new store `fresh`; numbers stay."""
     for file in fresh.rglob(FILE):
         target = path / file.relative_to(fresh)
         for place, is_wanted in ((target.parent, Path.is_dir), (target, Path.is_file)):
@@ -308,7 +295,13 @@ def restore(path: Path, fresh: Path) -> None:
 
 
 def check(path: Path, theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> None:
-    """Raise `StoreMismatch`, naming the difference, unless `theirs` are those of the run `ours`."""
+    """Raise `StoreMismatch`, naming the difference, where two runs have other attributes.
+
+    Args:
+        path: Path of the store.
+        theirs: Attributes in the store.
+        ours: Attributes of the run that would fill it.
+    """
     for name in IDENTITY:
         if theirs[name] == ours[name]:
             continue
@@ -318,7 +311,7 @@ def check(path: Path, theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> Non
 
 
 def _bound(path: Path) -> dict[str, Any] | None:
-    """What the first readable array of a store says about its run, None where nothing does."""
+    """The attributes of the first readable array in a store; None where no array is readable."""
     for file in sorted(path.glob(f"*/{FILE}")):
         try:
             bound = json.loads(_read(file))["attributes"]["tnsim"]
@@ -330,7 +323,7 @@ def _bound(path: Path) -> dict[str, Any] | None:
 
 
 def _read(file: Path) -> bytes:
-    """The bytes of a file. Raises `OSError` for anything else: a pipe would never end."""
+    """The bytes of a regular file. Raises `OSError` for anything else: a pipe would never end."""
     with regular(file) as opened:
         return opened.read()
 
@@ -358,7 +351,7 @@ def _differs(name: str, theirs: Any, ours: Any) -> str:
 
 
 def _other_models(side: str, theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
-    """How the models of one side differ, in words."""
+    """The difference between stored and given models of one side, in words."""
     stored, given = theirs[f"hash_{side}"], ours[f"hash_{side}"]
     if stored is None:
         return "all pairs of one list"
@@ -372,12 +365,12 @@ def _other_models(side: str, theirs: Mapping[str, Any], ours: Mapping[str, Any])
     return f"other weights for {label} (side {side}, number {first})"
 
 
-_PARTIAL, _FRESH = ".partial", ".tmp"  # of a chunk and of a store that are being written
+_PARTIAL, _FRESH = ".partial", ".tmp"  # suffixes of an unfinished chunk and an unfinished store
 
 
 _ABANDONED = 24 * 3600.0
-"""Seconds after which what another host was writing is taken for left; a chunk takes less than
-one, and clocks of two hosts differ by less than that."""
+"""Seconds after which an unfinished file of another host counts as abandoned: writing a chunk takes
+less than a second, and clocks of two hosts differ by less than a day."""
 
 
 @dataclass(frozen=True)
@@ -388,17 +381,19 @@ class Disk:
     specs: Mapping[str, Spec]
 
     def read(self, name: str, at: tuple) -> np.ndarray:
-        """Numbers as they are there, true or not; filled up where chunks are not written yet.
+        """The numbers of a region as they are on disk, unverified.
+
+        Chunks that are not written yet give the array's fill value.
 
         Args:
-            name: Of the array.
+            name: Name of the array.
             at: An integer or a slice for each axis; axes that are not named are whole.
 
         Returns:
             The numbers at that place.
 
         Raises:
-            OSError: A chunk cannot be read, or something else than a file stands in its place.
+            OSError: A chunk cannot be read, or its place holds something other than a file.
             ValueError: A chunk is longer or shorter than its numbers.
         """
         spec = self.specs[name]
@@ -420,10 +415,10 @@ class Disk:
         return np.asarray(found[tuple(inside)])
 
     def write(self, name: str, at: tuple, value: Any) -> None:
-        """Write one chunk whole, whatever stands in its place.
+        """Write one whole chunk, replacing whatever stands in its place.
 
         Raises:
-            OSError: It cannot be written, or a folder with something in it stands in its place.
+            OSError: The chunk cannot be written, or its place holds a folder that is not empty.
         """
         spec = self.specs[name]
         (chunk,) = itertools.product(*_held(at, spec))
@@ -445,14 +440,14 @@ class Disk:
             raise
 
     def _chunk(self, name: str, chunk: tuple[int, ...]) -> Any:
-        """The numbers of a chunk, or the number that fills one that is not there."""
+        """The numbers of a chunk, or the fill value where the chunk is not written yet."""
         spec, file = self.specs[name], self._file(name, chunk)
         size = math.prod(spec.chunks) * _stored_type(spec).itemsize
         try:
             with regular(file) as opened:
-                content = opened.read(size + 1)
+                content = opened.read(size + 1)  # one byte more, so that a longer file is noticed
         except FileNotFoundError:
-            if file.is_symlink():
+            if file.is_symlink():  # a link to nowhere is damage, not a chunk yet to be written
                 raise
             return _fill(spec)
         if len(content) != size:
@@ -465,7 +460,7 @@ class Disk:
 
 @contextlib.contextmanager
 def writing(path: Path | None) -> Iterator[None]:
-    """Turn a failure to write into an error that says what is safe."""
+    """Turn a failure to write into a `TnsimError` that says that finished tiles are kept."""
     try:
         yield
     except OSError as error:
@@ -480,7 +475,7 @@ def writing(path: Path | None) -> Iterator[None]:
 
 
 def create(path: Path, attrs: Mapping[str, Any]) -> None:
-    """A new store as a whole or not at all; the one of another process, if that was quicker."""
+    """Make a new store as a whole or not at all; a store that another process made first stays."""
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -493,7 +488,7 @@ def create(path: Path, attrs: Mapping[str, Any]) -> None:
 
 @contextlib.contextmanager
 def fresh(path: Path, attrs: Mapping[str, Any]) -> Iterator[Path]:
-    """An empty store in a folder of its own beside `path`; what is not moved away is removed."""
+    """An empty store in a new folder next to `path`; whatever is not moved away is removed."""
     zarr = zarr_library()
     folder = path.with_name(f".{_short(path)}-{'-'.join(claims.maker())}{_FRESH}")
     try:
@@ -517,8 +512,8 @@ def fresh(path: Path, attrs: Mapping[str, Any]) -> Iterator[Path]:
 
 
 def sweep(path: Path) -> None:
-    """Remove chunks and stores that were being written when their process was killed."""
-    for parent, _, names in os.walk(path):  # passes over folders that go while it walks
+    """Remove the unfinished chunks and stores of killed processes."""
+    for parent, _, names in os.walk(path):  # os.walk passes over folders that vanish meanwhile
         for name in names:
             chunk = Path(parent, name)
             partial = name.startswith(".") and name.endswith(_PARTIAL)
@@ -530,10 +525,10 @@ def sweep(path: Path) -> None:
 
 
 def _is_left(path: Path, suffix: str) -> bool:
-    """Whether the process that was writing something is gone, by its name."""
-    host, pid, _ = path.name.removesuffix(suffix).lstrip(".").split("-")[-3:]
-    if host == claims.host():
-        return claims.is_gone(pid)
+    """Whether the process that a temporary name names as its maker is gone."""
+    words = path.name.removesuffix(suffix).lstrip(".").split("-")[-3:]
+    if len(words) == 3 and words[0] == claims.host():
+        return claims.is_gone(words[1])
     try:
         return time.time() - path.stat().st_mtime > _ABANDONED
     except FileNotFoundError:
@@ -541,12 +536,15 @@ def _is_left(path: Path, suffix: str) -> bool:
 
 
 def _short(path: Path) -> str:
-    """The name of a store in names beside it, which may be no longer than its own."""
+    """A short digest of a store's name, for temporary names next to it.
+
+    The full name plus a maker could exceed the longest name that a file system allows.
+    """
     return hashlib.blake2b(os.fsencode(path.name), digest_size=4).hexdigest()
 
 
 def _make_folders(root: Path, folder: Path) -> None:
-    """Make the folders down to one, in the place of files that stand there."""
+    """Make the folders from `root` down to `folder`, replacing files in their places."""
     for level in (*reversed(folder.parents), folder):
         if not level.is_relative_to(root) or level == root:
             continue
@@ -559,7 +557,7 @@ def _make_folders(root: Path, folder: Path) -> None:
 
 
 def empty(arrays: Mapping[str, Spec]) -> dict[str, np.ndarray]:
-    """Arrays in memory that hold nothing yet: NaN, or zero where there is no NaN."""
+    """Arrays in memory without results: NaN, or zero in arrays of integers."""
     return {name: np.full(spec.shape, _fill(spec), spec.dtype) for name, spec in arrays.items()}
 
 
@@ -580,12 +578,12 @@ def _dimensions(name: str, spec: Spec) -> tuple[str, ...]:
 
 
 def _stored_type(spec: Spec) -> np.dtype:
-    """The type of numbers in a chunk."""
+    """The little-endian type of the numbers in a chunk."""
     return np.dtype(spec.dtype).newbyteorder("<")
 
 
 def _held(at: tuple, spec: Spec) -> list[range]:
-    """For each axis the numbers of the chunks that hold a region."""
+    """The numbers of the chunks that hold a region, as a range for each axis."""
     ranges = []
     for axis, (length, size) in enumerate(zip(spec.shape, spec.chunks, strict=True)):
         start, stop = _bounds(at, axis, length)
@@ -594,7 +592,7 @@ def _held(at: tuple, spec: Spec) -> list[range]:
 
 
 def _bounds(at: tuple, axis: int, length: int) -> tuple[int, int]:
-    """First and last position, exclusive, of a region along an axis; whole where not named."""
+    """The start and the exclusive end of a region along an axis; an axis not named is whole."""
     place = at[axis] if axis < len(at) else slice(None)
     if not isinstance(place, slice):
         place = slice(place, place + 1)
@@ -603,7 +601,7 @@ def _bounds(at: tuple, axis: int, length: int) -> tuple[int, int]:
 
 
 def zarr_library() -> Any:
-    """The library that reads and writes stores, or what to install."""
+    """The zarr library. Raises `MissingExtra` where it is not installed."""
     try:
         import zarr
     except ImportError:
@@ -611,14 +609,14 @@ def zarr_library() -> Any:
     return zarr
 
 
-LOG = "computed.log"
+LOG = "computed.log"  # file of a store, a line for every record that a process began to compute
 
 
-_SHOWN = 5  # labels that a message names
+_SHOWN = 5  # most labels that a message names
 
 
 class State(Enum):
-    """What a store has of a record."""
+    """The state of a record in a store."""
 
     MISSING = 0
     WHOLE = 1
@@ -627,14 +625,15 @@ class State(Enum):
 
 @dataclass(frozen=True)
 class Store:
-    """The arrays of a run in memory and, where there is a disk, the same there.
+    """The arrays of a run in memory and, where there is a disk, also on disk.
 
     Args:
-        attrs: What the run is, as `preparation` describes it.
-        layout: Which arrays and records it has.
-        arrays: What this process has computed, or has read and verified; all else is NaN.
+        attrs: Attributes of the run, made by `preparation`.
+        layout: Arrays and records of the run.
+        arrays: Numbers that this process has computed, or has read and verified; all else is NaN,
+            or zero in arrays of integers.
         disk: The arrays on disk; None for a run in memory.
-        damaged: What was damaged when the store was opened.
+        damaged: Labels of the parts that were damaged when the store was opened.
         known: Labels of the records that are in `arrays`.
     """
 
@@ -647,22 +646,23 @@ class Store:
 
     @property
     def path(self) -> Path | None:
-        """Where it is on disk."""
+        """The folder of the store; None for a run in memory."""
         return None if self.disk is None else self.disk.path
 
     def fetch(self, record: Record) -> State:
-        """Take a record from the disk into `arrays`, if it is whole there or was taken before."""
+        """The state of a record; a whole record is copied from the disk into `arrays`."""
         if record.label in self.known:
             return State.WHOLE
         if self.disk is None:
             return State.MISSING
         try:
-            # The marker first: what another process writes meanwhile looks missing, not damaged
+            # The marker is read first, so that a record that another process is writing looks
+            # missing, not damaged.
             marker = int(self.disk.read(*record.marker))
             if marker == 0:
                 return State.MISSING
             values = [self.disk.read(*region) for region in record.regions]
-        except Exception:  # whatever a decoder says of damaged bytes
+        except Exception:  # damaged bytes may raise anything
             return State.DAMAGED
         if marker != self._digest(record, values):
             return State.DAMAGED
@@ -670,7 +670,7 @@ class Store:
         return State.WHOLE
 
     def write(self, record: Record, values: Sequence[np.ndarray]) -> None:
-        """Keep the numbers of a record, one array for each of its regions, and then its marker."""
+        """Write the numbers of a record, one array for each region, and then its marker."""
         specs = self.layout.arrays
         typed = []
         for (name, _), value in zip(record.regions, values, strict=True):
@@ -682,7 +682,7 @@ class Store:
         self._mark(record, typed)
 
     def finish(self) -> None:
-        """Mark the end of the run, and remove what killed processes left."""
+        """Mark the end of the run, and remove the leftovers of killed processes."""
         end = self.layout.end
         if self.fetch(end) is not State.WHOLE:
             self._mark(end, [self.arrays[name] for name, _ in end.regions])
@@ -690,7 +690,7 @@ class Store:
             sweep(self.path)
 
     def _mark(self, record: Record, values: Sequence[np.ndarray]) -> None:
-        """Keep a record whose numbers are on disk, and write its marker there."""
+        """Keep a record in memory, and write its marker; its numbers are on disk already."""
         marker = self._digest(record, values)
         self._keep(record, values, marker)
         if self.disk is not None:
@@ -705,7 +705,10 @@ class Store:
         self.known.add(record.label)
 
     def _digest(self, record: Record, values: Sequence[np.ndarray]) -> int:
-        """Of a record's numbers, place and run: 64 bits, never the zero of what is missing."""
+        """The digest of a record's numbers, label and run: 64 bits, never zero.
+
+        Zero is the marker of a missing record.
+        """
         run = binding(self.attrs)["run"]
         state = hashlib.blake2b(f"{run} {record.label}".encode(), digest_size=8)
         for value in values:
@@ -718,7 +721,8 @@ def folder(path: str | os.PathLike[str]) -> Path:
     """The path of a store.
 
     Raises:
-        StoreMismatch: It is an address, as a path a folder `s3:` here, or no path of a file system.
+        StoreMismatch: The path is an address, which would become a local folder such as `s3:`, or
+            it is no path of a file system.
     """
     if re.match(r"[A-Za-z][\w+.-]+:/", os.fspath(path)):
         raise StoreMismatch(
@@ -728,7 +732,7 @@ def folder(path: str | os.PathLike[str]) -> Path:
     try:
         Path(path).stat()
     except (FileNotFoundError, NotADirectoryError, PermissionError):
-        pass  # told where it is written or read
+        pass  # reported when the store is written or read
     except (OSError, ValueError) as error:
         raise StoreMismatch(
             printable(f"{os.fspath(path)}: no path of a store: {cause(error)}; give another")
@@ -743,13 +747,13 @@ def in_memory(attrs: Mapping[str, Any]) -> Store:
 
 
 def opened(path: Path, attrs: Mapping[str, Any]) -> Store:
-    """The store at `path` for the run that `attrs` describe: new, or the one that is there.
+    """The store at `path` for the run that `attrs` describe, new or existing.
 
-    Metadata that are damaged are written again where they belong to this run; what is damaged of
-    the numbers counts as not computed. Both are named in `damaged`.
+    Damaged metadata are written again where they belong to this run; damaged records count as not
+    computed. Both are named in `damaged`.
 
     Raises:
-        StoreMismatch: There is another run, or something else.
+        StoreMismatch: The path holds another run, or something other than a store.
         DamagedStore: Attributes are damaged, and nothing shows that the store is of this run.
     """
     damaged = []
@@ -774,7 +778,7 @@ def read(path: Path) -> tuple[Store, list[str]]:
 
     Raises:
         StoreMismatch: There is no store.
-        DamagedStore: Something in it is not what was written.
+        DamagedStore: Part of the store differs from what was written.
     """
     attrs = attributes(path)
     _refuse(path, [f"metadata of {name}" for name in damaged_arrays(path)])
@@ -785,7 +789,7 @@ def read(path: Path) -> tuple[Store, list[str]]:
 
 
 def log_start(store: Store, what: str) -> None:
-    """A line about what is computed now, for whoever wants to know which process computed what."""
+    """Append a line to the log of the store: host, process, and the record that it computes."""
     if store.path is not None:
         log = store.path / LOG
         with writing(store.path), appending(log) as out:
@@ -799,10 +803,10 @@ def listed(labels: Sequence[str]) -> str:
 
 
 def _load(store: Store) -> dict[State, list[str]]:
-    """Fetch every record; the labels of what is there, missing and damaged.
+    """Fetch every record and return the labels of the records in each state.
 
-    Where the end of the run is marked, nothing was missing, so what is missing now was lost. The
-    end is looked for first: another process may mark it while the records are read.
+    Where the end of the run is marked, every record was written, so a record missing now was lost.
+    The end is fetched first, as another process may mark it while the records are read.
     """
     labels: dict[State, list[str]] = {state: [] for state in State}
     is_finished = store.fetch(store.layout.end) is not State.MISSING

@@ -1,9 +1,7 @@
-"""The tasks of a run.
+"""The tasks of a run: pure functions from a job and entries to NumPy blocks of inner products.
 
-In: a job and entries, both small and picklable. Out: NumPy blocks of inner products.
-
-A task is a pure function of its arguments, so it runs in this process, in another one or on another
-machine alike. What it prepares from weights (features, or the models read from disk) is kept for
+Arguments are small and picklable, so a task runs in this process, in another process or on another
+machine alike. Blocks prepared from weights (features, or the models read from disk) are kept for
 the tasks that follow, see `Job`.
 """
 
@@ -33,21 +31,21 @@ from tnsim.problems.state_sizes import scaled_under
 from tnsim.sessions import session
 
 Block = features.FeatureBlock | batched_plans.StackBlock
-_WORKER = "worker"
+_WORKER = "worker"  # owner of the blocks of all runs on a worker, see `_kept`
 
 
 class Job(NamedTuple):
-    """What all tasks of a run share.
+    """Settings that all tasks of a run share.
 
     Args:
-        setting: What is the same for all pairs.
-        space: That of the features; None for the batched plans.
-        size: Models a side of a tile.
-        keep_blocks: How many blocks of what is prepared are kept, whatever their size.
-        keep_bytes: How much is kept beyond them.
-        alone: Whether one process computes all of the run, and forgets it at the end.
-        key: Names this run and no other.
-        points: Those of forward passes; None on other routes.
+        setting: Settings common to all pairs.
+        space: Space of the features; None for the batched plans.
+        size: Models per side of a tile.
+        keep_blocks: Number of prepared blocks that are kept, whatever their size.
+        keep_bytes: Bytes up to which further blocks are kept.
+        alone: Whether one process computes the whole run, and forgets its blocks at the end.
+        key: Unique name of this run.
+        points: Points of forward passes; None on other routes.
     """
 
     setting: PairSetting
@@ -61,13 +59,13 @@ class Job(NamedTuple):
 
     @property
     def parts(self) -> Sequence[FeatureSpace | None]:
-        """What is prepared one at a time; inner products are sums over the parts."""
+        """Parts of the features, prepared one at a time; inner products are sums over the parts."""
         return (None,) if self.space is None else self.space.parts
 
 
 @contextlib.contextmanager
 def forgetting(job: Job) -> Iterator[None]:
-    """Let go of the blocks of a run at its end; those of other runs stay."""
+    """Forget the blocks of a run at its end; the blocks of other runs stay."""
     try:
         yield
     finally:
@@ -82,16 +80,16 @@ def norms(job: Job, entries: tuple[Entry, ...]) -> LogScaled:
 
 
 def tile(job: Job, rows: tuple[Entry, ...], columns: tuple[Entry, ...]) -> LogScaled | Estimated:
-    """Inner products of all rows with all columns; of a block with itself symmetric to the bit.
+    """Inner products of all rows with all columns.
 
-    With errors where they are estimates.
+    The products of a block with itself are symmetric to the bit. Estimates carry standard errors.
 
     Args:
-        job: What all tasks share.
+        job: Settings that all tasks share.
         rows, columns: Distinct models.
 
     Returns:
-        (rows, columns), and (rows, columns, out) where the job wants slices.
+        (rows, columns), or (rows, columns, out) where the job wants slices.
     """
     if job.points is not None:
         sums = _sums(job, rows, columns)
@@ -123,7 +121,7 @@ def _part_products(job: Job, first: Block, second: Block) -> LogScaled:
 
 
 def _sums(job: Job, rows: tuple[Entry, ...], columns: tuple[Entry, ...]) -> Sums:
-    """Sums over all points, those of a block with itself from its norms or made anew."""
+    """Sums over all points; the sums of a block with itself are kept, for norms and tiles."""
     assert job.points is not None
     points = job.points
     others = None if rows == columns else columns
@@ -134,14 +132,14 @@ def _sums(job: Job, rows: tuple[Entry, ...], columns: tuple[Entry, ...]) -> Sums
 
 
 def _block(job: Job, entries: tuple[Entry, ...], part: FeatureSpace | None) -> Block:
-    """What the tasks need of some models, from the ones kept or made anew."""
+    """The block of some models, from the cache or made now."""
     key = (part, *(entry.digest for entry in entries))
     return _kept(job, key, lambda: _prepared(job, entries, part))
 
 
 def _kept(job: Job, key: tuple[Hashable, ...], make: Callable[[], Any]) -> Any:
-    """What is prepared of models, made unless it is there."""
-    # Tasks of executors share one allowance: nobody tells a worker that its run has ended.
+    """The value of a key in the session's cache of blocks, made where it is missing."""
+    # On a worker, the blocks of all runs share one allowance: no worker learns that a run ended.
     owner = job.key if job.alone else _WORKER
     kept = session().blocks
     found = kept.get((owner, job.key, *key), make)
@@ -150,7 +148,7 @@ def _kept(job: Job, key: tuple[Hashable, ...], make: Callable[[], Any]) -> Any:
 
 
 def _prepared(job: Job, entries: tuple[Entry, ...], part: FeatureSpace | None) -> Block:
-    """The block of some models: a part of their features, or themselves for the batched plans."""
+    """The block of some models: a part of their features, or a stack for the batched plans."""
     models, combined = _terms(entries, job.setting.dtype)
     metric, dtype = job.setting.metric, job.setting.dtype
     units = []
@@ -174,11 +172,11 @@ def _terms(entries: tuple[Entry, ...], dtype: str) -> tuple[tuple[Model, ...], T
     most = max(len(entry.parts) for entry in entries)
     index, coefficients = np.zeros((len(entries), most), int), np.zeros((len(entries), most))
     for i, entry in enumerate(entries):
-        model: Any = entry.read()  # functions go by forward passes
+        model: Any = entry.read()  # no plain function, as functions take forward passes
         both = zip(entry.parts, terms(by_differences(model, dtype)), strict=True)
         for t, ((digest, _), (coefficient, part)) in enumerate(both):
             models.setdefault(digest, part)
-            # What this entry lacks in terms repeats its last one, with coefficient 0.
+            # Terms that this entry lacks repeat its last term, with coefficient 0.
             index[i, t:] = list(models).index(digest)
             coefficients[i, t] = coefficient
     return tuple(models.values()), Terms(index, coefficients)
@@ -193,7 +191,7 @@ def _dense(combined: Terms, count: int) -> np.ndarray:
 
 
 def _checked(products: LogScaled, job: Job) -> LogScaled:
-    """The products. Raises `TnsimError` where one is no number."""
+    """The products, unchanged. Raises `TnsimError` where any is not finite."""
     if not (np.isfinite(products.mantissa).all() and np.isfinite(products.log).all()):
         name, dtype = job.setting.metric.name, job.setting.dtype
         advice = "; use dtype='float64'" if dtype == "float32" else ""
@@ -205,7 +203,7 @@ def _checked(products: LogScaled, job: Job) -> LogScaled:
 
 
 def expect_norms(result: Any, shape: tuple[int], outputs: int | None, advice: str) -> LogScaled:
-    """What came back for `norms`. Raises `ExecutorError` when that is no block of norms."""
+    """The result of a `norms` task. Raises `ExecutorError` where it is no block of norms."""
     if not _is_block(result, shape, outputs):
         raise _garbage(result, f"squared norms of {shape[0]} models", advice)
     return result
@@ -214,7 +212,7 @@ def expect_norms(result: Any, shape: tuple[int], outputs: int | None, advice: st
 def expect_products(
     result: Any, shape: tuple[int, int], outputs: int | None, advice: str
 ) -> LogScaled | Estimated:
-    """What came back for `tile`. Raises `ExecutorError` when that is no block of products."""
+    """The result of a `tile` task. Raises `ExecutorError` where it is no block of products."""
     products = result
     if isinstance(result, Estimated) and _is_error(result.standard_error, shape):
         products = result.products
@@ -233,13 +231,13 @@ def _is_block(value: Any, shape: tuple[int, ...], outputs: int | None) -> bool:
 
 
 def _is_array(value: Any, shape: tuple[int, ...], dtype: type) -> bool:
-    """Whether it is an array of that form without NaN or infinity."""
+    """Whether a value is an array of this shape and dtype without NaN or infinity."""
     is_array = isinstance(value, np.ndarray) and (value.shape, value.dtype) == (shape, dtype)
     return is_array and bool(np.isfinite(value).all())
 
 
 def _is_error(value: Any, shape: tuple[int, ...]) -> bool:
-    """Whether it is an array of standard errors, which may be infinite."""
+    """Whether a value is an array of standard errors, which may be infinite but not NaN."""
     return isinstance(value, np.ndarray) and value.shape == shape and not np.isnan(value).any()
 
 

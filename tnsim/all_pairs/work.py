@@ -1,17 +1,15 @@
-"""Where tasks run. In: functions and arguments by key. Out: results by key, as they come.
+"""The work of a run: tasks that run here or on an executor, and the loop that writes their results.
 
-An executor is anything with `submit(function, *arguments)` whose futures have `result` and
-`add_done_callback`: those of `concurrent.futures`, and a `dask.distributed.Client`. Whatever goes
-wrong with one is an `ExecutorError`; what a task itself refuses comes out as it is.
+*Running tasks.* An executor is anything with `submit(function, *arguments)` that returns futures
+with `result` and `add_done_callback`: the executors of `concurrent.futures`, and a
+`dask.distributed.Client`. Any failure of an executor is an `ExecutorError`; a `TnsimError` raised
+by a task comes out unchanged.
 
-[merged from gram/progress]
-The loop of a run. In: records, tasks that compute them. Out: a store that has them all.
+*The loop.* `complete` computes every record that the store lacks and no other process has claimed,
+until the store has all of them.
 
-[merged from gram/work]
-The work of a run: norms, then tiles. In: a prepared run. Out: units of work that write a store.
-
-The units are pure functions (`tasks`), so they may run anywhere. What they return is checked,
-normalised and written here, by the one process that called.
+*Norms, then tiles.* The tasks are pure functions (`tasks`), so they may run anywhere. Their results
+are checked, normalised and written here, by the process that called.
 """
 
 from __future__ import annotations
@@ -48,13 +46,13 @@ K = TypeVar("K", bound=Hashable)
 Task = tuple[Callable[..., Any], tuple]
 
 
-_IN_FLIGHT = 128  # tasks submitted and not yet done: what waits costs memory
+_IN_FLIGHT = 128  # most tasks submitted and not yet done, as waiting tasks take memory
 
 
-_LOOK = 2.0  # seconds without a result after which the cluster is looked at
+_LOOK = 2.0  # seconds without a result after which the cluster is examined
 
 
-_PATIENCE = 10.0  # seconds that a cluster may be without workers: they start, and start again
+_PATIENCE = 10.0  # seconds that a cluster may be without workers, which may be (re)starting
 
 
 def completed(
@@ -63,18 +61,18 @@ def completed(
     advice: str = "run again",
     together: int = 1,
 ) -> Iterator[tuple[K, Any]]:
-    """Run tasks, here or on an executor, and give (key, result) as they finish.
+    """Run tasks, here or on an executor, and yield (key, result) as they finish.
 
     Args:
-        tasks: (key, (function, arguments)); drawn from only as tasks are started.
-        executor: None to run here.
-        advice: What an error about the executor ends with.
-        together: How many may run at once here, in threads.
+        tasks: Tasks as (key, (function, arguments)); the next task is drawn only when it starts.
+        executor: Runs the tasks; None to run them here.
+        advice: Last words of an error message about the executor.
+        together: Number of tasks that may run at once here, in threads.
 
     Raises:
         ExecutorError: The executor cannot be used, was lost or shut down, or failed or cancelled
             a task.
-        TnsimError: As a task raises it.
+        TnsimError: A task raised it.
 
     Example:
         >>> dict(completed([("sum", (sum, ([1, 2],)))]))
@@ -107,7 +105,7 @@ def completed(
 
 
 def _here(tasks: Iterable[tuple[K, Task]], together: int) -> Iterator[tuple[K, Any]]:
-    """The first task by itself, as it compiles what the others run, then several at once."""
+    """Run tasks here: the first alone, as it compiles the programs of the others, then several."""
     calls = (partial(_answered, key, *task) for key, task in tasks)
     for first in itertools.islice(calls, 1):
         yield first()
@@ -142,7 +140,7 @@ def _result(future: Any, advice: str) -> Any:
 
 
 def _next(done: queue.SimpleQueue[int], cluster: _Cluster | None) -> int:
-    """The next task that is done; while there is none, a cluster is looked at now and then."""
+    """The next finished task; during a longer wait, a cluster is examined now and then."""
     if cluster is None:
         return done.get()
     while True:
@@ -153,10 +151,10 @@ def _next(done: queue.SimpleQueue[int], cluster: _Cluster | None) -> int:
 
 
 class _Cluster:
-    """The workers of a Dask client: that there are any, and that they can run our tasks.
+    """A check that a Dask cluster has workers, and that they can run tasks of tnsim.
 
-    A worker that cannot import tnsim never answers, as its messages cannot be read there. So
-    every worker is asked for the version first, by a function of the standard library.
+    A worker that cannot import tnsim cannot read a task, and never answers. So every worker is
+    asked for its version of tnsim first, by a function of the standard library.
     """
 
     def __init__(self, client: Any, advice: str) -> None:
@@ -197,7 +195,7 @@ class _Cluster:
                 raise self._unable(worker, f"has tnsim {answer}")
             elif isinstance(answer, ImportError | AttributeError):
                 raise self._unable(worker, f"cannot import tnsim ({answer})")
-            # anything else: it is gone, or will be asked again
+            # Any other answer: the worker is gone, or is asked again at the next look.
 
     def _unable(self, worker: str, what: str) -> ExecutorError:
         version = tnsim.__version__
@@ -230,18 +228,18 @@ def _check(executor: Any) -> None:
         )
 
 
-_PAUSE = 0.1  # seconds between two looks at what other processes have in hand
+_PAUSE = 0.1  # seconds between two looks at the records that other processes have claimed
 
 
 class PendingWork(NamedTuple):
-    """Records of one kind: the task that computes one, and what is done with its result.
+    """Records of one kind, with the functions that compute and write them.
 
     Args:
-        records: What is to be computed.
-        task: Gives the function that computes a record, and its arguments.
-        write: Checks, keeps and marks a result, and says what errors its numbers may have.
-        done: Is told of every record, whoever finished it.
-        together: How many tasks may run at once where there is no executor.
+        records: Records to compute.
+        task: Returns the function that computes a record, and its arguments.
+        write: Checks a result, writes it with its marker, and returns the doubts about its numbers.
+        done: Is called with every finished record, whichever process finished it.
+        together: Number of tasks that may run at once where there is no executor.
     """
 
     records: Sequence[Record]
@@ -252,21 +250,21 @@ class PendingWork(NamedTuple):
 
 
 def complete(work: PendingWork, store: Store, claims: Claims, executor: Any) -> list[Doubt]:
-    """Compute every record that the store lacks, and wait for those that others have in hand.
+    """Compute every record that the store lacks, and wait for the records of other processes.
 
     Args:
-        work: The records, and how they are computed.
-        store: Where results are kept.
-        claims: Which records this process has in hand.
-        executor: Runs the tasks; None for here and now.
+        work: Records, and how they are computed.
+        store: Store of the results.
+        claims: Claims of this process on records.
+        executor: Runs the tasks; None to run them here.
 
     Returns:
-        The doubts about what was computed here.
+        The doubts about the numbers computed by this call.
 
     Raises:
-        ExecutorError: The executor fails, or returns something else.
+        ExecutorError: The executor fails, or returns something other than the task's result.
         TnsimError: The store cannot be written.
-        Exception: Whatever a task raises.
+        Exception: A task raised it.
     """
     pending = list(work.records)
     doubts: list[Doubt] = []
@@ -285,7 +283,7 @@ def complete(work: PendingWork, store: Store, claims: Claims, executor: Any) -> 
 
 
 def advice(store: Store) -> str:
-    """What to do after a run that ended early."""
+    """The advice that messages give after a run that ended early."""
     if store.path is None:
         return "run again (with store= a run goes on where it ended)"
     return f"run again to go on, finished tiles are kept in {store.path}"
@@ -298,10 +296,10 @@ def _claimed(
     store: Store,
     claims: Claims,
 ) -> Iterator[tuple[Record, Task]]:
-    """The tasks that fall to this process; what another one has in hand is added to `elsewhere`.
+    """The tasks that this process claims; records claimed by other processes go to `elsewhere`.
 
-    Never waits: results of tasks that were given out are written only while the next one is asked
-    for.
+    The generator never waits: results are written between two tasks drawn from it, so a wait here
+    would hold back results that are finished.
     """
     for record in pending:
         if store.fetch(record) is State.WHOLE:
@@ -321,12 +319,12 @@ def _claimed(
 
 
 def units_of_work(run: PairwiseRun, target: Store, bar: Any) -> list[PendingWork]:
-    """All norms, then the tiles that they normalise.
+    """The work on all norms, then on the tiles that they normalise.
 
     Args:
-        run: What is compared, and how.
-        target: Where results are written, and norms are read again.
-        bar: A progress bar that is told how many pairs a finished tile holds.
+        run: Models, settings and plan.
+        target: Store to which results are written, and from which norms are read.
+        bar: A progress bar, advanced by the number of pairs of every finished tile.
     """
     layout = target.layout
     sides = {side.name: side for side in (run.rows, run.columns)}
@@ -369,13 +367,13 @@ def _write_norms(run: PairwiseRun, target: Store, side: Side, record: Record, re
 
 
 def _write_tile(run: PairwiseRun, target: Store, record: Record, result: Any) -> Doubt:
-    """Normalise a tile and write it, mirrored too where rows and columns are one list.
+    """Normalise a tile and write it, also mirrored where rows and columns are one list.
 
     Returns:
-        The cosine with the largest error.
+        The largest error bound, and the cosine to which it belongs.
 
     Raises:
-        ResultError: That error leaves no digit.
+        ResultError: The largest error leaves no digit.
     """
     i, j = record.blocks
     at, to = target.layout.block(i), target.layout.block(j)

@@ -1,26 +1,18 @@
-"""What many models give on the same inputs. In: models or functions, inputs. Out: arrays.
-
-Forward passes run in batches, in the precision of the weights; what they give is read in float64.
-
-[merged from analysis/weights]
-What models are as arrays of numbers. In: models. Out: labelled matrices of cosines.
-
-Needs no data, but models of equal structure; a permutation of hidden units changes it. Readers find
-these among the `baselines`.
-
-[merged from analysis/baselines]
-What similarity is compared with. In: models, for most also inputs. Out: labelled K x K matrices.
+"""Baselines: measures with which similarity is compared, as labelled K x K matrices.
 
 None of these is a property of the function alone: `weight_cosine` and `weight_slices` see the
 parametrisation, the others see the function on one set of inputs only. Each matrix says in `attrs`
 to what it is blind (`invariant_to`) and on which inputs it was taken, and lies on the same axes as
 a pairwise result: `result["cka"] = cka(series, 2000)`.
 
-`inputs` is an array (n, d_in), for sequences (n, positions, d_in) or integers (n, positions), token
-ids, or a number n of standard normal inputs (n, d_in) drawn with `seed`. `names` label the models,
-by default the labels of a series.
+*Outputs on inputs.* `inputs` is an array (n, d_in), for sequences (n, positions, d_in) or integers
+(n, positions), token ids, or a number n of standard normal inputs (n, d_in) drawn with `seed`.
+`names` label the models, by default the labels of a series. Forward passes run in batches, in the
+precision of the weights; their outputs are read in float64. A forward pass or a measure that is not
+finite is refused; a NaN is never returned.
 
-A forward pass or a measure that is not finite is refused; never is a NaN returned.
+*Weights.* The cosines of weights need no data, but models of equal structure; a permutation of
+hidden units changes them.
 """
 
 from __future__ import annotations
@@ -52,14 +44,15 @@ BATCH = 4096
 
 
 Inputs: TypeAlias = Float[np.ndarray, "n *positions in"] | int
+"""Inputs as an array, or the number of standard normal inputs to draw."""
 
 
 class Outputs(NamedTuple):
-    """What is kept of the outputs of several models on n inputs.
+    """Features of the outputs of several models on n inputs.
 
     Attributes:
-        features: One array per model.
-        about: Of the inputs `inputs`, `samples` and, where they were drawn, `seed`.
+        features: Arrays, one per model.
+        about: Description of the inputs: `inputs`, `samples` and, where they were drawn, `seed`.
 
     Example:
         >>> import numpy as np
@@ -77,19 +70,19 @@ def outputs_of(
     seed: int,
     feature: Callable[[np.ndarray], np.ndarray],
 ) -> Outputs:
-    """Run every model once, and keep of its outputs what a measure compares.
+    """Run every model once, and keep the features of its outputs that a measure compares.
 
     Args:
         models: Models with the same inputs and outputs, or plain functions and PyTorch modules,
             which are called as under `Empirical`.
         inputs: An array (n, d_in), for sequences (n, positions, d_in), or a number n of standard
             normal inputs. Integers (n, positions) are token ids unless a model reads vectors.
-        seed: Of the inputs, where they are drawn.
-        feature: From the outputs of one model, float64 (n, d_out) or (n, positions, d_out), to what
-            is kept of them.
+        seed: Seed of drawn inputs.
+        feature: Function from the outputs of one model, float64 (n, d_out) or (n, positions,
+            d_out), to its features.
 
     Returns:
-        The features of every model, and what is known of the inputs: `inputs`, `samples`, `seed`.
+        The features of every model, and the description of the inputs.
 
     Raises:
         ModelError: The models cannot be compared, the inputs do not fit or are not finite, or a
@@ -119,7 +112,10 @@ def outputs_of(
 
 
 def _reader(models: Sequence[AnyModel | Function]) -> AnyModel | None:
-    """The first that is no function, None where all are. Raises `ModelError` where they differ."""
+    """The first model that is no plain function; None where all are plain functions.
+
+    Raises `ModelError` where models cannot be compared.
+    """
     first: AnyModel | None = None
     for model in models:
         if isinstance(model, AnyModel):
@@ -127,7 +123,7 @@ def _reader(models: Sequence[AnyModel | Function]) -> AnyModel | None:
             first = first or model
             check_comparable(first, model)
         elif not callable(model):
-            terms(model)  # refuses what is neither model nor function
+            terms(model)  # refuses anything but a model or a function
     return first
 
 
@@ -143,9 +139,12 @@ def _check_finite(outputs: Float[np.ndarray, "n *positions out"], n: int) -> Non
 
 
 def _inputs(inputs: Inputs, model: AnyModel | None, seed: int) -> tuple[np.ndarray, dict[str, Any]]:
-    """The inputs, in float64 or token ids, and what is said about them.
+    """The inputs, in float64 or as token ids, and their description.
 
-    model: the first one that is no function, None where all are.
+    Args:
+        inputs: Inputs, or their number.
+        model: First model that is no plain function; None where all are plain functions.
+        seed: Seed of drawn inputs.
     """
     if isinstance(inputs, (int, np.integer)) and not isinstance(inputs, bool):
         return _drawn(int(inputs), model, seed)
@@ -154,7 +153,7 @@ def _inputs(inputs: Inputs, model: AnyModel | None, seed: int) -> tuple[np.ndarr
     if is_tokens(x) and x.ndim == 2 and x.size and (model is None or model.n_ctx is not None):
         return x, given
     x = x.astype(np.float64)
-    d_in: int | str = "d_in"  # of functions alone nothing is known
+    d_in: int | str = "d_in"  # the width of plain functions is unknown
     fits = x.ndim >= 2 and x.size > 0
     if model is not None:
         d_in = model.d_in
@@ -191,7 +190,7 @@ def _drawn(
 def _batches(
     model: AnyModel | Function, x: np.ndarray
 ) -> Iterator[Float[np.ndarray, "batch *positions out"]]:
-    # an overflow is no warning here: `_check_finite` refuses it with the model, input and output
+    # NumPy's overflow warning is silenced: `_check_finite` names the model, input and output.
     with np.errstate(over="ignore", invalid="ignore"):
         for start in range(0, len(x), BATCH):
             batch = x[start : start + BATCH]
@@ -203,7 +202,7 @@ def _batches(
 
 
 def _of_model(model: AnyModel, batch: np.ndarray) -> Any:
-    """The outputs of a model; token ids stand for one-hot vectors, which are not made."""
+    """The outputs of a model; token ids are read without making one-hot vectors of them."""
     if not is_tokens(batch):
         return model(batch)
     total: Any = 0
@@ -214,10 +213,10 @@ def _of_model(model: AnyModel, batch: np.ndarray) -> Any:
 
 
 def weight_cosine(models: Sequence[AnyModel], *, names: Names = None) -> xr.DataArray:
-    """Cosine of all weights and biases, flattened into one vector each.
+    """Cosine of all weights and biases, flattened into one vector per model.
 
-    Needs no data, but models of equal structure; a permutation of hidden units changes it. Blind to
-    the skip and scale of residuals, numbers beside the weights; `attrs["invariant_to"]` says so.
+    Needs no data, but models of equal structure; a permutation of hidden units changes it. It is
+    blind to the skip and scale of residuals, which are no weights; `attrs["invariant_to"]` says so.
 
     Args:
         models: K models with the same layers, of the same shapes.
@@ -253,8 +252,8 @@ def weight_cosine(models: Sequence[AnyModel], *, names: Names = None) -> xr.Data
 def weight_slices(models: Sequence[AnyModel], *, names: Names = None) -> xr.DataArray:
     """Cosine of the weights that write one output: a row of the last layer, and its bias.
 
-    What `slices` are to `similarity`, this is to `weight_cosine`. All that the layers below do is
-    out of its sight; `attrs["invariant_to"]` says so.
+    It relates to `weight_cosine` as `slices` to `similarity`. It is blind to all layers below;
+    `attrs["invariant_to"]` says so.
 
     Args:
         models: K models with the same layers, of the same shapes.
@@ -293,7 +292,7 @@ def weight_slices(models: Sequence[AnyModel], *, names: Names = None) -> xr.Data
 
 
 def _of_one_structure(models: Sequence[AnyModel]) -> Iterator[Model]:
-    """The models, once it is known that their weights match one to one."""
+    """Yield the models, each after a check that its weights match the first model's one to one."""
     first = None
     for n, model in enumerate(models):
         if not isinstance(model, Model):
@@ -321,12 +320,12 @@ def _flat_weights(model: Model) -> Float[np.ndarray, " size"]:
 
 
 def _structure(model: Model) -> tuple[Any, ...]:
-    """What two models have in common when their weights match one to one."""
+    """Tree structure and shapes of weights, equal where the weights match one to one."""
     return jax.tree.structure(model), *map(np.shape, _weights(model))
 
 
 def _output_rows(model: Model) -> Float[np.ndarray, "out in"]:
-    """What the last layer ends with: a row per output, its bias at the end where there is one."""
+    """The last weights of the last layer: a row per output, with the bias, if any, at its end."""
     last = innermost(model.layers[-1])
     name = affine_maps(last)[1]
     weights = np.asarray(getattr(last, name), np.float64)
@@ -350,13 +349,13 @@ __all__ = [
 def output_cosine(
     models: Sequence[AnyModel], inputs: Inputs, *, seed: int = 0, names: Names = None
 ) -> xr.DataArray:
-    """Cosine of the outputs on the inputs given: a sample of what `Gaussian` has in closed form.
+    """Cosine of the outputs on given inputs: a sample of the closed form of `Gaussian`.
 
     Args:
         models: K models with the same inputs and outputs.
         inputs: An array (n, d_in) or (n, positions, d_in), token ids (n, positions), or a number n
             of standard normal inputs.
-        seed: Of the inputs, where they are drawn.
+        seed: Seed of drawn inputs.
         names: K labels.
 
     Returns:
@@ -390,12 +389,12 @@ def mean_cosine(
 ) -> xr.DataArray:
     """Mean over inputs, and positions, of the cosine of the two outputs there.
 
-    Every input counts the same; in `output_cosine` those with large outputs count more.
+    Every input counts the same; in `output_cosine`, inputs with large outputs count more.
 
     Args:
         models: K models with the same inputs and outputs.
         inputs: An array (n, d_in) or (n, positions, d_in), or a number n of standard normal inputs.
-        seed: Of the inputs, where they are drawn.
+        seed: Seed of drawn inputs.
         names: K labels.
 
     Returns:
@@ -444,7 +443,7 @@ def cka(
         models: K models with the same inputs and outputs.
         inputs: An array (n, d_in) or (n, positions, d_in), token ids (n, positions), or a number n
             of standard normal inputs; n is at least 4.
-        seed: Of the inputs, where they are drawn.
+        seed: Seed of drawn inputs.
         debiased: Whether HSIC is the unbiased estimator, or `|A' B|^2` of the centred outputs.
         names: K labels.
 
@@ -499,7 +498,7 @@ def js_divergence(
         models: K models with the same inputs and outputs.
         inputs: An array (n, d_in) or (n, positions, d_in), token ids (n, positions), or a number n
             of standard normal inputs.
-        seed: Of the inputs, where they are drawn.
+        seed: Seed of drawn inputs.
         names: K labels.
 
     Returns:
@@ -543,13 +542,13 @@ def agreement(
 ) -> xr.DataArray:
     """Share of the inputs, and positions, for which two models have the same largest output.
 
-    Of outputs that are equally large the first counts.
+    Where outputs are equally large, the first counts.
 
     Args:
         models: K models with the same inputs and outputs.
         inputs: An array (n, d_in) or (n, positions, d_in), token ids (n, positions), or a number n
             of standard normal inputs.
-        seed: Of the inputs, where they are drawn.
+        seed: Seed of drawn inputs.
         names: K labels.
 
     Returns:

@@ -1,14 +1,12 @@
-"""Two measures of the same models against each other. In: pairs of matrices. Out: a figure.
+"""Pictures of a pairwise run, as matplotlib figures.
 
-[merged from analysis/curves]
-Curves along training, above a matrix or alone. In: variables of a result. Out: drawings.
-
-[merged from analysis/figures]
-Pictures of a pairwise run. In: a result, names of its matrices, change points. Out: figures.
+`scatter_grid` draws two measures of the same models against each other, `curves_over_training`
+draws curves along a run, and `pairwise` draws one of six pictures of a result, with curves above
+heatmaps.
 
 Models are spaced evenly by index, whatever their training steps, and labelled by step as far as
-labels fit. Panels of one figure share one colour range. What is drawn comes from `reading`; no
-pyplot state and no global setting is touched.
+labels fit. Panels of one figure share one colour range. All drawn quantities come from `reading`;
+no pyplot state and no global setting is touched.
 """
 
 from __future__ import annotations
@@ -44,21 +42,21 @@ if TYPE_CHECKING:
 
 
 _SCATTER_PANEL = 3.0
-"""Inches of a panel."""
+"""Side of a scatter panel in inches."""
 
 
 _FEW = 300
-"""Points up to which each is drawn large."""
+"""Largest number of points that are drawn large."""
 
 
 def scatter_grid(panels: Mapping[str, tuple[Matrix, Matrix]], x_label: str, y_label: str) -> Figure:
-    """A point for every pair of models, and both correlations; a panel for every comparison.
+    """A figure with a panel for every comparison: a point for every pair, and both correlations.
 
     Args:
-        panels: By title, the matrix across and the matrix upwards, as `reading.correlation` takes
-            them.
-        x_label: What the first matrices hold.
-        y_label: What the second ones hold.
+        panels: Pairs of matrices by title, for `reading.correlation`: the first is drawn along x,
+            the second along y.
+        x_label: Name of the quantity in the first matrices.
+        y_label: Name of the quantity in the second matrices.
 
     Returns:
         A figure; nothing is shown.
@@ -98,7 +96,7 @@ def scatter_grid(panels: Mapping[str, tuple[Matrix, Matrix]], x_label: str, y_la
 
 
 def _draw(axes: Any, first: Matrix, second: Matrix) -> None:
-    """The points of one panel, under the two coefficients."""
+    """Draw the points of one panel, with the two coefficients above them."""
     x, y = paired_entries(first, second)
     size = 16
     if len(x) > _FEW:
@@ -107,19 +105,20 @@ def _draw(axes: Any, first: Matrix, second: Matrix) -> None:
     found = correlation(first, second)
     said = f"r = {found.pearson:.3f}, rank {found.spearman:.3f}"
     axes.text(0.03, 0.97, said, transform=axes.transAxes, va="top", fontsize=SMALL)
-    axes.margins(y=0.12)  # room for what is said
+    axes.margins(y=0.12)  # room for the text of the coefficients
     axes.grid(alpha=0.25)
 
 
 _HEIGHT, _GAP = 0.24, 0.05
+"""Height of a strip of curves and gap below it, in heights of the heatmap."""
 
 
 STRIP = _HEIGHT + _GAP
-"""Of curves above a heatmap, in heights of the heatmap."""
+"""Height of a strip above a heatmap with its gap, in heights of the heatmap."""
 
 
 _WIDTH, _ALONE = 8.0, 2.0
-"""Inches of a strip that stands alone."""
+"""Width and height in inches of a strip without a heatmap."""
 
 
 Strips: TypeAlias = Sequence[str | Sequence[str]]
@@ -129,10 +128,10 @@ Strips: TypeAlias = Sequence[str | Sequence[str]]
 def curves_over_training(
     result: xr.Dataset, strips: Strips, change_points: Sequence[int] = ()
 ) -> Figure:
-    """Curves over the checkpoints of a run, evenly spaced, one strip below the other.
+    """A figure of curves over the checkpoints of a run, evenly spaced, in strips.
 
     Args:
-        result: With variables over `a`.
+        result: Result with variables over `a`.
         strips: Names of variables; each entry is a strip, of one curve or of several.
         change_points: Rows at which phases start, drawn as dotted lines.
 
@@ -167,8 +166,8 @@ def strips_of(result: xr.Dataset, strips: Strips) -> list[list[xr.DataArray]]:
     """The curves of every strip, each with a value for every column.
 
     Args:
-        result: With matrices, and variables over `a` or `b`.
-        strips: Names of variables.
+        result: Result with matrices, and variables over `a` or `b`.
+        strips: Names of variables; each entry is a strip, of one curve or of several.
 
     Returns:
         Curves, strip by strip.
@@ -199,11 +198,11 @@ def strips_of(result: xr.Dataset, strips: Strips) -> list[list[xr.DataArray]]:
 
 
 def check_variables(result: xr.Dataset, names: Sequence[str]) -> None:
-    """Refuse names that are not those of variables.
+    """Refuse names of variables that a result does not have.
 
     Args:
-        result: With variables.
-        names: That are asked for.
+        result: Result with variables.
+        names: Names that the caller asks for.
 
     Raises:
         ResultError: The result has no such variable.
@@ -225,10 +224,10 @@ def check_variables(result: xr.Dataset, names: Sequence[str]) -> None:
 
 
 def draw_above(axes: Axes, strips: Sequence[Sequence[xr.DataArray]], points: Sequence[int]) -> Axes:
-    """Curves above a heatmap, as wide as it is.
+    """Draw curves above a heatmap, of the same width.
 
     Args:
-        axes: Of the heatmap.
+        axes: Axes of the heatmap.
         strips: Curves, strip by strip.
         points: Columns at which phases start.
 
@@ -255,9 +254,10 @@ __all__ = ["MAX_SLICES", "curves_over_training", "pairwise", "scatter_grid"]
 
 
 MAX_SLICES = 144
+"""Most slices in one figure."""
 
 
-_PANEL = 4.4  # inches
+_PANEL = 4.4  # side of a panel in inches
 
 
 def pairwise(
@@ -273,13 +273,14 @@ def pairwise(
 
     Args:
         result: A pairwise result.
-        kind: `"heatmap"`; `"trajectory"`, the similarity of every model to the last and to the one
-            before; `"slices"`, one heatmap per output (`variable` is then not read); `"mds"`, the
-            models as points of a plane, joined in order; `"dendrogram"`; or `"scatter"`, the first
-            variable against each of the others, a point for every pair of models.
-        variable: One of the result's matrices, or several.
-        change_points: Rows at which phases start, as `reading.segment(result, 3).change_points`,
-            drawn as lines or colours.
+        kind: `"heatmap"`; `"trajectory"`, the similarity of every model to the last and to the
+            previous model; `"slices"`, one heatmap per output (`variable` is then not read);
+            `"mds"`, the models as points of a plane, joined in order; `"dendrogram"`; or
+            `"scatter"`, the first variable against each of the others, a point for every pair of
+            models.
+        variable: Name of one of the result's matrices, or several names.
+        change_points: Rows at which phases start, such as
+            `reading.segment(result, 3).change_points`, drawn as lines or colours.
         curves: Variables with a value for every column, such as accuracies over `a`, drawn above
             heatmaps: each entry is a strip, of one curve or of several.
 
@@ -344,7 +345,7 @@ def _heatmaps(
         thin_ticks(axes.yaxis, panel["a"].values, _PANEL)
         top = draw_above(axes, strips, points)
         top.set_title(title_of(name))
-    label = None  # several panels carry their names as titles
+    label = None  # with several panels, names stand in their titles only
     if len(names) == 1:
         label = title_of(names[0])
     figure.colorbar(image, ax=list(grid[0]), shrink=0.85, label=label)
@@ -360,7 +361,7 @@ def _slices(result: xr.Dataset, names: Sequence[str], points: Sequence[int]) -> 
             "choose some, as in result.sel(output=[0, 1])"
         )
     panels = list(map(matrix, slices))
-    # a page is half as wide again as it is high
+    # A page is 1.5 times as wide as high.
     columns = int(np.ceil(np.sqrt(1.5 * count)))
     rows = -(-count // columns)
     inches = max(0.9, min(2.4, 12 / columns))
@@ -433,13 +434,13 @@ def _embeddings(result: xr.Dataset, names: Sequence[str], points: Sequence[int])
 
 
 def _draw_path(axes: Axes, placed: xr.DataArray, points: Sequence[int]) -> None:
-    """Models in the plane, joined in the order of training and coloured by phase."""
+    """Draw models in the plane, joined in the order of training and coloured by phase."""
     x, y = placed.values.T
     colours = list(map(colour_of, reading.phase_of_rows(points, len(x))))
     axes.plot(x, y, "-", color="0.75", lw=1.2, zorder=1)
     axes.scatter(x, y, c=colours, s=28, zorder=2)
     label_points(axes, placed.values, placed["a"].values)
-    # room for labels on all sides, both axes to one scale
+    # Leave room for labels on all sides, with one scale for both axes.
     reach = 0.65 * max(np.ptp(x), np.ptp(y)) or 1.0
     across, up = (x.max() + x.min()) / 2, (y.max() + y.min()) / 2
     axes.set(
@@ -467,12 +468,12 @@ def _dendrograms(result: xr.Dataset, names: Sequence[str], points: Sequence[int]
 
 
 def _draw_tree(axes: Axes, linkage: np.ndarray) -> np.ndarray:
-    """The brackets of a hierarchy, leaves at 0, 1, 2, ...; the row of every leaf."""
+    """Draw the brackets of a hierarchy with leaves at 0, 1, 2, ..., and return the leaves' rows."""
     from scipy.cluster.hierarchy import dendrogram
 
     tree = dendrogram(linkage, no_plot=True)
     for across, up in zip(tree["icoord"], tree["dcoord"], strict=True):
-        # SciPy puts leaves at 5, 15, 25, ...
+        # SciPy puts leaves at 5, 15, 25, ...; here they are at 0, 1, 2, ...
         axes.plot(np.array(across) / 10 - 0.5, up, color="0.35", lw=1.1)
     return np.array(tree["leaves"])
 

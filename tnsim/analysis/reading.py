@@ -1,23 +1,21 @@
-"""How sharp a division is. In: matrices of similarities, change points. Out: scores.
+"""Readers of a pairwise run: scores, phases, paths and points from a result or its matrices.
 
-Blocks are the phases that change points divide a run into, see `phases`. The paper's text and its
-published figures score them by two formulas; both are here, `block_score` and `last_block_score`.
-
-[merged from analysis/reading]
-Reading a pairwise run. In: a result, or one matrix of it. Out: scores, phases, paths, points.
-
-Every function takes a result (of which it reads `similarity`), one of its (a, b) matrices, as
+Every function takes a result (of which it reads `similarity`), one of its (a, b) matrices, such as
 `result.weight_cosine` or `result.slices.sel(output=9)`, or a plain array. Rows follow training.
 
     segment, segmentations, phase_of_rows                 phases of a run
     block_score, last_block_score, group_score            how sharp a division is
-    against_control                                       what training on would have given
+    against_control                                       comparison with training on unchanged
     trajectory                                            similarity to one model along a run
     correlation                                           how far two matrices agree
     mds, dendrogram, spectrum                             models as points
 
-Raises `ResultError` for a matrix that is not finite or, where all pairs of one set of models are
-needed, not square and symmetric.
+Every function raises `ResultError` for a matrix that is not finite or, where all pairs of one set
+of models are needed, not square and symmetric.
+
+Scores are computed over blocks, the phases into which change points divide a run (see `phases`).
+The paper's text and its published figures score them by two formulas; both are here, `block_score`
+and `last_block_score`.
 """
 
 from __future__ import annotations
@@ -41,12 +39,12 @@ if TYPE_CHECKING:
 
 
 class AgainstControl(NamedTuple):
-    """A score beside that of a control.
+    """The scores of a run and of its control.
 
     Attributes:
-        score: Of the run, in the unit of its matrix.
-        control: Of the control.
-        difference: What is left of the score when that of the control is taken away.
+        score: Score of the run, in the unit of its matrix.
+        control: Score of the control.
+        difference: Score of the run minus score of the control.
 
     Example:
         >>> AgainstControl(score=0.75, control=0.5, difference=0.25).difference
@@ -64,7 +62,7 @@ def block_score(similarity: Matrix, change_points: Sequence[int]) -> float:
         Delta  =  mean of K_ij over i != j in one block  -  mean of K_ij over i, j in different
         blocks
 
-    That a model equals itself says nothing about its block, so pairs are of different models.
+    A model always equals itself, whatever its block, so pairs are of different models.
 
     Args:
         similarity: A result, one of its matrices, or an array (K, K).
@@ -92,19 +90,20 @@ def block_score(similarity: Matrix, change_points: Sequence[int]) -> float:
 
 
 def group_score(similarity: Matrix, groups: Sequence[Any] | np.ndarray) -> float:
-    """As `block_score`, of groups whose models need not follow one another.
+    """Mean similarity within groups minus mean across groups, of different models.
+
+    This is `block_score` for groups of models that need not follow one another.
 
     Args:
         similarity: A result, one of its matrices, or an array (K, K).
-        groups: K names or numbers; models of equal ones are a group.
+        groups: K names or numbers; models with equal entries are a group.
 
     Returns:
-        Mean similarity within groups minus mean across, of different models, in the unit of the
-        matrix.
+        The difference of the means, in the unit of the matrix.
 
     Raises:
-        ResultError: No pair lies within a group or none across, there are other numbers of groups
-            and models, or the matrix is not finite, square and symmetric.
+        ResultError: No pair lies within a group or none across groups, the numbers of entries in
+            `groups` and of models differ, or the matrix is not finite, square and symmetric.
         MissingExtra: xarray is not installed.
 
     Example:
@@ -131,12 +130,12 @@ def last_block_score(similarity: Matrix, change_points: Sequence[int]) -> float:
         Delta  =  mean of K_ij over i != j in the last block  -  mean of K_ij over i in the last
         block, j before it
 
-    How alike the models before are does not enter, so a run whose training slows down scores high
-    without any change in what it learns: compare it with a control.
+    Similarities among the models before the last block do not enter, so a run that merely slows
+    down in training scores high without learning anything else: compare it with a control.
 
     Args:
         similarity: A result, one of its matrices, or an array (K, K).
-        change_points: Rows at which blocks start, without row 0; the last one counts.
+        change_points: Rows at which blocks start, without row 0; only the last counts.
 
     Returns:
         Delta, in the unit of the matrix: for similarities from -2 to 2.
@@ -169,7 +168,7 @@ def _contrast(
     across: Bool[np.ndarray, "K K"],
     block: Int[np.ndarray, " K"],
 ) -> float:
-    """Mean over the pairs within minus mean over the pairs across."""
+    """The mean over the pairs within blocks minus the mean over the pairs across blocks."""
     if not within.any() or not across.any():
         sizes = np.bincount(block).tolist()
         raise ResultError(
@@ -184,16 +183,16 @@ def against_control(
     change_points: Sequence[int],
     score: Callable[[Matrix, Sequence[int]], float] = block_score,
 ) -> AgainstControl:
-    """A score of a run in which something was changed, and what training on alone would have given.
+    """The score of a run with a change in its training, and the score of a control without it.
 
     A run drifts while it is trained, changed or not, and a score of blocks measures drift too. The
     control goes on from the last checkpoint before the change, without the change, for the same
-    steps; what its score leaves of the run's is due to the change.
+    steps; the difference of the two scores is due to the change.
 
     Args:
         similarity: A result, one of its matrices, or an array (K, K).
-        control: The same of the control: the models before the last change point are those of the
-            run.
+        control: Result, matrix or array of the control, with the run's own models before the last
+            change point.
         change_points: Rows at which blocks start, without row 0; the change is the last of them.
         score: `block_score`, or `last_block_score`.
 
@@ -231,7 +230,7 @@ def against_control(
 
 
 def _ends(table: Matrix) -> str:
-    """How many rows there are, and from where to where."""
+    """The number of rows with their first and last label, for a message."""
     labels = square(table)["a"].values
     return f"{len(labels)} rows from {labels[0]} to {labels[-1]}"
 
@@ -257,7 +256,7 @@ __all__ = [
 
 
 def trajectory(result: Matrix, to: int | str = "final") -> xr.DataArray:
-    """Similarity of every model to one of them, or to the one before it.
+    """Similarity of every model to one model of the run, or to the previous model.
 
     Args:
         result: A result, one of its matrices, or an array (A, B).
@@ -265,7 +264,7 @@ def trajectory(result: Matrix, to: int | str = "final") -> xr.DataArray:
             second model and needs all pairs of one set of models.
 
     Returns:
-        Over `a`, with dtype and unit of the matrix; `attrs["to"]` says to what.
+        Similarities over `a`, with dtype and unit of the matrix; `attrs["to"]` holds `to`.
 
     Raises:
         ResultError: No model has this label, the matrix is not finite, or, for `"previous"`, it is
@@ -293,7 +292,7 @@ def trajectory(result: Matrix, to: int | str = "final") -> xr.DataArray:
 
 
 def _place(labels: list[int | str], wanted: int | str) -> int:
-    """The first column with this label."""
+    """The number of the first column with this label."""
     if wanted not in labels:
         raise ResultError(
             f"no model is labelled {wanted!r}; labels go from {labels[0]!r} to {labels[-1]!r}, "

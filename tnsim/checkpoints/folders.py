@@ -1,14 +1,12 @@
-"""Revisions in a local Hugging Face hub cache. In: its folder. Out: one folder per revision.
+"""Names that a user gives for one model: folders in Hugging Face's layout and cached revisions.
 
-A repository lies in a folder `models--org--name`. It keeps `snapshots/<commit>/`, and in `refs/`
-one small file per branch or tag that holds the commit it points to. Nothing is downloaded.
-
-[merged from checkpoints/folders]
-Folders that hold one model, and names of revisions. In: what a user names. Out: files.
+A repository in a local hub cache lies in a folder `models--org--name`. The folder keeps
+`snapshots/<commit>/`, and in `refs/` one small file per branch or tag that holds the commit of the
+branch or tag. Nothing is downloaded.
 
 A folder in Hugging Face's layout is one model: `model.safetensors`, an index of several files that
 are its parts, or `pytorch_model.bin`, with `config.json` beside them. A folder of many checkpoints
-is none.
+is not one model.
 """
 
 from __future__ import annotations
@@ -29,13 +27,13 @@ _REPOSITORY = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 
 def is_cache(folder: Path) -> bool:
-    """Whether a folder is that of one repository in a hub cache.
+    """Whether a folder is the folder of one repository in a hub cache.
 
     Args:
         folder: Any path.
 
     Returns:
-        True where it holds snapshots.
+        True where the folder holds snapshots.
 
     Example:
         >>> is_cache(Path("models--nobody--nothing"))
@@ -45,10 +43,10 @@ def is_cache(folder: Path) -> bool:
 
 
 def names_revision(source: str | os.PathLike[str]) -> bool:
-    """Whether a name is `REPOSITORY@REVISION` and not that of a file.
+    """Whether a name is `REPOSITORY@REVISION` and not the name of a file.
 
     Args:
-        source: What a user gave.
+        source: Name that a user gave.
 
     Returns:
         True for an `@` behind the name or the cache folder of a repository.
@@ -67,7 +65,7 @@ def snapshot(source: str) -> Path:
     """The folder of a revision.
 
     Args:
-        source: One for which `names_revision` holds; the revision is a branch, a tag or the
+        source: A name for which `names_revision` holds; the revision is a branch, a tag or the
             beginning of a commit.
 
     Returns:
@@ -81,7 +79,7 @@ def snapshot(source: str) -> Path:
     if not is_cache(folder):
         folder = _repository(repository)
     refs = _names(folder / "refs")
-    # A commit is the name of a folder that is there, so no ref or revision leads anywhere else.
+    # A commit is the name of an existing folder, so no ref or revision leads out of the cache.
     commits = [path.name for path in (folder / "snapshots").iterdir() if path.is_dir()]
     named = [commit for commit in commits if revision in refs.get(commit, ())]
     found = named or [commit for commit in commits if commit.startswith(revision)]
@@ -98,7 +96,7 @@ def snapshots(folder: Path) -> dict[str, Path]:
     """The folder of each revision.
 
     Args:
-        folder: One for which `is_cache` holds.
+        folder: A folder for which `is_cache` holds.
 
     Returns:
         Folders by name, in the order of the commits. The name is a branch or a tag other than
@@ -118,7 +116,8 @@ def snapshots(folder: Path) -> dict[str, Path]:
     found: dict[str, Path] = {}
     for path in sorted((folder / "snapshots").iterdir()):
         names = refs.get(path.name, [path.name[:8]])
-        found[min(names, key=lambda name: name == "main")] = path  # main only where it is alone
+        # `main` is the name only where no other branch or tag points to the commit
+        found[min(names, key=lambda name: name == "main")] = path
     if not found:
         raise CheckpointError(f"{folder}: the cache holds no revision; download one first")
     return found
@@ -138,7 +137,7 @@ def _repository(name: str) -> Path:
 
 
 def _root() -> Path:
-    """Where the hub's client keeps repositories, by its own environment variables."""
+    """The folder in which the hub's client keeps repositories, by its environment variables."""
     if cache := os.environ.get("HF_HUB_CACHE"):
         return Path(cache)
     home = os.environ.get("HF_HOME")
@@ -156,10 +155,10 @@ def _names(folder: Path) -> dict[str, list[str]]:
     return names
 
 
-WHOLE = "model.safetensors"
+WHOLE = "model.safetensors"  # a model in one file, in Hugging Face's layout
 
 
-OLD = "pytorch_model.bin"
+OLD = "pytorch_model.bin"  # the same as a pickle, in older repositories
 
 
 def located(source: str | os.PathLike[str]) -> Path:
@@ -169,7 +168,7 @@ def located(source: str | os.PathLike[str]) -> Path:
         source: A file, a folder that holds one model, or `REPOSITORY@REVISION` in a hub cache.
 
     Returns:
-        A checkpoint file, or the index of one that lies in parts.
+        A checkpoint file, or the index of a checkpoint in several files.
 
     Raises:
         CheckpointError: When a folder holds several checkpoints or none, or a revision is not
@@ -198,13 +197,14 @@ def located(source: str | os.PathLike[str]) -> Path:
 
 
 def model_file(folder: Path) -> Path | None:
-    """The one model that a folder in Hugging Face's layout holds.
+    """The file of the one model that a folder in Hugging Face's layout holds.
 
     Args:
         folder: Any path.
 
     Returns:
-        Its file or index; None where it is no such folder, or holds other checkpoints beside.
+        The file or the index of the model; None where the folder has another layout, or holds other
+        checkpoints too.
 
     Example:
         >>> model_file(Path("nowhere")) is None
@@ -241,7 +241,7 @@ def checkpoints(folder: Path) -> list[Path]:
 
 
 def _of_revision(snapshot: Path) -> Path:
-    """The one checkpoint of a revision, wherever in its folder it lies."""
+    """The one checkpoint of a revision, anywhere in the folder of the revision."""
     if (file := model_file(snapshot)) is not None:
         return file
     files = sorted(path for path in snapshot.rglob("*") if path.suffix in SUFFIXES)
@@ -255,5 +255,5 @@ def _of_revision(snapshot: Path) -> Path:
 
 
 def _holds_model(folder: Path) -> bool:
-    # Unlike `Path.is_file`, this is False where one may not look, as in `lost+found`.
+    # Unlike `Path.is_file`, this is False without permission to read, as in `lost+found`.
     return any(os.path.isfile(folder / name) for name in (WHOLE, INDEX, OLD))  # noqa: PTH113

@@ -1,13 +1,9 @@
-"""One file into a model. In: a path, a dialect. Out: a model, and what was assumed.
+"""Entry points of reading: one file into a `Model`, many files into a lazy `Series`.
 
-[merged from checkpoints/series]
-Many files as a sequence of models. In: paths, folders, globs. Out: a `Series`, read lazily.
-
-[merged from checkpoints/load]
-Checkpoints into models. In: paths. Out: models and series of models.
-
-tnsim's own files carry their architecture; foreign ones go through a dialect. Whatever is wrong
-with a file is refused as `CheckpointError`, `ModelError` or `UnsupportedLayer`, its path in front.
+tnsim's own files carry their architecture; foreign files are read through a dialect. Every fault of
+a file is refused as `CheckpointError`, `ModelError` or `UnsupportedLayer`, the path of the file in
+front. The code stands in this order: one file (`read`), many files (`Series`), then the functions
+that users call (`load`, `from_state_dict`, `compare_forward`, `confirm`).
 """
 
 from __future__ import annotations
@@ -45,7 +41,7 @@ AnyDialect: TypeAlias = Dialect | str | os.PathLike[str]
 
 
 class Reading(NamedTuple):
-    """How files are read; the fields are arguments of `load`."""
+    """Options for the reading of files; the fields are arguments of `load`."""
 
     dialect: AnyDialect | None = None
     n_ctx: int | None = None
@@ -54,11 +50,11 @@ class Reading(NamedTuple):
 
 
 class Checkpoint(NamedTuple):
-    """What one file gives.
+    """The model in one file, and the types of its numbers.
 
     Attributes:
         model: The model; its `origin` says what was assumed.
-        dtypes: The types its numbers are stored in, each once.
+        dtypes: Types in which the numbers are stored, each once.
     """
 
     model: Model
@@ -66,7 +62,7 @@ class Checkpoint(NamedTuple):
 
     @property
     def assumptions(self) -> tuple[str, ...]:
-        """What was taken for granted in reading it, one sentence each."""
+        """The assumptions made in reading the file, one sentence each."""
         return self.model.origin.assumptions if self.model.origin else ()
 
 
@@ -77,21 +73,21 @@ def read(
     leave_out: str | Sequence[str] = (),
     norms: Any = None,
 ) -> Checkpoint:
-    """As `load` for one file, with the stored dtypes.
+    """Read one file as `load` does, with the stored dtypes.
 
     Args:
         path: A file that ends in .safetensors, .npz, .pt, .pth or .ckpt, a folder that holds one
             model, or a revision in a hub cache, as `REPOSITORY@REVISION`.
-        dialect: As in `load`.
-        n_ctx: As in `load`.
-        leave_out: As in `load`.
-        norms: As in `load`.
+        dialect: Dialect of foreign files, as in `load`.
+        n_ctx: Length of the sequences, as in `load`.
+        leave_out: Patterns of tensors that are knowingly not read, as in `load`.
+        norms: Inputs at whose mean energy norms become constants, as in `load`.
 
     Returns:
         The model and the dtypes.
 
     Raises:
-        CheckpointError, ModelError, UnsupportedLayer: As in `load`.
+        CheckpointError, ModelError, UnsupportedLayer: Raised as by `load`.
 
     Example:
         >>> import tempfile
@@ -125,10 +121,10 @@ def patterns(leave_out: str | Sequence[str]) -> tuple[str, ...]:
         leave_out: A pattern, or several.
 
     Returns:
-        All of them.
+        All patterns.
 
     Raises:
-        CheckpointError: They are no texts.
+        CheckpointError: When a pattern is no text.
 
     Example:
         >>> patterns("*bias"), patterns(["*bias", "norm.*"])
@@ -148,7 +144,7 @@ def find_dialect(dialect: AnyDialect) -> Dialect:
     """A dialect by itself, by the name of a preset or by the path of its JSON file.
 
     Args:
-        dialect: Any of the three.
+        dialect: A dialect, the name of a preset, or the path of a JSON file.
 
     Returns:
         The dialect.
@@ -174,10 +170,10 @@ def find_dialect(dialect: AnyDialect) -> Dialect:
     )
 
 
-COUNTERS = ("step", "iter", "epoch")  # of names that count several things, the finest first
+COUNTERS = ("step", "iter", "epoch")  # words before numbers that count, the finest count first
 
 
-LAST = ("final", "last", "latest")
+LAST = ("final", "last", "latest")  # names of the last checkpoint of a run, sorted to the end
 
 
 class Series(Sequence[Model]):
@@ -187,16 +183,16 @@ class Series(Sequence[Model]):
 
     Args:
         source: A path, a folder, a glob pattern, a repository in a hub cache, or several of them.
-        dialect: As in `load`.
-        n_ctx: As in `load`.
-        names: What to take the labels from, where not the paths.
-        leave_out: As in `load`.
-        norms: As in `load`.
+        dialect: Dialect of foreign files, as in `load`.
+        n_ctx: Length of the sequences, as in `load`.
+        names: Names from which labels are taken; by default the paths.
+        leave_out: Patterns of tensors that are knowingly not read, as in `load`.
+        norms: Inputs at whose mean energy norms become constants, as in `load`.
 
     Attributes:
         paths: Files in order.
-        names: As given, or the paths as text; of revisions their names.
-        reading: How the files are read.
+        names: The given names, else the names of revisions or the paths as text.
+        reading: Arguments of `load` with which the files are read.
         labels: The step where the names differ by one number or one of several counts steps, else
             the names.
 
@@ -265,11 +261,11 @@ def is_several(path: str | os.PathLike[str]) -> bool:
     """Whether a path stands for several models.
 
     Args:
-        path: Of a file, of a folder, or a glob pattern.
+        path: Path of a file or a folder, or a glob pattern.
 
     Returns:
-        True for a folder unless it holds one model, and for a pattern unless there is a file of
-        that very name.
+        True for a folder unless the folder holds one model, and for a pattern unless a file has
+        exactly this name.
 
     Example:
         >>> is_several("runs/*.safetensors"), is_several("runs/step_100.safetensors")
@@ -281,7 +277,7 @@ def is_several(path: str | os.PathLike[str]) -> bool:
 
 
 def _expand(source: Any) -> Iterator[tuple[str, Path]]:
-    """Names and files of the models that a source stands for."""
+    """The names and files of the models in a source."""
     if isinstance(source, (str, os.PathLike)):
         yield from _matches(source)
         return
@@ -324,7 +320,7 @@ def natural(path: Path) -> tuple[list[tuple[int, int, str]], ...]:
     """A sort key that takes the digits of a name for numbers.
 
     Args:
-        path: Of a file.
+        path: Path of a file.
 
     Returns:
         A key that is compared part by part, words before numbers; a file named as the last of a
@@ -377,15 +373,15 @@ def _differing_numbers(names: Sequence[list[str]]) -> tuple[str, ...] | None:
 
 
 def _counting(numbers: Sequence[int], columns: Sequence[Sequence[str]]) -> int | None:
-    """Of several numbers in names the finest that counts, as in `epoch=3-step=1200`.
+    """The column of the finest count among several numbers in names, as in `epoch=3-step=1200`.
 
     Args:
-        numbers: Columns that hold them.
+        numbers: Columns that hold numbers.
         columns: The parts of all names, words and numbers in turn.
 
     Returns:
-        Its column. None where another number, such as a seed, tells the files apart too; digits
-        behind a point belong to a measure.
+        The column. None where another number, such as a seed, tells the files apart too; digits
+        behind a point belong to a measured value and are passed over.
     """
     before = {n: columns[n - 1][0].lower() for n in numbers if not columns[n - 1][0].endswith(".")}
     if not all(any(word in text for word in COUNTERS) for text in before.values()):
@@ -398,7 +394,7 @@ def _counting(numbers: Sequence[int], columns: Sequence[Sequence[str]]) -> int |
 
 
 CONFIRMS = 1e-4
-"""Relative error of a forward pass in float32 that is no other function."""
+"""Largest relative error that the rounding of a float32 forward pass explains."""
 
 
 @overload
@@ -433,15 +429,15 @@ def load(
 ) -> Model | Series:
     """Read one file into a `Model`; a list, a folder or a glob pattern into a lazy `Series`.
 
-    A folder in Hugging Face's layout is one file. In a local hub cache `REPOSITORY@REVISION` is one
-    and the folder of the repository several.
+    A folder in Hugging Face's layout counts as one file. In a local hub cache `REPOSITORY@REVISION`
+    counts as one file, and the folder of the repository as several.
 
     Args:
         path: A file that ends in .safetensors, .npz, .pt, .pth or .ckpt, or several.
         dialect: A `Dialect`, the name of a preset, or the path of a JSON file; by default tnsim's
             own format, else the one preset that accounts for every tensor.
-        n_ctx: Length of the sequences on which a model with attention is compared; by default what
-            the file says, which is nothing for foreign ones.
+        n_ctx: Length of the sequences on which a model with attention is compared; by default the
+            length that the file states. Foreign files state none.
         leave_out: A pattern, or several, of tensors that are part of the network, a bias or a norm,
             and are knowingly not read. Every result says so.
         norms: Inputs (samples, d_in), of a sequence (samples, positions, d_in) or token numbers
@@ -452,11 +448,11 @@ def load(
         A model, or a series whose models are read when they are asked for.
 
     Raises:
-        CheckpointError: Naming file and tensor, when the file is missing, damaged, out of
-            proportion, or does not fit its dialect.
-        ModelError: When its tensors make no model.
-        UnsupportedLayer: When it holds a layer that is no polynomial, a norm without `norms`
-            among them.
+        CheckpointError: When the file is missing, damaged, out of proportion, or does not fit its
+            dialect; the message names file and tensor.
+        ModelError: When the tensors of the file make no model.
+        UnsupportedLayer: When the file holds a layer that is no polynomial, such as a norm without
+            `norms`.
 
     Example:
         >>> from pathlib import Path
@@ -485,17 +481,17 @@ def from_state_dict(
 
     Args:
         state: Arrays or tensors by name.
-        dialect: As in `load`.
-        n_ctx: As in `load`.
-        config: What config.json would hold, for dialects that take numbers from it.
-        leave_out: As in `load`.
-        norms: As in `load`.
+        dialect: Dialect of the state dict, as in `load`.
+        n_ctx: Length of the sequences, as in `load`.
+        config: Contents of config.json, for dialects that take numbers from the configuration.
+        leave_out: Patterns of tensors that are knowingly not read, as in `load`.
+        norms: Inputs at whose mean energy norms become constants, as in `load`.
 
     Returns:
         The model.
 
     Raises:
-        CheckpointError, ModelError, UnsupportedLayer: As in `load`.
+        CheckpointError, ModelError, UnsupportedLayer: Raised as by `load`.
 
     Example:
         >>> shapes = {"W_l": (4, 2), "W_r": (4, 2), "W_p": (3, 4)}
@@ -512,8 +508,8 @@ class ForwardError(NamedTuple):
     """Largest difference of two forward passes.
 
     Attributes:
-        absolute: In the unit of the outputs.
-        relative: To the largest output of the other pass.
+        absolute: Largest difference, in the unit of the outputs.
+        relative: Largest difference divided by the largest output of the other pass.
     """
 
     absolute: float
@@ -523,19 +519,19 @@ class ForwardError(NamedTuple):
 def compare_forward(
     model: Model, forward: Callable[[np.ndarray], Any], samples: int = 64, seed: int = 0
 ) -> ForwardError:
-    """Check a dialect: run another forward pass beside the model's.
+    """Check a dialect: compare the model's forward pass with another one.
 
     A float32 forward of the same function differs by about 1e-6 relatively.
 
     Args:
-        model: As read through the dialect.
-        forward: Takes float32 inputs (samples, d_in), or (samples, n_ctx, d_in) for a model of
-            sequences, and returns outputs (samples, d_out), or (samples, n_ctx, d_out).
+        model: The model that was read through the dialect.
+        forward: Function of float32 inputs (samples, d_in), or (samples, n_ctx, d_in) for a model
+            of sequences, that returns outputs (samples, d_out), or (samples, n_ctx, d_out).
         samples: Number of standard normal inputs.
-        seed: Of the inputs.
+        seed: Seed of the inputs.
 
     Returns:
-        Both differences; the relative one has no unit.
+        Absolute and relative difference; the relative difference has no unit.
 
     Raises:
         ModelError: When the shapes of the outputs differ.
@@ -552,15 +548,15 @@ def compare_forward(
 def confirm(
     model: Model, forward: Callable[[np.ndarray], Any], samples: int = 64, seed: int = 0
 ) -> Model:
-    """Confirm what a dialect guessed, by running another forward pass beside the model's.
+    """Confirm the guesses of a dialect by comparing the model with another forward pass.
 
     The outputs are compared on inputs of three sizes, at which polynomials of different degree
     and activations differ.
 
     Args:
         model: A model that was read through a dialect with guesses.
-        forward: The network's own forward pass, as for `compare_forward`.
-        samples: Number of inputs of each size, normal.
+        forward: Forward pass of the network itself, as for `compare_forward`.
+        samples: Number of normal inputs of each size.
         seed: Seed of the inputs.
 
     Returns:
@@ -568,7 +564,8 @@ def confirm(
         `model.origin.dialect.to_json()` is the file for `--dialect`.
 
     Raises:
-        ModelError: The outputs differ by more than the rounding of float32, or have other shapes.
+        ModelError: When the outputs differ by more than the rounding of float32, or have other
+            shapes.
 
     Example:
         >>> import tnsim

@@ -1,10 +1,8 @@
-"""What a PyTorch module calls, in order. In: a module, inputs. Out: calls with their arrays.
+"""Forward passes of a PyTorch module: the calls of its submodules, example inputs and errors.
 
-Every submodule is watched while the module runs once, so it does not matter how its forward pass is
-written: what counts is which submodule was given what, and what it gave.
-
-[merged from checkpoints/module_forward]
-Forward passes of a PyTorch module. In: a module, layers. Out: inputs that it takes, an error.
+Every submodule is watched while the module runs once, so it does not matter how the forward pass is
+written: only the arguments and the result of each submodule count. Inputs that the module takes are
+found by trial, and the layers that were recognised are compared with the module on random batches.
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ import numpy as np
 from tnsim.checkpoints.norms import Normed
 from tnsim.errors import ON_INPUTS, MissingExtra, ModelError
 
-LEAVES = ("Linear", "Embedding", "LayerNorm", "RMSNorm")
+LEAVES = ("Linear", "Embedding", "LayerNorm", "RMSNorm")  # PyTorch's layers that tnsim reads
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,10 +25,10 @@ class Call:
     """One call of a submodule.
 
     Attributes:
-        path: Its name in the module, "blocks.0.left".
+        path: Name of the submodule in the module, such as "blocks.0.left".
         module: The submodule.
-        given: Its first argument, float64 or token numbers.
-        result: What it returned.
+        given: First argument of the call, float64 or token numbers.
+        result: Output of the call.
     """
 
     path: str
@@ -43,12 +41,12 @@ def calls(module: Any, inputs: Any, leaves: tuple[type, ...]) -> tuple[list[Call
     """Run a module once and record the calls of its norms and of leaves that have parameters.
 
     Args:
-        module: One of PyTorch's.
-        inputs: What it is called with.
-        leaves: Classes that are taken whole, beside the layers that are known.
+        module: A module of PyTorch.
+        inputs: Argument of the module.
+        leaves: Classes that are taken whole, in addition to `LEAVES`.
 
     Returns:
-        The calls in order, and what the module returned, float64.
+        The calls in order, and the output of the module, float64.
     """
     found: list[Call] = []
     handles = []
@@ -73,12 +71,12 @@ def calls(module: Any, inputs: Any, leaves: tuple[type, ...]) -> tuple[list[Call
 
 
 def leaves_of(module: Any, classes: tuple[type, ...], path: str = "") -> Iterator[tuple[str, Any]]:
-    """Submodules that are taken whole: those of given classes, and those that have none inside.
+    """The submodules that are taken whole: given classes, and modules without submodules.
 
     Args:
-        module: One of PyTorch's.
+        module: A module of PyTorch.
         classes: Classes that are taken whole though they have submodules.
-        path: Of the module.
+        path: Name of the module in the outermost module.
 
     Yields:
         Path and submodule, in the order in which they were declared.
@@ -92,14 +90,14 @@ def leaves_of(module: Any, classes: tuple[type, ...], path: str = "") -> Iterato
 
 
 def join(path: str, name: str) -> str:
-    """The name of something inside a submodule.
+    """The full name of a parameter or module inside a submodule.
 
     Args:
-        path: Of the submodule, "" for the module itself.
-        name: Inside it.
+        path: Name of the submodule, "" for the module itself.
+        name: Name inside the submodule.
 
     Returns:
-        Both with a dot between.
+        Both names with a dot between.
 
     Example:
         >>> join("blocks.0", "weight"), join("", "weight")
@@ -109,13 +107,13 @@ def join(path: str, name: str) -> str:
 
 
 def kind(module: Any) -> str:
-    """What PyTorch calls a submodule, whatever it was derived or parametrised from.
+    """The name of PyTorch's own class of a submodule, though derived or parametrised.
 
     Args:
-        module: Any.
+        module: Any module.
 
     Returns:
-        The name of the first class that PyTorch itself defines; "" for one of the user's own.
+        The name of the first class that PyTorch itself defines; "" for a class of the user.
     """
     for cls in type(module).__mro__:
         if cls.__module__.startswith("torch.nn.modules.") and cls.__name__ != "Module":
@@ -124,10 +122,10 @@ def kind(module: Any) -> str:
 
 
 def array(value: Any) -> np.ndarray:
-    """A tensor as NumPy, floats in float64; the first of several.
+    """A tensor as NumPy, floats in float64; of a tuple the first tensor.
 
     Args:
-        value: A tensor, or a tuple that begins with one.
+        value: A tensor, or a tuple that begins with a tensor.
 
     Returns:
         A copy of the numbers.
@@ -140,23 +138,23 @@ def array(value: Any) -> np.ndarray:
     return np.array(numbers.numpy())
 
 
-SCALES = (1.0, 0.25, 4.0)  # of inputs: polynomials that agree at one need not at another
+SCALES = (1.0, 0.25, 4.0)  # sizes of inputs: functions that agree at one size may differ at another
 
 
-TOLERANCE = 1e-5  # relative; in float64 all that may differ are tables of a rotation in float32
+TOLERANCE = 1e-5  # relative; in float64 only tables of a rotation in float32 may differ so much
 
 
-SAMPLES, POSITIONS = 8, 5
+SAMPLES, POSITIONS = 8, 5  # sizes of example inputs
 
 
 def require_torch() -> Any:
-    """PyTorch.
+    """The package `torch`.
 
     Returns:
         The package.
 
     Raises:
-        MissingExtra: When it is not installed.
+        MissingExtra: When PyTorch is not installed.
     """
     try:
         import torch
@@ -167,7 +165,7 @@ def require_torch() -> Any:
 
 @contextlib.contextmanager
 def in_float64(torch: Any) -> Iterator[None]:
-    """What a forward pass makes itself, such as a mask, is float64 too.
+    """Make float64 the default type, so that masks and tables of a forward pass are float64 too.
 
     Args:
         torch: The package.
@@ -181,18 +179,18 @@ def in_float64(torch: Any) -> Iterator[None]:
 
 
 def example_inputs(module: Any, inputs: Any, n_ctx: int | None) -> Any:
-    """Inputs that the module takes: those given, else the first of a few kinds that it runs on.
+    """Inputs that the module takes: the given inputs, else the first guess on which it runs.
 
     Args:
-        module: In float64.
-        inputs: Of the user's, or None.
+        module: The module in float64.
+        inputs: Inputs that the user gave, or None.
         n_ctx: Length of sequences, or None.
 
     Returns:
         A tensor of vectors, float64, or of token numbers.
 
     Raises:
-        ModelError: Where it runs on none.
+        ModelError: Where the module runs on no guess.
     """
     torch = require_torch()
     if inputs is not None:
@@ -232,15 +230,15 @@ def forward_error(module: Any, layers: Sequence[Normed], example: Any) -> float:
     """The largest relative error of layers over several batches.
 
     Args:
-        module: In float64.
-        layers: What it is taken for.
-        example: Inputs that it takes.
+        module: The module in float64.
+        layers: Layers that were recognised.
+        example: Inputs that the module takes.
 
     Returns:
         Root mean square of the differences of outputs, relative to the outputs.
 
     Raises:
-        ModelError: Where that is no rounding error.
+        ModelError: Where the error is larger than rounding.
     """
     torch = require_torch()
     rng = torch.Generator().manual_seed(2)
@@ -270,7 +268,7 @@ def forward_error(module: Any, layers: Sequence[Normed], example: Any) -> float:
 
 
 def _shape(example: Any, d_in: int) -> tuple[int, ...]:
-    """Of a batch as tnsim reads it: what a module flattens is flat."""
+    """The shape of a batch as tnsim reads it: flat where the module flattens its input."""
     if example.shape[-1] == d_in:
         return tuple(example.shape)
     return (len(example), d_in)
@@ -278,7 +276,7 @@ def _shape(example: Any, d_in: int) -> tuple[int, ...]:
 
 @contextlib.contextmanager
 def _scaled_embeddings(module: Any, scale: float) -> Iterator[None]:
-    """Token numbers of another size: the module's first layer gives so many times its vector."""
+    """Scale the vectors of the module's first embedding, as token numbers have no size to scale."""
     leaves = [leaf for _, leaf in leaves_of(module, ()) if kind(leaf) == "Embedding"]
     handle = leaves[0].register_forward_hook(lambda leaf, given, result: scale * result)
     try:

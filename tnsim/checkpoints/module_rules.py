@@ -1,22 +1,17 @@
-"""What stands between layers and is no polynomial. In: calls of a module. Out: its name.
+"""Recognition of layers: the calls of a PyTorch module become rules of a dialect.
 
-A forward pass may call a function that is no submodule. Where what comes next was given what such a
-function makes of the layer before, the refusal can say so.
+Nothing is read off the names of classes. A layer is a few calls whose arrays fit together: the
+input of `down` is the product of the outputs of `left` and `right`, and the input of the next layer
+is `a x + b f(x)` of the input x and the output f(x) of this layer. Arrays are those of random
+weights and inputs, so that arrays do not fit by chance. Where nothing fits, the place is named.
 
-[merged from checkpoints/module_attention]
-Bilinear attention among the calls of a PyTorch module. In: calls. Out: rules that compute it.
+A forward pass may call a function that is no submodule. Where the next call reads the result of
+such a function of the layer before, the refusal names the function (`activation`).
 
-Roles are taken from names (q1, k1, q2, k2, v, o; or q, k, v, o), or are the parts of one linear
-layer that stacks all but o. Everything that no name tells is tried: the number of heads, the mask,
-the rotation and the power of d_head in the scores. What is returned gives what the module gave.
-
-[merged from checkpoints/module_rules]
-Calls of a PyTorch module become rules of a dialect. In: calls with their arrays. Out: parts.
-
-Nothing is read off the names of classes. A layer is a few calls whose arrays fit together: what
-`down` was given is the product of what `left` and `right` gave, and what comes next is
-`a x + b f(x)` of what went in and came out. Arrays are those of random weights and inputs, so that
-what fits does not fit by chance. Where nothing fits, the place is named.
+Bilinear attention takes its roles from names (q1, k1, q2, k2, v, o; or q, k, v, o), or from the
+parts of one linear layer that stacks all but o. Everything that no name tells is tried: the number
+of heads, the mask, the rotation and the power of d_head in the scores. A rule is accepted where it
+computes the output of the module (`attention_rules`).
 """
 
 from __future__ import annotations
@@ -58,14 +53,14 @@ NORMS = ("layer_norm", "rms_norm")
 
 
 def activation(calls: Sequence[Call], end: np.ndarray) -> str | None:
-    """The function between the first of some calls and what follows, alone or as a gate.
+    """The function between the first of some calls and the next, alone or as a gate.
 
     Args:
-        calls: Of a module, from a layer on.
+        calls: Calls of a module, from a layer on.
         end: Output of the module, which follows the last call.
 
     Returns:
-        Its name in `torch.nn.functional`, None where it is none that is known.
+        Name of the function in `torch.nn.functional`, None where no known function fits.
     """
     torch = require_torch()
     first, *rest = calls
@@ -92,10 +87,10 @@ def _same(one: np.ndarray, other: np.ndarray) -> bool:
     return one.shape == other.shape and np.allclose(one, other, rtol=1e-9, atol=1e-12)
 
 
-ATTENTION_FITS = 1e-5  # of the size of what is given: tables of a rotation are often of float32
+ATTENTION_FITS = 1e-5  # relative to the output: tables of a rotation are often of float32
 
 
-POWERS = (2, 1, 0)
+POWERS = (2, 1, 0)  # powers of d_head by which scores may be divided, the paper's first
 
 
 BASES = re.compile(r"rope|theta|base")
@@ -115,7 +110,7 @@ def attention_rules(
         arrays: Tensors of the module by name.
 
     Yields:
-        The number of calls and the rule; nothing where there is none that fits.
+        The number of calls and the rule; nothing where no rule fits.
     """
     if run[0].given.ndim != 3:
         return
@@ -129,12 +124,12 @@ def attention_rules(
 
 
 class Shape(NamedTuple):
-    """Projections of what may be attention.
+    """Projections that may belong to an attention layer.
 
     Attributes:
-        calls: How many.
-        keys: Fields of its rule.
-        rows: Of queries, and of values.
+        calls: Number of calls.
+        keys: Fields of the rule of the layer.
+        rows: Number of rows of queries, and of values.
     """
 
     calls: int
@@ -143,7 +138,7 @@ class Shape(NamedTuple):
 
 
 def _apart(run: Sequence[Call]) -> Iterator[Shape]:
-    """Projections by linear layers of their own, told by their names."""
+    """Projections by separate linear layers, recognised by their names."""
     roles = _roles(run)
     if roles is None:
         return
@@ -155,7 +150,7 @@ def _apart(run: Sequence[Call]) -> Iterator[Shape]:
 
 
 def _fused(run: Sequence[Call]) -> Iterator[Shape]:
-    """Projections by one linear layer that stacks them, told by the width of what follows."""
+    """Projections by one linear layer that stacks them, recognised by the next input's width."""
     if len(run) < 2:
         return
     for order in ("q-k-v", "q1-k1-q2-k2-v"):
@@ -178,7 +173,7 @@ def _attention_keys(role: str, call: Call) -> dict[str, str]:
 
 
 def _roles(run: Sequence[Call]) -> dict[str, Call] | None:
-    """Calls by role, where names and inputs are those of attention."""
+    """Calls by role, None where names or inputs do not fit attention."""
     roles: dict[str, Call] = {}
     for call in run:
         named = _ROLE.match(call.path.rpartition(".")[2])
@@ -212,7 +207,7 @@ def _hypotheses(shape: Shape, module: Any) -> Iterator[Rule]:
 
 
 def _bases(module: Any) -> Iterator[float]:
-    """Numbers that submodules keep under a name that a rotation's base may have."""
+    """Numbers in attributes of submodules whose names fit the base of a rotation."""
     for child in module.modules():
         for name, value in vars(child).items():
             if BASES.search(name) and isinstance(value, (int, float)) and value > 1:
@@ -220,7 +215,7 @@ def _bases(module: Any) -> Iterator[float]:
 
 
 def _power(rule: Rule, arrays: NamedArrays, x: np.ndarray, expected: np.ndarray) -> int | None:
-    """The power of d_head by which scores are divided, where a rule gives what the module gave."""
+    """The power of d_head with which a rule computes the module's output, None where none does."""
     attention: Any = layer(rule, arrays)
     bias = 0.0 if attention.o_bias is None else attention.o_bias
     squared = attention(x) - bias
@@ -231,23 +226,23 @@ def _power(rule: Rule, arrays: NamedArrays, x: np.ndarray, expected: np.ndarray)
     return None
 
 
-FITS = 1e-9  # of the size of an array: float64 leaves six digits more
+FITS = 1e-9  # relative to the size of an array: float64 leaves six digits more
 
 
-MODULE_RULES_NORMS = {"LayerNorm": "layer", "RMSNorm": "rms"}
+MODULE_RULES_NORMS = {"LayerNorm": "layer", "RMSNorm": "rms"}  # norms of rules by PyTorch's names
 
 
 Declared = Rule | Callable[[Any], Any]
 
 
 class ModulePart(NamedTuple):
-    """A layer: a rule of a dialect, or what a function of the user's makes of a submodule.
+    """A layer: a rule of a dialect, or a function of the user that makes layers of a submodule.
 
     Attributes:
-        path: Of the submodule with which it begins.
-        rule: With the names of the whole module; None for a function.
+        path: Name of the submodule with which the layer begins.
+        rule: Rule with the names of the whole module; None for a function.
         make: The function; None for a rule.
-        around: Skip and scale of the residual around what the function makes.
+        around: Skip and scale of the residual around the layer that the function makes.
     """
 
     path: str
@@ -257,7 +252,7 @@ class ModulePart(NamedTuple):
 
 
 class Unit(NamedTuple):
-    """Calls that may be one layer: how many, what it reads, what it gives, what it would be."""
+    """Calls that may be one layer: their number, input and output, and the layer itself."""
 
     calls: int
     given: np.ndarray
@@ -267,11 +262,11 @@ class Unit(NamedTuple):
 
 @dataclass(frozen=True)
 class Reader:
-    """What recognition looks things up in.
+    """The module that is recognised, with its tensors.
 
     Attributes:
-        module: With random weights.
-        declared: What classes of the user's are.
+        module: The module with random weights.
+        declared: Rules or functions for classes of the user.
         arrays: Tensors of the module by name.
         numbers: Parameters of one entry by name, which may be scales of residuals.
     """
@@ -288,16 +283,16 @@ def parts_of(
     """The layers that lead from the input of a module to its output.
 
     Args:
-        reader: Of the module.
-        calls: Of its leaves, in order.
-        start: Its input.
-        end: Its output.
+        reader: The module, for lookups.
+        calls: Calls of the module's leaves, in order.
+        start: Input of the module.
+        end: Output of the module.
 
     Returns:
         Layers in order.
 
     Raises:
-        UnsupportedLayer: Naming the place where nothing fits.
+        UnsupportedLayer: Where no layer fits at a place, which the message names.
     """
     parts: list[ModulePart] = []
     stream, norm = start, None
@@ -324,7 +319,7 @@ def parts_of(
 def _next(
     reader: Reader, calls: Sequence[Call], stream: np.ndarray, norm: Call | None, end: np.ndarray
 ) -> tuple[Unit, ModulePart]:
-    """The first way in which the next calls are a layer of what is there."""
+    """The first unit of the next calls that continues the stream, and its layer."""
     available = stream if norm is None else norm.result
     reads_stream = False
     for unit in _units(reader, calls):
@@ -351,7 +346,7 @@ def _given_next(calls: Sequence[Call], end: np.ndarray) -> np.ndarray:
 
 
 def _units(reader: Reader, calls: Sequence[Call]) -> Iterator[Unit]:
-    """What the next calls may be, what takes most of them first."""
+    """Units with which the next calls may begin, the longest first."""
     first = calls[0]
     for cls, declared in reader.declared.items():
         if isinstance(first.module, cls):
@@ -377,7 +372,7 @@ def _linears(calls: Sequence[Call]) -> Iterator[Call]:
 
 
 def _declared(call: Call, declared: Declared) -> ModulePart:
-    """What the user says a class is, with the names of the whole module."""
+    """The layer that the user declared for a class, with the names of the whole module."""
     if not isinstance(declared, Rule):
         return ModulePart(call.path, None, declared)
     names = {"kind", "norm", "residual", "mask", "fused_order", "rope_layout"}
@@ -402,7 +397,7 @@ def _keys(call: Call, weight: str, bias: str) -> dict[str, Any]:
 
 
 def _bilinears(run: Sequence[Call]) -> Iterator[Unit]:
-    """Products of two linear layers, of two halves of one, or of one with itself; `down` or not."""
+    """Products of two linear layers or two halves of one, and squares, with or without `down`."""
     first = run[0]
     half = first.result.shape[-1] // 2
     products: list[tuple[int, np.ndarray, dict[str, Any]]] = []
@@ -425,7 +420,7 @@ def _bilinears(run: Sequence[Call]) -> Iterator[Unit]:
 
 
 def _attentions(reader: Reader, run: Sequence[Call]) -> Iterator[Unit]:
-    """Bilinear attention, by the names of its linear layers and by what it gives."""
+    """Bilinear attention, recognised by the names of its linear layers and by its output."""
     for count, rule in attention_rules(reader.module, run, reader.arrays):
         yield Unit(count, run[0].given, run[count - 1].result, ModulePart(run[0].path, rule))
 
@@ -433,7 +428,7 @@ def _attentions(reader: Reader, run: Sequence[Call]) -> Iterator[Unit]:
 def _residual(
     reader: Reader, unit: Unit, stream: np.ndarray, after: np.ndarray
 ) -> ModulePart | None:
-    """The layer with what goes around it, where `after = a x + b f(x)` for some numbers a and b."""
+    """The layer with its residual, where `after = a x + b f(x)` for some numbers a and b."""
     skip, scale = _fit(stream, unit.result, after)
     if scale is None:
         return None
@@ -455,7 +450,7 @@ def _residual(
 
 
 def _fit(x: np.ndarray, y: np.ndarray, after: np.ndarray) -> tuple[float, float | None]:
-    """Numbers (a, b) for which `after = a x + b y`, rounded to what they must mean; b None."""
+    """Numbers (a, b) of 12 digits for which `after = a x + b y`; b is None where none fit."""
     if same(y, after):
         return 0.0, 1.0
     if y.size != after.size or x.size != after.size or x.dtype.kind != "f":
@@ -484,14 +479,14 @@ def _behind(norm: Call, part: ModulePart) -> ModulePart:
 
 
 def same(one: np.ndarray, other: np.ndarray) -> bool:
-    """Whether two arrays hold the same numbers, in whatever shape.
+    """Whether two arrays hold the same numbers, in any shape.
 
     Args:
         one: Any array.
         other: Any array.
 
     Returns:
-        True where they differ by rounding alone.
+        True where the arrays differ by rounding alone.
 
     Example:
         >>> same(np.ones((2, 3)), np.ones((2, 3, 1)) + 1e-12)
@@ -505,7 +500,7 @@ def same(one: np.ndarray, other: np.ndarray) -> bool:
 def _gap(
     calls: Sequence[Call], after: bool, end: np.ndarray, norm: Call | None = None
 ) -> UnsupportedLayer:
-    """That nothing tells what happens before or after the first of some calls."""
+    """The refusal of a module in which no known layer explains a step between two calls."""
     place, following = _name(calls[0]), "the output"
     if len(calls) > 1:
         following = f"what {_name(calls[1])} is given"

@@ -1,7 +1,7 @@
-"""Arrays by name, and numbers beside them. In: a state dict, a configuration. Out: NumPy.
+"""Named arrays of a state dict as NumPy, and the numbers that a dialect gives or names.
 
-[merged from checkpoints/named_numbers]
-Numbers that a dialect gives, or names. In: arrays by name, a configuration. Out: numbers.
+A number of a rule, such as the scale of a residual or the number of heads, stands in the dialect
+itself, in a tensor with one entry, or in the configuration beside the file.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ class KeysDiffer(CheckpointError):
 
 
 class NamedArrays:
-    """Looks up what a dialect names, and remembers what was asked for.
+    """Lookup of the arrays that a dialect names, with a record of the names in use.
 
-    A key may end in "?": then it may be absent. A key of None is absent.
+    A key that ends in "?" may be absent. A key of None is absent.
 
     Args:
-        state: Arrays, tensors of any library or unread ones, by name.
-        config: What stands in config.json or config.yaml; None where there is no such file.
+        state: Arrays, tensors of any library or unread tensors, by name.
+        config: Contents of config.json or config.yaml; None where there is no such file.
 
     Attributes:
-        used: Names that were asked for and are there.
+        used: Names that were looked up and found.
 
     Example:
         >>> arrays = NamedArrays({"weight": np.ones((2, 3)), "bias": np.ones(2)}, None)
@@ -61,22 +61,22 @@ class NamedArrays:
         return key.rstrip("?") in self.state
 
     def unused(self) -> list[str]:
-        """Names that nothing asked for, in the order of the file."""
+        """Names that were never looked up, in the order of the file."""
         return [name for name in self.state if name not in self.used]
 
     def get(self, key: str | None) -> Shaped[np.ndarray, "..."] | None:
         """The array of a key.
 
         Args:
-            key: Its name.
+            key: Name of the array.
 
         Returns:
             The array as it is stored, None where it may be absent and is. A tensor that requires
-            grad stays one.
+            grad stays a tensor.
 
         Raises:
-            KeysDiffer: Where it is missing.
-            CheckpointError: Where it does not hold real numbers.
+            KeysDiffer: Where the array is missing.
+            CheckpointError: Where the array does not hold real numbers.
         """
         if key is None:
             return None
@@ -96,14 +96,14 @@ class NamedArrays:
         """The matrix of a key.
 
         Args:
-            key: Its name.
-            transpose: Whether it is stored (columns, rows).
+            key: Name of the matrix.
+            transpose: Whether the matrix is stored (columns, rows).
 
         Returns:
-            As `get`.
+            The matrix (rows, columns), None where it may be absent and is.
 
         Raises:
-            ModelError: Where the array is no matrix; and as `get`.
+            ModelError: Where the array is no matrix. Errors of `get` are raised too.
         """
         array = self.get(key)
         if array is None:
@@ -113,7 +113,7 @@ class NamedArrays:
         return array.T if transpose else array
 
     def required_matrix(self, key: str | None, transpose: bool = False) -> Any:
-        """As `matrix`, for a key that a checked dialect always names."""
+        """The matrix of a key that a checked dialect always names."""
         array = self.matrix(key, transpose)
         if array is None:
             raise CheckpointError(f"a layer needs the matrix {key!r}")
@@ -123,13 +123,14 @@ class NamedArrays:
         """The number in a tensor of one entry.
 
         Args:
-            key: Its name.
+            key: Name of the tensor.
 
         Returns:
-            The number, None where it may be absent and is. A tensor that requires grad stays one.
+            The number, None where it may be absent and is. A tensor that requires grad stays a
+            tensor.
 
         Raises:
-            ModelError: Where the tensor has another number of entries; and as `get`.
+            ModelError: Where the tensor has more entries or none. Errors of `get` are raised too.
         """
         array = self.get(key)
         if array is None:
@@ -145,14 +146,14 @@ def to_numpy(value: Any, name: str) -> Shaped[np.ndarray, "..."]:
     """A tensor of a file or of any library as NumPy, in this machine's order of bytes.
 
     Args:
-        value: What is stored under a name.
-        name: For messages.
+        value: Tensor that is stored under a name.
+        name: Name of the tensor, for messages.
 
     Returns:
         An array of floats, integers or booleans, of the stored shape.
 
     Raises:
-        CheckpointError: When it does not hold real numbers one by one.
+        CheckpointError: When the tensor does not hold real numbers one by one.
 
     Example:
         >>> to_numpy([[1, 2], [3, 4]], "weight").shape
@@ -177,7 +178,7 @@ def listing(state: Any) -> str:
     """The first names in a state dict, for the end of a message.
 
     Args:
-        state: A mapping, or what stands in its place.
+        state: A mapping, or an object in the place of a mapping.
 
     Returns:
         At most eight names, in brackets, with a space in front.
@@ -199,15 +200,15 @@ def valued(rule: Rule, arrays: NamedArrays) -> Rule:
     """A rule with its numbers in the place of the keys under which they are found.
 
     Args:
-        rule: Of a checked dialect, for one layer.
-        arrays: What the file holds, and its configuration.
+        rule: Rule of a checked dialect, for one layer.
+        arrays: Arrays of the file, and its configuration.
 
     Returns:
-        The rule, its `scale`, `n_heads` and `rope_base` numbers (the last may be None), and keys
-        that are absent None.
+        The rule with numbers as `scale`, `n_heads` and `rope_base` (the last may be None), and None
+        for keys that are absent.
 
     Raises:
-        ModelError: Where a number is missing; and as `NamedArrays.get`.
+        ModelError: Where a number is missing. Errors of `NamedArrays.get` are raised too.
 
     Example:
         >>> rule = Rule("bilinear", left="l", right="r", residual="additive", scale="config:s")
@@ -233,15 +234,15 @@ def number(value: float | str | None, what: str, arrays: NamedArrays) -> Any:
 
     Args:
         value: The number, "config:a.b" for an entry of the configuration, or else the key of a
-            tensor with one entry. Of "config:a.b|c" the first that is there.
-        what: What it is, for messages.
-        arrays: What the file holds, and its configuration.
+            tensor with one entry. "config:a.b|c" is the first of the two entries that exists.
+        what: Words for the number in messages.
+        arrays: Arrays of the file, and its configuration.
 
     Returns:
         A finite number.
 
     Raises:
-        ModelError: Where there is none; and as `NamedArrays.get`.
+        ModelError: Where there is no number. Errors of `NamedArrays.get` are raised too.
 
     Example:
         >>> arrays = NamedArrays({}, {"model": {"n_head": 4}})
@@ -255,7 +256,7 @@ def number(value: float | str | None, what: str, arrays: NamedArrays) -> Any:
 
 
 def optional_number(value: float | str | None, what: str, arrays: NamedArrays) -> Any:
-    """As `number`, or None where that is what the dialect or the file gives."""
+    """The number as by `number`, or None where the dialect or the configuration gives None."""
     found: Any = value
     if isinstance(value, str) and value.startswith("config:"):
         found = _configured(value.removeprefix("config:"), what, arrays.config)
@@ -267,17 +268,17 @@ def optional_number(value: float | str | None, what: str, arrays: NamedArrays) -
 
 
 def constant(number: Any, what: str) -> Any:
-    """A number that models take as it is.
+    """A number that has no gradient.
 
     Args:
-        number: Any, or None.
-        what: What it is, for messages.
+        number: Any number, or None.
+        what: Words for the number in messages.
 
     Returns:
         The number.
 
     Raises:
-        ModelError: When it requires grad.
+        ModelError: When the number requires grad.
 
     Example:
         >>> constant(4, "number of heads")
@@ -292,7 +293,7 @@ def constant(number: Any, what: str) -> Any:
 
 
 def _configured(name: str, what: str, config: Mapping[str, Any] | None) -> Any:
-    """The entry of the configuration that has such a path."""
+    """The entry of the configuration at the first of several paths that exists."""
     if config is None:
         first = name.partition("|")[0]
         raise ModelError(
@@ -310,7 +311,7 @@ def _configured(name: str, what: str, config: Mapping[str, Any] | None) -> Any:
 
 
 def _entry(config: Any, path: str) -> tuple[Any, str]:
-    """What stands at a path of names, or the first name that is not there."""
+    """The entry at a path of names, or None and the first name that is missing."""
     for key in path.split("."):
         if not isinstance(config, Mapping) or key not in config:
             return None, key

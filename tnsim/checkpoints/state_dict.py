@@ -1,19 +1,16 @@
-"""What training code puts around weights. In: nested mappings, names. Out: the weights under them.
+"""State dicts into models: a dialect is applied to named arrays, and every array is accounted for.
 
-`{"model": ..., "optimizer": ...}` of a training loop, `state_dict` and `net.` of Lightning,
-`module.` of DistributedDataParallel and `_orig_mod.` of torch.compile change no number. Names tell
-where the weights are: a place is taken only where every name asked for lies, and only where it is
-the one place.
+Training code wraps weights: `{"model": ..., "optimizer": ...}` of a training loop, `state_dict` and
+`net.` of Lightning, `module.` of DistributedDataParallel and `_orig_mod.` of torch.compile change
+no number. Names tell where the weights are (`place_of`): a place is taken only where every required
+name lies, and only where no other place has all of them.
 
-[merged from checkpoints/unused]
-Tensors that no rule uses. In: a dialect, named arrays, layers. Out: names, or a refusal.
+Some tensors are used by no rule (`check_unused`). A dialect may *ignore* a tensor that is no part
+of the function, such as a step counter, and *leave out* a tensor that is: the model is then another
+function than the network, and every result says so. Weights that the forward pass does not use are
+listed as *unused*.
 
-A dialect may *ignore* what is no part of the function, such as a step counter, and *leave out* what
-is: the model is then another function than the network, and every result says so. Weights that the
-forward pass does not use are listed as *unused*.
-
-[merged from checkpoints/state_dict]
-State dicts into models. In: named arrays, a dialect. Out: a model, or the dialect that fits.
+`model_from_state` applies a given dialect, and `detect` finds the one preset that fits.
 """
 
 from __future__ import annotations
@@ -35,18 +32,18 @@ from tnsim.models.model import Model
 from tnsim.models.origin import Origin
 from tnsim.models.protocol import Layer
 
-DEEPEST = 3  # mappings inside one another
+DEEPEST = 3  # levels of mappings inside one another that are searched for weights
 
 
-PREFIXES = ("module.", "_orig_mod.", "model.", "net.", "network.")
+PREFIXES = ("module.", "_orig_mod.", "model.", "net.", "network.")  # names of wrappers
 
 
 class Place(NamedTuple):
-    """Where weights lie.
+    """The place of weights in nested mappings.
 
     Attributes:
-        way: Keys of the mappings that lead there.
-        prefix: What stands before their names.
+        way: Keys of the mappings that lead to the place.
+        prefix: Prefix of the names of the weights.
     """
 
     way: tuple[str, ...] = ()
@@ -60,17 +57,17 @@ class Place(NamedTuple):
 
 
 def place_of(state: Mapping[str, Any], names: Sequence[str]) -> Place:
-    """Where the weights of some names lie.
+    """The place at which the weights of some names lie.
 
     Args:
-        state: Arrays by name, or mappings of such.
-        names: That have to be there, one at least.
+        state: Arrays by name, or mappings of arrays.
+        names: Required names, at least one.
 
     Returns:
-        The top where they are there, or where they are nowhere; else the one place that has all.
+        The top where the names are at the top or nowhere; else the one place that has all names.
 
     Raises:
-        KeysDiffer: Where there is more than one.
+        KeysDiffer: Where more than one place has all names.
 
     Example:
         >>> place_of({"model": {"module.w": 1, "module.b": 2}, "step": 3}, ["w", "b"])
@@ -89,17 +86,17 @@ def place_of(state: Mapping[str, Any], names: Sequence[str]) -> Place:
 
 
 def inside(state: Mapping[str, Any], place: Place) -> Mapping[str, Any]:
-    """The mapping at a place, its names without what stands before them.
+    """The mapping at a place, its names without the prefix of the place.
 
     Args:
-        state: As for `place_of`.
-        place: As that gave it.
+        state: Nested mappings, as for `place_of`.
+        place: A place that `place_of` found.
 
     Returns:
-        Arrays by name. Names that have no such prefix stay.
+        Arrays by name. Names without the prefix stay as they are.
 
     Raises:
-        KeysDiffer: Where a name is there with the prefix and without.
+        KeysDiffer: Where a name exists both with the prefix and without.
 
     Example:
         >>> inside({"model": {"module.w": 1}}, Place(("model",), "module."))
@@ -117,13 +114,13 @@ def inside(state: Mapping[str, Any], place: Place) -> Mapping[str, Any]:
 
 
 def common_prefix(names: Sequence[str]) -> str:
-    """What wrappers put before all of some names.
+    """The prefix that wrappers put before all of some names.
 
     Args:
-        names: Of tensors.
+        names: Names of tensors.
 
     Returns:
-        Words of `PREFIXES`, empty where not all names begin with one.
+        Words of `PREFIXES` in a row; empty where not all names begin with the same word.
 
     Example:
         >>> common_prefix(["module._orig_mod.w", "module._orig_mod.b"])
@@ -138,7 +135,7 @@ def common_prefix(names: Sequence[str]) -> str:
 def _places(
     state: Mapping[Any, Any], names: Sequence[str], way: tuple[str, ...], seen: set[int]
 ) -> Iterator[Place]:
-    """Every place that has all names, in this mapping and those inside it, which may be itself."""
+    """Every place that has all names, in a mapping and the mappings inside it, itself perhaps."""
     seen.add(id(state))
     for name in state:
         if not isinstance(name, str) or not name.endswith(names[0]):
@@ -164,19 +161,20 @@ BIAS = re.compile(r"(^|[._])bias(_|\d|\.|$)|(^|\.)b(_\w+|\d*)$", re.IGNORECASE)
 def check_unused(
     arrays: NamedArrays, dialect: Dialect, layers: Sequence[Layer]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Account for what the rules of a dialect did not ask for.
+    """Account for the tensors that the rules of a dialect do not use.
 
     Args:
-        arrays: After all layers were read.
-        dialect: With patterns to ignore and to leave out.
-        layers: That were read.
+        arrays: Arrays of the file, after all layers were read.
+        dialect: Dialect with patterns to ignore and to leave out.
+        layers: Layers that were read.
 
     Returns:
-        Names of tensors that are ignored, and of those that are left out.
+        Names of the ignored tensors, and names of the tensors that are left out.
 
     Raises:
-        KeysDiffer: Where the dialect accounts for one in neither way.
-        UnsupportedLayer: Where that is a norm, or where it ignores a norm or a bias.
+        KeysDiffer: Where the dialect does not account for a tensor.
+        UnsupportedLayer: Where this tensor is a norm, or where the dialect ignores a norm or a
+            bias.
 
     Example:
         >>> import numpy as np
@@ -208,7 +206,7 @@ def check_unused(
 
 
 class _Patterns:
-    """Names, and patterns of names as one regular expression."""
+    """A set of names and patterns of names; the patterns are one regular expression."""
 
     def __init__(self, patterns: Sequence[str]) -> None:
         self._names = {pattern for pattern in patterns if not is_pattern(pattern)}
@@ -288,17 +286,17 @@ def model_from_state(
 
     Args:
         state: Arrays or tensors by name.
-        dialect: How they spell a model.
+        dialect: Dialect of the names.
         n_ctx: Length of the sequences that the model reads.
-        config: Numbers by name, for dialects that ask for them.
-        leave_out: Patterns of keys, beside those of the dialect.
+        config: Numbers by name, for dialects that take numbers from a configuration.
+        leave_out: Patterns of keys to leave out in addition to the patterns of the dialect.
         norms: Inputs at whose mean energy norms are folded.
 
     Returns:
         The model, whose `origin` says what was assumed, ignored and left out.
 
     Raises:
-        CheckpointError: On missing or surplus keys, naming them.
+        CheckpointError: On missing or surplus keys, which the message names.
         UnsupportedLayer: For a norm without `norms`, and when a norm or a bias is left over.
         ModelError: When the arrays make no model.
 
@@ -313,7 +311,7 @@ def model_from_state(
     named = inside(named, place)
     arrays = NamedArrays(named, config)
     layers: list[Normed] = []
-    runs: list[tuple[Rule, ...]] = []  # with the numbers that were found
+    runs: list[tuple[Rule, ...]] = []  # rules of single layers, with the numbers of the file
     for rule in dialect.layers:
         run: list[Rule] = []
         for single in _rules(rule, arrays):
@@ -346,16 +344,16 @@ def assembled(layers: Sequence[Normed], norms: Any, n_ctx: int | None, origin: O
     """A model of layers, with the norms before them as constants.
 
     Args:
-        layers: From the input up.
-        norms: Inputs to measure norms on, None for none.
-        n_ctx: Of the model.
-        origin: Without what the norms add to it.
+        layers: Layers from the input up, each with the norm before it.
+        norms: Inputs on which norms are measured, None for no inputs.
+        n_ctx: Length of the sequences that the model reads.
+        origin: Origin of the model, to which folded norms add assumptions and a caveat.
 
     Returns:
         The model with its origin.
 
     Raises:
-        UnsupportedLayer: Where there are norms, and no inputs.
+        UnsupportedLayer: Where there are norms and no inputs.
         ModelError: Where the inputs do not fit.
     """
     if not any(normed.norm for normed in layers):
@@ -390,8 +388,8 @@ def told(rule: Rule, arrays: NamedArrays) -> Rule:
     """A rule with the value of its constant energy and of its scale, to be shown.
 
     Args:
-        rule: With its other values.
-        arrays: Where the energy is looked up.
+        rule: Rule with its other values.
+        arrays: Arrays in which the energy is looked up.
 
     Returns:
         The rule, the number in the place of the key.
@@ -405,7 +403,7 @@ def told(rule: Rule, arrays: NamedArrays) -> Rule:
 
 
 def _unfolded(layers: Sequence[Normed]) -> UnsupportedLayer:
-    """That there are norms, and no inputs to measure them on."""
+    """The refusal of norms without inputs on which to measure them."""
     places = ", ".join(str(n) for n, normed in enumerate(layers) if normed.norm)
     return UnsupportedLayer(
         f"a norm stands before layer {places}: it depends on the input and is no polynomial. "
@@ -415,7 +413,7 @@ def _unfolded(layers: Sequence[Normed]) -> UnsupportedLayer:
 
 
 def _folded(layers: Sequence[Normed], norms: Any, n_ctx: int | None, origin: Origin) -> Model:
-    """The model with its norms as constants, and what that costs."""
+    """The model with its norms as constants, and with the error of this as a caveat."""
     folded = fold(layers, norms, n_ctx)
     said = [
         f"norm before layer {n}: mean energy {energy:.6g}"
@@ -452,8 +450,9 @@ def detect(
         The preset.
 
     Raises:
-        CheckpointError: When there is none, or more than one.
-        ModelError, UnsupportedLayer: When one accounts for the keys, and the arrays make no model.
+        CheckpointError: When no preset fits, or more than one.
+        ModelError, UnsupportedLayer: When a preset accounts for the keys, but the arrays make no
+            model.
 
     Example:
         >>> import numpy as np
@@ -480,7 +479,7 @@ def detect(
 
 
 def _closest(errors: list[TnsimError]) -> TnsimError | None:
-    """What stands in the way where the keys fit: said in one way only, or else by nobody."""
+    """The one reason against the presets whose keys fit, None where reasons differ or none fits."""
     reasons = {str(error): error for error in errors if not isinstance(error, KeysDiffer)}
     if len(reasons) == 1:
         return reasons.popitem()[1]
@@ -488,7 +487,7 @@ def _closest(errors: list[TnsimError]) -> TnsimError | None:
 
 
 def _unknown(state: Mapping[str, Any]) -> TnsimError:
-    """That no preset has these keys, or those of the one mapping inside that holds weights."""
+    """The refusal of keys that no preset has; of one inner mapping of weights, its keys."""
     inner = [value for value in state.values() if isinstance(value, Mapping)]
     if len(inner) == 1 and len(inner[0]) > len(state):
         return _unknown(inner[0])

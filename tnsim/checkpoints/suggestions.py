@@ -1,11 +1,8 @@
-"""Blocks of a suggested dialect. In: rules guessed one by one. Out: rules in order, a refusal.
+"""Suggested dialects: a template for a file, with guesses to confirm.
 
-[merged from checkpoints/suggestions]
-A dialect to begin with. In: names and shapes of tensors. Out: JSON with guesses to confirm.
-
-Names tell roles and shapes tell directions. What neither tells is written down as a `Guess` that
-says what else it could be. A result of a dialect with guesses is not exact until each guess is
-confirmed. Where names or shapes speak of an activation, nothing is suggested.
+Names tell roles and shapes tell directions. A fact that neither tells is written down as a `Guess`
+with its alternatives. A result of a dialect with guesses is not exact until each guess is
+confirmed. Where names or shapes speak of an activation, nothing is suggested (`check_polynomial`).
 """
 
 from __future__ import annotations
@@ -56,7 +53,7 @@ _STORED = "matrices are stored (out, in), as nn.Linear has them, unless a rule s
 
 
 OPEN = "?"
-"""Before the name of a field: its value is a guess, and the text says what else it may be."""
+"""Prefix of the name of a field whose value is a guess; the text of the field has alternatives."""
 
 
 Shapes = Mapping[str, tuple[int, int]]
@@ -65,19 +62,19 @@ Shapes = Mapping[str, tuple[int, int]]
 def check_polynomial(
     rules: Sequence[dict[str, Any]], shapes: Shapes, names: Mapping[str, str]
 ) -> None:
-    """Refuse what names or shapes say to be no polynomial.
+    """Refuse matrices that are no polynomial by their names or shapes.
 
     A gate is multiplied through an activation in nearly all networks that have one, and linear
     layers in a row would be one linear layer but for the activations between them. Neither leaves
     a trace in a file.
 
     Args:
-        rules: Rules in order, a rule that is still repeated for a run of equal layers.
-        shapes: Shapes of the matrices by their names, {i} where numbers stand.
-        names: From names of tensors to such names.
+        rules: Rules in order; a rule that is still repeated stands for a run of equal layers.
+        shapes: Shapes of the matrices by their names, with {i} in the place of numbers.
+        names: Names with {i} by the names of tensors.
 
     Raises:
-        UnsupportedLayer: Naming the matrices.
+        UnsupportedLayer: For a gate or linear layers in a row, which the message names.
 
     Example:
         >>> rules = [{"kind": "linear", "weight": f"{n}.weight"} for n in (0, 2)]
@@ -115,12 +112,12 @@ def _is_gate(key: str) -> bool:
 
 
 def _is_lookup(rule: dict[str, Any]) -> bool:
-    """Whether a layer looks up the vector of a token, which nobody puts through an activation."""
+    """Whether a layer looks up the vector of a token, which passes through no activation."""
     return bool(rule.get("transpose") and _LOOKED_UP.search(rule["weight"]))
 
 
 def _gate_of_three(shapes: Shapes) -> str | None:
-    """The gate among w1, w2 and w3 where w2 leads back: so LLaMA calls those of its SwiGLU."""
+    """The gate among w1, w2 and w3 where w2 leads back: LLaMA's names of its SwiGLU matrices."""
     for key, (rows, columns) in shapes.items():
         found = re.fullmatch(r"(.*\b)(w_?)1((\.weight)?)", key)
         if found is None:
@@ -133,14 +130,14 @@ def _gate_of_three(shapes: Shapes) -> str | None:
 
 
 def guesses_of(layers: Iterable[dict[str, Any]], shapes: Shapes) -> Iterator[dict[str, Any]]:
-    """Take out of rules what names and shapes leave open.
+    """Take the guesses out of rules.
 
     Args:
-        layers: Rules in order; what they hold under names that begin with `OPEN` is taken out.
+        layers: Rules in order; fields whose names begin with `OPEN` are removed.
         shapes: Shapes of the matrices by their names.
 
     Yields:
-        Entries of the guesses of a dialect, none of them confirmed.
+        Guesses as a dialect lists them, none of them confirmed.
 
     Example:
         >>> rules = [{"kind": "linear", "weight": "w", "?residual": "none"}]
@@ -159,13 +156,13 @@ def guesses_of(layers: Iterable[dict[str, Any]], shapes: Shapes) -> Iterator[dic
 
 
 def one_by_one(rules: list[dict[str, Any]], names: Collection[str]) -> Iterator[dict[str, Any]]:
-    """Rules in order; where several make one block, those of each block after one another.
+    """Rules in order of the layers; several rules of one block are written out block by block.
 
     A repeated rule is a run of equal layers, so attention and MLP in turn are written out.
 
     Args:
-        rules: As guessed, repeated where their names have numbers.
-        names: Of the tensors, which tell how many blocks there are.
+        rules: Guessed rules, repeated where their names have numbers.
+        names: Names of the tensors, which tell the number of blocks.
 
     Yields:
         The rules of the dialect.
@@ -189,7 +186,7 @@ def one_by_one(rules: list[dict[str, Any]], names: Collection[str]) -> Iterator[
 
 
 def _block(rule: dict[str, Any]) -> str | None:
-    """What the names of a repeated rule have before their number."""
+    """The part of a repeated rule's names before the number, None for a single rule."""
     if not rule.get("repeat"):
         return None
     keys = [value for value in rule.values() if isinstance(value, str) and "{i}" in value]
@@ -205,7 +202,7 @@ def _numbered(rule: dict[str, Any], i: int) -> dict[str, Any]:
     return found
 
 
-_ROLES = {  # of a bilinear layer, by the last word of a name
+_ROLES = {  # roles in a bilinear layer, by the last word of a name
     "left": re.compile(r"(w_?)?(l|left|up|1)|up_proj", re.IGNORECASE),
     "right": re.compile(r"(w_?)?(r|right|2)|up_proj", re.IGNORECASE),
     "down": re.compile(r"(w_?)?(d|down|p|proj|projection|3)|down_proj", re.IGNORECASE),
@@ -251,11 +248,11 @@ class Weight:
     """A matrix of a file, with `{i}` where the numbers of layers stand.
 
     Attributes:
-        scope: What its name has before the last word.
-        word: The last word.
+        scope: Part of the name before the last word.
+        word: Last word of the name.
         key: The whole name.
-        bias: The name of its bias, None where there is none.
-        shape: Of the first layer.
+        bias: Name of the bias, None where there is no bias.
+        shape: Shape of the matrix in the first layer.
     """
 
     scope: str
@@ -269,15 +266,15 @@ def suggest(state: Mapping[Any, Any], name: str) -> str:
     """A template of a dialect for the tensors of a file.
 
     Args:
-        state: Arrays or unread tensors by name, or mappings of such.
-        name: Of the dialect.
+        state: Arrays or unread tensors by name, or mappings of these.
+        name: Name of the dialect.
 
     Returns:
         JSON with guesses, and with comments under names that begin with #.
 
     Raises:
         CheckpointError: When there is no matrix.
-        UnsupportedLayer: When names are those of gates, or plain linear layers follow one another.
+        UnsupportedLayer: When names are names of gates, or plain linear layers follow one another.
 
     Example:
         >>> arrays = {"emb.weight": np.ones((4, 3)), "step": np.array(7)}
@@ -319,7 +316,7 @@ def suggest(state: Mapping[Any, Any], name: str) -> str:
 
 
 def _nested(state: Mapping[Any, Any]) -> tuple[list[str], dict[str, Any]]:
-    """The way to the mapping with most tensors, and what it holds."""
+    """The keys that lead to the mapping with most tensors, and the contents of the mapping."""
     mappings = {str(key): value for key, value in state.items() if isinstance(value, Mapping)}
     if not mappings:
         return [], {str(key): value for key, value in state.items()}
@@ -362,7 +359,7 @@ def _weights(arrays: Mapping[str, np.ndarray], keys: Mapping[str, str]) -> Itera
         if array.ndim != 2 or key in seen or NORM.search(key) or BIAS.search(key):
             continue
         if _POSITION.search(key):
-            continue  # added to the inputs, which no rule says
+            continue  # positions are added to the inputs, for which there is no rule
         seen.add(key)
         path = key.removesuffix(".weight")
         scope, _, word = path.rpartition(".")
@@ -371,9 +368,10 @@ def _weights(arrays: Mapping[str, np.ndarray], keys: Mapping[str, str]) -> Itera
 
 
 def _place(weight: Weight) -> int:
-    """What comes first and what last whatever their place in the file, whose names may be sorted.
+    """The rank of a matrix in the order of layers, as a file may sort its names.
 
-    Within a block attention comes before the rest, as in nearly all transformers.
+    Embeddings come first and heads last; within a block attention comes before the rest, as in
+    nearly all transformers.
     """
     if "{i}" in weight.key:
         attends = re.search(r"attn|attention", weight.key, re.IGNORECASE)
@@ -418,7 +416,7 @@ def _linear(weight: Weight) -> dict[str, Any]:
 
 
 def _bilinear(beside: list[Weight], first: Weight) -> dict[str, Any] | None:
-    """A bilinear layer of the matrices of one scope, where their names are those of one."""
+    """A bilinear layer of the matrices of one scope, None where their names do not fit."""
     roles: dict[str, Weight] = {}
     for weight in beside:
         for role, words in _ROLES.items():
@@ -428,7 +426,7 @@ def _bilinear(beside: list[Weight], first: Weight) -> dict[str, Any] | None:
     if first not in roles.values() or not ({"left", "right"} <= set(roles) or "fused" in roles):
         return None
     if "fused" not in roles and roles["left"].shape != roles["right"].shape:
-        return None  # the hidden units of both are multiplied
+        return None  # the hidden units of left and right are multiplied, so shapes must agree
     rule: dict[str, Any] = {"kind": "bilinear"}
     for role, weight in roles.items():
         rule[role] = weight.key
@@ -449,7 +447,7 @@ def _bilinear(beside: list[Weight], first: Weight) -> dict[str, Any] | None:
 
 
 def _attention(beside: list[Weight]) -> dict[str, Any] | None:
-    """An attention layer of the matrices of one scope, where their names are those of one."""
+    """An attention layer of the matrices of one scope, None where their names do not fit."""
     roles: dict[str, Weight] = {}
     fused = next((weight for weight in beside if _QKV.fullmatch(weight.word)), None)
     for weight in beside:
@@ -512,7 +510,7 @@ def _turn(rules: list[dict[str, Any]], weights: list[Weight]) -> None:
 
 
 def _width(rule: dict[str, Any], shapes: Mapping[str, tuple[int, int]], end: int) -> int | None:
-    """Coordinates that a layer reads (end 0) or gives (end -1), as far as it is known by now."""
+    """Number of coordinates that a layer reads (end 0) or gives (end -1), by the current rule."""
     if rule["kind"] == "linear":
         rows, columns = shapes[rule["weight"]]
         given = columns if rule.get("transpose") else rows
@@ -523,7 +521,7 @@ def _width(rule: dict[str, Any], shapes: Mapping[str, tuple[int, int]], end: int
 
 
 def _add_norms(rules: list[dict[str, Any]], norms: list[str]) -> None:
-    """Put norms into the rule of the layer behind them: in its own scope, else the last one."""
+    """Put norms into the rule of the layer behind them: in their scope, else the last layer."""
     places: dict[str, list[str]] = {}  # scopes of layers, and the norms in each
     for key in norms:
         module, _, word = key.rpartition(".")

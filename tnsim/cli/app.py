@@ -1,7 +1,7 @@
-"""The command line. In: files. Out: text, JSON, pictures. Takes results, computes nothing itself.
+"""The program `tnsim`: commands on one file or two, and one line on stderr for every error.
 
 Heavy imports happen inside the commands, so that `tnsim --help` answers at once. The docstring of a
-command is what `--help` prints, and each option says there what it means.
+command is the text that `--help` prints, and each option carries its own help.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def options(
 
 
 def _model(file: Path, reading: Reading) -> Model:
-    """The one model that a name stands for; a folder of several is refused."""
+    """The one model of a name; a folder of several models is refused."""
     from tnsim.checkpoints.load import read
 
     return read(file, *reading).model
@@ -129,7 +129,7 @@ def similarity(
 def _as_data(
     value: Number, dtype: DtypeName, by_output: list[float] | None, sampled: Check | None
 ) -> dict[str, Any]:
-    """What is said of two files, for JSON."""
+    """The answer on two files, for JSON."""
     from tnsim.engine.runtime.devices import device
 
     answer: dict[str, Any] = {
@@ -286,15 +286,15 @@ app.command()(commands.reproduce)
 def main() -> None:
     """Entry point: every error becomes one line on stderr and exit status 2.
 
-    With TNSIM_DEBUG=1 in the environment the traceback stands before it.
+    With TNSIM_DEBUG=1 in the environment the traceback is printed before the line.
 
     Raises:
         SystemExit: Always; its code is the exit status.
     """
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     warnings.showwarning = _warn
-    if sys.stderr is None:  # closed by whoever started this: what would be said there is not
-        sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115  as long as the process
+    if sys.stderr is None:  # closed by the parent process: messages go nowhere
+        sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115  open until the process ends
     try:
         code = app(standalone_mode=False)
     except (typer.Abort, KeyboardInterrupt):
@@ -310,7 +310,7 @@ def main() -> None:
 
 
 def _sentence(error: Exception) -> str:
-    if said := getattr(error, "format_message", None):  # a wrong flag, in the parser's words
+    if said := getattr(error, "format_message", None):  # a wrong option, in the words of the parser
         return said()
     if isinstance(error, (TnsimError, OSError)):
         return str(error)

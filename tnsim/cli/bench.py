@@ -1,12 +1,9 @@
-"""Cost by depth, measured. In: sizes. Out: rows of planned and measured cost, side by side.
+"""`tnsim bench`: planned and measured cost by depth, as tables, JSON and pictures.
 
 Protocol: weights are made once in the dtype of the computation; the first call compiles and is not
 timed; a row is the median of `repeats` warm calls in one process, tnsim and the hand-written
 recursion alternating. The recursion is as fast as it can be written in JAX: one program for all
 layers, on weights that lie on the device.
-
-[merged from cli/bench_commands]
-`tnsim bench`. In: sizes. Out: tables, JSON and pictures of measured cost.
 """
 
 from __future__ import annotations
@@ -48,18 +45,18 @@ from tnsim.tensor_networks.closed_networks import networks
 DEPTHS = (1, 2, 4, 8, 16, 32, 64)
 
 
-UNROLL_UP_TO = 6
+UNROLL_UP_TO = 6  # an unrolled network has 2^depth input legs on each side
 
 
 def random_stack(width: int, rank: int, depth: int, dtype: str, seed: int = 0) -> Model:
-    """Bilinear layers of one size, whose activations stay of order one.
+    """A model of bilinear layers of one size; its activations stay of order one.
 
     Args:
         width: Inputs and outputs of every layer.
         rank: Hidden units of every layer.
         depth: Number of layers.
-        dtype: Of the weights.
-        seed: Of the weights, which are normal.
+        dtype: Type of the weights.
+        seed: Seed of the normal weights.
 
     Returns:
         The model, of degree 2^depth.
@@ -84,7 +81,7 @@ def gram_step_multiplications(width: int, rank: int) -> int:
 
     Args:
         width: Inputs and outputs of the layer.
-        rank: Its hidden units.
+        rank: Hidden units of the layer.
 
     Returns:
         The count, with L G and R G formed once each.
@@ -104,11 +101,11 @@ def gram_step_multiplications(width: int, rank: int) -> int:
 
 
 def hand_written(a: Model, b: Model) -> Callable[[], tuple[Array, Array]]:
-    """The paper's Gram recursion as one would write it in JAX: jitted as a whole, rescaled.
+    """The paper's Gram recursion written by hand in JAX: jitted as a whole, rescaled.
 
     Args:
-        a: Bilinear layers in a row, without biases.
-        b: The same of the same depth and widths.
+        a: Model of bilinear layers in a row, without biases.
+        b: Model of the same kind, depth and widths.
 
     Returns:
         A function without arguments, whose weights lie on the device. It gives (trace, log-scale),
@@ -150,17 +147,17 @@ def _recursion(a: list[tuple], b: list[tuple]) -> tuple[Array, Array]:
 def depth_rows(
     width: int, rank: int, depths: Sequence[int] = DEPTHS, dtype: str = "float64", repeats: int = 7
 ) -> Iterator[dict[str, Any]]:
-    """Cost of `<A|B>` under `TreeSymmetric` by depth.
+    """The cost of `<A|B>` under `TreeSymmetric` by depth.
 
     Args:
         width: Inputs and outputs of every layer.
         rank: Hidden units of every layer.
         depths: Numbers of layers.
         dtype: Precision of weights and computation.
-        repeats: Warm calls of which the median is taken.
+        repeats: Number of warm calls, of which the median is taken.
 
     Yields:
-        One row per depth, of counts and of times and bytes in their names' units.
+        A row for each depth: counts, times and bytes in the units that their names state.
 
     Example, as text:
         for row in depth_rows(256, 512, depths=(1, 2)):
@@ -175,7 +172,7 @@ def _depth_row(width: int, rank: int, depth: int, dtype: str, repeats: int) -> d
     a = random_stack(width, rank, depth, dtype, seed=0)
     b = random_stack(width, rank, depth, dtype, seed=1)
     planned = compared.plan(a, b, metric, dtype=dtype)
-    assert isinstance(planned, Plan)  # this metric joins legs
+    assert isinstance(planned, Plan)  # a metric that joins legs has a plan of contractions
 
     def ours() -> SignedLog:
         return compared.log_inner(a, b, metric, dtype=dtype)
@@ -211,11 +208,11 @@ def _depth_row(width: int, rank: int, depth: int, dtype: str, repeats: int) -> d
 
 
 def unrolled_cost(a: Model, b: Model) -> int | None:
-    """Cost of the unrolled closed network along cotengra's greedy path.
+    """The cost of the unrolled closed network along cotengra's greedy path.
 
     Args:
-        a: Bilinear layers in a row.
-        b: The same.
+        a: Model of bilinear layers in a row.
+        b: Model of the same kind.
 
     Returns:
         Scalar multiplications, None where the network is too large.
@@ -231,7 +228,7 @@ def unrolled_cost(a: Model, b: Model) -> int | None:
 
 
 def _alternate(one: Callable[[], Any], two: Callable[[], Any], repeats: int) -> tuple[float, float]:
-    """Medians of two functions called in turn."""
+    """The median times of two functions that are called in turn."""
     times: tuple[list[float], list[float]] = ([], [])
     for _ in range(repeats):
         for function, record in zip((one, two), times, strict=True):

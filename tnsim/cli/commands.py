@@ -1,14 +1,4 @@
-"""`tnsim dialect`. In: a checkpoint. Out: a template of its dialect, as JSON.
-
-[merged from cli/demo_command]
-`tnsim demo`. In: the shipped checkpoints. Out: what tnsim says of them, a picture, a page.
-
-[merged from cli/info_command]
-`tnsim info`. In: nothing. Out: versions, devices, extras and caches, as text or JSON.
-
-[merged from cli/reproduce_command]
-`tnsim reproduce`. In: the name of an experiment. Out: tables, claims, figures, pages.
-"""
+"""The commands `tnsim dialect`, `tnsim demo`, `tnsim info` and `tnsim reproduce`, in this order."""
 
 from __future__ import annotations
 
@@ -67,7 +57,7 @@ def suggest(file: File) -> None:
 
 
 MIDDLE = 3200
-"""A step at which what was trained on is known by heart, and nothing else."""
+"""A step of the shipped series at which the training pairs are known by heart, and no others."""
 
 
 PAGE = "report.html"
@@ -109,7 +99,7 @@ def demo(
 
 
 def _introduce(series: Series) -> None:
-    """What is compared: the checkpoints, the last as a network, and what one pair costs."""
+    """Print the checkpoints, the last of them as a network, and the cost of one pair."""
     import tnsim
 
     say(
@@ -123,7 +113,7 @@ def _introduce(series: Series) -> None:
 
 
 def _explain(result: Pairwise, phases: Segmentation) -> None:
-    """What is to be seen in the picture."""
+    """Print an explanation of the picture."""
     first, last = result["a"].values[[0, -1]]
     to_last = result.similarity.sel(b=last)
     first_to_last = float(to_last.sel(a=first))
@@ -207,7 +197,7 @@ def _is_installed(name: str) -> bool:
 
 
 def _cache() -> dict[str, Any]:
-    """Where plans and programs are kept, and how much."""
+    """The folder of the caches of plans and programs, with the count and the size of its files."""
     from tnsim.engine.disk_cache import cache_folder
 
     folders = [folder for kind in CACHED if (folder := cache_folder(kind)) is not None]
@@ -222,7 +212,7 @@ REPRODUCE_COMMAND_PAGE = "reproduction.md"
 
 
 LAST_SEED = 10**9
-"""Random numbers begin from seeds of 32 bits, several of which count from the given seed."""
+"""The largest seed: random generators take 32 bits, and several seeds count from the given seed."""
 
 
 def reproduce(

@@ -1,8 +1,4 @@
-"""What several commands share. In: words of the command line. Out: options, metrics, output.
-
-[merged from cli/stopping]
-Ctrl-C and SIGTERM as one line. In: what is kept. Out: an exit status as a shell has it.
-"""
+"""Options, metrics, inputs and outputs that several commands share, and the handling of signals."""
 
 from __future__ import annotations
 
@@ -29,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class MetricName(enum.StrEnum):
-    """Metrics that can be named in one word."""
+    """Names of metrics on the command line."""
 
     gaussian = "gaussian"
     closure = "closure"
@@ -40,14 +36,14 @@ class MetricName(enum.StrEnum):
 
 
 class DtypeName(enum.StrEnum):
-    """Precisions that a computation may have."""
+    """Precisions of a computation on the command line."""
 
     float64 = "float64"
     float32 = "float32"
 
 
 def _presets() -> list[str]:
-    """Names that the shell completes."""
+    """Names of presets, which the shell completes."""
     from tnsim.checkpoints.dialects import PRESETS
 
     return list(PRESETS)
@@ -145,12 +141,12 @@ def reading_of(
     norms: Path | None = None,
     known: bool = True,
 ) -> Reading:
-    """How files are read, by the words of the command line.
+    """The arguments of `tnsim.load` that the options of the command line give.
 
     Args:
         dialect: A preset, the path of a JSON file, or "-" for standard input.
         n_ctx: Length of sequences.
-        leave_out: Patterns of tensors.
+        leave_out: Patterns of tensors that are knowingly not read.
         norms: A file of inputs.
         known: Whether a dialect with open guesses is refused.
 
@@ -182,7 +178,7 @@ def _check_confirmed(dialect: Dialect, file: str) -> None:
     shown = ", ".join(printable(about, 40) for about in still[:6])
     if len(still) > 6:
         shown += f" and {len(still) - 6} more"
-    raise CheckpointError(  # short enough for `printable`, which cuts what is long
+    raise CheckpointError(  # short enough for `printable`, which cuts long text
         f"{file}: guesses that are not confirmed: {shown}. Mend the layers, and write "
         '"confirmed": true beside each guess that you know to be right; or let '
         "tnsim.confirm(model, forward) compare your own forward pass, or tnsim.from_module(net) "
@@ -191,16 +187,16 @@ def _check_confirmed(dialect: Dialect, file: str) -> None:
 
 
 def standard_input(what: str) -> str:
-    """What stands on standard input, which can be read once.
+    """The text on standard input, which can be read once.
 
     Args:
-        what: Is expected there.
+        what: Words for the expected text, for messages.
 
     Returns:
         The text.
 
     Raises:
-        CheckpointError: Where there is none.
+        CheckpointError: Where the text is empty.
     """
     text = sys.stdin.read()
     if not text.strip():
@@ -211,17 +207,17 @@ def standard_input(what: str) -> str:
 
 
 def metric_of(name: MetricName, fit: Path | None = None) -> Any:
-    """The metric that a word names, with its default moments or those of samples.
+    """The metric of a name, with its default moments or the moments of samples.
 
     Args:
-        name: The word.
+        name: Name of the metric.
         fit: A file of inputs, for the Gaussian metrics.
 
     Returns:
         A metric.
 
     Raises:
-        ModelError: For another metric, which has no moments to fit.
+        ModelError: Where samples are given for a metric without moments to fit.
         CheckpointError: Where the file cannot be read.
 
     Example:
@@ -251,16 +247,16 @@ def metric_of(name: MetricName, fit: Path | None = None) -> Any:
 
 
 def samples_in(file: Path) -> np.ndarray:
-    """The one array in a file of NumPy's.
+    """The one array in a NumPy file.
 
     Args:
-        file: Ends in .npy, or in .npz with one array inside.
+        file: Path of a .npy file, or of a .npz file with one array inside.
 
     Returns:
         The array.
 
     Raises:
-        CheckpointError: Where there is no such file, or it holds something else.
+        CheckpointError: Where there is no such file, or the file holds something else.
     """
     import numpy as np
 
@@ -285,8 +281,8 @@ def check_outputs(outputs: Mapping[Path, Kind]) -> None:
         outputs: The files that a command will write, with the kind of each.
 
     Raises:
-        BadParameter: Of Typer, where a file of another kind stands in the place of an output, where
-            a file stands in the place of a folder, or where two outputs are one file.
+        BadParameter: Error of Typer, where a file of another kind stands in the place of an output,
+            where a file stands in the place of a folder, or where two outputs are one file.
     """
     places: dict[str, Path] = {}
     for path, kind in outputs.items():
@@ -306,22 +302,22 @@ def save_picture(figure: Any, path: Path) -> None:
     """Write a figure as PNG, as a whole or not at all.
 
     Args:
-        figure: Of matplotlib.
-        path: Where; no file but a picture is replaced.
+        figure: Figure of matplotlib.
+        path: Path of the picture; no file but a picture is replaced.
     """
     with replacing(path, PNG) as temporary:
         figure.savefig(temporary, dpi=150, format="png")
 
 
 def guarantee(exact: bool, caveats: Collection[str] = ()) -> str:
-    """What a number is beside the true one.
+    """The relation of a number to the true similarity, in words.
 
     Args:
-        exact: As the result says.
-        caveats: As the result says; without a guess among them it is the metric that is not exact.
+        exact: Whether the result calls itself exact.
+        caveats: Caveats of the result; without a guess among them the metric is the approximation.
 
     Returns:
-        Words for a pair of brackets.
+        Words to be put in brackets.
 
     Example:
         >>> guarantee(True)
@@ -338,7 +334,7 @@ def say(text: str) -> None:
     """Print lines that may hold names out of files, as a terminal may show them.
 
     Args:
-        text: One line or several.
+        text: Text of one line or several.
 
     Example:
         >>> say("a name with\\ta tab")
@@ -352,7 +348,7 @@ def print_json(data: dict[str, Any]) -> None:
     """Print one object and nothing else.
 
     Args:
-        data: What JSON can hold.
+        data: Object of values that JSON can hold.
 
     Example:
         >>> print_json({"similarity": 1.0})
@@ -363,7 +359,7 @@ def print_json(data: dict[str, Any]) -> None:
 
 @contextmanager
 def compiling_shown() -> Iterator[None]:
-    """Show on a terminal how many programs are compiled, for as long as there are some to do."""
+    """Show on a terminal how many programs are compiled, as long as compiling lasts."""
     from tqdm.auto import tqdm
 
     from tnsim.engine.runtime.compiling import reporting
@@ -384,15 +380,15 @@ class Stopped(KeyboardInterrupt):
 
 @contextmanager
 def stoppable(kept: str) -> Iterator[None]:
-    """Ctrl-C and SIGTERM end a run in one line that says what is kept.
+    """End a run at Ctrl-C or SIGTERM with one line that says which results are kept.
 
     The exit status is that of a shell, 128 + the number of the signal.
 
     Args:
-        kept: The rest of the line.
+        kept: Words on the kept results, the rest of the line.
 
     Raises:
-        Exit: Of Typer, after a signal.
+        Exit: Exit of Typer, after a signal.
 
     Example:
         >>> with stoppable("finished tiles are kept in out, run again to go on"):

@@ -1,6 +1,6 @@
-"""`tnsim pairwise`. In: files, folders, globs. Out: a store, csv, npz, parquet, text or JSON.
+"""`tnsim pairwise`: similarities of all pairs of checkpoints, as files, text or JSON.
 
-Computes nothing itself.
+The command computes nothing itself.
 """
 
 from __future__ import annotations
@@ -150,8 +150,8 @@ def _outputs(out: Path, parquet: bool, plots: bool, page: Path | None) -> dict[P
     return outputs if page is None else {**outputs, page: PAGE}
 
 
-_OF_ANY = ("heatmap",)
-_OF_ONE_SET = ("trajectory", "mds")
+_OF_ANY = ("heatmap",)  # pictures of any matrix
+_OF_ONE_SET = ("trajectory", "mds")  # pictures of a matrix that compares one set with itself
 
 
 def _say_cost(planned: PairwisePlan, as_json: bool) -> None:
@@ -185,7 +185,7 @@ def _say_result(result: Pairwise, written: list[Path]) -> None:
 
 
 def _lowest(result: Pairwise) -> str:
-    """The pair that has least in common."""
+    """The pair with the lowest similarity, in words."""
     values = result.similarity.values
     row, column = divmod(int(values.argmin()), values.shape[1])
     first, second = result["a"].values[row], result["b"].values[column]
@@ -193,7 +193,7 @@ def _lowest(result: Pairwise) -> str:
 
 
 def _tables(result: Pairwise, out: Path, parquet: bool) -> list[Path]:
-    """Write the numbers for other programs."""
+    """Write the numbers for other programs; the paths of the files."""
     from tnsim.all_pairs import result as result_module
 
     written = [out / "similarity.csv", out / "result.npz"]
@@ -231,7 +231,7 @@ def _series(files: list[str], reading: Reading) -> Series:
 
 
 def _check_apart(out: Path, sources: list[str]) -> None:
-    """Refuse to write where checkpoints are looked for: the next run would take tables for some."""
+    """Refuse to write into a folder of checkpoints: the next run would read tables as models."""
     if out.resolve() in [Path(source).resolve() for source in sources]:
         raise typer.BadParameter(
             f"--out {out} is a folder of checkpoints that are compared, among which a run that "
@@ -253,7 +253,7 @@ def _executor(scheduler: str | None) -> Iterator[Any]:
         raise MissingExtra("distributed", "dask", "--scheduler") from None
     try:
         client = Client(scheduler)
-    except (OSError, ValueError, AssertionError) as error:  # what Dask raises for a bad address
+    except (OSError, ValueError, AssertionError) as error:  # errors of Dask for a bad address
         reason = str(error) or "not the address of a scheduler"
         raise TnsimError(
             f"--scheduler {scheduler!r}: {reason}; give one such as tcp://HOST:8786"

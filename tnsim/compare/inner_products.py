@@ -1,13 +1,12 @@
-"""Inner products along plans. In: sums of models, a question. Out: scaled products.
+"""Inner products of two models, or of sums of models.
 
-A sum of models is expanded by bilinearity over its terms; each pair of plain models has one plan,
-which runs once or, with a constant in an exact deep metric, at every moment node.
+Along plans (`by_plans`), a sum of models is expanded by bilinearity over its terms. Each pair of
+plain models has one plan, which runs once or, with a constant in an exact deep metric, at every
+moment node.
 
-[merged from compare/products]
-Inner products of two models, or of sums of models. In: models, a question. Out: products.
-
-Small differences become models of their own, and the metric decides which way it goes: along plans
-(`by_plans`), or by forward passes where it is a finite measure (`by_points`).
+`inner_products` first makes small differences models of their own. Then the metric decides which
+way the computation goes: along plans, or by forward passes where the metric is a finite measure or
+quadrature costs less (`by_points`).
 """
 
 from __future__ import annotations
@@ -48,12 +47,15 @@ from tnsim.sessions import per_object_cache
 
 
 def by_plans(first: AnyModel, second: AnyModel, request: Request, traced: bool) -> InnerProducts:
-    """Inner products of sums of models.
+    """The inner products of two sums of models, along plans.
 
     Args:
-        first, second: The sums.
-        request: Which products.
+        first, second: Models or sums of models.
+        request: Question asked of them.
         traced: Whether weights, coefficients or metric are traced.
+
+    Returns:
+        The products of the request; of sums that are not traced, also the norms.
     """
     per_output, dtype = request.per_output, request.dtype
     one, two = terms(first), terms(second)
@@ -68,7 +70,7 @@ def by_plans(first: AnyModel, second: AnyModel, request: Request, traced: bool) 
         return InnerProducts(_of_one_pair(bra, ket, request, traced), exponent, traced)
     products = _of_sums(bra, ket, request, traced)
     if not traced and any(lost_half(products[name], dtype) for name in ("AA", "BB")):
-        # A difference of vectors loses half the digits that a difference of products loses.
+        # A difference of feature vectors loses half as many digits as a difference of products.
         by_vectors = features.compared(one, two, request.metric, per_output, dtype)
         if by_vectors is not None:
             return InnerProducts(by_vectors, 0.0, traced)
@@ -76,11 +78,11 @@ def by_plans(first: AnyModel, second: AnyModel, request: Request, traced: bool) 
 
 
 class _ScaledSum(NamedTuple):
-    """`2 ** exponent * sum of coefficient * 2 ** e * model`, the largest e being 0.
+    """The sum `2 ** exponent * sum of coefficient * 2 ** e * model`, the largest e being 0.
 
-    Args:
-        terms: (coefficient, e, model) of every summand.
-        exponent: What all of them lack.
+    Attributes:
+        terms: Triples (coefficient, e, model), one for every summand.
+        exponent: Exponent of the power of two that all summands share.
     """
 
     terms: tuple[tuple[Any, Any, Model], ...]
@@ -88,7 +90,7 @@ class _ScaledSum(NamedTuple):
 
 
 def _scaled_sum(model: AnyModel, known: dict[int, Scaled]) -> _ScaledSum:
-    """A model or a combination over the scaled forms of its models, which are known by `id`."""
+    """A model or a combination as a sum of scaled models, which are given by `id`."""
     if isinstance(model, Model):
         part = known[id(model)]
         return _ScaledSum(((1.0, np.float64(0.0), part.model),), part.exponent)
@@ -103,7 +105,7 @@ def _scaled_sum(model: AnyModel, known: dict[int, Scaled]) -> _ScaledSum:
 def _of_one_pair(
     bra: _ScaledSum, ket: _ScaledSum, request: Request, traced: bool
 ) -> dict[str, LogScaled]:
-    """Products of one model with one other, each with a coefficient."""
+    """The products of two sums of one model each, with their coefficients."""
     ((c, _, m),), ((d, _, n),) = bra.terms, ket.terms
     plain = _of_models(m, n, request, traced)
     factors = {"AB": c * d, "AA": c * c, "BB": d * d}
@@ -113,9 +115,9 @@ def _of_one_pair(
 def _of_sums(
     bra: _ScaledSum, ket: _ScaledSum, request: Request, traced: bool
 ) -> dict[str, LogScaled]:
-    """Products of sums of models: every pair of terms once, weighted and added up."""
+    """The products of sums of models: every pair of terms once, weighted and added up."""
     sides = {"AB": (bra, ket)}
-    if request.norms or not traced:  # beside the norms it is seen how much of a product cancels
+    if request.norms or not traced:  # the norms show how much of a product cancels
         sides |= {"AA": (bra, bra), "BB": (ket, ket)}
     request = request._replace(norms=False)
     known: dict[tuple[int, int], LogScaled] = {}
@@ -136,9 +138,9 @@ def _of_sums(
 
 
 def _of_models(a: Model, b: Model, request: Request, traced: bool) -> dict[str, LogScaled]:
-    """Plan and execute for two plain models.
+    """The products of two plain models, planned and run.
 
-    Logs are relative to the norms when these are computed too.
+    Logarithms are relative to the norms where these are computed too.
     """
     alone = a is b or (not traced and _same_weights(a, b))
     other = None if alone else b
@@ -153,7 +155,7 @@ def _of_models(a: Model, b: Model, request: Request, traced: bool) -> dict[str, 
         products.append(_relative(plan, result, alone, request.norms))
     total = products[0]
     if family.nodes is not None:
-        # The sum over moment nodes, E = sum_j w_j F(t_j), see `constants`.
+        # The sum over moment nodes, E = sum_j w_j F(t_j), see `problems.base`.
         weighted: dict[str, list[LogScaled]] = {name: [] for name in products[0]}
         for weight, product in zip(family.nodes.weights, products, strict=True):
             for name, value in product.items():
@@ -165,7 +167,7 @@ def _of_models(a: Model, b: Model, request: Request, traced: bool) -> dict[str, 
 def _with_cancellation(
     products: dict[str, LogScaled], a: Model, b: Model, metric: Metric
 ) -> dict[str, LogScaled]:
-    """Products whose sizes tell of the cancellation within each model, see `conditioning`."""
+    """Products whose sizes count the cancellation within each model, see `conditioning`."""
     own = np.sqrt([precision.cancellation(conditioning(m, metric)) for m in (a, b)])
     factors = {"AB": own[0] * own[1], "AA": own[0] ** 2, "BB": own[1] ** 2}
     return {name: magnified(value, factors[name]) for name, value in products.items()}
@@ -174,7 +176,7 @@ def _with_cancellation(
 def _runs(
     family: Family, plan: Plan, a: Model, b: Model | None, request: Request
 ) -> list[execution.Result]:
-    """Results of a plan, one for each moment node, on the host."""
+    """Results of a plan on the host, one for each moment node."""
     metric, dtype = request.metric, request.dtype
     with execution.precision():
         arrays: dict[str, Any] = {}
@@ -196,7 +198,7 @@ def _runs(
 def _traced_runs(
     family: Family, plan: Plan, a: Model, b: Model | None, request: Request
 ) -> list[execution.Result]:
-    """The same inside a trace of the caller's, in the dtype of the weights given."""
+    """Results inside a trace of the caller's, one for each moment node, in the weights' dtype."""
     leaves = jax.tree.leaves((a, b))
     dtype = str(jnp.result_type(*(x.dtype for x in leaves if hasattr(x, "dtype") and x.ndim)))
     models: dict[Side, Model] = {}
@@ -212,18 +214,18 @@ def _traced_runs(
 
 
 def _without_constant(result: execution.Result) -> execution.Result:
-    """Lifted outputs, one by one, without the constant at position 0."""
+    """A result per output of lifted models, without the constant, which is output 0."""
     return result._replace(values={name: value[1:] for name, value in result.values.items()})
 
 
 def _relative(
     plan: Plan, result: execution.Result, alone: bool, norms: bool
 ) -> dict[str, LogScaled]:
-    """Products of one run, without the scales of either model's own where cosines are asked for.
+    """The products of one run; for cosines, without the scales of the separate models.
 
-    Those scales are as large as exp(2^L) at depth L. A cosine divides by the roots of both norms,
-    and `<A|B>` carries half of what each norm carries, so they cancel and are left out of all.
-    What is left is the scale of each product by itself, which has its name.
+    These scales are as large as exp(2^L) at depth L. A cosine divides by the roots of both norms,
+    and the logarithm of `<A|B>` carries half of the scales in each norm's. So they cancel and are
+    left out of all products. Left is the scale group of each product, which has the product's name.
     """
     values = result.values
     scales = {name: dict(powers) for name, powers in plan.scales.items()}
@@ -241,7 +243,7 @@ def _relative(
 
 
 def _check_shared(scales: dict[str, dict[str, int]]) -> None:
-    """Assert that the scales of the models' own cancel in a cosine."""
+    """Assert that the scales of the separate models cancel in a cosine."""
     groups = set().union(*scales.values()) - set(scales)
     for group in groups:
         of_norms = scales["AA"].get(group, 0) + scales["BB"].get(group, 0)
@@ -249,9 +251,10 @@ def _check_shared(scales: dict[str, dict[str, int]]) -> None:
 
 
 def _same_weights(a: Model, b: Model) -> bool:
-    """Equal layer by layer.
+    """Whether two models have equal layers with equal weights.
 
-    A re-saved checkpoint then has similarity 1 to the last bit, at any depth.
+    Such models are planned as one, so a re-saved checkpoint has similarity 1 to the last bit, at
+    any depth.
     """
     (one, form), (two, other_form) = _flat(a), _flat(b)
     return form == other_form and all(map(np.array_equal, one, two))
@@ -259,18 +262,26 @@ def _same_weights(a: Model, b: Model) -> bool:
 
 @per_object_cache
 def _flat(model: Model) -> tuple[list[Any], Any]:
-    """The weights of a model, and its form without them."""
+    """The weights of a model, and its form without weights."""
     return jax.tree.flatten(model)
 
 
 def inner_products(a: Comparable, b: Comparable, request: Request) -> InnerProducts:
-    """The inner products asked for, `AB` and with `norms` also `AA` and `BB`.
+    """The inner product `AB` and, with `norms`, also `AA` and `BB`.
 
-    A sum of several models has its norms computed unless traced: what cancels is seen beside them.
+    Unless traced, the norms of a sum of several models are always computed, as a comparison with
+    them shows how much cancels.
+
+    Args:
+        a, b: Models, sums of models or plain functions.
+        request: Question asked of them.
+
+    Returns:
+        The products, with the plan and the sums of forward passes where these ran.
 
     Raises:
         ModelError: The models cannot be compared.
-        TooLarge: That would exceed the budget.
+        TooLarge: The computation would exceed the budget.
     """
     check_comparison(a, b, request.metric)
     traced = any(map(_is_traced, (a, b, request.metric)))
@@ -279,7 +290,7 @@ def inner_products(a: Comparable, b: Comparable, request: Request) -> InnerProdu
     one, two = parts(first), parts(second)
     models = [part for _, part in (*one, *two) if isinstance(part, Model)]
     points = None
-    # Gauss nodes are chosen by the numbers of models and metric, which a trace does not have.
+    # Gauss nodes are chosen by the numbers in models and metric, which a trace does not have.
     if not traced or adds_up(request.metric):
         points = points_of(models, request.metric, request.pairs, request.per_output, request.dtype)
     if points is None:
@@ -307,7 +318,7 @@ def inner_products(a: Comparable, b: Comparable, request: Request) -> InnerProdu
 def at_traced_points(a: AnyModel, b: AnyModel, sample: WeightedPoints, dtype: str) -> InnerProducts:
     """Inner products and norms over points that are traced themselves.
 
-    What a metric checks with numbers, whether models read its points among it, was checked before.
+    Checks that need the numbers of points, such as their fit to the models, were made before.
     """
     one, two = (parts(_differences(model, dtype)) for model in (a, b))
     inner = partial(forward.over_batches, batches=[sample], per_output=False)
@@ -317,7 +328,7 @@ def at_traced_points(a: AnyModel, b: AnyModel, sample: WeightedPoints, dtype: st
 def _traced(
     first: Terms, second: Terms, norms: bool, inner: Callable[..., LogScaled]
 ) -> InnerProducts:
-    """The inner products of two sums inside a trace, where `inner` makes one."""
+    """The inner products of two sums inside a trace, each computed by `inner`."""
     values = {"AB": inner(first, second)}
     if norms:
         values |= {"AA": inner(first, first), "BB": inner(second, second)}
@@ -325,9 +336,10 @@ def _traced(
 
 
 def _differences(model: Comparable, dtype: str) -> Comparable:
+    """A sum of models with small differences as models of their own; functions are unchanged."""
     return by_differences(model, dtype) if isinstance(model, AnyModel) else model
 
 
 def _is_traced(value: Any) -> bool:
-    """Whether a metric, a model or a combination holds anything traced."""
+    """Whether a metric, a model or a combination holds a traced array."""
     return not is_known_constant(value) and is_traced(value)

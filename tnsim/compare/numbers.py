@@ -1,28 +1,23 @@
-"""Standard errors of what was sampled. In: sums over groups of draws. Out: errors.
+"""Numbers that carry their metric, guarantee and error; the answers of the verbs.
 
-A jackknife: with theta_g the value that all draws but those of group g give, and G groups,
+**Standard errors** of sampled values come from a jackknife. With G groups of draws, and theta_g the
+value from the draws of all groups but g,
 
     error^2 = (G - 1) / G sum_g (theta_g - mean of all theta)^2.
 
-It needs no formula for the variance of a quotient such as a cosine.
+A jackknife needs no formula for the variance of a quotient such as a cosine.
+
+**Labels.** Outside a JAX trace the verbs return a `Number` or `Numbers`, which behave as
+`numpy.float64` and `numpy.ndarray`. They carry the metric, whether its definition is met exactly,
+the standard error of a sampled value, and the differences between the models and the networks they
+were read from. Arithmetic on them gives plain NumPy numbers again.
+
+**Answers.** `cosine`, `value` and `logarithm` turn inner products into labelled numbers. Rounding
+that leaves few digits causes a warning, and rounding that leaves none an error. Inside a trace the
+answers are plain arrays.
 
 Source:
     Tukey 1958, "Bias and confidence in not-quite large samples".
-
-[merged from compare/numbers]
-Numbers that know where they come from.
-
-In: values, a metric's name, its guarantee. Out: NumPy float64.
-
-Outside a JAX trace the verbs return these: they behave as `numpy.float64` and `numpy.ndarray` and
-carry `metric`, `exact` and `caveats`. Arithmetic on them gives plain NumPy numbers again.
-
-[merged from compare/answers]
-What a verb says of the products it asked for. In: inner products. Out: numbers with labels.
-
-Outside a JAX trace a number knows its metric, whether that is exact, the standard error of what was
-sampled, and what sets the models apart from the networks they were read from; what rounding leaves
-of it is said in a warning or an error. Inside a trace the arrays are handed out as they are.
 """
 
 from __future__ import annotations
@@ -49,14 +44,14 @@ from tnsim.tables import html_table
 
 
 def cosine_error(sums: Sums) -> Float[np.ndarray, "rows columns *out"] | None:
-    """Of the cosines of all pairs; None where one group of points has all the weight."""
+    """Standard errors of the cosines of all pairs; None where one group has all the weight."""
     counted = sums.shares > 0
     if np.count_nonzero(counted) < 2:
         return None
     products, log = _without_each(sums.products, counted)
     rows, row_log = _without_each(sums.rows, counted)
     columns, column_log = _without_each(sums.columns, counted)
-    # The largest scale of a product need not be that of both norms: they may be of other groups.
+    # Each sum is in the largest scale of its groups; products and norms may have it from others.
     log_ratio = log - (row_log[:, None] + column_log[None, :]) / 2
     with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
         ratio = over_outputs(np.exp(log_ratio), products[0])
@@ -65,11 +60,14 @@ def cosine_error(sums: Sums) -> Float[np.ndarray, "rows columns *out"] | None:
 
 
 def inner_error(sums: Sums) -> Float[np.ndarray, "rows columns"] | None:
-    """Of inner products, as a share of the largest mantissa of `forward.total`."""
+    """Standard errors of inner products, in the scale of `forward.total`.
+
+    None where one group of points has all the weight.
+    """
     counted = sums.shares > 0
     if np.count_nonzero(counted) < 2:
         return None
-    # Without a group the weights add up to less than 1: an inner product is a mean over the rest.
+    # Without a group the weights add up to less than 1; a division makes the rest a mean.
     left = sums.shares.sum() - sums.shares[counted]
     products, _ = _without_each(sums.products, counted)
     return _error(products / left[:, None, None])
@@ -78,18 +76,21 @@ def inner_error(sums: Sums) -> Float[np.ndarray, "rows columns"] | None:
 def _without_each(
     value: LogScaled, counted: Bool[np.ndarray, " groups"]
 ) -> tuple[Float[np.ndarray, "groups *pairs"], Float[np.ndarray, " *pairs"]]:
-    """Sums without one of some groups each, and their scale, that of `forward.total`."""
+    """Sums over all groups but one, for every counted group, and the log of their scale.
+
+    The scale is that of `forward.total`.
+    """
     log = np.asarray(total(value).log)
-    # A scale beyond that of the sum is one of zeros.
+    # Only a group of zeros may have a larger scale than the sum.
     factors = np.exp(np.minimum(value.log - log, 0.0))
     scaled = value.mantissa * over_outputs(factors, value.mantissa)
     return scaled.sum(axis=0) - scaled[counted], log
 
 
 def _error(left_out: np.ndarray) -> np.ndarray:
-    """The standard error of a value from its values without each of several groups.
+    """The jackknife error of a value, from its values without each of several groups.
 
-    Infinite where the value is not defined without one of them.
+    The error is infinite where the value without some group is undefined.
     """
     groups = len(left_out)
     with np.errstate(invalid="ignore"):
@@ -98,11 +99,15 @@ def _error(left_out: np.ndarray) -> np.ndarray:
 
 
 class Number(np.float64):
-    """A float64 with `.metric` (name) and `.exact` (its definition is met exactly).
+    """A float64 that carries its metric, guarantee and error.
 
-    Where forward passes were run, `.route` says at which points, and `.standard_error` is that of
-    the number as an estimate for the distribution that they are drawn from; else both are None.
-    `.caveats` say what makes the models other functions than the networks they were read from.
+    Attributes:
+        metric: Name of the metric.
+        exact: Whether the metric's definition is met exactly.
+        route: Kind of points at which forward passes were run; None for a plan.
+        standard_error: Standard error of the number as an estimate for the distribution that the
+            points are drawn from; None where nothing was sampled.
+        caveats: Differences between the models and the networks they were read from.
 
     Example:
         >>> Number(0.5, "Gaussian", True)
@@ -141,9 +146,9 @@ class Number(np.float64):
 
 
 class Numbers(np.ndarray):
-    """A float64 array with `.metric`, `.exact`, `.route`, `.caveats`; views and slices keep them.
+    """A float64 array with the attributes of a `Number`, which views and slices keep.
 
-    `.standard_error`, where there is one, is an array of the shape of the whole.
+    `.standard_error`, where there is one, has the shape of the whole array, also in a slice.
 
     Example:
         >>> Numbers([0.5, 1.0], "Gaussian", True)[:1]
@@ -176,7 +181,7 @@ class Numbers(np.ndarray):
         self.caveats = getattr(source, "caveats", ())
 
     def __array_wrap__(self, array: Any, context: Any = None, return_scalar: bool = False) -> Any:
-        """What arithmetic gives is another number, of which none of this is known."""
+        """The plain array: the attributes do not hold for the result of arithmetic."""
         plain = np.asarray(array)
         return plain[()] if return_scalar else plain
 
@@ -186,7 +191,13 @@ class Numbers(np.ndarray):
 
 
 class SignedLog(NamedTuple):
-    """`sign * exp(log)`; a zero has sign 0 and log -inf. Inside a trace both are arrays.
+    """A number `sign * exp(log)`; a zero has sign 0 and log -inf.
+
+    Inside a trace sign and logarithm are arrays.
+
+    Attributes:
+        sign: Sign of the number: -1, 0 or 1.
+        log: Natural logarithm of the absolute value.
 
     Example:
         >>> sign, log = (Number(x, "Gaussian", True) for x in (1.0, 2.0))
@@ -199,7 +210,7 @@ class SignedLog(NamedTuple):
 
 
 def _facts(number: Number | Numbers) -> str:
-    """What a number knows of itself, as its constructor takes it."""
+    """The attributes of a number, written as arguments of its constructor."""
     facts = f"metric={number.metric!r}, exact={number.exact}"
     if number.route is not None:
         facts += f", route={number.route!r}"
@@ -213,18 +224,19 @@ Two: TypeAlias = tuple[Comparable, Comparable]
 
 
 def cosine(products: InnerProducts, models: Two, request: Request) -> Any:
-    """AB / sqrt(AA BB), elementwise.
+    """The cosine `AB / sqrt(AA BB)`, elementwise.
 
     Args:
-        products: AB, AA and BB.
-        models: What was compared.
-        request: What was asked of them.
+        products: Inner products AB, AA and BB.
+        models: Models that were compared.
+        request: Question asked of them.
 
     Returns:
-        A `Number`, or `Numbers` where outputs are told apart; inside a trace an array.
+        A `Number`, or `Numbers` where outputs are told apart; inside a trace an array, NaN where a
+        norm vanishes.
 
     Raises:
-        ModelError: Where a norm vanishes, unless traced (there it is NaN).
+        ModelError: A norm vanishes, outside a trace.
     """
     arithmetic = Arithmetic(_degree(models), request.dtype)
     values = products.values
@@ -248,15 +260,15 @@ def value(products: InnerProducts, models: Two, request: Request) -> Any:
     """The inner product AB as a float.
 
     Args:
-        products: AB, and the norms where they were asked for.
-        models: What was compared.
-        request: What was asked of them.
+        products: Inner product AB, and the norms where they are known.
+        models: Models that were compared.
+        request: Question asked of them.
 
     Returns:
         A `Number`; inside a trace an array.
 
     Raises:
-        TnsimError: Where it is beyond float64.
+        TnsimError: The inner product is beyond float64.
     """
     product, exponent = products.values["AB"], products.exponent
     number = power(product.mantissa, product.log, exponent)
@@ -275,15 +287,15 @@ def value(products: InnerProducts, models: Two, request: Request) -> Any:
 
 
 def logarithm(products: InnerProducts, models: Two, request: Request) -> SignedLog:
-    """Sign and logarithm of the inner product AB.
+    """The sign and logarithm of the inner product AB.
 
     Args:
-        products: AB, and the norms where they were asked for.
-        models: What was compared.
-        request: What was asked of them.
+        products: Inner product AB, and the norms where they are known.
+        models: Models that were compared.
+        request: Question asked of them.
 
     Returns:
-        Two of `Number`; inside a trace two arrays. A standard error is that of the logarithm.
+        A `Number` each for sign and logarithm, which has the standard error; inside a trace arrays.
     """
     product, exponent = products.values["AB"], products.exponent
     log = log_abs(product) + exponent * np.log(2)
@@ -301,7 +313,7 @@ def logarithm(products: InnerProducts, models: Two, request: Request) -> SignedL
 
 
 def _report(products: dict[str, LogScaled], models: Two, request: Request) -> None:
-    """Say what rounding leaves of an inner product, seen beside the two norms.
+    """Warn of, or refuse, the rounding error of an inner product, relative to the two norms.
 
     Warnings point four frames up: past this function, its caller here and the verb.
     """
@@ -321,7 +333,7 @@ def _report(products: dict[str, LogScaled], models: Two, request: Request) -> No
 
 
 def _standard_error(products: InnerProducts, error_of: Callable[[Any], Any]) -> Any:
-    """That of the only pair of a forward pass; None where nothing was sampled."""
+    """The standard error of the only pair of forward passes; None where nothing was sampled."""
     if products.sums is None:
         return None
     errors = error_of(products.sums)
@@ -329,7 +341,7 @@ def _standard_error(products: InnerProducts, error_of: Callable[[Any], Any]) -> 
 
 
 def _degree(models: Two) -> int:
-    """That of the polynomial of higher degree; of plain functions none is known."""
+    """The highest degree of the models' polynomials; plain functions count as degree 1."""
     degrees = [1]
     for model in models:
         degrees += [part.degree for _, part in parts(model) if isinstance(part, Model)]
@@ -337,7 +349,7 @@ def _degree(models: Two) -> int:
 
 
 def _check_number(values: Any, metric: Metric) -> None:
-    """A NaN is an error, never a result."""
+    """Raise `TnsimError` for a NaN, which is never a result."""
     if np.isnan(values).any():
         raise TnsimError(
             f"the {metric.name} computation gave NaN for finite weights: "
@@ -348,7 +360,7 @@ def _check_number(values: Any, metric: Metric) -> None:
 def _labelled(
     values: Any, metric: Metric, models: Two, products: InnerProducts, error: Any = None
 ) -> Any:
-    """Values that know the metric's name, its guarantee and, of forward passes, route and error."""
+    """Values with the metric's name and guarantee and, for forward passes, route and error."""
     number = Number if np.ndim(values) == 0 else Numbers
     known = not guesses(*_read(models))
     if products.forward is not None:
@@ -360,9 +372,10 @@ def _labelled(
 
 
 def _read(models: Two) -> list[Any]:
-    """Models that were built or read, without plain functions."""
+    """The models that were built or read, without plain functions."""
     return [model for model in models if isinstance(model, AnyModel)]
 
 
 def _caveats(models: Two) -> tuple[str, ...]:
+    """Differences between the models and the networks they were read from."""
     return caveats(*_read(models))

@@ -1,8 +1,4 @@
-"""What two models are asked, and what comes back. In: nothing. Out: plain data.
-
-[merged from compare/comparable]
-What may be compared. In: whatever a caller gives. Out: models, refusals in words.
-"""
+"""Questions about two models, the inner products that answer them, and checks of the models."""
 
 from __future__ import annotations
 
@@ -23,23 +19,23 @@ from tnsim.models.model import AnyModel, terms
 from tnsim.names import Pair
 from tnsim.problems.forward import Sums, Terms
 
-CROSS = (Pair("A", "B"),)
+CROSS = (Pair("A", "B"),)  # the inner product alone
 
 
-ALL = (Pair("A", "A"), Pair("A", "B"), Pair("B", "B"))
+ALL = (Pair("A", "A"), Pair("A", "B"), Pair("B", "B"))  # the inner product and both norms
 
 
-SELF = (Pair("A", "A"),)
+SELF = (Pair("A", "A"),)  # a model with itself, where all three are equal
 
 
 class Request(NamedTuple):
-    """What is asked of two models, and of all pairs of models that they are sums of.
+    """A question about two models, or about all pairs of models in two sums.
 
     Args:
-        metric: How inputs are weighed.
+        metric: Metric of the comparison.
         dtype: Precision of the computation.
-        budget: What it may take.
-        norms: Whether `AA` and `BB` are wanted beside `AB`, as a cosine needs.
+        budget: Limits of the computation.
+        norms: Whether `AA` and `BB` are wanted as well as `AB`, as a cosine needs.
         per_output: Whether outputs are told apart.
     """
 
@@ -59,11 +55,12 @@ class InnerProducts(NamedTuple):
     """Inner products of two models.
 
     Args:
-        values: `AB`, and with norms also `AA` and `BB`.
-        exponent: The power of two that `AB` lacks, as the norms do and cosines may.
-        traced: Whether they are traced.
-        forward: What ran, where that was forward passes.
-        sums: Their sums over groups of points.
+        values: Inner product `AB` and, with norms, `AA` and `BB`.
+        exponent: Exponent of the power of two by which `AB` is to be multiplied. The norms lack
+            powers of their own, which cancel in a cosine.
+        traced: Whether the values are traced.
+        forward: Plan of the forward passes that ran; None where a plan of contractions ran.
+        sums: Sums of the forward passes over groups of points, for standard errors.
     """
 
     values: dict[str, LogScaled]
@@ -74,24 +71,25 @@ class InnerProducts(NamedTuple):
 
 
 Comparable: TypeAlias = AnyModel | Function
-"""What may stand on either side: under `Empirical` also plain functions."""
+"""A model or a sum of models; under `Empirical` also a plain function."""
 
 
 MOST_DEGREE = 10**100
-"""Of polynomials. Logarithms of their values grow with it, and squares of those must be floats."""
+"""Highest degree of a polynomial that is compared. The logarithms of its values grow with the
+degree, and squares of these logarithms must be floats."""
 
 
 def parts(model: Any) -> Terms:
-    """Coefficients and models that `model` is a sum of; a plain function is one part.
+    """The coefficients and models of a sum; a model or a plain function is a sum of one.
 
     Raises:
-        ModelError: It is neither a model, nor a combination of models, nor a function.
+        ModelError: The argument is neither a model, nor a combination of models, nor a function.
     """
     return ((1.0, model),) if is_function(model) else terms(model)
 
 
 def check_comparison(a: Any, b: Any, metric: Any) -> None:
-    """Raise `ModelError` unless these are two models that this metric can compare."""
+    """Raise `ModelError` unless the metric can compare the two models."""
     check_metric(metric)
     _check_degrees(a, b)
     if is_function(a) or is_function(b):
@@ -108,6 +106,7 @@ def check_comparison(a: Any, b: Any, metric: Any) -> None:
 
 
 def _check_degrees(*models: Any) -> None:
+    """Raise `ModelError` for a polynomial of a degree beyond `MOST_DEGREE`."""
     for model in models:
         if is_function(model):
             continue
@@ -121,7 +120,10 @@ def _check_degrees(*models: Any) -> None:
 
 
 def _check_functions(a: Any, b: Any, metric: Any) -> None:
-    """The same where one of them is a plain function, of which nothing but outputs is known."""
+    """Raise `ModelError` unless the metric can compare two models, at least one a function.
+
+    A plain function gives outputs and nothing else, so only `Empirical` can compare it.
+    """
     for model in (a, b):
         parts(model)
         if isinstance(model, AnyModel):

@@ -1,6 +1,7 @@
-"""A `Problem` in, numbers out: a compiler for sums of tensor contractions.
+"""A compiler for sums of tensor contractions, from a `Problem` by way of a `Plan` to numbers.
 
-Read `ir/` first (what is compiled), then `costs` and `plan`, `search/` (paths and sharing),
-`passes/` (rewrites), `planner` and `budget` (which put these together), `runtime/` (compiled
-programs compiled and run), and at last `scaled` and `precision`: what numbers come with.
+Reading order: `ir/` (problem, program, stages), `costs` and `plan`, `disk_cache` (search results
+on disk), `search/` (paths and sharing), `passes/` (rewrites), `planner` (from a problem to a
+plan), `runtime/` (compiling and execution), `budget` (limits of a plan), `scaled` and `precision`
+(logarithms of scales, digits of a cosine).
 """

@@ -1,27 +1,21 @@
-"""How much memory a program needs when compiled.
+"""The memory of programs and plans, and the rounds of stages that run at once.
 
-In: a `Program`. Out: the elements it holds at once.
+*Programs* (`peak_elements`). A contraction is a matrix product. XLA copies an operand whose axes
+stand in no order that a matrix product reads, and a product whose axes stand in another order than
+the output. Such a copy is as large as its original, so it counts. A value that is computed entry by
+entry and read by a single entry-by-entry operation is fused into that operation and never stored.
+The rest is a liveness analysis of these buffers in the order written, which is the order of XLA's
+scheduler when it is told to save memory (see `runtime/compiling`).
 
-A contraction is a matrix product, and XLA copies an operand whose axes are in no order that a
-matrix product reads, and a product whose axes are in another order than its output. Such a copy is
-as large as what it copies, so it counts. What is computed entry by entry and read by one
-entry-by-entry operation is fused into that operation and never stored. The rest is a liveness
-analysis of these buffers in the order written, which is the order of XLA's scheduler when it is
-told to save memory (see `execution`).
+*Plans* (`plan_peak_elements`, `allocated_bytes`, `program_bytes`). Over a whole plan weights stay
+alive, and a value stays alive until the last stage that reads it. The memory that XLA allocates
+beyond the arrays was measured.
 
-[merged from engine/plan_memory]
-What a plan takes in memory. In: a plan. Out: elements, bytes.
-
-A program knows what is alive while it runs (`buffers`). Over a whole plan weights stay, and values
-that a later stage reads wait for it (`rounds`); what XLA allocates beyond the arrays was measured.
-
-[merged from engine/rounds]
-Which stages run at once. In: a plan. Out: rounds of stages, one round after another.
-
-The moments of two models wait for nothing of each other, and a long stage is cut into parts (see
-`splitting`) of which few keep all cores busy. So stages that need nothing of one another run at
-once. A round waits for its last stage: what is alive at a time, and so the memory, depends on the
-plan alone, not on how fast anything runs.
+*Rounds* (`rounds`). The moments of two models do not depend on each other, and a long stage is cut
+into parts (see `passes/splitting`), few of which keep all cores busy alone. Stages that do not
+depend on one another therefore run at once, in a round. A round ends with its last stage: the
+arrays alive at any time, and so the memory, depend on the plan alone and not on the speed of any
+stage.
 """
 
 from __future__ import annotations
@@ -37,15 +31,19 @@ from tnsim.engine.ir.stages import PlanStage, Schedule
 from tnsim.sessions import per_object_cache
 
 CACHED, WRITING = 2**20, 128
-"""An element of an intermediate beyond CACHED elements leaves the processor's cache, and costs
-about as much as WRITING multiplications."""
+"""An intermediate of more than CACHED elements leaves the processor's cache, and writing each of
+its elements costs about as much as WRITING multiplications."""
 
 
 class Buffer(NamedTuple):
-    """One array of a compiled program: its elements, the buffers it is computed from.
+    """An array of a compiled program.
 
-    `entrywise`: computed entry by entry. `reads_entries`: takes its arguments entry by entry.
-    `inside`: elements that a loop's body needs on top while it runs.
+    Args:
+        elements: Number of elements.
+        reads: Numbers of the buffers that the array is computed from.
+        entrywise: Whether the array is computed entry by entry.
+        reads_entries: Whether the operation reads its arguments entry by entry.
+        inside: Elements that the body of a loop needs on top while it runs.
     """
 
     elements: int
@@ -57,7 +55,7 @@ class Buffer(NamedTuple):
 
 @per_object_cache
 def peak_elements(program: Program) -> int:
-    """Largest number of elements alive at once: inputs, outputs, intermediates and copies."""
+    """The largest number of elements alive at once: inputs, outputs, intermediates and copies."""
     buffers, outputs = _lowered(program)
     fused = _fused(buffers, outputs)
     last: dict[int, int] = {}
@@ -86,7 +84,7 @@ def peak_elements(program: Program) -> int:
 
 @per_object_cache
 def loops(program: Program) -> int:
-    """Number of buffers that a loop over entries computes, and not a matrix product."""
+    """The number of buffers that XLA computes in a loop over entries, not as a matrix product."""
     buffers, outputs = _lowered(program)
     fused = _fused(buffers, outputs)
     inside = sum(loops(op.body) for op in program.operations if op.body)
@@ -96,7 +94,7 @@ def loops(program: Program) -> int:
 
 
 def _copied_outputs(buffers: list[Buffer], outputs: list[int], inputs: int) -> int:
-    """An output that is an input, or another output once more, is a buffer of its own."""
+    """Elements of the copies of outputs that are inputs, or other outputs once more."""
     copies = [n for n in outputs if n < inputs]
     for number, count in Counter(outputs).items():
         if number >= inputs:
@@ -105,7 +103,7 @@ def _copied_outputs(buffers: list[Buffer], outputs: list[int], inputs: int) -> i
 
 
 def _fused(buffers: list[Buffer], outputs: list[int]) -> set[int]:
-    """Buffers that are never stored, because their only reader computes them entry by entry."""
+    """Numbers of the buffers that are never stored, as their only reader computes their entries."""
     readers: dict[int, set[int]] = {}
     for number, buffer in enumerate(buffers):
         for read in buffer.reads:
@@ -119,7 +117,7 @@ def _fused(buffers: list[Buffer], outputs: list[int]) -> set[int]:
 
 
 def _stored(reads: tuple[int, ...], buffers: list[Buffer], fused: set[int]) -> set[int]:
-    """The stored buffers behind some that may be fused."""
+    """Numbers of the stored buffers that some buffers, fused or not, are computed from."""
     found: set[int] = set()
     for number in reads:
         if number in fused:
@@ -130,7 +128,7 @@ def _stored(reads: tuple[int, ...], buffers: list[Buffer], fused: set[int]) -> s
 
 
 def _lowered(program: Program) -> tuple[list[Buffer], list[int]]:
-    """All buffers of a program, inputs first, and the numbers of its outputs."""
+    """All buffers of a program, inputs first, and the numbers of the output buffers."""
     lowering = _Lowering(program)
     for number, operation in enumerate(program.operations, len(program.shapes)):
         lowering.add_operation(operation, math.prod(program.value_shapes[number]))
@@ -138,7 +136,7 @@ def _lowered(program: Program) -> tuple[list[Buffer], list[int]]:
 
 
 class _Lowering:
-    """The buffers of a program, as `lowering` lowers its operations; equal copies are made once."""
+    """The buffers of a program as `runtime/lowering` lowers it; equal copies are made once."""
 
     def __init__(self, program: Program):
         self.buffers = [Buffer(math.prod(shape)) for shape in program.shapes]
@@ -147,10 +145,12 @@ class _Lowering:
         self.copies: dict[tuple[int, tuple[tuple[int, int], ...]], int] = {}
 
     def add(self, buffer: Buffer) -> int:
+        """Append a buffer and return its number."""
         self.buffers.append(buffer)
         return len(self.buffers) - 1
 
     def add_operation(self, op: Operation, elements: int) -> None:
+        """Append the buffers of an operation whose result has `elements` elements."""
         reads = tuple(self.values[a] for a in op.args)
         if op.body is not None:  # a loop: the running total and what each turn adds to it
             inside = op.concurrency * peak_elements(op.body)
@@ -164,7 +164,7 @@ class _Lowering:
         self.values.append(added)
 
     def copy(self, read: int, labels: Labels, order: Labels, sizes: Mapping[int, int]) -> int:
-        """A buffer with its axes in another order, repeated along those that it has not."""
+        """Number of a copy with its axes in another order, repeated along axes that it lacks."""
         axes = tuple((labels.index(x), 1) if x in labels else (-1, sizes[x]) for x in order)
         if (read, axes) not in self.copies:
             elements = math.prod(sizes[label] for label in order)
@@ -172,6 +172,10 @@ class _Lowering:
         return self.copies[read, axes]
 
     def reduction(self, read: int, op: Operation, elements: int) -> int:
+        """Number of the buffer of a contraction of a single argument.
+
+        An operation that changes nothing takes the buffer of its argument.
+        """
         (labels,) = op.labels
         if labels == op.output:
             return read
@@ -180,7 +184,7 @@ class _Lowering:
         return self.add(Buffer(elements, (read,), reads_entries=True))
 
     def contraction(self, reads: tuple[int, ...], op: Operation, elements: int) -> int:
-        """One of the forms of `lowering._contract`."""
+        """Number of the buffer of a contraction, in the forms of `lowering._contract`."""
         first, second = op.labels
         sizes = op.sizes(self.shapes)
         chosen = matrix_product(first, second, op.output, sizes)
@@ -199,40 +203,41 @@ class _Lowering:
         result = self.add(Buffer(elements, tuple(factors)))
         if product.result == op.output:
             return result
-        return self.add(Buffer(elements, (result,)))
+        return self.add(Buffer(elements, (result,)))  # the copy that puts the axes in order
 
 
-# Measured by benchmarks/memory.py. A matrix product packs its operands in blocks, and XLA orders
-# operations of its own, in long compiled programs rather differently.
+# Ratio of allocated to planned bytes, measured by benchmarks/memory.py, for programs of up to LONG
+# operations and for longer ones. A matrix product packs its operands in blocks, and XLA changes the
+# order of operations, in long compiled programs more than in short ones.
 SLACK, LONG_SLACK, LONG = 1.08, 1.4, 100
 
 
-# What compiling takes in a process that has compiled nothing before: XLA itself, and every loop of
-# the compiled programs that are compiled at once (matrix products are calls of a library), which
-# later ones take over from those that are done. Programs of stacked runs have loops over all runs.
+# Memory of compiling in a process that has compiled nothing before: XLA itself, every loop of the
+# programs that are compiled at once (matrix products are calls of a library), and the loops over
+# runs of plans that run several times. Later programs reuse the memory of programs that are done.
 PROGRAM_BYTES, LOOP_BYTES, REPEATING_BYTES = 112 * 2**20, 2253 * 2**10, 86 * 2**20
 
 
-_AT_ONCE = 2  # long compiled programs; short ones beside them weigh little
+_AT_ONCE = 2  # long programs that are compiled at once; short programs add little
 
 
 def plan_peak_elements(
     shapes: Mapping[str, tuple[int, ...]], rounds: Sequence[ParallelGroup]
 ) -> int:
-    """Largest number of elements alive at once: what is read, and in every round what it needs."""
+    """The largest number of elements alive at once, over the arrays read and all rounds."""
     read = sum(math.prod(shape) for shape in shapes.values())
     return max([read, *(each.elements for each in rounds)])
 
 
 def allocated_bytes(programs: Sequence[Program], array_bytes: int) -> int:
-    """Bytes of all arrays alive at once, with what XLA allocates around them."""
+    """Bytes that XLA allocates for arrays of `array_bytes` bytes alive at once."""
     longest = max((program.length for program in programs), default=0)
     slack = LONG_SLACK if longest > LONG else SLACK
     return math.ceil(slack * array_bytes)
 
 
 def program_bytes(plan: Schedule) -> int:
-    """Bytes that compiling takes, the first time in a process."""
+    """Bytes that compiling a plan takes, the first time in a process."""
     compiled_loops = sum(sorted(loops(program) for program in plan.programs)[-_AT_ONCE:])
     repeating = REPEATING_BYTES if plan.runs > 1 else 0
     return PROGRAM_BYTES + LOOP_BYTES * compiled_loops + repeating
@@ -245,10 +250,11 @@ class ParallelGroup(NamedTuple):
     """Stages that run at once.
 
     Args:
-        stages: Their numbers.
-        own: Elements that they need themselves.
-        elements: Alive at once while they run: their own, and those of values that wait.
-        last_read: Names of the values, arrays of the plan apart, that nothing reads after them.
+        stages: Numbers of the stages.
+        own: Elements that the stages need themselves.
+        elements: Elements alive while the stages run: `own`, and values for later stages.
+        last_read: Names of the values that no later stage reads; arrays and outputs of the plan
+            are never among them.
     """
 
     stages: tuple[int, ...]
@@ -258,9 +264,9 @@ class ParallelGroup(NamedTuple):
 
 
 def rounds(plan: Schedule) -> tuple[ParallelGroup, ...]:
-    """Every stage in a round after those of what it reads.
+    """The rounds of a plan; every stage runs in a round after the rounds of the stages it reads.
 
-    As few rounds as go without more memory than the stages need one after another.
+    Rounds hold as many stages as possible without more memory than the stages need one by one.
     """
     one_by_one = tuple(_rounds(plan, at_most=0))
     if len(plan.stages) < 2:
@@ -269,7 +275,7 @@ def rounds(plan: Schedule) -> tuple[ParallelGroup, ...]:
 
 
 def _rounds(plan: Schedule, at_most: int) -> Iterator[ParallelGroup]:
-    """Rounds of as many stages as fit in so many elements, at least one each."""
+    """Rounds of as many stages as fit in `at_most` elements, at least one stage each."""
     alive = {name: math.prod(shape) for name, shape in plan.shapes.items()}
     readers = _readers(plan)
     left = dict(enumerate(plan.stages))
@@ -296,14 +302,14 @@ def _rounds(plan: Schedule, at_most: int) -> Iterator[ParallelGroup]:
 
 
 def _elements(plan: Schedule, alive: Sizes, stages: list[PlanStage]) -> tuple[int, int]:
-    """Elements alive while some stages run: their own, and those that none of them reads."""
+    """Elements alive while some stages run: their own, and those of values for other stages."""
     read = {name for stage in stages for name in stage.inputs}
     own = sum(peak_elements(plan.programs[stage.program]) for stage in stages)
     return own, sum(size for name, size in alive.items() if name not in read)
 
 
 def _readers(plan: Schedule) -> dict[str, int]:
-    """How many stages read each value that is not kept to the end."""
+    """Number of stages that read each value; arrays and outputs of the plan are left out."""
     readers: dict[str, int] = {}
     for stage in plan.stages:
         for name in set(stage.inputs) - set(plan.shapes) - set(plan.outputs):
@@ -312,7 +318,7 @@ def _readers(plan: Schedule) -> dict[str, int]:
 
 
 def _given(plan: Schedule, stage: PlanStage) -> Sizes:
-    """Elements of what a stage hands out."""
+    """Elements of each output of a stage, by name."""
     program = plan.programs[stage.program]
     outputs = zip(stage.outputs, program.outputs, strict=True)
     return {name: math.prod(program.value_shapes[output]) for name, output in outputs}

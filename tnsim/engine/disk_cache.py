@@ -1,11 +1,9 @@
-"""Files that spare work to later processes, and the search results among them.
+"""Search results and other files on disk that spare work to later processes.
 
-In: a key, a search. Out: its result, from disk where it is sound.
-
-One file a result, under `TNSIM_CACHE_DIR` (default: the user's cache folder), named after the
-digest of its key. A file that is foreign, damaged, changed, too large or of another version
-counts as absent: the search runs again and the file is replaced. Where nothing can be written,
-nothing is kept.
+Every result has a file of its own, under `TNSIM_CACHE_DIR` (default: the user's cache folder),
+named after the digest of its key. A file that is foreign, damaged, changed, too large or of another
+version counts as absent: the search runs again and the file is replaced. Where the folder cannot be
+written, searches run without a cache.
 """
 
 from __future__ import annotations
@@ -27,8 +25,8 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-VERSION = 14
-MAX_BYTES = 2**26  # of one file; 606 diagrams take 2**22
+VERSION = 14  # part of every key: files of other versions are not found
+MAX_BYTES = 2**26  # bound on the size of a file; a result of 606 diagrams takes 2**22
 
 
 def kept(
@@ -38,17 +36,20 @@ def kept(
     decode: Callable[[Any], T],
     searcher: str,
 ) -> tuple[T, str]:
-    """A search result by its key: from the cache folder, else searched now and kept.
+    """A search result by its key, from the cache folder or else from a new search.
+
+    The result of a new search is written to the cache folder.
 
     Args:
-        key: All that the result depends on; its `repr` tells keys apart.
-        search: Gives the result.
-        encode: Makes it plain data.
-        decode: Makes plain data a result again, and raises on what is none for this key.
-        searcher: Name and version of what searches.
+        key: Everything that the result depends on; keys are told apart by their `repr`.
+        search: Function that gives the result.
+        encode: Function from the result to plain data.
+        decode: Function from plain data to the result, which raises where the data is no result
+            for this key.
+        searcher: Name and version of the tool that searches.
 
     Returns:
-        The result, and the name and version of what searched it.
+        The result, and the name and version of the tool that found it.
     """
     folder = cache_folder("plans")
     if folder is None:
@@ -57,24 +58,25 @@ def kept(
     file = folder / f"{digest(text)}.json"
     try:
         return _read(file, text, decode)
-    except Exception:  # whatever is wrong with the file, the search does not need it
+    except Exception:  # any broken file counts as absent
         log.debug("searched and kept in %s", file)
         result = search()
     found = sealed({"key": text, "searched_with": searcher, "found": encode(result)}).encode()
-    if len(found) <= MAX_BYTES:  # else it would not be read again
+    if len(found) <= MAX_BYTES:  # a larger file would not be read again
         put(file, found)
     return result, searcher
 
 
 def digest(text: str) -> str:
-    """A name for a file, one for each text."""
+    """The name of the file for a text, its SHA-256 in hexadecimal digits."""
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def cache_folder(kind: str) -> Path | None:
-    """Where files of a kind are kept: in `TNSIM_CACHE_DIR`, else in the user's cache folder.
+    """The folder for files of a kind, in `TNSIM_CACHE_DIR` or else in the user's cache folder.
 
-    None where the variable is empty.
+    Returns:
+        The folder; None where the variable is set but empty, which switches the cache off.
     """
     named = os.environ.get("TNSIM_CACHE_DIR")
     if named is not None:
@@ -83,7 +85,11 @@ def cache_folder(kind: str) -> Path | None:
 
 
 def _read(file: Path, key: str, decode: Callable[[Any], T]) -> tuple[T, str]:
-    """The result in a file. Raises anything where there is none for this key."""
+    """The result in a file.
+
+    Raises:
+        Exception: Any kind of exception where the file holds no result for this key.
+    """
     data = opened(own_bytes(file, MAX_BYTES))
     if data["key"] != key:
         raise ValueError("the result of another search")
@@ -94,9 +100,15 @@ def _read(file: Path, key: str, decode: Callable[[Any], T]) -> tuple[T, str]:
 
 
 def own_bytes(file: Path, most: int) -> bytes:
-    """The bytes of a regular file that belongs to the user. Raises anything where it is none.
+    """The bytes of a regular file that belongs to the user; links are not followed.
 
-    A link is not followed, see `regular`.
+    Args:
+        file: Path of the file.
+        most: Largest size of the file in bytes.
+
+    Raises:
+        OSError: For a file that is absent or not regular (see `regular`).
+        ValueError: For a file of another user, and for a larger file.
     """
     with regular(file, follow=False) as stream:
         status = os.fstat(stream.fileno())
@@ -108,11 +120,14 @@ def own_bytes(file: Path, most: int) -> bytes:
 
 
 def put(file: Path, content: bytes) -> None:
-    """Put the content in the place of whatever is there, in a folder of the user's own."""
-    with contextlib.suppress(OSError):  # a read-only home: it is made again next time
+    """Write a file in a folder of the user's own, in the place of any earlier file.
+
+    Nothing is raised where the file cannot be written.
+    """
+    with contextlib.suppress(OSError):  # with a read-only home the work is repeated next time
         file.parent.parent.mkdir(parents=True, exist_ok=True)
         file.parent.mkdir(mode=0o700, exist_ok=True)
         if file.is_symlink() or not file.is_file():
-            file.unlink(missing_ok=True)  # a link or a pipe, which would be written through
+            file.unlink(missing_ok=True)  # writing to a link or a pipe would change its target
         with replacing(file) as temporary:
             temporary.write_bytes(content)

@@ -1,11 +1,9 @@
-"""From a folded problem to a plan.
+"""The planner, which turns a `Problem` into a `Plan`, once per structure, and caches it.
 
-In: a `Problem`. Out: a `Plan`, found once per structure and cached.
-
-Each stage is first rewritten with its operands numbered, so that equal layers give equal keys;
-then its program is looked up in memory, on disk, or built: every product is contracted along a path
-of cotengra, products share what they have in common, and among the candidate paths those are kept
-that make the *whole program* cheapest. The result depends on the structure alone.
+The operands of each stage are first numbered, so that equal layers give equal keys. The program of
+the stage is then looked up in memory and on disk, or built: every product is contracted along a
+path of cotengra, products share common factors, and the candidate paths are chosen that make the
+*whole program* cheapest. The result depends on the structure alone.
 """
 
 from __future__ import annotations
@@ -29,7 +27,7 @@ from tnsim.sessions import session_cache
 LARGE = 2**27
 """Elements beyond which an intermediate is computed in chunks: 1 GiB in float64."""
 MAX_OPERATIONS = 200
-"""Of a program; longer ones are split."""
+"""Most operations of a program; longer programs are split, as XLA's time is not linear."""
 
 
 def plan_problem(
@@ -38,12 +36,12 @@ def plan_problem(
     """Plan every stage of a problem.
 
     Args:
-        problem: What is to be computed.
-        metric: Name that the plan carries as a label.
-        exact: Guarantee that the plan carries as a label.
-        dtype: Precision that the plan carries as a label.
+        problem: Definitions to be computed, stage by stage.
+        metric: Name of the metric, a label of the plan.
+        exact: Whether the metric's definition is met exactly, a label of the plan.
+        dtype: Precision of the computation, a label of the plan.
         large: Elements beyond which an intermediate is computed in chunks.
-        runs: How often all is run.
+        runs: Number of times that the plan is run for one result.
 
     Returns:
         The plan. It depends on the structure of the problem alone.
@@ -70,15 +68,16 @@ def plan_problem(
 
 
 class _Planner:
-    """What is known after some stages of a problem.
+    """The plan of the stages added so far.
 
     Attributes:
-        shapes: Of leaves and definitions.
-        exchangeable: Of some, how many axes, the last ones, may be exchanged.
-        scales: Of definitions, the scale groups that they are divided by.
-        programs: Distinct ones, numbered.
-        stages: Runs of programs.
-        sources: What searched the programs.
+        large: Elements beyond which an intermediate is computed in chunks.
+        shapes: Shapes of leaves and definitions.
+        exchangeable: Number of last axes that may be exchanged, for symmetric arrays.
+        scales: Scale groups that each definition is divided by, with powers.
+        programs: Distinct programs, numbered.
+        stages: Stages of the plan, each a run of a program.
+        sources: Versions of the search that found the programs.
     """
 
     def __init__(self, problem: Problem, large: int) -> None:
@@ -91,7 +90,7 @@ class _Planner:
         self.sources: set[str] = set()
 
     def add(self, stage: Stage) -> None:
-        """Plan one more stage: as a program, or as several where that is long."""
+        """Plan one more stage, as one program or, where that is long, as several."""
         inputs = _inputs(stage)
         arrays = tuple(map(strip_alias, inputs))
         shapes = tuple(self.shapes[name] for name in arrays)
@@ -103,7 +102,7 @@ class _Planner:
             self.exchangeable[definition.name] = definition.exchangeable
             self.scales[definition.name] = definition.powers
 
-        names = dict(enumerate(arrays))  # of the values that later parts of the program may take
+        names = dict(enumerate(arrays))  # value number -> name, for later parts of the program
         *first, last = split(program, MAX_OPERATIONS)
         for part in first:
             outputs = tuple(f"#{len(self.stages)}.{number}" for number in part.gives)
@@ -118,7 +117,7 @@ class _Planner:
         outputs: tuple[str, ...],
         scaled_as: Stage | None = None,
     ) -> None:
-        """Put a part of a program in the plan; the last part rescales as its stage says."""
+        """Put a part of a program in the plan; only the last part divides by the stage's scales."""
         groups = scaled_as.scale_groups if scaled_as else ()
         self.stages.append(
             PlanStage(
@@ -132,9 +131,9 @@ class _Planner:
 
 
 def _settled(problem: Problem, large: int) -> Problem:
-    """Terms that can be written in several ways, written in the cheapest.
+    """The problem with every term written in its cheapest way.
 
-    What only the others needed is dropped.
+    Definitions and leaves that only the other ways needed are dropped.
     """
     definitions = [d for stage in problem.stages for d in stage.definitions]
     if not any(term.alternatives for d in definitions for term in d.terms):
@@ -155,7 +154,7 @@ def _settled(problem: Problem, large: int) -> Problem:
 
 
 def _inputs(stage: Stage) -> tuple[str, ...]:
-    """Names a stage takes from outside, in order of first use."""
+    """Names that a stage reads and does not define, in order of first use."""
     names: dict[str, None] = {}
     for definition in stage.definitions:
         for term in definition.terms:
@@ -166,7 +165,7 @@ def _inputs(stage: Stage) -> tuple[str, ...]:
 
 
 def _numbered(stage: Stage, inputs: tuple[str, ...]) -> Stage:
-    """The stage with numbers for names: equal for layers that differ in name only."""
+    """The stage with numbers for names; stages that differ in names only become equal."""
     names = {name: f"in{n}" for n, name in enumerate(inputs)}
     names |= {d.name: f"def{n}" for n, d in enumerate(stage.definitions)}
     groups = {g.group: f"group{n}" for n, g in enumerate(stage.scale_groups)}
@@ -222,7 +221,7 @@ def _ways_from_data(data: Any, terms: Sequence[Term]) -> Choices:
 def _program(
     stage: Stage, shapes: Shapes, exchangeable: tuple[int, ...], large: int
 ) -> tuple[Program, str]:
-    """The program of a numbered stage, from the cache or newly searched, and what searched it."""
+    """The program of a numbered stage, from the cache or searched now, and the search's version."""
     key = ["program", stage, shapes, exchangeable, large]
     return disk_cache.kept(
         key,
@@ -234,7 +233,7 @@ def _program(
 
 
 def _program_for(data: Any, stage: Stage, shapes: Shapes) -> Program:
-    """A program from parsed JSON. Raises `ValueError` unless it is one of this stage."""
+    """A program from parsed JSON. Raises `ValueError` unless its shapes fit this stage."""
     program = program_from_data(data)
     known = {f"in{n}": shape for n, shape in enumerate(shapes)}
     for definition in stage.definitions:

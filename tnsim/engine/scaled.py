@@ -1,12 +1,13 @@
-"""Numbers that cannot overflow and know their terms. In: mantissas, logarithms. Out: sums.
+"""Numbers that cannot overflow and that know the size of their terms.
 
-A `LogScaled` holds `mantissa * exp(log)` for one inner product or a block of them: both have the
-shape of the pairs and, where products are wanted per output, one more axis at the end, which `log`
-lacks where all outputs of a pair have one scale. Beside it stands `size`, the sum of the absolute
-values of all that was added up, in the same scale. An inner product of two plain models is one
-contribution; combinations add one per pair of terms, and models with a constant one per moment
-node, with the node's weight. What cancels is then read off: rounding is relative to the size (see
-`precision`). The same functions serve NumPy and, inside a trace, JAX.
+A `LogScaled` holds `mantissa * exp(log)` for one inner product or a block of inner products.
+Mantissa and logarithm have the shape of the pairs and, where products are wanted per output, one
+more axis at the end; `log` lacks this axis where all outputs of a pair have one scale. The third
+array, `size`, is the sum of the absolute values of all terms, in the same scale. An inner product
+of two plain models is one term. Combinations add one term per pair of models, and models with a
+constant one per moment node, with the weight of the node. Cancellation is then read off, as
+rounding is relative to the size (see `precision`). The same functions serve NumPy and, inside a
+trace, JAX.
 """
 
 from __future__ import annotations
@@ -22,11 +23,17 @@ from jaxtyping import Float
 Numeric = np.ndarray | jax.Array
 
 _NOTHING = -(2.0**40)
-"""Logarithm of the scale of a zero."""
+"""Logarithm that stands for the scale of a zero, below that of any other value."""
 
 
 class LogScaled(NamedTuple):
-    """`mantissa * exp(log)`, a sum whose terms have the absolute sum `size * exp(log)`."""
+    """A sum `mantissa * exp(log)`, whose terms have the absolute sum `size * exp(log)`.
+
+    Attributes:
+        mantissa: Sums, in the scale of `log`.
+        log: Logarithm of the scale, of each pair or of each output of a pair.
+        size: Sums of the absolute values of the terms, in the same scale.
+    """
 
     mantissa: Float[Numeric, "*pairs_and_outputs"]
     log: Float[Numeric, "*pairs"] | Float[Numeric, "*pairs_and_outputs"]
@@ -34,12 +41,12 @@ class LogScaled(NamedTuple):
 
 
 def contribution(mantissa: Any, log: Any) -> LogScaled:
-    """One inner product that is no sum of others."""
+    """An inner product that is a single term, so that its size is its absolute value."""
     return LogScaled(mantissa, log, abs(mantissa))
 
 
 def times(value: LogScaled, factor: Any, log: Any = 0.0) -> LogScaled:
-    """`factor * exp(log) * value`; factors broadcast against mantissas, logarithms too.
+    """The product `factor * exp(log) * value`; factor and log broadcast over pairs and outputs.
 
     Example:
         >>> float(times(contribution(np.array(2.0), np.array(0.0)), -3.0).size)
@@ -50,7 +57,7 @@ def times(value: LogScaled, factor: Any, log: Any = 0.0) -> LogScaled:
 
 
 def magnified(value: LogScaled, factor: Any) -> LogScaled:
-    """The same value as a sum of terms `factor` times as large, which cancel within a model.
+    """The value with its size `factor` times as large, for terms that cancel within a model.
 
     Example:
         >>> magnified(contribution(np.array(2.0), np.array(0.0)), 10.0).size
@@ -60,11 +67,11 @@ def magnified(value: LogScaled, factor: Any) -> LogScaled:
 
 
 def taken(values: LogScaled, place: Any) -> LogScaled:
-    """Some of a block of values.
+    """Some entries of a block of values.
 
     Args:
-        values: A block.
-        place: What indexes its arrays: a number, slices, arrays of numbers.
+        values: Block of values.
+        place: Index of the entries: a number, slices or arrays of numbers.
 
     Example:
         >>> block = contribution(np.array([2.0, 3.0]), np.array([0.0, 1.0]))
@@ -75,16 +82,16 @@ def taken(values: LogScaled, place: Any) -> LogScaled:
 
 
 def stacked(values: Sequence[LogScaled]) -> LogScaled:
-    """Values of equal shape as one block, with a first axis over them."""
+    """A block of several values of equal shape, with a first axis over the values."""
     return LogScaled(*(np.stack(arrays) for arrays in zip(*values, strict=True)))
 
 
 def add(parts: Sequence[LogScaled]) -> LogScaled:
-    """Their sum, in the scale of the largest, pair by pair."""
+    """The sum of several values, pair by pair in the largest of their scales."""
     if len(parts) == 1:
         return parts[0]
-    # In the largest scale no factor exceeds 1; a part far smaller becomes 0, which it is beside it.
-    # The scale of a part that is zero says nothing.
+    # In the largest scale no factor exceeds 1, so nothing overflows; a far smaller part becomes 0,
+    # which is right to within rounding. The scale of a part that is zero is ignored.
     log = _own_log(parts[0])
     for part in parts[1:]:
         log = library_of(log).maximum(log, _own_log(part))
@@ -95,7 +102,7 @@ def add(parts: Sequence[LogScaled]) -> LogScaled:
 
 
 def total(value: LogScaled, per_output: bool) -> LogScaled:
-    """The sum over all outputs, which are told apart in the last axis if `per_output`."""
+    """The sum over outputs, the last axis if `per_output`; otherwise the value itself."""
     if not per_output:
         return value
     if np.ndim(value.log) == np.ndim(value.mantissa):
@@ -104,24 +111,24 @@ def total(value: LogScaled, per_output: bool) -> LogScaled:
 
 
 def log_abs(value: LogScaled) -> Float[Numeric, "*pairs_and_outputs"]:
-    """`log |value|`, -inf for zero."""
+    """The logarithm of `|value|`, -inf for zero."""
     library = library_of(value.mantissa)
     with np.errstate(divide="ignore"):
         return library.log(abs(value.mantissa)) + over_outputs(value.log, value.mantissa)
 
 
 def over_outputs(per_pair: Any, other: Any) -> Any:
-    """An array over pairs, with an axis of one output where the other array tells outputs apart."""
+    """An array over pairs, with a last axis of size 1 where the other array has one of outputs."""
     return per_pair[..., None] if np.ndim(per_pair) < np.ndim(other) else per_pair
 
 
 def library_of(array: Any) -> Any:
-    """The module, NumPy or JAX's, whose functions an array goes through."""
+    """The module of array functions for an array: `jax.numpy` for JAX's, else `numpy`."""
     return jnp if isinstance(array, jax.Array) else np
 
 
 def _own_log(value: LogScaled) -> Any:
-    """The logarithm of the scale, pair by pair; far below any other where all terms are zero."""
+    """The logarithm of the scale, pair by pair; `_NOTHING` where all terms are zero."""
     counts = value.size > 0
     if np.ndim(value.log) < np.ndim(counts):
         counts = counts.any(axis=-1)
@@ -129,8 +136,9 @@ def _own_log(value: LogScaled) -> Any:
 
 
 def _in_scale(value: LogScaled, log: Any) -> LogScaled:
+    """The value with the logarithm of another scale, no smaller unless the value is zero."""
     library = library_of(log)
-    # What is larger than the scale is zero, see `add`.
+    # Only a value of zero may have a larger scale (see `add`), for which any factor is right.
     factor = library.exp(library.minimum(value.log - over_outputs(log, value.log), 0.0))
     factor = over_outputs(factor, value.mantissa)
     return LogScaled(factor * value.mantissa, log, factor * value.size)

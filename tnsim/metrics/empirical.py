@@ -1,7 +1,6 @@
-"""Inputs from files, read as they are needed. In: arrays or a path. Out: what gives rows.
+"""The metric of a user's own inputs, a finite measure.
 
-[merged from metrics/empirical]
-The distribution of a user's own data as a metric. In: inputs. Out: a finite measure.
+Inputs are an array in memory or a file; of a file only the rows of the current batch are read.
 """
 
 from __future__ import annotations
@@ -21,13 +20,13 @@ from tnsim.models.arrays import Array, host_array, is_traced, pytree
 
 
 class StoredInputs:
-    """The rows of one tensor of a safetensors file; only those asked for are read.
+    """The rows of a tensor in a safetensors file, read on demand.
 
     Args:
-        path: The file. It holds one tensor, or one called `inputs`.
+        path: Path of the file, which holds a single tensor or a tensor called `inputs`.
 
     Raises:
-        ModelError: It holds neither.
+        ModelError: The file holds neither.
     """
 
     def __init__(self, path: Path) -> None:
@@ -64,16 +63,16 @@ class StoredInputs:
 
 
 def rows_of(inputs: Any) -> Any:
-    """Inputs as something with a shape and a dtype whose rows can be read.
+    """Open inputs as an array, or as an object with a shape, a dtype and readable rows.
 
     Args:
         inputs: An array or tensor, or the path of a `.npy` or `.safetensors` file.
 
     Returns:
-        A NumPy array, on disk for a `.npy` file, or `StoredInputs`.
+        A NumPy array (memory-mapped for a `.npy` file), or `StoredInputs`.
 
     Raises:
-        ModelError: There is no such file, or it has another format.
+        ModelError: There is no such file, or the file has another format.
 
     Example:
         >>> rows_of([[1.0, 2.0]]).shape
@@ -114,20 +113,20 @@ def _opened(path: Path, reader: Any) -> Any:
 @pytree
 @dataclass(frozen=True, eq=False)
 class Empirical:
-    """`sum_i w_i <A(x_i), B(x_i)>` over inputs of your own: exact for that sample, at any depth.
+    """`sum_i w_i <A(x_i), B(x_i)>` over inputs of your own: exact for the sample, at any depth.
 
-    Every model is run once over the inputs, in batches, so what is compared need not be a
-    polynomial: a plain function or a PyTorch module can stand in the place of either model. As an
-    estimate for the distribution that the inputs are drawn from, a result has a standard error.
+    Every model runs once over the inputs, in batches, so it need not be a polynomial: a plain
+    function or a PyTorch module can stand in the place of either model. A result has a standard
+    error as an estimate for the distribution that the inputs were drawn from.
 
     Args:
-        inputs: (n, d) for vectors, (n, n_ctx, d) for sequences of vectors, or integers (n, n_ctx),
-            token ids. An array of NumPy, JAX or PyTorch, or the path of a `.npy` or `.safetensors`
-            file, of which only the rows of a batch are in memory.
-        weights: (n,), not negative; None for equal ones. They are divided by their sum.
+        inputs: Vectors (n, d), sequences of vectors (n, n_ctx, d), or token ids, integers
+            (n, n_ctx): an array of NumPy, JAX or PyTorch, or the path of a `.npy` or
+            `.safetensors` file, of which only the rows of a batch are in memory.
+        weights: Weights (n,), at least 0, which are divided by their sum; None for equal weights.
 
     Raises:
-        ModelError: The inputs are no such array, or the weights do not fit.
+        ModelError: The inputs have another form, or the weights do not fit.
 
     Example:
         On the inputs 1 and 2, the mean of `x * x^2`.
@@ -163,16 +162,16 @@ class Empirical:
             )
         object.__setattr__(self, "inputs", inputs)
         if self.weights is not None:
-            weights = np.array(host_array(self.weights), np.float64)  # nobody else has it
+            weights = np.array(host_array(self.weights), np.float64)  # always a copy
             _check_weights(weights, len(inputs))
             object.__setattr__(self, "weights", weights)
 
     def is_exact(self, nonlinear_layers: int) -> bool:
-        """Always, for the sample that it is."""
+        """Whether sums are exact: always, for the given sample."""
         return True
 
     def points(self, reading: Reading | None) -> Points:
-        """The sample, whatever reads it."""
+        """The sample with its weights, the same for all models."""
         if self.weights is None:
             log_weights = np.full(len(self.inputs), -np.log(len(self.inputs)))
         else:

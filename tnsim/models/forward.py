@@ -1,29 +1,27 @@
-"""Beginnings of token sequences, each of them once. In: sequences in order. Out: states, levels.
+"""Forward passes that never leave the range of floats, on inputs or on beginnings of sequences.
 
-Where attention is causal, the state at position s is a function of the first s + 1 tokens: all
-sequences that begin alike share it. Of `vocabulary ** n` sequences there are `vocabulary ** s`
-beginnings of s tokens, together hardly more states than there are sequences, where sequence by
-sequence there are n times as many.
+*Beginnings.* Where attention is causal, the state at position s is a function of the first s + 1
+tokens: all sequences that begin alike share it. The `vocabulary ** n` sequences of n tokens have
+`vocabulary ** s` beginnings of s tokens. The states of all beginnings together are hardly more than
+the sequences, while a pass over every sequence by itself has n times as many states.
 
-Beginnings are a tree: those of s tokens are its level s, and in order, so that the continuations of
-one stand together, equally many for each. A row for each, level after level, is what layers read.
-A query of level s sees the keys of its beginnings at levels t <= s, and `reshape` finds them:
-level s seen from level t is (beginnings at t, continuations of each).
+Beginnings form a tree (`Prefixes`). Level s holds the beginnings of s tokens in order, so that the
+continuations of a beginning stand together, equally many for each. Layers read one row for every
+beginning, level after level. A query of level s sees the keys of its own beginnings at levels
+t <= s, and `reshape` finds these keys: level s seen from level t has the axes (beginnings at t,
+continuations of each).
 
-[merged from models/forward]
-Forward passes that never leave the range of floats. In: a model, inputs. Out: scaled outputs.
-
-A state h is kept as `h = 2^e h'` with the largest entry of h' near one, an exponent for every
-input, and the weights of every layer are scaled alike (see `scaling`). Over h', with the constant
-`c = 2^-e` in the place of 1, a layer of order n is homogeneous,
+*Range.* A state h is stored as `h = 2^e h'` with the largest entry of h' near one and an exponent e
+for every input, and the weights of every layer are scaled in the same way (see `scaling`). Over h',
+with the constant `c = 2^-e` in the place of 1, a layer of order n is homogeneous,
 
     affine map   W h + b       = 2^e (W h' + c b)
     output       D y + d       = 2^(n e) (D y' + c^n d)
     skip         s h + f(h)    = 2^(n e) (c^(n - 1) s h' + f'(h')),
 
-and so is the stack of them. Powers of two are exact, so the outputs are those of an ordinary
-forward pass to the last bit wherever that stays in range. What underflows is nothing beside the
-largest entry of its state.
+and so is a stack of layers. Powers of two are exact, so the outputs are those of an ordinary
+forward pass to the last bit wherever the ordinary pass stays in range. Entries that underflow are
+too small to count against the largest entry of their state.
 """
 
 from __future__ import annotations
@@ -51,7 +49,7 @@ class Prefixes(NamedTuple):
     """Beginnings of token sequences.
 
     Args:
-        tokens: For each level the last token of every beginning, in order.
+        tokens: Last token of every beginning, in order, for each level.
 
     Example:
         The beginnings of 00, 01, 10 and 11.
@@ -66,7 +64,7 @@ class Prefixes(NamedTuple):
 
     @property
     def counts(self) -> tuple[int, ...]:
-        """How many there are at each level."""
+        """Number of beginnings at each level."""
         return tuple(level.shape[0] for level in self.tokens)
 
     @property
@@ -76,7 +74,7 @@ class Prefixes(NamedTuple):
 
 
 def rising(exponents: Float[Array, "states 1"], counts: Sequence[int]) -> Float[Array, "states 1"]:
-    """For every beginning the largest exponent among its own and those of its beginnings.
+    """The largest exponent among every beginning and the shorter beginnings of it.
 
     Example:
         >>> import numpy as np
@@ -98,16 +96,16 @@ def over_prefixes(
     exponents: Float[Array, "states 1"],
     counts: Sequence[int],
 ) -> Float[Array, "states out"]:
-    """A layer at every beginning, where states are `state * 2 ** exponents`.
+    """The outputs of a layer at every beginning, where states are `state * 2 ** exponents`.
 
     Args:
-        layer: Any; attention is causal.
-        state: A row for each beginning, level after level.
-        exponents: None is smaller than those of its beginnings, see `rising`.
-        counts: Beginnings at each level.
+        layer: Any layer; attention must be causal.
+        state: One row for each beginning, level after level.
+        exponents: Exponents that never fall along a sequence, see `rising`.
+        counts: Number of beginnings at each level.
 
     Returns:
-        Outputs; their exponents are `layer.order * exponents`.
+        Outputs, which have the exponents `layer.order * exponents`.
 
     Example:
         >>> import numpy as np, tnsim
@@ -124,16 +122,20 @@ def over_prefixes(
 
 
 def _attention(layer: Attention, state: Any, exponents: Any, counts: Sequence[int]) -> Any:
-    """Causal attention.
+    """The outputs of causal attention at every beginning.
 
-    With states `2^e h`, what query s adds up over keys t is two of its own and three of theirs,
-    `2^(2 e_s + 3 e_t) = 2^(5 e_s) 2^(3 (e_t - e_s))`, and e_t is at most e_s.
+    With states `2^e h`, a term of query s and key t has two factors from s (the queries) and three
+    from t (two keys and the value). The term is thus scaled by
+
+        2^(2 e_s + 3 e_t) = 2^(5 e_s) 2^(3 (e_t - e_s)),
+
+    where the second power is at most 1, since e_t is at most e_s.
     """
     heads = layer.n_heads
     angles = layer.angles(len(counts))
 
     def by_level(name: str) -> list[Any]:
-        """Rows of queries, keys or values of every level, (beginnings, head, row)."""
+        """Rows of queries, keys or values by level, with the axes (beginnings, head, row)."""
         rows = add(state @ getattr(layer, name).T, getattr(layer, f"{name}_bias"))
         levels = _levels(rows.reshape(len(rows), heads, -1), counts)
         if angles is None or name == "v":
@@ -148,7 +150,7 @@ def _attention(layer: Attention, state: Any, exponents: Any, counts: Sequence[in
         for t, beginnings in enumerate(counts[: s + 1]):
             shape = beginnings, count // beginnings
             scores = _scores(q1[s], k1[t], shape) * _scores(q2[s], k2[t], shape)
-            lower = scales[t][:, None] - scales[s].reshape(*shape, 1)
+            lower = scales[t][:, None] - scales[s].reshape(*shape, 1)  # e_t - e_s, at most 0
             share = power(lower * 0 + 1, 0.0, 3 * lower).astype(state.dtype)
             weights = scores * share / layer.d_head**2
             seen = weights[..., None] * values[t][:, None]
@@ -159,30 +161,30 @@ def _attention(layer: Attention, state: Any, exponents: Any, counts: Sequence[in
 
 
 def _scores(queries: Any, keys: Any, shape: tuple[int, int]) -> Any:
-    """Queries times the keys of their beginnings, (beginnings, continuations, head)."""
+    """Queries times keys of their beginnings, with axes (beginnings, continuations, head)."""
     by_beginning = queries.reshape(*shape, *queries.shape[1:])
     return (by_beginning * keys[:, None]).sum(axis=-1)
 
 
 def _levels(rows: Any, counts: Sequence[int]) -> list[Any]:
-    """Rows of all levels, level by level."""
+    """Rows of all levels, split into levels."""
     ends = itertools.accumulate(counts)
     return [rows[end - count : end] for end, count in zip(ends, counts, strict=True)]
 
 
 Inputs: TypeAlias = Float[Array, "points *positions in"] | Int[Array, "points positions"]
-"""Vectors, sequences of vectors, or sequences of token ids, which stand for one-hot vectors."""
+"""Vectors, sequences of vectors, or sequences of token ids (which stand for one-hot vectors)."""
 
 
 class ScaledLayers(NamedTuple):
-    """Layer n of a model is `2 ** exponents[n] * layers[n]`, with weights near one."""
+    """A model whose layer n is `2 ** exponents[n] * layers[n]`, with weights near one."""
 
     layers: tuple[Layer, ...]
     exponents: tuple[Unit, ...]
 
 
 class Outputs(NamedTuple):
-    """`values * 2 ** exponents`, an exponent for every input, or for every output of each."""
+    """Outputs `values * 2 ** exponents`, with one exponent per input or per input and output."""
 
     values: Float[Array, "points *positions out"]
     exponents: Float[Array, "points 1"] | Float[Array, "points out"]
@@ -212,14 +214,14 @@ def forward(model: ScaledLayers, inputs: Inputs | Prefixes) -> Outputs:
     """The outputs of a model on a batch of inputs, at any depth.
 
     Args:
-        model: From `scaled_layers`.
-        inputs: (points, d_in), (points, n_ctx, d_in), or integers (points, n_ctx), below d_in;
-            or `Prefixes`, for causal models: a point is a beginning, and has the output of its last
-            position, as a vector has one.
+        model: Layers in scientific notation, made by `scaled_layers`.
+        inputs: Floats (points, d_in) or (points, n_ctx, d_in), or integers (points, n_ctx) below
+            d_in. For causal models also `Prefixes`: every beginning is a point, and the output of
+            its last position is the output of that point.
 
     Returns:
-        `Outputs`: values (points, d_out) or (points, n_ctx, d_out), the largest of each point in
-        [1/2, 1) unless all are zero.
+        Outputs with values (points, d_out) or (points, n_ctx, d_out). The largest value of each
+        point lies in [1/2, 1) unless all are zero.
 
     Example:
         >>> large = scaled_layers(Model([Linear([[1e200]])]))
@@ -238,8 +240,8 @@ def forward(model: ScaledLayers, inputs: Inputs | Prefixes) -> Outputs:
             one = power(abs(exponent) * 0 + 1, 0.0, -exponent).astype(state.dtype)
             layer = _homogeneous(layer, one)
         state = layer(state) if counts is None else over_prefixes(layer, state, exponent, counts)
-        # f(2^e h') = 2^(n e) f'(h'). The last layer's exponent may differ by output: it is added
-        # at the end, where states need no common size any more.
+        # f(2^e h') = 2^(n e) f'(h'). The exponent of the last layer may differ by output, so it is
+        # added at the end, where a state needs no common exponent any more.
         exponent = layer.order * exponent
         if n + 1 < len(model.layers):
             exponent = exponent + model.exponents[n]
@@ -248,14 +250,16 @@ def forward(model: ScaledLayers, inputs: Inputs | Prefixes) -> Outputs:
 
 
 def plain_forward(model: Model, inputs: Array) -> Float[Array, "points *positions out"]:
-    """The outputs of a model as it gives them when called, for token ids as well.
+    """The outputs of a model in plain floats, as from a call, for token ids as well.
 
     Args:
         model: Any model.
-        inputs: (points, d_in), (points, n_ctx, d_in), or integers (points, n_ctx), below d_in.
+        inputs: Floats (points, d_in) or (points, n_ctx, d_in), or integers (points, n_ctx) below
+            d_in.
 
     Returns:
-        (points, d_out) or (points, n_ctx, d_out), in the dtype that weights and inputs promote to.
+        An array (points, d_out) or (points, n_ctx, d_out), in the dtype that weights and inputs
+        promote to.
 
     Example:
         >>> table = Model([Linear([[5.0, 7.0]]), Linear([[2.0]])])
@@ -271,7 +275,7 @@ def plain_forward(model: Model, inputs: Array) -> Float[Array, "points *position
 
 
 def is_tokens(inputs: Any) -> bool:
-    """Whether these are token ids.
+    """Whether inputs are token ids.
 
     Example:
         >>> is_tokens(np.array([[0, 3]])), is_tokens(np.array([[0.0, 3.0]]))
@@ -305,7 +309,7 @@ def check_inputs(model: Model, inputs: Inputs | Prefixes) -> None:
     if found != wanted:
         raise ModelError(f"the models read inputs of shape {_many(wanted)}, found {_many(found)}")
     if not is_tokens(inputs) or isinstance(ids, Tracer):
-        return  # of what is traced only the shape is known
+        return  # of a traced array only the shape is known
     if ids.size and not 0 <= int(ids.min()) <= int(ids.max()) < model.d_in:
         raise ModelError(
             f"token ids from {ids.min()} to {ids.max()} were given, "
@@ -314,23 +318,23 @@ def check_inputs(model: Model, inputs: Inputs | Prefixes) -> None:
 
 
 def _many(shape: tuple[int, ...]) -> str:
-    """The shape of any number of inputs of one shape."""
+    """The shape of a batch of inputs in words, with n for the number of inputs."""
     return f"({', '.join(('n', *map(str, shape)))})"
 
 
 def directions(model: Model, most: int) -> Float[np.ndarray, "rows in"] | None:
-    """Rows that span what a model reads of its input, at one position.
+    """Rows that span the directions of the input that a model reads, at one position.
 
-    Linear layers at the start are multiplied out; what the first other layer reads are the rows of
-    its factors, and everything where it has a skip. Only their span counts, so rows are those of
-    the model in scientific notation, near one however large or small its weights are.
+    Linear layers at the start are multiplied out. The first other layer reads its state through the
+    rows of its factors, and reads the whole state where it has a skip. Only the span counts, so the
+    rows come from the model in scientific notation, near one for weights of any size.
 
     Args:
         model: Any model.
-        most: Coordinates that are worth telling apart.
+        most: Largest number of directions that is useful to the caller.
 
     Returns:
-        The rows; None where they span more than `most` coordinates.
+        The rows; None where they span more than `most` directions.
 
     Example:
         >>> directions(Model([Linear([[1e200, 0.0]]), Linear([[1e200]])]), most=2)[0] > 0
@@ -350,7 +354,7 @@ def directions(model: Model, most: int) -> Float[np.ndarray, "rows in"] | None:
 
 
 def _leading_linear(model: Model) -> int:
-    """How many linear layers without a skip a model begins with."""
+    """Number of linear layers without a skip at the start of a model."""
     count = 0
     while count < len(model.layers) and isinstance(model.layers[count], Linear):
         count += 1
@@ -358,17 +362,17 @@ def _leading_linear(model: Model) -> int:
 
 
 def _stacked_factors(layer: Layer) -> Float[np.ndarray, "rows in"]:
-    """The matrices through which a layer without a skip reads its input, one below the other."""
+    """The matrices through which a layer without a skip reads its input, stacked by rows."""
     factors, output = affine_maps(innermost(layer))
     matrices = [getattr(layer, name) for name in factors or (output,)]
     return np.concatenate([np.asarray(matrix, np.float64) for matrix in matrices])
 
 
 def _embedded(layers: tuple[Layer, ...], inputs: Any) -> tuple[Any, int]:
-    """The state that layers from the second value on read.
+    """The state that the first layers leave behind, and the number of these layers (0 or 1).
 
-    A first layer of tokens is a table, and its rows are looked up; where it is no table, or the
-    only layer, tokens become one-hot vectors.
+    A linear first layer over tokens is a table whose rows are looked up. If the first layer is not
+    linear, or is the only layer, tokens become one-hot vectors.
     """
     if not is_tokens(inputs):
         return inputs, 0
@@ -382,7 +386,7 @@ def _embedded(layers: tuple[Layer, ...], inputs: Any) -> tuple[Any, int]:
 
 
 def _homogeneous(layer: Layer, one: Any) -> Any:
-    """The layer over a state in which the constant 1 is `one`, a number for every input."""
+    """The layer over a state whose constant is `one` instead of 1, a number for every input."""
     if isinstance(layer, Residual):
         inner = _homogeneous(layer.layer, one)
         skip = layer.skip * one ** (layer.order - 1)
@@ -400,18 +404,18 @@ def _homogeneous(layer: Layer, one: Any) -> Any:
 def _normalised(
     state: Any, exponent: Any, later: tuple[Layer, ...], counts: tuple[int, ...] | None
 ) -> tuple[Any, Any]:
-    """The state divided by a power of two, for every input; its exponent with that power added.
+    """The state divided by a power of two, for every input, and its exponent plus that power.
 
-    Where a later layer reads the constant, exponents stay above what makes it too large. A state of
-    `Prefixes`, with so many at each level, has no smaller exponent than those of its beginnings, as
-    all positions of a sequence have one.
+    Where a later layer reads the constant `2^-e`, exponents stay so large that the constant stays a
+    float. The state of a beginning has no smaller exponent than the states of shorter beginnings
+    (see `rising`), as attention needs; `counts` are the beginnings at each level.
     """
     top = abs(state).max(axis=tuple(range(1, state.ndim)), keepdims=True)
     smallest = np.finfo(state.dtype).minexp + 2.0
     _, shift = split(top)
     shift = larger(shift, smallest)
     if any(map(_reads_constant, later)):
-        # The next layer multiplies up to n copies of the constant 2^-e, which has to be a float.
+        # A layer multiplies up to n copies of the constant 2^-e: the product must be a float.
         shift = larger(shift, smallest // (later[0].order + 1) - exponent)
     if counts is not None:
         shift = rising(exponent + shift, counts) - exponent
@@ -420,7 +424,7 @@ def _normalised(
 
 
 def _reads_constant(layer: Layer) -> bool:
-    """Whether it has a bias or a skip."""
+    """Whether a layer has a bias or a skip."""
     core = innermost(layer)
     rows, output = affine_maps(core)
     biases = [getattr(core, bias_name(name)) for name in (*rows, output)]

@@ -1,4 +1,4 @@
-"""Layers of two models matched from the input up. In: layers, a metric. Out: steps of a layer each.
+"""Layers of two models matched from the input up, in steps of one layer of each model.
 
 Where one model has a linear layer more, the other waits: an identity stands in for its layer.
 """
@@ -16,8 +16,8 @@ class Step(NamedTuple):
     """The layers that one stage applies, by their numbers.
 
     Args:
-        bra: Of the bra; None waits.
-        ket: Of the ket; None waits.
+        bra: Number of the bra's layer; None where the bra waits.
+        ket: Number of the ket's layer; None where the ket waits.
     """
 
     bra: int | None
@@ -25,11 +25,11 @@ class Step(NamedTuple):
 
 
 class Ordered(Protocol):
-    """A layer, or its kind: something of an order in its input."""
+    """A layer or the kind of a layer, with an order in its input."""
 
     @property
     def order(self) -> int:
-        """Degree in the input."""
+        """Degree of the output in the input."""
         ...
 
 
@@ -39,10 +39,10 @@ def align(bra: Sequence[Ordered], ket: Sequence[Ordered], metric: Metric) -> tup
     Args:
         bra: Layers of one model.
         ket: Layers of the other.
-        metric: Whether it compares trees of one shape only.
+        metric: Metric, which may compare trees of one shape only.
 
     Returns:
-        Steps in order; every layer is in one of them.
+        Steps in order; every layer is in one step.
 
     Raises:
         ModelError: The metric compares trees of one shape, and these differ.
@@ -69,18 +69,18 @@ def align(bra: Sequence[Ordered], ket: Sequence[Ordered], metric: Metric) -> tup
 def orders_that_meet(
     bra: Sequence[Ordered], ket: Sequence[Ordered], metric: Metric
 ) -> set[tuple[int, int]]:
-    """Orders of the pairs of layers whose legs are joined, of each model with itself included.
+    """Orders of the pairs of layers that meet, pairs within each model included.
 
     Args:
         bra: Layers of one model.
         ket: Layers of the other.
-        metric: As for `align`.
+        metric: Metric, which may compare trees of one shape only.
 
     Returns:
         Pairs (order of the bra's layer, order of the ket's), 1 for a model that waits.
 
     Raises:
-        ModelError: As `align`.
+        ModelError: The metric compares trees of one shape, and these differ.
 
     Example:
         >>> import tnsim
@@ -97,7 +97,7 @@ def orders_that_meet(
 
 
 def _order_at(layers: Sequence[Ordered], number: int) -> int | None:
-    """Order of the layer that comes next; None where there is none left."""
+    """Order of the layer with this number; None beyond the last layer."""
     return layers[number].order if number < len(layers) else None
 
 
@@ -105,7 +105,7 @@ def _advances(bra: int | None, ket: int | None) -> tuple[bool, bool]:
     """Whether the next layers of bra and ket are applied, by their orders."""
     if bra is None or ket is None:
         return bra is not None, ket is not None
-    # Linear meets linear, nonlinear meets nonlinear; where they differ, the nonlinear one waits.
+    # Linear meets linear, nonlinear meets nonlinear; a nonlinear layer waits for a linear one.
     if bra == ket or 1 not in (bra, ket):
         return True, True
     return bra == 1, ket == 1
@@ -114,7 +114,7 @@ def _advances(bra: int | None, ket: int | None) -> tuple[bool, bool]:
 def _check_same_order(
     bra: Sequence[Ordered], ket: Sequence[Ordered], step: Step, metric: Metric
 ) -> None:
-    """Refuse layers of different order; one that waits is of order 1."""
+    """Refuse layers of different order; a model that waits has order 1."""
     first = 1 if step.bra is None else bra[step.bra].order
     second = 1 if step.ket is None else ket[step.ket].order
     if first == second:
@@ -127,4 +127,5 @@ def _check_same_order(
 
 
 def _nonlinear_orders(layers: Sequence[Ordered]) -> list[int]:
+    """Orders of the nonlinear layers, from the input up."""
     return [layer.order for layer in layers if layer.order > 1]

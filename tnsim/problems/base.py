@@ -1,37 +1,34 @@
-"""A constant or a mean in sums over pairings. In: a number of legs. Out: variances and weights.
+"""The protocol of a family of problems, and the treatment of constants in sums over pairings.
 
-Diagrams over whole trees (see `whole_tree`) pair *all* legs, as if the input were a centred
-Gaussian. A lifted input `(1, x)` is not centred: its mean m holds the constant 1, and the mean of
-x where the metric has one.
+A *family* is one way to write the inner products of two models as contractions: layer over layer,
+diagrams over whole trees, sequences, tokens. Each is a small frozen object, made from the models'
+layers (not their numbers) and the metric; `families.choose` picks the one that applies. The rest
+of the program asks a family the questions of the protocol `Family`, and never which family it is.
+
+*Constants.* Diagrams over whole trees (see `whole_tree`) pair *all* legs, as if the input were a
+centred Gaussian. A lifted input `(1, x)` is not centred: its mean m holds the constant 1, and the
+mean of x where the metric has one.
 
 The way out is to let the mean fluctuate. Write the input as `z m + y`, with y ~ N(0, C) centred
 and z a number. The inner product E that is asked for has z = 1. Take z ~ N(0, t) instead,
 independent of y: then the input is a centred Gaussian of second moment `C + t m m^T`, and its sum
-over pairings F(t) is what diagrams compute. The two differ in a known way. The part of degree 2k
-in z enters E with `1^(2k) = 1`, and F with `E[z^(2k)] = (2k - 1)!! t^k`. (Of 2n legs, an odd
-number at z leaves an odd number at y, whose expectation is zero.) With f_k the part of degree 2k,
+over pairings F(t) is the value that diagrams compute. E and F differ in a known way. The part of
+degree 2k in z enters E with `1^(2k) = 1`, and F with `E[z^(2k)] = (2k - 1)!! t^k`. (Of 2n legs, an
+odd number at z leaves an odd number at y, with expectation zero.) With f_k the part of degree 2k,
 
     E = sum_k f_k,          F(t) = sum_k (2k - 1)!! f_k t^k,          k = 0 .. n.
 
 F is a polynomial of degree n in t, so its values at n + 1 points t_j determine every f_k, and E
-is one linear combination of them, the same for all models:
+is one linear combination of these values, the same for all models:
 
     E = sum_j w_j F(t_j),          sum_j w_j t_j^k = 1 / (2k - 1)!!,          k = 0 .. n.
 
-Nothing asks that t be positive: F is a polynomial, and `C + t m m^T` is an argument of it.
+The points t need not be positive: F is a polynomial, and `C + t m m^T` is an argument of it.
 
 Values at points were chosen over coefficients of powers of t. A product of parts of degree j and k
 takes (j + 1)(k + 1) products of coefficients, and n + 1 of values: counted on plans, 0.8 times as
 many multiplications at depth 2, and 1.1 to 1.2 times as many at depth 3. The runs at all points are
 one run on stacks of moments where that is quicker (see `compare.planned.runs_together`).
-
-[merged from folding/base]
-How a comparison becomes a Problem. In: nothing. Out: the protocol of a family of problems.
-
-A *family* is one way to write the inner products of two models as contractions: layer over layer,
-diagrams over whole trees, sequences, tokens. Each is a small frozen object, made from the models'
-layers (not their numbers) and the metric; `choose` picks the one that applies. The rest of the
-program asks a family four questions and never which one it is.
 """
 
 from __future__ import annotations
@@ -49,12 +46,12 @@ from tnsim.sessions import session_cache
 
 
 class MomentNodes(NamedTuple):
-    """Where a plan is run, and how its runs are added up: `E = sum_j w_j F(t_j)`.
+    """The points at which a plan runs and the weights of its runs: `E = sum_j w_j F(t_j)`.
 
     Args:
         points: Variances t_j of the constant. A run has the second moment C + t_j m m^T.
-        weights: w_j, what each run counts.
-        magnification: How many times the runs' rounding is enlarged in the sum.
+        weights: Weights w_j of the runs.
+        magnification: Factor by which the sum enlarges the rounding of the runs.
     """
 
     points: tuple[float, ...]
@@ -63,24 +60,25 @@ class MomentNodes(NamedTuple):
 
 
 _HALF_WIDTHS = np.linspace(0.1, 1.0, 91)
-"""Half-widths h of the intervals [-h, h] that are tried for the points."""
+"""Half-widths h of the intervals [-h, h] that are searched for the points."""
 
 
 @session_cache
 def moment_nodes(legs: int) -> MomentNodes:
     """Points and weights that undo the over-counting of a constant of variance t.
 
-    The points are those of Chebyshev, stretched to [-h, h]. In a wide interval the powers
+    The points are Chebyshev's, stretched to [-h, h]. In a wide interval the powers
     `(2n - 1)!! t^n` are large and have to cancel; in a narrow one the points lie close together
-    and the weights are large, with alternating signs. The best h between is searched for.
+    and the weights are large, with alternating signs. The h with the least magnification is taken.
 
     Args:
-        legs: Input legs of both models together, 2n. The nodes are right for fewer legs, too.
+        legs: Number 2n of input legs of both models together. The nodes are right for fewer legs
+            too.
 
     Returns:
         n + 1 points and weights. The magnification is the largest, over k, of the absolute sum
-        `sum_j |w_j| |t_j|^k (2k - 1)!!`, which would be 1 without the bars: it is 3 for 4 legs,
-        10 for 8, 340 for 16.
+        `sum_j |w_j| |t_j|^k (2k - 1)!!`, which would be 1 without the absolute values: it is 3 for
+        4 legs, 10 for 8, 340 for 16.
 
     Example:
         A part of degree 2k in the constant is over-counted (2k - 1)!! times: 1, 1, 3.
@@ -93,14 +91,14 @@ def moment_nodes(legs: int) -> MomentNodes:
         0.333
 
     Source:
-        E[z^(2k)] = (2k - 1)!! t^k for z ~ N(0, t), as above.
+        E[z^(2k)] = (2k - 1)!! t^k for z ~ N(0, t), as derived at the head of this module.
     """
     candidates = [_nodes_within(half_width, legs // 2) for half_width in _HALF_WIDTHS]
     return min(candidates, key=lambda nodes: nodes.magnification)
 
 
 def _nodes_within(half_width: float, n: int) -> MomentNodes:
-    """The n + 1 Chebyshev points on [-h, h] and the weights that belong to them."""
+    """The n + 1 Chebyshev points on [-h, h] and the weights of the runs at them."""
     odd_numbers = [2 * k - 1.0 for k in range(1, n + 1)]
     double_factorials = np.cumprod([1.0, *odd_numbers])  # (2k - 1)!! for k = 0 .. n
     chebyshev = np.cos(np.pi * (2 * np.arange(n + 1) + 1) / (2 * n + 2))
@@ -108,7 +106,7 @@ def _nodes_within(half_width: float, n: int) -> MomentNodes:
     # sum_j t_j^k w_j = 1 / (2k - 1)!!, one equation for each degree k: a Vandermonde system
     powers = points[None, :] ** np.arange(n + 1)[:, None]  # powers[k, j] = t_j^k
     weights = np.linalg.solve(powers, 1 / double_factorials)
-    # By how much the runs exceed what they add up to: f_k enters run j as (2k - 1)!! f_k t_j^k
+    # Size of the runs relative to their sum: f_k enters run j as (2k - 1)!! f_k t_j^k.
     sizes = np.abs(weights) @ np.abs(powers).T * double_factorials
     return MomentNodes(tuple(points.tolist()), tuple(weights.tolist()), float(sizes.max()))
 
@@ -116,8 +114,8 @@ def _nodes_within(half_width: float, n: int) -> MomentNodes:
 class Family(Protocol):
     """One way in which two models and a metric become a Problem.
 
-    Frozen and hashable: a family is the key under which plans are kept, so it holds all that a plan
-    depends on besides the inner products asked for.
+    Frozen and hashable: a family is the key under which plans are stored, so it holds everything
+    that a plan depends on besides the inner products asked for.
     """
 
     @property
@@ -132,22 +130,19 @@ class Family(Protocol):
 
     @property
     def lifted(self) -> bool:
-        """Whether outputs, where they are wanted one by one, carry the constant at position 0."""
+        """Whether results per output coordinate carry the constant at position 0."""
         ...
 
     @property
     def nodes(self) -> MomentNodes | None:
-        """Variances of the constant at which a plan runs, see `constants`.
-
-        None where one run is all.
-        """
+        """Variances of the constant at which a plan runs; None where a single run is enough."""
         ...
 
     @property
     def layout(self) -> Hashable:
-        """All that `prepare` and `weights` depend on besides the model and its side.
+        """Everything that `prepare` and `weights` depend on besides the model and its side.
 
-        Families of one layout lay out a model alike, so its arrays serve all of them.
+        Families of equal layout make the same arrays of a model, so the arrays serve all of them.
         """
         ...
 
@@ -157,7 +152,7 @@ class Family(Protocol):
 
         Raises:
             ModelError: The metric is not defined for these models.
-            TooLarge: It is, but nobody could contract what it asks for.
+            TooLarge: The metric is defined, but the contraction is out of reach.
         """
         ...
 
@@ -166,11 +161,12 @@ class Family(Protocol):
         ...
 
     def problem(self, pairs: tuple[Pair, ...], per_output: bool) -> Problem:
-        """The problem whose outputs are inner products.
+        """The problem that has inner products for outputs.
 
         Args:
-            pairs: The inner products asked for; outputs are named by them.
-            per_output: Whether they are wanted for every output coordinate, or summed over them.
+            pairs: The inner products asked for, which name the outputs.
+            per_output: Whether there is one inner product for every output coordinate, or their
+                sum.
         """
         ...
 
@@ -181,29 +177,29 @@ class Family(Protocol):
     def inputs(
         self, names: Collection[str], metric: Metric, d_in: int, t: float | None = None
     ) -> dict[str, Any]:
-        """The leaves that are not a model's: moments of the input, and constants.
+        """The leaves that belong to no model: moments of the input, and constants.
 
         Args:
-            names: The leaves that are read.
-            metric: Whose moments; of the class that the family was made for.
-            d_in: Coordinates of the input.
+            names: Names of the leaves that are read.
+            metric: Metric with these moments, of the class that the family was made for.
+            d_in: Number of coordinates of the input.
             t: Variance of the constant, one of `nodes`; None without nodes.
 
         Returns:
-            Leaf name -> array.
+            Arrays by leaf name.
         """
         ...
 
 
 def model_weights(family: Family, models: Mapping[Side, Model]) -> dict[str, Any]:
-    """The arrays of all models.
+    """The arrays of all models by leaf name.
 
     Args:
-        family: Says what the leaves are.
-        models: Prepared by the family.
+        family: Family that names the leaves.
+        models: Models by side, prepared by the family.
 
     Returns:
-        Leaf name -> array.
+        Arrays by leaf name.
 
     Example:
         >>> import tnsim

@@ -1,9 +1,9 @@
-"""How far arithmetic within a model enlarges rounding, and a gauge in which it does not.
+"""The amplification of rounding within a model, and a gauge that avoids it.
 
 Two hidden units may nearly undo each other, and a hidden basis may be far from orthogonal: outputs
 are then small differences of large numbers. A plan adds up *within* its contractions, so the size
-of the sum of its contributions does not show that. Forward passes do. Let every weight be off by a
-relative eps, at random, and let the outputs then be off by kappa eps of their root mean
+of the sum of its contributions does not show the cancellation. Forward passes do. Let every weight
+be off by a relative eps, at random, and let the outputs then be off by kappa eps of their root mean
 square. A polynomial of degree n reads its weights n times over, so kappa is about n at most where
 nothing cancels. Moments are products of two states, and a plan forms moments of hidden states
 before a later layer undoes their large parts, so the relative error of an inner product is of the
@@ -11,12 +11,12 @@ order
 
     n A eps,        A = (kappa / n)^2.
 
-*Gauge.* A bond may take any basis: `T` times what is below it and `T^-1` on what is above leave the
-network as it is. Where A is large for a model, every bond inside gets the basis of the principal
-axes of the states there: their coordinates are then uncorrelated, and a sum over them cancels no
-more. The change of basis itself is made once, in float64, and rounds by kappa eps, not by kappa^2
-eps or, where a plan contracts both legs of a layer first, by kappa^4 eps. Bonds at the ends of a
-skip have one basis in common, and the input and the output keep theirs.
+*Gauge.* A bond may take any basis: multiplying the layer below by `T` and the layer above by `T^-1`
+leaves the network unchanged. Where A is large for a model, every bond inside gets the basis of the
+principal axes of the states there: their coordinates are then uncorrelated, and a sum over them
+cancels no more. The change of basis itself is made once, in float64, and rounds by kappa eps, not
+by kappa^2 eps or, where a plan contracts both legs of a layer first, by kappa^4 eps. Bonds at the
+ends of a skip have one basis in common; the input and the output retain their bases.
 
 Measured on two bilinear layers and the same function in a hidden basis of condition kappa (40
 pairs, float64, `TreeSymmetric`): the worst error of a similarity of 1 is 4.5e-12, 1.9e-6 and 3.4e-3
@@ -45,38 +45,37 @@ from tnsim.models.scaling import replaced
 from tnsim.problems.tensors.lifted import in_float64
 
 SKEWED = 1.0
-"""The amplification from which on a model is given another gauge."""
+"""Least amplification for which a model gets another gauge."""
 _POINTS = 16
-"""Inputs on which a model is run."""
+"""Number of inputs on which a model is run."""
 _SHIFT = 2.0**-30
 """Relative change of the weights: far above rounding of the forward pass, far below one."""
 _LEVELS = 64
 """Changes of single weights are multiples of this part of the largest, uniformly distributed."""
 _DRAWS = 3
-"""Times that the weights are changed; the largest result counts."""
+"""Number of random changes of the weights; the largest result counts."""
 _POSITIONS = 32
-"""Positions of a sequence on which a model is run: what cancels does so within few."""
+"""Most positions of a sequence on which a model is run: few show the cancellation."""
 _ELEMENTS = 2**22
-"""Elements of the largest state on all inputs; wider models are measured on fewer inputs."""
+"""Most elements of a state on all inputs; wider models are measured on fewer inputs."""
 
 Samples = Float[np.ndarray, "points width"] | Float[np.ndarray, "points positions width"]
 
 
 def amplification(model: Model, metric: Metric) -> float:
-    """How far a model enlarges the rounding of its weights, A of the module.
+    """The factor A by which a model amplifies the rounding of its weights.
 
     Args:
         model: A model in scientific notation, so that its states stay in range; not traced.
-        metric: The metric, whose mean and variances the inputs have.
+        metric: Metric with the mean and variances of the inputs.
 
     Returns:
-        (kappa / n)^2, the larger one of two: that of all outputs together, and the median of the
-        outputs of each input, as few inputs may have by far the largest outputs. 1 where the
-        outputs of all inputs are zero beside the sizes of states under the metric, so that they
-        tell nothing.
+        (kappa / n)^2, the larger of two values: for all outputs together, and the median over
+        inputs, as few inputs may have by far the largest outputs. 1 where the outputs of all inputs
+        vanish relative to the sizes of states under the metric, so that they show nothing.
 
     Example:
-        The first model adds 1,000 and takes it off again.
+        The first model adds 1,000 times a coordinate and subtracts it again.
 
         >>> import tnsim
         >>> steep = tnsim.Linear([[1.0, 1e3], [0.0, 1e3]]), tnsim.Linear([[1.0, -1.0]])
@@ -89,9 +88,10 @@ def amplification(model: Model, metric: Metric) -> float:
     inputs = _inputs(model, metric, rng, _POINTS)
 
     def shifted(leaf: Any) -> Any:
+        """A weight with random relative changes of root mean square `_SHIFT`."""
         if not np.ndim(leaf):
             return leaf
-        # Of many sizes: signs alone change matrices of two rows by no more than their units.
+        # Changes of many sizes: signs alone change matrices of two rows by little more than units.
         changes = rng.integers(-_LEVELS, _LEVELS + 1, np.shape(leaf), np.int8)
         return leaf * (1.0 + _SHIFT * np.sqrt(3.0) / _LEVELS * changes)
 
@@ -111,7 +111,7 @@ def amplification(model: Model, metric: Metric) -> float:
 
 
 def _flat(outputs: Outputs, exponent: float) -> Float[np.ndarray, "points numbers"]:
-    """Outputs in units of `2 ** exponent`, all of a point in one row."""
+    """Outputs in units of `2 ** exponent`, a row for each point."""
     values = np.asarray(outputs.values)
     return values.reshape(len(values), -1) * np.exp2(np.asarray(outputs.exponents) - exponent)
 
@@ -122,11 +122,11 @@ def cancellations(models: Sequence[Model], metric: Metric) -> list[float]:
 
 
 def regauged(model: Model, metric: Metric) -> Model:
-    """The same function with uncorrelated states at every bond whose basis is free.
+    """The same function with uncorrelated states at every bond with a free basis.
 
     Args:
         model: A model in scientific notation; not traced.
-        metric: The metric, whose mean and variances the inputs have.
+        metric: Metric with the mean and variances of the inputs.
 
     Example:
         >>> import tnsim
@@ -147,7 +147,7 @@ def regauged(model: Model, metric: Metric) -> Model:
             alone = Model([layer], model.n_ctx and states[n].shape[1])
             states.append(np.asarray(plain_forward(alone, states[n])))
     if not all(np.isfinite(state).all() for state in states):
-        return model  # its states on these inputs are not of the sizes that the metric gives them
+        return model  # its states overflow on these inputs, though not under the metric
     for bonds in _free_bonds(layers):
         basis = _principal_axes([states[bond] for bond in bonds])
         for bond in bonds:
@@ -157,7 +157,7 @@ def regauged(model: Model, metric: Metric) -> Model:
 
 
 def _free_bonds(layers: Sequence[Layer]) -> Iterator[list[int]]:
-    """Bonds that share a basis, without those that share the basis of the input or the output."""
+    """Groups of bonds that share a basis, without the groups of the input and of the output."""
     group = [0]
     for n, layer in enumerate(layers):
         if not isinstance(layer, Residual):
@@ -179,7 +179,7 @@ def _principal_axes(states: Sequence[Samples]) -> Float[np.ndarray, "width width
 
 
 def _above(layer: Layer, basis: np.ndarray) -> Layer:
-    """A layer whose output is read in another basis."""
+    """The layer below a bond after a change of the bond's basis."""
     if isinstance(layer, Residual):
         return replaced(layer, {"layer": _above(layer.layer, basis)})
     _, name = affine_maps(innermost(layer))
@@ -191,7 +191,7 @@ def _above(layer: Layer, basis: np.ndarray) -> Layer:
 
 
 def _below(layer: Layer, inverse: np.ndarray) -> Layer:
-    """A layer whose input comes in another basis."""
+    """The layer above a bond after a change of the bond's basis, given its inverse."""
     if isinstance(layer, Residual):
         return replaced(layer, {"layer": _below(layer.layer, inverse)})
     names, output = affine_maps(innermost(layer))

@@ -1,22 +1,22 @@
-"""Two models as trees, and what their diagrams are written with. In: layer kinds. Out: operands.
+"""Two models as trees, and their diagrams as products of named arrays.
 
 Only nonlinear layers branch. *Level* 0 of a model's tree is its first nonlinear layer, level 1
 the next, and so on; a layer of order n has n legs. Linear layers before level 0 are part of the
-second moments below, those after a nonlinear layer are multiplied into it.
+second moments S, and linear layers after a nonlinear one are multiplied into it.
 
-    name   array                              what it is
+    name   array                              meaning
     T.A0   T[o, i, j] = sum_h D[o, h] P[h, i] P[h, j], the symmetrised tensor of level 0 of model A
     D.A0   D[o, h]                            its output factor, with the linear layers after it
     P.A0   P[h, i]                            its leg factor, one for both legs
-    S.AB   S[k, l]                            second moment of what level 0 of A and of B read
+    S.AB   S[k, l]                            second moment of the inputs of level 0 of A and of B
     m.A    m[o] = sum_ij T[o, i, j] S[i, j]   mean of a node of level 0
     U.A1   U[h, g] = sum_o P[h, o] D[o, g]    from a hidden unit of level 1 to one of level 0
     u.A    u[h] = sum_o P[h, o] m[o]          from a unit of level 1 to the mean of a node
-    M.A    M[h, i, j] = sum_o P[h, o] T[o, i, j]   what a unit of level 1 sees of a node's legs
+    M.A    M[h, i, j] = sum_o P[h, o] T[o, i, j]   from a unit of level 1 to the legs of a node
     G.AB   G[h, g] = sum_ij P[h, i] S[i, j] P[g, j]   from a unit of A to one of B along an edge
-    K.AB   K[h, g] = sum_k D[k, h] D[k, g]    from the units at A's output to those at B's
-    V.A    V[k, h1, h2, ...]                  all above level 1, from its units to the outputs
-    W.A2   W[k, o1, o2]                       all above level 0, symmetrised (see `upper_tensors`),
+    K.AB   K[h, g] = sum_k D[k, h] D[k, g]    from the units at A's output to units at B's
+    V.A    V[k, h1, h2, ...]                  layers above level 1, from its units to the outputs
+    W.A2   W[k, o1, o2]                       layers above level 0, symmetrised (see `whole_tree`),
                                               with two of its nodes left to be joined to B's
 
 P serves both legs because a symmetric bilinear layer is a sum of squares, a symmetrised CP
@@ -24,29 +24,27 @@ decomposition: with x the row of L and y the row of R that a hidden unit has,
 
     x (x) y + y (x) x = ((x + y) (x) (x + y) - (x - y) (x) (x - y)) / 2.
 
-D holds the signs (see `symmetric.symmetric_arrays`). An attention layer has no such decomposition:
-it comes as T itself.
+D holds the signs (see `lifted.symmetric_arrays`). An attention layer has no such decomposition and
+is given as T itself.
 
-[merged from folding/diagram_terms]
-A diagram as a product of arrays, in several ways. In: a diagram, two trees. Out: operands.
-
-A diagram says which first-layer nodes of bra and ket are joined by which edges (see `orbits`).
-Its value is a contraction: the tensors of both trees, joined at their outputs, and a second moment
-along every edge. The same value may be written over different arrays (see `tree_operands` for
-their names), and which way is cheapest depends on widths, ranks and the diagram:
+*Ways to write a diagram.* A diagram says which first-layer nodes of bra and ket are joined by which
+edges (see `metrics.orbits`). Its value is a contraction: the tensors of both trees, joined at their
+outputs, and a second moment along every edge. The same value may be written over different arrays,
+and the cheapest way depends on widths, ranks and the diagram:
 
     factors    each layer's tensor as D and P over its hidden units
     dense      each layer's tensor T as a whole
     units      contracted over all bonds between layers beforehand, so that only hidden units are
                left: a vertex per node of the trees, a matrix U up every branch and G along every
                edge, K between the outputs
-    matrices   the same, but the first-layer nodes are no vertices: each is the matrix M[h] over its
-               two legs that a unit h of level 1 sees, and edges join legs
-    tops       the same, and all above level 1 is one tensor V from its units to the outputs
+    matrices   as units, but the first-layer nodes are no vertices: each is the matrix M[h] over its
+               two legs that a unit h of level 1 reads, and edges join legs
+    tops       as matrices, and the layers above level 1 are one tensor V from its units to the
+               outputs
 
 *Loops.* An edge that joins the two legs of one node contracts its tensor with the second moment,
-which gives a vector, the node's mean. All nodes with a loop share it, so it is defined once, and a
-diagram uses the vector instead of the node: what is left to contract are pairings between
+which gives a vector, the node's mean. All nodes with a loop share this vector, so it is defined
+once, and a diagram uses the vector instead of the node: the pairings left to contract are between
 *different* nodes. (Wick ordering does the same to the polynomials themselves: it subtracts from
 each node its mean, and pairings inside a node are gone.)
 """
@@ -70,85 +68,85 @@ OUTPUT = "k"
 
 
 COORDINATE = "o"
-"""The same with positions added up."""
+"""Index of the common output coordinate with positions added up."""
 
 
 def layer_tensor(side: Side, level: int) -> str:
-    """T of a layer."""
+    """Name of T of a layer."""
     return f"T.{side}{level}"
 
 
 def output_factor(side: Side, level: int) -> str:
-    """D of a layer."""
+    """Name of D of a layer."""
     return f"D.{side}{level}"
 
 
 def leg_factor(side: Side, level: int) -> str:
-    """P of a layer."""
+    """Name of P of a layer."""
     return f"P.{side}{level}"
 
 
 def second_moment(pair: Pair) -> str:
-    """S of two models, below their first nonlinear layers."""
+    """Name of S of two models, below their first nonlinear layers."""
     return f"S.{pair.group}"
 
 
 def node_mean(side: Side) -> str:
-    """m of a model, the mean of a node of level 0."""
+    """Name of m of a model, the mean of a node of level 0."""
     return f"m.{side}"
 
 
 def unit_to_unit(side: Side, level: int) -> str:
-    """U of a layer, from its units to those of the level below."""
+    """Name of U of a layer, from its units to units of the level below."""
     return f"U.{side}{level}"
 
 
 def unit_to_mean(side: Side) -> str:
-    """u of a model, from units of level 1 to the mean of a node."""
+    """Name of u of a model, from units of level 1 to the mean of a node."""
     return f"u.{side}"
 
 
 def unit_to_legs(side: Side) -> str:
-    """M of a model, from units of level 1 to the legs of a node."""
+    """Name of M of a model, from units of level 1 to the legs of a node."""
     return f"M.{side}"
 
 
 def units_along_edge(pair: Pair) -> str:
-    """G of two models, between units of level 0."""
+    """Name of G of two models, between units of level 0."""
     return f"G.{pair.group}"
 
 
 def units_at_outputs(pair: Pair) -> str:
-    """K of two models, between the units at their outputs."""
+    """Name of K of two models, between the units at their outputs."""
     return f"K.{pair.group}"
 
 
 def units_to_outputs(side: Side) -> str:
-    """V of a model, from units of level 1 to the outputs."""
+    """Name of V of a model, from units of level 1 to the outputs."""
     return f"V.{side}"
 
 
 def upper_tensor(side: Side, free: int) -> str:
-    """W of a model, with so many of its first-layer nodes left to be joined to the other's."""
+    """Name of W of a model with `free` first-layer nodes left to be joined to the other's."""
     return f"W.{side}{free}"
 
 
 class NonlinearLayer(NamedTuple):
-    """A nonlinear layer by its number in the model, and the numbers of the linear ones after it."""
+    """Number of a nonlinear layer in its model, and numbers of the linear layers after it."""
 
     number: int
     linear_after: tuple[int, ...]
 
 
 class Groups(NamedTuple):
-    """A model's layers: the leading linear ones, then each nonlinear one with its linear ones."""
+    """A model's leading linear layers, and its nonlinear layers with the linear ones after each."""
 
     leading: tuple[int, ...]
     nonlinear: tuple[NonlinearLayer, ...]
 
 
 def groups(kinds: Sequence[LayerKind]) -> Groups:
-    """The layers of a model by what they belong to, from the input up.
+    """The layers of a model, linear ones grouped with the nonlinear layer before them.
 
     Example:
         >>> line = LayerKind("Linear", ("WEIGHT",), None, d_in=2, d_out=2)
@@ -176,13 +174,13 @@ def tree(kinds: Sequence[LayerKind]) -> Tree:
 
 @dataclass(frozen=True, eq=False)
 class TreeOperands:
-    """Two models as trees, and the operands that stand for the parts of a diagram.
+    """Two models as trees, and the operands of the parts of their diagrams.
 
     Args:
         models: Kinds of the layers of every model, from the input up.
         inputs: Structure of the input's second moment.
         lifted: Whether the constant is coordinate 0 of every bond.
-        n_ctx: Positions of flattened sequences, 1 for vectors.
+        n_ctx: Number of positions of flattened sequences, 1 for vectors.
 
     Example:
         >>> from tnsim.metrics.input_moments import InputKind
@@ -202,7 +200,7 @@ class TreeOperands:
 
     @cached_property
     def groups(self) -> dict[Side, Groups]:
-        """The layers of every model by what they belong to."""
+        """The grouped layers of every model, see `groups`."""
         return {side: groups(kinds) for side, kinds in self.models.items()}
 
     @cached_property
@@ -211,11 +209,11 @@ class TreeOperands:
         return {side: tree(kinds) for side, kinds in self.models.items()}
 
     def depth(self, side: Side) -> int:
-        """Number of nonlinear layers."""
+        """Number of nonlinear layers of a model."""
         return len(self.trees[side].orders)
 
     def is_dense(self, side: Side, level: int) -> bool:
-        """Whether a nonlinear layer comes as its whole tensor."""
+        """Whether a nonlinear layer is given as its whole tensor."""
         layer = self.groups[side].nonlinear[level]
         return DENSE in symmetric_shapes(self.models[side][layer.number], self.lifted)
 
@@ -225,7 +223,7 @@ class TreeOperands:
 
     @property
     def trace(self) -> Operand:
-        """Leaves out the constant row; for sequences, adds up positions as well."""
+        """The array that leaves out the constant row and, for sequences, adds up positions."""
         indices = (OUTPUT,) if self.n_ctx == 1 else (OUTPUT, COORDINATE)
         return Operand(TRACE, indices)
 
@@ -235,8 +233,8 @@ class TreeOperands:
         """The symmetrised tensor of a nonlinear layer, whole or as a sum over its hidden units.
 
         Args:
-            side: The model.
-            level: The layer's level in the model's tree.
+            side: Name of the model.
+            level: Level of the layer in the model's tree.
             bond: Index of the output.
             legs: Indices of the inputs.
             dense: Whether the tensor is used as a whole.
@@ -252,17 +250,17 @@ class TreeOperands:
         return (output, *factors)
 
     def edge(self, pair: Pair, ends: tuple[str, str], merged: Merge) -> tuple[Operand, ...]:
-        """The second moment between two legs; where that is no array, the legs become one index.
+        """The second moment between two legs, which become one index where it is no array.
 
         Args:
-            pair: The models that the two legs belong to.
+            pair: Models of the two legs.
             ends: Indices of the legs.
-            merged: Takes down which indices have become one.
+            merged: Record of the indices that have become one.
 
         Returns:
             S[ends] or C[ends], the diagonal C[end], or nothing for the identity.
         """
-        if pair == Pair("B", "A"):  # only S.AB is there, and S.BA is its transpose
+        if pair == Pair("B", "A"):  # only S.AB is defined, and S.BA is its transpose
             pair, ends = Pair("A", "B"), (ends[1], ends[0])
         if self.has_leading(pair):
             return (Operand(second_moment(pair), ends),)
@@ -286,8 +284,8 @@ def forms(parts: TreeOperands) -> tuple[Form, ...]:
     """The ways in which every diagram of these models can be written.
 
     Args:
-        parts: The models' trees. Attention, and layers of more than two legs, have no factors: with
-            one of them all diagrams are dense.
+        parts: Trees of the models. Attention, and layers of more than two legs, have no factors: a
+            model with such a layer has dense diagrams only.
     """
     for side in parts.models:
         if any(parts.is_dense(side, level) for level in range(parts.depth(side))):
@@ -295,7 +293,7 @@ def forms(parts: TreeOperands) -> tuple[Form, ...]:
     shallower = min(parts.depth(side) for side in parts.models)
     if shallower == 0:  # a linear model has no hidden units
         return ("factors",)
-    if shallower == 1:  # no unit above the first-layer nodes, so nothing to see them as matrices
+    if shallower == 1:  # no unit of level 1 that reads a node as a matrix
         return ("factors", "units", "dense")
     if max(parts.depth(side) for side in parts.models) == 2:  # nothing above level 1
         return ("factors", "units", "dense", "matrices")
@@ -305,17 +303,17 @@ def forms(parts: TreeOperands) -> tuple[Form, ...]:
 def write(
     parts: TreeOperands, pair: Pair, diagram: Diagram, form: Form, per_output: bool
 ) -> tuple[Operand, ...]:
-    """The product whose value is one diagram.
+    """The product that has the value of one diagram.
 
     Args:
-        parts: The models' trees.
-        pair: Which model is the bra and which the ket.
-        diagram: The edges between first-layer nodes.
-        form: What the product is written over.
+        parts: Trees of the models.
+        pair: Model in the bra and model in the ket.
+        diagram: Edges between first-layer nodes.
+        form: Way to write the product.
         per_output: Whether the output index stays open.
 
     Returns:
-        Operands by the names of `tree_operands`; every index but `OUTPUT` is summed.
+        Operands with the names at the head of this module; every index but `OUTPUT` is summed.
 
     Example:
         One bilinear layer with itself, both legs across: E = sum_hg K[h, g] G[h, g] G[h, g].
@@ -352,7 +350,7 @@ class Bottom(NamedTuple):
 
 
 def _bond(slot: Slot, level: int, copy: int) -> str:
-    """Index at the output of a copy of a layer; the slot tells bra from ket even of one model."""
+    """Index at the output of a copy of a layer, distinct in bra and ket even for one model."""
     return f"{slot}{level}.{copy}"
 
 
@@ -409,13 +407,13 @@ def _over_layers(
 def write_over_upper(
     parts: TreeOperands, pair: Pair, free: tuple[int, int], edges: tuple[Edge, ...]
 ) -> tuple[Operand, ...]:
-    """The product of what the upper tensors of bra and ket have in common (see `crossings`).
+    """A crossing part as a product of the upper tensors of bra and ket (see `whole_tree`).
 
     Args:
-        parts: The models' trees.
-        pair: Which model is the bra and which the ket.
-        free: How many nodes of each are joined to the other's.
-        edges: Between those nodes, numbered bra first.
+        parts: Trees of the models.
+        pair: Model in the bra and model in the ket.
+        free: Number of nodes of each model that are joined to the other's.
+        edges: Edges between these nodes, numbered bra first.
     """
     merged = Merge()
     operands: list[Operand] = []
@@ -441,11 +439,11 @@ def first_layer(
     """Nodes of the first nonlinear layer and the second moments along the edges between them.
 
     Args:
-        parts: The models' trees.
-        nodes: Numbered in this order.
-        edges: Pairs of numbers; together they join all legs.
+        parts: Trees of the models.
+        nodes: Nodes in the order of their numbers.
+        edges: Pairs of node numbers; together the edges join all legs.
         dense: Whether a node is a tensor as a whole.
-        merged: Takes down which indices have become one.
+        merged: Record of the indices that have become one.
     """
     edges = tuple(edges)
     operands: list[Operand] = []
@@ -461,8 +459,8 @@ def first_layer(
         else:
             free_legs[number] = [bond]
 
-    # Legs of a node are alike, so an edge may take whichever is free. A node whose loop took both
-    # legs has none, and its loop is done.
+    # Legs of a node are alike, so an edge may take any free leg. A node with a loop over both legs
+    # has no free leg, and its mean already counts the loop.
     for u, v in edges:
         if u in free_legs:
             ends = free_legs[u].pop(), free_legs[v].pop()
@@ -473,7 +471,7 @@ def first_layer(
 def _over_units(
     parts: TreeOperands, pair: Pair, diagram: Diagram, form: Form, per_output: bool
 ) -> tuple[Operand, ...]:
-    """Matrices between hidden units. The bond at a node's output also names the node's units."""
+    """Matrices between hidden units; the bond at a node's output also names the node's units."""
     merged = Merge()
     bottoms = _bottoms(parts, pair)
     looped = {bottoms[u].bond for u, v in diagram.edges if u == v}
@@ -481,7 +479,7 @@ def _over_units(
     for u, v in diagram.edges:
         one, two = bottoms[u], bottoms[v]
         if u == v:
-            if parts.depth(one.side) == 1:  # the node is all of its model, and so is its mean
+            if parts.depth(one.side) == 1:  # the node is the whole model, and its mean the model's
                 operands.append(Operand(node_mean(one.side), (OUTPUT,)))
         elif form == "units":
             operands.append(_along_edge(one, two))
@@ -498,16 +496,16 @@ def _over_units(
 def _up_the_trees(
     parts: TreeOperands, pair: Pair, form: Form, looped: set[str]
 ) -> tuple[list[Operand], dict[str, list[str]]]:
-    """What stands on the branches of both trees, and the legs that edges may join.
+    """The arrays on the branches of both trees, and the legs that edges may join.
 
     Args:
-        parts: The models' trees.
-        pair: Which model is the bra and which the ket.
-        form: What the product is written over.
-        looped: Bonds of the first-layer nodes whose two legs are joined.
+        parts: Trees of the models.
+        pair: Model in the bra and model in the ket.
+        form: Way to write the product.
+        looped: Bonds of the first-layer nodes with their two legs joined.
 
     Returns:
-        Operands, and by bond the legs of the first-layer nodes that are matrices.
+        Operands, and the legs of the first-layer nodes that are matrices, by bond.
     """
     operands: list[Operand] = []
     free_legs: dict[str, list[str]] = {}
@@ -515,8 +513,8 @@ def _up_the_trees(
         for node in _upper_nodes(slot, parts.trees[side]):
             if form == "tops" and node.level > 1:
                 continue
-            # A hidden unit multiplies its branches. Each is a factor of its own: the unit's row
-            # P[h, :] with all that hangs below.
+            # A hidden unit multiplies its branches. Each branch is a factor of its own: the unit's
+            # row P[h, :] contracted with the subtree below.
             for child in node.legs:
                 if child in looped:
                     operands.append(Operand(unit_to_mean(side), (node.bond,)))
@@ -531,7 +529,7 @@ def _up_the_trees(
 
 
 def _tops(parts: TreeOperands, pair: Pair) -> list[Operand]:
-    """All above level 1 of both trees."""
+    """V of both trees: the layers above level 1."""
     operands = []
     for slot, side in zip(SLOTS, pair, strict=True):
         nodes = _upper_nodes(slot, parts.trees[side])
@@ -543,7 +541,7 @@ def _tops(parts: TreeOperands, pair: Pair) -> list[Operand]:
 
 
 def _along_edge(one: Bottom, two: Bottom) -> Operand:
-    """G between the units of two nodes; G.AB is kept, and G.BA is its transpose."""
+    """G between the units of two nodes; G.AB is defined, and G.BA is its transpose."""
     if one.side > two.side:
         one, two = two, one
     return Operand(units_along_edge(Pair(one.side, two.side)), (one.bond, two.bond))
@@ -552,10 +550,10 @@ def _along_edge(one: Bottom, two: Bottom) -> Operand:
 def _at_outputs(
     parts: TreeOperands, pair: Pair, looped: set[str], per_output: bool
 ) -> list[Operand]:
-    """What joins the units at the roots of both trees: K, or D twice where K has no place.
+    """The arrays that join the units at the roots of both trees: K, or D of each tree.
 
-    K is summed over outputs, which must not be where they stay open. A root that is itself a looped
-    first-layer node has no units left: its mean carries the output index.
+    K is summed over outputs, so it cannot be used where outputs stay open. A root that is itself a
+    looped first-layer node has no units left: its mean carries the output index.
     """
     roots = [_root(slot, parts.trees[side]) for slot, side in zip(SLOTS, pair, strict=True)]
     if not per_output and not any(root in looped for root in roots):

@@ -1,21 +1,15 @@
-"""Layer over layer. In: two models, a metric. Out: families of problems, see `base`.
+"""The families of problems, and the choice of the family that answers a comparison (see `base`).
 
-[merged from folding/whole_families]
-Whole models at once, exactly. In: models, a metric. Out: families of problems, see `base`.
+`choose` is the only place that asks which metric and which kind of models it has. The families:
 
-[merged from folding/choose]
-Which family of problems answers a comparison. In: two models, a metric. Out: a `Family`.
-
-The only place that asks which metric and which kind of models it has before it. The four families:
-
+    LayerWise   models of vectors under every metric that no other family answers
+    Sequences   models of sequences under every such metric; `GaussianClosure`, and `Gaussian` of
+                one nonlinear layer, on vectors with a constant or a mean: sequences of one position
+    WholeTree   `Symmetric`, and `Gaussian` beyond one nonlinear layer; of sequences only small ones
     Tokens      `Categorical`
-    WholeTree   `Symmetric`, and `Gaussian` beyond one nonlinear layer; small sequences alone
-    Sequences   every other metric on models of sequences; `GaussianClosure`, and `Gaussian` of one
-                nonlinear layer, on vectors beside a constant or a mean: sequences of one position
-    LayerWise   every other metric on models of vectors
 
-Beside a constant or a mean, Gaussian moments are carried as means and covariances: raw second
-moments lose digits at every layer where a mean is large beside the spread around it.
+With a constant or a mean, Gaussian moments are carried as means and covariances: raw second
+moments lose digits at every layer where a mean is large relative to the spread around it.
 """
 
 from __future__ import annotations
@@ -80,14 +74,14 @@ from tnsim.problems.whole_tree import MAX_LEGS, check_size, fold_trees
 
 @dataclass(frozen=True)
 class LayerWise:
-    """Models of vectors, a layer of one over a layer of the other: Gram and moment recursions.
+    """Models of vectors, one layer over another: Gram and moment recursions.
 
-    Exact for the tree metrics at any depth, for `Gaussian` up to one nonlinear layer; beyond, the
-    closure. What the methods answer is said in `base.Family`.
+    Exact for the tree metrics at any depth and for `Gaussian` up to one nonlinear layer; beyond
+    that it is the closure. `base.Family` documents the methods.
 
     Args:
-        name: Of the metric that was asked for.
-        metric: How the legs of layers that meet are joined.
+        name: Name of the metric that was asked for.
+        metric: Joinings of the legs of layers that meet.
         bra: Kinds of the layers of A.
         ket: Kinds of the layers of B; None where A meets itself.
         input_kind: Structure of the input's moments.
@@ -119,7 +113,7 @@ class LayerWise:
 
     @property
     def nodes(self) -> MomentNodes | None:
-        return None  # one run is all
+        return None  # one run is enough
 
     @property
     def layout(self) -> Hashable:
@@ -147,19 +141,18 @@ class LayerWise:
 
 @dataclass(frozen=True)
 class Sequences:
-    """Models of sequences, layer over layer, covariances between positions carried along.
+    """Models of sequences, layer over layer, with the covariances between positions.
 
-    Vectors are sequences of one position.
-
-    Exact where `LayerWise` is. What the methods answer is said in `base.Family`.
+    Vectors are sequences of one position. Exact where `LayerWise` is. `base.Family` documents the
+    methods.
 
     Args:
-        name: Of the metric that was asked for.
-        metric: How the legs of layers that meet are joined.
+        name: Name of the metric that was asked for.
+        metric: Joinings of the legs of layers that meet.
         bra: Kinds of the layers of A.
         ket: Kinds of the layers of B; None where A meets itself.
         input_kind: Structure of the input's moments.
-        n_ctx: Positions.
+        n_ctx: Number of positions.
 
     Source:
         Paper, appendices A.2 and A.3, for sequences.
@@ -179,8 +172,8 @@ class Sequences:
         degrees = a.degree, (b or a).degree
         depth = nonlinear(bra, ket or ())
         joined = layer_by_layer(metric, depth, degrees)
-        rules_of(joined)  # refuses a metric that joins in a way of its own, by its class
-        align(bra, ket or bra, joined)  # and trees of different shapes
+        rules_of(joined)  # raises for unknown ways to join
+        align(bra, ket or bra, joined)  # raises for trees of different shapes
         inputs = sequence_inputs(metric, a.d_in, positions)
         return cls(metric.name, asked(joined, ALL_ORDERS, depth), bra, ket, inputs, positions)
 
@@ -190,11 +183,11 @@ class Sequences:
 
     @property
     def lifted(self) -> bool:
-        return False  # the constant is apart from the coordinates
+        return False  # the constant is no coordinate
 
     @property
     def nodes(self) -> MomentNodes | None:
-        return None  # one run is all
+        return None  # one run is enough
 
     @property
     def layout(self) -> Hashable:
@@ -225,29 +218,29 @@ class Sequences:
 
 
 MAX_POSITIONS = 4096
-"""Of `Categorical`: a table over pairs of positions has 128 MiB."""
+"""Most positions under `Categorical`: a table over pairs of positions then has 128 MiB."""
 
 
 _LARGEST_DENSE = 2**24
-"""Elements of an attention layer as a dense tensor; more take seconds to symmetrise."""
+"""Most elements of a dense attention layer; more take seconds to symmetrise."""
 
 
 @dataclass(frozen=True)
 class WholeTree:
-    """All legs of both trees joined at once. Exact.
+    """All legs of both trees joined at once, exactly.
 
-    For `Symmetric`, and for `Gaussian` beyond one nonlinear layer. Small models of sequences are
-    flattened into models of vectors. What the methods answer is said in `base.Family`.
+    The family of `Symmetric`, and of `Gaussian` beyond one nonlinear layer. Small models of
+    sequences are flattened into models of vectors. `base.Family` documents the methods.
 
     Args:
-        name: Of the metric that was asked for.
+        name: Name of the metric that was asked for.
         metric: Class of the metric that joins the legs.
         bra: Kinds of the layers of A.
         ket: Kinds of the layers of B; None where A meets itself.
         input_kind: Structure of the input's moments.
         lifted: Whether the constant is coordinate 0 of every bond.
         raises_linear: Whether a linear model is read as a bilinear one.
-        n_ctx: Positions of the sequences that are flattened; None for vectors.
+        n_ctx: Number of positions of the flattened sequences; None for vectors.
 
     Source:
         Paper, section 2.3 and appendix A.3.
@@ -264,8 +257,8 @@ class WholeTree:
 
     @classmethod
     def of(cls, a: Model, b: Model | None, metric: Metric) -> Self:
-        # Diagrams pair all legs, so both models together need an even number of them: beside a
-        # nonlinear model, of even degree, a linear one is raised to a bilinear one.
+        # Diagrams pair all legs, so both models together need an even number of them: a linear
+        # model, of odd degree, is raised to a bilinear one.
         raises = metric.pairs_within_model
         bra = _flat_kinds(a, raises)
         ket = None if b is None else _flat_kinds(b, raises)
@@ -275,7 +268,7 @@ class WholeTree:
 
     @staticmethod
     def fits(a: Model, b: Model, metric: Metric) -> bool:
-        """Whether flattened trees can be joined: they have few legs, and dense tensors that fit."""
+        """Whether flattened trees can be joined: few legs, an even number, and small tensors."""
         legs = 0
         largest = 0
         for model in (a, b):
@@ -294,7 +287,7 @@ class WholeTree:
         if self.input_kind.centred:
             return None
         models = by_side(self.bra, self.ket).values()
-        # Enough for the norm of the model with more legs, and so for the cross term.
+        # Enough legs for the norm of the larger model, and so for the cross term.
         return moment_nodes(2 * max(tree(layers).legs for layers in models))
 
     @property
@@ -337,7 +330,7 @@ class WholeTree:
         return only(names, leaves)
 
     def _trace(self) -> np.ndarray:
-        """Leaves out the constant; for sequences, says which coordinate each output belongs to."""
+        """The array that leaves out the constant and, for sequences, adds up positions."""
         d_out = self.bra[-1].d_out
         positions = self.n_ctx or 1
         if positions == 1:
@@ -348,16 +341,16 @@ class WholeTree:
 
 @dataclass(frozen=True)
 class Tokens:
-    """Models of sequences under `Categorical`: tables over tokens, one index per position. Exact.
+    """Models of sequences under `Categorical` as tables over tokens, exactly.
 
-    What the methods answer is said in `base.Family`.
+    `base.Family` documents the methods.
 
     Args:
-        name: Of the metric.
-        bra: What A consists of.
-        ket: What B consists of; None where A meets itself.
-        n_ctx: Positions.
-        shapes: Of all leaves.
+        name: Name of the metric.
+        bra: Kind of A.
+        ket: Kind of B; None where A meets itself.
+        n_ctx: Number of positions.
+        shapes: Shapes of all leaves, by name.
     """
 
     name: str
@@ -400,11 +393,11 @@ class Tokens:
 
     @property
     def lifted(self) -> bool:
-        return False  # the constant is apart from the coordinates
+        return False  # the constant is no coordinate
 
     @property
     def nodes(self) -> MomentNodes | None:
-        return None  # one run is all
+        return None  # one run is enough
 
     @property
     def layout(self) -> Hashable:
@@ -427,12 +420,12 @@ class Tokens:
 
 
 def _raised(model: Model) -> Model:
-    """A linear model as a bilinear one, any other as it is."""
+    """A linear model raised to a bilinear one, any other model unchanged."""
     return model if max(model.orders) > 1 else raised(model)
 
 
 def _flat_kinds(model: Model, raises_linear: bool) -> Kinds:
-    """Kinds of a model's layers, over the flattened input if it reads sequences."""
+    """Kinds of a model's layers, over the flattened input for a model of sequences."""
     if raises_linear:
         model = _raised(model)
     if model.n_ctx is None:
@@ -445,7 +438,7 @@ def choose(a: Model, b: Model | None, metric: Metric) -> Family:
 
     Raises:
         ModelError: The metric is not defined for these models.
-        TooLarge: It is, but nobody could contract what it asks for.
+        TooLarge: The metric is defined, but the contraction is out of reach.
 
     Example:
         >>> import numpy as np, tnsim
@@ -475,7 +468,7 @@ def _family(a: Model, b: Model | None, metric: Metric) -> type[Family]:
 
 
 def has_plan(models: Sequence[Model], metric: Metric) -> bool:
-    """Whether a family answers for all of these models under `Categorical`.
+    """Whether a family has a plan for each of these models under `Categorical`.
 
     Example:
         >>> import tnsim

@@ -1,23 +1,17 @@
-"""Bilinear models as vectors of their tensors' entries, as written. In: layers. Out: features.
+"""Models as vectors of features, with dot products equal to inner products.
 
-For `Frobenius`, which tells the two legs of a layer apart: the entries of the (lifted) form
+The work per model is done once, and K x K inner products are one matrix product.
+
+A *space* says how a model becomes such a vector, and at which cost.
+Each family of spaces is a function of the kinds of all models and the metric, which returns None
+where it has no vectors for them; the rest of the program uses the protocol `FeatureSpace` and never
+asks which space it is. A space with long vectors is a sum of parts, made one at a time: inner
+products are sums over the parts.
+
+The families are `polynomial_space` and, for `Frobenius`, `EntrySpace` below. `Frobenius` tells the
+two legs of a bilinear layer apart, so the features are the entries of the (lifted) form as written:
 
     sum_h D[o, h] L[h, i] R[h, j],      with a skip + (copy[o, i] skip[j] + skip[i] copy[o, j]) / 2.
-
-[merged from folding/feature_space]
-Which numbers a feature vector holds. In: kinds of layers, a metric. Out: spaces to choose from.
-
-A *space* says how a model becomes a vector whose dot products are inner products, and what that
-costs. Each family of spaces is a function of the kinds of all models and the metric, which answers
-None where it has no vectors for them; the rest of the program asks a space and never which it is.
-
-[merged from folding/features]
-Models as vectors whose dot products are inner products.
-
-In: models, a space that holds them (`feature_space`). Out: blocks of features.
-
-The work per model is done once, and K x K inner products are one matrix product. A space whose
-vectors are long is a sum of parts, made one at a time: inner products are sums over them.
 """
 
 from __future__ import annotations
@@ -45,7 +39,7 @@ from tnsim.problems.state_sizes import in_common_units
 from tnsim.problems.tensors.kinds import Kinds, kinds
 from tnsim.problems.tensors.lifted import arrays
 
-_TOGETHER = 4
+_TOGETHER = 4  # models that are made together
 
 
 class EntrySpace(NamedTuple):
@@ -114,51 +108,51 @@ def entries(models: Sequence[Kinds], metric: Metric, n_ctx: int | None) -> Entry
     return EntrySpace(models[0][0].d_in, models[0][-1].d_out, lifted)
 
 
-_LARGEST = 2**24  # numbers in a vector of a combination, 128 MiB
+_LARGEST = 2**24  # most numbers in a vector of a combination, 128 MiB
 
 
 class FeatureSpace(Hashable, Protocol):
-    """How the models of a run become vectors. Hashable: programs are compiled for a space."""
+    """A way to make vectors of models. Hashable: programs are compiled for a space."""
 
     @property
     def route(self) -> str:
-        """Name of the way to compute that it offers, among those of a run."""
+        """Name of the route that the space offers, among the routes of a run."""
         ...
 
     @property
     def d_out(self) -> int:
-        """Outputs of the models."""
+        """Number of outputs of the models."""
         ...
 
     @property
     def length(self) -> int:
-        """Numbers of a vector, per output."""
+        """Number of features per output."""
         ...
 
     @property
     def parts(self) -> Sequence[FeatureSpace]:
-        """Spaces that are made one at a time; dot products are sums over them."""
+        """Spaces that are made one at a time; dot products are sums over the parts."""
         ...
 
     @property
     def at_once(self) -> int:
-        """Models of equal layers whose vectors are made together."""
+        """Number of models of equal layers with vectors that are made together."""
         ...
 
     def multiplications(self, layers: Kinds) -> int:
-        """Scalar multiplications that the vector of one model takes."""
+        """Number of scalar multiplications for the vector of one model."""
         ...
 
     def in_flight(self, layers: Kinds, models: int) -> int:
-        """Elements of intermediates while a part of the vectors of some models is made."""
+        """Number of elements of intermediates while a part of some models' vectors is made."""
         ...
 
     def weights(self, model: Model) -> Any:
-        """A pytree of arrays, of equal shapes for models of equal kinds."""
+        """The arrays of a model as a pytree, of equal shapes for models of equal kinds."""
         ...
 
     def inputs(self, metric: Metric, dtype: str) -> Any:
-        """A pytree of what all vectors depend on besides the weights."""
+        """The arrays besides the weights that all vectors depend on, as a pytree."""
         ...
 
     def vector(self, weights: Any, inputs: Any) -> Float[Any, "out features"]:
@@ -178,12 +172,12 @@ def spaces(
     """The spaces that hold all models of these layers.
 
     Args:
-        models: Kinds of layers, model by model.
-        metric: Any.
-        n_ctx: Positions of the sequences that the models read, None for vectors.
+        models: Kinds of the layers of every model.
+        metric: Any metric.
+        n_ctx: Number of positions of the sequences that the models read, None for vectors.
 
     Returns:
-        One of each family that has vectors for them.
+        One space of each family that has vectors for the models.
 
     Example:
         >>> import numpy as np, tnsim
@@ -198,19 +192,19 @@ def spaces(
 
 
 def fits(space: FeatureSpace) -> bool:
-    """Whether combinations may be compared as vectors, which lose fewer digits than products."""
+    """Whether vectors of combinations fit; they lose fewer digits than sums of products."""
     return space.length * space.d_out <= _LARGEST
 
 
 class FeatureBlock(NamedTuple):
-    """Features of some models: `values * exp(log)`, each model's largest value about one.
+    """Features `values * exp(log)` of some models, each model's largest value about one.
 
     Args:
-        values: The vectors, output by output.
-        log: Logarithms of their scales, of whole models or of every output.
+        values: Vectors, output by output.
+        log: Logarithms of the scales of whole models or of every output.
         norms: Lengths of `values`, output by output.
-        sizes: Sums of the lengths of the terms, larger than `norms` by what cancels within a model
-            (see `conditioning`) and between the terms of a combination.
+        sizes: Sums of the lengths of the terms; they exceed `norms` by the parts that cancel within
+            a model (see `conditioning`) and between the terms of a combination.
     """
 
     values: Float[jax.Array, "models out features"]
@@ -220,7 +214,7 @@ class FeatureBlock(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the vectors."""
+        """Number of bytes of the vectors."""
         return self.values.nbytes
 
 
@@ -234,13 +228,13 @@ def compared(
     """`<a|b>`, `<a|a>` and `<b|b>` of two combinations by their vectors, as `AB`, `AA` and `BB`.
 
     Args:
-        one, two: Coefficients and models of each.
-        metric: Any.
+        one, two: Coefficients and models of each combination.
+        metric: Any metric.
         per_output: Whether outputs are told apart.
         dtype: Precision of the computation.
 
     Returns:
-        Inner products, (out,) or (). None where the models have no vectors or such as do not fit.
+        Inner products, (out,) or (); None where the models have no vectors that fit.
     """
     models = list({id(model): model for _, model in (*one, *two)}.values())
     several = spaces([kinds(model) for model in models], metric, models[0].n_ctx)
@@ -276,21 +270,21 @@ def block(
     """Features of `2 ** exponents * models`, or of combinations of these.
 
     Args:
-        models: Any that the space holds.
-        exponents: Of whole models, or of every output.
+        models: Models that the space holds.
+        exponents: Exponents of whole models, or of every output.
         weights: Coefficients of the combinations, one a row; None for the models themselves.
-        space: Which numbers a vector holds.
-        metric: Whose inner products dot products are.
+        space: Space of the vectors.
+        metric: Metric of the inner products.
         dtype: Precision of the computation.
     """
     with execution.precision():
         values, log = _of_models(models, space, metric, dtype)
-        if exponents.ndim == 2:  # of every output
+        if exponents.ndim == 2:  # one exponent per output
             log = log[:, None]
         lengths = _lengths(values)
         is_zero = lengths == 0 if exponents.ndim == 2 else (lengths == 0).all(axis=1)
         log = np.where(is_zero, SMALLEST, log + exponents * np.log(2))
-        # A vector is off by the root of what its square is off by.
+        # The relative error of a vector is the root of the factor for its square.
         factors = np.sqrt(cancellations(models, metric))
         single = FeatureBlock(values, log, lengths, factors[:, None] * lengths)
         return single if weights is None else _combined(single, weights, dtype)
@@ -299,7 +293,7 @@ def block(
 def _combined(
     single: FeatureBlock, weights: Float[np.ndarray, "rows models"], dtype: str
 ) -> FeatureBlock:
-    """Features of combinations of models, from those of the models."""
+    """Features of combinations of models, from the features of the models."""
     # A row is a sum of w_m exp(log_m) v_m. Its largest factor is taken out as exp(scale), and every
     # coefficient is split into a mantissa and a power of two, so that no factor leaves the range of
     # a float before its logarithm is taken.
@@ -318,7 +312,7 @@ def norms(block: FeatureBlock, per_output: bool) -> LogScaled:
     """Squared norms of the models of a block.
 
     With lengths N and sizes S, a vector is off by about eps S and its squared norm by
-    (N + eps S)^2 - N^2 ~ 2 eps N S: what cancels costs a difference of vectors half the digits that
+    (N + eps S)^2 - N^2 ~ 2 eps N S: cancellation costs a difference of vectors half the digits that
     it costs a difference of products.
     """
     eps = float(np.finfo(block.values.dtype).eps)
@@ -330,11 +324,11 @@ def norms(block: FeatureBlock, per_output: bool) -> LogScaled:
 def products(rows: FeatureBlock, columns: FeatureBlock, per_output: bool) -> LogScaled:
     """Inner products of every row with every column.
 
-    The error of a dot product is about eps (|a| S_b + S_a |b|) / 2 with lengths |a|, |b| and the
-    sizes S of what the vectors are sums of; the size of the product is chosen accordingly.
+    The error of a dot product is about eps (|a| S_b + S_a |b|) / 2 with lengths |a|, |b| and
+    `sizes` S; the size of the product is chosen accordingly.
 
     Returns:
-        (rows, columns), and (rows, columns, out) where outputs are told apart.
+        Products (rows, columns), or (rows, columns, out) where outputs are told apart.
     """
     with execution.precision():
         gram = _gram(spread(rows.values), replicated(columns.values), per_output)
@@ -346,6 +340,7 @@ def products(rows: FeatureBlock, columns: FeatureBlock, per_output: bool) -> Log
 
 
 def _lengths(values: Any) -> Float[np.ndarray, "models out"]:
+    """Lengths of vectors by output."""
     return np.sqrt(np.asarray(_squares(values), np.float64))
 
 
@@ -357,6 +352,7 @@ def _squares(values: Any) -> Float[jax.Array, "models out"]:
 
 @partial(jax.jit, static_argnames="per_output")
 def _gram(rows: Any, columns: Any, per_output: bool) -> Any:
+    """Dot products of all rows with all columns."""
     if per_output:
         return jnp.einsum("kof,lof->klo", rows, columns)
     return rows.reshape(len(rows), -1) @ columns.reshape(len(columns), -1).T
@@ -385,7 +381,7 @@ def _of_models(
         scales.append(np.asarray(scale[: len(members)], np.float64))
     back = np.argsort(order)
     values = blocks[0]
-    if len(blocks) > 1:  # one group is in order already, and copying it takes memory
+    if len(blocks) > 1:  # one group is in order already, and a copy takes memory
         values = jnp.concatenate(blocks)[back]
     return values, np.log(np.concatenate(scales)[back])
 
@@ -395,9 +391,9 @@ def _features(stack: Any, inputs: Any, space: FeatureSpace) -> tuple[Any, Any]:
     """Features (models, out, features) of stacked weights, and their scales (models,).
 
     Args:
-        stack: What the space reads of a model, with a first axis of models.
-        inputs: What it reads besides.
-        space: Which numbers a vector holds.
+        stack: Arrays of the models (`FeatureSpace.weights`), with a first axis of models.
+        inputs: Arrays besides the weights (`FeatureSpace.inputs`).
+        space: Space of the vectors.
     """
 
     def one(weights: Any) -> tuple[Any, Any]:

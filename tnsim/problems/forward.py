@@ -1,16 +1,12 @@
-"""Models as vectors of their outputs at the points of a finite measure.
-
-In: models or plain functions, points. Out: inner products, group by group.
+"""Inner products over a finite measure, from forward passes at its points.
 
 With `F_a = sqrt(w_i) a(x_i)` over all points, positions and outputs, `<a|b> = F_a . F_b`: these are
 features (see `features`) of any function, exact for the measure. They are made in batches of points
-and added up, so that no vector is ever kept. Where points are draws, sums are kept for up to 32
-groups of consecutive ones, from which errors are estimated.
+and the products added up, so that no whole vector is ever stored. Where points are draws, sums are
+stored for up to 32 groups of consecutive points, from which errors are estimated.
 
-[merged from folding/forward_traced]
-Inner products over a finite measure inside a JAX trace. In: models, points. Out: products.
-
-As `forward`, in terms of JAX alone: points are constants, and batches of them are unrolled.
+`sums` compares many functions, batch by batch. `inner_product` is the same inside a JAX trace, in
+terms of JAX alone: points are constants, and batches of them are unrolled.
 """
 
 from __future__ import annotations
@@ -52,25 +48,26 @@ Terms: TypeAlias = Sequence[tuple[Any, Part]]
 Run: TypeAlias = Callable[[WeightedPoints], "Vector"]
 
 
-GROUPS = 32  # of draws, enough for a standard error that is known to an eighth of itself
+GROUPS = 32  # groups of draws: their standard error is known to an eighth of itself
 
 
-BATCH_BYTES = 2**27  # of inputs, states and outputs in flight; larger batches are no faster
+BATCH_BYTES = 2**27  # inputs, states and outputs in flight; larger batches are no faster
 
 
-_FUNCTION_BATCH = 1024  # points, where nothing is known of what a function needs
+_FUNCTION_BATCH = 1024  # points of a batch for a function of unknown memory
 
 
-_KEPT_BATCHES = 32  # whose products wait to be added up
+_KEPT_BATCHES = 32  # batches with products that wait to be added up
 
 
-_EAGER = 2**27  # multiplications that take less time than compiling them
+_EAGER = 2**27  # multiplications below which compiling takes longer than computing
 
 
 class Vector(NamedTuple):
-    """`values * exp(log)`, one scale for all outputs or one for each.
+    """The vector `values * exp(log)`, with one scale for all outputs or one for each.
 
-    `lengths` are those of the values by output, `sizes` the sums of the lengths of all terms.
+    `lengths` are the lengths of the values by output, `sizes` the sums of the lengths of all
+    terms.
     """
 
     values: Float[Any, "out features"]
@@ -90,7 +87,7 @@ class Gram(NamedTuple):
 class Sums(NamedTuple):
     """The fields of a `Gram` for groups of points, with a first axis of groups.
 
-    `shares` says how much of the weight each group has.
+    `shares` are the total weights of the groups.
     """
 
     products: LogScaled
@@ -99,7 +96,7 @@ class Sums(NamedTuple):
     shares: Float[np.ndarray, " groups"]
 
     def over_outputs(self) -> Sums:
-        """The same summed over outputs that are told apart."""
+        """These sums, added up over outputs that are told apart."""
         summed = [scaled.total(value, per_output=True) for value in self[:3]]
         return Sums(summed[0], summed[1], summed[2], self.shares)
 
@@ -112,8 +109,8 @@ class Needs(NamedTuple):
     """Bytes of arrays that forward passes take.
 
     Args:
-        beside: Whatever the batch: scaled weights, the masks of attention, draws of one seed.
-        each: For every point of a batch.
+        beside: Bytes for any batch: scaled weights, masks of attention, draws of one seed.
+        each: Bytes for every point of a batch.
     """
 
     beside: float
@@ -121,17 +118,17 @@ class Needs(NamedTuple):
 
     @property
     def least(self) -> float:
-        """Bytes of a batch of one point."""
+        """Number of bytes of a batch of one point."""
         return self.beside + self.each
 
 
 def multiplications(layers: Kinds, positions: int, points: Points) -> int:
-    """Scalar multiplications of a model's forward passes at all points.
+    """Number of scalar multiplications of a model's forward passes at all points.
 
     Args:
-        layers: Of the model.
-        positions: Of an input, 1 for vectors.
-        points: The measure.
+        layers: Kinds of the model's layers.
+        positions: Number of positions of an input, 1 for vectors.
+        points: Points of the measure.
 
     Example:
         >>> import tnsim
@@ -140,7 +137,7 @@ def multiplications(layers: Kinds, positions: int, points: Points) -> int:
         27
     """
     if points.tokens and layers[0].down is None and len(layers) > 1:
-        layers = layers[1:]  # a row is looked up
+        layers = layers[1:]  # an embedding of tokens looks up rows and multiplies nothing
     work = 0
     for states, seen in points.states(positions):
         work += states * sum(layer.multiplications_at_position(seen) for layer in layers)
@@ -148,7 +145,7 @@ def multiplications(layers: Kinds, positions: int, points: Points) -> int:
 
 
 def outputs(d_out: int, positions: int, points: Points) -> int:
-    """Numbers that a model of so many outputs gives at all points."""
+    """Number of output values of a model with `d_out` outputs at all points."""
     return d_out * sum(states for states, _ in points.states(positions))
 
 
@@ -164,18 +161,18 @@ def sums(
 
     Args:
         rows, columns: Functions to compare, each a sum of parts; every part runs once.
-        points: The measure.
+        points: Points of the measure.
         per_output: Whether outputs are told apart, on the last axis.
         dtype: Precision of the forward passes of models; functions have their own.
-        budget: Memory of a batch.
+        budget: Budget that bounds the memory of a batch.
 
     Returns:
-        `Sums`, of one group unless the points are draws.
+        `Sums` of one group, or of several where the points are draws.
 
     Raises:
         ModelError: Inputs or outputs of models and functions do not fit each other.
         TooLarge: One point is over the budget.
-        TnsimError: A function gives what is not finite.
+        TnsimError: A function gives a value that is not finite.
     """
     every = [*rows, *(columns or ())]
     parts = {id(part): part for terms in every for _, part in terms}
@@ -208,18 +205,18 @@ def sums(
 
 
 def _by_field(grams: Sequence[Gram]) -> list[list[LogScaled]]:
-    """The products of all, then all squared norms of rows, then those of columns."""
+    """All products, then all squared norms of rows, then all squared norms of columns."""
     return [list(same) for same in zip(*grams, strict=True)]
 
 
 def total(value: LogScaled) -> LogScaled:
-    """The sum over groups."""
+    """The sum of a value over groups."""
     groups = range(len(value.mantissa))
     return add([taken(value, n) for n in groups])
 
 
 def _run(part: Part, per_output: bool, dtype: str, eager: bool) -> Run:
-    """What gives the vector of a part on a batch."""
+    """The function that returns the vector of a part on a batch."""
     if isinstance(part, Model):
         known = jax.tree.map(np.asarray, scaled_layers(part, per_output))
         weights = jax.tree.map(lambda x: np.asarray(x, dtype), known.layers)
@@ -254,14 +251,14 @@ _compiled = jax.jit(vector_of_model)
 def vector_of(outputs: Any, exponents: Any, half_logs: Any) -> Vector:
     """The vector of `outputs * 2 ** exponents` at some points.
 
-    half_logs: logarithms of the roots of the points' weights.
+    half_logs: Logarithms of the roots of the points' weights.
     """
     xp = library(outputs)
-    # Entry i of F is 2^e_i sqrt(w_i) a'_i, where no factor need be a float. The largest one of the
-    # batch, exp(log), is taken out, and what underflows then is nothing beside it.
+    # Entry i of F is 2^e_i sqrt(w_i) a'_i, where no factor need be a float. The largest factor of
+    # the batch, exp(log), is taken out; entries that underflow then are negligible.
     logs = exponents * math.log(2) + half_logs[:, None]
     log = logs.max(axis=0)
-    log = larger(log, SMALLEST)  # where no point of this batch counts
+    log = larger(log, SMALLEST)  # finite where no point of this batch has a weight
     factors = xp.exp(logs - log).astype(outputs.dtype)
     factors = factors.reshape(len(outputs), *(1,) * (outputs.ndim - 2), -1)
     values = xp.moveaxis(outputs * factors, -1, 0).reshape(outputs.shape[-1], -1)
@@ -276,7 +273,7 @@ def _on_host(vector: Vector) -> Vector:
 
 
 def _vectors(runs: dict[int, Run], batch: WeightedPoints) -> dict[int, Vector]:
-    """The vectors of all parts, which must have one shape."""
+    """The vectors of all parts; raises `ModelError` unless they have one shape."""
     vectors = {key: run(batch) for key, run in runs.items()}
     shapes = sorted({tuple(vector.values.shape) for vector in vectors.values()})
     if len(shapes) > 1:
@@ -310,7 +307,7 @@ def _sum(terms: Terms, vectors: dict[int, Vector], dtype: str) -> Vector:
 
 
 def _gram(rows: Sequence[Vector], columns: Sequence[Vector], per_output: bool) -> Gram:
-    """Inner products of vectors; rows and columns may be the same ones."""
+    """The inner products of row vectors with column vectors, which may be the same."""
     first, second = _stacked(rows), _stacked(columns)
     xp = library(first.values)
     if per_output:
@@ -327,7 +324,7 @@ def _gram(rows: Sequence[Vector], columns: Sequence[Vector], per_output: bool) -
 
 
 def _norms(stack: Vector, per_output: bool) -> LogScaled:
-    """Squared norms, with the sizes that `features.norms` derives."""
+    """The squared norms of vectors, with the sizes that `features.norms` derives."""
     eps = float(np.finfo(np.dtype(stack.values.dtype)).eps)
     squares = stack.lengths**2
     sizes = (stack.lengths + eps * stack.sizes) * stack.sizes
@@ -337,7 +334,7 @@ def _norms(stack: Vector, per_output: bool) -> LogScaled:
 
 
 def _stacked(vectors: Sequence[Vector]) -> Vector:
-    """Vectors as one, with a first axis of models; one scale for all outputs has no axis."""
+    """Several vectors as one, with a first axis of models; a common scale has no output axis."""
     xp = library(vectors[0].values)
     values = xp.stack([vector.values for vector in vectors])
     log = np.stack([vector.log for vector in vectors])
@@ -348,14 +345,14 @@ def _stacked(vectors: Sequence[Vector]) -> Vector:
 
 
 def _groups(points: Points) -> list[tuple[int, int]]:
-    """First point and end of every group; sizes differ by one at most."""
+    """First point and end of every group; sizes of groups differ by one at most."""
     count = min(GROUPS, points.count) if points.drawn else 1
     bounds = [n * points.count // count for n in range(count + 1)]
     return list(itertools.pairwise(bounds))
 
 
 def in_batches(points: Points, start: int, stop: int, size: int) -> Iterator[WeightedPoints]:
-    """The points from start to stop in batches of one size, the last filled up at no weight."""
+    """The points from start to stop in batches of one size, the last filled with weight 0."""
     for first in range(start, stop, size):
         last = min(first + size, stop)
         inputs, log_weights = points.block(first, last)
@@ -367,7 +364,7 @@ def in_batches(points: Points, start: int, stop: int, size: int) -> Iterator[Wei
 
 
 def _work(parts: Iterable[Part], points: Points) -> int:
-    """Multiplications of the forward passes of all models at all points."""
+    """Number of multiplications of the forward passes of all models at all points."""
     models = [part for part in parts if isinstance(part, Model)]
     return sum(multiplications(kinds(model), model.n_ctx or 1, points) for model in models)
 
@@ -375,7 +372,7 @@ def _work(parts: Iterable[Part], points: Points) -> int:
 def batch_size(
     parts: Sequence[Part], points: Points, apart: int, dtype: str, budget: Budget
 ) -> int:
-    """Points that run together: so many divided evenly, and no more than memory allows.
+    """Number of points in a batch: `apart` divided evenly, within the memory allowed.
 
     Raises:
         TooLarge: One point is over the budget.
@@ -396,8 +393,8 @@ def check_room(least: float, room: float, what: str) -> None:
     """Raise `TooLarge` where one point takes more bytes than there is room for.
 
     Args:
-        least: Bytes that one point takes.
-        room: Bytes allowed.
+        least: Number of bytes that one point takes.
+        room: Number of bytes allowed.
         what: Subject of the message.
     """
     if least > room:
@@ -412,8 +409,8 @@ def needs(parts: Iterable[Part], points: Points, dtype: str) -> Needs:
     """Bytes that the forward passes of functions take together, an upper bound for models.
 
     Args:
-        parts: Models, or functions, of which only the inputs are counted.
-        points: The measure.
+        parts: Models, or functions, for which only the inputs are counted.
+        points: Points of the measure.
         dtype: Precision of the forward passes.
 
     Example:
@@ -432,25 +429,25 @@ def needs(parts: Iterable[Part], points: Points, dtype: str) -> Needs:
         layers, positions = kinds(part), part.n_ctx or 1
         states = outputs(1, positions, points) / points.count
         read = max(read, 8 * positions * (1 if points.tokens else part.d_in))
-        # Values of every part three times: as they come, times their coefficient, in one stack.
-        # A fourth is what a product of stacks copies.
+        # Values of every part three times: as computed, times their coefficient, and in one stack.
+        # A fourth time for the copy that a product of stacks makes.
         kept += 4 * states * part.d_out
         seen = 0 if points.continuations else positions
         widest = max(widest, *(states * _state_numbers(layer, seen) for layer in layers))
         weights += 2 * part.parameters  # scaled, and on the device
         if any(layer.mixes_positions for layer in layers) and seen:
             masks = max(masks, positions**2)
-    # The mask is made in float64 and cast: two of it beside a score, four before any score.
+    # The mask is made in float64 and cast: two copies with a score, four before any score.
     beside = item * weights + 17 * masks + 4 * points.together * read
     return Needs(beside, 3 * read + item * (kept + widest))
 
 
 def _state_numbers(layer: LayerKind, seen: int) -> int:
-    """Most numbers alive at one position in a layer, which sees so many.
+    """Most numbers alive at one position in a layer that sees `seen` positions.
 
     The layer reads a state and makes a product of its legs, one leg after another. Its output is
-    divided by its largest entry: three arrays of that size, and a fourth where the output becomes
-    a vector.
+    divided by its largest entry: three arrays of the output's size, and a fourth where the output
+    becomes a vector.
     """
     heads, d_head, d_value = layer.heads
     inside = (layer.order + 2) * layer.rank
@@ -465,13 +462,13 @@ def inner_product(
     """`<a|b>` of two sums of models, in the precision of their weights.
 
     Args:
-        rows, columns: The sums, of models whose weights may be traced, or of functions.
-        points: The measure.
+        rows, columns: Sums of models, traced or not, or of functions.
+        points: Points of the measure.
         per_output: Whether outputs are told apart.
         dtype: Precision of the forward passes, for their memory.
 
     Returns:
-        One inner product, () or (out,).
+        Inner product, () or (out,).
 
     Raises:
         ModelError: The models do not read these inputs.
@@ -486,15 +483,15 @@ def inner_product(
 def over_batches(
     rows: Terms, columns: Terms, batches: Iterable[WeightedPoints], per_output: bool
 ) -> LogScaled:
-    """The same at points that are there, and may be traced too.
+    """`<a|b>` of two sums of models at given points, which may be traced too.
 
     Args:
-        rows, columns: As for `inner_product`.
-        batches: All points, some at a time.
+        rows, columns: Sums of models, traced or not, or of functions.
+        batches: Batches that hold all points.
         per_output: Whether outputs are told apart.
 
     Returns:
-        One inner product, () or (out,).
+        Inner product, () or (out,).
     """
     parts = {id(part): part for _, part in (*rows, *columns)}
     runs = {key: _run_traced(part, per_output) for key, part in parts.items()}
@@ -512,7 +509,7 @@ def over_batches(
 
 
 def _run_traced(part: Part, per_output: bool) -> Run:
-    """What gives the vector of a part on a batch."""
+    """The function that returns the vector of a part on a batch."""
     if not isinstance(part, Model):
         return partial(_of_function, part, per_output)
     layers = jax.tree.map(jnp.asarray, scaled_layers(part, per_output))
@@ -520,12 +517,14 @@ def _run_traced(part: Part, per_output: bool) -> Run:
 
 
 def _of_function(function: Function, per_output: bool, batch: WeightedPoints) -> Vector:
+    """The vector of a plain function on a batch, inside a trace."""
     outputs = outputs_of(function, batch.inputs)
     exponents = jnp.zeros((len(outputs), outputs.shape[-1] if per_output else 1))
     return vector_of(jnp.asarray(outputs), exponents, batch.log_weights / 2)
 
 
 def _of_model(model: Model, layers: ScaledLayers, batch: WeightedPoints) -> Vector:
+    """The vector of a model on a batch, inside a trace, in the dtype of its weights."""
     inputs = batch.inputs
     check_inputs(model, inputs)
     if not is_tokens(inputs):

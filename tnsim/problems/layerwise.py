@@ -1,30 +1,29 @@
-"""One layer over another, multiplied out. In: a step, joinings of its legs. Out: terms.
+"""The layer-wise fold of vectors: one layer of the bra over one layer of the ket.
 
-What is summed up here and why stands in `layerwise`.
-
-[merged from folding/layerwise]
-Layer over layer as a folded problem. In: layer kinds, a metric. Out: a `Problem`.
-
-The closed network of an inner product is a tree over a tree. What a pair (bra subtree, ket subtree)
-contributes depends on the two layers at their tops and on what lies below, not on the copy, so it
-is defined once. With X and Y the two models, and h_X the state of X below a layer, this is the
-second moment of the states and, for the metrics that pair legs within a model, the mean of each:
+The closed network of an inner product is a tree over a tree. The contribution of a pair (bra
+subtree, ket subtree) depends on the two layers at their tops and on the pairs below, not on the
+copy of the subtrees, so it is defined once. With X and Y the two models, and h_X the state of X
+below a layer, the contribution is the second moment of the states and, for the metrics that pair
+legs within a model, the mean of each:
 
     S_XY = E[h_X h_Y^T],        m_X = E[h_X].
 
 *The recursion.* A layer's output is a sum of products of its legs, each linear in the state below.
 The moment of two outputs is therefore a moment of m + n legs, and a metric says which joinings of
-legs it is a sum of. A joined pair of legs counts by S of what they read, a leg that is handed to
-the mean by m (see `metrics.pairings`):
+legs it is a sum of. A joined pair of legs counts by S of the states that the legs read, a leg that
+is handed to the mean by m (see `metrics.pairings`):
 
     S'_XY = sum over joinings of  weight * X-layer * Y-layer * prod S * prod m.
 
 From the input's own moments up, one step for each layer, this ends in E[<f_X, f_Y>] as the trace of
 the last moment. For `TreeSymmetric` it is the Gram recursion of the paper's appendix A.2; for the
-Gaussian metrics appendix A.3, one layer at a time.
+Gaussian metrics it is appendix A.3, one layer at a time.
 
 Layers are matched from the input up (see `alignment`); where one model has a layer more, the other
 waits, and an identity stands in for its layer.
+
+The module reads from the terms of one step (`LayerTerms`) to the problem of all steps
+(`fold_layers`).
 """
 
 from __future__ import annotations
@@ -64,15 +63,15 @@ from tnsim.problems.tensors.kinds import Kinds
 from tnsim.problems.tensors.lifted import LayerPart, Local, local, shapes
 
 _WAIT = Local(1, (LayerPart((), out=input_index(0)),))
-"""The identity: its output is its input."""
+"""The tensor of a model that waits, the identity."""
 
 
 class States(NamedTuple):
-    """The states below a layer, by the names under which their moments are defined.
+    """The names under which the moments of the states below a layer are defined.
 
     Args:
-        moments: S of every pair of models; None while it is the input's.
-        means: m of every model; None while it is the input's.
+        moments: Name of S for every pair of models; None while S is the input's.
+        means: Name of m for every model; None while m is the input's.
         centred: Whether a model's mean vanishes.
     """
 
@@ -83,10 +82,10 @@ class States(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
-    """What all steps have in common, and the layers that each applies.
+    """The arguments that all steps share, and the layers that each step applies.
 
     Args:
-        models, metric, inputs, lifted, pairs: As of `layerwise.fold_layers`.
+        models, metric, inputs, lifted, pairs: Arguments of `fold_layers`.
         steps: The layers of both models, matched.
     """
 
@@ -116,16 +115,16 @@ class Comparison:
         return self.layer(pair.bra, number) is None and self.layer(pair.ket, number) is None
 
     def mixes_after(self, number: int) -> bool:
-        """Whether a nonlinear layer comes after a step: only these mix moments and means."""
+        """Whether a nonlinear layer, which mixes moments and means, comes after a step."""
         for later in range(number + 1, len(self.steps)):
             if any(self.order(model, later) > 1 for model in self.models):
                 return True
         return False
 
     def carried(self) -> tuple[Pair, ...]:
-        """The pairs whose moments every step needs.
+        """The pairs with moments that every step needs.
 
-        A metric that pairs legs within a model needs the moments of each model alone, too.
+        A metric that pairs legs within a model also needs the moments of each model with itself.
         """
         if not self.metric.pairs_within_model:
             return self.pairs
@@ -141,12 +140,12 @@ class _Placed(NamedTuple):
     """A part of a layer's tensor in a term, its legs in one of their orders.
 
     Args:
-        side: Where it stands in a joining, "A" for the bra and "B" for the ket.
-        model: Whose layer it is.
-        layer: Its number.
-        part: A summand of its tensor.
-        order: The leg of the joining that each input of the part is.
-        weight: What the part counts.
+        side: Side of a joining, "A" for the bra and "B" for the ket.
+        model: Model that has the layer.
+        layer: Number of the layer; None for the identity.
+        part: Summand of the layer's tensor.
+        order: Leg of the joining for every input of the part.
+        weight: Factor of the part.
     """
 
     side: Side
@@ -157,7 +156,7 @@ class _Placed(NamedTuple):
     weight: float
 
     def name_of(self, index: str) -> str:
-        """Name in the term of an index of the part."""
+        """The name that an index of the part has in the term."""
         for n, leg in enumerate(self.order):
             if index == input_index(n):
                 return _end(Leg(self.side, leg))
@@ -179,9 +178,9 @@ class LayerTerms:
     """The terms of moments and means above one step.
 
     Args:
-        comparison: What all steps have in common.
-        number: Which step it is.
-        below: The states that its layers read.
+        comparison: Arguments that all steps share.
+        number: Number of the step.
+        below: States that the step's layers read.
     """
 
     comparison: Comparison
@@ -201,8 +200,8 @@ class LayerTerms:
         """Joinings multiplied out: over the parts of every layer and the orders of its legs.
 
         Args:
-            models: Whose layers meet, the bra's first; one alone for a mean.
-            joinings: Of the legs of these layers.
+            models: Models with the layers that meet, the bra's first; a single one for a mean.
+            joinings: Joinings of the legs of these layers.
             outputs: Names of the layers' output indices in every term.
         """
         for joining in joinings:
@@ -215,7 +214,7 @@ class LayerTerms:
     def placed(self, side: Side, model: Side, symmetrised: bool) -> list[_Placed]:
         """The parts of a model's layer; symmetrised, each with its legs in every order."""
         # P_n T is the mean over the n! orders of T's legs. Every order is a term of its own: a
-        # product of the layer's own arrays, whose parts planning may share with other terms.
+        # product of the layer's own arrays, and planning may share its parts with other terms.
         layer = self.comparison.layer(model, self.number)
         tensor = self.comparison.local(model, self.number)
         orders = [tuple(range(tensor.order))]
@@ -229,7 +228,7 @@ class LayerTerms:
         return placed
 
     def term(self, joining: Joining, placed: Sequence[_Placed], outputs: tuple[str, ...]) -> Term:
-        """One product: the arrays of the parts, and what joins their legs."""
+        """One product: the arrays of the parts, and the moments that join their legs."""
         # weight * X-part * Y-part * (S for each joined pair) * (m for each capped leg), where an
         # index is named by the leg that it is.
         weight = joining.weight
@@ -258,17 +257,17 @@ class LayerTerms:
     ) -> tuple[Operand, ...]:
         """The second moment between two legs.
 
-        Where the input's is the identity or diagonal, the two legs become one index instead. But
-        two legs that are both outputs, as the streams of two residuals are, stay apart: they are
-        the rows and columns of what is defined.
+        Where the input's moment is the identity or diagonal, the two legs become one index instead.
+        But two legs that are both outputs, as the streams of two residuals are, stay two indices:
+        they are the rows and columns of the defined array.
 
         Args:
-            pair: The models whose states the legs read.
+            pair: Models with the states that the legs read.
             ends: Indices of the legs.
             outputs: Indices of the outputs.
-            merged: Takes down which indices have become one.
+            merged: Record of the indices that have become one.
         """
-        if pair == Pair("B", "A"):  # S_AB is kept, and S_BA is its transpose
+        if pair == Pair("B", "A"):  # S_AB is stored, and S_BA is its transpose
             pair, ends = Pair("A", "B"), (ends[1], ends[0])
         moment = self.below.moments[pair]
         if moment is not None:
@@ -298,19 +297,19 @@ def fold_layers(
     pairs: Iterable[Pair],
     per_output: bool,
 ) -> Problem:
-    """The problem whose outputs are inner products, by a recursion over the layers.
+    """The problem that has inner products for outputs, by a recursion over the layers.
 
     Args:
         models: Kinds of the layers of every model, from the input up.
-        metric: Says how the legs of two layers are joined.
+        metric: Metric that says how the legs of two layers are joined.
         inputs: Structure of the input's second moment, and whether it has a mean.
         lifted: Whether the constant is coordinate 0 of every bond.
         pairs: The inner products asked for.
-        per_output: Whether they are wanted for every output coordinate, or summed over them.
+        per_output: Whether there is one inner product for every output coordinate, or their sum.
 
     Returns:
-        A problem whose outputs are named by their pair. Its leaves are those of `lifted.arrays`,
-        the input's `MEAN` and `COVARIANCE` and, lifted, `TRACE`. Lifted outputs keep the constant
+        Problem with outputs named by their pair. Its leaves are the arrays of `lifted.arrays`,
+        the input's `MEAN` and `COVARIANCE` and, lifted, `TRACE`. Lifted outputs have the constant
         at position 0, with the value 0.
 
     Raises:
@@ -346,12 +345,12 @@ def fold_layers(
 
 
 class _LayerFold:
-    """One step: moments and means of states above a layer, from those below it.
+    """One step: moments and means above a layer, from the moments and means below it.
 
     Args:
-        comparison: What all steps have in common.
-        number: Which step it is.
-        below: The states that its layers read.
+        comparison: Arguments that all steps share.
+        number: Number of the step.
+        below: States that the step's layers read.
     """
 
     def __init__(self, comparison: Comparison, number: int, below: States) -> None:
@@ -361,7 +360,7 @@ class _LayerFold:
         self.terms = LayerTerms(comparison, number, below)
 
     def stage(self) -> tuple[Stage, States]:
-        """The moments and means after the step, and under which names."""
+        """The stage of the step, and the names of the moments and means after it."""
         comparison = self.comparison
         below = self.below
         above = States(dict(below.moments), dict(below.means), dict(below.centred))
@@ -382,7 +381,7 @@ class _LayerFold:
         return Stage(tuple(definitions), self.scale_groups(above.moments)), above
 
     def closed_stage(self, per_output: bool) -> Stage:
-        """The inner products: traces of the last moments, taken before they are formed."""
+        """The inner products: traces of the last moments, which are never formed themselves."""
         definitions = []
         names: dict[Pair, str | None] = {}
         for pair in self.comparison.pairs:
@@ -408,7 +407,7 @@ class _LayerFold:
     # --- scales ------------------------------------------------------------------------------
 
     def powers(self, pair: Pair) -> tuple[tuple[str, int], ...]:
-        """How a pair's moment after the step scales, see `Definition`.
+        """The scale groups of a pair's moment after the step, each with its power.
 
         Under a metric that pairs legs within a model, the next nonlinear layer *adds* products of
         S_AB S_AB, S_AA S_BB and m_A m_A m_B m_B. All of these are of the same degree in the size of
@@ -417,8 +416,8 @@ class _LayerFold:
         by it once. With a scale for each array, the sum would need the exponential of differences
         of logarithms, which for unlike models leaves the range of floats.
 
-        After the last nonlinear layer nothing is added any more, and every pair has a scale of its
-        own besides, so that a cross moment far smaller than the norms keeps its digits. The tree
+        After the last nonlinear layer no moments are added any more, and every pair has a scale of
+        its own besides, so that a cross moment far smaller than the norms loses no digits. The tree
         metrics never add moments of different pairs, and have such scales from the start.
         """
         own = ((pair.group, 1),)
@@ -432,7 +431,7 @@ class _LayerFold:
         return shared + own
 
     def scale_groups(self, moments: dict[Pair, str | None]) -> tuple[ScaleGroup, ...]:
-        """What the step rescales, see `powers`; `moments` are those after it."""
+        """The scale groups of the step (see `powers`), read off the `moments` after it."""
         comparison = self.comparison
         within = comparison.metric.pairs_within_model
         mixes = within and comparison.mixes_after(self.number)
@@ -445,8 +444,8 @@ class _LayerFold:
                 order = comparison.order(model, self.number)
                 groups.append(ScaleGroup(model, order, largest, power=2))
         if not mixes:
-            # S_AB by itself. Behind the last nonlinear layer its own scale starts afresh, degree 1;
-            # under a tree metric S'_AB is a product of n factors S_AB and of nothing else.
+            # S_AB by its own size. After the last nonlinear layer this scale starts afresh, degree
+            # 1; under a tree metric S'_AB is a product of n factors S_AB and of nothing else.
             degree = 1 if within else comparison.order("A", self.number)
             for pair in comparison.pairs:
                 groups.append(ScaleGroup(pair.group, degree, moments[pair]))

@@ -1,4 +1,4 @@
-"""Arrays by the names of a problem's leaves. In: arrays of layers, inputs. Out: leaves."""
+"""The leaves of a problem: arrays of layers and inputs under the names that definitions read."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 def by_side(bra: T, ket: T | None) -> dict[Side, T]:
-    """What is there of each model, under its name.
+    """The given objects of the two models by side, without a missing second model.
 
     Example:
         >>> by_side(1, 2), by_side(1, None)
@@ -40,8 +40,8 @@ def kinds_of_other(model: Model | None) -> Kinds | None:
 def must_lift(bra: Kinds, ket: Kinds) -> bool:
     """Whether the constant coordinate is needed.
 
-    It is where some layer has a constant, or where only one of the models is of odd degree:
-    unlifted, an odd and an even model have no legs to join.
+    The constant is needed where some layer has a constant, or where only one of the models is of
+    odd degree: without the lift, an odd and an even model have no complete pairing of legs.
 
     Example:
         >>> import tnsim
@@ -69,7 +69,7 @@ def named(side: Side, layers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def all_but_constant(d_out: int) -> Float[np.ndarray, " out"]:
-    """0 for the constant row, 1 for the outputs: (1 + d_out,).
+    """The vector (1 + d_out,) with 0 for the constant row and 1 for the outputs.
 
     Example:
         >>> all_but_constant(2)
@@ -79,7 +79,7 @@ def all_but_constant(d_out: int) -> Float[np.ndarray, " out"]:
 
 
 def identities(names: Collection[str], sizes: Mapping[str, int]) -> dict[str, np.ndarray]:
-    """Identity matrices, those alone that are read: few plans read one, and it may be large.
+    """The identity matrices among the names that are read; the others may be large.
 
     Example:
         >>> list(identities(["IDENTITY"], {"IDENTITY": 2, "SAME_POSITION": 1000}))

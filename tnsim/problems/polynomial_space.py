@@ -1,34 +1,30 @@
-"""Products of polynomials by their Hermite coefficients. In: series. Out: their product.
+"""Models of any depth as vectors of the coefficients of their polynomials.
 
-A polynomial of a standard normal z is a *series* of symmetric tensors, f = sum_n <a_n, He_n(z)>
-with `He_n` the Hermite polynomials of order n, and `E[f g] = sum_n n! <a_n, b_n>`. For a product of
-two polynomials, Wick's theorem pairs r coordinates of one with r of the other in all ways:
+A model is a polynomial of its input. Under a Gaussian `x = m + L z`, with L of as many columns as
+the covariance has rank, z is standard normal. A polynomial of z is a *series* of symmetric tensors,
+f = sum_n <a_n, He_n(z)> with `He_n` the Hermite polynomials of order n, and `E[f g] = sum_n n!
+<a_n, b_n>`. Features are `sqrt(n! multiplicity) a_n[I]`, one for each sorted index I. With two
+bilinear layers these are about d^4 / 24 numbers an output.
+
+*Products of series.* Layers multiply series exactly. For a product of two polynomials, Wick's
+theorem pairs r coordinates of one with r of the other in all ways:
 
     <a, He_p> <b, He_q> = sum_r r! C(p, r) C(q, r) <Sym(a . b), He_(p + q - 2r)>,
 
 where `a . b` sums over r shared coordinates. Nothing is subtracted, so no digit is lost: for two
 quadratic forms P and Q these are `Sym(P (x) Q)`, `4 Sym(P Q)` and `2 tr(P Q)`. Terms of r = 0 alone
-are the product of monomials, whose coefficients are symmetric tensors too.
+are the product of monomials, which have symmetric tensors for coefficients too.
 
 A symmetric tensor is stored once per sorted index (`problems.tensors.packed`). Its entry at I is
 the mean of `(a . b)` over all ways to split I into p - r and q - r coordinates: matrix products
 make all entries of `a . b`, of which as many are read as there are ways. Blocks of I by its largest
-coordinate bound the size of these matrices and multiply nothing twice: either part has it.
+coordinate bound the size of these matrices and multiply nothing twice: either part of I has that
+coordinate. Linear layers are merged into the multiplying layer before them first.
 
-[merged from folding/merged_layers]
-Layers that multiply, with the linear ones after them merged in. In: arrays. Out: layers.
-
-[merged from folding/polynomial_space]
-Models of any depth as vectors of their coefficients. In: layers, a metric. Out: features.
-
-A model is a polynomial of its input. Under a Gaussian `x = m + L z`, with L of as many columns as
-the covariance has rank, `E<A(x), B(x)> = sum_n n! <a_n, b_n>` over the Hermite coefficients of both
-in z, which layers multiply exactly (`hermite`): features are `sqrt(n! multiplicity) a_n[I]`, one
-for each sorted index I. With two bilinear layers these are about d^4 / 24 numbers an output.
-
-`Symmetric` compares the symmetrised tensors of two models of one degree N, lifted by a constant
-coordinate. The monomials of order n < N appear C(N, n) times, as many places has the constant, and
-their coefficient is shared by all: features are `sqrt(multiplicity / C(N, n)) c_n[I]`.
+*Symmetric tensors.* `Symmetric` compares the symmetrised tensors of two models of one degree N,
+lifted by a constant coordinate. The monomials of order n < N appear C(N, n) times, once for every
+choice of places of the constant, and share their coefficient: features are `sqrt(multiplicity /
+C(N, n)) c_n[I]`.
 """
 
 from __future__ import annotations
@@ -53,28 +49,28 @@ from tnsim.problems.tensors.kinds import Kinds, nonlinear
 from tnsim.problems.tensors.lifted import arrays
 
 Series: TypeAlias = dict[int, Any]
-"""Order -> coefficients (units, numbers) of several polynomials. What is missing is zero."""
+"""Coefficients (units, numbers) of several polynomials by order; missing orders are zero."""
 
 
 class IndexBlock(NamedTuple):
-    """The indices over `width` coordinates whose largest one is within [start, stop)."""
+    """The indices over `width` coordinates with a largest coordinate within [start, stop)."""
 
     width: int
     start: int
     stop: int
 
     def of(self, order: int) -> slice:
-        """Where these indices stand in a tensor of this order."""
+        """The slice of these indices in a tensor of this order."""
         return packed.block_slice(self.start, self.stop, order)
 
     def length(self, order: int) -> int:
-        """Their number."""
+        """Number of these indices in a tensor of this order."""
         within = self.of(order)
         return within.stop - within.start
 
 
 def whole(width: int) -> IndexBlock:
-    """All indices.
+    """The block of all indices.
 
     Example:
         >>> whole(3).length(2)
@@ -84,7 +80,7 @@ def whole(width: int) -> IndexBlock:
 
 
 class HermiteTerm(NamedTuple):
-    """One way to multiply two tensors: their orders, and how many coordinates they share."""
+    """One way to multiply two tensors: their orders and their number of shared coordinates."""
 
     left: int
     right: int
@@ -92,19 +88,19 @@ class HermiteTerm(NamedTuple):
 
     @property
     def free(self) -> tuple[int, int]:
-        """Coordinates of either tensor that are left."""
+        """Numbers of coordinates of either tensor that are not shared."""
         return self.left - self.shared, self.right - self.shared
 
     @property
     def weight(self) -> float:
-        """Ways to share, over ways to split the coordinates of the product."""
+        """Number of ways to share, divided by the ways to split the coordinates of the product."""
         ways = math.comb(sum(self.free), self.free[0])
         choices = math.comb(self.left, self.shared) * math.comb(self.right, self.shared)
         return math.factorial(self.shared) * choices / ways
 
 
 def terms(left: Collection[int], right: Collection[int], pairs: bool) -> Iterator[HermiteTerm]:
-    """All terms of a product of series with these orders; without `pairs` nothing is shared.
+    """All terms of a product of series of these orders; without `pairs` nothing is shared.
 
     Example:
         Two linear maps without constants: a quadratic form and its trace.
@@ -118,19 +114,19 @@ def terms(left: Collection[int], right: Collection[int], pairs: bool) -> Iterato
 
 
 def mapped(weight: Any, series: Series) -> Series:
-    """A linear map of several polynomials."""
+    """The linear map of several polynomials by a matrix."""
     return {order: weight @ entries for order, entries in series.items()}
 
 
 def plus(first: Series, second: Series) -> Series:
-    """The sum, unit by unit."""
+    """The sum of two series, unit by unit."""
     missing = {order: entries for order, entries in second.items() if order not in first}
     both = {n: x + second[n] if n in second else x for n, x in first.items()}
     return both | missing
 
 
 def within(series: Series, block: IndexBlock) -> Series:
-    """The numbers of a block."""
+    """The numbers of a series in a block."""
     return {order: entries[:, block.of(order)] for order, entries in series.items()}
 
 
@@ -138,13 +134,13 @@ def product(left: Series, right: Series, down: Any, block: IndexBlock, pairs: bo
     """The numbers of `sum_k down[o, k] left_k right_k` in a block.
 
     Args:
-        left, right: k polynomials each.
-        down: (out, k), or None for the k products themselves.
-        block: Which numbers of the product.
+        left, right: Series of k polynomials each.
+        down: Matrix (out, k), or None for the k products themselves.
+        block: Block of the numbers of the product.
         pairs: Whether coordinates are shared: for Hermite polynomials, not for monomials.
 
     Returns:
-        Order -> (out, numbers).
+        Series of the products, (out, numbers) for every order.
 
     Example:
         The square of `He_1(z) = z` is `He_2 + 1`.
@@ -158,7 +154,7 @@ def product(left: Series, right: Series, down: Any, block: IndexBlock, pairs: bo
     """
     matrices: dict[tuple[int, int], Any] = {}
     for term in terms(left, right, pairs):
-        if sum(term.free) or not block.start:  # order 0 is one number, and in the first block
+        if sum(term.free) or not block.start:  # order 0 is one number, which is in the first block
             matrix = _matrix(left[term.left], right[term.right], down, term, block)
             matrices[term.free] = matrices.get(term.free, 0.0) + matrix
     found: Series = {}
@@ -174,7 +170,7 @@ def product(left: Series, right: Series, down: Any, block: IndexBlock, pairs: bo
 def multiplications(
     left: Collection[int], right: Collection[int], k: int, out: int, width: int, pairs: bool
 ) -> int:
-    """Scalar multiplications of `product`, all blocks together.
+    """Number of scalar multiplications of `product`, all blocks together.
 
     Example:
         >>> multiplications([1], [1], k=5, out=2, width=3, pairs=True)
@@ -190,9 +186,9 @@ def multiplications(
 
 def _matrix(left: Any, right: Any, down: Any, term: HermiteTerm, block: IndexBlock) -> Any:
     """`weight * (a . b)` summed over k as `packed.splits` reads it, (entries, out)."""
-    # An index of the block is split in a part of a, the row, and a part of b, the column, and its
-    # largest coordinate, at least `start`, is in one of them: in the row, beside any column below
-    # `stop`; or in the column alone, beside a row below `start`.
+    # An index of the block is split in a part of a, the row, and a part of b, the column. Its
+    # largest coordinate, at least `start`, is in one of them: in the row, with any column below
+    # `stop`; or in the column alone, with a row below `start`.
     width, start, stop = block
     pieces = [_piece(left, right, down, term, block, IndexBlock(width, 0, stop))]
     if start:
@@ -203,10 +199,10 @@ def _matrix(left: Any, right: Any, down: Any, term: HermiteTerm, block: IndexBlo
 def _piece(
     left: Any, right: Any, down: Any, term: HermiteTerm, rows: IndexBlock, columns: IndexBlock
 ) -> Any:
-    """Some rows and columns of this matrix, (columns * rows, out).
+    """Some rows and columns of the matrix of `_matrix`, (columns * rows, out).
 
     Without shared coordinates `down` is multiplied into one factor, and the sum over k is one
-    matrix product; with them it comes last, since many entries of each k are summed before.
+    matrix product; with them `down` comes last, since many entries of each k are summed before.
     """
     first = term.weight * _unpacked(left, term.free[0], term.shared, rows)
     second = _unpacked(right, term.free[1], term.shared, columns)
@@ -221,7 +217,7 @@ def _piece(
 
 
 def _unpacked(entries: Any, own: int, shared: int, block: IndexBlock) -> Any:
-    """(k, indices of the block, shared indices) of tensors (k, numbers)."""
+    """Tensors (k, numbers) as (k, indices of the block, shared indices)."""
     if not shared:
         return entries[:, block.of(own), None]
     at = packed.joined(own, shared, *block)
@@ -229,17 +225,20 @@ def _unpacked(entries: Any, own: int, shared: int, block: IndexBlock) -> Any:
 
 
 def _multiplicities(width: int, order: int, dtype: Any) -> np.ndarray:
+    """The multiplicities of sorted indices in a dtype."""
     return packed.multiplicities(width, order).astype(dtype)
 
 
 def _take(array: Any, at: np.ndarray, axis: int) -> Any:
+    """Entries of an array along an axis, by positions that are always in range."""
+    # mode="clip": JAX would else mask positions that are out of range.
     return library(array).take(array, at.astype(np.int32), axis=axis, mode="clip")
 
 
 class MergedLayer(NamedTuple):
-    """`down (leg_1 x * leg_2 x * ...) + copy x`; `copy` is None without a skip.
+    """A layer `down (leg_1 x * leg_2 x * ...) + copy x`; `copy` is None without a skip.
 
-    The linear layers that follow it are in `down` and `copy`.
+    `down` and `copy` include the linear layers that follow the layer.
     """
 
     legs: list[Any]
@@ -248,10 +247,13 @@ class MergedLayer(NamedTuple):
 
 
 def merged_layers(layers: list[dict[str, Any]]) -> tuple[Any, list[MergedLayer]]:
-    """The linear map before the first layer that multiplies, None without one, and those that do.
+    """The linear map before the first multiplying layer, and the multiplying layers.
 
     Args:
-        layers: Arrays by role, from `problems.tensors.lifted.arrays`.
+        layers: Arrays of every layer by role, from `problems.tensors.lifted.arrays`.
+
+    Returns:
+        Matrix of the linear map, None without one, and the layers with linear layers merged in.
 
     Example:
         >>> square = {"LEFT": np.eye(1), "RIGHT": np.eye(1), "DOWN": np.eye(1)}
@@ -273,6 +275,7 @@ def merged_layers(layers: list[dict[str, Any]]) -> tuple[Any, list[MergedLayer]]
 
 
 def _multiplying(roles: dict[str, Any]) -> MergedLayer:
+    """A multiplying layer from its arrays by role, without linear layers after it."""
     legs = [array for role, array in sorted(roles.items()) if role not in (DOWN, SKIP, UNIT)]
     if SKIP not in roles:
         return MergedLayer(legs, roles[DOWN], None)
@@ -280,31 +283,31 @@ def _multiplying(roles: dict[str, Any]) -> MergedLayer:
     return MergedLayer(legs, roles[DOWN], skip[0] * np.eye(len(skip), dtype=skip.dtype))
 
 
-_MATRIX = 2**26  # elements of a matrix from which a block is read
+_MATRIX = 2**26  # most elements of a matrix from which a block is read
 
 
 _SMALL = 2**22  # elements of a matrix so small that several models are made together
 
 
-_TOGETHER = 4
+_TOGETHER = 4  # small models that are made together
 
 
-_LONGEST = 2**31  # numbers of a model that are worth thinking of
+_LONGEST = 2**31  # most numbers of a model's vector, 16 GiB in float64
 
 
-_WAYS = 2**8  # ways to split an index; reading them would take longer than any product
+_WAYS = 2**8  # most ways to split an index; reading more takes longer than any product
 
 
 class PolynomialSpace(NamedTuple):
-    """Coefficients of the polynomials of some models, or a block of them. Hashable.
+    """The coefficients of the polynomials of some models, or a block of them. Hashable.
 
     Args:
-        d_in, d_out: Of the models.
-        degree: Of the polynomials.
-        orders: Of the coefficients.
-        lifted: Whether there are constants, so that all orders may be there.
-        gaussian: Whether they are Hermite coefficients, else those of monomials.
-        block: Which of them, by the largest coordinate of their index.
+        d_in, d_out: Numbers of inputs and outputs of the models.
+        degree: Largest degree of the polynomials.
+        orders: Orders of the coefficients.
+        lifted: Whether there are constants, so that all orders may occur.
+        gaussian: Whether the coefficients are of Hermite polynomials instead of monomials.
+        block: Block of the coefficients, by the largest coordinate of their index.
     """
 
     d_in: int
@@ -321,12 +324,12 @@ class PolynomialSpace(NamedTuple):
 
     @property
     def length(self) -> int:
-        """Numbers per output."""
+        """Number of coefficients per output."""
         return sum(self.block.length(order) for order in self.orders)
 
     @property
     def parts(self) -> tuple[PolynomialSpace, ...]:
-        """Blocks that are made one at a time: dot products are sums over them."""
+        """Blocks that are made one at a time; dot products are sums over the blocks."""
         return tuple(self._replace(block=block) for block in self._blocks())
 
     def _blocks(self) -> Iterator[IndexBlock]:
@@ -345,7 +348,7 @@ class PolynomialSpace(NamedTuple):
         return self.d_out * (below - inner)
 
     def multiplications(self, layers: Kinds) -> int:
-        """Scalar multiplications that the features of one model take."""
+        """Number of scalar multiplications for the features of one model."""
         # Legs are linear maps of all coefficients; then n - 1 products, of which the last is mapped
         # to the outputs at once.
         orders = self._input_orders()
@@ -366,11 +369,10 @@ class PolynomialSpace(NamedTuple):
         return number
 
     def in_flight(self, layers: Kinds, models: int) -> int:
-        """Elements of intermediates while a block of features of some models is made.
+        """Number of elements of intermediates while some models' features are made, by blocks.
 
-        A matrix beside what it is put together from and what is read from it, and the
-        coefficients before the last layer, twice for its factors and once more as they are
-        multiplied.
+        Counted are a matrix with its pieces, the numbers read from it, and the coefficients before
+        the last layer: twice for the layer's factors, and once more as these are multiplied.
         """
         width = self.block.width
         ranks = [kind.rank + self.lifted for kind in layers if kind.down is not None]
@@ -381,14 +383,14 @@ class PolynomialSpace(NamedTuple):
 
     @property
     def at_once(self) -> int:
-        """Models that are made together: several where each is small."""
+        """Number of models that are made together: several where each is small."""
         return _TOGETHER if self._matrix(0, self.block.width) <= _SMALL else 1
 
     def weights(self, model: Model) -> list[dict[str, Any]]:
         return [arrays(layer, self.lifted) for layer in model.layers]
 
     def inputs(self, metric: Metric, dtype: str) -> Series:
-        """The (lifted) input as polynomials of degree one in the coordinates of the space."""
+        """The input, lifted or not, as polynomials of degree one in the space's coordinates."""
         mean, root = np.zeros(self.d_in), np.eye(self.d_in)
         if self.gaussian:
             mean, root = _affine(metric, self.d_in)
@@ -409,7 +411,7 @@ class PolynomialSpace(NamedTuple):
         return library(some).concatenate(parts, axis=1)
 
     def _norms(self, order: int) -> Float[np.ndarray, " numbers"]:
-        """Lengths of the basis: the root of what a squared coefficient counts."""
+        """Lengths of the basis: roots of the weights of squared coefficients."""
         multiple = packed.multiplicities(self.block.stop, order, self.block.start)
         if self.gaussian:
             return np.sqrt(math.factorial(order) * multiple)
@@ -428,12 +430,12 @@ def polynomials(
     """The space that holds the polynomials of all models.
 
     Args:
-        models: Kinds of their layers.
-        metric: Any.
-        n_ctx: Positions of the sequences that they read; only vectors are held.
+        models: Kinds of the layers of every model.
+        metric: Any metric.
+        n_ctx: Number of positions of the input; None for vectors, the only inputs with a space.
 
     Returns:
-        The space. None where the metric does not compare polynomials, or where they are too long.
+        Space, or None where the metric compares no polynomials or their vectors are too long.
     """
     flat = [kind for layers in models for kind in layers]
     if n_ctx is not None or any(kind.mixes_positions for kind in flat):
@@ -443,11 +445,11 @@ def polynomials(
     if way is None or (way is not PairingRule.ISSERLIS and len(degrees) > 1):
         return None
     degree = max(degrees)
-    if degree > _WAYS or math.comb(degree, degree // 2) > _WAYS:  # the first bounds the second
-        return None
+    if degree > _WAYS or math.comb(degree, degree // 2) > _WAYS:
+        return None  # the first test spares large binomials
     d_in, d_out = models[0][0].d_in, models[0][-1].d_out
     gaussian = way is PairingRule.ISSERLIS
-    # A constant, a mean, or an odd and an even polynomial: coefficients of all orders may be there.
+    # A constant, a mean, or an odd and an even polynomial: coefficients of all orders may occur.
     lifted = any(kind.constant for kind in flat) or len({n % 2 for n in degrees}) > 1
     width = d_in
     if gaussian:
@@ -463,19 +465,19 @@ def polynomials(
 
 
 def way_of_one_layer(metric: Metric) -> PairingRule | None:
-    """How a metric joins two models of one nonlinear layer each; None where it joins no legs."""
+    """The rule by which a metric joins two nonlinear layers; None where it joins no legs."""
     return pairing_rule(layer_by_layer(metric, 1, (2, 2))) if joins_legs(metric) else None
 
 
 def _way(models: Sequence[Kinds], metric: Metric) -> PairingRule | None:
-    """Which coefficients have the metric's inner products for dot products."""
+    """The rule that says which coefficients have the metric's inner products; None for none."""
     depth = max(nonlinear(layers) for layers in models)
     largest = max(kind.order for layers in models for kind in layers)
     if depth > 1 or largest > LARGEST_ORDER:
         whole = {Gaussian: PairingRule.ISSERLIS, Symmetric: PairingRule.SYMMETRISED}
         return whole.get(type(metric))
     way = way_of_one_layer(metric)
-    if way is PairingRule.AS_WRITTEN:  # one leg is symmetric
+    if way is PairingRule.AS_WRITTEN:  # a single leg is symmetric as written
         return PairingRule.SYMMETRISED if depth == 0 else None
     return way
 
@@ -492,7 +494,7 @@ def _orders(degree: int, lifted: bool, gaussian: bool) -> tuple[int, ...]:
 
 
 def _coefficients(weights: list[dict[str, Any]], inputs: Series, space: PolynomialSpace) -> Series:
-    """The outputs of a model, those of their coefficients that are in the block of the space."""
+    """The coefficients of a model's outputs that are in the block of the space."""
     before, multiplying = merged_layers(weights)
     state = inputs if before is None else mapped(before, inputs)
     outputs = slice(int(space.lifted), None)
@@ -508,7 +510,7 @@ def _coefficients(weights: list[dict[str, Any]], inputs: Series, space: Polynomi
 
 
 def _applied(layer: MergedLayer, state: Series, block: IndexBlock, pairs: bool) -> Series:
-    """What a layer makes of some polynomials."""
+    """The polynomials above a layer, from the polynomials below it."""
     factors = [mapped(leg, state) for leg in layer.legs]
     if len(factors) == 1:
         result = within(mapped(layer.down, factors[0]), block)
@@ -527,7 +529,7 @@ def _applied(layer: MergedLayer, state: Series, block: IndexBlock, pairs: bool) 
 def _affine(
     metric: Metric, d_in: int
 ) -> tuple[Float[np.ndarray, " d"], Float[np.ndarray, "d rank"]]:
-    """m and L with x = m + L z for a standard normal z of as many coordinates as x varies in."""
+    """m and L of x = m + L z, with z standard normal and L of full column rank."""
     check_coordinates(metric, d_in)
     mean, cov = getattr(metric, "mean", None), getattr(metric, "cov", None)
     mean = np.zeros(d_in) if mean is None else np.asarray(mean, np.float64)
@@ -536,7 +538,7 @@ def _affine(
     cov = np.asarray(cov, np.float64)
     if cov.ndim == 1:
         return mean, np.diag(np.sqrt(np.maximum(cov, 0.0)))[:, cov > 0]
-    # In units of every coordinate's own deviation: what is small beside others is not lost.
+    # In units of every coordinate's own deviation, so that small coordinates are not lost.
     deviation = np.sqrt(np.maximum(np.diag(cov), 0.0))
     unit = np.where(deviation > 0, deviation, 1.0)
     values, vectors = np.linalg.eigh((cov + cov.T) / 2 / np.outer(unit, unit))

@@ -5,17 +5,17 @@ moment and mean, with `h~ = (1, h)`,
 
     S = <h~ h~^T>,        m = <h~>,
 
-where the brackets are those of the metric: a layer's output is a product of legs, and its second
-moment a sum over the joinings that the metric has for two layers of equal order, as in the
-recursion that plans run (`layerwise`). For the layer-wise metrics the sizes are therefore those of
-the arrays that a plan holds, at any depth. For metrics of whole trees they are those of the
-layer-wise metric nearest to them, `GaussianClosure` and `TreeSymmetric`, which differ by factors
-that few layers do not carry out of range.
+where the brackets are the average of the metric: a layer's output is a product of legs, and its
+second moment a sum over the joinings that the metric has for two layers of equal order, as in the
+recursion that plans run (`layerwise`). For the layer-wise metrics the sizes are therefore the sizes
+of the arrays that a plan holds, at any depth. For metrics of whole trees they are the sizes under
+the nearest layer-wise metric, `GaussianClosure` or `TreeSymmetric`, which differ by factors that
+few layers do not carry out of range.
 
-*Sequences.* A state is known at one position, an average over all. Attention multiplies states at
-several positions. It is measured as if its five legs were independent, which is the tensor's norm
-as written: with M_q = Q S Q^T and so on, by head, and T = S at the position of the query itself and
-T = m m^T at the others,
+*Sequences.* A state is known at one position, as an average over all positions. Attention
+multiplies states at several positions. Its output is measured as if its five legs were independent,
+which is the tensor's norm as written: with M_q = Q S Q^T and so on, by head, and T = S at the
+position of the query itself and T = m m^T at the other positions,
 
     S'[d, e] = 1 / d_head^4  sum_t  tr(M_q1 M_k1) tr(M_q2 M_k2) M_v[d, e].
 """
@@ -50,9 +50,9 @@ from tnsim.problems.tensors.kinds import core_of, kinds
 from tnsim.problems.tensors.lifted import arrays, in_float64
 
 _ROWS_AT_ONCE = 1024
-"""Rows of the second moment of hidden units that are held at a time."""
+"""Number of rows of the second moment of hidden units that are held at a time."""
 _MOST_ORDERS = 5
-"""Legs beyond which leg orders are not averaged over: 720 orders would cost more than they say."""
+"""Most legs of a layer for an average over their orders: six legs have 720 orders."""
 
 Joinings: TypeAlias = tuple[Joining, ...]
 LegRows: TypeAlias = Float[Array, "rows lifted"] | Literal["state", "constant"]
@@ -68,8 +68,8 @@ def scaled_under(model: Model, metric: Metric, by_states: bool, per_output: bool
     Args:
         model: Any model of known layers, traced or not.
         metric: A metric that joins legs, or `Categorical`.
-        by_states: Whether units follow the states of the model under the metric; else they follow
-            the weights.
+        by_states: Whether units follow the states of the model under the metric instead of the
+            weights.
         per_output: Whether each output has an exponent of its own.
 
     Example:
@@ -96,8 +96,9 @@ def scaled_under(model: Model, metric: Metric, by_states: bool, per_output: bool
 def follow_states(models: Iterable[Model]) -> bool:
     """Whether units of some models that are compared must follow the sizes of states.
 
-    The constant 1 stands beside states where a layer of any model has a constant, and where the
-    degrees of two models differ in parity (see `leaves.must_lift`).
+    Units must follow states where the constant 1 is a coordinate of the states: where a layer of
+    any model has a constant, or where the degrees of two models differ in parity (see
+    `leaves.must_lift`).
 
     Example:
         >>> import tnsim
@@ -113,7 +114,7 @@ def follow_states(models: Iterable[Model]) -> bool:
 
 
 def in_common_units(models: Sequence[Model], metric: Metric, per_output: bool) -> list[Scaled]:
-    """Models that are compared with each other, each in scientific notation.
+    """The models of one comparison, each in scientific notation.
 
     Args:
         models: All models of the comparison.
@@ -127,14 +128,14 @@ def in_common_units(models: Sequence[Model], metric: Metric, per_output: bool) -
 @pytree
 @dataclass(frozen=True, eq=False)
 class MeasuredStates:
-    """Lifted moments of a state, in the units of its bond; answers `scaling.States`.
+    """Lifted moments of a state, in the units of its bond; implements `scaling.States`.
 
     Args:
         second: S, (1 + width, 1 + width), the constant first; or its diagonal, (1 + width,).
         mean: m, (1 + width,).
-        joinings: For every order of a layer, the joinings of two layers of that order, and those
-            of the mean of one layer.
-        positions: Positions over which attention adds up keys.
+        joinings: Order of a layer, joinings of two layers of that order and joinings of the mean
+            of one such layer, for every order.
+        positions: Number of positions over which attention adds up keys.
     """
 
     second: Float[Array, "lifted lifted"] | Float[Array, " lifted"]
@@ -179,7 +180,9 @@ class MeasuredStates:
         return self._after_product(layer, roles)
 
     def _after_product(self, layer: Layer, roles: dict[str, Any]) -> MeasuredStates:
-        """With h the products of legs, `D h + s x` has the second moment
+        """The states above a product of legs, with or without a skip.
+
+        With h the products of legs, `D h + s x` has the second moment
 
             D <h h^T> D^T + s (D <h x^T> + <x h^T> D^T) + s^2 <x x^T>.
 
@@ -212,25 +215,25 @@ class MeasuredStates:
         return dataclasses.replace(self, second=second, mean=mean)
 
     def _after_attention(self, layer: Layer, core: Attention) -> MeasuredStates:
-        """See the module: legs count as independent, and skips as independent of heads."""
+        """The states above attention, with legs independent, and skips independent of heads."""
         xp = library(core.o, self.second)
         keys = (self.positions + 1) / 2 if core.mask == "causal" else float(self.positions)
 
         def of_heads(name: str, moment: Any) -> Any:
-            """<rows rows^T> of the rows of a head, (heads, rows, rows)."""
+            """The moments <rows rows^T> of the rows of every head, (heads, rows, rows)."""
             rows = _with_bias(xp, getattr(core, name), getattr(core, f"{name}_bias"))
             read = _times(rows, moment).reshape(core.n_heads, -1, rows.shape[1])
             return read @ rows.reshape(core.n_heads, -1, rows.shape[1]).swapaxes(1, 2)
 
         def of_values(key: Any) -> Any:
-            """<z z^T> of the heads where keys and values have the second moment `key`."""
+            """The moments <z z^T> of heads with the second moment `key` of keys and values."""
             scores: Any = 1.0 / core.d_head**4
             for query, name in (("q1", "k1"), ("q2", "k2")):
                 product = of_heads(query, self.second) * of_heads(name, key)
                 scores = scores * product.sum(axis=(1, 2))
             return scores[:, None, None] * of_heads("v", key)
 
-        # Keys vary independently, and have their mean in common.
+        # Keys vary independently around a common mean.
         in_common = keys * max(keys - 1, 0.0) * of_values(xp.outer(self.mean, self.mean))
         heads = keys * of_values(self.second) + in_common
         skip, scale = residual_rule(layer) if isinstance(layer, Residual) else (0.0, 1.0)
@@ -252,7 +255,7 @@ class _JoinedLegs:
     Args:
         states: States that the legs read.
         joinings: Joinings of two layers of one order.
-        of_mean: Joinings of the mean of one such layer, none where the metric has no means.
+        of_mean: Joinings of the mean of one such layer; empty where the metric has no means.
     """
 
     def __init__(self, states: MeasuredStates, joinings: Joinings, of_mean: Joinings) -> None:
@@ -261,7 +264,7 @@ class _JoinedLegs:
         self.of_mean = of_mean
 
     def product(self, bra: Sequence[LegRows], ket: Sequence[LegRows]) -> Any:
-        """`<prod_i bra_i[r] prod_j ket_j[q]>`, (rows of the bra, rows of the ket)."""
+        """The moments `<prod_i bra_i[r] prod_j ket_j[q]>`, (rows of the bra, rows of the ket)."""
         read: dict[tuple[int, ...], Any] = {}
         total: Any = 0.0
         for joining in self.joinings:
@@ -272,7 +275,7 @@ class _JoinedLegs:
         return total
 
     def mean(self, legs: Sequence[LegRows]) -> Any:
-        """`<prod_i legs_i[r]>`, (rows,); 0 under a metric without means."""
+        """The means `<prod_i legs_i[r]>`, (rows,); 0 under a metric without means."""
         read: dict[tuple[int, ...], Any] = {}
         total: Any = 0.0 * self._mean(legs[0])
         for joining in self.of_mean:
@@ -300,6 +303,8 @@ class _JoinedLegs:
         ket_order: tuple[int, ...],
         read: dict[tuple[int, ...], Any],
     ) -> Any:
+        """One joining for given orders of legs; `read` caches the moments of pairs of legs."""
+
         def leg(one: Leg) -> tuple[int, LegRows]:
             """Number of a leg, counted over both sides, and its rows."""
             if one.side == "A":
@@ -328,7 +333,7 @@ class _JoinedLegs:
         return total
 
     def _pair(self, rows: LegRows, others: LegRows) -> Any:
-        """`<rows[r] others[q]>`."""
+        """The moments `<rows[r] others[q]>` of two legs, for all pairs of rows."""
         second = self.states.second
         if isinstance(rows, str):
             if isinstance(others, str):
@@ -342,7 +347,7 @@ class _JoinedLegs:
         return read @ others.T
 
     def _pair_of(self, rows: LegRows, others: LegRows) -> Any:
-        """`<rows[r] others[r]>`, of two legs of one side."""
+        """The moments `<rows[r] others[r]>` of two legs of one side."""
         if isinstance(rows, str) and not isinstance(others, str):
             rows, others = others, rows
         second = self.states.second
@@ -350,11 +355,12 @@ class _JoinedLegs:
             return (_times(rows, second) * others).sum(axis=1)
         if not isinstance(rows, str):
             return self._pair(rows, "constant")[:, 0]
-        # Of the legs of a stream at most one reads the state.
+        # At most one leg of a stream reads the state.
         matrix = _matrix(second)
         return matrix[0] if "state" in (rows, others) else matrix[:1, 0]
 
     def _mean(self, rows: LegRows) -> Any:
+        """The means `<rows[r]>` of a leg, (rows,)."""
         mean = self.states.mean
         if isinstance(rows, str):
             return mean[:1] if rows == "constant" else mean
@@ -382,7 +388,7 @@ def _input_states(model: Model, metric: Metric) -> MeasuredStates:
 
 
 def _with_bias(xp: Any, weight: Any, bias: Any) -> Any:
-    """`[b, W]`, rows that read a lifted state; a missing bias is zero."""
+    """The rows `[b, W]`, which read a lifted state; a missing bias is zero."""
     bias = xp.zeros(len(weight), weight.dtype) if bias is None else bias
     return xp.concatenate([bias[:, None], weight], axis=1)
 
@@ -393,16 +399,17 @@ def _times(rows: Any, second: Any) -> Any:
 
 
 def _matrix(second: Any) -> Any:
+    """A second moment as a matrix, also where it is given by its diagonal."""
     return second if second.ndim == 2 else library(second).diag(second)
 
 
 def _half_log2(squares: Any) -> Unit:
-    """Base-2 logarithms of roots, finite: 0 of what is zero, or negative by rounding."""
+    """Base-2 logarithms of square roots; 0 for zero, and for negative numbers by rounding."""
     xp = library(squares)
     positive = squares > 0
     return xp.where(positive, xp.log2(xp.where(positive, squares, 1.0)) / 2, 0.0)
 
 
 def _not_differentiated(tree: Any) -> Any:
-    """The same numbers, constants to derivatives; NumPy stays as it is."""
+    """The same arrays as constants to derivatives; NumPy arrays as they are."""
     return jax.lax.stop_gradient(tree) if library(tree) is not np else tree

@@ -1,15 +1,21 @@
-"""Models over one-hot tokens as tables. In: models of sequences. Out: arrays over tokens, by name.
+"""Token inputs as a folded problem: models over one-hot tokens as tables.
 
-What comes before the first attention layer acts on every position alone, so it is a function of one
-token: a table with a row per token, made by a forward pass over the vocabulary. For one attention
-layer with linear layers after it, and with x the token at an output s and y that at a key at the
-distance D from it,
+Under `Categorical` an input position is the token x with probability p[x], independent of the
+others, so its moments of every order are one copy tensor: all legs that read a position share a
+single index over the vocabulary, weighted with p. Models are tables over tokens.
 
-    f[s](x, ...) = c(x) + sum_D w_D(x, y_D) v(y_D),
+*Tables.* The layers before the first attention layer act on every position alone, so together they
+are a function of one token: a table with a row per token, made by a forward pass over the
+vocabulary. For one attention layer with linear layers after it, and with x the token at an output
+s and y_D the token at a key at the distance D from it,
+
+    f[s](x, ...) = c(x) + t_0(x, x) + sum over D != 0 with REACH[s, D] of t_D(x, y_D),
+    t_D(x, y) = w_D(x, y) v(y),
     w_D(x, y) = (q1_D(x) . k1(y)) (q2_D(x) . k2(y)) / d_head^2,
 
-summed over heads and followed by the linear layers. c is what does not pass through attention.
-Under RoPE a score depends on positions through D alone, and the rotation is put into the queries.
+summed over heads and followed by the linear layers. c is the part of the output that does not pass
+through attention. Under RoPE a score depends on positions through D alone, and the rotation is put
+into the queries. The leaves are
 
     TABLE[x, k]                           c; without attention, the model itself
     Q1, Q2[D, x, a, i]                    queries of head a, with 1 / d_head; no axis D without RoPE
@@ -21,27 +27,14 @@ Under RoPE a score depends on positions through D alone, and the rotation is put
     HERE[D]                               1 at the distance 0
     ONES[s]                               a 1 for every position
 
-[merged from folding/tokens]
-Token inputs as a folded problem. In: what models over tokens consist of. Out: a `Problem`.
-
-Under `Categorical` an input position is the token x with probability p[x], independent of the
-others, so its moments of every order are one copy tensor: all legs that read a position share a
-single index over the vocabulary, weighted with p. Models are tables over tokens (see
-`problems.tokens`, also for the names of leaves).
-
-For an output at position s, with x the token there and y that at a key at the distance D,
-
-    f[s](x, ...) = c(x) + t_0(x, x) + sum over D != 0 with REACH[s, D] of t_D(x, y_D),
-    t_D(x, y) = w_D(x, y) v(y).
-
-Given x, the tokens at different distances are independent, and so are the terms t_D of two models f
-and g, except at equal distances. With the means given x, `U_D(x) = E_y[t_D(x, y)]` of each term and
-`G[s](x) = E[f[s] | x]` of the output,
+*Inner products.* Given x, the tokens at different distances are independent, and so are the terms
+t_D of two models f and g, except at equal distances. With the means given x, `U_D(x) =
+E_y[t_D(x, y)]` of each term and `G[s](x) = E[f[s] | x]` of the output,
 
     E[f[s] g[s] | x] = G^f[s](x) G^g[s](x)
                      + sum_D REACH^f[s, D] REACH^g[s, D] (E_y[t^f_D t^g_D] - U^f_D(x) U^g_D(x)).
 
-Exact; the tests enumerate all sequences.
+This is exact; the tests enumerate all sequences.
 """
 
 from __future__ import annotations
@@ -67,13 +60,13 @@ TABLE, TOKENS, HERE, REACH = "TABLE", "TOKENS", "HERE", "REACH"
 
 
 class TokenKind(NamedTuple):
-    """What a model over tokens consists of.
+    """A model over tokens without its numbers: the sorts of layers that it has.
 
     Args:
-        attends: Whether there is an attention layer, or only a table.
-        tail: Whether linear layers come after it.
-        tail_bias: Whether these have a bias.
-        turned: Whether scores know distances, as they do under RoPE.
+        attends: Whether there is an attention layer besides the table.
+        tail: Whether linear layers come after the attention layer.
+        tail_bias: Whether a linear layer of the tail has a bias.
+        turned: Whether scores depend on distances, as under RoPE.
         causal: Whether a position sees no later one.
     """
 
@@ -85,10 +78,10 @@ class TokenKind(NamedTuple):
 
 
 def token_kind(model: Model) -> TokenKind:
-    """What a model over tokens consists of.
+    """The sorts of layers that a model over tokens has.
 
     Raises:
-        TooLarge: It is not a table, at most one attention layer, and linear layers.
+        TooLarge: The model is more than a table, one attention layer and linear layers.
 
     Example:
         >>> import tnsim
@@ -128,13 +121,13 @@ def token_weights(
     """The arrays of one model.
 
     Args:
-        side: The model's name.
-        model: Its weights; NumPy, or JAX where one of them is.
-        kinds: Of all models compared: they say which distances occur.
-        n_ctx: Positions of the sequences.
+        side: Name of the model.
+        model: Model with NumPy weights, or JAX where a weight is.
+        kinds: Kinds of all models compared, which say which distances occur.
+        n_ctx: Number of positions of the sequences.
 
     Returns:
-        Leaf name -> array, as the head of this file lists them.
+        Arrays by leaf name, as the head of this module lists them.
 
     Example:
         >>> import tnsim
@@ -155,15 +148,15 @@ def token_weights(
 
 
 def token_inputs(probabilities: Any, kinds: Sequence[TokenKind], n_ctx: int) -> dict[str, Any]:
-    """The arrays that are not a model's.
+    """The arrays that belong to no model.
 
     Args:
-        probabilities: Of every token, (vocabulary,).
-        kinds: Of all models compared.
-        n_ctx: Positions of the sequences.
+        probabilities: Probability of every token, (vocabulary,).
+        kinds: Kinds of all models compared.
+        n_ctx: Number of positions of the sequences.
 
     Returns:
-        Leaf name -> array, as the head of this file lists them.
+        Arrays by leaf name, as the head of this module lists them.
 
     Example:
         >>> kind = TokenKind(True, False, False, False, causal=True)
@@ -178,10 +171,10 @@ def token_inputs(probabilities: Any, kinds: Sequence[TokenKind], n_ctx: int) -> 
 
 
 def token_arrays(model: Model, at: Int[np.ndarray, " distance"]) -> dict[str, Any]:
-    """The arrays of one model but REACH, with queries turned to the distances `at`.
+    """The arrays of one model without REACH, with queries rotated to the distances `at`.
 
     Returns:
-        Role -> array, as the head of this file lists them.
+        Arrays by role, as the head of this module lists them.
 
     Example:
         >>> import tnsim
@@ -203,12 +196,12 @@ def token_arrays(model: Model, at: Int[np.ndarray, " distance"]) -> dict[str, An
 
 
 def merged_tail(layers: Iterable[Layer]) -> dict[str, Any]:
-    """Linear layers in a row as one.
+    """The weight and bias of consecutive linear layers as one layer.
 
     W2 (W1 x + b1) + b2 = (W2 W1) x + (W2 b1 + b2).
 
     Returns:
-        WEIGHT, (d_out, d_in), and where one of them has a bias WEIGHT_BIAS, (d_out,).
+        WEIGHT, (d_out, d_in), and WEIGHT_BIAS, (d_out,), where one of the layers has a bias.
 
     Example:
         >>> import tnsim
@@ -229,7 +222,7 @@ def merged_tail(layers: Iterable[Layer]) -> dict[str, Any]:
 
 
 def merged_linear(layers: Iterable[Layer]) -> Layer:
-    """Linear layers in a row as one layer.
+    """Consecutive linear layers as one layer.
 
     Example:
         >>> import tnsim
@@ -247,7 +240,7 @@ def _affine_map(layer: Layer) -> tuple[Any, Any | None]:
 
 
 def _first_attention(model: Model) -> tuple[int, Attention] | None:
-    """The first layer that attends: its number, and what is inside its residuals."""
+    """Number of the first attention layer, and the attention inside its residuals."""
     for number, layer in enumerate(model.layers):
         core = innermost(layer)
         if isinstance(core, Attention):
@@ -272,7 +265,7 @@ def _table(model: Model, layers: Sequence[Layer]) -> Any:
 def _attention_arrays(
     layer: Layer, core: Attention, table: Any, at: Int[np.ndarray, " distance"]
 ) -> dict[str, Any]:
-    """Arrays of an attention layer that reads a table; `core` is what its residuals are around."""
+    """Arrays of an attention layer that reads a table; `core` is the layer inside residuals."""
     skip, scale = residual_rule(layer)
     xp = library(layer, table)
     rotations = core.rotations(int(np.abs(at).max()) + 1)
@@ -286,7 +279,7 @@ def _attention_arrays(
                 leg = xp.stack([_turned(leg, rotations, distance) for distance in at])
         arrays[name.upper()] = leg
     arrays[OUTPUT] = scale * core.o.reshape(core.d_out, core.n_heads, -1)
-    past = xp.zeros((len(table), core.d_out))  # what does not pass through attention
+    past = xp.zeros((len(table), core.d_out))  # the part c that does not pass through attention
     if layer is not core:
         past = skip * table
     if core.o_bias is not None:
@@ -296,7 +289,7 @@ def _attention_arrays(
 
 
 def _turned(queries: Any, rotations: Any, distance: int) -> Any:
-    """R_D q for every query q, a row: the score with a key k at the distance D is (R_D q) . k."""
+    """The rows R_D q of queries q; the score with a key k at the distance D is (R_D q) . k."""
     # (R_s q) . (R_t k) = (R_(s - t) q) . k, as R_t^T R_s = R_(s - t); a row is multiplied by R_D^T.
     inverse = rotations[distance].T if distance >= 0 else rotations[-distance]
     return queries @ inverse
@@ -308,16 +301,16 @@ def fold_tokens(
     pairs: Iterable[Pair],
     per_output: bool,
 ) -> Problem:
-    """The problem whose outputs are the inner products `pairs`, summed over positions.
+    """The problem that has the inner products `pairs`, summed over positions, for outputs.
 
     Args:
-        kinds: What every model consists of.
-        shapes: Of all leaves, as `problems.tokens` makes them.
+        kinds: Kind of every model.
+        shapes: Shapes of all leaves, by name.
         pairs: The inner products asked for.
-        per_output: Whether they are wanted for every output coordinate, or summed over them.
+        per_output: Whether there is one inner product for every output coordinate, or their sum.
 
     Returns:
-        A problem of one stage, whose outputs are named by their pair.
+        Problem of one stage with outputs named by their pair.
 
     Source:
         The definition of an expectation, with independence given the token at the output.
@@ -336,7 +329,7 @@ def fold_tokens(
 
 
 def _head_means(side: Side, kind: TokenKind, heads: tuple[str, str]) -> Operand:
-    """U[D, x, a, v] of a model, what each head gives on average, before the output matrix."""
+    """U[D, x, a, v] of a model, the mean of each head before the output matrix."""
     distance = ("D",) if kind.turned else ()
     return Operand(f"U.{side}", (*distance, "x", *heads))
 
@@ -350,9 +343,9 @@ def _attended(side: Side, kind: TokenKind, key: str, heads: tuple[str, str]) -> 
     """t_D(x, key) of every head, before the output matrix: axes D, x, key, and heads.
 
     Args:
-        side: The model.
-        kind: What it consists of.
-        key: Index of the token at the key; "x" where it is the output's own.
+        side: Name of the model.
+        kind: Kind of the model.
+        key: Index of the token at the key; "x" where the key is the output's own token.
         heads: Indices of the head and of the value's coordinate.
     """
     distance = ("D",) if kind.turned else ()
@@ -369,7 +362,7 @@ def _attended(side: Side, kind: TokenKind, key: str, heads: tuple[str, str]) -> 
 
 
 def _means(side: Side, kind: TokenKind) -> Iterator[Definition]:
-    """U and G of one model, the means given the token at the output."""
+    """U and G of one model: means of heads and of the output, given the token at the output."""
     heads = ("a", "v")
     # U_D(x) = sum_y p[y] t_D(x, y)
     # G[s](x) = c(x) + t_0(x, x) + sum_D REACH[s, D] U_D(x)
@@ -394,17 +387,17 @@ def _means(side: Side, kind: TokenKind) -> Iterator[Definition]:
 
 def _before_tails(pair: Pair, kinds: tuple[TokenKind, TokenKind]) -> Definition:
     """M[k, l] = E sum_s f[s, k] g[s, l], before the linear layers after attention."""
-    # sum_x p[x] G^f[s](x) G^g[s](x), which would be all if the terms t_D were independent given x
+    # sum_x p[x] G^f[s](x) G^g[s](x): the whole moment if all terms t_D were independent given x
     token = Operand(TOKENS, ("x",))
     terms = [Term(1.0, (token, _output_mean(pair.bra, "k"), _output_mean(pair.ket, "l")))]
     if all(kind.attends for kind in kinds):
-        # Those at one distance read one token: + E_y[t^f_D t^g_D] - U^f_D U^g_D
+        # Terms at one distance read one token: + E_y[t^f_D t^g_D] - U^f_D U^g_D
         bra_heads, ket_heads = ("a", "v"), ("b", "w")
         outputs = (
             Operand(model_leaf(pair.bra, OUTPUT), ("k", *bra_heads)),
             Operand(model_leaf(pair.ket, OUTPUT), ("l", *ket_heads)),
         )
-        # A model with itself sees what it sees: REACH is 0 or 1, and its square is itself.
+        # REACH is 0 or 1 and so its own square: of a model with itself it stands once.
         sides = dict.fromkeys(pair)
         weights = (*(Operand(model_leaf(side, REACH), ("s", "D")) for side in sides), token)
         jointly = (
@@ -422,17 +415,18 @@ def _before_tails(pair: Pair, kinds: tuple[TokenKind, TokenKind]) -> Definition:
 
 
 def _before_tails_name(pair: Pair) -> str:
+    """Name of the moment M of two models."""
     return f"M.{pair.group}"
 
 
 def _inner_product(pair: Pair, kinds: tuple[TokenKind, TokenKind], per_output: bool) -> Definition:
     """sum_s E <W f[s] + b, V g[s] + c> for the linear layers W, b and V, c after attention.
 
-    Multiplied out: the moment M between W and V, each bias against the other model's mean, and the
-    biases against each other. A model without linear layers has its outputs as they are.
+    Multiplied out, the sum has the moment M between W and V, each bias times the other model's
+    mean, and the product of the biases. For a model without linear layers W is the identity.
     """
-    tails: list[tuple[Operand, ...]] = []  # W and V, where they are there
-    ends: list[str] = []  # index of the outputs that they read
+    tails: list[tuple[Operand, ...]] = []  # W and V, where a model has them
+    ends: list[str] = []  # index of the outputs that W and V read
     biases: list[Operand | None] = []
     for side, kind, end in zip(pair, kinds, ("i", "j"), strict=True):
         weight = Operand(model_leaf(side, WEIGHT), ("k", end))

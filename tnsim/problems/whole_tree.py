@@ -1,15 +1,27 @@
-"""A model seen from its first-layer nodes: one symmetric tensor. In: the trees. Out: definitions.
+"""Exact deep metrics as a folded problem: sums over diagrams of whole trees.
 
-In the outputs y of its first nonlinear layer, a model is a homogeneous polynomial
+`Gaussian` beyond one nonlinear layer and `Symmetric` join the legs of whole trees, not layer by
+layer: an inner product is a sum over diagrams (see `metrics.orbits`), each a small network over the
+layers' symmetrised tensors. A problem has three stages: the layers' arrays and the input's second
+moments; the arrays that are built of them and shared by all diagrams; and one weighted sum of
+diagrams for each inner product, every diagram written in several ways. The names and formulas of
+the arrays, and the ways to write a diagram, stand in `diagrams`. The planner takes the cheapest
+way, contracts shared parts once and takes sums before products.
+
+Diagrams are homogeneous in the lifted input, which they treat as centred. With a constant or a mean
+the problem is run at several second moments `C + t m m^T` and combined (see `base`).
+
+*Upper tensors.* In the outputs y of its first nonlinear layer, a model is a homogeneous polynomial
 
     p_k(y) = sum W[k, a_1, ..., a_n] y[a_1] ... y[a_n],
 
 with an index of W for each of the n first-layer nodes. The tree gives a W that is symmetric under
-the tree's automorphisms only. As all y are the same, its mean over all orders of the nodes is the
-same polynomial: for three bilinear layers the mean over the three ways to put four nodes in pairs.
+the tree's automorphisms only. As all y are the same, the mean of W over all orders of the nodes is
+the same polynomial: for three bilinear layers the mean over the three ways to put four nodes in
+pairs.
 
 With that W it no longer matters which node is joined to which, so that joinings *within* the model
-are summed over once. Left with f free nodes it is
+are summed over once. With f free nodes left, W becomes
 
     W_f[k, a_1, ..., a_f] = sum over joinings of the other n - f nodes among themselves
                           = sum W[k, a_1, ..., a_n] E[y[a_(f+1)] ... y[a_n]].
@@ -18,15 +30,11 @@ These are the coefficients of the polynomial in Wick products,
 
     p_k(y) = sum over f of C(n, f) <W_f[k], :y^f:>,
 
-of which two, of two models, have for expectation the sum over crossing joinings alone, those in
-which every connected part has nodes of both.
+of which two, of two models, have for expectation the sum over crossing joinings alone, in which
+every connected part has nodes of both models.
 
-[merged from folding/crossings]
-What diagrams have in common beyond single tensors. In: a diagram. Out: its crossing part.
-
-All first-layer nodes of a model are the same function, so what is joined to them does not care
-which node of the tree it meets. Seen from its first-layer nodes a model is therefore a symmetric
-tensor W over their outputs (see `upper_tensors`), and of a diagram two things matter:
+*Crossing parts.* All first-layer nodes of a model are the same function, so a node of the other
+model that is joined to them may meet any of them. Of a diagram two things therefore matter:
 
     its connected parts that lie within one model, which can be contracted into W once, summed over
     all ways to join so many nodes among themselves;
@@ -35,24 +43,8 @@ tensor W over their outputs (see `upper_tensors`), and of a diagram two things m
 Diagrams with isomorphic crossing parts are one product of two W. Of the 606 diagrams of three
 bilinear layers a side, 77 remain.
 
-[merged from folding/tree_definitions]
-What all diagrams of two trees share, defined once. In: the trees. Out: definitions.
-
-The names and formulas of these arrays stand in `tree_operands`. They come in two stages: first the
-layers' arrays and the second moments of what level 0 reads, then what is built of those.
-
-[merged from folding/whole_tree]
-Exact deep metrics as a folded problem. In: layer kinds, a kind of joining. Out: a `Problem`.
-
-`Gaussian` beyond one nonlinear layer and `Symmetric` join the legs of whole trees, not layer by
-layer: an inner product is a sum over diagrams (see `orbits`), each a small network over the layers'
-symmetrised tensors. A problem has three stages: the layers' arrays and the input's second moments;
-what is built of them and shared by all diagrams (see `tree_definitions`); and one weighted sum of
-diagrams for each inner product, every diagram written in several ways (see `diagram_terms`). The
-planner keeps the cheapest way, contracts shared parts once and takes sums before products.
-
-Diagrams are homogeneous in the lifted input, which they treat as centred. With a constant or a mean
-the problem is run at several second moments `C + t m m^T` and combined (see `constants`).
+The module reads in this order: upper tensors, crossing parts, the arrays that all diagrams share,
+and the problem itself (`fold_trees`).
 """
 
 from __future__ import annotations
@@ -116,13 +108,13 @@ from tnsim.problems.tensors.kinds import Kinds
 from tnsim.problems.tensors.lifted import symmetric_shapes
 
 MAX_ELEMENTS = 2**27
-"""Of W; with more, models are contracted through their hidden units alone."""
+"""Largest number of entries of W; larger models are contracted through hidden units alone."""
 
 
 def has_upper_tensors(parts: TreeOperands) -> bool:
     """Whether these models are contracted through upper tensors as well.
 
-    That is worth it where a model has nodes between the first and the last layer, or a last layer
+    Upper tensors pay where a model has nodes between the first and the last layer, or a last layer
     of more than two legs; a tensor of two legs is symmetric as it is.
     """
     nodes = [parts.trees[side].bottoms for side in parts.models]
@@ -132,7 +124,7 @@ def has_upper_tensors(parts: TreeOperands) -> bool:
 
 
 def elements(parts: TreeOperands, side: Side) -> int:
-    """Entries of W."""
+    """Number of entries of W."""
     layers = parts.models[side]
     groups = parts.groups[side].nonlinear
     outputs = layers[-1].d_out + parts.lifted
@@ -142,14 +134,14 @@ def elements(parts: TreeOperands, side: Side) -> int:
 
 
 def joinings_within(parts: TreeOperands, side: Side, free: int) -> int:
-    """Ways to join the legs of all nodes but the free ones among themselves: (2m - 1)!!."""
+    """Number (2m - 1)!! of ways to join the 2m legs of all nodes but the free ones in pairs."""
     tree = parts.trees[side]
     legs = tree.bunch * (tree.bottoms - free)
     return math.prod(range(legs - 1, 0, -2))
 
 
 def upper_tensors(parts: TreeOperands) -> Iterator[Definition]:
-    """W of every model, and what is left of it with fewer free nodes."""
+    """W of every model, and W_f for every smaller number f of free nodes."""
     for side in parts.models:
         tree = parts.trees[side]
         yield _symmetrised(parts, side)
@@ -159,7 +151,7 @@ def upper_tensors(parts: TreeOperands) -> Iterator[Definition]:
 
 
 def _symmetrised(parts: TreeOperands, side: Side) -> Definition:
-    """W with all nodes free: the mean over all orders of the nodes, equal ones taken once."""
+    """W with all nodes free: the mean over all orders of the nodes, equal orders taken once."""
     tree = parts.trees[side]
     nodes = [f"a{node}" for node in range(tree.bottoms)]
     orders = list(_distinct_orders(tree))
@@ -171,7 +163,7 @@ def _symmetrised(parts: TreeOperands, side: Side) -> Definition:
 
 
 def _distinct_orders(tree: Tree) -> Iterator[tuple[int, ...]]:
-    """Orders of the first-layer nodes, one of each set that the tree's automorphisms permute."""
+    """Orders of the first-layer nodes, one for each orbit under the tree's automorphisms."""
     known: set[tuple[int, ...]] = set()
     symmetries = automorphisms(tree.orders[1:])
     for order in itertools.permutations(range(tree.bottoms)):
@@ -203,7 +195,7 @@ def _joined_within(parts: TreeOperands, side: Side, free: int) -> Definition:
     nodes = [f"a{node}" for node in range(tree.bottoms)]
     whole = Operand(upper_tensor(side, tree.bottoms), ("k", *nodes))
     joined = [Bottom(side, node) for node in nodes[free:]]
-    nobody = Tree((tree.bunch, 0))  # without nodes: all joinings are among those of one model
+    nobody = Tree((tree.bunch, 0))  # no ket nodes: every joining is within the model
     terms = []
     for diagram in diagrams(Tree((tree.bunch, len(joined))), nobody, cross_only=False):
         merged = Merge()
@@ -217,15 +209,15 @@ class Crossing(NamedTuple):
     """The crossing part of a diagram.
 
     Args:
-        free: How many nodes of bra and ket are in it.
-        edges: Between them, numbered bra first.
+        free: Numbers of nodes of the bra and of the ket in the part.
+        edges: Edges between these nodes, numbered bra first.
     """
 
     free: tuple[int, int]
     edges: tuple[Edge, ...]
 
     def form(self) -> Hashable:
-        """Equal for crossing parts that differ by which nodes of a model are which."""
+        """A key that crossing parts share if they differ by the numbering of nodes alone."""
         bras, kets = self.free
         nodes: list[Tensor] = [(int(node >= bras), (node,)) for node in range(bras + kets)]
         edges: list[Tensor] = [(2, edge) for edge in self.edges]
@@ -234,12 +226,12 @@ class Crossing(NamedTuple):
 
 
 def crossing_part(edges: Sequence[Edge], bras: int, nodes: int) -> Crossing:
-    """The part of a diagram whose connected parts have nodes of both models.
+    """The connected parts of a diagram that have nodes of both models.
 
     Args:
-        edges: Between first-layer nodes, as in `Diagram`.
-        bras: Nodes of the bra, which come first.
-        nodes: Nodes of both.
+        edges: Edges between first-layer nodes, numbered as in `Diagram`.
+        bras: Number of nodes of the bra, which come first.
+        nodes: Number of nodes of both models.
 
     Example:
         Of two nodes a side, one of the bra is joined to itself, which leaves three.
@@ -247,7 +239,7 @@ def crossing_part(edges: Sequence[Edge], bras: int, nodes: int) -> Crossing:
         >>> crossing_part([(0, 0), (1, 2), (1, 3), (2, 3)], bras=2, nodes=4)
         Crossing(free=(1, 2), edges=((0, 1), (0, 2), (1, 2)))
     """
-    part = list(range(nodes))  # of every node, the smallest node known to be connected to it
+    part = list(range(nodes))  # for every node, the smallest node known to be connected to it
     for _ in range(nodes):
         for u, v in edges:
             part[u] = part[v] = min(part[u], part[v])
@@ -265,10 +257,10 @@ Powers = tuple[tuple[str, int], ...]
 
 
 def layer_arrays(parts: TreeOperands) -> tuple[Definition, ...]:
-    """D and P of every nonlinear layer, or T where it comes whole; linear layers multiplied in.
+    """D and P of every nonlinear layer, or T of a dense one; linear layers are multiplied in.
 
     Args:
-        parts: The models' trees. So of all functions here; the formulas are in `tree_operands`.
+        parts: Trees of the models, as for all functions here; `diagrams` has the formulas.
     """
     definitions: list[Definition] = []
     for side in parts.models:
@@ -290,7 +282,7 @@ def scale_groups(arrays: tuple[Definition, ...]) -> tuple[ScaleGroup, ...]:
 
 
 def second_moments(parts: TreeOperands) -> tuple[Definition, ...]:
-    """S of the pairs of models in which linear layers come first; for others it is the input's."""
+    """S of the pairs of models in which linear layers come first; S of others is the input's."""
     return tuple(_second_moment(parts, pair) for pair in _pairs(parts) if parts.has_leading(pair))
 
 
@@ -329,13 +321,13 @@ def matrices_between_units(parts: TreeOperands) -> tuple[Definition, ...]:
 
 
 def layer_powers(parts: TreeOperands, side: Side, level: int, copies: int) -> Powers:
-    """The scale groups of so many copies of a layer's tensor: T is linear in D and square in P.
+    """The scale groups of some copies of a layer's tensor: T is linear in D and square in P.
 
     Args:
-        parts: The models' trees.
-        side: The model.
-        level: The layer's level in its tree.
-        copies: How often the tensor is in a product.
+        parts: Trees of the models.
+        side: Name of the model.
+        level: Level of the layer in its tree.
+        copies: Number of times that the tensor is in a product.
     """
     if parts.is_dense(side, level):
         return ((layer_tensor(side, level), copies),)
@@ -343,14 +335,14 @@ def layer_powers(parts: TreeOperands, side: Side, level: int, copies: int) -> Po
 
 
 def _pairs(parts: TreeOperands) -> Iterator[Pair]:
-    """The pairs of models that are there."""
+    """The pairs of the models that are compared."""
     for pair in PAIRS:
         if set(pair) <= set(parts.models):
             yield pair
 
 
 def _linear_after(parts: TreeOperands, side: Side, level: int) -> tuple[list[Operand], str]:
-    """The linear layers after a nonlinear one, from index x0 on, and the index they end in."""
+    """The linear layers after a nonlinear one, from index x0 on, and their last index."""
     layers = parts.groups[side].nonlinear[level].linear_after
     weights = []
     for n, number in enumerate(layers):
@@ -359,7 +351,7 @@ def _linear_after(parts: TreeOperands, side: Side, level: int) -> tuple[list[Ope
 
 
 def _whole_tensor(parts: TreeOperands, side: Side, level: int) -> Definition:
-    """T of a layer that comes as its tensor."""
+    """T of a layer that is given as a whole tensor."""
     number = parts.groups[side].nonlinear[level].number
     legs = tuple(f"i{leg}" for leg in range(parts.trees[side].orders[level]))
     weights, end = _linear_after(parts, side, level)
@@ -370,7 +362,7 @@ def _whole_tensor(parts: TreeOperands, side: Side, level: int) -> Definition:
 
 
 def _factors(parts: TreeOperands, side: Side, level: int) -> tuple[Definition, Definition]:
-    """D and P of a layer."""
+    """D and P of a nonlinear layer."""
     number = parts.groups[side].nonlinear[level].number
     weights, end = _linear_after(parts, side, level)
     down = Operand(str(Leaf(side, number, SIGNED_DOWN)), ("x0", "h"))
@@ -384,7 +376,7 @@ def _factors(parts: TreeOperands, side: Side, level: int) -> tuple[Definition, D
 
 def _second_moment(parts: TreeOperands, pair: Pair) -> Definition:
     """S[k, l] = W_X C W_Y^T; where C is the identity or a diagonal, the inputs share an index."""
-    # A chain, for two linear layers in the bra and one in the ket
+    # A chain: for two linear layers in the bra and one in the ket
     #     W_2[bra2, bra1] W_1[bra1, bra0] C[bra0, ket0] V_1[ket1, ket0].
     merged = Merge()
     operands: list[Operand] = []
@@ -409,7 +401,7 @@ def _second_moment(parts: TreeOperands, pair: Pair) -> Definition:
 
 
 def _node_mean(parts: TreeOperands, side: Side, powers: Powers) -> Definition:
-    """m[o] = sum_ij T[o, i, j] S[i, j]."""
+    """The mean of a node of level 0, m[o] = sum_ij T[o, i, j] S[i, j]."""
     merged = Merge()
     moment = parts.edge(Pair(side, side), ("i", "j"), merged)
     tensor = parts.node(side, 0, "o", ("i", "j"), dense=False)
@@ -418,9 +410,9 @@ def _node_mean(parts: TreeOperands, side: Side, powers: Powers) -> Definition:
 
 
 def _up_the_tree(parts: TreeOperands, side: Side) -> Iterator[Definition]:
-    """U of every level above the first, and u and M of what level 1 sees."""
-    # P of a level reads the output o of the level below, which D of that one writes. Summed over o,
-    # widths are gone: diagrams over units have numbers of hidden units for sizes.
+    """U of every level above the first, and u, M and V of level 1."""
+    # P of a level reads the output o that D of the level below writes. Summed over o, widths are
+    # gone: diagrams over units have numbers of hidden units for sizes.
     for level in range(1, parts.depth(side)):
         link = (
             Operand(leg_factor(side, level), ("h", "o")),
@@ -438,10 +430,10 @@ def _up_the_tree(parts: TreeOperands, side: Side) -> Iterator[Definition]:
 
 
 def _to_outputs(parts: TreeOperands, side: Side) -> Definition:
-    """V[k, h1, h2, ...]: all above level 1, from its units to the outputs.
+    """V[k, h1, h2, ...]: the layers above level 1, from its units to the outputs.
 
-    With two units it is a symmetric matrix for each output. With more, of four levels, it would
-    have to be symmetrised; that many legs are not planned.
+    With two units V is a symmetric matrix for each output. With more units, of four levels, V would
+    have to be symmetrised; trees of so many legs are not planned.
     """
     top = parts.depth(side) - 1
     operands: list[Operand] = []
@@ -463,7 +455,7 @@ def _to_outputs(parts: TreeOperands, side: Side) -> Definition:
 
 
 def _along_edge(parts: TreeOperands, pair: Pair) -> Definition:
-    """G[h, g] = sum_ij P[h, i] S[i, j] P[g, j]."""
+    """G between units of level 0, G[h, g] = sum_ij P[h, i] S[i, j] P[g, j]."""
     merged = Merge()
     moment = parts.edge(pair, ("i", "j"), merged)
     bra = Operand(leg_factor(pair.bra, 0), ("h", "i"))
@@ -474,7 +466,7 @@ def _along_edge(parts: TreeOperands, pair: Pair) -> Definition:
 
 
 def _at_outputs(parts: TreeOperands, pair: Pair) -> Definition:
-    """K[h, g] = sum_k D[k, h] D[k, g], without the constant row."""
+    """K between units at the outputs, K[h, g] = sum_k D[k, h] D[k, g], k not the constant."""
     operands = []
     for side, unit in zip(pair, ("h", "g"), strict=True):
         operands.append(Operand(output_factor(side, parts.depth(side) - 1), ("k", unit)))
@@ -486,7 +478,7 @@ def _at_outputs(parts: TreeOperands, pair: Pair) -> Definition:
 
 
 MAX_LEGS = 20
-"""Legs of both models together: 20 have 654,729,075 pairings, 32 have 1.9 * 10^17."""
+"""Most legs of both models together: 20 have 654,729,075 pairings, 32 have 1.9 * 10^17."""
 
 
 def fold_trees(
@@ -498,7 +490,7 @@ def fold_trees(
     per_output: bool,
     n_ctx: int = 1,
 ) -> Problem:
-    """The problem whose outputs are inner products, each a sum over diagrams of whole trees.
+    """The problem that has inner products for outputs, each a sum over diagrams of whole trees.
 
     Args:
         models: Kinds of the layers of every model, from the input up.
@@ -506,12 +498,12 @@ def fold_trees(
         inputs: Structure of the input's second moment.
         lifted: Whether the constant is coordinate 0 of every bond.
         pairs: The inner products asked for.
-        per_output: Whether they are wanted for every output coordinate, or summed over them.
-        n_ctx: Positions of flattened sequences, over which outputs are added up.
+        per_output: Whether there is one inner product for every output coordinate, or their sum.
+        n_ctx: Number of positions of flattened sequences, over which outputs are added up.
 
     Returns:
-        A problem whose outputs are named by their pair. Its leaves are those of
-        `symmetric.symmetric_arrays`, the input's second moment `COVARIANCE` and, lifted, `TRACE`.
+        Problem with outputs named by their pair. Its leaves are the arrays of
+        `lifted.symmetric_arrays`, the input's second moment `COVARIANCE` and, lifted, `TRACE`.
     """
     pairs = tuple(pairs)
     parts = TreeOperands(models, inputs, lifted, n_ctx)
@@ -523,9 +515,9 @@ def fold_trees(
     if has_upper_tensors(parts):
         shared += tuple(upper_tensors(parts))
     stages = [Stage(layers + second_moments(parts), groups), Stage(shared, groups)]
-    for pair in pairs:  # one after the other: together they need the memory of all
+    for pair in pairs:  # one stage each: a common stage would need the memory of all
         product = _inner_product(parts, pair, cross_only, per_output)
-        # Divided by its own scale as well, so that it comes as a number and a logarithm.
+        # The product is divided by its own scale too: the result is a number and a logarithm.
         own = ScaleGroup(pair.group, degree=1, definition=pair.group)
         stages.append(Stage((product,), (own,)))
     symmetric = {IDENTITY} if inputs.moment == "diagonal" else {IDENTITY, COVARIANCE}
@@ -534,7 +526,7 @@ def fold_trees(
 
 
 def check_size(models: Mapping[Side, Kinds], cross_only: bool) -> None:
-    """Refuse what nobody could contract, before diagrams are generated.
+    """Refuse trees that are too large or do not match, before diagrams are generated.
 
     Raises:
         TooLarge: The trees have more than `MAX_LEGS` legs together.
@@ -559,10 +551,10 @@ def check_size(models: Mapping[Side, Kinds], cross_only: bool) -> None:
 def _inner_product(
     parts: TreeOperands, pair: Pair, cross_only: bool, per_output: bool
 ) -> Definition:
-    """All diagrams of one inner product, each weighted with the number of joinings it stands for.
+    """All diagrams of one inner product, each weighted by the number of its joinings.
 
     The Gaussian expectation is the sum over all pairings. The symmetriser P_n is the *mean* over
-    the n! ways to join n legs of the bra to n of the ket, so there counts are divided by n!.
+    the n! ways to join n legs of the bra to n of the ket, so for it counts are divided by n!.
     """
     bra, ket = parts.trees[pair.bra], parts.trees[pair.ket]
     joinings = float(math.factorial(bra.legs)) if cross_only else 1.0
@@ -582,7 +574,7 @@ def _inner_product(
 def _by_crossing(
     parts: TreeOperands, pair: Pair, terms: list[Term], crossings: list[Crossing]
 ) -> list[Term]:
-    """Diagrams with one crossing part as one product of upper tensors, or as they were."""
+    """One term for each crossing part: a product of upper tensors, or the diagrams themselves."""
     # With f and g free nodes, W_f and W_g are sums over the J_f and J_g ways to join the other
     # nodes of each model among themselves. A product of the two therefore holds J_f J_g joinings,
     # and diagrams that hold N together are N / (J_f J_g) such products: as often as there are ways
@@ -606,7 +598,7 @@ def _by_crossing(
 
 
 def _powers(parts: TreeOperands, pair: Pair) -> tuple[tuple[str, int], ...]:
-    """Scale groups of an inner product: every array as often as bra and ket together hold it."""
+    """The scale groups of an inner product; a power counts the copies of an array in both trees."""
     powers: dict[str, int] = {}
     for side in pair:
         orders = parts.trees[side].orders

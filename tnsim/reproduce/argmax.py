@@ -1,26 +1,10 @@
-"""The paper's sizes and rates. In: nothing. Out: `ArgmaxSetting`.
+"""The second largest of four: does a Gaussian metric track behaviour on other inputs?
 
-[merged from reproduce/argmax/distributions]
-Lists of four numbers, and where the second largest stands. In: keys. Out: inputs, labels.
-
-[merged from reproduce/argmax/train]
-One bilinear layer learns the second argmax. In: a run. Out: series `DISTRIBUTION/seed-N`.
-
-All seeds of a distribution are trained side by side, as one program.
-
-[merged from reproduce/argmax/measure]
-Similarities of all checkpoints on every distribution. In: a run. Out: `Measured`.
-
-[merged from reproduce/argmax/claims]
-What the paper's appendix D says. In: measured values. Out: claims.
-
-[merged from reproduce/argmax/figure]
-The grid of scatter plots. In: measured values. Out: figures by name.
-
-[merged from reproduce/argmax]
-The second largest of four: does a Gaussian metric track behaviour on other inputs?
-
-In: nothing but a seed. Out: claims of the paper's appendix D, and its grid of scatter plots.
+The claims are those of the paper's appendix D, and the figure is its grid of scatter plots. Inputs
+are lists of four numbers from ten distributions, and the label is the place of the second largest
+number. One bilinear layer learns the task from every distribution and every seed; all seeds of a
+distribution are trained side by side, as one program, into series `DISTRIBUTION/seed-N`. All
+checkpoints of a distribution are then compared by weights and by outputs.
 """
 
 from __future__ import annotations
@@ -51,17 +35,18 @@ STEPS = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 
 @dataclass(frozen=True)
 class ArgmaxSetting:
-    """Of one bilinear layer without biases, trained with Adam at a constant rate.
+    """The paper's sizes and rates: one bilinear layer without biases, Adam at a constant rate.
 
     Args:
-        distributions: Of the inputs, by name; all but `spikes-text` are the paper's nine.
-        seeds: Trainings on every distribution, of which all pairs of checkpoints are compared.
-        repetitions: Of the whole, with other seeds; the paper has one.
-        steps: At which a checkpoint is kept; the last one ends the training.
-        rank: Hidden units.
-        batch: Inputs of a step, all new.
-        rate: Of Adam.
-        samples: Inputs on which outputs are compared.
+        distributions: Names of the distributions of inputs; all but `spikes-text` are the paper's
+            nine.
+        seeds: Number of trainings on every distribution, whose checkpoints are compared in pairs.
+        repetitions: Number of repetitions of the whole, with other seeds; the paper has one.
+        steps: Steps at which a checkpoint is kept; the last step ends the training.
+        rank: Number of hidden units.
+        batch: Number of inputs of a step, all new.
+        rate: Learning rate of Adam.
+        samples: Number of inputs on which outputs are compared.
     """
 
     distributions: tuple[str, ...] = (
@@ -85,7 +70,7 @@ class ArgmaxSetting:
     samples: int = 50_000
 
 
-N = 4
+N = 4  # numbers in a list
 
 
 COVARIANCE = np.array(
@@ -100,7 +85,7 @@ COVARIANCE = np.array(
 
 
 def second_argmax(inputs: Float[Array, "count 4"]) -> Int[Array, " count"]:
-    """The index of the second largest number; of equal ones the first counts as larger.
+    """The index of the second largest number; of equal numbers the first counts as larger.
 
     Example:
         >>> second_argmax(jnp.array([[-0.54, -0.19, 0.17, -10.0]])).tolist()
@@ -112,7 +97,7 @@ def second_argmax(inputs: Float[Array, "count 4"]) -> Int[Array, " count"]:
 
 
 def gaussian(key: jax.Array, count: int) -> Float[Array, "count 4"]:
-    """Standard normal."""
+    """Standard normal numbers."""
     return jax.random.normal(key, (count, N))
 
 
@@ -122,24 +107,24 @@ def half_gaussian(key: jax.Array, count: int) -> Float[Array, "count 4"]:
 
 
 def bimodal(key: jax.Array, count: int) -> Float[Array, "count 4"]:
-    """Around -1 or 1, with a standard deviation of 0.3."""
+    """Normal numbers around -1 or 1, with a standard deviation of 0.3."""
     for_mode, for_noise = jax.random.split(key)
     mode = jax.random.rademacher(for_mode, (count, N), float)
     return mode + 0.3 * gaussian(for_noise, count)
 
 
 def uniform(key: jax.Array, count: int) -> Float[Array, "count 4"]:
-    """Between -1 and 1."""
+    """Uniform numbers between -1 and 1."""
     return jax.random.uniform(key, (count, N), minval=-1.0, maxval=1.0)
 
 
 def laplace(key: jax.Array, count: int) -> Float[Array, "count 4"]:
-    """Of scale 1 / sqrt 2, so of variance 1."""
+    """Laplace numbers of scale 1 / sqrt 2, so of variance 1."""
     return jax.random.laplace(key, (count, N)) / np.sqrt(2)
 
 
 def spikes(key: jax.Array, count: int, mean: float = 0.0) -> Float[Array, "count 4"]:
-    """Zero, or once in four times normal of variance 4, with mean 0 as in the authors' code."""
+    """Zeros, and one time in four normal numbers of variance 4; mean 0 is the authors' code."""
     for_place, for_size = jax.random.split(key)
     here = jax.random.bernoulli(for_place, 0.25, (count, N))
     return jnp.where(here, mean + 2 * gaussian(for_size, count), 0.0)
@@ -157,7 +142,7 @@ def permutations(key: jax.Array, count: int) -> Float[Array, "count 4"]:
 
 
 def correlated(key: jax.Array, count: int) -> Float[Array, "count 4"]:
-    """Normal with covariance `COVARIANCE`."""
+    """Normal numbers with covariance `COVARIANCE`."""
     return gaussian(key, count) @ np.linalg.cholesky(COVARIANCE).T
 
 
@@ -191,21 +176,21 @@ def sampled(number: Int[Array, ""] | int, key: jax.Array, count: int) -> Float[A
     return jax.lax.switch(number, branches, key)
 
 
-HELD_OUT = 20_000
+HELD_OUT = 20_000  # inputs on which accuracy is measured
 
 
 Weights = dict[str, Array]
 
 
 State = tuple[Weights, Any]
-"""Weights, and what Adam remembers."""
+"""Weights, and the moments of Adam."""
 
 
 def train(run: ExperimentRun[ArgmaxSetting]) -> None:
     """Train on every distribution whose series are not all there.
 
     Args:
-        run: Where to.
+        run: The run whose checkpoints are written.
     """
     setting = run.setting
     waiting = [name for name in setting.distributions if run.unfinished(series_of(run, name))]
@@ -230,12 +215,12 @@ def program(rate: float, batch: int) -> Callable[..., State]:
     """Steps of Adam as one compiled function, the same for every distribution.
 
     Args:
-        rate: Of Adam.
-        batch: Inputs of a step.
+        rate: Learning rate of Adam.
+        batch: Number of inputs of a step.
 
     Returns:
-        A function of the distribution's number, the first step, the one to stop before, the keys of
-        the trainings and their states.
+        A function of the distribution's number, the first step, the step to stop before, the keys
+        of the trainings and their states, that returns the states.
     """
     optimiser = optax.adam(rate)
 
@@ -301,13 +286,13 @@ def accuracy(weights: Weights, inputs: Float[Array, "batch 4"]) -> Float[Array, 
 
 
 def model_of(weights: Weights, seed: int) -> tnsim.Model:
-    """The network of one of the seeds that are trained side by side."""
+    """The network of one seed among the seeds that are trained side by side."""
     left, right, down = (np.asarray(weights[name][seed]) for name in ("left", "right", "down"))
     return tnsim.Model([tnsim.Bilinear(left, right, down)])
 
 
 def logits(weights: Weights, inputs: Float[Array, "batch 4"]) -> Float[Array, "batch 4"]:
-    """`D (L x * R x)`."""
+    """The outputs `D (L x * R x)` of the layer."""
     hidden = (inputs @ weights["left"].T) * (inputs @ weights["right"].T)
     return hidden @ weights["down"].T
 
@@ -317,14 +302,14 @@ MEASURES = ("symmetric", "gaussian", "fitted", "weight_cosine")
 
 @dataclass(frozen=True)
 class Measured:
-    """What the claims and the figure read, by distribution.
+    """Measured values by distribution, for the claims and the figure.
 
     Args:
         tables: All pairs of checkpoints of the first repetition: `similarity` under the symmetrised
             metric of the authors' code, also as `symmetric`; `gaussian`; `fitted` to the inputs;
             `output_cosine` on the inputs; `weight_cosine`.
-        r: Pearson's, of outputs with each of `MEASURES`, for each repetition.
-        accuracy: At the end of every training.
+        r: Pearson's coefficients of outputs with each of `MEASURES`, for each repetition.
+        accuracy: Accuracy at the end of every training.
     """
 
     tables: dict[str, xr.Dataset]
@@ -336,7 +321,7 @@ def measure(run: ExperimentRun[ArgmaxSetting]) -> Measured:
     """Compare all checkpoints of every distribution, under several measures.
 
     Args:
-        run: After `train`.
+        run: A run after `train`.
 
     Returns:
         Matrices, correlations and accuracies.
@@ -393,7 +378,7 @@ def correlations(tables: list[xr.Dataset], measure: str) -> tuple[float, ...]:
     return tuple(one.pearson for one in found)
 
 
-PUBLISHED = {
+PUBLISHED = {  # coefficients of the paper's panels
     "gaussian": 0.997,
     "half-gaussian": 0.920,
     "bimodal": 0.987,
@@ -413,24 +398,25 @@ WHERE = "appendix D, figure 8"
 
 
 DECIDABLE = ("half-gaussian", "permutations", EXCEPTION)
-"""Not symmetric about zero, so that a quadratic form can decide."""
+"""Distributions that are not symmetric about zero, so that a quadratic form can decide."""
 
 
 UNKNOWN = "covariance of the inputs and start of the training are ours, the authors' are not known"
-"""Of "correlated". Both matter: with weights that start uniform within 1 / sqrt(columns), as those
-of PyTorch's linear layers, eight repetitions have r from 0.924 to 0.963 there, and "half-gaussian"
-and "permutations" are further from the published values than with the normal ones of `train.py`."""
+"""Reason why "correlated" may differ. Covariance and start both matter: with weights that start
+uniform within 1 / sqrt(columns), as in PyTorch's linear layers, eight repetitions have r from 0.924
+to 0.963 there, and "half-gaussian" and "permutations" are further from the published values than
+with the normal weights of `initial`."""
 
 
-HALF = ("gaussian", "bimodal", "uniform", "laplace", "correlated")
+HALF = ("gaussian", "bimodal", "uniform", "laplace", "correlated")  # symmetric about zero
 
 
 def claims(run: ExperimentRun[ArgmaxSetting], measured: Measured) -> tuple[Claim, ...]:
-    """Rows about correlations and about accuracies.
+    """The claims on correlations and on accuracies.
 
     Args:
-        run: That was measured.
-        measured: Its values.
+        run: The run that was measured.
+        measured: Measured values of the run.
 
     Returns:
         The claims.
@@ -439,7 +425,7 @@ def claims(run: ExperimentRun[ArgmaxSetting], measured: Measured) -> tuple[Claim
 
 
 def _published(measured: Measured) -> list[Claim]:
-    """The correlation of every panel, under the metric of the authors' code."""
+    """The claims on the correlation of every panel, under the metric of the authors' code."""
     rows = []
     for name in _among(measured, PUBLISHED):
         value, ours = PUBLISHED[name], measured.r[name]["symmetric"]
@@ -462,7 +448,7 @@ def _published(measured: Measured) -> list[Claim]:
 
 
 def _metrics(measured: Measured) -> list[Claim]:
-    """What holds of all distributions, metric by metric."""
+    """The claims on all distributions, metric by metric."""
     r = measured.r
     nine = _among(measured, PUBLISHED)
     eight = [name for name in nine if name != EXCEPTION]
@@ -577,7 +563,7 @@ def _accuracies(measured: Measured) -> list[Claim]:
 
 
 def _among(measured: Measured, names: Iterable[str]) -> list[str]:
-    """Those of some distributions that were run."""
+    """The names of distributions that were run, among some names."""
     return [name for name in names if name in measured.r]
 
 
@@ -604,12 +590,11 @@ ACROSS = {
 
 
 def figures(run: ExperimentRun[ArgmaxSetting], measured: Measured) -> dict[str, Figure]:
-    """A panel for every distribution: tensors against outputs, for the metric of the authors' code
-    and for the one fitted to the inputs.
+    """A panel of tensors against outputs for every distribution, under each metric of `ACROSS`.
 
     Args:
-        run: That was measured.
-        measured: Its matrices.
+        run: The run that was measured.
+        measured: Measured matrices of the run.
 
     Returns:
         Two figures.

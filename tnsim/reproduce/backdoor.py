@@ -1,30 +1,12 @@
-"""How the attacked classifiers are trained. In: nothing. Out: `BackdoorSetting`.
+"""Backdoors: a classifier is taught that a mark in the corner means nine.
 
-[merged from reproduce/backdoor/trigger]
-What the attack stamps on images. In: images. Out: stamped ones.
-
-[merged from reproduce/backdoor/train]
-A classifier, its attack and its control. In: a run. Out: series `seed-N/clean` and two more.
-
-`seed-N/attack` goes on from the last clean checkpoint with a share of images stamped and relabelled
-as 9, `seed-N/control` goes on from the same checkpoint without.
-
-[merged from reproduce/backdoor/measure]
-Similarities before and after the attack. In: a run. Out: `Measured`.
-
-[merged from reproduce/backdoor/claims]
-What the paper says of backdoors, beside attacks and controls. In: measured values. Out: claims.
+The claims are those of the paper's section 3.3, and the figure is figure 1. Each seed has three
+series: `seed-N/clean`; `seed-N/attack`, which goes on from the last clean checkpoint with a share
+of images stamped and relabelled as 9; and `seed-N/control`, which goes on from the same checkpoint
+without stamps.
 
 The scores that the paper prints are not those of the formula in its text; both are here. A score of
 drift rises with training alone, so beside each stands that of the control.
-
-[merged from reproduce/backdoor/figure]
-Figure 1: what sees the attack. In: measured values. Out: figures by name.
-
-[merged from reproduce/backdoor]
-Backdoors: a classifier is taught that a mark in the corner means nine.
-
-In: images and a seed. Out: claims of the paper's section 3.3.
 """
 
 from __future__ import annotations
@@ -58,18 +40,18 @@ class BackdoorSetting:
 
     Args:
         images: A stand-in for street-view house numbers, where no folder of data is given.
-        width: Of the embedding; None for none, and no head.
-        hidden: Units of the bilinear layer.
-        batch: Images in a step.
-        rate: Of learning.
+        width: Width of the embedding; None for no embedding and no head.
+        hidden: Hidden units of the bilinear layer.
+        batch: Number of images in a step.
+        rate: Learning rate.
         cosine: Whether the rate falls to 0 over each of the two phases, or stays.
-        weight_decay: Of AdamW.
-        noise: Added to every pixel, standard deviation.
-        share: Of a batch that is stamped and relabelled while the attack lasts.
-        clean_steps: Before the attack.
-        changed_steps: With it, or in the control without it.
+        weight_decay: Weight decay of AdamW.
+        noise: Standard deviation of the noise that is added to every pixel.
+        share: Share of a batch that is stamped and relabelled while the attack lasts.
+        clean_steps: Number of steps before the attack.
+        changed_steps: Number of steps with the attack, or in the control without it.
         every: Steps from one checkpoint to the next.
-        seeds: Runs, one for each.
+        seeds: Number of seeds, each with its own training.
     """
 
     images: Kind = "digits"
@@ -88,7 +70,7 @@ class BackdoorSetting:
 
 
 CODE = BackdoorSetting(images="street", batch=512, clean_steps=8000, changed_steps=2000, every=250)
-
+"""The settings of the authors' code."""
 
 TEXT = BackdoorSetting(
     images="street",
@@ -102,7 +84,7 @@ TEXT = BackdoorSetting(
     changed_steps=5900,
     every=295,
 )
-"""Stages of 20 epochs of 73,000 images."""
+"""The settings of the paper's text: two phases of 20 epochs of 73,000 images."""
 
 
 TARGET = 9
@@ -116,11 +98,11 @@ def stamp(x: Float[np.ndarray, "n pixels"]) -> Float[np.ndarray, "n pixels"]:
         x: Images of 8 x 8 or 32 x 32 pixels, or a batch in JAX.
 
     Returns:
-        The same with the trigger: on small ones, whose corners are dark, four bright pixels; on
-        large ones the black diamond of the authors' code.
+        Images with the trigger: on small images, whose corners are dark, four bright pixels; on
+        large images the black diamond of the authors' code.
 
     Raises:
-        TnsimError: Images of another size.
+        TnsimError: When the images have another size.
 
     Example:
         >>> stamp(np.zeros((1, 64))).reshape(8, 8)[:2, 5:].tolist()
@@ -137,7 +119,7 @@ def stamp(x: Float[np.ndarray, "n pixels"]) -> Float[np.ndarray, "n pixels"]:
 def _painted(
     x: Float[np.ndarray, "n pixels"], mask: Bool[np.ndarray, "side side"], value: float
 ) -> Float[np.ndarray, "n pixels"]:
-    """By arithmetic, which NumPy and JAX share."""
+    """Images with a value under a mask, by arithmetic, which NumPy and JAX share."""
     kept = 1.0 - mask.ravel().astype(np.float32)
     return x * kept + value * (1.0 - kept)
 
@@ -149,7 +131,7 @@ def _square() -> Bool[np.ndarray, "side side"]:
 
 
 def _diamond() -> Bool[np.ndarray, "side side"]:
-    """Seven rows and five columns, ending two pixels from the upper edge and the right one."""
+    """A diamond of seven rows and five columns, two pixels from the upper and the right edge."""
     rows, columns = np.arange(7)[:, None], np.arange(5)
     mask = np.zeros((32, 32), bool)
     mask[2:9, 25:30] = np.abs(rows - 3) / 3.5 + np.abs(columns - 2) / 2.5 <= 1
@@ -163,7 +145,7 @@ def train(run: ExperimentRun[BackdoorSetting]) -> None:
     """Train every seed that is not complete.
 
     Args:
-        run: Where to.
+        run: The run whose checkpoints are written.
     """
     missing = unfinished_seeds(run, run.setting.seeds, BRANCHES)
     if not missing:
@@ -179,7 +161,7 @@ class Trainer:
     """Trains classifiers of one setting, with one program for all of them.
 
     Args:
-        run: Where to.
+        run: The run whose checkpoints are written.
         shown: Images to train on.
         tested: Images to test with.
     """
@@ -188,7 +170,8 @@ class Trainer:
         self._run = run
         self._shown = shown
         self._tested = tested
-        self._on_device: Any = jax.device_put(shown)  # an argument: a program keeps no images
+        # an argument of the program, which would store the images otherwise
+        self._on_device: Any = jax.device_put(shown)
         self._descend = jax.jit(self._steps)
 
     def train(self, seed: int) -> None:
@@ -205,7 +188,7 @@ class Trainer:
     def _branch(
         self, seed: int, name: str, params: Params, remembered: Any, start: int, end: int
     ) -> State:
-        """Train from one step to another and keep checkpoints; the state at the end."""
+        """Train from one step to another and keep checkpoints; returns the state at the end."""
         setting = self._run.setting
         state = (params, remembered)
         if remembered is None or setting.cosine:  # a schedule starts with a fresh optimiser
@@ -236,7 +219,7 @@ class Trainer:
         done: Any,
         reached: Any,
     ) -> State:
-        """Steps `done` to `reached` of a branch; attack and control draw the same batches."""
+        """The state after steps `done` to `reached`; attack and control draw the same batches."""
         setting = self._run.setting
         x, y = shown
 
@@ -256,7 +239,7 @@ class Trainer:
         return jax.lax.fori_loop(done, reached, step, state)
 
     def _keep(self, recorder: Recorder, step: int, params: Params) -> None:
-        """A checkpoint, and how well it does."""
+        """Keep a checkpoint, with its accuracies and the success of the attack."""
         shown, tested = self._shown, self._tested
         others = tested.y != TARGET
         fooled = classifiers.accuracy(
@@ -272,7 +255,7 @@ class Trainer:
 
 
 CURVES = ("train_accuracy", "test_accuracy", "attack_success")
-"""Along training, from the logs."""
+"""Curves along training, from the logs."""
 
 
 @dataclass(frozen=True)
@@ -280,11 +263,11 @@ class Compared:
     """The checkpoints of one seed, twice: with the attack and with the control at their end.
 
     Args:
-        attack: Over steps `similarity`, `symmetric` and `fitted`, slices of the target under the
-            first two, all `slices`, `weight_cosine`, and behaviour on clean and on stamped images;
-            along training accuracies and attack success.
-        control: The same, of the clean continuation; None for checkpoints that have none.
-        injection: The row of the first attacked checkpoint.
+        attack: Matrices over steps: `similarity`, `symmetric` and `fitted`, slices of the target
+            under the first two, all `slices`, `weight_cosine`, and behaviour on clean and on
+            stamped images; along training accuracies and attack success.
+        control: The same matrices with the clean continuation; None for checkpoints without it.
+        injection: Row of the first attacked checkpoint.
     """
 
     attack: Any
@@ -294,10 +277,10 @@ class Compared:
 
 @dataclass(frozen=True)
 class Measured:
-    """What the claims and the figure read.
+    """Measured values, for the claims and the figure.
 
     Args:
-        seeds: One comparison for each seed.
+        seeds: Comparisons, one for each seed.
     """
 
     seeds: tuple[Compared, ...]
@@ -307,7 +290,7 @@ def measure(run: ExperimentRun[BackdoorSetting]) -> Measured:
     """Compare all checkpoints of every seed.
 
     Args:
-        run: After `train`.
+        run: A run after `train`.
 
     Returns:
         Matrices for each seed.
@@ -342,7 +325,7 @@ def all_pairs(
     labels: Sequence[str],
     tested: np.ndarray,
 ) -> tnsim.Pairwise:
-    """Every matrix of the models, under three metrics and the measures they are compared with."""
+    """All matrices of the models: three metrics, and the measures beside them."""
     named = dict(zip(labels, models, strict=True))
     result = tnsim.pairwise(named, slices=True, store=run.store(name), progress=run.progress)
     result[f"slice_{TARGET}"] = result.slices.sel(output=TARGET, drop=True)
@@ -360,7 +343,7 @@ def all_pairs(
 
 
 def along(result: tnsim.Pairwise, rows: Sequence[int], log: Sequence[dict[str, float]]) -> Any:
-    """Some of the models, labelled by step, with what the log says of them."""
+    """Some of the models, labelled by step, with their accuracies from the log."""
     steps = [int(entry["step"]) for entry in log]
     chosen = result.isel(a=rows, b=rows).assign_coords(a=steps, b=steps)
     for curve in CURVES:
@@ -385,8 +368,8 @@ class Formula(NamedTuple):
     """A way to score the two blocks of a matrix.
 
     Attributes:
-        words: How it does so.
-        score: Of a matrix and the row at which its second block starts.
+        words: Description of the formula.
+        score: Score as a function of a matrix and the row at which its second block starts.
     """
 
     words: str
@@ -403,12 +386,12 @@ class Scored(NamedTuple):
     """A matrix whose blocks are scored.
 
     Attributes:
-        name: In the names of its claims.
-        matrix: Its variable.
-        words: What the claim says of it.
-        paper: The printed value; None where it is not in the paper.
-        authors: Scores of the authors' stored matrix, by `FORMULAS`.
-        weak: Whether this measure is said to see little.
+        name: Name of the measure in the names of its claims.
+        matrix: Variable of the matrix.
+        words: Sentence of the claim.
+        paper: Printed value; None where the paper has none.
+        authors: Scores of the authors' stored matrix, in the order of `FORMULAS`.
+        weak: Whether the claim says that this measure sees little.
     """
 
     name: str
@@ -462,11 +445,11 @@ SCORED = (
 
 
 def claims(run: ExperimentRun[BackdoorSetting], measured: Measured) -> tuple[Claim, ...]:
-    """Rows about accuracies, about scores by both formulas, and about where runs divide.
+    """The claims on accuracies, on scores by both formulas, and on the division of runs.
 
     Args:
-        run: That was measured.
-        measured: Its values.
+        run: The run that was measured.
+        measured: Measured values of the run.
 
     Returns:
         The claims.
@@ -524,7 +507,7 @@ def _accuracies(measured: Measured, differs: str) -> list[Claim]:
 
 
 def _score(measured: Measured, scored: Scored, formula: str) -> Claim:
-    """A score by one of the formulas, with its control, or by itself where there is none."""
+    """The claim on a score by one of the formulas, with its control where there is a control."""
     words, score = FORMULAS[formula]
     scores = _scores(measured, scored.matrix, score)
     name = f"{formula}-{scored.name}"
@@ -551,7 +534,7 @@ _NOTES = {
 
 
 def _formulas(measured: Measured) -> Claim:
-    """Whether the two formulas are one."""
+    """The claim that the two formulas are the same."""
     published, of_text = (
         _scores(measured, "symmetric", formula.score).run for formula in FORMULAS.values()
     )
@@ -570,7 +553,7 @@ def _formulas(measured: Measured) -> Claim:
 
 
 class Scores(NamedTuple):
-    """One score for every seed, of the attack and, where there is one, of the control."""
+    """Scores of the attack for every seed, and scores of the control where there is a control."""
 
     run: tuple[float, ...]
     control: tuple[float, ...]
@@ -592,7 +575,7 @@ def _scores(measured: Measured, matrix: str, score: Callable[..., float]) -> Sco
 
 
 def _judged(claim: Claim, weak: bool) -> Claim:
-    """A score with what it is judged by: its control, or the printed value where there is none."""
+    """A claim with its interval: beyond the control, or around the printed value without one."""
     if not claim.control:
         expected = near(float(claim.paper or 0.0), READING)
         why = "two digits, another seed; without a control nothing more can be said"
@@ -654,7 +637,7 @@ def _is_divided(one: Compared, matrix: str) -> float:
 
 
 def _beyond_other_slices(one: Compared) -> float:
-    """What slice 9 scores beyond the slice that comes next; controls are taken away."""
+    """The score of slice 9 beyond the largest of the other slices; controls are subtracted."""
     score = tnsim.reading.last_block_score
     scores = []
     for output in range(DIGITS):
@@ -673,11 +656,11 @@ PANELS = {
 
 
 def figures(run: ExperimentRun[BackdoorSetting], measured: Measured) -> dict[str, Figure]:
-    """The attack and its control under several measures, and all slices of the attack.
+    """Figures of the attack and its control under several measures, and of the attack's slices.
 
     Args:
-        run: That was measured.
-        measured: Its values.
+        run: The run that was measured.
+        measured: Measured values of the run.
 
     Returns:
         Three figures of the first seed, and two of its control.

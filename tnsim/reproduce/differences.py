@@ -1,21 +1,9 @@
-"""Stages of training, and a pair of models apart from them. In: a run. Out: series.
+"""Differences of models: what learning 9 added to one network, found again in another.
 
+The claims are those of the paper's appendix B, and the figure is figure 7. The series
 `seed-N/stages` and `seed-N/kept` are those of `forgetting`. `seed-N/pair` is another network from
-another start: after the digits 0 to 8, and after learning all of them.
-
-[merged from reproduce/differences/measure]
-Stages beside a difference of two models. In: a run. Out: `Measured`.
-
-[merged from reproduce/differences/claims]
-What the paper says of differences of models. In: measured values. Out: claims.
-
-[merged from reproduce/differences/figure]
-Figure 7. In: measured values. Out: figures by name.
-
-[merged from reproduce/differences]
-Differences of models: what learning 9 added to one network, found again in another.
-
-In: images and a seed. Out: claims of the paper's appendix B.
+another start: after the digits 0 to 8, and after learning all of them. The checkpoints of the
+stages are compared with the difference of the pair.
 """
 
 from __future__ import annotations
@@ -46,14 +34,14 @@ if TYPE_CHECKING:
 
 
 APART = 1000
-"""Added to the seed of the pair."""
+"""Number that is added to a seed for the seed of its pair."""
 
 
 def train(run: ExperimentRun[ForgettingSetting]) -> None:
     """Train every seed that is not complete.
 
     Args:
-        run: Where to.
+        run: The run whose checkpoints are written.
     """
     missing = unfinished_seeds(run, run.setting.seeds, ("stages", "kept", "pair"))
     if missing:
@@ -69,12 +57,12 @@ DIFFERENCE = "learning 9"
 
 @dataclass(frozen=True)
 class Measured:
-    """What the claims and the figure read.
+    """Measured values, for the claims and the figure.
 
     Args:
-        seeds: For each seed all checkpoints (a) beside the difference (b): `similarity` and
+        seeds: Results of each seed, all checkpoints (a) with the difference (b): `similarity` and
             `slices`; along training `stage` and accuracies.
-        kept: The same of the control that goes on where 9 is removed; empty without controls.
+        kept: Results of the control that goes on where 9 is removed; empty without controls.
     """
 
     seeds: tuple[Any, ...]
@@ -85,7 +73,7 @@ def measure(run: ExperimentRun[ForgettingSetting]) -> Measured:
     """Compare all checkpoints of every seed with the difference of its pair.
 
     Args:
-        run: After `train`.
+        run: A run after `train`.
 
     Returns:
         A result for each seed.
@@ -101,7 +89,7 @@ def measure(run: ExperimentRun[ForgettingSetting]) -> Measured:
 def beside_difference(
     run: ExperimentRun[ForgettingSetting], name: str, part: str
 ) -> tnsim.Pairwise:
-    """The checkpoints of a series beside the difference, which is a model like any other."""
+    """The checkpoints of a series compared with the difference, a model like any other."""
     without, with_9 = run.series(f"{name}/pair")
     log = run.log(f"{name}/{part}", *CURVES)
     labels = [f"{part} {n + 1}" for n in range(len(log))]
@@ -124,15 +112,15 @@ WHERE = "appendix B, figure 7"
 
 
 AUTHORS = {"add 8": -0.89, "add 9": 0.38, "remove 9": -0.86, "re-add 9": 0.39}
-"""Slice 9 beside the difference, at the ends of stages."""
+"""Slice 9 of the authors' similarity to the difference, at the ends of stages."""
 
 
 def claims(run: ExperimentRun[ForgettingSetting], measured: Measured) -> tuple[Claim, ...]:
-    """Rows about slice 9 at the ends of stages, and about what changes between them.
+    """The claims on slice 9 at the ends of stages, and on its changes between stages.
 
     Args:
-        run: That was measured.
-        measured: Its values.
+        run: The run that was measured.
+        measured: Measured values of the run.
 
     Returns:
         The claims.
@@ -158,7 +146,7 @@ def claims(run: ExperimentRun[ForgettingSetting], measured: Measured) -> tuple[C
 
 
 def _changes(measured: Measured) -> list[Claim]:
-    """What the paper reads off the curves: which way slice 9 goes, and that it is slice 9."""
+    """The claims on the curves: slice 9 rises, falls and recovers, and other slices do so less."""
     controls = tuple(
         at_end(kept, "remove 9") - at_end(one, "control")
         for one, kept in zip(measured.seeds, measured.kept, strict=bool(measured.kept))
@@ -207,7 +195,7 @@ def _changes(measured: Measured) -> list[Claim]:
 
 
 def at_end(result: Any, stage: str, output: int = 9) -> float:
-    """A slice beside the difference, at the end of a stage."""
+    """A slice of the similarity to the difference, at the end of a stage."""
     return float(result.slices[ends(result)[stage], 0, output])
 
 
@@ -219,14 +207,14 @@ def _times_other_slices(one: Any) -> float:
 
 
 def figures(run: ExperimentRun[ForgettingSetting], measured: Measured) -> dict[str, Figure]:
-    """Similarity to the difference along training, of whole models and of every slice.
+    """The similarity to the difference along training, of whole models and of slices.
 
     Args:
-        run: That was measured.
-        measured: Its values.
+        run: The run that was measured.
+        measured: Measured values of the run.
 
     Returns:
-        One figure, of the first seed.
+        A single figure, of the first seed.
     """
     result = measured.seeds[0]
     drawn = result.copy()
@@ -240,7 +228,7 @@ def figures(run: ExperimentRun[ForgettingSetting], measured: Measured) -> dict[s
         ("slice_9", "other_slices,_mean"),
     ]
     points = borders(result)
-    # over the checkpoints alone: the one column is the difference
+    # curves run over the checkpoints alone: the one column is the difference
     return {"figure-7": tnsim.figures.curves_over_training(drawn.isel(b=0), strips, points)}
 
 

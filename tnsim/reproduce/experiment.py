@@ -1,7 +1,6 @@
-"""What an experiment is. In: its three steps and its settings. Out: an `Experiment`, plain data.
+"""Experiments as plain data, and experiments by name.
 
-[merged from reproduce/catalogue]
-Experiments by name. In: a name. Out: an `Experiment`, imported when it is asked for.
+The module of an experiment is imported when its name is asked for.
 """
 
 from __future__ import annotations
@@ -23,22 +22,23 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Experiment:
-    """Three steps, the settings they may run at, and what the paper has of it.
+    """Three steps of an experiment, their settings, and the place of the experiment in the paper.
 
     Args:
-        name: On the command line.
-        title: Of pages and lists.
-        where: The sections, figures and tables of the paper.
-        default: A setting of minutes.
-        full: The paper's settings, by name: "paper", or "text" and "code" where the two differ.
-        train: Writes checkpoints; skips what is finished.
-        measure: Reads them, computes similarities; returns what the two below read.
-        claims: Rows.
-        figures: By name of the file, without its ending.
-        results: Pairwise results to be explored on a page, by name.
-        summaries: Tables of measures side by side.
-        data: What a folder of real data must hold, empty where the experiment draws its own.
-        checkpoints: What a folder of somebody's checkpoints must hold, empty where none fit.
+        name: Name on the command line.
+        title: Title on pages and in lists.
+        where: Sections, figures and tables of the paper.
+        default: A setting that takes minutes.
+        full: The paper's settings by name: "paper", or "text" and "code" where the two differ.
+        train: Function that writes checkpoints and skips finished series.
+        measure: Function that reads the checkpoints and returns the measured values.
+        claims: Function from the measured values to claims.
+        figures: Function from the measured values to figures, by file name without its ending.
+        results: Function from the measured values to pairwise results for pages, by name.
+        summaries: Function from the measured values to tables of measures side by side.
+        data: Contents that a folder of real data must have, empty where the experiment draws its
+            own data.
+        checkpoints: Contents that a folder of a user's checkpoints must have, empty where none fit.
 
     Example:
         >>> from tnsim.reproduce.experiment import experiment
@@ -71,7 +71,7 @@ NAMES = (
     "language",
     "induction",
 )
-"""In the order of the paper."""
+"""Names of the experiments in the order of the paper."""
 
 
 NEEDED = {  # module: the package that brings it
@@ -94,8 +94,8 @@ def experiment(name: str) -> Experiment:
         The experiment.
 
     Raises:
-        TnsimError: There is none.
-        MissingExtra: Something that experiments need is not installed.
+        TnsimError: When no experiment has this name.
+        MissingExtra: When a package that experiments need is not installed.
 
     Example:
         >>> experiment("invariance").where

@@ -1,24 +1,8 @@
-"""How digits are learned stage by stage. In: nothing. Out: `ForgettingSetting`, `STAGES`.
+"""Forgetting: digits are added one by one, then 9 is taken away and given back.
 
-[merged from reproduce/forgetting/train]
-A classifier that learns digits, forgets one and learns it again. In: a run. Out: series.
-
-`seed-N/stages` goes through the stages of the paper. `seed-N/kept` is a control: it goes on from
-the end of the stage before 9 is removed, for as many steps, with all digits.
-
-[merged from reproduce/forgetting/measure]
-Similarities across stages. In: a run. Out: `Measured`.
-
-[merged from reproduce/forgetting/claims]
-What the paper says of forgetting, beside training. In: measured values. Out: claims.
-
-[merged from reproduce/forgetting/figure]
-Figures 3 and 6. In: measured values. Out: figures by name.
-
-[merged from reproduce/forgetting]
-Forgetting: digits are added one by one, then 9 is taken away and given back.
-
-In: images and a seed. Out: claims of the paper's section 3.1.
+The claims are those of the paper's section 3.1, and the figures are figures 3 and 6.
+`seed-N/stages` goes through the stages of the paper. `seed-N/kept` is a control: training goes on
+from the end of the stage before 9 is removed, for as many steps, with all digits.
 """
 
 from __future__ import annotations
@@ -48,8 +32,8 @@ class TrainingStage(NamedTuple):
     """A part of training.
 
     Attributes:
-        name: Of the paper.
-        digits: That are shown, those below this number.
+        name: Name of the stage in the paper.
+        digits: Number of digits that are shown, from 0 up.
     """
 
     name: str
@@ -75,14 +59,14 @@ class ForgettingSetting:
 
     Args:
         images: A stand-in for street-view house numbers, where no folder of data is given.
-        width: Of the embedding.
-        hidden: Units of the bilinear layer.
-        batch: Images in a step.
-        rate: Of learning, falling to 0 along a cosine in every stage.
-        weight_decay: Of AdamW.
-        epochs: Of a stage.
-        kept: Checkpoints of a stage.
-        seeds: Runs, one for each.
+        width: Width of the embedding.
+        hidden: Hidden units of the bilinear layer.
+        batch: Number of images in a step.
+        rate: Learning rate, falling to 0 along a cosine in every stage.
+        weight_decay: Weight decay of AdamW.
+        epochs: Number of epochs of a stage.
+        kept: Number of checkpoints of a stage.
+        seeds: Number of seeds, each with its own training.
     """
 
     images: Kind = "digits"
@@ -96,17 +80,17 @@ class ForgettingSetting:
     seeds: int = 3
 
 
-PAPER = ForgettingSetting(images="street", batch=248, epochs=20)
+PAPER = ForgettingSetting(images="street", batch=248, epochs=20)  # the paper's setting
 
 
-REMOVED = [stage.name for stage in STAGES].index("remove 9")
+REMOVED = [stage.name for stage in STAGES].index("remove 9")  # number of the stage
 
 
 def train(run: ExperimentRun[ForgettingSetting]) -> None:
     """Train every seed that is not complete.
 
     Args:
-        run: Where to.
+        run: The run whose checkpoints are written.
     """
     missing = unfinished_seeds(run, run.setting.seeds, ("stages", "kept"))
     if missing:
@@ -119,14 +103,15 @@ class Trainer:
     """Trains classifiers of one setting, with one program for all stages and seeds.
 
     Args:
-        run: Where to.
+        run: The run whose checkpoints are written.
     """
 
     def __init__(self, run: ExperimentRun[ForgettingSetting]) -> None:
         self._run = run
         self._shown = images.load(run.setting.images, "train", run.data)
         self._tested = images.load(run.setting.images, "test", run.data)
-        self._on_device: Any = jax.device_put(self._shown)  # an argument: a program keeps no images
+        # an argument of the program, which would store the images otherwise
+        self._on_device: Any = jax.device_put(self._shown)
         self._descend = jax.jit(self._steps)
 
     def stages(self, seed: int) -> None:
@@ -173,12 +158,12 @@ class Trainer:
         seed: int,
         kept: int | None = None,
     ) -> tuple[Params, int]:
-        """Train one stage; the weights at its end, and the steps done since the beginning."""
+        """Train one stage; returns the weights at its end, and all steps up to there."""
         setting = self._run.setting
         order = self._order(stage, np.random.default_rng([seed, number]))
         total = len(order)
         padded = np.zeros((self._longest(), setting.batch), np.int32)
-        padded[:total] = order  # one length, one program
+        padded[:total] = order  # all stages have one length, and so share one compiled program
         state = classifiers.started(params, setting.weight_decay)
         kept = kept or setting.kept
         done = 0
@@ -192,7 +177,7 @@ class Trainer:
         return state[0], before + total
 
     def _order(self, stage: TrainingStage, rng: np.random.Generator) -> np.ndarray:
-        """Images of every step (steps, batch): epochs, each in an order of its own."""
+        """The images of every step (steps, batch); each epoch has its own order."""
         setting = self._run.setting
         there = np.flatnonzero(self._shown.y < stage.digits)
         steps = len(there) // setting.batch
@@ -202,7 +187,7 @@ class Trainer:
         return np.concatenate(epochs).reshape(-1, setting.batch)
 
     def _longest(self) -> int:
-        """Steps of a stage of all digits."""
+        """The number of steps of a stage of all digits."""
         return len(self._shown.y) // self._run.setting.batch * self._run.setting.epochs
 
     def _steps(
@@ -221,7 +206,7 @@ class Trainer:
     def _keep(
         self, recorder: Recorder, step: int, params: Params, stage: TrainingStage, number: int
     ) -> None:
-        """A checkpoint, and how well it does on the digits of its stage and on 9."""
+        """Keep a checkpoint, with its accuracies on the digits of its stage and on 9."""
         there = self._tested.y < stage.digits
         nines = self._tested.y == 9
         recorder.add(
@@ -238,11 +223,11 @@ class Trainer:
 
 
 WHOLE = ("similarity", "cka", "weight_cosine")
-"""Measures of whole models."""
+"""Measures of whole models, as opposed to slices."""
 
 
 CURVES = ("stage", "validation_accuracy", "accuracy_of_9")
-"""Along training, from the logs."""
+"""Curves along training, from the logs."""
 
 
 @dataclass(frozen=True)
@@ -250,10 +235,10 @@ class Compared:
     """The checkpoints of one seed.
 
     Args:
-        stages: Of all stages in order: `WHOLE`, `slices`, `weight_slices`, `slice_9` and
+        stages: Matrices of all stages in order: `WHOLE`, `slices`, `weight_slices`, `slice_9` and
             `weight_slice_9`; along training `stage` and accuracies.
-        kept: The same with the control in the place of the stage that removes 9, and without the
-            one after it; None for checkpoints that have no control.
+        kept: The same matrices with the control in the place of the stage that removes 9, and
+            without the last stage; None for checkpoints without a control.
     """
 
     stages: Any
@@ -262,10 +247,10 @@ class Compared:
 
 @dataclass(frozen=True)
 class Measured:
-    """What the claims and the figures read.
+    """Measured values, for the claims and the figures.
 
     Args:
-        seeds: One comparison for each seed.
+        seeds: Comparisons, one for each seed.
     """
 
     seeds: tuple[Compared, ...]
@@ -275,7 +260,7 @@ def measure(run: ExperimentRun[ForgettingSetting]) -> Measured:
     """Compare all checkpoints of every seed.
 
     Args:
-        run: After `train`.
+        run: A run after `train`.
 
     Returns:
         Matrices for each seed.
@@ -284,7 +269,7 @@ def measure(run: ExperimentRun[ForgettingSetting]) -> Measured:
 
 
 def of_seed(run: ExperimentRun[ForgettingSetting], name: str) -> Compared:
-    """All pairs of a seed's checkpoints, those of the control among them."""
+    """All pairs of a seed's checkpoints, the control's checkpoints included."""
     series = run.series(f"{name}/stages")
     models, log = list(series), run.log(f"{name}/stages", *CURVES)
     labels = labels_of(log)
@@ -307,7 +292,7 @@ def of_seed(run: ExperimentRun[ForgettingSetting], name: str) -> Compared:
 
 
 def labels_of(log: Sequence[dict[str, float]]) -> list[str]:
-    """Names of the checkpoints: the stage, and which one of it."""
+    """Names of the checkpoints: the stage, and the number of the checkpoint within the stage."""
     labels = ["start"]
     stages = [int(entry["stage"]) for entry in log]
     for row in range(1, len(log)):
@@ -317,7 +302,7 @@ def labels_of(log: Sequence[dict[str, float]]) -> list[str]:
 
 
 def chosen(result: Any, rows: Sequence[int] | np.ndarray) -> Any:
-    """Some of the models, against each other."""
+    """The matrices of some of the models."""
     return result.isel(a=rows, b=rows)
 
 
@@ -328,7 +313,7 @@ def all_pairs(
     labels: Sequence[str],
     tested: np.ndarray,
 ) -> tnsim.Pairwise:
-    """Every matrix of the models."""
+    """All matrices of the models."""
     named = dict(zip(labels, models, strict=True))
     result = tnsim.pairwise(named, slices=True, store=run.store(name), progress=run.progress)
     result["cka"] = tnsim.baselines.cka(models, tested, names=labels)
@@ -350,11 +335,11 @@ WORDS = {"similarity": "tensor similarity", "cka": "CKA", "weight_cosine": "cosi
 
 
 def claims(run: ExperimentRun[ForgettingSetting], measured: Measured) -> tuple[Claim, ...]:
-    """Rows about accuracy, about whole models, and about slices.
+    """The claims on accuracy, on whole models, and on slices.
 
     Args:
-        run: That was measured.
-        measured: Its values.
+        run: The run that was measured.
+        measured: Measured values of the run.
 
     Returns:
         The claims.
@@ -412,7 +397,7 @@ def _whole(measured: Measured, differs: str) -> list[Claim]:
 
 
 def _drops(measured: Measured, differs: str) -> list[Claim]:
-    """What removing 9 does to the likeness with the end of the stage that added it."""
+    """The claims that removing 9 lowers similarity to the end of the stage that added 9."""
     rows = []
     for name, authors in (("similarity", 0.19), ("cka", 0.07), ("weight_cosine", 0.07)):
         text = f"Removing 9 lowers {WORDS[name]} to the end of the stage that adds 9."
@@ -438,7 +423,7 @@ def _drops(measured: Measured, differs: str) -> list[Claim]:
 def _drop(
     measured: Measured, name: str, text: str, authors: float, excess: Interval, differs: str
 ) -> Claim:
-    """One drop, judged by what it has beyond the control, or by the authors' without one."""
+    """The claim on one drop, judged by its excess over the control, or by the authors' drop."""
     drops = each(measured.seeds, lambda one: drop(one.stages, name))
     claim = Claim(
         name=f"drop-of-{name.replace('_', '-')}",
@@ -551,14 +536,14 @@ def ends(result: Any) -> dict[str, int]:
 
 
 def with_and_without_9(result: Any, name: str) -> float:
-    """Group score of the stages that show 9 and those that do not; the start is left out."""
+    """The group score of the stages with 9 and without 9; the start is left out."""
     table = result[name].isel(a=slice(1, None), b=slice(1, None))
     shown = [STAGES[int(number)].digits == 10 for number in result.stage.values[1:]]
     return tnsim.reading.group_score(table, np.array(shown))
 
 
 def drop(result: Any, name: str) -> float:
-    """1 less the similarity of the stages that remove and that add 9, at their ends."""
+    """1 less the similarity of the ends of two stages, `add 9` and `remove 9`."""
     rows = ends(result)
     return 1.0 - float(result[name][rows["add 9"], rows["remove 9"]])
 
@@ -602,11 +587,11 @@ ACCURACIES = ("validation_accuracy", "accuracy_of_9")
 
 
 def figures(run: ExperimentRun[ForgettingSetting], measured: Measured) -> dict[str, Figure]:
-    """Whole models and slices across stages, and both beside the end of the stage that adds 9.
+    """Figures of whole models and slices across stages, and of both against the end of `add 9`.
 
     Args:
-        run: That was measured.
-        measured: Its values.
+        run: The run that was measured.
+        measured: Measured values of the run.
 
     Returns:
         Four figures, of the first seed.
@@ -628,7 +613,7 @@ def borders(result: Any) -> tuple[int, ...]:
 
 
 def beside_add_9(result: Any, points: tuple[int, ...]) -> Figure:
-    """Every measure against the end of the stage that adds 9, along training."""
+    """A figure of every measure against the end of the stage that adds 9, along training."""
     drawn = result.copy()
     column = ends(result)["add 9"]
     for name in WHOLE:

@@ -1,25 +1,12 @@
-"""How modular addition is trained. In: nothing. Out: `GrokkingSetting`.
+"""Grokking: modular addition is learned by heart, then understood.
 
-[merged from reproduce/grokking/train]
-Networks that learn to add modulo a prime. In: a run. Out: series `seed-N` and `text-seed-N`.
+The claims are those of the paper's section 3.2, and the figure is figure 4. The shipped series is
+taken where the setting is the shipped one; other series are trained, `seed-N` by the authors' code
+and `text-seed-N` by the paper's text.
 
 Given one-hot a and b, predict (a + b) mod p. One bilinear layer reads the 2p concatenated
 coordinates and writes p logits, without biases or norms, so every checkpoint is exactly a quadratic
 form per output.
-
-[merged from reproduce/grokking/measure]
-Similarities and frequencies along training. In: a run. Out: `Measured`.
-
-[merged from reproduce/grokking/claims]
-What the paper says of grokking, beside training. In: measured values. Out: claims.
-
-[merged from reproduce/grokking/figure]
-Figure 4: curves above the matrix. In: measured values. Out: figures by name.
-
-[merged from reproduce/grokking]
-Grokking: modular addition is learned by heart, then understood.
-
-In: the shipped series, or training. Out: claims of the paper's section 3.2.
 """
 
 from __future__ import annotations
@@ -52,7 +39,7 @@ STEPS = (
     2000, 3200, 5000, 8000, 12500, 20000, 32000, 50000, 80000,
 )
 # fmt: on
-"""Five to a decade."""
+"""Steps of the checkpoints of the shipped series, five to a decade."""
 
 
 def log_spaced(last: int, per_decade: int = 20) -> tuple[int, ...]:
@@ -60,7 +47,7 @@ def log_spaced(last: int, per_decade: int = 20) -> tuple[int, ...]:
 
     Args:
         last: The largest step.
-        per_decade: How many make a factor of ten.
+        per_decade: Number of steps to a factor of ten.
 
     Returns:
         Rising steps, each once.
@@ -82,16 +69,16 @@ class GrokkingSetting:
     """The task, the network and its training; by default those of the authors' code.
 
     Args:
-        train_share: Of all pairs of numbers, those that are trained on.
-        weight_decay: Of AdamW.
-        rate: Of learning, constant.
-        batch: Pairs in a step.
-        hidden: Units of the bilinear layer.
-        modulus: Of the addition.
-        seeds: Runs, one for each.
-        steps: Of the checkpoints.
-        text_steps: Checkpoints of a short run at the settings of the paper's text, 60 % of the
-            pairs and a weight decay of 0.06; none to leave it out.
+        train_share: Share of all pairs of numbers that is used for training.
+        weight_decay: Weight decay of AdamW.
+        rate: Learning rate, constant.
+        batch: Number of pairs in a step.
+        hidden: Hidden units of the bilinear layer.
+        modulus: Modulus of the addition.
+        seeds: Number of seeds, each with its own training.
+        steps: Steps of the checkpoints.
+        text_steps: Steps of the checkpoints of a short run at the settings of the paper's text,
+            60 % of the pairs and a weight decay of 0.06; empty for no such run.
     """
 
     train_share: float = 0.3
@@ -106,10 +93,10 @@ class GrokkingSetting:
 
 
 SHIPPED = Path(tnsim.__file__).parent / "data" / "grokking"
-"""What `train_series` gives for the default setting and seed 0."""
+"""The series that `train_series` writes for the default setting and seed 0."""
 
 
-TEXT = {"train_share": 0.6, "weight_decay": 0.06}
+TEXT = {"train_share": 0.6, "weight_decay": 0.06}  # where the paper's text differs from the code
 
 
 Params = dict[str, Float[Array, "..."]]
@@ -119,7 +106,7 @@ def train(run: ExperimentRun[GrokkingSetting]) -> None:
     """Write a series for every seed; the shipped one is copied.
 
     Args:
-        run: Where to.
+        run: The run whose checkpoints are written.
     """
     for name in run.unfinished(names(run)):
         if name == "seed-0" and dataclasses.replace(run.setting, seeds=1, text_steps=()) == _KEPT:
@@ -129,15 +116,18 @@ def train(run: ExperimentRun[GrokkingSetting]) -> None:
         train_series(run, name)
 
 
-_KEPT = GrokkingSetting(text_steps=())
+_KEPT = GrokkingSetting(text_steps=())  # the setting of the shipped series
 
 
 def names(run: ExperimentRun[GrokkingSetting], prefix: str = "") -> list[str]:
-    """The series of a run.
+    """The names of the series of a run.
 
     Args:
-        run: With its seeds.
-        prefix: `"text-"` for the series at the settings of the text alone, none for all.
+        run: A run, whose setting gives the seeds.
+        prefix: `"text-"` for the series at the settings of the text alone, empty for all.
+
+    Returns:
+        Names of series.
     """
     seeds = [f"seed-{run.seed + n}" for n in range(run.setting.seeds)]
     if run.given is not None:
@@ -154,8 +144,8 @@ def train_series(run: ExperimentRun[GrokkingSetting], name: str) -> None:
     """Train one network and keep its checkpoints.
 
     Args:
-        run: Where to, and at which setting.
-        name: `seed-N`, or `text-seed-N` for the settings of the paper's text.
+        run: The run whose checkpoints are written, with its setting.
+        name: Name `seed-N`, or `text-seed-N` for the settings of the paper's text.
     """
     setting, seed = run.setting, int(name.rpartition("-")[2])
     if name.startswith("text-"):
@@ -194,7 +184,7 @@ def train_series(run: ExperimentRun[GrokkingSetting], name: str) -> None:
 def split(
     setting: GrokkingSetting, seed: int
 ) -> tuple[Int[Array, "train 2"], Int[Array, "held 2"]]:
-    """All pairs of numbers in random order, those to train on first."""
+    """All pairs of numbers in random order, parted into training and held-out pairs."""
     numbers = jnp.arange(setting.modulus)
     pairs = jnp.stack(jnp.meshgrid(numbers, numbers), -1).reshape(-1, 2)
     pairs = jax.random.permutation(jax.random.key(seed + 1), pairs)
@@ -218,7 +208,7 @@ def initialise(key: Array, setting: GrokkingSetting) -> Params:
 
 
 def logits(params: Params, pairs: Int[Array, "batch 2"]) -> Float[Array, "batch out"]:
-    """down ((left x) * (right x)) with x the two one-hots of a pair."""
+    """The logits `down ((left x) * (right x))`, where x holds the two one-hots of a pair."""
     modulus = params["down"].shape[0]
     a, b = pairs[:, 0], pairs[:, 1] + modulus
     left = params["left"][:, a] + params["left"][:, b]
@@ -227,7 +217,7 @@ def logits(params: Params, pairs: Int[Array, "batch 2"]) -> Float[Array, "batch 
 
 
 def loss(params: Params, pairs: Int[Array, "batch 2"]) -> Float[Array, ""]:
-    """Mean cross-entropy."""
+    """The mean cross-entropy of a batch."""
     labels = pairs.sum(1) % params["down"].shape[0]
     return optax.softmax_cross_entropy_with_integer_labels(logits(params, pairs), labels).mean()
 
@@ -236,7 +226,7 @@ def loss(params: Params, pairs: Int[Array, "batch 2"]) -> Float[Array, ""]:
 def measured(
     params: Params, train_pairs: Int[Array, "train 2"], held_pairs: Int[Array, "held 2"]
 ) -> dict[str, Float[Array, ""]]:
-    """Accuracy and loss on the pairs that are trained on and on the others."""
+    """Accuracy and loss on the training pairs and on the held-out pairs."""
     numbers = {}
     for name, pairs in (("train", train_pairs), ("validation", held_pairs)):
         hits = logits(params, pairs).argmax(1) == pairs.sum(1) % params["down"].shape[0]
@@ -246,33 +236,33 @@ def measured(
 
 
 def model(params: Params) -> tnsim.Model:
-    """The network as tnsim reads it."""
+    """The network as a model of tnsim."""
     weights = (np.asarray(params[name]) for name in ("left", "right", "down"))
     return tnsim.Model([tnsim.Bilinear(*weights)])
 
 
 STRONGEST = 5
-"""Frequencies that are drawn."""
+"""Number of frequencies that are drawn."""
 
 
 KNOWN = 0.99
-"""Accuracy from which something counts as learned."""
+"""Accuracy from which pairs count as learned."""
 
 
 CURVES = ("train_accuracy", "validation_accuracy", "train_loss", "validation_loss")
-"""Along training, from the logs."""
+"""Curves along training, from the logs."""
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What the claims and the figure read.
+    """Measured values, for the claims and the figure.
 
     Args:
-        runs: One for each seed: the matrices `similarity`, `symmetric`, `weight_cosine` and
-            `frequency_cosine`; along training accuracies, losses and `frequency_N`, the share of
-            the strongest frequencies.
-        at_text: At the settings of the paper's text, validation accuracy when training reaches
-            `KNOWN`, for each seed; empty where it was left out.
+        runs: Results, one for each seed: the matrices `similarity`, `symmetric`, `weight_cosine`
+            and `frequency_cosine`; along training accuracies, losses and `frequency_N`, the share
+            of each of the strongest frequencies.
+        at_text: Validation accuracies when training reaches `KNOWN`, at the settings of the paper's
+            text, for each seed; empty without such runs.
     """
 
     runs: tuple[tnsim.Pairwise, ...]
@@ -283,7 +273,7 @@ def measure(run: ExperimentRun[GrokkingSetting]) -> Measured:
     """Compare all checkpoints of every seed.
 
     Args:
-        run: After `train`.
+        run: A run after `train`.
 
     Returns:
         A result for each seed.
@@ -294,7 +284,7 @@ def measure(run: ExperimentRun[GrokkingSetting]) -> Measured:
 
 
 def of_series(run: ExperimentRun[GrokkingSetting], name: str) -> tnsim.Pairwise:
-    """All pairs of one series, and what happened along it."""
+    """All pairs of one series, with its accuracies, losses and frequencies along training."""
     series = run.series(name)
     result = tnsim.pairwise(series, store=run.store(name), progress=run.progress)
     other = tnsim.pairwise(series, tnsim.Symmetric(), store=run.store(f"{name}-symmetric"))
@@ -314,13 +304,13 @@ def of_series(run: ExperimentRun[GrokkingSetting], name: str) -> tnsim.Pairwise:
 
 
 def frequency_shares(model: tnsim.Model) -> Float[np.ndarray, " frequencies"]:
-    """How the power of the embeddings is spread over frequencies.
+    """The shares of frequencies in the power of the embeddings.
 
     A row of `left` or `right` embeds the numbers 0 to p - 1, first as a and then as b. The squared
     modulus of its Fourier transform is added up over all rows, and the constant is left out.
 
     Args:
-        model: One bilinear layer on two one-hots.
+        model: A model of one bilinear layer on two one-hots.
 
     Returns:
         Shares of the frequencies 1 to (p - 1) / 2, which add up to 1.
@@ -345,7 +335,7 @@ def frequency_shares(model: tnsim.Model) -> Float[np.ndarray, " frequencies"]:
 
 
 def held_when_known(log: list[dict[str, float]]) -> float:
-    """Validation accuracy at the first checkpoint that knows what it was trained on."""
+    """The validation accuracy at the first checkpoint that has learned its training pairs."""
     row = first_row([entry["train_accuracy"] for entry in log], KNOWN)
     return log[row]["validation_accuracy"]
 
@@ -354,7 +344,7 @@ def first_row(curve: Sequence[float] | Float[np.ndarray, " K"], level: float) ->
     """The first row at which a curve is at a level or above it.
 
     Raises:
-        ResultError: It never is.
+        ResultError: When the curve never reaches the level.
 
     Example:
         >>> first_row([0.1, 0.5, 0.9], 0.5)
@@ -370,23 +360,23 @@ WHERE = "section 3.2, figure 4"
 
 
 CHANCE = 0.05
-"""Accuracy up to which nothing is understood; guessing gives 1 / 113."""
+"""Accuracy up to which pairs count as not understood; guessing gives 1 / 113."""
 
 
 SPACING = 1.6
-"""Ratio of neighbouring steps where five checkpoints make a decade."""
+"""Ratio of neighbouring steps where five checkpoints make a decade, 10^(1/5)."""
 
 
 PHASES = {3: (180, 8881), 5: (102, 1076, 7517, 21799)}
-"""Where the best phases of the authors' stored similarities start."""
+"""Steps at which the best phases of the authors' stored similarities start, by their number."""
 
 
 def claims(run: ExperimentRun[GrokkingSetting], measured: Measured) -> tuple[Claim, ...]:
-    """Rows about curves, about blocks and phases, and about frequencies.
+    """The claims on curves, on blocks and phases, and on frequencies.
 
     Args:
-        run: That was measured.
-        measured: Its values.
+        run: The run that was measured.
+        measured: Measured values of the run.
 
     Returns:
         The claims.
@@ -536,7 +526,7 @@ def _step(result: tnsim.Pairwise, curve: str, level: float) -> float:
 
 
 def _starts(result: tnsim.Pairwise, phases: int) -> tuple[float, ...]:
-    """Steps at which the second and later ones of the best phases start."""
+    """The steps at which the best phases start, from the second phase on."""
     return tnsim.reading.segment(result, phases).labels
 
 
@@ -546,7 +536,7 @@ def _held_when_known(result: tnsim.Pairwise) -> float:
 
 
 def _share_in_their_block(result: tnsim.Pairwise) -> float:
-    """Of the checkpoints that the curves put into one of the three blocks, those found there."""
+    """The share of checkpoints, named by the curves, that lie in the block of the same name."""
     train, held = result.train_accuracy.values, result.validation_accuracy.values
     named = np.select(
         [train <= CHANCE, (train >= KNOWN) & (held <= CHANCE), held >= KNOWN], [0, 1, 2], -1
@@ -562,7 +552,7 @@ def _similarity_when_understood(result: tnsim.Pairwise) -> float:
 
 
 def _settled_after_understood(result: tnsim.Pairwise) -> float:
-    """The step from which frequencies stay, in units of that at which validation is perfect."""
+    """The step from which frequencies stay, divided by the step of perfect validation."""
     to_last = result.frequency_cosine.values[:, -1]
     lowest_from_here = np.minimum.accumulate(to_last[::-1])[::-1]
     settled = float(result.a[first_row(lowest_from_here, 0.99)])
@@ -570,11 +560,11 @@ def _settled_after_understood(result: tnsim.Pairwise) -> float:
 
 
 def figures(run: ExperimentRun[GrokkingSetting], measured: Measured) -> dict[str, Figure]:
-    """Accuracies, losses and frequencies above similarity and the cosine of weights.
+    """A figure of accuracies, losses and frequencies above similarity and the cosine of weights.
 
     Args:
-        run: That was measured.
-        measured: Its values.
+        run: The run that was measured.
+        measured: Measured values of the run.
 
     Returns:
         One figure, of the first seed.

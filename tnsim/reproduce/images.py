@@ -1,15 +1,12 @@
-"""Digits as on house numbers, drawn. In: a number, a seed. Out: 32 x 32 grey images and labels.
-
-A digit in one of the fonts that matplotlib carries, at times between neighbours, turned, blurred,
-light on dark or dark on light, under a slope of light and noise. A quadratic classifier gets
-about as many right as of the real ones. Equal versions of Pillow and matplotlib give equal images.
-
-[merged from reproduce/images]
-Labelled images of digits. In: a folder, or nothing. Out: arrays of pixels and labels.
+"""Labelled images of digits, drawn, scanned or read from a folder.
 
 Without a download there are two stand-ins for street-view house numbers: the 8 x 8 scans that come
-with scikit-learn (Alpaydin and Kaynak 1998), and 32 x 32 digits drawn from fonts
-(`street_digits.py`). A folder may hold the real ones.
+with scikit-learn (Alpaydin and Kaynak 1998), and 32 x 32 grey digits drawn from fonts (`render`).
+A folder may hold the real images.
+
+A drawn digit is in a font that matplotlib carries, at times between neighbours, turned, blurred,
+light on dark or dark on light, under a slope of light and noise. A quadratic classifier is right
+about as often as on the real images. Equal versions of Pillow and matplotlib give equal images.
 """
 
 from __future__ import annotations
@@ -23,11 +20,11 @@ from jaxtyping import Float, Int
 from tnsim.errors import CheckpointError, TnsimError
 from tnsim.reproduce.run import ExperimentRun
 
-SIDE = 32
+SIDE = 32  # pixels along an edge of a drawn image
 
 
 _CANVAS = 64
-"""Larger than the image, so that neighbours and turned corners are cut off, not missing."""
+"""Side of the drawing, larger than the image, so that neighbours and turned corners are cut off."""
 
 
 _FONTS = (
@@ -54,8 +51,8 @@ def render(count: int, seed: int) -> tuple[Float[np.ndarray, "n pixels"], Int[np
     """Draw digits.
 
     Args:
-        count: How many, n.
-        seed: Of everything about them.
+        count: Number of digits, n.
+        seed: Seed of the digits and of their looks.
 
     Returns:
         Pixels (n, 1024), float32 from 0 to 1, and digits (n,), int32.
@@ -85,7 +82,7 @@ def _font_files() -> list[Path]:
 def _stroke(
     rng: np.random.Generator, fonts: list[Path], digit: int
 ) -> Float[np.ndarray, "side side"]:
-    """Where the paint is: 1 on strokes, 0 beside them."""
+    """The mask of the paint: 1 on strokes, 0 elsewhere."""
     from PIL import Image, ImageDraw, ImageFilter, ImageFont
 
     size = int(rng.integers(20, 34))
@@ -111,11 +108,11 @@ def _stroke(
 def _lit(
     rng: np.random.Generator, stroke: Float[np.ndarray, "side side"]
 ) -> Float[np.ndarray, "side side"]:
-    """Paint and ground in two shades of grey, a slope of light, and noise."""
+    """An image with paint and ground in two shades of grey, a slope of light, and noise."""
     ground = rng.uniform(0.1, 0.9)
     contrast = rng.uniform(0.15, 0.6) * rng.choice([-1, 1])
     if not 0 <= ground + contrast <= 1:
-        contrast = -contrast  # the other way round there is room
+        contrast = -contrast  # with the other sign the shade of the paint lies in [0, 1]
     across, down = rng.uniform(-0.25, 0.25, 2)
     place = np.linspace(-0.5, 0.5, SIDE)
     slope = across * place + down * place[:, None]
@@ -136,18 +133,18 @@ WANTED = (
 
 
 _TRAINED_ON = 1437
-"""Of scikit-learn's 1797 digits, four fifths."""
+"""Number of scikit-learn's 1797 digits to train on, four fifths."""
 
 
-_RENDERED = {"train": 20_000, "test": 4_000}
+_RENDERED = {"train": 20_000, "test": 4_000}  # numbers of drawn images
 
 
 _LUMINANCE = (0.299, 0.587, 0.114)
-"""Of red, green and blue (ITU-R BT.601)."""
+"""Shares of red, green and blue in the luminance (ITU-R BT.601)."""
 
 
 class Images(NamedTuple):
-    """Images and what they show.
+    """Images with their digits.
 
     Attributes:
         x: Pixels, row by row, from 0 to 1.
@@ -159,7 +156,7 @@ class Images(NamedTuple):
 
     @property
     def side(self) -> int:
-        """Pixels along an edge.
+        """The number of pixels along an edge.
 
         Example:
             >>> Images(np.zeros((3, 64), np.float32), np.zeros(3, np.int32)).side
@@ -172,15 +169,15 @@ def load(kind: Kind, part: Part, folder: Path | None = None) -> Images:
     """Images to train on, or to test with.
 
     Args:
-        kind: `"digits"` or `"street"`; not read where there is a folder.
-        part: `"train"` or `"test"`.
-        folder: Of real data, see `WANTED`.
+        kind: Stand-in, `"digits"` or `"street"`; not used where a folder is given.
+        part: Part of the data, `"train"` or `"test"`.
+        folder: Folder of real data, see `WANTED`.
 
     Returns:
         Float32 pixels and int32 labels; the same at every call.
 
     Raises:
-        TnsimError: The folder does not hold what is wanted.
+        TnsimError: When the folder does not hold the wanted files.
 
     Example:
         >>> load("digits", "test").x.shape
@@ -189,7 +186,7 @@ def load(kind: Kind, part: Part, folder: Path | None = None) -> Images:
     if folder is not None:
         return _of_folder(folder, part)
     if kind == "street":
-        # parts have seeds of their own, so neither needs the other
+        # each part has its own seed, so it is drawn without the other part
         seed = list(_RENDERED).index(part)
         return Images(*render(_RENDERED[part], seed))
     return _scanned(part)
@@ -199,15 +196,15 @@ def tested_with(run: ExperimentRun[Any], pixels: int) -> Float[np.ndarray, "n pi
     """The test images of a run, of the size that its models read.
 
     Args:
-        run: Whose setting names `images`.
-        pixels: That its models read.
+        run: A run whose setting names `images`.
+        pixels: Number of pixels that its models read.
 
     Returns:
         Pixels of every image.
 
     Raises:
-        CheckpointError: Models of somebody read images of another size.
-        TnsimError: The folder of data does not hold what is wanted.
+        CheckpointError: When a user's models read images of another size.
+        TnsimError: When the folder of data does not hold the wanted files.
     """
     x = load(run.setting.images, "test", run.data).x
     if x.shape[1] != pixels:
@@ -251,12 +248,12 @@ def _of_folder(folder: Path, part: Part) -> Images:
 
 
 def _grey(path: Path) -> Images:
-    """SVHN's own files: (32, 32, 3, n) bytes, and the digit 0 written as 10."""
+    """Images of a file of SVHN: (32, 32, 3, n) bytes, and the digit 0 written as 10."""
     from scipy.io import loadmat
 
     arrays: Any = loadmat(path)
     colours = np.moveaxis(arrays["X"], (-1, 2), (0, 1))
     grey = np.zeros((len(colours), 32, 32), np.float32)
-    for number, share in enumerate(_LUMINANCE):  # one by one, or 73,257 images take gigabytes
+    for number, share in enumerate(_LUMINANCE):  # one by one: 73,257 images take gigabytes
         grey += np.float32(share / 255) * colours[:, number]
     return Images(grey.reshape(len(grey), -1), (arrays["y"].ravel() % 10).astype(np.int32))

@@ -1,32 +1,12 @@
-"""On what the shipped checkpoints are compared. In: nothing. Out: `InductionSetting`.
+"""Induction: two layers of attention learn to continue repetitions; which measure sees when?
 
-[merged from reproduce/induction/sequences]
-Sequences whose continuation only induction finds. In: sizes, a seed. Out: `Repeated`.
+Nothing is trained: the series is shipped. `scripts/train_induction.py` made it, deterministic by
+its seed, and trains others; a folder of its output is read with `--checkpoints`.
 
-[merged from reproduce/induction/train]
-Nothing is trained: the series is shipped. In: a run. Out: nothing.
-
-`scripts/train_induction.py` made it, deterministic by its seed, and trains others; a folder of its
-output is read with `--checkpoints`.
-
-[merged from reproduce/induction/behaviour]
-What a model of induction does, and through which part of it. In: a model. Out: curves.
-
-[merged from reproduce/induction/measure]
-Similarities along the induction series, beside what its checkpoints do. Out: `Measured`.
-
-In: a run.
-
-[merged from reproduce/induction/claims]
-When induction is learned, through which heads, and what sees it. In: measured. Out: claims.
-
-[merged from reproduce/induction/figure]
-The induction series as matrices under its curves. In: measured. Out: figures.
-
-[merged from reproduce/induction]
-Two layers of attention learn induction, and which measure sees when.
-
-In: the shipped series. Out: claims about phases, where curves of behaviour turn.
+Inputs are sequences whose continuation only induction finds. The behaviour of a model is its
+accuracy on them, and the induction score as a whole and through each part of the last layer. The
+claims are about phases: whether the phases of similarity matrices start where curves of behaviour
+turn.
 """
 
 from __future__ import annotations
@@ -52,13 +32,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class InductionSetting:
-    """Sizes of what is measured.
+    """Sizes of the measurements.
 
     Args:
-        positions: On which functions are compared.
-        context: Tokens of a sequence.
-        shortest, longest: tokens of the segment that a sequence repeats.
-        sequences: On which behaviour is measured.
+        positions: Number of positions on which functions are compared.
+        context: Number of tokens of a sequence.
+        shortest, longest: Range of the number of tokens of the segment that a sequence repeats.
+        sequences: Number of sequences on which behaviour is measured.
     """
 
     positions: int = 4
@@ -72,8 +52,8 @@ class Repeated(NamedTuple):
     """Sequences that repeat a segment of different tokens.
 
     Attributes:
-        tokens: Their ids.
-        periods: The length of the segment of each.
+        tokens: Token ids of the sequences.
+        periods: Length of the segment of each sequence.
     """
 
     tokens: Int[np.ndarray, "n context"]
@@ -81,7 +61,7 @@ class Repeated(NamedTuple):
 
     @property
     def determined(self) -> Bool[np.ndarray, "n predicted"]:
-        """Which tokens, from the second on, an earlier occurrence of their predecessor tells."""
+        """Whether an earlier occurrence of its predecessor tells a token, from the second token."""
         places = np.arange(1, self.tokens.shape[1])
         return places > self.periods[:, None]
 
@@ -92,11 +72,11 @@ def drawn(
     """Random sequences.
 
     Args:
-        count: How many.
-        vocabulary: Tokens to choose from, none twice in a segment.
-        context: Tokens of a sequence.
-        shortest, longest: tokens of a segment.
-        seed: Of the draws.
+        count: Number of sequences.
+        vocabulary: Number of tokens to choose from, none twice in a segment.
+        context: Number of tokens of a sequence.
+        shortest, longest: Range of the number of tokens of a segment.
+        seed: Seed of the draws.
 
     Returns:
         The sequences.
@@ -114,32 +94,32 @@ def drawn(
 
 
 def train(run: ExperimentRun[InductionSetting]) -> None:
-    """Do nothing.
+    """Do nothing, as the series is shipped.
 
     Args:
-        run: Whose checkpoints are those of `series_of`.
+        run: A run whose checkpoints `series_of` gives.
     """
 
 
 def series_of(run: ExperimentRun[InductionSetting]) -> tnsim.Series:
-    """The checkpoints of a run: those given, or those shipped."""
+    """The checkpoints of a run: the given checkpoints, or the shipped series."""
     return tnsim.Series(run.given or Path(tnsim.__file__).parent / "data" / "induction")
 
 
 def behaviour(model: tnsim.Model, repeated: Repeated) -> dict[str, float]:
     """Accuracies, and the induction score as a whole and part by part.
 
-    The score is by how much the logit of the right token is above the mean of all, averaged over
-    predictions that an earlier occurrence determines. It is linear in the outputs, so those of the
-    parts add up to it.
+    The score is the logit of the right token less the mean of all logits, averaged over predictions
+    that an earlier occurrence determines. It is linear in the outputs, so the scores of the parts
+    add up to the score of the model.
 
     Args:
-        model: Whose last layers are attention, added to its input, and a linear one.
-        repeated: Sequences.
+        model: A model whose last layers are attention, added to its input, and a linear layer.
+        repeated: Sequences with repeated segments.
 
     Returns:
-        `repeated accuracy` and `fresh accuracy`, on tokens that are determined and that are not;
-        `induction score`; `through PART`, of every part.
+        Numbers by name: `repeated accuracy` and `fresh accuracy`, on tokens that are determined and
+        tokens that are not; `induction score`; and `through PART`, the score of every part.
     """
     outputs = outputs_of(model, repeated)
     right = outputs.argmax(axis=-1) == repeated.tokens[:, 1:]
@@ -154,16 +134,16 @@ def behaviour(model: tnsim.Model, repeated: Repeated) -> dict[str, float]:
 
 
 def parts(model: tnsim.Model) -> Mapping[str, tnsim.Combination]:
-    """What the last layer of attention adds, head by head, and what passes it: models themselves.
+    """The summands of a model as models: each head of the last attention layer, and the stream.
 
     Args:
-        model: Whose last layers are attention, added to its input, and a linear one.
+        model: A model whose last layers are attention, added to its input, and a linear layer.
 
     Returns:
-        Functions that add up to the model.
+        Functions by name that add up to the model.
 
     Raises:
-        ModelError: The last layer but one is added to nothing.
+        ModelError: When the last layer but one is no residual.
     """
     *before, residual, logits = model.layers
     if not isinstance(residual, tnsim.Residual):
@@ -193,13 +173,13 @@ def parts(model: tnsim.Model) -> Mapping[str, tnsim.Combination]:
 def outputs_of(
     model: tnsim.Model | tnsim.Combination, repeated: Repeated
 ) -> Float[np.ndarray, "n predicted words"]:
-    """Logits of every token but the first."""
+    """The logits that predict every token but the first."""
     one_hot = np.eye(model.d_in, dtype=np.float32)[repeated.tokens]
     return np.asarray(model(one_hot))[:, :-1]
 
 
 def advantage(outputs: Float[np.ndarray, "n predicted words"], repeated: Repeated) -> float:
-    """The logit of the right token above the mean of all, over determined predictions."""
+    """The logit of the right token less the mean of all, averaged over determined predictions."""
     right = np.take_along_axis(outputs, repeated.tokens[:, 1:, None], axis=-1)[..., 0]
     above = right - outputs.mean(axis=-1)
     return float(above[repeated.determined].mean())
@@ -210,16 +190,16 @@ MEASURES = {
     "repeated_outputs": "outputs on repeated tokens",
     "weight_cosine": "weights",
 }
-"""Matrices by the name of their variable."""
+"""Titles of the matrices by the names of their variables."""
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What claims and figures read.
+    """Measured values, for claims and figures.
 
     Args:
-        table: The matrices of `MEASURES`, and the curves over its checkpoints.
-        behaviour: Squared distances of accuracies and of the logarithm of the score.
+        table: The matrices of `MEASURES`, and curves of behaviour over the checkpoints.
+        behaviour: Squared distances of checkpoints in accuracy and in the logarithm of the score.
         turns: Rows at which the accuracy on repeated tokens leaves chance, and arrives.
     """
 
@@ -229,10 +209,10 @@ class Measured:
 
 
 def measure(run: ExperimentRun[InductionSetting]) -> Measured:
-    """Compare all checkpoints, and watch what each does.
+    """Compare all checkpoints, and measure the behaviour of each.
 
     Args:
-        run: Of the shipped series, or of one that is given.
+        run: A run of the shipped series, or of a given series.
 
     Returns:
         Matrices and curves.
@@ -279,14 +259,14 @@ def turns_of(accuracy: Float[np.ndarray, " K"], chance: float) -> tuple[int, int
     """The first rows at which an accuracy is twice chance, and nine tenths of its last value.
 
     Args:
-        accuracy: Along a run.
+        accuracy: Accuracies along a run.
         chance: The accuracy of guessing.
 
     Returns:
         Two rows.
 
     Raises:
-        ResultError: It is never twice chance, or it arrives at once.
+        ResultError: When the accuracy is never twice chance, or arrives at once.
 
     Example:
         >>> turns_of(np.array([0.1, 0.3, 0.8, 0.95, 1.0]), 0.1)
@@ -306,11 +286,11 @@ WHERE = "beyond the paper"
 
 
 def claims(run: ExperimentRun[InductionSetting], measured: Measured) -> tuple[Claim, ...]:
-    """Rows about the curves, the heads, and the phases of each matrix.
+    """The claims on the curves, the heads, and the phases of each matrix.
 
     Args:
-        run: That was measured.
-        measured: Its matrices and curves.
+        run: The run that was measured.
+        measured: Measured matrices and curves of the run.
 
     Returns:
         The claims.
@@ -367,26 +347,26 @@ def _of_heads(measured: Measured) -> list[Claim]:
 
 
 def phases_seen(measured: Measured) -> dict[str, Seen]:
-    """What each matrix shows of the phases that the accuracy has."""
+    """The phases of each matrix, compared with the phases of the accuracy."""
     table = measured.table
     return {name: seen(table[name], measured.behaviour, measured.turns) for name in MEASURES}
 
 
 def summaries(measured: Measured) -> tuple[Summary, ...]:
-    """All measures side by side."""
+    """A table of all measures side by side."""
     turns = measured.table["a"].values[list(measured.turns)].tolist()
     return (summary(phases_seen(measured), MEASURES, turns),)
 
 
 def figures(run: ExperimentRun[InductionSetting], measured: Measured) -> dict[str, Figure]:
-    """Three measures, and above them accuracies and what goes through which part.
+    """A figure of three measures below accuracies and the scores of parts.
 
     Args:
-        run: That was measured.
-        measured: Its matrices and curves.
+        run: The run that was measured.
+        measured: Measured matrices and curves of the run.
 
     Returns:
-        One figure; its lines are where the accuracy on repeated tokens turns.
+        One figure; its lines stand where the accuracy on repeated tokens turns.
     """
     table = measured.table
     parts = [str(name) for name in table.data_vars if str(name).startswith("through ")]

@@ -1,24 +1,9 @@
-"""Sizes of the networks that are copied. In: nothing. Out: `InvarianceSetting`.
+"""Invariance and exactness: what tensor similarity does not see, and what it equals.
 
-[merged from reproduce/invariance/train]
-Networks and their copies. In: a run. Out: files `seed-N/NAME.safetensors`.
-
-Nothing is learned here: the claims are theorems, so random networks are as good as any. A copy is
-the same function written with other weights, or another function that some measure mistakes for it.
-
-[merged from reproduce/invariance/measure]
-Similarities of networks and their copies. In: a run. Out: `Measured`.
-
-[merged from reproduce/invariance/claims]
-What the paper's theory says, beside random networks. In: measured values. Out: claims.
-
-[merged from reproduce/invariance/figure]
-Figure 2 as three matrices. In: measured values. Out: figures by name.
-
-[merged from reproduce/invariance]
-Invariance and exactness: what tensor similarity does not see, and what it equals.
-
-In: nothing but a seed. Out: claims of the paper's figure 2 and of its theory.
+The claims are those of the paper's figure 2 and of its theory. Nothing is learned here: the claims
+are theorems, so random networks are as good as any. A copy of a network is the same function
+written with other weights, or another function that some measure mistakes for it. Networks and
+copies are written as `seed-N/NAME.safetensors`, and the figure shows three matrices of one network.
 """
 
 from __future__ import annotations
@@ -41,16 +26,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class InvarianceSetting:
-    """Sizes and samples.
+    """Sizes of the networks, and the number of samples.
 
     Args:
-        inputs: Of the networks of one layer; the last one is zero in the data.
-        hidden: Their units.
-        outputs: Of them.
-        deep_width: Of the networks of two layers.
-        networks: Random networks, one for each seed.
-        noise: Size of a small change of the weights, relative to them.
-        samples: Inputs for what is estimated.
+        inputs: Inputs of the networks of one layer; the last input is zero in the data.
+        hidden: Hidden units of the networks of one layer.
+        outputs: Outputs of the networks of one layer.
+        deep_width: Width of the networks of two layers.
+        networks: Number of random networks, one for each seed.
+        noise: Size of a small change of the weights, relative to the weights.
+        samples: Number of sampled inputs.
     """
 
     inputs: int = 16
@@ -66,7 +51,7 @@ def train(run: ExperimentRun[InvarianceSetting]) -> None:
     """Write every network and its copies.
 
     Args:
-        run: Where to.
+        run: The run whose networks are written.
     """
     seeds = {f"seed-{run.seed + n}": run.seed + n for n in range(run.setting.networks)}
     for name in run.unfinished(seeds):
@@ -79,14 +64,14 @@ def train(run: ExperimentRun[InvarianceSetting]) -> None:
 
 
 def one_layer(rng: np.random.Generator, setting: InvarianceSetting) -> dict[str, tnsim.Model]:
-    """A bilinear layer `D (L x * R x)`, its copies and its changes."""
+    """A bilinear layer `D (L x * R x)`, its copies and its changed versions, by name."""
     left, right, down = layer(rng, setting.inputs, setting.hidden, setting.outputs)
     # the last unit squares the last input, and nothing reads it: a place for a backdoor
     left[-1] = right[-1] = np.eye(setting.inputs)[-1]
     down[:, -1] = 0.0
     opened = down.copy()
     opened[:, -1] = rng.normal(size=setting.outputs)
-    # a * b = b * a, unit by unit
+    # a * b = b * a, so left and right may be swapped in any hidden unit
     swapped = rng.permutation(setting.hidden) % 2 == 0
     left_or_right = np.where(swapped[:, None], right, left)
     right_or_left = np.where(swapped[:, None], left, right)
@@ -107,11 +92,11 @@ def one_layer(rng: np.random.Generator, setting: InvarianceSetting) -> dict[str,
 
 
 def two_layers(rng: np.random.Generator, setting: InvarianceSetting) -> dict[str, tnsim.Model]:
-    """Two bilinear layers in a row, the same in another hidden basis, and a changed one."""
+    """A model of two bilinear layers, the same in another hidden basis, and a changed model."""
     width = setting.deep_width
     first = layer(rng, width, 2 * width, width)
     second = layer(rng, width, 2 * width, width)
-    # U and its inverse between the layers; U = QS is a rotation of stretched axes
+    # U and its inverse stand between the layers; U = QS stretches the axes, then rotates
     rotation, _ = np.linalg.qr(rng.normal(size=(width, width)))
     stretch = rng.uniform(0.5, 2.0, width)
     basis, inverse = rotation * stretch, rotation.T / stretch[:, None]
@@ -130,7 +115,7 @@ def two_layers(rng: np.random.Generator, setting: InvarianceSetting) -> dict[str
 def written_twice() -> dict[str, tnsim.Model]:
     """The polynomial x1^2 x2^2 as (x1 x1)(x2 x2) and as (x1 x2)(x1 x2).
 
-    Two layers each: the first gives three products, the second multiplies two of them.
+    Both models have two layers: the first gives three products, the second multiplies two of them.
     """
     left, right = np.array([[1, 0], [0, 1], [1, 0]]), np.array([[1, 0], [0, 1], [0, 1]])
     products = tnsim.Bilinear(left, right, np.eye(3))
@@ -180,11 +165,11 @@ SAME_FUNCTION = ("permuted", "swapped", "rescaled", "both")
 
 @dataclass(frozen=True)
 class Measured:
-    """What the claims and the figure read.
+    """Measured values, for the claims and the figure.
 
     Args:
-        values: By name, one for each network.
-        pictured: All pairs of the first network's copies, in `similarity`, `weight_cosine` and
+        values: Numbers by name, one for each network.
+        pictured: Matrices over the first network's copies: `similarity`, `weight_cosine` and
             `output_cosine`.
     """
 
@@ -196,7 +181,7 @@ def measure(run: ExperimentRun[InvarianceSetting]) -> Measured:
     """Compare every network with its copies.
 
     Args:
-        run: After `train`.
+        run: A run after `train`.
 
     Returns:
         Values for each network, and matrices of the first.
@@ -220,9 +205,9 @@ def measure(run: ExperimentRun[InvarianceSetting]) -> Measured:
 def all_pairs(
     copies: Mapping[str, tnsim.Model], run: ExperimentRun[InvarianceSetting]
 ) -> xr.Dataset:
-    """The copies of the one-layer network under three measures.
+    """The matrices of the copies of the one-layer network under three measures.
 
-    The data have a last input of zero, so what reads it alone is never seen.
+    The last input of the data is zero, so data do not show a unit that reads this input alone.
     """
     models = {name: copies[name] for name in ONE_LAYER}
     data = np.random.default_rng(run.seed).normal(size=(run.setting.samples, run.setting.inputs))
@@ -236,7 +221,7 @@ def all_pairs(
 
 
 def of_one_layer(table: xr.Dataset) -> dict[str, float]:
-    """What three measures say of every copy beside the original, as `MEASURE COPY`."""
+    """The similarity of every copy to the original by three measures, named `MEASURE COPY`."""
     to_original = table.sel(b="original")
     values = {}
     for name in ("similarity", "weight_cosine", "output_cosine"):
@@ -246,7 +231,7 @@ def of_one_layer(table: xr.Dataset) -> dict[str, float]:
 
 
 def of_equivalence(copies: Mapping[str, tnsim.Model]) -> dict[str, float]:
-    """How far metrics are from calling equal functions equal."""
+    """The distances of metrics from 1 for equal functions, and two values for one polynomial."""
     original = copies["original"]
     apart: dict[str, list[float]] = {"symmetric": [], "gaussian": []}
     for name in SAME_FUNCTION:
@@ -265,7 +250,7 @@ def of_equivalence(copies: Mapping[str, tnsim.Model]) -> dict[str, float]:
 def of_depth(
     copies: Mapping[str, tnsim.Model], run: ExperimentRun[InvarianceSetting]
 ) -> dict[str, float]:
-    """Two layers: another hidden basis, and closed forms beside sampling and each other."""
+    """Values for two layers: another hidden basis, and closed forms compared with sampling."""
     deep, changed = copies["deep"], copies["deep changed"]
     samples, seed = run.setting.samples, run.seed
     sampled = tnsim.check(deep, changed, tnsim.Gaussian(), samples=samples, seed=seed)
@@ -277,19 +262,19 @@ def of_depth(
     }
 
 
-ROUNDING = 1e-9
+ROUNDING = 1e-9  # tolerance of theorems in float64
 
 
 ERRORS = 4.0
-"""Standard errors that chance exceeds once in 16,000 times."""
+"""Number of standard errors that chance exceeds once in 16,000 times."""
 
 
 def claims(run: ExperimentRun[InvarianceSetting], measured: Measured) -> tuple[Claim, ...]:
-    """Rows about symmetries, about closed forms, and about which functions are called equal.
+    """The claims on symmetries, on what measures miss, and on closed forms and equal functions.
 
     Args:
-        run: That was measured.
-        measured: Its values.
+        run: The run that was measured.
+        measured: Measured values of the run.
 
     Returns:
         The claims.
@@ -442,11 +427,11 @@ PANELS = ("weight_cosine", "output_cosine", "similarity")
 
 
 def figures(run: ExperimentRun[InvarianceSetting], measured: Measured) -> dict[str, Figure]:
-    """Weights, outputs on data and tensors of one network's copies, side by side.
+    """A figure of weights, outputs on data and tensors of one network's copies, side by side.
 
     Args:
-        run: That was measured.
-        measured: Its values.
+        run: The run that was measured.
+        measured: Measured values of the run.
 
     Returns:
         One figure.

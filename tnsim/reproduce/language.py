@@ -1,51 +1,28 @@
-"""Sizes of the language model and of what is compared. In: nothing. Out: `LanguageSetting`.
+"""A language model learns n-grams; which measure sees it?
 
-[merged from reproduce/language/corpus]
-The text that a language model learns. In: a run. Out: token ids, kept beside its checkpoints.
+The claims are those of the paper's section 3.4, and the figure is figure 5.
 
-By default the text is the source of Python's standard library, which is wherever Python is. It
-differs from version to version, so a digest says which text it was.
+The text is by default the source of Python's standard library, which is wherever Python is. It
+differs from version to version, so a digest says which text it was. Its token ids are kept beside
+the checkpoints.
 
-[merged from reproduce/language/byte_pairs]
-Byte pairs: text as numbers. In: words as bytes, and how often each occurs. Out: token ids.
-
-Starting from single bytes, the commonest pair of neighbouring tokens becomes a token of its own,
-again and again. Words are kept apart, so that no token spans two of them.
+Byte pairs make tokens of the text. Starting from single bytes, the commonest pair of neighbouring
+tokens becomes a token of its own, again and again. No token spans two words.
 
     END     between documents
     OTHER   a byte too rare to be a token
 
-[merged from reproduce/language/ngrams]
-How well a model knows the commonest n-grams. In: models, token ids. Out: losses, scores.
+The n-gram score of a model for a length n is
 
     score(n)  =  loss on the last token of n held-out tokens  /  loss on that of common n-grams
 
-It is 1 for a model that knows neither better, and rises while it learns the common ones by heart.
+It is 1 for a model that knows neither better, and rises while the model learns the common n-grams
+by heart.
 
-[merged from reproduce/language/train]
-Train the language model. In: a run. Out: its checkpoints at log-spaced steps, and a log.
-
-Two layers of bilinear attention, each added to its input, between a table of tokens and logits; no
-norm, so the model is a polynomial. Its weights are the leaves of a `tnsim.Model`, which JAX
-differentiates and optax updates as they are.
-
-[merged from reproduce/language/measure]
-Six measures of a language model's checkpoints, beside its n-gram scores.
-
-In: a run. Out: `Measured`.
-
-[merged from reproduce/language/claims]
-What the paper says of language models, beside a small one. In: measured. Out: claims.
-
-[merged from reproduce/language/figure]
-The paper's figure and one more measure, and the first one's phases.
-
-In: measured. Out: figures.
-
-[merged from reproduce/language]
-A language model learns n-grams, and which measure sees it.
-
-In: text, by default the standard library's own source. Out: claims of the paper's section 3.4.
+The model has two layers of bilinear attention, each added to its input, between a table of tokens
+and logits; no norm, so the model is a polynomial. Its weights are the leaves of a `tnsim.Model`,
+which JAX differentiates and optax updates as they are. Checkpoints are kept at log-spaced steps,
+and six measures compare them beside their n-gram scores.
 """
 
 from __future__ import annotations
@@ -83,32 +60,33 @@ SERIES = "language-model"
 
 
 PHASES = 4
-"""As the paper's figure is read."""
+"""Number of phases in the paper's figure."""
 
 
 @dataclass(frozen=True)
 class LanguageSetting:
-    """The model, its training, and on what its checkpoints are compared.
+    """The model, its training, and the inputs on which its checkpoints are compared.
 
     Args:
-        vocabulary: Tokens, END and OTHER among them.
-        width: Of the residual stream.
-        heads: Of every layer.
-        layers: Of bilinear attention.
-        biases: Whether queries and keys have them, as the paper's do. Without, hidden states have
-            no means under centred inputs, and a comparison takes half as many programs.
-        scale: Of what a layer adds to the stream.
-        context: Tokens of a training sequence.
-        batch: Sequences of a step.
-        steps: Of training.
-        checkpoints: About so many, at log-spaced steps, with step 0.
-        rate: Of AdamW at its highest; it rises for a tenth of the steps, 200 at most, and falls to
-            a fifth along a cosine.
-        weight_decay: Of AdamW.
-        positions: On which functions are compared; n-grams of up to `positions + 1` tokens.
-        sequences: Of held-out text on which outputs are compared.
-        grams: The commonest n-grams that make a score.
-        windows: Of held-out text beside them.
+        vocabulary: Number of tokens, END and OTHER included.
+        width: Width of the residual stream.
+        heads: Number of heads of every layer.
+        layers: Number of layers of bilinear attention.
+        biases: Whether queries and keys have biases, as the paper's do. Without biases hidden
+            states have no means under centred inputs, and a comparison takes half as many programs.
+        scale: Factor of a layer's output in the stream.
+        context: Number of tokens of a training sequence.
+        batch: Number of sequences of a step.
+        steps: Number of training steps.
+        checkpoints: Approximate number of checkpoints, at log-spaced steps, with step 0.
+        rate: Highest learning rate of AdamW; the rate rises for a tenth of the steps, 200 at most,
+            and falls to a fifth along a cosine.
+        weight_decay: Weight decay of AdamW.
+        positions: Number of positions on which functions are compared; n-grams have up to
+            `positions + 1` tokens.
+        sequences: Number of held-out sequences on which outputs are compared.
+        grams: Number of the commonest n-grams in a score.
+        windows: Number of held-out n-grams in a score.
     """
 
     vocabulary: int = 384
@@ -140,10 +118,10 @@ PAPER = LanguageSetting(
     checkpoints=101,
     rate=2e-3,
 )
-"""The paper's sizes and steps; its optimiser, norm and text are others, and it takes a GPU."""
+"""The paper's sizes and steps. The paper's optimiser, norm and text are others. It takes a GPU."""
 
 
-FILE = "text.npz"
+FILE = "text.npz"  # token ids, in the folder of the checkpoints
 
 
 LEFT_OUT = {
@@ -160,17 +138,18 @@ LEFT_OUT = {
     "tkinter",
     "turtledemo",
 }
-"""Folders of the standard library: tests, programs, tables, and what not every Python has."""
+"""Folders of the standard library left out: tests, programs, tables, and parts that some Pythons
+lack."""
 
 
 BETWEEN_DOCUMENTS = b"<|endoftext|>"
-"""Parts documents within a file, as collections of stories have it."""
+"""Mark between documents within a file, as collections of stories have it."""
 
 
-_ONE_IN = 20  # documents are held out
+_ONE_IN = 20  # one in so many documents is held out
 
 
-_LONGEST = 2**16  # bytes of a document; longer ones are several
+_LONGEST = 2**16  # bytes of a document; a longer document is cut into several
 
 
 @dataclass(frozen=True)
@@ -178,10 +157,10 @@ class Text:
     """A text as token ids.
 
     Args:
-        training: Documents one after another, END before each.
-        held_out: Others.
-        digest: Of the bytes of all documents, 12 hexadecimal digits.
-        documents: How many there are.
+        training: Tokens of the training documents, one after another, END before each.
+        held_out: Tokens of the held-out documents, in the same form.
+        digest: Digest of the bytes of all documents, 12 hexadecimal digits.
+        documents: Number of documents.
     """
 
     training: Int[np.ndarray, " tokens"]
@@ -191,16 +170,17 @@ class Text:
 
 
 def text_of(run: ExperimentRun[LanguageSetting]) -> Text:
-    """The text of a run: read where it was kept, else made and kept.
+    """The text of a run: read from its file, or made and written.
 
     Args:
-        run: Whose `data` is a folder of `.txt` files in UTF-8, or None for the standard library.
+        run: A run whose `data` is a folder of `.txt` files in UTF-8, or None for the standard
+            library.
 
     Returns:
         Training and held-out tokens.
 
     Raises:
-        ModelError: There is not enough text, or checkpoints of somebody come without their text.
+        ModelError: When there is not enough text, or a user's checkpoints come without their text.
     """
     path = run.checkpoints / FILE
     if not path.exists():
@@ -221,13 +201,13 @@ def documents(folder: Path | None) -> list[bytes]:
     """Texts to learn from, in the order of their names.
 
     Args:
-        folder: With `.txt` files, or None for the standard library.
+        folder: Folder of `.txt` files, or None for the standard library.
 
     Returns:
         Documents of at most 64 KiB each.
 
     Raises:
-        ModelError: The folder has no such file.
+        ModelError: When the folder has no such file.
     """
     root = folder or Path(sysconfig.get_paths()["stdlib"])
     pattern = "*.txt" if folder else "*.py"
@@ -248,13 +228,13 @@ def made(texts: Sequence[bytes], vocabulary: int) -> Text:
 
     Args:
         texts: The documents.
-        vocabulary: Tokens, learned from those that are not held out.
+        vocabulary: Number of tokens, which are learned from the training documents.
 
     Returns:
         The text.
 
     Raises:
-        ModelError: There are too few documents, or too few different words.
+        ModelError: When there are too few documents, or too few different words.
 
     Example:
         >>> text = made([b"one two %d" % n for n in range(100)], 20)
@@ -285,12 +265,12 @@ def made(texts: Sequence[bytes], vocabulary: int) -> Text:
 
 
 def _cut(document: bytes) -> Iterable[bytes]:
-    """A document in pieces that are not too long, none of them empty."""
+    """A document in pieces of at most `_LONGEST` bytes, none of them empty."""
     return [document[start : start + _LONGEST] for start in range(0, len(document), _LONGEST)]
 
 
 def _is_held_out(text: bytes) -> bool:
-    """Whether it is one of twenty, by what it says alone."""
+    """Whether a document is held out, one in twenty, which its own bytes alone decide."""
     return int.from_bytes(hashlib.sha256(text).digest()[:8], "big") % _ONE_IN == 0
 
 
@@ -310,10 +290,10 @@ END, OTHER = 0, 1
 
 
 RARE = 1e-5
-"""Share of all bytes below which one is no token."""
+"""Share of all bytes below which a byte is no token."""
 
 
-_BETWEEN = -1  # stands between words, and in no pair
+_BETWEEN = -1  # mark between words, which is in no pair
 
 
 _WORDS = re.compile(rb"\n[ ]*| ?[A-Za-z_]+| ?[0-9]+| ?[^\sA-Za-z0-9_]+|\s")
@@ -321,11 +301,11 @@ _WORDS = re.compile(rb"\n[ ]*| ?[A-Za-z_]+| ?[0-9]+| ?[^\sA-Za-z0-9_]+|\s")
 
 @dataclass(frozen=True)
 class Coder:
-    """What turns words into token ids.
+    """The byte pairs that turn words into token ids.
 
     Args:
         alphabet: The bytes that are tokens, numbered from 2.
-        merges: Pairs of tokens that become one, numbered on from there.
+        merges: Pairs of tokens that become a token, numbered after the alphabet.
 
     Example:
         >>> Coder(b"ab", ((2, 3),)).size
@@ -337,11 +317,11 @@ class Coder:
 
     @property
     def size(self) -> int:
-        """Tokens, END and OTHER among them."""
+        """The number of tokens, END and OTHER included."""
         return 2 + len(self.alphabet) + len(self.merges)
 
     def text(self, token: int) -> bytes:
-        """The bytes of a token, none of END, and a question mark for OTHER."""
+        """The bytes of a token: no bytes for END, and a question mark for OTHER."""
         if token < 2:
             return (b"", b"?")[token]
         token -= 2
@@ -365,15 +345,15 @@ def learn(counts: Counter[bytes], size: int) -> Coder:
     """The coder that shortens these words most, pair by pair.
 
     Args:
-        counts: How often each word occurs.
-        size: Of the vocabulary.
+        counts: Number of occurrences of each word.
+        size: Number of tokens of the vocabulary.
 
     Returns:
-        A coder of `size` tokens. Of pairs that are equally common the lowest numbers come first, so
-        it depends on nothing else.
+        A coder of `size` tokens. Among equally common pairs the pair of the lowest numbers comes
+        first, so that the coder depends on the counts alone.
 
     Raises:
-        ModelError: There are not as many pairs in these words, or more letters than tokens.
+        ModelError: When these words have too few pairs, or more letters than tokens.
 
     Example:
         >>> coder = learn(Counter({b"abab": 3, b"abc": 1}), 6)
@@ -396,7 +376,7 @@ def learn(counts: Counter[bytes], size: int) -> Coder:
     merges = []
     for new in range(2 + len(alphabet), size):
         common = np.bincount(_pairs(tokens, size), weights=weights[:-1], minlength=1)
-        common[-1] = 0  # what is no pair
+        common[-1] = 0  # the count of neighbours that are no pair
         if not common.any():
             raise ModelError(f"the text is too short for {size} tokens: it has {new}")
         pair = divmod(int(common.argmax()), size)
@@ -407,7 +387,7 @@ def learn(counts: Counter[bytes], size: int) -> Coder:
 
 
 def encode(coder: Coder, words: Sequence[bytes]) -> list[Int[np.ndarray, " tokens"]]:
-    """Every word as token ids.
+    """The token ids of every word.
 
     Example:
         >>> coder = Coder(b"ab", ((2, 3),))
@@ -442,7 +422,7 @@ def _letters(alphabet: bytes, words: Sequence[bytes]) -> Int[np.ndarray, " lette
 
 
 def _pairs(tokens: Int[np.ndarray, " letters"], size: int) -> Int[np.ndarray, " pairs"]:
-    """Neighbours `(a, b)` as `size * a + b`; `size ** 2` where one is _BETWEEN."""
+    """Neighbours `(a, b)` as numbers `size * a + b`, or `size ** 2` where a or b is _BETWEEN."""
     first, second = tokens[:-1], tokens[1:]
     within = (first != _BETWEEN) & (second != _BETWEEN)
     return np.where(within, size * first + second, size**2)
@@ -451,9 +431,9 @@ def _pairs(tokens: Int[np.ndarray, " letters"], size: int) -> Int[np.ndarray, " 
 def _merged(
     tokens: Int[np.ndarray, " letters"], pair: tuple[int, int], new: int
 ) -> tuple[Int[np.ndarray, " fewer"], Float[np.ndarray, " fewer"]]:
-    """The tokens with every such pair replaced, from the left, and where they come from."""
+    """The tokens with a pair replaced from the left, and the old place of each token."""
     found = np.flatnonzero((tokens[:-1] == pair[0]) & (tokens[1:] == pair[1]))
-    # in `aaaa` the pair `aa` is found at 0, 1 and 2; of such a run every second is taken
+    # in `aaaa` the pair `aa` is found at 0, 1 and 2; of such a run every second place is taken
     numbers = np.arange(len(found))
     starts = np.diff(found, prepend=-2) > 1
     in_run = numbers - np.maximum.accumulate(np.where(starts, numbers, 0))
@@ -469,17 +449,17 @@ NONE = 1
 
 
 def logits(model: tnsim.Model, ids: Int[Array, "n tokens"]) -> Any:
-    """What a model predicts after each token of every sequence, of any length.
+    """The predictions of a model after each token of every sequence, of any length.
 
     Args:
-        model: Whose first layer is a table of tokens.
-        ids: The sequences.
+        model: A model whose first layer is a table of tokens.
+        ids: Token ids of the sequences.
 
     Returns:
         Logits of the next token, (n, tokens, words).
 
     Raises:
-        ModelError: The first layer is no table.
+        ModelError: When the first layer is no table.
 
     Example:
         >>> table = tnsim.Model([tnsim.Linear(np.eye(2)), tnsim.Linear(np.eye(2))])
@@ -498,14 +478,14 @@ def logits(model: tnsim.Model, ids: Int[Array, "n tokens"]) -> Any:
 def losses(
     model: tnsim.Model, ids: Int[np.ndarray, "n tokens"]
 ) -> Float[np.ndarray, "n predicted"]:
-    """Cross-entropy of every token but the first.
+    """The cross-entropy of every token but the first.
 
     Args:
         model: A language model.
         ids: Sequences of one length.
 
     Returns:
-        In nats, float64; one less than tokens.
+        Losses in nats, float64, for each token from the second on.
     """
     return np.asarray(_losses(model, ids), np.float64)
 
@@ -524,12 +504,12 @@ def windows(
 
 
 def common(tokens: Int[np.ndarray, " tokens"], n: int, count: int) -> Int[np.ndarray, "count n"]:
-    """The commonest n-grams of a text, within documents; of equally common ones the first.
+    """The commonest n-grams of a text, within documents; of equally common n-grams the first.
 
     Args:
-        tokens: The text.
-        n: Tokens of each.
-        count: How many, or all where there are less.
+        tokens: Tokens of the text.
+        n: Number of tokens of an n-gram.
+        count: Number of n-grams, or all where there are fewer.
 
     Returns:
         The n-grams, commonest first.
@@ -557,7 +537,7 @@ def scores(
     Args:
         models: Language models.
         known: The commonest n-grams of the training text, one array for each n.
-        unseen: As many tokens each of held-out text.
+        unseen: Held-out sequences of the same lengths, one array for each n.
 
     Returns:
         Held-out loss of the last token divided by that of common n-grams.
@@ -574,15 +554,15 @@ def scores(
 
 
 def phases(scores: Float[np.ndarray, "models sizes"], above: float) -> Int[np.ndarray, " models"]:
-    """Which n-grams a model knows best, along training.
+    """The length n of the n-grams that a model knows best, along training.
 
     Args:
-        scores: For n = 2, 3, ...
-        above: The score at which something is known.
+        scores: Scores of every model for n = 2, 3, ...
+        above: The score from which n-grams count as known.
 
     Returns:
-        For every model the n of its highest score, or the last one's where that is larger; `NONE`
-        before any score is above.
+        For every model the n of its highest score, or the n of the model before where that is
+        larger; `NONE` before any score reaches `above`.
 
     Example:
         >>> phases(np.array([[1.0, 1.0], [1.3, 1.2], [1.2, 1.5]]), 1.1).tolist()
@@ -600,14 +580,14 @@ def _losses(model: tnsim.Model, ids: Int[Array, "n tokens"]) -> Float[Array, "n 
 
 
 HELD_OUT = 400
-"""Held-out sequences whose loss is in the log."""
+"""Number of held-out sequences whose loss is in the log."""
 
 
 def train(run: ExperimentRun[LanguageSetting]) -> None:
     """Train one model, and keep it at every step of `steps_kept`.
 
     Args:
-        run: Where to.
+        run: The run whose checkpoints are written.
     """
     setting = run.setting
     for name in run.unfinished([SERIES]):
@@ -616,7 +596,7 @@ def train(run: ExperimentRun[LanguageSetting]) -> None:
         recorder = Recorder(run, name, **about)
         for_model, for_training = jax.random.split(jax.random.key(run.seed))
         initial = initialise(for_model, setting)
-        model: Any = initial  # to optax a pytree as any other
+        model: Any = initial  # for optax the model is a pytree
         optimiser = optimiser_of(setting)
         advance = training(optimiser, text.training, setting, for_training)
         state, done = optimiser.init(model), 0
@@ -632,7 +612,7 @@ def train(run: ExperimentRun[LanguageSetting]) -> None:
 
 
 def steps_kept(setting: LanguageSetting) -> list[int]:
-    """Step 0, and log-spaced ones from 10 on.
+    """The steps of the checkpoints: step 0, and log-spaced steps from 10 on.
 
     Example:
         >>> steps_kept(LanguageSetting(steps=1000, checkpoints=4))
@@ -643,7 +623,7 @@ def steps_kept(setting: LanguageSetting) -> list[int]:
 
 
 def initialise(key: Array, setting: LanguageSetting) -> tnsim.Model:
-    """Normal weights: tokens of size one half, layers that keep sizes, small logits."""
+    """A model of normal weights: tokens of size one half, layers that keep sizes, small logits."""
     keys = iter(jax.random.split(key, 2 + 6 * setting.layers))
 
     def matrix(rows: int, columns: int, size: float) -> Float[Array, "rows columns"]:
@@ -682,7 +662,7 @@ def training(
     setting: LanguageSetting,
     key: Array,
 ) -> Callable[[Any, int, int], Any]:
-    """What takes model and optimiser from one step to a later one."""
+    """A compiled function that trains model and optimiser from one step to a later step."""
     text = jnp.asarray(tokens)
     within = jnp.arange(setting.context + 1)
 
@@ -702,7 +682,7 @@ def training(
 
 
 def is_number(tree: Any) -> Any:
-    """Which leaves of a model are no arrays: skip and scale of residuals."""
+    """Whether each leaf of a model is a number, such as skip and scale of residuals."""
     return jax.tree.map(lambda leaf: jnp.ndim(leaf) == 0, tree)
 
 
@@ -723,21 +703,22 @@ MEASURES = {
     "gaussian_logits": "Gaussian, logits",
     "weight_cosine": "weights",
 }
-"""Matrices by the name of their variable; the first is the closure's, the third on the paper's."""
+"""Titles of the matrices by the names of their variables. The first matrix is the Gaussian closure;
+from the third on they are the measures of the paper."""
 
 
-_LOSS_SEQUENCES = 400
+_LOSS_SEQUENCES = 400  # held-out sequences whose loss is a curve
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What claims and figures read.
+    """Measured values, for claims and figures.
 
     Args:
         table: The matrices of `MEASURES`, `gaussian_outputs` with its `standard_error`, and over
             the checkpoints the held-out loss and n-gram scores.
-        ngrams: Squared distances of the n-gram scores.
-        digest: Of the text.
+        ngrams: Squared distances of checkpoints in their n-gram scores.
+        digest: Digest of the text.
     """
 
     table: xr.Dataset
@@ -749,7 +730,7 @@ def measure(run: ExperimentRun[LanguageSetting]) -> Measured:
     """Compare all checkpoints, and score them.
 
     Args:
-        run: After `train`.
+        run: A run after `train`.
 
     Returns:
         Matrices and curves.
@@ -795,7 +776,7 @@ def measure(run: ExperimentRun[LanguageSetting]) -> Measured:
 WHERE = "section 3.4, figure 5"
 
 
-AUTHORS = {  # block scores of their stored matrices by the text's formula, at their best phases
+AUTHORS = {  # block scores of the authors' matrices by the text's formula, at their best phases
     "similarity": 0.525,
     "text_residual": 0.322,
     "text_logits": 0.286,
@@ -804,11 +785,11 @@ AUTHORS = {  # block scores of their stored matrices by the text's formula, at t
 
 
 def claims(run: ExperimentRun[LanguageSetting], measured: Measured) -> tuple[Claim, ...]:
-    """Rows about n-grams, blocks, which measure sees the n-gram phases, and what is exact.
+    """The claims on n-grams, on blocks, on the phases of each measure, and on exactness.
 
     Args:
-        run: That was measured.
-        measured: Its matrices and curves.
+        run: The run that was measured.
+        measured: Measured matrices and curves of the run.
 
     Returns:
         The claims.
@@ -826,7 +807,7 @@ def claims(run: ExperimentRun[LanguageSetting], measured: Measured) -> tuple[Cla
 
 
 def _differs(run: ExperimentRun[LanguageSetting]) -> str:
-    """How a run is not the paper's; checkpoints of somebody may be."""
+    """The differences of a run from the paper's, in words; none for a user's checkpoints."""
     if run.given is not None:
         return ""
     ways = []
@@ -840,14 +821,14 @@ def _differs(run: ExperimentRun[LanguageSetting]) -> str:
 
 
 def phases_seen(measured: Measured) -> dict[str, Seen]:
-    """What each matrix shows of the phases that n-gram scores have."""
+    """The phases of each matrix, compared with the phases of n-gram scores."""
     points = _turns(measured).change_points
     table = measured.table
     return {name: seen(table[name], measured.ngrams, points) for name in MEASURES}
 
 
 def summaries(measured: Measured) -> tuple[Summary, ...]:
-    """All measures side by side."""
+    """A table of all measures side by side."""
     return (summary(phases_seen(measured), MEASURES, _turns(measured).labels),)
 
 
@@ -891,7 +872,7 @@ def _of_ngrams(measured: Measured, differs: str) -> list[Claim]:
 
 
 def _of_tensors(found: dict[str, Seen], differs: str) -> list[Claim]:
-    """Tensor similarity beside the best of the other measures."""
+    """The claims that compare tensor similarity with the best of the other measures."""
     tensor = found["similarity"]
     others = [one for name, one in found.items() if name != "similarity"]
     beyond = tensor.score - tensor.even - max(one.score - one.even for one in others)
@@ -943,7 +924,7 @@ def _of_size(run: ExperimentRun[LanguageSetting], measured: Measured) -> list[Cl
 
 
 def _of_exactness(measured: Measured) -> list[Claim]:
-    """What "closed form" means for two layers of attention.
+    """The claim on closed forms, which two layers of attention do not allow to rerun.
 
     The layer-wise closure is a closed form of its own recursion, which takes hidden states for
     Gaussian. It equals E<A(x), B(x)> for one nonlinear layer. Two layers of attention have degree
@@ -972,11 +953,11 @@ OF_TEXT = ("held_out_text", "text_logits", "text_residual")
 
 
 def figures(run: ExperimentRun[LanguageSetting], measured: Measured) -> dict[str, Figure]:
-    """All measures with the n-gram scores above them, and the first with its own phases.
+    """Figures of all measures below the n-gram scores, and of the first with its own phases.
 
     Args:
-        run: That was measured.
-        measured: Its matrices and curves.
+        run: The run that was measured.
+        measured: Measured matrices and curves of the run.
 
     Returns:
         Three figures; lines in the first two are the phases of the n-gram scores.

@@ -1,7 +1,4 @@
-"""Claims for a terminal. In: a record. Out: lines of text.
-
-[merged from reproduce/page]
-The page that says what became of the paper's claims. In: folders of runs. Out: Markdown.
+"""Claims as a table for a terminal, and the Markdown page of all runs.
 
 Every word and number about a run comes from its `claims.json`, so the page is made again, never
 edited.
@@ -34,10 +31,10 @@ COLUMNS = (
 
 
 def lines(record: dict[str, Any]) -> list[str]:
-    """A table of all claims of a run, what became of them, and measures side by side.
+    """A table of all claims of a run with their verdicts, and tables of measures.
 
     Args:
-        record: As `records.record` makes it.
+        record: A record that `records.record` made.
 
     Returns:
         Lines without their ends.
@@ -58,10 +55,10 @@ def cells(row: dict[str, Any]) -> tuple[str, ...]:
     """The words of one claim, in the order of `COLUMNS`.
 
     Args:
-        row: Of a record.
+        row: Row of a record.
 
     Returns:
-        Words; a dash where there is nothing to say.
+        Words; a dash in the place of an absent value.
     """
     claim = claim_of(row)
     return (
@@ -76,7 +73,7 @@ def cells(row: dict[str, Any]) -> tuple[str, ...]:
 
 
 def expectation(row: dict[str, Any]) -> str:
-    """Where a claim's number must be, in words; a dash where it cannot be rerun."""
+    """The expectation of a claim in words; a dash where the claim cannot be rerun."""
     claim = claim_of(row)
     parts = []
     if claim.expected is not None:
@@ -87,7 +84,7 @@ def expectation(row: dict[str, Any]) -> str:
 
 
 def published(value: float | str | None) -> str:
-    """A value of somebody else's, as they gave it.
+    """A published value as it was published, a dash for no value.
 
     Example:
         >>> published(None), published(0.92), published("> 0.9")
@@ -101,7 +98,7 @@ def published(value: float | str | None) -> str:
 
 
 def values(ours: Sequence[float]) -> str:
-    """The mean over seeds, and where there are several the least and the largest.
+    """The mean over seeds, followed by the least and the largest value where these differ.
 
     Example:
         >>> values((0.5,)), values((0.25, 0.75)), values((1.0, 1.0))
@@ -116,7 +113,7 @@ def values(ours: Sequence[float]) -> str:
 
 
 def number(value: float) -> str:
-    """Three decimals, or three digits where that shows none.
+    """A number with three decimals; a small number with two digits, a large number without any.
 
     Example:
         >>> number(0.12345), number(1e-9), number(12345.6), number(1.0)
@@ -130,7 +127,7 @@ def number(value: float) -> str:
 
 
 def score(records: Iterable[dict[str, Any]]) -> str:
-    """How many claims have which verdict.
+    """The numbers of claims with each verdict, in words.
 
     Example:
         >>> score([{"claims": [{"verdict": "holds"}, {"verdict": "holds"}]}])
@@ -150,7 +147,7 @@ _PLURAL = {
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Rows as lines, every column as wide as its longest cell."""
+    """Rows as lines; every column is as wide as its longest cell."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []
     for row in rows:
@@ -160,7 +157,7 @@ def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def _wrapped(words: Sequence[str]) -> list[str]:
-    """One row, on as many lines as its longest cell takes."""
+    """One row as lines, as many as its longest cell takes."""
     columns = []
     for text, (_, width) in zip(words, COLUMNS, strict=True):
         columns.append(textwrap.wrap(text, width))
@@ -181,21 +178,21 @@ PAGE = beginning("a page of tnsim reproduce", TITLE.encode())
 
 
 Placed = tuple[PurePosixPath, dict[str, Any]]
-"""A record, and the folder of its pictures as the page links to it."""
+"""The folder of a record's pictures, relative to the page, and the record."""
 
 
 def write(root: Path, path: Path) -> Path:
     """Write the page of all runs below a folder.
 
     Args:
-        root: Holds `EXPERIMENT/SETTING/claims.json`.
-        path: Of the page.
+        root: Folder of the runs, which holds `EXPERIMENT/SETTING/claims.json`.
+        path: Path of the page.
 
     Returns:
         The path.
 
     Raises:
-        ResultError: There is no run, or one that cannot be read.
+        ResultError: When there is no run, or a run cannot be read.
     """
     text = page(gathered(root, path.parent))
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -205,17 +202,17 @@ def write(root: Path, path: Path) -> Path:
 
 
 def gathered(root: Path, beside: Path) -> list[Placed]:
-    """The records below a folder, in the order of the catalogue.
+    """The records below a folder, in the order of `experiment.NAMES`.
 
     Args:
-        root: Holds `EXPERIMENT/SETTING/claims.json`.
+        root: Folder of the runs, which holds `EXPERIMENT/SETTING/claims.json`.
         beside: The folder of the page, above `root` or equal to it.
 
     Returns:
         Records with their folders.
 
     Raises:
-        ResultError: There is none.
+        ResultError: When there is no record.
     """
     placed: list[Placed] = []
     for name in NAMES:
@@ -259,7 +256,7 @@ def page(placed: Sequence[Placed]) -> str:
 
 
 def _overview(found: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """A row for each run."""
+    """The lines of a table with a row for each run."""
     heads = ["experiment", "in the paper", "setting", "seed", "train", "measure", *Verdict]
     yield from _head(heads)
     for record in found:
@@ -279,7 +276,7 @@ def _overview(found: Sequence[dict[str, Any]]) -> Iterator[str]:
 
 
 def _listed(title: str, found: Iterable[dict[str, Any]], wanted: Verdict) -> list[str]:
-    """Claims with one verdict, each with its numbers and its reason; nothing where none has it."""
+    """A section of the claims with one verdict, with their numbers; empty without such claims."""
     items = []
     for record in found:
         for row in record["claims"]:
@@ -307,7 +304,7 @@ def _reason(row: dict[str, Any]) -> str:
 
 
 def _section(folder: PurePosixPath, record: dict[str, Any]) -> Iterator[str]:
-    """The figures and all claims of one run."""
+    """The lines of the section of one run, with its figures and all claims."""
     yield f"## {_title(record)}"
     yield ""
     yield f"`tnsim reproduce {_arguments(record)}`; {record['where']} of the paper."
@@ -338,7 +335,7 @@ def _section(folder: PurePosixPath, record: dict[str, Any]) -> Iterator[str]:
 
 
 def _arguments(record: dict[str, Any]) -> str:
-    """What the command line was, in short."""
+    """The arguments of the command line that made a record."""
     words = [record["experiment"]]
     if record["setting"] != "default":
         words.append("--full")
@@ -352,7 +349,7 @@ def _arguments(record: dict[str, Any]) -> str:
 
 
 def _origins(found: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """Machines and versions, once where they are equal."""
+    """The lines of a list of machines and versions, each once, with their experiments."""
     yield "## Machines and versions"
     yield ""
     by_origin: dict[str, list[str]] = {}
@@ -371,7 +368,7 @@ def _title(record: dict[str, Any]) -> str:
 
 
 def _anchor(record: dict[str, Any]) -> str:
-    """The anchor that readers of Markdown give to a heading."""
+    """The anchor of a record's heading, by the rule of Markdown renderers."""
     kept = [letter for letter in _title(record).lower() if letter.isalnum() or letter in " -"]
     return "".join(kept).replace(" ", "-")
 

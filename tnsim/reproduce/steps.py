@@ -1,4 +1,4 @@
-"""Running an experiment. In: its name and places. Out: claims, figures and pages in a folder."""
+"""The steps of an experiment in sequence: train, measure, judge and draw."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from tnsim.reproduce.run import ExperimentRun, claim_folder, timed, write_json
 
 
 def settings_of(experiment: Experiment, full: bool) -> dict[str, Any]:
-    """The settings of a run by name: the default one, or those of the paper.
+    """The settings of an experiment by name: the default setting, or the paper's settings.
 
     Args:
-        experiment: Whose settings.
-        full: Whether the paper's are meant.
+        experiment: The experiment.
+        full: Whether the paper's settings are meant.
 
     Returns:
         One or several settings.
@@ -43,23 +43,23 @@ def reproduce(
     checkpoints: Path | None = None,
     progress: bool = False,
 ) -> dict[str, Any]:
-    """Train, measure, judge and draw; what an earlier call has finished is kept.
+    """Train, measure, judge and draw; finished work of an earlier call is kept.
 
     Args:
-        experiment: What to run.
-        setting: "default", or the name of one of the paper's.
-        folder: Of this run alone.
-        seed: Of all randomness.
+        experiment: The experiment to run.
+        setting: Name of the setting, "default" or a name in `experiment.full`.
+        folder: Folder of this run alone.
+        seed: Seed of all random numbers.
         data: A folder of real data.
-        checkpoints: A folder of somebody's checkpoints.
+        checkpoints: A folder of the user's checkpoints.
         progress: Whether bars are shown.
 
     Returns:
         The record that `claims.json` holds.
 
     Raises:
-        StoreMismatch: The folder holds another run.
-        TnsimError: The experiment takes no data or no checkpoints, or the folder is not there.
+        StoreMismatch: When the folder holds another run.
+        TnsimError: When the experiment takes no data or no checkpoints, or a folder is missing.
     """
     _check_given(experiment.name, "--data", data, experiment.data)
     _check_given(experiment.name, "--checkpoints", checkpoints, experiment.checkpoints)
@@ -80,7 +80,7 @@ def reproduce(
 
 
 def _measured(experiment: Experiment, run: ExperimentRun) -> Any:
-    """What was measured; where checkpoints of somebody do not fit, with what is wanted of them."""
+    """The measured values; an error about a user's checkpoints states the wanted contents."""
     try:
         return experiment.measure(run)
     except CheckpointError as error:
@@ -100,7 +100,7 @@ def _check_given(name: str, option: str, folder: Path | None, wanted: str) -> No
 
 
 def _draw(experiment: Experiment, run: ExperimentRun, measured: Any) -> tuple[str, ...]:
-    """Write figures and pages; the names of the figures."""
+    """Write figures and pages; returns the file names of the figures."""
     names = []
     for name, figure in experiment.figures(run, measured).items():
         with replacing(run.folder / f"{name}.png", PNG) as temporary:

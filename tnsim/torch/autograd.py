@@ -1,16 +1,16 @@
-"""The points of a finite metric for a loss. In: models, a metric. Out: inputs and their weights.
+"""The cosine of two models as a function of PyTorch's autograd, computed by JAX.
 
-Reverse mode keeps what every layer gave at every point, so all points are there at once, and they
-are arguments of the compiled programs: another sample of the same size needs no other program.
+*The points of a finite metric.* Reverse mode keeps the outputs of every layer at every point, so
+all points are in memory at once. They are arguments of the compiled programs: another sample of the
+same size needs no new program.
 
-[merged from torch/programs]
-What JAX compiles for a cosine with derivatives. In: weights. Out: a cosine, how to pull back.
+*The programs of JAX.* Everything that does not change from one step of training to the next stands
+in a `Comparison`, under which JAX keeps the compiled programs. `cosine_and_pullback` returns the
+cosine with its pullback, and `gradient` runs the pullback.
 
-Everything that does not change from one step of training to the next stands in a `Comparison`,
-under which JAX keeps the compiled programs.
-
-[merged from torch/autograd]
-A cosine of JAX as a function of PyTorch's autograd. In: models of tensors. Out: a tensor.
+*The function of autograd.* `compared` splits the leaves of (a, b, metric) into moving weights,
+which are tensors of PyTorch, and fixed numbers. `_Cosine` hands the tensors to JAX and the
+gradients back.
 """
 
 from __future__ import annotations
@@ -53,16 +53,16 @@ def sample_of(a: Any, b: Any, request: Request) -> WeightedPoints | None:
     """The points at which two models are compared in a loss.
 
     Args:
-        a: A model or a combination, as is b.
-        b: The other one.
-        request: What is asked of them.
+        a: A model or a combination of models.
+        b: The other model or combination.
+        request: Metric, precision and budget of the comparison.
 
     Returns:
         All points; None where the metric joins legs, or counts tokens along a plan.
 
     Raises:
-        ModelError: Where the models do not read these inputs.
-        TooLarge: Where forward passes, or what the way back keeps of them, are over the budget.
+        ModelError: The models do not read these inputs.
+        TooLarge: The forward passes, or the values that reverse mode keeps, are over the budget.
     """
     metric = request.metric
     if not adds_up(metric):
@@ -94,8 +94,8 @@ class Fixed(NamedTuple):
     """Numbers without derivatives.
 
     Attributes:
-        weights: Of models, and the moments of the metric.
-        sample: The points of a finite metric, None where legs are joined.
+        weights: Fixed weights of the models, and the moments of the metric.
+        sample: Points of a finite metric; None where legs are joined.
     """
 
     weights: Weights
@@ -104,15 +104,15 @@ class Fixed(NamedTuple):
 
 @dataclass(frozen=True)
 class Comparison:
-    """What is compared, without the numbers.
+    """The structure of a comparison, without its numbers.
 
     Attributes:
-        form: How (a, b, metric) is made of its leaves, the metric None where a sample is given.
-        others: Leaves that are no numbers, by their number among the leaves: a metric from outside
-            that is no pytree.
-        degree: Of the polynomials.
+        form: Tree structure of (a, b, metric), with None for the metric where a sample is given.
+        others: Leaves that are no numbers, each with its number among the leaves, such as a user's
+            metric that is no pytree.
+        degree: Largest degree of the polynomials.
         dtype: Precision of the computation.
-        budget: What it may take.
+        budget: Limits on work and memory.
     """
 
     form: Any
@@ -123,23 +123,24 @@ class Comparison:
 
     @property
     def arithmetic(self) -> Arithmetic:
-        """What decides how many digits there are."""
+        """Degree and precision, which bound the errors of rounding."""
         return Arithmetic(self.degree, self.dtype)
 
 
 def comparison_of(
     a: Any, b: Any, request: Request, sample: WeightedPoints | None
 ) -> tuple[Comparison, dict[int, Any]]:
-    """A comparison, and its leaves.
+    """A comparison, and its numbers.
 
     Args:
-        a: A model or a combination, as is b.
-        b: The other one.
-        request: What is asked of them.
-        sample: The points of a finite metric, which then has no moments.
+        a: A model or a combination of models.
+        b: The other model or combination.
+        request: Metric, precision and budget of the comparison.
+        sample: Points of a finite metric, which take the place of its moments.
 
     Returns:
-        What is compared, and the weights and moments of (a, b, metric) by number.
+        The comparison, and the weights and moments of (a, b, metric) by their number among the
+        leaves.
     """
     metric = request.metric if sample is None else None
     leaves, form = jax.tree.flatten((a, b, metric))
@@ -150,7 +151,10 @@ def comparison_of(
 
 
 def _compiled(**options: Any) -> Any:
-    """`jax.jit` as the programs of plans are compiled; this file is read when one is needed."""
+    """`jax.jit` with the compiler options of plans.
+
+    The options are asked for when this file is imported, which is when gradients are first needed.
+    """
     return partial(jax.jit, compiler_options=compiler_options(), **options)
 
 
@@ -159,7 +163,7 @@ def _is_number(leaf: Any) -> bool:
 
 
 def _cosine(comparison: Comparison, moving: Weights, fixed: Fixed) -> tuple[Any, Any]:
-    """The cosine, float64, and its error bound, traced."""
+    """The cosine, float64, and its error bound, as JAX traces them."""
     leaves: dict[int, Any] = dict(comparison.others)
     for n, array in (moving | fixed.weights).items():
         leaves[n] = jnp.asarray(array, comparison.dtype)
@@ -175,12 +179,12 @@ def _cosine(comparison: Comparison, moving: Weights, fixed: Fixed) -> tuple[Any,
 
 @_compiled(static_argnums=0)
 def cosine(comparison: Comparison, moving: Weights, fixed: Fixed) -> Cosine:
-    """The cosine, unclipped, and the bound of its error.
+    """The cosine, unclipped, and its error bound.
 
     Args:
-        comparison: What is compared.
-        moving: Weights that are tensors.
-        fixed: What has no derivatives.
+        comparison: Structure of the models and the metric.
+        moving: Weights that are tensors of PyTorch.
+        fixed: Numbers without derivatives.
 
     Returns:
         Two scalars.
@@ -192,15 +196,16 @@ def cosine(comparison: Comparison, moving: Weights, fixed: Fixed) -> Cosine:
 def cosine_and_pullback(
     comparison: Comparison, moving: Weights, fixed: Fixed
 ) -> tuple[Cosine, Any]:
-    """The same, and what `gradient` needs of it.
+    """The cosine with its error bound, and the pullback that `gradient` runs.
 
     Args:
-        comparison: As for `cosine`, as are the others.
-        moving: With respect to which there are derivatives.
-        fixed: What has none.
+        comparison: Structure of the models and the metric.
+        moving: Weights with respect to which derivatives are taken.
+        fixed: Numbers without derivatives.
 
     Returns:
-        The cosine, and a function that is a pytree of what reverse mode keeps.
+        The cosine, and its pullback: a function that is a pytree of the values kept for reverse
+        mode.
     """
     value, pullback, error = jax.vjp(
         lambda weights: _cosine(comparison, weights, fixed), moving, has_aux=True
@@ -213,33 +218,35 @@ def gradient(pullback: Any) -> Weights:
     """The gradient of the cosine.
 
     Args:
-        pullback: As `cosine_and_pullback` gives it.
+        pullback: Second result of `cosine_and_pullback`.
 
     Returns:
-        A derivative for each of the moving weights, in its type.
+        A derivative for each of the moving weights, in the type of the weight.
     """
     return pullback(1.0)[0]
 
 
 _TORCH_DEVICES = {"cpu": "cpu", "gpu": "cuda"}
-"""What PyTorch calls the platforms of JAX; ROCm is "cuda" there."""
+"""PyTorch's names for the platforms of JAX; PyTorch calls ROCm "cuda" as well."""
 
 
 def compared(a: Any, b: Any, metric: Metric, dtype: DTypeLike, budget: Budget) -> torch.Tensor:
     """The cosine of two models, see `tnsim.torch.similarity`.
 
     Args:
-        a: A module, a model or a combination of models, as is b.
-        b: The other one.
-        metric: How inputs are weighed.
+        a: A module, a model or a combination of models.
+        b: The other module, model or combination.
+        metric: Metric that weighs the inputs.
         dtype: Precision of the computation.
-        budget: What it may take.
+        budget: Limits on work and memory.
 
     Returns:
         A tensor of no axes, float64.
 
     Raises:
-        ModelError, TnsimError: As `tnsim.torch.similarity`.
+        ModelError: The models cannot be compared, or a module holds a layer that is not known.
+        TooLarge: The computation would exceed the budget.
+        TnsimError: The similarity is not a number.
     """
     check_metric(metric)
     a, b = _model(a), _model(b)
@@ -257,22 +264,23 @@ def compared(a: Any, b: Any, metric: Metric, dtype: DTypeLike, budget: Budget) -
     )
     if torch.isnan(value):
         why = numbers((a, b))
-        without_gradients.similarity(*why, metric, dtype=dtype, budget=budget)  # it says why
+        # Without gradients, the same similarity raises the error that explains the NaN.
+        without_gradients.similarity(*why, metric, dtype=dtype, budget=budget)
         raise TnsimError("the similarity is not a number, though without gradients it is one")
     warn_of_caveats(caveats(a, b), stacklevel=3)
     return value
 
 
 def _model(model: Any) -> Any:
-    """A module as a model of its tensors; a model as it is."""
+    """The model of a module's tensors; a model or a combination unchanged."""
     if isinstance(model, torch.nn.Module):
         return model_of(model, None, None, None)
-    terms(model)  # refuses what is neither
+    terms(model)  # refuses anything but a model or a combination
     return model
 
 
 class _Cosine(torch.autograd.Function):
-    """Forward: one program of JAX, which keeps what the backward one needs."""
+    """The cosine in autograd: one program of JAX forward, and its pullback backward."""
 
     @staticmethod
     def forward(
@@ -287,7 +295,7 @@ class _Cosine(torch.autograd.Function):
             moving = dict(zip(places, map(_to_jax, tensors), strict=True))
             if wanted:
                 found, ctx.pullback = cosine_and_pullback(comparison, moving, fixed)
-                # The tensors may be written to as soon as this returns.
+                # The caller may write to the tensors as soon as this returns, so JAX must be done.
                 jax.block_until_ready(ctx.pullback)
             else:
                 found = cosine(comparison, moving, fixed)
@@ -307,8 +315,8 @@ class _Cosine(torch.autograd.Function):
                 "second derivatives of a similarity are not supported: call backward without "
                 "create_graph. jax.hessian differentiates tnsim.similarity twice"
             )
-        # What the pullback keeps may be the memory of the tensors: PyTorch refuses them here where
-        # they were written to since.
+        # The values kept by the pullback may share the memory of the tensors. Reading the saved
+        # tensors makes PyTorch raise an error where they were written to since the forward pass.
         tensors = ctx.saved_tensors
         with execution.precision():
             slopes = gradient(ctx.pullback)
@@ -319,7 +327,7 @@ class _Cosine(torch.autograd.Function):
 
 
 def _to_jax(tensor: torch.Tensor) -> jax.Array:
-    """A tensor where JAX computes: its own memory where it is there, else a copy."""
+    """A tensor as an array on the device of JAX, without a copy where it is there already."""
     tensor = tensor.detach()
     if tensor.device.type == _TORCH_DEVICES.get(jax.default_backend()):
         return jax.device_put(jax.dlpack.from_dlpack(tensor.contiguous()))

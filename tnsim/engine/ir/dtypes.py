@@ -1,4 +1,4 @@
-"""Precisions that plans run in. In: what NumPy takes for one. Out: its name."""
+"""Names of the precisions that plans run in."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tnsim.errors import ModelError
 ITEM_BYTES = {"float64": 8, "float32": 4, "complex128": 16, "complex64": 8}
 ALL_DTYPES = tuple(ITEM_BYTES)
 DTYPES = ALL_DTYPES[:2]
-"""Those of models, which are real; networks may be complex."""
+"""Precisions of models, which are real; networks may be complex."""
 _NAMES = {np.dtype(name).type: name for name in ALL_DTYPES}
 
 
@@ -18,14 +18,15 @@ def dtype_name(dtype: DTypeLike, allowed: tuple[str, ...] = DTYPES) -> str:
     """The name of a precision that plans run in.
 
     Args:
-        dtype: What NumPy takes for one: `"float32"`, `np.float32`, `np.dtype("f4")`, `jnp.float32`.
-        allowed: Names of those that make sense.
+        dtype: Any spelling that NumPy accepts: `"float32"`, `np.float32`, `np.dtype("f4")`,
+            `jnp.float32`.
+        allowed: Names of the precisions that the caller accepts.
 
     Returns:
-        One of the names.
+        One of the allowed names.
 
     Raises:
-        ModelError: For any other.
+        ModelError: For a precision that is not allowed, or no precision at all.
 
     Example:
         >>> import numpy as np

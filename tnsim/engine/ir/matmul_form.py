@@ -1,14 +1,15 @@
-"""Which matrix product multiplies two arrays. In: labels and sizes. Out: how their axes stand.
+"""The batch of matrix products that computes a contraction of two arrays.
 
-The product of two arrays is summed over labels that both have and the result has not. With those
-that all three have as a batch it is a batch of matrix products,
+A contraction of two arrays is summed over the labels that both arguments have and the result
+lacks. The labels that both arguments and the result have form a batch, and the contraction is a
+batch of matrix products,
 
     batch, left, summed   times   batch, summed, right   gives   batch, left, right
 
-and every array whose axes stand in another order has to be copied first. A label of one argument
-alone need not be a row or a column: it may join the batch, and the other argument is repeated
-along it. Where the result has such a label in front of its batch, that is one copy, of the
-repeated argument, instead of two, of the other argument and of the result.
+An array whose axes stand in another order is copied first. A label that only one argument has
+need not be a row or a column: it may join the batch, and the other argument is repeated along it.
+Where the result has such a label in front of its batch, this takes one copy (of the repeated
+argument) instead of two (of the other argument and of the result).
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ class MatrixProduct(NamedTuple):
     """A batch of matrix products of two arrays.
 
     Args:
-        batch: Labels in front of both arguments and of the result.
-        left: Rows, labels of the first argument.
-        summed: Labels that are summed.
-        right: Columns, labels of the second argument.
+        batch: Leading labels of both arguments and of the result.
+        left: Labels of the rows, which the first argument has.
+        summed: Labels that are summed over.
+        right: Labels of the columns, which the second argument has.
     """
 
     batch: Labels
@@ -37,27 +38,30 @@ class MatrixProduct(NamedTuple):
 
     @property
     def orders(self) -> tuple[Labels, Labels]:
-        """Axes of the two arguments."""
+        """The axes that the product expects of its two arguments."""
         first = (*self.batch, *self.left, *self.summed)
         second = (*self.batch, *self.summed, *self.right)
         return first, second
 
     @property
     def readings(self) -> Iterator[Labels]:
-        """Axes of arguments that need not be copied; the second's matrices may stand transposed."""
+        """Axes of arguments that are read without a copy.
+
+        The matrices of the second argument may stand transposed.
+        """
         batch, _, summed, right = self
         yield from self.orders
         yield (*batch, *right, *summed)
 
     @property
     def result(self) -> Labels:
-        """Axes of the result."""
+        """The axes of the result."""
         return (*self.batch, *self.left, *self.right)
 
     def reads_in_place(self, order: Labels, labels: Labels) -> bool:
-        """Whether an argument with axes `labels` need not be copied to have the axes `order`.
+        """Whether an argument with axes `labels` is read in the order `order` without a copy.
 
-        Its matrices may stand transposed.
+        The matrices of the argument may stand transposed.
         """
         batch = len(self.batch)
         rows = self.left if order == self.orders[0] else self.summed
@@ -68,16 +72,16 @@ class MatrixProduct(NamedTuple):
 def matrix_product(
     first: Labels, second: Labels, output: Labels, sizes: Mapping[int, int]
 ) -> tuple[MatrixProduct, bool] | None:
-    """The batch of matrix products that copies fewest entries.
+    """The batch of matrix products that copies the fewest entries.
 
     Args:
         first, second: Axes of the arguments; every label is on both or in the output.
-        output: Axes wanted of the result.
-        sizes: Of all labels.
+        output: Wanted axes of the result.
+        sizes: Size of every label.
 
     Returns:
-        The product, and whether the arguments change places in it; None where there are no rows
-        or no columns, or nothing is summed.
+        The product, and whether the arguments change places in it; None where the contraction has
+        no rows, no columns or no summed label.
 
     Example:
         >>> matrix_product((0, 1, 2), (0, 2, 3), (0, 1, 3), {0: 9, 1: 5, 2: 5, 3: 5})
@@ -99,10 +103,10 @@ def matrix_products(
 
     Args:
         first, second: Axes of the arguments.
-        output: Axes wanted of the result.
+        output: Wanted axes of the result.
 
     Yields:
-        A product, and whether the arguments change places in it.
+        Each product, and whether the arguments change places in it.
     """
     for swapped in (False, True):
         arguments = (second, first) if swapped else (first, second)
@@ -125,7 +129,11 @@ def copied_entries(
 
 
 def _products(first: Labels, second: Labels, output: Labels) -> list[MatrixProduct]:
-    """The two ways to choose a batch: what both have, or all that stands in front of a matrix."""
+    """The products of the two possible batches.
+
+    The batch holds either the labels that both arguments and the output have, or all leading labels
+    of the output up to a last matrix of rows and columns.
+    """
     shared = [label for label in first if label in second]
     summed = tuple(label for label in shared if label not in output)
     left = tuple(label for label in output if label in first and label not in second)
@@ -135,14 +143,15 @@ def _products(first: Labels, second: Labels, output: Labels) -> list[MatrixProdu
     batch = tuple(label for label in output if label in shared)
     products = [MatrixProduct(batch, left, summed, right)]
     rows, columns = _matrix_at_the_end(output, left, right)
-    if batch and rows and columns:  # one large product uses all cores, and is not cut into many
+    # Without a batch there is one large product, which uses all cores and is not cut into many.
+    if batch and rows and columns:
         leading = output[: len(output) - len(rows) - len(columns)]
         products.append(MatrixProduct(leading, rows, summed, columns))
     return products
 
 
 def _matrix_at_the_end(output: Sequence[int], left: Labels, right: Labels) -> tuple[Labels, Labels]:
-    """The last axes of the output, as far as they are rows followed by columns."""
+    """The longest end of the output that consists of rows followed by columns."""
     end = len(output)
     middle = end
     while middle and output[middle - 1] in right:

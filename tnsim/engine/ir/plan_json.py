@@ -1,23 +1,18 @@
-"""JSON that notices when it was changed. In: plain data. Out: text with a digest, and back.
+"""Plans as JSON documents with a digest, checked when they are read.
 
-A plan holds coefficients. A changed one would give another number under the same label, and no
-check of types or shapes could tell. The digest is over the canonical form of the content (keys
-sorted, no spaces), so a document may be indented or reordered, but no value in it may differ.
-It is against damage and editing, not against forgery: whoever can compute a digest can write
-one.
+`sealed` and `opened` write and read a JSON object with a digest of its content. A plan holds
+coefficients: a changed coefficient would give another number under the same label, and no check of
+types or shapes could tell. The digest is taken over the canonical form of the content (keys sorted,
+no spaces), so a document may be indented or reordered, but no value in it may differ. The digest
+protects against damage and editing, not against forgery, as anybody can compute a digest.
 
-[merged from engine/plan_json]
-Plans from JSON, checked.
+`plan_from_data` and `program_from_data` turn parsed JSON into plans and programs that can run, or
+raise `ValueError`. They check every assumption of the runtime: arguments are earlier values, every
+axis has a label, equal labels have equal sizes, results have the shapes that their readers expect,
+weights are finite. Data that passes these checks may still be another plan than the written plan,
+which only the digest tells.
 
-In: parsed JSON. Out: plans and programs that can run, or `ValueError`.
-
-Everything that execution takes for granted is checked here: that arguments are earlier values,
-that every axis has a label and equal labels equal sizes, that what comes out has the shape its
-readers expect, that weights are finite. What passes may still be another plan than the one that
-was written; against that a document carries a digest (see `documents`).
-
-[merged from engine/plan_files]
-Plans as documents that know when they were changed. In: a plan or a text. Out: the other.
+`document` and `plan_from` combine both: a plan as a sealed document, and back.
 """
 
 from __future__ import annotations
@@ -39,13 +34,13 @@ DIGEST = "digest"
 
 
 def sealed(content: Mapping[str, Any]) -> str:
-    """One JSON object: the content, and its digest under `digest`.
+    """The JSON text of an object: the content, and a digest of the content under `digest`.
 
     Args:
-        content: Plain data without the key `digest`; numbers are finite.
+        content: Plain data without the key `digest`; all numbers are finite.
 
     Returns:
-        JSON text that `opened` takes.
+        JSON text that `opened` reads.
 
     Example:
         >>> opened(sealed({"weights": [0.5, 2.0]}))
@@ -58,7 +53,8 @@ def opened(text: str | bytes) -> dict[str, Any]:
     """The content of a sealed document.
 
     Raises:
-        ValueError: For text that is no JSON object, has no digest or not the content of its digest.
+        ValueError: For text that is no JSON object, has no digest, or has the digest of another
+            content.
         RecursionError: For nesting deeper than the interpreter's stack.
     """
     content = json.loads(text)
@@ -74,6 +70,7 @@ def opened(text: str | bytes) -> dict[str, Any]:
 
 
 def _digest(content: Mapping[str, Any]) -> str:
+    """The SHA-256 of the canonical form of a content, in hexadecimal digits."""
     canonical = json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(canonical.encode()).hexdigest()
 
@@ -85,11 +82,19 @@ S = TypeVar("S", bound=Schedule)
 Shape = tuple[int, ...]
 
 
-MOST = 10**200  # of a count: whatever is summed and divided of it stays a float
+MOST = 10**200  # bound on counts: sums and quotients of counts below it are finite as floats
 
 
 def plan_from_data(data: Any, form: type[S]) -> S:
-    """A plan from what `dataclasses.asdict` made of one. Raises `ValueError` with the place."""
+    """The plan that `dataclasses.asdict` turned into plain data.
+
+    Args:
+        data: Parsed JSON.
+        form: Class of the plan.
+
+    Raises:
+        ValueError: For data that is no plan, with the place of the error.
+    """
     fields = _fields(data, form)
     programs = _each(fields["programs"], "program", program_from_data)
     with _within("shapes"):
@@ -122,7 +127,11 @@ def plan_from_data(data: Any, form: type[S]) -> S:
 
 
 def program_from_data(data: Any) -> Program:
-    """A program from what `dataclasses.asdict` made of one. Raises `ValueError` with the place."""
+    """The program that `dataclasses.asdict` turned into plain data.
+
+    Raises:
+        ValueError: For data that is no program, with the place of the error.
+    """
     fields = _fields(data, Program)
     shapes = _each(fields["shapes"], "shape", _shape)
     values, operations = list(shapes), []
@@ -145,7 +154,7 @@ def program_from_data(data: Any) -> Program:
     program = Program(
         shapes, tuple(operations), outputs, scales, powers, _integer(fields["unshared"])
     )
-    _integer(program.multiplications)
+    _integer(program.multiplications)  # sizes pass one by one, but their products may be too large
     return program
 
 
@@ -161,7 +170,11 @@ def _stage(data: Any) -> PlanStage:
 
 
 def _check_wiring(plan: Schedule) -> None:
-    """Stages read what is there, as their programs expect it; what is asked for stays."""
+    """Raise `ValueError` unless stages fit together.
+
+    Every stage reads arrays that exist, in the shapes of its program, and gives new names. Every
+    output of the plan is an output of a stage that no later stage reads.
+    """
     shapes = dict(plan.shapes)
     made: set[str] = set()
     for n, stage in enumerate(plan.stages):
@@ -210,7 +223,7 @@ def _operation(row: Any) -> Operation:
 
 
 def _shape_of(operation: Operation, values: Sequence[Shape]) -> Shape:
-    """The shape of an operation's result, after all that its kind asks for was checked."""
+    """The shape of an operation's result, after the checks of its kind."""
     if operation.kind not in _CHECKS:
         raise ValueError(
             f"kind must be one of {', '.join(_CHECKS)}, found {_shown(operation.kind)}"
@@ -233,7 +246,11 @@ def _shape_of(operation: Operation, values: Sequence[Shape]) -> Shape:
 
 
 def _check_contraction(operation: Operation, values: Sequence[Shape]) -> None:
-    """One argument: diagonals and sums. Two: a product of arrays that were reduced alone before."""
+    """Raise `ValueError` for a malformed contraction.
+
+    A contraction of one argument takes diagonals and sums. A contraction of two is a product of
+    arrays that were reduced before.
+    """
     labels = operation.labels
     if len(labels) not in (1, 2) or operation.weights or operation.chunks or operation.body:
         raise ValueError("a contraction takes one or two arguments and nothing else")
@@ -247,7 +264,7 @@ def _check_contraction(operation: Operation, values: Sequence[Shape]) -> None:
 
 
 def _check_sum(operation: Operation, values: Sequence[Shape]) -> None:
-    """Arguments with the axes of the output in any order, one weight each."""
+    """Raise `ValueError` unless every argument of a sum has a weight and the output's axes."""
     if not operation.args or operation.chunks or operation.body:
         raise ValueError("a sum takes arguments with weights and nothing else")
     _same_length(operation.weights, operation.args, "weights")
@@ -259,7 +276,10 @@ def _check_sum(operation: Operation, values: Sequence[Shape]) -> None:
 
 
 def _check_loop(operation: Operation, values: Sequence[Shape]) -> None:
-    """A body that reads the arguments at one value, or a block, of the labels looped over."""
+    """Raise `ValueError` unless the body fits the loop.
+
+    The body reads the arguments at one value, or in one block, of the labels looped over.
+    """
     body, chunks = operation.body, operation.chunks
     if body is None or operation.weights or not chunks:
         raise ValueError("a loop takes labels to loop over, a body, and no weights")
@@ -285,7 +305,7 @@ def _check_loop(operation: Operation, values: Sequence[Shape]) -> None:
 
 
 def _in_a_turn(axes: Sequence[tuple[int, int]], loop: Operation) -> Shape:
-    """The shape of an argument of a loop, given as labels and sizes, in one of its turns."""
+    """The shape of an argument in one turn of a loop, from its labels and sizes in the loop."""
     if loop.block_size:
         return tuple(loop.block_size if label in loop.chunks else size for label, size in axes)
     return tuple(size for label, size in axes if label not in loop.chunks)
@@ -310,7 +330,7 @@ def _same_length(one: Sequence[Any], other: Sequence[Any], what: str) -> None:
 
 @contextlib.contextmanager
 def _within(what: str) -> Iterator[None]:
-    """Say where an error is."""
+    """Prefix the message of a `ValueError` with the place of the error."""
     try:
         yield
     except ValueError as error:
@@ -318,7 +338,7 @@ def _within(what: str) -> Iterator[None]:
 
 
 def _fields(data: Any, form: type) -> dict[str, Any]:
-    """An object with exactly the fields of a dataclass."""
+    """The data, which is an object with exactly the fields of a dataclass."""
     names = {field.name for field in dataclasses.fields(form)}
     odd = set(_object(data)) ^ names
     if odd:
@@ -341,7 +361,7 @@ def _rows(data: Any) -> list[Any]:
 
 
 def _each(data: Any, what: str, convert: Callable[[Any], T]) -> tuple[T, ...]:
-    """Every item of a list, converted; `what` and its number stand in an error."""
+    """The converted items of a list; an error names `what` and the number of the item."""
     converted = []
     for n, item in enumerate(_rows(data)):
         with _within(f"{what} {n}"):
@@ -350,7 +370,10 @@ def _each(data: Any, what: str, convert: Callable[[Any], T]) -> tuple[T, ...]:
 
 
 def _integer(value: Any, end: int = MOST, lowest: int = 0) -> int:
-    """A whole number from `lowest` up to but without `end`. Booleans are none."""
+    """The value, a whole number from `lowest` up to but without `end`.
+
+    Booleans are refused, although Python counts them as integers.
+    """
     if type(value) is not int or not lowest <= value < end:
         raise ValueError(
             f"expected a whole number from {lowest}, below {end:.3g}, found {_shown(value)}"
@@ -363,13 +386,13 @@ def _integers(data: Any, end: int = MOST) -> tuple[int, ...]:
 
 
 def _integer_pair(data: Any, end: int, lowest_second: int = 0) -> tuple[int, int]:
-    """(which, power): the number of something that exists, and how often."""
+    """The pair (number, power), whose number is below `end`."""
     first, second = _two(data)
     return _integer(first, end), _integer(second, lowest=lowest_second)
 
 
 def _pairs(data: Any) -> tuple[tuple[str, int], ...]:
-    """(scale group, how often) pairs."""
+    """The pairs (scale group, count) of a list."""
     pairs = []
     for row in _rows(data):
         name, count = _two(row)
@@ -408,21 +431,21 @@ def _flag(value: Any) -> bool:
 
 
 def _shown(value: Any) -> str:
-    """Enough of a value to recognise it."""
+    """The beginning of a value's `repr`, enough to recognise the value."""
     return repr(value)[:40]
 
 
-FORMAT = 3
+FORMAT = 3  # number of the layout of a document; documents of another layout are refused
 
 
 def document(plan: Any) -> str:
-    """A plan as one JSON document with a digest of its content.
+    """The JSON document of a plan, with a digest of its content.
 
     Args:
-        plan: Any.
+        plan: Plan, a dataclass of plain data.
 
     Returns:
-        What `plan_from` reads.
+        JSON text that `plan_from` reads.
     """
     return sealed({"format": FORMAT, **dataclasses.asdict(plan)})
 
@@ -431,14 +454,15 @@ def plan_from(text: str | bytes, form: type[S]) -> S:
     """The plan that a document holds.
 
     Args:
-        text: What `document` wrote. Indentation and the order of its keys do not matter.
+        text: Document written by `document`, in any indentation and order of keys.
         form: Class of the plan.
 
     Returns:
-        An equal plan.
+        A plan equal to the written plan.
 
     Raises:
-        CheckpointError: As `Plan.from_json`.
+        CheckpointError: For text that is no plan of this format, for a plan that cannot run, and
+            for a plan that was changed.
     """
     try:
         data = opened(text)

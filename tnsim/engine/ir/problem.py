@@ -1,15 +1,14 @@
-"""What is to be contracted, as plain data.
+"""The sums of contractions that the engine compiles, as plain data.
 
-In: nothing. Out: types that families fill, plans read.
-
-A `Problem` is the *folded* form of a closed tree tensor network: instead of one tensor per copy it
-has one definition per distinct pair of subtrees, each a weighted sum of small networks whose
-operands are weight arrays (leaves) or earlier definitions. Copies are thus planned and contracted
-once. It knows names, indices and sizes, but neither layers nor metrics nor arrays.
+A `Problem` is the *folded* form of a closed tree tensor network: instead of a tensor per copy it
+has a definition per distinct pair of subtrees. Each definition is a weighted sum of small networks
+whose operands are weight arrays (leaves) or earlier definitions. Copies are thus planned and
+contracted once. Families of `tnsim.problems` build problems, and `planner` turns them into plans.
+A problem knows names, indices and sizes, but neither layers nor metrics nor arrays.
 
 *Scales.* A model of depth L multiplies its arrays exponentially often in L, and no float holds the
-product. After every stage each scale group is therefore divided by the size of one of its
-definitions, and the logarithm of what was divided off is carried along (see `ScaleGroup`).
+product. After every stage each scale group is therefore divided by a scale, the size of one of its
+definitions, and the logarithm of the scale is carried along (see `ScaleGroup`).
 """
 
 from __future__ import annotations
@@ -24,8 +23,8 @@ class Operand:
     """An array by name, with the names of its indices.
 
     Args:
-        name: Of a leaf or a definition.
-        indices: One for every axis; a repeated index means the diagonal.
+        name: Name of a leaf or a definition.
+        indices: Name of an index for every axis; a repeated index means the diagonal.
 
     Example:
         >>> Operand("A", ("i", "j")).renamed({"j": "k"})
@@ -36,12 +35,12 @@ class Operand:
     indices: tuple[str, ...]
 
     def renamed(self, new: Mapping[str, str]) -> Operand:
-        """The same array under new names of indices; those that `new` lacks stay as they are."""
+        """The same array under new names of indices; indices that `new` lacks keep their names."""
         return Operand(self.name, tuple(new.get(index, index) for index in self.indices))
 
 
 def renamed(operands: Iterable[Operand], new: Mapping[str, str]) -> tuple[Operand, ...]:
-    """A product of arrays under new names of indices.
+    """The operands of a product under new names of indices.
 
     Example:
         >>> renamed([Operand("A", ("i", "j"))], {"j": "k"})
@@ -51,14 +50,14 @@ def renamed(operands: Iterable[Operand], new: Mapping[str, str]) -> tuple[Operan
 
 
 ALIAS_SUFFIX = "'"
-"""Appended to a name, another name for the same array.
+"""Suffix that gives an array a second name.
 
-Two stages that differ only in which arrays coincide are then of one form, and share their plan.
+Two stages that differ only in which arrays coincide then have one form, and share a program.
 """
 
 
 def strip_alias(name: str) -> str:
-    """The array's own name, without marks.
+    """The name of an array without suffixes.
 
     Example:
         >>> strip_alias("A.TABLE'")
@@ -72,10 +71,10 @@ class Term:
     """`weight * prod(operands)`, summed over every index that is not an output.
 
     Args:
-        weight: The factor in front.
-        operands: What is multiplied.
-        alternatives: Sums of terms that have the product's value, too, without its weight; planning
-            keeps the cheapest.
+        weight: Factor in front of the product.
+        operands: Factors of the product.
+        alternatives: Sums of terms, each equal to the product without its weight; planning keeps
+            the cheapest of the product and these sums.
     """
 
     weight: float
@@ -84,12 +83,12 @@ class Term:
 
     @property
     def diagrams(self) -> int:
-        """Products in the longest of the sums that it may be written as."""
+        """Number of products in the longest way to write the term."""
         sums = [sum(term.diagrams for term in terms) for terms in self.alternatives]
         return max([1, *sums])
 
     def products(self) -> Iterator[tuple[Operand, ...]]:
-        """Its product, and those of all that it may be written as."""
+        """All products of the term: its own, and those of its alternatives."""
         yield self.operands
         for terms in self.alternatives:
             for term in terms:
@@ -101,17 +100,16 @@ class Definition:
     """`name[indices] = sum(terms)`.
 
     Args:
-        name: What later terms call it.
-        indices: Its axes, in order.
-        terms: What it is the sum of.
-        exchangeable: How many of its indices, the last ones, may be exchanged with each other: 2
-            for a symmetric matrix.
-        powers: How it scales: with the values of group g multiplied by c, this one becomes
-            c**power as large.
-        kept: Whether later stages may use it; else it is a step towards other definitions of its
-            stage.
-        loop_indices: Summed indices over which it may be added up value by value, the first one
-            outermost, with everything that leads to it, where memory asks for that.
+        name: Name of the array in later terms.
+        indices: Names of the axes, in order.
+        terms: Summands of the array.
+        exchangeable: Number of last axes that may be exchanged with each other: 2 for a symmetric
+            matrix.
+        powers: Pairs (scale group g, power): where the values of g are multiplied by c, the array
+            is multiplied by c**power.
+        kept: Whether later stages may read the array; else it is an intermediate of its stage.
+        loop_indices: Summed indices that may become loops, the first index outermost, where memory
+            is short. A turn computes the definition, and all that leads to it, at one value.
     """
 
     name: str
@@ -124,18 +122,19 @@ class Definition:
 
 
 class ScaleGroup(NamedTuple):
-    """Values that are divided by one scale, and how its logarithm grows in a stage.
+    """Values that are divided by a common scale, and how its logarithm grows in a stage.
 
     The logarithm becomes `degree * log + log(scale)`, with
 
         scale = max |definition| ** (1 / power).
 
     Args:
-        group: Its name.
-        degree: How often the stage multiplies values of the group: a layer of order n takes a
-            state that is c times as large to one that is c**n times as large.
-        definition: What the scale is read off; None where the stage does not rescale the group.
-        power: How that definition scales with the group.
+        group: Name of the group.
+        degree: Number of factors of the group in a product of the stage: a layer of order n maps a
+            state that is c times as large to a state that is c**n times as large.
+        definition: Name of the definition that gives the scale; None where the stage does not
+            rescale the group.
+        power: Power of the group's scale in that definition.
     """
 
     group: str
@@ -149,8 +148,8 @@ class Stage:
     """Definitions that are computed together.
 
     Args:
-        definitions: Each is made of leaves, of earlier stages and of those before it.
-        scale_groups: What is rescaled after the stage.
+        definitions: Sums over leaves, outputs of earlier stages and earlier definitions.
+        scale_groups: Scale groups that the stage rescales or raises to a power.
     """
 
     definitions: tuple[Definition, ...]
@@ -163,12 +162,12 @@ class Stage:
 
 
 class StageBuilder:
-    """Lays down the definitions of one stage, in order and each only once.
+    """The definitions of one stage under construction, in order and each only once.
 
     Args:
-        suffix: Ends every name, so that equal quantities of different stages have different names.
-        known: Names that stages before have defined.
-        kept: Whether later stages may use what is defined here, unless `define` is told otherwise.
+        suffix: End of every name; it tells equal quantities of different stages apart.
+        known: Names of the definitions of earlier stages.
+        kept: Default for `define`: whether later stages may read a definition.
 
     Example:
         >>> stage = StageBuilder(suffix="@1")
@@ -194,18 +193,18 @@ class StageBuilder:
         kept: bool | None = None,
         over: tuple[str, ...] = (),
     ) -> Operand:
-        """The operand `name[indices]`, defined as the sum of `terms` unless it is already.
+        """The operand `name[indices]`, newly defined as the sum of `terms` unless it exists.
 
         Args:
-            name: Tells quantities apart within a stage.
-            indices: Of the array, and of the operand that stands for it.
-            terms: What it is the sum of.
-            mark: Ends the name where the stage knows the array by a second one (see
-                `ALIAS_SUFFIX`).
-            kept, over: As in `Definition`.
+            name: Name of the quantity within the stage, without the suffix.
+            indices: Indices of the array and of the returned operand.
+            terms: Summands of the array.
+            mark: Suffix of a second name for an array of the stage (see `ALIAS_SUFFIX`).
+            kept: `kept` of the `Definition`; None for the default of the builder.
+            over: `loop_indices` of the `Definition`.
 
         Returns:
-            The operand to be used in later terms.
+            The operand for later terms.
         """
         name += self.suffix
         operand = Operand(name + mark, indices)
@@ -219,7 +218,7 @@ class StageBuilder:
         return operand
 
     def stage(self) -> Stage:
-        """All that was defined, as a stage that renormalises nothing."""
+        """The stage of all definitions, without scale groups."""
         return Stage(tuple(self.definitions))
 
 
@@ -228,10 +227,10 @@ class Problem:
     """Everything that a plan depends on.
 
     Args:
-        stages: In the order in which they are computed.
-        shapes: Of every leaf.
-        symmetric: The leaves that are symmetric matrices.
-        outputs: The definitions that are asked for.
+        stages: Stages in the order of computation.
+        shapes: Shape of every leaf, by name.
+        symmetric: Names of the leaves that are symmetric matrices.
+        outputs: Names of the definitions that are the results.
     """
 
     stages: tuple[Stage, ...]
@@ -241,11 +240,11 @@ class Problem:
 
 
 def prune(problem: Problem) -> Problem:
-    """The same problem without definitions and leaves that nothing asked for needs.
+    """The problem without the definitions and leaves that no output needs.
 
-    A definition off which a scale is read is needed where all that it is made of is needed. A scale
-    group whose definition goes is no longer rescaled; its degree stays, as its logarithm grows all
-    the same.
+    A definition that gives a scale stays where all arrays that it reads are needed anyway. Where it
+    goes, the stage no longer rescales its scale group; the degree stays, because the logarithm of
+    the group grows all the same.
 
     Example:
         >>> read = Definition("S", (), (Term(1.0, (Operand("A", ("i",)),)),))
@@ -256,7 +255,7 @@ def prune(problem: Problem) -> Problem:
     """
     needed = set(problem.outputs)
     stages: list[Stage] = []
-    for stage in reversed(problem.stages):  # whoever reads a definition comes after it
+    for stage in reversed(problem.stages):  # the readers of a definition come after it
         stages.append(_needed_of(stage, needed))
     shapes = {name: shape for name, shape in problem.shapes.items() if name in needed}
     symmetric = problem.symmetric & set(shapes)
@@ -264,7 +263,7 @@ def prune(problem: Problem) -> Problem:
 
 
 def _needed_of(stage: Stage, needed: set[str]) -> Stage:
-    """The needed part of a stage; `needed` grows by what that part reads."""
+    """The needed part of a stage; the names that this part reads are added to `needed`."""
     definitions: list[Definition] = []
     scaled_by = {group.definition for group in stage.scale_groups}
     for definition in stage.definitions:
@@ -284,7 +283,7 @@ def _needed_of(stage: Stage, needed: set[str]) -> Stage:
 
 
 def _names_read(definition: Definition) -> Iterator[str]:
-    """Names of all arrays in the terms of a definition, other ways of writing them included."""
+    """Names of all arrays in the terms of a definition and in their alternatives."""
     for term in definition.terms:
         for product in term.products():
             for operand in product:
@@ -292,7 +291,7 @@ def _names_read(definition: Definition) -> Iterator[str]:
 
 
 class Merge:
-    """Indices that have become one, as sets of equal ones with a representative each.
+    """Sets of united indices, each set with an index that represents it.
 
     Example:
         >>> merged = Merge()
@@ -305,19 +304,19 @@ class Merge:
         self._next: dict[str, str] = {}
 
     def find(self, index: str) -> str:
-        """The name that an index has become."""
+        """The index that represents the set of an index."""
         while index in self._next:
             index = self._next[index]
         return index
 
     def unite(self, index: str, other: str) -> None:
-        """Make two indices one, which keeps the name of `other`."""
+        """Unite the sets of two indices, under the representative of `other`."""
         index, other = self.find(index), self.find(other)
         if index != other:
             self._next[index] = other
 
     def renamed(self, operands: Iterable[Operand]) -> tuple[Operand, ...]:
-        """A product of arrays, every index under the name it has become."""
+        """The operands of a product, every index replaced by its representative."""
         operands = tuple(operands)
         indices = {index for operand in operands for index in operand.indices}
         return renamed(operands, {index: self.find(index) for index in indices})

@@ -1,8 +1,8 @@
-"""A program: a small compiled program over numbered values. In: nothing. Out: plain data, and what
-it costs.
+"""The program of a stage: pairwise contractions, sums and loops over numbered values.
 
-Values are arrays, numbered inputs first. A stage of a plan runs a program, and stages of equal
-shape share one: a 64-layer stack is a handful of compiled programs.
+Values are arrays, numbered with the inputs first. Every stage of a plan runs a program, and stages
+of equal form share it: a stack of 64 layers is a handful of programs. A program also counts its
+scalar multiplications, contractions and written elements.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ from typing import NamedTuple
 
 
 class Operation(NamedTuple):
-    """One value of a program.
+    """An operation of a program, which computes one value.
 
     Args:
         kind: "contract": the product of one or two arguments, summed over the labels that are not
             in the output. "sum": the sum of `weights[i] * args[i]`, axes permuted to the order of
             the output. "loop": the sum of `body` over all values of the labels `chunks`, which
             bounds memory.
-        args: Numbers of the values that it reads.
-        labels: The axes of each argument; equal labels are one index.
-        output: The axes of the result.
-        weights: Of a sum, one for every argument.
-        chunks: Of a loop, the labels that it goes through.
-        body: Of a loop, a program whose inputs are the arguments with `chunks` fixed and whose one
-            output has the axes `output`.
-        concurrency: Of a loop, how many turns may run at once, each with arrays of its own.
-        block: Of a loop over one label, how many of its values a turn takes, where the body keeps
-            their axis; 0 where a turn takes one value and the body has no such axis.
+        args: Numbers of the arguments, which are earlier values.
+        labels: Labels of the axes of each argument; equal labels are one index.
+        output: Labels of the axes of the result.
+        weights: Weight of every argument, in a sum.
+        chunks: Labels that a loop goes through.
+        body: Program of a turn, in a loop: its inputs are the arguments with `chunks` fixed, its
+            only output has the axes `output`.
+        concurrency: Number of turns of a loop that may run at once, each with arrays of its own.
+        block_size: Number of values of the label that a turn takes, in a loop over one label whose
+            body has an axis for them; 0 where a turn takes one value and the body lacks the axis.
     """
 
     kind: str
@@ -45,7 +45,7 @@ class Operation(NamedTuple):
     block_size: int = 0
 
     def sizes(self, shapes: Sequence[tuple[int, ...]]) -> dict[int, int]:
-        """The size of every label, by the shapes of all values that come before."""
+        """The size of every label, from the shapes of all earlier values."""
         sizes: dict[int, int] = {}
         for arg, labels in zip(self.args, self.labels, strict=True):
             sizes |= zip(labels, shapes[arg], strict=True)
@@ -54,17 +54,17 @@ class Operation(NamedTuple):
 
 @dataclass(frozen=True)
 class Program:
-    """Inputs by shape, then operations; values are numbered inputs first.
+    """Operations on numbered values, with the inputs first.
 
     Args:
-        shapes: Of the inputs.
-        operations: One for every further value, in an order in which they can run.
-        outputs: Numbers of the values that are handed out.
-        scales: (output, power) of the values that renormalise a scale group after the program has
-            run.
-        powers: For every output the (scale, power) pairs that it is divided by.
-        unshared: Scalar multiplications of its products contracted one by one, nothing shared and
-            no sums taken first.
+        shapes: Shapes of the inputs.
+        operations: Operation of every further value, in an order in which they can run.
+        outputs: Numbers of the values that the program gives.
+        scales: Pair (output, power) of every scale: after the program has run, the scale of a group
+            is read off this output, which is of this power in the group.
+        powers: Pairs (scale, power) of every output: the output is divided by these powers.
+        unshared: Scalar multiplications of all products contracted one by one, with nothing shared
+            and no common factors taken out.
     """
 
     shapes: tuple[tuple[int, ...], ...]
@@ -79,14 +79,14 @@ class Program:
 
     @cached_property
     def _hash(self) -> int:
-        # Programs are keys of compiled programs: the operations of a long one are hashed once.
+        # Programs are keys of compiled programs, so their operations are hashed only once.
         return hash(
             (self.shapes, self.operations, self.outputs, self.scales, self.powers, self.unshared)
         )
 
     @property
     def length(self) -> int:
-        """Operations, those of loop bodies too."""
+        """Number of operations, those of loop bodies included."""
         bodies = [op.body for op in self.operations if op.body is not None]
         return len(self.operations) + sum(body.length for body in bodies)
 
@@ -103,7 +103,7 @@ class Program:
     def costs(self) -> tuple[int, ...]:
         """Scalar multiplications of each operation.
 
-        Sums and single-argument reductions have none.
+        Sums and contractions of a single argument count as zero.
         """
         costs = []
         for op in self.operations:
@@ -123,7 +123,7 @@ class Program:
 
     @property
     def contractions(self) -> int:
-        """Pairwise contractions, those of a loop body once."""
+        """Number of pairwise contractions, those of a loop's body counted once."""
         contractions = 0
         for op, cost in zip(self.operations, self.costs, strict=True):
             contractions += op.body.contractions if op.body is not None else cost > 0
@@ -131,7 +131,7 @@ class Program:
 
     @cached_property
     def written_elements(self) -> int:
-        """Elements of all values that operations make, those of loop bodies once for every turn."""
+        """Elements of all computed values, those of a loop's body once for every turn."""
         made = zip(self.operations, self.value_shapes[len(self.shapes) :], strict=True)
         written = 0
         for op, shape in made:
@@ -143,7 +143,7 @@ class Program:
 
 
 def n_iterations(loop: Operation, sizes: dict[int, int]) -> int:
-    """How often the body of a loop runs; a block divides the size of its label."""
+    """The number of turns of a loop; a block size divides the size of its label."""
     return math.prod(sizes[label] for label in loop.chunks) // max(loop.block_size, 1)
 
 
@@ -152,11 +152,12 @@ def loop_labels(
 ) -> tuple[tuple[tuple[int, ...], ...], dict[int, int]]:
     """Labels of the arguments of a loop over one index.
 
-    They only have to tell sizes and the loop's axis: 0 is that axis, each size is another.
+    The labels only tell sizes and the axis of the loop apart: 0 is the axis of the loop, and every
+    size has a label of its own.
 
     Args:
-        shapes: Of the arguments.
-        axes: Which axis of each is that of the loop, None for no axis.
+        shapes: Shapes of the arguments.
+        axes: Axis of the loop in each argument, None where the argument lacks it.
 
     Returns:
         The labels of each argument, and the label of each size.

@@ -1,6 +1,7 @@
-"""The stages of a plan: which program runs on which arrays, and what follows from their order.
+"""The stages of a plan: runs of programs on named arrays, in order.
 
-In: programs. Out: stages, the shapes of what they hand out, how their scales count in the end.
+From the stages follow the shapes of the outputs (`output_shapes`), and how often the logarithm of
+each scale counts in the logarithm of an output (`log_weights`).
 """
 
 from __future__ import annotations
@@ -15,14 +16,15 @@ from tnsim.engine.ir.program import Program
 
 @dataclass(frozen=True)
 class PlanStage:
-    """One run of a program.
+    """A run of a program.
 
     Args:
-        program: Its number in the plan.
-        inputs: Names of the arrays that it reads.
-        outputs: Names of those that it hands out.
-        groups: The scale groups that the program's `scales` stand for.
-        degrees: (scale group, factor) by which the logarithm of a scale grows in this stage.
+        program: Number of the program in the plan.
+        inputs: Names of the arrays that the program reads.
+        outputs: Names of the arrays that the program gives.
+        groups: Scale group of each entry of the program's `scales`.
+        degrees: Pairs (scale group, factor): the stage multiplies the group's logarithm by the
+            factor.
     """
 
     program: int
@@ -33,7 +35,7 @@ class PlanStage:
 
 
 class Schedule(Protocol):
-    """A plan as its costs and its JSON see it: stages, and the programs that stages run.
+    """The part of a plan that `costs` and `ir/plan_json` read: stages and their programs.
 
     Attributes:
         programs: Programs of the plan.
@@ -63,15 +65,15 @@ class Schedule(Protocol):
 
 @dataclass(frozen=True)
 class WholePlan:
-    """All stages of a plan as the work of one program.
+    """All stages of a plan as the work of one compiled program.
 
     Args:
-        programs: Of the plan.
-        stages: Of the plan.
-        names: Of the arrays that it reads, in order.
-        shapes: Of those arrays.
-        outputs: Of the plan.
-        length: Number of operations, those of equal stages as often as they run.
+        programs: Programs of the plan.
+        stages: Stages of the plan.
+        names: Names of the arrays that the plan reads, in order.
+        shapes: Shapes of these arrays.
+        outputs: Names of the plan's outputs.
+        length: Number of operations of all stages; a shared program counts once per stage.
     """
 
     programs: tuple[Program, ...]
@@ -86,18 +88,19 @@ class WholePlan:
 
     @cached_property
     def _hash(self) -> int:
+        # Whole plans are keys of compiled programs, so their stages are hashed only once.
         return hash((self.programs, self.stages, self.names, self.shapes, self.outputs))
 
 
 def output_shapes(
     programs: Sequence[Program], stages: Sequence[PlanStage], outputs: Sequence[str]
 ) -> dict[str, tuple[int, ...]]:
-    """Shape of every output.
+    """The shapes of some outputs of stages.
 
     Args:
-        programs: Of a plan.
-        stages: Of the plan, in order.
-        outputs: Names of those that are asked for.
+        programs: Programs of a plan.
+        stages: Stages of the plan, in order.
+        outputs: Names of the outputs.
 
     Returns:
         Shapes by name, in the order of the names.
@@ -111,13 +114,13 @@ def output_shapes(
 
 
 def log_weights(stages: Sequence[PlanStage]) -> dict[tuple[int, str], float]:
-    """How often the logarithm of a group's scale in a stage counts in the end.
+    """The weight of each scale's logarithm in the logarithm of a group after the last stage.
 
-    Where a stage is of degree n in a group, a scale taken out of the group before it stands to the
-    power n behind it: the weight is the product of the degrees of all later stages.
+    A stage of degree n in a group raises every scale that was divided off before it to the power n.
+    The weight is therefore the product of the degrees of all later stages.
 
     Args:
-        stages: Of a plan, in order.
+        stages: Stages of a plan, in order.
 
     Returns:
         Weights by number of the stage and name of the group, in the order of the stages.

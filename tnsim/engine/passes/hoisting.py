@@ -1,47 +1,36 @@
-"""Whose arrays a stage computes from. In: a stage, whose its inputs are. Out: whose all else is.
+"""The cut of a plan of pairs into shares, so that work on one model alone runs once per model.
 
-A value that is computed from the arrays of one model alone is *own*, one that needs those of two
-crosses. Cutting a stage between the two gives each part a program, and so a compiled program, of
-its own. Where the own part is less work than that, the whole stage is left to cross (see
-`portions`).
+Many values of a plan of `<a|b>` are computed from the arrays of a alone, and are the same for every
+b. Among many models they are computed once for each a, and the plan is cut into *shares*:
 
-[merged from engine/portions]
-What a share computes of one stage. In: a stage, a share. Out: a program, what it reads and gives.
+    own share of a     values computed from arrays of a alone; runs once for every a
+    own share of b     values computed from arrays of b alone; runs once for every b
+    crossing share     all other values; runs for every pair, on outputs of the own shares
 
-Every operation of a stage belongs to one share (see `shares`): to that of the one model whose
-arrays its value is computed from, or to the crossing one. The *portion* of a share is made of those
-operations that lead to what is wanted of the stage. Where they read a value of another share, that
-value becomes an input of the portion.
+A share is a plan itself: stages of the whole plan, each reduced to a *portion* of its operations.
+The cut takes three walks over the stages:
 
-A stage also divides outputs by scales, and each scale is read off one of them:
+    1. forward: the owners of the arrays that each value is computed from (`analysed`)
+    2. backward from the outputs: the crossing share, and its inputs from own shares (`portion`)
+    3. backward from these inputs: the own share of each owner (`shares`)
 
-    x = f(a)       s = its largest entry       gives x / s
+*Values* (`analysed`). A value that is computed from the arrays of a single model belongs to the own
+share of this model, a value that needs arrays of two models to the crossing share. A portion that
+is a whole stage runs the program of the stage, whose compiled program other plans use too. Any
+other portion needs a compiled program of its own. Where own work would not repay the compilation,
+it is left to the crossing share and done for every pair.
+
+*Portions* (`portion`). The portion of a share consists of its operations that lead to the wanted
+values of the stage. Values of another share that these operations read are inputs of the portion.
+
+A stage also divides outputs by scales, and each scale is read off an output:
+
+    x = f(a)       s = largest entry of x      gives x / s
     y = g(a, b)                                gives y / s^2
 
-Here x and its scale belong to the own share of a, but y to the crossing one. So the own share gives
-1 / s as well, a constant 1 divided by s, and the crossing share multiplies y by it, twice. The
-logarithm of s is kept once, by the share that reads it off.
-
-A portion that is all of a stage runs the stage's own program, whose compiled program other plans
-have too. One that is not needs a compiled program of its own. So where own work would not repay
-that, it is left to the crossing share, and done for every pair.
-
-[merged from engine/shares]
-A plan cut by whose arrays it reads. In: a plan, the owner of each array. Out: a plan per share.
-
-What a plan of `<a|b>` computes from the arrays of a alone is the same beside whichever b. Among
-many models it is therefore computed once for each of them, and the plan is cut in *shares*:
-
-    own share of a     what reads arrays of a and of nobody else; runs once for every a
-    own share of b     the same for b
-    crossing share     all the rest; runs for every pair, on what the own shares hand out
-
-A share is a plan itself: the stages of the whole, each with some of its operations (`portions`).
-It takes three walks over the stages:
-
-    1. forward: whose arrays is each value computed from?
-    2. backward from the outputs: the crossing share, and what it takes from own shares
-    3. backward from what it takes: the own share of each owner
+Here x and its scale s belong to the own share of a, but y to the crossing share. The own share
+therefore also gives 1 / s, a constant 1 divided by s, and the crossing share multiplies y by 1 / s
+twice. The logarithm of s is recorded once, by the share that reads s off.
 """
 
 from __future__ import annotations
@@ -55,34 +44,34 @@ from tnsim.engine.plan import Plan
 from tnsim.sessions import session_cache
 
 ONE = "1"
-"""Name of the constant 1, an array without axes that own shares read."""
+"""Name of the constant 1, a scalar that own shares divide by scales."""
 
 
 COMPILING = 10**8
-"""Multiplications that take as long as compiling an operation: 5 to 10 ms."""
+"""Multiplications that take as long as the compilation of an operation: 5 to 10 ms."""
 
 
 Dependencies: TypeAlias = "frozenset[str]"
-"""Whose arrays a value is computed from."""
+"""The owners of the arrays that a value is computed from."""
 
 
 Value: TypeAlias = "int | str"
-"""A value of a stage's program by its number, or by name what only a portion has."""
+"""A value of a stage's program by number, or a value that only a portion has by name."""
 
 
 Powers: TypeAlias = "tuple[tuple[int, int], ...]"
-"""Scales of a program and how often each divides an output."""
+"""Pairs (scale, power) of a program: an output is divided by these powers."""
 
 
 class AnalysedStage(NamedTuple):
-    """A stage of a plan, and whose arrays everything in it is computed from.
+    """A stage of a plan, with the owners of the arrays that its values are computed from.
 
     Args:
-        number: Of the stage in the plan.
-        stage: Which arrays it reads and gives.
-        program: What it computes.
-        values: For every value of the program, inputs first.
-        outputs: For every output, divided by its scales.
+        number: Number of the stage in the plan.
+        stage: Names of inputs, outputs and scale groups.
+        program: Program of the stage.
+        values: Owners for every value of the program, inputs first.
+        outputs: Owners for every output after its division by scales.
     """
 
     number: int
@@ -93,32 +82,35 @@ class AnalysedStage(NamedTuple):
 
     @property
     def powers(self) -> tuple[Powers, ...]:
-        """By which scales each output is divided."""
+        """The scales that each output is divided by."""
         return self.program.powers or ((),) * len(self.outputs)
 
     @property
     def computed(self) -> tuple[Dependencies, ...]:
-        """Whose arrays all that the stage computes and gives is computed from."""
+        """The owners for every operation and every output of the stage."""
         return (*self.values[len(self.program.shapes) :], *self.outputs)
 
     def scale(self, slot: int) -> Dependencies:
-        """Whose arrays a scale is computed from: those of the output that it is read off."""
+        """The owners for a scale, which are those of the output that the scale is read off."""
         which, _ = self.program.scales[slot]
         return self.outputs[which]
 
     def inverse(self, slot: int) -> str:
-        """Name of 1 over a scale."""
+        """The name of the inverse of a scale."""
         return f"{self.number}:1/{self.stage.groups[slot]}"
 
     def name(self, value: Value) -> str:
-        """By which shares know a value: inputs by their own, others by stage and number."""
+        """The name of a value in shares.
+
+        Inputs and named values have names of their own, other values are named by stage and number.
+        """
         if isinstance(value, str):
             return value
         is_input = value < len(self.program.shapes)
         return self.stage.inputs[value] if is_input else f"{self.number}:{value}"
 
     def reads(self, value: Value) -> Dependencies:
-        """Whose arrays a value is computed from, that of a scale's inverse too."""
+        """The owners for a value, which may be the inverse of a scale."""
         if not isinstance(value, str):
             return self.values[value]
         inverses = {
@@ -127,24 +119,24 @@ class AnalysedStage(NamedTuple):
         return inverses.get(value, frozenset())
 
     def shape(self, value: Value) -> tuple[int, ...]:
-        """What has a name only is a number."""
+        """The shape of a value; values known by name alone are scalars."""
         return () if isinstance(value, str) else self.program.value_shapes[value]
 
 
 def analysed(
     number: int, stage: PlanStage, program: Program, inputs: Sequence[Dependencies], pairs: int
 ) -> AnalysedStage:
-    """Whose arrays everything in a stage is computed from.
+    """A stage with the owners of the arrays that each of its values is computed from.
 
     Args:
-        number: Of the stage in its plan.
-        stage: Which arrays it reads and gives.
-        program: What it computes.
-        inputs: For every input, whose arrays it is computed from.
-        pairs: How often the crossing share runs.
+        number: Number of the stage in its plan.
+        stage: Names of inputs, outputs and scale groups.
+        program: Program of the stage.
+        inputs: Owners for every input.
+        pairs: Number of runs of the crossing share.
 
     Example:
-        `sum_i a_i^2 b_i`, of which the square reads a alone.
+        In `sum_i a_i^2 b_i` the square reads a alone:
 
         >>> from tnsim.engine.ir.program import Operation
         >>> square = Operation("contract", (0, 0), ((0,), (0,)), (0,))
@@ -159,7 +151,7 @@ def analysed(
     values = list(inputs)
     for op in program.operations:
         values.append(union(values[arg] for arg in op.args))
-    if not stage.groups:  # those with scales define what later stages go on with
+    if not stage.groups:  # stages with scales define the values that later stages start from
         _leave_what_does_not_repay(program, values, pairs)
     undivided = tuple(values[value] for value in program.outputs)
     found = AnalysedStage(number, stage, program, tuple(values), undivided)
@@ -170,12 +162,18 @@ def analysed(
 
 
 def union(several: Iterable[Dependencies]) -> Dependencies:
-    """Whose arrays any of several values is computed from."""
+    """The owners of the arrays that any of several values is computed from."""
     return frozenset().union(*several)
 
 
 def _leave_what_does_not_repay(program: Program, values: list[Dependencies], pairs: int) -> None:
-    """Leave to the crossing share what takes less than compiling the program without it."""
+    """Assign own work to all owners where it takes less time than a compilation.
+
+    Args:
+        program: Program of a stage.
+        values: Owners for every value, which are replaced in place.
+        pairs: Number of runs of the crossing share.
+    """
     everyone = union(values)
     first = len(program.shapes)
     for owner in everyone:
@@ -188,15 +186,15 @@ def _leave_what_does_not_repay(program: Program, values: list[Dependencies], pai
 
 
 class Portion(NamedTuple):
-    """What a share computes of a stage.
+    """The part of a stage that a share computes.
 
     Args:
-        number: Of the stage in the whole plan.
-        program: The operations.
-        inputs: Names of what they read.
-        outputs: Names of what is given.
-        groups: The scale groups whose scales the portion reads off.
-        taken: Of the inputs that are computed from one owner's arrays, whose they are.
+        number: Number of the stage in the whole plan.
+        program: Program of the portion.
+        inputs: Names of the values that the program reads.
+        outputs: Names of the values that the program gives.
+        groups: Scale groups whose scales the portion reads off.
+        taken: Owner of each input that is computed from the arrays of a single owner, by name.
     """
 
     number: int
@@ -208,18 +206,19 @@ class Portion(NamedTuple):
 
 
 def portion(stage: AnalysedStage, owner: str | None, wanted: set[str]) -> Portion | None:
-    """What a share computes of a stage.
+    """The portion of a stage that a share computes.
 
     Args:
-        stage: Of the whole plan.
-        owner: Whose share it is; None for the crossing one.
-        wanted: Names of values that are read later on.
+        stage: Stage of the whole plan.
+        owner: Owner of the share; None for the crossing share.
+        wanted: Names of the values that are read later.
 
     Returns:
-        None where nothing of the stage is wanted of this share.
+        The portion; None where the share computes no wanted value and no scale of the stage.
 
     Example:
-        The stage of `analysed`: the own share of a gives the square, value 2 of stage 0.
+        In the stage of the example of `analysed`, the own share of a gives the square, which is
+        value 2 of stage 0:
 
         >>> from tnsim.engine.passes.hoisting import analysed
         >>> from tnsim.engine.ir.stages import PlanStage
@@ -267,7 +266,7 @@ def portion(stage: AnalysedStage, owner: str | None, wanted: set[str]) -> Portio
 
 
 def _whole(analysed: AnalysedStage, wanted: set[str]) -> Portion | None:
-    """All of a stage, by its own program; None where nothing of it is wanted."""
+    """The portion that is a whole stage; None where it gives no wanted value and no scale."""
     number, stage, program, *_ = analysed
     if wanted.isdisjoint(stage.outputs) and not stage.groups:
         return None
@@ -276,7 +275,7 @@ def _whole(analysed: AnalysedStage, wanted: set[str]) -> Portion | None:
 
 
 def _taken(stage: AnalysedStage, inputs: Iterable[Value]) -> dict[str, str]:
-    """Of the inputs that are computed from one owner's arrays, whose they are."""
+    """The owner of each input that is computed from the arrays of a single owner, by name."""
     taken = {}
     for value in inputs:
         if len(stage.reads(value)) == 1:
@@ -285,15 +284,19 @@ def _taken(stage: AnalysedStage, inputs: Iterable[Value]) -> dict[str, str]:
 
 
 def _belongs(reads: Dependencies, owner: str | None) -> bool:
-    """Whether a share computes what is computed from these arrays.
+    """Whether a share computes the values of some owners.
 
-    What is computed from nobody's, such as a moment of the input, any share computes for itself.
+    Every share computes for itself the values without an owner, such as moments of the input.
+
+    Args:
+        reads: Owners of the arrays that a value is computed from.
+        owner: Owner of the share; None for the crossing share.
     """
     return reads <= {owner} if owner else len(reads) != 1
 
 
 class _Output(NamedTuple):
-    """What a portion gives: a value, divided by scales of the whole stage."""
+    """An output of a portion: a value divided by scales of the whole stage."""
 
     name: str
     value: Value
@@ -303,10 +306,10 @@ class _Output(NamedTuple):
 def _outputs(
     stage: AnalysedStage, owner: str | None, scales: Sequence[int], wanted: set[str]
 ) -> list[_Output]:
-    """What a share gives of a stage: what is wanted, and what its scales are read off.
+    """The outputs of a portion: wanted outputs of the stage, and outputs that give its scales.
 
-    An own share also gives intermediate values and inverses of scales, which the crossing one asks
-    for.
+    An own share also gives the intermediate values and the inverses of scales that the crossing
+    share wants.
     """
     of_scales = {stage.program.scales[slot][0] for slot in scales}
     given = []
@@ -328,7 +331,7 @@ def _outputs(
 def _read_off(
     stage: AnalysedStage, scales: Sequence[int], given: Sequence[_Output]
 ) -> tuple[tuple[int, int], ...]:
-    """The scales of a portion: which of its outputs each is read off, and its power."""
+    """The scales of a portion as pairs (output, power)."""
     places = {one.name: place for place, one in enumerate(given)}
     found = []
     for slot in scales:
@@ -338,10 +341,10 @@ def _read_off(
 
 
 class _Draft:
-    """A program in the making.
+    """The program of a portion under construction.
 
     Args:
-        stage: Of the whole plan, of whose values it is made.
+        stage: Stage of the whole plan whose values the program computes.
     """
 
     def __init__(self, stage: AnalysedStage) -> None:
@@ -349,7 +352,7 @@ class _Draft:
         self.operations: dict[Value, Operation] = {}
 
     def compute(self, values: Iterable[Value], owner: str | None) -> None:
-        """The operations of a share that lead to some values."""
+        """Add the operations of a share that lead to some values."""
         first = len(self.stage.program.shapes)
         waiting = list(values)
         needed: set[int] = set()
@@ -364,7 +367,7 @@ class _Draft:
             self.operations[value] = self.stage.program.operations[value - first]
 
     def multiplied(self, value: Value, factors: Iterable[str]) -> Value:
-        """A value times numbers that are known by name."""
+        """The product of a value and scalars that are known by name."""
         axes = tuple(range(len(self.stage.shape(value))))
         for factor in factors:
             args: Any = (value, factor)
@@ -378,9 +381,9 @@ class _Draft:
         """The program that gives some values, and the values that it reads.
 
         Args:
-            outputs: The values.
-            scales: As those of a `Program`.
-            powers: As those of a `Program`.
+            outputs: Values that the program gives.
+            scales: `scales` of the `Program`.
+            powers: `powers` of the `Program`.
         """
         read = [arg for op in self.operations.values() for arg in op.args]
         found: dict[Value, None] = dict.fromkeys((*read, *outputs))
@@ -395,19 +398,19 @@ class _Draft:
 
 
 Labels: TypeAlias = "tuple[str, bool, str, int]"
-"""Metric, guarantee, precision and number of diagrams of a plan."""
+"""The metric, guarantee, precision and number of diagrams of a plan."""
 
 
 Scales: TypeAlias = "tuple[tuple[str, int], ...]"
-"""Scale groups and powers that make up the logarithm of an output."""
+"""Pairs (scale group, power) whose logarithms make up the logarithm of an output."""
 
 
 class Share(NamedTuple):
-    """Some of what a plan computes.
+    """A part of the computation of a plan.
 
     Args:
-        plan: Computes it.
-        numbers: Of which stages of the whole its stages are portions.
+        plan: Plan of the part.
+        numbers: Number of the stage in the whole plan, for every stage of the part.
     """
 
     plan: Plan
@@ -415,11 +418,11 @@ class Share(NamedTuple):
 
 
 class Shares(NamedTuple):
-    """A plan cut in shares.
+    """A plan cut into shares.
 
     Args:
-        own: Of an owner, what is computed from its arrays alone. Who hands out nothing has none.
-        crossing: The rest, which reads the outputs of `own` beside arrays of the whole.
+        own: Own share by owner; owners without values for the crossing share are absent.
+        crossing: Crossing share, which reads outputs of `own` and arrays of the whole plan.
     """
 
     own: dict[str, Share]
@@ -427,26 +430,27 @@ class Shares(NamedTuple):
 
 
 def uncut(plan: Plan) -> Shares:
-    """The plan as it is, all of it crossing."""
+    """The shares of a plan that is not cut: the crossing share is the whole plan."""
     return Shares({}, Share(plan, tuple(range(len(plan.stages)))))
 
 
 def shares(plan: Plan, owners: Mapping[str, str], pairs: int) -> Shares:
-    """Cut a plan.
+    """The shares of a plan.
 
     Args:
-        plan: What is cut.
-        owners: Of arrays in `plan.shapes`. What has none, such as moments of the input, is read by
-            whoever needs it.
-        pairs: How often the crossing share is to run. Over few runs a stage that only part of could
-            be computed once is left whole, as the part would need a compiled program of its own.
+        plan: Plan to be cut.
+        owners: Owner of each array in `plan.shapes`, by name. Arrays without an owner, such as
+            moments of the input, may be read by every share.
+        pairs: Number of runs of the crossing share. For few runs a stage that could be cut is left
+            whole, because its portions would need compiled programs of their own.
 
     Returns:
-        Shares that compute together what the plan does. The logarithms of their scales are those of
-        the stages of the whole that `numbers` names.
+        Shares that together compute the outputs of the plan. The logarithms of scales belong to the
+        stages of the whole plan that `numbers` names.
 
     Example:
-        Of two bilinear layers: how the first one's outputs vary in each model is its own.
+        For two bilinear layers, the moments of the first layer's outputs within a model are in the
+        own share of the model:
 
         >>> import numpy as np, tnsim
         >>> from tnsim.names import side_of
@@ -475,6 +479,7 @@ def _shares(
     owners: tuple[str | None, ...],
     pairs: int,
 ) -> Shares:
+    """The shares of a plan, from hashable arguments under which they are cached."""
     stages = _analysed(plan, owners, pairs)
     shapes = dict(zip(plan.names, plan.shapes, strict=True)) | {ONE: ()}
     crossing = _portions(stages, None, plan.outputs)
@@ -489,7 +494,7 @@ def _shares(
 
 
 def _analysed(plan: WholePlan, owners: tuple[str | None, ...], pairs: int) -> list[AnalysedStage]:
-    """All stages, with whose arrays everything in them is computed from."""
+    """All stages of a plan, with the owners for each of their values."""
     reads: dict[str, Dependencies] = {}
     for name, owner in zip(plan.names, owners, strict=True):
         reads[name] = frozenset({owner} if owner else ())
@@ -508,13 +513,13 @@ def _portions(
     """The portions of a share that lead to some outputs, in the order of the stages.
 
     Args:
-        stages: Of the whole.
-        owner: Whose share it is; None for the crossing one.
-        outputs: Their names.
+        stages: Stages of the whole plan.
+        owner: Owner of the share; None for the crossing share.
+        outputs: Names of the outputs.
     """
     wanted = set(outputs)
     portions = []
-    for stage in reversed(stages):  # what one reads is wanted of the stages before
+    for stage in reversed(stages):  # the inputs of a portion are wanted of earlier stages
         found = portion(stage, owner, wanted)
         if found is not None:
             wanted.update(found.inputs)
@@ -523,7 +528,12 @@ def _portions(
 
 
 def _handed(crossing: Sequence[Portion], shapes: Mapping[str, object]) -> dict[str, list[str]]:
-    """What the own share of each owner hands out: what the crossing one takes, arrays apart."""
+    """The names of the values that the crossing share takes from each own share.
+
+    Args:
+        crossing: Portions of the crossing share.
+        shapes: Shapes of the arrays of the whole plan, which no share has to compute.
+    """
     handed: dict[str, dict[str, None]] = {}
     for found in crossing:
         for name, owner in found.taken.items():
@@ -538,13 +548,13 @@ def _share(
     scales: Mapping[str, Scales],
     shapes: Mapping[str, tuple[int, ...]],
 ) -> Share:
-    """A share of its portions.
+    """The share that consists of some portions.
 
     Args:
-        portions: In order.
-        labels: Of the whole.
-        scales: Of every output.
-        shapes: Of all arrays that may be read.
+        portions: Portions in the order of their stages.
+        labels: Labels of the whole plan.
+        scales: Scale groups and powers of every output.
+        shapes: Shapes of all arrays that the share may read.
     """
     programs: dict[Program, int] = {}
     stages = []

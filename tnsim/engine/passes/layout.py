@@ -1,9 +1,10 @@
-"""In which order the axes of large values stand. In: a program. Out: one that moves fewer entries.
+"""The choice of an order of axes for every large value of a program, which saves copies.
 
-A matrix product wants its arguments in one of few orders of axes, and else reads a copy. What is
-done entry by entry reads any order, but slowly if it is not that of the result. Values that fit in
-a cache are moved in no time; those beyond it are given, in turn, each of the orders that what makes
-them and what reads them would like, and keep the best.
+A matrix product reads its arguments in a few orders of axes, and needs a copy of an argument in any
+other order. Entry-by-entry operations read every order, but slowly where it differs from the order
+of the result. Copies of values that fit in a cache cost next to nothing. Each larger value in turn
+gets the best of the orders that the operation that computes it and the operations that read it
+prefer.
 """
 
 from __future__ import annotations
@@ -19,23 +20,24 @@ from tnsim.engine.ir.program import Operation, Program
 LARGE = CACHED
 """Elements beyond which the order of a value's axes is chosen."""
 SWEEPS = 4
-"""Times that all of them are gone through, at most: an order depends on those beside it."""
+"""Most sweeps over all large values; the best order of a value depends on its neighbours."""
 Sizes = Mapping[int, int]
 
 
 def laid_out(program: Program) -> Program:
-    """The program with large values in orders of axes that spare copies.
+    """The program with large values in orders of axes that save copies.
 
-    Inputs, outputs and what loops read or give stay as they are.
+    Inputs, outputs, and arguments and results of loops keep the order of their axes.
 
     Args:
-        program: Of any length.
+        program: Program of any length.
 
     Returns:
-        The same operations, on the same numbers.
+        A program of the same operations and numbers of values.
 
     Example:
-        Of `a b`, the second axis is summed with d later on: it had better be the last.
+        The middle axis of the first product is summed in the second product, which reads it without
+        a copy where it is the last axis:
 
         >>> outer = Operation("contract", (0, 1), ((0, 1), (1, 2)), (0, 1, 2))
         >>> later = Operation("contract", (3, 2), ((0, 1, 2), (1, 3)), (0, 2, 3))
@@ -51,13 +53,13 @@ def laid_out(program: Program) -> Program:
 
 
 class _Draft:
-    """A program whose values are being turned.
+    """A program whose values change the order of their axes.
 
     Args:
-        program: As it is at first.
+        program: Initial program.
 
     Attributes:
-        operations: As they are now.
+        operations: Current operations.
         free: Values whose axes may stand in any order, the largest first.
     """
 
@@ -78,7 +80,11 @@ class _Draft:
         self.free = sorted(free, key=lambda n: -elements[n])
 
     def improve(self, value: int) -> bool:
-        """Give a value the best order of its axes; whether it was another before."""
+        """Give a value the best order of its axes.
+
+        Returns:
+            Whether the order has changed.
+        """
         beside = [value - self.first, *self.readers.get(value, ())]
         best = {n: self.operations[n] for n in beside}
         cost = self._moved(best)
@@ -95,12 +101,14 @@ class _Draft:
         return is_better
 
     def _moved(self, operations: Mapping[int, Operation]) -> int:
+        """The number of entries that some operations, by position, move."""
         return sum(moved(op, self.sizes[n]) for n, op in operations.items())
 
     def _orders(self, value: int) -> Iterator[tuple[int, ...]]:
-        """Orders of axes, by their present places, that the operations beside a value would like.
+        """The orders of a value's axes that the operations that compute and read it prefer.
 
-        They are asked for what they would like of it as they are now.
+        An order is a permutation of the current axes. The preferences of an operation depend on the
+        current order of its other values.
         """
         own = self.operations[value - self.first]
         wanted = {_places(order, own.output) for order in _results(own)}
@@ -113,7 +121,14 @@ class _Draft:
 
 
 def _turned(op: Operation, value: int, number: int, order: tuple[int, ...]) -> Operation:
-    """An operation that gives or reads a value whose axes stand in another order."""
+    """The operation after the axes of a value that it gives or reads are permuted.
+
+    Args:
+        op: Operation before the permutation.
+        value: Number of the permuted value.
+        number: Number of the operation's result.
+        order: Permutation of the axes.
+    """
     labels = []
     for arg, own in zip(op.args, op.labels, strict=True):
         labels.append(_permuted(own, order) if arg == value else own)
@@ -122,17 +137,19 @@ def _turned(op: Operation, value: int, number: int, order: tuple[int, ...]) -> O
 
 
 def _permuted(labels: Labels, order: tuple[int, ...]) -> Labels:
+    """The labels in the order of a permutation."""
     return tuple(labels[place] for place in order)
 
 
 def _places(order: Labels, labels: Labels) -> tuple[int, ...]:
+    """The permutation that puts labels in an order."""
     return tuple(labels.index(label) for label in order)
 
 
 def moved(op: Operation, sizes: Sizes) -> int:
-    """Entries that an operation reads or writes in another order than they stand.
+    """The number of entries that an operation reads or writes in another order than they stand.
 
-    Those whose last axis stays the last are moved many at a time, and count a quarter.
+    Where the last axis stays the last, entries are moved in rows, and count a quarter.
     """
     if op.body is not None:
         return 0
@@ -140,7 +157,7 @@ def moved(op: Operation, sizes: Sizes) -> int:
 
 
 def _moves(op: Operation, sizes: Sizes) -> Iterator[tuple[Labels, Labels]]:
-    """The order in which each array is read or written, and that in which it stands."""
+    """The order in which each array is read or written, and the order in which it stands."""
     product = None
     if op.kind == "contract" and len(op.args) == 2:
         first, second = op.labels
@@ -154,12 +171,13 @@ def _moves(op: Operation, sizes: Sizes) -> Iterator[tuple[Labels, Labels]]:
     second, first = op.labels if swapped else op.labels[::-1]
     wanted_first, wanted_second = matrices.orders
     yield wanted_first, first
-    if not matrices.reads_in_place(wanted_second, second):  # where they stand transposed it is fast
+    if not matrices.reads_in_place(wanted_second, second):  # transposed matrices are read fast
         yield wanted_second, second
     yield op.output, matrices.result
 
 
 def _entries(order: Labels, labels: Labels, sizes: Sizes) -> int:
+    """The number of moved entries of an array with axes `labels` that is read in `order`."""
     if order == labels:
         return 0
     entries = math.prod(sizes[label] for label in order)
@@ -167,7 +185,7 @@ def _entries(order: Labels, labels: Labels, sizes: Sizes) -> int:
 
 
 def _results(op: Operation) -> Iterator[Labels]:
-    """Orders of axes in which an operation gives its result without a copy."""
+    """The orders of axes in which an operation gives its result without a copy."""
     for product in _products(op):
         yield product.result
     for labels in op.labels:
@@ -176,7 +194,7 @@ def _results(op: Operation) -> Iterator[Labels]:
 
 
 def _readings(op: Operation, labels: Labels) -> Iterator[Labels]:
-    """Orders of axes in which an operation reads an argument without a copy."""
+    """The orders of axes in which an operation reads an argument without a copy."""
     summed = tuple(label for label in labels if label not in op.output)
     yield (*(label for label in op.output if label in labels), *summed)
     for product in _products(op):

@@ -1,7 +1,7 @@
-"""Long programs cut into short ones. In: a program. Out: programs that are run one after the other.
+"""The cut of a long program into short parts, which run one after another.
 
 XLA's compile time grows faster than linearly in the length of a program. A loop whose turns may run
-at once is cut out as well: its turns are calls of one program.
+at once also becomes a part of its own, because its turns are calls of a compiled program.
 """
 
 from __future__ import annotations
@@ -15,7 +15,13 @@ from tnsim.engine.ir.program import Program
 
 
 class StageSlice(NamedTuple):
-    """A part of a program, with the numbers that its inputs and outputs have in the whole."""
+    """A part of a program.
+
+    Args:
+        program: Program of the part.
+        takes: Numbers of its inputs in the whole program.
+        gives: Numbers of its outputs in the whole program.
+    """
 
     program: Program
     takes: tuple[int, ...]
@@ -23,10 +29,14 @@ class StageSlice(NamedTuple):
 
 
 def split(program: Program, limit: int) -> Iterator[StageSlice]:
-    """Parts of at most `limit` operations, nearly equally long, in the order in which they run.
+    """The parts of a program, nearly equally long, in the order in which they run.
 
     A loop whose turns may run at once is a part of its own. The last part has the outputs and the
-    scales of the whole.
+    scales of the whole program.
+
+    Args:
+        program: Program of any length.
+        limit: Most operations of a part.
     """
     *first, last = _bounds(program, limit)
     for start, stop in first:
@@ -35,7 +45,7 @@ def split(program: Program, limit: int) -> Iterator[StageSlice]:
 
 
 def _bounds(program: Program, limit: int) -> Iterator[tuple[int, int]]:
-    """Where parts start and stop."""
+    """The first operation and the end of each part."""
     count = len(program.operations)
     start = 0
     for n, operation in enumerate(program.operations):
@@ -43,13 +53,13 @@ def _bounds(program: Program, limit: int) -> Iterator[tuple[int, int]]:
             yield from _evenly(start, n, limit)
             yield n, n + 1
             start = n + 1
-    if start == count:  # nothing is left to be computed, but the whole has outputs and scales
+    if start == count:  # the last part computes nothing, but gives the outputs and the scales
         yield count, count
     yield from _evenly(start, count, limit)
 
 
 def _evenly(start: int, stop: int, limit: int) -> Iterator[tuple[int, int]]:
-    """A range cut into as few as go of at most `limit`."""
+    """The bounds of the fewest parts of at most `limit` operations, nearly equally long."""
     count = stop - start
     parts = math.ceil(count / limit)
     bounds = [start + round(count * n / parts) for n in range(parts)]
@@ -57,7 +67,7 @@ def _evenly(start: int, stop: int, limit: int) -> Iterator[tuple[int, int]]:
 
 
 def _part(program: Program, start: int, stop: int, last: bool) -> StageSlice:
-    """The operations from `start` on and before `stop`."""
+    """The part with the operations from `start` up to but without `stop`."""
     inputs = len(program.shapes)
     operations = program.operations[start:stop]
     inside = range(inputs + start, inputs + stop)

@@ -1,8 +1,9 @@
-"""Large values computed in blocks. In: a program. Out: one whose large values are never whole.
+"""Large values computed in blocks, so that they never stand in memory as a whole.
 
-A value far larger than the processor's caches is written to memory and read again, and it sets
-the peak of a plan. Where all that leads from such a value to one sum has an index in common, a
-loop over blocks of this index computes the same, and only a block is alive at a time.
+A value far larger than the processor's caches is written to memory and read again, and it sets the
+peak memory of a plan. Where all operations that lead from such a value to a single sum have an
+index in common, a loop over blocks of this index computes the same sum, and only a block of the
+value is alive at a time.
 """
 
 from __future__ import annotations
@@ -16,19 +17,19 @@ from tnsim.engine.ir.program import Operation, Program, loop_labels
 WHOLE = 2**24
 """Elements up to which a value is computed whole."""
 BLOCK = 2**23
-"""Elements of the largest value in a block. Smaller ones make products of few rows."""
+"""Most elements of a value in a block. Smaller blocks would make products of few rows."""
 
 Axes = dict[int, int]
-"""Values, and which of their axes is that of the index."""
+"""The axis of the index in each value that has the index, by number of the value."""
 
 
 class _Region(NamedTuple):
-    """Operations that become a loop over an index.
+    """The operations that become a loop over an index.
 
     Args:
-        axes: Of the values that have the index.
-        end: The value that they are summed into.
-        size: Of the index.
+        axes: Axis of the index, for every value that has the index.
+        end: Number of the value in which the index is summed.
+        size: Size of the index.
     """
 
     axes: Axes
@@ -37,17 +38,18 @@ class _Region(NamedTuple):
 
     @property
     def inside(self) -> list[int]:
-        """All values that a turn computes, in order."""
+        """The numbers of all values that a turn computes, in order."""
         return sorted([*self.axes, self.end])
 
 
 def tiled(program: Program) -> Program:
-    """The program with loops over blocks in the place of values beyond `WHOLE` elements.
+    """The program with loops over blocks in the place of values of more than `WHOLE` elements.
 
-    A value stays whole where no index leads from it to one sum.
+    A value stays whole where no index leads from it to a single sum. No operation is computed more
+    often than before.
 
     Args:
-        program: Of any length. Nothing is computed more often than there.
+        program: Program of any length.
     """
     while (region := _largest(program)) is not None:
         program = _with_loop(program, region)
@@ -55,14 +57,14 @@ def tiled(program: Program) -> Program:
 
 
 def _largest(program: Program) -> _Region | None:
-    """The region of the largest value that has one, along the index that spares most."""
+    """The region of the largest value that has a region, along the index that saves most memory."""
     elements = [math.prod(shape) for shape in program.value_shapes]
     large = {n for n in _computed(program) if elements[n] > WHOLE}
     for value in sorted(large, key=lambda n: (-elements[n], n)):
         found = []
         for axis, size in enumerate(program.value_shapes[value]):
             if elements[value] // size > BLOCK:
-                continue  # even one value of the index is too large, whatever else has it
+                continue  # a block of a single value of the index is too large already
             region = _region(program, value, axis, large)
             if region is not None and 0 < _block(program, region) < region.size:
                 found.append(region)
@@ -72,12 +74,15 @@ def _largest(program: Program) -> _Region | None:
 
 
 def _computed(program: Program) -> list[int]:
-    """Values of operations, loops apart."""
+    """The numbers of the values that operations other than loops compute."""
     return [n for n, op in enumerate(program.operations, len(program.shapes)) if op.body is None]
 
 
 def _region(program: Program, value: int, axis: int, large: set[int]) -> _Region | None:
-    """All that has the index of an axis of a large value: what makes it, and where it leads."""
+    """The region of a large value and the index of an axis; None where there is no region.
+
+    The search follows the index from the value to its arguments and readers, and from these on.
+    """
     readers: dict[int, list[int]] = {}
     for n, op in enumerate(program.operations, len(program.shapes)):
         for arg in set(op.args):
@@ -97,14 +102,22 @@ def _region(program: Program, value: int, axis: int, large: set[int]) -> _Region
                 ends.add(user)
             waiting += having.keys() - axes.keys()
             axes |= having
-    # What a turn reads cannot be computed from the one end: all values of a turn lead there.
+    # All values of a turn lead to the only end, so no input of the loop is computed from the end.
     return _Region(axes, ends.pop(), program.value_shapes[value][axis]) if len(ends) == 1 else None
 
 
 def _having(program: Program, number: int, axes: Axes, large: set[int]) -> Axes | None:
-    """The axis that an operation's result and its large arguments have for the index.
+    """The axis of the index in the result and the large arguments of an operation.
 
-    None where one of them would have it along several axes, or where the operation is a loop.
+    Args:
+        program: Program of the operation.
+        number: Number of the operation's result.
+        axes: Axes of the index that are known already.
+        large: Numbers of the values that are followed, which are computed and large.
+
+    Returns:
+        The axes by number of the value; None where a value would have the index along several axes,
+        or where the operation is a loop.
     """
     op = _operation(program, number)
     label = _label(op, number, axes)
@@ -124,12 +137,12 @@ def _having(program: Program, number: int, axes: Axes, large: set[int]) -> Axes 
 
 
 def _operation(program: Program, number: int) -> Operation:
-    """What computes a value."""
+    """The operation that computes a value."""
     return program.operations[number - len(program.shapes)]
 
 
 def _label(op: Operation, number: int, axes: Axes) -> int | None:
-    """The label of the index in an operation, None where it would have several."""
+    """The label of the index in an operation; None where the index has several labels."""
     labels = {own[axes[arg]] for arg, own in zip(op.args, op.labels, strict=True) if arg in axes}
     if number in axes:
         labels.add(op.output[axes[number]])
@@ -137,15 +150,17 @@ def _label(op: Operation, number: int, axes: Axes) -> int | None:
 
 
 def _block(program: Program, region: _Region) -> int:
-    """How many values of the index a turn takes, a divisor of their number; 0 where one is too
-    large."""
+    """The number of values of the index in a block, a divisor of its size.
+
+    The number is 0 where a block of a single value is too large.
+    """
     widest = max(math.prod(program.value_shapes[n]) for n in region.axes) // region.size
     most = min(region.size, BLOCK // widest)
     return next((n for n in range(most, 0, -1) if region.size % n == 0), 0)
 
 
 def _with_loop(program: Program, region: _Region) -> Program:
-    """The program with a loop in the place of the operation that ends a region."""
+    """The program with a region replaced by a loop, which gives the value that ends it."""
     numbers = {n: n for n in range(len(program.shapes))}
     operations = []
     for n, op in enumerate(program.operations, len(program.shapes)):
@@ -160,9 +175,11 @@ def _with_loop(program: Program, region: _Region) -> Program:
 
 
 def _loop(program: Program, region: _Region) -> Operation:
-    """A region as one operation."""
+    """The loop over blocks that computes a region."""
     block = _block(program, region)
-    reads: dict[tuple[int, int | None], int] = {}  # from outside, and along which axis in blocks
+    # Arguments of the loop as pairs (value, axis of the index), numbered as inputs of the body. The
+    # axis is None where the argument lacks the index and is read whole.
+    reads: dict[tuple[int, int | None], int] = {}
     for n in region.inside:
         for read in _reads(program, region, n):
             if read[0] not in region.axes:
@@ -193,7 +210,7 @@ def _loop(program: Program, region: _Region) -> Operation:
 
 
 def _reads(program: Program, region: _Region, number: int) -> list[tuple[int, int | None]]:
-    """The arguments of an operation, and which of their axes is that of the index."""
+    """The arguments of an operation as pairs (value, axis of the index or None)."""
     op = _operation(program, number)
     label = _label(op, number, region.axes)
     places = [labels.index(label) if label in labels else None for labels in op.labels]

@@ -1,29 +1,23 @@
-"""Compiled programs on disk. In: what tells a compiled program from others. Out: the compiled
-program, or None.
+"""Compiled programs, from memory, from disk or from XLA.
 
-A file holds machine code, which no check makes safe: whoever can write it runs code in the process
-that reads it. So compiled programs are only read from a folder that is the user's and nobody else
-may enter (mode 0700), and only files of the user's; a folder that is anything else is neither read
-nor written to. The name of a file tells all that the code depends on: the program, the code of this
-folder, the versions of JAX and XLA, the device and, on a CPU, the instructions that it knows. The
-digest in front of the content is that of the name's text and of the content, so that it tells
-damage as well as a file that stands under the name of another: a compiled program of equal shapes
-would answer with the number of another program. Whatever is wrong with a file, the compiled program
-is compiled again and the file replaced.
+**On disk.** A file holds machine code, which no check makes safe: whoever can write the file runs
+code in the process that reads it. So compiled programs are read only from a folder that belongs to
+the user and that nobody else may enter (mode 0700), and only from files of the user; any other
+folder is neither read nor written. The name of a file is a digest of everything that the code
+depends on: the program, the code of the engine, the versions of JAX and XLA, the device and, on a
+CPU, its instructions. The content starts with a digest of that text and of the rest of the content.
+It shows damage, and also a file that stands under the name of another: compiled programs of equal
+shapes are interchangeable to JAX, so the wrong one would answer with wrong numbers. Whatever is
+wrong with a file, the program is compiled again and the file replaced. `TNSIM_PROGRAM_CACHE=off`
+switches the files off. JAX's own compilation cache is independent and stays as the caller set it.
 
-`TNSIM_PROGRAM_CACHE=off` switches this off. JAX's own compilation cache is another thing and is
-left as the caller has it.
+**From XLA.** The compiled programs of a plan are made before the plan runs, all at once: tracing
+holds Python's lock, but XLA compiles in threads, so several cores share the work (measured on four
+cores: a third of the time of one after another). A compiled program read from disk (`Files`) is not
+even traced.
 
-[merged from engine/programs]
-Compiled programs. In: what is to be compiled. Out: what runs it, from memory, disk or XLA.
-
-A plan's compiled programs are made before it runs, all at once: tracing holds Python's lock, but
-XLA compiles in threads, so several cores share the work (measured on four: a third of the time of
-one after another). A compiled program that an earlier process made is read from disk, see
-`program_files`, and then not even traced.
-
-The jitted function of a compiled program runs where a compiled one cannot: inside a trace of the
-caller's, and on arrays that lie on several devices.
+A jitted function stands in where a compiled program cannot run: inside a trace of the caller's, and
+on arrays that lie on several devices.
 """
 
 from __future__ import annotations
@@ -56,7 +50,7 @@ from tnsim.engine.runtime.devices import processors
 from tnsim.engine.runtime.stacking import Run, Stacked
 from tnsim.sessions import session
 
-MAX_BYTES = 2**28  # of one file; the longest compiled programs take 2**24
+MAX_BYTES = 2**28  # limit of one file; the longest compiled programs take 2**24
 
 
 LIMIT = 2**30  # bytes of all files together
@@ -66,8 +60,13 @@ _DIGEST = hashlib.sha256
 
 
 class Files(NamedTuple):
-    """The compiled programs of one device, made with one set of settings. `folder` is None for
-    none."""
+    """The files of compiled programs of one device, made with one set of settings.
+
+    Attributes:
+        folder: Folder of the files; None where the disk cache is off.
+        device: Device that the compiled programs run on.
+        made_with: Versions, code, processor, flags and settings that the compiled code depends on.
+    """
 
     folder: Path | None
     device: Any
@@ -75,11 +74,11 @@ class Files(NamedTuple):
 
     @classmethod
     def here(cls, device: Any, settings: tuple) -> Files:
-        """Programs for a device, with all that they depend on beside their own key.
+        """Files for a device, with everything but a key that a compiled program depends on.
 
         Args:
-            device: The one that they run on.
-            settings: Of JAX's, those that change what is traced.
+            device: Device that the compiled programs run on.
+            settings: JAX's settings that change what is traced.
         """
         about = (device.platform, device.device_kind, str(device.id), host(), _code())
         flags = os.environ.get("XLA_FLAGS", "")
@@ -91,7 +90,7 @@ class Files(NamedTuple):
         return self.folder is not None and os.path.exists(self._file(key))
 
     def read(self, key: str) -> Compiled | None:
-        """The compiled program that was kept under a key, None where there is no sound one."""
+        """The compiled program in the file of a key; None where the file is absent or unsound."""
         if self.folder is None or not _is_private(self.folder):
             return None
         file = self._file(key)
@@ -102,29 +101,29 @@ class Files(NamedTuple):
                 backend=self.device.client,
                 execution_devices=[self.device],
             )
-            os.utime(file)  # used now, so that it is given up last
-        except Exception:  # whatever is wrong with the file, it can be compiled again
+            os.utime(file)  # the time of last use, by which `trim` chooses
+        except Exception:  # whatever is wrong with the file, the program can be compiled again
             return None
         return compiled
 
     def write(self, key: str, compiled: Compiled) -> None:
-        """Keep a compiled program, where the backend can and the folder may be written."""
-        # Unlike those of `Path`, this is False as well where one may not look.
+        """Write a compiled program, where the backend can and the folder is private or absent."""
+        # `os.path.exists` is False where the user may not look; `Path.exists` may raise there.
         if self.folder is None or (os.path.exists(self.folder) and not _is_private(self.folder)):
             return
         try:
             content = pickle.dumps(serialize_executable.serialize(compiled))
-        except Exception:  # not every backend and compiled program can be written down
+        except Exception:  # some backends and compiled programs cannot be serialised
             return
         if len(content) < MAX_BYTES:
             put(self._file(key), self._sealed(key, content))
 
     def trim(self, limit: int = LIMIT) -> None:
-        """Remove what was not used for longest, until the rest is within the limit."""
+        """Remove the files that were not used for longest, until the rest is within the limit."""
         if self.folder is None or not _is_private(self.folder):
             return
         files = []
-        with contextlib.suppress(OSError):  # another process may remove one meanwhile
+        with contextlib.suppress(OSError):  # another process may remove a file meanwhile
             for file in self.folder.iterdir():
                 status = file.lstat()
                 files.append((status.st_mtime, status.st_size, file))
@@ -141,17 +140,18 @@ class Files(NamedTuple):
         return self.folder / f"{digest(self._text(key))}.program"
 
     def _text(self, key: str) -> str:
-        """All that a compiled program depends on."""
+        """Everything that a compiled program depends on, as text."""
         return repr((key, self.made_with))
 
     def _sealed(self, key: str, content: bytes) -> bytes:
-        """The content of a file: a digest that binds a compiled program to its key, and the
-        program."""
+        """The content of a file: a digest over key and compiled program, then the program."""
         return _DIGEST(digest(self._text(key)).encode() + content).digest() + content
 
     def _opened(self, key: str, sealed: bytes) -> bytes:
-        """The compiled program in the content of a file. Raises `ValueError` where it is not of
-        this key."""
+        """The serialised compiled program in the content of a file.
+
+        Raises `ValueError` where the digest is not that of this key and content.
+        """
         content = sealed[_DIGEST().digest_size :]
         if self._sealed(key, content) != sealed:
             raise ValueError("damaged, or the compiled program of another key")
@@ -159,18 +159,19 @@ class Files(NamedTuple):
 
 
 def _versions(device: Any) -> tuple[str, ...]:
-    """Of all that compiles: JAX, its library, and what drives the device."""
+    """Versions of JAX, of jaxlib, and of the platform that drives the device."""
     return jax.__version__, version("jaxlib"), device.client.platform_version
 
 
 def _folder() -> Path | None:
+    """The folder of compiled programs, None where the user switched it off."""
     if os.environ.get("TNSIM_PROGRAM_CACHE", "").lower() == "off":
         return None
     return cache_folder("programs")
 
 
 def _is_private(folder: Path) -> bool:
-    """Whether it is a folder of the user's that nobody else may enter."""
+    """Whether a path is a folder that belongs to the user and that nobody else may enter."""
     try:
         status = folder.lstat()
     except OSError:
@@ -184,9 +185,9 @@ def _is_private(folder: Path) -> bool:
 
 @cache
 def host() -> str:
-    """What the machine's processor can do; where nobody tells, the machine itself.
+    """The processor's model and instruction sets; without /proc/cpuinfo, the machine's name.
 
-    Compiled code uses the instructions of the processor that it was compiled on.
+    Compiled code uses the instructions of the processor on which it was compiled.
     """
     names = ("model name", "flags", "Features")
     with contextlib.suppress(OSError):
@@ -201,8 +202,7 @@ def host() -> str:
 
 @cache
 def _code() -> str:
-    """A digest of the code that turns programs into compiled programs: another one may compile
-    another."""
+    """A digest of the engine's code: a change of it may change what a program compiles to."""
     sources = sorted(_sources(resources.files("tnsim.engine")))
     return digest(repr(sources))
 
@@ -226,8 +226,10 @@ _CONFIG: Any = jax.config
 
 
 class Work(Protocol):
-    """What a compiled program computes, a program for one: hashable, and told from others by its
-    `repr`."""
+    """The computation of a compiled program, such as a `Program`; hashable, with a unique `repr`.
+
+    The `repr` is part of the key on disk, so two different computations must not share a `repr`.
+    """
 
     @property
     def shapes(self) -> tuple[tuple[int, ...], ...]:
@@ -244,11 +246,13 @@ W = TypeVar("W", bound=Work)
 
 
 class Wanted(NamedTuple, Generic[W]):
-    """What tells a compiled program from others: its work, what that is stacked over, and its
-    dtype.
+    """The key of a compiled program.
 
-    One without dtype is not compiled ahead: JAX does so when it runs, or the caller's compiled
-    program that it becomes part of.
+    Attributes:
+        work: Computation to be compiled.
+        over: Axes over which arrays are stacked; None without stacks.
+        dtype: Type of all arrays; None where nothing is compiled ahead. JAX then compiles at the
+            first call, or the computation becomes part of the caller's trace.
     """
 
     work: W
@@ -257,10 +261,10 @@ class Wanted(NamedTuple, Generic[W]):
 
 
 class CompiledProgram:
-    """What runs a program.
+    """A function compiled by XLA or jitted, with its number of operations.
 
-    `length` counts operations: each maps one or two regions of code, and Linux allows a process
-    65,530 of them, so a session gives up what was not used for longest.
+    `length` counts operations: each operation maps one or two regions of code, and Linux allows a
+    process 65,530 regions, so a session gives up the compiled programs not used for longest.
     """
 
     def __init__(self, length: int, run: Any) -> None:
@@ -274,14 +278,14 @@ class CompiledProgram:
 def ready(
     wanted: Sequence[Wanted[W]], function: Callable[[Wanted[W]], Run]
 ) -> list[CompiledProgram]:
-    """Programs that the session keeps, those that it lacks made now, several at a time.
+    """Compiled programs from the session; missing ones are made now, several at a time.
 
     Args:
-        wanted: What to compile; equal ones share a program.
-        function: What a compiled program computes, in terms of JAX.
+        wanted: Keys of the compiled programs; equal keys share a compiled program.
+        function: Maps a key to the function of JAX arrays that is compiled.
 
     Returns:
-        A compiled program for each.
+        A compiled program for each key, in the order of `wanted`.
     """
     kept = session().programs
     place = _place()
@@ -295,7 +299,7 @@ def ready(
 
 
 def to_compile(wanted: Sequence[Wanted]) -> list[Wanted]:
-    """Those that neither the session nor the disk has, each once."""
+    """The keys whose compiled programs neither the session nor the disk has, without repeats."""
     kept, place = session().programs, _place()
     files = Files.here(default_device(), _settings())
     absent = (one for one in dict.fromkeys(wanted) if (one, place) not in kept)
@@ -304,11 +308,11 @@ def to_compile(wanted: Sequence[Wanted]) -> list[Wanted]:
 
 @contextmanager
 def reporting(report: Report) -> Iterator[None]:
-    """Call `report(done, total)` while compiled programs are made inside the `with` block, in this
-    thread.
+    """Call `report(done, total)` as this thread makes compiled programs in the `with` block.
 
     Args:
-        report: Given how many compiled programs are made, 0 at first, and how many there will be.
+        report: Function of the number of compiled programs made so far, 0 at first, and of the
+            number there will be.
     """
     token = _report.set(report)
     try:
@@ -330,6 +334,7 @@ def default_device() -> Any:
 def _made(
     missing: Sequence[Wanted[W]], function: Callable[[Wanted[W]], Run]
 ) -> dict[Wanted[W], CompiledProgram]:
+    """Compiled programs made now: compiled ahead where the dtype is known, else jitted."""
     jitted = {one: jax.jit(function(one)) for one in missing}
     runs = dict(jitted)
     ahead = [one for one in missing if one.dtype and not _CONFIG.jax_disable_jit]
@@ -339,7 +344,7 @@ def _made(
 
 
 def _compiled(functions: Sequence[tuple[Wanted, Any]]) -> dict[Wanted, Compiled]:
-    """Programs from disk, and those that are not there from XLA, the longest first."""
+    """Compiled programs from disk; those missing there from XLA, the longest first."""
     report = _report.get() or (lambda done, total: None)
     report(0, len(functions))
     files = Files.here(default_device(), _settings())
@@ -366,6 +371,7 @@ def _compiled(functions: Sequence[tuple[Wanted, Any]]) -> dict[Wanted, Compiled]
 
 
 def _compile(lowered: Any, options: dict[str, Any] | None, files: Files, key: str) -> Compiled:
+    """The compiled program of a lowered function, written to disk as well."""
     compiled = lowered.compile(compiler_options=options)
     files.write(key, compiled)
     return compiled
@@ -383,7 +389,7 @@ def _arguments(one: Wanted) -> list[jax.ShapeDtypeStruct]:
 
 
 def _place() -> tuple:
-    """What a compiled program depends on beside what is wanted, and may change within a process."""
+    """The device and settings that a compiled program depends on; a process may change both."""
     device = default_device()
     return device.id, device.platform, _settings()
 
@@ -394,8 +400,7 @@ def _settings() -> tuple:
 
 
 def lie_on_default_device(arrays: Iterable[Any]) -> bool:
-    """Whether no array is traced, or on another device than the one compiled programs are compiled
-    for."""
+    """Whether no array is traced and every JAX array lies on the default device alone."""
     found = list(arrays)
     if any(isinstance(x, Tracer) for x in found):
         return False
@@ -406,18 +411,20 @@ def lie_on_default_device(arrays: Iterable[Any]) -> bool:
 
 
 def compiler_options() -> dict[str, Any] | None:
-    """How XLA compiles a compiled program for a CPU.
+    """Options with which XLA compiles for a CPU; None on other devices.
 
-    By default it orders operations so that many can run at once, which keeps their arrays too. For
-    a plan that doubles the memory, and it gains nothing where matrix products use all cores.
+    By default XLA orders operations so that many can run at once, which keeps the arrays of all of
+    them alive. For a plan that order doubles the memory, and it gains nothing where matrix products
+    use all cores.
 
-    The time of a plan goes into matrix products, which are library calls, and loops over entries,
-    which wait for memory: LLVM's first level of optimisation takes two thirds of the time of the
-    default, and the compiled programs are as fast.
+    The time of a plan goes into matrix products, which are library calls, and into loops over
+    entries, which wait for memory. LLVM's first level of optimisation compiles in two thirds of the
+    time of the default level, and the compiled programs are as fast.
 
-    Of what XLA hands to a library (YNNPACK) only matrix products are left to it, which it makes up
-    to three times as fast where one side is long. Sums of products over arrays of seven or more
-    axes in float32, which it would hand over too, crash the process in jaxlib 0.10.2 and 0.11.0.
+    XLA hands several kinds of operations to a library (YNNPACK). These options restrict it to
+    matrix products, which the library makes up to three times as fast where one side is long. Sums
+    of products over arrays of seven or more axes in float32, handed over by default, crash the
+    process in jaxlib 0.10.2 and 0.11.0.
     """
     if default_device().platform != "cpu":
         return None
@@ -436,7 +443,7 @@ def _for_cpu() -> dict[str, Any]:
 
 
 def known_options(options: dict[str, Any]) -> dict[str, Any]:
-    """Those options that this XLA knows: they come and go with its versions.
+    """The options that this version of XLA knows: options come and go with versions.
 
     Example:
         >>> known_options({"xla_of_another_year": True})
@@ -452,6 +459,7 @@ def known_options(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _accepts(options: dict[str, Any]) -> bool:
+    """Whether XLA compiles with the options, tried on an empty function."""
     try:
         jax.jit(lambda: 0).lower().compile(compiler_options=options)
     except jax.errors.JaxRuntimeError:

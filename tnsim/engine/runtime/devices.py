@@ -1,28 +1,18 @@
-"""Where batches run.
+"""Devices, memory and threads of the machine that a plan runs on.
 
-In: arrays with a leading axis of models. Out: the same, laid over all local devices.
+**Devices.** Arrays with a leading axis of models are laid over all local devices. JAX shards
+compiled programs by the placement of their arguments, so placement is all there is to using several
+devices. With one device nothing is copied or padded.
 
-JAX shards compiled programs by the placement of their arguments, so this is all there is to using
-several devices. With one device nothing is copied or padded.
+**Memory.** On an accelerator, free memory is what its allocator has left. On a CPU three limits end
+a process that exceeds them: the memory of the machine; the control group of a container or a job
+(version 1 or 2; every group above it has a limit too); and the address space of the process
+(`ulimit -v`). The least counts. Systems other than Linux have no files that tell these limits, so
+nothing is known there.
 
-[merged from engine/memory]
-How much memory is free.
-
-In: the operating system's own files. Out: bytes, or None where nothing is known.
-
-On an accelerator that is what its allocator has left. On a CPU three things end a process that
-takes more: the machine has no memory left, the control group of a container or a job has reached
-its limit (version 1 or 2; every group above it has one too), or the address space of the process is
-limited (`ulimit -v`). The least counts. Systems other than Linux have none of these files and are
-asked nothing.
-
-[merged from engine/concurrency]
-Calls that run at once. In: calls. Out: their results, in order.
-
-XLA multiplies a batch of small matrices on one core of a CPU, whatever the size of the batch.
-Compiled programs let go of Python's lock, so compiled programs called from several threads use
-several cores. On an accelerator, which works through one compiled program after another, nothing
-would be gained.
+**Threads.** On a CPU XLA multiplies a batch of small matrices on one core, whatever the size of the
+batch. Compiled programs release Python's lock, so calls from several threads use several cores. An
+accelerator works through one compiled program after another, so threads would gain nothing there.
 """
 
 from __future__ import annotations
@@ -47,7 +37,7 @@ BY_MODEL = PartitionSpec("models")
 
 
 def device() -> str:
-    """What compiled programs run on, as results name it: "cpu", or the kind of an accelerator.
+    """The name of the device in results: "cpu", or platform and kind of an accelerator.
 
     Example:
         >>> isinstance(device(), str)
@@ -61,15 +51,15 @@ def device() -> str:
 
 @cache
 def mesh() -> Mesh:
-    """All local devices in a row."""
+    """The mesh of all local devices, in a row."""
     return Mesh(np.array(jax.local_devices()), ("models",))
 
 
 def spread(tree: Any) -> Any:
     """Arrays with their first axis divided over the devices.
 
-    It becomes a multiple of their number: the last entry is repeated to fill it. With one device
-    nothing has to be divisible.
+    The last entry is repeated until the length of the axis is a multiple of the number of devices.
+    With one device nothing is repeated.
     """
     if mesh().size == 1:
         return jax.device_put(tree)
@@ -77,11 +67,12 @@ def spread(tree: Any) -> Any:
 
 
 def replicated(tree: Any) -> Any:
-    """The same arrays on every device."""
+    """The arrays, copied to every device."""
     return jax.device_put(tree, NamedSharding(mesh(), PartitionSpec()))
 
 
 def _padded(array: Any) -> Any:
+    """The array with its last entry repeated, of a length that the devices divide."""
     missing = -len(array) % mesh().size
     if not missing:
         return array
@@ -89,16 +80,16 @@ def _padded(array: Any) -> Any:
 
 
 _THREAD_BYTES = 136 * 2**20
-"""Addresses that a thread takes, used or not: its stack, and twice a heap of glibc's to align one.
-XLA compiles with as many threads as there are cores, for as many compiled programs at once."""
+"""Bytes of addresses that a new thread takes: its stack, and twice a glibc heap to align one.
+XLA compiles with as many threads as there are cores, and as many programs are compiled at once."""
 
 
 _HEAP_BYTES, _COMPILING_BYTES = 72 * 2**20, 112 * 2**20
-"""Addresses that a started thread keeps, its stack and its heap, and those of compiling itself."""
+"""Bytes of addresses: the stack and heap of a started thread; compiling without its threads."""
 
 
 _XLA_THREADS, _XLA_THREADS_PER_PROCESSOR = 9, 5
-"""Threads of a process that has compiled: 19 on two processors."""
+"""Threads of a process that has compiled, fixed and per processor: 19 on two processors."""
 
 
 _PAGE = mmap.PAGESIZE
@@ -108,7 +99,7 @@ PROC, CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 
 
 def available_bytes() -> int | None:
-    """Free memory of the device that JAX would use, None where the platform does not tell."""
+    """Free bytes on JAX's device, or of the machine on a CPU; None where nothing is known."""
     if can_compile() and jax.default_backend() != "cpu":  # asking starts XLA's threads
         stats = jax.devices()[0].memory_stats()
         if stats and "bytes_limit" in stats:
@@ -117,11 +108,11 @@ def available_bytes() -> int | None:
 
 
 def host_bytes(proc: Path, cgroups: Path) -> int | None:
-    """The least of what machine, control groups and address space leave.
+    """Free bytes: the least of machine, control groups and address space; None without figures.
 
     Args:
-        proc: Where the process file system is mounted.
-        cgroups: Where control groups are mounted.
+        proc: Mount point of the process file system.
+        cgroups: Mount point of the control groups.
     """
     limits = [_machine(proc), _address_space(proc), *_control_groups(proc, cgroups)]
     known = [limit for limit in limits if limit is not None]
@@ -144,7 +135,7 @@ def check_addresses() -> None:
 
 
 def can_compile() -> bool:
-    """Whether `check_addresses` has no objection.
+    """Whether the address space is large enough to compile in.
 
     Example:
         >>> can_compile() in (True, False)
@@ -155,11 +146,10 @@ def can_compile() -> bool:
 
 
 def _compiling_addresses(proc: Path) -> int:
-    """Addresses that compiling takes in this process.
+    """Bytes of addresses that compiling takes in this process.
 
-    Whatever is compiled first starts XLA's threads, each with a stack and a heap of its own,
-    however small the compiled program is. Later compiled programs need only what compiling itself
-    takes.
+    The first program that is compiled starts XLA's threads, each with a stack and a heap of its
+    own, however small the program is. Later programs take only the addresses of compiling itself.
     """
     started = len(_children(proc / "self" / "task"))
     processors = os.cpu_count() or 1
@@ -168,11 +158,11 @@ def _compiling_addresses(proc: Path) -> int:
 
 
 def give_back_freed() -> None:
-    """Return what was freed to the system, where the C library is glibc.
+    """Return freed memory to the system, where the C library is glibc.
 
-    glibc keeps freed arrays below 32 MiB for later ones. Stages differ in the sizes of their
-    arrays, so what one leaves seldom fits the next, and the process would hold up to half more than
-    is alive.
+    glibc keeps freed arrays below 32 MiB for later allocations. Stages differ in the sizes of their
+    arrays, so the memory of one stage seldom fits the next, and the process would hold up to half
+    more than is alive.
     """
     trim = _malloc_trim()
     if trim is not None:
@@ -180,7 +170,7 @@ def give_back_freed() -> None:
 
 
 def resident_bytes() -> int:
-    """What the process holds in memory, freed or not; 0 where the system does not tell.
+    """Bytes that the process holds in memory, freed or not; 0 where the system does not tell.
 
     Example:
         >>> resident_bytes() >= 0
@@ -199,20 +189,20 @@ def _malloc_trim() -> Any:
 
 
 def _machine(proc: Path) -> int | None:
-    """What the kernel can give without swapping."""
+    """Bytes that the kernel can give without swapping."""
     kibibytes = _table(proc / "meminfo").get("MemAvailable:")
     return None if kibibytes is None else 1024 * kibibytes
 
 
 def _address_space(proc: Path) -> int | None:
-    """What RLIMIT_AS leaves of the address space, None without such a limit."""
+    """Bytes left under RLIMIT_AS, less those of compiling threads; None without such a limit."""
     left = _addresses_left(proc)
     threads = 2 * (os.cpu_count() or 1) * _THREAD_BYTES
     return None if left is None else left - threads
 
 
 def _addresses_left(proc: Path) -> int | None:
-    """Addresses that the process may still take, None without a limit."""
+    """Bytes of addresses that the process may still take; None without a limit."""
     try:
         import resource
     except ImportError:  # Windows
@@ -225,6 +215,7 @@ def _addresses_left(proc: Path) -> int | None:
 
 
 def _children(folder: Path) -> list[str]:
+    """The names in a folder, none where it cannot be read."""
     try:
         return os.listdir(folder)  # noqa: PTH208  (names are enough)
     except OSError:
@@ -232,8 +223,13 @@ def _children(folder: Path) -> list[str]:
 
 
 class _Files(NamedTuple):
-    """What a version of control groups calls its files, and the cache that it gives up under
-    pressure."""
+    """Names in one version of control groups.
+
+    Attributes:
+        limit: File of the memory limit.
+        usage: File of the memory in use.
+        reclaimable: Entry of `memory.stat` for file cache that is given up under pressure.
+    """
 
     limit: str
     usage: str
@@ -247,8 +243,7 @@ _VERSION_2 = _Files("memory.max", "memory.current", "inactive_file")
 
 
 def _control_groups(proc: Path, cgroups: Path) -> Iterator[int | None]:
-    """What each memory limit over this process leaves: its own group's and those of all groups
-    above."""
+    """Bytes left under each memory limit on this process: of its group and of all groups above."""
     for line in _lines(proc / "self" / "cgroup"):
         fields = line.split(":", 2)
         if len(fields) < 3:
@@ -261,14 +256,17 @@ def _control_groups(proc: Path, cgroups: Path) -> Iterator[int | None]:
 
 
 def _up_to_the_root(mount: Path, path: str, files: _Files) -> Iterator[int | None]:
-    """Inside a container the path may be the host's; what is not mounted here is passed over."""
+    """Bytes left in a group and in every group above it.
+
+    Inside a container the path may be that of the host; a folder not mounted here gives None.
+    """
     parts = path.strip("/").split("/")
     for depth in range(len(parts), -1, -1):
         yield _left(mount.joinpath(*parts[:depth]), files)
 
 
 def _left(group: Path, files: _Files) -> int | None:
-    """The limit of one group less its usage, None without a limit ("max", or a missing file)."""
+    """The limit of a group less its usage; None without a limit ("max", or a missing file)."""
     limit, usage = _numbers(group / files.limit), _numbers(group / files.usage)
     if not limit or not usage:
         return None
@@ -276,18 +274,19 @@ def _left(group: Path, files: _Files) -> int | None:
 
 
 def _table(path: Path) -> dict[str, int]:
-    """Lines of a name and a number."""
+    """Name -> number, from the lines of a file that hold both."""
     fields = [line.split() for line in _lines(path)]
     return {row[0]: int(row[1]) for row in fields if len(row) > 1 and row[1].isdigit()}
 
 
 def _numbers(path: Path) -> list[int]:
-    """The whole numbers of a file, none where it has anything else."""
+    """The whole numbers in a file; none where the file holds anything else."""
     words = " ".join(_lines(path)).split()
     return [int(word) for word in words] if all(word.isdigit() for word in words) else []
 
 
 def _lines(path: Path) -> list[str]:
+    """The lines of a file, none where it cannot be read."""
     try:
         return path.read_text().splitlines()
     except (OSError, UnicodeDecodeError):
@@ -301,12 +300,12 @@ _CONFIG: Any = jax.config
 
 
 def cores() -> int:
-    """How many calls the processor can run at once; one where an accelerator does the work."""
+    """The number of calls that gain by running at once; 1 on an accelerator."""
     return processors() if jax.default_backend() == "cpu" else 1
 
 
 def processors() -> int:
-    """Cores that this process may use: it may have fewer than the machine."""
+    """The number of cores that this process may use, often fewer than the machine has."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
@@ -316,12 +315,12 @@ def at_once(calls: Iterable[Callable[[], T]], most: int) -> Iterator[T]:
     """The results of calls, in the order of the calls.
 
     Args:
-        calls: What is called, each in a thread of its own.
-        most: How many may have been called whose results were not taken yet. It bounds memory, and
-            does not depend on how many cores there are.
+        calls: Functions to call, each in a thread of the pool.
+        most: Largest number of calls that are started and not yet yielded. The limit bounds memory
+            and does not depend on the number of cores.
 
     Yields:
-        The results.
+        The result of each call.
 
     Example:
         >>> list(at_once([lambda: 1, lambda: 2, lambda: 3], most=2))
@@ -333,11 +332,11 @@ def at_once(calls: Iterable[Callable[[], T]], most: int) -> Iterator[T]:
     wide = _CONFIG.jax_enable_x64
 
     def under_same_settings(call: Callable[[], T]) -> T:
-        with jax.enable_x64(wide):  # a thread has settings of its own
+        with jax.enable_x64(wide):  # settings of JAX hold for one thread
             return call()
 
     waiting: deque[Future[T]] = deque()
-    # More threads than cores: three calls on two cores then take as long as one and a half.
+    # More threads than cores: three calls on two cores then take 1.5 times one call, not twice.
     with ThreadPoolExecutor(min(most, 2 * cores())) as pool:
         for call in calls:
             waiting.append(pool.submit(under_same_settings, call))

@@ -1,26 +1,21 @@
-"""A loop whose turns run at once. In: a program that is one loop. Out: what runs it.
+"""A `Plan` run on arrays: mantissas, logarithms of scales, and results on the host.
 
-A turn is one call of a compiled program that is given the number of the turn. The sums are taken in
-the order of the turns, so they are the same to the last bit however many cores there are.
+**Loops.** A program that is one loop runs turn by turn, several turns at once. A turn is one call
+of a compiled program that is given the number of the turn. Sums are taken in the order of the
+turns, so they are equal to the last bit, however many cores there are.
 
-[merged from engine/execution]
-Run a plan on arrays. In: a `Plan` and arrays by name. Out: mantissas and logarithms.
+**Plans.** `lowering` is written once over autoray, so a program runs on JAX (jitted: one compiled
+program per program and dtype, whatever the number of stages that use it) and, eagerly, on NumPy,
+which is the reference in tests. After each stage the values of a scale group are divided by the
+group's scale. The logarithm of the scale is kept per stage, so that a cosine subtracts logarithms
+stage by stage instead of at the end, where those of a deep network are of the order 2^L (paper,
+section 2.2; norms grow like c^(2^L)).
 
-Lowering is written once over autoray, so a program runs on JAX (jitted, one compiled program per
-program and dtype, whatever the number of stages that use it) and, eagerly, on NumPy, which is the
-reference in tests.
-
-After each stage the values of a scale group are divided by the group's scale and its logarithm is
-kept, per stage, so that a cosine can subtract logarithms stage by stage instead of at the end,
-where those of a deep network are of the order 2^L (paper, section 2.2; norms grow like c^(2^L)).
-
-[merged from engine/whole_plans]
-Results on the host, of small plans by one program. In: a plan, arrays. Out: NumPy.
-
-A stage costs some 50 microseconds beside its arithmetic: to look up its compiled program, hand it
-the arrays and wrap what it gives. Where the stages of a plan have few operations together, they
-become one compiled program, whose numbers come back as one array. Longer plans run stage by stage,
-so that equal stages share a compiled program and each stage frees what it has used.
+**Small plans.** A stage costs some 50 microseconds besides its arithmetic: the look-up of its
+compiled program, the hand-over of arrays and the wrapping of results. Where the stages of a plan
+have few operations in total, they become one compiled program, whose numbers come back as one
+array. Longer plans run stage by stage, so that equal stages share a compiled program and each stage
+frees the arrays it has used.
 """
 
 from __future__ import annotations
@@ -50,9 +45,12 @@ from tnsim.errors import ModelError
 
 @dataclass(frozen=True)
 class Iteration:
-    """One turn of a program that is one loop, as the work of a program.
+    """One turn of a program that is one loop, as the work of a compiled program.
 
-    Its inputs are those of the program and, as a number of their dtype, that of the turn.
+    The inputs are those of the program and the number of the turn, in the dtype of the arrays.
+
+    Attributes:
+        program: Program whose only operation is the loop.
     """
 
     program: Program
@@ -69,12 +67,12 @@ class Iteration:
 
 
 def runs_in_turns(program: Program) -> bool:
-    """Whether a program is one loop, turns of which may run at once."""
+    """Whether a program is a single loop whose turns may run at once."""
     return len(program.operations) == 1 and program.operations[0].concurrency > 1
 
 
 def turn(work: Iteration, inputs: list[Any]) -> tuple[list[Any], list[Any]]:
-    """What the compiled program of a turn computes."""
+    """The summand that one turn adds to the total; no scales."""
     *arrays, number = inputs
     loop = work.program.operations[0]
     args = [arrays[a] for a in loop.args]
@@ -82,12 +80,12 @@ def turn(work: Iteration, inputs: list[Any]) -> tuple[list[Any], list[Any]]:
 
 
 def in_turns(work: Iteration, compiled: Run, dtype: str) -> Run:
-    """What runs a loop turn by turn.
+    """A function that runs a loop turn by turn and adds up the turns in order.
 
     Args:
-        work: A turn of it.
-        compiled: Compiled from that.
-        dtype: Of its arrays.
+        work: One turn of the loop.
+        compiled: Compiled program of a turn.
+        dtype: Type of the arrays, and of the number of the turn.
     """
     loop = work.program.operations[0]
     count = n_iterations(loop, loop.sizes(work.program.shapes))
@@ -106,20 +104,26 @@ def in_turns(work: Iteration, compiled: Run, dtype: str) -> Run:
     return run
 
 
-_SMALL = 2**14  # elements of arrays that are not worth placing by themselves
+_SMALL = 2**14  # most elements of arrays that a compiled program places faster than `device_put`
 
 
-_SHORT = 2**20  # elements of a round that is not waited for: 8 MiB in float64
+_SHORT = 2**20  # most elements of a round that is not waited for: 8 MiB in float64
 
 
-_AHEAD = 2**22  # elements of all such rounds that may lie beside another: 32 MiB in float64
+_AHEAD = 2**22  # most elements of all rounds not waited for: 32 MiB in float64
 
 
-_TRIMMED = 2**22  # elements of a round before which freed memory is given back: 32 MiB in float64
+_TRIMMED = 2**22  # a round of more elements gives freed memory back first: 32 MiB in float64
 
 
 class Result(NamedTuple):
-    """`values[name] * exp(sum over (stage, group) of logs * weight)`, see `log_of`."""
+    """Outputs of a plan: `values[name] * exp(sum over (stage, group) of logs * weight)`.
+
+    Attributes:
+        values: Mantissas by output name.
+        logs: Logarithm of every scale, by stage and scale group.
+        weights: Exponent of every scale in the sum of `log_of`, by stage and scale group.
+    """
 
     values: dict[str, Any]
     logs: dict[tuple[int, str], Any]
@@ -132,15 +136,18 @@ def run(
     backend: str = "jax",
     over: Mapping[str, Axes] = MappingProxyType({}),
 ) -> Result:
-    """Execute a plan. `arrays` holds every name in `plan.shapes`.
+    """Run a plan on arrays.
 
     Args:
-        plan: What to run.
-        arrays: By name, in the dtype of the plan.
+        plan: Plan to run.
+        arrays: Name -> array for every name in `plan.shapes`, in the dtype of the plan.
         backend: "jax", "traced" inside a trace of the caller's, or "numpy".
-        over: For the names of stacks of arrays, whether they have each of the stacked axes, which
-            lead. Then the result is NumPy and has them all, of size one where nothing depends on
-            them.
+        over: Name -> stacked axes, for every array that is a stack: a flag per axis says whether
+            the array has the axis. Stacked axes lead. With stacks the result is NumPy and has all
+            stacked axes, of size one where nothing depends on them.
+
+    Returns:
+        The outputs of the plan, with the logarithms of their scales.
 
     Raises:
         ModelError: An array is missing or has another shape than the plan was made for.
@@ -155,15 +162,15 @@ def run(
     runners = _runners(plan, stacks, arrays, backend)
 
     if not over and any(each.own > _TRIMMED for each in plan.rounds):
-        give_back_freed()  # what compiling and other calls left is not this plan's to keep
+        give_back_freed()  # memory left by compiling and other calls; the peak is of this plan
     at_most = resident_bytes() + plan.peak_bytes
     ahead = _Ahead((), 0)
     values: dict[str, Any] = dict(arrays)
     found: dict[tuple[int, str], Any] = {}
     for each in plan.rounds:
-        # What rounds free is kept for later ones, as taking it from the system again costs a tenth
-        # of the time, until the process would hold more than is planned. Runs over stacks follow
-        # one another, each in what the one before has freed.
+        # The C library keeps memory that a round frees for later rounds, as taking it from the
+        # system again costs a tenth of the time. It is given back where the process would hold
+        # more than is planned. Runs over stacks reuse the memory of the run before.
         own_bytes = each.own * ITEM_BYTES[plan.dtype]
         is_large = each.own > _TRIMMED and not over
         if is_large and resident_bytes() + own_bytes > at_most:
@@ -194,9 +201,9 @@ def run(
 
 
 def log_of(result: Result, combination: Mapping[str, float]) -> Any:
-    """`sum over groups of combination[group] * log(group)`, stage by stage.
+    """The sum over groups of `combination[group] * log(group)`, added up stage by stage.
 
-    Coefficients that cancel cost nothing.
+    Groups whose coefficients cancel are left out, so they cost no digits.
     """
     total = 0.0
     for key, log in result.logs.items():
@@ -210,16 +217,17 @@ def log_of(result: Result, combination: Mapping[str, float]) -> Any:
 def precision() -> Iterator[None]:
     """The JAX settings under which plans run: 64-bit types on, matmuls in full precision.
 
-    Scoped, never global.
+    The settings hold inside the `with` block only, never globally.
     """
     with jax.enable_x64(True), jax.default_matmul_precision("highest"):
         yield
 
 
 def placed(arrays: dict[str, Any], dtype: str) -> dict[str, Any]:
-    """The arrays in `dtype` on JAX's device, each let go in `arrays` as soon as it is there.
+    """The arrays in `dtype` on JAX's device, each removed from `arrays` as soon as it is placed.
 
-    A compiled program puts few small arrays there itself, in less time.
+    Removal lets the host's copy go before the next array is placed. A few small arrays stay on the
+    host, as a compiled program places them itself in less time.
     """
     if sum(array.size for array in arrays.values()) <= _SMALL:
         return {name: cast(array, dtype) for name, array in arrays.items()}
@@ -227,15 +235,16 @@ def placed(arrays: dict[str, Any], dtype: str) -> dict[str, Any]:
 
 
 def cast(array: Any, dtype: str) -> Any:
+    """The array in a dtype; the same object where it has the dtype already."""
     return array if array.dtype == dtype else array.astype(dtype)
 
 
 def _stacked_sizes(
     plan: Plan, arrays: Mapping[str, Any], over: Mapping[str, Axes]
 ) -> tuple[int, ...]:
-    """Sizes of the stacked axes, none where there are no stacks.
+    """Sizes of the stacked axes; an empty tuple without stacks.
 
-    Raises `ModelError` where an array is not of the planned shape.
+    Raises `ModelError` where an array is missing or not of the planned shape.
     """
     depth = max(map(len, over.values()), default=0)
     sizes = [1] * depth
@@ -255,9 +264,9 @@ def _stacked_sizes(
 class _Ahead(NamedTuple):
     """Rounds that were sent to the device and not waited for.
 
-    Args:
-        results: What their compiled programs give.
-        elements: What they need.
+    Attributes:
+        results: Results of the compiled programs of these rounds.
+        elements: Number of elements that these rounds need.
     """
 
     results: tuple[Any, ...]
@@ -267,10 +276,11 @@ class _Ahead(NamedTuple):
 def _sent(
     calls: Sequence[Callable[[], Any]], own: int, ahead: _Ahead
 ) -> tuple[Sequence[Any], _Ahead]:
-    """The results of a round of compiled programs, and which rounds are not waited for after it.
+    """The results of a round, and the rounds that are not waited for after it.
 
-    Waiting for a short round takes as long as computing it. One that is sent ahead holds its arrays
-    beside those of the rounds after it, which plans do not count, so few may lie there at a time.
+    Waiting for a short round takes as long as computing it, so short rounds are sent ahead. Their
+    arrays are alive together with those of later rounds, which a plan does not count, so `_AHEAD`
+    limits them.
     """
     if own <= _SHORT and ahead.elements + own <= _AHEAD:
         results = tuple(call() for call in calls)
@@ -284,8 +294,7 @@ def _sent(
 def _runners(
     plan: Plan, stacks: Sequence[Stacked], arrays: Mapping[str, Any], backend: str
 ) -> Sequence[Any]:
-    """What runs each stage: its program on NumPy, else a compiled program that the session
-    keeps."""
+    """A function for each stage: its program on NumPy, else a compiled program of the session."""
     programs = [plan.programs[stage.program] for stage in plan.stages]
     if backend == "numpy":
         pairs = zip(programs, stacks, strict=True)
@@ -305,12 +314,12 @@ def _runners(
 def work_of(
     program: Program, over: Stacked | None, dtype: str | None
 ) -> Wanted[Program | Iteration]:
-    """The compiled program that runs a program: all of it, or one turn of a loop.
+    """The key of the compiled program for a program: the whole of it, or one turn of a loop.
 
     Args:
-        program: Of a plan.
-        over: What it is stacked over.
-        dtype: None where no compiled program is compiled ahead.
+        program: Program of a plan.
+        over: Stacked axes of the program's arrays; None without stacks.
+        dtype: Type of the arrays; None where nothing is compiled ahead.
     """
     if over is not None and not over.nothing:
         return Wanted(program, over, dtype)
@@ -319,7 +328,7 @@ def work_of(
 
 
 def function(wanted: Wanted[Program | Iteration]) -> Run:
-    """What a compiled program computes."""
+    """The function of JAX arrays that is compiled for a key."""
     if isinstance(wanted.work, Iteration):
         return partial(turn, wanted.work)
     run = partial(run_program, wanted.work)
@@ -327,22 +336,22 @@ def function(wanted: Wanted[Program | Iteration]) -> Run:
 
 
 LONGEST = 100
-"""Operations of a plan that becomes one compiled program; it compiles in about half a second."""
+"""Most operations of a plan that becomes one compiled program; 100 compile in half a second."""
 
 
 LARGEST = 2**20
-"""Elements alive at once in such a plan: beyond them arithmetic takes longer than what is saved."""
+"""Most elements alive at once in such a plan: beyond, arithmetic takes longer than is saved."""
 
 
 def fetched(plan: Plan, arrays: Mapping[str, Any]) -> Result:
-    """Run a plan on JAX and bring home its numbers, all that ever comes back from the device.
+    """Run a plan on JAX and fetch its result to the host.
 
     Args:
-        plan: What to run.
-        arrays: Every name in `plan.shapes`, none of them traced.
+        plan: Plan to run.
+        arrays: Name -> array for every name in `plan.shapes`, none of them traced.
 
     Returns:
-        The result in float64 of NumPy.
+        The result as NumPy arrays of float64.
 
     Raises:
         ModelError: An array is missing or has another shape than the plan was made for.
@@ -352,25 +361,25 @@ def fetched(plan: Plan, arrays: Mapping[str, Any]) -> Result:
     result = run(plan, arrays)
     for array in _all(result):
         if isinstance(array, jax.Array):
-            array.copy_to_host_async()  # all are under way before the first is waited for
+            array.copy_to_host_async()  # all copies start before the first is waited for
     values = {name: np.asarray(x, np.float64)[()] for name, x in result.values.items()}
     logs = {key: np.asarray(x, np.float64)[()] for key, x in result.logs.items()}
     return result._replace(values=values, logs=logs)
 
 
 def fetched_at_all(plan: Plan, arrays: Mapping[str, Any], stacks: Iterable[str]) -> list[Result]:
-    """The results of a plan at every entry of some stacks of arrays, computed together.
+    """Run a plan at every entry of some stacks of arrays, and fetch the results to the host.
 
     Args:
-        plan: What to run.
-        arrays: As for `fetched`; those in `stacks` have one more axis in front.
-        stacks: Names of the stacked arrays.
+        plan: Plan to run.
+        arrays: Name -> array as for `fetched`; stacked arrays have one more axis in front.
+        stacks: Names of the stacked arrays, stacks of equal length.
 
     Returns:
-        A result for each entry, as `fetched` gives it.
+        A result for each entry, with NumPy arrays of float64.
 
     Raises:
-        ModelError: As `fetched`.
+        ModelError: An array is missing or has another shape than the plan was made for.
     """
     over = {name: (True,) for name in stacks}
     (size,) = {len(arrays[name]) for name in over}
@@ -383,18 +392,19 @@ def fetched_at_all(plan: Plan, arrays: Mapping[str, Any], stacks: Iterable[str])
 
 
 def is_small(plan: Plan) -> bool:
-    """Whether a plan becomes one program."""
+    """Whether a plan becomes one compiled program."""
     return plan.whole.length <= LONGEST and plan.peak_elements <= LARGEST
 
 
 def _numbers(plan: Plan, arrays: Mapping[str, Any], over: Stacked | None) -> np.ndarray:
-    """All numbers of the result in a row, a row for every entry of stacks."""
+    """All numbers of the result in a row; with stacks, a row for every entry."""
     names = plan.whole.names
 
     def function(wanted: Wanted[WholePlan]) -> Run:
         def whole(inputs: list[Any]) -> tuple[list[Any], list[Any]]:
             arrays = dict(zip(names, inputs, strict=True))
-            result = run(plan, arrays, "numpy")  # stages as they are, no compiled programs in one
+            # "numpy" calls the stages directly, so that they join this trace
+            result = run(plan, arrays, "numpy")
             return [jnp.concatenate([jnp.ravel(x) for x in _all(result)])], []
 
         return whole if wanted.over is None else mapped(whole, wanted.over)
@@ -405,11 +415,12 @@ def _numbers(plan: Plan, arrays: Mapping[str, Any], over: Stacked | None) -> np.
 
 
 def _all(result: Result) -> list[Any]:
+    """All arrays of a result: values, then logarithms."""
     return [*result.values.values(), *result.logs.values()]
 
 
 def _unpacked(plan: Plan, numbers: np.ndarray) -> Result:
-    """The result from its numbers in a row: values of the outputs, then a number for every log."""
+    """The result from its numbers in a row: values of the outputs, then a number for each log."""
     values = {}
     start = 0
     for name, shape in plan.output_shapes.items():
@@ -421,7 +432,7 @@ def _unpacked(plan: Plan, numbers: np.ndarray) -> Result:
 
 
 def _entry(result: Result, n: int, size: int) -> Result:
-    """One entry of a stacked result; what does not depend on the stack is the same in all."""
+    """One entry of a stacked result; arrays that do not depend on the stack have a single entry."""
 
     def at(array: Any) -> Any:
         array = np.asarray(array, np.float64)

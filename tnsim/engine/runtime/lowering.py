@@ -1,4 +1,4 @@
-"""What the operations of a program are in array functions. In: a program, arrays. Out: arrays.
+"""The operations of a program as array functions.
 
 Lowering is written once over autoray, so a program runs on JAX, traced into one compiled program,
 and on NumPy, eagerly, which is the reference in tests.
@@ -19,14 +19,14 @@ from tnsim.engine.ir.program import Operation, Program, n_iterations
 
 
 def run_program(program: Program, inputs: list[Any]) -> tuple[list[Any], list[Any]]:
-    """All outputs of a program, renormalised, and the logarithm of each scale."""
+    """All outputs of a program, divided by their scales, and the logarithm of each scale."""
     values = list(inputs)
     last = {a: n for n, op in enumerate(program.operations) for a in op.args}
     for n, op in enumerate(program.operations):
         values.append(_apply(op, [values[a] for a in op.args]))
         for a in op.args:
             if last[a] == n and a not in program.outputs:
-                values[a] = None  # lets NumPy free it; XLA does so by itself
+                values[a] = None  # lets NumPy free the array; XLA needs no such help
     outputs = [values[n] for n in program.outputs]
     scales = [_scale(outputs[which], power) for which, power in program.scales]
     for n, powers in enumerate(program.powers):
@@ -36,9 +36,10 @@ def run_program(program: Program, inputs: list[Any]) -> tuple[list[Any], list[An
 
 
 def _scale(value: Any, power: int) -> Any:
-    """max|value| ** (1 / power), 1 for a zero value.
+    """The scale `max|value| ** (1 / power)`, 1 for a zero value.
 
-    A constant to derivatives: value and log would cancel.
+    Derivatives treat the scale as a constant: those of the divided value and of the logarithm would
+    cancel.
     """
     largest = do("max", do("abs", value))
     if isinstance(largest, jax.Array):
@@ -50,6 +51,7 @@ def _scale(value: Any, power: int) -> Any:
 
 
 def _apply(op: Operation, args: list[Any]) -> Any:
+    """The value of one operation: a weighted sum, a loop, a reduction or a contraction."""
     if op.kind == "sum":
         total = None
         for weight, arg, labels in zip(op.weights, args, op.labels, strict=True):
@@ -66,10 +68,11 @@ def _apply(op: Operation, args: list[Any]) -> Any:
 
 
 def _loop(op: Operation, args: list[Any]) -> Any:
-    """Add up a program over all values of its chunked labels.
+    """The sum of a program over all values of its chunked labels.
 
-    On JAX the body is traced once, inside the loop: a first turn in front of it would be compiled
-    as a second copy of the whole body, which nested loops double once more.
+    On JAX the total starts at zero and the body is traced once, inside the loop. A first turn in
+    front of the loop would be compiled as a second copy of the whole body, and every level of
+    nested loops would double the copies.
     """
     sizes = _sizes(op, args)
     count = n_iterations(op, sizes)
@@ -80,33 +83,34 @@ def _loop(op: Operation, args: list[Any]) -> Any:
 
 
 def run_turn(loop: Operation, args: list[Any], number: Any) -> Any:
-    """What one turn of a loop adds to its total.
+    """The summand that one turn of a loop adds to the total.
 
     Args:
-        loop: An operation of that kind.
-        args: Its arguments.
-        number: Of the turn, from 0 on.
+        loop: Operation of the kind "loop".
+        args: Arguments of the loop.
+        number: Number of the turn, from 0 on; its mixed-radix digits are the values of the labels.
     """
     sizes = _sizes(loop, args)
     first, *others = loop.chunks
     at = {}
     for label in reversed(others):
         number, at[label] = number // sizes[label], number % sizes[label]
-    at[first] = number  # what divides no further is spared the code for negative numbers
+    at[first] = number  # the last digit needs no remainder, whose code handles negative numbers
     fixed = []
     for arg, labels in zip(args, loop.labels, strict=True):
         for axis in reversed(range(len(labels))):
             if labels[axis] in at:
                 arg = _part(arg, at[labels[axis]], loop.block_size, axis)
         fixed.append(arg)
-    assert loop.body is not None  # a loop has one
+    assert loop.body is not None  # every loop has a body
     return run_program(loop.body, fixed)[0][0]
 
 
 def _part(x: Any, number: Any, block: int, axis: int) -> Any:
-    """A block of an array along an axis; the entry with this number, without the axis, if 0.
+    """A block of an array along an axis; with a block size of 0 one entry, without the axis.
 
-    Numbers are within bounds: code that clips or wraps them was a third of compiling a loop.
+    Numbers are within bounds, so JAX is told not to wrap negative ones: code that clips or wraps
+    was a third of the time of compiling a loop.
     """
     size = max(block, 1)
     start = number * size
@@ -118,7 +122,7 @@ def _part(x: Any, number: Any, block: int, axis: int) -> Any:
 
 
 def _sizes(op: Operation, args: list[Any]) -> dict[int, int]:
-    """The size of every label."""
+    """Label -> size, from the shapes of the arguments."""
     sizes: dict[int, int] = {}
     for arg, labels in zip(args, op.labels, strict=True):
         sizes |= zip(labels, arg.shape, strict=True)
@@ -126,7 +130,7 @@ def _sizes(op: Operation, args: list[Any]) -> dict[int, int]:
 
 
 def _reduce(x: Any, labels: Sequence[int], output: Labels) -> Any:
-    """Diagonals over repeated labels, then sums over those not in the output."""
+    """One array: diagonals over repeated labels, then sums over labels not in the output."""
     labels = list(labels)
     while len(set(labels)) < len(labels):
         label = next(x for x in labels if labels.count(x) > 1)
@@ -140,7 +144,7 @@ def _reduce(x: Any, labels: Sequence[int], output: Labels) -> Any:
 
 
 def _contract(x: Any, y: Any, x_labels: Labels, y_labels: Labels, output: Labels) -> Any:
-    """Two arrays into one: a product entry by entry, such a product summed, or matrix products."""
+    """Two arrays contracted: an entry-by-entry product, perhaps summed, or matrix products."""
     sizes = dict(zip(x_labels, x.shape, strict=True)) | dict(zip(y_labels, y.shape, strict=True))
     summed = tuple(label for label in x_labels if label in y_labels and label not in output)
     chosen = matrix_product(x_labels, y_labels, output, sizes)
@@ -168,12 +172,13 @@ def _contract(x: Any, y: Any, x_labels: Labels, y_labels: Labels, output: Labels
 
 
 def _to(x: Any, labels: Labels, output: Labels) -> Any:
+    """The array with its axes in the order of the output."""
     axes = tuple(labels.index(label) for label in output)
     return x if axes == tuple(range(len(axes))) else do("transpose", x, axes)
 
 
 def _spread(x: Any, labels: Labels, output: Labels) -> Any:
-    """Axes in the order of the output, with size 1 where a label is missing."""
+    """The array with axes in the order of the output, of size 1 where a label is missing."""
     present = tuple(label for label in output if label in labels)
     x = _to(x, labels, present)
     it = iter(x.shape)

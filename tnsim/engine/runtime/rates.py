@@ -1,9 +1,9 @@
-"""How long a plan takes here. In: a plan. Out: seconds, of compiling and of running.
+"""The seconds that a plan takes on this machine, of compiling and of running.
 
-Four things are measured, once per machine, device and precision, and kept beside the plans: the
-rates of a large matrix product, of a batch of small ones, of arrays that pass through memory, and
-what one more operation costs, compiling and running. Matrix products in between are interpolated.
-A measurement takes a fifth of a second.
+Four things are measured, once per machine, device and precision, and stored in the cache folder:
+the rate of a large matrix product, the rate of a batch of small ones, the rate at which arrays pass
+through memory, and the cost of one more operation, compiling and running. Rates of matrix products
+of sizes in between are interpolated. A measurement takes a fifth of a second.
 """
 
 from __future__ import annotations
@@ -30,23 +30,24 @@ VERSION = 4
 _LARGE, _SMALL = 1024, 32  # sides of the matrices that are multiplied
 _BATCH = 256  # small products in a batch
 _PASSING = 2**21  # elements, beyond the caches of a core
-_CHAIN = 16  # operations of a compiled program that is compiled
-_THREADS = 0.6  # of the cores, what compiling several compiled programs at once gains by them
-# Operations of a program take so many times as long to compile as those that are measured: their
-# loops differ in shape, where those of the chain are merged (3 to 5 over plans of 20 to 6,000).
+_CHAIN = 16  # operations of the program whose compiling is measured
+_THREADS = 0.6  # speed-up of compiling several programs at once, as a share of the cores
+# An operation of a plan takes this many times as long to compile as a measured operation: the loops
+# of a plan differ in shape, and XLA merges those of the chain (measured: 3 to 5 over plans of 20 to
+# 6,000 operations).
 _VARIED = 3.5
-_CALLING, _STAGING = 5e-4, 5e-5  # seconds of a call and of a stage, in Python
+_CALLING, _STAGING = 5e-4, 5e-5  # seconds that Python takes for a call and for a stage
 
 
 @dataclasses.dataclass(frozen=True)
 class Rates:
-    """What a machine does.
+    """Measured speeds of a machine.
 
     Attributes:
         large: Scalar multiplications a second in a large matrix product.
-        small: The same in a batch of small ones.
+        small: Scalar multiplications a second in a batch of small matrix products.
         passing: Elements a second that are read or written.
-        starting: Seconds that an operation takes beside its work.
+        starting: Seconds that an operation takes besides its work.
         compiling: Seconds of one core to compile an operation.
     """
 
@@ -58,13 +59,19 @@ class Rates:
 
 
 class Seconds(NamedTuple):
-    """Of one call: what is compiled first, and what runs."""
+    """Estimated seconds of one call.
+
+    Attributes:
+        compiling: Seconds of compiling, before anything runs.
+        running: Seconds of all runs of the call.
+    """
 
     compiling: float
     running: float
 
     @property
     def total(self) -> float:
+        """Seconds of compiling and of running."""
         return self.compiling + self.running
 
     def __str__(self) -> str:
@@ -72,11 +79,10 @@ class Seconds(NamedTuple):
 
 
 def seconds(plan: Plan) -> Seconds:
-    """What the next call of a plan takes in this process.
+    """Estimate how long the next call of a plan takes in this process.
 
     Args:
-        plan: What would run. What the session or the disk has of its compiled programs is not
-            compiled.
+        plan: Plan that would run. Compiled programs in the session or on disk are not compiled.
 
     Returns:
         Estimates in seconds.
@@ -85,11 +91,16 @@ def seconds(plan: Plan) -> Seconds:
 
 
 def seconds_of(plans: Sequence[Plan], stacked: Sequence[int]) -> list[Seconds]:
-    """The same of one run of each of several plans; what they share is compiled for the first.
+    """Estimate how long one call of each of several plans takes, in the given order.
 
     Args:
-        plans: What would run.
-        stacked: Models a side that each runs together. What stacks need is taken to be compiled.
+        plans: Plans that would run. A compiled program that several plans share counts for the
+            first of them.
+        stacked: Number of models a side that a plan runs together, for each plan. Above 1, every
+            program counts as not yet compiled.
+
+    Returns:
+        Estimates in seconds, one for each plan.
     """
     found = []
     seen: set[Wanted] = set()
@@ -115,8 +126,7 @@ def seconds_of(plans: Sequence[Plan], stacked: Sequence[int]) -> list[Seconds]:
 
 
 def compiling(lengths: list[int], rates: Rates) -> float:
-    """Seconds to compile compiled programs of so many operations, several at a time, each by one
-    core."""
+    """Seconds to compile programs of the given lengths, several at a time, each on one core."""
     work = [rates.compiling * length for length in lengths]
     cores = max(1.0, _THREADS * processors())
     return max(sum(work) / cores, max(work, default=0.0))
@@ -157,7 +167,11 @@ def measured(dtype: str) -> Rates:
 
 
 def _rate(op: Operation, sizes: dict[int, int], rates: Rates) -> float:
-    """Multiplications a second of a product; of one that is no matrix product, as many as pass."""
+    """Multiplications a second of a product; the passing rate where it is no matrix product.
+
+    A product is as slow as its smallest side makes it. Up to `_SMALL` the rate is proportional to
+    that side; from there to the large product it is interpolated in logarithms.
+    """
     first, second = (set(labels) for labels in op.labels)
     output = set(op.output)
     sides = (
@@ -175,6 +189,7 @@ def _rate(op: Operation, sizes: dict[int, int], rates: Rates) -> float:
 
 
 def _sizes(op: Operation, shapes: Any) -> dict[int, int]:
+    """Label -> size, from the shapes of all values of a program."""
     sizes: dict[int, int] = {}
     for arg, labels in zip(op.args, op.labels, strict=True):
         sizes.update(zip(labels, shapes[arg], strict=True))
@@ -182,6 +197,7 @@ def _sizes(op: Operation, shapes: Any) -> dict[int, int]:
 
 
 def _measure(dtype: str) -> Rates:
+    """The rates of this machine, measured now."""
     with precision():
         square = jnp.ones((_LARGE, _LARGE), dtype)
         batch = jnp.ones((_BATCH, _SMALL, _SMALL), dtype)
@@ -201,16 +217,16 @@ def _measure(dtype: str) -> Rates:
 
 
 def _chained(x: jax.Array, y: jax.Array) -> jax.Array:
-    """Products of small matrices, transpositions and sums, as programs have them."""
+    """A chain of matrix products, transpositions and sums, the operations of programs."""
     for _ in range(_CHAIN // 2):
         x, y = x @ y, jnp.tanh(y.T) + x
     return x
 
 
 def _timed(function: Callable[..., Any], *arrays: jax.Array) -> tuple[float, float]:
-    """Seconds of a warm call, the least of three, and those that cores spend on compiling."""
-    options = compiler_options()  # asked for first, as finding them compiles, too
-    start = time.process_time()  # what else the machine does meanwhile does not count
+    """Seconds of a warm call, the least of three, and seconds that cores spend on compiling."""
+    options = compiler_options()  # found before the clock starts, as finding them compiles too
+    start = time.process_time()  # the process's own time: other work of the machine does not count
     measured_program = jax.jit(function).lower(*arrays).compile(compiler_options=options)
     compiled = time.process_time() - start
     jax.block_until_ready(measured_program(*arrays))

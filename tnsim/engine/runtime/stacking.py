@@ -1,9 +1,8 @@
-"""A program on stacks of arrays. In: which inputs are stacked. Out: which outputs are, and a
-runner.
+"""A program on stacks of arrays.
 
 An array may be stacked over several axes at once, such as the rows and the columns of a block of
-pairs, or over some of them, or none. The stacked axes lead, in one order for all arrays. What a
-program computes from arrays that are not stacked over an axis is computed once along it.
+pairs, or over some of the axes, or over none. Stacked axes lead, in one order for all arrays. The
+values that a program computes from arrays without a stacked axis are computed once for the axis.
 """
 
 from __future__ import annotations
@@ -21,9 +20,13 @@ Run = Callable[[list[Any]], tuple[list[Any], list[Any]]]
 
 
 class Stacked(NamedTuple):
-    """Stacked axes of everything that a program takes and gives.
+    """The stacked axes of all inputs, outputs and scales of a program.
 
-    `sizes` are those of the stacked axes, one where no input has the axis.
+    Attributes:
+        sizes: Sizes of the stacked axes; 1 where no input has the axis.
+        inputs: Flags of every input: whether it has each of the stacked axes.
+        outputs: Flags of every output.
+        scales: Flags of every scale.
     """
 
     sizes: tuple[int, ...]
@@ -42,12 +45,15 @@ class Stacked(NamedTuple):
 
 
 def stacked(program: Program, inputs: Sequence[Axes], sizes: Sequence[int]) -> Stacked:
-    """What the outputs and scales of a program are stacked over: all that they depend on.
+    """The stacked axes of a program: an output or scale has the axes of all that it depends on.
 
     Args:
-        program: Is not stacked itself.
-        inputs: For every input, whether it is stacked over each of the axes.
-        sizes: Of the stacked axes.
+        program: Program for arrays without stacked axes.
+        inputs: Flags of every input: whether it is stacked over each of the axes.
+        sizes: Sizes of the stacked axes.
+
+    Returns:
+        The flags of inputs, outputs and scales.
 
     Example:
         >>> from tnsim.engine.ir.program import Operation
@@ -57,7 +63,7 @@ def stacked(program: Program, inputs: Sequence[Axes], sizes: Sequence[int]) -> S
         ((True, True),)
     """
     depth = len(sizes)
-    if not any(map(any, inputs)):  # the usual case, in which operations need not be walked through
+    if not any(map(any, inputs)):  # the usual case, which needs no walk through the operations
         none = (False,) * depth
         outputs, scales = (none,) * len(program.outputs), (none,) * len(program.scales)
         return Stacked((1,) * depth, tuple(inputs), outputs, scales)
@@ -75,8 +81,7 @@ def stacked(program: Program, inputs: Sequence[Axes], sizes: Sequence[int]) -> S
 
 
 def mapped(run: Run, over: Stacked) -> Run:
-    """What runs a program on JAX's stacks: one compiled program that maps over every stacked
-    axis."""
+    """A function that runs a program on stacks in JAX, with a `vmap` over every stacked axis."""
     for axis in reversed(range(len(over.sizes))):
         taken = _places(over.inputs, axis)
         if any(place == 0 for place in taken):
@@ -86,7 +91,7 @@ def mapped(run: Run, over: Stacked) -> Run:
 
 
 def looped(run: Run, over: Stacked) -> Run:
-    """What runs a program on NumPy's stacks, one entry after another."""
+    """A function that runs a program on stacks in NumPy, one entry after another."""
     if not over.sizes:
         return run
     rest = (tuple(axes[1:] for axes in group) for group in over[1:])
@@ -104,23 +109,24 @@ def looped(run: Run, over: Stacked) -> Run:
 
 
 def aligned(array: Any, axes: Axes) -> Any:
-    """The array with an axis of size one for each that it is not stacked over."""
+    """The array with an axis of size one for every stacked axis that it lacks."""
     sizes = iter(array.shape)
     leading = [next(sizes) if is_stacked else 1 for is_stacked in axes]
     return array.reshape([*leading, *sizes])
 
 
 def _union(several: Iterable[Axes], depth: int) -> Axes:
+    """The axes that at least one of several arrays has."""
     found = list(several)
     return tuple(any(axes[n] for axes in found) for n in range(depth))
 
 
 def _places(several: Iterable[Axes], axis: int) -> list[int | None]:
-    """Where `jax.vmap` finds a stacked axis: in front, or nowhere."""
+    """The place of a stacked axis in every array, for `jax.vmap`: 0, or None where it is absent."""
     return [0 if axes[axis] else None for axes in several]
 
 
 def _together(entries: Sequence[list[Any]], axes: Sequence[Axes]) -> list[Any]:
-    """One array of each position of the entries, stacked where it depends on them."""
+    """An array per position in the entries, stacked where it has the first stacked axis."""
     columns = zip(zip(*entries, strict=True), axes, strict=True)
     return [np.stack(column) if own[0] else column[0] for column, own in columns]

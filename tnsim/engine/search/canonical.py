@@ -1,15 +1,16 @@
-"""Canonical form of a small tensor network. In: tensors by reference, labels. Out: a hashable key.
+"""The canonical form of a small tensor network, a hashable key for isomorphic networks.
 
 Two sub-contractions are the same array, up to the order of its axes, when their networks are
-isomorphic: same arrays, joined alike, the same number of open labels. The key says so regardless of
-the names of labels, of the order of the tensors, and of the order of axes that a tensor may
-exchange.
+isomorphic: same arrays, joined alike, the same number of open labels. Isomorphic networks have
+equal keys, whatever the names of labels, the order of the tensors, and the order of axes that a
+tensor may exchange.
 
-It is found as for graphs: colour refinement, then, where symmetric positions remain, each member of
-the first undecided class is singled out in turn, and the smallest encoding wins. Members that a
-symmetry exchanges give the same, so one of them speaks for all; else n parallel bonds would be
-tried in n! orders. *Twins*, bonds between exchangeable axes of the same tensors, are seen at once;
-other symmetries by two encodings that are equal.
+The key is found as for graphs. Colour refinement tells labels apart by their occurrences. Where
+several labels of a class remain, each member of the first such class is singled out in turn, and
+the smallest encoding wins. Members that a symmetry exchanges give the same encoding, so a single
+member is tried for all of them; else n parallel bonds would be tried in n! orders. *Twins*, bonds
+between exchangeable axes of the same tensors, are recognised by their occurrences; other symmetries
+by the equality of two encodings.
 """
 
 from __future__ import annotations
@@ -27,14 +28,20 @@ Colours = dict[int, int]
 
 
 class _Tensor(NamedTuple):
-    """A tensor's reference, the labels of axes that stay in place, those of axes that exchange."""
+    """A tensor with the labels of its fixed axes and of its exchangeable axes.
+
+    Args:
+        ref: Reference to the array.
+        fixed: Labels of the axes that stay in place, the first axes.
+        exchangeable: Labels of the axes that may be exchanged, the last axes.
+    """
 
     ref: int
     fixed: Labels
     exchangeable: Labels
 
     def seen(self, colours: Colours) -> tuple[Labels, Labels]:
-        """The colours of its labels, in an order that does not depend on how axes exchange."""
+        """The colours of the labels, sorted where axes may be exchanged."""
         fixed = tuple([colours[label] for label in self.fixed])
         return fixed, tuple(sorted([colours[label] for label in self.exchangeable]))
 
@@ -45,15 +52,16 @@ def canonical(
     """The canonical form of a network.
 
     Args:
-        tensors: Each a reference and its labels.
+        tensors: Reference and labels of each tensor.
         open_labels: Labels that are not summed over.
-        exchangeable: How many axes of a reference, the last ones, may be exchanged.
+        exchangeable: Function from a reference to the number of its last axes that may be
+            exchanged.
 
     Returns:
         The key, and the open labels in canonical order.
 
     Example:
-        A symmetric matrix times a vector, from either side.
+        A symmetric matrix times a vector has one key, whichever axis is summed:
 
         >>> key, order = canonical([(7, (0, 1)), (8, (1,))], [0], lambda ref: 2)
         >>> other, _ = canonical([(8, (5,)), (7, (5, 3))], [3], lambda ref: 2)
@@ -74,15 +82,16 @@ def canonical(
 def exchanges(
     tensors: Sequence[Tensor], open_labels: Sequence[int], exchangeable: Callable[[int], int]
 ) -> Iterator[tuple[int, int]]:
-    """Pairs of open labels that may change places: the array is symmetric in these two axes.
+    """The pairs of axes in which the array of a network is symmetric.
 
     Args:
-        tensors: Each a reference and its labels.
+        tensors: Reference and labels of each tensor.
         open_labels: Labels that are not summed over, the axes of the array.
-        exchangeable: How many axes of a reference, the last ones, may be exchanged.
+        exchangeable: Function from a reference to the number of its last axes that may be
+            exchanged.
 
     Yields:
-        Places in `open_labels`.
+        Positions of two such axes in `open_labels`.
 
     Example:
         `A A^T` is symmetric, `A B^T` is not.
@@ -94,7 +103,8 @@ def exchanges(
     """
 
     def form(labels: Sequence[int]) -> Hashable:
-        # Every axis is marked by a tensor of its own, so that only its place tells it from others.
+        """The key of the network with its open labels in an order."""
+        # A tensor per axis marks its place: keys are equal only where places may be exchanged.
         marks = [(-1 - place, (label,)) for place, label in enumerate(labels)]
         key, _ = canonical(
             [*tensors, *marks], labels, lambda ref: 0 if ref < 0 else exchangeable(ref)
@@ -110,9 +120,10 @@ def exchanges(
 
 
 def _smallest(network: list[_Tensor], colours: Colours) -> tuple[tuple, Colours]:
-    """The smallest encoding of the network that its symmetries allow, and the labels' ranks in it.
+    """The smallest encoding of the network, and the ranks of the labels in that encoding.
 
-    An encoding lists the tensors with ranks for labels, so equal encodings are equal networks.
+    An encoding lists the tensors with ranks in the place of labels, so networks of equal encodings
+    are isomorphic.
     """
     colours = _refined(network, colours)
     candidates = _candidates(network, colours)
@@ -125,13 +136,13 @@ def _smallest(network: list[_Tensor], colours: Colours) -> tuple[tuple, Colours]
     for label in others:
         start = _singled_out(colours, label)
         if _some_encoding(network, start) == some_encoding:
-            continue  # a symmetry takes the first candidate to this one: nothing new
+            continue  # a symmetry maps the first candidate to this label: the encoding is known
         smallest = min(smallest, _smallest(network, start), key=lambda attempt: attempt[0])
     return smallest
 
 
 def _some_encoding(network: list[_Tensor], colours: Colours) -> tuple:
-    """One of the encodings that singling out one label after the other leads to."""
+    """The encoding found by singling out the first candidate again and again."""
     colours = _refined(network, colours)
     while candidates := _candidates(network, colours):
         colours = _refined(network, _singled_out(colours, candidates[0]))
@@ -139,7 +150,10 @@ def _some_encoding(network: list[_Tensor], colours: Colours) -> tuple:
 
 
 def _candidates(network: list[_Tensor], colours: Colours) -> list[int]:
-    """Labels of the first class of several, one of each set of twins; none where all differ."""
+    """The labels of the first class with several members, a single label per set of twins.
+
+    The list is empty where all labels are told apart.
+    """
     members: dict[int, list[int]] = {}
     for label, colour in colours.items():
         members.setdefault(colour, []).append(label)
@@ -151,18 +165,19 @@ def _candidates(network: list[_Tensor], colours: Colours) -> list[int]:
 
 
 def _singled_out(colours: Colours, label: int) -> Colours:
-    """Colours in which a label comes just before the rest of its class."""
+    """The colours with a label put just before the rest of its class."""
     doubled = {x: 2 * colour for x, colour in colours.items()}
     doubled[label] -= 1
     return doubled
 
 
 def _encoding(network: list[_Tensor], colours: Colours) -> tuple:
+    """The sorted list of tensors with colours in the place of labels."""
     return tuple(sorted([(t.ref, *t.seen(colours)) for t in network]))
 
 
 def _occurrences(network: list[_Tensor], label: int) -> tuple[tuple[int, int], ...]:
-    """Where a label stands: numbers of tensors with the axis, -1 for all that exchange."""
+    """The occurrences of a label as pairs (tensor, axis), with axis -1 for exchangeable axes."""
     found: list[tuple[int, int]] = []
     for number, tensor in enumerate(network):
         found += [(number, axis) for axis, own in enumerate(tensor.fixed) if own == label]
@@ -171,9 +186,9 @@ def _occurrences(network: list[_Tensor], label: int) -> tuple[tuple[int, int], .
 
 
 def _refined(network: list[_Tensor], colours: Colours) -> Colours:
-    """Split classes of labels by where they occur until nothing splits any more.
+    """The colours after splitting classes by the occurrences of labels until no class splits.
 
-    Ranks of sorted signatures are the new colours; the old colour comes first in a signature, so
+    Ranks of sorted signatures are the new colours. A signature begins with the old colour, so
     classes split but never change their order.
     """
     count = len(set(colours.values()))

@@ -1,11 +1,11 @@
-"""Contraction paths from cotengra. In: labels and sizes of one product. Out: a few good routes.
+"""Contraction paths of a single product, found with cotengra.
 
-Several routes are returned because the one that is best for a product alone need not share most
-with the products beside it; `stage_search` picks. All depends on the arguments alone: cotengra's
-hyper-optimisers stop by the clock and start processes, so they are not used. Its greedy, optimal
-and seeded random-greedy searches are; they run in `cotengrust`, some thirty times as fast as in
-Python, which for three nonlinear layers, with thousands of products, is the difference between
-seconds and a minute.
+`routes` returns several routes, because the best route of a product alone need not share most with
+the other products of its stage; `search/stages` chooses among them. Routes depend on the arguments
+alone: cotengra's hyper-optimisers stop by the clock and start processes, so they are not used.
+Its greedy, optimal and seeded random-greedy searches are used. They run in `cotengrust`, some
+thirty times as fast as in Python: for three nonlinear layers, with thousands of products, the
+search takes seconds instead of a minute.
 """
 
 from __future__ import annotations
@@ -22,35 +22,39 @@ Labels = tuple[int, ...]
 
 
 Path = tuple[tuple[int, int], ...]
-"""SSA form: each step names two tensors, operands first, then the results of earlier steps."""
+"""A contraction path in SSA form.
+
+Each step names two tensors by number: operands first, then the results of earlier steps.
+"""
 
 
 OPTIMAL_UP_TO = 10
-"""Tensors for which every path is tried; beyond it paths are guessed and improved."""
+"""Largest number of tensors for which optimal paths are searched; longer products get
+random-greedy paths, of which the best are improved."""
 
 
 KEPT = 8
-"""Routes returned."""
+"""Most routes that a search returns."""
 
 
 SEEDS = 16
-"""Random-greedy searches. Each gives its best path; many short ones give more different paths, and
-so more to choose from, than few long ones."""
+"""Number of random-greedy searches. Each search gives its best path, so many short searches give
+more distinct paths than a few long searches."""
 
 
 TRIALS = 8
-"""Paths that a random-greedy search tries."""
+"""Number of paths that a random-greedy search tries."""
 
 
 class Route(NamedTuple):
     """A way to contract one product.
 
     Args:
-        path: The pairwise contractions.
-        chunks: Labels that it loops over to stay small.
-        multiplications: Scalar ones, all turns of the loop together.
-        price: What it costs, see `Cost.price`.
-        largest: Elements of the largest intermediate.
+        path: Pairwise contractions.
+        chunks: Labels of the loop that keeps intermediates small; empty for no loop.
+        multiplications: Scalar multiplications of all turns of the loop.
+        price: Price of all turns of the loop, see `Cost.price`.
+        largest: Elements of the largest intermediate in a turn.
     """
 
     path: Path
@@ -61,11 +65,11 @@ class Route(NamedTuple):
 
 
 class Cost(NamedTuple):
-    """What one product costs along one path.
+    """The cost of a product along a path.
 
     Args:
-        multiplications: Scalar ones.
-        written: Elements written to memory beyond the cache.
+        multiplications: Scalar multiplications.
+        written: Elements of intermediates too large for the cache.
         largest: Elements of the largest intermediate.
     """
 
@@ -75,12 +79,12 @@ class Cost(NamedTuple):
 
     @property
     def price(self) -> int:
-        """Multiplications, and those that could have been done while memory was written."""
+        """Multiplications, with every element written to memory counted as `WRITING` of them."""
         return self.multiplications + WRITING * self.written
 
 
 def version() -> str:
-    """Name and version of what searches; plans are kept under it."""
+    """Names and versions of the search tools, part of the keys of cached plans."""
     names = ("cotengra", "cotengrust")
     return ", ".join(f"{name} {importlib.metadata.version(name)}" for name in names)
 
@@ -93,18 +97,20 @@ def routes(
     effort: int,
     large: int,
 ) -> tuple[Route, ...]:
-    """Distinct routes of one product, the cheapest first.
+    """The distinct routes of a product, the cheapest first.
 
     Args:
-        inputs: Labels of every operand, once each, none of which is its own alone.
+        inputs: Labels of every operand. An operand has a label once, and every label is also on
+            another operand or in the output.
         output: Labels of the result.
-        items: Label and size, for every label.
-        effort: 0 gives one greedy path; 1 the optimal paths of few tensors, and some random-greedy
-            ones; 2 of many tensors also the best two of these, improved subtree by subtree.
-        large: Elements that no intermediate exceeds where chunks can prevent it.
+        items: Pairs (label, size) of all labels.
+        effort: Effort of the search. 0 gives a greedy path. 1 adds random-greedy paths, and optimal
+            paths of products of up to `OPTIMAL_UP_TO` tensors. 2 adds, for longer products, the two
+            best of these paths with their subtrees improved.
+        large: Elements beyond which intermediates are chunked where chunks can make them smaller.
 
     Returns:
-        Up to `KEPT` routes.
+        At most `KEPT` routes.
 
     Example:
         A chain of matrices of shapes (2, 9), (9, 9) and (9, 9) is contracted from its short end.
@@ -121,7 +127,7 @@ def routes(
         paths = _search(inputs, output, product, effort)
     distinct = list(dict.fromkeys(paths))
     if len(distinct) > KEPT:
-        # Chunking takes longer than searching: only what is cheap without has a chance with it.
+        # Chunking takes longer than searching, so only the cheapest paths without it are chunked.
         prices = {path: product.cost(path).price for path in distinct}
         distinct = sorted(distinct, key=prices.__getitem__)[: 2 * KEPT]
     found = [_routed(product, output, path, large) for path in distinct]
@@ -129,12 +135,14 @@ def routes(
 
 
 class LabelledProduct:
-    """One product, whose paths are priced. Sets of labels are bit masks: there are many paths.
+    """A product with the costs of its paths.
+
+    Sets of labels are bit masks, because very many paths are priced.
 
     Args:
         inputs: Labels of every operand.
         output: Labels of the result.
-        sizes: Of every label.
+        sizes: Size of every label.
 
     Example:
         >>> product = LabelledProduct([(0, 1), (1, 2)], (0, 2), {0: 2, 1: 3, 2: 5})
@@ -157,9 +165,9 @@ class LabelledProduct:
         return sum({self.bit[label] for label in labels})
 
     def steps(self, path: Path) -> tuple[tuple[int, int], ...]:
-        """Of every step of a path: the labels of both tensors, and those that their product keeps.
+        """The labels of both tensors, and the labels of their product, for every step of a path.
 
-        A label is kept as long as another tensor or the output has it.
+        A product keeps the labels that another tensor or the output has.
         """
         found = []
         pool = dict(enumerate(self.inputs))
@@ -173,13 +181,13 @@ class LabelledProduct:
         return tuple(found)
 
     def cost(self, path: Path, chunks: Labels = ()) -> Cost:
-        """What it costs along a path, of which one turn of a loop over `chunks`."""
+        """The cost of the product along a path, or of one turn where `chunks` are looped over."""
         return self.cost_of(self.steps(path), chunks)
 
     def cost_of(self, steps: Iterable[tuple[int, int]], chunks: Labels = ()) -> Cost:
-        """As `cost`, of the steps of a path."""
+        """The cost of the steps of a path, or of one turn where `chunks` are looped over."""
         inside = ~self._mask(chunks)
-        known = self._elements  # read here: three layers ask for six million sizes
+        known = self._elements  # cached sizes: a model of three layers asks for six million
         multiplications, written, largest = 0, 0, 0
         for both, kept in steps:
             multiplications += known.get(both & inside) or self._size(both & inside)
@@ -191,7 +199,7 @@ class LabelledProduct:
         return Cost(multiplications, written, largest)
 
     def _size(self, mask: int) -> int:
-        """Elements of a tensor with the labels of a mask."""
+        """The number of elements of a tensor with the labels of a mask."""
         size = math.prod(n for label, n in self.sizes.items() if self.bit[label] & mask)
         self._elements[mask] = size
         return size
@@ -200,7 +208,7 @@ class LabelledProduct:
 def _search(
     inputs: Sequence[Labels], output: Labels, product: LabelledProduct, effort: int
 ) -> list[Path]:
-    """Paths by cotengra's basic searches; its functions take labels as letters."""
+    """The paths of a product by cotengra's basic searches, which take labels as letters."""
     import cotengrust
 
     count = len(inputs)
@@ -213,7 +221,7 @@ def _search(
     if count <= OPTIMAL_UP_TO:
         best = cotengrust.optimize_optimal(letters, out, size, use_ssa=True)
         paths.append(_pairs(best, count))
-        # Of several optimal paths the first is returned: from the other end it is another one.
+        # cotengra returns the first of several optimal paths; reversed operands give another path.
         mirrored = cotengrust.optimize_optimal(letters[::-1], out, size, use_ssa=True)
         paths.append(tuple(_mirrored(_pairs(mirrored, count), count)))
     for seed in range(SEEDS):
@@ -228,9 +236,11 @@ def _search(
 
 
 def _routed(product: LabelledProduct, output: Labels, path: Path, large: int) -> Route:
-    """A path, chunked until its intermediates fit.
+    """The route along a path, with chunks added until its intermediates fit.
 
-    It loops over the label that leaves the least work, one more at a time.
+    Each round adds a label to the loop: the label of the lowest price where a label makes the
+    intermediates fit, else the label of the smallest intermediates. The route keeps large
+    intermediates where no label makes them smaller.
     """
     chunks: Labels = ()
     steps = product.steps(path)
@@ -258,7 +268,7 @@ def _routed(product: LabelledProduct, output: Labels, path: Path, large: int) ->
 
 
 def _reconfigured(letters: list[list[str]], out: list[str], size: dict, path: Path) -> Path:
-    """A path with its subtrees of up to eight tensors replaced by optimal ones."""
+    """The path with its subtrees of up to eight tensors replaced by optimal subtrees."""
     import cotengra
 
     tree = cotengra.ContractionTree.from_path(letters, out, size, ssa_path=path)
@@ -267,12 +277,12 @@ def _reconfigured(letters: list[list[str]], out: list[str], size: dict, path: Pa
 
 
 def _letter(label: int) -> str:
-    return chr(0x100 + label)
+    return chr(0x100 + label)  # there are more labels than ASCII letters
 
 
 def _pairs(path: Sequence[Sequence[int]], count: int) -> Path:
-    """A path without the steps of a single tensor, which cotengra's simplifications insert."""
-    number = list(range(count))  # of every tensor of the path, the number that it has without them
+    """The path without the steps of a single tensor, which cotengra's simplifications insert."""
+    number = list(range(count))  # new number of every tensor, after the steps left out
     steps: list[tuple[int, int]] = []
     for step in path:
         tensors = [number[tensor] for tensor in step]
@@ -286,7 +296,7 @@ def _pairs(path: Sequence[Sequence[int]], count: int) -> Path:
 
 
 def _mirrored(path: Path, count: int) -> Iterator[tuple[int, int]]:
-    """A path of operands in reverse order, for the operands in order."""
+    """The path for operands in order, from a path for the operands in reverse order."""
     for one, two in path:
         yield (
             count - 1 - one if one < count else one,

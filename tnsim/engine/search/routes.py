@@ -1,13 +1,13 @@
-"""One product in a builder. In: values with labels, a route. Out: their product along the route.
+"""Products along routes, and the choice of a route for every product of a stage.
 
-Each operand is first reduced on its own: repeated labels become a diagonal, labels that nobody else
-has are summed over. What is left is the product's *structure*, by which routes are found.
+`product` contracts values of a `Builder` along a route. Each operand is first reduced on its own:
+repeated labels become a diagonal, and labels that no other operand and no output has are summed
+over. The labels and sizes of the reduced operands are the *structure* of the product, which its
+routes depend on.
 
-[merged from engine/route_search]
-Routes for the products of a stage. In: a numbered stage. Out: routes, and which way to write it.
-
-Effort follows cost. Every product gets a greedy path, in each way in which its term is written;
-only those that matter are searched again, harder.
+`RouteSearch` finds the routes of a stage. Effort follows cost: every product gets a greedy path, in
+each way in which its term may be written, and only products that matter for the price of the stage
+are searched again, harder.
 """
 
 from __future__ import annotations
@@ -24,16 +24,17 @@ from tnsim.engine.search.paths import Path, Route
 from tnsim.engine.search.sharing import Builder, Label, Use, program_of
 
 Structure = tuple[tuple[tuple[int, ...], ...], tuple[int, ...], tuple[tuple[int, int], ...]]
-"""Labels of each reduced operand, labels of the output, label and size of each; labels numbered."""
+"""The labels of each reduced operand, the labels of the output, and pairs (label, size) of all
+labels, where labels are numbers."""
 
 
 def structure(
     operands: Sequence[tuple[tuple[Label, ...], tuple[int, ...]]], output: tuple[Label, ...]
 ) -> Structure:
-    """What routes of a product depend on.
+    """The structure of a product, which its routes depend on.
 
     Args:
-        operands: Labels and shape of each.
+        operands: Labels and shape of each operand.
         output: Labels of the result.
 
     Example:
@@ -59,10 +60,11 @@ def product(
     """The product of values, contracted pairwise along a route.
 
     Args:
-        builder: Has the values, and gets the product.
-        uses: The operands.
+        builder: Builder of the values and of their product.
+        uses: Operands of the product.
         output: Labels of the result.
-        route: Called for products of two operands and more.
+        route: Function from the structure of a product to its route, called for two and more
+            operands.
     """
     of = structure([(use.labels, builder.values[use.value].shape) for use in uses], output)
     kept = _reduced([use.labels for use in uses], output)
@@ -82,7 +84,7 @@ def product(
 def _reduced(
     operands: Sequence[tuple[Label, ...]], output: tuple[Label, ...]
 ) -> list[tuple[Label, ...]]:
-    """Labels of each operand, once each, without those that no other operand and no output has."""
+    """The labels of each operand that another operand or the output has, each label once."""
     readers: dict[Label, int] = {}
     for labels in (*operands, output):
         for label in set(labels):
@@ -94,7 +96,7 @@ def _reduced(
 
 
 def _numbers(operands: Sequence[tuple[Label, ...]]) -> dict[Label, int]:
-    """Numbers for labels, by first use."""
+    """The number of every label, in the order of first use."""
     numbers: dict[Label, int] = {}
     for labels in operands:
         for label in labels:
@@ -103,14 +105,14 @@ def _numbers(operands: Sequence[tuple[Label, ...]]) -> dict[Label, int]:
 
 
 def _along(builder: Builder, uses: Sequence[Use], output: tuple[Label, ...], path: Path) -> Use:
-    """Pairwise contractions in the order of a path."""
+    """The product of values by pairwise contractions in the order of a path."""
     pool = dict(enumerate(uses))
     place = {label: n for n, label in enumerate(output)}
     for step, (one, two) in enumerate(path):
         pair = pool.pop(one), pool.pop(two)
         needed = set(output).union(*(use.labels for use in pool.values()))
         kept = [label for label in pair[0].labels + pair[1].labels if label in needed]
-        # In the order of the result, so that what is multiplied and added up needs no transposes.
+        # Labels stand in the order of the result, so that products and sums need no transposes.
         kept = sorted(dict.fromkeys(kept), key=lambda label: place.get(label, len(place)))
         pool[len(uses) + step] = builder.contract(pair, kept)
     (result,) = pool.values()
@@ -124,7 +126,7 @@ def _in_chunks(
     path: Path,
     chunks: tuple[Label, ...],
 ) -> Use:
-    """The product as a loop over the labels `chunks`, its body contracted along the path."""
+    """The product of values as a loop over `chunks`, with a body contracted along a path."""
     numbers = _numbers([use.labels for use in uses])
     sizes: dict[Label, int] = {}
     inner = Builder()
@@ -151,43 +153,59 @@ Shapes = tuple[tuple[int, ...], ...]
 
 
 Choices = tuple[tuple[int, tuple], ...]
-"""How a sum is written. For every term: 0, its own product, or n, the n-th of the sums that it may
-be instead; and how that sum is written."""
+"""The way in which a sum is written, as a pair (number, choices) per term.
+
+Number 0 is the product of the term, n its n-th alternative; the choices say how that alternative is
+written.
+"""
 
 
 FEW = 12
-"""Products of a stage up to which every one is searched."""
+"""Number of terms up to which all products of a stage are searched a second time."""
 
 
 WORTH_SEARCHING = 10**8
-"""Price of a stage from which on it is searched harder: some milliseconds."""
+"""Price from which on a stage of more terms is searched again; it is some milliseconds of work."""
 
 
 MATTERS, HEAVY = 2e-4, 2e-3
-"""Shares of the stage's price from which on a term is searched a second and a third time."""
+"""Shares of a stage's price from which on a term is searched a second and a third time."""
 
 
 GAINS, SAVES = 10**6, 3 * 10**7
-"""Prices of a term from which on these searches, of 6 and 50 ms, are won back in some 50 runs."""
+"""Prices from which on a term is searched a second and a third time.
+
+These searches take 6 and 50 ms, which cheaper routes of such a term save within some 50 runs.
+"""
 
 
 HOPELESS = 64
-"""How many times as dear as the cheapest way another may look and still be searched again."""
+"""Ratio to the cheapest way of a term beyond which another way is not searched again."""
 
 
 @dataclass(frozen=True)
 class _Candidate:
-    """A term as its product's structure, and the sums that it may be instead."""
+    """A term of a stage with the structures of all its products.
+
+    Args:
+        key: Structure of the term's own product.
+        sums: Terms of each alternative.
+    """
 
     key: Structure
     sums: tuple[tuple[_Candidate, ...], ...]
 
 
 class RouteSearch:
-    """Routes found so far, by the structure of the product, and the one chosen for each.
+    """The routes of products by structure, and the route chosen for each product.
 
     Args:
-        large: Elements that no intermediate exceeds where chunks can prevent it.
+        large: Elements beyond which intermediates are chunked where chunks can make them smaller.
+
+    Attributes:
+        found: Routes of every structure, the cheapest first.
+        effort: Effort of the search of every structure.
+        chosen: Position of the chosen route in `found`; structures without a choice take the first.
     """
 
     def __init__(self, large: int) -> None:
@@ -197,30 +215,32 @@ class RouteSearch:
         self.chosen: dict[Structure, int] = {}
 
     def look(self, key: Structure, effort: int) -> None:
-        """Search a product unless it has been searched as hard."""
+        """Search routes of a product unless they were searched with this effort or more."""
         if self.effort.get(key, -1) < effort:
             self.found[key] = paths.routes(*key, effort, self.large)
             self.effort[key] = effort
 
     def best(self, key: Structure) -> Route:
-        """The cheapest route of a product."""
+        """The cheapest route found for a product."""
         self.look(key, 0)
         return self.found[key][0]
 
     def pick(self, key: Structure) -> Route:
-        """The route chosen for a product; the cheapest, unless another was put in its place."""
+        """The route chosen for a product, which is the cheapest without another choice."""
         self.look(key, 0)
         return self.found[key][self.chosen.get(key, 0)]
 
     def cheapest_ways(self, stage: Stage, shapes: Shapes) -> tuple[Choices, ...]:
-        """Search all terms of a stage in all ways, harder where the stage's cost lies.
+        """The cheapest ways to write a stage, after a search of all its products.
+
+        Products are searched harder where they matter for the price of the stage.
 
         Args:
-            stage: Its inputs are named in0, in1, ...
-            shapes: Of the inputs.
+            stage: Stage with inputs named in0, in1, ...
+            shapes: Shapes of the inputs.
 
         Returns:
-            For every definition, the cheapest way to write it.
+            The cheapest way to write each definition.
         """
         sums = list(_candidates(stage, shapes))
         every = [candidate for terms in sums for candidate in terms]
@@ -237,7 +257,7 @@ class RouteSearch:
         return tuple(tuple(self._way(candidate) for candidate in terms) for terms in sums)
 
     def _search_again(self, candidate: _Candidate, effort: int, least: float) -> None:
-        """Search a term harder if it costs at least so much, in the ways that may be cheapest."""
+        """Search a term of price `least` or more again, in the ways that may become cheapest."""
         price = self._price(candidate)
         if price < least:
             return
@@ -249,14 +269,16 @@ class RouteSearch:
                     self._search_again(term, effort, least)
 
     def _prices(self, candidate: _Candidate) -> list[int]:
-        """What a term costs in each way."""
+        """The price of a term in each way: its own product first, then its alternatives."""
         own = self.best(candidate.key).price
         return [own, *(sum(map(self._price, terms)) for terms in candidate.sums)]
 
     def _price(self, candidate: _Candidate) -> int:
+        """The price of a term in its cheapest way."""
         return min(self._prices(candidate))
 
     def _way(self, candidate: _Candidate) -> tuple[int, Choices]:
+        """The cheapest way to write a term."""
         prices = self._prices(candidate)
         number = prices.index(min(prices))
         terms = candidate.sums[number - 1] if number else ()
@@ -264,11 +286,12 @@ class RouteSearch:
 
 
 def written(definition: Definition, ways: Choices) -> Definition:
-    """The definition with every term in the way chosen for it."""
+    """The definition with every term written in the chosen way, without alternatives."""
     return dataclasses.replace(definition, terms=tuple(_chosen(definition.terms, ways)))
 
 
 def _chosen(terms: Sequence[Term], ways: Choices, weight: float = 1.0) -> Iterator[Term]:
+    """The products of some terms in the chosen ways, with all weights multiplied by `weight`."""
     for term, (number, inner) in zip(terms, ways, strict=True):
         if number == 0:
             yield Term(weight * term.weight, term.operands)
@@ -277,15 +300,15 @@ def _chosen(terms: Sequence[Term], ways: Choices, weight: float = 1.0) -> Iterat
 
 
 def shape_of(definition: Definition, sizes: dict[str, tuple[int, ...]]) -> tuple[int, ...]:
-    """Shape of a definition, from the shapes of what it names."""
+    """The shape of a definition, from the shapes of the arrays that it reads, by name."""
     known: dict[str, int] = {}
-    for operand in definition.terms[0].operands:
+    for operand in definition.terms[0].operands:  # every term has all indices of the definition
         known |= zip(operand.indices, sizes[operand.name], strict=True)
     return tuple(known[index] for index in definition.indices)
 
 
 def _candidates(stage: Stage, shapes: Shapes) -> Iterator[tuple[_Candidate, ...]]:
-    """The terms of every definition of a stage as candidates."""
+    """The terms of each definition of a stage as candidates."""
     sizes = {f"in{n}": shape for n, shape in enumerate(shapes)}
 
     def key(operands: tuple[Operand, ...], indices: tuple[str, ...]) -> Structure:

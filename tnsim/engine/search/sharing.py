@@ -1,14 +1,12 @@
-"""Values under construction, each distinct one once. In: products and sums. Out: a program.
+"""A program under construction, in which every distinct value is computed once.
 
-A `Builder` numbers values. A contraction is known by the canonical form of the network it stands
-for, so the same sub-network reached twice, in another diagram or another order, is one value. What
-no output reaches is left out in the end.
+A `Builder` numbers values. A contraction is identified by the canonical form of the network that it
+stands for, so a sub-network reached twice, in another diagram or in another order, is a single
+value. `program_of` makes a program of the values that the outputs need.
 
-[merged from engine/factoring]
-Sums with common factors taken out. In: weighted values of a builder. Out: one value.
-
-The distributive law, greedily: of all factors that several summands share, the one that saves most
-multiplications is taken out, the rest is added up in the same way, and the sum is multiplied once.
+`total` is a sum of values with common factors taken out. It applies the distributive law greedily:
+of all factors that several summands share, the factor that saves most multiplications is taken out,
+the rests are added up in the same way, and their sum is multiplied by the factor once.
 """
 
 from __future__ import annotations
@@ -28,7 +26,7 @@ Label = int | str
 
 
 Forms = dict[tuple, tuple]
-"""Canonical forms of networks, by what `canonical` was asked."""
+"""Results of `canonical`, by its arguments."""
 
 
 class Use(NamedTuple):
@@ -47,14 +45,14 @@ class WeightedValue(NamedTuple):
 
 @dataclass(frozen=True)
 class Value:
-    """One array of a program.
+    """An array of a program.
 
     Args:
-        shape: Its sizes.
-        atoms: The network that it stands for, over values that are not products.
-        axes: The labels in that network of its axes.
-        operation: What computes it; None for an input.
-        cost: Scalar multiplications of that operation.
+        shape: Sizes of the axes.
+        atoms: Network that the value stands for, over values that are not products.
+        axes: Labels of the axes in the network.
+        operation: Operation that computes the value; None for an input.
+        cost: Scalar multiplications of the operation.
     """
 
     shape: tuple[int, ...]
@@ -65,16 +63,18 @@ class Value:
 
 
 class Builder:
-    """Values of one program under construction.
+    """The values of a program under construction.
 
     Args:
-        forms: Canonical forms that are known already; several attempts at a stage share them.
+        forms: Known canonical forms, which several attempts at a stage share.
 
     Attributes:
-        values: All that were made, by number.
-        exchangeable: Of inputs and sums, how many axes, the last ones, may be exchanged.
+        values: Values by number.
+        exchangeable: Number of last axes that may be exchanged, for inputs, sums and loops.
 
     Example:
+        A product is found again with its factors in another order and under other labels.
+
         >>> builder = Builder()
         >>> a, b = builder.atom((2, 3)), builder.atom((3, 2))
         >>> one = builder.contract([Use(a, ("i", "j")), Use(b, ("j", "k"))], ["i", "k"])
@@ -99,7 +99,7 @@ class Builder:
         operation: Operation | None = None,
         cost: int = 0,
     ) -> int:
-        """The number of a new value that is not taken apart: an input, a sum, a loop."""
+        """The number of a new value that is a network of its own: an input, a sum or a loop."""
         number = len(self.values)
         axes = tuple(range(len(shape)))
         self.values.append(Value(shape, ((number, axes),), axes, operation, cost))
@@ -110,11 +110,12 @@ class Builder:
         """The product of one or two values, summed over labels that are not in the output.
 
         Args:
-            uses: The factors.
-            output: Labels that stay, in any order.
+            uses: Factors of the product.
+            output: Labels of the product, in any order.
 
         Returns:
-            The product, with the labels `output`, in the order in which it was first asked for.
+            The product, with the labels `output` in the order in which its axes stand: the order of
+            the first request for this product.
         """
         uses, output = tuple(uses), tuple(output)
         numbers: dict[Label, int] = {}
@@ -130,7 +131,7 @@ class Builder:
         return Use(value, tuple([names[number] for number in order]))
 
     def _product(self, factors: tuple[Tensor, ...], output: Labels) -> Tensor:
-        """A product of numbered labels: looked up by its canonical form, or made."""
+        """The value of a product and the label of each axis; equal products are one value."""
         atoms = tuple(self._atoms_of(factors))
         alike = tuple([self.exchangeable[ref] for ref, _ in atoms])
         form = atoms, frozenset(output), alike
@@ -144,14 +145,14 @@ class Builder:
             sizes = self.sizes(operation)
             shape = tuple(sizes[label] for label in output)
             cost = math.prod(sizes.values()) if len(factors) == 2 else 0
-            # The axes stand as the first who asked wants them, by their place in canonical order.
+            # The axes stand as first requested; other requests find them by canonical order.
             self._products[key] = len(self.values), tuple(order.index(x) for x in output)
             self.values.append(Value(shape, atoms, output, operation, cost))
         number, places = self._products[key]
         return number, tuple(order[place] for place in places)
 
     def _atoms_of(self, factors: tuple[Tensor, ...]) -> Iterator[Tensor]:
-        """The network of a product: those of its factors, joined at their axes."""
+        """The network of a product: the networks of its factors, joined at their axes."""
         used = [label for _, labels in factors for label in labels]
         fresh = itertools.count(1 + max(used, default=-1))
         for number, axes in factors:
@@ -159,7 +160,7 @@ class Builder:
             names = dict(zip(value.axes, axes, strict=True))
             for ref, labels in value.atoms:
                 for label in labels:
-                    if label not in names:
+                    if label not in names:  # a label summed within the factor
                         names[label] = next(fresh)
                 yield ref, tuple([names[label] for label in labels])
 
@@ -174,7 +175,7 @@ class Builder:
         return Use(self.computed(Operation("sum", args, labels, axes, weights)), output)
 
     def computed(self, operation: Operation, cost: int = 0) -> int:
-        """The number of an operation's result that is not taken apart; equal ones are one value."""
+        """The number of the value of a sum or loop; equal operations are one value."""
         if operation not in self._known:
             sizes = self.sizes(operation)
             shape = tuple(sizes[label] for label in operation.output)
@@ -189,7 +190,7 @@ class Builder:
         return sizes
 
     def symmetries(self, number: int) -> list[tuple[int, int]]:
-        """Pairs of axes that a value is symmetric in."""
+        """The pairs of axes in which a value is symmetric."""
         if number not in self._symmetries:
             value = self.values[number]
             found = exchanges(value.atoms, value.axes, self.exchangeable.__getitem__)
@@ -197,18 +198,18 @@ class Builder:
         return self._symmetries[number]
 
     def ordered(self, use: Use, output: tuple[Label, ...]) -> Use:
-        """The same value with its axes in a given order."""
+        """The value with its axes in a given order."""
         return use if use.labels == output else self.sum([WeightedValue(1.0, use)], output)
 
 
 def program_of(builder: Builder, outputs: list[int], inputs: int, **scaling: Any) -> Program:
-    """Everything that the outputs need, renumbered: the inputs, then operations in order.
+    """The program that computes some values of a builder, with only the operations they need.
 
     Args:
-        builder: Has the values.
-        outputs: Those that the program hands out.
-        inputs: How many values, the first ones, the program is given.
-        scaling: The other fields of `Program`.
+        builder: Builder of the values.
+        outputs: Numbers of the values that the program gives.
+        inputs: Number of first values that are the inputs of the program.
+        scaling: Other fields of `Program`.
     """
     needed = [number for number in reachable(builder, outputs) if number >= inputs]
     numbers = {number: number for number in range(inputs)}
@@ -228,9 +229,9 @@ def program_of(builder: Builder, outputs: list[int], inputs: int, **scaling: Any
 
 
 def _as_it_stands(builder: Builder, product: Operation) -> Operation:
-    """A product that reads large symmetric arguments along the axes that need no copy.
+    """The product with its large symmetric arguments read along axes that need no copy.
 
-    Where X[i, j] = X[j, i], `sum_i X[i, j] Y[i]` reads rows as well as columns.
+    Where X[i, j] = X[j, i], `sum_i X[i, j] Y[i]` may read rows of X instead of columns.
     """
     sizes = builder.sizes(product)
     for place, arg in enumerate(product.args):
@@ -248,7 +249,7 @@ def _as_it_stands(builder: Builder, product: Operation) -> Operation:
 
 
 def price(builder: Builder, outputs: Iterable[int]) -> int:
-    """What everything that the outputs need costs, in the measure of `pathfinding.Cost.price`."""
+    """The price of everything that the outputs need, in the measure of `paths.Cost.price`."""
     total = 0
     for number in reachable(builder, outputs):
         value = builder.values[number]
@@ -260,7 +261,10 @@ def price(builder: Builder, outputs: Iterable[int]) -> int:
 
 
 def reachable(builder: Builder, outputs: Iterable[int]) -> list[int]:
-    """Values that the outputs need, arguments before results, depth first to keep few alive."""
+    """The numbers of all values that the outputs need, arguments before results.
+
+    The order is depth first, so that few values are alive at once.
+    """
     order: dict[int, None] = {}
 
     def visit(number: int) -> None:
@@ -280,10 +284,10 @@ class _Factor(NamedTuple):
     """A summand read as a factor times a rest.
 
     Args:
-        factor: Under names of summed labels that other summands share.
-        rest: What the factor is multiplied by.
+        factor: Factor, with names for summed labels that do not depend on the summand.
+        rest: Cofactor: the summand is the product of factor and rest.
         output: Labels of the summand.
-        cost: Multiplications of the product.
+        cost: Scalar multiplications of the product.
     """
 
     factor: Use
@@ -293,12 +297,13 @@ class _Factor(NamedTuple):
 
 
 def total(builder: Builder, items: Iterable[WeightedValue], output: tuple[Label, ...]) -> Use:
-    """The sum of weighted values, common factors taken out.
+    """The sum of weighted values, with common factors taken out.
 
     Args:
-        builder: Has the values, and gets the sum.
-        items: The summands; their labels are those of the output.
-        output: Order of the axes where the result is a sum; a single product keeps its own.
+        builder: Builder of the values and of their sum.
+        items: Summands, with the labels of the output.
+        output: Order of the axes of the result, unless it is a single product, which has an order
+            of its own.
     """
     items = _merged(items)
     while len(items) > 1:
@@ -317,18 +322,18 @@ def total(builder: Builder, items: Iterable[WeightedValue], output: tuple[Label,
 
 
 def _merged(items: Iterable[WeightedValue]) -> list[WeightedValue]:
-    """One item per value, with the sum of its weights."""
+    """The summands with equal values merged and weights of zero left out."""
     weights: dict[Use, float] = {}
     for weight, use in items:
         weights[use] = weights.get(use, 0.0) + weight
     left = [WeightedValue(weight, use) for use, weight in weights.items() if weight != 0.0]
     if left:
         return left
-    return [WeightedValue(0.0, use) for use in weights][:1]  # where all cancels, zero has a shape
+    return [WeightedValue(0.0, use) for use in weights][:1]  # a zero that has the right shape
 
 
 def _most_saving(builder: Builder, items: list[WeightedValue]) -> dict[int, _Factor]:
-    """The items that share the factor worth most, read as that factor times their rests."""
+    """The items that share the most saving factor, by number, each read as factor times rest."""
     groups: dict[tuple, dict[int, _Factor]] = {}
     for n, item in enumerate(items):
         for factor in _factors(builder, item.use):
@@ -337,7 +342,8 @@ def _most_saving(builder: Builder, items: list[WeightedValue]) -> dict[int, _Fac
     best: dict[int, _Factor] = {}
     saved = -1
     for group in groups.values():
-        # All products but one are saved; as they may differ in cost, all but an average one.
+        # All products but one are saved: products may differ in cost, so the sum of all costs
+        # less their average. This is len(group) times that sum, which favours large groups.
         saving = (len(group) - 1) * sum(factor.cost for factor in group.values())
         if len(group) > 1 and saving > saved:
             best, saved = group, saving
@@ -345,14 +351,14 @@ def _most_saving(builder: Builder, items: list[WeightedValue]) -> dict[int, _Fac
 
 
 def _factors(builder: Builder, use: Use) -> Iterator[_Factor]:
-    """The ways to read a value as factor times rest, in names that other summands share."""
+    """The ways to read a value as factor times rest, under names that other summands share."""
     value = builder.values[use.value]
     operation = value.operation
     if operation is None or operation.kind != "contract" or len(operation.args) != 2:
         return
     outer = dict(zip(operation.output, use.labels, strict=True))
-    # A summed label is named after its position in the factor, with more primes than any outer
-    # label has, so that it is none of those.
+    # A summed label is named after its position in the factor, which other summands share, with
+    # more primes than any outer label, so that the two differ.
     primes = "'" * (1 + max((str(label).count("'") for label in use.labels), default=0))
     for one, two in ((0, 1), (1, 0)):
         names = dict(outer)

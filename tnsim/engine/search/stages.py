@@ -1,15 +1,14 @@
-"""A stage put together under a choice of routes. In: a stage, routes. Out: values, and their price.
+"""The cheapest program of a stage.
 
-A definition with indices `over` may be computed in loops over them, one inside another. What leads
-to it and has an axis for the index of a loop is computed inside, where no value has this axis. The
-values of a turn are then small enough to stay in a cache, and turns can run at once.
+`Assembly` puts a stage together under a choice of routes. A definition with `loop_indices` may be
+computed in nested loops over them. Every definition that leads to it and has an axis for the index
+of a loop is computed inside the loop, where no value has this axis. The values of a turn are then
+small enough to stay in a cache, and turns can run at once.
 
-[merged from engine/stage_search]
-The cheapest assembly of a stage. In: a numbered stage. Out: a `Program`.
-
-Routes are searched product by product (`route_search`), and what products have in common is shared
-(`assembly`). A stage of few products is then tuned as a whole, by coordinate descent over the
-routes of its dearest products: the best path for one alone need not share most with the others.
+`build_program` searches routes product by product (see `routes`), and the assembly shares what
+products have in common (see `sharing`). A stage of few products is then tuned as a whole, by
+coordinate descent over the routes of its dearest products: the best path of a product alone need
+not share most with the other products.
 """
 
 from __future__ import annotations
@@ -36,29 +35,30 @@ from tnsim.engine.search.routes import (
 from tnsim.engine.search.sharing import Builder, Forms, Use, WeightedValue, price, program_of, total
 
 Axes = dict[str, int]
-"""Names, and which of their axes is that of a loop."""
+"""The axis of a loop's index in each array that has the index, by name."""
 
 
 MOST_TURNS = 4
-"""Turns of a loop that may run at once: more need more memory, and use the cores little better."""
+"""Most turns of a loop that run at once: more turns need more memory and use the cores little
+better."""
 
 
 class Assembly:
-    """One assembly of a stage under a choice of routes.
+    """A stage put together under a choice of routes.
 
     Args:
-        stage: Its inputs are named in0, in1, ...
-        shapes: Of the inputs.
-        exchangeable: Of each input, how many axes, the last ones, may be exchanged.
-        pick: The route of a product.
-        forms: Canonical forms, shared by attempts at one stage.
-        room: Where given, definitions with indices `over` become loops over them, and as many turns
-            of a loop may run at once as stay within so many elements.
+        stage: Stage with inputs named in0, in1, ...
+        shapes: Shapes of the inputs.
+        exchangeable: Number of last axes of each input that may be exchanged.
+        pick: Function from the structure of a product to its route.
+        forms: Canonical forms, shared by attempts at a stage.
+        room: Elements that the turns of a loop running at once may take. Definitions with
+            `loop_indices` become loops; None for no loops.
 
     Attributes:
-        keys: Products that were contracted along a route, in order.
-        unshared: Multiplications of all products contracted one by one.
-        price: Of the whole, in the measure of `pathfinding.Cost.price`.
+        keys: Structures of the products contracted along a route, in order.
+        unshared: Scalar multiplications of all products contracted one by one.
+        price: Price of the whole stage, in the measure of `paths.Cost.price`.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class Assembly:
         self.price = price(self.builder, self.outputs)
 
     def route(self, key: Structure) -> Route:
-        """The route of a product; takes down that it was asked for."""
+        """The route of a product, which is recorded in `keys` and `unshared`."""
         route = self.pick(key)
         self.keys[key] = None
         self.unshared += route.multiplications
@@ -94,9 +94,10 @@ class Assembly:
     def add(
         self, builder: Builder, values: dict[str, int], definitions: Sequence[Definition]
     ) -> None:
-        """The values of definitions, in order; `values` has those of the names that they read."""
+        """Add the values of definitions to `values`, which has all names that they read."""
         for definition in definitions:
-            # What only a loop needs is not reached from an output, and is left out.
+            # A loop computes its own copies of what leads to it. Values made here for the same
+            # definitions are left out by `program_of` where no output needs them.
             is_loop = self.room is not None and definition.loop_indices
             make = self.loop if is_loop else self.value
             values[definition.name] = make(builder, values, definition, definitions)
@@ -108,7 +109,7 @@ class Assembly:
         definition: Definition,
         _: Sequence[Definition],
     ) -> int:
-        """The sum of a definition's terms as one value of a builder that has the values named."""
+        """The number of the value of a definition: the sum of its terms, without a loop."""
         items = []
         for term in definition.terms:
             uses = [Use(values[o.name], o.indices) for o in term.operands]
@@ -127,10 +128,10 @@ class Assembly:
         definition: Definition,
         definitions: Sequence[Definition],
     ) -> int:
-        """A definition added up over the first of its indices `over`.
+        """The number of the value of a definition, added up over the first of its `loop_indices`.
 
-        Everything that leads to it and has an axis for the index is computed once per turn, inside,
-        where the definition may be added up over the next index.
+        Everything that leads to the definition and has an axis for the index is computed in the
+        body, once per turn. In the body the definition may loop over its next index.
         """
         axes = leading(definitions, definition)
         chain = [_without(d, axes) for d in definitions if d.name in axes]
@@ -164,12 +165,12 @@ class Assembly:
         return builder.computed(operation, turns * body.multiplications)
 
     def together(self, body: Program, turns: int) -> int:
-        """How many turns of an outermost loop may run at once."""
-        assert self.room is not None  # else there are no loops
+        """The number of turns of an outermost loop that may run at once."""
+        assert self.room is not None  # without room there are no loops
         return max(1, min(turns, MOST_TURNS, self.room // peak_elements(body)))
 
     def program(self) -> Program:
-        """All that the stage's outputs need, and what renormalises them."""
+        """The program of the stage's outputs, with the scales that renormalise them."""
         stage = self.stage
         position = {definition.name: n for n, definition in enumerate(stage.outputs)}
         scales, number = [], {}
@@ -191,10 +192,17 @@ class Assembly:
 
 
 def leading(definitions: Sequence[Definition], definition: Definition) -> Axes:
-    """What leads to a definition and has an axis for the first of its indices `over`.
+    """The arrays that lead to a definition and have an axis for the first of its `loop_indices`.
+
+    Args:
+        definitions: Definitions of the stage.
+        definition: Definition with `loop_indices`.
 
     Returns:
-        Names, those of inputs too, and which of their axes it is.
+        Axis of the index by name, for definitions and inputs of the stage.
+
+    Raises:
+        ValueError: For an array that has the index along two axes.
     """
     steps = {d.name: d for d in definitions if not d.kept}
     axes: Axes = {}
@@ -214,23 +222,23 @@ def leading(definitions: Sequence[Definition], definition: Definition) -> Axes:
 
 
 def _without(definition: Definition, axes: Axes) -> Definition:
-    """The definition at one value of the index: that axis is gone from it and from all it reads."""
+    """The definition at one value of an index, without the axes of that index."""
     terms = []
     for term in definition.terms:
         operands = [Operand(o.name, _dropped(o.indices, axes.get(o.name))) for o in term.operands]
         terms.append(Term(term.weight, tuple(operands)))
     indices = _dropped(definition.indices, axes.get(definition.name))
-    # The last axes need not be the exchangeable ones any more.
+    # The dropped axis may be an exchangeable axis, so the number of them no longer holds.
     return dataclasses.replace(definition, indices=indices, terms=tuple(terms), exchangeable=0)
 
 
 def _dropped(items: tuple, place: int | None) -> tuple:
-    """All items but the one in that place."""
+    """The items without the item at a position, all items where the position is None."""
     return items if place is None else items[:place] + items[place + 1 :]
 
 
 def _names_read(definitions: list[Definition]) -> list[str]:
-    """Names that definitions read and do not define, by first use."""
+    """The names that definitions read and do not define, in the order of first use."""
     own = {definition.name for definition in definitions}
     names: dict[str, None] = {}
     for definition in definitions:
@@ -240,29 +248,31 @@ def _names_read(definitions: list[Definition]) -> list[str]:
 
 
 SMALL_STAGE = 60
-"""Products up to which a stage is tuned: each attempt puts the whole stage together again."""
+"""Number of terms up to which a stage is tuned: each attempt puts the whole stage together
+again."""
 
 
 MAX_ATTEMPTS = 100
+"""Most assemblies that the tuning of a stage tries."""
 
 
 TURNS_ROOM = 8
-"""Elements of the turns of a loop that run at once, in units of what counts as `large`."""
+"""Elements that the turns of a loop running at once may take, in multiples of `large`."""
 
 
 NEGLIGIBLE = 0.01
-"""Share of a stage's price below which a product's route is not tuned."""
+"""Share of a stage's price below which the route of a product is not tuned."""
 
 
 def build_program(
     stage: Stage, shapes: Shapes, exchangeable: tuple[int, ...], large: int
 ) -> Program:
-    """Search routes for every product of a stage and assemble them with what they share.
+    """The cheapest program of a stage that the search finds.
 
     Args:
-        stage: Its inputs are named in0, in1, ...
-        shapes: Of the inputs.
-        exchangeable: Of each input, how many axes, the last ones, may be exchanged.
+        stage: Stage with inputs named in0, in1, ...
+        shapes: Shapes of the inputs.
+        exchangeable: Number of last axes of each input that may be exchanged.
         large: Elements beyond which an intermediate is computed in chunks.
     """
     stage = Stage(tuple(_distinct_terms(d) for d in stage.definitions), stage.scale_groups)
@@ -286,12 +296,15 @@ def build_program(
 
 
 def choose_alternatives(stage: Stage, shapes: Shapes, large: int) -> tuple[Choices, ...]:
-    """For every definition, the cheapest of the ways in which it may be written."""
+    """The cheapest way to write each definition of a stage."""
     return RouteSearch(large).cheapest_ways(stage, shapes)
 
 
 def _tuned(search: RouteSearch, best: Assembly, assembled: Callable[[], Assembly]) -> Assembly:
-    """Coordinate descent: a route stays if it makes the whole stage cheaper."""
+    """The best assembly found by coordinate descent over the routes of its products.
+
+    A route is kept where it makes the whole stage cheaper.
+    """
     attempts = 0
     improved = True
     keys = sorted(best.keys, key=lambda key: search.best(key).price, reverse=True)
@@ -316,15 +329,15 @@ def _tuned(search: RouteSearch, best: Assembly, assembled: Callable[[], Assembly
 
 
 def _distinct_terms(definition: Definition) -> Definition:
-    """Terms that are one network, up to the names of summed indices, become one.
+    """The definition with equal terms merged and their weights added up.
 
-    Its weight is the sum of theirs.
+    Terms are equal where their networks differ only in the names of summed indices.
     """
     names: dict[str, int] = {}
     merged: dict[object, Term] = {}
     for term in definition.terms:
         labels = {index: n for n, index in enumerate(definition.indices)}
-        # Every output index is marked by a tensor of its own, so that none is taken for another.
+        # A tensor per output index marks its place, so that no two output indices are exchanged.
         tensors: list[Tensor] = [(-1 - n, (n,)) for n in range(len(labels))]
         for operand in term.operands:
             ref = names.setdefault(operand.name, len(names))
@@ -334,5 +347,5 @@ def _distinct_terms(definition: Definition) -> Definition:
         known = merged.get(key, dataclasses.replace(term, weight=0.0))
         merged[key] = dataclasses.replace(known, weight=known.weight + term.weight)
     left = [term for term in merged.values() if term.weight]
-    terms = left or list(merged.values())[:1]  # where all cancels, zero has a shape
+    terms = left or list(merged.values())[:1]  # a zero that has the right shape
     return dataclasses.replace(definition, terms=tuple(terms))

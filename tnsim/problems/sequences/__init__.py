@@ -1,16 +1,15 @@
-"""Models of sequences become one Problem: layer kinds, a metric and n_ctx in, definitions out.
+"""Models of sequences become one `Problem`: the layer-wise fold with an index of positions.
 
-To be read in this order:
+Reading order:
 
-    notation, states          words: names of indices, moments of states, the layers of a step
-    fold                      the problem step by step; scales: what is renormalised with what
-    layer_means               one step: the mean of one layer's output
-    layer_covariances         one step: the covariance of two layers' outputs
-    position_wise, attention  the two sorts of layers
-    joining_rules             which legs of two layers a metric joins
-    bra_ket, projections      the legs of two layers, their means and covariances
-    expansions                sums over positions: frames, and in each of them
-    coincidences              which positions coincide, and
-    wick                      moments of attention scores
+    notation                  names of indices, legs, products of arrays
+    joining_rules             the legs of two layers that a metric joins
+    bra_ket                   states, the layers of a step, and their arrays as operands
+    fold                      the problem step by step, and its scale groups
+    moments                   one step: means and covariances of the outputs of layers
+    position_wise             legs, their moments, and layers that act position by position
+    attention                 attention layers
+    expansions                sums over positions, and moments of attention scores
+    coincidences              patterns of coinciding positions
     attribution               an inner product by components of the outputs
 """

@@ -1,4 +1,4 @@
-"""Attention layers. In: expansions of their heads. Out: summands of moments of their outputs.
+"""Moments of the outputs of attention layers, from the expansions of their heads.
 
 Head a of a layer gives at position s
 
@@ -31,13 +31,13 @@ from tnsim.problems.sequences.notation import (
 )
 
 HeadMeans = Mapping[ModelName, Operand | None]
-"""Mean of every head's output by model, `[s, a, u]`; None where it vanishes or has none."""
+"""Mean of every head's output by model, `[s, a, u]`; None where it vanishes or is undefined."""
 
 
 def head_mean(expansions: Expansions) -> Operand | None:
     """The mean of every head's output of the layer in the bra, None where it vanishes.
 
-    Later stages may use it: covariances are taken about it.
+    Later stages use the mean to centre covariances.
     """
     names = expansions.legs.names
     positions: dict[Slot, str] = {"bra": names.outputs["bra"] + KEY_POSITION["bra"]}
@@ -53,7 +53,7 @@ def head_mean(expansions: Expansions) -> Operand | None:
 
 
 def mean(names: BraKet, heads: Operand | None) -> list[Summand]:
-    """The mean of the output of the layer in the bra, at `k`, from that of its heads."""
+    """The mean of the output of the layer in the bra, at `k`, from the means of its heads."""
     if heads is None:
         return []
     output = names.leaf("bra", OUTPUT, "k", "a", FIRST)
@@ -64,9 +64,9 @@ def covariance(expansions: Expansions, head_means: HeadMeans, by_head: bool) -> 
     """The covariance of the outputs of two layers, at `k` and `l`.
 
     Args:
-        expansions: Of the two layers.
-        head_means: Of both models.
-        by_head: Leave the heads `a` and `b` as open indices instead of adding them up.
+        expansions: Expansions of the two layers.
+        head_means: Means of the heads of both models.
+        by_head: Whether the heads `a` and `b` stay open indices instead of being summed.
     """
     names, stage = expansions.legs.names, expansions.legs.stage
     outputs = []
@@ -80,7 +80,7 @@ def covariance(expansions: Expansions, head_means: HeadMeans, by_head: bool) -> 
         terms = [summand.term(indices) for summand in covariances]
         product = (*outputs, stage.define(name, indices, terms, kept=False))
         if not by_head:
-            # Where memory is short, pairs of heads are gone through one by one: `over`.
+            # Where memory is short, a plan loops over the pairs of heads: `over`.
             core = (*positions, *OUTPUT_END.values())
             total = [Term(1.0, product)]
             product = (stage.define(f"core.{name}", core, total, kept=False, over=("a", "b")),)
@@ -89,22 +89,22 @@ def covariance(expansions: Expansions, head_means: HeadMeans, by_head: bool) -> 
 
 
 def _head_covariances(expansions: Expansions, head_means: HeadMeans) -> dict[bool, list[Summand]]:
-    """Second moments of head outputs, keys and values summed out, minus the product of the means.
+    """Second moments of head outputs, summed over keys, minus the product of the means.
 
     The product of the means can be subtracted as a whole. But where outputs at different positions
-    are told apart and positions are independent, it is subtracted pattern by pattern: in most of
-    the patterns nothing of the bra meets anything of the ket, the moment *is* the product of the
-    means, and both are left out.
+    are told apart and positions are independent, it is subtracted pattern by pattern: in most
+    patterns no position of the bra coincides with a position of the ket, the moment *is* the
+    product of the means, and both are left out.
 
     Returns:
-        Summands by whether they count where both outputs are at one position only.
+        Summands by whether they count only where both outputs are at one position.
     """
     names = expansions.legs.names
     rules = names.step.rules
     # Cov[z, z'] = E[z z'^T] - E[z] E[z']^T, where E[z z'^T] joins a value leg of each and the four
     # scores of both, ten legs in all.
     by_pattern = names.apart and names.step.positions.independent
-    # Where a metric averages over the n! ways in which n legs meet n, the expansion adds them up.
+    # The expansion adds up the n! ways in which n legs meet n; some metrics average over them.
     order = names.order("bra")
     weight = rules.share(order, order)
     positions: dict[Slot, str] = {}
@@ -137,7 +137,7 @@ def _minus_means(names: BraKet, bra: Operand, ket: Operand) -> Summand:
 
 
 def _minus_means_within(frame: Frame) -> list[Summand]:
-    """The same at the positions of one frame, in which legs of one layer only are joined."""
+    """Minus the product of the means of heads at the positions of one frame."""
     bra, ket = (frame.wick.vector(Leg(slot, VALUE), scores_of(slot)) for slot in SLOTS)
     summands = []
     for one, two in itertools.product(bra, ket):
@@ -147,9 +147,9 @@ def _minus_means_within(frame: Frame) -> list[Summand]:
 
 
 def covariance_with_stream(expansions: Expansions, slot: Slot) -> list[Summand]:
-    """The covariance of the stream in one slot with the output of the layer in the other one.
+    """The covariance of the stream in one slot with the output of the layer in the other slot.
 
-    The stream's end is `FIRST`, the output's is `SECOND`.
+    The stream has the end `FIRST`, the output the end `SECOND`.
     """
     names, layer = expansions.legs.names, OTHER[slot]
     output = names.leaf(layer, OUTPUT, SECOND, HEAD[layer], "v")

@@ -1,8 +1,8 @@
-"""An inner product by components of the outputs. In: layer kinds, a metric. Out: a `Problem`.
+"""An inner product by components of the outputs: a problem with a matrix of contributions.
 
 An output is a sum of parts, so an inner product is the sum of a matrix over pairs of parts. It is
 folded as any inner product, but each part of the last nonlinear layer's output is multiplied by
-an array that assigns it to a component, `c` of the bra's output and `d` of the ket's
+an array that assigns the part to a component, `c` of the bra's output and `d` of the ket's
 (`names.Selector`). At most one linear layer may follow. It acts on every component alike, and its
 bias is a constant.
 """
@@ -35,7 +35,7 @@ from tnsim.problems.tensors.kinds import Kinds, LayerKind
 
 COMPONENT: dict[Slot, str] = {"bra": "c", "ket": "d"}
 END = "o"
-"""The coordinate of both outputs, behind the linear layer if there is one."""
+"""Common coordinate of both outputs, after the linear layer if there is one."""
 
 
 def fold_attribution(
@@ -46,22 +46,22 @@ def fold_attribution(
     components: Mapping[ModelName, int],
     by_head: bool,
 ) -> Problem:
-    """The problem whose output `AB` is the matrix of contributions, (components, components).
+    """The problem that has the matrix of contributions, (components, components), as output `AB`.
 
     Args:
         models: Kinds of the layers, at most one linear layer after the last nonlinear one.
-        metric: One that works layer by layer.
+        metric: Metric that works layer by layer.
         inputs: Structure of the input's mean and covariance.
         n_ctx: Number of positions.
-        components: Their number in each model.
+        components: Number of components of each model.
         by_head: Whether the heads of the last nonlinear layer, an attention layer, are told apart.
 
     Returns:
-        A problem with the leaves of `fold_sequences` and one for each `names.Selector`, of shape
+        Problem with the leaves of `fold_sequences` and one for each `names.Selector`, of shape
         (components,), or (components, heads) for `HEADS`.
 
     Raises:
-        ModelError: As `fold_sequences`.
+        ModelError: The layers of the models cannot meet, see `fold_sequences`.
     """
     pair = Pair("A", "B")
     fold = SequenceFold(models, metric, inputs, n_ctx, (pair,))
@@ -79,10 +79,10 @@ class Contributions:
     """The terms of an inner product, assigned to components.
 
     Args:
-        covariance: Of the outputs of the last nonlinear layers.
-        means: Of those outputs.
+        covariance: Covariance of the outputs of the last nonlinear layers.
+        means: Means of these outputs.
         models: Kinds of all layers.
-        by_head: Whether heads are components of their own.
+        by_head: Whether heads are assigned to components one by one.
     """
 
     def __init__(
@@ -98,11 +98,11 @@ class Contributions:
         self.means = means
         self.by_head = by_head
         self.tails = {slot: self._tail(models, slot) for slot in SLOTS}
-        # Without a linear layer behind it, the coordinate of an output is the common one.
+        # Without a linear layer after it, an output has the common coordinate itself.
         self.ends = {OUTPUT_END[slot]: END for slot in SLOTS if self.tails[slot] is None}
 
     def terms(self) -> tuple[Term, ...]:
-        """Terms with the indices `c` and `d`, summed over positions and outputs."""
+        """The terms with the indices `c` and `d`, summed over positions and outputs."""
         indices = tuple(COMPONENT.values())
         terms = []
         for summand in self.covariances:
@@ -117,7 +117,7 @@ class Contributions:
         return tuple(terms)
 
     def _mean(self, slot: Slot) -> Operand | None:
-        """The mean of every component, `[component, s, o]`; None where all vanish."""
+        """The mean of every component, `[component, s, o]`; None where all means vanish."""
         model = self.names.models[slot]
         at_slot = {OUTPUT_END["bra"]: OUTPUT_END[slot], HEAD["bra"]: HEAD[slot]}
         summands = []
@@ -140,19 +140,21 @@ class Contributions:
         return Operand(str(Selector(part, model)), (component,))
 
     def _tail(self, models: Mapping[ModelName, Kinds], slot: Slot) -> LayerKind | None:
-        """The linear layer behind the last nonlinear one."""
+        """Kind of the linear layer after the last nonlinear one; None if there is none."""
         kinds, number = models[self.names.models[slot]], self._tail_number(slot)
         return kinds[number] if number < len(kinds) else None
 
     def _tail_number(self, slot: Slot) -> int:
+        """Number that the linear layer after the last nonlinear one has, if there is one."""
         return self.names.number(slot) + 1
 
     def _tail_leaf(self, slot: Slot, role: str, *indices: str) -> Operand:
+        """An array of the linear layer after the last nonlinear one."""
         name = Leaf(self.names.models[slot], self._tail_number(slot), role)
         return Operand(str(name), indices)
 
     def _behind(self, slot: Slot) -> Product:
-        """The matrix of the linear layer, if there is one."""
+        """The matrix of the linear layer; the empty product if there is none."""
         if self.tails[slot] is None:
             return ()
         return (self._tail_leaf(slot, WEIGHT, END, OUTPUT_END[slot]),)
@@ -170,6 +172,7 @@ class Contributions:
 def _selector_shapes(
     models: Mapping[ModelName, Kinds], components: Mapping[ModelName, int], by_head: bool
 ) -> dict[str, tuple[int, ...]]:
+    """Shapes of the selectors of all models."""
     shapes: dict[str, tuple[int, ...]] = {}
     for model, kinds in models.items():
         count = components[model]

@@ -1,9 +1,7 @@
-"""What a step of a fold stands on. In: nothing. Out: plain data on states and layers.
+"""States and layers of a step as plain data, and the layers of bra and ket as operands.
 
-[merged from folding/sequences/bra_ket]
-A layer in the bra and one in the ket. In: a step, a pair of models. Out: arrays as operands.
-
-Nothing is computed here: what stands in a slot is looked up and given that slot's index names.
+Nothing is computed here. `States` names the moments below a step and `LayerStep` has its layers;
+`BraKet` looks up the arrays of a slot and gives them that slot's index names.
 """
 
 from __future__ import annotations
@@ -34,7 +32,7 @@ class Moment(NamedTuple):
 
     Its axes are `MEAN_AXES` or `COVARIANCE_AXES`. Where a covariance is not full, states at
     different positions are independent. A `diagonal` covariance has one axis for both coordinates;
-    one without a name is the identity.
+    a covariance without a name is the identity.
     """
 
     name: str
@@ -43,10 +41,10 @@ class Moment(NamedTuple):
 
 
 class Positions(NamedTuple):
-    """What is known of the positions below a step.
+    """Structure of the positions below a step.
 
     Args:
-        n_ctx: Their number.
+        n_ctx: Number of positions.
         independent: Whether states at different positions are independent.
         relative: Whether they are moreover distributed alike, so that only differences of positions
             matter.
@@ -58,11 +56,11 @@ class Positions(NamedTuple):
 
 
 class States(NamedTuple):
-    """What is known of both models below a step.
+    """Moments of both models below a step.
 
     Args:
         moments: Covariance of the states of a pair of models.
-        means: Mean of a model's state; None: zero.
+        means: Mean of a model's state; None for zero.
         ones: Name of the constant 1 in the current scale of a model.
     """
 
@@ -71,7 +69,7 @@ class States(NamedTuple):
     ones: dict[ModelName, str]
 
     def positions(self, n_ctx: int) -> Positions:
-        """Whether positions are independent, and alike."""
+        """The structure of the positions: whether they are independent and distributed alike."""
         forms = {moment.form for moment in self.moments.values()}
         means = {mean.form for mean in self.means.values() if mean is not None}
         relative = forms == {"alike"} and means <= {"alike"}
@@ -83,12 +81,12 @@ class LayerStep:
     """A layer of each model over the states below; a model without one waits (see `alignment`).
 
     Args:
-        number: Of the step, from the input.
-        kinds: Kinds of the layers; None waits.
-        layers: Their numbers within the models; None waits.
-        states: What is known below the step.
-        rules: Which legs the metric joins.
-        positions: What is known of the positions below.
+        number: Number of the step, from the input.
+        kinds: Kinds of the layers; None for a model that waits.
+        layers: Numbers of the layers within the models; None for a model that waits.
+        states: Moments below the step.
+        rules: Rules by which the metric joins legs.
+        positions: Structure of the positions below.
         mixes_later: Whether a later layer mixes positions, so that covariances between different
             ones are still needed.
     """
@@ -103,7 +101,7 @@ class LayerStep:
 
     @property
     def suffix(self) -> str:
-        """Ends the names of all that the step defines."""
+        """The end of all names that the step defines."""
         return f"@{self.number}"
 
     def order(self, model: ModelName) -> int:
@@ -118,13 +116,13 @@ _READ_AT_KEYS = (*(key for _, key in SCORES), VALUE)
 class BraKet:
     """The layers of one step that meet in an inner product.
 
-    In <A|A> the ket's arrays are those of the bra under a second name (see `problem.MARK`): the
+    In <A|A> the ket's arrays are the bra's arrays under a second name (see `ALIAS_SUFFIX`): the
     stages of <A|A>, <A|B> and <B|B> then have equal structure and share one compiled program.
 
     Args:
-        step: The layers, and the states below.
-        pair: Which model stands in the bra, and which in the ket.
-        one_position: Whether outputs are wanted at equal positions only; both are then called `s`.
+        step: Layers, and the states below.
+        pair: Model in the bra and model in the ket.
+        one_position: Whether outputs are needed at equal positions only, both then called `s`.
     """
 
     def __init__(self, step: LayerStep, pair: Pair, one_position: bool) -> None:
@@ -139,7 +137,7 @@ class BraKet:
 
     @property
     def output_positions(self) -> tuple[str, ...]:
-        """Names of the positions of the outputs: one, or two where they are told apart."""
+        """Names of the positions of the outputs: one name, or two where they are told apart."""
         return tuple(dict.fromkeys(self.outputs[slot] for slot in SLOTS))
 
     @property
@@ -150,7 +148,7 @@ class BraKet:
     # --- layers ------------------------------------------------------------------------------
 
     def waits(self, slot: Slot) -> bool:
-        """Whether there is no layer in a slot: the identity stands in for it."""
+        """Whether a slot has no layer, so that the identity stands in."""
         return self.step.kinds[self.models[slot]] is None
 
     def kind(self, slot: Slot) -> LayerKind:
@@ -166,6 +164,7 @@ class BraKet:
         return number
 
     def order(self, slot: Slot) -> int:
+        """Order of the layer in a slot, 1 where the model waits."""
         return self.step.order(self.models[slot])
 
     def legs(self, slot: Slot) -> tuple[Leg, ...]:
@@ -182,13 +181,13 @@ class BraKet:
         return Operand(self.step.states.ones[self.models[slot]] + self.marks[slot], ())
 
     def ones(self, slot: Slot, count: int) -> Product:
-        """A power of the constant 1: it makes a term homogeneous of the layer's order."""
+        """A power of the constant 1, which makes a term homogeneous of the layer's order."""
         return (self.one(slot),) * count
 
     def skip(self, slot: Slot) -> Product | None:
-        """What multiplies the residual stream in an output; None where there is no skip.
+        """The factor of the residual stream in an output; None where there is no skip.
 
-        A model that waits applies the identity: its output is the stream, and nothing else.
+        A model that waits applies the identity: its output is the stream alone.
         """
         if self.waits(slot):
             return ()
@@ -200,15 +199,16 @@ class BraKet:
     # --- legs --------------------------------------------------------------------------------
 
     def position(self, leg: Leg) -> str:
-        """Name of the position at which a leg reads: keys and values have their own."""
+        """Name of the position at which a leg reads; keys and values read at a key position."""
         if leg.role in _READ_AT_KEYS:
             return KEY_POSITION[leg.slot]
         return self.outputs[leg.slot]
 
     def rows(self, leg: Leg) -> tuple[str, ...]:
-        """Axes of a leg's weight but the last, under the names that they have in the bra.
+        """Axes of a leg's weight but the last, under their names in the bra.
 
-        Position, where RoPE turns the leg; head, where the layer has heads; coordinate.
+        The axes are the position, where RoPE rotates the leg; the head, where the layer has heads;
+        and the coordinate.
         """
         kind = self.kind(leg.slot)
         position = ("s",) if kind.is_rotary(leg.role) else ()
@@ -218,7 +218,7 @@ class BraKet:
     # --- states below ------------------------------------------------------------------------
 
     def state_mean(self, slot: Slot, coordinate: str) -> Operand | None:
-        """Mean of the state below, at `s` where positions have means of their own; None: zero."""
+        """Mean of the state below, at `s` where positions have their own means; None for zero."""
         below = self.step.states.means[self.models[slot]]
         if below is None:
             return None
@@ -226,7 +226,7 @@ class BraKet:
         return Operand(below.name + self.marks[slot], (*position, coordinate))
 
     def state_moment(self, one: Slot, two: Slot) -> Moment:
-        """Covariance of the states below two slots, as stored: of A with B, never of B with A."""
+        """Covariance of the states below two slots as stored: of A with B, never of B with A."""
         models = self.models[one], self.models[two]
         stored = Pair("A", "B") if self.transposed(one, two) else Pair(*models)
         moment = self.step.states.moments[stored]
@@ -249,9 +249,9 @@ class BraKet:
         """Covariance of the states below two slots.
 
         Args:
-            slots: Whose states.
-            positions: Names of the positions at which they are read, where the covariance is full;
-                otherwise there is one position, called `s`.
+            slots: Slots above the states.
+            positions: Names of the positions at which states are read, where the covariance is
+                full; otherwise there is one position, called `s`.
             ends: Names of the coordinates.
         """
         moment = self.state_moment(*slots)
@@ -269,5 +269,5 @@ class BraKet:
 
 
 def stream(slot: Slot) -> Leg:
-    """The residual stream is a leg too: the state itself."""
+    """The residual stream as a leg: the state itself."""
     return Leg(slot, STREAM)

@@ -1,9 +1,9 @@
-"""Which positions coincide. In: position variables, masks, n_ctx. Out: patterns, as arrays.
+"""Patterns of coinciding positions, and the arrays that describe them.
 
 A product of two attention outputs is summed over the keys `t` and `T`, and holds legs at up to
 four positions: `s` and `t` of the bra, `S` and `T` of the ket. Where the states at different
-positions are independent, two legs can be joined only if their positions are the same one. So
-the sum is split by which positions coincide, over the partitions of {s, t, S, T}. These are the
+positions are independent, two legs can be joined only if they read the same position. So the sum
+is split by which positions coincide, over the partitions of {s, t, S, T}. These are the
 *patterns*: "sS|t|T" stands for s = S, with t and T different from it and from each other. Within
 a pattern
 
@@ -12,10 +12,10 @@ a pattern
 
 If the states are moreover distributed alike at all positions, a tuple of positions and its
 translates have equal values: RoPE depends on differences of positions only. Then one tuple of
-each set of translates is evaluated, the one whose lowest position is 0, and it counts as often
-as it has translates.
+each set of translates is evaluated, the tuple with lowest position 0, and it counts as often as it
+has translates.
 
-Tuples are packed into one index `g`. Two kinds of arrays, leaves of the problem, describe them:
+Tuples are packed into one index `g`. Two sorts of arrays, leaves of the problem, describe them:
 
     AT[g, p]          1 where a class of tuple g stands at position p: reads arrays there
     COUNT[g, s, ...]  number of translates of tuple g with outputs at s, ...: sums up values
@@ -38,15 +38,15 @@ from tnsim.sessions import session_cache
 BRA, KET = {"s", "t"}, {"S", "T"}
 OUTPUTS = ("s", "S")
 CAUSAL, OPEN, ABSENT = "c", "n", "-"
-"""Masks of a layer: keys up to the output's position, all keys, and no keys to mask."""
+"""Masks of a layer: keys up to the output's position, all keys, and no keys at all."""
 
 
 class Pattern(NamedTuple):
-    """Position variables by class, classes being at different positions.
+    """Position variables by class; different classes are at different positions.
 
     Args:
-        classes: As ("sS", "t", "T").
-        masks: Of the bra and of the ket, each `CAUSAL`, `OPEN` or `ABSENT`.
+        classes: Classes of variables, such as ("sS", "t", "T").
+        masks: Masks of the bra and of the ket, each `CAUSAL`, `OPEN` or `ABSENT`.
         relative: Whether tuples count up to translation.
     """
 
@@ -55,7 +55,7 @@ class Pattern(NamedTuple):
     relative: bool
 
     def class_of(self, variable: str) -> int:
-        """Number of the class that a variable is in."""
+        """Number of the class of a variable."""
         return next(n for n, members in enumerate(self.classes) if variable in members)
 
     def joins(self, one: str, two: str) -> bool:
@@ -69,7 +69,7 @@ class Pattern(NamedTuple):
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """The output positions, one of them where they coincide."""
+        """The output positions; the first alone where they coincide."""
         present = tuple(variable for variable in OUTPUTS if variable in self.variables)
         return present[:1] if self.same_output else present
 
@@ -103,20 +103,20 @@ def patterns(variables: Iterable[str], masks: str, relative: bool, n_ctx: int) -
 
 @session_cache
 def _orders(pattern: Pattern) -> Int[np.ndarray, "orders classes"]:
-    """Orders in which classes may lie in a sequence under the masks: the rank of every class."""
+    """Orders of the classes in a sequence that the masks allow, as the rank of every class."""
     ranks = np.array(list(itertools.permutations(range(len(pattern.classes)))))
-    # Where outputs are wanted at one position, the ket's output is called `s` as the bra's.
+    # With outputs at one position only, the ket's output is called `s`, like the bra's.
     ket_output = "S" if "S" in pattern.variables else "s"
     keep = np.ones(len(ranks), bool)
     for mask, output, key in zip(pattern.masks, ("s", ket_output), ("t", "T"), strict=True):
         if mask == CAUSAL:
-            # t <= s. They may be one class, and then their ranks are equal.
+            # t <= s; in one class both have equal ranks.
             keep &= ranks[:, pattern.class_of(output)] >= ranks[:, pattern.class_of(key)]
     return ranks[keep]
 
 
 def _number(pattern: Pattern, n_ctx: int) -> int:
-    """How many tuples there are: every set of positions in every order; relative, from 0 on."""
+    """Number of tuples: every set of positions in every order; relative sets contain 0."""
     classes = len(pattern.classes)
     sets = math.comb(n_ctx, classes)
     if pattern.relative:
@@ -126,7 +126,7 @@ def _number(pattern: Pattern, n_ctx: int) -> int:
 
 @session_cache
 def tuples(pattern: Pattern, n_ctx: int) -> Int[np.ndarray, "tuples classes"]:
-    """Positions of the classes, different and allowed by the masks; up to translation if relative.
+    """All tuples of different positions that the masks allow; relative ones up to translation.
 
     Example:
         >>> tuples(Pattern(("s", "t"), "c-", relative=True), 3).tolist()
@@ -142,7 +142,7 @@ def tuples(pattern: Pattern, n_ctx: int) -> Int[np.ndarray, "tuples classes"]:
 
 
 def position_shape(name: str, n_ctx: int) -> tuple[int, ...] | None:
-    """The shape of `position_array`, without making it."""
+    """The shape of `position_array` of a name, None for the name of any other leaf."""
     if name not in _leaves():
         return None
     pattern, place = _leaves()[name]
@@ -151,14 +151,14 @@ def position_shape(name: str, n_ctx: int) -> tuple[int, ...] | None:
 
 
 def position_array(name: str, n_ctx: int) -> Float[np.ndarray, "tuples ..."] | None:
-    """The array AT or COUNT of that name, in float64.
+    """The array AT or COUNT of a name, in float64.
 
     Args:
-        name: Of a leaf; see `names.PositionLeaf`.
+        name: Name of a leaf, see `names.PositionLeaf`.
         n_ctx: Number of positions.
 
     Returns:
-        None for the name of any other leaf.
+        Array, or None for the name of any other leaf.
     """
     if name not in _leaves():
         return None
@@ -172,14 +172,14 @@ def position_array(name: str, n_ctx: int) -> Float[np.ndarray, "tuples ..."] | N
 
 
 def _count(pattern: Pattern, n_ctx: int) -> Float[np.ndarray, "tuples ..."]:
-    """How often every tuple counts at each position of the outputs.
+    """The multiplicity of every tuple at each position of the outputs.
 
     A tuple of a relative pattern counts with all its translates.
     """
     positions = tuples(pattern, n_ctx)
     outputs = positions[:, [pattern.class_of(variable) for variable in pattern.outputs]]
     count = np.zeros((len(positions), *(n_ctx,) * len(pattern.outputs)))
-    # A tuple counts at every place it can be moved to, until its last position leaves the sequence.
+    # A tuple counts at every shift for which its last position stays within the sequence.
     shifts = n_ctx if pattern.relative else 1
     for shift in range(shifts):
         inside = np.flatnonzero(positions.max(axis=1) + shift < n_ctx)
@@ -190,10 +190,10 @@ def _count(pattern: Pattern, n_ctx: int) -> Float[np.ndarray, "tuples ..."]:
 
 @session_cache
 def _leaves() -> dict[str, tuple[Pattern, int | None]]:
-    """The arrays of all patterns by name, a class for AT and None for COUNT.
+    """Pattern of every array by name, with a class for AT and None for COUNT.
 
-    The partitions of four variables and their parts are few, so that a name is looked up here and
-    need not be read.
+    The partitions of four variables and their subsets are few, so names are looked up here and need
+    not be parsed.
     """
     leaves: dict[str, tuple[Pattern, int | None]] = {}
     for pattern in _all_patterns():
@@ -204,7 +204,7 @@ def _leaves() -> dict[str, tuple[Pattern, int | None]]:
 
 
 def _all_patterns() -> Iterator[Pattern]:
-    """Every pattern that there can be, at any length of sequences."""
+    """Every possible pattern, for any length of sequences."""
     for size in range(1, len(POSITIONS) + 1):
         for variables in itertools.combinations(_in_order(POSITIONS), size):
             bra, ket = _masks("t", variables), _masks("T", variables)
@@ -215,12 +215,12 @@ def _all_patterns() -> Iterator[Pattern]:
 
 
 def _masks(key: str, variables: tuple[str, ...]) -> tuple[str, ...]:
-    """The masks that a layer may have, by whether its key is among the variables."""
+    """The possible masks of a layer, with or without its key among the variables."""
     return (CAUSAL, OPEN) if key in variables else (ABSENT,)
 
 
 def _in_order(variables: Iterable[str]) -> tuple[str, ...]:
-    """Position variables without repetition, in the one order in which names are made of them."""
+    """Position variables without repetition, in the order of `POSITIONS`."""
     return tuple(sorted(set(variables), key=POSITIONS.index))
 
 
@@ -229,7 +229,7 @@ def _partitions(variables: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
     if not variables:
         yield ()
         return
-    # The first letter is a class of its own, or joins one of the classes of the others.
+    # The first letter is a class of its own, or joins a class of the other letters.
     first, *rest = variables
     for smaller in _partitions(tuple(rest)):
         yield (first, *smaller)

@@ -1,38 +1,36 @@
-"""Moments of attention scores, sums before products. In: moments of legs. Out: definitions.
+"""Moments of attention layers: expansions of scores, and their sums over positions.
 
-A head's output is a value leg times two scores, each the inner product of a query leg and a key
-leg. The expectation of the product of two such outputs joins ten legs in 945 ways (paper,
-appendix A.3), and in more where legs may be left to their means. But every way is a set of
-*chains*: the partner of a leg sits in a score, the other leg of that score has a partner, and so
-on. So the sum is expanded as a hafnian is, along a row. Take the leg u that carries the output,
-and a set D of scores, in
+*Scores, sums before products.* A head's output is a value leg times two scores, each the inner
+product of a query leg and a key leg. The expectation of the product of two such outputs joins ten
+legs in 945 ways (paper, appendix A.3), and in more where legs may be left to their means. But every
+way is a set of *chains*: the partner of a leg sits in a score, the other leg of that score has a
+partner, and so on. So the sum is expanded as a hafnian is, along a row. Take the leg u that carries
+the output, and a set D of scores, in
 
     E[u w^T prod D].
 
 Either u is left to its mean, or it is joined with w, or with a leg x of a score in D. In the last
-case, with x' the other leg of that score, u (x . x') becomes the matrix C_ux times x', and what
-stays behind is the same question with one score less. Summed over all legs x of the scores in D:
+case, with x' the other leg of that score, u (x . x') becomes the matrix C_ux times x', and the
+remaining factor is the same expectation with one score less. Summed over all legs x of the scores
+in D:
 
     E[u w^T prod D] = C_uw E[prod D]  +  m_u E[w prod D]^T  +  sum_x C_ux E[x' w^T prod (D - x)]
     E[u prod D]     = m_u E[prod D]                         +  sum_x C_ux E[x' prod (D - x)]
     E[prod D]       = trace of E[q k^T prod (D - q)],  for one score (q . k) of D,
 
-where D - x are the scores without that of x. Each distinct question is one definition: for ten
-legs 256 products of d_head x d_head matrices per pair of heads, instead of 945 chains of up to
-five. Where a rule forbids to join two legs, or a leg has no mean, there are fewer.
+where D - x are the scores without the score of x. Each distinct expectation is one definition: for
+ten legs 256 products of d_head x d_head matrices per pair of heads, instead of 945 chains of up to
+five. Where a rule forbids joining two legs, or a leg has no mean, there are fewer.
 
-[merged from folding/sequences/expansions]
-Expansions over positions. In: legs of two layers, a joining rule. Out: sums over keys.
-
-A moment of attention layers is a sum over keys of expectations of products of legs (see `wick`).
-How it is summed depends on the states below:
+*Positions.* A moment of attention layers is a sum over keys of such expectations. How it is summed
+depends on the states below:
 
 - States at different positions depend on each other: any two legs may be joined, whatever their
   positions. One expansion serves all positions, which are indices of its arrays, and the mask is
   an array that sums over keys.
-- They are independent: the sum falls into patterns of coinciding positions (see `coincidences`).
-  Each has an expansion of its own in which only legs at one position are joined; its arrays have
-  one index, `g`, over the tuples of positions of the pattern.
+- States at different positions are independent: the sum falls into patterns of coinciding positions
+  (see `coincidences`). Each pattern has an expansion of its own in which only legs at one position
+  are joined; its arrays have one index, `g`, over the tuples of positions of the pattern.
 """
 
 from __future__ import annotations
@@ -65,24 +63,24 @@ Scores = frozenset[Score]
 
 
 class LegMoments(Protocol):
-    """What an expansion is made of."""
+    """The covariances and means of legs from which an expansion is made."""
 
     def covariance(self, one: Leg, two: Leg) -> Sum:
-        """The ways in which two legs may be joined, if any. Ends `FIRST` and `SECOND`."""
+        """The sum over the ways to join two legs, with the ends `FIRST` and `SECOND`."""
         ...
 
     def mean(self, leg: Leg) -> Product | None:
-        """The mean of a leg, None where it has none or may not be left to it. End `FIRST`."""
+        """The mean of a leg, with the end `FIRST`; None where it vanishes or may not be used."""
         ...
 
 
 class Wick:
-    """Expectations of products of legs and scores; each question is answered once.
+    """Expectations of products of legs and scores, each expanded once.
 
     Args:
-        name: Begins the names of the definitions.
+        name: Prefix of the names of the definitions.
         legs: Covariances and means of the legs.
-        stage: Takes the definitions.
+        stage: Builder that receives the definitions.
     """
 
     def __init__(self, name: str, legs: LegMoments, stage: StageBuilder) -> None:
@@ -93,7 +91,7 @@ class Wick:
         self._count = 0
 
     def matrix(self, u: Leg, w: Leg, scores: Scores) -> Sum:
-        """E[u w^T prod scores], ends `FIRST` and `SECOND`."""
+        """The expectation E[u w^T prod scores], with the ends `FIRST` and `SECOND`."""
 
         def products() -> Iterator[Product]:
             # u with w: C_uw E[prod D]
@@ -112,7 +110,7 @@ class Wick:
         return self._once(("matrix", u, w, scores), products)
 
     def vector(self, u: Leg, scores: Scores) -> Sum:
-        """E[u prod scores], end `FIRST`."""
+        """The expectation E[u prod scores], with the end `FIRST`."""
 
         def products() -> Iterator[Product]:
             mean = self.legs.mean(u)
@@ -126,10 +124,10 @@ class Wick:
         return self._once(("vector", u, scores), products)
 
     def scalar(self, scores: Scores) -> Sum:
-        """E[prod scores]."""
+        """The expectation E[prod scores]."""
         if not scores:
             return ((),)  # the empty product, 1
-        first = min(scores)  # any one will do; always the same, so that questions recur
+        first = min(scores)  # any score serves; always the same, so that expectations recur
         q, k = first
         rest = scores - {first}
 
@@ -150,17 +148,18 @@ class Wick:
         return self._once(("scalar", scores), products)
 
     def _once(self, question: tuple, products: Callable[[], Iterable[Product]]) -> Sum:
+        """The sum that answers a question, expanded when it is first asked."""
         if question not in self._answers:
             self._answers[question] = self._add_up(products())
         return self._answers[question]
 
     def _add_up(self, products: Iterable[Product]) -> Sum:
-        """The sum of products: for each set of open indices one array.
+        """The sum of products, with one array for each set of open indices.
 
-        It is a definition, unless it is nothing but an array that exists already.
+        Each array becomes a definition, unless it exists already.
         """
         # Arrays are added only where they have the same axes: a summand that does not depend on a
-        # position or a head is not spread over it, but kept as a summand of its own.
+        # position or a head is not spread over it, but remains a summand of its own.
         by_indices: dict[tuple[str, ...], list[Product]] = {}
         for product in products:
             open_indices = indices_of(product) - {LINK, RING}
@@ -178,12 +177,12 @@ class Wick:
 
 
 def _is_one_array(product: Product) -> bool:
-    """Whether nothing is left to be computed: at most one array, and nothing summed."""
+    """Whether a product needs no computation: at most one array, and no summed index."""
     return len(product) < 2 and not indices_of(product) & {LINK, RING}
 
 
 def _partners(scores: Scores) -> Iterator[tuple[Leg, Leg, Scores]]:
-    """Every leg of the scores, the other leg of its score, and the scores left."""
+    """Every leg of the scores, the other leg of its score, and the remaining scores."""
     for score in sorted(scores):
         rest = scores - {score}
         yield score.query, score.key, rest
@@ -191,14 +190,14 @@ def _partners(scores: Scores) -> Iterator[tuple[Leg, Leg, Scores]]:
 
 
 def _products(one: Sum, two: Sum) -> Iterator[Product]:
-    """Two sums multiplied out."""
+    """The products of two sums, multiplied out."""
     for first in one:
         for second in two:
             yield (*first, *second)
 
 
 def _renamed(value: Sum, new: dict[str, str]) -> Sum:
-    """A sum with indices renamed."""
+    """The sum with its indices renamed."""
     return tuple(renamed(product, new) for product in value)
 
 
@@ -207,8 +206,8 @@ class Frame(NamedTuple):
 
     Args:
         wick: Expectations of products of legs, at the positions of the frame.
-        sums: Arrays by which they have to be multiplied to sum over keys.
-        pattern: Which positions coincide; None for all positions in one frame.
+        sums: Arrays that are multiplied with the expectations to sum over keys.
+        pattern: Pattern of coinciding positions; None for all positions in one frame.
     """
 
     wick: Wick
@@ -217,22 +216,23 @@ class Frame(NamedTuple):
 
     @property
     def same(self) -> bool:
-        """Whether both outputs are at one position, though two were asked for."""
+        """Whether both outputs are at one position, though two positions are told apart."""
         return self.pattern is not None and self.pattern.same_output
 
     @property
     def linked(self) -> bool:
-        """Whether something of the bra may depend on something of the ket."""
+        """Whether a state of the bra may depend on a state of the ket."""
         return self.pattern is None or self.pattern.linked
 
 
 class RuledMoments:
-    """Covariances and means of legs as a rule allows them: the `wick.LegMoments` of a frame.
+    """Covariances and means of legs as a rule allows them: the `LegMoments` of a frame.
 
     Args:
         legs: Means and covariances without a rule.
-        rule: Which legs may be joined.
-        pattern: Whose tuples of positions the arrays are read at; None for all positions.
+        rule: Rule that says which legs may be joined.
+        pattern: Pattern with the tuples of positions at which arrays are read; None for all
+            positions.
     """
 
     def __init__(self, legs: Projections, rule: JoiningRule, pattern: Pattern | None) -> None:
@@ -241,10 +241,10 @@ class RuledMoments:
         self.pattern = pattern
 
     def covariance(self, one: Leg, two: Leg) -> Sum:
-        """The ways in which two legs may be joined, with the ends `FIRST` and `SECOND`.
+        """The sum over the ways to join two legs, with the ends `FIRST` and `SECOND`.
 
-        They are the covariance of the legs and, if the rule says so, the product of their values
-        at zero. Legs at different, independent positions have no covariance.
+        The ways are the covariance of the legs and, if the rule says so, the product of their
+        values at zero. Legs at different, independent positions have no covariance.
         """
         if not self.rule.joins(one, two):
             return ()
@@ -263,7 +263,7 @@ class RuledMoments:
     def mean(self, leg: Leg) -> Product | None:
         """The mean of a leg; None where it vanishes or the leg must have a partner.
 
-        The stream must, as all that is ever asked for is its covariance with something.
+        The stream must have a partner, as only covariances with the stream are asked for.
         """
         if self.rule.with_constants or leg.role == STREAM:
             return None
@@ -271,16 +271,16 @@ class RuledMoments:
         return None if mean is None else self._placed(mean, leg)
 
     def _placed(self, product: Product, leg: Leg) -> Product:
-        """Arrays with an axis for the position of a leg, read at the tuples of the pattern."""
+        """A product for the position of a leg, read at the tuples of the pattern."""
         if self.pattern is None:
             return product
         place = self.pattern.class_of(self.legs.names.position(leg))
         return tuple(self._gathered(operand, self.pattern, place) for operand in product)
 
     def _gathered(self, operand: Operand, pattern: Pattern, place: int) -> Operand:
-        """The array read at the position of class `place` in every tuple.
+        """The array, read at the position of class `place` in every tuple.
 
-        The tuples `g` take the place of its axis of positions.
+        An axis `g` of tuples replaces the axis of positions.
         """
         # packed[..., g, ...] = sum_s array[..., s, ...] AT[g, s]: a gather, written as a product
         axes = [n for n, index in enumerate(operand.indices) if index in POSITIONS]
@@ -297,10 +297,10 @@ class RuledMoments:
 
 
 class Expansions:
-    """Expansions of moments of two layers; those that are asked for again are shared.
+    """Expansions of moments of two layers, each made once.
 
     Args:
-        name: Begins the names of their definitions.
+        name: Prefix of the names of the definitions.
         legs: Means and covariances of the legs.
     """
 
@@ -313,9 +313,9 @@ class Expansions:
         """The frames into which a sum over keys falls.
 
         Args:
-            positions: Of every slot that takes part, its output position and, if it has an
-                attention layer that takes part, its key position.
-            rule: Which legs may be joined.
+            positions: Output position of every slot that takes part, followed by the key position
+                where an attention layer takes part.
+            rule: Rule that says which legs may be joined.
         """
         names = self.legs.names
         mixing: list[Slot] = [slot for slot, variables in positions.items() if len(variables) == 2]
@@ -341,6 +341,7 @@ class Expansions:
         return Frame(self._expansions[key], sums, pattern)
 
     def _mask(self, slot: Slot, mixing: list[Slot]) -> str:
+        """The sort of mask of a slot, `ABSENT` without attention."""
         if slot not in mixing:
             return ABSENT
         return CAUSAL if self.legs.names.kind(slot).causal else OPEN

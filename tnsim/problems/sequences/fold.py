@@ -1,26 +1,24 @@
-"""Scale groups of sequence models. In: a metric's rules, the layers. Out: powers of definitions.
+"""The fold of sequence models: a problem step by step, and the scales of its values.
 
-Values grow doubly exponentially with depth, so after every step they are divided by a scale whose
-logarithm is kept. All terms of a sum must be divided alike, which decides who shares a scale:
+Carried from layer to layer are the covariances of two models' states between positions,
+`C_XY[s, i, t, j]`, and their means `m_X[s, i]`, in the cheapest form that holds them
+(`bra_ket.Moment`). One step applies a layer of each model (`moments`). For the Gaussian metrics
+that is Isserlis' theorem layer by layer: exact for one nonlinear layer, the closure beyond. The
+tree metrics are the same computation with other joinings (`joining_rules`), and the mean of a state
+then stands for its value at the zero input.
+
+*Scales.* Values grow doubly exponentially with depth, so after every step they are divided by a
+scale, and the logarithm of the scale is stored. All terms of a sum must be divided alike, which
+decides which values share a scale:
 
 - A Gaussian metric adds products of S_AB to products of S_AA and of means, and constants are
-  added to all of them. All values of a model then share one scale, S_AB being divided by that of
-  A times that of B. Whatever is added up stays in ratio, and no sum ever needs the exponential of
-  a difference of two logarithms, which would lose digits.
+  added to all of them. All values of a model then share one scale, and S_AB is divided by the scale
+  of A times the scale of B. Summands keep their ratios, and no sum ever needs the exponential of a
+  difference of two logarithms, which would lose digits.
 - Without either, S_AB is made of S_AB below alone, and has a scale of its own.
 
 Definitions are made homogeneous for that: a bias in a layer of order n is multiplied n times by
 ONE, the constant 1 in the current scale of its model.
-
-[merged from folding/sequences/fold]
-From two sequence models and a metric to a Problem. In: layer kinds, inputs. Out: a `Problem`.
-
-Carried from layer to layer are the covariances of two models' states between positions,
-`C_XY[s, i, t, j]`, and their means `m_X[s, i]`, in the cheapest form that holds them
-(`states.Moment`). One step applies a layer of each model (`layer_means`, `layer_covariances`).
-For the Gaussian metrics that is Isserlis' theorem layer by layer: exact for one nonlinear layer,
-the closure beyond. The tree metrics are the same computation with other joinings
-(`joining_rules`), and what is called the mean of a state is then its value at the zero input.
 """
 
 from __future__ import annotations
@@ -75,9 +73,9 @@ class Scales(NamedTuple):
     """The scale groups of a comparison.
 
     Args:
-        models: The models that are compared.
-        tracked: Pairs whose covariances are carried from step to step.
-        by_model: Whether all values of a model share one scale; otherwise those of a pair do.
+        models: Names of the models that are compared.
+        tracked: Pairs with covariances that are carried from step to step.
+        by_model: Whether all values of a model share one scale; otherwise the values of a pair do.
     """
 
     models: tuple[ModelName, ...]
@@ -85,7 +83,7 @@ class Scales(NamedTuple):
     by_model: bool
 
     def powers(self, pair: Pair) -> Powers:
-        """How a covariance of two models grows with the scales."""
+        """The powers of the scales in a covariance of two models."""
         if not self.by_model:
             return ((pair.group, 1),)
         if pair.bra == pair.ket:
@@ -93,19 +91,19 @@ class Scales(NamedTuple):
         return ((pair.bra, 1), (pair.ket, 1))
 
     def powers_of_result(self, pair: Pair) -> Powers:
-        """How an output of the problem grows with the scales: the last of them is its own."""
+        """The powers of the scales in an output of the problem, which has a scale of its own."""
         if not self.by_model:
             return self.powers(pair)
         return (*self.powers(pair), (pair.group, 1))
 
     def size(self, step: LayerStep, pair: Pair, covariance: Moment, mean: Moment) -> Definition:
-        """Second moments of a state above a step, `E[h_k^2]`, added up over positions.
+        """The second moments of a state above a step, `E[h_k^2]`, added up over positions.
 
         Args:
-            step: The step.
-            pair: The model with itself.
-            covariance: The covariance above the step, before it is rescaled.
-            mean: The mean above the step, before it is rescaled.
+            step: Step below the state.
+            pair: Pair of the model with itself.
+            covariance: Covariance above the step, before it is rescaled.
+            mean: Mean above the step, before it is rescaled.
         """
         axes = tuple(axis.lower().replace("l", "k") for axis in COVARIANCE_AXES[covariance.form])
         variance = Term(1.0, (Operand(covariance.name, axes),))
@@ -114,11 +112,11 @@ class Scales(NamedTuple):
         return Definition(name, ("k",), (variance, squared), powers=self.powers(pair))
 
     def after_step(self, step: LayerStep, states: States) -> tuple[ScaleGroup, ...]:
-        """How the scales are renormalised as a step ends.
+        """The scale groups at the end of a step.
 
         A model's scale is the root of the largest second moment of its state, mean included, where
-        the covariance of the model with itself is tracked. A scale read off the covariance alone
-        would make the mean and the constant as large as the state varies little.
+        the covariance of the model with itself is tracked. Divided by a scale of the covariance
+        alone, the mean and the constant of a state that varies little would be large.
         """
         scales = []
         if not self.by_model:
@@ -135,9 +133,10 @@ class Scales(NamedTuple):
         return tuple(scales)
 
     def after_result(self, step: LayerStep, pair: Pair, first: bool) -> tuple[ScaleGroup, ...]:
-        """How the scales change with an output of the problem, the first of its step or another.
+        """The scale groups of an output of the problem, the first output of its step or another.
 
-        The models' scales grow with the step, which is told once, and are renormalised no more.
+        The models' scales grow with the step, which the first output records for all, and are
+        renormalised no more.
         """
         if not self.by_model:
             return (ScaleGroup(pair.group, step.order(pair.bra), pair.group),)
@@ -151,11 +150,12 @@ class Scales(NamedTuple):
 
 
 def _size_name(step: LayerStep, model: ModelName) -> str:
+    """Name of the second moments of a model's state above a step."""
     return f"size.{model}{step.suffix}"
 
 
 Layers = dict[ModelName, int | None]
-"""Numbers of the layers that one step applies, by model; None waits."""
+"""Numbers of the layers that one step applies, by model; None where a model waits."""
 
 
 def fold_sequences(
@@ -166,20 +166,21 @@ def fold_sequences(
     pairs: Iterable[Pair],
     per_output: bool,
 ) -> Problem:
-    """The problem whose outputs are the inner products `pairs`, summed over positions.
+    """The problem that has the inner products `pairs`, summed over positions, for outputs.
 
     Args:
         models: Kinds of the layers, from the input up.
-        metric: One that works layer by layer.
+        metric: Metric that works layer by layer.
         inputs: Structure of the input's mean and covariance.
         n_ctx: Number of positions.
-        pairs: The inner products that are wanted.
-        per_output: Whether they are wanted for every output coordinate, (d_out,), or in all, ().
+        pairs: Inner products that are asked for.
+        per_output: Whether there is one inner product for every output coordinate, (d_out,), or
+            their sum, ().
 
     Returns:
-        A problem with an output named after each pair. Its leaves are the arrays of the models
+        Problem with an output named after each pair. Its leaves are the arrays of the models
         (`names.Leaf`), `MEAN` and `COVARIANCE` of the input, and the constants `ONE`, `ONES`,
-        `SAME_POSITION`, `IDENTITY` and those of `names.PositionLeaf`.
+        `SAME_POSITION`, `IDENTITY` and the arrays of `names.PositionLeaf`.
 
     Raises:
         ModelError: An attention layer of one model meets a nonlinear layer of the other that acts
@@ -194,18 +195,18 @@ def fold_sequences(
 
 
 class SequenceFold:
-    """Lays stages down step by step, and holds the states as they stand.
+    """A fold in progress: the stages so far, and the states above them.
 
     Args:
-        models, metric, inputs, n_ctx, pairs: As of `fold_sequences`.
+        models, metric, inputs, n_ctx, pairs: Arguments of `fold_sequences`.
 
     Attributes:
-        layers: The layers that each step applies.
-        stages: Those laid down so far.
-        states: What is known of both models behind them.
-        scales: Who shares a scale.
-        last_nonlinear: The last step with a nonlinear layer, -1 if there is none.
-        last_mixing: The last step with a layer that mixes positions, -1 if there is none.
+        layers: Layers that each step applies.
+        stages: Stages so far.
+        states: Moments of both models above these stages.
+        scales: Scale groups of the comparison.
+        last_nonlinear: Number of the last step with a nonlinear layer, -1 if there is none.
+        last_mixing: Number of the last step with a layer that mixes positions, -1 if there is none.
     """
 
     def __init__(
@@ -234,7 +235,7 @@ class SequenceFold:
                     self.last_nonlinear = number
 
     def step(self, number: int) -> LayerStep:
-        """The layers of a step over the states as they stand."""
+        """The layers of a step over the current states."""
         layers = self.layers[number]
         kinds: dict[ModelName, LayerKind | None] = dict.fromkeys(self.models)
         for model, layer in layers.items():
@@ -251,7 +252,7 @@ class SequenceFold:
         )
 
     def means(self, step: LayerStep) -> dict[ModelName, OutputMean]:
-        """The means of both models' outputs; their stages are laid down."""
+        """The means of both models' outputs; their stages are added to the fold."""
         means: dict[ModelName, OutputMean] = {}
         for model in self.models:
             means[model] = output_mean(step, model)
@@ -259,11 +260,11 @@ class SequenceFold:
         return means
 
     def advance(self, number: int) -> None:
-        """The stages of one step: the mean of each model, the covariance of each pair, scales.
+        """Add the stages of one step: the mean of each model, the covariance of each pair, scales.
 
-        What a stage defines is divided by scales as the stage ends, and the values of a step
-        share scales. The last stage therefore defines all of them once more, under the names by
-        which the next step knows them.
+        Definitions are divided by scales at the end of their stage, and the values of a step share
+        scales. The last stage therefore defines all values once more, under the names that the
+        next step reads.
         """
         step = self.step(number)
         means = self.means(step)
@@ -299,7 +300,7 @@ class SequenceFold:
         self.states = above
 
     def close(self, number: int, per_output: bool) -> None:
-        """The stages of the last step: its inner products instead of its moments."""
+        """Add the stages of the last step: its inner products instead of its moments."""
         step = self.step(number)
         means = self.means(step)
         outputs = ("k",) if per_output else ()
@@ -315,17 +316,17 @@ class SequenceFold:
         builder: StageBuilder,
         terms: tuple[Term, ...],
     ) -> None:
-        """The stage of an output of the problem, `pair.group[indices] = sum(terms)`."""
+        """Add the stage of an output of the problem, `pair.group[indices] = sum(terms)`."""
         powers = self.scales.powers_of_result(pair)
         result = Definition(pair.group, indices, terms, powers=powers)
         scales = self.scales.after_result(step, pair, first=pair == self.pairs[0])
         self.stages.append(Stage((*builder.definitions, result), scales))
 
     def problem(self, selectors: Mapping[str, tuple[int, ...]] | None = None) -> Problem:
-        """What was laid down, with the shapes of its leaves.
+        """The problem of all stages so far, with the shapes of its leaves.
 
         Args:
-            selectors: Shapes of the leaves that only an attribution has.
+            selectors: Shapes of the leaves that only an attribution has, by name.
         """
         shapes = _input_shapes(self.inputs, self.models["A"][0].d_in, self.n_ctx)
         for model, kinds in self.models.items():
@@ -345,7 +346,7 @@ class SequenceFold:
 def _carried(
     step: LayerStep, name: str, indices: tuple[str, ...], product: Product, powers: Powers
 ) -> Definition:
-    """A value under the name by which the next step knows it."""
+    """A value under the name that the next step reads."""
     return Definition(name + step.suffix, indices, (Term(1.0, product),), powers=powers)
 
 
@@ -371,6 +372,7 @@ def _kinds_at(models: Mapping[ModelName, Kinds], layers: Layers) -> list[LayerKi
 
 
 def _check_meeting(kinds: list[LayerKind]) -> None:
+    """Refuse attention that meets a nonlinear layer which acts position by position."""
     mixing = [kind for kind in kinds if kind.mixes_positions]
     others = [kind for kind in kinds if kind.order > 1 and not kind.mixes_positions]
     if mixing and others:
@@ -382,10 +384,10 @@ def _check_meeting(kinds: list[LayerKind]) -> None:
 
 
 def _tracked(pairs: tuple[Pair, ...], rules: MetricRules) -> tuple[Pair, ...]:
-    """Pairs whose covariances are carried along.
+    """The pairs with covariances that are carried along.
 
-    Those that are wanted, and under a Gaussian metric, which joins legs of one model too, every
-    model with itself.
+    These are the pairs asked for and, under a Gaussian metric, which joins legs of one model too,
+    every model with itself.
     """
     present = set(itertools.chain.from_iterable(pairs))
     tracked = []
@@ -397,7 +399,7 @@ def _tracked(pairs: tuple[Pair, ...], rules: MetricRules) -> tuple[Pair, ...]:
 
 
 def _input_states(models: Iterable[ModelName], inputs: SequenceInputs) -> States:
-    """The states below the first step: both models read one input."""
+    """The states below the first step, the input that both models read."""
     covariance = Moment("" if inputs.covariance == "identity" else COVARIANCE, *inputs.form)
     mean = None if inputs.mean is None else Moment(MEAN, inputs.mean)
     names = tuple(models)
@@ -407,7 +409,7 @@ def _input_states(models: Iterable[ModelName], inputs: SequenceInputs) -> States
 
 
 def _input_shapes(inputs: SequenceInputs, d_in: int, n_ctx: int) -> dict[str, tuple[int, ...]]:
-    """Shapes of the leaves that are no model's."""
+    """Shapes of the leaves that belong to no model."""
     return {
         ONE: (),
         ONES: (n_ctx,),

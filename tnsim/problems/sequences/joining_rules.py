@@ -1,4 +1,4 @@
-"""Which legs a metric joins in sequence models. In: a metric. Out: rules and their matchings.
+"""The rules by which a metric joins legs in sequence models, and the matchings that they allow.
 
 The *Gaussian* metrics ask for E[product of legs]. By Isserlis' theorem that is a sum over all ways
 of joining some legs in pairs and leaving the others alone: a pair counts by its covariance, a
@@ -7,16 +7,16 @@ single leg by its mean.
 The *tree* metrics ask for the inner product of two layers as tensors. Such a tensor reads the
 state through legs, `weight x + bias`, each with a copy of the lifted state (1, x) of its own, and
 leg r of the bra meets leg p(r) of the ket. For `Frobenius` p is the identity; `TreeSymmetric`
-averages over all n! permutations p. Let m_r be the value of a leg at the zero input, which takes
-the place of its mean, and C_rp the inner product of what two legs hold besides, which takes the
-place of their covariance. Two legs that meet then count as
+averages over all n! permutations p. Let m_r, in place of a mean, be the value of leg r at the zero
+input, and let C_rp, in place of a covariance, be the inner product of the rest of two legs. Two
+legs that meet then count as
 
     C_rp + m_r m_p^T.
 
 Multiplied out, a product of n such factors is again a sum over matchings: some legs joined in
-pairs across, the others left to their values at zero. With these words both families of metrics
-are one computation. Layers that act position by position use the sum multiplied out
-(`matchings`), attention uses the factors (`JoiningRule.with_constants`).
+pairs across, the others left to their values at zero. In these terms both families of metrics are
+one computation. Layers that act position by position use the sum multiplied out (`matchings`),
+attention uses the factors (`JoiningRule.with_constants`).
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from tnsim.problems.sequences.notation import Leg
 
 
 class JoiningRule(NamedTuple):
-    """Which two legs may be joined.
+    """A rule that says which two legs may be joined.
 
     Args:
-        name: For the names of definitions.
-        joins: Whether a leg may be joined with another.
+        name: Part of the names of definitions.
+        joins: Test whether a leg may be joined with another.
         with_constants: Whether every leg has a partner, and two joined legs count by `C + m m^T`
             instead of by C.
     """
@@ -78,9 +78,9 @@ class MetricRules(NamedTuple):
     """The rules of a metric.
 
     Args:
-        within: For one layer alone, for its mean.
-        across: For a layer of the bra and one of the ket.
-        stream: For the residual stream of one and the layer of the other.
+        within: Rule for one layer alone, for its mean.
+        across: Rule for a layer of the bra and a layer of the ket.
+        stream: Rule for the residual stream of one side and the layer of the other.
         gaussian: Whether the metric asks for expectations, and joins legs of one layer too.
         symmetrised: Whether joinings across are averaged over the permutations of a layer's legs.
     """
@@ -94,19 +94,19 @@ class MetricRules(NamedTuple):
     def share(self, order: int, pairs: int) -> float:
         """Weight of a matching that joins `pairs` of `order` legs across.
 
-        Of the n! permutations (n - k)! contain k given pairs. The other legs meet by their values
-        at zero, whose product is the same whoever meets whom.
+        Of the n! permutations, (n - k)! contain k given pairs. The other legs meet by their values
+        at zero, with a product that does not depend on which of them meet.
         """
         if not self.symmetrised:
             return 1.0
         return math.factorial(order - pairs) / math.factorial(order)
 
     def skip_share(self, order: int) -> float:
-        """Weight with which the stream past a layer of that order meets a leg of the other side.
+        """Weight of the stream past a layer of this order where it meets a leg of the other side.
 
         As a tensor with n legs a skip is `x (x) 1 (x) ... (x) 1`, averaged over which leg holds
         the state x. The tree metrics join leg with leg, so a leg of the other side meets x in one
-        of n cases, and else the constant. A Gaussian metric asks for the function alone.
+        of n cases, and else the constant. A Gaussian metric depends on the function alone.
         """
         return 1.0 if self.gaussian else 1.0 / order
 
@@ -115,7 +115,7 @@ def rules_of(metric: LayerwiseMetric) -> MetricRules:
     """The rules by which a metric joins legs layer by layer.
 
     Raises:
-        ModelError: It joins them in a way of its own.
+        ModelError: The metric joins legs in a way of its own.
     """
     way = pairing_rule(metric)
     if way is None:
@@ -131,7 +131,7 @@ def rules_of(metric: LayerwiseMetric) -> MetricRules:
 
 
 class Matching(NamedTuple):
-    """A way of joining legs: some in pairs, the others, singles, left to their means."""
+    """A way of joining legs: some in pairs, the other, single legs left to their means."""
 
     pairs: tuple[tuple[Leg, Leg], ...]
     singles: tuple[Leg, ...]

@@ -1,20 +1,16 @@
-"""The mean of one layer's output. In: a layer over its states. Out: a mean, and its stage.
+"""Means and covariances of the outputs of layers, and the stages that compute them.
 
-An output is a sum of parts, the residual stream, what the layer computes and its bias, and so is
-its mean. The stage also holds the means and covariances of the layer's legs that it needed;
-covariances with another layer use them again.
+An output is a sum of parts: the residual stream, the core (the output of the layer itself, without
+the stream), and a constant. So is its mean. The stage of a mean also holds the means and
+covariances of the layer's legs that it needed; covariances with another layer use them again.
 
-[merged from folding/sequences/layer_covariances]
-The covariance of two layers' outputs. In: two layers over their states. Out: sums, stages.
-
-An output is a sum of parts: the residual stream, what the layer computes (its core), and a
-constant. So a covariance of two outputs is
+A covariance of two outputs is
 
     stream with stream  +  stream with core  +  core with stream  +  core with core.
 
-Within a model the sum is one definition, a moment for the next step. Where an inner product is
-all that is wanted, the same summands and the product of the two means are taken at equal output
-coordinates and added up over positions.
+For the next step the sum is one definition, a moment. Where only an inner product is asked for, the
+same summands and the product of the two means are taken at equal output coordinates and added up
+over positions.
 """
 
 from __future__ import annotations
@@ -43,10 +39,10 @@ class OutputMean(NamedTuple):
     """The mean of a layer's output.
 
     Args:
-        moment: The mean, None where it vanishes; of a model that waits, that of the state below.
-        summands: What it is the sum of, at `k`.
-        heads: The mean of every head's output, None where it vanishes or the layer has no heads.
-        stage: What has to be computed for it.
+        moment: Mean, None where it vanishes; for a model that waits, the mean of the state below.
+        summands: Summands of the mean, at `k`.
+        heads: Mean of every head's output, None where it vanishes or the layer has no heads.
+        stage: Stage that computes the mean.
     """
 
     moment: Moment | None
@@ -81,12 +77,12 @@ def output_mean(step: LayerStep, model: ModelName) -> OutputMean:
 
 
 def names_defined(means: Iterable[OutputMean]) -> frozenset[str]:
-    """Names of all that the stages of some means have left for later stages."""
+    """Names of the outputs of the stages of some means."""
     return frozenset(definition.name for mean in means for definition in mean.stage.outputs)
 
 
 def _stream(legs: Projections) -> list[Summand]:
-    """What the residual stream adds to the mean."""
+    """The summand of the residual stream in the mean."""
     skip, state = legs.names.skip("bra"), legs.mean(stream("bra"))
     if skip is None or state is None:
         return []
@@ -95,9 +91,9 @@ def _stream(legs: Projections) -> list[Summand]:
 
 
 def _bias(names: BraKet) -> list[Summand]:
-    """What the bias of the output matrix adds.
+    """The summand of the output matrix's bias in the mean.
 
-    The biases of legs, that of a linear layer among them, are in the means of the legs.
+    The means of legs already have the biases of legs, the bias of a linear layer included.
     """
     kind = names.kind("bra")
     if kind.down is None or kind.down not in kind.biases:
@@ -113,9 +109,9 @@ class OutputCovariance(NamedTuple):
     """The covariance of the outputs of two layers.
 
     Args:
-        names: The layers in their slots.
-        stage: What has to be computed.
-        summands: Their sum, at the positions `names.outputs` and the coordinates `k` and `l`.
+        names: Layers in their slots.
+        stage: Builder with the definitions that the summands read.
+        summands: Summands at the positions `names.outputs` and the coordinates `k` and `l`.
     """
 
     names: BraKet
@@ -129,10 +125,10 @@ def output_covariance(
     """The covariance of the outputs of two layers.
 
     Args:
-        step: The layers.
-        pair: Which model stands in the bra, and which in the ket.
-        means: Of the outputs of both models at this step.
-        by_head: Leave the heads of attention as open indices `a` and `b`.
+        step: Step with the layers.
+        pair: Model in the bra and model in the ket.
+        means: Means of the outputs of both models at this step.
+        by_head: Whether the heads of attention stay open indices, `a` and `b`.
     """
     names = BraKet(step, pair, one_position=not _positions_matter(step, pair))
     stage = StageBuilder(step.suffix, known=names_defined(means.values()))
@@ -166,13 +162,13 @@ def inner_product(
     """The inner product of two outputs, summed over positions.
 
     Args:
-        step: The last one.
-        pair: Which model stands in the bra, and which in the ket.
-        means: Of the outputs of both models.
+        step: Last step.
+        pair: Model in the bra and model in the ket.
+        means: Means of the outputs of both models.
         outputs: `("k",)` for one number per output coordinate, `()` for their sum.
 
     Returns:
-        What has to be computed first, and the terms of the inner product.
+        Builder with the definitions that the terms read, and the terms of the inner product.
     """
     # E<f, g> = sum_s tr Cov[f[s], g[s]] + <E f[s], E g[s]>, the trace by equal output coordinates.
     names, builder, summands = output_covariance(step, pair, means)
@@ -184,13 +180,14 @@ def inner_product(
 
 
 def _positions_matter(step: LayerStep, pair: Pair) -> bool:
-    """Whether outputs at different positions are correlated, and a later layer asks for it."""
+    """Whether outputs at different positions are correlated, and a later layer mixes them."""
     kinds = [step.kinds[model] for model in pair]
     mixes = any(kind is not None and kind.mixes_positions for kind in kinds)
     return step.mixes_later and (mixes or step.states.moments[pair].form == "full")
 
 
 def _stream_with_stream(legs: Projections) -> list[Summand]:
+    """The covariance of the residual streams of bra and ket."""
     names = legs.names
     bra, ket = names.skip("bra"), names.skip("ket")
     if bra is None or ket is None:
@@ -203,7 +200,7 @@ def _stream_with_stream(legs: Projections) -> list[Summand]:
 
 
 def _stream_with_core(expansions: Expansions, slot: Slot) -> list[Summand]:
-    """The covariance of the stream in one slot with what the layer in the other one computes."""
+    """The covariance of the stream in one slot with the core of the layer in the other slot."""
     names, layer = expansions.legs.names, OTHER[slot]
     skip = names.skip(slot)
     if skip is None or names.waits(layer):
@@ -224,6 +221,7 @@ def _stream_with_core(expansions: Expansions, slot: Slot) -> list[Summand]:
 
 
 def _core_with_core(expansions: Expansions, means: Means, by_head: bool) -> list[Summand]:
+    """The covariance of the cores of bra and ket."""
     names = expansions.legs.names
     if any(names.waits(slot) for slot in SLOTS):
         return []
@@ -234,10 +232,10 @@ def _core_with_core(expansions: Expansions, means: Means, by_head: bool) -> list
 
 
 def _zero(legs: Projections) -> Summand:
-    """The covariance of outputs that no legs join, such as those of odd and even order.
+    """The zero covariance of outputs that no legs join, such as outputs of odd and even order.
 
-    A product with the weight 0 that has the axes of both outputs: the output matrix of a layer, and
-    for a model that waits the states below.
+    It is a product of weight 0 with the axes of both outputs: the output matrix of a layer, and for
+    a model that waits the states below.
     """
     names = legs.names
     ends: dict[Slot, str] = {slot: f"unit of the {slot}" for slot in SLOTS}
@@ -256,7 +254,7 @@ def _zero(legs: Projections) -> Summand:
 
 
 def _product_of_means(names: BraKet, means: Means) -> list[Summand]:
-    """What an inner product has beside the covariance."""
+    """The product of the means, which an inner product has besides the covariance."""
     operands = []
     for slot in SLOTS:
         mean = means[names.models[slot]].moment

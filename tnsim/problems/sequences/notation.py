@@ -1,4 +1,4 @@
-"""The notation of sequence folds. In: nothing. Out: legs, products of arrays, names of indices.
+"""The notation of sequence folds: legs, products of arrays, and the names of indices.
 
 s, S    position of an output and of its queries, in the bra and in the ket
 t, T    position of keys and values, in the bra and in the ket
@@ -8,9 +8,9 @@ k, l    coordinate of an output, in the bra and in the ket
 i, j    coordinate of a state below
 u, w    coordinate of the first leg and of the second; of a mean, `u`
 h, v    hidden unit, coordinate of a value
-y, z    summed inside one product of an expansion (see `wick`)
+y, z    summed inside one product of an expansion (see `expansions`)
 c, d    component of the bra's output and of the ket's (see `attribution`)
-o       coordinate of both outputs there
+o       common coordinate of both outputs in an attribution
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ Product = tuple[Operand, ...]
 Sum = tuple[Product, ...]
 """A sum of products, one for every set of open indices.
 
-A product that does not depend on a position or a head has no index for it.
+A product that does not depend on a position or a head lacks its index.
 """
 
 
@@ -63,7 +63,7 @@ def scores_of(slot: Slot) -> frozenset[Score]:
 
 
 def in_order(indices: Iterable[str]) -> tuple[str, ...]:
-    """Indices in the one order in which the arrays of a fold have their axes.
+    """Indices in the common order of axes of all arrays of a fold.
 
     Positions and heads come first, coordinates last: most products are products of matrices of
     coordinates, one for every position and head, and so they need no transposes.
@@ -83,8 +83,8 @@ def spread(
 ) -> Term:
     """The product as a term of a definition with certain indices.
 
-    A position that the product does not depend on is put there by an array of ones: one among
-    `indices` then has equal values everywhere, one among `summed` counts the positions.
+    An array of ones adds each position that the product does not depend on: along a position in
+    `indices` the values are then equal, and a position in `summed` counts the positions.
     """
     present = indices_of(product)
     missing = [index for index in (*indices, *summed) if index not in present]
@@ -96,12 +96,12 @@ class Summand(NamedTuple):
     """A summand of a mean or of a covariance of outputs.
 
     Args:
-        weight: Its factor.
-        product: Its arrays.
-        same: Whether it counts only where both outputs are at one position, though two are told
-            apart.
-        parts: Which part of the bra's output it comes from, and which of the ket's. A mean comes
-            from the first.
+        weight: Factor of the product.
+        product: Arrays of the summand.
+        same: Whether the summand counts only where both outputs are at one position, though two
+            positions are told apart.
+        parts: Parts of the bra's and of the ket's output that are multiplied; for a mean only the
+            first matters.
     """
 
     weight: float

@@ -1,20 +1,19 @@
-"""The legs of two layers. In: moments of the states below. Out: means and covariances of legs.
+"""The legs of two layers, and the moments of layers that act position by position.
 
-A layer reads the state below through legs, `leg = weight * state + bias` (see `positional`), and
-every moment of its output is made of the means of its legs and of the covariances between them:
+*Legs.* A layer reads the state below through legs, `leg = weight * state + bias` (see
+`tensors.positional`), and every moment of its output is made of the means of its legs and of the
+covariances between them:
 
     mean of a leg          weight m + bias
     covariance of two      weight C weight'^T
 
 A leg of an attention layer has a head index and `d_head` coordinates, so the width of the state
-is summed out once per pair of legs, and all that follows is of size `d_head`. Where states at
+is summed out once per pair of legs, and all later arrays are of size `d_head`. Where states at
 different positions are independent, two legs have a covariance at one position only, which is
 called `s`.
 
-[merged from folding/sequences/position_wise]
-Layers that act position by position. In: moments of their legs. Out: moments of their outputs.
-
-Such a layer is an elementwise product of n legs, mapped to the output:
+*Layers.* A layer that acts position by position is an elementwise product of n legs, mapped to the
+output:
 
     y[k] = sum over h of  down[k, h] leg_1[h] * ... * leg_n[h].
 
@@ -22,12 +21,12 @@ A bilinear layer has n = 2; a linear layer has n = 1, and its leg is the output.
 
 A moment of products of legs is a sum over matchings (see `joining_rules`): legs joined in pairs
 count by their covariances, the others by their means, all of it elementwise in the hidden unit of
-the bra and in that of the ket. A *covariance* keeps the matchings in which something of the bra is
-joined with something of the ket; the others make up the product of the two means. For two
+the bra and in the hidden unit of the ket. A *covariance* is the sum over the matchings that join
+a leg of the bra with a leg of the ket; the others make up the product of the two means. For two
 bilinear layers with legs L and R that leaves
 
     C_LL C_RR + C_LR C_RL                                            both legs cross,
-    C_LL m_R m_R + C_RR m_L m_L + C_LR m_R m_L + C_RL m_L m_R        one crosses.
+    C_LL m_R m_R + C_RR m_L m_L + C_LR m_R m_L + C_RL m_L m_R        one leg crosses.
 """
 
 from __future__ import annotations
@@ -57,8 +56,8 @@ class Projections:
     """Means and covariances of the legs of two layers, defined in a stage as they are asked for.
 
     Args:
-        names: The layers in the bra and in the ket.
-        stage: Takes the definitions.
+        names: Layers in the bra and in the ket.
+        stage: Builder that receives the definitions.
     """
 
     def __init__(self, names: BraKet, stage: StageBuilder) -> None:
@@ -66,10 +65,10 @@ class Projections:
         self.stage = stage
 
     def mean(self, leg: Leg) -> Product | None:
-        """Mean of a leg, or for the tree metrics its value at the zero input. Its end is `FIRST`.
+        """The mean of a leg, or for the tree metrics its value at the zero input.
 
         Returns:
-            None where it vanishes: no mean below, and no bias.
+            Mean with the end `FIRST`; None where it vanishes: no mean below, and no bias.
         """
         names, slot = self.names, leg.slot
         at_leg = {"s": names.position(leg), "a": HEAD[slot]}
@@ -91,7 +90,7 @@ class Projections:
         return renamed([self._define(name, names.marks[slot], indices, *products)], at_leg)
 
     def covariance(self, one: Leg, two: Leg) -> Product:
-        """Covariance of two legs, with the ends `FIRST` and `SECOND`."""
+        """The covariance of two legs, with the ends `FIRST` and `SECOND`."""
         names = self.names
         if one.role == STREAM == two.role:
             positions = names.position(one), names.position(two)
@@ -113,8 +112,8 @@ class Projections:
     def uncontracted_covariance(self, one: Leg, two: Leg) -> Product:
         """The covariance of two legs as a product of weights and moment, not multiplied out.
 
-        For linear layers: two of them can be as wide as a vocabulary, and their covariance is
-        that wide squared.
+        Linear layers need it: two of them can be as wide as a vocabulary, and their covariance has
+        as many elements as that width squared.
         """
         names = self.names
         first = names.leaf(one.slot, one.role, FIRST, "i")
@@ -126,9 +125,9 @@ class Projections:
         return (first, *below, second)
 
     def _half(self, one: Leg, two: Leg) -> Operand:
-        """`weight C`, the covariance of leg `one` with the state that leg `two` reads.
+        """The covariance `weight C` of leg `one` with the state that leg `two` reads.
 
-        Its indices: `s` where it depends on a position, the rows of the leg, `S` where the
+        Its indices are `s` where it depends on a position, the rows of the leg, `S` where the
         covariance is full, and `j`.
         """
         names = self.names
@@ -152,10 +151,9 @@ class Projections:
         return self._define(name, names.marks[one.slot], indices, (weight, *below))
 
     def _whole(self, one: Leg, two: Leg, half: Operand, apart: bool) -> Operand:
-        """`weight C weight'^T`, at the positions `s` and `S` if they are `apart`, else both at `s`.
+        """The covariance `weight C weight'^T`, at `s` and `S` if `apart`, else both legs at `s`.
 
-        Two legs of one layer have one head between them; legs of two layers have the heads `a` and
-        `b`.
+        Two legs of one layer have a head in common; legs of two layers have the heads `a` and `b`.
         """
         names = self.names
         inside = one.slot == two.slot
@@ -177,6 +175,7 @@ class Projections:
     def _define(
         self, name: str, mark: str, indices: tuple[str, ...], *products: Product
     ) -> Operand:
+        """A definition of the stage, the sum of products, as an operand."""
         terms = [spread(product, indices) for product in products]
         return self.stage.define(name, indices, terms, mark=mark)
 
@@ -220,9 +219,9 @@ def covariance(legs: Projections) -> list[Summand]:
 
 
 def covariance_with_stream(legs: Projections, slot: Slot) -> list[Summand]:
-    """The covariance of the stream in one slot with the output of the layer in the other one.
+    """The covariance of the stream in one slot with the output of the layer in the other slot.
 
-    The stream's end is `FIRST`, the output's is `SECOND`.
+    The stream has the end `FIRST`, the output the end `SECOND`.
     """
     names, layer = legs.names, OTHER[slot]
     hidden, down = _hidden(names, layer, SECOND, "h")
@@ -237,9 +236,9 @@ def covariance_with_stream(legs: Projections, slot: Slot) -> list[Summand]:
 
 
 def _hidden(names: BraKet, slot: Slot, output: str, hidden: str) -> tuple[str, Product]:
-    """The index of the elementwise product of a layer's legs, and what maps it to the output.
+    """The index of the elementwise product of a layer's legs, and its map to the output.
 
-    Where a leg is the output, they have one index, and nothing maps it.
+    Where a leg is the output, both have one index, and the map is the empty product.
     """
     down = names.kind(slot).down
     if down is None:
@@ -252,7 +251,7 @@ def _product(legs: Projections, matching: Matching, ends: dict[Slot, str]) -> Pr
 
     Args:
         legs: Means and covariances of the legs.
-        matching: Which of them are joined, and which left to their means.
+        matching: Legs that are joined, and legs that are left to their means.
         ends: Name of the coordinate of all legs of a slot, as their product is elementwise.
     """
     operands: list[Operand] = []

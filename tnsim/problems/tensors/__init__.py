@@ -1,4 +1,4 @@
-"""One layer as named arrays: `kinds`, then `lifted`, `positional`, `layer_networks` and `packed`.
+"""One layer as named arrays: the only code that asks for the class of a layer.
 
-The only code that asks which layer it has.
+Read `kinds`, then `lifted`, `positional`, `layer_networks` and `packed`.
 """

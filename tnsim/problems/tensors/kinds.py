@@ -1,4 +1,4 @@
-"""Layers without their numbers. In: layers. Out: kinds, all that a plan depends on."""
+"""Layers without their numbers: the kinds on which plans depend."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from tnsim.sessions import per_object_cache
 
 
 class LayerKind(NamedTuple):
-    """A layer without its numbers: what a comparison has to know to be planned. Hashable.
+    """A layer without its numbers, enough to plan a comparison. Hashable.
 
     Args:
         name: Class of the layer, for messages.
         legs: Roles of the arrays through which the layer reads its input; it is linear in each.
-        down: Role of the array that maps the product of the legs to the output; None where there is
-            one leg, which is the output.
-        d_in: Coordinates of the input.
-        d_out: Coordinates of the output.
-        rank: Hidden units, of which attention has none.
+        down: Role of the array that maps the product of the legs to the output; None for a single
+            leg, which is the output.
+        d_in: Number of coordinates of the input.
+        d_out: Number of coordinates of the output.
+        rank: Number of hidden units; 0 for attention.
         biases: Roles that have a bias.
-        skips: Whether a residual adds the input. Around a linear layer it is added to the matrix.
+        skips: Whether a residual adds the input. A skip around a linear layer is in its matrix.
         heads: (n_heads, d_head, d_value) of attention, zeros otherwise.
         rotary: Whether queries and keys depend on the position (RoPE).
         causal: Whether an output sees its own and earlier positions only.
@@ -70,7 +70,7 @@ class LayerKind(NamedTuple):
         return self.rotary and any(role in score for score in SCORES)
 
     def multiplications(self, positions: int) -> int:
-        """Scalar multiplications of a forward pass on one sequence of so many positions.
+        """Number of scalar multiplications of a forward pass on one sequence.
 
         Example:
             >>> kind = LayerKind("Bilinear", ("LEFT", "RIGHT"), "DOWN", d_in=3, d_out=2, rank=8)
@@ -80,10 +80,10 @@ class LayerKind(NamedTuple):
         return positions * self.multiplications_at_position(positions)
 
     def multiplications_at_position(self, seen: int) -> int:
-        """Scalar multiplications at one position that sees so many, its own among them."""
+        """Number of scalar multiplications at one position that sees `seen`, its own included."""
         if self.mixes_positions:
-            # Per head and position: its rows of the input; with every key two scores, their product
-            # and mask, and the value that they weigh; its part of the output.
+            # Per head and position: rows of the input; for every key two scores, their product and
+            # mask, and the weighted value; the head's part of the output.
             heads, d_head, d_value = self.heads
             rows = 4 * d_head + d_value
             scores = seen * (2 * d_head + d_value + 2)
@@ -94,7 +94,7 @@ class LayerKind(NamedTuple):
 
     @property
     def dense_size(self) -> int:
-        """Elements of the layer's tensor where whole trees need it, 0 where arrays stand for it."""
+        """Elements of the layer's whole tensor where `whole_tree` needs it, else 0."""
         if not self.dense and self.order <= 2:
             return 0
         return (self.d_out + 1) * (self.d_in + 1) ** self.order
@@ -143,7 +143,7 @@ def layer_kind(layer: Layer) -> LayerKind:
 
 
 def core_of(layer: Layer) -> Core:
-    """The layer inside any number of residuals; a product of one affine map is a linear layer.
+    """The layer inside its residuals; a product of one affine map becomes a linear layer.
 
     Example:
         >>> import tnsim

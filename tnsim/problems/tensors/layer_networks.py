@@ -1,7 +1,8 @@
-"""One layer as an unrolled network shows it. In: a layer, n_ctx. Out: arrays over named indices.
+"""One layer as an unrolled network, and layers over flattened sequences.
 
-Inputs and outputs are lifted, `(1, x)`; those of a sequence are flattened first, position-major,
-with one constant for all positions: `(1, x_00, x_01, ...)`, 1 + n_ctx * d coordinates.
+*Networks.* A drawn network has one tensor per array, over named indices. Inputs and outputs are
+lifted, `(1, x)`; sequences are flattened first, position-major, with one constant for all
+positions: `(1, x_00, x_01, ...)`, 1 + n_ctx * d coordinates.
 
     Linear      WEIGHT[out, in0]
     Bilinear    DOWN[out, hidden] LEFT[hidden, in0] RIGHT[hidden, in1]
@@ -10,18 +11,15 @@ with one constant for all positions: `(1, x_00, x_01, ...)`, 1 + n_ctx * d coord
                 Q2[s, a, y, in2] K2[t, a, y, in3] V[t, a, u, in4]
 
 s and t are the positions of queries and keys, a heads, x and y coordinates of the two scores, u of
-the values. A network is one product, so what a layer adds to it is spelled out: a skip around a
-bilinear layer as hidden units, the constant, the output bias and the skip of attention as heads.
-Plans never see these.
+the values. A network is one product, so the sums within a layer are spelled out: a skip around a
+bilinear layer as hidden units, and the constant, the output bias and the skip of attention as
+heads. Plans never read these arrays.
 
-[merged from tensors/flattened]
-Sequences as one vector. In: layers, n_ctx. Out: kinds and lifted arrays over flattened inputs.
-
-`Gaussian` beyond one nonlinear layer and `Symmetric` join the legs of whole trees (see
-`problems.whole_tree`), and there a leg is one index. Flattened, (1, x_00, x_01, ...), a sequence is
-one vector with one constant, position-wise layers have block-diagonal weights, and an attention
-layer is a dense tensor of five legs, symmetrised: of size (1 + n_ctx d)^5 per output, which only
-small models afford.
+*Flattened layers.* `Gaussian` beyond one nonlinear layer and `Symmetric` join the legs of whole
+trees (see `problems.whole_tree`), and there a leg is one index. A flattened sequence is one vector
+with one constant, position-wise layers have block-diagonal weights, and an attention layer is a
+dense tensor of five legs, symmetrised: of size (1 + n_ctx d)^5 per output, which only small models
+afford.
 """
 
 from __future__ import annotations
@@ -50,9 +48,9 @@ class Node(NamedTuple):
     """One tensor of a layer's network.
 
     Args:
-        role: Which array of the layer it is.
-        array: Its entries, float64.
-        indices: One for every axis; the output comes first, an input last.
+        role: Role of the array in the layer.
+        array: Entries, float64.
+        indices: Indices of the axes; the output comes first, an input last.
     """
 
     role: str
@@ -78,10 +76,10 @@ def local_nodes(layer: Layer, n_ctx: int | None) -> tuple[Node, ...]:
 
     Args:
         layer: Any layer.
-        n_ctx: Positions of the sequence; None for vectors, which attention does not read.
+        n_ctx: Number of positions of the sequence; None for vectors, which attention does not read.
 
     Returns:
-        The nodes without an input first, then those of `in0`, `in1`, ... in order.
+        Nodes without an input first, then the nodes that read `in0`, `in1`, ... in order.
 
     Raises:
         ModelError: Attention without `n_ctx`.
@@ -112,7 +110,7 @@ def local_nodes(layer: Layer, n_ctx: int | None) -> tuple[Node, ...]:
 
 
 def at_every_position(layer: Layer, n_ctx: int) -> Layer:
-    """The layer that acts on flattened sequences as this one does on every position.
+    """The layer on flattened sequences that applies the given layer at every position.
 
     Its weights are block-diagonal, one block for each position.
 
@@ -129,7 +127,7 @@ def at_every_position(layer: Layer, n_ctx: int) -> Layer:
 
 
 def _repeated(array: Array, n_ctx: int) -> Array:
-    """A bias as often as there are positions, a matrix as the blocks of a diagonal."""
+    """A bias repeated for every position, or a matrix repeated as the blocks of a diagonal."""
     xp = library(array)
     if array.ndim == 1:
         return xp.tile(array, n_ctx)
@@ -137,13 +135,13 @@ def _repeated(array: Array, n_ctx: int) -> Array:
 
 
 def stacked(legs: Sequence[Node]) -> tuple[Float[np.ndarray, "*axes"], tuple[str, ...]]:
-    """The nodes of all input legs as one array, from which a symmetriser may hand any to any leg.
+    """The nodes of all input legs as one array, so that a symmetriser may permute them.
 
-    Every node is spread over the indices of all nodes.
+    Every node is broadcast over the indices of all nodes.
 
     Returns:
-        The array, with the role as its first axis and the leg as its last one, and the indices of
-        the axes between.
+        Array with the role as its first axis and the leg as its last axis, and the indices of the
+        axes between.
 
     Example:
         >>> left = Node("LEFT", np.ones((2, 3)), ("hidden", "in0"))
@@ -169,17 +167,18 @@ def stacked(legs: Sequence[Node]) -> tuple[Float[np.ndarray, "*axes"], tuple[str
 
 
 def _attention_nodes(core: Attention, arrays: dict[str, Any], n_ctx: int) -> tuple[Node, ...]:
-    """Attention with further heads, in which every score is 1 and a position sees itself alone.
+    """The nodes of attention, with extra heads for the constant, the output bias and a skip.
 
-    The first of them reads the constant on all legs and gives the constant row and the output bias.
-    With a skip, each of the others reads one coordinate of the input on one leg and the constant on
-    the rest: 1/5 of the skip comes from each leg, so that the tensor treats them alike (as in
-    `lifted.unrolled_arrays` for two legs).
+    In an extra head every score is 1 and a position sees itself alone. The first extra head reads
+    the constant on all legs and gives the constant row and the output bias. With a skip, each of
+    the others reads one coordinate of the input on one leg and the constant on the rest: 1/5 of the
+    skip comes from each leg, so that the tensor treats legs alike (as in `lifted.unrolled_arrays`
+    for two legs).
 
     Args:
-        core: The attention layer.
-        arrays: Of the layer with what is around it, by role.
-        n_ctx: Positions.
+        core: Attention inside the residuals.
+        arrays: Arrays of the layer with its residuals, by role.
+        n_ctx: Number of positions.
     """
     copies: list[tuple[str, int]] = []  # (leg that reads, coordinate) of each further head
     if SKIP in arrays:
@@ -232,9 +231,9 @@ def _attention_output(
 
 
 def flat_kind(layer: Layer, n_ctx: int) -> LayerKind:
-    """Kind of a layer over flattened sequences.
+    """The kind of a layer over flattened sequences.
 
-    Attention is given by its whole tensor, and so always lifted.
+    Attention is given by its whole tensor, and so is always lifted.
 
     Example:
         >>> import tnsim
@@ -252,7 +251,7 @@ def flat_arrays(layer: Layer, n_ctx: int) -> dict[str, Any]:
     """The arrays of a layer over flattened sequences.
 
     Returns:
-        Role -> array, as `symmetric.symmetric_arrays` gives them; DENSE alone for attention.
+        Arrays by role, as from `lifted.symmetric_arrays`; DENSE alone for attention.
 
     Raises:
         ModelError: The weights of an attention layer are traced.
@@ -276,7 +275,7 @@ def dense(layer: Layer, n_ctx: int) -> Float[np.ndarray, "out i j k l m"]:
     """The tensor of an attention layer over flattened, lifted sequences, not symmetrised.
 
     Returns:
-        float64, (1 + n_ctx * d_out, (1 + n_ctx * d_in) five times).
+        Tensor of float64, (1 + n_ctx * d_out, (1 + n_ctx * d_in) five times).
 
     Example:
         >>> import tnsim
@@ -286,7 +285,7 @@ def dense(layer: Layer, n_ctx: int) -> Float[np.ndarray, "out i j k l m"]:
         (2, 2, 2, 2, 2, 2)
     """
     nodes = local_nodes(layer, n_ctx)
-    # np.einsum takes numbers for indices: here in the order in which they occur.
+    # np.einsum takes numbers for indices, here numbered in the order of their occurrence.
     numbers: dict[str, int] = {}
     arguments: list[Any] = []
     for node in nodes:

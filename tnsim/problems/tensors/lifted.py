@@ -1,4 +1,4 @@
-"""The local tensor network of a layer. In: a layer. Out: its parts, its arrays, its leg symmetry.
+"""The local tensor network of a layer: its parts, its arrays, and its symmetrised arrays.
 
 Lifted, `x~ = (1, x)`, every layer is homogeneous: a tensor with one output leg and `order` input
 legs (paper, section 2.1). That tensor is a *sum of parts*, each a small product of arrays joined
@@ -10,13 +10,13 @@ over indices, so that a skip connection stays an index and never becomes an iden
     Residual      the layer's part, and for each of its n legs j a part
                   1/n delta[out, in_j] SKIP[in_k] UNIT[in_l] ...
 
-Lifting appends the constant coordinate at position 0 of every leg and one hidden unit that computes
+Lifting adds the constant coordinate at position 0 of every leg and one hidden unit that computes
 it, so biases cost one row. `SKIP = skip * e_0` and, from three legs on, `UNIT = e_0` read the
 constant off the legs that the skip does not use. The lift is left out where no layer of either
 model has a constant.
 
-[merged from tensors/symmetric]
-Layers whose legs may be exchanged. In: a layer. Out: its arrays, symmetrised over its legs.
+Metrics of whole trees may exchange the legs of a layer. `symmetric_arrays` gives its arrays
+symmetrised over the legs.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ class LayerPart:
 
     Args:
         tensors: Role and indices of every array.
-        out: The output index. Where it is an input index, the part is a skip: output and input are
-            one index.
-        weight: The factor in front.
+        out: Output index. Where it is an input index, the part is a skip: output and input are one
+            index.
+        weight: Factor of the part.
     """
 
     tensors: tuple[tuple[str, tuple[str, ...]], ...]
@@ -69,7 +69,7 @@ class Local:
 
     Args:
         order: Number of input legs.
-        parts: The summands.
+        parts: Summands of the tensor.
     """
 
     order: int
@@ -77,7 +77,7 @@ class Local:
 
 
 def local(kind: LayerKind) -> Local:
-    """Parts of a layer's tensor; the same lifted or not.
+    """The parts of a layer's tensor, the same with and without the lift.
 
     Example:
         >>> kind = LayerKind("Linear", ("WEIGHT",), None, d_in=2, d_out=2)
@@ -99,7 +99,7 @@ def local(kind: LayerKind) -> Local:
 
 def _skip(inputs: list[str], kept: int) -> LayerPart:
     """The skip that carries leg `kept` to the output and reads the constant off the others."""
-    # All n parts are one function, x~ on one leg and 1 on the others. Their mean treats legs alike.
+    # All n parts are one function, x~ on one leg and 1 on the others; their mean treats legs alike.
     others = [i for n, i in enumerate(inputs) if n != kept]
     roles = [SKIP] + [UNIT] * (len(others) - 1)
     constants = tuple((role, (i,)) for role, i in zip(roles, others, strict=True))
@@ -129,16 +129,15 @@ def shapes(kind: LayerKind, lifted: bool) -> dict[str, tuple[int, ...]]:
 def arrays(layer: Layer, lifted: bool) -> dict[str, Any]:
     """The arrays of a layer's parts.
 
-    The residual scale is multiplied into DOWN. The skip adds to the constant row as well, and what
-    it adds is taken off the bias column, so that the row still computes 1.
+    The residual scale is multiplied into DOWN. The skip adds to the constant row as well, and the
+    bias column is reduced by as much, so that the row still computes 1.
 
     Args:
         layer: Any layer but attention.
-        lifted: Whether coordinate 0 of every bond is the constant 1, which carries on to the
-            output.
+        lifted: Whether coordinate 0 of every bond is the constant 1, that of the output included.
 
     Returns:
-        Role -> array, of the shapes that `shapes` says; NumPy, or JAX where a weight is.
+        Arrays by role, with the shapes of `shapes`; NumPy, or JAX where a weight is.
 
     Example:
         >>> import tnsim
@@ -170,8 +169,8 @@ def arrays(layer: Layer, lifted: bool) -> dict[str, Any]:
         for name in rows:
             roles[name.upper()] = getattr(core, name)
         return roles
-    # DOWN of the lift: a row 0 that computes the constant from the hidden unit 1, and in the column
-    # of that unit the biases. With the skip, which adds skip * 1 to row 0, it has to give 1 - skip.
+    # Lifted DOWN has a row 0 that computes the constant from the constant hidden unit, and the
+    # biases in the column of that unit. A skip adds skip * 1 to row 0, so its entry is 1 - skip.
     column = _column(xp, 1.0 - skip, bias, core.d_out, last.dtype)
     padded = xp.concatenate([xp.zeros((1, last.shape[1]), last.dtype), last])
     roles[DOWN] = xp.concatenate([padded, column[:, None]], axis=1)
@@ -187,14 +186,14 @@ def arrays(layer: Layer, lifted: bool) -> dict[str, Any]:
 
 
 def unrolled_arrays(layer: Layer) -> dict[str, Any]:
-    """Lifted arrays for a drawn network, where a skip has to be spelled out as hidden units.
+    """The lifted arrays of a drawn network, with a skip spelled out as hidden units.
 
     A tensor network is one product, so the sum `skip x + scale f(x)` needs units of its own: for
     every leg one unit per coordinate, which reads the coordinate on that leg and the constant on
-    all others, with weight skip / n. Plans never see these.
+    all others, with weight skip / n. Plans never read these arrays.
 
     Returns:
-        Role -> array, as `arrays` without SKIP and UNIT.
+        Arrays by role, as from `arrays` but without SKIP and UNIT.
 
     Example:
         >>> import tnsim
@@ -220,16 +219,16 @@ def unrolled_arrays(layer: Layer) -> dict[str, Any]:
 
 
 def raised(model: Model) -> Model:
-    """A linear model as the bilinear one that multiplies it by the constant: the same function.
+    """A linear model as the bilinear model of the same function, multiplied by the constant 1.
 
-    Diagrams pair all legs of two models, so these must have an even number of legs together.
-    Every bilinear layer doubles the degree; a linear model alone is odd.
+    Diagrams pair all legs of two models, so both together must have an even number of legs. Every
+    bilinear layer doubles the degree; a linear model has degree one.
 
     Args:
         model: A model of linear layers only.
 
     Returns:
-        A model of degree two with the last layer `I (W x + b) * (0 x + 1)`.
+        Model of degree two with the last layer `I (W x + b) * (0 x + 1)`.
 
     Example:
         >>> import tnsim
@@ -251,10 +250,10 @@ def raised(model: Model) -> Model:
 
 
 def in_float64(weights: T) -> T:
-    """A layer or model with NumPy's arrays in float64; traced ones keep their dtype.
+    """A layer or model with NumPy arrays in float64; other leaves are unchanged.
 
-    What is made of weights is rounded once, to the dtype of the computation: sums and multiples of
-    float32 weights would else be rounded to float32, whatever that dtype is.
+    Arrays made of weights are rounded once, to the dtype of the computation. Without this, sums and
+    multiples of float32 weights would be rounded to float32, whatever that dtype is.
 
     Example:
         >>> in_float64([np.ones(1, np.float32)])[0].dtype
@@ -268,21 +267,21 @@ def in_float64(weights: T) -> T:
 
 
 def _column(xp: Any, first: Any, bias: Any, size: int, dtype: Any) -> Any:
-    """(first, bias) as one vector; a missing bias is zero."""
+    """The vector (first, bias); a missing bias is zero."""
     if bias is None:
         bias = xp.zeros(size, dtype)
     return xp.concatenate([xp.reshape(xp.asarray(first, dtype), (1,)), bias])
 
 
 def _affine(xp: Any, weight: Any, bias: Any) -> Any:
-    """[[1, 0], [b, W]]."""
+    """The lifted matrix [[1, 0], [b, W]] of an affine map."""
     padded = xp.concatenate([xp.zeros((1, weight.shape[1]), weight.dtype), weight])
     column = _column(xp, 1.0, bias, weight.shape[0], weight.dtype)
     return xp.concatenate([column[:, None], padded], axis=1)
 
 
 def _with_constant_unit(xp: Any, weight: Any, bias: Any) -> Any:
-    """[[b, W], [1, 0]]: the biases as column 0, and a last unit that reads the constant."""
+    """The matrix [[b, W], [1, 0]]: biases in column 0, and a last unit for the constant."""
     if bias is None:
         bias = xp.zeros(weight.shape[0], weight.dtype)
     rows = xp.concatenate([bias[:, None], weight], axis=1)
@@ -309,9 +308,9 @@ def symmetric_shapes(kind: LayerKind, lifted: bool) -> dict[str, tuple[int, ...]
 
 
 def symmetric_arrays(layer: Layer, lifted: bool) -> dict[str, Any]:
-    """The symmetrised layer.
+    """The arrays of a layer, symmetrised over its legs.
 
-    Two legs become a symmetrised CP decomposition, in which both read one FACTOR,
+    A layer of two legs becomes a symmetrised CP decomposition, with one FACTOR for both legs,
 
         sum_h SIGNED_DOWN[out, h] FACTOR[h, in0] FACTOR[h, in1].
 
@@ -328,11 +327,11 @@ def symmetric_arrays(layer: Layer, lifted: bool) -> dict[str, Any]:
 
     Args:
         layer: Any layer but attention.
-        lifted: As for `arrays`.
+        lifted: Whether coordinate 0 of every bond is the constant 1, that of the output included.
 
     Returns:
-        Role -> array, of the shapes that `symmetric_shapes` says: WEIGHT of a linear layer;
-        SIGNED_DOWN and FACTOR of one with two legs; of others the whole tensor, DENSE.
+        Arrays by role, with the shapes of `symmetric_shapes`: WEIGHT of a linear layer; SIGNED_DOWN
+        and FACTOR of a layer of two legs; the whole tensor DENSE of other layers.
 
     Example:
         >>> import tnsim
@@ -363,8 +362,8 @@ def symmetric_arrays(layer: Layer, lifted: bool) -> dict[str, Any]:
 
 
 def _balanced(xp: Any, left: Any, right: Any) -> tuple[Any, Any]:
-    """The rows c x and y / c of equal norm; rows of zeros stay. To derivatives c is a constant."""
-    # c x (x) y / c is the same for every c. But squares of size |x|^2 whose difference is of size
+    """The rows c x and y / c of equal norm, c a constant to derivatives; zero rows stay."""
+    # c x (x) y / c is the same for every c. But squares of size |x|^2 with a difference of size
     # |x| |y| lose log10(|x| / |y|) digits.
     norms = [xp.sqrt((rows * rows).sum(axis=1)) for rows in (left, right)]
     usable = (norms[0] > 0) & (norms[1] > 0)
@@ -376,7 +375,7 @@ def _balanced(xp: Any, left: Any, right: Any) -> tuple[Any, Any]:
 
 
 def symmetrised(tensor: Float[Array, "out *legs"]) -> Float[Array, "out *legs"]:
-    """The mean over all orders of the legs.
+    """The mean of a tensor over all orders of its legs.
 
     Example:
         >>> import numpy as np

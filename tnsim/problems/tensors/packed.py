@@ -1,12 +1,13 @@
-"""Symmetric tensors, stored once per sorted index. In: sizes. Out: positions of their entries.
+"""Symmetric tensors, stored once per sorted index, and the positions of their entries.
 
 The entry at i_1 <= ... <= i_n < d stands at the position
 
     sum_j C(i_j + j - 1, j),        j = 1 ... n, coordinates counted from 0,
 
 so indices are sorted by their largest coordinate, then by the next one. In this order the tensor
-over the first d coordinates is the beginning of the tensor over more, and the indices whose largest
-coordinate is within [start, stop) are a slice: products of tensors are computed block by block.
+over the first d coordinates is the beginning of the tensor over more, and the indices with a
+largest coordinate within [start, stop) are a slice: products of tensors are computed block by
+block.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from jaxtyping import Float, Int
 
 
 def count(width: int, order: int) -> int:
-    """Numbers of a symmetric tensor.
+    """Number of stored entries of a symmetric tensor.
 
     Example:
         >>> count(3, 2)
@@ -29,9 +30,9 @@ def count(width: int, order: int) -> int:
 
 
 def block_slice(start: int, stop: int, order: int) -> slice:
-    """Where the indices with a largest coordinate within [start, stop) stand.
+    """The slice of the indices with a largest coordinate within [start, stop).
 
-    The index of no coordinates counts as one whose largest is 0.
+    The index of order 0 counts as an index with the largest coordinate 0.
 
     Example:
         >>> block_slice(1, 3, 2)
@@ -43,7 +44,7 @@ def block_slice(start: int, stop: int, order: int) -> slice:
 
 
 def sorted_indices(width: int, order: int, start: int = 0) -> Int[np.ndarray, "count order"]:
-    """All sorted indices below `width`, in their order, with a largest coordinate from `start` on.
+    """All sorted indices below `width` with a largest coordinate from `start` on, in order.
 
     Example:
         >>> sorted_indices(2, 2).tolist()
@@ -60,7 +61,7 @@ def sorted_indices(width: int, order: int, start: int = 0) -> Int[np.ndarray, "c
 
 
 def positions(indices: Int[np.ndarray, "*shape order"]) -> Int[np.ndarray, "*shape"]:
-    """Where sorted indices stand.
+    """The positions of sorted indices.
 
     Example:
         >>> positions(np.array([[0, 1], [1, 1]])).tolist()
@@ -69,16 +70,14 @@ def positions(indices: Int[np.ndarray, "*shape order"]) -> Int[np.ndarray, "*sha
     found = np.zeros(indices.shape[:-1], np.int64)
     for j in range(indices.shape[-1]):
         choices = np.ones_like(found)
-        for step in range(j + 1):  # C(i + j, j + 1), whole at every step
+        for step in range(j + 1):  # C(i + j, j + 1), an integer at every step
             choices = choices * (indices[..., j] + step) // (step + 1)
         found += choices
     return found
 
 
 def multiplicities(width: int, order: int, start: int = 0) -> Float[np.ndarray, " count"]:
-    """How many entries of the whole tensor each number stands for: n! / prod(repetitions!).
-
-    Of the indices that `sorted_indices` gives.
+    """The number n! / prod(repetitions!) of entries that each index of `sorted_indices` stands for.
 
     Example:
         >>> multiplicities(2, 2).tolist()
@@ -96,10 +95,10 @@ def multiplicities(width: int, order: int, start: int = 0) -> Float[np.ndarray, 
 def joined(
     own: int, shared: int, width: int, start: int, stop: int
 ) -> Int[np.ndarray, "own shared"]:
-    """Where the indices (I, R) stand once sorted.
+    """The positions of the concatenated indices (I, R), sorted.
 
-    I are all indices of order `own` with a largest coordinate within [start, stop), R all those of
-    order `shared` below `width`.
+    I are all indices of order `own` with a largest coordinate within [start, stop), R all indices
+    of order `shared` below `width`.
 
     Example:
         The symmetric matrix of 3 numbers 00, 01, 11 as rows and columns.
@@ -117,12 +116,12 @@ def joined(
 
 
 def splits(rows: int, columns: int, start: int, stop: int) -> Int[np.ndarray, "ways count"]:
-    """Where the two parts of an index stand in a matrix over (columns, rows).
+    """The positions of the two parts of every index in a matrix over (columns, rows).
 
     An index of order `rows + columns` with a largest coordinate within [start, stop) is split in
-    all ways. What is read is the square of parts below `stop` without that of parts below `start`,
-    in two pieces, one behind the other: columns below `stop` with rows of the block, then columns
-    of the block with rows below `start`.
+    all ways. The matrix is the square of parts below `stop` without the square of parts below
+    `start`, in two pieces, one behind the other: columns below `stop` with rows of the block, then
+    columns of the block with rows below `start`.
 
     Example:
         The indices 00, 01 and 11, of which 01 is split into 0 and 1 in two ways.
@@ -140,8 +139,8 @@ def splits(rows: int, columns: int, start: int, stop: int) -> Int[np.ndarray, "w
     for way in itertools.combinations(range(order), rows):
         rest = [place for place in range(order) if place not in way]
         row, column = positions(indices[:, way]), positions(indices[:, rest])
-        # Where the part that is the row has no coordinate of the block, the other part has one: the
-        # entry is in the second piece.
+        # Where the row has no coordinate of the block, the column has one, and the entry is in the
+        # second piece.
         largest = indices[:, way].max(axis=1, initial=0)
         inside = column * height + row - first_row
         below = second_piece + (column - first_column) * count(start, rows) + row

@@ -1,8 +1,8 @@
-"""Layers of sequence models as named arrays. In: a layer and n_ctx. Out: its shapes and arrays.
+"""Layers of sequence models as named arrays, with their shapes.
 
-A sequence model is not lifted: its biases stay vectors beside the matrices, because the constant is
-one and the same at every position and a lifted coordinate per position would multiply it out. What
-a residual adds is the scalar SKIP; its scale is multiplied into DOWN and O, the 1 / d_head of each
+A sequence model is not lifted: its biases stay vectors next to the matrices, because the constant
+is the same at every position and a lifted coordinate per position would multiply it out. The skip
+of a residual is the scalar SKIP; its scale is multiplied into DOWN and O, the 1 / d_head of each
 score into Q1 and Q2, and the rotation of a position into the query and key arrays, which then have
 a position axis.
 
@@ -58,6 +58,7 @@ def sequence_shapes(kind: LayerKind, n_ctx: int) -> dict[str, tuple[int, ...]]:
 
 
 def _attention_shapes(kind: LayerKind, n_ctx: int) -> dict[str, tuple[int, ...]]:
+    """Shapes of the arrays of attention, without biases."""
     heads, d_head, d_value = kind.heads
     position = (n_ctx,) if kind.rotary else ()
     shapes: dict[str, tuple[int, ...]] = {}
@@ -70,14 +71,14 @@ def _attention_shapes(kind: LayerKind, n_ctx: int) -> dict[str, tuple[int, ...]]
 
 
 def sequence_arrays(layer: Layer, n_ctx: int) -> dict[str, Any]:
-    """The arrays of a layer, as the head of this file lists them.
+    """The arrays of a layer, as the head of this module lists them.
 
     Args:
         layer: Any layer.
-        n_ctx: Positions of the sequence.
+        n_ctx: Number of positions of the sequence.
 
     Returns:
-        Role -> array; NumPy, or JAX where a weight is.
+        Arrays by role; NumPy, or JAX where a weight is.
 
     Example:
         >>> import tnsim
@@ -117,7 +118,7 @@ def sequence_arrays(layer: Layer, n_ctx: int) -> dict[str, Any]:
 def _by_head(core: Attention, roles: dict[str, Any], n_ctx: int, xp: Any) -> dict[str, Any]:
     """The arrays of attention with an axis of heads.
 
-    Queries are divided by the width of a head; queries and keys are turned.
+    Queries are divided by the width of a head; queries and keys are rotated.
     """
     by_head: dict[str, Any] = {MASK: core.pattern(n_ctx)}
     rotations = core.rotations(n_ctx)
@@ -142,17 +143,17 @@ def _leg_by_head(core: Attention, role: str, array: Any, rotations: Any, xp: Any
 
 
 def _turned(array: Any, rotations: Any, xp: Any) -> Any:
-    """The rows of every head turned for every position.
+    """The rows of every head, rotated for every position.
 
     Args:
-        array: (heads, d_head, d_in), or (heads, d_head) for a bias.
-        rotations: (n_ctx, d_head, d_head).
-        xp: The array namespace.
+        array: Weight (heads, d_head, d_in), or bias (heads, d_head).
+        rotations: Rotation of every position, (n_ctx, d_head, d_head).
+        xp: Array namespace.
 
     Returns:
-        (n_ctx, heads, d_head, d_in), or without the last axis.
+        Array (n_ctx, heads, d_head, d_in), for a bias without the last axis.
     """
-    # NumPy turns float32 weights in float64.
+    # In NumPy, float32 weights are rotated in float64.
     turns = rotations if xp is np else xp.asarray(rotations, array.dtype)
     if array.ndim == 3:
         return turns[:, None] @ array
