@@ -162,7 +162,7 @@ def contract(
         An array of float64 or complex128 with the axes `output_inds`, or a scalar without axes;
         inside a JAX trace a traced array in the dtype of the traced arrays. With `strip_exponent` a
         pair (mantissa, exponent) with the value `mantissa * 10**exponent`, where the largest entry
-        of the mantissa is 1 in size; both are 0 for a sum of zero.
+        of the mantissa is 1 in size; the mantissa of a sum of zero is 0.
 
     Raises:
         ModelError: The networks cannot be added up, or an array is not finite, or empty.
