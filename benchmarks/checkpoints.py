@@ -39,8 +39,7 @@ def report(options: argparse.Namespace) -> str:
     """What both runs of all measured models take, and what follows for the whole run."""
     from works import language_model
 
-    from tnsim.engine.concurrency import processors
-    from tnsim.engine.devices import device
+    from tnsim.engine.runtime.devices import device, processors
 
     width, vocabulary, heads = SIZES[options.sizes]
     count = options.measured or options.models

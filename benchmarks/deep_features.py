@@ -49,7 +49,7 @@ def models(count: int, width: int, rank: int) -> list:
 
 def measured(width: int, rank: int, route: str, count: int, again: bool) -> dict:
     import tnsim
-    from tnsim.gram import run_plan
+    from tnsim.all_pairs import run_plan
 
     weigh = run_plan.plan
 

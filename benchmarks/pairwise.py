@@ -58,7 +58,7 @@ def route_row(route: str, count: int) -> dict:
     import dataclasses
 
     import tnsim
-    from tnsim.gram import run_plan as costs
+    from tnsim.all_pairs import run_plan as costs
 
     deep = route.startswith("closure")
     metric = tnsim.GaussianClosure() if deep else tnsim.Gaussian()

@@ -35,8 +35,8 @@ from typing import Any, TypeVar
 
 import works
 
-from tnsim.engine import rates
-from tnsim.engine.concurrency import processors
+from tnsim.engine.runtime import rates
+from tnsim.engine.runtime.devices import processors
 
 T = TypeVar("T")
 

@@ -12,8 +12,8 @@ import sums
 
 import tnsim
 from tnsim.cli.bench import hand_written, random_stack
-from tnsim.engine import rates
-from tnsim.engine.execution import precision
+from tnsim.engine.runtime import rates
+from tnsim.engine.runtime.execution import precision
 
 CLOSURE = tnsim.GaussianClosure()
 

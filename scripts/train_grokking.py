@@ -11,16 +11,15 @@ and optax give equal bytes.
 import argparse
 from pathlib import Path
 
-from tnsim.reproduce.grokking.setting import Setting
-from tnsim.reproduce.grokking.train import train_series
-from tnsim.reproduce.run import Run
+from tnsim.reproduce.grokking import GrokkingSetting, train_series
+from tnsim.reproduce.run import ExperimentRun
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("out", type=Path)
     out = parser.parse_args().out
-    run = Run(out, Setting(), given=out, progress=True)
+    run = ExperimentRun(out, GrokkingSetting(), given=out, progress=True)
     train_series(run, "seed-0")
 
 

@@ -20,7 +20,7 @@ import seeds
 
 import tnsim
 from tnsim.compare import by_points
-from tnsim.engine import execution, whole_plans
+from tnsim.engine.runtime import execution
 
 
 def pytest_xdist_auto_num_workers(config):
@@ -32,7 +32,7 @@ def pytest_xdist_auto_num_workers(config):
 
 @pytest.fixture(autouse=True, scope="module")
 def fresh_programs():
-    """Every module gives back what it compiled: Linux lets a process map 65,530 pieces of code."""
+    """Every module gives back what it compiled: Linux lets a process map 65,530 programs of code."""
     yield
     tnsim.session().programs.clear()
     jax.clear_caches()
@@ -86,7 +86,7 @@ def backend(request, monkeypatch):
     chosen = getattr(request, "param", "numpy")
     if chosen == "numpy":
         monkeypatch.setattr(execution, "run", _reference)
-        monkeypatch.setattr(whole_plans, "LONGEST", -1)
+        monkeypatch.setattr(execution, "LONGEST", -1)
     return chosen
 
 

@@ -16,7 +16,7 @@ import corpus_torch
 import numpy as np
 from safetensors.numpy import save as serialise
 
-from tnsim.checkpoints.dialects import Rule
+from tnsim.checkpoints.rules import Rule
 
 DEEP = 50_000
 CONTROL = "\x1b[2J\x07\u202e"

@@ -158,3 +158,32 @@ def test_the_licence_and_the_citation_are_those_of_the_package():
     assert "Apache License" in (ROOT / "LICENSE").read_text()
     citation = (ROOT / "CITATION.cff").read_text()
     assert f"version: {tnsim.__version__}" in citation and "license: Apache-2.0" in citation
+
+
+def architecture():
+    return (ROOT / "ARCHITECTURE.md").read_text()
+
+
+def in_the_repository(name):
+    """A path of ARCHITECTURE.md, which is below `tnsim/` or, of tests and pages, the repository."""
+    return next((top / name for top in (ROOT / "tnsim", ROOT) if (top / name).exists()), None)
+
+
+def test_architecture_names_files_that_exist():
+    """`folder/file.py` and `folder/`, and after a colon a name that stands in the file."""
+    named = re.findall(r"`([\w/]+(?:\.py|/))(?:: (\w+))?`", architecture())
+    assert len(named) > 100
+    for name, inside in named:
+        path = in_the_repository(name)
+        assert path is not None, name
+        if inside:
+            written = rf"^(?:(?:class|def) )?{inside}\b"
+            assert re.search(written, path.read_text(), re.MULTILINE), f"{name}: {inside}"
+
+
+def test_architecture_has_every_folder():
+    source = ROOT / "tnsim"
+    folders = {path.parent.relative_to(source) for path in source.rglob("__init__.py")}
+    table = re.findall(r"^\| `([\w/]+)/` \|", architecture(), re.MULTILINE)
+    assert {Path(name) for name in table} <= folders
+    assert {folder.parts[0] for folder in folders if folder.parts} <= set(table)

@@ -3,189 +3,162 @@
 import ast
 import subprocess
 import sys
-from fnmatch import fnmatch
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 import tnsim
 
-FOLDERS = {  # folder (or file of the root): what it may import from tnsim; nothing points back
-    "errors": [],
-    "files": [],
-    "names": [],
-    "kept": [],
-    "sessions": ["kept"],
-    "tables": [],
-    "models": ["errors", "tables"],
-    "checkpoints": ["errors", "files", "models", "tables"],
-    "tensors": ["errors", "models", "names", "sessions"],
-    "metrics": ["errors", "models", "names", "sessions"],
-    "engine": ["errors", "files", "sessions", "tables"],
-    "folding": ["engine", "errors", "metrics", "models", "names", "sessions", "tensors"],
-    "compare": [
-        "engine",
-        "errors",
-        "folding",
-        "metrics",
-        "models",
-        "names",
-        "sessions",
-        "tables",
-        "tensors",
-    ],
-    "tensor_networks": [
-        "engine",
-        "errors",
-        "folding",
-        "metrics",
-        "models",
-        "names",
-        "sessions",
-        "tensors",
-    ],
-    "torch": ["checkpoints", "compare", "engine", "errors", "folding", "metrics", "models"],
-    "analysis": ["errors", "files", "models", "names"],
-    "gram": [
-        "",
-        "analysis",
-        "checkpoints",
-        "compare",
-        "engine",
-        "errors",
-        "files",
-        "folding",
-        "metrics",
-        "models",
-        "names",
-        "sessions",
-        "tensors",
-    ],
-    "reproduce": ["", "errors", "files"],  # a user of tnsim, through its public names
-    "cli": [
-        "",
-        "analysis",
-        "checkpoints",
-        "compare",
-        "engine",
-        "errors",
-        "files",
-        "gram",
-        "metrics",
-        "models",
-        "reproduce",
-        "tensor_networks",
-    ],
-    "__main__": ["cli"],
-    "__init__": [  # on first use of a name, and for type checkers
-        "analysis",
-        "checkpoints",
-        "compare",
-        "engine",
-        "errors",
-        "gram",
-        "metrics",
-        "models",
-        "tensor_networks",
-        "torch",
-        "sessions",
-    ],
+FOLDERS = {  # folder (or file of the root): the folders that it imports; nothing points back
+    "errors": "",
+    "files": "",
+    "names": "",
+    "sessions": "",
+    "tables": "",
+    "engine": "errors files sessions tables",
+    "models": "errors tables",
+    "analysis": "errors files models names",
+    "checkpoints": "errors files models tables",
+    "metrics": "errors models names sessions",
+    "problems": "engine errors metrics models names sessions",
+    "compare": "engine errors metrics models names problems sessions tables",
+    "all_pairs": "analysis checkpoints compare engine errors files metrics models names problems sessions tnsim",
+    "tensor_networks": "engine errors metrics models names problems sessions",
+    "torch": "checkpoints compare engine errors metrics models problems",
+    "reproduce": "errors files tnsim",
+    "cli": "all_pairs analysis checkpoints compare engine errors files metrics models reproduce tensor_networks tnsim",
+    "__main__": "cli",
+    "__init__": "all_pairs analysis checkpoints compare engine errors metrics models sessions tensor_networks torch",
 }
-CONFINED = {  # foreign package: the files that may import it; * is any experiment
+PHASES = (  # of the engine, in order: a phase imports earlier phases only
+    ("ir",),
+    ("costs", "disk_cache", "scaled"),
+    ("plan", "precision"),
+    ("passes",),
+    ("search",),
+    ("planner", "runtime"),
+    ("budget",),
+)
+CONFINED = {  # foreign package: the files that import it
     "quimb": {
-        "tensor_networks/network",
+        "analysis/plots",
         "tensor_networks/closed_networks",
-        "tensor_networks/contraction",  # the name of a type only
-        "tensor_networks/network_checks",
-        "tensor_networks/network_sums",  # the name of a type only
-        "analysis/plots",  # the name of a type only
+        "tensor_networks/contraction",
+        "tensor_networks/network",
+        "tensor_networks/network_sums",
     },
-    "cotengra": {"engine/pathfinding"},
+    "cotengra": {"engine/search/paths"},
     "matplotlib": {
+        "all_pairs/result",
         "analysis/axes",
-        "analysis/curves",  # the name of a type only
         "analysis/figures",
         "analysis/pictures",
         "analysis/plots",
-        "analysis/scatter",  # the name of a type only
-        "gram/result",  # the name of a type only
-        "reproduce/experiment",  # the name of a type only
-        "reproduce/*/figure",  # the name of a type only
-        "reproduce/street_digits",  # its fonts
+        "reproduce/argmax",
+        "reproduce/backdoor",
+        "reproduce/differences",
+        "reproduce/experiment",
+        "reproduce/forgetting",
+        "reproduce/grokking",
+        "reproduce/images",
+        "reproduce/induction",
+        "reproduce/invariance",
+        "reproduce/language",
     },
     "torch": {
         "checkpoints/formats",
-        "checkpoints/module_forward",
+        "checkpoints/module_calls",
         "models/functions",
-        "torch/__init__",  # the name of a type only
+        "torch/__init__",
         "torch/autograd",
     },
-    "safetensors": {"checkpoints/formats", "checkpoints/native", "metrics/input_files"},
-    "scipy": {
-        "analysis/chords",
-        "analysis/correlations",
-        "analysis/figures",
-        "reproduce/images",  # SVHN's own files
-    },
+    "safetensors": {"checkpoints/formats", "checkpoints/native", "metrics/empirical"},
+    "scipy": {"analysis/chords", "analysis/correlations", "analysis/figures", "reproduce/images"},
     "xarray": {
-        "analysis/axes",  # the name of a type only
+        "all_pairs/result",
+        "analysis/axes",
         "analysis/baselines",
         "analysis/chords",
-        "analysis/curves",  # the name of a type only
         "analysis/figures",
         "analysis/matrices",
         "analysis/reading",
         "analysis/report",
-        "analysis/weights",  # the name of a type only
-        "gram/result",
-        "reproduce/experiment",  # the name of a type only
-        "reproduce/*/measure",  # the name of a type only
-        "reproduce/phases",  # the name of a type only
+        "reproduce/argmax",
+        "reproduce/experiment",
+        "reproduce/induction",
+        "reproduce/invariance",
+        "reproduce/language",
+        "reproduce/phases",
     },
-    "zarr": {"gram/zarr_files"},
-    "optax": {"reproduce/*/train", "reproduce/classifiers"},
+    "zarr": {"all_pairs/store"},
+    "optax": {
+        "reproduce/argmax",
+        "reproduce/classifiers",
+        "reproduce/grokking",
+        "reproduce/language",
+    },
     "distributed": {"cli/pairwise"},
-    "pyarrow": {"gram/export"},
-    "typer": {
-        "cli/app",
-        "cli/bench_commands",
-        "cli/demo_command",
-        "cli/dialect_commands",
-        "cli/options",
-        "cli/pairwise",
-        "cli/reproduce_command",
-        "cli/stopping",
-    },
+    "pyarrow": {"all_pairs/result"},
+    "typer": {"cli/app", "cli/bench", "cli/commands", "cli/options", "cli/pairwise"},
 }
 SOURCE = Path(tnsim.__file__).parent
+
+
+@cache
+def tree_of(path):
+    return ast.parse(path.read_text())
 
 
 def imported(path):
     """Dotted names imported anywhere in a file, functions included."""
     names = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module == "tnsim":
-            names |= {f"tnsim.{alias.name}" for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            names.add(node.module)
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
     return names
 
 
+def module_of(path):
+    parts = path.relative_to(SOURCE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" and len(parts) > 2 else parts)
+
+
+MODULES = {module_of(path): path for path in SOURCE.rglob("*.py")}
+
+
+def modules_imported(path):
+    """Modules of tnsim that a file imports, whole or a name of them."""
+    found = set()
+    for name in imported(path):
+        while name and name not in MODULES and name != "tnsim":
+            name = name.rpartition(".")[0]
+        if name:
+            found.add(name)
+    return found
+
+
 def folder_of(path):
-    parts = path.relative_to(SOURCE).with_suffix("").parts
-    return parts[0]
-
-
-def files_of(folder):
-    return [p for p in SOURCE.rglob("*.py") if folder_of(p) == folder]
+    return path.relative_to(SOURCE).with_suffix("").parts[0]
 
 
 def folders_imported_by(folder):
-    names = set().union(*(imported(path) for path in files_of(folder)))
-    own = [name.split(".") for name in names if name.split(".")[0] == "tnsim"]
-    return {parts[1] if len(parts) > 1 else "" for parts in own} - {folder}
+    names = set()
+    for path in SOURCE.rglob("*.py"):
+        if folder_of(path) == folder:
+            names |= modules_imported(path)
+    return {(*name.split("."), "tnsim")[1] for name in names} - {folder}
+
+
+def circle(arrows):
+    """Nodes that lead back to themselves: what is left when ends are taken away one by one."""
+    left = {node: set(ends) for node, ends in arrows.items()}
+    while ends := [node for node, reached in left.items() if not reached & set(left)]:
+        for node in ends:
+            del left[node]
+    return sorted(left)
 
 
 def test_every_file_is_in_a_folder_of_the_picture():
@@ -195,9 +168,42 @@ def test_every_file_is_in_a_folder_of_the_picture():
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_arrows_point_one_way(folder):
     reached = folders_imported_by(folder)
-    assert reached == set(FOLDERS[folder])
+    assert reached == set(FOLDERS[folder].split())
     below = list(FOLDERS)[: list(FOLDERS).index(folder)]
-    assert reached - {""} <= set(below)
+    assert reached - {"tnsim"} <= set(below)
+
+
+def test_no_module_leads_back_to_itself():
+    """Imports inside functions and of types count: nothing hides a circle."""
+    arrows = {
+        m: modules_imported(path) - {m} for m, path in MODULES.items() if m != "tnsim.__init__"
+    }
+    assert circle(arrows) == []
+
+
+def test_circles_are_found():
+    assert circle({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": set()}) == ["a", "b", "c"]
+    assert circle({"a": {"b"}, "b": {"c"}, "c": set()}) == []
+
+
+def phase_of(module):
+    (number,) = [n for n, names in enumerate(PHASES) if module.split(".")[2] in names]
+    return number
+
+
+def test_the_engine_is_a_row_of_phases():
+    engine = {m for m in MODULES if m.startswith("tnsim.engine.")}
+    assert {m.split(".")[2] for m in engine} == {name for names in PHASES for name in names}
+    for module in engine:
+        for reached in modules_imported(MODULES[module]) & engine:
+            own = reached.split(".")[2] == module.split(".")[2]
+            assert own or phase_of(reached) < phase_of(module), (module, reached)
+
+
+def test_the_intermediate_representation_imports_nothing_of_the_engine():
+    for path in (SOURCE / "engine" / "ir").rglob("*.py"):
+        for name in modules_imported(path):
+            assert name.startswith("tnsim.engine.ir.") or name in ("tnsim.errors", "tnsim.tables")
 
 
 @pytest.mark.parametrize("package", CONFINED)
@@ -206,24 +212,23 @@ def test_foreign_libraries_stay_in_their_rooms(package):
     for path in SOURCE.rglob("*.py"):
         if package in {name.partition(".")[0] for name in imported(path)}:
             users.add(str(path.relative_to(SOURCE).with_suffix("")))
-    allowed = CONFINED[package]
-    assert [user for user in users if not any(fnmatch(user, room) for room in allowed)] == []
-    assert [room for room in allowed if not any(fnmatch(user, room) for user in users)] == []
+    assert users == CONFINED[package]
 
 
 LAYER_CLASSES = {"Linear", "Bilinear", "Multilinear", "Attention"}
-LAYERS_ARE_TOLD_APART_IN = {"models", "tensors", "checkpoints"}
-NAMES_LAYERS = {
+LAYERS_ARE_TOLD_APART_IN = ("models/", "problems/tensors/", "checkpoints/")
+NAME_LAYERS = {
     "__init__",  # the public names
-    "folding/state_sizes",  # follows states through layers as they are, before any plan
     "cli/bench",  # makes the random models that it times
+    "problems/state_sizes",
+    "problems/tokens",
 }
 
 
 def layer_classes_named(path):
     """Layer classes that a file imports from tnsim, or writes as a string to compare with."""
     names = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("tnsim.models"):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
@@ -231,20 +236,22 @@ def layer_classes_named(path):
     return names & LAYER_CLASSES
 
 
-def test_layers_are_told_apart_in_models_tensors_and_checkpoints_only():
+def test_layers_are_told_apart_in_few_folders():
     """Others ask a `LayerKind`, so a layer is added without touching them."""
     users = set()
     for path in SOURCE.rglob("*.py"):
-        if folder_of(path) not in LAYERS_ARE_TOLD_APART_IN and layer_classes_named(path):
-            users.add(str(path.relative_to(SOURCE).with_suffix("")))
-    assert users == NAMES_LAYERS
+        room = str(path.relative_to(SOURCE).with_suffix(""))
+        if not room.startswith(LAYERS_ARE_TOLD_APART_IN) and layer_classes_named(path):
+            users.add(room)
+    assert users == NAME_LAYERS
 
 
-def test_an_experiment_is_measured_as_a_user_would():
-    """`measure.py` sees tnsim's public names and its own experiment, nothing behind them."""
-    for path in SOURCE.glob("reproduce/*/measure.py"):
-        own = {name for name in imported(path) if name.startswith("tnsim.")}
-        assert all(name.startswith("tnsim.reproduce.") for name in own), path
+def test_experiments_use_tnsim_as_a_user_would():
+    """They see tnsim's public names and one another, nothing behind them."""
+    allowed = ("tnsim", "tnsim.errors", "tnsim.files")
+    for path in SOURCE.glob("reproduce/*.py"):
+        for name in modules_imported(path):
+            assert name.startswith("tnsim.reproduce") or name in allowed, (path, name)
 
 
 def run(code):

@@ -21,7 +21,7 @@ from oracles import bilinear
 from sample_runs import blocks
 
 import tnsim
-from tnsim.gram.digests import metric_parameters
+from tnsim.all_pairs.sources import metric_parameters
 from tnsim.metrics.metric import check_metric
 from tnsim.metrics.pairings import Joining, Leg, straight
 from tnsim.metrics.protocol import adds_up, joins_layers

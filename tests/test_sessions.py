@@ -5,12 +5,11 @@ import threading
 import pytest
 
 import tnsim
-from tnsim.kept import Recent
-from tnsim.sessions import Session, remembered, session, using
+from tnsim.sessions import LRUCache, Session, session, session_cache, using
 
 
 def test_what_was_used_longest_ago_is_given_up():
-    kept = Recent(limit=2)
+    kept = LRUCache(limit=2)
     made = []
 
     def make(key):
@@ -25,14 +24,14 @@ def test_what_was_used_longest_ago_is_given_up():
 
 
 def test_a_value_larger_than_the_limit_is_kept_alone():
-    kept = Recent(limit=3, size=len)
+    kept = LRUCache(limit=3, size=len)
     for word in ("ab", "c", "longer"):
         kept.get(word, lambda word=word: word)
     assert "longer" in kept and (len(kept), kept.held) == (1, 6)
 
 
 def test_some_keys_are_forgotten_and_others_stay():
-    kept = Recent(limit=100, size=len)
+    kept = LRUCache(limit=100, size=len)
     for word in ("a1", "a22", "b333", "a4444"):
         kept.get(word, lambda word=word: word)
     kept.shrink(5, 1, lambda key: key[0] == "a")  # the last one, and what fits beside it: nothing
@@ -44,7 +43,7 @@ def test_some_keys_are_forgotten_and_others_stay():
 def test_results_belong_to_the_session_in_use():
     calls = []
 
-    @remembered
+    @session_cache
     def double(x):
         calls.append(x)
         return 2 * x
@@ -58,7 +57,7 @@ def test_results_belong_to_the_session_in_use():
 
 
 def test_an_error_is_not_remembered():
-    @remembered
+    @session_cache
     def fails(x):
         raise ValueError(x)
 
@@ -68,7 +67,7 @@ def test_an_error_is_not_remembered():
 
 
 def test_threads_share_one_value():
-    kept = Recent(limit=8)
+    kept = LRUCache(limit=8)
     together, results = threading.Barrier(8), []
 
     def ask(n):

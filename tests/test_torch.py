@@ -11,7 +11,7 @@ import tnsim
 from tnsim.metrics.pairings import straight
 
 torch = pytest.importorskip("torch", reason="gradients in PyTorch need the torch extra")
-programs = pytest.importorskip("tnsim.torch.programs")
+programs = pytest.importorskip("tnsim.torch.autograd")
 nn = torch.nn
 
 

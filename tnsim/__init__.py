@@ -1,8 +1,11 @@
 """tnsim: exact similarity of polynomial networks, from their weights.
 
-Names are loaded on first use, so that `import tnsim` is cheap and changes nothing in JAX. What
-needs an optional package says so when it is called, not when it is named: `help(tnsim)` and
-`from tnsim import *` work without any.
+Names are loaded on first use, so that `import tnsim` is cheap and changes nothing in JAX. Functions
+that need an optional package say so when they are called, not when they are named: `help(tnsim)`
+and `from tnsim import *` work without optional packages.
+
+Reading order of the packages: `models`, `metrics`, `problems`, `engine`, `compare`, `checkpoints`,
+`tensor_networks`, `torch`, `all_pairs`, `analysis`, `reproduce`, `cli`.
 """
 
 from __future__ import annotations
@@ -11,13 +14,16 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # the same names as below, for editors and type checkers
-    from tnsim import (
-        torch as torch,  # no part of __all__: a star would put it in the place of PyTorch
-    )
+    # torch is no part of __all__: a star would put it in the place of PyTorch
+    from tnsim import torch as torch
+    from tnsim.all_pairs.result import Pairwise
+    from tnsim.all_pairs.run import open_pairwise, pairwise, plan_pairwise
+    from tnsim.all_pairs.run_plan import PairwisePlan
     from tnsim.analysis import baselines, figures, plots, reading, report
-    from tnsim.checkpoints.dialects import Dialect, Guess, Rule
+    from tnsim.checkpoints.dialects import Dialect, Guess
     from tnsim.checkpoints.load import (
         ForwardError,
+        Series,
         compare_forward,
         confirm,
         from_state_dict,
@@ -25,7 +31,7 @@ if TYPE_CHECKING:  # the same names as below, for editors and type checkers
     )
     from tnsim.checkpoints.modules import from_module
     from tnsim.checkpoints.native import save
-    from tnsim.checkpoints.series import Series
+    from tnsim.checkpoints.rules import Rule
     from tnsim.compare.attribution import Attribution, attribution
     from tnsim.compare.by_points import ForwardPlan
     from tnsim.compare.monte_carlo import Check, check
@@ -50,24 +56,14 @@ if TYPE_CHECKING:  # the same names as below, for editors and type checkers
         TooLarge,
         UnsupportedLayer,
     )
-    from tnsim.gram.result import Pairwise
-    from tnsim.gram.run import open_pairwise, pairwise, plan_pairwise
-    from tnsim.gram.run_plan import PairwisePlan
     from tnsim.metrics.categorical import Categorical
     from tnsim.metrics.empirical import Empirical
-    from tnsim.metrics.metric import (
-        Frobenius,
-        Gaussian,
-        GaussianClosure,
-        Symmetric,
-        TreeSymmetric,
-    )
+    from tnsim.metrics.metric import Frobenius, Gaussian, GaussianClosure, Symmetric, TreeSymmetric
     from tnsim.metrics.product import Product
     from tnsim.metrics.protocol import FiniteMetric, LayerwiseMetric, Metric
     from tnsim.models.attention import Attention
-    from tnsim.models.layers import Bilinear, Linear, Residual
+    from tnsim.models.layers import Bilinear, Linear, Multilinear, Residual
     from tnsim.models.model import Combination, Model
-    from tnsim.models.multilinear import Multilinear
     from tnsim.models.origin import Origin
     from tnsim.models.protocol import Layer, OwnLayer
     from tnsim.sessions import Session, session
@@ -78,7 +74,7 @@ if TYPE_CHECKING:  # the same names as below, for editors and type checkers
 _HOME = {
     "Linear": "models.layers",
     "Bilinear": "models.layers",
-    "Multilinear": "models.multilinear",
+    "Multilinear": "models.layers",
     "OwnLayer": "models.protocol",
     "Attention": "models.attention",
     "Residual": "models.layers",
@@ -106,11 +102,11 @@ _HOME = {
     "Numbers": "compare.numbers",
     "SignedLog": "compare.numbers",
     "Budget": "engine.budget",
-    "pairwise": "gram.run",
-    "plan_pairwise": "gram.run",
-    "open_pairwise": "gram.run",
-    "Pairwise": "gram.result",
-    "PairwisePlan": "gram.run_plan",
+    "pairwise": "all_pairs.run",
+    "plan_pairwise": "all_pairs.run",
+    "open_pairwise": "all_pairs.run",
+    "Pairwise": "all_pairs.result",
+    "PairwisePlan": "all_pairs.run_plan",
     "check": "compare.monte_carlo",
     "Check": "compare.monte_carlo",
     "attribution": "compare.attribution",
@@ -125,7 +121,7 @@ _HOME = {
     "load": "checkpoints.load",
     "save": "checkpoints.native",
     "from_state_dict": "checkpoints.load",
-    "Series": "checkpoints.series",
+    "Series": "checkpoints.load",
     "from_module": "checkpoints.modules",
     "Dialect": "checkpoints.dialects",
     "Rule": "checkpoints.rules",
@@ -244,7 +240,7 @@ __all__ = [
 ]
 __version__ = "0.1.0"
 
-logging.getLogger("tnsim").addHandler(logging.NullHandler())  # who wants to hear it says so
+logging.getLogger("tnsim").addHandler(logging.NullHandler())  # silent unless asked otherwise
 
 
 def __getattr__(name: str) -> Any:
@@ -256,7 +252,7 @@ def __getattr__(name: str) -> Any:
         found = getattr(import_module(f"tnsim.{_HOME[name]}"), name)
     else:
         raise AttributeError(f"module 'tnsim' has no attribute {name!r}")
-    globals()[name] = found  # from now on it is found without asking here
+    globals()[name] = found  # later uses find it without this function
     return found
 
 

@@ -1,8 +1,8 @@
-"""`python -m tnsim`, and the command `tnsim`. In: the command line. Out: an exit status.
+"""Entry point of `python -m tnsim` and of the command `tnsim`.
 
-Ctrl-C is one exit status from the first import on. What libraries make of an interrupt that reaches
-them while they are imported is anything from an `ImportError` to a crash, so there the process ends
-at once; it holds no half-written file then.
+Ctrl-C leads to one exit status from the first import on. An interrupt in the middle of the import
+of a library may surface as anything from an `ImportError` to a crash, so during imports the process
+ends at once; no file is half-written at that time.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import os
 import signal
 from types import FrameType
 
-STATUS = 128 + signal.SIGINT
+STATUS = 128 + signal.SIGINT  # the convention of shells for a process that a signal ends
 
 
 def main() -> None:
@@ -24,7 +24,7 @@ def main() -> None:
 
 
 def _interrupted(number: int, frame: FrameType | None) -> None:
-    """End at once within an import or a callback of a library, else as Python does."""
+    """End the process at once inside an import or a callback of JAX, else as Python does."""
     while frame is not None:
         code = frame.f_code
         if code.co_filename.startswith("<frozen importlib") or code.co_name == "_xla_gc_callback":

@@ -1,6 +1,6 @@
-"""What can go wrong, by name. In: nothing. Out: the exceptions that every folder raises.
+"""Errors and warnings of tnsim.
 
-A message says what was asked, what was found and what to do. All of them derive from `TnsimError`,
+A message names the request, the finding and the next step. All errors derive from `TnsimError`,
 which the command line prints as one line before it exits with status 2.
 """
 
@@ -12,15 +12,15 @@ ON_INPUTS = (
     "tnsim.pairwise([net, other], tnsim.Empirical(inputs)), or by another measure, "
     "tnsim.baselines.cka([net, other], inputs); any callable will do as net"
 )
-"""The next step where no polynomial describes a network; its code runs as it stands."""
+"""Advice for networks that no polynomial describes; its code runs as it stands."""
 
 
 def printable(text: str, longest: int = 1000) -> str:
-    r"""Text that came from a file, as it may be shown.
+    r"""Text from a file, in a form that is safe to show.
 
     Args:
-        text: What may hold names or messages of unknown origin.
-        longest: Number of characters that are kept, half from either end.
+        text: Text with names or messages of unknown origin.
+        longest: Largest number of characters; of longer text half is shown from either end.
 
     Returns:
         The text with control characters and lone surrogates escaped.
@@ -50,7 +50,7 @@ class TnsimError(Exception):
 
 
 class ModelError(TnsimError, ValueError):
-    """Weights that make no model, models that cannot be compared, a metric that does not fit."""
+    """Weights that form no model, models that cannot be compared, a metric that does not fit."""
 
 
 class CheckpointError(TnsimError, ValueError):
@@ -62,32 +62,32 @@ class UnsupportedLayer(TnsimError, ValueError):
 
 
 class TooLarge(TnsimError, MemoryError):
-    """A contraction or a network over its budget, refused before it starts."""
+    """A contraction or a network that exceeds its budget, refused before it starts."""
 
 
 class StoreMismatch(TnsimError, ValueError):
-    """A store on disk that holds another run, or something else than a run."""
+    """A store on disk that holds another run, or no run at all."""
 
 
 class DamagedStore(TnsimError, ValueError):
-    """A store on disk whose content is not what was written: bytes were changed, cut or lost."""
+    """A store on disk with changed, cut or lost bytes."""
 
 
 class ExecutorError(TnsimError, RuntimeError):
-    """An executor that cannot be used, was lost, or returned something else than a result."""
+    """An executor that cannot be used, was lost, or returned no valid result."""
 
 
 class ResultError(TnsimError, ValueError):
-    """A pairwise result without what was asked of it: not square, not finite, no such label."""
+    """A pairwise result that cannot answer: not square, not finite, or without the label."""
 
 
 class MissingExtra(TnsimError, ImportError):
     """An optional dependency is absent; the message carries the command that installs it.
 
     Args:
-        package: What is not installed.
-        extra: The extra of tnsim that brings it.
-        purpose: What needs it, the beginning of the sentence.
+        package: Package that is not installed.
+        extra: Extra of tnsim that installs the package.
+        purpose: Purpose of the package, as the beginning of the message.
 
     Example:
         >>> print(MissingExtra("pyyaml", "yaml", "reading config.yaml"))
@@ -105,27 +105,27 @@ class MissingExtra(TnsimError, ImportError):
 
 
 class PrecisionWarning(UserWarning):
-    """A rounding error that may be visible: polynomials of very high degree magnify it."""
+    """A rounding error that may be visible, as polynomials of very high degree magnify it."""
 
 
 class CaveatWarning(UserWarning):
-    """A number about models that are not quite the networks they were read from, or may not be.
+    """A number about models that are not, or may not be, quite the networks they were read from.
 
-    Something was left out on request, such as a bias, a norm stands at its mean energy, or a guess
-    of a dialect is not confirmed.
+    Reasons are: a part such as a bias was left out on request, a norm stands at its mean energy, or
+    a guess of a dialect is not confirmed.
     """
 
 
 class DuplicateWarning(UserWarning):
-    """Checkpoints with the same weights that should be different steps; computed once."""
+    """Checkpoints of different steps with the same weights, which are computed once."""
 
 
 class StoreWarning(UserWarning):
-    """A store that is damaged, and whose losses are computed again, or that is not finished."""
+    """A store that is not finished, or that lost records, which are computed again."""
 
 
 class GramWarning(UserWarning):
-    """Similarities that no set of vectors has.
+    """Similarities that no set of vectors can have.
 
-    They come from a closure, from float32 or from a baseline that is no inner product.
+    Such similarities come from a closure, from float32 or from a baseline that is no inner product.
     """

@@ -1,8 +1,8 @@
-"""Files written as a whole or not at all, and read without waiting. In: paths. Out: bytes.
+"""Files that are written as a whole or not at all, and opened without waiting.
 
-A reader, or a run that is killed, meets the old file or the new one, never half of one. No output
-takes the place of a file of another kind: where a checkpoint, a table or a picture of somebody
-stands under the name of an output, the output is refused and the file stays.
+A reader finds the old file or the new file, never half of a file, even where a run was killed. No
+output takes the place of a file of another kind: where a user's checkpoint, table or picture has
+the name of an output, the output is refused and the file stays.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from typing import BinaryIO, NamedTuple
 
 
 class Kind(NamedTuple):
-    r"""What an output file holds.
+    r"""The kind of content that an output file holds.
 
     Attributes:
         name: Words for messages, with an article.
-        holds: From an open file to whether the file is of this kind; may raise anything on a file
-            of another kind.
+        holds: Function from an open file to whether the file is of this kind; it may raise any
+            exception on a file of another kind.
 
     Example:
         >>> Kind("a picture", lambda file: file.read(4) == b"\x89PNG").name
@@ -36,11 +36,11 @@ class Kind(NamedTuple):
 
 
 def beginning(name: str, start: bytes) -> Kind:
-    r"""A kind of file that is known by its first bytes.
+    r"""The kind of files that begin with given bytes.
 
     Args:
         name: Words for messages, with an article.
-        start: The first bytes.
+        start: First bytes of every file of the kind.
 
     Returns:
         The kind.
@@ -57,11 +57,11 @@ PNG = beginning("a picture", b"\x89PNG\r\n\x1a\n")
 
 
 def json_object(name: str, *keys: str) -> Kind:
-    """A kind of JSON file that is known by keys at its top.
+    """The kind of JSON files with given keys at the top.
 
     Args:
         name: Words for messages, with an article.
-        *keys: Keys of which at least one is there.
+        *keys: Keys of which the object has at least one.
 
     Returns:
         The kind.
@@ -80,16 +80,16 @@ def json_object(name: str, *keys: str) -> Kind:
 
 
 def check_replaceable(path: Path, kind: Kind) -> None:
-    r"""Refuse an output whose place is taken by something of another kind.
+    r"""Refuse an output if a file of another kind has its path.
 
     Args:
-        path: Where the output is to be written.
-        kind: Of the output.
+        path: Path of the output.
+        kind: Kind of the output.
 
     Raises:
-        FileExistsError: A file of another kind or a folder stands there. An empty file holds
-            nothing that could be lost, and what is no regular file, such as `/dev/null`, has no
-            earlier content.
+        FileExistsError: A file of another kind or a folder has this path. An empty file may be
+            replaced, as no content is lost, and so may files that are not regular, such as
+            `/dev/null`, as they have no earlier content.
 
     Example:
         >>> import tempfile
@@ -108,7 +108,7 @@ def check_replaceable(path: Path, kind: Kind) -> None:
     with regular(path) as file:
         try:
             is_own = kind.holds(file)
-        except Exception:  # whatever a reader says of a file of another kind
+        except Exception:  # a reader may raise anything on a file of another kind
             is_own = False
     if not is_own:
         raise FileExistsError(
@@ -122,18 +122,18 @@ def check_replaceable(path: Path, kind: Kind) -> None:
 def regular(path: str | os.PathLike[str], follow: bool = True) -> BinaryIO:
     """A regular file, opened for reading.
 
-    The file is opened before it is looked at, so that nobody can put another in its place between
-    the two, and opening a pipe does not wait for its writer.
+    The file is opened before its type is checked, so that no other file can take its place between
+    the two steps. To open a pipe does not wait for its writer.
 
     Args:
-        path: Of the file.
+        path: Path of the file.
         follow: Whether a link is followed.
 
     Returns:
         The open file.
 
     Raises:
-        OSError: There is none, it may not be read, or it is no regular file.
+        OSError: The file does not exist, may not be read, or is no regular file.
 
     Example:
         >>> regular(os.devnull)
@@ -144,18 +144,18 @@ def regular(path: str | os.PathLike[str], follow: bool = True) -> BinaryIO:
 
 
 def appending(path: str | os.PathLike[str]) -> BinaryIO:
-    """A regular file, opened for writing at its end; made where there is none.
+    """A regular file, opened for writing at its end, and created if there is no file.
 
-    Opening a pipe does not wait for its reader.
+    To open a pipe does not wait for its reader.
 
     Args:
-        path: Of the file.
+        path: Path of the file.
 
     Returns:
         The open file.
 
     Raises:
-        OSError: It may not be written, or it is no regular file.
+        OSError: The file may not be written, or is no regular file.
 
     Example:
         >>> appending(os.devnull)
@@ -166,7 +166,7 @@ def appending(path: str | os.PathLike[str]) -> BinaryIO:
 
 
 def _regular(path: str | os.PathLike[str], flags: int, follow: bool) -> int:
-    """The number of an open file. Raises `OSError` for what is no regular file."""
+    """Open a regular file and return its descriptor; other files raise `OSError`."""
     wanted = ["O_NONBLOCK", "O_CLOEXEC", "O_BINARY", *([] if follow else ["O_NOFOLLOW"])]
     for name in wanted:
         flags |= getattr(os, name, 0)  # not every platform has all of them
@@ -179,21 +179,21 @@ def _regular(path: str | os.PathLike[str], flags: int, follow: bool) -> int:
 
 @contextlib.contextmanager
 def replacing(path: Path, kind: Kind | None = None) -> Iterator[Path]:
-    """A path to write to in the folder of `path`; at the end it takes the place of `path`.
+    """A temporary path in the folder of `path` that replaces `path` at the end of the block.
 
-    After an error it is removed and `path` is as before. Links are followed. What is no regular
-    file, such as `/dev/null`, has no earlier content to keep and is written to directly.
+    After an error the temporary file is removed and `path` is as before. Links are followed. A file
+    that is not regular, such as `/dev/null`, has no earlier content and is written to directly.
 
     Args:
-        path: The file to write; its folder exists.
-        kind: Of what is written; None where any file in its place may go, as in a cache.
+        path: Path of the file to write, in an existing folder.
+        kind: Kind of the new content; None if any earlier file may be replaced, as in a cache.
 
     Yields:
-        The path to open for writing. The file gets the permissions that new files get here.
+        The path to open for writing. The file gets the permissions of new files in this process.
 
     Raises:
-        FileExistsError: Something of another kind stands there, and stays.
-        OSError: Whatever writing or renaming raises; also for a name with a NUL character.
+        FileExistsError: A file of another kind or a folder has this path, and stays.
+        OSError: Writing or renaming failed, or the name holds a NUL character.
 
     Example:
         >>> import tempfile

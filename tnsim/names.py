@@ -1,17 +1,15 @@
-"""The grammar of names.
-
-In: nothing. Out: the tags and indices of networks, the leaf names of plans.
+"""The grammar of names: tags and indices of networks, names of leaves in plans.
 
 Tags of a quimb network (all of a tensor's tags at once):
 
     side       `A` for the bra, `B` for the ket
     layer      `LAYER{i}`, counted from the input
-    role       `WEIGHT` for a linear layer; `LEFT`, `RIGHT`, `DOWN` for a bilinear one;
+    role       `WEIGHT` for a linear layer; `LEFT`, `RIGHT`, `DOWN` for a bilinear layer;
                `Q1`, `K1`, `Q2`, `K2`, `V`, `O`, `MASK` for attention
     copy       `COPY{j}`: which of the identical copies in the unrolled tree, 0 at the left
     operator   `SYMMETRISER`, `COVARIANCE`, `MEAN`: nodes that a metric inserts
 
-Nobody else writes an f-string that makes a tag, an index or a leaf name.
+No other module writes an f-string that makes a tag, an index or a leaf name.
 """
 
 from __future__ import annotations
@@ -22,14 +20,14 @@ Side = Literal["A", "B"]
 SIDES: tuple[Side, Side] = ("A", "B")
 
 ModelName = Side
-"""Which of the two models that are compared."""
+"""Name of one of the two models under comparison."""
 Slot = Literal["bra", "ket"]
-"""Where a model stands in an inner product: in <A|A>, model A stands in both."""
+"""Place of a model in an inner product: in <A|A>, model A has both places."""
 SLOTS: tuple[Slot, Slot] = ("bra", "ket")
 
 
 class Pair(NamedTuple):
-    """Which model stands in the bra and which in the ket: AA, AB or BB."""
+    """The models in bra and ket of an inner product: AA, AB or BB."""
 
     bra: Side
     ket: Side
@@ -45,7 +43,7 @@ PAIRS = (Pair("A", "A"), Pair("B", "B"), Pair("A", "B"))
 
 WEIGHT, LEFT, RIGHT, DOWN, SKIP = "WEIGHT", "LEFT", "RIGHT", "DOWN", "SKIP"
 UNIT = "UNIT"
-"""Role of the vector that reads the constant off a lifted leg, where a skip leaves several."""
+"""Role of the vector that reads the constant from a lifted leg, if a skip leaves several legs."""
 FACTOR, SIGNED_DOWN, DENSE = "FACTOR", "SIGNED_DOWN", "DENSE"
 VALUE, OUTPUT, MASK = "V", "O", "MASK"
 SYMMETRISER, COVARIANCE, MEAN = "SYMMETRISER", "COVARIANCE", "MEAN"
@@ -54,11 +52,11 @@ TRACE, IDENTITY = "TRACE", "IDENTITY"
 SCORES = (("Q1", "K1"), ("Q2", "K2"))
 """Roles of the query and the key of each score of attention."""
 STREAM, CORE, HEADS, CONSTANT = "STREAM", "CORE", "HEADS", "CONSTANT"
-"""Parts of a layer's output: the residual stream, what the layer computes, its heads, its bias."""
+"""Parts of the output of a layer: residual stream, core, heads, bias."""
 ONE, ONES, SAME_POSITION = "ONE", "ONES", "SAME_POSITION"
 """Leaves of sequences: the constant 1, a 1 for every position, the identity over positions."""
 AT, COUNT = "AT", "COUNT"
-"""Leaves of a pattern of positions: where a class stands, at which outputs a tuple counts."""
+"""Leaves of a pattern of positions: places of a class, outputs at which a tuple counts."""
 
 OUT = "out"
 
@@ -89,17 +87,17 @@ def bond_index(side: str, layer: int, copy: int) -> str:
 
 
 def inner_index(side: str, layer: int, copy: int, name: str) -> str:
-    """Index inside one copy of a layer: the hidden units of a bilinear one, heads of attention."""
+    """Index inside a copy of a layer: hidden units of a bilinear layer, heads of attention."""
     return f"{side}_{name}{layer}_{copy}"
 
 
 def role_index(side: str, layer: int, copy: int, leg: int) -> str:
-    """Index over the roles, left and right or q1 to v, that a copy's symmetriser permutes."""
+    """Index over the roles (left and right, q1 to v) that the symmetriser of a copy permutes."""
     return f"{side}_role{layer}_{copy}_{leg}"
 
 
 class Leaf(NamedTuple):
-    """Name of one weight array in a plan: which model, which layer, which role."""
+    """Name of a weight array in a plan: model, layer and role."""
 
     side: str
     layer: int
@@ -110,12 +108,12 @@ class Leaf(NamedTuple):
 
 
 def model_leaf(side: Side, role: str) -> str:
-    """Name of an array in a plan that belongs to a whole model, as its table over tokens does."""
+    """Name of an array of a whole model in a plan, such as its table over tokens."""
     return f"{side}.{role}"
 
 
 def on_side(leaf: str, side: Side) -> str:
-    """Name of the same array of the model on the other side.
+    """Name of the same array of the model on a given side.
 
     Example:
         >>> on_side("A.LAYER0.WEIGHT", "B")
@@ -125,7 +123,7 @@ def on_side(leaf: str, side: Side) -> str:
 
 
 def side_of(leaf: str) -> Side | None:
-    """Which model an array of a plan belongs to; None for those that are no model's.
+    """The model to which an array of a plan belongs; None for an array of no model.
 
     Example:
         >>> side_of("A.LAYER0.WEIGHT"), side_of("MEAN")
@@ -139,7 +137,7 @@ def side_of(leaf: str) -> Side | None:
 
 
 class Selector(NamedTuple):
-    """Name of the array that assigns a part of a model's output to components."""
+    """Name of the array that assigns a part of the output of a model to components."""
 
     part: str
     model: ModelName

@@ -1,44 +1,249 @@
-"""What is kept between calls, and who owns it. In: functions, arguments. Out: results, remembered.
+"""Caches in memory with limits, and the `Session` that owns a cache for every use.
 
-Plans, contraction routes, compiled programs and models made ready take time to make and are asked
-for again and again. They belong to a `Session`: one is there from the start, `using(Session())`
-puts another in its place for a `with` block, `clear()` forgets, and what has not been used for
-longest is given up when a limit is reached.
+An `LRUCache` holds the values that were used last, up to a limit. A `WeakCache` holds what was made
+of an object for as long as the object lives.
+
+Plans, contraction paths, compiled programs and prepared models take time to make and are asked for
+again and again. They belong to a `Session`: a default session exists from the start,
+`using(Session())` replaces it inside a `with` block, `clear()` empties it, and beyond a limit the
+values that were not used for longest are dropped.
 """
 
 from __future__ import annotations
 
+import threading
+from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import wraps
-from typing import Any, ParamSpec, TypeVar, TypeVarTuple
+from itertools import count
+from typing import Any, Generic, ParamSpec, TypeVar, TypeVarTuple
+from weakref import WeakKeyDictionary
 
-from tnsim.kept import Belongings, Recent
+K = TypeVar("K", bound=Hashable)
+
 
 V = TypeVar("V")
+
+
+class LRUCache(Generic[K, V]):
+    """A mapping that holds the values used last, up to a total size; threads may share it.
+
+    Args:
+        limit: Limit for the total size of the values; the last value stays even above it.
+        size: Size of a value, in the unit of the limit; by default each value counts as one.
+
+    Attributes:
+        held: Total size of the values in the cache.
+
+    Example:
+        >>> squares = LRUCache(limit=2)
+        >>> [squares.get(n, lambda: n * n) for n in (1, 2, 3)]
+        [1, 4, 9]
+        >>> 1 in squares, 3 in squares
+        (False, True)
+    """
+
+    def __init__(self, limit: float, size: Callable[[V], float] = lambda value: 1) -> None:
+        self.limit = limit
+        self.size = size
+        self.held = 0.0
+        self._values: OrderedDict[K, V] = OrderedDict()
+        self._changing = threading.RLock()
+
+    def get(self, key: K, make: Callable[[], V]) -> V:
+        """The value of a key, made on the first call.
+
+        Two threads that call at once may both make the value, but all get the same value.
+
+        Args:
+            key: Key of the value.
+            make: Function that makes a missing value.
+
+        Returns:
+            The value.
+        """
+        with self._changing:
+            if key in self._values:
+                self._values.move_to_end(key)
+                return self._values[key]
+        value = make()  # outside the lock, as `make` may need other values
+        with self._changing:
+            if key not in self._values:
+                self._values[key] = value
+                self.held += self.size(value)
+                self._shrink()
+            return self._values.get(key, value)
+
+    def _shrink(self) -> None:
+        while self.held > self.limit and len(self._values) > 1:
+            _, dropped = self._values.popitem(last=False)
+            self.held -= self.size(dropped)
+
+    def forget(self, chosen: Callable[[K], bool]) -> None:
+        """Drop the values of the chosen keys, and no others."""
+        with self._changing:
+            for key in [key for key in self._values if chosen(key)]:
+                self.held -= self.size(self._values.pop(key))
+
+    def shrink(self, limit: float, least: int, chosen: Callable[[K], bool]) -> None:
+        """Drop values of chosen keys until their size is at most `limit` or `least` are left.
+
+        The values that were not used for longest go first; other keys are left alone.
+        """
+        with self._changing:
+            keys = [key for key in self._values if chosen(key)]
+            held = sum(self.size(self._values[key]) for key in keys)
+            for key in keys[: max(0, len(keys) - least)]:
+                if held <= limit:
+                    return
+                size = self.size(self._values.pop(key))
+                held, self.held = held - size, self.held - size
+
+    def clear(self) -> None:
+        """Drop every value."""
+        with self._changing:
+            self._values.clear()
+            self.held = 0.0
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __contains__(self, key: K) -> bool:
+        return key in self._values
+
+
+class Entry:
+    """The values that were made of one object.
+
+    Attributes:
+        values: Values by key.
+        held: Total size of the values.
+        used: Number of the last use in the cache; the smallest was not used for longest.
+    """
+
+    def __init__(self) -> None:
+        self.values: dict[Hashable, Any] = {}
+        self.held = 0.0
+        self.used = 0
+
+
+class WeakCache:
+    """Values made of objects, cached for as long as the objects live; threads may share it.
+
+    Every object has an `Entry` that disappears with the object. Objects are referred to weakly, so
+    no value may refer to its object, which would then live forever. Objects must be immutable.
+
+    Args:
+        limit: Limit for the total size of the values. Above it whole entries are dropped, first
+            the entry that was not used for longest; the last entry stays whatever its size.
+
+    Example:
+        >>> class Weight:
+        ...     pass
+        >>> kept, weight = WeakCache(limit=10), Weight()
+        >>> kept.get(weight, "on the device", lambda: [1.0], len), kept.held
+        ([1.0], 1.0)
+        >>> del weight
+        >>> len(kept), kept.held
+        (0, 0.0)
+    """
+
+    def __init__(self, limit: float) -> None:
+        self.limit = limit
+        self._drawers: WeakKeyDictionary[Any, Entry] = WeakKeyDictionary()
+        self._changing = threading.RLock()
+        self._uses = count()
+
+    def get(
+        self,
+        owner: Any,
+        key: Hashable,
+        make: Callable[[], V],
+        size: Callable[[V], float] = lambda value: 0.0,
+    ) -> V:
+        """The value of an object under a key, made on the first call.
+
+        Two threads that call at once may both make the value, but all get the same value.
+
+        Args:
+            owner: Object of which the value is made.
+            key: Key of the value among the values of the object.
+            make: Function that makes a missing value.
+            size: Size of the value, in the unit of the limit.
+
+        Returns:
+            The value.
+        """
+        with self._changing:
+            drawer = self._drawers.get(owner)
+            if drawer is None:
+                drawer = self._drawers[owner] = Entry()
+            drawer.used = next(self._uses)
+            if key in drawer.values:
+                return drawer.values[key]
+        value = make()  # outside the lock, as `make` may need other values
+        with self._changing:
+            drawer = self._drawers.setdefault(owner, drawer)
+            if key not in drawer.values:
+                drawer.values[key] = value
+                drawer.held += size(value)
+                self._shrink()
+            return drawer.values[key]
+
+    def _shrink(self) -> None:
+        if self.held <= self.limit:
+            return
+        full = [(drawer.used, owner) for owner, drawer in self._drawers.items() if drawer.held]
+        for _, owner in sorted(full, key=lambda one: one[0])[:-1]:
+            if self.held <= self.limit:
+                return
+            del self._drawers[owner]
+
+    @property
+    def held(self) -> float:
+        """Total size of all values."""
+        return sum((drawer.held for drawer in list(self._drawers.values())), 0.0)
+
+    def clear(self) -> None:
+        """Drop every value."""
+        with self._changing:
+            self._drawers.clear()
+
+    def __len__(self) -> int:
+        return len(self._drawers)
+
+    def __contains__(self, owner: Any) -> bool:
+        return owner in self._drawers
+
+
 T = TypeVar("T")
+
+
 P = ParamSpec("P")
+
+
 Arguments = TypeVarTuple("Arguments")
 
 
 class Session:
-    """Owner of everything that tnsim keeps in memory between calls.
+    """Owner of all caches of tnsim in memory.
 
     Args:
-        results: Number of results of planning that are kept: plans, pieces, contraction routes.
-        operations: Number of operations that compiled programs may have together. An operation maps
-            one or two regions of code, and Linux allows a process 65,530 of them.
-        block_bytes: Bytes that the blocks of models of runs over many pairs may take together. Each
-            run keeps its own within half of the free memory and lets go of them when it ends.
-        device_bytes: Bytes that arrays of models may take together, laid out for plans and put on
-            the device. They go when their model goes, and when a plan needs the memory.
+        results: Limit for the number of results of planning: plans, programs, contraction paths.
+        operations: Limit for the total number of operations in compiled programs. An operation maps
+            one or two regions of code, and Linux allows a process 65,530 regions.
+        block_bytes: Limit in bytes for the blocks of models of runs over many pairs, together. Each
+            run keeps its own blocks within half of the free memory and drops them when it ends.
+        device_bytes: Limit in bytes for the arrays of models, laid out for plans and put on the
+            device. Arrays are dropped with their model, or when a plan needs the memory.
 
     Attributes:
-        results: Results of planning by function and arguments.
-        programs: Compiled programs by piece and shapes.
-        blocks: Models made ready, by run and content.
-        belongings: What was made of models: kinds of their layers, arrays on the device.
+        results: Results of planning, by function and arguments.
+        programs: Compiled programs, by program and shapes.
+        blocks: Prepared models, by run and content.
+        belongings: Values made of models: kinds of their layers, arrays on the device.
 
     Example:
         >>> import tnsim
@@ -54,15 +259,17 @@ class Session:
         block_bytes: float = 2**36,
         device_bytes: float = 2**32,
     ) -> None:
-        self.results: Recent[Hashable, Any] = Recent(results)
-        self.programs: Recent[Hashable, Any] = Recent(operations, lambda program: program.length)
-        self.blocks: Recent[tuple[Hashable, ...], Any] = Recent(
+        self.results: LRUCache[Hashable, Any] = LRUCache(results)
+        self.programs: LRUCache[Hashable, Any] = LRUCache(
+            operations, lambda program: program.length
+        )
+        self.blocks: LRUCache[tuple[Hashable, ...], Any] = LRUCache(
             block_bytes, lambda block: block.nbytes
         )
-        self.belongings = Belongings(device_bytes)
+        self.belongings = WeakCache(device_bytes)
 
     def clear(self) -> None:
-        """Forget everything; the next call makes anew what it needs."""
+        """Empty all caches; later calls fill them again."""
         self.results.clear()
         self.programs.clear()
         self.blocks.clear()
@@ -70,6 +277,8 @@ class Session:
 
 
 _default = Session()
+
+
 _current: ContextVar[Session] = ContextVar("tnsim session", default=_default)
 
 
@@ -77,7 +286,7 @@ def session() -> Session:
     """The session in use.
 
     Returns:
-        That of the innermost `using` block, else the one that is there from the start.
+        The session of the innermost `using` block, or else the default session.
 
     Example:
         >>> session() is session()
@@ -86,17 +295,17 @@ def session() -> Session:
     return _current.get()
 
 
-def remembered(function: Callable[P, V]) -> Callable[P, V]:
-    """Keep the results of a pure function in the session in use.
+def session_cache(function: Callable[P, V]) -> Callable[P, V]:
+    """Cache the results of a pure function in the session in use.
 
     Args:
-        function: Its arguments must be hashable.
+        function: Pure function of hashable arguments.
 
     Returns:
         The same function, which runs once for each set of arguments.
 
     Example:
-        >>> @remembered
+        >>> @session_cache
         ... def square(n):
         ...     print("computed")
         ...     return n * n
@@ -113,11 +322,12 @@ def remembered(function: Callable[P, V]) -> Callable[P, V]:
     return recalled
 
 
-def kept_with(function: Callable[[T, *Arguments], V]) -> Callable[[T, *Arguments], V]:
-    """Keep the results of a pure function of an immutable object for as long as the object lives.
+def per_object_cache(function: Callable[[T, *Arguments], V]) -> Callable[[T, *Arguments], V]:
+    """Cache the results of a pure function of an immutable object while the object lives.
 
     Args:
-        function: Of the object and of hashable arguments. Its result must not refer to the object.
+        function: Function of the object and of hashable arguments. The result must not refer to the
+            object.
 
     Returns:
         The same function, which runs once for each object and set of arguments.
@@ -125,7 +335,7 @@ def kept_with(function: Callable[[T, *Arguments], V]) -> Callable[[T, *Arguments
     Example:
         >>> class Word(str):
         ...     pass
-        >>> @kept_with
+        >>> @per_object_cache
         ... def spelled(word):
         ...     print("computed")
         ...     return list(word)
@@ -145,13 +355,13 @@ def kept_with(function: Callable[[T, *Arguments], V]) -> Callable[[T, *Arguments
 
 @contextmanager
 def using(chosen: Session) -> Iterator[Session]:
-    """Make a session the one in use inside a `with` block, in this thread.
+    """Use a given session inside a `with` block, in this thread.
 
     Args:
-        chosen: Takes the place of the session in use.
+        chosen: Session that replaces the session in use.
 
     Yields:
-        The same session.
+        The chosen session.
 
     Example:
         >>> with using(Session(results=100)) as small:

@@ -1,4 +1,4 @@
-"""Small tables for notebooks. In: rows of words and numbers. Out: HTML, all text escaped."""
+"""Small HTML tables for notebooks, with all text escaped."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Any
 
 
 def html_table(title: str, rows: Iterable[Sequence[Any]], header: Sequence[Any] = ()) -> str:
-    """A table with a caption; the first cell of a row names it.
+    """An HTML table with a caption; the first cell of a row is its name.
 
     Args:
-        title: The caption.
+        title: Caption of the table.
         rows: Cells of every row; text is escaped, never parsed as markup.
-        header: Names of the columns, none for a list of properties.
+        header: Names of the columns; empty for a list of properties.
 
     Returns:
-        One `<table>` element.
+        A `<table>` element.
 
     Example:
         >>> html_table("A model", [("degree", 2)])
@@ -35,8 +35,9 @@ def _cells(tag: str, texts: Iterable[Any]) -> str:
 
 
 def _escaped(text: Any) -> str:
-    """The text itself, never markup.
+    """The text without markup.
 
-    Half of a surrogate pair, as in an undecodable file name, can stand in no page: its escape does.
+    Half of a surrogate pair, as in an undecodable file name, cannot be part of a page, so its
+    escape replaces it.
     """
     return html.escape(str(text)).encode("utf-8", "backslashreplace").decode()

@@ -54,9 +54,10 @@ import recursion_oracle  # pyright: ignore[reportMissingImports]
 from jax.core import Tracer
 
 import tnsim
+from tnsim.all_pairs import run_plan
 from tnsim.compare import by_points
-from tnsim.engine import execution, precision, whole_plans
-from tnsim.gram import run_plan
+from tnsim.engine import precision
+from tnsim.engine.runtime import execution
 
 WIDTH = 2
 DTYPES = {"float64": 2.0**-52, "float32": 2.0**-23}
@@ -454,7 +455,7 @@ def interpreted() -> Iterator[None]:
 
     with (
         mock.patch.object(execution, "run", by_numpy),
-        mock.patch.object(whole_plans, "LONGEST", -1),
+        mock.patch.object(execution, "LONGEST", -1),
     ):
         yield
 

@@ -9,7 +9,7 @@ from oracles import bilinear
 from sample_runs import SHIPPED
 
 import tnsim
-from tnsim.analysis import baselines, forward
+from tnsim.analysis import baselines
 
 WITH_DATA = (
     baselines.output_cosine,
@@ -249,7 +249,7 @@ def test_labels_and_batches(monkeypatch):
     series = tnsim.load(SHIPPED)[:3]
     whole = baselines.cka(series, 300)
     assert whole.dims == ("a", "b") and whole.b.values.tolist() == [0, 100, 200]
-    monkeypatch.setattr(forward, "BATCH", 128)
+    monkeypatch.setattr(baselines, "BATCH", 128)
     assert_close(baselines.cka(series, 300).values, whole.values, rtol=1e-12)
     assert baselines.agreement(series, 300, names=["x", "y", "z"]).a.values.tolist() == [
         "x",

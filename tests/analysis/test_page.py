@@ -10,8 +10,8 @@ import pytest
 from closeness import assert_close
 from sample_runs import blocks
 
+from tnsim.all_pairs import result
 from tnsim.analysis import reading, report
-from tnsim.gram import export
 
 pytestmark = pytest.mark.skipif(browser.PROGRAM is None, reason="needs Chromium")
 PHONE = 400
@@ -228,7 +228,7 @@ def test_the_table_that_is_downloaded_is_the_one_a_run_writes(show, tmp_path):
     window = show(run, "=1+1/../A <run>")
     name, contents = download(window, "csv")
     assert name == "1-1-a-run-similarity.csv"
-    export.write_csv(run, tmp_path / "run.csv")
+    result.write_csv(run, tmp_path / "run.csv")
     (ours, written) = (
         list(csv.reader(io.StringIO(text.decode(), newline="")))
         for text in (contents, (tmp_path / "run.csv").read_bytes())

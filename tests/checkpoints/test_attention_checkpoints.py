@@ -9,8 +9,8 @@ from oracles import linear
 from sequence_oracles import attention
 
 import tnsim
-from tnsim.checkpoints.dialects import Dialect, Rule
-from tnsim.checkpoints.presets import PRESETS
+from tnsim.checkpoints.dialects import PRESETS, Dialect
+from tnsim.checkpoints.rules import Rule
 
 VOCABULARY, WIDTH, HEADS = 6, 8, 2
 CONFIG = {

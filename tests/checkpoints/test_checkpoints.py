@@ -13,9 +13,9 @@ from oracles import bilinear, linear
 from safetensors.numpy import save_file
 
 import tnsim
-from tnsim.checkpoints.dialects import Rule
+from tnsim.checkpoints.dialects import PRESETS
 from tnsim.checkpoints.load import read
-from tnsim.checkpoints.presets import PRESETS
+from tnsim.checkpoints.rules import Rule
 
 
 def classifier(rng, dtype=np.float32):

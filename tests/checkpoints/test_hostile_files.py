@@ -17,9 +17,10 @@ import pytest
 from safetensors.numpy import save as serialise
 
 import tnsim
-from tnsim.checkpoints.dialects import Dialect, Rule
+from tnsim.all_pairs.sources import sources
+from tnsim.checkpoints.dialects import Dialect
 from tnsim.checkpoints.load import read
-from tnsim.gram.sources import sources
+from tnsim.checkpoints.rules import Rule
 
 READOUT = files.readout()
 

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 import tnsim
-from tnsim.checkpoints.dialects import Dialect, Rule
+from tnsim.checkpoints.dialects import Dialect
+from tnsim.checkpoints.rules import Rule
 
 
 def refused(path, message, error=tnsim.CheckpointError, **options):

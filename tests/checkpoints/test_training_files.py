@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import tnsim
-from tnsim.checkpoints.wrappings import place_of
+from tnsim.checkpoints.state_dict import place_of
 
 RULES = [
     tnsim.Rule("bilinear", left="body.l", right="body.r", down="body.d", down_bias="body.b"),

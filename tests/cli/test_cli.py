@@ -13,7 +13,7 @@ from commands import command, process, processor_seconds
 from oracles import bilinear
 
 import tnsim
-from tnsim.checkpoints.presets import PRESETS
+from tnsim.checkpoints.dialects import PRESETS
 
 SHIPPED = Path(tnsim.__file__).parent / "data" / "modular-addition"
 

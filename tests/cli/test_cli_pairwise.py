@@ -212,7 +212,7 @@ def test_wrong_arguments_are_one_line(tmp_path, monkeypatch):
 def test_a_signal_ends_a_run_in_one_line(number, folder):
     """With the status of a shell, and nothing held: the same command goes on."""
     slow = (
-        "import time\nfrom tnsim.cli.app import main\nfrom tnsim.gram import store\n"
+        "import time\nfrom tnsim.cli.app import main\nfrom tnsim.all_pairs import store\n"
         "log = store.log_start\n"
         "store.log_start = lambda *arguments: (log(*arguments), time.sleep(30))\nmain()"
     )

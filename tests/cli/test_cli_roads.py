@@ -11,7 +11,7 @@ from commands import command
 from oracles import bilinear
 
 import tnsim
-from tnsim.checkpoints.presets import PRESETS
+from tnsim.checkpoints.dialects import PRESETS
 
 
 @pytest.fixture
@@ -90,4 +90,4 @@ def test_what_is_done_is_logged(files):
     code += "tnsim.load(sys.argv[1])"
     run = [sys.executable, "-c", code, str(files[0])]
     done = subprocess.run(run, capture_output=True, text=True, check=True)
-    assert "tnsim.checkpoints.checkpoint read" in done.stderr
+    assert "tnsim.checkpoints.load read" in done.stderr

@@ -12,11 +12,11 @@ from commands import command
 from sample_runs import blocks
 
 import tnsim
+from tnsim.all_pairs import store
 from tnsim.analysis import figures
 from tnsim.checkpoints.formats import INDEX
-from tnsim.engine import tiling
-from tnsim.engine.piece import Operation, Piece
-from tnsim.gram import zarr_files
+from tnsim.engine.ir.program import Operation, Program
+from tnsim.engine.passes import tiling
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="pipes as POSIX has them")
 
@@ -84,7 +84,7 @@ def test_claims_that_are_none(put, folder, rng):
         path = folder / place.replace("/", "-") / "run.zarr"
         shutil.copytree(folder / "whole.zarr", path)
         shutil.rmtree(path / "tiles")
-        zarr_files.sweep(path)
+        store.sweep(path)
         shutil.copytree(folder / "whole.zarr" / "tiles", path / "tiles")
         for chunk in (path / "tiles").glob("c/*/*"):
             chunk.unlink()
@@ -200,7 +200,7 @@ def test_all_sequences_of_any_length_are_refused():
 def test_a_block_is_the_largest_divisor_that_fits(rng):
     for size in (1, 7, 12, 360, 2**10 + 1):
         for other in (1, 3, tiling.BLOCK // 100, tiling.BLOCK, 2 * tiling.BLOCK):
-            piece = Piece(
+            piece = Program(
                 ((size, other),), (Operation("sum", (0,), ((0, 1),), (0, 1), (1.0,)),), (1,)
             )
             region = tiling._Region({0: 0}, 1, size)

@@ -13,9 +13,9 @@ from safetensors.numpy import save_file
 from sample_runs import blocks
 
 import tnsim
+from tnsim.all_pairs import result
 from tnsim.analysis import report
 from tnsim.files import PNG, check_replaceable
-from tnsim.gram import export
 
 FOREIGN = {"W_l": np.ones((3, 2)), "W_r": np.ones((3, 2)), "W_p": np.ones((2, 3))}
 PAIRS = ("pairwise", "{a}", "{b}", "--out", "{out}")
@@ -97,9 +97,9 @@ def test_a_folder_that_is_none(files):
 
 
 WRITERS = {
-    "run.csv": export.write_csv,
-    "run.npz": export.write_npz,
-    "run.parquet": export.write_parquet,
+    "run.csv": result.write_csv,
+    "run.npz": result.write_npz,
+    "run.parquet": result.write_parquet,
     "run.html": report.write,
 }
 

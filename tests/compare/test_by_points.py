@@ -14,7 +14,7 @@ from sequence_oracles import attention
 import tnsim
 from tnsim.compare import by_points
 from tnsim.compare.by_points import reading_of
-from tnsim.folding import forward as passes
+from tnsim.problems import forward as passes
 
 
 def cosine(x, y, weights=None):

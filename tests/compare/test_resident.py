@@ -12,12 +12,11 @@ from backends import compiled
 from closeness import assert_close
 
 import tnsim
-from tnsim.compare import by_plans, resident
-from tnsim.engine import whole_plans
-from tnsim.folding.layer_families import LayerWise
-from tnsim.kept import Belongings
+from tnsim.compare import inner_products, resident
+from tnsim.engine.runtime import execution
 from tnsim.models.arrays import is_fixed
-from tnsim.sessions import Session, session, using
+from tnsim.problems.families import LayerWise
+from tnsim.sessions import Session, WeakCache, session, using
 
 
 @pytest.fixture(autouse=True)
@@ -140,8 +139,8 @@ def test_one_program_gives_what_stages_give(rng, backend, monkeypatch, per_outpu
     found = []
     for longest in (1000, -1):
         for together in (True, False):
-            monkeypatch.setattr(whole_plans, "LONGEST", longest)
-            monkeypatch.setattr(by_plans, "runs_together", lambda *args, t=together: t)
+            monkeypatch.setattr(execution, "LONGEST", longest)
+            monkeypatch.setattr(inner_products, "runs_together", lambda *args, t=together: t)
             found.append(verb(a, b))
     for other in found[1:]:
         assert_close(other, found[0], rtol=1e-12)
@@ -151,17 +150,20 @@ def test_one_program_gives_what_stages_give(rng, backend, monkeypatch, per_outpu
 
 
 def test_what_was_made_of_a_model_goes_with_it(rng, own_session):
+    tnsim.similarity(model_of(rng), model_of(rng))
+    gc.collect()
+    of_plans = len(own_session.belongings)  # of programs, which other models use as well
     a, b = model_of(rng), model_of(rng)
     tnsim.similarity(a, b)
     placed = resident.placed_weights(LayerWise.of(a, b, tnsim.TreeSymmetric()), "A", a, "float64")
     arrays = [weakref.ref(array) for array in placed.values()]
-    assert len(own_session.belongings) > 2 and own_session.belongings.held > 0
+    assert len(own_session.belongings) > of_plans + 2 and own_session.belongings.held > 0
     del a, placed
     gc.collect()
     assert not any(array() for array in arrays)
     del b
     gc.collect()
-    assert len(own_session.belongings) == own_session.belongings.held == 0
+    assert len(own_session.belongings) == of_plans and own_session.belongings.held == 0
 
 
 def test_clear_empties_the_drawers(rng, own_session):
@@ -187,7 +189,7 @@ def test_what_is_kept_gives_way_to_a_plan_that_needs_the_memory(rng, own_session
     expected = tnsim.similarity(a, b)
     held = own_session.belongings.held
     assert held > 0
-    from tnsim.compare.planned import Budget
+    from tnsim.engine.budget import Budget
 
     def room(self, program_bytes, wanted=0.0):
         return 2.0**30 - 2.0**31 * (own_session.belongings.held > 0)
@@ -210,7 +212,7 @@ def test_threads_share_what_is_made_of_an_object():
     class Weight:
         pass
 
-    kept, weights = Belongings(limit=5), [Weight() for _ in range(8)]
+    kept, weights = WeakCache(limit=5), [Weight() for _ in range(8)]
     together, found = threading.Barrier(6), []
 
     def ask():

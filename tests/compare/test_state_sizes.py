@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tnsim
-from tnsim.gram import run_plan
+from tnsim.all_pairs import run_plan
 
 METRICS = {
     "tree": tnsim.TreeSymmetric(),

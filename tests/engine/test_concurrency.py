@@ -11,19 +11,20 @@ from sequence_oracles import attention
 
 import tnsim
 from tnsim.compare.planned import plan_for
-from tnsim.compare.question import CROSS
-from tnsim.engine import concurrency, execution
-from tnsim.engine.piece import Operation, Piece
+from tnsim.compare.request import CROSS
+from tnsim.engine import costs
+from tnsim.engine.ir.program import Operation, Program
+from tnsim.engine.passes.splitting import split
 from tnsim.engine.planner import LARGE
-from tnsim.engine.splitting import split
-from tnsim.folding.base import model_weights
-from tnsim.folding.choose import choose
+from tnsim.engine.runtime import devices, execution
+from tnsim.problems.base import model_weights
+from tnsim.problems.families import choose
 
 pytestmark = backends.compiled
 
 
 def test_results_keep_the_order_of_the_calls_and_few_wait(monkeypatch):
-    monkeypatch.setattr(concurrency, "cores", lambda: 8)
+    monkeypatch.setattr(devices, "cores", lambda: 8)
     started = []
     both = threading.Barrier(2)
 
@@ -33,27 +34,27 @@ def test_results_keep_the_order_of_the_calls_and_few_wait(monkeypatch):
             both.wait(timeout=60)  # calls 0 and 1 run at once, or this fails
         return n
 
-    results = concurrency.at_once((lambda n=n: call(n) for n in range(6)), most=2)
+    results = devices.at_once((lambda n=n: call(n) for n in range(6)), most=2)
     assert next(results) == 0
     assert max(started) <= 2
     assert [0, *results] == list(range(6))
 
 
 def test_an_error_in_a_call_is_that_of_all(monkeypatch):
-    monkeypatch.setattr(concurrency, "cores", lambda: 2)
+    monkeypatch.setattr(devices, "cores", lambda: 2)
 
     def fail():
         raise tnsim.ModelError("no such array")
 
     with pytest.raises(tnsim.ModelError, match="no such array"):
-        list(concurrency.at_once([lambda: 1, fail, lambda: 3], most=3))
+        list(devices.at_once([lambda: 1, fail, lambda: 3], most=3))
 
 
 @pytest.mark.parametrize("wide", [False, True])
 def test_calls_have_the_callers_precision(monkeypatch, wide):
-    monkeypatch.setattr(concurrency, "cores", lambda: 2)
+    monkeypatch.setattr(devices, "cores", lambda: 2)
     with jax.enable_x64(wide):
-        found = list(concurrency.at_once([lambda: jax.numpy.ones(2).dtype] * 2, most=2))
+        found = list(devices.at_once([lambda: jax.numpy.ones(2).dtype] * 2, most=2))
     assert found == [np.dtype("float64" if wide else "float32")] * 2
 
 
@@ -78,9 +79,13 @@ def test_rounds_have_every_stage_after_what_it_reads(rng):
 
 def test_stages_of_two_models_run_at_once_in_no_more_memory(rng):
     plan = tnsim.plan(*heads(rng, 1))
-    first, second = plan.pieces[plan.stages[0].piece], plan.pieces[plan.stages[1].piece]
+    first, second = plan.programs[plan.stages[0].program], plan.programs[plan.stages[1].program]
     assert plan.rounds[0].stages == (0, 1)
-    assert plan.rounds[0].own == first.peak_elements + second.peak_elements < plan.peak_elements
+    assert (
+        plan.rounds[0].own
+        == costs.peak_elements(first) + costs.peak_elements(second)
+        < plan.peak_elements
+    )
     assert plan.peak_elements == max(each.elements for each in plan.rounds)
     assert all(len(each.stages) == 1 for each in plan.rounds[1:])
 
@@ -99,13 +104,13 @@ def test_few_elements_are_sent_ahead_at_a_time():
 
 
 def test_a_loop_of_turns_is_a_part_of_its_own():
-    body = Piece(((3,),), (Operation("sum", (0,), ((0,),), (0,), (2.0,)),), (1,))
+    body = Program(((3,),), (Operation("sum", (0,), ((0,),), (0,), (2.0,)),), (1,))
     double = Operation("sum", (0,), ((0, 1),), (0, 1), (2.0,))
-    loop = Operation("loop", (1,), ((0, 1),), (1,), chunks=(0,), body=body, together=2)
-    piece = Piece(((4, 3),), (double, loop), (2,), ((0, 1),), (((0, 1),),))
-    parts = list(split(piece, limit=200))
-    assert [len(part.piece.operations) for part in parts] == [1, 1, 0]
-    assert [bool(part.piece.scales) for part in parts] == [False, False, True]
+    loop = Operation("loop", (1,), ((0, 1),), (1,), chunks=(0,), body=body, concurrency=2)
+    program = Program(((4, 3),), (double, loop), (2,), ((0, 1),), (((0, 1),),))
+    parts = list(split(program, limit=200))
+    assert [len(part.program.operations) for part in parts] == [1, 1, 0]
+    assert [bool(part.program.scales) for part in parts] == [False, False, True]
 
 
 @pytest.mark.parametrize(
@@ -114,14 +119,14 @@ def test_a_loop_of_turns_is_a_part_of_its_own():
     ids=["gaussian", "tree"],
 )
 def test_turns_over_heads_give_the_same_number(monkeypatch, metric, n_ctx, large, backends, rng):
-    monkeypatch.setattr(concurrency, "cores", lambda: 2)
+    monkeypatch.setattr(devices, "cores", lambda: 2)
     a, b = heads(rng, n_ctx)
     family = choose(a, b, metric)
     whole = plan_for(family, CROSS, False, "float64")
     assert plan_for(family, CROSS, False, "float64", large=LARGE) is whole  # planned once
     turned = plan_for(family, CROSS, False, "float64", large=large)
-    (loop,) = [op for piece in turned.pieces for op in piece.operations if op.together > 1]
-    assert any(piece.operations == (loop,) for piece in turned.pieces)
+    (loop,) = [op for program in turned.programs for op in program.operations if op.concurrency > 1]
+    assert any(program.operations == (loop,) for program in turned.programs)
     assert any(op.kind == "loop" for op in loop.body.operations)  # a pair of heads in a turn inside
     assert turned.peak_elements < whole.peak_elements
     assert tnsim.Plan.from_json(turned.to_json()) == turned

@@ -16,12 +16,13 @@ from oracles import bilinear
 import tnsim
 from tnsim.cli import bench
 from tnsim.compare.planned import affordable
-from tnsim.compare.question import CROSS
-from tnsim.engine import budget, execution, memory
-from tnsim.engine.lowering import run_piece
-from tnsim.engine.piece import Operation, Piece
-from tnsim.folding.base import model_weights
-from tnsim.folding.choose import choose
+from tnsim.compare.request import CROSS
+from tnsim.engine import budget
+from tnsim.engine.ir.program import Operation, Program
+from tnsim.engine.runtime import devices, execution
+from tnsim.engine.runtime.lowering import run_program
+from tnsim.problems.base import model_weights
+from tnsim.problems.families import choose
 from tnsim.sessions import Session, using
 
 pytestmark = backends.compiled
@@ -177,19 +178,19 @@ def test_equal_layers_share_one_program():
 
 def test_a_loop_is_compiled_once():
     outer = Operation("contract", (0, 1), ((0, 1), (1, 2)), (0, 2))
-    body = Piece(((2, 3), (3, 4)), (outer,), (2,))
+    body = Program(((2, 3), (3, 4)), (outer,), (2,))
     labels = (3, 0, 1), (3, 1, 2)
     once = Operation("loop", (0, 1), labels, (0, 2), chunks=(3,), body=body)
-    piece = Piece(((5, 2, 3), (5, 3, 4)), (once,), (2,))
+    program = Program(((5, 2, 3), (5, 3, 4)), (once,), (2,))
     labels = (4, 3, 0, 1), (4, 3, 1, 2)
-    nested = Operation("loop", (0, 1), labels, (0, 2), chunks=(4,), body=piece)
-    whole = Piece(((6, 5, 2, 3), (6, 5, 3, 4)), (nested,), (2,))
+    nested = Operation("loop", (0, 1), labels, (0, 2), chunks=(4,), body=program)
+    whole = Program(((6, 5, 2, 3), (6, 5, 3, 4)), (nested,), (2,))
     arrays = [
         np.arange(math.prod(shape), dtype=np.float32).reshape(shape) for shape in whole.shapes
     ]
-    lowered = jax.jit(partial(run_piece, whole)).lower(arrays)
+    lowered = jax.jit(partial(run_program, whole)).lower(arrays)
     assert lowered.as_text().count("dot_general") == 1
-    ((expected,), _), ((found,), _) = run_piece(whole, arrays), lowered.compile()(arrays)
+    ((expected,), _), ((found,), _) = run_program(whole, arrays), lowered.compile()(arrays)
     np.testing.assert_array_equal(found, expected)  # whole numbers below 2^24
 
 
@@ -213,7 +214,7 @@ def test_budget_is_kept_or_refused_before_anything_runs(monkeypatch, rng):
     family = choose(a, b, tnsim.Gaussian())
     chunked = affordable(family, CROSS, False, "float64", half)
     assert chunked.peak_bytes <= 0.5 * peak and any(
-        op.kind == "loop" for p in chunked.pieces for op in p.operations
+        op.kind == "loop" for p in chunked.programs for op in p.operations
     )
     assert tnsim.Plan.from_json(chunked.to_json()) == chunked
     monkeypatch.setattr(execution, "run", lambda *_: pytest.fail("started"))
@@ -227,7 +228,7 @@ def test_budget_is_kept_or_refused_before_anything_runs(monkeypatch, rng):
         match=r"gaussian needs \S+ multiplications here, more than the budget of 1e\+03",
     ):
         tnsim.inner(a, b, budget=tnsim.Budget(multiplications=1e3))
-    monkeypatch.setattr(memory, "available_bytes", lambda: 60 * 2**20)
+    monkeypatch.setattr(devices, "available_bytes", lambda: 60 * 2**20)
     monkeypatch.setattr(budget, "_ALWAYS_FITS", 0)
     big = [bench.random_stack(128, 256, 2, "float64", seed) for seed in (0, 1)]
     with pytest.raises(

@@ -9,12 +9,12 @@ from oracles import bilinear, closure_products, expected_products
 from seeds import generator
 
 import tnsim
-from tnsim.engine import layout
-from tnsim.engine.canonical import exchanges
-from tnsim.engine.layout import laid_out, moved
-from tnsim.engine.lowering import run_piece
-from tnsim.engine.piece import Operation, Piece
-from tnsim.engine.sharing import Builder, Use, piece_of
+from tnsim.engine.ir.program import Operation, Program
+from tnsim.engine.passes import layout
+from tnsim.engine.passes.layout import laid_out, moved
+from tnsim.engine.runtime.lowering import run_program
+from tnsim.engine.search.canonical import exchanges
+from tnsim.engine.search.sharing import Builder, Use, program_of
 from tnsim.sessions import using
 
 
@@ -24,11 +24,11 @@ def always(monkeypatch):
     monkeypatch.setattr(layout, "LARGE", 0)
 
 
-def all_moved(piece):
-    return sum(moved(op, op.sizes(piece.value_shapes)) for op in piece.operations)
+def all_moved(program):
+    return sum(moved(op, op.sizes(program.value_shapes)) for op in program.operations)
 
 
-def a_piece(rng, length):
+def a_program(rng, length):
     """Random products and sums of matrices and of what they give."""
     shapes = [(2, 3), (3, 2), (2, 2), (3, 3)]
     sizes = list(shapes)
@@ -53,27 +53,29 @@ def a_piece(rng, length):
         turned = Operation("sum", (len(sizes) - 1,), (tuple(range(len(output))),), order, (2.0,))
         operations.append(turned)
         sizes.append(tuple(sizes[-1][n] for n in order))
-    return Piece(tuple(shapes), tuple(operations), (len(sizes) - 1, len(sizes) - 2))
+    return Program(tuple(shapes), tuple(operations), (len(sizes) - 1, len(sizes) - 2))
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_the_numbers_stay(seed, always):
     rng = generator(seed)
-    piece = a_piece(rng, 8)
-    found = laid_out(piece)
-    inputs = [rng.normal(size=shape) for shape in piece.shapes]
-    for one, other in zip(run_piece(piece, inputs)[0], run_piece(found, inputs)[0], strict=True):
+    program = a_program(rng, 8)
+    found = laid_out(program)
+    inputs = [rng.normal(size=shape) for shape in program.shapes]
+    for one, other in zip(
+        run_program(program, inputs)[0], run_program(found, inputs)[0], strict=True
+    ):
         assert_close(one, other, scale=LARGEST, rtol=1e-12)
-    assert all_moved(found) <= all_moved(piece)
+    assert all_moved(found) <= all_moved(program)
 
 
 def test_a_copy_is_spared(always):
     """x[i, j, k] = a[i, j] b[j, k] is summed over j: as x[i, k, j] it is a matrix already."""
     outer = Operation("contract", (0, 1), ((0, 1), (1, 2)), (0, 1, 2))
     later = Operation("contract", (3, 2), ((0, 1, 2), (1, 3)), (0, 2, 3))
-    piece = Piece(((30, 30),) * 3, (outer, later), (4,))
-    assert all_moved(piece) and all_moved(laid_out(piece)) < all_moved(piece)
-    assert laid_out(piece).value_shapes[-1] == piece.value_shapes[-1]
+    program = Program(((30, 30),) * 3, (outer, later), (4,))
+    assert all_moved(program) and all_moved(laid_out(program)) < all_moved(program)
+    assert laid_out(program).value_shapes[-1] == program.value_shapes[-1]
 
 
 @pytest.mark.parametrize("exchangeable", [0, 2])
@@ -82,12 +84,12 @@ def test_symmetric_arguments_are_read_in_place(exchangeable, always, rng):
     builder = Builder()
     x, y = builder.atom((4, 4), exchangeable), builder.atom((4, 6))
     product = builder.contract([Use(x, ("i", "j")), Use(y, ("i", "l"))], ["j", "l"])
-    piece = piece_of(builder, [product.value], 2)
+    program = program_of(builder, [product.value], 2)
     assert builder.symmetries(x) == [(0, 1)] * (exchangeable == 2)
-    assert (all_moved(piece) == 0) == (exchangeable == 2)
+    assert (all_moved(program) == 0) == (exchangeable == 2)
     matrix = rng.normal(size=(4, 4))
     arrays = [matrix + matrix.T, rng.normal(size=(4, 6))]
-    (found,), _ = run_piece(piece, arrays)
+    (found,), _ = run_program(program, arrays)
     order = "".join(product.labels)
     assert_close(found, np.einsum(f"ij,il->{order}", *arrays), rtol=1e-12)
 

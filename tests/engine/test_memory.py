@@ -13,10 +13,11 @@ from closeness import assert_close
 from oracles import bilinear
 
 import tnsim
-from tnsim.engine import execution, memory, programs
-from tnsim.engine.piece import Operation, Piece
-from tnsim.engine.programs import Wanted
-from tnsim.folding.sequences import coincidences
+from tnsim.engine import costs
+from tnsim.engine.ir.program import Operation, Program
+from tnsim.engine.runtime import compiling, devices, execution
+from tnsim.engine.runtime.compiling import Wanted
+from tnsim.problems.sequences import coincidences
 
 GIB = 2**30
 
@@ -46,7 +47,7 @@ def under(folder: str, texts: dict[str, str]) -> dict[str, str]:
 
 def test_without_limits_the_machine_counts(tmp_path):
     proc = files(tmp_path / "proc", MACHINE | {"self/cgroup": "0::/\n"})
-    assert memory.host_bytes(proc, tmp_path / "none") == 16 * GIB
+    assert devices.host_bytes(proc, tmp_path / "none") == 16 * GIB
 
 
 def test_the_least_limit_over_a_group_counts_version_2(tmp_path):
@@ -58,11 +59,11 @@ def test_the_least_limit_over_a_group_counts_version_2(tmp_path):
         under("jobs/mine", version_2(str(8 * GIB), 2 * GIB, GIB))
         | under("jobs", version_2("max", 3 * GIB, 0)),
     )
-    assert memory.host_bytes(proc, groups) == 7 * GIB
+    assert devices.host_bytes(proc, groups) == 7 * GIB
     files(groups, under("jobs", version_2(str(4 * GIB), 3 * GIB, 0)))
-    assert memory.host_bytes(proc, groups) == 1 * GIB
+    assert devices.host_bytes(proc, groups) == 1 * GIB
     files(groups, under("jobs", version_2(str(2 * GIB), 3 * GIB, 0)))
-    assert memory.host_bytes(proc, groups) == 0
+    assert devices.host_bytes(proc, groups) == 0
 
 
 @pytest.mark.parametrize("mounted", ["docker/abc", "."])
@@ -75,7 +76,7 @@ def test_version_1_also_where_a_container_sees_the_path_of_its_host(tmp_path, mo
         "memory.stat": f"inactive_file 5\ntotal_inactive_file {GIB}\n",
     }
     groups = files(tmp_path / "cgroup", under(f"memory/{mounted}", limits))
-    assert memory.host_bytes(proc, groups) == 4 * GIB
+    assert devices.host_bytes(proc, groups) == 4 * GIB
 
 
 @pytest.mark.parametrize(
@@ -89,10 +90,10 @@ def test_version_1_also_where_a_container_sees_the_path_of_its_host(tmp_path, mo
 )
 def test_what_says_nothing_is_passed_over(tmp_path, texts, monkeypatch):
     """As on systems that have none of these files."""
-    assert memory.host_bytes(files(tmp_path, texts), tmp_path / "none") is None
-    monkeypatch.setattr(memory, "PROC", tmp_path)
-    monkeypatch.setattr(memory, "CGROUPS", tmp_path / "none")
-    assert jax.default_backend() != "cpu" or memory.available_bytes() is None
+    assert devices.host_bytes(files(tmp_path, texts), tmp_path / "none") is None
+    monkeypatch.setattr(devices, "PROC", tmp_path)
+    monkeypatch.setattr(devices, "CGROUPS", tmp_path / "none")
+    assert jax.default_backend() != "cpu" or devices.available_bytes() is None
     one = tnsim.Model([tnsim.Bilinear(*[np.eye(2)] * 3)])
     assert tnsim.similarity(one, 2.0 * one) == 1
 
@@ -102,22 +103,22 @@ def test_address_space(tmp_path, monkeypatch):
     page = resource.getpagesize()
     proc = files(tmp_path, MACHINE | {"self/statm": f"{GIB // page} 5 5\n"})
     monkeypatch.setattr(resource, "getrlimit", lambda which: (3 * GIB, 4 * GIB))
-    monkeypatch.setattr(memory.os, "cpu_count", lambda: 2)
-    assert memory.host_bytes(proc, tmp_path / "none") == 2 * GIB - 4 * 136 * 2**20
+    monkeypatch.setattr(devices.os, "cpu_count", lambda: 2)
+    assert devices.host_bytes(proc, tmp_path / "none") == 2 * GIB - 4 * 136 * 2**20
     monkeypatch.setitem(sys.modules, "resource", None)
-    assert memory.host_bytes(proc, tmp_path / "none") == 16 * GIB
+    assert devices.host_bytes(proc, tmp_path / "none") == 16 * GIB
 
 
 def test_copies_that_a_matrix_product_needs_are_counted():
     """x[b, i, j] y[b, j, k] is one product; with axes in other orders each side is copied first."""
     shapes = ((4, 8, 16), (4, 16, 32))
     straight = Operation("contract", (0, 1), ((0, 1, 2), (0, 2, 3)), (0, 1, 3))
-    piece = Piece(shapes, (straight,), (2,))
-    assert piece.peak_elements == 512 + 2048 + 1024
+    program = Program(shapes, (straight,), (2,))
+    assert costs.peak_elements(program) == 512 + 2048 + 1024
     shapes = ((8, 16, 4), (4, 16, 32))
     turned = Operation("contract", (0, 1), ((1, 2, 0), (0, 2, 3)), (3, 0, 1))
-    piece = Piece(shapes, (turned,), (2,))
-    assert piece.peak_elements == 512 + 2048 + max(512 + 1024, 1024 + 1024)
+    program = Program(shapes, (turned,), (2,))
+    assert costs.peak_elements(program) == 512 + 2048 + max(512 + 1024, 1024 + 1024)
 
 
 def test_what_is_fused_is_not_counted():
@@ -125,26 +126,30 @@ def test_what_is_fused_is_not_counted():
     outer = Operation("contract", (0, 1), ((0,), (1,)), (0, 1))
     total = Operation("sum", (2, 2), ((0, 1), (0, 1)), (0, 1), (1.0, 1.0))
     again = Operation("sum", (2, 3), ((0, 1), (0, 1)), (0, 1), (1.0, 1.0))
-    assert Piece(((8,), (8,)), (outer, total), (3,)).peak_elements == 16 + 64
-    assert Piece(((8,), (8,)), (outer, total, again), (4,)).peak_elements == 16 + 2 * 64
+    assert costs.peak_elements(Program(((8,), (8,)), (outer, total), (3,))) == 16 + 64
+    assert costs.peak_elements(Program(((8,), (8,)), (outer, total, again), (4,))) == 16 + 2 * 64
 
 
 @pytest.mark.skipif(jax.default_backend() != "cpu", reason="the buffers of CPU programs")
 @pytest.mark.parametrize("metric", [tnsim.Gaussian(), tnsim.TreeSymmetric()], ids=lambda m: m.name)
 def test_planned_arrays_are_what_xla_allocates(metric, rng):
-    """XLA's own count of every compiled piece of a size that matters."""
+    """XLA's own count of every compiled program of a size that matters."""
     a, b = (tnsim.Model([bilinear(rng, 64, 96, 64), bilinear(rng, 64, 96, 8)]) for _ in range(2))
-    large = [piece for piece in tnsim.plan(a, b, metric).pieces if piece.peak_elements > 2**15]
+    large = [
+        program
+        for program in tnsim.plan(a, b, metric).programs
+        if costs.peak_elements(program) > 2**15
+    ]
     assert large
-    for piece in large:
-        assert 0.8 < 8 * piece.peak_elements / allocated_by_xla(piece) < 1.3
+    for program in large:
+        assert 0.8 < 8 * costs.peak_elements(program) / allocated_by_xla(program) < 1.3
 
 
-def allocated_by_xla(piece: Piece) -> int:
-    """Bytes of a compiled piece by XLA's own count."""
+def allocated_by_xla(program: Program) -> int:
+    """Bytes of a compiled program by XLA's own count."""
     with execution.precision():
-        (program,) = programs.ready([Wanted(piece, None, "float64")], execution.function)
-    sizes = program.run.memory_analysis()
+        (compiled,) = compiling.ready([Wanted(program, None, "float64")], execution.function)
+    sizes = compiled.run.memory_analysis()
     allocated = sizes.argument_size_in_bytes + sizes.output_size_in_bytes
     return allocated + sizes.temp_size_in_bytes
 
@@ -160,10 +165,10 @@ def test_planned_bytes_of_attention_hold_all_that_xla_allocates(rng):
     )
     planned = tnsim.plan(a, b, tnsim.TreeSymmetric(), norms=True)
     slack = planned.peak_bytes / planned.array_bytes
-    large = [piece for piece in planned.pieces if piece.peak_elements > 2**15]
+    large = [program for program in planned.programs if costs.peak_elements(program) > 2**15]
     assert large
-    for piece in large:
-        assert 1 <= slack * 8 * piece.peak_elements / allocated_by_xla(piece) < 2
+    for program in large:
+        assert 1 <= slack * 8 * costs.peak_elements(program) / allocated_by_xla(program) < 2
 
 
 @pytest.mark.slow
@@ -193,7 +198,7 @@ def test_all_runs_are_counted(rng):
     plain, lifted = tnsim.Model(layers), tnsim.Model(constant)
     for model, runs in ((plain, 1), (lifted, 5)):
         planned = tnsim.plan(model, model, norms=True)
-        once = sum(planned.pieces[stage.piece].multiplications for stage in planned.stages)
+        once = sum(planned.programs[stage.program].multiplications for stage in planned.stages)
         assert planned.runs == runs and planned.multiplications == runs * once
         assert (f"in {runs} runs" in str(planned)) == (runs > 1)
     short = tnsim.Budget(multiplications=planned.multiplications - 1)

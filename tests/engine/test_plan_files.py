@@ -11,10 +11,9 @@ from oracles import bilinear
 
 import tnsim
 from tnsim.engine import planner
-from tnsim.engine.documents import opened, sealed
-from tnsim.engine.piece import Operation, Piece
-from tnsim.engine.plan_json import plan_from_data
-from tnsim.engine.plan_stages import PlanStage
+from tnsim.engine.ir.plan_json import opened, plan_from_data, sealed
+from tnsim.engine.ir.program import Operation, Program
+from tnsim.engine.ir.stages import PlanStage
 
 WRONG = (None, True, -1, 10**30, float("nan"), "x", [], {})
 
@@ -26,13 +25,13 @@ def models(rng):
 
 def looped_plan(rng):
     """sum_i (sum_j x_ij y_ij), the sum over i as a loop."""
-    body = Piece(((2,), (2,)), (Operation("contract", (0, 1), ((0,), (0,)), ()),), (2,))
+    body = Program(((2,), (2,)), (Operation("contract", (0, 1), ((0,), (0,)), ()),), (2,))
     loop = Operation("loop", (0, 1), ((0, 1), (0, 1)), (), (), (0,), body)
-    piece = Piece(((3, 2), (3, 2)), (loop,), (2,), ((0, 1),), (((0, 1),),), 6)
+    program = Program(((3, 2), (3, 2)), (loop,), (2,), ((0, 1),), (((0, 1),),), 6)
     stage = PlanStage(0, ("x", "y"), ("xy",), ("xy",), (("xy", 1),))
     shapes = {"x": (3, 2), "y": (3, 2)}
     scales = {"xy": (("xy", 1),)}
-    return tnsim.Plan("tree", True, "float64", 1, (piece,), (stage,), shapes, ("xy",), scales)
+    return tnsim.Plan("tree", True, "float64", 1, (program,), (stage,), shapes, ("xy",), scales)
 
 
 PLANS = {
@@ -78,7 +77,7 @@ def changes(value):
 def test_a_changed_plan_is_an_error_or_the_same_plan(name, rng):
     """Every field of the document, changed in every way: no number comes out of another plan."""
     plan = PLANS[name](rng)
-    assert any(op.kind == name for piece in plan.pieces for op in piece.operations)
+    assert any(op.kind == name for program in plan.programs for op in program.operations)
     data = json.loads(plan.to_json())
     refused = 0
     for path in places(data):
@@ -90,7 +89,7 @@ def test_a_changed_plan_is_an_error_or_the_same_plan(name, rng):
             try:
                 assert tnsim.Plan.from_json(text) == plan
             except tnsim.CheckpointError as error:
-                assert str(error).startswith("not a tnsim plan in format 2: ")
+                assert str(error).startswith("not a tnsim plan in format 3: ")
                 refused += 1
     assert refused > 300
 
@@ -109,7 +108,7 @@ def test_what_passes_the_checks_can_be_costed_and_written(name, rng):
             value = value[key]
         for other in changes(value):
             try:
-                read = plan_from_data(changed(data, path, lambda _, other=other: other))
+                read = plan_from_data(changed(data, path, lambda _, other=other: other), tnsim.Plan)
             except ValueError:
                 continue
             accepted += 1
@@ -118,21 +117,21 @@ def test_what_passes_the_checks_can_be_costed_and_written(name, rng):
 
 
 def operation(data, n=0):
-    return data["pieces"][0]["operations"][n]
+    return data["programs"][0]["operations"][n]
 
 
 @pytest.mark.parametrize(
     "damage, message",
     [
-        (lambda d: operation(d)[1].append(999), "piece 0: operation 0: .* arguments"),
+        (lambda d: operation(d)[1].append(999), "program 0: operation 0: .* arguments"),
         (lambda d: operation(d).__setitem__(0, "eval"), "kind must be one of contract, sum, loop"),
         (lambda d: operation(d)[2][0].append(7), "axes of argument"),
         (lambda d: operation(d).__setitem__(3, [99]), "a label of the output is on no argument"),
         (
-            lambda d: d["pieces"][0].pop("unshared"),
-            "missing or unknown fields of a Piece: unshared",
+            lambda d: d["programs"][0].pop("unshared"),
+            "missing or unknown fields of a Program: unshared",
         ),
-        (lambda d: d["stages"][0].update(piece=7), "stage 0: there is no piece 7"),
+        (lambda d: d["stages"][0].update(program=7), "stage 0: there is no program 7"),
         (lambda d: d["stages"][0]["inputs"].__setitem__(0, "?"), "nothing gives its input '[?]'"),
         (lambda d: d["outputs"].append("?"), "no stage leaves the output '[?]'"),
         (
@@ -152,7 +151,7 @@ def test_what_is_wrong_is_named(damage, message, rng):
 def test_text_that_is_no_plan():
     deep = "[" * 100_000 + "]" * 100_000
     for text in ("", "null", "3", "[]", "{}", b"\xff\xfe", deep, None, 3, sealed({"format": 2})):
-        with pytest.raises(tnsim.CheckpointError, match=r"not a tnsim plan in format 2: \w"):
+        with pytest.raises(tnsim.CheckpointError, match=r"not a tnsim plan in format 3: \w"):
             tnsim.Plan.from_json(text)
 
 
@@ -161,7 +160,7 @@ def test_a_changed_weight_is_told_apart_but_not_a_change_of_form(rng):
     data = json.loads(plan.to_json())
     pretty = json.dumps(dict(reversed(data.items())), indent=2)
     assert tnsim.Plan.from_json(pretty) == plan
-    weights = [op[4] for piece in data["pieces"] for op in piece["operations"] if op[4]]
+    weights = [op[4] for program in data["programs"] for op in program["operations"] if op[4]]
     weights[0][0] *= 2
     with pytest.raises(tnsim.CheckpointError, match="it was changed after it was written"):
         tnsim.Plan.from_json(json.dumps(data))
@@ -217,7 +216,7 @@ def test_a_damaged_cache_file_is_searched_again_and_replaced(damages, cache, rng
     for damaged in damages(content):
         file.write_bytes(damaged)
         again = plan_anew(pair)
-        assert again.pieces == plan.pieces and again.stages == plan.stages
+        assert again.programs == plan.programs and again.stages == plan.stages
         if again.searched_with == plan.searched_with:  # "x" is a name as good as any
             assert file.read_bytes() == content
         file.write_bytes(content)
@@ -269,8 +268,8 @@ def test_files_of_others_are_not_read(cache, rng, monkeypatch):
     user = os.geteuid()
     monkeypatch.setattr(os, "geteuid", lambda: user + 1)
     searched = []
-    search = planner.build_piece
-    monkeypatch.setattr(planner, "build_piece", lambda *a: searched.append(a) or search(*a))
+    search = planner.build_program
+    monkeypatch.setattr(planner, "build_program", lambda *a: searched.append(a) or search(*a))
     assert plan_anew(pair) == plan and len(searched) == 1
 
 

@@ -10,9 +10,10 @@ from oracles import bilinear
 
 import tnsim
 from tnsim.cli import bench
-from tnsim.engine import pathfinding as paths
+from tnsim.engine import costs
 from tnsim.engine import planner as planning
-from tnsim.engine.piece import Operation, Piece
+from tnsim.engine.ir.program import Operation, Program
+from tnsim.engine.search import paths as paths
 
 METRICS = {
     "tree": tnsim.TreeSymmetric(),
@@ -37,7 +38,7 @@ def test_cost_is_linear_in_depth_and_at_most_the_papers(width, rank, metric, nor
         model = stack(width, rank, depth)
         planned = tnsim.plan(model, stack(width, rank, depth), METRICS[metric], norms=norms)
         costs[depth] = planned.multiplications
-        assert len(planned.pieces) <= 3
+        assert len(planned.programs) <= 3
         # a closure needs both norms' second moments for the pairs of legs inside one model
         products = 3 if norms or (metric == "closure" and depth > 1) else 1
         assert planned.multiplications <= products * depth * bench.gram_step_multiplications(
@@ -85,7 +86,7 @@ def test_json_both_ways(name, rng):
         "[]",
         "{}",
         planned.to_json()[:-5],
-        planned.to_json().replace('"format":2', '"format":9'),
+        planned.to_json().replace('"format":3', '"format":9'),
     ):
         with pytest.raises(tnsim.CheckpointError, match="not a tnsim plan"):
             tnsim.Plan.from_json(damaged)
@@ -103,8 +104,8 @@ def test_deterministic_cached_and_a_damaged_cache_is_a_miss(tmp_path, monkeypatc
     monkeypatch.setenv("TNSIM_CACHE_DIR", str(tmp_path))
     assert fresh(model, METRICS["closure"]) == uncached
     files = sorted((tmp_path / "plans").iterdir())
-    assert len(files) == len(uncached.pieces) and all(f.suffix == ".json" for f in files)
-    monkeypatch.setattr(planning, "build_piece", lambda *_: pytest.fail("searched again"))
+    assert len(files) == len(uncached.programs) and all(f.suffix == ".json" for f in files)
+    monkeypatch.setattr(planning, "build_program", lambda *_: pytest.fail("searched again"))
     assert fresh(model, METRICS["closure"]) == uncached
     monkeypatch.undo()
     monkeypatch.setenv("TNSIM_CACHE_DIR", str(tmp_path))
@@ -127,7 +128,7 @@ def test_deep_plans_are_cached_too(tmp_path, monkeypatch):
     monkeypatch.setenv("TNSIM_CACHE_DIR", str(tmp_path))
     model = stack(3, 4, 2)
     first = fresh(model, tnsim.Gaussian())
-    for searching in ("build_piece", "settle"):
+    for searching in ("build_program", "choose_alternatives"):
         monkeypatch.setattr(planning, searching, lambda *_: pytest.fail("searched again"))
     assert fresh(model, tnsim.Gaussian()) == first
     assert first.unshared_multiplications > first.multiplications
@@ -157,7 +158,7 @@ def test_path_costs_agree_with_opt_einsum(rng):
                 np.prod([sizes[ord(c) - 97] for c in set(step[2]) - set(",->")], dtype=int)
                 for step in info.contraction_list
             )
-            assert paths.Product(inputs, output, sizes).cost(path).multiplications == theirs
+            assert paths.LabelledProduct(inputs, output, sizes).cost(path).multiplications == theirs
 
 
 def test_shared_work_is_done_once():
@@ -175,9 +176,9 @@ def test_shared_work_is_done_once():
     assert saved == 2 * rank**2 * width
 
 
-def test_piece_counts():
-    """Costs, peak and shapes of a piece written by hand: (2x3)(3x4), then times a vector."""
-    piece = Piece(
+def test_program_counts():
+    """Costs, peak and shapes of a program written by hand: (2x3)(3x4), then times a vector."""
+    program = Program(
         shapes=((2, 3), (3, 4), (4,)),
         operations=(
             Operation("contract", (0, 1), ((0, 1), (1, 2)), (0, 2)),
@@ -185,9 +186,9 @@ def test_piece_counts():
         ),
         outputs=(4,),
     )
-    assert piece.costs == (24, 8) and piece.multiplications == 32 and piece.contractions == 2
-    assert piece.value_shapes[3:] == ((2, 4), (2,))
-    assert piece.peak_elements == 6 + 12 + 4 + 8 + 2
+    assert program.costs == (24, 8) and program.multiplications == 32 and program.contractions == 2
+    assert program.value_shapes[3:] == ((2, 4), (2,))
+    assert costs.peak_elements(program) == 6 + 12 + 4 + 8 + 2
 
 
 def test_different_shapes_do_not_share_a_plan(rng):

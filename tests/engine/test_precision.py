@@ -12,10 +12,10 @@ from closeness import assert_close
 from oracles import bilinear, linear
 
 import tnsim
+from tnsim.all_pairs import run_plan
 from tnsim.engine import precision
-from tnsim.engine.log_scaled import LogScaled
 from tnsim.engine.precision import Arithmetic, Cosine
-from tnsim.gram import run_plan
+from tnsim.engine.scaled import LogScaled
 
 ORACLES = {"gaussian": exact.gaussian_product, "tree": exact.tree_product}
 METRICS = {"gaussian": tnsim.Gaussian(), "tree": tnsim.TreeSymmetric()}

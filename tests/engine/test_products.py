@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from seeds import generator
 
-from tnsim.engine.lowering import run_piece
-from tnsim.engine.piece import Operation, Piece
-from tnsim.engine.products import MatrixProduct, copied_entries, matrix_product
+from tnsim.engine.ir.matmul_form import MatrixProduct, copied_entries, matrix_product
+from tnsim.engine.ir.program import Operation, Program
+from tnsim.engine.runtime.lowering import run_program
 
 SIZES = {0: 2, 1: 3, 2: 2, 3: 4, 4: 3, 5: 2}
 
@@ -32,8 +32,8 @@ def test_any_order_of_axes(axes):
     rng = generator(0)
     arrays = [rng.normal(size=[SIZES[n] for n in labels]) for labels in (first, second)]
     operation = Operation("contract", (0, 1), (first, second), output)
-    piece = Piece(tuple(array.shape for array in arrays), (operation,), (2,))
-    (result,), _ = run_piece(piece, arrays)
+    program = Program(tuple(array.shape for array in arrays), (operation,), (2,))
+    (result,), _ = run_program(program, arrays)
     wanted = np.einsum(arrays[0], list(first), arrays[1], list(second), list(output))
     assert_close(result, wanted, scale=LARGEST, rtol=1e-12)
 

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 import tnsim
-from tnsim.engine import execution, program_files, programs
-from tnsim.engine.piece import Operation, Piece
-from tnsim.engine.programs import Wanted
+from tnsim.engine.ir.program import Operation, Program
+from tnsim.engine.runtime import compiling, execution
+from tnsim.engine.runtime.compiling import Wanted
 
 pytestmark = [
     backends.compiled,
@@ -22,7 +22,7 @@ pytestmark = [
 ]
 OUTER = Operation("contract", (0, 1), ((0, 1), (1, 2)), (0, 2))
 TWICE = Operation("sum", (2,), ((0, 1),), (0, 1), (2.0,))
-PIECE = Piece(((2, 3), (3, 4)), (OUTER, TWICE), (3,))
+PROGRAM = Program(((2, 3), (3, 4)), (OUTER, TWICE), (3,))
 INPUTS = [np.arange(6.0).reshape(2, 3), np.arange(12.0).reshape(3, 4)]
 
 
@@ -33,17 +33,17 @@ def folder(tmp_path, monkeypatch):
     return tmp_path / "programs"
 
 
-def made(piece=PIECE, dtype="float64"):
-    """The program of a piece, forgotten by the process before."""
+def made(program=PROGRAM, dtype="float64"):
+    """The program of a program, forgotten by the process before."""
     tnsim.session().clear()
     with execution.precision():
-        (program,) = programs.ready([Wanted(piece, None, dtype)], execution.function)
-    return program
+        (compiled,) = compiling.ready([Wanted(program, None, dtype)], execution.function)
+    return compiled
 
 
-def value(program, dtype="float64"):
+def value(compiled, dtype="float64"):
     with execution.precision():
-        (output,), _ = program([x.astype(dtype) for x in INPUTS])
+        (output,), _ = compiled([x.astype(dtype) for x in INPUTS])
         return np.asarray(output)
 
 
@@ -51,15 +51,15 @@ def value(program, dtype="float64"):
 def compilations(monkeypatch):
     """A list that grows with every program that is not read."""
     found = []
-    compile_ = programs._compile
-    monkeypatch.setattr(programs, "_compile", lambda *a: found.append(1) or compile_(*a))
+    compile_ = compiling._compile
+    monkeypatch.setattr(compiling, "_compile", lambda *a: found.append(1) or compile_(*a))
     return found
 
 
 def test_a_kept_program_is_not_traced_and_gives_the_same_bits(folder, monkeypatch):
     fresh = value(made())
     np.testing.assert_array_equal(fresh, 2 * INPUTS[0] @ INPUTS[1])
-    monkeypatch.setattr(execution, "run_piece", lambda *a: pytest.fail("traced again"))
+    monkeypatch.setattr(execution, "run_program", lambda *a: pytest.fail("traced again"))
     np.testing.assert_array_equal(value(made()), fresh)
 
 
@@ -80,12 +80,12 @@ def bit_flips(content):
 
 def others(content):
     """Whole by their digest, but no program."""
-    device = programs.default_device()
+    device = compiling.default_device()
     with execution.precision():
-        files = program_files.Files.here(device, programs._settings())
+        files = compiling.Files.here(device, compiling._settings())
     for other in (b"", pickle.dumps(3), pickle.dumps((b"", 1, 2)), b"no pickle"):
-        sealed = files._sealed(repr(Wanted(PIECE, None, "float64")), other)
-        assert files._opened(repr(Wanted(PIECE, None, "float64")), sealed) == other
+        sealed = files._sealed(repr(Wanted(PROGRAM, None, "float64")), other)
+        assert files._opened(repr(Wanted(PROGRAM, None, "float64")), sealed) == other
         yield sealed
 
 
@@ -103,24 +103,24 @@ def test_a_damaged_file_is_compiled_again_and_replaced(damages, folder, compilat
 
 
 def test_a_program_never_answers_for_another(folder, compilations):
-    """Files exchanged among pieces of equal and of other shapes, dtypes included."""
-    other_weights = Piece(PIECE.shapes, (OUTER, TWICE._replace(weights=(3.0,))), (3,))
+    """Files exchanged among programs of equal and of other shapes, dtypes included."""
+    other_weights = Program(PROGRAM.shapes, (OUTER, TWICE._replace(weights=(3.0,))), (3,))
     transposed = Operation("contract", (0, 1), ((0, 1), (1, 2)), (2, 0))
-    other_shape = Piece(PIECE.shapes, (transposed,), (2,))
-    wanted = [(PIECE, "float64"), (other_weights, "float64"), (other_shape, "float64")]
-    wanted.append((PIECE, "float32"))
+    other_shape = Program(PROGRAM.shapes, (transposed,), (2,))
+    wanted = [(PROGRAM, "float64"), (other_weights, "float64"), (other_shape, "float64")]
+    wanted.append((PROGRAM, "float32"))
     known: dict = {}
     expected = []
-    for piece, dtype in wanted:
-        expected.append(value(made(piece, dtype), dtype))
+    for program, dtype in wanted:
+        expected.append(value(made(program, dtype), dtype))
         (new,) = set(folder.iterdir()) - set(known)
         known[new] = new.read_bytes()
     found = list(known.items())
     for turn in range(1, len(found)):
         for (file, _), (_, content) in zip(found, found[turn:] + found[:turn], strict=True):
             file.write_bytes(content)
-        for (piece, dtype), number in zip(wanted, expected, strict=True):
-            np.testing.assert_array_equal(value(made(piece, dtype), dtype), number)
+        for (program, dtype), number in zip(wanted, expected, strict=True):
+            np.testing.assert_array_equal(value(made(program, dtype), dtype), number)
         assert len(compilations) == len(wanted) * (turn + 1)
         assert set(folder.iterdir()) == known.keys()
 
@@ -165,16 +165,16 @@ def test_a_folder_that_one_may_not_look_into(folder, compilations, monkeypatch):
 
 
 def test_whatever_a_program_depends_on_tells_it_apart(folder, compilations, monkeypatch):
-    """Another dtype, piece, processor, version, code or flag is another program."""
+    """Another dtype, program, processor, version, code or flag is another program."""
     made()
     single = made(dtype="float32")
     assert value(single, "float32").dtype == "float32"
-    thrice = Piece(PIECE.shapes, (OUTER, TWICE._replace(weights=(3.0,))), (3,))
+    thrice = Program(PROGRAM.shapes, (OUTER, TWICE._replace(weights=(3.0,))), (3,))
     np.testing.assert_array_equal(value(made(thrice)), 3 * INPUTS[0] @ INPUTS[1])
     assert len(compilations) == 3
     for name in ("host", "_code", "_versions"):
         with monkeypatch.context() as patched:
-            patched.setattr(program_files, name, lambda *a: ("another",))
+            patched.setattr(compiling, name, lambda *a: ("another",))
             made()
     with monkeypatch.context() as patched:
         patched.setenv("XLA_FLAGS", "--another")
@@ -185,7 +185,7 @@ def test_whatever_a_program_depends_on_tells_it_apart(folder, compilations, monk
 
 
 def test_what_was_not_used_for_longest_goes_first(folder):
-    files = program_files.Files(folder, None, ())
+    files = compiling.Files(folder, None, ())
     made()
     (first,) = folder.iterdir()
     made(dtype="float32")
@@ -234,22 +234,24 @@ def test_processes_that_write_at_once(folder):
 def test_progress_is_told(folder):
     told = []
     tnsim.session().clear()
-    wanted = [Wanted(PIECE, None, dtype) for dtype in ("float64", "float32")]
-    with execution.precision(), programs.reporting(lambda *counts: told.append(counts)):
-        programs.ready(wanted, execution.function)
-        programs.ready(wanted, execution.function)
+    wanted = [Wanted(PROGRAM, None, dtype) for dtype in ("float64", "float32")]
+    with execution.precision(), compiling.reporting(lambda *counts: told.append(counts)):
+        compiling.ready(wanted, execution.function)
+        compiling.ready(wanted, execution.function)
     assert told == [(0, 2), (1, 2), (2, 2)]
 
 
 def test_products_of_many_axes_are_summed():
     """jaxlib 0.10.2 hands such sums to a library that ends the process, unless told not to."""
     ones = np.ones((3, 1, 2, 2, 8, 8, 8), np.float32)
-    summed = jax.jit(lambda x, y: (x * y).sum(axis=3), compiler_options=programs.compiler_options())
+    summed = jax.jit(
+        lambda x, y: (x * y).sum(axis=3), compiler_options=compiling.compiler_options()
+    )
     assert float(summed(ones, ones).sum()) == ones.sum()
 
 
 def test_options_that_this_xla_does_not_know_are_left_out():
     known = {"xla_backend_optimization_level": 1}
-    assert programs.known_options({**known, "xla_of_another_year": True}) == known
-    chosen = programs.compiler_options()
-    assert chosen is None or programs.known_options(chosen) == chosen
+    assert compiling.known_options({**known, "xla_of_another_year": True}) == known
+    chosen = compiling.compiler_options()
+    assert chosen is None or compiling.known_options(chosen) == chosen

@@ -8,12 +8,13 @@ import pytest
 from closeness import assert_close
 from seeds import generator
 
-from tnsim.engine import tiling
-from tnsim.engine.execution import precision
-from tnsim.engine.lowering import run_piece
-from tnsim.engine.piece import Operation, Piece
-from tnsim.engine.plan_json import piece_from_data
-from tnsim.engine.tiling import tiled
+from tnsim.engine import costs
+from tnsim.engine.ir.plan_json import program_from_data
+from tnsim.engine.ir.program import Operation, Program
+from tnsim.engine.passes import tiling
+from tnsim.engine.passes.tiling import tiled
+from tnsim.engine.runtime.execution import precision
+from tnsim.engine.runtime.lowering import run_program
 
 
 def contract(args, labels, output):
@@ -28,7 +29,7 @@ CHAIN = (
     contract((6, 3), ((0, 1, 2), (1,)), (2, 0)),  # r[c, b] = s[b, u, c] v[u]
 )
 READ = contract((7, 2), ((0, 1), (0, 1)), (0,))
-PIECE = Piece(SHAPES, (*CHAIN, READ), (8,))
+PROGRAM = Program(SHAPES, (*CHAIN, READ), (8,))
 
 
 @pytest.fixture(autouse=True)
@@ -38,50 +39,50 @@ def blocks(monkeypatch):
     monkeypatch.setattr(tiling, "BLOCK", 40)
 
 
-def outputs(piece, run=run_piece):
+def outputs(program, run=run_program):
     rng = generator(0)
-    return run(piece, [rng.normal(size=shape) for shape in piece.shapes])[0]
+    return run(program, [rng.normal(size=shape) for shape in program.shapes])[0]
 
 
-def data_of(piece):
+def data_of(program):
     """As a plan's document has it."""
-    return json.loads(json.dumps(dataclasses.asdict(piece)))
+    return json.loads(json.dumps(dataclasses.asdict(program)))
 
 
 def test_a_chain_of_large_values_is_a_loop_over_blocks():
-    found = tiled(PIECE)
+    found = tiled(PROGRAM)
     loop, read = found.operations
-    assert (loop.kind, loop.block, read.kind) == ("loop", 2, "contract")
-    assert found.multiplications == PIECE.multiplications
-    assert found.peak_elements < PIECE.peak_elements
-    assert_close(outputs(found), outputs(PIECE), rtol=1e-12)
-    assert piece_from_data(data_of(found)) == found
+    assert (loop.kind, loop.block_size, read.kind) == ("loop", 2, "contract")
+    assert found.multiplications == PROGRAM.multiplications
+    assert costs.peak_elements(found) < costs.peak_elements(PROGRAM)
+    assert_close(outputs(found), outputs(PROGRAM), rtol=1e-12)
+    assert program_from_data(data_of(found)) == found
 
 
 def test_blocks_compiled():
-    def compiled(piece, arrays):
-        return jax.jit(lambda arrays: run_piece(piece, arrays))(arrays)
+    def compiled(program, arrays):
+        return jax.jit(lambda arrays: run_program(program, arrays))(arrays)
 
     with precision():
-        assert_close(outputs(tiled(PIECE), compiled), outputs(PIECE), rtol=1e-12)
+        assert_close(outputs(tiled(PROGRAM), compiled), outputs(PROGRAM), rtol=1e-12)
 
 
 def test_a_block_divides_the_index():
-    data = data_of(tiled(PIECE))
+    data = data_of(tiled(PROGRAM))
     data["operations"][0][-1] = 4
     with pytest.raises(ValueError, match="blocks has one label, whose size they divide"):
-        piece_from_data(data)
+        program_from_data(data)
 
 
 ELSEWHERE = contract((5,), ((0, 1, 2),), (1, 2))
-WHOLE_PIECES = {
-    "an output": dataclasses.replace(PIECE, outputs=(8, 5)),
-    "read by two sums": Piece(SHAPES, (*CHAIN, ELSEWHERE), (7, 8)),
-    "small": Piece(((5, 2), *SHAPES[1:3], (5,)), (*CHAIN, READ), (8,)),
+WHOLE_PROGRAMS = {
+    "an output": dataclasses.replace(PROGRAM, outputs=(8, 5)),
+    "read by two sums": Program(SHAPES, (*CHAIN, ELSEWHERE), (7, 8)),
+    "small": Program(((5, 2), *SHAPES[1:3], (5,)), (*CHAIN, READ), (8,)),
 }
 
 
-@pytest.mark.parametrize("name", WHOLE_PIECES)
+@pytest.mark.parametrize("name", WHOLE_PROGRAMS)
 def test_what_stays_whole(name):
-    piece = WHOLE_PIECES[name]
-    assert tiled(piece) == piece
+    program = WHOLE_PROGRAMS[name]
+    assert tiled(program) == program

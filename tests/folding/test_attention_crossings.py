@@ -30,8 +30,8 @@ from sequence_oracles import (
 )
 
 import tnsim
-from tnsim.engine import execution
-from tnsim.engine.lowering import run_piece
+from tnsim.engine.runtime import execution
+from tnsim.engine.runtime.lowering import run_program
 from tnsim.metrics.points import Reading
 
 N = 2  # positions
@@ -89,7 +89,7 @@ def eager(monkeypatch):
         values, logs = dict(arrays), {}
         for n, stage in enumerate(plan.stages):
             inputs = [values[name] for name in stage.inputs]
-            outputs, scales = run_piece(plan.pieces[stage.piece], inputs)
+            outputs, scales = run_program(plan.programs[stage.program], inputs)
             values.update(zip(stage.outputs, outputs, strict=True))
             logs.update(zip([(n, group) for group in stage.groups], scales, strict=True))
         return [values[name] for name in plan.outputs], [logs[key] for key in plan.log_weights]

@@ -9,11 +9,11 @@ from closeness import LARGEST, assert_close
 from oracles import bilinear, dense_symmetric_product, expected_products, linear
 
 import tnsim
-from tnsim.folding import features, hermite, polynomial_space
-from tnsim.folding.feature_space import spaces
-from tnsim.folding.hermite import IndexBlock
-from tnsim.tensors import packed
-from tnsim.tensors.kinds import kinds
+from tnsim.problems import features, polynomial_space
+from tnsim.problems.features import spaces
+from tnsim.problems.polynomial_space import IndexBlock
+from tnsim.problems.tensors import packed
+from tnsim.problems.tensors.kinds import kinds
 
 CASES = cases.SHALLOW | cases.DEEP | cases.UNEVEN | cases.THREE
 
@@ -109,10 +109,10 @@ def test_blocks_are_parts_of_the_whole(pairs, rng):
         {n: rng.normal(size=(k, packed.count(width, n))) for n in range(top + 1)} for top in (3, 2)
     )
     for down in (rng.normal(size=(2, k)), None):
-        whole = hermite.product(left, right, down, hermite.whole(width), pairs)
+        whole = polynomial_space.product(left, right, down, polynomial_space.whole(width), pairs)
         for edges in ((0, 1, 4), (0, 3, 4), (0, 1, 2, 3, 4)):
             blocks = [IndexBlock(width, *ends) for ends in itertools.pairwise(edges)]
-            parts = [hermite.product(left, right, down, block, pairs) for block in blocks]
+            parts = [polynomial_space.product(left, right, down, block, pairs) for block in blocks]
             for order, numbers in whole.items():
                 found = [part[order] for part in parts if order in part]
                 found = np.concatenate(found, axis=1)

@@ -10,11 +10,8 @@ from oracles import quadrature
 from seeds import generator
 
 import tnsim
-from tnsim.engine import execution
 from tnsim.engine.planner import plan_problem
-from tnsim.folding.sequences import fold
-from tnsim.folding.sequences.joining_rules import ACROSS, ALL, NONE, STRAIGHT, matchings
-from tnsim.folding.sequences.notation import Leg
+from tnsim.engine.runtime import execution
 from tnsim.metrics.input_moments import sequence_inputs
 from tnsim.names import (
     COVARIANCE,
@@ -29,8 +26,11 @@ from tnsim.names import (
     Leaf,
     bias_of,
 )
-from tnsim.tensors.kinds import LayerKind
-from tnsim.tensors.positional import sequence_shapes
+from tnsim.problems.sequences import fold
+from tnsim.problems.sequences.joining_rules import ACROSS, ALL, NONE, STRAIGHT, matchings
+from tnsim.problems.sequences.notation import Leg
+from tnsim.problems.tensors.kinds import LayerKind
+from tnsim.problems.tensors.positional import sequence_shapes
 
 D, RANK, N_CTX = 2, 3, 2
 

@@ -10,12 +10,12 @@ from closeness import LARGEST, assert_close
 from oracles import bilinear, linear, random_gaussian
 
 import tnsim
-from tnsim.engine.problem import unaliased
-from tnsim.folding.base import model_weights
-from tnsim.folding.crossings import crossing_part
-from tnsim.folding.whole_families import WholeTree
+from tnsim.engine.ir.problem import strip_alias
 from tnsim.metrics.orbits import Tree, diagrams
 from tnsim.names import Pair
+from tnsim.problems.base import model_weights
+from tnsim.problems.families import WholeTree
+from tnsim.problems.whole_tree import crossing_part
 
 MODELS = {
     "two layers": (lambda g: [bilinear(g, 2, 3, 2), bilinear(g, 2, 2, 1)]),
@@ -27,7 +27,7 @@ MODELS = {
 
 def product(operands, arrays, output):
     """One product of arrays by name, over all indices that are not an output."""
-    chosen = [arrays[unaliased(o.name)] for o in operands]
+    chosen = [arrays[strip_alias(o.name)] for o in operands]
     return cotengra.array_contract(chosen, [o.indices for o in operands], output, optimize="greedy")
 
 
@@ -39,7 +39,7 @@ def sum_of(terms, arrays, output):
 def ways(term, arrays, output):
     """The value of a term's product, and of every sum that it may be written as, to any depth."""
     yield product(term.operands, arrays, output)
-    for terms in term.otherwise:
+    for terms in term.alternatives:
         yield sum_of(terms, arrays, output)
         for inner in terms:
             first, *others = ways(inner, arrays, output)

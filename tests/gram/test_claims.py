@@ -11,8 +11,8 @@ import pytest
 from stored_runs import compare
 
 import tnsim
-from tnsim.gram import claims, progress
-from tnsim.gram.claims import Claims
+from tnsim.all_pairs import claims, work
+from tnsim.all_pairs.claims import Claims
 
 
 @pytest.fixture
@@ -119,7 +119,7 @@ def test_a_run_waits_for_the_tile_of_another(folder, dead, monkeypatch):
         if len(pauses) == 3:
             put(store, "tile-2-1", f"{claims.host()} {dead} other")
 
-    monkeypatch.setattr(progress, "time", SimpleNamespace(sleep=other_dies))
+    monkeypatch.setattr(work, "time", SimpleNamespace(sleep=other_dies))
     assert compare(folder, store=store).identical(whole)
     assert len(pauses) == 3
     begun = [

@@ -1,9 +1,10 @@
 """A model is told by what it computes: not by what was done with it, nor by where it was read."""
 
+import numpy as np
 from oracles import bilinear
 
 import tnsim
-from tnsim.gram.digests import content_hash
+from tnsim.all_pairs.sources import content_hash
 from tnsim.models.origin import Origin
 
 
@@ -28,3 +29,26 @@ def test_every_number_counts(rng):
     layer = bilinear(rng, 3, 4, 2)
     other = tnsim.Bilinear(layer.left, layer.right, layer.down * (1 + 1e-16 + 2e-16))
     assert content_hash(tnsim.Model([layer])) != content_hash(tnsim.Model([other]))
+
+
+class Weighted:
+    """A metric from outside that is no data class and holds a list."""
+
+    name = "weighted"
+    pairs_within_model = False
+
+    def __init__(self, weights):
+        self.weights = weights
+        self.settings = {"second": np.arange(3000.0), "first": 1}
+
+    def is_exact(self, nonlinear_layers):
+        return True
+
+
+def test_numbers_in_lists_and_plain_objects_count():
+    """The text of a large array leaves out its middle, that of an object is its address."""
+    weights = np.zeros(3000)
+    other = np.where(np.arange(3000) == 1500, 1.0, weights)
+    assert content_hash(Weighted([weights])) == content_hash(Weighted([weights.copy()]))
+    assert content_hash(Weighted([weights])) != content_hash(Weighted([other]))
+    assert content_hash([weights]) != content_hash((weights,))

@@ -15,8 +15,8 @@ import pytest
 from stored_runs import compare, contents
 
 import tnsim
-from tnsim.engine.log_scaled import LogScaled
-from tnsim.gram import executors
+from tnsim.all_pairs import work
+from tnsim.engine.scaled import LogScaled
 
 
 class Here:
@@ -120,7 +120,7 @@ def test_what_a_task_refuses_comes_out_as_it_is():
     again = pickle.loads(pickle.dumps(refused))
     assert type(again) is tnsim.MissingExtra and str(again) == str(refused)
     with pytest.raises(tnsim.MissingExtra, match=r"reading a .pt file needs torch"):
-        dict(executors.completed([(0, (abs, ()))], Here(lambda f: f.set_exception(again), 1)))
+        dict(work.completed([(0, (abs, ()))], Here(lambda f: f.set_exception(again), 1)))
 
 
 class Cluster:
@@ -163,23 +163,23 @@ class Cluster:
     ],
 )
 def test_a_cluster_that_cannot_work(cluster, message, folder, monkeypatch):
-    monkeypatch.setattr(executors, "_LOOK", 0.05)
-    monkeypatch.setattr(executors, "_PATIENCE", 0.3)
+    monkeypatch.setattr(work, "_LOOK", 0.05)
+    monkeypatch.setattr(work, "_PATIENCE", 0.3)
     with pytest.raises(tnsim.ExecutorError, match=message):
         compare(folder, executor=cluster)
 
 
 def test_a_worker_that_comes_later_is_asked_too(monkeypatch):
-    monkeypatch.setattr(executors, "_LOOK", 0.05)
+    monkeypatch.setattr(work, "_LOOK", 0.05)
     cluster = Cluster(["tcp://1"], ["tcp://1"], ["tcp://1", "tcp://2"])
-    asked = []
+    request = []
     cluster.run = lambda *_, workers, on_error: (
-        asked.append(workers)
-        or {worker: "0.0.9" if asked[1:] else tnsim.__version__ for worker in workers}
+        request.append(workers)
+        or {worker: "0.0.9" if request[1:] else tnsim.__version__ for worker in workers}
     )
     with pytest.raises(tnsim.ExecutorError, match=r"worker tcp://2 has tnsim 0.0.9"):
-        dict(executors.completed([(0, (abs, (1,)))], cluster))
-    assert asked == [["tcp://1"], ["tcp://2"]]
+        dict(work.completed([(0, (abs, (1,)))], cluster))
+    assert request == [["tcp://1"], ["tcp://2"]]
 
 
 def test_dask_workers_without_tnsim_and_a_lost_scheduler(folder):
@@ -217,7 +217,7 @@ def test_dask_workers_without_tnsim_and_a_lost_scheduler(folder):
             with pytest.raises(
                 tnsim.ExecutorError, match=r"cancelled a task .*scheduler-connection"
             ):
-                executors._result(future, "run again")
+                work._result(future, "run again")
     finally:
         for process in started:
             process.kill()

@@ -14,10 +14,10 @@ from closeness import assert_close
 from oracles import bilinear, dense_product, dense_symmetric_product, expected_products, linear
 
 import tnsim
-from tnsim.gram import batched_plans, run_sizes
-from tnsim.gram import run_plan as costs
-from tnsim.gram import tasks as tiles
-from tnsim.gram.batched_plans import Setting
+from tnsim.all_pairs import batched_plans, run_plan
+from tnsim.all_pairs import run_plan as costs
+from tnsim.all_pairs import tasks as tiles
+from tnsim.all_pairs.batched_plans import PairSetting
 
 SHIPPED = Path(tnsim.__file__).parent / "data" / "modular-addition"
 SMALL = tnsim.Budget(memory_bytes=20_000)  # tiles of few models
@@ -409,7 +409,7 @@ def test_the_cheaper_route_is_planned():
 @backends.compiled
 def test_programs_are_compiled_once_per_shape(rng, monkeypatch, route):
     """Thirty pairs more of known shapes trace nothing."""
-    from tnsim.engine import execution
+    from tnsim.engine.runtime import execution
 
     def make(count):
         return [tnsim.Model([bilinear(rng, 3, 4, 2), bilinear(rng, 2, 3, 2)]) for _ in range(count)]
@@ -418,7 +418,7 @@ def test_programs_are_compiled_once_per_shape(rng, monkeypatch, route):
     tnsim.pairwise(make(8))
     traced = []
     monkeypatch.setattr(
-        execution, "run_piece", lambda *a, run=execution.run_piece: traced.append(1) or run(*a)
+        execution, "run_program", lambda *a, run=execution.run_program: traced.append(1) or run(*a)
     )
     tnsim.pairwise(make(8))
     assert not traced
@@ -433,7 +433,7 @@ def test_programs_are_compiled_once_per_shape(rng, monkeypatch, route):
     ],
 )
 def test_a_missing_extra_is_named(package, code, extra):
-    attempt = f"try:\n    from tnsim.gram import export as exports; {code}\nexcept tnsim.MissingExtra as e:\n    print(e)"
+    attempt = f"try:\n    from tnsim.all_pairs import result as exports; {code}\nexcept tnsim.MissingExtra as e:\n    print(e)"
     program = f"import sys; sys.modules[{package!r}] = None; import tnsim\n{attempt}"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(
@@ -446,8 +446,8 @@ def test_a_missing_extra_is_named(package, code, extra):
 
 def test_work_of_a_tile(rng, monkeypatch):
     """A kill loses a bounded number of multiplications and of elements written."""
-    monkeypatch.setattr(run_sizes, "_TILE_WORK", 2**22)
-    setting = Setting(tnsim.GaussianClosure(), False, "float64", tnsim.Budget(), 1)
+    monkeypatch.setattr(run_plan, "_TILE_WORK", 2**22)
+    setting = PairSetting(tnsim.GaussianClosure(), False, "float64", tnsim.Budget(), 1)
     for width in (2, 12):
         some = [
             tnsim.Model([bilinear(rng, width, width, width) for _ in range(2)]) for _ in range(40)
@@ -456,7 +456,7 @@ def test_work_of_a_tile(rng, monkeypatch):
         made = [
             np.prod(shape, dtype=int)
             for stage in pair.stages
-            for shape in pair.pieces[stage.piece].value_shapes[len(stage.inputs) :]
+            for shape in pair.programs[stage.program].value_shapes[len(stage.inputs) :]
         ]
         assert pair.written_elements == sum(made)
         cost = pair.multiplications + 64 * pair.written_elements
@@ -467,7 +467,7 @@ def test_work_of_a_tile(rng, monkeypatch):
 
 def test_a_batch_of_pairs_is_within_the_budget(rng):
     models = [tnsim.Model([bilinear(rng, 6, 6, 6) for _ in range(2)]) for _ in range(8)]
-    setting = Setting(tnsim.GaussianClosure(), False, "float64", tnsim.Budget(), 1)
+    setting = PairSetting(tnsim.GaussianClosure(), False, "float64", tnsim.Budget(), 1)
     pair = batched_plans.pair_plan(models[0], models[1], setting)
     one = batched_plans.intermediate_bytes(pair)
     for room, side in [(1e12, 8), (np.inf, 8), (None, 8), (4 * one, 2), (np.int64(one), 1), (1, 1)]:

@@ -15,8 +15,9 @@ from oracles import bilinear
 from stored_runs import compare, contents
 
 import tnsim
-from tnsim.gram import claims, zarr_files
-from tnsim.gram import tasks as tiles
+from tnsim.all_pairs import claims
+from tnsim.all_pairs import store as store_module
+from tnsim.all_pairs import tasks as tiles
 
 RUN = """
 import os, tnsim
@@ -50,7 +51,7 @@ def finished(path):
 # and after a few chunks no more, so that ten processes leave something, however late they are killed.
 SLOWLY = """
 import os, time, tnsim
-from tnsim.gram import normalise
+from tnsim.all_pairs import normalise
 write, pauses = normalise.log_abs, iter([0.03] * 5)
 normalise.log_abs = lambda x: (time.sleep(next(pauses, 60)), write(x))[1]
 """
@@ -148,7 +149,7 @@ def test_sweeping_takes_nothing_from_a_process_that_is_writing(folder, monkeypat
     def sweeping_first(function):
         def wrapped(*arguments):
             swept.append(arguments)
-            zarr_files.sweep(path)
+            store_module.sweep(path)
             return function(*arguments)
 
         return wrapped
@@ -160,16 +161,26 @@ def test_sweeping_takes_nothing_from_a_process_that_is_writing(folder, monkeypat
     assert len(swept) > 20 and tnsim.open_pairwise(path).identical(whole)
 
 
+def test_sweeping_passes_over_names_that_no_run_makes(folder):
+    """A stray file whose name tells no process ended a finished run."""
+    whole, path = compare(folder), folder / "store.zarr"
+    compare(folder, store=path)
+    stray = next(path.glob("*/c")) / ".x.partial"
+    stray.touch()
+    store_module.sweep(path)
+    assert stray.exists() and tnsim.open_pairwise(path).identical(whole)
+
+
 def test_a_full_disk_is_told_and_nothing_is_lost(folder, monkeypatch):
-    from tnsim.gram import store as stores
-    from tnsim.gram import zarr_files
+    from tnsim.all_pairs import store as store_module
+    from tnsim.all_pairs import store as stores
 
     whole, write, count = compare(folder), stores.log_start, []
 
     def fails(store, what):
         count.append(what)
         if len(count) == 6:
-            with zarr_files.writing(store.path):
+            with store_module.writing(store.path):
                 raise OSError(28, "No space left on device")
         write(store, what)
 
@@ -225,7 +236,7 @@ def test_two_processes_on_one_store(folder):
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     together = RUN.replace(
         "tnsim.pairwise(",
-        "import pathlib, time\nfrom tnsim.gram import normalise\nwrite = normalise.log_abs\n"
+        "import pathlib, time\nfrom tnsim.all_pairs import normalise\nwrite = normalise.log_abs\n"
         "normalise.log_abs = lambda x: (time.sleep(0.03), write(x))[1]\n"
         "pathlib.Path(f'{os.getpid()}.ready').touch()\n"
         "while not pathlib.Path('go').exists():\n    time.sleep(0.01)\ntnsim.pairwise(",

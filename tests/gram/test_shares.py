@@ -12,14 +12,13 @@ from sequence_oracles import attention
 from stored_runs import contents
 
 import tnsim
-from tnsim.engine import execution
-from tnsim.engine.ownership import COMPILING, analysed
-from tnsim.engine.piece import Operation, Piece
-from tnsim.engine.plan_stages import PlanStage
-from tnsim.engine.portions import portion
-from tnsim.gram import run_plan as costs
-from tnsim.gram import run_sizes, stacks
-from tnsim.gram.stacks import Pairs, Setting
+from tnsim.all_pairs import batched_plans, run_plan
+from tnsim.all_pairs import run_plan as costs
+from tnsim.all_pairs.batched_plans import Pairs, PairSetting
+from tnsim.engine.ir.program import Operation, Program
+from tnsim.engine.ir.stages import PlanStage
+from tnsim.engine.passes.hoisting import COMPILING, analysed, portion
+from tnsim.engine.runtime import execution
 
 SMALL = tnsim.Budget(memory_bytes=60_000)  # tiles of one or two models
 CLOSURE = tnsim.GaussianClosure()
@@ -60,16 +59,18 @@ RUNS = {
 @pytest.fixture(params=[1, 10**12], ids=["whole stages", "parts of stages"])
 def always(request, monkeypatch):
     """Plans are cut however small they are, as over a single pair and as over very many."""
-    monkeypatch.setattr(stacks, "WORTH", 0)
-    monkeypatch.setattr(stacks, "SAVING", -1)
-    monkeypatch.setattr(stacks, "COMPILING", 0)
-    cut = stacks.shares
-    monkeypatch.setattr(stacks, "shares", lambda plan, owners, _: cut(plan, owners, request.param))
+    monkeypatch.setattr(batched_plans, "WORTH", 0)
+    monkeypatch.setattr(batched_plans, "SAVING", -1)
+    monkeypatch.setattr(batched_plans, "COMPILING", 0)
+    cut = batched_plans.shares
+    monkeypatch.setattr(
+        batched_plans, "shares", lambda plan, owners, _: cut(plan, owners, request.param)
+    )
 
 
 @pytest.fixture
 def by_plans(monkeypatch):
-    monkeypatch.setattr(costs.feature_space, "spaces", lambda *arguments: [])
+    monkeypatch.setattr(costs.features, "spaces", lambda *arguments: [])
 
 
 @pytest.mark.parametrize("name", [*RUNS, pytest.param("language models", marks=pytest.mark.slow)])
@@ -91,7 +92,7 @@ def test_the_numbers_are_those_of_single_pairs(name, rng, always, by_plans):
 def test_what_is_cut(rng, always):
     """All that reads one model is in its share, and the crossing share reads none of it again."""
     a, b = sequences(rng), sequences(rng)
-    _, plan, shares = Pairs.of(a, b, Setting(CLOSURE, False, "float64", tnsim.Budget(), 15))
+    _, plan, shares = Pairs.of(a, b, PairSetting(CLOSURE, False, "float64", tnsim.Budget(), 15))
     assert set(shares.own) == {"A", "B"}
     works = [shares.own[name].plan.multiplications for name in ("A", "B")]
     crossing = shares.crossing.plan
@@ -102,17 +103,19 @@ def test_what_is_cut(rng, always):
 
 
 def test_small_pairs_are_computed_whole(rng):
-    pairs = Pairs.of(deep(rng), deep(rng), Setting(CLOSURE, False, "float64", tnsim.Budget(), 15))
+    pairs = Pairs.of(
+        deep(rng), deep(rng), PairSetting(CLOSURE, False, "float64", tnsim.Budget(), 15)
+    )
     assert not pairs.shares.own and pairs.shares.crossing.plan is pairs.plan
 
 
 def test_few_pairs_are_computed_whole(rng, always, monkeypatch):
     """Programs of a crossing share take longer to compile than it saves over few pairs."""
-    monkeypatch.setattr(stacks, "COMPILING", 1000)
+    monkeypatch.setattr(batched_plans, "COMPILING", 1000)
     a, b = deep(rng, biases=False), deep(rng, biases=False)
     cut = []
     for pairs in (1, 10**6):
-        setting = Setting(CLOSURE, False, "float64", tnsim.Budget(), pairs)
+        setting = PairSetting(CLOSURE, False, "float64", tnsim.Budget(), pairs)
         cut.append(bool(Pairs.of(a, b, setting).shares.own))
     assert cut == [False, True]
 
@@ -121,19 +124,19 @@ def test_over_few_pairs_a_stage_keeps_its_program():
     """Own work that would not repay a program is left to the crossing share."""
     square = Operation("contract", (0, 0), ((0,), (0,)), (0,))
     product = Operation("contract", (2, 1), ((0,), (0,)), ())
-    piece = Piece(((3,), (3,)), (square, product), outputs=(3,))
+    program = Program(((3,), (3,)), (square, product), outputs=(3,))
     whose = [frozenset({"A"}), frozenset({"B"})]
     few, many = COMPILING // 3, COMPILING  # pairs: the square takes 3 multiplications
     for pairs, is_cut in [(few, False), (many, True)]:
-        stage = analysed(0, PlanStage(0, ("a", "b"), ("AB",)), piece, whose, pairs)
+        stage = analysed(0, PlanStage(0, ("a", "b"), ("AB",)), program, whose, pairs)
         crossing = portion(stage, None, {"AB"})
-        assert (crossing.piece is not piece) == is_cut
+        assert (crossing.program is not program) == is_cut
         assert (portion(stage, "A", set(crossing.inputs)) is not None) == is_cut
 
 
 def test_every_model_once(rng, always, by_plans, monkeypatch):
     """Own shares run once for each model and side, however many tiles there are."""
-    monkeypatch.setattr(run_sizes, "_TILE_WORK", 1)
+    monkeypatch.setattr(run_plan, "_TILE_WORK", 1)
     some = [deep(rng) for _ in range(4)]
     run, runs = execution.run, []
 
@@ -149,7 +152,7 @@ def test_every_model_once(rng, always, by_plans, monkeypatch):
 
 
 def test_large_pairs_run_at_once(rng, always, by_plans, monkeypatch):
-    monkeypatch.setattr(run_sizes, "_TILE_WORK", 1)
+    monkeypatch.setattr(run_plan, "_TILE_WORK", 1)
     some = [deep(rng) for _ in range(4)]
     one_by_one = tnsim.pairwise(some, CLOSURE)
     assert tnsim.plan_pairwise(some, CLOSURE).together == 1
@@ -162,7 +165,7 @@ def test_large_pairs_run_at_once(rng, always, by_plans, monkeypatch):
 def test_planned_work(rng, always, by_plans):
     """The plan of a run counts each share as often as it runs."""
     some = [deep(rng) for _ in range(6)]
-    setting = Setting(CLOSURE, False, "float64", tnsim.Budget(), 15)
+    setting = PairSetting(CLOSURE, False, "float64", tnsim.Budget(), 15)
     shares = Pairs.of(some[0], some[1], setting).shares
     own = sum(share.plan.multiplications for share in shares.own.values())
     norm = Pairs.of(some[0], None, setting).plan.multiplications
@@ -191,7 +194,7 @@ def test_stores_and_threads_give_the_same_bytes(rng, tmp_path, always, by_plans)
 def test_worker_processes_cut_plans_of_large_models(rng):
     """No patch reaches workers: these pairs are work enough to be cut."""
     some = [tnsim.Model([bilinear(rng, 256, 512, 256, True) for _ in range(3)]) for _ in range(4)]
-    setting = Setting(CLOSURE, False, "float64", tnsim.Budget(), 10)
+    setting = PairSetting(CLOSURE, False, "float64", tnsim.Budget(), 10)
     assert set(Pairs.of(some[0], some[1], setting).shares.own) == {"A", "B"}
     one_by_one = tnsim.Budget(memory_bytes=2**26)
     alone = tnsim.pairwise(some, CLOSURE, budget=one_by_one)

@@ -15,7 +15,7 @@ from oracles import bilinear
 from stored_runs import contents
 
 import tnsim
-from tnsim.gram import store as stores
+from tnsim.all_pairs import store as stores
 
 TINY = tnsim.Budget(memory_bytes=12_000)  # tiles of two models
 

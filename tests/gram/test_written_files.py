@@ -13,14 +13,14 @@ from pyarrow import parquet
 from sample_runs import blocks
 
 import tnsim
+from tnsim.all_pairs import result as result_module
 from tnsim.analysis import report
 from tnsim.files import replacing
-from tnsim.gram import export
 
 WRITERS = {
-    "similarity.csv": export.write_csv,
-    "result.npz": export.write_npz,
-    "pairs.parquet": export.write_parquet,
+    "similarity.csv": result_module.write_csv,
+    "result.npz": result_module.write_npz,
+    "pairs.parquet": result_module.write_parquet,
     "run.html": report.write,
 }
 NASTY = ["=1+1", "+1", "-1", "@SUM(A1)", "\tx", "\rx", "\udc80x", "plain", "a=b"]
@@ -74,13 +74,13 @@ def test_links_are_followed_and_devices_stay(tmp_path, monkeypatch):
 
 
 def test_labels_are_never_formulas_and_numbers_stay_numbers(tmp_path, rng):
-    export.write_csv(labelled(rng, NASTY), tmp_path / "run.csv")
+    result_module.write_csv(labelled(rng, NASTY), tmp_path / "run.csv")
     with (tmp_path / "run.csv").open(encoding="utf-8", newline="") as file:
         header, *rows = csv.reader(file)
     escaped = ["'" + label for label in NASTY[:6]] + ["\\udc80x", "plain", "a=b"]
     assert header[1:] == escaped and [row[0] for row in rows] == escaped
     numbers = labelled(rng, [-2, -1, 3])
-    export.write_csv(numbers, tmp_path / "run.csv")
+    result_module.write_csv(numbers, tmp_path / "run.csv")
     with (tmp_path / "run.csv").open(newline="") as file:
         header, *rows = csv.reader(file)
     assert header[1:] == ["-2", "-1", "3"]
@@ -94,11 +94,11 @@ def test_labels_are_never_formulas_and_numbers_stay_numbers(tmp_path, rng):
 def test_what_a_spreadsheet_drops_hides_no_formula(before, tmp_path, rng):
     """Blanks, ends of lines, marks without a width: also where a reader takes each line for a row."""
     for label in (f"{before}=1+1", f"a\n{before}@SUM(A1)", "\uff1d1+1"):
-        export.write_csv(labelled(rng, [label, "b"]), tmp_path / "run.csv")
+        result_module.write_csv(labelled(rng, [label, "b"]), tmp_path / "run.csv")
         with (tmp_path / "run.csv").open(encoding="utf-8", newline="") as file:
             header, *_ = csv.reader(file)
         assert header[1:] == ["'" + label, "b"]
-    export.write_csv(labelled(rng, [f"{before}plain", "a b=c"]), tmp_path / "run.csv")
+    result_module.write_csv(labelled(rng, [f"{before}plain", "a b=c"]), tmp_path / "run.csv")
     with (tmp_path / "run.csv").open(encoding="utf-8", newline="") as file:
         header, *_ = csv.reader(file)
     assert header[1].endswith(f"{before}plain") and header[2] == "a b=c"
@@ -124,11 +124,11 @@ def test_half_a_surrogate_pair_does_not_break_a_file(tmp_path, rng):
     page = report.write(result, tmp_path / "run.html", "\udc80").read_text(encoding="utf-8")
     data = json.loads(re.search(r'id="run">(.*?)</script>', page, re.DOTALL)[1])
     assert data["rows"] == ["\udc80x", "\ud800", "z"] and data["title"] == "\udc80"
-    export.write_npz(result, tmp_path / "run.npz")
+    result_module.write_npz(result, tmp_path / "run.npz")
     with np.load(tmp_path / "run.npz") as arrays:
         assert json.loads(str(arrays["attributes"]))["note"] == "\udc80"
         assert arrays["a"].tolist() == ["\udc80x", "\ud800", "z"]
-    export.write_parquet(result, tmp_path / "run.parquet")
+    result_module.write_parquet(result, tmp_path / "run.parquet")
     table = parquet.read_table(tmp_path / "run.parquet").to_pydict()
     assert table["b"][:3] == ["\\udc80x", "\\ud800", "z"]
 

@@ -10,7 +10,7 @@ from closeness import LARGEST, assert_close
 from oracles import bilinear
 
 import tnsim
-from tnsim.metrics.marginals import NAMED, marginal, rule_of_moments
+from tnsim.metrics.product import NAMED, marginal, rule_of_moments
 from tnsim.metrics.quadrature import hermite_rule
 
 

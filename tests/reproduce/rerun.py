@@ -1,12 +1,12 @@
 """An experiment at a small setting: its three steps, and what became of its claims."""
 
 from tnsim.reproduce.claims import verdict
-from tnsim.reproduce.run import Run
+from tnsim.reproduce.run import ExperimentRun
 
 
 def verdicts(experiment, setting, folder, **options):
     """The verdict of every claim, by name: what a test pins down, so that a change is seen."""
-    run = Run(folder, setting, **options)
+    run = ExperimentRun(folder, setting, **options)
     if run.given is None:
         experiment.train(run)
     measured = experiment.measure(run)

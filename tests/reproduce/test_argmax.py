@@ -2,11 +2,9 @@ import jax.numpy as jnp
 import pytest
 from rerun import verdicts
 
-from tnsim.reproduce.argmax import EXPERIMENT
-from tnsim.reproduce.argmax.distributions import second_argmax
-from tnsim.reproduce.argmax.setting import Setting
+from tnsim.reproduce.argmax import EXPERIMENT, ArgmaxSetting, second_argmax
 
-SMALL = Setting(
+SMALL = ArgmaxSetting(
     distributions=("gaussian", "spikes", "last-is-minus-10", "spikes-text"),
     seeds=3,
     repetitions=1,

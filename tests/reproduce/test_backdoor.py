@@ -10,15 +10,11 @@ from rerun import verdicts
 
 import tnsim
 from tnsim.reproduce import classifiers, images
-from tnsim.reproduce.backdoor import EXPERIMENT
-from tnsim.reproduce.backdoor.claims import claims
-from tnsim.reproduce.backdoor.measure import measure
-from tnsim.reproduce.backdoor.setting import Setting
-from tnsim.reproduce.backdoor.trigger import stamp
+from tnsim.reproduce.backdoor import EXPERIMENT, BackdoorSetting, claims, measure, stamp
 from tnsim.reproduce.claims import verdict
-from tnsim.reproduce.run import Run
+from tnsim.reproduce.run import ExperimentRun
 
-SMALL = Setting(hidden=16, clean_steps=800, changed_steps=240, every=80, seeds=1)
+SMALL = BackdoorSetting(hidden=16, clean_steps=800, changed_steps=240, every=80, seeds=1)
 DIFFERS = {"train-accuracy", "test-accuracy"}
 FAILS = {"published-tensor", "published-tensor-gaussian", "one-formula", "divided-by-tensor"}
 
@@ -26,7 +22,7 @@ FAILS = {"published-tensor", "published-tensor-gaussian", "one-formula", "divide
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("backdoor")
-    EXPERIMENT.train(Run(folder, SMALL))
+    EXPERIMENT.train(ExperimentRun(folder, SMALL))
     return folder
 
 
@@ -41,7 +37,7 @@ def test_the_verdicts_of_a_small_attack(trained):
 @pytest.mark.slow
 def test_what_is_finished_is_kept(trained, monkeypatch):
     monkeypatch.setattr(images, "load", None)
-    EXPERIMENT.train(Run(trained, SMALL))
+    EXPERIMENT.train(ExperimentRun(trained, SMALL))
 
 
 @pytest.mark.slow
@@ -50,7 +46,7 @@ def test_checkpoints_of_somebody_without_a_control(trained, tmp_path):
     given = tmp_path / "given"
     shutil.copytree(trained / "checkpoints", given)
     shutil.rmtree(given / "seed-0" / "control")
-    run = Run(tmp_path, SMALL, given=given)
+    run = ExperimentRun(tmp_path, SMALL, given=given)
     rows = {row.name: row for row in claims(run, measure(run))}
     assert not rows["text-tensor"].control and rows["text-tensor"].expected
     assert (
@@ -76,9 +72,9 @@ def _street(folder):
 @pytest.mark.slow
 def test_equal_seeds_give_equal_weights(trained, tmp_path):
     short = dataclasses.replace(SMALL, clean_steps=160, changed_steps=80)
-    EXPERIMENT.train(Run(tmp_path, short))
-    again = Run(tmp_path, short).series("seed-0/clean")
-    before = Run(trained, SMALL).series("seed-0/clean")
+    EXPERIMENT.train(ExperimentRun(tmp_path, short))
+    again = ExperimentRun(tmp_path, short).series("seed-0/clean")
+    before = ExperimentRun(trained, SMALL).series("seed-0/clean")
     for mine, theirs in zip(again, before, strict=False):
         assert np.array_equal(mine.layers[0].left, theirs.layers[0].left)
 

@@ -6,11 +6,10 @@ import pytest
 from rerun import verdicts
 
 from tnsim.reproduce import differences, forgetting
-from tnsim.reproduce.forgetting.measure import labels_of
-from tnsim.reproduce.forgetting.setting import Setting
-from tnsim.reproduce.run import Run
+from tnsim.reproduce.forgetting import ForgettingSetting, labels_of
+from tnsim.reproduce.run import ExperimentRun
 
-SMALL = Setting(width=48, hidden=96, kept=2, seeds=1)
+SMALL = ForgettingSetting(width=48, hidden=96, kept=2, seeds=1)
 DIFFERS = {  # of forgetting, as at the default sizes
     "accuracy",
     "sharper-than-weight-cosine",
@@ -26,7 +25,7 @@ DIFFERS = {  # of forgetting, as at the default sizes
 def trained(tmp_path_factory):
     """The series of `differences`, which has those of `forgetting`."""
     folder = tmp_path_factory.mktemp("stages")
-    differences.EXPERIMENT.train(Run(folder, SMALL))
+    differences.EXPERIMENT.train(ExperimentRun(folder, SMALL))
     return folder
 
 
@@ -51,7 +50,7 @@ def test_the_verdicts_of_differences(trained):
 def test_checkpoints_of_somebody_without_a_control(trained, tmp_path):
     shutil.copytree(trained / "checkpoints", tmp_path / "given")
     shutil.rmtree(tmp_path / "given" / "seed-0" / "kept")
-    run = Run(tmp_path, SMALL, given=tmp_path / "given")
+    run = ExperimentRun(tmp_path, SMALL, given=tmp_path / "given")
     measured = differences.measure(run)
     assert measured.kept == ()
     rows = {row.name: row for row in differences.claims(run, measured)}

@@ -13,10 +13,10 @@ from matplotlib.figure import Figure
 
 import tnsim
 from tnsim.errors import CheckpointError, MissingExtra, ResultError, StoreMismatch, TnsimError
-from tnsim.reproduce import catalogue, page, records, steps, table
+from tnsim.reproduce import experiment, page, records, steps
 from tnsim.reproduce.claims import Claim, Summary, at_least, at_most, near, verdict
 from tnsim.reproduce.experiment import Experiment
-from tnsim.reproduce.run import Recorder, Run, seconds_of, timed
+from tnsim.reproduce.run import ExperimentRun, Recorder, seconds_of, timed
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -109,7 +109,7 @@ def test_a_run_keeps_what_it_has_and_says_what_it_found(tmp_path):
     log = json.loads((tmp_path / "checkpoints/line/log.json").read_text())
     assert log["settings"] == {"rate": 0.1}
     assert log["checkpoints"] == [{"step": 0, "loss": 1.0}, {"step": 1, "loss": 3.0}]
-    assert "2 claims: 1 hold, 1 cannot be rerun" in table.lines(record)
+    assert "2 claims: 1 hold, 1 cannot be rerun" in page.lines(record)
 
 
 def test_a_finished_training_is_not_repeated(tmp_path):
@@ -119,7 +119,7 @@ def test_a_finished_training_is_not_repeated(tmp_path):
 
 
 def test_seconds_add_up_until_a_step_is_done(tmp_path):
-    run = Run(tmp_path, Setting())
+    run = ExperimentRun(tmp_path, Setting())
     with pytest.raises(KeyboardInterrupt), timed(run, "train"):
         raise KeyboardInterrupt
     first = seconds_of(run)["train"]
@@ -158,7 +158,7 @@ def test_checkpoints_of_somebody_are_measured_as_they_are(tmp_path):
     (ours,) = record["claims"][0]["ours"]
     assert_close(ours, 0.5**0.5)
     assert "train" not in record["seconds"]
-    run = Run(tmp_path / "run", Setting(), given=given)
+    run = ExperimentRun(tmp_path / "run", Setting(), given=given)
     with pytest.raises(CheckpointError, match="cannot be read as the log of a series"):
         run.log("line")
     (given / "line" / "log.json").write_text('{"checkpoints": [{"step": 0}]}')
@@ -179,7 +179,7 @@ def test_a_row_becomes_its_claim_again():
     one = claim(ours=(0.5,), expected=at_most(1), control=(0.1,), excess=near(0.4, 0.1), paper="x")
     row = records.row(one)
     assert json.loads(json.dumps(row)) == row and records.claim_of(row) == one
-    assert table.expectation(row) == "at most 1; beyond control 0.4 ± 0.1"
+    assert page.expectation(row) == "at most 1; beyond control 0.4 ± 0.1"
 
 
 def test_a_damaged_record_is_said(tmp_path):
@@ -191,16 +191,16 @@ def test_a_damaged_record_is_said(tmp_path):
 
 
 def test_a_missing_library_is_named_with_its_extra(monkeypatch):
-    monkeypatch.setattr(catalogue, "find_spec", lambda module: None if module == "optax" else True)
+    monkeypatch.setattr(experiment, "find_spec", lambda module: None if module == "optax" else True)
     with pytest.raises(MissingExtra, match=r"needs optax.*pip install 'tnsim\[reproduce\]'"):
-        catalogue.experiment("invariance")
+        experiment.experiment("invariance")
 
 
 @pytest.fixture
 def toy(monkeypatch):
-    monkeypatch.setattr(catalogue, "NAMES", ("toy",))
+    monkeypatch.setattr(experiment, "NAMES", ("toy",))
     monkeypatch.setattr(page, "NAMES", ("toy",))
-    monkeypatch.setattr(catalogue, "experiment", lambda name: TOY)
+    monkeypatch.setattr(experiment, "experiment", lambda name: TOY)
 
 
 def test_the_command_runs_judges_and_writes_a_page(toy, tmp_path):
@@ -222,7 +222,7 @@ def test_the_command_runs_every_setting_of_the_paper(toy, tmp_path):
 
 def test_the_command_lists_experiments():
     listed = json.loads(command("reproduce", "--list", "--json").stdout)["experiments"]
-    assert tuple(one["name"] for one in listed) == catalogue.NAMES
+    assert tuple(one["name"] for one in listed) == experiment.NAMES
 
 
 @pytest.mark.parametrize(
@@ -245,7 +245,7 @@ def test_a_stopped_run_says_what_is_kept(toy, tmp_path, monkeypatch):
         signal.raise_signal(signal.SIGINT)
 
     monkeypatch.setattr(
-        catalogue, "experiment", lambda name: dataclasses.replace(TOY, train=stopped)
+        experiment, "experiment", lambda name: dataclasses.replace(TOY, train=stopped)
     )
     done = command("reproduce", "toy", "--out", tmp_path, check=False)
     assert done.returncode == 130

@@ -9,22 +9,26 @@ from closeness import assert_close
 from rerun import verdicts
 
 import tnsim
-from tnsim.reproduce.grokking import EXPERIMENT
-from tnsim.reproduce.grokking.measure import first_row
-from tnsim.reproduce.grokking.setting import STEPS, Setting
-from tnsim.reproduce.grokking.train import SHIPPED, train_series
-from tnsim.reproduce.run import Run
+from tnsim.reproduce.grokking import (
+    EXPERIMENT,
+    SHIPPED,
+    STEPS,
+    GrokkingSetting,
+    first_row,
+    train_series,
+)
+from tnsim.reproduce.run import ExperimentRun
 
 
 @compiled
 def test_the_verdicts_of_the_shipped_series(tmp_path):
-    found = verdicts(EXPERIMENT, Setting(text_steps=()), tmp_path)
+    found = verdicts(EXPERIMENT, GrokkingSetting(text_steps=()), tmp_path)
     assert set(found.values()) == {"holds"} and len(found) == 16
 
 
 @pytest.mark.slow
 def test_training_again_gives_the_shipped_weights(tmp_path):
-    run = Run(tmp_path, Setting(steps=STEPS[:5]))
+    run = ExperimentRun(tmp_path, GrokkingSetting(steps=STEPS[:5]))
     train_series(run, "seed-0")
     again, shipped = run.series("seed-0"), tnsim.Series(SHIPPED)
     for mine, kept in zip(again, shipped, strict=False):

@@ -5,7 +5,7 @@ import pytest
 from closeness import assert_close
 
 import tnsim
-from tnsim.reproduce import images, street_digits
+from tnsim.reproduce import images
 
 
 def test_the_scans_are_divided_once():
@@ -16,7 +16,7 @@ def test_the_scans_are_divided_once():
 
 
 def test_rendered_digits_are_the_same_at_every_call():
-    first, again = street_digits.render(3, seed=1), street_digits.render(3, seed=1)
+    first, again = images.render(3, seed=1), images.render(3, seed=1)
     assert np.array_equal(first[0], again[0]) and np.array_equal(first[1], again[1])
     assert 0 <= first[0].min() < first[0].max() <= 1 and first[0].std(1).min() > 0.03
 

@@ -8,21 +8,24 @@ from closeness import LARGEST, assert_close
 from rerun import verdicts
 
 import tnsim
-from tnsim.reproduce.induction import EXPERIMENT
-from tnsim.reproduce.induction.behaviour import outputs_of, parts
-from tnsim.reproduce.induction.measure import turns_of
-from tnsim.reproduce.induction.sequences import drawn
-from tnsim.reproduce.induction.setting import Setting
-from tnsim.reproduce.induction.train import series_of
-from tnsim.reproduce.run import Run
+from tnsim.reproduce.induction import (
+    EXPERIMENT,
+    InductionSetting,
+    drawn,
+    outputs_of,
+    parts,
+    series_of,
+    turns_of,
+)
+from tnsim.reproduce.run import ExperimentRun
 
-SMALL = Setting(positions=2, sequences=200)
+SMALL = InductionSetting(positions=2, sequences=200)
 STEPS = (0, 100, 300, 650, 1250, 4000)
 
 
 @pytest.mark.slow
 def test_the_verdicts_of_half_the_shipped_series(tmp_path):
-    shipped = series_of(Run(tmp_path, SMALL))
+    shipped = series_of(ExperimentRun(tmp_path, SMALL))
     given = tmp_path / "half"
     given.mkdir()
     for path in shipped.paths:
@@ -44,7 +47,7 @@ def test_the_verdicts_of_half_the_shipped_series(tmp_path):
 
 
 def test_parts_add_up_to_their_model(tmp_path):
-    model = series_of(Run(tmp_path, SMALL))[-1]
+    model = series_of(ExperimentRun(tmp_path, SMALL))[-1]
     model = tnsim.Model(model.layers, n_ctx=16)
     repeated = drawn(5, 16, 16, 4, 8, seed=0)
     total = sum(outputs_of(part, repeated) for part in parts(model).values())

@@ -1,9 +1,8 @@
 from rerun import verdicts
 
-from tnsim.reproduce.invariance import EXPERIMENT
-from tnsim.reproduce.invariance.setting import Setting
+from tnsim.reproduce.invariance import EXPERIMENT, InvarianceSetting
 
-SMALL = Setting(inputs=5, hidden=24, outputs=3, deep_width=2, networks=2, samples=4096)
+SMALL = InvarianceSetting(inputs=5, hidden=24, outputs=3, deep_width=2, networks=2, samples=4096)
 
 
 def test_the_verdicts_of_small_networks(tmp_path):

@@ -9,15 +9,24 @@ from closeness import assert_close
 from rerun import verdicts
 
 import tnsim
-from tnsim.reproduce.language import EXPERIMENT
-from tnsim.reproduce.language.byte_pairs import Coder, encode, learn, words_of
-from tnsim.reproduce.language.corpus import FILE, documents, made, text_of
-from tnsim.reproduce.language.ngrams import common, scores
-from tnsim.reproduce.language.setting import Setting
+from tnsim.reproduce.language import (
+    EXPERIMENT,
+    FILE,
+    Coder,
+    LanguageSetting,
+    common,
+    documents,
+    encode,
+    learn,
+    made,
+    scores,
+    text_of,
+    words_of,
+)
 from tnsim.reproduce.phases import drifting_evenly
-from tnsim.reproduce.run import Run
+from tnsim.reproduce.run import ExperimentRun
 
-SMALL = Setting(
+SMALL = LanguageSetting(
     vocabulary=28,
     width=4,
     heads=1,
@@ -101,7 +110,7 @@ def test_an_empty_folder_is_no_text(tmp_path):
 
 def test_checkpoints_without_their_text_are_refused(tmp_path):
     with pytest.raises(tnsim.ModelError, match=r"training.*held_out"):
-        text_of(Run(tmp_path / "out", SMALL, given=tmp_path))
+        text_of(ExperimentRun(tmp_path / "out", SMALL, given=tmp_path))
 
 
 def test_ngrams_do_not_cross_documents(rng):

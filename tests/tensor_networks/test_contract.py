@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from seeds import generator
 
 import tnsim
-from tnsim.engine import execution
+from tnsim.engine.runtime import execution
 
 METRICS = {
     "frobenius": lambda mean, cov: tnsim.Frobenius(),

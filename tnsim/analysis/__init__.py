@@ -1,5 +1,7 @@
-"""Reads a finished matrix; computes no similarity.
+"""Readers of a finished matrix of similarities, which compute no similarity themselves.
 
-In: the result of a pairwise run, one of its matrices or a plain array; for baselines, the models.
-Out: scores, phases, embeddings, matplotlib figures, a page to read the run by.
+Reading order: `matrices` (the result of a pairwise run, one of its matrices or a plain array, as a
+checked matrix); `phases`, `chords` and `correlations`, which `reading` puts together; `measures`
+and `baselines` (other measures of the same models); `axes`, `pictures`, `plots` and `figures`
+(matplotlib); `report` (a page to read a run by).
 """

@@ -1,4 +1,4 @@
-"""What figures put on their axes. In: matplotlib axes, matrices, points. Out: drawings.
+"""Drawings on matplotlib axes from which figures are made: matrices, curves, labels.
 
 Colours stand for phases, or for variables, in one order everywhere.
 """
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 SMALL = 8
 """Size of labels in points."""
 _LABEL = 0.19
-"""Inches that a label needs for itself."""
+"""Inches along an axis that a label needs."""
 _COLOURS = (
     "#1f77b4",
     "#e67e22",
@@ -38,10 +38,10 @@ _COLOURS = (
 
 
 def colour_of(number: int) -> str:
-    """The colour of a phase or of a line; they repeat after ten.
+    """The colour of a phase or of a line; colours repeat after ten.
 
     Args:
-        number: Counted from 0.
+        number: Number of the phase or line, from 0.
 
     Returns:
         A hexadecimal RGB colour.
@@ -54,15 +54,15 @@ def colour_of(number: int) -> str:
 
 
 def colour_range(values: Float[np.ndarray, "*panel A B"]) -> dict[str, Any]:
-    """One colour map and range for all panels of a figure.
+    """The colour map and the range for all panels of a figure.
 
     Args:
-        values: All that is drawn, finite.
+        values: Values of all panels, finite.
 
     Returns:
         Options of `imshow`. Similarities have a diverging map over [-1, 1] where some are clearly
-        negative, else they rise from 0, or the least one, to 1; other quantities have their own
-        range.
+        negative, else a map from 0 (or the least similarity, if lower) to 1. Other quantities have
+        their own range.
 
     Example:
         >>> import numpy as np
@@ -80,12 +80,12 @@ def colour_range(values: Float[np.ndarray, "*panel A B"]) -> dict[str, Any]:
 def show_matrix(
     axes: Axes, values: Float[np.ndarray, "A B"], colours: dict[str, Any], points: Sequence[int]
 ) -> AxesImage:
-    """A heatmap with row 0 at the bottom, and a line before every change point.
+    """Draw a heatmap with row 0 at the bottom, and a line before every change point.
 
     Args:
-        axes: Where to draw.
-        values: (A, B).
-        colours: As `colour_range` gives them.
+        axes: Axes to draw on.
+        values: Matrix (A, B).
+        colours: Options of `imshow`, from `colour_range`.
         points: Rows at which phases start.
 
     Returns:
@@ -106,11 +106,11 @@ def show_matrix(
 
 
 def show_curves(axes: Axes, curves: Sequence[xr.DataArray], points: Sequence[int]) -> None:
-    """Lines over the rows of a matrix, and a dotted one before every change point.
+    """Draw curves over the rows of a matrix, and a dotted line before every change point.
 
     Args:
-        axes: Where to draw; row n belongs at n.
-        curves: One value per row each, by name.
+        axes: Axes to draw on; row n belongs at n.
+        curves: Named curves with one value per row each.
         points: Rows at which phases start.
 
     Example:
@@ -138,7 +138,7 @@ def title_of(name: str) -> str:
     """The name of a variable as it is written in a figure.
 
     Args:
-        name: Of a variable.
+        name: Name of a variable.
 
     Returns:
         The name with spaces.
@@ -151,13 +151,13 @@ def title_of(name: str) -> str:
 
 
 def written(label: Any) -> str:
-    """A label as matplotlib writes it letter by letter.
+    """A label with escapes, so that matplotlib writes it letter by letter.
 
     Matplotlib takes text between two dollar signs for a formula, and fonts have no letter for the
     bytes of a file name that are no text.
 
     Args:
-        label: Of a model or of a variable.
+        label: Label of a model or of a variable.
 
     Returns:
         The text with both escaped.
@@ -170,12 +170,12 @@ def written(label: Any) -> str:
 
 
 def thin_ticks(axis: XAxis | YAxis, labels: np.ndarray, inches: float) -> None:
-    """Evenly thinned labels, upright along x, as many as fit.
+    """Write as many evenly thinned labels along an axis as fit; along x they are turned upright.
 
     Args:
-        axis: The axis, on which label n belongs at n.
-        labels: One per model.
-        inches: How long the axis is.
+        axis: Axis on which label n belongs at n.
+        labels: Labels, one per model.
+        inches: Length of the axis.
 
     Example:
         >>> from matplotlib.figure import Figure
@@ -194,13 +194,14 @@ def thin_ticks(axis: XAxis | YAxis, labels: np.ndarray, inches: float) -> None:
 
 
 def label_points(axes: Axes, points: Float[np.ndarray, "K 2"], labels: np.ndarray) -> None:
-    """Labels beside their points, away from the middle, where there is room.
+    """Write labels next to their points, away from the middle, where there is room.
 
-    The first and the last point come first; a label too near to one already written is left out.
+    The first and the last point come first; a label is left out where its point is too near to a
+    labelled point.
 
     Args:
-        axes: Where the points are drawn.
-        points: (K, 2), centred.
+        axes: Axes on which the points are drawn.
+        points: Points (K, 2), centred.
         labels: K labels.
 
     Example:
@@ -214,6 +215,7 @@ def label_points(axes: Axes, points: Float[np.ndarray, "K 2"], labels: np.ndarra
     from matplotlib.patheffects import withStroke
 
     placed: list[np.ndarray] = []
+    # No label closer than this part of the larger extent to another.
     reach = 0.075 * max(np.ptp(points, axis=0).max(), 1e-12)
     for n in _ends_first(len(points)):
         if _is_near(points[n], placed, reach):
@@ -236,11 +238,11 @@ def label_points(axes: Axes, points: Float[np.ndarray, "K 2"], labels: np.ndarra
 
 
 def _ends_first(count: int) -> list[int]:
-    """Indices below `count`: the first, the last, then those between."""
+    """Indices below `count`: the first, the last, then all between."""
     order = list(range(count))
     return order[:1] + order[1:][-1:] + order[1:-1]
 
 
 def _is_near(point: np.ndarray, others: Sequence[np.ndarray], reach: float) -> bool:
-    """Whether a point lies within reach of another."""
+    """Whether a point lies within `reach` of any of the others."""
     return any(np.linalg.norm(point - other) < reach for other in others)

@@ -1,32 +1,339 @@
-"""What similarity is compared with. In: models, for most also inputs. Out: labelled K x K matrices.
+"""Baselines: measures with which similarity is compared, as labelled K x K matrices.
 
 None of these is a property of the function alone: `weight_cosine` and `weight_slices` see the
 parametrisation, the others see the function on one set of inputs only. Each matrix says in `attrs`
 to what it is blind (`invariant_to`) and on which inputs it was taken, and lies on the same axes as
 a pairwise result: `result["cka"] = cka(series, 2000)`.
 
-`inputs` is an array (n, d_in), for sequences (n, positions, d_in) or integers (n, positions), token
-ids, or a number n of standard normal inputs (n, d_in) drawn with `seed`. `names` label the models,
-by default the labels of a series.
+*Outputs on inputs.* `inputs` is an array (n, d_in), for sequences (n, positions, d_in) or integers
+(n, positions), token ids, or a number n of standard normal inputs (n, d_in) drawn with `seed`.
+`names` label the models, by default the labels of a series. Forward passes run in batches, in the
+precision of the weights; their outputs are read in float64. A forward pass or a measure that is not
+finite is refused; a NaN is never returned.
 
-A forward pass or a measure that is not finite is refused; never is a NaN returned.
+*Weights.* The cosines of weights need no data, but models of equal structure; a permutation of
+hidden units changes them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
+import jax
 import numpy as np
+from jaxtyping import Float
 
 from tnsim.analysis import measures
-from tnsim.analysis.forward import AnyModel, Inputs, outputs_of
 from tnsim.analysis.matrices import Names, of_models
-from tnsim.analysis.weights import weight_cosine, weight_slices
 from tnsim.errors import ModelError
+from tnsim.models import functions
+from tnsim.models.arrays import host_array
+from tnsim.models.checks import check_comparable, check_numbers
+from tnsim.models.forward import check_inputs, is_tokens, plain_forward
+from tnsim.models.functions import Function
+from tnsim.models.layers import affine_maps, bias_name, innermost
+from tnsim.models.model import AnyModel, Model, terms
 
 if TYPE_CHECKING:
     import xarray as xr
+
+
+BATCH = 4096
+"""Inputs per forward pass."""
+
+
+Inputs: TypeAlias = Float[np.ndarray, "n *positions in"] | int
+"""Inputs as an array, or the number of standard normal inputs to draw."""
+
+
+class Outputs(NamedTuple):
+    """Features of the outputs of several models on n inputs.
+
+    Attributes:
+        features: Arrays, one per model.
+        about: Description of the inputs: `inputs`, `samples` and, where they were drawn, `seed`.
+
+    Example:
+        >>> import numpy as np
+        >>> Outputs([np.zeros(2)], {"inputs": "given", "samples": 2}).about["samples"]
+        2
+    """
+
+    features: list[np.ndarray]
+    about: dict[str, Any]
+
+
+def outputs_of(
+    models: Sequence[AnyModel | Function],
+    inputs: Inputs,
+    seed: int,
+    feature: Callable[[np.ndarray], np.ndarray],
+) -> Outputs:
+    """Run every model once, and keep the features of its outputs that a measure compares.
+
+    Args:
+        models: Models with the same inputs and outputs, or plain functions and PyTorch modules,
+            which are called as under `Empirical`.
+        inputs: An array (n, d_in), for sequences (n, positions, d_in), or a number n of standard
+            normal inputs. Integers (n, positions) are token ids unless a model reads vectors.
+        seed: Seed of drawn inputs.
+        feature: Function from the outputs of one model, float64 (n, d_out) or (n, positions,
+            d_out), to its features.
+
+    Returns:
+        The features of every model, and the description of the inputs.
+
+    Raises:
+        ModelError: The models cannot be compared, the inputs do not fit or are not finite, or a
+            forward pass leaves the range of its floats.
+
+    Example:
+        >>> import numpy as np, tnsim
+        >>> double = tnsim.Model([tnsim.Linear(2.0 * np.eye(2))])
+        >>> features, about = outputs_of([double], np.array([[1.0, 3.0]]), 0, np.ravel)
+        >>> features[0].tolist(), about
+        ([2.0, 6.0], {'inputs': 'given', 'samples': 1})
+    """
+    features: list[np.ndarray] = []
+    x, about = _inputs(inputs, _reader(models), seed)
+    shape: tuple[int, ...] = ()
+    for n, model in enumerate(models):
+        outputs = np.concatenate(list(_batches(model, x)))
+        shape = shape or outputs.shape
+        if outputs.shape != shape:
+            raise ModelError(
+                f"model {n} gives outputs of shape {outputs.shape} for {len(x)} inputs, "
+                f"model 0 of shape {shape}"
+            )
+        _check_finite(outputs, n)
+        features.append(feature(outputs))
+    return Outputs(features, about)
+
+
+def _reader(models: Sequence[AnyModel | Function]) -> AnyModel | None:
+    """The first model that is no plain function; None where all are plain functions.
+
+    Raises `ModelError` where models cannot be compared.
+    """
+    first: AnyModel | None = None
+    for model in models:
+        if isinstance(model, AnyModel):
+            check_numbers(model)
+            first = first or model
+            check_comparable(first, model)
+        elif not callable(model):
+            terms(model)  # refuses anything but a model or a function
+    return first
+
+
+def _check_finite(outputs: Float[np.ndarray, "n *positions out"], n: int) -> None:
+    finite = np.isfinite(outputs)
+    if finite.all():
+        return
+    where = tuple(np.argwhere(~finite)[0])
+    raise ModelError(
+        f"model {n} gives {outputs[where]} in output {where[-1]} of input {where[0]}: "
+        "a float range was exceeded"
+    )
+
+
+def _inputs(inputs: Inputs, model: AnyModel | None, seed: int) -> tuple[np.ndarray, dict[str, Any]]:
+    """The inputs, in float64 or as token ids, and their description.
+
+    Args:
+        inputs: Inputs, or their number.
+        model: First model that is no plain function; None where all are plain functions.
+        seed: Seed of drawn inputs.
+    """
+    if isinstance(inputs, (int, np.integer)) and not isinstance(inputs, bool):
+        return _drawn(int(inputs), model, seed)
+    x = host_array(inputs)
+    given = {"inputs": "given", "samples": len(x) if x.ndim else 0}
+    if is_tokens(x) and x.ndim == 2 and x.size and (model is None or model.n_ctx is not None):
+        return x, given
+    x = x.astype(np.float64)
+    d_in: int | str = "d_in"  # the width of plain functions is unknown
+    fits = x.ndim >= 2 and x.size > 0
+    if model is not None:
+        d_in = model.d_in
+        fits = fits and x.shape[-1] == d_in
+    if not fits:
+        raise ModelError(
+            f"inputs must be a number, or an array of shape (n, {d_in}); found shape {x.shape}"
+        )
+    finite = np.isfinite(x)
+    if not finite.all():
+        row = np.argwhere(~finite)[0][0]
+        raise ModelError(f"the inputs are not finite, first in row {row}")
+    return x, given
+
+
+def _drawn(
+    count: int, model: AnyModel | None, seed: int
+) -> tuple[Float[np.ndarray, "n *positions in"], dict[str, Any]]:
+    """Standard normal inputs in the shape that the model reads."""
+    if model is None:
+        raise ModelError(
+            "nothing says what inputs plain functions read: give inputs as an array, (n, d_in), "
+            "(n, positions, d_in) or token ids (n, positions)"
+        )
+    if count < 1:
+        raise ModelError(f"at least one input is needed, found n = {count}")
+    shape = (count, model.d_in)
+    if model.n_ctx is not None:
+        shape = (count, model.n_ctx, model.d_in)
+    x = np.random.default_rng(seed).normal(size=shape)
+    return x, {"inputs": "standard normal", "samples": count, "seed": seed}
+
+
+def _batches(
+    model: AnyModel | Function, x: np.ndarray
+) -> Iterator[Float[np.ndarray, "batch *positions out"]]:
+    # NumPy's overflow warning is silenced: `_check_finite` names the model, input and output.
+    with np.errstate(over="ignore", invalid="ignore"):
+        for start in range(0, len(x), BATCH):
+            batch = x[start : start + BATCH]
+            if isinstance(model, AnyModel):
+                outputs = _of_model(model, batch)
+            else:
+                outputs = functions.outputs_of(model, batch)
+            yield np.asarray(outputs, np.float64)
+
+
+def _of_model(model: AnyModel, batch: np.ndarray) -> Any:
+    """The outputs of a model; token ids are read without making one-hot vectors of them."""
+    if not is_tokens(batch):
+        return model(batch)
+    total: Any = 0
+    for coefficient, part in terms(model):
+        check_inputs(part, batch)
+        total = total + coefficient * plain_forward(part, batch)
+    return total
+
+
+def weight_cosine(models: Sequence[AnyModel], *, names: Names = None) -> xr.DataArray:
+    """Cosine of all weights and biases, flattened into one vector per model.
+
+    Needs no data, but models of equal structure; a permutation of hidden units changes it. It is
+    blind to the skip and scale of residuals, which are no weights; `attrs["invariant_to"]` says so.
+
+    Args:
+        models: K models with the same layers, of the same shapes.
+        names: K labels.
+
+    Returns:
+        `<w_a, w_b> / |w_a||w_b|` over (a, b): float64 from -1 to 1.
+
+    Raises:
+        ModelError: A combination of models, layers that do not match one to one, a model with zero
+            weights only, or another number of names than of models.
+        MissingExtra: xarray is not installed.
+
+    Example:
+        >>> import tnsim
+        >>> a = tnsim.Model([tnsim.Linear([[3.0, 0.0]])])
+        >>> b = tnsim.Model([tnsim.Linear([[3.0, 4.0]])])
+        >>> weight_cosine([a, b]).values.round(3).tolist()
+        [[1.0, 0.6], [0.6, 1.0]]
+
+    Source:
+        The paper's matrix similarity, figure 2.
+    """
+    rows = list(map(_flat_weights, _of_one_structure(models)))
+    about = {
+        "formula": "<w_a, w_b> / |w_a||w_b|",
+        "invariant_to": "a factor on all weights; skip and scale of residuals",
+    }
+    cosines = measures.cosines(rows, "has zero weights only")
+    return of_models(models, names, "weight_cosine", cosines, about)
+
+
+def weight_slices(models: Sequence[AnyModel], *, names: Names = None) -> xr.DataArray:
+    """Cosine of the weights that write one output: a row of the last layer, and its bias.
+
+    It relates to `weight_cosine` as `slices` to `similarity`. It is blind to all layers below;
+    `attrs["invariant_to"]` says so.
+
+    Args:
+        models: K models with the same layers, of the same shapes.
+        names: K labels.
+
+    Returns:
+        `<w_a, w_b> / |w_a||w_b|` over (a, b, output), w the row of that output: float64 from -1
+        to 1.
+
+    Raises:
+        ModelError: A combination of models, layers that do not match one to one, a row of zeros, or
+            another number of names than of models.
+        MissingExtra: xarray is not installed.
+
+    Example:
+        >>> import tnsim
+        >>> a = tnsim.Model([tnsim.Linear([[3.0, 0.0], [1.0, 0.0]])])
+        >>> b = tnsim.Model([tnsim.Linear([[3.0, 4.0], [1.0, 0.0]])])
+        >>> weight_slices([a, b]).sel(a=0, b=1).values.round(3).tolist()
+        [0.6, 1.0]
+
+    Source:
+        The paper's weight cosine slice similarity, appendix B, figure 6.
+    """
+    last = list(map(_output_rows, _of_one_structure(models)))
+    slices = []
+    for output in range(len(last[0])):
+        rows = [weights[output] for weights in last]
+        cosines = measures.cosines(rows, f"writes output {output} with zero weights only")
+        slices.append(cosines)
+    about = {
+        "formula": "<w_a, w_b> / |w_a||w_b|, w the row of the last layer that writes the output",
+        "invariant_to": "a factor on the row; all layers below; skip and scale of residuals",
+    }
+    return of_models(models, names, "weight_slices", np.stack(slices, -1), about)
+
+
+def _of_one_structure(models: Sequence[AnyModel]) -> Iterator[Model]:
+    """Yield the models, each after a check that its weights match the first model's one to one."""
+    first = None
+    for n, model in enumerate(models):
+        if not isinstance(model, Model):
+            raise ModelError(
+                f"model {n} is a {type(model).__name__}: the cosine of weights is for models, "
+                "not for combinations of them"
+            )
+        check_numbers(model)
+        first = first or model
+        if _structure(model) != _structure(first):
+            raise ModelError(
+                f"model {n} has other layers than model 0, so their weights do not match "
+                f"one to one: {model}, {first}"
+            )
+        yield model
+
+
+def _weights(model: Model) -> list[Any]:
+    """All arrays of a model; the numbers of a residual rule are no weights."""
+    return list(filter(np.ndim, jax.tree.leaves(model)))
+
+
+def _flat_weights(model: Model) -> Float[np.ndarray, " size"]:
+    return np.concatenate([np.asarray(x, np.float64).ravel() for x in _weights(model)])
+
+
+def _structure(model: Model) -> tuple[Any, ...]:
+    """Tree structure and shapes of weights, equal where the weights match one to one."""
+    return jax.tree.structure(model), *map(np.shape, _weights(model))
+
+
+def _output_rows(model: Model) -> Float[np.ndarray, "out in"]:
+    """The last weights of the last layer: a row per output, with the bias, if any, at its end."""
+    last = innermost(model.layers[-1])
+    name = affine_maps(last)[1]
+    weights = np.asarray(getattr(last, name), np.float64)
+    bias = getattr(last, bias_name(name))
+    if bias is None:
+        return weights
+    return np.column_stack([weights, np.asarray(bias, np.float64)])
+
 
 __all__ = [
     "agreement",
@@ -42,13 +349,13 @@ __all__ = [
 def output_cosine(
     models: Sequence[AnyModel], inputs: Inputs, *, seed: int = 0, names: Names = None
 ) -> xr.DataArray:
-    """Cosine of the outputs on the inputs given: a sample of what `Gaussian` has in closed form.
+    """Cosine of the outputs on given inputs: a sample of the closed form of `Gaussian`.
 
     Args:
         models: K models with the same inputs and outputs.
         inputs: An array (n, d_in) or (n, positions, d_in), token ids (n, positions), or a number n
             of standard normal inputs.
-        seed: Of the inputs, where they are drawn.
+        seed: Seed of drawn inputs.
         names: K labels.
 
     Returns:
@@ -82,12 +389,12 @@ def mean_cosine(
 ) -> xr.DataArray:
     """Mean over inputs, and positions, of the cosine of the two outputs there.
 
-    Every input counts the same; in `output_cosine` those with large outputs count more.
+    Every input counts the same; in `output_cosine`, inputs with large outputs count more.
 
     Args:
         models: K models with the same inputs and outputs.
         inputs: An array (n, d_in) or (n, positions, d_in), or a number n of standard normal inputs.
-        seed: Of the inputs, where they are drawn.
+        seed: Seed of drawn inputs.
         names: K labels.
 
     Returns:
@@ -136,7 +443,7 @@ def cka(
         models: K models with the same inputs and outputs.
         inputs: An array (n, d_in) or (n, positions, d_in), token ids (n, positions), or a number n
             of standard normal inputs; n is at least 4.
-        seed: Of the inputs, where they are drawn.
+        seed: Seed of drawn inputs.
         debiased: Whether HSIC is the unbiased estimator, or `|A' B|^2` of the centred outputs.
         names: K labels.
 
@@ -191,7 +498,7 @@ def js_divergence(
         models: K models with the same inputs and outputs.
         inputs: An array (n, d_in) or (n, positions, d_in), token ids (n, positions), or a number n
             of standard normal inputs.
-        seed: Of the inputs, where they are drawn.
+        seed: Seed of drawn inputs.
         names: K labels.
 
     Returns:
@@ -235,13 +542,13 @@ def agreement(
 ) -> xr.DataArray:
     """Share of the inputs, and positions, for which two models have the same largest output.
 
-    Of outputs that are equally large the first counts.
+    Where outputs are equally large, the first counts.
 
     Args:
         models: K models with the same inputs and outputs.
         inputs: An array (n, d_in) or (n, positions, d_in), token ids (n, positions), or a number n
             of standard normal inputs.
-        seed: Of the inputs, where they are drawn.
+        seed: Seed of drawn inputs.
         names: K labels.
 
     Returns:

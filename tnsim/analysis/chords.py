@@ -1,4 +1,4 @@
-"""Models as points. In: a matrix of cosines. Out: an embedding, a dendrogram, a spectrum.
+"""Models as points: an embedding, a dendrogram and a spectrum from a matrix of cosines.
 
 A similarity K that is a cosine is a Gram matrix of unit vectors, one per model. Distances are the
 chords between them, `|u - v| = sqrt(2 - 2 cos)`: Euclidean by construction, where arccos is not.
@@ -21,17 +21,18 @@ if TYPE_CHECKING:
     from tnsim.analysis.matrices import Matrix
 
 NEGATIVE_SHARE = 0.01
+"""Share of the spectrum in negative eigenvalues above which `mds` warns."""
 _ROUNDING = 1e3
-"""What degree 2^10 may do to an entry, in units of eps."""
+"""Rounding error of an entry at degree 2^10, in units of eps."""
 
 
 class Embedding(NamedTuple):
     """Models as points.
 
     Attributes:
-        points: Over (a, axis), float64, centred, in units of a chord.
-        share: (dims,), the part of the variance along each axis.
-        negative: The part of the spectrum, in absolute value, that no points have.
+        points: Coordinates over (a, axis), float64, centred, in units of a chord.
+        share: Part of the variance along each axis, (dims,).
+        negative: Share of negative eigenvalues in the absolute spectrum. Points have none.
 
     Example:
         >>> import numpy as np
@@ -48,8 +49,8 @@ class Embedding(NamedTuple):
 def mds(result: Matrix, dims: int = 2) -> Embedding:
     """Classical multidimensional scaling of the chords, in the axes of most variance.
 
-    Each axis points from the first model to the last. Warns with `GramWarning` when negative
-    eigenvalues, which no points have, carry over 1 % of the spectrum.
+    Each axis points from the first model to the last. Points have no negative eigenvalues: warns
+    with `GramWarning` when these carry over 1 % of the spectrum.
 
     Args:
         result: A result, one of its matrices of cosines, or an array (K, K).
@@ -101,7 +102,7 @@ def mds(result: Matrix, dims: int = 2) -> Embedding:
 
 
 def dendrogram(result: Matrix) -> Float[np.ndarray, "K-1 4"]:
-    """Clusters by average chord, leaves in the order that keeps neighbours close.
+    """Clusters by average chord, with leaves in the order that keeps neighbours close.
 
     Args:
         result: A result, one of its matrices of cosines, or an array (K, K).
@@ -142,8 +143,8 @@ def spectrum(result: Matrix, tolerance: float | None = None) -> Float[np.ndarray
 
     Args:
         result: A result, one of its matrices, or an array (K, K).
-        tolerance: By default what rounding may do to K entries in the dtype that a result names,
-            else in float64.
+        tolerance: Size up to which negative eigenvalues pass. By default the rounding error of K
+            entries in the dtype that a result names, else in float64.
 
     Returns:
         (K,), float64, ascending, in the unit of the matrix.
@@ -175,7 +176,9 @@ def spectrum(result: Matrix, tolerance: float | None = None) -> Float[np.ndarray
 
 
 def cosine_matrix(result: Matrix) -> xr.DataArray:
-    """As `square`, of cosines: a divergence or a logarithm would give distances without meaning.
+    """The square matrix of cosines in a result, checked for ones on its diagonal.
+
+    A divergence or a logarithm would give distances without meaning.
 
     Args:
         result: A result, one of its matrices, or an array (K, K).
@@ -205,7 +208,7 @@ def cosine_matrix(result: Matrix) -> xr.DataArray:
 
 
 def squared_distances(result: Matrix) -> xr.DataArray:
-    """As `square`, of squared distances: those of chords, or a divergence as it is.
+    """The square matrix of squared distances: squared chords, or a divergence as it is.
 
     Args:
         result: A result, one of its matrices of cosines or divergences, or an array (K, K).
@@ -241,7 +244,7 @@ def squared_distances(result: Matrix) -> xr.DataArray:
 
 
 def _squared_chords(gram: Float[np.ndarray, "K K"]) -> Float[np.ndarray, "K K"]:
-    """`|u - v|^2 = <u, u> + <v, v> - 2 <u, v>`, kept from rounding below zero."""
+    """`|u - v|^2 = <u, u> + <v, v> - 2 <u, v>`, clipped where rounding falls below zero."""
     own = np.diag(gram)
     squared = own[:, None] + own - 2 * gram
     np.fill_diagonal(squared, 0.0)
@@ -249,7 +252,7 @@ def _squared_chords(gram: Float[np.ndarray, "K K"]) -> Float[np.ndarray, "K K"]:
 
 
 def _negative_share(eigenvalues: Float[np.ndarray, " K"]) -> float:
-    """The part of the absolute eigenvalues that belongs to negative ones; 0 for a zero matrix."""
+    """The share of negative eigenvalues in the absolute spectrum; 0 for a zero matrix."""
     total = np.abs(eigenvalues).sum() or 1.0
     return float(np.abs(eigenvalues[eigenvalues < 0]).sum() / total)
 

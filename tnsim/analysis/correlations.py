@@ -1,4 +1,4 @@
-"""How far two measures agree. In: two matrices of the same models. Out: pairs, correlations."""
+"""Correlations of two matrices over the same models, which tell how far two measures agree."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ if TYPE_CHECKING:
     from tnsim.analysis.matrices import Matrix
 
 _FEWEST = 3
-"""Two points always lie on a line."""
+"""Least number of pairs, as two points always lie on a line."""
 
 
 class Correlation(NamedTuple):
     """How far two matrices rise together, over pairs of different models.
 
     Attributes:
-        pearson: Of the values, from -1 to 1; 1 where they lie on a rising line.
-        spearman: Of their ranks, from -1 to 1; 1 where they are ordered alike.
-        pairs: Their number.
+        pearson: Correlation of the values, from -1 to 1; 1 where they lie on a rising line.
+        spearman: Correlation of the ranks, from -1 to 1; 1 where the values are ordered alike.
+        pairs: Number of pairs.
 
     Example:
         >>> Correlation(pearson=0.99, spearman=1.0, pairs=10).pairs
@@ -38,12 +38,12 @@ class Correlation(NamedTuple):
 def correlation(first: Matrix, second: Matrix) -> Correlation:
     """Pearson's and Spearman's coefficients of two matrices over the same models.
 
-    Of all pairs of one set of models each pair counts once, and a model with itself not at all.
-    Pairs that share a model are not independent, so no p-value is given.
+    Where both sides are one set of models, each pair counts once, and a model with itself not at
+    all. Pairs that share a model are not independent, so no p-value is given.
 
     Args:
         first: A result, one of its matrices, or an array (A, B).
-        second: The same, of the same models.
+        second: Another result, matrix or array over the same models.
 
     Returns:
         Both coefficients, and the number of pairs.
@@ -77,14 +77,15 @@ def paired_entries(
 
     Args:
         first: A result, one of its matrices, or an array (A, B).
-        second: The same, of the same models.
+        second: Another result, matrix or array over the same models.
 
     Returns:
-        Two arrays (pairs,), in the units of the matrices: of all pairs of one set of models those
-        above the diagonal, else all.
+        Two arrays (pairs,), in the units of the matrices: all entries, or the entries above the
+        diagonal where both sides are one set of models.
 
     Raises:
-        ResultError: As `correlation` says.
+        ResultError: The matrices are not finite or not over the same models, there are fewer than
+            three pairs, or the entries of one are all equal.
         MissingExtra: xarray is not installed.
 
     Example:
@@ -120,7 +121,7 @@ def paired_entries(
 
 
 def _named(labels: np.ndarray) -> str:
-    """A few labels, for a message."""
+    """The number of labels with the first and the last, for a message."""
     return f"{len(labels)} models, {labels[0]} to {labels[-1]}"
 
 

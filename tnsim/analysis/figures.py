@@ -1,14 +1,18 @@
-"""Pictures of a pairwise run. In: a result, names of its matrices, change points. Out: figures.
+"""Pictures of a pairwise run, as matplotlib figures.
+
+`scatter_grid` draws two measures of the same models against each other, `curves_over_training`
+draws curves along a run, and `pairwise` draws one of six pictures of a result, with curves above
+heatmaps.
 
 Models are spaced evenly by index, whatever their training steps, and labelled by step as far as
-labels fit. Panels of one figure share one colour range. What is drawn comes from `reading`; no
-pyplot state and no global setting is touched.
+labels fit. Panels of one figure share one colour range. All drawn quantities come from `reading`;
+no pyplot state and no global setting is touched.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -18,21 +22,15 @@ from tnsim.analysis.axes import (
     colour_of,
     colour_range,
     label_points,
+    show_curves,
     show_matrix,
     thin_ticks,
     title_of,
     written,
 )
-from tnsim.analysis.curves import (
-    STRIP,
-    check_variables,
-    curves_over_training,
-    draw_above,
-    strips_of,
-)
+from tnsim.analysis.correlations import correlation, paired_entries
 from tnsim.analysis.matrices import matrix, square
 from tnsim.analysis.plots import new_figure
-from tnsim.analysis.scatter import scatter_grid
 from tnsim.errors import ResultError
 
 if TYPE_CHECKING:
@@ -40,10 +38,226 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+    from tnsim.analysis.matrices import Matrix
+
+
+_SCATTER_PANEL = 3.0
+"""Side of a scatter panel in inches."""
+
+
+_FEW = 300
+"""Largest number of points that are drawn large."""
+
+
+def scatter_grid(panels: Mapping[str, tuple[Matrix, Matrix]], x_label: str, y_label: str) -> Figure:
+    """A figure with a panel for every comparison: a point for every pair, and both correlations.
+
+    Args:
+        panels: Pairs of matrices by title, for `reading.correlation`: the first is drawn along x,
+            the second along y.
+        x_label: Name of the quantity in the first matrices.
+        y_label: Name of the quantity in the second matrices.
+
+    Returns:
+        A figure; nothing is shown.
+
+    Raises:
+        ResultError: There is no panel, or `reading.correlation` refuses one.
+        MissingExtra: matplotlib or scipy is not installed.
+
+    Example:
+        >>> import numpy as np
+        >>> similarity = np.array([[1.0, 0.9, 0.1], [0.9, 1.0, 0.5], [0.1, 0.5, 1.0]])
+        >>> figure = scatter_grid({"cubes": (similarity, similarity**3)}, "x", "x^3")
+        >>> figure.axes[0].texts[0].get_text()
+        'r = 0.935, rank 1.000'
+
+    Source:
+        The paper, appendix E, figure 8.
+    """
+    if not panels:
+        raise ResultError("a scatter figure needs at least one pair of matrices, found none")
+    columns = int(np.ceil(np.sqrt(len(panels))))
+    rows = -(-len(panels) // columns)
+    figure, grid = new_figure(
+        nrows=rows,
+        ncols=columns,
+        squeeze=False,
+        figsize=(_SCATTER_PANEL * columns + 0.4, _SCATTER_PANEL * rows + 0.4),
+    )
+    for axes in grid.flat[len(panels) :]:
+        axes.remove()
+    for axes, (title, (first, second)) in zip(grid.flat, panels.items(), strict=False):
+        _draw(axes, first, second)
+        axes.set_title(title)
+    figure.supxlabel(x_label)
+    figure.supylabel(y_label)
+    return figure
+
+
+def _draw(axes: Any, first: Matrix, second: Matrix) -> None:
+    """Draw the points of one panel, with the two coefficients above them."""
+    x, y = paired_entries(first, second)
+    size = 16
+    if len(x) > _FEW:
+        size = 4
+    axes.scatter(x, y, s=size, alpha=0.4, linewidths=0, color=colour_of(0), rasterized=True)
+    found = correlation(first, second)
+    said = f"r = {found.pearson:.3f}, rank {found.spearman:.3f}"
+    axes.text(0.03, 0.97, said, transform=axes.transAxes, va="top", fontsize=SMALL)
+    axes.margins(y=0.12)  # room for the text of the coefficients
+    axes.grid(alpha=0.25)
+
+
+_HEIGHT, _GAP = 0.24, 0.05
+"""Height of a strip of curves and gap below it, in heights of the heatmap."""
+
+
+STRIP = _HEIGHT + _GAP
+"""Height of a strip above a heatmap with its gap, in heights of the heatmap."""
+
+
+_WIDTH, _ALONE = 8.0, 2.0
+"""Width and height in inches of a strip without a heatmap."""
+
+
+Strips: TypeAlias = Sequence[str | Sequence[str]]
+"""Names of curves; each entry is a strip, of one curve or of several."""
+
+
+def curves_over_training(
+    result: xr.Dataset, strips: Strips, change_points: Sequence[int] = ()
+) -> Figure:
+    """A figure of curves over the checkpoints of a run, evenly spaced, in strips.
+
+    Args:
+        result: Result with variables over `a`.
+        strips: Names of variables; each entry is a strip, of one curve or of several.
+        change_points: Rows at which phases start, drawn as dotted lines.
+
+    Returns:
+        A figure; nothing is shown.
+
+    Raises:
+        ResultError: There is no strip, or a variable is unknown or not over `a`.
+        MissingExtra: matplotlib is not installed.
+
+    Example:
+        >>> import xarray as xr
+        >>> run = xr.Dataset({"loss": ("a", [2.0, 1.0])}, {"a": [0, 100]})
+        >>> figure = curves_over_training(run, ["loss"])
+        >>> figure.axes[0].lines[0].get_ydata().tolist()
+        [2.0, 1.0]
+    """
+    drawn = strips_of(result, strips)
+    if not drawn:
+        raise ResultError("a figure of curves needs at least one strip, found none")
+    figure, grid = new_figure(
+        nrows=len(drawn), squeeze=False, figsize=(_WIDTH, _ALONE * len(drawn) + 0.6)
+    )
+    for axes, strip in zip(grid[:, 0], drawn, strict=True):
+        show_curves(axes, strip, change_points)
+        thin_ticks(axes.xaxis, result["a"].values, _WIDTH - 1)
+        axes.tick_params(labelbottom=axes is grid[-1, 0])
+    return figure
+
+
+def strips_of(result: xr.Dataset, strips: Strips) -> list[list[xr.DataArray]]:
+    """The curves of every strip, each with a value for every column.
+
+    Args:
+        result: Result with matrices, and variables over `a` or `b`.
+        strips: Names of variables; each entry is a strip, of one curve or of several.
+
+    Returns:
+        Curves, strip by strip.
+
+    Raises:
+        ResultError: A variable is unknown, or has not one value for every column.
+
+    Example:
+        >>> import xarray as xr
+        >>> run = xr.Dataset({"loss": ("a", [2.0, 1.0])})
+        >>> [[curve.name for curve in strip] for strip in strips_of(run, ["loss"])]
+        [['loss']]
+    """
+    columns = result.sizes.get("b", result.sizes.get("a"))
+    found = []
+    for entry in strips:
+        names = [entry] if isinstance(entry, str) else list(entry)
+        check_variables(result.reset_coords(), names)
+        strip = [result[name] for name in names]
+        for curve in strip:
+            if curve.ndim != 1 or curve.size != columns:
+                raise ResultError(
+                    f"a curve has one value for each of {columns} columns: {curve.name} is of "
+                    f"shape {curve.shape}"
+                )
+        found.append(strip)
+    return found
+
+
+def check_variables(result: xr.Dataset, names: Sequence[str]) -> None:
+    """Refuse names of variables that a result does not have.
+
+    Args:
+        result: Result with variables.
+        names: Names that the caller asks for.
+
+    Raises:
+        ResultError: The result has no such variable.
+
+    Example:
+        >>> import xarray as xr
+        >>> check_variables(xr.Dataset(), ["slices"])
+        Traceback (most recent call last):
+        tnsim.errors.ResultError: the result has no variable 'slices', only ...
+    """
+    for name in names:
+        if name in result:
+            continue
+        hint = ""
+        if name == "slices":
+            hint = "; compute the run with slices"
+        known = ", ".join(map(str, result))
+        raise ResultError(f"the result has no variable {name!r}, only {known}{hint}")
+
+
+def draw_above(axes: Axes, strips: Sequence[Sequence[xr.DataArray]], points: Sequence[int]) -> Axes:
+    """Draw curves above a heatmap, of the same width.
+
+    Args:
+        axes: Axes of the heatmap.
+        strips: Curves, strip by strip.
+        points: Columns at which phases start.
+
+    Returns:
+        The uppermost axes, for a title.
+
+    Example:
+        >>> from matplotlib.figure import Figure
+        >>> axes = Figure().subplots()
+        >>> draw_above(axes, [], []) is axes
+        True
+    """
+    top = axes
+    bottom = 1 + _GAP
+    for strip in reversed(strips):
+        top = axes.inset_axes((0, bottom, 1, _HEIGHT), sharex=axes)
+        show_curves(top, strip, points)
+        top.tick_params(labelbottom=False)
+        bottom += STRIP
+    return top
+
+
 __all__ = ["MAX_SLICES", "curves_over_training", "pairwise", "scatter_grid"]
 
+
 MAX_SLICES = 144
-_PANEL = 4.4  # inches
+"""Most slices in one figure."""
+
+
+_PANEL = 4.4  # side of a panel in inches
 
 
 def pairwise(
@@ -59,13 +273,14 @@ def pairwise(
 
     Args:
         result: A pairwise result.
-        kind: `"heatmap"`; `"trajectory"`, the similarity of every model to the last and to the one
-            before; `"slices"`, one heatmap per output (`variable` is then not read); `"mds"`, the
-            models as points of a plane, joined in order; `"dendrogram"`; or `"scatter"`, the first
-            variable against each of the others, a point for every pair of models.
-        variable: One of the result's matrices, or several.
-        change_points: Rows at which phases start, as `reading.segment(result, 3).change_points`,
-            drawn as lines or colours.
+        kind: `"heatmap"`; `"trajectory"`, the similarity of every model to the last and to the
+            previous model; `"slices"`, one heatmap per output (`variable` is then not read);
+            `"mds"`, the models as points of a plane, joined in order; `"dendrogram"`; or
+            `"scatter"`, the first variable against each of the others, a point for every pair of
+            models.
+        variable: Name of one of the result's matrices, or several names.
+        change_points: Rows at which phases start, such as
+            `reading.segment(result, 3).change_points`, drawn as lines or colours.
         curves: Variables with a value for every column, such as accuracies over `a`, drawn above
             heatmaps: each entry is a strip, of one curve or of several.
 
@@ -130,7 +345,7 @@ def _heatmaps(
         thin_ticks(axes.yaxis, panel["a"].values, _PANEL)
         top = draw_above(axes, strips, points)
         top.set_title(title_of(name))
-    label = None  # several panels carry their names as titles
+    label = None  # with several panels, names stand in their titles only
     if len(names) == 1:
         label = title_of(names[0])
     figure.colorbar(image, ax=list(grid[0]), shrink=0.85, label=label)
@@ -146,7 +361,7 @@ def _slices(result: xr.Dataset, names: Sequence[str], points: Sequence[int]) -> 
             "choose some, as in result.sel(output=[0, 1])"
         )
     panels = list(map(matrix, slices))
-    # a page is half as wide again as it is high
+    # A page is 1.5 times as wide as high.
     columns = int(np.ceil(np.sqrt(1.5 * count)))
     rows = -(-count // columns)
     inches = max(0.9, min(2.4, 12 / columns))
@@ -219,13 +434,13 @@ def _embeddings(result: xr.Dataset, names: Sequence[str], points: Sequence[int])
 
 
 def _draw_path(axes: Axes, placed: xr.DataArray, points: Sequence[int]) -> None:
-    """Models in the plane, joined in the order of training and coloured by phase."""
+    """Draw models in the plane, joined in the order of training and coloured by phase."""
     x, y = placed.values.T
     colours = list(map(colour_of, reading.phase_of_rows(points, len(x))))
     axes.plot(x, y, "-", color="0.75", lw=1.2, zorder=1)
     axes.scatter(x, y, c=colours, s=28, zorder=2)
     label_points(axes, placed.values, placed["a"].values)
-    # room for labels on all sides, both axes to one scale
+    # Leave room for labels on all sides, with one scale for both axes.
     reach = 0.65 * max(np.ptp(x), np.ptp(y)) or 1.0
     across, up = (x.max() + x.min()) / 2, (y.max() + y.min()) / 2
     axes.set(
@@ -253,12 +468,12 @@ def _dendrograms(result: xr.Dataset, names: Sequence[str], points: Sequence[int]
 
 
 def _draw_tree(axes: Axes, linkage: np.ndarray) -> np.ndarray:
-    """The brackets of a hierarchy, leaves at 0, 1, 2, ...; the row of every leaf."""
+    """Draw the brackets of a hierarchy with leaves at 0, 1, 2, ..., and return the leaves' rows."""
     from scipy.cluster.hierarchy import dendrogram
 
     tree = dendrogram(linkage, no_plot=True)
     for across, up in zip(tree["icoord"], tree["dcoord"], strict=True):
-        # SciPy puts leaves at 5, 15, 25, ...
+        # SciPy puts leaves at 5, 15, 25, ...; here they are at 0, 1, 2, ...
         axes.plot(np.array(across) / 10 - 0.5, up, color="0.35", lw=1.1)
     return np.array(tree["leaves"])
 

@@ -1,8 +1,8 @@
-"""Labelled, checked matrices. In: models, arrays, results of pairwise runs. Out: xarray objects.
+"""Labelled, checked matrices, made of models, arrays or results of pairwise runs.
 
 A pairwise result has the dimensions `a` (rows) and `b` (columns), labelled by training step where
-it is known and by name otherwise. What reads such a result takes it whole, takes one of its
-matrices, or a plain array.
+it is known and by name otherwise. A function that reads such a result takes the whole result, one
+of its matrices, or a plain array.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ if TYPE_CHECKING:
     Matrix: TypeAlias = xr.Dataset | xr.DataArray | Float[np.ndarray, "A B"]
 
 Names: TypeAlias = Sequence[int | str] | None
-"""Labels of models; None for those that the models bring."""
+"""Labels of models; None for the labels of a series, or for positions."""
 
 TOLERANCE = 1e-4
-"""Of symmetry, relative to the largest entry: the triangles of a float32 run are rounded apart."""
+"""Largest asymmetry relative to the largest entry, as the two triangles of a float32 run are
+rounded differently."""
 
 
 def labelled(
@@ -33,13 +34,13 @@ def labelled(
     attrs: Mapping[str, Any],
     name: str,
 ) -> xr.DataArray:
-    """A square matrix over `labels` on both sides, or one for every output.
+    """A square matrix over `labels` on both sides, or a stack of such matrices over outputs.
 
     Args:
-        values: (K, K) or (K, K, d_out); entry (i, j) compares model i with model j.
+        values: Array (K, K) or (K, K, d_out); entry (i, j) compares model i with model j.
         labels: K names or training steps, for rows and columns alike.
-        attrs: What a reader has to know of the matrix, such as its formula.
-        name: The variable that it becomes in a result.
+        attrs: Description of the matrix for its readers, such as its formula.
+        name: Name of the matrix as a variable of a result.
 
     Returns:
         The matrix over (a, b), or (a, b, output), with dtype and unit of `values`.
@@ -53,7 +54,7 @@ def labelled(
         >>> steps.sel(a=0, b=100).item()
         0.5
     """
-    kept = list(labels)  # xarray reads a tuple as a variable
+    kept = list(labels)  # xarray would read a tuple as a variable
     coordinates = {"a": kept, "b": kept}
     dims = ("a", "b", "output")[: values.ndim]
     return _xarray().DataArray(values, dims=dims, coords=coordinates, attrs=dict(attrs), name=name)
@@ -66,20 +67,21 @@ def of_models(
     values: Float[np.ndarray, "K K *output"],
     about: Mapping[str, Any],
 ) -> xr.DataArray:
-    """What a measure says of all pairs of models, labelled.
+    """The labelled matrix of a measure over all pairs of models.
 
     Args:
         models: K models.
-        names: K labels, or None for those of the models.
-        name: Of the measure.
-        values: (K, K), or (K, K, d_out) of a measure that looks at one output at a time.
-        about: What a reader has to know of the measure; `samples` says that it needed data.
+        names: K labels, or None for the labels of a series, or for positions.
+        name: Name of the measure.
+        values: Array (K, K), or (K, K, d_out) for a measure of each output.
+        about: Description of the measure for its readers; the key `samples` marks a measure that
+            needs data.
 
     Returns:
         The values over (a, b), or (a, b, output).
 
     Raises:
-        ModelError: A value is NaN, or there are other numbers of names and models.
+        ModelError: A value is NaN, or the numbers of names and models differ.
         MissingExtra: xarray is not installed.
 
     Example:
@@ -99,7 +101,7 @@ def of_models(
 
 
 def labels_of(models: Sequence[Any]) -> list[int] | list[str]:
-    """What models are called: the labels of a series, the positions in any other sequence.
+    """The labels of models: those of a series, or positions in any other sequence.
 
     Args:
         models: A series, or any sequence.
@@ -120,7 +122,9 @@ def labels_of(models: Sequence[Any]) -> list[int] | list[str]:
 
 
 def matrix(result: Matrix) -> xr.DataArray:
-    """The matrix that is meant: of a result its `similarity`; positions label a plain array.
+    """The matrix in a result (its `similarity`), in one of its matrices, or in a plain array.
+
+    Positions label a plain array.
 
     Args:
         result: A result, one of its matrices, or an array (A, B).
@@ -156,7 +160,7 @@ def matrix(result: Matrix) -> xr.DataArray:
 
 
 def _array(result: Matrix) -> xr.DataArray:
-    """The matrix that is meant, with dimensions; it may have others than (a, b)."""
+    """The matrix of `matrix` before the check of its dimensions, which may exceed (a, b)."""
     xr = _xarray()
     given: Any = result
     if isinstance(given, xr.DataArray):
@@ -177,7 +181,7 @@ def _array(result: Matrix) -> xr.DataArray:
 
 
 def square(result: Matrix) -> xr.DataArray:
-    """As `matrix`, of all pairs of one set of models.
+    """The symmetric matrix of all pairs of one set of models.
 
     Args:
         result: A result, one of its matrices, or an array (K, K).
@@ -218,10 +222,11 @@ def is_symmetric(values: Float[np.ndarray, "K K"]) -> bool:
     """Whether the two triangles agree, up to the rounding of the float32 runs that made them.
 
     Args:
-        values: (K, K), finite.
+        values: Matrix (K, K), finite.
 
     Returns:
-        Whether no entry differs from its mirror image by more than `TOLERANCE` of the largest one.
+        Whether no entry differs from its mirror image by more than `TOLERANCE` times the largest
+        entry.
 
     Example:
         >>> import numpy as np

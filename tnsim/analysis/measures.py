@@ -1,6 +1,6 @@
-"""The mathematics of the baselines. In: outputs or weights as plain arrays. Out: K x K arrays.
+"""The mathematics of the baselines, from outputs or weights as plain arrays to K x K arrays.
 
-Knows neither models nor labels; a model is the number of its array.
+Nothing here knows models or labels; a model is the number of its array.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def cosines(rows: Sequence[Float[np.ndarray, " size"]], zero: str) -> Float[np.n
 
     Args:
         rows: K vectors of one size.
-        zero: What the error says of a vector of zeros, after "model 3".
+        zero: Words of the error about a vector of zeros, after "model 3".
 
     Returns:
         (K, K), float64 from -1 to 1.
@@ -48,7 +48,7 @@ def directions(outputs: Float[np.ndarray, "*n out"]) -> Float[np.ndarray, "rows 
     """Outputs as unit vectors, a row for every input and position; zeros stay zeros.
 
     Args:
-        outputs: (..., d_out).
+        outputs: Outputs (..., d_out).
 
     Returns:
         (rows, d_out), float64.
@@ -69,7 +69,7 @@ def mean_cosines(models: Sequence[Float[np.ndarray, "rows out"]]) -> Float[np.nd
     """Mean over rows of the cosines of all pairs of models.
 
     Args:
-        models: Of K models their `directions` on the same inputs.
+        models: `directions` of K models on the same inputs.
 
     Returns:
         (K, K), float64 from -1 to 1.
@@ -115,13 +115,13 @@ def symmetric(count: int, entry: Callable[[int, int], float]) -> Float[np.ndarra
 
 
 def centred(outputs: Float[np.ndarray, "n *positions out"]) -> Float[np.ndarray, "n rank"]:
-    """Centred features, one row per input, that have the inner products of the outputs.
+    """Centred features, one row per input, with the inner products of the centred outputs.
 
-    Outputs A of more coordinates than inputs are shortened: A' = Q R gives A A' = R' R, so R' has
+    Outputs A with more coordinates than inputs are shortened: A' = Q R gives A A' = R' R, so R' has
     the kernel of A in n columns.
 
     Args:
-        outputs: Of n inputs; positions are further coordinates.
+        outputs: Outputs for n inputs; positions are further coordinates.
 
     Returns:
         (n, min(n, coordinates)), float64, in units of the largest deviation from the mean; zeros
@@ -137,7 +137,7 @@ def centred(outputs: Float[np.ndarray, "n *positions out"]) -> Float[np.ndarray,
     outputs = outputs / size - (outputs / size).mean(0)
     spread = np.abs(outputs).max()
     if spread < len(outputs) * EPS:
-        return np.zeros_like(outputs)  # a constant, of which rounding has left something
+        return np.zeros_like(outputs)  # a constant: the deviations are rounding errors
     outputs /= spread
     if outputs.shape[1] <= outputs.shape[0]:
         return outputs
@@ -182,18 +182,18 @@ def hsic(
     biased = _overlaps(scaled)
     if not debiased:
         return biased
-    # With K = A A' and L = B B', the kernels of centred features A and B, what `biased` holds is
+    # With K = A A' and L = B B', the kernels of centred features A and B, `biased` holds
     #
     #     tr K L = |A' B|^2.
     #
-    # The unbiased estimator leaves out the diagonals k and l. With K~ = K - diag k it is, times
-    # n (n - 3),
+    # The unbiased estimator leaves out the diagonals k and l. With K~ = K - diag k and L~ =
+    # L - diag l it is, times n (n - 3),
     #
     #     tr K~ L~  +  1'K~1 1'L~1 / ((n-1)(n-2))  -  2 1'K~ L~1 / (n-2).
     #
-    # A constant added to the outputs adds u 1' + 1 u' to the kernel, which this annihilates; so the
-    # features may be centred, and K 1 = 0. Then K~1 = -k, 1'K~1 = -tr K and tr K~ L~ = tr K L -
-    # k.l, which makes it, without any n x n kernel,
+    # A constant added to the outputs adds u 1' + 1 u' to the kernel, and the estimator maps such a
+    # term to zero; so the features may be centred, and K 1 = 0. Then K~1 = -k, 1'K~1 = -tr K and
+    # tr K~ L~ = tr K L - k.l, and the estimator becomes, without any n x n kernel,
     #
     #     tr K L  +  tr K tr L / ((n-1)(n-2))  -  n k.l / (n-2).
     #
@@ -206,8 +206,8 @@ def hsic(
 def _overlaps(features: Sequence[Float[np.ndarray, "n rank"]]) -> Float[np.ndarray, "K K"]:
     """`|A' B|^2 = tr K L` of all pairs, with the kernels K = A A' and L = B B'.
 
-    Features of n columns are no smaller than their kernels, of which entry by entry the trace takes
-    n^2 multiplications where |A' B|^2 takes n^3.
+    Features of n columns are no smaller than their n x n kernels. The trace of two kernels, summed
+    entry by entry, takes n^2 multiplications per pair, where |A' B|^2 takes n^3.
     """
     if any(x.shape[1] < len(x) for x in features):
         return symmetric(
@@ -231,6 +231,7 @@ def softmax(outputs: Float[np.ndarray, "*n out"]) -> Float[np.ndarray, "*n out"]
         >>> softmax(np.array([1000.0, 1000.0])).tolist()
         [0.5, 0.5]
     """
+    # The largest exponent is 0, so that nothing overflows.
     weights = np.exp(outputs - outputs.max(-1, keepdims=True))
     return weights / weights.sum(-1, keepdims=True)
 
@@ -253,10 +254,10 @@ def entropy(p: Float[np.ndarray, "*n out"]) -> Float[np.ndarray, "*n"]:
 
 
 def largest(outputs: Float[np.ndarray, "*n out"]) -> Int[np.ndarray, "*n"]:
-    """Place of the largest output, of equal ones the first.
+    """Place of the largest output; of equal outputs, the first.
 
     Args:
-        outputs: (..., d_out).
+        outputs: Outputs (..., d_out).
 
     Returns:
         (...), integers from 0.

@@ -1,4 +1,4 @@
-"""Phases of a training run. In: a matrix of similarities. Out: change points.
+"""Phases of a training run, found in a matrix of similarities.
 
 Rows follow training. A phase is a contiguous range of rows, and a change point is the row at which
 a new phase starts, so change points (5, 14) of 18 rows are the phases 0-4, 5-13 and 14-17.
@@ -24,8 +24,8 @@ class Segmentation(NamedTuple):
 
     Attributes:
         change_points: Rows at which a new phase starts, without row 0.
-        labels: Of the models in these rows.
-        cost: The scatter, squared distances of the models from the mean of their phase.
+        labels: Labels of the models in these rows.
+        cost: Scatter: the sum of the squared distances of the models from the mean of their phase.
 
     Example:
         >>> import numpy as np
@@ -68,18 +68,19 @@ def segment(similarity: Matrix, phases: int) -> Segmentation:
     """The best division into contiguous phases, exactly, in O(K^2 phases) (kernel change points).
 
     Minimises the scatter of the models, as vectors v_i, around the mean of their phase. Squared
-    distances `D_ij = |v_i - v_j|^2` give it without the vectors, for a phase P of n models as
+    distances `D_ij = |v_i - v_j|^2` give the scatter without the vectors, for a phase P of n models
+    as
 
         `sum over i in P of |v_i - mean|^2  =  sum over i, j in P of D_ij / (2 n)`.
 
-    Cosines are those of unit vectors, D = 2 - 2 cos. A divergence that vanishes between a model and
-    itself is taken for D; that of Jensen and Shannon is a squared distance.
+    Cosines belong to unit vectors, with D = 2 - 2 cos. A divergence that vanishes between a model
+    and itself is taken for D; the Jensen-Shannon divergence is a squared distance.
 
     Where several divisions are equally good, later phases are longest.
 
     Args:
         similarity: A result, one of its matrices of cosines or divergences, or an array (K, K).
-        phases: Their number, from 1 to K.
+        phases: Number of phases, from 1 to K.
 
     Returns:
         `phases` - 1 change points, their labels, and the scatter.
@@ -104,14 +105,14 @@ def segment(similarity: Matrix, phases: int) -> Segmentation:
 
 
 def segmentations(similarity: Matrix, up_to: int) -> list[Segmentation]:
-    """`segment` into 1, 2, ..., `up_to` phases, from one table.
+    """The best divisions into 1, 2, ..., `up_to` phases, from one table; see `segment`.
 
     Args:
         similarity: A result, one of its matrices of cosines or divergences, or an array (K, K).
         up_to: The largest number of phases, from 1 to K.
 
     Returns:
-        `up_to` divisions; for distances of vectors their costs never rise.
+        `up_to` divisions. For distances of vectors, the costs never rise from one to the next.
 
     Raises:
         ResultError: `up_to` is out of range, or the matrix is not finite, square and symmetric with
@@ -146,7 +147,7 @@ def _best_divisions(
     """Change points and cost of the best 1, 2, ..., `up_to` phases, by dynamic programming.
 
     Let best_p(e) be the least cost of the first e rows in p phases. The last phase starts at some
-    row s, and the rows before it are divided at best into p - 1:
+    row s, and the rows before s have their best division into p - 1 phases:
 
         best_1(e)  =  scatter(0, e)
         best_p(e)  =  min over s of  best_{p-1}(s) + scatter(s, e)
@@ -175,7 +176,7 @@ def _read_back(last_starts: Sequence[Int[np.ndarray, " K+1"]], end: int) -> tupl
 
 
 def _scatter(squared: Float[np.ndarray, "K K"]) -> Float[np.ndarray, "K+1 K+1"]:
-    """Entry (s, e): scatter of rows s to e - 1 around their mean, infinite unless s < e.
+    """The scatter of rows s to e - 1 around their mean in entry (s, e), infinite unless s < e.
 
     With C(i, j) the sum of the upper left i x j squared distances, a diagonal block has the sum
 

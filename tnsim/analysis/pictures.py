@@ -1,4 +1,4 @@
-"""The figures that are drawn on. In: options of matplotlib's. Out: figures that notebooks show."""
+"""Figures that are drawn on, and that notebooks show by themselves."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 
 
 class Picture(Figure):
-    """A figure of matplotlib's that a notebook shows though pyplot does not know it.
+    """A matplotlib figure that a notebook shows although pyplot does not know it.
 
     Example:
         >>> Picture(figsize=(1, 1))._repr_png_()[1:4]
@@ -16,7 +16,7 @@ class Picture(Figure):
     """
 
     def _repr_png_(self) -> bytes:
-        """What Jupyter shows."""
+        """The figure as PNG, which Jupyter shows."""
         buffer = io.BytesIO()
         self.savefig(buffer, format="png")
         return buffer.getvalue()

@@ -1,4 +1,4 @@
-"""Pictures. In: matrices and networks. Out: matplotlib figures; nothing is computed or shown."""
+"""Pictures of matrices and networks as matplotlib figures; nothing is computed or shown here."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ if TYPE_CHECKING:
     from matplotlib.lines import Line2D
 
 MAX_LABELS = 24
+"""Number of labels at which the thinning of an axis aims; fewer than twice as many are shown."""
 MAX_NUMBERS = 200
+"""Most contributions that are written as numbers into their cells."""
 _OPERATOR_COLOURS = {SYMMETRISER: "#d62728", COVARIANCE: "#7f7f7f", MEAN: "#111111"}
 _LAYER_COLOURS = (
     "#1f77b4",
@@ -34,12 +36,12 @@ _LAYER_COLOURS = (
 
 
 def heatmap(matrix: Float[np.ndarray, "K K"], labels: Sequence[str], title: str = "") -> Figure:
-    """A matrix of similarities, evenly spaced by index, with a colour bar over [-1, 1].
+    """A figure of a matrix of similarities, evenly spaced by index, with a colour bar over [-1, 1].
 
     Args:
-        matrix: (K, K), from -1 to 1.
-        labels: K names, thinned to those that fit.
-        title: Above the matrix.
+        matrix: Similarities (K, K), from -1 to 1.
+        labels: K names, thinned until they fit.
+        title: Title above the matrix.
 
     Returns:
         A figure; nothing is shown.
@@ -74,16 +76,16 @@ def contributions(
     title: str = "",
     names: tuple[str, str] = ("a", "b"),
 ) -> Figure:
-    """The matrix of an `Attribution`: what every pair of parts adds to an inner product.
+    """A figure of an `Attribution`: the contribution of every pair of parts to an inner product.
 
     Where there are few parts, each contribution is also written as its share of the sum.
 
     Args:
-        values: (bra, ket), in the unit of the inner product.
+        values: Contributions (bra, ket), in the unit of the inner product.
         bra: Names of the rows.
         ket: Names of the columns.
-        title: By default the sum of the contributions.
-        names: Of the two models, beside the rows and below the columns.
+        title: Title; by default the sum of the contributions.
+        names: Names of the two models, for the rows and for the columns.
 
     Returns:
         A figure; nothing is shown.
@@ -113,7 +115,7 @@ def contributions(
 
 
 def _write_shares(axes: Axes, values: Float[np.ndarray, "bra ket"], largest: float) -> None:
-    """Shares of the sum, white on dark cells."""
+    """Write shares of the sum into the cells, in white on dark cells."""
     for (row, column), value in np.ndenumerate(values):
         colour = "black"
         if abs(value) > 0.6 * largest:
@@ -123,13 +125,13 @@ def _write_shares(axes: Axes, values: Float[np.ndarray, "bra ket"], largest: flo
 
 
 def draw(network: qtn.TensorNetwork, title: str = "") -> Figure:
-    """A tagged network with a legend.
+    """A figure of a tagged network with a legend.
 
-    One colour per layer, one per kind of operator node, bra and ket by marker.
+    Every layer and every kind of operator node has a colour; bra and ket differ by marker.
 
     Args:
-        network: As `tnsim.network` or `tnsim.networks` gives it.
-        title: Above the network.
+        network: Network from `tnsim.network` or `tnsim.networks`.
+        title: Title above the network.
 
     Returns:
         A figure; nothing is shown.
@@ -158,7 +160,7 @@ def draw(network: qtn.TensorNetwork, title: str = "") -> Figure:
     shapes: Any = dict.fromkeys(operators, "D")  # quimb takes one shape, or shapes by tag
     if has_ket:
         shapes = {"B": "s", **shapes}
-    no_legend: Any = False  # checkers take its type from the default, which is a word
+    no_legend: Any = False  # quimb's default is a string, so type checkers refuse a bool
     network.draw(
         color=list(colours),
         custom_colors=list(colours.values()),
@@ -183,7 +185,7 @@ def draw(network: qtn.TensorNetwork, title: str = "") -> Figure:
 
 
 def _colours(layers: Sequence[str], operators: Sequence[str]) -> dict[str, str]:
-    """The colour of every tag; those of layers repeat."""
+    """The colour of every tag; colours of layers repeat."""
     colours = {}
     for n, tag in enumerate(layers):
         colours[tag] = _LAYER_COLOURS[n % len(_LAYER_COLOURS)]
@@ -199,12 +201,13 @@ def _legend_entry(label: str, marker: str, colour: str, **style: Any) -> Line2D:
 
 
 def depth(rows: Sequence[Mapping[str, Any]], title: str = "") -> Figure:
-    """The table of `tnsim bench depth`: planned multiplications and warm time against depth.
+    """A figure of `tnsim bench depth`: planned multiplications and warm time against depth.
 
     Args:
-        rows: Per depth its `multiplications`, `paper_multiplications`, `unrolled_multiplications`
-            (None where they were not counted), `milliseconds` and `hand_milliseconds`.
-        title: Above both panels.
+        rows: Mappings, one per depth, with `depth`, `multiplications`, `paper_multiplications`,
+            `unrolled_multiplications` (None where they were not counted), `milliseconds` and
+            `hand_milliseconds`.
+        title: Title above both panels.
 
     Returns:
         A figure of two panels with logarithmic axes; nothing is shown.
@@ -245,7 +248,7 @@ def depth(rows: Sequence[Mapping[str, Any]], title: str = "") -> Figure:
 def _curve(
     axes: Axes, rows: Sequence[Mapping[str, Any]], column: str, style: str, label: str
 ) -> None:
-    """A column against depth, at the depths that have it."""
+    """Draw a column against depth, at the depths with a value in it."""
     measured = [row for row in rows if row[column]]
     if measured:
         depths = [row["depth"] for row in measured]
@@ -258,11 +261,11 @@ def new_figure(**options: Any) -> tuple[Figure, Any]:
     Notebooks show it as a picture.
 
     Args:
-        options: Those of `Figure`, of which the layout is `"constrained"` by default, and the
-            `nrows`, `ncols` and `squeeze` of `Figure.subplots`.
+        options: Options of `Figure`, with the layout `"constrained"` by default, and `nrows`,
+            `ncols` and `squeeze` of `Figure.subplots`.
 
     Returns:
-        The figure and its axes, one or an array as `Figure.subplots` gives them.
+        The figure, and the result of `Figure.subplots`: one axes object or an array of them.
 
     Raises:
         MissingExtra: matplotlib is not installed.

@@ -1,12 +1,12 @@
-"""A page to read a pairwise run by. In: a result. Out: one HTML file that needs only a browser.
+"""A page to read a pairwise run by: one HTML file that needs only a browser.
 
-The page holds the run as JSON, rounded, and what draws it (`page/`: markup, style and plain
-JavaScript): every matrix with its values under pointer, finger or keyboard, curves of training
-above it, slices, trajectories, embedding, phases, provenance, terms explained, downloads. What
-takes thought is computed here, by `reading`; the page only draws. Text from the result is never
-parsed as markup, nothing is fetched, and no other script runs than the page's own.
+The page holds the run as JSON, rounded, and the files that draw it (`page/`: markup, style and
+plain JavaScript): every matrix with its values under pointer, finger or keyboard, curves of
+training above it, slices, trajectories, embedding, phases, provenance, terms explained, downloads.
+Scores, phases and embedding are computed here, by `reading`; the page only draws. Text from the
+result is never parsed as markup, nothing is fetched, and no script runs but the page's own.
 
-A variable of numbers over the models alone, as `result["accuracy"] = ("a", log)`, is a curve.
+A variable of numbers over the models alone, such as `result["accuracy"] = ("a", log)`, is a curve.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ if TYPE_CHECKING:
     import xarray as xr
 
 MAX_PHASES = 10
+"""Most phases into which the page divides a run."""
 MAX_NUMBERS = 2**23
+"""Most numbers in the matrices and slices of a page."""
 DECIMALS, SLICE_DECIMALS = 4, 3
 PAGE = Kind("a page of tnsim", lambda file: b'name="generator" content="tnsim"' in file.read(256))
 _NUMERIC = "fiub"
@@ -57,15 +59,15 @@ SCRIPTS = (
 def write(
     result: xr.Dataset, path: str | os.PathLike[str], title: str = "Pairwise similarity"
 ) -> Path:
-    """Write the page.
+    """Write the page of a result, and return its path.
 
-    Phases, embedding and trajectories to the one before need all pairs of one set of models; a
-    result of two sets has the rest.
+    Phases, embedding and trajectories to the previous model need all pairs of one set of models;
+    the page of a result of two sets has the rest.
 
     Args:
         result: A finished pairwise result.
-        path: The file; its folder is made where it is missing.
-        title: Of the page.
+        path: Path of the file; its folder is made where it is missing.
+        title: Title of the page.
 
     Returns:
         The path, for example to open in a browser.
@@ -85,7 +87,8 @@ def write(
     """
     page = _page({"title": title, **_contents(result)})
     path = Path(path)
-    # half of a surrogate pair, as in an undecodable file name, has no UTF-8; its escape is JSON's
+    # Half of a surrogate pair, as in an undecodable file name, has no UTF-8; it is written as its
+    # escape, which JSON reads.
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path, PAGE) as temporary:
@@ -96,14 +99,14 @@ def write(
 
 
 def _page(contents: Mapping[str, Any]) -> str:
-    """The template with everything put in, in one go: what is put in is not searched again."""
+    """The template with all contents inserted in one pass, so that no content is searched again."""
     run = json.dumps(contents, allow_nan=False, separators=(",", ":"), ensure_ascii=False)
     script = "\n" + "\n".join(map(_part, SCRIPTS))
     parts = {
         "TITLE": html.escape(contents["title"]),
         "POLICY": _policy(script),
         "STYLE": _part("page.css"),
-        # so that no text can close the element it stands in
+        # Escaped, so that no text can close the element in which it stands.
         "RUN": run.replace("<", "\\u003c"),
         "SCRIPT": script,
     }
@@ -111,12 +114,12 @@ def _page(contents: Mapping[str, Any]) -> str:
 
 
 def _part(name: str) -> str:
-    """A file of the page."""
+    """The text of a file of the page."""
     return (resources.files("tnsim.analysis") / "page" / name).read_text(encoding="utf-8")
 
 
 def _policy(script: str) -> str:
-    """What a browser may do with the page: run this very script, and fetch nothing."""
+    """The content security policy of the page: run this very script, and fetch nothing."""
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     rules = (
         "default-src 'none'",
@@ -129,7 +132,7 @@ def _policy(script: str) -> str:
 
 
 def _contents(result: xr.Dataset) -> dict[str, Any]:
-    """What the template draws, as plain data."""
+    """The data that the template draws."""
     similarity = matrix(result)
     matrices = _matrices(result)
     slices = _slices(result)
@@ -169,7 +172,7 @@ def _matrices(result: xr.Dataset) -> dict[str, xr.DataArray]:
 
 
 def _about(matrices: Mapping[str, xr.DataArray]) -> dict[str, list[list[str]]]:
-    """What matrices say of themselves, as baselines do, by the name of the matrix."""
+    """The attributes of matrices, such as those of baselines, by the name of the matrix."""
     about = {}
     for name, table in matrices.items():
         if table.attrs:
@@ -178,7 +181,7 @@ def _about(matrices: Mapping[str, xr.DataArray]) -> dict[str, list[list[str]]]:
 
 
 def _curves(result: xr.Dataset, one_set: bool) -> list[dict[str, Any]]:
-    """Numbers of the models in the columns, such as a training log; not the run's own norms."""
+    """The variables of numbers over the models in the columns, without the run's own norms."""
     side = "a" if one_set else "b"
     curves = []
     for name, variable in result.items():
@@ -191,14 +194,14 @@ def _curves(result: xr.Dataset, one_set: bool) -> list[dict[str, Any]]:
 
 
 def _rounded(value: float) -> float | None:
-    """To six digits; JSON has no number that is not finite."""
+    """The value to six digits, or None where it is not finite: JSON has no such number."""
     if not np.isfinite(value):
         return None
     return float(f"{value:.6g}")
 
 
 def _slices(result: xr.Dataset) -> dict[str, xr.DataArray]:
-    """The matrix of every output, by the name of the output; none where there are no slices."""
+    """The matrix of every output by the name of the output; empty without slices."""
     slices = {}
     if "slices" in result:
         stack = result["slices"].transpose("output", "a", "b")
@@ -223,10 +226,10 @@ def _all_packed(matrices: Mapping[str, xr.DataArray], decimals: int) -> list[dic
 
 
 def _packed(values: Float[np.ndarray, "A B"], decimals: int) -> dict[str, Any]:
-    """Whole multiples of 10^-decimals, null where a value is not finite.
+    """A matrix as whole multiples of 10^-decimals, with null where a value is not finite.
 
-    Of a symmetric matrix the lower triangle is kept, row by row; whole numbers need no decimals.
-    Triangles that were rounded apart, by less than is shown, are one.
+    Of a symmetric matrix, only the lower triangle is kept, row by row. A matrix counts as symmetric
+    where its triangles differ by less than the page shows. Whole numbers need no decimals.
     """
     symmetric = False
     if values.shape == values.T.shape:
@@ -248,7 +251,7 @@ def _packed(values: Float[np.ndarray, "A B"], decimals: int) -> dict[str, Any]:
 
 
 def _phases(similarity: xr.DataArray, matrices: Mapping[str, xr.DataArray]) -> list[dict[str, Any]]:
-    """Divisions into 1, 2, ... phases, each with the block scores of all matrices that have one."""
+    """Divisions into 1, 2, ... phases, each with the block scores of all matrices with a score."""
     count = len(similarity)
     scored = {}
     for name, table in matrices.items():
@@ -257,7 +260,7 @@ def _phases(similarity: xr.DataArray, matrices: Mapping[str, xr.DataArray]) -> l
     phases = []
     for division in reading.segmentations(similarity, min(MAX_PHASES, count)):
         scores = {}
-        # one phase has no pair across, and phases of one model each have none within
+        # One phase has no pair across phases; phases of one model each have no pair within.
         if 0 < len(division.change_points) < count - 1:
             for name, table in scored.items():
                 score = reading.block_score(table, division.change_points)
@@ -282,7 +285,7 @@ def _embedding(similarity: xr.DataArray) -> dict[str, Any]:
 
 
 def _models(result: xr.Dataset, side: str) -> list[list[str]]:
-    """A table of one side's models: a header, then the label and all that belongs to one model."""
+    """The table of one side's models: a header, then a row for each model with its variables."""
     header, columns = ["checkpoint"], [result[side].values]
     for name, variable in result.variables.items():
         if variable.dims == (side,) and name != side:

@@ -1,20 +1,17 @@
-"""The only code that knows file formats.
+"""Reading and writing of checkpoints: no other package knows file formats.
 
-In: paths of safetensors, npz and PyTorch files, dialects that say how foreign ones are laid out.
-Out: models, lazy series of models, and files in tnsim's own format.
+The modules in their reading order:
 
-To be read in this order:
-
-    load                      what a user calls: paths into models and series
-    checkpoint, series        one file; many files, read lazily
-    formats, inventory        what a file declares; its tensors are read when asked for
-    rules, dialects, presets  how foreign state dicts are laid out
-    state_dict, unused, norms a dialect applied to named arrays, with nothing dropped in silence
+    load                      entry points: paths into models and lazy series of models
+    folders                   folders that hold one model, revisions in a hub cache
+    formats, pickles          inventories of files, whose tensors are read when asked for
+    configurations            small text files beside checkpoints
+    rules, dialects           layouts of foreign state dicts, and presets of dialects
+    state_dict                a dialect applied to named arrays, with nothing dropped in silence
     named_arrays, layer_rules one rule of a dialect becomes one layer
+    norms                     norms as constants, folded into polynomial layers
     native                    tnsim's own format, both ways
-    modules, module_calls, module_rules, module_attention   PyTorch modules become dialects
+    modules, module_calls, module_rules   PyTorch modules become models and dialects
     suggestions               a template of a dialect for a file
-    folders, hub_cache        folders that hold one model, revisions in a cache of downloads
-    configurations            small text files
-    guard                     whatever goes wrong becomes one sentence
+    guard                     every failure of reading becomes one sentence
 """

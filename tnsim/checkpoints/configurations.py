@@ -1,4 +1,4 @@
-"""Small files of text: configurations and dialects. In: paths. Out: text, or names and values.
+"""Small text files: the configuration beside a checkpoint, and the text of a dialect.
 
 All have a limit of length, as parsers of nested text take much more time and memory than the text.
 """
@@ -14,8 +14,8 @@ from tnsim.checkpoints.guard import refusing
 from tnsim.errors import CheckpointError, MissingExtra
 from tnsim.files import regular
 
-JSON_BYTES = 2**20
-YAML_BYTES = 2**17  # takes a second, where JSON takes ten milliseconds
+JSON_BYTES = 2**20  # parsed within ten milliseconds
+YAML_BYTES = 2**17  # parsed within a second: PyYAML is slower than JSON by far
 YAML_DEPTH = 64
 NAMES = ("config.json", "config.yaml", "config.yml")
 
@@ -24,14 +24,14 @@ def read_text(path: Path, longest: int = JSON_BYTES) -> str:
     """A text file in UTF-8.
 
     Args:
-        path: What is read.
-        longest: Number of bytes that it may have.
+        path: Path of the file.
+        longest: Largest number of bytes that the file may have.
 
     Returns:
-        Its text.
+        The text of the file.
 
     Raises:
-        CheckpointError: When it is longer. Foreign errors are left to the caller.
+        CheckpointError: When the file is longer. Foreign errors are left to the caller.
 
     Example:
         >>> import tempfile
@@ -48,16 +48,16 @@ def read_text(path: Path, longest: int = JSON_BYTES) -> str:
 
 
 def configuration(path: Path) -> Mapping[str, Any] | None:
-    """What stands in config.json or config.yaml beside a checkpoint.
+    """The contents of config.json or config.yaml beside a checkpoint.
 
     Args:
-        path: The checkpoint.
+        path: Path of the checkpoint.
 
     Returns:
         Names and values, None where there is no such file.
 
     Raises:
-        CheckpointError: When it is damaged, too long, nested too deeply, or no mapping.
+        CheckpointError: When the file is damaged, too long, nested too deeply, or no mapping.
         MissingExtra: For YAML without PyYAML.
 
     Example:
@@ -91,14 +91,14 @@ def _yaml(file: Path) -> Any:
     except ImportError:
         raise MissingExtra("pyyaml", "yaml", f"reading {file}") from None
     text = read_text(file, YAML_BYTES)
-    parser = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the first is compiled
+    parser = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # `CSafeLoader` is compiled
     depth = 0
     for event in yaml.parse(text, parser):
         depth += isinstance(event, yaml.CollectionStartEvent)
         depth -= isinstance(event, yaml.CollectionEndEvent)
         if depth > YAML_DEPTH:
             raise CheckpointError(f"{file.name} beside it is nested deeper than {YAML_DEPTH}")
-        if isinstance(event, yaml.AliasEvent):  # a few of them can stand for any length
+        if isinstance(event, yaml.AliasEvent):  # a few aliases can stand for any length
             raise CheckpointError(
                 f"{file.name} beside it refers to itself by *{event.anchor}; write the value out"
             )

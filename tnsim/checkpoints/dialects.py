@@ -1,13 +1,15 @@
-"""Dialects: how somebody else's state dict spells a model. In: JSON. Out: rules and assumptions.
+"""Dialects: descriptions of how a foreign state dict spells a model.
 
-A dialect is plain data, readable and writable as JSON. Everything that would change the function if
-it were guessed wrong is written down in it: which half of a fused weight is the left one, whether a
-matrix is transposed, the residual rule and its scale, a norm that is folded away. `assumptions`
-says it in words.
+A dialect is plain data, readable and writable as JSON. Every convention that would change the
+function if it were guessed wrong is written down in the dialect: the half of a fused weight that is
+the left factor, whether a matrix is transposed, the residual rule and its scale, a norm that is
+folded away. `Dialect.assumptions` says the conventions in words.
 
 Names of keys may contain `{i}` in a rule with `"repeat": true`, which then stands for layers 0, 1,
 ... as far as the file has them; a trailing `?` marks a key that may be absent. Entries whose name
 begins with `#` are comments.
+
+`PRESETS` holds the dialects of layouts that public code uses, by name.
 """
 
 from __future__ import annotations
@@ -19,22 +21,25 @@ from dataclasses import dataclass
 from typing import Any
 
 from tnsim.checkpoints.guard import refusing
-from tnsim.checkpoints.rules import NUMBERS, Rule, check_rule, facts
+from tnsim.checkpoints.rules import CONFIGURED_HEADS, NUMBERS, PROJECTIONS, Rule, check_rule, facts
 from tnsim.errors import CheckpointError, printable
 
-FORMAT = 1
+FORMAT = 1  # version of the JSON of dialects
+
+
 PATTERN_CHARACTERS = 2**14
-"""Characters of all patterns of a dialect, whose regular expressions take 0.1 s to compile."""
+"""Limit of characters in all patterns of a dialect; as a regular expression so many compile in
+0.1 s."""
 
 
 @dataclass(frozen=True)
 class Guess:
-    """What a dialect says though neither names nor shapes tell it.
+    """A statement of a dialect that neither names nor shapes of tensors prove.
 
     Attributes:
         about: Field and rule, or another short name.
         guess: The guess, and its alternatives.
-        confirmed: Whether somebody knows that it is right.
+        confirmed: Whether a user knows that the guess is right.
 
     Example:
         >>> Guess("residual of layer rule 1", "x + s f(x); null for f(x) alone").confirmed
@@ -51,12 +56,12 @@ class Dialect:
     """A named list of rules.
 
     Attributes:
-        name: For messages.
+        name: Name of the dialect, for messages.
         layers: Rules in order.
         nested: Path of keys to the state dict, "key?" where it may be missing.
         ignore: Patterns of keys that are no part of the function, such as a step counter. A norm or
             a bias is refused here.
-        description: One sentence.
+        description: Description of the layout in one sentence.
         unused: Patterns of weights that the forward pass does not use, a norm or a bias perhaps.
         leave_out: Patterns of keys that are part of the function, and are knowingly not read; every
             result says so.
@@ -64,7 +69,7 @@ class Dialect:
             the open guesses as caveats and is not exact.
 
     Raises:
-        CheckpointError: When a rule is incomplete, or holds what it cannot.
+        CheckpointError: When a rule is incomplete, or a field has an impossible value.
         UnsupportedLayer: For a layer kind without a polynomial.
 
     Example:
@@ -83,7 +88,7 @@ class Dialect:
     guesses: tuple[Guess, ...] = ()
 
     def to_json(self) -> str:
-        """The dialect as text; what has its default value is left out.
+        """The dialect as text, without fields that have their default values.
 
         Returns:
             One JSON object, indented.
@@ -103,7 +108,7 @@ class Dialect:
 
     @classmethod
     def from_json(cls, text: str) -> Dialect:
-        """A dialect out of a JSON file.
+        """The dialect in the text of a JSON file.
 
         Args:
             text: An object with "format", "name", "layers" and the other attributes.
@@ -139,10 +144,10 @@ class Dialect:
         _check(self)
 
     def open_guesses(self) -> tuple[str, ...]:
-        """The guesses that nobody has confirmed, one sentence each.
+        """The guesses that are not confirmed, one sentence each.
 
         Returns:
-            None for a dialect that was written by hand or confirmed.
+            Sentences; an empty tuple for a dialect that was written by hand or confirmed.
 
         Example:
             >>> rules = (Rule("linear", weight="w"),)
@@ -169,11 +174,11 @@ class Dialect:
         return dataclasses.replace(self, guesses=known)
 
     def assumptions(self, runs: Sequence[tuple[Rule, ...]] = ()) -> list[str]:
-        """What reading a file in this dialect takes for granted.
+        """The assumptions that reading a file in this dialect makes.
 
         Args:
-            runs: Of each rule, those of its single layers with the numbers of a file; without
-                them, the words of the dialect.
+            runs: For each rule the rules of its single layers, with the numbers of a file; without
+                runs the sentences name the keys of the dialect.
 
         Returns:
             One sentence for the dialect, and one for each rule.
@@ -200,13 +205,13 @@ class Dialect:
 
 
 def is_pattern(key: str) -> bool:
-    """Whether a key stands for several.
+    """Whether a key is a pattern of several keys.
 
     Args:
-        key: Of `ignore`, `unused` or `leave_out`.
+        key: Entry of `ignore`, `unused` or `leave_out`.
 
     Returns:
-        True where it has a character that stands for others.
+        True where the key has a character that stands for others.
 
     Example:
         >>> is_pattern("layers.*.step"), is_pattern("step")
@@ -216,7 +221,7 @@ def is_pattern(key: str) -> bool:
 
 
 def _with_values(rule: Rule, run: Sequence[Rule]) -> Rule:
-    """A rule that shows the numbers of its layers in the place of where they are found."""
+    """A rule that shows the numbers of its layers in the place of the keys of the numbers."""
     values: dict[str, Any] = {}
     for name in NUMBERS:
         distinct = list(dict.fromkeys(getattr(one, name) for one in run))
@@ -227,7 +232,7 @@ def _with_values(rule: Rule, run: Sequence[Rule]) -> Rule:
 
 
 def _without_comments(fields: dict[str, Any]) -> dict[str, Any]:
-    """What is read of an object: names that begin with # are comments."""
+    """The fields of an object without comments, whose names begin with #."""
     return {name: value for name, value in fields.items() if not name.startswith("#")}
 
 
@@ -284,3 +289,112 @@ def _check(dialect: Dialect) -> None:
         raise CheckpointError(f"dialect {dialect.name} has no layer rules")
     for n, rule in enumerate(dialect.layers):
         check_rule(rule, f"dialect {dialect.name}, layer rule {n}")
+
+
+def _attention_model(
+    name: str, keys: dict[str, str], description: str, rope_base: float | str
+) -> Dialect:
+    """Embedding, attention layers each added to its input, unembedding under a constant norm."""
+    roles: dict[str, Any] = {}
+    for role in PROJECTIONS:
+        roles[role] = f"layers.{{i}}.{keys[role]}.weight"
+        roles[f"{role}_bias"] = f"layers.{{i}}.{keys[role]}.bias?"
+    attention = Rule(
+        "attention",
+        **roles,
+        n_heads=CONFIGURED_HEADS,
+        residual="additive",
+        scale="config:model.attn_scale|attn_scale",
+        rope_base=rope_base,
+        repeat=True,
+    )
+    unembed = Rule(
+        "linear",
+        weight="unembed.weight",
+        norm_energy="final_norm.running_mean_energy?",
+        norm_epsilon=1e-6,
+    )
+    layers = (Rule("linear", weight="embed.weight", transpose=True), attention, unembed)
+    return Dialect(
+        name,
+        layers,
+        nested=("model_state_dict?",),
+        ignore=("final_norm.num_batches_tracked", "step"),
+        description=description,
+    )
+
+
+def _fused_blocks(name: str, description: str, residual: str | None) -> Dialect:
+    """Embedding, bilinear layers with left and right in one array, head."""
+    block = Rule(
+        "bilinear",
+        fused="blocks.{i}.weight",
+        fused_bias="blocks.{i}.bias?",
+        residual=residual,
+        repeat=True,
+    )
+    embed, head = (Rule("linear", weight=f"{part}.weight") for part in ("embed", "head"))
+    return Dialect(name, (embed, block, head), description=description)
+
+
+PRESETS = {
+    dialect.name: dialect
+    for dialect in (
+        Dialect(
+            "bilinear-classifier",
+            (
+                Rule("linear", weight="embed.weight", bias="embed.bias?"),
+                Rule(
+                    "bilinear",
+                    left="body.left.weight",
+                    right="body.right.weight",
+                    down="body.down.weight",
+                    left_bias="body.left.bias?",
+                    right_bias="body.right.bias?",
+                    down_bias="body.down.bias?",
+                ),
+                Rule("linear", weight="head.weight", bias="head.bias?"),
+            ),
+            description="embed, one bilinear layer called body, head",
+        ),
+        Dialect(
+            "bilinear-readout",
+            (Rule("bilinear", left="W_l", right="W_r", down="W_p"),),
+            ignore=("epoch", "seed", "accuracy"),
+            description="one bilinear layer W_l, W_r with the readout W_p",
+        ),
+        Dialect(
+            "fused-projection",
+            (Rule("bilinear", fused="bi_linear.weight", down="projection.weight"),),
+            description="one bilinear layer with left and right in one array",
+        ),
+        _fused_blocks(
+            "fused-blocks",
+            "embed, fused bilinear blocks without down-projection or residual, head",
+            residual=None,
+        ),
+        _fused_blocks(
+            "fused-blocks-residual",
+            "as fused-blocks, each block added to its input",
+            residual="additive",
+        ),
+        _attention_model(
+            "bilinear-attention",
+            {role: role for role in PROJECTIONS},
+            "token embedding, residual bilinear attention layers, unembedding",
+            10_000.0,
+        ),
+        _attention_model(
+            "bilinear-attention-attn",
+            {role: f"attn.{role}" for role in PROJECTIONS},
+            "as bilinear-attention, with keys under attn",
+            10_000.0,
+        ),
+        _attention_model(
+            "quadratic-attention",
+            {"q1": "q", "k1": "k", "q2": "q", "k2": "k", "v": "v", "o": "o"},
+            "as bilinear-attention, both scores from the same q and k",
+            "config:model.rope_base|rope_base|rope_theta",
+        ),
+    )
+}

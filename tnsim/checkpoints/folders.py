@@ -1,21 +1,164 @@
-"""Folders that hold one model, and names of revisions. In: what a user names. Out: files.
+"""Names that a user gives for one model: folders in Hugging Face's layout and cached revisions.
+
+A repository in a local hub cache lies in a folder `models--org--name`. The folder keeps
+`snapshots/<commit>/`, and in `refs/` one small file per branch or tag that holds the commit of the
+branch or tag. Nothing is downloaded.
 
 A folder in Hugging Face's layout is one model: `model.safetensors`, an index of several files that
 are its parts, or `pytorch_model.bin`, with `config.json` beside them. A folder of many checkpoints
-is none.
+is not one model.
 """
 
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
-from tnsim.checkpoints import hub_cache
+from tnsim.checkpoints.configurations import read_text
 from tnsim.checkpoints.formats import INDEX, SUFFIXES
+from tnsim.checkpoints.guard import naming
 from tnsim.errors import CheckpointError
 
-WHOLE = "model.safetensors"
-OLD = "pytorch_model.bin"
+KINDS = ("models", "datasets")
+
+
+_REPOSITORY = re.compile(r"[\w.-]+(/[\w.-]+)?")
+
+
+def is_cache(folder: Path) -> bool:
+    """Whether a folder is the folder of one repository in a hub cache.
+
+    Args:
+        folder: Any path.
+
+    Returns:
+        True where the folder holds snapshots.
+
+    Example:
+        >>> is_cache(Path("models--nobody--nothing"))
+        False
+    """
+    return (folder / "snapshots").is_dir()
+
+
+def names_revision(source: str | os.PathLike[str]) -> bool:
+    """Whether a name is `REPOSITORY@REVISION` and not the name of a file.
+
+    Args:
+        source: Name that a user gave.
+
+    Returns:
+        True for an `@` behind the name or the cache folder of a repository.
+
+    Example:
+        >>> names_revision("me/net@step1000"), names_revision("runs/step_1000.npz")
+        (True, False)
+    """
+    repository, at, revision = str(source).rpartition("@")
+    if not (at and revision) or os.path.lexists(source) or revision.endswith(SUFFIXES):
+        return False
+    return is_cache(Path(repository)) or bool(_REPOSITORY.fullmatch(repository))
+
+
+def snapshot(source: str) -> Path:
+    """The folder of a revision.
+
+    Args:
+        source: A name for which `names_revision` holds; the revision is a branch, a tag or the
+            beginning of a commit.
+
+    Returns:
+        A folder of files as they were at that revision.
+
+    Raises:
+        CheckpointError: When the repository or the revision is not in the cache.
+    """
+    repository, _, revision = source.rpartition("@")
+    folder = Path(repository)
+    if not is_cache(folder):
+        folder = _repository(repository)
+    refs = _names(folder / "refs")
+    # A commit is the name of an existing folder, so no ref or revision leads out of the cache.
+    commits = [path.name for path in (folder / "snapshots").iterdir() if path.is_dir()]
+    named = [commit for commit in commits if revision in refs.get(commit, ())]
+    found = named or [commit for commit in commits if commit.startswith(revision)]
+    if len(found) == 1:
+        return folder / "snapshots" / found[0]
+    known = ", ".join(list(snapshots(folder))[:8])
+    raise CheckpointError(
+        f"{repository} has no revision {revision!r} in the local cache (found {known}); "
+        f"download it, as by: hf download {repository} --revision {revision}"
+    )
+
+
+def snapshots(folder: Path) -> dict[str, Path]:
+    """The folder of each revision.
+
+    Args:
+        folder: A folder for which `is_cache` holds.
+
+    Returns:
+        Folders by name, in the order of the commits. The name is a branch or a tag other than
+        `main` where there is one, else the first eight digits of the commit.
+
+    Raises:
+        CheckpointError: When there is no revision, or a ref cannot be read.
+
+    Example:
+        >>> import tempfile
+        >>> cache = Path(tempfile.mkdtemp())
+        >>> (cache / "snapshots" / "0123456789").mkdir(parents=True)
+        >>> list(snapshots(cache))
+        ['01234567']
+    """
+    refs = _names(folder / "refs")
+    found: dict[str, Path] = {}
+    for path in sorted((folder / "snapshots").iterdir()):
+        names = refs.get(path.name, [path.name[:8]])
+        # `main` is the name only where no other branch or tag points to the commit
+        found[min(names, key=lambda name: name == "main")] = path
+    if not found:
+        raise CheckpointError(f"{folder}: the cache holds no revision; download one first")
+    return found
+
+
+def _repository(name: str) -> Path:
+    """The folder of a repository in the user's hub cache."""
+    root = _root()
+    folders = [root / f"{kind}--{name.replace('/', '--')}" for kind in KINDS]
+    folder = next(filter(is_cache, folders), None)
+    if folder is None:
+        raise CheckpointError(
+            f"no file of that name, and no repository {name} in the hub cache {root}; "
+            f"download it, as by: hf download {name}"
+        )
+    return folder
+
+
+def _root() -> Path:
+    """The folder in which the hub's client keeps repositories, by its environment variables."""
+    if cache := os.environ.get("HF_HUB_CACHE"):
+        return Path(cache)
+    home = os.environ.get("HF_HOME")
+    general = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return (Path(home) if home else Path(general, "huggingface")) / "hub"
+
+
+def _names(folder: Path) -> dict[str, list[str]]:
+    """Names of branches and tags by the commit they point to."""
+    names: dict[str, list[str]] = {}
+    for ref in sorted(path for path in folder.rglob("*") if path.is_file()):
+        with naming(ref):
+            commit = read_text(ref).strip()
+        names.setdefault(commit, []).append(ref.relative_to(folder).as_posix())
+    return names
+
+
+WHOLE = "model.safetensors"  # a model in one file, in Hugging Face's layout
+
+
+OLD = "pytorch_model.bin"  # the same as a pickle, in older repositories
 
 
 def located(source: str | os.PathLike[str]) -> Path:
@@ -25,7 +168,7 @@ def located(source: str | os.PathLike[str]) -> Path:
         source: A file, a folder that holds one model, or `REPOSITORY@REVISION` in a hub cache.
 
     Returns:
-        A checkpoint file, or the index of one that lies in parts.
+        A checkpoint file, or the index of a checkpoint in several files.
 
     Raises:
         CheckpointError: When a folder holds several checkpoints or none, or a revision is not
@@ -35,8 +178,8 @@ def located(source: str | os.PathLike[str]) -> Path:
         >>> located("runs/step_100.npz").name
         'step_100.npz'
     """
-    if hub_cache.names_revision(source):
-        return _of_revision(hub_cache.snapshot(str(source)))
+    if names_revision(source):
+        return _of_revision(snapshot(str(source)))
     path = Path(source)
     if not path.is_dir():
         return path
@@ -54,13 +197,14 @@ def located(source: str | os.PathLike[str]) -> Path:
 
 
 def model_file(folder: Path) -> Path | None:
-    """The one model that a folder in Hugging Face's layout holds.
+    """The file of the one model that a folder in Hugging Face's layout holds.
 
     Args:
         folder: Any path.
 
     Returns:
-        Its file or index; None where it is no such folder, or holds other checkpoints beside.
+        The file or the index of the model; None where the folder has another layout, or holds other
+        checkpoints too.
 
     Example:
         >>> model_file(Path("nowhere")) is None
@@ -97,7 +241,7 @@ def checkpoints(folder: Path) -> list[Path]:
 
 
 def _of_revision(snapshot: Path) -> Path:
-    """The one checkpoint of a revision, wherever in its folder it lies."""
+    """The one checkpoint of a revision, anywhere in the folder of the revision."""
     if (file := model_file(snapshot)) is not None:
         return file
     files = sorted(path for path in snapshot.rglob("*") if path.suffix in SUFFIXES)
@@ -111,5 +255,5 @@ def _of_revision(snapshot: Path) -> Path:
 
 
 def _holds_model(folder: Path) -> bool:
-    # Unlike `Path.is_file`, this is False where one may not look, as in `lost+found`.
+    # Unlike `Path.is_file`, this is False without permission to read, as in `lost+found`.
     return any(os.path.isfile(folder / name) for name in (WHOLE, INDEX, OLD))  # noqa: PTH113

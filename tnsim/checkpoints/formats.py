@@ -1,7 +1,7 @@
-"""File formats of checkpoints. In: paths. Out: inventories whose tensors are read when asked for.
+"""File formats of checkpoints: inventories of tensors that are read when asked for.
 
-What a file declares is held against the size of the file before any number is read, and so are the
-lengths of its lists of names. Nothing is unpickled but plain weights.
+The sizes that a file declares are compared with the size of the file before any number is read, and
+the lengths of its lists of names have limits. Nothing is unpickled but plain weights.
 """
 
 from __future__ import annotations
@@ -13,42 +13,171 @@ import pickle
 import re
 import warnings
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
 
 from tnsim.checkpoints.configurations import read_text
 from tnsim.checkpoints.guard import naming, refusing
-from tnsim.checkpoints.inventory import Contents, Stored, check_declared
 from tnsim.checkpoints.pickles import check_pickle
 from tnsim.errors import CheckpointError, MissingExtra
 
+SMALL = 2**25  # bytes of tensors that any file may declare
+
+
+EXPANSION = 16  # a file may declare at most so many times its size: weights hardly compress
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A tensor that lies in a file.
+
+    Attributes:
+        name: Name of the tensor as the file spells it.
+        dtype: Type of the numbers by NumPy's name, else by the name in the file.
+        nbytes: Memory that the numbers take as stored.
+        read: Function that reads the tensor.
+
+    Example:
+        >>> import numpy as np
+        >>> stored = Stored("weight", "float32", 16, lambda: np.zeros((2, 2), np.float32))
+        >>> stored.tensor.shape
+        (2, 2)
+    """
+
+    name: str
+    dtype: str
+    nbytes: int
+    read: Callable[[], Any]
+
+    @functools.cached_property
+    def tensor(self) -> Any:
+        """The numbers, read once.
+
+        Returns:
+            An array of NumPy, or a tensor of PyTorch for a file of PyTorch.
+
+        Raises:
+            CheckpointError: Where the tensor, which the message names, cannot be read.
+        """
+        with refusing(f"tensor {self.name!r} cannot be read"):
+            return self.read()
+
+
+class Contents(NamedTuple):
+    """The inventory of a file.
+
+    Attributes:
+        state: Tensors by name, in PyTorch's files also mappings of tensors and other objects.
+        tensors: All tensors, at any depth of `state`.
+        metadata: Texts of the file by name.
+    """
+
+    state: Mapping[Any, Any]
+    tensors: tuple[Stored, ...]
+    metadata: Mapping[str, str]
+
+    @classmethod
+    def flat(cls, tensors: list[Stored], metadata: Mapping[str, str] | None = None) -> Contents:
+        """The inventory of a file that holds nothing but named tensors.
+
+        Args:
+            tensors: All tensors of the file.
+            metadata: Texts of the file by name.
+
+        Returns:
+            The contents.
+
+        Raises:
+            CheckpointError: Where two tensors have one name, so that the name is ambiguous.
+
+        Example:
+            >>> Contents.flat([Stored("weight", "float32", 16, lambda: None)]).dtypes
+            ('float32',)
+        """
+        named: dict[str, Stored] = {}
+        for tensor in tensors:
+            if named.setdefault(tensor.name, tensor) is not tensor:
+                raise CheckpointError(f"holds two tensors of the name {tensor.name!r}")
+        return cls(named, tuple(tensors), metadata or {})
+
+    @property
+    def dtypes(self) -> tuple[str, ...]:
+        """Types of the numbers, each once, in order of their names."""
+        return tuple(sorted({tensor.dtype for tensor in self.tensors}))
+
+
+def check_declared(tensors: tuple[Stored, ...], size: int) -> None:
+    """Refuse a file that would take much more memory than it takes disk.
+
+    Args:
+        tensors: All tensors that the file declares.
+        size: Size of the file in bytes.
+
+    Raises:
+        CheckpointError: When the tensors add up to more than `EXPANSION` times the size, and more
+            than `SMALL`.
+
+    Example:
+        >>> check_declared((Stored("weight", "float32", 2**30, lambda: None),), size=1000)
+        Traceback (most recent call last):
+            ...
+        tnsim.errors.CheckpointError: declares 1,073,741,824 bytes of tensors in a file of 1,000...
+    """
+    declared = sum(tensor.nbytes for tensor in tensors)
+    if declared > max(SMALL, EXPANSION * size):
+        raise CheckpointError(
+            f"declares {declared:,} bytes of tensors in a file of {size:,}, "
+            f"more than {EXPANSION} times its size; if that is meant, save it uncompressed"
+        )
+
+
 SUFFIXES = (".safetensors", ".npz", ".pt", ".pth", ".ckpt")
+
+
 LFS_POINTER = b"version https://git-lfs"
-INDEX = "model.safetensors.index.json"  # of a model in several files
-_PART = ".safetensors"  # what the name of each of them ends with
-TORCH_VERSION = (2, 10)
+
+
+INDEX = "model.safetensors.index.json"  # index of a model in several files
+
+
+_PART = ".safetensors"  # end of the name of each of these files
+
+
+TORCH_VERSION = (2, 10)  # the first that reads untrusted files safely
+
+
 # Bytes of names, shapes and offsets: enough for ten thousand tensors, and read within a second.
 HEADER_BYTES = 2**22  # safetensors
+
+
 DIRECTORY_BYTES = 2**20  # zip archives
-# PyTorch, without the numbers. Its reader is written in Python: so many bytes of empty lists take
-# 0.8 s, of tensors that share their numbers 1.6 s and 60 MB, and four times as many of these 7 s.
+
+
+# PyTorch, without the numbers. PyTorch's reader is written in Python: so many bytes of empty lists
+# take 0.8 s, of tensors that share their numbers 1.6 s and 60 MB, and four times as many 7 s.
 PICKLE_BYTES = 2**19
+
+
 WEIGHTS_ALONE = (
     "save the state_dict alone where the module is at home, "
     'torch.save(module.state_dict(), "weights.pt"), or as safetensors'
 )
 
-FLOAT8 = {  # as safetensors calls them
+
+FLOAT8 = {  # by the names of safetensors
     "F8_E4M3": ml_dtypes.float8_e4m3fn,
     "F8_E5M2": ml_dtypes.float8_e5m2,
     "F8_E4M3FNUZ": ml_dtypes.float8_e4m3fnuz,
     "F8_E5M2FNUZ": ml_dtypes.float8_e5m2fnuz,
     "F8_E8M0": ml_dtypes.float8_e8m0fnu,
 }
+
+
 SAFETENSORS = FLOAT8 | {
     "BOOL": np.bool_,
     "U8": np.uint8,
@@ -76,8 +205,8 @@ def contents(path: Path) -> Contents:
         Names and unread tensors.
 
     Raises:
-        CheckpointError: When there is no such file, it may not be read, is damaged, or declares
-            tensors out of proportion to its size.
+        CheckpointError: When the file is missing, may not be read, is damaged, or declares tensors
+            out of proportion to its size.
         MissingExtra: For a PyTorch file without PyTorch.
 
     Example:
@@ -92,8 +221,8 @@ def contents(path: Path) -> Contents:
         ".npz": ("npz", _npz),
         ".pt": ("PyTorch", _torch),
         ".pth": ("PyTorch", _torch),
-        ".ckpt": ("PyTorch", _torch),  # of Lightning
-        ".bin": ("PyTorch", _torch),  # of Hugging Face's libraries, one name among many
+        ".ckpt": ("PyTorch", _torch),  # Lightning's suffix
+        ".bin": ("PyTorch", _torch),  # suffix of Hugging Face's libraries, in `folders.OLD`
     }
     if path.is_dir():
         raise CheckpointError("is a folder, not a checkpoint file")
@@ -124,8 +253,6 @@ def contents(path: Path) -> Contents:
 
 
 # safetensors: 8 bytes that give the length of a header in JSON, the header, the numbers
-
-
 def _safetensors(path: Path) -> Contents:
     from safetensors import safe_open
 
@@ -158,7 +285,7 @@ def _unreadable(name: str, dtype: str) -> None:
 
 
 def _float8(path: Path, name: str, dtype: np.dtype) -> np.ndarray:
-    """The library asks NumPy itself for this type, which has none: take the bytes as they lie."""
+    """A tensor of eight-bit floats, read from its bytes: safetensors asks NumPy, which has none."""
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         declared = json.loads(file.read(length))[name]
@@ -168,7 +295,7 @@ def _float8(path: Path, name: str, dtype: np.dtype) -> np.ndarray:
 
 
 def _parts(index: Path) -> Contents:
-    """All tensors of a model in several files, each of which is held against its own size."""
+    """All tensors of a model in several files; the size of each file limits its own tensors."""
     with refusing("not a readable index of safetensors"):
         places = json.loads(read_text(index))["weight_map"]
         files = sorted(set(places.values()))
@@ -185,8 +312,6 @@ def _parts(index: Path) -> Contents:
 
 
 # npz: a zip archive of npy files
-
-
 def _npz(path: Path) -> Contents:
     archive = _archive(path)
     return Contents.flat([_npy(archive, member) for member in archive.infolist()])
@@ -227,12 +352,12 @@ def _npy_header(file: Any) -> tuple[tuple[int, ...], np.dtype]:
 
 
 def _npy_array(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> np.ndarray:
-    with archive.open(member) as file:  # which compares the checksum at the end
+    with archive.open(member) as file:  # reading to the end checks the checksum
         return np.lib.format.read_array(file, allow_pickle=False)
 
 
 def _archive(path: Path) -> zipfile.ZipFile:
-    """A zip archive, unless its directory is too long to be read."""
+    """The zip archive of a file, unless the directory of the archive is too long to be read."""
     length = _directory_bytes(path)
     if length > DIRECTORY_BYTES:
         raise CheckpointError(
@@ -242,22 +367,24 @@ def _archive(path: Path) -> zipfile.ZipFile:
 
 
 def _directory_bytes(path: Path) -> int:
-    """Length of a zip archive's directory, from the record of 22 bytes and a comment at its end."""
+    """Length of a zip archive's directory, read from the record at the end of the archive.
+
+    The record has 22 bytes and a comment of at most 2^16. In a large archive a record of 56 bytes
+    and a pointer of 20 stand before it.
+    """
     with path.open("rb") as file:
         file.seek(max(0, path.stat().st_size - 22 - 2**16 - 76))
         tail = file.read()
     end = tail.rfind(b"PK\5\6")
     if end < 0:
         raise zipfile.BadZipFile("the end of the archive is missing")
-    large = tail[max(0, end - 76) : end]  # before it: a record of 56 bytes, a pointer of 20 to it
+    large = tail[max(0, end - 76) : end]  # the larger record, with 64 bits for a length
     if large.startswith(b"PK\6\6"):
         return int.from_bytes(large[40:48], "little")
     return int.from_bytes(tail[end + 12 : end + 16], "little")
 
 
 # PyTorch: a zip archive of a pickle, and the numbers of each tensor
-
-
 def _torch(path: Path) -> Contents:
     torch = _import_torch(path)
     with path.open("rb") as file:
@@ -269,7 +396,7 @@ def _torch(path: Path) -> Contents:
     _check_records(_archive(path))
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of pickle protocols; what is not read is an error
+            warnings.simplefilter("ignore")  # warnings are on pickle protocols alone
             state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except pickle.UnpicklingError as error:
         found = re.search(r"GLOBAL ([\w.]+)", str(error))
@@ -299,7 +426,7 @@ def _import_torch(path: Path) -> Any:
 
 
 def _check_records(archive: zipfile.ZipFile) -> None:
-    """What PyTorch relies on when it maps a file into memory, and does not look at.
+    """Check what PyTorch assumes without a check when it maps a file into memory.
 
     Raises:
         CheckpointError: When records are compressed or damaged, the pickle is long or asks for
@@ -326,7 +453,7 @@ def _check_records(archive: zipfile.ZipFile) -> None:
 def _unread(
     state: Mapping, tensor_type: type, tensors: list[Stored], seen: dict[int, Any]
 ) -> dict[Any, Any]:
-    """A mapping with its tensors as `Stored`, collected in `tensors`; it may hold itself."""
+    """A mapping, which may hold itself, with its tensors as `Stored`, collected in `tensors`."""
     if id(state) in seen:
         return seen[id(state)]
     unread = seen[id(state)] = {}
@@ -341,12 +468,12 @@ def _unread(
 
 
 def _is_plain(tensor: Any) -> bool:
-    """Whether numbers lie behind it one by one; the others are refused by name where asked for."""
+    """Whether a tensor stores its numbers one by one; another kind is refused when it is read."""
     strange = tensor.is_meta or tensor.is_quantized or tensor.is_nested
     return not strange and str(tensor.layout) == "torch.strided"
 
 
 def _torch_tensor(name: Any, tensor: Any) -> Stored:
-    """Copied when read, for the file it is mapped from may be written again."""
+    """A tensor of PyTorch as `Stored`, copied when read, as its mapped file may be overwritten."""
     dtype = str(tensor.dtype).removeprefix("torch.")
     return Stored(str(name), dtype, tensor.numel() * tensor.itemsize, tensor.detach().clone)

@@ -1,4 +1,4 @@
-"""Whatever goes wrong in reading becomes one sentence. In: code that reads. Out: `CheckpointError`.
+"""Guards that turn every failure of reading into a `CheckpointError` of one sentence.
 
 A file may be damaged in more ways than its readers foresee: their libraries then raise nearly
 anything, a `MemoryError` or a `RecursionError` among it. Callers should have to know one exception.
@@ -15,13 +15,13 @@ from tnsim.errors import CheckpointError, MissingExtra, TnsimError, printable
 
 @contextlib.contextmanager
 def refusing(what: str) -> Iterator[None]:
-    """Turn every foreign exception into a refusal; tnsim's own pass through.
+    """Turn every foreign exception into a refusal; tnsim's own exceptions pass through.
 
     Args:
         what: The sentence to which the cause is appended.
 
     Raises:
-        CheckpointError: With the cause in words; the exception itself is its `__cause__`.
+        CheckpointError: Where a foreign exception was raised, which is its `__cause__`.
 
     Example:
         >>> with refusing("config.json is not JSON"):
@@ -39,13 +39,13 @@ def refusing(what: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def naming(path: Any) -> Iterator[None]:
-    """Put the name of a file in front of whatever is refused, and make it fit to be shown.
+    """Put the name of a file in front of every refusal, in printable characters.
 
     Args:
         path: The file that is read.
 
     Raises:
-        TnsimError: Of the kind that was raised inside; `CheckpointError` for all that is foreign.
+        TnsimError: Error of the kind that was raised inside; `CheckpointError` for foreign errors.
 
     Example:
         >>> with naming("step_100.npz"):
@@ -63,10 +63,10 @@ def naming(path: Any) -> Iterator[None]:
 
 
 def cause(error: Exception) -> str:
-    """What an exception says, in terms of the file.
+    """The cause that an exception states, in terms of the file.
 
     Args:
-        error: Raised by a library.
+        error: Exception that a library raised.
 
     Returns:
         One line, never empty.
@@ -84,6 +84,6 @@ def cause(error: Exception) -> str:
     if isinstance(error, KeyError):
         return f"there is no {error}"
     text = str(error).strip().partition("\n")[0]
-    if not text or "weights_only" in text:  # PyTorch's advice to unpickle is no good one
+    if not text or "weights_only" in text:  # PyTorch advises to unpickle, which is unsafe
         return type(error).__name__
     return text

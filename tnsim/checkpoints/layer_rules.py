@@ -1,4 +1,4 @@
-"""One rule of a dialect becomes one layer. In: a rule, named arrays. Out: a layer.
+"""Conversion of one rule of a dialect, with its named arrays, into one layer.
 
 Every convention is turned into that of `tnsim.models` here: halves are split, rows of heads are
 reordered, signs and scales are moved into the weights.
@@ -11,18 +11,16 @@ from typing import Any
 
 import numpy as np
 
-from tnsim.checkpoints.inventory import EXPANSION
-from tnsim.checkpoints.named_arrays import NamedArrays
-from tnsim.checkpoints.named_numbers import constant
+from tnsim.checkpoints.formats import EXPANSION
+from tnsim.checkpoints.named_arrays import NamedArrays, constant
 from tnsim.checkpoints.norms import Norm, Normed, at_energy
 from tnsim.checkpoints.rules import PROJECTIONS, Rule
 from tnsim.errors import ModelError
-from tnsim.models.arrays import host_array
+from tnsim.models.arrays import detached, host_array, like
 from tnsim.models.attention import Attention
-from tnsim.models.gradients import detached, like
 from tnsim.models.layers import Bilinear, Linear, Residual
 
-LARGEST_IDENTITY = 2**24  # entries
+LARGEST_IDENTITY = 2**24  # entries that any layer without a readout may need
 SCORES = ("q1", "k1", "q2", "k2")
 
 
@@ -30,12 +28,12 @@ def layer(rule: Rule, arrays: NamedArrays) -> Linear | Bilinear | Attention | Re
     """The layer that a rule describes.
 
     Args:
-        rule: Of a checked dialect, for one layer, with the numbers that `named_numbers.valued`
+        rule: Rule of a checked dialect, for one layer, with the numbers that `named_arrays.valued`
             puts in the place of keys.
-        arrays: Where its keys are looked up.
+        arrays: Arrays in which the keys of the rule are looked up.
 
     Returns:
-        The layer, inside a `Residual` where the rule has one.
+        The layer, inside a `Residual` where the rule has a residual.
 
     Raises:
         CheckpointError: When an array is missing or holds no real numbers.
@@ -58,18 +56,18 @@ def layer(rule: Rule, arrays: NamedArrays) -> Linear | Bilinear | Attention | Re
 
 
 def normed(rule: Rule, arrays: NamedArrays) -> Normed:
-    """The layer that a rule describes, and the norm before it.
+    """The layer that a rule describes, and the norm before the layer.
 
     Args:
-        rule: As for `layer`.
-        arrays: As for `layer`.
+        rule: Rule with its numbers, as for `layer`.
+        arrays: Arrays in which the keys of the rule are looked up.
 
     Returns:
-        The layer and its norm; the layer alone where there is none, or where the file has a
+        The layer and its norm; the layer alone where the rule has no norm, or where the file has a
         constant energy, which is then part of the layer.
 
     Raises:
-        CheckpointError, ModelError: As `layer`.
+        CheckpointError, ModelError: Raised as by `layer`.
 
     Example:
         >>> state = {"w": np.ones((1, 2)), "energy": np.array([4.0])}
@@ -93,7 +91,7 @@ def normed(rule: Rule, arrays: NamedArrays) -> Normed:
 
 
 def _vector(key: str | None, size: int, arrays: NamedArrays) -> np.ndarray | None:
-    """One number for each coordinate that a layer reads."""
+    """An array with one number for each coordinate that a layer reads, None for no key."""
     array = arrays.get(key)
     if array is not None and array.shape != (size,):
         raise ModelError(
@@ -126,7 +124,7 @@ def _bilinear(rule: Rule, arrays: NamedArrays) -> Bilinear:
 
 
 def _unfused(rule: Rule, arrays: NamedArrays) -> dict[str, Any]:
-    """Weights and biases by role, out of arrays that stack them on axis 0."""
+    """Weights and biases by role, cut out of arrays that stack the roles on axis 0."""
     roles = rule.fused_order.split("-")
     found: dict[str, Any] = {}
     matrix = arrays.required_matrix(rule.fused, rule.transpose)
@@ -144,7 +142,7 @@ def _unfused(rule: Rule, arrays: NamedArrays) -> dict[str, Any]:
 
 
 def _identity(left: np.ndarray) -> np.ndarray:
-    """The readout of a layer without one, unless it were much larger than the layer."""
+    """The identity as readout of a layer without `down`; refused where larger than the layer."""
     rank = left.shape[0]
     if rank**2 > max(LARGEST_IDENTITY, EXPANSION * left.size):
         raise ModelError(f"{rank:,} hidden units without down would need an identity of that size")
@@ -152,7 +150,10 @@ def _identity(left: np.ndarray) -> np.ndarray:
 
 
 def _attention(rule: Rule, arrays: NamedArrays) -> Attention:
-    """Any convention in that of `Attention`, which divides by d_head^2 and turns halves forward."""
+    """An attention layer in the convention of `Attention`.
+
+    `Attention` divides scores by d_head^2 and turns halves of heads forward.
+    """
     heads: Any = rule.n_heads
     weights = dict(_attention_arrays(rule, arrays))
     base: Any = rule.rope_base
@@ -169,7 +170,7 @@ def _attention(rule: Rule, arrays: NamedArrays) -> Attention:
                 raise ModelError(f"{name} has shape {array.shape}, axis 0 must be {rows} as in q1")
             if base:
                 array = _rotary_rows(array, heads, rule)
-            if role == "q1":  # the scores are divided by d_head^p there, by d_head^2 here
+            if role == "q1":  # the file divides by d_head^p, `Attention` by d_head^2
                 array = array * d_head ** (2 - rule.score_power)
             weights[name] = array
     if base is not None:
@@ -181,7 +182,7 @@ def _attention_arrays(rule: Rule, arrays: NamedArrays) -> Iterator[tuple[str, An
     stacked = _unfused(rule, arrays) if rule.fused else {}
     for role in PROJECTIONS:
         if rule.fused and role != "o":
-            both = role[0]  # q and k of both scores
+            both = role[0]  # the name q or k, shared by both scores
             yield role, stacked.get(role, stacked.get(both))
             yield f"{role}_bias", stacked.get(f"{role}_bias", stacked.get(f"{both}_bias"))
             continue

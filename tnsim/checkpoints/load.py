@@ -1,29 +1,400 @@
-"""Checkpoints into models. In: paths. Out: models and series of models.
+"""Entry points of reading: one file into a `Model`, many files into a lazy `Series`.
 
-tnsim's own files carry their architecture; foreign ones go through a dialect. Whatever is wrong
-with a file is refused as `CheckpointError`, `ModelError` or `UnsupportedLayer`, its path in front.
+tnsim's own files carry their architecture; foreign files are read through a dialect. Every fault of
+a file is refused as `CheckpointError`, `ModelError` or `UnsupportedLayer`, the path of the file in
+front. The code stands in this order: one file (`read`), many files (`Series`), then the functions
+that users call (`load`, `from_state_dict`, `compare_forward`, `confirm`).
 """
 
 from __future__ import annotations
 
+import glob
+import logging
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple, overload
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias, overload
 
 import numpy as np
 
-from tnsim.checkpoints.checkpoint import AnyDialect, find_dialect, patterns, read
-from tnsim.checkpoints.module_forward import SCALES
+from tnsim.checkpoints import folders
+from tnsim.checkpoints.configurations import configuration, read_text
+from tnsim.checkpoints.dialects import PRESETS, Dialect
+from tnsim.checkpoints.folders import checkpoints, located, model_file
+from tnsim.checkpoints.formats import SUFFIXES, contents
+from tnsim.checkpoints.guard import naming
+from tnsim.checkpoints.module_calls import SCALES
 from tnsim.checkpoints.named_arrays import to_numpy
-from tnsim.checkpoints.series import Series, is_several
+from tnsim.checkpoints.native import METADATA, own_model
 from tnsim.checkpoints.state_dict import detect, model_from_state
-from tnsim.errors import ON_INPUTS, ModelError
+from tnsim.errors import ON_INPUTS, CheckpointError, ModelError, printable
 from tnsim.models.model import Model
 from tnsim.models.origin import Origin
+from tnsim.tables import html_table
+
+log: logging.Logger = logging.getLogger(__name__)
+
+
+AnyDialect: TypeAlias = Dialect | str | os.PathLike[str]
+
+
+class Reading(NamedTuple):
+    """Options for the reading of files; the fields are arguments of `load`."""
+
+    dialect: AnyDialect | None = None
+    n_ctx: int | None = None
+    leave_out: tuple[str, ...] = ()
+    norms: Any = None
+
+
+class Checkpoint(NamedTuple):
+    """The model in one file, and the types of its numbers.
+
+    Attributes:
+        model: The model; its `origin` says what was assumed.
+        dtypes: Types in which the numbers are stored, each once.
+    """
+
+    model: Model
+    dtypes: tuple[str, ...]
+
+    @property
+    def assumptions(self) -> tuple[str, ...]:
+        """The assumptions made in reading the file, one sentence each."""
+        return self.model.origin.assumptions if self.model.origin else ()
+
+
+def read(
+    path: str | os.PathLike[str],
+    dialect: AnyDialect | None = None,
+    n_ctx: int | None = None,
+    leave_out: str | Sequence[str] = (),
+    norms: Any = None,
+) -> Checkpoint:
+    """Read one file as `load` does, with the stored dtypes.
+
+    Args:
+        path: A file that ends in .safetensors, .npz, .pt, .pth or .ckpt, a folder that holds one
+            model, or a revision in a hub cache, as `REPOSITORY@REVISION`.
+        dialect: Dialect of foreign files, as in `load`.
+        n_ctx: Length of the sequences, as in `load`.
+        leave_out: Patterns of tensors that are knowingly not read, as in `load`.
+        norms: Inputs at whose mean energy norms become constants, as in `load`.
+
+    Returns:
+        The model and the dtypes.
+
+    Raises:
+        CheckpointError, ModelError, UnsupportedLayer: Raised as by `load`.
+
+    Example:
+        >>> import tempfile
+        >>> import numpy as np
+        >>> file = Path(tempfile.mkdtemp(), "step_100.npz")
+        >>> np.savez(file, W_l=np.ones((4, 2)), W_r=np.ones((4, 2)), W_p=np.ones((3, 4)))
+        >>> read(file).dtypes
+        ('float64',)
+    """
+    if dialect is not None:
+        dialect = find_dialect(dialect)
+    leave_out = patterns(leave_out)
+    with naming(path):
+        file = located(path)
+        log.debug("read %s", file)
+        inventory = contents(file)
+        if dialect is None and METADATA in inventory.metadata:
+            model = own_model(inventory.state, inventory.metadata[METADATA], n_ctx)
+            return Checkpoint(model, inventory.dtypes)
+        config = configuration(file)
+        dialect = dialect or detect(inventory.state, config, leave_out)
+        log.debug("by the dialect %s", dialect.name)
+        model = model_from_state(inventory.state, dialect, n_ctx, config, leave_out, norms)
+        return Checkpoint(model, inventory.dtypes)
+
+
+def patterns(leave_out: str | Sequence[str]) -> tuple[str, ...]:
+    """Patterns of tensors to leave out; a text is one pattern.
+
+    Args:
+        leave_out: A pattern, or several.
+
+    Returns:
+        All patterns.
+
+    Raises:
+        CheckpointError: When a pattern is no text.
+
+    Example:
+        >>> patterns("*bias"), patterns(["*bias", "norm.*"])
+        (('*bias',), ('*bias', 'norm.*'))
+    """
+    if isinstance(leave_out, str):
+        return (leave_out,)
+    several = tuple(leave_out) if isinstance(leave_out, Iterable) else (leave_out,)
+    if not all(isinstance(pattern, str) for pattern in several):
+        raise CheckpointError(
+            f"leave_out lists patterns of names, such as ['*.bias'], found {leave_out!r}"
+        )
+    return several
+
+
+def find_dialect(dialect: AnyDialect) -> Dialect:
+    """A dialect by itself, by the name of a preset or by the path of its JSON file.
+
+    Args:
+        dialect: A dialect, the name of a preset, or the path of a JSON file.
+
+    Returns:
+        The dialect.
+
+    Raises:
+        CheckpointError: When there is none, or its file is damaged.
+        UnsupportedLayer: When it has a layer kind without a polynomial.
+
+    Example:
+        >>> find_dialect("bilinear-readout").layers[0].left
+        'W_l'
+    """
+    if isinstance(dialect, Dialect):
+        return dialect
+    if str(dialect) in PRESETS:
+        return PRESETS[str(dialect)]
+    path = Path(dialect)
+    if path.suffix == ".json":
+        with naming(path):
+            return Dialect.from_json(read_text(path))
+    raise CheckpointError(
+        f"no dialect {str(dialect)!r}: neither a preset ({', '.join(PRESETS)}) nor a JSON file"
+    )
+
+
+COUNTERS = ("step", "iter", "epoch")  # words before numbers that count, the finest count first
+
+
+LAST = ("final", "last", "latest")  # names of the last checkpoint of a run, sorted to the end
+
+
+class Series(Sequence[Model]):
+    """Checkpoints in order, read when indexed.
+
+    A folder or a glob is sorted by the numbers in the names, a list keeps its order.
+
+    Args:
+        source: A path, a folder, a glob pattern, a repository in a hub cache, or several of them.
+        dialect: Dialect of foreign files, as in `load`.
+        n_ctx: Length of the sequences, as in `load`.
+        names: Names from which labels are taken; by default the paths.
+        leave_out: Patterns of tensors that are knowingly not read, as in `load`.
+        norms: Inputs at whose mean energy norms become constants, as in `load`.
+
+    Attributes:
+        paths: Files in order.
+        names: The given names, else the names of revisions or the paths as text.
+        reading: Arguments of `load` with which the files are read.
+        labels: The step where the names differ by one number or one of several counts steps, else
+            the names.
+
+    Raises:
+        CheckpointError: When nothing matches.
+
+    Example:
+        >>> import tnsim
+        >>> folder = Path(tnsim.__file__).parent / "data" / "modular-addition"
+        >>> series = Series(folder)
+        >>> series[:2].labels
+        ('0', '100')
+        >>> series[0].d_out
+        113
+    """
+
+    def __init__(
+        self,
+        source: Any,
+        dialect: AnyDialect | None = None,
+        n_ctx: int | None = None,
+        names: Sequence[str] | None = None,
+        *,
+        leave_out: str | Sequence[str] = (),
+        norms: Any = None,
+    ):
+        if dialect is not None:
+            dialect = find_dialect(dialect)
+        self.reading: Reading = Reading(dialect, n_ctx, patterns(leave_out), norms)
+        found = list(_expand(source))
+        self.paths: tuple[Path, ...] = tuple(path for _, path in found)
+        self.names: tuple[str, ...] = tuple(names or [name for name, _ in found])
+        self.labels: tuple[str, ...] = _labels([Path(name) for name in self.names])
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    @overload
+    def __getitem__(self, index: int) -> Model: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Series: ...
+
+    def __getitem__(self, index: int | slice) -> Model | Series:
+        if isinstance(index, slice):
+            dialect, n_ctx, leave_out, norms = self.reading
+            chosen = self.paths[index], dialect, n_ctx, self.names[index]
+            return Series(*chosen, leave_out=leave_out, norms=norms)
+        return read(self.paths[index], *self.reading).model
+
+    def __iter__(self) -> Iterator[Model]:
+        return (self[n] for n in range(len(self)))
+
+    def __repr__(self) -> str:
+        shown = list(self.labels[:3])
+        if len(self) > 3:
+            shown.append("...")
+        return f"Series({len(self)} checkpoints: {', '.join(shown)})"
+
+    def _repr_html_(self) -> str:
+        rows = zip(self.labels, self.paths, strict=True)
+        return html_table(f"{len(self)} checkpoints", rows, ("label", "file"))
+
+
+def is_several(path: str | os.PathLike[str]) -> bool:
+    """Whether a path stands for several models.
+
+    Args:
+        path: Path of a file or a folder, or a glob pattern.
+
+    Returns:
+        True for a folder unless the folder holds one model, and for a pattern unless a file has
+        exactly this name.
+
+    Example:
+        >>> is_several("runs/*.safetensors"), is_several("runs/step_100.safetensors")
+        (True, False)
+    """
+    if os.path.isdir(path):
+        return model_file(Path(path)) is None
+    return glob.has_magic(str(path)) and not os.path.exists(path)
+
+
+def _expand(source: Any) -> Iterator[tuple[str, Path]]:
+    """The names and files of the models in a source."""
+    if isinstance(source, (str, os.PathLike)):
+        yield from _matches(source)
+        return
+    if isinstance(source, Mapping):
+        raise CheckpointError(
+            "expected a path or several, found a mapping: tnsim.from_state_dict reads weights by "
+            "name"
+        )
+    if not isinstance(source, Iterable):
+        raise CheckpointError(
+            f"expected a path or several, found {printable(repr(source), 80)}; an nn.Module is "
+            "read by tnsim.from_module"
+        )
+    for one in source:
+        yield from _expand(one)
+
+
+def _matches(source: str | os.PathLike[str]) -> list[tuple[str, Path]]:
+    with naming(source):
+        paths = _paths(source)
+        if not paths:
+            raise CheckpointError(f"no checkpoint matches ({', '.join(SUFFIXES)})")
+        ordered = sorted(paths, key=lambda name: natural(Path(name)))
+        return [(name, located(paths[name])) for name in ordered]
+
+
+def _paths(source: str | os.PathLike[str]) -> dict[str, str | Path]:
+    """Files, folders of one model and snapshots by the names from which labels are taken."""
+    folder = Path(source)
+    if folders.is_cache(folder):
+        return {name: f"{source}@{path.name}" for name, path in folders.snapshots(folder).items()}
+    if not is_several(source):
+        return {str(source): str(source)}
+    if folder.is_dir():
+        return {str(path): path for path in checkpoints(folder)}
+    return {path: Path(path) for path in glob.glob(str(source))}
+
+
+def natural(path: Path) -> tuple[list[tuple[int, int, str]], ...]:
+    """A sort key that takes the digits of a name for numbers.
+
+    Args:
+        path: Path of a file.
+
+    Returns:
+        A key that is compared part by part, words before numbers; a file named as the last of a
+        run comes after all others. Among files of one name, as in `step_9/model.pt` and
+        `step_10/model.pt`, the parts of the whole path decide.
+
+    Example:
+        >>> names = ["final.pt", "step_10.pt", "step_9.pt"]
+        >>> [path.stem for path in sorted(map(Path, names), key=natural)]
+        ['step_9', 'step_10', 'final']
+    """
+    at_end = (int(path.stem.lower() in LAST), 0, "")
+    texts = path.name, str(path)
+    name, whole = ([_part(part) for part in re.split(r"(\d+)", text)] for text in texts)
+    return [at_end, *name], whole
+
+
+def _part(part: str) -> tuple[int, int, str]:
+    if part.isdecimal():
+        return (1, int(part), "")
+    return (0, 0, part)
+
+
+def _labels(paths: Sequence[Path]) -> tuple[str, ...]:
+    """The one number that tells the names apart, or the names."""
+    stems = [path.stem for path in paths]
+    numbers = _differing_numbers([re.split(r"(\d+)", stem) for stem in stems])
+    if numbers is not None:
+        return numbers
+    if len(set(stems)) == len(stems):
+        return tuple(stems)
+    return tuple(map(str, paths))
+
+
+def _differing_numbers(names: Sequence[list[str]]) -> tuple[str, ...] | None:
+    """The number in which names differ: the only one, or the one that counts steps."""
+    if len(names) < 2 or len(set(map(len, names))) > 1:
+        return None
+    columns = list(zip(*names, strict=True))
+    differing = [n for n, column in enumerate(columns) if len(set(column)) > 1]
+    if not all(all(map(str.isdecimal, columns[n])) for n in differing):
+        return None
+    number = _counting(differing, columns)
+    if len(differing) == 1:
+        number = differing[0]
+    if number is None:
+        return None
+    labels = tuple(str(int(part)) for part in columns[number])
+    return labels if len(set(labels)) == len(names) else None
+
+
+def _counting(numbers: Sequence[int], columns: Sequence[Sequence[str]]) -> int | None:
+    """The column of the finest count among several numbers in names, as in `epoch=3-step=1200`.
+
+    Args:
+        numbers: Columns that hold numbers.
+        columns: The parts of all names, words and numbers in turn.
+
+    Returns:
+        The column. None where another number, such as a seed, tells the files apart too; digits
+        behind a point belong to a measured value and are passed over.
+    """
+    before = {n: columns[n - 1][0].lower() for n in numbers if not columns[n - 1][0].endswith(".")}
+    if not all(any(word in text for word in COUNTERS) for text in before.values()):
+        return None
+    for word in COUNTERS:
+        for n, text in before.items():
+            if word in text:
+                return n
+    return None
+
 
 CONFIRMS = 1e-4
-"""Relative error of a forward pass in float32 that is no other function."""
+"""Largest relative error that the rounding of a float32 forward pass explains."""
 
 
 @overload
@@ -58,15 +429,15 @@ def load(
 ) -> Model | Series:
     """Read one file into a `Model`; a list, a folder or a glob pattern into a lazy `Series`.
 
-    A folder in Hugging Face's layout is one file. In a local hub cache `REPOSITORY@REVISION` is one
-    and the folder of the repository several.
+    A folder in Hugging Face's layout counts as one file. In a local hub cache `REPOSITORY@REVISION`
+    counts as one file, and the folder of the repository as several.
 
     Args:
         path: A file that ends in .safetensors, .npz, .pt, .pth or .ckpt, or several.
         dialect: A `Dialect`, the name of a preset, or the path of a JSON file; by default tnsim's
             own format, else the one preset that accounts for every tensor.
-        n_ctx: Length of the sequences on which a model with attention is compared; by default what
-            the file says, which is nothing for foreign ones.
+        n_ctx: Length of the sequences on which a model with attention is compared; by default the
+            length that the file states. Foreign files state none.
         leave_out: A pattern, or several, of tensors that are part of the network, a bias or a norm,
             and are knowingly not read. Every result says so.
         norms: Inputs (samples, d_in), of a sequence (samples, positions, d_in) or token numbers
@@ -77,11 +448,11 @@ def load(
         A model, or a series whose models are read when they are asked for.
 
     Raises:
-        CheckpointError: Naming file and tensor, when the file is missing, damaged, out of
-            proportion, or does not fit its dialect.
-        ModelError: When its tensors make no model.
-        UnsupportedLayer: When it holds a layer that is no polynomial, a norm without `norms`
-            among them.
+        CheckpointError: When the file is missing, damaged, out of proportion, or does not fit its
+            dialect; the message names file and tensor.
+        ModelError: When the tensors of the file make no model.
+        UnsupportedLayer: When the file holds a layer that is no polynomial, such as a norm without
+            `norms`.
 
     Example:
         >>> from pathlib import Path
@@ -110,17 +481,17 @@ def from_state_dict(
 
     Args:
         state: Arrays or tensors by name.
-        dialect: As in `load`.
-        n_ctx: As in `load`.
-        config: What config.json would hold, for dialects that take numbers from it.
-        leave_out: As in `load`.
-        norms: As in `load`.
+        dialect: Dialect of the state dict, as in `load`.
+        n_ctx: Length of the sequences, as in `load`.
+        config: Contents of config.json, for dialects that take numbers from the configuration.
+        leave_out: Patterns of tensors that are knowingly not read, as in `load`.
+        norms: Inputs at whose mean energy norms become constants, as in `load`.
 
     Returns:
         The model.
 
     Raises:
-        CheckpointError, ModelError, UnsupportedLayer: As in `load`.
+        CheckpointError, ModelError, UnsupportedLayer: Raised as by `load`.
 
     Example:
         >>> shapes = {"W_l": (4, 2), "W_r": (4, 2), "W_p": (3, 4)}
@@ -137,8 +508,8 @@ class ForwardError(NamedTuple):
     """Largest difference of two forward passes.
 
     Attributes:
-        absolute: In the unit of the outputs.
-        relative: To the largest output of the other pass.
+        absolute: Largest difference, in the unit of the outputs.
+        relative: Largest difference divided by the largest output of the other pass.
     """
 
     absolute: float
@@ -148,19 +519,19 @@ class ForwardError(NamedTuple):
 def compare_forward(
     model: Model, forward: Callable[[np.ndarray], Any], samples: int = 64, seed: int = 0
 ) -> ForwardError:
-    """Check a dialect: run another forward pass beside the model's.
+    """Check a dialect: compare the model's forward pass with another one.
 
     A float32 forward of the same function differs by about 1e-6 relatively.
 
     Args:
-        model: As read through the dialect.
-        forward: Takes float32 inputs (samples, d_in), or (samples, n_ctx, d_in) for a model of
-            sequences, and returns outputs (samples, d_out), or (samples, n_ctx, d_out).
+        model: The model that was read through the dialect.
+        forward: Function of float32 inputs (samples, d_in), or (samples, n_ctx, d_in) for a model
+            of sequences, that returns outputs (samples, d_out), or (samples, n_ctx, d_out).
         samples: Number of standard normal inputs.
-        seed: Of the inputs.
+        seed: Seed of the inputs.
 
     Returns:
-        Both differences; the relative one has no unit.
+        Absolute and relative difference; the relative difference has no unit.
 
     Raises:
         ModelError: When the shapes of the outputs differ.
@@ -177,15 +548,15 @@ def compare_forward(
 def confirm(
     model: Model, forward: Callable[[np.ndarray], Any], samples: int = 64, seed: int = 0
 ) -> Model:
-    """Confirm what a dialect guessed, by running another forward pass beside the model's.
+    """Confirm the guesses of a dialect by comparing the model with another forward pass.
 
     The outputs are compared on inputs of three sizes, at which polynomials of different degree
     and activations differ.
 
     Args:
         model: A model that was read through a dialect with guesses.
-        forward: The network's own forward pass, as for `compare_forward`.
-        samples: Number of inputs of each size, normal.
+        forward: Forward pass of the network itself, as for `compare_forward`.
+        samples: Number of normal inputs of each size.
         seed: Seed of the inputs.
 
     Returns:
@@ -193,7 +564,8 @@ def confirm(
         `model.origin.dialect.to_json()` is the file for `--dialect`.
 
     Raises:
-        ModelError: The outputs differ by more than the rounding of float32, or have other shapes.
+        ModelError: When the outputs differ by more than the rounding of float32, or have other
+            shapes.
 
     Example:
         >>> import tnsim

@@ -1,18 +1,23 @@
-"""What a PyTorch module calls, in order. In: a module, inputs. Out: calls with their arrays.
+"""Forward passes of a PyTorch module: the calls of its submodules, example inputs and errors.
 
-Every submodule is watched while the module runs once, so it does not matter how its forward pass is
-written: what counts is which submodule was given what, and what it gave.
+Every submodule is watched while the module runs once, so it does not matter how the forward pass is
+written: only the arguments and the result of each submodule count. Inputs that the module takes are
+found by trial, and the layers that were recognised are compared with the module on random batches.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import contextlib
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-LEAVES = ("Linear", "Embedding", "LayerNorm", "RMSNorm")
+from tnsim.checkpoints.norms import Normed
+from tnsim.errors import ON_INPUTS, MissingExtra, ModelError
+
+LEAVES = ("Linear", "Embedding", "LayerNorm", "RMSNorm")  # PyTorch's layers that tnsim reads
 
 
 @dataclass(frozen=True, eq=False)
@@ -20,10 +25,10 @@ class Call:
     """One call of a submodule.
 
     Attributes:
-        path: Its name in the module, "blocks.0.left".
+        path: Name of the submodule in the module, such as "blocks.0.left".
         module: The submodule.
-        given: Its first argument, float64 or token numbers.
-        result: What it returned.
+        given: First argument of the call, float64 or token numbers.
+        result: Output of the call.
     """
 
     path: str
@@ -36,12 +41,12 @@ def calls(module: Any, inputs: Any, leaves: tuple[type, ...]) -> tuple[list[Call
     """Run a module once and record the calls of its norms and of leaves that have parameters.
 
     Args:
-        module: One of PyTorch's.
-        inputs: What it is called with.
-        leaves: Classes that are taken whole, beside the layers that are known.
+        module: A module of PyTorch.
+        inputs: Argument of the module.
+        leaves: Classes that are taken whole, in addition to `LEAVES`.
 
     Returns:
-        The calls in order, and what the module returned, float64.
+        The calls in order, and the output of the module, float64.
     """
     found: list[Call] = []
     handles = []
@@ -66,12 +71,12 @@ def calls(module: Any, inputs: Any, leaves: tuple[type, ...]) -> tuple[list[Call
 
 
 def leaves_of(module: Any, classes: tuple[type, ...], path: str = "") -> Iterator[tuple[str, Any]]:
-    """Submodules that are taken whole: those of given classes, and those that have none inside.
+    """The submodules that are taken whole: given classes, and modules without submodules.
 
     Args:
-        module: One of PyTorch's.
+        module: A module of PyTorch.
         classes: Classes that are taken whole though they have submodules.
-        path: Of the module.
+        path: Name of the module in the outermost module.
 
     Yields:
         Path and submodule, in the order in which they were declared.
@@ -85,14 +90,14 @@ def leaves_of(module: Any, classes: tuple[type, ...], path: str = "") -> Iterato
 
 
 def join(path: str, name: str) -> str:
-    """The name of something inside a submodule.
+    """The full name of a parameter or module inside a submodule.
 
     Args:
-        path: Of the submodule, "" for the module itself.
-        name: Inside it.
+        path: Name of the submodule, "" for the module itself.
+        name: Name inside the submodule.
 
     Returns:
-        Both with a dot between.
+        Both names with a dot between.
 
     Example:
         >>> join("blocks.0", "weight"), join("", "weight")
@@ -102,13 +107,13 @@ def join(path: str, name: str) -> str:
 
 
 def kind(module: Any) -> str:
-    """What PyTorch calls a submodule, whatever it was derived or parametrised from.
+    """The name of PyTorch's own class of a submodule, though derived or parametrised.
 
     Args:
-        module: Any.
+        module: Any module.
 
     Returns:
-        The name of the first class that PyTorch itself defines; "" for one of the user's own.
+        The name of the first class that PyTorch itself defines; "" for a class of the user.
     """
     for cls in type(module).__mro__:
         if cls.__module__.startswith("torch.nn.modules.") and cls.__name__ != "Module":
@@ -117,10 +122,10 @@ def kind(module: Any) -> str:
 
 
 def array(value: Any) -> np.ndarray:
-    """A tensor as NumPy, floats in float64; the first of several.
+    """A tensor as NumPy, floats in float64; of a tuple the first tensor.
 
     Args:
-        value: A tensor, or a tuple that begins with one.
+        value: A tensor, or a tuple that begins with a tensor.
 
     Returns:
         A copy of the numbers.
@@ -131,3 +136,157 @@ def array(value: Any) -> np.ndarray:
     if numbers.is_floating_point():
         numbers = numbers.double()
     return np.array(numbers.numpy())
+
+
+SCALES = (1.0, 0.25, 4.0)  # sizes of inputs: functions that agree at one size may differ at another
+
+
+TOLERANCE = 1e-5  # relative; in float64 only tables of a rotation in float32 may differ so much
+
+
+SAMPLES, POSITIONS = 8, 5  # sizes of example inputs
+
+
+def require_torch() -> Any:
+    """The package `torch`.
+
+    Returns:
+        The package.
+
+    Raises:
+        MissingExtra: When PyTorch is not installed.
+    """
+    try:
+        import torch
+    except ImportError:
+        raise MissingExtra("torch", "torch", "reading a module") from None
+    return torch
+
+
+@contextlib.contextmanager
+def in_float64(torch: Any) -> Iterator[None]:
+    """Make float64 the default type, so that masks and tables of a forward pass are float64 too.
+
+    Args:
+        torch: The package.
+    """
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def example_inputs(module: Any, inputs: Any, n_ctx: int | None) -> Any:
+    """Inputs that the module takes: the given inputs, else the first guess on which it runs.
+
+    Args:
+        module: The module in float64.
+        inputs: Inputs that the user gave, or None.
+        n_ctx: Length of sequences, or None.
+
+    Returns:
+        A tensor of vectors, float64, or of token numbers.
+
+    Raises:
+        ModelError: Where the module runs on no guess.
+    """
+    torch = require_torch()
+    if inputs is not None:
+        example = torch.as_tensor(inputs)
+        return example.double() if example.is_floating_point() else example
+    error: Exception | None = None
+    for example in _guesses(module, n_ctx):
+        try:
+            module(example)
+            return example
+        except Exception as failed:  # whatever a forward pass raises on inputs that it cannot take
+            error = failed
+    raise ModelError(
+        "no inputs were found that the module takes; give inputs=, an example of them "
+        f"(the last try: {error})"
+    ) from error
+
+
+def _guesses(module: Any, n_ctx: int | None) -> Iterable[Any]:
+    torch = require_torch()
+    rng = torch.Generator().manual_seed(0)
+    for _, leaf in leaves_of(module, ()):
+        shape = (SAMPLES, n_ctx or POSITIONS)
+        if kind(leaf) == "Embedding":
+            yield torch.randint(leaf.num_embeddings, shape, generator=rng)
+        elif kind(leaf) == "Linear":
+            if n_ctx is None:
+                vectors = (SAMPLES, leaf.in_features)
+                yield torch.randn(vectors, generator=rng, dtype=torch.float64)
+            yield torch.randn((*shape, leaf.in_features), generator=rng, dtype=torch.float64)
+        else:
+            continue
+        return
+
+
+def forward_error(module: Any, layers: Sequence[Normed], example: Any) -> float:
+    """The largest relative error of layers over several batches.
+
+    Args:
+        module: The module in float64.
+        layers: Layers that were recognised.
+        example: Inputs that the module takes.
+
+    Returns:
+        Root mean square of the differences of outputs, relative to the outputs.
+
+    Raises:
+        ModelError: Where the error is larger than rounding.
+    """
+    torch = require_torch()
+    rng = torch.Generator().manual_seed(2)
+    errors: list[float] = []
+    for scale in SCALES:
+        if example.is_floating_point():
+            inputs = scale * torch.randn(example.shape, generator=rng)
+            x = array(inputs).reshape(_shape(example, layers[0].layer.d_in))
+            expected = array(module(inputs))
+        else:
+            inputs = torch.randint(layers[0].layer.d_in, example.shape, generator=rng)
+            x = scale * np.eye(layers[0].layer.d_in)[array(inputs)]
+            with _scaled_embeddings(module, scale):
+                expected = array(module(inputs))
+        for one in layers:
+            x = one(x)
+        errors.append(_error(x, expected))
+    if not max(errors) < TOLERANCE:
+        each = ", ".join(f"{error:.2g}" for error in errors)
+        raise ModelError(
+            "what was recognised is another function than the module: outputs on random inputs of "
+            f"size {', '.join(map(str, SCALES))} differ by {each} of their size. Declare the "
+            "classes that do more than was seen: layers={Class: Rule(...) or a function}. "
+            f"{ON_INPUTS}"
+        )
+    return max(errors)
+
+
+def _shape(example: Any, d_in: int) -> tuple[int, ...]:
+    """The shape of a batch as tnsim reads it: flat where the module flattens its input."""
+    if example.shape[-1] == d_in:
+        return tuple(example.shape)
+    return (len(example), d_in)
+
+
+@contextlib.contextmanager
+def _scaled_embeddings(module: Any, scale: float) -> Iterator[None]:
+    """Scale the vectors of the module's first embedding, as token numbers have no size to scale."""
+    leaves = [leaf for _, leaf in leaves_of(module, ()) if kind(leaf) == "Embedding"]
+    handle = leaves[0].register_forward_hook(lambda leaf, given, result: scale * result)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def _error(found: np.ndarray, expected: np.ndarray) -> float:
+    if found.size != expected.size:
+        return float("inf")
+    difference = np.linalg.norm(found.ravel() - expected.ravel())
+    return float(difference / max(float(np.linalg.norm(expected)), 1e-300))

@@ -1,38 +1,248 @@
-"""Calls of a PyTorch module become rules of a dialect. In: calls with their arrays. Out: parts.
+"""Recognition of layers: the calls of a PyTorch module become rules of a dialect.
 
-Nothing is read off the names of classes. A layer is a few calls whose arrays fit together: what
-`down` was given is the product of what `left` and `right` gave, and what comes next is
-`a x + b f(x)` of what went in and came out. Arrays are those of random weights and inputs, so that
-what fits does not fit by chance. Where nothing fits, the place is named.
+Nothing is read off the names of classes. A layer is a few calls whose arrays fit together: the
+input of `down` is the product of the outputs of `left` and `right`, and the input of the next layer
+is `a x + b f(x)` of the input x and the output f(x) of this layer. Arrays are those of random
+weights and inputs, so that arrays do not fit by chance. Where nothing fits, the place is named.
+
+A forward pass may call a function that is no submodule. Where the next call reads the result of
+such a function of the layer before, the refusal names the function (`activation`).
+
+Bilinear attention takes its roles from names (q1, k1, q2, k2, v, o; or q, k, v, o), or from the
+parts of one linear layer that stacks all but o. Everything that no name tells is tried: the number
+of heads, the mask, the rotation and the power of d_head in the scores. A rule is accepted where it
+computes the output of the module (`attention_rules`).
 """
 
 from __future__ import annotations
 
+import itertools
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from tnsim.checkpoints.module_activations import activation
-from tnsim.checkpoints.module_attention import attention_rules
-from tnsim.checkpoints.module_calls import Call, join, kind
-from tnsim.checkpoints.rules import Rule
+from tnsim.checkpoints.layer_rules import layer
+from tnsim.checkpoints.module_calls import Call, join, kind, require_torch
+from tnsim.checkpoints.named_arrays import NamedArrays
+from tnsim.checkpoints.rules import PROJECTIONS, Rule
 from tnsim.errors import ON_INPUTS, UnsupportedLayer
 
-FITS = 1e-9  # of the size of an array: float64 leaves six digits more
-NORMS = {"LayerNorm": "layer", "RMSNorm": "rms"}
+ENTRYWISE = [
+    "relu",
+    "gelu",
+    "silu",
+    "tanh",
+    "sigmoid",
+    "softplus",
+    "elu",
+    "leaky_relu",
+    "mish",
+    "relu6",
+    "hardswish",
+    "selu",
+]
+
+
+OVER_COORDINATES = ("softmax", "log_softmax", "normalize")
+
+
+NORMS = ("layer_norm", "rms_norm")
+
+
+def activation(calls: Sequence[Call], end: np.ndarray) -> str | None:
+    """The function between the first of some calls and the next, alone or as a gate.
+
+    Args:
+        calls: Calls of a module, from a layer on.
+        end: Output of the module, which follows the last call.
+
+    Returns:
+        Name of the function in `torch.nn.functional`, None where no known function fits.
+    """
+    torch = require_torch()
+    first, *rest = calls
+    tensor = torch.from_numpy(first.result)
+    following = rest[0].given if rest else end
+    for name in (*ENTRYWISE, *OVER_COORDINATES, *NORMS):
+        settings: dict[str, Any] = {}
+        if name in OVER_COORDINATES:
+            settings = {"dim": -1}
+        elif name in NORMS:
+            settings = {"normalized_shape": tensor.shape[-1:]}
+        if not tensor.is_floating_point():
+            continue
+        result = getattr(torch.nn.functional, name)(tensor, **settings).numpy()
+        if _same(result, following):
+            return name
+        gated = len(rest) > 1 and result.shape == rest[0].result.shape
+        if gated and _same(result * rest[0].result, rest[1].given):
+            return f"a gate by {name}"
+    return None
+
+
+def _same(one: np.ndarray, other: np.ndarray) -> bool:
+    return one.shape == other.shape and np.allclose(one, other, rtol=1e-9, atol=1e-12)
+
+
+ATTENTION_FITS = 1e-5  # relative to the output: tables of a rotation are often of float32
+
+
+POWERS = (2, 1, 0)  # powers of d_head by which scores may be divided, the paper's first
+
+
+BASES = re.compile(r"rope|theta|base")
+
+
+_ROLE = re.compile(r"^(?:w_?)?([qkvo][12]?|out)(?:_?proj)?$", re.IGNORECASE)
+
+
+def attention_rules(
+    module: Any, run: Sequence[Call], arrays: Mapping[str, Any]
+) -> Iterator[tuple[int, Rule]]:
+    """The rule of an attention layer with which calls begin.
+
+    Args:
+        module: The whole module, whose attributes may hold the base of a rotation.
+        run: Calls of linear layers.
+        arrays: Tensors of the module by name.
+
+    Yields:
+        The number of calls and the rule; nothing where no rule fits.
+    """
+    if run[0].given.ndim != 3:
+        return
+    for shape in (*_fused(run), *_apart(run)):
+        output = run[shape.calls - 1].result
+        for rule in _hypotheses(shape, module):
+            power = _power(rule, NamedArrays(arrays, None), run[0].given, output)
+            if power is not None:
+                yield shape.calls, replace(rule, score_power=power)
+                return
+
+
+class Shape(NamedTuple):
+    """Projections that may belong to an attention layer.
+
+    Attributes:
+        calls: Number of calls.
+        keys: Fields of the rule of the layer.
+        rows: Number of rows of queries, and of values.
+    """
+
+    calls: int
+    keys: dict[str, Any]
+    rows: tuple[int, int]
+
+
+def _apart(run: Sequence[Call]) -> Iterator[Shape]:
+    """Projections by separate linear layers, recognised by their names."""
+    roles = _roles(run)
+    if roles is None:
+        return
+    keys: dict[str, Any] = {}
+    for role in PROJECTIONS:
+        keys |= _attention_keys(role, roles.get(role) or roles[role[0]])
+    query = roles.get("q1") or roles["q"]
+    yield Shape(len(roles), keys, (query.result.shape[-1], roles["v"].result.shape[-1]))
+
+
+def _fused(run: Sequence[Call]) -> Iterator[Shape]:
+    """Projections by one linear layer that stacks them, recognised by the next input's width."""
+    if len(run) < 2:
+        return
+    for order in ("q-k-v", "q1-k1-q2-k2-v"):
+        rows = run[1].given.shape[-1]
+        if run[0].result.shape[-1] == rows * len(order.split("-")):
+            keys = (
+                _attention_keys("fused", run[0])
+                | _attention_keys("o", run[1])
+                | {"fused_order": order}
+            )
+            yield Shape(2, keys, (rows, rows))
+
+
+def _attention_keys(role: str, call: Call) -> dict[str, str]:
+    """The fields of a rule for the weights of one linear layer."""
+    keys = {role: join(call.path, "weight")}
+    if call.module.bias is not None:
+        keys[f"{role}_bias"] = join(call.path, "bias")
+    return keys
+
+
+def _roles(run: Sequence[Call]) -> dict[str, Call] | None:
+    """Calls by role, None where names or inputs do not fit attention."""
+    roles: dict[str, Call] = {}
+    for call in run:
+        named = _ROLE.match(call.path.rpartition(".")[2])
+        if named is None:
+            break
+        role = named[1].lower()
+        if role == "out":
+            role = "o"
+        roles[role] = call
+        if role == "o":
+            break
+        if call.given is not run[0].given and not np.array_equal(call.given, run[0].given):
+            return None
+    if set(roles) in ({"q1", "k1", "q2", "k2", "v", "o"}, {"q", "k", "v", "o"}):
+        return roles
+    return None
+
+
+def _hypotheses(shape: Shape, module: Any) -> Iterator[Rule]:
+    """Rules for every number of heads, mask and rotation, the plainest first."""
+    rows = shape.rows
+    heads = [n for n in range(1, rows[0] + 1) if rows[0] % n == rows[1] % n == 0]
+    bases = (None, *dict.fromkeys((*_bases(module), 10_000.0)))
+    for base, n_heads, mask in itertools.product(bases, heads, ("causal", "none")):
+        rule = Rule("attention", **shape.keys, n_heads=n_heads, mask=mask, rope_base=base)
+        if base is None:
+            yield rule
+        elif rows[0] // n_heads % 2 == 0:
+            for layout, turn in itertools.product(("half", "interleaved"), (1, -1)):
+                yield replace(rule, rope_layout=layout, rope_direction=turn)
+
+
+def _bases(module: Any) -> Iterator[float]:
+    """Numbers in attributes of submodules whose names fit the base of a rotation."""
+    for child in module.modules():
+        for name, value in vars(child).items():
+            if BASES.search(name) and isinstance(value, (int, float)) and value > 1:
+                yield float(value)
+
+
+def _power(rule: Rule, arrays: NamedArrays, x: np.ndarray, expected: np.ndarray) -> int | None:
+    """The power of d_head with which a rule computes the module's output, None where none does."""
+    attention: Any = layer(rule, arrays)
+    bias = 0.0 if attention.o_bias is None else attention.o_bias
+    squared = attention(x) - bias
+    for power in POWERS:
+        given = squared * attention.d_head ** (2 - power) + bias
+        if np.allclose(given, expected, rtol=0, atol=ATTENTION_FITS * np.abs(expected).max()):
+            return power
+    return None
+
+
+FITS = 1e-9  # relative to the size of an array: float64 leaves six digits more
+
+
+MODULE_RULES_NORMS = {"LayerNorm": "layer", "RMSNorm": "rms"}  # norms of rules by PyTorch's names
+
+
 Declared = Rule | Callable[[Any], Any]
 
 
-class Part(NamedTuple):
-    """A layer: a rule of a dialect, or what a function of the user's makes of a submodule.
+class ModulePart(NamedTuple):
+    """A layer: a rule of a dialect, or a function of the user that makes layers of a submodule.
 
     Attributes:
-        path: Of the submodule with which it begins.
-        rule: With the names of the whole module; None for a function.
+        path: Name of the submodule with which the layer begins.
+        rule: Rule with the names of the whole module; None for a function.
         make: The function; None for a rule.
-        around: Skip and scale of the residual around what the function makes.
+        around: Skip and scale of the residual around the layer that the function makes.
     """
 
     path: str
@@ -42,21 +252,21 @@ class Part(NamedTuple):
 
 
 class Unit(NamedTuple):
-    """Calls that may be one layer: how many, what it reads, what it gives, what it would be."""
+    """Calls that may be one layer: their number, input and output, and the layer itself."""
 
     calls: int
     given: np.ndarray
     result: np.ndarray
-    part: Part
+    part: ModulePart
 
 
 @dataclass(frozen=True)
 class Reader:
-    """What recognition looks things up in.
+    """The module that is recognised, with its tensors.
 
     Attributes:
-        module: With random weights.
-        declared: What classes of the user's are.
+        module: The module with random weights.
+        declared: Rules or functions for classes of the user.
         arrays: Tensors of the module by name.
         numbers: Parameters of one entry by name, which may be scales of residuals.
     """
@@ -69,27 +279,27 @@ class Reader:
 
 def parts_of(
     reader: Reader, calls: Sequence[Call], start: np.ndarray, end: np.ndarray
-) -> list[Part]:
+) -> list[ModulePart]:
     """The layers that lead from the input of a module to its output.
 
     Args:
-        reader: Of the module.
-        calls: Of its leaves, in order.
-        start: Its input.
-        end: Its output.
+        reader: The module, for lookups.
+        calls: Calls of the module's leaves, in order.
+        start: Input of the module.
+        end: Output of the module.
 
     Returns:
         Layers in order.
 
     Raises:
-        UnsupportedLayer: Naming the place where nothing fits.
+        UnsupportedLayer: Where no layer fits at a place, which the message names.
     """
-    parts: list[Part] = []
+    parts: list[ModulePart] = []
     stream, norm = start, None
     n = 0
     while n < len(calls):
         call = calls[n]
-        if norm is None and kind(call.module) in NORMS and same(call.given, stream):
+        if norm is None and kind(call.module) in MODULE_RULES_NORMS and same(call.given, stream):
             norm = call
             n += 1
             continue
@@ -108,8 +318,8 @@ def parts_of(
 
 def _next(
     reader: Reader, calls: Sequence[Call], stream: np.ndarray, norm: Call | None, end: np.ndarray
-) -> tuple[Unit, Part]:
-    """The first way in which the next calls are a layer of what is there."""
+) -> tuple[Unit, ModulePart]:
+    """The first unit of the next calls that continues the stream, and its layer."""
     available = stream if norm is None else norm.result
     reads_stream = False
     for unit in _units(reader, calls):
@@ -136,7 +346,7 @@ def _given_next(calls: Sequence[Call], end: np.ndarray) -> np.ndarray:
 
 
 def _units(reader: Reader, calls: Sequence[Call]) -> Iterator[Unit]:
-    """What the next calls may be, what takes most of them first."""
+    """Units with which the next calls may begin, the longest first."""
     first = calls[0]
     for cls, declared in reader.declared.items():
         if isinstance(first.module, cls):
@@ -144,7 +354,7 @@ def _units(reader: Reader, calls: Sequence[Call]) -> Iterator[Unit]:
             return
     if kind(first.module) == "Embedding":
         rule = Rule("linear", weight=join(first.path, "weight"), transpose=True)
-        yield Unit(1, first.given, first.result, Part(first.path, rule))
+        yield Unit(1, first.given, first.result, ModulePart(first.path, rule))
     if kind(first.module) != "Linear":
         return
     run = list(_linears(calls))
@@ -161,21 +371,21 @@ def _linears(calls: Sequence[Call]) -> Iterator[Call]:
         yield call
 
 
-def _declared(call: Call, declared: Declared) -> Part:
-    """What the user says a class is, with the names of the whole module."""
+def _declared(call: Call, declared: Declared) -> ModulePart:
+    """The layer that the user declared for a class, with the names of the whole module."""
     if not isinstance(declared, Rule):
-        return Part(call.path, None, declared)
+        return ModulePart(call.path, None, declared)
     names = {"kind", "norm", "residual", "mask", "fused_order", "rope_layout"}
     keys = {
         field: join(call.path, value)
         for field, value in vars(declared).items()
         if isinstance(value, str) and field not in names and not value.startswith("config:")
     }
-    return Part(call.path, replace(declared, **keys))
+    return ModulePart(call.path, replace(declared, **keys))
 
 
-def _linear(call: Call) -> Part:
-    return Part(call.path, Rule("linear", **_keys(call, "weight", "bias")))
+def _linear(call: Call) -> ModulePart:
+    return ModulePart(call.path, Rule("linear", **_keys(call, "weight", "bias")))
 
 
 def _keys(call: Call, weight: str, bias: str) -> dict[str, Any]:
@@ -187,7 +397,7 @@ def _keys(call: Call, weight: str, bias: str) -> dict[str, Any]:
 
 
 def _bilinears(run: Sequence[Call]) -> Iterator[Unit]:
-    """Products of two linear layers, of two halves of one, or of one with itself; `down` or not."""
+    """Products of two linear layers or two halves of one, and squares, with or without `down`."""
     first = run[0]
     half = first.result.shape[-1] // 2
     products: list[tuple[int, np.ndarray, dict[str, Any]]] = []
@@ -205,18 +415,20 @@ def _bilinears(run: Sequence[Call]) -> Iterator[Unit]:
         if len(run) > count and same(run[count].given, product):
             down = run[count]
             rule = Rule("bilinear", **keys, **_keys(down, "down", "down_bias"))
-            yield Unit(count + 1, first.given, down.result, Part(first.path, rule))
-        yield Unit(count, first.given, product, Part(first.path, Rule("bilinear", **keys)))
+            yield Unit(count + 1, first.given, down.result, ModulePart(first.path, rule))
+        yield Unit(count, first.given, product, ModulePart(first.path, Rule("bilinear", **keys)))
 
 
 def _attentions(reader: Reader, run: Sequence[Call]) -> Iterator[Unit]:
-    """Bilinear attention, by the names of its linear layers and by what it gives."""
+    """Bilinear attention, recognised by the names of its linear layers and by its output."""
     for count, rule in attention_rules(reader.module, run, reader.arrays):
-        yield Unit(count, run[0].given, run[count - 1].result, Part(run[0].path, rule))
+        yield Unit(count, run[0].given, run[count - 1].result, ModulePart(run[0].path, rule))
 
 
-def _residual(reader: Reader, unit: Unit, stream: np.ndarray, after: np.ndarray) -> Part | None:
-    """The layer with what goes around it, where `after = a x + b f(x)` for some numbers a and b."""
+def _residual(
+    reader: Reader, unit: Unit, stream: np.ndarray, after: np.ndarray
+) -> ModulePart | None:
+    """The layer with its residual, where `after = a x + b f(x)` for some numbers a and b."""
     skip, scale = _fit(stream, unit.result, after)
     if scale is None:
         return None
@@ -238,7 +450,7 @@ def _residual(reader: Reader, unit: Unit, stream: np.ndarray, after: np.ndarray)
 
 
 def _fit(x: np.ndarray, y: np.ndarray, after: np.ndarray) -> tuple[float, float | None]:
-    """Numbers (a, b) for which `after = a x + b y`, rounded to what they must mean; b None."""
+    """Numbers (a, b) of 12 digits for which `after = a x + b y`; b is None where none fit."""
     if same(y, after):
         return 0.0, 1.0
     if y.size != after.size or x.size != after.size or x.dtype.kind != "f":
@@ -252,14 +464,14 @@ def _fit(x: np.ndarray, y: np.ndarray, after: np.ndarray) -> tuple[float, float 
     return skip, scale if fits and abs(scale) > FITS else None
 
 
-def _behind(norm: Call, part: Part) -> Part:
+def _behind(norm: Call, part: ModulePart) -> ModulePart:
     """A layer with the norm before it."""
     if part.rule is None or part.rule.norm is not None:
         raise UnsupportedLayer(
             f"{norm.path} ({kind(norm.module)}) stands before {part.path}, which was declared by a "
             "function; declare it by a Rule, so that the norm can go into it"
         )
-    fields: dict[str, Any] = {"norm": NORMS[kind(norm.module)]}
+    fields: dict[str, Any] = {"norm": MODULE_RULES_NORMS[kind(norm.module)]}
     for name in ("weight", "bias"):
         if getattr(norm.module, name, None) is not None:
             fields[f"norm_{name}"] = join(norm.path, name)
@@ -267,14 +479,14 @@ def _behind(norm: Call, part: Part) -> Part:
 
 
 def same(one: np.ndarray, other: np.ndarray) -> bool:
-    """Whether two arrays hold the same numbers, in whatever shape.
+    """Whether two arrays hold the same numbers, in any shape.
 
     Args:
         one: Any array.
         other: Any array.
 
     Returns:
-        True where they differ by rounding alone.
+        True where the arrays differ by rounding alone.
 
     Example:
         >>> same(np.ones((2, 3)), np.ones((2, 3, 1)) + 1e-12)
@@ -288,7 +500,7 @@ def same(one: np.ndarray, other: np.ndarray) -> bool:
 def _gap(
     calls: Sequence[Call], after: bool, end: np.ndarray, norm: Call | None = None
 ) -> UnsupportedLayer:
-    """That nothing tells what happens before or after the first of some calls."""
+    """The refusal of a module in which no known layer explains a step between two calls."""
     place, following = _name(calls[0]), "the output"
     if len(calls) > 1:
         following = f"what {_name(calls[1])} is given"
@@ -297,7 +509,9 @@ def _gap(
         said = f"cannot tell how {following} follows from {place}"
     if name := activation(calls, end):
         said += f": it is {name} of it, which is no polynomial"
-    elif norm := norm or next((call for call in calls if kind(call.module) in NORMS), None):
+    elif norm := norm or next(
+        (call for call in calls if kind(call.module) in MODULE_RULES_NORMS), None
+    ):
         said += f"; {_name(norm)} is there, which is known before a layer only, inside its residual"
     return UnsupportedLayer(
         f"{said}. Known are linear layers, products of two of them, residual connections, norms "

@@ -1,7 +1,8 @@
-"""PyTorch modules into models. In: an `nn.Module`. Out: a model that computes the same.
+"""PyTorch modules into models that compute the same function.
 
 Recognition is a hypothesis: rules are found on a copy with random weights, whose zeros and ones
-mean nothing, and a model is returned only if it gives what the module gives with its own weights.
+mean nothing, and a model is returned only if its outputs equal those of the module with the
+module's own weights.
 """
 
 from __future__ import annotations
@@ -14,16 +15,26 @@ from typing import Any, NamedTuple
 from tnsim.checkpoints.dialects import Dialect
 from tnsim.checkpoints.guard import refusing
 from tnsim.checkpoints.layer_rules import normed
-from tnsim.checkpoints.module_calls import LEAVES, array, calls, join, kind, leaves_of
-from tnsim.checkpoints.module_forward import (
+from tnsim.checkpoints.module_calls import (
+    LEAVES,
+    array,
+    calls,
     example_inputs,
     forward_error,
     in_float64,
+    join,
+    kind,
+    leaves_of,
     require_torch,
 )
-from tnsim.checkpoints.module_rules import NORMS, Declared, Part, Reader, parts_of
-from tnsim.checkpoints.named_arrays import NamedArrays
-from tnsim.checkpoints.named_numbers import valued
+from tnsim.checkpoints.module_rules import (
+    MODULE_RULES_NORMS,
+    Declared,
+    ModulePart,
+    Reader,
+    parts_of,
+)
+from tnsim.checkpoints.named_arrays import NamedArrays, valued
 from tnsim.checkpoints.norms import Normed
 from tnsim.checkpoints.state_dict import assembled, told
 from tnsim.errors import ON_INPUTS, ModelError, UnsupportedLayer
@@ -36,7 +47,7 @@ from tnsim.models.origin import Origin
 log = logging.getLogger(__name__)
 
 SILENT = ("Identity", "Dropout", "Flatten")  # at evaluation they change no number
-SOFTMAX = "MultiheadAttention"
+SOFTMAX = "MultiheadAttention"  # refused as a whole, not leaf by leaf
 WRAPPERS = {"DataParallel": "module", "DistributedDataParallel": "module"}
 
 
@@ -51,26 +62,27 @@ def from_module(
     """A model that computes what a PyTorch module computes.
 
     Linear layers, products of two, residual connections, embeddings and bilinear attention are
-    recognised by what they compute, however the forward pass is written. The result was compared
+    recognised by what they compute, however the forward pass is written. The model is compared
     with the module in float64, on several batches of random inputs of different sizes.
 
     Args:
         module: An `nn.Module` in evaluation mode. It is not changed.
-        layers: What classes of your own are, where they are not recognised: a `Rule` with names as
-            in the class, or a function from an instance to a layer of tnsim, or several.
+        layers: Declarations of your own classes that are not recognised: a `Rule` with names as in
+            the class, or a function from an instance to one layer of tnsim or several.
         n_ctx: Length of the sequences on which a model with attention is compared.
-        inputs: An example of what the module is called with; by default random vectors, or token
-            numbers where it begins with an embedding.
-        norms: As in `load`; needed where the module has LayerNorm or RMSNorm.
+        inputs: An example of the module's argument; by default random vectors, or token numbers
+            where the module begins with an embedding.
+        norms: Inputs at whose mean energy norms become constants, as in `load`; needed where the
+            module has LayerNorm or RMSNorm.
 
     Returns:
         The model. `model.origin.error` is the relative error of its forward pass, and
         `model.origin.dialect` reads the module's state dicts: `tnsim.load("runs/*.pt", dialect)`.
 
     Raises:
-        UnsupportedLayer: Where something is no polynomial or is not recognised, naming submodule
-            and choices.
-        ModelError: When what was recognised computes something else.
+        UnsupportedLayer: Where a submodule, which the message names with the choices, is no
+            polynomial or is not recognised.
+        ModelError: When the recognised layers compute another function than the module.
         MissingExtra: When PyTorch is not installed.
 
     Example:
@@ -85,18 +97,18 @@ def from_module(
 
 
 class Recognised(NamedTuple):
-    """What a module was recognised as.
+    """A module with the layers that were recognised in it.
 
     Attributes:
-        module: Without what compiles or distributes it.
-        parts: What it is made of.
-        layers: Of the parts, with the numbers of the module's own weights.
-        arrays: Tensors of the module, those that no layer uses among them.
+        module: The module without wrappers that compile or distribute it.
+        parts: Rules and functions for the layers.
+        layers: Layers of the parts, with the module's own weights.
+        arrays: Tensors of the module, including tensors that no layer uses.
         error: Relative error of the forward pass of the layers.
     """
 
     module: Any
-    parts: list[Part]
+    parts: list[ModulePart]
     layers: list[Normed]
     arrays: NamedArrays
     error: float
@@ -105,19 +117,19 @@ class Recognised(NamedTuple):
 def recognised(
     module: Any, layers: Mapping[type, Declared] | None, n_ctx: int | None, inputs: Any
 ) -> Recognised:
-    """What a module computes, compared with its own forward pass.
+    """The layers of a module, compared with the module's own forward pass.
 
     Args:
-        module: As for `from_module`, as are the others.
-        layers: What classes of the user's are.
+        module: A module of PyTorch, as for `from_module`.
+        layers: Declarations of classes of the user, as for `from_module`.
         n_ctx: Length of sequences.
-        inputs: An example of what the module is called with.
+        inputs: An example of the module's argument.
 
     Returns:
-        The layers of the module, and how they were found.
+        The layers of the module, with the parts from which they were made.
 
     Raises:
-        UnsupportedLayer, ModelError, MissingExtra: As `from_module`.
+        UnsupportedLayer, ModelError, MissingExtra: Raised as by `from_module`.
     """
     torch = require_torch()
     if not isinstance(module, torch.nn.Module):
@@ -141,7 +153,7 @@ def recognised(
         found = []
         for part in parts:
             for one in layers_of(part, module, arrays):
-                # A function of the user's makes layers of the parameters themselves.
+                # A function of the user makes layers of the parameters themselves, not of numbers.
                 found.append(one._replace(layer=numbers(one.layer)))
         error = forward_error(own, found, example)
     log.info("%s: relative error of the forward pass %.2g", type(module).__name__, error)
@@ -149,9 +161,9 @@ def recognised(
 
 
 def _unwrapped(module: Any) -> Any:
-    """The module inside what compiles or distributes it, which changes no number."""
+    """The module inside wrappers that compile or distribute it, which change no number."""
     while True:
-        inner = getattr(module, "_orig_mod", None)  # of torch.compile
+        inner = getattr(module, "_orig_mod", None)  # attribute of torch.compile
         if type(module).__name__ in WRAPPERS:
             inner = getattr(module, WRAPPERS[type(module).__name__])
         if inner is None:
@@ -162,14 +174,14 @@ def _unwrapped(module: Any) -> Any:
 def _settle_epsilons(module: Any, double: Any) -> None:
     """Give norms of the copy in float64 the epsilon that they have in the module itself.
 
-    An RMSNorm with `eps=None` adds the machine epsilon of the dtype of its input, which in the
-    module is the dtype of its parameters and in the copy another one.
+    An RMSNorm with `eps=None` adds the machine epsilon of the dtype of its input, which is the
+    dtype of the parameters in the module, and float64 in the copy.
     """
     torch = require_torch()
     norms = [
         (path, child)
         for path, child in double.named_modules()
-        if kind(child) in NORMS and child.eps is None
+        if kind(child) in MODULE_RULES_NORMS and child.eps is None
     ]
     dtypes = {one.dtype for one in module.parameters() if one.is_floating_point()}
     if norms and len(dtypes) > 1:
@@ -184,11 +196,11 @@ def _settle_epsilons(module: Any, double: Any) -> None:
 
 
 def _epsilon(dtype: Any) -> float:
-    """What PyTorch adds for `eps=None` to inputs of a dtype.
+    """The epsilon of PyTorch's RMSNorm with `eps=None` for inputs of a dtype.
 
-    Its versions differ in whether that is the machine epsilon of a narrow dtype or of float32, in
-    which narrow inputs are computed; so PyTorch is asked, by a norm of a small number x, which is
-    x / sqrt(x^2 + epsilon).
+    Versions of PyTorch differ: the epsilon is the machine epsilon of a narrow dtype, or of float32,
+    in which narrow inputs are computed. It is measured by the norm of a small number x, which is
+    y = x / sqrt(x^2 + epsilon), so epsilon = (x / y)^2 - x^2.
     """
     torch = require_torch()
     x = torch.full((1,), 1e-4, dtype=dtype)
@@ -239,10 +251,10 @@ def _reason(leaf: Any) -> str:
 
 
 def tensors_of(module: Any) -> dict[str, Any]:
-    """Parameters and buffers by name; parametrised ones as what they amount to.
+    """Parameters and buffers by name, parametrised tensors by their values.
 
     Args:
-        module: One of PyTorch's.
+        module: A module of PyTorch.
 
     Returns:
         The tensors themselves, not detached.
@@ -259,8 +271,8 @@ def tensors_of(module: Any) -> dict[str, Any]:
     return found
 
 
-def _parts(module: Any, declared: Mapping[type, Declared], example: Any) -> list[Part]:
-    """What the module is made of, found on random weights."""
+def _parts(module: Any, declared: Mapping[type, Declared], example: Any) -> list[ModulePart]:
+    """The layers of the module, found on random weights."""
     torch = require_torch()
     rng = torch.Generator().manual_seed(1)
     for parameter in module.parameters():
@@ -278,19 +290,19 @@ def _parts(module: Any, declared: Mapping[type, Declared], example: Any) -> list
     return parts_of(reader, found, array(example), end)
 
 
-def layers_of(part: Part, module: Any, arrays: NamedArrays) -> list[Normed]:
+def layers_of(part: ModulePart, module: Any, arrays: NamedArrays) -> list[Normed]:
     """The layers of one part, with the module's own weights.
 
     Args:
-        part: As it was recognised.
-        module: Whose part it is.
-        arrays: Tensors of the module, where rules look up theirs.
+        part: A part of the module that was recognised.
+        module: The module with its own weights.
+        arrays: Tensors of the module, in which the keys of rules are looked up.
 
     Returns:
         The layers in order.
 
     Raises:
-        UnsupportedLayer, ModelError: Where a function of the user's gives no such layers.
+        UnsupportedLayer, ModelError: Where a function of the user returns no layers that fit.
     """
     if part.rule is not None:
         return [normed(valued(part.rule, arrays), arrays)]
@@ -310,7 +322,7 @@ def layers_of(part: Part, module: Any, arrays: NamedArrays) -> list[Normed]:
 
 
 def _origin(found: Recognised) -> Origin:
-    """What was recognised, and how well it fits."""
+    """The origin of the model: rules as assumptions, the error, and a dialect for state dicts."""
     name, parts, arrays, error = type(found.module).__name__, found.parts, found.arrays, found.error
     assumptions = [
         f"{name} of PyTorch, compared with its own forward pass: relative error {error:.2g}"

@@ -1,7 +1,12 @@
-"""Arrays by name, and numbers beside them. In: a state dict, a configuration. Out: NumPy."""
+"""Named arrays of a state dict as NumPy, and the numbers that a dialect gives or names.
+
+A number of a rule, such as the scale of a residual or the number of heads, stands in the dialect
+itself, in a tensor with one entry, or in the configuration beside the file.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 from collections.abc import Mapping
@@ -10,11 +15,11 @@ from typing import Any
 import numpy as np
 from jaxtyping import Shaped
 
+from tnsim.checkpoints.formats import Stored
 from tnsim.checkpoints.guard import refusing
-from tnsim.checkpoints.inventory import Stored
+from tnsim.checkpoints.rules import Rule, is_finite
 from tnsim.errors import CheckpointError, ModelError, printable
-from tnsim.models.arrays import host_array
-from tnsim.models.gradients import detached, requires_grad
+from tnsim.models.arrays import detached, host_array, requires_grad
 
 _STRANGE = {  # attributes of PyTorch's tensors that have no numbers one by one
     "is_meta": "a meta tensor, which has a shape and no numbers",
@@ -28,16 +33,16 @@ class KeysDiffer(CheckpointError):
 
 
 class NamedArrays:
-    """Looks up what a dialect names, and remembers what was asked for.
+    """Lookup of the arrays that a dialect names, with a record of the names in use.
 
-    A key may end in "?": then it may be absent. A key of None is absent.
+    A key that ends in "?" may be absent. A key of None is absent.
 
     Args:
-        state: Arrays, tensors of any library or unread ones, by name.
-        config: What stands in config.json or config.yaml; None where there is no such file.
+        state: Arrays, tensors of any library or unread tensors, by name.
+        config: Contents of config.json or config.yaml; None where there is no such file.
 
     Attributes:
-        used: Names that were asked for and are there.
+        used: Names that were looked up and found.
 
     Example:
         >>> arrays = NamedArrays({"weight": np.ones((2, 3)), "bias": np.ones(2)}, None)
@@ -56,22 +61,22 @@ class NamedArrays:
         return key.rstrip("?") in self.state
 
     def unused(self) -> list[str]:
-        """Names that nothing asked for, in the order of the file."""
+        """Names that were never looked up, in the order of the file."""
         return [name for name in self.state if name not in self.used]
 
     def get(self, key: str | None) -> Shaped[np.ndarray, "..."] | None:
         """The array of a key.
 
         Args:
-            key: Its name.
+            key: Name of the array.
 
         Returns:
             The array as it is stored, None where it may be absent and is. A tensor that requires
-            grad stays one.
+            grad stays a tensor.
 
         Raises:
-            KeysDiffer: Where it is missing.
-            CheckpointError: Where it does not hold real numbers.
+            KeysDiffer: Where the array is missing.
+            CheckpointError: Where the array does not hold real numbers.
         """
         if key is None:
             return None
@@ -91,14 +96,14 @@ class NamedArrays:
         """The matrix of a key.
 
         Args:
-            key: Its name.
-            transpose: Whether it is stored (columns, rows).
+            key: Name of the matrix.
+            transpose: Whether the matrix is stored (columns, rows).
 
         Returns:
-            As `get`.
+            The matrix (rows, columns), None where it may be absent and is.
 
         Raises:
-            ModelError: Where the array is no matrix; and as `get`.
+            ModelError: Where the array is no matrix. Errors of `get` are raised too.
         """
         array = self.get(key)
         if array is None:
@@ -108,7 +113,7 @@ class NamedArrays:
         return array.T if transpose else array
 
     def required_matrix(self, key: str | None, transpose: bool = False) -> Any:
-        """As `matrix`, for a key that a checked dialect always names."""
+        """The matrix of a key that a checked dialect always names."""
         array = self.matrix(key, transpose)
         if array is None:
             raise CheckpointError(f"a layer needs the matrix {key!r}")
@@ -118,13 +123,14 @@ class NamedArrays:
         """The number in a tensor of one entry.
 
         Args:
-            key: Its name.
+            key: Name of the tensor.
 
         Returns:
-            The number, None where it may be absent and is. A tensor that requires grad stays one.
+            The number, None where it may be absent and is. A tensor that requires grad stays a
+            tensor.
 
         Raises:
-            ModelError: Where the tensor has another number of entries; and as `get`.
+            ModelError: Where the tensor has more entries or none. Errors of `get` are raised too.
         """
         array = self.get(key)
         if array is None:
@@ -140,14 +146,14 @@ def to_numpy(value: Any, name: str) -> Shaped[np.ndarray, "..."]:
     """A tensor of a file or of any library as NumPy, in this machine's order of bytes.
 
     Args:
-        value: What is stored under a name.
-        name: For messages.
+        value: Tensor that is stored under a name.
+        name: Name of the tensor, for messages.
 
     Returns:
         An array of floats, integers or booleans, of the stored shape.
 
     Raises:
-        CheckpointError: When it does not hold real numbers one by one.
+        CheckpointError: When the tensor does not hold real numbers one by one.
 
     Example:
         >>> to_numpy([[1, 2], [3, 4]], "weight").shape
@@ -172,7 +178,7 @@ def listing(state: Any) -> str:
     """The first names in a state dict, for the end of a message.
 
     Args:
-        state: A mapping, or what stands in its place.
+        state: A mapping, or an object in the place of a mapping.
 
     Returns:
         At most eight names, in brackets, with a space in front.
@@ -188,3 +194,126 @@ def listing(state: Any) -> str:
     if len(state) > 8:
         shown += f" and {len(state) - 8} more"
     return f" (found {shown})"
+
+
+def valued(rule: Rule, arrays: NamedArrays) -> Rule:
+    """A rule with its numbers in the place of the keys under which they are found.
+
+    Args:
+        rule: Rule of a checked dialect, for one layer.
+        arrays: Arrays of the file, and its configuration.
+
+    Returns:
+        The rule with numbers as `scale`, `n_heads` and `rope_base` (the last may be None), and None
+        for keys that are absent.
+
+    Raises:
+        ModelError: Where a number is missing. Errors of `NamedArrays.get` are raised too.
+
+    Example:
+        >>> rule = Rule("bilinear", left="l", right="r", residual="additive", scale="config:s")
+        >>> valued(rule, NamedArrays({}, {"s": 0.5})).scale
+        0.5
+    """
+    values: dict[str, Any] = {}
+    if rule.kind == "attention":
+        heads = number(rule.n_heads, "number of heads", arrays)
+        base = optional_number(rule.rope_base, "RoPE base", arrays)
+        values["n_heads"] = constant(heads, "number of heads")
+        values["rope_base"] = constant(base, "RoPE base")
+    if rule.residual is not None:
+        values["scale"] = number(rule.scale, "residual scale", arrays)
+    for name, key in vars(rule).items():
+        if isinstance(key, str) and key.endswith("?") and key not in arrays:
+            values[name] = None
+    return dataclasses.replace(rule, **values)
+
+
+def number(value: float | str | None, what: str, arrays: NamedArrays) -> Any:
+    """A number that a dialect gives.
+
+    Args:
+        value: The number, "config:a.b" for an entry of the configuration, or else the key of a
+            tensor with one entry. "config:a.b|c" is the first of the two entries that exists.
+        what: Words for the number in messages.
+        arrays: Arrays of the file, and its configuration.
+
+    Returns:
+        A finite number.
+
+    Raises:
+        ModelError: Where there is no number. Errors of `NamedArrays.get` are raised too.
+
+    Example:
+        >>> arrays = NamedArrays({}, {"model": {"n_head": 4}})
+        >>> number("config:model.n_head", "number of heads", arrays)
+        4
+    """
+    found = optional_number(value, what, arrays)
+    if found is None:
+        raise ModelError(f"the {what} must be a finite number, found None")
+    return found
+
+
+def optional_number(value: float | str | None, what: str, arrays: NamedArrays) -> Any:
+    """The number as by `number`, or None where the dialect or the configuration gives None."""
+    found: Any = value
+    if isinstance(value, str) and value.startswith("config:"):
+        found = _configured(value.removeprefix("config:"), what, arrays.config)
+    elif isinstance(value, str):
+        found = arrays.single(value)
+    if found is not None and not requires_grad(found) and not is_finite(found):
+        raise ModelError(f"the {what} must be a finite number, found {found!r}")
+    return found
+
+
+def constant(number: Any, what: str) -> Any:
+    """A number that has no gradient.
+
+    Args:
+        number: Any number, or None.
+        what: Words for the number in messages.
+
+    Returns:
+        The number.
+
+    Raises:
+        ModelError: When the number requires grad.
+
+    Example:
+        >>> constant(4, "number of heads")
+        4
+    """
+    if requires_grad(number):
+        raise ModelError(
+            f"the {what} requires grad, and nothing has a gradient with respect to it: "
+            "freeze it with requires_grad_(False)"
+        )
+    return number
+
+
+def _configured(name: str, what: str, config: Mapping[str, Any] | None) -> Any:
+    """The entry of the configuration at the first of several paths that exists."""
+    if config is None:
+        first = name.partition("|")[0]
+        raise ModelError(
+            f"the {what} is {first} of config.json or config.yaml, and none is beside it"
+        )
+    paths = name.split("|")
+    found = [_entry(config, path) for path in paths]
+    for entry, missing in found:
+        if not missing:
+            return entry
+    first, *others = paths
+    missing = found[0][1]
+    nor = "".join(f", nor {path}" for path in others)
+    raise ModelError(f"the {what} is {first} of the configuration, which has no {missing!r}{nor}")
+
+
+def _entry(config: Any, path: str) -> tuple[Any, str]:
+    """The entry at a path of names, or None and the first name that is missing."""
+    for key in path.split("."):
+        if not isinstance(config, Mapping) or key not in config:
+            return None, key
+        config = config[key]
+    return config, ""

@@ -1,7 +1,4 @@
-"""tnsim's own format. In: models, or tensors and metadata. Out: files, or models.
-
-It is safetensors with the architecture in the metadata.
-"""
+"""tnsim's own format: safetensors with the architecture in the metadata, written and read."""
 
 from __future__ import annotations
 
@@ -21,22 +18,15 @@ from tnsim.files import Kind, replacing
 from tnsim.models.arrays import rename_errors
 from tnsim.models.attention import Attention
 from tnsim.models.checks import check_numbers
-from tnsim.models.layers import (
-    Bilinear,
-    Layer,
-    Linear,
-    Multilinear,
-    Residual,
-    affine_maps,
-    bias_name,
-)
+from tnsim.models.layers import Bilinear, Linear, Multilinear, Residual, affine_maps, bias_name
 from tnsim.models.model import Model
 from tnsim.models.origin import Origin
+from tnsim.models.protocol import Layer
 
 FORMAT = 1
-METADATA = "tnsim"  # where the architecture stands
+METADATA = "tnsim"  # the key of the architecture in the metadata
 KINDS = {cls.__name__: cls for cls in (Linear, Bilinear, Multilinear, Attention)}
-SETTINGS: dict[type, tuple[str, ...]] = {  # what a layer has besides arrays
+SETTINGS: dict[type, tuple[str, ...]] = {  # fields of a layer that are no arrays
     Linear: (),
     Bilinear: (),
     Multilinear: ("n_legs",),
@@ -48,13 +38,13 @@ def save(model: Model, path: str | os.PathLike[str]) -> None:
     """Write a model as safetensors, architecture in the metadata.
 
     Args:
-        model: One model; of a combination each is saved by itself.
+        model: A single model; the models of a combination are saved one by one.
         path: A file that ends in .safetensors; folders are made.
 
     Raises:
         ModelError: For anything but a `Model`.
-        CheckpointError: For another suffix, or when the file cannot be written, as where a file in
-            another format stands.
+        CheckpointError: For another suffix, or when the file cannot be written, for instance where
+            the path is a file in another format.
 
     Example:
         >>> import tempfile
@@ -100,12 +90,12 @@ OWN = Kind("a model in tnsim's format", _is_own)
 
 
 def own_model(state: Mapping[str, Any], text: str, n_ctx: int | None = None) -> Model:
-    """The model in a file of tnsim's own.
+    """The model in a file of tnsim's own format.
 
     Args:
-        state: Its tensors by name.
-        text: What its metadata hold.
-        n_ctx: Length of the sequences; by default what the file says.
+        state: Tensors of the file by name.
+        text: Architecture as JSON, from the metadata of the file.
+        n_ctx: Length of the sequences; by default the length that the file states.
 
     Returns:
         The model.
@@ -113,7 +103,7 @@ def own_model(state: Mapping[str, Any], text: str, n_ctx: int | None = None) -> 
     Raises:
         CheckpointError: When the metadata are damaged, of another version, or do not account for
             every tensor.
-        UnsupportedLayer: When they name an unknown layer.
+        UnsupportedLayer: When the metadata name an unknown layer.
         ModelError: When the tensors make no model.
 
     Example:
@@ -149,7 +139,7 @@ def _own_layer(n: int, spec: Any, state: Mapping[str, Any], used: set[str]) -> L
 
 
 def _describe(layer: Layer, prefix: str, tensors: dict[str, np.ndarray]) -> dict[str, Any]:
-    """A layer in terms of JSON; its arrays go to `tensors`."""
+    """The description of a layer for JSON; the arrays of the layer go to `tensors`."""
     if isinstance(layer, Residual):
         return {
             "kind": "Residual",
@@ -165,7 +155,7 @@ def _describe(layer: Layer, prefix: str, tensors: dict[str, np.ndarray]) -> dict
 
 
 def _array_fields(layer: Layer) -> list[str]:
-    """Names of a layer's matrices and of their biases."""
+    """Names of a layer's matrices and biases."""
     rows, output = affine_maps(layer)
     names: list[str] = []
     for name in (*rows, output):
@@ -203,7 +193,7 @@ def _build_multilinear(
 
 
 def _tensor(field: str, prefix: str, state: Mapping[str, Any], used: set[str]) -> Any:
-    """One array of a layer; None for a bias that the file does not have."""
+    """One array of a layer; None for an absent bias."""
     name = f"{prefix}.{field}"
     if name in state:
         used.add(name)

@@ -1,10 +1,11 @@
-"""Norms at a constant energy. In: layers, norms before them, inputs. Out: polynomial layers.
+"""Norms at a constant energy: layers behind norms become polynomial layers.
 
 A norm divides by the size of its own input, so no polynomial describes it. With that size replaced
-by a constant it is an affine map, which goes into the weights of the layer behind it. The constant
-is the energy that a norm meets on average over given inputs, as a norm that keeps running means has
-at evaluation (paper, appendix on the language model, `tok0_batch`). How far that is from the
-network is measured on the same inputs, and is part of what the model says of itself.
+by a constant the norm is an affine map, which goes into the weights of the layer behind it. The
+constant is the energy that the norm meets on average over given inputs, as in a norm that keeps
+running means and is evaluated (paper, appendix on the language model, `tok0_batch`). The distance
+from the network with its true norms is measured on the same inputs and is recorded in the model's
+origin.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class Norm(NamedTuple):
 
     Attributes:
         centred: Whether the mean over coordinates is subtracted first, as LayerNorm does.
-        epsilon: What is added to the energy.
+        epsilon: Number that is added to the energy.
         gain: One factor per coordinate; None for 1.
         shift: One number per coordinate; None for 0.
 
@@ -50,7 +51,7 @@ class Norm(NamedTuple):
         return add(y, self.shift)
 
     def energy(self, x: Float[np.ndarray, "*batch width"]) -> float:
-        """The mean square of what is divided, over all coordinates, inputs and positions."""
+        """The mean square of the divided vector y, over all coordinates, inputs and positions."""
         return float((self._centred(x) ** 2).mean())
 
     def _centred(self, x: Float[np.ndarray, "*batch width"]) -> Float[np.ndarray, "*batch width"]:
@@ -58,7 +59,7 @@ class Norm(NamedTuple):
 
 
 class Normed(NamedTuple):
-    """A layer, and the norm before it where there is one; a residual goes around both."""
+    """A layer and the norm before it, None for no norm; a residual goes around both."""
 
     layer: Layer
     norm: Norm | None = None
@@ -71,10 +72,10 @@ class Folded(NamedTuple):
     """A model whose norms are constants.
 
     Attributes:
-        model: Of the folded layers.
-        energies: Of the norm before each layer, None where there is none.
-        error: Root mean square of what the outputs differ by from those with the norms themselves,
-            relative to these, over the inputs.
+        model: Model of the folded layers.
+        energies: Energy of the norm before each layer, None where there is no norm.
+        error: Root mean square, over the inputs, of the difference from the outputs with the norms
+            themselves, relative to these outputs.
     """
 
     model: Model
@@ -85,13 +86,13 @@ class Folded(NamedTuple):
 def fold(layers: Iterable[Normed], inputs: Any, n_ctx: int | None = None) -> Folded:
     """Put a constant in the place of every norm: its mean energy on some inputs.
 
-    Energies are those that the norms themselves meet in the network, one layer after the other.
+    The energy of a norm is measured in the network with the norms themselves, layer after layer.
 
     Args:
-        layers: From the input up.
-        inputs: (samples, d_in), for sequences (samples, positions, d_in), or token numbers
+        layers: Layers from the input up.
+        inputs: Vectors (samples, d_in), sequences (samples, positions, d_in), or token numbers
             (samples, positions), which stand for one-hot vectors.
-        n_ctx: Of the model.
+        n_ctx: Length of the sequences that the model reads.
 
     Returns:
         The model with the energies and the error.
@@ -136,13 +137,13 @@ def at_energy(normed: Normed, energy: float | None, what: str) -> Layer:
     Args:
         normed: The layer and its norm.
         energy: The mean square to take; ignored where there is no norm.
-        what: What messages call the energy.
+        what: Words for the energy in messages.
 
     Returns:
         A layer of the same kind.
 
     Raises:
-        ModelError: When nothing positive is left to divide by.
+        ModelError: When energy + epsilon, the square of the divisor, is not positive and finite.
 
     Example:
         >>> from tnsim.models.layers import Linear
@@ -174,14 +175,14 @@ def at_energy(normed: Normed, energy: float | None, what: str) -> Layer:
 
 
 def _through(layer: Layer, norm: Norm | None, x: Any) -> Any:
-    """A layer's forward pass behind its norm, which residuals go around."""
+    """The forward pass of a layer behind its norm; residuals go around both."""
     if isinstance(layer, Residual):
         return layer.skip * x + layer.scale * _through(layer.layer, norm, x)
     return np.asarray(layer(x if norm is None else norm(x)))
 
 
 def _inputs(inputs: Any, d_in: int, n_ctx: int | None) -> np.ndarray:
-    """What a first layer reads, float64."""
+    """The inputs of a first layer as float64 vectors, token numbers as one-hot vectors."""
     array = host_array(inputs)
     numbers = array.dtype.kind in "iu" and array.ndim == 2
     if numbers and (n_ctx or array.shape[1] != d_in) and _is_below(array, d_in):

@@ -1,10 +1,10 @@
-"""Pickles of weights, gone through before PyTorch reads them. In: bytes. Out: a refusal, or none.
+"""Checks of pickled weights before PyTorch reads them.
 
-PyTorch's reader of plain weights calls a few dozen functions that it holds for harmless, since none
-of them runs code of the file. Some of them however take as much memory as a number in the file
+PyTorch's reader of plain weights calls a few dozen functions that PyTorch considers harmless, since
+none of them runs code of the file. Some of them however take as much memory as a number in the file
 says, `bytearray(2**31)` or `torch.FloatTensor(2**31)` in 300 bytes, and codecs other than latin1
 take quadratic time. So the instructions are followed here first, on a stack that knows numbers,
-texts and tuples only, and each call is looked at before anybody makes it.
+texts and tuples only, and each call is checked before PyTorch makes it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from tnsim.checkpoints.guard import refusing
 from tnsim.errors import CheckpointError
 
-_FIXED = {  # instructions by the bytes that follow, of which nothing is known but their number
+_FIXED = {  # lengths of the arguments of instructions whose arguments need no decoding
     pickle.BINFLOAT: 8,
     pickle.BINPUT: 1,
     pickle.LONG_BINPUT: 4,
@@ -38,14 +38,14 @@ class _Named(NamedTuple):
 def check_pickle(data: bytes) -> None:
     """Refuse a pickle that would take memory or time out of proportion.
 
-    What the reader does not know is left to the reader, which refuses the whole file.
+    An instruction that is unknown here is left to PyTorch's reader, which refuses the whole file.
 
     Args:
-        data: The pickle.
+        data: The bytes of the pickle.
 
     Raises:
-        CheckpointError: Naming the call; or the pickle ends within an instruction, or asks for what
-            is not there.
+        CheckpointError: When a call, which the message names, is out of proportion, or when the
+            pickle ends within an instruction or takes values that the stack does not have.
 
     Example:
         >>> check_pickle(pickle.dumps({"bias": [1.0]}, 2))
@@ -60,7 +60,7 @@ def check_pickle(data: bytes) -> None:
 def _follow(data: bytes) -> None:
     """Go through the instructions up to the last, or up to the first that no weights need."""
     stack: list[Any] = []
-    outer: list[list[Any]] = []  # stacks that marks have put aside
+    outer: list[list[Any]] = []  # stacks that marks have saved
     memo: dict[int, Any] = {}
     at = 0
     while True:
@@ -124,7 +124,7 @@ def _follow(data: bytes) -> None:
 
 
 def _taken(data: bytes, at: int, size: int) -> bytes:
-    """So many bytes, all of which must be there."""
+    """The `size` bytes from a place, refused where the data are shorter."""
     found = data[at : at + size]
     if len(found) < size:
         raise ValueError("it ends within an instruction")

@@ -1,6 +1,7 @@
-"""Rules: how somebody else's state dict spells one layer. In: fields. Out: checked rules, in words.
+"""Rules: descriptions of how a foreign state dict spells one layer.
 
-Everything that would change the function if it were guessed wrong is a field of its rule.
+Everything that would change the function if it were guessed wrong is a field of its rule. A rule is
+checked once (`check_rule`), and `facts` says its conventions in words.
 """
 
 from __future__ import annotations
@@ -17,20 +18,20 @@ from tnsim.errors import ON_INPUTS, CheckpointError, UnsupportedLayer
 from tnsim.models.attention import MASKS
 
 PROJECTIONS = ("q1", "k1", "q2", "k2", "v", "o")
-# What a file or its configuration may hold.
+# Fields whose numbers a file or its configuration may hold.
 NUMBERS = ("scale", "n_heads", "rope_base", "norm_energy")
-# Where configurations of transformers say how many heads there are.
+# Keys under which configurations of transformers state the number of heads.
 CONFIGURED_HEADS = "config:model.n_head|num_attention_heads|n_head|n_heads"
-_REQUIRED = {  # of each kind
+_REQUIRED = {  # fields that a rule of each kind must have
     "linear": ("weight",),
     "bilinear": ("left", "right"),
     "attention": (*PROJECTIONS, "n_heads"),
 }
-_FUSED = {  # of each kind that may stack arrays in one, with what that stacks first
+_FUSED = {  # required fields and orders of each kind that may stack arrays in one
     "bilinear": (("fused",), "left-right or right-left"),
     "attention": (("fused", "o", "n_heads"), "q-k-v or q1-k1-q2-k2-v"),
 }
-_CHOICES = {
+_CHOICES = {  # values that a field may have
     "mask": MASKS,
     "score_power": (0, 1, 2),
     "rope_layout": ("half", "interleaved"),
@@ -51,25 +52,25 @@ class Rule:
 
     Attributes:
         kind: "linear", "bilinear" or "attention".
-        fused: One array that stacks those of several roles on axis 0, and `fused_bias` their
-            biases: Left and right, or all of attention but o.
-        fused_order: How they are stacked, "left-right" or "right-left"; for attention "q-k-v",
-            whose q and k are those of both scores, or "q1-k1-q2-k2-v".
-        transpose: Matrices are stored (in, out).
-        lifted: Column 0 of left and right multiplies a constant 1.
+        fused: Key of an array that stacks the arrays of several roles on axis 0: left and right, or
+            all of attention but o. `fused_bias` is the key of their stacked biases.
+        fused_order: Order of the roles, "left-right" or "right-left"; for attention "q-k-v", where
+            both scores share q and k, or "q1-k1-q2-k2-v".
+        transpose: Whether matrices are stored (in, out).
+        lifted: Whether column 0 of left and right multiplies a constant 1.
         residual: "additive" for x + s f(x), "lerp" for (1 - s) x + s f(x), None for f(x).
-        scale: The number s, the key of one, or "config:a.b".
+        scale: The number s, the key of a tensor with this number, or "config:a.b".
         n_heads: The number of heads, or "config:a.b".
         mask: "causal" or "none".
-        score_power: p, where the product of the two scores is divided by d_head^p.
+        score_power: Exponent p; the product of the two scores is divided by d_head^p.
         rope_base: Base of the rotary angles or "config:a.b"; None for no RoPE.
         rope_layout: "half" turns coordinates (i, i + d_head / 2), "interleaved" (2 i, 2 i + 1).
-        rope_direction: 1, or -1 for turning by the negative angle.
+        rope_direction: Sign of the angle, 1 or -1.
         norm: "rms" or "layer" for a norm before the layer, inside its residual: g x / sqrt(e + eps)
             + c, where e is the mean square of x, and "layer" subtracts the mean from x first.
         norm_weight: Key of g; None for 1.
         norm_bias: Key of c; None for 0.
-        norm_energy: Key of a constant to take for e, which needs no inputs.
+        norm_energy: Key of a constant to take for e; then no inputs are needed.
         norm_epsilon: The number eps.
         repeat: Whether the rule stands for a run of layers.
 
@@ -129,7 +130,7 @@ class Rule:
         return f"Rule({', '.join(said)})"
 
     def changed(self) -> dict[str, Any]:
-        """The fields that have not their default values.
+        """The fields with other than their default values.
 
         Returns:
             Values by name, the kind among them.
@@ -143,7 +144,7 @@ class Rule:
 
     @property
     def main_key(self) -> str:
-        """The key that a layer cannot do without; a repeated rule goes on while it is there."""
+        """A key that every layer of the rule has; a repeated rule goes on while the key exists."""
         return self.weight or self.fused or self.left or self.q1 or ""
 
     def numbered(self, i: int) -> Rule:
@@ -168,10 +169,10 @@ class Rule:
 
 
 def facts(rule: Rule) -> list[str]:
-    """What a rule takes for granted, and would change the function if it were otherwise.
+    """The conventions of a rule that determine the function, in words.
 
     Args:
-        rule: One that passed `check_rule`.
+        rule: A rule that passed `check_rule`.
 
     Returns:
         Phrases, none for a plain linear layer.
@@ -221,13 +222,13 @@ def _attention_facts(rule: Rule) -> list[str]:
 
 
 def is_finite(value: Any) -> bool:
-    """Whether something out of a file of text is a number that floats can hold.
+    """Whether a value out of a text file is a number that floats can hold.
 
     Args:
-        value: What a parser gave.
+        value: Value that a parser gave.
 
     Returns:
-        False for booleans, infinities, what is no number, and integers beyond floats.
+        False for booleans, infinities, NaN, other types, and integers beyond floats.
 
     Example:
         >>> is_finite(3), is_finite(True), is_finite(10**400)
@@ -236,18 +237,18 @@ def is_finite(value: Any) -> bool:
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         return False
     largest = sys.float_info.max
-    return value <= largest and not value < -largest  # the first is false for NaN
+    return value <= largest and not value < -largest  # the first comparison is false for NaN
 
 
 def check_rule(rule: Rule, where: str) -> None:
-    """Refuse a rule that is incomplete or holds what it cannot.
+    """Refuse a rule that is incomplete or has a field with an impossible value.
 
     Args:
-        rule: Any.
-        where: What stands in front of a message.
+        rule: Any rule.
+        where: Words in front of a message.
 
     Raises:
-        CheckpointError: Naming the field.
+        CheckpointError: For a wrong field, which the message names.
         UnsupportedLayer: For a layer kind without a polynomial.
 
     Example:

@@ -1,28 +1,274 @@
-"""State dicts into models. In: named arrays, a dialect. Out: a model, or the dialect that fits."""
+"""State dicts into models: a dialect is applied to named arrays, and every array is accounted for.
+
+Training code wraps weights: `{"model": ..., "optimizer": ...}` of a training loop, `state_dict` and
+`net.` of Lightning, `module.` of DistributedDataParallel and `_orig_mod.` of torch.compile change
+no number. Names tell where the weights are (`place_of`): a place is taken only where every required
+name lies, and only where no other place has all of them.
+
+Some tensors are used by no rule (`check_unused`). A dialect may *ignore* a tensor that is no part
+of the function, such as a step counter, and *leave out* a tensor that is: the model is then another
+function than the network, and every result says so. Weights that the forward pass does not use are
+listed as *unused*.
+
+`model_from_state` applies a given dialect, and `detect` finds the one preset that fits.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import fnmatch
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from tnsim.checkpoints import layer_rules
-from tnsim.checkpoints.dialects import Dialect
-from tnsim.checkpoints.named_arrays import KeysDiffer, NamedArrays, listing
-from tnsim.checkpoints.named_numbers import valued
+from tnsim.checkpoints.dialects import PRESETS, Dialect, is_pattern
+from tnsim.checkpoints.named_arrays import KeysDiffer, NamedArrays, listing, to_numpy, valued
 from tnsim.checkpoints.norms import Normed, fold
-from tnsim.checkpoints.presets import PRESETS
 from tnsim.checkpoints.rules import Rule
-from tnsim.checkpoints.unused import check_unused
-from tnsim.checkpoints.wrappings import Place, inside, place_of
 from tnsim.errors import ON_INPUTS, CheckpointError, TnsimError, UnsupportedLayer
-from tnsim.models.arrays import rename_errors
-from tnsim.models.gradients import detached, requires_grad
+from tnsim.models.arrays import detached, rename_errors, requires_grad
 from tnsim.models.model import Model
 from tnsim.models.origin import Origin
+from tnsim.models.protocol import Layer
+
+DEEPEST = 3  # levels of mappings inside one another that are searched for weights
+
+
+PREFIXES = ("module.", "_orig_mod.", "model.", "net.", "network.")  # names of wrappers
+
+
+class Place(NamedTuple):
+    """The place of weights in nested mappings.
+
+    Attributes:
+        way: Keys of the mappings that lead to the place.
+        prefix: Prefix of the names of the weights.
+    """
+
+    way: tuple[str, ...] = ()
+    prefix: str = ""
+
+    def __str__(self) -> str:
+        said = [f"under {' / '.join(map(repr, self.way))}"] if self.way else []
+        if self.prefix:
+            said.append(f"behind {self.prefix!r}")
+        return " ".join(said) or "at the top"
+
+
+def place_of(state: Mapping[str, Any], names: Sequence[str]) -> Place:
+    """The place at which the weights of some names lie.
+
+    Args:
+        state: Arrays by name, or mappings of arrays.
+        names: Required names, at least one.
+
+    Returns:
+        The top where the names are at the top or nowhere; else the one place that has all names.
+
+    Raises:
+        KeysDiffer: Where more than one place has all names.
+
+    Example:
+        >>> place_of({"model": {"module.w": 1, "module.b": 2}, "step": 3}, ["w", "b"])
+        Place(way=('model',), prefix='module.')
+    """
+    if all(name in state for name in names):
+        return Place()
+    found = list(_places(state, names, (), set()))
+    if len(found) > 1:
+        shown = "; ".join(map(str, found[:4]))
+        raise KeysDiffer(
+            f"the weights are there more than once: {shown}. Say which are meant by nested in the "
+            f"dialect, such as {list(found[0].way)}, and by names with what stands before them"
+        )
+    return found[0] if found else Place()
+
+
+def inside(state: Mapping[str, Any], place: Place) -> Mapping[str, Any]:
+    """The mapping at a place, its names without the prefix of the place.
+
+    Args:
+        state: Nested mappings, as for `place_of`.
+        place: A place that `place_of` found.
+
+    Returns:
+        Arrays by name. Names without the prefix stay as they are.
+
+    Raises:
+        KeysDiffer: Where a name exists both with the prefix and without.
+
+    Example:
+        >>> inside({"model": {"module.w": 1}}, Place(("model",), "module."))
+        {'w': 1}
+    """
+    for key in place.way:
+        state = state[key]
+    if not place.prefix:
+        return state
+    named = {name.removeprefix(place.prefix): value for name, value in state.items()}
+    if len(named) < len(state):
+        twice = next(name for name in state if place.prefix + name in state)
+        raise KeysDiffer(f"{twice!r} is there with {place.prefix!r} before it and without")
+    return named
+
+
+def common_prefix(names: Sequence[str]) -> str:
+    """The prefix that wrappers put before all of some names.
+
+    Args:
+        names: Names of tensors.
+
+    Returns:
+        Words of `PREFIXES` in a row; empty where not all names begin with the same word.
+
+    Example:
+        >>> common_prefix(["module._orig_mod.w", "module._orig_mod.b"])
+        'module._orig_mod.'
+    """
+    for word in PREFIXES:
+        if names and all(name.startswith(word) for name in names):
+            return word + common_prefix([name.removeprefix(word) for name in names])
+    return ""
+
+
+def _places(
+    state: Mapping[Any, Any], names: Sequence[str], way: tuple[str, ...], seen: set[int]
+) -> Iterator[Place]:
+    """Every place that has all names, in a mapping and the mappings inside it, itself perhaps."""
+    seen.add(id(state))
+    for name in state:
+        if not isinstance(name, str) or not name.endswith(names[0]):
+            continue
+        prefix = name.removesuffix(names[0])
+        if prefix[-1:] in ("", ".") and all(prefix + other in state for other in names):
+            yield Place(way, prefix)
+    if len(way) == DEEPEST:
+        return
+    for key, value in state.items():
+        if isinstance(value, Mapping) and isinstance(key, str) and id(value) not in seen:
+            yield from _places(value, names, (*way, key), seen)
+
+
+NORM = re.compile(
+    r"(^|[._])((layer|rms|batch|group)_?norm|norm|ln)(_|\d|\.|$)|norm\d*(\.|$)", re.IGNORECASE
+)
+
+
+BIAS = re.compile(r"(^|[._])bias(_|\d|\.|$)|(^|\.)b(_\w+|\d*)$", re.IGNORECASE)
+
+
+def check_unused(
+    arrays: NamedArrays, dialect: Dialect, layers: Sequence[Layer]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Account for the tensors that the rules of a dialect do not use.
+
+    Args:
+        arrays: Arrays of the file, after all layers were read.
+        dialect: Dialect with patterns to ignore and to leave out.
+        layers: Layers that were read.
+
+    Returns:
+        Names of the ignored tensors, and names of the tensors that are left out.
+
+    Raises:
+        KeysDiffer: Where the dialect does not account for a tensor.
+        UnsupportedLayer: Where this tensor is a norm, or where the dialect ignores a norm or a
+            bias.
+
+    Example:
+        >>> import numpy as np
+        >>> from tnsim.checkpoints.rules import Rule
+        >>> dialect = Dialect("mine", (Rule("linear", weight="w"),), ignore=("step",))
+        >>> check_unused(NamedArrays({"step": np.array(3)}, None), dialect, [])
+        (('step',), ())
+    """
+    widths = {size for layer in layers for size in (layer.d_in, layer.d_out)}
+    ignored: list[str] = []
+    left_out: list[str] = []
+    surplus: list[str] = []
+    to_leave, unused, to_ignore = map(
+        _Patterns, (dialect.leave_out, dialect.unused, dialect.ignore)
+    )
+    for name in arrays.unused():
+        if name in to_leave:
+            left_out.append(name)
+        elif name in unused:
+            ignored.append(name)
+        elif name in to_ignore:
+            _check_ignored(name, arrays.state[name], widths, dialect)
+            ignored.append(name)
+        else:
+            surplus.append(name)
+    if surplus:
+        raise _unexpected(surplus, dialect)
+    return tuple(ignored), tuple(left_out)
+
+
+class _Patterns:
+    """A set of names and patterns of names; the patterns are one regular expression."""
+
+    def __init__(self, patterns: Sequence[str]) -> None:
+        self._names = {pattern for pattern in patterns if not is_pattern(pattern)}
+        several = dict.fromkeys(pattern for pattern in patterns if is_pattern(pattern))
+        self._form = re.compile("|".join(map(fnmatch.translate, several)) or r"(?!)")
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._names or self._form.match(name) is not None
+
+
+def _check_ignored(name: str, value: Any, widths: set[int], dialect: Dialect) -> None:
+    """Raise `UnsupportedLayer` where a tensor is a norm or a bias, by its name or its role."""
+    try:
+        array = to_numpy(value, name)
+    except CheckpointError:
+        return  # text, or a mapping: no numbers that a layer could use
+    if array.dtype.kind != "f":
+        return  # a counter or a mask
+    if NORM.search(name):
+        role = "is a normalisation, by its name"
+    elif BIAS.search(name):
+        role = "is a bias, by its name"
+    elif array.ndim == 1 and array.size > 1 and array.size in widths:
+        role = f"has {array.size} numbers, one per coordinate: a bias or the gain of a norm"
+    else:
+        return
+    raise UnsupportedLayer(
+        f"dialect {dialect.name} ignores {name}, which {role}; "
+        f"without it the model is another function. {_choices(name)}"
+    )
+
+
+def _choices(name: str) -> str:
+    use = "Name it in the rule of its layer"
+    if NORM.search(name):
+        use = (
+            "Name it in the rule of the layer behind it (norm, norm_weight, norm_bias) and give "
+            "norms=inputs, or where it is constant norm_energy"
+        )
+    return (
+        f"{use}; or leave it out knowingly: leave_out in the dialect or in the call; or, where the "
+        "forward pass does not use it, list it under unused"
+    )
+
+
+def _unexpected(surplus: list[str], dialect: Dialect) -> TnsimError:
+    norm = next(filter(NORM.search, surplus), None)
+    if norm is not None:
+        return UnsupportedLayer(
+            f"{norm} is a normalisation: one that depends on the input is no polynomial. "
+            f"{_choices(norm)}. {ON_INPUTS}"
+        )
+    names = ", ".join(surplus[:8])
+    return KeysDiffer(
+        f"dialect {dialect.name} does not account for {names}; extend it, or list them under "
+        "ignore where they are no part of the function"
+    )
+
 
 OF_A_FILE = "Load what no dialect describes into the module that it belongs to."
+
+
 _ATTENTION = re.compile(
     r"(^|[._])(q|k|v|q1|k1|q2|k2|attn|attention|q_proj|k_proj)([._]|$)", re.IGNORECASE
 )
@@ -40,17 +286,17 @@ def model_from_state(
 
     Args:
         state: Arrays or tensors by name.
-        dialect: How they spell a model.
+        dialect: Dialect of the names.
         n_ctx: Length of the sequences that the model reads.
-        config: Numbers by name, for dialects that ask for them.
-        leave_out: Patterns of keys, beside those of the dialect.
+        config: Numbers by name, for dialects that take numbers from a configuration.
+        leave_out: Patterns of keys to leave out in addition to the patterns of the dialect.
         norms: Inputs at whose mean energy norms are folded.
 
     Returns:
         The model, whose `origin` says what was assumed, ignored and left out.
 
     Raises:
-        CheckpointError: On missing or surplus keys, naming them.
+        CheckpointError: On missing or surplus keys, which the message names.
         UnsupportedLayer: For a norm without `norms`, and when a norm or a bias is left over.
         ModelError: When the arrays make no model.
 
@@ -65,7 +311,7 @@ def model_from_state(
     named = inside(named, place)
     arrays = NamedArrays(named, config)
     layers: list[Normed] = []
-    runs: list[tuple[Rule, ...]] = []  # with the numbers that were found
+    runs: list[tuple[Rule, ...]] = []  # rules of single layers, with the numbers of the file
     for rule in dialect.layers:
         run: list[Rule] = []
         for single in _rules(rule, arrays):
@@ -98,16 +344,16 @@ def assembled(layers: Sequence[Normed], norms: Any, n_ctx: int | None, origin: O
     """A model of layers, with the norms before them as constants.
 
     Args:
-        layers: From the input up.
-        norms: Inputs to measure norms on, None for none.
-        n_ctx: Of the model.
-        origin: Without what the norms add to it.
+        layers: Layers from the input up, each with the norm before it.
+        norms: Inputs on which norms are measured, None for no inputs.
+        n_ctx: Length of the sequences that the model reads.
+        origin: Origin of the model, to which folded norms add assumptions and a caveat.
 
     Returns:
         The model with its origin.
 
     Raises:
-        UnsupportedLayer: Where there are norms, and no inputs.
+        UnsupportedLayer: Where there are norms and no inputs.
         ModelError: Where the inputs do not fit.
     """
     if not any(normed.norm for normed in layers):
@@ -142,8 +388,8 @@ def told(rule: Rule, arrays: NamedArrays) -> Rule:
     """A rule with the value of its constant energy and of its scale, to be shown.
 
     Args:
-        rule: With its other values.
-        arrays: Where the energy is looked up.
+        rule: Rule with its other values.
+        arrays: Arrays in which the energy is looked up.
 
     Returns:
         The rule, the number in the place of the key.
@@ -157,7 +403,7 @@ def told(rule: Rule, arrays: NamedArrays) -> Rule:
 
 
 def _unfolded(layers: Sequence[Normed]) -> UnsupportedLayer:
-    """That there are norms, and no inputs to measure them on."""
+    """The refusal of norms without inputs on which to measure them."""
     places = ", ".join(str(n) for n, normed in enumerate(layers) if normed.norm)
     return UnsupportedLayer(
         f"a norm stands before layer {places}: it depends on the input and is no polynomial. "
@@ -167,7 +413,7 @@ def _unfolded(layers: Sequence[Normed]) -> UnsupportedLayer:
 
 
 def _folded(layers: Sequence[Normed], norms: Any, n_ctx: int | None, origin: Origin) -> Model:
-    """The model with its norms as constants, and what that costs."""
+    """The model with its norms as constants, and with the error of this as a caveat."""
     folded = fold(layers, norms, n_ctx)
     said = [
         f"norm before layer {n}: mean energy {energy:.6g}"
@@ -204,8 +450,9 @@ def detect(
         The preset.
 
     Raises:
-        CheckpointError: When there is none, or more than one.
-        ModelError, UnsupportedLayer: When one accounts for the keys, and the arrays make no model.
+        CheckpointError: When no preset fits, or more than one.
+        ModelError, UnsupportedLayer: When a preset accounts for the keys, but the arrays make no
+            model.
 
     Example:
         >>> import numpy as np
@@ -232,7 +479,7 @@ def detect(
 
 
 def _closest(errors: list[TnsimError]) -> TnsimError | None:
-    """What stands in the way where the keys fit: said in one way only, or else by nobody."""
+    """The one reason against the presets whose keys fit, None where reasons differ or none fits."""
     reasons = {str(error): error for error in errors if not isinstance(error, KeysDiffer)}
     if len(reasons) == 1:
         return reasons.popitem()[1]
@@ -240,7 +487,7 @@ def _closest(errors: list[TnsimError]) -> TnsimError | None:
 
 
 def _unknown(state: Mapping[str, Any]) -> TnsimError:
-    """That no preset has these keys, or those of the one mapping inside that holds weights."""
+    """The refusal of keys that no preset has; of one inner mapping of weights, its keys."""
     inner = [value for value in state.values() if isinstance(value, Mapping)]
     if len(inner) == 1 and len(inner[0]) > len(state):
         return _unknown(inner[0])

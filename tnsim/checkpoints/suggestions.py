@@ -1,15 +1,16 @@
-"""A dialect to begin with. In: names and shapes of tensors. Out: JSON with guesses to confirm.
+"""Suggested dialects: a template for a file, with guesses to confirm.
 
-Names tell roles and shapes tell directions. What neither tells is written down as a `Guess` that
-says what else it could be. A result of a dialect with guesses is not exact until each guess is
-confirmed. Where names or shapes speak of an activation, nothing is suggested.
+Names tell roles and shapes tell directions. A fact that neither tells is written down as a `Guess`
+with its alternatives. A result of a dialect with guesses is not exact until each guess is
+confirmed. Where names or shapes speak of an activation, nothing is suggested (`check_polynomial`).
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,26 +19,224 @@ import numpy as np
 from tnsim.checkpoints.dialects import FORMAT
 from tnsim.checkpoints.named_arrays import to_numpy
 from tnsim.checkpoints.rules import CONFIGURED_HEADS, PROJECTIONS
-from tnsim.checkpoints.suggested_blocks import check_polynomial, guesses_of, one_by_one
-from tnsim.checkpoints.unused import BIAS, NORM
-from tnsim.checkpoints.wrappings import Place, common_prefix, inside
-from tnsim.errors import CheckpointError
+from tnsim.checkpoints.state_dict import BIAS, NORM, Place, common_prefix, inside
+from tnsim.errors import ON_INPUTS, CheckpointError, UnsupportedLayer, printable
 
-_ROLES = {  # of a bilinear layer, by the last word of a name
+_GATE = re.compile(
+    r"(w_?)?(g|gate|gates|gating)(_?(proj|projection|layer|linear))?|gate_?up(_?proj)?|wi_?[01]"
+    r"|fc1_[gx]",
+    re.IGNORECASE,
+)
+
+
+_GATED = re.compile(r"(^|[._])(swi|ge|re|se)?glu(_?mlp)?\d*([._]|$)", re.IGNORECASE)
+
+
+_LOOKED_UP = re.compile(r"(?<!un)emb|wte|tok", re.IGNORECASE)
+
+
+_BY_HAND = (
+    "If it is a polynomial after all, write its rule by hand, "
+    '{"kind": "bilinear", "left": ..., "right": ..., "down": ...} or {"kind": "linear", '
+    '"weight": ...}, or read the module by tnsim.from_module, which runs it'
+)
+
+
+_ORDER = (
+    "the layers follow one another in this order, and nothing stands before, between or behind "
+    "them that leaves no tensor in a file: no activation (ReLU, GELU), no softmax, no norm without "
+    "weights, no residual connection around several layers"
+)
+
+
+_STORED = "matrices are stored (out, in), as nn.Linear has them, unless a rule says transpose"
+
+
+OPEN = "?"
+"""Prefix of the name of a field whose value is a guess; the text of the field has alternatives."""
+
+
+Shapes = Mapping[str, tuple[int, int]]
+
+
+def check_polynomial(
+    rules: Sequence[dict[str, Any]], shapes: Shapes, names: Mapping[str, str]
+) -> None:
+    """Refuse matrices that are no polynomial by their names or shapes.
+
+    A gate is multiplied through an activation in nearly all networks that have one, and linear
+    layers in a row would be one linear layer but for the activations between them. Neither leaves
+    a trace in a file.
+
+    Args:
+        rules: Rules in order; a rule that is still repeated stands for a run of equal layers.
+        shapes: Shapes of the matrices by their names, with {i} in the place of numbers.
+        names: Names with {i} by the names of tensors.
+
+    Raises:
+        UnsupportedLayer: For a gate or linear layers in a row, which the message names.
+
+    Example:
+        >>> rules = [{"kind": "linear", "weight": f"{n}.weight"} for n in (0, 2)]
+        >>> check_polynomial(rules, {"0.weight": (4, 3), "2.weight": (2, 4)}, {})
+        Traceback (most recent call last):
+            ...
+        tnsim.errors.UnsupportedLayer: 0.weight and 2.weight are plain linear layers in a row, wh...
+    """
+    gate = next(filter(_is_gate, shapes), None) or _gate_of_three(shapes)
+    if gate is not None:
+        raise UnsupportedLayer(
+            f"{printable(gate)} is a gate by its name: nearly all networks put it through an "
+            "activation (SwiGLU, GEGLU, GLU), which leaves no trace in a file and is no "
+            f"polynomial. {_BY_HAND}. {ON_INPUTS}"
+        )
+    before: dict[str, Any] | None = None
+    for rule in rules:
+        linear = rule["kind"] == "linear"
+        several = linear and rule.get("repeat") and list(names.values()).count(rule["weight"]) > 1
+        in_a_row = before is not None and before["kind"] == "linear" and not _is_lookup(before)
+        if linear and (several or in_a_row):
+            first = rule if before is None or not in_a_row else before
+            both = dict.fromkeys((first["weight"], rule["weight"]))
+            raise UnsupportedLayer(
+                f"{printable(' and '.join(both))} are plain linear layers in a row, which would be "
+                "one linear layer but for activations between them (ReLU, GELU): these leave no "
+                f"trace in a file and are no polynomials. {_BY_HAND}. {ON_INPUTS}"
+            )
+        before = rule
+
+
+def _is_gate(key: str) -> bool:
+    path = key.removesuffix(".weight")
+    return bool(_GATE.fullmatch(path.rpartition(".")[2]) or _GATED.search(path))
+
+
+def _is_lookup(rule: dict[str, Any]) -> bool:
+    """Whether a layer looks up the vector of a token, which passes through no activation."""
+    return bool(rule.get("transpose") and _LOOKED_UP.search(rule["weight"]))
+
+
+def _gate_of_three(shapes: Shapes) -> str | None:
+    """The gate among w1, w2 and w3 where w2 leads back: LLaMA's names of its SwiGLU matrices."""
+    for key, (rows, columns) in shapes.items():
+        found = re.fullmatch(r"(.*\b)(w_?)1((\.weight)?)", key)
+        if found is None:
+            continue
+        second, third = (f"{found[1]}{found[2]}{n}{found[3]}" for n in (2, 3))
+        leads_back = shapes.get(second) == (columns, rows) and rows != columns
+        if leads_back and shapes.get(third) == (rows, columns):
+            return key
+    return None
+
+
+def guesses_of(layers: Iterable[dict[str, Any]], shapes: Shapes) -> Iterator[dict[str, Any]]:
+    """Take the guesses out of rules.
+
+    Args:
+        layers: Rules in order; fields whose names begin with `OPEN` are removed.
+        shapes: Shapes of the matrices by their names.
+
+    Yields:
+        Guesses as a dialect lists them, none of them confirmed.
+
+    Example:
+        >>> rules = [{"kind": "linear", "weight": "w", "?residual": "none"}]
+        >>> [guess["about"] for guess in guesses_of(rules, {"w": (2, 2)})], rules
+        (['layers', 'matrices', 'residual of layer rule 0'], [{'kind': 'linear', 'weight': 'w'}])
+    """
+    layers = list(layers)
+    found = [("layers", _ORDER)]
+    if len(layers) == 1 or any(rows == columns for rows, columns in shapes.values()):
+        found.append(("matrices", _STORED))
+    for n, rule in enumerate(layers):
+        for name in [name for name in rule if name.startswith(OPEN)]:
+            found.append((f"{name.removeprefix(OPEN)} of layer rule {n}", rule.pop(name)))
+    for about, guess in found:
+        yield {"about": about, "guess": guess, "confirmed": False}
+
+
+def one_by_one(rules: list[dict[str, Any]], names: Collection[str]) -> Iterator[dict[str, Any]]:
+    """Rules in order of the layers; several rules of one block are written out block by block.
+
+    A repeated rule is a run of equal layers, so attention and MLP in turn are written out.
+
+    Args:
+        rules: Guessed rules, repeated where their names have numbers.
+        names: Names of the tensors, which tell the number of blocks.
+
+    Yields:
+        The rules of the dialect.
+
+    Example:
+        >>> rules = [{"weight": f"h.{{i}}.{name}", "repeat": True} for name in "ab"]
+        >>> names = ["h.0.a", "h.0.b", "h.1.a", "h.1.b"]
+        >>> [rule["weight"] for rule in one_by_one(rules, names)]
+        ['h.0.a', 'h.0.b', 'h.1.a', 'h.1.b']
+    """
+    blocks = [_block(rule) for rule in rules]
+    for block, several in itertools.groupby(rules, key=_block):
+        run = list(several)
+        if block is None or blocks.count(block) == 1:
+            yield from run
+            continue
+        numbers = {name[len(block) :].split(".")[0] for name in names if name.startswith(block)}
+        for i in range(len(numbers)):
+            for rule in run:
+                yield _numbered(rule, i)
+
+
+def _block(rule: dict[str, Any]) -> str | None:
+    """The part of a repeated rule's names before the number, None for a single rule."""
+    if not rule.get("repeat"):
+        return None
+    keys = [value for value in rule.values() if isinstance(value, str) and "{i}" in value]
+    return keys[0].partition("{i}")[0]
+
+
+def _numbered(rule: dict[str, Any], i: int) -> dict[str, Any]:
+    """The rule of one layer of a run."""
+    found: dict[str, Any] = {}
+    for name, value in rule.items():
+        if name != "repeat" and not (i and name[0] in "#?"):
+            found[name] = value.replace("{i}", str(i)) if isinstance(value, str) else value
+    return found
+
+
+_ROLES = {  # roles in a bilinear layer, by the last word of a name
     "left": re.compile(r"(w_?)?(l|left|up|1)|up_proj", re.IGNORECASE),
     "right": re.compile(r"(w_?)?(r|right|2)|up_proj", re.IGNORECASE),
     "down": re.compile(r"(w_?)?(d|down|p|proj|projection|3)|down_proj", re.IGNORECASE),
     "fused": re.compile(r"(w_?)?(lr|fused|bi_?linear|12)", re.IGNORECASE),
 }
+
+
 _QKV = re.compile(r"(w_?)?qkv(_?proj)?|c_attn|in_proj|query_key_value", re.IGNORECASE)
+
+
 _LAST = re.compile(r"unembed|lm_head|head|classifier|readout|logits|output", re.IGNORECASE)
+
+
 _ATTENTION = re.compile(r"(w_?)?(q1|k1|q2|k2|q|k|v|o|out)(_proj)?", re.IGNORECASE)
+
+
 _OUTPUT = re.compile(r"(w_?)?(o|out|c)(_?proj)?", re.IGNORECASE)
+
+
 _EMBEDDING = re.compile(r"(?<!un)emb|wte|tok", re.IGNORECASE)
+
+
 _POSITION = re.compile(r"(^|[._])(wpe|pos(ition(al|s)?)?)([._]|$)|pos\w*_?emb", re.IGNORECASE)
+
+
 _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
+
+
 _RESIDUAL = "x + s f(x); null for f(x) alone, lerp for (1 - s) x + s f(x); scale is s, 1 by default"
+
+
 _NO_RESIDUAL = "f(x) alone; additive for x + s f(x), lerp for (1 - s) x + s f(x), scale is s"
+
+
 _MULTIPLIED = (
     "left and right are multiplied as they are; with an activation on one of them (SwiGLU, GEGLU, "
     "GLU) the layer is no polynomial"
@@ -49,11 +248,11 @@ class Weight:
     """A matrix of a file, with `{i}` where the numbers of layers stand.
 
     Attributes:
-        scope: What its name has before the last word.
-        word: The last word.
+        scope: Part of the name before the last word.
+        word: Last word of the name.
         key: The whole name.
-        bias: The name of its bias, None where there is none.
-        shape: Of the first layer.
+        bias: Name of the bias, None where there is no bias.
+        shape: Shape of the matrix in the first layer.
     """
 
     scope: str
@@ -67,15 +266,15 @@ def suggest(state: Mapping[Any, Any], name: str) -> str:
     """A template of a dialect for the tensors of a file.
 
     Args:
-        state: Arrays or unread tensors by name, or mappings of such.
-        name: Of the dialect.
+        state: Arrays or unread tensors by name, or mappings of these.
+        name: Name of the dialect.
 
     Returns:
         JSON with guesses, and with comments under names that begin with #.
 
     Raises:
         CheckpointError: When there is no matrix.
-        UnsupportedLayer: When names are those of gates, or plain linear layers follow one another.
+        UnsupportedLayer: When names are names of gates, or plain linear layers follow one another.
 
     Example:
         >>> arrays = {"emb.weight": np.ones((4, 3)), "step": np.array(7)}
@@ -117,7 +316,7 @@ def suggest(state: Mapping[Any, Any], name: str) -> str:
 
 
 def _nested(state: Mapping[Any, Any]) -> tuple[list[str], dict[str, Any]]:
-    """The way to the mapping with most tensors, and what it holds."""
+    """The keys that lead to the mapping with most tensors, and the contents of the mapping."""
     mappings = {str(key): value for key, value in state.items() if isinstance(value, Mapping)}
     if not mappings:
         return [], {str(key): value for key, value in state.items()}
@@ -160,7 +359,7 @@ def _weights(arrays: Mapping[str, np.ndarray], keys: Mapping[str, str]) -> Itera
         if array.ndim != 2 or key in seen or NORM.search(key) or BIAS.search(key):
             continue
         if _POSITION.search(key):
-            continue  # added to the inputs, which no rule says
+            continue  # positions are added to the inputs, for which there is no rule
         seen.add(key)
         path = key.removesuffix(".weight")
         scope, _, word = path.rpartition(".")
@@ -169,9 +368,10 @@ def _weights(arrays: Mapping[str, np.ndarray], keys: Mapping[str, str]) -> Itera
 
 
 def _place(weight: Weight) -> int:
-    """What comes first and what last whatever their place in the file, whose names may be sorted.
+    """The rank of a matrix in the order of layers, as a file may sort its names.
 
-    Within a block attention comes before the rest, as in nearly all transformers.
+    Embeddings come first and heads last; within a block attention comes before the rest, as in
+    nearly all transformers.
     """
     if "{i}" in weight.key:
         attends = re.search(r"attn|attention", weight.key, re.IGNORECASE)
@@ -216,7 +416,7 @@ def _linear(weight: Weight) -> dict[str, Any]:
 
 
 def _bilinear(beside: list[Weight], first: Weight) -> dict[str, Any] | None:
-    """A bilinear layer of the matrices of one scope, where their names are those of one."""
+    """A bilinear layer of the matrices of one scope, None where their names do not fit."""
     roles: dict[str, Weight] = {}
     for weight in beside:
         for role, words in _ROLES.items():
@@ -226,7 +426,7 @@ def _bilinear(beside: list[Weight], first: Weight) -> dict[str, Any] | None:
     if first not in roles.values() or not ({"left", "right"} <= set(roles) or "fused" in roles):
         return None
     if "fused" not in roles and roles["left"].shape != roles["right"].shape:
-        return None  # the hidden units of both are multiplied
+        return None  # the hidden units of left and right are multiplied, so shapes must agree
     rule: dict[str, Any] = {"kind": "bilinear"}
     for role, weight in roles.items():
         rule[role] = weight.key
@@ -247,7 +447,7 @@ def _bilinear(beside: list[Weight], first: Weight) -> dict[str, Any] | None:
 
 
 def _attention(beside: list[Weight]) -> dict[str, Any] | None:
-    """An attention layer of the matrices of one scope, where their names are those of one."""
+    """An attention layer of the matrices of one scope, None where their names do not fit."""
     roles: dict[str, Weight] = {}
     fused = next((weight for weight in beside if _QKV.fullmatch(weight.word)), None)
     for weight in beside:
@@ -310,7 +510,7 @@ def _turn(rules: list[dict[str, Any]], weights: list[Weight]) -> None:
 
 
 def _width(rule: dict[str, Any], shapes: Mapping[str, tuple[int, int]], end: int) -> int | None:
-    """Coordinates that a layer reads (end 0) or gives (end -1), as far as it is known by now."""
+    """Number of coordinates that a layer reads (end 0) or gives (end -1), by the current rule."""
     if rule["kind"] == "linear":
         rows, columns = shapes[rule["weight"]]
         given = columns if rule.get("transpose") else rows
@@ -321,7 +521,7 @@ def _width(rule: dict[str, Any], shapes: Mapping[str, tuple[int, int]], end: int
 
 
 def _add_norms(rules: list[dict[str, Any]], norms: list[str]) -> None:
-    """Put norms into the rule of the layer behind them: in its own scope, else the last one."""
+    """Put norms into the rule of the layer behind them: in their scope, else the last layer."""
     places: dict[str, list[str]] = {}  # scopes of layers, and the norms in each
     for key in norms:
         module, _, word = key.rpartition(".")

@@ -1,5 +1,10 @@
-"""The command line; takes results and computes nothing itself.
+"""The command line, which prints and writes results and computes nothing itself.
 
-In: words and paths.
-Out: text or JSON on stdout, pictures and tables in files, one line on stderr for every error.
+The modules in their reading order:
+
+    app        the program, its exit status, and the commands on two files
+    options    options, metrics and output that several commands share
+    pairwise   `tnsim pairwise`
+    bench      `tnsim bench`
+    commands   `tnsim dialect`, `tnsim demo`, `tnsim info` and `tnsim reproduce`
 """

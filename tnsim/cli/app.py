@@ -1,7 +1,7 @@
-"""The command line. In: files. Out: text, JSON, pictures. Takes results, computes nothing itself.
+"""The program `tnsim`: commands on one file or two, and one line on stderr for every error.
 
 Heavy imports happen inside the commands, so that `tnsim --help` answers at once. The docstring of a
-command is what `--help` prints, and each option says there what it means.
+command is the text that `--help` prints, and each option carries its own help.
 """
 
 from __future__ import annotations
@@ -16,13 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tnsim.cli import (
-    bench_commands,
-    demo_command,
-    dialect_commands,
-    info_command,
-    reproduce_command,
-)
+from tnsim.cli import bench, commands
 from tnsim.cli import pairwise as pairwise_command
 from tnsim.cli.options import (
     CheckOption,
@@ -49,7 +43,7 @@ from tnsim.cli.options import (
 from tnsim.errors import TnsimError, printable
 
 if TYPE_CHECKING:
-    from tnsim.checkpoints.checkpoint import Reading
+    from tnsim.checkpoints.load import Reading
     from tnsim.compare.monte_carlo import Check
     from tnsim.compare.numbers import Number
     from tnsim.models.model import Model
@@ -62,8 +56,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-app.add_typer(bench_commands.app, name="bench")
-app.add_typer(dialect_commands.app, name="dialect")
+app.add_typer(bench.app, name="bench")
+app.add_typer(commands.app, name="dialect")
 app.command()(pairwise_command.pairwise)
 
 
@@ -88,8 +82,8 @@ def options(
 
 
 def _model(file: Path, reading: Reading) -> Model:
-    """The one model that a name stands for; a folder of several is refused."""
-    from tnsim.checkpoints.checkpoint import read
+    """The one model of a name; a folder of several models is refused."""
+    from tnsim.checkpoints.load import read
 
     return read(file, *reading).model
 
@@ -135,8 +129,8 @@ def similarity(
 def _as_data(
     value: Number, dtype: DtypeName, by_output: list[float] | None, sampled: Check | None
 ) -> dict[str, Any]:
-    """What is said of two files, for JSON."""
-    from tnsim.engine.devices import device
+    """The answer on two files, for JSON."""
+    from tnsim.engine.runtime.devices import device
 
     answer: dict[str, Any] = {
         "similarity": float(value),
@@ -173,8 +167,8 @@ def inspect(
     as_json: JsonOption = False,
 ) -> None:
     """Layers, shapes, degree and legs of a checkpoint, and what was assumed in reading it."""
-    from tnsim.checkpoints.checkpoint import read
-    from tnsim.models.descriptions import describe
+    from tnsim.checkpoints.load import read
+    from tnsim.models.model import describe
     from tnsim.models.origin import Origin
 
     model, dtypes = read(file, *reading_of(dialect, n_ctx, leave_out, norms, known=False))
@@ -238,7 +232,7 @@ def plan(
 ) -> None:
     """What one inner product would cost, without computing it."""
     import tnsim
-    from tnsim.engine.rates import seconds
+    from tnsim.engine.runtime.rates import seconds
 
     reading = reading_of(dialect, n_ctx, leave_out, norms)
     one, two = _model(a, reading), _model(b, reading)
@@ -250,11 +244,11 @@ def plan(
     if isinstance(planned, tnsim.ForwardPlan):
         return
     say(f"{'estimated':<16} {seconds(planned)}")
-    counts = f"{'piece':>5} {'runs':>5} {'contractions':>13} {'multiplications':>16}"
+    counts = f"{'program':>5} {'runs':>5} {'contractions':>13} {'multiplications':>16}"
     say(f"\n{counts}  inputs of the first run")
-    for n, piece in enumerate(planned.pieces):
-        runs = [stage for stage in planned.stages if stage.piece == n]
-        counts = f"{n:>5} {len(runs):>5} {piece.contractions:>13,} {piece.multiplications:>16,}"
+    for n, program in enumerate(planned.programs):
+        runs = [stage for stage in planned.stages if stage.program == n]
+        counts = f"{n:>5} {len(runs):>5} {program.contractions:>13,} {program.multiplications:>16,}"
         say(f"{counts}  {_first_names(runs[0].inputs)}")
 
 
@@ -284,23 +278,23 @@ def convert(
     say(f"{target}: {model}")
 
 
-app.command()(demo_command.demo)
-app.command()(info_command.info)
-app.command()(reproduce_command.reproduce)
+app.command()(commands.demo)
+app.command()(commands.info)
+app.command()(commands.reproduce)
 
 
 def main() -> None:
     """Entry point: every error becomes one line on stderr and exit status 2.
 
-    With TNSIM_DEBUG=1 in the environment the traceback stands before it.
+    With TNSIM_DEBUG=1 in the environment the traceback is printed before the line.
 
     Raises:
         SystemExit: Always; its code is the exit status.
     """
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     warnings.showwarning = _warn
-    if sys.stderr is None:  # closed by whoever started this: what would be said there is not
-        sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115  as long as the process
+    if sys.stderr is None:  # closed by the parent process: messages go nowhere
+        sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115  open until the process ends
     try:
         code = app(standalone_mode=False)
     except (typer.Abort, KeyboardInterrupt):
@@ -316,7 +310,7 @@ def main() -> None:
 
 
 def _sentence(error: Exception) -> str:
-    if said := getattr(error, "format_message", None):  # a wrong flag, in the parser's words
+    if said := getattr(error, "format_message", None):  # a wrong option, in the words of the parser
         return said()
     if isinstance(error, (TnsimError, OSError)):
         return str(error)

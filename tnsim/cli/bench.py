@@ -1,4 +1,4 @@
-"""Cost by depth, measured. In: sizes. Out: rows of planned and measured cost, side by side.
+"""`tnsim bench`: planned and measured cost by depth, as tables, JSON and pictures.
 
 Protocol: weights are made once in the dtype of the computation; the first call compiles and is not
 timed; a row is the median of `repeats` warm calls in one process, tnsim and the hand-written
@@ -8,40 +8,55 @@ layers, on weights that lie on the device.
 
 from __future__ import annotations
 
+import json
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, cast
+from pathlib import Path
+from typing import Annotated, Any, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import typer
 from jax import Array
 
+from tnsim.cli.options import (
+    DtypeName,
+    DtypeOption,
+    JsonOption,
+    check_outputs,
+    print_json,
+    save_picture,
+    say,
+)
 from tnsim.compare import similarity as compared
 from tnsim.compare.numbers import SignedLog
-from tnsim.engine import execution
 from tnsim.engine.plan import Plan
+from tnsim.engine.runtime import execution
 from tnsim.errors import TooLarge
+from tnsim.files import PNG, json_object, replacing
 from tnsim.metrics.metric import TreeSymmetric
 from tnsim.models.layers import Bilinear
 from tnsim.models.model import Model
 from tnsim.tensor_networks.closed_networks import networks
 
 DEPTHS = (1, 2, 4, 8, 16, 32, 64)
-UNROLL_UP_TO = 6
+
+
+UNROLL_UP_TO = 6  # an unrolled network has 2^depth input legs on each side
 
 
 def random_stack(width: int, rank: int, depth: int, dtype: str, seed: int = 0) -> Model:
-    """Bilinear layers of one size, whose activations stay of order one.
+    """A model of bilinear layers of one size; its activations stay of order one.
 
     Args:
         width: Inputs and outputs of every layer.
         rank: Hidden units of every layer.
         depth: Number of layers.
-        dtype: Of the weights.
-        seed: Of the weights, which are normal.
+        dtype: Type of the weights.
+        seed: Seed of the normal weights.
 
     Returns:
         The model, of degree 2^depth.
@@ -66,7 +81,7 @@ def gram_step_multiplications(width: int, rank: int) -> int:
 
     Args:
         width: Inputs and outputs of the layer.
-        rank: Its hidden units.
+        rank: Hidden units of the layer.
 
     Returns:
         The count, with L G and R G formed once each.
@@ -86,11 +101,11 @@ def gram_step_multiplications(width: int, rank: int) -> int:
 
 
 def hand_written(a: Model, b: Model) -> Callable[[], tuple[Array, Array]]:
-    """The paper's Gram recursion as one would write it in JAX: jitted as a whole, rescaled.
+    """The paper's Gram recursion written by hand in JAX: jitted as a whole, rescaled.
 
     Args:
-        a: Bilinear layers in a row, without biases.
-        b: The same of the same depth and widths.
+        a: Model of bilinear layers in a row, without biases.
+        b: Model of the same kind, depth and widths.
 
     Returns:
         A function without arguments, whose weights lie on the device. It gives (trace, log-scale),
@@ -132,17 +147,17 @@ def _recursion(a: list[tuple], b: list[tuple]) -> tuple[Array, Array]:
 def depth_rows(
     width: int, rank: int, depths: Sequence[int] = DEPTHS, dtype: str = "float64", repeats: int = 7
 ) -> Iterator[dict[str, Any]]:
-    """Cost of `<A|B>` under `TreeSymmetric` by depth.
+    """The cost of `<A|B>` under `TreeSymmetric` by depth.
 
     Args:
         width: Inputs and outputs of every layer.
         rank: Hidden units of every layer.
         depths: Numbers of layers.
         dtype: Precision of weights and computation.
-        repeats: Warm calls of which the median is taken.
+        repeats: Number of warm calls, of which the median is taken.
 
     Yields:
-        One row per depth, of counts and of times and bytes in their names' units.
+        A row for each depth: counts, times and bytes in the units that their names state.
 
     Example, as text:
         for row in depth_rows(256, 512, depths=(1, 2)):
@@ -157,7 +172,7 @@ def _depth_row(width: int, rank: int, depth: int, dtype: str, repeats: int) -> d
     a = random_stack(width, rank, depth, dtype, seed=0)
     b = random_stack(width, rank, depth, dtype, seed=1)
     planned = compared.plan(a, b, metric, dtype=dtype)
-    assert isinstance(planned, Plan)  # this metric joins legs
+    assert isinstance(planned, Plan)  # a metric that joins legs has a plan of contractions
 
     def ours() -> SignedLog:
         return compared.log_inner(a, b, metric, dtype=dtype)
@@ -193,11 +208,11 @@ def _depth_row(width: int, rank: int, depth: int, dtype: str, repeats: int) -> d
 
 
 def unrolled_cost(a: Model, b: Model) -> int | None:
-    """Cost of the unrolled closed network along cotengra's greedy path.
+    """The cost of the unrolled closed network along cotengra's greedy path.
 
     Args:
-        a: Bilinear layers in a row.
-        b: The same.
+        a: Model of bilinear layers in a row.
+        b: Model of the same kind.
 
     Returns:
         Scalar multiplications, None where the network is too large.
@@ -213,7 +228,7 @@ def unrolled_cost(a: Model, b: Model) -> int | None:
 
 
 def _alternate(one: Callable[[], Any], two: Callable[[], Any], repeats: int) -> tuple[float, float]:
-    """Medians of two functions called in turn."""
+    """The median times of two functions that are called in turn."""
     times: tuple[list[float], list[float]] = ([], [])
     for _ in range(repeats):
         for function, record in zip((one, two), times, strict=True):
@@ -221,3 +236,102 @@ def _alternate(one: Callable[[], Any], two: Callable[[], Any], repeats: int) -> 
             function()
             record.append(time.perf_counter() - start)
     return statistics.median(times[0]), statistics.median(times[1])
+
+
+COLUMNS = (
+    "depth",
+    "multiplications",
+    "of paper's",
+    "unrolled",
+    "peak MiB",
+    "first ms",
+    "warm ms",
+    "by hand",
+    "ratio",
+)
+
+
+JSON_FILE, PICTURE = "depth.json", "depth.png"
+
+
+JSON = json_object("a measurement of tnsim bench", "rows")
+
+
+TIMES = ("first_milliseconds", "milliseconds", "hand_milliseconds", "ratio")
+
+
+app = typer.Typer(
+    help="Measure cost, with a protocol.", no_args_is_help=True, rich_markup_mode=None
+)
+
+
+@app.callback()
+def _group() -> None:
+    """Keeps `depth` a command of its own while there is no other."""
+
+
+@app.command()
+def depth(
+    width: Annotated[int, typer.Option(min=1, help="Inputs and outputs of every layer.")] = 256,
+    rank: Annotated[int, typer.Option(min=1, help="Hidden units of every layer.")] = 512,
+    max_depth: Annotated[
+        int, typer.Option(min=1, help="Depths are the powers of two up to this.")
+    ] = 64,
+    dtype: DtypeOption = DtypeName.float64,
+    repeats: Annotated[
+        int, typer.Option(min=1, help="Warm calls per row; the median is reported.")
+    ] = 7,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Folder for depth.json and depth.png.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Contraction cost by depth, beside the unrolled network and a hand-written recursion."""
+
+    if out is not None:
+        check_outputs({out / JSON_FILE: JSON, out / PICTURE: PNG})
+    depths = [2**n for n in range(max_depth.bit_length())]
+    rows: list[dict[str, Any]] = []
+    if not as_json:
+        say(_line(COLUMNS))
+    for row in depth_rows(width, rank, depths, dtype.value, repeats):
+        rows.append(row)
+        if not as_json:
+            say(_line(_cells(row)))
+    result = {"width": width, "rank": rank, "dtype": dtype.value, "repeats": repeats, "rows": rows}
+    if as_json:
+        print_json(result)
+    if out is not None:
+        _write(result, out)
+
+
+def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
+    ours = row["multiplications"]
+    unrolled = "-"
+    if row["unrolled_multiplications"]:
+        unrolled = f"{row['unrolled_multiplications'] / ours:.2f}x"
+    return (
+        str(row["depth"]),
+        f"{ours:,}",
+        f"{ours / row['paper_multiplications']:.2f}x",
+        unrolled,
+        f"{row['peak_bytes'] / 2**20:.1f}",
+        *(f"{row[name]:.2f}" for name in TIMES),
+    )
+
+
+def _line(cells: tuple[str, ...]) -> str:
+    """One line of the table, each cell as wide as the name of its column, or nine characters."""
+    widths = [max(9, len(name) + 1) for name in COLUMNS]
+    return " ".join(f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=True))
+
+
+def _write(result: Mapping[str, Any], out: Path) -> None:
+    from tnsim.analysis import plots
+
+    out.mkdir(parents=True, exist_ok=True)
+    with replacing(out / JSON_FILE, JSON) as temporary:
+        temporary.write_text(json.dumps(result, indent=1) + "\n")
+    sizes = f"width {result['width']}, rank {result['rank']}, {result['dtype']}"
+    figure = plots.depth(result["rows"], f"<A|B> under TreeSymmetric, {sizes}")
+    save_picture(figure, out / PICTURE)

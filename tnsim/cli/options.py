@@ -1,10 +1,11 @@
-"""What several commands share. In: words of the command line. Out: options, metrics, output."""
+"""Options, metrics, inputs and outputs that several commands share, and the handling of signals."""
 
 from __future__ import annotations
 
 import enum
 import json
 import os
+import signal
 import sys
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -19,12 +20,12 @@ from tnsim.files import PNG, Kind, check_replaceable, regular, replacing
 if TYPE_CHECKING:
     import numpy as np
 
-    from tnsim.checkpoints.checkpoint import Reading
     from tnsim.checkpoints.dialects import Dialect
+    from tnsim.checkpoints.load import Reading
 
 
 class MetricName(enum.StrEnum):
-    """Metrics that can be named in one word."""
+    """Names of metrics on the command line."""
 
     gaussian = "gaussian"
     closure = "closure"
@@ -35,15 +36,15 @@ class MetricName(enum.StrEnum):
 
 
 class DtypeName(enum.StrEnum):
-    """Precisions that a computation may have."""
+    """Precisions of a computation on the command line."""
 
     float64 = "float64"
     float32 = "float32"
 
 
 def _presets() -> list[str]:
-    """Names that the shell completes."""
-    from tnsim.checkpoints.presets import PRESETS
+    """Names of presets, which the shell completes."""
+    from tnsim.checkpoints.dialects import PRESETS
 
     return list(PRESETS)
 
@@ -55,6 +56,8 @@ File = Annotated[
         "or REPOSITORY@REVISION in the local hub cache."
     ),
 ]
+
+
 MetricOption = Annotated[
     MetricName,
     typer.Option(
@@ -64,6 +67,8 @@ MetricOption = Annotated[
         "categorical: uniform one-hot tokens, exact for one attention layer.",
     ),
 ]
+
+
 DialectOption = Annotated[
     str | None,
     typer.Option(
@@ -73,12 +78,16 @@ DialectOption = Annotated[
         autocompletion=_presets,
     ),
 ]
+
+
 ContextOption = Annotated[
     int | None,
     typer.Option(
         "--n-ctx", help="Length of the sequences on which models with attention are compared."
     ),
 ]
+
+
 LeaveOutOption = Annotated[
     list[str] | None,
     typer.Option(
@@ -87,6 +96,8 @@ LeaveOutOption = Annotated[
         "so. Repeatable.",
     ),
 ]
+
+
 NormsOption = Annotated[
     Path | None,
     typer.Option(
@@ -94,22 +105,32 @@ NormsOption = Annotated[
         help="Inputs (.npy or .npz) at whose mean energy norms become constants.",
     ),
 ]
+
+
 FitOption = Annotated[
     Path | None,
     typer.Option(
         "--fit", help="Inputs (.npy or .npz) from which the metric takes its mean and covariance."
     ),
 ]
+
+
 DtypeOption = Annotated[DtypeName, typer.Option("--dtype", help="Precision of the computation.")]
+
+
 SlicesOption = Annotated[
     bool, typer.Option("--slices", help="Also the cosine of every output coordinate.")
 ]
+
+
 CheckOption = Annotated[
     bool,
     typer.Option(
         "--check", help="Also a Monte-Carlo estimate from forward passes, with its error."
     ),
 ]
+
+
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 
 
@@ -120,12 +141,12 @@ def reading_of(
     norms: Path | None = None,
     known: bool = True,
 ) -> Reading:
-    """How files are read, by the words of the command line.
+    """The arguments of `tnsim.load` that the options of the command line give.
 
     Args:
         dialect: A preset, the path of a JSON file, or "-" for standard input.
         n_ctx: Length of sequences.
-        leave_out: Patterns of tensors.
+        leave_out: Patterns of tensors that are knowingly not read.
         norms: A file of inputs.
         known: Whether a dialect with open guesses is refused.
 
@@ -135,8 +156,8 @@ def reading_of(
     Raises:
         CheckpointError: Where a file cannot be read, or guesses of the dialect are not confirmed.
     """
-    from tnsim.checkpoints.checkpoint import Reading, find_dialect
     from tnsim.checkpoints.dialects import Dialect
+    from tnsim.checkpoints.load import Reading, find_dialect
 
     chosen: Any = None
     if dialect == "-":
@@ -157,7 +178,7 @@ def _check_confirmed(dialect: Dialect, file: str) -> None:
     shown = ", ".join(printable(about, 40) for about in still[:6])
     if len(still) > 6:
         shown += f" and {len(still) - 6} more"
-    raise CheckpointError(  # short enough for `printable`, which cuts what is long
+    raise CheckpointError(  # short enough for `printable`, which cuts long text
         f"{file}: guesses that are not confirmed: {shown}. Mend the layers, and write "
         '"confirmed": true beside each guess that you know to be right; or let '
         "tnsim.confirm(model, forward) compare your own forward pass, or tnsim.from_module(net) "
@@ -166,16 +187,16 @@ def _check_confirmed(dialect: Dialect, file: str) -> None:
 
 
 def standard_input(what: str) -> str:
-    """What stands on standard input, which can be read once.
+    """The text on standard input, which can be read once.
 
     Args:
-        what: Is expected there.
+        what: Words for the expected text, for messages.
 
     Returns:
         The text.
 
     Raises:
-        CheckpointError: Where there is none.
+        CheckpointError: Where the text is empty.
     """
     text = sys.stdin.read()
     if not text.strip():
@@ -186,17 +207,17 @@ def standard_input(what: str) -> str:
 
 
 def metric_of(name: MetricName, fit: Path | None = None) -> Any:
-    """The metric that a word names, with its default moments or those of samples.
+    """The metric of a name, with its default moments or the moments of samples.
 
     Args:
-        name: The word.
+        name: Name of the metric.
         fit: A file of inputs, for the Gaussian metrics.
 
     Returns:
         A metric.
 
     Raises:
-        ModelError: For another metric, which has no moments to fit.
+        ModelError: Where samples are given for a metric without moments to fit.
         CheckpointError: Where the file cannot be read.
 
     Example:
@@ -226,16 +247,16 @@ def metric_of(name: MetricName, fit: Path | None = None) -> Any:
 
 
 def samples_in(file: Path) -> np.ndarray:
-    """The one array in a file of NumPy's.
+    """The one array in a NumPy file.
 
     Args:
-        file: Ends in .npy, or in .npz with one array inside.
+        file: Path of a .npy file, or of a .npz file with one array inside.
 
     Returns:
         The array.
 
     Raises:
-        CheckpointError: Where there is no such file, or it holds something else.
+        CheckpointError: Where there is no such file, or the file holds something else.
     """
     import numpy as np
 
@@ -260,8 +281,8 @@ def check_outputs(outputs: Mapping[Path, Kind]) -> None:
         outputs: The files that a command will write, with the kind of each.
 
     Raises:
-        BadParameter: Of Typer, where a file of another kind stands in the place of an output, where
-            a file stands in the place of a folder, or where two outputs are one file.
+        BadParameter: Error of Typer, where a file of another kind stands in the place of an output,
+            where a file stands in the place of a folder, or where two outputs are one file.
     """
     places: dict[str, Path] = {}
     for path, kind in outputs.items():
@@ -281,22 +302,22 @@ def save_picture(figure: Any, path: Path) -> None:
     """Write a figure as PNG, as a whole or not at all.
 
     Args:
-        figure: Of matplotlib.
-        path: Where; no file but a picture is replaced.
+        figure: Figure of matplotlib.
+        path: Path of the picture; no file but a picture is replaced.
     """
     with replacing(path, PNG) as temporary:
         figure.savefig(temporary, dpi=150, format="png")
 
 
 def guarantee(exact: bool, caveats: Collection[str] = ()) -> str:
-    """What a number is beside the true one.
+    """The relation of a number to the true similarity, in words.
 
     Args:
-        exact: As the result says.
-        caveats: As the result says; without a guess among them it is the metric that is not exact.
+        exact: Whether the result calls itself exact.
+        caveats: Caveats of the result; without a guess among them the metric is the approximation.
 
     Returns:
-        Words for a pair of brackets.
+        Words to be put in brackets.
 
     Example:
         >>> guarantee(True)
@@ -313,7 +334,7 @@ def say(text: str) -> None:
     """Print lines that may hold names out of files, as a terminal may show them.
 
     Args:
-        text: One line or several.
+        text: Text of one line or several.
 
     Example:
         >>> say("a name with\\ta tab")
@@ -327,7 +348,7 @@ def print_json(data: dict[str, Any]) -> None:
     """Print one object and nothing else.
 
     Args:
-        data: What JSON can hold.
+        data: Object of values that JSON can hold.
 
     Example:
         >>> print_json({"similarity": 1.0})
@@ -338,10 +359,10 @@ def print_json(data: dict[str, Any]) -> None:
 
 @contextmanager
 def compiling_shown() -> Iterator[None]:
-    """Show on a terminal how many programs are compiled, for as long as there are some to do."""
+    """Show on a terminal how many programs are compiled, as long as compiling lasts."""
     from tqdm.auto import tqdm
 
-    from tnsim.engine.programs import reporting
+    from tnsim.engine.runtime.compiling import reporting
 
     bar_format = "{desc} [{elapsed}]"
     with tqdm(disable=None, leave=False, delay=1, bar_format=bar_format) as bar:
@@ -351,3 +372,40 @@ def compiling_shown() -> Iterator[None]:
 
         with reporting(report):
             yield
+
+
+class Stopped(KeyboardInterrupt):
+    """A signal that asks the process to end."""
+
+
+@contextmanager
+def stoppable(kept: str) -> Iterator[None]:
+    """End a run at Ctrl-C or SIGTERM with one line that says which results are kept.
+
+    The exit status is that of a shell, 128 + the number of the signal.
+
+    Args:
+        kept: Words on the kept results, the rest of the line.
+
+    Raises:
+        Exit: Exit of Typer, after a signal.
+
+    Example:
+        >>> with stoppable("finished tiles are kept in out, run again to go on"):
+        ...     pass
+    """
+
+    def stop(number: int, frame: Any) -> None:
+        raise Stopped(number)
+
+    signals = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.signal(number, stop) for number in signals]
+    try:
+        yield
+    except Stopped as stopped:
+        number = signal.Signals(stopped.args[0])
+        typer.echo(f"tnsim: stopped by {number.name}: {kept}", err=True)
+        raise typer.Exit(128 + number) from None
+    finally:
+        for number, handler in zip(signals, before, strict=True):
+            signal.signal(number, handler)

@@ -1,6 +1,6 @@
-"""`tnsim pairwise`. In: files, folders, globs. Out: a store, csv, npz, parquet, text or JSON.
+"""`tnsim pairwise`: similarities of all pairs of checkpoints, as files, text or JSON.
 
-Computes nothing itself.
+The command computes nothing itself.
 """
 
 from __future__ import annotations
@@ -33,15 +33,14 @@ from tnsim.cli.options import (
     save_picture,
     say,
     standard_input,
+    stoppable,
 )
-from tnsim.cli.stopping import stoppable
 from tnsim.files import PNG, Kind
 
 if TYPE_CHECKING:
-    from tnsim.checkpoints.checkpoint import Reading
-    from tnsim.checkpoints.series import Series
-    from tnsim.gram.result import Pairwise
-    from tnsim.gram.run_plan import PairwisePlan
+    from tnsim.all_pairs.result import Pairwise
+    from tnsim.all_pairs.run_plan import PairwisePlan
+    from tnsim.checkpoints.load import Reading, Series
 
 Files = Annotated[
     list[str],
@@ -138,8 +137,8 @@ def pairwise(
 
 def _outputs(out: Path, parquet: bool, plots: bool, page: Path | None) -> dict[Path, Kind]:
     """The files that a run will write beside its store."""
+    from tnsim.all_pairs.result import CSV, NPZ, PARQUET
     from tnsim.analysis.report import PAGE
-    from tnsim.gram.export import CSV, NPZ, PARQUET
 
     outputs = {out / "similarity.csv": CSV, out / "result.npz": NPZ}
     if parquet:
@@ -151,8 +150,8 @@ def _outputs(out: Path, parquet: bool, plots: bool, page: Path | None) -> dict[P
     return outputs if page is None else {**outputs, page: PAGE}
 
 
-_OF_ANY = ("heatmap",)
-_OF_ONE_SET = ("trajectory", "mds")
+_OF_ANY = ("heatmap",)  # pictures of any matrix
+_OF_ONE_SET = ("trajectory", "mds")  # pictures of a matrix that compares one set with itself
 
 
 def _say_cost(planned: PairwisePlan, as_json: bool) -> None:
@@ -186,7 +185,7 @@ def _say_result(result: Pairwise, written: list[Path]) -> None:
 
 
 def _lowest(result: Pairwise) -> str:
-    """The pair that has least in common."""
+    """The pair with the lowest similarity, in words."""
     values = result.similarity.values
     row, column = divmod(int(values.argmin()), values.shape[1])
     first, second = result["a"].values[row], result["b"].values[column]
@@ -194,15 +193,15 @@ def _lowest(result: Pairwise) -> str:
 
 
 def _tables(result: Pairwise, out: Path, parquet: bool) -> list[Path]:
-    """Write the numbers for other programs."""
-    from tnsim.gram import export
+    """Write the numbers for other programs; the paths of the files."""
+    from tnsim.all_pairs import result as result_module
 
     written = [out / "similarity.csv", out / "result.npz"]
-    export.write_csv(result, written[0])
-    export.write_npz(result, written[1])
+    result_module.write_csv(result, written[0])
+    result_module.write_npz(result, written[1])
     if parquet:
         written.append(out / "pairs.parquet")
-        export.write_parquet(result, written[2])
+        result_module.write_parquet(result, written[2])
     return written
 
 
@@ -232,7 +231,7 @@ def _series(files: list[str], reading: Reading) -> Series:
 
 
 def _check_apart(out: Path, sources: list[str]) -> None:
-    """Refuse to write where checkpoints are looked for: the next run would take tables for some."""
+    """Refuse to write into a folder of checkpoints: the next run would read tables as models."""
     if out.resolve() in [Path(source).resolve() for source in sources]:
         raise typer.BadParameter(
             f"--out {out} is a folder of checkpoints that are compared, among which a run that "
@@ -254,7 +253,7 @@ def _executor(scheduler: str | None) -> Iterator[Any]:
         raise MissingExtra("distributed", "dask", "--scheduler") from None
     try:
         client = Client(scheduler)
-    except (OSError, ValueError, AssertionError) as error:  # what Dask raises for a bad address
+    except (OSError, ValueError, AssertionError) as error:  # errors of Dask for a bad address
         reason = str(error) or "not the address of a scheduler"
         raise TnsimError(
             f"--scheduler {scheduler!r}: {reason}; give one such as tcp://HOST:8786"

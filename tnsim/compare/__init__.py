@@ -1,5 +1,7 @@
 """Two models compared: the functions that a user calls first.
 
-In: two models or combinations of models, and a metric.
-Out: similarity, inner product, cosines by output, attribution, plan, Monte-Carlo check.
+Read `similarity` first (the verbs), then `request` (questions and answers), `inner_products` (the
+inner products of models and of their sums), `planned` and `by_points` (its two ways: plans and
+forward passes), `resident` (a model's arrays between calls), `numbers` (labels, standard errors),
+and at last `attribution` and `monte_carlo`, which build on these.
 """

@@ -1,12 +1,11 @@
-"""Which components of two models account for their inner product.
+"""The components of two models that account for their inner product, as a labelled matrix.
 
-In: models, a metric. Out: a labelled matrix.
-
-An output is a sum of components: what the residual stream carries past the last nonlinear layer,
-what that layer adds, head by head if it is attention, and biases; linear layers after it act on
-each. An inner product is bilinear, so it is the sum of a matrix with one entry per pair of
+An output is a sum of components: the residual stream past the last nonlinear layer, the output of
+that layer (head by head if it is attention), and biases; linear layers after it act on each
+component. An inner product is bilinear, so it is the sum of a matrix with one entry per pair of
 components. Entry (i, j) is `sum_s E<a_i(x)[s], b_j(x)[s]>` under the metric: exact for one
-nonlinear layer, and beyond it with the hidden states that the metric says (closure, tree).
+nonlinear layer, and for more layers with the hidden states as the metric models them (closure,
+tree).
 """
 
 from __future__ import annotations
@@ -18,42 +17,39 @@ import numpy as np
 from jaxtyping import Float
 from numpy.typing import DTypeLike
 
-from tnsim.compare.comparable import check_comparison
-from tnsim.engine import execution
-from tnsim.engine.dtypes import dtype_name
+from tnsim.compare.request import check_comparison
+from tnsim.engine.ir.dtypes import dtype_name
 from tnsim.engine.planner import LARGE, plan_problem
+from tnsim.engine.runtime import execution
 from tnsim.errors import ModelError, TnsimError
-from tnsim.folding.base import model_weights
-from tnsim.folding.layer_families import Sequences
-from tnsim.folding.sequences.attribution import fold_attribution
-from tnsim.folding.state_sizes import in_common_units
-from tnsim.metrics.metric import GaussianClosure, Metric, joins_legs, joins_whole_trees
+from tnsim.metrics.metric import GaussianClosure, joins_legs, joins_whole_trees
+from tnsim.metrics.protocol import Metric
 from tnsim.models.model import Model, caveats, guesses
 from tnsim.models.origin import warn_of_caveats
 from tnsim.models.scaling import beyond_float, power
-from tnsim.names import (
-    CONSTANT,
-    CORE,
-    HEADS,
-    SIDES,
-    STREAM,
-    Selector,
-    Side,
-)
+from tnsim.names import CONSTANT, CORE, HEADS, SIDES, STREAM, Selector, Side
+from tnsim.problems.base import model_weights
+from tnsim.problems.families import Sequences
+from tnsim.problems.sequences.attribution import fold_attribution
+from tnsim.problems.state_sizes import in_common_units
+from tnsim.problems.tensors.kinds import LayerKind, kinds, nonlinear
+from tnsim.problems.tokens import merged_linear
 from tnsim.tables import html_table
-from tnsim.tensors.kinds import LayerKind, kinds, nonlinear
-from tnsim.tensors.token_tables import merged_linear
 
-WAYS = ("layer", "head")
+GRANULARITIES = ("layer", "head")  # values of `by`
 
 
 @dataclass(frozen=True, eq=False)
 class Attribution:
     """Contributions of pairs of components, which sum to the inner product.
 
-    `values[i, j]`: that of component `bra[i]` of the first model with `ket[j]` of the second, in
-    units of squared outputs. `exact`: whether the metric's definition is met exactly. `caveats`:
-    what makes the models other functions than the networks they were read from.
+    Attributes:
+        values: Contributions in units of squared outputs; entry (i, j) belongs to component
+            `bra[i]` of the first model and component `ket[j]` of the second.
+        bra, ket: Names of the components of the first and of the second model.
+        metric: Name of the metric.
+        exact: Whether the metric's definition is met exactly.
+        caveats: Differences between the models and the networks they were read from.
     """
 
     values: Float[np.ndarray, "bra ket"]
@@ -81,11 +77,11 @@ def attribution(
     by: str = "layer",
     dtype: DTypeLike = "float64",
 ) -> Attribution:
-    """Contributions of a's components against b's; their sum is `inner(a, b, metric)`.
+    """Split `inner(a, b, metric)` into contributions of pairs of components.
 
     Args:
         a, b: Models of one depth, with at least one nonlinear layer.
-        metric: One that works layer by layer: `GaussianClosure` or `TreeSymmetric`.
+        metric: Metric that works layer by layer: `GaussianClosure` or `TreeSymmetric`.
         by: `"layer"` for the residual stream into the last nonlinear layer, that layer, and
             constants; `"head"` for the heads of a last attention layer one by one. A component
             that a model lacks has zeros: labels do not depend on the partner.
@@ -96,9 +92,9 @@ def attribution(
         outputs.
 
     Raises:
-        ModelError: The models are no plain models, have no nonlinear layer, different numbers of
-            them or different last ones, or no heads to tell apart; or the metric is of whole
-            models. Otherwise as `inner`.
+        ModelError: An argument is not a plain model; the models have no nonlinear layer, different
+            numbers of nonlinear layers, different last nonlinear layers, or no heads to tell
+            apart; the metric joins whole models; or `inner` would raise it.
         TnsimError: A contribution is beyond float64.
 
     Example:
@@ -140,9 +136,9 @@ def attribution(
 
 
 def _check_question(a: Model, b: Model, by: str) -> None:
-    """Two plain models, and a way to divide them."""
-    if by not in WAYS:
-        raise ModelError(f"by must be one of {', '.join(WAYS)}, found {by!r}")
+    """Raise `ModelError` unless both models are plain and `by` is known."""
+    if by not in GRANULARITIES:
+        raise ModelError(f"by must be one of {', '.join(GRANULARITIES)}, found {by!r}")
     for model in (a, b):
         if not isinstance(model, Model):
             raise ModelError(
@@ -151,7 +147,7 @@ def _check_question(a: Model, b: Model, by: str) -> None:
 
 
 def _check_layers(a: LayerKind, b: LayerKind, by: str) -> None:
-    """The last nonlinear layers have components that can be told apart and meet."""
+    """Raise `ModelError` unless the last nonlinear layers have components that can be compared."""
     if a.mixes_positions is not b.mixes_positions:
         raise ModelError(
             f"the last nonlinear layers are {a.name} and {b.name}; they cannot be compared"
@@ -164,7 +160,7 @@ def _check_layers(a: LayerKind, b: LayerKind, by: str) -> None:
 
 
 def _check_metric(a: Model, b: Model, metric: Metric) -> None:
-    """Both models are of one depth, and the metric joins them layer by layer."""
+    """Raise `ModelError` unless depths are equal and the metric joins layer by layer."""
     depths = [nonlinear(kinds(model)) for model in (a, b)]
     if depths[0] != depths[1]:
         raise ModelError(
@@ -187,7 +183,7 @@ def _contracted(
     dtype: str,
 ) -> tuple[Float[np.ndarray, "bra ket"], float]:
     """Products of all pairs of components, as mantissas and the logarithm of their scale."""
-    assert family.ket is not None  # a partner was given
+    assert family.ket is not None  # the family was made of two models
     counts: dict[Side, int] = {side: len(labels[side]) for side in SIDES}
     problem = fold_attribution(
         {"A": family.bra, "B": family.ket},
@@ -210,9 +206,9 @@ def _contracted(
 
 
 def _prepared(model: Model) -> Model:
-    """The same function over sequences, vectors being sequences of one position.
+    """An equal model over sequences; a model of vectors reads sequences of one position.
 
-    At most one linear layer comes after the last nonlinear one.
+    Linear layers after the last nonlinear layer are merged into one.
     """
     layers = list(model.layers)
     if max(model.orders) == 1:
@@ -227,15 +223,17 @@ def _prepared(model: Model) -> Model:
 
 
 def _number_of_last_nonlinear(model: Model) -> int:
+    """The number of the last nonlinear layer."""
     return max(n for n, order in enumerate(model.orders) if order > 1)
 
 
 def _last_nonlinear(model: Model) -> LayerKind:
+    """The kind of the last nonlinear layer."""
     return kinds(model)[_number_of_last_nonlinear(model)]
 
 
 def _labels(model: Model, last: LayerKind, by: str) -> tuple[str, ...]:
-    """What components are called, in the order of `_selectors`."""
+    """The names of components, in the order of `_selectors`."""
     number = _number_of_last_nonlinear(model)
     if by == "layer":
         return ("stream", f"layer {number}", "constant")
@@ -244,9 +242,9 @@ def _labels(model: Model, last: LayerKind, by: str) -> tuple[str, ...]:
 
 
 def _selectors(side: Side, count: int, by: str) -> dict[str, Float[np.ndarray, ...]]:
-    """Which part of an output belongs to which component.
+    """Arrays that assign each part of an output to a component, by leaf name.
 
-    Stream first, constants last, the layer or its heads between.
+    The stream is the first component, constants are the last; the layer or its heads lie between.
     """
     eye = np.eye(count)
     selectors = {Selector(STREAM, side): eye[0], Selector(CONSTANT, side): eye[-1]}

@@ -1,13 +1,13 @@
-"""Who is compared by forward passes, and where. In: models, a metric. Out: points, their cost.
+"""The choice between forward passes and a plan, and the points and cost of forward passes.
 
-Which metrics are answered at points, instead of by a plan:
+These metrics are answered at points instead of by a plan:
 
     Empirical, Product    always
     Categorical           beyond one attention layer, and where samples are asked for
     Gaussian              of several nonlinear layers, where Gauss-Hermite nodes are fewer
                           multiplications than diagrams
 
-What is sampled has a standard error, see `jackknife`.
+A sampled value has a standard error, see `numbers`.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from jaxtyping import Float
 from tnsim.compare.planned import plan_for
 from tnsim.engine.budget import Budget, check_budget
 from tnsim.errors import ModelError, TooLarge
-from tnsim.folding import forward
-from tnsim.folding.choose import choose, has_plan
 from tnsim.metrics.categorical import Categorical
-from tnsim.metrics.metric import Gaussian, Metric, joins_whole_trees
+from tnsim.metrics.metric import Gaussian, joins_whole_trees
 from tnsim.metrics.points import Points, Reading
-from tnsim.metrics.protocol import FiniteMetric, adds_up
+from tnsim.metrics.protocol import FiniteMetric, Metric, adds_up
 from tnsim.metrics.quadrature import gaussian_points, most_directions
 from tnsim.models.arrays import is_traced
 from tnsim.models.forward import directions
 from tnsim.models.model import Model
 from tnsim.names import Pair
+from tnsim.problems import forward
+from tnsim.problems.families import choose, has_plan
+from tnsim.problems.tensors.kinds import kinds, nonlinear
 from tnsim.tables import html_table
-from tnsim.tensors.kinds import kinds, nonlinear
 
 Rows: TypeAlias = Float[np.ndarray, "rows in"]
 
@@ -51,12 +51,13 @@ class ForwardPlan:
 
     Args:
         metric: Name of the metric.
-        exact: Whether its definition is met exactly.
-        route: What the points are: `data`, `quadrature`, `enumeration` or `sampling`.
-        dtype: Precision.
-        points: How many inputs each model runs on.
-        multiplications: Scalar ones of all forward passes, and of the products of their outputs.
-        least_bytes: Bytes of arrays that one point takes. Batches are of as many points as the
+        exact: Whether the metric's definition is met exactly.
+        route: Kind of points: `data`, `quadrature`, `enumeration` or `sampling`.
+        dtype: Precision of the computation.
+        points: Number of inputs that each model runs on.
+        multiplications: Scalar multiplications of all forward passes and of the products of their
+            outputs.
+        least_bytes: Bytes of arrays that one point takes. Batches have as many points as the
             budget allows.
 
     Example:
@@ -77,7 +78,7 @@ class ForwardPlan:
     least_bytes: int = 0
 
     def to_json(self) -> str:
-        """One JSON object of what is above."""
+        """The fields as a JSON object."""
         return json.dumps(dataclasses.asdict(self))
 
     def __str__(self) -> str:
@@ -99,7 +100,7 @@ class ForwardPlan:
 
 
 def _count(number: int) -> str:
-    """A count in words; vocab ** n_ctx sequences may be more than a float holds."""
+    """A count as text; a count such as vocab ** n_ctx may be beyond a float."""
     return f"{number:,}" if number < 10**15 else f"10^{math.log10(number):,.1f}"
 
 
@@ -114,12 +115,15 @@ def points_of(
     """The points at which models are compared, None where a plan answers.
 
     Args:
-        models: One of each structure, or all; without any, plain functions are compared.
-        metric: How inputs are weighed.
-        wanted: Inner products, for the cost of a plan.
+        models: All models, or one of each structure; empty where only plain functions are compared.
+        metric: Metric of the comparison.
+        wanted: Inner products that are wanted, for the cost of a plan.
         per_output: Whether outputs are told apart.
         dtype: Precision of the computation.
-        read: Of every model, see `what_is_read`, where `models` are examples of more.
+        read: Rows from `what_is_read` of every model, where `models` has one of each structure.
+
+    Returns:
+        The points, or None.
 
     Raises:
         ModelError: The metric has no inputs for these models.
@@ -148,12 +152,12 @@ def points_of(
 
 
 def what_is_read(model: Model, metric: Metric) -> Rows | None:
-    """Rows that span what a model reads of one position, where quadrature asks for that.
+    """Rows that span the directions in which a model reads one position, for quadrature.
 
-    They depend on the weights, so those of one model do not stand for others of equal layers.
+    Rows depend on the weights, so models of equal layers have different rows.
 
     Returns:
-        The rows; None where they are too many, or the metric has no quadrature.
+        The rows; None where there are too many, or the metric has no quadrature.
     """
     if type(metric) is not Gaussian:
         return None
@@ -171,22 +175,22 @@ def _check_concrete(metric: FiniteMetric) -> None:
 
 
 def forward_plan(models: Sequence[Any], metric: Metric, points: Points, dtype: str) -> ForwardPlan:
-    """What runs at some points: every model once, and a product of outputs for every pair."""
+    """The plan of forward passes: every model once, and a product of outputs for every pair."""
     known = [model for model in models if isinstance(model, Model)]
     passes = sum(_work(model, points) for model in known)
-    outputs = 0  # of a plain function nothing is known
+    outputs = 0  # the outputs of a plain function are not known before it runs
     if known:
         outputs = forward.outputs(known[-1].d_out, known[-1].n_ctx or 1, points)
     pairs = len(models) * (len(models) + 1) // 2
     work = passes + pairs * outputs
-    exact = not adds_up(metric) or metric.is_exact(0)  # quadrature is
+    exact = not adds_up(metric) or metric.is_exact(0)  # quadrature is exact
     least = math.ceil(forward.needs(known, points, dtype).least)
     route = route_name(metric, points)
     return ForwardPlan(metric.name, exact, route, dtype, points.count, work, least)
 
 
 def route_name(metric: Metric, points: Points) -> str:
-    """What the points are."""
+    """The kind of points, as `ForwardPlan.route` names it."""
     if not adds_up(metric):
         return "quadrature"
     if points.drawn:
@@ -214,7 +218,7 @@ def check_affordable(plan: ForwardPlan, metric: Metric, budget: Budget) -> None:
 
 
 def reading_of(models: Sequence[Model]) -> Reading:
-    """What models read; of plain functions alone nothing is known."""
+    """The form of the inputs of models; plain functions alone tell nothing."""
     if not models:
         return Reading(0, None, 0)
     first = models[0]
@@ -224,13 +228,14 @@ def reading_of(models: Sequence[Model]) -> Reading:
 
 
 def _work(model: Model, points: Points) -> int:
+    """Multiplications of the forward passes of a model at some points."""
     return forward.multiplications(kinds(model), model.n_ctx or 1, points)
 
 
 def _diagrams(
     models: Sequence[Model], metric: Metric, wanted: tuple[Pair, ...], per_output: bool, dtype: str
 ) -> float:
-    """Multiplications of a plan of diagrams, infinite where there is none."""
+    """Multiplications of a plan of diagrams, infinite where no plan can be carried out."""
     a, b = models[0], models[-1]
     try:
         family = choose(a, b, metric)

@@ -1,9 +1,7 @@
-"""Closed form beside sampling.
-
-In: two models and a Gaussian metric. Out: an estimate with its standard error.
+"""A similarity in closed form, checked by sampling.
 
 The forward passes know nothing of networks or plans, so agreement within the standard error is an
-independent check of a result, and disagreement shows what a closure misses.
+independent check of a result, and disagreement shows the error of a closure.
 """
 
 from __future__ import annotations
@@ -14,36 +12,35 @@ from collections.abc import Iterator
 from typing import NamedTuple, TypeAlias
 
 from tnsim.compare.by_points import reading_of
-from tnsim.compare.jackknife import cosine_error
-from tnsim.compare.numbers import Number
+from tnsim.compare.numbers import Number, cosine_error
 from tnsim.compare.similarity import similarity
 from tnsim.engine import precision
 from tnsim.engine.precision import Arithmetic
 from tnsim.errors import ModelError
-from tnsim.folding import forward
-from tnsim.folding.forward import GROUPS, Sums
 from tnsim.metrics.categorical import Categorical
 from tnsim.metrics.metric import Gaussian, GaussianClosure
-from tnsim.metrics.points import Points, Reading, Weighted, draws
+from tnsim.metrics.points import Points, Reading, WeightedPoints, draws
 from tnsim.metrics.quadrature import gaussian_draws
 from tnsim.models.model import AnyModel, terms
+from tnsim.problems import forward
+from tnsim.problems.forward import GROUPS, Sums
 from tnsim.tables import html_table
 
 Expectation: TypeAlias = Gaussian | GaussianClosure | Categorical
-"""Metrics that are an expectation over inputs that can be drawn."""
+"""Metrics that are an expectation over a distribution from which inputs can be drawn."""
 
 
 class Check(NamedTuple):
-    """A similarity in closed form beside an estimate by sampling.
+    """A similarity in closed form and its estimate by sampling.
 
     Args:
-        similarity: The closed form, a `Number`.
-        estimate: The true cosine, estimated from samples.
-        standard_error: Of the estimate.
-        deviation: Their difference in standard errors: of order one when the closed form is the
-            true value.
-        samples: Inputs that were drawn.
-        seed: Of the random numbers.
+        similarity: Closed form, a `Number`.
+        estimate: True cosine as estimated from samples.
+        standard_error: Standard error of the estimate.
+        deviation: Difference of closed form and estimate in standard errors: of order one where
+            the closed form is the true value.
+        samples: Number of inputs that were drawn.
+        seed: Seed of the random numbers.
 
     Example:
         >>> Check(Number(0.5, "closure", False), 0.52, 0.01, 2.0, 1000, 0).deviation
@@ -70,15 +67,15 @@ def check(
     seed: int = 0,
     progress: bool = False,
 ) -> Check:
-    """Estimate the cosine `E<a,b> / sqrt(E|a|^2 E|b|^2)` by sampling, beside the closed form.
+    """Compare the cosine in closed form with an estimate of it by sampling.
 
-    Inputs are x ~ N(mean, cov), or token sequences. The standard error is a jackknife over 32
-    groups of samples.
+    The estimate is `E<a,b> / sqrt(E|a|^2 E|b|^2)` over inputs x ~ N(mean, cov), or over token
+    sequences. The standard error is a jackknife over 32 groups of samples.
 
     Args:
         a, b: Models, or combinations such as `b - c`.
-        metric: One that is an expectation over inputs: Gaussian, its closure or `Categorical`.
-        samples: How many inputs are drawn, at least 64.
+        metric: Metric that is an expectation over inputs: Gaussian, its closure or `Categorical`.
+        samples: Number of inputs that are drawn, at least 64.
         seed: Seed of the random numbers.
         progress: Whether a progress bar is shown.
 
@@ -86,8 +83,8 @@ def check(
         A `Check` of floats: cosines in [-1, 1], their deviation in standard errors.
 
     Raises:
-        ModelError: The metric is no expectation over inputs, there are too few samples, or as
-            `similarity`.
+        ModelError: The metric is no expectation over inputs, there are too few samples, the seed
+            is negative, or `similarity` would raise it.
 
     Example:
         >>> import numpy as np, tnsim
@@ -121,7 +118,7 @@ def check(
 
 
 def _estimated(sums: Sums, arithmetic: Arithmetic) -> tuple[float, float]:
-    """The cosine of the only pair, and its standard error."""
+    """The cosine of the only pair, and the standard error of the cosine."""
     norms = forward.total(sums.rows), forward.total(sums.columns)
     for norm, which in zip(norms, ("first", "second"), strict=True):
         precision.check_norm(norm, f"the {which} model, on the samples,", True, arithmetic)
@@ -132,7 +129,7 @@ def _estimated(sums: Sums, arithmetic: Arithmetic) -> tuple[float, float]:
 
 
 def _drawn(metric: Expectation, reading: Reading, samples: int, seed: int) -> Points:
-    """Draws from the distribution that a metric is an expectation over."""
+    """Draws from the distribution of inputs of a metric."""
     if isinstance(metric, Categorical):
         return dataclasses.replace(metric, samples=samples, seed=seed).points(reading)
     return draws(samples, seed, gaussian_draws(metric, reading))
@@ -140,7 +137,7 @@ def _drawn(metric: Expectation, reading: Reading, samples: int, seed: int) -> Po
 
 @contextlib.contextmanager
 def _bar(points: Points, shown: bool) -> Iterator[Points]:
-    """The same points, with a progress bar that counts those that are read."""
+    """The points, with a progress bar that counts the points that are read."""
     if not shown:
         yield points
         return
@@ -148,7 +145,7 @@ def _bar(points: Points, shown: bool) -> Iterator[Points]:
 
     with tqdm(total=points.count, desc="samples", unit="sample") as bar:
 
-        def block(start: int, stop: int) -> Weighted:
+        def block(start: int, stop: int) -> WeightedPoints:
             bar.update(stop - start)
             return points.block(start, stop)
 

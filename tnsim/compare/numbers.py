@@ -1,26 +1,113 @@
-"""Numbers that know where they come from.
+"""Numbers that carry their metric, guarantee and error; the answers of the verbs.
 
-In: values, a metric's name, its guarantee. Out: NumPy float64.
+**Standard errors** of sampled values come from a jackknife. With G groups of draws, and theta_g the
+value from the draws of all groups but g,
 
-Outside a JAX trace the verbs return these: they behave as `numpy.float64` and `numpy.ndarray` and
-carry `metric`, `exact` and `caveats`. Arithmetic on them gives plain NumPy numbers again.
+    error^2 = (G - 1) / G sum_g (theta_g - mean of all theta)^2.
+
+A jackknife needs no formula for the variance of a quotient such as a cosine.
+
+**Labels.** Outside a JAX trace the verbs return a `Number` or `Numbers`, which behave as
+`numpy.float64` and `numpy.ndarray`. They carry the metric, whether its definition is met exactly,
+the standard error of a sampled value, and the differences between the models and the networks they
+were read from. Arithmetic on them gives plain NumPy numbers again.
+
+**Answers.** `cosine`, `value` and `logarithm` turn inner products into labelled numbers. Rounding
+that leaves few digits causes a warning, and rounding that leaves none an error. Inside a trace the
+answers are plain arrays.
+
+Source:
+    Tukey 1958, "Bias and confidence in not-quite large samples".
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeAlias
 
+import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Bool, Float
 
+from tnsim.compare.request import Comparable, InnerProducts, Request, parts
+from tnsim.engine import precision
+from tnsim.engine.precision import Arithmetic
+from tnsim.engine.scaled import LogScaled, log_abs, over_outputs
+from tnsim.errors import TnsimError
+from tnsim.metrics.protocol import Metric
+from tnsim.models.model import AnyModel, Model, caveats, guesses, terms
+from tnsim.models.origin import warn_of_caveats
+from tnsim.models.scaling import beyond_float, power
+from tnsim.problems.forward import Sums, total
+from tnsim.problems.tensors.kinds import kinds, nonlinear
 from tnsim.tables import html_table
 
 
-class Number(np.float64):
-    """A float64 with `.metric` (name) and `.exact` (its definition is met exactly).
+def cosine_error(sums: Sums) -> Float[np.ndarray, "rows columns *out"] | None:
+    """Standard errors of the cosines of all pairs; None where one group has all the weight."""
+    counted = sums.shares > 0
+    if np.count_nonzero(counted) < 2:
+        return None
+    products, log = _without_each(sums.products, counted)
+    rows, row_log = _without_each(sums.rows, counted)
+    columns, column_log = _without_each(sums.columns, counted)
+    # Each sum is in the largest scale of its groups; products and norms may have it from others.
+    log_ratio = log - (row_log[:, None] + column_log[None, :]) / 2
+    with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
+        ratio = over_outputs(np.exp(log_ratio), products[0])
+        norms = np.sqrt(rows[:, :, None] * columns[:, None, :])
+        return _error(ratio * products / norms)
 
-    Where forward passes were run, `.route` says at which points, and `.standard_error` is that of
-    the number as an estimate for the distribution that they are drawn from; else both are None.
-    `.caveats` say what makes the models other functions than the networks they were read from.
+
+def inner_error(sums: Sums) -> Float[np.ndarray, "rows columns"] | None:
+    """Standard errors of inner products, in the scale of `forward.total`.
+
+    None where one group of points has all the weight.
+    """
+    counted = sums.shares > 0
+    if np.count_nonzero(counted) < 2:
+        return None
+    # Without a group the weights add up to less than 1; a division makes the rest a mean.
+    left = sums.shares.sum() - sums.shares[counted]
+    products, _ = _without_each(sums.products, counted)
+    return _error(products / left[:, None, None])
+
+
+def _without_each(
+    value: LogScaled, counted: Bool[np.ndarray, " groups"]
+) -> tuple[Float[np.ndarray, "groups *pairs"], Float[np.ndarray, " *pairs"]]:
+    """Sums over all groups but one, for every counted group, and the log of their scale.
+
+    The scale is that of `forward.total`.
+    """
+    log = np.asarray(total(value).log)
+    # Only a group of zeros may have a larger scale than the sum.
+    factors = np.exp(np.minimum(value.log - log, 0.0))
+    scaled = value.mantissa * over_outputs(factors, value.mantissa)
+    return scaled.sum(axis=0) - scaled[counted], log
+
+
+def _error(left_out: np.ndarray) -> np.ndarray:
+    """The jackknife error of a value, from its values without each of several groups.
+
+    The error is infinite where the value without some group is undefined.
+    """
+    groups = len(left_out)
+    with np.errstate(invalid="ignore"):
+        spread = ((left_out - left_out.mean(axis=0)) ** 2).sum(axis=0)
+    return np.sqrt((groups - 1) / groups * np.nan_to_num(spread, nan=np.inf))
+
+
+class Number(np.float64):
+    """A float64 that carries its metric, guarantee and error.
+
+    Attributes:
+        metric: Name of the metric.
+        exact: Whether the metric's definition is met exactly.
+        route: Kind of points at which forward passes were run; None for a plan.
+        standard_error: Standard error of the number as an estimate for the distribution that the
+            points are drawn from; None where nothing was sampled.
+        caveats: Differences between the models and the networks they were read from.
 
     Example:
         >>> Number(0.5, "Gaussian", True)
@@ -59,9 +146,9 @@ class Number(np.float64):
 
 
 class Numbers(np.ndarray):
-    """A float64 array with `.metric`, `.exact`, `.route`, `.caveats`; views and slices keep them.
+    """A float64 array with the attributes of a `Number`, which views and slices keep.
 
-    `.standard_error`, where there is one, is an array of the shape of the whole.
+    `.standard_error`, where there is one, has the shape of the whole array, also in a slice.
 
     Example:
         >>> Numbers([0.5, 1.0], "Gaussian", True)[:1]
@@ -94,7 +181,7 @@ class Numbers(np.ndarray):
         self.caveats = getattr(source, "caveats", ())
 
     def __array_wrap__(self, array: Any, context: Any = None, return_scalar: bool = False) -> Any:
-        """What arithmetic gives is another number, of which none of this is known."""
+        """The plain array: the attributes do not hold for the result of arithmetic."""
         plain = np.asarray(array)
         return plain[()] if return_scalar else plain
 
@@ -104,7 +191,13 @@ class Numbers(np.ndarray):
 
 
 class SignedLog(NamedTuple):
-    """`sign * exp(log)`; a zero has sign 0 and log -inf. Inside a trace both are arrays.
+    """A number `sign * exp(log)`; a zero has sign 0 and log -inf.
+
+    Inside a trace sign and logarithm are arrays.
+
+    Attributes:
+        sign: Sign of the number: -1, 0 or 1.
+        log: Natural logarithm of the absolute value.
 
     Example:
         >>> sign, log = (Number(x, "Gaussian", True) for x in (1.0, 2.0))
@@ -117,7 +210,7 @@ class SignedLog(NamedTuple):
 
 
 def _facts(number: Number | Numbers) -> str:
-    """What a number knows of itself, as its constructor takes it."""
+    """The attributes of a number, written as arguments of its constructor."""
     facts = f"metric={number.metric!r}, exact={number.exact}"
     if number.route is not None:
         facts += f", route={number.route!r}"
@@ -125,3 +218,164 @@ def _facts(number: Number | Numbers) -> str:
         error = np.array2string(np.asarray(number.standard_error), precision=3, separator=", ")
         facts += f", standard_error={error}"
     return facts
+
+
+Two: TypeAlias = tuple[Comparable, Comparable]
+
+
+def cosine(products: InnerProducts, models: Two, request: Request) -> Any:
+    """The cosine `AB / sqrt(AA BB)`, elementwise.
+
+    Args:
+        products: Inner products AB, AA and BB.
+        models: Models that were compared.
+        request: Question asked of them.
+
+    Returns:
+        A `Number`, or `Numbers` where outputs are told apart; inside a trace an array, NaN where a
+        norm vanishes.
+
+    Raises:
+        ModelError: A norm vanishes, outside a trace.
+    """
+    arithmetic = Arithmetic(_degree(models), request.dtype)
+    values = products.values
+    if not products.traced:
+        for product in values.values():
+            _check_number(product.mantissa, request.metric)
+        for name, model, which in zip(("AA", "BB"), models, ("first", "second"), strict=True):
+            several = len(parts(model)) > 1
+            precision.check_norm(values[name], f"the {which} model", several, arithmetic)
+    cosines = precision.cosine(values["AB"], values["AA"], values["BB"], arithmetic)
+    if products.traced:
+        return cosines.value
+    clipped = precision.clipped(cosines)
+    precision.report(float(cosines.error.max()), "the cosine", arithmetic, stacklevel=3)
+    warn_of_caveats(_caveats(models), stacklevel=3)
+    error = _standard_error(products, cosine_error)
+    return _labelled(clipped, request.metric, models, products, error)
+
+
+def value(products: InnerProducts, models: Two, request: Request) -> Any:
+    """The inner product AB as a float.
+
+    Args:
+        products: Inner product AB, and the norms where they are known.
+        models: Models that were compared.
+        request: Question asked of them.
+
+    Returns:
+        A `Number`; inside a trace an array.
+
+    Raises:
+        TnsimError: The inner product is beyond float64.
+    """
+    product, exponent = products.values["AB"], products.exponent
+    number = power(product.mantissa, product.log, exponent)
+    if products.traced:
+        return number
+    if beyond_float(number, product.mantissa):
+        log = product.log + exponent * np.log(2)
+        raise TnsimError(
+            f"the inner product is about exp({log:.6g}), beyond float64; use log_inner"
+        )
+    _report(products.values, models, request)
+    error = _standard_error(products, inner_error)
+    if error is not None:
+        error = power(error, product.log, exponent)
+    return _labelled(number, request.metric, models, products, error)
+
+
+def logarithm(products: InnerProducts, models: Two, request: Request) -> SignedLog:
+    """The sign and logarithm of the inner product AB.
+
+    Args:
+        products: Inner product AB, and the norms where they are known.
+        models: Models that were compared.
+        request: Question asked of them.
+
+    Returns:
+        A `Number` each for sign and logarithm, which has the standard error; inside a trace arrays.
+    """
+    product, exponent = products.values["AB"], products.exponent
+    log = log_abs(product) + exponent * np.log(2)
+    if products.traced:
+        sign: Any = jnp.sign(product.mantissa)
+        return SignedLog(sign, log)
+    _report(products.values, models, request)
+    error = None
+    if product.mantissa != 0:
+        error = _standard_error(products, inner_error)
+    if error is not None:
+        error = error / abs(product.mantissa)  # d log|x| = dx / |x|
+    sign = _labelled(np.sign(product.mantissa), request.metric, models, products)
+    return SignedLog(sign, _labelled(log, request.metric, models, products, error))
+
+
+def _report(products: dict[str, LogScaled], models: Two, request: Request) -> None:
+    """Warn of, or refuse, the rounding error of an inner product, relative to the two norms.
+
+    Warnings point four frames up: past this function, its caller here and the verb.
+    """
+    product = products["AB"]
+    _check_number(product.mantissa, request.metric)
+    warn_of_caveats(_caveats(models), stacklevel=4)
+    arithmetic = Arithmetic(_degree(models), request.dtype)
+    if product.mantissa == 0:
+        return
+    if "AA" not in products:
+        error = float(arithmetic.rounding * product.size / abs(product.mantissa))
+    else:
+        with np.errstate(divide="ignore", invalid="ignore"):
+            cosines = precision.cosine(product, products["AA"], products["BB"], arithmetic)
+        error = float(np.nan_to_num(cosines.error, nan=np.inf))
+    precision.report(error, "the inner product", arithmetic, stacklevel=4)
+
+
+def _standard_error(products: InnerProducts, error_of: Callable[[Any], Any]) -> Any:
+    """The standard error of the only pair of forward passes; None where nothing was sampled."""
+    if products.sums is None:
+        return None
+    errors = error_of(products.sums)
+    return None if errors is None else errors[0, 0]
+
+
+def _degree(models: Two) -> int:
+    """The highest degree of the models' polynomials; plain functions count as degree 1."""
+    degrees = [1]
+    for model in models:
+        degrees += [part.degree for _, part in parts(model) if isinstance(part, Model)]
+    return max(degrees)
+
+
+def _check_number(values: Any, metric: Metric) -> None:
+    """Raise `TnsimError` for a NaN, which is never a result."""
+    if np.isnan(values).any():
+        raise TnsimError(
+            f"the {metric.name} computation gave NaN for finite weights: "
+            "a float range was exceeded within a layer"
+        )
+
+
+def _labelled(
+    values: Any, metric: Metric, models: Two, products: InnerProducts, error: Any = None
+) -> Any:
+    """Values with the metric's name and guarantee and, for forward passes, route and error."""
+    number = Number if np.ndim(values) == 0 else Numbers
+    known = not guesses(*_read(models))
+    if products.forward is not None:
+        ran = products.forward
+        return number(values, metric.name, ran.exact and known, ran.route, error, _caveats(models))
+    layers = [kinds(part) for model in models for _, part in terms(model)]
+    exact = known and bool(metric.is_exact(nonlinear(*layers)))
+    return number(values, metric.name, exact, caveats=_caveats(models))
+
+
+def _read(models: Two) -> list[Any]:
+    """The models that were built or read, without plain functions."""
+    return [model for model in models if isinstance(model, AnyModel)]
+
+
+def _caveats(models: Two) -> tuple[str, ...]:
+    """Differences between the models and the networks they were read from."""
+    return caveats(*_read(models))

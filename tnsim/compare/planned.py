@@ -1,7 +1,4 @@
-"""Plans within a budget.
-
-In: a family, the inner products wanted. Out: a plan that may run, or `TooLarge`.
-"""
+"""Plans of inner products within a budget, for two models and a metric."""
 
 from __future__ import annotations
 
@@ -10,9 +7,9 @@ import jax
 from tnsim.engine.budget import Budget, within
 from tnsim.engine.plan import Plan
 from tnsim.engine.planner import LARGE, plan_problem
-from tnsim.folding.base import Family
 from tnsim.names import Pair
-from tnsim.sessions import remembered
+from tnsim.problems.base import Family
+from tnsim.sessions import session_cache
 
 _ADVICE = (
     "use GaussianClosure() (an approximation beyond one nonlinear layer), smaller widths, shorter "
@@ -20,24 +17,29 @@ _ADVICE = (
 )
 
 _BUSY = {"cpu": 2**20, "gpu": 2**27}
-"""Multiplications of one operation that keep a whole device busy."""
+"""Multiplications of one operation that keep all of a device busy, by JAX's name of the device."""
 
 
 def plan_for(
     family: Family, pairs: tuple[Pair, ...], per_output: bool, dtype: str, large: int = LARGE
 ) -> Plan:
-    """The plan of the inner products `pairs`.
+    """The plan of some inner products, the same object at every call in a session.
 
-    `large`: elements beyond which an intermediate is computed in chunks.
+    Args:
+        family: Way in which the models and the metric become a problem.
+        pairs: Inner products that are wanted.
+        per_output: Whether outputs are told apart.
+        dtype: Precision of the computation.
+        large: Elements beyond which an intermediate is computed in chunks.
     """
     return _plan(family, pairs, per_output, dtype, large)
 
 
-@remembered
+@session_cache
 def _plan(
     family: Family, pairs: tuple[Pair, ...], per_output: bool, dtype: str, large: int
 ) -> Plan:
-    # Without a default: what is remembered is found by the arguments as they are given.
+    # No defaults here: the cache finds a result by the arguments as they are given.
     problem = family.problem(pairs, per_output)
     runs = len(family.nodes.points) if family.nodes else 1
     return plan_problem(problem, family.name, family.exact, dtype, large, runs)
@@ -46,7 +48,7 @@ def _plan(
 def affordable(
     family: Family, wanted: tuple[Pair, ...], per_output: bool, dtype: str, budget: Budget
 ) -> Plan:
-    """A plan within the budget. Raises `TooLarge`."""
+    """A plan of some inner products within the budget. Raises `TooLarge` where none fits."""
 
     def plan(large: int) -> Plan:
         return plan_for(family, wanted, per_output, dtype, large)
@@ -55,13 +57,13 @@ def affordable(
 
 
 def runs_together(plan: Plan, budget: Budget) -> bool:
-    """Whether the runs of a plan, at all moment nodes, are one run on stacks of moments.
+    """Whether the runs of a plan at all moment nodes become one run on stacks of moments.
 
-    Small operations are then done for all nodes in the time of one (measured on four cores: 2.5 ms
-    become 1.1 at width 8 and depth 2, 450 ms 260 at width 6 and depth 3). An operation that keeps
-    the device busy by itself gains nothing, and XLA multiplies stacks of matrices more slowly than
-    matrices (4.6 s become 6.2 at width 64 and depth 2). Nor may the stacks need more memory than
-    there is.
+    Small operations then take the time of one node for all nodes (measured on four cores: 2.5 ms
+    become 1.1 ms at width 8 and depth 2, 450 ms become 260 ms at width 6 and depth 3). An operation
+    that keeps the device busy by itself gains nothing, and XLA multiplies stacks of matrices more
+    slowly than matrices (4.6 s become 6.2 s at width 64 and depth 2). The stacks must also fit into
+    the budget's memory.
     """
     busy = _BUSY.get(jax.default_backend(), _BUSY["gpu"])
     if plan.multiplications > busy * plan.runs * plan.whole.length:

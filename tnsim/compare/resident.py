@@ -1,8 +1,8 @@
-"""What is kept of a model between calls. In: a model. Out: its scaled form, arrays on the device.
+"""The state of a model held between calls: its scaled form and its arrays on the device.
 
 A model never changes, so its powers of two are found once, and its arrays are lifted, symmetrised
-and put on the device once for each layout and dtype. What was made is a belonging of the model
-(see `sessions`): it goes when the model goes, when the session is cleared, or when its memory is
+and put on the device once for each layout and dtype. These results are belongings of the model (see
+`sessions`): they go when the model goes, when the session is cleared, or when their memory is
 needed. Models whose weights are traced, or may still be written to, are made ready at every call.
 """
 
@@ -15,19 +15,19 @@ from typing import Any
 import jax
 import numpy as np
 
-from tnsim.engine import execution
-from tnsim.folding.base import Family
-from tnsim.folding.conditioning import amplification
-from tnsim.folding.state_sizes import scaled_under
-from tnsim.metrics.metric import Metric
+from tnsim.engine.runtime import execution
+from tnsim.metrics.protocol import Metric
 from tnsim.models.arrays import is_fixed, is_traced
 from tnsim.models.model import Model
 from tnsim.models.scaling import Scaled
 from tnsim.names import Side, on_side
-from tnsim.sessions import kept_with, session
+from tnsim.problems.base import Family
+from tnsim.problems.conditioning import amplification
+from tnsim.problems.state_sizes import scaled_under
+from tnsim.sessions import per_object_cache, session
 
 
-@kept_with
+@per_object_cache
 def is_constant(model: Model) -> bool:
     """Whether no weight of a model is traced or may be written to.
 
@@ -41,7 +41,7 @@ def is_constant(model: Model) -> bool:
 
 
 def is_known_constant(value: Any) -> bool:
-    """Whether this is a model that is constant, known without looking at its arrays again.
+    """Whether a value is a constant model; the arrays of a model are looked at once.
 
     Example:
         >>> import tnsim
@@ -55,8 +55,8 @@ def in_units(model: Model, metric: Metric, by_states: bool, per_output: bool) ->
     """A model in scientific notation, see `scaled_under`; the same object at every call.
 
     Args:
-        model: Any model.
-        metric: The metric of the comparison.
+        model: Model to be scaled.
+        metric: Metric of the comparison.
         by_states: Whether units follow the states of the model under the metric.
         per_output: Whether each output has an exponent of its own.
     """
@@ -65,7 +65,7 @@ def in_units(model: Model, metric: Metric, by_states: bool, per_output: bool) ->
         made = scaled_under(model, metric, by_states, per_output)
         for leaf in jax.tree.leaves(made.model):
             if isinstance(leaf, np.ndarray):
-                leaf.flags.writeable = False  # nobody else has it
+                leaf.flags.writeable = False  # no caller holds this new array
         return made
 
     def own_bytes(made: Scaled) -> int:
@@ -79,11 +79,11 @@ def in_units(model: Model, metric: Metric, by_states: bool, per_output: bool) ->
 
 
 def conditioning(model: Model, metric: Metric) -> float:
-    """`conditioning.amplification`, measured once for a model and a metric.
+    """The amplification of rounding by a model, measured once for a model and a metric.
 
     Args:
-        model: A model in scientific notation, not traced.
-        metric: The metric of the comparison.
+        model: Model in scientific notation, not traced.
+        metric: Metric of the comparison.
     """
     if not is_constant(model):
         return amplification(model, metric)
@@ -102,7 +102,7 @@ def content(metric: Metric) -> Hashable:
     return type(metric), _digest(metric) if jax.tree.leaves(metric) else None
 
 
-@kept_with
+@per_object_cache
 def _digest(metric: Metric) -> bytes:
     """A digest of the arrays of a metric."""
     digest = hashlib.blake2b(digest_size=16)
@@ -119,18 +119,18 @@ def placed_weights(family: Family, side: Side, model: Model, dtype: str) -> dict
     """The arrays of a model by the names of a problem's leaves, on the device.
 
     Args:
-        family: Says how the model is laid out.
-        side: The model's name in the problem.
-        model: Not traced.
-        dtype: Of the arrays.
+        family: Family of the problem, which lays out the model's arrays.
+        side: Side of the model in the problem.
+        model: Model whose weights are not traced.
+        dtype: Type of the arrays.
 
     Returns:
         Leaf name -> array of JAX.
     """
 
     def placed() -> dict[str, Any]:
-        # Under the names of side A, whichever side asks: both find the same arrays. Those that
-        # `placed` leaves on the host, as they are small, are put there once as well.
+        # Names are those of side A, whichever side asks, so that both sides find the same arrays.
+        # `execution.placed` leaves a few small arrays on the host; `device_put` places them too.
         arrays = family.weights("A", family.prepare(model))
         return jax.device_put(execution.placed(arrays, dtype))
 
@@ -144,4 +144,5 @@ def placed_weights(family: Family, side: Side, model: Model, dtype: str) -> dict
 
 
 def _nbytes(arrays: Any) -> int:
+    """The bytes of some arrays together."""
     return sum(getattr(array, "nbytes", 0) for array in arrays)

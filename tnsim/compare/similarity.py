@@ -1,29 +1,29 @@
-"""The verbs: similarity, slices, inner, log_inner, plan. In: models and a metric. Out: numbers.
+"""The verbs: similarity, slices, inner, log_inner and plan.
 
 Models are aligned and planned by shape (once per structure and process), their arrays are lifted
 where a bias or a skip needs it, and the plan is run. Outside a JAX trace everything runs in a
-scoped 64-bit, full-precision setting and returns NumPy float64; inside one, in the dtype of the
-weights given, and what comes back is a JAX array.
+scoped 64-bit, full-precision setting, and results are NumPy float64. Inside a trace everything runs
+in the dtype of the weights given, and results are JAX arrays.
 """
 
 from __future__ import annotations
 
 from numpy.typing import DTypeLike
 
-from tnsim.compare import answers
+from tnsim.compare import numbers
 from tnsim.compare.by_points import ForwardPlan, check_affordable, forward_plan, points_of
-from tnsim.compare.comparable import Comparable, check_comparison
+from tnsim.compare.inner_products import inner_products
 from tnsim.compare.numbers import Number, Numbers, SignedLog
 from tnsim.compare.planned import plan_for
-from tnsim.compare.products import inner_products
-from tnsim.compare.question import ALL, CROSS, Question
+from tnsim.compare.request import ALL, CROSS, Comparable, Request, check_comparison
 from tnsim.engine.budget import Budget
-from tnsim.engine.dtypes import dtype_name
+from tnsim.engine.ir.dtypes import dtype_name
 from tnsim.engine.plan import Plan
 from tnsim.errors import ModelError
-from tnsim.folding.choose import choose
-from tnsim.metrics.metric import Gaussian, Metric
+from tnsim.metrics.metric import Gaussian
+from tnsim.metrics.protocol import Metric
 from tnsim.models.model import Model
+from tnsim.problems.families import choose
 
 
 def similarity(
@@ -34,13 +34,13 @@ def similarity(
     dtype: DTypeLike = "float64",
     budget: Budget = Budget(),
 ) -> Number:
-    """Cosine over all outputs: `<a|M|b> / sqrt(<a|M|a> <b|M|b>)`.
+    """The cosine over all outputs, `<a|M|b> / sqrt(<a|M|a> <b|M|b>)`.
 
     Args:
         a, b: Models, or combinations such as `b - c`; under `Empirical` also plain functions.
-        metric: How inputs are weighed.
+        metric: Metric that weighs the inputs.
         dtype: Precision of the computation, float64 or float32; the result is float64.
-        budget: What the computation may take.
+        budget: Limits of memory and work for the computation.
 
     Returns:
         A float64 in [-1, 1], without a unit; inside a JAX trace a scalar array.
@@ -59,8 +59,8 @@ def similarity(
     Source:
         Paper, equation 2.
     """
-    asked = Question(metric, dtype_name(dtype), budget, norms=True)
-    return answers.cosine(inner_products(a, b, asked), (a, b), asked)
+    request = Request(metric, dtype_name(dtype), budget, norms=True)
+    return numbers.cosine(inner_products(a, b, request), (a, b), request)
 
 
 def slices(
@@ -71,19 +71,19 @@ def slices(
     dtype: DTypeLike = "float64",
     budget: Budget = Budget(),
 ) -> Numbers:
-    """Cosine of every output coordinate on its own.
+    """The cosine of every output coordinate on its own.
 
     Args:
         a, b: Models, or combinations such as `b - c`; under `Empirical` also plain functions.
-        metric: How inputs are weighed.
+        metric: Metric that weighs the inputs.
         dtype: Precision of the computation, float64 or float32; the result is float64.
-        budget: What the computation may take.
+        budget: Limits of memory and work for the computation.
 
     Returns:
-        Float64 of shape (d_out,), each in [-1, 1], without a unit.
+        Numbers of float64 of shape (d_out,), each in [-1, 1], without a unit.
 
     Raises:
-        ModelError: As `similarity`; also where one output of a model is the zero function.
+        ModelError: The models cannot be compared, or an output of a model is the zero function.
         TooLarge: The computation would exceed the budget.
 
     Example:
@@ -96,8 +96,8 @@ def slices(
     Source:
         Paper, section 2.4.
     """
-    asked = Question(metric, dtype_name(dtype), budget, norms=True, per_output=True)
-    return answers.cosine(inner_products(a, b, asked), (a, b), asked)
+    request = Request(metric, dtype_name(dtype), budget, norms=True, per_output=True)
+    return numbers.cosine(inner_products(a, b, request), (a, b), request)
 
 
 def inner(
@@ -108,13 +108,13 @@ def inner(
     dtype: DTypeLike = "float64",
     budget: Budget = Budget(),
 ) -> Number:
-    """Inner product `<a|M|b>`; under `Gaussian` that is `E <a(x), b(x)>`.
+    """The inner product `<a|M|b>`; under `Gaussian` it is `E <a(x), b(x)>`.
 
     Args:
         a, b: Models, or combinations such as `b - c`; under `Empirical` also plain functions.
-        metric: How inputs are weighed.
+        metric: Metric that weighs the inputs.
         dtype: Precision of the computation, float64 or float32; the result is float64.
-        budget: What the computation may take.
+        budget: Limits of memory and work for the computation.
 
     Returns:
         A float64, in units of squared outputs; inside a JAX trace a scalar array.
@@ -134,8 +134,8 @@ def inner(
     Source:
         Paper, section 2.
     """
-    asked = Question(metric, dtype_name(dtype), budget)
-    return answers.value(inner_products(a, b, asked), (a, b), asked)
+    request = Request(metric, dtype_name(dtype), budget)
+    return numbers.value(inner_products(a, b, request), (a, b), request)
 
 
 def log_inner(
@@ -146,13 +146,13 @@ def log_inner(
     dtype: DTypeLike = "float64",
     budget: Budget = Budget(),
 ) -> SignedLog:
-    """Sign and logarithm of `<a|M|b>`, finite at any depth.
+    """The sign and logarithm of `<a|M|b>`, finite at any depth.
 
     Args:
         a, b: Models, or combinations such as `b - c`; under `Empirical` also plain functions.
-        metric: How inputs are weighed.
+        metric: Metric that weighs the inputs.
         dtype: Precision of the computation, float64 or float32; the result is float64.
-        budget: What the computation may take.
+        budget: Limits of memory and work for the computation.
 
     Returns:
         `SignedLog(sign, log)`, float64 scalars: the sign is -1, 0 or 1, the logarithm natural. A
@@ -173,8 +173,8 @@ def log_inner(
     Source:
         Paper, section 2.2: norms grow like c^(2^L) with depth L.
     """
-    asked = Question(metric, dtype_name(dtype), budget)
-    return answers.logarithm(inner_products(a, b, asked), (a, b), asked)
+    request = Request(metric, dtype_name(dtype), budget)
+    return numbers.logarithm(inner_products(a, b, request), (a, b), request)
 
 
 def plan(
@@ -187,16 +187,18 @@ def plan(
     dtype: DTypeLike = "float64",
     budget: Budget = Budget(),
 ) -> Plan | ForwardPlan:
-    """What would run for `<a|M|b>`, from shapes alone.
+    """The plan of the computation of `<a|M|b>`; nothing is run.
+
+    A plan of contractions depends on shapes alone; the points of quadrature depend on weights too.
 
     Args:
         a, b: Models.
-        metric: How inputs are weighed.
-        norms: Also `<a|M|a>` and `<b|M|b>`, as a cosine needs.
-        per_output: One inner product for every output coordinate.
+        metric: Metric that weighs the inputs.
+        norms: Whether `<a|M|a>` and `<b|M|b>` are planned too, as a cosine needs.
+        per_output: Whether there is an inner product for every output coordinate.
         dtype: Precision of the computation, float64 or float32.
-        budget: What forward passes may take, whose number may be beyond any use; plans of
-            contractions are given whatever they take.
+        budget: Limits of forward passes, whose number may be beyond any use; plans of contractions
+            are returned whatever they take.
 
     Returns:
         A `Plan`: the order of contractions, with costs in scalar multiplications and bytes; or a

@@ -1,5 +1,7 @@
-"""Contracts what it is given; knows no model and no metric.
+"""A compiler for sums of tensor contractions, from a `Problem` by way of a `Plan` to numbers.
 
-In: a `Problem`, definitions and products over named arrays, and the arrays.
-Out: a `Plan` with its cost, and numbers as mantissas and logarithms.
+Reading order: `ir/` (problem, program, stages), `costs` and `plan`, `disk_cache` (search results
+on disk), `search/` (paths and sharing), `passes/` (rewrites), `planner` (from a problem to a
+plan), `runtime/` (compiling and execution), `budget` (limits of a plan), `scaled` and `precision`
+(logarithms of scales, digits of a cosine).
 """

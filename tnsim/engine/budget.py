@@ -1,6 +1,7 @@
-"""What a plan may use.
+"""Budgets, and the choice of a plan that fits one.
 
-In: a budget, plans of one problem in larger and smaller chunks. Out: one that fits, or `TooLarge`.
+A plan that needs too much memory is planned again with smaller chunks, up to four times. Where none
+of these plans fits, or the work is beyond the budget, `TooLarge` is raised before anything runs.
 """
 
 from __future__ import annotations
@@ -10,28 +11,28 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from tnsim.engine import memory
 from tnsim.engine.plan import Plan
 from tnsim.engine.planner import LARGE
-from tnsim.engine.rates import seconds
+from tnsim.engine.runtime import devices
+from tnsim.engine.runtime.rates import seconds
 from tnsim.errors import ModelError, TooLarge
 from tnsim.sessions import session
 
-FREE_SHARE = 0.8
-_ALWAYS_FITS = 2**24
+FREE_SHARE = 0.8  # share of free memory that a plan may use with its compiling
+_ALWAYS_FITS = 2**24  # bytes for which free memory is not looked up
 
 
 @dataclass(frozen=True)
 class Budget:
-    """What one plan may use, all its runs together.
+    """Limits of memory and work for one plan with all its runs.
 
-    Beyond it `TooLarge` is raised before anything runs.
+    A plan beyond the budget raises `TooLarge` before anything runs.
 
     Args:
-        memory_bytes: Bytes of arrays beside the models. None for 80 % of what is free, less what
-            compiling takes: on the device and, on a CPU, in the machine, under the process's
-            control groups and within its address space.
-        multiplications: Scalar ones; 1e14 take about an hour on two cores.
+        memory_bytes: Bytes of arrays in addition to the models. None stands for 80 % of free
+            memory, less the memory of compiling. Free memory is that of the device; on a CPU, the
+            least of the machine's, the control groups' and the address space's.
+        multiplications: Scalar multiplications; 1e14 take about an hour on two cores.
 
     Raises:
         ModelError: A limit is not above 0.
@@ -50,24 +51,28 @@ class Budget:
                 raise ModelError(f"{name} of a Budget must be above 0, found {limit!r}")
 
     def room(self, program_bytes: int, wanted: float = math.inf) -> float:
-        """Bytes of arrays allowed now, infinite where the platform does not tell what is free.
+        """Bytes of arrays allowed now; infinite where the platform does not tell free memory.
 
-        What is `wanted` is not looked up where it is next to nothing: that would take longer than
-        to compute it.
+        Where `wanted` is next to nothing, free memory is not looked up: the look-up would take
+        longer than the computation.
+
+        Args:
+            program_bytes: Bytes that compiling takes.
+            wanted: Bytes of arrays that would be used.
         """
         if self.memory_bytes is not None:
             return self.memory_bytes
         if wanted <= _ALWAYS_FITS:
             return math.inf
-        free = memory.available_bytes()
+        free = devices.available_bytes()
         return math.inf if free is None else max(0.0, FREE_SHARE * free - program_bytes)
 
 
 def check_budget(budget: Any) -> None:
-    """Refuse what is no budget.
+    """Refuse a value that is not a `Budget`.
 
     Raises:
-        ModelError: It is something else, such as a number of bytes.
+        ModelError: The value is something else, such as a number of bytes.
 
     Example:
         >>> check_budget(2**30)
@@ -82,15 +87,19 @@ def within(budget: Budget, plan_at: Callable[[int], Plan], advice: str) -> Plan:
     """A plan within the budget, its largest contractions in smaller chunks if need be.
 
     Args:
-        budget: What it may use.
-        plan_at: Gives the plan whose intermediates beyond so many elements are chunked.
-        advice: What to do where none fits; ends the message.
+        budget: Limits of the plan.
+        plan_at: Function of a number of elements, beyond which intermediates are chunked; returns
+            the plan.
+        advice: Advice where no plan fits, the end of the message.
+
+    Returns:
+        The plan with the largest chunks that fits.
 
     Raises:
-        TooLarge: None fits, or the process has too little address space to compile any.
+        TooLarge: No plan fits, or the process has too little address space to compile one.
     """
     check_budget(budget)
-    memory.check_addresses()
+    devices.check_addresses()
     best = plan_at(LARGE)
     if best.multiplications > budget.multiplications:
         raise TooLarge(
@@ -99,14 +108,14 @@ def within(budget: Budget, plan_at: Callable[[int], Plan], advice: str) -> Plan:
             f"{seconds(best)}; {advice}"
         )
     allowed = budget.room(best.program_bytes, best.peak_bytes)
-    if best.peak_bytes > allowed:  # what other calls left gives way
+    if best.peak_bytes > allowed:  # arrays that other calls left give way
         session().belongings.clear()
-        memory.give_back_freed()
+        devices.give_back_freed()
         allowed = budget.room(best.program_bytes, best.peak_bytes)
     least = best.peak_bytes
     for finer in range(2, 10, 2):
         if best.peak_bytes <= allowed or best.input_bytes > allowed:
-            break  # chunks make no input smaller
+            break  # it fits already, or never will: chunks make no input smaller
         best = plan_at(LARGE >> finer)
         least = min(least, best.peak_bytes)
     if best.peak_bytes <= allowed:

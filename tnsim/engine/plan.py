@@ -1,9 +1,8 @@
-"""A plan: what will be contracted, in which order, at what cost.
+"""A plan: the programs of a computation, their order and their cost.
 
-In: pieces. Out: plain data, JSON both ways.
-
-A plan is a row of stages. Each stage runs one *piece*, a small program of pairwise contractions and
-weighted sums; stages of equal shape share one.
+A plan is a row of stages. Each stage runs a *program*, a short list of pairwise contractions and
+weighted sums; stages of equal form share a program. A plan is plain data that JSON holds, and is
+shown as a line, as a table of text or as a table of HTML.
 """
 
 from __future__ import annotations
@@ -12,32 +11,36 @@ import math
 from dataclasses import dataclass
 from functools import cached_property
 
-from tnsim.engine import plan_memory, plan_stages, plan_text
-from tnsim.engine.dtypes import ITEM_BYTES
-from tnsim.engine.piece import Piece
-from tnsim.engine.plan_stages import PlanStage, WholePlan
-from tnsim.engine.rounds import Round, rounds
+from tnsim.engine import costs
+from tnsim.engine.costs import ParallelGroup, rounds
+from tnsim.engine.ir import stages as stages_module
+from tnsim.engine.ir.dtypes import ITEM_BYTES
+from tnsim.engine.ir.plan_json import document, plan_from
+from tnsim.engine.ir.program import Program
+from tnsim.engine.ir.stages import PlanStage, WholePlan
+from tnsim.tables import html_table
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What would run for the inner products of two models: shapes only, no numbers.
+    """The computation of the inner products of two models: shapes only, no numbers.
 
-    Made by `tnsim.plan`. Its costs are those of all outputs together.
+    Plans are made by `tnsim.plan`. The costs of a plan are those of all outputs together.
 
     Args:
         metric: Name of the metric.
-        exact: Whether its definition is met exactly for models of this depth.
-        dtype: Precision of the computation, "float64" or "float32".
-        diagrams: Terms that the inner products are sums of.
-        pieces: The programs that its stages run.
-        stages: In the order in which they run.
-        shapes: Of every array that is read: weights, moments, constants.
+        exact: Whether the plan computes the metric exactly for models of this depth.
+        dtype: Precision of the computation: "float64", "float32", or a complex one for networks.
+        diagrams: Number of terms in the sums of the inner products.
+        programs: Programs that the stages run.
+        stages: Stages in the order in which they run.
+        shapes: Shapes of all arrays that the plan reads: weights, moments, constants.
         outputs: Names of the inner products: `AB` is `<a|b>`, `AA` and `BB` are squared norms.
-        scales: For every output, the (scale group, power) pairs whose logarithms make up its own.
-        searched_with: What its contraction paths were found with.
-        runs: How often all of it is run. An exact deep metric takes several runs where models have
-            constants or inputs a mean: one for every value of an auxiliary variance.
+        scales: Pairs (scale group, power) of every output; their logarithms make up the logarithm
+            of the output.
+        searched_with: Names and versions of the tools that found the contraction paths.
+        runs: Number of runs of the whole plan. An exact deep metric takes several runs where models
+            have constants or inputs have a mean: a run for every value of an auxiliary variance.
 
     Example:
         >>> import numpy as np, tnsim
@@ -51,7 +54,7 @@ class Plan:
     exact: bool
     dtype: str
     diagrams: int
-    pieces: tuple[Piece, ...]
+    programs: tuple[Program, ...]
     stages: tuple[PlanStage, ...]
     shapes: dict[str, tuple[int, ...]]
     outputs: tuple[str, ...]
@@ -62,64 +65,66 @@ class Plan:
     @cached_property
     def multiplications(self) -> int:
         """Scalar multiplications of all inner products in `outputs`, over all runs."""
-        once = sum(self.pieces[stage.piece].multiplications for stage in self.stages)
+        once = sum(self.programs[stage.program].multiplications for stage in self.stages)
         return self.runs * once
 
     @property
     def written_elements(self) -> int:
         """Elements of all intermediates and outputs of the whole plan, over all runs."""
-        return self.runs * sum(self.pieces[stage.piece].written_elements for stage in self.stages)
+        return self.runs * sum(
+            self.programs[stage.program].written_elements for stage in self.stages
+        )
 
     @property
     def unshared_multiplications(self) -> int:
-        """The same if every product of every stage were contracted on its own."""
-        return self.runs * sum(self.pieces[stage.piece].unshared for stage in self.stages)
+        """Scalar multiplications over all runs if every product were contracted on its own."""
+        return self.runs * sum(self.programs[stage.program].unshared for stage in self.stages)
 
     @property
     def contractions(self) -> int:
-        """Distinct pairwise contractions: a piece counts once, however many stages run it."""
-        return sum(piece.contractions for piece in self.pieces)
+        """Distinct pairwise contractions; a program counts once for all stages that run it."""
+        return sum(program.contractions for program in self.programs)
 
     @cached_property
-    def rounds(self) -> tuple[Round, ...]:
-        """Which stages run at once, one round after another."""
+    def rounds(self) -> tuple[ParallelGroup, ...]:
+        """The rounds of stages that run at once, one round after another."""
         return rounds(self)
 
     @cached_property
     def peak_elements(self) -> int:
-        """Most elements alive at once: weights, values that wait, those of stages that run."""
-        return plan_memory.peak_elements(self)
+        """Most elements alive at once: arrays, values for later stages, and running stages."""
+        return costs.plan_peak_elements(self.shapes, self.rounds)
 
     @cached_property
     def peak_bytes(self) -> int:
-        """Bytes of all arrays alive at once in one run, beside those of the models.
+        """Bytes of all arrays alive at once in one run, without the arrays of the models.
 
-        Weights laid out in NumPy are let go one by one as they are put on the device, so they
+        Weights laid out in NumPy are freed one by one as they are put on the device, so they
         count once.
         """
-        return plan_memory.allocated_bytes(self)
+        return costs.allocated_bytes(self.programs, self.array_bytes)
 
     @cached_property
     def program_bytes(self) -> int:
         """Bytes that compiling takes, the first time in a process: XLA itself, and its programs."""
-        return plan_memory.program_bytes(self)
+        return costs.program_bytes(self)
 
     @cached_property
     def whole(self) -> WholePlan:
-        """What runs, without what it is for."""
+        """The plan without metric, guarantee and scales, as the work of one compiled program."""
         names, shapes = tuple(self.shapes), tuple(map(tuple, self.shapes.values()))
-        length = sum(self.pieces[stage.piece].length for stage in self.stages)
-        return WholePlan(self.pieces, self.stages, names, shapes, self.outputs, length)
+        length = sum(self.programs[stage.program].length for stage in self.stages)
+        return WholePlan(self.programs, self.stages, names, shapes, self.outputs, length)
 
     @cached_property
     def output_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Shape of every output."""
-        return plan_stages.output_shapes(self.pieces, self.stages, self.outputs)
+        """The shape of every output."""
+        return stages_module.output_shapes(self.programs, self.stages, self.outputs)
 
     @cached_property
     def log_weights(self) -> dict[tuple[int, str], float]:
-        """How often the logarithm of a group in a stage, by its number, counts in the end."""
-        return plan_stages.log_weights(self.stages)
+        """The weight of each scale's logarithm in the end, by stage number and scale group."""
+        return stages_module.log_weights(self.stages)
 
     @property
     def input_bytes(self) -> int:
@@ -133,9 +138,7 @@ class Plan:
         return self.peak_elements * ITEM_BYTES[self.dtype]
 
     def to_json(self) -> str:
-        """One JSON document with a digest of its content; `from_json` gives an equal plan back."""
-        from tnsim.engine.plan_files import document
-
+        """The plan as a JSON document with a digest of its content, which `from_json` reads."""
         return document(self)
 
     @classmethod
@@ -143,11 +146,11 @@ class Plan:
         """The plan that `to_json` wrote.
 
         Args:
-            text: The document. Indentation and the order of its keys do not matter.
+            text: JSON document, in any indentation and order of keys.
 
         Raises:
-            CheckpointError: For what is no plan of this format, for one that cannot run, and for
-                one that was changed: another coefficient would give another number.
+            CheckpointError: For text that is no plan of this format, for a plan that cannot run,
+                and for a plan that was changed: another coefficient would give another number.
 
         Example:
             >>> import numpy as np, tnsim
@@ -156,15 +159,56 @@ class Plan:
             >>> tnsim.Plan.from_json(plan.to_json()) == plan
             True
         """
-        from tnsim.engine.plan_files import plan_from
-
-        return plan_from(text)
+        return plan_from(text, cls)
 
     def __repr__(self) -> str:
-        return plan_text.one_line(self)
+        return one_line(self)
 
     def __str__(self) -> str:
-        return plan_text.table(self)
+        return table(self)
 
     def _repr_html_(self) -> str:
-        return plan_text.html(self)
+        return html(self)
+
+
+def one_line(plan: Plan) -> str:
+    """A line with metric, guarantee, inner products and cost of a plan."""
+    guarantee = "exact" if plan.exact else "approximation"
+    return (
+        f"Plan({plan.metric}, {guarantee}: {', '.join(plan.outputs)}; "
+        f"{plan.multiplications:,} multiplications, "
+        f"{plan.peak_bytes / 2**20:,.2f} MiB of {plan.dtype})"
+    )
+
+
+def table(plan: Plan) -> str:
+    """A table of a plan as text, one line per property."""
+    return "\n".join(f"{name:<16} {text}" for name, text in _rows(plan))
+
+
+def html(plan: Plan) -> str:
+    """A table of a plan as HTML, for notebooks."""
+    return html_table("Plan", _rows(plan))
+
+
+def _rows(plan: Plan) -> list[tuple[str, str]]:
+    """Names and descriptions of the properties that tables of a plan show."""
+    repeated = f", in {plan.runs} runs" if plan.runs > 1 else ""
+    return [
+        ("metric", f"{plan.metric} ({'exact' if plan.exact else 'approximation'})"),
+        ("inner products", ", ".join(plan.outputs)),
+        ("diagrams", f"{plan.diagrams:,}"),
+        ("stages", f"{len(plan.stages):,} running {len(plan.programs)} distinct programs"),
+        ("contractions", f"{plan.contractions:,} distinct pairwise contractions"),
+        ("multiplications", f"{plan.multiplications:,} scalar multiplications{repeated}"),
+        (
+            "unshared",
+            f"{plan.unshared_multiplications:,} if every product were contracted on its own",
+        ),
+        (
+            "peak memory",
+            f"{plan.peak_bytes / 2**20:,.2f} MiB of {plan.dtype} beside the models",
+        ),
+        ("compiling", f"{plan.program_bytes / 2**20:,.0f} MiB more, once in a process"),
+        ("searched with", plan.searched_with),
+    ]

@@ -1,11 +1,9 @@
-"""From a folded problem to a plan.
+"""The planner, which turns a `Problem` into a `Plan`, once per structure, and caches it.
 
-In: a `Problem`. Out: a `Plan`, found once per structure and cached.
-
-Each stage is first rewritten with its operands numbered, so that equal layers give equal keys;
-then its piece is looked up in memory, on disk, or built: every product is contracted along a path
-of cotengra, products share what they have in common, and among the candidate paths those are kept
-that make the *whole piece* cheapest. The result depends on the structure alone.
+The operands of each stage are first numbered, so that equal layers give equal keys. The program of
+the stage is then looked up in memory and on disk, or built: every product is contracted along a
+path of cotengra, products share common factors, and the candidate paths are chosen that make the
+*whole program* cheapest. The result depends on the structure alone.
 """
 
 from __future__ import annotations
@@ -14,22 +12,22 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from tnsim.engine import cache
-from tnsim.engine import pathfinding as paths
-from tnsim.engine.piece import Piece
+from tnsim.engine import disk_cache
+from tnsim.engine.ir.plan_json import program_from_data
+from tnsim.engine.ir.problem import Operand, Problem, Stage, Term, prune, strip_alias
+from tnsim.engine.ir.program import Program
+from tnsim.engine.ir.stages import PlanStage
+from tnsim.engine.passes.splitting import StageSlice, split
 from tnsim.engine.plan import Plan
-from tnsim.engine.plan_json import piece_from_data
-from tnsim.engine.plan_stages import PlanStage
-from tnsim.engine.problem import Operand, Problem, Stage, Term, prune, unaliased
-from tnsim.engine.route_search import Shapes, Ways, shape_of, written
-from tnsim.engine.splitting import Part, split
-from tnsim.engine.stage_search import build_piece, settle
-from tnsim.sessions import remembered
+from tnsim.engine.search import paths as paths
+from tnsim.engine.search.routes import Choices, Shapes, shape_of, written
+from tnsim.engine.search.stages import build_program, choose_alternatives
+from tnsim.sessions import session_cache
 
 LARGE = 2**27
 """Elements beyond which an intermediate is computed in chunks: 1 GiB in float64."""
 MAX_OPERATIONS = 200
-"""Of a piece; longer ones are split."""
+"""Most operations of a program; longer programs are split, as XLA's time is not linear."""
 
 
 def plan_problem(
@@ -38,12 +36,12 @@ def plan_problem(
     """Plan every stage of a problem.
 
     Args:
-        problem: What is to be computed.
-        metric: Name that the plan carries as a label.
-        exact: Guarantee that the plan carries as a label.
-        dtype: Precision that the plan carries as a label.
+        problem: Definitions to be computed, stage by stage.
+        metric: Name of the metric, a label of the plan.
+        exact: Whether the metric's definition is met exactly, a label of the plan.
+        dtype: Precision of the computation, a label of the plan.
         large: Elements beyond which an intermediate is computed in chunks.
-        runs: How often all is run.
+        runs: Number of times that the plan is run for one result.
 
     Returns:
         The plan. It depends on the structure of the problem alone.
@@ -59,7 +57,7 @@ def plan_problem(
         exact=exact,
         dtype=dtype,
         diagrams=diagrams,
-        pieces=tuple(planner.pieces),
+        programs=tuple(planner.programs),
         stages=tuple(planner.stages),
         shapes=dict(problem.shapes),
         outputs=problem.outputs,
@@ -70,15 +68,16 @@ def plan_problem(
 
 
 class _Planner:
-    """What is known after some stages of a problem.
+    """The plan of the stages added so far.
 
     Attributes:
-        shapes: Of leaves and definitions.
-        exchangeable: Of some, how many axes, the last ones, may be exchanged.
-        scales: Of definitions, the scale groups that they are divided by.
-        pieces: Distinct ones, numbered.
-        stages: Runs of pieces.
-        sources: What searched the pieces.
+        large: Elements beyond which an intermediate is computed in chunks.
+        shapes: Shapes of leaves and definitions.
+        exchangeable: Number of last axes that may be exchanged, for symmetric arrays.
+        scales: Scale groups that each definition is divided by, with powers.
+        programs: Distinct programs, numbered.
+        stages: Stages of the plan, each a run of a program.
+        sources: Versions of the search that found the programs.
     """
 
     def __init__(self, problem: Problem, large: int) -> None:
@@ -86,25 +85,25 @@ class _Planner:
         self.shapes = dict(problem.shapes)
         self.exchangeable = dict.fromkeys(problem.symmetric, 2)
         self.scales: dict[str, tuple[tuple[str, int], ...]] = {}
-        self.pieces: dict[Piece, int] = {}
+        self.programs: dict[Program, int] = {}
         self.stages: list[PlanStage] = []
         self.sources: set[str] = set()
 
     def add(self, stage: Stage) -> None:
-        """Plan one more stage: as a piece, or as several where that is long."""
+        """Plan one more stage, as one program or, where that is long, as several."""
         inputs = _inputs(stage)
-        arrays = tuple(map(unaliased, inputs))
+        arrays = tuple(map(strip_alias, inputs))
         shapes = tuple(self.shapes[name] for name in arrays)
         exchangeable = tuple(self.exchangeable.get(name, 0) for name in arrays)
-        piece, source = _piece(_numbered(stage, inputs), shapes, exchangeable, self.large)
+        program, source = _program(_numbered(stage, inputs), shapes, exchangeable, self.large)
         self.sources.add(source)
-        for definition, output in zip(stage.outputs, piece.outputs, strict=True):
-            self.shapes[definition.name] = piece.value_shapes[output]
+        for definition, output in zip(stage.outputs, program.outputs, strict=True):
+            self.shapes[definition.name] = program.value_shapes[output]
             self.exchangeable[definition.name] = definition.exchangeable
             self.scales[definition.name] = definition.powers
 
-        names = dict(enumerate(arrays))  # of the values that later parts of the piece may take
-        *first, last = split(piece, MAX_OPERATIONS)
+        names = dict(enumerate(arrays))  # value number -> name, for later parts of the program
+        *first, last = split(program, MAX_OPERATIONS)
         for part in first:
             outputs = tuple(f"#{len(self.stages)}.{number}" for number in part.gives)
             self._run(part, names, outputs)
@@ -113,16 +112,16 @@ class _Planner:
 
     def _run(
         self,
-        part: Part,
+        part: StageSlice,
         names: dict[int, str],
         outputs: tuple[str, ...],
         scaled_as: Stage | None = None,
     ) -> None:
-        """Put a part of a piece in the plan; the last part rescales as its stage says."""
+        """Put a part of a program in the plan; only the last part divides by the stage's scales."""
         groups = scaled_as.scale_groups if scaled_as else ()
         self.stages.append(
             PlanStage(
-                piece=self.pieces.setdefault(part.piece, len(self.pieces)),
+                program=self.programs.setdefault(part.program, len(self.programs)),
                 inputs=tuple(names[number] for number in part.takes),
                 outputs=outputs,
                 groups=tuple(g.group for g in groups if g.definition is not None),
@@ -132,18 +131,18 @@ class _Planner:
 
 
 def _settled(problem: Problem, large: int) -> Problem:
-    """Terms that can be written in several ways, written in the cheapest.
+    """The problem with every term written in its cheapest way.
 
-    What only the others needed is dropped.
+    Definitions and leaves that only the other ways needed are dropped.
     """
     definitions = [d for stage in problem.stages for d in stage.definitions]
-    if not any(term.otherwise for d in definitions for term in d.terms):
+    if not any(term.alternatives for d in definitions for term in d.terms):
         return problem
     shapes = dict(problem.shapes)
     stages = []
     for stage in problem.stages:
         inputs = _inputs(stage)
-        known = tuple(shapes[unaliased(name)] for name in inputs)
+        known = tuple(shapes[strip_alias(name)] for name in inputs)
         settled = []
         for d, ways in zip(
             stage.definitions, _ways(_numbered(stage, inputs), known, large), strict=True
@@ -155,7 +154,7 @@ def _settled(problem: Problem, large: int) -> Problem:
 
 
 def _inputs(stage: Stage) -> tuple[str, ...]:
-    """Names a stage takes from outside, in order of first use."""
+    """Names that a stage reads and does not define, in order of first use."""
     names: dict[str, None] = {}
     for definition in stage.definitions:
         for term in definition.terms:
@@ -166,14 +165,14 @@ def _inputs(stage: Stage) -> tuple[str, ...]:
 
 
 def _numbered(stage: Stage, inputs: tuple[str, ...]) -> Stage:
-    """The stage with numbers for names: equal for layers that differ in name only."""
+    """The stage with numbers for names; stages that differ in names only become equal."""
     names = {name: f"in{n}" for n, name in enumerate(inputs)}
     names |= {d.name: f"def{n}" for n, d in enumerate(stage.definitions)}
     groups = {g.group: f"group{n}" for n, g in enumerate(stage.scale_groups)}
 
     def numbered(term: Term) -> Term:
         operands = tuple([Operand(names[o.name], o.indices) for o in term.operands])
-        otherwise = tuple([tuple(map(numbered, terms)) for terms in term.otherwise])
+        otherwise = tuple([tuple(map(numbered, terms)) for terms in term.alternatives])
         return Term(term.weight, operands, otherwise)
 
     definitions = []
@@ -188,12 +187,12 @@ def _numbered(stage: Stage, inputs: tuple[str, ...]) -> Stage:
     return Stage(tuple(definitions), tuple(scale_groups))
 
 
-@remembered
-def _ways(stage: Stage, shapes: Shapes, large: int) -> tuple[Ways, ...]:
+@session_cache
+def _ways(stage: Stage, shapes: Shapes, large: int) -> tuple[Choices, ...]:
     """The cheapest way of every term of a numbered stage, from the cache or newly searched."""
-    ways, _ = cache.kept(
+    ways, _ = disk_cache.kept(
         ["ways", stage, shapes, large],
-        search=lambda: settle(stage, shapes, large),
+        search=lambda: choose_alternatives(stage, shapes, large),
         encode=list,
         decode=lambda data: _ways_of_stage(data, stage),
         searcher=paths.version(),
@@ -201,47 +200,47 @@ def _ways(stage: Stage, shapes: Shapes, large: int) -> tuple[Ways, ...]:
     return ways
 
 
-def _ways_of_stage(data: Any, stage: Stage) -> tuple[Ways, ...]:
+def _ways_of_stage(data: Any, stage: Stage) -> tuple[Choices, ...]:
     """The ways of a stage from parsed JSON."""
     pairs = zip(data, stage.definitions, strict=True)
     return tuple(_ways_from_data(ways, definition.terms) for ways, definition in pairs)
 
 
-def _ways_from_data(data: Any, terms: Sequence[Term]) -> Ways:
+def _ways_from_data(data: Any, terms: Sequence[Term]) -> Choices:
     """The ways of a sum from parsed JSON. Raises `ValueError` unless every term has its way."""
     ways = []
     for (number, inner), term in zip(data, terms, strict=True):
-        if type(number) is not int or not 0 <= number <= len(term.otherwise):
+        if type(number) is not int or not 0 <= number <= len(term.alternatives):
             raise ValueError(f"a term has no way {number!r}")
-        chosen = term.otherwise[number - 1] if number else ()
+        chosen = term.alternatives[number - 1] if number else ()
         ways.append((number, _ways_from_data(inner, chosen)))
     return tuple(ways)
 
 
-@remembered
-def _piece(
+@session_cache
+def _program(
     stage: Stage, shapes: Shapes, exchangeable: tuple[int, ...], large: int
-) -> tuple[Piece, str]:
-    """The piece of a numbered stage, from the cache or newly searched, and what searched it."""
-    key = ["piece", stage, shapes, exchangeable, large]
-    return cache.kept(
+) -> tuple[Program, str]:
+    """The program of a numbered stage, from the cache or searched now, and the search's version."""
+    key = ["program", stage, shapes, exchangeable, large]
+    return disk_cache.kept(
         key,
-        search=lambda: build_piece(stage, shapes, exchangeable, large),
+        search=lambda: build_program(stage, shapes, exchangeable, large),
         encode=dataclasses.asdict,
-        decode=lambda data: _piece_for(data, stage, shapes),
+        decode=lambda data: _program_for(data, stage, shapes),
         searcher=paths.version(),
     )
 
 
-def _piece_for(data: Any, stage: Stage, shapes: Shapes) -> Piece:
-    """A piece from parsed JSON. Raises `ValueError` unless it is one of this stage."""
-    piece = piece_from_data(data)
+def _program_for(data: Any, stage: Stage, shapes: Shapes) -> Program:
+    """A program from parsed JSON. Raises `ValueError` unless its shapes fit this stage."""
+    program = program_from_data(data)
     known = {f"in{n}": shape for n, shape in enumerate(shapes)}
     for definition in stage.definitions:
         known[definition.name] = shape_of(definition, known)
     expected = tuple(known[definition.name] for definition in stage.outputs)
-    given = tuple(piece.value_shapes[value] for value in piece.outputs)
+    given = tuple(program.value_shapes[value] for value in program.outputs)
     groups = [group for group in stage.scale_groups if group.definition is not None]
-    if piece.shapes != shapes or given != expected or len(piece.scales) != len(groups):
-        raise ValueError("the piece of another stage")
-    return piece
+    if program.shapes != shapes or given != expected or len(program.scales) != len(groups):
+        raise ValueError("the program of another stage")
+    return program

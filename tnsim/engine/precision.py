@@ -1,12 +1,10 @@
-"""How many digits a cosine has.
+"""The number of digits of a cosine: error bounds, warnings and refusals.
 
-In: inner products, sizes of sums. Out: values, bounds, refusals.
-
-One rule for every route. Let u = 4 n eps, for polynomials of degree n: each layer squares what it
-is given, so a relative error doubles, and eps grows to n eps. An inner product that is one
-contribution is off by at most u times the two norms, and a sum by u times the sum of the absolute
-contributions, its `size`. With rho = size / value of the squared norms AA and BB, Cauchy and
-Schwarz leave for the product
+One rule serves every route. Let u = 4 n eps, for polynomials of degree n: each layer squares its
+inputs, so a relative error doubles, and eps grows to n eps. An inner product of one contribution is
+off by at most u times the two norms, and a sum by u times the sum of the absolute contributions,
+its `size`. With rho = size / value of the squared norms AA and BB, Cauchy and Schwarz leave for the
+product
 
     |error of AB| <= u max(size_AB, sqrt(size_AA size_BB)),
 
@@ -14,13 +12,15 @@ and the cosine c = AB / sqrt(AA BB) is off by at most
 
     u max(size_AB / sqrt(AA BB), sqrt(rho_A rho_B)) + |c| u (rho_A + rho_B) / 2
 
-to first order in u rho. Cosines between logarithms of size l lose eps l more: u contains it.
+to first order in u rho. A logarithm l of a scale adds an error of eps |l|, so for each scale of a
+cosine eps |l| is added to u.
 
 Measured against exact rational arithmetic, errors are a fiftieth of the bound (median) and at most
 a quarter. Cancellation *within* a plain model, such as two hidden units that nearly undo each
-other, or a hidden basis that is far from orthogonal, is measured on forward passes and counted
-in the size of its products (`cancellation`, `folding.conditioning`). Where it takes a cosine out of
-[-1, 1] nevertheless, by no more than half of the digits, the excess is the error.
+other, or a hidden basis that is far from orthogonal, is measured on forward passes and counted in
+the size of the model's products (`cancellation`, `problems.conditioning`). Where such cancellation
+takes a cosine out of [-1, 1] nevertheless, by no more than half of the digits, the excess is taken
+as the error.
 """
 
 from __future__ import annotations
@@ -32,72 +32,82 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from tnsim.engine.log_scaled import LogScaled, Numeric, library_of, over_outputs
+from tnsim.engine.scaled import LogScaled, Numeric, library_of, over_outputs
 from tnsim.errors import ModelError, PrecisionWarning, ResultError, TnsimError
 
 VISIBLE = 1e-3
-"""Error of a cosine beyond which it is told."""
+"""Error of a cosine beyond which a warning tells it."""
 USELESS = 0.1
 """Error of a cosine beyond which no digit is left."""
-_SAFETY = 4.0
+_SAFETY = 4.0  # the 4 of u = 4 n eps
 _EPS = {dtype: float(np.finfo(dtype).eps) for dtype in ("float64", "float32")}
 _LOG_EPS = _EPS["float64"]
 
 
 class Arithmetic(NamedTuple):
-    """Polynomials of a degree computed in a dtype."""
+    """The arithmetic of a computation.
+
+    Attributes:
+        degree: Degree of the polynomials.
+        dtype: Precision of the computation.
+    """
 
     degree: float
     dtype: str
 
     @property
     def rounding(self) -> float:
-        """Relative error of one contribution."""
+        """The relative error u = 4 n eps of one contribution."""
         return _SAFETY * self.degree * _EPS[self.dtype]
 
     @property
     def alone(self) -> float:
-        """Error of a cosine of two plain models."""
+        """The error of a cosine of two plain models, from degree and dtype alone."""
         return 2 * self.rounding
 
     @property
     def text(self) -> str:
-        """What is computed, in words."""
+        """The computation in words."""
         return f"polynomials of degree {self.degree:.3g} in {self.dtype}"
 
     @property
     def advice(self) -> str:
-        """What gives more digits, where anything does."""
+        """Advice for more digits; empty in float64, which has no more."""
         return "; use dtype='float64'" if self.dtype == "float32" else ""
 
 
 def cancellation(amplification: float) -> float:
-    """How many times larger than a model's inner products the sums within them are.
+    """The ratio of the terms within a model's inner products to the inner products.
 
     Args:
-        amplification: A, by which the model enlarges rounding, see `folding.conditioning`.
+        amplification: Factor A by which the model enlarges rounding, see `problems.conditioning`.
 
     Returns:
-        1 + 2 A. With pairs of hidden units that nearly cancel, 10 to 10^4 times as large as their
-        sum, the worst error of 12 seeds is 0.3 n A eps under `GaussianClosure`, and about
+        The ratio 1 + 2 A. With pairs of hidden units that nearly cancel, 10 to 10^4 times as large
+        as their sum, the worst error of 12 seeds is 0.3 n A eps under `GaussianClosure`, and about
         sqrt(A) eps under the other metrics; the bound of a cosine is 16 n A eps.
     """
     return 1.0 + 2.0 * amplification
 
 
 class Cosine(NamedTuple):
-    """Cosines, unclipped, and the bound of their errors."""
+    """Cosines and their error bounds.
+
+    Attributes:
+        value: Cosines, which rounding may take out of [-1, 1].
+        error: Bounds of the absolute errors.
+    """
 
     value: Float[Numeric, "..."]
     error: Float[Numeric, "..."]
 
 
 def cosine(product: LogScaled, bra: LogScaled, ket: LogScaled, arithmetic: Arithmetic) -> Cosine:
-    """`AB / sqrt(AA BB)` and its error bound, elementwise.
+    """The cosines `AB / sqrt(AA BB)` and their error bounds, elementwise.
 
     Args:
-        product: Inner products.
-        bra, ket: Squared norms, above zero, in shapes that broadcast against the products.
+        product: Inner products AB.
+        bra, ket: Squared norms AA and BB, above zero, in shapes that broadcast against AB.
         arithmetic: Degree of the polynomials and dtype of the computation.
 
     Returns:
@@ -109,7 +119,7 @@ def cosine(product: LogScaled, bra: LogScaled, ket: LogScaled, arithmetic: Arith
     norms = library.sqrt(bra.mantissa) * library.sqrt(ket.mantissa)
     factor = library.exp(logs[0] - (logs[1] + logs[2]) / 2) / norms
     rounding = arithmetic.rounding + _LOG_EPS * sum(abs(log) for log in logs)
-    # rho of both norms: how many times larger their terms are than what is left of them
+    # rho of both norms: the ratio of the sum of absolute terms to the norm
     magnified = bra.size / bra.mantissa, ket.size / ket.mantissa
     # The bound of the error of AB, in units of u sqrt(AA BB)
     direct = library.maximum(product.size * factor, library.sqrt(magnified[0] * magnified[1]))
@@ -120,6 +130,7 @@ def cosine(product: LogScaled, bra: LogScaled, ket: LogScaled, arithmetic: Arith
     value = mantissa * factor
     error = rounding * direct * (1 + norm_error) + abs(value) * norm_error
     excess = abs(value) - 1
+    # A small excess over 1 is rounding that the bound has missed; `clipped` refuses a larger one.
     shown = library.where(excess <= math.sqrt(_EPS[arithmetic.dtype]), excess, 0.0)
     return Cosine(value, library.maximum(error, shown))
 
@@ -128,14 +139,14 @@ def check_norm(norm: LogScaled, name: str, has_terms: bool, arithmetic: Arithmet
     """Refuse a squared norm that is zero to within rounding.
 
     Args:
-        norm: Squared norm of a model, or of each of its outputs.
-        name: The model, as the subject of a sentence.
-        has_terms: Whether it is a sum of several models, which may have cancelled.
-        arithmetic: What the norm was computed with.
+        norm: Squared norm of a model, or of each output of the model.
+        name: Name of the model, as the subject of a sentence.
+        has_terms: Whether the model is a sum of several models, which may have cancelled.
+        arithmetic: Degree of the polynomials and dtype of the computation.
 
     Raises:
-        ModelError: The model is the zero function, or a difference that is.
-        ResultError: A model is not, but its contributions cancel and leave no digit.
+        ModelError: The model is the zero function, or a difference of equal functions.
+        ResultError: The norm of a plain model is not zero, but cancellation leaves it no digit.
     """
     rounding = min(arithmetic.rounding, USELESS)
     vanishes = norm.mantissa <= rounding * norm.size
@@ -160,7 +171,7 @@ def check_norm(norm: LogScaled, name: str, has_terms: bool, arithmetic: Arithmet
 
 
 def lost_half(norm: LogScaled, dtype: str) -> bool:
-    """Whether any of some squared norms has lost half of its digits to what cancels in its sum."""
+    """Whether a squared norm has lost half of its digits to cancellation in its sum."""
     return bool(np.any(np.sqrt(np.finfo(dtype).eps) * norm.size > abs(norm.mantissa)))
 
 
@@ -168,8 +179,8 @@ def clipped(cosines: Cosine) -> Any:
     """The cosines within [-1, 1].
 
     Raises:
-        TnsimError: One is outside by more than its error bound, which Cauchy and Schwarz do not
-        allow.
+        TnsimError: A cosine is outside by more than its error bound, against the inequality of
+            Cauchy and Schwarz.
     """
     excess = abs(cosines.value) - 1
     outside = excess > cosines.error
@@ -189,15 +200,15 @@ def report(error: float, what: str, arithmetic: Arithmetic, stacklevel: int) -> 
 
     Args:
         error: Bound of the cosine's absolute error.
-        what: The cosine, as the subject of a sentence.
-        arithmetic: What it was computed with.
-        stacklevel: Of the warning, as for `warnings.warn`.
+        what: Name of the cosine, as the subject of a sentence.
+        arithmetic: Degree of the polynomials and dtype of the computation.
+        stacklevel: Stack level of the warning, as for `warnings.warn`.
 
     Raises:
-        ResultError: See `refuse`.
+        ResultError: Terms cancel so far that no digit is left, see `refuse`.
 
     Warns:
-        PrecisionWarning: See `warn`.
+        PrecisionWarning: The error is visible, see `warn`.
     """
     refuse(error, what, arithmetic)
     warn(error, what, arithmetic, stacklevel + 1)
@@ -206,13 +217,16 @@ def report(error: float, what: str, arithmetic: Arithmetic, stacklevel: int) -> 
 def refuse(error: float, what: str, arithmetic: Arithmetic) -> None:
     """Raise `ResultError` where terms cancel so far that no digit of a cosine is left.
 
-    A degree so high that it alone takes all digits is warned of and not refused: the number is
+    A degree so high that it alone takes all digits causes a warning and no error: the number is
     right for weights that differ by eps.
 
     Args:
         error: Bound of the cosine's absolute error.
-        what: The cosine, as the subject of a sentence.
-        arithmetic: What it was computed with.
+        what: Name of the cosine, as the subject of a sentence.
+        arithmetic: Degree of the polynomials and dtype of the computation.
+
+    Raises:
+        ResultError: No digit is left.
     """
     if error > USELESS and arithmetic.alone <= USELESS:
         raise ResultError(
@@ -222,7 +236,7 @@ def refuse(error: float, what: str, arithmetic: Arithmetic) -> None:
 
 
 def warn(error: float, what: str, arithmetic: Arithmetic, stacklevel: int) -> None:
-    """Warn with `PrecisionWarning` of a visible error; arguments as for `refuse`."""
+    """Warn with `PrecisionWarning` of a visible error; arguments are as for `report`."""
     if error <= VISIBLE:
         return
     if arithmetic.alone > USELESS or error <= 2 * arithmetic.alone:

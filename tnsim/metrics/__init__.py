@@ -1,5 +1,5 @@
-"""Which inner product on functions is meant.
+"""Metrics: the inner products on functions under which models are compared.
 
-In: moments of the inputs, orders of layers.
-Out: metric classes, weighted ways of joining input legs, the orbits of those ways.
+Reading order: `pairings`, `orbits`, `points`, `protocol`, `input_moments`, `metric`, `categorical`,
+`empirical`, `quadrature`, `product`, `ways`.
 """

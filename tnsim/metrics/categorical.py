@@ -1,4 +1,4 @@
-"""Sequences of independent tokens as a metric. In: probabilities. Out: a finite measure."""
+"""The metric of sequences of independent tokens, a finite measure."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from tnsim.models.arrays import Array, as_array, pytree
 class Categorical:
     """`E<A(x), B(x)>` over sequences of one-hot tokens, independent across positions: exact.
 
-    At most one attention layer with only linear layers after it costs the vocabulary squared. Other
-    models run over all `vocabulary ** n_ctx` sequences where the budget allows that; those that
-    begin alike share the work on their beginning where attention is causal. Where the budget does
-    not allow it, `samples` draws sequences instead, and results have a standard error.
+    Models with at most one attention layer and only linear layers above it cost the vocabulary
+    squared. Other models run over all `vocabulary ** n_ctx` sequences where the budget allows it;
+    with causal attention, sequences that begin alike share the work on their beginning. Where the
+    budget does not allow it, `samples` draws sequences instead, and results have a standard error.
 
     Args:
-        probabilities: (vocabulary,), at every position; None for uniform.
-        samples: How many sequences to draw, which makes the result an estimate; None for the
+        probabilities: Probabilities of tokens at every position, (vocabulary,); None for uniform.
+        samples: Number of sequences to draw, which makes the result an estimate; None for the
             exact value.
-        seed: Of the draws.
+        seed: Seed of the draws.
 
     Raises:
-        ModelError: The probabilities are negative or do not sum to 1, or there are no samples.
+        ModelError: Probabilities are negative or do not sum to 1, or `samples` is less than 2.
 
     Example:
         A table of two values, 1 and 2: the mean of 1^2 and 2^2.
@@ -45,7 +45,7 @@ class Categorical:
         2.500
 
     Source:
-        The definition of an expectation; how it is summed, in `tensors.token_tables`.
+        The definition of an expectation; `problems.tokens` explains the sum.
     """
 
     probabilities: Float[Array, " vocabulary"] | None = None
@@ -66,16 +66,16 @@ class Categorical:
                     "token probabilities are at least 0 and sum to 1; "
                     f"found a smallest of {smallest:.3g} and a sum of {total:.6g}"
                 )
-            if total != 1:  # by rounding
+            if total != 1:  # off by rounding
                 p = as_array(np.asarray(p, np.float64) / total, "the token probabilities", 1)
         object.__setattr__(self, "probabilities", p)
 
     def is_exact(self, nonlinear_layers: int) -> bool:
-        """All sequences are summed over, not drawn."""
+        """Whether all sequences are summed over, instead of drawn."""
         return self.samples is None
 
     def points(self, reading: Reading) -> Points:
-        """All sequences, or draws of them.
+        """All sequences with their probabilities, or draws of sequences.
 
         Raises:
             ModelError: The models read no sequences, or another vocabulary.
@@ -94,7 +94,7 @@ class Categorical:
         return points.draws(self.samples, self.seed, partial(_tokens, p, n_ctx), tokens=True)
 
     def distribution(self, vocabulary: int) -> Float[Array, " vocabulary"]:
-        """Probabilities of every token.
+        """Probabilities of all tokens.
 
         Returns:
             An array (vocabulary,).
@@ -113,18 +113,18 @@ class Categorical:
 
 
 def _tokens(p: np.ndarray, n_ctx: int, rng: np.random.Generator, count: int) -> np.ndarray:
-    """Draws of sequences of independent tokens."""
+    """Draw sequences of independent tokens."""
     return rng.choice(len(p), size=(count, n_ctx), p=p)
 
 
 def token_probabilities(metric: Metric, vocabulary: int) -> Float[Array, " vocabulary"]:
-    """Probabilities of every token under a metric that counts tokens.
+    """Probabilities of all tokens under `Categorical`.
 
     Returns:
         An array (vocabulary,).
 
     Raises:
-        ModelError: The metric is not `Categorical`, or is one of another vocabulary.
+        ModelError: The metric is not `Categorical`, or has another vocabulary.
     """
     if not isinstance(metric, Categorical):
         raise ModelError(f"expected Categorical(), found {type(metric).__name__}")

@@ -1,37 +1,132 @@
-"""The distribution of a user's own data as a metric. In: inputs. Out: a finite measure."""
+"""The metric of a user's own inputs, a finite measure.
+
+Inputs are an array in memory or a file; of a file only the rows of the current batch are read.
+"""
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float
 
-from tnsim.errors import ModelError
-from tnsim.metrics.input_files import rows_of
-from tnsim.metrics.points import Points, Reading, Weighted
+from tnsim.errors import ModelError, printable
+from tnsim.metrics.points import Points, Reading, WeightedPoints
 from tnsim.models.arrays import Array, host_array, is_traced, pytree
+
+
+class StoredInputs:
+    """The rows of a tensor in a safetensors file, read on demand.
+
+    Args:
+        path: Path of the file, which holds a single tensor or a tensor called `inputs`.
+
+    Raises:
+        ModelError: The file holds neither.
+    """
+
+    def __init__(self, path: Path) -> None:
+        from safetensors import safe_open
+
+        self.path = path
+        with safe_open(path, framework="numpy") as file:
+            names = list(file.keys())
+            self._name = names[0] if len(names) == 1 else "inputs"
+            if self._name not in names:
+                raise ModelError(
+                    f"{path} holds {len(names)} tensors and none called 'inputs': "
+                    "name the inputs so, or save them alone"
+                )
+            part = file.get_slice(self._name)
+            self.shape = tuple(part.get_shape())
+            self.dtype = part[:0].dtype
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, rows: slice) -> np.ndarray:
+        from safetensors import safe_open
+
+        with safe_open(self.path, framework="numpy") as file:
+            return file.get_slice(self._name)[rows]
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return np.asarray(self[:], dtype)
+
+
+def rows_of(inputs: Any) -> Any:
+    """Open inputs as an array, or as an object with a shape, a dtype and readable rows.
+
+    Args:
+        inputs: An array or tensor, or the path of a `.npy` or `.safetensors` file.
+
+    Returns:
+        A NumPy array (memory-mapped for a `.npy` file), or `StoredInputs`.
+
+    Raises:
+        ModelError: There is no such file, or the file has another format.
+
+    Example:
+        >>> rows_of([[1.0, 2.0]]).shape
+        (1, 2)
+    """
+    if not isinstance(inputs, str | os.PathLike):
+        _check_unlabelled(inputs)
+        return host_array(inputs)
+    path = Path(inputs)
+    if path.suffix not in (".npy", ".safetensors"):
+        raise ModelError(f"inputs are read from .npy and .safetensors files, found {path}")
+    if not os.path.isfile(path):  # noqa: PTH113  (False for names that no file can have)
+        raise ModelError(printable(f"{path}: no such file of inputs"))
+    if path.suffix == ".safetensors":
+        return _opened(path, StoredInputs)
+    return _opened(path, lambda path: np.load(path, mmap_mode="r", allow_pickle=False))
+
+
+def _check_unlabelled(inputs: Any) -> None:
+    """Refuse inputs with labels: a tuple of arrays, or a list of such tuples."""
+    first = inputs[0] if isinstance(inputs, list) and inputs else inputs
+    if isinstance(first, tuple) and any(len(getattr(one, "shape", ())) > 0 for one in first):
+        raise ModelError(
+            f"inputs are one array, found a tuple of {len(first)} arrays, as of inputs with labels "
+            "or of a batch: give the inputs alone, such as dataset.tensors[0], or np.stack them"
+        )
+
+
+def _opened(path: Path, reader: Any) -> Any:
+    try:
+        return reader(path)
+    except ModelError:
+        raise
+    except Exception as error:
+        raise ModelError(f"{path}: not a readable file of inputs: {error}") from None
 
 
 @pytree
 @dataclass(frozen=True, eq=False)
 class Empirical:
-    """`sum_i w_i <A(x_i), B(x_i)>` over inputs of your own: exact for that sample, at any depth.
+    """`sum_i w_i <A(x_i), B(x_i)>` over inputs of your own: exact for the sample, at any depth.
 
-    Every model is run once over the inputs, in batches, so what is compared need not be a
-    polynomial: a plain function or a PyTorch module can stand in the place of either model. As an
-    estimate for the distribution that the inputs are drawn from, a result has a standard error.
+    Every model runs once over the inputs, in batches, so it need not be a polynomial: a plain
+    function or a PyTorch module can stand in the place of either model. A result has a standard
+    error as an estimate for the distribution that the inputs were drawn from.
 
     Args:
-        inputs: (n, d) for vectors, (n, n_ctx, d) for sequences of vectors, or integers (n, n_ctx),
-            token ids. An array of NumPy, JAX or PyTorch, or the path of a `.npy` or `.safetensors`
-            file, of which only the rows of a batch are in memory.
-        weights: (n,), not negative; None for equal ones. They are divided by their sum.
+        inputs: Vectors (n, d), sequences of vectors (n, n_ctx, d), or token ids, integers
+            (n, n_ctx): an array of NumPy, JAX or PyTorch, or the path of a `.npy` or
+            `.safetensors` file, of which only the rows of a batch are in memory.
+        weights: Weights (n,), at least 0, which are divided by their sum; None for equal weights.
 
     Raises:
-        ModelError: The inputs are no such array, or the weights do not fit.
+        ModelError: The inputs have another form, or the weights do not fit.
 
     Example:
         On the inputs 1 and 2, the mean of `x * x^2`.
@@ -67,16 +162,16 @@ class Empirical:
             )
         object.__setattr__(self, "inputs", inputs)
         if self.weights is not None:
-            weights = np.array(host_array(self.weights), np.float64)  # nobody else has it
+            weights = np.array(host_array(self.weights), np.float64)  # always a copy
             _check_weights(weights, len(inputs))
             object.__setattr__(self, "weights", weights)
 
     def is_exact(self, nonlinear_layers: int) -> bool:
-        """Always, for the sample that it is."""
+        """Whether sums are exact: always, for the given sample."""
         return True
 
     def points(self, reading: Reading | None) -> Points:
-        """The sample, whatever reads it."""
+        """The sample with its weights, the same for all models."""
         if self.weights is None:
             log_weights = np.full(len(self.inputs), -np.log(len(self.inputs)))
         else:
@@ -87,10 +182,10 @@ class Empirical:
         return Points(len(self.inputs), block, drawn=True, tokens=tokens)
 
 
-def _rows(inputs: Any, log_weights: np.ndarray, start: int, stop: int) -> Weighted:
+def _rows(inputs: Any, log_weights: np.ndarray, start: int, stop: int) -> WeightedPoints:
     rows = np.asarray(inputs[start:stop])
     _check_finite(rows, start)
-    return Weighted(rows, log_weights[start:stop])
+    return WeightedPoints(rows, log_weights[start:stop])
 
 
 def _check_weights(weights: np.ndarray, count: int) -> None:

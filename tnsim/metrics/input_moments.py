@@ -1,9 +1,10 @@
-"""Moments of the inputs that a metric stands for. In: a metric, sizes. Out: structure, arrays.
+"""Moments of the inputs that a metric stands for: checks, structure, arrays.
 
-The Gaussian metrics have a mean m and a covariance C, both optional. Layers meet them in the form
-that keeps contractions cheap: an identity is no array at all, a diagonal is a vector. That
-structure (`InputKind`, `SequenceInputs`) is hashable and part of what a plan is found by; the
-arrays are given when the plan runs.
+The Gaussian metrics have a mean m and a covariance C, both optional and both checked when the
+metric is made (`GaussianMoments`). Layers read these moments in the form that makes contractions
+cheap: an identity is no array at all, a diagonal is a vector. The structure (`InputKind`,
+`SequenceInputs`) is hashable and part of the key of a plan; the arrays are given when the plan
+runs.
 
 Vectors are lifted where a layer has a constant: `x~ = (1, x)`, of mean (1, m) and second moment
 
@@ -15,15 +16,117 @@ Sequences are not lifted. Their covariance is about the mean, over positions and
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Literal, NamedTuple
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
+from jax.core import Tracer
+from jaxtyping import Float
 
 from tnsim.errors import ModelError
-from tnsim.metrics.gaussian_moments import GaussianMoments
+from tnsim.metrics import pairings
+from tnsim.metrics.pairings import Joining
 from tnsim.metrics.protocol import Metric
-from tnsim.models.arrays import library
+from tnsim.models.arrays import Array, as_array, library
 from tnsim.names import COVARIANCE, MEAN
+
+
+@dataclass(frozen=True, eq=False)
+class GaussianMoments:
+    """Base of both Gaussian metrics: moments of x ~ N(mean, cov), and Isserlis' theorem."""
+
+    mean: Float[Array, " d"] | None = None
+    cov: Float[Array, "d d"] | Float[Array, " d"] | None = None
+    pairs_within_model = True
+
+    @classmethod
+    def fit(cls, samples: Float[Array, "n d"]) -> Self:
+        """Fit the mean and the covariance to data or activations.
+
+        Args:
+            samples: Vectors (n, d) with n > 1, all finite.
+
+        Returns:
+            The metric with a mean (d,) and a covariance (d, d), divided by n, both float64.
+
+        Raises:
+            ModelError: There are fewer than two samples, or the samples are no finite matrix.
+        """
+        data = np.asarray(as_array(samples, "samples", 2), np.float64)
+        if len(data) < 2:
+            raise ModelError(f"fitting a Gaussian needs at least two samples, found {len(data)}")
+        mean = data.mean(axis=0)
+        return cls(mean, (data - mean).T @ (data - mean) / len(data))
+
+    def joinings(self, bra: int, ket: int, centred: bool) -> tuple[Joining, ...]:
+        """All pairings of legs, within a layer too; see `LayerwiseMetric`."""
+        return pairings.gaussian(bra, ket, centred)
+
+    def __post_init__(self) -> None:
+        mean, cov = self.mean, self.cov
+        if mean is not None:
+            mean = as_array(mean, "the input mean", 2 if np.ndim(mean) == 2 else 1)
+        if cov is not None:
+            cov = as_array(cov, "the input covariance", np.ndim(cov))
+            _check_covariance(cov)
+            cov = _without_rounding(cov)
+        if mean is not None and cov is not None:
+            _check_together(mean, cov)
+        object.__setattr__(self, "mean", mean)
+        object.__setattr__(self, "cov", cov)
+
+
+def _check_covariance(cov: Any) -> None:
+    """Raise `ModelError` unless an array is a covariance: square or a diagonal, semidefinite.
+
+    Entries may differ from their mirror image, and eigenvalues may be below zero, by the rounding
+    of float32 (1e-6 of the largest entry). Of a traced array only the shape is checked.
+    """
+    if cov.ndim not in (1, 2) or cov.shape[0] != cov.shape[-1]:
+        raise ModelError(
+            "cov must be a square matrix or the vector of its diagonal, "
+            f"found shape {tuple(cov.shape)}"
+        )
+    if isinstance(cov, Tracer):
+        return
+    cov = np.asarray(cov, np.float64)
+    scale = float(np.abs(cov).max())
+    if cov.ndim == 1:
+        smallest = float(cov.min())
+    else:
+        skew = float(np.abs(cov - cov.T).max())
+        if skew > 1e-6 * scale:
+            raise ModelError(
+                "cov must be symmetric, "
+                f"found entries that differ from their mirror image by {skew:.3g}"
+            )
+        smallest = float(np.linalg.eigvalsh(cov).min())
+    if smallest < -1e-6 * scale:
+        raise ModelError(f"cov must be positive semidefinite, found the eigenvalue {smallest:.3g}")
+
+
+def _without_rounding(cov: Any) -> Any:
+    """The symmetric part of a covariance matrix, or a diagonal with negative entries set to 0.
+
+    All routes of computation then read the same numbers. Without such
+    rounding the array itself is returned.
+    """
+    if isinstance(cov, Tracer):
+        return cov
+    given = np.asarray(cov)
+    kept = np.maximum(given, 0) if given.ndim == 1 else (given + given.T) / 2
+    return cov if np.array_equal(kept, given) else as_array(kept, "the input covariance", cov.ndim)
+
+
+def _check_together(mean: Any, cov: Any) -> None:
+    """Raise `ModelError` where no input can have both the mean and the covariance.
+
+    For sequences, one of the two may cover all positions while the other repeats at each position,
+    so one size may be a multiple of the other. The n_ctx of a model decides later.
+    """
+    small, large = sorted((mean.shape[0], cov.shape[0]))
+    if mean.ndim == 1 and large % small:
+        raise ModelError(f"mean has {mean.shape[0]} coordinates but cov {cov.shape[0]}")
 
 
 class InputKind(NamedTuple):
@@ -39,17 +142,18 @@ class InputKind(NamedTuple):
 
 
 PositionForm = Literal["alike", "each", "full"]
-"""Over positions: the same at each, one of its own at each, or full between all of them."""
+"""Dependence on positions: the same at each, different at each, or full between positions."""
 
 
 class SequenceInputs(NamedTuple):
     """Structure of the Gaussian over sequences.
 
     Args:
-        mean: None for zero, "alike" at every position, or "each" position its own.
-        covariance: "identity", "diagonal" or "matrix" over coordinates, the same at every position
-            and independent between positions; "each diagonal", a diagonal of its own at every
-            position; "full" over all positions and coordinates.
+        mean: Form of the mean: None for zero, "alike" at every position, or "each" where every
+            position has its own.
+        covariance: Form of the covariance: "identity", "diagonal" or "matrix" over coordinates,
+            the same at every position and independent between positions; "each diagonal" where
+            every position has a diagonal of its own; "full" over all positions and coordinates.
     """
 
     mean: Literal["alike", "each"] | None
@@ -57,7 +161,7 @@ class SequenceInputs(NamedTuple):
 
     @property
     def form(self) -> tuple[PositionForm, bool]:
-        """("alike", "each" or "full" over positions, whether only a diagonal is stored)."""
+        """The pair (form over positions, whether only a diagonal is stored) of the covariance."""
         forms: dict[str, tuple[PositionForm, bool]] = {
             "identity": ("alike", False),
             "diagonal": ("alike", True),
@@ -72,7 +176,7 @@ class SequenceInputs(NamedTuple):
         return (n_ctx, d) if self.mean == "each" else (d,)
 
     def covariance_shape(self, d: int, n_ctx: int) -> tuple[int, ...]:
-        """Shape of the covariance; the identity counts as a matrix."""
+        """Shape of the covariance over n_ctx positions; the identity counts as a matrix."""
         shapes = {
             "identity": (d, d),
             "diagonal": (d,),
@@ -84,7 +188,7 @@ class SequenceInputs(NamedTuple):
 
 
 def input_kind(metric: Metric, lifted: bool) -> InputKind:
-    """Structure of the moments that a metric joining layer over layer uses."""
+    """Structure of the moments that a metric uses when it joins layer over layer."""
     mean, cov = _mean_and_covariance(metric)
     centred = metric.pairs_within_model and mean is None and not lifted
     return InputKind(centred, _structure(cov) if mean is None else "full")
@@ -93,9 +197,9 @@ def input_kind(metric: Metric, lifted: bool) -> InputKind:
 def whole_tree_kind(metric: Metric, lifted: bool) -> InputKind:
     """Structure of the second moment that diagrams over whole trees use.
 
-    They know no mean. With one, or with the constant of the lift, they run at full second moments
-    `C + t m m^T`, and the kind counts as not centred (see `second_moment_at`). Where bra legs only
-    meet ket legs, the constant is a coordinate like any other.
+    Diagrams have no legs for a mean. With a mean, or with the constant of the lift, they run at
+    full second moments `C + t m m^T`, and the kind counts as not centred (see `second_moment_at`).
+    Where bra legs only meet ket legs, the constant is a coordinate like any other.
     """
     mean, cov = _mean_and_covariance(metric)
     if metric.pairs_within_model and (lifted or mean is not None):
@@ -104,17 +208,17 @@ def whole_tree_kind(metric: Metric, lifted: bool) -> InputKind:
 
 
 def input_moments(metric: Metric, d: int, lifted: bool) -> dict[str, Any]:
-    """Arrays of a vector input, D = d coordinates, or D = d + 1 with the constant first.
+    """Moment arrays of a vector input with D = d coordinates, or D = d + 1 with the constant first.
 
     Args:
-        metric: Its mean and covariance are used, zero and the identity if it has none.
+        metric: Metric with a mean and a covariance; without them, zero and the identity.
         d: Coordinates that the models read.
         lifted: Whether to add the constant.
 
     Returns:
-        By the names of leaves. `MEAN`: E[x], (D,), absent where it is zero. `COVARIANCE`: the
-        second moment E[x x^T], (D, D), or its diagonal (D,) where there is no more; absent where
-        it is the identity.
+        Arrays by the names of leaves. `MEAN` is E[x], (D,), absent where zero. `COVARIANCE` is the
+        second moment E[x x^T], (D, D), or its diagonal (D,) where all other entries are zero;
+        absent where it is the identity.
 
     Raises:
         ModelError: The metric is for another number of coordinates.
@@ -122,7 +226,7 @@ def input_moments(metric: Metric, d: int, lifted: bool) -> dict[str, Any]:
     check_coordinates(metric, d)
     mean, cov = _mean_and_covariance(metric)
     xp = library(mean, cov)
-    # With M = (1, m) lifted or m as it is, E[x~ x~^T] = C + M M^T, C padded by a row of zeros.
+    # With M = (1, m) lifted, else M = m: E[x~ x~^T] = C + M M^T, C padded with zeros if lifted.
     structure = input_kind(metric, lifted).moment
     moments = {}
     if lifted:
@@ -142,15 +246,15 @@ def input_moments(metric: Metric, d: int, lifted: bool) -> dict[str, Any]:
 
 
 def moments_at_a_position(metric: Metric, d: int, n_ctx: int | None) -> tuple[Any, Any]:
-    """The lifted mean and second moment of an input; of sequences, those of a mean position.
+    """The lifted mean and second moment of an input; for sequences, averaged over positions.
 
     Args:
-        metric: The metric; one without moments has mean zero and the identity.
+        metric: Metric with a mean and a covariance; without them, zero and the identity.
         d: Coordinates that the models read.
         n_ctx: Number of positions, None for vectors.
 
     Returns:
-        E[x~], (1 + d,), and E[x~ x~^T], (1 + d, 1 + d), or (1 + d,) for a diagonal.
+        Arrays E[x~], (1 + d,), and E[x~ x~^T], (1 + d, 1 + d), or (1 + d,) for a diagonal.
 
     Example:
         >>> import tnsim
@@ -180,12 +284,12 @@ def moments_at_a_position(metric: Metric, d: int, n_ctx: int | None) -> tuple[An
 
 
 def second_moment_at(metric: Metric, d: int, lifted: bool, t: float) -> Any:
-    """The second moment C + t m m^T of an input whose mean has the variance t (see `constants`).
+    """The second moment C + t m m^T at the variance t of the constant (see `problems.base`).
 
     Args:
         metric: A Gaussian metric.
         d: Coordinates that the models read.
-        lifted: Whether the constant comes first; without it the metric must have a mean.
+        lifted: Whether the constant is added, first; if not, the metric must have a mean.
         t: Variance of the constant, of either sign.
 
     Returns:
@@ -198,11 +302,11 @@ def second_moment_at(metric: Metric, d: int, lifted: bool, t: float) -> Any:
     mean = moments[MEAN]
     xp = library(mean)
     moment = _as_matrix(xp, moments.get(COVARIANCE), len(mean))
-    return moment + (t - 1.0) * mean[:, None] * mean[None, :]  # moment has one m m^T already
+    return moment + (t - 1.0) * mean[:, None] * mean[None, :]  # `moment` already has m m^T once
 
 
 def sequence_inputs(metric: Metric, d: int, n_ctx: int) -> SequenceInputs:
-    """Structure of a metric's Gaussian over sequences of n_ctx positions with d coordinates.
+    """Structure of the Gaussian of a metric over sequences of n_ctx positions with d coordinates.
 
     A mean may be (d,), the same at every position, or (n_ctx, d) or (n_ctx * d,). A covariance may
     be (d,) or (d, d), the same at every position and independent between positions, or
@@ -221,7 +325,7 @@ def sequence_inputs(metric: Metric, d: int, n_ctx: int) -> SequenceInputs:
     covariances = {
         (every,): "each diagonal",
         (every, every): "full",
-        (d,): "diagonal",  # with one position these two are the same shapes, and the simpler form
+        (d,): "diagonal",  # last, so that with a single position the simpler forms win
         (d, d): "matrix",
     }
     for what, array, known in (("mean", mean, means), ("covariance", cov, covariances)):
@@ -239,14 +343,14 @@ def sequence_inputs(metric: Metric, d: int, n_ctx: int) -> SequenceInputs:
 
 
 def sequence_moments(metric: Metric, d: int, n_ctx: int) -> dict[str, Any]:
-    """Arrays of a sequence input.
+    """Moment arrays of a sequence input.
 
     Returns:
-        By the names of leaves, `MEAN` and `COVARIANCE` (about the mean) in the shapes that
-        `sequence_inputs` announces; absent where they are zero and the identity.
+        Arrays by the names of leaves: `MEAN`, absent where zero, and `COVARIANCE` (about the mean),
+        absent where it is the identity, in the shapes that `sequence_inputs` announces.
 
     Raises:
-        ModelError: As `sequence_inputs`.
+        ModelError: The mean or the covariance has a shape that `sequence_inputs` refuses.
     """
     inputs = sequence_inputs(metric, d, n_ctx)
     mean, cov = _mean_and_covariance(metric)
@@ -262,7 +366,7 @@ def flattened(metric: Metric, d: int, n_ctx: int) -> Metric:
     """The same metric over flattened sequences, (n_ctx * d,), position-major.
 
     Raises:
-        ModelError: As `sequence_inputs`.
+        ModelError: The mean or the covariance has a shape that `sequence_inputs` refuses.
     """
     inputs = sequence_inputs(metric, d, n_ctx)
     if not isinstance(metric, GaussianMoments):
@@ -299,19 +403,19 @@ def check_coordinates(metric: Metric, d: int) -> None:
 
 
 def _mean_and_covariance(metric: Metric) -> tuple[Any, Any]:
-    """Both of a Gaussian metric, None for zero and the identity; of other metrics None twice."""
+    """Mean and covariance of a metric, None for zero and the identity; other metrics have none."""
     return getattr(metric, "mean", None), getattr(metric, "cov", None)
 
 
 def _as_matrix(xp: Any, array: Any, d: int) -> Any:
-    """The matrix (d, d) that None, for the identity, or a diagonal stands for."""
+    """The matrix (d, d) of a covariance: of a diagonal, of a matrix, or of None (the identity)."""
     if array is None:
         return xp.eye(d)
     return xp.diag(array) if array.ndim == 1 else array
 
 
 def _structure(cov: Any) -> str:
-    """Structure of a covariance."""
+    """Structure of a covariance: "identity", "diagonal" or "full"."""
     if cov is None:
         return "identity"
     return "diagonal" if cov.ndim == 1 else "full"

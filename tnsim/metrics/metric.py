@@ -1,7 +1,7 @@
-"""Metrics: which inner product on input space is meant. In: moments. Out: joinings of legs.
+"""Metrics that join input legs, with a table of all metrics.
 
-`<A|M|B>` with `M = 1 (x) Lambda` (paper, section 2.2): outputs meet outputs, and Lambda joins the
-input legs of A, the bra, with those of B, the ket.
+An inner product is `<A|M|B>` with `M = 1 (x) Lambda` (paper, section 2.2): outputs meet outputs,
+and Lambda joins the input legs of A, the bra, with the input legs of B, the ket.
 
     metric            joins                              exact for
     Frobenius         leg i with leg i                   the tensor as written
@@ -14,13 +14,12 @@ input legs of A, the bra, with those of B, the ket.
     Empirical         no legs: inputs are added up       the mean of <A(x), B(x)> over given inputs
     Product           no legs: inputs are added up       E<A(x), B(x)>, independent coordinates
 
-What a metric answers is written down in `protocol`. One that works *layer by layer* gives the
-joinings of one layer of the bra over one of the ket: one for each orbit, with its weight, and with
-the sides to symmetrise before it may stand for its orbit (see `pairings`).
+The methods of a metric are written down in `protocol`. A metric that works *layer by layer* gives
+the joinings of one layer of the bra over one layer of the ket: one joining for each orbit, with its
+weight and with the sides to symmetrise before the joining may stand for its orbit (see `pairings`).
 
-What a joining looks like as a network is written in `tensor_networks`, as part of a plan in
-`folding`. `Gaussian` beyond one nonlinear layer and `Symmetric` join the legs of whole trees
-instead (see `orbits`).
+A joining as a network is written in `tensor_networks`, as part of a plan in `problems`. `Gaussian`
+beyond one nonlinear layer and `Symmetric` join the legs of whole trees instead (see `orbits`).
 """
 
 from __future__ import annotations
@@ -30,14 +29,14 @@ from typing import Any
 
 from tnsim.errors import ModelError, TooLarge
 from tnsim.metrics import pairings
-from tnsim.metrics.gaussian_moments import GaussianMoments
+from tnsim.metrics.input_moments import GaussianMoments
 from tnsim.metrics.pairings import Joining
 from tnsim.metrics.protocol import LayerwiseMetric, Metric, adds_up, joins_layers
 from tnsim.models.arrays import pytree
 
 
 class _AlwaysExact:
-    """Of metrics that are computed as they are defined, whatever the models."""
+    """Base of metrics that are computed as they are defined, for all models."""
 
     def is_exact(self, nonlinear_layers: int) -> bool:
         return True
@@ -46,9 +45,10 @@ class _AlwaysExact:
 @pytree
 @dataclass(frozen=True, eq=False)
 class Frobenius(_AlwaysExact):
-    """The tensors as they are written, entry against entry. Exact.
+    """The inner product of tensors as they are written, entry by entry: exact.
 
-    Invariant under none of the symmetries of a function: models that compute the same may differ.
+    The metric is invariant under none of the symmetries of a function: models that compute the same
+    may differ.
 
     Example:
         `x_0 x_1` and `x_1 x_0`.
@@ -68,14 +68,14 @@ class Frobenius(_AlwaysExact):
     pairs_within_model = False
 
     def joinings(self, bra: int, ket: int, centred: bool) -> tuple[Joining, ...]:
-        """Leg i with leg i, see `LayerwiseMetric`."""
+        """Join leg i with leg i, see `LayerwiseMetric`."""
         return pairings.straight(bra, symmetrised=False)
 
 
 @pytree
 @dataclass(frozen=True, eq=False)
 class TreeSymmetric(_AlwaysExact):
-    """Each layer's legs symmetrised: exact, at a cost linear in depth.
+    """The inner product of tensors symmetrised layer by layer: exact, at a cost linear in depth.
 
     A similarity of 1 implies the same function up to a factor. The converse does not hold beyond
     one nonlinear layer: different trees may compute one polynomial (see `Symmetric`).
@@ -98,17 +98,18 @@ class TreeSymmetric(_AlwaysExact):
     pairs_within_model = False
 
     def joinings(self, bra: int, ket: int, centred: bool) -> tuple[Joining, ...]:
-        """Leg i with leg i, the ket symmetrised, see `LayerwiseMetric`."""
+        """Join leg i with leg i, the ket symmetrised, see `LayerwiseMetric`."""
         return pairings.straight(bra, symmetrised=True)
 
 
 @pytree
 @dataclass(frozen=True, eq=False)
 class Symmetric(_AlwaysExact):
-    """All n legs symmetrised, `Lambda = P_n`: exact.
+    """The inner product of tensors symmetrised over all n legs, `Lambda = P_n`: exact.
 
-    A similarity of 1 if and only if the models are the same function up to a positive factor. Both
-    must have the same degree. One diagram per orbit of the n! ways to join bra and ket legs.
+    The similarity is 1 if and only if the models are the same function up to a positive factor.
+    Both models must have the same degree. The cost is a diagram per orbit of the n! ways to join
+    bra and ket legs.
 
     Example:
         `(x_0 x_1) (x_0 x_1)` and `(x_0 x_0) (x_1 x_1)` are different trees for one function.
@@ -137,15 +138,17 @@ class Symmetric(_AlwaysExact):
 class Gaussian(GaussianMoments, _AlwaysExact):
     """`E<A(x), B(x)>` over x ~ N(mean, cov), by Isserlis' theorem: exact at any depth.
 
-    One Gram step for one nonlinear layer; beyond, one diagram per orbit of pairings of all legs.
+    The cost is a Gram step for models with a single nonlinear layer, and a diagram per orbit of
+    pairings of all legs for deeper models.
 
     Args:
-        mean: (d,), or None for zero. For sequences also (n_ctx, d) or (n_ctx * d,).
-        cov: (d, d), or (d,) for a diagonal, or None for the identity. For sequences also
+        mean: Mean (d,), or None for zero. For sequences also (n_ctx, d) or (n_ctx * d,).
+        cov: Covariance (d, d), (d,) for a diagonal, or None for the identity. For sequences also
             (n_ctx * d, n_ctx * d) or (n_ctx * d,), position-major; else positions are independent.
 
     Raises:
-        ModelError: Cov is not symmetric and positive semidefinite, or mean and cov do not fit.
+        ModelError: The covariance is not symmetric and positive semidefinite, or does not fit the
+            mean.
 
     Example:
         The square of a normal number has E[x^2 x^2] = 3; around 1, E[(1 + x)^4] = 10.
@@ -167,22 +170,24 @@ class Gaussian(GaussianMoments, _AlwaysExact):
 @pytree
 @dataclass(frozen=True, eq=False)
 class GaussianClosure(GaussianMoments):
-    """Isserlis layer by layer, hidden states treated as Gaussian with their mean and covariance.
+    """Isserlis' theorem layer by layer, with hidden states treated as Gaussian.
 
-    Equal to `Gaussian` for one nonlinear layer, an approximation beyond; linear in depth.
+    The value is equal to `Gaussian` for one nonlinear layer and an approximation beyond. The cost
+    is linear in depth.
 
     Two models of different depth have to be aligned, and beyond one nonlinear layer the value
-    depends on it: layers are matched from the input up, first nonlinear with first nonlinear,
-    linear ones wait for no partner, and the state of the model that has no layer left is carried
-    along as it is. Padding a model with identities changes nothing only where this matches the
-    same layers.
+    depends on the alignment: layers are matched from the input up, first nonlinear layer with first
+    nonlinear layer, and linear layers need no partner. The state of a model without further layers
+    is carried along unchanged. Padding a model with identities keeps the value only if the
+    alignment still matches the same layers.
 
     Args:
-        mean: As for `Gaussian`.
-        cov: As for `Gaussian`.
+        mean: Mean of the inputs, in the forms that `Gaussian` takes.
+        cov: Covariance of the inputs, in the forms that `Gaussian` takes.
 
     Raises:
-        ModelError: As for `Gaussian`.
+        ModelError: The covariance is not symmetric and positive semidefinite, or does not fit the
+            mean.
 
     Example:
         The fourth power as a square of a square. Exactly, E[x^8] = 105. The square has mean 1 and
@@ -203,12 +208,12 @@ class GaussianClosure(GaussianMoments):
     name = "closure"
 
     def is_exact(self, nonlinear_layers: int) -> bool:
-        """Up to one: inputs are Gaussian, what a nonlinear layer gives is not."""
+        """Whether there is at most one nonlinear layer, as its outputs are no longer Gaussian."""
         return nonlinear_layers <= 1
 
 
 def check_metric(metric: Any) -> None:
-    """Raise `ModelError` for what is no metric, a metric's class among it."""
+    """Raise `ModelError` for a value that is no metric, such as the class of a metric."""
     known = joins_layers(metric) or adds_up(metric) or isinstance(metric, Symmetric)
     if not known or isinstance(metric, type):
         raise ModelError(
@@ -219,10 +224,10 @@ def check_metric(metric: Any) -> None:
 
 
 def as_layerwise(metric: Metric) -> LayerwiseMetric:
-    """The metric itself, known to join the legs of one layer with those of another.
+    """Check that a metric joins legs layer by layer, and return it.
 
     Raises:
-        ModelError: It joins the legs of whole trees, or no legs at all.
+        ModelError: The metric joins the legs of whole trees, or no legs at all.
     """
     if not joins_layers(metric):
         raise ModelError(
@@ -233,12 +238,12 @@ def as_layerwise(metric: Metric) -> LayerwiseMetric:
 
 
 def joins_legs(metric: Metric) -> bool:
-    """Whether the metric joins input legs at all, instead of adding up over inputs."""
+    """Whether a metric joins input legs, instead of adding up over inputs."""
     return not adds_up(metric)
 
 
 def joins_whole_trees(metric: type, nonlinear_layers: int) -> bool:
-    """Whether the legs of whole trees are joined, instead of layer over layer."""
+    """Whether a metric joins the legs of whole trees, instead of layer over layer."""
     return metric is Symmetric or (metric is Gaussian and nonlinear_layers > 1)
 
 
@@ -249,11 +254,11 @@ def layer_by_layer(
 
     Args:
         metric: Any metric that joins legs.
-        nonlinear_layers: Their number in the deeper model.
-        degrees: Of both models.
+        nonlinear_layers: Number of nonlinear layers in the deeper model.
+        degrees: Degrees of both models.
 
     Returns:
-        `TreeSymmetric` for `Symmetric`, which is the same for one layer; else `metric` itself.
+        `TreeSymmetric` for `Symmetric`, as both are the same for one layer; else `metric` itself.
 
     Raises:
         TooLarge: The legs of whole trees would have to be joined.

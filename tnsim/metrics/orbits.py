@@ -1,18 +1,19 @@
-"""Orbits of joinings of two whole trees. In: the orders of their layers. Out: diagrams, counted.
+"""Orbits of joinings of two whole trees, as counted diagrams.
 
-Pure combinatorics, no arrays. The legs of a tree hang in bunches on its bottom nodes, the copies
-of its first nonlinear layer. Once every layer's tensor is symmetrised, the legs of a bunch are
-alike and so are the children of a node. What remains of a joining is the multigraph that it draws
-on the bottom nodes, up to the automorphisms of the two trees: permute the children of any node.
+The module is pure combinatorics without arrays of weights. The legs of a tree hang in bunches on
+its bottom nodes, which are the copies of its first nonlinear layer. Once the tensor of every layer
+is symmetrised, the legs of a bunch are alike, and so are the children of a node. A joining is then
+known by the multigraph that it draws on the bottom nodes, up to the automorphisms of the two trees,
+which permute the children of any node.
 
-Orbits are grown edge by edge, not filtered out of all joinings, of which there are (2n - 1)!!
-pairings of 2n legs or n! permutations. A growth step takes the first node with a free leg and joins
-that leg to a free leg of any node; it is the first one's turn in every order of joining, so each
-joining is built exactly once. Legs of a bunch are alike, so a partial joining is known by its
-multigraph, and a step to a node with f free legs stands for f steps. Multigraphs that differ by an
-automorphism are continued in ways that differ by the same one, so their numbers may be added and
-one of them be kept, the canonical one. Three bilinear layers a side have two million pairings; the
-growth never holds more than 670 multigraphs, and ends in 606 orbits.
+Orbits are grown edge by edge, not filtered out of all (2n - 1)!! pairings of 2n legs or all n!
+permutations. A growth step takes the first node with a free leg and joins that leg to a free leg of
+any node. Every joining has a partner for this leg, so each joining is built exactly once. Legs of a
+bunch are alike, so a partial joining is known by its multigraph, and a step to a node with f free
+legs stands for f steps. Multigraphs that differ by an automorphism have continuations that differ
+by the same automorphism, so their counts are added and only the canonical multigraph stays. Three
+bilinear layers a side have two million pairings; the growth never holds more than 670 multigraphs,
+and ends in 606 orbits.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tnsim.sessions import remembered
+from tnsim.sessions import session_cache
 
 Edge = tuple[int, int]
 
@@ -33,14 +34,14 @@ class Tree:
     """A model as a tree of nonlinear layers.
 
     Args:
-        orders: Of every nonlinear layer, from the input up; () is a linear model, of one leg.
+        orders: Orders of the nonlinear layers, from the input up; () for a linear model (one leg).
     """
 
     orders: tuple[int, ...]
 
     @property
     def bunch(self) -> int:
-        """Legs of one bottom node."""
+        """Number of legs of a bottom node."""
         return self.orders[0] if self.orders else 1
 
     @property
@@ -50,7 +51,7 @@ class Tree:
 
     @property
     def legs(self) -> int:
-        """Number of legs, the model's degree."""
+        """Number of legs, which is the degree of the model."""
         return math.prod(self.orders)
 
 
@@ -59,28 +60,28 @@ class Diagram:
     """One orbit of joinings.
 
     Args:
-        count: How many joinings it holds.
-        edges: Those of a representative between bottom nodes, (u, v) with u <= v, in order. Nodes
-            are numbered bra first, then ket; (u, u) joins two legs of one node.
+        count: Number of joinings in the orbit.
+        edges: Edges (u, v) of a representative between bottom nodes, with u <= v, in order. Nodes
+            are numbered bra first, then ket; (u, u) joins two legs of the same node.
     """
 
     count: int
     edges: tuple[Edge, ...]
 
 
-@remembered
+@session_cache
 def diagrams(bra: Tree, ket: Tree, cross_only: bool) -> tuple[Diagram, ...]:
-    """Orbits of perfect matchings of all legs, or of those that join every bra leg to a ket leg.
+    """Orbits of perfect matchings of all legs, or of matchings of bra legs with ket legs.
 
     Args:
-        bra: One model's tree.
-        ket: The other's.
+        bra: Tree of the first model.
+        ket: Tree of the second model.
         cross_only: Whether legs of one model may not be joined.
 
     Returns:
-        Diagrams in the order of their edges, whose counts sum to (2n - 1)!! for 2n legs together,
-        or to n! for n legs a side. None for an odd number of legs, or for cross-only joinings of
-        sides of different size.
+        Diagrams in the order of their edges. The counts sum to (2n - 1)!! for 2n legs together, or
+        to n! for n legs a side. The tuple is empty for an odd number of legs, and for cross-only
+        joinings of sides of different size.
 
     Example:
         Two bilinear layers: either both self-pairings, or both cross pairs in 2 ways.
@@ -123,21 +124,21 @@ class _Multigraphs:
         return np.zeros(len(self.edges), np.int8).tobytes()
 
     def edges_of(self, key: bytes) -> tuple[Edge, ...]:
-        """The edges of a multigraph, multiple ones repeated."""
+        """The edges of a multigraph, multiple edges repeated."""
         edges: list[Edge] = []
         for edge, times in zip(self.edges, np.frombuffer(key, np.int8), strict=True):
             edges += [edge] * int(times)
         return tuple(edges)
 
     def grown(self, orbits: dict[bytes, int]) -> dict[bytes, int]:
-        """The canonical multigraphs with one edge more, and how many partial joinings each is."""
+        """Canonical multigraphs with one edge more, and the number of partial joinings of each."""
         graphs: list[np.ndarray] = []
         counts: list[int] = []
         for key, count in orbits.items():
             graph = np.frombuffer(key, np.int8)
             free = self.legs - self._degrees(graph)
-            # The next edge starts at a leg of the first node that has any left. Which leg is no
-            # choice: every leg is joined in the end, and this one now.
+            # The next edge starts at a leg of the first node with a free leg. That is no choice to
+            # count: every leg is joined in the end, and this leg is joined now.
             first = int(np.flatnonzero(free)[0])
             for other, legs in enumerate(free):
                 ways = int(legs) - (other == first)  # a leg is not joined to itself
@@ -151,7 +152,7 @@ class _Multigraphs:
         return self._canonical_sum(np.array(graphs), counts)
 
     def _degrees(self, graph: np.ndarray) -> np.ndarray:
-        """Legs that are joined, for every node; a loop takes two of its node."""
+        """Number of joined legs of every node; a loop takes two legs of its node."""
         degrees = np.zeros(len(self.legs), int)
         for (u, v), times in zip(self.edges, graph, strict=True):
             degrees[u] += times
@@ -159,7 +160,7 @@ class _Multigraphs:
         return degrees
 
     def _images(self, automorphisms: list[tuple[int, ...]]) -> np.ndarray:
-        """For every automorphism, the place from which each entry of an edge vector is taken."""
+        """The place from which each entry of an edge vector is taken, for every automorphism."""
         images = []
         for p in automorphisms:
             moved = [(min(p[u], p[v]), max(p[u], p[v])) for u, v in self.edges]
@@ -167,9 +168,10 @@ class _Multigraphs:
         return np.array(images)
 
     def _canonical_sum(self, graphs: np.ndarray, counts: list[int]) -> dict[bytes, int]:
-        """Replace each graph by the largest of its images, in lexical order, and add equal ones."""
-        # All graphs go through one automorphism after the other, each keeping the largest image so
-        # far. Two graphs have the same largest image if and only if an automorphism joins them.
+        """Replace graphs by their largest image, in lexical order, and add up equal graphs."""
+        # All graphs go through one automorphism after the other; the largest image so far stays.
+        # Two graphs have the same largest image if and only if an automorphism maps one to the
+        # other.
         rows = np.arange(len(graphs))
         largest = graphs
         for places in self.images:
@@ -197,8 +199,8 @@ def _automorphisms_of_both(bra: Tree, ket: Tree) -> list[tuple[int, ...]]:
 def automorphisms(orders: tuple[int, ...]) -> list[tuple[int, ...]]:
     """Automorphisms of one tree as permutations of its prod(orders) bottom nodes.
 
-    They are a wreath product of symmetric groups: an automorphism of its own for every branch below
-    the root, and a permutation of the branches.
+    The automorphisms form a wreath product of symmetric groups: an automorphism for every branch
+    below the root, and a permutation of the branches.
     """
     if not orders:
         return [(0,)]

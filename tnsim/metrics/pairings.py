@@ -1,8 +1,9 @@
-"""Ways of joining the legs of one layer over another. In: numbers of legs. Out: weighted joinings.
+"""Weighted joinings of the legs of one layer over another, one for each orbit.
 
-Pure combinatorics, no arrays. A joining pairs legs, hands others to the mean (caps them), and says
-on which side the layer's tensor has to be symmetrised before this one representative may stand for
-its whole orbit: exchanging the legs of a layer leaves the *function* alone, not its tensor.
+The module is pure combinatorics without arrays. A joining pairs some legs, hands the other legs to
+the mean (caps them), and says on which side the tensor of the layer has to be symmetrised before
+this representative may stand for its whole orbit: an exchange of legs keeps the *function* of a
+layer, but not its tensor.
 
 *Hermite caps.* For a Gaussian x with raw second moment S = E[x x^T] = C + m m^T and mean m, the
 moment generating function is
@@ -17,7 +18,7 @@ He_k(1). Isserlis' theorem with a mean therefore reads
                      of He_k(1),
 
 with He_k the probabilists' Hermite polynomials: 1, 1, 0, -2, -2, 6, ... at 1. The constant
-coordinate of a lifted input needs nothing more: it is a Gaussian of variance 0 and mean 1.
+coordinate of a lifted input needs no further rule: it is a Gaussian of variance 0 and mean 1.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from tnsim.names import SIDES, Side
-from tnsim.sessions import remembered
+from tnsim.sessions import session_cache
 
 
 class Leg(NamedTuple):
@@ -42,10 +43,10 @@ class Joining:
     """One orbit of joinings.
 
     Args:
-        weight: How often it counts: the joinings in the orbit, times He_k(1) for k capped legs.
-        pairs: Legs that a representative joins, with the second moment of what they read.
-        capped: Legs that it hands to the mean.
-        symmetrised: Sides whose tensor is to be averaged over all orders of its legs first.
+        weight: Number of joinings in the orbit, times He_k(1) for k capped legs.
+        pairs: Legs that a representative joins through the second moment.
+        capped: Legs that the representative hands to the mean.
+        symmetrised: Sides where the tensor is first averaged over all orders of its legs.
     """
 
     weight: float
@@ -55,11 +56,11 @@ class Joining:
 
 
 def straight(order: int, symmetrised: bool) -> tuple[Joining, ...]:
-    """Leg i of the bra with leg i of the ket, the ket symmetrised or not: the tree metrics.
+    """The joining of the tree metrics: leg i of the bra with leg i of the ket.
 
-    To symmetrise one side is enough. A symmetriser is idempotent, P = P^T P, and one that acts on
-    the legs of the bra may be moved over to the ket, through second moments that are the same on
-    every leg (paper, appendix A.2).
+    If the metric symmetrises, one side is enough. A symmetriser is idempotent, P = P^T P, and a
+    symmetriser on the legs of the bra may be moved over to the ket, through second moments that are
+    the same on every leg (paper, appendix A.2).
     """
     pairs = tuple((Leg("A", i), Leg("B", i)) for i in range(order))
     averaged: tuple[Side, ...] = ()
@@ -68,7 +69,7 @@ def straight(order: int, symmetrised: bool) -> tuple[Joining, ...]:
     return (Joining(1.0, pairs, symmetrised=averaged),)
 
 
-@remembered
+@session_cache
 def gaussian(bra: int, ket: int, centred: bool) -> tuple[Joining, ...]:
     """Orbits of all pairings of the legs of two layers, with legs left over for the mean.
 
@@ -76,13 +77,13 @@ def gaussian(bra: int, ket: int, centred: bool) -> tuple[Joining, ...]:
     inside either side, and of capped legs.
 
     Args:
-        bra: Legs of the bra's layer.
-        ket: Legs of the ket's.
-        centred: Whether the mean is zero, and no leg capped.
+        bra: Number of legs of the layer in the bra.
+        ket: Number of legs of the layer in the ket.
+        centred: Whether the mean is zero, so that no leg is capped.
 
     Returns:
-        Joinings whose weights sum to the Gaussian moment of order bra + ket at S = m = 1, which is
-        1; centred, to (bra + ket - 1)!!.
+        Joinings. Their weights sum to (bra + ket - 1)!! if centred, and else to 1, the Gaussian
+        moment of order bra + ket at S = m = 1.
 
     Source:
         Isserlis' theorem (paper, appendix A.3), with a mean as above.
@@ -103,9 +104,9 @@ def gaussian(bra: int, ket: int, centred: bool) -> tuple[Joining, ...]:
     return tuple(joinings)
 
 
-@remembered
+@session_cache
 def gaussian_mean(order: int, centred: bool) -> tuple[Joining, ...]:
-    """The same for one layer alone: the mean of its output. Empty where that is zero."""
+    """Joinings of the legs of a single layer, for the mean of its output; empty if that is 0."""
     joinings = []
     for caps in _numbers_of_caps(order, centred):
         weight = float(hermite_at_one(caps) * _ways_on_a_side(order, 0, caps))
@@ -114,16 +115,16 @@ def gaussian_mean(order: int, centred: bool) -> tuple[Joining, ...]:
     return tuple(joinings)
 
 
-@remembered
+@session_cache
 def hermite_at_one(k: int) -> int:
-    """He_k(1), by He_{k+1}(z) = z He_k(z) - k He_{k-1}(z)."""
+    """The number He_k(1), by the recurrence He_{k+1}(z) = z He_k(z) - k He_{k-1}(z)."""
     if k < 2:
         return 1
     return hermite_at_one(k - 1) - (k - 1) * hermite_at_one(k - 2)
 
 
 def _numbers_of_caps(legs: int, centred: bool) -> range:
-    """How many of so many legs may be capped, such that the others can be paired."""
+    """Possible numbers of capped legs, such that the other legs can be paired."""
     odd = legs % 2
     if centred:
         return range(0) if odd else range(1)
@@ -131,7 +132,7 @@ def _numbers_of_caps(legs: int, centred: bool) -> range:
 
 
 def _ways_on_a_side(legs: int, cross: int, caps: int) -> int:
-    """Ways to choose the crossing and the capped legs of one side and to pair up the rest."""
+    """Number of ways to choose crossing and capped legs of a side and to pair up the rest."""
     rest = legs - cross - caps
     pairings = math.prod(range(1, rest, 2))  # (rest - 1)!!
     return math.comb(legs, cross) * math.comb(legs - cross, caps) * pairings
@@ -151,13 +152,13 @@ def _representative(
 
 
 def _to_symmetrise(legs: tuple[int, int], cross: int, caps: tuple[int, int]) -> tuple[Side, ...]:
-    """Sides whose legs a representative treats unequally.
+    """Sides on which a representative treats legs unequally.
 
-    Legs of a side are treated alike where all of them are capped, or there are two that are paired
-    with each other: every order gives the same joining, and there is nothing to average. So it is
-    where all cross to a side that is symmetrised itself. Four or more legs paired among themselves
-    are not alike, as their partners differ. Where all legs of both sides cross, only their order
-    against each other matters, and to symmetrise the ket is enough.
+    The legs of a side are alike if all of them are capped, or if the side has exactly two legs,
+    paired with each other: every order gives the same joining, and there is nothing to average.
+    They are alike too if all of them cross to a side that is symmetrised itself. Four or more legs
+    paired among themselves are not alike, as their partners differ. If all legs of both sides
+    cross, only their order against each other matters, and it is enough to symmetrise the ket.
     """
     if legs[0] == legs[1] == cross:
         return ("B",) if cross > 1 else ()

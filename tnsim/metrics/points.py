@@ -1,10 +1,10 @@
-"""Finite measures `sum_i w_i delta(x_i)`. In: rules, tokens, draws. Out: points, block by block.
+"""Finite measures `sum_i w_i delta(x_i)`, whose points are made block by block.
 
 As a metric operator such a measure is a sum of product vectors, `sum_i w_i x_i (x) ... (x) x_i`,
-and contracted with a tree it is the forward pass at the points. Points are asked for by number, so
-that none need be kept: a product rule and an enumeration are counted in mixed radix, draws are made
-in chunks of their own seeds. Weights are logarithms, as those of a rule of high degree leave the
-range of floats.
+and its contraction with a tree is the forward pass at the points. Points are requested by number
+and never stored: a product rule and an enumeration count in mixed radix, and draws are made in
+chunks with a seed for each chunk. Weights are logarithms, as the weights of a rule of high degree
+leave the range of floats.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from tnsim.errors import ModelError, TooLarge
-from tnsim.models.prefixes import Prefixes
+from tnsim.models.forward import Prefixes
 
 MAX_BITS = 1000
-"""Binary digits of the largest number of points, which costs as floats can still hold."""
+"""Binary digits of the largest number of points: costs must stay in the range of floats."""
 CHUNK = 4096
-"""Draws that share a seed."""
+"""Number of draws that share a seed."""
 
 Draw: TypeAlias = Callable[[np.random.Generator, int], Any]
-"""From a generator and a number to so many inputs."""
+"""A map from a generator and a number n to n inputs."""
 
 
 class Reading(NamedTuple):
-    """What the models under comparison read.
+    """The inputs that the models under comparison read.
 
     Args:
-        d_in: Coordinates of the input, at one position of a sequence.
-        n_ctx: Positions, None for vectors.
-        degree: Of the polynomial of higher degree.
+        d_in: Number of coordinates of the input, at one position of a sequence.
+        n_ctx: Number of positions, None for vectors.
+        degree: Higher of the degrees of the two polynomials.
         causal: Whether no output depends on later positions.
     """
 
@@ -52,10 +52,10 @@ class Reading(NamedTuple):
         return (self.d_in,) if self.n_ctx is None else (self.n_ctx, self.d_in)
 
 
-class Weighted(NamedTuple):
-    """Some points of a measure: inputs along the first axis, and logarithms of their weights.
+class WeightedPoints(NamedTuple):
+    """Some points of a measure: inputs along the first axis, and logarithms of weights.
 
-    Inputs may be `Prefixes`: then each beginning has the weight of all sequences that begin so.
+    Inputs may be `Prefixes`: then a beginning has the weight of all sequences with this beginning.
     """
 
     inputs: Any
@@ -63,7 +63,7 @@ class Weighted(NamedTuple):
 
 
 class Rule(NamedTuple):
-    """Nodes and log-weights of a measure of one coordinate."""
+    """Nodes and logarithms of weights of a measure of a single coordinate."""
 
     nodes: Float[np.ndarray, " nodes"]
     log_weights: Float[np.ndarray, " nodes"]
@@ -74,14 +74,14 @@ class Points:
     """A finite measure.
 
     Args:
-        count: How many points.
-        block: From the numbers of a first point and of one past the last to the points. It
-            pickles, for other processes.
-        drawn: Whether they are draws from a distribution, of which their mean is an estimate.
+        count: Number of points.
+        block: Function from (start, stop) to the points with the numbers start to stop - 1. It can
+            be pickled, for other processes.
+        drawn: Whether points are draws, so that their mean is an estimate for a distribution.
         tokens: Whether inputs are token ids.
-        continuations: Of sequences that share their beginnings, how many tokens may follow each;
-            0 where every point is an input of its own.
-        together: Points that are made at once even where fewer are asked for.
+        continuations: Number of tokens that may follow a beginning, for sequences that share their
+            beginnings; 0 where every point is an input of its own.
+        together: Number of points that are made at once, even for a smaller request.
 
     Example:
         >>> points = product_rule([Rule(np.array([-1.0, 1.0]), np.log([0.5, 0.5]))] * 2)
@@ -90,20 +90,20 @@ class Points:
     """
 
     count: int
-    block: Callable[[int, int], Weighted]
+    block: Callable[[int, int], WeightedPoints]
     drawn: bool = False
     tokens: bool = False
     continuations: int = 0
     together: int = 0
 
     def states(self, positions: int) -> list[tuple[int, int]]:
-        """How many states a model has at all points, by the number of positions that they see.
+        """Numbers of states that a model has at all points, by the positions that a state sees.
 
         Args:
-            positions: Of an input.
+            positions: Number of positions of an input.
 
         Returns:
-            Pairs (states, positions that each of them sees).
+            Pairs (number of states, number of positions that such a state sees).
 
         Example:
             >>> sequences(np.full(4, 0.25), n_ctx=3).states(3)
@@ -116,10 +116,10 @@ class Points:
         return [(self.continuations**seen, seen) for seen in range(1, positions + 1)]
 
     def aligned(self, most: int) -> int:
-        """Most sequences of a block, where every block is some continuations of one beginning.
+        """Largest size of a block, if every block holds continuations of a single beginning.
 
         Args:
-            most: What the size of a block must not exceed.
+            most: Upper limit for the size of a block.
 
         Example:
             >>> [beginnings(np.full(4, 0.25), n_ctx=3).aligned(most) for most in (3, 15, 60)]
@@ -137,31 +137,31 @@ def product_rule(rules: Sequence[Rule]) -> Points:
     """The product of measures of single coordinates, (points, coordinates).
 
     Args:
-        rules: One for each coordinate; without any, there is one point without coordinates.
+        rules: Rules of the coordinates; an empty sequence gives a point without coordinates.
     """
     count = math.prod(len(rule.nodes) for rule in rules)
     return Points(count, partial(_product_block, tuple(rules)))
 
 
-def _product_block(rules: Sequence[Rule], start: int, stop: int) -> Weighted:
+def _product_block(rules: Sequence[Rule], start: int, stop: int) -> WeightedPoints:
     digits = _digits(start, stop, [len(rule.nodes) for rule in rules])
     inputs = np.empty(digits.shape)
     log_weights = np.zeros(len(digits))
     for n, rule in enumerate(rules):
         inputs[:, n] = rule.nodes[digits[:, n]]
         log_weights += rule.log_weights[digits[:, n]]
-    return Weighted(inputs, log_weights)
+    return WeightedPoints(inputs, log_weights)
 
 
 def mapped(points: Points, function: Callable[[Any], Any]) -> Points:
-    """The image of a measure: every block of inputs through a function."""
+    """The image of a measure under a function of blocks of inputs."""
     block = partial(_mapped_block, points, function)
     return dataclasses.replace(points, block=block)
 
 
-def _mapped_block(points: Points, function: Callable, start: int, stop: int) -> Weighted:
+def _mapped_block(points: Points, function: Callable, start: int, stop: int) -> WeightedPoints:
     inputs, log_weights = points.block(start, stop)
-    return Weighted(function(inputs), log_weights)
+    return WeightedPoints(function(inputs), log_weights)
 
 
 def sequences(probabilities: Float[np.ndarray, " vocabulary"], n_ctx: int) -> Points:
@@ -170,7 +170,7 @@ def sequences(probabilities: Float[np.ndarray, " vocabulary"], n_ctx: int) -> Po
     The last position changes fastest, so neighbours share their beginning.
 
     Raises:
-        TooLarge: Their number is beyond the range of floats.
+        TooLarge: The number of sequences is beyond the range of floats.
 
     Example:
         >>> sequences(np.array([0.5, 0.5]), n_ctx=2).block(1, 3).inputs.tolist()
@@ -187,21 +187,22 @@ def sequences(probabilities: Float[np.ndarray, " vocabulary"], n_ctx: int) -> Po
     return Points(len(log) ** n_ctx, partial(_sequence_block, log, n_ctx), tokens=True)
 
 
-def _sequence_block(log: np.ndarray, n_ctx: int, start: int, stop: int) -> Weighted:
+def _sequence_block(log: np.ndarray, n_ctx: int, start: int, stop: int) -> WeightedPoints:
     ids = _digits(start, stop, [len(log)] * n_ctx)
-    return Weighted(ids, log[ids].sum(axis=1))
+    return WeightedPoints(ids, log[ids].sum(axis=1))
 
 
 def beginnings(probabilities: Float[np.ndarray, " vocabulary"], n_ctx: int) -> Points:
-    """All sequences of tokens as the beginnings that they share, for models that are causal.
+    """All sequences of tokens as the beginnings that they share, for causal models.
 
-    A block of sequences is its distinct beginnings, each with the weight of those that begin so:
-    `sum_x w(x) sum_s a_s(x) b_s(x) = sum_s sum_p a(p) b(p) sum_(x begins with p) w(x)`. That is
-    true of every block, so a beginning that sequences of several blocks have is in each of them.
+    A block of sequences becomes its distinct beginnings p, each with the weight of all sequences of
+    the block that begin with p:
+    `sum_x w(x) sum_s a_s(x) b_s(x) = sum_s sum_p a(p) b(p) sum_(x begins with p) w(x)`. The
+    equation holds for every block, so a beginning that several blocks share is part of each block.
 
     Args:
-        probabilities: Of tokens, at every position.
-        n_ctx: Tokens of a sequence.
+        probabilities: Probabilities of tokens, the same at every position.
+        n_ctx: Number of tokens of a sequence.
 
     Example:
         >>> inputs, log_weights = beginnings(np.array([0.25, 0.75]), n_ctx=2).block(0, 4)
@@ -213,14 +214,14 @@ def beginnings(probabilities: Float[np.ndarray, " vocabulary"], n_ctx: int) -> P
     return Points(whole.count, block, tokens=True, continuations=len(probabilities))
 
 
-def _beginnings_block(whole: Points, vocabulary: int, start: int, stop: int) -> Weighted:
+def _beginnings_block(whole: Points, vocabulary: int, start: int, stop: int) -> WeightedPoints:
     ids, log_weights = whole.block(start, stop)
     tokens, logs = [ids[:, -1]], [log_weights]
     for position in range(ids.shape[1] - 2, -1, -1):
-        each = min(vocabulary, len(logs[0]))  # a small block has one beginning
+        each = min(vocabulary, len(logs[0]))  # a small block has a single beginning
         logs.insert(0, np.logaddexp.reduce(logs[0].reshape(-1, each), axis=1))
         tokens.insert(0, ids[:: len(ids) // len(logs[0]), position])
-    return Weighted(Prefixes(tuple(tokens)), np.concatenate(logs))
+    return WeightedPoints(Prefixes(tuple(tokens)), np.concatenate(logs))
 
 
 def draws(
@@ -232,9 +233,9 @@ def draws(
     """Independent draws, equally weighted.
 
     Args:
-        count: How many.
-        seed: Of all; draw i is the same whatever the block it is asked for in.
-        draw: From a generator and a number to so many inputs.
+        count: Number of draws.
+        seed: Seed of all draws; draw i is the same in every block that contains it.
+        draw: Function from a generator and a number n to n inputs.
         tokens: Whether inputs are token ids.
 
     Example:
@@ -246,19 +247,19 @@ def draws(
     return Points(count, block, drawn=True, tokens=tokens, together=CHUNK)
 
 
-def _drawn_block(count: int, seed: int, draw: Draw, start: int, stop: int) -> Weighted:
-    # Every chunk has a seed of its own, so draw i is the same in whatever block it is asked for.
+def _drawn_block(count: int, seed: int, draw: Draw, start: int, stop: int) -> WeightedPoints:
+    # Every chunk has a seed of its own, so draw i is the same in every block that contains it.
     parts = []
     for chunk in range(start // CHUNK, -(-stop // CHUNK)):
         first = chunk * CHUNK
         inputs = draw(np.random.default_rng([seed, chunk]), CHUNK)
         parts.append(inputs[max(start - first, 0) : stop - first])
     inputs = np.concatenate(parts)
-    return Weighted(inputs, np.full(len(inputs), -math.log(count)))
+    return WeightedPoints(inputs, np.full(len(inputs), -math.log(count)))
 
 
 def check_draws(samples: int | None, seed: int) -> None:
-    """Raise `ModelError` for numbers of draws and seeds that are none.
+    """Raise `ModelError` for an invalid number of draws or an invalid seed.
 
     Example:
         >>> check_draws(0, seed=0)
@@ -272,7 +273,7 @@ def check_draws(samples: int | None, seed: int) -> None:
 
 
 def _digits(start: int, stop: int, sizes: Sequence[int]) -> Int[np.ndarray, "points digits"]:
-    """Numbers start to stop - 1 in mixed radix, the last digit changing fastest."""
+    """The numbers start to stop - 1 in mixed radix, with the last digit changing fastest."""
     digits = np.empty((stop - start, len(sizes)), np.int64)
     rest = np.arange(start, stop)
     for n in range(len(sizes) - 1, -1, -1):

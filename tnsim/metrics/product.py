@@ -1,18 +1,257 @@
-"""Independent inputs of any distribution as a metric. In: marginals. Out: a finite measure."""
+"""The metric of independent coordinates of any distribution, a finite measure.
+
+A Gauss rule with n nodes has the moments 0 to 2n - 1 of its distribution, so it gives the exact
+means of polynomials up to degree 2n - 1. A distribution given by moments m_k goes through
+Chebyshev's algorithm in exact fractions; a distribution with a density is cut into many small
+panels with a Gauss-Legendre rule in each. Both ways give the recurrence of the orthogonal
+polynomials, and the recurrence gives the rule (see `quadrature`).
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import partial
 from typing import Any
 
 import numpy as np
+from jaxtyping import Float
 
 from tnsim.errors import ModelError
-from tnsim.metrics.marginals import marginal
-from tnsim.metrics.points import Points, Reading, check_draws, draws, mapped, product_rule
+from tnsim.metrics.points import Points, Reading, Rule, check_draws, draws, mapped, product_rule
+from tnsim.metrics.quadrature import gauss_rule, hermite_rule
 from tnsim.models.arrays import pytree
+
+_PANELS, _PANEL_NODES = 400, 20  # panels between two edges of a density, nodes of a panel
+
+
+_ROUNDING = 1e-12  # relative rounding of moments that are given as floats
+
+
+@dataclass(frozen=True)
+class Marginal:
+    """A distribution of a single coordinate.
+
+    Args:
+        name: Name for users and for messages.
+        rule: Function from a number n of nodes to a rule that is exact to degree 2n - 1, or to
+            every degree.
+        draw: Function from a generator and a shape to draws; None if only moments are known.
+    """
+
+    name: str
+    rule: Callable[[int], Rule]
+    draw: Callable[[np.random.Generator, tuple[int, ...]], Any] | None
+
+
+def marginal(given: Any) -> Marginal:
+    """The distribution that a user means.
+
+    Args:
+        given: Name in `NAMED`, a pair (nodes, weights), or moments E[x^k] for k = 0, 1, 2 and so
+            on, of which the first is 1.
+
+    Raises:
+        ModelError: The value is none of these.
+
+    Example:
+        >>> marginal("bernoulli").rule(5).nodes.tolist()
+        [0.0, 1.0]
+    """
+    if isinstance(given, str):
+        if given not in NAMED:
+            raise ModelError(
+                f"no distribution is called {given!r}; known are {', '.join(NAMED)}; or give "
+                "moments, or (nodes, weights)"
+            )
+        return NAMED[given]
+    if isinstance(given, tuple) and len(given) == 2 and np.ndim(given[0]) == 1:
+        return _finite("given nodes", *given)
+    moments = [float(moment) for moment in np.ravel(np.asarray(given, np.float64))]
+    whole = len(moments) > 0 and abs(moments[0] - 1) <= _ROUNDING
+    if len(moments) < 2 or not whole or not np.isfinite(moments).all():
+        shown = ", ".join(f"{moment:g}" for moment in moments[:4])
+        raise ModelError(
+            "moments are finite numbers E[x^0] = 1, E[x], E[x^2] and so on, two at least; "
+            f"found {len(moments)}, which begin with {shown or 'nothing'}"
+        )
+    return Marginal("given moments", lambda nodes: rule_of_moments(moments, nodes), None)
+
+
+def rule_of_moments(moments: Sequence[float], nodes: int) -> Rule:
+    """The Gauss rule with given moments, by Chebyshev's algorithm in exact fractions.
+
+    Args:
+        moments: Moments E[x^k] from k = 0 on, at least 2 * nodes of them.
+        nodes: Number of nodes; a distribution with fewer points gives as many nodes as points.
+
+    Raises:
+        ModelError: The moments are too few, or belong to no distribution.
+
+    Example:
+        >>> (rule_of_moments([1, 0, 1, 0, 3, 0], nodes=3).nodes ** 2).round(6).tolist()
+        [3.0, 0.0, 3.0]
+
+    Source:
+        Gautschi, Orthogonal polynomials: computation and approximation, section 2.1.7.
+    """
+    if len(moments) < 2 * nodes:
+        raise ModelError(
+            f"models of this degree need the moments up to E[x^{2 * nodes - 1}], found "
+            f"{len(moments)} moments"
+        )
+    # With pi_k the monic orthogonal polynomials and s_k(l) = E[pi_k x^l], the recurrence
+    # pi_{k+1} = (x - a_k) pi_k - b_k pi_{k-1} is a recurrence of moments as well:
+    #
+    #     s_k(l) = s_{k-1}(l + 1) - a_{k-1} s_{k-1}(l) - b_{k-1} s_{k-2}(l),
+    #     b_k = s_k(k) / s_{k-1}(k - 1),    a_k = s_k(k + 1) / s_k(k) - s_{k-1}(k) / s_{k-1}(k - 1).
+    #
+    # In step k `after[n]` is s_k(k + n), `row[n]` is s_{k-1}(k - 1 + n) and `before[n]` is
+    # s_{k-2}(k - 2 + n). Digits cancel in these sums, so they are computed in fractions.
+    before = [Fraction(0)] * (2 * nodes)
+    row = [Fraction(moment) for moment in moments[: 2 * nodes]]
+    diagonal, squares = [row[1] / row[0]], []
+    for k in range(1, nodes):
+        a = diagonal[-1]
+        b = squares[-1] if squares else Fraction(0)
+        count = 2 * (nodes - k)
+        after, sizes = [], []
+        for n in range(count):
+            parts = row[n + 2], -a * row[n + 1], -b * before[n + 2]
+            after.append(sum(parts))
+            sizes.append(sum(map(abs, parts)))
+        if after[0] == 0 and _vanish(after, sizes):
+            break  # the distribution has k points
+        if after[0] <= 0:
+            raise ModelError(f"the moments up to E[x^{2 * k}] are those of no distribution")
+        squares.append(after[0] / row[0])
+        diagonal.append(after[1] / after[0] - row[1] / row[0])
+        before, row = row, after
+    return gauss_rule(np.array([float(a) for a in diagonal]), np.sqrt([float(b) for b in squares]))
+
+
+def _vanish(sums: Sequence[Fraction], sizes: Sequence[Fraction]) -> bool:
+    """Whether sums are zero up to the rounding of the moments in them."""
+    both = zip(sums, sizes, strict=True)
+    return all(abs(value) <= _ROUNDING * size for value, size in both)
+
+
+def _of_density(
+    density: Callable[[Any], Any], edges: Callable[[int], Sequence[float]]
+) -> Callable[[int], Rule]:
+    """Gauss rules of a density that is smooth between edges; edges may depend on the nodes."""
+
+    def rule(nodes: int) -> Rule:
+        t, weights = np.polynomial.legendre.leggauss(_PANEL_NODES)
+        bounds = edges(nodes)
+        cuts = [np.linspace(*pair, _PANELS + 1) for pair in itertools.pairwise(bounds)]
+        starts = np.concatenate([cut[:-1] for cut in cuts])
+        widths = np.concatenate([np.diff(cut) for cut in cuts])
+        x = (starts[:, None] + widths[:, None] * (t + 1) / 2).ravel()
+        w = (widths[:, None] / 2 * weights).ravel() * density(x)
+        return gauss_rule(*_stieltjes(x, w / w.sum(), nodes))
+
+    return rule
+
+
+def _stieltjes(
+    x: Float[np.ndarray, " n"], weights: Float[np.ndarray, " n"], nodes: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """The recurrence of the polynomials orthonormal under many weighted points."""
+    diagonal, off_diagonal = np.zeros(nodes), np.zeros(nodes - 1)
+    root = np.sqrt(weights)
+    basis = np.zeros((nodes, len(x)))  # row k: p_k times the square roots of the weights
+    basis[0] = root / np.linalg.norm(root)
+    for k in range(nodes):
+        diagonal[k] = basis[k] ** 2 @ x
+        if k + 1 == nodes:
+            break
+        vector = x * basis[k]
+        for _ in range(2):  # twice, as rounding leaves a part of the projection
+            vector = vector - basis[: k + 1].T @ (basis[: k + 1] @ vector)
+        off_diagonal[k] = np.linalg.norm(vector)
+        basis[k + 1] = vector / off_diagonal[k]
+    return diagonal, off_diagonal
+
+
+def _finite(name: str, nodes: Any, weights: Any) -> Marginal:
+    """The distribution on finitely many points."""
+    nodes, weights = np.asarray(nodes, np.float64), np.asarray(weights, np.float64)
+    fits = nodes.shape == weights.shape and np.isfinite(nodes).all() and nodes.size > 0
+    if not fits or not (weights >= 0).all() or not 0 < weights.sum() < np.inf:
+        raise ModelError(
+            "nodes and weights are two lists of one length, finite, weights not negative and not "
+            f"all zero; found nodes of shape {nodes.shape} and weights of shape {weights.shape}"
+        )
+    p = weights / weights.sum()
+    with np.errstate(divide="ignore"):
+        rule = Rule(nodes, np.log(p))
+    return Marginal(name, lambda count: rule, lambda rng, shape: rng.choice(nodes, shape, p=p))
+
+
+def _tails(nodes: int) -> float:
+    """Standard deviations of a normal beyond which degree 2 * nodes adds nothing to a mean."""
+    return 12 + 2 * math.sqrt(2 * nodes)
+
+
+def _bimodal(x: Any) -> Any:
+    """The density of "bimodal" up to a factor, where 0.18 is twice the variance 0.3^2."""
+    return np.exp(-((x - 1) ** 2) / 0.18) + np.exp(-((x + 1) ** 2) / 0.18)
+
+
+def _draw_bimodal(rng: np.random.Generator, shape: tuple[int, ...]) -> Any:
+    return rng.choice([-1.0, 1.0], shape) + 0.3 * rng.normal(size=shape)
+
+
+def _spikes(nodes: int) -> Rule:
+    """The rule of "spikes": nodes of 2 z with a quarter of the weight, and a node at 0."""
+    x, log_weights = NAMED["normal"].rule(nodes)
+    log_weights = np.append(log_weights + math.log(0.25), math.log(0.75))
+    return Rule(np.append(2 * x, 0.0), log_weights)
+
+
+def _draw_spikes(rng: np.random.Generator, shape: tuple[int, ...]) -> Any:
+    return rng.choice([0.0, 2.0], shape, p=[0.75, 0.25]) * rng.normal(size=shape)
+
+
+def _named() -> dict[str, Marginal]:
+    def uniform(nodes: int) -> Rule:
+        # Legendre's polynomials on [-1, 1], orthonormal: a_k = 0, b_k = k / sqrt(4 k^2 - 1).
+        k = np.arange(1.0, nodes)
+        return gauss_rule(np.zeros(nodes), k / np.sqrt(4 * k**2 - 1))
+
+    def laplace(nodes: int) -> list[float]:
+        # Under x^(2n) times the density, sqrt(2) x is a gamma number of mean 2n + 1 and variance
+        # 2n + 1: the reach is more than 8 standard deviations above it.
+        reach = (2 * nodes + 60 + 8 * math.sqrt(2 * nodes)) / math.sqrt(2)
+        return [-reach, 0.0, reach]
+
+    half = _of_density(lambda x: np.exp(-(x**2) / 2), lambda nodes: [0.0, _tails(nodes)])
+    double = _of_density(lambda x: np.exp(-math.sqrt(2) * abs(x)), laplace)
+    modes = _of_density(_bimodal, lambda n: [-1 - 0.3 * _tails(n), 0.0, 1 + 0.3 * _tails(n)])
+    coin = _finite("bernoulli", [0.0, 1.0], [0.5, 0.5])
+    signs = _finite("signs", [-1.0, 1.0], [0.5, 0.5])
+    marginals = [
+        Marginal("normal", hermite_rule, lambda rng, shape: rng.normal(size=shape)),
+        Marginal("half-normal", half, lambda rng, shape: abs(rng.normal(size=shape))),
+        Marginal("uniform", uniform, lambda rng, shape: rng.uniform(-1, 1, shape)),
+        Marginal("laplace", double, lambda rng, shape: rng.laplace(0, 0.5**0.5, shape)),
+        Marginal("bimodal", modes, _draw_bimodal),
+        Marginal("spikes", _spikes, _draw_spikes),
+        coin,
+        signs,
+    ]
+    return {one.name: one for one in marginals}
+
+
+NAMED = _named()
+"""Distributions by name: normal, half-normal `|z|`, uniform on [-1, 1], laplace of variance 1,
+bimodal (-1 or 1 plus 0.3 z), spikes (2 z, or 0 with probability 3/4), bernoulli (0 or 1) and signs
+(-1 or 1), where z is a standard normal number."""
 
 
 @pytree
@@ -20,21 +259,23 @@ from tnsim.models.arrays import pytree
 class Product:
     """`E<A(x), B(x)>` over independent coordinates of any distribution.
 
-    Exact by Gauss quadrature where inputs are few: degree + 1 nodes in every coordinate. Where
-    they are many, `samples` draws inputs instead, and results have a standard error.
+    Few coordinates are integrated exactly by Gauss quadrature, with degree + 1 nodes in every
+    coordinate. For many coordinates `samples` draws inputs instead, and results have a standard
+    error.
 
     Args:
-        marginals: One distribution for all coordinates, or a list with one for each coordinate of
-            an input (of a position, for sequences). A distribution is a name ("normal",
-            "half-normal" `|z|`, "uniform" on [-1, 1], "laplace" of variance 1, "bimodal" -1 or 1
-            plus 0.3 z, "spikes" 2 z or 0 with probability 3/4, "bernoulli" 0 or 1, "signs" -1 or
-            1), a pair (nodes, weights), or an array of moments E[x^0], E[x], E[x^2] and so on.
-        samples: How many inputs to draw, which makes the result an estimate; None for the exact
+        marginals: Distribution of all coordinates, or a list of distributions, one for each
+            coordinate of an input (of a position, for sequences). A distribution is a name
+            ("normal", "half-normal" `|z|`, "uniform" on [-1, 1], "laplace" of variance 1, "bimodal"
+            -1 or 1 plus 0.3 z, "spikes" 2 z or 0 with probability 3/4, "bernoulli" 0 or 1, "signs"
+            -1 or 1), a pair (nodes, weights), or an array of moments E[x^0], E[x], E[x^2] and so
+            on.
+        samples: Number of inputs to draw, which makes the result an estimate; None for the exact
             value.
-        seed: Of the draws.
+        seed: Seed of the draws.
 
     Raises:
-        ModelError: A distribution is none of these, or there are no samples.
+        ModelError: A distribution has another form, or `samples` is less than 2.
 
     Example:
         On [-1, 1], E[x^2] = 1/3 and E[x^4] = 1/5.
@@ -67,16 +308,16 @@ class Product:
         object.__setattr__(self, "marginals", kept)
 
     def is_exact(self, nonlinear_layers: int) -> bool:
-        """Nodes of Gauss rules are summed over, not draws."""
+        """Whether nodes of Gauss rules are summed over, instead of draws."""
         return self.samples is None
 
     def points(self, reading: Reading) -> Points:
-        """A product of Gauss rules, or draws.
+        """A product of Gauss rules, or draws of inputs.
 
         Raises:
-            ModelError: There are distributions for another number of coordinates, moments are too
-                few for the degree of the models, or draws are asked for where only moments are
-                known.
+            ModelError: The distributions are for another number of coordinates, moments are too few
+                for the degree of the models, or there are samples of a distribution of which only
+                moments are known.
         """
         if len(self.marginals) not in (1, reading.d_in):
             raise ModelError(
@@ -95,7 +336,7 @@ class Product:
 
 
 def _kept(given: Any) -> Any:
-    """A distribution as its name, or with arrays of its numbers."""
+    """A distribution in the form in which the metric stores it: a name, or arrays."""
     if isinstance(given, str):
         return given
     if isinstance(given, tuple):
@@ -108,7 +349,7 @@ def _shaped(shape: tuple[int, ...], inputs: Any) -> Any:
 
 
 def _draw(given: tuple, shape: tuple[int, ...], rng: np.random.Generator, count: int) -> Any:
-    """Draws of inputs, coordinate by coordinate where they differ."""
+    """Draw inputs, coordinate by coordinate where distributions differ."""
     drawing = [marginal(one).draw for one in given]
     if len(drawing) == 1:
         assert drawing[0] is not None

@@ -1,4 +1,4 @@
-"""Gauss quadrature of one coordinate, and of Gaussians. In: recurrences. Out: nodes, log-weights.
+"""Gauss quadrature of one coordinate, and points and draws of Gaussian inputs.
 
 A measure's orthonormal polynomials satisfy `b_{k+1} p_{k+1} = (x - a_k) p_k - b_k p_{k-1}`. The n
 nodes of its Gauss rule are the eigenvalues of the Jacobi matrix with the diagonal a and the
@@ -6,8 +6,9 @@ off-diagonal b (Golub and Welsch 1969); the weights are Christoffel's numbers
 
     w_i = 1 / sum_{k<n} p_k(x_i)^2,
 
-which, unlike squared components of eigenvectors, have full relative precision where they are tiny:
-polynomials of high degree live on the outermost nodes. n nodes integrate degree 2n - 1 exactly.
+which, unlike squared components of eigenvectors, have full relative precision where weights are
+tiny. Such weights count: polynomials of high degree live on the outermost nodes. A rule with n
+nodes integrates degree 2n - 1 exactly.
 """
 
 from __future__ import annotations
@@ -23,15 +24,15 @@ from tnsim.metrics.input_moments import flattened
 from tnsim.metrics.points import Draw, Points, Reading, Rule, mapped, product_rule
 
 _RELATIVE = 1e-14
-"""Directions with singular values below this share of the largest are not read."""
+"""Directions with singular values below this share of the largest count as not read."""
 _MOST = 32
-"""Coordinates: two nodes in each of them are more points than any budget allows."""
+"""Most coordinates: already two nodes in each give 2^32 points, more than any budget allows."""
 _MOST_NODES = 2**13
-"""Nodes of a coordinate: as many take half a minute, and the time grows with their cube."""
+"""Most nodes of a coordinate: a rule takes half a minute, and the time grows with the cube."""
 
 
 def gauss_rule(diagonal: Float[np.ndarray, " n"], off_diagonal: Float[np.ndarray, " n-1"]) -> Rule:
-    """The Gauss rule of a probability measure from its recurrence.
+    """The Gauss rule of a probability measure, from the recurrence of its polynomials.
 
     Example:
         >>> nodes, log_weights = gauss_rule(np.zeros(2), np.ones(1))
@@ -43,8 +44,8 @@ def gauss_rule(diagonal: Float[np.ndarray, " n"], off_diagonal: Float[np.ndarray
     """
     jacobi = np.diag(diagonal) + np.diag(off_diagonal, 1) + np.diag(off_diagonal, -1)
     nodes = np.linalg.eigvalsh(jacobi)
-    # The recurrence runs at all nodes at once. Polynomials grow beyond floats at the outer ones, so
-    # after every step what is carried is divided by the root of the sum of squares so far, which is
+    # The recurrence runs at all nodes at once. Polynomials grow beyond floats at the outer nodes:
+    # every step divides both values by the root of the sum of squares so far. This sum is
     # total * exp(log).
     before, value = np.zeros_like(nodes), np.ones_like(nodes)
     total, log = np.ones_like(nodes), np.zeros_like(nodes)
@@ -69,33 +70,33 @@ def hermite_rule(nodes: int) -> Rule:
 
 
 def most_directions(n_ctx: int | None) -> int:
-    """Coordinates of one position beyond which no budget allows a product of rules."""
+    """Number of coordinates of a position beyond which no budget allows a product of rules."""
     return _MOST // (n_ctx or 1)
 
 
 def gaussian_points(
     metric: Any, reading: Reading, rows: Float[np.ndarray, "rows in"]
 ) -> Points | None:
-    """Points at which polynomials have the means that they have under a Gaussian.
+    """Points and weights that give polynomials their exact means under a Gaussian.
 
     Args:
-        metric: Its mean and covariance.
-        reading: What the models read. Products of two of them have twice its degree.
-        rows: What all of them read of one position, see `models.forward.directions`: the Gaussian
-            varies in no more coordinates than these tell apart.
+        metric: Gaussian metric with a mean and a covariance, each optional.
+        reading: Inputs that the models read. Inner products have twice its degree.
+        rows: Rows that span the directions that any of the models reads at a position, see
+            `models.forward.directions`. Points vary in no other direction.
 
     Returns:
-        A product of Gauss-Hermite rules with degree + 1 nodes a coordinate, in the coordinates that
-        are left: x = m + T V z, with T T' the covariance and V the right singular vectors of
-        `rows T`, whose rows all count alike: a later layer may magnify what a small one reads.
-        None where these are more than anybody could run through.
+        A product of Gauss-Hermite rules with degree + 1 nodes in each coordinate of z, where
+        x = m + T V z, with T T' the covariance and V the right singular vectors of `rows T`. All
+        rows count alike, whatever their length, as a later layer may magnify a small row. None if
+        the points are too many for any budget.
     """
     nodes = reading.degree + 1
     if min(rows.shape) > most_directions(reading.n_ctx) or nodes > _MOST_NODES:
         return None
-    # x = m + T z for a standard normal z, of which models see `rows T z` alone: directions in which
-    # that vanishes need no nodes, and those that are left are made orthogonal, so that they are
-    # independent. Rotating z changes nothing of its distribution.
+    # x = m + T z for a standard normal z, and models see `rows T z` alone. Directions in which that
+    # vanishes need no nodes. The other directions are made orthogonal, so that coordinates along
+    # them are independent: a rotation of z keeps its distribution.
     metric = _over_all(metric, reading)
     size = math.prod(reading.shape)
     root = _root(metric, size)
@@ -110,10 +111,12 @@ def gaussian_points(
 def _spanned(
     rows: Float[np.ndarray, "rows in"], sizes: Float[np.ndarray, "rows in"]
 ) -> Float[np.ndarray, "directions in"]:
-    """An orthonormal basis of what some rows span, whatever their lengths.
+    """An orthonormal basis of the span of some rows, whatever their lengths.
 
-    sizes: sums of the absolute values of what was added up in each entry, for what is only rounding
-    is zero.
+    Args:
+        rows: Rows, each entry of which is a sum of products.
+        sizes: Sums of the absolute values of these products. An entry that is tiny beside its size
+            is rounding, and counts as zero.
     """
     length, size = np.abs(rows).max(axis=1), sizes.max(axis=1)
     reads = length > _RELATIVE * size * rows.shape[1]
@@ -128,7 +131,7 @@ def _affine(mean: np.ndarray, matrix: np.ndarray, shape: tuple[int, ...], z: Any
 
 
 def gaussian_draws(metric: Any, reading: Reading) -> Draw:
-    """What draws inputs from a Gaussian."""
+    """The function that draws inputs from a Gaussian."""
     metric = _over_all(metric, reading)
     size = math.prod(reading.shape)
     mean = np.zeros(size) if metric.mean is None else np.asarray(metric.mean, np.float64)
@@ -148,24 +151,24 @@ def _normal(
     rng: np.random.Generator,
     count: int,
 ) -> np.ndarray:
-    """Draws of mean + root z, where a root may be a diagonal."""
+    """Draw mean + root z, where the root may be a diagonal."""
     z = rng.normal(size=(count, len(mean)))
     centred = z * root if root.ndim == 1 else z @ root.T
     return (mean + centred).reshape(count, *shape)
 
 
 def _over_all(metric: Any, reading: Reading) -> Any:
-    """The Gaussian of whole inputs, sequences flattened."""
+    """The Gaussian of whole inputs, with sequences flattened."""
     if reading.n_ctx is None:
         return metric
     return flattened(metric, reading.d_in, reading.n_ctx)
 
 
 def _root(metric: Any, size: int) -> Float[np.ndarray, "d d"]:
-    """T with T T' the covariance, which may be singular.
+    """A matrix T with T T' the covariance, which may be singular.
 
-    That of the correlations is found, so that coordinates of very different variance keep their
-    digits.
+    The root is taken of the matrix of correlations, so that coordinates of very different variance
+    keep their digits.
     """
     if metric.cov is None:
         return np.eye(size)

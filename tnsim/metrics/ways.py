@@ -1,11 +1,11 @@
-"""Joinings of a metric: as plain data, and as an algebra. In: a metric. Out: `Joinings`, a `Way`.
+"""Joinings of a metric as plain data (`Joinings`) and as a known sum (`PairingRule`).
 
 A plan depends on how legs are joined, which a metric may decide by its class or by its numbers. The
-joinings themselves, asked for once, are therefore part of the key under which a plan is kept.
+joinings themselves, asked for once, are therefore part of the key under which a plan is stored.
 
-Layer over layer any joinings can be contracted as they are. Vectors of features, and moments of
-sequences, need to know more: that all joinings of a metric together are one of the sums below. A
-metric from outside may give such a sum, or another one; what it answers decides, not its class.
+Layer over layer any joinings can be contracted as they are. Vectors of features and moments of
+sequences need more: all joinings of the metric together must be one of the sums of `PairingRule`. A
+metric from outside may give such a sum or another one; its joinings decide, not its class.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ from tnsim.metrics.protocol import LayerwiseMetric
 from tnsim.names import SIDES
 
 LARGEST_ORDER = 3
-"""Layers up to this order are asked about; of layers of more legs a `Way` says nothing."""
+"""Largest order of layers whose joinings a `PairingRule` describes."""
 _ORDERS = range(1, LARGEST_ORDER + 1)
 ASKED = tuple(itertools.product(_ORDERS, _ORDERS, (True, False)))
-"""Orders of the bra's and the ket's layer, and whether no leg is handed to the mean."""
+"""Arguments of `joinings` that are compared: orders in bra and ket, and whether centred."""
 
 Orders = tuple[int, int]
-"""Of a layer of the bra and of a layer of the ket."""
+"""Order of a layer of the bra, order of a layer of the ket."""
 ALL_ORDERS: tuple[Orders, ...] = tuple(itertools.product(_ORDERS, _ORDERS))
-"""Orders of the layers that are asked about."""
+"""Pairs of orders whose joinings are compared."""
 
 
 @dataclass(frozen=True)
 class Joinings:
-    """A layer-wise metric as all that a plan depends on: hashable, without the metric's numbers.
+    """The answers of a layer-wise metric on which a plan depends: hashable and without arrays.
 
     Args:
         name: Name of the metric.
-        pairs_within_model: Whether legs of one model are joined with each other too.
+        pairs_within_model: Whether legs of the same model may be joined with each other.
         exact: Whether the definition of the metric is met for the models under comparison.
         table: Joinings by the orders of two layers and by whether the mean is zero.
     """
@@ -51,28 +51,28 @@ class Joinings:
     table: tuple[tuple[tuple[int, int, bool], tuple[Joining, ...]], ...]
 
     def is_exact(self, nonlinear_layers: int) -> bool:
-        """As the metric answered for the models under comparison."""
+        """Whether the metric is exact for the models under comparison, as it answered."""
         return self.exact
 
     def joinings(self, bra: int, ket: int, centred: bool) -> tuple[Joining, ...]:
-        """As the metric answered, see `LayerwiseMetric`."""
+        """Joinings that the metric gave for these orders, see `LayerwiseMetric`."""
         return dict(self.table)[bra, ket, bool(centred)]
 
 
 def asked(metric: LayerwiseMetric, orders: Collection[Orders], nonlinear_layers: int) -> Joinings:
-    """What a metric answers for some layers.
+    """The answers of a metric for some pairs of layers.
 
     Args:
         metric: Any metric that joins layer by layer.
         orders: Orders of the pairs of layers that meet.
-        nonlinear_layers: Their number in the deeper model.
+        nonlinear_layers: Number of nonlinear layers in the deeper model.
 
     Returns:
         The answers as plain data.
 
     Raises:
-        ModelError: A joining does not join every leg of both layers once, or its weight is no
-            finite number.
+        ModelError: A joining does not join every leg of both layers once, joins legs within a
+            model although the metric denies that, or has a weight that is no finite number.
 
     Example:
         >>> import tnsim
@@ -84,7 +84,7 @@ def asked(metric: LayerwiseMetric, orders: Collection[Orders], nonlinear_layers:
     for bra, ket in sorted(set(orders)):
         for centred in (True, False):
             given = tuple(metric.joinings(bra, ket, centred))
-            if bra == ket or metric.pairs_within_model:  # others meet in no comparison
+            if bra == ket or metric.pairs_within_model:  # other pairs of orders never meet
                 given = tuple(_checked(one, (bra, ket), metric) for one in given)
             table.append(((bra, ket, centred), given))
     exact = bool(metric.is_exact(nonlinear_layers))
@@ -92,7 +92,7 @@ def asked(metric: LayerwiseMetric, orders: Collection[Orders], nonlinear_layers:
 
 
 def _checked(joining: Joining, orders: Orders, metric: LayerwiseMetric) -> Joining:
-    """A joining as plain data, every leg of both layers in it once."""
+    """Check that a joining has every leg of both layers once, and return it as plain data."""
     called = f"{type(metric).__name__}.joinings{orders}"
     weight = _number(joining.weight, called)
     pairs = tuple((Leg(*one), Leg(*two)) for one, two in joining.pairs)
@@ -115,10 +115,10 @@ def _checked(joining: Joining, orders: Orders, metric: LayerwiseMetric) -> Joini
 
 
 def _number(weight: Any, called: str) -> float:
-    """The weight of a joining, which is part of a plan."""
+    """The weight of a joining as a float; weights are part of a plan."""
     try:
         number = float(weight)
-    except TypeError:  # of what JAX traces, among others
+    except TypeError:  # raised by traced numbers, among others
         raise ModelError(
             f"{called} gives a weight that is no number, found {type(weight).__name__}: weights of "
             "joinings are part of the plan, so they can be neither traced nor differentiated"
@@ -128,12 +128,12 @@ def _number(weight: Any, called: str) -> float:
     return number
 
 
-class Way(Enum):
-    """What the joinings of two layers add up to.
+class PairingRule(Enum):
+    """A known sum that all joinings of two layers together amount to.
 
     Attributes:
         AS_WRITTEN: Leg i with leg i, the inner product of two tensors.
-        SYMMETRISED: The same of two tensors symmetrised over their legs.
+        SYMMETRISED: Leg i with leg i, the inner product of two tensors symmetrised over their legs.
         ISSERLIS: All pairings, the expectation of a product of Gaussians.
     """
 
@@ -142,12 +142,12 @@ class Way(Enum):
     ISSERLIS = auto()
 
 
-def way_of(metric: LayerwiseMetric) -> Way | None:
-    """The way in which a metric joins legs; None where it is none of those known.
+def pairing_rule(metric: LayerwiseMetric) -> PairingRule | None:
+    """The known sum of the joinings of a metric; None for a metric with another sum.
 
     Example:
         >>> import tnsim
-        >>> way_of(tnsim.TreeSymmetric()).name
+        >>> pairing_rule(tnsim.TreeSymmetric()).name
         'SYMMETRISED'
     """
     for way, known in _KNOWN.items():
@@ -164,8 +164,8 @@ def _symmetrised(bra: int, ket: int, centred: bool) -> tuple[Joining, ...]:
     return straight(bra, symmetrised=True)
 
 
-_KNOWN: dict[Way, Callable[[int, int, bool], tuple[Joining, ...]]] = {
-    Way.AS_WRITTEN: _as_written,
-    Way.SYMMETRISED: _symmetrised,
-    Way.ISSERLIS: gaussian,
+_KNOWN: dict[PairingRule, Callable[[int, int, bool], tuple[Joining, ...]]] = {
+    PairingRule.AS_WRITTEN: _as_written,
+    PairingRule.SYMMETRISED: _symmetrised,
+    PairingRule.ISSERLIS: gaussian,
 }

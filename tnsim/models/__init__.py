@@ -1,5 +1,5 @@
-"""Layers and models as checked pytrees, with their forward pass.
+"""Layers and models as checked pytrees, with their forward passes.
 
-In: arrays of NumPy, JAX or PyTorch. Out: a `Model`, callable, and its weights in the range of
-floats (`scaling`).
+Reading order: `protocol`, `arrays`, `attention`, `layers`, `checks`, `origin`, `model`, `scaling`,
+`forward`, `differences`, `functions`.
 """

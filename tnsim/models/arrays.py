@@ -1,4 +1,10 @@
-"""Arrays of weights, and pytrees of them. In: arrays of NumPy, JAX, PyTorch. Out: checked ones."""
+"""Arrays of weights from any library, and pytrees of them: conversions and checks.
+
+Layers keep PyTorch tensors that require grad as they are, as they keep arrays that JAX traces:
+`tnsim.torch` computes with such tensors, and functions without a gradient to give refuse them.
+Other arrays are checked and become JAX arrays or read-only NumPy arrays. Nothing here imports
+PyTorch.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +18,44 @@ import numpy as np
 from jax.core import Tracer
 
 from tnsim.errors import ModelError
-from tnsim.models.gradients import requires_grad
+
+
+def requires_grad(value: Any) -> bool:
+    """Whether a value is a PyTorch tensor with respect to which a gradient may be asked for.
+
+    Example:
+        >>> requires_grad(np.ones(2))
+        False
+    """
+    return getattr(value, "requires_grad", False) is True
+
+
+def detached(value: Any) -> Any:
+    """The numbers of a tensor that requires grad; any other value unchanged.
+
+    Example:
+        >>> detached(1.0)
+        1.0
+    """
+    return value.detach() if requires_grad(value) else value
+
+
+def like(constant: np.ndarray, array: Any) -> Any:
+    """A constant in the library of a given array, which may be a PyTorch tensor.
+
+    Example:
+        >>> like(np.ones(2), np.zeros(3))
+        array([1., 1.])
+    """
+    return array.new_tensor(constant) if hasattr(array, "new_tensor") else constant
+
 
 T = TypeVar("T")
+
+
 Array: TypeAlias = jax.Array | np.ndarray
+
+
 _REAL, _COMPLEX = (np.float32, np.float64), (np.complex64, np.complex128)
 
 
@@ -27,8 +67,8 @@ def register_pytree(cls: type, names: tuple[str, ...], static: tuple[str, ...] =
 
     Args:
         cls: The class.
-        names: Its attributes that are children.
-        static: Its attributes that are part of the structure; hashable.
+        names: Attributes that are children.
+        static: Attributes that are part of the structure; hashable.
 
     Example:
         >>> class Point:
@@ -61,7 +101,7 @@ def register_pytree(cls: type, names: tuple[str, ...], static: tuple[str, ...] =
 
 
 def pytree(cls: type[T]) -> type[T]:
-    """Register a frozen dataclass as a pytree; a class decorator.
+    """Register a frozen dataclass as a pytree, as a class decorator.
 
     Fields are children unless their metadata says `static`.
 
@@ -93,7 +133,7 @@ def is_traced(tree: Any) -> bool:
 
 
 def library(*trees: Any) -> Any:
-    """`jax.numpy` where any leaf of some pytrees is an array of JAX, else NumPy.
+    """The module `jax.numpy` where any leaf of the pytrees is an array of JAX, else NumPy.
 
     Example:
         >>> library({"weight": np.eye(2)}).__name__
@@ -103,14 +143,14 @@ def library(*trees: Any) -> Any:
 
 
 def host_array(value: Any) -> np.ndarray:
-    """NumPy, from an array or tensor of any library.
+    """Convert an array or tensor of any library to NumPy.
 
     Returns:
         An array of the same shape; floats narrower than 32 bits widen to float32.
 
     Raises:
-        ModelError: It requires grad, and nothing would be left of that; or it is no array, such as
-            a dataset of pairs, or nested lists of unequal lengths.
+        ModelError: The tensor requires grad, and its gradient would be lost; or the value is no
+            array, such as a dataset of pairs or nested lists of unequal lengths.
 
     Example:
         >>> host_array(np.ones(2, np.float16)).dtype
@@ -127,21 +167,22 @@ def host_array(value: Any) -> np.ndarray:
     _check_array(value)
     try:
         array = np.asarray(value)
-    except (ValueError, TypeError) as error:  # lists of unequal lengths, among others
+    except (ValueError, TypeError) as error:  # nested lists of unequal lengths, among others
         raise ModelError(f"an array was expected, and no array can be made: {error}") from None
     if array.dtype.kind in "iub":
         return array
     return array.astype(_wide(array.dtype), copy=False)
 
 
+# Attributes by which NumPy recognises an array; data sets and loaders have none of them.
 _ARRAYS = ("__array__", "__array_interface__", "__dlpack__", "__buffer__")
 
 
 def _check_array(value: Any) -> None:
-    """Refuse what NumPy would take apart item by item though it is no list: data sets, loaders.
+    """Refuse data sets and loaders, which NumPy would take apart item by item like lists.
 
-    An item of a data set is a pair of an input and a label, which would become two positions of one
-    input.
+    An item of a data set is a pair of an input and a label. The pair would become two positions of
+    a single input.
     """
     if isinstance(value, (list, tuple, range, str, bytes, bytearray, memoryview)):
         return
@@ -162,7 +203,7 @@ def _is_buffer(value: Any) -> bool:
 
 
 def numbers(tree: T) -> T:
-    """Any pytree with the numbers of its tensors in their place.
+    """Replace every tensor that requires grad in a pytree by its numbers.
 
     Example:
         >>> numbers((1.0, None))
@@ -180,7 +221,7 @@ def numbers(tree: T) -> T:
 
 
 def _of_torch(tensor: Any) -> np.ndarray:
-    """A PyTorch tensor in NumPy, which has no bfloat16."""
+    """Convert a PyTorch tensor to NumPy; narrow floats widen first, as NumPy has no bfloat16."""
     tensor = tensor.detach().cpu()
     if tensor.is_floating_point() and tensor.dtype.itemsize < 4:
         tensor = tensor.float()
@@ -188,21 +229,21 @@ def _of_torch(tensor: Any) -> np.ndarray:
 
 
 def as_array(value: Any, what: str, ndim: int, *, real: bool = True) -> Any:
-    """`value` as a NumPy array that nobody writes to or, where it is wide enough, a JAX array.
+    """Check a value and return it as a read-only NumPy array or a wide enough JAX array.
 
     Args:
-        value: An array or tensor of any library, or nested lists. What somebody may still write to
-            is copied; PyTorch tensors are copied to the host, bfloat16 included.
-        what: What messages call it.
-        ndim: Number of axes that it must have.
+        value: An array or tensor of any library, or nested lists. Arrays that may still be written
+            to are copied; PyTorch tensors are copied to the host, bfloat16 included.
+        what: Words for the value in messages.
+        ndim: Required number of axes.
         real: Whether complex numbers are refused.
 
     Returns:
-        float32 and float64 are kept, as are complex numbers, narrower floats widen to float32,
-        integers to float64 (traced ones as far as JAX has 64-bit types on).
+        An array of float32, float64 or complex numbers as given; narrower floats widen to float32,
+        integers to float64 (traced integers only where JAX has 64-bit types on).
 
     Raises:
-        ModelError: It is empty, not real, not finite, or has another number of axes.
+        ModelError: The array is empty, not real, not finite, or has another number of axes.
 
     Example:
         >>> as_array([1, 2], "the mean", 1)
@@ -228,7 +269,7 @@ def as_array(value: Any, what: str, ndim: int, *, real: bool = True) -> Any:
 
 
 def _read_only(array: np.ndarray) -> np.ndarray:
-    """An array that stays as it is: itself, or a copy where somebody may write to it.
+    """Make an array read-only, after a copy where the array may still be written to elsewhere.
 
     Integers become float64.
     """
@@ -241,7 +282,7 @@ def _read_only(array: np.ndarray) -> np.ndarray:
 
 
 def is_fixed(value: Any) -> bool:
-    """Whether a weight is a number for good: no trace, and no array that can be written to.
+    """Whether a weight can never change: no tracer, and no array that can be written to.
 
     A read-only view of an array is not fixed while the array itself may change.
 
@@ -274,7 +315,7 @@ def _check_finite(array: Any, what: str) -> None:
 
 
 def _wide(dtype: Any) -> Any:
-    """The dtype to compute in: float32 for narrower floats, float64 for integers."""
+    """The dtype to compute in: at least float32 for floats, float64 for integers."""
     if dtype.kind in "iub":
         return jax.dtypes.canonicalize_dtype(np.float64)
     narrow = dtype.itemsize < 4 and jnp.issubdtype(dtype, np.floating)
@@ -282,13 +323,13 @@ def _wide(dtype: Any) -> Any:
 
 
 def set_arrays(layer: Any, /, **values: Any) -> None:
-    """Set attributes of a frozen layer while it is being built."""
+    """Set attributes of a frozen layer during its construction."""
     for name, value in values.items():
         object.__setattr__(layer, name, value)
 
 
 def weight(value: Any, what: str, ndim: int) -> Any:
-    """As `as_array`, but a tensor of PyTorch that requires grad stays one.
+    """Check a value as `as_array` does, but leave a PyTorch tensor that requires grad a tensor.
 
     Example:
         >>> weight([1, 2], "the bias", 1)
@@ -301,16 +342,16 @@ def weight(value: Any, what: str, ndim: int) -> Any:
 
 
 def matrix(value: Any, what: str, shape: tuple[int | None, int | None], why: str = "") -> Any:
-    """A matrix of a given shape.
+    """Check a matrix of a given shape and return it.
 
     Args:
-        value: As for `weight`.
-        what: What messages call it.
-        shape: Sizes that its axes must have, None for any.
-        why: Where the sizes come from, at the end of the message.
+        value: Matrix in any form that `weight` takes.
+        what: Words for the matrix in messages.
+        shape: Required sizes of the axes, None for any size.
+        why: Origin of the required sizes, put after the size in the message.
 
     Raises:
-        ModelError: It has another shape, or `as_array` refuses it.
+        ModelError: The matrix has another shape, or `as_array` refuses it.
 
     Example:
         >>> matrix([[1, 2]], "the weight", (None, 2)).shape
@@ -326,10 +367,10 @@ def matrix(value: Any, what: str, shape: tuple[int | None, int | None], why: str
 
 
 def vector(value: Any, what: str, size: int) -> Any:
-    """A vector of a given size; None stays None.
+    """Check a vector of a given size and return it; None stays None.
 
     Raises:
-        ModelError: It has another size, or `as_array` refuses it.
+        ModelError: The vector has another size, or `as_array` refuses it.
 
     Example:
         >>> vector([1, 2], "the bias", 2)
@@ -344,7 +385,7 @@ def vector(value: Any, what: str, size: int) -> Any:
 
 
 def rename_errors(where: str, build: Callable[[], T]) -> T:
-    """Run a constructor and put `where` (a layer's place, a file) in front of what it refuses.
+    """Run a constructor and put `where` (a layer's place, a file) in front of its error messages.
 
     Example:
         >>> rename_errors("layer 3", lambda: vector([1], "the bias", 2))
@@ -358,10 +399,10 @@ def rename_errors(where: str, build: Callable[[], T]) -> T:
 
 
 def scalar(value: Any, what: str) -> Any:
-    """A Python float, or a scalar with a derivative left as it is: JAX's, or one of PyTorch.
+    """Check a scalar and return a Python float; scalars of JAX or with a gradient stay arrays.
 
     Raises:
-        ModelError: `as_array` refuses it.
+        ModelError: `as_array` refuses the value.
 
     Example:
         >>> scalar(np.float32(0.5), "the skip")
@@ -373,7 +414,7 @@ def scalar(value: Any, what: str) -> Any:
 
 
 def add(x: Any, bias: Any) -> Any:
-    """`x + bias`, and `x` itself without a bias.
+    """The sum `x + bias`, or `x` itself without a bias.
 
     Example:
         >>> add(1.0, None)

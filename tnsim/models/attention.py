@@ -1,4 +1,4 @@
-"""Bilinear attention as an immutable pytree of weights. In: arrays. Out: a checked layer."""
+"""Bilinear attention as an immutable, checked pytree of weights."""
 
 from __future__ import annotations
 
@@ -18,26 +18,28 @@ MASKS = ("causal", "none")
 @pytree
 @dataclass(frozen=True, eq=False)
 class Attention:
-    """Bilinear attention on a sequence. Per head and position s, with positions t of keys,
+    """Bilinear attention on a sequence.
+
+    Per head and position s, with positions t of keys,
 
         z[s]   = sum_t mask[s, t] (q1[s] . k1[t]) (q2[s] . k2[t]) / d_head^2  v[t]
         output = O z + o_bias,
 
-    with q1[s] = R_s (Q1 x_s + q1_bias) and so on; v is not rotated. Order 5 in the sequence.
+    with q1[s] = R_s (Q1 x_s + q1_bias) and so on; v is not rotated. The order in the sequence is 5.
 
     R_s turns coordinates (i, i + d_head / 2) by the angle s * rope_base^(-2 i / d_head).
 
     Args:
-        q1, k1, q2, k2: (n_heads * d_head, d_in), the rows of one head together.
-        v: (n_heads * d_value, d_in).
-        o: (d_out, n_heads * d_value).
+        q1, k1, q2, k2: Matrices (n_heads * d_head, d_in), the rows of a head together.
+        v: Matrix (n_heads * d_value, d_in).
+        o: Matrix (d_out, n_heads * d_value).
         n_heads: Number of heads.
-        q1_bias, k1_bias, q2_bias, k2_bias, v_bias, o_bias: One entry per row, or None.
-        mask: "causal" (t <= s) or "none".
+        q1_bias, k1_bias, q2_bias, k2_bias, v_bias, o_bias: Vectors with one entry per row, or None.
+        mask: Positions that a query sees: "causal" (t <= s) or "none" (all).
         rope_base: Base of the rotary embedding; None for no rotation.
 
     Raises:
-        ModelError: Shapes do not fit, an entry is not finite, or a setting is none of the above.
+        ModelError: Shapes do not fit, an entry is not finite, or a setting is not allowed.
 
     Example:
         One head of width 1 on ones: each of s + 1 keys gives 1.
@@ -117,14 +119,14 @@ class Attention:
         return self.v.shape[-2] // self.n_heads
 
     def angles(self, n_ctx: int) -> Float[np.ndarray, "n_ctx half"] | None:
-        """By which R_s turns each pair of coordinates, for every position; None without RoPE."""
+        """Angles by which R_s turns each pair of coordinates, per position; None without RoPE."""
         if self.rope_base is None:
             return None
         pair = np.arange(self.d_head // 2)
         return np.arange(n_ctx)[:, None] * self.rope_base ** (-2 * pair / self.d_head)
 
     def rotations(self, n_ctx: int) -> Float[np.ndarray, "n_ctx d_head d_head"] | None:
-        """R_s for every position, float64; None without RoPE."""
+        """Matrices R_s of every position, float64; None without RoPE."""
         angles = self.angles(n_ctx)
         if angles is None:
             return None
@@ -138,7 +140,7 @@ class Attention:
         return turns
 
     def pattern(self, n_ctx: int) -> Float[np.ndarray, "n_ctx n_ctx"]:
-        """mask[s, t] as numbers: 1 where s sees t, 0 elsewhere."""
+        """The mask as numbers: entry [s, t] is 1 where s sees t, 0 elsewhere."""
         everywhere = np.ones((n_ctx, n_ctx))
         return np.tril(everywhere) if self.mask == "causal" else everywhere
 
@@ -147,7 +149,7 @@ class Attention:
         angles = self.angles(n_ctx)
 
         def by_head(name: str) -> Any:
-            """(*batch, head, position, row)."""
+            """Rows of a map with the axes (*batch, head, position, row)."""
             rows = add(x @ getattr(self, name).T, getattr(self, f"{name}_bias"))
             return rows.reshape((*rows.shape[:-1], self.n_heads, -1)).swapaxes(-3, -2)
 
@@ -156,7 +158,7 @@ class Attention:
             return rows if angles is None else rotated(rows, angles)
 
         def score(query: str, key: str) -> Any:
-            """(*batch, head, position of the query, position of the key)."""
+            """Scores with the axes (*batch, head, position of query, position of key)."""
             return turned(query) @ turned(key).swapaxes(-1, -2)
 
         share = self.pattern(n_ctx).astype(x.dtype) / self.d_head**2
@@ -168,7 +170,7 @@ class Attention:
 def rotated(
     rows: Float[Array, "*batch d_head"], angles: Float[np.ndarray, "*batch half"]
 ) -> Float[Array, "*batch d_head"]:
-    """Queries or keys with coordinates (i, i + d_head / 2) turned by angle i.
+    """Queries or keys with each pair of coordinates (i, i + d_head / 2) turned by angle i.
 
     Example:
         >>> rotated(np.array([1.0, 0.0]), np.array([np.pi / 2])).round(9).tolist()
@@ -182,7 +184,7 @@ def rotated(
 
 
 def _check_settings(mask: str, rope_base: float | None, d_head: int) -> None:
-    """Raise `ModelError` for a mask that is not known, or heads that cannot be rotated."""
+    """Raise `ModelError` for an unknown mask, or for heads that cannot be rotated."""
     if mask not in MASKS:
         raise ModelError(f"mask must be one of {', '.join(MASKS)}, found {mask!r}")
     if rope_base is None:

@@ -1,4 +1,4 @@
-"""What verbs refuse before they begin. In: models, numbers. Out: nothing, or an error."""
+"""Checks of models and numbers that every verb makes before it begins."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Any
 import jax
 
 from tnsim.errors import ModelError
-from tnsim.models.gradients import requires_grad
+from tnsim.models.arrays import requires_grad
 
 
 def check_numbers(*models: Any) -> None:
-    """Refuse weights that require grad where nothing could have a gradient with respect to them.
+    """Refuse weights that require grad in a computation that has no gradients to give.
 
     Raises:
-        ModelError: A weight of a model, or of a model of a combination, is such a tensor.
+        ModelError: A weight of a model, or of a model in a combination, requires grad.
 
     Example:
         >>> import tnsim
@@ -32,7 +32,7 @@ def check_comparable(a: Any, b: Any) -> None:
     """Refuse models that cannot be compared.
 
     Raises:
-        ModelError: They read different inputs, give different outputs, or differ in `n_ctx`.
+        ModelError: The models read different inputs, give different outputs, or differ in `n_ctx`.
 
     Example:
         >>> import tnsim
@@ -53,10 +53,10 @@ def check_comparable(a: Any, b: Any) -> None:
 
 
 def check_length(n_ctx: Any) -> None:
-    """Refuse what is no length of sequences.
+    """Refuse a value that is no length of sequences.
 
     Raises:
-        ModelError: It is neither None nor a positive integer.
+        ModelError: The value is neither None nor a positive integer.
 
     Example:
         >>> check_length(-1)

@@ -1,10 +1,11 @@
-"""Differences of nearly equal models. In: a combination. Out: the same one, nothing cancels.
+"""Differences of nearly equal models, written as models of their own so that nothing cancels.
 
-`b - a` is small where the weights of a and b are nearly equal, and an inner product of it expanded
-by bilinearity is a small sum of large terms. The same function is also *one* model. Let v be the
-state of a behind some layer, u that of b, and carry the pair (v, d) with d = (u - v) / unit. A
-layer is an output matrix O times a product of affine rows r_i (none for a linear layer, two for a
-bilinear one, five for attention), and its difference telescopes over these arrays:
+`b - a` is small where the weights of a and b are nearly equal, and an inner product of `b - a`
+expanded by bilinearity is a small sum of large terms. The same function is also *one* model. Let v
+be the state of a behind some layer and u the state of b there, and carry the pair (v, d) with
+d = (u - v) / unit. A layer is an output matrix O times a product of affine rows r_i (no row for a
+linear layer, two for a bilinear layer, five for attention). Write A for the arrays of a and B for
+the arrays of b. The difference of the two layers telescopes over these arrays:
 
     (B_O prod B_i(u) - A_O prod A_i(v)) / unit
         = D_O prod A_i(v) + B_O sum_i A_1(v) .. A_{i-1}(v) D_i(v, d) B_{i+1}(u) .. B_n(u),
@@ -13,15 +14,15 @@ bilinear one, five for attention), and its difference telescopes over these arra
     D_i(v, d) = (B_i - A_i) / unit v + B_i d,
     B_i(u) = B_i v + unit B_i d.
 
-Every product is again one of affine rows of (v, d), so the layer of pairs is a layer of the same
-kind, with one more group of hidden units (heads) for each row: 3 times the rank, 6 times the
-heads, twice the width. Nothing is left out, nothing large is subtracted, and `unit` makes all
-entries of one size. As the identity holds leg by leg, for tensors and not for functions only, it
-keeps the value of every metric.
+Every product is again a product of affine rows of (v, d), so the layer of pairs is a layer of the
+same kind, with one more group of hidden units (heads) for each row: 3 times the rank of a bilinear
+layer, 6 times the heads of attention, and twice the width. Nothing is left out, no large numbers
+are subtracted, and `unit` makes all entries of similar size. The identity holds leg by leg, for
+tensors and not for functions only, so the value of every metric stays the same.
 
 Terms that are no small changes of one another stay as they are: models of different structure or
-skip, equal functions with other weights (hidden units permuted), and what cancels in second
-differences `a - 2 b + c` once the first have been taken.
+skip, equal functions with other weights (hidden units permuted), and second differences
+`a - 2 b + c`, which may still cancel once the first differences have been taken.
 """
 
 from __future__ import annotations
@@ -37,7 +38,6 @@ from tnsim.models.arrays import is_traced
 from tnsim.models.attention import Attention
 from tnsim.models.layers import (
     Bilinear,
-    Layer,
     Linear,
     Multilinear,
     Residual,
@@ -47,18 +47,19 @@ from tnsim.models.layers import (
     residual_rule,
 )
 from tnsim.models.model import Combination, Model, terms
+from tnsim.models.protocol import Layer
 
 
 def by_differences(model: Model | Combination, dtype: str) -> Model | Combination:
     """The same function with small differences of models as models of their own.
 
-    Taken where expanding by bilinearity would lose more than half of the digits of `dtype`: where
-    the coefficients of some models cancel and their weights differ by less than `eps ** (1 / 4)`,
-    since a squared norm loses twice as many digits as the weights. Wider differences cost less,
-    and lose little, as they are.
+    A difference becomes a model where expanding by bilinearity would lose more than half of the
+    digits of `dtype`: where the coefficients of some models cancel and their weights differ by less
+    than `eps ** (1 / 4)`, since a squared norm loses twice as many digits as the weights. Wider
+    differences lose little and cost less as combinations.
 
     Args:
-        model: A model, which is returned as it is, or a combination.
+        model: A combination, or a model, which is returned unchanged.
         dtype: Precision of the computation to come.
 
     Returns:
@@ -87,7 +88,7 @@ def by_differences(model: Model | Combination, dtype: str) -> Model | Combinatio
 
 
 def _groups(weighted: Sequence[tuple[Any, Model]], near: float) -> list[list[tuple[Any, Model]]]:
-    """The terms in groups of models whose weights are near those of the first of the group."""
+    """The terms in groups of models with weights near the weights of the first of the group."""
     groups: list[list[tuple[Any, Model]]] = []
     for coefficient, model in weighted:
         for group in groups:
@@ -100,12 +101,12 @@ def _groups(weighted: Sequence[tuple[Any, Model]], near: float) -> list[list[tup
 
 
 class _Setting(NamedTuple):
-    """What must be equal for two layers to have a difference of their form.
+    """Settings that must be equal for two layers to have a difference of the same form.
 
     Args:
-        kind: Class of what is inside residuals.
+        kind: Class of the layer inside residuals.
         skip: Weight of the stream; 0 around a linear layer, whose skip is part of its matrix.
-        n_heads, mask, rope_base: Of attention.
+        n_heads, mask, rope_base: Settings of attention.
     """
 
     kind: type
@@ -116,14 +117,14 @@ class _Setting(NamedTuple):
 
 
 class _Parts(NamedTuple):
-    """A layer `skip x + scale * output(product of rows)`; `[bias, weight]` is one array.
+    """A layer `skip x + scale * output(product of rows)`, with arrays `[bias, weight]`.
 
     Args:
-        setting: What a difference keeps.
-        rows: The legs.
-        output: What is made of their product.
+        setting: Settings that a difference shares with its layers.
+        rows: Affine maps that are multiplied, one for each leg.
+        output: Affine map that is applied to the product.
         skip: Weight of the stream.
-        scale: Weight of the layer around which it goes.
+        scale: Weight of the layer inside the residuals.
     """
 
     setting: _Setting
@@ -139,16 +140,16 @@ class _Parts(NamedTuple):
 
     @property
     def shapes(self) -> list[tuple[int, ...]]:
-        """Of all arrays."""
+        """Shapes of all arrays."""
         return [array.shape for array in self.arrays]
 
     @property
     def stream(self) -> float:
-        """The skip that stays one."""
+        """The skip that stays a residual stream; 0 where the output absorbs it."""
         return self.setting.skip
 
     def whole_output(self) -> Float[np.ndarray, "out hidden_and_one"]:
-        """The output matrix with the scale, and around a linear layer the skip."""
+        """The output matrix times the scale, plus the skip of a linear layer."""
         return self.scale * self.output + (self.skip - self.stream) * _identity(self.output)
 
 
@@ -170,13 +171,13 @@ def _parts(layer: Layer) -> _Parts:
 
 
 def _output_change(a: _Parts, b: _Parts) -> Float[np.ndarray, "out hidden_and_one"]:
-    """The difference of the whole outputs; of factors first, since products are rounded."""
+    """The difference of the whole outputs, taken on factors before products are rounded."""
     change = a.scale * (b.output - a.output) + (b.scale - a.scale) * b.output
     return change + (b.skip - a.skip) * _identity(b.output)
 
 
 def _affine(core: Any, name: str) -> Float[np.ndarray, "rows in_and_one"]:
-    """[bias, weight], the bias zero where there is none."""
+    """The array [bias, weight] of an affine map, with a zero bias where there is none."""
     weight = np.asarray(getattr(core, name), np.float64)
     bias = getattr(core, bias_name(name))
     bias = np.zeros(len(weight)) if bias is None else np.asarray(bias, np.float64)
@@ -184,7 +185,7 @@ def _affine(core: Any, name: str) -> Float[np.ndarray, "rows in_and_one"]:
 
 
 def _gap(a: Model, b: Model) -> float:
-    """How far apart two models are: the largest relative change of an array, as a power of two.
+    """The largest relative change of an array between two models, as a power of two.
 
     Zero for equal weights, infinite for models of different structure.
     """
@@ -202,12 +203,12 @@ def _gap(a: Model, b: Model) -> float:
 
 
 def _difference(a: Model, b: Model, unit: float) -> Model:
-    """`(b - a) / unit`, one model. Up to the first layer that differs there is only a."""
+    """The model of `(b - a) / unit`; layers below the first difference are layers of a."""
     pairs = [(_parts(x), _parts(y)) for x, y in zip(a.layers, b.layers, strict=True)]
     first = next(n for n, pair in enumerate(pairs) if not _equal(*pair))
     layers = list(a.layers[:first])
-    # A stream carries (v, d) past its layer, so the pair is laid out before it, with d = 0, and d
-    # is read off behind the last. Layers without a stream do both themselves.
+    # A stream carries (v, d) past its layer. A linear layer below it therefore makes the pair
+    # (v, 0), and a linear layer at the end reads d. Layers without a stream do both themselves.
     if pairs[first][0].stream:
         layers.append(Linear(np.eye(2 * a.layers[first].d_in, a.layers[first].d_in)))
     for n in range(first, len(pairs)):
@@ -220,17 +221,17 @@ def _difference(a: Model, b: Model, unit: float) -> Model:
 
 
 def _layer_of_pairs(a: _Parts, b: _Parts, unit: float, enters: bool, leaves: bool) -> Layer:
-    """The layer from (v, d) to (v', d'); if it `enters` from v, if it `leaves` to d' alone."""
-    # Hidden units come in groups of one product each: first prod A_i(v), which a's own output reads
-    # with A_O and the difference with D_O; then for every leg that differs the product in which
-    # D_i stands, A before it and B after it, read with B_O.
+    """The layer from (v, d) to (v', d'); `enters`: from v alone, `leaves`: to d' alone."""
+    # Hidden units come in groups of one product each. The first group is prod A_i(v), read with A_O
+    # by the output v' and with D_O by d'. Then every leg i that differs has the product of A_j for
+    # j < i, D_i, and B_j for j > i, which d' reads with B_O.
     rows = [_row(x, y, unit, enters) for x, y in zip(a.rows, b.rows, strict=True)]
     groups = [[row.a for row in rows]]
     for n, row in enumerate(rows):
         if row.difference.any():
             before, after = [x.a for x in rows[:n]], [x.b for x in rows[n + 1 :]]
             groups.append([*before, row.difference, *after])
-    # A linear layer has no rows: its output reads (v, d) itself, so B_O d is its only such product.
+    # A linear layer has no rows: its output reads (v, d) itself, so B_O d is its only difference.
     differences = len(groups) - 1 if rows else int(not enters)
     whole = b.whole_output()[:, 1:]
     output = np.hstack([_output_change(a, b) / unit, *[whole] * differences])
@@ -243,7 +244,7 @@ def _layer_of_pairs(a: _Parts, b: _Parts, unit: float, enters: bool, leaves: boo
 
 
 def _core(setting: _Setting, rows: list[np.ndarray], output: np.ndarray, groups: int) -> Layer:
-    """A layer of affine rows, `groups` times as many as those of the layers with this setting."""
+    """The layer with this setting that has the given rows and output, in `groups` groups."""
     down, down_bias = _split(output)
     if setting.kind is Linear:
         return Linear(down, down_bias)
@@ -273,7 +274,7 @@ def _core(setting: _Setting, rows: list[np.ndarray], output: np.ndarray, groups:
 
 
 class _Row(NamedTuple):
-    """Affine rows over (v, d): of a, of b at u = v + unit d, and their difference over unit."""
+    """Affine rows over (v, d): rows of a at v, rows of b at v + unit d, difference / unit."""
 
     a: Float[np.ndarray, "rows in_and_one"]
     b: Float[np.ndarray, "rows in_and_one"]
@@ -293,7 +294,7 @@ def _row(a: np.ndarray, b: np.ndarray, unit: float, enters: bool) -> _Row:
 
 
 def _split(affine: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
-    """A matrix and its bias; a bias of zeros is none."""
+    """The matrix and the bias of `[bias, weight]`; a bias of zeros becomes None."""
     return affine[:, 1:], affine[:, 0] if affine[:, 0].any() else None
 
 

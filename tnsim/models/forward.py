@@ -1,21 +1,34 @@
-"""Forward passes that never leave the range of floats. In: a model, inputs. Out: scaled outputs.
+"""Forward passes that never leave the range of floats, on inputs or on beginnings of sequences.
 
-A state h is kept as `h = 2^e h'` with the largest entry of h' near one, an exponent for every
-input, and the weights of every layer are scaled alike (see `scaling`). Over h', with the constant
-`c = 2^-e` in the place of 1, a layer of order n is homogeneous,
+*Beginnings.* Where attention is causal, the state at position s is a function of the first s + 1
+tokens: all sequences that begin alike share it. The `vocabulary ** n` sequences of n tokens have
+`vocabulary ** s` beginnings of s tokens. The states of all beginnings together are hardly more than
+the sequences, while a pass over every sequence by itself has n times as many states.
+
+Beginnings form a tree (`Prefixes`). Level s holds the beginnings of s tokens in order, so that the
+continuations of a beginning stand together, equally many for each. Layers read one row for every
+beginning, level after level. A query of level s sees the keys of its own beginnings at levels
+t <= s, and `reshape` finds these keys: level s seen from level t has the axes (beginnings at t,
+continuations of each).
+
+*Range.* A state h is stored as `h = 2^e h'` with the largest entry of h' near one and an exponent e
+for every input, and the weights of every layer are scaled in the same way (see `scaling`). Over h',
+with the constant `c = 2^-e` in the place of 1, a layer of order n is homogeneous,
 
     affine map   W h + b       = 2^e (W h' + c b)
     output       D y + d       = 2^(n e) (D y' + c^n d)
     skip         s h + f(h)    = 2^(n e) (c^(n - 1) s h' + f'(h')),
 
-and so is the stack of them. Powers of two are exact, so the outputs are those of an ordinary
-forward pass to the last bit wherever that stays in range. What underflows is nothing beside the
-largest entry of its state.
+and so is a stack of layers. Powers of two are exact, so the outputs are those of an ordinary
+forward pass to the last bit wherever the ordinary pass stays in range. Entries that underflow are
+too small to count against the largest entry of their state.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
+from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
@@ -25,25 +38,153 @@ from jaxtyping import Float, Int
 
 from tnsim.errors import ModelError
 from tnsim.models.arrays import Array, add, library
+from tnsim.models.attention import Attention, rotated
 from tnsim.models.layers import Linear, Residual, affine_maps, bias_name, innermost
 from tnsim.models.model import Model
-from tnsim.models.prefixes import Prefixes, over_prefixes, rising
 from tnsim.models.protocol import Layer
 from tnsim.models.scaling import Unit, larger, power, replaced, scaled, split
 
+
+class Prefixes(NamedTuple):
+    """Beginnings of token sequences.
+
+    Args:
+        tokens: Last token of every beginning, in order, for each level.
+
+    Example:
+        The beginnings of 00, 01, 10 and 11.
+
+        >>> import numpy as np
+        >>> prefixes = Prefixes((np.array([0, 1]), np.array([0, 1, 0, 1])))
+        >>> prefixes.counts, prefixes.ids.tolist()
+        ((2, 4), [0, 1, 0, 1, 0, 1])
+    """
+
+    tokens: tuple[Int[Array, " beginnings"], ...]
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """Number of beginnings at each level."""
+        return tuple(level.shape[0] for level in self.tokens)
+
+    @property
+    def ids(self) -> Int[Array, " states"]:
+        """The tokens of all levels, level after level."""
+        return library(self.tokens[0]).concatenate(self.tokens)
+
+
+def rising(exponents: Float[Array, "states 1"], counts: Sequence[int]) -> Float[Array, "states 1"]:
+    """The largest exponent among every beginning and the shorter beginnings of it.
+
+    Example:
+        >>> import numpy as np
+        >>> rising(np.array([[3.0], [0.0], [1.0], [4.0]]), counts=(2, 2)).ravel().tolist()
+        [3.0, 0.0, 3.0, 4.0]
+    """
+    found: list[Any] = []
+    for level in _levels(exponents, counts):
+        if found:
+            each = len(level) // len(found[-1])
+            level = larger(level, found[-1].repeat(each, axis=0))
+        found.append(level)
+    return library(exponents).concatenate(found)
+
+
+def over_prefixes(
+    layer: Layer,
+    state: Float[Array, "states in"],
+    exponents: Float[Array, "states 1"],
+    counts: Sequence[int],
+) -> Float[Array, "states out"]:
+    """The outputs of a layer at every beginning, where states are `state * 2 ** exponents`.
+
+    Args:
+        layer: Any layer; attention must be causal.
+        state: One row for each beginning, level after level.
+        exponents: Exponents that never fall along a sequence, see `rising`.
+        counts: Number of beginnings at each level.
+
+    Returns:
+        Outputs, which have the exponents `layer.order * exponents`.
+
+    Example:
+        >>> import numpy as np, tnsim
+        >>> square = tnsim.Bilinear([[1.0]], [[1.0]], [[1.0]])
+        >>> over_prefixes(square, np.array([[2.0], [3.0]]), np.zeros((2, 1)), (1, 1)).tolist()
+        [[4.0], [9.0]]
+    """
+    if isinstance(layer, Residual):
+        inner = over_prefixes(layer.layer, state, exponents, counts)
+        return layer.skip * state + layer.scale * inner
+    if not isinstance(layer, Attention):
+        return layer(state)
+    return _attention(layer, state, exponents, counts)
+
+
+def _attention(layer: Attention, state: Any, exponents: Any, counts: Sequence[int]) -> Any:
+    """The outputs of causal attention at every beginning.
+
+    With states `2^e h`, a term of query s and key t has two factors from s (the queries) and three
+    from t (two keys and the value). The term is thus scaled by
+
+        2^(2 e_s + 3 e_t) = 2^(5 e_s) 2^(3 (e_t - e_s)),
+
+    where the second power is at most 1, since e_t is at most e_s.
+    """
+    heads = layer.n_heads
+    angles = layer.angles(len(counts))
+
+    def by_level(name: str) -> list[Any]:
+        """Rows of queries, keys or values by level, with the axes (beginnings, head, row)."""
+        rows = add(state @ getattr(layer, name).T, getattr(layer, f"{name}_bias"))
+        levels = _levels(rows.reshape(len(rows), heads, -1), counts)
+        if angles is None or name == "v":
+            return levels
+        return [rotated(level, own) for level, own in zip(levels, angles, strict=True)]
+
+    q1, k1, q2, k2, values = map(by_level, ("q1", "k1", "q2", "k2", "v"))
+    scales = _levels(exponents, counts)
+    outputs = []
+    for s, count in enumerate(counts):
+        z: Any = 0.0
+        for t, beginnings in enumerate(counts[: s + 1]):
+            shape = beginnings, count // beginnings
+            scores = _scores(q1[s], k1[t], shape) * _scores(q2[s], k2[t], shape)
+            lower = scales[t][:, None] - scales[s].reshape(*shape, 1)  # e_t - e_s, at most 0
+            share = power(lower * 0 + 1, 0.0, 3 * lower).astype(state.dtype)
+            weights = scores * share / layer.d_head**2
+            seen = weights[..., None] * values[t][:, None]
+            z = z + seen.reshape(count, heads, -1)
+        outputs.append(z)
+    z = library(state).concatenate(outputs)
+    return add(z.reshape(len(z), -1) @ layer.o.T, layer.o_bias)
+
+
+def _scores(queries: Any, keys: Any, shape: tuple[int, int]) -> Any:
+    """Queries times keys of their beginnings, with axes (beginnings, continuations, head)."""
+    by_beginning = queries.reshape(*shape, *queries.shape[1:])
+    return (by_beginning * keys[:, None]).sum(axis=-1)
+
+
+def _levels(rows: Any, counts: Sequence[int]) -> list[Any]:
+    """Rows of all levels, split into levels."""
+    ends = itertools.accumulate(counts)
+    return [rows[end - count : end] for end, count in zip(ends, counts, strict=True)]
+
+
 Inputs: TypeAlias = Float[Array, "points *positions in"] | Int[Array, "points positions"]
-"""Vectors, sequences of vectors, or sequences of token ids, which stand for one-hot vectors."""
+"""Vectors, sequences of vectors, or sequences of token ids (which stand for one-hot vectors)."""
 
 
 class ScaledLayers(NamedTuple):
-    """Layer n of a model is `2 ** exponents[n] * layers[n]`, with weights near one."""
+    """A model whose layer n is `2 ** exponents[n] * layers[n]`, with weights near one."""
 
     layers: tuple[Layer, ...]
     exponents: tuple[Unit, ...]
 
 
 class Outputs(NamedTuple):
-    """`values * 2 ** exponents`, an exponent for every input, or for every output of each."""
+    """Outputs `values * 2 ** exponents`, with one exponent per input or per input and output."""
 
     values: Float[Array, "points *positions out"]
     exponents: Float[Array, "points 1"] | Float[Array, "points out"]
@@ -73,14 +214,14 @@ def forward(model: ScaledLayers, inputs: Inputs | Prefixes) -> Outputs:
     """The outputs of a model on a batch of inputs, at any depth.
 
     Args:
-        model: From `scaled_layers`.
-        inputs: (points, d_in), (points, n_ctx, d_in), or integers (points, n_ctx), below d_in;
-            or `Prefixes`, for causal models: a point is a beginning, and has the output of its last
-            position, as a vector has one.
+        model: Layers in scientific notation, made by `scaled_layers`.
+        inputs: Floats (points, d_in) or (points, n_ctx, d_in), or integers (points, n_ctx) below
+            d_in. For causal models also `Prefixes`: every beginning is a point, and the output of
+            its last position is the output of that point.
 
     Returns:
-        `Outputs`: values (points, d_out) or (points, n_ctx, d_out), the largest of each point in
-        [1/2, 1) unless all are zero.
+        Outputs with values (points, d_out) or (points, n_ctx, d_out). The largest value of each
+        point lies in [1/2, 1) unless all are zero.
 
     Example:
         >>> large = scaled_layers(Model([Linear([[1e200]])]))
@@ -99,8 +240,8 @@ def forward(model: ScaledLayers, inputs: Inputs | Prefixes) -> Outputs:
             one = power(abs(exponent) * 0 + 1, 0.0, -exponent).astype(state.dtype)
             layer = _homogeneous(layer, one)
         state = layer(state) if counts is None else over_prefixes(layer, state, exponent, counts)
-        # f(2^e h') = 2^(n e) f'(h'). The last layer's exponent may differ by output: it is added
-        # at the end, where states need no common size any more.
+        # f(2^e h') = 2^(n e) f'(h'). The exponent of the last layer may differ by output, so it is
+        # added at the end, where a state needs no common exponent any more.
         exponent = layer.order * exponent
         if n + 1 < len(model.layers):
             exponent = exponent + model.exponents[n]
@@ -109,14 +250,16 @@ def forward(model: ScaledLayers, inputs: Inputs | Prefixes) -> Outputs:
 
 
 def plain_forward(model: Model, inputs: Array) -> Float[Array, "points *positions out"]:
-    """The outputs of a model as it gives them when called, for token ids as well.
+    """The outputs of a model in plain floats, as from a call, for token ids as well.
 
     Args:
         model: Any model.
-        inputs: (points, d_in), (points, n_ctx, d_in), or integers (points, n_ctx), below d_in.
+        inputs: Floats (points, d_in) or (points, n_ctx, d_in), or integers (points, n_ctx) below
+            d_in.
 
     Returns:
-        (points, d_out) or (points, n_ctx, d_out), in the dtype that weights and inputs promote to.
+        An array (points, d_out) or (points, n_ctx, d_out), in the dtype that weights and inputs
+        promote to.
 
     Example:
         >>> table = Model([Linear([[5.0, 7.0]]), Linear([[2.0]])])
@@ -132,7 +275,7 @@ def plain_forward(model: Model, inputs: Array) -> Float[Array, "points *position
 
 
 def is_tokens(inputs: Any) -> bool:
-    """Whether these are token ids.
+    """Whether inputs are token ids.
 
     Example:
         >>> is_tokens(np.array([[0, 3]])), is_tokens(np.array([[0.0, 3.0]]))
@@ -166,7 +309,7 @@ def check_inputs(model: Model, inputs: Inputs | Prefixes) -> None:
     if found != wanted:
         raise ModelError(f"the models read inputs of shape {_many(wanted)}, found {_many(found)}")
     if not is_tokens(inputs) or isinstance(ids, Tracer):
-        return  # of what is traced only the shape is known
+        return  # of a traced array only the shape is known
     if ids.size and not 0 <= int(ids.min()) <= int(ids.max()) < model.d_in:
         raise ModelError(
             f"token ids from {ids.min()} to {ids.max()} were given, "
@@ -175,23 +318,23 @@ def check_inputs(model: Model, inputs: Inputs | Prefixes) -> None:
 
 
 def _many(shape: tuple[int, ...]) -> str:
-    """The shape of any number of inputs of one shape."""
+    """The shape of a batch of inputs in words, with n for the number of inputs."""
     return f"({', '.join(('n', *map(str, shape)))})"
 
 
 def directions(model: Model, most: int) -> Float[np.ndarray, "rows in"] | None:
-    """Rows that span what a model reads of its input, at one position.
+    """Rows that span the directions of the input that a model reads, at one position.
 
-    Linear layers at the start are multiplied out; what the first other layer reads are the rows of
-    its factors, and everything where it has a skip. Only their span counts, so rows are those of
-    the model in scientific notation, near one however large or small its weights are.
+    Linear layers at the start are multiplied out. The first other layer reads its state through the
+    rows of its factors, and reads the whole state where it has a skip. Only the span counts, so the
+    rows come from the model in scientific notation, near one for weights of any size.
 
     Args:
         model: Any model.
-        most: Coordinates that are worth telling apart.
+        most: Largest number of directions that is useful to the caller.
 
     Returns:
-        The rows; None where they span more than `most` coordinates.
+        The rows; None where they span more than `most` directions.
 
     Example:
         >>> directions(Model([Linear([[1e200, 0.0]]), Linear([[1e200]])]), most=2)[0] > 0
@@ -211,7 +354,7 @@ def directions(model: Model, most: int) -> Float[np.ndarray, "rows in"] | None:
 
 
 def _leading_linear(model: Model) -> int:
-    """How many linear layers without a skip a model begins with."""
+    """Number of linear layers without a skip at the start of a model."""
     count = 0
     while count < len(model.layers) and isinstance(model.layers[count], Linear):
         count += 1
@@ -219,17 +362,17 @@ def _leading_linear(model: Model) -> int:
 
 
 def _stacked_factors(layer: Layer) -> Float[np.ndarray, "rows in"]:
-    """The matrices through which a layer without a skip reads its input, one below the other."""
+    """The matrices through which a layer without a skip reads its input, stacked by rows."""
     factors, output = affine_maps(innermost(layer))
     matrices = [getattr(layer, name) for name in factors or (output,)]
     return np.concatenate([np.asarray(matrix, np.float64) for matrix in matrices])
 
 
 def _embedded(layers: tuple[Layer, ...], inputs: Any) -> tuple[Any, int]:
-    """The state that layers from the second value on read.
+    """The state that the first layers leave behind, and the number of these layers (0 or 1).
 
-    A first layer of tokens is a table, and its rows are looked up; where it is no table, or the
-    only layer, tokens become one-hot vectors.
+    A linear first layer over tokens is a table whose rows are looked up. If the first layer is not
+    linear, or is the only layer, tokens become one-hot vectors.
     """
     if not is_tokens(inputs):
         return inputs, 0
@@ -243,7 +386,7 @@ def _embedded(layers: tuple[Layer, ...], inputs: Any) -> tuple[Any, int]:
 
 
 def _homogeneous(layer: Layer, one: Any) -> Any:
-    """The layer over a state in which the constant 1 is `one`, a number for every input."""
+    """The layer over a state whose constant is `one` instead of 1, a number for every input."""
     if isinstance(layer, Residual):
         inner = _homogeneous(layer.layer, one)
         skip = layer.skip * one ** (layer.order - 1)
@@ -261,18 +404,18 @@ def _homogeneous(layer: Layer, one: Any) -> Any:
 def _normalised(
     state: Any, exponent: Any, later: tuple[Layer, ...], counts: tuple[int, ...] | None
 ) -> tuple[Any, Any]:
-    """The state divided by a power of two, for every input; its exponent with that power added.
+    """The state divided by a power of two, for every input, and its exponent plus that power.
 
-    Where a later layer reads the constant, exponents stay above what makes it too large. A state of
-    `Prefixes`, with so many at each level, has no smaller exponent than those of its beginnings, as
-    all positions of a sequence have one.
+    Where a later layer reads the constant `2^-e`, exponents stay so large that the constant stays a
+    float. The state of a beginning has no smaller exponent than the states of shorter beginnings
+    (see `rising`), as attention needs; `counts` are the beginnings at each level.
     """
     top = abs(state).max(axis=tuple(range(1, state.ndim)), keepdims=True)
     smallest = np.finfo(state.dtype).minexp + 2.0
     _, shift = split(top)
     shift = larger(shift, smallest)
     if any(map(_reads_constant, later)):
-        # The next layer multiplies up to n copies of the constant 2^-e, which has to be a float.
+        # A layer multiplies up to n copies of the constant 2^-e: the product must be a float.
         shift = larger(shift, smallest // (later[0].order + 1) - exponent)
     if counts is not None:
         shift = rising(exponent + shift, counts) - exponent
@@ -281,7 +424,7 @@ def _normalised(
 
 
 def _reads_constant(layer: Layer) -> bool:
-    """Whether it has a bias or a skip."""
+    """Whether a layer has a bias or a skip."""
     core = innermost(layer)
     rows, output = affine_maps(core)
     biases = [getattr(core, bias_name(name)) for name in (*rows, output)]

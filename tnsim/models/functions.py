@@ -1,4 +1,4 @@
-"""Plain functions beside models. In: a function, a batch of inputs. Out: its outputs in NumPy."""
+"""Plain functions and PyTorch modules in the place of models: their outputs in NumPy."""
 
 from __future__ import annotations
 
@@ -8,16 +8,15 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from tnsim.errors import ModelError, TnsimError
-from tnsim.models.arrays import host_array
-from tnsim.models.gradients import detached
+from tnsim.models.arrays import detached, host_array
 from tnsim.models.model import AnyModel
 
 Function: TypeAlias = Callable[[Any], Any]
-"""From a batch of inputs to outputs, (points, out) or (points, positions, out)."""
+"""A map from a batch of inputs to outputs (points, out) or (points, positions, out)."""
 
 
 def is_function(model: Any) -> bool:
-    """Whether this is a plain function: something to call that is no model.
+    """Whether a value is a plain function: a callable that is no model.
 
     Example:
         >>> import tnsim
@@ -28,13 +27,13 @@ def is_function(model: Any) -> bool:
 
 
 def refused_under(metric: Any) -> ModelError:
-    """That plain functions have no similarity from weights.
+    """The error for plain functions under a metric that compares weights.
 
     Args:
-        metric: Other than `Empirical`.
+        metric: Any metric but `Empirical`.
 
     Returns:
-        The error, to be raised.
+        The error, which the caller raises.
 
     Example:
         >>> import tnsim
@@ -49,15 +48,15 @@ def refused_under(metric: Any) -> ModelError:
 
 
 def outputs_of(function: Function, inputs: Any) -> np.ndarray:
-    """What a plain function gives on a batch, as NumPy.
+    """The outputs of a plain function on a batch, in NumPy.
 
-    A PyTorch module is given a tensor of the precision and on the device of its parameters, other
-    functions the NumPy array itself.
+    A PyTorch module is called with a tensor of the precision and on the device of its parameters,
+    other functions with the NumPy array itself.
 
     Raises:
-        ModelError: That is no array with a row for every input, or a module is in training mode
-            and would give something else each time.
-        TnsimError: It is not finite.
+        ModelError: The outputs are no array with a row for every input, or a module is in training
+            mode and its outputs are random.
+        TnsimError: The outputs are not finite.
     """
     if hasattr(function, "named_parameters"):
         outputs = _of_module(function, inputs)
@@ -79,7 +78,7 @@ def outputs_of(function: Function, inputs: Any) -> np.ndarray:
 
 
 def _of_module(module: Any, inputs: Any) -> Any:
-    """Outputs of a PyTorch module."""
+    """The outputs of a PyTorch module, without gradients."""
     import torch
 
     for name, child in module.named_modules():
@@ -99,7 +98,7 @@ def _of_module(module: Any, inputs: Any) -> Any:
 
 
 def _is_random_in_training(module: Any) -> bool:
-    """Whether it drops some units, or takes its statistics from the batch."""
+    """Whether a module in training mode drops units, or takes statistics from the batch."""
     chances = (getattr(module, "p", None), getattr(module, "dropout", None))
     drops = any(isinstance(chance, float) and chance > 0 for chance in chances)
     return drops or any("BatchNorm" in cls.__name__ for cls in type(module).__mro__)

@@ -1,12 +1,15 @@
-"""Layers as immutable pytrees of weights. In: arrays (NumPy, JAX, PyTorch). Out: checked layers.
+"""Layers as immutable, checked pytrees of weights.
 
-A layer knows its shapes, its forward pass on one example (or a batch along leading axes), its order
-in the input, and nothing of networks, metrics or plans. The formulas are those of the paper's
-section 2.1; `Residual` covers the additive rule (skip 1) and the interpolating one (skip 1 - s).
+A layer knows its shapes, its forward pass on one example (or on a batch along leading axes) and its
+order in the input, and nothing of networks, metrics or plans. The formulas are those of the paper's
+section 2.1. `Multilinear` extends them to products of any number of affine maps; `Residual` covers
+the additive rule (skip 1) and the interpolating rule (skip 1 - s).
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -15,21 +18,144 @@ import numpy as np
 from jaxtyping import Float
 
 from tnsim.errors import ON_INPUTS, ModelError, UnsupportedLayer
-from tnsim.models.arrays import Array, add, is_traced, matrix, pytree, scalar, set_arrays, vector
+from tnsim.models.arrays import (
+    Array,
+    add,
+    is_traced,
+    matrix,
+    pytree,
+    requires_grad,
+    scalar,
+    set_arrays,
+    vector,
+)
 from tnsim.models.attention import Attention
-from tnsim.models.gradients import requires_grad
-from tnsim.models.multilinear import Multilinear
 from tnsim.models.protocol import Layer, OwnLayer
+
+
+class Multilinear:
+    """A product of any number of affine maps: `D (h_1 * ... * h_n) + b` with `h_j = W_j x + b_j`.
+
+    Every polynomial of order n has this form, with enough hidden units. `Bilinear` is the case of
+    two maps.
+
+    Args:
+        legs: Matrices W_1 to W_n, each (rank, d_in); an array may be given several times.
+        down: Matrix D, (d_out, rank).
+        leg_biases: Vectors b_1 to b_n, each (rank,) or None; None for no biases on legs.
+        down_bias: Vector b, (d_out,) or None.
+
+    Raises:
+        ModelError: Shapes do not fit, an entry is not finite, or there is no leg.
+
+    Example:
+        >>> import numpy as np
+        >>> cube = Multilinear([[[2.0]]] * 3, [[1.0]])
+        >>> cube(np.array([1.0])), cube.order
+        (array([8.]), 3)
+
+    Source:
+        Paper, section 2.1: equation 1 with n maps instead of two, a CP decomposition of the
+        tensor of the layer.
+    """
+
+    n_legs: int
+    down: Float[Array, "out rank"]
+    down_bias: Float[Array, " out"] | None
+
+    def __init__(
+        self,
+        legs: Sequence[Any],
+        down: Any,
+        leg_biases: Sequence[Any] | None = None,
+        down_bias: Any = None,
+    ) -> None:
+        legs = list(legs)
+        if not legs:
+            raise ModelError("Multilinear multiplies at least one leg, found none")
+        biases = [None] * len(legs)
+        if leg_biases is not None:
+            biases = list(leg_biases)
+        if len(biases) != len(legs):
+            raise ModelError(f"Multilinear has {len(legs)} legs but {len(biases)} leg biases")
+        rank, d_in = matrix(legs[0], "Multilinear leg 0", (None, None)).shape
+        arrays = {}
+        for n, (leg, bias) in enumerate(zip(legs, biases, strict=True)):
+            what = f"Multilinear leg {n}"
+            arrays[f"leg{n}"] = matrix(leg, what, (rank, d_in), " as in leg 0")
+            arrays[f"leg{n}_bias"] = vector(bias, f"{what} bias", rank)
+        down = matrix(down, "Multilinear down", (None, rank), ", the rank of the legs")
+        arrays["down"] = down
+        arrays["down_bias"] = vector(down_bias, "Multilinear down_bias", down.shape[0])
+        set_arrays(self, **arrays, n_legs=len(legs))
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise AttributeError(f"Multilinear is immutable, cannot set {name!r}; build a new one")
+
+    @property
+    def order(self) -> int:
+        """Degree in the input, the number of legs."""
+        return self.n_legs
+
+    @property
+    def legs(self) -> tuple[Float[Array, "rank in"], ...]:
+        """The matrices W_1 to W_n."""
+        return tuple(getattr(self, f"leg{n}") for n in range(self.n_legs))
+
+    @property
+    def leg_biases(self) -> tuple[Float[Array, " rank"] | None, ...]:
+        """The vectors b_1 to b_n, None where there is none."""
+        return tuple(getattr(self, f"leg{n}_bias") for n in range(self.n_legs))
+
+    @property
+    def d_in(self) -> int:
+        """Coordinates of the input."""
+        return self.legs[0].shape[-1]
+
+    @property
+    def d_out(self) -> int:
+        """Coordinates of the output."""
+        return self.down.shape[-2]
+
+    @property
+    def rank(self) -> int:
+        """Hidden units, over which products are summed."""
+        return self.down.shape[-1]
+
+    def __call__(self, x: Float[Array, "*batch in"]) -> Float[Array, "*batch out"]:
+        maps = zip(self.legs, self.leg_biases, strict=True)
+        hidden = math.prod(add(x @ leg.T, bias) for leg, bias in maps)
+        return add(hidden @ self.down.T, self.down_bias)
+
+    def __repr__(self) -> str:
+        return f"Multilinear({self.n_legs} legs, {self.d_in} -> {self.d_out}, rank {self.rank})"
+
+
+def _flatten(layer: Multilinear) -> tuple[tuple[Any, ...], int]:
+    return (*layer.legs, *layer.leg_biases, layer.down, layer.down_bias), layer.n_legs
+
+
+def _unflatten(n_legs: int, children: Iterable[Any]) -> Multilinear:
+    """Rebuild a layer without checks, since JAX fills layers with tracers and placeholders."""
+    *legs, down, down_bias = children
+    layer = object.__new__(Multilinear)
+    set_arrays(layer, down=down, down_bias=down_bias, n_legs=n_legs)
+    for n in range(n_legs):
+        set_arrays(layer, **{f"leg{n}": legs[n], f"leg{n}_bias": legs[n_legs + n]})
+    return layer
+
+
+jax.tree_util.register_pytree_node(Multilinear, _flatten, _unflatten)
 
 
 @pytree
 @dataclass(frozen=True, eq=False)
 class Linear:
-    """`W x + b`.
+    """The affine map `W x + b`.
 
     Args:
-        weight: W, (d_out, d_in).
-        bias: b, (d_out,) or None.
+        weight: Matrix W, (d_out, d_in).
+        bias: Vector b, (d_out,) or None.
 
     Raises:
         ModelError: Shapes do not fit, or an entry is not finite.
@@ -71,15 +197,15 @@ class Linear:
 @pytree
 @dataclass(frozen=True, eq=False)
 class Bilinear:
-    """`D ((L x + l) * (R x + r)) + b`, a product of two affine maps, entry by entry.
+    """A product of two affine maps, entry by entry: `D ((L x + l) * (R x + r)) + b`.
 
     Args:
-        left: L, (rank, d_in).
-        right: R, (rank, d_in).
-        down: D, (d_out, rank).
-        left_bias: l, (rank,) or None.
-        right_bias: r, (rank,) or None.
-        down_bias: b, (d_out,) or None.
+        left: Matrix L, (rank, d_in).
+        right: Matrix R, (rank, d_in).
+        down: Matrix D, (d_out, rank).
+        left_bias: Vector l, (rank,) or None.
+        right_bias: Vector r, (rank,) or None.
+        down_bias: Vector b, (d_out,) or None.
 
     Raises:
         ModelError: Shapes do not fit, or an entry is not finite.
@@ -146,12 +272,12 @@ class Bilinear:
 @pytree
 @dataclass(frozen=True, eq=False)
 class Residual:
-    """`skip * x + scale * layer(x)`.
+    """A layer with a skip connection: `skip * x + scale * layer(x)`.
 
     Args:
-        layer: Any layer that keeps the width, another `Residual` or an `OwnLayer` among them.
-        skip: What the input counts, a number.
-        scale: What the layer's output counts, a number.
+        layer: Any layer with as many outputs as inputs, also another `Residual` or an `OwnLayer`.
+        skip: Weight of the input, a number.
+        scale: Weight of the output of the layer, a number.
 
     Raises:
         ModelError: The layer changes the width, or a number is not finite.
@@ -185,7 +311,7 @@ class Residual:
 
     @property
     def order(self) -> int:
-        """Degree in the input, that of the layer inside."""
+        """Degree in the input, the degree of the layer inside."""
         return self.layer.order
 
     @property
@@ -203,7 +329,7 @@ class Residual:
 
 
 Core: TypeAlias = Linear | Bilinear | Multilinear | Attention
-"""What the algebra knows inside residuals."""
+"""Kinds of layers that may stand inside residuals."""
 
 
 def innermost(layer: Layer) -> Core:
@@ -213,24 +339,24 @@ def innermost(layer: Layer) -> Core:
         >>> innermost(Residual(Residual(Linear(np.eye(2))))).order
         1
     """
-    inner: Any = layer  # a known kind: residuals and models hold no other
+    inner: Any = layer  # checked by `known_layer` when it was built
     while isinstance(inner, Residual):
         inner = inner.layer
     return inner
 
 
 def affine_maps(core: Layer) -> tuple[tuple[str, ...], str]:
-    """Names of the affine maps that a layer multiplies, and of the one that it ends with.
+    """Names of the affine maps that a layer multiplies, and of its output map.
 
-    Every layer inside residuals is `output(product of rows)`, where attention multiplies by heads.
-    A map is called as its matrix; its bias is the attribute `bias_name`. A linear layer multiplies
-    nothing.
+    Every layer inside residuals is `output(product of rows)`, a product per head for attention. The
+    name of a map is the attribute of its matrix; `bias_name` gives the attribute of its bias. A
+    linear layer multiplies no maps.
 
     Args:
         core: A layer that is no residual.
 
     Returns:
-        (names of the factors, name of the output).
+        A pair: names of the factors, name of the output map.
 
     Example:
         >>> affine_maps(Bilinear(np.eye(2), np.eye(2), np.eye(2)))
@@ -246,7 +372,7 @@ def affine_maps(core: Layer) -> tuple[tuple[str, ...], str]:
 
 
 def bias_name(name: str) -> str:
-    """Attribute that holds the bias of the affine map `name`.
+    """The attribute that holds the bias of the affine map `name`.
 
     Example:
         >>> bias_name("weight"), bias_name("left")
@@ -256,9 +382,9 @@ def bias_name(name: str) -> str:
 
 
 def residual_rule(layer: Layer) -> tuple[Any, Any]:
-    """(skip, scale) of nested residuals: what the input counts, what the innermost layer counts.
+    """The pair (skip, scale) of nested residuals: weights of the input and of the innermost layer.
 
-    s2 x + c2 (s1 x + c1 f) = (s2 + c2 s1) x + c2 c1 f.
+    Two residuals give s2 x + c2 (s1 x + c1 f) = (s2 + c2 s1) x + c2 c1 f.
 
     Example:
         >>> residual_rule(Residual(Residual(Linear(np.eye(2)), scale=3.0), scale=2.0))
@@ -272,15 +398,15 @@ def residual_rule(layer: Layer) -> tuple[Any, Any]:
 
 
 def known_layer(layer: Any, what: str) -> Layer:
-    """`layer` itself, or the known layer that one from outside says it is.
+    """A layer of tnsim unchanged, or the layer of tnsim that an `OwnLayer` stands for.
 
     Args:
         layer: A layer of tnsim, or an `OwnLayer`.
-        what: What messages call it.
+        what: Words for the layer in messages.
 
     Raises:
-        UnsupportedLayer: It is neither.
-        ModelError: The two forward passes differ, or their shapes do.
+        UnsupportedLayer: The layer is neither.
+        ModelError: The two forward passes differ in their numbers or their shapes.
 
     Example:
         >>> known_layer(Linear(np.eye(2)), "layer 0").order
@@ -297,7 +423,7 @@ def known_layer(layer: Any, what: str) -> Layer:
         )
     known = known_layer(layer.as_layer(), f"as_layer() of {what}")
     if not (is_traced(known) or any(map(requires_grad, jax.tree.leaves(known)))):
-        _compare_forward(layer, known, what)  # of others the numbers are not at hand
+        _compare_forward(layer, known, what)  # needs plain numbers
     return known
 
 
@@ -310,7 +436,7 @@ def _compare_forward(own: OwnLayer, known: Layer, what: str) -> None:
             f"{what}: its forward pass gives shape {expected.shape}, as_layer() gives {given.shape}"
         )
     error = np.abs(expected - given).max() / max(np.abs(expected).max(), 1e-300)
-    if not error < 1e-4:
+    if not error < 1e-4:  # more than float32 rounds; `not <` refuses NaN as well
         raise ModelError(
             f"{what}: as_layer() is another function than the layer: outputs on random inputs "
             f"differ by {error:.2g} of their size"

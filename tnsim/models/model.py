@@ -1,8 +1,8 @@
-"""Models: layers in a row, and linear combinations of such. In: layers. Out: callable pytrees.
+"""Models as rows of layers, linear combinations of models, and layers in a line of text.
 
 Models form a vector space of functions, so `a - b` and `2.0 * a` are models too: a `Combination`
-keeps the coefficients beside the models and every inner product expands by bilinearity (paper,
-section 2.4, tensor diff similarity). No larger network is ever built.
+stores coefficients and models, and every inner product expands by bilinearity (paper, section 2.4,
+tensor diff similarity). No larger network is ever built.
 """
 
 from __future__ import annotations
@@ -20,11 +20,40 @@ from tnsim.errors import ModelError
 from tnsim.models.arrays import Array, register_pytree
 from tnsim.models.attention import Attention
 from tnsim.models.checks import check_comparable, check_length
-from tnsim.models.descriptions import describe
-from tnsim.models.layers import innermost, known_layer
+from tnsim.models.layers import Residual, affine_maps, bias_name, innermost, known_layer
 from tnsim.models.origin import Origin
 from tnsim.models.protocol import Layer, OwnLayer
 from tnsim.tables import html_table
+
+
+def describe(layer: Layer) -> str:
+    """Describe a layer in one line: kind, shapes, biases, residual rule.
+
+    Example:
+        >>> import tnsim
+        >>> describe(tnsim.Linear([[1.0, 2.0]], [0.0]))
+        'Linear(2 -> 1, bias)'
+        >>> describe(tnsim.Multilinear([[[1.0]]] * 3, [[1.0]]))
+        'Multilinear(1 -> 1, rank 1)'
+    """
+    if isinstance(layer, Residual):
+        skip, scale = _number(layer.skip), _number(layer.scale)
+        return f"Residual({describe(layer.layer)}, skip={skip}, scale={scale})"
+    facts = [f"{layer.d_in} -> {layer.d_out}"]
+    rows, output = affine_maps(layer)
+    if isinstance(layer, Attention):
+        facts.append(f"{layer.n_heads} heads of {layer.d_head}")
+        facts.append(f"{layer.mask} mask")
+        facts.append("no RoPE" if layer.rope_base is None else f"RoPE base {layer.rope_base:g}")
+    elif rows:
+        facts.append(f"rank {getattr(layer, rows[0]).shape[-2]}")
+    biases = map(bias_name, (*rows, output))
+    facts += [bias for bias in biases if getattr(layer, bias) is not None]
+    return f"{type(layer).__name__}({', '.join(facts)})"
+
+
+def _number(x: Any) -> str:
+    return f"{x:g}" if isinstance(x, float) else "array"
 
 
 class _Vector:
@@ -48,16 +77,16 @@ class _Vector:
 class Model(_Vector):
     """Layers applied in order to an input of shape (d_in,), or (..., d_in) for a batch.
 
-    With `n_ctx` the input is a sequence, (..., n_ctx, d_in): linear and bilinear layers act on
-    every position, `Attention` mixes them, and inner products sum over positions. A model with
-    attention may leave `n_ctx` open and be called on any length; to be compared it needs one.
+    With `n_ctx` the input is a sequence, (..., n_ctx, d_in): `Attention` mixes positions, all other
+    layers act on every position alone, and inner products sum over positions. A model with
+    attention may leave `n_ctx` open and be called on any length, but comparisons need a length.
 
-    Immutable; a pytree whose leaves are the weights.
+    A model is immutable, and a pytree whose leaves are the weights.
 
     Args:
-        layers: From the input up.
-        n_ctx: Positions of a sequence, or None.
-        origin: How it was read, where it was.
+        layers: Layers in order, from the input up.
+        n_ctx: Number of positions of a sequence; None for vectors, or for any length.
+        origin: Record of how the model was read; None for a model that was built.
 
     Raises:
         ModelError: There is no layer, or two neighbours do not chain.
@@ -77,7 +106,7 @@ class Model(_Vector):
 
     layers: tuple[Layer, ...]
     n_ctx: int | None
-    origin: Origin | None = None  # no part of the pytree: weights that change have another origin
+    origin: Origin | None = None  # no part of the pytree, as new weights have another origin
 
     def __init__(
         self,
@@ -119,12 +148,12 @@ class Model(_Vector):
 
     @cached_property
     def degree(self) -> int:
-        """Degree of the polynomial, and number n of legs of the unrolled tree."""
+        """Degree of the polynomial, which is the number of legs of the unrolled tree."""
         return math.prod(self.orders)
 
     @property
     def parameters(self) -> int:
-        """Number of weights; the numbers of a residual are not counted."""
+        """Number of weights, without the skips and scales of residuals."""
         leaves = jax.tree.leaves(self)
         return sum(math.prod(leaf.shape) for leaf in leaves if hasattr(leaf, "shape"))
 
@@ -160,10 +189,10 @@ class Model(_Vector):
 
 
 class Combination(_Vector):
-    """`sum_i coefficients[i] * models[i]`, made by arithmetic on models.
+    """A linear combination `sum_i coefficients[i] * models[i]`, made by arithmetic on models.
 
     Args:
-        weighted: Pairs of a coefficient and a model.
+        weighted: Pairs (coefficient, model).
 
     Raises:
         ModelError: The models have different inputs or outputs.
@@ -205,7 +234,7 @@ class Combination(_Vector):
 
     @property
     def n_ctx(self) -> int | None:
-        """Positions of a sequence, or None."""
+        """Number of positions of a sequence, or None."""
         return self.models[0].n_ctx
 
     def __call__(self, x: Float[Array, "*batch in"]) -> Float[Array, "*batch out"]:
@@ -219,14 +248,14 @@ class Combination(_Vector):
 
 
 AnyModel: TypeAlias = Model | Combination
-"""What can be compared, added and run."""
+"""Objects that can be compared, added and run."""
 
 
 def terms(model: Any) -> tuple[tuple[Any, Model], ...]:
     """The (coefficient, model) pairs whose sum `model` is.
 
     Raises:
-        ModelError: It is neither a model nor a combination of models.
+        ModelError: The value is neither a model nor a combination of models.
 
     Example:
         >>> import tnsim
@@ -245,13 +274,13 @@ def terms(model: Any) -> tuple[tuple[Any, Model], ...]:
 
 
 def caveats(*models: Any) -> tuple[str, ...]:
-    """What makes models other functions than the networks they were read from, or may: each once.
+    """Reasons why models are, or may be, other functions than the networks they were read from.
 
     Args:
         models: Models, or combinations of such.
 
     Returns:
-        One sentence each, none for models that were built or read whole.
+        Distinct reasons, a sentence each; none for models that were built or read whole.
 
     Example:
         >>> import tnsim
@@ -266,13 +295,13 @@ def caveats(*models: Any) -> tuple[str, ...]:
 
 
 def guesses(*models: Any) -> tuple[str, ...]:
-    """What nobody has confirmed of how models were read, each once.
+    """Guesses in the way models were read that nobody has confirmed.
 
     Args:
         models: Models, or combinations of such.
 
     Returns:
-        One sentence each, none for models that were built, or read by what is known.
+        Distinct guesses, a sentence each; none for models that were built or read without guesses.
 
     Example:
         >>> import tnsim
@@ -290,4 +319,6 @@ def _combine(a: Any, b: Any, sign: float) -> Combination:
 
 
 register_pytree(Model, ("layers",), ("n_ctx",))
+
+
 register_pytree(Combination, ("coefficients", "models"))

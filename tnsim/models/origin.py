@@ -1,4 +1,4 @@
-"""Where a model was read from, and what that left open. In: facts. Out: a record, a warning."""
+"""Record of how a model was read, and the warning about its caveats."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from tnsim.errors import CaveatWarning
 
 @dataclass(frozen=True)
 class Origin:
-    """How a model was read, and how far it may be from the network that it came from.
+    """Record of how a model was read, and how far it may be from the network in the file.
 
-    A model carries it as `model.origin`. Arithmetic and JAX's tree functions make new models, which
-    have none; a `Combination` keeps those of its terms.
+    A model holds its record as `model.origin`. Arithmetic and JAX's tree functions make new models
+    without a record; a `Combination` holds the records of its terms.
 
     Args:
-        source: What was read: a state dict, a class of PyTorch's.
-        assumptions: What was taken for granted, one sentence each, with the values that were found.
-        caveats: What makes it another function than the network: left out or approximated.
+        source: Source of the weights, such as a state dict or a class of PyTorch.
+        assumptions: Facts that were taken for granted, a sentence each, with the values found.
+        caveats: Parts of the network that the model leaves out or approximates, a sentence each.
         ignored: Names of tensors that are no part of the function.
-        error: Relative root mean square difference from the network's own forward pass; None where
-            none was run.
-        dialect: The `Dialect` that reads its state dict; None where there is none.
-        guesses: Guesses of the dialect that nobody has confirmed. They are caveats of every result,
-            and no result is exact while there are any.
+        error: Relative root mean square difference from the network's own forward pass; None if
+            the network did not run.
+        dialect: The `Dialect` that reads the state dict, or None.
+        guesses: Guesses of the dialect that nobody has confirmed. Every result lists them as
+            caveats, and no result counts as exact while there are guesses.
 
     Example:
         >>> Origin("a state dict", caveats=("left out: norm.weight",)).caveats
@@ -42,14 +42,14 @@ class Origin:
 
 
 def warn_of_caveats(caveats: tuple[str, ...], stacklevel: int) -> None:
-    """Say that a number may be about other functions than the networks that were read.
+    """Warn that a number may be about other functions than the networks that were read.
 
     Args:
-        caveats: Of all models that the number is about.
-        stacklevel: As for `warnings.warn`, counted from the caller of this.
+        caveats: Caveats of all models that the number is about.
+        stacklevel: Level as for `warnings.warn`, counted from the caller of this function.
 
     Warns:
-        CaveatWarning: Where there are any.
+        CaveatWarning: There is a caveat.
 
     Example:
         >>> warn_of_caveats((), stacklevel=1)

@@ -1,4 +1,4 @@
-"""What a layer is asked. In: nothing. Out: the protocols of layers, known and from outside."""
+"""Protocols of layers: layers of tnsim, and polynomial layers from outside."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from tnsim.models.arrays import Array
 
 
 class Layer(Protocol):
-    """What every layer of a model answers: a polynomial map of one order, but for biases and skips.
+    """A layer of a model: a polynomial map of a single order, up to biases and skips.
 
-    An immutable pytree whose leaves are its weights. The algebra knows `Linear`, `Bilinear`,
-    `Multilinear`, `Attention` and `Residual`; a layer of your own says which of these it is, see
-    `OwnLayer`.
+    A layer is an immutable pytree whose leaves are the weights. The algebra knows `Linear`,
+    `Bilinear`, `Multilinear`, `Attention` and `Residual`; a layer from outside says which of these
+    computes the same (see `OwnLayer`).
 
     Example:
         >>> import tnsim
@@ -45,19 +45,20 @@ class Layer(Protocol):
         """The forward pass, for any leading axes.
 
         Args:
-            x: (..., d_in); for attention (..., n_ctx, d_in).
+            x: Inputs (..., d_in); for attention (..., n_ctx, d_in).
 
         Returns:
-            (..., d_out), in the dtype that weights and input promote to.
+            Outputs (..., d_out), in the dtype that weights and input promote to.
         """
         ...
 
 
 @runtime_checkable
 class OwnLayer(Protocol):
-    """A polynomial layer from outside: anything that can say which known layer computes the same.
+    """A polynomial layer from outside, with a method that names an equal layer of tnsim.
 
-    `Model` and `Residual` ask it once, compare the two forward passes, and keep the known layer.
+    `Model` and `Residual` call `as_layer` once, compare the two forward passes, and hold the layer
+    of tnsim.
 
     Example:
         >>> import numpy as np
@@ -77,11 +78,11 @@ class OwnLayer(Protocol):
         """The same function as a layer of tnsim.
 
         Returns:
-            A layer whose forward pass agrees on random inputs; `Model` raises `ModelError` where it
-            does not.
+            A layer with the same forward pass; `Model` raises `ModelError` where the two differ on
+            random inputs.
         """
         ...
 
     def __call__(self, x: Any) -> Any:
-        """The forward pass, with which the known layer is compared."""
+        """The forward pass, with which `Model` compares the layer of tnsim."""
         ...

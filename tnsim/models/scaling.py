@@ -1,7 +1,7 @@
 """Models in scientific notation: weights and states near one, times a power of two.
 
-An inner product multiplies the weights of attention ten times over, so weights far from one leave
-the range of floats long before the function does. Every bond therefore gets a unit: with
+An inner product of two attention layers multiplies the weights of ten legs, so weights far from one
+leave the range of floats long before the function does. Every bond therefore gets a unit: with
 `h = 2^u h'` for the state below a layer, `2^p` and `2^q` for the products of its legs with that
 state, and `2^v` for its output,
 
@@ -10,23 +10,24 @@ state, and `2^v` for its output,
     Residual    c x + s f(x)              c' = 2^(u - v) c     s' = 2^(w - v) s
 
 with `2^w` the unit of f. Attention has five legs instead of two. The constant is 1 in every unit,
-so biases and skips are scaled with the weights that they are added to, never apart from them. The
-remaining factor `2^v` at the output is the exponent of the model.
+so biases and skips are scaled together with the products that they are added to. The remaining
+factor `2^v` at the output is the exponent of the model.
 
-*Which units.* Without constants a model is homogeneous, and any units do: the unit of a row is that
-of its largest weight. With constants the size of a state *relative to the constant 1* matters. A
-unit that is wrong by c bits leaves a state of `2^c` beside the constant; the next layer of order n
-makes that `2^(n c)`, so after L layers one of the two has left the range of floats: the state, and
-the function is lost, or the constant, and the biases are. Units of such models therefore follow the
-sizes of the states themselves, measured layer by layer under the metric (`States`), where each
-layer is written in the units that the sizes below it gave, so that errors do not add up.
+*Choice of units.* Without constants a model is homogeneous, and any units would do: the unit of a
+row is the unit of its largest weight. With constants the size of a state *relative to the constant
+1* matters. A unit that is wrong by c bits leaves a state of size `2^c` next to the constant. The
+next layer of order n makes that `2^(n c)`, so after some layers either the state has left the range
+of floats, and the function is lost, or the constant has, and the biases are lost. Units of models
+with constants therefore follow the sizes of the states themselves, measured layer by layer under
+the metric (`States`). Each layer is written in the units that the sizes below it gave, so that
+errors do not add up.
 
-Units are multiples of 2^8, rounded to the nearest: models of ordinary size are left as they are,
+Units are powers of 2^8, rounded to the nearest: models of ordinary size are left as they are,
 states lie in `[2^-4, 2^4]`, and a product of ten legs stays far from both ends of float32.
 
-Lifted, this is a diagonal change of basis on the bonds, which leaves the tensor as it is: all
-metrics see the same model. Powers of two are exact, so nothing is rounded. Units are constants to
-derivatives: they cancel in the function.
+On lifted states this is a diagonal change of basis on the bonds, which leaves the tensor as it is:
+all metrics see the same model. Powers of two are exact, so nothing is rounded. Derivatives treat
+units as constants, since units cancel in the function.
 """
 
 from __future__ import annotations
@@ -48,23 +49,23 @@ from tnsim.models.model import Model
 from tnsim.models.protocol import Layer
 
 _VANISHES = 10_000
-"""Powers of two that turn any float into zero, or into infinity."""
+"""An exponent of two that turns any float into zero or into infinity."""
 _STEP = 8
 """Units are powers of 2^8: a layer has its largest entry in [2^-7, 2), a row within 2^8 of it."""
 SMALLEST = -(2.0**40)
-"""The exponent of a coefficient of zero: below that of any model."""
+"""The exponent of a coefficient of zero, below the exponent of any model."""
 _LOG_2 = np.log(2)
 
 Unit: TypeAlias = Float[Array, ""] | Float[Array, " rows"]
-"""Exponents of two: one for all coordinates of a bond, or one for each."""
+"""Exponents of two: a number for all coordinates of a bond, or a number for each."""
 
 
 class Scaled(NamedTuple):
     """The function `2 ** exponent * model`.
 
     Args:
-        model: Its weights are near one.
-        exponent: One number, or one for each output, (d_out,).
+        model: Model with weights near one.
+        exponent: Exponent of two, a single number or one for each output, (d_out,).
     """
 
     model: Model
@@ -74,12 +75,12 @@ class Scaled(NamedTuple):
 class States(Protocol):
     """Sizes of the states below a layer: root mean squares under a metric, as logarithms to base 2.
 
-    Every layer is given in the units of the state below it. Sizes are finite; the size of a
-    coordinate that is always zero is 0.
+    Every layer is given in the units of the state below it. All sizes are finite: a coordinate that
+    is always zero has the size 0.
     """
 
     def of_rows(self, weight: Any, bias: Any) -> Unit:
-        """Sizes of the entries of `W h + b`, (rows,)."""
+        """Sizes of the entries of `W h + b`, an array (rows,)."""
         ...
 
     def after(self, layer: Layer) -> States:
@@ -88,11 +89,11 @@ class States(Protocol):
 
     @property
     def sizes(self) -> Unit:
-        """Sizes of the coordinates of the state, (width,)."""
+        """Sizes of the coordinates of the state, an array (width,)."""
         ...
 
     def in_units(self, unit: Unit) -> States:
-        """The same states measured in units of `2 ** unit`, one for all or one a coordinate."""
+        """The same states in units of `2 ** unit`, a single unit or one for each coordinate."""
         ...
 
 
@@ -101,14 +102,14 @@ def scaled(model: Model, per_output: bool = False, states: States | None = None)
 
     Args:
         model: Any model. Arrays of JAX come back as NumPy unless they are traced.
-        per_output: Whether each output has an exponent of its own, (d_out,), or all share one, ().
+        per_output: Whether each output has an exponent of its own, (d_out,), or all share one.
         states: Sizes of the inputs of the model, for models with constants; None where units
             follow the weights alone.
 
     Returns:
-        `Scaled`; a row of weights is zero only where it was. The coordinates of a residual stream
-        have one unit, because its skip is one number: so do the outputs of a model that ends in
-        one, even with `per_output`.
+        The model and its exponent; a row of weights is zero only if it was zero before. The
+        coordinates of a residual stream share a unit, because the skip is a single number. The
+        outputs of a model that ends in a residual share a unit too, even with `per_output`.
 
     Example:
         >>> from tnsim import Linear
@@ -125,17 +126,17 @@ def scaled(model: Model, per_output: bool = False, states: States | None = None)
 
 
 def _scaled(model: Model, per_output: bool, states: States | None) -> Scaled:
-    """As `scaled`, with arrays of one library."""
+    """Scale a model as `scaled` does, with all arrays from the same library."""
     layers: list[Layer] = []
     unit: Unit = np.zeros(())
     beyond: Unit = np.zeros(())
     for n, layer in enumerate(model.layers):
-        # A stream is added to the output of a layer inside it and is read by the one after it: its
-        # skip is one number, so the bonds at both its ends have one unit.
+        # A stream is added to the output of the layer inside its residual, and its skip is a single
+        # number: the bonds at both ends of a residual therefore have one unit for all coordinates.
         streams = any(isinstance(x, Residual) for x in model.layers[n : n + 2])
         last = n + 1 == len(model.layers)
         shared = streams or (last and not per_output)
-        if states is None or last:  # no layer reads the last state, and its size changes no range
+        if states is None or last:  # no layer reads the last state, so its size does not matter
             layer, unit = _layer(layer, unit, shared, states)
         else:
             layer, unit, states = _measured(layer, unit, shared, states)
@@ -151,9 +152,9 @@ _scaled_by_jax = jax.jit(_scaled, static_argnums=1)  # one program instead of on
 
 
 def split(number: Any) -> tuple[Any, Any]:
-    """(mantissa, exponent) with `number = mantissa * 2 ** exponent` and a mantissa near one.
+    """The pair (mantissa, exponent) of a number: `mantissa * 2 ** exponent`, mantissa near one.
 
-    Zero has an exponent below that of any model.
+    Zero has an exponent below the exponent of any model.
 
     Example:
         >>> mantissa, exponent = split(6.0)
@@ -165,7 +166,7 @@ def split(number: Any) -> tuple[Any, Any]:
 
 
 def power(mantissa: Any, log: Any, exponent: Any) -> Any:
-    """`mantissa * exp(log) * 2 ** exponent`, also where only factors leave the range of floats.
+    """The product `mantissa * exp(log) * 2 ** exponent`, even where a factor is no float.
 
     Example:
         >>> float(power(np.float64(3.0), np.float64(0.0), np.float64(-1.0)))
@@ -178,7 +179,7 @@ def power(mantissa: Any, log: Any, exponent: Any) -> Any:
 
 
 def beyond_float(values: Any, mantissas: Any) -> bool:
-    """Whether `power` made something infinite of these mantissas, or left nothing of them.
+    """Whether `power` has made infinities of some mantissas, or zeros of all of them.
 
     Example:
         >>> beyond_float(np.array([0.0]), np.array([1.0])), beyond_float(np.ones(1), np.ones(1))
@@ -190,7 +191,7 @@ def beyond_float(values: Any, mantissas: Any) -> bool:
 
 
 def larger(x: Any, y: Any) -> Any:
-    """The larger of two, entry by entry, traced or not.
+    """The larger of two arrays, entry by entry, traced or not.
 
     Example:
         >>> larger(np.array([1.0, 2.0]), np.array([2.0, 0.0]))
@@ -200,7 +201,7 @@ def larger(x: Any, y: Any) -> Any:
 
 
 def replaced(layer: Any, values: dict[str, Any]) -> Any:
-    """The layer with some of its arrays replaced, which need no checking again.
+    """A copy of a layer with some arrays replaced, without checks.
 
     Example:
         >>> from tnsim import Linear
@@ -215,27 +216,28 @@ def replaced(layer: Any, values: dict[str, Any]) -> Any:
 def _measured(
     layer: Layer, below: Unit, shared: bool, states: States
 ) -> tuple[Layer, Unit, States]:
-    """A layer whose output unit follows the measured state above it, and that state."""
+    """A layer with an output unit from the measured state above it, the unit and the state."""
     written, above = _layer(layer, below, shared, states)
     reached = states.after(written)
     sizes = reached.sizes
     step = _nearest_step(sizes.max() if shared else sizes)
     if isinstance(written, Residual):
-        # Lifted, a skip of c in the new units adds c to the constant, and c - 1 is taken off again
-        # (`tensors.lifted`), so c stays below 1 even where the unit is then too large.
+        # On lifted states a skip of c in the new units adds c to the constant, and c - 1 is taken
+        # off again (`problems.tensors.lifted`). So c stays below 1, at the price of a unit that may
+        # be too large.
         step = larger(step, _STEP * library(step).ceil(_exponents(written.skip) / _STEP))
     above, reached = _one_if_equal(above + step), reached.in_units(step)
     return _outputs_times(written, -step), above, reached
 
 
 def _nearest_step(sizes: Unit) -> Unit:
-    """Sizes as units: multiples of 2^8, rounded to the nearest."""
+    """Exponents of units for some sizes: the nearest multiples of 8."""
     return _STEP * library(sizes).rint(sizes / _STEP)
 
 
 def _outputs_times(layer: Layer, power: Unit) -> Layer:
-    """`2 ** power` times a layer, one power for all outputs or one for each."""
-    if isinstance(layer, Residual):  # its outputs have one unit
+    """The layer times `2 ** power`, with a single power or one for each output."""
+    if isinstance(layer, Residual):  # all its outputs share a unit
         values = {name: _shifted(getattr(layer, name), power) for name in ("skip", "scale")}
         return replaced(layer, values)
     _, output = affine_maps(layer)
@@ -243,18 +245,18 @@ def _outputs_times(layer: Layer, power: Unit) -> Layer:
 
 
 def _layer(layer: Layer, below: Unit, shared: bool, states: States | None) -> tuple[Layer, Unit]:
-    """A layer between the units of its input and its output; `shared`: one unit for all outputs."""
+    """A layer in the units of its input and output, and the output unit; `shared`: a single one."""
     if isinstance(layer, Residual):
         return _residual(layer, below, states)
-    # From the unit u below: p and q of the legs, their sum for what the output matrix reads, and v
-    # above. Then every map is written between the units at its ends.
+    # The unit u below gives the units p and q of the legs. The output matrix reads in the unit
+    # p + q, and its rows give the unit v above. Every map is written between the units at its ends.
     rows, output = affine_maps(layer)
     if isinstance(layer, Attention):
         legs = _legs_of_heads(layer, below, states)
         hidden = _hidden_of_heads(layer, legs)
     else:
         legs = {name: _leg(layer, name, below, states) for name in rows}
-        hidden = below  # a linear layer has no legs apart from its output
+        hidden = below  # the output matrix of a linear layer reads the state itself
         if rows:
             hidden = _one_if_equal(_total(legs.values()))
     above = _of_outputs(_rows(layer, output, hidden), shared)
@@ -265,7 +267,7 @@ def _layer(layer: Layer, below: Unit, shared: bool, states: States | None) -> tu
 
 
 def _leg(layer: Layer, name: str, below: Unit, states: States | None) -> Unit:
-    """Units of a leg, row by row: of its weights, or of its values where states are measured."""
+    """Units of the rows of a leg: from weights alone, or from values if states are measured."""
     unit = _rows(layer, name, below)
     if states is None:
         return unit
@@ -274,7 +276,7 @@ def _leg(layer: Layer, name: str, below: Unit, states: States | None) -> Unit:
 
 
 def _residual(layer: Residual, below: Unit, states: States | None) -> tuple[Layer, Unit]:
-    """The sum of two terms in one unit."""
+    """A residual with both its terms in the unit of their sum, and that unit."""
     # c x and s f(x) are of sizes 2^u c and 2^w s; the larger one gives the unit of the sum.
     inner, unit = _layer(layer.layer, below, shared=True, states=states)
     terms = _exponents(layer.skip) + below, _exponents(layer.scale) + unit
@@ -288,19 +290,19 @@ def _residual(layer: Residual, below: Unit, states: States | None) -> tuple[Laye
 
 
 def _hidden_of_heads(layer: Attention, legs: dict[str, Unit]) -> Unit:
-    """Unit of what the output matrix reads: a value times both scores of its head."""
+    """Units of the products that the output matrix reads: a value times both scores of a head."""
     queries_and_keys = ("q1", "k1", "q2", "k2")
     scores = _total(legs[name][:: layer.d_head] for name in queries_and_keys)
     return _one_if_equal(legs["v"] + scores.repeat(layer.d_value))
 
 
 def _total(units: Iterable[Unit]) -> Unit:
-    """Unit of a product: exponents add up."""
+    """Unit of a product, the sum of the exponents of its factors."""
     return functools.reduce(operator.add, units)
 
 
 def _legs_of_heads(layer: Attention, below: Unit, states: States | None) -> dict[str, Unit]:
-    """Units of the rows of queries, keys and values; a head shares its own, as rotations mix it."""
+    """Units of the rows of queries, keys and values; rotations mix the rows of a head."""
     legs = {"v": _leg(layer, "v", below, states)}
     for name in ("q1", "k1", "q2", "k2"):
         by_head = _leg(layer, name, below, states).reshape(layer.n_heads, layer.d_head)
@@ -321,10 +323,10 @@ def _rows(layer: Layer, name: str, below: Unit) -> Unit:
 
 
 def _stepped(exponents: Any) -> Any:
-    """Units in which the largest of some entries with `2^(e - 1) <= |x| < 2^e` lies in [2^-7, 2).
+    """Units of entries with `2^(e - 1) <= |x| < 2^e`; the largest entry then lies in [2^-7, 2).
 
-    Steps are counted from there: entries of about one size share a unit, wherever it ends, for what
-    is added up or balanced in a layer loses the digits by which its units differ.
+    Steps are counted down from the largest entry, so that entries of similar size share a unit:
+    sums and balances within a layer lose the digits by which units differ.
     """
     xp = library(exponents)
     largest = exponents.max()
@@ -334,7 +336,7 @@ def _stepped(exponents: Any) -> Any:
 
 
 def _between(layer: Layer, name: str, below: Unit, above: Unit) -> dict[str, Any]:
-    """`W` and `b` of one affine map between two units."""
+    """The arrays `W` and `b` of an affine map, written between two units."""
     weight, bias = getattr(layer, name), getattr(layer, bias_name(name))
     if bias is not None:
         bias = _shifted(bias, -above)
@@ -342,7 +344,7 @@ def _between(layer: Layer, name: str, below: Unit, above: Unit) -> dict[str, Any
 
 
 def _of_outputs(unit: Unit, shared: bool) -> Unit:
-    """Finite units: rows of zeros take that of the largest row, and 0 where all are zero."""
+    """Finite units: rows of zeros take the unit of the largest row, or 0 if all rows are zero."""
     xp = library(unit)
     largest = unit.max()
     largest = xp.where(largest == -np.inf, 0.0, largest)
@@ -352,17 +354,17 @@ def _of_outputs(unit: Unit, shared: bool) -> Unit:
 
 
 def _one_if_equal(unit: Unit) -> Unit:
-    """One exponent for all coordinates where they agree, which is quicker; what is traced stays."""
+    """A single exponent where all coordinates agree, which is faster; traced units stay."""
     if library(unit) is np and unit.ndim and (unit == unit[0]).all():
         return unit[0]
     return unit
 
 
 def _kept_exact(unit: Unit) -> tuple[Unit, Unit]:
-    """A unit of which floats hold every integer nearby, and what was taken off.
+    """A unit small enough for floats to hold every integer near it, and the surplus taken off.
 
-    Exponents double with every bilinear layer. Beyond some distance from the constant 1 it does not
-    matter to cosines how far a state is; the size of the output has what was taken off added again.
+    Exponents double with every bilinear layer. Beyond some distance from the constant 1 the size of
+    a state no longer changes cosines; the surplus is added to the exponent of the output again.
     """
     limit = 2.0 ** (np.finfo(unit.dtype).nmant - 4)
     top = unit.max()
@@ -371,14 +373,14 @@ def _kept_exact(unit: Unit) -> tuple[Unit, Unit]:
 
 
 def _exponents(array: Any) -> Any:
-    """Entry by entry the integer e with `2^(e - 1) <= |x| < 2^e`, as floats; -inf for zero."""
+    """The integers e with `2^(e - 1) <= |x| < 2^e`, entry by entry, as floats; -inf for zero."""
     xp = library(array)
     array = jax.lax.stop_gradient(array) if xp is jnp else np.asarray(array)
     return xp.where(array == 0, -np.inf, xp.frexp(array)[1])
 
 
 def _shifted(array: Any, by: Any) -> Any:
-    """`array * 2 ** by`, exact unless the result is no normal float."""
+    """The array times `2 ** by`, exact unless the result is no normal float."""
     xp = library(array, by)
     by = by.clip(-_VANISHES, _VANISHES).astype("int32")
     if xp is np and not by.any():
@@ -386,12 +388,12 @@ def _shifted(array: Any, by: Any) -> Any:
     if xp is np:
         return np.ldexp(array, by)
     array = jnp.asarray(array)
-    first = by // 2  # the whole power may be no float
+    first = by // 2  # two steps, as the whole power may be no float
     return array * _two_to(first, array.dtype) * _two_to(by - first, array.dtype)
 
 
 def _two_to(exponent: Any, dtype: Any) -> jax.Array:
-    """`2 ** exponent` from its bits, which is exact; clipped to what is a normal float."""
+    """The float `2 ** exponent` from its bits, which is exact; clipped to normal floats."""
     about = jnp.finfo(dtype)
     biased = jnp.clip(exponent, about.minexp, about.maxexp - 1) + about.maxexp - 1
     bits = biased.astype(f"uint{about.bits}") << about.nmant

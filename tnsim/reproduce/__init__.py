@@ -1,31 +1,41 @@
-"""The paper's experiments, rerun and judged: one folder each, three steps that can be read alone.
+"""The paper's experiments, rerun and judged: one module for each experiment, of three steps.
 
-In: the name of an experiment. Out: checkpoints, stores, figures, and claims with verdicts.
+The modules in their reading order:
 
-An experiment is a folder of five files:
+    experiment      `Experiment`: the steps and settings of an experiment, and experiments by name
+    run, steps      the folder of one run, and the sequence of its steps
+    claims, records claims with verdicts, and their JSON
+    page            claims as a table for a terminal, and all runs as a Markdown page
+    invariance, grokking, forgetting, differences, backdoor, argmax, language, induction
+                    the experiments
+    classifiers, images   networks and data of the experiments on images
+    phases          phases of matrices compared with phases of behaviour
 
-    setting.py    `Setting`, a frozen dataclass: sizes and rates, with the defaults of a quick run
-    train.py      `train(run)`: a plain optax script; writes checkpoints and a log (`Series`)
-    measure.py    `measure(run)`: reads the checkpoints, returns a frozen `Measured`; tnsim's public
-                  interface only, as a user would write it
-    claims.py     `claims(run, measured)`: rows of `Claim`, the paper's value beside ours
-    figure.py     `figures(run, measured)`: the paper's figure in our drawing, by file name
+The module of an experiment has its parts in this order:
 
-and its `__init__.py` puts them together as `EXPERIMENT`; `catalogue.py` knows it by name.
+    setting    a frozen dataclass of sizes and rates, with the defaults of a quick run
+    train      `train(run)`: a plain optax script; writes checkpoints and a log (`Series`)
+    measure    `measure(run)`: reads the checkpoints, returns a frozen `Measured`; tnsim's public
+               interface only, as a user would write it
+    claims     `claims(run, measured)`: rows of `Claim`, the paper's value beside ours
+    figures    `figures(run, measured)`: the paper's figure in our drawing, by file name
 
-*A step takes a `Run`* (`run.py`): where to write, the setting, the seed, data and checkpoints that
-somebody has. It is deterministic by setting and seed. It keeps what it has finished, so that a run
-that was stopped goes on: `train` skips a series whose log is written (`run.unfinished`), `measure`
-gives every `tnsim.pairwise` a store (`run.store`). Long loops show a bar (`run.bar`).
+and `EXPERIMENT` at its end puts them together; `experiment.py` knows it by name.
+
+*A step takes an `ExperimentRun`* (`run.py`): the folder to write to, the setting, the seed, and
+data and checkpoints of the user. A step is deterministic by setting and seed. Finished work is
+kept, so that a stopped run goes on: `train` skips a series whose log is written
+(`run.unfinished`), `measure` gives every `tnsim.pairwise` a store (`run.store`). Long loops show a
+bar (`run.bar`).
 
 *A claim is a number and an interval* (`claims.py`). The verdict is computed: in the interval it
 *holds*; outside it *does not hold*, unless `differs` says in which way this setting is not the
-paper's, then it *differs in setting*. What cannot be rerun says why (`cannot`). Several seeds give
-several values, all of them shown. A score of drift has a `control`, the same score where nothing
-but training happened, and an interval for the excess over it, which every seed must meet.
+paper's, then it *differs in setting*. A claim that cannot be rerun says why (`cannot`). Several
+seeds give several values, all of them shown. A score of drift has a `control`, the same score where
+nothing but training happened, and an interval for the excess over it, which every seed must meet.
 
 *Settings*: `default` takes minutes; `full` are those of the paper, by name where the paper's text
 and the authors' code disagree (`text`, `code`).
 
-Whatever a user of tnsim may need beyond the paper belongs to `analysis`, not here.
+Tools that a user of tnsim may need beyond the paper belong to `analysis`, not here.
 """

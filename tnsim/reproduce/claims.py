@@ -1,4 +1,4 @@
-"""What the paper says beside what was measured. In: numbers, intervals. Out: verdicts.
+"""Claims: values of the paper beside measured values, and their verdicts.
 
 Verdicts are computed here and nowhere else; no experiment states its own.
 """
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class Verdict(enum.StrEnum):
-    """What became of a claim."""
+    """Possible verdicts on a claim."""
 
     holds = "holds"
     fails = "does not hold"
@@ -27,7 +27,7 @@ class Verdict(enum.StrEnum):
 
 @dataclass(frozen=True)
 class Interval:
-    """Where a number is expected, both ends included.
+    """The interval in which a number is expected, both ends included.
 
     Example:
         >>> print(near(0.997, 0.02), at_least(0.9), at_most(0.1), sep=", ")
@@ -48,17 +48,17 @@ class Interval:
         if math.isinf(self.low):
             return f"at most {self.high:g}"
         middle, reach = (self.low + self.high) / 2, (self.high - self.low) / 2
-        if reach > middle / 4 > 0:  # wide, as where a factor is allowed either way
+        if reach > middle / 4 > 0:  # a wide interval, such as a factor of two either way
             return f"{self.low:.3g} to {self.high:.3g}"
         return f"{middle:g} ± {reach:.3g}"
 
 
 def near(value: float, tolerance: float) -> Interval:
-    """Within a tolerance of a value.
+    """The interval within a tolerance of a value.
 
     Args:
-        value: The middle.
-        tolerance: How far a number may be from it.
+        value: Middle of the interval.
+        tolerance: Largest distance from the middle.
 
     Returns:
         The interval, its ends free of the rounding of the sum.
@@ -71,7 +71,7 @@ def near(value: float, tolerance: float) -> Interval:
 
 
 def at_least(value: float) -> Interval:
-    """A value or more.
+    """The interval of a value or more.
 
     Example:
         >>> 0.95 in at_least(0.9)
@@ -81,7 +81,7 @@ def at_least(value: float) -> Interval:
 
 
 def at_most(value: float) -> Interval:
-    """A value or less.
+    """The interval of a value or less.
 
     Example:
         >>> 0.95 in at_most(0.9)
@@ -92,22 +92,22 @@ def at_most(value: float) -> Interval:
 
 @dataclass(frozen=True)
 class Claim:
-    """One row: what the paper says, what its authors have, what we measured, and what is expected.
+    """One claim with the values of the paper, of its authors and of this run, and an expectation.
 
     Args:
-        name: Short and unique within the experiment, in words joined by hyphens.
-        text: The claim, as one sentence.
-        where: It stands in the paper, such as "figure 2" or "appendix D".
-        ours: What was measured, a value for each seed; none where `cannot` says why.
-        expected: Where their mean must be for the claim to hold.
-        why: The reason for this interval.
-        paper: The value that the paper prints, a number or its words.
-        authors: The value of the authors' stored runs, where it is known.
+        name: Short name, unique within the experiment, in words joined by hyphens.
+        text: The claim as one sentence.
+        where: Place in the paper, such as "figure 2" or "appendix D".
+        ours: Measured values, one for each seed; empty where `cannot` says why.
+        expected: Interval in which the mean of `ours` must be for the claim to hold.
+        why: Reason for this interval.
+        paper: Value that the paper prints, a number or the paper's words.
+        authors: Value of the authors' stored runs, where it is known.
         control: The same quantity, seed by seed, where nothing but training happened.
-        excess: Where `ours - control` must be in every seed; given where a control is.
-        differs: How this setting is not the paper's, such as "digits instead of SVHN".
-        cannot: Why the claim cannot be rerun.
-        note: What a reader should know beside the numbers.
+        excess: Interval in which `ours - control` must be in every seed; given with a control.
+        differs: Difference of this setting from the paper's, such as "digits instead of SVHN".
+        cannot: Reason why the claim cannot be rerun.
+        note: Remark that a reader needs in addition to the numbers.
 
     Example:
         >>> claim = Claim("r", "r exceeds 0.9.", "appendix D", (0.93,), at_least(0.9))
@@ -131,12 +131,12 @@ class Claim:
 
 
 class Summary(NamedTuple):
-    """Measures side by side, where single claims do not show how they compare.
+    """A table of measures side by side, as single claims do not show how measures compare.
 
     Attributes:
-        title: What is compared.
-        heads: Of the columns.
-        rows: Words, a cell for each column.
+        title: Words for the compared quantities.
+        heads: Heads of the columns.
+        rows: Rows of words, a cell for each column.
     """
 
     title: str
@@ -145,18 +145,18 @@ class Summary(NamedTuple):
 
 
 def verdict(claim: Claim) -> Verdict:
-    """What became of a claim.
+    """The verdict on a claim.
 
     Args:
-        claim: With its measured values.
+        claim: A claim with its measured values.
 
     Returns:
         *Holds* where the mean of `ours` is in `expected` and every seed's excess over its control
         in `excess`. Otherwise *does not hold*, or *differs in setting* where the claim says how.
 
     Raises:
-        ResultError: A value is not finite, nothing is expected of a measured value, or there are
-            not as many controls as values.
+        ResultError: When a value is not finite, nothing is expected of a measured value, or the
+            numbers of controls and values differ.
 
     Example:
         >>> drift = Claim("drift", "The attack is seen.", "figure 5", (0.27, 0.26), at_least(0.2),
@@ -175,7 +175,7 @@ def verdict(claim: Claim) -> Verdict:
 
 
 def mean(values: tuple[float, ...]) -> float:
-    """The mean over seeds, for values that are there.
+    """The mean over seeds, of at least one value.
 
     Example:
         >>> mean((1.0, 2.0))
@@ -185,14 +185,14 @@ def mean(values: tuple[float, ...]) -> float:
 
 
 def each(seeds: Iterable[T], value: Callable[[T], float]) -> tuple[float, ...]:
-    """A value for each seed, as a claim has them.
+    """A value for each seed, in the form that a claim has.
 
     Args:
-        seeds: What was measured of each.
-        value: To take of it.
+        seeds: Measured results of each seed.
+        value: Function that gives the value of a seed's results.
 
     Returns:
-        The values in their order.
+        The values in the order of the seeds.
 
     Example:
         >>> each(("a", "bc"), len)

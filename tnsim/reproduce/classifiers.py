@@ -1,7 +1,7 @@
-"""Quadratic classifiers of images. In: sizes, seeds. Out: weights, logits, models.
+"""Quadratic classifiers of images: weights, logits, training steps and models.
 
 Scores are `head (down ((left e) * (right e)))` with `e = embed x`, without biases or norms. The
-small one has neither embedding nor head.
+small classifier has neither embedding nor head.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ DIGITS = 10
 
 Params = dict[str, Float[Array, "rows columns"]]
 State = tuple[Params, Any]
-"""Weights, and what the optimiser remembers."""
+"""Weights, and the state of the optimiser."""
 
 
 def initialise(key: Array, pixels: int, hidden: int, width: int | None = None) -> Params:
     """Weights uniform between plus and minus 1 / sqrt(columns).
 
     Args:
-        key: Of the randomness.
-        pixels: Of an image.
-        hidden: Units of the bilinear layer.
-        width: Of the embedding; None for no embedding and no head.
+        key: Random key.
+        pixels: Number of pixels of an image.
+        hidden: Hidden units of the bilinear layer.
+        width: Width of the embedding; None for no embedding and no head.
 
     Returns:
         Matrices by name.
@@ -67,12 +67,12 @@ def logits(params: Params, x: Float[Array, "batch pixels"]) -> Float[Array, "bat
 def loss(
     params: Params, x: Float[Array, "batch pixels"], y: Int[Array, " batch"]
 ) -> Float[Array, ""]:
-    """Mean cross-entropy."""
+    """The mean cross-entropy of a batch."""
     return optax.softmax_cross_entropy_with_integer_labels(logits(params, x), y).mean()
 
 
 def accuracy(params: Params, x: Float[np.ndarray, "n pixels"], y: Int[np.ndarray, " n"]) -> float:
-    """Share of the images whose digit has the largest score."""
+    """The share of the images whose digit has the largest score."""
     guesses = np.asarray(_guesses(params, x))
     return float((guesses == y).mean())
 
@@ -94,7 +94,7 @@ def step(
     rate: Float[Array, ""] | float,
     weight_decay: float,
 ) -> State:
-    """One step of AdamW."""
+    """The state after one step of AdamW."""
     params, remembered = state
     grads = jax.grad(loss)(params, x, y)
     updates, remembered = _adamw(weight_decay).update(grads, remembered, params)
@@ -109,12 +109,12 @@ def _adamw(weight_decay: float) -> optax.GradientTransformation:
 
 
 def cosine_rate(rate: float, number: Int[Array, ""], total: Int[Array, ""]) -> Float[Array, ""]:
-    """The rate at a step of a cosine schedule, which falls to 0 at the last one."""
+    """The rate at a step of a cosine schedule, which falls to 0 at the last step."""
     return rate * (1 + jnp.cos(jnp.pi * number / total)) / 2
 
 
 def model(params: Params) -> tnsim.Model:
-    """The classifier as tnsim reads it."""
+    """The classifier as a model of tnsim."""
     weights = {name: np.asarray(weight) for name, weight in params.items()}
     layers: list[Any] = [tnsim.Bilinear(weights["left"], weights["right"], weights["down"])]
     if "embed" in weights:

@@ -1,13 +1,19 @@
-"""What an experiment is. In: its three steps and its settings. Out: an `Experiment`, plain data."""
+"""Experiments as plain data, and experiments by name.
+
+The module of an experiment is imported when its name is asked for.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
+from tnsim.errors import MissingExtra, TnsimError
 from tnsim.reproduce.claims import Claim, Summary
-from tnsim.reproduce.run import Run
+from tnsim.reproduce.run import ExperimentRun
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -16,25 +22,26 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Experiment:
-    """Three steps, the settings they may run at, and what the paper has of it.
+    """Three steps of an experiment, their settings, and the place of the experiment in the paper.
 
     Args:
-        name: On the command line.
-        title: Of pages and lists.
-        where: The sections, figures and tables of the paper.
-        default: A setting of minutes.
-        full: The paper's settings, by name: "paper", or "text" and "code" where the two differ.
-        train: Writes checkpoints; skips what is finished.
-        measure: Reads them, computes similarities; returns what the two below read.
-        claims: Rows.
-        figures: By name of the file, without its ending.
-        results: Pairwise results to be explored on a page, by name.
-        summaries: Tables of measures side by side.
-        data: What a folder of real data must hold, empty where the experiment draws its own.
-        checkpoints: What a folder of somebody's checkpoints must hold, empty where none fit.
+        name: Name on the command line.
+        title: Title on pages and in lists.
+        where: Sections, figures and tables of the paper.
+        default: A setting that takes minutes.
+        full: The paper's settings by name: "paper", or "text" and "code" where the two differ.
+        train: Function that writes checkpoints and skips finished series.
+        measure: Function that reads the checkpoints and returns the measured values.
+        claims: Function from the measured values to claims.
+        figures: Function from the measured values to figures, by file name without its ending.
+        results: Function from the measured values to pairwise results for pages, by name.
+        summaries: Function from the measured values to tables of measures side by side.
+        data: Contents that a folder of real data must have, empty where the experiment draws its
+            own data.
+        checkpoints: Contents that a folder of a user's checkpoints must have, empty where none fit.
 
     Example:
-        >>> from tnsim.reproduce.catalogue import experiment
+        >>> from tnsim.reproduce.experiment import experiment
         >>> experiment("invariance").title
         'Invariance and exactness'
     """
@@ -44,11 +51,59 @@ class Experiment:
     where: str
     default: Any
     full: Mapping[str, Any]
-    train: Callable[[Run], None]
-    measure: Callable[[Run], Any]
-    claims: Callable[[Run, Any], tuple[Claim, ...]]
-    figures: Callable[[Run, Any], Mapping[str, Figure]]
+    train: Callable[[ExperimentRun], None]
+    measure: Callable[[ExperimentRun], Any]
+    claims: Callable[[ExperimentRun, Any], tuple[Claim, ...]]
+    figures: Callable[[ExperimentRun, Any], Mapping[str, Figure]]
     results: Callable[[Any], Mapping[str, xr.Dataset]] = field(default=lambda measured: {})
     summaries: Callable[[Any], tuple[Summary, ...]] = field(default=lambda measured: ())
     data: str = ""
     checkpoints: str = ""
+
+
+NAMES = (
+    "invariance",
+    "grokking",
+    "forgetting",
+    "differences",
+    "backdoor",
+    "argmax",
+    "language",
+    "induction",
+)
+"""Names of the experiments in the order of the paper."""
+
+
+NEEDED = {  # module: the package that brings it
+    "optax": "optax",
+    "sklearn": "scikit-learn",
+    "PIL": "pillow",
+    "matplotlib": "matplotlib",
+    "xarray": "xarray",
+    "zarr": "zarr",
+}
+
+
+def experiment(name: str) -> Experiment:
+    """The experiment of this name.
+
+    Args:
+        name: One of `NAMES`.
+
+    Returns:
+        The experiment.
+
+    Raises:
+        TnsimError: When no experiment has this name.
+        MissingExtra: When a package that experiments need is not installed.
+
+    Example:
+        >>> experiment("invariance").where
+        'figure 2, sections 2.2 and 2.3'
+    """
+    if name not in NAMES:
+        raise TnsimError(f"no experiment is called {name!r}; there are {', '.join(NAMES)} and all")
+    for module, package in NEEDED.items():
+        if find_spec(module) is None:
+            raise MissingExtra(package, "reproduce", "rerunning the paper")
+    return import_module(f"tnsim.reproduce.{name}").EXPERIMENT

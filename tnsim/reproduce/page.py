@@ -1,4 +1,4 @@
-"""The page that says what became of the paper's claims. In: folders of runs. Out: Markdown.
+"""Claims as a table for a terminal, and the Markdown page of all runs.
 
 Every word and number about a run comes from its `claims.json`, so the page is made again, never
 edited.
@@ -6,6 +6,7 @@ edited.
 
 from __future__ import annotations
 
+import textwrap
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path, PurePosixPath
@@ -13,28 +14,185 @@ from typing import Any
 
 from tnsim.errors import ResultError
 from tnsim.files import beginning, replacing
-from tnsim.reproduce import records, table
-from tnsim.reproduce.catalogue import NAMES
-from tnsim.reproduce.claims import Verdict
+from tnsim.reproduce import records
+from tnsim.reproduce.claims import Verdict, mean
+from tnsim.reproduce.experiment import NAMES
+from tnsim.reproduce.records import claim_of
+
+COLUMNS = (
+    ("claim", 44),
+    ("paper", 9),
+    ("authors", 9),
+    ("ours", 18),
+    ("control", 18),
+    ("expected", 16),
+    ("verdict", 18),
+)
+
+
+def lines(record: dict[str, Any]) -> list[str]:
+    """A table of all claims of a run with their verdicts, and tables of measures.
+
+    Args:
+        record: A record that `records.record` made.
+
+    Returns:
+        Lines without their ends.
+    """
+    about = f"{record['where']}; setting {record['setting']}, seed {record['seed']}"
+    heads = [name for name, _ in COLUMNS]
+    rules = ["-" * width for _, width in COLUMNS]
+    table = [f"{record['title']} ({about})", "", _line(heads).rstrip(), _line(rules)]
+    for row in record["claims"]:
+        table += _wrapped(cells(row))
+    table += ["", score([record])]
+    for summary in record["summaries"]:
+        table += ["", f"{summary['title']}:", "", *_aligned([summary["heads"], *summary["rows"]])]
+    return table
+
+
+def cells(row: dict[str, Any]) -> tuple[str, ...]:
+    """The words of one claim, in the order of `COLUMNS`.
+
+    Args:
+        row: Row of a record.
+
+    Returns:
+        Words; a dash in the place of an absent value.
+    """
+    claim = claim_of(row)
+    return (
+        f"{claim.text} ({claim.where})",
+        published(claim.paper),
+        published(claim.authors),
+        values(claim.ours),
+        values(claim.control),
+        expectation(row),
+        row["verdict"],
+    )
+
+
+def expectation(row: dict[str, Any]) -> str:
+    """The expectation of a claim in words; a dash where the claim cannot be rerun."""
+    claim = claim_of(row)
+    parts = []
+    if claim.expected is not None:
+        parts.append(str(claim.expected))
+    if claim.excess is not None:
+        parts.append(f"beyond control {claim.excess}")
+    return "; ".join(parts) or "-"
+
+
+def published(value: float | str | None) -> str:
+    """A published value as it was published, a dash for no value.
+
+    Example:
+        >>> published(None), published(0.92), published("> 0.9")
+        ('-', '0.92', '> 0.9')
+    """
+    if value is None:
+        return "-"
+    if isinstance(value, str):
+        return value
+    return f"{value:g}"
+
+
+def values(ours: Sequence[float]) -> str:
+    """The mean over seeds, followed by the least and the largest value where these differ.
+
+    Example:
+        >>> values((0.5,)), values((0.25, 0.75)), values((1.0, 1.0))
+        ('0.5', '0.5 (0.25 to 0.75)', '1')
+    """
+    if not ours:
+        return "-"
+    text, least, largest = map(number, (mean(tuple(ours)), min(ours), max(ours)))
+    if least == largest:
+        return text
+    return f"{text} ({least} to {largest})"
+
+
+def number(value: float) -> str:
+    """A number with three decimals; a small number with two digits, a large number without any.
+
+    Example:
+        >>> number(0.12345), number(1e-9), number(12345.6), number(1.0)
+        ('0.123', '1e-09', '12,346', '1')
+    """
+    if value != 0 and abs(value) < 0.001:
+        return f"{value:.2g}"
+    if abs(value) >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.3f}".rstrip("0").rstrip(".")
+
+
+def score(records: Iterable[dict[str, Any]]) -> str:
+    """The numbers of claims with each verdict, in words.
+
+    Example:
+        >>> score([{"claims": [{"verdict": "holds"}, {"verdict": "holds"}]}])
+        '2 claims: 2 hold'
+    """
+    verdicts = Counter(row["verdict"] for record in records for row in record["claims"])
+    counted = [f"{verdicts[one]} {_PLURAL[one]}" for one in Verdict if verdicts[one]]
+    return f"{verdicts.total()} claims: {', '.join(counted)}"
+
+
+_PLURAL = {
+    Verdict.holds: "hold",
+    Verdict.fails: "do not hold",
+    Verdict.differs: "differ in setting",
+    Verdict.cannot: "cannot be rerun",
+}
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Rows as lines; every column is as wide as its longest cell."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for row in rows:
+        padded = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
+        lines.append("  ".join(padded).rstrip())
+    return lines
+
+
+def _wrapped(words: Sequence[str]) -> list[str]:
+    """One row as lines, as many as its longest cell takes."""
+    columns = []
+    for text, (_, width) in zip(words, COLUMNS, strict=True):
+        columns.append(textwrap.wrap(text, width))
+    height = max(map(len, columns))
+    padded = [column + [""] * (height - len(column)) for column in columns]
+    return [_line(parts).rstrip() for parts in zip(*padded, strict=True)]
+
+
+def _line(parts: Sequence[str]) -> str:
+    widths = [width for _, width in COLUMNS]
+    return "  ".join(part.ljust(width) for part, width in zip(parts, widths, strict=True))
+
 
 TITLE = "# The paper, rerun"
+
+
 PAGE = beginning("a page of tnsim reproduce", TITLE.encode())
+
+
 Placed = tuple[PurePosixPath, dict[str, Any]]
-"""A record, and the folder of its pictures as the page links to it."""
+"""The folder of a record's pictures, relative to the page, and the record."""
 
 
 def write(root: Path, path: Path) -> Path:
     """Write the page of all runs below a folder.
 
     Args:
-        root: Holds `EXPERIMENT/SETTING/claims.json`.
-        path: Of the page.
+        root: Folder of the runs, which holds `EXPERIMENT/SETTING/claims.json`.
+        path: Path of the page.
 
     Returns:
         The path.
 
     Raises:
-        ResultError: There is no run, or one that cannot be read.
+        ResultError: When there is no run, or a run cannot be read.
     """
     text = page(gathered(root, path.parent))
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -44,17 +202,17 @@ def write(root: Path, path: Path) -> Path:
 
 
 def gathered(root: Path, beside: Path) -> list[Placed]:
-    """The records below a folder, in the order of the catalogue.
+    """The records below a folder, in the order of `experiment.NAMES`.
 
     Args:
-        root: Holds `EXPERIMENT/SETTING/claims.json`.
+        root: Folder of the runs, which holds `EXPERIMENT/SETTING/claims.json`.
         beside: The folder of the page, above `root` or equal to it.
 
     Returns:
         Records with their folders.
 
     Raises:
-        ResultError: There is none.
+        ResultError: When there is no record.
     """
     placed: list[Placed] = []
     for name in NAMES:
@@ -84,7 +242,7 @@ def page(placed: Sequence[Placed]) -> str:
         "Every claim of the paper that can be rerun, beside what was measured. This page is "
         "written by `tnsim reproduce` from the `claims.json` of every run; nobody edits it.",
         "",
-        f"**{table.score(found)}.**",
+        f"**{score(found)}.**",
         "",
         *_overview(found),
         *_listed("What does not hold", found, Verdict.fails),
@@ -98,7 +256,7 @@ def page(placed: Sequence[Placed]) -> str:
 
 
 def _overview(found: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """A row for each run."""
+    """The lines of a table with a row for each run."""
     heads = ["experiment", "in the paper", "setting", "seed", "train", "measure", *Verdict]
     yield from _head(heads)
     for record in found:
@@ -118,7 +276,7 @@ def _overview(found: Sequence[dict[str, Any]]) -> Iterator[str]:
 
 
 def _listed(title: str, found: Iterable[dict[str, Any]], wanted: Verdict) -> list[str]:
-    """Claims with one verdict, each with its numbers and its reason; nothing where none has it."""
+    """A section of the claims with one verdict, with their numbers; empty without such claims."""
     items = []
     for record in found:
         for row in record["claims"]:
@@ -132,21 +290,21 @@ def _listed(title: str, found: Iterable[dict[str, Any]], wanted: Verdict) -> lis
 def _reason(row: dict[str, Any]) -> str:
     if row["cannot"]:
         return _sentence(row["cannot"])
-    said = [f"Ours: {table.values(row['ours'])}"]
+    said = [f"Ours: {values(row['ours'])}"]
     if row["control"]:
-        said.append(f"control: {table.values(row['control'])}")
+        said.append(f"control: {values(row['control'])}")
     if row["paper"] is not None:
-        said.append(f"paper: {table.published(row['paper'])}")
+        said.append(f"paper: {published(row['paper'])}")
     if row["authors"] is not None:
-        said.append(f"authors: {table.published(row['authors'])}")
-    said.append(f"expected: {table.expectation(row)}")
+        said.append(f"authors: {published(row['authors'])}")
+    said.append(f"expected: {expectation(row)}")
     sentences = [_sentence("; ".join(said))]
     sentences += [_sentence(row[name]) for name in ("differs", "note") if row[name]]
     return " ".join(sentences)
 
 
 def _section(folder: PurePosixPath, record: dict[str, Any]) -> Iterator[str]:
-    """The figures and all claims of one run."""
+    """The lines of the section of one run, with its figures and all claims."""
     yield f"## {_title(record)}"
     yield ""
     yield f"`tnsim reproduce {_arguments(record)}`; {record['where']} of the paper."
@@ -160,9 +318,9 @@ def _section(folder: PurePosixPath, record: dict[str, Any]) -> Iterator[str]:
         yield from _head(summary["heads"])
         yield from map(_row, summary["rows"])
         yield ""
-    yield from _head([name for name, _ in table.COLUMNS])
+    yield from _head([name for name, _ in COLUMNS])
     for row in record["claims"]:
-        yield _row(table.cells(row))
+        yield _row(cells(row))
     yield ""
     yield "Why these intervals:"
     yield ""
@@ -177,7 +335,7 @@ def _section(folder: PurePosixPath, record: dict[str, Any]) -> Iterator[str]:
 
 
 def _arguments(record: dict[str, Any]) -> str:
-    """What the command line was, in short."""
+    """The arguments of the command line that made a record."""
     words = [record["experiment"]]
     if record["setting"] != "default":
         words.append("--full")
@@ -191,7 +349,7 @@ def _arguments(record: dict[str, Any]) -> str:
 
 
 def _origins(found: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """Machines and versions, once where they are equal."""
+    """The lines of a list of machines and versions, each once, with their experiments."""
     yield "## Machines and versions"
     yield ""
     by_origin: dict[str, list[str]] = {}
@@ -210,7 +368,7 @@ def _title(record: dict[str, Any]) -> str:
 
 
 def _anchor(record: dict[str, Any]) -> str:
-    """The anchor that readers of Markdown give to a heading."""
+    """The anchor of a record's heading, by the rule of Markdown renderers."""
     kept = [letter for letter in _title(record).lower() if letter.isalnum() or letter in " -"]
     return "".join(kept).replace(" ", "-")
 

@@ -1,6 +1,7 @@
-"""Whether a matrix shows the phases that behaviour shows. In: matrices. Out: `Seen`, claims.
+"""Comparison of the phases of a matrix with the phases of behaviour.
 
-Compared are the steps that start a phase, and the order in which pairs of checkpoints are alike.
+Two things are compared: the steps that start a phase, and the order of pairs of checkpoints by
+their likeness.
 """
 
 from __future__ import annotations
@@ -19,16 +20,17 @@ if TYPE_CHECKING:
 
 
 class Seen(NamedTuple):
-    """What the best phases of a matrix have to do with those of behaviour.
+    """The best phases of a matrix, compared with the phases of behaviour.
 
     Attributes:
         starts: Labels of the checkpoints that start the matrix's own phases.
-        score: Block score of these, by the formula of the paper's text.
-        last: The same by that of its published figures; None where the last phase is a single
-            checkpoint, of which it says nothing.
-        even: The score of a run that drifts evenly, see `drifting_evenly`, at its own best phases.
-        late: Checkpoints by which its phases start later than those of behaviour, on average
-            without sign.
+        score: Block score of these phases, by the formula of the paper's text.
+        last: Block score by the formula of the paper's published figures; None where the last phase
+            is a single checkpoint, for which the formula is empty.
+        even: Block score of a run that drifts evenly, see `drifting_evenly`, at its own best
+            phases.
+        late: Mean distance, in checkpoints, between the starts of the matrix's phases and of
+            behaviour's.
         rank: Spearman's coefficient with likeness in behaviour, over pairs of checkpoints.
     """
 
@@ -41,10 +43,10 @@ class Seen(NamedTuple):
 
 
 def seen(matrix: xr.DataArray, behaviour: xr.DataArray, change_points: Sequence[int]) -> Seen:
-    """Compare the best phases of a matrix with as many of behaviour.
+    """Compare the best phases of a matrix with as many phases of behaviour.
 
     Args:
-        matrix: Of similarities.
+        matrix: Matrix of similarities.
         behaviour: Squared distances of the same checkpoints.
         change_points: Rows at which behaviour changes.
 
@@ -76,15 +78,15 @@ def claims_of(
     authors: Mapping[str, float] | None = None,
     differs: str = "",
 ) -> list[Claim]:
-    """Two rows for each matrix: whether it has phases at all, and whether they are behaviour's.
+    """Two claims for each matrix: that it has phases, and that its phases are behaviour's.
 
     Args:
-        found: What was seen in the matrices, by name.
-        titles: Of the matrices, by name.
-        where: In the paper.
-        turns: How behaviour's phases are spoken of, such as "the accuracy turns".
+        found: Phases of the matrices, by name.
+        titles: Titles of the matrices, by name.
+        where: Place of the claims in the paper.
+        turns: Words for the starts of behaviour's phases, such as "the accuracy turns".
         authors: Block scores of the authors' stored matrices.
-        differs: How the setting is not the paper's.
+        differs: Difference of the setting from the paper's.
 
     Returns:
         Claims `blocks-NAME` and `phases-NAME`.
@@ -120,17 +122,17 @@ def claims_of(
 
 
 def summary(found: Mapping[str, Seen], titles: Mapping[str, str], turns: Sequence[Any]) -> Summary:
-    """All matrices side by side.
+    """A table of all matrices side by side.
 
     Args:
-        found: What was seen in the matrices, by name.
-        titles: Of the matrices, by name.
+        found: Phases of the matrices, by name.
+        titles: Titles of the matrices, by name.
         turns: Steps at which behaviour changes.
 
     Returns:
-        A table with a row for each matrix: its block score by the formula of the paper's text, that
-        of the same drift without phases, the score by the formula of the published figures, the
-        steps at which its phases start, how many checkpoints these are from behaviour's on average,
+        A table with a row for each matrix: its block score by the formula of the paper's text, the
+        score of the same drift without phases, the score by the formula of the published figures,
+        the steps at which its phases start, their mean distance from behaviour's in checkpoints,
         and Spearman's coefficient with likeness in behaviour over pairs of checkpoints.
     """
     heads = (
@@ -165,7 +167,7 @@ def _steps(steps: Sequence[Any]) -> str:
 
 
 def drifting_evenly(similarity: Float[np.ndarray, "K K"]) -> Float[np.ndarray, "K K"]:
-    """The same drift without phases: models as many checkpoints apart are alike to one degree.
+    """The same drift without phases: similarity depends on the distance in checkpoints alone.
 
     Args:
         similarity: A matrix of a run.
@@ -186,13 +188,13 @@ def drifting_evenly(similarity: Float[np.ndarray, "K K"]) -> Float[np.ndarray, "
 
 
 def squared_distances(curves: Float[np.ndarray, "K curves"]) -> Float[np.ndarray, "K K"]:
-    """Squared distances of checkpoints in what some curves say of them, each over its own range.
+    """The squared distances of checkpoints in some curves, each curve divided by its range.
 
     Args:
         curves: Values of K checkpoints.
 
     Returns:
-        (K, K), not negative, with zeros on its diagonal.
+        Distances (K, K), not negative, with zeros on the diagonal.
 
     Example:
         >>> squared_distances(np.array([[1.0, 0.0], [3.0, 0.0]])).tolist()

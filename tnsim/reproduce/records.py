@@ -1,4 +1,4 @@
-"""What came of a run, as JSON. In: a run, claims. Out: `claims.json`, and records read from it.
+"""Records of runs as JSON: `claims.json`, written and read.
 
 Nothing is typed by hand: tables and pages are made of these files alone.
 """
@@ -18,7 +18,7 @@ import tnsim
 from tnsim.errors import CheckpointError, ResultError
 from tnsim.reproduce.claims import Claim, Interval, Summary, verdict
 from tnsim.reproduce.experiment import Experiment
-from tnsim.reproduce.run import Run, read_json, seconds_of
+from tnsim.reproduce.run import ExperimentRun, read_json, seconds_of
 
 FILE = "claims.json"
 PACKAGES = ("jax", "numpy", "optax", "scikit-learn")
@@ -27,18 +27,18 @@ PACKAGES = ("jax", "numpy", "optax", "scikit-learn")
 def record(
     experiment: Experiment,
     setting: str,
-    run: Run,
+    run: ExperimentRun,
     claims: tuple[Claim, ...],
     figures: tuple[str, ...],
     summaries: tuple[Summary, ...] = (),
 ) -> dict[str, Any]:
-    """All that is known of a run, as plain data.
+    """The record of a run as plain data.
 
     Args:
-        experiment: What was run.
-        setting: The name of its setting.
-        run: Where and with what.
-        claims: What came of it.
+        experiment: The experiment that was run.
+        setting: Name of the setting.
+        run: The run, with its folder, seed and data.
+        claims: Claims with measured values.
         figures: Names of the pictures beside the record.
         summaries: Tables of measures side by side.
 
@@ -46,7 +46,7 @@ def record(
         An object for JSON; `claims` has a row for each claim, with its verdict.
 
     Raises:
-        ResultError: A claim has no finite value and no reason why.
+        ResultError: When two claims have one name, or a claim has no finite value and no reason.
     """
     names = [claim.name for claim in claims]
     if len(set(names)) != len(names):
@@ -104,7 +104,7 @@ def read(path: Path) -> dict[str, Any]:
     """A record from its file.
 
     Raises:
-        ResultError: The file is missing or is no record.
+        ResultError: When the file is missing or is no record.
     """
     try:
         found = read_json(path)
@@ -128,7 +128,7 @@ def machine() -> str:
 
 
 def versions() -> dict[str, str]:
-    """Of tnsim, Python and what computes."""
+    """The versions of tnsim, Python and the packages that compute."""
     installed = {name: metadata.version(name) for name in PACKAGES}
     return {"tnsim": tnsim.__version__, "python": platform.python_version(), **installed}
 
@@ -157,5 +157,5 @@ def _interval(ends: list[float | None] | None) -> Interval | None:
 
 
 def _plain(value: Any) -> Any:
-    """The same with lists for tuples, as it comes back from a file."""
+    """A value with lists for tuples, as it is read back from a file."""
     return json.loads(json.dumps(value, allow_nan=False))

@@ -1,9 +1,10 @@
-"""One run of an experiment. In: a folder, a setting, a seed. Out: places for what its steps keep.
+"""One run of an experiment: the folder in which its steps keep their results.
 
-FOLDER/setting.json                 which run this is; another is refused
-FOLDER/checkpoints/SERIES/*         what `train` writes, and log.json when a series is complete
-FOLDER/stores/NAME.zarr             what `measure` has computed
-FOLDER/claims.json, *.png, *.html   what came of it
+FOLDER/setting.json                 the setting of the run; a run at another setting is refused
+FOLDER/seconds.json                 the time that each step took
+FOLDER/checkpoints/SERIES/*         checkpoints of `train`, and log.json of a complete series
+FOLDER/stores/NAME.zarr             similarities that `measure` has computed
+FOLDER/claims.json, *.png, *.html   claims, figures and pages
 """
 
 from __future__ import annotations
@@ -27,20 +28,20 @@ S = TypeVar("S")
 
 
 @dataclass(frozen=True)
-class Run(Generic[S]):
-    """Where an experiment runs and with what.
+class ExperimentRun(Generic[S]):
+    """The folder, setting, seed and inputs of a run.
 
     Args:
-        folder: Of this run.
+        folder: Folder of this run.
         setting: Sizes and rates, a frozen dataclass.
-        seed: Of all randomness; several seeds are counted from here.
-        data: A folder of real data, where somebody has it.
-        given: A folder of checkpoints that somebody has; nothing is trained then.
+        seed: Seed of all random numbers; several seeds are counted from here.
+        data: A folder of the user's real data, None for none.
+        given: A folder of the user's checkpoints; then nothing is trained.
         progress: Whether bars are shown.
 
     Example:
-        >>> from tnsim.reproduce.invariance.setting import Setting
-        >>> run = Run(Path("out/invariance"), Setting())
+        >>> from tnsim.reproduce.invariance import InvarianceSetting
+        >>> run = ExperimentRun(Path("out/invariance"), InvarianceSetting())
         >>> print(run.checkpoints, run.store("gaussian"))
         out/invariance/checkpoints out/invariance/stores/gaussian.zarr
     """
@@ -58,7 +59,7 @@ class Run(Generic[S]):
         return self.given or self.folder / "checkpoints"
 
     def store(self, name: str) -> Path:
-        """Where a pairwise run keeps its tiles."""
+        """The path of the store in which a pairwise run keeps its tiles."""
         return self.folder / "stores" / f"{name}.zarr"
 
     def series(self, name: str) -> tnsim.Series:
@@ -66,17 +67,17 @@ class Run(Generic[S]):
         return tnsim.Series(self.checkpoints / name)
 
     def log(self, name: str, *numbers: str) -> list[dict[str, Any]]:
-        """What `train` wrote about a series.
+        """The log that `train` wrote about a series.
 
         Args:
-            name: Of the series.
-            *numbers: That every entry must have, beside its `step`.
+            name: Name of the series.
+            *numbers: Names of numbers that every entry must have in addition to `step`.
 
         Returns:
             An entry for each checkpoint.
 
         Raises:
-            CheckpointError: The log is missing, or is not that of these checkpoints.
+            CheckpointError: When the log is missing, or does not fit these checkpoints.
         """
         path = self.checkpoints / name / LOG
         wanted = ("step", *numbers)
@@ -98,7 +99,7 @@ class Run(Generic[S]):
         return entries
 
     def unfinished(self, names: Iterable[str]) -> list[str]:
-        """The series among these that are not complete yet."""
+        """The names of series that are not complete yet, among some names."""
         return [name for name in names if not (self.checkpoints / name / LOG).exists()]
 
     def bar(self, total: int | None, description: str, unit: str = "step") -> Any:
@@ -112,8 +113,8 @@ class Recorder:
     """Writes a series: checkpoints one by one, and the log when all are there.
 
     Args:
-        run: Whose series it is.
-        name: Of the series.
+        run: The run to which the series belongs.
+        name: Name of the series.
         **about: Settings that the log repeats.
 
     Example, as text:
@@ -122,7 +123,7 @@ class Recorder:
         recorder.finish()
     """
 
-    def __init__(self, run: Run, name: str, **about: Any) -> None:
+    def __init__(self, run: ExperimentRun, name: str, **about: Any) -> None:
         self._folder = run.checkpoints / name
         self._folder.mkdir(parents=True, exist_ok=True)
         self._about = about
@@ -132,10 +133,10 @@ class Recorder:
         """Keep a checkpoint.
 
         Args:
-            step: Of training.
-            model: Its weights.
-            name: Of the file, where not the step.
-            **numbers: For the log, such as losses and accuracies.
+            step: Training step.
+            model: Model at this step.
+            name: Name of the file; by default the step.
+            **numbers: Numbers for the log, such as losses and accuracies.
         """
         tnsim.save(model, self._folder / f"{name or f'step_{step:06d}'}.safetensors")
         plain = {key: float(value) for key, value in numbers.items()}
@@ -149,7 +150,7 @@ class Recorder:
 def write_json(path: Path, data: Mapping[str, Any]) -> None:
     """Write an object as a whole or not at all; folders are made, NaN is refused.
 
-    A file that is no object of such keys is not replaced.
+    An existing file is replaced only where it is a JSON object of the same keys.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     text = json.dumps(data, indent=1, allow_nan=False, ensure_ascii=False)
@@ -161,13 +162,13 @@ def read_json(path: Path) -> dict[str, Any]:
     """An object that a run has kept.
 
     Args:
-        path: Of the file.
+        path: Path of the file.
 
     Returns:
         The object.
 
     Raises:
-        CheckpointError: The file cannot be read, or holds something else.
+        CheckpointError: When the file cannot be read, or holds something else.
     """
     try:
         with regular(path) as file:
@@ -186,15 +187,15 @@ def read_json(path: Path) -> dict[str, Any]:
     )
 
 
-def claim_folder(run: Run, experiment: str) -> None:
-    """Write down which run a folder holds, or refuse a folder that holds another.
+def claim_folder(run: ExperimentRun, experiment: str) -> None:
+    """Record in a folder which run it holds, or refuse a folder that holds another run.
 
     Args:
-        run: About to start.
-        experiment: Its name.
+        run: The run that starts.
+        experiment: Name of the experiment.
 
     Raises:
-        StoreMismatch: The folder holds a run of another experiment, setting, seed or data.
+        StoreMismatch: When the folder holds a run of another experiment, setting, seed or data.
     """
     path = run.folder / "setting.json"
     about = {
@@ -218,8 +219,8 @@ def claim_folder(run: Run, experiment: str) -> None:
 
 
 @contextmanager
-def timed(run: Run, step: str) -> Iterator[None]:
-    """Add up the seconds that a step takes, over all times it was stopped, until it is done."""
+def timed(run: ExperimentRun, step: str) -> Iterator[None]:
+    """Add up the seconds that a step takes until it is done, over all interrupted runs."""
     path = run.folder / "seconds.json"
     known = _steps(path)
     so_far = known.get(step, {"seconds": 0.0, "done": False})
@@ -235,14 +236,14 @@ def timed(run: Run, step: str) -> Iterator[None]:
             write_json(path, known)
 
 
-def seconds_of(run: Run) -> dict[str, float]:
-    """What the steps of a run took, as `timed` has it."""
+def seconds_of(run: ExperimentRun) -> dict[str, float]:
+    """The seconds that the steps of a run took, as `timed` recorded them."""
     path = run.folder / "seconds.json"
     return {step: entry["seconds"] for step, entry in _steps(path).items()}
 
 
 def _steps(path: Path) -> dict[str, Any]:
-    """What steps took so far; nothing where there is no file yet."""
+    """The seconds of the steps so far; empty where there is no file yet."""
     if not path.exists():
         return {}
     known = read_json(path)
@@ -256,13 +257,13 @@ def _steps(path: Path) -> dict[str, Any]:
     return known
 
 
-def unfinished_seeds(run: Run[Any], count: int, series: Sequence[str]) -> list[int]:
+def unfinished_seeds(run: ExperimentRun[Any], count: int, series: Sequence[str]) -> list[int]:
     """Seeds whose series are not all complete yet.
 
     Args:
-        run: That is trained.
-        count: Of its seeds, the first being the run's.
-        series: That each seed has, in a folder `seed-N`.
+        run: The run that is trained.
+        count: Number of seeds, counted from the seed of the run.
+        series: Names of the series of each seed, in a folder `seed-N`.
 
     Returns:
         The seeds that are left to train.
@@ -274,18 +275,18 @@ def unfinished_seeds(run: Run[Any], count: int, series: Sequence[str]) -> list[i
     return missing
 
 
-def seed_folders(run: Run, holding: str) -> list[str]:
+def seed_folders(run: ExperimentRun, holding: str) -> list[str]:
     """Folders of a run's checkpoints, one for each seed.
 
     Args:
-        run: After its training.
-        holding: What each folder holds, for the message.
+        run: A run after its training.
+        holding: Words for the contents of each folder, for the message.
 
     Returns:
-        Their names, in order.
+        Names of the folders in order.
 
     Raises:
-        CheckpointError: There is none.
+        CheckpointError: When there is no such folder.
     """
     found = sorted(path.name for path in run.checkpoints.glob("seed-*"))
     if not found:

@@ -1,4 +1,4 @@
-"""Running an experiment. In: its name and places. Out: claims, figures and pages in a folder."""
+"""The steps of an experiment in sequence: train, measure, judge and draw."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from tnsim.errors import CheckpointError, TnsimError
 from tnsim.files import PNG, replacing
 from tnsim.reproduce import records
 from tnsim.reproduce.experiment import Experiment
-from tnsim.reproduce.run import Run, claim_folder, timed, write_json
+from tnsim.reproduce.run import ExperimentRun, claim_folder, timed, write_json
 
 
 def settings_of(experiment: Experiment, full: bool) -> dict[str, Any]:
-    """The settings of a run by name: the default one, or those of the paper.
+    """The settings of an experiment by name: the default setting, or the paper's settings.
 
     Args:
-        experiment: Whose settings.
-        full: Whether the paper's are meant.
+        experiment: The experiment.
+        full: Whether the paper's settings are meant.
 
     Returns:
         One or several settings.
 
     Example:
-        >>> from tnsim.reproduce.catalogue import experiment
+        >>> from tnsim.reproduce.experiment import experiment
         >>> list(settings_of(experiment("invariance"), full=False))
         ['default']
     """
@@ -43,28 +43,28 @@ def reproduce(
     checkpoints: Path | None = None,
     progress: bool = False,
 ) -> dict[str, Any]:
-    """Train, measure, judge and draw; what an earlier call has finished is kept.
+    """Train, measure, judge and draw; finished work of an earlier call is kept.
 
     Args:
-        experiment: What to run.
-        setting: "default", or the name of one of the paper's.
-        folder: Of this run alone.
-        seed: Of all randomness.
+        experiment: The experiment to run.
+        setting: Name of the setting, "default" or a name in `experiment.full`.
+        folder: Folder of this run alone.
+        seed: Seed of all random numbers.
         data: A folder of real data.
-        checkpoints: A folder of somebody's checkpoints.
+        checkpoints: A folder of the user's checkpoints.
         progress: Whether bars are shown.
 
     Returns:
         The record that `claims.json` holds.
 
     Raises:
-        StoreMismatch: The folder holds another run.
-        TnsimError: The experiment takes no data or no checkpoints, or the folder is not there.
+        StoreMismatch: When the folder holds another run.
+        TnsimError: When the experiment takes no data or no checkpoints, or a folder is missing.
     """
     _check_given(experiment.name, "--data", data, experiment.data)
     _check_given(experiment.name, "--checkpoints", checkpoints, experiment.checkpoints)
     chosen = {"default": experiment.default, **experiment.full}[setting]
-    run = Run(folder, chosen, seed, data, checkpoints, progress)
+    run = ExperimentRun(folder, chosen, seed, data, checkpoints, progress)
     claim_folder(run, experiment.name)
     if checkpoints is None:
         with timed(run, "train"):
@@ -79,8 +79,8 @@ def reproduce(
     return record
 
 
-def _measured(experiment: Experiment, run: Run) -> Any:
-    """What was measured; where checkpoints of somebody do not fit, with what is wanted of them."""
+def _measured(experiment: Experiment, run: ExperimentRun) -> Any:
+    """The measured values; an error about a user's checkpoints states the wanted contents."""
     try:
         return experiment.measure(run)
     except CheckpointError as error:
@@ -99,8 +99,8 @@ def _check_given(name: str, option: str, folder: Path | None, wanted: str) -> No
         raise TnsimError(f"{option} {folder}: there is no such folder; {name} wants {wanted}")
 
 
-def _draw(experiment: Experiment, run: Run, measured: Any) -> tuple[str, ...]:
-    """Write figures and pages; the names of the figures."""
+def _draw(experiment: Experiment, run: ExperimentRun, measured: Any) -> tuple[str, ...]:
+    """Write figures and pages; returns the file names of the figures."""
     names = []
     for name, figure in experiment.figures(run, measured).items():
         with replacing(run.folder / f"{name}.png", PNG) as temporary:

@@ -1,5 +1,4 @@
-"""The same inner products as quimb networks, to look at and to contract by other means.
+"""The same inner products as quimb networks, and sums of any quimb networks through the engine.
 
-In: models, and a metric for closed networks.
-Out: tagged `quimb.tensor.TensorNetwork` objects, with weights where several add up.
+Reading order: `network`, `closed_networks`, `network_sums`, `contraction`.
 """

@@ -1,33 +1,36 @@
-"""Closed networks of an inner product. In: two models, a metric. Out: weighted quimb networks.
+"""Closed networks of an inner product, as weighted quimb networks.
 
-The sum of weight times contraction is `inner`. Bra and ket are unrolled (see `network`) and joined
-at their outputs, and every way of joining their input legs that the metric asks for is one network:
-operators sit on it as nodes tagged `SYMMETRISER`, `COVARIANCE` and `MEAN`, and an identity is an
-index that two legs share. This is the picture and the reference; plans never unroll.
+Bra and ket are unrolled (see `network`) and joined at their outputs, and every way of joining their
+input legs that the metric asks for is one network. The sum of weight times contraction is `inner`.
+
+For metrics that work layer by layer, `LegJoinings` lists the ways from the output down: the two
+outputs meet, the joinings of the layers below them decide which of the next bonds meet, and so on
+down to the input legs. Metrics that join whole trees have a network for each diagram (see
+`metrics.orbits`).
+
+Operators are nodes tagged `SYMMETRISER`, `COVARIANCE` and `MEAN`, and an identity is an index that
+two legs share. Closed networks are the picture and the reference; plans never unroll.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from tnsim.errors import ModelError
-from tnsim.folding.constants import moment_nodes
-from tnsim.folding.tree_operands import tree
-from tnsim.folding.whole_families import WholeTree
-from tnsim.folding.whole_tree import MAX_LEGS, check_size
 from tnsim.metrics.input_moments import (
     flattened,
+    input_kind,
     input_moments,
     second_moment_at,
     whole_tree_kind,
 )
 from tnsim.metrics.metric import (
     Gaussian,
-    Metric,
     as_layerwise,
     check_metric,
     joins_legs,
@@ -35,10 +38,17 @@ from tnsim.metrics.metric import (
     layer_by_layer,
 )
 from tnsim.metrics.orbits import Diagram, Tree, diagrams
+from tnsim.metrics.pairings import Joining, Leg, gaussian_mean
+from tnsim.metrics.protocol import LayerwiseMetric, Metric
 from tnsim.models.checks import check_comparable
 from tnsim.models.model import Model
 from tnsim.names import COVARIANCE, MEAN, OUT, SIDES, Side, bond_index
-from tnsim.tensor_networks.leg_joinings import Bond, LegJoinings
+from tnsim.problems.alignment import align
+from tnsim.problems.base import moment_nodes
+from tnsim.problems.diagrams import tree
+from tnsim.problems.families import WholeTree
+from tnsim.problems.tensors.kinds import Kinds, kinds, nonlinear
+from tnsim.problems.whole_tree import MAX_LEGS, check_size
 from tnsim.tensor_networks.network import (
     MAX_TENSORS,
     Copy,
@@ -48,13 +58,133 @@ from tnsim.tensor_networks.network import (
     tensor,
     tree_tensors,
 )
-from tnsim.tensors.kinds import Kinds, kinds, nonlinear
 
 if TYPE_CHECKING:
     import quimb.tensor as qtn
 
+
+class Bond(NamedTuple):
+    """The output bond of a copy of a layer, or an input leg (below all layers)."""
+
+    side: Side
+    copy: int
+
+
+class JoinedLegs(NamedTuple):
+    """A way to join bonds, down to the input legs.
+
+    Args:
+        weight: Weight of the way in the sum.
+        pairs: Input legs that are joined.
+        capped: Input legs that are handed to the mean.
+        symmetrised: Copies of layers whose legs are to be symmetrised.
+    """
+
+    weight: float = 1.0
+    pairs: tuple[tuple[Bond, Bond], ...] = ()
+    capped: tuple[Bond, ...] = ()
+    symmetrised: tuple[Copy, ...] = ()
+
+    def times(self, other: JoinedLegs) -> JoinedLegs:
+        """Both ways at once, for disjoint sets of bonds."""
+        return JoinedLegs(
+            self.weight * other.weight,
+            self.pairs + other.pairs,
+            self.capped + other.capped,
+            self.symmetrised + other.symmetrised,
+        )
+
+
+class LegJoinings:
+    """All ways to join bonds, from the output down, along the same steps as the folded problem.
+
+    A task is to join two bonds with each other, or to take the mean of one bond. Each joining that
+    the metric gives for the layers below these bonds turns the task into tasks one step lower; at
+    the input a task is a pair of legs or a capped leg.
+    """
+
+    def __init__(self, models: dict[Side, Model], metric: LayerwiseMetric):
+        self.models = models
+        self.metric = metric
+        self.steps = align(models["A"].layers, models["B"].layers, metric)
+        layers = itertools.chain.from_iterable(map(kinds, models.values()))
+        constant = any(kind.biases or kind.skips for kind in layers)
+        inputs_centred = input_kind(metric, constant).centred
+        # States have mean zero after a step as long as no layer up to this step was nonlinear.
+        self.centred: list[dict[Side, bool]] = [dict.fromkeys(models, inputs_centred)]
+        for step in range(len(self.steps)):
+            above: dict[Side, bool] = {}
+            for side, centred in self.centred[-1].items():
+                above[side] = centred and self.order(side, step) == 1
+            self.centred.append(above)
+
+    def all(self) -> Iterator[JoinedLegs]:
+        """All ways to join the two outputs."""
+        return self.ways((Bond("A", 0), Bond("B", 0)), len(self.steps))
+
+    def layer(self, side: Side, step: int) -> int | None:
+        """Number of the layer that a step applies on a side; None where the side waits."""
+        return self.steps[step].bra if side == "A" else self.steps[step].ket
+
+    def order(self, side: Side, step: int) -> int:
+        """Number of legs of the layer of a side at a step; 1 where the side waits."""
+        number = self.layer(side, step)
+        return 1 if number is None else self.models[side].layers[number].order
+
+    def ways(self, bonds: tuple[Bond, ...], steps: int) -> Iterator[JoinedLegs]:
+        """Ways to join two bonds, or to take the mean of a bond, above the first `steps` steps."""
+        if steps == 0:
+            yield JoinedLegs(pairs=(bonds,)) if len(bonds) == 2 else JoinedLegs(capped=bonds)
+            return
+        step = steps - 1
+        orders = [self.order(bond.side, step) for bond in bonds]
+        centred = all(self.centred[step][bond.side] for bond in bonds)
+        if len(bonds) == 2:
+            joinings = self.metric.joinings(orders[0], orders[1], centred)
+        else:
+            joinings = gaussian_mean(orders[0], centred)
+        for joining in joinings:
+            start, tasks = self.expanded(joining, bonds, step)
+            yield from self.all_of(tasks, start, step)
+
+    def expanded(
+        self, joining: Joining, bonds: tuple[Bond, ...], step: int
+    ) -> tuple[JoinedLegs, list[tuple[Bond, ...]]]:
+        """Weight and symmetrised copies of a joining below some bonds, and tasks one step lower.
+
+        The sides "A" and "B" of the joining are the first and the second bond here, since two bonds
+        of the same model may meet.
+        """
+        at = dict(zip(SIDES, bonds, strict=False))
+
+        def child(leg: Leg) -> Bond:
+            side, copy = at[leg.side]
+            return Bond(side, copy * self.order(side, step) + leg.index)
+
+        copies = []
+        for slot in joining.symmetrised:
+            side, copy = at[slot]
+            number = self.layer(side, step)
+            if number is not None:
+                copies.append((side, number, copy))
+        tasks: list[tuple[Bond, ...]] = [(child(one), child(two)) for one, two in joining.pairs]
+        tasks += [(child(leg),) for leg in joining.capped]
+        return JoinedLegs(joining.weight, symmetrised=tuple(copies)), tasks
+
+    def all_of(
+        self, tasks: list[tuple[Bond, ...]], start: JoinedLegs, steps: int
+    ) -> Iterator[JoinedLegs]:
+        """Ways to do all tasks: every way to do the first task with every way to do the rest."""
+        if not tasks:
+            yield start
+            return
+        first, *rest = tasks
+        for way in self.ways(first, steps):
+            yield from self.all_of(rest, start.times(way), steps)
+
+
 INPUT = -1
-"""The layer whose output bonds are a tree's input legs."""
+"""Number of the layer whose output bonds are the input legs of a tree."""
 
 
 def networks(
@@ -62,25 +192,26 @@ def networks(
 ) -> Iterator[tuple[float, qtn.TensorNetwork]]:
     """The closed networks of `<a|M|b>`, one for each way of joining legs, with their weights.
 
-    Models of sequences meet on flattened legs, layer over layer. Attention joins five legs: its
-    symmetriser lets one network stand for an orbit, 3 for the 945 pairings of two attention layers
-    without constants, 21 with them. The number of networks grows quickly with depth for
-    `GaussianClosure`; the iterator is lazy.
+    Models of sequences meet on flattened legs, layer over layer. Attention joins five legs, and its
+    symmetriser lets a network stand for an orbit: the 945 pairings of two attention layers are 3
+    networks without constants and 21 networks with constants. The number of networks grows quickly
+    with depth for `GaussianClosure`; the iterator is lazy.
 
     Args:
-        a: The bra, on tensors tagged `A`.
-        b: The ket, on tensors tagged `B`.
-        metric: How their legs are joined.
-        max_tensors: What bra and ket may have together.
+        a: Model of the bra, on tensors tagged `A`.
+        b: Model of the ket, on tensors tagged `B`.
+        metric: Metric that joins the legs of both models.
+        max_tensors: Largest number of tensors of bra and ket together.
 
     Returns:
         An iterator of (weight, network). Contract with `output_inds=()`, since hidden ranks are
         hyperindices; the sum of weight times contraction is `inner(a, b, metric)`.
 
     Raises:
-        TooLarge: Bra and ket together have more tensors, or as `inner`.
-        ModelError: As `inner`, except that under the Gaussian metrics an attention layer may meet
-            a bilinear one here; and for finite measures and `Categorical`, which join no legs.
+        TooLarge: Bra and ket together have more than `max_tensors` tensors, or `inner` raises it.
+        ModelError: The metric joins no legs (finite measures and `Categorical`), or `inner` raises
+            it. Other than in `inner`, an attention layer may meet a bilinear layer here under the
+            Gaussian metrics.
 
     Example:
         The square of a normal number: 3 = 1 with both legs of each model joined + 2 across.
@@ -114,7 +245,7 @@ def networks(
 
 
 def _arrays(models: dict[Side, Model]) -> dict[Side, tuple[LayerArrays, ...]]:
-    """The arrays of both models, which are the same for all networks; those of `<a|a>` once."""
+    """The arrays of both models, the same for all networks; made once for `<a|a>`."""
     bra = layer_arrays(models["A"])
     return {"A": bra, "B": bra if models["B"] is models["A"] else layer_arrays(models["B"])}
 
@@ -128,7 +259,7 @@ def _few_legs(a: Model, b: Model) -> bool:
 def _layer_over_layer(
     a: Model, b: Model, metric: Metric
 ) -> Iterator[tuple[float, qtn.TensorNetwork]]:
-    """One network for each way to choose a joining at every pair of bonds that meet."""
+    """The networks of a metric that works layer by layer, a network per way to join legs."""
     import quimb.tensor as qtn
 
     models: dict[Side, Model] = {"A": a, "B": b}
@@ -148,9 +279,10 @@ def _layer_over_layer(
 
 
 def _whole_trees(a: Model, b: Model, metric: Metric) -> Iterator[tuple[float, qtn.TensorNetwork]]:
-    """One network per diagram, every nonlinear copy symmetrised.
+    """The networks of a metric that joins whole trees, with every nonlinear copy symmetrised.
 
-    With a constant or a mean there is one at each variance t of the constant (see `constants`).
+    There is a network for every diagram. With a constant or a mean there is a network for every
+    diagram and every variance t of the constant (see `problems.base`).
     """
     import quimb.tensor as qtn
 
@@ -160,7 +292,7 @@ def _whole_trees(a: Model, b: Model, metric: Metric) -> Iterator[tuple[float, qt
     cross_only = not metric.pairs_within_model
     check_size(both, cross_only)
     bra, ket = tree(both["A"]), tree(both["B"])
-    joinings = math.factorial(bra.legs) if cross_only else 1  # P_n is the mean over all n! ways
+    joinings = math.factorial(bra.legs) if cross_only else 1  # P_n is a mean over n! ways
 
     tensors = []
     for side, layers in _arrays(models).items():
@@ -183,13 +315,13 @@ def _moments(
 ) -> list[tuple[float, np.ndarray | None]]:
     """Second moments of the lifted input at which diagrams are contracted, with their weights.
 
-    Where no layer has a constant, the constant coordinate meets zero weights only, and what the
-    moment says of it does not matter.
+    If no layer has a constant, the constant coordinate meets zero weights only, and its entries in
+    the moment do not matter.
 
     Args:
-        metric: It joins whole trees.
-        model: One of the two, for the size of its input.
-        legs: Of both models together.
+        metric: Metric that joins whole trees.
+        model: Either of the two models, for the size of the input.
+        legs: Number of legs of both models together.
         constant: Whether a layer has a constant.
     """
     width = model.d_in
@@ -206,7 +338,7 @@ def _moments(
 
 
 def _joined_legs(trees: tuple[Tree, Tree], diagram: Diagram) -> list[tuple[str, str]]:
-    """Pairs of input legs, one for each edge; which legs of a node they are does not matter."""
+    """Pairs of input legs, one for each edge; any free leg of a node may serve an edge."""
     free: list[list[str]] = []
     for side, side_tree in zip(SIDES, trees, strict=True):
         for node in range(side_tree.bottoms):
@@ -222,7 +354,7 @@ def _joined_legs(trees: tuple[Tree, Tree], diagram: Diagram) -> list[tuple[str, 
 
 
 def _nonlinear_copies(side: Side, model: Model) -> list[Copy]:
-    """All copies of all nonlinear layers in a model's tree."""
+    """All copies of all nonlinear layers in the tree of a model."""
     branching: list[Copy] = []
     copies = 1
     for number in reversed(range(len(model.layers))):
@@ -235,22 +367,22 @@ def _nonlinear_copies(side: Side, model: Model) -> list[Copy]:
 
 
 def _outputs(models: dict[Side, Model]) -> dict[str, str]:
-    """New names of the output bonds: both models' outputs are one index."""
+    """New names of the output bonds, which make the outputs of both models one index."""
     return {bond_index(side, len(m.layers) - 1, 0): OUT for side, m in models.items()}
 
 
 def _second_moment(
     moment: np.ndarray | None, ends: tuple[str, str], merged: dict[str, str]
 ) -> list[qtn.Tensor]:
-    """What joins two input legs.
+    """The tensors that join two input legs through the second moment.
 
     Args:
-        moment: E[x x^T], (D, D), or its diagonal (D,), or None for the identity.
+        moment: Second moment E[x x^T], (D, D), its diagonal (D,), or None for the identity.
         ends: Indices of the legs.
-        merged: New names of indices. Takes down where the legs have become one index.
+        merged: New names of indices, to which a pair of legs that become one index is added.
 
     Returns:
-        The node that carries the moment; none for the identity.
+        The node that carries the moment; no node for the identity.
     """
     if moment is not None and moment.ndim == 2:
         return [tensor(moment, ends, (COVARIANCE,))]

@@ -1,8 +1,19 @@
-"""The engine for networks of anybody's. In: quimb networks with weights. Out: their sum.
+"""Contraction of sums of any quimb networks through the engine.
 
 The sum is planned as a whole, like an inner product of models: sub-contractions that networks have
-in common are computed once, common factors are taken out of sums, and what is large is computed in
-chunks. `networks(a, b, metric)` may be given as it is; its sum is `inner(a, b, metric)`.
+in common are computed once, common factors are taken out of sums, and large contractions are
+computed in chunks. `networks(a, b, metric)` may be given as it is; the sum is then
+`inner(a, b, metric)`.
+
+*Units.* No float holds the product of a few hundred large arrays. Every array is therefore divided
+by a power of two, its *unit*, and the sum by the factor that all its networks have in common. If
+every network holds each array equally often, that is all. Otherwise, as in `A + A B`, only units
+that change every network equally may be taken out: with counts C[network, array] and logarithms s
+of the units, s is projected on the null space of the differences of the rows of C,
+
+    e = s - D^+ D s,    D = C[1:] - C[0],
+
+arrays keep 2**(s - e), and the sum lacks 2**(C[0] e).
 """
 
 from __future__ import annotations
@@ -16,21 +27,22 @@ import jax.numpy as jnp
 import numpy as np
 from autoray import do
 from jax.core import Tracer
+from jaxtyping import Float
 from numpy.typing import DTypeLike
 
-from tnsim.engine import execution
 from tnsim.engine.budget import Budget, within
-from tnsim.engine.dtypes import ALL_DTYPES, DTYPES, dtype_name
+from tnsim.engine.ir.dtypes import ALL_DTYPES, DTYPES, dtype_name
 from tnsim.engine.plan import Plan
 from tnsim.engine.planner import plan_problem
+from tnsim.engine.runtime import execution
 from tnsim.errors import ModelError, TnsimError
-from tnsim.tensor_networks.leaf_scales import balanced, in_units
-from tnsim.tensor_networks.network_checks import WeightedNetwork
+from tnsim.models.arrays import Array, library
 from tnsim.tensor_networks.network_sums import (
     SUM,
     Leaf,
     NetworkSum,
     Tags,
+    WeightedNetwork,
     checked,
     leaf_of,
     network_sum,
@@ -39,7 +51,76 @@ from tnsim.tensor_networks.network_sums import (
 if TYPE_CHECKING:
     import quimb.tensor as qtn
 
+
+_LARGEST = 1000
+"""Logarithm to base 2 of the largest unit, such that its inverse is a float too."""
+
+
+_NONE = 1e-9
+"""Entries of a projection below this threshold are rounding."""
+
+
+def in_units(array: Array) -> tuple[Array, Any]:
+    """An array divided by its unit, and the logarithm to base 2 of the unit.
+
+    Networks of random arrays divided by their units have values near one. A bond of size n between
+    two random arrays multiplies a network by sqrt(n), so each of its ends counts n**(1/4).
+    Derivatives treat units as constants, since unit and logarithm cancel.
+
+    Example:
+        >>> array, log = in_units(np.full((2, 2), 3e200))
+        >>> array.round(2).tolist(), float(log)
+        ([[0.98, 0.98], [0.98, 0.98]], 666.0)
+    """
+    xp = library(array)
+    fixed = jax.lax.stop_gradient(array) if isinstance(array, jax.Array) else array
+    largest = abs(fixed).max()
+    largest = xp.where(largest > 0, largest, 1.0)
+    size = xp.sqrt(xp.mean(abs(fixed / largest) ** 2)) * array.size**0.25
+    log = xp.log2(largest) + xp.log2(xp.where(size > 0, size, 1.0))
+    log = xp.clip(xp.round(log), -_LARGEST, _LARGEST)
+    return array * 2.0**-log, log
+
+
+def balanced(
+    leaves: Mapping[str, Leaf], counts: Float[np.ndarray, "networks arrays"]
+) -> tuple[dict[str, Array], Any]:
+    """Arrays without the units that may be taken out of all networks alike.
+
+    Args:
+        leaves: The arrays over their units, in the order of the columns of `counts`.
+        counts: Number of times that each network holds each array.
+
+    Returns:
+        The arrays, and the logarithm to base 2 of the factor that the sum then lacks.
+
+    Example:
+        With networks `A A B` and `A A`, A has a unit and B has not.
+
+        >>> one = Leaf(np.ones(1), False, [])
+        >>> leaves = {"A": one._replace(log=3.0), "B": one._replace(log=5.0)}
+        >>> arrays, log = balanced(leaves, np.array([[2.0, 1.0], [2.0, 0.0]]))
+        >>> float(arrays["A"][0]), round(float(arrays["B"][0]), 9), round(float(log), 9)
+        (1.0, 32.0, 6.0)
+    """
+    logs = [leaf.log for leaf in leaves.values()]
+    xp = library(logs)
+    # Units in the null space of D change every network alike; D^+ D projects on the other units,
+    # which have to stay in the arrays.
+    rows = np.unique(counts, axis=0)
+    differences = rows[1:] - rows[0]
+    projection = np.linalg.pinv(differences) @ differences
+    stays = projection @ xp.stack(logs)
+    arrays = {name: leaf.array for name, leaf in leaves.items()}
+    for name, row, kept in zip(leaves, projection, stays, strict=True):
+        if abs(row).max() > _NONE:
+            arrays[name] = arrays[name] * 2.0**kept
+    return arrays, rows[0] @ (xp.stack(logs) - stays)
+
+
 Backend = Literal["jax", "numpy"]
+
+
 _ADVICE = "contract fewer networks at once, smaller ones, or give a larger tnsim.Budget"
 
 
@@ -56,31 +137,32 @@ def contract(
 ) -> Any:
     """The sum of weighted tensor networks, planned and contracted as a whole.
 
-    Tensors that hold the same array object are recognised as copies, across networks too, so
-    what the networks have in common is contracted once and common factors are taken out of the sum.
+    Tensors that hold the same array object are recognised as copies, across networks too, so common
+    parts of networks are contracted once and common factors are taken out of the sum.
 
     Args:
         networks: A quimb `TensorNetwork`, or any iterable of (weight, network), such as
             `tnsim.networks` gives. Hyperindices are summed like any other index.
-        output_inds: Indices of the result, in order; all others are summed over. None for the outer
-            indices, those of one tensor only, in the order of the first network; the others must
-            have the same ones.
-        shared_tags: Tensors that carry such a tag, or all tags of a tuple, hold equal arrays, which
-            are then one.
-        symmetric_tags: Tensors that carry such a tag, or all tags of a tuple, hold an array whose
-            axes may be exchanged in any way, so more sub-contractions are equal.
-        strip_exponent: Whether to return a mantissa and an exponent, as in quimb, for what no float
-            holds.
+        output_inds: Indices of the result, in order; all other indices are summed over. None for
+            the outer indices (on a single tensor each) in the order of the first network; all
+            networks must then have the same outer indices.
+        shared_tags: Tags, or tuples of tags, of tensors that hold equal arrays. Tensors that carry
+            such a tag, or all tags of a tuple, then share an array.
+        symmetric_tags: Tags, or tuples of tags, of tensors whose axes may be exchanged in any way,
+            so that more sub-contractions are equal.
+        strip_exponent: Whether to return a mantissa and an exponent, as in quimb, for values
+            beyond the range of floats.
         dtype: Precision of the computation: float64 or float32, complex128 or complex64. None for
             float64, or complex128 where an array is complex.
-        backend: `"jax"` compiles; `"numpy"` does not, and is faster for what runs once.
-        budget: What the contraction may take.
+        backend: Library that computes: `"jax"` compiles first; `"numpy"` does not, and is faster
+            for a contraction that runs once.
+        budget: Limits on memory and work of the contraction.
 
     Returns:
-        Float64 or complex128 with the axes `output_inds`, a scalar without any; inside a JAX trace
-        a traced array in the dtype of what is traced. With `strip_exponent` a pair: mantissa, whose
-        largest entry is 1 in size, and exponent, with the value `mantissa * 10**exponent`; of a
-        zero both are 0.
+        An array of float64 or complex128 with the axes `output_inds`, or a scalar without axes;
+        inside a JAX trace a traced array in the dtype of the traced arrays. With `strip_exponent` a
+        pair (mantissa, exponent) with the value `mantissa * 10**exponent`, where the largest entry
+        of the mantissa is 1 in size; the mantissa of a sum of zero is 0.
 
     Raises:
         ModelError: The networks cannot be added up, or an array is not finite, or empty.
@@ -127,11 +209,11 @@ def contract_expression(
 
     Args:
         networks, output_inds, shared_tags, symmetric_tags, strip_exponent, dtype, backend, budget:
-            As for `contract`.
+            Arguments of `contract`.
 
     Returns:
-        A function of arrays by tag, which `jax.grad`, `jax.jit` and `jax.vmap` take. Arrays that it
-        is not given are those of the networks, which stay on the device.
+        A function of arrays by tag, to which `jax.grad`, `jax.jit` and `jax.vmap` apply. Arrays
+        that are not given are taken from the networks and stay on the device.
 
     Raises:
         ModelError: The networks cannot be added up, or an array is not finite, or empty.
@@ -173,11 +255,11 @@ class Expression:
     """A planned sum of networks, see `contract_expression`.
 
     Args:
-        plan: What a call runs, with its costs.
-        networks: The networks, read; their arrays, in place, are those that a call does not give.
+        plan: Plan that a call runs, with its costs.
+        networks: Networks as read, with the arrays that a call does not replace.
         strip_exponent: Whether calls return a mantissa and an exponent.
-        backend: On what calls run outside a JAX trace.
-        logs: Logarithms of the units of the arrays, see `leaf_scales`.
+        backend: Library that computes outside a JAX trace.
+        logs: Logarithms to base 2 of the units of the arrays, see `in_units`.
     """
 
     plan: Plan
@@ -187,14 +269,14 @@ class Expression:
     logs: Mapping[str, float]
 
     def __call__(self, arrays: Mapping[Tags, Any] | None = None) -> Any:
-        """The sum, for other arrays.
+        """The sum with new arrays in the networks.
 
         Args:
-            arrays: New ones by tag. A tag, or all tags of a tuple together, must stand for one
-                array, which takes the place of that of every tensor that holds it.
+            arrays: New arrays by tag. A tag, or all tags of a tuple together, must stand for a
+                single array; the new array replaces it in every tensor that holds it.
 
         Returns:
-            As `contract`.
+            The sum, in the form that `contract` returns.
 
         Raises:
             ModelError: Tags stand for no array or for several, or an array has another shape or is
@@ -214,7 +296,7 @@ class Expression:
             return self._finished(*self._contracted(leaves, dtype, "traced", self.strip_exponent))
         is_scaled = self.strip_exponent
         if not is_scaled and self._may_underflow(logs):
-            # An overflow is seen afterwards; what underflows on the way is not.
+            # An overflow shows in the result; an underflow on the way does not.
             is_scaled, leaves = True, {name: _scaled(leaf) for name, leaf in leaves.items()}
         with execution.precision(), np.errstate(over="ignore", invalid="ignore"):
             found = self._contracted(leaves, self.plan.dtype, self.backend, is_scaled)
@@ -229,15 +311,16 @@ class Expression:
         return finished
 
     def _may_underflow(self, logs: Mapping[str, float]) -> bool:
-        """Whether the small arrays of a network together leave the range of floats."""
+        """Whether the product of the small arrays of a network may leave the range of floats."""
         small = np.array([min(log, 0.0) for log in logs.values()])
         lowest = (self.networks.counts @ small).min()
+        # Half of the range of exponents is a margin for partial sums and products.
         return bool(lowest < np.finfo(self.plan.dtype).minexp / 2)
 
     def _contracted(
         self, leaves: Mapping[str, Leaf], dtype: str, backend: str, is_scaled: bool
     ) -> tuple[Any, Any]:
-        """The sum in one precision, and the exponent of 10 that it lacks."""
+        """The sum in a given precision, and the exponent of 10 that the sum lacks."""
         arrays, log = {name: leaf.array for name, leaf in leaves.items()}, 0.0
         if is_scaled:
             arrays, log = balanced(leaves, self.networks.counts)
@@ -246,9 +329,9 @@ class Expression:
         return value, self.networks.exponent + log * np.log10(2.0)
 
     def _finished(self, value: Any, exponent: Any) -> Any:
-        """What a call returns."""
+        """The return value of a call, from the sum and the exponent of 10 that it lacks."""
         if not self.strip_exponent:
-            with np.errstate(over="ignore", invalid="ignore"):  # is seen afterwards
+            with np.errstate(over="ignore", invalid="ignore"):  # the caller checks the result
                 return value * float(np.power(10.0, exponent))
         largest = abs(value).max()
         largest = do("where", largest > 0, largest, do("ones_like", largest))
@@ -267,7 +350,7 @@ def _precision(dtype: DTypeLike | None, networks: NetworkSum) -> str:
     """The name of the precision to compute in.
 
     Raises:
-        ModelError: There is none such, or it has no complex numbers and the networks have.
+        ModelError: There is no such precision, or it is real and the networks are complex.
     """
     if dtype is None:
         return "complex128" if networks.is_complex else "float64"
@@ -278,23 +361,23 @@ def _precision(dtype: DTypeLike | None, networks: NetworkSum) -> str:
 
 
 def _scaled(leaf: Leaf) -> Leaf:
-    """A leaf in units of its own."""
+    """A leaf with its array divided by its unit."""
     array, log = in_units(leaf.array)
     return leaf._replace(array=array, log=log)
 
 
 def _unit_of(array: Any) -> float:
-    """Logarithm of the unit of an array; 0 of what is traced."""
+    """Logarithm to base 2 of the unit of an array; 0 for a traced array."""
     return 0.0 if isinstance(array, Tracer) else float(in_units(array)[1])
 
 
 def _traced(leaves: Mapping[str, Leaf]) -> list[Tracer]:
-    """Arrays that JAX traces."""
+    """The arrays that JAX traces."""
     return [leaf.array for leaf in leaves.values() if isinstance(leaf.array, Tracer)]
 
 
 def _placed(arrays: Mapping[str, Any], dtype: str, backend: str) -> dict[str, Any]:
-    """Arrays in one precision, where the backend wants them."""
+    """Arrays in a given precision, in the place where the backend reads them."""
     if backend == "traced":
         return {name: jnp.asarray(array, dtype) for name, array in arrays.items()}
     if backend == "numpy":

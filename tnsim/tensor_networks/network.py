@@ -1,11 +1,12 @@
-"""Models as quimb tree tensor networks. In: a `Model`. Out: a tagged `quimb.tensor.TensorNetwork`.
+"""Models as tagged quimb tree tensor networks.
 
 The tree is unrolled: layer i of a model with orders n_i appears in n_{i+1} ... n_L copies, which
-share one array. Inputs are lifted, `x~ = (1, x)`, on legs `in0`, `in1`, ... of size d_in + 1; the
-output `out` has size d_out. A sequence is flattened, position-major: legs have size
+share the same arrays. Inputs are lifted, `x~ = (1, x)`, on legs `in0`, `in1`, ... of size d_in + 1;
+the output `out` has size d_out. A sequence is flattened, position-major: legs have size
 1 + n_ctx * d_in, the output n_ctx * d_out. Hidden ranks, positions and heads are hyperindices
-(several tensors share one index), so contract with `output_inds`. Tags are those of `names`, the
-network of one layer that of `layer_networks`; arrays are float64, whatever weights are stored in.
+(several tensors share one index), so contract with `output_inds`. Tags follow `names`, and the
+network of a single layer comes from `problems.tensors.layer_networks`. Arrays are float64, whatever
+the dtype of the weights.
 """
 
 from __future__ import annotations
@@ -34,26 +35,27 @@ from tnsim.names import (
     layer_tag,
     role_index,
 )
-from tnsim.sessions import remembered
-from tnsim.tensors.layer_networks import Node, local_nodes, node_count, stacked
+from tnsim.problems.tensors.layer_networks import Node, local_nodes, node_count, stacked
+from tnsim.sessions import session_cache
 
 if TYPE_CHECKING:
     import quimb.tensor as qtn
 
 MAX_TENSORS = 4096
-"""Tensors that a network may have unless asked otherwise."""
+"""Default for the largest number of tensors of a network."""
 
 Copy = tuple[Side, int, int]
-"""One copy of a layer: the model, the number of the layer, the number of the copy."""
+"""A copy of a layer: side of the model, number of the layer, number of the copy."""
 
 
 @dataclass(frozen=True)
 class LayerArrays:
-    """What all copies of a layer, in all networks of a model, have in common: the same arrays.
+    """The arrays that all copies of a layer share, in all networks of a model.
 
     Args:
         order: Number of input legs.
-        nodes: The layer's network, those with an input leg last (see `layer_networks`).
+        nodes: Nodes of the network of the layer, nodes with an input leg last (see
+            `problems.tensors.layer_networks`).
     """
 
     order: int
@@ -61,12 +63,12 @@ class LayerArrays:
 
     @cached_property
     def stacked(self) -> tuple[Float[np.ndarray, "*axes"], tuple[str, ...]]:
-        """Its input legs in one array, as symmetrised copies have them."""
+        """The nodes with input legs in a single array, as symmetrised copies need."""
         return stacked(self.nodes[-self.order :])
 
 
 def layer_arrays(model: Model) -> tuple[LayerArrays, ...]:
-    """The arrays of every layer of a model, as its networks have them."""
+    """The arrays of every layer of a model, in the form that networks hold."""
     top = len(model.layers) - 1
     found = []
     for number, layer in enumerate(model.layers):
@@ -81,8 +83,8 @@ def network(model: Model, max_tensors: int = MAX_TENSORS) -> qtn.TensorNetwork:
     """The unrolled network of a model.
 
     Args:
-        model: Its layers are the roles, its copies the branches of the tree.
-        max_tensors: What the network may have.
+        model: Model to unroll; every copy of a layer has tags for layer, copy and role.
+        max_tensors: Largest number of tensors of the network.
 
     Returns:
         A network that gives model(x), shape (d_out,), when it is contracted with (1, x) on every
@@ -91,7 +93,7 @@ def network(model: Model, max_tensors: int = MAX_TENSORS) -> qtn.TensorNetwork:
 
     Raises:
         TooLarge: The tree has more than `max_tensors` tensors; the message says how many.
-        ModelError: This is a combination of models, or a model with attention without n_ctx.
+        ModelError: The model is a combination of models, or has attention but no n_ctx.
 
     Example:
         >>> import numpy as np
@@ -119,8 +121,8 @@ def check_models(models: Iterable[Model], max_tensors: int) -> None:
     """Check that models can be unrolled.
 
     Raises:
-        ModelError: One is a combination, or attends to sequences of unknown length.
-        TooLarge: Their trees have more than `max_tensors` tensors together.
+        ModelError: A model is a combination, or attends to sequences of unknown length.
+        TooLarge: The trees have more than `max_tensors` tensors together.
     """
     count, degree = 0, 1
     for model in models:
@@ -154,8 +156,8 @@ def tree_tensors(
     """All weight tensors of one unrolled tree, from the output down.
 
     Args:
-        layers: The arrays of the model's layers.
-        side: Its name, a tag on every tensor.
+        layers: Arrays of the layers of the model.
+        side: Side of the model, a tag on every tensor.
         symmetrised: Copies of layers, of any model, that get a symmetriser node.
 
     Returns:
@@ -171,18 +173,18 @@ def tree_tensors(
     return tensors
 
 
-@remembered
+@session_cache
 def symmetriser(order: int) -> Float[np.ndarray, "*axes"]:
-    """P_n as a node on n roles, not on n legs: (n,) * n, with 1/n! where all roles differ."""
+    """The symmetriser P_n as a node (n,) * n on roles, with 1/n! where all roles differ."""
     node = np.zeros((order,) * order)
     for roles in itertools.permutations(range(order)):
         node[roles] = 1 / math.factorial(order)
-    node.flags.writeable = False  # one array for all networks
+    node.flags.writeable = False  # all networks share the array
     return node
 
 
 def _without_constant_row(nodes: Sequence[Node]) -> tuple[Node, ...]:
-    """The last layer's nodes: the constant carries on between layers, and ends here."""
+    """The nodes of the last layer without the row of the constant, which no layer reads."""
     trimmed = []
     for node in nodes:
         if node.indices[0] == OUT:
@@ -194,13 +196,13 @@ def _without_constant_row(nodes: Sequence[Node]) -> tuple[Node, ...]:
 def _copy_tensors(layer: LayerArrays, place: Copy, symmetrised: bool) -> list[qtn.Tensor]:
     """The tensors of one copy of a layer.
 
-    Symmetrised, any node with an input leg may serve any leg: each leg gets one array that stacks
-    all these nodes along a role axis, and the symmetriser joins the role axes, so that every role
-    is taken once.
+    In a symmetrised copy, any node with an input leg may serve any leg: each leg gets an array that
+    stacks all these nodes along a role axis, and the symmetriser joins the role axes, so that every
+    role is taken once.
 
     Args:
-        layer: Its arrays.
-        place: Which copy of which layer of which model.
+        layer: Arrays of the layer.
+        place: Place of the copy: side, layer and copy.
         symmetrised: Whether to average over all orders of the legs.
     """
     side, number, copy = place
@@ -226,7 +228,7 @@ def _copy_tensors(layer: LayerArrays, place: Copy, symmetrised: bool) -> list[qt
 
 
 def tensor(array: np.ndarray, indices: Sequence[str], tags: Sequence[str]) -> qtn.Tensor:
-    """A quimb tensor. Quimb annotates its data as a float; it takes arrays.
+    """A quimb tensor; the cast is there because quimb annotates data as a float.
 
     Example:
         >>> tensor(np.eye(2), ("i", "j"), ("WEIGHT",)).shape
@@ -238,7 +240,7 @@ def tensor(array: np.ndarray, indices: Sequence[str], tags: Sequence[str]) -> qt
 
 
 def _index_names(nodes: Sequence[Node], order: int, place: Copy) -> dict[str, str]:
-    """Names in the tree of one copy's indices: bonds to its parent and children, or its own."""
+    """Names in the tree of the indices of a copy: bonds to parent and children, inner indices."""
     side, number, copy = place
     names = {OUT: bond_index(side, number, copy)}
     for leg in range(order):

@@ -1,47 +1,131 @@
-"""Sums of networks as problems. In: quimb networks with weights. Out: a `Problem` and its arrays.
+"""Sums of quimb networks as checked problems of the engine.
 
 A tensor is an operand, a network a term, and the sum a single definition:
 
     SUM[output_inds] = sum over networks of weight * product of tensors
 
-with everything summed that is no output, so a hyperindex is an index like any other. Tensors that
-hold the same array object are one leaf of the problem; so are those that carry a shared tag.
+with every index summed that is no output, so a hyperindex is an index like any other. Tensors that
+hold the same array object, or that carry a shared tag, are one leaf of the problem. Every error
+message names the network, the finding and the expectation.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from jax.core import Tracer
 
-from tnsim.engine.problem import Definition, Operand, Problem, Stage, Term
+from tnsim.engine.ir.problem import Definition, Operand, Problem, Stage, Term
 from tnsim.errors import ModelError
-from tnsim.models.arrays import as_array
-from tnsim.tensor_networks.network_checks import (
-    WeightedNetwork,
-    check_equal,
-    check_symmetric,
-    index_sizes,
-    listed,
-    weighted,
-)
+from tnsim.models.arrays import as_array, host_array
 
 if TYPE_CHECKING:
     import quimb.tensor as qtn
 
+
+WeightedNetwork = tuple[complex, "qtn.TensorNetwork"]
+
+
+def weighted(networks: Any) -> Iterator[WeightedNetwork]:
+    """Check the networks of a caller and give pairs (weight, network)."""
+    import quimb.tensor as qtn
+
+    if isinstance(networks, qtn.TensorNetwork):
+        networks = [(1.0, networks)]
+    for number, item in enumerate(networks):
+        pair = item if isinstance(item, tuple | list) else (item,)
+        if len(pair) != 2 or not isinstance(pair[1], qtn.TensorNetwork):
+            raise ModelError(
+                "contract takes a quimb TensorNetwork or pairs (weight, TensorNetwork); "
+                f"item {number} is ({', '.join(type(part).__name__ for part in pair)})"
+            )
+        weight, network = pair
+        if isinstance(weight, Tracer):
+            raise ModelError(
+                f"the weight of network {number} is traced, but weights are part of the plan: "
+                "multiply it into a tensor"
+            )
+        if np.ndim(weight) or not _is_finite(weight):
+            raise ModelError(f"the weight of network {number} is no finite number: {weight}")
+        if not network.num_tensors:
+            raise ModelError(f"network {number} has no tensors")
+        yield complex(weight) if np.iscomplexobj(weight) else float(weight), network
+
+
+def _is_finite(weight: Any) -> bool:
+    try:
+        return bool(np.isfinite(weight))
+    except TypeError:  # raised by values that are no numbers
+        return False
+
+
+def index_sizes(network: qtn.TensorNetwork, what: str) -> dict[str, int]:
+    """Sizes of all indices of a network, checked to be the same on all tensors."""
+    known: dict[str, int] = {}
+    for tensor in network.tensors:
+        for index, size in zip(tensor.inds, tensor.shape, strict=True):
+            if known.setdefault(index, size) != size:
+                raise ModelError(
+                    f"the index {index!r} of {what} has sizes {known[index]} and {size}"
+                )
+    return known
+
+
+def check_symmetric(array: Any, what: str) -> None:
+    """Check that exchanging any two axes changes nothing, unless the array is traced.
+
+    Raises:
+        ModelError: An exchange changes the array.
+
+    Example:
+        >>> check_symmetric(np.eye(2), "the identity")
+    """
+    for axis in range(array.ndim - 1):
+        same = array.shape[axis] == array.shape[axis + 1]
+        if same and not isinstance(array, Tracer):
+            same = np.array_equal(array, np.swapaxes(np.asarray(array), axis, axis + 1))
+        if not same:
+            raise ModelError(f"{what} is declared symmetric, but its axes are not exchangeable")
+
+
+def check_equal(data: Any, array: Any, tags: frozenset[str]) -> None:
+    """Check that tensors of a group hold equal arrays; of traced arrays only the shape."""
+    same = tuple(data.shape) == tuple(array.shape)
+    if same and not isinstance(data, Tracer) and not isinstance(array, Tracer):
+        same = np.array_equal(host_array(data), array)
+    if not same:
+        raise ModelError(
+            f"tensors with the tags {listed(tags)} are said to share one array, but theirs differ"
+        )
+
+
+def listed(names: Iterable[str]) -> str:
+    """A list of names in words, of which up to eight are shown."""
+    names = list(names)
+    shown = ", ".join(repr(str(name)) for name in itertools.islice(names, 8))
+    if not names:
+        return "none"
+    return shown if len(names) <= 8 else f"{shown} and {len(names) - 8} more"
+
+
 SUM = "SUM"
 """Name of the definition that the networks add up to."""
+
+
 ZERO = "ZERO"
 """Name of the array that an empty sum reads."""
 
+
 _APART = 200
-"""Exponents of 10 by which networks may differ."""
+"""Largest difference of the exponents of 10 of networks, which a float must hold."""
+
 
 Tags = str | tuple[str, ...]
-"""What selects tensors: those that carry all of these tags."""
+"""A selection of tensors: all that carry the tag, or every tag of the tuple."""
 
 
 def tag_set(tags: Tags) -> frozenset[str]:
@@ -55,13 +139,13 @@ def tag_set(tags: Tags) -> frozenset[str]:
 
 
 class Leaf(NamedTuple):
-    """One array that tensors of the networks hold.
+    """An array that tensors of the networks hold.
 
     Args:
-        array: Its entries, divided by 2**log.
-        symmetric: Whether it was declared to be.
-        tags: Those of every tensor that holds it.
-        log: Logarithm of its unit, see `leaf_scales`.
+        array: Entries of the array, divided by 2**log.
+        symmetric: Whether the array was declared symmetric.
+        tags: Sets of tags of the tensors that hold the array.
+        log: Logarithm to base 2 of the unit of the array, see `contraction.in_units`.
     """
 
     array: Any
@@ -72,13 +156,13 @@ class Leaf(NamedTuple):
 
 @dataclass(frozen=True)
 class NetworkSum:
-    """Networks, read.
+    """A sum of networks as a problem.
 
     Args:
-        problem: Whose one output is the sum.
-        leaves: What its names stand for.
-        counts: (networks, leaves), how often each network holds each leaf.
-        exponent: The sum lacks a factor of 10 to this power.
+        problem: Problem with the sum as its only output.
+        leaves: Arrays of the problem by name.
+        counts: Number of times that each network holds each leaf, (networks, leaves).
+        exponent: Exponent of the power of 10 that the sum lacks as a factor.
     """
 
     problem: Problem
@@ -106,13 +190,13 @@ def network_sum(
     """Read networks as the terms of a sum.
 
     Args:
-        networks, output_inds, shared_tags, symmetric_tags: As for `contraction.contract`.
+        networks, output_inds, shared_tags, symmetric_tags: Arguments of `contraction.contract`.
 
     Returns:
         The problem and its arrays.
 
     Raises:
-        ModelError: These cannot be added up; the message says which network differs and how.
+        ModelError: The networks cannot be added up; the message says which network differs and how.
 
     Example:
         >>> import quimb.tensor as qtn
@@ -160,7 +244,7 @@ def _as_problem(
     outputs: tuple[str, ...],
     sizes: tuple[int, ...] | None,
 ) -> NetworkSum:
-    """The sum of (weight, exponent, tensors), in the scale of the largest exponent."""
+    """The sum of some (weight, exponent, tensors), in the scale of the largest exponent."""
     if not read:
         if sizes is None and outputs:
             raise ModelError(f"a sum of no networks says nothing of the sizes of {listed(outputs)}")
@@ -190,9 +274,10 @@ def _as_problem(
 
 
 class _Leaves:
-    """The distinct arrays of networks, numbered in the order in which they are met.
+    """The distinct arrays of networks, numbered in the order of their first use.
 
-    An array is known by its address, so what is held stays alive.
+    An array is known by its address, so references keep all arrays alive: a freed address could be
+    given to another array.
     """
 
     def __init__(self, shared_tags: Iterable[Tags], symmetric_tags: Iterable[Tags]) -> None:
@@ -203,7 +288,7 @@ class _Leaves:
         self._held: dict[str, Any] = {}
 
     def operand(self, tensor: qtn.Tensor, what: str) -> Operand:
-        """A tensor of the network called `what`."""
+        """The operand of a tensor in the network that messages call `what`."""
         data, tags = tensor.data, frozenset(tensor.tags)
         shared = [group for group in self._shared if group <= tags]
         if len(shared) > 1:
@@ -220,14 +305,14 @@ class _Leaves:
         return Operand(name, tuple(tensor.inds))
 
     def factor(self, weight: complex) -> Operand:
-        """A complex weight as a tensor without indices: terms of a problem have real weights."""
+        """A complex weight as a tensor without indices, as weights of terms are real."""
         name = f"T{len(self._names)}"
         self._names[frozenset({name})] = name
         self.found[name] = Leaf(np.asarray(weight, np.complex128), False, [])
         return Operand(name, ())
 
     def _add(self, key: int | frozenset[str], tensor: qtn.Tensor, what: str) -> None:
-        """A new leaf, called by a number."""
+        """Add a leaf with a numbered name."""
         name = f"T{len(self._names)}"
         what = f"a tensor of {what} with the indices {listed(tensor.inds)}"
         array = as_array(tensor.data, what, tensor.ndim, real=False)
@@ -240,10 +325,10 @@ class _Leaves:
 
 
 def leaf_of(networks: NetworkSum, tags: Tags) -> str:
-    """The leaf that tensors with these tags hold.
+    """The name of the leaf that tensors with given tags hold.
 
     Raises:
-        ModelError: There is no such tensor, or several leaves.
+        ModelError: There is no such tensor, or the tensors hold several leaves.
     """
     wanted = tag_set(tags)
     found = []
@@ -264,16 +349,17 @@ def leaf_of(networks: NetworkSum, tags: Tags) -> str:
 
 
 def checked(networks: NetworkSum, name: str, given: Any, real: bool) -> Any:
-    """An array that may take the place of a leaf's.
+    """Check an array that replaces the array of a leaf, and return it.
 
     Args:
-        networks: That were planned.
-        name: Of the leaf.
-        given: Its new array.
+        networks: Networks for which the plan was made.
+        name: Name of the leaf.
+        given: New array of the leaf.
         real: Whether complex numbers are refused.
 
     Raises:
-        ModelError: It has another shape, is not real and finite, or not symmetric as declared.
+        ModelError: The array has another shape, is not real or not finite, or lacks a declared
+            symmetry.
     """
     leaf = networks.leaves[name]
     what = f"the array of tensors with the tags {listed(sorted(leaf.tags[0]))}"
@@ -300,5 +386,5 @@ def _distinct(output_inds: Sequence[str]) -> tuple[str, ...]:
 
 
 def _several(tags: Iterable[Tags]) -> Iterable[Tags]:
-    """One string is one tag, as everywhere in quimb."""
+    """The given tags as an iterable; a single string is a single tag, as everywhere in quimb."""
     return [tags] if isinstance(tags, str) else tags

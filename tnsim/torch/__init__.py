@@ -1,9 +1,8 @@
-"""Similarities with gradients in PyTorch. In: modules, models of tensors. Out: tensors.
+"""Similarities with gradients in PyTorch.
 
 Nothing here imports PyTorch before it is called. Reading order: `models` keeps the tensors of a
-module in the layers of a model, `samples` has the points of a finite metric, `autograd` hands both
-to JAX and gradients back, `programs` is what JAX compiles. `import torch` means PyTorch in all of
-them.
+module in the layers of a model; `autograd` hands tensors to JAX and gradients back. `import torch`
+means PyTorch in both modules.
 """
 
 from __future__ import annotations
@@ -13,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from numpy.typing import DTypeLike
 
-from tnsim.checkpoints.module_forward import require_torch
+from tnsim.checkpoints.module_calls import require_torch
 from tnsim.checkpoints.module_rules import Declared
 from tnsim.engine.budget import Budget
-from tnsim.metrics.metric import Gaussian, Metric
+from tnsim.metrics.metric import Gaussian
+from tnsim.metrics.protocol import Metric
 from tnsim.models.model import Model
 
 if TYPE_CHECKING:
@@ -33,29 +33,32 @@ def similarity(
     dtype: DTypeLike = "float64",
     budget: Budget = Budget(),
 ) -> torch.Tensor:
-    """As `tnsim.similarity`, with gradients with respect to the tensors in either model.
+    """The similarity of two models, with gradients with respect to the tensors in either model.
 
-    The value is computed where JAX computes. Tensors that are there pass without a copy, others
-    through the host, those of a GPU too where JAX knows the CPU alone; gradients come back in the
-    type and on the device of each tensor. Second derivatives are not there.
+    The value is computed on the default device of JAX. Tensors on this device pass without a copy,
+    all others through the host (also tensors on a GPU, where JAX knows the CPU alone). Gradients
+    come back in the type and on the device of each tensor. Second derivatives are not supported.
 
     Args:
-        a: an `nn.Module`, which is recognised at every call as by `tnsim.from_module`; a model
-            whose weights may be tensors that require grad; or a combination of such models.
-        b: likewise. What has no tensor that requires grad is held fixed.
-        metric: How inputs are weighed. The inputs of `Empirical` may change from call to call.
+        a: An `nn.Module`, which is recognised at every call as by `tnsim.from_module`; a model with
+            weights that may be tensors that require grad; or a combination of such models.
+        b: The other module, model or combination. A model without tensors that require grad is held
+            fixed.
+        metric: Metric that weighs the inputs. The inputs of `Empirical` may change from call to
+            call.
         dtype: Precision of the computation, float64 or float32.
-        budget: What the computation may take.
+        budget: Limits on work and memory.
 
     Returns:
         A float64 tensor of no axes, in [-1, 1], on the device of the first tensor.
 
     Raises:
-        ModelError: As `tnsim.similarity`.
-        UnsupportedLayer: As `tnsim.from_module`.
+        ModelError: The models cannot be compared, see `tnsim.similarity`.
+        UnsupportedLayer: A module holds a layer that `tnsim.from_module` does not know.
         TooLarge: The computation would exceed the budget.
         MissingExtra: PyTorch is not installed.
-        TnsimError: In `backward`, of second derivatives and of gradients that are not finite.
+        TnsimError: Second derivatives are asked for, or a gradient is not finite; `backward` raises
+            it.
 
     Example:
         >>> import torch, tnsim
@@ -82,24 +85,24 @@ def from_module(
     *,
     inputs: Any = None,
 ) -> Model:
-    """As `tnsim.from_module`, but the layers hold the parameters themselves.
+    """The model of a module, with the parameters themselves in its layers.
 
-    The model belongs to the graph of this moment, as every tensor that is computed does: make it
+    The model belongs to the autograd graph of the moment, as every computed tensor does: make it
     anew at each step of training.
 
     Args:
-        module: An `nn.Module`, whose parameters may require grad.
-        layers: What classes of your own are, as for `tnsim.from_module`.
+        module: An `nn.Module` with parameters that may require grad.
+        layers: Rules for classes of your own, as for `tnsim.from_module`.
         n_ctx: Length of the sequences on which a model with attention is compared.
-        inputs: An example of what the module is called with.
+        inputs: Example of the inputs with which the module is called.
 
     Returns:
         A model for `tnsim.torch.similarity`. Verbs without gradients refuse it.
 
     Raises:
-        UnsupportedLayer: As `tnsim.from_module`; and for norms, whose constant energy would have to
-            follow the weights.
-        ModelError: What was recognised computes something else.
+        UnsupportedLayer: The module holds a layer that `tnsim.from_module` does not know, or a
+            norm: the constant energy of a norm would have to follow the weights.
+        ModelError: The recognised layers compute something other than the module.
         MissingExtra: PyTorch is not installed.
 
     Example:

@@ -1,62 +1,259 @@
-"""A cosine of JAX as a function of PyTorch's autograd. In: models of tensors. Out: a tensor."""
+"""The cosine of two models as a function of PyTorch's autograd, computed by JAX.
+
+*The points of a finite metric.* Reverse mode keeps the outputs of every layer at every point, so
+all points are in memory at once. They are arguments of the compiled programs: another sample of the
+same size needs no new program.
+
+*The programs of JAX.* Everything that does not change from one step of training to the next stands
+in a `Comparison`, under which JAX keeps the compiled programs. `cosine_and_pullback` returns the
+cosine with its pullback, and `gradient` runs the pullback.
+
+*The function of autograd.* `compared` splits the leaves of (a, b, metric) into moving weights,
+which are tensors of PyTorch, and fixed numbers. `_Cosine` hands the tensors to JAX and the
+gradients back.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import torch
+from jaxtyping import Float
 from numpy.typing import DTypeLike
 
 from tnsim.compare import similarity as without_gradients
-from tnsim.compare.question import Question
-from tnsim.engine import execution, precision
+from tnsim.compare.by_points import check_affordable, forward_plan, points_of
+from tnsim.compare.inner_products import at_traced_points, inner_products
+from tnsim.compare.request import Request
+from tnsim.engine import precision
 from tnsim.engine.budget import Budget
-from tnsim.engine.dtypes import dtype_name
-from tnsim.errors import TnsimError
-from tnsim.metrics.metric import Metric, check_metric
+from tnsim.engine.ir.dtypes import dtype_name
+from tnsim.engine.precision import Arithmetic, Cosine
+from tnsim.engine.runtime import execution
+from tnsim.engine.runtime.compiling import compiler_options
+from tnsim.errors import TnsimError, TooLarge
+from tnsim.metrics.metric import check_metric
+from tnsim.metrics.points import WeightedPoints
+from tnsim.metrics.protocol import Metric, adds_up
 from tnsim.models.arrays import numbers
 from tnsim.models.checks import check_comparable
+from tnsim.models.forward import check_inputs
 from tnsim.models.model import caveats, terms
 from tnsim.models.origin import warn_of_caveats
+from tnsim.problems.forward import needs
 from tnsim.torch.models import model_of
-from tnsim.torch.programs import (
-    Comparison,
-    Fixed,
-    comparison_of,
-    cosine,
-    cosine_and_pullback,
-    gradient,
-)
-from tnsim.torch.samples import sample_of
+
+
+def sample_of(a: Any, b: Any, request: Request) -> WeightedPoints | None:
+    """The points at which two models are compared in a loss.
+
+    Args:
+        a: A model or a combination of models.
+        b: The other model or combination.
+        request: Metric, precision and budget of the comparison.
+
+    Returns:
+        All points; None where the metric joins legs, or counts tokens along a plan.
+
+    Raises:
+        ModelError: The models do not read these inputs.
+        TooLarge: The forward passes, or the values that reverse mode keeps, are over the budget.
+    """
+    metric = request.metric
+    if not adds_up(metric):
+        return None
+    models = [model for one in numbers((a, b)) for _, model in terms(one)]
+    points = points_of(models, metric, request.pairs, request.per_output, request.dtype)
+    if points is None:
+        return None
+    plan = forward_plan(models, metric, points, request.dtype)
+    check_affordable(plan, metric, request.budget)
+    layers = max(len(model.layers) for model in models)
+    kept = points.count * layers * needs(models, points, request.dtype).each
+    if kept > request.budget.room(0, kept):
+        raise TooLarge(
+            f"{metric.name} runs through {points.count:,} inputs here, of which the way back keeps "
+            f"about {kept / 2**30:.3g} GiB; use fewer inputs or a larger tnsim.Budget"
+        )
+    sample = points.block(0, points.count)
+    for model in models:
+        check_inputs(model, sample.inputs)
+    return sample
+
+
+Weights = dict[int, Float[jax.Array, "..."]]
+"""Arrays by their number among the leaves of (a, b, metric)."""
+
+
+class Fixed(NamedTuple):
+    """Numbers without derivatives.
+
+    Attributes:
+        weights: Fixed weights of the models, and the moments of the metric.
+        sample: Points of a finite metric; None where legs are joined.
+    """
+
+    weights: Weights
+    sample: WeightedPoints | None
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The structure of a comparison, without its numbers.
+
+    Attributes:
+        form: Tree structure of (a, b, metric), with None for the metric where a sample is given.
+        others: Leaves that are no numbers, each with its number among the leaves, such as a user's
+            metric that is no pytree.
+        degree: Largest degree of the polynomials.
+        dtype: Precision of the computation.
+        budget: Limits on work and memory.
+    """
+
+    form: Any
+    others: tuple[tuple[int, Any], ...]
+    degree: int
+    dtype: str
+    budget: Budget
+
+    @property
+    def arithmetic(self) -> Arithmetic:
+        """Degree and precision, which bound the errors of rounding."""
+        return Arithmetic(self.degree, self.dtype)
+
+
+def comparison_of(
+    a: Any, b: Any, request: Request, sample: WeightedPoints | None
+) -> tuple[Comparison, dict[int, Any]]:
+    """A comparison, and its numbers.
+
+    Args:
+        a: A model or a combination of models.
+        b: The other model or combination.
+        request: Metric, precision and budget of the comparison.
+        sample: Points of a finite metric, which take the place of its moments.
+
+    Returns:
+        The comparison, and the weights and moments of (a, b, metric) by their number among the
+        leaves.
+    """
+    metric = request.metric if sample is None else None
+    leaves, form = jax.tree.flatten((a, b, metric))
+    numbers = {n: leaf for n, leaf in enumerate(leaves) if _is_number(leaf)}
+    others = tuple((n, leaf) for n, leaf in enumerate(leaves) if n not in numbers)
+    degree = max(model.degree for one in (a, b) for _, model in terms(one))
+    return Comparison(form, others, degree, request.dtype, request.budget), numbers
+
+
+def _compiled(**options: Any) -> Any:
+    """`jax.jit` with the compiler options of plans.
+
+    The options are asked for when this file is imported, which is when gradients are first needed.
+    """
+    return partial(jax.jit, compiler_options=compiler_options(), **options)
+
+
+def _is_number(leaf: Any) -> bool:
+    return hasattr(leaf, "dtype") or isinstance(leaf, float)
+
+
+def _cosine(comparison: Comparison, moving: Weights, fixed: Fixed) -> tuple[Any, Any]:
+    """The cosine, float64, and its error bound, as JAX traces them."""
+    leaves: dict[int, Any] = dict(comparison.others)
+    for n, array in (moving | fixed.weights).items():
+        leaves[n] = jnp.asarray(array, comparison.dtype)
+    a, b, metric = jax.tree.unflatten(comparison.form, [leaves[n] for n in range(len(leaves))])
+    if fixed.sample is None:
+        request = Request(metric, comparison.dtype, comparison.budget, norms=True)
+        found = inner_products(a, b, request).values
+    else:
+        found = at_traced_points(a, b, fixed.sample, comparison.dtype).values
+    cosines = precision.cosine(found["AB"], found["AA"], found["BB"], comparison.arithmetic)
+    return cosines.value.astype("float64"), cosines.error
+
+
+@_compiled(static_argnums=0)
+def cosine(comparison: Comparison, moving: Weights, fixed: Fixed) -> Cosine:
+    """The cosine, unclipped, and its error bound.
+
+    Args:
+        comparison: Structure of the models and the metric.
+        moving: Weights that are tensors of PyTorch.
+        fixed: Numbers without derivatives.
+
+    Returns:
+        Two scalars.
+    """
+    return Cosine(*_cosine(comparison, moving, fixed))
+
+
+@_compiled(static_argnums=0)
+def cosine_and_pullback(
+    comparison: Comparison, moving: Weights, fixed: Fixed
+) -> tuple[Cosine, Any]:
+    """The cosine with its error bound, and the pullback that `gradient` runs.
+
+    Args:
+        comparison: Structure of the models and the metric.
+        moving: Weights with respect to which derivatives are taken.
+        fixed: Numbers without derivatives.
+
+    Returns:
+        The cosine, and its pullback: a function that is a pytree of the values kept for reverse
+        mode.
+    """
+    value, pullback, error = jax.vjp(
+        lambda weights: _cosine(comparison, weights, fixed), moving, has_aux=True
+    )
+    return Cosine(value, error), pullback
+
+
+@_compiled()
+def gradient(pullback: Any) -> Weights:
+    """The gradient of the cosine.
+
+    Args:
+        pullback: Second result of `cosine_and_pullback`.
+
+    Returns:
+        A derivative for each of the moving weights, in the type of the weight.
+    """
+    return pullback(1.0)[0]
+
 
 _TORCH_DEVICES = {"cpu": "cpu", "gpu": "cuda"}
-"""What PyTorch calls the platforms of JAX; ROCm is "cuda" there."""
+"""PyTorch's names for the platforms of JAX; PyTorch calls ROCm "cuda" as well."""
 
 
 def compared(a: Any, b: Any, metric: Metric, dtype: DTypeLike, budget: Budget) -> torch.Tensor:
     """The cosine of two models, see `tnsim.torch.similarity`.
 
     Args:
-        a: A module, a model or a combination of models, as is b.
-        b: The other one.
-        metric: How inputs are weighed.
+        a: A module, a model or a combination of models.
+        b: The other module, model or combination.
+        metric: Metric that weighs the inputs.
         dtype: Precision of the computation.
-        budget: What it may take.
+        budget: Limits on work and memory.
 
     Returns:
         A tensor of no axes, float64.
 
     Raises:
-        ModelError, TnsimError: As `tnsim.torch.similarity`.
+        ModelError: The models cannot be compared, or a module holds a layer that is not known.
+        TooLarge: The computation would exceed the budget.
+        TnsimError: The similarity is not a number.
     """
     check_metric(metric)
     a, b = _model(a), _model(b)
     check_comparable(a, b)
-    asked = Question(metric, dtype_name(dtype), budget, norms=True)
-    sample = sample_of(a, b, asked)
-    comparison, leaves = comparison_of(a, b, asked, sample)
+    request = Request(metric, dtype_name(dtype), budget, norms=True)
+    sample = sample_of(a, b, request)
+    comparison, leaves = comparison_of(a, b, request, sample)
     moving = {n: leaf for n, leaf in leaves.items() if isinstance(leaf, torch.Tensor)}
     fixed = Fixed({n: leaf for n, leaf in leaves.items() if n not in moving}, sample)
     if not moving:
@@ -67,22 +264,23 @@ def compared(a: Any, b: Any, metric: Metric, dtype: DTypeLike, budget: Budget) -
     )
     if torch.isnan(value):
         why = numbers((a, b))
-        without_gradients.similarity(*why, metric, dtype=dtype, budget=budget)  # it says why
+        # Without gradients, the same similarity raises the error that explains the NaN.
+        without_gradients.similarity(*why, metric, dtype=dtype, budget=budget)
         raise TnsimError("the similarity is not a number, though without gradients it is one")
     warn_of_caveats(caveats(a, b), stacklevel=3)
     return value
 
 
 def _model(model: Any) -> Any:
-    """A module as a model of its tensors; a model as it is."""
+    """The model of a module's tensors; a model or a combination unchanged."""
     if isinstance(model, torch.nn.Module):
         return model_of(model, None, None, None)
-    terms(model)  # refuses what is neither
+    terms(model)  # refuses anything but a model or a combination
     return model
 
 
 class _Cosine(torch.autograd.Function):
-    """Forward: one program of JAX, which keeps what the backward one needs."""
+    """The cosine in autograd: one program of JAX forward, and its pullback backward."""
 
     @staticmethod
     def forward(
@@ -97,7 +295,7 @@ class _Cosine(torch.autograd.Function):
             moving = dict(zip(places, map(_to_jax, tensors), strict=True))
             if wanted:
                 found, ctx.pullback = cosine_and_pullback(comparison, moving, fixed)
-                # The tensors may be written to as soon as this returns.
+                # The caller may write to the tensors as soon as this returns, so JAX must be done.
                 jax.block_until_ready(ctx.pullback)
             else:
                 found = cosine(comparison, moving, fixed)
@@ -117,8 +315,8 @@ class _Cosine(torch.autograd.Function):
                 "second derivatives of a similarity are not supported: call backward without "
                 "create_graph. jax.hessian differentiates tnsim.similarity twice"
             )
-        # What the pullback keeps may be the memory of the tensors: PyTorch refuses them here where
-        # they were written to since.
+        # The values kept by the pullback may share the memory of the tensors. Reading the saved
+        # tensors makes PyTorch raise an error where they were written to since the forward pass.
         tensors = ctx.saved_tensors
         with execution.precision():
             slopes = gradient(ctx.pullback)
@@ -129,7 +327,7 @@ class _Cosine(torch.autograd.Function):
 
 
 def _to_jax(tensor: torch.Tensor) -> jax.Array:
-    """A tensor where JAX computes: its own memory where it is there, else a copy."""
+    """A tensor as an array on the device of JAX, without a copy where it is there already."""
     tensor = tensor.detach()
     if tensor.device.type == _TORCH_DEVICES.get(jax.default_backend()):
         return jax.device_put(jax.dlpack.from_dlpack(tensor.contiguous()))

@@ -1,4 +1,4 @@
-"""Modules as models that keep their parameters. In: an `nn.Module`. Out: a model of its tensors."""
+"""Modules as models that keep the parameters, so that PyTorch records what is done to them."""
 
 from __future__ import annotations
 
@@ -15,23 +15,24 @@ from tnsim.models.model import Model
 def model_of(
     module: Any, layers: Mapping[type, Declared] | None, n_ctx: int | None, inputs: Any
 ) -> Model:
-    """The model of a module, made of its own tensors; arguments as for `tnsim.from_module`.
+    """The model of a module, made of the module's own tensors.
 
-    The rules were found, and compared with the module, on numbers. Here the same rules read the
-    tensors, so PyTorch records what they do to them.
+    `recognised` finds the rules of the layers, and compares them with the module, on numbers. The
+    same rules then read the tensors, so PyTorch records their operations.
 
     Args:
-        module: an `nn.Module`.
-        layers: what classes of the user's are.
-        n_ctx: length of sequences.
-        inputs: an example of what the module is called with.
+        module: An `nn.Module`.
+        layers: Rules for classes of the user's own.
+        n_ctx: Length of sequences.
+        inputs: Example of the inputs with which the module is called.
 
     Returns:
         The model. Tensors that require no grad are arrays in it.
 
     Raises:
-        UnsupportedLayer: for norms, and as `tnsim.from_module`.
-        ModelError: as `tnsim.from_module`.
+        UnsupportedLayer: The module holds a norm, or a layer that `tnsim.from_module` does not
+            know.
+        ModelError: The recognised layers compute something other than the module.
     """
     found = recognised(module, layers, n_ctx, inputs)
     arrays = NamedArrays(tensors_of(found.module), None)

@@ -1,0 +1,495 @@
+"""Planned contractions for many pairs at once.
+
+One plan per pair of shapes runs on stacks of weights, mapped over rows and columns, and equal
+shapes share one compiled program whatever the number of pairs.
+
+A plan is cut into shares (`engine.passes.hoisting`). An own share is the part that reads one model
+only: it is computed once per model and stays in the model's `Stack`. A pair then costs the crossing
+share alone. Where own shares do not repay a further compiled program, the plan stays whole, and the
+part that reads the row's model only runs once per row of a batch.
+
+Combinations expand by bilinearity over distinct models:
+`<sum_s c_s f_s | sum_t d_t g_t> = sum_st c_s d_t <f_s|g_t>`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from functools import partial
+from typing import Any, NamedTuple, TypeAlias
+
+import jax
+import numpy as np
+from jaxtyping import Float, Int
+
+from tnsim.compare.planned import affordable
+from tnsim.compare.request import CROSS, SELF
+from tnsim.engine.budget import Budget
+from tnsim.engine.passes.hoisting import COMPILING, ONE, Share, Shares, shares, uncut
+from tnsim.engine.plan import Plan
+from tnsim.engine.runtime import execution
+from tnsim.engine.runtime.devices import mesh, replicated, spread
+from tnsim.engine.runtime.execution import Result
+from tnsim.engine.runtime.stacking import Axes, aligned
+from tnsim.engine.scaled import (
+    LogScaled,
+    add,
+    contribution,
+    magnified,
+    over_outputs,
+    stacked,
+    taken,
+    times,
+)
+from tnsim.metrics.protocol import Metric
+from tnsim.models.model import Model
+from tnsim.models.scaling import split
+from tnsim.names import Pair, Side, side_of
+from tnsim.problems.base import Family
+from tnsim.problems.families import choose
+from tnsim.problems.tensors.kinds import Kinds, kinds
+
+WORTH = 2**22
+"""Multiplications per pair below which no plan is cut: calls take most of the time of a small pair,
+and shares take as long as the whole plan."""
+
+
+SAVING = 1 / 32
+"""Least part of a pair's work that own shares must save for a plan to be cut."""
+
+
+Logs: TypeAlias = "dict[tuple[int, str], Any]"
+"""Logarithms of scales, by stage of the whole plan and by scale group."""
+
+
+class PairSetting(NamedTuple):
+    """Settings common to all pairs of a run.
+
+    Args:
+        metric: Metric that weighs the inputs.
+        per_output: Whether every output has an inner product of its own.
+        dtype: Precision of the computation.
+        budget: Limits on one inner product and on the memory of a tile.
+        pairs: Number of pairs in the run.
+        by_states: Whether the units of models follow the sizes of their hidden states.
+    """
+
+    metric: Metric
+    per_output: bool
+    dtype: str
+    budget: Budget
+    pairs: int
+    by_states: bool = False
+
+
+class Pairs(NamedTuple):
+    """How models of two kinds are contracted with each other, or every model with itself.
+
+    Args:
+        family: Family that lays out the arrays of the models.
+        plan: Plan of one pair.
+        shares: The plan cut into own shares, computed once per model, and the crossing share.
+    """
+
+    family: Family
+    plan: Plan
+    shares: Shares
+
+    @classmethod
+    def of(cls, a: Model, b: Model | None, setting: PairSetting) -> Pairs:
+        """The contraction of `<a|b>`, or of `<a|a>` where b is None.
+
+        Raises `TooLarge`, `ModelError`.
+        """
+        family = choose(a, b, setting.metric)
+        wanted = SELF if b is None else CROSS
+        plan = affordable(family, wanted, setting.per_output, setting.dtype, setting.budget)
+        return cls(family, plan, uncut(plan) if b is None else _cut(plan, family, setting.pairs))
+
+    def uncut(self) -> Pairs:
+        """The same contraction with the whole plan run for every pair."""
+        return self._replace(shares=uncut(self.plan))
+
+
+class Stack(NamedTuple):
+    """Arrays of some models, as a plan reads them.
+
+    Args:
+        arrays: Arrays by name, with a leading axis of models where there are several.
+        logs: Logarithms of the scales of own shares, with the same axis.
+    """
+
+    arrays: dict[str, Any]
+    logs: Logs
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the arrays."""
+        return sum(array.nbytes for array in self.arrays.values())
+
+
+def _cut(plan: Plan, family: Family, pairs: int) -> Shares:
+    """The shares of a plan that runs for `pairs` pairs, uncut where cutting would save nothing.
+
+    With a constant, the plan of an exact deep metric runs at several second moments of the input
+    (`family.nodes`). Every value depends on the moment, so such a plan stays whole.
+    """
+    if family.nodes is not None or plan.multiplications < WORTH:
+        return uncut(plan)
+    owners: dict[str, str] = {}
+    for name in plan.shapes:
+        side = side_of(name)
+        if side is not None:
+            owners[name] = side
+    found = shares(plan, owners, pairs)
+    crossing = found.crossing.plan
+    saved = plan.multiplications - crossing.multiplications
+    # The norms compile most programs of a whole plan, so only the other programs of the crossing
+    # share count as additional compiling.
+    compiling = sum(program.length for program in set(crossing.programs).difference(plan.programs))
+    worth = saved >= SAVING * plan.multiplications and saved * pairs >= COMPILING * compiling
+    # The values kept of one model may take no more memory than one pair computed whole.
+    fits = crossing.input_bytes - plan.input_bytes <= plan.array_bytes
+    return found if fits and worth else uncut(plan)
+
+
+def stack(
+    name: Side, models: Sequence[Model], count: int, pairs: Pairs, setting: PairSetting
+) -> Stack:
+    """The stack of some models on one side, with the values of their own shares.
+
+    Args:
+        name: Side on which the models stand.
+        models: Models of equal layers.
+        count: Length of the leading axis; the last model is repeated where there are fewer. A count
+            of 1 gives arrays without this axis.
+        pairs: How the models are contracted with others.
+        setting: Settings common to all pairs.
+    """
+    family, dtype = pairs.family, setting.dtype
+    leaves = [family.weights(name, family.prepare(model)) for model in models]
+    leaves += leaves[-1:] * (count - len(leaves))
+    arrays: dict[str, Any] = {}
+    for leaf, first in leaves[0].items():
+        if count == 1:
+            arrays[leaf] = np.asarray(first, dtype)
+        else:
+            arrays[leaf] = np.stack([weights[leaf] for weights in leaves], dtype=dtype)
+    share = pairs.shares.own.get(name)
+    if share is None:
+        return Stack(arrays, {})
+    names = share.plan.shapes
+    known = {ONE: np.ones(())} | family.inputs(names, setting.metric, models[0].d_in)
+    read = {leaf: spread(array) for leaf, array in arrays.items() if leaf in names}
+    over = dict.fromkeys(read, (True,)) if count > 1 else {}
+    read |= {leaf: np.asarray(x, dtype) for leaf, x in known.items() if leaf in names}
+    with execution.precision():
+        result = execution.run(share.plan, read, over=over)
+    return Stack(arrays | result.values, _of_whole(result, share))
+
+
+def contracted(
+    pairs: Pairs, stacks: Sequence[tuple[Stack, Axes]], pair: Pair, setting: PairSetting, d_in: int
+) -> LogScaled:
+    """Inner products of stacks, as weighted sums over the second moments at which the plan runs.
+
+    Args:
+        pairs: How models are contracted.
+        stacks: Stack of each side, with a flag for each axis of the products: whether the arrays of
+            the stack have this axis.
+        pair: Bra and ket of the inner products.
+        setting: Settings common to all pairs.
+        d_in: Number of input coordinates.
+    """
+    family, whole, crossing = pairs.family, pairs.plan, pairs.shares.crossing
+    parts = []
+    runs: list[tuple[float | None, float]] = [(None, 1.0)]
+    if family.nodes:
+        runs = list(zip(family.nodes.points, family.nodes.weights, strict=True))
+    arrays = {name: x for one, _ in stacks for name, x in one.arrays.items()}
+    over = {name: axes for one, axes in stacks for name in one.arrays}
+    own = {key: aligned(np.asarray(x), axes) for one, axes in stacks for key, x in one.logs.items()}
+    names = crossing.plan.shapes
+    for t, weight in runs:
+        known = family.inputs(names, setting.metric, d_in, t)
+        leaves = arrays | {name: np.asarray(x, setting.dtype) for name, x in known.items()}
+        with execution.precision():
+            read = {name: leaves[name] for name in names}
+            result = execution.run(crossing.plan, read, over=over)
+        mantissa = np.asarray(result.values[pair.group], np.float64)
+        if setting.per_output and family.lifted:
+            mantissa = mantissa[..., 1:]  # output 0 of a lifted model is the constant
+        found = own | _of_whole(result, crossing)
+        logs = {key: np.asarray(x, np.float64) for key, x in found.items()}
+        result = Result(result.values, logs, whole.log_weights)
+        log = execution.log_of(result, dict(whole.scales[pair.group]))
+        log = np.broadcast_to(log, mantissa.shape[: len(stacks[0][1])])
+        parts.append(times(contribution(mantissa, log), weight))
+    return add(parts)
+
+
+def _of_whole(result: Result, share: Share) -> Logs:
+    """The logarithms of a share's scales, numbered by the stages of the whole plan."""
+    logs = {}
+    for (stage, group), log in result.logs.items():
+        logs[share.numbers[stage], group] = log
+    return logs
+
+
+_SIDE = 16  # most models per side that run together
+
+
+Keep: TypeAlias = "Callable[[tuple[Hashable, ...], Callable[[], Stack]], Stack]"
+"""Returns the stack of a key from the cache, or makes it and keeps it."""
+
+
+class Terms(NamedTuple):
+    """Linear combinations of models: row i is `sum_t coefficients[i, t] * models[index[i, t]]`."""
+
+    index: Int[np.ndarray, "rows terms"]
+    coefficients: Float[np.ndarray, "rows terms"]
+
+
+class StackBlock(NamedTuple):
+    """Distinct models `2 ** exponents * models`, and the combinations of them that are compared.
+
+    Args:
+        models: Models in scientific notation.
+        digests: Digests of the models' content.
+        exponents: Powers of two taken out of the models, one per model or one per output.
+        terms: Combinations that are compared.
+        roots: Square roots of the factors by which cancellation within the models enlarges
+            rounding, see `problems.conditioning`.
+    """
+
+    models: tuple[Model, ...]
+    digests: tuple[str, ...]
+    exponents: Float[np.ndarray, " models"] | Float[np.ndarray, "models out"]
+    terms: Terms
+    roots: Float[np.ndarray, " models"]
+
+    def coefficients(self) -> tuple[np.ndarray, np.ndarray]:
+        """The factor of the model in every term, as mantissa and logarithm.
+
+        Returns:
+            Mantissas (rows, terms). Logarithms (rows, terms), or (rows, terms, out) where
+            exponents differ by output.
+        """
+        mantissas, powers = split(self.terms.coefficients)
+        own = self.exponents[self.terms.index]
+        powers = own + (powers if own.ndim == 2 else powers[:, :, None])
+        return mantissas, powers * np.log(2)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the weights."""
+        leaves = jax.tree.leaves(self.models)
+        return sum(leaf.nbytes for leaf in leaves if hasattr(leaf, "nbytes"))
+
+
+def pair_plan(a: Model, b: Model | None, setting: PairSetting) -> Plan:
+    """The plan of `<a|b>`, or of `<a|a>` where b is None. Raises `TooLarge`, `ModelError`."""
+    return Pairs.of(a, b, setting).plan
+
+
+def intermediate_bytes(plan: Plan) -> int:
+    """Bytes that one pair needs in addition to the weights."""
+    return max(1, plan.array_bytes - plan.input_bytes)
+
+
+def batch_side(plan: Plan, models: int, budget: Budget) -> int:
+    """The number of models per side that run together, dividing `models` evenly.
+
+    A batch should keep the device busy. On a CPU the intermediates of a batch should stay in the
+    caches (measured: 4 x 4 pairs of 1 MiB each take a fifth of the time of single pairs, and
+    16 x 16 twice as long as 4 x 4); on other devices they may be large. Where a memory budget is
+    given, they take no more than the budget. The memory free at the moment plays no part, so that
+    equal runs have equal batches.
+    """
+    in_flight = 2**25 if jax.default_backend() == "cpu" else 2**30
+    if budget.memory_bytes is not None:
+        in_flight = int(min(in_flight, budget.memory_bytes))
+    most = max(1, min(_SIDE, math.isqrt(in_flight // intermediate_bytes(plan))))
+    even = math.ceil(models / math.ceil(models / most))
+    return mesh().size * math.ceil(even / mesh().size)
+
+
+def norms(block: StackBlock, setting: PairSetting) -> LogScaled:
+    """Squared norms of the combinations of a block, (rows,) or per output (rows, out).
+
+    |sum_s c_s f_s|^2 = sum_st c_s c_t <f_s|f_t>. Every product of two models is computed once.
+    """
+    index, (coefficients, logs) = block.terms.index, block.coefficients()
+    wanted: set[tuple[int, int]] = set()
+    for row in index.tolist():
+        ascending = sorted(set(row))
+        wanted.update(itertools.combinations_with_replacement(ascending, 2))
+    in_order = sorted(wanted)
+    pairs: list[tuple[Model, Model | None]] = []
+    for low, high in in_order:
+        pairs.append((block.models[low], None if low == high else block.models[high]))
+    known = {}
+    for (low, high), product in zip(in_order, _paired(pairs, setting), strict=True):
+        known[low, high] = magnified(product, block.roots[low] * block.roots[high])
+    parts = []
+    for s in range(index.shape[1]):
+        for t in range(index.shape[1]):
+            values = []
+            for first, second in index[:, [s, t]].tolist():
+                values.append(known[min(first, second), max(first, second)])
+            together = stacked(values)
+            factors = coefficients[:, s] * coefficients[:, t]
+            factors = over_outputs(factors, together.mantissa)
+            parts.append(times(together, factors, logs[:, s] + logs[:, t]))
+    return add(parts)
+
+
+def products(
+    rows: StackBlock, columns: StackBlock, setting: PairSetting, size: int, keep: Keep
+) -> LogScaled:
+    """Inner products of every row with every column.
+
+    Args:
+        rows: Combinations of models.
+        columns: Combinations compared with the rows. Where this is the same object as `rows`, the
+            products on and below the diagonal are computed, and mirrored.
+        setting: Settings common to all pairs.
+        size: Largest number of models in a block of the run; blocks up to this size share programs.
+        keep: Cache for stacks with the values of own shares.
+
+    Returns:
+        (rows, columns), or per output (rows, columns, out).
+    """
+    (first, first_logs), (second, second_logs) = rows.coefficients(), columns.coefficients()
+    crossed = _crossed(rows, None if columns is rows else columns, setting, size, keep)
+    parts = []
+    for s in range(rows.terms.index.shape[1]):
+        for t in range(columns.terms.index.shape[1]):
+            terms = np.ix_(rows.terms.index[:, s], columns.terms.index[:, t])
+            part = taken(crossed, terms)
+            factors = over_outputs(first[:, s, None] * second[None, :, t], part.mantissa)
+            parts.append(times(part, factors, first_logs[:, None, s] + second_logs[None, :, t]))
+    return add(parts)
+
+
+def _crossed(
+    rows: StackBlock, columns: StackBlock | None, setting: PairSetting, size: int, keep: Keep
+) -> LogScaled:
+    """Inner products of all models of the rows with all models of the columns.
+
+    Where `columns` is None, the models of the rows meet each other. Models of equal layers run
+    together.
+    """
+    others = rows if columns is None else columns
+    pairs = (len(rows.models), len(others.models))
+    outputs = (rows.models[0].d_out,) if setting.per_output else ()
+    whole = LogScaled(np.empty(pairs + outputs), np.empty(pairs), np.empty(pairs + outputs))
+    row_groups, column_groups = _by_kind(rows.models), _by_kind(others.models)
+    for n, row_group in enumerate(row_groups):
+        met = column_groups[: n + 1] if columns is None else column_groups
+        for column_group in met:
+            triangle = columns is None and column_group == row_group
+            bra, ket = _chosen(rows, row_group), _chosen(others, column_group)
+            for i, j, batch in _batches(bra, ket, setting, size, triangle, keep):
+                at, to = row_group[i], column_group[j]
+                diagonal = triangle and at == to
+                for array, values in zip(whole, batch, strict=True):
+                    part = np.asarray(values)[: len(at), : len(to)]
+                    array[np.ix_(at, to)] = _mirrored(part) if diagonal else part
+                    if columns is None and not diagonal:
+                        array[np.ix_(to, at)] = np.swapaxes(part, 0, 1)
+    return magnified(whole, np.outer(rows.roots, others.roots))
+
+
+class _Models(NamedTuple):
+    """Models of equal layers, and the digests of their content."""
+
+    models: tuple[Model, ...]
+    digests: tuple[str, ...]
+
+
+def _chosen(block: StackBlock, places: Sequence[int]) -> _Models:
+    return _Models(
+        tuple(block.models[place] for place in places),
+        tuple(block.digests[place] for place in places),
+    )
+
+
+def _batches(
+    bra: _Models, ket: _Models, setting: PairSetting, size: int, triangle: bool, keep: Keep
+) -> Iterator[tuple[slice, slice, LogScaled]]:
+    """Products of all batches of models of equal layers; of a triangle, on and below its diagonal.
+
+    Yields:
+        (rows, columns, products).
+    """
+    pairs = Pairs.of(bra.models[0], ket.models[0], setting)
+    together = batch_side(pairs.shares.crossing.plan, size, setting.budget)
+
+    def stacks(name: Side, models: _Models) -> Iterator[tuple[slice, Stack]]:
+        for i in range(0, len(models.models), together):
+            at = slice(i, i + together)
+            key = (name, pairs.family, *models.digests[at])
+            make = partial(stack, name, models.models[at], together, pairs, setting)
+            yield at, keep(key, make) if name in pairs.shares.own else make()
+
+    with execution.precision():
+        rows = [(i, _placed(one, spread)) for i, one in stacks("A", bra)]
+        columns = [(j, _placed(one, replicated)) for j, one in stacks("B", ket)]
+    # Stacks of rows have no axis of columns, so the part that reads the row's model only runs once
+    # per row.
+    is_stacked = together > 1
+    over_rows, over_columns = (is_stacked, False), (False, is_stacked)
+    d_in = bra.models[0].d_in
+    for (i, row), (j, column) in itertools.product(rows, columns):
+        if not triangle or j.start <= i.start:
+            both = (row, over_rows), (column, over_columns)
+            yield i, j, contracted(pairs, both, CROSS[0], setting, d_in)
+
+
+def _placed(found: Stack, place: Callable[[Any], Any]) -> Stack:
+    return found._replace(arrays=place(found.arrays))
+
+
+def _paired(pairs: Sequence[tuple[Model, Model | None]], setting: PairSetting) -> list[LogScaled]:
+    """`<a|b>` of each pair, or `<a|a>` where b is None; pairs of equal layers run together."""
+    groups: dict[Any, list[int]] = {}
+    for n, (a, b) in enumerate(pairs):
+        groups.setdefault((kinds(a), b and kinds(b)), []).append(n)
+    products: dict[int, LogScaled] = {}
+    for members in groups.values():
+        a, b = pairs[members[0]]
+        plan = Pairs.of(a, b, setting).uncut()
+        together = batch_side(plan.plan, len(members), setting.budget)
+        (pair,) = SELF if b is None else CROSS
+        for i in range(0, len(members), together):
+            at = members[i : i + together]
+            sides: dict[Side, list[Model]] = {"A": [pairs[n][0] for n in at]}
+            partners = [pairs[n][1] for n in at]
+            if b is not None:
+                sides["B"] = [partner for partner in partners if partner is not None]
+            stacks = []
+            with execution.precision():
+                for name, models in sides.items():
+                    found = stack(name, models, together, plan, setting)
+                    stacks.append((_placed(found, spread), (together > 1,)))
+            values = contracted(plan, stacks, pair, setting, a.d_in)
+            for place, n in enumerate(at):
+                products[n] = taken(values, place)
+    return [products[n] for n in range(len(pairs))]
+
+
+def _by_kind(models: Sequence[Model]) -> list[list[int]]:
+    groups: dict[Kinds, list[int]] = {}
+    for n, model in enumerate(models):
+        groups.setdefault(kinds(model), []).append(n)
+    return list(groups.values())
+
+
+def _mirrored(block: np.ndarray) -> np.ndarray:
+    """A square block with its lower triangle (of the first two axes) copied to the upper one."""
+    below = np.tri(len(block), dtype=bool)
+    below = below.reshape(below.shape + (1,) * (block.ndim - 2))
+    return np.where(below, block, np.swapaxes(block, 0, 1))

@@ -1,0 +1,182 @@
+"""The route of a run by forward passes, under metrics that add up over points.
+
+A tile runs each of its models once over all points and adds up the Gram matrix of their outputs
+batch by batch (see `problems.forward`). Tiles are therefore as large as memory allows, so that few
+models run more than once. Every task makes the points anew: they are closures, and cheap.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Float
+
+from tnsim.all_pairs.batched_plans import PairSetting
+from tnsim.all_pairs.run_plan import FORWARD, PairwisePlan, Route, Sizes
+from tnsim.all_pairs.sources import Entry, Source
+from tnsim.compare.by_points import Rows, check_affordable, forward_plan, points_of
+from tnsim.compare.numbers import cosine_error
+from tnsim.compare.request import CROSS, parts
+from tnsim.engine.scaled import LogScaled
+from tnsim.metrics.empirical import Empirical
+from tnsim.metrics.points import Points
+from tnsim.models.differences import by_differences
+from tnsim.models.functions import is_function, outputs_of, refused_under
+from tnsim.models.model import Model
+from tnsim.problems import forward
+from tnsim.problems.forward import GROUPS, Part, Sums
+from tnsim.problems.tensors.kinds import Kinds
+
+
+class Estimated(NamedTuple):
+    """Inner products of a tile, and the standard errors of their cosines."""
+
+    products: LogScaled
+    standard_error: Float[np.ndarray, "rows columns"]
+
+
+def route(
+    rows: Sequence[Entry],
+    columns: Sequence[Entry] | None,
+    examples: Mapping[Kinds, Model],
+    read: Sequence[Rows | None],
+    setting: PairSetting,
+) -> Route | None:
+    """The route by forward passes; None where the metric has no points for these models.
+
+    Args:
+        rows: Distinct models.
+        columns: Distinct models compared with the rows; None for all pairs of `rows`.
+        examples: One model of each sequence of layer kinds.
+        read: Rows that span the input read by each model, see `compare.by_points.what_is_read`.
+        setting: Settings common to all pairs.
+
+    Raises:
+        ModelError: The metric has no inputs for these models.
+        TooLarge: One pair of models is beyond the budget.
+    """
+    models = list(examples.values())
+    points = points_of(models, setting.metric, CROSS, setting.per_output, setting.dtype, read)
+    if points is None:
+        return None
+    for model in models:
+        single = forward_plan([model], setting.metric, points, setting.dtype)
+        check_affordable(single, setting.metric, setting.budget)
+    run = Sizes.of(rows, columns, examples, setting)
+    # Sums are kept by groups of points, for the standard errors.
+    run = run._replace(products=run.products * GROUPS)
+    tile = run.tile(1, 2 * max(1, run.weights))
+    # Half of the memory is for the batches, an eighth each for weights and for products.
+    while (
+        tile > 1 and _needs(models, 2 * tile * run.terms, points, setting).least > run.available / 2
+    ):
+        tile = math.ceil(tile / 2)
+    needed = _needs(models, 2 * tile * run.terms, points, setting)
+    every = [entry for entry in (*rows, *(columns or ()))]
+    passes = sum(_passes(entry, examples, points) for entry in every)
+    outputs = forward.outputs(rows[0].d_out, rows[0].n_ctx or 1, points)
+    again = max(1, 2 * run.tiles(tile) * tile // len(every))
+    work = again * passes + run.pairs * outputs
+    batch = min(points.count * needed.each, forward.BATCH_BYTES, run.available / 2)
+    peak = run.tile_bytes(tile) + needed.beside + max(needed.each, batch) + tile * run.weights
+    found = PairwisePlan(
+        route=FORWARD,
+        pairs=run.pairs,
+        tile=tile,
+        tiles=run.tiles(tile),
+        multiplications=work,
+        peak_bytes=math.ceil(peak),
+        compilations=len(models),
+    )
+    return Route(found, spaces={}, contracted=[], points=points)
+
+
+def _needs(
+    models: Sequence[Model], count: int, points: Points, setting: PairSetting
+) -> forward.Needs:
+    """Bytes that forward passes of `count` models take, all of them the model that needs most."""
+    if not models:
+        return forward.Needs(0.0, 0.0)
+    every = [forward.needs([model] * count, points, setting.dtype) for model in models]
+    return max(every, key=lambda needed: needed.least)
+
+
+def sums(setting: PairSetting, points: Points, rows: Sequence[Entry], columns: Any) -> Sums:
+    """Inner products by groups of points, of rows with columns, or of rows with rows.
+
+    `columns` is None for rows with rows.
+    """
+    known: dict[str, Part] = {}
+    first = [_terms(entry, known, setting.dtype) for entry in rows]
+    second = None
+    if columns is not None:
+        second = [_terms(entry, known, setting.dtype) for entry in columns]
+    return forward.sums(first, second, points, setting.per_output, setting.dtype, setting.budget)
+
+
+def tile(found: Sums, per_output: bool, drawn: bool) -> LogScaled | Estimated:
+    """The inner products of a tile, with their standard errors where the points are draws.
+
+    Where one group of draws has all the weight, the errors are unknown, and infinite.
+    """
+    products = forward.total(found.products)
+    if not drawn:
+        return products
+    if per_output:
+        found = found.over_outputs()
+    error = cosine_error(found)
+    if error is None:
+        error = np.full(found.products.mantissa.shape[1:], np.inf)
+    return Estimated(products, error)
+
+
+def function_entry(source: Source, metric: Any) -> Entry:
+    """The entry of a plain function.
+
+    The content of a function is unknown, so no two function objects count as equal.
+
+    Raises:
+        ModelError: The metric has no inputs of its own.
+    """
+    function = source.read()
+    if not isinstance(metric, Empirical):
+        raise refused_under(metric)
+    outputs = outputs_of(function, metric.points(None).block(0, 1).inputs)
+    digest = f"function {id(function):x}"
+    return Entry(
+        source=source,
+        digest=digest,
+        parts=((digest, ()),),
+        d_in=None,
+        d_out=outputs.shape[-1],
+        n_ctx=outputs.shape[1] if outputs.ndim == 3 else None,
+        degree=1,
+        nonlinear=0,
+        terms=1,
+        caveats=(),
+        guessed=False,
+    )
+
+
+def _passes(entry: Entry, examples: Mapping[Kinds, Model], points: Points) -> int:
+    """Multiplications of all forward passes of an entry, none for a function."""
+    work = 0
+    for _, layers in entry.parts:
+        if layers in examples:
+            model = examples[layers]
+            work += forward.multiplications(layers, model.n_ctx or 1, points)
+    return work
+
+
+def _terms(entry: Entry, known: dict[str, Part], dtype: str) -> list[tuple[Any, Part]]:
+    """An entry as a sum of (coefficient, part); equal parts of several entries are one object."""
+    model: Any = entry.read()
+    if not is_function(model):
+        model = by_differences(model, dtype)
+    terms = []
+    for (digest, _), (coefficient, part) in zip(entry.parts, parts(model), strict=True):
+        terms.append((coefficient, known.setdefault(digest, part)))
+    return terms

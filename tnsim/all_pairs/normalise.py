@@ -1,0 +1,84 @@
+"""Norms and cosines as a result stores them.
+
+Stored are the logarithm of a squared norm and the logarithm of its size, the sum of the absolute
+contributions (see `engine.precision`). Cosines therefore have the same error bound in whatever
+process they are computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Bool, Float
+
+from tnsim.engine import precision
+from tnsim.engine.precision import Arithmetic
+from tnsim.engine.scaled import LogScaled, log_abs, taken, total
+
+_NORM, _NORMS = "log_norm", "log_norms"
+
+
+class Doubt(NamedTuple):
+    """The largest error bound, and the cosine to which it belongs."""
+
+    error: float
+    cosine: str
+
+
+def norm_arrays(norms: LogScaled, per_output: bool) -> dict[str, Float[np.ndarray, "models ..."]]:
+    """The stored arrays of the squared norms of some models, by name without the side."""
+    values = {_NORM: total(norms, per_output)}
+    if per_output:
+        values[_NORMS] = norms
+    arrays = {}
+    for name, norm in values.items():
+        arrays[name] = log_abs(norm)
+        arrays[f"{name}_size"] = log_abs(norm._replace(mantissa=norm.size))
+    return arrays
+
+
+def norms_in(
+    arrays: Mapping[str, Any], side: str, at: slice, per_output: bool
+) -> dict[str, LogScaled]:
+    """Squared norms of some models read from a store, with `per_output` also of every output."""
+    names = (_NORM, _NORMS) if per_output else (_NORM,)
+    norms = {}
+    for name in names:
+        log = np.asarray(arrays[f"{name}_{side}"][at])
+        size = np.asarray(arrays[f"{name}_size_{side}"][at])
+        norms[name] = LogScaled(np.ones_like(log), log, np.exp(size - log))
+    return norms
+
+
+def tile_arrays(
+    products: LogScaled,
+    bra: Mapping[str, LogScaled],
+    ket: Mapping[str, LogScaled],
+    same: Bool[np.ndarray, "rows columns"],
+    arithmetic: Arithmetic,
+) -> tuple[dict[str, Float[np.ndarray, "rows columns ..."]], Float[np.ndarray, "rows columns"]]:
+    """The stored arrays of a tile by name, and the error bound of each pair.
+
+    Args:
+        products: Inner products of rows with columns, per output where there are norms of outputs.
+        bra, ket: Norms of rows and columns, from `norms_in`.
+        same: Pairs of a model with itself, with the exact cosine 1.
+        arithmetic: Degree and precision of the computation, which bound its rounding.
+    """
+    inner = total(products, per_output=_NORMS in bra)
+    arrays = {"log_inner": log_abs(inner), "sign": np.sign(inner.mantissa)}
+    errors = []
+    for name, norm, values in (("similarity", _NORM, inner), ("slices", _NORMS, products)):
+        if norm in bra:
+            rows = taken(bra[norm], np.s_[:, None])
+            columns = taken(ket[norm], None)
+            cosines = precision.cosine(values, rows, columns, arithmetic)
+            arrays[name] = precision.clipped(cosines)
+            errors.append(cosines.error.reshape(*same.shape, -1).max(axis=-1))
+    for array in arrays.values():
+        array[same] = 1
+    rows = np.broadcast_to(bra[_NORM].log[:, None], same.shape)
+    arrays["log_inner"][same] = rows[same]
+    return arrays, np.where(same, 0.0, np.max(errors, axis=0))

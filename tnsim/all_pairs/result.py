@@ -1,0 +1,284 @@
+"""The result of a pairwise run, and the files into which other programs can read it.
+
+A `Pairwise` is an xarray Dataset that knows its metric. Dimensions `a` and `b` carry the labels of
+the models (training steps where the names have them), `output` the output coordinates of slices.
+Coordinates `name_a`, `hash_a` (and `_b`) say where a model came from and what it is. Additions of
+tnsim to a Dataset of this layout, wherever it comes from, stand under `result.tnsim`, as xarray
+asks of packages that build on it.
+
+`write_csv`, `write_npz` and `write_parquet` write files. Labels may come from file names. Half of a
+surrogate pair, which Python makes of an undecodable byte, is written as its escape (`\\udc80`)
+where the format holds text only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import importlib.util
+import io
+import json
+import os
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+import numpy as np
+
+from tnsim.errors import MissingExtra, ResultError, TnsimError
+from tnsim.files import Kind, beginning, replacing
+
+if TYPE_CHECKING:
+    import xarray
+    from matplotlib.figure import Figure
+    from xarray import Dataset
+else:
+    try:
+        import xarray
+        from xarray import Dataset
+    except ImportError:
+        xarray, Dataset = None, object
+
+
+def require_xarray() -> None:
+    """Raise `MissingExtra` where xarray is missing, before a run instead of at its end."""
+    if xarray is not None:
+        return
+    if importlib.util.find_spec("xarray") is None:
+        raise MissingExtra("xarray", "pairwise", "comparing many models")
+    raise TnsimError(
+        "comparing many models needs xarray, which is installed but cannot be imported: python -c "
+        "'import xarray' tells why; too little memory or address space (ulimit -v) is one reason"
+    )
+
+
+class Pairwise(Dataset):
+    """Similarities of all pairs, an `xarray.Dataset`.
+
+    Variables: `similarity` (a, b), in [-1, 1]; `log_inner` and `sign` (a, b), the inner product
+    as `sign * exp(log_inner)`; `log_norm_a` (a) and `log_norm_b` (b), the logarithms of the
+    squared norms <a|a> and <b|b>; `slices` (a, b, output) when they were asked for;
+    `standard_error` (a, b) of similarities over a sample, as estimates for its distribution.
+    Attributes: `metric`, `metric_parameters`, `exact`, `dtype`, `plan`, `symmetric`, `duplicates`,
+    `caveats`, `device`, `tnsim_version`, `jax_version`. Pictures: `result.tnsim.plot()`.
+    """
+
+    __slots__ = ()
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        require_xarray()
+        super().__init__(*args, **kwargs)
+
+
+class ResultAccessor:
+    """Metric and pictures of a pairwise result, as `result.tnsim`."""
+
+    def __init__(self, result: Dataset) -> None:
+        self._result = result
+
+    @property
+    def metric(self) -> str:
+        """Name of the metric."""
+        return self._result.attrs["metric"]
+
+    @property
+    def exact(self) -> bool:
+        """Whether the metric's definition is met exactly."""
+        return bool(self._result.attrs["exact"])
+
+    def plot(
+        self,
+        kind: str = "heatmap",
+        variable: str | Sequence[str] = "similarity",
+        change_points: Sequence[int] | None = None,
+        curves: Sequence[str | Sequence[str]] = (),
+    ) -> Figure:
+        """A matplotlib figure, as `tnsim.figures.pairwise` draws it; nothing is shown.
+
+        Args:
+            kind: `"heatmap"`, `"trajectory"`, `"slices"`, `"mds"`, `"dendrogram"` or `"scatter"`.
+            variable: The matrix to draw, or several, as panels or lines.
+            change_points: Rows at which phases start.
+            curves: Variables over `a` to draw above heatmaps, each entry a strip.
+
+        Raises:
+            ResultError: The kind or a variable is unknown, or the picture cannot show the data.
+        """
+        from tnsim.analysis import figures
+
+        return figures.pairwise(self._result, kind, variable, change_points, curves)
+
+
+if xarray is not None:
+    xarray.register_dataset_accessor("tnsim")(ResultAccessor)
+
+
+def labelled(attrs: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Pairwise:
+    """The result made of a run's arrays, with labels, and with equal models repeated.
+
+    Args:
+        attrs: Attributes of the run's store.
+        arrays: Arrays by name, with one entry for each distinct model.
+    """
+    coordinates: dict[str, Any] = {}
+    index: dict[str, np.ndarray] = {}
+    for side in "ab":
+        stored = "a" if attrs["symmetric"] else side
+        digests = attrs[f"hash_{stored}"]
+        distinct = {digest: n for n, digest in enumerate(dict.fromkeys(digests))}
+        index[side] = np.array([distinct[digest] for digest in digests])
+        coordinates[side] = attrs[f"labels_{stored}"]
+        coordinates[f"name_{side}"] = (side, attrs[f"names_{stored}"])
+        coordinates[f"hash_{side}"] = (side, digests)
+        coordinates[f"log_norm_{side}"] = (
+            side,
+            arrays[f"log_norm_{stored}"][index[side]],
+        )
+    both = np.ix_(index["a"], index["b"])
+    variables: dict[str, Any] = {}
+    for name in ("similarity", "log_inner", "sign", "standard_error"):
+        if name in arrays:
+            variables[name] = (("a", "b"), arrays[name][both])
+    variables |= {name: coordinates.pop(name) for name in ("log_norm_a", "log_norm_b")}
+    if attrs["slices"]:
+        variables["slices"] = (("a", "b", "output"), arrays["slices"][both])
+        coordinates["output"] = np.arange(variables["slices"][1].shape[-1])
+    known = (
+        "metric",
+        "metric_parameters",
+        "exact",
+        "dtype",
+        "plan",
+        "symmetric",
+        "duplicates",
+        "caveats",
+        "device",
+        "tnsim_version",
+        "jax_version",
+    )
+    complete = {"caveats": [], "device": "unknown", **attrs}  # stores of 0.1.0 lack both
+    return Pairwise(variables, coordinates, {name: complete[name] for name in known})
+
+
+FORMULA = ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20")
+"""Signs with which a spreadsheet begins a formula; Japanese spreadsheets take wide forms too."""
+
+
+_CONTROLS = tuple("\t\r\n")  # characters that some spreadsheets skip before a formula
+
+
+def _is_result(file: BinaryIO) -> bool:
+    with zipfile.ZipFile(file) as archive:
+        return {"attributes.npy", "similarity.npy"} <= set(archive.namelist())
+
+
+def _is_parquet(file: BinaryIO) -> bool:
+    """Whether a parquet file names tnsim in its footer.
+
+    The length of the footer stands before the last four bytes.
+    """
+    start = file.read(4)
+    file.seek(-8, os.SEEK_END)
+    length, end = int.from_bytes(file.read(4), "little"), file.read(4)
+    file.seek(-8 - length, os.SEEK_END)
+    return start == end == b"PAR1" and b"tnsim" in file.read(length)
+
+
+CSV = beginning("a table of similarities", b",")
+
+
+NPZ = Kind("a result of tnsim", _is_result)
+
+
+PARQUET = Kind("a table of pairs of tnsim", _is_parquet)
+
+
+def write_csv(result: Pairwise, path: Path) -> None:
+    """Write the similarities as a matrix, with labels in the first row and the first column.
+
+    A label that a spreadsheet would run as a formula gets an apostrophe in front, the mark by which
+    spreadsheets know text. Labels that are numbers, and all values, stay numbers.
+
+    Raises:
+        ResultError: The file cannot be written, or a file of another kind is there.
+    """
+    table = io.StringIO(newline="")
+    rows = csv.writer(table)
+    rows.writerow(["", *map(_cell, result.b.values.tolist())])
+    for label, values in zip(result.a.values.tolist(), result.similarity.values, strict=True):
+        rows.writerow([_cell(label), *values.tolist()])
+    with _written(path, CSV) as temporary:
+        temporary.write_bytes(table.getvalue().encode())
+
+
+def write_npz(result: Pairwise, path: Path) -> None:
+    """Write all variables and coordinates by name, and the attributes as JSON in `attributes`.
+
+    Raises:
+        ResultError: The file cannot be written, or a file of another kind is there.
+    """
+    arrays = {str(name): values.values for name, values in result.variables.items()}
+    with _written(path, NPZ) as temporary, temporary.open("wb") as file:
+        np.savez(file, attributes=json.dumps(result.attrs), **arrays)  # type: ignore[arg-type]
+
+
+def write_parquet(result: Pairwise, path: Path) -> None:
+    """Write one row per pair: a, b, similarity, log_inner, sign, and slices, if any, as lists.
+
+    Raises:
+        ResultError: The file cannot be written, or a file of another kind is there.
+        MissingExtra: pyarrow is not installed.
+    """
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ImportError:
+        raise MissingExtra("pyarrow", "parquet", "writing parquet") from None
+    count, across = result.similarity.shape
+    labels = {side: [_plain(label) for label in result[side].values.tolist()] for side in "ab"}
+    columns: dict[str, Any] = {
+        "a": np.repeat(labels["a"], across),
+        "b": np.tile(labels["b"], count),
+    }
+    columns |= {name: result[name].values.ravel() for name in ("similarity", "log_inner", "sign")}
+    if "slices" in result:
+        columns["slices"] = list(result.slices.values.reshape(count * across, -1))
+    table = pyarrow.table(columns).replace_schema_metadata({"tnsim": json.dumps(result.attrs)})
+    with _written(path, PARQUET) as temporary:
+        parquet.write_table(table, temporary)
+
+
+@contextlib.contextmanager
+def _written(path: Path, kind: Kind) -> Iterator[Path]:
+    """A temporary path that replaces `path` at the end. Raises `ResultError` where that fails."""
+    try:
+        with replacing(path, kind) as temporary:
+            yield temporary
+    except OSError as error:
+        raise ResultError(f"{path}: cannot be written: {error.strerror or error}") from None
+
+
+def _cell(label: Any) -> Any:
+    """A label as a cell of a table, in which text is never a formula.
+
+    Programs drop blanks, control characters and marks without a width before they look for a
+    formula. A label therefore gets an apostrophe where any of its lines, after such characters,
+    begins with a sign of a formula, or where the label begins with a control character.
+    """
+    label = _plain(label)
+    if not isinstance(label, str):
+        return label
+    is_formula = any(_seen(line).startswith(FORMULA) for line in label.splitlines())
+    return f"'{label}" if is_formula or label[:1] in _CONTROLS else label
+
+
+def _seen(line: str) -> str:
+    """The rest of a line from its first visible character on."""
+    seen = (n for n, sign in enumerate(line) if not (sign.isspace() or not sign.isprintable()))
+    return line[next(seen, len(line)) :]
+
+
+def _plain(label: Any) -> Any:
+    """A label that UTF-8 can hold."""
+    return label.encode("utf-8", "backslashreplace").decode() if isinstance(label, str) else label

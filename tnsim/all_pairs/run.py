@@ -1,0 +1,210 @@
+"""The public functions for all pairs of many models.
+
+A run reads every model once for its digest and shape, plans, computes the squared norms block by
+block and then the inner products tile by tile. Models with equal digests are one model. Finished
+blocks and tiles are kept in the store.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from numpy.typing import DTypeLike
+
+from tnsim.all_pairs import store as stores
+from tnsim.all_pairs import tasks
+from tnsim.all_pairs.claims import Claims
+from tnsim.all_pairs.normalise import Doubt
+from tnsim.all_pairs.preparation import PairwiseRun, as_stored, prepared, store_of
+from tnsim.all_pairs.result import Pairwise, labelled, require_xarray
+from tnsim.all_pairs.run_plan import PairwisePlan, with_seconds
+from tnsim.all_pairs.work import advice, complete, units_of_work
+from tnsim.engine import precision
+from tnsim.engine.budget import Budget
+from tnsim.engine.ir.dtypes import dtype_name
+from tnsim.engine.runtime.compiling import reporting
+from tnsim.errors import StoreWarning
+from tnsim.metrics.metric import Gaussian
+from tnsim.metrics.protocol import Metric
+from tnsim.models.origin import warn_of_caveats
+
+
+def pairwise(
+    models: Any,
+    metric: Metric = Gaussian(),
+    other: Any = None,
+    *,
+    slices: bool = False,
+    dtype: DTypeLike = "float64",
+    store: str | os.PathLike[str] | None = None,
+    executor: Any = None,
+    progress: bool = False,
+    budget: Budget = Budget(),
+    names: Sequence[Any] | None = None,
+) -> Pairwise:
+    """Similarity of every pair of models, or of every model with every model of `other`.
+
+    Args:
+        models, other: Sequences of models or combinations, mappings from labels to them, or a
+            `tnsim.load` of many files, from which weights are read when needed. Without
+            `other`, all pairs of `models`.
+        metric: Metric that weighs the inputs.
+        slices: Whether the cosine of every output is computed as well.
+        dtype: Precision of the computation, float64 or float32; the result is float64.
+        store: A folder in which finished tiles are kept, so that the same call goes on where an
+            earlier call ended.
+        executor: Anything with `submit`, such as a `concurrent.futures` executor (processes must
+            not fork) or a `dask.distributed.Client`.
+        progress: Whether a progress bar is shown.
+        budget: Limits on one inner product and on the memory of a tile.
+        names: Labels of `models`; `other` is labelled by a mapping, as `{"difference": b - a}`.
+
+    Returns:
+        A `Pairwise`: float64 similarities of shape (models, others) in [-1, 1], natural
+        logarithms and signs of the inner products, and with `slices` also (models, others, d_out).
+
+    Raises:
+        ModelError: Models cannot be compared, or a model is the zero function.
+        StoreMismatch: The store holds another run.
+        DamagedStore: The attributes of the store are damaged, and nothing shows to which run it
+            belongs.
+        ExecutorError: The executor fails.
+        TooLarge: One inner product, or the memory of a tile, is beyond the budget.
+        ResultError: The terms of a combination cancel until no digit is left.
+
+    Warns:
+        DuplicateWarning: Models have identical weights.
+        CaveatWarning: Models are not quite the networks they were read from.
+        StoreWarning: Part of the store was damaged and is computed again.
+        PrecisionWarning: The largest error among the computed pairs is visible.
+
+    Example:
+        >>> import numpy as np, tnsim
+        >>> weights = [np.eye(2), np.array([[1.0, 0.0], [0.0, 0.0]])]
+        >>> models = [tnsim.Model([tnsim.Linear(w)]) for w in weights]
+        >>> tnsim.pairwise(models).similarity.values.round(4).tolist()
+        [[1.0, 0.7071], [0.7071, 1.0]]
+
+    Source:
+        Paper, equation 2, for every pair.
+    """
+    require_xarray()
+    path = None if store is None else stores.folder(store)
+    dtype = dtype_name(dtype)
+    run = prepared(models, metric, other, slices, dtype, budget, names)
+    target = store_of(run, path)
+    run = as_stored(run, target, executor is None)
+    doubts = [Doubt(run.arithmetic.alone, "")]
+    if target.damaged:
+        warnings.warn(
+            f"{store}: damaged: {stores.listed(target.damaged)}; computed again",
+            StoreWarning,
+            stacklevel=2,
+        )
+    with _bar(run, progress) as bar, tasks.forgetting(run.job), Claims(target.path) as claims:
+        try:
+            with reporting(partial(_compiling, bar)):
+                for work in units_of_work(run, target, bar):
+                    doubts += complete(work, target, claims, executor)
+            target.finish()
+        except KeyboardInterrupt as interrupt:
+            interrupt.add_note(advice(target))
+            raise
+    precision.warn(*max(doubts), run.arithmetic, stacklevel=2)
+    warn_of_caveats(run.caveats, stacklevel=2)
+    told = {"caveats": list(run.caveats), "exact": int(run.exact)}  # as this call read the models
+    return labelled({**target.attrs, **told}, target.arrays)
+
+
+def plan_pairwise(
+    models: Any,
+    metric: Metric = Gaussian(),
+    other: Any = None,
+    *,
+    slices: bool = False,
+    dtype: DTypeLike = "float64",
+    budget: Budget = Budget(),
+) -> PairwisePlan:
+    """The cost of `pairwise` for these arguments.
+
+    Reads every model once. The first estimate on a machine times a few small programs.
+
+    Args:
+        models, other: Sequences of models or combinations, mappings from labels to them, or a
+            `tnsim.load` of many files, from which weights are read when needed. Without
+            `other`, all pairs of `models`.
+        metric: Metric that weighs the inputs.
+        slices: Whether the cosine of every output is computed as well.
+        dtype: Precision of the computation, float64 or float32; the result is float64.
+        budget: Limits on one inner product and on the memory of a tile.
+
+    Returns:
+        A `PairwisePlan`: scalar multiplications, bytes and seconds.
+
+    Raises:
+        ModelError: Models cannot be compared.
+        TooLarge: One inner product is beyond the budget.
+
+    Example:
+        >>> import numpy as np, tnsim
+        >>> weights = [np.eye(2), np.array([[1.0, 0.0], [0.0, 0.0]])]
+        >>> models = [tnsim.Model([tnsim.Linear(w)]) for w in weights]
+        >>> tnsim.plan_pairwise(models).pairs
+        3
+    """
+    dtype = dtype_name(dtype)
+    run = prepared(models, metric, other, slices, dtype, budget, None)
+    return with_seconds(run.plan, run.contracted, run.job.setting)
+
+
+def open_pairwise(path: str | os.PathLike[str]) -> Pairwise:
+    """The result in a store, every number of it verified.
+
+    Args:
+        path: The folder that was the `store` of a run.
+
+    Returns:
+        A `Pairwise` as the run returns it. Pairs that are not computed yet are NaN.
+
+    Raises:
+        StoreMismatch: There is no store.
+        DamagedStore: Any part of the store differs from what was written.
+
+    Warns:
+        StoreWarning: The run is not finished.
+
+    Example:
+        >>> import tempfile
+        >>> import numpy as np, tnsim
+        >>> weights = [np.eye(2), np.array([[1.0, 0.0], [0.0, 0.0]])]
+        >>> models = [tnsim.Model([tnsim.Linear(w)]) for w in weights]
+        >>> folder = tempfile.mkdtemp() + "/run"
+        >>> result = tnsim.pairwise(models, store=folder)
+        >>> bool((tnsim.open_pairwise(folder).similarity == result.similarity).all())
+        True
+    """
+    require_xarray()
+    store, missing = stores.read(stores.folder(path))
+    if missing:
+        warnings.warn(
+            f"{path}: not finished: {stores.listed(missing)} missing, whose pairs are NaN; "
+            "run pairwise again with this store to go on",
+            StoreWarning,
+            stacklevel=2,
+        )
+    return labelled(store.attrs, store.arrays)
+
+
+def _bar(run: PairwiseRun, shown: bool) -> Any:
+    from tqdm.auto import tqdm
+
+    return tqdm(total=run.pairs, unit="pair", desc="pairs", disable=not shown)
+
+
+def _compiling(bar: Any, done: int, total: int) -> None:
+    """Show on the bar how many programs are compiled, until all are."""
+    bar.set_description("pairs" if done == total else f"compiling {done + 1} of {total}")

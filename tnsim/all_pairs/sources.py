@@ -1,0 +1,262 @@
+"""The models of a run, one by one, and their digests.
+
+Two checkpoints with one digest are one network: the same layers with the same numbers in the same
+precision. Names, files and the libraries that the arrays came from play no part.
+
+Models come as a sequence, a mapping or a series of checkpoint files, and become entries. An entry
+is small: weights stay where they are, in the caller's memory or on disk, and are read again when a
+tile needs them. It pickles, so that a task for another process can carry it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tnsim.checkpoints.load import Reading, Series, read
+from tnsim.errors import CheckpointError, ModelError
+from tnsim.metrics.protocol import Metric, joins_layers
+from tnsim.metrics.ways import ASKED
+from tnsim.models.checks import check_numbers
+from tnsim.models.differences import by_differences
+from tnsim.models.functions import Function
+from tnsim.models.model import Combination, Model, caveats, guesses, terms
+from tnsim.problems.tensors.kinds import Kinds, kinds, nonlinear
+
+STANDARD = "standard"
+
+
+def content_hash(model: Any) -> str:
+    """The digest of the layers, settings and weights of a model or combination, 32 hex digits."""
+    digest = hashlib.blake2b(digest_size=16)
+    _feed(digest, model)
+    return digest.hexdigest()
+
+
+def metric_parameters(metric: Metric) -> str:
+    """`standard` for a metric without parameters of its own, else the digest of its parameters.
+
+    The digest of a user's metric that joins layer by layer includes the joinings, as its name and
+    its numbers alone do not define it.
+    """
+    if joins_layers(metric) and not _is_ours(metric):
+        joinings = tuple(tuple(metric.joinings(*one)) for one in ASKED)
+        own = metric if dataclasses.is_dataclass(metric) else tuple(sorted(vars(metric).items()))
+        return content_hash((type(metric).__name__, joinings, own))
+    if _is_standard(metric):
+        return STANDARD
+    return content_hash(metric)
+
+
+def _is_standard(metric: Metric) -> bool:
+    if not dataclasses.is_dataclass(metric):
+        return not vars(metric)
+    fields = dataclasses.fields(metric)
+    return all(getattr(metric, field.name) is field.default for field in fields)
+
+
+def _feed(digest: Any, value: Any) -> None:
+    """Feed a value to a digest.
+
+    Fields are fed with their names, arrays with dtype, shape and bytes, so that different models
+    feed different bytes. Everything else is fed as its `repr`.
+    """
+    if hasattr(value, "shape"):
+        array = np.ascontiguousarray(value)
+        digest.update(f"{array.dtype}{array.shape}".encode())
+        digest.update(array.reshape(-1).view(np.uint8).data)
+    elif isinstance(value, tuple | list):
+        digest.update(f"{'(' if isinstance(value, tuple) else '['}{len(value)}".encode())
+        for item in value:
+            _feed(digest, item)
+    elif isinstance(value, dict):
+        digest.update(f"{{{len(value)}".encode())
+        for key in sorted(value, key=repr):
+            digest.update(f"{key!r}:".encode())
+            _feed(digest, value[key])
+    elif _is_ours(value) or dataclasses.is_dataclass(value):  # with all their fields
+        digest.update(f"<{type(value).__name__}".encode())
+        for name in _state(value):
+            digest.update(f".{name}=".encode())
+            _feed(digest, getattr(value, name))
+    elif type(value).__repr__ is object.__repr__ and hasattr(value, "__dict__"):
+        # The default text of an object is its address, which says nothing of its content.
+        digest.update(f"<{type(value).__name__}".encode())
+        _feed(digest, dict(vars(value)))
+    else:
+        digest.update(repr(value).encode())
+
+
+def _state(value: Any) -> list[str]:
+    """The names of all attributes that define a value, in order.
+
+    Left out are cached properties, which follow from the others, and the origin of a model.
+    """
+    names = []
+    for name in sorted(vars(value)):
+        worked_out = isinstance(getattr(type(value), name, None), cached_property)
+        told = isinstance(value, Model) and name == "origin"
+        if not (worked_out or told):
+            names.append(name)
+    return names
+
+
+def _is_ours(value: Any) -> bool:
+    """Whether a value is a model, a layer or a metric of tnsim."""
+    return type(value).__module__.startswith("tnsim.")
+
+
+_DIGITS = 18
+"""Most digits of a label that becomes a number: 18 fit 64 bits, and arrays of larger numbers would
+hold Python objects."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """The place of a model's weights, in memory or in a file.
+
+    Args:
+        label: Training step, else a name.
+        name: Name of the model in messages.
+        weights: The model itself, or the path of its file.
+        reading: How the file is read.
+    """
+
+    label: int | str
+    name: str
+    weights: Model | Combination | Function | Path
+    reading: Reading = Reading()
+
+    def read(self) -> Model | Combination | Function:
+        """The model, read from its file where it is in one."""
+        if isinstance(self.weights, Path):
+            return read(self.weights, *self.reading).model
+        return self.weights
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A source that has been read once: digests of its content and its parts, layer kinds, shape.
+
+    Args:
+        source: Source from which the model is read again.
+        digest: Digest of the content.
+        parts: Digest and layer kinds of every model that is compared.
+        d_in: Coordinates of the input; None for a plain function.
+        d_out: Coordinates of the output.
+        n_ctx: Positions of a sequence; None for vectors.
+        degree: Largest degree of a part.
+        nonlinear: Number of nonlinear layers of the deepest part.
+        terms: Number of models that the source adds up. It may exceed the number of parts, as a
+            small difference of two models is one part.
+        caveats: Differences between the model and the networks that were read.
+        guessed: Whether an assumption made while reading is not confirmed.
+    """
+
+    source: Source
+    digest: str
+    parts: tuple[tuple[str, Kinds], ...]
+    d_in: int | None
+    d_out: int
+    n_ctx: int | None
+    degree: int
+    nonlinear: int
+    terms: int
+    caveats: tuple[str, ...]
+    guessed: bool
+
+    def read(self) -> Model | Combination | Function:
+        """The model. Raises `CheckpointError` when the file has changed since the run began."""
+        model = self.source.read()
+        if isinstance(self.source.weights, Path) and content_hash(model) != self.digest:
+            raise CheckpointError(
+                f"{self.source.weights}: has changed while the run was under way; "
+                "run again with a new store"
+            )
+        return model
+
+
+def sources(models: Any, names: Sequence[Any] | None = None) -> tuple[Source, ...]:
+    """The sources of a sequence of models, of a mapping from labels to models or of a `Series`.
+
+    Labels are `names` where given. Labels that are all numbers of at most 18 digits become
+    integers. Raises `ModelError` where there is no model, or two labels are equal.
+    """
+    given = _labelled(models)
+    if not given:
+        raise ModelError("pairwise needs at least one model, found none")
+    if names is not None and len(names) != len(given):
+        raise ModelError(f"{len(names)} names for {len(given)} models")
+    labels = _numbered([label for label, _ in given] if names is None else list(names))
+    if repeated := sorted({str(label) for label in labels if labels.count(label) > 1}):
+        raise ModelError(
+            f"labels must differ, found {', '.join(repeated[:5])} more than once; give names="
+        )
+    reading = Reading()
+    called = tuple(map(str, labels))
+    if isinstance(models, Series):
+        reading = models.reading
+        called = models.names
+    found = []
+    for label, name, (_, weights) in zip(labels, called, given, strict=True):
+        found.append(Source(label, name, weights, reading))
+    return tuple(found)
+
+
+def _labelled(models: Any) -> list[tuple[Any, Any]]:
+    """Models or their files, each with its own label."""
+    if isinstance(models, (Model, Combination)):
+        raise ModelError(
+            "pairwise compares many models; give a sequence, a mapping or a tnsim.load of "
+            "several files, found one model"
+        )
+    if isinstance(models, Series):
+        paths = [path.absolute() for path in models.paths]  # links of a hub cache stay links
+        return list(zip(models.labels, paths, strict=True))
+    if isinstance(models, Mapping):
+        return list(models.items())
+    if isinstance(models, Iterable) and not isinstance(models, str):
+        return list(enumerate(models))
+    raise ModelError(
+        "expected models, a mapping or a tnsim.load of several files, "
+        f"found {type(models).__name__}"
+    )
+
+
+def entry(source: Source, model: Model | Combination, dtype: str) -> Entry:
+    """The entry of a model that was read.
+
+    Raises:
+        ModelError: It is no model, or its weights are tensors that require grad.
+    """
+    check_numbers(model)
+    parts = [part for _, part in terms(by_differences(model, dtype))]
+    digests = [content_hash(part) for part in parts]
+    layers = [kinds(part) for part in parts]
+    return Entry(
+        source=source,
+        digest=digests[0] if isinstance(model, Model) else content_hash(model),
+        parts=tuple(zip(digests, layers, strict=True)),
+        d_in=parts[0].d_in,
+        d_out=parts[0].d_out,
+        n_ctx=parts[0].n_ctx,
+        degree=max(part.degree for part in parts),
+        nonlinear=nonlinear(*layers),
+        terms=len(terms(model)),
+        caveats=caveats(model),
+        guessed=bool(guesses(model)),
+    )
+
+
+def _numbered(labels: list[Any]) -> list[int | str]:
+    texts = [str(label) for label in labels]
+    if all(text.isdecimal() and len(text) <= _DIGITS for text in texts):
+        return [int(text) for text in texts]
+    return list(texts)

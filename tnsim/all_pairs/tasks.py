@@ -1,0 +1,247 @@
+"""The tasks of a run: pure functions from a job and entries to NumPy blocks of inner products.
+
+Arguments are small and picklable, so a task runs in this process, in another process or on another
+machine alike. Blocks prepared from weights (features, or the models read from disk) are kept for
+the tasks that follow, see `Job`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tnsim.all_pairs import batched_plans, forward_runs
+from tnsim.all_pairs.batched_plans import PairSetting, Terms
+from tnsim.all_pairs.forward_runs import Estimated
+from tnsim.all_pairs.sources import Entry
+from tnsim.engine.scaled import LogScaled, add
+from tnsim.errors import ExecutorError, TnsimError
+from tnsim.metrics.points import Points
+from tnsim.models.differences import by_differences
+from tnsim.models.model import Model, terms
+from tnsim.problems import features, forward
+from tnsim.problems.conditioning import cancellations
+from tnsim.problems.features import FeatureSpace
+from tnsim.problems.forward import Sums
+from tnsim.problems.state_sizes import scaled_under
+from tnsim.sessions import session
+
+Block = features.FeatureBlock | batched_plans.StackBlock
+_WORKER = "worker"  # owner of the blocks of all runs on a worker, see `_kept`
+
+
+class Job(NamedTuple):
+    """Settings that all tasks of a run share.
+
+    Args:
+        setting: Settings common to all pairs.
+        space: Space of the features; None for the batched plans.
+        size: Models per side of a tile.
+        keep_blocks: Number of prepared blocks that are kept, whatever their size.
+        keep_bytes: Bytes up to which further blocks are kept.
+        alone: Whether one process computes the whole run, and forgets its blocks at the end.
+        key: Unique name of this run.
+        points: Points of forward passes; None on other routes.
+    """
+
+    setting: PairSetting
+    space: FeatureSpace | None
+    size: int
+    keep_blocks: int
+    keep_bytes: float
+    alone: bool
+    key: str
+    points: Points | None = None
+
+    @property
+    def parts(self) -> Sequence[FeatureSpace | None]:
+        """Parts of the features, prepared one at a time; inner products are sums over the parts."""
+        return (None,) if self.space is None else self.space.parts
+
+
+@contextlib.contextmanager
+def forgetting(job: Job) -> Iterator[None]:
+    """Forget the blocks of a run at its end; the blocks of other runs stay."""
+    try:
+        yield
+    finally:
+        session().blocks.forget(lambda key: key[1] == job.key)
+
+
+def norms(job: Job, entries: tuple[Entry, ...]) -> LogScaled:
+    """Squared norms of some models; per output where the job wants slices."""
+    if job.points is not None:
+        return _checked(forward.total(_sums(job, entries, entries).rows), job)
+    return _checked(add([_part_norms(job, _block(job, entries, part)) for part in job.parts]), job)
+
+
+def tile(job: Job, rows: tuple[Entry, ...], columns: tuple[Entry, ...]) -> LogScaled | Estimated:
+    """Inner products of all rows with all columns.
+
+    The products of a block with itself are symmetric to the bit. Estimates carry standard errors.
+
+    Args:
+        job: Settings that all tasks share.
+        rows, columns: Distinct models.
+
+    Returns:
+        (rows, columns), or (rows, columns, out) where the job wants slices.
+    """
+    if job.points is not None:
+        sums = _sums(job, rows, columns)
+        result = forward_runs.tile(sums, job.setting.per_output, job.points.drawn)
+        _checked(result.products if isinstance(result, Estimated) else result, job)
+        return result
+    products = []
+    for part in job.parts:
+        first = _block(job, rows, part)
+        second = first if rows == columns else _block(job, columns, part)
+        products.append(_part_products(job, first, second))
+    return _checked(add(products), job)
+
+
+def _part_norms(job: Job, block: Block) -> LogScaled:
+    if isinstance(block, features.FeatureBlock):
+        return features.norms(block, job.setting.per_output)
+    return batched_plans.norms(block, job.setting)
+
+
+def _part_products(job: Job, first: Block, second: Block) -> LogScaled:
+    if isinstance(first, features.FeatureBlock) and isinstance(second, features.FeatureBlock):
+        return features.products(first, second, job.setting.per_output)
+    assert isinstance(first, batched_plans.StackBlock) and isinstance(
+        second, batched_plans.StackBlock
+    )
+    keep = partial(_kept, job)
+    return batched_plans.products(first, second, job.setting, job.size, keep)
+
+
+def _sums(job: Job, rows: tuple[Entry, ...], columns: tuple[Entry, ...]) -> Sums:
+    """Sums over all points; the sums of a block with itself are kept, for norms and tiles."""
+    assert job.points is not None
+    points = job.points
+    others = None if rows == columns else columns
+    if others is not None:
+        return forward_runs.sums(job.setting, points, rows, others)
+    digests = tuple(entry.digest for entry in rows)
+    return _kept(job, digests, lambda: forward_runs.sums(job.setting, points, rows, None))
+
+
+def _block(job: Job, entries: tuple[Entry, ...], part: FeatureSpace | None) -> Block:
+    """The block of some models, from the cache or made now."""
+    key = (part, *(entry.digest for entry in entries))
+    return _kept(job, key, lambda: _prepared(job, entries, part))
+
+
+def _kept(job: Job, key: tuple[Hashable, ...], make: Callable[[], Any]) -> Any:
+    """The value of a key in the session's cache of blocks, made where it is missing."""
+    # On a worker, the blocks of all runs share one allowance: no worker learns that a run ended.
+    owner = job.key if job.alone else _WORKER
+    kept = session().blocks
+    found = kept.get((owner, job.key, *key), make)
+    kept.shrink(job.keep_bytes, job.keep_blocks, lambda key: key[0] == owner)
+    return found
+
+
+def _prepared(job: Job, entries: tuple[Entry, ...], part: FeatureSpace | None) -> Block:
+    """The block of some models: a part of their features, or a stack for the batched plans."""
+    models, combined = _terms(entries, job.setting.dtype)
+    metric, dtype = job.setting.metric, job.setting.dtype
+    units = []
+    for model in models:
+        units.append(scaled_under(model, metric, job.setting.by_states, job.setting.per_output))
+    models = tuple(unit.model for unit in units)
+    exponents = np.array([unit.exponent for unit in units])
+    if part is None:
+        digests = tuple(dict.fromkeys(digest for entry in entries for digest, _ in entry.parts))
+        roots = np.sqrt(cancellations(models, metric))
+        return batched_plans.StackBlock(models, digests, exponents, combined, roots)
+    single_terms = combined.index.shape[1] == 1 and (combined.coefficients == 1).all()
+    plain = single_terms and len(models) == len(entries)
+    weights = None if plain else _dense(combined, len(models))
+    return features.block(models, exponents, weights, part, metric, dtype)
+
+
+def _terms(entries: tuple[Entry, ...], dtype: str) -> tuple[tuple[Model, ...], Terms]:
+    """The distinct models of some entries, and the entries as combinations of them."""
+    models: dict[str, Model] = {}
+    most = max(len(entry.parts) for entry in entries)
+    index, coefficients = np.zeros((len(entries), most), int), np.zeros((len(entries), most))
+    for i, entry in enumerate(entries):
+        model: Any = entry.read()  # no plain function, as functions take forward passes
+        both = zip(entry.parts, terms(by_differences(model, dtype)), strict=True)
+        for t, ((digest, _), (coefficient, part)) in enumerate(both):
+            models.setdefault(digest, part)
+            # Terms that this entry lacks repeat its last term, with coefficient 0.
+            index[i, t:] = list(models).index(digest)
+            coefficients[i, t] = coefficient
+    return tuple(models.values()), Terms(index, coefficients)
+
+
+def _dense(combined: Terms, count: int) -> np.ndarray:
+    """Linear combinations as a matrix, (rows, models)."""
+    weights = np.zeros((len(combined.index), count))
+    rows = np.arange(len(weights))[:, None]
+    np.add.at(weights, (rows, combined.index), combined.coefficients)
+    return weights
+
+
+def _checked(products: LogScaled, job: Job) -> LogScaled:
+    """The products, unchanged. Raises `TnsimError` where any is not finite."""
+    if not (np.isfinite(products.mantissa).all() and np.isfinite(products.log).all()):
+        name, dtype = job.setting.metric.name, job.setting.dtype
+        advice = "; use dtype='float64'" if dtype == "float32" else ""
+        raise TnsimError(
+            f"the {name} computation in {dtype} gave NaN: "
+            f"a float range was exceeded within a layer{advice}"
+        )
+    return products
+
+
+def expect_norms(result: Any, shape: tuple[int], outputs: int | None, advice: str) -> LogScaled:
+    """The result of a `norms` task. Raises `ExecutorError` where it is no block of norms."""
+    if not _is_block(result, shape, outputs):
+        raise _garbage(result, f"squared norms of {shape[0]} models", advice)
+    return result
+
+
+def expect_products(
+    result: Any, shape: tuple[int, int], outputs: int | None, advice: str
+) -> LogScaled | Estimated:
+    """The result of a `tile` task. Raises `ExecutorError` where it is no block of products."""
+    products = result
+    if isinstance(result, Estimated) and _is_error(result.standard_error, shape):
+        products = result.products
+    if not _is_block(products, shape, outputs):
+        raise _garbage(result, f"inner products of {shape[0]} x {shape[1]} models", advice)
+    return result
+
+
+def _is_block(value: Any, shape: tuple[int, ...], outputs: int | None) -> bool:
+    whole = shape if outputs is None else (*shape, outputs)
+    if not isinstance(value, LogScaled):
+        return False
+    if not all(_is_array(x, whole, np.float64) for x in (value.mantissa, value.size)):
+        return False
+    return any(_is_array(value.log, form, np.float64) for form in {shape, whole})
+
+
+def _is_array(value: Any, shape: tuple[int, ...], dtype: type) -> bool:
+    """Whether a value is an array of this shape and dtype without NaN or infinity."""
+    is_array = isinstance(value, np.ndarray) and (value.shape, value.dtype) == (shape, dtype)
+    return is_array and bool(np.isfinite(value).all())
+
+
+def _is_error(value: Any, shape: tuple[int, ...]) -> bool:
+    """Whether a value is an array of standard errors, which may be infinite but not NaN."""
+    return isinstance(value, np.ndarray) and value.shape == shape and not np.isnan(value).any()
+
+
+def _garbage(result: Any, wanted: str, advice: str) -> ExecutorError:
+    return ExecutorError(
+        f"the executor returned {type(result).__name__} of another form than the {wanted}; {advice}"
+    )

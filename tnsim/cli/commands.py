@@ -1,0 +1,318 @@
+"""The commands `tnsim dialect`, `tnsim demo`, `tnsim info` and `tnsim reproduce`, in this order."""
+
+from __future__ import annotations
+
+import json
+import platform
+import re
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tnsim.cli.options import (
+    File,
+    JsonOption,
+    check_outputs,
+    print_json,
+    save_picture,
+    say,
+    stoppable,
+)
+from tnsim.files import PNG
+
+if TYPE_CHECKING:
+    from tnsim.all_pairs.result import Pairwise
+    from tnsim.analysis.phases import Segmentation
+    from tnsim.checkpoints.load import Series
+
+
+app = typer.Typer(
+    help="Describe the layout of foreign files.", no_args_is_help=True, rich_markup_mode=None
+)
+
+
+@app.callback()
+def _group() -> None:
+    """Keeps `suggest` a command of its own while there is no other."""
+
+
+@app.command()
+def suggest(file: File) -> None:
+    """Print a dialect to begin with, guessed from names and shapes.
+
+    Write it to a file, mend it, and set "confirmed" to true in each guess that you know to be
+    right: before that, --dialect is refused by all commands but inspect. Gates and plain linear
+    layers in a row, which have activations in nearly all networks, are refused at once.
+    """
+    from tnsim.checkpoints.folders import located
+    from tnsim.checkpoints.formats import contents
+    from tnsim.checkpoints.guard import naming
+    from tnsim.checkpoints.suggestions import suggest as suggested
+
+    with naming(file):
+        path = located(file)
+        typer.echo(suggested(contents(path).state, Path(file).stem))
+
+
+MIDDLE = 3200
+"""A step of the shipped series at which the training pairs are known by heart, and no others."""
+
+
+PAGE = "report.html"
+
+
+CURVES = ("train_accuracy", "validation_accuracy")
+
+
+def demo(
+    out: Annotated[
+        Path, typer.Option("--out", help="Folder for the picture and the matrix.")
+    ] = Path("tnsim-demo"),
+) -> None:
+    """Compare the shipped checkpoints of a network that groks, all pairs, and draw the matrix."""
+    import tnsim
+    from tnsim.all_pairs import result as result_module
+    from tnsim.analysis import baselines, reading, report
+
+    picture, matrix, page = (out / name for name in ("similarity.png", "similarity.npz", PAGE))
+    check_outputs({picture: PNG, matrix: result_module.NPZ, page: report.PAGE})
+    folder = Path(tnsim.__file__).parent / "data" / "grokking"
+    series = tnsim.Series(folder)
+    _introduce(series)
+    result = tnsim.pairwise(series, progress=True)
+    result["weight_cosine"] = baselines.weight_cosine(series)
+    phases = reading.segment(result, 3)
+    log = json.loads((folder / "log.json").read_text())["checkpoints"]
+    for curve in CURVES:
+        result[curve] = ("a", [entry[curve] for entry in log])
+
+    out.mkdir(parents=True, exist_ok=True)
+    matrices = ["similarity", "weight_cosine"]
+    figure = result.tnsim.plot("heatmap", matrices, phases.change_points, [CURVES])
+    save_picture(figure, picture)
+    result_module.write_npz(result, matrix)
+    report.write(result, page, "Modular addition")
+    say(f"\nwrote {picture}, {matrix} and {page}, a page to explore")
+    _explain(result, phases)
+
+
+def _introduce(series: Series) -> None:
+    """Print the checkpoints, the last of them as a network, and the cost of one pair."""
+    import tnsim
+
+    say(
+        f"{len(series)} checkpoints of one network learning (a + b) mod 113, "
+        f"steps {series.labels[0]} to {series.labels[-1]}"
+    )
+    say(f"{series[-1]}\n")
+    network = tnsim.network(series[-1])
+    say(f"network: {network.num_tensors} tensors, tags {', '.join(sorted(network.tags))}\n")
+    say(f"{tnsim.plan(series[0], series[-1])}\n")
+
+
+def _explain(result: Pairwise, phases: Segmentation) -> None:
+    """Print an explanation of the picture."""
+    first, last = result["a"].values[[0, -1]]
+    to_last = result.similarity.sel(b=last)
+    first_to_last = float(to_last.sel(a=first))
+    middle_to_last = float(to_last.sel(a=MIDDLE))
+    starts = ", ".join(map(str, phases.labels))
+    say(
+        "What is to be seen: three blocks along the diagonal, the steps that are still close to "
+        "the initialisation, those that know the training set by heart, and the solution that "
+        f"generalises, each unlike the others (similarity of step {first} to step {last}: "
+        f"{first_to_last:.2f}, of step {MIDDLE}: {middle_to_last:.2f}). "
+        f"The best three phases start at steps {first}, {starts}; the curves above the matrix show "
+        "training accuracy rise with the second and validation accuracy jump with the third."
+    )
+
+
+PACKAGES = ("jax", "jaxlib", "numpy", "quimb", "cotengra", "safetensors")
+
+
+EXTRAS = ("pairwise", "plot", "dask", "parquet", "torch", "yaml", "reproduce")
+
+
+_REQUIREMENT = re.compile(r"([\w.-]+).*extra == ['\"]([\w-]+)['\"]")
+
+
+CACHED = ("plans", "programs")
+
+
+def info(as_json: JsonOption = False) -> None:
+    """Versions, devices, which extras are installed, and what the cache holds."""
+    facts = _facts()
+    if as_json:
+        print_json(facts)
+        return
+    for name, version in facts["versions"].items():
+        say(f"{name:<12}{version}")
+    say(f"devices     {', '.join(facts['devices'])}")
+    for extra, missing in facts["missing"].items():
+        said = "present"
+        if missing:
+            said = f"lacks {', '.join(missing)}: pip install 'tnsim[{extra}]'"
+        say(f"[{extra}]".ljust(12) + said)
+    cache = facts["cache"]
+    if cache["folder"] is None:
+        say("cache       none: TNSIM_CACHE_DIR is empty")
+    else:
+        say(f"cache       {cache['folder']}: {cache['files']} files, {cache['bytes']:,} bytes")
+
+
+def _facts() -> dict[str, Any]:
+    import jax
+
+    import tnsim
+
+    versions = {"tnsim": tnsim.__version__, "python": platform.python_version()}
+    versions |= {name: metadata.version(name) for name in PACKAGES}
+    return {
+        "versions": versions,
+        "devices": [f"{one.platform}: {one.device_kind}" for one in jax.local_devices()],
+        "missing": {extra: _missing(extra) for extra in EXTRAS},
+        "cache": _cache(),
+    }
+
+
+def _missing(extra: str) -> list[str]:
+    """Packages of an extra that are not installed."""
+    try:
+        requirements = metadata.requires("tnsim") or []
+    except metadata.PackageNotFoundError:  # run from a folder, without being installed
+        return []
+    found = [_REQUIREMENT.match(requirement) for requirement in requirements]
+    names = [one[1] for one in found if one and one[2] == extra]
+    return [name for name in names if not _is_installed(name)]
+
+
+def _is_installed(name: str) -> bool:
+    try:
+        metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+def _cache() -> dict[str, Any]:
+    """The folder of the caches of plans and programs, with the count and the size of its files."""
+    from tnsim.engine.disk_cache import cache_folder
+
+    folders = [folder for kind in CACHED if (folder := cache_folder(kind)) is not None]
+    if not folders:
+        return {"folder": None, "files": 0, "bytes": 0}
+    files = [path for folder in folders for path in folder.rglob("*") if path.is_file()]
+    sizes = [path.stat().st_size for path in files]
+    return {"folder": str(folders[0].parent), "files": len(files), "bytes": sum(sizes)}
+
+
+REPRODUCE_COMMAND_PAGE = "reproduction.md"
+
+
+LAST_SEED = 10**9
+"""The largest seed: random generators take 32 bits, and several seeds count from the given seed."""
+
+
+def reproduce(
+    name: Annotated[
+        str | None, typer.Argument(help="An experiment, as --list shows them, or all.")
+    ] = None,
+    full: Annotated[
+        bool, typer.Option("--full", help="At the paper's settings; may take hours.")
+    ] = False,
+    seed: Annotated[
+        int, typer.Option(min=0, max=LAST_SEED, help="Several seeds count from this one.")
+    ] = 0,
+    out: Annotated[
+        Path,
+        typer.Option("--out", help="Folder of the results; run again with the same one to go on."),
+    ] = Path("tnsim-reproduce"),
+    checkpoints: Annotated[
+        Path | None,
+        typer.Option("--checkpoints", help="A folder of checkpoints to judge; trains nothing."),
+    ] = None,
+    data: Annotated[
+        Path | None, typer.Option("--data", help="A folder of real data to train on.")
+    ] = None,
+    listed: Annotated[
+        bool, typer.Option("--list", help="Say which experiments there are, and stop.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Rerun an experiment of the paper and judge its claims.
+
+    Stopped, it goes on where it was.
+    """
+    from tnsim.reproduce import page
+    from tnsim.reproduce.experiment import NAMES, experiment
+
+    if listed:
+        _list([experiment(one) for one in NAMES], as_json)
+        return
+    if name is None:
+        raise typer.BadParameter(f"name an experiment: {', '.join(NAMES)} or all")
+    if name == "all" and (data or checkpoints):
+        raise typer.BadParameter(
+            "--data and --checkpoints belong to one experiment; name it instead of all"
+        )
+    names = list(NAMES) if name == "all" else [name]
+    check_outputs({out / REPRODUCE_COMMAND_PAGE: page.PAGE})
+    found: list[dict[str, Any]] = []
+    for one in map(experiment, names):
+        found += _run(one, full, out, seed, data, checkpoints, as_json)
+    written = page.write(out, out / REPRODUCE_COMMAND_PAGE)
+    if as_json:
+        print_json({"experiments": found})
+        return
+    if len(found) > 1:
+        say(page.score(found))
+    say(f"wrote {written}, a page of all that is in {out}")
+
+
+def _list(experiments: list[Any], as_json: bool) -> None:
+    if as_json:
+        rows = [{"name": one.name, "title": one.title, "where": one.where} for one in experiments]
+        print_json({"experiments": rows})
+        return
+    for one in experiments:
+        say(f"{one.name:<12}{one.title} ({one.where})")
+        if one.data:
+            say(f"{'':<12}--data: {one.data}")
+        if one.checkpoints:
+            say(f"{'':<12}--checkpoints: {one.checkpoints}")
+
+
+def _run(
+    experiment: Any,
+    full: bool,
+    out: Path,
+    seed: int,
+    data: Path | None,
+    checkpoints: Path | None,
+    as_json: bool,
+) -> list[dict[str, Any]]:
+    """One experiment at each of its settings."""
+    from tnsim.reproduce import page
+    from tnsim.reproduce.steps import reproduce, settings_of
+
+    done = []
+    for setting in settings_of(experiment, full):
+        folder = out / experiment.name / setting
+        with stoppable(f"what is finished is kept in {folder}, run again to go on"):
+            record = reproduce(
+                experiment,
+                setting,
+                folder,
+                seed=seed,
+                data=data,
+                checkpoints=checkpoints,
+                progress=not as_json,
+            )
+        done.append(record)
+        if not as_json:
+            say("\n".join(page.lines(record)))
+            files = [*record["figures"], "claims.json"]
+            say(f"wrote {', '.join(str(folder / file) for file in files)}\n")
+    return done

@@ -1,0 +1,345 @@
+"""Inner products of two models, or of sums of models.
+
+Along plans (`by_plans`), a sum of models is expanded by bilinearity over its terms. Each pair of
+plain models has one plan, which runs once or, with a constant in an exact deep metric, at every
+moment node.
+
+`inner_products` first makes small differences models of their own. Then the metric decides which
+way the computation goes: along plans, or by forward passes where the metric is a finite measure or
+quadrature costs less (`by_points`).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from functools import partial, reduce
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from tnsim.compare.by_points import check_affordable, forward_plan, points_of
+from tnsim.compare.planned import affordable, runs_together
+from tnsim.compare.request import SELF, Comparable, InnerProducts, Request, check_comparison, parts
+from tnsim.compare.resident import conditioning, in_units, is_known_constant, placed_weights
+from tnsim.engine import precision
+from tnsim.engine.plan import Plan
+from tnsim.engine.precision import lost_half
+from tnsim.engine.runtime import execution
+from tnsim.engine.runtime.execution import fetched, fetched_at_all
+from tnsim.engine.scaled import LogScaled, add, contribution, magnified, taken, times
+from tnsim.metrics.points import WeightedPoints
+from tnsim.metrics.protocol import Metric, adds_up
+from tnsim.models.arrays import is_traced
+from tnsim.models.differences import by_differences
+from tnsim.models.model import AnyModel, Model, terms
+from tnsim.models.scaling import Scaled, larger, split
+from tnsim.names import COVARIANCE, Side
+from tnsim.problems import features, forward
+from tnsim.problems.base import Family, model_weights
+from tnsim.problems.families import choose
+from tnsim.problems.forward import Terms, sums, total
+from tnsim.problems.leaves import by_side
+from tnsim.problems.state_sizes import follow_states
+from tnsim.sessions import per_object_cache
+
+
+def by_plans(first: AnyModel, second: AnyModel, request: Request, traced: bool) -> InnerProducts:
+    """The inner products of two sums of models, along plans.
+
+    Args:
+        first, second: Models or sums of models.
+        request: Question asked of them.
+        traced: Whether weights, coefficients or metric are traced.
+
+    Returns:
+        The products of the request; of sums that are not traced, also the norms.
+    """
+    per_output, dtype = request.per_output, request.dtype
+    one, two = terms(first), terms(second)
+    models = [model for _, model in (*one, *two)]
+    by_states = follow_states(models)
+    units = {}
+    for model in models:
+        units[id(model)] = in_units(model, request.metric, by_states, per_output)
+    bra, ket = _scaled_sum(first, units), _scaled_sum(second, units)
+    exponent = bra.exponent + ket.exponent
+    if len(one) == len(two) == 1:
+        return InnerProducts(_of_one_pair(bra, ket, request, traced), exponent, traced)
+    products = _of_sums(bra, ket, request, traced)
+    if not traced and any(lost_half(products[name], dtype) for name in ("AA", "BB")):
+        # A difference of feature vectors loses half as many digits as a difference of products.
+        by_vectors = features.compared(one, two, request.metric, per_output, dtype)
+        if by_vectors is not None:
+            return InnerProducts(by_vectors, 0.0, traced)
+    return InnerProducts(products, exponent, traced)
+
+
+class _ScaledSum(NamedTuple):
+    """The sum `2 ** exponent * sum of coefficient * 2 ** e * model`, the largest e being 0.
+
+    Attributes:
+        terms: Triples (coefficient, e, model), one for every summand.
+        exponent: Exponent of the power of two that all summands share.
+    """
+
+    terms: tuple[tuple[Any, Any, Model], ...]
+    exponent: Any
+
+
+def _scaled_sum(model: AnyModel, known: dict[int, Scaled]) -> _ScaledSum:
+    """A model or a combination as a sum of scaled models, which are given by `id`."""
+    if isinstance(model, Model):
+        part = known[id(model)]
+        return _ScaledSum(((1.0, np.float64(0.0), part.model),), part.exponent)
+    weighted = []
+    for coefficient, m in terms(model):
+        mantissa, own = split(coefficient)
+        weighted.append((mantissa, own + known[id(m)].exponent, known[id(m)].model))
+    largest = reduce(larger, (exponent for _, exponent, _ in weighted))
+    return _ScaledSum(tuple((c, e - largest, m) for c, e, m in weighted), largest)
+
+
+def _of_one_pair(
+    bra: _ScaledSum, ket: _ScaledSum, request: Request, traced: bool
+) -> dict[str, LogScaled]:
+    """The products of two sums of one model each, with their coefficients."""
+    ((c, _, m),), ((d, _, n),) = bra.terms, ket.terms
+    plain = _of_models(m, n, request, traced)
+    factors = {"AB": c * d, "AA": c * c, "BB": d * d}
+    return {name: times(value, factors[name]) for name, value in plain.items()}
+
+
+def _of_sums(
+    bra: _ScaledSum, ket: _ScaledSum, request: Request, traced: bool
+) -> dict[str, LogScaled]:
+    """The products of sums of models: every pair of terms once, weighted and added up."""
+    sides = {"AB": (bra, ket)}
+    if request.norms or not traced:  # the norms show how much of a product cancels
+        sides |= {"AA": (bra, bra), "BB": (ket, ket)}
+    request = request._replace(norms=False)
+    known: dict[tuple[int, int], LogScaled] = {}
+
+    def product(m: Model, n: Model) -> LogScaled:
+        key = (id(m), id(n))
+        if key not in known:
+            known[key] = known[id(n), id(m)] = _of_models(m, n, request, traced)["AB"]
+        return known[key]
+
+    products = {}
+    for name, (one, two) in sides.items():
+        contributions = []
+        for (c, x, m), (d, y, n) in itertools.product(one.terms, two.terms):
+            contributions.append(times(product(m, n), c * d, (x + y) * np.log(2)))
+        products[name] = add(contributions)
+    return products
+
+
+def _of_models(a: Model, b: Model, request: Request, traced: bool) -> dict[str, LogScaled]:
+    """The products of two plain models, planned and run.
+
+    Logarithms are relative to the norms where these are computed too.
+    """
+    alone = a is b or (not traced and _same_weights(a, b))
+    other = None if alone else b
+    family = choose(a, other, request.metric)
+    pairs = SELF if alone else request.pairs
+    plan = affordable(family, pairs, request.per_output, request.dtype, request.budget)
+    runs = _traced_runs if traced else _runs
+    products = []
+    for result in runs(family, plan, a, other, request):
+        if request.per_output and family.lifted:
+            result = _without_constant(result)
+        products.append(_relative(plan, result, alone, request.norms))
+    total = products[0]
+    if family.nodes is not None:
+        # The sum over moment nodes, E = sum_j w_j F(t_j), see `problems.base`.
+        weighted: dict[str, list[LogScaled]] = {name: [] for name in products[0]}
+        for weight, product in zip(family.nodes.weights, products, strict=True):
+            for name, value in product.items():
+                weighted[name].append(times(value, weight))
+        total = {name: add(summands) for name, summands in weighted.items()}
+    return total if traced else _with_cancellation(total, a, b, request.metric)
+
+
+def _with_cancellation(
+    products: dict[str, LogScaled], a: Model, b: Model, metric: Metric
+) -> dict[str, LogScaled]:
+    """Products whose sizes count the cancellation within each model, see `conditioning`."""
+    own = np.sqrt([precision.cancellation(conditioning(m, metric)) for m in (a, b)])
+    factors = {"AB": own[0] * own[1], "AA": own[0] ** 2, "BB": own[1] ** 2}
+    return {name: magnified(value, factors[name]) for name, value in products.items()}
+
+
+def _runs(
+    family: Family, plan: Plan, a: Model, b: Model | None, request: Request
+) -> list[execution.Result]:
+    """Results of a plan on the host, one for each moment node."""
+    metric, dtype = request.metric, request.dtype
+    with execution.precision():
+        arrays: dict[str, Any] = {}
+        for side, model in by_side(a, b).items():
+            arrays |= placed_weights(family, side, model, dtype)
+        arrays = {name: array for name, array in arrays.items() if name in plan.shapes}
+        if family.nodes is None:
+            inputs = family.inputs(plan.shapes, metric, a.d_in)
+            return [fetched(plan, arrays | execution.placed(inputs, dtype))]
+        nodes = [family.inputs(plan.shapes, metric, a.d_in, t) for t in family.nodes.points]
+        if runs_together(plan, request.budget):
+            moments = np.stack([inputs[COVARIANCE] for inputs in nodes])
+            inputs = nodes[0] | {COVARIANCE: moments}
+            arrays |= execution.placed(inputs, dtype)
+            return fetched_at_all(plan, arrays, [COVARIANCE])
+        return [fetched(plan, arrays | execution.placed(inputs, dtype)) for inputs in nodes]
+
+
+def _traced_runs(
+    family: Family, plan: Plan, a: Model, b: Model | None, request: Request
+) -> list[execution.Result]:
+    """Results inside a trace of the caller's, one for each moment node, in the weights' dtype."""
+    leaves = jax.tree.leaves((a, b))
+    dtype = str(jnp.result_type(*(x.dtype for x in leaves if hasattr(x, "dtype") and x.ndim)))
+    models: dict[Side, Model] = {}
+    for side, model in by_side(a, b).items():
+        models[side] = family.prepare(model)
+    weights = model_weights(family, models)
+    results = []
+    for t in family.nodes.points if family.nodes else (None,):
+        known = weights | family.inputs(plan.shapes, request.metric, a.d_in, t)
+        arrays = {name: jnp.asarray(known[name], dtype) for name in plan.shapes}
+        results.append(execution.run(plan, arrays, "traced"))
+    return results
+
+
+def _without_constant(result: execution.Result) -> execution.Result:
+    """A result per output of lifted models, without the constant, which is output 0."""
+    return result._replace(values={name: value[1:] for name, value in result.values.items()})
+
+
+def _relative(
+    plan: Plan, result: execution.Result, alone: bool, norms: bool
+) -> dict[str, LogScaled]:
+    """The products of one run; for cosines, without the scales of the separate models.
+
+    These scales are as large as exp(2^L) at depth L. A cosine divides by the roots of both norms,
+    and the logarithm of `<A|B>` carries half of the scales in each norm's. So they cancel and are
+    left out of all products. Left is the scale group of each product, which has the product's name.
+    """
+    values = result.values
+    scales = {name: dict(powers) for name, powers in plan.scales.items()}
+    if alone:
+        product = contribution(values["AA"], execution.log_of(result, scales["AA"]))
+        return {"AB": product, "AA": product, "BB": product}
+    if not norms:
+        return {"AB": contribution(values["AB"], execution.log_of(result, scales["AB"]))}
+    _check_shared(scales)
+    products = {}
+    for name, powers in scales.items():
+        log = execution.log_of(result, {name: powers.get(name, 0)})
+        products[name] = contribution(values[name], log)
+    return products
+
+
+def _check_shared(scales: dict[str, dict[str, int]]) -> None:
+    """Assert that the scales of the separate models cancel in a cosine."""
+    groups = set().union(*scales.values()) - set(scales)
+    for group in groups:
+        of_norms = scales["AA"].get(group, 0) + scales["BB"].get(group, 0)
+        assert of_norms == 2 * scales["AB"].get(group, 0), group
+
+
+def _same_weights(a: Model, b: Model) -> bool:
+    """Whether two models have equal layers with equal weights.
+
+    Such models are planned as one, so a re-saved checkpoint has similarity 1 to the last bit, at
+    any depth.
+    """
+    (one, form), (two, other_form) = _flat(a), _flat(b)
+    return form == other_form and all(map(np.array_equal, one, two))
+
+
+@per_object_cache
+def _flat(model: Model) -> tuple[list[Any], Any]:
+    """The weights of a model, and its form without weights."""
+    return jax.tree.flatten(model)
+
+
+def inner_products(a: Comparable, b: Comparable, request: Request) -> InnerProducts:
+    """The inner product `AB` and, with `norms`, also `AA` and `BB`.
+
+    Unless traced, the norms of a sum of several models are always computed, as a comparison with
+    them shows how much cancels.
+
+    Args:
+        a, b: Models, sums of models or plain functions.
+        request: Question asked of them.
+
+    Returns:
+        The products, with the plan and the sums of forward passes where these ran.
+
+    Raises:
+        ModelError: The models cannot be compared.
+        TooLarge: The computation would exceed the budget.
+    """
+    check_comparison(a, b, request.metric)
+    traced = any(map(_is_traced, (a, b, request.metric)))
+    first = _differences(a, request.dtype)
+    second = first if b is a else _differences(b, request.dtype)
+    one, two = parts(first), parts(second)
+    models = [part for _, part in (*one, *two) if isinstance(part, Model)]
+    points = None
+    # Gauss nodes are chosen by the numbers in models and metric, which a trace does not have.
+    if not traced or adds_up(request.metric):
+        points = points_of(models, request.metric, request.pairs, request.per_output, request.dtype)
+    if points is None:
+        assert isinstance(first, AnyModel) and isinstance(second, AnyModel)
+        return by_plans(first, second, request, traced)
+    plan = forward_plan(models, request.metric, points, request.dtype)
+    check_affordable(plan, request.metric, request.budget)
+    if traced:
+        inner = partial(
+            forward.inner_product,
+            points=points,
+            per_output=request.per_output,
+            dtype=request.dtype,
+        )
+        return _traced(one, two, request.norms, inner)
+    found = sums([one], [two], points, request.per_output, request.dtype, request.budget)
+    values = {
+        "AB": taken(total(found.products), (0, 0)),
+        "AA": taken(total(found.rows), 0),
+        "BB": taken(total(found.columns), 0),
+    }
+    return InnerProducts(values, 0.0, False, plan, found)
+
+
+def at_traced_points(a: AnyModel, b: AnyModel, sample: WeightedPoints, dtype: str) -> InnerProducts:
+    """Inner products and norms over points that are traced themselves.
+
+    Checks that need the numbers of points, such as their fit to the models, were made before.
+    """
+    one, two = (parts(_differences(model, dtype)) for model in (a, b))
+    inner = partial(forward.over_batches, batches=[sample], per_output=False)
+    return _traced(one, two, True, inner)
+
+
+def _traced(
+    first: Terms, second: Terms, norms: bool, inner: Callable[..., LogScaled]
+) -> InnerProducts:
+    """The inner products of two sums inside a trace, each computed by `inner`."""
+    values = {"AB": inner(first, second)}
+    if norms:
+        values |= {"AA": inner(first, first), "BB": inner(second, second)}
+    return InnerProducts(values, 0.0, True)
+
+
+def _differences(model: Comparable, dtype: str) -> Comparable:
+    """A sum of models with small differences as models of their own; functions are unchanged."""
+    return by_differences(model, dtype) if isinstance(model, AnyModel) else model
+
+
+def _is_traced(value: Any) -> bool:
+    """Whether a metric, a model or a combination holds a traced array."""
+    return not is_known_constant(value) and is_traced(value)

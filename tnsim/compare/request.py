@@ -1,0 +1,132 @@
+"""Questions about two models, the inner products that answer them, and checks of the models."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple, TypeAlias
+
+from tnsim.compare.by_points import ForwardPlan
+from tnsim.compare.resident import is_known_constant
+from tnsim.engine.budget import Budget
+from tnsim.engine.scaled import LogScaled
+from tnsim.errors import ModelError
+from tnsim.metrics.empirical import Empirical
+from tnsim.metrics.metric import check_metric
+from tnsim.metrics.protocol import Metric
+from tnsim.models.checks import check_comparable, check_numbers
+from tnsim.models.functions import Function, is_function, refused_under
+from tnsim.models.model import AnyModel, terms
+from tnsim.names import Pair
+from tnsim.problems.forward import Sums, Terms
+
+CROSS = (Pair("A", "B"),)  # the inner product alone
+
+
+ALL = (Pair("A", "A"), Pair("A", "B"), Pair("B", "B"))  # the inner product and both norms
+
+
+SELF = (Pair("A", "A"),)  # a model with itself, where all three are equal
+
+
+class Request(NamedTuple):
+    """A question about two models, or about all pairs of models in two sums.
+
+    Args:
+        metric: Metric of the comparison.
+        dtype: Precision of the computation.
+        budget: Limits of the computation.
+        norms: Whether `AA` and `BB` are wanted as well as `AB`, as a cosine needs.
+        per_output: Whether outputs are told apart.
+    """
+
+    metric: Metric
+    dtype: str
+    budget: Budget
+    norms: bool = False
+    per_output: bool = False
+
+    @property
+    def pairs(self) -> tuple[Pair, ...]:
+        """The inner products that are wanted."""
+        return ALL if self.norms else CROSS
+
+
+class InnerProducts(NamedTuple):
+    """Inner products of two models.
+
+    Args:
+        values: Inner product `AB` and, with norms, `AA` and `BB`.
+        exponent: Exponent of the power of two by which `AB` is to be multiplied. The norms lack
+            powers of their own, which cancel in a cosine.
+        traced: Whether the values are traced.
+        forward: Plan of the forward passes that ran; None where a plan of contractions ran.
+        sums: Sums of the forward passes over groups of points, for standard errors.
+    """
+
+    values: dict[str, LogScaled]
+    exponent: Any
+    traced: bool
+    forward: ForwardPlan | None = None
+    sums: Sums | None = None
+
+
+Comparable: TypeAlias = AnyModel | Function
+"""A model or a sum of models; under `Empirical` also a plain function."""
+
+
+MOST_DEGREE = 10**100
+"""Highest degree of a polynomial that is compared. The logarithms of its values grow with the
+degree, and squares of these logarithms must be floats."""
+
+
+def parts(model: Any) -> Terms:
+    """The coefficients and models of a sum; a model or a plain function is a sum of one.
+
+    Raises:
+        ModelError: The argument is neither a model, nor a combination of models, nor a function.
+    """
+    return ((1.0, model),) if is_function(model) else terms(model)
+
+
+def check_comparison(a: Any, b: Any, metric: Any) -> None:
+    """Raise `ModelError` unless the metric can compare the two models."""
+    check_metric(metric)
+    _check_degrees(a, b)
+    if is_function(a) or is_function(b):
+        _check_functions(a, b, metric)
+        return
+    one, two = terms(a)[0][1], terms(b)[0][1]
+    check_numbers(*(model for model in (a, b) if not is_known_constant(model)))
+    check_comparable(one, two)
+    if one.n_ctx is None and (one.attends or two.attends):
+        raise ModelError(
+            "attention is compared on sequences of one length: "
+            "give tnsim.Model(layers, n_ctx=...) or tnsim.load(..., n_ctx=...)"
+        )
+
+
+def _check_degrees(*models: Any) -> None:
+    """Raise `ModelError` for a polynomial of a degree beyond `MOST_DEGREE`."""
+    for model in models:
+        if is_function(model):
+            continue
+        degree = max(part.degree for _, part in terms(model))
+        if degree > MOST_DEGREE:
+            raise ModelError(
+                f"a polynomial of degree 10^{math.log10(degree):.0f} has values whose logarithms "
+                "are beyond float64: degrees up to 10^100 are compared, which are 332 bilinear "
+                "layers; compare models of fewer layers"
+            )
+
+
+def _check_functions(a: Any, b: Any, metric: Any) -> None:
+    """Raise `ModelError` unless the metric can compare two models, at least one a function.
+
+    A plain function gives outputs and nothing else, so only `Empirical` can compare it.
+    """
+    for model in (a, b):
+        parts(model)
+        if isinstance(model, AnyModel):
+            check_numbers(model)
+    if not isinstance(metric, Empirical):
+        raise refused_under(metric)

@@ -1,0 +1,324 @@
+"""The memory of programs and plans, and the rounds of stages that run at once.
+
+*Programs* (`peak_elements`). A contraction is a matrix product. XLA copies an operand whose axes
+stand in no order that a matrix product reads, and a product whose axes stand in another order than
+the output. Such a copy is as large as its original, so it counts. A value that is computed entry by
+entry and read by a single entry-by-entry operation is fused into that operation and never stored.
+The rest is a liveness analysis of these buffers in the order written, which is the order of XLA's
+scheduler when it is told to save memory (see `runtime/compiling`).
+
+*Plans* (`plan_peak_elements`, `allocated_bytes`, `program_bytes`). Over a whole plan weights stay
+alive, and a value stays alive until the last stage that reads it. The memory that XLA allocates
+beyond the arrays was measured.
+
+*Rounds* (`rounds`). The moments of two models do not depend on each other, and a long stage is cut
+into parts (see `passes/splitting`), few of which keep all cores busy alone. Stages that do not
+depend on one another therefore run at once, in a round. A round ends with its last stage: the
+arrays alive at any time, and so the memory, depend on the plan alone and not on the speed of any
+stage.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from tnsim.engine.ir.matmul_form import Labels, matrix_product
+from tnsim.engine.ir.program import Operation, Program
+from tnsim.engine.ir.stages import PlanStage, Schedule
+from tnsim.sessions import per_object_cache
+
+CACHED, WRITING = 2**20, 128
+"""An intermediate of more than CACHED elements leaves the processor's cache, and writing each of
+its elements costs about as much as WRITING multiplications."""
+
+
+class Buffer(NamedTuple):
+    """An array of a compiled program.
+
+    Args:
+        elements: Number of elements.
+        reads: Numbers of the buffers that the array is computed from.
+        entrywise: Whether the array is computed entry by entry.
+        reads_entries: Whether the operation reads its arguments entry by entry.
+        inside: Elements that the body of a loop needs on top while it runs.
+    """
+
+    elements: int
+    reads: tuple[int, ...] = ()
+    entrywise: bool = False
+    reads_entries: bool = False
+    inside: int = 0
+
+
+@per_object_cache
+def peak_elements(program: Program) -> int:
+    """The largest number of elements alive at once: inputs, outputs, intermediates and copies."""
+    buffers, outputs = _lowered(program)
+    fused = _fused(buffers, outputs)
+    last: dict[int, int] = {}
+    reads = [_stored(buffer.reads, buffers, fused) for buffer in buffers]
+    for number, stored in enumerate(reads):
+        if number not in fused:
+            last.update(dict.fromkeys(stored, number))
+    last.update(dict.fromkeys(outputs, len(buffers)))
+
+    inputs = len(program.shapes)
+    alive = sum(buffer.elements for buffer in buffers[:inputs])
+    alive += _copied_outputs(buffers, outputs, inputs)
+    peak = alive
+    for number in range(inputs, len(buffers)):
+        if number in fused:
+            continue
+        buffer = buffers[number]
+        alive += buffer.elements
+        peak = max(peak, alive + buffer.inside)
+        ended = {n for n in reads[number] if last[n] == number and n >= inputs}
+        if number not in last:
+            ended.add(number)
+        alive -= sum(buffers[n].elements for n in ended)
+    return peak
+
+
+@per_object_cache
+def loops(program: Program) -> int:
+    """The number of buffers that XLA computes in a loop over entries, not as a matrix product."""
+    buffers, outputs = _lowered(program)
+    fused = _fused(buffers, outputs)
+    inside = sum(loops(op.body) for op in program.operations if op.body)
+    return inside + sum(
+        buffer.reads_entries for number, buffer in enumerate(buffers) if number not in fused
+    )
+
+
+def _copied_outputs(buffers: list[Buffer], outputs: list[int], inputs: int) -> int:
+    """Elements of the copies of outputs that are inputs, or other outputs once more."""
+    copies = [n for n in outputs if n < inputs]
+    for number, count in Counter(outputs).items():
+        if number >= inputs:
+            copies += [number] * (count - 1)
+    return sum(buffers[n].elements for n in copies)
+
+
+def _fused(buffers: list[Buffer], outputs: list[int]) -> set[int]:
+    """Numbers of the buffers that are never stored, as their only reader computes their entries."""
+    readers: dict[int, set[int]] = {}
+    for number, buffer in enumerate(buffers):
+        for read in buffer.reads:
+            readers.setdefault(read, set()).add(number)
+    found = set()
+    for number, by in readers.items():
+        alone = len(by) == 1 and number not in outputs
+        if alone and buffers[number].entrywise and buffers[min(by)].reads_entries:
+            found.add(number)
+    return found
+
+
+def _stored(reads: tuple[int, ...], buffers: list[Buffer], fused: set[int]) -> set[int]:
+    """Numbers of the stored buffers that some buffers, fused or not, are computed from."""
+    found: set[int] = set()
+    for number in reads:
+        if number in fused:
+            found |= _stored(buffers[number].reads, buffers, fused)
+        else:
+            found.add(number)
+    return found
+
+
+def _lowered(program: Program) -> tuple[list[Buffer], list[int]]:
+    """All buffers of a program, inputs first, and the numbers of the output buffers."""
+    lowering = _Lowering(program)
+    for number, operation in enumerate(program.operations, len(program.shapes)):
+        lowering.add_operation(operation, math.prod(program.value_shapes[number]))
+    return lowering.buffers, [lowering.values[n] for n in program.outputs]
+
+
+class _Lowering:
+    """The buffers of a program as `runtime/lowering` lowers it; equal copies are made once."""
+
+    def __init__(self, program: Program):
+        self.buffers = [Buffer(math.prod(shape)) for shape in program.shapes]
+        self.values = list(range(len(program.shapes)))
+        self.shapes = program.value_shapes
+        self.copies: dict[tuple[int, tuple[tuple[int, int], ...]], int] = {}
+
+    def add(self, buffer: Buffer) -> int:
+        """Append a buffer and return its number."""
+        self.buffers.append(buffer)
+        return len(self.buffers) - 1
+
+    def add_operation(self, op: Operation, elements: int) -> None:
+        """Append the buffers of an operation whose result has `elements` elements."""
+        reads = tuple(self.values[a] for a in op.args)
+        if op.body is not None:  # a loop: the running total and what each turn adds to it
+            inside = op.concurrency * peak_elements(op.body)
+            added = self.add(Buffer((1 + op.concurrency) * elements, reads, inside=inside))
+        elif op.kind == "sum":
+            added = self.add(Buffer(elements, reads, entrywise=True, reads_entries=True))
+        elif len(reads) == 1:
+            added = self.reduction(reads[0], op, elements)
+        else:
+            added = self.contraction(reads, op, elements)
+        self.values.append(added)
+
+    def copy(self, read: int, labels: Labels, order: Labels, sizes: Mapping[int, int]) -> int:
+        """Number of a copy with its axes in another order, repeated along axes that it lacks."""
+        axes = tuple((labels.index(x), 1) if x in labels else (-1, sizes[x]) for x in order)
+        if (read, axes) not in self.copies:
+            elements = math.prod(sizes[label] for label in order)
+            self.copies[read, axes] = self.add(Buffer(elements, (read,)))
+        return self.copies[read, axes]
+
+    def reduction(self, read: int, op: Operation, elements: int) -> int:
+        """Number of the buffer of a contraction of a single argument.
+
+        An operation that changes nothing takes the buffer of its argument.
+        """
+        (labels,) = op.labels
+        if labels == op.output:
+            return read
+        if sorted(labels) == sorted(op.output):
+            return self.copy(read, labels, op.output, op.sizes(self.shapes))
+        return self.add(Buffer(elements, (read,), reads_entries=True))
+
+    def contraction(self, reads: tuple[int, ...], op: Operation, elements: int) -> int:
+        """Number of the buffer of a contraction, in the forms of `lowering._contract`."""
+        first, second = op.labels
+        sizes = op.sizes(self.shapes)
+        chosen = matrix_product(first, second, op.output, sizes)
+        if chosen is None:
+            summed = any(label not in op.output for label in first)
+            return self.add(Buffer(elements, reads, entrywise=not summed, reads_entries=True))
+        product, swapped = chosen
+        arguments = list(zip(reads, op.labels, strict=True))
+        factors = []
+        for (read, labels), order in zip(
+            arguments[::-1] if swapped else arguments, product.orders, strict=True
+        ):
+            if not product.reads_in_place(order, labels):
+                read = self.copy(read, labels, order, sizes)
+            factors.append(read)
+        result = self.add(Buffer(elements, tuple(factors)))
+        if product.result == op.output:
+            return result
+        return self.add(Buffer(elements, (result,)))  # the copy that puts the axes in order
+
+
+# Ratio of allocated to planned bytes, measured by benchmarks/memory.py, for programs of up to LONG
+# operations and for longer ones. A matrix product packs its operands in blocks, and XLA changes the
+# order of operations, in long compiled programs more than in short ones.
+SLACK, LONG_SLACK, LONG = 1.08, 1.4, 100
+
+
+# Memory of compiling in a process that has compiled nothing before: XLA itself, every loop of the
+# programs that are compiled at once (matrix products are calls of a library), and the loops over
+# runs of plans that run several times. Later programs reuse the memory of programs that are done.
+PROGRAM_BYTES, LOOP_BYTES, REPEATING_BYTES = 112 * 2**20, 2253 * 2**10, 86 * 2**20
+
+
+_AT_ONCE = 2  # long programs that are compiled at once; short programs add little
+
+
+def plan_peak_elements(
+    shapes: Mapping[str, tuple[int, ...]], rounds: Sequence[ParallelGroup]
+) -> int:
+    """The largest number of elements alive at once, over the arrays read and all rounds."""
+    read = sum(math.prod(shape) for shape in shapes.values())
+    return max([read, *(each.elements for each in rounds)])
+
+
+def allocated_bytes(programs: Sequence[Program], array_bytes: int) -> int:
+    """Bytes that XLA allocates for arrays of `array_bytes` bytes alive at once."""
+    longest = max((program.length for program in programs), default=0)
+    slack = LONG_SLACK if longest > LONG else SLACK
+    return math.ceil(slack * array_bytes)
+
+
+def program_bytes(plan: Schedule) -> int:
+    """Bytes that compiling a plan takes, the first time in a process."""
+    compiled_loops = sum(sorted(loops(program) for program in plan.programs)[-_AT_ONCE:])
+    repeating = REPEATING_BYTES if plan.runs > 1 else 0
+    return PROGRAM_BYTES + LOOP_BYTES * compiled_loops + repeating
+
+
+Sizes = dict[str, int]
+
+
+class ParallelGroup(NamedTuple):
+    """Stages that run at once.
+
+    Args:
+        stages: Numbers of the stages.
+        own: Elements that the stages need themselves.
+        elements: Elements alive while the stages run: `own`, and values for later stages.
+        last_read: Names of the values that no later stage reads; arrays and outputs of the plan
+            are never among them.
+    """
+
+    stages: tuple[int, ...]
+    own: int
+    elements: int
+    last_read: tuple[str, ...]
+
+
+def rounds(plan: Schedule) -> tuple[ParallelGroup, ...]:
+    """The rounds of a plan; every stage runs in a round after the rounds of the stages it reads.
+
+    Rounds hold as many stages as possible without more memory than the stages need one by one.
+    """
+    one_by_one = tuple(_rounds(plan, at_most=0))
+    if len(plan.stages) < 2:
+        return one_by_one
+    return tuple(_rounds(plan, at_most=max(each.elements for each in one_by_one)))
+
+
+def _rounds(plan: Schedule, at_most: int) -> Iterator[ParallelGroup]:
+    """Rounds of as many stages as fit in `at_most` elements, at least one stage each."""
+    alive = {name: math.prod(shape) for name, shape in plan.shapes.items()}
+    readers = _readers(plan)
+    left = dict(enumerate(plan.stages))
+    while left:
+        chosen: dict[int, PlanStage] = {}
+        for number, stage in left.items():
+            if not alive.keys() >= set(stage.inputs):
+                continue
+            with_it = sum(_elements(plan, alive, [*chosen.values(), stage]))
+            if not chosen or with_it <= at_most:
+                chosen[number] = stage
+        own, waiting = _elements(plan, alive, list(chosen.values()))
+        read: list[str] = []
+        for number, stage in chosen.items():
+            del left[number]
+            alive |= _given(plan, stage)
+            read += [name for name in set(stage.inputs) if name in readers]
+        for name in read:
+            readers[name] -= 1
+        last_read = tuple(name for name in dict.fromkeys(read) if not readers[name])
+        for name in last_read:
+            del alive[name]
+        yield ParallelGroup(tuple(chosen), own, own + waiting, last_read)
+
+
+def _elements(plan: Schedule, alive: Sizes, stages: list[PlanStage]) -> tuple[int, int]:
+    """Elements alive while some stages run: their own, and those of values for other stages."""
+    read = {name for stage in stages for name in stage.inputs}
+    own = sum(peak_elements(plan.programs[stage.program]) for stage in stages)
+    return own, sum(size for name, size in alive.items() if name not in read)
+
+
+def _readers(plan: Schedule) -> dict[str, int]:
+    """Number of stages that read each value; arrays and outputs of the plan are left out."""
+    readers: dict[str, int] = {}
+    for stage in plan.stages:
+        for name in set(stage.inputs) - set(plan.shapes) - set(plan.outputs):
+            readers[name] = readers.get(name, 0) + 1
+    return readers
+
+
+def _given(plan: Schedule, stage: PlanStage) -> Sizes:
+    """Elements of each output of a stage, by name."""
+    program = plan.programs[stage.program]
+    outputs = zip(stage.outputs, program.outputs, strict=True)
+    return {name: math.prod(program.value_shapes[output]) for name, output in outputs}

@@ -1,0 +1,6 @@
+"""The intermediate representation of the compiler, as plain data.
+
+Reading order: `dtypes`, `problem` (folded contractions by name), `program` (one stage over
+numbered values), `stages` (runs of programs), `matmul_form` (contractions as matrix products),
+`plan_json` (plans as text).
+"""

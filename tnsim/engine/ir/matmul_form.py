@@ -1,0 +1,162 @@
+"""The batch of matrix products that computes a contraction of two arrays.
+
+A contraction of two arrays is summed over the labels that both arguments have and the result
+lacks. The labels that both arguments and the result have form a batch, and the contraction is a
+batch of matrix products,
+
+    batch, left, summed   times   batch, summed, right   gives   batch, left, right
+
+An array whose axes stand in another order is copied first. A label that only one argument has
+need not be a row or a column: it may join the batch, and the other argument is repeated along it.
+Where the result has such a label in front of its batch, this takes one copy (of the repeated
+argument) instead of two (of the other argument and of the result).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+Labels = tuple[int, ...]
+
+
+class MatrixProduct(NamedTuple):
+    """A batch of matrix products of two arrays.
+
+    Args:
+        batch: Leading labels of both arguments and of the result.
+        left: Labels of the rows, which the first argument has.
+        summed: Labels that are summed over.
+        right: Labels of the columns, which the second argument has.
+    """
+
+    batch: Labels
+    left: Labels
+    summed: Labels
+    right: Labels
+
+    @property
+    def orders(self) -> tuple[Labels, Labels]:
+        """The axes that the product expects of its two arguments."""
+        first = (*self.batch, *self.left, *self.summed)
+        second = (*self.batch, *self.summed, *self.right)
+        return first, second
+
+    @property
+    def readings(self) -> Iterator[Labels]:
+        """Axes of arguments that are read without a copy.
+
+        The matrices of the second argument may stand transposed.
+        """
+        batch, _, summed, right = self
+        yield from self.orders
+        yield (*batch, *right, *summed)
+
+    @property
+    def result(self) -> Labels:
+        """The axes of the result."""
+        return (*self.batch, *self.left, *self.right)
+
+    def reads_in_place(self, order: Labels, labels: Labels) -> bool:
+        """Whether an argument with axes `labels` is read in the order `order` without a copy.
+
+        The matrices of the argument may stand transposed.
+        """
+        batch = len(self.batch)
+        rows = self.left if order == self.orders[0] else self.summed
+        columns = order[batch + len(rows) :]
+        return labels in (order, (*self.batch, *columns, *rows))
+
+
+def matrix_product(
+    first: Labels, second: Labels, output: Labels, sizes: Mapping[int, int]
+) -> tuple[MatrixProduct, bool] | None:
+    """The batch of matrix products that copies the fewest entries.
+
+    Args:
+        first, second: Axes of the arguments; every label is on both or in the output.
+        output: Wanted axes of the result.
+        sizes: Size of every label.
+
+    Returns:
+        The product, and whether the arguments change places in it; None where the contraction has
+        no rows, no columns or no summed label.
+
+    Example:
+        >>> matrix_product((0, 1, 2), (0, 2, 3), (0, 1, 3), {0: 9, 1: 5, 2: 5, 3: 5})
+        (MatrixProduct(batch=(0,), left=(1,), summed=(2,), right=(3,)), False)
+    """
+
+    def copies(candidate: tuple[MatrixProduct, bool]) -> int:
+        product, swapped = candidate
+        arguments = (second, first) if swapped else (first, second)
+        return copied_entries(product, arguments, output, sizes)
+
+    return min(matrix_products(first, second, output), key=copies, default=None)
+
+
+def matrix_products(
+    first: Labels, second: Labels, output: Labels
+) -> Iterator[tuple[MatrixProduct, bool]]:
+    """All batches of matrix products that multiply two arrays.
+
+    Args:
+        first, second: Axes of the arguments.
+        output: Wanted axes of the result.
+
+    Yields:
+        Each product, and whether the arguments change places in it.
+    """
+    for swapped in (False, True):
+        arguments = (second, first) if swapped else (first, second)
+        for product in _products(*arguments, output):
+            yield product, swapped
+
+
+def copied_entries(
+    product: MatrixProduct,
+    arguments: tuple[Labels, Labels],
+    output: Labels,
+    sizes: Mapping[int, int],
+) -> int:
+    """Entries of the copies that a product needs of its arguments and of its result."""
+    copies = [] if product.result == output else [output]
+    for order, labels in zip(product.orders, arguments, strict=True):
+        if not product.reads_in_place(order, labels):
+            copies.append(order)
+    return sum(math.prod(sizes[label] for label in labels) for labels in copies)
+
+
+def _products(first: Labels, second: Labels, output: Labels) -> list[MatrixProduct]:
+    """The products of the two possible batches.
+
+    The batch holds either the labels that both arguments and the output have, or all leading labels
+    of the output up to a last matrix of rows and columns.
+    """
+    shared = [label for label in first if label in second]
+    summed = tuple(label for label in shared if label not in output)
+    left = tuple(label for label in output if label in first and label not in second)
+    right = tuple(label for label in output if label in second and label not in first)
+    if not (summed and left and right):
+        return []
+    batch = tuple(label for label in output if label in shared)
+    products = [MatrixProduct(batch, left, summed, right)]
+    rows, columns = _matrix_at_the_end(output, left, right)
+    # Without a batch there is one large product, which uses all cores and is not cut into many.
+    if batch and rows and columns:
+        leading = output[: len(output) - len(rows) - len(columns)]
+        products.append(MatrixProduct(leading, rows, summed, columns))
+    return products
+
+
+def _matrix_at_the_end(output: Sequence[int], left: Labels, right: Labels) -> tuple[Labels, Labels]:
+    """The longest end of the output that consists of rows followed by columns."""
+    end = len(output)
+    middle = end
+    while middle and output[middle - 1] in right:
+        middle -= 1
+    start = middle
+    while start and output[start - 1] in left:
+        start -= 1
+    return tuple(output[start:middle]), tuple(output[middle:end])

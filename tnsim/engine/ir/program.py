@@ -1,0 +1,176 @@
+"""The program of a stage: pairwise contractions, sums and loops over numbered values.
+
+Values are arrays, numbered with the inputs first. Every stage of a plan runs a program, and stages
+of equal form share it: a stack of 64 layers is a handful of programs. A program also counts its
+scalar multiplications, contractions and written elements.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+
+class Operation(NamedTuple):
+    """An operation of a program, which computes one value.
+
+    Args:
+        kind: "contract": the product of one or two arguments, summed over the labels that are not
+            in the output. "sum": the sum of `weights[i] * args[i]`, axes permuted to the order of
+            the output. "loop": the sum of `body` over all values of the labels `chunks`, which
+            bounds memory.
+        args: Numbers of the arguments, which are earlier values.
+        labels: Labels of the axes of each argument; equal labels are one index.
+        output: Labels of the axes of the result.
+        weights: Weight of every argument, in a sum.
+        chunks: Labels that a loop goes through.
+        body: Program of a turn, in a loop: its inputs are the arguments with `chunks` fixed, its
+            only output has the axes `output`.
+        concurrency: Number of turns of a loop that may run at once, each with arrays of its own.
+        block_size: Number of values of the label that a turn takes, in a loop over one label whose
+            body has an axis for them; 0 where a turn takes one value and the body lacks the axis.
+    """
+
+    kind: str
+    args: tuple[int, ...]
+    labels: tuple[tuple[int, ...], ...]
+    output: tuple[int, ...]
+    weights: tuple[float, ...] = ()
+    chunks: tuple[int, ...] = ()
+    body: Program | None = None
+    concurrency: int = 1
+    block_size: int = 0
+
+    def sizes(self, shapes: Sequence[tuple[int, ...]]) -> dict[int, int]:
+        """The size of every label, from the shapes of all earlier values."""
+        sizes: dict[int, int] = {}
+        for arg, labels in zip(self.args, self.labels, strict=True):
+            sizes |= zip(labels, shapes[arg], strict=True)
+        return sizes
+
+
+@dataclass(frozen=True)
+class Program:
+    """Operations on numbered values, with the inputs first.
+
+    Args:
+        shapes: Shapes of the inputs.
+        operations: Operation of every further value, in an order in which they can run.
+        outputs: Numbers of the values that the program gives.
+        scales: Pair (output, power) of every scale: after the program has run, the scale of a group
+            is read off this output, which is of this power in the group.
+        powers: Pairs (scale, power) of every output: the output is divided by these powers.
+        unshared: Scalar multiplications of all products contracted one by one, with nothing shared
+            and no common factors taken out.
+    """
+
+    shapes: tuple[tuple[int, ...], ...]
+    operations: tuple[Operation, ...]
+    outputs: tuple[int, ...]
+    scales: tuple[tuple[int, int], ...] = ()
+    powers: tuple[tuple[tuple[int, int], ...], ...] = ()
+    unshared: int = 0
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        # Programs are keys of compiled programs, so their operations are hashed only once.
+        return hash(
+            (self.shapes, self.operations, self.outputs, self.scales, self.powers, self.unshared)
+        )
+
+    @property
+    def length(self) -> int:
+        """Number of operations, those of loop bodies included."""
+        bodies = [op.body for op in self.operations if op.body is not None]
+        return len(self.operations) + sum(body.length for body in bodies)
+
+    @cached_property
+    def value_shapes(self) -> tuple[tuple[int, ...], ...]:
+        """Shapes of all values, inputs first."""
+        shapes = list(self.shapes)
+        for op in self.operations:
+            sizes = op.sizes(shapes)
+            shapes.append(tuple(sizes[label] for label in op.output))
+        return tuple(shapes)
+
+    @cached_property
+    def costs(self) -> tuple[int, ...]:
+        """Scalar multiplications of each operation.
+
+        Sums and contractions of a single argument count as zero.
+        """
+        costs = []
+        for op in self.operations:
+            sizes = op.sizes(self.value_shapes)
+            if op.body is not None:
+                costs.append(n_iterations(op, sizes) * op.body.multiplications)
+            elif op.kind == "contract" and len(op.args) == 2:
+                costs.append(math.prod(sizes.values()))
+            else:
+                costs.append(0)
+        return tuple(costs)
+
+    @cached_property
+    def multiplications(self) -> int:
+        """Scalar multiplications of all operations."""
+        return sum(self.costs)
+
+    @property
+    def contractions(self) -> int:
+        """Number of pairwise contractions, those of a loop's body counted once."""
+        contractions = 0
+        for op, cost in zip(self.operations, self.costs, strict=True):
+            contractions += op.body.contractions if op.body is not None else cost > 0
+        return contractions
+
+    @cached_property
+    def written_elements(self) -> int:
+        """Elements of all computed values, those of a loop's body once for every turn."""
+        made = zip(self.operations, self.value_shapes[len(self.shapes) :], strict=True)
+        written = 0
+        for op, shape in made:
+            written += math.prod(shape)
+            if op.body is not None:
+                count = n_iterations(op, op.sizes(self.value_shapes))
+                written += count * op.body.written_elements
+        return written
+
+
+def n_iterations(loop: Operation, sizes: dict[int, int]) -> int:
+    """The number of turns of a loop; a block size divides the size of its label."""
+    return math.prod(sizes[label] for label in loop.chunks) // max(loop.block_size, 1)
+
+
+def loop_labels(
+    shapes: Sequence[tuple[int, ...]], axes: Sequence[int | None]
+) -> tuple[tuple[tuple[int, ...], ...], dict[int, int]]:
+    """Labels of the arguments of a loop over one index.
+
+    The labels only tell sizes and the axis of the loop apart: 0 is the axis of the loop, and every
+    size has a label of its own.
+
+    Args:
+        shapes: Shapes of the arguments.
+        axes: Axis of the loop in each argument, None where the argument lacks it.
+
+    Returns:
+        The labels of each argument, and the label of each size.
+
+    Example:
+        >>> loop_labels([(4, 3), (3, 3)], [0, None])
+        (((0, 1), (1, 1)), {3: 1})
+    """
+    of_size: dict[int, int] = {}
+    found = []
+    for shape, axis in zip(shapes, axes, strict=True):
+        labels = []
+        for n, size in enumerate(shape):
+            labels.append(0 if n == axis else of_size.setdefault(size, len(of_size) + 1))
+        found.append(tuple(labels))
+    return tuple(found), of_size

@@ -1,0 +1,141 @@
+"""The stages of a plan: runs of programs on named arrays, in order.
+
+From the stages follow the shapes of the outputs (`output_shapes`), and how often the logarithm of
+each scale counts in the logarithm of an output (`log_weights`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Protocol
+
+from tnsim.engine.ir.program import Program
+
+
+@dataclass(frozen=True)
+class PlanStage:
+    """A run of a program.
+
+    Args:
+        program: Number of the program in the plan.
+        inputs: Names of the arrays that the program reads.
+        outputs: Names of the arrays that the program gives.
+        groups: Scale group of each entry of the program's `scales`.
+        degrees: Pairs (scale group, factor): the stage multiplies the group's logarithm by the
+            factor.
+    """
+
+    program: int
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    groups: tuple[str, ...] = ()
+    degrees: tuple[tuple[str, int], ...] = ()
+
+
+class Schedule(Protocol):
+    """The part of a plan that `costs` and `ir/plan_json` read: stages and their programs.
+
+    Attributes:
+        programs: Programs of the plan.
+        stages: Runs of these programs, in order.
+        shapes: Shapes of the arrays that the plan reads, by name.
+        outputs: Names of the results.
+        dtype: Precision of the computation.
+        runs: Number of runs of the whole plan.
+        scales: Scale groups and powers of every output.
+    """
+
+    @property
+    def programs(self) -> tuple[Program, ...]: ...
+    @property
+    def stages(self) -> tuple[PlanStage, ...]: ...
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]: ...
+    @property
+    def outputs(self) -> tuple[str, ...]: ...
+    @property
+    def dtype(self) -> str: ...
+    @property
+    def runs(self) -> int: ...
+    @property
+    def scales(self) -> dict[str, tuple[tuple[str, int], ...]]: ...
+
+
+@dataclass(frozen=True)
+class WholePlan:
+    """All stages of a plan as the work of one compiled program.
+
+    Args:
+        programs: Programs of the plan.
+        stages: Stages of the plan.
+        names: Names of the arrays that the plan reads, in order.
+        shapes: Shapes of these arrays.
+        outputs: Names of the plan's outputs.
+        length: Number of operations of all stages; a shared program counts once per stage.
+    """
+
+    programs: tuple[Program, ...]
+    stages: tuple[PlanStage, ...]
+    names: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    outputs: tuple[str, ...]
+    length: int
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        # Whole plans are keys of compiled programs, so their stages are hashed only once.
+        return hash((self.programs, self.stages, self.names, self.shapes, self.outputs))
+
+
+def output_shapes(
+    programs: Sequence[Program], stages: Sequence[PlanStage], outputs: Sequence[str]
+) -> dict[str, tuple[int, ...]]:
+    """The shapes of some outputs of stages.
+
+    Args:
+        programs: Programs of a plan.
+        stages: Stages of the plan, in order.
+        outputs: Names of the outputs.
+
+    Returns:
+        Shapes by name, in the order of the names.
+    """
+    shapes: dict[str, tuple[int, ...]] = {}
+    for stage in stages:
+        program = programs[stage.program]
+        for name, output in zip(stage.outputs, program.outputs, strict=True):
+            shapes[name] = program.value_shapes[output]
+    return {name: shapes[name] for name in outputs}
+
+
+def log_weights(stages: Sequence[PlanStage]) -> dict[tuple[int, str], float]:
+    """The weight of each scale's logarithm in the logarithm of a group after the last stage.
+
+    A stage of degree n in a group raises every scale that was divided off before it to the power n.
+    The weight is therefore the product of the degrees of all later stages.
+
+    Args:
+        stages: Stages of a plan, in order.
+
+    Returns:
+        Weights by number of the stage and name of the group, in the order of the stages.
+
+    Example:
+        >>> first = PlanStage(0, ("x",), ("y",), groups=("g",))
+        >>> second = PlanStage(1, ("y", "y"), ("z",), degrees=(("g", 2),))
+        >>> log_weights([first, second])
+        {(0, 'g'): 2.0}
+    """
+    found: dict[tuple[int, str], float] = {}
+    later: dict[str, int] = {}
+    for n in reversed(range(len(stages))):
+        for group in reversed(stages[n].groups):
+            found[n, group] = float(later.get(group, 1))
+        for group, degree in stages[n].degrees:
+            later[group] = later.get(group, 1) * degree
+    return dict(reversed(found.items()))

@@ -1,0 +1,567 @@
+"""The cut of a plan of pairs into shares, so that work on one model alone runs once per model.
+
+Many values of a plan of `<a|b>` are computed from the arrays of a alone, and are the same for every
+b. Among many models they are computed once for each a, and the plan is cut into *shares*:
+
+    own share of a     values computed from arrays of a alone; runs once for every a
+    own share of b     values computed from arrays of b alone; runs once for every b
+    crossing share     all other values; runs for every pair, on outputs of the own shares
+
+A share is a plan itself: stages of the whole plan, each reduced to a *portion* of its operations.
+The cut takes three walks over the stages:
+
+    1. forward: the owners of the arrays that each value is computed from (`analysed`)
+    2. backward from the outputs: the crossing share, and its inputs from own shares (`portion`)
+    3. backward from these inputs: the own share of each owner (`shares`)
+
+*Values* (`analysed`). A value that is computed from the arrays of a single model belongs to the own
+share of this model, a value that needs arrays of two models to the crossing share. A portion that
+is a whole stage runs the program of the stage, whose compiled program other plans use too. Any
+other portion needs a compiled program of its own. Where own work would not repay the compilation,
+it is left to the crossing share and done for every pair.
+
+*Portions* (`portion`). The portion of a share consists of its operations that lead to the wanted
+values of the stage. Values of another share that these operations read are inputs of the portion.
+
+A stage also divides outputs by scales, and each scale is read off an output:
+
+    x = f(a)       s = largest entry of x      gives x / s
+    y = g(a, b)                                gives y / s^2
+
+Here x and its scale s belong to the own share of a, but y to the crossing share. The own share
+therefore also gives 1 / s, a constant 1 divided by s, and the crossing share multiplies y by 1 / s
+twice. The logarithm of s is recorded once, by the share that reads s off.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+from tnsim.engine.ir.program import Operation, Program
+from tnsim.engine.ir.stages import PlanStage, WholePlan
+from tnsim.engine.plan import Plan
+from tnsim.sessions import session_cache
+
+ONE = "1"
+"""Name of the constant 1, a scalar that own shares divide by scales."""
+
+
+COMPILING = 10**8
+"""Multiplications that take as long as the compilation of an operation: 5 to 10 ms."""
+
+
+Dependencies: TypeAlias = "frozenset[str]"
+"""The owners of the arrays that a value is computed from."""
+
+
+Value: TypeAlias = "int | str"
+"""A value of a stage's program by number, or a value that only a portion has by name."""
+
+
+Powers: TypeAlias = "tuple[tuple[int, int], ...]"
+"""Pairs (scale, power) of a program: an output is divided by these powers."""
+
+
+class AnalysedStage(NamedTuple):
+    """A stage of a plan, with the owners of the arrays that its values are computed from.
+
+    Args:
+        number: Number of the stage in the plan.
+        stage: Names of inputs, outputs and scale groups.
+        program: Program of the stage.
+        values: Owners for every value of the program, inputs first.
+        outputs: Owners for every output after its division by scales.
+    """
+
+    number: int
+    stage: PlanStage
+    program: Program
+    values: tuple[Dependencies, ...]
+    outputs: tuple[Dependencies, ...]
+
+    @property
+    def powers(self) -> tuple[Powers, ...]:
+        """The scales that each output is divided by."""
+        return self.program.powers or ((),) * len(self.outputs)
+
+    @property
+    def computed(self) -> tuple[Dependencies, ...]:
+        """The owners for every operation and every output of the stage."""
+        return (*self.values[len(self.program.shapes) :], *self.outputs)
+
+    def scale(self, slot: int) -> Dependencies:
+        """The owners for a scale, which are those of the output that the scale is read off."""
+        which, _ = self.program.scales[slot]
+        return self.outputs[which]
+
+    def inverse(self, slot: int) -> str:
+        """The name of the inverse of a scale."""
+        return f"{self.number}:1/{self.stage.groups[slot]}"
+
+    def name(self, value: Value) -> str:
+        """The name of a value in shares.
+
+        Inputs and named values have names of their own, other values are named by stage and number.
+        """
+        if isinstance(value, str):
+            return value
+        is_input = value < len(self.program.shapes)
+        return self.stage.inputs[value] if is_input else f"{self.number}:{value}"
+
+    def reads(self, value: Value) -> Dependencies:
+        """The owners for a value, which may be the inverse of a scale."""
+        if not isinstance(value, str):
+            return self.values[value]
+        inverses = {
+            self.inverse(slot): self.scale(slot) for slot in range(len(self.program.scales))
+        }
+        return inverses.get(value, frozenset())
+
+    def shape(self, value: Value) -> tuple[int, ...]:
+        """The shape of a value; values known by name alone are scalars."""
+        return () if isinstance(value, str) else self.program.value_shapes[value]
+
+
+def analysed(
+    number: int, stage: PlanStage, program: Program, inputs: Sequence[Dependencies], pairs: int
+) -> AnalysedStage:
+    """A stage with the owners of the arrays that each of its values is computed from.
+
+    Args:
+        number: Number of the stage in its plan.
+        stage: Names of inputs, outputs and scale groups.
+        program: Program of the stage.
+        inputs: Owners for every input.
+        pairs: Number of runs of the crossing share.
+
+    Example:
+        In `sum_i a_i^2 b_i` the square reads a alone:
+
+        >>> from tnsim.engine.ir.program import Operation
+        >>> square = Operation("contract", (0, 0), ((0,), (0,)), (0,))
+        >>> product = Operation("contract", (2, 1), ((0,), (0,)), ())
+        >>> program = Program(((3,), (3,)), (square, product), outputs=(3,))
+        >>> whose = [frozenset({"A"}), frozenset({"B"})]
+        >>> ab = PlanStage(0, ("a", "b"), ("AB",))
+        >>> stage = analysed(0, ab, program, whose, pairs=10**9)
+        >>> [sorted(reads) for reads in stage.values]
+        [['A'], ['B'], ['A'], ['A', 'B']]
+    """
+    values = list(inputs)
+    for op in program.operations:
+        values.append(union(values[arg] for arg in op.args))
+    if not stage.groups:  # stages with scales define the values that later stages start from
+        _leave_what_does_not_repay(program, values, pairs)
+    undivided = tuple(values[value] for value in program.outputs)
+    found = AnalysedStage(number, stage, program, tuple(values), undivided)
+    divided = []
+    for own, powers in zip(undivided, found.powers, strict=True):
+        divided.append(own | union(found.scale(slot) for slot, _ in powers))
+    return found._replace(outputs=tuple(divided))
+
+
+def union(several: Iterable[Dependencies]) -> Dependencies:
+    """The owners of the arrays that any of several values is computed from."""
+    return frozenset().union(*several)
+
+
+def _leave_what_does_not_repay(program: Program, values: list[Dependencies], pairs: int) -> None:
+    """Assign own work to all owners where it takes less time than a compilation.
+
+    Args:
+        program: Program of a stage.
+        values: Owners for every value, which are replaced in place.
+        pairs: Number of runs of the crossing share.
+    """
+    everyone = union(values)
+    first = len(program.shapes)
+    for owner in everyone:
+        alone = [n for n in range(first, len(values)) if values[n] == {owner}]
+        work = sum(program.costs[n - first] for n in alone)
+        is_cut = len(alone) < len(program.operations)
+        if is_cut and pairs * work < COMPILING * program.length:
+            for n in alone:
+                values[n] = everyone
+
+
+class Portion(NamedTuple):
+    """The part of a stage that a share computes.
+
+    Args:
+        number: Number of the stage in the whole plan.
+        program: Program of the portion.
+        inputs: Names of the values that the program reads.
+        outputs: Names of the values that the program gives.
+        groups: Scale groups whose scales the portion reads off.
+        taken: Owner of each input that is computed from the arrays of a single owner, by name.
+    """
+
+    number: int
+    program: Program
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    groups: tuple[str, ...]
+    taken: dict[str, str]
+
+
+def portion(stage: AnalysedStage, owner: str | None, wanted: set[str]) -> Portion | None:
+    """The portion of a stage that a share computes.
+
+    Args:
+        stage: Stage of the whole plan.
+        owner: Owner of the share; None for the crossing share.
+        wanted: Names of the values that are read later.
+
+    Returns:
+        The portion; None where the share computes no wanted value and no scale of the stage.
+
+    Example:
+        In the stage of the example of `analysed`, the own share of a gives the square, which is
+        value 2 of stage 0:
+
+        >>> from tnsim.engine.passes.hoisting import analysed
+        >>> from tnsim.engine.ir.stages import PlanStage
+        >>> square = Operation("contract", (0, 0), ((0,), (0,)), (0,))
+        >>> product = Operation("contract", (2, 1), ((0,), (0,)), ())
+        >>> program = Program(((3,), (3,)), (square, product), outputs=(3,))
+        >>> whose = [frozenset({"A"}), frozenset({"B"})]
+        >>> ab = PlanStage(0, ("a", "b"), ("AB",))
+        >>> stage = analysed(0, ab, program, whose, pairs=10**9)
+        >>> crossing = portion(stage, None, {"AB"})
+        >>> crossing.inputs, crossing.taken
+        (('0:2', 'b'), {'0:2': 'A', 'b': 'B'})
+        >>> own = portion(stage, "A", {"0:2"})
+        >>> own.inputs, own.outputs
+        (('a',), ('0:2',))
+    """
+    if all(_belongs(reads, owner) for reads in stage.computed):
+        return _whole(stage, wanted)
+    scales = [n for n in range(len(stage.program.scales)) if _belongs(stage.scale(n), owner)]
+    given = _outputs(stage, owner, scales, wanted)
+    if not given:
+        return None
+    draft = _Draft(stage)
+    draft.compute((one.value for one in given), owner)
+    values, powers = [], []
+    for one in given:
+        by_others: list[str] = []
+        by_own: list[tuple[int, int]] = []
+        for slot, power in one.powers:
+            if slot in scales:
+                by_own.append((scales.index(slot), power))
+            else:
+                by_others += [stage.inverse(slot)] * power
+        values.append(draft.multiplied(one.value, by_others))
+        powers.append(tuple(by_own))
+    program, inputs = draft.program(values, _read_off(stage, scales, given), tuple(powers))
+    return Portion(
+        stage.number,
+        program,
+        inputs=tuple(map(stage.name, inputs)),
+        outputs=tuple(one.name for one in given),
+        groups=tuple(stage.stage.groups[slot] for slot in scales),
+        taken=_taken(stage, inputs),
+    )
+
+
+def _whole(analysed: AnalysedStage, wanted: set[str]) -> Portion | None:
+    """The portion that is a whole stage; None where it gives no wanted value and no scale."""
+    number, stage, program, *_ = analysed
+    if wanted.isdisjoint(stage.outputs) and not stage.groups:
+        return None
+    taken = _taken(analysed, range(len(program.shapes)))
+    return Portion(number, program, stage.inputs, stage.outputs, stage.groups, taken)
+
+
+def _taken(stage: AnalysedStage, inputs: Iterable[Value]) -> dict[str, str]:
+    """The owner of each input that is computed from the arrays of a single owner, by name."""
+    taken = {}
+    for value in inputs:
+        if len(stage.reads(value)) == 1:
+            (taken[stage.name(value)],) = stage.reads(value)
+    return taken
+
+
+def _belongs(reads: Dependencies, owner: str | None) -> bool:
+    """Whether a share computes the values of some owners.
+
+    Every share computes for itself the values without an owner, such as moments of the input.
+
+    Args:
+        reads: Owners of the arrays that a value is computed from.
+        owner: Owner of the share; None for the crossing share.
+    """
+    return reads <= {owner} if owner else len(reads) != 1
+
+
+class _Output(NamedTuple):
+    """An output of a portion: a value divided by scales of the whole stage."""
+
+    name: str
+    value: Value
+    powers: Powers = ()
+
+
+def _outputs(
+    stage: AnalysedStage, owner: str | None, scales: Sequence[int], wanted: set[str]
+) -> list[_Output]:
+    """The outputs of a portion: wanted outputs of the stage, and outputs that give its scales.
+
+    An own share also gives the intermediate values and the inverses of scales that the crossing
+    share wants.
+    """
+    of_scales = {stage.program.scales[slot][0] for slot in scales}
+    given = []
+    for place, name in enumerate(stage.stage.outputs):
+        is_read = name in wanted or place in of_scales
+        if is_read and _belongs(stage.outputs[place], owner):
+            given.append(_Output(name, stage.program.outputs[place], stage.powers[place]))
+    if owner is None:
+        return given
+    for value in range(len(stage.program.shapes), len(stage.values)):
+        if stage.name(value) in wanted:
+            given.append(_Output(stage.name(value), value))
+    for slot in scales:
+        if stage.inverse(slot) in wanted:
+            given.append(_Output(stage.inverse(slot), ONE, ((slot, 1),)))
+    return given
+
+
+def _read_off(
+    stage: AnalysedStage, scales: Sequence[int], given: Sequence[_Output]
+) -> tuple[tuple[int, int], ...]:
+    """The scales of a portion as pairs (output, power)."""
+    places = {one.name: place for place, one in enumerate(given)}
+    found = []
+    for slot in scales:
+        which, power = stage.program.scales[slot]
+        found.append((places[stage.stage.outputs[which]], power))
+    return tuple(found)
+
+
+class _Draft:
+    """The program of a portion under construction.
+
+    Args:
+        stage: Stage of the whole plan whose values the program computes.
+    """
+
+    def __init__(self, stage: AnalysedStage) -> None:
+        self.stage = stage
+        self.operations: dict[Value, Operation] = {}
+
+    def compute(self, values: Iterable[Value], owner: str | None) -> None:
+        """Add the operations of a share that lead to some values."""
+        first = len(self.stage.program.shapes)
+        waiting = list(values)
+        needed: set[int] = set()
+        while waiting:
+            value = waiting.pop()
+            if isinstance(value, str) or value < first or value in needed:
+                continue
+            if _belongs(self.stage.values[value], owner):
+                needed.add(value)
+                waiting += self.stage.program.operations[value - first].args
+        for value in sorted(needed):
+            self.operations[value] = self.stage.program.operations[value - first]
+
+    def multiplied(self, value: Value, factors: Iterable[str]) -> Value:
+        """The product of a value and scalars that are known by name."""
+        axes = tuple(range(len(self.stage.shape(value))))
+        for factor in factors:
+            args: Any = (value, factor)
+            value = f"{value} * {factor}"
+            self.operations[value] = Operation("contract", args, (axes, ()), axes)
+        return value
+
+    def program(
+        self, outputs: Sequence[Value], scales: Powers, powers: tuple[Powers, ...]
+    ) -> tuple[Program, tuple[Value, ...]]:
+        """The program that gives some values, and the values that it reads.
+
+        Args:
+            outputs: Values that the program gives.
+            scales: `scales` of the `Program`.
+            powers: `powers` of the `Program`.
+        """
+        read = [arg for op in self.operations.values() for arg in op.args]
+        found: dict[Value, None] = dict.fromkeys((*read, *outputs))
+        inputs = tuple(value for value in found if value not in self.operations)
+        numbers = {value: n for n, value in enumerate((*inputs, *self.operations))}
+        operations = []
+        for op in self.operations.values():
+            operations.append(op._replace(args=tuple(numbers[arg] for arg in op.args)))
+        shapes = tuple(map(self.stage.shape, inputs))
+        given = tuple(numbers[value] for value in outputs)
+        return Program(shapes, tuple(operations), given, scales, powers), inputs
+
+
+Labels: TypeAlias = "tuple[str, bool, str, int]"
+"""The metric, guarantee, precision and number of diagrams of a plan."""
+
+
+Scales: TypeAlias = "tuple[tuple[str, int], ...]"
+"""Pairs (scale group, power) whose logarithms make up the logarithm of an output."""
+
+
+class Share(NamedTuple):
+    """A part of the computation of a plan.
+
+    Args:
+        plan: Plan of the part.
+        numbers: Number of the stage in the whole plan, for every stage of the part.
+    """
+
+    plan: Plan
+    numbers: tuple[int, ...]
+
+
+class Shares(NamedTuple):
+    """A plan cut into shares.
+
+    Args:
+        own: Own share by owner; owners without values for the crossing share are absent.
+        crossing: Crossing share, which reads outputs of `own` and arrays of the whole plan.
+    """
+
+    own: dict[str, Share]
+    crossing: Share
+
+
+def uncut(plan: Plan) -> Shares:
+    """The shares of a plan that is not cut: the crossing share is the whole plan."""
+    return Shares({}, Share(plan, tuple(range(len(plan.stages)))))
+
+
+def shares(plan: Plan, owners: Mapping[str, str], pairs: int) -> Shares:
+    """The shares of a plan.
+
+    Args:
+        plan: Plan to be cut.
+        owners: Owner of each array in `plan.shapes`, by name. Arrays without an owner, such as
+            moments of the input, may be read by every share.
+        pairs: Number of runs of the crossing share. For few runs a stage that could be cut is left
+            whole, because its portions would need compiled programs of their own.
+
+    Returns:
+        Shares that together compute the outputs of the plan. The logarithms of scales belong to the
+        stages of the whole plan that `numbers` names.
+
+    Example:
+        For two bilinear layers, the moments of the first layer's outputs within a model are in the
+        own share of the model:
+
+        >>> import numpy as np, tnsim
+        >>> from tnsim.names import side_of
+        >>> model = tnsim.Model([tnsim.Bilinear(*[np.eye(2)] * 3)] * 2)
+        >>> plan = tnsim.plan(model, model, tnsim.GaussianClosure(), norms=False)
+        >>> owners = {name: side for name in plan.shapes if (side := side_of(name))}
+        >>> found = shares(plan, owners, pairs=1000)
+        >>> crossing = found.crossing.plan
+        >>> sorted(found.own), crossing.outputs
+        (['A', 'B'], ('AB',))
+        >>> set(found.own["A"].plan.outputs) < set(crossing.shapes)
+        True
+        >>> crossing.multiplications < plan.multiplications
+        True
+    """
+    labels = plan.metric, plan.exact, plan.dtype, plan.diagrams
+    scales = tuple(plan.scales.items())
+    return _shares(plan.whole, labels, scales, tuple(map(owners.get, plan.shapes)), pairs)
+
+
+@session_cache
+def _shares(
+    plan: WholePlan,
+    labels: Labels,
+    scales: tuple[tuple[str, Scales], ...],
+    owners: tuple[str | None, ...],
+    pairs: int,
+) -> Shares:
+    """The shares of a plan, from hashable arguments under which they are cached."""
+    stages = _analysed(plan, owners, pairs)
+    shapes = dict(zip(plan.names, plan.shapes, strict=True)) | {ONE: ()}
+    crossing = _portions(stages, None, plan.outputs)
+    handed = _handed(crossing, shapes)
+    own: dict[str, Share] = {}
+    for owner, names in sorted(handed.items()):
+        portions = _portions(stages, owner, names)
+        own[owner] = _share(portions, labels, dict.fromkeys(names, ()), shapes)
+    for share in own.values():
+        shapes |= share.plan.output_shapes
+    return Shares(own, _share(crossing, labels, dict(scales), shapes))
+
+
+def _analysed(plan: WholePlan, owners: tuple[str | None, ...], pairs: int) -> list[AnalysedStage]:
+    """All stages of a plan, with the owners for each of their values."""
+    reads: dict[str, Dependencies] = {}
+    for name, owner in zip(plan.names, owners, strict=True):
+        reads[name] = frozenset({owner} if owner else ())
+    stages = []
+    for number, stage in enumerate(plan.stages):
+        inputs = [reads[name] for name in stage.inputs]
+        found = analysed(number, stage, plan.programs[stage.program], inputs, pairs)
+        stages.append(found)
+        reads.update(zip(stage.outputs, found.outputs, strict=True))
+    return stages
+
+
+def _portions(
+    stages: Sequence[AnalysedStage], owner: str | None, outputs: Iterable[str]
+) -> list[Portion]:
+    """The portions of a share that lead to some outputs, in the order of the stages.
+
+    Args:
+        stages: Stages of the whole plan.
+        owner: Owner of the share; None for the crossing share.
+        outputs: Names of the outputs.
+    """
+    wanted = set(outputs)
+    portions = []
+    for stage in reversed(stages):  # the inputs of a portion are wanted of earlier stages
+        found = portion(stage, owner, wanted)
+        if found is not None:
+            wanted.update(found.inputs)
+            portions.append(found)
+    return portions[::-1]
+
+
+def _handed(crossing: Sequence[Portion], shapes: Mapping[str, object]) -> dict[str, list[str]]:
+    """The names of the values that the crossing share takes from each own share.
+
+    Args:
+        crossing: Portions of the crossing share.
+        shapes: Shapes of the arrays of the whole plan, which no share has to compute.
+    """
+    handed: dict[str, dict[str, None]] = {}
+    for found in crossing:
+        for name, owner in found.taken.items():
+            if name not in shapes:
+                handed.setdefault(owner, {})[name] = None
+    return {owner: list(names) for owner, names in handed.items()}
+
+
+def _share(
+    portions: Sequence[Portion],
+    labels: Labels,
+    scales: Mapping[str, Scales],
+    shapes: Mapping[str, tuple[int, ...]],
+) -> Share:
+    """The share that consists of some portions.
+
+    Args:
+        portions: Portions in the order of their stages.
+        labels: Labels of the whole plan.
+        scales: Scale groups and powers of every output.
+        shapes: Shapes of all arrays that the share may read.
+    """
+    programs: dict[Program, int] = {}
+    stages = []
+    for one in portions:
+        number = programs.setdefault(one.program, len(programs))
+        stages.append(PlanStage(number, one.inputs, one.outputs, one.groups))
+    read = {name for one in portions for name in one.inputs}
+    leaves = {name: shape for name, shape in shapes.items() if name in read}
+    plan = Plan(*labels, tuple(programs), tuple(stages), leaves, tuple(scales), dict(scales))
+    return Share(plan, tuple(one.number for one in portions))

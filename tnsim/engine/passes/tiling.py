@@ -1,0 +1,217 @@
+"""Large values computed in blocks, so that they never stand in memory as a whole.
+
+A value far larger than the processor's caches is written to memory and read again, and it sets the
+peak memory of a plan. Where all operations that lead from such a value to a single sum have an
+index in common, a loop over blocks of this index computes the same sum, and only a block of the
+value is alive at a time.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import NamedTuple
+
+from tnsim.engine.ir.program import Operation, Program, loop_labels
+
+WHOLE = 2**24
+"""Elements up to which a value is computed whole."""
+BLOCK = 2**23
+"""Most elements of a value in a block. Smaller blocks would make products of few rows."""
+
+Axes = dict[int, int]
+"""The axis of the index in each value that has the index, by number of the value."""
+
+
+class _Region(NamedTuple):
+    """The operations that become a loop over an index.
+
+    Args:
+        axes: Axis of the index, for every value that has the index.
+        end: Number of the value in which the index is summed.
+        size: Size of the index.
+    """
+
+    axes: Axes
+    end: int
+    size: int
+
+    @property
+    def inside(self) -> list[int]:
+        """The numbers of all values that a turn computes, in order."""
+        return sorted([*self.axes, self.end])
+
+
+def tiled(program: Program) -> Program:
+    """The program with loops over blocks in the place of values of more than `WHOLE` elements.
+
+    A value stays whole where no index leads from it to a single sum. No operation is computed more
+    often than before.
+
+    Args:
+        program: Program of any length.
+    """
+    while (region := _largest(program)) is not None:
+        program = _with_loop(program, region)
+    return program
+
+
+def _largest(program: Program) -> _Region | None:
+    """The region of the largest value that has a region, along the index that saves most memory."""
+    elements = [math.prod(shape) for shape in program.value_shapes]
+    large = {n for n in _computed(program) if elements[n] > WHOLE}
+    for value in sorted(large, key=lambda n: (-elements[n], n)):
+        found = []
+        for axis, size in enumerate(program.value_shapes[value]):
+            if elements[value] // size > BLOCK:
+                continue  # a block of a single value of the index is too large already
+            region = _region(program, value, axis, large)
+            if region is not None and 0 < _block(program, region) < region.size:
+                found.append(region)
+        if found:
+            return max(found, key=lambda region: sum(elements[n] for n in region.axes))
+    return None
+
+
+def _computed(program: Program) -> list[int]:
+    """The numbers of the values that operations other than loops compute."""
+    return [n for n, op in enumerate(program.operations, len(program.shapes)) if op.body is None]
+
+
+def _region(program: Program, value: int, axis: int, large: set[int]) -> _Region | None:
+    """The region of a large value and the index of an axis; None where there is no region.
+
+    The search follows the index from the value to its arguments and readers, and from these on.
+    """
+    readers: dict[int, list[int]] = {}
+    for n, op in enumerate(program.operations, len(program.shapes)):
+        for arg in set(op.args):
+            readers.setdefault(arg, []).append(n)
+    axes = {value: axis}
+    ends: set[int] = set()
+    waiting = [value]
+    while waiting:
+        number = waiting.pop()
+        if number in program.outputs:
+            return None
+        for user in (number, *readers.get(number, ())):
+            having = _having(program, user, axes, large)
+            if having is None:
+                return None
+            if user not in having:
+                ends.add(user)
+            waiting += having.keys() - axes.keys()
+            axes |= having
+    # All values of a turn lead to the only end, so no input of the loop is computed from the end.
+    return _Region(axes, ends.pop(), program.value_shapes[value][axis]) if len(ends) == 1 else None
+
+
+def _having(program: Program, number: int, axes: Axes, large: set[int]) -> Axes | None:
+    """The axis of the index in the result and the large arguments of an operation.
+
+    Args:
+        program: Program of the operation.
+        number: Number of the operation's result.
+        axes: Axes of the index that are known already.
+        large: Numbers of the values that are followed, which are computed and large.
+
+    Returns:
+        The axes by number of the value; None where a value would have the index along several axes,
+        or where the operation is a loop.
+    """
+    op = _operation(program, number)
+    label = _label(op, number, axes)
+    if label is None or op.body is not None:
+        return None
+    found = dict(axes)
+    having: Axes = {}
+    for value, labels in ((number, op.output), *zip(op.args, op.labels, strict=True)):
+        is_followed = value == number or value in axes or value in large
+        if label not in labels or not is_followed:
+            continue
+        place = labels.index(label)
+        if labels.count(label) > 1 or found.setdefault(value, place) != place:
+            return None
+        having[value] = place
+    return having
+
+
+def _operation(program: Program, number: int) -> Operation:
+    """The operation that computes a value."""
+    return program.operations[number - len(program.shapes)]
+
+
+def _label(op: Operation, number: int, axes: Axes) -> int | None:
+    """The label of the index in an operation; None where the index has several labels."""
+    labels = {own[axes[arg]] for arg, own in zip(op.args, op.labels, strict=True) if arg in axes}
+    if number in axes:
+        labels.add(op.output[axes[number]])
+    return labels.pop() if len(labels) == 1 else None
+
+
+def _block(program: Program, region: _Region) -> int:
+    """The number of values of the index in a block, a divisor of its size.
+
+    The number is 0 where a block of a single value is too large.
+    """
+    widest = max(math.prod(program.value_shapes[n]) for n in region.axes) // region.size
+    most = min(region.size, BLOCK // widest)
+    return next((n for n in range(most, 0, -1) if region.size % n == 0), 0)
+
+
+def _with_loop(program: Program, region: _Region) -> Program:
+    """The program with a region replaced by a loop, which gives the value that ends it."""
+    numbers = {n: n for n in range(len(program.shapes))}
+    operations = []
+    for n, op in enumerate(program.operations, len(program.shapes)):
+        if n in region.axes:
+            continue
+        if n == region.end:
+            op = _loop(program, region)
+        numbers[n] = len(numbers)
+        operations.append(op._replace(args=tuple(numbers[arg] for arg in op.args)))
+    outputs = tuple(numbers[n] for n in program.outputs)
+    return dataclasses.replace(program, operations=tuple(operations), outputs=outputs)
+
+
+def _loop(program: Program, region: _Region) -> Operation:
+    """The loop over blocks that computes a region."""
+    block = _block(program, region)
+    # Arguments of the loop as pairs (value, axis of the index), numbered as inputs of the body. The
+    # axis is None where the argument lacks the index and is read whole.
+    reads: dict[tuple[int, int | None], int] = {}
+    for n in region.inside:
+        for read in _reads(program, region, n):
+            if read[0] not in region.axes:
+                reads.setdefault(read, len(reads))
+    numbers = {n: len(reads) + k for k, n in enumerate(region.inside)}
+    operations = []
+    for n in region.inside:
+        args = []
+        for read in _reads(program, region, n):
+            arg, _ = read
+            args.append(numbers[arg] if arg in region.axes else reads[read])
+        operations.append(_operation(program, n)._replace(args=tuple(args)))
+
+    shapes = [program.value_shapes[arg] for arg, _ in reads]
+    taken = []
+    for shape, (_, axis) in zip(shapes, reads, strict=True):
+        taken.append(tuple(block if n == axis else size for n, size in enumerate(shape)))
+    labels, of_size = loop_labels(shapes, [axis for _, axis in reads])
+    return Operation(
+        kind="loop",
+        args=tuple(arg for arg, _ in reads),
+        labels=labels,
+        output=tuple(of_size[size] for size in program.value_shapes[region.end]),
+        chunks=(0,),
+        body=Program(tuple(taken), tuple(operations), (numbers[region.end],)),
+        block_size=block,
+    )
+
+
+def _reads(program: Program, region: _Region, number: int) -> list[tuple[int, int | None]]:
+    """The arguments of an operation as pairs (value, axis of the index or None)."""
+    op = _operation(program, number)
+    label = _label(op, number, region.axes)
+    places = [labels.index(label) if label in labels else None for labels in op.labels]
+    return list(zip(op.args, places, strict=True))

@@ -1,0 +1,6 @@
+"""How plans run on a device.
+
+Read `lowering` first (a program in array functions), then `stacking` (a program on stacks of
+arrays), `compiling` (compiled programs, from memory, disk or XLA), `devices` (devices, memory and
+threads), `execution` (a plan on arrays), and at last `rates` (the seconds that a plan takes).
+"""

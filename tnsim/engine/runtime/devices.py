@@ -1,0 +1,346 @@
+"""Devices, memory and threads of the machine that a plan runs on.
+
+**Devices.** Arrays with a leading axis of models are laid over all local devices. JAX shards
+compiled programs by the placement of their arguments, so placement is all there is to using several
+devices. With one device nothing is copied or padded.
+
+**Memory.** On an accelerator, free memory is what its allocator has left. On a CPU three limits end
+a process that exceeds them: the memory of the machine; the control group of a container or a job
+(version 1 or 2; every group above it has a limit too); and the address space of the process
+(`ulimit -v`). The least counts. Systems other than Linux have no files that tell these limits, so
+nothing is known there.
+
+**Threads.** On a CPU XLA multiplies a batch of small matrices on one core, whatever the size of the
+batch. Compiled programs release Python's lock, so calls from several threads use several cores. An
+accelerator works through one compiled program after another, so threads would gain nothing there.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from tnsim.errors import TooLarge
+
+BY_MODEL = PartitionSpec("models")
+
+
+def device() -> str:
+    """The name of the device in results: "cpu", or platform and kind of an accelerator.
+
+    Example:
+        >>> isinstance(device(), str)
+        True
+    """
+    first = jax.local_devices()[0]
+    if first.platform == "cpu":
+        return "cpu"
+    return f"{first.platform}: {first.device_kind}"
+
+
+@cache
+def mesh() -> Mesh:
+    """The mesh of all local devices, in a row."""
+    return Mesh(np.array(jax.local_devices()), ("models",))
+
+
+def spread(tree: Any) -> Any:
+    """Arrays with their first axis divided over the devices.
+
+    The last entry is repeated until the length of the axis is a multiple of the number of devices.
+    With one device nothing is repeated.
+    """
+    if mesh().size == 1:
+        return jax.device_put(tree)
+    return jax.device_put(jax.tree.map(_padded, tree), NamedSharding(mesh(), BY_MODEL))
+
+
+def replicated(tree: Any) -> Any:
+    """The arrays, copied to every device."""
+    return jax.device_put(tree, NamedSharding(mesh(), PartitionSpec()))
+
+
+def _padded(array: Any) -> Any:
+    """The array with its last entry repeated, of a length that the devices divide."""
+    missing = -len(array) % mesh().size
+    if not missing:
+        return array
+    return jax.numpy.concatenate([array, jax.numpy.repeat(array[-1:], missing, axis=0)])
+
+
+_THREAD_BYTES = 136 * 2**20
+"""Bytes of addresses that a new thread takes: its stack, and twice a glibc heap to align one.
+XLA compiles with as many threads as there are cores, and as many programs are compiled at once."""
+
+
+_HEAP_BYTES, _COMPILING_BYTES = 72 * 2**20, 112 * 2**20
+"""Bytes of addresses: the stack and heap of a started thread; compiling without its threads."""
+
+
+_XLA_THREADS, _XLA_THREADS_PER_PROCESSOR = 9, 5
+"""Threads of a process that has compiled, fixed and per processor: 19 on two processors."""
+
+
+_PAGE = mmap.PAGESIZE
+
+
+PROC, CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
+
+
+def available_bytes() -> int | None:
+    """Free bytes on JAX's device, or of the machine on a CPU; None where nothing is known."""
+    if can_compile() and jax.default_backend() != "cpu":  # asking starts XLA's threads
+        stats = jax.devices()[0].memory_stats()
+        if stats and "bytes_limit" in stats:
+            return stats["bytes_limit"] - stats.get("bytes_in_use", 0)
+    return host_bytes(PROC, CGROUPS)
+
+
+def host_bytes(proc: Path, cgroups: Path) -> int | None:
+    """Free bytes: the least of machine, control groups and address space; None without figures.
+
+    Args:
+        proc: Mount point of the process file system.
+        cgroups: Mount point of the control groups.
+    """
+    limits = [_machine(proc), _address_space(proc), *_control_groups(proc, cgroups)]
+    known = [limit for limit in limits if limit is not None]
+    return max(0, min(known)) if known else None
+
+
+def check_addresses() -> None:
+    """Refuse to compile within too little address space, where XLA would end the process.
+
+    Raises:
+        TooLarge: The limit of the process leaves less than compiling takes.
+    """
+    left, needed = _addresses_left(PROC), _compiling_addresses(PROC)
+    if left is not None and needed > left:
+        raise TooLarge(
+            f"the address space of the process (ulimit -v) has {left / 2**20:,.0f} MiB left, and "
+            f"compiling takes {needed / 2**20:,.0f} MiB of it; allow more, as by: "
+            "ulimit -v unlimited"
+        )
+
+
+def can_compile() -> bool:
+    """Whether the address space is large enough to compile in.
+
+    Example:
+        >>> can_compile() in (True, False)
+        True
+    """
+    left = _addresses_left(PROC)
+    return left is None or _compiling_addresses(PROC) <= left
+
+
+def _compiling_addresses(proc: Path) -> int:
+    """Bytes of addresses that compiling takes in this process.
+
+    The first program that is compiled starts XLA's threads, each with a stack and a heap of its
+    own, however small the program is. Later programs take only the addresses of compiling itself.
+    """
+    started = len(_children(proc / "self" / "task"))
+    processors = os.cpu_count() or 1
+    threads = max(0, _XLA_THREADS + _XLA_THREADS_PER_PROCESSOR * processors - started)
+    return threads * _HEAP_BYTES + _COMPILING_BYTES
+
+
+def give_back_freed() -> None:
+    """Return freed memory to the system, where the C library is glibc.
+
+    glibc keeps freed arrays below 32 MiB for later allocations. Stages differ in the sizes of their
+    arrays, so the memory of one stage seldom fits the next, and the process would hold up to half
+    more than is alive.
+    """
+    trim = _malloc_trim()
+    if trim is not None:
+        trim(0)
+
+
+def resident_bytes() -> int:
+    """Bytes that the process holds in memory, freed or not; 0 where the system does not tell.
+
+    Example:
+        >>> resident_bytes() >= 0
+        True
+    """
+    pages = _numbers(PROC / "self" / "statm")
+    return _PAGE * pages[1] if pages else 0
+
+
+@cache
+def _malloc_trim() -> Any:
+    try:
+        return ctypes.CDLL(None).malloc_trim
+    except (AttributeError, OSError, TypeError):  # another C library, or Windows
+        return None
+
+
+def _machine(proc: Path) -> int | None:
+    """Bytes that the kernel can give without swapping."""
+    kibibytes = _table(proc / "meminfo").get("MemAvailable:")
+    return None if kibibytes is None else 1024 * kibibytes
+
+
+def _address_space(proc: Path) -> int | None:
+    """Bytes left under RLIMIT_AS, less those of compiling threads; None without such a limit."""
+    left = _addresses_left(proc)
+    threads = 2 * (os.cpu_count() or 1) * _THREAD_BYTES
+    return None if left is None else left - threads
+
+
+def _addresses_left(proc: Path) -> int | None:
+    """Bytes of addresses that the process may still take; None without a limit."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return None
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit == resource.RLIM_INFINITY:
+        return None
+    pages = _numbers(proc / "self" / "statm")
+    return limit - pages[0] * _PAGE if pages else None
+
+
+def _children(folder: Path) -> list[str]:
+    """The names in a folder, none where it cannot be read."""
+    try:
+        return os.listdir(folder)  # noqa: PTH208  (names are enough)
+    except OSError:
+        return []
+
+
+class _Files(NamedTuple):
+    """Names in one version of control groups.
+
+    Attributes:
+        limit: File of the memory limit.
+        usage: File of the memory in use.
+        reclaimable: Entry of `memory.stat` for file cache that is given up under pressure.
+    """
+
+    limit: str
+    usage: str
+    reclaimable: str
+
+
+_VERSION_1 = _Files("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+
+
+_VERSION_2 = _Files("memory.max", "memory.current", "inactive_file")
+
+
+def _control_groups(proc: Path, cgroups: Path) -> Iterator[int | None]:
+    """Bytes left under each memory limit on this process: of its group and of all groups above."""
+    for line in _lines(proc / "self" / "cgroup"):
+        fields = line.split(":", 2)
+        if len(fields) < 3:
+            continue
+        number, controllers, path = fields
+        if number == "0" and not controllers:
+            yield from _up_to_the_root(cgroups, path, _VERSION_2)
+        elif "memory" in controllers.split(","):
+            yield from _up_to_the_root(cgroups / "memory", path, _VERSION_1)
+
+
+def _up_to_the_root(mount: Path, path: str, files: _Files) -> Iterator[int | None]:
+    """Bytes left in a group and in every group above it.
+
+    Inside a container the path may be that of the host; a folder not mounted here gives None.
+    """
+    parts = path.strip("/").split("/")
+    for depth in range(len(parts), -1, -1):
+        yield _left(mount.joinpath(*parts[:depth]), files)
+
+
+def _left(group: Path, files: _Files) -> int | None:
+    """The limit of a group less its usage; None without a limit ("max", or a missing file)."""
+    limit, usage = _numbers(group / files.limit), _numbers(group / files.usage)
+    if not limit or not usage:
+        return None
+    return limit[0] - usage[0] + _table(group / "memory.stat").get(files.reclaimable, 0)
+
+
+def _table(path: Path) -> dict[str, int]:
+    """Name -> number, from the lines of a file that hold both."""
+    fields = [line.split() for line in _lines(path)]
+    return {row[0]: int(row[1]) for row in fields if len(row) > 1 and row[1].isdigit()}
+
+
+def _numbers(path: Path) -> list[int]:
+    """The whole numbers in a file; none where the file holds anything else."""
+    words = " ".join(_lines(path)).split()
+    return [int(word) for word in words] if all(word.isdigit() for word in words) else []
+
+
+def _lines(path: Path) -> list[str]:
+    """The lines of a file, none where it cannot be read."""
+    try:
+        return path.read_text().splitlines()
+    except (OSError, UnicodeDecodeError):
+        return []
+
+
+T = TypeVar("T")
+
+
+_CONFIG: Any = jax.config
+
+
+def cores() -> int:
+    """The number of calls that gain by running at once; 1 on an accelerator."""
+    return processors() if jax.default_backend() == "cpu" else 1
+
+
+def processors() -> int:
+    """The number of cores that this process may use, often fewer than the machine has."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def at_once(calls: Iterable[Callable[[], T]], most: int) -> Iterator[T]:
+    """The results of calls, in the order of the calls.
+
+    Args:
+        calls: Functions to call, each in a thread of the pool.
+        most: Largest number of calls that are started and not yet yielded. The limit bounds memory
+            and does not depend on the number of cores.
+
+    Yields:
+        The result of each call.
+
+    Example:
+        >>> list(at_once([lambda: 1, lambda: 2, lambda: 3], most=2))
+        [1, 2, 3]
+    """
+    if cores() < 2 or most < 2:
+        yield from (call() for call in calls)
+        return
+    wide = _CONFIG.jax_enable_x64
+
+    def under_same_settings(call: Callable[[], T]) -> T:
+        with jax.enable_x64(wide):  # settings of JAX hold for one thread
+            return call()
+
+    waiting: deque[Future[T]] = deque()
+    # More threads than cores: three calls on two cores then take 1.5 times one call, not twice.
+    with ThreadPoolExecutor(min(most, 2 * cores())) as pool:
+        for call in calls:
+            waiting.append(pool.submit(under_same_settings, call))
+            if len(waiting) == most:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()

@@ -1,0 +1,442 @@
+"""A `Plan` run on arrays: mantissas, logarithms of scales, and results on the host.
+
+**Loops.** A program that is one loop runs turn by turn, several turns at once. A turn is one call
+of a compiled program that is given the number of the turn. Sums are taken in the order of the
+turns, so they are equal to the last bit, however many cores there are.
+
+**Plans.** `lowering` is written once over autoray, so a program runs on JAX (jitted: one compiled
+program per program and dtype, whatever the number of stages that use it) and, eagerly, on NumPy,
+which is the reference in tests. After each stage the values of a scale group are divided by the
+group's scale. The logarithm of the scale is kept per stage, so that a cosine subtracts logarithms
+stage by stage instead of at the end, where those of a deep network are of the order 2^L (paper,
+section 2.2; norms grow like c^(2^L)).
+
+**Small plans.** A stage costs some 50 microseconds besides its arithmetic: the look-up of its
+compiled program, the hand-over of arrays and the wrapping of results. Where the stages of a plan
+have few operations in total, they become one compiled program, whose numbers come back as one
+array. Longer plans run stage by stage, so that equal stages share a compiled program and each stage
+frees the arrays it has used.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from tnsim.engine.ir.dtypes import ITEM_BYTES
+from tnsim.engine.ir.program import Program, n_iterations
+from tnsim.engine.ir.stages import WholePlan
+from tnsim.engine.plan import Plan
+from tnsim.engine.runtime.compiling import Wanted, lie_on_default_device, ready
+from tnsim.engine.runtime.devices import at_once, give_back_freed, resident_bytes
+from tnsim.engine.runtime.lowering import run_program, run_turn
+from tnsim.engine.runtime.stacking import Axes, Run, Stacked, aligned, looped, mapped, stacked
+from tnsim.errors import ModelError
+
+
+@dataclass(frozen=True)
+class Iteration:
+    """One turn of a program that is one loop, as the work of a compiled program.
+
+    The inputs are those of the program and the number of the turn, in the dtype of the arrays.
+
+    Attributes:
+        program: Program whose only operation is the loop.
+    """
+
+    program: Program
+
+    @property
+    def shapes(self) -> tuple[tuple[int, ...], ...]:
+        """Shapes of the inputs."""
+        return (*self.program.shapes, ())
+
+    @property
+    def length(self) -> int:
+        """Number of operations."""
+        return self.program.length
+
+
+def runs_in_turns(program: Program) -> bool:
+    """Whether a program is a single loop whose turns may run at once."""
+    return len(program.operations) == 1 and program.operations[0].concurrency > 1
+
+
+def turn(work: Iteration, inputs: list[Any]) -> tuple[list[Any], list[Any]]:
+    """The summand that one turn adds to the total; no scales."""
+    *arrays, number = inputs
+    loop = work.program.operations[0]
+    args = [arrays[a] for a in loop.args]
+    return [run_turn(loop, args, number.astype(int))], []
+
+
+def in_turns(work: Iteration, compiled: Run, dtype: str) -> Run:
+    """A function that runs a loop turn by turn and adds up the turns in order.
+
+    Args:
+        work: One turn of the loop.
+        compiled: Compiled program of a turn.
+        dtype: Type of the arrays, and of the number of the turn.
+    """
+    loop = work.program.operations[0]
+    count = n_iterations(loop, loop.sizes(work.program.shapes))
+
+    def one(inputs: list[Any], n: int) -> Any:
+        (added,), _ = compiled([*inputs, np.asarray(n, dtype)])
+        return jax.block_until_ready(added)
+
+    def run(inputs: list[Any]) -> tuple[list[Any], list[Any]]:
+        calls = (partial(one, inputs, n) for n in range(count))
+        total = None
+        for added in at_once(calls, loop.concurrency):
+            total = added if total is None else total + added
+        return [total], []
+
+    return run
+
+
+_SMALL = 2**14  # most elements of arrays that a compiled program places faster than `device_put`
+
+
+_SHORT = 2**20  # most elements of a round that is not waited for: 8 MiB in float64
+
+
+_AHEAD = 2**22  # most elements of all rounds not waited for: 32 MiB in float64
+
+
+_TRIMMED = 2**22  # a round of more elements gives freed memory back first: 32 MiB in float64
+
+
+class Result(NamedTuple):
+    """Outputs of a plan: `values[name] * exp(sum over (stage, group) of logs * weight)`.
+
+    Attributes:
+        values: Mantissas by output name.
+        logs: Logarithm of every scale, by stage and scale group.
+        weights: Exponent of every scale in the sum of `log_of`, by stage and scale group.
+    """
+
+    values: dict[str, Any]
+    logs: dict[tuple[int, str], Any]
+    weights: dict[tuple[int, str], float]
+
+
+def run(
+    plan: Plan,
+    arrays: Mapping[str, Any],
+    backend: str = "jax",
+    over: Mapping[str, Axes] = MappingProxyType({}),
+) -> Result:
+    """Run a plan on arrays.
+
+    Args:
+        plan: Plan to run.
+        arrays: Name -> array for every name in `plan.shapes`, in the dtype of the plan.
+        backend: "jax", "traced" inside a trace of the caller's, or "numpy".
+        over: Name -> stacked axes, for every array that is a stack: a flag per axis says whether
+            the array has the axis. Stacked axes lead. With stacks the result is NumPy and has all
+            stacked axes, of size one where nothing depends on them.
+
+    Returns:
+        The outputs of the plan, with the logarithms of their scales.
+
+    Raises:
+        ModelError: An array is missing or has another shape than the plan was made for.
+    """
+    sizes = _stacked_sizes(plan, arrays, over)
+    axes = {name: over.get(name, (False,) * len(sizes)) for name in plan.shapes}
+    stacks = []
+    for stage in plan.stages:
+        inputs = [axes[name] for name in stage.inputs]
+        stacks.append(stacked(plan.programs[stage.program], inputs, sizes))
+        axes.update(zip(stage.outputs, stacks[-1].outputs, strict=True))
+    runners = _runners(plan, stacks, arrays, backend)
+
+    if not over and any(each.own > _TRIMMED for each in plan.rounds):
+        give_back_freed()  # memory left by compiling and other calls; the peak is of this plan
+    at_most = resident_bytes() + plan.peak_bytes
+    ahead = _Ahead((), 0)
+    values: dict[str, Any] = dict(arrays)
+    found: dict[tuple[int, str], Any] = {}
+    for each in plan.rounds:
+        # The C library keeps memory that a round frees for later rounds, as taking it from the
+        # system again costs a tenth of the time. It is given back where the process would hold
+        # more than is planned. Runs over stacks reuse the memory of the run before.
+        own_bytes = each.own * ITEM_BYTES[plan.dtype]
+        is_large = each.own > _TRIMMED and not over
+        if is_large and resident_bytes() + own_bytes > at_most:
+            give_back_freed()
+        calls = []
+        for n in each.stages:
+            inputs = [values[name] for name in plan.stages[n].inputs]
+            calls.append(partial(runners[n], inputs))
+        if backend == "jax":
+            results, ahead = _sent(calls, each.own, ahead)
+        else:
+            results = [call() for call in calls]
+        for n, (outputs, scales) in zip(each.stages, results, strict=True):
+            stage = plan.stages[n]
+            values.update(zip(stage.outputs, outputs, strict=True))
+            found.update(zip([(n, group) for group in stage.groups], scales, strict=True))
+        for name in each.last_read:
+            del values[name]
+    logs = {key: found[key] for key in plan.log_weights}
+    wanted = {name: values[name] for name in plan.outputs}
+    if sizes:
+        wanted, logs = jax.device_get((wanted, logs))
+        wanted = {name: aligned(np.asarray(x), axes[name]) for name, x in wanted.items()}
+        for n, (stage, one) in enumerate(zip(plan.stages, stacks, strict=True)):
+            for group, own in zip(stage.groups, one.scales, strict=True):
+                logs[n, group] = aligned(np.asarray(logs[n, group]), own)
+    return Result(wanted, logs, plan.log_weights)
+
+
+def log_of(result: Result, combination: Mapping[str, float]) -> Any:
+    """The sum over groups of `combination[group] * log(group)`, added up stage by stage.
+
+    Groups whose coefficients cancel are left out, so they cost no digits.
+    """
+    total = 0.0
+    for key, log in result.logs.items():
+        factor = combination.get(key[1], 0.0) * result.weights[key]
+        if factor:
+            total = total + factor * log
+    return total
+
+
+@contextlib.contextmanager
+def precision() -> Iterator[None]:
+    """The JAX settings under which plans run: 64-bit types on, matmuls in full precision.
+
+    The settings hold inside the `with` block only, never globally.
+    """
+    with jax.enable_x64(True), jax.default_matmul_precision("highest"):
+        yield
+
+
+def placed(arrays: dict[str, Any], dtype: str) -> dict[str, Any]:
+    """The arrays in `dtype` on JAX's device, each removed from `arrays` as soon as it is placed.
+
+    Removal lets the host's copy go before the next array is placed. A few small arrays stay on the
+    host, as a compiled program places them itself in less time.
+    """
+    if sum(array.size for array in arrays.values()) <= _SMALL:
+        return {name: cast(array, dtype) for name, array in arrays.items()}
+    return {name: jax.device_put(cast(arrays.pop(name), dtype)) for name in list(arrays)}
+
+
+def cast(array: Any, dtype: str) -> Any:
+    """The array in a dtype; the same object where it has the dtype already."""
+    return array if array.dtype == dtype else array.astype(dtype)
+
+
+def _stacked_sizes(
+    plan: Plan, arrays: Mapping[str, Any], over: Mapping[str, Axes]
+) -> tuple[int, ...]:
+    """Sizes of the stacked axes; an empty tuple without stacks.
+
+    Raises `ModelError` where an array is missing or not of the planned shape.
+    """
+    depth = max(map(len, over.values()), default=0)
+    sizes = [1] * depth
+    for name, shape in plan.shapes.items():
+        stacks = [n for n, is_stacked in enumerate(over.get(name, ())) if is_stacked]
+        found = tuple(arrays[name].shape) if name in arrays else None
+        if found is None or found[len(stacks) :] != tuple(shape):
+            raise ModelError(
+                f"the plan expects {name} of shape {tuple(shape)}, found {found or 'nothing'}; "
+                "plan these models anew"
+            )
+        for n, size in zip(stacks, found, strict=False):
+            sizes[n] = size
+    return tuple(sizes)
+
+
+class _Ahead(NamedTuple):
+    """Rounds that were sent to the device and not waited for.
+
+    Attributes:
+        results: Results of the compiled programs of these rounds.
+        elements: Number of elements that these rounds need.
+    """
+
+    results: tuple[Any, ...]
+    elements: int
+
+
+def _sent(
+    calls: Sequence[Callable[[], Any]], own: int, ahead: _Ahead
+) -> tuple[Sequence[Any], _Ahead]:
+    """The results of a round, and the rounds that are not waited for after it.
+
+    Waiting for a short round takes as long as computing it, so short rounds are sent ahead. Their
+    arrays are alive together with those of later rounds, which a plan does not count, so `_AHEAD`
+    limits them.
+    """
+    if own <= _SHORT and ahead.elements + own <= _AHEAD:
+        results = tuple(call() for call in calls)
+        return results, _Ahead((*ahead.results, *results), ahead.elements + own)
+    blocking = [partial(lambda call: jax.block_until_ready(call()), call) for call in calls]
+    results = tuple(at_once(blocking, len(calls)))
+    jax.block_until_ready(ahead.results)
+    return results, _Ahead((), 0)
+
+
+def _runners(
+    plan: Plan, stacks: Sequence[Stacked], arrays: Mapping[str, Any], backend: str
+) -> Sequence[Any]:
+    """A function for each stage: its program on NumPy, else a compiled program of the session."""
+    programs = [plan.programs[stage.program] for stage in plan.stages]
+    if backend == "numpy":
+        pairs = zip(programs, stacks, strict=True)
+        return [looped(partial(run_program, program), over) for program, over in pairs]
+    ahead = backend == "jax" and lie_on_default_device(arrays.values())
+    dtype = plan.dtype if ahead else None
+    wanted = [work_of(program, over, dtype) for program, over in zip(programs, stacks, strict=True)]
+    runners: list[Run] = []
+    for one, compiled in zip(wanted, ready(wanted, function), strict=True):
+        work = one.work
+        runners.append(
+            in_turns(work, compiled, plan.dtype) if isinstance(work, Iteration) else compiled
+        )
+    return runners
+
+
+def work_of(
+    program: Program, over: Stacked | None, dtype: str | None
+) -> Wanted[Program | Iteration]:
+    """The key of the compiled program for a program: the whole of it, or one turn of a loop.
+
+    Args:
+        program: Program of a plan.
+        over: Stacked axes of the program's arrays; None without stacks.
+        dtype: Type of the arrays; None where nothing is compiled ahead.
+    """
+    if over is not None and not over.nothing:
+        return Wanted(program, over, dtype)
+    in_parts = dtype is not None and runs_in_turns(program)
+    return Wanted(Iteration(program) if in_parts else program, None, dtype)
+
+
+def function(wanted: Wanted[Program | Iteration]) -> Run:
+    """The function of JAX arrays that is compiled for a key."""
+    if isinstance(wanted.work, Iteration):
+        return partial(turn, wanted.work)
+    run = partial(run_program, wanted.work)
+    return run if wanted.over is None else mapped(run, wanted.over)
+
+
+LONGEST = 100
+"""Most operations of a plan that becomes one compiled program; 100 compile in half a second."""
+
+
+LARGEST = 2**20
+"""Most elements alive at once in such a plan: beyond, arithmetic takes longer than is saved."""
+
+
+def fetched(plan: Plan, arrays: Mapping[str, Any]) -> Result:
+    """Run a plan on JAX and fetch its result to the host.
+
+    Args:
+        plan: Plan to run.
+        arrays: Name -> array for every name in `plan.shapes`, none of them traced.
+
+    Returns:
+        The result as NumPy arrays of float64.
+
+    Raises:
+        ModelError: An array is missing or has another shape than the plan was made for.
+    """
+    if is_small(plan) and lie_on_default_device(arrays.values()):
+        return _unpacked(plan, _numbers(plan, arrays, None))
+    result = run(plan, arrays)
+    for array in _all(result):
+        if isinstance(array, jax.Array):
+            array.copy_to_host_async()  # all copies start before the first is waited for
+    values = {name: np.asarray(x, np.float64)[()] for name, x in result.values.items()}
+    logs = {key: np.asarray(x, np.float64)[()] for key, x in result.logs.items()}
+    return result._replace(values=values, logs=logs)
+
+
+def fetched_at_all(plan: Plan, arrays: Mapping[str, Any], stacks: Iterable[str]) -> list[Result]:
+    """Run a plan at every entry of some stacks of arrays, and fetch the results to the host.
+
+    Args:
+        plan: Plan to run.
+        arrays: Name -> array as for `fetched`; stacked arrays have one more axis in front.
+        stacks: Names of the stacked arrays, stacks of equal length.
+
+    Returns:
+        A result for each entry, with NumPy arrays of float64.
+
+    Raises:
+        ModelError: An array is missing or has another shape than the plan was made for.
+    """
+    over = {name: (True,) for name in stacks}
+    (size,) = {len(arrays[name]) for name in over}
+    if is_small(plan) and lie_on_default_device(arrays.values()):
+        inputs = tuple((name in over,) for name in plan.shapes)
+        rows = _numbers(plan, arrays, Stacked((size,), inputs, ((True,),), ()))
+        return [_unpacked(plan, row) for row in rows]
+    result = run(plan, arrays, over=over)
+    return [_entry(result, n, size) for n in range(size)]
+
+
+def is_small(plan: Plan) -> bool:
+    """Whether a plan becomes one compiled program."""
+    return plan.whole.length <= LONGEST and plan.peak_elements <= LARGEST
+
+
+def _numbers(plan: Plan, arrays: Mapping[str, Any], over: Stacked | None) -> np.ndarray:
+    """All numbers of the result in a row; with stacks, a row for every entry."""
+    names = plan.whole.names
+
+    def function(wanted: Wanted[WholePlan]) -> Run:
+        def whole(inputs: list[Any]) -> tuple[list[Any], list[Any]]:
+            arrays = dict(zip(names, inputs, strict=True))
+            # "numpy" calls the stages directly, so that they join this trace
+            result = run(plan, arrays, "numpy")
+            return [jnp.concatenate([jnp.ravel(x) for x in _all(result)])], []
+
+        return whole if wanted.over is None else mapped(whole, wanted.over)
+
+    (compiled,) = ready([Wanted(plan.whole, over, plan.dtype)], function)
+    (numbers,), _ = compiled([arrays[name] for name in names])
+    return np.asarray(numbers, np.float64)
+
+
+def _all(result: Result) -> list[Any]:
+    """All arrays of a result: values, then logarithms."""
+    return [*result.values.values(), *result.logs.values()]
+
+
+def _unpacked(plan: Plan, numbers: np.ndarray) -> Result:
+    """The result from its numbers in a row: values of the outputs, then a number for each log."""
+    values = {}
+    start = 0
+    for name, shape in plan.output_shapes.items():
+        size = math.prod(shape)
+        values[name] = numbers[start : start + size].reshape(shape)[()]
+        start += size
+    logs = dict(zip(plan.log_weights, numbers[start:], strict=True))
+    return Result(values, logs, plan.log_weights)
+
+
+def _entry(result: Result, n: int, size: int) -> Result:
+    """One entry of a stacked result; arrays that do not depend on the stack have a single entry."""
+
+    def at(array: Any) -> Any:
+        array = np.asarray(array, np.float64)
+        return array[n if len(array) == size else 0]
+
+    values = {name: at(array) for name, array in result.values.items()}
+    return result._replace(values=values, logs={key: at(x) for key, x in result.logs.items()})

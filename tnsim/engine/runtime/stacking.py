@@ -1,0 +1,132 @@
+"""A program on stacks of arrays.
+
+An array may be stacked over several axes at once, such as the rows and the columns of a block of
+pairs, or over some of the axes, or over none. Stacked axes lead, in one order for all arrays. The
+values that a program computes from arrays without a stacked axis are computed once for the axis.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from tnsim.engine.ir.program import Program
+
+Axes = tuple[bool, ...]
+Run = Callable[[list[Any]], tuple[list[Any], list[Any]]]
+
+
+class Stacked(NamedTuple):
+    """The stacked axes of all inputs, outputs and scales of a program.
+
+    Attributes:
+        sizes: Sizes of the stacked axes; 1 where no input has the axis.
+        inputs: Flags of every input: whether it has each of the stacked axes.
+        outputs: Flags of every output.
+        scales: Flags of every scale.
+    """
+
+    sizes: tuple[int, ...]
+    inputs: tuple[Axes, ...]
+    outputs: tuple[Axes, ...]
+    scales: tuple[Axes, ...]
+
+    @property
+    def nothing(self) -> bool:
+        """Whether no input is stacked, so that the program runs as it is."""
+        return not any(map(any, self.inputs))
+
+    def leading(self, axes: Axes) -> tuple[int, ...]:
+        """Sizes of the stacked axes that an array has."""
+        return tuple(size for size, own in zip(self.sizes, axes, strict=True) if own)
+
+
+def stacked(program: Program, inputs: Sequence[Axes], sizes: Sequence[int]) -> Stacked:
+    """The stacked axes of a program: an output or scale has the axes of all that it depends on.
+
+    Args:
+        program: Program for arrays without stacked axes.
+        inputs: Flags of every input: whether it is stacked over each of the axes.
+        sizes: Sizes of the stacked axes.
+
+    Returns:
+        The flags of inputs, outputs and scales.
+
+    Example:
+        >>> from tnsim.engine.ir.program import Operation
+        >>> outer = Operation("contract", (0, 1), ((0,), (1,)), (0, 1))
+        >>> program = Program(((2,), (3,)), (outer,), (2,))
+        >>> stacked(program, [(True, False), (False, True)], (4, 5)).outputs
+        ((True, True),)
+    """
+    depth = len(sizes)
+    if not any(map(any, inputs)):  # the usual case, which needs no walk through the operations
+        none = (False,) * depth
+        outputs, scales = (none,) * len(program.outputs), (none,) * len(program.scales)
+        return Stacked((1,) * depth, tuple(inputs), outputs, scales)
+    values = list(inputs)
+    for op in program.operations:
+        values.append(_union([values[a] for a in op.args], depth))
+    given = [values[n] for n in program.outputs]
+    scales = [given[which] for which, _ in program.scales]
+    outputs = list(given)
+    for n, powers in enumerate(program.powers):
+        outputs[n] = _union([given[n], *(scales[slot] for slot, _ in powers)], depth)
+    used = _union(inputs, depth)
+    own_sizes = tuple(size if own else 1 for size, own in zip(sizes, used, strict=True))
+    return Stacked(own_sizes, tuple(inputs), tuple(outputs), tuple(scales))
+
+
+def mapped(run: Run, over: Stacked) -> Run:
+    """A function that runs a program on stacks in JAX, with a `vmap` over every stacked axis."""
+    for axis in reversed(range(len(over.sizes))):
+        taken = _places(over.inputs, axis)
+        if any(place == 0 for place in taken):
+            given = _places(over.outputs, axis), _places(over.scales, axis)
+            run = jax.vmap(run, in_axes=(taken,), out_axes=given)
+    return run
+
+
+def looped(run: Run, over: Stacked) -> Run:
+    """A function that runs a program on stacks in NumPy, one entry after another."""
+    if not over.sizes:
+        return run
+    rest = (tuple(axes[1:] for axes in group) for group in over[1:])
+    inner = looped(run, Stacked(over.sizes[1:], *rest))
+
+    def outer(arrays: list[Any]) -> tuple[list[Any], list[Any]]:
+        entries = []
+        for n in range(over.sizes[0]):
+            chosen = zip(arrays, over.inputs, strict=True)
+            entries.append(inner([x[n] if axes[0] else x for x, axes in chosen]))
+        outputs, scales = zip(*entries, strict=True)
+        return _together(outputs, over.outputs), _together(scales, over.scales)
+
+    return outer
+
+
+def aligned(array: Any, axes: Axes) -> Any:
+    """The array with an axis of size one for every stacked axis that it lacks."""
+    sizes = iter(array.shape)
+    leading = [next(sizes) if is_stacked else 1 for is_stacked in axes]
+    return array.reshape([*leading, *sizes])
+
+
+def _union(several: Iterable[Axes], depth: int) -> Axes:
+    """The axes that at least one of several arrays has."""
+    found = list(several)
+    return tuple(any(axes[n] for axes in found) for n in range(depth))
+
+
+def _places(several: Iterable[Axes], axis: int) -> list[int | None]:
+    """The place of a stacked axis in every array, for `jax.vmap`: 0, or None where it is absent."""
+    return [0 if axes[axis] else None for axes in several]
+
+
+def _together(entries: Sequence[list[Any]], axes: Sequence[Axes]) -> list[Any]:
+    """An array per position in the entries, stacked where it has the first stacked axis."""
+    columns = zip(zip(*entries, strict=True), axes, strict=True)
+    return [np.stack(column) if own[0] else column[0] for column, own in columns]

@@ -1,0 +1,304 @@
+"""Contraction paths of a single product, found with cotengra.
+
+`routes` returns several routes, because the best route of a product alone need not share most with
+the other products of its stage; `search/stages` chooses among them. Routes depend on the arguments
+alone: cotengra's hyper-optimisers stop by the clock and start processes, so they are not used.
+Its greedy, optimal and seeded random-greedy searches are used. They run in `cotengrust`, some
+thirty times as fast as in Python: for three nonlinear layers, with thousands of products, the
+search takes seconds instead of a minute.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+from tnsim.engine.costs import CACHED, WRITING
+from tnsim.sessions import session_cache
+
+Labels = tuple[int, ...]
+
+
+Path = tuple[tuple[int, int], ...]
+"""A contraction path in SSA form.
+
+Each step names two tensors by number: operands first, then the results of earlier steps.
+"""
+
+
+OPTIMAL_UP_TO = 10
+"""Largest number of tensors for which optimal paths are searched; longer products get
+random-greedy paths, of which the best are improved."""
+
+
+KEPT = 8
+"""Most routes that a search returns."""
+
+
+SEEDS = 16
+"""Number of random-greedy searches. Each search gives its best path, so many short searches give
+more distinct paths than a few long searches."""
+
+
+TRIALS = 8
+"""Number of paths that a random-greedy search tries."""
+
+
+class Route(NamedTuple):
+    """A way to contract one product.
+
+    Args:
+        path: Pairwise contractions.
+        chunks: Labels of the loop that keeps intermediates small; empty for no loop.
+        multiplications: Scalar multiplications of all turns of the loop.
+        price: Price of all turns of the loop, see `Cost.price`.
+        largest: Elements of the largest intermediate in a turn.
+    """
+
+    path: Path
+    chunks: Labels
+    multiplications: int
+    price: int
+    largest: int
+
+
+class Cost(NamedTuple):
+    """The cost of a product along a path.
+
+    Args:
+        multiplications: Scalar multiplications.
+        written: Elements of intermediates too large for the cache.
+        largest: Elements of the largest intermediate.
+    """
+
+    multiplications: int
+    written: int
+    largest: int
+
+    @property
+    def price(self) -> int:
+        """Multiplications, with every element written to memory counted as `WRITING` of them."""
+        return self.multiplications + WRITING * self.written
+
+
+def version() -> str:
+    """Names and versions of the search tools, part of the keys of cached plans."""
+    names = ("cotengra", "cotengrust")
+    return ", ".join(f"{name} {importlib.metadata.version(name)}" for name in names)
+
+
+@session_cache
+def routes(
+    inputs: tuple[Labels, ...],
+    output: Labels,
+    items: tuple[tuple[int, int], ...],
+    effort: int,
+    large: int,
+) -> tuple[Route, ...]:
+    """The distinct routes of a product, the cheapest first.
+
+    Args:
+        inputs: Labels of every operand. An operand has a label once, and every label is also on
+            another operand or in the output.
+        output: Labels of the result.
+        items: Pairs (label, size) of all labels.
+        effort: Effort of the search. 0 gives a greedy path. 1 adds random-greedy paths, and optimal
+            paths of products of up to `OPTIMAL_UP_TO` tensors. 2 adds, for longer products, the two
+            best of these paths with their subtrees improved.
+        large: Elements beyond which intermediates are chunked where chunks can make them smaller.
+
+    Returns:
+        At most `KEPT` routes.
+
+    Example:
+        A chain of matrices of shapes (2, 9), (9, 9) and (9, 9) is contracted from its short end.
+
+        >>> best, *_ = routes(((0, 1), (1, 2), (2, 3)), (0, 3), ((0, 2), (1, 9), (2, 9), (3, 9)),
+        ...                   effort=1, large=10**6)
+        >>> best.path, best.multiplications
+        (((0, 1), (2, 3)), 324)
+    """
+    product = LabelledProduct(inputs, output, dict(items))
+    if len(inputs) < 3:
+        paths: list[Path] = [((0, 1),)] if len(inputs) == 2 else [()]
+    else:
+        paths = _search(inputs, output, product, effort)
+    distinct = list(dict.fromkeys(paths))
+    if len(distinct) > KEPT:
+        # Chunking takes longer than searching, so only the cheapest paths without it are chunked.
+        prices = {path: product.cost(path).price for path in distinct}
+        distinct = sorted(distinct, key=prices.__getitem__)[: 2 * KEPT]
+    found = [_routed(product, output, path, large) for path in distinct]
+    return tuple(sorted(found, key=lambda route: (route.price, route.path))[:KEPT])
+
+
+class LabelledProduct:
+    """A product with the costs of its paths.
+
+    Sets of labels are bit masks, because very many paths are priced.
+
+    Args:
+        inputs: Labels of every operand.
+        output: Labels of the result.
+        sizes: Size of every label.
+
+    Example:
+        >>> product = LabelledProduct([(0, 1), (1, 2)], (0, 2), {0: 2, 1: 3, 2: 5})
+        >>> product.cost(((0, 1),))
+        Cost(multiplications=30, written=0, largest=10)
+        >>> product.cost(((0, 1),), chunks=(1,))
+        Cost(multiplications=10, written=0, largest=10)
+    """
+
+    def __init__(
+        self, inputs: Sequence[Sequence[int]], output: Sequence[int], sizes: dict[int, int]
+    ) -> None:
+        self.sizes = sizes
+        self.bit = {label: 1 << n for n, label in enumerate(sizes)}
+        self.inputs = [self._mask(labels) for labels in inputs]
+        self.output = self._mask(output)
+        self._elements: dict[int, int] = {0: 1}
+
+    def _mask(self, labels: Iterable[int]) -> int:
+        return sum({self.bit[label] for label in labels})
+
+    def steps(self, path: Path) -> tuple[tuple[int, int], ...]:
+        """The labels of both tensors, and the labels of their product, for every step of a path.
+
+        A product keeps the labels that another tensor or the output has.
+        """
+        found = []
+        pool = dict(enumerate(self.inputs))
+        for number, (one, two) in enumerate(path, start=len(pool)):
+            both = pool.pop(one) | pool.pop(two)
+            read = self.output
+            for labels in pool.values():
+                read |= labels
+            pool[number] = both & read
+            found.append((both, both & read))
+        return tuple(found)
+
+    def cost(self, path: Path, chunks: Labels = ()) -> Cost:
+        """The cost of the product along a path, or of one turn where `chunks` are looped over."""
+        return self.cost_of(self.steps(path), chunks)
+
+    def cost_of(self, steps: Iterable[tuple[int, int]], chunks: Labels = ()) -> Cost:
+        """The cost of the steps of a path, or of one turn where `chunks` are looped over."""
+        inside = ~self._mask(chunks)
+        known = self._elements  # cached sizes: a model of three layers asks for six million
+        multiplications, written, largest = 0, 0, 0
+        for both, kept in steps:
+            multiplications += known.get(both & inside) or self._size(both & inside)
+            size = known.get(kept & inside) or self._size(kept & inside)
+            if size > largest:
+                largest = size
+            if size > CACHED:
+                written += size
+        return Cost(multiplications, written, largest)
+
+    def _size(self, mask: int) -> int:
+        """The number of elements of a tensor with the labels of a mask."""
+        size = math.prod(n for label, n in self.sizes.items() if self.bit[label] & mask)
+        self._elements[mask] = size
+        return size
+
+
+def _search(
+    inputs: Sequence[Labels], output: Labels, product: LabelledProduct, effort: int
+) -> list[Path]:
+    """The paths of a product by cotengra's basic searches, which take labels as letters."""
+    import cotengrust
+
+    count = len(inputs)
+    letters = [list(map(_letter, labels)) for labels in inputs]
+    out = list(map(_letter, output))
+    size = {_letter(label): float(n) for label, n in product.sizes.items()}
+    paths = [_pairs(cotengrust.optimize_greedy(letters, out, size, use_ssa=True), count)]
+    if effort == 0:
+        return paths
+    if count <= OPTIMAL_UP_TO:
+        best = cotengrust.optimize_optimal(letters, out, size, use_ssa=True)
+        paths.append(_pairs(best, count))
+        # cotengra returns the first of several optimal paths; reversed operands give another path.
+        mirrored = cotengrust.optimize_optimal(letters[::-1], out, size, use_ssa=True)
+        paths.append(tuple(_mirrored(_pairs(mirrored, count), count)))
+    for seed in range(SEEDS):
+        path, _ = cotengrust.optimize_random_greedy_track_flops(
+            letters, out, size, ntrials=TRIALS, seed=seed, use_ssa=True
+        )
+        paths.append(_pairs(path, count))
+    if count > OPTIMAL_UP_TO and effort == 2:
+        best_two = sorted(dict.fromkeys(paths), key=lambda path: product.cost(path).price)[:2]
+        paths += [_reconfigured(letters, out, size, path) for path in best_two]
+    return paths
+
+
+def _routed(product: LabelledProduct, output: Labels, path: Path, large: int) -> Route:
+    """The route along a path, with chunks added until its intermediates fit.
+
+    Each round adds a label to the loop: the label of the lowest price where a label makes the
+    intermediates fit, else the label of the smallest intermediates. The route keeps large
+    intermediates where no label makes them smaller.
+    """
+    chunks: Labels = ()
+    steps = product.steps(path)
+    whole = product.cost_of(steps)
+    multiplications, price, largest = whole.multiplications, whole.price, whole.largest
+    while largest > large:
+        fitting, smaller = [], []
+        for label in sorted(set(product.sizes) - set(output) - set(chunks)):
+            turns = math.prod(product.sizes[x] for x in (*chunks, label))
+            turn = product.cost_of(steps, (*chunks, label))
+            found = (turn.price * turns, turn.largest, label, turn.multiplications * turns)
+            if turn.largest <= large:
+                fitting.append(found)
+            elif turn.largest < largest:
+                smaller.append(found)
+        if fitting:
+            chosen = min(fitting)
+        elif smaller:
+            chosen = min(smaller, key=lambda found: (found[1], found[0]))
+        else:
+            break
+        price, largest, label, multiplications = chosen
+        chunks = (*chunks, label)
+    return Route(path, chunks, multiplications, price, largest)
+
+
+def _reconfigured(letters: list[list[str]], out: list[str], size: dict, path: Path) -> Path:
+    """The path with its subtrees of up to eight tensors replaced by optimal subtrees."""
+    import cotengra
+
+    tree = cotengra.ContractionTree.from_path(letters, out, size, ssa_path=path)
+    tree.subtree_reconfigure_(subtree_size=8, minimize="combo")
+    return _pairs(tree.get_ssa_path(), len(letters))
+
+
+def _letter(label: int) -> str:
+    return chr(0x100 + label)  # there are more labels than ASCII letters
+
+
+def _pairs(path: Sequence[Sequence[int]], count: int) -> Path:
+    """The path without the steps of a single tensor, which cotengra's simplifications insert."""
+    number = list(range(count))  # new number of every tensor, after the steps left out
+    steps: list[tuple[int, int]] = []
+    for step in path:
+        tensors = [number[tensor] for tensor in step]
+        if len(tensors) == 1:
+            number.append(tensors[0])
+            continue
+        one, two = tensors
+        number.append(count + len(steps))
+        steps.append((one, two))
+    return tuple(steps)
+
+
+def _mirrored(path: Path, count: int) -> Iterator[tuple[int, int]]:
+    """The path for operands in order, from a path for the operands in reverse order."""
+    for one, two in path:
+        yield (
+            count - 1 - one if one < count else one,
+            count - 1 - two if two < count else two,
+        )

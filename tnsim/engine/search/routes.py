@@ -1,0 +1,325 @@
+"""Products along routes, and the choice of a route for every product of a stage.
+
+`product` contracts values of a `Builder` along a route. Each operand is first reduced on its own:
+repeated labels become a diagonal, and labels that no other operand and no output has are summed
+over. The labels and sizes of the reduced operands are the *structure* of the product, which its
+routes depend on.
+
+`RouteSearch` finds the routes of a stage. Effort follows cost: every product gets a greedy path, in
+each way in which its term may be written, and only products that matter for the price of the stage
+are searched again, harder.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from tnsim.engine.ir.problem import Definition, Operand, Stage, Term
+from tnsim.engine.ir.program import Operation
+from tnsim.engine.search import paths as paths
+from tnsim.engine.search.paths import Path, Route
+from tnsim.engine.search.sharing import Builder, Label, Use, program_of
+
+Structure = tuple[tuple[tuple[int, ...], ...], tuple[int, ...], tuple[tuple[int, int], ...]]
+"""The labels of each reduced operand, the labels of the output, and pairs (label, size) of all
+labels, where labels are numbers."""
+
+
+def structure(
+    operands: Sequence[tuple[tuple[Label, ...], tuple[int, ...]]], output: tuple[Label, ...]
+) -> Structure:
+    """The structure of a product, which its routes depend on.
+
+    Args:
+        operands: Labels and shape of each operand.
+        output: Labels of the result.
+
+    Example:
+        >>> structure([(("i", "i"), (2, 2)), (("i", "j", "k"), (2, 3, 4))], ("j",))
+        (((0,), (0, 1)), (1,), ((0, 2), (1, 3)))
+    """
+    kept = _reduced([labels for labels, _ in operands], output)
+    sizes: dict[Label, int] = {}
+    for labels, shape in operands:
+        sizes |= zip(labels, shape, strict=True)
+    numbers = _numbers(kept)
+    inputs = tuple(tuple([numbers[x] for x in labels]) for labels in kept)
+    items = tuple((n, sizes[x]) for x, n in numbers.items())
+    return inputs, tuple([numbers[x] for x in output]), items
+
+
+def product(
+    builder: Builder,
+    uses: Sequence[Use],
+    output: tuple[Label, ...],
+    route: Callable[[Structure], Route],
+) -> Use:
+    """The product of values, contracted pairwise along a route.
+
+    Args:
+        builder: Builder of the values and of their product.
+        uses: Operands of the product.
+        output: Labels of the result.
+        route: Function from the structure of a product to its route, called for two and more
+            operands.
+    """
+    of = structure([(use.labels, builder.values[use.value].shape) for use in uses], output)
+    kept = _reduced([use.labels for use in uses], output)
+    operands = []
+    for use, labels in zip(uses, kept, strict=True):
+        operands.append(use if use.labels == labels else builder.contract([use], labels))
+    if len(operands) == 1:
+        return operands[0]
+    chosen = route(of)
+    if not chosen.chunks:
+        return _along(builder, operands, output, chosen.path)
+    names = list(_numbers(kept))
+    chunks = tuple(names[n] for n in chosen.chunks)
+    return _in_chunks(builder, operands, output, chosen.path, chunks)
+
+
+def _reduced(
+    operands: Sequence[tuple[Label, ...]], output: tuple[Label, ...]
+) -> list[tuple[Label, ...]]:
+    """The labels of each operand that another operand or the output has, each label once."""
+    readers: dict[Label, int] = {}
+    for labels in (*operands, output):
+        for label in set(labels):
+            readers[label] = readers.get(label, 0) + 1
+    kept = []
+    for labels in operands:
+        kept.append(tuple([label for label in dict.fromkeys(labels) if readers[label] > 1]))
+    return kept
+
+
+def _numbers(operands: Sequence[tuple[Label, ...]]) -> dict[Label, int]:
+    """The number of every label, in the order of first use."""
+    numbers: dict[Label, int] = {}
+    for labels in operands:
+        for label in labels:
+            numbers.setdefault(label, len(numbers))
+    return numbers
+
+
+def _along(builder: Builder, uses: Sequence[Use], output: tuple[Label, ...], path: Path) -> Use:
+    """The product of values by pairwise contractions in the order of a path."""
+    pool = dict(enumerate(uses))
+    place = {label: n for n, label in enumerate(output)}
+    for step, (one, two) in enumerate(path):
+        pair = pool.pop(one), pool.pop(two)
+        needed = set(output).union(*(use.labels for use in pool.values()))
+        kept = [label for label in pair[0].labels + pair[1].labels if label in needed]
+        # Labels stand in the order of the result, so that products and sums need no transposes.
+        kept = sorted(dict.fromkeys(kept), key=lambda label: place.get(label, len(place)))
+        pool[len(uses) + step] = builder.contract(pair, kept)
+    (result,) = pool.values()
+    return result
+
+
+def _in_chunks(
+    builder: Builder,
+    uses: Sequence[Use],
+    output: tuple[Label, ...],
+    path: Path,
+    chunks: tuple[Label, ...],
+) -> Use:
+    """The product of values as a loop over `chunks`, with a body contracted along a path."""
+    numbers = _numbers([use.labels for use in uses])
+    sizes: dict[Label, int] = {}
+    inner = Builder()
+    operands = []
+    for use in uses:
+        sizes |= zip(use.labels, builder.values[use.value].shape, strict=True)
+        labels = tuple(label for label in use.labels if label not in chunks)
+        operands.append(Use(inner.atom(tuple(sizes[label] for label in labels)), labels))
+    result = inner.ordered(_along(inner, operands, output, path), output)
+    body = program_of(inner, [result.value], len(uses))
+    operation = Operation(
+        kind="loop",
+        args=tuple(use.value for use in uses),
+        labels=tuple(tuple(numbers[x] for x in use.labels) for use in uses),
+        output=tuple(numbers[x] for x in output),
+        chunks=tuple(numbers[x] for x in chunks),
+        body=body,
+    )
+    turns = math.prod(sizes[label] for label in chunks)
+    return Use(builder.computed(operation, turns * body.multiplications), output)
+
+
+Shapes = tuple[tuple[int, ...], ...]
+
+
+Choices = tuple[tuple[int, tuple], ...]
+"""The way in which a sum is written, as a pair (number, choices) per term.
+
+Number 0 is the product of the term, n its n-th alternative; the choices say how that alternative is
+written.
+"""
+
+
+FEW = 12
+"""Number of terms up to which all products of a stage are searched a second time."""
+
+
+WORTH_SEARCHING = 10**8
+"""Price from which on a stage of more terms is searched again; it is some milliseconds of work."""
+
+
+MATTERS, HEAVY = 2e-4, 2e-3
+"""Shares of a stage's price from which on a term is searched a second and a third time."""
+
+
+GAINS, SAVES = 10**6, 3 * 10**7
+"""Prices from which on a term is searched a second and a third time.
+
+These searches take 6 and 50 ms, which cheaper routes of such a term save within some 50 runs.
+"""
+
+
+HOPELESS = 64
+"""Ratio to the cheapest way of a term beyond which another way is not searched again."""
+
+
+@dataclass(frozen=True)
+class _Candidate:
+    """A term of a stage with the structures of all its products.
+
+    Args:
+        key: Structure of the term's own product.
+        sums: Terms of each alternative.
+    """
+
+    key: Structure
+    sums: tuple[tuple[_Candidate, ...], ...]
+
+
+class RouteSearch:
+    """The routes of products by structure, and the route chosen for each product.
+
+    Args:
+        large: Elements beyond which intermediates are chunked where chunks can make them smaller.
+
+    Attributes:
+        found: Routes of every structure, the cheapest first.
+        effort: Effort of the search of every structure.
+        chosen: Position of the chosen route in `found`; structures without a choice take the first.
+    """
+
+    def __init__(self, large: int) -> None:
+        self.large = large
+        self.found: dict[Structure, tuple[Route, ...]] = {}
+        self.effort: dict[Structure, int] = {}
+        self.chosen: dict[Structure, int] = {}
+
+    def look(self, key: Structure, effort: int) -> None:
+        """Search routes of a product unless they were searched with this effort or more."""
+        if self.effort.get(key, -1) < effort:
+            self.found[key] = paths.routes(*key, effort, self.large)
+            self.effort[key] = effort
+
+    def best(self, key: Structure) -> Route:
+        """The cheapest route found for a product."""
+        self.look(key, 0)
+        return self.found[key][0]
+
+    def pick(self, key: Structure) -> Route:
+        """The route chosen for a product, which is the cheapest without another choice."""
+        self.look(key, 0)
+        return self.found[key][self.chosen.get(key, 0)]
+
+    def cheapest_ways(self, stage: Stage, shapes: Shapes) -> tuple[Choices, ...]:
+        """The cheapest ways to write a stage, after a search of all its products.
+
+        Products are searched harder where they matter for the price of the stage.
+
+        Args:
+            stage: Stage with inputs named in0, in1, ...
+            shapes: Shapes of the inputs.
+
+        Returns:
+            The cheapest way to write each definition.
+        """
+        sums = list(_candidates(stage, shapes))
+        every = [candidate for terms in sums for candidate in terms]
+        few = len(every) <= FEW
+        for effort, share, worth in ((1, MATTERS, GAINS), (2, HEAVY, SAVES)):
+            prices = [self._price(candidate) for candidate in every]
+            least = max(share * sum(prices), worth)
+            if effort == 1 and few:
+                least = 0.0
+            elif sum(prices) < WORTH_SEARCHING:
+                break
+            for candidate in every:
+                self._search_again(candidate, effort, least)
+        return tuple(tuple(self._way(candidate) for candidate in terms) for terms in sums)
+
+    def _search_again(self, candidate: _Candidate, effort: int, least: float) -> None:
+        """Search a term of price `least` or more again, in the ways that may become cheapest."""
+        price = self._price(candidate)
+        if price < least:
+            return
+        if self.best(candidate.key).price <= HOPELESS * price:
+            self.look(candidate.key, effort)
+        for terms in candidate.sums:
+            if sum(map(self._price, terms)) <= HOPELESS * price:
+                for term in terms:
+                    self._search_again(term, effort, least)
+
+    def _prices(self, candidate: _Candidate) -> list[int]:
+        """The price of a term in each way: its own product first, then its alternatives."""
+        own = self.best(candidate.key).price
+        return [own, *(sum(map(self._price, terms)) for terms in candidate.sums)]
+
+    def _price(self, candidate: _Candidate) -> int:
+        """The price of a term in its cheapest way."""
+        return min(self._prices(candidate))
+
+    def _way(self, candidate: _Candidate) -> tuple[int, Choices]:
+        """The cheapest way to write a term."""
+        prices = self._prices(candidate)
+        number = prices.index(min(prices))
+        terms = candidate.sums[number - 1] if number else ()
+        return number, tuple(self._way(term) for term in terms)
+
+
+def written(definition: Definition, ways: Choices) -> Definition:
+    """The definition with every term written in the chosen way, without alternatives."""
+    return dataclasses.replace(definition, terms=tuple(_chosen(definition.terms, ways)))
+
+
+def _chosen(terms: Sequence[Term], ways: Choices, weight: float = 1.0) -> Iterator[Term]:
+    """The products of some terms in the chosen ways, with all weights multiplied by `weight`."""
+    for term, (number, inner) in zip(terms, ways, strict=True):
+        if number == 0:
+            yield Term(weight * term.weight, term.operands)
+        else:
+            yield from _chosen(term.alternatives[number - 1], inner, weight * term.weight)
+
+
+def shape_of(definition: Definition, sizes: dict[str, tuple[int, ...]]) -> tuple[int, ...]:
+    """The shape of a definition, from the shapes of the arrays that it reads, by name."""
+    known: dict[str, int] = {}
+    for operand in definition.terms[0].operands:  # every term has all indices of the definition
+        known |= zip(operand.indices, sizes[operand.name], strict=True)
+    return tuple(known[index] for index in definition.indices)
+
+
+def _candidates(stage: Stage, shapes: Shapes) -> Iterator[tuple[_Candidate, ...]]:
+    """The terms of each definition of a stage as candidates."""
+    sizes = {f"in{n}": shape for n, shape in enumerate(shapes)}
+
+    def key(operands: tuple[Operand, ...], indices: tuple[str, ...]) -> Structure:
+        return structure([(o.indices, sizes[o.name]) for o in operands], indices)
+
+    def candidate(term: Term, indices: tuple[str, ...]) -> _Candidate:
+        sums = []
+        for terms in term.alternatives:
+            sums.append(tuple(candidate(other, indices) for other in terms))
+        return _Candidate(key(term.operands, indices), tuple(sums))
+
+    for definition in stage.definitions:
+        yield tuple(candidate(term, definition.indices) for term in definition.terms)
+        sizes[definition.name] = shape_of(definition, sizes)

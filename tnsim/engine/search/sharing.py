@@ -1,0 +1,371 @@
+"""A program under construction, in which every distinct value is computed once.
+
+A `Builder` numbers values. A contraction is identified by the canonical form of the network that it
+stands for, so a sub-network reached twice, in another diagram or in another order, is a single
+value. `program_of` makes a program of the values that the outputs need.
+
+`total` is a sum of values with common factors taken out. It applies the distributive law greedily:
+of all factors that several summands share, the factor that saves most multiplications is taken out,
+the rests are added up in the same way, and their sum is multiplied by the factor once.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from tnsim.engine.costs import CACHED, WRITING
+from tnsim.engine.ir.program import Operation, Program
+from tnsim.engine.passes import layout
+from tnsim.engine.search.canonical import Labels, Tensor, canonical, exchanges
+
+Label = int | str
+
+
+Forms = dict[tuple, tuple]
+"""Results of `canonical`, by its arguments."""
+
+
+class Use(NamedTuple):
+    """A value with a name for each of its axes."""
+
+    value: int
+    labels: tuple[Label, ...]
+
+
+class WeightedValue(NamedTuple):
+    """A summand: a number times a value."""
+
+    weight: float
+    use: Use
+
+
+@dataclass(frozen=True)
+class Value:
+    """An array of a program.
+
+    Args:
+        shape: Sizes of the axes.
+        atoms: Network that the value stands for, over values that are not products.
+        axes: Labels of the axes in the network.
+        operation: Operation that computes the value; None for an input.
+        cost: Scalar multiplications of the operation.
+    """
+
+    shape: tuple[int, ...]
+    atoms: tuple[Tensor, ...]
+    axes: Labels
+    operation: Operation | None = None
+    cost: int = 0
+
+
+class Builder:
+    """The values of a program under construction.
+
+    Args:
+        forms: Known canonical forms, which several attempts at a stage share.
+
+    Attributes:
+        values: Values by number.
+        exchangeable: Number of last axes that may be exchanged, for inputs, sums and loops.
+
+    Example:
+        A product is found again with its factors in another order and under other labels.
+
+        >>> builder = Builder()
+        >>> a, b = builder.atom((2, 3)), builder.atom((3, 2))
+        >>> one = builder.contract([Use(a, ("i", "j")), Use(b, ("j", "k"))], ["i", "k"])
+        >>> other = builder.contract([Use(b, ("x", "y")), Use(a, ("z", "x"))], ["y", "z"])
+        >>> one.value == other.value
+        True
+    """
+
+    def __init__(self, forms: Forms | None = None) -> None:
+        self.values: list[Value] = []
+        self.exchangeable: dict[int, int] = {}
+        self._forms: Forms = {} if forms is None else forms
+        self._known: dict[Operation, int] = {}
+        self._products: dict[Any, tuple[int, Labels]] = {}
+        self._contracted: dict[tuple, Tensor] = {}
+        self._symmetries: dict[int, list[tuple[int, int]]] = {}
+
+    def atom(
+        self,
+        shape: tuple[int, ...],
+        exchangeable: int = 0,
+        operation: Operation | None = None,
+        cost: int = 0,
+    ) -> int:
+        """The number of a new value that is a network of its own: an input, a sum or a loop."""
+        number = len(self.values)
+        axes = tuple(range(len(shape)))
+        self.values.append(Value(shape, ((number, axes),), axes, operation, cost))
+        self.exchangeable[number] = exchangeable
+        return number
+
+    def contract(self, uses: Iterable[Use], output: Iterable[Label]) -> Use:
+        """The product of one or two values, summed over labels that are not in the output.
+
+        Args:
+            uses: Factors of the product.
+            output: Labels of the product, in any order.
+
+        Returns:
+            The product, with the labels `output` in the order in which its axes stand: the order of
+            the first request for this product.
+        """
+        uses, output = tuple(uses), tuple(output)
+        numbers: dict[Label, int] = {}
+        for use in uses:
+            for label in use.labels:
+                numbers.setdefault(label, len(numbers))
+        factors = tuple([(u.value, tuple([numbers[x] for x in u.labels])) for u in uses])
+        key = factors, tuple([numbers[label] for label in output])
+        if key not in self._contracted:
+            self._contracted[key] = self._product(*key)
+        value, order = self._contracted[key]
+        names = tuple(numbers)
+        return Use(value, tuple([names[number] for number in order]))
+
+    def _product(self, factors: tuple[Tensor, ...], output: Labels) -> Tensor:
+        """The value of a product and the label of each axis; equal products are one value."""
+        atoms = tuple(self._atoms_of(factors))
+        alike = tuple([self.exchangeable[ref] for ref, _ in atoms])
+        form = atoms, frozenset(output), alike
+        if form not in self._forms:
+            of = self.exchangeable.__getitem__
+            self._forms[form] = canonical(atoms, sorted(output), of)
+        key, order = self._forms[form]
+        if key not in self._products:
+            args, labels = zip(*factors, strict=True)
+            operation = Operation("contract", args, labels, output)
+            sizes = self.sizes(operation)
+            shape = tuple(sizes[label] for label in output)
+            cost = math.prod(sizes.values()) if len(factors) == 2 else 0
+            # The axes stand as first requested; other requests find them by canonical order.
+            self._products[key] = len(self.values), tuple(order.index(x) for x in output)
+            self.values.append(Value(shape, atoms, output, operation, cost))
+        number, places = self._products[key]
+        return number, tuple(order[place] for place in places)
+
+    def _atoms_of(self, factors: tuple[Tensor, ...]) -> Iterator[Tensor]:
+        """The network of a product: the networks of its factors, joined at their axes."""
+        used = [label for _, labels in factors for label in labels]
+        fresh = itertools.count(1 + max(used, default=-1))
+        for number, axes in factors:
+            value = self.values[number]
+            names = dict(zip(value.axes, axes, strict=True))
+            for ref, labels in value.atoms:
+                for label in labels:
+                    if label not in names:  # a label summed within the factor
+                        names[label] = next(fresh)
+                yield ref, tuple([names[label] for label in labels])
+
+    def sum(self, items: Iterable[WeightedValue], output: tuple[Label, ...]) -> Use:
+        """The sum of weighted values, its axes in the order `output`; equal sums are one value."""
+        position = {label: n for n, label in enumerate(output)}
+        parts = []
+        for weight, use in items:
+            parts.append((use.value, tuple(position[x] for x in use.labels), float(weight)))
+        args, labels, weights = zip(*sorted(parts), strict=True)
+        axes = tuple(range(len(output)))
+        return Use(self.computed(Operation("sum", args, labels, axes, weights)), output)
+
+    def computed(self, operation: Operation, cost: int = 0) -> int:
+        """The number of the value of a sum or loop; equal operations are one value."""
+        if operation not in self._known:
+            sizes = self.sizes(operation)
+            shape = tuple(sizes[label] for label in operation.output)
+            self._known[operation] = self.atom(shape, operation=operation, cost=cost)
+        return self._known[operation]
+
+    def sizes(self, operation: Operation) -> dict[int, int]:
+        """The size of every label of an operation."""
+        sizes: dict[int, int] = {}
+        for arg, labels in zip(operation.args, operation.labels, strict=True):
+            sizes |= zip(labels, self.values[arg].shape, strict=True)
+        return sizes
+
+    def symmetries(self, number: int) -> list[tuple[int, int]]:
+        """The pairs of axes in which a value is symmetric."""
+        if number not in self._symmetries:
+            value = self.values[number]
+            found = exchanges(value.atoms, value.axes, self.exchangeable.__getitem__)
+            self._symmetries[number] = list(found)
+        return self._symmetries[number]
+
+    def ordered(self, use: Use, output: tuple[Label, ...]) -> Use:
+        """The value with its axes in a given order."""
+        return use if use.labels == output else self.sum([WeightedValue(1.0, use)], output)
+
+
+def program_of(builder: Builder, outputs: list[int], inputs: int, **scaling: Any) -> Program:
+    """The program that computes some values of a builder, with only the operations they need.
+
+    Args:
+        builder: Builder of the values.
+        outputs: Numbers of the values that the program gives.
+        inputs: Number of first values that are the inputs of the program.
+        scaling: Other fields of `Program`.
+    """
+    needed = [number for number in reachable(builder, outputs) if number >= inputs]
+    numbers = {number: number for number in range(inputs)}
+    for number in needed:
+        numbers[number] = len(numbers)
+    operations = []
+    for number in needed:
+        operation = builder.values[number].operation
+        assert operation is not None, "every value after the inputs is computed"
+        if operation.kind == "contract" and len(operation.args) == 2:
+            operation = _as_it_stands(builder, operation)
+        args = tuple(numbers[arg] for arg in operation.args)
+        operations.append(operation._replace(args=args))
+    shapes = tuple(value.shape for value in builder.values[:inputs])
+    given = tuple(numbers[n] for n in outputs)
+    return layout.laid_out(Program(shapes, tuple(operations), given, **scaling))
+
+
+def _as_it_stands(builder: Builder, product: Operation) -> Operation:
+    """The product with its large symmetric arguments read along axes that need no copy.
+
+    Where X[i, j] = X[j, i], `sum_i X[i, j] Y[i]` may read rows of X instead of columns.
+    """
+    sizes = builder.sizes(product)
+    for place, arg in enumerate(product.args):
+        if math.prod(builder.values[arg].shape) <= layout.LARGE:
+            continue
+        readings = [product]
+        for first, second in builder.symmetries(arg):
+            labels = list(product.labels[place])
+            labels[first], labels[second] = labels[second], labels[first]
+            both = list(product.labels)
+            both[place] = tuple(labels)
+            readings.append(product._replace(labels=tuple(both)))
+        product = min(readings, key=lambda one: layout.moved(one, sizes))
+    return product
+
+
+def price(builder: Builder, outputs: Iterable[int]) -> int:
+    """The price of everything that the outputs need, in the measure of `paths.Cost.price`."""
+    total = 0
+    for number in reachable(builder, outputs):
+        value = builder.values[number]
+        size = math.prod(value.shape)
+        total += value.cost
+        if value.operation and size > CACHED:
+            total += WRITING * size
+    return total
+
+
+def reachable(builder: Builder, outputs: Iterable[int]) -> list[int]:
+    """The numbers of all values that the outputs need, arguments before results.
+
+    The order is depth first, so that few values are alive at once.
+    """
+    order: dict[int, None] = {}
+
+    def visit(number: int) -> None:
+        if number in order:
+            return
+        operation = builder.values[number].operation
+        for arg in operation.args if operation else ():
+            visit(arg)
+        order[number] = None
+
+    for output in outputs:
+        visit(output)
+    return list(order)
+
+
+class _Factor(NamedTuple):
+    """A summand read as a factor times a rest.
+
+    Args:
+        factor: Factor, with names for summed labels that do not depend on the summand.
+        rest: Cofactor: the summand is the product of factor and rest.
+        output: Labels of the summand.
+        cost: Scalar multiplications of the product.
+    """
+
+    factor: Use
+    rest: Use
+    output: tuple[Label, ...]
+    cost: int
+
+
+def total(builder: Builder, items: Iterable[WeightedValue], output: tuple[Label, ...]) -> Use:
+    """The sum of weighted values, with common factors taken out.
+
+    Args:
+        builder: Builder of the values and of their sum.
+        items: Summands, with the labels of the output.
+        output: Order of the axes of the result, unless it is a single product, which has an order
+            of its own.
+    """
+    items = _merged(items)
+    while len(items) > 1:
+        shared = _most_saving(builder, items)
+        if not shared:
+            break
+        inner = [WeightedValue(items[n].weight, factor.rest) for n, factor in shared.items()]
+        first = next(iter(shared.values()))
+        rest = total(builder, inner, first.rest.labels)
+        product = builder.contract((rest, first.factor), first.output)
+        others = [item for n, item in enumerate(items) if n not in shared]
+        items = _merged([*others, WeightedValue(1.0, product)])
+    if len(items) == 1 and items[0].weight == 1.0:
+        return items[0].use
+    return builder.sum(items, output)
+
+
+def _merged(items: Iterable[WeightedValue]) -> list[WeightedValue]:
+    """The summands with equal values merged and weights of zero left out."""
+    weights: dict[Use, float] = {}
+    for weight, use in items:
+        weights[use] = weights.get(use, 0.0) + weight
+    left = [WeightedValue(weight, use) for use, weight in weights.items() if weight != 0.0]
+    if left:
+        return left
+    return [WeightedValue(0.0, use) for use in weights][:1]  # a zero that has the right shape
+
+
+def _most_saving(builder: Builder, items: list[WeightedValue]) -> dict[int, _Factor]:
+    """The items that share the most saving factor, by number, each read as factor times rest."""
+    groups: dict[tuple, dict[int, _Factor]] = {}
+    for n, item in enumerate(items):
+        for factor in _factors(builder, item.use):
+            shared_by = (factor.factor, frozenset(factor.rest.labels))
+            groups.setdefault(shared_by, {}).setdefault(n, factor)
+    best: dict[int, _Factor] = {}
+    saved = -1
+    for group in groups.values():
+        # All products but one are saved: products may differ in cost, so the sum of all costs
+        # less their average. This is len(group) times that sum, which favours large groups.
+        saving = (len(group) - 1) * sum(factor.cost for factor in group.values())
+        if len(group) > 1 and saving > saved:
+            best, saved = group, saving
+    return best
+
+
+def _factors(builder: Builder, use: Use) -> Iterator[_Factor]:
+    """The ways to read a value as factor times rest, under names that other summands share."""
+    value = builder.values[use.value]
+    operation = value.operation
+    if operation is None or operation.kind != "contract" or len(operation.args) != 2:
+        return
+    outer = dict(zip(operation.output, use.labels, strict=True))
+    # A summed label is named after its position in the factor, which other summands share, with
+    # more primes than any outer label, so that the two differ.
+    primes = "'" * (1 + max((str(label).count("'") for label in use.labels), default=0))
+    for one, two in ((0, 1), (1, 0)):
+        names = dict(outer)
+        for position, label in enumerate(operation.labels[one]):
+            names.setdefault(label, f"{position}{primes}")
+        if not names.keys() >= set(operation.labels[two]):
+            continue  # the rest has a summed label of its own
+        factor = Use(operation.args[one], tuple(names[x] for x in operation.labels[one]))
+        rest = Use(operation.args[two], tuple(names[x] for x in operation.labels[two]))
+        yield _Factor(factor, rest, use.labels, value.cost)

@@ -1,0 +1,351 @@
+"""The cheapest program of a stage.
+
+`Assembly` puts a stage together under a choice of routes. A definition with `loop_indices` may be
+computed in nested loops over them. Every definition that leads to it and has an axis for the index
+of a loop is computed inside the loop, where no value has this axis. The values of a turn are then
+small enough to stay in a cache, and turns can run at once.
+
+`build_program` searches routes product by product (see `routes`), and the assembly shares what
+products have in common (see `sharing`). A stage of few products is then tuned as a whole, by
+coordinate descent over the routes of its dearest products: the best path of a product alone need
+not share most with the other products.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+from tnsim.engine.costs import peak_elements
+from tnsim.engine.ir.problem import Definition, Operand, Stage, Term
+from tnsim.engine.ir.program import Operation, Program, loop_labels
+from tnsim.engine.passes.tiling import tiled
+from tnsim.engine.search.canonical import Tensor, canonical
+from tnsim.engine.search.paths import Route
+from tnsim.engine.search.routes import (
+    FEW,
+    GAINS,
+    WORTH_SEARCHING,
+    Choices,
+    RouteSearch,
+    Shapes,
+    Structure,
+    product,
+)
+from tnsim.engine.search.sharing import Builder, Forms, Use, WeightedValue, price, program_of, total
+
+Axes = dict[str, int]
+"""The axis of a loop's index in each array that has the index, by name."""
+
+
+MOST_TURNS = 4
+"""Most turns of a loop that run at once: more turns need more memory and use the cores little
+better."""
+
+
+class Assembly:
+    """A stage put together under a choice of routes.
+
+    Args:
+        stage: Stage with inputs named in0, in1, ...
+        shapes: Shapes of the inputs.
+        exchangeable: Number of last axes of each input that may be exchanged.
+        pick: Function from the structure of a product to its route.
+        forms: Canonical forms, shared by attempts at a stage.
+        room: Elements that the turns of a loop running at once may take. Definitions with
+            `loop_indices` become loops; None for no loops.
+
+    Attributes:
+        keys: Structures of the products contracted along a route, in order.
+        unshared: Scalar multiplications of all products contracted one by one.
+        price: Price of the whole stage, in the measure of `paths.Cost.price`.
+    """
+
+    def __init__(
+        self,
+        stage: Stage,
+        shapes: Shapes,
+        exchangeable: tuple[int, ...],
+        pick: Callable[[Structure], Route],
+        forms: Forms,
+        room: int | None = None,
+    ) -> None:
+        self.stage = stage
+        self.pick = pick
+        self.builder = Builder(forms)
+        self.inputs = len(shapes)
+        self.keys: dict[Structure, None] = {}
+        self.unshared = 0
+        self.values: dict[str, int] = {}
+        for n, (shape, axes) in enumerate(zip(shapes, exchangeable, strict=True)):
+            self.values[f"in{n}"] = self.builder.atom(shape, axes)
+        self.room = room
+        self.add(self.builder, self.values, stage.definitions)
+        self.outputs = [self.values[definition.name] for definition in stage.outputs]
+        self.price = price(self.builder, self.outputs)
+
+    def route(self, key: Structure) -> Route:
+        """The route of a product, which is recorded in `keys` and `unshared`."""
+        route = self.pick(key)
+        self.keys[key] = None
+        self.unshared += route.multiplications
+        return route
+
+    def add(
+        self, builder: Builder, values: dict[str, int], definitions: Sequence[Definition]
+    ) -> None:
+        """Add the values of definitions to `values`, which has all names that they read."""
+        for definition in definitions:
+            # A loop computes its own copies of what leads to it. Values made here for the same
+            # definitions are left out by `program_of` where no output needs them.
+            is_loop = self.room is not None and definition.loop_indices
+            make = self.loop if is_loop else self.value
+            values[definition.name] = make(builder, values, definition, definitions)
+
+    def value(
+        self,
+        builder: Builder,
+        values: dict[str, int],
+        definition: Definition,
+        _: Sequence[Definition],
+    ) -> int:
+        """The number of the value of a definition: the sum of its terms, without a loop."""
+        items = []
+        for term in definition.terms:
+            uses = [Use(values[o.name], o.indices) for o in term.operands]
+            use = product(builder, uses, definition.indices, self.route)
+            items.append(WeightedValue(term.weight, use))
+        use = total(builder, items, definition.indices)
+        number = builder.ordered(use, definition.indices).value
+        if definition.exchangeable and number in builder.exchangeable:
+            builder.exchangeable[number] = definition.exchangeable
+        return number
+
+    def loop(
+        self,
+        builder: Builder,
+        values: dict[str, int],
+        definition: Definition,
+        definitions: Sequence[Definition],
+    ) -> int:
+        """The number of the value of a definition, added up over the first of its `loop_indices`.
+
+        Everything that leads to the definition and has an axis for the index is computed in the
+        body, once per turn. In the body the definition may loop over its next index.
+        """
+        axes = leading(definitions, definition)
+        chain = [_without(d, axes) for d in definitions if d.name in axes]
+        chain.append(
+            dataclasses.replace(
+                _without(definition, axes), loop_indices=definition.loop_indices[1:]
+            )
+        )
+        names = _names_read(chain)
+        shapes = [builder.values[values[name]].shape for name in names]
+
+        inner = Builder()
+        inside: dict[str, int] = {}
+        for name, shape in zip(names, shapes, strict=True):
+            inside[name] = inner.atom(_dropped(shape, axes.get(name)))
+        self.add(inner, inside, chain)
+        body = program_of(inner, [inside[definition.name]], len(names))
+
+        labels, of_size = loop_labels(shapes, [axes.get(name) for name in names])
+        turns = next(shape[axes[x]] for x, shape in zip(names, shapes, strict=True) if x in axes)
+        shape = body.value_shapes[body.outputs[0]]
+        operation = Operation(
+            kind="loop",
+            args=tuple(values[name] for name in names),
+            labels=labels,
+            output=tuple(of_size[size] for size in shape),
+            chunks=(0,),
+            body=body,
+            concurrency=self.together(body, turns) if builder is self.builder else 1,
+        )
+        return builder.computed(operation, turns * body.multiplications)
+
+    def together(self, body: Program, turns: int) -> int:
+        """The number of turns of an outermost loop that may run at once."""
+        assert self.room is not None  # without room there are no loops
+        return max(1, min(turns, MOST_TURNS, self.room // peak_elements(body)))
+
+    def program(self) -> Program:
+        """The program of the stage's outputs, with the scales that renormalise them."""
+        stage = self.stage
+        position = {definition.name: n for n, definition in enumerate(stage.outputs)}
+        scales, number = [], {}
+        for group in stage.scale_groups:
+            if group.definition is not None:
+                number[group.group] = len(scales)
+                scales.append((position[group.definition], group.power))
+        powers = []
+        for definition in stage.outputs:
+            powers.append(tuple((number[g], p) for g, p in definition.powers if g in number))
+        return program_of(
+            self.builder,
+            self.outputs,
+            self.inputs,
+            unshared=self.unshared,
+            scales=tuple(scales),
+            powers=tuple(powers),
+        )
+
+
+def leading(definitions: Sequence[Definition], definition: Definition) -> Axes:
+    """The arrays that lead to a definition and have an axis for the first of its `loop_indices`.
+
+    Args:
+        definitions: Definitions of the stage.
+        definition: Definition with `loop_indices`.
+
+    Returns:
+        Axis of the index by name, for definitions and inputs of the stage.
+
+    Raises:
+        ValueError: For an array that has the index along two axes.
+    """
+    steps = {d.name: d for d in definitions if not d.kept}
+    axes: Axes = {}
+    waiting = [(definition, definition.loop_indices[0])]
+    while waiting:
+        reader, index = waiting.pop()
+        for operand in (o for term in reader.terms for o in term.operands):
+            if index not in operand.indices:
+                continue
+            axis = operand.indices.index(index)
+            if operand.name not in axes and operand.name in steps:
+                step = steps[operand.name]
+                waiting.append((step, step.indices[axis]))
+            if axes.setdefault(operand.name, axis) != axis:
+                raise ValueError(f"{operand.name} is read along two axes")
+    return axes
+
+
+def _without(definition: Definition, axes: Axes) -> Definition:
+    """The definition at one value of an index, without the axes of that index."""
+    terms = []
+    for term in definition.terms:
+        operands = [Operand(o.name, _dropped(o.indices, axes.get(o.name))) for o in term.operands]
+        terms.append(Term(term.weight, tuple(operands)))
+    indices = _dropped(definition.indices, axes.get(definition.name))
+    # The dropped axis may be an exchangeable axis, so the number of them no longer holds.
+    return dataclasses.replace(definition, indices=indices, terms=tuple(terms), exchangeable=0)
+
+
+def _dropped(items: tuple, place: int | None) -> tuple:
+    """The items without the item at a position, all items where the position is None."""
+    return items if place is None else items[:place] + items[place + 1 :]
+
+
+def _names_read(definitions: list[Definition]) -> list[str]:
+    """The names that definitions read and do not define, in the order of first use."""
+    own = {definition.name for definition in definitions}
+    names: dict[str, None] = {}
+    for definition in definitions:
+        for term in definition.terms:
+            names |= dict.fromkeys(o.name for o in term.operands)
+    return [name for name in names if name not in own]
+
+
+SMALL_STAGE = 60
+"""Number of terms up to which a stage is tuned: each attempt puts the whole stage together
+again."""
+
+
+MAX_ATTEMPTS = 100
+"""Most assemblies that the tuning of a stage tries."""
+
+
+TURNS_ROOM = 8
+"""Elements that the turns of a loop running at once may take, in multiples of `large`."""
+
+
+NEGLIGIBLE = 0.01
+"""Share of a stage's price below which the route of a product is not tuned."""
+
+
+def build_program(
+    stage: Stage, shapes: Shapes, exchangeable: tuple[int, ...], large: int
+) -> Program:
+    """The cheapest program of a stage that the search finds.
+
+    Args:
+        stage: Stage with inputs named in0, in1, ...
+        shapes: Shapes of the inputs.
+        exchangeable: Number of last axes of each input that may be exchanged.
+        large: Elements beyond which an intermediate is computed in chunks.
+    """
+    stage = Stage(tuple(_distinct_terms(d) for d in stage.definitions), stage.scale_groups)
+    search = RouteSearch(large)
+    search.cheapest_ways(stage, shapes)
+    forms: Forms = {}
+
+    def assembled(room: int | None = None) -> Assembly:
+        return Assembly(stage, shapes, exchangeable, search.pick, forms, room)
+
+    best = assembled()
+    terms = sum(len(definition.terms) for definition in stage.definitions)
+    worth = GAINS if terms <= FEW else WORTH_SEARCHING
+    if terms <= SMALL_STAGE and best.price >= worth:
+        best = _tuned(search, best, assembled)
+    program = best.program()
+    if peak_elements(program) > large and any(d.loop_indices for d in stage.definitions):
+        looped = assembled(room=TURNS_ROOM * large).program()
+        program = min(program, looped, key=peak_elements)
+    return tiled(program)
+
+
+def choose_alternatives(stage: Stage, shapes: Shapes, large: int) -> tuple[Choices, ...]:
+    """The cheapest way to write each definition of a stage."""
+    return RouteSearch(large).cheapest_ways(stage, shapes)
+
+
+def _tuned(search: RouteSearch, best: Assembly, assembled: Callable[[], Assembly]) -> Assembly:
+    """The best assembly found by coordinate descent over the routes of its products.
+
+    A route is kept where it makes the whole stage cheaper.
+    """
+    attempts = 0
+    improved = True
+    keys = sorted(best.keys, key=lambda key: search.best(key).price, reverse=True)
+    while improved:
+        improved = False
+        for key in keys:
+            if search.best(key).price < NEGLIGIBLE * best.price:
+                continue
+            search.look(key, 1)
+            for number in range(len(search.found[key])):
+                kept = search.chosen.get(key, 0)
+                if number == kept or attempts >= MAX_ATTEMPTS:
+                    continue
+                attempts += 1
+                search.chosen[key] = number
+                attempt = assembled()
+                if attempt.price < best.price:
+                    best, improved = attempt, True
+                else:
+                    search.chosen[key] = kept
+    return best
+
+
+def _distinct_terms(definition: Definition) -> Definition:
+    """The definition with equal terms merged and their weights added up.
+
+    Terms are equal where their networks differ only in the names of summed indices.
+    """
+    names: dict[str, int] = {}
+    merged: dict[object, Term] = {}
+    for term in definition.terms:
+        labels = {index: n for n, index in enumerate(definition.indices)}
+        # A tensor per output index marks its place, so that no two output indices are exchanged.
+        tensors: list[Tensor] = [(-1 - n, (n,)) for n in range(len(labels))]
+        for operand in term.operands:
+            ref = names.setdefault(operand.name, len(names))
+            axes = [labels.setdefault(index, len(labels)) for index in operand.indices]
+            tensors.append((ref, tuple(axes)))
+        key, _ = canonical(tensors, range(len(definition.indices)), lambda ref: 0)
+        known = merged.get(key, dataclasses.replace(term, weight=0.0))
+        merged[key] = dataclasses.replace(known, weight=known.weight + term.weight)
+    left = [term for term in merged.values() if term.weight]
+    terms = left or list(merged.values())[:1]  # a zero that has the right shape
+    return dataclasses.replace(definition, terms=tuple(terms))

@@ -1,0 +1,213 @@
+"""The amplification of rounding within a model, and a gauge that avoids it.
+
+Two hidden units may nearly undo each other, and a hidden basis may be far from orthogonal: outputs
+are then small differences of large numbers. A plan adds up *within* its contractions, so the size
+of the sum of its contributions does not show the cancellation. Forward passes do. Let every weight
+be off by a relative eps, at random, and let the outputs then be off by kappa eps of their root mean
+square. A polynomial of degree n reads its weights n times over, so kappa is about n at most where
+nothing cancels. Moments are products of two states, and a plan forms moments of hidden states
+before a later layer undoes their large parts, so the relative error of an inner product is of the
+order
+
+    n A eps,        A = (kappa / n)^2.
+
+*Gauge.* A bond may take any basis: multiplying the layer below by `T` and the layer above by `T^-1`
+leaves the network unchanged. Where A is large for a model, every bond inside gets the basis of the
+principal axes of the states there: their coordinates are then uncorrelated, and a sum over them
+cancels no more. The change of basis itself is made once, in float64, and rounds by kappa eps, not
+by kappa^2 eps or, where a plan contracts both legs of a layer first, by kappa^4 eps. Bonds at the
+ends of a skip have one basis in common; the input and the output retain their bases.
+
+Measured on two bilinear layers and the same function in a hidden basis of condition kappa (40
+pairs, float64, `TreeSymmetric`): the worst error of a similarity of 1 is 4.5e-12, 1.9e-6 and 3.4e-3
+at kappa = 10^2, 10^4 and 10^5 as the model is given, and 1.4e-14 at 10^2, 10^4 and 10^6 in this
+gauge.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jaxtyping import Float
+
+from tnsim.engine.precision import cancellation
+from tnsim.metrics.categorical import Categorical, token_probabilities
+from tnsim.metrics.input_moments import moments_at_a_position
+from tnsim.metrics.protocol import Metric
+from tnsim.models.forward import Outputs, forward, plain_forward, scaled_layers
+from tnsim.models.layers import Residual, affine_maps, bias_name, innermost
+from tnsim.models.model import Model
+from tnsim.models.protocol import Layer
+from tnsim.models.scaling import replaced
+from tnsim.problems.tensors.lifted import in_float64
+
+SKEWED = 1.0
+"""Least amplification for which a model gets another gauge."""
+_POINTS = 16
+"""Number of inputs on which a model is run."""
+_SHIFT = 2.0**-30
+"""Relative change of the weights: far above rounding of the forward pass, far below one."""
+_LEVELS = 64
+"""Changes of single weights are multiples of this part of the largest, uniformly distributed."""
+_DRAWS = 3
+"""Number of random changes of the weights; the largest result counts."""
+_POSITIONS = 32
+"""Most positions of a sequence on which a model is run: few show the cancellation."""
+_ELEMENTS = 2**22
+"""Most elements of a state on all inputs; wider models are measured on fewer inputs."""
+
+Samples = Float[np.ndarray, "points width"] | Float[np.ndarray, "points positions width"]
+
+
+def amplification(model: Model, metric: Metric) -> float:
+    """The factor A by which a model amplifies the rounding of its weights.
+
+    Args:
+        model: A model in scientific notation, so that its states stay in range; not traced.
+        metric: Metric with the mean and variances of the inputs.
+
+    Returns:
+        (kappa / n)^2, the larger of two values: for all outputs together, and the median over
+        inputs, as few inputs may have by far the largest outputs. 1 where the outputs of all inputs
+        vanish relative to the sizes of states under the metric, so that they show nothing.
+
+    Example:
+        The first model adds 1,000 times a coordinate and subtracts it again.
+
+        >>> import tnsim
+        >>> steep = tnsim.Linear([[1.0, 1e3], [0.0, 1e3]]), tnsim.Linear([[1.0, -1.0]])
+        >>> plain = tnsim.Linear([[1.0, 0.0]]), tnsim.Linear([[1.0]])
+        >>> models = tnsim.Model(steep), tnsim.Model(plain)
+        >>> [amplification(model, tnsim.Gaussian()) > 1e5 for model in models]
+        [True, False]
+    """
+    rng = np.random.default_rng(0)
+    inputs = _inputs(model, metric, rng, _POINTS)
+
+    def shifted(leaf: Any) -> Any:
+        """A weight with random relative changes of root mean square `_SHIFT`."""
+        if not np.ndim(leaf):
+            return leaf
+        # Changes of many sizes: signs alone change matrices of two rows by little more than units.
+        changes = rng.integers(-_LEVELS, _LEVELS + 1, np.shape(leaf), np.int8)
+        return leaf * (1.0 + _SHIFT * np.sqrt(3.0) / _LEVELS * changes)
+
+    model = in_float64(model)
+    ratios = []
+    with np.errstate(all="ignore"):
+        outputs = forward(scaled_layers(model), inputs)
+        common = np.asarray(outputs.exponents).max()
+        values = _flat(outputs, common)
+        sizes = np.square(values).sum(axis=1)
+        for _ in range(_DRAWS):
+            moved = forward(scaled_layers(jax.tree.map(shifted, model)), inputs)
+            changes = np.square(_flat(moved, common) - values).sum(axis=1)
+            ratios += [changes.sum() / sizes.sum(), np.median(changes / sizes)]
+    largest = float(max(ratios)) / (_SHIFT * model.degree) ** 2
+    return largest if np.isfinite(largest) else 1.0
+
+
+def _flat(outputs: Outputs, exponent: float) -> Float[np.ndarray, "points numbers"]:
+    """Outputs in units of `2 ** exponent`, a row for each point."""
+    values = np.asarray(outputs.values)
+    return values.reshape(len(values), -1) * np.exp2(np.asarray(outputs.exponents) - exponent)
+
+
+def cancellations(models: Sequence[Model], metric: Metric) -> list[float]:
+    """`precision.cancellation` of some models in scientific notation."""
+    return [cancellation(amplification(model, metric)) for model in models]
+
+
+def regauged(model: Model, metric: Metric) -> Model:
+    """The same function with uncorrelated states at every bond with a free basis.
+
+    Args:
+        model: A model in scientific notation; not traced.
+        metric: Metric with the mean and variances of the inputs.
+
+    Example:
+        >>> import tnsim
+        >>> layers = tnsim.Linear([[1.0, 1.0], [1.0, 1.001]]), tnsim.Linear([[1e3, -1e3]])
+        >>> skewed = tnsim.Model(layers)
+        >>> model = regauged(skewed, tnsim.Gaussian())
+        >>> [amplification(each, tnsim.Gaussian()) > 1e4 for each in (skewed, model)]
+        [True, False]
+        >>> x = np.array([1.0, 2.0])
+        >>> bool(abs(model(x) - skewed(x)) < 1e-9)
+        True
+    """
+    layers = list(in_float64(model).layers)
+    widest = max(layer.d_out for layer in layers)
+    states: list[Samples] = [_inputs(model, metric, np.random.default_rng(0), 2 * widest + _POINTS)]
+    for n, layer in enumerate(layers):
+        with np.errstate(all="ignore"):
+            alone = Model([layer], model.n_ctx and states[n].shape[1])
+            states.append(np.asarray(plain_forward(alone, states[n])))
+    if not all(np.isfinite(state).all() for state in states):
+        return model  # its states overflow on these inputs, though not under the metric
+    for bonds in _free_bonds(layers):
+        basis = _principal_axes([states[bond] for bond in bonds])
+        for bond in bonds:
+            layers[bond - 1] = _above(layers[bond - 1], basis)
+            layers[bond] = _below(layers[bond], basis.T)
+    return Model(layers, model.n_ctx)
+
+
+def _free_bonds(layers: Sequence[Layer]) -> Iterator[list[int]]:
+    """Groups of bonds that share a basis, without the groups of the input and of the output."""
+    group = [0]
+    for n, layer in enumerate(layers):
+        if not isinstance(layer, Residual):
+            if group[0] != 0:
+                yield group
+            group = []
+        group.append(n + 1)
+
+
+def _principal_axes(states: Sequence[Samples]) -> Float[np.ndarray, "width width"]:
+    """An orthogonal matrix that makes the coordinates of states uncorrelated."""
+    moment: Any = 0.0
+    for state in states:
+        flat = state.reshape(-1, state.shape[-1])
+        flat = flat / max(np.abs(flat).max(), np.finfo(np.float64).tiny)
+        square = flat.T @ flat
+        moment = moment + square / max(np.trace(square), 1.0)
+    return np.linalg.eigh(moment)[1].T
+
+
+def _above(layer: Layer, basis: np.ndarray) -> Layer:
+    """The layer below a bond after a change of the bond's basis."""
+    if isinstance(layer, Residual):
+        return replaced(layer, {"layer": _above(layer.layer, basis)})
+    _, name = affine_maps(innermost(layer))
+    arrays = {name: basis @ getattr(layer, name)}
+    bias = getattr(layer, bias_name(name))
+    if bias is not None:
+        arrays[bias_name(name)] = basis @ bias
+    return replaced(layer, arrays)
+
+
+def _below(layer: Layer, inverse: np.ndarray) -> Layer:
+    """The layer above a bond after a change of the bond's basis, given its inverse."""
+    if isinstance(layer, Residual):
+        return replaced(layer, {"layer": _below(layer.layer, inverse)})
+    names, output = affine_maps(innermost(layer))
+    return replaced(layer, {name: getattr(layer, name) @ inverse for name in names or (output,)})
+
+
+def _inputs(model: Model, metric: Metric, rng: np.random.Generator, points: int) -> Any:
+    """Inputs with the means and variances of a metric; token ids under `Categorical`."""
+    count = min(model.n_ctx or 1, _POSITIONS)
+    positions = () if model.n_ctx is None else (count,)
+    of_one = max(model.d_in, *(layer.d_out for layer in model.layers)) * count
+    shape = (max(1, min(points, _ELEMENTS // of_one)), *positions)
+    if isinstance(metric, Categorical):
+        chances = token_probabilities(metric, model.d_in)
+        return rng.choice(model.d_in, shape, p=chances / chances.sum())
+    mean, second = (np.asarray(x) for x in moments_at_a_position(metric, model.d_in, model.n_ctx))
+    squares = second.diagonal() if second.ndim == 2 else second
+    spread = np.sqrt(np.maximum(squares - mean**2, 0.0))[1:]
+    return mean[1:] + spread * rng.standard_normal((*shape, model.d_in))

@@ -1,0 +1,484 @@
+"""The families of problems, and the choice of the family that answers a comparison (see `base`).
+
+`choose` is the only place that asks which metric and which kind of models it has. The families:
+
+    LayerWise   models of vectors under every metric that no other family answers
+    Sequences   models of sequences under every such metric; `GaussianClosure`, and `Gaussian` of
+                one nonlinear layer, on vectors with a constant or a mean: sequences of one position
+    WholeTree   `Symmetric`, and `Gaussian` beyond one nonlinear layer; of sequences only small ones
+    Tokens      `Categorical`
+
+With a constant or a mean, Gaussian moments are carried as means and covariances: raw second
+moments lose digits at every layer where a mean is large relative to the spread around it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Collection, Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import jax
+import numpy as np
+
+from tnsim.engine.ir.problem import Problem
+from tnsim.errors import ModelError, TooLarge
+from tnsim.metrics.categorical import Categorical, token_probabilities
+from tnsim.metrics.input_moments import (
+    InputKind,
+    SequenceInputs,
+    flattened,
+    input_kind,
+    input_moments,
+    second_moment_at,
+    sequence_inputs,
+    sequence_moments,
+    whole_tree_kind,
+)
+from tnsim.metrics.metric import (
+    Gaussian,
+    GaussianClosure,
+    as_layerwise,
+    joins_whole_trees,
+    layer_by_layer,
+)
+from tnsim.metrics.protocol import Metric
+from tnsim.metrics.ways import ALL_ORDERS, Joinings, asked
+from tnsim.models.model import Model
+from tnsim.names import COVARIANCE, IDENTITY, ONE, ONES, SAME_POSITION, TRACE, Pair, Side
+from tnsim.problems.alignment import align, orders_that_meet
+from tnsim.problems.base import Family, MomentNodes, moment_nodes
+from tnsim.problems.diagrams import tree
+from tnsim.problems.layerwise import fold_layers
+from tnsim.problems.leaves import (
+    all_but_constant,
+    by_side,
+    identities,
+    kinds_of_other,
+    must_lift,
+    named,
+    only,
+)
+from tnsim.problems.sequences.coincidences import position_array
+from tnsim.problems.sequences.fold import fold_sequences
+from tnsim.problems.sequences.joining_rules import rules_of
+from tnsim.problems.tensors.kinds import Kinds, kinds, nonlinear
+from tnsim.problems.tensors.layer_networks import flat_arrays, flat_kind
+from tnsim.problems.tensors.lifted import arrays, raised, symmetric_arrays
+from tnsim.problems.tensors.positional import sequence_arrays
+from tnsim.problems.tokens import TokenKind, fold_tokens, token_inputs, token_kind, token_weights
+from tnsim.problems.whole_tree import MAX_LEGS, check_size, fold_trees
+
+
+@dataclass(frozen=True)
+class LayerWise:
+    """Models of vectors, one layer over another: Gram and moment recursions.
+
+    Exact for the tree metrics at any depth and for `Gaussian` up to one nonlinear layer; beyond
+    that it is the closure. `base.Family` documents the methods.
+
+    Args:
+        name: Name of the metric that was asked for.
+        metric: Joinings of the legs of layers that meet.
+        bra: Kinds of the layers of A.
+        ket: Kinds of the layers of B; None where A meets itself.
+        input_kind: Structure of the input's moments.
+        lifted: Whether the constant is coordinate 0 of every bond.
+
+    Source:
+        Paper, appendices A.2 and A.3.
+    """
+
+    name: str
+    metric: Joinings
+    bra: Kinds
+    ket: Kinds | None
+    input_kind: InputKind
+    lifted: bool
+
+    @classmethod
+    def of(cls, a: Model, b: Model | None, metric: Metric) -> Self:
+        bra, ket = kinds(a), kinds_of_other(b)
+        lifted = must_lift(bra, ket or bra)
+        joined = as_layerwise(metric)
+        depth = nonlinear(bra, ket or ())
+        joinings = asked(joined, orders_that_meet(bra, ket or bra, joined), depth)
+        return cls(metric.name, joinings, bra, ket, input_kind(metric, lifted), lifted)
+
+    @property
+    def exact(self) -> bool:
+        return self.metric.exact
+
+    @property
+    def nodes(self) -> MomentNodes | None:
+        return None  # one run is enough
+
+    @property
+    def layout(self) -> Hashable:
+        return type(self), self.lifted
+
+    def prepare(self, model: Model) -> Model:
+        return model
+
+    def problem(self, pairs: tuple[Pair, ...], per_output: bool) -> Problem:
+        models = by_side(self.bra, self.ket)
+        return fold_layers(models, self.metric, self.input_kind, self.lifted, pairs, per_output)
+
+    def weights(self, side: Side, model: Model) -> dict[str, Any]:
+        return named(side, [arrays(layer, self.lifted) for layer in model.layers])
+
+    def inputs(
+        self, names: Collection[str], metric: Metric, d_in: int, t: float | None = None
+    ) -> dict[str, Any]:
+        leaves = input_moments(metric, d_in, self.lifted)
+        leaves |= identities(names, {IDENTITY: d_in + self.lifted})
+        if TRACE in names:
+            leaves[TRACE] = all_but_constant(self.bra[-1].d_out)
+        return only(names, leaves)
+
+
+@dataclass(frozen=True)
+class Sequences:
+    """Models of sequences, layer over layer, with the covariances between positions.
+
+    Vectors are sequences of one position. Exact where `LayerWise` is. `base.Family` documents the
+    methods.
+
+    Args:
+        name: Name of the metric that was asked for.
+        metric: Joinings of the legs of layers that meet.
+        bra: Kinds of the layers of A.
+        ket: Kinds of the layers of B; None where A meets itself.
+        input_kind: Structure of the input's moments.
+        n_ctx: Number of positions.
+
+    Source:
+        Paper, appendices A.2 and A.3, for sequences.
+    """
+
+    name: str
+    metric: Joinings
+    bra: Kinds
+    ket: Kinds | None
+    input_kind: SequenceInputs
+    n_ctx: int
+
+    @classmethod
+    def of(cls, a: Model, b: Model | None, metric: Metric) -> Self:
+        bra, ket = kinds(a), kinds_of_other(b)
+        positions = a.n_ctx or 1
+        degrees = a.degree, (b or a).degree
+        depth = nonlinear(bra, ket or ())
+        joined = layer_by_layer(metric, depth, degrees)
+        rules_of(joined)  # raises for unknown ways to join
+        align(bra, ket or bra, joined)  # raises for trees of different shapes
+        inputs = sequence_inputs(metric, a.d_in, positions)
+        return cls(metric.name, asked(joined, ALL_ORDERS, depth), bra, ket, inputs, positions)
+
+    @property
+    def exact(self) -> bool:
+        return self.metric.exact
+
+    @property
+    def lifted(self) -> bool:
+        return False  # the constant is no coordinate
+
+    @property
+    def nodes(self) -> MomentNodes | None:
+        return None  # one run is enough
+
+    @property
+    def layout(self) -> Hashable:
+        return type(self), self.n_ctx
+
+    def prepare(self, model: Model) -> Model:
+        return model
+
+    def problem(self, pairs: tuple[Pair, ...], per_output: bool) -> Problem:
+        models = by_side(self.bra, self.ket)
+        return fold_sequences(models, self.metric, self.input_kind, self.n_ctx, pairs, per_output)
+
+    def weights(self, side: Side, model: Model) -> dict[str, Any]:
+        return named(side, [sequence_arrays(layer, self.n_ctx) for layer in model.layers])
+
+    def inputs(
+        self, names: Collection[str], metric: Metric, d_in: int, t: float | None = None
+    ) -> dict[str, Any]:
+        n = self.n_ctx
+        leaves = sequence_moments(metric, d_in, n)
+        leaves |= {ONE: np.ones(()), ONES: np.ones(n)}
+        leaves |= identities(names, {SAME_POSITION: n, IDENTITY: d_in})
+        for name in names:
+            array = position_array(name, n)
+            if array is not None:
+                leaves[name] = array
+        return only(names, leaves)
+
+
+MAX_POSITIONS = 4096
+"""Most positions under `Categorical`: a table over pairs of positions then has 128 MiB."""
+
+
+_LARGEST_DENSE = 2**24
+"""Most elements of a dense attention layer; more take seconds to symmetrise."""
+
+
+@dataclass(frozen=True)
+class WholeTree:
+    """All legs of both trees joined at once, exactly.
+
+    The family of `Symmetric`, and of `Gaussian` beyond one nonlinear layer. Small models of
+    sequences are flattened into models of vectors. `base.Family` documents the methods.
+
+    Args:
+        name: Name of the metric that was asked for.
+        metric: Class of the metric that joins the legs.
+        bra: Kinds of the layers of A.
+        ket: Kinds of the layers of B; None where A meets itself.
+        input_kind: Structure of the input's moments.
+        lifted: Whether the constant is coordinate 0 of every bond.
+        raises_linear: Whether a linear model is read as a bilinear one.
+        n_ctx: Number of positions of the flattened sequences; None for vectors.
+
+    Source:
+        Paper, section 2.3 and appendix A.3.
+    """
+
+    name: str
+    metric: type[Metric]
+    bra: Kinds
+    ket: Kinds | None
+    input_kind: InputKind
+    lifted: bool
+    raises_linear: bool
+    n_ctx: int | None
+
+    @classmethod
+    def of(cls, a: Model, b: Model | None, metric: Metric) -> Self:
+        # Diagrams pair all legs, so both models together need an even number of them: a linear
+        # model, of odd degree, is raised to a bilinear one.
+        raises = metric.pairs_within_model
+        bra = _flat_kinds(a, raises)
+        ket = None if b is None else _flat_kinds(b, raises)
+        lifted = a.n_ctx is not None or must_lift(bra, ket or bra)
+        inputs = whole_tree_kind(metric, lifted)
+        return cls(metric.name, type(metric), bra, ket, inputs, lifted, raises, a.n_ctx)
+
+    @staticmethod
+    def fits(a: Model, b: Model, metric: Metric) -> bool:
+        """Whether flattened trees can be joined: few legs, an even number, and small tensors."""
+        legs = 0
+        largest = 0
+        for model in (a, b):
+            layers = _flat_kinds(model, metric.pairs_within_model)
+            legs += tree(layers).legs
+            for kind in layers:
+                largest = max(largest, kind.dense_size)
+        return legs <= MAX_LEGS and legs % 2 == 0 and largest <= _LARGEST_DENSE
+
+    @property
+    def exact(self) -> bool:
+        return True
+
+    @property
+    def nodes(self) -> MomentNodes | None:
+        if self.input_kind.centred:
+            return None
+        models = by_side(self.bra, self.ket).values()
+        # Enough legs for the norm of the larger model, and so for the cross term.
+        return moment_nodes(2 * max(tree(layers).legs for layers in models))
+
+    @property
+    def layout(self) -> Hashable:
+        return type(self), self.lifted, self.raises_linear, self.n_ctx
+
+    def prepare(self, model: Model) -> Model:
+        return _raised(model) if self.raises_linear else model
+
+    def problem(self, pairs: tuple[Pair, ...], per_output: bool) -> Problem:
+        models = by_side(self.bra, self.ket)
+        cross_only = not self.metric().pairs_within_model
+        check_size(models, cross_only)
+        return fold_trees(
+            models,
+            cross_only,
+            self.input_kind,
+            self.lifted,
+            pairs,
+            per_output,
+            self.n_ctx or 1,
+        )
+
+    def weights(self, side: Side, model: Model) -> dict[str, Any]:
+        if self.n_ctx is None:
+            return named(side, [symmetric_arrays(layer, self.lifted) for layer in model.layers])
+        return named(side, [flat_arrays(layer, self.n_ctx) for layer in model.layers])
+
+    def inputs(
+        self, names: Collection[str], metric: Metric, d_in: int, t: float | None = None
+    ) -> dict[str, Any]:
+        if self.n_ctx is not None:
+            metric, d_in = flattened(metric, d_in, self.n_ctx), self.n_ctx * d_in
+        leaves = input_moments(metric, d_in, self.lifted)
+        if t is not None:
+            leaves[COVARIANCE] = second_moment_at(metric, d_in, self.lifted, t)
+        leaves |= identities(names, {IDENTITY: d_in + self.lifted})
+        if TRACE in names:
+            leaves[TRACE] = self._trace()
+        return only(names, leaves)
+
+    def _trace(self) -> np.ndarray:
+        """The array that leaves out the constant and, for sequences, adds up positions."""
+        d_out = self.bra[-1].d_out
+        positions = self.n_ctx or 1
+        if positions == 1:
+            return all_but_constant(d_out)
+        same_coordinate = np.tile(np.eye(d_out // positions), (positions, 1))
+        return np.pad(same_coordinate, ((1, 0), (1, 0)))
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """Models of sequences under `Categorical` as tables over tokens, exactly.
+
+    `base.Family` documents the methods.
+
+    Args:
+        name: Name of the metric.
+        bra: Kind of A.
+        ket: Kind of B; None where A meets itself.
+        n_ctx: Number of positions.
+        shapes: Shapes of all leaves, by name.
+    """
+
+    name: str
+    bra: TokenKind
+    ket: TokenKind | None
+    n_ctx: int
+    shapes: tuple[tuple[str, tuple[int, ...]], ...]
+
+    @classmethod
+    def of(cls, a: Model, b: Model | None, metric: Metric) -> Self:
+        if a.n_ctx is None:
+            raise ModelError(
+                "Categorical is a distribution of token sequences: "
+                "give tnsim.Model(layers, n_ctx=...) or load(..., n_ctx=...)"
+            )
+        if a.n_ctx > MAX_POSITIONS:
+            raise TooLarge(
+                "Categorical keeps tables over pairs of positions, here "
+                f"{a.n_ctx**2 / 2**27:.3g} GiB each for n_ctx={a.n_ctx}; "
+                f"it is for up to {MAX_POSITIONS}: use a smaller n_ctx"
+            )
+        ket = None if b is None else token_kind(b)
+        family = cls(metric.name, token_kind(a), ket, a.n_ctx, ())
+        leaves = family._constants(metric, a.d_in)
+        for side, model in by_side(a, b).items():
+            leaves |= jax.eval_shape(functools.partial(family.weights, side), model)
+        shapes = {name: leaf.shape for name, leaf in leaves.items()}
+        return dataclasses.replace(family, shapes=tuple(sorted(shapes.items())))
+
+    @property
+    def _kinds(self) -> tuple[TokenKind, ...]:
+        return (self.bra,) if self.ket is None else (self.bra, self.ket)
+
+    def _constants(self, metric: Metric, d_in: int) -> dict[str, Any]:
+        return token_inputs(token_probabilities(metric, d_in), self._kinds, self.n_ctx)
+
+    @property
+    def exact(self) -> bool:
+        return True
+
+    @property
+    def lifted(self) -> bool:
+        return False  # the constant is no coordinate
+
+    @property
+    def nodes(self) -> MomentNodes | None:
+        return None  # one run is enough
+
+    @property
+    def layout(self) -> Hashable:
+        return type(self), self._kinds, self.n_ctx
+
+    def prepare(self, model: Model) -> Model:
+        return model
+
+    def problem(self, pairs: tuple[Pair, ...], per_output: bool) -> Problem:
+        models = by_side(self.bra, self.ket)
+        return fold_tokens(models, dict(self.shapes), pairs, per_output)
+
+    def weights(self, side: Side, model: Model) -> dict[str, Any]:
+        return token_weights(side, model, self._kinds, self.n_ctx)
+
+    def inputs(
+        self, names: Collection[str], metric: Metric, d_in: int, t: float | None = None
+    ) -> dict[str, Any]:
+        return only(names, self._constants(metric, d_in))
+
+
+def _raised(model: Model) -> Model:
+    """A linear model raised to a bilinear one, any other model unchanged."""
+    return model if max(model.orders) > 1 else raised(model)
+
+
+def _flat_kinds(model: Model, raises_linear: bool) -> Kinds:
+    """Kinds of a model's layers, over the flattened input for a model of sequences."""
+    if raises_linear:
+        model = _raised(model)
+    if model.n_ctx is None:
+        return kinds(model)
+    return tuple(flat_kind(layer, model.n_ctx) for layer in model.layers)
+
+
+def choose(a: Model, b: Model | None, metric: Metric) -> Family:
+    """The family that compares two models, or one with itself where `b` is None.
+
+    Raises:
+        ModelError: The metric is not defined for these models.
+        TooLarge: The metric is defined, but the contraction is out of reach.
+
+    Example:
+        >>> import numpy as np, tnsim
+        >>> model = tnsim.Model([tnsim.Linear(np.eye(2))])
+        >>> type(choose(model, None, tnsim.TreeSymmetric())).__name__
+        'LayerWise'
+    """
+    return _family(a, b, metric).of(a, b, metric)
+
+
+def _family(a: Model, b: Model | None, metric: Metric) -> type[Family]:
+    if isinstance(metric, Categorical):
+        return Tokens
+    other = a if b is None else b
+    depth = nonlinear(kinds(a), kinds(other))
+    whole = joins_whole_trees(type(metric), depth)
+    if a.n_ctx is None:
+        if whole:
+            return WholeTree
+        carries_mean = getattr(metric, "mean", None) is not None
+        carries_mean = carries_mean or must_lift(kinds(a), kinds(other))
+        gaussian = type(metric) in (Gaussian, GaussianClosure)
+        return Sequences if gaussian and carries_mean else LayerWise
+    if whole and depth > 1 and WholeTree.fits(a, other, metric):
+        return WholeTree
+    return Sequences
+
+
+def has_plan(models: Sequence[Model], metric: Metric) -> bool:
+    """Whether a family has a plan for each of these models under `Categorical`.
+
+    Example:
+        >>> import tnsim
+        >>> table = tnsim.Model([tnsim.Linear([[1.0, 2.0]])], n_ctx=2)
+        >>> has_plan([table], tnsim.Categorical())
+        True
+    """
+    try:
+        for model in models:
+            choose(model, None, metric)
+    except TooLarge:
+        return False
+    return True

@@ -1,0 +1,411 @@
+"""Models as vectors of features, with dot products equal to inner products.
+
+The work per model is done once, and K x K inner products are one matrix product.
+
+A *space* says how a model becomes such a vector, and at which cost.
+Each family of spaces is a function of the kinds of all models and the metric, which returns None
+where it has no vectors for them; the rest of the program uses the protocol `FeatureSpace` and never
+asks which space it is. A space with long vectors is a sum of parts, made one at a time: inner
+products are sums over the parts.
+
+The families are `polynomial_space` and, for `Frobenius`, `EntrySpace` below. `Frobenius` tells the
+two legs of a bilinear layer apart, so the features are the entries of the (lifted) form as written:
+
+    sum_h D[o, h] L[h, i] R[h, j],      with a skip + (copy[o, i] skip[j] + skip[i] copy[o, j]) / 2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from functools import partial
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Float
+
+from tnsim.engine.runtime import execution
+from tnsim.engine.runtime.devices import BY_MODEL, mesh, replicated, spread
+from tnsim.engine.scaled import LogScaled, add, taken, total
+from tnsim.metrics.protocol import Metric
+from tnsim.metrics.ways import PairingRule
+from tnsim.models.arrays import library
+from tnsim.models.model import Model
+from tnsim.models.scaling import SMALLEST, split
+from tnsim.problems.conditioning import cancellations
+from tnsim.problems.polynomial_space import merged_layers, polynomials, way_of_one_layer
+from tnsim.problems.state_sizes import in_common_units
+from tnsim.problems.tensors.kinds import Kinds, kinds
+from tnsim.problems.tensors.lifted import arrays
+
+_TOGETHER = 4  # models that are made together
+
+
+class EntrySpace(NamedTuple):
+    """The entries of quadratic forms. Hashable."""
+
+    d_in: int
+    d_out: int
+    lifted: bool
+
+    @property
+    def route(self) -> str:
+        return "features"
+
+    @property
+    def length(self) -> int:
+        return (self.d_in + self.lifted) ** 2
+
+    @property
+    def parts(self) -> tuple[EntrySpace, ...]:
+        return (self,)
+
+    @property
+    def at_once(self) -> int:
+        return _TOGETHER
+
+    def multiplications(self, layers: Kinds) -> int:
+        rank = max(kind.rank for kind in layers)
+        return self.d_out * rank * self.length
+
+    def in_flight(self, layers: Kinds, models: int) -> int:
+        rank = max(kind.rank for kind in layers)
+        once = self.d_out * (2 * self.length + rank * (self.d_in + self.lifted))
+        return min(models, _TOGETHER) * once + models * self.length * self.d_out
+
+    def weights(self, model: Model) -> list[dict[str, Any]]:
+        return [arrays(layer, self.lifted) for layer in model.layers]
+
+    def inputs(self, metric: Metric, dtype: str) -> None:
+        return None
+
+    def vector(self, weights: list[dict[str, Any]], inputs: None) -> Float[Any, "out entries"]:
+        before, (layer,) = merged_layers(weights)
+        left, right = (leg if before is None else leg @ before for leg in layer.legs)
+        outputs = slice(int(self.lifted), None)
+        down, xp = layer.down[outputs], library(left)
+        form = xp.einsum("oh,hi,hj->oij", down, left, right)
+        if layer.copy is not None:
+            copy = layer.copy[outputs]
+            copy = copy if before is None else copy @ before
+            one = xp.eye(1, copy.shape[1], dtype=copy.dtype)[0]
+            form = form + 0.5 * (copy[:, :, None] * one + one[:, None] * copy[:, None, :])
+        return form.reshape(len(form), -1)
+
+
+def entries(models: Sequence[Kinds], metric: Metric, n_ctx: int | None) -> EntrySpace | None:
+    """The space of models of one bilinear layer each under a metric that joins legs as written."""
+    flat = [kind for layers in models for kind in layers]
+    orders = {tuple(sorted(kind.order for kind in layers if kind.order > 1)) for layers in models}
+    if (
+        n_ctx is not None
+        or orders != {(2,)}
+        or way_of_one_layer(metric) is not PairingRule.AS_WRITTEN
+    ):
+        return None
+    lifted = any(kind.constant for kind in flat)
+    return EntrySpace(models[0][0].d_in, models[0][-1].d_out, lifted)
+
+
+_LARGEST = 2**24  # most numbers in a vector of a combination, 128 MiB
+
+
+class FeatureSpace(Hashable, Protocol):
+    """A way to make vectors of models. Hashable: programs are compiled for a space."""
+
+    @property
+    def route(self) -> str:
+        """Name of the route that the space offers, among the routes of a run."""
+        ...
+
+    @property
+    def d_out(self) -> int:
+        """Number of outputs of the models."""
+        ...
+
+    @property
+    def length(self) -> int:
+        """Number of features per output."""
+        ...
+
+    @property
+    def parts(self) -> Sequence[FeatureSpace]:
+        """Spaces that are made one at a time; dot products are sums over the parts."""
+        ...
+
+    @property
+    def at_once(self) -> int:
+        """Number of models of equal layers with vectors that are made together."""
+        ...
+
+    def multiplications(self, layers: Kinds) -> int:
+        """Number of scalar multiplications for the vector of one model."""
+        ...
+
+    def in_flight(self, layers: Kinds, models: int) -> int:
+        """Number of elements of intermediates while a part of some models' vectors is made."""
+        ...
+
+    def weights(self, model: Model) -> Any:
+        """The arrays of a model as a pytree, of equal shapes for models of equal kinds."""
+        ...
+
+    def inputs(self, metric: Metric, dtype: str) -> Any:
+        """The arrays besides the weights that all vectors depend on, as a pytree."""
+        ...
+
+    def vector(self, weights: Any, inputs: Any) -> Float[Any, "out features"]:
+        """The vector of a model; JAX traces it."""
+        ...
+
+
+_FAMILIES: tuple[Callable[[Sequence[Kinds], Metric, int | None], FeatureSpace | None], ...]
+
+
+_FAMILIES = polynomials, entries
+
+
+def spaces(
+    models: Sequence[Kinds], metric: Metric, n_ctx: int | None = None
+) -> tuple[FeatureSpace, ...]:
+    """The spaces that hold all models of these layers.
+
+    Args:
+        models: Kinds of the layers of every model.
+        metric: Any metric.
+        n_ctx: Number of positions of the sequences that the models read, None for vectors.
+
+    Returns:
+        One space of each family that has vectors for the models.
+
+    Example:
+        >>> import numpy as np, tnsim
+        >>> from tnsim.problems.tensors.kinds import kinds
+        >>> square = tnsim.Bilinear(*[np.eye(2)] * 3)
+        >>> deep = tnsim.Model([square, square])
+        >>> [space.length for space in spaces([kinds(deep)], tnsim.Gaussian())]
+        [9]
+    """
+    found = [family(models, metric, n_ctx) for family in _FAMILIES]
+    return tuple(space for space in found if space is not None)
+
+
+def fits(space: FeatureSpace) -> bool:
+    """Whether vectors of combinations fit; they lose fewer digits than sums of products."""
+    return space.length * space.d_out <= _LARGEST
+
+
+class FeatureBlock(NamedTuple):
+    """Features `values * exp(log)` of some models, each model's largest value about one.
+
+    Args:
+        values: Vectors, output by output.
+        log: Logarithms of the scales of whole models or of every output.
+        norms: Lengths of `values`, output by output.
+        sizes: Sums of the lengths of the terms; they exceed `norms` by the parts that cancel within
+            a model (see `conditioning`) and between the terms of a combination.
+    """
+
+    values: Float[jax.Array, "models out features"]
+    log: Float[np.ndarray, " models"] | Float[np.ndarray, "models out"]
+    norms: Float[np.ndarray, "models out"]
+    sizes: Float[np.ndarray, "models out"]
+
+    @property
+    def nbytes(self) -> int:
+        """Number of bytes of the vectors."""
+        return self.values.nbytes
+
+
+def compared(
+    one: Sequence[tuple[Any, Model]],
+    two: Sequence[tuple[Any, Model]],
+    metric: Metric,
+    per_output: bool,
+    dtype: str,
+) -> dict[str, LogScaled] | None:
+    """`<a|b>`, `<a|a>` and `<b|b>` of two combinations by their vectors, as `AB`, `AA` and `BB`.
+
+    Args:
+        one, two: Coefficients and models of each combination.
+        metric: Any metric.
+        per_output: Whether outputs are told apart.
+        dtype: Precision of the computation.
+
+    Returns:
+        Inner products, (out,) or (); None where the models have no vectors that fit.
+    """
+    models = list({id(model): model for _, model in (*one, *two)}.values())
+    several = spaces([kinds(model) for model in models], metric, models[0].n_ctx)
+    common = next((space for space in several if fits(space)), None)
+    if common is None:
+        return None
+    number = {id(model): n for n, model in enumerate(models)}
+    weights = np.zeros((2, len(models)))
+    for row, weighted in zip(weights, (one, two), strict=True):
+        for coefficient, model in weighted:
+            row[number[id(model)]] += coefficient
+    parts = in_common_units(models, metric, per_output)
+    exponents = np.array([part.exponent for part in parts])
+    models = [part.model for part in parts]
+    blocks = [block(models, exponents, weights, part, metric, dtype) for part in common.parts]
+    cross = add([products(both, both, per_output) for both in blocks])
+    squares = add([norms(both, per_output) for both in blocks])
+    return {
+        "AB": taken(cross, (0, 1)),
+        "AA": taken(squares, 0),
+        "BB": taken(squares, 1),
+    }
+
+
+def block(
+    models: Sequence[Model],
+    exponents: Float[np.ndarray, " models"] | Float[np.ndarray, "models out"],
+    weights: Float[np.ndarray, "rows models"] | None,
+    space: FeatureSpace,
+    metric: Metric,
+    dtype: str,
+) -> FeatureBlock:
+    """Features of `2 ** exponents * models`, or of combinations of these.
+
+    Args:
+        models: Models that the space holds.
+        exponents: Exponents of whole models, or of every output.
+        weights: Coefficients of the combinations, one a row; None for the models themselves.
+        space: Space of the vectors.
+        metric: Metric of the inner products.
+        dtype: Precision of the computation.
+    """
+    with execution.precision():
+        values, log = _of_models(models, space, metric, dtype)
+        if exponents.ndim == 2:  # one exponent per output
+            log = log[:, None]
+        lengths = _lengths(values)
+        is_zero = lengths == 0 if exponents.ndim == 2 else (lengths == 0).all(axis=1)
+        log = np.where(is_zero, SMALLEST, log + exponents * np.log(2))
+        # The relative error of a vector is the root of the factor for its square.
+        factors = np.sqrt(cancellations(models, metric))
+        single = FeatureBlock(values, log, lengths, factors[:, None] * lengths)
+        return single if weights is None else _combined(single, weights, dtype)
+
+
+def _combined(
+    single: FeatureBlock, weights: Float[np.ndarray, "rows models"], dtype: str
+) -> FeatureBlock:
+    """Features of combinations of models, from the features of the models."""
+    # A row is a sum of w_m exp(log_m) v_m. Its largest factor is taken out as exp(scale), and every
+    # coefficient is split into a mantissa and a power of two, so that no factor leaves the range of
+    # a float before its logarithm is taken.
+    by_output = single.log.ndim == 2
+    mantissas, powers = split(weights[:, :, None] if by_output else weights)
+    logs = powers * np.log(2) + single.log
+    scale = logs.max(axis=1)
+    factors = mantissas * np.exp(logs - scale[:, None])
+    sizes = (np.abs(factors).reshape(*weights.shape, -1) * single.sizes).sum(axis=1)
+    sums = "kmo,mof->kof" if by_output else "km,mof->kof"
+    values = jnp.einsum(sums, jnp.asarray(factors, dtype), single.values)
+    return FeatureBlock(values, scale, _lengths(values), sizes)
+
+
+def norms(block: FeatureBlock, per_output: bool) -> LogScaled:
+    """Squared norms of the models of a block.
+
+    With lengths N and sizes S, a vector is off by about eps S and its squared norm by
+    (N + eps S)^2 - N^2 ~ 2 eps N S: cancellation costs a difference of vectors half the digits that
+    it costs a difference of products.
+    """
+    eps = float(np.finfo(block.values.dtype).eps)
+    size = (block.norms + eps * block.sizes) * block.sizes
+    squares = LogScaled(block.norms**2, 2 * block.log, size)
+    return squares if per_output else total(squares, per_output=True)
+
+
+def products(rows: FeatureBlock, columns: FeatureBlock, per_output: bool) -> LogScaled:
+    """Inner products of every row with every column.
+
+    The error of a dot product is about eps (|a| S_b + S_a |b|) / 2 with lengths |a|, |b| and
+    `sizes` S; the size of the product is chosen accordingly.
+
+    Returns:
+        Products (rows, columns), or (rows, columns, out) where outputs are told apart.
+    """
+    with execution.precision():
+        gram = _gram(spread(rows.values), replicated(columns.values), per_output)
+    mantissa = np.asarray(gram, np.float64)[: len(rows.log)]
+    equation = "ko,lo->klo" if per_output else "ko,lo->kl"
+    size = np.einsum(equation, rows.norms, columns.sizes)
+    size += np.einsum(equation, rows.sizes, columns.norms)
+    return LogScaled(mantissa, rows.log[:, None] + columns.log[None, :], size / 2)
+
+
+def _lengths(values: Any) -> Float[np.ndarray, "models out"]:
+    """Lengths of vectors by output."""
+    return np.sqrt(np.asarray(_squares(values), np.float64))
+
+
+@jax.jit
+def _squares(values: Any) -> Float[jax.Array, "models out"]:
+    """Squared norms; compiled, so that no second array of all features is made."""
+    return jnp.sum(values * values, axis=2)
+
+
+@partial(jax.jit, static_argnames="per_output")
+def _gram(rows: Any, columns: Any, per_output: bool) -> Any:
+    """Dot products of all rows with all columns."""
+    if per_output:
+        return jnp.einsum("kof,lof->klo", rows, columns)
+    return rows.reshape(len(rows), -1) @ columns.reshape(len(columns), -1).T
+
+
+def _of_models(
+    models: Sequence[Model], space: FeatureSpace, metric: Metric, dtype: str
+) -> tuple[Any, np.ndarray]:
+    """Features of all models, and the logarithms of their scales.
+
+    Models of equal layers are stacked and go through one compiled program.
+    """
+    inputs = space.inputs(metric, dtype)
+    groups: dict[Kinds, list[int]] = {}
+    for n, model in enumerate(models):
+        groups.setdefault(kinds(model), []).append(n)
+    order, blocks, scales = [], [], []
+    for members in groups.values():
+        weights = [space.weights(models[n]) for n in members]
+        stack = jax.tree.map(lambda *x: np.stack(x, dtype=dtype), *weights)
+        values, scale = _features(spread(stack), inputs, space)
+        order += members
+        if len(values) > len(members):  # repeated to fill the devices
+            values = values[: len(members)]
+        blocks.append(values)
+        scales.append(np.asarray(scale[: len(members)], np.float64))
+    back = np.argsort(order)
+    values = blocks[0]
+    if len(blocks) > 1:  # one group is in order already, and a copy takes memory
+        values = jnp.concatenate(blocks)[back]
+    return values, np.log(np.concatenate(scales)[back])
+
+
+@partial(jax.jit, static_argnames="space")
+def _features(stack: Any, inputs: Any, space: FeatureSpace) -> tuple[Any, Any]:
+    """Features (models, out, features) of stacked weights, and their scales (models,).
+
+    Args:
+        stack: Arrays of the models (`FeatureSpace.weights`), with a first axis of models.
+        inputs: Arrays besides the weights (`FeatureSpace.inputs`).
+        space: Space of the vectors.
+    """
+
+    def one(weights: Any) -> tuple[Any, Any]:
+        values = space.vector(weights, inputs)
+        largest = jnp.abs(values).max()
+        scale = jnp.where(largest > 0, largest, 1.0)
+        return values / scale, scale
+
+    each = jax.shard_map(
+        lambda part: jax.lax.map(one, part, batch_size=space.at_once),
+        mesh=mesh(),
+        in_specs=BY_MODEL,
+        out_specs=BY_MODEL,
+    )
+    return each(stack)

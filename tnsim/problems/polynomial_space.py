@@ -1,0 +1,546 @@
+"""Models of any depth as vectors of the coefficients of their polynomials.
+
+A model is a polynomial of its input. Under a Gaussian `x = m + L z`, with L of as many columns as
+the covariance has rank, z is standard normal. A polynomial of z is a *series* of symmetric tensors,
+f = sum_n <a_n, He_n(z)> with `He_n` the Hermite polynomials of order n, and `E[f g] = sum_n n!
+<a_n, b_n>`. Features are `sqrt(n! multiplicity) a_n[I]`, one for each sorted index I. With two
+bilinear layers these are about d^4 / 24 numbers an output.
+
+*Products of series.* Layers multiply series exactly. For a product of two polynomials, Wick's
+theorem pairs r coordinates of one with r of the other in all ways:
+
+    <a, He_p> <b, He_q> = sum_r r! C(p, r) C(q, r) <Sym(a . b), He_(p + q - 2r)>,
+
+where `a . b` sums over r shared coordinates. Nothing is subtracted, so no digit is lost: for two
+quadratic forms P and Q these are `Sym(P (x) Q)`, `4 Sym(P Q)` and `2 tr(P Q)`. Terms of r = 0 alone
+are the product of monomials, which have symmetric tensors for coefficients too.
+
+A symmetric tensor is stored once per sorted index (`problems.tensors.packed`). Its entry at I is
+the mean of `(a . b)` over all ways to split I into p - r and q - r coordinates: matrix products
+make all entries of `a . b`, of which as many are read as there are ways. Blocks of I by its largest
+coordinate bound the size of these matrices and multiply nothing twice: either part of I has that
+coordinate. Linear layers are merged into the multiplying layer before them first.
+
+*Symmetric tensors.* `Symmetric` compares the symmetrised tensors of two models of one degree N,
+lifted by a constant coordinate. The monomials of order n < N appear C(N, n) times, once for every
+choice of places of the constant, and share their coefficient: features are `sqrt(multiplicity /
+C(N, n)) c_n[I]`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+from jaxtyping import Float
+
+from tnsim.metrics.input_moments import check_coordinates
+from tnsim.metrics.metric import Gaussian, Symmetric, joins_legs, layer_by_layer
+from tnsim.metrics.protocol import Metric
+from tnsim.metrics.ways import LARGEST_ORDER, PairingRule, pairing_rule
+from tnsim.models.arrays import library
+from tnsim.models.model import Model
+from tnsim.names import DOWN, SKIP, UNIT, WEIGHT
+from tnsim.problems.tensors import packed
+from tnsim.problems.tensors.kinds import Kinds, nonlinear
+from tnsim.problems.tensors.lifted import arrays
+
+Series: TypeAlias = dict[int, Any]
+"""Coefficients (units, numbers) of several polynomials by order; missing orders are zero."""
+
+
+class IndexBlock(NamedTuple):
+    """The indices over `width` coordinates with a largest coordinate within [start, stop)."""
+
+    width: int
+    start: int
+    stop: int
+
+    def of(self, order: int) -> slice:
+        """The slice of these indices in a tensor of this order."""
+        return packed.block_slice(self.start, self.stop, order)
+
+    def length(self, order: int) -> int:
+        """Number of these indices in a tensor of this order."""
+        within = self.of(order)
+        return within.stop - within.start
+
+
+def whole(width: int) -> IndexBlock:
+    """The block of all indices.
+
+    Example:
+        >>> whole(3).length(2)
+        6
+    """
+    return IndexBlock(width, 0, width)
+
+
+class HermiteTerm(NamedTuple):
+    """One way to multiply two tensors: their orders and their number of shared coordinates."""
+
+    left: int
+    right: int
+    shared: int
+
+    @property
+    def free(self) -> tuple[int, int]:
+        """Numbers of coordinates of either tensor that are not shared."""
+        return self.left - self.shared, self.right - self.shared
+
+    @property
+    def weight(self) -> float:
+        """Number of ways to share, divided by the ways to split the coordinates of the product."""
+        ways = math.comb(sum(self.free), self.free[0])
+        choices = math.comb(self.left, self.shared) * math.comb(self.right, self.shared)
+        return math.factorial(self.shared) * choices / ways
+
+
+def terms(left: Collection[int], right: Collection[int], pairs: bool) -> Iterator[HermiteTerm]:
+    """All terms of a product of series of these orders; without `pairs` nothing is shared.
+
+    Example:
+        Two linear maps without constants: a quadratic form and its trace.
+
+        >>> [term.free for term in terms([1], [1], True)]
+        [(1, 1), (0, 0)]
+    """
+    for p, q in itertools.product(left, right):
+        for shared in range(min(p, q) + 1 if pairs else 1):
+            yield HermiteTerm(p, q, shared)
+
+
+def mapped(weight: Any, series: Series) -> Series:
+    """The linear map of several polynomials by a matrix."""
+    return {order: weight @ entries for order, entries in series.items()}
+
+
+def plus(first: Series, second: Series) -> Series:
+    """The sum of two series, unit by unit."""
+    missing = {order: entries for order, entries in second.items() if order not in first}
+    both = {n: x + second[n] if n in second else x for n, x in first.items()}
+    return both | missing
+
+
+def within(series: Series, block: IndexBlock) -> Series:
+    """The numbers of a series in a block."""
+    return {order: entries[:, block.of(order)] for order, entries in series.items()}
+
+
+def product(left: Series, right: Series, down: Any, block: IndexBlock, pairs: bool) -> Series:
+    """The numbers of `sum_k down[o, k] left_k right_k` in a block.
+
+    Args:
+        left, right: Series of k polynomials each.
+        down: Matrix (out, k), or None for the k products themselves.
+        block: Block of the numbers of the product.
+        pairs: Whether coordinates are shared: for Hermite polynomials, not for monomials.
+
+    Returns:
+        Series of the products, (out, numbers) for every order.
+
+    Example:
+        The square of `He_1(z) = z` is `He_2 + 1`.
+
+        >>> z = {1: np.ones((1, 1))}
+        >>> product(z, z, np.ones((1, 1)), whole(1), True)
+        {2: array([[1.]]), 0: array([[1.]])}
+
+    Source:
+        The product formula of Wiener chaos, e.g. Nualart, The Malliavin Calculus, prop. 1.1.3.
+    """
+    matrices: dict[tuple[int, int], Any] = {}
+    for term in terms(left, right, pairs):
+        if sum(term.free) or not block.start:  # order 0 is one number, which is in the first block
+            matrix = _matrix(left[term.left], right[term.right], down, term, block)
+            matrices[term.free] = matrices.get(term.free, 0.0) + matrix
+    found: Series = {}
+    for (rows, columns), matrix in matrices.items():
+        first, *others = packed.splits(rows, columns, block.start, block.stop)
+        read = _take(matrix, first, 0)
+        for way in others:
+            read = read + _take(matrix, way, 0)
+        found = plus(found, {rows + columns: read.T})
+    return found
+
+
+def multiplications(
+    left: Collection[int], right: Collection[int], k: int, out: int, width: int, pairs: bool
+) -> int:
+    """Number of scalar multiplications of `product`, all blocks together.
+
+    Example:
+        >>> multiplications([1], [1], k=5, out=2, width=3, pairs=True)
+        115
+    """
+    number = 0
+    for term in terms(left, right, pairs):
+        rows, columns = (packed.count(width, order) for order in term.free)
+        shared = packed.count(width, term.shared) if term.shared else 0
+        number += k * rows * columns * (shared + out)
+    return number
+
+
+def _matrix(left: Any, right: Any, down: Any, term: HermiteTerm, block: IndexBlock) -> Any:
+    """`weight * (a . b)` summed over k as `packed.splits` reads it, (entries, out)."""
+    # An index of the block is split in a part of a, the row, and a part of b, the column. Its
+    # largest coordinate, at least `start`, is in one of them: in the row, with any column below
+    # `stop`; or in the column alone, with a row below `start`.
+    width, start, stop = block
+    pieces = [_piece(left, right, down, term, block, IndexBlock(width, 0, stop))]
+    if start:
+        pieces.append(_piece(left, right, down, term, IndexBlock(width, 0, start), block))
+    return library(left).concatenate(pieces) if start else pieces[0]
+
+
+def _piece(
+    left: Any, right: Any, down: Any, term: HermiteTerm, rows: IndexBlock, columns: IndexBlock
+) -> Any:
+    """Some rows and columns of the matrix of `_matrix`, (columns * rows, out).
+
+    Without shared coordinates `down` is multiplied into one factor, and the sum over k is one
+    matrix product; with them `down` comes last, since many entries of each k are summed before.
+    """
+    first = term.weight * _unpacked(left, term.free[0], term.shared, rows)
+    second = _unpacked(right, term.free[1], term.shared, columns)
+    k = len(first)
+    if term.shared:
+        second = second * _multiplicities(rows.width, term.shared, second.dtype)
+    elif down is not None:
+        first = first * down.T[:, None, :]
+        return (second[:, :, 0].T @ first.reshape(k, -1)).reshape(-1, len(down))
+    products = (second @ first.swapaxes(1, 2)).reshape(k, -1).T
+    return products if down is None else products @ down.T
+
+
+def _unpacked(entries: Any, own: int, shared: int, block: IndexBlock) -> Any:
+    """Tensors (k, numbers) as (k, indices of the block, shared indices)."""
+    if not shared:
+        return entries[:, block.of(own), None]
+    at = packed.joined(own, shared, *block)
+    return _take(entries, at.ravel(), 1).reshape(len(entries), *at.shape)
+
+
+def _multiplicities(width: int, order: int, dtype: Any) -> np.ndarray:
+    """The multiplicities of sorted indices in a dtype."""
+    return packed.multiplicities(width, order).astype(dtype)
+
+
+def _take(array: Any, at: np.ndarray, axis: int) -> Any:
+    """Entries of an array along an axis, by positions that are always in range."""
+    # mode="clip": JAX would else mask positions that are out of range.
+    return library(array).take(array, at.astype(np.int32), axis=axis, mode="clip")
+
+
+class MergedLayer(NamedTuple):
+    """A layer `down (leg_1 x * leg_2 x * ...) + copy x`; `copy` is None without a skip.
+
+    `down` and `copy` include the linear layers that follow the layer.
+    """
+
+    legs: list[Any]
+    down: Any
+    copy: Any
+
+
+def merged_layers(layers: list[dict[str, Any]]) -> tuple[Any, list[MergedLayer]]:
+    """The linear map before the first multiplying layer, and the multiplying layers.
+
+    Args:
+        layers: Arrays of every layer by role, from `problems.tensors.lifted.arrays`.
+
+    Returns:
+        Matrix of the linear map, None without one, and the layers with linear layers merged in.
+
+    Example:
+        >>> square = {"LEFT": np.eye(1), "RIGHT": np.eye(1), "DOWN": np.eye(1)}
+        >>> before, (layer,) = merged_layers([square, {"WEIGHT": np.array([[3.0]])}])
+        >>> before is None, layer.down
+        (True, array([[3.]]))
+    """
+    before, multiplying = None, []
+    for roles in layers:
+        if WEIGHT not in roles:
+            multiplying.append(_multiplying(roles))
+        elif multiplying:
+            last, weight = multiplying[-1], roles[WEIGHT]
+            copy = None if last.copy is None else weight @ last.copy
+            multiplying[-1] = MergedLayer(last.legs, weight @ last.down, copy)
+        else:
+            before = roles[WEIGHT] if before is None else roles[WEIGHT] @ before
+    return before, multiplying
+
+
+def _multiplying(roles: dict[str, Any]) -> MergedLayer:
+    """A multiplying layer from its arrays by role, without linear layers after it."""
+    legs = [array for role, array in sorted(roles.items()) if role not in (DOWN, SKIP, UNIT)]
+    if SKIP not in roles:
+        return MergedLayer(legs, roles[DOWN], None)
+    skip = roles[SKIP]  # the factor of the input, at the constant's place
+    return MergedLayer(legs, roles[DOWN], skip[0] * np.eye(len(skip), dtype=skip.dtype))
+
+
+_MATRIX = 2**26  # most elements of a matrix from which a block is read
+
+
+_SMALL = 2**22  # elements of a matrix so small that several models are made together
+
+
+_TOGETHER = 4  # small models that are made together
+
+
+_LONGEST = 2**31  # most numbers of a model's vector, 16 GiB in float64
+
+
+_WAYS = 2**8  # most ways to split an index; reading more takes longer than any product
+
+
+class PolynomialSpace(NamedTuple):
+    """The coefficients of the polynomials of some models, or a block of them. Hashable.
+
+    Args:
+        d_in, d_out: Numbers of inputs and outputs of the models.
+        degree: Largest degree of the polynomials.
+        orders: Orders of the coefficients.
+        lifted: Whether there are constants, so that all orders may occur.
+        gaussian: Whether the coefficients are of Hermite polynomials instead of monomials.
+        block: Block of the coefficients, by the largest coordinate of their index.
+    """
+
+    d_in: int
+    d_out: int
+    degree: int
+    orders: tuple[int, ...]
+    lifted: bool
+    gaussian: bool
+    block: IndexBlock
+
+    @property
+    def route(self) -> str:
+        return "features"
+
+    @property
+    def length(self) -> int:
+        """Number of coefficients per output."""
+        return sum(self.block.length(order) for order in self.orders)
+
+    @property
+    def parts(self) -> tuple[PolynomialSpace, ...]:
+        """Blocks that are made one at a time; dot products are sums over the blocks."""
+        return tuple(self._replace(block=block) for block in self._blocks())
+
+    def _blocks(self) -> Iterator[IndexBlock]:
+        width, start = self.block.width, 0
+        for stop in range(1, width + 1):
+            # A block ends where one coordinate more would make its matrix too large.
+            if stop == width or self._matrix(start, stop + 1) > _MATRIX:
+                yield IndexBlock(width, start, stop)
+                start = stop
+
+    def _matrix(self, start: int, stop: int) -> int:
+        """Elements of the largest matrix from which a block is read, see `packed.splits`."""
+        half = math.ceil(self.degree / 2)
+        halves = half, self.degree - half
+        below, inner = (math.prod(packed.count(w, n) for n in halves) for w in (stop, start))
+        return self.d_out * (below - inner)
+
+    def multiplications(self, layers: Kinds) -> int:
+        """Number of scalar multiplications for the features of one model."""
+        # Legs are linear maps of all coefficients; then n - 1 products, of which the last is mapped
+        # to the outputs at once.
+        orders = self._input_orders()
+        width = self.block.width
+        number = 0
+        steps = [kind for kind in layers if kind.down is not None]
+        for kind in steps:
+            out = self.d_out if kind is steps[-1] else kind.d_out + self.lifted
+            rank = kind.rank + self.lifted
+            read = orders
+            entries = sum(packed.count(width, order) for order in orders)
+            number += kind.order * rank * kind.d_in * entries
+            for leg in range(1, kind.order):
+                down = out if leg == kind.order - 1 else 1
+                number += multiplications(read, orders, rank, down, width, self.gaussian)
+                read = self._up_to(max(read) + max(orders))
+            orders = read
+        return number
+
+    def in_flight(self, layers: Kinds, models: int) -> int:
+        """Number of elements of intermediates while some models' features are made, by blocks.
+
+        Counted are a matrix with its pieces, the numbers read from it, and the coefficients before
+        the last layer: twice for the layer's factors, and once more as these are multiplied.
+        """
+        width = self.block.width
+        ranks = [kind.rank + self.lifted for kind in layers if kind.down is not None]
+        factor = max(ranks, default=1) * packed.count(width, math.ceil(self.degree / 2))
+        largest = max(self._matrix(part.block.start, part.block.stop) for part in self.parts)
+        longest = max(part.length for part in self.parts) * self.d_out
+        return min(models, self.at_once) * (2 * largest + 2 * longest + 4 * factor)
+
+    @property
+    def at_once(self) -> int:
+        """Number of models that are made together: several where each is small."""
+        return _TOGETHER if self._matrix(0, self.block.width) <= _SMALL else 1
+
+    def weights(self, model: Model) -> list[dict[str, Any]]:
+        return [arrays(layer, self.lifted) for layer in model.layers]
+
+    def inputs(self, metric: Metric, dtype: str) -> Series:
+        """The input, lifted or not, as polynomials of degree one in the space's coordinates."""
+        mean, root = np.zeros(self.d_in), np.eye(self.d_in)
+        if self.gaussian:
+            mean, root = _affine(metric, self.d_in)
+        if not self.lifted:
+            return {1: root.astype(dtype)}
+        constant = np.concatenate([[1.0], mean])[:, None]
+        root = np.concatenate([np.zeros((1, root.shape[1])), root])
+        return {0: constant.astype(dtype), 1: root.astype(dtype)}
+
+    def vector(self, weights: list[dict[str, Any]], inputs: Series) -> Float[Any, "out features"]:
+        found = _coefficients(weights, inputs, self)
+        some = next(iter(found.values()))
+        parts = []
+        for order in self.orders:
+            norm = self._norms(order).astype(some.dtype)
+            numbers = found.get(order, np.zeros((self.d_out, 1), some.dtype))
+            parts.append(numbers * norm)
+        return library(some).concatenate(parts, axis=1)
+
+    def _norms(self, order: int) -> Float[np.ndarray, " numbers"]:
+        """Lengths of the basis: roots of the weights of squared coefficients."""
+        multiple = packed.multiplicities(self.block.stop, order, self.block.start)
+        if self.gaussian:
+            return np.sqrt(math.factorial(order) * multiple)
+        return np.sqrt(multiple / math.comb(self.degree, order))
+
+    def _input_orders(self) -> tuple[int, ...]:
+        return (0, 1) if self.lifted else (1,)
+
+    def _up_to(self, degree: int) -> tuple[int, ...]:
+        return _orders(degree, self.lifted, self.gaussian)
+
+
+def polynomials(
+    models: Sequence[Kinds], metric: Metric, n_ctx: int | None
+) -> PolynomialSpace | None:
+    """The space that holds the polynomials of all models.
+
+    Args:
+        models: Kinds of the layers of every model.
+        metric: Any metric.
+        n_ctx: Number of positions of the input; None for vectors, the only inputs with a space.
+
+    Returns:
+        Space, or None where the metric compares no polynomials or their vectors are too long.
+    """
+    flat = [kind for layers in models for kind in layers]
+    if n_ctx is not None or any(kind.mixes_positions for kind in flat):
+        return None
+    degrees = {math.prod(kind.order for kind in layers) for layers in models}
+    way = _way(models, metric)
+    if way is None or (way is not PairingRule.ISSERLIS and len(degrees) > 1):
+        return None
+    degree = max(degrees)
+    if degree > _WAYS or math.comb(degree, degree // 2) > _WAYS:
+        return None  # the first test spares large binomials
+    d_in, d_out = models[0][0].d_in, models[0][-1].d_out
+    gaussian = way is PairingRule.ISSERLIS
+    # A constant, a mean, or an odd and an even polynomial: coefficients of all orders may occur.
+    lifted = any(kind.constant for kind in flat) or len({n % 2 for n in degrees}) > 1
+    width = d_in
+    if gaussian:
+        mean, root = _affine(metric, d_in)
+        lifted = lifted or bool(mean.any())
+        width = root.shape[1]
+    orders = _orders(degree, lifted, gaussian)
+    block = whole(width)
+    space = PolynomialSpace(d_in, d_out, degree, orders, lifted, gaussian, block)
+    if width == 0 or space.length * space.d_out > _LONGEST:
+        return None
+    return space
+
+
+def way_of_one_layer(metric: Metric) -> PairingRule | None:
+    """The rule by which a metric joins two nonlinear layers; None where it joins no legs."""
+    return pairing_rule(layer_by_layer(metric, 1, (2, 2))) if joins_legs(metric) else None
+
+
+def _way(models: Sequence[Kinds], metric: Metric) -> PairingRule | None:
+    """The rule that says which coefficients have the metric's inner products; None for none."""
+    depth = max(nonlinear(layers) for layers in models)
+    largest = max(kind.order for layers in models for kind in layers)
+    if depth > 1 or largest > LARGEST_ORDER:
+        whole = {Gaussian: PairingRule.ISSERLIS, Symmetric: PairingRule.SYMMETRISED}
+        return whole.get(type(metric))
+    way = way_of_one_layer(metric)
+    if way is PairingRule.AS_WRITTEN:  # a single leg is symmetric as written
+        return PairingRule.SYMMETRISED if depth == 0 else None
+    return way
+
+
+def _orders(degree: int, lifted: bool, gaussian: bool) -> tuple[int, ...]:
+    """Orders of the coefficients of one model.
+
+    Without constants a polynomial is homogeneous, and its Hermite coefficients are of even or of
+    odd order.
+    """
+    if lifted:
+        return tuple(range(degree + 1))
+    return tuple(range(degree % 2, degree + 1, 2)) if gaussian else (degree,)
+
+
+def _coefficients(weights: list[dict[str, Any]], inputs: Series, space: PolynomialSpace) -> Series:
+    """The coefficients of a model's outputs that are in the block of the space."""
+    before, multiplying = merged_layers(weights)
+    state = inputs if before is None else mapped(before, inputs)
+    outputs = slice(int(space.lifted), None)
+    if not multiplying:
+        own = {order: numbers[outputs] for order, numbers in state.items()}
+        return within(own, space.block)
+    *hidden, last = multiplying
+    for layer in hidden:
+        state = _applied(layer, state, whole(space.block.width), space.gaussian)
+    copy = None if last.copy is None else last.copy[outputs]
+    last = MergedLayer(last.legs, last.down[outputs], copy)
+    return _applied(last, state, space.block, space.gaussian)
+
+
+def _applied(layer: MergedLayer, state: Series, block: IndexBlock, pairs: bool) -> Series:
+    """The polynomials above a layer, from the polynomials below it."""
+    factors = [mapped(leg, state) for leg in layer.legs]
+    if len(factors) == 1:
+        result = within(mapped(layer.down, factors[0]), block)
+    else:
+        first, *between, last = factors
+        everything = whole(block.width)
+        for factor in between:
+            first = product(first, factor, None, everything, pairs)
+        result = product(first, last, layer.down, block, pairs)
+    if layer.copy is None:
+        return result
+    carried = mapped(layer.copy, within(state, block))
+    return plus(result, carried)
+
+
+def _affine(
+    metric: Metric, d_in: int
+) -> tuple[Float[np.ndarray, " d"], Float[np.ndarray, "d rank"]]:
+    """m and L of x = m + L z, with z standard normal and L of full column rank."""
+    check_coordinates(metric, d_in)
+    mean, cov = getattr(metric, "mean", None), getattr(metric, "cov", None)
+    mean = np.zeros(d_in) if mean is None else np.asarray(mean, np.float64)
+    if cov is None:
+        return mean, np.eye(d_in)
+    cov = np.asarray(cov, np.float64)
+    if cov.ndim == 1:
+        return mean, np.diag(np.sqrt(np.maximum(cov, 0.0)))[:, cov > 0]
+    # In units of every coordinate's own deviation, so that small coordinates are not lost.
+    deviation = np.sqrt(np.maximum(np.diag(cov), 0.0))
+    unit = np.where(deviation > 0, deviation, 1.0)
+    values, vectors = np.linalg.eigh((cov + cov.T) / 2 / np.outer(unit, unit))
+    kept = values > d_in * np.finfo(np.float64).eps * values[-1]
+    return mean, deviation[:, None] * vectors[:, kept] * np.sqrt(values[kept])

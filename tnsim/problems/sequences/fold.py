@@ -1,0 +1,430 @@
+"""The fold of sequence models: a problem step by step, and the scales of its values.
+
+Carried from layer to layer are the covariances of two models' states between positions,
+`C_XY[s, i, t, j]`, and their means `m_X[s, i]`, in the cheapest form that holds them
+(`bra_ket.Moment`). One step applies a layer of each model (`moments`). For the Gaussian metrics
+that is Isserlis' theorem layer by layer: exact for one nonlinear layer, the closure beyond. The
+tree metrics are the same computation with other joinings (`joining_rules`), and the mean of a state
+then stands for its value at the zero input.
+
+*Scales.* Values grow doubly exponentially with depth, so after every step they are divided by a
+scale, and the logarithm of the scale is stored. All terms of a sum must be divided alike, which
+decides which values share a scale:
+
+- A Gaussian metric adds products of S_AB to products of S_AA and of means, and constants are
+  added to all of them. All values of a model then share one scale, and S_AB is divided by the scale
+  of A times the scale of B. Summands keep their ratios, and no sum ever needs the exponential of a
+  difference of two logarithms, which would lose digits.
+- Without either, S_AB is made of S_AB below alone, and has a scale of its own.
+
+Definitions are made homogeneous for that: a bias in a layer of order n is multiplied n times by
+ONE, the constant 1 in the current scale of its model.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from tnsim.engine.ir.problem import (
+    Definition,
+    Operand,
+    Problem,
+    ScaleGroup,
+    Stage,
+    StageBuilder,
+    Term,
+    prune,
+)
+from tnsim.errors import ModelError
+from tnsim.metrics.input_moments import SequenceInputs
+from tnsim.metrics.protocol import LayerwiseMetric
+from tnsim.names import (
+    COVARIANCE,
+    IDENTITY,
+    MEAN,
+    ONE,
+    ONES,
+    PAIRS,
+    SAME_POSITION,
+    Leaf,
+    ModelName,
+    Pair,
+)
+from tnsim.problems.alignment import align
+from tnsim.problems.sequences.bra_ket import COVARIANCE_AXES, MEAN_AXES, LayerStep, Moment, States
+from tnsim.problems.sequences.coincidences import position_shape
+from tnsim.problems.sequences.joining_rules import MetricRules, rules_of
+from tnsim.problems.sequences.moments import (
+    OutputMean,
+    covariance_stage,
+    inner_product,
+    output_mean,
+)
+from tnsim.problems.sequences.notation import Product
+from tnsim.problems.tensors.kinds import Kinds, LayerKind
+from tnsim.problems.tensors.positional import sequence_shapes
+
+Powers = tuple[tuple[str, int], ...]
+
+
+class Scales(NamedTuple):
+    """The scale groups of a comparison.
+
+    Args:
+        models: Names of the models that are compared.
+        tracked: Pairs with covariances that are carried from step to step.
+        by_model: Whether all values of a model share one scale; otherwise the values of a pair do.
+    """
+
+    models: tuple[ModelName, ...]
+    tracked: tuple[Pair, ...]
+    by_model: bool
+
+    def powers(self, pair: Pair) -> Powers:
+        """The powers of the scales in a covariance of two models."""
+        if not self.by_model:
+            return ((pair.group, 1),)
+        if pair.bra == pair.ket:
+            return ((pair.bra, 2),)
+        return ((pair.bra, 1), (pair.ket, 1))
+
+    def powers_of_result(self, pair: Pair) -> Powers:
+        """The powers of the scales in an output of the problem, which has a scale of its own."""
+        if not self.by_model:
+            return self.powers(pair)
+        return (*self.powers(pair), (pair.group, 1))
+
+    def size(self, step: LayerStep, pair: Pair, covariance: Moment, mean: Moment) -> Definition:
+        """The second moments of a state above a step, `E[h_k^2]`, added up over positions.
+
+        Args:
+            step: Step below the state.
+            pair: Pair of the model with itself.
+            covariance: Covariance above the step, before it is rescaled.
+            mean: Mean above the step, before it is rescaled.
+        """
+        axes = tuple(axis.lower().replace("l", "k") for axis in COVARIANCE_AXES[covariance.form])
+        variance = Term(1.0, (Operand(covariance.name, axes),))
+        squared = Term(1.0, (Operand(mean.name, MEAN_AXES[mean.form]),) * 2)
+        name = _size_name(step, pair.bra)
+        return Definition(name, ("k",), (variance, squared), powers=self.powers(pair))
+
+    def after_step(self, step: LayerStep, states: States) -> tuple[ScaleGroup, ...]:
+        """The scale groups at the end of a step.
+
+        A model's scale is the root of the largest second moment of its state, mean included, where
+        the covariance of the model with itself is tracked. Divided by a scale of the covariance
+        alone, the mean and the constant of a state that varies little would be large.
+        """
+        scales = []
+        if not self.by_model:
+            for pair in self.tracked:
+                name = states.moments[pair].name
+                scales.append(ScaleGroup(pair.group, step.order(pair.bra), name))
+            return tuple(scales)
+        for model in self.models:
+            own = Pair(model, model)
+            largest = states.moments[own].name if own in self.tracked else None
+            if largest is not None and states.means[model] is not None:
+                largest = _size_name(step, model)
+            scales.append(ScaleGroup(model, step.order(model), largest, power=2))
+        return tuple(scales)
+
+    def after_result(self, step: LayerStep, pair: Pair, first: bool) -> tuple[ScaleGroup, ...]:
+        """The scale groups of an output of the problem, the first output of its step or another.
+
+        The models' scales grow with the step, which the first output records for all, and are
+        renormalised no more.
+        """
+        if not self.by_model:
+            return (ScaleGroup(pair.group, step.order(pair.bra), pair.group),)
+        own = ScaleGroup(pair.group, degree=1, definition=pair.group)
+        if not first:
+            return (own,)
+        grown = []
+        for model in self.models:
+            grown.append(ScaleGroup(model, step.order(model), definition=None, power=2))
+        return (*grown, own)
+
+
+def _size_name(step: LayerStep, model: ModelName) -> str:
+    """Name of the second moments of a model's state above a step."""
+    return f"size.{model}{step.suffix}"
+
+
+Layers = dict[ModelName, int | None]
+"""Numbers of the layers that one step applies, by model; None where a model waits."""
+
+
+def fold_sequences(
+    models: dict[ModelName, Kinds],
+    metric: LayerwiseMetric,
+    inputs: SequenceInputs,
+    n_ctx: int,
+    pairs: Iterable[Pair],
+    per_output: bool,
+) -> Problem:
+    """The problem that has the inner products `pairs`, summed over positions, for outputs.
+
+    Args:
+        models: Kinds of the layers, from the input up.
+        metric: Metric that works layer by layer.
+        inputs: Structure of the input's mean and covariance.
+        n_ctx: Number of positions.
+        pairs: Inner products that are asked for.
+        per_output: Whether there is one inner product for every output coordinate, (d_out,), or
+            their sum, ().
+
+    Returns:
+        Problem with an output named after each pair. Its leaves are the arrays of the models
+        (`names.Leaf`), `MEAN` and `COVARIANCE` of the input, and the constants `ONE`, `ONES`,
+        `SAME_POSITION`, `IDENTITY` and the arrays of `names.PositionLeaf`.
+
+    Raises:
+        ModelError: An attention layer of one model meets a nonlinear layer of the other that acts
+            position by position, or a tree metric finds trees of different shape.
+    """
+    fold = SequenceFold(models, metric, inputs, n_ctx, tuple(pairs))
+    *first, last = range(len(fold.layers))
+    for number in first:
+        fold.advance(number)
+    fold.close(last, per_output)
+    return fold.problem()
+
+
+class SequenceFold:
+    """A fold in progress: the stages so far, and the states above them.
+
+    Args:
+        models, metric, inputs, n_ctx, pairs: Arguments of `fold_sequences`.
+
+    Attributes:
+        layers: Layers that each step applies.
+        stages: Stages so far.
+        states: Moments of both models above these stages.
+        scales: Scale groups of the comparison.
+        last_nonlinear: Number of the last step with a nonlinear layer, -1 if there is none.
+        last_mixing: Number of the last step with a layer that mixes positions, -1 if there is none.
+    """
+
+    def __init__(
+        self,
+        models: dict[ModelName, Kinds],
+        metric: LayerwiseMetric,
+        inputs: SequenceInputs,
+        n_ctx: int,
+        pairs: tuple[Pair, ...],
+    ) -> None:
+        self.models, self.inputs, self.n_ctx, self.pairs = models, inputs, n_ctx, pairs
+        self.rules = rules_of(metric)
+        self.layers = _matched(models, metric)
+        self.stages: list[Stage] = []
+        self.states = _input_states(models, inputs)
+        every = list(itertools.chain.from_iterable(models.values()))
+        constants = inputs.mean is not None or any(kind.biases or kind.skips for kind in every)
+        by_model = self.rules.gaussian or constants
+        self.scales = Scales(tuple(models), _tracked(pairs, self.rules), by_model)
+        self.last_mixing = self.last_nonlinear = -1
+        for number, layers in enumerate(self.layers):
+            for kind in _kinds_at(models, layers):
+                if kind.mixes_positions:
+                    self.last_mixing = number
+                if kind.order > 1:
+                    self.last_nonlinear = number
+
+    def step(self, number: int) -> LayerStep:
+        """The layers of a step over the current states."""
+        layers = self.layers[number]
+        kinds: dict[ModelName, LayerKind | None] = dict.fromkeys(self.models)
+        for model, layer in layers.items():
+            if layer is not None:
+                kinds[model] = self.models[model][layer]
+        return LayerStep(
+            number=number,
+            kinds=kinds,
+            layers=layers,
+            states=self.states,
+            rules=self.rules,
+            positions=self.states.positions(self.n_ctx),
+            mixes_later=number < self.last_mixing,
+        )
+
+    def means(self, step: LayerStep) -> dict[ModelName, OutputMean]:
+        """The means of both models' outputs; their stages are added to the fold."""
+        means: dict[ModelName, OutputMean] = {}
+        for model in self.models:
+            means[model] = output_mean(step, model)
+        self.stages += [mean.stage for mean in means.values() if mean.stage.definitions]
+        return means
+
+    def advance(self, number: int) -> None:
+        """Add the stages of one step: the mean of each model, the covariance of each pair, scales.
+
+        Definitions are divided by scales at the end of their stage, and the values of a step share
+        scales. The last stage therefore defines all values once more, under the names that the
+        next step reads.
+        """
+        step = self.step(number)
+        means = self.means(step)
+        below = self.states
+        above = States(dict(below.moments), dict(below.means), dict(below.ones))
+        values: list[Definition] = []
+        for model in self.models:
+            if step.kinds[model] is None:
+                continue
+            own = ((model, 1),)
+            ones = (Operand(below.ones[model], ()),) * step.order(model)
+            values.append(_carried(step, f"one.{model}", (), ones, own))
+            above.ones[model] = values[-1].name
+            mean = means[model].moment
+            if mean is not None:
+                axes = MEAN_AXES[mean.form]
+                values.append(_carried(step, f"m.{model}", axes, (Operand(mean.name, axes),), own))
+                mean = mean._replace(name=values[-1].name)
+            above.means[model] = mean
+        for pair in self.scales.tracked:
+            if all(step.kinds[model] is None for model in pair):
+                continue
+            stage, moment = covariance_stage(step, pair, means)
+            self.stages.append(stage)
+            axes = COVARIANCE_AXES[moment.form]
+            array = (Operand(moment.name, axes),)
+            values.append(_carried(step, f"S.{pair.group}", axes, array, self.scales.powers(pair)))
+            above.moments[pair] = moment._replace(name=values[-1].name)
+            mean = means[pair.bra].moment
+            if pair.bra == pair.ket and mean is not None and step.kinds[pair.bra] is not None:
+                values.append(self.scales.size(step, pair, moment, mean))
+        self.stages.append(Stage(tuple(values), self.scales.after_step(step, above)))
+        self.states = above
+
+    def close(self, number: int, per_output: bool) -> None:
+        """Add the stages of the last step: its inner products instead of its moments."""
+        step = self.step(number)
+        means = self.means(step)
+        outputs = ("k",) if per_output else ()
+        for pair in self.pairs:
+            builder, terms = inner_product(step, pair, means, outputs)
+            self.add_result(step, pair, outputs, builder, terms)
+
+    def add_result(
+        self,
+        step: LayerStep,
+        pair: Pair,
+        indices: tuple[str, ...],
+        builder: StageBuilder,
+        terms: tuple[Term, ...],
+    ) -> None:
+        """Add the stage of an output of the problem, `pair.group[indices] = sum(terms)`."""
+        powers = self.scales.powers_of_result(pair)
+        result = Definition(pair.group, indices, terms, powers=powers)
+        scales = self.scales.after_result(step, pair, first=pair == self.pairs[0])
+        self.stages.append(Stage((*builder.definitions, result), scales))
+
+    def problem(self, selectors: Mapping[str, tuple[int, ...]] | None = None) -> Problem:
+        """The problem of all stages so far, with the shapes of its leaves.
+
+        Args:
+            selectors: Shapes of the leaves that only an attribution has, by name.
+        """
+        shapes = _input_shapes(self.inputs, self.models["A"][0].d_in, self.n_ctx)
+        for model, kinds in self.models.items():
+            for number, kind in enumerate(kinds):
+                for role, shape in sequence_shapes(kind, self.n_ctx).items():
+                    shapes[str(Leaf(model, number, role))] = shape
+        for name in sorted(_names_used(self.stages)):
+            shape = position_shape(name, self.n_ctx)
+            if shape is not None:
+                shapes[name] = shape
+        shapes |= selectors or {}
+        outputs = tuple(pair.group for pair in self.pairs)
+        symmetric = frozenset({IDENTITY, SAME_POSITION})
+        return prune(Problem(tuple(self.stages), shapes, symmetric, outputs))
+
+
+def _carried(
+    step: LayerStep, name: str, indices: tuple[str, ...], product: Product, powers: Powers
+) -> Definition:
+    """A value under the name that the next step reads."""
+    return Definition(name + step.suffix, indices, (Term(1.0, product),), powers=powers)
+
+
+def _matched(models: Mapping[ModelName, Kinds], metric: LayerwiseMetric) -> tuple[Layers, ...]:
+    """The layers that each step applies.
+
+    Raises:
+        ModelError: A layer that mixes positions meets a nonlinear one that does not, or the trees
+            of a tree metric have different shapes.
+    """
+    steps = []
+    for matched in align(models["A"], models.get("B", models["A"]), metric):
+        numbers: Layers = {"A": matched.bra, "B": matched.ket}
+        layers: Layers = {model: numbers[model] for model in models}
+        _check_meeting(_kinds_at(models, layers))
+        steps.append(layers)
+    return tuple(steps)
+
+
+def _kinds_at(models: Mapping[ModelName, Kinds], layers: Layers) -> list[LayerKind]:
+    """Kinds of the layers that a step applies, without models that wait."""
+    return [models[model][number] for model, number in layers.items() if number is not None]
+
+
+def _check_meeting(kinds: list[LayerKind]) -> None:
+    """Refuse attention that meets a nonlinear layer which acts position by position."""
+    mixing = [kind for kind in kinds if kind.mixes_positions]
+    others = [kind for kind in kinds if kind.order > 1 and not kind.mixes_positions]
+    if mixing and others:
+        one, two = mixing[0].name.lower(), others[0].name.lower()
+        raise ModelError(
+            f"an {one} layer of one model meets a {two} layer of the other at the same depth; "
+            f"models of sequences are compared {one} with {one} and {two} with {two}"
+        )
+
+
+def _tracked(pairs: tuple[Pair, ...], rules: MetricRules) -> tuple[Pair, ...]:
+    """The pairs with covariances that are carried along.
+
+    These are the pairs asked for and, under a Gaussian metric, which joins legs of one model too,
+    every model with itself.
+    """
+    present = set(itertools.chain.from_iterable(pairs))
+    tracked = []
+    for pair in PAIRS:
+        with_itself = pair.bra == pair.ket and pair.bra in present
+        if pair in pairs or (rules.gaussian and with_itself):
+            tracked.append(pair)
+    return tuple(tracked)
+
+
+def _input_states(models: Iterable[ModelName], inputs: SequenceInputs) -> States:
+    """The states below the first step, the input that both models read."""
+    covariance = Moment("" if inputs.covariance == "identity" else COVARIANCE, *inputs.form)
+    mean = None if inputs.mean is None else Moment(MEAN, inputs.mean)
+    names = tuple(models)
+    return States(
+        dict.fromkeys(PAIRS, covariance), dict.fromkeys(names, mean), dict.fromkeys(names, ONE)
+    )
+
+
+def _input_shapes(inputs: SequenceInputs, d_in: int, n_ctx: int) -> dict[str, tuple[int, ...]]:
+    """Shapes of the leaves that belong to no model."""
+    return {
+        ONE: (),
+        ONES: (n_ctx,),
+        SAME_POSITION: (n_ctx, n_ctx),
+        IDENTITY: (d_in, d_in),
+        MEAN: inputs.mean_shape(d_in, n_ctx),
+        COVARIANCE: inputs.covariance_shape(d_in, n_ctx),
+    }
+
+
+def _names_used(stages: Iterable[Stage]) -> set[str]:
+    """Names of all operands of some stages."""
+    names: set[str] = set()
+    for stage in stages:
+        for definition in stage.definitions:
+            for term in definition.terms:
+                names.update(operand.name for operand in term.operands)
+    return names

@@ -1,0 +1,266 @@
+"""The legs of two layers, and the moments of layers that act position by position.
+
+*Legs.* A layer reads the state below through legs, `leg = weight * state + bias` (see
+`tensors.positional`), and every moment of its output is made of the means of its legs and of the
+covariances between them:
+
+    mean of a leg          weight m + bias
+    covariance of two      weight C weight'^T
+
+A leg of an attention layer has a head index and `d_head` coordinates, so the width of the state
+is summed out once per pair of legs, and all later arrays are of size `d_head`. Where states at
+different positions are independent, two legs have a covariance at one position only, which is
+called `s`.
+
+*Layers.* A layer that acts position by position is an elementwise product of n legs, mapped to the
+output:
+
+    y[k] = sum over h of  down[k, h] leg_1[h] * ... * leg_n[h].
+
+A bilinear layer has n = 2; a linear layer has n = 1, and its leg is the output.
+
+A moment of products of legs is a sum over matchings (see `joining_rules`): legs joined in pairs
+count by their covariances, the others by their means, all of it elementwise in the hidden unit of
+the bra and in the hidden unit of the ket. A *covariance* is the sum over the matchings that join
+a leg of the bra with a leg of the ket; the others make up the product of the two means. For two
+bilinear layers with legs L and R that leaves
+
+    C_LL C_RR + C_LR C_RL                                            both legs cross,
+    C_LL m_R m_R + C_RR m_L m_L + C_LR m_R m_L + C_RL m_L m_R        one leg crosses.
+"""
+
+from __future__ import annotations
+
+from tnsim.engine.ir.problem import Operand, StageBuilder, renamed
+from tnsim.names import SLOTS, STREAM, Slot, bias_of
+from tnsim.problems.sequences.bra_ket import BraKet, stream
+from tnsim.problems.sequences.joining_rules import Matching, matchings
+from tnsim.problems.sequences.notation import (
+    FIRST,
+    HEAD,
+    OTHER,
+    OUTPUT_END,
+    SECOND,
+    Leg,
+    Product,
+    Summand,
+    in_order,
+    indices_of,
+    spread,
+)
+
+_EXCHANGED = {FIRST: SECOND, SECOND: FIRST}
+
+
+class Projections:
+    """Means and covariances of the legs of two layers, defined in a stage as they are asked for.
+
+    Args:
+        names: Layers in the bra and in the ket.
+        stage: Builder that receives the definitions.
+    """
+
+    def __init__(self, names: BraKet, stage: StageBuilder) -> None:
+        self.names = names
+        self.stage = stage
+
+    def mean(self, leg: Leg) -> Product | None:
+        """The mean of a leg, or for the tree metrics its value at the zero input.
+
+        Returns:
+            Mean with the end `FIRST`; None where it vanishes: no mean below, and no bias.
+        """
+        names, slot = self.names, leg.slot
+        at_leg = {"s": names.position(leg), "a": HEAD[slot]}
+        if leg.role == STREAM:
+            below = names.state_mean(slot, FIRST)
+            return None if below is None else renamed([below], at_leg)
+        below = names.state_mean(slot, "i")
+        rows = names.rows(leg)
+        products: list[Product] = []
+        if below is not None:
+            products.append((names.leaf(slot, leg.role, *rows, "i"), below))
+        if leg.role in names.kind(slot).biases:
+            products.append((names.leaf(slot, bias_of(leg.role), *rows), names.one(slot)))
+        if not products:
+            return None
+        by_position = below is not None and "s" in below.indices and "s" not in rows
+        indices = ("s", *rows) if by_position else rows
+        name = f"mean.{names.models[slot]}.{leg.role}"
+        return renamed([self._define(name, names.marks[slot], indices, *products)], at_leg)
+
+    def covariance(self, one: Leg, two: Leg) -> Product:
+        """The covariance of two legs, with the ends `FIRST` and `SECOND`."""
+        names = self.names
+        if one.role == STREAM == two.role:
+            positions = names.position(one), names.position(two)
+            return names.state_covariance((one.slot, two.slot), positions, (FIRST, SECOND))
+        # One order for each pair of legs, so that nothing is computed twice; the stream is second.
+        wrong_order = two.role != STREAM and two < one
+        if one.role == STREAM or wrong_order:
+            return renamed(self.covariance(two, one), _EXCHANGED)
+        positions = ("s", "s")
+        if names.state_moment(one.slot, two.slot).form == "full":
+            positions = names.position(one), names.position(two)
+        array = self._half(one, two)
+        if two.role != STREAM:
+            array = self._whole(one, two, array, apart=positions[0] != positions[1])
+        at_legs = {"s": positions[0], "S": positions[1]}
+        at_legs |= {"a": HEAD[one.slot], "b": HEAD[two.slot], "j": SECOND}
+        return renamed([array], at_legs)
+
+    def uncontracted_covariance(self, one: Leg, two: Leg) -> Product:
+        """The covariance of two legs as a product of weights and moment, not multiplied out.
+
+        Linear layers need it: two of them can be as wide as a vocabulary, and their covariance has
+        as many elements as that width squared.
+        """
+        names = self.names
+        first = names.leaf(one.slot, one.role, FIRST, "i")
+        second = names.leaf(two.slot, two.role, SECOND, "j")
+        if not names.state_moment(one.slot, two.slot).name:
+            return (first, second.renamed({"j": "i"}))
+        positions = names.position(one), names.position(two)
+        below = names.state_covariance((one.slot, two.slot), positions, ("i", "j"))
+        return (first, *below, second)
+
+    def _half(self, one: Leg, two: Leg) -> Operand:
+        """The covariance `weight C` of leg `one` with the state that leg `two` reads.
+
+        Its indices are `s` where it depends on a position, the rows of the leg, `S` where the
+        covariance is full, and `j`.
+        """
+        names = self.names
+        slots: tuple[Slot, Slot] = (one.slot, two.slot)
+        moment, rows = names.state_moment(*slots), names.rows(one)
+        if not moment.name:
+            return names.leaf(one.slot, one.role, *rows, "j")
+        # half[s, rows, S, j] = sum_i weight[s, rows, i] C[s, i, S, j], where these axes exist
+        if moment.diagonal:
+            position = ("s",) if moment.form == "each" else ()
+            weight = names.leaf(one.slot, one.role, *rows, "j")
+            below: Product = (Operand(moment.name, (*position, "j")),)
+        else:
+            weight = names.leaf(one.slot, one.role, *rows, "i")
+            below = names.state_covariance(slots, ("s", "S"), ("i", "j"))
+        indices = (*rows, "S", "j") if moment.form == "full" else (*rows, "j")
+        if moment.form != "alike" and "s" not in rows:
+            indices = ("s", *indices)
+        across = "" if one.slot == two.slot else ".across"
+        name = f"half.{names.models[one.slot]}.{one.role}.{names.models[two.slot]}{across}"
+        return self._define(name, names.marks[one.slot], indices, (weight, *below))
+
+    def _whole(self, one: Leg, two: Leg, half: Operand, apart: bool) -> Operand:
+        """The covariance `weight C weight'^T`, at `s` and `S` if `apart`, else both legs at `s`.
+
+        Two legs of one layer have a head in common; legs of two layers have the heads `a` and `b`.
+        """
+        names = self.names
+        inside = one.slot == two.slot
+        own = {FIRST: SECOND}  # the axes of the second leg's rows under names of their own
+        if apart:
+            own["s"] = "S"
+        if not inside:
+            own["a"] = "b"
+        rows = tuple(own.get(index, index) for index in names.rows(two))
+        weight = names.leaf(two.slot, two.role, *rows, "j")
+        if not apart:
+            half = half.renamed({"S": "s"})
+        indices = in_order({*half.indices, *rows} - {"j"})
+        name = f"cov.{names.models[one.slot]}.{one.role}.{names.models[two.slot]}.{two.role}"
+        name += (".inside" if inside else "") + (".apart" if apart else "")
+        mark = names.marks[one.slot] if inside else ""
+        return self._define(name, mark, indices, (half, weight))
+
+    def _define(
+        self, name: str, mark: str, indices: tuple[str, ...], *products: Product
+    ) -> Operand:
+        """A definition of the stage, the sum of products, as an operand."""
+        terms = [spread(product, indices) for product in products]
+        return self.stage.define(name, indices, terms, mark=mark)
+
+
+def mean(legs: Projections) -> list[Summand]:
+    """The mean of the output of the layer in the bra, at `k`."""
+    names = legs.names
+    hidden, down = _hidden(names, "bra", OUTPUT_END["bra"], FIRST)
+    summands = []
+    for matching in matchings(names.legs("bra"), names.step.rules.within):
+        product = _product(legs, matching, {"bra": hidden})
+        if product is not None:
+            summands.append(Summand(1.0, (*down, *product)))
+    return summands
+
+
+def covariance(legs: Projections) -> list[Summand]:
+    """The covariance of the outputs of two layers, at `k` and `l`."""
+    names, rules = legs.names, legs.names.step.rules
+    bra, ket = (names.legs(slot) for slot in SLOTS)
+    if all(names.kind(slot).down is None for slot in SLOTS):
+        product = legs.uncontracted_covariance(*bra, *ket)
+        outputs = {FIRST: OUTPUT_END["bra"], SECOND: OUTPUT_END["ket"]}
+        return [Summand(1.0, renamed(product, outputs))]
+    bra_hidden, bra_down = _hidden(names, "bra", OUTPUT_END["bra"], FIRST)
+    ket_hidden, ket_down = _hidden(names, "ket", OUTPUT_END["ket"], SECOND)
+    summands = []
+    for matching in matchings((*bra, *ket), rules.across):
+        if matching.crossing == 0:
+            continue  # a summand of the product of the two means
+        product = _product(legs, matching, {"bra": bra_hidden, "ket": ket_hidden})
+        if product is not None:
+            weight = rules.share(len(bra), matching.crossing)
+            summands.append(Summand(weight, product))
+    present = set().union(*(indices_of(summand.product) for summand in summands))
+    positions = tuple(index for index in names.output_positions if index in present)
+    indices = (*positions, bra_hidden, ket_hidden)
+    terms = [summand.term(indices) for summand in summands]
+    hidden = legs.stage.define(f"hidden.{names.pair.group}", indices, terms, kept=False)
+    return [Summand(1.0, (*bra_down, *ket_down, hidden))]
+
+
+def covariance_with_stream(legs: Projections, slot: Slot) -> list[Summand]:
+    """The covariance of the stream in one slot with the output of the layer in the other slot.
+
+    The stream has the end `FIRST`, the output the end `SECOND`.
+    """
+    names, layer = legs.names, OTHER[slot]
+    hidden, down = _hidden(names, layer, SECOND, "h")
+    summands = []
+    for matching in matchings((stream(slot), *names.legs(layer)), names.step.rules.stream):
+        if matching.crossing == 0:
+            continue
+        product = _product(legs, matching, {slot: FIRST, layer: hidden})
+        if product is not None:
+            summands.append(Summand(1.0, (*down, *product)))
+    return summands
+
+
+def _hidden(names: BraKet, slot: Slot, output: str, hidden: str) -> tuple[str, Product]:
+    """The index of the elementwise product of a layer's legs, and its map to the output.
+
+    Where a leg is the output, both have one index, and the map is the empty product.
+    """
+    down = names.kind(slot).down
+    if down is None:
+        return output, ()
+    return hidden, (names.leaf(slot, down, output, hidden),)
+
+
+def _product(legs: Projections, matching: Matching, ends: dict[Slot, str]) -> Product | None:
+    """The arrays of a matching; None where a leg is left to a mean that vanishes.
+
+    Args:
+        legs: Means and covariances of the legs.
+        matching: Legs that are joined, and legs that are left to their means.
+        ends: Name of the coordinate of all legs of a slot, as their product is elementwise.
+    """
+    operands: list[Operand] = []
+    for one, two in matching.pairs:
+        names = {FIRST: ends[one.slot], SECOND: ends[two.slot]}
+        operands += renamed(legs.covariance(one, two), names)
+    for leg in matching.singles:
+        value = legs.mean(leg)
+        if value is None:
+            return None
+        operands += renamed(value, {FIRST: ends[leg.slot]})
+    return tuple(operands)

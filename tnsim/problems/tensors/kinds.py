@@ -1,0 +1,186 @@
+"""Layers without their numbers: the kinds on which plans depend."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, TypeAlias
+
+from tnsim.models.arrays import add
+from tnsim.models.attention import Attention
+from tnsim.models.layers import Core, Linear, affine_maps, bias_name, innermost
+from tnsim.models.model import Model
+from tnsim.models.protocol import Layer
+from tnsim.names import SCORES, WEIGHT
+from tnsim.sessions import per_object_cache
+
+
+class LayerKind(NamedTuple):
+    """A layer without its numbers, enough to plan a comparison. Hashable.
+
+    Args:
+        name: Class of the layer, for messages.
+        legs: Roles of the arrays through which the layer reads its input; it is linear in each.
+        down: Role of the array that maps the product of the legs to the output; None for a single
+            leg, which is the output.
+        d_in: Number of coordinates of the input.
+        d_out: Number of coordinates of the output.
+        rank: Number of hidden units; 0 for attention.
+        biases: Roles that have a bias.
+        skips: Whether a residual adds the input. A skip around a linear layer is in its matrix.
+        heads: (n_heads, d_head, d_value) of attention, zeros otherwise.
+        rotary: Whether queries and keys depend on the position (RoPE).
+        causal: Whether an output sees its own and earlier positions only.
+        dense: Whether the layer is given by its whole tensor, lifted, and not by arrays.
+
+    Example:
+        >>> kind = LayerKind("Bilinear", ("LEFT", "RIGHT"), "DOWN", d_in=3, d_out=3, rank=8)
+        >>> kind.order, kind.constant, kind.mixes_positions
+        (2, False, False)
+    """
+
+    name: str
+    legs: tuple[str, ...]
+    down: str | None
+    d_in: int
+    d_out: int
+    rank: int = 0
+    biases: tuple[str, ...] = ()
+    skips: bool = False
+    heads: tuple[int, int, int] = (0, 0, 0)
+    rotary: bool = False
+    causal: bool = False
+    dense: bool = False
+
+    @property
+    def order(self) -> int:
+        """Degree of the output in the input, and number of input legs."""
+        return len(self.legs)
+
+    @property
+    def constant(self) -> bool:
+        """Whether the layer reads the constant coordinate of a lifted input."""
+        return bool(self.biases) or self.skips or self.dense
+
+    @property
+    def mixes_positions(self) -> bool:
+        """Whether an output depends on the input at other positions: scores, values and heads."""
+        return self.heads[0] > 0
+
+    def is_rotary(self, role: str) -> bool:
+        """Whether the array of a leg depends on the position, as RoPE makes queries and keys do."""
+        return self.rotary and any(role in score for score in SCORES)
+
+    def multiplications(self, positions: int) -> int:
+        """Number of scalar multiplications of a forward pass on one sequence.
+
+        Example:
+            >>> kind = LayerKind("Bilinear", ("LEFT", "RIGHT"), "DOWN", d_in=3, d_out=2, rank=8)
+            >>> kind.multiplications(positions=1)
+            72
+        """
+        return positions * self.multiplications_at_position(positions)
+
+    def multiplications_at_position(self, seen: int) -> int:
+        """Number of scalar multiplications at one position that sees `seen`, its own included."""
+        if self.mixes_positions:
+            # Per head and position: rows of the input; for every key two scores, their product and
+            # mask, and the weighted value; the head's part of the output.
+            heads, d_head, d_value = self.heads
+            rows = 4 * d_head + d_value
+            scores = seen * (2 * d_head + d_value + 2)
+            return heads * (rows * self.d_in + scores + d_value * self.d_out)
+        if self.down is None:
+            return self.d_in * self.d_out
+        return self.rank * (self.order * self.d_in + self.order - 1 + self.d_out)
+
+    @property
+    def dense_size(self) -> int:
+        """Elements of the layer's whole tensor where `whole_tree` needs it, else 0."""
+        if not self.dense and self.order <= 2:
+            return 0
+        return (self.d_out + 1) * (self.d_in + 1) ** self.order
+
+
+Kinds: TypeAlias = tuple[LayerKind, ...]
+
+
+def layer_kind(layer: Layer) -> LayerKind:
+    """The kind of a layer.
+
+    Example:
+        >>> import numpy as np, tnsim
+        >>> layer_kind(tnsim.Bilinear(*[np.eye(2)] * 3)).legs
+        ('LEFT', 'RIGHT')
+    """
+    core = innermost(layer)
+    rows, output = affine_maps(core)
+    biases: list[str] = []
+    for name in (*rows, output):
+        if getattr(core, bias_name(name)) is not None:
+            biases.append(name.upper())
+    own = LayerKind(
+        name=type(core).__name__,
+        legs=(WEIGHT,),
+        down=None,
+        d_in=core.d_in,
+        d_out=core.d_out,
+        biases=(WEIGHT,) if biases else (),
+    )
+    if len(rows) < 2:  # see `core_of`
+        return own
+    multiplied = own._replace(
+        legs=tuple(map(str.upper, rows)),
+        down=output.upper(),
+        biases=tuple(biases),
+        skips=core is not layer,
+    )
+    if not isinstance(core, Attention):
+        return multiplied._replace(rank=getattr(core, rows[0]).shape[0])
+    return multiplied._replace(
+        heads=(core.n_heads, core.d_head, core.d_value),
+        rotary=core.rope_base is not None,
+        causal=core.mask == "causal",
+    )
+
+
+def core_of(layer: Layer) -> Core:
+    """The layer inside its residuals; a product of one affine map becomes a linear layer.
+
+    Example:
+        >>> import tnsim
+        >>> core_of(tnsim.Multilinear([[[2.0]]], [[3.0]])).weight
+        array([[6.]])
+    """
+    core = innermost(layer)
+    rows, output = affine_maps(core)
+    if len(rows) != 1:
+        return core
+    down, bias = getattr(core, output), getattr(core, bias_name(output))
+    first = getattr(core, bias_name(rows[0]))
+    if first is not None:
+        bias = add(down @ first, bias)
+    return Linear(down @ getattr(core, rows[0]), bias)
+
+
+@per_object_cache
+def kinds(model: Model) -> Kinds:
+    """Kinds of a model's layers, from the input up.
+
+    Models of equal kinds share their plans, and their weights can be stacked.
+
+    Example:
+        >>> import numpy as np, tnsim
+        >>> len(kinds(tnsim.Model([tnsim.Linear(np.eye(2))] * 3)))
+        3
+    """
+    return tuple(layer_kind(layer) for layer in model.layers)
+
+
+def nonlinear(*models: Kinds) -> int:
+    """Number of nonlinear layers of the deeper model.
+
+    Example:
+        >>> import numpy as np, tnsim
+        >>> nonlinear(kinds(tnsim.Model([tnsim.Linear(np.eye(2))])))
+        0
+    """
+    return max(sum(layer.order > 1 for layer in layers) for layers in models)
