@@ -15,12 +15,14 @@ import math
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from enum import Enum, auto
+from functools import cached_property
 from typing import Any
 
 from tnsim.errors import ModelError
 from tnsim.metrics.pairings import Joining, Leg, gaussian, straight
 from tnsim.metrics.protocol import LayerwiseMetric
 from tnsim.names import SIDES
+from tnsim.sessions import session_cache
 
 LARGEST_ORDER = 3
 """Largest order of layers whose joinings a `PairingRule` describes."""
@@ -49,6 +51,18 @@ class Joinings:
     pairs_within_model: bool
     exact: bool
     table: tuple[tuple[tuple[int, int, bool], tuple[Joining, ...]], ...]
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        # Plans are looked up by it at every call, and a table holds hundreds of legs.
+        return hash((self.name, self.pairs_within_model, self.exact, self.table))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Without the hash, which is another one in another process.
+        return type(self), (self.name, self.pairs_within_model, self.exact, self.table)
 
     def is_exact(self, nonlinear_layers: int) -> bool:
         """Whether the metric is exact for the models under comparison, as it answered."""
@@ -80,6 +94,25 @@ def asked(metric: LayerwiseMetric, orders: Collection[Orders], nonlinear_layers:
         >>> found.joinings(2, 2, True) == tnsim.TreeSymmetric().joinings(2, 2, True)
         True
     """
+    if _joins_by_class(metric):
+        return _asked_of_class(type(metric), tuple(orders), nonlinear_layers)
+    return _asked(metric, orders, nonlinear_layers)
+
+
+def _joins_by_class(metric: LayerwiseMetric) -> bool:
+    """Whether the class of a metric decides how legs are joined, as in tnsim's own metrics."""
+    ours = type(metric).__module__.startswith("tnsim.metrics.")
+    return ours and not isinstance(metric, Joinings)
+
+
+@session_cache
+def _asked_of_class(
+    kind: type[LayerwiseMetric], orders: tuple[Orders, ...], nonlinear_layers: int
+) -> Joinings:
+    return _asked(kind(), orders, nonlinear_layers)
+
+
+def _asked(metric: LayerwiseMetric, orders: Collection[Orders], nonlinear_layers: int) -> Joinings:
     table = []
     for bra, ket in sorted(set(orders)):
         for centred in (True, False):
@@ -150,6 +183,15 @@ def pairing_rule(metric: LayerwiseMetric) -> PairingRule | None:
         >>> pairing_rule(tnsim.TreeSymmetric()).name
         'SYMMETRISED'
     """
+    return _rule_of_class(type(metric)) if _joins_by_class(metric) else _rule(metric)
+
+
+@session_cache
+def _rule_of_class(kind: type[LayerwiseMetric]) -> PairingRule | None:
+    return _rule(kind())
+
+
+def _rule(metric: LayerwiseMetric) -> PairingRule | None:
     for way, known in _KNOWN.items():
         if all(tuple(metric.joinings(*one)) == known(*one) for one in ASKED):
             return way

@@ -125,8 +125,11 @@ def check_addresses() -> None:
     Raises:
         TooLarge: The limit of the process leaves less than compiling takes.
     """
-    left, needed = _addresses_left(PROC), _compiling_addresses(PROC)
-    if left is not None and needed > left:
+    left = _addresses_left(PROC)
+    if left is None:
+        return
+    needed = _compiling_addresses(PROC)
+    if needed > left:
         raise TooLarge(
             f"the address space of the process (ulimit -v) has {left / 2**20:,.0f} MiB left, and "
             f"compiling takes {needed / 2**20:,.0f} MiB of it; allow more, as by: "
