@@ -142,7 +142,11 @@ def test_the_built_reference_has_all_members():
 
 
 def public_members(thing):
+    """Functions and properties of a class, functions of a module that its `__all__` names."""
+    listed = getattr(thing, "__all__", vars(thing))
     for name, member in vars(thing).items():
+        if name not in listed:
+            continue
         is_own = getattr(member, "__module__", None) == thing.__name__
         in_module = inspect.isfunction(member) and is_own and inspect.ismodule(thing)
         in_class = isinstance(member, property | classmethod) or inspect.isfunction(member)
