@@ -89,8 +89,10 @@ def scaled_under(model: Model, metric: Metric, by_states: bool, per_output: bool
     made = scaled(model, per_output, states)
     if is_traced((model, metric)) or amplification(made.model, metric) < SKEWED:
         return made
-    # In a rotated basis rows of all sizes meet, so units follow the states in any case.
-    states = _input_states(model, metric)
+    if not jax.tree.leaves(metric):
+        # In a rotated basis rows of all sizes meet, so units follow the states in any case. The
+        # covariance of a metric may be far from one, where float32 needs its units untouched.
+        states = _input_states(model, metric)
     again = scaled(regauged(made.model, metric), per_output, states)
     return Scaled(again.model, made.exponent + again.exponent)
 
