@@ -98,6 +98,20 @@ def test_traced_in_float32_by_default(rng):
     assert_close(value, tnsim.similarity(a, b), scale=1.0, rtol=1e-5, limited_by="float32")
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("x64", [False, True])
+def test_an_untraced_partner_leaves_the_dtype_of_the_weights(rng, x64):
+    # Units are applied to an untraced model in float64, the trace computes in float32 all the same.
+    a, b = (
+        tnsim.Model([tnsim.Linear(rng.normal(size=(3, 4)).astype(np.float32))]) for _ in range(2)
+    )
+    with jax.enable_x64(x64):
+        value, gradient = jax.value_and_grad(lambda model: tnsim.similarity(model, b))(a)
+    assert value.dtype == np.float32
+    assert gradient.layers[0].weight.dtype == np.float32
+    assert_close(value, tnsim.similarity(a, b), scale=1, rtol=1e-5, limited_by="float32")
+
+
 def test_gradient_through_a_difference(rng):
     (a, b), (c, _) = (cases.pair(cases.SHALLOW["bilinear"], rng) for _ in range(2))
     with jax.enable_x64(True):

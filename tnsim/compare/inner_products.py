@@ -12,7 +12,7 @@ quadrature costs less (`by_points`).
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial, reduce
 from typing import Any, NamedTuple
 
@@ -57,9 +57,12 @@ def by_plans(first: AnyModel, second: AnyModel, request: Request, traced: bool) 
     Returns:
         The products of the request; of sums that are not traced, also the norms.
     """
-    per_output, dtype = request.per_output, request.dtype
     one, two = terms(first), terms(second)
     models = [model for _, model in (*one, *two)]
+    if traced:
+        # The dtype of the weights as given: units of untraced models are applied in float64.
+        request = request._replace(dtype=_weights_dtype(models))
+    per_output, dtype = request.per_output, request.dtype
     by_states = follow_states(models)
     units = {}
     for model in models:
@@ -75,6 +78,12 @@ def by_plans(first: AnyModel, second: AnyModel, request: Request, traced: bool) 
         if by_vectors is not None:
             return InnerProducts(by_vectors, 0.0, traced)
     return InnerProducts(products, exponent, traced)
+
+
+def _weights_dtype(models: Sequence[Model]) -> str:
+    """The dtype that the weights of models share by the promotion rules of JAX."""
+    given = (x.dtype for x in jax.tree.leaves(models) if hasattr(x, "dtype") and x.ndim)
+    return str(jnp.result_type(*map(jax.dtypes.canonicalize_dtype, given)))
 
 
 class _ScaledSum(NamedTuple):
@@ -198,9 +207,7 @@ def _runs(
 def _traced_runs(
     family: Family, plan: Plan, a: Model, b: Model | None, request: Request
 ) -> list[execution.Result]:
-    """Results inside a trace of the caller's, one for each moment node, in the weights' dtype."""
-    leaves = jax.tree.leaves((a, b))
-    dtype = str(jnp.result_type(*(x.dtype for x in leaves if hasattr(x, "dtype") and x.ndim)))
+    """Results inside a trace of the caller's, one for each moment node."""
     models: dict[Side, Model] = {}
     for side, model in by_side(a, b).items():
         models[side] = family.prepare(model)
@@ -208,7 +215,7 @@ def _traced_runs(
     results = []
     for t in family.nodes.points if family.nodes else (None,):
         known = weights | family.inputs(plan.shapes, request.metric, a.d_in, t)
-        arrays = {name: jnp.asarray(known[name], dtype) for name in plan.shapes}
+        arrays = {name: jnp.asarray(known[name], request.dtype) for name in plan.shapes}
         results.append(execution.run(plan, arrays, "traced"))
     return results
 
