@@ -5,7 +5,7 @@ that need an optional package say so when they are called, not when they are nam
 and `from tnsim import *` work without optional packages.
 
 Reading order of the packages: `models`, `metrics`, `problems`, `engine`, `compare`, `checkpoints`,
-`tensor_networks`, `torch`, `all_pairs`, `analysis`, `reproduce`, `cli`.
+`tensor_networks`, `torch`, `all_pairs`, `localise`, `analysis`, `reproduce`, `cli`.
 """
 
 from __future__ import annotations
@@ -56,12 +56,15 @@ if TYPE_CHECKING:  # the same names as below, for editors and type checkers
         TooLarge,
         UnsupportedLayer,
     )
+    from tnsim.localise.change import Change, change
+    from tnsim.localise.paths import Paths, PathSeries, paths
     from tnsim.metrics.categorical import Categorical
     from tnsim.metrics.empirical import Empirical
     from tnsim.metrics.metric import Frobenius, Gaussian, GaussianClosure, Symmetric, TreeSymmetric
     from tnsim.metrics.product import Product
     from tnsim.metrics.protocol import FiniteMetric, LayerwiseMetric, Metric
     from tnsim.models.attention import Attention
+    from tnsim.models.components import components, switched
     from tnsim.models.layers import Bilinear, Linear, Multilinear, Residual
     from tnsim.models.model import Combination, Model
     from tnsim.models.origin import Origin
@@ -111,6 +114,13 @@ _HOME = {
     "Check": "compare.monte_carlo",
     "attribution": "compare.attribution",
     "Attribution": "compare.attribution",
+    "components": "models.components",
+    "switched": "models.components",
+    "paths": "localise.paths",
+    "Paths": "localise.paths",
+    "PathSeries": "localise.paths",
+    "change": "localise.change",
+    "Change": "localise.change",
     "Plan": "engine.plan",
     "ForwardPlan": "compare.by_points",
     "network": "tensor_networks.network",
@@ -164,6 +174,7 @@ __all__ = [
     "Budget",
     "Categorical",
     "CaveatWarning",
+    "Change",
     "Check",
     "CheckpointError",
     "Combination",
@@ -195,6 +206,8 @@ __all__ = [
     "OwnLayer",
     "Pairwise",
     "PairwisePlan",
+    "PathSeries",
+    "Paths",
     "Plan",
     "PrecisionWarning",
     "Product",
@@ -213,8 +226,10 @@ __all__ = [
     "UnsupportedLayer",
     "attribution",
     "baselines",
+    "change",
     "check",
     "compare_forward",
+    "components",
     "confirm",
     "contract",
     "contract_expression",
@@ -228,6 +243,7 @@ __all__ = [
     "networks",
     "open_pairwise",
     "pairwise",
+    "paths",
     "plan",
     "plan_pairwise",
     "plots",
@@ -237,6 +253,7 @@ __all__ = [
     "session",
     "similarity",
     "slices",
+    "switched",
 ]
 __version__ = "0.1.0"
 

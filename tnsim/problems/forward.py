@@ -32,7 +32,18 @@ from tnsim.engine.scaled import LogScaled, add, contribution, stacked, taken, ti
 from tnsim.errors import ModelError, TooLarge
 from tnsim.metrics.points import Points, WeightedPoints
 from tnsim.models.arrays import library
-from tnsim.models.forward import ScaledLayers, check_inputs, forward, is_tokens, scaled_layers
+from tnsim.models.forward import (
+    Prefixes,
+    ScaledLayers,
+    State,
+    after,
+    ahead,
+    check_inputs,
+    entered,
+    forward,
+    is_tokens,
+    scaled_layers,
+)
 from tnsim.models.functions import Function, outputs_of
 from tnsim.models.model import Model
 from tnsim.models.scaling import SMALLEST, larger, split
@@ -177,20 +188,26 @@ def sums(
     every = [*rows, *(columns or ())]
     parts = {id(part): part for terms in every for _, part in terms}
     work = _work(parts.values(), points)
-    largest = max(stop - start for start, stop in _groups(points))
+    largest = max(stop - start for start, stop in groups(points))
     size = batch_size(list(parts.values()), points, largest, dtype, budget)
     grams, shares = [], []
     with execution.precision():
-        runs = {}
         eager = work < _EAGER or not can_compile()
         eager = eager or budget.room(0, PROGRAM_BYTES) < PROGRAM_BYTES
-        for key, part in parts.items():
-            runs[key] = _run(part, per_output, dtype, eager)
-        for start, stop in _groups(points):
+        models = {key: part for key, part in parts.items() if isinstance(part, Model)}
+        passes = _Passes(models, per_output, dtype, eager)
+        functions = {
+            key: _of_plain(part, per_output, dtype)
+            for key, part in parts.items()
+            if key not in models
+        }
+        for start, stop in groups(points):
             share, batches = 0.0, []
             for batch in in_batches(points, start, stop, size):
                 share += float(np.exp(batch.log_weights).sum())
-                vectors = _vectors(runs, batch)
+                vectors = passes.at(batch)
+                vectors |= {key: run(batch) for key, run in functions.items()}
+                _check_shapes(vectors, batch)
                 first = [_sum(terms, vectors, dtype) for terms in rows]
                 second = first
                 if columns is not None:
@@ -215,22 +232,103 @@ def total(value: LogScaled) -> LogScaled:
     return add([taken(value, n) for n in groups])
 
 
-def _run(part: Part, per_output: bool, dtype: str, eager: bool) -> Run:
-    """The function that returns the vector of a part on a batch."""
-    if isinstance(part, Model):
-        known = jax.tree.map(np.asarray, scaled_layers(part, per_output))
-        weights = jax.tree.map(lambda x: np.asarray(x, dtype), known.layers)
-        layers = ScaledLayers(weights, known.exponents)
-        evaluate = vector_of_model if eager else _compiled
+class _Passes:
+    """Forward passes of models; layers below the first difference of several models run once.
 
-        def model(batch: WeightedPoints) -> Vector:
-            check_inputs(part, batch.inputs)
-            inputs = batch.inputs
-            if not is_tokens(inputs):
-                inputs = inputs.astype(dtype)
-            return _on_host(evaluate(layers, inputs, batch.log_weights / 2))
+    Models have a layer in common where they hold the same object, as models with switches do.
+    """
 
-        return model
+    def __init__(self, models: dict[int, Model], per_output: bool, dtype: str, eager: bool):
+        self.models, self.dtype = models, dtype
+        self.scaled = _in_common(models, per_output, dtype)
+        self.step, self.rest, self.whole = after, _vector_of_rest, vector_of_model
+        if not eager:
+            self.step, self.rest, self.whole = _compiled_step, _compiled_rest, _compiled
+
+    def at(self, batch: WeightedPoints) -> dict[int, Vector]:
+        """The vectors of all models on a batch."""
+        for model in self.models.values():
+            check_inputs(model, batch.inputs)
+        inputs, half_logs = batch.inputs, batch.log_weights / 2
+        if not is_tokens(inputs):
+            inputs = inputs.astype(self.dtype)
+        counts = inputs.counts if isinstance(inputs, Prefixes) else None
+        found: dict[int, Vector] = {}
+        for keys in self._alike(list(self.models), 0, 1):
+            model = self.scaled[keys[0]]
+            if len(keys) == 1:
+                found[keys[0]] = _on_host(self.whole(model, inputs, half_logs))
+            else:
+                state, done = entered(model, inputs)
+                found |= self._behind(keys, done, state, half_logs, counts)
+        return found
+
+    def _behind(
+        self, keys: list[int], done: int, state: State, half_logs: Any, counts: Any
+    ) -> dict[int, Vector]:
+        """The vectors of models that have the state behind `done` layers in common."""
+        found: dict[int, Vector] = {}
+        for same in self._alike(keys, done, done + 1):
+            layers, units = self.scaled[same[0]]
+            if len(same) == 1:
+                rest = ScaledLayers(layers[done:], units[done:])
+                found[same[0]] = _on_host(self.rest(rest, state, half_logs, counts))
+                continue
+            demands = ahead(layers[done + 1 :])
+            reached = self.step(layers[done], units[done], state, demands, counts)
+            found |= self._behind(same, done + 1, reached, half_logs, counts)
+        return found
+
+    def _alike(self, keys: list[int], start: int, stop: int) -> list[list[int]]:
+        """Models in groups that have the layers from `start` to `stop - 1` in common.
+
+        A state is normalised as the layers ahead demand, so a group has equal demands. The outputs
+        of two models are vectors of their own even where all layers are the same.
+        """
+        groups: dict[Any, list[int]] = {}
+        for key in keys:
+            layers = self.scaled[key].layers
+            own = key if len(layers) <= stop else None
+            same = (*map(id, layers[start:stop]), ahead(layers[stop:]), own)
+            groups.setdefault(same, []).append(key)
+        return list(groups.values())
+
+
+def _in_common(models: dict[int, Model], per_output: bool, dtype: str) -> dict[int, ScaledLayers]:
+    """Models in scientific notation, in a precision; one object stays one object."""
+    known: dict[tuple[int, bool], ScaledLayers] = {}
+    found = {}
+    for key, model in models.items():
+        layers = []
+        for n, layer in enumerate(model.layers):
+            apart = per_output and n + 1 == len(model.layers)
+            if (id(layer), apart) not in known:
+                one = jax.tree.map(np.asarray, scaled_layers(Model([layer]), apart))
+                weights = jax.tree.map(lambda x: np.asarray(x, dtype), one.layers)
+                known[id(layer), apart] = ScaledLayers(weights, one.exponents)
+            layers.append(known[id(layer), apart])
+        found[key] = ScaledLayers(
+            tuple(layer for one in layers for layer in one.layers),
+            tuple(unit for one in layers for unit in one.exponents),
+        )
+    return found
+
+
+_compiled_step = jax.jit(after, static_argnums=(3, 4))
+
+
+def _vector_of_rest(
+    rest: ScaledLayers, state: State, half_logs: Any, counts: tuple[int, ...] | None
+) -> Vector:
+    """The vector of a model whose first layers have run."""
+    return vector_of(*forward(rest, state, counts), half_logs)
+
+
+_compiled_rest = jax.jit(_vector_of_rest, static_argnums=3)
+
+
+def _of_plain(part: Function, per_output: bool, dtype: str) -> Run:
+    """The function that returns the vector of a plain function on a batch."""
 
     def plain(batch: WeightedPoints) -> Vector:
         outputs = outputs_of(part, batch.inputs).astype(dtype)
@@ -272,9 +370,8 @@ def _on_host(vector: Vector) -> Vector:
     return Vector(vector.values, np.asarray(vector.log, np.float64), lengths, lengths)
 
 
-def _vectors(runs: dict[int, Run], batch: WeightedPoints) -> dict[int, Vector]:
-    """The vectors of all parts; raises `ModelError` unless they have one shape."""
-    vectors = {key: run(batch) for key, run in runs.items()}
+def _check_shapes(vectors: dict[int, Vector], batch: WeightedPoints) -> None:
+    """Raise `ModelError` unless the vectors of all parts have one shape."""
     shapes = sorted({tuple(vector.values.shape) for vector in vectors.values()})
     if len(shapes) > 1:
         numbers = [f"{shape[0]} outputs, {shape[1]} rows" for shape in shapes]
@@ -282,7 +379,6 @@ def _vectors(runs: dict[int, Run], batch: WeightedPoints) -> dict[int, Vector]:
             f"functions that are compared have one shape of outputs; on {len(batch.log_weights)} "
             f"inputs found {' and '.join(numbers)}"
         )
-    return vectors
 
 
 def _sum(terms: Terms, vectors: dict[int, Vector], dtype: str) -> Vector:
@@ -344,7 +440,7 @@ def _stacked(vectors: Sequence[Vector]) -> Vector:
     return Vector(values, log, lengths, np.stack([vector.sizes for vector in vectors]))
 
 
-def _groups(points: Points) -> list[tuple[int, int]]:
+def groups(points: Points) -> list[tuple[int, int]]:
     """First point and end of every group; sizes of groups differ by one at most."""
     count = min(GROUPS, points.count) if points.drawn else 1
     bounds = [n * points.count // count for n in range(count + 1)]
