@@ -68,19 +68,14 @@ def test_switches_by_label_leave_the_others_on(rng):
     assert given(x).tolist() == tnsim.switched(model, z, "head")(x).tolist()
 
 
+@pytest.mark.slow
 def test_all_switches_are_one_plan_that_may_be_batched_and_differentiated(rng):
-    model = tnsim.Model([bilinear(rng, 3, 4, 3), linear(rng, 3, 2)])
+    model = tnsim.Model([bilinear(rng, 2, 3, 2)])
     count = len(tnsim.components(model, "unit"))
 
     def product(z):
-        return tnsim.inner(tnsim.switched(model, z, "unit"), model, tnsim.TreeSymmetric())
+        return tnsim.inner(tnsim.switched(model, z, "unit"), model, tnsim.Frobenius())
 
-    before = (
-        tnsim.session().programs.cache_info()
-        if hasattr(tnsim.session().programs, "cache_info")
-        else None
-    )
-    del before
     z = rng.normal(size=(5, count))
     with jax.enable_x64(True):
         batched = np.asarray(jax.vmap(product)(z))

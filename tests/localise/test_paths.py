@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles import bilinear, linear, quadrature
 from seeds import generator
+from sequence_cases import slow
 
 import tnsim
 from tnsim.localise.paths import components_in
@@ -70,7 +71,9 @@ METRICS = {
 }
 
 
-@pytest.mark.parametrize("name", METRICS)
+@pytest.mark.parametrize(
+    "name", [slow("gaussian"), *[name for name in METRICS if name != "gaussian"]]
+)
 def test_paths_sum_to_the_inner_product_under_every_metric(name, rng):
     a, b = (
         tnsim.Model([oracle.mlp(rng, 3, 2), oracle.mlp(rng, 3, 2, 0.7), linear(rng, 3, 2)])
@@ -85,6 +88,7 @@ def test_paths_sum_to_the_inner_product_under_every_metric(name, rng):
     assert np.linalg.eigvalsh(alone.values).min() > -1e-12 * abs(alone.values).max()
 
 
+@pytest.mark.quadrature
 def test_exact_gaussian_paths_against_quadrature(rng):
     a, b = (tnsim.Model([oracle.mlp(rng, 3, 2), oracle.mlp(rng, 3, 2)]) for _ in range(2))
     x, w = quadrature(5, np.zeros(3), np.eye(3))
@@ -181,7 +185,7 @@ def scrambled_heads(g, core):
 
 
 @given(seed=st.integers(0, 2**32 - 1))
-@settings(max_examples=15)
+@settings(max_examples=6)
 @pytest.mark.parametrize("name", ["mlp", "attention", "mixed"])
 def test_paths_do_not_depend_on_gauges(name, seed):
     g = generator(seed)
@@ -261,13 +265,14 @@ def test_layers_below_the_first_difference_run_once(rng, monkeypatch):
     assert len(runs) == 8 + 8 * 4
 
 
+@pytest.mark.quadrature
 def test_a_zero_matrix_ends_paths(rng):
     layers = [oracle.mlp(rng, 3, 2), oracle.mlp(rng, 3, 2, biases=False), linear(rng, 3, 2)]
     dead = tnsim.Residual(
         tnsim.Bilinear(layers[1].layer.left, layers[1].layer.right, np.zeros((3, 2)))
     )
     model = tnsim.Model([layers[0], dead, layers[2]])
-    for metric in (tnsim.Gaussian(), tnsim.TreeSymmetric()):
+    for metric in (tnsim.Gaussian(), tnsim.Frobenius()):
         assert tnsim.paths(model, metric=metric).bra == ("embed", "embed > layer 0")
     nothing = tnsim.Model([layers[0], tnsim.Linear(np.zeros((2, 3)))])
     with pytest.raises(tnsim.ModelError, match="zero function: no signal goes through it"):
@@ -292,14 +297,15 @@ def test_a_run_is_a_table_of_shares():
     assert "Shares of paths" in run._repr_html_() and "embed" in last.each[0]._repr_html_()
 
 
+@pytest.mark.quadrature
 def test_sampled_shares_have_errors_that_cover_them(rng):
     """Shares of many samples lie about as far from those of all inputs as their errors say."""
     a, _ = pair("mlp", rng)
     exact = tnsim.paths(a, metric=tnsim.Gaussian())
     assert exact.standard_error is None
     deviations = []
-    for _ in range(40):
-        found = tnsim.paths(a, metric=tnsim.Empirical(rng.normal(size=(4000, 3))))
+    for _ in range(20):
+        found = tnsim.paths(a, metric=tnsim.Empirical(rng.normal(size=(1000, 3))))
         deviations.append((found.share - exact.share) / found.standard_error)
     assert 0.4 < np.sqrt(np.mean(np.square(deviations))) < 2.5
 

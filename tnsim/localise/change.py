@@ -230,6 +230,7 @@ def change(
     start = _with_ends(a, b, parts)
     middle = interpolated(start, b, np.full(len(parts), 0.5), parts)
     pair = _Pair(start, b, parts, setting, setting.points(start, middle, b))
+    exact_nodes(pair.family.degree)  # refused before anything is computed
     said = caveats(a, b)
     surroundings = 0.0 if start is a else _measure(a, start, of, setting)
     total = _measure(start, b, of, setting)
