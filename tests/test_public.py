@@ -4,6 +4,7 @@ import ast
 import dataclasses
 import html.parser
 import inspect
+import json
 import re
 import subprocess
 import sys
@@ -62,13 +63,13 @@ def test_names_need_no_extra():
     """Without optional packages: all names by star and by attribute, help, late errors."""
     code = """
 from tnsim import *
-from tnsim import baselines, figures, plots, reading, report
-assert tnsim.plots is plots and pairwise is tnsim.pairwise and "plots" in dir(tnsim)
+from tnsim import baselines, figures, reading, report
+assert tnsim.figures is figures and pairwise is tnsim.pairwise and "figures" in dir(tnsim)
 help(tnsim)
 for attempt in (
     lambda: tnsim.pairwise([]),
     lambda: tnsim.Pairwise(),
-    lambda: tnsim.plots.heatmap([[1.0]], ["a"]),
+    lambda: tnsim.figures.heatmap([[1.0]], ["a"]),
     lambda: tnsim.torch.similarity(None, None),
 ):
     try:
@@ -99,6 +100,44 @@ def test_a_precision_is_what_numpy_takes(dtype, rng):
     assert tnsim.pairwise([a, b], dtype=dtype).attrs["dtype"] == "float32"
     parts = tnsim.attribution(a, b, dtype=dtype)
     assert parts.values.tolist() == tnsim.attribution(a, b, dtype="float32").values.tolist()
+
+
+def test_a_plan_answers_one_protocol_by_any_route(rng):
+    """A reader of costs need not know whether contractions or forward passes answer."""
+    a, b = (tnsim.Model([bilinear(rng, 3, 4, 2)]) for _ in range(2))
+    answers = [name for name in vars(tnsim.AnyPlan) if not name.startswith("_")]
+    routes = []
+    for metric in (tnsim.TreeSymmetric(), tnsim.Empirical(rng.normal(size=(5, 3)))):
+        for cosine in (False, True):
+            plan = tnsim.plan(a, b, metric, cosine=cosine)
+            assert isinstance(plan, tnsim.AnyPlan) and all(hasattr(plan, name) for name in answers)
+            assert plan.outputs == (("AA", "AB", "BB") if cosine else ("AB",))
+            assert plan.metric == metric.name and plan.exact and plan.dtype == "float64"
+            assert plan.multiplications > 0 and plan.peak_bytes > 0
+            fields = json.loads(plan.to_json())
+            assert plan.metric in str(fields)
+            rows = [line.split("  ")[0] for line in str(plan).splitlines()]
+            assert {"metric", "route", "inner products", "multiplications", "peak memory"} <= {
+                *rows
+            }
+            routes.append(plan.route)
+    assert routes == ["contractions", "contractions", "data", "data"]
+
+
+def test_a_session_of_ones_own(rng):
+    a, b = (tnsim.Model([bilinear(rng, 3, 4, 2)]) for _ in range(2))
+    with tnsim.using(tnsim.Session()) as own:
+        assert tnsim.session() is own
+        assert tnsim.similarity(a, b) == tnsim.similarity(a, b)
+    assert tnsim.session() is not own
+
+
+def test_the_metric_follows_the_models(rng):
+    """`other` is a keyword, so that no second set of models is taken for a metric."""
+    models = [tnsim.Model([bilinear(rng, 3, 4, 2)]) for _ in range(2)]
+    for verb in (tnsim.pairwise, tnsim.plan_pairwise):
+        with pytest.raises(TypeError, match="positional"):
+            verb(models, tnsim.TreeSymmetric(), models)
 
 
 @pytest.mark.parametrize("dtype", ["int8", "half", complex, "nonsense", 7, {"names": 1}])
@@ -288,7 +327,7 @@ def test_sequences_refuse_a_metric_that_joins_legs_in_its_own_way(rng):
 
 def test_what_a_prompt_completes_is_public():
     special = {name for name in dir(tnsim) if name.startswith("__")}
-    modules = {"baselines", "figures", "plots", "reading", "report", "torch"}
+    modules = {"baselines", "figures", "reading", "report", "torch"}
     assert set(dir(tnsim)) - special == {*tnsim.__all__, *modules}
 
 
