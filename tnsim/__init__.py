@@ -31,7 +31,7 @@ if TYPE_CHECKING:  # the same names as below, for editors and type checkers
     )
     from tnsim.checkpoints.modules import from_module
     from tnsim.checkpoints.native import save
-    from tnsim.checkpoints.rules import Rule
+    from tnsim.checkpoints.rules import AttentionRule, BilinearRule, LinearRule, Rule
     from tnsim.compare.attribution import Attribution, attribution
     from tnsim.compare.by_points import ForwardPlan
     from tnsim.compare.monte_carlo import Check, check
@@ -127,6 +127,9 @@ _HOME = {
     "from_module": "checkpoints.modules",
     "Dialect": "checkpoints.dialects",
     "Rule": "checkpoints.rules",
+    "LinearRule": "checkpoints.rules",
+    "BilinearRule": "checkpoints.rules",
+    "AttentionRule": "checkpoints.rules",
     "Guess": "checkpoints.dialects",
     "compare_forward": "checkpoints.load",
     "confirm": "checkpoints.load",
@@ -162,8 +165,10 @@ _MODULES = {
 __all__ = [
     "AnyPlan",
     "Attention",
+    "AttentionRule",
     "Attribution",
     "Bilinear",
+    "BilinearRule",
     "Budget",
     "Categorical",
     "CaveatWarning",
@@ -187,6 +192,7 @@ __all__ = [
     "Layer",
     "LayerwiseMetric",
     "Linear",
+    "LinearRule",
     "Metric",
     "MissingExtra",
     "Model",

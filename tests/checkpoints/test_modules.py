@@ -234,7 +234,7 @@ class Raw(nn.Module):
 
 def test_classes_are_declared_by_rules_or_functions(rng):
     module = nn.Sequential(nn.Linear(3, 4), Raw(), nn.Linear(4, 2))
-    rule = tnsim.Rule("bilinear", left="a", right="b")
+    rule = tnsim.BilinearRule(left="a", right="b")
 
     def function(raw):
         return tnsim.Bilinear(raw.a, raw.b, np.eye(4))
@@ -245,7 +245,7 @@ def test_classes_are_declared_by_rules_or_functions(rng):
         model = tnsim.from_module(module, {Raw: declared})
         assert_close(model(x), expected, scale=LARGEST, rtol=1e-5, limited_by="float32")
         assert (model.origin.dialect is None) == (declared is function)
-    wrong = tnsim.Rule("bilinear", left="a", right="a")
+    wrong = tnsim.BilinearRule(left="a", right="a")
     with pytest.raises(tnsim.TnsimError, match=r"what was recognised is another function|tell how"):
         tnsim.from_module(module, {Raw: wrong})
 

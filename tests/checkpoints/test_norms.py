@@ -124,7 +124,7 @@ def test_what_is_left_out_is_said_of_all_pairs(file, state, tmp_path):
 
 def test_a_model_that_was_read_whole_says_nothing(state):
     whole = {name: array for name, array in state.items() if "norm" not in name}
-    chosen = tnsim.Dialect("mine", tuple(tnsim.Rule(**rule) for rule in RULES))
+    chosen = tnsim.Dialect.from_json(json.dumps({"format": 1, "name": "mine", "layers": RULES}))
     model = tnsim.from_state_dict(whole, chosen)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -570,7 +570,7 @@ def confirm(
 
     Example:
         >>> import tnsim
-        >>> rules = [tnsim.Rule("linear", weight="w")]
+        >>> rules = [tnsim.LinearRule(weight="w")]
         >>> guess = tnsim.Guess("matrices", "stored (out, in)")
         >>> dialect = tnsim.Dialect("mine", tuple(rules), guesses=(guess,))
         >>> model = from_state_dict({"w": np.array([[1.0, 2.0]])}, dialect)

@@ -220,7 +220,7 @@ def _check_describable(module: Any, declared: tuple[type, ...]) -> None:
         shown += f"; and {len(wrong) - 6} more"
     raise UnsupportedLayer(
         f"no polynomial describes this module: {shown}. A class of your own that computes one can "
-        f"be declared: layers={{Class: Rule(...) or a function}}. {ON_INPUTS}"
+        f"be declared: layers={{Class: BilinearRule(...) or a function}}. {ON_INPUTS}"
     )
 
 
@@ -282,7 +282,7 @@ def _parts(module: Any, declared: Mapping[type, Declared], example: Any) -> list
     if not found:
         raise UnsupportedLayer(
             f"{type(module).__name__} has no layers of PyTorch inside; declare it: "
-            f"layers={{Class: Rule(...) or a function}}. {ON_INPUTS}"
+            f"layers={{Class: BilinearRule(...) or a function}}. {ON_INPUTS}"
         )
     state = tensors_of(module)
     numbers = {name: float(tensor) for name, tensor in state.items() if tensor.numel() == 1}

@@ -178,8 +178,8 @@ def check_unused(
 
     Example:
         >>> import numpy as np
-        >>> from tnsim.checkpoints.rules import Rule
-        >>> dialect = Dialect("mine", (Rule("linear", weight="w"),), ignore=("step",))
+        >>> from tnsim.checkpoints.rules import LinearRule
+        >>> dialect = Dialect("mine", (LinearRule(weight="w"),), ignore=("step",))
         >>> check_unused(NamedArrays({"step": np.array(3)}, None), dialect, [])
         (('step',), ())
     """
@@ -302,7 +302,8 @@ def model_from_state(
 
     Example:
         >>> import numpy as np
-        >>> dialect = Dialect("mine", (Rule("linear", weight="w"),))
+        >>> from tnsim.checkpoints.rules import LinearRule
+        >>> dialect = Dialect("mine", (LinearRule(weight="w"),))
         >>> model_from_state({"w": np.ones((2, 3))}, dialect).d_in
         3
     """
