@@ -13,6 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -138,6 +139,33 @@ def test_the_metric_follows_the_models(rng):
     for verb in (tnsim.pairwise, tnsim.plan_pairwise):
         with pytest.raises(TypeError, match="positional"):
             verb(models, tnsim.TreeSymmetric(), models)
+
+
+def test_seeds_of_every_kind(rng):
+    """A number, a NumPy generator and a JAX key; equal seeds draw equal inputs."""
+    a, b = (tnsim.Model([bilinear(rng, 3, 4, 2)]) for _ in range(2))
+
+    def drawn(seed):
+        return tnsim.check(a, b, samples=64, seed=seed).estimate
+
+    for make in (lambda: np.random.default_rng(3), lambda: jax.random.key(3), lambda: np.int64(3)):
+        assert drawn(make()) == drawn(make())
+    assert drawn(jax.random.key(3)) == drawn(jax.random.PRNGKey(3)) == drawn(3)
+    assert drawn(jax.random.key(3)) != drawn(jax.random.key(4))
+    generator = np.random.default_rng(3)
+    assert drawn(generator) != drawn(generator)  # a generator goes on
+    again = tnsim.check(a, b, samples=64, seed=np.random.default_rng(3))
+    assert drawn(again.seed) == again.estimate
+    sampled = [tnsim.Product("uniform", 64, seed) for seed in (3, jax.random.key(3))]
+    assert tnsim.inner(a, b, sampled[0]) == tnsim.inner(a, b, sampled[1])
+    own = [tnsim.baselines.output_cosine([a, b], 64, seed=seed) for seed in (3, jax.random.key(3))]
+    assert own[0].equals(own[1])
+    assert tnsim.compare_forward(a, a, seed=np.random.default_rng(0)).relative < 1e-5
+    for wrong in (-1, 1.5, True, "3", None, rng.normal(size=3)):
+        with pytest.raises(tnsim.ModelError, match="must be 0 or more, a NumPy generator or a JAX"):
+            tnsim.check(a, b, samples=64, seed=wrong)
+    with pytest.raises(tnsim.ModelError, match="the seed of samples is traced"):
+        jax.jit(lambda key: tnsim.Categorical(samples=10, seed=key).seed)(jax.random.key(0))
 
 
 @pytest.mark.parametrize("dtype", ["int8", "half", complex, "nonsense", 7, {"names": 1}])

@@ -30,6 +30,7 @@ from tnsim.checkpoints.named_arrays import to_numpy
 from tnsim.checkpoints.native import METADATA, own_model
 from tnsim.checkpoints.state_dict import detect, model_from_state
 from tnsim.errors import ON_INPUTS, CheckpointError, ModelError, printable
+from tnsim.models.checks import Seed, seed_number
 from tnsim.models.model import Model
 from tnsim.models.origin import Origin
 from tnsim.tables import html_table
@@ -518,7 +519,7 @@ class ForwardDifference(NamedTuple):
 
 
 def compare_forward(
-    model: Model, forward: Callable[[np.ndarray], Any], samples: int = 64, seed: int = 0
+    model: Model, forward: Callable[[np.ndarray], Any], samples: int = 64, seed: Seed = 0
 ) -> ForwardDifference:
     """Check a dialect: compare the model's forward pass with another one.
 
@@ -529,7 +530,7 @@ def compare_forward(
         forward: Function of float32 inputs (samples, d_in), or (samples, n_ctx, d_in) for a model
             of sequences, that returns outputs (samples, d_out), or (samples, n_ctx, d_out).
         samples: Number of standard normal inputs.
-        seed: Seed of the inputs.
+        seed: Seed of the inputs: a number, a NumPy generator or a JAX key.
 
     Returns:
         Absolute and relative difference; the relative difference has no unit.
@@ -543,11 +544,11 @@ def compare_forward(
         >>> compare_forward(model, lambda x: x)
         ForwardDifference(absolute=0.0, relative=0.0)
     """
-    return _forward_difference(model, forward, samples, seed, 1.0)
+    return _forward_difference(model, forward, samples, seed_number(seed), 1.0)
 
 
 def confirm(
-    model: Model, forward: Callable[[np.ndarray], Any], samples: int = 64, seed: int = 0
+    model: Model, forward: Callable[[np.ndarray], Any], samples: int = 64, seed: Seed = 0
 ) -> Model:
     """Confirm the guesses of a dialect by comparing the model with another forward pass.
 
@@ -558,7 +559,7 @@ def confirm(
         model: A model that was read through a dialect with guesses.
         forward: Forward pass of the network itself, as for `compare_forward`.
         samples: Number of normal inputs of each size.
-        seed: Seed of the inputs.
+        seed: Seed of the inputs: a number, a NumPy generator or a JAX key.
 
     Returns:
         The model without open guesses. `model.origin.dialect` has all of them confirmed, so that
@@ -579,6 +580,7 @@ def confirm(
         >>> confirm(model, lambda x: x @ np.array([[1.0], [2.0]])).origin.guesses
         ()
     """
+    seed = seed_number(seed)
     errors = [
         _forward_difference(model, forward, samples, seed, scale).relative for scale in SCALES
     ]
