@@ -157,7 +157,7 @@ def _along_plans(rows: Sequence[Model], columns: Sequence[Model] | None, setting
         found = pairwise(
             list(rows),
             setting.metric,
-            None if columns is None else list(columns),
+            other=None if columns is None else list(columns),
             dtype=setting.dtype,
             budget=setting.budget,
         )
