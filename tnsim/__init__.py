@@ -58,6 +58,7 @@ if TYPE_CHECKING:  # the same names as below, for editors and type checkers
         UnsupportedLayer,
     )
     from tnsim.localise.change import Change, change
+    from tnsim.localise.edges import Edges
     from tnsim.localise.paths import Paths, PathSeries, paths
     from tnsim.metrics.categorical import Categorical
     from tnsim.metrics.empirical import Empirical
@@ -120,6 +121,7 @@ _HOME = {
     "paths": "localise.paths",
     "Paths": "localise.paths",
     "PathSeries": "localise.paths",
+    "Edges": "localise.edges",
     "change": "localise.change",
     "Change": "localise.change",
     "Plan": "engine.plan",
@@ -189,6 +191,7 @@ __all__ = [
     "DamagedStore",
     "Dialect",
     "DuplicateWarning",
+    "Edges",
     "Empirical",
     "ExecutorError",
     "Expression",

@@ -51,6 +51,7 @@ __all__ = [
     "curves_over_training",
     "depth",
     "draw",
+    "edges",
     "heatmap",
     "layers_and_heads",
     "new_figure",
@@ -262,7 +263,7 @@ def shares(
     Example:
         >>> import numpy as np
         >>> figure = shares(["layer 0", "layer 1"], np.array([1.2, -0.2]))
-        >>> [bar.get_width() for bar in figure.axes[0].patches]
+        >>> [float(bar.get_width()) for bar in figure.axes[0].patches]
         [1.2, -0.2]
     """
     values = np.asarray(values)
@@ -400,6 +401,89 @@ def shares_over_training(
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(fontsize=SMALL, edgecolor="none")
     return figure
+
+
+def edges(
+    labels: Sequence[str],
+    values: Float[np.ndarray, " edges"],
+    *,
+    title: str = "",
+    most: int = 16,
+    ax: Axes | None = None,
+) -> Figure:
+    """A graph of components in which the width of a line is the effect of an edge.
+
+    Args:
+        labels: Labels of edges, as `tnsim.Edges` has them.
+        values: Number for each edge, such as `Edges.cut`.
+        title: Title above the graph.
+        most: Number of edges that are drawn, those of the largest numbers.
+        ax: Axes to draw on; None for a new figure.
+
+    Returns:
+        The figure; nothing is shown.
+
+    Raises:
+        MissingExtra: matplotlib is not installed.
+
+    Example:
+        >>> import numpy as np
+        >>> figure = edges(["embed > Q of layer 1", "layer 1 > K of layer 2"], np.array([0.2, 0.8]))
+        >>> sorted(text.get_text() for text in figure.axes[0].texts)
+        ['embed', 'layer 1', 'layer 2']
+    """
+    values = np.asarray(values)
+    wires = [_ends_of(label) for label in labels]
+    names = sorted(dict.fromkeys(name for wire in wires for name in wire[:2]), key=_place_of)
+    rows: dict[int, list[str]] = {}
+    for name in names:
+        rows.setdefault(_place_of(name)[0], []).append(name)
+    place = {
+        name: (n - (len(row) - 1) / 2, height)
+        for height, row in enumerate(rows.values())
+        for n, name in enumerate(row)
+    }
+    widest = max(map(len, rows.values()))
+    figure, axes = _axes_of(ax, (2.4 + 1.3 * widest, 1.2 + 1.3 * len(rows)))
+    legs = list(dict.fromkeys(leg for _, _, leg in wires))
+    largest, drawn = float(abs(values).max()) or 1.0, set()
+    for n in np.argsort(-abs(values), kind="stable")[:most]:
+        source, target, leg = wires[n]
+        side = 0.12 * (legs.index(leg) - (len(legs) - 1) / 2)  # lines of several legs lie apart
+        (x, y), (u, v) = place[source], place[target]
+        axes.plot(
+            [x + side, u + side],
+            [y, v],
+            color=colour_of(legs.index(leg)),
+            lw=0.5 + 5 * abs(values[n]) / largest,
+            alpha=0.75,
+            solid_capstyle="round",
+            label=None if leg in drawn else leg,
+            zorder=1,
+        )
+        drawn.add(leg)
+    box = {"boxstyle": "round", "facecolor": "white", "edgecolor": "0.4"}
+    for name, (x, y) in place.items():
+        style: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": SMALL, "bbox": box}
+        axes.text(x, y, written(name), **style)
+    axes.margins(0.25 if widest == 1 else 0.15, 0.15)
+    axes.set_axis_off()
+    axes.set_title(title)
+    axes.legend(fontsize=SMALL, edgecolor="none", loc="lower right")
+    return figure
+
+
+def _ends_of(label: str) -> tuple[str, str, str]:
+    """The source, the target and the class of legs of an edge."""
+    source, _, reader = label.partition(" > ")
+    leg, _, target = reader.partition(" of ")
+    return source, target, leg
+
+
+def _place_of(name: str) -> tuple[int, int]:
+    """The numbers of layer and part in the label of a component; what has none comes first."""
+    numbers = [int(word) for word in name.split() if word.isdecimal()]
+    return (*numbers, -1, -1)[0], (*numbers, -1, -1)[1]
 
 
 def _axes_of(ax: Axes | None, size: tuple[float, float]) -> tuple[Any, Any]:

@@ -22,7 +22,7 @@ import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, overload
+from typing import Any, Literal, NamedTuple, overload
 
 import numpy as np
 from jaxtyping import Float
@@ -34,6 +34,7 @@ from tnsim.engine.budget import Budget
 from tnsim.engine.ir.dtypes import dtype_name
 from tnsim.engine.precision import Arithmetic
 from tnsim.errors import ModelError, ResultError, TnsimError, TooLarge
+from tnsim.localise.edges import Edges, edges_between
 from tnsim.localise.grams import Gram, Setting, gram
 from tnsim.metrics.metric import Gaussian
 from tnsim.metrics.protocol import Metric
@@ -195,6 +196,19 @@ def _is_of(component: str, name: str) -> bool:
 @overload
 def paths(
     a: Model,
+    b: None = None,
+    metric: Metric = Gaussian(),
+    *,
+    by: str = "layer",
+    legs: Literal[True],
+    dtype: DTypeLike = "float64",
+    budget: Budget = Budget(),
+) -> Edges: ...
+
+
+@overload
+def paths(
+    a: Model,
     b: Model | None = None,
     metric: Metric = Gaussian(),
     *,
@@ -202,6 +216,7 @@ def paths(
     within: Iterable[str] | None = None,
     order: int | None = None,
     top: int | None = None,
+    legs: Literal[False] = False,
     dtype: DTypeLike = "float64",
     budget: Budget = Budget(),
 ) -> Paths: ...
@@ -217,6 +232,7 @@ def paths(
     within: Iterable[str] | None = None,
     order: int | None = None,
     top: int | None = None,
+    legs: Literal[False] = False,
     dtype: DTypeLike = "float64",
     budget: Budget = Budget(),
 ) -> PathSeries: ...
@@ -231,9 +247,10 @@ def paths(
     within: Iterable[str] | None = None,
     order: int | None = None,
     top: int | None = None,
+    legs: bool = False,
     dtype: DTypeLike = "float64",
     budget: Budget = Budget(),
-) -> Paths | PathSeries:
+) -> Paths | PathSeries | Edges:
     """Split `inner(a, b, metric)` by the components that signals go through in both models.
 
     Args:
@@ -247,6 +264,8 @@ def paths(
         order: Largest number of components in a path; longer paths are in the `remainder`.
         top: Number of paths of the largest shares that are told apart, in each model; others are in
             the `remainder`.
+        legs: Whether the answer is the edges of a single model, component by component and by class
+            of legs: Q, K and V of attention, or `in` for all legs of another layer.
         dtype: Precision of the computation, float64 or float32; the result is float64.
         budget: Limits of memory and work for the computation.
 
@@ -254,7 +273,7 @@ def paths(
         `Paths`, float64 of shape (paths of a, paths of b) in units of squared outputs, which sums
         to the inner product; for checkpoints a `PathSeries`. Labels such as
         `embed > layer 1 head 0 > layer 2 head 3` name the components of a path; `+` stands between
-        components of one layer.
+        components of one layer. With `legs`, `Edges`.
 
     Raises:
         ModelError: A label is unknown, the metric is no bilinear form of the model, or `inner`
@@ -281,6 +300,14 @@ def paths(
     setting = Setting(metric, dtype_name(dtype), budget)
     question = _Question(by, None if within is None else tuple(within), order, top)
     question.check()
+    if legs:
+        if not isinstance(a, Model) or b is not None or question[1:] != (None, None, None):
+            raise ModelError(
+                "legs=True gives the edges of a single model: leave out b, within, order and top"
+            )
+        found_edges = edges_between(a, by, setting)
+        warn_of_caveats(found_edges.caveats, stacklevel=2)
+        return found_edges
     if isinstance(a, Model):
         found = _compared(a, b, setting, question)
         warn_of_caveats(found.caveats, stacklevel=2)
@@ -291,8 +318,7 @@ def paths(
     return PathSeries(labels, each, _in_order([one.bra for one in each]))
 
 
-@dataclass(frozen=True)
-class _Question:
+class _Question(NamedTuple):
     """The arguments of `paths` that do not concern numbers."""
 
     by: str

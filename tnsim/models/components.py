@@ -591,3 +591,142 @@ def basis_of_embedding(a: Model, b: Model) -> Float[np.ndarray, "width width"]:
             "directions of the stream, which leaves its basis open; give align=MATRIX"
         )
     return left @ right
+
+
+_LEGS = {"q1": "Q", "q2": "Q", "k1": "K", "k2": "K", "v": "V"}
+"""Classes of legs that no gauge of a layer mixes; the legs of other layers are of class `in`."""
+EMBED = -1
+"""Number of the source that is no component: the stream below all of them."""
+
+
+@dataclass(frozen=True)
+class Edge:
+    """A component that reads another.
+
+    Args:
+        source: Number of the component that is read, or `EMBED`.
+        target: Number of the component that reads.
+        leg: Class of the legs that read, `Q`, `K`, `V` or `in`.
+    """
+
+    source: int
+    target: int
+    leg: str
+
+
+def edges_of(model: Model, parts: Sequence[Component]) -> tuple[Edge, ...]:
+    """The edges between components of a model, from the input up.
+
+    Example:
+        >>> layer = Residual(Linear([[1.0]]))
+        >>> model = Model([layer, layer])
+        >>> [(x.source, x.target) for x in edges_of(model, components_of([model], "layer"))]
+        [(-1, 0), (-1, 1), (0, 1)]
+    """
+    found, alive = [], [EMBED]
+    for n, layer in enumerate(model.layers):
+        own = [k for k, part in enumerate(parts) if part.layer == n]
+        if not own:
+            continue
+        legs = dict.fromkeys(_LEGS.get(name, "in") for name in affine_maps(innermost(layer))[0])
+        for target in own:
+            if parts[target].part is not None:
+                for leg in legs or ("in",):
+                    found += [Edge(source, target, leg) for source in alive]
+        alive = [*(alive if residual_rule(layer)[0] != 0 else ()), *own]
+    return tuple(found)
+
+
+def wired(model: Model, gates: Any, parts: Sequence[Component], edges: Sequence[Edge]) -> Model:
+    """The model with a gate on every edge, the same function where all gates are 1.
+
+    The stream becomes one block for each component and one for what is below all of them. The rows
+    of a leg read each block through the gate of their edge.
+
+    Args:
+        model: Any model.
+        gates: Numbers, one for each edge, traced or not.
+        parts: Components, from `components_of`.
+        edges: Edges, from `edges_of`.
+
+    Example:
+        >>> layer = Residual(Linear([[1.0]]))
+        >>> model = Model([layer, layer])
+        >>> parts = components_of([model], "layer")
+        >>> wired(model, np.array([1.0, 1.0, 0.0]), parts, edges_of(model, parts))(np.ones(1))
+        array([3.])
+    """
+    place = {edge: n + 1 for n, edge in enumerate(edges)}
+    known = library(gates).concatenate([np.zeros(1), gates])
+    blocks, first, last = len(parts) + 1, parts[0].layer, parts[-1].layer
+    layers: list[Layer] = []
+    for n, layer in enumerate(model.layers):
+        own = [k for k, part in enumerate(parts) if part.layer == n]
+        if n == first:
+            layers.append(Linear(np.eye(blocks * layer.d_in, layer.d_in)))
+        if own:
+            layers.append(_wired(layer, own, parts, place, known))
+        elif first < n < last:  # a linear layer between components maps each block
+            weight, bias = layer.weight, layer.bias
+            values = {
+                "weight": library(weight).kron(np.eye(blocks), weight),
+                "bias": _in_block(bias, 0, blocks),
+            }
+            layers.append(replaced(layer, values))
+        else:
+            layers.append(layer)
+        if n == last:
+            layers.append(Linear(np.tile(np.eye(layer.d_out), (1, blocks))))
+    return Model(layers, model.n_ctx, model.origin)
+
+
+def _in_block(vector: Any, block: int, blocks: int) -> Any:
+    """A vector in one block of the stream, zeros in the others; None stays None."""
+    if vector is None:
+        return None
+    return library(vector).kron(np.eye(blocks)[block], vector)
+
+
+def _wired(
+    layer: Layer,
+    own: Sequence[int],
+    parts: Sequence[Component],
+    place: Mapping[Edge, int],
+    known: Any,
+) -> Layer:
+    """A layer of components that read blocks of the stream through gates."""
+    blocks, core = len(parts) + 1, innermost(layer)
+    rows, output = affine_maps(core)
+    weight, bias = getattr(core, output), _output_bias(core)
+    skip, scale = residual_rule(layer)
+    values: dict[str, Any] = {bias_name(output): None}
+    for name in rows:
+        matrix = getattr(core, name)
+        gate = np.zeros((len(matrix), blocks), int)
+        for target in own:
+            if parts[target].part is not None:
+                leg = _LEGS.get(name, "in")
+                gate[_columns(parts[target], len(matrix))] = _gates(place, target, leg, blocks)
+        wide = matrix[:, None, :] * known[gate][:, :, None]
+        values[name] = wide.reshape(len(matrix), -1)
+    columns = np.zeros((blocks, weight.shape[1]))
+    for target in own:
+        if parts[target].part is not None:
+            columns[target + 1, _columns(parts[target], weight.shape[1])] = 1.0
+        if parts[target].bias:
+            values[bias_name(output)] = _in_block(bias, target + 1, blocks)
+    if rows:
+        wide = columns[:, None, :] * weight[None, :, :]
+        values[output] = wide.reshape(-1, weight.shape[1])
+    else:
+        (target,) = own
+        row = known[np.array(_gates(place, target, "in", blocks))]
+        only = np.eye(blocks)[target + 1][:, None] * row[None, :]
+        values[output] = library(only, weight).kron(only, weight)
+    core = replaced(core, values)
+    return Residual(core, skip, scale) if isinstance(layer, Residual) else core
+
+
+def _gates(place: Mapping[Edge, int], target: int, leg: str, blocks: int) -> list[int]:
+    """Numbers of the gates through which a target reads every block, 0 where there is none."""
+    return [place.get(Edge(block - 1, target, leg), 0) for block in range(blocks)]
