@@ -37,7 +37,9 @@ from tnsim.tables import html_table
 log: logging.Logger = logging.getLogger(__name__)
 
 
-AnyDialect: TypeAlias = Dialect | str | os.PathLike[str]
+AnyDialect: TypeAlias = Any
+"""A `Dialect`, the name of a preset, the path of a JSON file, or an `nn.Module` whose state dicts
+the files hold."""
 
 
 class Reading(NamedTuple):
@@ -97,20 +99,19 @@ def read(
         >>> read(file).dtypes
         ('float64',)
     """
-    if dialect is not None:
-        dialect = find_dialect(dialect)
+    known = None if dialect is None else find_dialect(dialect)
     leave_out = patterns(leave_out)
     with naming(path):
         file = located(path)
         log.debug("read %s", file)
         inventory = contents(file)
-        if dialect is None and METADATA in inventory.metadata:
+        if known is None and METADATA in inventory.metadata:
             model = own_model(inventory.state, inventory.metadata[METADATA], n_ctx)
             return Checkpoint(model, inventory.dtypes)
         config = configuration(file)
-        dialect = dialect or detect(inventory.state, config, leave_out)
-        log.debug("by the dialect %s", dialect.name)
-        model = model_from_state(inventory.state, dialect, n_ctx, config, leave_out, norms)
+        known = known or detect(inventory.state, config, leave_out)
+        log.debug("by the dialect %s", known.name)
+        model = model_from_state(inventory.state, known, n_ctx, config, leave_out, norms)
         return Checkpoint(model, inventory.dtypes)
 
 
@@ -141,10 +142,11 @@ def patterns(leave_out: str | Sequence[str]) -> tuple[str, ...]:
 
 
 def find_dialect(dialect: AnyDialect) -> Dialect:
-    """A dialect by itself, by the name of a preset or by the path of its JSON file.
+    """A dialect by itself, by the name of a preset, the path of its JSON file, or by a module.
 
     Args:
-        dialect: A dialect, the name of a preset, or the path of a JSON file.
+        dialect: A dialect, the name of a preset, the path of a JSON file, or an `nn.Module` whose
+            state dicts the files hold.
 
     Returns:
         The dialect.
@@ -159,6 +161,8 @@ def find_dialect(dialect: AnyDialect) -> Dialect:
     """
     if isinstance(dialect, Dialect):
         return dialect
+    if hasattr(dialect, "named_parameters"):
+        return _dialect_of(dialect)
     if str(dialect) in PRESETS:
         return PRESETS[str(dialect)]
     path = Path(dialect)
@@ -168,6 +172,13 @@ def find_dialect(dialect: AnyDialect) -> Dialect:
     raise CheckpointError(
         f"no dialect {str(dialect)!r}: neither a preset ({', '.join(PRESETS)}) nor a JSON file"
     )
+
+
+def _dialect_of(module: Any) -> Dialect:
+    """The dialect of the state dicts of a module. PyTorch's reader is imported for modules only."""
+    from tnsim.checkpoints.modules import dialect_of_module
+
+    return dialect_of_module(module)
 
 
 COUNTERS = ("step", "iter", "epoch")  # words before numbers that count, the finest count first
@@ -242,6 +253,11 @@ class Series(Sequence[Model]):
             chosen = self.paths[index], dialect, n_ctx, self.names[index]
             return Series(*chosen, leave_out=leave_out, norms=norms)
         return read(self.paths[index], *self.reading).model
+
+    def at_length(self, n_ctx: int) -> Series:
+        """The same checkpoints, read as models for sequences of `n_ctx` positions."""
+        dialect, _, leave_out, norms = self.reading
+        return Series(self.paths, dialect, n_ctx, self.names, leave_out=leave_out, norms=norms)
 
     def __iter__(self) -> Iterator[Model]:
         return (self[n] for n in range(len(self)))

@@ -40,6 +40,7 @@ from tnsim.checkpoints.state_dict import assembled, told
 from tnsim.errors import ON_INPUTS, ModelError, UnsupportedLayer
 from tnsim.models.arrays import numbers
 from tnsim.models.checks import check_length
+from tnsim.models.functions import is_random_in_training
 from tnsim.models.layers import Residual
 from tnsim.models.model import Model
 from tnsim.models.origin import Origin
@@ -96,21 +97,49 @@ def from_module(
     return assembled(found.layers, norms, n_ctx, _origin(found))
 
 
+def dialect_of_module(module: Any) -> Dialect:
+    """The dialect that reads the state dicts of a module.
+
+    Args:
+        module: An `nn.Module`, as for `from_module`.
+
+    Returns:
+        The dialect, with a rule for every layer.
+
+    Raises:
+        UnsupportedLayer, ModelError, MissingExtra: Raised as by `from_module`.
+
+    Example:
+        >>> from torch import nn
+        >>> [rule.weight for rule in dialect_of_module(nn.Sequential(nn.Linear(3, 2))).layers]
+        ['0.weight']
+    """
+    dialect = _origin(recognised(module, None, None, None)).dialect
+    if dialect is None:
+        raise ModelError(
+            "layers of the module are declared by functions, which no state dict can be read by: "
+            "declare them by a tnsim.Rule"
+        )
+    return dialect
+
+
 class Recognised(NamedTuple):
     """A module with the layers that were recognised in it.
 
     Attributes:
         module: The module without wrappers that compile or distribute it.
-        parts: Rules and functions for the layers.
+        parts: Rules and functions for the layers; None for layers read off traced operations.
         layers: Layers of the parts, with the module's own weights.
         arrays: Tensors of the module, including tensors that no layer uses.
+        example: Inputs that the module takes.
         error: Relative error of the forward pass of the layers.
     """
 
     module: Any
-    parts: list[ModulePart]
+    parts: list[ModulePart] | None
     layers: list[Normed]
     arrays: NamedArrays
+    example: Any
     error: float
 
 
@@ -140,24 +169,68 @@ def recognised(
     check_length(n_ctx)
     module = _unwrapped(module)
     declared = dict(layers or {})
-    _check_describable(module, tuple(declared))
+    _check_repeatable(module)
     with refusing("the module cannot be copied in float64"):
         double = copy.deepcopy(module).double().eval().requires_grad_(False)
     _settle_epsilons(module, double)
     own = copy.deepcopy(double)
     with torch.no_grad(), in_float64(torch):
         example = example_inputs(double, inputs, n_ctx)
-        parts = _parts(double, declared, example)
-        tensors = {name: tensor.detach() for name, tensor in tensors_of(module).items()}
-        arrays = NamedArrays(tensors, None)
-        found = []
-        for part in parts:
-            for one in layers_of(part, module, arrays):
-                # A function of the user makes layers of the parameters themselves, not of numbers.
-                found.append(one._replace(layer=numbers(one.layer)))
-        error = forward_error(own, found, example)
-    log.info("%s: relative error of the forward pass %.2g", type(module).__name__, error)
-    return Recognised(module, parts, found, arrays, error)
+        try:
+            found = _watched(module, double, own, declared, example)
+        except (UnsupportedLayer, ModelError) as refused:
+            # Operations have no place for declarations, and are those of vectors or images: a
+            # sequence would be read as one long vector.
+            sequences = n_ctx is not None or (inputs is None and example.ndim > 2)
+            if declared or sequences or not example.is_floating_point():
+                raise
+            found = _traced(module, own, example, refused)
+    log.info("%s: relative error of the forward pass %.2g", type(module).__name__, found.error)
+    return found
+
+
+def _watched(
+    module: Any, double: Any, own: Any, declared: dict[type, Declared], example: Any
+) -> Recognised:
+    """The layers of a module, found by watching the calls of its submodules.
+
+    Args:
+        module: The module.
+        double: A copy in float64, which gets random weights.
+        own: A copy in float64 with the module's own weights.
+        declared: Declarations of classes of the user.
+        example: Inputs that the module takes.
+    """
+    _check_describable(module, tuple(declared))
+    parts = _parts(double, declared, example)
+    tensors = {name: tensor.detach() for name, tensor in tensors_of(module).items()}
+    arrays = NamedArrays(tensors, None)
+    found = []
+    for part in parts:
+        for one in layers_of(part, module, arrays):
+            # A function of the user makes layers of the parameters themselves, not of numbers.
+            found.append(one._replace(layer=numbers(one.layer)))
+    return Recognised(module, parts, found, arrays, example, forward_error(own, found, example))
+
+
+def _traced(module: Any, own: Any, example: Any, refused: Exception) -> Recognised:
+    """The layers of a module that watching cannot tell, read off the operations.
+
+    Args:
+        module: The module.
+        own: A copy in float64.
+        example: Inputs that the module takes.
+        refused: The error of watching, which is raised where operations tell no more.
+    """
+    from tnsim.checkpoints.traced_modules import traced_layers
+
+    try:
+        layers = [Normed(numbers(layer)) for layer in traced_layers(own, example)]
+        error = forward_error(own, layers, example)
+    except (UnsupportedLayer, ModelError) as reason:
+        log.debug("%s: %s", type(module).__name__, reason)
+        raise refused from reason
+    return Recognised(module, None, layers, NamedArrays({}, None), example, error)
 
 
 def _unwrapped(module: Any) -> Any:
@@ -210,6 +283,21 @@ def _epsilon(dtype: Any) -> float:
     return min(machine, key=lambda epsilon: abs(found - epsilon))
 
 
+def _check_repeatable(module: Any) -> None:
+    """Raise `UnsupportedLayer` where a module does something that a copy of it would not do."""
+    for path, child in module.named_modules():
+        name = path or "the module"
+        if child._forward_hooks or child._forward_pre_hooks:
+            raise UnsupportedLayer(
+                f"{name}: a forward hook, which may change what is computed: remove it"
+            )
+        if child.training and is_random_in_training(child):
+            raise UnsupportedLayer(
+                f"{name}: {type(child).__name__} in training mode, in which it gives something "
+                "else each time: call module.eval() first"
+            )
+
+
 def _check_describable(module: Any, declared: tuple[type, ...]) -> None:
     """Raise `UnsupportedLayer` naming every submodule of which no polynomial can be read."""
     wrong = [f"{path or 'the module'}: {why}" for path, why in _wrong(module, declared)]
@@ -225,9 +313,6 @@ def _check_describable(module: Any, declared: tuple[type, ...]) -> None:
 
 
 def _wrong(module: Any, declared: tuple[type, ...]) -> Iterable[tuple[str, str]]:
-    for path, child in module.named_modules():
-        if child._forward_hooks or child._forward_pre_hooks:
-            yield path, "a forward hook, which may change what is computed: remove it"
     softmax = [path for path, child in module.named_modules() if kind(child) == SOFTMAX]
     for path in softmax:
         yield path, f"{SOFTMAX}, which is softmax attention and no polynomial"
@@ -235,9 +320,7 @@ def _wrong(module: Any, declared: tuple[type, ...]) -> Iterable[tuple[str, str]]
         name = kind(leaf)
         if isinstance(leaf, declared) or path.rpartition(".")[0] in softmax:
             continue
-        if name == "Dropout" and leaf.training and leaf.p > 0:
-            yield path, f"Dropout(p={leaf.p}) in training mode: call module.eval() first"
-        elif name and name not in (*LEAVES, *SILENT):
+        if name and name not in (*LEAVES, *SILENT):
             yield path, f"{name}, {_reason(leaf)}"
 
 
@@ -327,6 +410,9 @@ def _origin(found: Recognised) -> Origin:
     assumptions = [
         f"{name} of PyTorch, compared with its own forward pass: relative error {error:.2g}"
     ]
+    if parts is None:
+        read = f"{name} of PyTorch, read off the operations of its forward pass, with which it"
+        return Origin(name, (f"{read} was compared: relative error {error:.2g}",), error=error)
     rules = [part.rule for part in parts if part.rule is not None]
     unused = tuple(arrays.unused())
     dialect = None
