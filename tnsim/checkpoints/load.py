@@ -15,7 +15,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias, overload
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, overload
 
 import numpy as np
 
@@ -33,6 +33,9 @@ from tnsim.errors import ON_INPUTS, CheckpointError, ModelError, printable
 from tnsim.models.model import Model
 from tnsim.models.origin import Origin
 from tnsim.tables import html_table
+
+if TYPE_CHECKING:
+    from tnsim.checkpoints.modules import StatesOf
 
 log: logging.Logger = logging.getLogger(__name__)
 
@@ -111,8 +114,27 @@ def read(
         config = configuration(file)
         known = known or detect(inventory.state, config, leave_out)
         log.debug("by the dialect %s", known.name)
-        model = model_from_state(inventory.state, known, n_ctx, config, leave_out, norms)
+        model = _model_by(known, inventory.state, n_ctx, config, leave_out, norms)
         return Checkpoint(model, inventory.dtypes)
+
+
+def _model_by(
+    reader: Dialect | StatesOf,
+    state: Mapping[str, Any],
+    n_ctx: int | None,
+    config: Mapping[str, Any] | None,
+    leave_out: Sequence[str],
+    norms: Any,
+) -> Model:
+    """The model of named arrays, by a dialect or by a module."""
+    if isinstance(reader, Dialect):
+        return model_from_state(state, reader, n_ctx, config, leave_out, norms)
+    if leave_out or norms is not None:
+        raise CheckpointError(
+            f"{reader.name} is read whole, by the operations of its forward pass: leave_out and "
+            "norms have no place in it"
+        )
+    return reader.model(state, n_ctx)
 
 
 def patterns(leave_out: str | Sequence[str]) -> tuple[str, ...]:
@@ -141,7 +163,7 @@ def patterns(leave_out: str | Sequence[str]) -> tuple[str, ...]:
     return several
 
 
-def find_dialect(dialect: AnyDialect) -> Dialect:
+def find_dialect(dialect: AnyDialect) -> Dialect | StatesOf:
     """A dialect by itself, by the name of a preset, the path of its JSON file, or by a module.
 
     Args:
@@ -149,7 +171,7 @@ def find_dialect(dialect: AnyDialect) -> Dialect:
             state dicts the files hold.
 
     Returns:
-        The dialect.
+        The dialect; for a module with layers that have no rules, the reader of its state dicts.
 
     Raises:
         CheckpointError: When there is none, or its file is damaged.
@@ -162,7 +184,11 @@ def find_dialect(dialect: AnyDialect) -> Dialect:
     if isinstance(dialect, Dialect):
         return dialect
     if hasattr(dialect, "named_parameters"):
-        return _dialect_of(dialect)
+        from tnsim.checkpoints.modules import reader_of_states  # PyTorch's reader, where one comes
+
+        return reader_of_states(dialect)
+    if hasattr(dialect, "module"):
+        return dialect
     if str(dialect) in PRESETS:
         return PRESETS[str(dialect)]
     path = Path(dialect)
@@ -172,13 +198,6 @@ def find_dialect(dialect: AnyDialect) -> Dialect:
     raise CheckpointError(
         f"no dialect {str(dialect)!r}: neither a preset ({', '.join(PRESETS)}) nor a JSON file"
     )
-
-
-def _dialect_of(module: Any) -> Dialect:
-    """The dialect of the state dicts of a module. PyTorch's reader is imported for modules only."""
-    from tnsim.checkpoints.modules import dialect_of_module
-
-    return dialect_of_module(module)
 
 
 COUNTERS = ("step", "iter", "epoch")  # words before numbers that count, the finest count first
@@ -517,7 +536,7 @@ def from_state_dict(
     leave_out = patterns(leave_out)
     if dialect is None:
         dialect = detect(state, config, leave_out)
-    return model_from_state(state, find_dialect(dialect), n_ctx, config, leave_out, norms)
+    return _model_by(find_dialect(dialect), state, n_ctx, config, leave_out, norms)
 
 
 class ForwardError(NamedTuple):

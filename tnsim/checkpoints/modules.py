@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from tnsim.checkpoints.dialects import Dialect
@@ -34,10 +35,10 @@ from tnsim.checkpoints.module_rules import (
     Reader,
     parts_of,
 )
-from tnsim.checkpoints.named_arrays import NamedArrays, valued
+from tnsim.checkpoints.named_arrays import NamedArrays, to_numpy, valued
 from tnsim.checkpoints.norms import Normed
-from tnsim.checkpoints.state_dict import assembled, told
-from tnsim.errors import ON_INPUTS, ModelError, UnsupportedLayer
+from tnsim.checkpoints.state_dict import assembled, inside, place_of, told
+from tnsim.errors import ON_INPUTS, CheckpointError, ModelError, UnsupportedLayer
 from tnsim.models.arrays import numbers
 from tnsim.models.checks import check_length
 from tnsim.models.functions import is_random_in_training
@@ -97,30 +98,73 @@ def from_module(
     return assembled(found.layers, norms, n_ctx, _origin(found))
 
 
-def dialect_of_module(module: Any) -> Dialect:
-    """The dialect that reads the state dicts of a module.
+@dataclass(frozen=True, eq=False)
+class StatesOf:
+    """The state dicts of a module, in the place of a dialect.
+
+    Args:
+        module: An `nn.Module`, as for `from_module`.
+    """
+
+    module: Any
+
+    @property
+    def name(self) -> str:
+        """Name of the class of the module."""
+        return type(self.module).__name__
+
+    def model(self, state: Mapping[str, Any], n_ctx: int | None) -> Model:
+        """The model of the module with other weights.
+
+        Args:
+            state: Arrays by name, also within what training code puts around them.
+            n_ctx: Length of the sequences on which a model with attention is compared.
+
+        Returns:
+            The model, compared with the forward pass of the module with these weights.
+
+        Raises:
+            CheckpointError: The names or shapes differ from those of the module.
+            UnsupportedLayer, ModelError: Raised as by `from_module`.
+        """
+        torch = require_torch()
+        module = copy.deepcopy(self.module)
+        own = module.state_dict()
+        named = inside(state, place_of(state, list(own)))
+        missing, surplus = sorted(set(own) - set(named)), sorted(set(named) - set(own))
+        if missing or surplus:
+            listed = [f"lacks {', '.join(missing[:4])}"] if missing else []
+            listed += [f"has besides {', '.join(map(str, surplus[:4]))}"] if surplus else []
+            raise CheckpointError(f"is no state dict of {self.name}: it {' and '.join(listed)}")
+        arrays = {name: torch.as_tensor(to_numpy(named[name], name)) for name in own}
+        for name, tensor in arrays.items():
+            if tensor.shape != own[name].shape:
+                raise CheckpointError(
+                    f"tensor {name!r} has shape {tuple(tensor.shape)}, in {self.name} "
+                    f"{tuple(own[name].shape)}"
+                )
+        module.load_state_dict(arrays)
+        return from_module(module, n_ctx=n_ctx)
+
+
+def reader_of_states(module: Any) -> Dialect | StatesOf:
+    """The reader of a module's state dicts: a dialect where its layers have rules.
 
     Args:
         module: An `nn.Module`, as for `from_module`.
 
     Returns:
-        The dialect, with a rule for every layer.
+        A dialect, else `StatesOf`, which reads the layers of every file anew.
 
     Raises:
         UnsupportedLayer, ModelError, MissingExtra: Raised as by `from_module`.
 
     Example:
         >>> from torch import nn
-        >>> [rule.weight for rule in dialect_of_module(nn.Sequential(nn.Linear(3, 2))).layers]
+        >>> [rule.weight for rule in reader_of_states(nn.Sequential(nn.Linear(3, 2))).layers]
         ['0.weight']
     """
-    dialect = _origin(recognised(module, None, None, None)).dialect
-    if dialect is None:
-        raise ModelError(
-            "layers of the module are declared by functions, which no state dict can be read by: "
-            "declare them by a tnsim.Rule"
-        )
-    return dialect
+    return _origin(recognised(module, None, None, None)).dialect or StatesOf(module)
 
 
 class Recognised(NamedTuple):
@@ -175,7 +219,11 @@ def recognised(
     _settle_epsilons(module, double)
     own = copy.deepcopy(double)
     with torch.no_grad(), in_float64(torch):
-        example = example_inputs(double, inputs, n_ctx)
+        try:
+            example = example_inputs(double, inputs, n_ctx)
+        except ModelError:
+            _check_describable(module, tuple(declared))  # which says more, where it fails
+            raise
         try:
             found = _watched(module, double, own, declared, example)
         except (UnsupportedLayer, ModelError) as refused:
@@ -292,9 +340,10 @@ def _check_repeatable(module: Any) -> None:
                 f"{name}: a forward hook, which may change what is computed: remove it"
             )
         if child.training and is_random_in_training(child):
+            chance = f"(p={child.p})" if kind(child) == "Dropout" else ""
             raise UnsupportedLayer(
-                f"{name}: {type(child).__name__} in training mode, in which it gives something "
-                "else each time: call module.eval() first"
+                f"{name}: {type(child).__name__}{chance} in training mode, in which it gives "
+                "something else each time: call module.eval() first"
             )
 
 
@@ -328,9 +377,13 @@ def _reason(leaf: Any) -> str:
     for cls in type(leaf).__mro__:
         if cls.__module__ == "torch.nn.modules.activation":
             return "which is no polynomial"
-        if cls.__module__ == "torch.nn.modules.batchnorm":
-            return "a norm: fold it into the layer before it, with its running statistics"
+        if cls.__module__ in _OF_IMAGES:
+            return "of which the input's size is to be known: give inputs=, an example of them"
     return "which is no layer of tnsim"
+
+
+_OF_IMAGES = tuple(f"torch.nn.modules.{name}" for name in ("batchnorm", "conv", "pooling"))
+"""Modules of layers that are read off operations on an example of the input."""
 
 
 def tensors_of(module: Any) -> dict[str, Any]:

@@ -29,6 +29,7 @@ import torch
 import torch.fx
 
 from tnsim.errors import UnsupportedLayer
+from tnsim.models.functions import array_of
 from tnsim.models.layers import Bilinear, Linear, Multilinear, Residual
 
 AXES = """_to_copy _unsafe_view alias as_strided cat clone constant_pad_nd contiguous copy detach
@@ -161,11 +162,9 @@ class _Trace:
             self._settle(live)
 
     def layers(self, output: torch.fx.Node) -> list[Any]:
-        """The layers, up to the output; of several outputs the first counts."""
-        outputs = output.args[0]
-        while isinstance(outputs, (tuple, list)):
-            outputs = outputs[0]
-        value = self.values[outputs]
+        """The layers, up to the output."""
+        ((result,),) = output.args  # pyright: ignore
+        value = self.values[result]
         if not isinstance(value, _Value):
             raise UnsupportedLayer("the output of the forward pass does not depend on the input")
         return self.stack.finished(value)
@@ -438,10 +437,22 @@ class _Stack:
         return torch.eye(size, dtype=self.like.dtype, device=self.like.device)
 
 
+class _SingleOutput(torch.nn.Module):
+    """A module whose outputs are unwrapped, as `torch.export` knows few classes of outputs."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return array_of(self.module(x))
+
+
 def _exported(
     module: torch.nn.Module, example: torch.Tensor
 ) -> tuple[torch.fx.Graph, dict[Any, Any]]:
     """The graph of a forward pass of one argument, and the arrays at its other placeholders."""
+    module = _SingleOutput(module)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # notices about the internals of the export
@@ -498,7 +509,8 @@ def _is_power(node: torch.fx.Node) -> bool:
 def _place(node: torch.fx.Node) -> str:
     """The submodule in which an operation stands."""
     path, _ = next(reversed((node.meta.get("nn_module_stack") or {}).values()), ("", None))
-    return str(path).removeprefix("L['self']").strip(".") or "the forward pass"
+    path = str(path).removeprefix("L['self']").strip(".").removeprefix("module").strip(".")
+    return path or "the forward pass"
 
 
 def _check_size(entries: int) -> None:
