@@ -79,10 +79,10 @@ def given_models(
     """
     from tnsim.checkpoints.load import Series
 
-    several = not isinstance(models, (str, os.PathLike, Mapping, Series, AnyModel))
-    if several and isinstance(models, Iterable):
+    whole = (str, os.PathLike, Mapping, Series, AnyModel)
+    if isinstance(models, Iterable) and not isinstance(models, whole):
         models = list(models)
-    if _is_path(models) or (isinstance(models, list) and models and all(map(_is_path, models))):
+    if is_path_or_paths(models):
         return Series(models, dialect, n_ctx)
     if dialect is not None:
         raise ModelError(
@@ -98,8 +98,22 @@ def given_models(
     return models
 
 
-def _is_path(given: Any) -> bool:
-    return isinstance(given, str | os.PathLike)
+def is_path_or_paths(given: Any) -> bool:
+    """Whether a value is a path, or a list of paths.
+
+    Args:
+        given: Any value.
+
+    Returns:
+        True for texts and paths, and for lists of one or more.
+
+    Example:
+        >>> is_path_or_paths("run"), is_path_or_paths(["a.pt", "b.pt"]), is_path_or_paths([])
+        (True, True, False)
+    """
+    if isinstance(given, (list, tuple)) and given:
+        return all(map(is_path_or_paths, given))
+    return isinstance(given, (str, os.PathLike))
 
 
 def _is_module(given: Any) -> bool:
