@@ -18,8 +18,8 @@ FOLDERS = {  # folder (or file of the root): the folders that it imports; nothin
     "tables": "",
     "engine": "errors files sessions tables",
     "models": "errors tables",
-    "analysis": "checkpoints errors files models names",
     "checkpoints": "errors files models tables",
+    "analysis": "checkpoints errors files models names",
     "metrics": "errors models names sessions",
     "problems": "engine errors metrics models names sessions",
     "compare": "checkpoints engine errors metrics models names problems sessions tables",
@@ -67,6 +67,7 @@ CONFINED = {  # foreign package: the files that import it
     "torch": {
         "checkpoints/formats",
         "checkpoints/module_calls",
+        "checkpoints/traced_modules",
         "models/functions",
         "torch/__init__",
         "torch/autograd",

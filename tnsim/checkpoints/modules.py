@@ -18,6 +18,8 @@ from tnsim.checkpoints.guard import refusing
 from tnsim.checkpoints.layer_rules import normed
 from tnsim.checkpoints.module_calls import (
     LEAVES,
+    POSITIONS,
+    SAMPLES,
     array,
     calls,
     example_inputs,
@@ -227,12 +229,15 @@ def recognised(
         try:
             found = _watched(module, double, own, declared, example)
         except (UnsupportedLayer, ModelError) as refused:
-            # Operations have no place for declarations, and are those of vectors or images: a
-            # sequence would be read as one long vector.
-            sequences = n_ctx is not None or (inputs is None and example.ndim > 2)
-            if declared or sequences or not example.is_floating_point():
-                raise
-            found = _traced(module, own, example, refused)
+            vectors = inputs is None and n_ctx is None and example.ndim == 2
+            found = None
+            # Operations have no place for declarations, and a sequence would be read as one vector.
+            if not declared and example.is_floating_point() and (vectors or inputs is not None):
+                found = _traced(module, own, example)
+            if found is None and vectors:
+                found = _watched_on_sequences(module, double, own, declared, example)
+            if found is None:
+                raise refused
     log.info("%s: relative error of the forward pass %.2g", type(module).__name__, found.error)
     return found
 
@@ -261,14 +266,16 @@ def _watched(
     return Recognised(module, parts, found, arrays, example, forward_error(own, found, example))
 
 
-def _traced(module: Any, own: Any, example: Any, refused: Exception) -> Recognised:
+def _traced(module: Any, own: Any, example: Any) -> Recognised | None:
     """The layers of a module that watching cannot tell, read off the operations.
 
     Args:
         module: The module.
         own: A copy in float64.
         example: Inputs that the module takes.
-        refused: The error of watching, which is raised where operations tell no more.
+
+    Returns:
+        The layers; None where operations tell no more.
     """
     from tnsim.checkpoints.traced_modules import traced_layers
 
@@ -277,8 +284,22 @@ def _traced(module: Any, own: Any, example: Any, refused: Exception) -> Recognis
         error = forward_error(own, layers, example)
     except (UnsupportedLayer, ModelError) as reason:
         log.debug("%s: %s", type(module).__name__, reason)
-        raise refused from reason
+        return None
     return Recognised(module, None, layers, NamedArrays({}, None), example, error)
+
+
+def _watched_on_sequences(
+    module: Any, double: Any, own: Any, declared: dict[type, Declared], example: Any
+) -> Recognised | None:
+    """The layers of a module that takes a batch of vectors for a sequence, as attention does."""
+    torch = require_torch()
+    rng = torch.Generator().manual_seed(0)
+    sequences = torch.randn((SAMPLES, POSITIONS, example.shape[-1]), generator=rng)
+    try:
+        return _watched(module, double, own, declared, sequences)
+    except Exception as reason:  # also errors of a forward pass that takes vectors alone
+        log.debug("%s: %s", type(module).__name__, reason)
+        return None
 
 
 def _unwrapped(module: Any) -> Any:
