@@ -36,9 +36,11 @@ from tnsim.models.origin import Origin
 from tnsim.tables import html_table
 
 log: logging.Logger = logging.getLogger(__name__)
-
-
 AnyDialect: TypeAlias = Dialect | str | os.PathLike[str]
+COUNTERS = ("step", "iter", "epoch")  # words before numbers that count, the finest count first
+LAST = ("final", "last", "latest")  # names of the last checkpoint of a run, sorted to the end
+CONFIRMS = 1e-4
+"""Largest relative error that the rounding of a float32 forward pass explains."""
 
 
 class Reading(NamedTuple):
@@ -169,12 +171,6 @@ def find_dialect(dialect: AnyDialect) -> Dialect:
     raise CheckpointError(
         f"no dialect {str(dialect)!r}: neither a preset ({', '.join(PRESETS)}) nor a JSON file"
     )
-
-
-COUNTERS = ("step", "iter", "epoch")  # words before numbers that count, the finest count first
-
-
-LAST = ("final", "last", "latest")  # names of the last checkpoint of a run, sorted to the end
 
 
 class Series(Sequence[Model]):
@@ -392,10 +388,6 @@ def _counting(numbers: Sequence[int], columns: Sequence[Sequence[str]]) -> int |
             if word in text:
                 return n
     return None
-
-
-CONFIRMS = 1e-4
-"""Largest relative error that the rounding of a float32 forward pass explains."""
 
 
 @overload

@@ -18,6 +18,9 @@ from tnsim.checkpoints.norms import Normed
 from tnsim.errors import ON_INPUTS, MissingExtra, ModelError
 
 LEAVES = ("Linear", "Embedding", "LayerNorm", "RMSNorm")  # PyTorch's layers that tnsim reads
+SCALES = (1.0, 0.25, 4.0)  # sizes of inputs: functions that agree at one size may differ at another
+TOLERANCE = 1e-5  # relative; in float64 only tables of a rotation in float32 may differ so much
+SAMPLES, POSITIONS = 8, 5  # sizes of example inputs
 
 
 @dataclass(frozen=True, eq=False)
@@ -136,15 +139,6 @@ def array(value: Any) -> np.ndarray:
     if numbers.is_floating_point():
         numbers = numbers.double()
     return np.array(numbers.numpy())
-
-
-SCALES = (1.0, 0.25, 4.0)  # sizes of inputs: functions that agree at one size may differ at another
-
-
-TOLERANCE = 1e-5  # relative; in float64 only tables of a rotation in float32 may differ so much
-
-
-SAMPLES, POSITIONS = 8, 5  # sizes of example inputs
 
 
 def require_torch() -> Any:

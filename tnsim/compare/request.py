@@ -20,12 +20,13 @@ from tnsim.names import Pair
 from tnsim.problems.forward import Sums, Terms
 
 CROSS = (Pair("A", "B"),)  # the inner product alone
-
-
 ALL = (Pair("A", "A"), Pair("A", "B"), Pair("B", "B"))  # the inner product and both norms
-
-
 SELF = (Pair("A", "A"),)  # a model with itself, where all three are equal
+Comparable: TypeAlias = AnyModel | Function
+"""A model or a sum of models; under `Empirical` also a plain function."""
+MOST_DEGREE = 10**100
+"""Highest degree of a polynomial that is compared. The logarithms of its values grow with the
+degree, and squares of these logarithms must be floats."""
 
 
 class Request(NamedTuple):
@@ -68,15 +69,6 @@ class InnerProducts(NamedTuple):
     traced: bool
     forward: ForwardPlan | None = None
     sums: Sums | None = None
-
-
-Comparable: TypeAlias = AnyModel | Function
-"""A model or a sum of models; under `Empirical` also a plain function."""
-
-
-MOST_DEGREE = 10**100
-"""Highest degree of a polynomial that is compared. The logarithms of its values grow with the
-degree, and squares of these logarithms must be floats."""
 
 
 def parts(model: Any) -> Terms:
