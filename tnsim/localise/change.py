@@ -24,6 +24,7 @@ import numpy as np
 from jaxtyping import Float
 from numpy.typing import DTypeLike
 
+from tnsim.compare.request import Comparable, comparables
 from tnsim.compare.similarity import inner, similarity
 from tnsim.engine import precision
 from tnsim.engine.budget import Budget
@@ -148,7 +149,7 @@ class Change:
         return gram_of_parts(self._pair.family, self._pair.setting, self._pair.points)
 
     def _measures(self, pairs: Any) -> Float[np.ndarray, " components"]:
-        return np.array([_measure(*pair, self.of, self._pair.setting) for pair in pairs])
+        return np.array([_measure(x, y, self.of, self._pair.setting) for x, y in pairs])
 
     def _repr_html_(self) -> str:
         what = "|b - a|^2" if self.of == "distance" else "1 - similarity"
@@ -160,14 +161,15 @@ class Change:
 
 
 def change(
-    a: Model,
-    b: Model,
+    a: Comparable,
+    b: Comparable,
     metric: Metric = Gaussian(),
     *,
     by: str = "layer",
     of: str = "distance",
     ends: bool = False,
     align: Any = None,
+    n_ctx: int | None = None,
     dtype: DTypeLike = "float64",
     budget: Budget = Budget(),
 ) -> Change:
@@ -179,7 +181,8 @@ def change(
     along a run.
 
     Args:
-        a, b: Models of equal layers; ranks may differ by layer.
+        a, b: Models of equal layers, or modules of PyTorch and paths of files in the place of
+            models; ranks may differ by layer.
         metric: Metric that weighs the inputs, any but `GaussianClosure`.
         by: Granularity of components, `"layer"`, `"head"` or `"unit"`, as for `components`.
         of: Measure that is split: `"distance"` for `|b - a|^2`, exact, or `"similarity"` for
@@ -188,6 +191,8 @@ def change(
             Otherwise the linear layers of b stand on both sides, see `Change.surroundings`.
         align: Change of basis of the stream of b: `"embedding"` for the rotation that takes its
             embedding nearest to that of a, or a square matrix; None where the bases are equal.
+        n_ctx: Length of the sequences on which models with attention are compared, where neither
+            the models nor the inputs of `Empirical` say it.
         dtype: Precision of the computation, float64 or float32; the result is float64.
         budget: Limits of memory and work for the computation.
 
@@ -223,8 +228,9 @@ def change(
     if of not in MEASURES:
         raise ModelError(f"of must be one of {', '.join(MEASURES)}, found {of!r}")
     check_bilinear(metric)
-    parts = components_of([a, b], by, linear=ends)
-    check_exchangeable(a, b, by)
+    one, two = comparables(a, b, metric, n_ctx)
+    parts = components_of([one, two], by, linear=ends)
+    a, b = check_exchangeable(one, two, by)
     if align is not None:
         b = in_basis(b, _basis(a, b, align))
     start = _with_ends(a, b, parts)

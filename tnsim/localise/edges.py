@@ -118,7 +118,7 @@ def edges_between(model: Model, by: str, setting: Setting) -> Edges:
         one: list[Any] = [[(1.0, whole)]]
         sums = forward.sums(rows, one, points, False, setting.dtype, setting.budget)
         squares = forward.total(sums.rows)
-        cut = squares.mantissa * np.exp(squares.log)
+        cut = np.asarray(squares.mantissa * np.exp(squares.log))
     labels = tuple(_label(parts, edge) for edge in edges)
     exact, said = setting.exact(model), caveats(model)
     return Edges(

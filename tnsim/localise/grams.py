@@ -145,8 +145,8 @@ def _in_one_scale(products: LogScaled) -> tuple[Float[np.ndarray, "rows columns"
     logs = np.where(products.mantissa == 0, -np.inf, products.log)
     top = float(logs.max())
     if math.isinf(top):
-        return np.zeros_like(products.mantissa), 0.0
-    return products.mantissa * np.exp(np.minimum(products.log - top, 0.0)), top
+        return np.zeros(products.mantissa.shape), 0.0
+    return np.asarray(products.mantissa * np.exp(np.minimum(products.log - top, 0.0))), top
 
 
 def _along_plans(rows: Sequence[Model], columns: Sequence[Model] | None, setting: Setting) -> Gram:

@@ -29,6 +29,7 @@ from jaxtyping import Float
 from numpy.typing import DTypeLike
 
 from tnsim.checkpoints.load import Series
+from tnsim.compare.request import comparables
 from tnsim.engine import precision
 from tnsim.engine.budget import Budget
 from tnsim.engine.ir.dtypes import dtype_name
@@ -148,9 +149,9 @@ class PathSeries:
         return html_table("Shares of paths", rows, ("", *(self.paths[n] for n in order)))
 
 
-def _largest(labels: Sequence[str], shares: np.ndarray) -> list[tuple[str, float]]:
+def _largest(labels: tuple[str, ...], shares: np.ndarray) -> list[tuple[str, float]]:
     order = np.argsort(-abs(shares), kind="stable")[:_SHOWN]
-    return [(labels[n], float(shares[n])) for n in order]
+    return [(labels[int(n)], float(shares[n])) for n in order]
 
 
 def _shares(values: np.ndarray) -> np.ndarray:
@@ -201,6 +202,7 @@ def paths(
     *,
     by: str = "layer",
     legs: Literal[True],
+    n_ctx: int | None = None,
     dtype: DTypeLike = "float64",
     budget: Budget = Budget(),
 ) -> Edges: ...
@@ -217,6 +219,7 @@ def paths(
     order: int | None = None,
     top: int | None = None,
     legs: Literal[False] = False,
+    n_ctx: int | None = None,
     dtype: DTypeLike = "float64",
     budget: Budget = Budget(),
 ) -> Paths: ...
@@ -233,6 +236,7 @@ def paths(
     order: int | None = None,
     top: int | None = None,
     legs: Literal[False] = False,
+    n_ctx: int | None = None,
     dtype: DTypeLike = "float64",
     budget: Budget = Budget(),
 ) -> PathSeries: ...
@@ -248,6 +252,7 @@ def paths(
     order: int | None = None,
     top: int | None = None,
     legs: bool = False,
+    n_ctx: int | None = None,
     dtype: DTypeLike = "float64",
     budget: Budget = Budget(),
 ) -> Paths | PathSeries | Edges:
@@ -255,6 +260,7 @@ def paths(
 
     Args:
         a: A model, or the checkpoints of a run: a `Series`, a sequence or a mapping from labels.
+            Modules of PyTorch and paths of files stand for models.
         b: A model to compare with; None for every model with itself.
         metric: Metric that weighs the inputs, any but `GaussianClosure`. For attention prefer
             tokens, as `Categorical(samples=...)`: under normal inputs the terms of highest degree
@@ -266,6 +272,8 @@ def paths(
             the `remainder`.
         legs: Whether the answer is the edges of a single model, component by component and by class
             of legs: Q, K and V of attention, or `in` for all legs of another layer.
+        n_ctx: Length of the sequences on which models with attention are compared, where neither
+            the models nor the inputs of `Empirical` say it.
         dtype: Precision of the computation, float64 or float32; the result is float64.
         budget: Limits of memory and work for the computation.
 
@@ -300,6 +308,8 @@ def paths(
     setting = Setting(metric, dtype_name(dtype), budget)
     question = _Question(by, None if within is None else tuple(within), order, top)
     question.check()
+    if not isinstance(a, Series | Mapping | list | tuple):
+        a, b = _models(a, b, metric, n_ctx)
     if legs:
         if not isinstance(a, Model) or b is not None or question[1:] != (None, None, None):
             raise ModelError(
@@ -308,14 +318,22 @@ def paths(
         found_edges = edges_between(a, by, setting)
         warn_of_caveats(found_edges.caveats, stacklevel=2)
         return found_edges
-    if isinstance(a, Model):
+    if not isinstance(a, Series | Mapping | list | tuple):
         found = _compared(a, b, setting, question)
         warn_of_caveats(found.caveats, stacklevel=2)
         return found
     labels, models = _checkpoints(a)
-    each = tuple(_compared(model, b, setting, question) for model in models)
+    each = tuple(
+        _compared(*_models(model, b, metric, n_ctx), setting, question) for model in models
+    )
     warn_of_caveats(tuple(dict.fromkeys(x for one in each for x in one.caveats)), stacklevel=2)
     return PathSeries(labels, each, _in_order([one.bra for one in each]))
+
+
+def _models(a: Any, b: Any, metric: Metric, n_ctx: int | None) -> tuple[Any, Any]:
+    """A model and its partner, if any, of what stands for them."""
+    one, two = comparables(a, a if b is None else b, metric, n_ctx)
+    return one, None if b is None else two
 
 
 class _Question(NamedTuple):
@@ -340,12 +358,9 @@ def _checkpoints(a: Any) -> tuple[tuple[Any, ...], Iterable[Model]]:
         return a.labels, a
     if isinstance(a, Mapping):
         return tuple(a), a.values()
-    if isinstance(a, list | tuple) and a:
-        return tuple(map(str, range(len(a)))), a
-    raise ModelError(
-        f"paths are those of a tnsim Model, a Series, a list or a mapping of models; found "
-        f"{type(a).__name__}"
-    )
+    if not a:
+        raise ModelError("paths of a run are those of at least one checkpoint, found none")
+    return tuple(map(str, range(len(a)))), a
 
 
 def _in_order(known: Sequence[tuple[str, ...]]) -> tuple[str, ...]:

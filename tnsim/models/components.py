@@ -95,7 +95,7 @@ def components(model: Model, by: str = "layer") -> tuple[str, ...]:
     return tuple(component.label for component in components_of([model], by))
 
 
-def components_of(models: Sequence[Model], by: str, linear: bool = False) -> tuple[Component, ...]:
+def components_of(models: Sequence[Any], by: str, linear: bool = False) -> tuple[Component, ...]:
     """The components of models of equal layers; a bias counts where any of the models has it.
 
     Args:
@@ -316,8 +316,8 @@ def _with_core(layer: Layer, core: Any) -> Any:
     return core
 
 
-def check_exchangeable(a: Model, b: Model, by: str) -> None:
-    """Refuse models whose components do not correspond to each other.
+def check_exchangeable(a: Any, b: Any, by: str) -> tuple[Model, Model]:
+    """Refuse models whose components do not correspond to each other, and return others.
 
     Raises:
         ModelError: The models differ in depth, in kinds or settings of layers, in widths of the
@@ -339,6 +339,7 @@ def check_exchangeable(a: Model, b: Model, by: str) -> None:
         _check_settings(n, first, second)
         _check_parts(n, innermost(first), innermost(second), by)
     check_comparable(a, b)
+    return a, b
 
 
 def _check_settings(n: int, first: Layer, second: Layer) -> None:
@@ -348,7 +349,7 @@ def _check_settings(n: int, first: Layer, second: Layer) -> None:
         ("orders", one.order, two.order),
         ("widths of the input", first.d_in, second.d_in),
         ("widths of the output", first.d_out, second.d_out),
-        ("skips", *(float(residual_rule(layer)[0]) for layer in (first, second))),
+        ("skips", float(residual_rule(first)[0]), float(residual_rule(second)[0])),
     ]
     if isinstance(one, Attention) and isinstance(two, Attention):
         facts += [
@@ -498,7 +499,7 @@ def _rows_from(cores: Sequence[Any], attribute: str, part: Component, sized: str
     for core in cores:
         array = getattr(core, attribute)
         arrays.append(np.zeros(len(getattr(core, sized))) if array is None else np.asarray(array))
-    return _put(*arrays, part)
+    return _put(arrays[0], arrays[1], part)
 
 
 def _put(array: np.ndarray, other: np.ndarray, part: Component) -> np.ndarray:
@@ -667,7 +668,7 @@ def wired(model: Model, gates: Any, parts: Sequence[Component], edges: Sequence[
         if own:
             layers.append(_wired(layer, own, parts, place, known))
         elif first < n < last:  # a linear layer between components maps each block
-            weight, bias = layer.weight, layer.bias
+            weight, bias = getattr(layer, affine_maps(layer)[1]), _output_bias(layer)
             values = {
                 "weight": library(weight).kron(np.eye(blocks), weight),
                 "bias": _in_block(bias, 0, blocks),

@@ -355,7 +355,7 @@ def plain_forward(model: Model, inputs: Array | Prefixes) -> Float[Array, "point
         >>> plain_forward(table, np.array([[0, 1]])).tolist()
         [[[10.0], [14.0]]]
     """
-    if not is_tokens(inputs):
+    if not (isinstance(inputs, Prefixes) or is_tokens(inputs)):
         return model(inputs)
     state, first = _embedded(model.layers, inputs)
     for layer in model.layers[first:]:
