@@ -519,6 +519,10 @@ def needs(parts: Iterable[Part], points: Points, dtype: str) -> Needs:
     """
     item = ITEM_BYTES[dtype]
     kept, widest, weights, masks, read = 0.0, 0.0, 0, 0, 0
+    parts = list(parts)
+    layers_of = [id(layer) for part in parts if isinstance(part, Model) for layer in part.layers]
+    in_common = len(set(layers_of)) < len(layers_of)
+    waiting = 0.0
     for part in parts:
         if not isinstance(part, Model):
             read = max(read, points.block(0, 1).inputs.nbytes)
@@ -531,12 +535,14 @@ def needs(parts: Iterable[Part], points: Points, dtype: str) -> Needs:
         kept += 4 * states * part.d_out
         seen = 0 if points.continuations else positions
         widest = max(widest, *(states * _state_numbers(layer, seen) for layer in layers))
+        if in_common:  # a state of each depth waits until all models have read it
+            waiting = max(waiting, states * sum(layer.d_out for layer in layers))
         weights += 2 * part.parameters  # scaled, and on the device
         if any(layer.mixes_positions for layer in layers) and seen:
             masks = max(masks, positions**2)
     # The mask is made in float64 and cast: two copies with a score, four before any score.
     beside = item * weights + 17 * masks + 4 * points.together * read
-    return Needs(beside, 3 * read + item * (kept + widest))
+    return Needs(beside, 3 * read + item * (kept + widest + waiting))
 
 
 def _state_numbers(layer: LayerKind, seen: int) -> int:
