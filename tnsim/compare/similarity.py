@@ -24,6 +24,7 @@ from tnsim.metrics.metric import Gaussian
 from tnsim.metrics.protocol import Metric
 from tnsim.models.model import Model
 from tnsim.problems.families import choose
+from tnsim.problems.state_sizes import common_units
 
 
 def similarity(
@@ -227,4 +228,5 @@ def plan(
         passes = forward_plan([a, b], metric, points, dtype)
         check_affordable(passes, metric, budget)
         return passes
+    metric = common_units([a, b], metric).metric
     return plan_for(choose(a, b, metric), wanted, per_output, dtype)
