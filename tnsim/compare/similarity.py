@@ -8,6 +8,8 @@ in the dtype of the weights given, and results are JAX arrays.
 
 from __future__ import annotations
 
+import dataclasses
+
 from numpy.typing import DTypeLike
 
 from tnsim.compare import numbers
@@ -22,7 +24,7 @@ from tnsim.engine.plan import Plan
 from tnsim.errors import ModelError
 from tnsim.metrics.metric import Gaussian
 from tnsim.metrics.protocol import Metric
-from tnsim.models.model import Model
+from tnsim.models.model import Model, guesses
 from tnsim.problems.families import choose
 from tnsim.problems.state_sizes import common_units
 
@@ -203,7 +205,8 @@ def plan(
 
     Returns:
         A `Plan`: the order of contractions, with costs in scalar multiplications and bytes; or a
-        `ForwardPlan` where the models are run on inputs.
+        `ForwardPlan` where the models are run on inputs. Neither is exact where something about a
+        model is guessed.
 
     Raises:
         ModelError: The models cannot be compared, or one is a combination.
@@ -227,6 +230,7 @@ def plan(
     if points is not None:
         passes = forward_plan([a, b], metric, points, dtype)
         check_affordable(passes, metric, budget)
-        return passes
+        return dataclasses.replace(passes, exact=passes.exact and not guesses(a, b))
     metric = common_units([a, b], metric).metric
-    return plan_for(choose(a, b, metric), wanted, per_output, dtype)
+    found = plan_for(choose(a, b, metric), wanted, per_output, dtype)
+    return dataclasses.replace(found, exact=False) if guesses(a, b) else found
