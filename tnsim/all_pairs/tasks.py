@@ -93,7 +93,7 @@ def tile(job: Job, rows: tuple[Entry, ...], columns: tuple[Entry, ...]) -> LogSc
     """
     if job.points is not None:
         sums = _sums(job, rows, columns)
-        result = forward_runs.tile(sums, job.setting.per_output, job.points.drawn)
+        result = forward_runs.tile(sums, job.setting.slices, job.points.drawn)
         _checked(result.products if isinstance(result, Estimated) else result, job)
         return result
     products = []
@@ -106,13 +106,13 @@ def tile(job: Job, rows: tuple[Entry, ...], columns: tuple[Entry, ...]) -> LogSc
 
 def _part_norms(job: Job, block: Block) -> LogScaled:
     if isinstance(block, features.FeatureBlock):
-        return features.norms(block, job.setting.per_output)
+        return features.norms(block, job.setting.slices)
     return batched_plans.norms(block, job.setting)
 
 
 def _part_products(job: Job, first: Block, second: Block) -> LogScaled:
     if isinstance(first, features.FeatureBlock) and isinstance(second, features.FeatureBlock):
-        return features.products(first, second, job.setting.per_output)
+        return features.products(first, second, job.setting.slices)
     assert isinstance(first, batched_plans.StackBlock) and isinstance(
         second, batched_plans.StackBlock
     )
@@ -151,7 +151,7 @@ def _prepared(job: Job, entries: tuple[Entry, ...], part: FeatureSpace | None) -
     """The block of some models: a part of their features, or a stack for the batched plans."""
     models, combined = _terms(entries, job.setting.dtype)
     units, dtype = job.setting.units, job.setting.dtype
-    made = [scaled_under(model, units, job.setting.per_output) for model in models]
+    made = [scaled_under(model, units, job.setting.slices) for model in models]
     models = tuple(one.model for one in made)
     exponents = np.array([one.exponent for one in made])
     if part is None:

@@ -51,17 +51,17 @@ def is_known_constant(value: Any) -> bool:
     return isinstance(value, Model) and is_constant(value)
 
 
-def in_units(model: Model, units: Units, per_output: bool) -> Scaled:
+def in_units(model: Model, units: Units, slices: bool) -> Scaled:
     """A model in scientific notation, see `scaled_under`; the same object at every call.
 
     Args:
         model: Model to be scaled.
         units: Units that all models of the comparison share.
-        per_output: Whether each output has an exponent of its own.
+        slices: Whether each output has an exponent of its own.
     """
 
     def make() -> Scaled:
-        made = scaled_under(model, units, per_output)
+        made = scaled_under(model, units, slices)
         for leaf in jax.tree.leaves(made.model):
             if isinstance(leaf, np.ndarray):
                 leaf.flags.writeable = False  # no caller holds this new array
@@ -72,9 +72,9 @@ def in_units(model: Model, units: Units, per_output: bool) -> Scaled:
         return _nbytes(leaf for leaf in jax.tree.leaves(made.model) if id(leaf) not in known)
 
     if not is_constant(model) or is_traced(units):
-        return scaled_under(model, units, per_output)
+        return scaled_under(model, units, slices)
     inputs = np.asarray(units.inputs).tobytes()
-    key = in_units, content(units.metric), inputs, units.by_states, per_output
+    key = in_units, content(units.metric), inputs, units.by_states, slices
     return session().belongings.get(model, key, make, own_bytes)
 
 

@@ -192,14 +192,12 @@ class Outputs(NamedTuple):
     exponents: Float[Array, "points 1"] | Float[Array, "points out"]
 
 
-def scaled_layers(
-    model: Model, per_output: bool = False, inputs: Unit | None = None
-) -> ScaledLayers:
+def scaled_layers(model: Model, slices: bool = False, inputs: Unit | None = None) -> ScaledLayers:
     """The layers of a model, each in scientific notation.
 
     Args:
         model: Any model.
-        per_output: Whether each output has an exponent of its own.
+        slices: Whether each output has an exponent of its own.
         inputs: Exponents of the units of the inputs, a single one or one for each coordinate;
             None for units of one.
 
@@ -212,7 +210,7 @@ def scaled_layers(
     below = np.zeros(()) if inputs is None else inputs
     parts = []
     for n, layer in enumerate(model.layers):
-        parts.append(scaled(Model([layer]), per_output and n == last, below=below))
+        parts.append(scaled(Model([layer]), slices and n == last, below=below))
         below = np.zeros(())
     layers = tuple(part.model.layers[0] for part in parts)
     return ScaledLayers(layers, tuple(part.exponent for part in parts))

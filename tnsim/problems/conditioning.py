@@ -201,7 +201,8 @@ def _in_bases(layer: Layer, below: np.ndarray | None, above: np.ndarray | None) 
             weight, more = _product(above, weight)
             rest = rest + more
             if bias is not None:
-                arrays[bias_name(name)] = sum(_product(above, bias[:, None]))[:, 0]
+                turned, left = _product(above, bias[:, None])
+                arrays[bias_name(name)] = (turned + left)[:, 0]
         arrays[name] = weight + rest
     return replaced(layer, arrays)
 

@@ -81,7 +81,7 @@ class Units(NamedTuple):
     by_states: bool
 
 
-def scaled_under(model: Model, units: Units, per_output: bool) -> Scaled:
+def scaled_under(model: Model, units: Units, slices: bool) -> Scaled:
     """A model in scientific notation under a metric, see `scaling.scaled`.
 
     Unless it is traced, a model with a hidden basis far from orthogonal gets another one, see
@@ -90,7 +90,7 @@ def scaled_under(model: Model, units: Units, per_output: bool) -> Scaled:
     Args:
         model: Any model of known layers, traced or not.
         units: Units of the comparison, under a metric that joins legs or `Categorical`.
-        per_output: Whether each output has an exponent of its own.
+        slices: Whether each output has an exponent of its own.
 
     Example:
         The states of this model are of size 18, 2,900 and 7 * 10^7, so its bonds take the units
@@ -101,18 +101,18 @@ def scaled_under(model: Model, units: Units, per_output: bool) -> Scaled:
         >>> layer = tnsim.Bilinear(two, two, two, two[0], two[0], two[0])
         >>> cube = tnsim.Model([layer] * 3)
         >>> units = common_units([cube], tnsim.TreeSymmetric())
-        >>> model, exponent = scaled_under(cube, units, per_output=False)
+        >>> model, exponent = scaled_under(cube, units, slices=False)
         >>> float(exponent), [float(abs(model(np.zeros(1)))[0]) < 16]
         (40.0, [True])
     """
     metric = units.metric
     states = _input_states(model, metric) if units.by_states else None
-    made = scaled(model, per_output, states, units.inputs)
+    made = scaled(model, slices, states, units.inputs)
     if is_traced((model, metric)) or amplification(made.model, metric) < SKEWED:
         return made
     # In a rotated basis rows of all sizes meet, so units follow the states in any case.
     states = _input_states(model, metric)
-    again = scaled(regauged(made.model, metric), per_output, states)
+    again = scaled(regauged(made.model, metric), slices, states)
     return Scaled(again.model, made.exponent + again.exponent)
 
 
@@ -173,17 +173,17 @@ def common_units(models: Collection[Model], metric: Metric) -> Units:
 
 
 def in_common_units(
-    models: Sequence[Model], metric: Metric, per_output: bool
+    models: Sequence[Model], metric: Metric, slices: bool
 ) -> tuple[list[Scaled], Metric]:
     """The models of one comparison, each in scientific notation, and the metric in their units.
 
     Args:
         models: All models of the comparison.
         metric: The metric of the comparison.
-        per_output: Whether each output has an exponent of its own.
+        slices: Whether each output has an exponent of its own.
     """
     units = common_units(models, metric)
-    return [scaled_under(model, units, per_output) for model in models], units.metric
+    return [scaled_under(model, units, slices) for model in models], units.metric
 
 
 @pytree
