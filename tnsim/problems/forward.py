@@ -41,12 +41,13 @@ from tnsim.models.forward import (
     check_inputs,
     entered,
     forward,
+    in_own_units,
     is_tokens,
     scaled_layers,
 )
 from tnsim.models.functions import Function, outputs_of
 from tnsim.models.model import Model
-from tnsim.models.scaling import SMALLEST, larger, split
+from tnsim.models.scaling import SMALLEST, Unit, larger, split
 from tnsim.problems.tensors.kinds import Kinds, LayerKind, kinds
 
 Part: TypeAlias = Model | Function
@@ -241,8 +242,9 @@ class _Passes:
     """
 
     def __init__(self, models: dict[int, Model], slices: bool, dtype: str, eager: bool):
-        self.models, self.dtype = models, dtype
-        self.scaled = _in_common(models, slices, dtype)
+        self.models, self.slices, self.dtype = models, slices, dtype
+        self.made: dict[tuple[int, bool], ScaledLayers] = {}
+        self.first: dict[tuple[bytes, int], ScaledLayers] = {}
         self.step, self.rest, self.whole = after, _vector_of_rest, vector_of_model
         if not eager:
             self.step, self.rest, self.whole = _compiled_step, _compiled_rest, _compiled
@@ -251,34 +253,42 @@ class _Passes:
         """The vectors of all models on a batch."""
         for model in self.models.values():
             check_inputs(model, batch.inputs)
-        inputs, half_logs = batch.inputs, batch.log_weights / 2
-        if not is_tokens(inputs):
-            inputs = inputs.astype(self.dtype)
-        counts = inputs.counts if isinstance(inputs, Prefixes) else None
+        half_logs = batch.log_weights / 2
+        counts = batch.inputs.counts if isinstance(batch.inputs, Prefixes) else None
         found: dict[int, Vector] = {}
         for keys in self._alike(list(self.models), 0, 1):
-            model = self.scaled[keys[0]]
+            inputs, unit = batch.inputs, np.zeros(())
+            if not is_tokens(inputs):
+                inputs, unit = in_own_units(self.models[keys[0]], inputs)
+                inputs = inputs.astype(self.dtype)
+            scaled = {key: self._scaled(self.models[key], unit) for key in keys}
             if len(keys) == 1:
-                found[keys[0]] = _on_host(self.whole(model, inputs, half_logs))
+                found[keys[0]] = _on_host(self.whole(scaled[keys[0]], inputs, half_logs))
             else:
-                state, done = entered(model, inputs)
-                found |= self._behind(keys, done, state, half_logs, counts)
+                state, done = entered(scaled[keys[0]], inputs)
+                found |= self._behind(scaled, done, state, half_logs, counts)
         return found
 
     def _behind(
-        self, keys: list[int], done: int, state: State, half_logs: Any, counts: Any
+        self,
+        scaled: dict[int, ScaledLayers],
+        done: int,
+        state: State,
+        half_logs: Any,
+        counts: tuple[int, ...] | None,
     ) -> dict[int, Vector]:
         """The vectors of models that have the state behind `done` layers in common."""
         found: dict[int, Vector] = {}
-        for same in self._alike(keys, done, done + 1):
-            layers, units = self.scaled[same[0]]
+        for same in self._alike(list(scaled), done, done + 1):
+            layers, units = scaled[same[0]]
             if len(same) == 1:
                 rest = ScaledLayers(layers[done:], units[done:])
                 found[same[0]] = _on_host(self.rest(rest, state, half_logs, counts))
                 continue
             demands = ahead(layers[done + 1 :])
             reached = self.step(layers[done], units[done], state, demands, counts)
-            found |= self._behind(same, done + 1, reached, half_logs, counts)
+            alike = {key: scaled[key] for key in same}
+            found |= self._behind(alike, done + 1, reached, half_logs, counts)
         return found
 
     def _alike(self, keys: list[int], start: int, stop: int) -> list[list[int]]:
@@ -289,31 +299,42 @@ class _Passes:
         """
         groups: dict[Any, list[int]] = {}
         for key in keys:
-            layers = self.scaled[key].layers
+            layers = self.models[key].layers
             own = key if len(layers) <= stop else None
             same = (*map(id, layers[start:stop]), ahead(layers[stop:]), own)
             groups.setdefault(same, []).append(key)
         return list(groups.values())
 
+    def _scaled(self, model: Model, unit: Unit) -> ScaledLayers:
+        """A model in scientific notation, in the dtype of the passes, for some units of inputs.
 
-def _in_common(models: dict[int, Model], slices: bool, dtype: str) -> dict[int, ScaledLayers]:
-    """Models in scientific notation, in a precision; one object stays one object."""
-    known: dict[tuple[int, bool], ScaledLayers] = {}
-    found = {}
-    for key, model in models.items():
+        A layer that models have in common is scaled once; of first layers those for the last units
+        are kept.
+        """
+        known = unit.tobytes()
+        if any(place[0] != known for place in self.first):
+            self.first.clear()
         layers = []
         for n, layer in enumerate(model.layers):
-            apart = slices and n + 1 == len(model.layers)
-            if (id(layer), apart) not in known:
-                one = jax.tree.map(np.asarray, scaled_layers(Model([layer]), apart))
-                weights = jax.tree.map(lambda x: np.asarray(x, dtype), one.layers)
-                known[id(layer), apart] = ScaledLayers(weights, one.exponents)
-            layers.append(known[id(layer), apart])
-        found[key] = ScaledLayers(
+            apart = self.slices and n + 1 == len(model.layers)
+            if n == 0:
+                if (known, id(layer)) not in self.first:
+                    self.first[known, id(layer)] = self._cast(layer, apart, unit)
+                layers.append(self.first[known, id(layer)])
+                continue
+            if (id(layer), apart) not in self.made:
+                self.made[id(layer), apart] = self._cast(layer, apart, None)
+            layers.append(self.made[id(layer), apart])
+        return ScaledLayers(
             tuple(layer for one in layers for layer in one.layers),
-            tuple(unit for one in layers for unit in one.exponents),
+            tuple(exponent for one in layers for exponent in one.exponents),
         )
-    return found
+
+    def _cast(self, layer: Any, apart: bool, unit: Unit | None) -> ScaledLayers:
+        """One layer in scientific notation."""
+        one = jax.tree.map(np.asarray, scaled_layers(Model([layer]), apart, unit))
+        weights = jax.tree.map(lambda x: np.asarray(x, self.dtype), one.layers)
+        return ScaledLayers(weights, one.exponents)
 
 
 _compiled_step = jax.jit(after, static_argnums=(3, 4))
@@ -615,8 +636,7 @@ def _run_traced(part: Part, slices: bool) -> Run:
     """The function that returns the vector of a part on a batch."""
     if not isinstance(part, Model):
         return partial(_of_function, part, slices)
-    layers = jax.tree.map(jnp.asarray, scaled_layers(part, slices))
-    return partial(_of_model, part, layers)
+    return partial(_of_model, part, slices)
 
 
 def _of_function(function: Function, slices: bool, batch: WeightedPoints) -> Vector:
@@ -626,12 +646,14 @@ def _of_function(function: Function, slices: bool, batch: WeightedPoints) -> Vec
     return vector_of(jnp.asarray(outputs), exponents, batch.log_weights / 2)
 
 
-def _of_model(model: Model, layers: ScaledLayers, batch: WeightedPoints) -> Vector:
+def _of_model(model: Model, slices: bool, batch: WeightedPoints) -> Vector:
     """The vector of a model on a batch, inside a trace, in the dtype of its weights."""
-    inputs = batch.inputs
+    inputs, unit = batch.inputs, None
     check_inputs(model, inputs)
     if not is_tokens(inputs):
         weights = (leaf for leaf in jax.tree.leaves(model) if jnp.ndim(leaf))
+        inputs, unit = in_own_units(model, inputs)
         inputs = inputs.astype(jnp.result_type(*weights))
     inputs = jax.tree.map(jnp.asarray, inputs)
+    layers = jax.tree.map(jnp.asarray, scaled_layers(model, slices, unit))
     return vector_of_model(layers, inputs, batch.log_weights / 2)
