@@ -15,12 +15,12 @@ TOKENS = ("--metric", "categorical", "--samples", 64, "--n-ctx", 4)
 
 
 def test_paths_of_a_run_and_of_a_checkpoint(tmp_path):
+    early, file = (DATA / f"step_{step}.safetensors" for step in ("000900", "004000"))
     picture = tmp_path / "run.png"
-    text = command("paths", DATA, *TOKENS, "--plot", picture).stdout
+    text = command("paths", early, file, *TOKENS, "--plot", picture).stdout
     assert "embed > layer 1 > layer 2" in text and "estimate from samples" in text
     assert sum(line.startswith("4000 ") for line in text.splitlines()) == 1
     assert picture.stat().st_size > 10_000
-    file = DATA / "step_004000.safetensors"
     found = json.loads(command("paths", file, *TOKENS, "--by", "head", "--top", 3, "--json").stdout)
     wanted = tnsim.paths(
         tnsim.load(file, n_ctx=4), metric=tnsim.Categorical(samples=64), by="head", top=3

@@ -244,7 +244,7 @@ class _Passes:
     def __init__(self, models: dict[int, Model], slices: bool, dtype: str, eager: bool):
         self.models, self.slices, self.dtype = models, slices, dtype
         self.made: dict[tuple[int, bool], ScaledLayers] = {}
-        self.first: dict[tuple[bytes, int], ScaledLayers] = {}
+        self.first: dict[tuple[bytes, int, bool], ScaledLayers] = {}
         self.step, self.rest, self.whole = after, _vector_of_rest, vector_of_model
         if not eager:
             self.step, self.rest, self.whole = _compiled_step, _compiled_rest, _compiled
@@ -312,15 +312,16 @@ class _Passes:
         are kept.
         """
         known = unit.tobytes()
-        if any(place[0] != known for place in self.first):
+        if any(kept[0] != known for kept in self.first):
             self.first.clear()
         layers = []
         for n, layer in enumerate(model.layers):
             apart = self.slices and n + 1 == len(model.layers)
             if n == 0:
-                if (known, id(layer)) not in self.first:
-                    self.first[known, id(layer)] = self._cast(layer, apart, unit)
-                layers.append(self.first[known, id(layer)])
+                place = known, id(layer), apart
+                if place not in self.first:
+                    self.first[place] = self._cast(layer, apart, unit)
+                layers.append(self.first[place])
                 continue
             if (id(layer), apart) not in self.made:
                 self.made[id(layer), apart] = self._cast(layer, apart, None)
