@@ -257,7 +257,8 @@ class _Passes:
         counts = batch.inputs.counts if isinstance(batch.inputs, Prefixes) else None
         found: dict[int, Vector] = {}
         for keys in self._alike(list(self.models), 0, 1):
-            inputs, unit = batch.inputs, np.zeros(())
+            inputs: Any = batch.inputs
+            unit: Unit = np.zeros(())
             if not is_tokens(inputs):
                 inputs, unit = in_own_units(self.models[keys[0]], inputs)
                 inputs = inputs.astype(self.dtype)
