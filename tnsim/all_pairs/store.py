@@ -204,7 +204,7 @@ class Layout:
         return math.ceil(models / self.tile)
 
 
-FORMAT = 3  # version of the layout; a store of another version is refused
+FORMAT = 4  # version of the layout; a store of another version is refused
 
 
 FILE = "zarr.json"  # metadata file of the root and of every array
@@ -214,7 +214,7 @@ FILE = "zarr.json"  # metadata file of the root and of every array
 IDENTITY = ("format", "metric", "metric_parameters", "dtype", "slices", "hash_a", "hash_b")
 
 
-_CHOSEN = ("route", "tile")  # chosen by the run that began the store, kept by later runs
+_CHOSEN = ("route", "tile", "tier")  # chosen by the run that began the store, kept by later runs
 
 
 _UNREADABLE = (OSError, ValueError, RecursionError)  # errors of reading damaged JSON

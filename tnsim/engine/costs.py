@@ -347,9 +347,15 @@ def interpreted_rounds(
 
 
 @per_object_cache
+def interpreted(program: Program, item: int) -> Steps:
+    """The steps of a program on arrays whose elements take `item` bytes."""
+    return steps_of(program, item)
+
+
+@per_object_cache
 def interpreted_elements(whole: WholePlan, item: int) -> int:
     """The largest number of elements alive at once where a plan is interpreted."""
-    steps = [steps_of(program, item) for program in whole.programs]
+    steps = [interpreted(program, item) for program in whole.programs]
     found = interpreted_rounds(whole, steps, [stage.program for stage in whole.stages])
     return max((each.elements for each in found), default=0)
 

@@ -36,7 +36,6 @@ from functools import cached_property
 from typing import Literal, NamedTuple
 
 from tnsim.engine.ir.program import Operation, Program, n_iterations
-from tnsim.sessions import per_object_cache
 
 Kind = Literal["matmul", "multiply", "add", "subtract", "scale", "copy", "reduce", "einsum", "loop"]
 Labels = tuple[int, ...]
@@ -185,7 +184,6 @@ class Steps:
         return self.seconds(USUAL[self.item])
 
 
-@per_object_cache
 def steps_of(program: Program, item: int) -> Steps:
     """The steps of a program.
 
@@ -216,7 +214,7 @@ def _seconds(step: Step, speeds: Speeds, threads: int) -> float:
     shape = step.writes.shape
     if step.kind == "matmul":
         k = step.reads[0].shape[-1]
-        found = _matmul_seconds(math.prod(shape[:-2]), shape[-2], shape[-1], k, speeds)
+        found = matmul_seconds(math.prod(shape[:-2]), shape[-2], shape[-1], k, speeds)
     elif step.kind == "einsum":
         found = _by_entries(math.prod(step.reads[0].shape), speeds)
     else:
@@ -224,7 +222,7 @@ def _seconds(step: Step, speeds: Speeds, threads: int) -> float:
     return found / min(max(1, len(step.parts)), threads)
 
 
-def _matmul_seconds(batch: int, m: int, n: int, k: int, speeds: Speeds) -> float:
+def matmul_seconds(batch: int, m: int, n: int, k: int, speeds: Speeds) -> float:
     """Seconds of a batch of matrix products: short sides leave registers unused."""
     slowed = (1 + 2 / m) * (1 + 2 / n) * (1 + 2 / k)
     return speeds.call + batch * (speeds.product + m * n * k * slowed / speeds.multiplying)
@@ -606,7 +604,7 @@ class _Analysis:
                 for second in readings:
                     n = _product(second.rows, sizes)
                     seconds = first.seconds + second.seconds
-                    seconds += _matmul_seconds(entries // (m * n), m, n, k, self.speeds)
+                    seconds += matmul_seconds(entries // (m * n), m, n, k, self.speeds)
                     if best is not None and seconds >= best.seconds:
                         continue
                     order = _result_order(want, first.rows, second.rows, sizes)

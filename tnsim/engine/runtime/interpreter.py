@@ -23,10 +23,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from threadpoolctl import ThreadpoolController
 
-from tnsim.engine.costs import InterpretedRound, interpreted_rounds
+from tnsim.engine.costs import InterpretedRound, interpreted, interpreted_rounds
 from tnsim.engine.ir.program import Program
 from tnsim.engine.ir.stages import WholePlan
-from tnsim.engine.ir.steps import Step, Steps, Turns, View, steps_of
+from tnsim.engine.ir.steps import Step, Steps, Turns, View
 from tnsim.engine.plan import Plan
 from tnsim.engine.runtime.devices import processors
 from tnsim.engine.runtime.stacking import Stacked, aligned, stacked_program
@@ -61,30 +61,22 @@ def interpret(
     """
     threads = processors() if threads is None else threads
     dtype = np.dtype(plan.dtype)
-    ready = _prepared(plan.whole, dtype.itemsize, stacks)
+    ready = prepared(plan.whole, dtype.itemsize, stacks)
     values = {name: np.asarray(arrays[name], dtype, order="C") for name in plan.shapes}
     logs: dict[tuple[int, str], Any] = {}
     memory = np.empty(0, dtype)
-    with _one_blas_thread():
+    with one_blas_thread():
         for each in ready.rounds:
             if memory.size < each.rooms or memory.size - each.rooms > ready.peak - each.elements:
                 memory = np.empty(0, dtype)  # frees it before more is taken
                 memory = np.empty(each.rooms, dtype)
             rooms = [memory[n * each.room :] for n in range(each.at_once)]
-
-            def work(n: int) -> tuple[list[Any], list[Any]]:
-                one = ready.stages[n]
+            tasks = []
+            for n in each.stages:
                 inputs = [values[name] for name in plan.stages[n].inputs]
-                room = rooms.pop()
-                found = one.run(inputs, room, threads)
-                rooms.append(room)
-                return found
-
-            seconds = sum(ready.stages[n].steps.usual_seconds for n in each.stages)
-            results = shared(
-                [partial(work, n) for n in each.stages],
-                min(threads, each.at_once) if seconds > _REPAYS else 1,
-            )
+                tasks.append(partial(_in_a_room, ready.stages[n], inputs, rooms, threads))
+            repays = sum(ready.stages[n].steps.usual_seconds for n in each.stages) > _REPAYS
+            results = shared(tasks, min(threads, each.at_once) if repays else 1)
             for n, (outputs, scales) in zip(each.stages, results, strict=True):
                 stage = plan.stages[n]
                 values.update(zip(stage.outputs, outputs, strict=True))
@@ -94,8 +86,18 @@ def interpret(
     return Outcome({name: values[name] for name in plan.outputs}, logs)
 
 
+def _in_a_room(
+    stage: _Stage, inputs: Sequence[np.ndarray], rooms: list[np.ndarray], threads: int
+) -> tuple[list[Any], list[Any]]:
+    """Run a stage in one of the free rooms."""
+    room = rooms.pop()
+    found = stage.run(inputs, room, threads)
+    rooms.append(room)
+    return found
+
+
 @contextmanager
-def _one_blas_thread() -> Iterator[None]:
+def one_blas_thread() -> Iterator[None]:
     """BLAS on one thread inside the block, in all threads of the process."""
     _blas.begin()
     try:
@@ -182,7 +184,7 @@ if hasattr(os, "register_at_fork"):  # a child process has none of its parent's 
     os.register_at_fork(after_in_child=_pool.cache_clear)
 
 
-class _Prepared(NamedTuple):
+class Prepared(NamedTuple):
     """What is found out about a plan before it is run on numbers.
 
     Attributes:
@@ -197,7 +199,7 @@ class _Prepared(NamedTuple):
 
 
 @per_object_cache
-def _prepared(whole: WholePlan, item: int, stacks: tuple[Stacked, ...]) -> _Prepared:
+def prepared(whole: WholePlan, item: int, stacks: tuple[Stacked, ...]) -> Prepared:
     """The steps of all stages of a plan, and their rounds.
 
     Args:
@@ -213,12 +215,12 @@ def _prepared(whole: WholePlan, item: int, stacks: tuple[Stacked, ...]) -> _Prep
             program = whole.programs[stage.program]
             if not over.nothing:
                 program = stacked_program(program, over)
-            made[key] = _Stage(program, steps_of(program, item), over)
+            made[key] = _Stage(program, interpreted(program, item), over)
         numbers.append([*made].index(key))
     distinct = tuple(made.values())
     rounds = interpreted_rounds(whole, [one.steps for one in distinct], numbers)
     stages = tuple(distinct[n] for n in numbers)
-    return _Prepared(stages, rounds, max((each.elements for each in rounds), default=0))
+    return Prepared(stages, rounds, max((each.elements for each in rounds), default=0))
 
 
 class _Place(NamedTuple):

@@ -8,13 +8,14 @@ values that a program computes from arrays without a stacked axis are computed o
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from tnsim.engine.ir.program import Program
+from tnsim.engine.plan import Plan
 
 Axes = tuple[bool, ...]
 Run = Callable[[list[Any]], tuple[list[Any], list[Any]]]
@@ -81,6 +82,25 @@ def stacked(program: Program, inputs: Sequence[Axes], sizes: Sequence[int]) -> S
     used = _union(inputs, depth)
     own_sizes = tuple(size if own else 1 for size, own in zip(sizes, used, strict=True))
     return Stacked(own_sizes, tuple(inputs), tuple(outputs), tuple(scales), tuple(given))
+
+
+def stacked_stages(
+    plan: Plan, sizes: Sequence[int], over: Mapping[str, Axes]
+) -> tuple[tuple[Stacked, ...], dict[str, Axes]]:
+    """The stacked axes of every stage of a plan, and of all its values by name.
+
+    Args:
+        plan: Plan for arrays without stacked axes.
+        sizes: Sizes of the stacked axes.
+        over: Name -> stacked axes, for every array that is a stack.
+    """
+    axes = {name: over.get(name, (False,) * len(sizes)) for name in plan.shapes}
+    stacks = []
+    for stage in plan.stages:
+        inputs = [axes[name] for name in stage.inputs]
+        stacks.append(stacked(plan.programs[stage.program], inputs, sizes))
+        axes.update(zip(stage.outputs, stacks[-1].outputs, strict=True))
+    return tuple(stacks), axes
 
 
 def stacked_program(program: Program, over: Stacked) -> Program:
