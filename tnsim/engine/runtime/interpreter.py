@@ -16,7 +16,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache, partial
 from typing import Any, NamedTuple
 
@@ -150,8 +150,8 @@ def shared(tasks: Sequence[Callable[[], Any]], threads: int) -> list[Any]:
         [1, 2, 3]
     """
     count = min(threads, len(tasks))
-    with np.errstate(all="ignore"):
-        if count < 2:
+    if count < 2:
+        with np.errstate(all="ignore"):
             return [task() for task in tasks]
     results: list[Any] = [None] * len(tasks)
     left = deque(enumerate(tasks))
@@ -165,7 +165,10 @@ def shared(tasks: Sequence[Callable[[], Any]], threads: int) -> list[Any]:
                     return
                 results[n] = task()
 
-    helpers = [_pool().submit(work) for _ in range(count - 1)]
+    helpers = []
+    with suppress(RuntimeError):  # the system has no room for another thread
+        for _ in range(count - 1):
+            helpers.append(_pool().submit(work))
     try:
         work()
     finally:

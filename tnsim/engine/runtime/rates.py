@@ -34,7 +34,7 @@ from tnsim.engine.ir.steps import USUAL, Speeds, matmul_seconds
 from tnsim.engine.plan import Plan
 from tnsim.engine.runtime import compiling as compiling_module
 from tnsim.engine.runtime.compiling import Wanted, compiler_options, default_device
-from tnsim.engine.runtime.devices import cores, processors
+from tnsim.engine.runtime.devices import can_compile, cores, processors
 from tnsim.engine.runtime.execution import Backend, is_small, precision, work_of
 from tnsim.engine.runtime.interpreter import one_blas_thread, prepared
 from tnsim.engine.runtime.stacking import Axes, stacked_stages
@@ -143,7 +143,11 @@ def tier_of_all(several: Sequence[Runs]) -> Tier:
         several: Plans with their numbers of runs.
     """
     asked = session().tier
-    if default_device().platform != "cpu" or asked == "compile":
+    if asked == "compile":
+        return "compile"
+    if not can_compile():  # asking for the device would start XLA, which would end the process
+        return "interpret"
+    if default_device().platform != "cpu":
         return "compile"
     if asked == "interpret":
         return "interpret"
