@@ -70,20 +70,33 @@ def interpret(
             if memory.size < each.rooms or memory.size - each.rooms > ready.peak - each.elements:
                 memory = np.empty(0, dtype)  # frees it before more is taken
                 memory = np.empty(each.rooms, dtype)
-            rooms = [memory[n * each.room :] for n in range(each.at_once)]
-            tasks = []
-            for n in each.stages:
-                inputs = [values[name] for name in plan.stages[n].inputs]
-                tasks.append(partial(_in_a_room, ready.stages[n], inputs, rooms, threads))
-            repays = sum(ready.stages[n].steps.usual_seconds for n in each.stages) > _REPAYS
-            results = shared(tasks, min(threads, each.at_once) if repays else 1)
-            for n, (outputs, scales) in zip(each.stages, results, strict=True):
-                stage = plan.stages[n]
-                values.update(zip(stage.outputs, outputs, strict=True))
-                logs.update(zip([(n, group) for group in stage.groups], scales, strict=True))
-            for name in each.last_read:
-                del values[name]
+            _run_round(plan, ready, each, values, logs, memory, threads)
     return Outcome({name: values[name] for name in plan.outputs}, logs)
+
+
+def _run_round(
+    plan: Plan,
+    ready: Prepared,
+    each: InterpretedRound,
+    values: dict[str, np.ndarray],
+    logs: dict[tuple[int, str], Any],
+    memory: np.ndarray,
+    threads: int,
+) -> None:
+    """Run the stages of a round: enter their outputs and drop what no later stage reads."""
+    rooms = [memory[n * each.room :] for n in range(each.at_once)]
+    tasks = []
+    for n in each.stages:
+        inputs = [values[name] for name in plan.stages[n].inputs]
+        tasks.append(partial(_in_a_room, ready.stages[n], inputs, rooms, threads))
+    repays = sum(ready.stages[n].steps.usual_seconds for n in each.stages) > _REPAYS
+    results = shared(tasks, min(threads, each.at_once) if repays else 1)
+    for n, (outputs, scales) in zip(each.stages, results, strict=True):
+        stage = plan.stages[n]
+        values.update(zip(stage.outputs, outputs, strict=True))
+        logs.update(zip([(n, group) for group in stage.groups], scales, strict=True))
+    for name in each.last_read:
+        del values[name]
 
 
 def _in_a_room(
@@ -258,40 +271,34 @@ class _Stage(NamedTuple):
         for function, arguments in run.calls:
             function(*arguments)
         outputs = [run.array(view) for view in self.steps.outputs]
-        if any(map(any, self.over.inputs)):
-            return _rescaled_stacks(self.program, outputs, self.over)
-        return _rescaled(self.program, outputs)
+        return self._rescaled(outputs)
 
+    def _rescaled(self, outputs: list[np.ndarray]) -> tuple[list[Any], list[Any]]:
+        """The same as at the end of `lowering.run_program`, in the memory of the outputs.
 
-def _rescaled(program: Program, outputs: list[Any]) -> tuple[list[Any], list[Any]]:
-    """Outputs divided by their scales, and logarithms; the same as in `lowering.run_program`."""
-    scales = []
-    for which, power in program.scales:
-        scales.append(_scale(np.abs(outputs[which]).max(), power))
-    for n, powers in enumerate(program.powers):
-        for slot, power in powers:
-            outputs[n] = outputs[n] / scales[slot] ** power
-    return outputs, [np.log(scale) for scale in scales]
-
-
-def _rescaled_stacks(
-    program: Program, outputs: list[Any], over: Stacked
-) -> tuple[list[Any], list[Any]]:
-    """The same for stacks of outputs, whose entries have scales of their own."""
-    depth = len(over.sizes)
-    own = over.computed
-    whole = [aligned(x, axes) for x, axes in zip(outputs, own, strict=True)]
-    scales = []
-    for which, power in program.scales:
-        entries = np.abs(whole[which]).reshape(*whole[which].shape[:depth], -1)
-        scales.append(_scale(entries.max(axis=-1), power))
-    for n, powers in enumerate(program.powers):
-        for slot, power in powers:
-            ones = (1,) * (whole[n].ndim - depth)
-            whole[n] = whole[n] / (scales[slot] ** power).reshape(scales[slot].shape + ones)
-    logs = [np.log(scale) for scale in scales]
-    given = [_without(x, axes) for x, axes in zip(whole, over.outputs, strict=True)]
-    return given, [_without(x, axes) for x, axes in zip(logs, over.scales, strict=True)]
+        The entries of a stack have scales of their own.
+        """
+        program, over = self.program, self.over
+        if not program.scales:
+            return outputs, []
+        depth = 0 if over.nothing else len(over.sizes)
+        whole = outputs
+        if depth:
+            whole = [aligned(x, axes) for x, axes in zip(outputs, over.computed, strict=True)]
+        scales = [_scale(whole[which], depth, power) for which, power in program.scales]
+        numbers = [view.value for view in self.steps.outputs]
+        for n, powers in enumerate(program.powers):
+            for slot, power in powers:
+                divisor = scales[slot] ** power
+                divisor = divisor.reshape(divisor.shape + (1,) * (whole[n].ndim - depth))
+                shape = np.broadcast_shapes(whole[n].shape, divisor.shape)
+                alone = numbers.count(numbers[n]) == 1 and shape == whole[n].shape
+                whole[n] = np.divide(whole[n], divisor, out=whole[n] if alone else None)
+        logs = [np.log(scale) for scale in scales]
+        if not depth:
+            return whole, logs
+        given = [_without(x, axes) for x, axes in zip(whole, over.outputs, strict=True)]
+        return given, [_without(x, axes) for x, axes in zip(logs, over.scales, strict=True)]
 
 
 def _without(array: np.ndarray, axes: tuple[bool, ...]) -> np.ndarray:
@@ -299,8 +306,13 @@ def _without(array: np.ndarray, axes: tuple[bool, ...]) -> np.ndarray:
     return array.squeeze(tuple(n for n, is_stacked in enumerate(axes) if not is_stacked))
 
 
-def _scale(largest: Any, power: int) -> Any:
-    """The scale of a group whose largest absolute value is given; 1 for zero, as for NaN."""
+def _scale(value: np.ndarray, depth: int, power: int) -> Any:
+    """The scale of each entry of a stack, as `lowering` has it: 1 where all numbers are zero."""
+    axes = tuple(range(depth, value.ndim))
+    if value.dtype.kind == "c":
+        largest = np.abs(value).max(axis=axes)
+    else:  # without an array of absolute values
+        largest = np.maximum(value.max(axis=axes), -value.min(axis=axes))
     scale = np.where(largest > 0, largest, np.ones_like(largest))[()]
     if power == 1:
         return scale
