@@ -228,7 +228,7 @@ def test_budget_is_kept_or_refused_before_anything_runs(monkeypatch, rng):
         match=r"gaussian needs \S+ multiplications here, more than the budget of 1e\+03",
     ):
         tnsim.inner(a, b, budget=tnsim.Budget(multiplications=1e3))
-    monkeypatch.setattr(devices, "available_bytes", lambda: 60 * 2**20)
+    monkeypatch.setattr(devices, "available_bytes", lambda compiles: 60 * 2**20)
     monkeypatch.setattr(budget, "_ALWAYS_FITS", 0)
     big = [bench.random_stack(128, 256, 2, "float64", seed) for seed in (0, 1)]
     with pytest.raises(

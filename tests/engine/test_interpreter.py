@@ -164,7 +164,7 @@ def test_the_bits_are_those_of_one_thread(metric, monkeypatch):
     monkeypatch.setattr(steps_module, "_BLOCK", 4)
     monkeypatch.setattr(interpreter, "_REPAYS", 0.0)
     a, b = (bench.random_stack(12, 9, 2, "float64", seed) for seed in (1, 2))
-    plan = tnsim.plan(a, b, metric, norms=True)
+    plan = tnsim.plan(a, b, metric, cosine=True)
     arrays = dict(zip(plan.shapes, drawn(plan.shapes.values()), strict=True))
     one, *others = (interpreted(plan, arrays, threads) for threads in (1, 2, 5))
     assert any(step.parts for p in plan.programs for step in costs.interpreted(p, 8).steps)
@@ -192,7 +192,7 @@ def test_memory_is_what_was_planned(threads):
 def test_stacks_are_runs_one_by_one(rng):
     """Two models on one side, three on the other; norms have the axis of one side."""
     a, b = (bench.random_stack(4, 5, 3, "float64", seed) for seed in (1, 2))
-    plan = tnsim.plan(a, b, tnsim.GaussianClosure(), norms=True)
+    plan = tnsim.plan(a, b, tnsim.GaussianClosure(), cosine=True)
     axes = {"A": (True, False), "B": (False, True)}
     over = {name: axes[name[0]] for name in plan.shapes if name[1] == "."}
     stacks, arrays = (2, 3), {}

@@ -64,7 +64,7 @@ class Budget:
             return self.memory_bytes
         if wanted <= _ALWAYS_FITS:
             return math.inf
-        free = devices.available_bytes()
+        free = devices.available_bytes(compiles=program_bytes > 0)
         return math.inf if free is None else max(0.0, FREE_SHARE * free - program_bytes)
 
 

@@ -262,13 +262,12 @@ def _is_one_axis(group: Labels, strides: Strides, sizes: Sizes) -> bool:
 def _groups(strides: Strides, chosen: Sequence[int], sizes: Sizes) -> list[Labels]:
     """Longest runs of chosen labels, neighbours in memory, that can be read as one axis."""
     found: list[Labels] = []
-    before = None
-    for label in _order(strides):
-        if label in chosen and before in chosen and _is_one_axis((before, label), strides, sizes):
-            found[-1] = (*found[-1], label)
-        elif label in chosen:
-            found.append((label,))
-        before = label
+    for is_chosen, run in itertools.groupby(_order(strides), key=lambda label: label in chosen):
+        for label in run if is_chosen else ():
+            if found and _is_one_axis((found[-1][-1], label), strides, sizes):
+                found[-1] = (*found[-1], label)
+            else:
+                found.append((label,))
     return found
 
 
@@ -469,7 +468,7 @@ class _Analysis:
         elif len(arguments) == 1:
             result = self._reduced(arguments[0], want, sizes)
         elif any(label not in want for label in arguments[0].strides):
-            result = self._contracted(*arguments, want, sizes)
+            result = self._contracted(arguments[0], arguments[1], want, sizes)
         else:
             order = self._entry_order(arguments, want, sizes)
             result = self._new(order, sizes)

@@ -187,7 +187,8 @@ def shared(tasks: Sequence[Callable[[], Any]], threads: int) -> list[Any]:
     finally:
         left.clear()
         for helper in helpers:
-            helper.cancel() or helper.result()
+            if not helper.cancel():
+                helper.result()
     return results
 
 
