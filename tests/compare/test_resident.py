@@ -21,7 +21,7 @@ from tnsim.sessions import Session, WeakCache, session, using
 
 @pytest.fixture(autouse=True)
 def own_session():
-    with using(Session()) as own:
+    with using(Session(tier=session().tier)) as own:
         yield own
 
 
@@ -155,7 +155,8 @@ def test_what_was_made_of_a_model_goes_with_it(rng, own_session):
     of_plans = len(own_session.belongings)  # of programs, which other models use as well
     a, b = model_of(rng), model_of(rng)
     tnsim.similarity(a, b)
-    placed = resident.placed_weights(LayerWise.of(a, b, tnsim.TreeSymmetric()), "A", a, "float64")
+    family = LayerWise.of(a, b, tnsim.TreeSymmetric())
+    placed = resident.placed_weights(family, "A", a, "float64", "interpreted")
     arrays = [weakref.ref(array) for array in placed.values()]
     assert len(own_session.belongings) > of_plans + 2 and own_session.belongings.held > 0
     del a, placed

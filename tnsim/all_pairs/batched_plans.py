@@ -31,7 +31,8 @@ from tnsim.engine.passes.hoisting import COMPILING, ONE, Share, Shares, shares, 
 from tnsim.engine.plan import Plan
 from tnsim.engine.runtime import execution
 from tnsim.engine.runtime.devices import mesh, replicated, spread
-from tnsim.engine.runtime.execution import Result
+from tnsim.engine.runtime.execution import Backend, Result
+from tnsim.engine.runtime.rates import BACKENDS, Tier
 from tnsim.engine.runtime.stacking import Axes, aligned
 from tnsim.engine.scaled import (
     LogScaled,
@@ -74,6 +75,8 @@ class PairSetting(NamedTuple):
         budget: Limits on one inner product and on the memory of a tile.
         pairs: Number of pairs in the run.
         units: Units that all models share, with the metric in the units of the inputs.
+        tier: Tier in which plans run, "interpret" or "compile"; of a store, the tier in which the
+            store was begun.
     """
 
     metric: Metric
@@ -82,6 +85,12 @@ class PairSetting(NamedTuple):
     budget: Budget
     pairs: int
     units: Units
+    tier: Tier = "compile"
+
+    @property
+    def backend(self) -> Backend:
+        """The way in which plans run."""
+        return BACKENDS[self.tier]
 
 
 class Pairs(NamedTuple):
@@ -182,11 +191,12 @@ def stack(
         return Stack(arrays, {})
     names = share.plan.shapes
     known = {ONE: np.ones(())} | family.inputs(names, setting.units.metric, models[0].d_in)
-    read = {leaf: spread(array) for leaf, array in arrays.items() if leaf in names}
+    place = spread if setting.tier == "compile" else _on_host
+    read = {leaf: place(array) for leaf, array in arrays.items() if leaf in names}
     over = dict.fromkeys(read, (True,)) if count > 1 else {}
     read |= {leaf: np.asarray(x, dtype) for leaf, x in known.items() if leaf in names}
     with execution.precision():
-        result = execution.run(share.plan, read, over=over)
+        result = execution.run(share.plan, read, setting.backend, over)
     return Stack(arrays | result.values, _of_whole(result, share))
 
 
@@ -217,7 +227,7 @@ def contracted(
         leaves = arrays | {name: np.asarray(x, setting.dtype) for name, x in known.items()}
         with execution.precision():
             read = {name: leaves[name] for name in names}
-            result = execution.run(crossing.plan, read, over=over)
+            result = execution.run(crossing.plan, read, setting.backend, over)
         mantissa = np.asarray(result.values[pair.group], np.float64)
         if setting.slices and family.lifted:
             mantissa = mantissa[..., 1:]  # output 0 of a lifted model is the constant
@@ -429,8 +439,8 @@ def _batches(
             yield at, keep(key, make) if name in pairs.shares.own else make()
 
     with execution.precision():
-        rows = [(i, _placed(one, spread)) for i, one in stacks("A", bra)]
-        columns = [(j, _placed(one, replicated)) for j, one in stacks("B", ket)]
+        rows = [(i, _placed(one, spread, setting)) for i, one in stacks("A", bra)]
+        columns = [(j, _placed(one, replicated, setting)) for j, one in stacks("B", ket)]
     # Stacks of rows have no axis of columns, so the part that reads the row's model only runs once
     # per row.
     is_stacked = together > 1
@@ -442,8 +452,14 @@ def _batches(
             yield i, j, contracted(pairs, both, CROSS[0], setting, d_in)
 
 
-def _placed(found: Stack, place: Callable[[Any], Any]) -> Stack:
+def _placed(found: Stack, place: Callable[[Any], Any], setting: PairSetting) -> Stack:
+    """A stack with its arrays where plans read them: on devices, or as they are in NumPy."""
+    place = place if setting.tier == "compile" else _on_host
     return found._replace(arrays=place(found.arrays))
+
+
+def _on_host(arrays: Any) -> Any:
+    return arrays
 
 
 def _paired(pairs: Sequence[tuple[Model, Model | None]], setting: PairSetting) -> list[LogScaled]:
@@ -467,7 +483,7 @@ def _paired(pairs: Sequence[tuple[Model, Model | None]], setting: PairSetting) -
             with execution.precision():
                 for name, models in sides.items():
                     found = stack(name, models, together, plan, setting)
-                    stacks.append((_placed(found, spread), (together > 1,)))
+                    stacks.append((_placed(found, spread, setting), (together > 1,)))
             values = contracted(plan, stacks, pair, setting, a.d_in)
             for place, n in enumerate(at):
                 products[n] = taken(values, place)

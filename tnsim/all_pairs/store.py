@@ -54,11 +54,11 @@ from tnsim.errors import DamagedStore, MissingExtra, StoreMismatch, TnsimError, 
 from tnsim.files import appending, regular
 
 Region = tuple[str, tuple[slice, ...]]
-FORMAT = 3  # version of the layout; a store of another version is refused
+FORMAT = 4  # version of the layout; a store of another version is refused
 FILE = "zarr.json"  # metadata file of the root and of every array
 # Attributes that must be equal for a store to be continued; error messages name them.
 IDENTITY = ("format", "metric", "metric_parameters", "dtype", "slices", "hash_a", "hash_b")
-_CHOSEN = ("route", "tile")  # chosen by the run that began the store, kept by later runs
+_CHOSEN = ("route", "tile", "tier")  # chosen by the run that began the store, kept by later runs
 _UNREADABLE = (OSError, ValueError, RecursionError)  # errors of reading damaged JSON
 _PARTIAL, _FRESH = ".partial", ".tmp"  # suffixes of an unfinished chunk and an unfinished store
 _ABANDONED = 24 * 3600.0

@@ -21,6 +21,7 @@ from tnsim.compare.request import check_comparison
 from tnsim.engine.ir.dtypes import dtype_name
 from tnsim.engine.planner import LARGE, plan_problem
 from tnsim.engine.runtime import execution
+from tnsim.engine.runtime.rates import backend_of
 from tnsim.errors import ModelError, TnsimError
 from tnsim.metrics.metric import GaussianClosure, joins_legs, joins_whole_trees
 from tnsim.metrics.protocol import Metric
@@ -199,8 +200,9 @@ def _contracted(
     for side in SIDES:
         known |= _selectors(side, counts[side], by)
     with execution.precision():
-        arrays = execution.placed({name: known[name] for name in plan.shapes}, dtype)
-        result = jax.device_get(execution.run(plan, arrays))
+        backend = backend_of(plan)
+        arrays = execution.placed({name: known[name] for name in plan.shapes}, dtype, backend)
+        result = jax.device_get(execution.run(plan, arrays, backend))
     log = execution.log_of(result, dict(plan.scales["AB"]))
     return np.asarray(result.values["AB"], np.float64), log
 

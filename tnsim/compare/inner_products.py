@@ -29,6 +29,7 @@ from tnsim.engine.plan import Plan
 from tnsim.engine.precision import lost_half
 from tnsim.engine.runtime import execution
 from tnsim.engine.runtime.execution import fetched, fetched_at_all
+from tnsim.engine.runtime.rates import backend_of
 from tnsim.engine.scaled import LogScaled, add, contribution, magnified, taken, times
 from tnsim.metrics.points import WeightedPoints
 from tnsim.metrics.protocol import Metric, adds_up
@@ -186,21 +187,25 @@ def _runs(
 ) -> list[execution.Result]:
     """Results of a plan on the host, one for each moment node."""
     metric, dtype = request.metric, request.dtype
+    backend = backend_of(plan)
     with execution.precision():
         arrays: dict[str, Any] = {}
         for side, model in by_side(a, b).items():
-            arrays |= placed_weights(family, side, model, dtype)
+            arrays |= placed_weights(family, side, model, dtype, backend)
         arrays = {name: array for name, array in arrays.items() if name in plan.shapes}
+
+        def at(inputs: dict[str, Any]) -> execution.Result:
+            return fetched(plan, arrays | execution.placed(inputs, dtype, backend), backend)
+
         if family.nodes is None:
-            inputs = family.inputs(plan.shapes, metric, a.d_in)
-            return [fetched(plan, arrays | execution.placed(inputs, dtype))]
+            return [at(family.inputs(plan.shapes, metric, a.d_in))]
         nodes = [family.inputs(plan.shapes, metric, a.d_in, t) for t in family.nodes.points]
         if runs_together(plan, request.budget):
             moments = np.stack([inputs[COVARIANCE] for inputs in nodes])
             inputs = nodes[0] | {COVARIANCE: moments}
-            arrays |= execution.placed(inputs, dtype)
-            return fetched_at_all(plan, arrays, [COVARIANCE])
-        return [fetched(plan, arrays | execution.placed(inputs, dtype)) for inputs in nodes]
+            arrays |= execution.placed(inputs, dtype, backend)
+            return fetched_at_all(plan, arrays, [COVARIANCE], backend)
+        return [at(inputs) for inputs in nodes]
 
 
 def _traced_runs(
