@@ -210,8 +210,7 @@ def contents(path: Path) -> Contents:
         raise CheckpointError("is no regular file")
     if path.suffix not in readers:
         raise CheckpointError(
-            f"unknown format {path.suffix or 'without suffix'!r}; "
-            f"readable are {', '.join(readers)}"
+            f"unknown format {path.suffix or 'without suffix'!r}; readable are {', '.join(readers)}"
         )
     path.open("rb").close()  # refused here where permission is missing, in the same words for all
     if path.stat().st_size == 0:
