@@ -144,6 +144,8 @@ def _cut(plan: Plan, family: Family, pairs: int) -> Shares:
             owners[name] = side
     found = shares(plan, owners, pairs)
     crossing = found.crossing.plan
+    # What every pair saves; the own shares themselves run once a model, which is nothing beside the
+    # pairs of a large run.
     saved = plan.multiplications - crossing.multiplications
     # The norms compile most programs of a whole plan, so only the other programs of the crossing
     # share count as additional compiling.
@@ -169,6 +171,7 @@ def stack(
     """
     family, dtype = pairs.family, setting.dtype
     leaves = [family.weights(name, family.prepare(model)) for model in models]
+    # The last batch of a tile is filled up, so that all batches run one compiled program.
     leaves += leaves[-1:] * (count - len(leaves))
     arrays: dict[str, Any] = {}
     for leaf, first in leaves[0].items():
@@ -179,6 +182,7 @@ def stack(
     share = pairs.shares.own.get(name)
     if share is None:
         return Stack(arrays, {})
+    # A plan reads what belongs to no model besides: the constant, moments and masks.
     names = share.plan.shapes
     known = {ONE: np.ones(())} | family.inputs(names, setting.metric, models[0].d_in)
     read = {leaf: spread(array) for leaf, array in arrays.items() if leaf in names}
@@ -219,6 +223,7 @@ def contracted(
             result = execution.run(crossing.plan, read, over=over)
         mantissa = np.asarray(result.values[pair.group], np.float64)
         if setting.slices and family.lifted:
+            # The lift carries the constant through all layers, in front of the outputs.
             mantissa = mantissa[..., 1:]  # output 0 of a lifted model is the constant
         found = own | _of_whole(result, crossing)
         logs = {key: np.asarray(x, np.float64) for key, x in found.items()}

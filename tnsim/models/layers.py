@@ -439,7 +439,8 @@ def _check_distinct_maps(core: Core) -> None:
     if len({*factors, output}) <= len(factors):
         raise ModelError(
             f"the affine maps of {type(core).__name__} are {', '.join((*factors, output))}, with "
-            "one name twice: give each factor an attribute of its own, which may hold an equal array"
+            "one name twice: give each factor an attribute of its own, which may hold an equal "
+            "array"
         )
 
 
