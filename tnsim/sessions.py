@@ -198,6 +198,7 @@ class WeakCache:
     def _shrink(self) -> None:
         if self.held <= self.limit:
             return
+        # Only what holds something can give memory back.
         full = [(entry.used, owner) for owner, entry in self._entries.items() if entry.held]
         for _, owner in sorted(full, key=lambda one: one[0])[:-1]:
             if self.held <= self.limit:

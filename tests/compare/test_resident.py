@@ -12,11 +12,12 @@ from backends import compiled
 from closeness import assert_close
 
 import tnsim
+from tnsim import Session, session, using
 from tnsim.compare import inner_products, resident
 from tnsim.engine.runtime import execution
 from tnsim.models.arrays import is_fixed
 from tnsim.problems.families import LayerWise
-from tnsim.sessions import Session, WeakCache, session, using
+from tnsim.sessions import WeakCache
 
 
 @pytest.fixture(autouse=True)
@@ -190,7 +191,7 @@ def test_what_is_kept_gives_way_to_a_plan_that_needs_the_memory(rng, own_session
     expected = tnsim.similarity(a, b)
     held = own_session.belongings.held
     assert held > 0
-    from tnsim.engine.budget import Budget
+    from tnsim import Budget
 
     def room(self, program_bytes, wanted=0.0):
         return 2.0**30 - 2.0**31 * (own_session.belongings.held > 0)

@@ -14,6 +14,7 @@ from closeness import LARGEST, assert_close
 from oracles import bilinear
 
 import tnsim
+from tnsim import Session, using
 from tnsim.cli import bench
 from tnsim.compare.planned import affordable
 from tnsim.compare.request import CROSS
@@ -23,7 +24,6 @@ from tnsim.engine.runtime import devices, execution
 from tnsim.engine.runtime.lowering import run_program
 from tnsim.problems.base import model_weights
 from tnsim.problems.families import choose
-from tnsim.sessions import Session, using
 
 pytestmark = backends.compiled
 

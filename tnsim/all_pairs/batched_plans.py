@@ -154,6 +154,8 @@ def _cut(plan: Plan, family: Family, pairs: int) -> Shares:
             owners[name] = side
     found = shares(plan, owners, pairs)
     crossing = found.crossing.plan
+    # What every pair saves; the own shares themselves run once a model, which is nothing beside the
+    # pairs of a large run.
     saved = plan.multiplications - crossing.multiplications
     # The norms compile most programs of a whole plan, so only the other programs of the crossing
     # share count as additional compiling.
@@ -179,6 +181,7 @@ def stack(
     """
     family, dtype = pairs.family, setting.dtype
     leaves = [family.weights(name, family.prepare(model)) for model in models]
+    # The last batch of a tile is filled up, so that all batches run one compiled program.
     leaves += leaves[-1:] * (count - len(leaves))
     arrays: dict[str, Any] = {}
     for leaf, first in leaves[0].items():
@@ -189,6 +192,7 @@ def stack(
     share = pairs.shares.own.get(name)
     if share is None:
         return Stack(arrays, {})
+    # A plan reads what belongs to no model besides: the constant, moments and masks.
     names = share.plan.shapes
     known = {ONE: np.ones(())} | family.inputs(names, setting.units.metric, models[0].d_in)
     place = spread if setting.tier == "compile" else _on_host
@@ -230,6 +234,7 @@ def contracted(
             result = execution.run(crossing.plan, read, setting.backend, over)
         mantissa = np.asarray(result.values[pair.group], np.float64)
         if setting.slices and family.lifted:
+            # The lift carries the constant through all layers, in front of the outputs.
             mantissa = mantissa[..., 1:]  # output 0 of a lifted model is the constant
         found = own | _of_whole(result, crossing)
         logs = {key: np.asarray(x, np.float64) for key, x in found.items()}
