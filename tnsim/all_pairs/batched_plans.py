@@ -50,19 +50,19 @@ from tnsim.models.scaling import split
 from tnsim.names import Pair, Side, side_of
 from tnsim.problems.base import Family
 from tnsim.problems.families import choose
+from tnsim.problems.state_sizes import Units
 from tnsim.problems.tensors.kinds import Kinds, kinds
 
 WORTH = 2**22
 """Multiplications per pair below which no plan is cut: calls take most of the time of a small pair,
 and shares take as long as the whole plan."""
-
-
 SAVING = 1 / 32
 """Least part of a pair's work that own shares must save for a plan to be cut."""
-
-
 Logs: TypeAlias = "dict[tuple[int, str], Any]"
 """Logarithms of scales, by stage of the whole plan and by scale group."""
+_SIDE = 16  # most models per side that run together
+Keep: TypeAlias = "Callable[[tuple[Hashable, ...], Callable[[], Stack]], Stack]"
+"""Returns the stack of a key from the cache, or makes it and keeps it."""
 
 
 class PairSetting(NamedTuple):
@@ -74,7 +74,7 @@ class PairSetting(NamedTuple):
         dtype: Precision of the computation.
         budget: Limits on one inner product and on the memory of a tile.
         pairs: Number of pairs in the run.
-        by_states: Whether the units of models follow the sizes of their hidden states.
+        units: Units that all models share, with the metric in the units of the inputs.
         tier: Tier in which plans run, "interpret" or "compile"; of a store, the tier in which the
             store was begun.
     """
@@ -84,7 +84,7 @@ class PairSetting(NamedTuple):
     dtype: str
     budget: Budget
     pairs: int
-    by_states: bool = False
+    units: Units
     tier: Tier = "compile"
 
     @property
@@ -112,7 +112,7 @@ class Pairs(NamedTuple):
 
         Raises `TooLarge`, `ModelError`.
         """
-        family = choose(a, b, setting.metric)
+        family = choose(a, b, setting.units.metric)
         wanted = SELF if b is None else CROSS
         plan = affordable(family, wanted, setting.slices, setting.dtype, setting.budget)
         return cls(family, plan, uncut(plan) if b is None else _cut(plan, family, setting.pairs))
@@ -190,7 +190,7 @@ def stack(
     if share is None:
         return Stack(arrays, {})
     names = share.plan.shapes
-    known = {ONE: np.ones(())} | family.inputs(names, setting.metric, models[0].d_in)
+    known = {ONE: np.ones(())} | family.inputs(names, setting.units.metric, models[0].d_in)
     place = spread if setting.tier == "compile" else _on_host
     read = {leaf: place(array) for leaf, array in arrays.items() if leaf in names}
     over = dict.fromkeys(read, (True,)) if count > 1 else {}
@@ -223,7 +223,7 @@ def contracted(
     own = {key: aligned(np.asarray(x), axes) for one, axes in stacks for key, x in one.logs.items()}
     names = crossing.plan.shapes
     for t, weight in runs:
-        known = family.inputs(names, setting.metric, d_in, t)
+        known = family.inputs(names, setting.units.metric, d_in, t)
         leaves = arrays | {name: np.asarray(x, setting.dtype) for name, x in known.items()}
         with execution.precision():
             read = {name: leaves[name] for name in names}
@@ -246,13 +246,6 @@ def _of_whole(result: Result, share: Share) -> Logs:
     for (stage, group), log in result.logs.items():
         logs[share.numbers[stage], group] = log
     return logs
-
-
-_SIDE = 16  # most models per side that run together
-
-
-Keep: TypeAlias = "Callable[[tuple[Hashable, ...], Callable[[], Stack]], Stack]"
-"""Returns the stack of a key from the cache, or makes it and keeps it."""
 
 
 class Terms(NamedTuple):
