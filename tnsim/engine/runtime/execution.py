@@ -52,7 +52,6 @@ from tnsim.engine.runtime.stacking import (
 )
 from tnsim.errors import ModelError
 
-
 Backend = Literal["jax", "interpreted", "traced", "numpy"]
 """Ways to run a plan: compiled, interpreted, inside a trace of the caller's, eagerly in NumPy."""
 
