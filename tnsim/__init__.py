@@ -61,6 +61,7 @@ if TYPE_CHECKING:  # the same names as below, for editors and type checkers
     from tnsim.metrics.metric import Frobenius, Gaussian, GaussianClosure, Symmetric, TreeSymmetric
     from tnsim.metrics.product import Product
     from tnsim.metrics.protocol import FiniteMetric, LayerwiseMetric, Metric
+    from tnsim.models.activated import Elementwise, Gated
     from tnsim.models.attention import Attention
     from tnsim.models.layers import Bilinear, Linear, Multilinear, Residual
     from tnsim.models.model import Combination, Model
@@ -76,6 +77,8 @@ _HOME = {
     "Bilinear": "models.layers",
     "Multilinear": "models.layers",
     "OwnLayer": "models.protocol",
+    "Elementwise": "models.activated",
+    "Gated": "models.activated",
     "Attention": "models.attention",
     "Residual": "models.layers",
     "Layer": "models.protocol",
@@ -170,6 +173,7 @@ __all__ = [
     "DamagedStore",
     "Dialect",
     "DuplicateWarning",
+    "Elementwise",
     "Empirical",
     "ExecutorError",
     "Expression",
@@ -177,6 +181,7 @@ __all__ = [
     "ForwardError",
     "ForwardPlan",
     "Frobenius",
+    "Gated",
     "Gaussian",
     "GaussianClosure",
     "GramWarning",

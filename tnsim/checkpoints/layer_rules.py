@@ -16,15 +16,16 @@ from tnsim.checkpoints.named_arrays import NamedArrays, constant
 from tnsim.checkpoints.norms import Norm, Normed, at_energy
 from tnsim.checkpoints.rules import PROJECTIONS, Rule
 from tnsim.errors import ModelError
+from tnsim.models.activated import Elementwise, Gated
 from tnsim.models.arrays import detached, host_array, like
 from tnsim.models.attention import Attention
-from tnsim.models.layers import Bilinear, Linear, Residual
+from tnsim.models.layers import Bilinear, Core, Linear, Residual
 
 LARGEST_IDENTITY = 2**24  # entries that any layer without a readout may need
 SCORES = ("q1", "k1", "q2", "k2")
 
 
-def layer(rule: Rule, arrays: NamedArrays) -> Linear | Bilinear | Attention | Residual:
+def layer(rule: Rule, arrays: NamedArrays) -> Core | Residual:
     """The layer that a rule describes.
 
     Args:
@@ -123,6 +124,25 @@ def _bilinear(rule: Rule, arrays: NamedArrays) -> Bilinear:
     return Bilinear(left, right, down, left_bias, right_bias, arrays.get(rule.down_bias))
 
 
+def _elementwise(rule: Rule, arrays: NamedArrays) -> Elementwise:
+    own: Any = rule.activation  # a name, see `check_rule`
+    return Elementwise(own)
+
+
+def _gated(rule: Rule, arrays: NamedArrays) -> Gated:
+    own: Any = rule.activation
+    if rule.fused:
+        stacked = _unfused(rule, arrays)
+        gate, up = stacked["gate"], stacked["up"]
+        gate_bias, up_bias = stacked.get("gate_bias"), stacked.get("up_bias")
+    else:
+        gate = arrays.required_matrix(rule.gate, rule.transpose)
+        up = arrays.matrix(rule.up, rule.transpose)
+        gate_bias, up_bias = arrays.get(rule.gate_bias), arrays.get(rule.up_bias)
+    down = arrays.required_matrix(rule.down, rule.transpose)
+    return Gated(gate, up, down, own, gate_bias, up_bias, arrays.get(rule.down_bias))
+
+
 def _unfused(rule: Rule, arrays: NamedArrays) -> dict[str, Any]:
     """Weights and biases by role, cut out of arrays that stack the roles on axis 0."""
     roles = rule.fused_order.split("-")
@@ -208,4 +228,10 @@ def _rotary_rows(array: np.ndarray, heads: int, rule: Rule) -> np.ndarray:
     return (by_head[:, order] * signs).reshape(array.shape)
 
 
-_MAKERS = {"linear": _linear, "bilinear": _bilinear, "attention": _attention}
+_MAKERS = {
+    "linear": _linear,
+    "bilinear": _bilinear,
+    "attention": _attention,
+    "elementwise": _elementwise,
+    "gated": _gated,
+}

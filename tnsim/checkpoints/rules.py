@@ -14,7 +14,8 @@ import typing
 from dataclasses import dataclass
 from typing import Any
 
-from tnsim.errors import ON_INPUTS, CheckpointError, UnsupportedLayer
+from tnsim.activations import activation
+from tnsim.errors import ON_INPUTS, CheckpointError, TnsimError, UnsupportedLayer
 from tnsim.models.attention import MASKS
 
 PROJECTIONS = ("q1", "k1", "q2", "k2", "v", "o")
@@ -26,10 +27,13 @@ _REQUIRED = {  # fields that a rule of each kind must have
     "linear": ("weight",),
     "bilinear": ("left", "right"),
     "attention": (*PROJECTIONS, "n_heads"),
+    "elementwise": ("activation",),
+    "gated": ("gate", "down", "activation"),
 }
 _FUSED = {  # required fields and orders of each kind that may stack arrays in one
     "bilinear": (("fused",), "left-right or right-left"),
     "attention": (("fused", "o", "n_heads"), "q-k-v or q1-k1-q2-k2-v"),
+    "gated": (("fused", "down", "activation"), "gate-up or up-gate"),
 }
 _CHOICES = {  # values that a field may have
     "mask": MASKS,
@@ -37,7 +41,14 @@ _CHOICES = {  # values that a field may have
     "rope_layout": ("half", "interleaved"),
     "rope_direction": (1, -1),
     "residual": ("additive", "lerp", None),
-    "fused_order": ("left-right", "right-left", "q-k-v", "q1-k1-q2-k2-v"),
+    "fused_order": (
+        "left-right",
+        "right-left",
+        "q-k-v",
+        "q1-k1-q2-k2-v",
+        "gate-up",
+        "up-gate",
+    ),
     "norm": ("rms", "layer", None),
 }
 
@@ -47,15 +58,18 @@ class Rule:
     """One layer, or with `repeat` a run of layers, in terms of names of keys.
 
     A linear rule has `weight` and `bias`; a bilinear one `left`, `right`, `down`; an attention rule
-    `q1`, `k1`, `q2`, `k2`, `v`, `o`, where two roles may name one array. Each of these also has
-    `<role>_bias`. A bilinear rule without `down` writes its hidden units out.
+    `q1`, `k1`, `q2`, `k2`, `v`, `o`, where two roles may name one array; a gated one `gate`, `up`,
+    `down`. Each of these also has `<role>_bias`. A bilinear rule without `down` writes its hidden
+    units out; a gated one without `up` is a block of one hidden layer. An elementwise rule has no
+    array.
 
     Attributes:
-        kind: "linear", "bilinear" or "attention".
+        kind: "linear", "bilinear", "attention", "elementwise" or "gated".
+        activation: Name of the activation, such as "relu", "gelu" or "gelu_tanh".
         fused: Key of an array that stacks the arrays of several roles on axis 0: left and right, or
-            all of attention but o. `fused_bias` is the key of their stacked biases.
-        fused_order: Order of the roles, "left-right" or "right-left"; for attention "q-k-v", where
-            both scores share q and k, or "q1-k1-q2-k2-v".
+            gate and up, or all of attention but o. `fused_bias` is the key of their stacked biases.
+        fused_order: Order of the roles, "left-right" or "right-left"; for a gate "gate-up" or
+            "up-gate"; for attention "q-k-v", where both scores share q and k, or "q1-k1-q2-k2-v".
         transpose: Whether matrices are stored (in, out).
         lifted: Whether column 0 of left and right multiplies a constant 1.
         residual: "additive" for x + s f(x), "lerp" for (1 - s) x + s f(x), None for f(x).
@@ -93,6 +107,11 @@ class Rule:
     left_bias: str | None = None
     right_bias: str | None = None
     down_bias: str | None = None
+    gate: str | None = None
+    up: str | None = None
+    gate_bias: str | None = None
+    up_bias: str | None = None
+    activation: str | None = None
     fused: str | None = None
     fused_bias: str | None = None
     fused_order: str = "left-right"
@@ -145,7 +164,7 @@ class Rule:
     @property
     def main_key(self) -> str:
         """A key that every layer of the rule has; a repeated rule goes on while the key exists."""
-        return self.weight or self.fused or self.left or self.q1 or ""
+        return self.weight or self.fused or self.left or self.q1 or self.gate or ""
 
     def numbered(self, i: int) -> Rule:
         """The rule of one layer in a run of layers.
@@ -197,9 +216,11 @@ def facts(rule: Rule) -> list[str]:
         phrases.append(f"{rule.norm} norm before it, eps {rule.norm_epsilon:g}")
     if rule.kind == "attention":
         phrases += _attention_facts(rule)
+    if rule.activation:
+        phrases.append(f"activation {rule.activation}")
     if rule.kind == "bilinear" and not rule.down:
         phrases.append("hidden units are the output")
-    if not (rule.residual or rule.kind == "linear"):
+    if not (rule.residual or rule.kind in ("linear", "elementwise")):
         phrases.append("no residual")
     return phrases
 
@@ -249,13 +270,13 @@ def check_rule(rule: Rule, where: str) -> None:
 
     Raises:
         CheckpointError: For a wrong field, which the message names.
-        UnsupportedLayer: For a layer kind without a polynomial.
+        UnsupportedLayer: For an unknown kind of layer.
 
     Example:
         >>> check_rule(Rule("softmax"), "rule 0")
         Traceback (most recent call last):
             ...
-        tnsim.errors.UnsupportedLayer: rule 0: kind 'softmax' is no polynomial layer that can be...
+        tnsim.errors.UnsupportedLayer: rule 0: kind 'softmax' is no layer that can be read; known...
     """
     hints = _hints()
     for field in dataclasses.fields(Rule):
@@ -264,13 +285,18 @@ def check_rule(rule: Rule, where: str) -> None:
             raise CheckpointError(f"{where}: {field.name} must be {field.type}, found {value!r}")
     if rule.kind not in _REQUIRED:
         raise UnsupportedLayer(
-            f"{where}: kind {rule.kind!r} is no polynomial layer that can be read; "
+            f"{where}: kind {rule.kind!r} is no layer that can be read; "
             f"known are {', '.join(_REQUIRED)}. {ON_INPUTS}"
         )
     for field, known in _CHOICES.items():
         if (value := getattr(rule, field)) not in known:
             names = " or ".join(repr(choice) for choice in known if choice is not None)
             raise CheckpointError(f"{where}: {field} {value!r} is unknown, use {names}")
+    if rule.activation is not None:
+        try:
+            activation(rule.activation)
+        except TnsimError as error:
+            raise CheckpointError(f"{where}: {error}") from None
     _check_keys(rule, where)
 
 

@@ -110,7 +110,7 @@ def _check_degrees(*models: Any) -> None:
     for model in models:
         if is_function(model):
             continue
-        degree = max(part.degree for _, part in terms(model))
+        degree = max(part.growth for _, part in terms(model))
         if degree > MOST_DEGREE:
             raise ModelError(
                 f"a polynomial of degree 10^{math.log10(degree):.0f} has values whose logarithms "

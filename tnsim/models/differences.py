@@ -191,6 +191,8 @@ def _gap(a: Model, b: Model) -> float:
     """
     if len(a.layers) != len(b.layers):
         return math.inf
+    if not (a.is_polynomial and b.is_polynomial):
+        return math.inf  # no layer of the same kind computes the difference of two activations
     gap = 0.0
     for first, second in zip(map(_parts, a.layers), map(_parts, b.layers), strict=True):
         if first.setting != second.setting or first.shapes != second.shapes:

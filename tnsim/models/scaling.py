@@ -33,6 +33,7 @@ units as constants, since units cancel in the function.
 from __future__ import annotations
 
 import functools
+import math
 import operator
 from collections.abc import Iterable
 from typing import Any, NamedTuple, Protocol, TypeAlias
@@ -42,6 +43,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
+from tnsim.models.activated import Elementwise, Gated
 from tnsim.models.arrays import Array, is_traced, library
 from tnsim.models.attention import Attention
 from tnsim.models.layers import Residual, affine_maps, bias_name
@@ -101,7 +103,8 @@ def scaled(model: Model, per_output: bool = False, states: States | None = None)
     """A model with weights or states near one, and the power of two that its output lacks.
 
     Args:
-        model: Any model. Arrays of JAX come back as NumPy unless they are traced.
+        model: Any model. Arrays of JAX come back as NumPy unless they are traced. A layer with an
+            activation, which reads numbers in no other unit than 1, stands alone.
         per_output: Whether each output has an exponent of its own, (d_out,), or all share one.
         states: Sizes of the inputs of the model, for models with constants; None where units
             follow the weights alone.
@@ -141,7 +144,8 @@ def _scaled(model: Model, per_output: bool, states: States | None) -> Scaled:
         else:
             layer, unit, states = _measured(layer, unit, shared, states)
         unit, surplus = _kept_exact(unit)
-        beyond = layer.order * beyond + surplus
+        # A layer with an activation stands alone, so nothing was taken off below it.
+        beyond = surplus if math.isinf(layer.order) else layer.order * beyond + surplus
         layers.append(layer)
     if per_output and unit.ndim == 0:
         unit = unit + np.zeros(model.d_out)
@@ -248,6 +252,8 @@ def _layer(layer: Layer, below: Unit, shared: bool, states: States | None) -> tu
     """A layer in the units of its input and output, and the output unit; `shared`: a single one."""
     if isinstance(layer, Residual):
         return _residual(layer, below, states)
+    if isinstance(layer, Elementwise):
+        return layer, _of_outputs(below, shared)  # its input has the unit 0, see `scaled`
     # The unit u below gives the units p and q of the legs. The output matrix reads in the unit
     # p + q, and its rows give the unit v above. Every map is written between the units at its ends.
     rows, output = affine_maps(layer)
@@ -256,6 +262,8 @@ def _layer(layer: Layer, below: Unit, shared: bool, states: States | None) -> tu
         hidden = _hidden_of_heads(layer, legs)
     else:
         legs = {name: _leg(layer, name, below, states) for name in rows}
+        if isinstance(layer, Gated):
+            legs["gate"] = np.zeros(())  # an activation reads numbers in the unit 1
         hidden = below  # the output matrix of a linear layer reads the state itself
         if rows:
             hidden = _one_if_equal(_total(legs.values()))
