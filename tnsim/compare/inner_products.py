@@ -12,7 +12,7 @@ quadrature costs less (`by_points`).
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial, reduce
 from typing import Any, NamedTuple
 
@@ -20,6 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from tnsim.compare.by_kernels import by_kernels
 from tnsim.compare.by_points import check_affordable, forward_plan, points_of
 from tnsim.compare.planned import affordable, runs_together
 from tnsim.compare.request import SELF, Comparable, InnerProducts, Request, check_comparison, parts
@@ -32,7 +33,7 @@ from tnsim.engine.runtime.execution import fetched, fetched_at_all
 from tnsim.engine.scaled import LogScaled, add, contribution, magnified, taken, times
 from tnsim.metrics.points import WeightedPoints
 from tnsim.metrics.protocol import Metric, adds_up
-from tnsim.models.arrays import is_traced
+from tnsim.models.arrays import is_traced, weights_dtype
 from tnsim.models.differences import by_differences
 from tnsim.models.model import AnyModel, Model, terms
 from tnsim.models.scaling import Scaled, larger, split
@@ -41,6 +42,7 @@ from tnsim.problems import features, forward
 from tnsim.problems.base import Family, model_weights
 from tnsim.problems.families import choose
 from tnsim.problems.forward import Terms, sums, total
+from tnsim.problems.kernels import answers
 from tnsim.problems.leaves import by_side
 from tnsim.problems.state_sizes import follow_states
 from tnsim.sessions import per_object_cache
@@ -61,7 +63,7 @@ def by_plans(first: AnyModel, second: AnyModel, request: Request, traced: bool) 
     models = [model for _, model in (*one, *two)]
     if traced:
         # The dtype of the weights as given: units of untraced models are applied in float64.
-        request = request._replace(dtype=_weights_dtype(models))
+        request = request._replace(dtype=weights_dtype(*models))
     per_output, dtype = request.per_output, request.dtype
     by_states = follow_states(models)
     units = {}
@@ -78,12 +80,6 @@ def by_plans(first: AnyModel, second: AnyModel, request: Request, traced: bool) 
         if by_vectors is not None:
             return InnerProducts(by_vectors, 0.0, traced)
     return InnerProducts(products, exponent, traced)
-
-
-def _weights_dtype(models: Sequence[Model]) -> str:
-    """The dtype that the weights of models share by the promotion rules of JAX."""
-    given = (x.dtype for x in jax.tree.leaves(models) if hasattr(x, "dtype") and x.ndim)
-    return str(jnp.result_type(*map(jax.dtypes.canonicalize_dtype, given)))
 
 
 class _ScaledSum(NamedTuple):
@@ -296,6 +292,9 @@ def inner_products(a: Comparable, b: Comparable, request: Request) -> InnerProdu
     second = first if b is a else _differences(b, request.dtype)
     one, two = parts(first), parts(second)
     models = [part for _, part in (*one, *two) if isinstance(part, Model)]
+    if answers(models, request.metric):
+        assert isinstance(first, AnyModel) and isinstance(second, AnyModel)
+        return by_kernels(first, second, request, traced)
     points = None
     # Gauss nodes are chosen by the numbers in models and metric, which a trace does not have.
     if not traced or adds_up(request.metric):

@@ -11,6 +11,7 @@ from __future__ import annotations
 from numpy.typing import DTypeLike
 
 from tnsim.compare import numbers
+from tnsim.compare.by_kernels import KernelPlan, kernel_plan
 from tnsim.compare.by_points import ForwardPlan, check_affordable, forward_plan, points_of
 from tnsim.compare.inner_products import inner_products
 from tnsim.compare.numbers import Number, Numbers, SignedLog
@@ -24,6 +25,7 @@ from tnsim.metrics.metric import Gaussian
 from tnsim.metrics.protocol import Metric
 from tnsim.models.model import Model
 from tnsim.problems.families import choose
+from tnsim.problems.kernels import answers
 
 
 def similarity(
@@ -186,7 +188,7 @@ def plan(
     per_output: bool = False,
     dtype: DTypeLike = "float64",
     budget: Budget = Budget(),
-) -> Plan | ForwardPlan:
+) -> Plan | ForwardPlan | KernelPlan:
     """The plan of the computation of `<a|M|b>`; nothing is run.
 
     A plan of contractions depends on shapes alone; the points of quadrature depend on weights too.
@@ -201,8 +203,9 @@ def plan(
             are returned whatever they take.
 
     Returns:
-        A `Plan`: the order of contractions, with costs in scalar multiplications and bytes; or a
-        `ForwardPlan` where the models are run on inputs.
+        A `Plan`: the order of contractions, with costs in scalar multiplications and bytes; a
+        `ForwardPlan` where the models are run on inputs; or a `KernelPlan` where an activation
+        takes a sum over pairs of hidden units.
 
     Raises:
         ModelError: The models cannot be compared, or one is a combination.
@@ -222,6 +225,8 @@ def plan(
                 "a plan is for two models; plan the models of a combination pair by pair"
             )
     wanted = ALL if norms else CROSS
+    if answers([a, b], metric):
+        return kernel_plan(a, b, metric, len(wanted), dtype)
     points = points_of([a, b], metric, wanted, per_output, dtype)
     if points is not None:
         passes = forward_plan([a, b], metric, points, dtype)

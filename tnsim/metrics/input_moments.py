@@ -283,6 +283,46 @@ def moments_at_a_position(metric: Metric, d: int, n_ctx: int | None) -> tuple[An
     return means.mean(axis=0), second + means.T @ means / len(means)
 
 
+def marginals(metric: Metric, d: int, n_ctx: int | None) -> tuple[tuple[int, Any, Any], ...]:
+    """The distributions of the input at single positions.
+
+    Args:
+        metric: Metric with a mean and a covariance; without them, zero and the identity.
+        d: Coordinates that the models read.
+        n_ctx: Number of positions, None for vectors.
+
+    Returns:
+        Triples (number of positions alike, mean, covariance). A mean is (d,), None for zero; a
+        covariance is (d, d), (d,) for a diagonal, or None for the identity.
+
+    Raises:
+        ModelError: The metric is for another number of coordinates.
+
+    Example:
+        >>> import tnsim
+        >>> marginals(tnsim.Gaussian(mean=[2.0]), 1, n_ctx=3)
+        ((3, array([2.]), None),)
+    """
+    mean, cov = _mean_and_covariance(metric)
+    if n_ctx is None:
+        check_coordinates(metric, d)
+        return ((1, mean, cov),)
+    form = sequence_inputs(metric, d, n_ctx)
+    moments = sequence_moments(metric, d, n_ctx)
+    mean, cov = moments.get(MEAN), moments.get(COVARIANCE)
+    over, _ = form.form
+    if form.mean != "each" and over == "alike":
+        return ((n_ctx, mean, cov),)
+    found = []
+    for s in range(n_ctx):
+        own_mean = mean[s] if mean is not None and form.mean == "each" else mean
+        own_cov = cov
+        if cov is not None and over != "alike":
+            own_cov = cov[s] if over == "each" else cov[s, :, s]
+        found.append((1, own_mean, own_cov))
+    return tuple(found)
+
+
 def second_moment_at(metric: Metric, d: int, lifted: bool, t: float) -> Any:
     """The second moment C + t m m^T at the variance t of the constant (see `problems.base`).
 

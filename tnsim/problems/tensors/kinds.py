@@ -175,9 +175,9 @@ def core_of(layer: Layer) -> Core:
         array([[6.]])
     """
     core = innermost(layer)
-    rows, output = affine_maps(core)
-    if len(rows) != 1 or activation_of(core) is not None:
+    if len(map_names(core)) != 2 or activation_of(core) is not None:
         return core
+    rows, output = affine_maps(core)
     down, bias = getattr(core, output), getattr(core, bias_name(output))
     first = getattr(core, bias_name(rows[0]))
     if first is not None:

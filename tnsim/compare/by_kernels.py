@@ -1,0 +1,297 @@
+"""Inner products of models with an activation, along sums over pairs of hidden units.
+
+The route of `Gaussian` and `GaussianClosure` where a model is no polynomial and every model has at
+most one nonlinear layer (see `problems.kernels`). A sum of models is expanded by bilinearity. The
+certified bound of what series leave out counts in the size of a product, relative to which the
+error of the result is told.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import itertools
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import numpy as np
+
+from tnsim.compare.request import InnerProducts, Request
+from tnsim.compare.resident import content, is_constant
+from tnsim.engine.budget import Budget, check_budget
+from tnsim.engine.costs import PROGRAM_BYTES
+from tnsim.engine.ir.dtypes import ITEM_BYTES
+from tnsim.engine.precision import Arithmetic
+from tnsim.engine.runtime import execution
+from tnsim.engine.scaled import LogScaled, add, times
+from tnsim.errors import TooLarge
+from tnsim.metrics.input_moments import marginals
+from tnsim.metrics.protocol import Metric
+from tnsim.models.arrays import pytree, weights_dtype
+from tnsim.models.model import AnyModel, Model, terms
+from tnsim.models.scaling import SMALLEST, larger, power, split
+from tnsim.problems.kernels import (
+    ROADS,
+    HiddenUnits,
+    Prepared,
+    count_of_units,
+    hidden_units,
+    inner,
+    own_numbers,
+    pair_bytes,
+    pair_work,
+    prepared,
+    root_of,
+)
+from tnsim.problems.tensors.kinds import kinds
+from tnsim.sessions import session
+from tnsim.tables import html_table
+
+
+@dataclass(frozen=True)
+class KernelPlan:
+    """The sums over pairs of hidden units that would run for the inner products of two models.
+
+    Args:
+        metric: Name of the metric.
+        exact: Whether the metric's definition is met exactly.
+        dtype: Precision of the computation.
+        units: Numbers of hidden units of both models.
+        kernels: Number of kernels: pairs of models, at every distinct position of a sequence.
+        multiplications: Scalar multiplications of all kernels and of their products with weights.
+            Pairs of units of high correlation take more, which depends on weights.
+        peak_bytes: Bytes of all arrays alive at once, beside the models.
+
+    Example:
+        >>> import numpy as np, tnsim
+        >>> layers = tnsim.Linear(np.eye(2)), tnsim.Elementwise("relu")
+        >>> print(tnsim.plan(tnsim.Model(layers), tnsim.Model(layers)))
+        metric           gaussian (exact)
+        route            1 kernel of 2 x 2 hidden units
+        multiplications  112 scalar multiplications of float64
+        peak memory      0.00 MiB
+    """
+
+    metric: str
+    exact: bool
+    dtype: str
+    units: tuple[int, int]
+    kernels: int
+    multiplications: int
+    peak_bytes: int
+
+    def to_json(self) -> str:
+        """The fields as a JSON object."""
+        return json.dumps(dataclasses.asdict(self))
+
+    def __str__(self) -> str:
+        return "\n".join(f"{name:<16} {text}" for name, text in self._rows())
+
+    def _repr_html_(self) -> str:
+        return html_table("Plan", self._rows())
+
+    def _rows(self) -> list[tuple[str, str]]:
+        guarantee = "exact" if self.exact else "approximation"
+        first, second = self.units
+        several = "kernel" if self.kernels == 1 else "kernels"
+        work = f"{self.multiplications:,} scalar multiplications of {self.dtype}"
+        return [
+            ("metric", f"{self.metric} ({guarantee})"),
+            ("route", f"{self.kernels:,} {several} of {first:,} x {second:,} hidden units"),
+            ("multiplications", work),
+            ("peak memory", f"{self.peak_bytes / 2**20:,.2f} MiB"),
+        ]
+
+
+def kernel_plan(a: Model, b: Model, metric: Metric, pairs: int, dtype: str) -> KernelPlan:
+    """The plan of the inner products of two models.
+
+    Args:
+        a, b: Models, at most one of them polynomial.
+        metric: A Gaussian metric.
+        pairs: Number of inner products: 1, or 3 with both norms.
+        dtype: Precision of the computation.
+    """
+    positions = len(marginals(metric, a.d_in, a.n_ctx))
+    counts = count_of_units(kinds(a)), count_of_units(kinds(b))
+    item = ITEM_BYTES[dtype]
+    sides = [(0, 1)] if pairs == 1 else [(0, 0), (0, 1), (1, 1)]
+    work = sum(pair_work(counts[i], counts[j], a.d_in, a.d_out) for i, j in sides)
+    largest = max(pair_bytes(counts[i], counts[j], item) for i, j in sides)
+    kept = item * positions * sum(own_numbers(n, a.d_in, a.d_out) for n in counts)
+    return KernelPlan(
+        metric.name, True, dtype, counts, pairs * positions, positions * work, kept + largest
+    )
+
+
+def check_affordable(plan: KernelPlan, budget: Budget) -> None:
+    """Raise `TooLarge` where sums over pairs of hidden units are beyond the budget."""
+    check_budget(budget)
+    first, second = plan.units
+    what = f"{plan.metric} of {first:,} x {second:,} hidden units"
+    if plan.multiplications > budget.multiplications:
+        raise TooLarge(
+            f"{what} takes {plan.multiplications:.3g} multiplications, more than the budget of "
+            f"{budget.multiplications:.3g}; {ROADS}, or a larger tnsim.Budget"
+        )
+    room = budget.room(PROGRAM_BYTES, plan.peak_bytes)
+    if plan.peak_bytes > room:
+        raise TooLarge(
+            f"{what} needs {plan.peak_bytes / 2**30:.3g} GiB, and the budget is "
+            f"{room / 2**30:.3g} GiB; use dtype='float32' or a larger tnsim.Budget"
+        )
+
+
+def by_kernels(first: AnyModel, second: AnyModel, request: Request, traced: bool) -> InnerProducts:
+    """The inner products of two sums of models of one nonlinear layer each.
+
+    Args:
+        first, second: Models or sums of models.
+        request: Question asked of them, under a Gaussian metric.
+        traced: Whether weights, coefficients or metric are traced.
+
+    Returns:
+        The products of the request; of sums that are not traced, also the norms.
+
+    Raises:
+        TooLarge: The computation would exceed the budget.
+    """
+    one, two = terms(first), terms(second)
+    if traced:
+        request = request._replace(dtype=weights_dtype(*(model for _, model in (*one, *two))))
+    sides = {"AB": (one, two)}
+    several = max(len(one), len(two)) > 1
+    if request.norms or (several and not traced):  # norms show how much of a product cancels
+        sides |= {"AA": (one, one), "BB": (two, two)}
+    with contextlib.nullcontext() if traced else execution.precision():
+        compare = _Comparison(request, traced)
+        values = {name: compare.sums(bra, ket) for name, (bra, ket) in sides.items()}
+    return InnerProducts(values, 0.0, traced)
+
+
+class _Comparison:
+    """The inner products of pairs of models, each computed once."""
+
+    def __init__(self, request: Request, traced: bool) -> None:
+        self.request, self.traced = request, traced
+        self._known: dict[tuple[int, int], LogScaled] = {}
+        self._prepared: dict[int, Scaled] = {}
+
+    def sums(self, bra: Any, ket: Any) -> LogScaled:
+        """The inner product of two sums of models."""
+        parts = []
+        for (c, m), (d, n) in itertools.product(bra, ket):
+            mantissa, exponent = split(c * d)
+            parts.append(times(self.product(m, n), mantissa, exponent * np.log(2)))
+        return add(parts)
+
+    def product(self, a: Model, b: Model) -> LogScaled:
+        """The inner product of two models."""
+        key = id(a), id(b)
+        if key not in self._known:
+            self._known[key] = self._known[key[::-1]] = self._computed(a, b)
+        return self._known[key]
+
+    def _computed(self, a: Model, b: Model) -> LogScaled:
+        request = self.request
+        if not self.traced:
+            plan = kernel_plan(a, b, request.metric, 1, request.dtype)
+            check_affordable(plan, request.budget)
+        first, second = self._of(a), self._of(b)
+        found = product_of(first, second, request.per_output, request.dtype)
+        return found if self.traced else on_host(found)
+
+    def _of(self, model: Model) -> Scaled:
+        if id(model) not in self._prepared:
+            make = _prepared if self.traced else prepared_under
+            self._prepared[id(model)] = make(model, self.request.metric, self.request.dtype)
+        return self._prepared[id(model)]
+
+
+@pytree
+@dataclass(frozen=True, eq=False)
+class Scaled:
+    """A model under a metric, as `2 ** exponent` times prepared functions.
+
+    Args:
+        positions: The model at every distinct position.
+        counts: Numbers of positions alike.
+        exponent: Exponent of the power of two that outputs lack.
+    """
+
+    positions: tuple[Prepared, ...]
+    counts: tuple[int, ...] = field(metadata={"static": True})
+    exponent: Any
+
+
+def prepared_under(model: Model, metric: Metric, dtype: str) -> Scaled:
+    """A model under a metric, made once for as long as the model lives.
+
+    Args:
+        model: Model of at most one nonlinear layer, not traced.
+        metric: A Gaussian metric.
+        dtype: Type of the arrays.
+    """
+    if not is_constant(model):
+        return _prepared(model, metric, dtype)
+
+    def make() -> Scaled:
+        return _prepared(model, metric, dtype)
+
+    def size(made: Scaled) -> int:
+        return sum(getattr(leaf, "nbytes", 0) for leaf in jax.tree.leaves(made))
+
+    device = jax.config.jax_default_device  # pyright: ignore[reportAttributeAccessIssue]
+    key = prepared_under, content(metric), dtype, device
+    return session().belongings.get(model, key, make, size)
+
+
+def _prepared(model: Model, metric: Metric, dtype: str) -> Scaled:
+    units, exponent = _in_range(hidden_units(model))
+    found, counts = [], []
+    for count, mean, cov in marginals(metric, model.d_in, model.n_ctx):
+        found.append(prepared(units, mean, root_of(cov), model.d_in, dtype))
+        counts.append(count)
+    return Scaled(tuple(found), tuple(counts), exponent)
+
+
+def _in_range(units: HiddenUnits) -> tuple[HiddenUnits, Any]:
+    """The function with outputs near one, and the exponent of two that they lack."""
+    arrays = {name: getattr(units, name) for name in ("down", "linear", "constant")}
+    arrays = {name: array for name, array in arrays.items() if array is not None}
+    if "down" not in arrays and units.activation is not None:
+        return units, np.float64(0.0)  # the identity is near one
+    exponents = [split(abs(array).max())[1] for array in arrays.values()]
+    exponent = functools.reduce(larger, exponents)
+    exponent = larger(exponent, SMALLEST / 4)
+    scaled = {name: power(array, 0.0, -exponent) for name, array in arrays.items()}
+    return units._replace(**scaled), exponent
+
+
+def product_of(a: Scaled, b: Scaled, per_output: bool, dtype: str) -> LogScaled:
+    """The inner product of two prepared models, summed over positions.
+
+    Args:
+        a, b: Models under the same metric.
+        per_output: Whether outputs are told apart.
+        dtype: Precision of the computation.
+
+    Returns:
+        The product. Its size counts the certified bound of what series leave out, so that the
+        error of rounding, relative to the size, is a bound of both.
+    """
+    value, size, bound = 0.0, 0.0, 0.0
+    for count, one, two in zip(a.counts, a.positions, b.positions, strict=True):
+        found = inner(one, two, per_output)
+        value, size = value + count * found.value, size + count * found.size
+        bound = bound + count * found.bound
+    size = size + bound / Arithmetic(1, dtype).rounding
+    return LogScaled(value, (a.exponent + b.exponent) * np.log(2), size)
+
+
+def on_host(value: LogScaled) -> LogScaled:
+    """The value in NumPy's float64."""
+    return LogScaled(*(np.asarray(array, np.float64) for array in value))

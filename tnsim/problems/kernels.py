@@ -1,0 +1,461 @@
+"""Models of one nonlinear layer, polynomial or not, under a Gaussian: exact inner products.
+
+Such a model is a linear map of its hidden units beside a linear map of its input,
+
+    A(x) = D h(x) + S x + c,        h_i = f(g_i) or f(g_i) v_i,
+
+where g and v are affine in x. Linear layers before the nonlinear one go into g and v, linear layers
+behind it into D, S and c (`hidden_units`). With x = mean + L z and z standard normal, every unit is
+a function of one or two normal numbers, so the inner product is a sum over pairs of hidden units,
+
+    E <A, B> = sum_o sum_ij D[o, i] K[i, j] D'[o, j] + <h, l'> + <l, h'> + <l, l'>,
+    K[i, j] = E h_i h'_j,
+
+where h stands for D h(x) and l for S x + c. The kernel K is the metric as an operator between the
+hidden legs of bra and ket: all pairings of Isserlis' theorem, of all orders, summed up. Its entries
+are closed forms or series with a certified remainder (`tnsim.activations`). Against a linear
+partner only the mean and the first Hermite coefficients of a function count, so with x0 = E A and
+J = E A z^T the other terms are x0 . x0' + <J, J'>.
+
+The rows of K are made in blocks, so no more than a block of K is in memory.
+
+Source:
+    Cho and Saul 2009, "Kernel methods for deep learning"; Tsuchida et al. 2018, "Invariance of
+    weight distributions in rectified MLPs".
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+from jaxtyping import Float
+
+from tnsim.activations import (
+    Activation,
+    Kernel,
+    Units,
+    activation,
+    gated_kernel,
+    gated_moments,
+    kernel,
+    moments,
+)
+from tnsim.errors import UnsupportedLayer
+from tnsim.metrics.metric import Gaussian, GaussianClosure
+from tnsim.metrics.protocol import Metric, adds_up
+from tnsim.models.arrays import Array, add, library, pytree
+from tnsim.models.layers import activation_of, bias_name, map_names, residual_rule
+from tnsim.models.model import Model
+from tnsim.problems.tensors.kinds import Kinds, core_of, kinds, nonlinear
+
+_BLOCK = 2**24
+"""Most entries of a block of the kernel, 128 MiB, beside a few arrays of its size in flight."""
+_ORDERS = 24
+"""Orders of Hermite coefficients that a typical pair of units takes, for estimates of work."""
+
+ROADS = (
+    "use Empirical(inputs), or Empirical.normal(mean, cov, samples) for an estimate with its "
+    "standard error"
+)
+"""Advice where no closed form is known."""
+
+
+def answers(models: Iterable[Model], metric: Metric) -> bool:
+    """Whether the inner products of some models are sums over pairs of hidden units.
+
+    Args:
+        models: Models under comparison.
+        metric: Metric that joins legs; metrics that add up over inputs run any model.
+
+    Returns:
+        Whether a model has an activation; models without one have plans.
+
+    Raises:
+        UnsupportedLayer: A model has an activation, and the metric has no closed form for it.
+
+    Example:
+        >>> import numpy as np, tnsim
+        >>> rectified = tnsim.Model([tnsim.Linear(np.eye(2)), tnsim.Elementwise("relu")])
+        >>> answers([rectified], tnsim.Gaussian())
+        True
+    """
+    if adds_up(metric):
+        return False
+    models = list(models)
+    found = [model for model in models if not model.is_polynomial]
+    if not found:
+        return False
+    name = next(filter(None, map(activation_of, found[0].layers))).name
+    if type(metric) not in (Gaussian, GaussianClosure):
+        raise UnsupportedLayer(
+            f"{type(metric).__name__} compares the tensors of polynomials, and {name} is no "
+            f"polynomial: use Gaussian(mean, cov), exact for one nonlinear layer, or "
+            "Empirical(inputs)"
+        )
+    for model in models:
+        _check_depth(kinds(model), type(metric).__name__)
+    return True
+
+
+def _check_depth(layers: Kinds, metric: str) -> None:
+    """Refuse layers beside an activation that the sum over pairs of units does not cover."""
+    depth = nonlinear(layers)
+    if depth > 1:
+        raise UnsupportedLayer(
+            f"{metric} is exact beside an activation for one nonlinear layer, found {depth} in a "
+            f"model: {ROADS}"
+        )
+    for layer in layers:
+        if layer.mixes_positions or (layer.activation is None and layer.order > 2):
+            raise UnsupportedLayer(
+                f"{metric} compares an activation with linear, bilinear, elementwise and gated "
+                f"layers, found {layer.name} of order {layer.order}: {ROADS}"
+            )
+
+
+class Affine(NamedTuple):
+    """The affine map `weight x + bias`; a weight of None is the identity, a bias of None zero."""
+
+    weight: Float[Array, "rows in"] | None = None
+    bias: Float[Array, " rows"] | None = None
+
+    def after(self, inner: Affine) -> Affine:
+        """This map of the outputs of another map."""
+        bias = self.bias
+        if inner.bias is not None:
+            bias = add(_product(self.weight, inner.bias), bias)
+        weight = self.weight if inner.weight is None else _product(self.weight, inner.weight)
+        return Affine(weight, bias)
+
+
+def _product(matrix: Any, other: Any) -> Any:
+    """The product of two matrices, or of a matrix and a vector; None is the identity."""
+    return other if matrix is None else matrix @ other
+
+
+class HiddenUnits(NamedTuple):
+    """A function `D h(x) + S x + c` of hidden units `h = f(gate)` or `h = f(gate) * up`.
+
+    Args:
+        activation: Function f of a gate; None where there are no hidden units.
+        gate: Affine map of the input to the gates.
+        up: Affine map that multiplies; None for 1.
+        down: Matrix D, (out, units); None for the identity.
+        linear: Matrix S, (out, in); None for zero.
+        constant: Vector c, (out,); None for zero.
+    """
+
+    activation: Activation | None
+    gate: Affine
+    up: Affine | None
+    down: Float[Array, "out units"] | None
+    linear: Float[Array, "out in"] | None
+    constant: Float[Array, " out"] | None
+
+
+def hidden_units(model: Model) -> HiddenUnits:
+    """The hidden units of a model with at most one nonlinear layer, linear layers multiplied out.
+
+    Example:
+        >>> import tnsim
+        >>> layers = tnsim.Linear([[2.0]]), tnsim.Elementwise("relu"), tnsim.Linear([[3.0]])
+        >>> units = hidden_units(tnsim.Model(layers))
+        >>> units.gate.weight, units.down
+        (array([[2.]]), array([[3.]]))
+    """
+    state = Affine()
+    found: HiddenUnits | None = None
+    for layer in model.layers:
+        core: Any = core_of(layer)
+        skip, scale = residual_rule(layer)
+        if core.order > 1:
+            found = _with_residual(_units_of(core, state), state, core.d_out, skip, scale)
+            continue
+        weight, bias = core.weight, core.bias
+        if not (_is(skip, 0.0) and _is(scale, 1.0)):
+            weight = scale * weight + skip * np.eye(core.d_in)
+            bias = None if bias is None else scale * bias
+        if found is None:
+            state = Affine(weight, bias).after(state)
+        else:
+            constant = found.constant
+            constant = bias if constant is None else add(weight @ constant, bias)
+            linear = None if found.linear is None else weight @ found.linear
+            down = weight if found.down is None else weight @ found.down
+            found = found._replace(down=down, linear=linear, constant=constant)
+    if found is not None:
+        return found
+    weight = np.eye(model.d_in) if state.weight is None else state.weight
+    return HiddenUnits(None, Affine(), None, None, weight, state.bias)
+
+
+def _is(number: Any, value: float) -> bool:
+    """Whether a number of a residual is known, not traced, and has this value."""
+    return isinstance(number, float) and number == value
+
+
+def _units_of(core: Any, state: Affine) -> HiddenUnits:
+    """The hidden units of a nonlinear layer that reads an affine map of the input."""
+    function = activation_of(core)
+    names = map_names(core)
+    if not names:
+        return HiddenUnits(function, state, None, None, None, None)
+    *rows, _ = (Affine(getattr(core, name), getattr(core, bias_name(name))) for name in names)
+    gate, *up = (row.after(state) for row in rows)
+    function = function or activation("identity")  # a bilinear layer is a gated one
+    return HiddenUnits(function, gate, up[0] if up else None, core.down, None, core.down_bias)
+
+
+def _with_residual(
+    units: HiddenUnits, state: Affine, width: int, skip: Any, scale: Any
+) -> HiddenUnits:
+    """The function `skip * state + scale * units` of the input."""
+    down, constant, linear = units.down, units.constant, None
+    if not _is(scale, 1.0):
+        down = scale * (np.eye(width) if down is None else down)
+        constant = None if constant is None else scale * constant
+    if not _is(skip, 0.0):
+        linear = skip * (np.eye(width) if state.weight is None else state.weight)
+        if state.bias is not None:
+            constant = add(skip * state.bias, constant)
+    return units._replace(down=down, linear=linear, constant=constant)
+
+
+class Moments(NamedTuple):
+    """The mean `E A` and the first Hermite coefficients `E A z^T` of a function of z ~ N(0, 1)."""
+
+    mean: Float[jax.Array, " out"]
+    slopes: Float[jax.Array, "out latent"]
+
+
+@pytree
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """A model at a position, over the standard normal coordinates z of the input.
+
+    Args:
+        activation: Function of the gates; None where there are no hidden units.
+        gate: Gates as normal numbers.
+        up: Factors of the gates as normal numbers; None for 1.
+        down: Matrix D of the outputs; None for the identity.
+        hidden: Mean and slopes of D h.
+        beside: Mean and slopes of S x + c.
+    """
+
+    activation: Activation | None = field(metadata={"static": True})
+    gate: Units | None
+    up: Units | None
+    down: Float[jax.Array, "out units"] | None
+    hidden: Moments
+    beside: Moments
+
+    @property
+    def units(self) -> int:
+        """Number of hidden units."""
+        return 0 if self.gate is None else len(self.gate.mean)
+
+
+class Inner(NamedTuple):
+    """An inner product, or one for each output.
+
+    Args:
+        value: Sum over pairs of hidden units, and the other terms.
+        size: Size of the terms, relative to which the sum is rounded.
+        bound: Certified bound of the remainders of all series.
+    """
+
+    value: Float[jax.Array, "*out"]
+    size: Float[jax.Array, "*out"]
+    bound: Float[jax.Array, "*out"]
+
+
+def root_of(cov: Any) -> Any:
+    """A matrix L with `L L^T` the covariance.
+
+    A covariance may be singular, and its coordinates may be of very different size: the matrix of
+    correlations is decomposed, so that small coordinates keep their digits.
+
+    Args:
+        cov: Covariance (d, d), its diagonal (d,), or None for the identity.
+
+    Returns:
+        A matrix (d, d), a vector (d,) for a diagonal matrix, or None for the identity.
+
+    Example:
+        >>> root_of(np.array([4.0, 0.0]))
+        array([2., 0.])
+    """
+    if cov is None:
+        return None
+    xp = library(cov)
+    if cov.ndim == 1:
+        return xp.sqrt(cov)
+    if isinstance(cov, Tracer):
+        return xp.linalg.cholesky(cov)  # the eigenvectors of equal eigenvalues have no derivative
+    cov = np.asarray(cov, np.float64)
+    deviations = np.sqrt(np.diagonal(cov))
+    divisors = np.where(deviations > 0, deviations, 1.0)
+    values, vectors = np.linalg.eigh(cov / divisors / divisors[:, None])
+    return deviations[:, None] * vectors * np.sqrt(np.maximum(values, 0.0))
+
+
+def prepared(units: HiddenUnits, mean: Any, root: Any, d_in: int, dtype: str) -> Prepared:
+    """A model under x = mean + L z, in arrays of JAX.
+
+    Args:
+        units: Hidden units of the model.
+        mean: Mean of the input, (d_in,); None for zero.
+        root: Matrix L, its diagonal, or None for the identity, see `root_of`.
+        d_in: Number of coordinates of the input.
+        dtype: Type of the arrays.
+    """
+
+    def normal(affine: Affine) -> Units:
+        weight = np.eye(d_in) if affine.weight is None else affine.weight
+        means = affine.bias if mean is None else add(weight @ mean, affine.bias)
+        if root is None:
+            rows = weight
+        else:
+            rows = weight * root if root.ndim == 1 else weight @ root
+        means = jnp.zeros(len(rows)) if means is None else means
+        return Units(jnp.asarray(means, dtype), jnp.asarray(rows, dtype))
+
+    if units.linear is not None:
+        beside = Moments(*normal(Affine(units.linear, units.constant)))
+    else:
+        rows = units.gate.weight if units.down is None else units.down
+        out = d_in if rows is None else len(rows)
+        constant = np.zeros(out) if units.constant is None else units.constant
+        beside = Moments(jnp.asarray(constant, dtype), jnp.zeros((out, d_in), dtype))
+    if units.activation is None:
+        return Prepared(None, None, None, None, Moments(*map(jnp.zeros_like, beside)), beside)
+    gate = normal(units.gate)
+    up = None if units.up is None else normal(units.up)
+    down = None if units.down is None else jnp.asarray(units.down, dtype)
+    known = (
+        moments(units.activation, gate) if up is None else gated_moments(units.activation, gate, up)
+    )
+    hidden = Moments(*(_product(down, one) for one in known))
+    return Prepared(units.activation, gate, up, down, hidden, beside)
+
+
+def inner(a: Prepared, b: Prepared, per_output: bool) -> Inner:
+    """The inner product of two models at a position, in total or for each output.
+
+    Args:
+        a, b: Models under the same input.
+        per_output: Whether outputs are told apart.
+    """
+    value: Any = 0.0
+    for one, two in ((a.hidden, b.beside), (a.beside, b.hidden), (a.beside, b.beside)):
+        value = value + _linear_product(one, two)
+    lengths = [jnp.sqrt(_linear_product(one.beside, one.beside)) for one in (a, b)]
+    bound = jnp.zeros_like(value)
+    if a.units and b.units:
+        pairs = _over_pairs(a, b)
+        value, bound = value + pairs.value, pairs.bound
+        lengths = [x + y for x, y in zip(lengths, pairs.lengths, strict=True)]
+    if per_output:
+        return Inner(value, lengths[0] * lengths[1], bound)
+    size = jnp.sqrt((lengths[0] ** 2).sum() * (lengths[1] ** 2).sum())
+    return Inner(value.sum(), size, bound.sum())
+
+
+def _linear_product(one: Moments, two: Moments) -> Any:
+    """`E <A, l>` by output, for a function A and a linear function l."""
+    return one.mean * two.mean + (one.slopes * two.slopes).sum(axis=1)
+
+
+class _Pairs(NamedTuple):
+    """Sums over pairs of hidden units, by output.
+
+    Args:
+        value: Sums `D K D'`.
+        bound: Certified bounds of their errors of truncation.
+        lengths: Roots of `sum_i D[o, i]^2 E h_i^2` of both models. Errors of pairs of units that
+            are independent of one another add up to rounding times the product of the two.
+    """
+
+    value: Any
+    bound: Any
+    lengths: tuple[Any, Any]
+
+
+def _over_pairs(a: Prepared, b: Prepared) -> _Pairs:
+    rows, columns = _down(a), _down(b)
+    value: Any = 0.0
+    share: Any = 0.0
+    sizes, others = [], None
+    for start, stop in blocks_of(a.units, b.units):
+        block = pair_kernel(a, b, start, stop)
+        value = value + ((rows[:, start:stop] @ block.values) * columns).sum(axis=1)
+        share = jnp.maximum(share, block.share)
+        sizes.append(block.sizes)
+        others = block.other_sizes
+    own = rows * jnp.concatenate(sizes), columns * others
+    bound = share * abs(own[0]).sum(axis=1) * abs(own[1]).sum(axis=1)
+    lengths = jnp.sqrt((own[0] ** 2).sum(axis=1)), jnp.sqrt((own[1] ** 2).sum(axis=1))
+    return _Pairs(value, bound, lengths)
+
+
+def _down(model: Prepared) -> Any:
+    if model.down is not None:
+        return model.down
+    return jnp.eye(model.units, dtype=model.beside.mean.dtype)
+
+
+def blocks_of(units: int, others: int) -> list[tuple[int, int]]:
+    """First unit and end of the blocks in which rows of the kernel are made, of even sizes.
+
+    Example:
+        >>> blocks_of(3, 5)
+        [(0, 3)]
+    """
+    count = math.ceil(units * others / _BLOCK)
+    return list(itertools.pairwise(n * units // count for n in range(count + 1)))
+
+
+def pair_kernel(a: Prepared, b: Prepared, start: int, stop: int) -> Kernel:
+    """The kernel of some hidden units of one model and all of another, with a certified bound."""
+    assert a.activation is not None and b.activation is not None
+    assert a.gate is not None and b.gate is not None
+    gate = _rows(a.gate, start, stop)
+    if a.up is None and b.up is None:
+        return kernel(a.activation, b.activation, gate, b.gate)
+    up = None if a.up is None else _rows(a.up, start, stop)
+    return gated_kernel(a.activation, b.activation, gate, up, b.gate, b.up)
+
+
+def _rows(units: Units, start: int, stop: int) -> Units:
+    return Units(units.mean[start:stop], units.rows[start:stop])
+
+
+def count_of_units(layers: Kinds) -> int:
+    """Number of hidden units of a model of at most one nonlinear layer."""
+    return sum(layer.rank or layer.d_in for layer in layers if layer.order > 1)
+
+
+def pair_work(units: int, others: int, d_in: int, d_out: int) -> int:
+    """Number of multiplications of an inner product, without pairs of high correlation."""
+    # An entry of the kernel is a correlation, a series and a product with a weight of each output.
+    outer = units * (others + 1) * d_out
+    return units * others * (d_in + _ORDERS) + outer + 2 * d_in * d_out
+
+
+def pair_bytes(units: int, others: int, item: int) -> int:
+    """Bytes of arrays alive at once in an inner product: a few blocks of the kernel."""
+    rows = max((stop - start for start, stop in blocks_of(units, others)), default=0)
+    return 6 * rows * others * item
+
+
+def own_numbers(units: int, d_in: int, d_out: int) -> int:
+    """Numbers of a prepared model: rows of its units, and what its outputs read."""
+    return 2 * units * (d_in + d_out) + 2 * d_in * d_out
