@@ -33,6 +33,7 @@ if TYPE_CHECKING:  # the same names as below, for editors and type checkers
     from tnsim.checkpoints.native import save
     from tnsim.checkpoints.rules import Rule
     from tnsim.compare.attribution import Attribution, attribution
+    from tnsim.compare.by_kernels import KernelPlan
     from tnsim.compare.by_points import ForwardPlan
     from tnsim.compare.monte_carlo import Check, check
     from tnsim.compare.numbers import Number, Numbers, SignedLog
@@ -116,6 +117,7 @@ _HOME = {
     "Attribution": "compare.attribution",
     "Plan": "engine.plan",
     "ForwardPlan": "compare.by_points",
+    "KernelPlan": "compare.by_kernels",
     "network": "tensor_networks.network",
     "networks": "tensor_networks.closed_networks",
     "contract": "tensor_networks.contraction",
@@ -186,6 +188,7 @@ __all__ = [
     "GaussianClosure",
     "GramWarning",
     "Guess",
+    "KernelPlan",
     "Layer",
     "LayerwiseMetric",
     "Linear",

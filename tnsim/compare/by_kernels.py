@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import itertools
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -24,27 +23,24 @@ from tnsim.compare.resident import content, is_constant
 from tnsim.engine.budget import Budget, check_budget
 from tnsim.engine.costs import PROGRAM_BYTES
 from tnsim.engine.ir.dtypes import ITEM_BYTES
-from tnsim.engine.precision import Arithmetic
 from tnsim.engine.runtime import execution
 from tnsim.engine.scaled import LogScaled, add, times
 from tnsim.errors import TooLarge
 from tnsim.metrics.input_moments import marginals
 from tnsim.metrics.protocol import Metric
-from tnsim.models.arrays import pytree, weights_dtype
+from tnsim.models.arrays import weights_dtype
 from tnsim.models.model import AnyModel, Model, terms
-from tnsim.models.scaling import SMALLEST, larger, power, split
+from tnsim.models.scaling import split
 from tnsim.problems.kernels import (
     ROADS,
-    HiddenUnits,
-    Prepared,
+    Scaled,
     count_of_units,
-    hidden_units,
-    inner,
+    on_host,
     own_numbers,
     pair_bytes,
     pair_work,
-    prepared,
-    root_of,
+    product_of,
+    under,
 )
 from tnsim.problems.tensors.kinds import kinds
 from tnsim.sessions import session
@@ -178,7 +174,7 @@ class _Comparison:
     def __init__(self, request: Request, traced: bool) -> None:
         self.request, self.traced = request, traced
         self._known: dict[tuple[int, int], LogScaled] = {}
-        self._prepared: dict[int, Scaled] = {}
+        self._made: dict[int, Scaled] = {}
 
     def sums(self, bra: Any, ket: Any) -> LogScaled:
         """The inner product of two sums of models."""
@@ -205,26 +201,10 @@ class _Comparison:
         return found if self.traced else on_host(found)
 
     def _of(self, model: Model) -> Scaled:
-        if id(model) not in self._prepared:
-            make = _prepared if self.traced else prepared_under
-            self._prepared[id(model)] = make(model, self.request.metric, self.request.dtype)
-        return self._prepared[id(model)]
-
-
-@pytree
-@dataclass(frozen=True, eq=False)
-class Scaled:
-    """A model under a metric, as `2 ** exponent` times prepared functions.
-
-    Args:
-        positions: The model at every distinct position.
-        counts: Numbers of positions alike.
-        exponent: Exponent of the power of two that outputs lack.
-    """
-
-    positions: tuple[Prepared, ...]
-    counts: tuple[int, ...] = field(metadata={"static": True})
-    exponent: Any
+        if id(model) not in self._made:
+            make = under if self.traced else prepared_under
+            self._made[id(model)] = make(model, self.request.metric, self.request.dtype)
+        return self._made[id(model)]
 
 
 def prepared_under(model: Model, metric: Metric, dtype: str) -> Scaled:
@@ -236,10 +216,10 @@ def prepared_under(model: Model, metric: Metric, dtype: str) -> Scaled:
         dtype: Type of the arrays.
     """
     if not is_constant(model):
-        return _prepared(model, metric, dtype)
+        return under(model, metric, dtype)
 
     def make() -> Scaled:
-        return _prepared(model, metric, dtype)
+        return under(model, metric, dtype)
 
     def size(made: Scaled) -> int:
         return sum(getattr(leaf, "nbytes", 0) for leaf in jax.tree.leaves(made))
@@ -247,51 +227,3 @@ def prepared_under(model: Model, metric: Metric, dtype: str) -> Scaled:
     device = jax.config.jax_default_device  # pyright: ignore[reportAttributeAccessIssue]
     key = prepared_under, content(metric), dtype, device
     return session().belongings.get(model, key, make, size)
-
-
-def _prepared(model: Model, metric: Metric, dtype: str) -> Scaled:
-    units, exponent = _in_range(hidden_units(model))
-    found, counts = [], []
-    for count, mean, cov in marginals(metric, model.d_in, model.n_ctx):
-        found.append(prepared(units, mean, root_of(cov), model.d_in, dtype))
-        counts.append(count)
-    return Scaled(tuple(found), tuple(counts), exponent)
-
-
-def _in_range(units: HiddenUnits) -> tuple[HiddenUnits, Any]:
-    """The function with outputs near one, and the exponent of two that they lack."""
-    arrays = {name: getattr(units, name) for name in ("down", "linear", "constant")}
-    arrays = {name: array for name, array in arrays.items() if array is not None}
-    if "down" not in arrays and units.activation is not None:
-        return units, np.float64(0.0)  # the identity is near one
-    exponents = [split(abs(array).max())[1] for array in arrays.values()]
-    exponent = functools.reduce(larger, exponents)
-    exponent = larger(exponent, SMALLEST / 4)
-    scaled = {name: power(array, 0.0, -exponent) for name, array in arrays.items()}
-    return units._replace(**scaled), exponent
-
-
-def product_of(a: Scaled, b: Scaled, per_output: bool, dtype: str) -> LogScaled:
-    """The inner product of two prepared models, summed over positions.
-
-    Args:
-        a, b: Models under the same metric.
-        per_output: Whether outputs are told apart.
-        dtype: Precision of the computation.
-
-    Returns:
-        The product. Its size counts the certified bound of what series leave out, so that the
-        error of rounding, relative to the size, is a bound of both.
-    """
-    value, size, bound = 0.0, 0.0, 0.0
-    for count, one, two in zip(a.counts, a.positions, b.positions, strict=True):
-        found = inner(one, two, per_output)
-        value, size = value + count * found.value, size + count * found.size
-        bound = bound + count * found.bound
-    size = size + bound / Arithmetic(1, dtype).rounding
-    return LogScaled(value, (a.exponent + b.exponent) * np.log(2), size)
-
-
-def on_host(value: LogScaled) -> LogScaled:
-    """The value in NumPy's float64."""
-    return LogScaled(*(np.asarray(array, np.float64) for array in value))

@@ -323,6 +323,42 @@ def marginals(metric: Metric, d: int, n_ctx: int | None) -> tuple[tuple[int, Any
     return tuple(found)
 
 
+_NOISE = 1e-14
+"""Share of the largest eigenvalue, for every coordinate, below which an eigenvalue is rounding."""
+
+
+def root_of(cov: Any) -> Any:
+    """A matrix L with `L L^T` the covariance, which may be singular.
+
+    The root is taken of the matrix of correlations, so that coordinates of very different variance
+    keep their digits. A traced matrix has a Cholesky factor instead: eigenvectors of equal
+    eigenvalues have no derivative.
+
+    Args:
+        cov: Covariance (d, d), its diagonal (d,), or None for the identity.
+
+    Returns:
+        A matrix (d, d), a vector (d,) for a diagonal matrix, or None for the identity.
+
+    Example:
+        >>> root_of(np.array([4.0, 0.0]))
+        array([2., 0.])
+    """
+    if cov is None:
+        return None
+    if isinstance(cov, Tracer):
+        xp = library(cov)
+        return xp.sqrt(cov) if cov.ndim == 1 else xp.linalg.cholesky(cov)
+    cov = np.asarray(cov, np.float64)
+    if cov.ndim == 1:
+        return np.sqrt(np.clip(cov, 0.0, None))
+    deviations = np.sqrt(np.clip(np.diag(cov), 0.0, None))
+    units = np.where(deviations > 0, deviations, 1.0)
+    values, vectors = np.linalg.eigh((cov + cov.T) / 2 / units / units[:, None])
+    kept = values > _NOISE * values[-1] * len(cov)
+    return units[:, None] * vectors * np.sqrt(np.where(kept, values, 0.0))
+
+
 def second_moment_at(metric: Metric, d: int, lifted: bool, t: float) -> Any:
     """The second moment C + t m m^T at the variance t of the constant (see `problems.base`).
 

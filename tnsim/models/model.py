@@ -165,7 +165,7 @@ class Model(_Vector):
         """
         return math.prod(self.orders)
 
-    @property
+    @cached_property
     def is_polynomial(self) -> bool:
         """Whether no layer has an activation."""
         return not any(map(activation_of, self.layers))

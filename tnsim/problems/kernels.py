@@ -26,6 +26,7 @@ Source:
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Iterable
@@ -35,7 +36,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.core import Tracer
 from jaxtyping import Float
 
 from tnsim.activations import (
@@ -43,17 +43,20 @@ from tnsim.activations import (
     Kernel,
     Units,
     activation,
+    first_moments,
     gated_kernel,
-    gated_moments,
     kernel,
-    moments,
 )
-from tnsim.errors import UnsupportedLayer
+from tnsim.engine.precision import Arithmetic
+from tnsim.engine.scaled import LogScaled
+from tnsim.errors import ModelError, UnsupportedLayer
+from tnsim.metrics.input_moments import marginals, root_of
 from tnsim.metrics.metric import Gaussian, GaussianClosure
 from tnsim.metrics.protocol import Metric, adds_up
-from tnsim.models.arrays import Array, add, library, pytree
+from tnsim.models.arrays import Array, add, pytree
 from tnsim.models.layers import activation_of, bias_name, map_names, residual_rule
 from tnsim.models.model import Model
+from tnsim.models.scaling import SMALLEST, larger, power, split
 from tnsim.problems.tensors.kinds import Kinds, core_of, kinds, nonlinear
 
 _BLOCK = 2**24
@@ -103,6 +106,23 @@ def answers(models: Iterable[Model], metric: Metric) -> bool:
     for model in models:
         _check_depth(kinds(model), type(metric).__name__)
     return True
+
+
+def check_has_units(models: Iterable[Model], metric: Metric) -> None:
+    """Refuse models or a metric that have no hidden units to tell apart.
+
+    Raises:
+        ModelError: The metric is no Gaussian one, or a model has no nonlinear layer.
+        UnsupportedLayer: A model has several nonlinear layers, or attention.
+    """
+    if type(metric) not in (Gaussian, GaussianClosure):
+        raise ModelError(
+            f"hidden units are told apart under Gaussian(mean, cov), found {type(metric).__name__}"
+        )
+    for model in models:
+        _check_depth(kinds(model), type(metric).__name__)
+        if max(model.orders) == 1:
+            raise ModelError("hidden units are told apart, but a model is linear")
 
 
 def _check_depth(layers: Kinds, metric: str) -> None:
@@ -277,36 +297,6 @@ class Inner(NamedTuple):
     bound: Float[jax.Array, "*out"]
 
 
-def root_of(cov: Any) -> Any:
-    """A matrix L with `L L^T` the covariance.
-
-    A covariance may be singular, and its coordinates may be of very different size: the matrix of
-    correlations is decomposed, so that small coordinates keep their digits.
-
-    Args:
-        cov: Covariance (d, d), its diagonal (d,), or None for the identity.
-
-    Returns:
-        A matrix (d, d), a vector (d,) for a diagonal matrix, or None for the identity.
-
-    Example:
-        >>> root_of(np.array([4.0, 0.0]))
-        array([2., 0.])
-    """
-    if cov is None:
-        return None
-    xp = library(cov)
-    if cov.ndim == 1:
-        return xp.sqrt(cov)
-    if isinstance(cov, Tracer):
-        return xp.linalg.cholesky(cov)  # the eigenvectors of equal eigenvalues have no derivative
-    cov = np.asarray(cov, np.float64)
-    deviations = np.sqrt(np.diagonal(cov))
-    divisors = np.where(deviations > 0, deviations, 1.0)
-    values, vectors = np.linalg.eigh(cov / divisors / divisors[:, None])
-    return deviations[:, None] * vectors * np.sqrt(np.maximum(values, 0.0))
-
-
 def prepared(units: HiddenUnits, mean: Any, root: Any, d_in: int, dtype: str) -> Prepared:
     """A model under x = mean + L z, in arrays of JAX.
 
@@ -321,9 +311,8 @@ def prepared(units: HiddenUnits, mean: Any, root: Any, d_in: int, dtype: str) ->
     def normal(affine: Affine) -> Units:
         weight = np.eye(d_in) if affine.weight is None else affine.weight
         means = affine.bias if mean is None else add(weight @ mean, affine.bias)
-        if root is None:
-            rows = weight
-        else:
+        rows = weight
+        if root is not None:
             rows = weight * root if root.ndim == 1 else weight @ root
         means = jnp.zeros(len(rows)) if means is None else means
         return Units(jnp.asarray(means, dtype), jnp.asarray(rows, dtype))
@@ -340,11 +329,36 @@ def prepared(units: HiddenUnits, mean: Any, root: Any, d_in: int, dtype: str) ->
     gate = normal(units.gate)
     up = None if units.up is None else normal(units.up)
     down = None if units.down is None else jnp.asarray(units.down, dtype)
-    known = (
-        moments(units.activation, gate) if up is None else gated_moments(units.activation, gate, up)
-    )
-    hidden = Moments(*(_product(down, one) for one in known))
+    hidden = Moments(*(_product(down, one) for one in moments(units.activation, gate, up)))
     return Prepared(units.activation, gate, up, down, hidden, beside)
+
+
+def moments(function: Activation, gate: Units, up: Units | None) -> Moments:
+    """The means `E h` of hidden units and their first Hermite coefficients `E h z^T`.
+
+    By Stein's lemma E f(u) z = E f'(u) r for u = m + r z, and with v = n + q z and c = q r^T
+
+        E f(u) v   = n E f + c E f',
+        E f(u) v z = q E f + r (n E f' + c E f'').
+
+    Args:
+        function: Function f of the gates.
+        gate: Gates u.
+        up: Factors v; None for 1.
+    """
+    if up is None:
+        mean, slope = first_moments(function, gate)
+        return Moments(mean, slope[:, None] * gate.rows)
+
+    def at(means: Any) -> tuple[Any, Any]:
+        return first_moments(function, Units(means, gate.rows))
+
+    ones = jnp.ones_like(gate.mean)
+    (mean, slope), (_, curve) = jax.jvp(at, (gate.mean,), (ones,))
+    shared = (gate.rows * up.rows).sum(axis=1)
+    along = up.mean * slope + shared * curve
+    slopes = mean[:, None] * up.rows + along[:, None] * gate.rows
+    return Moments(up.mean * mean + shared * slope, slopes)
 
 
 def inner(a: Prepared, b: Prepared, per_output: bool) -> Inner:
@@ -412,6 +426,34 @@ def _down(model: Prepared) -> Any:
     return jnp.eye(model.units, dtype=model.beside.mean.dtype)
 
 
+def whole_kernel(a: Prepared, b: Prepared) -> Float[jax.Array, "legs others"]:
+    """The kernel with the constant and the input beside the hidden units.
+
+    Rows and columns are `(h, 1, z)`, so that the inner product of two models is the sum of
+    `readout(a) * (readout(b) @ kernel.T)` and nothing else.
+    """
+    legs = []
+    for model in (a, b):
+        latent, dtype = model.beside.slopes.shape[1], model.beside.mean.dtype
+        known = Moments(jnp.zeros(0, dtype), jnp.zeros((0, latent), dtype))
+        if model.activation is not None and model.gate is not None:
+            known = moments(model.activation, model.gate, model.up)
+        legs.append(jnp.column_stack([known.mean, known.slopes]))
+    first, second = legs
+    pairs = jnp.zeros((len(first), len(second)), first.dtype)
+    if pairs.size:
+        blocks = blocks_of(*pairs.shape)
+        pairs = jnp.concatenate([pair_kernel(a, b, *block).values for block in blocks])
+    beside = jnp.eye(first.shape[1], dtype=first.dtype)
+    return jnp.block([[pairs, first], [second.T, beside]])
+
+
+def readout(model: Prepared) -> Float[jax.Array, "out legs"]:
+    """The matrix that reads the outputs off `(h, 1, z)`, see `whole_kernel`."""
+    beside = [model.beside.mean[:, None], model.beside.slopes]
+    return jnp.concatenate([_down(model), *beside] if model.units else beside, axis=1)
+
+
 def blocks_of(units: int, others: int) -> list[tuple[int, int]]:
     """First unit and end of the blocks in which rows of the kernel are made, of even sizes.
 
@@ -436,6 +478,77 @@ def pair_kernel(a: Prepared, b: Prepared, start: int, stop: int) -> Kernel:
 
 def _rows(units: Units, start: int, stop: int) -> Units:
     return Units(units.mean[start:stop], units.rows[start:stop])
+
+
+@pytree
+@dataclass(frozen=True, eq=False)
+class Scaled:
+    """A model under a metric, as `2 ** exponent` times prepared functions.
+
+    Args:
+        positions: The model at every distinct position.
+        counts: Numbers of positions alike.
+        exponent: Exponent of the power of two that outputs lack.
+    """
+
+    positions: tuple[Prepared, ...]
+    counts: tuple[int, ...] = field(metadata={"static": True})
+    exponent: Any
+
+
+def under(model: Model, metric: Metric, dtype: str) -> Scaled:
+    """A model under a Gaussian metric, at every distinct position.
+
+    Args:
+        model: Model of at most one nonlinear layer.
+        metric: A Gaussian metric.
+        dtype: Type of the arrays.
+    """
+    units, exponent = _in_range(hidden_units(model))
+    found, counts = [], []
+    for count, mean, cov in marginals(metric, model.d_in, model.n_ctx):
+        found.append(prepared(units, mean, root_of(cov), model.d_in, dtype))
+        counts.append(count)
+    return Scaled(tuple(found), tuple(counts), exponent)
+
+
+def _in_range(units: HiddenUnits) -> tuple[HiddenUnits, Any]:
+    """The function with outputs near one, and the exponent of two that they lack."""
+    arrays = {name: getattr(units, name) for name in ("down", "linear", "constant")}
+    arrays = {name: array for name, array in arrays.items() if array is not None}
+    if "down" not in arrays and units.activation is not None:
+        return units, np.float64(0.0)  # the identity is near one
+    exponents = [split(abs(array).max())[1] for array in arrays.values()]
+    exponent = functools.reduce(larger, exponents)
+    exponent = larger(exponent, SMALLEST / 4)
+    scaled = {name: power(array, 0.0, -exponent) for name, array in arrays.items()}
+    return units._replace(**scaled), exponent
+
+
+def product_of(a: Scaled, b: Scaled, per_output: bool, dtype: str) -> LogScaled:
+    """The inner product of two prepared models, summed over positions.
+
+    Args:
+        a, b: Models under the same metric.
+        per_output: Whether outputs are told apart.
+        dtype: Precision of the computation.
+
+    Returns:
+        The product. Its size counts the certified bound of what series leave out, so that the
+        error of rounding, relative to the size, is a bound of both.
+    """
+    value, size, bound = 0.0, 0.0, 0.0
+    for count, one, two in zip(a.counts, a.positions, b.positions, strict=True):
+        found = inner(one, two, per_output)
+        value, size = value + count * found.value, size + count * found.size
+        bound = bound + count * found.bound
+    size = size + bound / Arithmetic(1, dtype).rounding
+    return LogScaled(value, (a.exponent + b.exponent) * np.log(2), size)
+
+
+def on_host(value: LogScaled) -> LogScaled:
+    """The value in NumPy's float64."""
+    return LogScaled(*(np.asarray(array, np.float64) for array in value))
 
 
 def count_of_units(layers: Kinds) -> int:
