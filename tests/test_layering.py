@@ -20,9 +20,9 @@ FOLDERS = {  # folder (or file of the root): the folders that it imports; nothin
     "activations": "errors",
     "models": "activations errors tables",
     "analysis": "errors files models names",
-    "checkpoints": "errors files models tables",
+    "checkpoints": "activations errors files models tables",
     "metrics": "errors models names sessions",
-    "problems": "engine errors metrics models names sessions",
+    "problems": "activations engine errors metrics models names sessions",
     "compare": "engine errors metrics models names problems sessions tables",
     "all_pairs": "analysis checkpoints compare engine errors files metrics models names problems sessions tnsim",
     "tensor_networks": "engine errors metrics models names problems sessions",
@@ -216,7 +216,7 @@ def test_foreign_libraries_stay_in_their_rooms(package):
     assert users == CONFINED[package]
 
 
-LAYER_CLASSES = {"Linear", "Bilinear", "Multilinear", "Attention"}
+LAYER_CLASSES = {"Linear", "Bilinear", "Multilinear", "Attention", "Elementwise", "Gated"}
 LAYERS_ARE_TOLD_APART_IN = ("models/", "problems/tensors/", "checkpoints/")
 NAME_LAYERS = {
     "__init__",  # the public names

@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tnsim.activations import activation
+from tnsim.activations.activation import activation
 from tnsim.checkpoints.layer_rules import layer
 from tnsim.checkpoints.module_calls import Call, join, kind, require_torch
 from tnsim.checkpoints.named_arrays import NamedArrays

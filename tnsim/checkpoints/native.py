@@ -12,7 +12,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from tnsim.activations import Activation, activation
+from tnsim.activations.activation import Activation, activation
 from tnsim.checkpoints.guard import refusing
 from tnsim.checkpoints.named_arrays import to_numpy
 from tnsim.errors import CheckpointError, ModelError, TnsimError, UnsupportedLayer, printable

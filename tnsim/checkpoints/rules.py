@@ -14,7 +14,7 @@ import typing
 from dataclasses import dataclass
 from typing import Any
 
-from tnsim.activations import activation
+from tnsim.activations.activation import activation
 from tnsim.errors import ON_INPUTS, CheckpointError, TnsimError, UnsupportedLayer
 from tnsim.models.attention import MASKS
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from jaxtyping import Float
 
-from tnsim.activations import Activation, activation
+from tnsim.activations.activation import Activation, activation
 from tnsim.errors import ModelError
 from tnsim.models.arrays import Array, add, matrix, pytree, set_arrays, vector
 

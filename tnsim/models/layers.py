@@ -18,7 +18,7 @@ import jax
 import numpy as np
 from jaxtyping import Float
 
-from tnsim.activations import Activation
+from tnsim.activations.activation import Activation
 from tnsim.errors import ON_INPUTS, ModelError, UnsupportedLayer
 from tnsim.models.activated import Elementwise, Gated
 from tnsim.models.arrays import (

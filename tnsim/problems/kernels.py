@@ -38,15 +38,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
-from tnsim.activations import (
-    Activation,
-    Kernel,
-    Units,
-    activation,
-    first_moments,
-    gated_kernel,
-    kernel,
-)
+from tnsim.activations.activation import Activation, activation
+from tnsim.activations.kernels import Kernel, Units, first_moments, kernel
 from tnsim.engine.precision import Arithmetic
 from tnsim.engine.scaled import LogScaled
 from tnsim.errors import ModelError, UnsupportedLayer
@@ -461,7 +454,7 @@ def blocks_of(units: int, others: int) -> list[tuple[int, int]]:
         >>> blocks_of(3, 5)
         [(0, 3)]
     """
-    count = math.ceil(units * others / _BLOCK)
+    count = max(1, math.ceil(units * others / _BLOCK))
     return list(itertools.pairwise(n * units // count for n in range(count + 1)))
 
 
@@ -473,6 +466,8 @@ def pair_kernel(a: Prepared, b: Prepared, start: int, stop: int) -> Kernel:
     if a.up is None and b.up is None:
         return kernel(a.activation, b.activation, gate, b.gate)
     up = None if a.up is None else _rows(a.up, start, stop)
+    from tnsim.activations.gated import gated_kernel
+
     return gated_kernel(a.activation, b.activation, gate, up, b.gate, b.up)
 
 

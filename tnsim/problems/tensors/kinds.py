@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple, TypeAlias
 
-from tnsim.activations import Activation
+from tnsim.activations.activation import Activation
 from tnsim.models.arrays import add
 from tnsim.models.attention import Attention
 from tnsim.models.layers import (
