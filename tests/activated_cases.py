@@ -17,12 +17,8 @@ REACH = 9.5  # 1e-20 of the mass of a standard normal coordinate lies beyond
 
 def mlp(generator, activation, hidden=5, outputs=2, inputs=2):
     """A network of one hidden layer with biases."""
-    first = tnsim.Linear(
-        generator.normal(size=(hidden, inputs)), generator.normal(size=hidden)
-    )
-    last = tnsim.Linear(
-        generator.normal(size=(outputs, hidden)), generator.normal(size=outputs)
-    )
+    first = tnsim.Linear(generator.normal(size=(hidden, inputs)), generator.normal(size=hidden))
+    last = tnsim.Linear(generator.normal(size=(outputs, hidden)), generator.normal(size=outputs))
     return tnsim.Model([first, tnsim.Elementwise(activation), last])
 
 

@@ -54,7 +54,9 @@ def around(generator, layer):
 def test_residuals_and_linear_layers_around(rng):
     metric = gaussian(rng)
     (block,) = gated(rng, "relu").layers
-    plain = tnsim.Gated(block.gate, None, block.down, "relu", block.gate_bias, None, block.down_bias)
+    plain = tnsim.Gated(
+        block.gate, None, block.down, "relu", block.gate_bias, None, block.down_bias
+    )
     one = around(rng, plain)
     two = around(rng, tnsim.Elementwise("relu"))
     assert_right(one, two, metric)
@@ -199,7 +201,9 @@ def test_weights_of_any_size(rng):
         tnsim.similarity(large, b, metric), tnsim.similarity(a, b, metric), rtol=1e-14
     )
     _, log = tnsim.log_inner(large, large, metric)
-    np.testing.assert_allclose(log, np.log(tnsim.inner(a, a, metric)) + 400 * np.log(10), rtol=1e-14)
+    np.testing.assert_allclose(
+        log, np.log(tnsim.inner(a, a, metric)) + 400 * np.log(10), rtol=1e-14
+    )
 
 
 @pytest.mark.slow

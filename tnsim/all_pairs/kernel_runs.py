@@ -138,6 +138,7 @@ class _Products:
             both = zip(self.columns.terms.index[j], self.columns.terms.coefficients[j], strict=True)
             for n, d in both:
                 mantissa, exponent = split(c * d)
+                exponent = exponent + self.rows.models[m].exponent + self.columns.models[n].exponent
                 parts.append(times(self._plain(m, n), mantissa, exponent * np.log(2)))
         return add(parts)
 

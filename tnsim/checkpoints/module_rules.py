@@ -598,7 +598,7 @@ def _gap(
     if after:
         said = f"cannot tell how {following} follows from {place}"
     if name := unknown_function(calls, end):
-        said += f": it is {name} of it, which tnsim cannot describe"
+        said += f": it is {name} of it, which has no exact similarity"
     elif norm := norm or next(
         (call for call in calls if kind(call.module) in MODULE_RULES_NORMS), None
     ):

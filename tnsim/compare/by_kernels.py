@@ -12,6 +12,7 @@ import contextlib
 import dataclasses
 import itertools
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,7 +31,7 @@ from tnsim.metrics.input_moments import marginals
 from tnsim.metrics.protocol import Metric
 from tnsim.models.arrays import weights_dtype
 from tnsim.models.model import AnyModel, Model, terms
-from tnsim.models.scaling import split
+from tnsim.models.scaling import ScaledSum, scaled_sum
 from tnsim.problems.kernels import (
     ROADS,
     Scaled,
@@ -158,14 +159,15 @@ def by_kernels(first: AnyModel, second: AnyModel, request: Request, traced: bool
     one, two = terms(first), terms(second)
     if traced:
         request = request._replace(dtype=weights_dtype(*(model for _, model in (*one, *two))))
-    sides = {"AB": (one, two)}
-    several = max(len(one), len(two)) > 1
-    if request.norms or (several and not traced):  # norms show how much of a product cancels
-        sides |= {"AA": (one, one), "BB": (two, two)}
     with contextlib.nullcontext() if traced else execution.precision():
         compare = _Comparison(request, traced)
-        values = {name: compare.sums(bra, ket) for name, (bra, ket) in sides.items()}
-    return InnerProducts(values, 0.0, traced)
+        bra, ket = compare.scaled(one), compare.scaled(two)
+        sides = {"AB": (bra, ket)}
+        several = max(len(one), len(two)) > 1
+        if request.norms or (several and not traced):  # norms show how much of a product cancels
+            sides |= {"AA": (bra, bra), "BB": (ket, ket)}
+        values = {name: compare.sums(*both) for name, both in sides.items()}
+    return InnerProducts(values, bra.exponent + ket.exponent, traced)
 
 
 class _Comparison:
@@ -176,16 +178,19 @@ class _Comparison:
         self._known: dict[tuple[int, int], LogScaled] = {}
         self._made: dict[int, Scaled] = {}
 
-    def sums(self, bra: Any, ket: Any) -> LogScaled:
-        """The inner product of two sums of models."""
+    def scaled(self, summands: Sequence[tuple[Any, Model]]) -> ScaledSum:
+        """A sum of models with the powers of two of coefficients and models taken out."""
+        return scaled_sum((c, self._of(model).exponent, model) for c, model in summands)
+
+    def sums(self, bra: ScaledSum, ket: ScaledSum) -> LogScaled:
+        """The inner product of two sums, without their exponents."""
         parts = []
-        for (c, m), (d, n) in itertools.product(bra, ket):
-            mantissa, exponent = split(c * d)
-            parts.append(times(self.product(m, n), mantissa, exponent * np.log(2)))
+        for (c, x, m), (d, y, n) in itertools.product(bra.terms, ket.terms):
+            parts.append(times(self.product(m, n), c * d, (x + y) * np.log(2)))
         return add(parts)
 
     def product(self, a: Model, b: Model) -> LogScaled:
-        """The inner product of two models."""
+        """The inner product of two models, without their exponents."""
         key = id(a), id(b)
         if key not in self._known:
             self._known[key] = self._known[key[::-1]] = self._computed(a, b)

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from functools import partial, reduce
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -36,7 +36,7 @@ from tnsim.metrics.protocol import Metric, adds_up
 from tnsim.models.arrays import is_traced, weights_dtype
 from tnsim.models.differences import by_differences
 from tnsim.models.model import AnyModel, Model, terms
-from tnsim.models.scaling import Scaled, larger, split
+from tnsim.models.scaling import Scaled, ScaledSum, scaled_sum
 from tnsim.names import COVARIANCE, Side
 from tnsim.problems import features, forward
 from tnsim.problems.base import Family, model_weights
@@ -82,33 +82,16 @@ def by_plans(first: AnyModel, second: AnyModel, request: Request, traced: bool) 
     return InnerProducts(products, exponent, traced)
 
 
-class _ScaledSum(NamedTuple):
-    """The sum `2 ** exponent * sum of coefficient * 2 ** e * model`, the largest e being 0.
-
-    Attributes:
-        terms: Triples (coefficient, e, model), one for every summand.
-        exponent: Exponent of the power of two that all summands share.
-    """
-
-    terms: tuple[tuple[Any, Any, Model], ...]
-    exponent: Any
-
-
-def _scaled_sum(model: AnyModel, known: dict[int, Scaled]) -> _ScaledSum:
+def _scaled_sum(model: AnyModel, known: dict[int, Scaled]) -> ScaledSum:
     """A model or a combination as a sum of scaled models, which are given by `id`."""
     if isinstance(model, Model):
         part = known[id(model)]
-        return _ScaledSum(((1.0, np.float64(0.0), part.model),), part.exponent)
-    weighted = []
-    for coefficient, m in terms(model):
-        mantissa, own = split(coefficient)
-        weighted.append((mantissa, own + known[id(m)].exponent, known[id(m)].model))
-    largest = reduce(larger, (exponent for _, exponent, _ in weighted))
-    return _ScaledSum(tuple((c, e - largest, m) for c, e, m in weighted), largest)
+        return ScaledSum(((1.0, np.float64(0.0), part.model),), part.exponent)
+    return scaled_sum((c, known[id(m)].exponent, known[id(m)].model) for c, m in terms(model))
 
 
 def _of_one_pair(
-    bra: _ScaledSum, ket: _ScaledSum, request: Request, traced: bool
+    bra: ScaledSum, ket: ScaledSum, request: Request, traced: bool
 ) -> dict[str, LogScaled]:
     """The products of two sums of one model each, with their coefficients."""
     ((c, _, m),), ((d, _, n),) = bra.terms, ket.terms
@@ -118,7 +101,7 @@ def _of_one_pair(
 
 
 def _of_sums(
-    bra: _ScaledSum, ket: _ScaledSum, request: Request, traced: bool
+    bra: ScaledSum, ket: ScaledSum, request: Request, traced: bool
 ) -> dict[str, LogScaled]:
     """The products of sums of models: every pair of terms once, weighted and added up."""
     sides = {"AB": (bra, ket)}

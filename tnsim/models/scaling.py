@@ -169,6 +169,37 @@ def split(number: Any) -> tuple[Any, Any]:
     return _shifted(number, -exponent), exponent
 
 
+class ScaledSum(NamedTuple):
+    """The sum `2 ** exponent * sum of coefficient * 2 ** e * summand`, the largest e being 0.
+
+    Args:
+        terms: Triples (coefficient, e, summand), one for every summand.
+        exponent: Exponent of the power of two that all summands share.
+    """
+
+    terms: tuple[tuple[Any, Any, Any], ...]
+    exponent: Any
+
+
+def scaled_sum(weighted: Iterable[tuple[Any, Any, Any]]) -> ScaledSum:
+    """A sum of `coefficient * 2 ** exponent * summand`, in scientific notation.
+
+    Args:
+        weighted: Triples (coefficient, exponent, summand); summands may be anything.
+
+    Example:
+        >>> found = scaled_sum([(6.0, 0, "a"), (1.0, -1, "b")])
+        >>> [(float(c), float(e), name) for c, e, name in found.terms], float(found.exponent)
+        ([(0.75, 0.0, 'a'), (0.5, -3.0, 'b')], 3.0)
+    """
+    found = []
+    for coefficient, own, summand in weighted:
+        mantissa, exponent = split(coefficient)
+        found.append((mantissa, own + exponent, summand))
+    largest = functools.reduce(larger, (exponent for _, exponent, _ in found))
+    return ScaledSum(tuple((c, e - largest, summand) for c, e, summand in found), largest)
+
+
 def power(mantissa: Any, log: Any, exponent: Any) -> Any:
     """The product `mantissa * exp(log) * 2 ** exponent`, even where a factor is no float.
 

@@ -521,7 +521,7 @@ def _in_range(units: HiddenUnits) -> tuple[HiddenUnits, Any]:
 
 
 def product_of(a: Scaled, b: Scaled, per_output: bool, dtype: str) -> LogScaled:
-    """The inner product of two prepared models, summed over positions.
+    """The inner product of two prepared models without their exponents, summed over positions.
 
     Args:
         a, b: Models under the same metric.
@@ -538,7 +538,7 @@ def product_of(a: Scaled, b: Scaled, per_output: bool, dtype: str) -> LogScaled:
         value, size = value + count * found.value, size + count * found.size
         bound = bound + count * found.bound
     size = size + bound / Arithmetic(1, dtype).rounding
-    return LogScaled(value, (a.exponent + b.exponent) * np.log(2), size)
+    return LogScaled(value, jnp.zeros(()), size)
 
 
 def on_host(value: LogScaled) -> LogScaled:
