@@ -141,7 +141,7 @@ def test_all_verbs(rng):
     assert tnsim.inner(a, b, closure) == inner
     assert tnsim.similarity(a, b, closure).exact
     assert abs(tnsim.check(a, b, metric, samples=4096).deviation) < 5
-    plan = tnsim.plan(a, b, metric, norms=True)
+    plan = tnsim.plan(a, b, metric, cosine=True)
     assert (plan.units, plan.kernels, plan.exact) == ((5, 5), 3, True)
     for weighted in (tnsim.networks(a, b, metric), [*tnsim.networks(a, b, metric)]):
         np.testing.assert_allclose(tnsim.contract(weighted), inner, rtol=1e-13)

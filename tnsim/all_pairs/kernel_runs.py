@@ -16,6 +16,7 @@ from tnsim.all_pairs.batched_plans import PairSetting, Terms
 from tnsim.all_pairs.run_plan import KERNELS, PairwisePlan, Route, Sizes
 from tnsim.all_pairs.sources import Entry
 from tnsim.compare.by_kernels import check_affordable, kernel_plan, prepared_under
+from tnsim.compare.request import CROSS
 from tnsim.engine.runtime import execution
 from tnsim.engine.scaled import LogScaled, add, stacked, times
 from tnsim.models.model import Model
@@ -49,7 +50,7 @@ def route(
     run = Sizes.of(rows, columns, examples, setting)
     plans = []
     for model in examples.values():
-        plans.append(kernel_plan(model, model, setting.metric, 1, setting.dtype))
+        plans.append(kernel_plan(model, model, setting.metric, CROSS, setting.dtype))
         check_affordable(plans[-1], setting.budget)
     largest = max(plans, key=lambda plan: plan.multiplications)
     one_pair = run.terms**2 * largest.multiplications
@@ -149,6 +150,6 @@ class _Products:
             setting = self.setting
             with execution.precision():
                 both = self.rows.models[m], self.columns.models[n]
-                found = product_of(*both, setting.per_output, setting.dtype)
+                found = product_of(*both, setting.slices, setting.dtype)
                 self._known[m, n] = on_host(found)
         return self._known[m, n]

@@ -36,8 +36,8 @@ from tnsim.models.origin import warn_of_caveats
 def pairwise(
     models: Any,
     metric: Metric = Gaussian(),
-    other: Any = None,
     *,
+    other: Any = None,
     slices: bool = False,
     dtype: DTypeLike = "float64",
     store: str | os.PathLike[str] | None = None,
@@ -47,6 +47,8 @@ def pairwise(
     names: Sequence[Any] | None = None,
 ) -> Pairwise:
     """Similarity of every pair of models, or of every model with every model of `other`.
+
+    As in every verb the metric follows the models; `other`, which is rarely given, is a keyword.
 
     Args:
         models, other: Sequences of models or combinations, mappings from labels to them, or a
@@ -123,8 +125,8 @@ def pairwise(
 def plan_pairwise(
     models: Any,
     metric: Metric = Gaussian(),
-    other: Any = None,
     *,
+    other: Any = None,
     slices: bool = False,
     dtype: DTypeLike = "float64",
     budget: Budget = Budget(),

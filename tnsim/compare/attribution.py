@@ -125,7 +125,7 @@ def attribution(
     check_comparison(a, b, metric)
     if by == "unit" or answers([a, b], metric):
         return _by_units(a, b, metric, by, dtype)
-    parts = in_common_units([a, b], metric, per_output=False)
+    parts = in_common_units([a, b], metric, slices=False)
     models: dict[Side, Model] = {"A": _prepared(parts[0].model), "B": _prepared(parts[1].model)}
     last: dict[Side, LayerKind] = {
         "A": _last_nonlinear(models["A"]),

@@ -19,7 +19,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from tnsim.compare.request import InnerProducts, Request
+from tnsim.compare.request import CROSS, InnerProducts, Request
 from tnsim.compare.resident import content, is_constant
 from tnsim.engine.budget import Budget, check_budget
 from tnsim.engine.costs import PROGRAM_BYTES
@@ -32,6 +32,7 @@ from tnsim.metrics.protocol import Metric
 from tnsim.models.arrays import weights_dtype
 from tnsim.models.model import AnyModel, Model, terms
 from tnsim.models.scaling import ScaledSum, scaled_sum
+from tnsim.names import Pair
 from tnsim.problems.kernels import (
     ROADS,
     Scaled,
@@ -55,7 +56,9 @@ class KernelPlan:
     Args:
         metric: Name of the metric.
         exact: Whether the metric's definition is met exactly.
+        route: The word "kernels".
         dtype: Precision of the computation.
+        outputs: Names of the inner products: `AB` is `<a|b>`, `AA` and `BB` are squared norms.
         units: Numbers of hidden units of both models.
         kernels: Number of kernels: pairs of models, at every distinct position of a sequence.
         multiplications: Scalar multiplications of all kernels and of their products with weights.
@@ -68,13 +71,16 @@ class KernelPlan:
         >>> print(tnsim.plan(tnsim.Model(layers), tnsim.Model(layers)))
         metric           gaussian (exact)
         route            1 kernel of 2 x 2 hidden units
-        multiplications  112 scalar multiplications of float64
-        peak memory      0.00 MiB
+        inner products   AB
+        multiplications  124 scalar multiplications of float64
+        peak memory      0.00 MiB of float64 beside the models
     """
 
     metric: str
     exact: bool
+    route: str
     dtype: str
+    outputs: tuple[str, ...]
     units: tuple[int, int]
     kernels: int
     multiplications: int
@@ -93,34 +99,46 @@ class KernelPlan:
     def _rows(self) -> list[tuple[str, str]]:
         guarantee = "exact" if self.exact else "approximation"
         first, second = self.units
+        memory = f"{self.peak_bytes / 2**20:,.2f}"
         several = "kernel" if self.kernels == 1 else "kernels"
         work = f"{self.multiplications:,} scalar multiplications of {self.dtype}"
         return [
             ("metric", f"{self.metric} ({guarantee})"),
             ("route", f"{self.kernels:,} {several} of {first:,} x {second:,} hidden units"),
+            ("inner products", ", ".join(self.outputs)),
             ("multiplications", work),
-            ("peak memory", f"{self.peak_bytes / 2**20:,.2f} MiB"),
+            ("peak memory", f"{memory} MiB of {self.dtype} beside the models"),
         ]
 
 
-def kernel_plan(a: Model, b: Model, metric: Metric, pairs: int, dtype: str) -> KernelPlan:
+def kernel_plan(
+    a: Model, b: Model, metric: Metric, wanted: tuple[Pair, ...], dtype: str
+) -> KernelPlan:
     """The plan of the inner products of two models.
 
     Args:
         a, b: Models, at most one of them polynomial.
         metric: A Gaussian metric.
-        pairs: Number of inner products: 1, or 3 with both norms.
+        wanted: Inner products that are wanted.
         dtype: Precision of the computation.
     """
     positions = len(marginals(metric, a.d_in, a.n_ctx))
     counts = count_of_units(kinds(a)), count_of_units(kinds(b))
     item = ITEM_BYTES[dtype]
-    sides = [(0, 1)] if pairs == 1 else [(0, 0), (0, 1), (1, 1)]
-    work = sum(pair_work(counts[i], counts[j], a.d_in, a.d_out) for i, j in sides)
-    largest = max(pair_bytes(counts[i], counts[j], item) for i, j in sides)
+    sides = [(counts[pair.bra == "B"], counts[pair.ket == "B"]) for pair in wanted]
+    work = sum(pair_work(*both, a.d_in, a.d_out) for both in sides)
+    largest = max(pair_bytes(*both, item) for both in sides)
     kept = item * positions * sum(own_numbers(n, a.d_in, a.d_out) for n in counts)
     return KernelPlan(
-        metric.name, True, dtype, counts, pairs * positions, positions * work, kept + largest
+        metric=metric.name,
+        exact=True,
+        route="kernels",
+        dtype=dtype,
+        outputs=tuple(pair.group for pair in wanted),
+        units=counts,
+        kernels=len(wanted) * positions,
+        multiplications=positions * work,
+        peak_bytes=kept + largest,
     )
 
 
@@ -199,10 +217,10 @@ class _Comparison:
     def _computed(self, a: Model, b: Model) -> LogScaled:
         request = self.request
         if not self.traced:
-            plan = kernel_plan(a, b, request.metric, 1, request.dtype)
+            plan = kernel_plan(a, b, request.metric, CROSS, request.dtype)
             check_affordable(plan, request.budget)
         first, second = self._of(a), self._of(b)
-        found = product_of(first, second, request.per_output, request.dtype)
+        found = product_of(first, second, request.slices, request.dtype)
         return found if self.traced else on_host(found)
 
     def _of(self, model: Model) -> Scaled:

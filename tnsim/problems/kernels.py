@@ -354,12 +354,12 @@ def moments(function: Activation, gate: Units, up: Units | None) -> Moments:
     return Moments(up.mean * mean + shared * slope, slopes)
 
 
-def inner(a: Prepared, b: Prepared, per_output: bool) -> Inner:
+def inner(a: Prepared, b: Prepared, slices: bool) -> Inner:
     """The inner product of two models at a position, in total or for each output.
 
     Args:
         a, b: Models under the same input.
-        per_output: Whether outputs are told apart.
+        slices: Whether outputs are told apart.
     """
     value: Any = 0.0
     for one, two in ((a.hidden, b.beside), (a.beside, b.hidden), (a.beside, b.beside)):
@@ -370,7 +370,7 @@ def inner(a: Prepared, b: Prepared, per_output: bool) -> Inner:
         pairs = _over_pairs(a, b)
         value, bound = value + pairs.value, pairs.bound
         lengths = [x + y for x, y in zip(lengths, pairs.lengths, strict=True)]
-    if per_output:
+    if slices:
         return Inner(value, lengths[0] * lengths[1], bound)
     size = jnp.sqrt((lengths[0] ** 2).sum() * (lengths[1] ** 2).sum())
     return Inner(value.sum(), size, bound.sum())
@@ -520,12 +520,12 @@ def _in_range(units: HiddenUnits) -> tuple[HiddenUnits, Any]:
     return units._replace(**scaled), exponent
 
 
-def product_of(a: Scaled, b: Scaled, per_output: bool, dtype: str) -> LogScaled:
+def product_of(a: Scaled, b: Scaled, slices: bool, dtype: str) -> LogScaled:
     """The inner product of two prepared models without their exponents, summed over positions.
 
     Args:
         a, b: Models under the same metric.
-        per_output: Whether outputs are told apart.
+        slices: Whether outputs are told apart.
         dtype: Precision of the computation.
 
     Returns:
@@ -534,7 +534,7 @@ def product_of(a: Scaled, b: Scaled, per_output: bool, dtype: str) -> LogScaled:
     """
     value, size, bound = 0.0, 0.0, 0.0
     for count, one, two in zip(a.counts, a.positions, b.positions, strict=True):
-        found = inner(one, two, per_output)
+        found = inner(one, two, slices)
         value, size = value + count * found.value, size + count * found.size
         bound = bound + count * found.bound
     size = size + bound / Arithmetic(1, dtype).rounding
