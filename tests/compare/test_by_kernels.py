@@ -107,6 +107,18 @@ def test_equal_functions_have_similarity_one(rng):
 
 
 @pytest.mark.slow
+def test_polynomial_layers_of_any_order_beside_an_activation(rng):
+    legs, biases = rng.normal(size=(3, 4, 2)), rng.normal(size=(3, 4))
+    cubic = tnsim.Multilinear(legs * [[[1.0]], [[30.0]], [[0.02]]], rng.normal(size=(2, 4)), biases)
+    metric = gaussian(rng)
+    for layer in (cubic, gated(rng, "identity", hidden=4).layers[0]):
+        model = tnsim.Model([layer])
+        assert_right(model, mlp(rng, "relu"), metric)
+        shares = tnsim.attribution(model, mlp(rng, "relu"), metric, by="unit")
+        assert len(shares.bra) == 4 + 2
+
+
+@pytest.mark.slow
 def test_odd_activations_with_signs_flipped(rng):
     a = mlp(rng, "tanh")
     flipped = rescaled(a, rng.choice([-1.0, 1.0], 5), odd=True)
@@ -244,11 +256,6 @@ REFUSED = {
     ),
     "Symmetric": (lambda g: mlp(g, "relu"), tnsim.Symmetric(), "compares the tensors of poly"),
     "TreeSymmetric": (lambda g: mlp(g, "relu"), tnsim.TreeSymmetric(), "relu is no polynomial"),
-    "cubic beside": (
-        lambda g: tnsim.Model([tnsim.Multilinear([np.eye(2)] * 3, np.eye(2))]),
-        tnsim.Gaussian(),
-        "found Multilinear of order 3",
-    ),
     "Product": (
         lambda g: mlp(g, "relu"),
         tnsim.Product("normal"),

@@ -178,6 +178,7 @@ def _gathered(shares: np.ndarray, model: Prepared, by: str) -> np.ndarray:
     The input goes to the front, where the stream stands.
     """
     units = shares[: model.units]
+    units = units.reshape(model.copies, -1, shares.shape[1]).sum(axis=0)
     if by == "layer":
         units = units.sum(axis=0, keepdims=True)
     constant, stream = shares[model.units : model.units + 1], shares[model.units + 1 :]
@@ -189,7 +190,7 @@ def _unit_labels(model: Model, prepared: Scaled, by: str) -> tuple[str, ...]:
     number = _number_of_last_nonlinear(model)
     if by == "layer":
         return ("stream", f"layer {number}", "constant")
-    units = range(prepared.positions[0].units)
+    units = range(prepared.positions[0].units // prepared.positions[0].copies)
     return ("stream", *(f"layer {number} unit {n}" for n in units), "constant")
 
 

@@ -29,7 +29,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -38,7 +38,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
-from tnsim.activations.activation import Activation, activation
+from tnsim.activations.activation import Activation
+from tnsim.activations.activation import power as power_of
 from tnsim.activations.kernels import Kernel, Units, first_moments, kernel
 from tnsim.engine.precision import Arithmetic
 from tnsim.engine.scaled import LogScaled
@@ -46,7 +47,7 @@ from tnsim.errors import ModelError, UnsupportedLayer
 from tnsim.metrics.input_moments import marginals, root_of
 from tnsim.metrics.metric import Gaussian, GaussianClosure
 from tnsim.metrics.protocol import Metric, adds_up
-from tnsim.models.arrays import Array, add, pytree
+from tnsim.models.arrays import Array, add, library, pytree
 from tnsim.models.layers import activation_of, bias_name, map_names, residual_rule
 from tnsim.models.model import Model
 from tnsim.models.scaling import SMALLEST, larger, power, split
@@ -127,10 +128,10 @@ def _check_depth(layers: Kinds, metric: str) -> None:
             f"model: {ROADS}"
         )
     for layer in layers:
-        if layer.mixes_positions or (layer.activation is None and layer.order > 2):
+        if layer.mixes_positions:
             raise UnsupportedLayer(
-                f"{metric} compares an activation with linear, bilinear, elementwise and gated "
-                f"layers, found {layer.name} of order {layer.order}: {ROADS}"
+                f"{metric} compares an activation with layers that act on every position alone, "
+                f"found {layer.name}: {ROADS}"
             )
 
 
@@ -164,6 +165,7 @@ class HiddenUnits(NamedTuple):
         down: Matrix D, (out, units); None for the identity.
         linear: Matrix S, (out, in); None for zero.
         constant: Vector c, (out,); None for zero.
+        copies: Number of powers that together are one hidden unit of the layer, see `_powers`.
     """
 
     activation: Activation | None
@@ -172,6 +174,7 @@ class HiddenUnits(NamedTuple):
     down: Float[Array, "out units"] | None
     linear: Float[Array, "out in"] | None
     constant: Float[Array, " out"] | None
+    copies: int = 1
 
 
 def hidden_units(model: Model) -> HiddenUnits:
@@ -221,10 +224,50 @@ def _units_of(core: Any, state: Affine) -> HiddenUnits:
     names = map_names(core)
     if not names:
         return HiddenUnits(function, state, None, None, None, None)
-    *rows, _ = (Affine(getattr(core, name), getattr(core, bias_name(name))) for name in names)
-    gate, *up = (row.after(state) for row in rows)
-    function = function or activation("identity")  # a bilinear layer is a gated one
-    return HiddenUnits(function, gate, up[0] if up else None, core.down, None, core.down_bias)
+    *maps, _ = (Affine(getattr(core, name), getattr(core, bias_name(name))) for name in names)
+    rows = [one.after(state) for one in maps]
+    if function is None:
+        return _powers(rows, core.down, core.down_bias)
+    up = rows[1] if len(rows) == 2 else None
+    return HiddenUnits(function, rows[0], up, core.down, None, core.down_bias)
+
+
+def _powers(rows: Sequence[Affine], down: Any, constant: Any) -> HiddenUnits:
+    """A product of affine maps as powers, so that a polynomial layer has an activation as well.
+
+    By polarisation, with signs s of all maps but the first,
+
+        h_1 ... h_n = 1 / (2^(n - 1) n!) sum_s s_2 ... s_n (h_1 + s_2 h_2 + ... + s_n h_n)^n.
+
+    Maps are balanced first, so that little cancels: each is as long as the others of its unit.
+    """
+    order = len(rows)
+    lengths = [jax.lax.stop_gradient(_length(row)) for row in rows]
+    xp = library(lengths)
+    mean = xp.exp(sum(map(xp.log, lengths)) / order)
+    balanced = []
+    for row, length in zip(rows, lengths, strict=True):
+        factor = mean / length
+        bias = xp.zeros(len(factor)) if row.bias is None else factor * row.bias
+        balanced.append(Affine(factor[:, None] * row.weight, bias))
+    weights, biases, signed = [], [], []
+    for signs in itertools.product((1.0, -1.0), repeat=order - 1):
+        both = list(zip((1.0, *signs), balanced, strict=True))
+        weights.append(sum(sign * row.weight for sign, row in both))
+        biases.append(sum(sign * row.bias for sign, row in both))
+        signed.append(math.prod(signs) / (2 ** (order - 1) * math.factorial(order)) * down)
+    gate = Affine(xp.concatenate(weights), xp.concatenate(biases))
+    downs = xp.concatenate(signed, axis=1)
+    return HiddenUnits(power_of(order), gate, None, downs, None, constant, len(weights))
+
+
+def _length(row: Affine) -> Any:
+    """Lengths of the rows of an affine map, 1 where a row is zero."""
+    xp = library(row.weight, row.bias)
+    squares = (row.weight**2).sum(axis=1)
+    if row.bias is not None:
+        squares = squares + row.bias**2
+    return xp.where(squares > 0, xp.sqrt(xp.where(squares > 0, squares, 1.0)), 1.0)
 
 
 def _with_residual(
@@ -261,6 +304,7 @@ class Prepared:
         down: Matrix D of the outputs; None for the identity.
         hidden: Mean and slopes of D h.
         beside: Mean and slopes of S x + c.
+        copies: Number of powers that together are one hidden unit of the layer.
     """
 
     activation: Activation | None = field(metadata={"static": True})
@@ -269,6 +313,7 @@ class Prepared:
     down: Float[jax.Array, "out units"] | None
     hidden: Moments
     beside: Moments
+    copies: int = field(default=1, metadata={"static": True})
 
     @property
     def units(self) -> int:
@@ -323,7 +368,7 @@ def prepared(units: HiddenUnits, mean: Any, root: Any, d_in: int, dtype: str) ->
     up = None if units.up is None else normal(units.up)
     down = None if units.down is None else jnp.asarray(units.down, dtype)
     hidden = Moments(*(_product(down, one) for one in moments(units.activation, gate, up)))
-    return Prepared(units.activation, gate, up, down, hidden, beside)
+    return Prepared(units.activation, gate, up, down, hidden, beside, units.copies)
 
 
 def moments(function: Activation, gate: Units, up: Units | None) -> Moments:
@@ -466,9 +511,17 @@ def pair_kernel(a: Prepared, b: Prepared, start: int, stop: int) -> Kernel:
     if a.up is None and b.up is None:
         return kernel(a.activation, b.activation, gate, b.gate)
     up = None if a.up is None else _rows(a.up, start, stop)
-    from tnsim.activations.gated import gated_kernel
+    from tnsim.activations.gated import GatedUnits, gated_kernel
 
-    return gated_kernel(a.activation, b.activation, gate, up, b.gate, b.up)
+    first, second = GatedUnits(gate, _factors(up, gate)), GatedUnits(b.gate, _factors(b.up, b.gate))
+    return gated_kernel(a.activation, b.activation, first, second)
+
+
+def _factors(up: Units | None, gate: Units) -> Units:
+    """The factors of gates, which are 1 where there are none."""
+    if up is not None:
+        return up
+    return Units(jnp.ones_like(gate.mean), jnp.zeros_like(gate.rows))
 
 
 def _rows(units: Units, start: int, stop: int) -> Units:
@@ -548,7 +601,13 @@ def on_host(value: LogScaled) -> LogScaled:
 
 def count_of_units(layers: Kinds) -> int:
     """Number of hidden units of a model of at most one nonlinear layer."""
-    return sum(layer.rank or layer.d_in for layer in layers if layer.order > 1)
+    count = 0
+    for layer in layers:
+        if layer.activation is not None:
+            count += layer.rank or layer.d_in
+        elif layer.order > 1:
+            count += layer.rank * 2 ** (layer.order - 1)  # powers, see `_powers`
+    return count
 
 
 def pair_work(units: int, others: int, d_in: int, d_out: int) -> int:
