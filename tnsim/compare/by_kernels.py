@@ -211,7 +211,7 @@ class _Comparison:
         """The inner product of two models, without their exponents."""
         key = id(a), id(b)
         if key not in self._known:
-            self._known[key] = self._known[key[::-1]] = self._computed(a, b)
+            self._known[key] = self._known[id(b), id(a)] = self._computed(a, b)
         return self._known[key]
 
     def _computed(self, a: Model, b: Model) -> LogScaled:

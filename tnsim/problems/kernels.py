@@ -263,8 +263,9 @@ def _powers(rows: Sequence[Affine], down: Any, constant: Any) -> HiddenUnits:
 
 def _length(row: Affine) -> Any:
     """Lengths of the rows of an affine map, 1 where a row is zero."""
-    xp = library(row.weight, row.bias)
-    squares = (row.weight**2).sum(axis=1)
+    weight: Any = row.weight  # no identity: a layer with factors has weights
+    xp = library(weight, row.bias)
+    squares = (weight**2).sum(axis=1)
     if row.bias is not None:
         squares = squares + row.bias**2
     return xp.where(squares > 0, xp.sqrt(xp.where(squares > 0, squares, 1.0)), 1.0)
@@ -585,7 +586,9 @@ def product_of(a: Scaled, b: Scaled, slices: bool, dtype: str) -> LogScaled:
         The product. Its size counts the certified bound of what series leave out, so that the
         error of rounding, relative to the size, is a bound of both.
     """
-    value, size, bound = 0.0, 0.0, 0.0
+    value: Any = 0.0
+    size: Any = 0.0
+    bound: Any = 0.0
     for count, one, two in zip(a.counts, a.positions, b.positions, strict=True):
         found = inner(one, two, slices)
         value, size = value + count * found.value, size + count * found.size
