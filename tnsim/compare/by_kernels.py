@@ -182,7 +182,9 @@ def by_kernels(first: AnyModel, second: AnyModel, request: Request, traced: bool
         bra, ket = compare.scaled(one), compare.scaled(two)
         sides = {"AB": (bra, ket)}
         several = max(len(one), len(two)) > 1
-        if request.squared_norms or (several and not traced):  # norms show how much of a product cancels
+        if request.squared_norms or (
+            several and not traced
+        ):  # norms show how much of a product cancels
             sides |= {"AA": (bra, bra), "BB": (ket, ket)}
         values = {name: compare.sums(*both) for name, both in sides.items()}
     return InnerProducts(values, bra.exponent + ket.exponent, traced)

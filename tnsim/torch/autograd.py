@@ -26,6 +26,7 @@ import torch
 from jaxtyping import Float
 from numpy.typing import DTypeLike
 
+from tnsim.checkpoints.given import given_model
 from tnsim.compare import similarity as without_gradients
 from tnsim.compare.by_points import check_affordable, forward_plan, points_of
 from tnsim.compare.inner_products import at_traced_points, inner_products
@@ -230,13 +231,16 @@ _TORCH_DEVICES = {"cpu": "cpu", "gpu": "cuda"}
 """PyTorch's names for the platforms of JAX; PyTorch calls ROCm "cuda" as well."""
 
 
-def compared(a: Any, b: Any, metric: Metric, dtype: DTypeLike, budget: Budget) -> torch.Tensor:
+def compared(
+    a: Any, b: Any, metric: Metric, n_ctx: int | None, dtype: DTypeLike, budget: Budget
+) -> torch.Tensor:
     """The cosine of two models, see `tnsim.torch.similarity`.
 
     Args:
-        a: A module, a model or a combination of models.
-        b: The other module, model or combination.
+        a: A module, a model, a combination of models or the path of a file.
+        b: The other module, model, combination or path.
         metric: Metric that weighs the inputs.
+        n_ctx: Length of the sequences on which models with attention are compared.
         dtype: Precision of the computation.
         budget: Limits on work and memory.
 
@@ -249,7 +253,7 @@ def compared(a: Any, b: Any, metric: Metric, dtype: DTypeLike, budget: Budget) -
         TnsimError: The similarity is not a number.
     """
     check_metric(metric)
-    a, b = _model(a), _model(b)
+    a, b = _model(a, n_ctx), _model(b, n_ctx)
     check_comparable(a, b)
     request = Request(metric, dtype_name(dtype), budget, squared_norms=True)
     sample = sample_of(a, b, request)
@@ -271,10 +275,11 @@ def compared(a: Any, b: Any, metric: Metric, dtype: DTypeLike, budget: Budget) -
     return value
 
 
-def _model(model: Any) -> Any:
-    """The model of a module's tensors; a model or a combination unchanged."""
+def _model(model: Any, n_ctx: int | None) -> Any:
+    """The model of a module's tensors, else the model that `tnsim.similarity` would compare."""
     if isinstance(model, torch.nn.Module):
-        return model_of(model, None, None, None)
+        return model_of(model, None, n_ctx, None)
+    model = given_model(model, n_ctx)
     terms(model)  # refuses anything but a model or a combination
     return model
 
