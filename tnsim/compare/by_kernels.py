@@ -37,12 +37,15 @@ from tnsim.problems.kernels import (
     ROADS,
     Scaled,
     count_of_units,
+    hidden_units,
     on_host,
     own_numbers,
     pair_bytes,
     pair_work,
     product_of,
+    small_differences,
     under,
+    units_under,
 )
 from tnsim.problems.tensors.kinds import kinds
 from tnsim.sessions import session
@@ -177,9 +180,14 @@ def by_kernels(first: AnyModel, second: AnyModel, request: Request, traced: bool
     one, two = terms(first), terms(second)
     if traced:
         request = request._replace(dtype=weights_dtype(*(model for _, model in (*one, *two))))
+    if not traced:
+        for (_, a), (_, b) in itertools.product((*one, *two), repeat=2):
+            plan = kernel_plan(a, b, request.metric, CROSS, request.dtype)
+            check_affordable(plan, request.budget)
     with contextlib.nullcontext() if traced else execution.precision():
         compare = _Comparison(request, traced)
-        bra, ket = compare.scaled(one), compare.scaled(two)
+        bra = compare.scaled(one)
+        ket = bra if first is second else compare.scaled(two)
         sides = {"AB": (bra, ket)}
         several = max(len(one), len(two)) > 1
         if request.squared_norms or (
@@ -191,45 +199,43 @@ def by_kernels(first: AnyModel, second: AnyModel, request: Request, traced: bool
 
 
 class _Comparison:
-    """The inner products of pairs of models, each computed once."""
+    """The inner products of pairs of prepared models, each computed once."""
 
     def __init__(self, request: Request, traced: bool) -> None:
         self.request, self.traced = request, traced
         self._known: dict[tuple[int, int], LogScaled] = {}
-        self._made: dict[int, Scaled] = {}
 
     def scaled(self, summands: Sequence[tuple[Any, Model]]) -> ScaledSum:
-        """A sum of models with the powers of two of coefficients and models taken out."""
-        return scaled_sum((c, self._of(model).exponent, model) for c, model in summands)
+        """A sum of prepared models with the powers of two of coefficients and models taken out."""
+        metric, dtype = self.request.metric, self.request.dtype
+        if self.traced:
+            made = [(c, under(model, metric, dtype)) for c, model in summands]
+            return scaled_sum((c, model.exponent, model) for c, model in made)
+        known = [(c, hidden_units(model)) for c, model in summands]
+        models = {id(units): model for (_, units), (_, model) in zip(known, summands, strict=True)}
+        reading = summands[0][1].d_in, summands[0][1].n_ctx
+        made = []
+        for c, units in small_differences(known, dtype) if len(known) > 1 else known:
+            if id(units) in models:
+                made.append((c, prepared_under(models[id(units)], metric, dtype)))
+            else:
+                made.append((c, units_under(units, metric, reading, dtype)))
+        return scaled_sum((c, model.exponent, model) for c, model in made)
 
     def sums(self, bra: ScaledSum, ket: ScaledSum) -> LogScaled:
         """The inner product of two sums, without their exponents."""
         parts = []
         for (c, x, m), (d, y, n) in itertools.product(bra.terms, ket.terms):
-            parts.append(times(self.product(m, n), c * d, (x + y) * np.log(2)))
+            parts.append(times(self._product(m, n), c * d, (x + y) * np.log(2)))
         return add(parts)
 
-    def product(self, a: Model, b: Model) -> LogScaled:
-        """The inner product of two models, without their exponents."""
-        key = id(a), id(b)
+    def _product(self, a: Scaled, b: Scaled) -> LogScaled:
+        key = id(a), id(b)  # the sums hold both
         if key not in self._known:
-            self._known[key] = self._known[id(b), id(a)] = self._computed(a, b)
+            found = product_of(a, b, self.request.slices, self.request.dtype)
+            found = found if self.traced else on_host(found)
+            self._known[key] = self._known[id(b), id(a)] = found
         return self._known[key]
-
-    def _computed(self, a: Model, b: Model) -> LogScaled:
-        request = self.request
-        if not self.traced:
-            plan = kernel_plan(a, b, request.metric, CROSS, request.dtype)
-            check_affordable(plan, request.budget)
-        first, second = self._of(a), self._of(b)
-        found = product_of(first, second, request.slices, request.dtype)
-        return found if self.traced else on_host(found)
-
-    def _of(self, model: Model) -> Scaled:
-        if id(model) not in self._made:
-            make = under if self.traced else prepared_under
-            self._made[id(model)] = make(model, self.request.metric, self.request.dtype)
-        return self._made[id(model)]
 
 
 def prepared_under(model: Model, metric: Metric, dtype: str) -> Scaled:

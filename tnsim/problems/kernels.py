@@ -48,6 +48,7 @@ from tnsim.metrics.input_moments import marginals, root_of
 from tnsim.metrics.metric import Gaussian, GaussianClosure
 from tnsim.metrics.protocol import Metric, adds_up
 from tnsim.models.arrays import Array, add, library, pytree
+from tnsim.models.differences import largest_change, regrouped
 from tnsim.models.layers import activation_of, bias_name, map_names, residual_rule
 from tnsim.models.model import Model
 from tnsim.models.scaling import SMALLEST, larger, power, split
@@ -284,6 +285,102 @@ def _with_residual(
         if state.bias is not None:
             constant = add(skip * state.bias, constant)
     return units._replace(down=down, linear=linear, constant=constant)
+
+
+_MIDDLE = (0.5 - math.sqrt(1 / 12), 0.5 + math.sqrt(1 / 12))
+"""Nodes of Gauss-Legendre quadrature on [0, 1] with two points of equal weight."""
+
+
+def small_differences(
+    weighted: Sequence[tuple[Any, HiddenUnits]], dtype: str
+) -> list[tuple[Any, HiddenUnits]]:
+    """A sum of functions with small differences as functions of their own, so that nothing cancels.
+
+    With u_t = u + t (u' - u), a smooth activation has
+
+        D' f(u') - D f(u) = (D' - D) f(u) + D' int_0^1 f'(u_t) dt * (u' - u),
+
+    a sum of hidden units and of gated units whose activation is the derivative. Differences are
+    taken where weights change by less than eps^(1/4) (`models.differences`): the integral is then
+    exact to rounding at two nodes, as the error is of the order of the change to the power 4.
+    Activations with kinks and gated units stay as they are.
+
+    Args:
+        weighted: Coefficients and functions.
+        dtype: Precision of the computation to come.
+    """
+    return regrouped(weighted, dtype, _units_gap, _units_difference)
+
+
+def _units_gap(a: HiddenUnits, b: HiddenUnits) -> float:
+    """The largest relative change of an array; infinite where there is no small difference."""
+    if a.activation != b.activation or a.up is not None or b.up is not None:
+        return math.inf
+    if a.activation is not None and not _is_smooth(a.activation):
+        return math.inf
+    pairs = []
+    for one, two in zip(jax.tree.leaves(_arrays(a)), jax.tree.leaves(_arrays(b)), strict=True):
+        if one.shape != two.shape:
+            return math.inf
+        pairs.append((one, two))
+    return largest_change(pairs)
+
+
+def _arrays(units: HiddenUnits) -> list[np.ndarray]:
+    """The arrays of a function in float64, zeros and identities in the place of missing ones."""
+    width = np.shape(units.gate.weight)[0] if units.gate.weight is not None else 1
+    down = np.eye(width) if units.down is None else units.down
+    given = (
+        np.eye(width) if units.gate.weight is None else units.gate.weight,
+        np.zeros(width) if units.gate.bias is None else units.gate.bias,
+        down,
+        np.zeros((len(down), 1)) if units.linear is None else units.linear,
+        np.zeros(len(down)) if units.constant is None else units.constant,
+    )
+    return [np.asarray(array, np.float64) for array in given]
+
+
+def _units_difference(
+    a: HiddenUnits, b: HiddenUnits, unit: float
+) -> list[tuple[float, HiddenUnits]]:
+    """The function b - a as `unit` times functions of weights near one."""
+    (weight, bias, down, linear, constant) = _arrays(a)
+    changes = [(y - x) / unit for x, y in zip(_arrays(a), _arrays(b), strict=True)]
+    to_weight, to_bias, to_down, to_linear, to_constant = changes
+    moved = None if a.linear is None and b.linear is None else to_linear
+    gate = Affine(weight, bias)
+    found = [(unit, a._replace(gate=gate, down=to_down, linear=moved, constant=to_constant))]
+    if a.activation is None:
+        return found
+    slope = derivative(a.activation)
+    for t in _MIDDLE:
+        between = Affine(weight + t * unit * to_weight, bias + t * unit * to_bias)
+        up = Affine(to_weight, to_bias)
+        halved = 0.5 * (down + unit * to_down)
+        found.append((unit, HiddenUnits(slope, between, up, halved, None, None, a.copies)))
+    return found
+
+
+def _is_smooth(function: Activation) -> bool:
+    """Whether an activation is analytic near the real line."""
+    return function.function is not None and min(part.strip for part in function.parts) > 0
+
+
+@functools.cache
+def derivative(function: Activation) -> Activation:
+    """The derivative of an analytic activation.
+
+    Example:
+        >>> from tnsim.activations.activation import activation
+        >>> float(derivative(activation("tanh"))(np.zeros(1))[0])
+        1.0
+    """
+
+    def slope(u: Any) -> Any:
+        return jax.jvp(function.function, (u,), (jnp.ones_like(u),))[1]
+
+    strip = min(part.strip for part in function.parts)
+    return Activation(slope, strip=strip, name=f"derivative of {function.name}")
 
 
 class Moments(NamedTuple):
@@ -553,10 +650,25 @@ def under(model: Model, metric: Metric, dtype: str) -> Scaled:
         metric: A Gaussian metric.
         dtype: Type of the arrays.
     """
-    units, exponent = _in_range(hidden_units(model))
+    return units_under(hidden_units(model), metric, (model.d_in, model.n_ctx), dtype)
+
+
+def units_under(
+    units: HiddenUnits, metric: Metric, reading: tuple[int, int | None], dtype: str
+) -> Scaled:
+    """A function of hidden units under a Gaussian metric, at every distinct position.
+
+    Args:
+        units: Function of hidden units.
+        metric: A Gaussian metric.
+        reading: Coordinates and positions of the input, None for vectors.
+        dtype: Type of the arrays.
+    """
+    d_in, n_ctx = reading
+    units, exponent = _in_range(units)
     found, counts = [], []
-    for count, mean, cov in marginals(metric, model.d_in, model.n_ctx):
-        found.append(prepared(units, mean, root_of(cov), model.d_in, dtype))
+    for count, mean, cov in marginals(metric, d_in, n_ctx):
+        found.append(prepared(units, mean, root_of(cov), d_in, dtype))
         counts.append(count)
     return Scaled(tuple(found), tuple(counts), exponent)
 
