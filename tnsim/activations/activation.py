@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
+from itertools import pairwise
 from math import comb, inf, pi, sqrt
 from typing import Any, Protocol
 
@@ -55,7 +56,9 @@ class ClosedPart(Part, Protocol):
 
 @dataclass(frozen=True)
 class Gate:
-    """sum_p weights[p] (u - knot)^p Phi((u - knot) / width); width 0 is a kink, (u - knot)_+^p.
+    """sum_p weights[p] (u - knot)^p Phi((u - knot) / width).
+
+    Width 0 is a kink, (u - knot)_+^p; infinite width an open gate, which leaves a polynomial.
 
     Phi(u / width) is the probability that u and noise of deviation `width` are positive: GELU is
     ReLU's gate with noise, and one family of formulas serves both.
@@ -72,6 +75,8 @@ class Gate:
 
     def __call__(self, u: Real) -> Real:
         u = u - self.knot
+        if self.width == inf:
+            return _horner(self.weights, u)
         opened = cumulative(u / self.width) if self.width else jnp.where(u > 0, 1.0, 0.0)
         return _horner(self.weights, u) * opened
 
@@ -153,8 +158,6 @@ class Activation:
             there are kinks. At a kink the left piece holds.
         name: Name in messages and files; of an own activation the name of its function.
         parts: Summands with known moments, which the named activations come with.
-        polynomial: Coefficients of the polynomial beside the parts; of a piecewise polynomial the
-            leftmost piece.
 
     Raises:
         ModelError: Neither or both forms are given, kinks do not increase, or counts differ.
@@ -173,7 +176,6 @@ class Activation:
     pieces: tuple[tuple[float, ...], ...] = ()
     name: str = ""
     parts: tuple[Part, ...] = ()
-    polynomial: tuple[float, ...] = (0.0,)
 
     def __post_init__(self) -> None:
         kinks = tuple(float(x) for x in self.kinks)
@@ -195,14 +197,12 @@ class Activation:
                 f"an activation of {len(kinks)} kinks has {len(kinks) + 1} pieces, each with a "
                 f"coefficient or more; found pieces {pieces}"
             )
-        if any(not b > a for a, b in zip(kinks[:-1], kinks[1:], strict=True)):
+        if any(not b > a for a, b in pairwise(kinks)):
             raise ModelError(f"the kinks of an activation increase, found {kinks}")
         if self.strip is not None and not self.strip > 0:
             raise ModelError(f"strip is a positive half-width, found {self.strip}")
         parts = _gates(kinks, pieces) if pieces else (Remainder(self.function, self.strip),)
         object.__setattr__(self, "parts", parts)
-        if pieces:
-            object.__setattr__(self, "polynomial", pieces[0])
         if not self.name:
             name = getattr(self.function, "__name__", "") if self.function else "piecewise"
             object.__setattr__(self, "name", name)
@@ -210,7 +210,7 @@ class Activation:
     @property
     def is_polynomial(self) -> bool:
         """Whether one polynomial says it all, so that every kernel with it is a finite sum."""
-        return not self.parts
+        return all(isinstance(x, Gate) and x.width == inf for x in self.parts)
 
     def __call__(self, x: Any) -> Any:
         """The activation of an array, NumPy for NumPy and JAX for JAX, in the same dtype."""
@@ -307,9 +307,8 @@ def elu(alpha: float = 1.0) -> Activation:
     # alpha (exp(u) - 1) 1(u < 0) + u_+  =  -alpha + (alpha 1 + u)(u > 0) + alpha exp(u) 1(u < 0)
     return Activation(
         function,
-        polynomial=(-alpha,),
         name="elu" if alpha == 1 else f"elu({alpha!r})",
-        parts=(Gate(0.0, 0.0, (alpha, 1.0)), Tail(alpha)),
+        parts=(Gate(0.0, inf, (-alpha,)), Gate(0.0, 0.0, (alpha, 1.0)), Tail(alpha)),
     )
 
 
@@ -322,7 +321,7 @@ def _horner(coefficients: tuple[float, ...], u: Any) -> Any:
 
 def _gates(kinks: tuple[float, ...], pieces: tuple[tuple[float, ...], ...]) -> tuple[Gate, ...]:
     """What every kink adds to the polynomial on its left, in powers of the distance to the kink."""
-    gates = []
+    gates = [Gate(0.0, inf, pieces[0])] if any(pieces[0]) or not kinks else []
     for kink, left, right in zip(kinks, pieces[:-1], pieces[1:], strict=True):
         size = max(len(left), len(right))
         change = np.zeros(size)
@@ -362,16 +361,11 @@ _TAIL_RULE = tuple(
 _TAIL_PANELS = ((0.0, 2.0), (2.0, 5.0), (5.0, 10.0), (10.0, 18.0), (18.0, 40.0))
 
 
-def _analytic(name: str, function: Callable[[Any], Any], strip: float, reach: float, *gates: Gate,
-              below: float = 0.0) -> Activation:  # fmt: skip
-    """An analytic activation with the gates that share its asymptotes, and a constant."""
-    less = (*gates,)
-
-    def rest(u: Any) -> Any:
-        return function(u) - below
-
-    remainder = Remainder(rest if below else function, strip, less, reach)
-    return Activation(function, name=name, parts=(*gates, remainder), polynomial=(below,))
+def _analytic(
+    name: str, function: Callable[[Any], Any], strip: float, reach: float, *gates: Gate
+) -> Activation:
+    """An analytic activation with the gates that share its asymptotes."""
+    return Activation(function, name=name, parts=(*gates, Remainder(function, strip, gates, reach)))
 
 
 def _gelu(u: Any) -> Any:
@@ -411,13 +405,12 @@ ACTIVATIONS: dict[str, Activation] = {
         Activation(_gelu, name="gelu", parts=(Gate(0.0, 1.0, (0.0, 1.0)),)),
         Activation(
             jax.lax.erf,
-            polynomial=(-1.0,),
             name="erf",
-            parts=(Gate(0.0, sqrt(0.5), (2.0,)),),
+            parts=(Gate(0.0, inf, (-1.0,)), Gate(0.0, sqrt(0.5), (2.0,))),
         ),
         Activation(jnp.sin, name="sin", parts=(Wave(),)),
         _analytic("gelu_tanh", _gelu_tanh, 2.0, 9.0, Gate(0.0, 1.0, (0.0, 1.0))),
-        _analytic("tanh", jnp.tanh, pi / 2, 20.0, Gate(0.0, 0.85, (2.0,)), below=-1.0),
+        _analytic("tanh", jnp.tanh, pi / 2, 20.0, Gate(0.0, inf, (-1.0,)), Gate(0.0, 0.85, (2.0,))),
         _analytic("sigmoid", jax.nn.sigmoid, pi, 40.0, Gate(0.0, 1.7, (1.0,))),
         _analytic("silu", _silu, pi, 44.0, Gate(0.0, 1.7, (0.0, 1.0))),
         _analytic("softplus", _softplus, pi, 40.0, Gate(0.0, 1.7, (0.0, 1.0))),

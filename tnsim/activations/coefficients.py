@@ -6,8 +6,10 @@ coefficients d_k of g, E f(u) g(v) = sum_k c_k d_k rho^k (Mehler).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
-from math import comb, factorial, log, pi, sqrt
+from itertools import pairwise
+from math import comb, factorial, inf, log, pi, sqrt
 from typing import Any
 
 import jax
@@ -75,6 +77,9 @@ def part_coefficients(
     part: Part, mean: Real, deviation: Real, order: int
 ) -> Float[Array, "orders units"]:
     """Coefficients 0 .. order of one part at every unit."""
+    if isinstance(part, Gate) and part.width == inf:
+        exact = polynomial_coefficients(part.weights, mean - part.knot, deviation)[: order + 1]
+        return jnp.zeros((order + 1, *mean.shape), mean.dtype).at[: len(exact)].set(exact)
     if isinstance(part, Gate):
         return _gate_coefficients(part, mean, deviation, order)
     return _summed_coefficients(part, mean, deviation, order)
@@ -99,12 +104,8 @@ def coefficients(
         >>> float(coefficients(relu, jnp.zeros(1), jnp.ones(1), 1)[1, 0])
         0.5
     """
-    total = sum(
-        (part_coefficients(part, mean, deviation, order) for part in f.parts),
-        jnp.zeros((order + 1, *mean.shape), mean.dtype),
-    )
-    exact = polynomial_coefficients(f.polynomial, mean, deviation)[: order + 1]
-    return total.at[: len(exact)].add(exact)
+    zero = jnp.zeros((order + 1, *mean.shape), mean.dtype)
+    return sum((part_coefficients(part, mean, deviation, order) for part in f.parts), zero)
 
 
 def average(f: Activation, mean: Real, deviation: Real) -> Real:
@@ -118,7 +119,7 @@ def average(f: Activation, mean: Real, deviation: Real) -> Real:
     Returns:
         Array in the shape of the means.
     """
-    total = polynomial_coefficients(f.polynomial, mean, deviation)[0]
+    total = jnp.zeros_like(mean)
     for part in f.parts:
         if isinstance(part, Remainder):
             total = total + _remainder_average(part, 0, mean, deviation)
@@ -130,9 +131,7 @@ def average(f: Activation, mean: Real, deviation: Real) -> Real:
 @partial(jax.custom_jvp, nondiff_argnums=(0, 1))
 def _remainder_average(part: Remainder, derivative: int, mean: Real, deviation: Real) -> Real:
     """E of a derivative of a remainder, by a trapezoidal sum."""
-    function: Any = part
-    for _ in range(derivative):
-        function = _derivative(function)
+    function = derivative_of(part, derivative)
     low, high = span(part, mean, deviation, REACH)
     step = trapezoidal_step(part.strip / jnp.maximum(deviation, smallest(mean.dtype)), 2)
     count = jnp.max(jnp.ceil((high - low) / step)).astype(int) + 1
@@ -154,8 +153,12 @@ def _remainder_average_jvp(part, derivative, primals, tangents):
     return value, by_mean * tangents[0] + by_deviation * tangents[1]
 
 
-def _derivative(function: Any) -> Any:
-    return lambda u: jax.jvp(function, (u,), (jnp.ones_like(u),))[1]
+def derivative_of(function: Callable[[Real], Real], order: int) -> Callable[[Real], Real]:
+    """The derivative of a function of one number, elementwise."""
+    if not order:
+        return function
+    lower = derivative_of(function, order - 1)
+    return lambda u: jax.jvp(lower, (u,), (jnp.ones_like(u),))[1]
 
 
 def _hermite_rows(first: Real, z: Real, order: int, dtype: Any) -> Float[Array, "orders ..."]:
@@ -234,3 +237,49 @@ def _summed_coefficients(part: Part, mean: Real, deviation: Real, order: int) ->
         return total + jnp.sum(rows, 1)
 
     return jax.lax.fori_loop(0, turns, body, jnp.zeros((order + 1, *mean.shape), dtype))
+
+
+def norms(
+    f: Activation, mean: Real, deviation: Real, integrands: Callable[[Real, Real, Real], list[Real]]
+) -> list[Real]:
+    """Integrals over z of functions of f(u), df/dz and z at every unit, u = m + s z.
+
+    Gauss-Legendre panels between kinks, as long as the strip allows. All terms are positive for
+    squares, so the results have their relative digits however far a unit lies in a tail.
+
+    Args:
+        f: The activation.
+        mean: Means of the units' inputs.
+        deviation: Standard deviations of the units' inputs.
+        integrands: Function of f(u), df/dz and z to a list of arrays of the same shape.
+
+    Returns:
+        An array in the shape of the means for every integrand.
+    """
+    safe = jnp.maximum(deviation, smallest(mean.dtype))
+    kinks = sorted({x.knot for x in f.parts if not isinstance(x, Remainder) and x.width == 0})
+    strip = min((x.strip for x in f.parts if x.strip > 0), default=inf)
+    ends = [jnp.clip((x - mean) / safe, -REACH, REACH) for x in (-inf, *kinks, inf)]
+    count = len(integrands(*[jnp.zeros_like(mean)] * 3))
+    totals = [jnp.zeros_like(mean)] * count
+
+    def values(u: Real) -> Real:
+        return sum(part(u) for part in f.parts)
+
+    for low, high in pairwise(ends):
+        turns = jnp.max(jnp.ceil((high - low) / jnp.minimum(2.0, 2 * strip / safe))).astype(int)
+        length = (high - low) / jnp.maximum(turns, 1)
+
+        def body(i: Any, totals: list[Real], low: Real = low, length: Real = length) -> list[Real]:
+            z = low + (i + NODES[:, None]) * length
+            value, slope = jax.jvp(
+                values, (mean + deviation * z,), (jnp.broadcast_to(deviation, z.shape),)
+            )
+            weight = WEIGHTS[:, None] * density(z) * length
+            return [
+                x + jnp.sum(weight * y, 0)
+                for x, y in zip(totals, integrands(value, slope, z), strict=True)
+            ]
+
+        totals = jax.lax.fori_loop(0, turns, body, totals)
+    return totals

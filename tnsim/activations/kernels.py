@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from itertools import product
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -19,16 +20,16 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from tnsim.activations.activation import Activation, Gate, Remainder, activation
-from tnsim.activations.coefficients import average, coefficients, polynomial_coefficients
+from tnsim.activations.coefficients import average, coefficients, norms
 from tnsim.activations.normal import Real
 from tnsim.activations.pairs import pair_values
 from tnsim.errors import ModelError
 
 ORDER = 64
 """Highest order of the series; pairs that need more are computed alone."""
-_TURN = 8
-_BLOCK = 2**20
-_CHUNK = 1024
+_TURN = 8  # orders between two looks at what is left
+_BLOCK = 2**20  # pairs of a block
+_CHUNK = 1024  # pairs alone at once
 _GROUP = 64
 
 
@@ -104,10 +105,9 @@ def kernel(f: str | Activation, g: str | Activation, units: Units, other_units: 
     deviation, unit = directions(units.rows)
     other_deviation, other_unit = directions(other_units.rows)
     rho = jnp.clip(jnp.matmul(unit, other_unit.T, precision="highest"), -1.0, 1.0)
-    values, *rest = _values(
-        f, g, units.mean, deviation, other_units.mean, other_deviation, rho, unit, other_unit
-    )
-    return Kernel(values, *map(jax.lax.stop_gradient, rest))
+    pairing = Plain(f, g)
+    left, right = (units.mean, deviation), (other_units.mean, other_deviation)
+    return matrix(pairing, left, right, (rho,), unit, other_unit)
 
 
 def first_moments(f: str | Activation, units: Units) -> tuple[Real, Real]:
@@ -148,91 +148,144 @@ def directions(rows: Float[Array, "units rank"]) -> tuple[Real, Real]:
     return jnp.where(square > 0, length, 0.0) * scale[:, 0], rows / length[:, None]
 
 
-class _Series(NamedTuple):
-    """What the units of one layer bring to a series; tables are for values and derivatives."""
+class Side(NamedTuple):
+    """What the units of one layer bring to a kernel, one unit in each entry of the last axis."""
 
-    mean: Real
-    deviation: Real
-    tables: Real  # (kinds, orders, units): of f, and of its derivatives by mean and deviation
-    polynomial: Real  # the same of the polynomial beside the parts
-    rest: Real  # (orders / 8, units): sqrt(E f^2 - sum of c_k^2) after 8, 16, ... orders
-    size: Real
+    parameters: tuple[Real, ...]  # mean, deviation, and what a pairing has besides
+    tables: Real  # (kinds, fields, orders, units): of the value, and of slopes by each parameter
+    rest: Real  # (fields, turns, units): norms of what is left after 8, 16, ... orders
+    size: Real  # sqrt(E (f w)^2)
 
 
-def _prepared(f: Activation, mean: Real, deviation: Real, derivatives: bool) -> _Series:
-    """Coefficients for values and derivatives, norms, and what is left of norms after each turn."""
-    c = coefficients(f, mean, deviation, ORDER)
-    exact = jnp.zeros_like(c)
-    exact = exact.at[: len(f.polynomial)].set(
-        polynomial_coefficients(f.polynomial, mean, deviation)
+class Pairing(Protocol):
+    """Units of two kinds, and how their kernel is made of Hermite coefficients."""
+
+    f: Activation
+    g: Activation
+
+    def sides(self, left: Any, right: Any, slopes: bool) -> tuple[Side, Side]:
+        """Coefficients and norms of both layers' units."""
+        ...
+
+    def form(self, left: Real, right: Real, cross: tuple[Real, ...]) -> Real:
+        """The sum over pairs of fields that stands at one order of the series."""
+        ...
+
+    def alone(self, left: Any, right: Any, rho: Real, gap: Real, cross: tuple[Real, ...]) -> Real:
+        """The kernel of single pairs without a series."""
+        ...
+
+
+@dataclass(frozen=True)
+class Plain:
+    """E f(u) g(v): one field, the coefficients of f."""
+
+    f: Activation
+    g: Activation
+
+    def sides(self, left: Any, right: Any, slopes: bool) -> tuple[Side, Side]:
+        return tuple(_side(h, *x, slopes) for h, x in ((self.f, left), (self.g, right)))
+
+    def form(self, left: Real, right: Real, cross: tuple[Real, ...]) -> Real:
+        return left[0] * right[0]
+
+    def alone(self, left: Any, right: Any, rho: Real, gap: Real, cross: tuple[Real, ...]) -> Real:
+        return pair_values(self.f, self.g, *left, *right, rho, gap)
+
+
+def _side(f: Activation, mean: Real, deviation: Real, slopes: bool) -> Side:
+    c, c_slope = hermite(f, mean, deviation, ORDER + 1)
+    kinds = [c[:-1]]
+    if slopes:
+        kinds += [c_slope[:-1], times_z(c_slope)[:-1]]
+    (energy,) = norms(f, mean, deviation, lambda value, slope, z: [value**2])
+    return Side(
+        (mean, deviation),
+        jnp.stack(kinds)[:, None],
+        left_over(f, c[:-1], energy)[None],
+        jnp.sqrt(energy),
     )
-    tables = [c[None], exact[None]]
-    if derivatives:
-        alone = Activation(pieces=(f.polynomial,))
-        tables = [_with_derivatives(x, mean, deviation) for x in (f, alone)]
-    ones = jnp.ones_like(mean)
-    energy = pair_values(f, f, mean, deviation, mean, deviation, ones, 0 * ones)
-    energy = energy + jnp.sum(exact * (2 * c - exact), 0)
-    known = jnp.cumsum(jnp.square(c), 0)
-    energy = jnp.maximum(energy, known[-1])
-    if f.is_polynomial:  # its series ends: no rounding stays behind
-        ends = jnp.arange(ORDER + 1) < len(f.polynomial) - 1
-        left = jnp.maximum(known[-1] - known, 0) * ends[:, None]
-    else:
-        left = jnp.maximum(energy - known, 0) + 4 * float(jnp.finfo(c.dtype).eps) * energy
-    left = left[_TURN::_TURN]
-    return _Series(mean, deviation, *tables, jnp.sqrt(left), jnp.sqrt(energy))
 
 
-def _with_derivatives(f: Activation, mean: Real, deviation: Real) -> Real:
-    """Coefficients of f, of df/dm = f', of df/ds = z f', and of s f': dK/drho = s t E f' g' (Price).
+def hermite(f: Activation, mean: Real, deviation: Real, order: int) -> tuple[Real, Real]:
+    """Coefficients of f and of f', the latter not divided by the deviation, which may vanish."""
+    at = partial(coefficients, f, deviation=deviation, order=order)
+    return jax.jvp(at, (mean,), (jnp.ones_like(mean),))
 
-    z h_k = sqrt(k+1) h_(k+1) + sqrt k h_(k-1); f' is differentiated, not divided by s, which may vanish.
+
+def times_z(c: Real) -> Real:
+    """Coefficients of z f: z h_k = sqrt(k+1) h_(k+1) + sqrt k h_(k-1); the last order is short."""
+    k = jnp.arange(1, len(c), dtype=c.dtype)[:, None]
+    shifted = jnp.zeros_like(c).at[1:].set(jnp.sqrt(k) * c[:-1])
+    return shifted.at[:-1].add(jnp.sqrt(k) * c[1:])
+
+
+def left_over(f: Activation, c: Real, energy: Real, degree: int = 0) -> Real:
+    """sqrt(E f^2 - sum of c_k^2 so far) after each turn, never below its rounding.
+
+    Cauchy-Schwarz makes it a bound: |sum_(k>K) c_k d_k rho^k| <= |rho|^(K+1) r_K r'_K. The rounding of
+    the difference is 1e-16 of E f^2; two such roots multiply to 1e-16 of the norms.
+
+    Args:
+        f: Activation.
+        c: Coefficients by order.
+        energy: E f^2 of every unit.
+        degree: Degree by which a factor raises that of f.
     """
-    at = partial(coefficients, f, deviation=deviation, order=ORDER + 1)
-    c, slope = jax.jvp(at, (mean,), (jnp.ones_like(mean),))
-    k = jnp.arange(1, ORDER + 2, dtype=c.dtype)[:, None]
-    spread = (jnp.sqrt(k) * slope[1:]).at[1:].add(jnp.sqrt(k[:-1]) * slope[:-2])
-    return jnp.stack([c[:-1], slope[:-1], spread, deviation * slope[:-1]])
+    known = jnp.cumsum(jnp.square(c), 0)
+    if f.is_polynomial:  # its series ends, and leaves nothing behind
+        most = max(len(part.weights) for part in f.parts) - 1 + degree
+        left = jnp.maximum(known[-1] - known, 0) * (jnp.arange(len(c)) < most)[:, None]
+    else:
+        rounding = 4 * float(jnp.finfo(c.dtype).eps)
+        left = jnp.maximum(energy - known, 0) + rounding * jnp.maximum(energy, known[-1])
+    return jnp.sqrt(left[_TURN::_TURN])
 
 
-_PAIRINGS = ((0, 0), (1, 0), (2, 0), (0, 1), (0, 2), (3, 3))
-"""Kinds of coefficients of f and g in the value and in its derivatives by m, s, n, t and rho."""
+def matrix(
+    pairing: Any,
+    left: tuple[Real, ...],
+    right: tuple[Real, ...],
+    cross: tuple[Real, ...],
+    unit: Float[Array, "m rank"],
+    other_unit: Float[Array, "n rank"],
+) -> Kernel:
+    """The kernel of all pairs of units, differentiable in all but the last two arguments.
+
+    Args:
+        pairing: The activations, and what stands beside them.
+        left: Means, deviations and further parameters of the first layer's units.
+        right: The same of the second layer's units.
+        cross: Matrices over pairs: correlations, and what the pairing has besides.
+        unit: Rows of length 1 of the first layer's units.
+        other_unit: Rows of length 1 of the second layer's units.
+    """
+    values, *rest = _values(pairing, left, right, cross, unit, other_unit)
+    return Kernel(values, *map(jax.lax.stop_gradient, rest))
 
 
-@partial(jax.custom_jvp, nondiff_argnums=(0, 1))
-def _values(f, g, m, s, n, t, rho, unit, other_unit):
-    values, *rest = _blocks(f, g, False, m, s, n, t, rho, unit, other_unit)
+@partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _values(pairing, left, right, cross, unit, other_unit):
+    values, *rest = _blocks(pairing, False, left, right, cross, unit, other_unit)
     return values[0], *rest
 
 
 @_values.defjvp
-def _values_jvp(f, g, primals, tangents):
-    """Partial derivatives are kernels too (Price's theorem): of f' and g, f and g', f' and g'."""
-    values, *rest = _blocks(f, g, True, *primals)
-    value, by_m, by_s, by_n, by_t, by_rho = values
-    m, s, n, t, rho, *_ = tangents
-    zero = jnp.zeros_like(value)
-    change = zero
-    for tangent, factor in ((m, by_m), (s, by_s)):
-        change = change + factor * tangent[:, None]
-    for tangent, factor in ((n, by_n), (t, by_t)):
-        change = change + factor * tangent
-    change = change + by_rho * rho
+def _values_jvp(pairing, primals, tangents):
+    (value, *slopes), *rest = _blocks(pairing, True, *primals)
+    left, right, cross, *_ = tangents
+    changes = [*(x[:, None] for x in left), *(x[None, :] for x in right), *cross]
+    change = sum(x * y for x, y in zip(slopes, changes, strict=True))
     return (value, *rest), (change, *map(jnp.zeros_like, rest))
 
 
-@partial(jax.jit, static_argnums=(0, 1, 2))
-def _blocks(f, g, derivatives, m, s, n, t, rho, unit, other_unit):
-    """All pairs in blocks of rows: values first, partial derivatives after them."""
-    rows, columns = rho.shape
+@partial(jax.jit, static_argnums=(0, 1))
+def _blocks(pairing, slopes, left, right, cross, unit, other_unit):
+    """All pairs in blocks of rows: values first, after them slopes by left, right and cross."""
+    rows, columns = cross[0].shape
     block = max(1, min(rows, _BLOCK // max(columns, 1)))
     count = -(-rows // block)
-    first, second = (
-        _prepared(f, m, s, derivatives),
-        _prepared(g, n, t, derivatives),
-    )
-    lead = {"tables": 2, "polynomial": 2, "rest": 1}
+    first, second = pairing.sides(left, right, slopes)
 
     def split(x: Real, axis: int) -> Real:
         width = [(0, 0)] * x.ndim
@@ -240,52 +293,72 @@ def _blocks(f, g, derivatives, m, s, n, t, rho, unit, other_unit):
         x = jnp.pad(x, width)
         return jnp.moveaxis(x.reshape(*x.shape[:axis], count, block, *x.shape[axis + 1 :]), axis, 0)
 
-    parts = _Series(*(split(x, lead.get(name, 0)) for name, x in first._asdict().items()))
-    compute = partial(_block, f, g, derivatives, other_unit, second)
-    values, share = jax.lax.map(compute, (parts, split(rho, 0), split(unit, 0)))
+    sides = jax.tree.map(lambda x: split(x, x.ndim - 1), first)
+    arguments = sides, tuple(split(x, 0) for x in cross), split(unit, 0)
+    values, share = jax.lax.map(partial(_block, pairing, slopes, other_unit, second), arguments)
     values = jnp.moveaxis(values, 0, 1).reshape(values.shape[1], count * block, columns)[:, :rows]
     return values, first.size, second.size, jnp.max(share, initial=0.0)
 
 
-def _block(f, g, derivatives, other_unit, second, argument):
+def _block(pairing, slopes, other_unit, second, argument):
     """One block of rows: the series to the order that repays itself, the remaining pairs alone."""
-    first, rho, unit = argument
-    kinds = _PAIRINGS if derivatives else _PAIRINGS[:1]
+    first, cross, unit = argument
+    rho, *others = cross
     tolerance = 4 * float(jnp.finfo(rho.dtype).eps)
     scale = first.size[:, None] * second.size
-    dear = _cost(f, g)
+    dear = _cost(pairing.f, pairing.g)
+    parameters = len(first.parameters)
 
-    def term(k: Any, power: Real) -> Real:
+    def form(left: Real, right: Real) -> Real:
+        return pairing.form(left[:, :, None], right[:, None, :], cross)
+
+    def term(k: Any, power: Real, before: Real) -> Real:
+        """Order k of the series and of its slopes, given rho^k and rho^(k-1)."""
         left, right = (
-            jax.lax.dynamic_index_in_dim(x.tables, k, 1, keepdims=False) for x in (first, second)
+            jax.lax.dynamic_index_in_dim(x.tables, k, 2, keepdims=False) for x in (first, second)
         )
-        return jnp.stack([left[a][:, None] * right[b] * power for a, b in kinds])
+        values = [form(left[0], right[0]) * power]
+        if slopes:
+            values += [form(left[i + 1], right[0]) * power for i in range(parameters)]
+            values += [form(left[0], right[i + 1]) * power for i in range(parameters)]
+            values.append(k * form(left[0], right[0]) * before)
+            for i in range(len(others)):
+                tangents = tuple(jnp.full_like(rho, i == j) for j in range(len(others)))
+                moved = jax.jvp(
+                    lambda *x: pairing.form(left[0][:, :, None], right[0][:, None], (rho, *x)),
+                    tuple(others),
+                    tangents,
+                )[1]
+                values.append(moved * power)
+        return jnp.stack(values)
 
     def orders(state: tuple[Any, Real, Real, Real, Any]) -> tuple[Any, Real, Real, Real, Any]:
-        turn, power, total, _, _ = state
+        turn, before, total, _, _ = state
         for i in range(_TURN):
-            power = power * rho
-            total = total + term(_TURN * turn + i + 1, power)
+            power = before * rho
+            total = total + term(_TURN * turn + i + 1, power, before)
+            before = power
         left, right = (
-            jax.lax.dynamic_index_in_dim(x.rest, turn, 0, keepdims=False) for x in (first, second)
+            jax.lax.dynamic_index_in_dim(x.rest, turn, 1, keepdims=False) for x in (first, second)
         )
-        tail = jnp.abs(power * rho) * left[:, None] * right
-        return turn + 1, power, total, tail, jnp.sum(tail > tolerance * scale)
+        sizes = tuple(jnp.abs(x) for x in cross)
+        tail = jnp.abs(before * rho) * pairing.form(left[:, :, None], right[:, None, :], sizes)
+        return turn + 1, before, total, tail, jnp.sum(tail > tolerance * scale)
 
     def repays(state: tuple[Any, Real, Real, Real, Any]) -> Real:
         turn, _, _, _, count = state
         return (turn < ORDER // _TURN) & (count * dear > _TURN * rho.size)
 
     one = jnp.ones_like(rho)
-    start = orders((jnp.asarray(0), one, term(0, one), one, jnp.asarray(0)))
+    start = orders((jnp.asarray(0), one, term(0, one, one), one, jnp.asarray(0)))
     _, _, total, tail, count = jax.lax.while_loop(repays, orders, start)
-    left_over = tail > tolerance * scale
+    marked = tail > tolerance * scale
     share = tail / jnp.where(scale > 0, scale, 1.0)
-    share = jnp.max(jnp.where(left_over, 0.0, share), initial=0.0)
-    if f.is_polynomial or g.is_polynomial:  # a finite sum
+    share = jnp.max(jnp.where(marked, 0.0, share), initial=0.0)
+    if pairing.f.is_polynomial or pairing.g.is_polynomial:  # a finite sum
         return total, share
     chunk = min(_CHUNK, rho.size)
-    groups = jnp.pad(left_over.ravel(), (0, -rho.size % _GROUP)).reshape(-1, _GROUP)
+    groups = jnp.pad(marked.ravel(), (0, -rho.size % _GROUP)).reshape(-1, _GROUP)
     ends = jnp.cumsum(jnp.sum(groups, 1))
 
     def alone(state: tuple[Any, Real]) -> tuple[Any, Real]:
@@ -293,9 +366,10 @@ def _block(f, g, derivatives, other_unit, second, argument):
         place, found = _selected(groups, ends, begin + jnp.arange(chunk))
         i, j = place // rho.shape[1], place % rho.shape[1]
         near, gap = _gaps(rho[i, j], unit, other_unit, i, j)
-        arguments = first.mean[i], first.deviation[i], second.mean[j], second.deviation[j], near
-        values = _direct(f, g, arguments, gap, derivatives)
-        values = values + _with_polynomials(first, second, i, j, near, kinds, f, g)
+        left, right = (
+            tuple(x[index] for x in side.parameters) for side, index in ((first, i), (second, j))
+        )
+        values = _direct(pairing, left, right, near, gap, tuple(x[i, j] for x in others), slopes)
         i = jnp.where(found, i, rho.shape[0])  # beyond the last row: dropped
         return begin + chunk, total.at[:, i, j].set(values, mode="drop")
 
@@ -306,16 +380,12 @@ def _block(f, g, derivatives, other_unit, second, argument):
 def _cost(f: Activation, g: Activation) -> float:
     """What a pair alone costs, in orders of the series for a pair."""
     cost = 0.0
-    for a in f.parts:
-        for b in g.parts:
-            closed = isinstance(a, Gate) and isinstance(b, Gate)
-            cost += (
-                400
-                if closed
-                else 2e4
-                if isinstance(a, Remainder) and isinstance(b, Remainder)
-                else 4e3
-            )
+    for a, b in product(f.parts, g.parts):
+        kinds = (
+            sum(isinstance(x, Gate) for x in (a, b)),
+            sum(isinstance(x, Remainder) for x in (a, b)),
+        )
+        cost += 400 if kinds[0] == 2 else 20_000 if kinds[1] == 2 else 4_000
     return cost
 
 
@@ -335,8 +405,8 @@ def _selected(groups: Array, ends: Array, ranks: Array) -> tuple[Array, Array]:
 def _gaps(rho: Real, unit: Real, other_unit: Real, i: Array, j: Array) -> tuple[Real, Real]:
     """Correlations and 1 - |rho|, the latter as |e -+ e'|^2 / 2 of unit rows where they are close.
 
-    1 - rho^2 computed from rho near 1 keeps 1e-16 absolute, so the angle 1e-8; the distance of two rows keeps
-    all digits, and is zero for equal rows.
+    1 - rho^2 computed from rho near 1 keeps 1e-16 absolute, so the angle 1e-8. The distance of two
+    rows keeps all digits, and is zero for equal rows.
     """
     gap = 1 - jnp.abs(rho)
     sign = jnp.where(rho < 0, -1.0, 1.0)
@@ -347,42 +417,36 @@ def _gaps(rho: Real, unit: Real, other_unit: Real, i: Array, j: Array) -> tuple[
 
     close = gap < 0.01
     exact = jax.lax.cond(jnp.any(close), distances, lambda: gap)
-    alive = jnp.any(unit[i] != 0, 1) & jnp.any(other_unit[j] != 0, 1)
-    gap = jnp.where(close & alive, exact, gap)
-    return jnp.where(close & alive, sign * (1 - gap), rho), gap
+    close &= jnp.any(unit[i] != 0, 1) & jnp.any(other_unit[j] != 0, 1)
+    gap = jnp.where(close, exact, gap)
+    return jnp.where(close, sign * (1 - gap), rho), gap
 
 
-def _direct(
-    f: Activation, g: Activation, arguments: tuple[Real, ...], gap: Real, derivatives: bool
-) -> Real:
-    """Values without polynomials, and partial derivatives by m, s, n, t and rho."""
-    values = pair_values(f, g, *arguments, gap)
-    if not derivatives:
+def _direct(pairing, left, right, rho, gap, others, slopes):
+    """Values of pairs alone, and their slopes by left, right and cross parameters."""
+    values = pairing.alone(left, right, rho, gap, others)
+    if not slopes:
         return values[None]
     # a step's kernel has the slope 1 / sqrt(1 - rho^2): at rho = 1, where rho does not move, it is
     # cut off at rounding, so that zero times the slope is zero
-    sign = jnp.where(arguments[4] < 0, -1.0, 1.0)
+    sign = jnp.where(rho < 0, -1.0, 1.0)
     floor = jnp.maximum(gap, float(jnp.finfo(gap.dtype).eps))
+    arguments = (*left, *right, rho, *others)
+    count = len(left)
 
     def values_at(*moved: Real) -> Real:
-        return pair_values(f, g, *moved, floor - sign * (moved[4] - arguments[4]))
+        moved_gap = floor - sign * (moved[2 * count] - rho)
+        return pairing.alone(
+            moved[:count],
+            moved[count : 2 * count],
+            moved[2 * count],
+            moved_gap,
+            moved[2 * count + 1 :],
+        )
 
     def slope(direction: Real) -> Real:
         tangents = tuple(x * jnp.ones_like(gap) for x in direction)
         return jax.jvp(values_at, arguments, tangents)[1]
 
-    slopes = jax.vmap(slope)(jnp.eye(5, dtype=gap.dtype))
-    return jnp.concatenate([values[None], slopes])
-
-
-def _with_polynomials(first, second, i, j, rho, kinds, f, g):
-    """E f g less E of the parts alone: finite sums, as a polynomial is of finite order."""
-    most = max(len(f.polynomial), len(g.polynomial))
-    if not any(f.polynomial) and not any(g.polynomial):
-        return 0.0
-    (c, p), (d, q) = (
-        (x.tables[:, :most, index], x.polynomial[:, :most, index])
-        for x, index in ((first, i), (second, j))
-    )
-    powers = jnp.cumprod(jnp.stack([jnp.ones_like(rho), *[rho] * (most - 1)]), 0)
-    return jnp.stack([jnp.sum((p[a] * d[b] + (c[a] - p[a]) * q[b]) * powers, 0) for a, b in kinds])
+    every = jax.vmap(slope)(jnp.eye(len(arguments), dtype=gap.dtype))
+    return jnp.concatenate([values[None], every])

@@ -11,7 +11,8 @@ moments through probit and ReLU gates.
 
 from __future__ import annotations
 
-from math import pi, sqrt
+from math import inf, pi, sqrt
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -120,120 +121,184 @@ def thresholds(h: Real, k: Real, r: Real, gap: Real) -> tuple[Real, Real, Real, 
 
 
 def gated_moments(mean: Real, deviation: Real, width: float, most: int) -> list[Real]:
-    """E u^p Phi(u / width) for p = 0 .. most, u ~ N(mean, deviation^2); width 0 stands for a kink.
+    """E u^p Phi(u / width) for p = 0 .. most and u ~ N(mean, deviation^2).
 
-    With noise e of deviation `width`, Phi(u / width) = P(u + e > 0). Stein's lemma for u^p 1(u + e > 0) gives
-    E u^(p+1) 1 = mean E u^p 1 + deviation^2 (p E u^(p-1) 1 + E u^p delta(u + e)), where at u + e = 0
-    u is normal of mean `mean (width / S)^2` and variance `(deviation width / S)^2`.
+    Width 0 stands for a kink, infinite width for no gate at all. With noise e of deviation `width`,
+    Phi(u / width) = P(u + e > 0), and Stein's lemma raises the power:
+
+        E u^(p+1) 1 = mean E u^p 1 + deviation^2 (p E u^(p-1) 1 + E u^p delta(u + e)).
+
+    At u + e = 0 u is normal of mean `mean (width / S)^2` and variance `(deviation width / S)^2`, where
+    S^2 = deviation^2 + width^2.
 
     Returns:
         A list of most + 1 arrays in the shape of mean and deviation.
     """
-    tiny = smallest(jnp.result_type(mean))
-    total = jnp.maximum(jnp.hypot(deviation, width), tiny)
-    h = mean / total
-    at = [density(h) / total]  # E u^p delta(u + e)
-    inner_mean, inner_variance = mean * (width / total) ** 2, (deviation * width / total) ** 2
-    moments = [cumulative(h)]
+    if width == inf:
+        moments, at = [jnp.ones_like(mean + deviation)], [jnp.zeros_like(mean + deviation)]
+        inner_mean = inner_variance = at[0]
+    else:
+        total = jnp.maximum(jnp.hypot(deviation, width), smallest(jnp.result_type(mean)))
+        h = mean / total
+        moments, at = [cumulative(h)], [density(h) / total]
+        inner_mean, inner_variance = mean * (width / total) ** 2, (deviation * width / total) ** 2
     for p in range(most):
-        step = mean * moments[p] + deviation**2 * at[p]
-        if p:
-            step = step + deviation**2 * p * moments[p - 1]
-        moments.append(step)
-        following = inner_mean * at[p]
-        at.append(following + p * inner_variance * at[p - 1] if p else following)
+        moments.append(_raised(moments, p, mean, deviation**2) + deviation**2 * at[p])
+        at.append(_raised(at, p, inner_mean, inner_variance))
     return moments
 
 
-def pair_moments(
+def _raised(row: list[Real], power: int, mean: Real, variance: Real) -> Real:
+    """mean row[power] + power variance row[power - 1], the smooth share of Stein's lemma."""
+    raised = mean * row[power]
+    return raised + power * variance * row[power - 1] if power else raised
+
+
+class GateTables(NamedTuple):
+    """E u^p a(u) v^q b(v) by [p][q], where a and b are gates or the densities of their thresholds.
+
+    With noise e of deviation width_u, a gate is 1(U > 0) and its density delta(U), U = u + e.
+    """
+
+    gates: list[list[Real]]
+    density_gate: list[list[Real]]
+    gate_density: list[list[Real]]
+    densities: list[list[Real]]
+
+
+def gate_tables(
     mean: tuple[Real, Real],
     deviation: tuple[Real, Real],
     rho: Real,
     gap: Real,
     width: tuple[float, float],
     most: tuple[int, int],
-) -> list[list[Real]]:
-    """E u^p Phi(u / width_u) v^q Phi(v / width_v) for p and q up to `most`, u and v jointly normal.
+) -> GateTables:
+    """Moments of two jointly normal variables behind gates, up to correlation 1 and -1.
 
     Let e, e' be independent noise of deviations kappa, lambda (the widths), U = u + e, V = v + e',
-    S^2 = s^2 + kappa^2, T^2 = t^2 + lambda^2, c = cov(u, v), and D = E delta(U) delta(V). Stein's lemma raises a
-    power at a time (E u F = m E F + s^2 E dF/du + c E dF/dv, F = u^p v^q 1(U>0) 1(V>0)):
+    S^2 = s^2 + kappa^2, T^2 = t^2 + lambda^2, c = cov(u, v). Four tables are built by Stein's lemma,
+    each from the ones after it; given a density's argument the variables are normal again.
 
+        Z = E u^p v^q delta(U) delta(V):   both means and the covariance given U = V = 0
+        X = E u^p v^q delta(U) 1(V > 0):   X[p, q+1] = n1 X[p, q] + t1 (q X[p, q-1] + Z[p, q])
+                                                       + c1 p X[p-1, q], given U = 0
+        Y, its mirror
         M[p+1, q] = m M[p, q] + s^2 (p M[p-1, q] + X[p, q]) + c (q M[p, q-1] + Y[p, q])
-        X[p, q] = E u^p v^q delta(U) 1(V>0),    Y[p, q] = E u^p v^q 1(U>0) delta(V).
 
-    A kink (kappa = 0) has X[p, q] = 0 for p > 0, since u = 0 there. Otherwise E V F delta(V) = 0 turns the
-    derivative of delta into moments: Y[p, 1] = (lambda / T)^2 (n Y[p, 0] + c dY[p]), where
-    dY[p] = p Y[p-1, 0] + [p = 0] D. Given V = 0, u is normal of mean m - c n / T^2 and variance
-    s^2 - c^2 / T^2, so Y[p+1, 0] = (m - c n / T^2) Y[p, 0] + (s^2 - c^2 / T^2) (p Y[p-1, 0] + [p = 0] D).
-    D grows like 1 / bar; its factor vanishes like bar^2 at kinks, so the product is written out.
+    A kink (kappa = 0) has u = 0 where delta(U) is, so X and Z vanish for p > 0. Z grows like 1 / bar,
+    bar^2 = 1 - r^2, r = c / (S T); next to two kinks its factor t1 is t^2 bar^2, and the product is
+    written without the quotient.
 
     Args:
         mean: Means of u and v.
         deviation: Standard deviations of u and v.
         rho: Correlation of u and v.
         gap: 1 - |rho|, with its own digits.
-        width: Noise of either gate; 0 is a kink.
-        most: Highest powers; 1 at most for a gate with noise.
+        width: Noise of either gate; 0 is a kink, infinity an open gate.
+        most: Highest powers of u and v in the table of gates.
 
     Returns:
-        The table M[p][q].
+        The tables; those with a density have one more power where its width is not 0.
     """
-    if width[0] and not width[1]:
-        flipped = pair_moments(mean[::-1], deviation[::-1], rho, gap, width[::-1], most[::-1])
-        return [[flipped[q][p] for q in range(most[1] + 1)] for p in range(most[0] + 1)]
     (m, n), (s, t), (kappa, lam) = mean, deviation, width
-    tiny = smallest(jnp.result_type(m, n, rho))
-    total_s, total_t = jnp.maximum(jnp.hypot(s, kappa), tiny), jnp.maximum(jnp.hypot(t, lam), tiny)
-    share_s, share_t = s / total_s, t / total_t
-    c, r = rho * s * t, rho * share_s * share_t
-    # 1 - |r| = (1 - |rho|) + |rho| (1 - share), and 1 - share^2 of noise is a sum of squares
-    noise = jnp.zeros_like(r)
-    if kappa:
-        noise = noise + (kappa / total_s) ** 2 * share_t**2
-    if lam:
-        noise = noise + (lam / total_t) ** 2
-    r_gap = gap + jnp.abs(rho) * noise / (1 + share_s * share_t)
+    m, n, s, t, rho, gap = jnp.broadcast_arrays(m, n, s, t, rho, gap)
+    c, zero = rho * s * t, jnp.zeros_like(rho)
+    open_u, open_v = kappa == inf, lam == inf
+    noise_u, noise_v = (0.0 if x == inf else x for x in width)
+    tiny = smallest(rho.dtype)
+    total_s = jnp.maximum(jnp.hypot(s, noise_u), tiny)
+    total_t = jnp.maximum(jnp.hypot(t, noise_v), tiny)
     h, k = m / total_s, n / total_t
-    probability, k_given_h, h_given_k, bar = thresholds(h, k, r, r_gap)
-    table = [[probability] * (most[1] + 1) for _ in range(most[0] + 1)]
-    if most == (0, 0):
+    at_u = zero if open_u else density(h) / total_s
+    at_v = zero if open_v else density(k) / total_t
+    joint, bar = zero, zero + 1.0
+    if open_u or open_v:
+        probability = (1.0 if open_u else cumulative(h)) * (1.0 if open_v else cumulative(k)) + zero
+    else:
+        share_s, share_t = s / total_s, t / total_t
+        # 1 - |r| = (1 - |rho|) + |rho| (1 - share), and 1 - share^2 of noise is a sum of squares
+        noise = (noise_u / total_s) ** 2 * share_t**2 + (noise_v / total_t) ** 2
+        r_gap = gap + jnp.abs(rho) * noise / (1 + share_s * share_t)
+        probability, k_given_h, h_given_k, bar = thresholds(h, k, rho * share_s * share_t, r_gap)
+        joint = at_u * density(k_given_h) / total_t  # Z[0][0] bar
+        at_u, at_v = at_u * cumulative(k_given_h), at_v * cumulative(h_given_k)
+
+    def kept(width: float, total: Real) -> Real:
+        """1 - rho^2 s^2 / S^2."""
+        return gap * (2 - gap) + jnp.square(rho * width / total)
+
+    # given U = V = 0
+    powers = (most[0] + 1 if noise_u else 0), (most[1] + 1 if noise_v else 0)
+    z = [[joint / bar]]
+    determinant = jnp.square(total_s * total_t * bar)
+    safe = jnp.where(determinant > 0, determinant, 1.0)
+    m2 = noise_u**2 * (total_t**2 * m - c * n) / safe
+    n2 = noise_v**2 * (total_s**2 * n - c * m) / safe
+    s2 = noise_u**2 * s**2 * total_t**2 * kept(noise_v, total_t) / safe
+    t2 = noise_v**2 * t**2 * total_s**2 * kept(noise_u, total_s) / safe
+    c2 = (noise_u * noise_v) ** 2 * c / safe
+    for q in range(powers[1]):
+        z[0].append(_raised(z[0], q, n2, t2))
+    for p in range(powers[0]):
+        columns = [
+            _raised([row[q] for row in z], p, m2, s2) + (q * c2 * z[p][q - 1] if q else 0.0)
+            for q in range(powers[1] + 1)
+        ]
+        z.append(columns)
+
+    def at(table: list[list[Real]], p: int, q: int) -> Real:
+        return table[p][q] if p < len(table) and q < len(table[p]) else zero
+
+    def conditional(
+        first: Real,
+        moments: tuple[Real, ...],
+        spread_zero: Real,
+        most: int,
+        powers: int,
+        flip: bool,
+    ) -> list[list[Real]]:
+        """Powers of the variable at its threshold by rows, of the other behind its gate by columns."""
+        own_mean, own_variance, mean, variance, covariance = moments
+
+        def both(p: int, q: int) -> Real:
+            return at(z, q, p) if flip else at(z, p, q)
+
+        row = [first]
+        for q in range(most):
+            through = spread_zero if q == 0 else variance * both(0, q)
+            row.append(_raised(row, q, mean, variance) + through)
+        table = [row]
+        for p in range(powers):
+            table.append(
+                [
+                    _raised([x[q] for x in table], p, own_mean, own_variance)
+                    + covariance * (both(p, q) + (q * table[p][q - 1] if q else 0.0))
+                    for q in range(most + 1)
+                ]
+            )
         return table
-    at_u = density(h) / total_s * cumulative(k_given_h)
-    at_v = density(k) / total_t * cumulative(h_given_k)
-    joint = density(h) * density(k_given_h) / (total_s * total_t)  # D bar
-    mean_v, mean_u = n - c * m / total_s**2, m - c * n / total_t**2  # given U = 0, given V = 0
-    # (t^2 - c^2 / S^2) / bar and its mirror; a kink has S = s, T = t and leaves t^2 bar
-    spread_v = t**2 * (bar if not kappa and not lam else _spared(gap, rho, kappa, total_s) / bar)
-    spread_u = s**2 * (bar if not kappa and not lam else _spared(gap, rho, lam, total_t) / bar)
-    x, y = [at_u], [at_v]
+
+    share_u, share_v = (noise_u / total_s) ** 2, (noise_v / total_t) ** 2
+    v_kept, u_kept = t**2 * kept(noise_u, total_s), s**2 * kept(noise_v, total_t)
+    kinks = not noise_u and not noise_v
+    v_through = (t**2 * bar if kinks else v_kept / bar) * joint
+    u_through = (s**2 * bar if kinks else u_kept / bar) * joint
+    given_u = m * share_u, s**2 * share_u, n - c * m / total_s**2, v_kept, c * share_u
+    given_v = n * share_v, t**2 * share_v, m - c * n / total_t**2, u_kept, c * share_v
+    x = conditional(at_u, given_u, v_through, most[1], powers[0], False)
+    flipped = conditional(at_v, given_v, u_through, most[0], powers[1], True)
+    y = [[flipped[q][p] for q in range(len(flipped))] for p in range(most[0] + 1)]
+    table = [[probability]]
     for q in range(most[1]):
-        rest = (
-            spread_v * joint if q == 0 else q * t**2 * _spared(gap, rho, kappa, total_s) * x[q - 1]
+        table[0].append(_raised(table[0], q, n, t**2) + t**2 * at(y, 0, q) + c * x[0][q])
+    for p in range(most[0]):
+        table.append(
+            [
+                _raised([row[q] for row in table], p, m, s**2)
+                + s**2 * at(x, p, q)
+                + c * (at(y, p, q) + (q * table[p][q - 1] if q else 0.0))
+                for q in range(most[1] + 1)
+            ]
         )
-        x.append(mean_v * x[q] + rest)
-    for p in range(most[0]):
-        rest = spread_u * joint if p == 0 else p * s**2 * _spared(gap, rho, lam, total_t) * y[p - 1]
-        y.append(mean_u * y[p] + rest)
-    for q in range(most[1]):
-        value = n * table[0][q] + c * x[q]
-        value = value + t**2 * (at_v if q == 0 else q * table[0][q - 1])
-        table[0][q + 1] = value
-    for p in range(most[0]):
-        for q in range(most[1] + 1):
-            value = m * table[p][q] + s**2 * (x[q] if p == 0 else p * table[p - 1][q])
-            if q == 0:
-                value = value + c * y[p]
-            else:
-                value = value + c * q * table[p][q - 1]
-            if q == 1 and lam:
-                through = c * joint / bar if p == 0 else c * p * y[p - 1]
-                value = value + c * (lam / total_t) ** 2 * (n * y[p] + through)
-            table[p + 1][q] = value
-    return table
-
-
-def _spared(gap: Real, rho: Real, width: float, total: Real) -> Real:
-    """1 - rho^2 (s / S)^2 where S^2 = s^2 + width^2: what one variable keeps, given the other's gate."""
-    exact = gap * (2 - gap)
-    return exact + jnp.square(rho * width / total) if width else exact
+    return GateTables(table, x, y, z)
