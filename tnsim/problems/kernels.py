@@ -40,6 +40,7 @@ from jaxtyping import Float
 
 from tnsim.activations.activation import Activation
 from tnsim.activations.activation import power as power_of
+from tnsim.activations.gated import GatedUnits, gated_kernel, gated_moments
 from tnsim.activations.kernels import Kernel, Units, first_moments, kernel
 from tnsim.engine.precision import Arithmetic
 from tnsim.engine.scaled import LogScaled
@@ -472,29 +473,15 @@ def prepared(units: HiddenUnits, mean: Any, root: Any, d_in: int, dtype: str) ->
 def moments(function: Activation, gate: Units, up: Units | None) -> Moments:
     """The means `E h` of hidden units and their first Hermite coefficients `E h z^T`.
 
-    By Stein's lemma E f(u) z = E f'(u) r for u = m + r z, and with v = n + q z and c = q r^T
-
-        E f(u) v   = n E f + c E f',
-        E f(u) v z = q E f + r (n E f' + c E f'').
-
     Args:
         function: Function f of the gates.
         gate: Gates u.
-        up: Factors v; None for 1.
+        up: Factors of the gates; None for 1.
     """
     if up is None:
         mean, slope = first_moments(function, gate)
         return Moments(mean, slope[:, None] * gate.rows)
-
-    def at(means: Any) -> tuple[Any, Any]:
-        return first_moments(function, Units(means, gate.rows))
-
-    ones = jnp.ones_like(gate.mean)
-    (mean, slope), (_, curve) = jax.jvp(at, (gate.mean,), (ones,))
-    shared = (gate.rows * up.rows).sum(axis=1)
-    along = up.mean * slope + shared * curve
-    slopes = mean[:, None] * up.rows + along[:, None] * gate.rows
-    return Moments(up.mean * mean + shared * slope, slopes)
+    return Moments(*gated_moments(function, GatedUnits(gate, up)))
 
 
 def inner(a: Prepared, b: Prepared, slices: bool) -> Inner:
@@ -609,8 +596,6 @@ def pair_kernel(a: Prepared, b: Prepared, start: int, stop: int) -> Kernel:
     if a.up is None and b.up is None:
         return kernel(a.activation, b.activation, gate, b.gate)
     up = None if a.up is None else _rows(a.up, start, stop)
-    from tnsim.activations.gated import GatedUnits, gated_kernel
-
     first, second = GatedUnits(gate, _factors(up, gate)), GatedUnits(b.gate, _factors(b.up, b.gate))
     return gated_kernel(a.activation, b.activation, first, second)
 
