@@ -5,7 +5,7 @@ import warnings
 import jax
 import numpy as np
 import pytest
-from activated_cases import by_quadrature, gated, gaussian, mlp
+from activated_cases import by_quadrature, gated, gaussian, mlp, points
 
 import tnsim
 
@@ -193,6 +193,31 @@ def test_sums_of_models(rng):
     a, b = mlp(rng, "relu"), mlp(rng, "relu")
     expected = tnsim.inner(a, a, metric) - 2 * tnsim.inner(a, b, metric)
     np.testing.assert_allclose(tnsim.inner(a, a - 2.0 * b, metric), expected, rtol=1e-12)
+
+
+def in_long_double(model, x):
+    """The forward pass of a tanh network with 64 bits of mantissa, where the platform has them."""
+    first, _, last = model.layers
+    wide = [
+        np.asarray(y, np.longdouble) for y in (first.weight, first.bias, last.weight, last.bias)
+    ]
+    return np.tanh(np.asarray(x, np.longdouble) @ wide[0].T + wide[1]) @ wide[2].T + wide[3]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(np.finfo(np.longdouble).nmant < 63, reason="the oracle needs long doubles")
+def test_small_differences_lose_no_digits(rng):
+    metric = gaussian(rng)
+    a = mlp(rng, "tanh")
+    b, c = (jax.tree.map(lambda x: x * (1 + 1e-8 * rng.normal(size=x.shape)), a) for _ in range(2))
+    x, weights = points([a], metric)
+    one, two = (in_long_double(other, x) - in_long_double(a, x) for other in (b, c))
+    first, cross, second = (
+        weights @ np.sum(f * g, 1) for f, g in ((one, one), (one, two), (two, two))
+    )
+    np.testing.assert_allclose(tnsim.inner(b - a, b - a, metric), float(first), rtol=1e-9)
+    cosine = float(cross / np.sqrt(first * second))
+    assert abs(tnsim.similarity(b - a, c - a, metric) - cosine) < 1e-9
 
 
 def test_sequences_are_compared_position_by_position(rng):

@@ -315,9 +315,10 @@ def small_differences(
 
 def _units_gap(a: HiddenUnits, b: HiddenUnits) -> float:
     """The largest relative change of an array; infinite where there is no small difference."""
-    if a.activation != b.activation or a.up is not None or b.up is not None:
+    plain = all(one.up is None and one.gate.weight is not None for one in (a, b))
+    if a.activation != b.activation or not plain:
         return math.inf
-    if a.activation is not None and not _is_smooth(a.activation):
+    if a.activation is None or not _is_smooth(a.activation):
         return math.inf
     pairs = []
     for one, two in zip(jax.tree.leaves(_arrays(a)), jax.tree.leaves(_arrays(b)), strict=True):
@@ -329,10 +330,11 @@ def _units_gap(a: HiddenUnits, b: HiddenUnits) -> float:
 
 def _arrays(units: HiddenUnits) -> list[np.ndarray]:
     """The arrays of a function in float64, zeros and identities in the place of missing ones."""
-    width = np.shape(units.gate.weight)[0] if units.gate.weight is not None else 1
+    weight: Any = units.gate.weight
+    width = len(weight)
     down = np.eye(width) if units.down is None else units.down
     given = (
-        np.eye(width) if units.gate.weight is None else units.gate.weight,
+        weight,
         np.zeros(width) if units.gate.bias is None else units.gate.bias,
         down,
         np.zeros((len(down), 1)) if units.linear is None else units.linear,
@@ -345,14 +347,13 @@ def _units_difference(
     a: HiddenUnits, b: HiddenUnits, unit: float
 ) -> list[tuple[float, HiddenUnits]]:
     """The function b - a as `unit` times functions of weights near one."""
-    (weight, bias, down, linear, constant) = _arrays(a)
+    weight, bias, down, *_ = _arrays(a)
     changes = [(y - x) / unit for x, y in zip(_arrays(a), _arrays(b), strict=True)]
     to_weight, to_bias, to_down, to_linear, to_constant = changes
     moved = None if a.linear is None and b.linear is None else to_linear
     gate = Affine(weight, bias)
     found = [(unit, a._replace(gate=gate, down=to_down, linear=moved, constant=to_constant))]
-    if a.activation is None:
-        return found
+    assert a.activation is not None  # see `_units_gap`
     slope = derivative(a.activation)
     for t in _MIDDLE:
         between = Affine(weight + t * unit * to_weight, bias + t * unit * to_bias)
