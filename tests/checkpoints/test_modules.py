@@ -289,6 +289,15 @@ class Before(Hidden):
         return self.second(self.first(torch.softmax(x, -1)))
 
 
+class TopK(Hidden):
+    """The largest hidden units alone, as in sparse autoencoders."""
+
+    def forward(self, x):
+        hidden = self.first(x)
+        kept = torch.topk(hidden, 2, dim=-1)
+        return self.second(torch.zeros_like(hidden).scatter(-1, kept.indices, kept.values))
+
+
 class GatedByMish(nn.Module):
     def __init__(self):
         super().__init__()
@@ -332,6 +341,7 @@ REFUSED = {
     "hook": (hooked, "0: a forward hook, which may change what is computed: remove it"),
     "hidden": (Hidden, r"how what second \(Linear\) is given follows from first \(Linear\)"),
     "function": (Hidden, "it is mish of it, which has no exact similarity"),
+    "top-k": (TopK, "it is top-k of it, which has no exact similarity"),
     "gate": (GatedByMish, "it is a gate by mish of it, which has no exact similarity"),
     "attention": (
         lambda: nn.TransformerEncoderLayer(4, 2).eval(),

@@ -97,7 +97,8 @@ def unknown_function(calls: Sequence[Call], end: np.ndarray) -> str | None:
         end: Output of the module, which follows the last call.
 
     Returns:
-        Name of the function in `torch.nn.functional`, None where no known function fits.
+        Name of the function in `torch.nn.functional`, or "top-k"; None where no known function
+        fits.
     """
     torch = require_torch()
     first, *rest = calls
@@ -117,7 +118,19 @@ def unknown_function(calls: Sequence[Call], end: np.ndarray) -> str | None:
         gated = len(rest) > 1 and result.shape == rest[0].result.shape
         if gated and _same(result * rest[0].result, rest[1].given):
             return f"a gate by {name}"
-    return None
+    return "top-k" if _keeps_largest(first.result, following) else None
+
+
+def _keeps_largest(before: np.ndarray, after: np.ndarray) -> bool:
+    """Whether equally many of the largest numbers are kept in every row, and the others are 0."""
+    if before.shape != after.shape or before.dtype.kind != "f":
+        return False
+    kept = after != 0
+    counts = np.unique(kept.sum(axis=-1))
+    if len(counts) > 1 or not 0 < counts[0] < before.shape[-1]:
+        return False
+    largest = np.sort(before, axis=-1)[..., -int(counts[0]) :]
+    return _same(np.sort(after[kept].reshape(largest.shape), axis=-1), largest)
 
 
 def _same(one: np.ndarray, other: np.ndarray) -> bool:
