@@ -27,7 +27,7 @@ class Part(Protocol):
 
     @property
     def strip(self) -> float:
-        """Half-width of the strip about the real line in which the part is analytic and moderate."""
+        """Half-width of the strip about the real line in which the part is analytic."""
         ...
 
     @property
@@ -99,8 +99,8 @@ class Tail:
         return self.weight * jnp.where(u < 0, jnp.exp(jnp.minimum(u, 0.0)), 0.0)
 
     def mean(self, mean: Real, deviation: Real) -> Real:
-        # E exp(u) 1(u < 0) = exp(m + s^2/2) Phi(-(m + s^2)/s) = exp(-(m/s)^2/2) R((m + s^2)/s), where
-        # R(x) = exp(x^2/2) Phi(-x) is a scaled error function, so no large exponents meet
+        # E exp(u) 1(u < 0) = exp(m + s^2/2) Phi(-(m + s^2)/s) = exp(-(m/s)^2/2) R((m + s^2)/s),
+        # where R(x) = exp(x^2/2) Phi(-x) is a scaled error function, so no large exponents meet
         safe = jnp.maximum(deviation, smallest(jnp.result_type(mean)))
         x = mean / safe + deviation
         inside = jnp.exp(jnp.minimum(mean + deviation**2 / 2, 50.0)) * cumulative(-x)
@@ -189,8 +189,8 @@ class Activation:
         ):
             raise ModelError(
                 "an activation is either analytic, Activation(function, strip=half_width), or "
-                "piecewise polynomial, Activation(kinks=(0.0,), pieces=((0.0,), (0.0, 1.0))); found "
-                f"function {self.function!r}, strip {self.strip}, {len(pieces)} pieces"
+                "piecewise polynomial, Activation(kinks=(0.0,), pieces=((0.0,), (0.0, 1.0))); "
+                f"found function {self.function!r}, strip {self.strip}, {len(pieces)} pieces"
             )
         if pieces and (len(pieces) != len(kinks) + 1 or not all(pieces)):
             raise ModelError(
@@ -253,8 +253,8 @@ def activation(name: str | Activation) -> Activation:
         return ACTIVATIONS[name]
     raise ModelError(
         f"no activation is called {name!r}; there are {', '.join(sorted(ACTIVATIONS))}, "
-        "tnsim.leaky_relu(slope), tnsim.jump_relu(threshold), and Activation(function, strip=...) or "
-        "Activation(kinks=..., pieces=...) for others"
+        "leaky_relu(slope), jump_relu(threshold), elu(alpha), power(exponent), and for others "
+        "Activation(function, strip=...) or Activation(kinks=..., pieces=...)"
     )
 
 
@@ -416,5 +416,8 @@ ACTIVATIONS: dict[str, Activation] = {
         _analytic("softplus", _softplus, pi, 40.0, Gate(0.0, 1.7, (0.0, 1.0))),
     )
 }
-"""Activations by name. `gelu` is u Phi(u); `gelu_tanh`, its approximation in GPT-2, is another function
-and differs by up to 4e-4 a unit."""
+"""Activations by name.
+
+`gelu` is u Phi(u); `gelu_tanh`, its approximation in GPT-2, is another function and differs by up to
+4e-4 a unit.
+"""

@@ -177,9 +177,12 @@ def _hermite_rows(first: Real, z: Real, order: int, dtype: Any) -> Float[Array, 
 def _gate_coefficients(gate: Gate, mean: Real, deviation: Real, order: int) -> Real:
     """Closed forms for (u - knot)^p Phi((u - knot) / width).
 
-    With S^2 = s^2 + width^2 and H = (m - knot) / S: c_k[Phi] = (s / S)^k phi(H) h_(k-1)(-H) / sqrt k. A kink's
-    powers follow from c_k[u_+^p] = s p c_(k-1)[u_+^(p-1)] / sqrt k, those of a smooth gate from
-    z h_k = sqrt(k+1) h_(k+1) + sqrt k h_(k-1).
+    With S^2 = s^2 + width^2 and H = (m - knot) / S,
+
+        c_k[Phi] = (s / S)^k phi(H) h_(k-1)(-H) / sqrt k.
+
+    A kink's powers follow from c_k[u_+^p] = s p c_(k-1)[u_+^(p-1)] / sqrt k, those of a smooth gate
+    from z h_k = sqrt(k+1) h_(k+1) + sqrt k h_(k-1).
     """
     dtype = mean.dtype
     most = len(gate.weights) - 1

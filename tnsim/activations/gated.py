@@ -1,6 +1,6 @@
 """Kernels of gated units, f(u) w as in SwiGLU, GeGLU, ReGLU and bilinear layers: four variables.
 
-Let z be the standard normal variable of u = m + s z. Of w = a + b z + e the share e does not know z, and
+Let z be the standard normal variable of u = m + s z, and w = a + b z + e, e independent of z,
 
     phi(z) = f(u) (a + b z),    g12 = E e z',    g21 = E z e',    eps = E e e'.
 
@@ -101,7 +101,7 @@ def gated_kernel(
 
 
 def gated_moments(f: str | Activation, units: GatedUnits) -> tuple[Real, Float[Array, "m rank"]]:
-    """E f(u_i) w_i of every unit, and the row of its expected derivative by the input's coordinates.
+    """E f(u_i) w_i of every unit, and its expected derivative by the input's coordinates.
 
     By Stein's lemma the row is E f'(u) w times the row of u plus E f(u) times the row of w, and
     E f(u) w = a E f + s b E f', E f'(u) w = a E f' + s b E f'', with w = a + b z + e.
@@ -111,7 +111,8 @@ def gated_moments(f: str | Activation, units: GatedUnits) -> tuple[Real, Float[A
         units: Inputs of the units.
 
     Returns:
-        Means (units,) and rows (units, rank): E f(u) w x_k = mean E x_k + row_k in whitened coordinates.
+        Means (units,) and rows (units, rank). For a standard normal coordinate x_k of the input,
+        E f(u) w x_k is entry k of the row.
 
     Example:
         >>> units = GatedUnits(Units(np.ones(1), np.eye(1)), Units(np.ones(1), np.eye(1)))
@@ -142,9 +143,9 @@ def _continuous(f: str | Activation) -> Activation:
     jumps = [x for x in f.parts if isinstance(x, Gate) and x.width == 0 and x.weights[0]]
     if jumps or any(isinstance(x, Tail) for x in f.parts):
         raise ModelError(
-            f"gated units take activations without steps (relu, gelu, silu, tanh, sigmoid and their like), found {f!r}: "
-            "its derivative is no function, and nothing bounds the series; "
-            "compare on inputs by tnsim.Empirical(inputs)"
+            "gated units take activations without steps (relu, gelu, silu, tanh, sigmoid), found "
+            f"{f!r}: nothing bounds the series of its derivative; compare on inputs by "
+            "tnsim.Empirical(inputs)"
         )
     return f
 
@@ -175,7 +176,8 @@ class _GatedPairing:
     def alone(self, left: Any, right: Any, rho: Real, gap: Real, cross: tuple[Real, ...]) -> Real:
         """Stein's lemma for w and w' themselves, of which no derivative of phi is needed.
 
-        w pairs with u, v, w' or stands for its mean a; cov(w, u) = b s, cov(w, v) = t (b rho + g12):
+        w pairs with u, v, w' or stands for its mean a, where cov(w, u) = b s and
+        cov(w, v) = t (b rho + g12):
 
             E f g w w' = (a a' + cov(w, w')) E f g + sum over x in (u, v) of
                          (a cov(w', x) + a' cov(w, x)) E d/dx (f g)

@@ -1,7 +1,7 @@
 """Kernels of activations: K[i, j] = E f(u_i) g(v_j) for all pairs of hidden units of two layers.
 
-Most pairs take Mehler's series sum_k c_k d_k rho^k up to an order at which what is left is certified
-to be small; pairs of high correlation, such as a unit and its copy, are computed alone.
+Most pairs take Mehler's series sum_k c_k d_k rho^k up to an order at which the rest is certified to
+be small; pairs of high correlation, such as a unit and its copy, are computed alone.
 
 Sources: Cho & Saul, Kernel methods for deep learning (2009); Tsuchida et al., arXiv:1711.09090 and
 arXiv:2002.08517, for kernels of ReLU, leaky ReLU and GELU; Kuang & Lin, arXiv:2601.22307.
@@ -28,7 +28,7 @@ from tnsim.errors import ModelError
 ORDER = 64
 """Highest order of the series; pairs that need more are computed alone."""
 _TURN = 8  # orders between two looks at what is left
-_BLOCK = 2**20  # pairs of a block
+_BLOCK = 2**18  # pairs of a block
 _CHUNK = 1024  # pairs alone at once
 _GROUP = 64
 
@@ -113,8 +113,9 @@ def kernel(f: str | Activation, g: str | Activation, units: Units, other_units: 
 def first_moments(f: str | Activation, units: Units) -> tuple[Real, Real]:
     """E f(u_i) and E f'(u_i) of every unit.
 
-    The latter gives all that crosses with linear maps (Stein's lemma): for v jointly normal with u_i,
-    E f(u_i) v = E f(u_i) E v + E f'(u_i) cov(u_i, v), so E f(u_i) (x - mean) = E f'(u_i) L rows[i].
+    The latter gives all that crosses with linear maps (Stein's lemma): E f(u_i) v =
+    E f(u_i) E v + E f'(u_i) cov(u_i, v) for v jointly normal with u_i, so
+    E f(u_i) (x - mean) = E f'(u_i) L rows[i].
 
     Args:
         f: Activation, or its name.
@@ -223,8 +224,8 @@ def times_z(c: Real) -> Real:
 def left_over(f: Activation, c: Real, energy: Real, degree: int = 0) -> Real:
     """sqrt(E f^2 - sum of c_k^2 so far) after each turn, never below its rounding.
 
-    Cauchy-Schwarz makes it a bound: |sum_(k>K) c_k d_k rho^k| <= |rho|^(K+1) r_K r'_K. The rounding of
-    the difference is 1e-16 of E f^2; two such roots multiply to 1e-16 of the norms.
+    Cauchy-Schwarz makes it a bound: |sum_(k>K) c_k d_k rho^k| <= |rho|^(K+1) r_K r'_K. The rounding
+    of the difference is 1e-16 of E f^2; two such roots multiply to 1e-16 of the norms.
 
     Args:
         f: Activation.
@@ -283,14 +284,14 @@ def _values_jvp(pairing, primals, tangents):
 def _blocks(pairing, slopes, left, right, cross, unit, other_unit):
     """All pairs in blocks of rows: values first, after them slopes by left, right and cross."""
     rows, columns = cross[0].shape
-    block = max(1, min(rows, _BLOCK // max(columns, 1)))
-    count = -(-rows // block)
+    count = -(-rows // max(1, min(rows, _BLOCK // max(columns, 1))))
+    block = -(-rows // count)
     first, second = pairing.sides(left, right, slopes)
 
     def split(x: Real, axis: int) -> Real:
         width = [(0, 0)] * x.ndim
         width[axis] = (0, count * block - rows)
-        x = jnp.pad(x, width)
+        x = jnp.pad(x, width) if count * block > rows else x
         return jnp.moveaxis(x.reshape(*x.shape[:axis], count, block, *x.shape[axis + 1 :]), axis, 0)
 
     sides = jax.tree.map(lambda x: split(x, x.ndim - 1), first)

@@ -94,10 +94,12 @@ def owens_t(h: Real, a: Real) -> Real:
 def thresholds(h: Real, k: Real, r: Real, gap: Real) -> tuple[Real, Real, Real, Real]:
     """P(X < h, Y < k) of two standard normal variables, and how far either threshold lies.
 
-    Phi2 = (Phi(h) + Phi(k)) / 2 - T(h, (k - r h) / (h bar)) - T(k, (h - r k) / (k bar)) - [h k < 0] / 2
-    with bar = sqrt(1 - r^2) (Owen 1956). For r > 0 the difference k - r h is (k - h) + (1 - r) h, else
-    (k + h) - (1 + r) h, so nothing cancels at r = +-1 as long as 1 - |r| is handed over with its
-    own digits.
+    With bar = sqrt(1 - r^2) (Owen 1956),
+
+        Phi2 = (Phi(h) + Phi(k) - [h k < 0]) / 2 - T(h, (k - r h) / (h bar)) - T(k, (h - r k) / (k bar)).
+
+    For r > 0 the difference k - r h is (k - h) + (1 - r) h, else (k + h) - (1 + r) h, so nothing
+    cancels at r = +-1 as long as 1 - |r| is handed over with its own digits.
 
     Args:
         h: First threshold.
@@ -128,8 +130,8 @@ def gated_moments(mean: Real, deviation: Real, width: float, most: int) -> list[
 
         E u^(p+1) 1 = mean E u^p 1 + deviation^2 (p E u^(p-1) 1 + E u^p delta(u + e)).
 
-    At u + e = 0 u is normal of mean `mean (width / S)^2` and variance `(deviation width / S)^2`, where
-    S^2 = deviation^2 + width^2.
+    At u + e = 0 u is normal of mean `mean (width / S)^2` and variance `(deviation width / S)^2`,
+    where S^2 = deviation^2 + width^2.
 
     Returns:
         A list of most + 1 arrays in the shape of mean and deviation.
@@ -177,8 +179,8 @@ def gate_tables(
     """Moments of two jointly normal variables behind gates, up to correlation 1 and -1.
 
     Let e, e' be independent noise of deviations kappa, lambda (the widths), U = u + e, V = v + e',
-    S^2 = s^2 + kappa^2, T^2 = t^2 + lambda^2, c = cov(u, v). Four tables are built by Stein's lemma,
-    each from the ones after it; given a density's argument the variables are normal again.
+    S^2 = s^2 + kappa^2, T^2 = t^2 + lambda^2, c = cov(u, v). Four tables are built by Stein's
+    lemma, each from earlier ones; given the argument of a density the variables are normal again.
 
         Z = E u^p v^q delta(U) delta(V):   both means and the covariance given U = V = 0
         X = E u^p v^q delta(U) 1(V > 0):   X[p, q+1] = n1 X[p, q] + t1 (q X[p, q-1] + Z[p, q])
@@ -186,9 +188,9 @@ def gate_tables(
         Y, its mirror
         M[p+1, q] = m M[p, q] + s^2 (p M[p-1, q] + X[p, q]) + c (q M[p, q-1] + Y[p, q])
 
-    A kink (kappa = 0) has u = 0 where delta(U) is, so X and Z vanish for p > 0. Z grows like 1 / bar,
-    bar^2 = 1 - r^2, r = c / (S T); next to two kinks its factor t1 is t^2 bar^2, and the product is
-    written without the quotient.
+    A kink (kappa = 0) has u = 0 where delta(U) is, so X and Z vanish for p > 0. Z grows like
+    1 / bar, bar^2 = 1 - r^2, r = c / (S T); next to two kinks its factor t1 is t^2 bar^2, and the
+    product is written without the quotient.
 
     Args:
         mean: Means of u and v.
@@ -258,7 +260,7 @@ def gate_tables(
         powers: int,
         flip: bool,
     ) -> list[list[Real]]:
-        """Powers of the variable at its threshold by rows, of the other behind its gate by columns."""
+        """Powers of the variable at its threshold by rows, of the other one by columns."""
         own_mean, own_variance, mean, variance, covariance = moments
 
         def both(p: int, q: int) -> Real:

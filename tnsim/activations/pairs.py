@@ -50,8 +50,8 @@ def pair_values(
         derivatives: How often f and g are differentiated.
 
     Returns:
-        Values in the shape of rho, one axis, which all arguments share. Slopes by m, s, n, t and rho are
-        exact up to |rho| = 1 where nothing is differentiated yet; gap follows rho.
+        Values in the shape of rho, one axis, which all arguments share. Slopes by m, s, n, t and
+        rho are exact up to |rho| = 1 where nothing is differentiated yet; gap follows rho.
     """
     law = m, s, n, t, rho, gap
     flipped = n, t, m, s, rho, gap
@@ -91,7 +91,7 @@ def _gates_jvp(left, right, primals, tangents):
 
     dK/dm = E f' g, dK/drho = s t E f' g', dK/ds = E f' z g with z = (u - m) / s.
     """
-    _, s, _, t, rho, _ = primals
+    _, s, _, t, *_ = primals
     m1, s1, n1, t1, rho1, _ = tangents
     values = partial(_differentiated_gates, left, right, primals)
     flipped = (*primals[2:4], *primals[:2], *primals[4:])
@@ -110,9 +110,9 @@ def _differentiated_gates(
 ) -> Real:
     """All gates of one width with all gates of one width, knots along leading axes.
 
-    A derivative of a gate is a gate of lower powers and a density of its threshold (`_terms`). The factor
-    z = (u - m) / s is Stein's lemma again, s d/du + rho t d/dv; given U = 0 the variable z is normal of mean
-    -m s / S^2, and its covariances with u and v are s kappa^2 / S^2 and rho t kappa^2 / S^2.
+    A derivative of a gate is a gate of lower powers and a density of its threshold (`_terms`). The
+    factor z = (u - m) / s is Stein's lemma again, s d/du + rho t d/dv; given U = 0 the variable z is
+    normal of mean -m s / S^2, its covariances with u and v are s and rho t times kappa^2 / S^2.
     """
     m, s, n, t, rho, gap = law
     (knots, terms), (others, other_terms) = (
@@ -156,8 +156,8 @@ def _terms(
 ) -> tuple[np.ndarray, dict[tuple[int, int], np.ndarray]]:
     """Knots, and weights of (u - knot)^p, by p, behind gates (0) and at their densities (1).
 
-    d/du of u^p 1(U > 0) is p u^(p-1) 1(U > 0) + u^p delta(U), and of delta(U) with noise kappa it is
-    -u / kappa^2 delta(U). A kink has u^p delta(u) = 0 for p > 0; delta' is asked for by no caller.
+    d/du of u^p 1(U > 0) is p u^(p-1) 1(U > 0) + u^p delta(U), and of delta(U) with noise kappa it
+    is -u / kappa^2 delta(U). A kink has u^p delta(u) = 0 for p > 0; delta' is asked for by no caller.
     """
     width = gates[0].width
     terms = {}
@@ -196,9 +196,9 @@ def _one_integral(
 ) -> Real:
     """int part(m + s z) phi(z) E[closed(v) | z] dz over panels of 20 Gauss-Legendre nodes.
 
-    Given z, v is normal of mean n + t rho z and deviation t sqrt(1 - rho^2). The conditional mean of a
-    gate turns from one asymptote to the other within W = sqrt(t^2 (1 - rho^2) + width^2) / |t rho| of z* where
-    its mean is at the knot. Panels march outward from z*, no longer than twice W or twice their
+    Given z, v is normal of mean n + t rho z and deviation t sqrt(1 - rho^2). The conditional mean of
+    a gate turns from one asymptote to the other about z*, where its argument's mean is at the knot,
+    within W = sqrt(t^2 (1 - rho^2) + width^2) / |t rho|. Panels march outward from z*, no longer than twice W or twice their
     distance to z*: an ellipse of sum of half-axes 2.8 about such a panel stays in the sector in
     which the transition decays, 2.8^-40 = 1e-18. W is 1e-16 at least, so 40 panels reach any end.
     """
