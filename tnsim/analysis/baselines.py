@@ -42,10 +42,17 @@ if TYPE_CHECKING:
 
 BATCH = 4096
 """Inputs per forward pass."""
-
-
 Inputs: TypeAlias = Float[np.ndarray, "n *positions in"] | int
 """Inputs as an array, or the number of standard normal inputs to draw."""
+__all__ = [
+    "agreement",
+    "cka",
+    "js_divergence",
+    "mean_cosine",
+    "output_cosine",
+    "weight_cosine",
+    "weight_slices",
+]
 
 
 Models: TypeAlias = Any
@@ -356,17 +363,6 @@ def _output_rows(model: Model) -> Float[np.ndarray, "out in"]:
     if bias is None:
         return weights
     return np.column_stack([weights, np.asarray(bias, np.float64)])
-
-
-__all__ = [
-    "agreement",
-    "cka",
-    "js_divergence",
-    "mean_cosine",
-    "output_cosine",
-    "weight_cosine",
-    "weight_slices",
-]
 
 
 def output_cosine(

@@ -39,11 +39,13 @@ if TYPE_CHECKING:
     from tnsim.checkpoints.modules import StatesOf
 
 log: logging.Logger = logging.getLogger(__name__)
-
-
 AnyDialect: TypeAlias = Any
 """A `Dialect`, the name of a preset, the path of a JSON file, or an `nn.Module` whose state dicts
 the files hold."""
+COUNTERS = ("step", "iter", "epoch")  # words before numbers that count, the finest count first
+LAST = ("final", "last", "latest")  # names of the last checkpoint of a run, sorted to the end
+CONFIRMS = 1e-4
+"""Largest relative error that the rounding of a float32 forward pass explains."""
 
 
 class Reading(NamedTuple):
@@ -199,12 +201,6 @@ def find_dialect(dialect: AnyDialect) -> Dialect | StatesOf:
     raise CheckpointError(
         f"no dialect {str(dialect)!r}: neither a preset ({', '.join(PRESETS)}) nor a JSON file"
     )
-
-
-COUNTERS = ("step", "iter", "epoch")  # words before numbers that count, the finest count first
-
-
-LAST = ("final", "last", "latest")  # names of the last checkpoint of a run, sorted to the end
 
 
 class Series(Sequence[Model]):
@@ -428,10 +424,6 @@ def _counting(numbers: Sequence[int], columns: Sequence[Sequence[str]]) -> int |
             if word in text:
                 return n
     return None
-
-
-CONFIRMS = 1e-4
-"""Largest relative error that the rounding of a float32 forward pass explains."""
 
 
 @overload

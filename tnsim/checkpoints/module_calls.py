@@ -19,6 +19,9 @@ from tnsim.errors import ON_INPUTS, MissingExtra, ModelError
 from tnsim.models.functions import array_of
 
 LEAVES = ("Linear", "Embedding", "LayerNorm", "RMSNorm")  # PyTorch's layers that tnsim reads
+SCALES = (1.0, -1.0, 0.25, 4.0)  # of inputs: functions that agree at one size may differ at another
+TOLERANCE = 1e-5  # relative; in float64 only tables of a rotation in float32 may differ so much
+SAMPLES, POSITIONS = 8, 5  # sizes of example inputs
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,15 +138,6 @@ def array(value: Any) -> np.ndarray:
     if numbers.is_floating_point():
         numbers = numbers.double()
     return np.array(numbers.numpy())
-
-
-SCALES = (1.0, -1.0, 0.25, 4.0)  # of inputs: functions that agree at one size may differ at another
-
-
-TOLERANCE = 1e-5  # relative; in float64 only tables of a rotation in float32 may differ so much
-
-
-SAMPLES, POSITIONS = 8, 5  # sizes of example inputs
 
 
 def require_torch() -> Any:

@@ -55,6 +55,7 @@ ACTIVATIONS = (  # names of the registry, the most frequent first
     "relu6",
     "hardtanh",
     "hardswish",
+<<<<<<< HEAD
     "abs",
     "erf",
     "sin",
@@ -65,10 +66,19 @@ ACTIVATIONS = (  # names of the registry, the most frequent first
 ENTRYWISE = ("mish", "selu", "celu", "softsign", "logsigmoid", "tanhshrink")
 
 
+=======
+    "selu",
+]
+>>>>>>> main
 OVER_COORDINATES = ("softmax", "log_softmax", "normalize")
-
-
 NORMS = ("layer_norm", "rms_norm")
+ATTENTION_FITS = 1e-5  # relative to the output: tables of a rotation are often of float32
+POWERS = (2, 1, 0)  # powers of d_head by which scores may be divided, the paper's first
+BASES = re.compile(r"rope|theta|base")
+_ROLE = re.compile(r"^(?:w_?)?([qkvo][12]?|out)(?:_?proj)?$", re.IGNORECASE)
+FITS = 1e-9  # relative to the size of an array: float64 leaves six digits more
+NORM_MODULES = {"LayerNorm": "layer", "RMSNorm": "rms"}  # norms of rules by PyTorch's names
+Declared = Rule | Callable[[Any], Any]
 
 
 def activation_between(before: np.ndarray, after: np.ndarray) -> str | None:
@@ -135,18 +145,6 @@ def _keeps_largest(before: np.ndarray, after: np.ndarray) -> bool:
 
 def _same(one: np.ndarray, other: np.ndarray) -> bool:
     return one.shape == other.shape and np.allclose(one, other, rtol=1e-9, atol=1e-12)
-
-
-ATTENTION_FITS = 1e-5  # relative to the output: tables of a rotation are often of float32
-
-
-POWERS = (2, 1, 0)  # powers of d_head by which scores may be divided, the paper's first
-
-
-BASES = re.compile(r"rope|theta|base")
-
-
-_ROLE = re.compile(r"^(?:w_?)?([qkvo][12]?|out)(?:_?proj)?$", re.IGNORECASE)
 
 
 def attention_rules(
@@ -276,15 +274,6 @@ def _power(rule: Rule, arrays: NamedArrays, x: np.ndarray, expected: np.ndarray)
     return None
 
 
-FITS = 1e-9  # relative to the size of an array: float64 leaves six digits more
-
-
-MODULE_RULES_NORMS = {"LayerNorm": "layer", "RMSNorm": "rms"}  # norms of rules by PyTorch's names
-
-
-Declared = Rule | Callable[[Any], Any]
-
-
 class ModulePart(NamedTuple):
     """A layer: a rule of a dialect, or a function of the user that makes layers of a submodule.
 
@@ -349,11 +338,15 @@ def parts_of(
     n = 0
     while n < len(calls):
         call = calls[n]
+<<<<<<< HEAD
         name = activation_between(stream, call.given)
         if norm is None and name is not None and not same(call.given, stream):
             parts.append(_elementwise(name))
             stream = call.given
         if norm is None and kind(call.module) in MODULE_RULES_NORMS and same(call.given, stream):
+=======
+        if norm is None and kind(call.module) in NORM_MODULES and same(call.given, stream):
+>>>>>>> main
             norm = call
             n += 1
             continue
@@ -582,7 +575,7 @@ def _behind(norm: Call, part: ModulePart) -> ModulePart:
             f"{norm.path} ({kind(norm.module)}) stands before {part.path}, which was declared by a "
             "function; declare it by a Rule, so that the norm can go into it"
         )
-    fields: dict[str, Any] = {"norm": MODULE_RULES_NORMS[kind(norm.module)]}
+    fields: dict[str, Any] = {"norm": NORM_MODULES[kind(norm.module)]}
     for name in ("weight", "bias"):
         if getattr(norm.module, name, None) is not None:
             fields[f"norm_{name}"] = join(norm.path, name)
@@ -618,11 +611,17 @@ def _gap(
     said = f"cannot tell what {place} is given: it is not the output of the layer before it"
     if after:
         said = f"cannot tell how {following} follows from {place}"
+<<<<<<< HEAD
     if name := unknown_function(calls, end):
         said += f": it is {name} of it, which has no exact similarity"
     elif norm := norm or next(
         (call for call in calls if kind(call.module) in MODULE_RULES_NORMS), None
     ):
+=======
+    if name := activation(calls, end):
+        said += f": it is {name} of it, which is no polynomial"
+    elif norm := norm or next((call for call in calls if kind(call.module) in NORM_MODULES), None):
+>>>>>>> main
         said += f"; {_name(norm)} is there, which is known before a layer only, inside its residual"
     return UnsupportedLayer(
         f"{said}. Known are linear layers, products of two of them, activations, gates, residual "

@@ -31,7 +31,7 @@ from tnsim.checkpoints.module_calls import (
     require_torch,
 )
 from tnsim.checkpoints.module_rules import (
-    MODULE_RULES_NORMS,
+    NORM_MODULES,
     Declared,
     ModulePart,
     Reader,
@@ -349,7 +349,7 @@ def _settle_epsilons(module: Any, double: Any) -> None:
     norms = [
         (path, child)
         for path, child in double.named_modules()
-        if kind(child) in MODULE_RULES_NORMS and child.eps is None
+        if kind(child) in NORM_MODULES and child.eps is None
     ]
     dtypes = {one.dtype for one in module.parameters() if one.is_floating_point()}
     if norms and len(dtypes) > 1:

@@ -32,6 +32,8 @@ _CHOICES = {  # values that a field may have
     "residual": ("additive", "lerp", None),
     "norm": ("rms", "layer", None),
 }
+_RESIDUALS = {"additive": "x + s f(x)", "lerp": "(1 - s) x + s f(x)"}
+_DIRECTIONS = {1: "forward", -1: "backward"}
 
 
 @dataclass(frozen=True, repr=False, kw_only=True)
@@ -385,10 +387,6 @@ def facts(rule: Rule) -> list[str]:
     if not (rule.residual or isinstance(rule, LinearRule | ElementwiseRule)):
         phrases.append("no residual")
     return phrases
-
-
-_RESIDUALS = {"additive": "x + s f(x)", "lerp": "(1 - s) x + s f(x)"}
-_DIRECTIONS = {1: "forward", -1: "backward"}
 
 
 def _attention_facts(rule: AttentionRule) -> list[str]:

@@ -23,12 +23,13 @@ from tnsim.problems.forward import Sums, Terms
 from tnsim.problems.kernels import answers
 
 CROSS = (Pair("A", "B"),)  # the inner product alone
-
-
 ALL = (Pair("A", "A"), Pair("A", "B"), Pair("B", "B"))  # the inner product and both norms
-
-
 SELF = (Pair("A", "A"),)  # a model with itself, where all three are equal
+Comparable: TypeAlias = AnyModel | Function
+"""A model or a sum of models; under `Empirical` also a plain function."""
+MOST_DEGREE = 10**100
+"""Highest degree of a polynomial that is compared. The logarithms of its values grow with the
+degree, and squares of these logarithms must be floats."""
 
 
 class Request(NamedTuple):
@@ -95,11 +96,6 @@ def comparables(a: Any, b: Any, metric: Any, n_ctx: int | None) -> tuple[Any, An
     inputs = metric.inputs if isinstance(metric, Empirical) else None
     first = given_model(a, n_ctx, inputs)
     return first, first if b is a else given_model(b, n_ctx, inputs)
-
-
-MOST_DEGREE = 10**100
-"""Highest degree of a polynomial that is compared. The logarithms of its values grow with the
-degree, and squares of these logarithms must be floats."""
 
 
 def parts(model: Any) -> Terms:

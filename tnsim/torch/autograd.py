@@ -49,6 +49,11 @@ from tnsim.models.origin import warn_of_caveats
 from tnsim.problems.forward import needs
 from tnsim.torch.models import model_of
 
+Weights = dict[int, Float[jax.Array, "..."]]
+"""Arrays by their number among the leaves of (a, b, metric)."""
+_TORCH_DEVICES = {"cpu": "cpu", "gpu": "cuda"}
+"""PyTorch's names for the platforms of JAX; PyTorch calls ROCm "cuda" as well."""
+
 
 def sample_of(a: Any, b: Any, request: Request) -> WeightedPoints | None:
     """The points at which two models are compared in a loss.
@@ -85,10 +90,6 @@ def sample_of(a: Any, b: Any, request: Request) -> WeightedPoints | None:
     for model in models:
         check_inputs(model, sample.inputs)
     return sample
-
-
-Weights = dict[int, Float[jax.Array, "..."]]
-"""Arrays by their number among the leaves of (a, b, metric)."""
 
 
 class Fixed(NamedTuple):
@@ -225,10 +226,6 @@ def gradient(pullback: Any) -> Weights:
         A derivative for each of the moving weights, in the type of the weight.
     """
     return pullback(1.0)[0]
-
-
-_TORCH_DEVICES = {"cpu": "cpu", "gpu": "cuda"}
-"""PyTorch's names for the platforms of JAX; PyTorch calls ROCm "cuda" as well."""
 
 
 def compared(
