@@ -48,6 +48,7 @@ _UNKNOWN = 2**33  # bytes assumed free where the platform does not tell
 FEATURES, RECURSION = "features", "recursion"
 ROUTES = (FEATURES, RECURSION)
 FORWARD = "forward passes"  # see `forward_runs`
+KERNELS = "pairs of hidden units"  # see `kernel_runs`
 # Multiplications as which a written element counts. Over plans of all families and widths 16 to
 # 128, multiplications alone run at 3e9 to 6e10 per second; with writing counted in this way, at no
 # less than 1.3e10 per second.
@@ -163,44 +164,6 @@ def _tile_work() -> int:
     return _TILE_WORK if jax.default_backend() == "cpu" else _ACCELERATED * _TILE_WORK
 
 
-<<<<<<< HEAD
-FEATURES, RECURSION = "features", "recursion"
-
-
-ROUTES = (FEATURES, RECURSION)
-
-
-FORWARD = "forward passes"  # see `forward_runs`
-
-
-KERNELS = "pairs of hidden units"  # see `kernel_runs`
-
-
-# Multiplications as which a written element counts. Over plans of all families and widths 16 to
-# 128, multiplications alone run at 3e9 to 6e10 per second; with writing counted in this way, at no
-# less than 1.3e10 per second.
-_ELEMENT_WORK = 64
-
-
-# Pairs of at least _LARGE multiplications run up to _AT_ONCE at a time, as a single pair keeps all
-# cores busy only part of the time: on 4 cores, language models of width 256 take 1.46 s per pair
-# one by one, 0.90 s two at once and 0.84 s four at once.
-_AT_ONCE, _LARGE = 4, 2**28
-
-
-_EACH_BYTES = 2**24  # bytes of a compiled program, with compiling it
-
-
-_Bases: TypeAlias = "Counter[Kinds]"
-"""Numbers of distinct models by the kinds of their layers."""
-
-
-Contracted: TypeAlias = "list[tuple[int, Plan]]"
-"""Numbers of pairs, each with the plan along which they are contracted."""
-
-
-=======
->>>>>>> main
 @dataclass(frozen=True)
 class PairwisePlan:
     """The cost of a pairwise run.

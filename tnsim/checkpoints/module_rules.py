@@ -55,21 +55,12 @@ ACTIVATIONS = (  # names of the registry, the most frequent first
     "relu6",
     "hardtanh",
     "hardswish",
-<<<<<<< HEAD
     "abs",
     "erf",
     "sin",
     "step",
 )
-
-
 ENTRYWISE = ("mish", "selu", "celu", "softsign", "logsigmoid", "tanhshrink")
-
-
-=======
-    "selu",
-]
->>>>>>> main
 OVER_COORDINATES = ("softmax", "log_softmax", "normalize")
 NORMS = ("layer_norm", "rms_norm")
 ATTENTION_FITS = 1e-5  # relative to the output: tables of a rotation are often of float32
@@ -338,15 +329,11 @@ def parts_of(
     n = 0
     while n < len(calls):
         call = calls[n]
-<<<<<<< HEAD
         name = activation_between(stream, call.given)
         if norm is None and name is not None and not same(call.given, stream):
             parts.append(_elementwise(name))
             stream = call.given
-        if norm is None and kind(call.module) in MODULE_RULES_NORMS and same(call.given, stream):
-=======
         if norm is None and kind(call.module) in NORM_MODULES and same(call.given, stream):
->>>>>>> main
             norm = call
             n += 1
             continue
@@ -611,17 +598,9 @@ def _gap(
     said = f"cannot tell what {place} is given: it is not the output of the layer before it"
     if after:
         said = f"cannot tell how {following} follows from {place}"
-<<<<<<< HEAD
     if name := unknown_function(calls, end):
         said += f": it is {name} of it, which has no exact similarity"
-    elif norm := norm or next(
-        (call for call in calls if kind(call.module) in MODULE_RULES_NORMS), None
-    ):
-=======
-    if name := activation(calls, end):
-        said += f": it is {name} of it, which is no polynomial"
     elif norm := norm or next((call for call in calls if kind(call.module) in NORM_MODULES), None):
->>>>>>> main
         said += f"; {_name(norm)} is there, which is known before a layer only, inside its residual"
     return UnsupportedLayer(
         f"{said}. Known are linear layers, products of two of them, activations, gates, residual "
