@@ -55,8 +55,8 @@ from tnsim.models.model import Model
 from tnsim.models.scaling import SMALLEST, larger, power, split
 from tnsim.problems.tensors.kinds import Kinds, core_of, kinds, nonlinear
 
-_BLOCK = 2**24
-"""Most entries of a block of the kernel, 128 MiB, beside a few arrays of its size in flight."""
+_BLOCK = 2**22
+"""Most entries of a block of the kernel, 32 MiB, beside a few arrays of its size in flight."""
 _ORDERS = 24
 """Orders of Hermite coefficients that a typical pair of units takes, for estimates of work."""
 
