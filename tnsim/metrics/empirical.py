@@ -19,6 +19,7 @@ from tnsim.metrics.input_moments import GaussianMoments
 from tnsim.metrics.points import Points, Reading, WeightedPoints, check_draws, draws
 from tnsim.metrics.quadrature import gaussian_draws
 from tnsim.models.arrays import Array, host_array, is_traced, pytree
+from tnsim.models.checks import Seed, seed_number
 
 
 class StoredInputs:
@@ -170,7 +171,7 @@ class Empirical:
 
     @classmethod
     def normal(
-        cls, mean: Any = None, cov: Any = None, samples: int = 65536, *, seed: int = 0
+        cls, mean: Any = None, cov: Any = None, samples: int = 65536, *, seed: Seed = 0
     ) -> Empirical:
         """Draws from N(mean, cov), for models that `Gaussian` has no closed form of.
 
@@ -181,7 +182,7 @@ class Empirical:
             cov: Covariance (d, d), its diagonal (d,), or None for the identity, of every position
                 alike.
             samples: Number of draws, at least 2, which are all kept in memory.
-            seed: Seed of the draws.
+            seed: Seed of the draws: a number, a NumPy generator or a JAX key.
 
         Returns:
             The metric with inputs (samples, d), or (samples, n_ctx, d), float64.
@@ -198,10 +199,13 @@ class Empirical:
         known = moments.cov if moments.mean is None else moments.mean
         if known is None:
             raise ModelError("draws from N(mean, cov) need a mean or a covariance, for their width")
-        check_draws(samples, seed)
+        check_draws(samples)
+        number = seed_number(seed, "the seed of samples")
         n_ctx = known.shape[0] if moments.mean is not None and known.ndim == 2 else None
         reading = Reading(known.shape[-1], n_ctx, degree=1)
-        return cls(draws(samples, seed, gaussian_draws(moments, reading)).block(0, samples).inputs)
+        return cls(
+            draws(samples, number, gaussian_draws(moments, reading)).block(0, samples).inputs
+        )
 
     def is_exact(self, nonlinear_layers: int) -> bool:
         """Whether sums are exact: always, for the given sample."""
