@@ -198,10 +198,10 @@ def _one_integral(
 
     Given z, v is normal of mean n + t rho z and deviation t sqrt(1 - rho^2). The mean of a gate
     turns from one asymptote to the other about z*, where its argument's mean is at the knot, within
-    W = sqrt(t^2 (1 - rho^2) + width^2) / |t rho|. Panels march outward from z*, no longer than twice
-    W or twice their distance to z*: an ellipse of sum of half-axes 2.8 about such a panel stays in
-    the sector in which the transition decays, 2.8^-40 = 1e-18. W is 1e-16 at least, so 40 panels
-    reach any end.
+    W = sqrt(t^2 (1 - rho^2) + width^2) / |t rho|. Panels march outward from z*, no longer than 2 W
+    or twice their distance to z*: an ellipse of sum of half-axes 2.8 about such a panel stays where
+    the transition decays, 2.8^-40 = 1e-18. W is 1e-16 at least, so 40 panels reach
+    any end.
     """
     dtype = rho.dtype
     tiny = smallest(dtype)
