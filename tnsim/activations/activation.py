@@ -96,7 +96,7 @@ class Tail:
     support = (-40.0, 0.0)
 
     def __call__(self, u: Real) -> Real:
-        return self.weight * jnp.where(u < 0, jnp.exp(jnp.minimum(u, 0.0)), 0.0)
+        return self.weight * jnp.where(u > 0, 0.0, jnp.exp(jnp.minimum(u, 0.0)))
 
     def mean(self, mean: Real, deviation: Real) -> Real:
         # E exp(u) 1(u < 0) = exp(m + s^2/2) Phi(-(m + s^2)/s) = exp(-(m/s)^2/2) R((m + s^2)/s),
@@ -418,6 +418,6 @@ ACTIVATIONS: dict[str, Activation] = {
 }
 """Activations by name.
 
-`gelu` is u Phi(u); `gelu_tanh`, its approximation in GPT-2, is another function and differs by up to
-4e-4 a unit.
+`gelu` is u Phi(u); `gelu_tanh`, its approximation in GPT-2, is another function and differs by up
+to 4e-4 a unit.
 """

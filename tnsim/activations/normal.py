@@ -74,7 +74,7 @@ def owens_t(h: Real, a: Real) -> Real:
         >>> abs(float(owens_t(jnp.zeros(()), jnp.ones(()))) - 0.125) < 1e-7
         True
     """
-    h, size = jnp.abs(h), jnp.abs(a)
+    h, size = jnp.abs(h), jnp.minimum(jnp.abs(a), 1 / smallest(jnp.result_type(h, a)) ** 2)
     large = size > 1
     product = jnp.minimum(h * jnp.where(large, size, 1.0), 40.0)
     h = jnp.minimum(h, 40.0)
@@ -96,7 +96,8 @@ def thresholds(h: Real, k: Real, r: Real, gap: Real) -> tuple[Real, Real, Real, 
 
     With bar = sqrt(1 - r^2) (Owen 1956),
 
-        Phi2 = (Phi(h) + Phi(k) - [h k < 0]) / 2 - T(h, (k - r h) / (h bar)) - T(k, (h - r k) / (k bar)).
+        Phi2 = (Phi(h) + Phi(k) - [h k < 0]) / 2
+               - T(h, (k - r h) / (h bar)) - T(k, (h - r k) / (k bar)).
 
     For r > 0 the difference k - r h is (k - h) + (1 - r) h, else (k + h) - (1 + r) h, so nothing
     cancels at r = +-1 as long as 1 - |r| is handed over with its own digits.

@@ -111,8 +111,8 @@ def _differentiated_gates(
     """All gates of one width with all gates of one width, knots along leading axes.
 
     A derivative of a gate is a gate of lower powers and a density of its threshold (`_terms`). The
-    factor z = (u - m) / s is Stein's lemma again, s d/du + rho t d/dv; given U = 0 the variable z is
-    normal of mean -m s / S^2, its covariances with u and v are s and rho t times kappa^2 / S^2.
+    factor z = (u - m) / s is Stein's lemma again, s d/du + rho t d/dv; given U = 0 it is normal of
+    mean -m s / S^2, its covariances with u and v are s and rho t times kappa^2 / S^2.
     """
     m, s, n, t, rho, gap = law
     (knots, terms), (others, other_terms) = (
@@ -157,7 +157,7 @@ def _terms(
     """Knots, and weights of (u - knot)^p, by p, behind gates (0) and at their densities (1).
 
     d/du of u^p 1(U > 0) is p u^(p-1) 1(U > 0) + u^p delta(U), and of delta(U) with noise kappa it
-    is -u / kappa^2 delta(U). A kink has u^p delta(u) = 0 for p > 0; delta' is asked for by no caller.
+    is -u / kappa^2 delta(U). A kink has u^p delta(u) = 0 for p > 0; no caller asks for delta'.
     """
     width = gates[0].width
     terms = {}
@@ -196,11 +196,12 @@ def _one_integral(
 ) -> Real:
     """int part(m + s z) phi(z) E[closed(v) | z] dz over panels of 20 Gauss-Legendre nodes.
 
-    Given z, v is normal of mean n + t rho z and deviation t sqrt(1 - rho^2). The conditional mean of
-    a gate turns from one asymptote to the other about z*, where its argument's mean is at the knot,
-    within W = sqrt(t^2 (1 - rho^2) + width^2) / |t rho|. Panels march outward from z*, no longer than twice W or twice their
-    distance to z*: an ellipse of sum of half-axes 2.8 about such a panel stays in the sector in
-    which the transition decays, 2.8^-40 = 1e-18. W is 1e-16 at least, so 40 panels reach any end.
+    Given z, v is normal of mean n + t rho z and deviation t sqrt(1 - rho^2). The mean of a gate
+    turns from one asymptote to the other about z*, where its argument's mean is at the knot, within
+    W = sqrt(t^2 (1 - rho^2) + width^2) / |t rho|. Panels march outward from z*, no longer than 2 W
+    or twice their distance to z*: an ellipse of sum of half-axes 2.8 about such a panel stays where
+    the transition decays, 2.8^-40 = 1e-18. W is 1e-16 at least, so 40 panels reach
+    any end.
     """
     dtype = rho.dtype
     tiny = smallest(dtype)
