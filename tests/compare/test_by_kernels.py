@@ -9,10 +9,6 @@ from activated_cases import by_quadrature, gated, gaussian, mlp, points
 
 import tnsim
 
-SMOOTH = ["gelu", "gelu_tanh", "erf", "tanh", "sigmoid", "silu", "softplus", "sin"]
-KINKED = ["leaky_relu", "relu2", "relu6", "hardtanh", "hardswish", "abs", "step", "elu"]
-
-
 def assert_right(a, b, metric, tolerance=1e-12):
     """Inner product, similarity and slices against quadrature, relative to the norms."""
     cross, first, second = by_quadrature(a, b, metric)
@@ -30,18 +26,14 @@ def test_a_relu_network(rng):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("activation", [*SMOOTH, *KINKED])
-def test_networks_of_every_activation(rng, activation):
-    assert_right(mlp(rng, activation), mlp(rng, "relu", hidden=4), gaussian(rng))
+@pytest.mark.parametrize("activation", ["gelu", "tanh"])
+def test_two_activations(rng, activation):
+    assert_right(mlp(rng, activation), mlp(rng, "relu"), gaussian(rng))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("activation", ["silu", "gelu", "relu", "gelu_tanh"])
-def test_gated_networks(rng, activation):
-    metric = gaussian(rng)
-    assert_right(gated(rng, activation), gated(rng, activation), metric)
-    assert_right(gated(rng, activation), mlp(rng, "relu", hidden=4), metric)
-    assert_right(gated(rng, activation), gated(rng, "identity", hidden=4), metric)
+def test_a_gated_network(rng):
+    assert_right(gated(rng, "silu"), mlp(rng, "relu"), gaussian(rng))
 
 
 def around(generator, layer):
@@ -247,7 +239,7 @@ def test_weights_of_any_size(rng):
 @pytest.mark.slow
 def test_gradients_against_differences(rng):
     metric = gaussian(rng)
-    a, b = mlp(rng, "gelu"), mlp(rng, "gelu")
+    a, b = mlp(rng, "relu"), mlp(rng, "relu")
     change = jax.tree.map(lambda x: rng.normal(size=x.shape), a)
     step = 1e-6
 
