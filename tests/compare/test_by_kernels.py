@@ -9,6 +9,7 @@ from activated_cases import by_quadrature, gated, gaussian, mlp, points
 
 import tnsim
 
+
 def assert_right(a, b, metric, tolerance=1e-12):
     """Inner product, similarity and slices against quadrature, relative to the norms."""
     cross, first, second = by_quadrature(a, b, metric)

@@ -158,7 +158,6 @@ def _by_units(a: Model, b: Model, metric: Metric, by: str, dtype: str) -> Attrib
     check_has_units([a, b], metric)
     with execution.precision():
         bra, ket = (under(model, metric, dtype) for model in (a, b))
-        labels = [_unit_labels(model, side, by) for model, side in ((a, bra), (b, ket))]
         total: Any = 0.0
         for count, one, two in zip(bra.counts, bra.positions, ket.positions, strict=True):
             first, second = readout(one), readout(two)
@@ -169,7 +168,8 @@ def _by_units(a: Model, b: Model, metric: Metric, by: str, dtype: str) -> Attrib
         raise _beyond_float(metric)
     said = caveats(a, b)
     warn_of_caveats(said, stacklevel=3)
-    return Attribution(values, *labels, metric.name, not guesses(a, b), said)
+    of_bra, of_ket = _unit_labels(a, bra, by), _unit_labels(b, ket, by)
+    return Attribution(values, of_bra, of_ket, metric.name, not guesses(a, b), said)
 
 
 def _gathered(shares: np.ndarray, model: Prepared, by: str) -> np.ndarray:

@@ -378,8 +378,10 @@ def derivative(function: Activation) -> Activation:
         1.0
     """
 
+    values: Any = function.function  # an analytic activation has a function
+
     def slope(u: Any) -> Any:
-        return jax.jvp(function.function, (u,), (jnp.ones_like(u),))[1]
+        return jax.jvp(values, (u,), (jnp.ones_like(u),))[1]
 
     strip = min(part.strip for part in function.parts)
     return Activation(slope, strip=strip, name=f"derivative of {function.name}")

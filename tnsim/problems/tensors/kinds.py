@@ -157,7 +157,7 @@ def layer_kind(layer: Layer) -> LayerKind:
         skips=core is not layer,
     )
     if not isinstance(core, Attention):
-        rank = getattr(core, rows[0]).shape[0]
+        rank = getattr(core, names[0]).shape[0]
         return multiplied._replace(rank=rank, activation=activation_of(core))
     return multiplied._replace(
         heads=(core.n_heads, core.d_head, core.d_value),
