@@ -18,7 +18,7 @@ FOLDERS = {  # folder (or file of the root): the folders that it imports; nothin
     "tables": "",
     "engine": "errors files sessions tables",
     "activations": "errors",
-    "models": "activations errors tables",
+    "models": "errors tables",
     "analysis": "errors files models names",
     "checkpoints": "errors files models tables",
     "metrics": "errors models names sessions",
