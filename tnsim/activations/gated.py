@@ -31,6 +31,7 @@ from tnsim.activations.kernels import (
     Kernel,
     Side,
     Units,
+    correlations,
     directions,
     hermite,
     left_over,
@@ -92,7 +93,7 @@ def gated_kernel(
     right, other_unit, other_e = _split(other_units)
     product = partial(jnp.matmul, precision="highest")
     cross = (
-        jnp.clip(product(unit, other_unit.T), -1.0, 1.0),
+        correlations(unit, other_unit),
         product(e, other_unit.T),
         product(unit, other_e.T),
         product(e, other_e.T),

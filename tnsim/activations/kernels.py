@@ -104,7 +104,7 @@ def kernel(f: str | Activation, g: str | Activation, units: Units, other_units: 
             return kernel(f, g, *(Units(*map(jnp.asarray, x)) for x in (units, other_units)))
     deviation, unit = directions(units.rows)
     other_deviation, other_unit = directions(other_units.rows)
-    rho = jnp.clip(jnp.matmul(unit, other_unit.T, precision="highest"), -1.0, 1.0)
+    rho = correlations(unit, other_unit)
     pairing = Plain(f, g)
     left, right = (units.mean, deviation), (other_units.mean, other_deviation)
     return matrix(pairing, left, right, (rho,), unit, other_unit)
@@ -147,6 +147,12 @@ def directions(rows: Float[Array, "units rank"]) -> tuple[Real, Real]:
     square = jnp.sum(jnp.square(rows), 1)
     length = jnp.sqrt(jnp.where(square > 0, square, 1.0))
     return jnp.where(square > 0, length, 0.0) * scale[:, 0], rows / length[:, None]
+
+
+@jax.jit
+def correlations(unit: Float[Array, "m rank"], other_unit: Float[Array, "n rank"]) -> Real:
+    """Products of rows of length 1, never beyond 1 by rounding."""
+    return jnp.clip(jnp.matmul(unit, other_unit.T, precision="highest"), -1.0, 1.0)
 
 
 class Side(NamedTuple):
@@ -297,7 +303,7 @@ def _blocks(pairing, slopes, left, right, cross, unit, other_unit):
     sides = jax.tree.map(lambda x: split(x, x.ndim - 1), first)
     arguments = sides, tuple(split(x, 0) for x in cross), split(unit, 0)
     values, share = jax.lax.map(partial(_block, pairing, slopes, other_unit, second), arguments)
-    values = jnp.moveaxis(values, 0, 1).reshape(values.shape[1], count * block, columns)[:, :rows]
+    values = tuple(x.reshape(count * block, columns)[:rows] for x in values)
     return values, first.size, second.size, jnp.max(share, initial=0.0)
 
 
@@ -357,7 +363,7 @@ def _block(pairing, slopes, other_unit, second, argument):
     share = tail / jnp.where(scale > 0, scale, 1.0)
     share = jnp.max(jnp.where(marked, 0.0, share), initial=0.0)
     if pairing.f.is_polynomial or pairing.g.is_polynomial:  # a finite sum
-        return total, share
+        return tuple(total), share
     chunk = min(_CHUNK, rho.size)
     groups = jnp.pad(marked.ravel(), (0, -rho.size % _GROUP)).reshape(-1, _GROUP)
     ends = jnp.cumsum(jnp.sum(groups, 1))
@@ -375,7 +381,7 @@ def _block(pairing, slopes, other_unit, second, argument):
         return begin + chunk, total.at[:, i, j].set(values, mode="drop")
 
     total = jax.lax.while_loop(lambda state: state[0] < count, alone, (jnp.asarray(0), total))[1]
-    return total, share
+    return tuple(total), share
 
 
 def _cost(f: Activation, g: Activation) -> float:
