@@ -325,7 +325,7 @@ def parts_of(
         UnsupportedLayer: Where no layer fits at a place, which the message names.
     """
     parts: list[ModulePart] = []
-    stream, norm = start, None
+    stream, norm, last_norm = start, None, None
     n = 0
     while n < len(calls):
         call = calls[n]
@@ -334,10 +334,10 @@ def parts_of(
             parts.append(_elementwise(name))
             stream = call.given
         if norm is None and kind(call.module) in NORM_MODULES and same(call.given, stream):
-            norm = call
+            norm = last_norm = call
             n += 1
             continue
-        unit, part = _next(reader, calls[n:], stream, norm, end)
+        unit, part = _next(reader, calls[n:], stream, norm, end, last_norm)
         parts.append(part)
         n += unit.calls
         after = _given_next(calls[n:], end)
@@ -350,7 +350,7 @@ def parts_of(
     if not same(stream, end):
         name = activation_between(stream, end)
         if name is None:
-            raise _gap(calls[-1:], True, end)
+            raise _gap(calls[-1:], True, end, last_norm)
         parts.append(_elementwise(name))
     return parts
 
@@ -360,9 +360,17 @@ def _elementwise(name: str) -> ModulePart:
 
 
 def _next(
-    reader: Reader, calls: Sequence[Call], stream: np.ndarray, norm: Call | None, end: np.ndarray
+    reader: Reader,
+    calls: Sequence[Call],
+    stream: np.ndarray,
+    norm: Call | None,
+    end: np.ndarray,
+    last_norm: Call | None,
 ) -> tuple[Unit, ModulePart]:
-    """The first unit of the next calls that continues the stream, and its layer."""
+    """The first unit of the next calls that continues the stream, and its layer.
+
+    The last norm so far is named where none fits: its output may be the stream.
+    """
     available = stream if norm is None else norm.result
     reads_stream = False
     for unit in _units(reader, calls):
@@ -383,7 +391,7 @@ def _next(
             f"{_name(norm)} does not stand directly before {_name(calls[0])}, so there is no layer "
             f"into which it could go. {ON_INPUTS}"
         )
-    raise _gap(calls, reads_stream, end, norm)
+    raise _gap(calls, reads_stream, end, norm or last_norm)
 
 
 def _activated(unit: Unit, after: np.ndarray) -> bool:

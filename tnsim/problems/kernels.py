@@ -302,7 +302,7 @@ def small_differences(
         D' f(u') - D f(u) = (D' - D) f(u) + D' int_0^1 f'(u_t) dt * (u' - u),
 
     a sum of hidden units and of gated units whose activation is the derivative. Differences are
-    taken where weights change by less than eps^(1/4) (`models.differences`): the integral is then
+    taken where weights change by less than eps^(1/4): the integral is then
     exact to rounding at two nodes, as the error is of the order of the change to the power 4.
     Activations with kinks and gated units stay as they are.
 
@@ -310,7 +310,8 @@ def small_differences(
         weighted: Coefficients and functions.
         dtype: Precision of the computation to come.
     """
-    return regrouped(weighted, dtype, _units_gap, _units_difference)
+    near = float(np.finfo(dtype).eps) ** 0.25
+    return regrouped(weighted, near, _units_gap, _units_difference)
 
 
 def _units_gap(a: HiddenUnits, b: HiddenUnits) -> float:
