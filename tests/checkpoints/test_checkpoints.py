@@ -392,7 +392,7 @@ def test_ambiguous_layouts_are_not_guessed(rng):
         (
             '{"format": 1, "name": "x", "layers": [{"kind": "softmax"}]}',
             tnsim.UnsupportedLayer,
-            "kind 'softmax' is no polynomial layer",
+            "kind 'softmax' is no layer that can be read",
         ),
         (
             '{"format": 1, "name": "x", "layers": [{"kind": "linear"}]}',

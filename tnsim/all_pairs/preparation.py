@@ -19,12 +19,12 @@ from uuid import uuid4
 import jax
 
 import tnsim
-from tnsim.all_pairs import forward_runs, run_plan
+from tnsim.all_pairs import forward_runs, kernel_runs, run_plan
 from tnsim.all_pairs import run_plan as costs
 from tnsim.all_pairs import store as stores
 from tnsim.all_pairs.batched_plans import PairSetting
 from tnsim.all_pairs.forward_runs import function_entry
-from tnsim.all_pairs.run_plan import Contracted, PairwisePlan, Route
+from tnsim.all_pairs.run_plan import KERNELS, Contracted, PairwisePlan, Route
 from tnsim.all_pairs.sources import Entry, entry, metric_parameters, sources
 from tnsim.all_pairs.store import FORMAT, Store
 from tnsim.all_pairs.tasks import Job
@@ -178,6 +178,7 @@ def prepared(
         alone=True,
         key=key,
         points=route.points,
+        kernels=route.plan.route == KERNELS,
     )
     symmetric = other is None
     return PairwiseRun(rows, columns, symmetric, job, route.plan, route.spaces, route.contracted)
@@ -188,6 +189,8 @@ def _route(
 ) -> Route:
     """The cheapest of all routes, with the costs of the others."""
     examples = known.examples
+    if kernel_runs.applies(list(examples.values()), setting):
+        return kernel_runs.route(rows, columns, examples, setting)
     forward = forward_runs.route(rows, columns, examples, known.read, setting)
     if forward is None:
         return costs.plan(rows, columns, examples, setting)

@@ -5,7 +5,8 @@ First stand the `Sizes` of a run, on which the costs of all routes depend, and t
 All routes give the same numbers. *Features* turn each model into a vector, so that a pair is a dot
 product; each space that holds the models is a route. *Recursion* contracts every pair along its
 plan. The route with the fewest multiplications is taken, where writing features beyond the cache
-counts as multiplications, too. (*Forward passes* are planned in `forward_runs`.)
+counts as multiplications, too. (*Forward passes* are planned in `forward_runs`, sums over *pairs of
+hidden units* in `kernel_runs`.)
 
 `with_seconds` estimates the time of a plan from the rates measured on this machine, with compiling
 and without reading models.
@@ -50,6 +51,7 @@ _UNKNOWN = 2**33  # bytes assumed free where the platform does not tell
 FEATURES, RECURSION = "features", "recursion"
 ROUTES = (FEATURES, RECURSION)
 FORWARD = "forward passes"  # see `forward_runs`
+KERNELS = "pairs of hidden units"  # see `kernel_runs`
 # Multiplications as which a written element counts. Over plans of all families and widths 16 to
 # 128, multiplications alone run at 3e9 to 6e10 per second; with writing counted in this way, at no
 # less than 1.3e10 per second.
@@ -170,7 +172,8 @@ class PairwisePlan:
     """The cost of a pairwise run.
 
     Args:
-        route: "recursion", "forward passes", or the name of a way to make vectors, as "features".
+        route: "recursion", "forward passes", "pairs of hidden units", or the name of a way to make
+            vectors, as "features".
         pairs: Pairs of distinct models.
         tile: Models per side of a tile.
         tiles: Number of tiles.

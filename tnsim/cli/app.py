@@ -192,8 +192,8 @@ def inspect(
             "inputs": model.d_in,
             "outputs": model.d_out,
             "n_ctx": model.n_ctx,
-            "degree": model.degree,
-            "legs": model.degree,
+            "degree": model.degree if model.is_polynomial else None,
+            "legs": model.degree if model.is_polynomial else None,
             "parameters": model.parameters,
             "stored_dtypes": list(dtypes),
             "assumptions": list(origin.assumptions),
@@ -210,7 +210,12 @@ def _say_model(model: Model, dtypes: Sequence[str], layers: Sequence[str], origi
     for n, line in enumerate(layers):
         say(f"layer {n:<6}{line}")
     legs = f"{model.degree} input legs of {model.d_in} (+ 1 constant) coordinates"
-    say(f"degree      {model.degree}, so {legs}")
+    if model.is_polynomial:
+        say(f"degree      {model.degree}, so {legs}")
+    else:
+        depth = sum(order > 1 for order in model.orders)
+        road = "exact under a Gaussian" if depth == 1 else "compared on inputs"
+        say(f"degree      none, as layers have activations; {depth} nonlinear, so {road}")
     if model.n_ctx is not None:
         say(f"sequences   of {model.n_ctx} positions")
     elif model.attends:
@@ -252,7 +257,7 @@ def plan(
         typer.echo(planned.to_json())
         return
     say(str(planned))
-    if isinstance(planned, tnsim.ForwardPlan):
+    if not isinstance(planned, tnsim.Plan):
         return
     say(f"{'tier':<16} {_tier(planned)}")
     say(f"{'estimated':<16} {seconds(planned)}")

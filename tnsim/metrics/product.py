@@ -334,6 +334,11 @@ class Product:
                     raise ModelError(f"nothing can be drawn from {one.name}; leave out samples")
             draw = partial(_draw, self.marginals, reading.shape)
             return draws(self.samples, seed_number(self.seed), draw)
+        if math.isinf(reading.degree):
+            raise ModelError(
+                "the nodes of Product are exact for polynomials, and a model has an activation: "
+                "give Product(..., samples=...) for an estimate with its standard error"
+            )
         rules = [marginal(one).rule(reading.degree + 1) for one in self.marginals]
         each = rules * (reading.d_in // len(rules)) * (reading.n_ctx or 1)
         return mapped(product_rule(each), partial(_shaped, reading.shape))

@@ -21,7 +21,8 @@ with the constant `c = 2^-e` in the place of 1, a layer of order n is homogeneou
 
 and so is a stack of layers. Powers of two are exact, so the outputs are those of an ordinary
 forward pass to the last bit wherever the ordinary pass stays in range. Entries that underflow are
-too small to count against the largest entry of their state.
+too small to count against the largest entry of their state. A layer with an activation is not
+homogeneous, and reads the state itself, as an ordinary forward pass does.
 """
 
 from __future__ import annotations
@@ -39,7 +40,15 @@ from jaxtyping import Float, Int
 from tnsim.errors import ModelError
 from tnsim.models.arrays import Array, add, library
 from tnsim.models.attention import Attention, rotated
-from tnsim.models.layers import Linear, Residual, affine_maps, bias_name, innermost
+from tnsim.models.layers import (
+    Linear,
+    Residual,
+    activation_of,
+    affine_maps,
+    bias_name,
+    innermost,
+    map_names,
+)
 from tnsim.models.model import Model
 from tnsim.models.protocol import Layer
 from tnsim.models.scaling import Unit, larger, power, replaced, scaled, split
@@ -273,13 +282,18 @@ def forward(model: ScaledLayers, inputs: Inputs | Prefixes) -> Outputs:
     state, exponent = _normalised(state, exponent, model.layers[first:], counts)
     for n in range(first, len(model.layers)):
         layer = model.layers[n]
-        if _reads_constant(layer):
+        if activation_of(layer) is not None:
+            # An activation is not homogeneous: its layer reads the state itself.
+            state = power(state, 0.0, exponent).astype(state.dtype)
+            exponent = exponent * 0.0
+        elif _reads_constant(layer):
             one = power(abs(exponent) * 0 + 1, 0.0, -exponent).astype(state.dtype)
             layer = _homogeneous(layer, one)
         state = layer(state) if counts is None else over_prefixes(layer, state, exponent, counts)
         # f(2^e h') = 2^(n e) f'(h'). The exponent of the last layer may differ by output, so it is
         # added at the end, where a state needs no common exponent any more.
-        exponent = layer.order * exponent
+        if activation_of(layer) is None:
+            exponent = layer.order * exponent
         if n + 1 < len(model.layers):
             exponent = exponent + model.exponents[n]
         state, exponent = _normalised(state, exponent, model.layers[n + 1 :], counts)
@@ -443,14 +457,16 @@ def _normalised(
 ) -> tuple[Any, Any]:
     """The state divided by a power of two, for every input, and its exponent plus that power.
 
-    Where a later layer reads the constant `2^-e`, exponents stay so large that the constant stays a
-    float. The state of a beginning has no smaller exponent than the states of shorter beginnings
-    (see `rising`), as attention needs; `counts` are the beginnings at each level.
+    Where a later layer reads the constant `2^-e`, before the next activation, exponents stay so
+    large that the constant stays a float. The state of a beginning has no smaller exponent than the
+    states of shorter beginnings (see `rising`), as attention needs; `counts` are the beginnings at
+    each level.
     """
     top = abs(state).max(axis=tuple(range(1, state.ndim)), keepdims=True)
     smallest = np.finfo(state.dtype).minexp + 2.0
     _, shift = split(top)
     shift = larger(shift, smallest)
+    later = tuple(itertools.takewhile(lambda layer: activation_of(layer) is None, later))
     if any(map(_reads_constant, later)):
         # A layer multiplies up to n copies of the constant 2^-e: the product must be a float.
         shift = larger(shift, smallest // (later[0].order + 1) - exponent)
@@ -463,6 +479,5 @@ def _normalised(
 def _reads_constant(layer: Layer) -> bool:
     """Whether a layer has a bias or a skip."""
     core = innermost(layer)
-    rows, output = affine_maps(core)
-    biases = [getattr(core, bias_name(name)) for name in (*rows, output)]
+    biases = [getattr(core, bias_name(name)) for name in map_names(core)]
     return core is not layer or any(bias is not None for bias in biases)
