@@ -31,8 +31,16 @@ if TYPE_CHECKING:  # the same names as below, for editors and type checkers
     )
     from tnsim.checkpoints.modules import from_module
     from tnsim.checkpoints.native import save
-    from tnsim.checkpoints.rules import AttentionRule, BilinearRule, LinearRule, Rule
+    from tnsim.checkpoints.rules import (
+        AttentionRule,
+        BilinearRule,
+        ElementwiseRule,
+        GatedRule,
+        LinearRule,
+        Rule,
+    )
     from tnsim.compare.attribution import Attribution, attribution
+    from tnsim.compare.by_kernels import KernelPlan
     from tnsim.compare.by_points import ForwardPlan
     from tnsim.compare.monte_carlo import Check, check
     from tnsim.compare.numbers import Number, Numbers, SignedLog
@@ -65,6 +73,7 @@ if TYPE_CHECKING:  # the same names as below, for editors and type checkers
     from tnsim.metrics.metric import Frobenius, Gaussian, GaussianClosure, Symmetric, TreeSymmetric
     from tnsim.metrics.product import Product
     from tnsim.metrics.protocol import FiniteMetric, LayerwiseMetric, Metric
+    from tnsim.models.activated import Elementwise, Gated
     from tnsim.models.attention import Attention
     from tnsim.models.components import components, switched
     from tnsim.models.layers import Bilinear, Linear, Multilinear, Residual
@@ -81,6 +90,8 @@ _HOME = {
     "Bilinear": "models.layers",
     "Multilinear": "models.layers",
     "OwnLayer": "models.protocol",
+    "Elementwise": "models.activated",
+    "Gated": "models.activated",
     "Attention": "models.attention",
     "Residual": "models.layers",
     "Layer": "models.protocol",
@@ -126,6 +137,7 @@ _HOME = {
     "Change": "localise.change",
     "Plan": "engine.plan",
     "ForwardPlan": "compare.by_points",
+    "KernelPlan": "compare.by_kernels",
     "AnyPlan": "compare.planned",
     "network": "tensor_networks.network",
     "networks": "tensor_networks.closed_networks",
@@ -141,6 +153,8 @@ _HOME = {
     "Rule": "checkpoints.rules",
     "LinearRule": "checkpoints.rules",
     "BilinearRule": "checkpoints.rules",
+    "ElementwiseRule": "checkpoints.rules",
+    "GatedRule": "checkpoints.rules",
     "AttentionRule": "checkpoints.rules",
     "Guess": "checkpoints.dialects",
     "compare_forward": "checkpoints.load",
@@ -192,6 +206,8 @@ __all__ = [
     "Dialect",
     "DuplicateWarning",
     "Edges",
+    "Elementwise",
+    "ElementwiseRule",
     "Empirical",
     "ExecutorError",
     "Expression",
@@ -199,10 +215,13 @@ __all__ = [
     "ForwardDifference",
     "ForwardPlan",
     "Frobenius",
+    "Gated",
+    "GatedRule",
     "Gaussian",
     "GaussianClosure",
     "GramWarning",
     "Guess",
+    "KernelPlan",
     "Layer",
     "LayerwiseMetric",
     "Linear",

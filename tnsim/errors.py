@@ -7,12 +7,12 @@ which the command line prints as one line before it exits with status 2.
 from __future__ import annotations
 
 ON_INPUTS = (
-    "What is no polynomial (ReLU, softmax, SwiGLU, norms) is compared by its outputs on inputs of "
+    "What has no layer here (softmax, norms, top-k) is compared by its outputs on inputs of "
     "yours: tnsim.similarity(net, other, tnsim.Empirical(inputs)), many by "
     "tnsim.pairwise([net, other], tnsim.Empirical(inputs)), or by another measure, "
     "tnsim.baselines.cka([net, other], inputs); any callable will do as net"
 )
-"""Advice for networks that no polynomial describes; its code runs as it stands."""
+"""Advice for networks that no layers describe; its code runs as it stands."""
 
 
 def printable(text: str, longest: int = 1000) -> str:
@@ -58,7 +58,7 @@ class CheckpointError(TnsimError, ValueError):
 
 
 class UnsupportedLayer(TnsimError, ValueError):
-    """An operation that no polynomial describes: softmax, ReLU, a norm of the input."""
+    """A layer or a depth that no closed form covers: softmax, top-k, a norm of the input."""
 
 
 class TooLarge(TnsimError, MemoryError):

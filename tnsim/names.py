@@ -7,7 +7,7 @@ Tags of a quimb network (all of a tensor's tags at once):
     role       `WEIGHT` for a linear layer; `LEFT`, `RIGHT`, `DOWN` for a bilinear layer;
                `Q1`, `K1`, `Q2`, `K2`, `V`, `O`, `MASK` for attention
     copy       `COPY{j}`: which of the identical copies in the unrolled tree, 0 at the left
-    operator   `SYMMETRISER`, `COVARIANCE`, `MEAN`: nodes that a metric inserts
+    operator   `SYMMETRISER`, `COVARIANCE`, `MEAN`, `KERNEL`: nodes that a metric inserts
 
 No other module writes an f-string that makes a tag, an index or a leaf name.
 """
@@ -30,6 +30,7 @@ UNIT = "UNIT"
 FACTOR, SIGNED_DOWN, DENSE = "FACTOR", "SIGNED_DOWN", "DENSE"
 VALUE, OUTPUT, MASK = "V", "O", "MASK"
 SYMMETRISER, COVARIANCE, MEAN = "SYMMETRISER", "COVARIANCE", "MEAN"
+KERNEL = "KERNEL"
 TRACE, IDENTITY = "TRACE", "IDENTITY"
 SCORES = (("Q1", "K1"), ("Q2", "K2"))
 """Roles of the query and the key of each score of attention."""

@@ -13,9 +13,9 @@ from oracles import bilinear, linear
 from safetensors.numpy import save_file
 
 import tnsim
+from tnsim import BilinearRule, LinearRule
 from tnsim.checkpoints.dialects import PRESETS
 from tnsim.checkpoints.load import read
-from tnsim.checkpoints.rules import BilinearRule, LinearRule
 
 
 def classifier(rng, dtype=np.float32):
@@ -392,7 +392,7 @@ def test_ambiguous_layouts_are_not_guessed(rng):
         (
             '{"format": 1, "name": "x", "layers": [{"kind": "softmax"}]}',
             tnsim.UnsupportedLayer,
-            "kind 'softmax' is no polynomial layer",
+            "kind 'softmax' is no layer that can be read",
         ),
         (
             '{"format": 1, "name": "x", "layers": [{"kind": "linear"}]}',

@@ -269,14 +269,14 @@ def test_what_is_parametrised_is_read_as_what_it_amounts_to(rng):
 
 
 class Hidden(nn.Module):
-    """A ReLU that is no submodule."""
+    """A function that is no submodule, and has no exact similarity."""
 
     def __init__(self):
         super().__init__()
         self.first, self.second = nn.Linear(4, 5), nn.Linear(5, 3)
 
     def forward(self, x):
-        return self.second(torch.relu(self.first(x)))
+        return self.second(nn.functional.mish(self.first(x)))
 
 
 class Last(Hidden):
@@ -286,16 +286,25 @@ class Last(Hidden):
 
 class Before(Hidden):
     def forward(self, x):
-        return self.second(self.first(torch.tanh(x)))
+        return self.second(self.first(torch.softmax(x, -1)))
 
 
-class SwiGLU(nn.Module):
+class TopK(Hidden):
+    """The largest hidden units alone, as in sparse autoencoders."""
+
+    def forward(self, x):
+        hidden = self.first(x)
+        kept = torch.topk(hidden, 2, dim=-1)
+        return self.second(torch.zeros_like(hidden).scatter(-1, kept.indices, kept.values))
+
+
+class GatedByMish(nn.Module):
     def __init__(self):
         super().__init__()
         self.gate, self.up, self.down = nn.Linear(4, 5), nn.Linear(4, 5), nn.Linear(5, 3)
 
     def forward(self, x):
-        return self.down(nn.functional.silu(self.gate(x)) * self.up(x))
+        return self.down(nn.functional.mish(self.gate(x)) * self.up(x))
 
 
 def hooked():
@@ -318,7 +327,7 @@ class Means(nn.Module):
 REFUSED = {
     "activations": (
         lambda: nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2), nn.Softmax(-1)),
-        r"1: ReLU, which is no polynomial; 3: Softmax.*layers=\{Class: .*tnsim\.baselines",
+        r": 3: Softmax, which has no exact similarity.*layers=\{Class: .*tnsim\.baselines",
     ),
     "dropout": (
         lambda: nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.1)),
@@ -331,11 +340,12 @@ REFUSED = {
     "convolution": (lambda: nn.Sequential(nn.Conv1d(3, 4, 1)), "0: Conv1d, of which .* give inputs="),
     "hook": (hooked, "0: a forward hook, which may change what is computed: remove it"),
     "hidden": (Hidden, r"how what second \(Linear\) is given follows from first \(Linear\)"),
-    "relu": (Hidden, "it is relu of it, which is no polynomial"),
-    "swiglu": (SwiGLU, "it is a gate by silu of it, which is no polynomial"),
+    "function": (Hidden, "it is mish of it, which has no exact similarity"),
+    "top-k": (TopK, "it is top-k of it, which has no exact similarity"),
+    "gate": (GatedByMish, "it is a gate by mish of it, which has no exact similarity"),
     "attention": (
         lambda: nn.TransformerEncoderLayer(4, 2).eval(),
-        "self_attn: MultiheadAttention, which is softmax attention and no polynomial",
+        "self_attn: MultiheadAttention, which is softmax attention",
     ),
     "last": (Last, r"cannot tell how the output follows from second \(Linear\)"),
     "before": (Before, r"cannot tell what first \(Linear\) is given"),
@@ -388,7 +398,7 @@ def test_norms_are_folded_at_their_energy_on_inputs(rng):
     assert_close(single(one), forward(module, one), scale=LARGEST, rtol=1e-5, limited_by="float32")
 
 
-@pytest.mark.parametrize("name", ["relu", "gelu", "mish", "softmax", "normalize", "layer_norm", "rms_norm"])  # fmt: skip
+@pytest.mark.parametrize("name", ["mish", "selu", "softmax", "normalize", "layer_norm", "rms_norm"])  # fmt: skip
 @pytest.mark.parametrize("last", [False, True])
 def test_functions_that_are_no_submodules_are_named_wherever_they_stand(name, last):
     def function(x):
@@ -406,5 +416,74 @@ def test_functions_that_are_no_submodules_are_named_wherever_they_stand(name, la
             x = self.first(x)
             return function(self.second(x)) if last else self.second(function(x))
 
-    with pytest.raises(tnsim.UnsupportedLayer, match=f"it is {name} of it, which is no polynomial"):
+    with pytest.raises(tnsim.UnsupportedLayer, match=f"it is {name} of it, which has"):
         tnsim.from_module(Net())
+
+
+class Block(nn.Module):
+    """One hidden layer inside a residual, as in a transformer."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.c_fc, self.c_proj, self.function = nn.Linear(4, 9), nn.Linear(9, 4), function
+
+    def forward(self, x):
+        return x + self.c_proj(self.function(self.c_fc(x)))
+
+
+class GLU(nn.Module):
+    """A gated block by three linear layers, or by two with one that holds both halves."""
+
+    def __init__(self, function, fused=False):
+        super().__init__()
+        self.fused, self.function = fused, function
+        self.w1, self.w2 = nn.Linear(4, 18 if fused else 9, bias=False), nn.Linear(9, 4)
+        self.w3 = nn.Linear(4, 9)
+
+    def forward(self, x):
+        if self.fused:
+            up, gate = self.w1(x).chunk(2, -1)
+            return self.w2(up * self.function(gate))
+        return self.w2(self.w3(x) * self.function(self.w1(x)))
+
+
+F = nn.functional
+ACTIVATED = {
+    "relu": (
+        lambda: nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3)),
+        "Linear(4 -> 5, bias), Elementwise(5 -> 5, relu), Linear(5 -> 3, bias)",
+    ),
+    "both forms of gelu": (
+        lambda: nn.Sequential(nn.GELU("tanh"), nn.Linear(4, 5), nn.GELU()),
+        "Elementwise(4 -> 4, gelu_tanh), Linear(4 -> 5, bias), Elementwise(5 -> 5, gelu)",
+    ),
+    "functions": (
+        lambda: nn.Sequential(Block(F.silu), Block(F.relu6)),
+        "Residual(Gated(4 -> 4, rank 9, silu, gate_bias, down_bias), skip=1, scale=1), "
+        "Residual(Gated(4 -> 4, rank 9, relu6, gate_bias, down_bias), skip=1, scale=1)",
+    ),
+    "gate": (lambda: GLU(F.silu), "Gated(4 -> 4, rank 9, silu, up_bias, down_bias)"),
+    "halves": (lambda: GLU(F.gelu, True), "Gated(4 -> 4, rank 9, gelu, down_bias)"),
+    "residual of a gate": (
+        lambda: Block(lambda x: F.leaky_relu(x)),
+        "Residual(Gated(4 -> 4, rank 9, leaky_relu, gate_bias, down_bias), skip=1, scale=1)",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ACTIVATED)
+def test_activations_are_told_by_their_values(name, tmp_path):
+    build, layers = ACTIVATED[name]
+    module = build().double()
+    model = tnsim.from_module(module)
+    assert repr(model).startswith(f"Model({layers};"), model
+    assert model.origin.error < 1e-12
+    x = np.random.default_rng(0).normal(size=(6, 4))
+    again = tnsim.from_state_dict(module.state_dict(), model.origin.dialect)
+    dialect = tnsim.Dialect.from_json(model.origin.dialect.to_json())
+    assert dialect == model.origin.dialect
+    tnsim.save(model, tmp_path / "model.safetensors")
+    for read in (again, tnsim.load(tmp_path / "model.safetensors")):
+        np.testing.assert_array_equal(read(x), model(x))
+        assert repr(read) == repr(model)
+    np.testing.assert_allclose(model(x), forward(module, x), rtol=1e-12, atol=1e-13)

@@ -10,8 +10,8 @@ from closeness import LARGEST, assert_close
 from oracles import bilinear, linear
 
 import tnsim
+from tnsim import Multilinear
 from tnsim.models.differences import by_differences
-from tnsim.models.layers import Multilinear
 from tnsim.models.model import terms
 
 

@@ -19,12 +19,12 @@ from uuid import uuid4
 import jax
 
 import tnsim
-from tnsim.all_pairs import forward_runs, run_plan
+from tnsim.all_pairs import forward_runs, kernel_runs, run_plan
 from tnsim.all_pairs import run_plan as costs
 from tnsim.all_pairs import store as stores
 from tnsim.all_pairs.batched_plans import PairSetting
 from tnsim.all_pairs.forward_runs import function_entry
-from tnsim.all_pairs.run_plan import Contracted, PairwisePlan, Route
+from tnsim.all_pairs.run_plan import KERNELS, Contracted, PairwisePlan, Route
 from tnsim.all_pairs.sources import Entry, entry, metric_parameters, sources
 from tnsim.all_pairs.store import FORMAT, Store
 from tnsim.all_pairs.tasks import Job
@@ -167,6 +167,7 @@ def prepared(
     units = common_units(known.examples.values(), metric)
     setting = PairSetting(metric, slices, dtype, budget, pairs, units)
     route = _route(rows.entries, others, known, setting)
+    setting = setting._replace(tier=route.plan.tier)
     key = uuid4().hex  # two equal runs at the same time share no kept blocks
     job = Job(
         setting=setting,
@@ -177,6 +178,7 @@ def prepared(
         alone=True,
         key=key,
         points=route.points,
+        kernels=route.plan.route == KERNELS,
     )
     symmetric = other is None
     return PairwiseRun(rows, columns, symmetric, job, route.plan, route.spaces, route.contracted)
@@ -187,6 +189,8 @@ def _route(
 ) -> Route:
     """The cheapest of all routes, with the costs of the others."""
     examples = known.examples
+    if kernel_runs.applies(list(examples.values()), setting):
+        return kernel_runs.route(rows, columns, examples, setting)
     forward = forward_runs.route(rows, columns, examples, known.read, setting)
     if forward is None:
         return costs.plan(rows, columns, examples, setting)
@@ -274,6 +278,7 @@ def _attributes(run: PairwiseRun) -> dict[str, Any]:
         "symmetric": int(run.symmetric),
         "route": run.plan.route,
         "tile": run.plan.tile,
+        "tier": setting.tier,
         "plan": run.plan.summary,
         "duplicates": sum(len(side.all) - len(side.entries) for side in sides),
         "caveats": list(run.caveats),
@@ -290,7 +295,7 @@ def _attributes(run: PairwiseRun) -> dict[str, Any]:
 
 
 def as_stored(run: PairwiseRun, target: Store, alone: bool) -> PairwiseRun:
-    """The run with the route and the tiles of its store.
+    """The run with the route, the tiles and the tier of its store.
 
     Args:
         run: Run as planned now.
@@ -303,7 +308,8 @@ def as_stored(run: PairwiseRun, target: Store, alone: bool) -> PairwiseRun:
     keep = run_plan.memory(run.job.setting) / 2
     if not alone:
         keep /= os.cpu_count() or 1
-    job = run.job._replace(size=tile, space=space, keep_bytes=keep, alone=alone)
+    setting = run.job.setting._replace(tier=target.attrs["tier"])
+    job = run.job._replace(setting=setting, size=tile, space=space, keep_bytes=keep, alone=alone)
     streamed = any(plan.route == route and plan.streamed for plan in run.plan.routes)
     if not streamed:
         job = job._replace(keep_blocks=2 * len(job.parts))

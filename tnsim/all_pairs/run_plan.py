@@ -5,7 +5,8 @@ First stand the `Sizes` of a run, on which the costs of all routes depend, and t
 All routes give the same numbers. *Features* turn each model into a vector, so that a pair is a dot
 product; each space that holds the models is a route. *Recursion* contracts every pair along its
 plan. The route with the fewest multiplications is taken, where writing features beyond the cache
-counts as multiplications, too. (*Forward passes* are planned in `forward_runs`.)
+counts as multiplications, too. (*Forward passes* are planned in `forward_runs`, sums over *pairs of
+hidden units* in `kernel_runs`.)
 
 `with_seconds` estimates the time of a plan from the rates measured on this machine, with compiling
 and without reading models.
@@ -31,9 +32,12 @@ from tnsim.engine.ir.program import Program
 from tnsim.engine.plan import Plan
 from tnsim.engine.runtime import rates
 from tnsim.engine.runtime.devices import check_addresses
+from tnsim.engine.runtime.rates import Runs, Tier
+from tnsim.engine.runtime.stacking import Axes
 from tnsim.errors import TooLarge
 from tnsim.metrics.points import Points
 from tnsim.models.model import Model
+from tnsim.names import SIDES, side_of
 from tnsim.problems import features
 from tnsim.problems.features import FeatureSpace
 from tnsim.problems.tensors.kinds import Kinds
@@ -47,6 +51,7 @@ _UNKNOWN = 2**33  # bytes assumed free where the platform does not tell
 FEATURES, RECURSION = "features", "recursion"
 ROUTES = (FEATURES, RECURSION)
 FORWARD = "forward passes"  # see `forward_runs`
+KERNELS = "pairs of hidden units"  # see `kernel_runs`
 # Multiplications as which a written element counts. Over plans of all families and widths 16 to
 # 128, multiplications alone run at 3e9 to 6e10 per second; with writing counted in this way, at no
 # less than 1.3e10 per second.
@@ -167,7 +172,8 @@ class PairwisePlan:
     """The cost of a pairwise run.
 
     Args:
-        route: "recursion", "forward passes", or the name of a way to make vectors, as "features".
+        route: "recursion", "forward passes", "pairs of hidden units", or the name of a way to make
+            vectors, as "features".
         pairs: Pairs of distinct models.
         tile: Models per side of a tile.
         tiles: Number of tiles.
@@ -178,6 +184,7 @@ class PairwisePlan:
             part by part.
         together: Number of tiles that may run at once on the cores of a CPU.
         seconds: Estimated time with compiling; None where no rate was measured.
+        tier: Tier in which plans of pairs run, "interpret" or "compile".
         others: The other routes that were weighed, the cheapest first.
 
     Example:
@@ -196,6 +203,7 @@ class PairwisePlan:
     together: int = 1
     seconds: float | None = None
     others: tuple[PairwisePlan, ...] = ()
+    tier: Tier = "compile"
 
     @property
     def routes(self) -> tuple[PairwisePlan, ...]:
@@ -227,7 +235,7 @@ class PairwisePlan:
             ("tiles", f"{self.tiles:,} of {self.tile} x {self.tile}"),
             ("multiplications", f"{self.multiplications:,} scalar multiplications"),
             ("peak memory", f"{self.peak_bytes / 2**20:,.2f} MiB"),
-            ("compilations", f"{self.compilations:,} compiled programs"),
+            ("tier", f"{self.tier}, {self.compilations:,} compiled programs"),
         ]
         if self.seconds is not None:
             rows.append(("estimated", f"{self.seconds:.3g} s with compiling, without reading"))
@@ -311,6 +319,7 @@ def _recursion(run: Sizes, work: _Work) -> PairwisePlan:
     one_tile = stacks + work.intermediate_bytes
     is_large = tile == 1 and work.multiplications >= _LARGE * run.pairs
     together = max(1, min(_AT_ONCE, int(run.available / 4 // one_tile))) if is_large else 1
+    tier = rates.tier_of_all(_runs(work.plans, tile, work.budget))
     return PairwisePlan(
         route=RECURSION,
         pairs=run.pairs,
@@ -318,8 +327,9 @@ def _recursion(run: Sizes, work: _Work) -> PairwisePlan:
         tiles=run.tiles(tile),
         multiplications=work.multiplications,
         peak_bytes=together * one_tile + run.tile_bytes(tile),
-        compilations=len(work.programs),
+        compilations=len(work.programs) if tier == "compile" else 0,
         together=together,
+        tier=tier,
     )
 
 
@@ -467,8 +477,19 @@ def _feature_seconds(route: PairwisePlan, dtype: str) -> float:
 
 
 def _recursion_seconds(route: PairwisePlan, contracted: Contracted, budget: Budget) -> float:
-    plans = [plan for _, plan in contracted]
-    sides = [batched_plans.batch_side(plan, route.tile, budget) for plan in plans]
-    once = rates.seconds_of(plans, sides)
-    running = sum(times * one.running for (times, _), one in zip(contracted, once, strict=True))
-    return running + sum(one.compiling for one in once)
+    runs = _runs(contracted, route.tile, budget)
+    return sum(one.total for one in rates.seconds_of(runs, route.tier))
+
+
+def _runs(contracted: Contracted, tile: int, budget: Budget) -> list[Runs]:
+    """The plans of all pairs, each with the batches in which it runs."""
+    found = []
+    for times, plan in contracted:
+        side = min(batched_plans.batch_side(plan, tile, budget), max(1, times))
+        over: dict[str, Axes] = {}
+        for name in plan.shapes if side > 1 else ():
+            owner = side_of(name)
+            if owner is not None:
+                over[name] = (owner == SIDES[0], owner == SIDES[1])
+        found.append(Runs(plan, times, side, over))
+    return found

@@ -245,7 +245,7 @@ def entry(source: Source, model: Model | Combination, dtype: str) -> Entry:
         d_in=parts[0].d_in,
         d_out=parts[0].d_out,
         n_ctx=parts[0].n_ctx,
-        degree=max(part.degree for part in parts),
+        degree=max(part.growth for part in parts),
         nonlinear=nonlinear(*layers),
         terms=len(terms(model)),
         caveats=caveats(model),

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tnsim.all_pairs import batched_plans, forward_runs
+from tnsim.all_pairs import batched_plans, forward_runs, kernel_runs
 from tnsim.all_pairs.batched_plans import PairSetting, Terms
 from tnsim.all_pairs.forward_runs import Estimated
 from tnsim.all_pairs.sources import Entry
@@ -30,7 +30,7 @@ from tnsim.problems.forward import Sums
 from tnsim.problems.state_sizes import scaled_under
 from tnsim.sessions import session
 
-Block = features.FeatureBlock | batched_plans.StackBlock
+Block = features.FeatureBlock | batched_plans.StackBlock | kernel_runs.KernelBlock
 _WORKER = "worker"  # owner of the blocks of all runs on a worker, see `_kept`
 
 
@@ -46,6 +46,7 @@ class Job(NamedTuple):
         alone: Whether one process computes the whole run, and forgets its blocks at the end.
         key: Unique name of this run.
         points: Points of forward passes; None on other routes.
+        kernels: Whether inner products are sums over pairs of hidden units.
     """
 
     setting: PairSetting
@@ -56,6 +57,7 @@ class Job(NamedTuple):
     alone: bool
     key: str
     points: Points | None = None
+    kernels: bool = False
 
     @property
     def parts(self) -> Sequence[FeatureSpace | None]:
@@ -107,12 +109,16 @@ def tile(job: Job, rows: tuple[Entry, ...], columns: tuple[Entry, ...]) -> LogSc
 def _part_norms(job: Job, block: Block) -> LogScaled:
     if isinstance(block, features.FeatureBlock):
         return features.norms(block, job.setting.slices)
+    if isinstance(block, kernel_runs.KernelBlock):
+        return kernel_runs.norms(block, job.setting)
     return batched_plans.norms(block, job.setting)
 
 
 def _part_products(job: Job, first: Block, second: Block) -> LogScaled:
     if isinstance(first, features.FeatureBlock) and isinstance(second, features.FeatureBlock):
         return features.products(first, second, job.setting.slices)
+    if isinstance(first, kernel_runs.KernelBlock) and isinstance(second, kernel_runs.KernelBlock):
+        return kernel_runs.products(first, second, job.setting)
     assert isinstance(first, batched_plans.StackBlock) and isinstance(
         second, batched_plans.StackBlock
     )
@@ -150,6 +156,8 @@ def _kept(job: Job, key: tuple[Hashable, ...], make: Callable[[], Any]) -> Any:
 def _prepared(job: Job, entries: tuple[Entry, ...], part: FeatureSpace | None) -> Block:
     """The block of some models: a part of their features, or a stack for the batched plans."""
     models, combined = _terms(entries, job.setting.dtype)
+    if job.kernels:
+        return kernel_runs.block(models, combined, job.setting)
     units, dtype = job.setting.units, job.setting.dtype
     made = [scaled_under(model, units, job.setting.slices) for model in models]
     models = tuple(one.model for one in made)

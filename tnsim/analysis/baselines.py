@@ -33,7 +33,7 @@ from tnsim.models.arrays import host_array
 from tnsim.models.checks import Seed, check_comparable, check_numbers, seed_number
 from tnsim.models.forward import check_inputs, is_tokens, plain_forward
 from tnsim.models.functions import Function
-from tnsim.models.layers import affine_maps, bias_name, innermost
+from tnsim.models.layers import bias_name, innermost, map_names
 from tnsim.models.model import AnyModel, Model, terms
 
 if TYPE_CHECKING:
@@ -355,7 +355,9 @@ def _structure(model: Model) -> tuple[Any, ...]:
 def _output_rows(model: Model) -> Float[np.ndarray, "out in"]:
     """The last weights of the last layer: a row per output, with the bias, if any, at its end."""
     last = innermost(model.layers[-1])
-    name = affine_maps(last)[1]
+    if not map_names(last):
+        raise ModelError("the last layer of a model has no weights, so its outputs have no rows")
+    name = map_names(last)[-1]
     weights = np.asarray(getattr(last, name), np.float64)
     bias = getattr(last, bias_name(name))
     if bias is None:

@@ -18,20 +18,23 @@ from tnsim.checkpoints.rules import (
     PROJECTIONS,
     AttentionRule,
     BilinearRule,
+    ElementwiseRule,
+    GatedRule,
     LinearRule,
     Rule,
     StackedRule,
 )
 from tnsim.errors import ModelError
+from tnsim.models.activated import Elementwise, Gated
 from tnsim.models.arrays import detached, host_array, like
 from tnsim.models.attention import Attention
-from tnsim.models.layers import Bilinear, Linear, Residual
+from tnsim.models.layers import Bilinear, Core, Linear, Residual
 
 LARGEST_IDENTITY = 2**24  # entries that any layer without a readout may need
 SCORES = ("q1", "k1", "q2", "k2")
 
 
-def layer(rule: Rule, arrays: NamedArrays) -> Linear | Bilinear | Attention | Residual:
+def layer(rule: Rule, arrays: NamedArrays) -> Core | Residual:
     """The layer that a rule describes.
 
     Args:
@@ -130,6 +133,25 @@ def _bilinear(rule: BilinearRule, arrays: NamedArrays) -> Bilinear:
     return Bilinear(left, right, down, left_bias, right_bias, arrays.get(rule.down_bias))
 
 
+def _elementwise(rule: ElementwiseRule, arrays: NamedArrays) -> Elementwise:
+    own: Any = rule.activation  # a name, see `check_rule`
+    return Elementwise(own)
+
+
+def _gated(rule: GatedRule, arrays: NamedArrays) -> Gated:
+    own: Any = rule.activation
+    if rule.fused:
+        stacked = _unfused(rule, arrays)
+        gate, up = stacked["gate"], stacked["up"]
+        gate_bias, up_bias = stacked.get("gate_bias"), stacked.get("up_bias")
+    else:
+        gate = arrays.required_matrix(rule.gate, rule.transpose)
+        up = arrays.matrix(rule.up, rule.transpose)
+        gate_bias, up_bias = arrays.get(rule.gate_bias), arrays.get(rule.up_bias)
+    down = arrays.required_matrix(rule.down, rule.transpose)
+    return Gated(gate, up, down, own, gate_bias, up_bias, arrays.get(rule.down_bias))
+
+
 def _unfused(rule: StackedRule, arrays: NamedArrays) -> dict[str, Any]:
     """Weights and biases by role, cut out of arrays that stack the roles on axis 0."""
     roles = str(rule.fused_order).split("-")
@@ -219,4 +241,6 @@ _MAKERS: dict[type[Rule], Callable[..., Any]] = {
     LinearRule: _linear,
     BilinearRule: _bilinear,
     AttentionRule: _attention,
+    ElementwiseRule: _elementwise,
+    GatedRule: _gated,
 }

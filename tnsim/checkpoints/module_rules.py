@@ -6,7 +6,9 @@ is `a x + b f(x)` of the input x and the output f(x) of this layer. Arrays are t
 weights and inputs, so that arrays do not fit by chance. Where nothing fits, the place is named.
 
 A forward pass may call a function that is no submodule. Where the next call reads the result of
-such a function of the layer before, the refusal names the function (`activation`).
+such a function of the layer before, a known activation is a layer of its own or the gate of one;
+another function is named by the refusal (`unknown_function`). Activations are told apart by their
+values alone, so that no name can be mistaken: the two forms of GELU differ by 4e-4.
 
 Bilinear attention takes its roles from names (q1, k1, q2, k2, v, o; or q, k, v, o), or from the
 parts of one linear layer that stacks all but o. Everything that no name tells is tried: the number
@@ -24,26 +26,41 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from tnsim.activations.activation import activation
 from tnsim.checkpoints.layer_rules import layer
 from tnsim.checkpoints.module_calls import Call, join, kind, require_torch
 from tnsim.checkpoints.named_arrays import NamedArrays
-from tnsim.checkpoints.rules import PROJECTIONS, AttentionRule, BilinearRule, LinearRule, Rule
+from tnsim.checkpoints.rules import (
+    PROJECTIONS,
+    AttentionRule,
+    BilinearRule,
+    ElementwiseRule,
+    GatedRule,
+    LinearRule,
+    Rule,
+)
 from tnsim.errors import ON_INPUTS, UnsupportedLayer
 
-ENTRYWISE = [
+ACTIVATIONS = (  # names of the registry, the most frequent first
     "relu",
     "gelu",
+    "gelu_tanh",
     "silu",
     "tanh",
     "sigmoid",
     "softplus",
     "elu",
     "leaky_relu",
-    "mish",
+    "relu2",
     "relu6",
+    "hardtanh",
     "hardswish",
-    "selu",
-]
+    "abs",
+    "erf",
+    "sin",
+    "step",
+)
+ENTRYWISE = ("mish", "selu", "celu", "softsign", "logsigmoid", "tanhshrink")
 OVER_COORDINATES = ("softmax", "log_softmax", "normalize")
 NORMS = ("layer_norm", "rms_norm")
 ATTENTION_FITS = 1e-5  # relative to the output: tables of a rotation are often of float32
@@ -55,7 +72,25 @@ NORM_MODULES = {"LayerNorm": "layer", "RMSNorm": "rms"}  # norms of rules by PyT
 Declared = Rule | Callable[[Any], Any]
 
 
-def activation(calls: Sequence[Call], end: np.ndarray) -> str | None:
+def activation_between(before: np.ndarray, after: np.ndarray) -> str | None:
+    """The name of the activation that leads from some numbers to others, None where none does.
+
+    Args:
+        before: Numbers of any shape, some of them far from zero.
+        after: Values of an activation at these numbers.
+
+    Example:
+        >>> numbers = np.linspace(-3.0, 3.0, 8)
+        >>> activation_between(numbers, np.tanh(numbers))
+        'tanh'
+    """
+    if before.shape != after.shape or before.dtype.kind != "f":
+        return None
+    fitting = (name for name in ACTIVATIONS if same(activation(name)(before), after))
+    return next(fitting, None)
+
+
+def unknown_function(calls: Sequence[Call], end: np.ndarray) -> str | None:
     """The function between the first of some calls and the next, alone or as a gate.
 
     Args:
@@ -63,7 +98,8 @@ def activation(calls: Sequence[Call], end: np.ndarray) -> str | None:
         end: Output of the module, which follows the last call.
 
     Returns:
-        Name of the function in `torch.nn.functional`, None where no known function fits.
+        Name of the function in `torch.nn.functional`, or "top-k"; None where no known function
+        fits.
     """
     torch = require_torch()
     first, *rest = calls
@@ -83,7 +119,19 @@ def activation(calls: Sequence[Call], end: np.ndarray) -> str | None:
         gated = len(rest) > 1 and result.shape == rest[0].result.shape
         if gated and _same(result * rest[0].result, rest[1].given):
             return f"a gate by {name}"
-    return None
+    return "top-k" if _keeps_largest(first.result, following) else None
+
+
+def _keeps_largest(before: np.ndarray, after: np.ndarray) -> bool:
+    """Whether equally many of the largest numbers are kept in every row, and the others are 0."""
+    if before.shape != after.shape or before.dtype.kind != "f":
+        return False
+    kept = after != 0
+    counts = np.unique(kept.sum(axis=-1))
+    if len(counts) > 1 or not 0 < counts[0] < before.shape[-1]:
+        return False
+    largest = np.sort(before, axis=-1)[..., -int(counts[0]) :]
+    return _same(np.sort(after[kept].reshape(largest.shape), axis=-1), largest)
 
 
 def _same(one: np.ndarray, other: np.ndarray) -> bool:
@@ -281,6 +329,10 @@ def parts_of(
     n = 0
     while n < len(calls):
         call = calls[n]
+        name = activation_between(stream, call.given)
+        if norm is None and name is not None and not same(call.given, stream):
+            parts.append(_elementwise(name))
+            stream = call.given
         if norm is None and kind(call.module) in NORM_MODULES and same(call.given, stream):
             norm = last_norm = call
             n += 1
@@ -288,14 +340,23 @@ def parts_of(
         unit, part = _next(reader, calls[n:], stream, norm, end, last_norm)
         parts.append(part)
         n += unit.calls
-        stream, norm = _given_next(calls[n:], end), None
+        after = _given_next(calls[n:], end)
+        # A layer whose output passes through an activation before the next layer reads it.
+        stream, norm = unit.result if _activated(unit, after) else after, None
     if norm is not None:
         raise UnsupportedLayer(
             f"{norm.path} ({kind(norm.module)}) has no layer behind it into which it could go"
         )
     if not same(stream, end):
-        raise _gap(calls[-1:], True, end, last_norm)
+        name = activation_between(stream, end)
+        if name is None:
+            raise _gap(calls[-1:], True, end, last_norm)
+        parts.append(_elementwise(name))
     return parts
+
+
+def _elementwise(name: str) -> ModulePart:
+    return ModulePart("", ElementwiseRule(activation=name))
 
 
 def _next(
@@ -318,7 +379,9 @@ def _next(
         reads_stream = True
         after = _given_next(calls[unit.calls :], end)
         found = _residual(reader, unit, stream, after)
-        if found is None:
+        if found is None and _activated(unit, after):
+            found = unit.part
+        if found is None or (_is_plain(unit.part.rule) and found is unit.part):
             continue
         if norm is not None:
             found = _behind(norm, found)
@@ -329,6 +392,21 @@ def _next(
             f"into which it could go. {ON_INPUTS}"
         )
     raise _gap(calls, reads_stream, end, norm or last_norm)
+
+
+def _activated(unit: Unit, after: np.ndarray) -> bool:
+    """Whether an activation alone leads from the output of a unit to the next input."""
+    if same(unit.result, after):
+        return False
+    return activation_between(unit.result, after) is not None
+
+
+def _is_plain(rule: Rule | None) -> bool:
+    """Whether a rule is a block of one hidden layer, which has a use inside a residual alone.
+
+    Without a residual the block is read as two linear layers with an activation between them.
+    """
+    return isinstance(rule, GatedRule) and not (rule.up or rule.fused)
 
 
 def _given_next(calls: Sequence[Call], end: np.ndarray) -> np.ndarray:
@@ -350,6 +428,7 @@ def _units(reader: Reader, calls: Sequence[Call]) -> Iterator[Unit]:
     run = list(_linears(calls))
     yield from _attentions(reader, run)
     yield from _bilinears(run)
+    yield from _gated(run)
     yield Unit(1, first.given, first.result, _linear(first))
 
 
@@ -365,7 +444,7 @@ def _declared(call: Call, declared: Declared) -> ModulePart:
     """The layer that the user declared for a class, with the names of the whole module."""
     if not isinstance(declared, Rule):
         return ModulePart(call.path, None, declared)
-    names = {"kind", "norm", "residual", "mask", "fused_order", "rope_layout"}
+    names = {"kind", "norm", "residual", "mask", "fused_order", "rope_layout", "activation"}
     keys = {
         field: join(call.path, value)
         for field, value in vars(declared).items()
@@ -407,6 +486,36 @@ def _bilinears(run: Sequence[Call]) -> Iterator[Unit]:
             rule = BilinearRule(**keys, **_keys(down, "down", "down_bias"))
             yield Unit(count + 1, first.given, down.result, ModulePart(first.path, rule))
         yield Unit(count, first.given, product, ModulePart(first.path, BilinearRule(**keys)))
+
+
+def _gated(run: Sequence[Call]) -> Iterator[Unit]:
+    """Hidden layers with an activation, alone or as the gate of a second linear layer or half."""
+    first = run[0]
+    half = first.result.shape[-1] // 2
+    gates: list[tuple[int, np.ndarray, np.ndarray | None, dict[str, Any]]] = []
+    if len(run) > 2 and same(run[1].given, first.given):
+        second = run[1]
+        if second.result.shape == first.result.shape:
+            for gate, up in ((first, second), (second, first)):
+                keys = _keys(gate, "gate", "gate_bias") | _keys(up, "up", "up_bias")
+                gates.append((2, gate.result, up.result, keys))
+    if first.result.shape[-1] == 2 * half:
+        keys = _keys(first, "fused", "fused_bias")
+        halves = first.result[..., :half], first.result[..., half:]
+        gates.append((1, *halves, keys | {"fused_order": "gate-up"}))
+        gates.append((1, *halves[::-1], keys | {"fused_order": "up-gate"}))
+    gates.append((1, first.result, None, _keys(first, "gate", "gate_bias")))
+    for count, gate, up, keys in gates:
+        if len(run) <= count:
+            continue
+        down = run[count]
+        for name in ACTIVATIONS:
+            hidden = activation(name)(gate) if up is None else activation(name)(gate) * up
+            if same(hidden, down.given):
+                keys |= {"activation": name} | _keys(down, "down", "down_bias")
+                rule = GatedRule(**keys)
+                yield Unit(count + 1, first.given, down.result, ModulePart(first.path, rule))
+                break
 
 
 def _attentions(reader: Reader, run: Sequence[Call]) -> Iterator[Unit]:
@@ -497,16 +606,15 @@ def _gap(
     said = f"cannot tell what {place} is given: it is not the output of the layer before it"
     if after:
         said = f"cannot tell how {following} follows from {place}"
-    if name := activation(calls, end):
-        said += f": it is {name} of it, which is no polynomial"
+    if name := unknown_function(calls, end):
+        said += f": it is {name} of it, which has no exact similarity"
     elif norm := norm or next((call for call in calls if kind(call.module) in NORM_MODULES), None):
         said += f"; {_name(norm)} is there, which is known before a layer only, inside its residual"
     return UnsupportedLayer(
-        f"{said}. Known are linear layers, products of two of them, residual connections, norms "
-        "before a layer, embeddings and bilinear attention (q1, k1, q2, k2, v, o, or q, k, v in "
-        "one). If it is a polynomial, declare the class around it: "
-        "layers={Class: BilinearRule(...) or a function from an instance to layers of tnsim}. "
-        f"{ON_INPUTS}"
+        f"{said}. Known are linear layers, products of two of them, activations, gates, residual "
+        "connections, norms before a layer, embeddings and bilinear attention (q1, k1, q2, k2, v, "
+        "o, or q, k, v in one). Declare the class around it: layers={Class: BilinearRule(...) or a "
+        f"function from an instance to layers of tnsim}}. {ON_INPUTS}"
     )
 
 

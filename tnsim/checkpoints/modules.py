@@ -44,13 +44,27 @@ from tnsim.errors import ON_INPUTS, CheckpointError, ModelError, UnsupportedLaye
 from tnsim.models.arrays import numbers
 from tnsim.models.checks import check_length
 from tnsim.models.functions import is_random_in_training
-from tnsim.models.layers import Residual
+from tnsim.models.layers import Residual, with_widths
 from tnsim.models.model import Model
 from tnsim.models.origin import Origin
 
 log = logging.getLogger(__name__)
 
 SILENT = ("Identity", "Dropout", "Flatten")  # at evaluation they change no number
+ENTRYWISE = (  # activations; their values tell which one stands between two layers
+    "ELU",
+    "GELU",
+    "GLU",
+    "Hardswish",
+    "Hardtanh",
+    "LeakyReLU",
+    "ReLU",
+    "ReLU6",
+    "SiLU",
+    "Sigmoid",
+    "Softplus",
+    "Tanh",
+)
 SOFTMAX = "MultiheadAttention"  # refused as a whole, not leaf by leaf
 WRAPPERS = {"DataParallel": "module", "DistributedDataParallel": "module"}
 
@@ -65,9 +79,10 @@ def from_module(
 ) -> Model:
     """A model that computes what a PyTorch module computes.
 
-    Linear layers, products of two, residual connections, embeddings and bilinear attention are
-    recognised by what they compute, however the forward pass is written. The model is compared
-    with the module in float64, on several batches of random inputs of different sizes.
+    Linear layers, products of two, activations, gates, residual connections, embeddings and
+    bilinear attention are recognised by what they compute, however the forward pass is written. The
+    model is compared with the module in float64, on several batches of random inputs of different
+    sizes. Activations are told apart by their values: `gelu` is never taken for `gelu_tanh`.
 
     Args:
         module: An `nn.Module` in evaluation mode. It is not changed.
@@ -84,8 +99,8 @@ def from_module(
         `model.origin.dialect` reads the module's state dicts: `tnsim.load("runs/*.pt", dialect)`.
 
     Raises:
-        UnsupportedLayer: Where a submodule, which the message names with the choices, is no
-            polynomial or is not recognised.
+        UnsupportedLayer: Where a submodule, which the message names with the choices, is not
+            recognised.
         ModelError: When the recognised layers compute another function than the module.
         MissingExtra: When PyTorch is not installed.
 
@@ -255,7 +270,7 @@ def _watched(
         example: Inputs that the module takes.
     """
     _check_describable(module, tuple(declared))
-    parts = _parts(double, declared, example)
+    parts = _parts(double, declared, _of_two_sizes(example))
     tensors = {name: tensor.detach() for name, tensor in tensors_of(module).items()}
     arrays = NamedArrays(tensors, None)
     found = []
@@ -263,6 +278,8 @@ def _watched(
         for one in layers_of(part, module, arrays):
             # A function of the user makes layers of the parameters themselves, not of numbers.
             found.append(one._replace(layer=numbers(one.layer)))
+    widths = with_widths(one.layer for one in found)
+    found = [one._replace(layer=layer) for one, layer in zip(found, widths, strict=True)]
     return Recognised(module, parts, found, arrays, example, forward_error(own, found, example))
 
 
@@ -300,6 +317,15 @@ def _watched_on_sequences(
     except Exception as reason:  # also errors of a forward pass that takes vectors alone
         log.debug("%s: %s", type(module).__name__, reason)
         return None
+
+
+def _of_two_sizes(example: Any) -> Any:
+    """An example with every second vector eight times as large, so that all kinks are passed."""
+    if not example.is_floating_point():
+        return example
+    torch = require_torch()
+    sizes = 1.0 + 7.0 * (torch.arange(len(example)) % 2)
+    return example * sizes.reshape(-1, *(1,) * (example.ndim - 1))
 
 
 def _unwrapped(module: Any) -> Any:
@@ -369,7 +395,7 @@ def _check_repeatable(module: Any) -> None:
 
 
 def _check_describable(module: Any, declared: tuple[type, ...]) -> None:
-    """Raise `UnsupportedLayer` naming every submodule of which no polynomial can be read."""
+    """Raise `UnsupportedLayer` naming every submodule of which no layer can be read."""
     wrong = [f"{path or 'the module'}: {why}" for path, why in _wrong(module, declared)]
     if not wrong:
         return
@@ -377,27 +403,27 @@ def _check_describable(module: Any, declared: tuple[type, ...]) -> None:
     if len(wrong) > 6:
         shown += f"; and {len(wrong) - 6} more"
     raise UnsupportedLayer(
-        f"no polynomial describes this module: {shown}. A class of your own that computes one can "
-        f"be declared: layers={{Class: BilinearRule(...) or a function}}. {ON_INPUTS}"
+        f"no layers of tnsim describe this module: {shown}. A class of your own that they describe "
+        f"can be declared: layers={{Class: BilinearRule(...) or a function}}. {ON_INPUTS}"
     )
 
 
 def _wrong(module: Any, declared: tuple[type, ...]) -> Iterable[tuple[str, str]]:
     softmax = [path for path, child in module.named_modules() if kind(child) == SOFTMAX]
     for path in softmax:
-        yield path, f"{SOFTMAX}, which is softmax attention and no polynomial"
+        yield path, f"{SOFTMAX}, which is softmax attention"
     for path, leaf in leaves_of(module, declared):
         name = kind(leaf)
         if isinstance(leaf, declared) or path.rpartition(".")[0] in softmax:
             continue
-        if name and name not in (*LEAVES, *SILENT):
+        if name and name not in (*LEAVES, *SILENT, *ENTRYWISE):
             yield path, f"{name}, {_reason(leaf)}"
 
 
 def _reason(leaf: Any) -> str:
     for cls in type(leaf).__mro__:
         if cls.__module__ == "torch.nn.modules.activation":
-            return "which is no polynomial"
+            return "which has no exact similarity"
         if cls.__module__ in _OF_IMAGES:
             return "of which the input's size is to be known: give inputs=, an example of them"
     return "which is no layer of tnsim"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -11,26 +12,38 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from tnsim.activations.activation import Activation, activation
 from tnsim.checkpoints.guard import refusing
 from tnsim.checkpoints.named_arrays import to_numpy
-from tnsim.errors import CheckpointError, ModelError, UnsupportedLayer, printable
+from tnsim.errors import CheckpointError, ModelError, TnsimError, UnsupportedLayer, printable
 from tnsim.files import Kind, replacing
+from tnsim.models.activated import Elementwise, Gated
 from tnsim.models.arrays import rename_errors
 from tnsim.models.attention import Attention
 from tnsim.models.checks import check_numbers
-from tnsim.models.layers import Bilinear, Linear, Multilinear, Residual, affine_maps, bias_name
+from tnsim.models.layers import (
+    Bilinear,
+    Linear,
+    Multilinear,
+    Residual,
+    bias_name,
+    map_names,
+)
 from tnsim.models.model import Model
 from tnsim.models.origin import Origin
 from tnsim.models.protocol import Layer
 
 FORMAT = 1
 METADATA = "tnsim"  # the key of the architecture in the metadata
-KINDS = {cls.__name__: cls for cls in (Linear, Bilinear, Multilinear, Attention)}
+_CLASSES = Linear, Bilinear, Multilinear, Attention, Elementwise, Gated
+KINDS = {cls.__name__: cls for cls in _CLASSES}
 SETTINGS: dict[type, tuple[str, ...]] = {  # fields of a layer that are no arrays
     Linear: (),
     Bilinear: (),
     Multilinear: ("n_legs",),
     Attention: ("n_heads", "mask", "rope_base"),
+    Elementwise: ("activation", "width"),
+    Gated: ("activation", "multiplies"),
 }
 
 
@@ -151,14 +164,30 @@ def _describe(layer: Layer, prefix: str, tensors: dict[str, np.ndarray]) -> dict
         if getattr(layer, field) is not None:
             tensors[f"{prefix}.{field}"] = np.ascontiguousarray(getattr(layer, field))
     settings = {field: getattr(layer, field) for field in SETTINGS[type(layer)]}
+    if "activation" in settings:
+        settings["activation"] = _name_of(settings["activation"])
     return {"kind": type(layer).__name__, **settings}
+
+
+def _name_of(own: Activation) -> str:
+    """The name by which a file tells an activation.
+
+    Raises:
+        ModelError: The name stands for another activation, or for none.
+    """
+    with contextlib.suppress(TnsimError):
+        if activation(own.name) == own:
+            return own.name
+    raise ModelError(
+        f"the activation {own.name!r} is a function of your own, which no file holds: save models "
+        "with activations that tnsim knows by name"
+    )
 
 
 def _array_fields(layer: Layer) -> list[str]:
     """Names of a layer's matrices and biases."""
-    rows, output = affine_maps(layer)
     names: list[str] = []
-    for name in (*rows, output):
+    for name in map_names(layer):
         names += [name, bias_name(name)]
     return names
 
@@ -175,6 +204,8 @@ def _build(spec: Mapping[str, Any], prefix: str, state: Mapping[str, Any], used:
     if cls is Multilinear:
         return _build_multilinear(settings["n_legs"], prefix, state, used)
     arrays = {}
+    if cls is Gated and settings.pop("multiplies") is not True:
+        settings["up"] = None
     for field in dataclasses.fields(cls):
         if field.name not in settings:
             arrays[field.name] = _tensor(field.name, prefix, state, used)

@@ -19,7 +19,7 @@ from jaxtyping import Float
 
 from tnsim.errors import ModelError
 from tnsim.models.arrays import Array, add, host_array
-from tnsim.models.layers import Residual, affine_maps, bias_name
+from tnsim.models.layers import Residual, bias_name, map_names
 from tnsim.models.model import Model
 from tnsim.models.protocol import Layer
 
@@ -158,10 +158,12 @@ def at_energy(normed: Normed, energy: float | None, what: str) -> Layer:
     if isinstance(layer, Residual):
         inner = at_energy(Normed(layer.layer, norm), energy, what)
         return Residual(inner, layer.skip, layer.scale)
-    rows, output = affine_maps(layer)
+    names = map_names(layer)
+    if not names:
+        raise ModelError(f"{what} stands before {type(layer).__name__}, which has no weights")
     core: Any = layer
     changed: dict[str, Any] = {}
-    for name in rows or (output,):
+    for name in names[:-1] or names:
         weight, bias = getattr(core, name), getattr(core, bias_name(name))
         if norm.shift is not None:
             bias = add(weight @ norm.shift, bias)

@@ -15,7 +15,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
-from tnsim.errors import ON_INPUTS, CheckpointError, UnsupportedLayer
+from tnsim.activations.activation import activation
+from tnsim.errors import ON_INPUTS, CheckpointError, TnsimError, UnsupportedLayer
 from tnsim.models.attention import MASKS
 
 PROJECTIONS = ("q1", "k1", "q2", "k2", "v", "o")
@@ -252,9 +253,72 @@ class AttentionRule(StackedRule):
         return self.fused or self.q1 or ""
 
 
-KINDS: dict[str, type[Rule]] = {
-    kind.kind: kind for kind in (LinearRule, BilinearRule, AttentionRule)
-}
+@dataclass(frozen=True, repr=False, kw_only=True)
+class ElementwiseRule(Rule):
+    """A function of every coordinate, f(x); it has no array.
+
+    Attributes:
+        activation: Name of f, such as "relu", "gelu" or "gelu_tanh".
+
+    The residual of `Rule` besides.
+
+    Example:
+        >>> ElementwiseRule(activation="relu").main_key
+        ''
+    """
+
+    kind: ClassVar[str] = "elementwise"
+    required: ClassVar[tuple[str, ...]] = ("activation",)
+
+    activation: str | None = None
+
+    @property
+    def main_key(self) -> str:
+        """No key."""
+        return ""
+
+
+@dataclass(frozen=True, repr=False, kw_only=True)
+class GatedRule(StackedRule):
+    """A gated layer, D (f(G x + g) * (U x + u)) + b, in terms of names of keys.
+
+    Attributes:
+        gate: Key of G.
+        up: Key of U; without it a hidden unit is f(G x + g).
+        down: Key of D.
+        gate_bias, up_bias, down_bias: Keys of g, u and b.
+        activation: Name of f, such as "silu", "gelu" or "gelu_tanh".
+        fused: Key of an array that stacks gate and up on axis 0; `fused_bias` is the key of their
+            stacked biases, and `fused_order` is "gate-up" or "up-gate".
+
+    The fields of `Rule` besides: `transpose`, a residual and a norm.
+
+    Example:
+        >>> GatedRule(gate="w1", up="w3", down="w2", activation="silu").main_key
+        'w1'
+    """
+
+    kind: ClassVar[str] = "gated"
+    required: ClassVar[tuple[str, ...]] = ("gate", "down", "activation")
+    required_fused: ClassVar[tuple[str, ...]] = ("fused", "down", "activation")
+    orders: ClassVar[tuple[str, ...]] = ("gate-up", "up-gate")
+
+    gate: str | None = None
+    up: str | None = None
+    down: str | None = None
+    gate_bias: str | None = None
+    up_bias: str | None = None
+    down_bias: str | None = None
+    activation: str | None = None
+
+    @property
+    def main_key(self) -> str:
+        """The key of the stacked array or of the gate."""
+        return self.fused or self.gate or ""
+
+
+_CLASSES = (LinearRule, BilinearRule, AttentionRule, ElementwiseRule, GatedRule)
+KINDS: dict[str, type[Rule]] = {kind.kind: kind for kind in _CLASSES}
 """Classes of rules by the kind that a dialect's file names."""
 
 
@@ -267,7 +331,7 @@ def rule_of(fields: Mapping[str, Any], where: str) -> Rule:
 
     Raises:
         CheckpointError: The kind has no such field.
-        UnsupportedLayer: The kind is no polynomial layer.
+        UnsupportedLayer: The kind is unknown.
 
     Example:
         >>> rule_of({"kind": "linear", "weight": "w"}, "layer rule 0")
@@ -276,7 +340,7 @@ def rule_of(fields: Mapping[str, Any], where: str) -> Rule:
     kind = fields.get("kind")
     if not isinstance(kind, str) or kind not in KINDS:
         raise UnsupportedLayer(
-            f"{where}: kind {kind!r} is no polynomial layer that can be read; "
+            f"{where}: kind {kind!r} is no layer that can be read; "
             f"known are {', '.join(KINDS)}. {ON_INPUTS}"
         )
     known = {field.name for field in dataclasses.fields(KINDS[kind])}
@@ -316,9 +380,11 @@ def facts(rule: Rule) -> list[str]:
         phrases.append(f"{rule.norm} norm before it, eps {rule.norm_epsilon:g}")
     if isinstance(rule, AttentionRule):
         phrases += _attention_facts(rule)
+    if isinstance(rule, ElementwiseRule | GatedRule):
+        phrases.append(f"activation {rule.activation}")
     if isinstance(rule, BilinearRule) and not rule.down:
         phrases.append("hidden units are the output")
-    if not (rule.residual or isinstance(rule, LinearRule)):
+    if not (rule.residual or isinstance(rule, LinearRule | ElementwiseRule)):
         phrases.append("no residual")
     return phrases
 
@@ -384,6 +450,11 @@ def check_rule(rule: Any, where: str) -> None:
             names = " or ".join(repr(choice) for choice in known if choice is not None)
             raise CheckpointError(f"{where}: {field.name} {value!r} is unknown, use {names}")
     _check_keys(rule, where)
+    if isinstance(rule, ElementwiseRule | GatedRule):
+        try:
+            activation(str(rule.activation))
+        except TnsimError as error:
+            raise CheckpointError(f"{where}: {error}") from None
 
 
 def _check_keys(rule: Rule, where: str) -> None:

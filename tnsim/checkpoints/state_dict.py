@@ -28,6 +28,7 @@ from tnsim.checkpoints.norms import Normed, fold
 from tnsim.checkpoints.rules import Rule
 from tnsim.errors import ON_INPUTS, CheckpointError, TnsimError, UnsupportedLayer
 from tnsim.models.arrays import detached, rename_errors, requires_grad
+from tnsim.models.layers import has_width
 from tnsim.models.model import Model
 from tnsim.models.origin import Origin
 from tnsim.models.protocol import Layer
@@ -181,7 +182,8 @@ def check_unused(
         >>> check_unused(NamedArrays({"step": np.array(3)}, None), dialect, [])
         (('step',), ())
     """
-    widths = {size for layer in layers for size in (layer.d_in, layer.d_out)}
+    known = filter(has_width, layers)
+    widths = {size for layer in known for size in (layer.d_in, layer.d_out)}
     ignored: list[str] = []
     left_out: list[str] = []
     surplus: list[str] = []
@@ -298,7 +300,8 @@ def model_from_state(
         3
     """
     named = _descend(state, dialect)
-    place = place_of(named, [rule.numbered(0).main_key for rule in dialect.layers])
+    keys = [rule.numbered(0).main_key for rule in dialect.layers]
+    place = place_of(named, [key for key in keys if key])  # an elementwise rule has no array
     named = inside(named, place)
     arrays = NamedArrays(named, config)
     layers: list[Normed] = []

@@ -44,8 +44,10 @@ from tnsim.errors import TnsimError, printable
 
 if TYPE_CHECKING:
     from tnsim.checkpoints.load import Reading
+    from tnsim.compare.by_points import ForwardPlan
     from tnsim.compare.monte_carlo import Check
     from tnsim.compare.numbers import Number
+    from tnsim.engine.plan import Plan
     from tnsim.models.model import Model
     from tnsim.models.origin import Origin
 
@@ -123,7 +125,8 @@ def similarity(
         sampled = tnsim.check(one, two, chosen, samples=samples, seed=seed, progress=not as_json)
     if as_json:
         files = {"a": str(a), "b": str(b)}
-        print_json(files | _as_data(value, dtype, by_output, sampled))
+        planned = tnsim.plan(one, two, chosen, cosine=True, dtype=dtype.value)
+        print_json(files | _as_data(value, dtype, by_output, sampled) | {"tier": _tier(planned)})
     else:
         _say_similarity(value, by_output, sampled)
 
@@ -147,6 +150,14 @@ def _as_data(
     if sampled is not None:
         answer["check"] = {name: float(getattr(sampled, name)) for name in CHECKED}
     return answer
+
+
+def _tier(planned: Plan | ForwardPlan) -> str | None:
+    """The tier in which a plan runs; None where forward passes answer."""
+    import tnsim
+    from tnsim.engine.runtime.rates import tier_of
+
+    return None if isinstance(planned, tnsim.ForwardPlan) else tier_of(planned)
 
 
 def _say_similarity(value: Number, by_output: list[float] | None, sampled: Check | None) -> None:
@@ -183,8 +194,8 @@ def inspect(
             "inputs": model.d_in,
             "outputs": model.d_out,
             "n_ctx": model.n_ctx,
-            "degree": model.degree,
-            "legs": model.degree,
+            "degree": model.degree if model.is_polynomial else None,
+            "legs": model.degree if model.is_polynomial else None,
             "parameters": model.parameters,
             "stored_dtypes": list(dtypes),
             "assumptions": list(origin.assumptions),
@@ -201,7 +212,12 @@ def _say_model(model: Model, dtypes: Sequence[str], layers: Sequence[str], origi
     for n, line in enumerate(layers):
         say(f"layer {n:<6}{line}")
     legs = f"{model.degree} input legs of {model.d_in} (+ 1 constant) coordinates"
-    say(f"degree      {model.degree}, so {legs}")
+    if model.is_polynomial:
+        say(f"degree      {model.degree}, so {legs}")
+    else:
+        depth = sum(order > 1 for order in model.orders)
+        road = "exact under a Gaussian" if depth == 1 else "compared on inputs"
+        say(f"degree      none, as layers have activations; {depth} nonlinear, so {road}")
     if model.n_ctx is not None:
         say(f"sequences   of {model.n_ctx} positions")
     elif model.attends:
@@ -243,8 +259,9 @@ def plan(
         typer.echo(planned.to_json())
         return
     say(str(planned))
-    if isinstance(planned, tnsim.ForwardPlan):
+    if not isinstance(planned, tnsim.Plan):
         return
+    say(f"{'tier':<16} {_tier(planned)}")
     say(f"{'estimated':<16} {seconds(planned)}")
     counts = f"{'program':>5} {'runs':>5} {'contractions':>13} {'multiplications':>16}"
     say(f"\n{counts}  inputs of the first run")

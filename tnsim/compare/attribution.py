@@ -2,7 +2,8 @@
 
 An output is a sum of components: the residual stream past the last nonlinear layer, the output of
 that layer (head by head if it is attention), and biases; linear layers after it act on each
-component. An inner product is bilinear, so it is the sum of a matrix with one entry per pair of
+component. By unit, every hidden unit of a single nonlinear layer is a component of its own. An
+inner product is bilinear, so it is the sum of a matrix with one entry per pair of
 components. Entry (i, j) is `sum_s E<a_i(x)[s], b_j(x)[s]>` under the metric: exact for one
 nonlinear layer, and for more layers with the hidden states as the metric models them (closure,
 tree).
@@ -11,6 +12,7 @@ tree).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import numpy as np
@@ -21,6 +23,7 @@ from tnsim.compare.request import check_comparison
 from tnsim.engine.ir.dtypes import dtype_name
 from tnsim.engine.planner import LARGE, plan_problem
 from tnsim.engine.runtime import execution
+from tnsim.engine.runtime.rates import backend_of
 from tnsim.errors import ModelError, TnsimError
 from tnsim.metrics.metric import GaussianClosure, joins_legs, joins_whole_trees
 from tnsim.metrics.protocol import Metric
@@ -30,13 +33,22 @@ from tnsim.models.scaling import beyond_float, power
 from tnsim.names import CONSTANT, CORE, HEADS, SIDES, STREAM, Selector, Side
 from tnsim.problems.base import model_weights
 from tnsim.problems.families import Sequences
+from tnsim.problems.kernels import (
+    Prepared,
+    Scaled,
+    answers,
+    check_has_units,
+    readout,
+    under,
+    whole_kernel,
+)
 from tnsim.problems.sequences.attribution import fold_attribution
 from tnsim.problems.state_sizes import in_common_units
 from tnsim.problems.tensors.kinds import LayerKind, kinds, nonlinear
 from tnsim.problems.tokens import merged_linear
 from tnsim.tables import html_table
 
-GRANULARITIES = ("layer", "head")  # values of `by`
+GRANULARITIES = ("layer", "head", "unit")  # values of `by`
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,10 +93,12 @@ def attribution(
 
     Args:
         a, b: Models of one depth, with at least one nonlinear layer.
-        metric: Metric that works layer by layer: `GaussianClosure` or `TreeSymmetric`.
+        metric: Metric that works layer by layer: `GaussianClosure` or `TreeSymmetric`; for hidden
+            units and for models with an activation a Gaussian one.
         by: `"layer"` for the residual stream into the last nonlinear layer, that layer, and
-            constants; `"head"` for the heads of a last attention layer one by one. A component
-            that a model lacks has zeros: labels do not depend on the partner.
+            constants; `"head"` for the heads of a last attention layer one by one; `"unit"` for
+            the hidden units of models with a single nonlinear layer. A component that a model
+            lacks has zeros: labels do not depend on the partner.
         dtype: Precision of the computation, float64 or float32; the result is float64.
 
     Returns:
@@ -110,6 +124,8 @@ def attribution(
     dtype = dtype_name(dtype)
     _check_question(a, b, by)
     check_comparison(a, b, metric)
+    if by == "unit" or answers([a, b], metric):
+        return _by_units(a, b, metric, by, dtype)
     parts, near = in_common_units([a, b], metric, slices=False)
     models: dict[Side, Model] = {"A": _prepared(parts[0].model), "B": _prepared(parts[1].model)}
     last: dict[Side, LayerKind] = {
@@ -125,14 +141,65 @@ def attribution(
     mantissas, log = _contracted(family, models, near, labels, by, dtype)
     values = power(mantissas, np.float64(log), sum(part.exponent for part in parts))
     if np.isnan(mantissas).any() or beyond_float(values, mantissas):
-        raise TnsimError(
-            f"the contributions under {metric.name} are beyond float64 for these weights; "
-            "scale down the last layer of a model, which changes no share"
-        )
+        raise _beyond_float(metric)
     said = caveats(a, b)
     warn_of_caveats(said, stacklevel=2)
     exact = family.exact and not guesses(a, b)
     return Attribution(values, labels["A"], labels["B"], metric.name, exact, said)
+
+
+def _by_units(a: Model, b: Model, metric: Metric, by: str, dtype: str) -> Attribution:
+    """Contributions of pairs of hidden units, or of all units together (see `problems.kernels`).
+
+    Raises:
+        ModelError: A model has no nonlinear layer, or the metric knows no kernel of the models.
+    """
+    if by == "head":
+        raise ModelError("by='head' needs attention as the last nonlinear layer; use by='layer'")
+    check_has_units([a, b], metric)
+    with execution.precision():
+        bra, ket = (under(model, metric, dtype) for model in (a, b))
+        total: Any = 0.0
+        for count, one, two in zip(bra.counts, bra.positions, ket.positions, strict=True):
+            first, second = readout(one), readout(two)
+            shares = np.asarray((first.T @ second) * whole_kernel(one, two), np.float64)
+            total = total + count * _gathered(_gathered(shares, one, by).T, two, by).T
+    values = power(total, np.float64(0.0), bra.exponent + ket.exponent)
+    if beyond_float(values, total):
+        raise _beyond_float(metric)
+    said = caveats(a, b)
+    warn_of_caveats(said, stacklevel=3)
+    of_bra, of_ket = _unit_labels(a, bra, by), _unit_labels(b, ket, by)
+    return Attribution(values, of_bra, of_ket, metric.name, not guesses(a, b), said)
+
+
+def _gathered(shares: np.ndarray, model: Prepared, by: str) -> np.ndarray:
+    """Rows of hidden units, the constant and the input as rows of components.
+
+    The input goes to the front, where the stream stands.
+    """
+    units = shares[: model.units]
+    units = units.reshape(model.copies, -1, shares.shape[1]).sum(axis=0)
+    if by == "layer":
+        units = units.sum(axis=0, keepdims=True)
+    constant, stream = shares[model.units : model.units + 1], shares[model.units + 1 :]
+    return np.concatenate([stream.sum(axis=0, keepdims=True), units, constant])
+
+
+def _unit_labels(model: Model, prepared: Scaled, by: str) -> tuple[str, ...]:
+    """The names of components, in the order of `_gathered`."""
+    number = _number_of_last_nonlinear(model)
+    if by == "layer":
+        return ("stream", f"layer {number}", "constant")
+    units = range(prepared.positions[0].units // prepared.positions[0].copies)
+    return ("stream", *(f"layer {number} unit {n}" for n in units), "constant")
+
+
+def _beyond_float(metric: Metric) -> TnsimError:
+    return TnsimError(
+        f"the contributions under {metric.name} are beyond float64 for these weights; "
+        "scale down the last layer of a model, which changes no share"
+    )
 
 
 def _check_question(a: Model, b: Model, by: str) -> None:
@@ -199,8 +266,9 @@ def _contracted(
     for side in SIDES:
         known |= _selectors(side, counts[side], by)
     with execution.precision():
-        arrays = execution.placed({name: known[name] for name in plan.shapes}, dtype)
-        result = jax.device_get(execution.run(plan, arrays))
+        backend = backend_of(plan)
+        arrays = execution.placed({name: known[name] for name in plan.shapes}, dtype, backend)
+        result = jax.device_get(execution.run(plan, arrays, backend))
     log = execution.log_of(result, dict(plan.scales["AB"]))
     return np.asarray(result.values["AB"], np.float64), log
 

@@ -169,7 +169,7 @@ def what_is_read(model: Model, metric: Metric) -> Rows | None:
     Returns:
         The rows; None where there are too many, or the metric has no quadrature.
     """
-    if type(metric) is not Gaussian:
+    if type(metric) is not Gaussian or not model.is_polynomial:
         return None
     return directions(model, most_directions(model.n_ctx))
 

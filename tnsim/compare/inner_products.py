@@ -12,14 +12,15 @@ quadrature costs less (`by_points`).
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
-from functools import partial, reduce
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from tnsim.compare.by_kernels import by_kernels
 from tnsim.compare.by_points import check_affordable, forward_plan, points_of
 from tnsim.compare.planned import affordable, runs_together
 from tnsim.compare.request import SELF, Comparable, InnerProducts, Request, check_comparison, parts
@@ -29,18 +30,20 @@ from tnsim.engine.plan import Plan
 from tnsim.engine.precision import lost_half
 from tnsim.engine.runtime import execution
 from tnsim.engine.runtime.execution import fetched, fetched_at_all
+from tnsim.engine.runtime.rates import backend_of
 from tnsim.engine.scaled import LogScaled, add, contribution, magnified, taken, times
 from tnsim.metrics.points import WeightedPoints
 from tnsim.metrics.protocol import Metric, adds_up
-from tnsim.models.arrays import is_traced
+from tnsim.models.arrays import is_traced, weights_dtype
 from tnsim.models.differences import by_differences
 from tnsim.models.model import AnyModel, Model, terms
-from tnsim.models.scaling import Scaled, larger, split
+from tnsim.models.scaling import Scaled, ScaledSum, scaled_sum
 from tnsim.names import COVARIANCE, Side
 from tnsim.problems import features, forward
 from tnsim.problems.base import Family, model_weights
 from tnsim.problems.families import choose
 from tnsim.problems.forward import Terms, sums, total
+from tnsim.problems.kernels import answers
 from tnsim.problems.leaves import by_side
 from tnsim.problems.state_sizes import common_units
 from tnsim.sessions import per_object_cache
@@ -61,7 +64,7 @@ def by_plans(first: AnyModel, second: AnyModel, request: Request, traced: bool) 
     models = [model for _, model in (*one, *two)]
     if traced:
         # The dtype of the weights as given: units of untraced models are applied in float64.
-        request = request._replace(dtype=_weights_dtype(models))
+        request = request._replace(dtype=weights_dtype(*models))
     slices, dtype = request.slices, request.dtype
     units = common_units(models, request.metric)
     known = {id(model): in_units(model, units, slices) for model in models}
@@ -79,39 +82,16 @@ def by_plans(first: AnyModel, second: AnyModel, request: Request, traced: bool) 
     return InnerProducts(products, exponent, traced)
 
 
-def _weights_dtype(models: Sequence[Model]) -> str:
-    """The dtype that the weights of models share by the promotion rules of JAX."""
-    given = (x.dtype for x in jax.tree.leaves(models) if hasattr(x, "dtype") and x.ndim)
-    return str(jnp.result_type(*map(jax.dtypes.canonicalize_dtype, given)))
-
-
-class _ScaledSum(NamedTuple):
-    """The sum `2 ** exponent * sum of coefficient * 2 ** e * model`, the largest e being 0.
-
-    Attributes:
-        terms: Triples (coefficient, e, model), one for every summand.
-        exponent: Exponent of the power of two that all summands share.
-    """
-
-    terms: tuple[tuple[Any, Any, Model], ...]
-    exponent: Any
-
-
-def _scaled_sum(model: AnyModel, known: dict[int, Scaled]) -> _ScaledSum:
+def _scaled_sum(model: AnyModel, known: dict[int, Scaled]) -> ScaledSum:
     """A model or a combination as a sum of scaled models, which are given by `id`."""
     if isinstance(model, Model):
         part = known[id(model)]
-        return _ScaledSum(((1.0, np.float64(0.0), part.model),), part.exponent)
-    weighted = []
-    for coefficient, m in terms(model):
-        mantissa, own = split(coefficient)
-        weighted.append((mantissa, own + known[id(m)].exponent, known[id(m)].model))
-    largest = reduce(larger, (exponent for _, exponent, _ in weighted))
-    return _ScaledSum(tuple((c, e - largest, m) for c, e, m in weighted), largest)
+        return ScaledSum(((1.0, np.float64(0.0), part.model),), part.exponent)
+    return scaled_sum((c, known[id(m)].exponent, known[id(m)].model) for c, m in terms(model))
 
 
 def _of_one_pair(
-    bra: _ScaledSum, ket: _ScaledSum, request: Request, traced: bool
+    bra: ScaledSum, ket: ScaledSum, request: Request, traced: bool
 ) -> dict[str, LogScaled]:
     """The products of two sums of one model each, with their coefficients."""
     ((c, _, m),), ((d, _, n),) = bra.terms, ket.terms
@@ -121,7 +101,7 @@ def _of_one_pair(
 
 
 def _of_sums(
-    bra: _ScaledSum, ket: _ScaledSum, request: Request, traced: bool
+    bra: ScaledSum, ket: ScaledSum, request: Request, traced: bool
 ) -> dict[str, LogScaled]:
     """The products of sums of models: every pair of terms once, weighted and added up."""
     sides = {"AB": (bra, ket)}
@@ -186,21 +166,25 @@ def _runs(
 ) -> list[execution.Result]:
     """Results of a plan on the host, one for each moment node."""
     metric, dtype = request.metric, request.dtype
+    backend = backend_of(plan)
     with execution.precision():
         arrays: dict[str, Any] = {}
         for side, model in by_side(a, b).items():
-            arrays |= placed_weights(family, side, model, dtype)
+            arrays |= placed_weights(family, side, model, dtype, backend)
         arrays = {name: array for name, array in arrays.items() if name in plan.shapes}
+
+        def at(inputs: dict[str, Any]) -> execution.Result:
+            return fetched(plan, arrays | execution.placed(inputs, dtype, backend), backend)
+
         if family.nodes is None:
-            inputs = family.inputs(plan.shapes, metric, a.d_in)
-            return [fetched(plan, arrays | execution.placed(inputs, dtype))]
+            return [at(family.inputs(plan.shapes, metric, a.d_in))]
         nodes = [family.inputs(plan.shapes, metric, a.d_in, t) for t in family.nodes.points]
         if runs_together(plan, request.budget):
             moments = np.stack([inputs[COVARIANCE] for inputs in nodes])
             inputs = nodes[0] | {COVARIANCE: moments}
-            arrays |= execution.placed(inputs, dtype)
-            return fetched_at_all(plan, arrays, [COVARIANCE])
-        return [fetched(plan, arrays | execution.placed(inputs, dtype)) for inputs in nodes]
+            arrays |= execution.placed(inputs, dtype, backend)
+            return fetched_at_all(plan, arrays, [COVARIANCE], backend)
+        return [at(inputs) for inputs in nodes]
 
 
 def _traced_runs(
@@ -295,6 +279,9 @@ def inner_products(a: Comparable, b: Comparable, request: Request) -> InnerProdu
     second = first if b is a else _differences(b, request.dtype)
     one, two = parts(first), parts(second)
     models = [part for _, part in (*one, *two) if isinstance(part, Model)]
+    if answers(models, request.metric):
+        assert isinstance(first, AnyModel) and isinstance(second, AnyModel)
+        return by_kernels(first, second, request, traced)
     points = None
     # Gauss nodes are chosen by the numbers in models and metric, which a trace does not have.
     if not traced or adds_up(request.metric):

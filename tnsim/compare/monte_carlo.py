@@ -112,7 +112,7 @@ def check(
     points = _drawn(metric, reading_of(models), samples, seed)
     with _bar(points, progress) as watched:
         sums = forward.sums([terms(a)], [terms(b)], watched, False, "float64")
-    estimate, error = _estimated(sums, Arithmetic(max(m.degree for m in models), "float64"))
+    estimate, error = _estimated(sums, Arithmetic(max(m.growth for m in models), "float64"))
     deviation = float((closed - estimate) / error) if error else 0.0
     return Check(closed, estimate, error, deviation, samples, seed)
 

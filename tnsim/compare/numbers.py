@@ -342,10 +342,10 @@ def _standard_error(products: InnerProducts, error_of: Callable[[Any], Any]) -> 
 
 
 def _degree(models: Two) -> int:
-    """The highest degree of the models' polynomials; plain functions count as degree 1."""
+    """The highest degree, or growth, of the models; plain functions count as degree 1."""
     degrees = [1]
     for model in models:
-        degrees += [part.degree for _, part in parts(model) if isinstance(part, Model)]
+        degrees += [part.growth for _, part in parts(model) if isinstance(part, Model)]
     return max(degrees)
 
 

@@ -20,6 +20,7 @@ from tnsim.models.functions import Function, is_function, refused_under
 from tnsim.models.model import AnyModel, terms
 from tnsim.names import Pair
 from tnsim.problems.forward import Sums, Terms
+from tnsim.problems.kernels import answers
 
 CROSS = (Pair("A", "B"),)  # the inner product alone
 ALL = (Pair("A", "A"), Pair("A", "B"), Pair("B", "B"))  # the inner product and both norms
@@ -103,7 +104,7 @@ def parts(model: Any) -> Terms:
 
 
 def check_comparison(a: Any, b: Any, metric: Any) -> None:
-    """Raise `ModelError` unless the metric can compare the two models."""
+    """Raise `ModelError` or `UnsupportedLayer` unless the metric can compare the two models."""
     check_metric(metric)
     _check_degrees(a, b)
     if is_function(a) or is_function(b):
@@ -112,6 +113,7 @@ def check_comparison(a: Any, b: Any, metric: Any) -> None:
     one, two = terms(a)[0][1], terms(b)[0][1]
     check_numbers(*(model for model in (a, b) if not is_known_constant(model)))
     check_comparable(one, two)
+    answers([part for model in (a, b) for _, part in terms(model)], metric)
     if one.n_ctx is None and (one.attends or two.attends):
         raise ModelError(
             "attention is compared on sequences of one length: "
@@ -124,7 +126,7 @@ def _check_degrees(*models: Any) -> None:
     for model in models:
         if is_function(model):
             continue
-        degree = max(part.degree for _, part in terms(model))
+        degree = max(part.growth for _, part in terms(model))
         if degree > MOST_DEGREE:
             raise ModelError(
                 f"a polynomial of degree 10^{math.log10(degree):.0f} has values whose logarithms "

@@ -1,9 +1,10 @@
 """The state of a model held between calls: its scaled form and its arrays on the device.
 
 A model never changes, so its powers of two are found once, and its arrays are lifted, symmetrised
-and put on the device once for each layout and dtype. These results are belongings of the model (see
-`sessions`): they go when the model goes, when the session is cleared, or when their memory is
-needed. Models whose weights are traced, or may still be written to, are made ready at every call.
+and put on the device (or kept as arrays of NumPy) once for each layout and dtype. These results are
+belongings of the model (see `sessions`): they go when the model goes, when the session is cleared,
+or when their memory is needed. Models whose weights are traced, or may still be written to, are
+made ready at every call.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import jax
 import numpy as np
 
 from tnsim.engine.runtime import execution
+from tnsim.engine.runtime.execution import Backend
 from tnsim.metrics.protocol import Metric
 from tnsim.models.arrays import is_fixed, is_traced
 from tnsim.models.model import Model
@@ -115,28 +117,32 @@ def _digest(metric: Metric) -> bytes:
     return digest.digest()
 
 
-def placed_weights(family: Family, side: Side, model: Model, dtype: str) -> dict[str, Any]:
-    """The arrays of a model by the names of a problem's leaves, on the device.
+def placed_weights(
+    family: Family, side: Side, model: Model, dtype: str, backend: Backend
+) -> dict[str, Any]:
+    """The arrays of a model by the names of a problem's leaves, where plans read them.
 
     Args:
         family: Family of the problem, which lays out the model's arrays.
         side: Side of the model in the problem.
         model: Model whose weights are not traced.
         dtype: Type of the arrays.
+        backend: Way in which plans run: on JAX's device, or on arrays of NumPy.
 
     Returns:
-        Leaf name -> array of JAX.
+        Leaf name -> array of JAX or NumPy.
     """
 
     def placed() -> dict[str, Any]:
         # Names are those of side A, whichever side asks, so that both sides find the same arrays.
         # `execution.placed` leaves a few small arrays on the host; `device_put` places them too.
         arrays = family.weights("A", family.prepare(model))
-        return jax.device_put(execution.placed(arrays, dtype))
+        arrays = execution.placed(arrays, dtype, backend)
+        return jax.device_put(arrays) if backend == "jax" else arrays
 
     if is_constant(model):
         device = jax.config.jax_default_device  # pyright: ignore[reportAttributeAccessIssue]
-        key = (family.layout, dtype, device)
+        key = (family.layout, dtype, device, backend)
         arrays = session().belongings.get(model, key, placed, lambda made: _nbytes(made.values()))
     else:
         arrays = placed()

@@ -13,6 +13,7 @@ import dataclasses
 from numpy.typing import DTypeLike
 
 from tnsim.compare import numbers
+from tnsim.compare.by_kernels import KernelPlan, kernel_plan
 from tnsim.compare.by_points import ForwardPlan, check_affordable, forward_plan, points_of
 from tnsim.compare.inner_products import inner_products
 from tnsim.compare.numbers import Number, Numbers, SignedLog
@@ -26,6 +27,7 @@ from tnsim.metrics.metric import Gaussian
 from tnsim.metrics.protocol import Metric
 from tnsim.models.model import Model, guesses
 from tnsim.problems.families import choose
+from tnsim.problems.kernels import answers
 from tnsim.problems.state_sizes import common_units
 
 
@@ -214,7 +216,7 @@ def plan(
     slices: bool = False,
     dtype: DTypeLike = "float64",
     budget: Budget = Budget(),
-) -> Plan | ForwardPlan:
+) -> Plan | ForwardPlan | KernelPlan:
     """The plan of the computation of `<a|M|b>`; nothing is run.
 
     A plan of contractions depends on shapes alone; the points of quadrature depend on weights too.
@@ -233,9 +235,10 @@ def plan(
 
     Returns:
         A `Plan`, the order of contractions, where `route` is "contractions"; a `ForwardPlan`, the
-        points and their number, where the models are run on inputs. Both state multiplications
-        (scalar products of two numbers) and peak memory (bytes). Neither is exact
-        where something about a model is guessed.
+        points and their number, where the models are run on inputs; a `KernelPlan` where an
+        activation takes a sum over pairs of hidden units. All state multiplications (scalar
+        products of two numbers) and peak memory (bytes). None is exact where something about a
+        model is guessed.
 
     Raises:
         CheckpointError, UnsupportedLayer: A file or module cannot be read as a model.
@@ -258,6 +261,9 @@ def plan(
                 "a plan is for two models; plan the models of a combination pair by pair"
             )
     wanted = ALL if cosine else CROSS
+    if answers([bra, ket], metric):
+        kernels = kernel_plan(bra, ket, metric, wanted, dtype)
+        return dataclasses.replace(kernels, exact=not guesses(bra, ket))
     points = points_of([bra, ket], metric, wanted, slices, dtype)
     if points is not None:
         passes = forward_plan([bra, ket], metric, points, dtype, wanted)

@@ -15,8 +15,11 @@ import numpy as np
 from jaxtyping import Float
 
 from tnsim.errors import ModelError, printable
-from tnsim.metrics.points import Points, Reading, WeightedPoints
+from tnsim.metrics.input_moments import GaussianMoments
+from tnsim.metrics.points import Points, Reading, WeightedPoints, check_draws, draws
+from tnsim.metrics.quadrature import gaussian_draws
 from tnsim.models.arrays import Array, host_array, is_traced, pytree
+from tnsim.models.checks import Seed, seed_number
 
 
 class StoredInputs:
@@ -165,6 +168,44 @@ class Empirical:
             weights = np.array(host_array(self.weights), np.float64)  # always a copy
             _check_weights(weights, len(inputs))
             object.__setattr__(self, "weights", weights)
+
+    @classmethod
+    def normal(
+        cls, mean: Any = None, cov: Any = None, samples: int = 65536, *, seed: Seed = 0
+    ) -> Empirical:
+        """Draws from N(mean, cov), for models that `Gaussian` has no closed form of.
+
+        Similarities are estimates of those under `Gaussian(mean, cov)`, with a standard error.
+
+        Args:
+            mean: Mean (d,), for sequences (n_ctx, d); None for zero.
+            cov: Covariance (d, d), its diagonal (d,), or None for the identity, of every position
+                alike.
+            samples: Number of draws, at least 2, which are all kept in memory.
+            seed: Seed of the draws: a number, a NumPy generator or a JAX key.
+
+        Returns:
+            The metric with inputs (samples, d), or (samples, n_ctx, d), float64.
+
+        Raises:
+            ModelError: Neither moment is given, the moments do not fit each other, or there are too
+                few samples.
+
+        Example:
+            >>> Empirical.normal(mean=[3.0], samples=1000).inputs.mean().round(1)
+            np.float64(3.0)
+        """
+        moments = GaussianMoments(mean, cov)
+        known = moments.cov if moments.mean is None else moments.mean
+        if known is None:
+            raise ModelError("draws from N(mean, cov) need a mean or a covariance, for their width")
+        check_draws(samples)
+        number = seed_number(seed, "the seed of samples")
+        n_ctx = known.shape[0] if moments.mean is not None and known.ndim == 2 else None
+        reading = Reading(known.shape[-1], n_ctx, degree=1)
+        return cls(
+            draws(samples, number, gaussian_draws(moments, reading)).block(0, samples).inputs
+        )
 
     def is_exact(self, nonlinear_layers: int) -> bool:
         """Whether sums are exact: always, for the given sample."""

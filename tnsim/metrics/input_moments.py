@@ -284,6 +284,82 @@ def moments_at_a_position(metric: Metric, d: int, n_ctx: int | None) -> tuple[An
     return means.mean(axis=0), second + means.T @ means / len(means)
 
 
+def marginals(metric: Metric, d: int, n_ctx: int | None) -> tuple[tuple[int, Any, Any], ...]:
+    """The distributions of the input at single positions.
+
+    Args:
+        metric: Metric with a mean and a covariance; without them, zero and the identity.
+        d: Coordinates that the models read.
+        n_ctx: Number of positions, None for vectors.
+
+    Returns:
+        Triples (number of positions alike, mean, covariance). A mean is (d,), None for zero; a
+        covariance is (d, d), (d,) for a diagonal, or None for the identity.
+
+    Raises:
+        ModelError: The metric is for another number of coordinates.
+
+    Example:
+        >>> import tnsim
+        >>> marginals(tnsim.Gaussian(mean=[2.0]), 1, n_ctx=3)
+        ((3, array([2.]), None),)
+    """
+    mean, cov = _mean_and_covariance(metric)
+    if n_ctx is None:
+        check_coordinates(metric, d)
+        return ((1, mean, cov),)
+    form = sequence_inputs(metric, d, n_ctx)
+    moments = sequence_moments(metric, d, n_ctx)
+    mean, cov = moments.get(MEAN), moments.get(COVARIANCE)
+    over, _ = form.form
+    if form.mean != "each" and over == "alike":
+        return ((n_ctx, mean, cov),)
+    found = []
+    for s in range(n_ctx):
+        own_mean = mean[s] if mean is not None and form.mean == "each" else mean
+        own_cov = cov
+        if cov is not None and over != "alike":
+            own_cov = cov[s] if over == "each" else cov[s, :, s]
+        found.append((1, own_mean, own_cov))
+    return tuple(found)
+
+
+_NOISE = 1e-14
+"""Share of the largest eigenvalue, for every coordinate, below which an eigenvalue is rounding."""
+
+
+def root_of(cov: Any) -> Any:
+    """A matrix L with `L L^T` the covariance, which may be singular.
+
+    The root is taken of the matrix of correlations, so that coordinates of very different variance
+    keep their digits. A traced matrix has a Cholesky factor instead: eigenvectors of equal
+    eigenvalues have no derivative.
+
+    Args:
+        cov: Covariance (d, d), its diagonal (d,), or None for the identity.
+
+    Returns:
+        A matrix (d, d), a vector (d,) for a diagonal matrix, or None for the identity.
+
+    Example:
+        >>> root_of(np.array([4.0, 0.0]))
+        array([2., 0.])
+    """
+    if cov is None:
+        return None
+    if isinstance(cov, Tracer):
+        xp = library(cov)
+        return xp.sqrt(cov) if cov.ndim == 1 else xp.linalg.cholesky(cov)
+    cov = np.asarray(cov, np.float64)
+    if cov.ndim == 1:
+        return np.sqrt(np.clip(cov, 0.0, None))
+    deviations = np.sqrt(np.clip(np.diag(cov), 0.0, None))
+    units = np.where(deviations > 0, deviations, 1.0)
+    values, vectors = np.linalg.eigh((cov + cov.T) / 2 / units / units[:, None])
+    kept = values > _NOISE * values[-1] * len(cov)
+    return units[:, None] * vectors * np.sqrt(np.where(kept, values, 0.0))
+
+
 def input_sizes(metric: Metric, d: int) -> Float[Array, " d"]:
     """Sizes of the coordinates of an input, as logarithms to base 2, over all positions.
 

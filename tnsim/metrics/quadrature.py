@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from tnsim.metrics.input_moments import flattened
+from tnsim.metrics.input_moments import flattened, root_of
 from tnsim.metrics.points import Draw, Points, Reading, Rule, mapped, product_rule
 
 _RELATIVE = 1e-14
@@ -135,12 +135,7 @@ def gaussian_draws(metric: Any, reading: Reading) -> Draw:
     metric = _over_all(metric, reading)
     size = math.prod(reading.shape)
     mean = np.zeros(size) if metric.mean is None else np.asarray(metric.mean, np.float64)
-    if metric.cov is None:
-        root = np.ones(size)
-    elif metric.cov.ndim == 1:
-        root = np.sqrt(np.clip(np.asarray(metric.cov, np.float64), 0.0, None))
-    else:
-        root = _root(metric, size)
+    root = np.ones(size) if metric.cov is None else root_of(metric.cov)
     return partial(_normal, mean, root, reading.shape)
 
 
@@ -165,18 +160,8 @@ def _over_all(metric: Any, reading: Reading) -> Any:
 
 
 def _root(metric: Any, size: int) -> Float[np.ndarray, "d d"]:
-    """A matrix T with T T' the covariance, which may be singular.
-
-    The root is taken of the matrix of correlations, so that coordinates of very different variance
-    keep their digits.
-    """
-    if metric.cov is None:
+    """A matrix T with T T' the covariance, which may be singular."""
+    root = root_of(metric.cov)
+    if root is None:
         return np.eye(size)
-    cov = np.asarray(metric.cov, np.float64)
-    if cov.ndim == 1:
-        return np.diag(np.sqrt(np.clip(cov, 0.0, None)))
-    deviations = np.sqrt(np.clip(np.diag(cov), 0.0, None))
-    units = np.where(deviations > 0, deviations, 1.0)
-    values, vectors = np.linalg.eigh((cov + cov.T) / 2 / units / units[:, None])
-    noise = _RELATIVE * values[-1] * size
-    return units[:, None] * vectors * np.sqrt(np.where(values > noise, values, 0.0))
+    return np.diag(root) if root.ndim == 1 else root

@@ -139,6 +139,17 @@ def library(*trees: Any) -> Any:
     return jnp if any(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(trees)) else np
 
 
+def weights_dtype(*trees: Any) -> str:
+    """The dtype that the arrays of pytrees share by the promotion rules of JAX, without numbers.
+
+    Example:
+        >>> weights_dtype({"weight": np.eye(2, dtype="float32")}, 1.0)
+        'float32'
+    """
+    given = (x.dtype for x in jax.tree.leaves(trees) if hasattr(x, "dtype") and x.ndim)
+    return str(jnp.result_type(*map(jax.dtypes.canonicalize_dtype, given)))
+
+
 def host_array(value: Any) -> np.ndarray:
     """Convert an array or tensor of any library to NumPy.
 

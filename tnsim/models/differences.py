@@ -28,8 +28,8 @@ skip, equal functions with other weights (hidden units permuted), and second dif
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from jaxtyping import Float
@@ -48,6 +48,8 @@ from tnsim.models.layers import (
 )
 from tnsim.models.model import Combination, Model, terms
 from tnsim.models.protocol import Layer
+
+T = TypeVar("T")
 
 
 def by_differences(model: Model | Combination, dtype: str) -> Model | Combination:
@@ -70,35 +72,65 @@ def by_differences(model: Model | Combination, dtype: str) -> Model | Combinatio
     if isinstance(model, Model) or is_traced(model):
         return model
     near = float(np.finfo(dtype).eps) ** 0.125
-    weighted: list[tuple[Any, Model]] = []
-    nonzero = [(c, part) for c, part in terms(model) if c != 0]
-    for group in _groups(nonzero, near):
-        coefficients = [float(c) for c, _ in group]
-        total, size = sum(coefficients), sum(map(abs, coefficients))
-        if len(group) == 1 or abs(total) > near * size:
-            weighted += group
-            continue
-        base = group[0][1]
-        for coefficient, other in group[1:]:
-            unit = _gap(base, other)
-            if unit:
-                weighted.append((float(coefficient) * unit, _difference(base, other, unit)))
-        if total:
-            weighted.append((total, base))
+    weighted = regrouped(terms(model), near, _gap, _one_difference)
     return Combination(weighted) if weighted else model
 
 
-def _groups(weighted: Sequence[tuple[Any, Model]], near: float) -> list[list[tuple[Any, Model]]]:
-    """The terms in groups of models with weights near the weights of the first of the group."""
-    groups: list[list[tuple[Any, Model]]] = []
-    for coefficient, model in weighted:
+def regrouped(
+    weighted: Sequence[tuple[Any, T]],
+    near: float,
+    gap: Callable[[T, T], float],
+    difference: Callable[[T, T, float], list[tuple[float, T]]],
+) -> list[tuple[Any, T]]:
+    """A weighted sum with small differences of summands written as summands of their own.
+
+    Args:
+        weighted: Coefficients and summands.
+        near: Gap below which a difference is taken.
+        gap: Function of two summands that gives the largest relative change of a weight, 0 for
+            equal weights, infinity where the summands have no difference in closed form.
+        difference: Function of two summands and their gap that gives the coefficients and summands
+            of the second less the first.
+
+    Returns:
+        Coefficients and summands without terms whose coefficient is zero.
+    """
+    found: list[tuple[Any, T]] = []
+    nonzero = [(c, part) for c, part in weighted if c != 0]
+    for group in _groups(nonzero, near, gap):
+        coefficients = [float(c) for c, _ in group]
+        total, size = sum(coefficients), sum(map(abs, coefficients))
+        if len(group) == 1 or abs(total) > near * size:
+            found += group
+            continue
+        base = group[0][1]
+        for coefficient, other in group[1:]:
+            unit = gap(base, other)
+            if unit:
+                small = difference(base, other, unit)
+                found += [(float(coefficient) * factor, part) for factor, part in small]
+        if total:
+            found.append((total, base))
+    return found
+
+
+def _groups(
+    weighted: Sequence[tuple[Any, T]], near: float, gap: Callable[[T, T], float]
+) -> list[list[tuple[Any, T]]]:
+    """The summands in groups of weights near the weights of the first of the group."""
+    groups: list[list[tuple[Any, T]]] = []
+    for coefficient, summand in weighted:
         for group in groups:
-            if _gap(group[0][1], model) < near:
-                group.append((coefficient, model))
+            if gap(group[0][1], summand) < near:
+                group.append((coefficient, summand))
                 break
         else:
-            groups.append([(coefficient, model)])
+            groups.append([(coefficient, summand)])
     return groups
+
+
+def _one_difference(a: Model, b: Model, unit: float) -> list[tuple[float, Model]]:
+    return [(unit, _difference(a, b, unit))]
 
 
 class _Setting(NamedTuple):
@@ -192,14 +224,28 @@ def _gap(a: Model, b: Model) -> float:
     """
     if len(a.layers) != len(b.layers):
         return math.inf
-    gap = 0.0
+    if not (a.is_polynomial and b.is_polynomial):
+        return math.inf  # see `problems.kernels.small_differences`
+    pairs = []
     for first, second in zip(map(_parts, a.layers), map(_parts, b.layers), strict=True):
         if first.setting != second.setting or first.shapes != second.shapes:
             return math.inf
-        for x, y in zip(first.arrays, second.arrays, strict=True):
-            change = np.abs(y - x).max()
-            if change > 0:
-                gap = max(gap, change / max(np.abs(x).max(), np.abs(y).max()))
+        pairs += list(zip(first.arrays, second.arrays, strict=True))
+    return largest_change(pairs)
+
+
+def largest_change(pairs: Iterable[tuple[np.ndarray, np.ndarray]]) -> float:
+    """The largest relative change from the first to the second array of a pair, a power of two.
+
+    Example:
+        >>> largest_change([(np.array([2.0, 1.0]), np.array([2.0, 1.5]))])
+        0.25
+    """
+    gap = 0.0
+    for x, y in pairs:
+        change = np.abs(y - x).max()
+        if change > 0:
+            gap = max(gap, change / max(np.abs(x).max(), np.abs(y).max()))
     return 2.0 ** math.floor(math.log2(gap)) if gap else 0.0
 
 

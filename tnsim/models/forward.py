@@ -21,7 +21,8 @@ with the constant `c = 2^-e` in the place of 1, a layer of order n is homogeneou
 
 and so is a stack of layers. Powers of two are exact, so the outputs are those of an ordinary
 forward pass to the last bit wherever the ordinary pass stays in range. Entries that underflow are
-too small to count against the largest entry of their state.
+too small to count against the largest entry of their state. A layer with an activation is not
+homogeneous, and reads the state itself, as an ordinary forward pass does.
 """
 
 from __future__ import annotations
@@ -39,7 +40,15 @@ from jaxtyping import Float, Int
 from tnsim.errors import ModelError
 from tnsim.models.arrays import Array, add, library
 from tnsim.models.attention import Attention, rotated
-from tnsim.models.layers import Linear, Residual, affine_maps, bias_name, innermost
+from tnsim.models.layers import (
+    Linear,
+    Residual,
+    activation_of,
+    affine_maps,
+    bias_name,
+    innermost,
+    map_names,
+)
 from tnsim.models.model import Model
 from tnsim.models.protocol import Layer
 from tnsim.models.scaling import Unit, larger, power, replaced, scaled, split
@@ -278,10 +287,9 @@ def forward(
         (values, exponent), first = entered(model, inputs)
     for n in range(first, len(model.layers)):
         layer, later = model.layers[n], model.layers[n + 1 :]
-        values = _applied(layer, values, exponent, counts)
-        # f(2^e h') = 2^(n e) f'(h'). The exponent of the last layer may differ by output, so it is
-        # added at the end, where a state needs no common exponent any more.
-        exponent = layer.order * exponent
+        values, exponent = _applied(layer, values, exponent, counts)
+        # The exponent of the last layer may differ by output, so it is added at the end, where a
+        # state needs no common exponent any more.
         if later:
             exponent = exponent + model.exponents[n]
         values, exponent = _normalised(values, exponent, ahead(later), counts)
@@ -340,18 +348,25 @@ def after(
         >>> after(double, 2.0, State(np.array([[0.5]]), np.zeros((1, 1))), ahead(()), None)
         State(values=array([[0.5]]), exponents=array([[1.]]))
     """
-    values = _applied(layer, *state, counts)
-    return State(*_normalised(values, layer.order * state.exponents + unit, demands, counts))
+    values, exponent = _applied(layer, *state, counts)
+    return State(*_normalised(values, exponent + unit, demands, counts))
 
 
 def _applied(
     layer: Layer, values: Any, exponent: Any, counts: tuple[int, ...] | None
-) -> Float[Array, "points *positions out"]:
-    """The outputs of a layer, which have the exponents `layer.order * exponent`."""
-    if _reads_constant(layer):
+) -> tuple[Float[Array, "points *positions out"], Any]:
+    """The outputs of a layer and their exponents, `f(2^e h') = 2^(n e) f'(h')`."""
+    order = layer.order
+    if activation_of(layer) is not None:
+        # An activation is not homogeneous: its layer reads the state itself.
+        values = power(values, 0.0, exponent).astype(values.dtype)
+        exponent, order = exponent * 0.0, 1
+    elif _reads_constant(layer):
         one = power(abs(exponent) * 0 + 1, 0.0, -exponent).astype(values.dtype)
         layer = _homogeneous(layer, one)
-    return layer(values) if counts is None else over_prefixes(layer, values, exponent, counts)
+    if counts is not None:
+        return over_prefixes(layer, values, exponent, counts), order * exponent
+    return layer(values), order * exponent
 
 
 class Ahead(NamedTuple):
@@ -536,9 +551,10 @@ def _normalised(
 ) -> tuple[Any, Any]:
     """The state divided by a power of two, for every input, and its exponent plus that power.
 
-    Where a later layer reads the constant `2^-e`, exponents stay so large that the constant stays a
-    float. The state of a beginning has no smaller exponent than the states of shorter beginnings
-    (see `rising`), as attention needs; `counts` are the beginnings at each level.
+    Where a later layer reads the constant `2^-e`, before the next activation, exponents stay so
+    large that the constant stays a float. The state of a beginning has no smaller exponent than the
+    states of shorter beginnings (see `rising`), as attention needs; `counts` are the beginnings at
+    each level.
     """
     top = abs(values).max(axis=tuple(range(1, values.ndim)), keepdims=True)
     smallest = np.finfo(values.dtype).minexp + 2.0
@@ -556,6 +572,5 @@ def _normalised(
 def _reads_constant(layer: Layer) -> bool:
     """Whether a layer has a bias or a skip."""
     core = innermost(layer)
-    rows, output = affine_maps(core)
-    biases = [getattr(core, bias_name(name)) for name in (*rows, output)]
+    biases = [getattr(core, bias_name(name)) for name in map_names(core)]
     return core is not layer or any(bias is not None for bias in biases)

@@ -3,7 +3,8 @@
 A layer knows its shapes, its forward pass on one example (or on a batch along leading axes) and its
 order in the input, and nothing of networks, metrics or plans. The formulas are those of the paper's
 section 2.1. `Multilinear` extends them to products of any number of affine maps; `Residual` covers
-the additive rule (skip 1) and the interpolating rule (skip 1 - s).
+the additive rule (skip 1) and the interpolating rule (skip 1 - s). Layers with an activation stand
+in `activated`.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ import jax
 import numpy as np
 from jaxtyping import Float
 
+from tnsim.activations.activation import Activation
 from tnsim.errors import ON_INPUTS, ModelError, UnsupportedLayer
+from tnsim.models.activated import Elementwise, Gated
 from tnsim.models.arrays import (
     Array,
     add,
@@ -281,7 +284,7 @@ class Residual:
 
     Raises:
         ModelError: The layer changes the width, or a number is not finite.
-        UnsupportedLayer: The layer is not polynomial.
+        UnsupportedLayer: The layer is none that tnsim knows.
 
     Example:
         >>> Residual(Linear(2 * np.eye(2)), skip=0.5)(np.array([1.0, 2.0]))
@@ -297,7 +300,7 @@ class Residual:
 
     def __post_init__(self) -> None:
         layer = known_layer(self.layer, "the layer inside Residual")
-        if layer.d_in != layer.d_out:
+        if not isinstance(innermost(layer), Elementwise) and layer.d_in != layer.d_out:
             raise ModelError(
                 "Residual adds its input to its layer's output, but the layer maps "
                 f"{layer.d_in} to {layer.d_out}"
@@ -328,7 +331,7 @@ class Residual:
         return self.skip * x + self.scale * self.layer(x)
 
 
-Core: TypeAlias = Linear | Bilinear | Multilinear | Attention
+Core: TypeAlias = Linear | Bilinear | Multilinear | Attention | Elementwise | Gated
 """Kinds of layers that may stand inside residuals."""
 
 
@@ -348,12 +351,13 @@ def innermost(layer: Layer) -> Core:
 def affine_maps(core: Layer) -> tuple[tuple[str, ...], str]:
     """Names of the affine maps that a layer multiplies, and of its output map.
 
-    Every layer inside residuals is `output(product of rows)`, a product per head for attention. The
-    name of a map is the attribute of its matrix; `bias_name` gives the attribute of its bias. A
-    linear layer multiplies no maps.
+    Every polynomial layer inside residuals is `output(product of rows)`, a product per head for
+    attention; a gated layer applies its activation to the first row. The name of a map is the
+    attribute of its matrix; `bias_name` gives the attribute of its bias. A linear layer multiplies
+    no maps. No name stands twice, even where two factors are equal arrays.
 
     Args:
-        core: A layer that is no residual.
+        core: A layer with weights that is no residual.
 
     Returns:
         A pair: names of the factors, name of the output map.
@@ -368,7 +372,59 @@ def affine_maps(core: Layer) -> tuple[tuple[str, ...], str]:
         return ("q1", "k1", "q2", "k2", "v"), "o"
     if isinstance(core, Multilinear):
         return tuple(f"leg{n}" for n in range(core.n_legs)), "down"
+    if isinstance(core, Gated):
+        return ("gate",) if core.up is None else ("gate", "up"), "down"
+    assert not isinstance(core, Elementwise)  # it has no weights, see `map_names`
     return ("left", "right"), "down"
+
+
+def map_names(core: Layer) -> tuple[str, ...]:
+    """Names of all affine maps of a layer that is no residual; an elementwise layer has none.
+
+    Example:
+        >>> map_names(Linear(np.eye(2))), map_names(Elementwise("relu", 2))
+        (('weight',), ())
+    """
+    if isinstance(core, Elementwise):
+        return ()
+    rows, output = affine_maps(core)
+    return *rows, output
+
+
+def activation_of(layer: Layer) -> Activation | None:
+    """The activation of a layer, inside any residuals; None for polynomial layers.
+
+    Example:
+        >>> activation_of(Elementwise("relu")).name, activation_of(Linear(np.eye(2)))
+        ('relu', None)
+    """
+    return getattr(innermost(layer), "activation", None)
+
+
+def of_width(layer: Layer, width: int) -> Layer:
+    """The layer, or an elementwise layer without a width as a layer of this width.
+
+    Example:
+        >>> of_width(Residual(Elementwise("relu")), 3).d_out
+        3
+    """
+    if isinstance(layer, Residual):
+        inner = of_width(layer.layer, width)
+        return layer if inner is layer.layer else Residual(inner, layer.skip, layer.scale)
+    if isinstance(layer, Elementwise) and layer.width is None:
+        return Elementwise(layer.activation, width)
+    return layer
+
+
+def has_width(layer: Layer) -> bool:
+    """Whether the widths of a layer are known without its neighbours.
+
+    Example:
+        >>> has_width(Elementwise("relu"))
+        False
+    """
+    core = innermost(layer)
+    return not isinstance(core, Elementwise) or core.width is not None
 
 
 def bias_name(name: str) -> str:
@@ -379,6 +435,27 @@ def bias_name(name: str) -> str:
         ('bias', 'left_bias')
     """
     return "bias" if name == "weight" else f"{name}_bias"
+
+
+def with_widths(layers: Iterable[Layer]) -> tuple[Layer, ...]:
+    """The layers, where elementwise layers have the widths of their neighbours.
+
+    Raises:
+        ModelError: No layer has a width.
+
+    Example:
+        >>> with_widths([Linear(np.eye(2)), Elementwise("relu")])[1].d_out
+        2
+    """
+    found = list(layers)
+    if all(map(has_width, found)):
+        return tuple(found)
+    known = next((layer for layer in found if has_width(layer)), found[0])
+    width = known.d_in  # elementwise layers before it keep this width; raises where none is known
+    for n, layer in enumerate(found):
+        found[n] = of_width(layer, width)
+        width = found[n].d_out
+    return tuple(found)
 
 
 def residual_rule(layer: Layer) -> tuple[Any, Any]:
@@ -412,12 +489,17 @@ def known_layer(layer: Any, what: str) -> Layer:
         >>> known_layer(Linear(np.eye(2)), "layer 0").order
         1
     """
+    if isinstance(layer, Core):
+        _check_distinct_maps(layer)
+    if isinstance(layer, Gated) and layer.up is not None and layer.activation.name == "identity":
+        biases = layer.gate_bias, layer.up_bias, layer.down_bias
+        return Bilinear(layer.gate, layer.up, layer.down, *biases)
     if isinstance(layer, Core | Residual):
         return layer
     if not hasattr(layer, "as_layer"):
         raise UnsupportedLayer(
-            f"{what} is a {type(layer).__name__}; only polynomial layers have an exact similarity: "
-            "Linear, Bilinear, Multilinear, Attention, Residual, "
+            f"{what} is a {type(layer).__name__}; layers with an exact similarity are Linear, "
+            "Bilinear, Multilinear, Attention, Elementwise, Gated, Residual, "
             "or a layer with a method as_layer() that says which of these it is. "
             f"{ON_INPUTS}"
         )
@@ -425,6 +507,21 @@ def known_layer(layer: Any, what: str) -> Layer:
     if not (is_traced(known) or any(map(requires_grad, jax.tree.leaves(known)))):
         _compare_forward(layer, known, what)  # needs plain numbers
     return known
+
+
+def _check_distinct_maps(core: Core) -> None:
+    """Refuse a class of layers for which `affine_maps` names one array twice.
+
+    Units and changes of basis are applied to arrays by name. An array that stands for two factors
+    would get the unit of both, and inner products would be wrong without a sign of it.
+    """
+    names = map_names(core)
+    if len(set(names)) < len(names):
+        raise ModelError(
+            f"the affine maps of {type(core).__name__} are {', '.join(names)}, with "
+            "one name twice: give each factor an attribute of its own, which may hold an equal "
+            "array"
+        )
 
 
 def _compare_forward(own: OwnLayer, known: Layer, what: str) -> None:

@@ -20,7 +20,15 @@ from tnsim.errors import ModelError
 from tnsim.models.arrays import Array, register_pytree
 from tnsim.models.attention import Attention
 from tnsim.models.checks import check_comparable, check_length
-from tnsim.models.layers import Residual, affine_maps, bias_name, innermost, known_layer
+from tnsim.models.layers import (
+    Residual,
+    activation_of,
+    bias_name,
+    innermost,
+    known_layer,
+    map_names,
+    with_widths,
+)
 from tnsim.models.origin import Origin
 from tnsim.models.protocol import Layer, OwnLayer
 from tnsim.tables import html_table
@@ -40,14 +48,17 @@ def describe(layer: Layer) -> str:
         skip, scale = _number(layer.skip), _number(layer.scale)
         return f"Residual({describe(layer.layer)}, skip={skip}, scale={scale})"
     facts = [f"{layer.d_in} -> {layer.d_out}"]
-    rows, output = affine_maps(layer)
+    names = map_names(layer)
     if isinstance(layer, Attention):
         facts.append(f"{layer.n_heads} heads of {layer.d_head}")
         facts.append(f"{layer.mask} mask")
         facts.append("no RoPE" if layer.rope_base is None else f"RoPE base {layer.rope_base:g}")
-    elif rows:
-        facts.append(f"rank {getattr(layer, rows[0]).shape[-2]}")
-    biases = map(bias_name, (*rows, output))
+    elif len(names) > 1:
+        facts.append(f"rank {getattr(layer, names[0]).shape[-2]}")
+    activation = activation_of(layer)
+    if activation is not None:
+        facts.append(activation.name)
+    biases = map(bias_name, names)
     facts += [bias for bias in biases if getattr(layer, bias) is not None]
     return f"{type(layer).__name__}({', '.join(facts)})"
 
@@ -90,7 +101,7 @@ class Model(_Vector):
 
     Raises:
         ModelError: There is no layer, or two neighbours do not chain.
-        UnsupportedLayer: A layer is not polynomial.
+        UnsupportedLayer: A layer is none that tnsim knows.
 
     Example:
         >>> import numpy as np
@@ -117,7 +128,7 @@ class Model(_Vector):
         layers = tuple(layers)
         if not layers:
             raise ModelError("a model needs at least one layer, found none")
-        known = tuple(known_layer(layer, f"layer {i}") for i, layer in enumerate(layers))
+        known = with_widths(known_layer(layer, f"layer {i}") for i, layer in enumerate(layers))
         for i, (first, second) in enumerate(itertools.pairwise(known)):
             if first.d_out != second.d_in:
                 raise ModelError(
@@ -148,8 +159,25 @@ class Model(_Vector):
 
     @cached_property
     def degree(self) -> int:
-        """Degree of the polynomial, which is the number of legs of the unrolled tree."""
+        """Degree of the polynomial, which is the number of legs of the unrolled tree.
+
+        Infinite where a layer has an activation.
+        """
         return math.prod(self.orders)
+
+    @cached_property
+    def is_polynomial(self) -> bool:
+        """Whether no layer has an activation."""
+        return not any(map(activation_of, self.layers))
+
+    @cached_property
+    def growth(self) -> int:
+        """Factor by which relative errors of the input may grow, to first order.
+
+        The factor of a polynomial is its degree. An activation counts as a square, with a gate as a
+        cube: those of the registry grow no faster.
+        """
+        return math.prod(_growth(layer) for layer in self.layers)
 
     @property
     def parameters(self) -> int:
@@ -174,18 +202,30 @@ class Model(_Vector):
 
     def __repr__(self) -> str:
         kinds = ", ".join(map(describe, self.layers))
-        facts = [f"degree {self.degree}", f"{self.parameters:,} parameters"]
+        facts = [self._degree, f"{self.parameters:,} parameters"]
         if self.n_ctx is not None:
             facts.insert(0, f"n_ctx {self.n_ctx}")
         return f"Model({kinds}; {', '.join(facts)})"
+
+    @property
+    def _degree(self) -> str:
+        return f"degree {self.degree}" if self.is_polynomial else "no polynomial"
 
     def _repr_html_(self) -> str:
         rows = [(f"layer {n}", describe(layer)) for n, layer in enumerate(self.layers)]
         if self.n_ctx is not None:
             rows.append(("positions", str(self.n_ctx)))
-        rows += [("degree", str(self.degree)), ("parameters", f"{self.parameters:,}")]
+        rows.append(("degree", self._degree.removeprefix("degree ")))
+        rows.append(("parameters", f"{self.parameters:,}"))
         rows += [("caveat", caveat) for caveat in caveats(self)]
         return html_table("Model", rows)
+
+
+def _growth(layer: Layer) -> int:
+    """The factor of `Model.growth` for a single layer."""
+    if activation_of(layer) is None:
+        return layer.order
+    return 1 + max(1, len(map_names(innermost(layer))) - 1)
 
 
 class Combination(_Vector):

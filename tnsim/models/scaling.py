@@ -36,6 +36,7 @@ units as constants, since units cancel in the function.
 from __future__ import annotations
 
 import functools
+import math
 import operator
 from collections.abc import Iterable
 from typing import Any, NamedTuple, Protocol, TypeAlias
@@ -45,6 +46,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
+from tnsim.models.activated import Elementwise, Gated
 from tnsim.models.arrays import Array, is_traced, library
 from tnsim.models.attention import Attention
 from tnsim.models.layers import Residual, affine_maps, bias_name
@@ -107,7 +109,8 @@ def scaled(
     """A model with weights or states near one, and the power of two that its output lacks.
 
     Args:
-        model: Any model. Arrays of JAX come back as NumPy unless they are traced.
+        model: Any model. Arrays of JAX come back as NumPy unless they are traced. A layer with an
+            activation, which reads numbers in no other unit than 1, stands alone.
         slices: Whether each output has an exponent of its own, (d_out,), or all share one.
         states: Sizes of the inputs of the model, for models with constants, in the units of the
             inputs; None where units follow the weights alone.
@@ -151,7 +154,8 @@ def _scaled(model: Model, slices: bool, states: States | None, below: Unit) -> S
         else:
             layer, unit, states = _measured(layer, unit, shared, states)
         unit, surplus = _kept_exact(unit)
-        beyond = layer.order * beyond + surplus
+        # A layer with an activation stands alone, so nothing was taken off below it.
+        beyond = surplus if math.isinf(layer.order) else layer.order * beyond + surplus
         layers.append(layer)
     if slices and unit.ndim == 0:
         unit = unit + np.zeros(model.d_out)
@@ -183,6 +187,37 @@ def split(number: Any) -> tuple[Any, Any]:
     """
     exponent = _exponents(number).clip(SMALLEST)
     return _shifted(number, -exponent), exponent
+
+
+class ScaledSum(NamedTuple):
+    """The sum `2 ** exponent * sum of coefficient * 2 ** e * summand`, the largest e being 0.
+
+    Args:
+        terms: Triples (coefficient, e, summand), one for every summand.
+        exponent: Exponent of the power of two that all summands share.
+    """
+
+    terms: tuple[tuple[Any, Any, Any], ...]
+    exponent: Any
+
+
+def scaled_sum(weighted: Iterable[tuple[Any, Any, Any]]) -> ScaledSum:
+    """A sum of `coefficient * 2 ** exponent * summand`, in scientific notation.
+
+    Args:
+        weighted: Triples (coefficient, exponent, summand); summands may be anything.
+
+    Example:
+        >>> found = scaled_sum([(6.0, 0, "a"), (1.0, -1, "b")])
+        >>> [(float(c), float(e), name) for c, e, name in found.terms], float(found.exponent)
+        ([(0.75, 0.0, 'a'), (0.5, -3.0, 'b')], 3.0)
+    """
+    found = []
+    for coefficient, own, summand in weighted:
+        mantissa, exponent = split(coefficient)
+        found.append((mantissa, own + exponent, summand))
+    largest = functools.reduce(larger, (exponent for _, exponent, _ in found))
+    return ScaledSum(tuple((c, e - largest, summand) for c, e, summand in found), largest)
 
 
 def power(mantissa: Any, log: Any, exponent: Any) -> Any:
@@ -263,6 +298,8 @@ def _layer(layer: Layer, below: Unit, shared: bool, states: States | None) -> tu
     """A layer in the units of its input and output, and the output unit; `shared`: a single one."""
     if isinstance(layer, Residual):
         return _residual(layer, below, states)
+    if isinstance(layer, Elementwise):
+        return layer, _of_outputs(below, shared)  # its input has the unit 0, see `scaled`
     # The unit u below gives the units p and q of the legs. The output matrix reads in the unit
     # p + q, and its rows give the unit v above. Every map is written between the units at its ends.
     rows, output = affine_maps(layer)
@@ -271,6 +308,8 @@ def _layer(layer: Layer, below: Unit, shared: bool, states: States | None) -> tu
         hidden = _hidden_of_heads(layer, legs)
     else:
         legs = {name: _leg(layer, name, below, states) for name in rows}
+        if isinstance(layer, Gated):
+            legs["gate"] = np.zeros(())  # an activation reads numbers in the unit 1
         hidden = below  # the output matrix of a linear layer reads the state itself
         if rows:
             hidden = _one_if_equal(_total(legs.values()))

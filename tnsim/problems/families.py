@@ -476,6 +476,8 @@ def has_plan(models: Sequence[Model], metric: Metric) -> bool:
         >>> has_plan([table], tnsim.Categorical())
         True
     """
+    if not all(model.is_polynomial for model in models):
+        return False
     try:
         for model in models:
             choose(model, None, metric)

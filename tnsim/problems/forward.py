@@ -576,7 +576,7 @@ def _state_numbers(layer: LayerKind, seen: int) -> int:
     becomes a vector.
     """
     heads, d_head, d_value = layer.heads
-    inside = (layer.order + 2) * layer.rank
+    inside = (len(layer.legs) + 2) * layer.rank
     # Four rows and their rotations, two products at a time; two scores and their product.
     inside += heads * (10 * d_head + 3 * d_value + 3 * seen)
     return 2 * layer.d_in + inside + 4 * layer.d_out

@@ -8,8 +8,11 @@ outputs meet, the joinings of the layers below them decide which of the next bon
 down to the input legs. Metrics that join whole trees have a network for each diagram (see
 `metrics.orbits`).
 
-Operators are nodes tagged `SYMMETRISER`, `COVARIANCE` and `MEAN`, and an identity is an index that
-two legs share. Closed networks are the picture and the reference; plans never unroll.
+Models with an activation have no input legs. One node, tagged `KERNEL`, joins their hidden legs,
+beside which stand the constant and the input (see `problems.kernels.whole_kernel`).
+
+Operators are nodes tagged `SYMMETRISER`, `COVARIANCE`, `MEAN` and `KERNEL`, and an identity is an
+index that two legs share. Closed networks are the picture and the reference; plans never unroll.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from tnsim.engine.runtime import execution
 from tnsim.errors import ModelError
 from tnsim.metrics.input_moments import (
     flattened,
@@ -42,11 +46,12 @@ from tnsim.metrics.pairings import Joining, Leg, gaussian_mean
 from tnsim.metrics.protocol import LayerwiseMetric, Metric
 from tnsim.models.checks import check_comparable
 from tnsim.models.model import Model
-from tnsim.names import COVARIANCE, MEAN, OUT, SIDES, Side, bond_index
+from tnsim.names import COVARIANCE, DOWN, KERNEL, MEAN, OUT, SIDES, Side, bond_index, layer_tag
 from tnsim.problems.alignment import align
 from tnsim.problems.base import moment_nodes
 from tnsim.problems.diagrams import tree
 from tnsim.problems.families import WholeTree
+from tnsim.problems.kernels import answers, readout, under, whole_kernel
 from tnsim.problems.tensors.kinds import Kinds, kinds, nonlinear
 from tnsim.problems.whole_tree import MAX_LEGS, check_size
 from tnsim.tensor_networks.network import (
@@ -203,8 +208,10 @@ def networks(
         max_tensors: Largest number of tensors of bra and ket together.
 
     Returns:
-        An iterator of (weight, network). Contract with `output_inds=()`, since hidden ranks are
-        hyperindices; the sum of weight times contraction is `inner(a, b, metric)`.
+        An iterator of (weight, network); for models with an activation a network for every distinct
+        position, with the kernel as a node between hidden legs. Contract with `output_inds=()`,
+        since hidden ranks are hyperindices; the sum of weight times contraction is
+        `inner(a, b, metric)`.
 
     Raises:
         TooLarge: Bra and ket together have more than `max_tensors` tensors, or `inner` raises it.
@@ -225,8 +232,11 @@ def networks(
     Source:
         Paper, section 2.2 (`Lambda` as a network) and appendix A.3 (pairings).
     """
-    check_models([a, b], max_tensors)
     check_metric(metric)
+    if isinstance(a, Model) and isinstance(b, Model) and answers([a, b], metric):
+        check_comparable(a, b)
+        return _through_kernels(a, b, metric)
+    check_models([a, b], max_tensors)
     if not joins_legs(metric):
         raise ModelError(
             f"{type(metric).__name__} adds up over inputs and joins no legs, "
@@ -275,6 +285,30 @@ def _layer_over_layer(
         for leg in joined.capped:
             tensors.append(tensor(mean, (_input_leg(leg),), (MEAN,)))
         yield joined.weight, qtn.TensorNetwork(tensors).reindex(merged)
+
+
+def _through_kernels(
+    a: Model, b: Model, metric: Metric
+) -> Iterator[tuple[float, qtn.TensorNetwork]]:
+    """The networks of models with an activation, one for each distinct position.
+
+    A readout of each model meets the kernel on a hidden leg, and the other readout at the outputs.
+    """
+    import quimb.tensor as qtn
+
+    with execution.precision():
+        bra, ket = (under(model, metric, "float64") for model in (a, b))
+        weight = 2.0 ** float(bra.exponent + ket.exponent)
+        for count, one, two in zip(bra.counts, bra.positions, ket.positions, strict=True):
+            tensors, joined = [], []
+            for side, model, prepared in (("A", a, one), ("B", b, two)):
+                number = max(range(len(model.layers)), key=lambda n: model.layers[n].order)
+                legs = OUT, bond_index(side, number, 0)
+                tags = side, layer_tag(number), DOWN
+                tensors.append(tensor(np.asarray(readout(prepared)), legs, tags))
+                joined.append(legs[1])
+            tensors.append(tensor(np.asarray(whole_kernel(one, two)), joined, (KERNEL,)))
+            yield count * weight, qtn.TensorNetwork(tensors)
 
 
 def _whole_trees(a: Model, b: Model, metric: Metric) -> Iterator[tuple[float, qtn.TensorNetwork]]:

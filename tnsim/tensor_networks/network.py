@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 from jaxtyping import Float
 
-from tnsim.errors import ModelError, TooLarge
+from tnsim.errors import ModelError, TooLarge, UnsupportedLayer
 from tnsim.models.checks import check_numbers
 from tnsim.models.model import Model
 from tnsim.names import (
@@ -132,6 +132,11 @@ def check_models(models: Iterable[Model], max_tensors: int) -> None:
                 "take those of its .models and expand by bilinearity"
             )
         check_numbers(model)
+        if not model.is_polynomial:
+            raise UnsupportedLayer(
+                "a model with an activation is no tensor of input legs and has no network of its "
+                "own: networks(a, b, Gaussian(mean, cov)) shows the kernel between two models"
+            )
         if model.attends and model.n_ctx is None:
             raise ModelError(
                 "the network of an attention layer is for sequences of one length: "

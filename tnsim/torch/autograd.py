@@ -148,7 +148,7 @@ def comparison_of(
     leaves, form = jax.tree.flatten((a, b, metric))
     numbers = {n: leaf for n, leaf in enumerate(leaves) if _is_number(leaf)}
     others = tuple((n, leaf) for n, leaf in enumerate(leaves) if n not in numbers)
-    degree = max(model.degree for one in (a, b) for _, model in terms(one))
+    degree = max(model.growth for one in (a, b) for _, model in terms(one))
     return Comparison(form, others, degree, request.dtype, request.budget), numbers
 
 

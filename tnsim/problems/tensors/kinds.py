@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, TypeAlias
+import math
+from typing import Any, NamedTuple, TypeAlias
 
+from tnsim.activations.activation import Activation
 from tnsim.models.arrays import add
 from tnsim.models.attention import Attention
-from tnsim.models.layers import Core, Linear, affine_maps, bias_name, innermost
+from tnsim.models.layers import (
+    Core,
+    Linear,
+    activation_of,
+    affine_maps,
+    bias_name,
+    innermost,
+    map_names,
+)
 from tnsim.models.model import Model
 from tnsim.models.protocol import Layer
 from tnsim.names import SCORES, WEIGHT
@@ -30,6 +40,8 @@ class LayerKind(NamedTuple):
         rotary: Whether queries and keys depend on the position (RoPE).
         causal: Whether an output sees its own and earlier positions only.
         dense: Whether the layer is given by its whole tensor, lifted, and not by arrays.
+        activation: Activation of the first leg, or of the input itself where there are no legs;
+            None for polynomial layers.
 
     Example:
         >>> kind = LayerKind("Bilinear", ("LEFT", "RIGHT"), "DOWN", d_in=3, d_out=3, rank=8)
@@ -49,11 +61,16 @@ class LayerKind(NamedTuple):
     rotary: bool = False
     causal: bool = False
     dense: bool = False
+    activation: Activation | None = None
 
     @property
     def order(self) -> int:
-        """Degree of the output in the input, and number of input legs."""
-        return len(self.legs)
+        """Degree of the output in the input, and number of input legs; infinite with an activation.
+
+        No plan is made of layers of infinite order.
+        """
+        infinite: Any = math.inf
+        return len(self.legs) if self.activation is None else infinite
 
     @property
     def constant(self) -> bool:
@@ -88,9 +105,12 @@ class LayerKind(NamedTuple):
             rows = 4 * d_head + d_value
             scores = seen * (2 * d_head + d_value + 2)
             return heads * (rows * self.d_in + scores + d_value * self.d_out)
+        if not self.legs:
+            return self.d_in
         if self.down is None:
             return self.d_in * self.d_out
-        return self.rank * (self.order * self.d_in + self.order - 1 + self.d_out)
+        legs = len(self.legs)
+        return self.rank * (legs * self.d_in + legs - 1 + self.d_out)
 
     @property
     def dense_size(self) -> int:
@@ -112,9 +132,9 @@ def layer_kind(layer: Layer) -> LayerKind:
         ('LEFT', 'RIGHT')
     """
     core = innermost(layer)
-    rows, output = affine_maps(core)
+    names = map_names(core)
     biases: list[str] = []
-    for name in (*rows, output):
+    for name in names:
         if getattr(core, bias_name(name)) is not None:
             biases.append(name.upper())
     own = LayerKind(
@@ -125,7 +145,10 @@ def layer_kind(layer: Layer) -> LayerKind:
         d_out=core.d_out,
         biases=(WEIGHT,) if biases else (),
     )
-    if len(rows) < 2:  # see `core_of`
+    if not names:
+        return own._replace(legs=(), skips=core is not layer, activation=activation_of(core))
+    rows, output = affine_maps(core)
+    if len(rows) < 2 and activation_of(core) is None:  # see `core_of`
         return own
     multiplied = own._replace(
         legs=tuple(map(str.upper, rows)),
@@ -134,7 +157,8 @@ def layer_kind(layer: Layer) -> LayerKind:
         skips=core is not layer,
     )
     if not isinstance(core, Attention):
-        return multiplied._replace(rank=getattr(core, rows[0]).shape[0])
+        rank = getattr(core, names[0]).shape[0]
+        return multiplied._replace(rank=rank, activation=activation_of(core))
     return multiplied._replace(
         heads=(core.n_heads, core.d_head, core.d_value),
         rotary=core.rope_base is not None,
@@ -151,9 +175,9 @@ def core_of(layer: Layer) -> Core:
         array([[6.]])
     """
     core = innermost(layer)
-    rows, output = affine_maps(core)
-    if len(rows) != 1:
+    if len(map_names(core)) != 2 or activation_of(core) is not None:
         return core
+    rows, output = affine_maps(core)
     down, bias = getattr(core, output), getattr(core, bias_name(output))
     first = getattr(core, bias_name(rows[0]))
     if first is not None:

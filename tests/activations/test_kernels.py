@@ -1,0 +1,239 @@
+"""Kernels of activations beside 24 digits of mpmath, quadrature, finite differences and laws."""
+
+import json
+from functools import partial
+from math import pi
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tnsim.activations.activation import ACTIVATIONS, Activation, activation, jump_relu, leaky_relu
+from tnsim.activations.gated import GatedUnits, gated_kernel, gated_moments
+from tnsim.activations.kernels import Units, first_moments, kernel
+from tnsim.activations.normal import owens_t
+from tnsim.activations.pairs import pair_values
+from tnsim.errors import ModelError
+
+REFERENCES = json.loads(Path(__file__).with_name("references.json").read_text())
+PAIRS = sorted({(x["f"], x["g"]) for x in REFERENCES})
+QUICK = {("relu", "relu"), ("gelu", "gelu"), ("gelu_tanh", "gelu_tanh")}
+# two gates of hardtanh cancel: its rounding is that of s t, 2.5e-13 of the norms at s = t = 48
+GROWTH = dict.fromkeys(("erf", "relu6", "sigmoid", "sin", "step", "tanh"), 0)
+GROWTH |= {"relu2": 2, "square": 2}
+
+
+def each(pairs, quick):
+    return [x if x in quick else pytest.param(x, marks=pytest.mark.slow) for x in pairs]
+
+
+def random_units(g, count, rank=2):
+    return Units(g.normal(size=count), g.normal(size=(count, rank)))
+
+
+def grid(sides=80):
+    """Points and weights of N(0, I) in two dimensions, for analytic integrands."""
+    x, w = np.polynomial.hermite_e.hermegauss(sides)
+    points = np.stack(np.meshgrid(x, x, indexing="ij"), -1).reshape(-1, 2)
+    return points, np.outer(w, w).ravel() / (2 * pi)
+
+
+@pytest.mark.parametrize("pair", each(PAIRS, QUICK), ids=":".join)
+def test_24_digits(pair):
+    """1e-13 of the scale of each pair, and 1e-12 of the norms of live units."""
+    cases = [x for x in REFERENCES if (x["f"], x["g"]) == pair]
+    m, s, n, t, sign, gap = np.array([x["law"] for x in cases]).T
+    values = np.array([x["value"] for x in cases])
+    norms = np.array([x["norms"] for x in cases])
+    across = np.sqrt(gap * (2 - gap))
+    rows = np.stack([s, 0 * s], 1)
+    others = t[:, None] * np.stack([sign * (1 - gap), across], 1)
+    found = np.diag(kernel(*pair, Units(m, rows), Units(n, others)).values)
+    scale = np.prod(
+        [
+            (1 + np.abs(mean) + deviation) ** GROWTH.get(name, 1)
+            for name, mean, deviation in zip(pair, (m, n), (s, t), strict=True)
+        ],
+        axis=0,
+    )
+    live = np.prod(norms, 1) > 1e-3 * scale
+    error = np.abs(found - values)
+    assert np.all(error <= 1e-13 * scale), (error / scale).max()
+    assert np.all(error[live] <= 1e-12 * np.prod(norms, 1)[live])
+
+
+def test_owens_t_in_closed_cases():
+    """T(h, 1) = Phi(h) (1 - Phi(h)) / 2, T(0, a) = atan(a) / (2 pi), T(h, infinity) = Q(|h|) / 2."""
+    h = np.linspace(-9, 9, 181)
+    with jax.enable_x64(True):
+        low = 0.5 * np.asarray(jax.lax.erfc(jnp.asarray(-h) * np.sqrt(0.5)))
+        np.testing.assert_allclose(owens_t(h, np.ones(181)), low * (1 - low) / 2, atol=3e-16)
+        np.testing.assert_allclose(owens_t(0 * h, h), np.arctan(h) / (2 * pi), atol=3e-16)
+        far = np.minimum(low, 1 - low) / 2
+        np.testing.assert_allclose(owens_t(h, np.full(181, np.inf)), far, atol=3e-16)
+
+
+@pytest.mark.parametrize("name", each(sorted(ACTIVATIONS), {"relu", "tanh"}))
+def test_no_pair_exceeds_its_bound(name):
+    """The series beside pairs computed alone, over 10,000 random pairs."""
+    g = np.random.default_rng(0)
+    left, right = (
+        Units(g.normal(size=100), g.normal(size=(100, 6)) * np.exp(g.normal(size=(100, 1)) / 2))
+        for _ in range(2)
+    )
+    found = kernel(name, name, left, right)
+    s, t = (np.linalg.norm(x.rows, axis=1) for x in (left, right))
+    rho = np.clip(left.rows @ right.rows.T / np.outer(s, t), -1, 1)
+    i, j = np.indices(rho.shape).reshape(2, -1)
+    f = activation(name)
+    with jax.enable_x64(True):
+        law = left.mean[i], s[i], right.mean[j], t[j], rho.ravel(), 1 - np.abs(rho.ravel())
+        alone = jax.jit(partial(pair_values, f, f))(*map(jnp.asarray, law))
+    rounding = 3e-14 * np.outer(found.sizes, found.other_sizes)
+    assert np.all(np.abs(found.values - alone.reshape(rho.shape)) <= found.bound + rounding)
+    assert float(found.share) < 1e-15
+
+
+@pytest.mark.parametrize("name", each(sorted(ACTIVATIONS), {"relu", "silu"}))
+def test_degenerate_units(name):
+    """Variances of 0 and 1e-300 leave f(m) f(n), at means to 1e4 as well."""
+    mean = np.array([0.7, -1.3, 1e4, -1e4, 2.5])
+    rows = np.array([0.0, 1e-300, 0.0, 1e-12, 1e-300])[:, None]
+    units = Units(mean, rows)
+    values = np.asarray(kernel(name, name, units, units).values)
+    expected = np.outer(*2 * [activation(name)(mean)])
+    scale = np.outer(*2 * [1 + np.abs(mean) ** GROWTH.get(name, 1)])
+    assert np.all(np.abs(values - expected) <= 1e-11 * scale)
+
+
+def test_equal_units_of_a_step_have_correlation_one():
+    """1 - rho is the distance of rows: arcsin at 1 - 1e-16 would be off by 1e-9."""
+    g = np.random.default_rng(3)
+    units = Units(g.normal(size=20), g.normal(size=(20, 30)))
+    values = np.asarray(kernel("step", "step", units, units).values)
+    mean, _ = first_moments("step", units)
+    np.testing.assert_allclose(np.diag(values), mean, rtol=0, atol=1e-15)
+
+
+@pytest.mark.parametrize("name", each(["gelu", "relu", "tanh", "elu", "hardswish"], {"gelu"}))
+def test_gradients_are_finite_differences(name):
+    """Means and rows of both sides, a pair of equal units among them."""
+    g = np.random.default_rng(1)
+    with jax.enable_x64(True):
+        left, right = (Units(*map(jnp.asarray, random_units(g, 3))) for _ in range(2))
+        right = Units(right.mean.at[0].set(left.mean[0]), right.rows.at[0].set(left.rows[0]))
+        weights = jnp.asarray(g.normal(size=(3, 3)))
+        total = jax.jit(lambda u, v: jnp.sum(weights * kernel(name, name, u, v).values))
+        found = jax.grad(total, (0, 1))(left, right)
+        moves = jax.tree.map(lambda x: jnp.asarray(g.normal(size=x.shape)), (left, right))
+        along = sum(map(jnp.vdot, jax.tree.leaves(found), jax.tree.leaves(moves)))
+
+        def at(step):
+            return total(*jax.tree.map(lambda x, y: x + step * y, (left, right), moves))
+
+        h = 1e-3 if name in ("gelu", "tanh") else 1e-4
+        numeric = (8 * (at(h) - at(-h)) - (at(2 * h) - at(-2 * h))) / (12 * h)
+    assert abs(along - numeric) <= 1e-7 * abs(numeric)
+
+
+@pytest.mark.parametrize("name", each(["identity", "gelu", "silu", "tanh", "sigmoid"], {"gelu"}))
+def test_gated_units_against_quadrature(name):
+    g = np.random.default_rng(2)
+    points, weights = grid()
+    units, others = (
+        GatedUnits(*(Units(g.normal(size=5), 0.5 * g.normal(size=(5, 2))) for _ in range(2)))
+        for _ in range(2)
+    )
+    f = activation(name)
+    left, right = (
+        f(points @ u.gate.rows.T + u.gate.mean) * (points @ u.up.rows.T + u.up.mean)
+        for u in (units, others)
+    )
+    found = gated_kernel(name, name, units, others)
+    sizes = np.outer(*(np.sqrt(weights @ x**2) for x in (left, right)))
+    assert np.all(np.abs(found.values - (left * weights[:, None]).T @ right) <= 1e-11 * sizes)
+    np.testing.assert_allclose(found.sizes, np.sqrt(weights @ left**2), rtol=1e-11)
+    own = gated_kernel(name, name, units, units)
+    np.testing.assert_allclose(np.diag(own.values), weights @ left**2, rtol=1e-11)
+    mean, rows = gated_moments(name, units)
+    np.testing.assert_allclose(mean, weights @ left, atol=1e-11)
+    np.testing.assert_allclose(rows, (left * weights[:, None]).T @ points, atol=1e-11)
+
+
+def test_a_bilinear_layer_is_written_as_squares():
+    """u w = ((u + w)^2 - (u - w)^2) / 4."""
+    g = np.random.default_rng(5)
+    gate, up = random_units(g, 4, 3), random_units(g, 4, 3)
+    units = GatedUnits(gate, up)
+    squares = Units(
+        np.concatenate([gate.mean + up.mean, gate.mean - up.mean]),
+        np.concatenate([gate.rows + up.rows, gate.rows - up.rows]),
+    )
+    sign = np.concatenate([np.eye(4), -np.eye(4)]) / 4
+    found = np.asarray(gated_kernel("identity", "identity", units, units).values)
+    expected = sign.T @ np.asarray(kernel("square", "square", squares, squares).values) @ sign
+    np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-12 * np.abs(expected).max())
+
+
+def test_first_moments_of_a_relu():
+    """E relu(u) = m Phi(m/s) + s phi(m/s), E relu'(u) = Phi(m/s)."""
+    mean, slope = first_moments("relu", Units(np.zeros(1), np.array([[2.0]])))
+    np.testing.assert_allclose([mean[0], slope[0]], [2 / np.sqrt(2 * pi), 0.5], rtol=1e-15)
+
+
+@pytest.mark.slow
+def test_own_activations():
+    """An own analytic function is the named one; own kinks and pieces as well."""
+    g = np.random.default_rng(4)
+    left, right = random_units(g, 8), random_units(g, 8)
+    right.rows[0] = left.rows[0]
+    own = Activation(jnp.tanh, strip=pi / 2)
+    close = partial(np.testing.assert_allclose, rtol=1e-12, atol=1e-13)
+    named = kernel("tanh", "tanh", left, right).values
+    close(kernel(own, own, left, right).values, named)
+    pieces = Activation(kinks=(0.0,), pieces=((0.0, 0.25), (0.0, 1.0)))
+    close(
+        kernel(pieces, "relu", left, right).values,
+        kernel(leaky_relu(0.25), "relu", left, right).values,
+    )
+
+
+@pytest.mark.slow
+def test_float32_inside_a_trace():
+    g = np.random.default_rng(6)
+    left, right = random_units(g, 6), random_units(g, 6)
+    exact = np.asarray(kernel("gelu", "gelu", left, right).values)
+    single = [Units(*(jnp.asarray(x, jnp.float32) for x in y)) for y in (left, right)]
+    found = jax.jit(lambda u, v: kernel("gelu", "gelu", u, v).values)(*single)
+    assert found.dtype == jnp.float32
+    np.testing.assert_allclose(found, exact, rtol=1e-5, atol=1e-5)
+
+
+def test_forward_values():
+    x = np.array([-2.0, 0.0, 0.5, 7.0])
+    np.testing.assert_allclose(activation("relu6")(x), np.clip(x, 0, 6))
+    np.testing.assert_allclose(activation("hardswish")(x), x * np.clip(x + 3, 0, 6) / 6)
+    np.testing.assert_allclose(jump_relu(0.5)(x), np.where(x > 0.5, x, 0))
+    np.testing.assert_allclose(activation("silu")(x), x / (1 + np.exp(-x)), rtol=1e-14)
+    assert activation("gelu")(x.astype(np.float32)).dtype == np.float32
+    for f in ACTIVATIONS.values():
+        parts = sum(np.asarray(part(jnp.asarray(x, jnp.float32))) for part in f.parts)
+        np.testing.assert_allclose(parts, f(x), rtol=1e-5, atol=1e-5, err_msg=f.name)
+
+
+def test_errors_say_what_to_do():
+    with pytest.raises(ModelError, match=r"no activation is called 'swish'.*silu"):
+        activation("swish")
+    with pytest.raises(ModelError, match="2 pieces"):
+        Activation(kinks=(0.0,), pieces=((0.0,),))
+    with pytest.raises(ModelError, match="strip"):
+        Activation(np.tanh)
+    with pytest.raises(ModelError, match="3 and 2 coordinates"):
+        kernel(
+            "relu", "relu", Units(np.zeros(1), np.ones((1, 3))), Units(np.zeros(1), np.ones((1, 2)))
+        )
+    units = GatedUnits(*2 * [Units(np.zeros(1), np.ones((1, 1)))])
+    with pytest.raises(ModelError, match="without steps"):
+        gated_kernel("step", "relu", units, units)

@@ -1,0 +1,303 @@
+"""Models with an activation under Gaussian metrics, against quadrature, laws and other routes."""
+
+import warnings
+
+import jax
+import numpy as np
+import pytest
+from activated_cases import by_quadrature, gated, gaussian, mlp, points
+
+import tnsim
+
+
+def assert_right(a, b, metric, tolerance=1e-12):
+    """Inner product, similarity and slices against quadrature, relative to the norms."""
+    cross, first, second = by_quadrature(a, b, metric)
+    size = np.sqrt(first.sum() * second.sum())
+    assert abs(tnsim.inner(a, b, metric) - cross.sum()) < tolerance * size
+    similarity = tnsim.similarity(a, b, metric)
+    assert similarity.exact
+    assert abs(similarity - cross.sum() / size) < tolerance
+    slices = np.asarray(tnsim.slices(a, b, metric))
+    np.testing.assert_allclose(slices, cross / np.sqrt(first * second), atol=tolerance)
+
+
+def test_a_relu_network(rng):
+    assert_right(mlp(rng, "relu"), mlp(rng, "relu"), gaussian(rng))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("activation", ["gelu", "tanh"])
+def test_two_activations(rng, activation):
+    assert_right(mlp(rng, activation), mlp(rng, "relu"), gaussian(rng))
+
+
+@pytest.mark.slow
+def test_a_gated_network(rng):
+    assert_right(gated(rng, "silu"), mlp(rng, "relu"), gaussian(rng))
+
+
+def around(generator, layer):
+    """A layer of two inputs and outputs inside a residual, linear layers around it."""
+    first = tnsim.Linear(generator.normal(size=(2, 2)), generator.normal(size=2))
+    last = tnsim.Linear(generator.normal(size=(2, 2)))
+    return tnsim.Model([first, tnsim.Residual(layer, 0.7, 0.4), last])
+
+
+@pytest.mark.slow
+def test_residuals_and_linear_layers_around(rng):
+    metric = gaussian(rng)
+    (block,) = gated(rng, "relu").layers
+    plain = tnsim.Gated(
+        block.gate, None, block.down, "relu", block.gate_bias, None, block.down_bias
+    )
+    one = around(rng, plain)
+    two = around(rng, tnsim.Elementwise("relu"))
+    assert_right(one, two, metric)
+    linear = tnsim.Model([tnsim.Linear(rng.normal(size=(2, 2)), rng.normal(size=2))])
+    assert_right(one, linear, metric)
+
+
+def test_singular_covariances(rng):
+    row = rng.normal(size=(2, 1))
+    metric = tnsim.Gaussian(rng.normal(size=2), row @ row.T)
+    assert_right(mlp(rng, "relu"), mlp(rng, "relu"), metric)
+    still = tnsim.Gaussian(rng.normal(size=2), np.zeros((2, 2)))
+    a, b = mlp(rng, "relu"), mlp(rng, "relu")
+    np.testing.assert_allclose(tnsim.inner(a, b, still), a(still.mean) @ b(still.mean), rtol=1e-13)
+
+
+def permuted(model, order):
+    first, activation, last = model.layers
+    return tnsim.Model(
+        [
+            tnsim.Linear(first.weight[order], first.bias[order]),
+            activation,
+            tnsim.Linear(last.weight[:, order], last.bias),
+        ]
+    )
+
+
+def rescaled(model, factors, odd=False):
+    """Every hidden unit times a factor going in, divided by it (times its sign) coming out."""
+    first, activation, last = model.layers
+    out = np.sign(factors) if odd else 1 / factors
+    return tnsim.Model(
+        [
+            tnsim.Linear(first.weight * factors[:, None], first.bias * factors),
+            activation,
+            tnsim.Linear(last.weight * out, last.bias),
+        ]
+    )
+
+
+def test_equal_functions_have_similarity_one(rng):
+    metric = gaussian(rng)
+    a = mlp(rng, "relu")
+    assert abs(tnsim.similarity(a, permuted(a, rng.permutation(5)), metric) - 1) < 1e-14
+    scaled = rescaled(a, np.exp(rng.normal(size=5)))
+    assert abs(tnsim.similarity(a, scaled, metric) - 1) < 1e-14
+
+
+@pytest.mark.slow
+def test_polynomial_layers_of_any_order_beside_an_activation(rng):
+    legs, biases = rng.normal(size=(3, 4, 2)), rng.normal(size=(3, 4))
+    cubic = tnsim.Multilinear(legs * [[[1.0]], [[30.0]], [[0.02]]], rng.normal(size=(2, 4)), biases)
+    metric = gaussian(rng)
+    for layer in (cubic, gated(rng, "identity", hidden=4).layers[0]):
+        model = tnsim.Model([layer])
+        assert_right(model, mlp(rng, "relu"), metric)
+        shares = tnsim.attribution(model, mlp(rng, "relu"), metric, by="unit")
+        assert len(shares.bra) == 4 + 2
+
+
+@pytest.mark.slow
+def test_odd_activations_with_signs_flipped(rng):
+    a = mlp(rng, "tanh")
+    flipped = rescaled(a, rng.choice([-1.0, 1.0], 5), odd=True)
+    assert abs(tnsim.similarity(a, flipped, gaussian(rng)) - 1) < 1e-14
+
+
+@pytest.mark.slow
+def test_a_bilinear_network_written_as_squares(rng):
+    left, right, down = (rng.normal(size=shape) for shape in ((4, 2), (4, 2), (2, 4)))
+    bilinear = tnsim.Model([tnsim.Bilinear(left, right, down)])
+    squares = tnsim.Model(
+        [
+            tnsim.Linear(np.concatenate([left + right, left - right]) / 2),
+            tnsim.Elementwise("square"),
+            tnsim.Linear(np.concatenate([down, -down], axis=1)),
+        ]
+    )
+    metric = gaussian(rng)
+    assert abs(tnsim.similarity(bilinear, squares, metric) - 1) < 1e-14
+    np.testing.assert_allclose(
+        tnsim.inner(squares, squares, metric), tnsim.inner(bilinear, bilinear, metric), rtol=1e-13
+    )
+
+
+def test_all_verbs(rng):
+    metric = gaussian(rng)
+    a, b = mlp(rng, "relu"), mlp(rng, "relu")
+    inner = float(tnsim.inner(a, b, metric))
+    sign, log = tnsim.log_inner(a, b, metric)
+    np.testing.assert_allclose(sign * np.exp(log), inner, rtol=1e-13)
+    closure = tnsim.GaussianClosure(metric.mean, metric.cov)
+    assert tnsim.inner(a, b, closure) == inner
+    assert tnsim.similarity(a, b, closure).exact
+    assert abs(tnsim.check(a, b, metric, samples=4096).deviation) < 5
+    plan = tnsim.plan(a, b, metric, cosine=True)
+    assert (plan.units, plan.kernels, plan.exact) == ((5, 5), 3, True)
+    for weighted in (tnsim.networks(a, b, metric), [*tnsim.networks(a, b, metric)]):
+        np.testing.assert_allclose(tnsim.contract(weighted), inner, rtol=1e-13)
+    ((weight, network),) = tnsim.networks(a, b, metric)
+    assert "KERNEL" in network.tags
+    np.testing.assert_allclose(weight * network.contract(output_inds=()), inner, rtol=1e-13)
+
+
+@pytest.mark.slow
+def test_float32(rng):
+    metric = gaussian(rng)
+    a, b = mlp(rng, "relu"), mlp(rng, "relu")
+    low = tnsim.similarity(a, b, metric, dtype="float32")
+    assert abs(low - tnsim.similarity(a, b, metric)) < 1e-5
+
+
+def test_attribution_by_unit_and_by_layer(rng):
+    metric = gaussian(rng)
+    a, b = mlp(rng, "relu"), mlp(rng, "relu")
+    inner = tnsim.inner(a, b, metric)
+    units = tnsim.attribution(a, b, metric, by="unit")
+    assert units.bra == ("stream", *(f"layer 1 unit {n}" for n in range(5)), "constant")
+    np.testing.assert_allclose(units.values.sum(), inner, rtol=1e-13)
+    layers = tnsim.attribution(a, b, metric, by="layer")
+    assert layers.bra == ("stream", "layer 1", "constant")
+    np.testing.assert_allclose(layers.values[1, 1], units.values[1:-1, 1:-1].sum(), rtol=1e-12)
+    first, activation, last = a.layers
+    kept = np.where(np.arange(5) == 2, last.weight, 0.0)
+    alone = tnsim.Model([first, activation, tnsim.Linear(kept)])
+    np.testing.assert_allclose(
+        units.values[3].sum(), tnsim.inner(alone, b, metric), atol=1e-13 * abs(inner)
+    )
+
+
+def test_sums_of_models(rng):
+    metric = gaussian(rng)
+    a, b = mlp(rng, "relu"), mlp(rng, "relu")
+    expected = tnsim.inner(a, a, metric) - 2 * tnsim.inner(a, b, metric)
+    np.testing.assert_allclose(tnsim.inner(a, a - 2.0 * b, metric), expected, rtol=1e-12)
+
+
+def in_long_double(model, x):
+    """The forward pass of a tanh network with 64 bits of mantissa, where the platform has them."""
+    first, _, last = model.layers
+    wide = [
+        np.asarray(y, np.longdouble) for y in (first.weight, first.bias, last.weight, last.bias)
+    ]
+    return np.tanh(np.asarray(x, np.longdouble) @ wide[0].T + wide[1]) @ wide[2].T + wide[3]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(np.finfo(np.longdouble).nmant < 63, reason="the oracle needs long doubles")
+def test_small_differences_lose_no_digits(rng):
+    metric = gaussian(rng)
+    a = mlp(rng, "tanh")
+    b, c = (jax.tree.map(lambda x: x * (1 + 1e-8 * rng.normal(size=x.shape)), a) for _ in range(2))
+    x, weights = points([a], metric)
+    one, two = (in_long_double(other, x) - in_long_double(a, x) for other in (b, c))
+    first, cross, second = (
+        weights @ np.sum(f * g, 1) for f, g in ((one, one), (one, two), (two, two))
+    )
+    np.testing.assert_allclose(tnsim.inner(b - a, b - a, metric), float(first), rtol=1e-9)
+    cosine = float(cross / np.sqrt(first * second))
+    assert abs(tnsim.similarity(b - a, c - a, metric) - cosine) < 1e-9
+
+
+def test_sequences_are_compared_position_by_position(rng):
+    mean, cov = rng.normal(size=(3, 2)), rng.uniform(0.5, 2.0, 6)
+    a, b = (tnsim.Model(mlp(rng, "relu").layers, n_ctx=3) for _ in range(2))
+    total = 0.0
+    for position in range(3):
+        own = tnsim.Gaussian(mean[position], cov[2 * position : 2 * position + 2])
+        total += tnsim.inner(tnsim.Model(a.layers), tnsim.Model(b.layers), own)
+    np.testing.assert_allclose(tnsim.inner(a, b, tnsim.Gaussian(mean, cov)), total, rtol=1e-13)
+
+
+def test_weights_of_any_size(rng):
+    metric = gaussian(rng)
+    a, b = mlp(rng, "relu"), mlp(rng, "relu")
+    first, activation, last = a.layers
+    large = tnsim.Model([first, activation, tnsim.Linear(last.weight * 1e200, last.bias * 1e200)])
+    np.testing.assert_allclose(
+        tnsim.similarity(large, b, metric), tnsim.similarity(a, b, metric), rtol=1e-14
+    )
+    _, log = tnsim.log_inner(large, large, metric)
+    np.testing.assert_allclose(
+        log, np.log(tnsim.inner(a, a, metric)) + 400 * np.log(10), rtol=1e-14
+    )
+
+
+@pytest.mark.slow
+def test_gradients_against_differences(rng):
+    metric = gaussian(rng)
+    a, b = mlp(rng, "relu"), mlp(rng, "relu")
+    change = jax.tree.map(lambda x: rng.normal(size=x.shape), a)
+    step = 1e-6
+
+    def moved(t):
+        return jax.tree.map(lambda x, y: x + t * y, a, change)
+
+    with jax.enable_x64(True):
+        slopes = jax.grad(lambda model: tnsim.similarity(model, b, metric))(a)
+        slope = sum(
+            np.sum(x * y)
+            for x, y in zip(jax.tree.leaves(slopes), jax.tree.leaves(change), strict=True)
+        )
+    ahead, behind = (tnsim.similarity(moved(t), b, metric) for t in (step, -step))
+    np.testing.assert_allclose(slope, (ahead - behind) / (2 * step), rtol=1e-6)
+
+
+def test_pairwise(rng):
+    metric = gaussian(rng)
+    models = [mlp(rng, "relu") for _ in range(3)]
+    found = tnsim.pairwise(models, metric)
+    assert found.plan.startswith("pairs of hidden units") if hasattr(found, "plan") else True
+    expected = [[float(tnsim.similarity(a, b, metric)) for b in models] for a in models]
+    np.testing.assert_allclose(found.similarity, expected, atol=1e-14)
+
+
+REFUSED = {
+    "two nonlinear layers": (
+        lambda g: tnsim.Model([*mlp(g, "relu").layers, tnsim.Elementwise("relu")]),
+        tnsim.Gaussian(),
+        "exact beside an activation for one nonlinear layer, found 2",
+    ),
+    "Symmetric": (lambda g: mlp(g, "relu"), tnsim.Symmetric(), "compares the tensors of poly"),
+    "TreeSymmetric": (lambda g: mlp(g, "relu"), tnsim.TreeSymmetric(), "relu is no polynomial"),
+    "Product": (
+        lambda g: mlp(g, "relu"),
+        tnsim.Product("normal"),
+        "exact for polynomials",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refusals_are_one_line_with_the_road_left(rng, case):
+    make, metric, words = REFUSED[case]
+    a, b = make(rng), mlp(rng, "relu")
+    with pytest.raises(tnsim.TnsimError, match=words) as refused:
+        tnsim.similarity(a, b, metric)
+    assert "\n" not in str(refused.value)
+    assert "Empirical" in str(refused.value) or "samples" in str(refused.value)
+
+
+def test_a_polynomial_degree_is_infinite_and_no_number_is_given_for_it(rng):
+    model = mlp(rng, "relu")
+    assert model.degree == np.inf
+    assert "no polynomial" in repr(model)
+    with pytest.raises(tnsim.UnsupportedLayer, match="no network of its own"):
+        tnsim.network(model)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        tnsim.similarity(model, model, gaussian(rng))

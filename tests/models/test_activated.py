@@ -1,0 +1,135 @@
+"""Layers with an activation: shapes, widths, forward passes in any range, files and refusals."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+from activated_cases import gated, mlp
+
+import tnsim
+from tnsim.models.forward import forward, scaled_layers
+
+
+def test_a_width_comes_from_the_neighbours(rng):
+    relu = tnsim.Elementwise("relu")
+    weight = rng.normal(size=(3, 2))
+    behind = tnsim.Model([tnsim.Linear(weight), tnsim.Residual(relu), relu])
+    assert [layer.d_in for layer in behind.layers] == [2, 3, 3]
+    before = tnsim.Model([relu, tnsim.Residual(relu), tnsim.Linear(weight)])
+    assert [layer.d_out for layer in before.layers] == [2, 2, 3]
+    x = rng.normal(size=(4, 2))
+    np.testing.assert_array_equal(
+        before(x), (np.maximum(x, 0) + np.maximum(np.maximum(x, 0), 0)) @ weight.T
+    )
+    with pytest.raises(tnsim.ModelError, match="has no width: stand it beside a layer"):
+        tnsim.Model([relu])
+    with pytest.raises(tnsim.ModelError, match="layer 1 expects 4 inputs but layer 0 gives 3"):
+        tnsim.Model([tnsim.Linear(weight), tnsim.Elementwise("relu", 4)])
+    with pytest.raises(tnsim.ModelError, match="width must be a positive integer, found 0"):
+        tnsim.Elementwise("relu", 0)
+    with pytest.raises(tnsim.ModelError, match="no activation is called 'rleu'"):
+        tnsim.Elementwise("rleu")
+
+
+def test_a_gate_without_activation_is_bilinear(rng):
+    gate, up, down = (rng.normal(size=shape) for shape in ((4, 2), (4, 2), (3, 4)))
+    (layer,) = tnsim.Model([tnsim.Gated(gate, up, down, "identity", rng.normal(size=4))]).layers
+    assert type(layer) is tnsim.Bilinear
+    inside = tnsim.Residual(tnsim.Gated(gate, up, down[:2], "identity"))
+    assert type(inside.layer) is tnsim.Bilinear
+    with pytest.raises(tnsim.ModelError, match="an up_bias but no up"):
+        tnsim.Gated(gate, None, down, "relu", up_bias=np.ones(4))
+    with pytest.raises(tnsim.ModelError, match="Gated up has shape"):
+        tnsim.Gated(gate, up[:3], down, "relu")
+
+
+def test_forward_passes_keep_digits_at_any_size(rng):
+    """Rows of an activation are in no unit but 1; linear layers around it may leave floats."""
+    a = mlp(rng, "gelu")
+    large = tnsim.Model([*a.layers, *[tnsim.Linear(1e200 * rng.normal(size=(2, 2)))] * 2])
+    plain = tnsim.Model([*a.layers, *[tnsim.Linear(large.layers[-1].weight / 1e200)] * 2])
+    x = rng.normal(size=(5, 2))
+    values, exponents = forward(scaled_layers(large), x)
+    expected = plain(x)
+    logs = np.log2(np.abs(values)) + exponents - 400 * np.log2(10)
+    np.testing.assert_allclose(np.sign(values) * 2.0**logs, expected, rtol=1e-12)
+    metric = tnsim.Empirical(x)
+    np.testing.assert_allclose(
+        tnsim.similarity(large, a, metric), tnsim.similarity(plain, a, metric), rtol=1e-12
+    )
+
+
+def test_a_pytree_of_its_weights(rng):
+    model = gated(rng, "silu")
+    doubled = jax.tree.map(lambda x: 2 * x, model)
+    assert len(jax.tree.leaves(model)) == 6
+    assert doubled.layers[0].activation is model.layers[0].activation
+    assert len(jax.tree.leaves(mlp(rng, "relu"))) == 4
+
+
+def test_files(rng, tmp_path):
+    block = tnsim.Gated(rng.normal(size=(4, 2)), None, rng.normal(size=(2, 4)), "gelu_tanh")
+    model = tnsim.Model(
+        [tnsim.Residual(block, 0.5), *gated(rng, "silu").layers, tnsim.Elementwise("relu6")]
+    )
+    path = tmp_path / "model.safetensors"
+    tnsim.save(model, path)
+    again = tnsim.load(path)
+    x = rng.normal(size=(4, 2))
+    assert repr(again) == repr(model)
+    np.testing.assert_array_equal(again(x), model(x))
+    own = tnsim.Model([tnsim.Linear(np.eye(2)), tnsim.Elementwise(own_activation())])
+    with pytest.raises(tnsim.ModelError, match="is a function of your own, which no file holds"):
+        tnsim.save(own, path)
+
+
+def own_activation():
+    return type(tnsim.Elementwise("relu").activation)(kinks=(1.0,), pieces=((0.0,), (-1.0, 1.0)))
+
+
+def test_rules(rng):
+    state = {"w": rng.normal(size=(8, 3)), "o": rng.normal(size=(2, 4)), "b": rng.normal(size=2)}
+    rules = (
+        tnsim.ElementwiseRule(activation="tanh"),
+        tnsim.GatedRule(fused="w", fused_order="up-gate", down="o", activation="silu"),
+    )
+    dialect = tnsim.Dialect("mine", rules, unused=("b",))
+    assert tnsim.Dialect.from_json(dialect.to_json()) == dialect
+    model = tnsim.from_state_dict(state, dialect)
+    x = rng.normal(size=(5, 3))
+    up, gate = np.split(np.tanh(x) @ state["w"].T, 2, axis=1)
+    np.testing.assert_allclose(model(x), (up * gate / (1 + np.exp(-gate))) @ state["o"].T)
+    assert "activation tanh" in "; ".join(model.origin.assumptions)
+    for wrong, words in (
+        ({"kind": "elementwise"}, "a elementwise rule names activation"),
+        ({"kind": "gated", "gate": "w", "down": "o"}, "a gated rule names gate, down, activation"),
+        ({"kind": "elementwise", "activation": "rleu"}, "no activation is called 'rleu'"),
+    ):
+        text = json.dumps({"format": 1, "name": "x", "layers": [wrong]})
+        with pytest.raises(tnsim.CheckpointError, match=words):
+            tnsim.Dialect.from_json(text)
+
+
+def test_roads_that_need_no_closed_form(rng):
+    """Any depth on inputs of one's own, on draws in one word, and on tokens by enumeration."""
+    deep = tnsim.Model([*mlp(rng, "relu").layers, tnsim.Elementwise("tanh")])
+    other = tnsim.Model([*mlp(rng, "gelu").layers, *gated(rng, "silu").layers])
+    x = rng.normal(size=(40, 2))
+    expected = np.sum(deep(x) * other(x)) / np.linalg.norm(deep(x)) / np.linalg.norm(other(x))
+    found = tnsim.similarity(deep, other, tnsim.Empirical(x))
+    np.testing.assert_allclose(found, expected, rtol=1e-13)
+    metric = tnsim.Empirical.normal(np.ones(2), np.array([1.0, 4.0]), samples=5000)
+    assert metric.inputs.shape == (5000, 2)
+    np.testing.assert_allclose(metric.inputs.std(axis=0), [1, 2], rtol=0.05)
+    assert tnsim.similarity(deep, other, metric).standard_error > 0
+    assert tnsim.Empirical.normal(np.zeros((3, 2)), samples=4).inputs.shape == (4, 3, 2)
+    with pytest.raises(tnsim.ModelError, match="need a mean or a covariance"):
+        tnsim.Empirical.normal()
+    tokens = [tnsim.Model(mlp(rng, "relu", inputs=3).layers, n_ctx=2) for _ in range(2)]
+    every = np.array([[i, j] for i in range(3) for j in range(3)])
+    np.testing.assert_allclose(
+        tnsim.inner(*tokens, tnsim.Categorical()),
+        tnsim.inner(*tokens, tnsim.Empirical(every)),
+        rtol=1e-13,
+    )

@@ -1,0 +1,227 @@
+"""Kernels of gated units, f(u) w as in SwiGLU, GeGLU, ReGLU and bilinear layers: four variables.
+
+Let z be the standard normal variable of u = m + s z, and w = a + b z + e, e independent of z,
+
+    phi(z) = f(u) (a + b z),    g12 = E e z',    g21 = E z e',    eps = E e e'.
+
+Stein's lemma, used for e and e', leaves functions of z and z' (a prime is the other layer's unit):
+
+    E f w f' w' = E phi phi' + g12 E f dphi'/dz' + g21 E dphi/dz f' + eps E f f'
+                + g12 g21 E df/dz df'/dz'
+
+Each of the five has a Mehler series, so a unit has four fields: coefficients c of f, p of phi, q of
+dphi/dz, d of df/dz, and the rest of each field has its own norm, so the bound is certified as well.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from tnsim.activations.activation import Activation, Gate, Tail, activation
+from tnsim.activations.coefficients import average, norms
+from tnsim.activations.kernels import (
+    ORDER,
+    Kernel,
+    Side,
+    Units,
+    correlations,
+    directions,
+    hermite,
+    left_over,
+    matrix,
+    times_z,
+)
+from tnsim.activations.normal import Real
+from tnsim.activations.pairs import pair_values
+from tnsim.errors import ModelError
+
+
+class GatedUnits(NamedTuple):
+    """The inputs of gated units under a normal law: of the activation, and of the factor beside it.
+
+    Args:
+        gate: Inputs u of the activations.
+        up: Inputs w of the factors, in the same coordinates.
+    """
+
+    gate: Units
+    up: Units
+
+
+def gated_kernel(
+    f: str | Activation, g: str | Activation, units: GatedUnits, other_units: GatedUnits
+) -> Kernel:
+    """E f(u_i) w_i g(v_j) w'_j for all pairs of gated units, exact to rounding.
+
+    Args:
+        f: Activation of the first layer's gates, or its name; continuous.
+        g: Activation of the second layer's gates.
+        units: Inputs of the first layer's units.
+        other_units: Inputs of the second layer's units, in the same coordinates.
+
+    Returns:
+        The matrix with a certified bound, as `kernel` returns it.
+
+    Raises:
+        ModelError: An activation jumps, coordinates differ in number, or an activation is unknown.
+
+    Example:
+        >>> units = GatedUnits(Units(np.zeros(1), np.eye(1)), Units(np.zeros(1), np.eye(1)))
+        >>> float(gated_kernel("identity", "identity", units, units).values[0, 0])
+        3.0
+    """
+    f, g = _continuous(f), _continuous(g)
+    every = (*units.gate, *units.up, *other_units.gate, *other_units.up)
+    ranks = {np.shape(x)[1] for x in every if np.ndim(x) == 2}
+    if len(ranks) > 1:
+        raise ModelError(
+            "units of both layers have rows in the coordinates of one input, found "
+            f"{sorted(ranks)} coordinates"
+        )
+    if all(isinstance(x, np.ndarray) for x in every):
+        with jax.enable_x64(True):
+            both = jax.tree.map(jnp.asarray, (units, other_units))
+            return gated_kernel(f, g, *both)
+    left, unit, e = _split(units)
+    right, other_unit, other_e = _split(other_units)
+    product = partial(jnp.matmul, precision="highest")
+    cross = (
+        correlations(unit, other_unit),
+        product(e, other_unit.T),
+        product(unit, other_e.T),
+        product(e, other_e.T),
+    )
+    return matrix(_GatedPairing(f, g), left, right, cross, unit, other_unit)
+
+
+def gated_moments(f: str | Activation, units: GatedUnits) -> tuple[Real, Float[Array, "m rank"]]:
+    """E f(u_i) w_i of every unit, and its expected derivative by the input's coordinates.
+
+    By Stein's lemma the row is E f'(u) w times the row of u plus E f(u) times the row of w, and
+    E f(u) w = a E f + s b E f', E f'(u) w = a E f' + s b E f'', with w = a + b z + e.
+
+    Args:
+        f: Activation of the gates, or its name.
+        units: Inputs of the units.
+
+    Returns:
+        Means (units,) and rows (units, rank). For a standard normal coordinate x_k of the input,
+        E f(u) w x_k is entry k of the row.
+
+    Example:
+        >>> units = GatedUnits(Units(np.ones(1), np.eye(1)), Units(np.ones(1), np.eye(1)))
+        >>> mean, row = gated_moments("identity", units)
+        >>> float(mean[0]), float(row[0, 0])
+        (2.0, 2.0)
+    """
+    f = activation(f)
+    if all(isinstance(x, np.ndarray) for x in (*units.gate, *units.up)):
+        with jax.enable_x64(True):
+            return gated_moments(f, jax.tree.map(jnp.asarray, units))
+    (mean, deviation, shift, slope, _), unit, e = _split(units)
+    ones = jnp.ones_like(mean)
+
+    def expected(mean: Real) -> Real:
+        """E f(u) w as the derivative of E f by a shift of u along w (Stein's lemma)."""
+        value, by_mean = jax.jvp(lambda m: average(f, m, deviation), (mean,), (ones,))
+        return shift * value + slope * deviation * by_mean
+
+    value, by_mean = jax.jvp(expected, (mean,), (ones,))
+    first = average(f, mean, deviation)
+    along = deviation * by_mean + slope * first
+    return value, along[:, None] * unit + first[:, None] * e
+
+
+def _continuous(f: str | Activation) -> Activation:
+    f = activation(f)
+    jumps = [x for x in f.parts if isinstance(x, Gate) and x.width == 0 and x.weights[0]]
+    if jumps or any(isinstance(x, Tail) for x in f.parts):
+        raise ModelError(
+            "gated units take activations without steps (relu, gelu, silu, tanh, sigmoid), found "
+            f"{f!r}: nothing bounds the series of its derivative; compare on inputs by "
+            "tnsim.Empirical(inputs)"
+        )
+    return f
+
+
+def _split(units: GatedUnits) -> tuple[tuple[Real, ...], Real, Real]:
+    """Mean, deviation, a, b and the deviation of e of every unit; its direction; the row of e."""
+    deviation, unit = directions(units.gate.rows)
+    slope = jnp.sum(units.up.rows * unit, 1)
+    e = units.up.rows - slope[:, None] * unit
+    return (units.gate.mean, deviation, units.up.mean, slope, directions(e)[0]), unit, e
+
+
+@dataclass(frozen=True)
+class _GatedPairing:
+    """Fields c, p, q, d of either side, joined by rho, g12, g21 and eps."""
+
+    f: Activation
+    g: Activation
+
+    def sides(self, left: Any, right: Any, slopes: bool) -> tuple[Side, Side]:
+        return tuple(_side(h, x, slopes) for h, x in ((self.f, left), (self.g, right)))
+
+    def form(self, left: Real, right: Real, cross: tuple[Real, ...]) -> Real:
+        (c, p, q, d), (c1, p1, q1, d1) = left, right
+        _, g12, g21, eps = cross
+        return p * p1 + g12 * (c * q1) + g21 * (q * c1) + eps * (c * c1) + (g12 * g21) * (d * d1)
+
+    def alone(self, left: Any, right: Any, rho: Real, gap: Real, cross: tuple[Real, ...]) -> Real:
+        """Stein's lemma for w and w' themselves, of which no derivative of phi is needed.
+
+        w pairs with u, v, w' or stands for its mean a, where cov(w, u) = b s and
+        cov(w, v) = t (b rho + g12):
+
+            E f g w w' = (a a' + cov(w, w')) E f g + sum over x in (u, v) of
+                         (a cov(w', x) + a' cov(w, x)) E d/dx (f g)
+                         + sum over x, y in (u, v) of cov(w, x) cov(w', y) E d/dx d/dy (f g).
+        """
+        (m, s, a, b, _), (n, t, a1, b1, _) = left, right
+        g12, g21, eps = cross
+        values = partial(pair_values, self.f, self.g, m, s, n, t, rho, gap)
+        wu, wv = b * s, t * (b * rho + g12)
+        xu, xv = s * (b1 * rho + g21), b1 * t
+        joint = eps + b * b1 * rho + b * g21 + b1 * g12
+        total = (a * a1 + joint) * values((0, 0))
+        total = total + (a * xu + a1 * wu) * values((1, 0)) + (a * xv + a1 * wv) * values((0, 1))
+        total = total + (wu * xv + wv * xu) * values((1, 1))
+        return total + wu * xu * values((2, 0)) + wv * xv * values((0, 2))
+
+
+def _side(f: Activation, parameters: tuple[Real, ...], slopes: bool) -> Side:
+    """Fields c, p, q, d, and their slopes by the parameters."""
+    mean, deviation, shift, slope, spread = parameters
+    order = ORDER + 4
+
+    def fields(mean: Real, deviation: Real, shift: Real, slope: Real, _: Real) -> Real:
+        c, by_mean = hermite(f, mean, deviation, order)
+        d = deviation * by_mean
+        p = shift * c + slope * times_z(c)
+        q = shift * d + slope * (times_z(d) + c)
+        return jnp.stack([c, p, q, d])[:, : ORDER + 1]
+
+    kinds = [fields(*parameters)]
+    if slopes:
+        for i in range(len(parameters)):
+            tangents = tuple(jnp.full_like(x, i == j) for j, x in enumerate(parameters))
+            kinds.append(jax.jvp(fields, parameters, tangents)[1])
+
+    def squares(value: Real, by_z: Real, z: Real) -> list[Real]:
+        factor = shift + slope * z
+        return [value**2, (value * factor) ** 2, (by_z * factor + slope * value) ** 2, by_z**2]
+
+    energies = norms(f, mean, deviation, squares)
+    rest = [
+        left_over(f, c, energy, int(i == 1))
+        for i, (c, energy) in enumerate(zip(kinds[0], energies, strict=True))
+    ]
+    size = jnp.sqrt(energies[1] + spread**2 * energies[0])
+    return Side(parameters, jnp.stack(kinds), jnp.stack(rest), size)

@@ -1,0 +1,300 @@
+"""E f(u) g(v) for single pairs of jointly normal variables, up to correlation 1 and -1.
+
+Gates meet gates in closed form. A part without one meets parts with a closed mean in an integral
+over one variable, and another remainder in an integral over two. Integrals are sums over nodes
+whose number follows from the strip, the scale and the correlation of each pair: no tolerance is
+searched for.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from itertools import product
+from math import inf
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from tnsim.activations.activation import Activation, ClosedPart, Gate, Part, Remainder
+from tnsim.activations.coefficients import NODES, WEIGHTS, derivative_of, span, trapezoidal_step
+from tnsim.activations.normal import Real, density, gate_tables, smallest
+
+_REACH = 9.0
+"""Where integrals over a standard normal variable end: 1e-18 of its mass lies beyond."""
+
+
+def pair_values(
+    f: Activation,
+    g: Activation,
+    m: Real,
+    s: Real,
+    n: Real,
+    t: Real,
+    rho: Real,
+    gap: Real,
+    derivatives: tuple[int, int] = (0, 0),
+) -> Real:
+    """E f(u) g(v), or of derivatives of f and g, pair by pair.
+
+    Args:
+        f: Activation of u.
+        g: Activation of v.
+        m: Means of u.
+        s: Standard deviations of u.
+        n: Means of v.
+        t: Standard deviations of v.
+        rho: Correlations.
+        gap: 1 - |rho|, with its own digits.
+        derivatives: How often f and g are differentiated.
+
+    Returns:
+        Values in the shape of rho, one axis, which all arguments share. Slopes by m, s, n, t and
+        rho are exact up to |rho| = 1 where nothing is differentiated yet; gap follows rho.
+    """
+    law = m, s, n, t, rho, gap
+    flipped = n, t, m, s, rho, gap
+    i, j = derivatives
+    total = jnp.zeros_like(rho)
+    for left, right in product(_by_width(f), _by_width(g)):
+        if derivatives == (0, 0):
+            total = total + _gates(left, right, *law)
+        else:
+            total = total + _differentiated_gates(left, right, law, derivatives)
+    for a, b in product(f.parts, g.parts):
+        if isinstance(a, Gate) and isinstance(b, Gate):
+            continue
+        if isinstance(a, Remainder) and isinstance(b, Remainder):
+            total = total + _two_integrals(a, b, i, j, *law)
+        elif isinstance(b, Remainder) or isinstance(a, Gate):
+            total = total + _one_integral(b, j, a, i, *flipped)
+        else:
+            total = total + _one_integral(a, i, b, j, *law)
+    return total
+
+
+def _by_width(f: Activation) -> list[tuple[Gate, ...]]:
+    """The gates of an activation, those of one width together."""
+    gates = [x for x in f.parts if isinstance(x, Gate)]
+    return [tuple(x for x in gates if x.width == w) for w in sorted({x.width for x in gates})]
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(0, 1))
+def _gates(left, right, m, s, n, t, rho, gap):
+    return _differentiated_gates(left, right, (m, s, n, t, rho, gap), (0, 0))
+
+
+@_gates.defjvp
+def _gates_jvp(left, right, primals, tangents):
+    """Slopes in closed form, as automatic ones lose digits where bar is small.
+
+    dK/dm = E f' g, dK/drho = s t E f' g', dK/ds = E f' z g with z = (u - m) / s.
+    """
+    _, s, _, t, *_ = primals
+    m1, s1, n1, t1, rho1, _ = tangents
+    values = partial(_differentiated_gates, left, right, primals)
+    flipped = (*primals[2:4], *primals[:2], *primals[4:])
+    slope = m1 * values((1, 0)) + n1 * values((0, 1)) + rho1 * s * t * values((1, 1))
+    slope = slope + s1 * values((1, 0), times_z=True)
+    slope = slope + t1 * _differentiated_gates(right, left, flipped, (1, 0), times_z=True)
+    return values((0, 0)), slope
+
+
+def _differentiated_gates(
+    left: tuple[Gate, ...],
+    right: tuple[Gate, ...],
+    law: tuple[Real, ...],
+    derivatives: tuple[int, int],
+    times_z: bool = False,
+) -> Real:
+    """All gates of one width with all gates of one width, knots along leading axes.
+
+    A derivative of a gate is a gate of lower powers and a density of its threshold (`_terms`). The
+    factor z = (u - m) / s is Stein's lemma again, s d/du + rho t d/dv; given U = 0 it is normal of
+    mean -m s / S^2, its covariances with u and v are s and rho t times kappa^2 / S^2.
+    """
+    m, s, n, t, rho, gap = law
+    (knots, terms), (others, other_terms) = (
+        _terms(gates, order) for gates, order in zip((left, right), derivatives, strict=True)
+    )
+    m, n = m - knots[:, None, None], n - others[:, None]
+    width = left[0].width, right[0].width
+    most = tuple(max(len(x.weights) for x in gates) - 1 for gates in (left, right))
+    tables = gate_tables((m, n), (s, t), rho, gap, width, most)
+    gates, at_u, at_v, at_both = tables
+    kinds = ((gates, at_v), (at_u, at_both))
+
+    def at(table: list[list[Real]], p: int, q: int) -> Real:
+        inside = 0 <= p < len(table) and 0 <= q < len(table[p])
+        return table[p][q] if inside else jnp.zeros_like(table[0][0])
+
+    total = jnp.maximum(jnp.hypot(s, 0.0 if width[0] == inf else width[0]), smallest(rho.dtype))
+    share = 0.0 if width[0] == inf else (width[0] / total) ** 2
+
+    def value(kind: int, other: int, p: int, q: int) -> Real:
+        table = kinds[kind][other]
+        if not times_z:
+            return at(table, p, q)
+        by_v = q * at(table, p, q - 1) + (at(kinds[kind][1], p, q) if other == 0 else 0.0)
+        if kind == 0:
+            by_u = p * at(table, p - 1, q) + at(kinds[1][other], p, q)
+            return s * by_u + rho * t * by_v
+        by_u = p * at(table, p - 1, q)
+        return -m * s / total**2 * at(table, p, q) + share * (s * by_u + rho * t * by_v)
+
+    result = jnp.zeros_like(rho)
+    for (kind, p), weights in terms.items():
+        for (other, q), other_weights in other_terms.items():
+            weight = weights[:, None, None] * other_weights[:, None]
+            result = result + jnp.sum(weight * value(kind, other, p, q), (0, 1))
+    return result
+
+
+def _terms(
+    gates: tuple[Gate, ...], derivatives: int
+) -> tuple[np.ndarray, dict[tuple[int, int], np.ndarray]]:
+    """Knots, and weights of (u - knot)^p, by p, behind gates (0) and at their densities (1).
+
+    d/du of u^p 1(U > 0) is p u^(p-1) 1(U > 0) + u^p delta(U), and of delta(U) with noise kappa it
+    is -u / kappa^2 delta(U). A kink has u^p delta(u) = 0 for p > 0; no caller asks for delta'.
+    """
+    width = gates[0].width
+    terms = {}
+    for row, gate in enumerate(gates):
+        for p, weight in enumerate(gate.weights):
+            terms.setdefault((0, p), np.zeros(len(gates)))[row] = weight
+    for _ in range(derivatives):
+        following: dict[tuple[int, int], np.ndarray] = {}
+
+        def add(key: tuple[int, int], weights: np.ndarray, into: Any = following) -> None:
+            if weights.any():
+                into[key] = into.get(key, 0) + weights
+
+        for (kind, p), weights in terms.items():
+            if p:
+                add((kind, p - 1), p * weights)
+            if kind == 1:
+                add((1, p + 1), -weights / width**2)
+            elif width != inf and (width or p == 0):
+                add((1, p), weights)
+        terms = following
+    return np.array([x.knot for x in gates]), {k: w for k, w in terms.items() if w.any()}
+
+
+def _one_integral(
+    part: Part,
+    derivative: int,
+    closed: ClosedPart,
+    other_derivative: int,
+    m: Real,
+    s: Real,
+    n: Real,
+    t: Real,
+    rho: Real,
+    gap: Real,
+) -> Real:
+    """int part(m + s z) phi(z) E[closed(v) | z] dz over panels of 20 Gauss-Legendre nodes.
+
+    Given z, v is normal of mean n + t rho z and deviation t sqrt(1 - rho^2). The mean of a gate
+    turns from one asymptote to the other about z*, where its argument's mean is at the knot, within
+    W = sqrt(t^2 (1 - rho^2) + width^2) / |t rho|. Panels march outward from z*, no longer than 2 W
+    or twice their distance to z*: an ellipse of sum of half-axes 2.8 about such a panel stays where
+    the transition decays, 2.8^-40 = 1e-18. W is 1e-16 at least, so 40 panels reach
+    any end.
+    """
+    dtype = rho.dtype
+    tiny = smallest(dtype)
+    function = derivative_of(part, derivative)
+    low, high = span(part, m, s, _REACH)
+    longest = jnp.minimum(2.0, 2 * part.strip / jnp.maximum(s, tiny))
+    slope, left_over = t * rho, t * jnp.sqrt(gap * (2 - gap))
+    steep = jnp.maximum(jnp.abs(slope), tiny)
+    if closed.width == inf:
+        longest = jnp.minimum(longest, 2 * closed.strip / steep)
+        centre, width = 0.5 * (low + high), jnp.full_like(rho, 2 * _REACH)
+    else:
+        signed = jnp.where(slope < 0, -steep, steep)
+        centre = jnp.clip((closed.knot - n) / signed, -1e6, 1e6)
+        width = jnp.maximum(jnp.hypot(left_over, closed.width) / steep, float(jnp.finfo(dtype).eps))
+    centre, width, longest = (jax.lax.stop_gradient(x) for x in (centre, width, longest))
+    start = jnp.clip(centre, low, high)
+
+    def conditional(mean: Real, deviation: Real) -> Real:
+        if not other_derivative:
+            return closed.mean(mean, deviation)
+        deviation = jnp.maximum(deviation, float(jnp.finfo(dtype).eps)) + 0 * mean
+        return derivative_of(lambda x: closed.mean(x, deviation), other_derivative)(mean)
+
+    def panel(edge: Real, end: Real, sign: float) -> tuple[Real, Real]:
+        length = jnp.minimum(longest, 2 * jnp.maximum(width, jnp.abs(edge - centre)))
+        length = jnp.minimum(length, sign * (end - edge))
+        z = edge[:, None] + sign * length[:, None] * NODES
+        inner = conditional(n[:, None] + slope[:, None] * z, left_over[:, None])
+        values = density(z) * function(m[:, None] + s[:, None] * z) * inner
+        return edge + sign * length, length * jnp.sum(WEIGHTS * values, 1)
+
+    def body(state: tuple[Real, Real, Real]) -> tuple[Real, Real, Real]:
+        left, right, total = state
+        left, first = panel(left, low, -1.0)
+        right, second = panel(right, high, 1.0)
+        return left, right, total + first + second
+
+    def unfinished(state: tuple[Real, Real, Real]) -> Real:
+        return jnp.any((state[0] > low) | (state[1] < high))
+
+    return jax.lax.while_loop(unfinished, body, (start, start, jnp.zeros_like(rho)))[2]
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(0, 1, 2, 3))
+def _two_integrals(a, b, i, j, m, s, n, t, rho, gap):
+    """Trapezoidal sums over u = m + s x and, given x, over v = n + t (rho x + sqrt(1 - rho^2) y).
+
+    As a function of x the inner sum is analytic within strip_b / |t rho|, the outer factor within
+    strip_a / s, so every direction has a step of its own and either sum ends with its remainder.
+    """
+    dtype = rho.dtype
+    tiny = smallest(dtype)
+    first_function, second_function = derivative_of(a, i), derivative_of(b, j)
+    low, high = span(a, m, s, _REACH)
+    slope, spread = t * rho, t * jnp.sqrt(gap * (2 - gap))
+    step = trapezoidal_step(
+        jnp.minimum(a.strip / jnp.maximum(s, tiny), b.strip / jnp.maximum(jnp.abs(slope), tiny))
+    )
+    inner_step = trapezoidal_step(b.strip / jnp.maximum(spread, tiny))
+    low, high, step, inner_step = (jax.lax.stop_gradient(x) for x in (low, high, step, inner_step))
+    together = jnp.arange(8, dtype=dtype)
+
+    def outer(i: Any, total: Real) -> Real:
+        x = low + i * step
+        mean = n + slope * x
+        first, last = span(b, mean, spread, _REACH)
+        count = jnp.max(jnp.ceil((last - first) / inner_step)).astype(int) // 8 + 1
+
+        def inner(j: Any, part: Real) -> Real:
+            y = first[:, None] + (8 * j + together) * inner_step[:, None]
+            values = density(y) * second_function(mean[:, None] + spread[:, None] * y)
+            return part + jnp.sum(jnp.where(y > last[:, None], 0.0, values), 1)
+
+        integral = jax.lax.fori_loop(0, count, inner, jnp.zeros_like(rho))
+        weight = jnp.where(x > high, 0.0, density(x) * first_function(m + s * x))
+        return total + weight * integral
+
+    count = jnp.max(jnp.ceil((high - low) / step)).astype(int) + 1
+    total = jax.lax.fori_loop(0, count, outer, jnp.zeros_like(rho))
+    return total * step * inner_step
+
+
+@_two_integrals.defjvp
+def _two_integrals_jvp(a, b, i, j, primals, tangents):
+    """Price's theorem: dK/dm = E f' g, dK/drho = s t E f' g', dK/ds = s E f'' g + rho t E f' g'."""
+    _, s, _, t, rho, _ = primals
+    m1, s1, n1, t1, rho1, _ = tangents
+
+    def value(x: int, y: int) -> Real:
+        return _two_integrals(a, b, i + x, j + y, *primals)
+
+    mixed = value(1, 1)
+    slope = m1 * value(1, 0) + n1 * value(0, 1) + rho1 * s * t * mixed
+    slope = slope + s1 * (s * value(2, 0) + rho * t * mixed)
+    return value(0, 0), slope + t1 * (t * value(0, 2) + rho * s * mixed)

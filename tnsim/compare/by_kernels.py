@@ -1,0 +1,260 @@
+"""Inner products of models with an activation, along sums over pairs of hidden units.
+
+The route of `Gaussian` and `GaussianClosure` where a model is no polynomial and every model has at
+most one nonlinear layer (see `problems.kernels`). A sum of models is expanded by bilinearity. The
+certified bound of what series leave out counts in the size of a product, relative to which the
+error of the result is told.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+from tnsim.compare.request import CROSS, InnerProducts, Request
+from tnsim.compare.resident import content, is_constant
+from tnsim.engine.budget import Budget, check_budget
+from tnsim.engine.costs import PROGRAM_BYTES
+from tnsim.engine.ir.dtypes import ITEM_BYTES
+from tnsim.engine.runtime import execution
+from tnsim.engine.scaled import LogScaled, add, times
+from tnsim.errors import TooLarge
+from tnsim.metrics.input_moments import marginals
+from tnsim.metrics.protocol import Metric
+from tnsim.models.arrays import weights_dtype
+from tnsim.models.model import AnyModel, Model, terms
+from tnsim.models.scaling import ScaledSum, scaled_sum
+from tnsim.names import Pair
+from tnsim.problems.kernels import (
+    ROADS,
+    Scaled,
+    count_of_units,
+    hidden_units,
+    on_host,
+    own_numbers,
+    pair_bytes,
+    pair_work,
+    product_of,
+    small_differences,
+    under,
+    units_under,
+)
+from tnsim.problems.tensors.kinds import kinds
+from tnsim.sessions import session
+from tnsim.tables import html_table
+
+
+@dataclass(frozen=True)
+class KernelPlan:
+    """The sums over pairs of hidden units that would run for the inner products of two models.
+
+    Args:
+        metric: Name of the metric.
+        exact: Whether the metric's definition is met exactly.
+        route: The word "kernels".
+        dtype: Precision of the computation.
+        outputs: Names of the inner products: `AB` is `<a|b>`, `AA` and `BB` are squared norms.
+        units: Numbers of hidden units of both models.
+        kernels: Number of kernels: pairs of models, at every distinct position of a sequence.
+        multiplications: Scalar multiplications of all kernels and of their products with weights.
+            Pairs of units of high correlation take more, which depends on weights.
+        peak_bytes: Bytes of all arrays alive at once, beside the models.
+
+    Example:
+        >>> import numpy as np, tnsim
+        >>> layers = tnsim.Linear(np.eye(2)), tnsim.Elementwise("relu")
+        >>> print(tnsim.plan(tnsim.Model(layers), tnsim.Model(layers)))
+        metric           gaussian (exact)
+        route            1 kernel of 2 x 2 hidden units
+        inner products   AB
+        multiplications  124 scalar multiplications of float64
+        peak memory      0.00 MiB of float64 beside the models
+    """
+
+    metric: str
+    exact: bool
+    route: str
+    dtype: str
+    outputs: tuple[str, ...]
+    units: tuple[int, int]
+    kernels: int
+    multiplications: int
+    peak_bytes: int
+
+    def to_json(self) -> str:
+        """The fields as a JSON object."""
+        return json.dumps(dataclasses.asdict(self))
+
+    def __str__(self) -> str:
+        return "\n".join(f"{name:<16} {text}" for name, text in self._rows())
+
+    def _repr_html_(self) -> str:
+        return html_table("Plan", self._rows())
+
+    def _rows(self) -> list[tuple[str, str]]:
+        guarantee = "exact" if self.exact else "approximation"
+        first, second = self.units
+        memory = f"{self.peak_bytes / 2**20:,.2f}"
+        several = "kernel" if self.kernels == 1 else "kernels"
+        work = f"{self.multiplications:,} scalar multiplications of {self.dtype}"
+        return [
+            ("metric", f"{self.metric} ({guarantee})"),
+            ("route", f"{self.kernels:,} {several} of {first:,} x {second:,} hidden units"),
+            ("inner products", ", ".join(self.outputs)),
+            ("multiplications", work),
+            ("peak memory", f"{memory} MiB of {self.dtype} beside the models"),
+        ]
+
+
+def kernel_plan(
+    a: Model, b: Model, metric: Metric, wanted: tuple[Pair, ...], dtype: str
+) -> KernelPlan:
+    """The plan of the inner products of two models.
+
+    Args:
+        a, b: Models, at most one of them polynomial.
+        metric: A Gaussian metric.
+        wanted: Inner products that are wanted.
+        dtype: Precision of the computation.
+    """
+    positions = len(marginals(metric, a.d_in, a.n_ctx))
+    counts = count_of_units(kinds(a)), count_of_units(kinds(b))
+    item = ITEM_BYTES[dtype]
+    sides = [(counts[pair.bra == "B"], counts[pair.ket == "B"]) for pair in wanted]
+    work = sum(pair_work(*both, a.d_in, a.d_out) for both in sides)
+    largest = max(pair_bytes(*both, item) for both in sides)
+    kept = item * positions * sum(own_numbers(n, a.d_in, a.d_out) for n in counts)
+    return KernelPlan(
+        metric=metric.name,
+        exact=True,
+        route="kernels",
+        dtype=dtype,
+        outputs=tuple(pair.group for pair in wanted),
+        units=counts,
+        kernels=len(wanted) * positions,
+        multiplications=positions * work,
+        peak_bytes=kept + largest,
+    )
+
+
+def check_affordable(plan: KernelPlan, budget: Budget) -> None:
+    """Raise `TooLarge` where sums over pairs of hidden units are beyond the budget."""
+    check_budget(budget)
+    first, second = plan.units
+    what = f"{plan.metric} of {first:,} x {second:,} hidden units"
+    if plan.multiplications > budget.multiplications:
+        raise TooLarge(
+            f"{what} takes {plan.multiplications:.3g} multiplications, more than the budget of "
+            f"{budget.multiplications:.3g}; {ROADS}, or a larger tnsim.Budget"
+        )
+    room = budget.room(PROGRAM_BYTES, plan.peak_bytes)
+    if plan.peak_bytes > room:
+        raise TooLarge(
+            f"{what} needs {plan.peak_bytes / 2**30:.3g} GiB, and the budget is "
+            f"{room / 2**30:.3g} GiB; use dtype='float32' or a larger tnsim.Budget"
+        )
+
+
+def by_kernels(first: AnyModel, second: AnyModel, request: Request, traced: bool) -> InnerProducts:
+    """The inner products of two sums of models of one nonlinear layer each.
+
+    Args:
+        first, second: Models or sums of models.
+        request: Question asked of them, under a Gaussian metric.
+        traced: Whether weights, coefficients or metric are traced.
+
+    Returns:
+        The products of the request; of sums that are not traced, also the norms.
+
+    Raises:
+        TooLarge: The computation would exceed the budget.
+    """
+    one, two = terms(first), terms(second)
+    if traced:
+        request = request._replace(dtype=weights_dtype(*(model for _, model in (*one, *two))))
+    if not traced:
+        for (_, a), (_, b) in itertools.product((*one, *two), repeat=2):
+            plan = kernel_plan(a, b, request.metric, CROSS, request.dtype)
+            check_affordable(plan, request.budget)
+    with contextlib.nullcontext() if traced else execution.precision():
+        compare = _Comparison(request, traced)
+        bra = compare.scaled(one)
+        ket = bra if first is second else compare.scaled(two)
+        sides = {"AB": (bra, ket)}
+        several = max(len(one), len(two)) > 1
+        if request.squared_norms or (
+            several and not traced
+        ):  # norms show how much of a product cancels
+            sides |= {"AA": (bra, bra), "BB": (ket, ket)}
+        values = {name: compare.sums(*both) for name, both in sides.items()}
+    return InnerProducts(values, bra.exponent + ket.exponent, traced)
+
+
+class _Comparison:
+    """The inner products of pairs of prepared models, each computed once."""
+
+    def __init__(self, request: Request, traced: bool) -> None:
+        self.request, self.traced = request, traced
+        self._known: dict[tuple[int, int], LogScaled] = {}
+
+    def scaled(self, summands: Sequence[tuple[Any, Model]]) -> ScaledSum:
+        """A sum of prepared models with the powers of two of coefficients and models taken out."""
+        metric, dtype = self.request.metric, self.request.dtype
+        if self.traced:
+            made = [(c, under(model, metric, dtype)) for c, model in summands]
+            return scaled_sum((c, model.exponent, model) for c, model in made)
+        known = [(c, hidden_units(model)) for c, model in summands]
+        models = {id(units): model for (_, units), (_, model) in zip(known, summands, strict=True)}
+        reading = summands[0][1].d_in, summands[0][1].n_ctx
+        made = []
+        for c, units in small_differences(known, dtype) if len(known) > 1 else known:
+            if id(units) in models:
+                made.append((c, prepared_under(models[id(units)], metric, dtype)))
+            else:
+                made.append((c, units_under(units, metric, reading, dtype)))
+        return scaled_sum((c, model.exponent, model) for c, model in made)
+
+    def sums(self, bra: ScaledSum, ket: ScaledSum) -> LogScaled:
+        """The inner product of two sums, without their exponents."""
+        parts = []
+        for (c, x, m), (d, y, n) in itertools.product(bra.terms, ket.terms):
+            parts.append(times(self._product(m, n), c * d, (x + y) * np.log(2)))
+        return add(parts)
+
+    def _product(self, a: Scaled, b: Scaled) -> LogScaled:
+        key = id(a), id(b)  # the sums hold both
+        if key not in self._known:
+            found = product_of(a, b, self.request.slices, self.request.dtype)
+            found = found if self.traced else on_host(found)
+            self._known[key] = self._known[id(b), id(a)] = found
+        return self._known[key]
+
+
+def prepared_under(model: Model, metric: Metric, dtype: str) -> Scaled:
+    """A model under a metric, made once for as long as the model lives.
+
+    Args:
+        model: Model of at most one nonlinear layer, not traced.
+        metric: A Gaussian metric.
+        dtype: Type of the arrays.
+    """
+    if not is_constant(model):
+        return under(model, metric, dtype)
+
+    def make() -> Scaled:
+        return under(model, metric, dtype)
+
+    def size(made: Scaled) -> int:
+        return sum(getattr(leaf, "nbytes", 0) for leaf in jax.tree.leaves(made))
+
+    device = jax.config.jax_default_device  # pyright: ignore[reportAttributeAccessIssue]
+    key = prepared_under, content(metric), dtype, device
+    return session().belongings.get(model, key, make, size)

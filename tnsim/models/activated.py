@@ -1,0 +1,170 @@
+"""Layers with an activation: no polynomials, and exact under `Gaussian` where one stands alone.
+
+`Elementwise` applies a function to every coordinate, `Gated` multiplies it by a second affine map.
+A hidden unit is a function of one or two linear maps of the input, so the inner product of two such
+layers is a sum over pairs of hidden units (see `problems.kernels`). Their order is infinite.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from jaxtyping import Float
+
+from tnsim.activations.activation import Activation, activation
+from tnsim.errors import ModelError
+from tnsim.models.arrays import Array, add, matrix, pytree, set_arrays, vector
+
+
+@pytree
+@dataclass(frozen=True, eq=False)
+class Elementwise:
+    """A function of every coordinate alone, between linear layers: `f(x)`.
+
+    Args:
+        activation: Name of an activation, such as "relu" or "gelu", or an `Activation`.
+        width: Number of coordinates; None to take the number of the neighbours in a `Model`.
+
+    Raises:
+        ModelError: The activation is unknown, or the width is no positive integer.
+
+    Example:
+        >>> import numpy as np, tnsim
+        >>> rectified = tnsim.Model([tnsim.Linear([[1.0], [-1.0]]), tnsim.Elementwise("relu")])
+        >>> rectified(np.array([3.0]))
+        array([3., 0.])
+
+    Source:
+        Cho and Saul 2009, "Kernel methods for deep learning", for the rectifier.
+    """
+
+    activation: Activation = dataclasses.field(metadata={"static": True})
+    width: int | None = dataclasses.field(default=None, metadata={"static": True})
+
+    def __post_init__(self) -> None:
+        width = self.width
+        whole = isinstance(width, int) and not isinstance(width, bool) and width > 0
+        if width is not None and not whole:
+            raise ModelError(f"Elementwise width must be a positive integer, found {width!r}")
+        set_arrays(self, activation=activation(self.activation))
+
+    @property
+    def order(self) -> Any:
+        """Infinity, as an activation is no polynomial."""
+        return math.inf
+
+    @property
+    def d_in(self) -> int:
+        """Coordinates of the input.
+
+        Raises:
+            ModelError: The layer stands alone and was given no width.
+        """
+        if self.width is None:
+            raise ModelError(
+                f"Elementwise({self.activation.name!r}) has no width: stand it beside a layer with "
+                "weights in a Model, or give Elementwise(..., width=...)"
+            )
+        return self.width
+
+    @property
+    def d_out(self) -> int:
+        """Coordinates of the output, as many as of the input."""
+        return self.d_in
+
+    def __call__(self, x: Float[Array, "*batch width"]) -> Float[Array, "*batch width"]:
+        return self.activation(x)
+
+
+@pytree
+@dataclass(frozen=True, eq=False)
+class Gated:
+    """An affine map times an activation of another: `D (f(G x + g) * (U x + u)) + b`.
+
+    SwiGLU is the case "silu", GeGLU "gelu", ReGLU "relu". The case "identity" is a `Bilinear`
+    layer, which a `Model` makes of it. Without `up` the gate stands alone, `D f(G x + g) + b`: an
+    ordinary block of one hidden layer, which a `Residual` can go around.
+
+    Args:
+        gate: Matrix G, (rank, d_in).
+        up: Matrix U, (rank, d_in), or None.
+        down: Matrix D, (d_out, rank).
+        activation: Name of an activation, such as "silu", or an `Activation`.
+        gate_bias: Vector g, (rank,) or None.
+        up_bias: Vector u, (rank,) or None.
+        down_bias: Vector b, (d_out,) or None.
+
+    Raises:
+        ModelError: Shapes do not fit, an entry is not finite, or the activation is unknown.
+
+    Example:
+        >>> import numpy as np
+        >>> layer = Gated([[1.0, 0.0]], [[0.0, 1.0]], [[1.0]], "relu")
+        >>> layer(np.array([3.0, 5.0])), layer(np.array([-3.0, 5.0]))
+        (array([15.]), array([0.]))
+
+    Source:
+        Shazeer 2020, "GLU variants improve transformer".
+    """
+
+    gate: Float[Array, "rank in"]
+    up: Float[Array, "rank in"] | None
+    down: Float[Array, "out rank"]
+    activation: Activation = dataclasses.field(metadata={"static": True})
+    gate_bias: Float[Array, " rank"] | None = None
+    up_bias: Float[Array, " rank"] | None = None
+    down_bias: Float[Array, " out"] | None = None
+
+    def __post_init__(self) -> None:
+        gate = matrix(self.gate, "Gated gate", (None, None))
+        rank, d_in = gate.shape
+        up = self.up
+        if up is not None:
+            up = matrix(up, "Gated up", (rank, d_in), " as in gate")
+        elif self.up_bias is not None:
+            raise ModelError("Gated has an up_bias but no up: move the numbers into down")
+        down = matrix(self.down, "Gated down", (None, rank), ", the rank of gate and up")
+        set_arrays(
+            self,
+            gate=gate,
+            up=up,
+            down=down,
+            activation=activation(self.activation),
+            gate_bias=vector(self.gate_bias, "Gated gate_bias", rank),
+            up_bias=vector(self.up_bias, "Gated up_bias", rank),
+            down_bias=vector(self.down_bias, "Gated down_bias", down.shape[0]),
+        )
+
+    @property
+    def order(self) -> Any:
+        """Infinity, as an activation is no polynomial."""
+        return math.inf
+
+    @property
+    def d_in(self) -> int:
+        """Coordinates of the input."""
+        return self.gate.shape[-1]
+
+    @property
+    def d_out(self) -> int:
+        """Coordinates of the output."""
+        return self.down.shape[-2]
+
+    @property
+    def multiplies(self) -> bool:
+        """Whether a second affine map multiplies the activation."""
+        return self.up is not None
+
+    @property
+    def rank(self) -> int:
+        """Hidden units, over which products are summed."""
+        return self.gate.shape[-2]
+
+    def __call__(self, x: Float[Array, "*batch in"]) -> Float[Array, "*batch out"]:
+        hidden = self.activation(add(x @ self.gate.T, self.gate_bias))
+        if self.up is not None:
+            hidden = hidden * add(x @ self.up.T, self.up_bias)
+        return add(hidden @ self.down.T, self.down_bias)

@@ -1,0 +1,732 @@
+"""Models of one nonlinear layer, polynomial or not, under a Gaussian: exact inner products.
+
+Such a model is a linear map of its hidden units beside a linear map of its input,
+
+    A(x) = D h(x) + S x + c,        h_i = f(g_i) or f(g_i) v_i,
+
+where g and v are affine in x. Linear layers before the nonlinear one go into g and v, linear layers
+behind it into D, S and c (`hidden_units`). With x = mean + L z and z standard normal, every unit is
+a function of one or two normal numbers, so the inner product is a sum over pairs of hidden units,
+
+    E <A, B> = sum_o sum_ij D[o, i] K[i, j] D'[o, j] + <h, l'> + <l, h'> + <l, l'>,
+    K[i, j] = E h_i h'_j,
+
+where h stands for D h(x) and l for S x + c. The kernel K is the metric as an operator between the
+hidden legs of bra and ket: all pairings of Isserlis' theorem, of all orders, summed up. Its entries
+are closed forms or series with a certified remainder (`tnsim.activations`). Against a linear
+partner only the mean and the first Hermite coefficients of a function count, so with x0 = E A and
+J = E A z^T the other terms are x0 . x0' + <J, J'>.
+
+The rows of K are made in blocks, so no more than a block of K is in memory.
+
+Source:
+    Cho and Saul 2009, "Kernel methods for deep learning"; Tsuchida et al. 2018, "Invariance of
+    weight distributions in rectified MLPs".
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Float
+
+from tnsim.activations.activation import Activation
+from tnsim.activations.activation import power as power_of
+from tnsim.activations.gated import GatedUnits, gated_kernel, gated_moments
+from tnsim.activations.kernels import Kernel, Units, first_moments, kernel
+from tnsim.engine.precision import Arithmetic
+from tnsim.engine.scaled import LogScaled
+from tnsim.errors import ModelError, UnsupportedLayer
+from tnsim.metrics.input_moments import marginals, root_of
+from tnsim.metrics.metric import Gaussian, GaussianClosure
+from tnsim.metrics.protocol import Metric, adds_up
+from tnsim.models.arrays import Array, add, library, pytree
+from tnsim.models.differences import largest_change, regrouped
+from tnsim.models.layers import activation_of, bias_name, map_names, residual_rule
+from tnsim.models.model import Model
+from tnsim.models.scaling import SMALLEST, larger, power, split
+from tnsim.problems.tensors.kinds import Kinds, core_of, kinds, nonlinear
+
+_BLOCK = 2**22
+"""Most entries of a block of the kernel, 32 MiB, beside a few arrays of its size in flight."""
+_ORDERS = 24
+"""Orders of Hermite coefficients that a typical pair of units takes, for estimates of work."""
+
+ROADS = (
+    "use Empirical(inputs), or Empirical.normal(mean, cov, samples) for an estimate with its "
+    "standard error"
+)
+"""Advice where no closed form is known."""
+
+
+def answers(models: Iterable[Model], metric: Metric) -> bool:
+    """Whether the inner products of some models are sums over pairs of hidden units.
+
+    Args:
+        models: Models under comparison.
+        metric: Metric that joins legs; metrics that add up over inputs run any model.
+
+    Returns:
+        Whether a model has an activation; models without one have plans.
+
+    Raises:
+        UnsupportedLayer: A model has an activation, and the metric has no closed form for it.
+
+    Example:
+        >>> import numpy as np, tnsim
+        >>> rectified = tnsim.Model([tnsim.Linear(np.eye(2)), tnsim.Elementwise("relu")])
+        >>> answers([rectified], tnsim.Gaussian())
+        True
+    """
+    if adds_up(metric):
+        return False
+    models = list(models)
+    found = [model for model in models if not model.is_polynomial]
+    if not found:
+        return False
+    name = next(filter(None, map(activation_of, found[0].layers))).name
+    if type(metric) not in (Gaussian, GaussianClosure):
+        raise UnsupportedLayer(
+            f"{type(metric).__name__} compares the tensors of polynomials, and {name} is no "
+            f"polynomial: use Gaussian(mean, cov), exact for one nonlinear layer, or "
+            "Empirical(inputs)"
+        )
+    for model in models:
+        _check_depth(kinds(model), type(metric).__name__)
+    return True
+
+
+def check_has_units(models: Iterable[Model], metric: Metric) -> None:
+    """Refuse models or a metric that have no hidden units to tell apart.
+
+    Raises:
+        ModelError: The metric is no Gaussian one, or a model has no nonlinear layer.
+        UnsupportedLayer: A model has several nonlinear layers, or attention.
+    """
+    if type(metric) not in (Gaussian, GaussianClosure):
+        raise ModelError(
+            f"hidden units are told apart under Gaussian(mean, cov), found {type(metric).__name__}"
+        )
+    for model in models:
+        _check_depth(kinds(model), type(metric).__name__)
+        if max(model.orders) == 1:
+            raise ModelError("hidden units are told apart, but a model is linear")
+
+
+def _check_depth(layers: Kinds, metric: str) -> None:
+    """Refuse layers beside an activation that the sum over pairs of units does not cover."""
+    depth = nonlinear(layers)
+    if depth > 1:
+        raise UnsupportedLayer(
+            f"{metric} is exact beside an activation for one nonlinear layer, found {depth} in a "
+            f"model: {ROADS}"
+        )
+    for layer in layers:
+        if layer.mixes_positions:
+            raise UnsupportedLayer(
+                f"{metric} compares an activation with layers that act on every position alone, "
+                f"found {layer.name}: {ROADS}"
+            )
+
+
+class Affine(NamedTuple):
+    """The affine map `weight x + bias`; a weight of None is the identity, a bias of None zero."""
+
+    weight: Float[Array, "rows in"] | None = None
+    bias: Float[Array, " rows"] | None = None
+
+    def after(self, inner: Affine) -> Affine:
+        """This map of the outputs of another map."""
+        bias = self.bias
+        if inner.bias is not None:
+            bias = add(_product(self.weight, inner.bias), bias)
+        weight = self.weight if inner.weight is None else _product(self.weight, inner.weight)
+        return Affine(weight, bias)
+
+
+def _product(matrix: Any, other: Any) -> Any:
+    """The product of two matrices, or of a matrix and a vector; None is the identity."""
+    return other if matrix is None else matrix @ other
+
+
+class HiddenUnits(NamedTuple):
+    """A function `D h(x) + S x + c` of hidden units `h = f(gate)` or `h = f(gate) * up`.
+
+    Args:
+        activation: Function f of a gate; None where there are no hidden units.
+        gate: Affine map of the input to the gates.
+        up: Affine map that multiplies; None for 1.
+        down: Matrix D, (out, units); None for the identity.
+        linear: Matrix S, (out, in); None for zero.
+        constant: Vector c, (out,); None for zero.
+        copies: Number of powers that together are one hidden unit of the layer, see `_powers`.
+    """
+
+    activation: Activation | None
+    gate: Affine
+    up: Affine | None
+    down: Float[Array, "out units"] | None
+    linear: Float[Array, "out in"] | None
+    constant: Float[Array, " out"] | None
+    copies: int = 1
+
+
+def hidden_units(model: Model) -> HiddenUnits:
+    """The hidden units of a model with at most one nonlinear layer, linear layers multiplied out.
+
+    Example:
+        >>> import tnsim
+        >>> layers = tnsim.Linear([[2.0]]), tnsim.Elementwise("relu"), tnsim.Linear([[3.0]])
+        >>> units = hidden_units(tnsim.Model(layers))
+        >>> units.gate.weight, units.down
+        (array([[2.]]), array([[3.]]))
+    """
+    state = Affine()
+    found: HiddenUnits | None = None
+    for layer in model.layers:
+        core: Any = core_of(layer)
+        skip, scale = residual_rule(layer)
+        if core.order > 1:
+            found = _with_residual(_units_of(core, state), state, core.d_out, skip, scale)
+            continue
+        weight, bias = core.weight, core.bias
+        if not (_is(skip, 0.0) and _is(scale, 1.0)):
+            weight = scale * weight + skip * np.eye(core.d_in)
+            bias = None if bias is None else scale * bias
+        if found is None:
+            state = Affine(weight, bias).after(state)
+        else:
+            constant = found.constant
+            constant = bias if constant is None else add(weight @ constant, bias)
+            linear = None if found.linear is None else weight @ found.linear
+            down = weight if found.down is None else weight @ found.down
+            found = found._replace(down=down, linear=linear, constant=constant)
+    if found is not None:
+        return found
+    weight = np.eye(model.d_in) if state.weight is None else state.weight
+    return HiddenUnits(None, Affine(), None, None, weight, state.bias)
+
+
+def _is(number: Any, value: float) -> bool:
+    """Whether a number of a residual is known, not traced, and has this value."""
+    return isinstance(number, float) and number == value
+
+
+def _units_of(core: Any, state: Affine) -> HiddenUnits:
+    """The hidden units of a nonlinear layer that reads an affine map of the input."""
+    function = activation_of(core)
+    names = map_names(core)
+    if not names:
+        return HiddenUnits(function, state, None, None, None, None)
+    *maps, _ = (Affine(getattr(core, name), getattr(core, bias_name(name))) for name in names)
+    rows = [one.after(state) for one in maps]
+    if function is None:
+        return _powers(rows, core.down, core.down_bias)
+    up = rows[1] if len(rows) == 2 else None
+    return HiddenUnits(function, rows[0], up, core.down, None, core.down_bias)
+
+
+def _powers(rows: Sequence[Affine], down: Any, constant: Any) -> HiddenUnits:
+    """A product of affine maps as powers, so that a polynomial layer has an activation as well.
+
+    By polarisation, with signs s of all maps but the first,
+
+        h_1 ... h_n = 1 / (2^(n - 1) n!) sum_s s_2 ... s_n (h_1 + s_2 h_2 + ... + s_n h_n)^n.
+
+    Maps are balanced first, so that little cancels: each is as long as the others of its unit.
+    """
+    order = len(rows)
+    lengths = [jax.lax.stop_gradient(_length(row)) for row in rows]
+    xp = library(lengths)
+    mean = xp.exp(sum(map(xp.log, lengths)) / order)
+    balanced = []
+    for row, length in zip(rows, lengths, strict=True):
+        factor = mean / length
+        bias = xp.zeros(len(factor)) if row.bias is None else factor * row.bias
+        balanced.append(Affine(factor[:, None] * row.weight, bias))
+    weights, biases, signed = [], [], []
+    for signs in itertools.product((1.0, -1.0), repeat=order - 1):
+        both = list(zip((1.0, *signs), balanced, strict=True))
+        weights.append(sum(sign * row.weight for sign, row in both))
+        biases.append(sum(sign * row.bias for sign, row in both))
+        signed.append(math.prod(signs) / (2 ** (order - 1) * math.factorial(order)) * down)
+    gate = Affine(xp.concatenate(weights), xp.concatenate(biases))
+    downs = xp.concatenate(signed, axis=1)
+    return HiddenUnits(power_of(order), gate, None, downs, None, constant, len(weights))
+
+
+def _length(row: Affine) -> Any:
+    """Lengths of the rows of an affine map, 1 where a row is zero."""
+    weight: Any = row.weight  # no identity: a layer with factors has weights
+    xp = library(weight, row.bias)
+    squares = (weight**2).sum(axis=1)
+    if row.bias is not None:
+        squares = squares + row.bias**2
+    return xp.where(squares > 0, xp.sqrt(xp.where(squares > 0, squares, 1.0)), 1.0)
+
+
+def _with_residual(
+    units: HiddenUnits, state: Affine, width: int, skip: Any, scale: Any
+) -> HiddenUnits:
+    """The function `skip * state + scale * units` of the input."""
+    down, constant, linear = units.down, units.constant, None
+    if not _is(scale, 1.0):
+        down = scale * (np.eye(width) if down is None else down)
+        constant = None if constant is None else scale * constant
+    if not _is(skip, 0.0):
+        linear = skip * (np.eye(width) if state.weight is None else state.weight)
+        if state.bias is not None:
+            constant = add(skip * state.bias, constant)
+    return units._replace(down=down, linear=linear, constant=constant)
+
+
+_MIDDLE = (0.5 - math.sqrt(1 / 12), 0.5 + math.sqrt(1 / 12))
+"""Nodes of Gauss-Legendre quadrature on [0, 1] with two points of equal weight."""
+
+
+def small_differences(
+    weighted: Sequence[tuple[Any, HiddenUnits]], dtype: str
+) -> list[tuple[Any, HiddenUnits]]:
+    """A sum of functions with small differences as functions of their own, so that nothing cancels.
+
+    With u_t = u + t (u' - u), a smooth activation has
+
+        D' f(u') - D f(u) = (D' - D) f(u) + D' int_0^1 f'(u_t) dt * (u' - u),
+
+    a sum of hidden units and of gated units whose activation is the derivative. Differences are
+    taken where weights change by less than eps^(1/4): the integral is then
+    exact to rounding at two nodes, as the error is of the order of the change to the power 4.
+    Activations with kinks and gated units stay as they are.
+
+    Args:
+        weighted: Coefficients and functions.
+        dtype: Precision of the computation to come.
+    """
+    near = float(np.finfo(dtype).eps) ** 0.25
+    return regrouped(weighted, near, _units_gap, _units_difference)
+
+
+def _units_gap(a: HiddenUnits, b: HiddenUnits) -> float:
+    """The largest relative change of an array; infinite where there is no small difference."""
+    plain = all(one.up is None and one.gate.weight is not None for one in (a, b))
+    if a.activation != b.activation or not plain:
+        return math.inf
+    if a.activation is None or not _is_smooth(a.activation):
+        return math.inf
+    pairs = []
+    for one, two in zip(jax.tree.leaves(_arrays(a)), jax.tree.leaves(_arrays(b)), strict=True):
+        if one.shape != two.shape:
+            return math.inf
+        pairs.append((one, two))
+    return largest_change(pairs)
+
+
+def _arrays(units: HiddenUnits) -> list[np.ndarray]:
+    """The arrays of a function in float64, zeros and identities in the place of missing ones."""
+    weight: Any = units.gate.weight
+    width = len(weight)
+    down = np.eye(width) if units.down is None else units.down
+    given = (
+        weight,
+        np.zeros(width) if units.gate.bias is None else units.gate.bias,
+        down,
+        np.zeros((len(down), 1)) if units.linear is None else units.linear,
+        np.zeros(len(down)) if units.constant is None else units.constant,
+    )
+    return [np.asarray(array, np.float64) for array in given]
+
+
+def _units_difference(
+    a: HiddenUnits, b: HiddenUnits, unit: float
+) -> list[tuple[float, HiddenUnits]]:
+    """The function b - a as `unit` times functions of weights near one."""
+    weight, bias, down, *_ = _arrays(a)
+    changes = [(y - x) / unit for x, y in zip(_arrays(a), _arrays(b), strict=True)]
+    to_weight, to_bias, to_down, to_linear, to_constant = changes
+    moved = None if a.linear is None and b.linear is None else to_linear
+    gate = Affine(weight, bias)
+    found = [(unit, a._replace(gate=gate, down=to_down, linear=moved, constant=to_constant))]
+    assert a.activation is not None  # see `_units_gap`
+    slope = derivative(a.activation)
+    for t in _MIDDLE:
+        between = Affine(weight + t * unit * to_weight, bias + t * unit * to_bias)
+        up = Affine(to_weight, to_bias)
+        halved = 0.5 * (down + unit * to_down)
+        found.append((unit, HiddenUnits(slope, between, up, halved, None, None, a.copies)))
+    return found
+
+
+def _is_smooth(function: Activation) -> bool:
+    """Whether an activation is analytic near the real line."""
+    return function.function is not None and min(part.strip for part in function.parts) > 0
+
+
+@functools.cache
+def derivative(function: Activation) -> Activation:
+    """The derivative of an analytic activation.
+
+    Example:
+        >>> from tnsim.activations.activation import activation
+        >>> float(derivative(activation("tanh"))(np.zeros(1))[0])
+        1.0
+    """
+
+    values: Any = function.function  # an analytic activation has a function
+
+    def slope(u: Any) -> Any:
+        return jax.jvp(values, (u,), (jnp.ones_like(u),))[1]
+
+    strip = min(part.strip for part in function.parts)
+    return Activation(slope, strip=strip, name=f"derivative of {function.name}")
+
+
+class Moments(NamedTuple):
+    """The mean `E A` and the first Hermite coefficients `E A z^T` of a function of z ~ N(0, 1)."""
+
+    mean: Float[jax.Array, " out"]
+    slopes: Float[jax.Array, "out latent"]
+
+
+@pytree
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """A model at a position, over the standard normal coordinates z of the input.
+
+    Args:
+        activation: Function of the gates; None where there are no hidden units.
+        gate: Gates as normal numbers.
+        up: Factors of the gates as normal numbers; None for 1.
+        down: Matrix D of the outputs; None for the identity.
+        hidden: Mean and slopes of D h.
+        beside: Mean and slopes of S x + c.
+        copies: Number of powers that together are one hidden unit of the layer.
+    """
+
+    activation: Activation | None = field(metadata={"static": True})
+    gate: Units | None
+    up: Units | None
+    down: Float[jax.Array, "out units"] | None
+    hidden: Moments
+    beside: Moments
+    copies: int = field(default=1, metadata={"static": True})
+
+    @property
+    def units(self) -> int:
+        """Number of hidden units."""
+        return 0 if self.gate is None else len(self.gate.mean)
+
+
+class Inner(NamedTuple):
+    """An inner product, or one for each output.
+
+    Args:
+        value: Sum over pairs of hidden units, and the other terms.
+        size: Size of the terms, relative to which the sum is rounded.
+        bound: Certified bound of the remainders of all series.
+    """
+
+    value: Float[jax.Array, "*out"]
+    size: Float[jax.Array, "*out"]
+    bound: Float[jax.Array, "*out"]
+
+
+def prepared(units: HiddenUnits, mean: Any, root: Any, d_in: int, dtype: str) -> Prepared:
+    """A model under x = mean + L z, in arrays of JAX.
+
+    Args:
+        units: Hidden units of the model.
+        mean: Mean of the input, (d_in,); None for zero.
+        root: Matrix L, its diagonal, or None for the identity, see `root_of`.
+        d_in: Number of coordinates of the input.
+        dtype: Type of the arrays.
+    """
+
+    def normal(affine: Affine) -> Units:
+        weight = np.eye(d_in) if affine.weight is None else affine.weight
+        means = affine.bias if mean is None else add(weight @ mean, affine.bias)
+        rows = weight
+        if root is not None:
+            rows = weight * root if root.ndim == 1 else weight @ root
+        means = jnp.zeros(len(rows)) if means is None else means
+        return Units(jnp.asarray(means, dtype), jnp.asarray(rows, dtype))
+
+    if units.linear is not None:
+        beside = Moments(*normal(Affine(units.linear, units.constant)))
+    else:
+        rows = units.gate.weight if units.down is None else units.down
+        out = d_in if rows is None else len(rows)
+        constant = np.zeros(out) if units.constant is None else units.constant
+        beside = Moments(jnp.asarray(constant, dtype), jnp.zeros((out, d_in), dtype))
+    if units.activation is None:
+        return Prepared(None, None, None, None, Moments(*map(jnp.zeros_like, beside)), beside)
+    gate = normal(units.gate)
+    up = None if units.up is None else normal(units.up)
+    down = None if units.down is None else jnp.asarray(units.down, dtype)
+    hidden = Moments(*(_product(down, one) for one in moments(units.activation, gate, up)))
+    return Prepared(units.activation, gate, up, down, hidden, beside, units.copies)
+
+
+def moments(function: Activation, gate: Units, up: Units | None) -> Moments:
+    """The means `E h` of hidden units and their first Hermite coefficients `E h z^T`.
+
+    Args:
+        function: Function f of the gates.
+        gate: Gates u.
+        up: Factors of the gates; None for 1.
+    """
+    if up is None:
+        mean, slope = first_moments(function, gate)
+        return Moments(mean, slope[:, None] * gate.rows)
+    return Moments(*gated_moments(function, GatedUnits(gate, up)))
+
+
+def inner(a: Prepared, b: Prepared, slices: bool) -> Inner:
+    """The inner product of two models at a position, in total or for each output.
+
+    Args:
+        a, b: Models under the same input.
+        slices: Whether outputs are told apart.
+    """
+    value: Any = 0.0
+    for one, two in ((a.hidden, b.beside), (a.beside, b.hidden), (a.beside, b.beside)):
+        value = value + _linear_product(one, two)
+    lengths = [jnp.sqrt(_linear_product(one.beside, one.beside)) for one in (a, b)]
+    bound = jnp.zeros_like(value)
+    if a.units and b.units:
+        pairs = _over_pairs(a, b)
+        value, bound = value + pairs.value, pairs.bound
+        lengths = [x + y for x, y in zip(lengths, pairs.lengths, strict=True)]
+    if slices:
+        return Inner(value, lengths[0] * lengths[1], bound)
+    size = jnp.sqrt((lengths[0] ** 2).sum() * (lengths[1] ** 2).sum())
+    return Inner(value.sum(), size, bound.sum())
+
+
+def _linear_product(one: Moments, two: Moments) -> Any:
+    """`E <A, l>` by output, for a function A and a linear function l."""
+    return one.mean * two.mean + (one.slopes * two.slopes).sum(axis=1)
+
+
+class _Pairs(NamedTuple):
+    """Sums over pairs of hidden units, by output.
+
+    Args:
+        value: Sums `D K D'`.
+        bound: Certified bounds of their errors of truncation.
+        lengths: Roots of `sum_i D[o, i]^2 E h_i^2` of both models. Errors of pairs of units that
+            are independent of one another add up to rounding times the product of the two.
+    """
+
+    value: Any
+    bound: Any
+    lengths: tuple[Any, Any]
+
+
+def _over_pairs(a: Prepared, b: Prepared) -> _Pairs:
+    rows, columns = _down(a), _down(b)
+    value: Any = 0.0
+    share: Any = 0.0
+    sizes, others = [], None
+    for start, stop in blocks_of(a.units, b.units):
+        block = pair_kernel(a, b, start, stop)
+        value = value + ((rows[:, start:stop] @ block.values) * columns).sum(axis=1)
+        share = jnp.maximum(share, block.share)
+        sizes.append(block.sizes)
+        others = block.other_sizes
+    own = rows * jnp.concatenate(sizes), columns * others
+    bound = share * abs(own[0]).sum(axis=1) * abs(own[1]).sum(axis=1)
+    lengths = jnp.sqrt((own[0] ** 2).sum(axis=1)), jnp.sqrt((own[1] ** 2).sum(axis=1))
+    return _Pairs(value, bound, lengths)
+
+
+def _down(model: Prepared) -> Any:
+    if model.down is not None:
+        return model.down
+    return jnp.eye(model.units, dtype=model.beside.mean.dtype)
+
+
+def whole_kernel(a: Prepared, b: Prepared) -> Float[jax.Array, "legs others"]:
+    """The kernel with the constant and the input beside the hidden units.
+
+    Rows and columns are `(h, 1, z)`, so that the inner product of two models is the sum of
+    `readout(a) * (readout(b) @ kernel.T)` and nothing else.
+    """
+    legs = []
+    for model in (a, b):
+        latent, dtype = model.beside.slopes.shape[1], model.beside.mean.dtype
+        known = Moments(jnp.zeros(0, dtype), jnp.zeros((0, latent), dtype))
+        if model.activation is not None and model.gate is not None:
+            known = moments(model.activation, model.gate, model.up)
+        legs.append(jnp.column_stack([known.mean, known.slopes]))
+    first, second = legs
+    pairs = jnp.zeros((len(first), len(second)), first.dtype)
+    if pairs.size:
+        blocks = blocks_of(*pairs.shape)
+        pairs = jnp.concatenate([pair_kernel(a, b, *block).values for block in blocks])
+    beside = jnp.eye(first.shape[1], dtype=first.dtype)
+    return jnp.block([[pairs, first], [second.T, beside]])
+
+
+def readout(model: Prepared) -> Float[jax.Array, "out legs"]:
+    """The matrix that reads the outputs off `(h, 1, z)`, see `whole_kernel`."""
+    beside = [model.beside.mean[:, None], model.beside.slopes]
+    return jnp.concatenate([_down(model), *beside] if model.units else beside, axis=1)
+
+
+def blocks_of(units: int, others: int) -> list[tuple[int, int]]:
+    """First unit and end of the blocks in which rows of the kernel are made, of even sizes.
+
+    Example:
+        >>> blocks_of(3, 5)
+        [(0, 3)]
+    """
+    count = max(1, math.ceil(units * others / _BLOCK))
+    return list(itertools.pairwise(n * units // count for n in range(count + 1)))
+
+
+def pair_kernel(a: Prepared, b: Prepared, start: int, stop: int) -> Kernel:
+    """The kernel of some hidden units of one model and all of another, with a certified bound."""
+    assert a.activation is not None and b.activation is not None
+    assert a.gate is not None and b.gate is not None
+    gate = _rows(a.gate, start, stop)
+    if a.up is None and b.up is None:
+        return kernel(a.activation, b.activation, gate, b.gate)
+    up = None if a.up is None else _rows(a.up, start, stop)
+    first, second = GatedUnits(gate, _factors(up, gate)), GatedUnits(b.gate, _factors(b.up, b.gate))
+    return gated_kernel(a.activation, b.activation, first, second)
+
+
+def _factors(up: Units | None, gate: Units) -> Units:
+    """The factors of gates, which are 1 where there are none."""
+    if up is not None:
+        return up
+    return Units(jnp.ones_like(gate.mean), jnp.zeros_like(gate.rows))
+
+
+def _rows(units: Units, start: int, stop: int) -> Units:
+    return Units(units.mean[start:stop], units.rows[start:stop])
+
+
+@pytree
+@dataclass(frozen=True, eq=False)
+class Scaled:
+    """A model under a metric, as `2 ** exponent` times prepared functions.
+
+    Args:
+        positions: The model at every distinct position.
+        counts: Numbers of positions alike.
+        exponent: Exponent of the power of two that outputs lack.
+    """
+
+    positions: tuple[Prepared, ...]
+    counts: tuple[int, ...] = field(metadata={"static": True})
+    exponent: Any
+
+
+def under(model: Model, metric: Metric, dtype: str) -> Scaled:
+    """A model under a Gaussian metric, at every distinct position.
+
+    Args:
+        model: Model of at most one nonlinear layer.
+        metric: A Gaussian metric.
+        dtype: Type of the arrays.
+    """
+    return units_under(hidden_units(model), metric, (model.d_in, model.n_ctx), dtype)
+
+
+def units_under(
+    units: HiddenUnits, metric: Metric, reading: tuple[int, int | None], dtype: str
+) -> Scaled:
+    """A function of hidden units under a Gaussian metric, at every distinct position.
+
+    Args:
+        units: Function of hidden units.
+        metric: A Gaussian metric.
+        reading: Coordinates and positions of the input, None for vectors.
+        dtype: Type of the arrays.
+    """
+    d_in, n_ctx = reading
+    units, exponent = _in_range(units)
+    found, counts = [], []
+    for count, mean, cov in marginals(metric, d_in, n_ctx):
+        found.append(prepared(units, mean, root_of(cov), d_in, dtype))
+        counts.append(count)
+    return Scaled(tuple(found), tuple(counts), exponent)
+
+
+def _in_range(units: HiddenUnits) -> tuple[HiddenUnits, Any]:
+    """The function with outputs near one, and the exponent of two that they lack."""
+    arrays = {name: getattr(units, name) for name in ("down", "linear", "constant")}
+    arrays = {name: array for name, array in arrays.items() if array is not None}
+    if "down" not in arrays and units.activation is not None:
+        return units, np.float64(0.0)  # the identity is near one
+    exponents = [split(abs(array).max())[1] for array in arrays.values()]
+    exponent = functools.reduce(larger, exponents)
+    exponent = larger(exponent, SMALLEST / 4)
+    scaled = {name: power(array, 0.0, -exponent) for name, array in arrays.items()}
+    return units._replace(**scaled), exponent
+
+
+def product_of(a: Scaled, b: Scaled, slices: bool, dtype: str) -> LogScaled:
+    """The inner product of two prepared models without their exponents, summed over positions.
+
+    Args:
+        a, b: Models under the same metric.
+        slices: Whether outputs are told apart.
+        dtype: Precision of the computation.
+
+    Returns:
+        The product. Its size counts the certified bound of what series leave out, so that the
+        error of rounding, relative to the size, is a bound of both.
+    """
+    value: Any = 0.0
+    size: Any = 0.0
+    bound: Any = 0.0
+    for count, one, two in zip(a.counts, a.positions, b.positions, strict=True):
+        found = inner(one, two, slices)
+        value, size = value + count * found.value, size + count * found.size
+        bound = bound + count * found.bound
+    size = size + bound / Arithmetic(1, dtype).rounding
+    return LogScaled(value, jnp.zeros(()), size)
+
+
+def on_host(value: LogScaled) -> LogScaled:
+    """The value in NumPy's float64."""
+    return LogScaled(*(np.asarray(array, np.float64) for array in value))
+
+
+def count_of_units(layers: Kinds) -> int:
+    """Number of hidden units of a model of at most one nonlinear layer."""
+    count = 0
+    for layer in layers:
+        if layer.activation is not None:
+            count += layer.rank or layer.d_in
+        elif layer.order > 1:
+            count += layer.rank * 2 ** (layer.order - 1)  # powers, see `_powers`
+    return count
+
+
+def pair_work(units: int, others: int, d_in: int, d_out: int) -> int:
+    """Number of multiplications of an inner product, without pairs of high correlation."""
+    # An entry of the kernel is a correlation, a series and a product with a weight of each output.
+    outer = units * (others + 1) * d_out
+    return units * others * (d_in + _ORDERS) + outer + 2 * d_in * d_out
+
+
+def pair_bytes(units: int, others: int, item: int) -> int:
+    """Bytes of arrays alive at once in an inner product: a few blocks of the kernel."""
+    rows = max((stop - start for start, stop in blocks_of(units, others)), default=0)
+    return 6 * rows * others * item
+
+
+def own_numbers(units: int, d_in: int, d_out: int) -> int:
+    """Numbers of a prepared model: rows of its units, and what its outputs read."""
+    return 2 * units * (d_in + d_out) + 2 * d_in * d_out
