@@ -25,12 +25,13 @@ FOLDERS = {  # folder (or file of the root): the folders that it imports; nothin
     "problems": "activations engine errors metrics models names sessions",
     "compare": "checkpoints engine errors metrics models names problems sessions tables",
     "all_pairs": "analysis checkpoints compare engine errors files metrics models names problems sessions tnsim",
+    "localise": "all_pairs checkpoints compare engine errors metrics models problems tables",
     "tensor_networks": "engine errors metrics models names problems sessions",
     "torch": "checkpoints compare engine errors metrics models problems",
     "reproduce": "errors files tnsim",
-    "cli": "all_pairs analysis checkpoints compare engine errors files metrics models reproduce tensor_networks tnsim",
+    "cli": "all_pairs analysis checkpoints compare engine errors files localise metrics models reproduce tensor_networks tnsim",
     "__main__": "cli",
-    "__init__": "all_pairs analysis checkpoints compare engine errors metrics models sessions tensor_networks torch",
+    "__init__": "all_pairs analysis checkpoints compare engine errors localise metrics models sessions tensor_networks torch",
 }
 PHASES = (  # of the engine, in order: a phase imports earlier phases only
     ("ir",),
@@ -100,7 +101,14 @@ CONFINED = {  # foreign package: the files that import it
     },
     "distributed": {"cli/pairwise"},
     "pyarrow": {"all_pairs/result"},
-    "typer": {"cli/app", "cli/bench", "cli/commands", "cli/options", "cli/pairwise"},
+    "typer": {
+        "cli/app",
+        "cli/bench",
+        "cli/commands",
+        "cli/localise",
+        "cli/options",
+        "cli/pairwise",
+    },
 }
 SOURCE = Path(tnsim.__file__).parent
 

@@ -5,7 +5,7 @@ that need an optional package say so when they are called, not when they are nam
 and `from tnsim import *` work without optional packages.
 
 Reading order of the packages: `models`, `metrics`, `problems`, `engine`, `compare`, `checkpoints`,
-`tensor_networks`, `torch`, `all_pairs`, `analysis`, `reproduce`, `cli`.
+`tensor_networks`, `torch`, `all_pairs`, `localise`, `analysis`, `reproduce`, `cli`.
 """
 
 from __future__ import annotations
@@ -65,6 +65,9 @@ if TYPE_CHECKING:  # the same names as below, for editors and type checkers
         TooLarge,
         UnsupportedLayer,
     )
+    from tnsim.localise.change import Change, change
+    from tnsim.localise.edges import Edges
+    from tnsim.localise.paths import Paths, PathSeries, paths
     from tnsim.metrics.categorical import Categorical
     from tnsim.metrics.empirical import Empirical
     from tnsim.metrics.metric import Frobenius, Gaussian, GaussianClosure, Symmetric, TreeSymmetric
@@ -72,6 +75,7 @@ if TYPE_CHECKING:  # the same names as below, for editors and type checkers
     from tnsim.metrics.protocol import FiniteMetric, LayerwiseMetric, Metric
     from tnsim.models.activated import Elementwise, Gated
     from tnsim.models.attention import Attention
+    from tnsim.models.components import components, switched
     from tnsim.models.layers import Bilinear, Linear, Multilinear, Residual
     from tnsim.models.model import Combination, Model
     from tnsim.models.origin import Origin
@@ -123,6 +127,14 @@ _HOME = {
     "Check": "compare.monte_carlo",
     "attribution": "compare.attribution",
     "Attribution": "compare.attribution",
+    "components": "models.components",
+    "switched": "models.components",
+    "paths": "localise.paths",
+    "Paths": "localise.paths",
+    "PathSeries": "localise.paths",
+    "Edges": "localise.edges",
+    "change": "localise.change",
+    "Change": "localise.change",
     "Plan": "engine.plan",
     "ForwardPlan": "compare.by_points",
     "KernelPlan": "compare.by_kernels",
@@ -186,12 +198,14 @@ __all__ = [
     "Budget",
     "Categorical",
     "CaveatWarning",
+    "Change",
     "Check",
     "CheckpointError",
     "Combination",
     "DamagedStore",
     "Dialect",
     "DuplicateWarning",
+    "Edges",
     "Elementwise",
     "ElementwiseRule",
     "Empirical",
@@ -223,6 +237,8 @@ __all__ = [
     "OwnLayer",
     "Pairwise",
     "PairwisePlan",
+    "PathSeries",
+    "Paths",
     "Plan",
     "PrecisionWarning",
     "Product",
@@ -241,8 +257,10 @@ __all__ = [
     "UnsupportedLayer",
     "attribution",
     "baselines",
+    "change",
     "check",
     "compare_forward",
+    "components",
     "confirm",
     "contract",
     "contract_expression",
@@ -256,6 +274,7 @@ __all__ = [
     "networks",
     "open_pairwise",
     "pairwise",
+    "paths",
     "plan",
     "plan_pairwise",
     "reading",
@@ -264,6 +283,7 @@ __all__ = [
     "session",
     "similarity",
     "slices",
+    "switched",
     "using",
 ]
 __version__ = "0.1.0"

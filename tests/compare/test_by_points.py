@@ -202,7 +202,7 @@ def measured_peak(models, metric, dtype, budget):
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    largest = max(stop - start for start, stop in passes._groups(points))
+    largest = max(stop - start for start, stop in passes.groups(points))
     needed = passes.needs(models, points, dtype)
     size = passes.batch_size(models, points, largest, dtype, budget)
     return peak, needed.beside + size * needed.each, size

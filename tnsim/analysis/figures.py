@@ -51,10 +51,14 @@ __all__ = [
     "curves_over_training",
     "depth",
     "draw",
+    "edges",
     "heatmap",
+    "layers_and_heads",
     "new_figure",
     "pairwise",
     "scatter_grid",
+    "shares",
+    "shares_over_training",
 ]
 
 MAX_LABELS = 24
@@ -228,6 +232,265 @@ def _write_shares(axes: Axes, values: Float[np.ndarray, "bra ket"], largest: flo
             colour = "white"
         share = f"{value / values.sum():.0%}"
         axes.text(column, row, share, ha="center", va="center", fontsize=8, color=colour)
+
+
+def shares(
+    labels: Sequence[str],
+    values: Float[np.ndarray, " parts"],
+    errors: Float[np.ndarray, " parts"] | None = None,
+    *,
+    title: str = "",
+    most: int = MAX_LABELS,
+    ax: Axes | None = None,
+) -> Figure:
+    """A figure of signed shares as bars, those of `tnsim.paths` or of `tnsim.change`.
+
+    Args:
+        labels: Names of the parts.
+        values: Shares, which sum to 1.
+        errors: Standard errors of sampled shares, drawn as lines across the ends of the bars.
+        title: Title above the bars.
+        most: Number of parts with bars of their own, those of the largest shares; one more bar is
+            the sum of the others.
+        ax: Axes to draw on; None for a new figure.
+
+    Returns:
+        The figure; nothing is shown.
+
+    Raises:
+        MissingExtra: matplotlib is not installed.
+
+    Example:
+        >>> import numpy as np
+        >>> figure = shares(["layer 0", "layer 1"], np.array([1.2, -0.2]))
+        >>> [float(bar.get_width()) for bar in figure.axes[0].patches]
+        [1.2, -0.2]
+    """
+    values = np.asarray(values)
+    kept = np.argsort(-abs(values), kind="stable")[:most]
+    names = [written(labels[n]) for n in kept]
+    lengths, lines = values[kept], None if errors is None else np.asarray(errors)[kept]
+    if len(kept) < len(values):
+        names.append(f"{len(values) - len(kept)} others")
+        lengths = np.append(lengths, values.sum() - lengths.sum())
+        lines = None if lines is None else np.append(lines, np.nan)
+    figure, axes = _axes_of(ax, (6.4, 0.9 + 0.24 * len(names)))
+    colours = [colour_of(0) if length >= 0 else colour_of(4) for length in lengths]
+    axes.barh(range(len(names)), lengths, color=colours, xerr=lines, error_kw={"lw": 0.8})
+    axes.set_yticks(range(len(names)), names, fontsize=SMALL)
+    axes.invert_yaxis()
+    axes.axvline(0.0, color="0.3", lw=0.8)
+    axes.set_xlabel("share")
+    axes.set_title(title)
+    axes.spines[["top", "right"]].set_visible(False)
+    return figure
+
+
+def layers_and_heads(
+    labels: Sequence[str],
+    values: Float[np.ndarray, " components"],
+    *,
+    title: str = "",
+    colour_label: str = "share",
+    ax: Axes | None = None,
+) -> Figure:
+    """A heatmap of one number for each component, layer by layer.
+
+    Args:
+        labels: Labels of components, such as `layer 1 head 0`; columns are heads or units, with
+            biases and whole layers in columns of their own.
+        values: Number for each component, such as `Change.share` or `Change.removed`.
+        title: Title above the heatmap.
+        colour_label: Name of the numbers, beside the colour bar.
+        ax: Axes to draw on; None for a new figure.
+
+    Returns:
+        The figure; nothing is shown.
+
+    Raises:
+        MissingExtra: matplotlib is not installed.
+
+    Example:
+        >>> import numpy as np
+        >>> labels = ["layer 1 head 0", "layer 1 head 1", "layer 2"]
+        >>> figure = layers_and_heads(labels, np.array([0.5, 0.25, 0.25]))
+        >>> [text.get_text() for text in figure.axes[0].get_xticklabels()]
+        ['head 0', 'head 1', 'whole']
+    """
+    split = [tuple(label.split(" ", 2)) for label in labels]
+    rows = list(dict.fromkeys(" ".join(one[:2]) for one in split))
+    columns = sorted(
+        dict.fromkeys(one[2] if len(one) > 2 else "whole" for one in split), key=_column_order
+    )
+    table = np.full((len(rows), len(columns)), np.nan)
+    for one, value in zip(split, np.asarray(values), strict=True):
+        column = columns.index(one[2] if len(one) > 2 else "whole")
+        table[rows.index(" ".join(one[:2])), column] = value
+    figure, axes = _axes_of(ax, (2.4 + 0.5 * len(columns), 1.6 + 0.45 * len(rows)))
+    largest = float(np.nanmax(abs(table))) or 1.0
+    image = axes.imshow(table, vmin=-largest, vmax=largest, cmap="RdBu_r", origin="lower")
+    places = range(0, len(columns), max(1, len(columns) // MAX_LABELS))
+    axes.set_xticks(places, [columns[n] for n in places], rotation=45, ha="right", fontsize=SMALL)
+    axes.set_yticks(range(len(rows)), rows, fontsize=SMALL)
+    if table.size <= MAX_NUMBERS:
+        for (row, column), value in np.ndenumerate(table):
+            if np.isfinite(value):
+                colour = "white" if abs(value) > 0.6 * largest else "black"
+                style: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": SMALL}
+                axes.text(column, row, f"{value:.2g}", color=colour, **style)
+    axes.set_title(title)
+    axes.figure.colorbar(image, ax=axes, label=colour_label)
+    return figure
+
+
+def _column_order(name: str) -> tuple[bool, str, int]:
+    """Heads and units by number, then biases and whole layers."""
+    kind, _, number = name.partition(" ")
+    return not number, kind, int(number or 0)
+
+
+def shares_over_training(
+    checkpoints: Sequence[Any],
+    paths: Sequence[str],
+    table: Float[np.ndarray, "checkpoints paths"],
+    beside: Mapping[str, Sequence[float]] | None = None,
+    *,
+    title: str = "",
+    most: int = 6,
+    ax: Axes | None = None,
+) -> Figure:
+    """A figure of shares over the checkpoints of a run, evenly spaced, beside other curves.
+
+    Args:
+        checkpoints: Labels of the checkpoints.
+        paths: Labels of the paths.
+        table: Shares, as `PathSeries.share` has them.
+        beside: Other curves by name, such as an accuracy, drawn dashed.
+        title: Title above the curves.
+        most: Number of paths that are drawn, those of the largest shares.
+        ax: Axes to draw on; None for a new figure.
+
+    Returns:
+        The figure; nothing is shown.
+
+    Raises:
+        MissingExtra: matplotlib is not installed.
+
+    Example:
+        >>> import numpy as np
+        >>> table = np.array([[1.0, 0.0], [0.1, 0.9]])
+        >>> accuracy = {"accuracy": [0.1, 0.8]}
+        >>> figure = shares_over_training(["0", "50"], ["embed", "layer 1"], table, accuracy)
+        >>> [line.get_label() for line in figure.axes[0].lines]
+        ['embed', 'layer 1', 'accuracy']
+    """
+    table = np.asarray(table)
+    figure, axes = _axes_of(ax, (8.0, 3.6))
+    rows = np.arange(len(table))
+    drawn = sorted(np.argsort(-abs(table).max(axis=0), kind="stable")[:most])
+    for n, column in enumerate(drawn):
+        label = written(paths[column])
+        axes.plot(rows, table[:, column], ".-", color=colour_of(n), lw=1.2, label=label)
+    for name, curve in (beside or {}).items():
+        axes.plot(rows, np.asarray(curve), "--", color="0.2", lw=1.2, label=written(name))
+    thin_ticks(axes.xaxis, np.asarray(checkpoints), 7.0)
+    axes.set_xlabel("checkpoint")
+    axes.set_ylabel("share")
+    axes.set_title(title)
+    axes.grid(alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(fontsize=SMALL, edgecolor="none")
+    return figure
+
+
+def edges(
+    labels: Sequence[str],
+    values: Float[np.ndarray, " edges"],
+    *,
+    title: str = "",
+    most: int = 16,
+    ax: Axes | None = None,
+) -> Figure:
+    """A graph of components in which the width of a line is the effect of an edge.
+
+    Args:
+        labels: Labels of edges, as `tnsim.Edges` has them.
+        values: Number for each edge, such as `Edges.cut`.
+        title: Title above the graph.
+        most: Number of edges that are drawn, those of the largest numbers.
+        ax: Axes to draw on; None for a new figure.
+
+    Returns:
+        The figure; nothing is shown.
+
+    Raises:
+        MissingExtra: matplotlib is not installed.
+
+    Example:
+        >>> import numpy as np
+        >>> figure = edges(["embed > Q of layer 1", "layer 1 > K of layer 2"], np.array([0.2, 0.8]))
+        >>> sorted(text.get_text() for text in figure.axes[0].texts)
+        ['embed', 'layer 1', 'layer 2']
+    """
+    values = np.asarray(values)
+    wires = [_ends_of(label) for label in labels]
+    names = sorted(dict.fromkeys(name for wire in wires for name in wire[:2]), key=_place_of)
+    rows: dict[int, list[str]] = {}
+    for name in names:
+        rows.setdefault(_place_of(name)[0], []).append(name)
+    place = {
+        name: (n - (len(row) - 1) / 2, height)
+        for height, row in enumerate(rows.values())
+        for n, name in enumerate(row)
+    }
+    widest = max(map(len, rows.values()))
+    figure, axes = _axes_of(ax, (2.4 + 1.3 * widest, 1.2 + 1.3 * len(rows)))
+    legs = list(dict.fromkeys(leg for _, _, leg in wires))
+    largest, drawn = float(abs(values).max()) or 1.0, set()
+    for n in np.argsort(-abs(values), kind="stable")[:most]:
+        source, target, leg = wires[n]
+        side = 0.12 * (legs.index(leg) - (len(legs) - 1) / 2)  # lines of several legs lie apart
+        (x, y), (u, v) = place[source], place[target]
+        axes.plot(
+            [x + side, u + side],
+            [y, v],
+            color=colour_of(legs.index(leg)),
+            lw=0.5 + 5 * abs(values[n]) / largest,
+            alpha=0.75,
+            solid_capstyle="round",
+            label=None if leg in drawn else leg,
+            zorder=1,
+        )
+        drawn.add(leg)
+    box = {"boxstyle": "round", "facecolor": "white", "edgecolor": "0.4"}
+    for name, (x, y) in place.items():
+        style: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": SMALL, "bbox": box}
+        axes.text(x, y, written(name), **style)
+    axes.margins(0.25 if widest == 1 else 0.15, 0.15)
+    axes.set_axis_off()
+    axes.set_title(title)
+    axes.legend(fontsize=SMALL, edgecolor="none", loc="lower right")
+    return figure
+
+
+def _ends_of(label: str) -> tuple[str, str, str]:
+    """The source, the target and the class of legs of an edge."""
+    source, _, reader = label.partition(" > ")
+    leg, _, target = reader.partition(" of ")
+    return source, target, leg
+
+
+def _place_of(name: str) -> tuple[int, int]:
+    """The numbers of layer and part in the label of a component; what has none comes first."""
+    numbers = [int(word) for word in name.split() if word.isdecimal()]
+    return (*numbers, -1, -1)[0], (*numbers, -1, -1)[1]
+
+
+def _axes_of(ax: Axes | None, size: tuple[float, float]) -> tuple[Any, Any]:
+    """The figure and the axes to draw on, new ones where none are given."""
+    if ax is None:
+        return new_figure(figsize=size)
+    return ax.figure, ax
 
 
 def draw(network: qtn.TensorNetwork, title: str = "") -> Figure:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tnsim.cli import bench, commands
+from tnsim.cli import bench, commands, localise
 from tnsim.cli import pairwise as pairwise_command
 from tnsim.cli.options import (
     CheckOption,
@@ -61,6 +61,8 @@ app = typer.Typer(
 app.add_typer(bench.app, name="bench")
 app.add_typer(commands.app, name="dialect")
 app.command()(pairwise_command.pairwise)
+app.command()(localise.paths)
+app.command()(localise.change)
 
 
 def _version(wanted: bool) -> None:
