@@ -11,23 +11,25 @@ import os
 import warnings
 from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from numpy.typing import DTypeLike
 
+from tnsim.all_pairs import part_runs, tasks
 from tnsim.all_pairs import store as stores
-from tnsim.all_pairs import tasks
 from tnsim.all_pairs.claims import Claims
 from tnsim.all_pairs.normalise import Doubt
 from tnsim.all_pairs.preparation import PairwiseRun, as_stored, prepared, store_of
 from tnsim.all_pairs.result import Pairwise, labelled, require_xarray
 from tnsim.all_pairs.run_plan import PairwisePlan, with_seconds
 from tnsim.all_pairs.work import advice, complete, units_of_work
+from tnsim.circuits.parts import SeriesParts
 from tnsim.engine import precision
 from tnsim.engine.budget import Budget
 from tnsim.engine.ir.dtypes import dtype_name
 from tnsim.engine.runtime.compiling import reporting
-from tnsim.errors import StoreWarning
+from tnsim.errors import ModelError, StoreWarning
 from tnsim.metrics.metric import Gaussian
 from tnsim.metrics.protocol import Metric
 from tnsim.models.origin import warn_of_caveats
@@ -48,10 +50,12 @@ def pairwise(
 ) -> Pairwise:
     """Similarity of every pair of models, or of every model with every model of `other`.
 
+    Parts of a series, `tnsim.parts(series)`, are compared part by part.
+
     Args:
         models, other: Sequences of models or combinations, mappings from labels to them, or a
-            `tnsim.load` of many files, from which weights are read when needed. Without
-            `other`, all pairs of `models`.
+            `tnsim.load` of many files, from which weights are read when needed; or both parts of a
+            series. Without `other`, all pairs of `models`.
         metric: Metric that weighs the inputs.
         slices: Whether the cosine of every output is computed as well.
         dtype: Precision of the computation, float64 or float32; the result is float64.
@@ -66,6 +70,7 @@ def pairwise(
     Returns:
         A `Pairwise`: float64 similarities of shape (models, others) in [-1, 1], natural
         logarithms and signs of the inner products, and with `slices` also (models, others, d_out).
+        Of parts of a series, all with the dimension `part` in front: (parts, models, others).
 
     Raises:
         ModelError: Models cannot be compared, or a model is the zero function.
@@ -93,6 +98,17 @@ def pairwise(
         Paper, equation 2, for every pair.
     """
     require_xarray()
+    if isinstance(models, SeriesParts):
+        _check_whole(slices)
+        options: dict[str, Any] = {"dtype": dtype, "executor": executor, "budget": budget}
+        results = []
+        with _part_bar(len(models), progress) as bar:
+            for part in part_runs.part_runs(models, other, store):
+                bar.set_description(str(part.name))
+                of_part = {"store": part.store, "names": names, **options}
+                results.append(pairwise(part.models, metric, part.other, **of_part))
+                bar.update()
+        return part_runs.joined(models.names, results)
     path = None if store is None else stores.folder(store)
     dtype = dtype_name(dtype)
     run = prepared(models, metric, other, slices, dtype, budget, names)
@@ -188,21 +204,47 @@ def open_pairwise(path: str | os.PathLike[str]) -> Pairwise:
         True
     """
     require_xarray()
+    if part_runs.is_of_parts(Path(path)):
+        found = part_runs.stores_of(Path(path))
+        results = [open_pairwise(place) if place.exists() else None for _, place in found]
+        absent = [str(name) for (name, _), one in zip(found, results, strict=True) if one is None]
+        if absent:
+            _warn_unfinished(path, absent)
+        return part_runs.joined([name for name, _ in found], results)
     store, missing = stores.read(stores.folder(path))
     if missing:
-        warnings.warn(
-            f"{path}: not finished: {stores.listed(missing)} missing, whose pairs are NaN; "
-            "run pairwise again with this store to go on",
-            StoreWarning,
-            stacklevel=2,
-        )
+        _warn_unfinished(path, missing)
     return labelled(store.attrs, store.arrays)
+
+
+def _warn_unfinished(path: str | os.PathLike[str], missing: Sequence[str]) -> None:
+    warnings.warn(
+        f"{path}: not finished: {stores.listed(missing)} missing, whose pairs are NaN; "
+        "run pairwise again with this store to go on",
+        StoreWarning,
+        stacklevel=3,
+    )
+
+
+def _check_whole(slices: bool) -> None:
+    """Refuse slices of parts."""
+    if slices:
+        raise ModelError(
+            "parts have different numbers of outputs: slices are those of one part, "
+            "tnsim.pairwise(tnsim.parts(series)[label], slices=True)"
+        )
 
 
 def _bar(run: PairwiseRun, shown: bool) -> Any:
     from tqdm.auto import tqdm
 
     return tqdm(total=run.pairs, unit="pair", desc="pairs", disable=not shown)
+
+
+def _part_bar(count: int, shown: bool) -> Any:
+    from tqdm.auto import tqdm
+
+    return tqdm(total=count, unit="part", disable=not shown)
 
 
 def _compiling(bar: Any, done: int, total: int) -> None:

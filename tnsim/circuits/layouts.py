@@ -16,6 +16,7 @@ from typing import Any
 from tnsim.checkpoints.named_arrays import listing
 from tnsim.errors import CheckpointError, UnsupportedLayer, printable
 
+
 @dataclass(frozen=True)
 class Layout:
     """Names and conventions of one family of transformers.
@@ -320,9 +321,7 @@ def check_names(layout: Layout, layers: int, state: Mapping[str, Any]) -> None:
     root, top = root_of(layout, state)
     modules = [root + layout.at(i, module) for i in range(layers) for module in layout.modules()]
     ends = (layout.embedding, layout.positions, layout.final_norm)
-    modules += [root + name for name in ends if name] + [
-        top + name for name in layout.unembedding
-    ]
+    modules += [root + name for name in ends if name] + [top + name for name in layout.unembedding]
     known = {f"{module}.{part}" for module in modules for part in ("weight", "bias")}
     ignored = [root + pattern for pattern in layout.ignored]
     for name in state:

@@ -75,12 +75,60 @@ class OwnParts:
         right = [Affine(value.weight, value.bias).lifted() for value, _ in parts]  # type: ignore[attr-defined]
         return Circuits(names, np.stack(left), np.stack(right), None)
 
+    def ends(self) -> tuple[np.ndarray, np.ndarray]:
+        """Embeddings of all tokens, and the matrix of logits.
+
+        Raises:
+            UnsupportedLayer: The model does not begin and end with linear layers.
+        """
+        first, last = self.model.layers[0], self.model.layers[-1]
+        if not (isinstance(first, Linear) and isinstance(last, Linear)):
+            raise UnsupportedLayer(
+                "heads are compared through an embedding and an unembedding, and the model does "
+                "not begin and end with a linear layer"
+            )
+        embedded = np.asarray(first.weight, np.float64).T
+        if first.bias is not None:
+            embedded = embedded + np.asarray(first.bias, np.float64)
+        return embedded, np.asarray(last.weight, np.float64)
+
+    def scores_of_tokens(self, view: View) -> Circuits:
+        """QK circuits of all heads as bilinear forms of tokens.
+
+        The product of two forms of rank r is a form of rank r^2, of the products of rows:
+        `(q1 . k1) (q2 . k2) = sum_ij (q1_i q2_j) (k1_i k2_j)`. So it is with rotated keys, whose
+        products turn by the Kronecker product of both rotations.
+
+        Returns:
+            Values (heads, d_head^2, vocabulary) of both sides on all tokens, divided by the root of
+            the vocabulary, so that sums over tokens are means.
+        """
+        embedded, _ = self.ends()
+        names = self.names("qk")
+        left, right, turns = [], [], None
+        for name in names:
+            core, h = innermost(self.model.layers[name.layer or 0]), name.head or 0
+            assert isinstance(core, Attention)  # as `names` says
+            values = []
+            for role in ("q1", "q2", "k1", "k2"):
+                weight, bias = _rows(core, role, h)
+                value = weight @ embedded.T
+                values.append(value if bias is None else value + bias[:, None])
+            q1, q2, k1, k2 = values
+            share = 1.0 / (core.d_head * len(embedded) ** 0.5)
+            left.append(share * _products(q1, q2))
+            right.append(_products(k1, k2) / core.d_head / len(embedded) ** 0.5)
+            turns = _turns(core, view)
+        if turns is not None:
+            turns = np.stack([np.kron(turn, turn) for turn in turns])
+        return Circuits(names, np.stack(left), np.stack(right), turns)
+
     def _qk(self, core: Attention, h: int, view: View) -> Model:
         said = "products of two scores, before the mask"
-        turns = [np.eye(core.d_head)]
-        if core.rope_base is not None:
-            angles = core.rope_base ** (-2.0 * np.arange(core.d_head // 2) / core.d_head)
-            turns = [Rotary(angles).turn(core.d_head, one) for one in view.distances]
+        turns = _turns(core, view)
+        if turns is None:
+            turns = [np.eye(core.d_head)]
+        else:
             said += f", of keys {listed(view.distances)} before their query"
         pairs = []
         for n in "12":
@@ -118,6 +166,19 @@ class OwnParts:
         guesses = self.model.origin.guesses if self.model.origin else ()
         said = (f"gives {gives}",)
         return Model(layers, None, Origin("part of a model", said, caveats, guesses=guesses))
+
+
+def _turns(core: Attention, view: View) -> list[np.ndarray] | None:
+    """Rotations between query and key, one for each distance; None without RoPE."""
+    if core.rope_base is None:
+        return None
+    angles = core.rope_base ** (-2.0 * np.arange(core.d_head // 2) / core.d_head)
+    return [Rotary(angles).turn(core.d_head, one) for one in view.distances]
+
+
+def _products(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    """Products of every row of one matrix with every row of another, entry by entry."""
+    return (first[:, None] * second[None]).reshape(-1, first.shape[-1])
 
 
 def _rows(core: Attention, role: str, h: int) -> Affine:

@@ -118,6 +118,17 @@ class StandardParts:
             )
         return Circuits(names, np.concatenate(left), np.concatenate(right), turns)
 
+    def ends(self) -> tuple[np.ndarray, np.ndarray]:
+        """Embeddings of all tokens as parts read them, and the unembedding with the norm's gain.
+
+        Returns:
+            The embeddings (vocabulary, width), normalised, without positions; the matrix
+            (vocabulary, width) of logits, the factor of the final norm left out.
+        """
+        transformer = self.transformer
+        embedded = transformer.attention_norm(0).normalised(transformer.embedding())
+        return embedded, transformer.final_norm().folded(transformer.unembedding()).weight
+
     def _qk(self, i: int, h: int, view: View) -> Model:
         transformer = self.transformer
         norm = transformer.attention_norm(i)
@@ -171,7 +182,9 @@ class StandardParts:
     def _model(self, layers: Sequence[Layer], gives: str, reads: str, caveat: str = "") -> Model:
         said = (f"reads {reads}", f"gives {gives}")
         caveats = (caveat,) if caveat else ()
-        return Model(layers, None, Origin(f"part of a {self.transformer.layout.name}", said, caveats))
+        return Model(
+            layers, None, Origin(f"part of a {self.transformer.layout.name}", said, caveats)
+        )
 
 
 class Circuits(NamedTuple):
