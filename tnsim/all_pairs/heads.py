@@ -114,7 +114,7 @@ def heads(
         if not (squares > 0).all():
             zero = label_list[int(np.argmin(squares))]
             raise ModelError(f"{zero} is the zero function: it has no similarity")
-    similarity = inner / np.sqrt(np.outer(*norms))
+    similarity = inner / np.sqrt(np.outer(norms[0], norms[1]))
     about = {
         "kind": kind,
         "through": through or "",
@@ -182,13 +182,13 @@ def _check_sides(a: _Side, b: _Side, through: str | None) -> None:
     widths = [side.circuits.right.shape[-1] for side in (a, b)]
     if through is None and widths[0] != widths[1]:
         raise ModelError(
-            f"streams have widths {widths[0] - 1} and {widths[1] - 1}: heads of models with one vocabulary "
-            'are compared by through="embedding"'
+            f"streams have widths {widths[0] - 1} and {widths[1] - 1}: heads of models with one "
+            'vocabulary are compared by through="embedding"'
         )
     if (a.inputs is None) != (b.inputs is None):
         raise ModelError(
             "scores of bilinear attention are products of two bilinear forms, scores of standard "
-            "attention are single forms: through the embeddings either kind is compared with its own"
+            "attention are single forms: either kind is compared with its own"
         )
     sizes = widths if a.inputs is None else [len(a.inputs), len(b.inputs)]  # type: ignore[arg-type]
     if through is not None and sizes[0] != sizes[1]:

@@ -60,6 +60,8 @@ class Pairwise(Dataset):
     as `sign * exp(log_inner)`; `log_norm_a` (a) and `log_norm_b` (b), the logarithms of the
     squared norms <a|a> and <b|b>; `slices` (a, b, output) when they were asked for;
     `standard_error` (a, b) of similarities over a sample, as estimates for its distribution.
+    Of parts of a series all have the dimension `part` in front, with coordinates `kind`, `layer` and
+    `head`, -1 where a part has none; `result.sel(part=label)` is the result of one part.
     Attributes: `metric`, `metric_parameters`, `exact`, `dtype`, `plan`, `symmetric`, `duplicates`,
     `caveats`, `device`, `tnsim_version`, `jax_version`. Pictures: `result.tnsim.plot()`.
     """
@@ -97,7 +99,8 @@ class ResultAccessor:
         """A matplotlib figure, as `tnsim.figures.pairwise` draws it; nothing is shown.
 
         Args:
-            kind: `"heatmap"`, `"trajectory"`, `"slices"`, `"mds"`, `"dendrogram"` or `"scatter"`.
+            kind: `"heatmap"`, `"trajectory"`, `"slices"`, `"mds"`, `"dendrogram"`, `"scatter"` or,
+                over parts, `"parts"`.
             variable: The matrix to draw, or several, as panels or lines.
             change_points: Rows at which phases start.
             curves: Variables over `a` to draw above heatmaps, each entry a strip.

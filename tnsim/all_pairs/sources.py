@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from tnsim.checkpoints.load import Reading, Series, read
-from tnsim.circuits.parts import PartOfFile, PartSeries
+from tnsim.circuits.parts import PartOfFile, PartSeries, SeriesParts
 from tnsim.errors import CheckpointError, ModelError
 from tnsim.metrics.protocol import Metric, joins_layers
 from tnsim.metrics.ways import ASKED
@@ -233,6 +233,9 @@ def _labelled(models: Any) -> list[tuple[Any, Any]]:
         return list(zip(models.labels, paths, strict=True))
     if isinstance(models, PartSeries):
         return list(zip(models.labels, models.files, strict=True))
+    if isinstance(models, SeriesParts):
+        label = next(iter(models))
+        raise ModelError(f"this plans or compares one part, such as parts[{label!r}]")
     if isinstance(models, Mapping):
         return list(models.items())
     if isinstance(models, Iterable) and not isinstance(models, str):

@@ -117,7 +117,7 @@ class OwnParts:
             q1, q2, k1, k2 = values
             share = 1.0 / (core.d_head * len(embedded) ** 0.5)
             left.append(share * _products(q1, q2))
-            right.append(_products(k1, k2) / core.d_head / len(embedded) ** 0.5)
+            right.append(share * _products(k1, k2))
             turns = _turns(core, view)
         if turns is not None:
             turns = np.stack([np.kron(turn, turn) for turn in turns])

@@ -362,7 +362,8 @@ def opened(checkpoint: Any, reading: Reading = Reading()) -> Anatomy:
             "tnsim.from_module first"
         )
     entries = config.to_dict() if hasattr(config, "to_dict") else dict(config)
-    return StandardParts(Transformer.of(state(), entries))
+    tensors: Any = state()
+    return StandardParts(Transformer.of(tensors, entries))
 
 
 def _of_file(path: str | os.PathLike[str], reading: Reading) -> Anatomy:

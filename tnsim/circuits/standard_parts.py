@@ -1,4 +1,4 @@
-"""Parts of standard transformers as models: what each computes from the normalised stream, exactly."""
+"""Parts of standard transformers as models, each exact as a function of the normalised stream."""
 
 from __future__ import annotations
 
