@@ -105,11 +105,11 @@ def heads(
     if kind == "qk" and all(own) and through is None:
         inner, norms, names = _of_products_of_scores(first, second, view)
     else:
-        sides = [_side(one, kind, through, view) for one in (first, second)]
-        _check_sides(*sides, through)
-        inner = _inner(sides[0].circuits, sides[1].circuits, _moments(*sides))
-        norms = [_squares(side) for side in sides]
-        names = [_labels(side.circuits) for side in sides]
+        bra, ket = (_side(one, kind, through, view) for one in (first, second))
+        _check_sides(bra, ket, through)
+        inner = _inner(bra.circuits, ket.circuits, _moments(bra, ket))
+        norms = [_squares(side) for side in (bra, ket)]
+        names = [_labels(side.circuits) for side in (bra, ket)]
     for label_list, squares in zip(names, norms, strict=True):
         if not (squares > 0).all():
             zero = label_list[int(np.argmin(squares))]

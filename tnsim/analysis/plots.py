@@ -262,7 +262,7 @@ def new_figure(**options: Any) -> tuple[Figure, Any]:
 
     Args:
         options: Options of `Figure`, with the layout `"constrained"` by default, and `nrows`,
-            `ncols` and `squeeze` of `Figure.subplots`.
+            `ncols`, `squeeze` and `width_ratios` of `Figure.subplots`.
 
     Returns:
         The figure, and the result of `Figure.subplots`: one axes object or an array of them.
@@ -282,7 +282,7 @@ def new_figure(**options: Any) -> tuple[Figure, Any]:
     except ImportError:
         raise MissingExtra("matplotlib", "plot", "drawing") from None
     grid = {}
-    for name in ("nrows", "ncols", "squeeze"):
+    for name in ("nrows", "ncols", "squeeze", "width_ratios"):
         if name in options:
             grid[name] = options.pop(name)
     options.setdefault("layout", "constrained")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from tnsim.circuits.layouts import LAYOUTS, NOT_POLYNOMIAL, layout_of
 from tnsim.circuits.own_parts import OwnParts
 from tnsim.circuits.standard_parts import KINDS, PartName, StandardParts, View, checked_view
 from tnsim.circuits.transformer import Transformer
-from tnsim.errors import CheckpointError, ModelError, printable
+from tnsim.errors import ModelError, TnsimError, printable
 from tnsim.models.model import Model
 from tnsim.tables import html_table
 
@@ -35,6 +36,7 @@ class Parts(Mapping[str, Model]):
         anatomy: Model that is taken apart.
         kinds: Kinds of parts.
         view: Choices about parts.
+        file: Name of the file for messages, None for a model in memory.
 
     Attributes:
         names: Places of the parts, in order.
@@ -50,7 +52,14 @@ class Parts(Mapping[str, Model]):
         Parts(8 parts: layer 1 head 0 qk, layer 1 head 1 qk, layer 1 head 2 qk, ...)
     """
 
-    def __init__(self, anatomy: Anatomy, kinds: tuple[str, ...], view: View):
+    def __init__(
+        self,
+        anatomy: Anatomy,
+        kinds: tuple[str, ...],
+        view: View,
+        file: str | os.PathLike[str] | None = None,
+    ):
+        self.file = file
         self.anatomy = anatomy
         self.kinds = kinds
         self.view = view
@@ -62,7 +71,9 @@ class Parts(Mapping[str, Model]):
         self._by_label = {str(name): name for name in self.names}
 
     def __getitem__(self, label: str) -> Model:
-        return self.anatomy.part(self.place(label), self.view)
+        name = self.place(label)
+        with _naming(self.file):
+            return self.anatomy.part(name, self.view)
 
     def place(self, label: str) -> PartName:
         """The place of a part.
@@ -91,6 +102,11 @@ class Parts(Mapping[str, Model]):
 
     def _repr_html_(self) -> str:
         return _table(self.names)
+
+
+def _naming(file: str | os.PathLike[str] | None) -> contextlib.AbstractContextManager[None]:
+    """Put the name of a file in front of every refusal, where there is a file."""
+    return contextlib.nullcontext() if file is None else naming(file)
 
 
 class UnknownPart(ModelError, KeyError):
@@ -212,8 +228,10 @@ class SeriesParts(Mapping[str, PartSeries]):
         self.series = series
         self.kinds = kinds
         self.view = view
-        first = Parts(opened(series.paths[0], series.reading), kinds, view)
-        self.names: tuple[PartName, ...] = first.names
+        file = series.paths[0]
+        anatomy = opened(file, series.reading)
+        with naming(file):
+            self.names: tuple[PartName, ...] = Parts(anatomy, kinds, view).names
         self._by_label = {str(name): name for name in self.names}
 
     def __getitem__(self, label: str) -> PartSeries:
@@ -313,10 +331,10 @@ def parts(
         checkpoint = Series(checkpoint)
     if isinstance(checkpoint, Series):
         return SeriesParts(checkpoint, chosen, view)
-    if isinstance(checkpoint, (str, os.PathLike)):
-        with naming(checkpoint):
-            return Parts(opened(checkpoint), chosen, view)
-    return Parts(opened(checkpoint), chosen, view)
+    anatomy = opened(checkpoint)
+    file = checkpoint if isinstance(checkpoint, (str, os.PathLike)) else None
+    with _naming(file):
+        return Parts(anatomy, chosen, view, file)
 
 
 def checked_kinds(kinds: Sequence[str] | str) -> tuple[str, ...]:
@@ -367,17 +385,20 @@ def opened(checkpoint: Any, reading: Reading = Reading()) -> Anatomy:
 
 
 def _of_file(path: str | os.PathLike[str], reading: Reading) -> Anatomy:
+    """A transformer in a known layout, else a model that `read` knows."""
+    config: Mapping[str, Any] = {}
     with naming(path):
         file = located(path)
         inventory = contents(file)
         if METADATA not in inventory.metadata and reading.dialect is None:
             config = configuration(file) or {}
-            if config.get("model_type") in {*LAYOUTS, *NOT_POLYNOMIAL}:
-                return StandardParts(Transformer.of(inventory.state, config))
-            try:
-                return OwnParts(read(path, *reading).model)
-            except CheckpointError:
-                if "model_type" in config:
-                    layout_of(config)  # says that the type is unknown
-                raise
-    return OwnParts(read(path, *reading).model)
+        if config.get("model_type") in {*LAYOUTS, *NOT_POLYNOMIAL}:
+            return StandardParts(Transformer.of(inventory.state, config))
+    try:
+        return OwnParts(read(path, *reading).model)
+    except TnsimError:
+        if "model_type" not in config:
+            raise
+        with naming(path):
+            layout_of(config)  # says that the type is unknown
+        raise

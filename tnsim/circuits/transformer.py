@@ -328,16 +328,19 @@ class Transformer:
             values repeat them.
         """
         layout, d_head = self.layout, self.d_head
-        heads = self.heads if role == "q" else self.groups
+        shared = self.heads // self.groups
+        if role == "q":
+            shared = 1
+        heads = self.heads // shared
         if layout.qkv is None:
             found = self._map(i, getattr(layout, role), heads * d_head, self.width)
         else:
             found = self._of_fused(self._map(i, layout.qkv, 3 * heads * d_head, self.width), role)
         weight = found.weight.reshape(heads, d_head, self.width)
         bias = None if found.bias is None else found.bias.reshape(heads, d_head)
-        if self.heads // heads > 1:
-            weight = np.repeat(weight, self.heads // heads, axis=0)
-            bias = None if bias is None else np.repeat(bias, self.heads // heads, axis=0)
+        if shared > 1:
+            weight = np.repeat(weight, shared, axis=0)
+            bias = None if bias is None else np.repeat(bias, shared, axis=0)
         return Affine(weight, bias)
 
     def _of_fused(self, fused: Affine, role: str) -> Affine:
