@@ -1,47 +1,14 @@
 """Parts of standard transformers against forward passes of each layout, written from its definition."""
 
-import json
-
-import layout_cases as cases
 import numpy as np
 import pytest
+import transformer_cases as cases
 from closeness import LARGEST, assert_close
-from safetensors.numpy import save_file
+from transformer_cases import attention_model, module, written
 
 import tnsim
 
 TOKENS = np.array([3, 0, 6, 3, 1, 5])
-
-
-def module(state, config):
-    """What a module of Hugging Face's library has for `parts`: a configuration and tensors."""
-
-    class Module:
-        def __init__(self):
-            self.config = config
-
-        def state_dict(self):
-            return state
-
-    return Module()
-
-
-def written(folder, state, config, shards=1):
-    """A checkpoint in Hugging Face's layout, in one file or in several."""
-    folder.mkdir(parents=True)
-    (folder / "config.json").write_text(json.dumps(config))
-    if shards == 1:
-        save_file(state, folder / "model.safetensors")
-        return folder
-    places = {}
-    for n in range(shards):
-        name = f"model-{n + 1:05}-of-{shards:05}.safetensors"
-        part = dict(list(state.items())[n::shards])
-        save_file(part, folder / name)
-        places |= dict.fromkeys(part, name)
-    index = {"metadata": {}, "weight_map": places}
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-    return folder
 
 
 def score_of(part, read):
@@ -66,7 +33,7 @@ def test_parts_rebuild_the_forward_pass(case, dtype, rng):
     precision = (
         {"rtol": 1e-12}
         if dtype == np.float64
-        else {"rtol": 1e-6, "limited_by": "float32 of the forward pass"}
+        else {"rtol": 3e-5, "limited_by": "float32 of the forward pass"}
     )
     seen = np.tri(len(TOKENS), dtype=bool)
     for i, layer in enumerate(layers):
@@ -175,29 +142,6 @@ def test_half_precision_is_folded_in_double(rng):
 
 
 # Models of tnsim
-
-
-def attention_model(rng, rope_base):
-    d, heads, d_head = 4, 2, 2
-
-    def weights(*shape):
-        return rng.normal(size=shape)
-
-    rows = heads * d_head
-    layer = tnsim.Attention(
-        *(weights(rows, d) for _ in range(4)),
-        weights(rows, d),
-        weights(d, rows),
-        heads,
-        q1_bias=weights(rows),
-        k2_bias=weights(rows),
-        v_bias=weights(rows),
-        rope_base=rope_base,
-    )
-    mlp = tnsim.Bilinear(weights(5, d), weights(5, d), weights(d, 5), weights(5), None, weights(d))
-    ends = tnsim.Linear(weights(d, 6)), tnsim.Linear(weights(6, d))
-    middle = tnsim.Residual(layer, 0.5, 0.7), tnsim.Residual(mlp, 2.0, -0.3)
-    return tnsim.Model([ends[0], *middle, ends[1]], n_ctx=3)
 
 
 @pytest.mark.parametrize("rope_base", [None, 10.0])
@@ -380,13 +324,18 @@ def test_parts_rebuild_the_patterns_of_hugging_face(case, rng):
     """Attention patterns of `transformers` itself, in float32, with random norms and biases."""
     transformers, torch = (pytest.importorskip(name) for name in ("transformers", "torch"))
     config = {**cases.CONFIGS[case], "vocab_size": cases.VOCABULARY, "bos_token_id": None}
-    config |= {"eos_token_id": None, "pad_token_id": None, "use_cache": False, "sliding_window": None}
+    config |= {
+        "eos_token_id": None,
+        "pad_token_id": None,
+        "use_cache": False,
+        "sliding_window": None,
+    }
     known = transformers.AutoConfig.for_model(**config)
     known._attn_implementation = "eager"
     net = transformers.AutoModelForCausalLM.from_config(known).eval()
     with torch.no_grad():
         for weight in net.parameters():
-            weight.copy_(torch.from_numpy(0.4 * rng.normal(size=tuple(weight.shape))))
+            weight.copy_(torch.from_numpy(0.1 * rng.normal(size=tuple(weight.shape))))
         seen = net(
             torch.from_numpy(TOKENS)[None], output_attentions=True, output_hidden_states=True
         )

@@ -101,6 +101,8 @@ def heads(
         raise ModelError(f"through is None or 'embedding', found {through!r}")
     view = checked_view(distances, "fold")
     first, second = (_anatomy(one) for one in (a, b))
+    if not (first.names(kind) and second.names(kind)):
+        raise ModelError("the model has no head")
     own = [isinstance(one, OwnParts) for one in (first, second)]
     if kind == "qk" and all(own) and through is None:
         inner, norms, names = _of_products_of_scores(first, second, view)

@@ -96,10 +96,9 @@ def _begin(folder: Path, models: SeriesParts) -> None:
     if (folder / LIST).exists():
         found = _listed(folder)
         if found != wanted:
+            theirs, ours = _in_words(found), _in_words(wanted)
             raise StoreMismatch(
-                f"{folder}: belongs to a run over {len(found['parts'])} parts, distances "
-                f"{found['distances']} and norm {found['norm']!r}, not over {len(models)} parts, "
-                f"distances {wanted['distances']} and norm {wanted['norm']!r}; give another folder"
+                f"{folder}: belongs to a run over {theirs}, not over {ours}; give another folder"
             )
         return
     if folder.exists() and any(folder.iterdir()):
@@ -110,6 +109,13 @@ def _begin(folder: Path, models: SeriesParts) -> None:
             temporary.write_text(json.dumps(wanted))
     except OSError as error:
         raise StoreMismatch(f"{folder}: cannot be written: {cause(error)}") from None
+
+
+def _in_words(run: Mapping[str, Any]) -> str:
+    """The contents of a list of parts in words."""
+    kinds = ", ".join(dict.fromkeys(name[0] for name in run["parts"]))
+    settings = f"distances {run['distances']} and norm {run['norm']!r}"
+    return f"{len(run['parts'])} parts of kinds {kinds}, {settings}"
 
 
 def is_of_parts(folder: Path) -> bool:

@@ -204,26 +204,36 @@ def open_pairwise(path: str | os.PathLike[str]) -> Pairwise:
         True
     """
     require_xarray()
-    if part_runs.is_of_parts(Path(path)):
-        found = part_runs.stores_of(Path(path))
-        results = [open_pairwise(place) if place.exists() else None for _, place in found]
-        absent = [str(name) for (name, _), one in zip(found, results, strict=True) if one is None]
-        if absent:
-            _warn_unfinished(path, absent)
-        return part_runs.joined([name for name, _ in found], results)
+    if not part_runs.is_of_parts(Path(path)):
+        result, missing = _stored(Path(path))
+        _warn_of(missing, path)
+        return result
+    found = part_runs.stores_of(Path(path))
+    results: list[Pairwise | None] = []
+    missing = []
+    for name, place in found:
+        result, absent = _stored(place) if place.exists() else (None, ["all"])
+        results.append(result)
+        missing += [f"{name}: {record}" for record in absent]
+    _warn_of(missing, path)
+    return part_runs.joined([name for name, _ in found], results)
+
+
+def _stored(path: Path) -> tuple[Pairwise, list[str]]:
+    """The result in the store of one run, and the records that it lacks."""
     store, missing = stores.read(stores.folder(path))
+    return labelled(store.attrs, store.arrays), missing
+
+
+def _warn_of(missing: Sequence[str], path: str | os.PathLike[str]) -> None:
+    """Warn that a run is not finished, where anything is missing."""
     if missing:
-        _warn_unfinished(path, missing)
-    return labelled(store.attrs, store.arrays)
-
-
-def _warn_unfinished(path: str | os.PathLike[str], missing: Sequence[str]) -> None:
-    warnings.warn(
-        f"{path}: not finished: {stores.listed(missing)} missing, whose pairs are NaN; "
-        "run pairwise again with this store to go on",
-        StoreWarning,
-        stacklevel=3,
-    )
+        warnings.warn(
+            f"{path}: not finished: {stores.listed(missing)} missing, whose pairs are NaN; "
+            "run pairwise again with this store to go on",
+            StoreWarning,
+            stacklevel=3,
+        )
 
 
 def _check_whole(slices: bool) -> None:

@@ -88,7 +88,7 @@ class Parts(Mapping[str, Model]):
             UnknownPart: Where there is no such part.
         """
         if label not in self._by_label:
-            raise UnknownPart(label, self)
+            raise unknown_part(label, self)
         return self._by_label[label]
 
     def __iter__(self) -> Iterator[str]:
@@ -110,19 +110,15 @@ def _naming(file: str | os.PathLike[str] | None) -> contextlib.AbstractContextMa
 
 
 class UnknownPart(ModelError, KeyError):
-    """A part that a model does not have.
-
-    Args:
-        label: Name that was asked for.
-        known: Names of all parts.
-    """
-
-    def __init__(self, label: Any, known: Any):
-        shown = printable(repr(label), 80)
-        super().__init__(f"there is no part {shown} among {_some(list(known))}")
+    """A part that a model does not have."""
 
     def __str__(self) -> str:
         return self.args[0]  # unlike the text of a KeyError, without quotes
+
+
+def unknown_part(label: Any, known: Any) -> UnknownPart:
+    """The refusal of a name that is none of `known`."""
+    return UnknownPart(f"there is no part {printable(repr(label), 80)} among {_some(known)}")
 
 
 def _some(labels: Any) -> str:
@@ -161,7 +157,7 @@ class PartOfFile:
         anatomy = opened(self.path, self.reading)
         with naming(self.path):
             if self.name not in anatomy.names(self.name.kind):
-                raise UnknownPart(str(self.name), map(str, anatomy.names(self.name.kind)))
+                raise unknown_part(str(self.name), map(str, anatomy.names(self.name.kind)))
             return anatomy.part(self.name, self.view)
 
 
@@ -236,7 +232,7 @@ class SeriesParts(Mapping[str, PartSeries]):
 
     def __getitem__(self, label: str) -> PartSeries:
         if label not in self._by_label:
-            raise UnknownPart(label, self)
+            raise unknown_part(label, self)
         return PartSeries(self.series, self._by_label[label], self.view)
 
     def __iter__(self) -> Iterator[str]:

@@ -5,9 +5,13 @@ fused maps are split after they are applied, positions rotate whole vectors, hea
 shares no line with `tnsim.circuits`.
 """
 
+import json
 from typing import Any, NamedTuple
 
 import numpy as np
+from safetensors.numpy import save_file
+
+import tnsim
 
 LENGTH = 6
 VOCABULARY, WIDTH, LAYERS, HEADS, HIDDEN = 7, 12, 2, 4, 10
@@ -236,6 +240,60 @@ def d_head_of(config):
     width = config.get("hidden_size", WIDTH)
     heads = config.get("num_attention_heads", HEADS)
     return config.get("head_dim") or width // heads
+
+
+def module(state, config):
+    """What a module of Hugging Face's library has for `parts`: a configuration and tensors."""
+
+    class Module:
+        def __init__(self):
+            self.config = config
+
+        def state_dict(self):
+            return state
+
+    return Module()
+
+
+def written(folder, state, config, shards=1):
+    """A checkpoint in Hugging Face's layout, in one file or in several."""
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    if shards == 1:
+        save_file(state, folder / "model.safetensors")
+        return folder
+    places = {}
+    for n in range(shards):
+        name = f"model-{n + 1:05}-of-{shards:05}.safetensors"
+        part = dict(list(state.items())[n::shards])
+        save_file(part, folder / name)
+        places |= dict.fromkeys(part, name)
+    index = {"metadata": {}, "weight_map": places}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    return folder
+
+
+def attention_model(rng, rope_base):
+    d, heads, d_head = 4, 2, 2
+
+    def weights(*shape):
+        return rng.normal(size=shape)
+
+    rows = heads * d_head
+    layer = tnsim.Attention(
+        *(weights(rows, d) for _ in range(4)),
+        weights(rows, d),
+        weights(d, rows),
+        heads,
+        q1_bias=weights(rows),
+        k2_bias=weights(rows),
+        v_bias=weights(rows),
+        rope_base=rope_base,
+    )
+    mlp = tnsim.Bilinear(weights(5, d), weights(5, d), weights(d, 5), weights(5), None, weights(d))
+    ends = tnsim.Linear(weights(d, 6)), tnsim.Linear(weights(6, d))
+    middle = tnsim.Residual(layer, 0.5, 0.7), tnsim.Residual(mlp, 2.0, -0.3)
+    return tnsim.Model([ends[0], *middle, ends[1]], n_ctx=3)
 
 
 # Forward passes
