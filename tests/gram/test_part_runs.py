@@ -113,7 +113,7 @@ def test_a_checkpoint_that_lacks_a_part(run, tmp_path, rng):
         if ".layers.1." not in name
     }
     written(run / "step900", state, small)
-    with pytest.raises(tnsim.ModelError, match="step900.*: there is no part 'layer 1 head 0 qk'"):
+    with pytest.raises(tnsim.ModelError, match=r"step900.*: there is no part 'layer 1 head 0 qk'"):
         tnsim.pairwise(tnsim.parts(tnsim.load(run), "qk"))
 
 
