@@ -43,7 +43,7 @@ PHASES = (  # of the engine, in order: a phase imports earlier phases only
 )
 CONFINED = {  # foreign package: the files that import it
     "quimb": {
-        "analysis/plots",
+        "analysis/figures",
         "tensor_networks/closed_networks",
         "tensor_networks/contraction",
         "tensor_networks/network",
@@ -54,8 +54,6 @@ CONFINED = {  # foreign package: the files that import it
         "all_pairs/result",
         "analysis/axes",
         "analysis/figures",
-        "analysis/pictures",
-        "analysis/plots",
         "reproduce/argmax",
         "reproduce/backdoor",
         "reproduce/differences",

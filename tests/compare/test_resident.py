@@ -131,11 +131,11 @@ def test_two_calls_give_the_same_bits(rng, backend, metric, biases):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("per_output", [False, True])
+@pytest.mark.parametrize("slices", [False, True])
 @compiled
-def test_one_program_gives_what_stages_give(rng, backend, monkeypatch, per_output):
+def test_one_program_gives_what_stages_give(rng, backend, monkeypatch, slices):
     a, b = (model_of(rng, biases=True) for _ in range(2))
-    verb = tnsim.slices if per_output else tnsim.similarity
+    verb = tnsim.slices if slices else tnsim.similarity
     found = []
     for longest in (1000, -1):
         for together in (True, False):

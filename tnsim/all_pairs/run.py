@@ -38,8 +38,8 @@ from tnsim.models.origin import warn_of_caveats
 def pairwise(
     models: Any,
     metric: Metric = Gaussian(),
-    other: Any = None,
     *,
+    other: Any = None,
     slices: bool = False,
     dtype: DTypeLike = "float64",
     store: str | os.PathLike[str] | None = None,
@@ -50,6 +50,7 @@ def pairwise(
 ) -> Pairwise:
     """Similarity of every pair of models, or of every model with every model of `other`.
 
+    As in every verb the metric follows the models; `other`, which is rarely given, is a keyword.
     Parts of a series, `tnsim.parts(series)`, are compared part by part.
 
     Args:
@@ -105,8 +106,8 @@ def pairwise(
         with _part_bar(len(models), progress) as bar:
             for part in part_runs.part_runs(models, other, store):
                 bar.set_description(str(part.name))
-                of_part = {"store": part.store, "names": names, **options}
-                results.append(pairwise(part.models, metric, part.other, **of_part))
+                of_part = {"other": part.other, "store": part.store, "names": names, **options}
+                results.append(pairwise(part.models, metric, **of_part))
                 bar.update()
         return part_runs.joined(models.names, results)
     path = None if store is None else stores.folder(store)
@@ -139,8 +140,8 @@ def pairwise(
 def plan_pairwise(
     models: Any,
     metric: Metric = Gaussian(),
-    other: Any = None,
     *,
+    other: Any = None,
     slices: bool = False,
     dtype: DTypeLike = "float64",
     budget: Budget = Budget(),

@@ -85,7 +85,7 @@ class Sizes(NamedTuple):
         """The sizes of a run; the arguments are those of `plan`."""
         item = ITEM_BYTES[setting.dtype]
         entries = (*rows, *(columns or ()))
-        outputs = rows[0].d_out if setting.per_output else 1
+        outputs = rows[0].d_out if setting.slices else 1
         return cls(
             rows=len(rows),
             columns=len(rows if columns is None else columns),

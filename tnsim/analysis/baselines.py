@@ -29,7 +29,7 @@ from tnsim.analysis.matrices import Names, of_models
 from tnsim.errors import ModelError
 from tnsim.models import functions
 from tnsim.models.arrays import host_array
-from tnsim.models.checks import check_comparable, check_numbers
+from tnsim.models.checks import Seed, check_comparable, check_numbers, seed_number
 from tnsim.models.forward import check_inputs, is_tokens, plain_forward
 from tnsim.models.functions import Function
 from tnsim.models.layers import affine_maps, bias_name, innermost
@@ -67,7 +67,7 @@ class Outputs(NamedTuple):
 def outputs_of(
     models: Sequence[AnyModel | Function],
     inputs: Inputs,
-    seed: int,
+    seed: Seed,
     feature: Callable[[np.ndarray], np.ndarray],
 ) -> Outputs:
     """Run every model once, and keep the features of its outputs that a measure compares.
@@ -77,7 +77,7 @@ def outputs_of(
             which are called as under `Empirical`.
         inputs: An array (n, d_in), for sequences (n, positions, d_in), or a number n of standard
             normal inputs. Integers (n, positions) are token ids unless a model reads vectors.
-        seed: Seed of drawn inputs.
+        seed: Seed of drawn inputs: a number, a NumPy generator or a JAX key.
         feature: Function from the outputs of one model, float64 (n, d_out) or (n, positions,
             d_out), to its features.
 
@@ -138,16 +138,18 @@ def _check_finite(outputs: Float[np.ndarray, "n *positions out"], n: int) -> Non
     )
 
 
-def _inputs(inputs: Inputs, model: AnyModel | None, seed: int) -> tuple[np.ndarray, dict[str, Any]]:
+def _inputs(
+    inputs: Inputs, model: AnyModel | None, seed: Seed
+) -> tuple[np.ndarray, dict[str, Any]]:
     """The inputs, in float64 or as token ids, and their description.
 
     Args:
         inputs: Inputs, or their number.
         model: First model that is no plain function; None where all are plain functions.
-        seed: Seed of drawn inputs.
+        seed: Seed of drawn inputs: a number, a NumPy generator or a JAX key.
     """
     if isinstance(inputs, (int, np.integer)) and not isinstance(inputs, bool):
-        return _drawn(int(inputs), model, seed)
+        return _drawn(int(inputs), model, seed_number(seed))
     x = host_array(inputs)
     given = {"inputs": "given", "samples": len(x) if x.ndim else 0}
     if is_tokens(x) and x.ndim == 2 and x.size and (model is None or model.n_ctx is not None):
@@ -347,7 +349,7 @@ __all__ = [
 
 
 def output_cosine(
-    models: Sequence[AnyModel], inputs: Inputs, *, seed: int = 0, names: Names = None
+    models: Sequence[AnyModel], inputs: Inputs, *, seed: Seed = 0, names: Names = None
 ) -> xr.DataArray:
     """Cosine of the outputs on given inputs: a sample of the closed form of `Gaussian`.
 
@@ -355,7 +357,7 @@ def output_cosine(
         models: K models with the same inputs and outputs.
         inputs: An array (n, d_in) or (n, positions, d_in), token ids (n, positions), or a number n
             of standard normal inputs.
-        seed: Seed of drawn inputs.
+        seed: Seed of drawn inputs: a number, a NumPy generator or a JAX key.
         names: K labels.
 
     Returns:
@@ -385,7 +387,7 @@ def output_cosine(
 
 
 def mean_cosine(
-    models: Sequence[AnyModel], inputs: Inputs, *, seed: int = 0, names: Names = None
+    models: Sequence[AnyModel], inputs: Inputs, *, seed: Seed = 0, names: Names = None
 ) -> xr.DataArray:
     """Mean over inputs, and positions, of the cosine of the two outputs there.
 
@@ -394,7 +396,7 @@ def mean_cosine(
     Args:
         models: K models with the same inputs and outputs.
         inputs: An array (n, d_in) or (n, positions, d_in), or a number n of standard normal inputs.
-        seed: Seed of drawn inputs.
+        seed: Seed of drawn inputs: a number, a NumPy generator or a JAX key.
         names: K labels.
 
     Returns:
@@ -430,7 +432,7 @@ def cka(
     models: Sequence[AnyModel],
     inputs: Inputs,
     *,
-    seed: int = 0,
+    seed: Seed = 0,
     debiased: bool = True,
     names: Names = None,
 ) -> xr.DataArray:
@@ -443,7 +445,7 @@ def cka(
         models: K models with the same inputs and outputs.
         inputs: An array (n, d_in) or (n, positions, d_in), token ids (n, positions), or a number n
             of standard normal inputs; n is at least 4.
-        seed: Seed of drawn inputs.
+        seed: Seed of drawn inputs: a number, a NumPy generator or a JAX key.
         debiased: Whether HSIC is the unbiased estimator, or `|A' B|^2` of the centred outputs.
         names: K labels.
 
@@ -490,7 +492,7 @@ def cka(
 
 
 def js_divergence(
-    models: Sequence[AnyModel], inputs: Inputs, *, seed: int = 0, names: Names = None
+    models: Sequence[AnyModel], inputs: Inputs, *, seed: Seed = 0, names: Names = None
 ) -> xr.DataArray:
     """Jensen-Shannon divergence of the softmax predictions, mean over inputs and positions.
 
@@ -498,7 +500,7 @@ def js_divergence(
         models: K models with the same inputs and outputs.
         inputs: An array (n, d_in) or (n, positions, d_in), token ids (n, positions), or a number n
             of standard normal inputs.
-        seed: Seed of drawn inputs.
+        seed: Seed of drawn inputs: a number, a NumPy generator or a JAX key.
         names: K labels.
 
     Returns:
@@ -538,7 +540,7 @@ def js_divergence(
 
 
 def agreement(
-    models: Sequence[AnyModel], inputs: Inputs, *, seed: int = 0, names: Names = None
+    models: Sequence[AnyModel], inputs: Inputs, *, seed: Seed = 0, names: Names = None
 ) -> xr.DataArray:
     """Share of the inputs, and positions, for which two models have the same largest output.
 
@@ -548,7 +550,7 @@ def agreement(
         models: K models with the same inputs and outputs.
         inputs: An array (n, d_in) or (n, positions, d_in), token ids (n, positions), or a number n
             of standard normal inputs.
-        seed: Seed of drawn inputs.
+        seed: Seed of drawn inputs: a number, a NumPy generator or a JAX key.
         names: K labels.
 
     Returns:

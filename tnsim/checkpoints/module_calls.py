@@ -261,7 +261,7 @@ def forward_error(module: Any, layers: Sequence[Normed], example: Any) -> float:
         raise ModelError(
             "what was recognised is another function than the module: outputs on random inputs of "
             f"size {', '.join(map(str, SCALES))} differ by {each} of their size. Declare the "
-            "classes that do more than was seen: layers={Class: Rule(...) or a function}. "
+            "classes that do more than was seen: layers={Class: BilinearRule(...) or a function}. "
             f"{ON_INPUTS}"
         )
     return max(errors)

@@ -27,7 +27,7 @@ import numpy as np
 from tnsim.checkpoints.layer_rules import layer
 from tnsim.checkpoints.module_calls import Call, join, kind, require_torch
 from tnsim.checkpoints.named_arrays import NamedArrays
-from tnsim.checkpoints.rules import PROJECTIONS, Rule
+from tnsim.checkpoints.rules import PROJECTIONS, AttentionRule, BilinearRule, LinearRule, Rule
 from tnsim.errors import ON_INPUTS, UnsupportedLayer
 
 ENTRYWISE = [
@@ -192,13 +192,13 @@ def _roles(run: Sequence[Call]) -> dict[str, Call] | None:
     return None
 
 
-def _hypotheses(shape: Shape, module: Any) -> Iterator[Rule]:
+def _hypotheses(shape: Shape, module: Any) -> Iterator[AttentionRule]:
     """Rules for every number of heads, mask and rotation, the plainest first."""
     rows = shape.rows
     heads = [n for n in range(1, rows[0] + 1) if rows[0] % n == rows[1] % n == 0]
     bases = (None, *dict.fromkeys((*_bases(module), 10_000.0)))
     for base, n_heads, mask in itertools.product(bases, heads, ("causal", "none")):
-        rule = Rule("attention", **shape.keys, n_heads=n_heads, mask=mask, rope_base=base)
+        rule = AttentionRule(**shape.keys, n_heads=n_heads, mask=mask, rope_base=base)
         if base is None:
             yield rule
         elif rows[0] // n_heads % 2 == 0:
@@ -353,7 +353,7 @@ def _units(reader: Reader, calls: Sequence[Call]) -> Iterator[Unit]:
             yield Unit(1, first.given, first.result, _declared(first, declared))
             return
     if kind(first.module) == "Embedding":
-        rule = Rule("linear", weight=join(first.path, "weight"), transpose=True)
+        rule = LinearRule(weight=join(first.path, "weight"), transpose=True)
         yield Unit(1, first.given, first.result, ModulePart(first.path, rule))
     if kind(first.module) != "Linear":
         return
@@ -385,7 +385,7 @@ def _declared(call: Call, declared: Declared) -> ModulePart:
 
 
 def _linear(call: Call) -> ModulePart:
-    return ModulePart(call.path, Rule("linear", **_keys(call, "weight", "bias")))
+    return ModulePart(call.path, LinearRule(**_keys(call, "weight", "bias")))
 
 
 def _keys(call: Call, weight: str, bias: str) -> dict[str, Any]:
@@ -414,9 +414,9 @@ def _bilinears(run: Sequence[Call]) -> Iterator[Unit]:
     for count, product, keys in products:
         if len(run) > count and same(run[count].given, product):
             down = run[count]
-            rule = Rule("bilinear", **keys, **_keys(down, "down", "down_bias"))
+            rule = BilinearRule(**keys, **_keys(down, "down", "down_bias"))
             yield Unit(count + 1, first.given, down.result, ModulePart(first.path, rule))
-        yield Unit(count, first.given, product, ModulePart(first.path, Rule("bilinear", **keys)))
+        yield Unit(count, first.given, product, ModulePart(first.path, BilinearRule(**keys)))
 
 
 def _attentions(reader: Reader, run: Sequence[Call]) -> Iterator[Unit]:
@@ -516,8 +516,9 @@ def _gap(
     return UnsupportedLayer(
         f"{said}. Known are linear layers, products of two of them, residual connections, norms "
         "before a layer, embeddings and bilinear attention (q1, k1, q2, k2, v, o, or q, k, v in "
-        "one). If it is a polynomial, declare the class around it: layers={Class: Rule(...) or a "
-        f"function from an instance to layers of tnsim}}. {ON_INPUTS}"
+        "one). If it is a polynomial, declare the class around it: "
+        "layers={Class: BilinearRule(...) or a function from an instance to layers of tnsim}. "
+        f"{ON_INPUTS}"
     )
 
 

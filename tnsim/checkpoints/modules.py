@@ -57,7 +57,7 @@ def from_module(
     n_ctx: int | None = None,
     *,
     inputs: Any = None,
-    norms: Any = None,
+    norm_inputs: Any = None,
 ) -> Model:
     """A model that computes what a PyTorch module computes.
 
@@ -72,8 +72,8 @@ def from_module(
         n_ctx: Length of the sequences on which a model with attention is compared.
         inputs: An example of the module's argument; by default random vectors, or token numbers
             where the module begins with an embedding.
-        norms: Inputs at whose mean energy norms become constants, as in `load`; needed where the
-            module has LayerNorm or RMSNorm.
+        norm_inputs: Inputs at whose mean energy norms become constants, as in `load`; needed where
+            the module has LayerNorm or RMSNorm.
 
     Returns:
         The model. `model.origin.error` is the relative error of its forward pass, and
@@ -93,7 +93,7 @@ def from_module(
         (Model(Linear(3 -> 4, bias), Linear(4 -> 2, bias); degree 1, 26 parameters), True)
     """
     found = recognised(module, layers, n_ctx, inputs)
-    return assembled(found.layers, norms, n_ctx, _origin(found))
+    return assembled(found.layers, norm_inputs, n_ctx, _origin(found))
 
 
 class Recognised(NamedTuple):
@@ -220,7 +220,7 @@ def _check_describable(module: Any, declared: tuple[type, ...]) -> None:
         shown += f"; and {len(wrong) - 6} more"
     raise UnsupportedLayer(
         f"no polynomial describes this module: {shown}. A class of your own that computes one can "
-        f"be declared: layers={{Class: Rule(...) or a function}}. {ON_INPUTS}"
+        f"be declared: layers={{Class: BilinearRule(...) or a function}}. {ON_INPUTS}"
     )
 
 
@@ -282,7 +282,7 @@ def _parts(module: Any, declared: Mapping[type, Declared], example: Any) -> list
     if not found:
         raise UnsupportedLayer(
             f"{type(module).__name__} has no layers of PyTorch inside; declare it: "
-            f"layers={{Class: Rule(...) or a function}}. {ON_INPUTS}"
+            f"layers={{Class: BilinearRule(...) or a function}}. {ON_INPUTS}"
         )
     state = tensors_of(module)
     numbers = {name: float(tensor) for name, tensor in state.items() if tensor.numel() == 1}

@@ -538,4 +538,6 @@ def _add_norms(rules: list[dict[str, Any]], norms: list[str]) -> None:
         else:
             rule |= {"norm": rule.get("norm", "rms"), "norm_weight": key}
         rule.setdefault("norm_epsilon", 1e-5)
-        rule["?norm"] = "this norm stands before this layer, with this epsilon; give norms=inputs"
+        rule["?norm"] = (
+            "this norm stands before this layer, with this epsilon; give norm_inputs=inputs"
+        )

@@ -327,11 +327,11 @@ def _line(cells: tuple[str, ...]) -> str:
 
 
 def _write(result: Mapping[str, Any], out: Path) -> None:
-    from tnsim.analysis import plots
+    from tnsim.analysis import figures
 
     out.mkdir(parents=True, exist_ok=True)
     with replacing(out / JSON_FILE, JSON) as temporary:
         temporary.write_text(json.dumps(result, indent=1) + "\n")
     sizes = f"width {result['width']}, rank {result['rank']}, {result['dtype']}"
-    figure = plots.depth(result["rows"], f"<A|B> under TreeSymmetric, {sizes}")
+    figure = figures.depth(result["rows"], f"<A|B> under TreeSymmetric, {sizes}")
     save_picture(figure, out / PICTURE)

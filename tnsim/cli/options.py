@@ -98,10 +98,10 @@ LeaveOutOption = Annotated[
 ]
 
 
-NormsOption = Annotated[
+NormInputsOption = Annotated[
     Path | None,
     typer.Option(
-        "--norms",
+        "--norm-inputs",
         help="Inputs (.npy or .npz) at whose mean energy norms become constants.",
     ),
 ]
@@ -138,7 +138,7 @@ def reading_of(
     dialect: str | None,
     n_ctx: int | None,
     leave_out: list[str] | None = None,
-    norms: Path | None = None,
+    norm_inputs: Path | None = None,
     known: bool = True,
 ) -> Reading:
     """The arguments of `tnsim.load` that the options of the command line give.
@@ -147,7 +147,7 @@ def reading_of(
         dialect: A preset, the path of a JSON file, or "-" for standard input.
         n_ctx: Length of sequences.
         leave_out: Patterns of tensors that are knowingly not read.
-        norms: A file of inputs.
+        norm_inputs: A file of inputs.
         known: Whether a dialect with open guesses is refused.
 
     Returns:
@@ -166,7 +166,7 @@ def reading_of(
         chosen = find_dialect(dialect)
     if known and chosen is not None:
         _check_confirmed(chosen, str(dialect))
-    inputs = None if norms is None else samples_in(norms)
+    inputs = None if norm_inputs is None else samples_in(norm_inputs)
     return Reading(chosen, n_ctx, tuple(leave_out or ()), inputs)
 
 

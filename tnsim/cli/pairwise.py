@@ -23,7 +23,7 @@ from tnsim.cli.options import (
     LeaveOutOption,
     MetricName,
     MetricOption,
-    NormsOption,
+    NormInputsOption,
     SlicesOption,
     check_outputs,
     guarantee,
@@ -84,7 +84,7 @@ def pairwise(
     dialect: DialectOption = None,
     n_ctx: ContextOption = None,
     leave_out: LeaveOutOption = None,
-    norms: NormsOption = None,
+    norm_inputs: NormInputsOption = None,
     dtype: DtypeOption = DtypeName.float64,
     scheduler: Annotated[
         str | None,
@@ -115,7 +115,7 @@ def pairwise(
     """
     import tnsim
 
-    reading = reading_of(dialect, n_ctx, leave_out, norms)
+    reading = reading_of(dialect, n_ctx, leave_out, norm_inputs)
     models: Any = _series(files, reading)
     others: Any = _series(other, reading) if other else None
     if parts is not None:
@@ -127,7 +127,7 @@ def pairwise(
         _say_costs(models, chosen, others, options, as_json)
         return
     if dry_run:
-        _say_cost(tnsim.plan_pairwise(models, chosen, others, **options), as_json)
+        _say_cost(tnsim.plan_pairwise(models, chosen, other=others, **options), as_json)
         return
     if out is None:
         raise typer.BadParameter("give --out DIR, where results are kept, or --dry-run")
@@ -139,7 +139,7 @@ def pairwise(
         result = tnsim.pairwise(
             models,
             chosen,
-            others,
+            other=others,
             **options,
             store=store,
             executor=executor,
@@ -206,7 +206,7 @@ def _say_costs(
         labels = [str(name) for name in models.names if name.kind == kind]
         if labels:
             other = None if others is None else others[labels[0]]
-            plan = tnsim.plan_pairwise(models[labels[0]], metric, other, **options)
+            plan = tnsim.plan_pairwise(models[labels[0]], metric, other=other, **options)
             planned[kind] = {"parts": len(labels), "each": plan}
     if as_json:
         each = {kind: dataclasses.asdict(one["each"]) for kind, one in planned.items()}
@@ -297,8 +297,8 @@ def _series(files: list[str], reading: Reading) -> Series:
     if files == ["-"]:
         lines = standard_input("names of checkpoints, one a line,").splitlines()
         files = [line for line in lines if line.strip()]
-    dialect, n_ctx, leave_out, norms = reading
-    return tnsim.Series(files, dialect, n_ctx, leave_out=leave_out, norms=norms)
+    dialect, n_ctx, leave_out, norm_inputs = reading
+    return tnsim.Series(files, dialect, n_ctx, leave_out=leave_out, norm_inputs=norm_inputs)
 
 
 def _check_apart(out: Path, sources: list[str]) -> None:

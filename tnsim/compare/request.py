@@ -35,20 +35,20 @@ class Request(NamedTuple):
         metric: Metric of the comparison.
         dtype: Precision of the computation.
         budget: Limits of the computation.
-        norms: Whether `AA` and `BB` are wanted as well as `AB`, as a cosine needs.
-        per_output: Whether outputs are told apart.
+        squared_norms: Whether `AA` and `BB` are wanted as well as `AB`, as a cosine needs.
+        slices: Whether outputs are told apart.
     """
 
     metric: Metric
     dtype: str
     budget: Budget
-    norms: bool = False
-    per_output: bool = False
+    squared_norms: bool = False
+    slices: bool = False
 
     @property
     def pairs(self) -> tuple[Pair, ...]:
         """The inner products that are wanted."""
-        return ALL if self.norms else CROSS
+        return ALL if self.squared_norms else CROSS
 
 
 class InnerProducts(NamedTuple):

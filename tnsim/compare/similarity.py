@@ -59,7 +59,7 @@ def similarity(
     Source:
         Paper, equation 2.
     """
-    request = Request(metric, dtype_name(dtype), budget, norms=True)
+    request = Request(metric, dtype_name(dtype), budget, squared_norms=True)
     return numbers.cosine(inner_products(a, b, request), (a, b), request)
 
 
@@ -96,7 +96,7 @@ def slices(
     Source:
         Paper, section 2.4.
     """
-    request = Request(metric, dtype_name(dtype), budget, norms=True, per_output=True)
+    request = Request(metric, dtype_name(dtype), budget, squared_norms=True, slices=True)
     return numbers.cosine(inner_products(a, b, request), (a, b), request)
 
 
@@ -182,27 +182,29 @@ def plan(
     b: Model,
     metric: Metric = Gaussian(),
     *,
-    norms: bool = False,
-    per_output: bool = False,
+    cosine: bool = False,
+    slices: bool = False,
     dtype: DTypeLike = "float64",
     budget: Budget = Budget(),
 ) -> Plan | ForwardPlan:
     """The plan of the computation of `<a|M|b>`; nothing is run.
 
     A plan of contractions depends on shapes alone; the points of quadrature depend on weights too.
+    Every plan answers the protocol `AnyPlan`, so that readers of costs need not know the route.
 
     Args:
         a, b: Models.
         metric: Metric that weighs the inputs.
-        norms: Whether `<a|M|a>` and `<b|M|b>` are planned too, as a cosine needs.
-        per_output: Whether there is an inner product for every output coordinate.
+        cosine: Whether `<a|M|a>` and `<b|M|b>` are planned too, as a cosine needs.
+        slices: Whether there is an inner product for every output coordinate.
         dtype: Precision of the computation, float64 or float32.
         budget: Limits of forward passes, whose number may be beyond any use; plans of contractions
             are returned whatever they take.
 
     Returns:
-        A `Plan`: the order of contractions, with costs in scalar multiplications and bytes; or a
-        `ForwardPlan` where the models are run on inputs.
+        A `Plan`, the order of contractions, where `route` is "contractions"; a `ForwardPlan`, the
+        points and their number, where the models are run on inputs. Both state multiplications
+        (scalar products of two numbers) and peak memory (bytes).
 
     Raises:
         ModelError: The models cannot be compared, or one is a combination.
@@ -211,8 +213,9 @@ def plan(
     Example:
         >>> import numpy as np, tnsim
         >>> a = tnsim.Model([tnsim.Linear(np.eye(2))])
-        >>> tnsim.plan(a, a).metric
-        'gaussian'
+        >>> plan = tnsim.plan(a, a, cosine=True)
+        >>> plan.metric, plan.route, plan.outputs
+        ('gaussian', 'contractions', ('AA', 'AB', 'BB'))
     """
     dtype = dtype_name(dtype)
     check_comparison(a, b, metric)
@@ -221,10 +224,10 @@ def plan(
             raise ModelError(
                 "a plan is for two models; plan the models of a combination pair by pair"
             )
-    wanted = ALL if norms else CROSS
-    points = points_of([a, b], metric, wanted, per_output, dtype)
+    wanted = ALL if cosine else CROSS
+    points = points_of([a, b], metric, wanted, slices, dtype)
     if points is not None:
-        passes = forward_plan([a, b], metric, points, dtype)
+        passes = forward_plan([a, b], metric, points, dtype, wanted)
         check_affordable(passes, metric, budget)
         return passes
-    return plan_for(choose(a, b, metric), wanted, per_output, dtype)
+    return plan_for(choose(a, b, metric), wanted, slices, dtype)

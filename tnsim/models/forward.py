@@ -190,12 +190,12 @@ class Outputs(NamedTuple):
     exponents: Float[Array, "points 1"] | Float[Array, "points out"]
 
 
-def scaled_layers(model: Model, per_output: bool = False) -> ScaledLayers:
+def scaled_layers(model: Model, slices: bool = False) -> ScaledLayers:
     """The layers of a model, each in scientific notation.
 
     Args:
         model: Any model.
-        per_output: Whether each output has an exponent of its own.
+        slices: Whether each output has an exponent of its own.
 
     Example:
         >>> layers, exponents = scaled_layers(Model([Linear([[1e200]]), Linear([[1.0]])]))
@@ -205,7 +205,7 @@ def scaled_layers(model: Model, per_output: bool = False) -> ScaledLayers:
     last = len(model.layers) - 1
     parts = []
     for n, layer in enumerate(model.layers):
-        parts.append(scaled(Model([layer]), per_output and n == last))
+        parts.append(scaled(Model([layer]), slices and n == last))
     layers = tuple(part.model.layers[0] for part in parts)
     return ScaledLayers(layers, tuple(part.exponent for part in parts))
 

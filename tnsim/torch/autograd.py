@@ -68,10 +68,10 @@ def sample_of(a: Any, b: Any, request: Request) -> WeightedPoints | None:
     if not adds_up(metric):
         return None
     models = [model for one in numbers((a, b)) for _, model in terms(one)]
-    points = points_of(models, metric, request.pairs, request.per_output, request.dtype)
+    points = points_of(models, metric, request.pairs, request.slices, request.dtype)
     if points is None:
         return None
-    plan = forward_plan(models, metric, points, request.dtype)
+    plan = forward_plan(models, metric, points, request.dtype, request.pairs)
     check_affordable(plan, metric, request.budget)
     layers = max(len(model.layers) for model in models)
     kept = points.count * layers * needs(models, points, request.dtype).each
@@ -169,7 +169,7 @@ def _cosine(comparison: Comparison, moving: Weights, fixed: Fixed) -> tuple[Any,
         leaves[n] = jnp.asarray(array, comparison.dtype)
     a, b, metric = jax.tree.unflatten(comparison.form, [leaves[n] for n in range(len(leaves))])
     if fixed.sample is None:
-        request = Request(metric, comparison.dtype, comparison.budget, norms=True)
+        request = Request(metric, comparison.dtype, comparison.budget, squared_norms=True)
         found = inner_products(a, b, request).values
     else:
         found = at_traced_points(a, b, fixed.sample, comparison.dtype).values
@@ -251,7 +251,7 @@ def compared(a: Any, b: Any, metric: Metric, dtype: DTypeLike, budget: Budget) -
     check_metric(metric)
     a, b = _model(a), _model(b)
     check_comparable(a, b)
-    request = Request(metric, dtype_name(dtype), budget, norms=True)
+    request = Request(metric, dtype_name(dtype), budget, squared_norms=True)
     sample = sample_of(a, b, request)
     comparison, leaves = comparison_of(a, b, request, sample)
     moving = {n: leaf for n, leaf in leaves.items() if isinstance(leaf, torch.Tensor)}

@@ -42,7 +42,7 @@ def model_of(
         raise UnsupportedLayer(
             f"a norm stands before layer {', '.join(normed)}. At a constant energy it is part of "
             "the layer, but the energy changes with the weights, so a gradient would lack a part: "
-            "train with the outputs of the module, and use tnsim.from_module(module, norms=inputs) "
-            "to look at what came of it"
+            "train with the outputs of the module, and use "
+            "tnsim.from_module(module, norm_inputs=inputs) to look at what came of it"
         )
     return Model([one.layer for one in live], n_ctx)
