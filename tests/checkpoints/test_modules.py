@@ -304,6 +304,17 @@ def hooked():
     return module
 
 
+class Means(nn.Module):
+    """Parameters alone, beside inputs of any width."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(3, 5))
+
+    def forward(self, x):
+        return x.mean(-1, keepdim=True) * self.weight.sum()
+
+
 REFUSED = {
     "activations": (
         lambda: nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2), nn.Softmax(-1)),
@@ -311,10 +322,13 @@ REFUSED = {
     ),
     "dropout": (
         lambda: nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.1)),
-        r"1: Dropout\(p=0\.1\) in training mode: call module\.eval\(\) first",
+        r"1: Dropout\(p=0\.1\) in training mode, .*: call module\.eval\(\) first",
     ),
-    "batch norm": (lambda: nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)), "1: BatchNorm1d, a norm"),
-    "convolution": (lambda: nn.Sequential(nn.Conv1d(3, 4, 1)), "0: Conv1d, which is no layer of tnsim"),
+    "batch norm": (
+        lambda: nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)),
+        r"1: BatchNorm1d in training mode, .*: call module\.eval\(\) first",
+    ),
+    "convolution": (lambda: nn.Sequential(nn.Conv1d(3, 4, 1)), "0: Conv1d, of which .* give inputs="),
     "hook": (hooked, "0: a forward hook, which may change what is computed: remove it"),
     "hidden": (Hidden, r"how what second \(Linear\) is given follows from first \(Linear\)"),
     "relu": (Hidden, "it is relu of it, which is no polynomial"),
@@ -327,7 +341,7 @@ REFUSED = {
     "before": (Before, r"cannot tell what first \(Linear\) is given"),
     "norm": (lambda: nn.Sequential(nn.Linear(3, 4), nn.RMSNorm(4), nn.Linear(4, 2)), "norm_inputs=inputs"),
     "last norm": (lambda: nn.Sequential(nn.Linear(3, 4), nn.RMSNorm(4)), "1 .RMSNorm. has no layer behind"),
-    "parameters": (Raw, r"no inputs were found that the module takes; give inputs="),
+    "several widths": (Means, r"the module takes vectors of 3, 5 entries: give inputs=, an example"),
 }  # fmt: skip
 
 

@@ -166,7 +166,7 @@ def test_what_was_made_of_a_model_goes_with_it(rng, own_session):
     assert len(own_session.belongings) == of_plans and own_session.belongings.held == 0
 
 
-def test_clear_empties_the_drawers(rng, own_session):
+def test_clear_empties_the_entries_of_models(rng, own_session):
     a, b = model_of(rng), model_of(rng)
     before = tnsim.similarity(a, b)
     session().clear()
@@ -202,7 +202,7 @@ def test_nothing_traced_is_kept(rng, own_session):
     a, b = model_of(rng), model_of(rng)
     with jax.enable_x64(True):
         gradient = jax.grad(lambda model: tnsim.inner(model, b, tnsim.TreeSymmetric()))(a)
-    kept = [drawer.values.values() for drawer in own_session.belongings._drawers.values()]
+    kept = [entry.values.values() for entry in own_session.belongings._entries.values()]
     leaves = jax.tree.leaves([list(values) for values in kept])
     assert not any(isinstance(leaf, jax.core.Tracer) for leaf in leaves)
     assert np.isfinite(gradient.layers[0].left).all()

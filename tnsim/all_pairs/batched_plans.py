@@ -54,14 +54,13 @@ from tnsim.problems.tensors.kinds import Kinds, kinds
 WORTH = 2**22
 """Multiplications per pair below which no plan is cut: calls take most of the time of a small pair,
 and shares take as long as the whole plan."""
-
-
 SAVING = 1 / 32
 """Least part of a pair's work that own shares must save for a plan to be cut."""
-
-
 Logs: TypeAlias = "dict[tuple[int, str], Any]"
 """Logarithms of scales, by stage of the whole plan and by scale group."""
+_SIDE = 16  # most models per side that run together
+Keep: TypeAlias = "Callable[[tuple[Hashable, ...], Callable[[], Stack]], Stack]"
+"""Returns the stack of a key from the cache, or makes it and keeps it."""
 
 
 class PairSetting(NamedTuple):
@@ -236,13 +235,6 @@ def _of_whole(result: Result, share: Share) -> Logs:
     for (stage, group), log in result.logs.items():
         logs[share.numbers[stage], group] = log
     return logs
-
-
-_SIDE = 16  # most models per side that run together
-
-
-Keep: TypeAlias = "Callable[[tuple[Hashable, ...], Callable[[], Stack]], Stack]"
-"""Returns the stack of a key from the cache, or makes it and keeps it."""
 
 
 class Terms(NamedTuple):

@@ -43,7 +43,9 @@ from tnsim.problems.features import FeatureSpace
 from tnsim.problems.state_sizes import follow_states
 from tnsim.problems.tensors.kinds import Kinds, kinds
 
-_FREE = 2**30  # forward passes up to so many multiplications cost less than planning diagrams
+_FREE_FOR_A_RUN = (
+    2**30
+)  # forward passes up to so many multiplications cost less than planning diagrams
 
 
 @dataclass
@@ -189,7 +191,7 @@ def _route(
     if forward is None:
         return costs.plan(rows, columns, examples, setting)
     passes = forward.plan
-    if adds_up(setting.metric) or passes.multiplications <= _FREE:
+    if adds_up(setting.metric) or passes.multiplications <= _FREE_FOR_A_RUN:
         return forward
     try:
         other = costs.plan(rows, columns, examples, setting)

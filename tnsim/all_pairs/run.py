@@ -24,12 +24,14 @@ from tnsim.all_pairs.preparation import PairwiseRun, as_stored, prepared, store_
 from tnsim.all_pairs.result import Pairwise, labelled, require_xarray
 from tnsim.all_pairs.run_plan import PairwisePlan, with_seconds
 from tnsim.all_pairs.work import advice, complete, units_of_work
-from tnsim.circuits.parts import SeriesParts
+from tnsim.checkpoints.given import given_models, is_path_or_paths
+from tnsim.circuits.parts import PartSeries, SeriesParts
 from tnsim.engine import precision
 from tnsim.engine.budget import Budget
 from tnsim.engine.ir.dtypes import dtype_name
 from tnsim.engine.runtime.compiling import reporting
 from tnsim.errors import ModelError, StoreWarning
+from tnsim.metrics.empirical import Empirical
 from tnsim.metrics.metric import Gaussian
 from tnsim.metrics.protocol import Metric
 from tnsim.models.origin import warn_of_caveats
@@ -40,6 +42,8 @@ def pairwise(
     metric: Metric = Gaussian(),
     *,
     other: Any = None,
+    dialect: Any = None,
+    n_ctx: int | None = None,
     slices: bool = False,
     dtype: DTypeLike = "float64",
     store: str | os.PathLike[str] | None = None,
@@ -55,9 +59,12 @@ def pairwise(
 
     Args:
         models, other: Sequences of models or combinations, mappings from labels to them, or a
-            `tnsim.load` of many files, from which weights are read when needed; or both parts of a
-            series. Without `other`, all pairs of `models`.
+            `tnsim.load` of many files, from which weights are read when needed; modules of
+            PyTorch in the place of models, and folders, patterns or paths of files; or both parts
+            of a series. Without `other`, all pairs of `models`.
         metric: Metric that weighs the inputs.
+        dialect: Dialect of files that are given by their paths, as for `load`.
+        n_ctx: Length of the sequences on which models with attention are compared.
         slices: Whether the cosine of every output is computed as well.
         dtype: Precision of the computation, float64 or float32; the result is float64.
         store: A folder in which finished tiles are kept, so that the same call goes on where an
@@ -100,7 +107,7 @@ def pairwise(
     """
     require_xarray()
     if isinstance(models, SeriesParts):
-        _check_whole(slices)
+        _check_settings_of_parts(slices, dialect, n_ctx)
         options: dict[str, Any] = {"dtype": dtype, "executor": executor, "budget": budget}
         results = []
         with _part_bar(len(models), progress) as bar:
@@ -112,6 +119,7 @@ def pairwise(
         return part_runs.joined(models.names, results)
     path = None if store is None else stores.folder(store)
     dtype = dtype_name(dtype)
+    models, other = _given(models, other, metric, dialect, n_ctx)
     run = prepared(models, metric, other, slices, dtype, budget, names)
     target = store_of(run, path)
     run = as_stored(run, target, executor is None)
@@ -142,6 +150,8 @@ def plan_pairwise(
     metric: Metric = Gaussian(),
     *,
     other: Any = None,
+    dialect: Any = None,
+    n_ctx: int | None = None,
     slices: bool = False,
     dtype: DTypeLike = "float64",
     budget: Budget = Budget(),
@@ -152,9 +162,12 @@ def plan_pairwise(
 
     Args:
         models, other: Sequences of models or combinations, mappings from labels to them, or a
-            `tnsim.load` of many files, from which weights are read when needed. Without
+            `tnsim.load` of many files, from which weights are read when needed; modules of
+            PyTorch in the place of models, and folders, patterns or paths of files. Without
             `other`, all pairs of `models`.
         metric: Metric that weighs the inputs.
+        dialect: Dialect of files that are given by their paths, as for `load`.
+        n_ctx: Length of the sequences on which models with attention are compared.
         slices: Whether the cosine of every output is computed as well.
         dtype: Precision of the computation, float64 or float32; the result is float64.
         budget: Limits on one inner product and on the memory of a tile.
@@ -174,6 +187,7 @@ def plan_pairwise(
         3
     """
     dtype = dtype_name(dtype)
+    models, other = _given(models, other, metric, dialect, n_ctx)
     run = prepared(models, metric, other, slices, dtype, budget, None)
     return with_seconds(run.plan, run.contracted, run.job.setting)
 
@@ -237,13 +251,33 @@ def _warn_of(missing: Sequence[str], path: str | os.PathLike[str]) -> None:
         )
 
 
-def _check_whole(slices: bool) -> None:
-    """Refuse slices of parts."""
+def _check_settings_of_parts(slices: bool, dialect: Any, n_ctx: int | None) -> None:
+    """Refuse settings that parts do not have."""
+    if dialect is not None or n_ctx is not None:
+        raise ModelError(
+            "parts are read as their series says: give dialect and n_ctx to tnsim.load, of which "
+            "tnsim.parts makes parts"
+        )
     if slices:
         raise ModelError(
             "parts have different numbers of outputs: slices are those of one part, "
             "tnsim.pairwise(tnsim.parts(series)[label], slices=True)"
         )
+
+
+def _given(
+    models: Any, other: Any, metric: Metric, dialect: Any, n_ctx: int | None
+) -> tuple[Any, Any]:
+    """Both sides of a run as models, see `given_models`; parts of files stay in their files."""
+    if isinstance(models, (PartSeries, SeriesParts)):
+        return models, other
+    inputs = metric.inputs if isinstance(metric, Empirical) else None
+    first = given_models(models, n_ctx, inputs, dialect)
+    if other is None:
+        return first, None
+    # A dialect for the files of one side says nothing about models on the other.
+    of_paths = dialect if is_path_or_paths(other) else None
+    return first, given_models(other, n_ctx, inputs, of_paths)
 
 
 def _bar(run: PairwiseRun, shown: bool) -> Any:

@@ -41,18 +41,11 @@ from tnsim.engine.scaled import taken
 from tnsim.errors import ExecutorError, TnsimError
 
 K = TypeVar("K", bound=Hashable)
-
-
 Task = tuple[Callable[..., Any], tuple]
-
-
 _IN_FLIGHT = 128  # most tasks submitted and not yet done, as waiting tasks take memory
-
-
 _LOOK = 2.0  # seconds without a result after which the cluster is examined
-
-
 _PATIENCE = 10.0  # seconds that a cluster may be without workers, which may be (re)starting
+_PAUSE = 0.1  # seconds between two looks at the records that other processes have claimed
 
 
 def completed(
@@ -226,9 +219,6 @@ def _check(executor: Any) -> None:
             "this process pool forks, and a fork after JAX has started may deadlock; "
             "use ProcessPoolExecutor(mp_context=multiprocessing.get_context('spawn'))"
         )
-
-
-_PAUSE = 0.1  # seconds between two looks at the records that other processes have claimed
 
 
 class PendingWork(NamedTuple):

@@ -17,7 +17,7 @@ hidden units changes them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import jax
@@ -26,6 +26,7 @@ from jaxtyping import Float
 
 from tnsim.analysis import measures
 from tnsim.analysis.matrices import Names, of_models
+from tnsim.checkpoints.given import given_models
 from tnsim.errors import ModelError
 from tnsim.models import functions
 from tnsim.models.arrays import host_array
@@ -41,10 +42,22 @@ if TYPE_CHECKING:
 
 BATCH = 4096
 """Inputs per forward pass."""
-
-
 Inputs: TypeAlias = Float[np.ndarray, "n *positions in"] | int
 """Inputs as an array, or the number of standard normal inputs to draw."""
+__all__ = [
+    "agreement",
+    "cka",
+    "js_divergence",
+    "mean_cosine",
+    "output_cosine",
+    "weight_cosine",
+    "weight_slices",
+]
+
+
+Models: TypeAlias = Any
+"""Models as `pairwise` takes them: a sequence, a mapping from labels to models, a series or paths;
+modules of PyTorch in their place, and plain functions where inputs are given."""
 
 
 class Outputs(NamedTuple):
@@ -65,7 +78,7 @@ class Outputs(NamedTuple):
 
 
 def outputs_of(
-    models: Sequence[AnyModel | Function],
+    models: Models,
     inputs: Inputs,
     seed: Seed,
     feature: Callable[[np.ndarray], np.ndarray],
@@ -98,7 +111,7 @@ def outputs_of(
     features: list[np.ndarray] = []
     x, about = _inputs(inputs, _reader(models), seed)
     shape: tuple[int, ...] = ()
-    for n, model in enumerate(models):
+    for n, model in enumerate(_each(models)):
         outputs = np.concatenate(list(_batches(model, x)))
         shape = shape or outputs.shape
         if outputs.shape != shape:
@@ -111,13 +124,13 @@ def outputs_of(
     return Outputs(features, about)
 
 
-def _reader(models: Sequence[AnyModel | Function]) -> AnyModel | None:
+def _reader(models: Models) -> AnyModel | None:
     """The first model that is no plain function; None where all are plain functions.
 
     Raises `ModelError` where models cannot be compared.
     """
     first: AnyModel | None = None
-    for model in models:
+    for model in _each(models):
         if isinstance(model, AnyModel):
             check_numbers(model)
             first = first or model
@@ -136,6 +149,17 @@ def _check_finite(outputs: Float[np.ndarray, "n *positions out"], n: int) -> Non
         f"model {n} gives {outputs[where]} in output {where[-1]} of input {where[0]}: "
         "a float range was exceeded"
     )
+
+
+def _on_inputs(models: Models, inputs: Inputs) -> Models:
+    """Models that run on inputs; modules stay functions where inputs are given as an array."""
+    drawn = isinstance(inputs, (int, np.integer))
+    return given_models(models, inputs=None if drawn else inputs)
+
+
+def _each(models: Models) -> Iterable[Any]:
+    """The models of a sequence, or those of a mapping without their labels."""
+    return models.values() if isinstance(models, Mapping) else models
 
 
 def _inputs(
@@ -214,14 +238,14 @@ def _of_model(model: AnyModel, batch: np.ndarray) -> Any:
     return total
 
 
-def weight_cosine(models: Sequence[AnyModel], *, names: Names = None) -> xr.DataArray:
+def weight_cosine(models: Models, *, names: Names = None) -> xr.DataArray:
     """Cosine of all weights and biases, flattened into one vector per model.
 
     Needs no data, but models of equal structure; a permutation of hidden units changes it. It is
     blind to the skip and scale of residuals, which are no weights; `attrs["invariant_to"]` says so.
 
     Args:
-        models: K models with the same layers, of the same shapes.
+        models: K models with the same layers, of the same shapes, as `pairwise` takes them.
         names: K labels.
 
     Returns:
@@ -242,6 +266,7 @@ def weight_cosine(models: Sequence[AnyModel], *, names: Names = None) -> xr.Data
     Source:
         The paper's matrix similarity, figure 2.
     """
+    models = given_models(models)
     rows = list(map(_flat_weights, _of_one_structure(models)))
     about = {
         "formula": "<w_a, w_b> / |w_a||w_b|",
@@ -251,14 +276,14 @@ def weight_cosine(models: Sequence[AnyModel], *, names: Names = None) -> xr.Data
     return of_models(models, names, "weight_cosine", cosines, about)
 
 
-def weight_slices(models: Sequence[AnyModel], *, names: Names = None) -> xr.DataArray:
+def weight_slices(models: Models, *, names: Names = None) -> xr.DataArray:
     """Cosine of the weights that write one output: a row of the last layer, and its bias.
 
     It relates to `weight_cosine` as `slices` to `similarity`. It is blind to all layers below;
     `attrs["invariant_to"]` says so.
 
     Args:
-        models: K models with the same layers, of the same shapes.
+        models: K models with the same layers, of the same shapes, as `pairwise` takes them.
         names: K labels.
 
     Returns:
@@ -280,6 +305,7 @@ def weight_slices(models: Sequence[AnyModel], *, names: Names = None) -> xr.Data
     Source:
         The paper's weight cosine slice similarity, appendix B, figure 6.
     """
+    models = given_models(models)
     last = list(map(_output_rows, _of_one_structure(models)))
     slices = []
     for output in range(len(last[0])):
@@ -293,10 +319,10 @@ def weight_slices(models: Sequence[AnyModel], *, names: Names = None) -> xr.Data
     return of_models(models, names, "weight_slices", np.stack(slices, -1), about)
 
 
-def _of_one_structure(models: Sequence[AnyModel]) -> Iterator[Model]:
+def _of_one_structure(models: Models) -> Iterator[Model]:
     """Yield the models, each after a check that its weights match the first model's one to one."""
     first = None
-    for n, model in enumerate(models):
+    for n, model in enumerate(_each(models)):
         if not isinstance(model, Model):
             raise ModelError(
                 f"model {n} is a {type(model).__name__}: the cosine of weights is for models, "
@@ -337,24 +363,13 @@ def _output_rows(model: Model) -> Float[np.ndarray, "out in"]:
     return np.column_stack([weights, np.asarray(bias, np.float64)])
 
 
-__all__ = [
-    "agreement",
-    "cka",
-    "js_divergence",
-    "mean_cosine",
-    "output_cosine",
-    "weight_cosine",
-    "weight_slices",
-]
-
-
 def output_cosine(
-    models: Sequence[AnyModel], inputs: Inputs, *, seed: Seed = 0, names: Names = None
+    models: Models, inputs: Inputs, *, seed: Seed = 0, names: Names = None
 ) -> xr.DataArray:
     """Cosine of the outputs on given inputs: a sample of the closed form of `Gaussian`.
 
     Args:
-        models: K models with the same inputs and outputs.
+        models: K models with the same inputs and outputs, as `pairwise` takes them.
         inputs: An array (n, d_in) or (n, positions, d_in), token ids (n, positions), or a number n
             of standard normal inputs.
         seed: Seed of drawn inputs: a number, a NumPy generator or a JAX key.
@@ -377,6 +392,7 @@ def output_cosine(
         >>> output_cosine([a, b], inputs).values.round(3)[0, 1].item()
         0.707
     """
+    models = _on_inputs(models, inputs)
     outputs, about = outputs_of(models, inputs, seed, np.ravel)
     about |= {
         "formula": "sum <A(x), B(x)> / sqrt(sum |A(x)|^2 sum |B(x)|^2)",
@@ -387,14 +403,14 @@ def output_cosine(
 
 
 def mean_cosine(
-    models: Sequence[AnyModel], inputs: Inputs, *, seed: Seed = 0, names: Names = None
+    models: Models, inputs: Inputs, *, seed: Seed = 0, names: Names = None
 ) -> xr.DataArray:
     """Mean over inputs, and positions, of the cosine of the two outputs there.
 
     Every input counts the same; in `output_cosine`, inputs with large outputs count more.
 
     Args:
-        models: K models with the same inputs and outputs.
+        models: K models with the same inputs and outputs, as `pairwise` takes them.
         inputs: An array (n, d_in) or (n, positions, d_in), or a number n of standard normal inputs.
         seed: Seed of drawn inputs: a number, a NumPy generator or a JAX key.
         names: K labels.
@@ -419,6 +435,7 @@ def mean_cosine(
     Source:
         The paper's behavioural similarity, section 3.3, as its published code computes it.
     """
+    models = _on_inputs(models, inputs)
     directions, about = outputs_of(models, inputs, seed, measures.directions)
     about |= {
         "formula": "mean of <A(x), B(x)> / |A(x)||B(x)|",
@@ -429,7 +446,7 @@ def mean_cosine(
 
 
 def cka(
-    models: Sequence[AnyModel],
+    models: Models,
     inputs: Inputs,
     *,
     seed: Seed = 0,
@@ -442,7 +459,7 @@ def cka(
     for anything once outputs outnumber samples.
 
     Args:
-        models: K models with the same inputs and outputs.
+        models: K models with the same inputs and outputs, as `pairwise` takes them.
         inputs: An array (n, d_in) or (n, positions, d_in), token ids (n, positions), or a number n
             of standard normal inputs; n is at least 4.
         seed: Seed of drawn inputs: a number, a NumPy generator or a JAX key.
@@ -470,6 +487,7 @@ def cka(
         Kornblith et al. 2019, "Similarity of neural network representations revisited"; Song et al.
         2012, "Feature selection via dependence maximization", equation 5.
     """
+    models = _on_inputs(models, inputs)
     features, about = outputs_of(models, inputs, seed, measures.centred)
     if about["samples"] < 4:
         raise ModelError(
@@ -492,12 +510,12 @@ def cka(
 
 
 def js_divergence(
-    models: Sequence[AnyModel], inputs: Inputs, *, seed: Seed = 0, names: Names = None
+    models: Models, inputs: Inputs, *, seed: Seed = 0, names: Names = None
 ) -> xr.DataArray:
     """Jensen-Shannon divergence of the softmax predictions, mean over inputs and positions.
 
     Args:
-        models: K models with the same inputs and outputs.
+        models: K models with the same inputs and outputs, as `pairwise` takes them.
         inputs: An array (n, d_in) or (n, positions, d_in), token ids (n, positions), or a number n
             of standard normal inputs.
         seed: Seed of drawn inputs: a number, a NumPy generator or a JAX key.
@@ -522,6 +540,7 @@ def js_divergence(
     Source:
         Lin 1991, "Divergence measures based on the Shannon entropy".
     """
+    models = _on_inputs(models, inputs)
     predictions, about = outputs_of(models, inputs, seed, measures.softmax)
     entropies = list(map(measures.entropy, predictions))
 
@@ -540,14 +559,14 @@ def js_divergence(
 
 
 def agreement(
-    models: Sequence[AnyModel], inputs: Inputs, *, seed: Seed = 0, names: Names = None
+    models: Models, inputs: Inputs, *, seed: Seed = 0, names: Names = None
 ) -> xr.DataArray:
     """Share of the inputs, and positions, for which two models have the same largest output.
 
     Where outputs are equally large, the first counts.
 
     Args:
-        models: K models with the same inputs and outputs.
+        models: K models with the same inputs and outputs, as `pairwise` takes them.
         inputs: An array (n, d_in) or (n, positions, d_in), token ids (n, positions), or a number n
             of standard normal inputs.
         seed: Seed of drawn inputs: a number, a NumPy generator or a JAX key.
@@ -568,6 +587,7 @@ def agreement(
         >>> agreement([a, b], np.array([[1.0, 0.0], [0.0, 1.0]])).values.tolist()
         [[1.0, 0.5], [0.5, 1.0]]
     """
+    models = _on_inputs(models, inputs)
     choices, about = outputs_of(models, inputs, seed, measures.largest)
     about |= {
         "formula": "mean of argmax A(x) = argmax B(x)",

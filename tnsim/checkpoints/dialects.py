@@ -36,8 +36,6 @@ from tnsim.checkpoints.rules import (
 from tnsim.errors import CheckpointError, printable
 
 FORMAT = 1  # version of the JSON of dialects
-
-
 PATTERN_CHARACTERS = 2**14
 """Limit of characters in all patterns of a dialect; as a regular expression so many compile in
 0.1 s."""

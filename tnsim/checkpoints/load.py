@@ -15,7 +15,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias, overload
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, overload
 
 import numpy as np
 
@@ -35,10 +35,17 @@ from tnsim.models.model import Model
 from tnsim.models.origin import Origin
 from tnsim.tables import html_table
 
+if TYPE_CHECKING:
+    from tnsim.checkpoints.modules import StatesOf
+
 log: logging.Logger = logging.getLogger(__name__)
-
-
-AnyDialect: TypeAlias = Dialect | str | os.PathLike[str]
+AnyDialect: TypeAlias = Any
+"""A `Dialect`, the name of a preset, the path of a JSON file, or an `nn.Module` whose state dicts
+the files hold."""
+COUNTERS = ("step", "iter", "epoch")  # words before numbers that count, the finest count first
+LAST = ("final", "last", "latest")  # names of the last checkpoint of a run, sorted to the end
+CONFIRMS = 1e-4
+"""Largest relative error that the rounding of a float32 forward pass explains."""
 
 
 class Reading(NamedTuple):
@@ -98,21 +105,39 @@ def read(
         >>> read(file).dtypes
         ('float64',)
     """
-    if dialect is not None:
-        dialect = find_dialect(dialect)
+    known = None if dialect is None else find_dialect(dialect)
     leave_out = patterns(leave_out)
     with naming(path):
         file = located(path)
         log.debug("read %s", file)
         inventory = contents(file)
-        if dialect is None and METADATA in inventory.metadata:
+        if known is None and METADATA in inventory.metadata:
             model = own_model(inventory.state, inventory.metadata[METADATA], n_ctx)
             return Checkpoint(model, inventory.dtypes)
         config = configuration(file)
-        dialect = dialect or detect(inventory.state, config, leave_out)
-        log.debug("by the dialect %s", dialect.name)
-        model = model_from_state(inventory.state, dialect, n_ctx, config, leave_out, norm_inputs)
+        known = known or detect(inventory.state, config, leave_out)
+        log.debug("by the dialect %s", known.name)
+        model = _model_by(known, inventory.state, n_ctx, config, leave_out, norm_inputs)
         return Checkpoint(model, inventory.dtypes)
+
+
+def _model_by(
+    reader: Dialect | StatesOf,
+    state: Mapping[str, Any],
+    n_ctx: int | None,
+    config: Mapping[str, Any] | None,
+    leave_out: Sequence[str],
+    norm_inputs: Any,
+) -> Model:
+    """The model of named arrays, by a dialect or by a module."""
+    if isinstance(reader, Dialect):
+        return model_from_state(state, reader, n_ctx, config, leave_out, norm_inputs)
+    if leave_out or norm_inputs is not None:
+        raise CheckpointError(
+            f"{reader.name} is read whole, by the operations of its forward pass: leave_out and "
+            "norm_inputs have no place in it"
+        )
+    return reader.model(state, n_ctx)
 
 
 def patterns(leave_out: str | Sequence[str]) -> tuple[str, ...]:
@@ -141,14 +166,15 @@ def patterns(leave_out: str | Sequence[str]) -> tuple[str, ...]:
     return several
 
 
-def find_dialect(dialect: AnyDialect) -> Dialect:
-    """A dialect by itself, by the name of a preset or by the path of its JSON file.
+def find_dialect(dialect: AnyDialect) -> Dialect | StatesOf:
+    """A dialect by itself, by the name of a preset, the path of its JSON file, or by a module.
 
     Args:
-        dialect: A dialect, the name of a preset, or the path of a JSON file.
+        dialect: A dialect, the name of a preset, the path of a JSON file, or an `nn.Module` whose
+            state dicts the files hold.
 
     Returns:
-        The dialect.
+        The dialect; for a module with layers that have no rules, the reader of its state dicts.
 
     Raises:
         CheckpointError: When there is none, or its file is damaged.
@@ -160,6 +186,12 @@ def find_dialect(dialect: AnyDialect) -> Dialect:
     """
     if isinstance(dialect, Dialect):
         return dialect
+    if hasattr(dialect, "named_parameters"):
+        from tnsim.checkpoints.modules import reader_of_states  # PyTorch's reader, where one comes
+
+        return reader_of_states(dialect)
+    if hasattr(dialect, "module"):
+        return dialect
     if str(dialect) in PRESETS:
         return PRESETS[str(dialect)]
     path = Path(dialect)
@@ -169,12 +201,6 @@ def find_dialect(dialect: AnyDialect) -> Dialect:
     raise CheckpointError(
         f"no dialect {str(dialect)!r}: neither a preset ({', '.join(PRESETS)}) nor a JSON file"
     )
-
-
-COUNTERS = ("step", "iter", "epoch")  # words before numbers that count, the finest count first
-
-
-LAST = ("final", "last", "latest")  # names of the last checkpoint of a run, sorted to the end
 
 
 class Series(Sequence[Model]):
@@ -243,6 +269,12 @@ class Series(Sequence[Model]):
             chosen = self.paths[index], dialect, n_ctx, self.names[index]
             return Series(*chosen, leave_out=leave_out, norm_inputs=norm_inputs)
         return read(self.paths[index], *self.reading).model
+
+    def at_length(self, n_ctx: int) -> Series:
+        """The same checkpoints, read as models for sequences of `n_ctx` positions."""
+        dialect, _, leave_out, norm_inputs = self.reading
+        chosen = self.paths, dialect, n_ctx, self.names
+        return Series(*chosen, leave_out=leave_out, norm_inputs=norm_inputs)
 
     def __iter__(self) -> Iterator[Model]:
         return (self[n] for n in range(len(self)))
@@ -394,10 +426,6 @@ def _counting(numbers: Sequence[int], columns: Sequence[Sequence[str]]) -> int |
     return None
 
 
-CONFIRMS = 1e-4
-"""Largest relative error that the rounding of a float32 forward pass explains."""
-
-
 @overload
 def load(
     path: str | os.PathLike[str],
@@ -503,7 +531,7 @@ def from_state_dict(
     leave_out = patterns(leave_out)
     if dialect is None:
         dialect = detect(state, config, leave_out)
-    return model_from_state(state, find_dialect(dialect), n_ctx, config, leave_out, norm_inputs)
+    return _model_by(find_dialect(dialect), state, n_ctx, config, leave_out, norm_inputs)
 
 
 class ForwardDifference(NamedTuple):

@@ -44,12 +44,15 @@ ENTRYWISE = [
     "hardswish",
     "selu",
 ]
-
-
 OVER_COORDINATES = ("softmax", "log_softmax", "normalize")
-
-
 NORMS = ("layer_norm", "rms_norm")
+ATTENTION_FITS = 1e-5  # relative to the output: tables of a rotation are often of float32
+POWERS = (2, 1, 0)  # powers of d_head by which scores may be divided, the paper's first
+BASES = re.compile(r"rope|theta|base")
+_ROLE = re.compile(r"^(?:w_?)?([qkvo][12]?|out)(?:_?proj)?$", re.IGNORECASE)
+FITS = 1e-9  # relative to the size of an array: float64 leaves six digits more
+NORM_MODULES = {"LayerNorm": "layer", "RMSNorm": "rms"}  # norms of rules by PyTorch's names
+Declared = Rule | Callable[[Any], Any]
 
 
 def activation(calls: Sequence[Call], end: np.ndarray) -> str | None:
@@ -85,18 +88,6 @@ def activation(calls: Sequence[Call], end: np.ndarray) -> str | None:
 
 def _same(one: np.ndarray, other: np.ndarray) -> bool:
     return one.shape == other.shape and np.allclose(one, other, rtol=1e-9, atol=1e-12)
-
-
-ATTENTION_FITS = 1e-5  # relative to the output: tables of a rotation are often of float32
-
-
-POWERS = (2, 1, 0)  # powers of d_head by which scores may be divided, the paper's first
-
-
-BASES = re.compile(r"rope|theta|base")
-
-
-_ROLE = re.compile(r"^(?:w_?)?([qkvo][12]?|out)(?:_?proj)?$", re.IGNORECASE)
 
 
 def attention_rules(
@@ -226,15 +217,6 @@ def _power(rule: Rule, arrays: NamedArrays, x: np.ndarray, expected: np.ndarray)
     return None
 
 
-FITS = 1e-9  # relative to the size of an array: float64 leaves six digits more
-
-
-MODULE_RULES_NORMS = {"LayerNorm": "layer", "RMSNorm": "rms"}  # norms of rules by PyTorch's names
-
-
-Declared = Rule | Callable[[Any], Any]
-
-
 class ModulePart(NamedTuple):
     """A layer: a rule of a dialect, or a function of the user that makes layers of a submodule.
 
@@ -299,7 +281,7 @@ def parts_of(
     n = 0
     while n < len(calls):
         call = calls[n]
-        if norm is None and kind(call.module) in MODULE_RULES_NORMS and same(call.given, stream):
+        if norm is None and kind(call.module) in NORM_MODULES and same(call.given, stream):
             norm = call
             n += 1
             continue
@@ -471,7 +453,7 @@ def _behind(norm: Call, part: ModulePart) -> ModulePart:
             f"{norm.path} ({kind(norm.module)}) stands before {part.path}, which was declared by a "
             "function; declare it by a Rule, so that the norm can go into it"
         )
-    fields: dict[str, Any] = {"norm": MODULE_RULES_NORMS[kind(norm.module)]}
+    fields: dict[str, Any] = {"norm": NORM_MODULES[kind(norm.module)]}
     for name in ("weight", "bias"):
         if getattr(norm.module, name, None) is not None:
             fields[f"norm_{name}"] = join(norm.path, name)
@@ -509,9 +491,7 @@ def _gap(
         said = f"cannot tell how {following} follows from {place}"
     if name := activation(calls, end):
         said += f": it is {name} of it, which is no polynomial"
-    elif norm := norm or next(
-        (call for call in calls if kind(call.module) in MODULE_RULES_NORMS), None
-    ):
+    elif norm := norm or next((call for call in calls if kind(call.module) in NORM_MODULES), None):
         said += f"; {_name(norm)} is there, which is known before a layer only, inside its residual"
     return UnsupportedLayer(
         f"{said}. Known are linear layers, products of two of them, residual connections, norms "

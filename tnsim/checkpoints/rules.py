@@ -31,6 +31,8 @@ _CHOICES = {  # values that a field may have
     "residual": ("additive", "lerp", None),
     "norm": ("rms", "layer", None),
 }
+_RESIDUALS = {"additive": "x + s f(x)", "lerp": "(1 - s) x + s f(x)"}
+_DIRECTIONS = {1: "forward", -1: "backward"}
 
 
 @dataclass(frozen=True, repr=False, kw_only=True)
@@ -319,10 +321,6 @@ def facts(rule: Rule) -> list[str]:
     if not (rule.residual or isinstance(rule, LinearRule)):
         phrases.append("no residual")
     return phrases
-
-
-_RESIDUALS = {"additive": "x + s f(x)", "lerp": "(1 - s) x + s f(x)"}
-_DIRECTIONS = {1: "forward", -1: "backward"}
 
 
 def _attention_facts(rule: AttentionRule) -> list[str]:

@@ -33,9 +33,15 @@ from tnsim.models.origin import Origin
 from tnsim.models.protocol import Layer
 
 DEEPEST = 3  # levels of mappings inside one another that are searched for weights
-
-
 PREFIXES = ("module.", "_orig_mod.", "model.", "net.", "network.")  # names of wrappers
+NORM = re.compile(
+    r"(^|[._])((layer|rms|batch|group)_?norm|norm|ln)(_|\d|\.|$)|norm\d*(\.|$)", re.IGNORECASE
+)
+BIAS = re.compile(r"(^|[._])bias(_|\d|\.|$)|(^|\.)b(_\w+|\d*)$", re.IGNORECASE)
+OF_A_FILE = "Load what no dialect describes into the module that it belongs to."
+_ATTENTION = re.compile(
+    r"(^|[._])(q|k|v|q1|k1|q2|k2|attn|attention|q_proj|k_proj)([._]|$)", re.IGNORECASE
+)
 
 
 class Place(NamedTuple):
@@ -150,14 +156,6 @@ def _places(
             yield from _places(value, names, (*way, key), seen)
 
 
-NORM = re.compile(
-    r"(^|[._])((layer|rms|batch|group)_?norm|norm|ln)(_|\d|\.|$)|norm\d*(\.|$)", re.IGNORECASE
-)
-
-
-BIAS = re.compile(r"(^|[._])bias(_|\d|\.|$)|(^|\.)b(_\w+|\d*)$", re.IGNORECASE)
-
-
 def check_unused(
     arrays: NamedArrays, dialect: Dialect, layers: Sequence[Layer]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -264,14 +262,6 @@ def _unexpected(surplus: list[str], dialect: Dialect) -> TnsimError:
         f"dialect {dialect.name} does not account for {names}; extend it, or list them under "
         "ignore where they are no part of the function"
     )
-
-
-OF_A_FILE = "Load what no dialect describes into the module that it belongs to."
-
-
-_ATTENTION = re.compile(
-    r"(^|[._])(q|k|v|q1|k1|q2|k2|attn|attention|q_proj|k_proj)([._]|$)", re.IGNORECASE
-)
 
 
 def model_from_state(

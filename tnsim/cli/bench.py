@@ -43,9 +43,21 @@ from tnsim.models.model import Model
 from tnsim.tensor_networks.closed_networks import networks
 
 DEPTHS = (1, 2, 4, 8, 16, 32, 64)
-
-
 UNROLL_UP_TO = 6  # an unrolled network has 2^depth input legs on each side
+COLUMNS = (
+    "depth",
+    "multiplications",
+    "of paper's",
+    "unrolled",
+    "peak MiB",
+    "first ms",
+    "warm ms",
+    "by hand",
+    "ratio",
+)
+JSON_FILE, PICTURE = "depth.json", "depth.png"
+JSON = json_object("a measurement of tnsim bench", "rows")
+TIMES = ("first_milliseconds", "milliseconds", "hand_milliseconds", "ratio")
 
 
 def random_stack(width: int, rank: int, depth: int, dtype: str, seed: int = 0) -> Model:
@@ -236,28 +248,6 @@ def _alternate(one: Callable[[], Any], two: Callable[[], Any], repeats: int) -> 
             function()
             record.append(time.perf_counter() - start)
     return statistics.median(times[0]), statistics.median(times[1])
-
-
-COLUMNS = (
-    "depth",
-    "multiplications",
-    "of paper's",
-    "unrolled",
-    "peak MiB",
-    "first ms",
-    "warm ms",
-    "by hand",
-    "ratio",
-)
-
-
-JSON_FILE, PICTURE = "depth.json", "depth.png"
-
-
-JSON = json_object("a measurement of tnsim bench", "rows")
-
-
-TIMES = ("first_milliseconds", "milliseconds", "hand_milliseconds", "ratio")
 
 
 app = typer.Typer(

@@ -51,6 +51,9 @@ Files = Annotated[
         "Face cache; - for names on standard input, one a line."
     ),
 ]
+_OF_ANY = ("heatmap",)  # pictures of any matrix
+_OF_ONE_SET = ("trajectory", "mds")  # pictures of a matrix that compares one set with itself
+_OF_PARTS = ("parts",)  # pictures of a matrix for each part
 
 
 def pairwise(
@@ -171,11 +174,6 @@ def _outputs(out: Path, parquet: bool, plots: bool, page: Path | None) -> dict[P
     if page is not None and page in outputs:
         raise typer.BadParameter(f"--report {page} is the table that --out writes; name another")
     return outputs if page is None else {**outputs, page: PAGE}
-
-
-_OF_ANY = ("heatmap",)  # pictures of any matrix
-_OF_ONE_SET = ("trajectory", "mds")  # pictures of a matrix that compares one set with itself
-_OF_PARTS = ("parts",)  # pictures of a matrix for each part
 
 
 def _parts_of(series: Series, kinds: str, distances: str) -> SeriesParts:

@@ -41,7 +41,7 @@ from tnsim.tables import html_table
 
 Rows: TypeAlias = Float[np.ndarray, "rows in"]
 
-_FREE = 2**27
+_FREE_FOR_A_PAIR = 2**27
 """Multiplications that take less time than planning diagrams."""
 
 
@@ -156,7 +156,7 @@ def points_of(
     if points is None:
         return None
     passes = sum(_work(model, points) for model in models)
-    if passes <= _FREE or passes <= _diagrams(models, metric, wanted, slices, dtype):
+    if passes <= _FREE_FOR_A_PAIR or passes <= _diagrams(models, metric, wanted, slices, dtype):
         return points
     return None
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import os
 from typing import Any, NamedTuple, TypeAlias
 
+from tnsim.checkpoints.given import given_model
 from tnsim.compare.by_points import ForwardPlan
 from tnsim.compare.resident import is_known_constant
 from tnsim.engine.budget import Budget
@@ -20,12 +22,13 @@ from tnsim.names import Pair
 from tnsim.problems.forward import Sums, Terms
 
 CROSS = (Pair("A", "B"),)  # the inner product alone
-
-
 ALL = (Pair("A", "A"), Pair("A", "B"), Pair("B", "B"))  # the inner product and both norms
-
-
 SELF = (Pair("A", "A"),)  # a model with itself, where all three are equal
+Comparable: TypeAlias = AnyModel | Function
+"""A model or a sum of models; under `Empirical` also a plain function."""
+MOST_DEGREE = 10**100
+"""Highest degree of a polynomial that is compared. The logarithms of its values grow with the
+degree, and squares of these logarithms must be floats."""
 
 
 class Request(NamedTuple):
@@ -70,13 +73,28 @@ class InnerProducts(NamedTuple):
     sums: Sums | None = None
 
 
-Comparable: TypeAlias = AnyModel | Function
-"""A model or a sum of models; under `Empirical` also a plain function."""
+Comparable: TypeAlias = AnyModel | Function | str | os.PathLike[str]
+"""A model or a sum of models, a module of PyTorch or the path of a file; under `Empirical` also a
+plain function."""
 
 
-MOST_DEGREE = 10**100
-"""Highest degree of a polynomial that is compared. The logarithms of its values grow with the
-degree, and squares of these logarithms must be floats."""
+def comparables(a: Any, b: Any, metric: Any, n_ctx: int | None) -> tuple[Any, Any]:
+    """The two sides of a comparison as models and functions.
+
+    Args:
+        a, b: Arguments of a verb, see `Comparable`.
+        metric: Metric of the comparison. `Empirical` runs modules on its inputs.
+        n_ctx: Length of the sequences on which models with attention are compared.
+
+    Returns:
+        Models, sums of models and plain functions.
+
+    Raises:
+        CheckpointError, ModelError, UnsupportedLayer: A file or a module cannot be read as a model.
+    """
+    inputs = metric.inputs if isinstance(metric, Empirical) else None
+    first = given_model(a, n_ctx, inputs)
+    return first, first if b is a else given_model(b, n_ctx, inputs)
 
 
 def parts(model: Any) -> Terms:

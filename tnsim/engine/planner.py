@@ -19,7 +19,7 @@ from tnsim.engine.ir.program import Program
 from tnsim.engine.ir.stages import PlanStage
 from tnsim.engine.passes.splitting import StageSlice, split
 from tnsim.engine.plan import Plan
-from tnsim.engine.search import paths as paths
+from tnsim.engine.search import paths
 from tnsim.engine.search.routes import Choices, Shapes, shape_of, written
 from tnsim.engine.search.stages import build_program, choose_alternatives
 from tnsim.sessions import session_cache

@@ -28,8 +28,6 @@ from tnsim.models.arrays import pytree
 from tnsim.models.checks import Seed, seed_number
 
 _PANELS, _PANEL_NODES = 400, 20  # panels between two edges of a density, nodes of a panel
-
-
 _ROUNDING = 1e-12  # relative rounding of moments that are given as floats
 
 

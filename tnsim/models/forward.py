@@ -44,6 +44,9 @@ from tnsim.models.model import Model
 from tnsim.models.protocol import Layer
 from tnsim.models.scaling import Unit, larger, power, replaced, scaled, split
 
+Inputs: TypeAlias = Float[Array, "points *positions in"] | Int[Array, "points positions"]
+"""Vectors, sequences of vectors, or sequences of token ids (which stand for one-hot vectors)."""
+
 
 class Prefixes(NamedTuple):
     """Beginnings of token sequences.
@@ -170,10 +173,6 @@ def _levels(rows: Any, counts: Sequence[int]) -> list[Any]:
     """Rows of all levels, split into levels."""
     ends = itertools.accumulate(counts)
     return [rows[end - count : end] for end, count in zip(ends, counts, strict=True)]
-
-
-Inputs: TypeAlias = Float[Array, "points *positions in"] | Int[Array, "points positions"]
-"""Vectors, sequences of vectors, or sequences of token ids (which stand for one-hot vectors)."""
 
 
 class ScaledLayers(NamedTuple):

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from tnsim.engine.ir.problem import Definition, Operand, Stage, Term
 from tnsim.engine.ir.program import Operation
-from tnsim.engine.search import paths as paths
+from tnsim.engine.search import paths
 from tnsim.engine.search.paths import Path, Route
 from tnsim.engine.search.sharing import Builder, Label, Use, program_of
 
