@@ -24,8 +24,9 @@ from tnsim.problems.forward import Sums, Terms
 CROSS = (Pair("A", "B"),)  # the inner product alone
 ALL = (Pair("A", "A"), Pair("A", "B"), Pair("B", "B"))  # the inner product and both norms
 SELF = (Pair("A", "A"),)  # a model with itself, where all three are equal
-Comparable: TypeAlias = AnyModel | Function
-"""A model or a sum of models; under `Empirical` also a plain function."""
+Comparable: TypeAlias = AnyModel | Function | str | os.PathLike[str]
+"""A model or a sum of models, a module of PyTorch or the path of a file; under `Empirical` also a
+plain function."""
 MOST_DEGREE = 10**100
 """Highest degree of a polynomial that is compared. The logarithms of its values grow with the
 degree, and squares of these logarithms must be floats."""
@@ -71,11 +72,6 @@ class InnerProducts(NamedTuple):
     traced: bool
     forward: ForwardPlan | None = None
     sums: Sums | None = None
-
-
-Comparable: TypeAlias = AnyModel | Function | str | os.PathLike[str]
-"""A model or a sum of models, a module of PyTorch or the path of a file; under `Empirical` also a
-plain function."""
 
 
 def comparables(a: Any, b: Any, metric: Any, n_ctx: int | None) -> tuple[Any, Any]:
