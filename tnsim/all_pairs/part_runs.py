@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from tnsim.all_pairs import store as stores
 from tnsim.all_pairs.result import Pairwise
 from tnsim.checkpoints.guard import cause
 from tnsim.circuits.parts import PartSeries, SeriesParts
@@ -74,7 +75,7 @@ def part_runs(
         )
     folder = None
     if store is not None:
-        folder = Path(store)
+        folder = stores.folder(store)
         _begin(folder, models)
     for label, name in zip(models, models.names, strict=True):
         others = None if other is None else other[label]

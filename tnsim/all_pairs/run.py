@@ -219,11 +219,12 @@ def open_pairwise(path: str | os.PathLike[str]) -> Pairwise:
         True
     """
     require_xarray()
-    if not part_runs.is_of_parts(Path(path)):
-        result, missing = _stored(Path(path))
+    folder = stores.folder(path)
+    if not part_runs.is_of_parts(folder):
+        result, missing = _stored(folder)
         _warn_of(missing, path)
         return result
-    found = part_runs.stores_of(Path(path))
+    found = part_runs.stores_of(folder)
     results: list[Pairwise | None] = []
     missing = []
     for name, place in found:
@@ -234,9 +235,9 @@ def open_pairwise(path: str | os.PathLike[str]) -> Pairwise:
     return part_runs.joined([name for name, _ in found], results)
 
 
-def _stored(path: Path) -> tuple[Pairwise, list[str]]:
+def _stored(folder: Path) -> tuple[Pairwise, list[str]]:
     """The result in the store of one run, and the records that it lacks."""
-    store, missing = stores.read(stores.folder(path))
+    store, missing = stores.read(folder)
     return labelled(store.attrs, store.arrays), missing
 
 
