@@ -49,6 +49,7 @@ from tnsim.models.scaling import split
 from tnsim.names import Pair, Side, side_of
 from tnsim.problems.base import Family
 from tnsim.problems.families import choose
+from tnsim.problems.state_sizes import Units
 from tnsim.problems.tensors.kinds import Kinds, kinds
 
 WORTH = 2**22
@@ -72,7 +73,7 @@ class PairSetting(NamedTuple):
         dtype: Precision of the computation.
         budget: Limits on one inner product and on the memory of a tile.
         pairs: Number of pairs in the run.
-        by_states: Whether the units of models follow the sizes of their hidden states.
+        units: Units that all models share, with the metric in the units of the inputs.
     """
 
     metric: Metric
@@ -80,7 +81,7 @@ class PairSetting(NamedTuple):
     dtype: str
     budget: Budget
     pairs: int
-    by_states: bool = False
+    units: Units
 
 
 class Pairs(NamedTuple):
@@ -102,7 +103,7 @@ class Pairs(NamedTuple):
 
         Raises `TooLarge`, `ModelError`.
         """
-        family = choose(a, b, setting.metric)
+        family = choose(a, b, setting.units.metric)
         wanted = SELF if b is None else CROSS
         plan = affordable(family, wanted, setting.slices, setting.dtype, setting.budget)
         return cls(family, plan, uncut(plan) if b is None else _cut(plan, family, setting.pairs))
@@ -180,7 +181,7 @@ def stack(
     if share is None:
         return Stack(arrays, {})
     names = share.plan.shapes
-    known = {ONE: np.ones(())} | family.inputs(names, setting.metric, models[0].d_in)
+    known = {ONE: np.ones(())} | family.inputs(names, setting.units.metric, models[0].d_in)
     read = {leaf: spread(array) for leaf, array in arrays.items() if leaf in names}
     over = dict.fromkeys(read, (True,)) if count > 1 else {}
     read |= {leaf: np.asarray(x, dtype) for leaf, x in known.items() if leaf in names}
@@ -212,7 +213,7 @@ def contracted(
     own = {key: aligned(np.asarray(x), axes) for one, axes in stacks for key, x in one.logs.items()}
     names = crossing.plan.shapes
     for t, weight in runs:
-        known = family.inputs(names, setting.metric, d_in, t)
+        known = family.inputs(names, setting.units.metric, d_in, t)
         leaves = arrays | {name: np.asarray(x, setting.dtype) for name, x in known.items()}
         with execution.precision():
             read = {name: leaves[name] for name in names}

@@ -40,7 +40,7 @@ from tnsim.models.differences import by_differences
 from tnsim.models.functions import is_function
 from tnsim.models.model import Model, terms
 from tnsim.problems.features import FeatureSpace
-from tnsim.problems.state_sizes import follow_states
+from tnsim.problems.state_sizes import common_units
 from tnsim.problems.tensors.kinds import Kinds, kinds
 
 _FREE_FOR_A_RUN = (
@@ -164,8 +164,8 @@ def prepared(
         check_comparison(model, model, metric)
     others = None if other is None else columns.entries
     pairs = _pairs(len(rows.entries), len(columns.entries), other is None)
-    by_states = follow_states(known.examples.values())
-    setting = PairSetting(metric, slices, dtype, budget, pairs, by_states)
+    units = common_units(known.examples.values(), metric)
+    setting = PairSetting(metric, slices, dtype, budget, pairs, units)
     route = _route(rows.entries, others, known, setting)
     key = uuid4().hex  # two equal runs at the same time share no kept blocks
     job = Job(

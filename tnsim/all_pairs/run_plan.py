@@ -273,7 +273,7 @@ def plan(
     several = [_bases(rows)] if columns is None else [_bases(rows), _bases(columns)]
     n_ctx = next(iter(examples.values())).n_ctx
     run = Sizes.of(rows, columns, examples, setting)
-    spaces = features.spaces(list(examples), setting.metric, n_ctx)
+    spaces = features.spaces(list(examples), setting.units.metric, n_ctx)
     made = sum(bases.total() for bases in several)
     routes: list[tuple[float, PairwisePlan]] = []
     for space in spaces:

@@ -110,7 +110,7 @@ def attribution(
     dtype = dtype_name(dtype)
     _check_question(a, b, by)
     check_comparison(a, b, metric)
-    parts = in_common_units([a, b], metric, slices=False)
+    parts, near = in_common_units([a, b], metric, slices=False)
     models: dict[Side, Model] = {"A": _prepared(parts[0].model), "B": _prepared(parts[1].model)}
     last: dict[Side, LayerKind] = {
         "A": _last_nonlinear(models["A"]),
@@ -121,8 +121,8 @@ def attribution(
     labels: dict[Side, tuple[str, ...]] = {
         side: _labels(models[side], last[side], by) for side in SIDES
     }
-    family = Sequences.of(models["A"], models["B"], metric)
-    mantissas, log = _contracted(family, models, metric, labels, by, dtype)
+    family = Sequences.of(models["A"], models["B"], near)
+    mantissas, log = _contracted(family, models, near, labels, by, dtype)
     values = power(mantissas, np.float64(log), sum(part.exponent for part in parts))
     if np.isnan(mantissas).any() or beyond_float(values, mantissas):
         raise TnsimError(

@@ -42,7 +42,7 @@ from tnsim.problems.base import Family, model_weights
 from tnsim.problems.families import choose
 from tnsim.problems.forward import Terms, sums, total
 from tnsim.problems.leaves import by_side
-from tnsim.problems.state_sizes import follow_states
+from tnsim.problems.state_sizes import common_units
 from tnsim.sessions import per_object_cache
 
 
@@ -63,18 +63,17 @@ def by_plans(first: AnyModel, second: AnyModel, request: Request, traced: bool) 
         # The dtype of the weights as given: units of untraced models are applied in float64.
         request = request._replace(dtype=_weights_dtype(models))
     slices, dtype = request.slices, request.dtype
-    by_states = follow_states(models)
-    units = {}
-    for model in models:
-        units[id(model)] = in_units(model, request.metric, by_states, slices)
-    bra, ket = _scaled_sum(first, units), _scaled_sum(second, units)
+    units = common_units(models, request.metric)
+    known = {id(model): in_units(model, units, slices) for model in models}
+    bra, ket = _scaled_sum(first, known), _scaled_sum(second, known)
+    metric, request = request.metric, request._replace(metric=units.metric)
     exponent = bra.exponent + ket.exponent
     if len(one) == len(two) == 1:
         return InnerProducts(_of_one_pair(bra, ket, request, traced), exponent, traced)
     products = _of_sums(bra, ket, request, traced)
     if not traced and any(lost_half(products[name], dtype) for name in ("AA", "BB")):
         # A difference of feature vectors loses half as many digits as a difference of products.
-        by_vectors = features.compared(one, two, request.metric, slices, dtype)
+        by_vectors = features.compared(one, two, metric, slices, dtype)
         if by_vectors is not None:
             return InnerProducts(by_vectors, 0.0, traced)
     return InnerProducts(products, exponent, traced)

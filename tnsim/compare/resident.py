@@ -23,7 +23,7 @@ from tnsim.models.scaling import Scaled
 from tnsim.names import Side, on_side
 from tnsim.problems.base import Family
 from tnsim.problems.conditioning import amplification
-from tnsim.problems.state_sizes import scaled_under
+from tnsim.problems.state_sizes import Units, scaled_under
 from tnsim.sessions import per_object_cache, session
 
 
@@ -51,18 +51,17 @@ def is_known_constant(value: Any) -> bool:
     return isinstance(value, Model) and is_constant(value)
 
 
-def in_units(model: Model, metric: Metric, by_states: bool, slices: bool) -> Scaled:
+def in_units(model: Model, units: Units, slices: bool) -> Scaled:
     """A model in scientific notation, see `scaled_under`; the same object at every call.
 
     Args:
         model: Model to be scaled.
-        metric: Metric of the comparison.
-        by_states: Whether units follow the states of the model under the metric.
+        units: Units that all models of the comparison share.
         slices: Whether each output has an exponent of its own.
     """
 
     def make() -> Scaled:
-        made = scaled_under(model, metric, by_states, slices)
+        made = scaled_under(model, units, slices)
         for leaf in jax.tree.leaves(made.model):
             if isinstance(leaf, np.ndarray):
                 leaf.flags.writeable = False  # no caller holds this new array
@@ -72,9 +71,10 @@ def in_units(model: Model, metric: Metric, by_states: bool, slices: bool) -> Sca
         known = set(map(id, jax.tree.leaves(model)))
         return _nbytes(leaf for leaf in jax.tree.leaves(made.model) if id(leaf) not in known)
 
-    if not is_constant(model) or is_traced(metric):
-        return scaled_under(model, metric, by_states, slices)
-    key = in_units, content(metric), by_states, slices
+    if not is_constant(model) or is_traced(units):
+        return scaled_under(model, units, slices)
+    inputs = np.asarray(units.inputs).tobytes()
+    key = in_units, content(units.metric), inputs, units.by_states, slices
     return session().belongings.get(model, key, make, own_bytes)
 
 
