@@ -7,6 +7,7 @@ import jax
 from tnsim.engine.budget import Budget, within
 from tnsim.engine.plan import Plan
 from tnsim.engine.planner import LARGE, plan_problem
+from tnsim.engine.search.progress import planning
 from tnsim.names import Pair
 from tnsim.problems.base import Family
 from tnsim.sessions import session_cache
@@ -40,9 +41,10 @@ def _plan(
     family: Family, pairs: tuple[Pair, ...], per_output: bool, dtype: str, large: int
 ) -> Plan:
     # No defaults here: the cache finds a result by the arguments as they are given.
-    problem = family.problem(pairs, per_output)
     runs = len(family.nodes.points) if family.nodes else 1
-    return plan_problem(problem, family.name, family.exact, dtype, large, runs)
+    with planning(family.name):
+        problem = family.problem(pairs, per_output)
+        return plan_problem(problem, family.name, family.exact, dtype, large, runs)
 
 
 def affordable(

@@ -13,13 +13,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from tnsim.engine import disk_cache
-from tnsim.engine.ir.plan_json import program_from_data
+from tnsim.engine.ir.plan_json import program_data, program_from_data
 from tnsim.engine.ir.problem import Operand, Problem, Stage, Term, prune, strip_alias
 from tnsim.engine.ir.program import Program
 from tnsim.engine.ir.stages import PlanStage
 from tnsim.engine.passes.splitting import StageSlice, split
 from tnsim.engine.plan import Plan
-from tnsim.engine.search import paths as paths
+from tnsim.engine.search import paths, progress
 from tnsim.engine.search.routes import Choices, Shapes, shape_of, written
 from tnsim.engine.search.stages import build_program, choose_alternatives
 from tnsim.sessions import session_cache
@@ -48,10 +48,12 @@ def plan_problem(
     """
     definitions = [d for stage in problem.stages for d in stage.definitions]
     diagrams = max([sum(t.diagrams for t in d.terms) for d in definitions], default=0)
-    problem = _settled(problem, large)
-    planner = _Planner(problem, large)
-    for stage in problem.stages:
-        planner.add(stage)
+    with progress.planning(metric):
+        problem = _settled(problem, large)
+        planner = _Planner(problem, large)
+        for number, stage in enumerate(problem.stages, 1):
+            progress.enter_stage(number, len(problem.stages))
+            planner.add(stage)
     return Plan(
         metric=metric,
         exact=exact,
@@ -226,7 +228,7 @@ def _program(
     return disk_cache.kept(
         key,
         search=lambda: build_program(stage, shapes, exchangeable, large),
-        encode=dataclasses.asdict,
+        encode=program_data,
         decode=lambda data: _program_for(data, stage, shapes),
         searcher=paths.version(),
     )

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from tnsim.engine.costs import CACHED, WRITING
+from tnsim.engine.search.progress import count_search
 from tnsim.sessions import session_cache
 
 Labels = tuple[int, ...]
@@ -120,6 +121,7 @@ def routes(
         >>> best.path, best.multiplications
         (((0, 1), (2, 3)), 324)
     """
+    count_search()
     product = LabelledProduct(inputs, output, dict(items))
     if len(inputs) < 3:
         paths: list[Path] = [((0, 1),)] if len(inputs) == 2 else [()]
