@@ -18,8 +18,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 
-@dataclass(frozen=True)
-class Operand:
+class Operand(NamedTuple):
     """An array by name, with the names of its indices.
 
     Args:
@@ -36,7 +35,7 @@ class Operand:
 
     def renamed(self, new: Mapping[str, str]) -> Operand:
         """The same array under new names of indices; indices that `new` lacks keep their names."""
-        return Operand(self.name, tuple(new.get(index, index) for index in self.indices))
+        return Operand(self.name, tuple([new.get(index, index) for index in self.indices]))
 
 
 def renamed(operands: Iterable[Operand], new: Mapping[str, str]) -> tuple[Operand, ...]:
@@ -46,7 +45,7 @@ def renamed(operands: Iterable[Operand], new: Mapping[str, str]) -> tuple[Operan
         >>> renamed([Operand("A", ("i", "j"))], {"j": "k"})
         (Operand(name='A', indices=('i', 'k')),)
     """
-    return tuple(operand.renamed(new) for operand in operands)
+    return tuple([operand.renamed(new) for operand in operands])
 
 
 ALIAS_SUFFIX = "'"
@@ -66,8 +65,7 @@ def strip_alias(name: str) -> str:
     return name.rstrip(ALIAS_SUFFIX)
 
 
-@dataclass(frozen=True)
-class Term:
+class Term(NamedTuple):
     """`weight * prod(operands)`, summed over every index that is not an output.
 
     Args:
