@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from tnsim.engine.ir.problem import Definition, Operand, Stage, Term
 from tnsim.engine.ir.program import Operation
-from tnsim.engine.search import paths as paths
+from tnsim.engine.search import paths
 from tnsim.engine.search.paths import Path, Route
 from tnsim.engine.search.sharing import Builder, Label, Use, program_of
 
@@ -42,12 +42,21 @@ def structure(
         (((0,), (0, 1)), (1,), ((0, 2), (1, 3)))
     """
     kept = _reduced([labels for labels, _ in operands], output)
+    return _structure(operands, output, kept)
+
+
+def _structure(
+    operands: Sequence[tuple[tuple[Label, ...], tuple[int, ...]]],
+    output: tuple[Label, ...],
+    kept: Sequence[tuple[Label, ...]],
+) -> Structure:
+    """The structure of a product of operands that are reduced to the labels `kept`."""
     sizes: dict[Label, int] = {}
     for labels, shape in operands:
         sizes |= zip(labels, shape, strict=True)
     numbers = _numbers(kept)
-    inputs = tuple(tuple([numbers[x] for x in labels]) for labels in kept)
-    items = tuple((n, sizes[x]) for x, n in numbers.items())
+    inputs = tuple([tuple([numbers[x] for x in labels]) for labels in kept])
+    items = tuple([(n, sizes[x]) for x, n in numbers.items()])
     return inputs, tuple([numbers[x] for x in output]), items
 
 
@@ -66,14 +75,14 @@ def product(
         route: Function from the structure of a product to its route, called for two and more
             operands.
     """
-    of = structure([(use.labels, builder.values[use.value].shape) for use in uses], output)
     kept = _reduced([use.labels for use in uses], output)
     operands = []
     for use, labels in zip(uses, kept, strict=True):
         operands.append(use if use.labels == labels else builder.contract([use], labels))
     if len(operands) == 1:
         return operands[0]
-    chosen = route(of)
+    shapes = [(use.labels, builder.values[use.value].shape) for use in uses]
+    chosen = route(_structure(shapes, output, kept))
     if not chosen.chunks:
         return _along(builder, operands, output, chosen.path)
     names = list(_numbers(kept))
@@ -85,13 +94,17 @@ def _reduced(
     operands: Sequence[tuple[Label, ...]], output: tuple[Label, ...]
 ) -> list[tuple[Label, ...]]:
     """The labels of each operand that another operand or the output has, each label once."""
-    readers: dict[Label, int] = {}
-    for labels in (*operands, output):
-        for label in set(labels):
-            readers[label] = readers.get(label, 0) + 1
+    once: set[Label] = set(output)
+    often: set[Label] = set()
+    for labels in operands:
+        own = set(labels)
+        often |= once & own
+        once |= own
     kept = []
     for labels in operands:
-        kept.append(tuple([label for label in dict.fromkeys(labels) if readers[label] > 1]))
+        distinct = labels if len(set(labels)) == len(labels) else tuple(dict.fromkeys(labels))
+        shared = [label for label in distinct if label in often]
+        kept.append(distinct if len(shared) == len(distinct) else tuple(shared))
     return kept
 
 

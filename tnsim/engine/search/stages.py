@@ -334,8 +334,8 @@ def _distinct_terms(definition: Definition) -> Definition:
 
     Terms are equal where their networks differ only in the names of summed indices.
     """
-    # Terms that read other arrays differ. The canonical form, which takes longer, tells terms of the
-    # same arrays apart.
+    # Terms that read other arrays differ. The canonical form, which takes longer, tells terms of
+    # the same arrays apart.
     reads = [tuple(sorted([o.name for o in term.operands])) for term in definition.terms]
     readers = Counter(reads)
     merged: dict[object, Term] = {}
