@@ -122,11 +122,32 @@ def routes(
         (((0, 1), (2, 3)), 324)
     """
     count_search()
+    if effort == 0 or len(inputs) < 3:
+        return _routes(inputs, output, items, effort, large)
+    normal = _normal_form(inputs, output, items)
+    found = _routes(normal.inputs, normal.output, normal.items, effort, large)
+    return tuple(map(normal.restored, found))
+
+
+@session_cache
+def _routes(
+    inputs: tuple[Labels, ...],
+    output: Labels,
+    items: tuple[tuple[int, int], ...],
+    effort: int,
+    large: int,
+) -> tuple[Route, ...]:
+    """The routes of a product as it is written, see `routes`."""
     product = LabelledProduct(inputs, output, dict(items))
     if len(inputs) < 3:
-        paths: list[Path] = [((0, 1),)] if len(inputs) == 2 else [()]
+        paths: Sequence[Path] = [((0, 1),)] if len(inputs) == 2 else [()]
+    elif effort == 0:
+        paths = [_greedy(product)]
     else:
-        paths = _search(inputs, output, product, effort)
+        paths = _sampled(inputs, output, items)
+        if len(inputs) > OPTIMAL_UP_TO and effort == 2:
+            best_two = sorted(paths, key=lambda path: product.cost(path).price)[:2]
+            paths = (*paths, *(_reconfigured(product, path) for path in best_two))
     distinct = list(dict.fromkeys(paths))
     if len(distinct) > KEPT:
         # Chunking takes longer than searching, so only the cheapest paths without it are chunked.
@@ -134,6 +155,90 @@ def routes(
         distinct = sorted(distinct, key=prices.__getitem__)[: 2 * KEPT]
     found = [_routed(product, output, path, large) for path in distinct]
     return tuple(sorted(found, key=lambda route: (route.price, route.path))[:KEPT])
+
+
+class _NormalForm(NamedTuple):
+    """A product with its operands and labels in an order that its structure gives.
+
+    Args:
+        inputs: Labels of every operand.
+        output: Labels of the result.
+        items: Pairs (label, size) of all labels.
+        operands: Position in the product as it was written, for every operand.
+        labels: Label in the product as it was written, for every label.
+    """
+
+    inputs: tuple[Labels, ...]
+    output: Labels
+    items: tuple[tuple[int, int], ...]
+    operands: tuple[int, ...]
+    labels: Labels
+
+    def restored(self, route: Route) -> Route:
+        """The route for the product as it was written."""
+        numbers = (*self.operands, *range(len(self.operands), 2 * len(self.operands)))
+        path = tuple([(numbers[one], numbers[two]) for one, two in route.path])
+        return route._replace(path=path, chunks=tuple(self.labels[x] for x in route.chunks))
+
+
+def _normal_form(
+    inputs: tuple[Labels, ...], output: Labels, items: tuple[tuple[int, int], ...]
+) -> _NormalForm:
+    """The normal form of a product, which products of the same network share.
+
+    Diagrams that differ in an exchange of equal legs, or of bra and ket, are the same network in
+    another order: two of five products of three nonlinear layers. Labels are told apart by their
+    sizes and by the operands that have them, as in `search/canonical`. Where labels remain alike,
+    the first is singled out. Such labels nearly always are exchanged by a symmetry; otherwise a
+    network has two normal forms, and is searched twice.
+    """
+    on: dict[int, list[int]] = {label: [] for label, _ in items}
+    for number, labels in enumerate(inputs):
+        for label in labels:
+            on[label].append(number)
+
+    def refined(colours: dict[int, int]) -> dict[int, int]:
+        """The colours after splitting classes by the operands of labels until no class splits."""
+        count = len(set(colours.values()))
+        while count < len(colours):
+            seen = [sorted([colours[label] for label in labels]) for labels in inputs]
+            signatures = {
+                label: (colour, sorted([seen[number] for number in on[label]]))
+                for label, colour in colours.items()
+            }
+            order = sorted(signatures, key=signatures.__getitem__)
+            colours, last = {}, None
+            for place, label in enumerate(order):
+                if signatures[label] != last:
+                    colour, last = place, signatures[label]
+                colours[label] = colour
+            if len(set(colours.values())) == count:
+                break
+            count = len(set(colours.values()))
+        return colours
+
+    first = {label: 2 * size + (label in output) for label, size in items}
+    colours = refined(first)
+    while len(set(colours.values())) < len(colours):
+        members: dict[int, list[int]] = {}
+        for label in sorted(colours):
+            members.setdefault(colours[label], []).append(label)
+        alike = min(colour for colour, labels in members.items() if len(labels) > 1)
+        doubled = {label: 2 * colour for label, colour in colours.items()}
+        doubled[members[alike][0]] -= 1
+        colours = refined(doubled)
+    order = sorted(colours, key=colours.__getitem__)
+    number = {label: place for place, label in enumerate(order)}
+    written = [tuple(sorted([number[label] for label in labels])) for labels in inputs]
+    operands = sorted(range(len(inputs)), key=written.__getitem__)
+    sizes = dict(items)
+    return _NormalForm(
+        inputs=tuple(written[operand] for operand in operands),
+        output=tuple(sorted([number[label] for label in output])),
+        items=tuple((place, sizes[label]) for place, label in enumerate(order)),
+        operands=tuple(operands),
+        labels=tuple(order),
+    )
 
 
 class LabelledProduct:
@@ -158,10 +263,20 @@ class LabelledProduct:
         self, inputs: Sequence[Sequence[int]], output: Sequence[int], sizes: dict[int, int]
     ) -> None:
         self.sizes = sizes
+        self.count = len(inputs)
+        self.labels = inputs, output
         self.bit = {label: 1 << n for n, label in enumerate(sizes)}
         self.inputs = [self._mask(labels) for labels in inputs]
         self.output = self._mask(output)
         self._elements: dict[int, int] = {0: 1}
+
+    @property
+    def spelled(self) -> tuple[list[list[str]], list[str], dict[str, float]]:
+        """Inputs, output and sizes as cotengra takes them, with letters for labels."""
+        inputs, output = self.labels
+        letters = [list(map(_letter, labels)) for labels in inputs]
+        size = {_letter(label): float(n) for label, n in self.sizes.items()}
+        return letters, list(map(_letter, output)), size
 
     def _mask(self, labels: Iterable[int]) -> int:
         return sum({self.bit[label] for label in labels})
@@ -207,19 +322,30 @@ class LabelledProduct:
         return size
 
 
-def _search(
-    inputs: Sequence[Labels], output: Labels, product: LabelledProduct, effort: int
-) -> list[Path]:
-    """The paths of a product by cotengra's basic searches, which take labels as letters."""
+def _greedy(product: LabelledProduct) -> Path:
+    """The greedy path of a product."""
     import cotengrust
 
-    count = len(inputs)
-    letters = [list(map(_letter, labels)) for labels in inputs]
-    out = list(map(_letter, output))
-    size = {_letter(label): float(n) for label, n in product.sizes.items()}
-    paths = [_pairs(cotengrust.optimize_greedy(letters, out, size, use_ssa=True), count)]
-    if effort == 0:
-        return paths
+    return _pairs(cotengrust.optimize_greedy(*product.spelled, use_ssa=True), product.count)
+
+
+@session_cache
+def _sampled(
+    inputs: tuple[Labels, ...], output: Labels, items: tuple[tuple[int, int], ...]
+) -> tuple[Path, ...]:
+    """The distinct paths of a product by all searches but reconfiguration, the greedy path first.
+
+    Args:
+        inputs: Labels of every operand.
+        output: Labels of the result.
+        items: Pairs (label, size) of all labels.
+    """
+    import cotengrust
+
+    product = LabelledProduct(inputs, output, dict(items))
+    count = product.count
+    letters, out, size = product.spelled
+    paths = [_greedy(product)]
     if count <= OPTIMAL_UP_TO:
         best = cotengrust.optimize_optimal(letters, out, size, use_ssa=True)
         paths.append(_pairs(best, count))
@@ -231,10 +357,7 @@ def _search(
             letters, out, size, ntrials=TRIALS, seed=seed, use_ssa=True
         )
         paths.append(_pairs(path, count))
-    if count > OPTIMAL_UP_TO and effort == 2:
-        best_two = sorted(dict.fromkeys(paths), key=lambda path: product.cost(path).price)[:2]
-        paths += [_reconfigured(letters, out, size, path) for path in best_two]
-    return paths
+    return tuple(dict.fromkeys(paths))
 
 
 def _routed(product: LabelledProduct, output: Labels, path: Path, large: int) -> Route:
@@ -269,13 +392,13 @@ def _routed(product: LabelledProduct, output: Labels, path: Path, large: int) ->
     return Route(path, chunks, multiplications, price, largest)
 
 
-def _reconfigured(letters: list[list[str]], out: list[str], size: dict, path: Path) -> Path:
+def _reconfigured(product: LabelledProduct, path: Path) -> Path:
     """The path with its subtrees of up to eight tensors replaced by optimal subtrees."""
     import cotengra
 
-    tree = cotengra.ContractionTree.from_path(letters, out, size, ssa_path=path)
+    tree = cotengra.ContractionTree.from_path(*product.spelled, ssa_path=path)
     tree.subtree_reconfigure_(subtree_size=8, minimize="combo")
-    return _pairs(tree.get_ssa_path(), len(letters))
+    return _pairs(tree.get_ssa_path(), product.count)
 
 
 def _letter(label: int) -> str:
