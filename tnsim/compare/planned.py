@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from functools import partial
+
 import jax
 
 from tnsim.engine.budget import Budget, within
@@ -10,7 +13,7 @@ from tnsim.engine.planner import LARGE, plan_problem
 from tnsim.engine.search.progress import planning
 from tnsim.names import Pair
 from tnsim.problems.base import Family
-from tnsim.sessions import session_cache
+from tnsim.sessions import session
 
 _ADVICE = (
     "use GaussianClosure() (an approximation beyond one nonlinear layer), smaller widths, shorter "
@@ -22,7 +25,12 @@ _BUSY = {"cpu": 2**20, "gpu": 2**27}
 
 
 def plan_for(
-    family: Family, pairs: tuple[Pair, ...], per_output: bool, dtype: str, large: int = LARGE
+    family: Family,
+    pairs: tuple[Pair, ...],
+    per_output: bool,
+    dtype: str,
+    large: int = LARGE,
+    limit: float = math.inf,
 ) -> Plan:
     """The plan of some inner products, the same object at every call in a session.
 
@@ -32,30 +40,29 @@ def plan_for(
         per_output: Whether outputs are told apart.
         dtype: Precision of the computation.
         large: Elements beyond which an intermediate is computed in chunks.
+        limit: Multiplications beyond which planning ends early, see `plan_problem`.
+
+    Raises:
+        BeyondLimit: The plan takes more multiplications than the limit.
     """
-    return _plan(family, pairs, per_output, dtype, large)
 
+    def planned() -> Plan:
+        runs = len(family.nodes.points) if family.nodes else 1
+        with planning(family.name):
+            problem = family.problem(pairs, per_output)
+            return plan_problem(problem, family.name, family.exact, dtype, large, runs, limit)
 
-@session_cache
-def _plan(
-    family: Family, pairs: tuple[Pair, ...], per_output: bool, dtype: str, large: int
-) -> Plan:
-    # No defaults here: the cache finds a result by the arguments as they are given.
-    runs = len(family.nodes.points) if family.nodes else 1
-    with planning(family.name):
-        problem = family.problem(pairs, per_output)
-        return plan_problem(problem, family.name, family.exact, dtype, large, runs)
+    # The limit ends a search and changes no plan.
+    return session().results.get((plan_for, family, pairs, per_output, dtype, large), planned)
 
 
 def affordable(
     family: Family, wanted: tuple[Pair, ...], per_output: bool, dtype: str, budget: Budget
 ) -> Plan:
     """A plan of some inner products within the budget. Raises `TooLarge` where none fits."""
-
-    def plan(large: int) -> Plan:
-        return plan_for(family, wanted, per_output, dtype, large)
-
-    return within(budget, plan, _ADVICE)
+    return within(
+        budget, family.name, partial(plan_for, family, wanted, per_output, dtype), _ADVICE
+    )
 
 
 def runs_together(plan: Plan, budget: Budget) -> bool:

@@ -146,8 +146,8 @@ def _routes(
     else:
         paths = _sampled(inputs, output, items)
         if len(inputs) > OPTIMAL_UP_TO and effort == 2:
-            best_two = sorted(paths, key=lambda path: product.cost(path).price)[:2]
-            paths = (*paths, *(_reconfigured(product, path) for path in best_two))
+            improved = [_reconfigured(product, path) for path in _two_cheapest(product, paths)]
+            paths = (*paths, *improved)
     distinct = list(dict.fromkeys(paths))
     if len(distinct) > KEPT:
         # Chunking takes longer than searching, so only the cheapest paths without it are chunked.
@@ -155,6 +155,42 @@ def _routes(
         distinct = sorted(distinct, key=prices.__getitem__)[: 2 * KEPT]
     found = [_routed(product, output, path, large) for path in distinct]
     return tuple(sorted(found, key=lambda route: (route.price, route.path))[:KEPT])
+
+
+def greedy_work(
+    inputs: tuple[Labels, ...], output: Labels, items: tuple[tuple[int, int], ...]
+) -> int:
+    """The multiplications of a product along its greedy path, see `routes` for the arguments."""
+    product = LabelledProduct(inputs, output, dict(items))
+    return product.cost(_greedy(product)).multiplications if len(inputs) > 1 else 0
+
+
+def least_work(
+    inputs: tuple[Labels, ...], output: Labels, items: tuple[tuple[int, int], ...], limit: float
+) -> int:
+    """The multiplications of the dearest contraction of a product along the best path for it.
+
+    Where a path is within the limit, the number is within the limit, but need not be the least.
+
+    Args:
+        inputs, output, items: The product, see `routes`.
+        limit: Multiplications that are allowed.
+    """
+    if len(inputs) < 3:
+        return greedy_work(inputs, output, items)
+    normal = _normal_form(inputs, output, items)
+    product = LabelledProduct(normal.inputs, normal.output, dict(normal.items))
+    paths = _sampled(normal.inputs, normal.output, normal.items)
+    least = min(map(product.dearest, paths))
+    if least > limit and len(inputs) > OPTIMAL_UP_TO:
+        for path in _two_cheapest(product, paths):
+            least = min(least, product.dearest(_reconfigured(product, path)))
+    return least
+
+
+def _two_cheapest(product: LabelledProduct, paths: Sequence[Path]) -> list[Path]:
+    """The two cheapest paths of a product, which are worth improving."""
+    return sorted(paths, key=lambda path: product.cost(path).price)[:2]
 
 
 class _NormalForm(NamedTuple):
@@ -314,6 +350,10 @@ class LabelledProduct:
             if size > CACHED:
                 written += size
         return Cost(multiplications, written, largest)
+
+    def dearest(self, path: Path) -> int:
+        """The multiplications of the dearest contraction along a path, without chunks."""
+        return max((self._size(both) for both, _ in self.steps(path)), default=0)
 
     def _size(self, mask: int) -> int:
         """The number of elements of a tensor with the labels of a mask."""

@@ -22,6 +22,7 @@ from tnsim.engine.ir.program import Operation
 from tnsim.engine.search import paths
 from tnsim.engine.search.paths import Path, Route
 from tnsim.engine.search.sharing import Builder, Label, Use, program_of
+from tnsim.errors import TooLarge
 
 Structure = tuple[tuple[tuple[int, ...], ...], tuple[int, ...], tuple[tuple[int, int], ...]]
 """The labels of each reduced operand, the labels of the output, and pairs (label, size) of all
@@ -192,6 +193,10 @@ These searches take 6 and 50 ms, which cheaper routes of such a term save within
 """
 
 
+MOST_CHECKED = 50
+"""Number of products of a definition whose least work is found before the search of a stage."""
+
+
 HOPELESS = 64
 """Ratio to the cheapest way of a term beyond which another way is not searched again."""
 
@@ -296,6 +301,71 @@ class RouteSearch:
         number = prices.index(min(prices))
         terms = candidate.sums[number - 1] if number else ()
         return number, tuple(self._way(term) for term in terms)
+
+
+class BeyondLimit(TooLarge):
+    """A stage that takes more multiplications than are allowed, known before all is searched.
+
+    Args:
+        least: Number of multiplications that the stage takes at least.
+    """
+
+    def __init__(self, least: float) -> None:
+        super().__init__(f"at least {least:.3g} multiplications")
+        self.least = least
+
+    def __reduce__(self) -> tuple[type, tuple[float]]:
+        return type(self), (self.least,)  # a worker's error reaches the caller by pickle
+
+
+def check_limit(stage: Stage, shapes: Shapes, limit: float) -> None:
+    """Raise `BeyondLimit` where a single contraction of a stage is beyond a limit.
+
+    Sharing computes a contraction once for many products, and factors out of sums merge
+    contractions of equal cost. But the dearest contraction of each product is left. So a stage
+    takes at least the dearest contraction of any product along its best path. Paths are searched,
+    as hard as they are searched at all, of products whose greedy path is beyond the limit, the
+    dearest first, until one is beyond the limit in all ways to write it.
+
+    Args:
+        stage: Stage with inputs named in0, in1, ...
+        shapes: Shapes of the inputs.
+        limit: Multiplications that the stage may take.
+    """
+    sizes = {f"in{n}": shape for n, shape in enumerate(shapes)}
+    for definition in stage.definitions:
+
+        def key(term: Term, indices: tuple[str, ...] = definition.indices) -> Structure:
+            return structure([(o.indices, sizes[o.name]) for o in term.operands], indices)
+
+        dear = []
+        for number, term in enumerate(definition.terms):
+            work = paths.greedy_work(*key(term))
+            if work > limit:
+                dear.append((-work, number))
+        for _, number in sorted(dear)[:MOST_CHECKED]:
+            least = _least(definition.terms[number], key, limit)
+            if least > limit:
+                raise BeyondLimit(least)
+        sizes[definition.name] = shape_of(definition, sizes)
+
+
+def _least(term: Term, key: Callable[[Term], Structure], limit: float) -> int:
+    """The multiplications of the dearest contraction of a term, in the cheapest way to write it.
+
+    The search ends, and the number is too small, at the first way that is within the limit.
+    """
+    least = paths.least_work(*key(term), limit)
+    for terms in term.alternatives:
+        if least <= limit:
+            break
+        of_sum = 0
+        for other in terms:
+            of_sum = max(of_sum, _least(other, key, limit))
+            if of_sum > limit:
+                break
+        least = min(least, of_sum)
+    return least
 
 
 def written(definition: Definition, ways: Choices) -> Definition:
