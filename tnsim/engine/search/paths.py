@@ -302,6 +302,7 @@ class LabelledProduct:
         self.count = len(inputs)
         self.labels = inputs, output
         self.bit = {label: 1 << n for n, label in enumerate(sizes)}
+        self._size_of = {bit: sizes[label] for label, bit in self.bit.items()}
         self.inputs = [self._mask(labels) for labels in inputs]
         self.output = self._mask(output)
         self._elements: dict[int, int] = {0: 1}
@@ -357,7 +358,11 @@ class LabelledProduct:
 
     def _size(self, mask: int) -> int:
         """The number of elements of a tensor with the labels of a mask."""
-        size = math.prod(n for label, n in self.sizes.items() if self.bit[label] & mask)
+        size, left = 1, mask
+        while left:
+            bit = left & -left
+            size *= self._size_of[bit]
+            left ^= bit
         self._elements[mask] = size
         return size
 
