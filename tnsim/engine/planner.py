@@ -122,9 +122,8 @@ class _Check:
         for stage in self.problem.stages:
             inputs = _inputs(stage)
             known = tuple(shapes[strip_alias(name)] for name in inputs)
-            check_limit(_numbered(stage, inputs), known, self.limit)
-            for definition in stage.definitions:
-                shapes[definition.name] = shape_of(definition, shapes)
+            given = check_limit(_numbered(stage, inputs), known, self.limit)
+            shapes |= {d.name: shape for d, shape in zip(stage.definitions, given, strict=True)}
         self.limit = math.inf
 
 

@@ -318,8 +318,8 @@ class BeyondLimit(TooLarge):
         return type(self), (self.least,)  # a worker's error reaches the caller by pickle
 
 
-def check_limit(stage: Stage, shapes: Shapes, limit: float) -> None:
-    """Raise `BeyondLimit` where a single contraction of a stage is beyond a limit.
+def check_limit(stage: Stage, shapes: Shapes, limit: float) -> list[tuple[int, ...]]:
+    """Refuse a stage in which a single contraction is beyond a limit.
 
     Sharing computes a contraction once for many products, and factors out of sums merge
     contractions of equal cost. But the dearest contraction of each product is left. So a stage
@@ -331,6 +331,12 @@ def check_limit(stage: Stage, shapes: Shapes, limit: float) -> None:
         stage: Stage with inputs named in0, in1, ...
         shapes: Shapes of the inputs.
         limit: Multiplications that the stage may take.
+
+    Returns:
+        The shape of every definition of the stage.
+
+    Raises:
+        BeyondLimit: A contraction is beyond the limit.
     """
     sizes = {f"in{n}": shape for n, shape in enumerate(shapes)}
     for definition in stage.definitions:
@@ -348,6 +354,7 @@ def check_limit(stage: Stage, shapes: Shapes, limit: float) -> None:
             if least > limit:
                 raise BeyondLimit(least)
         sizes[definition.name] = shape_of(definition, sizes)
+    return [sizes[definition.name] for definition in stage.definitions]
 
 
 def _least(term: Term, key: Callable[[Term], Structure], limit: float) -> int:
