@@ -101,7 +101,7 @@ def row(spec: dict) -> dict:
         tnsim.pairwise(tiny, points)
         plan = tnsim.plan_pairwise(models, metric, slices=slices)
     else:
-        plan = tnsim.plan(*models, metric, norms=True)
+        plan = tnsim.plan(*models, metric, cosine=True)
     Path("/proc/self/clear_refs").write_text("5")
     before = resident("VmRSS")
     if "models" in spec:

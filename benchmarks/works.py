@@ -90,7 +90,7 @@ def _matrix(random: np.random.Generator, dtype: str, *shape: int) -> np.ndarray:
 def inner(models: list[tnsim.Model], metric: Any, dtype: str, beside: Any = None) -> Work:
     """One inner product of two models."""
     return Work(
-        lambda: _planned(tnsim.plan(*models, metric, norms=False, dtype=dtype)),
+        lambda: _planned(tnsim.plan(*models, metric, cosine=False, dtype=dtype)),
         lambda: tnsim.log_inner(*models, metric, dtype=dtype),
         beside,
     )
@@ -99,7 +99,7 @@ def inner(models: list[tnsim.Model], metric: Any, dtype: str, beside: Any = None
 def similarity(models: list[tnsim.Model], metric: Any, dtype: str) -> Work:
     """A cosine: three inner products."""
     return Work(
-        lambda: _planned(tnsim.plan(*models, metric, norms=True, dtype=dtype)),
+        lambda: _planned(tnsim.plan(*models, metric, cosine=True, dtype=dtype)),
         lambda: tnsim.similarity(*models, metric, dtype=dtype),
     )
 

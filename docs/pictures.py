@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Circle
 
 import tnsim
-from tnsim import plots
+from tnsim import figures
 from tnsim.metrics import orbits
 
 HERE = Path(__file__).parent
@@ -45,7 +45,7 @@ def same_function() -> Figure:
         "weight cosine": float(tnsim.baselines.weight_cosine([network, copy])[0, 1]),
     }
 
-    figure, (first, second, bars) = plots.new_figure(ncols=3, figsize=(9.6, 3.2))
+    figure, (first, second, bars) = figures.new_figure(ncols=3, figsize=(9.6, 3.2))
     panels = ((first, layer.left, "one network"), (second, left, "the same, hidden units shuffled"))
     for axes, weights, title in panels:
         largest = np.abs(layer.left).max()
@@ -75,7 +75,7 @@ def grokking() -> Figure:
     ticks = rows[::2]
     labels = [f"{log[row]['step']:,}" for row in ticks]
 
-    figure, (left, right) = plots.new_figure(ncols=2, figsize=(9.6, 3.9))
+    figure, (left, right) = figures.new_figure(ncols=2, figsize=(9.6, 3.9))
     image = left.imshow(run.similarity, vmin=-1, vmax=1, cmap="RdBu_r", origin="lower")
     left.set_title("similarity of every pair of checkpoints", fontsize=10)
     left.set_xticks(ticks, labels, rotation=60, ha="right", rotation_mode="anchor")
@@ -104,7 +104,7 @@ def ten_diagrams() -> Figure:
     diagrams = orbits.diagrams(tree, tree, cross_only=False)
     places = {0: (0, 1), 1: (0, 0), 2: (1, 1), 3: (1, 0)}  # two nodes of the bra, two of the ket
 
-    figure, panels = plots.new_figure(nrows=2, ncols=5, figsize=(9.6, 4.2))
+    figure, panels = figures.new_figure(nrows=2, ncols=5, figsize=(9.6, 4.2))
     for axes, diagram in zip(panels.flat, diagrams, strict=True):
         for start, end, bend in _curves(diagram.edges):
             if start == end:

@@ -21,7 +21,7 @@ import numpy as np
 import quimb.tensor as qtn
 
 import tnsim
-from tnsim.analysis import plots
+from tnsim.analysis import figures
 
 series = tnsim.load(Path(tnsim.__file__).parent / "data" / "modular-addition")
 series
@@ -69,7 +69,7 @@ closed = list(tnsim.networks(early, late))
 [(weight, sorted(network.tags)) for weight, network in closed]
 
 # %%
-plots.draw(closed[-1][1], f"weight {closed[-1][0]:g}")
+figures.draw(closed[-1][1], f"weight {closed[-1][0]:g}")
 
 # %% [markdown]
 # Their weighted sum is `inner`, which plans once per structure and runs through JAX.
@@ -97,7 +97,7 @@ def bilinear(d_in, rank, d_out):
 
 a, b = (tnsim.Model([bilinear(4, 6, 3), bilinear(3, 5, 2)]) for _ in range(2))
 ((weight, two_layers),) = tnsim.networks(a, b, tnsim.TreeSymmetric())
-plots.draw(two_layers, "two layers under TreeSymmetric")
+figures.draw(two_layers, "two layers under TreeSymmetric")
 
 # %%
 assert np.isclose(
@@ -114,9 +114,9 @@ two_layers.select("LAYER0")
 
 # %%
 matrix = np.array([[tnsim.similarity(p, q) for q in series] for p in series])
-plots.heatmap(matrix, series.labels, "modular addition, all pairs")
+figures.heatmap(matrix, series.labels, "modular addition, all pairs")
 
 # %%
-per_output = tnsim.slices(early, late)
-print(f"outputs from {per_output.min():.3f} to {per_output.max():.3f}")
+slices = tnsim.slices(early, late)
+print(f"outputs from {slices.min():.3f} to {slices.max():.3f}")
 tnsim.similarity(late, late - early)

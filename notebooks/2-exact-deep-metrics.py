@@ -20,7 +20,7 @@ import math
 import numpy as np
 
 import tnsim
-from tnsim.analysis import plots
+from tnsim.analysis import figures
 from tnsim.metrics.orbits import Tree, diagrams
 
 two = Tree((2, 2))
@@ -69,10 +69,10 @@ assert np.isclose(total, tnsim.inner(a, b), rtol=1e-11)
 [weight for weight, _ in closed]
 
 # %%
-plots.draw(closed[7][1], f"cycle with neighbours inside bra and ket, {closed[7][0]:g} pairings")
+figures.draw(closed[7][1], f"cycle with neighbours inside bra and ket, {closed[7][0]:g} pairings")
 
 # %%
-plots.draw(closed[9][1], f"cycle that alternates between bra and ket, {closed[9][0]:g} pairings")
+figures.draw(closed[9][1], f"cycle that alternates between bra and ket, {closed[9][0]:g} pairings")
 
 # %% [markdown]
 # ## How wrong is the closure?

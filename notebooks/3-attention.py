@@ -27,7 +27,7 @@ import jax
 import numpy as np
 
 import tnsim
-from tnsim.analysis import plots
+from tnsim.analysis import figures
 
 folder = Path(tnsim.__file__).parent / "data" / "induction"
 series = tnsim.load(folder)
@@ -122,11 +122,11 @@ def all_pairs(metric):
 
 
 by_closure = all_pairs(closure)
-plots.heatmap(by_closure, some.labels, "induction, all pairs, GaussianClosure")
+figures.heatmap(by_closure, some.labels, "induction, all pairs, GaussianClosure")
 
 # %%
 by_tree = all_pairs(tree)
-plots.heatmap(by_tree, some.labels, "induction, all pairs, TreeSymmetric")
+figures.heatmap(by_tree, some.labels, "induction, all pairs, TreeSymmetric")
 
 # %% [markdown]
 # What is to be seen, under both metrics: steps 50 and 200, before repeated tokens are predicted,

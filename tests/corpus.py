@@ -16,7 +16,7 @@ import corpus_torch
 import numpy as np
 from safetensors.numpy import save as serialise
 
-from tnsim.checkpoints.rules import Rule
+from tnsim.checkpoints.rules import KINDS
 
 DEEP = 50_000
 CONTROL = "\x1b[2J\x07\u202e"
@@ -234,7 +234,8 @@ def dialects() -> Iterator[files.Input]:
     for text in replaced(files.DIALECT):
         yield one(text)
     rule = files.DIALECT["layers"][0]
-    for field in Rule.__dataclass_fields__:
+    fields = {name for kind in KINDS.values() for name in kind.__dataclass_fields__}
+    for field in sorted({"kind", *fields}):
         for value in ODD:
             yield one(json.dumps(files.DIALECT | {"layers": [rule | {field: value}]}))
     for field in ("nested", "ignore", "description", "unknown"):

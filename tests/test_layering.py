@@ -18,11 +18,11 @@ FOLDERS = {  # folder (or file of the root): the folders that it imports; nothin
     "tables": "",
     "engine": "errors files sessions tables",
     "models": "errors tables",
-    "analysis": "errors files models names",
     "checkpoints": "errors files models tables",
+    "analysis": "checkpoints errors files models names",
     "metrics": "errors models names sessions",
     "problems": "engine errors metrics models names sessions",
-    "compare": "engine errors metrics models names problems sessions tables",
+    "compare": "checkpoints engine errors metrics models names problems sessions tables",
     "all_pairs": "analysis checkpoints compare engine errors files metrics models names problems sessions tnsim",
     "tensor_networks": "engine errors metrics models names problems sessions",
     "torch": "checkpoints compare engine errors metrics models problems",
@@ -42,7 +42,7 @@ PHASES = (  # of the engine, in order: a phase imports earlier phases only
 )
 CONFINED = {  # foreign package: the files that import it
     "quimb": {
-        "analysis/plots",
+        "analysis/figures",
         "tensor_networks/closed_networks",
         "tensor_networks/contraction",
         "tensor_networks/network",
@@ -53,8 +53,6 @@ CONFINED = {  # foreign package: the files that import it
         "all_pairs/result",
         "analysis/axes",
         "analysis/figures",
-        "analysis/pictures",
-        "analysis/plots",
         "reproduce/argmax",
         "reproduce/backdoor",
         "reproduce/differences",
@@ -69,6 +67,7 @@ CONFINED = {  # foreign package: the files that import it
     "torch": {
         "checkpoints/formats",
         "checkpoints/module_calls",
+        "checkpoints/traced_modules",
         "models/functions",
         "torch/__init__",
         "torch/autograd",

@@ -11,6 +11,7 @@ import tnsim
 torch = pytest.importorskip("torch", reason="modules need the torch extra")
 nn = torch.nn
 VOCABULARY, POSITIONS = 7, 4
+SOFTMAX = '{"format": 1, "name": "mine", "layers": [{"kind": "softmax", "weight": "w"}]}'
 CODE = re.compile(r"tnsim\.(?:similarity|pairwise|baselines\.cka)\((?:[^()]|\([^()]*\))*\)")
 
 
@@ -82,7 +83,7 @@ def test_every_road_in_names_it(tmp_path, rng):
     attempts = [
         lambda: tnsim.load(tmp_path / "softmax.pt"),
         lambda: tnsim.load(tmp_path / "gated.pt"),
-        lambda: tnsim.Dialect("mine", (tnsim.Rule("softmax", weight="w"),)),
+        lambda: tnsim.Dialect.from_json(SOFTMAX),
         lambda: tnsim.Model([torch.relu]),
         lambda: tnsim.Residual(nn.ReLU()),
         lambda: tnsim.from_module(Gated()),

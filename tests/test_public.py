@@ -4,6 +4,7 @@ import ast
 import dataclasses
 import html.parser
 import inspect
+import json
 import re
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -62,13 +64,13 @@ def test_names_need_no_extra():
     """Without optional packages: all names by star and by attribute, help, late errors."""
     code = """
 from tnsim import *
-from tnsim import baselines, figures, plots, reading, report
-assert tnsim.plots is plots and pairwise is tnsim.pairwise and "plots" in dir(tnsim)
+from tnsim import baselines, figures, reading, report
+assert tnsim.figures is figures and pairwise is tnsim.pairwise and "figures" in dir(tnsim)
 help(tnsim)
 for attempt in (
     lambda: tnsim.pairwise([]),
     lambda: tnsim.Pairwise(),
-    lambda: tnsim.plots.heatmap([[1.0]], ["a"]),
+    lambda: tnsim.figures.heatmap([[1.0]], ["a"]),
     lambda: tnsim.torch.similarity(None, None),
 ):
     try:
@@ -99,6 +101,71 @@ def test_a_precision_is_what_numpy_takes(dtype, rng):
     assert tnsim.pairwise([a, b], dtype=dtype).attrs["dtype"] == "float32"
     parts = tnsim.attribution(a, b, dtype=dtype)
     assert parts.values.tolist() == tnsim.attribution(a, b, dtype="float32").values.tolist()
+
+
+def test_a_plan_answers_one_protocol_by_any_route(rng):
+    """A reader of costs need not know whether contractions or forward passes answer."""
+    a, b = (tnsim.Model([bilinear(rng, 3, 4, 2)]) for _ in range(2))
+    answers = [name for name in vars(tnsim.AnyPlan) if not name.startswith("_")]
+    routes = []
+    for metric in (tnsim.TreeSymmetric(), tnsim.Empirical(rng.normal(size=(5, 3)))):
+        for cosine in (False, True):
+            plan = tnsim.plan(a, b, metric, cosine=cosine)
+            assert isinstance(plan, tnsim.AnyPlan) and all(hasattr(plan, name) for name in answers)
+            assert plan.outputs == (("AA", "AB", "BB") if cosine else ("AB",))
+            assert plan.metric == metric.name and plan.exact and plan.dtype == "float64"
+            assert plan.multiplications > 0 and plan.peak_bytes > 0
+            fields = json.loads(plan.to_json())
+            assert plan.metric in str(fields)
+            rows = [line.split("  ")[0] for line in str(plan).splitlines()]
+            assert {"metric", "route", "inner products", "multiplications", "peak memory"} <= {
+                *rows
+            }
+            routes.append(plan.route)
+    assert routes == ["contractions", "contractions", "data", "data"]
+
+
+def test_a_session_of_ones_own(rng):
+    a, b = (tnsim.Model([bilinear(rng, 3, 4, 2)]) for _ in range(2))
+    with tnsim.using(tnsim.Session()) as own:
+        assert tnsim.session() is own
+        assert tnsim.similarity(a, b) == tnsim.similarity(a, b)
+    assert tnsim.session() is not own
+
+
+def test_the_metric_follows_the_models(rng):
+    """`other` is a keyword, so that no second set of models is taken for a metric."""
+    models = [tnsim.Model([bilinear(rng, 3, 4, 2)]) for _ in range(2)]
+    for verb in (tnsim.pairwise, tnsim.plan_pairwise):
+        with pytest.raises(TypeError, match="positional"):
+            verb(models, tnsim.TreeSymmetric(), models)
+
+
+def test_seeds_of_every_kind(rng):
+    """A number, a NumPy generator and a JAX key; equal seeds draw equal inputs."""
+    a, b = (tnsim.Model([bilinear(rng, 3, 4, 2)]) for _ in range(2))
+
+    def drawn(seed):
+        return tnsim.check(a, b, samples=64, seed=seed).estimate
+
+    for make in (lambda: np.random.default_rng(3), lambda: jax.random.key(3), lambda: np.int64(3)):
+        assert drawn(make()) == drawn(make())
+    assert drawn(jax.random.key(3)) == drawn(jax.random.PRNGKey(3)) == drawn(3)
+    assert drawn(jax.random.key(3)) != drawn(jax.random.key(4))
+    generator = np.random.default_rng(3)
+    assert drawn(generator) != drawn(generator)  # a generator goes on
+    again = tnsim.check(a, b, samples=64, seed=np.random.default_rng(3))
+    assert drawn(again.seed) == again.estimate
+    sampled = [tnsim.Product("uniform", 64, seed) for seed in (3, jax.random.key(3))]
+    assert tnsim.inner(a, b, sampled[0]) == tnsim.inner(a, b, sampled[1])
+    own = [tnsim.baselines.output_cosine([a, b], 64, seed=seed) for seed in (3, jax.random.key(3))]
+    assert own[0].equals(own[1])
+    assert tnsim.compare_forward(a, a, seed=np.random.default_rng(0)).relative < 1e-5
+    for wrong in (-1, 1.5, True, "3", None, rng.normal(size=3)):
+        with pytest.raises(tnsim.ModelError, match="must be 0 or more, a NumPy generator or a JAX"):
+            tnsim.check(a, b, samples=64, seed=wrong)
+    with pytest.raises(tnsim.ModelError, match="the seed of samples is traced"):
+        jax.jit(lambda key: tnsim.Categorical(samples=10, seed=key).seed)(jax.random.key(0))
 
 
 @pytest.mark.parametrize("dtype", ["int8", "half", complex, "nonsense", 7, {"names": 1}])
@@ -288,7 +355,7 @@ def test_sequences_refuse_a_metric_that_joins_legs_in_its_own_way(rng):
 
 def test_what_a_prompt_completes_is_public():
     special = {name for name in dir(tnsim) if name.startswith("__")}
-    modules = {"baselines", "figures", "plots", "reading", "report", "torch"}
+    modules = {"baselines", "figures", "reading", "report", "torch"}
     assert set(dir(tnsim)) - special == {*tnsim.__all__, *modules}
 
 

@@ -19,10 +19,10 @@ if TYPE_CHECKING:  # the same names as below, for editors and type checkers
     from tnsim.all_pairs.result import Pairwise
     from tnsim.all_pairs.run import open_pairwise, pairwise, plan_pairwise
     from tnsim.all_pairs.run_plan import PairwisePlan
-    from tnsim.analysis import baselines, figures, plots, reading, report
+    from tnsim.analysis import baselines, figures, reading, report
     from tnsim.checkpoints.dialects import Dialect, Guess
     from tnsim.checkpoints.load import (
-        ForwardError,
+        ForwardDifference,
         Series,
         compare_forward,
         confirm,
@@ -31,11 +31,12 @@ if TYPE_CHECKING:  # the same names as below, for editors and type checkers
     )
     from tnsim.checkpoints.modules import from_module
     from tnsim.checkpoints.native import save
-    from tnsim.checkpoints.rules import Rule
+    from tnsim.checkpoints.rules import AttentionRule, BilinearRule, LinearRule, Rule
     from tnsim.compare.attribution import Attribution, attribution
     from tnsim.compare.by_points import ForwardPlan
     from tnsim.compare.monte_carlo import Check, check
     from tnsim.compare.numbers import Number, Numbers, SignedLog
+    from tnsim.compare.planned import AnyPlan
     from tnsim.compare.similarity import inner, log_inner, plan, similarity, slices
     from tnsim.engine.budget import Budget
     from tnsim.engine.plan import Plan
@@ -66,7 +67,7 @@ if TYPE_CHECKING:  # the same names as below, for editors and type checkers
     from tnsim.models.model import Combination, Model
     from tnsim.models.origin import Origin
     from tnsim.models.protocol import Layer, OwnLayer
-    from tnsim.sessions import Session, session
+    from tnsim.sessions import Session, session, using
     from tnsim.tensor_networks.closed_networks import networks
     from tnsim.tensor_networks.contraction import Expression, contract, contract_expression
     from tnsim.tensor_networks.network import network
@@ -113,6 +114,7 @@ _HOME = {
     "Attribution": "compare.attribution",
     "Plan": "engine.plan",
     "ForwardPlan": "compare.by_points",
+    "AnyPlan": "compare.planned",
     "network": "tensor_networks.network",
     "networks": "tensor_networks.closed_networks",
     "contract": "tensor_networks.contraction",
@@ -125,10 +127,13 @@ _HOME = {
     "from_module": "checkpoints.modules",
     "Dialect": "checkpoints.dialects",
     "Rule": "checkpoints.rules",
+    "LinearRule": "checkpoints.rules",
+    "BilinearRule": "checkpoints.rules",
+    "AttentionRule": "checkpoints.rules",
     "Guess": "checkpoints.dialects",
     "compare_forward": "checkpoints.load",
     "confirm": "checkpoints.load",
-    "ForwardError": "checkpoints.load",
+    "ForwardDifference": "checkpoints.load",
     "TnsimError": "errors",
     "ModelError": "errors",
     "CheckpointError": "errors",
@@ -146,21 +151,24 @@ _HOME = {
     "StoreWarning": "errors",
     "Session": "sessions",
     "session": "sessions",
+    "using": "sessions",
 }
 
 _MODULES = {
     "baselines": "analysis.baselines",
     "figures": "analysis.figures",
-    "plots": "analysis.plots",
     "reading": "analysis.reading",
     "report": "analysis.report",
     "torch": "torch",
 }
 
 __all__ = [
+    "AnyPlan",
     "Attention",
+    "AttentionRule",
     "Attribution",
     "Bilinear",
+    "BilinearRule",
     "Budget",
     "Categorical",
     "CaveatWarning",
@@ -174,7 +182,7 @@ __all__ = [
     "ExecutorError",
     "Expression",
     "FiniteMetric",
-    "ForwardError",
+    "ForwardDifference",
     "ForwardPlan",
     "Frobenius",
     "Gaussian",
@@ -184,6 +192,7 @@ __all__ = [
     "Layer",
     "LayerwiseMetric",
     "Linear",
+    "LinearRule",
     "Metric",
     "MissingExtra",
     "Model",
@@ -230,13 +239,13 @@ __all__ = [
     "pairwise",
     "plan",
     "plan_pairwise",
-    "plots",
     "reading",
     "report",
     "save",
     "session",
     "similarity",
     "slices",
+    "using",
 ]
 __version__ = "0.1.0"
 

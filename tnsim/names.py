@@ -24,6 +24,22 @@ ModelName = Side
 Slot = Literal["bra", "ket"]
 """Place of a model in an inner product: in <A|A>, model A has both places."""
 SLOTS: tuple[Slot, Slot] = ("bra", "ket")
+WEIGHT, LEFT, RIGHT, DOWN, SKIP = "WEIGHT", "LEFT", "RIGHT", "DOWN", "SKIP"
+UNIT = "UNIT"
+"""Role of the vector that reads the constant from a lifted leg, if a skip leaves several legs."""
+FACTOR, SIGNED_DOWN, DENSE = "FACTOR", "SIGNED_DOWN", "DENSE"
+VALUE, OUTPUT, MASK = "V", "O", "MASK"
+SYMMETRISER, COVARIANCE, MEAN = "SYMMETRISER", "COVARIANCE", "MEAN"
+TRACE, IDENTITY = "TRACE", "IDENTITY"
+SCORES = (("Q1", "K1"), ("Q2", "K2"))
+"""Roles of the query and the key of each score of attention."""
+STREAM, CORE, HEADS, CONSTANT = "STREAM", "CORE", "HEADS", "CONSTANT"
+"""Parts of the output of a layer: residual stream, core, heads, bias."""
+ONE, ONES, SAME_POSITION = "ONE", "ONES", "SAME_POSITION"
+"""Leaves of sequences: the constant 1, a 1 for every position, the identity over positions."""
+AT, COUNT = "AT", "COUNT"
+"""Leaves of a pattern of positions: places of a class, outputs at which a tuple counts."""
+OUT = "out"
 
 
 class Pair(NamedTuple):
@@ -39,26 +55,6 @@ class Pair(NamedTuple):
 
 
 PAIRS = (Pair("A", "A"), Pair("B", "B"), Pair("A", "B"))
-
-
-WEIGHT, LEFT, RIGHT, DOWN, SKIP = "WEIGHT", "LEFT", "RIGHT", "DOWN", "SKIP"
-UNIT = "UNIT"
-"""Role of the vector that reads the constant from a lifted leg, if a skip leaves several legs."""
-FACTOR, SIGNED_DOWN, DENSE = "FACTOR", "SIGNED_DOWN", "DENSE"
-VALUE, OUTPUT, MASK = "V", "O", "MASK"
-SYMMETRISER, COVARIANCE, MEAN = "SYMMETRISER", "COVARIANCE", "MEAN"
-TRACE, IDENTITY = "TRACE", "IDENTITY"
-
-SCORES = (("Q1", "K1"), ("Q2", "K2"))
-"""Roles of the query and the key of each score of attention."""
-STREAM, CORE, HEADS, CONSTANT = "STREAM", "CORE", "HEADS", "CONSTANT"
-"""Parts of the output of a layer: residual stream, core, heads, bias."""
-ONE, ONES, SAME_POSITION = "ONE", "ONES", "SAME_POSITION"
-"""Leaves of sequences: the constant 1, a 1 for every position, the identity over positions."""
-AT, COUNT = "AT", "COUNT"
-"""Leaves of a pattern of positions: places of a class, outputs at which a tuple counts."""
-
-OUT = "out"
 
 
 def bias_of(role: str) -> str:

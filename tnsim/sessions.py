@@ -22,9 +22,10 @@ from typing import Any, Generic, ParamSpec, TypeVar, TypeVarTuple
 from weakref import WeakKeyDictionary
 
 K = TypeVar("K", bound=Hashable)
-
-
 V = TypeVar("V")
+T = TypeVar("T")
+P = ParamSpec("P")
+Arguments = TypeVarTuple("Arguments")
 
 
 class LRUCache(Generic[K, V]):
@@ -152,7 +153,7 @@ class WeakCache:
 
     def __init__(self, limit: float) -> None:
         self.limit = limit
-        self._drawers: WeakKeyDictionary[Any, Entry] = WeakKeyDictionary()
+        self._entries: WeakKeyDictionary[Any, Entry] = WeakKeyDictionary()
         self._changing = threading.RLock()
         self._uses = count()
 
@@ -177,54 +178,45 @@ class WeakCache:
             The value.
         """
         with self._changing:
-            drawer = self._drawers.get(owner)
-            if drawer is None:
-                drawer = self._drawers[owner] = Entry()
-            drawer.used = next(self._uses)
-            if key in drawer.values:
-                return drawer.values[key]
+            entry = self._entries.get(owner)
+            if entry is None:
+                entry = self._entries[owner] = Entry()
+            entry.used = next(self._uses)
+            if key in entry.values:
+                return entry.values[key]
         value = make()  # outside the lock, as `make` may need other values
         with self._changing:
-            drawer = self._drawers.setdefault(owner, drawer)
-            if key not in drawer.values:
-                drawer.values[key] = value
-                drawer.held += size(value)
+            entry = self._entries.setdefault(owner, entry)
+            if key not in entry.values:
+                entry.values[key] = value
+                entry.held += size(value)
                 self._shrink()
-            return drawer.values[key]
+            return entry.values[key]
 
     def _shrink(self) -> None:
         if self.held <= self.limit:
             return
-        full = [(drawer.used, owner) for owner, drawer in self._drawers.items() if drawer.held]
+        full = [(entry.used, owner) for owner, entry in self._entries.items() if entry.held]
         for _, owner in sorted(full, key=lambda one: one[0])[:-1]:
             if self.held <= self.limit:
                 return
-            del self._drawers[owner]
+            del self._entries[owner]
 
     @property
     def held(self) -> float:
         """Total size of all values."""
-        return sum((drawer.held for drawer in list(self._drawers.values())), 0.0)
+        return sum((entry.held for entry in list(self._entries.values())), 0.0)
 
     def clear(self) -> None:
         """Drop every value."""
         with self._changing:
-            self._drawers.clear()
+            self._entries.clear()
 
     def __len__(self) -> int:
-        return len(self._drawers)
+        return len(self._entries)
 
     def __contains__(self, owner: Any) -> bool:
-        return owner in self._drawers
-
-
-T = TypeVar("T")
-
-
-P = ParamSpec("P")
-
-
-Arguments = TypeVarTuple("Arguments")
+        return owner in self._entries
 
 
 class Session:
@@ -277,8 +269,6 @@ class Session:
 
 
 _default = Session()
-
-
 _current: ContextVar[Session] = ContextVar("tnsim session", default=_default)
 
 

@@ -252,11 +252,13 @@ def outcome(case: Case) -> str:
         return "refused"
     dialect = tnsim.Dialect.from_json(text)
     inputs = np.random.default_rng(0).normal(size=(400, INPUTS))
-    norms = inputs if case.family == "blocks with norms" else None
+    norm_inputs = inputs if case.family == "blocks with norms" else None
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", tnsim.CaveatWarning)
-            a, b = (tnsim.from_state_dict(state, dialect, norms=norms) for state in states)
+            a, b = (
+                tnsim.from_state_dict(state, dialect, norm_inputs=norm_inputs) for state in states
+            )
             value = tnsim.similarity(a, b, tnsim.TreeSymmetric())
     except tnsim.TnsimError:
         return "unread"

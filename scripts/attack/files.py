@@ -68,7 +68,7 @@ def inputs() -> Iterator[Case]:
         yield "flags: inputs", ("dialect", "suggest", name)
         yield "flags: inputs", ("convert", name, "c.safetensors")
         yield "flags: inputs", ("pairwise", "a.npz", name, "--out", "new")
-        for option in ("--dialect", "--norms", "--fit", "--leave-out"):
+        for option in ("--dialect", "--norm-inputs", "--fit", "--leave-out"):
             yield "flags: inputs", ("similarity", "a.npz", "b.npz", option, name)
         for option in ("--data", "--checkpoints"):
             yield "flags: inputs", ("reproduce", "grokking", "--out", "new", option, name)
@@ -100,7 +100,7 @@ def samples() -> Iterator[Case]:
             ",", ""
         )
         np.save(name, np.zeros(shape, kind))
-        for option in ("--fit", "--norms"):
+        for option in ("--fit", "--norm-inputs"):
             yield "samples", ("similarity", "a.npz", "b.npz", option, name)
     for value in (np.nan, np.inf, 1e300, 1e-300):
         np.save("value.npy", np.full((5, 2), value))

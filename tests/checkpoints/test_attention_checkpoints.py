@@ -10,7 +10,7 @@ from sequence_oracles import attention
 
 import tnsim
 from tnsim.checkpoints.dialects import PRESETS, Dialect
-from tnsim.checkpoints.rules import Rule
+from tnsim.checkpoints.rules import AttentionRule, LinearRule
 
 VOCABULARY, WIDTH, HEADS = 6, 8, 2
 CONFIG = {
@@ -113,14 +113,13 @@ def test_conventions(layout, direction, power, rng):
     names = {role: f"layers.{{i}}.{role}.weight" for role in keys} | {
         f"{role}_bias": f"layers.{{i}}.{role}.bias?" for role in keys
     }
-    rule = Rule(
-        "attention", **names, n_heads=HEADS, score_power=power, rope_base=100.0, rope_layout=layout, rope_direction=direction,
+    rule = AttentionRule(**names, n_heads=HEADS, score_power=power, rope_base=100.0, rope_layout=layout, rope_direction=direction,
         residual="additive", scale=0.35, repeat=True,
     )  # fmt: skip
     rules = (
-        Rule("linear", weight="embed.weight", transpose=True),
+        LinearRule(weight="embed.weight", transpose=True),
         rule,
-        Rule("linear", weight="unembed.weight"),
+        LinearRule(weight="unembed.weight"),
     )
     dialect = Dialect.from_json(Dialect("mine", rules).to_json())
     x = np.eye(VOCABULARY)[[2, 1, 1, 5, 0]]

@@ -15,7 +15,7 @@ from safetensors.numpy import save_file
 import tnsim
 from tnsim.checkpoints.dialects import PRESETS
 from tnsim.checkpoints.load import read
-from tnsim.checkpoints.rules import Rule
+from tnsim.checkpoints.rules import BilinearRule, LinearRule
 
 
 def classifier(rng, dtype=np.float32):
@@ -324,9 +324,8 @@ def test_every_foreign_convention_in_one_dialect(rng, tmp_path):
     dialect = tnsim.Dialect(
         "all",
         (
-            Rule("linear", weight="wte", transpose=True),
-            Rule(
-                "bilinear",
+            LinearRule(weight="wte", transpose=True),
+            BilinearRule(
                 fused="h.{i}.lr",
                 fused_order="right-left",
                 down="h.{i}.d",
@@ -335,7 +334,7 @@ def test_every_foreign_convention_in_one_dialect(rng, tmp_path):
                 scale="h.{i}.s",
                 repeat=True,
             ),
-            Rule("linear", weight="out", bias="out_bias", norm_energy="energy", norm_epsilon=1e-6),
+            LinearRule(weight="out", bias="out_bias", norm_energy="energy", norm_epsilon=1e-6),
         ),
         ignore=("st*",),
     )

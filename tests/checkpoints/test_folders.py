@@ -179,7 +179,7 @@ def test_suggestions_name_norms_and_what_is_left(rng):
     dialect = tnsim.Dialect.from_json(json.dumps(text))
     tokens = rng.integers(9, size=(8, 3))
     model = tnsim.from_state_dict(
-        {**state, "steps": 3}, dialect, n_ctx=3, leave_out=["gain"], norms=tokens
+        {**state, "steps": 3}, dialect, n_ctx=3, leave_out=["gain"], norm_inputs=tokens
     )
     assert len(model.origin.caveats) == 2
 

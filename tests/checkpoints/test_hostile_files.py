@@ -20,7 +20,7 @@ import tnsim
 from tnsim.all_pairs.sources import sources
 from tnsim.checkpoints.dialects import Dialect
 from tnsim.checkpoints.load import read
-from tnsim.checkpoints.rules import Rule
+from tnsim.checkpoints.rules import LinearRule
 
 READOUT = files.readout()
 
@@ -87,7 +87,7 @@ def test_only_what_the_dialect_uses_is_read(tmp_path):
     damaged = files.Member("epoch.npy", files.npy(np.ones((100, 100))), checksum=1)
     (tmp_path / "a.npz").write_bytes(files.archive([*members, damaged]))
     assert tnsim.load(tmp_path / "a.npz").d_in == 2
-    rule = Rule("linear", weight="epoch")
+    rule = LinearRule(weight="epoch")
     dialect = Dialect("other", (rule,), ignore=("W_*",))
     refused(tmp_path / "a.npz", "tensor 'epoch' cannot be read: Bad CRC-32", dialect=dialect)
 

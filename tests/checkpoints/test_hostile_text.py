@@ -8,7 +8,7 @@ import pytest
 
 import tnsim
 from tnsim.checkpoints.dialects import Dialect
-from tnsim.checkpoints.rules import Rule
+from tnsim.checkpoints.rules import LinearRule, rule_of
 
 
 def refused(path, message, error=tnsim.CheckpointError, **options):
@@ -93,7 +93,7 @@ def test_configurations_in_yaml(base, error, message, tmp_path):
 
 
 def test_numbers_kept_in_tensors(tmp_path):
-    rule = Rule("linear", weight="w", norm_energy="e")
+    rule = LinearRule(weight="w", norm_energy="e")
     for energy, message in {
         (1.0, 2.0): r"tensor 'e' must hold one number, found shape \(2,\)",
         (-1.0,): "e must be above 0, found -1.0",
@@ -117,6 +117,7 @@ LINEAR = {"kind": "linear", "weight": "w"}
         ({"scale": None}, r"scale must be float \| str, found None"),
         ({"scale": 10**400}, r"scale must be float \| str, found 1000"),
         ({"repeat": "yes"}, "repeat must be bool, found 'yes'"),
+        ({"mask": "none"}, r"unknown fields \['mask'\]; a linear rule has \['bias', 'norm', "),
     ],
 )
 def test_rules_that_say_what_they_cannot(change, message):
@@ -124,7 +125,7 @@ def test_rules_that_say_what_they_cannot(change, message):
     with pytest.raises(tnsim.CheckpointError, match=message):
         Dialect.from_json(text)
     with pytest.raises(tnsim.CheckpointError, match=message):
-        Dialect("x", (Rule(**LINEAR | change),))
+        Dialect("x", (rule_of(LINEAR | change, "rule 0"),))
 
 
 def test_dialects_that_are_none(tmp_path):

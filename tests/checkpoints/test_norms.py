@@ -55,7 +55,7 @@ def forward(state, x, energy=None):
 def test_an_ignored_norm_is_refused(file, tmp_path):
     message = (
         "dialect mine ignores norm.weight, which is a normalisation, by its name; without it the "
-        r"model is another function\. Name it in the rule .*norm_weight.* norms=inputs, .*leave_out"
+        r"model is another function\. Name it in the rule .*norm_weight.* norm_inputs=inputs, .*leave_out"
     )
     with pytest.raises(tnsim.UnsupportedLayer, match=message):
         tnsim.load(file, dialect(tmp_path, ignore=["norm.*"]))
@@ -124,7 +124,7 @@ def test_what_is_left_out_is_said_of_all_pairs(file, state, tmp_path):
 
 def test_a_model_that_was_read_whole_says_nothing(state):
     whole = {name: array for name, array in state.items() if "norm" not in name}
-    chosen = tnsim.Dialect("mine", tuple(tnsim.Rule(**rule) for rule in RULES))
+    chosen = tnsim.Dialect.from_json(json.dumps({"format": 1, "name": "mine", "layers": RULES}))
     model = tnsim.from_state_dict(whole, chosen)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -132,19 +132,21 @@ def test_a_model_that_was_read_whole_says_nothing(state):
 
 
 def test_a_norm_needs_inputs(file, tmp_path):
-    with pytest.raises(tnsim.UnsupportedLayer, match=r"norm stands before layer 1: .*norms=inputs"):
+    with pytest.raises(
+        tnsim.UnsupportedLayer, match=r"norm stands before layer 1: .*norm_inputs=inputs"
+    ):
         tnsim.load(file, dialect(tmp_path, normed_rules()))
 
 
 @pytest.mark.parametrize("inputs", [np.zeros((5, 7)), np.zeros(3), np.zeros((0, 3))])
 def test_inputs_that_do_not_fit(inputs, file, tmp_path):
     with pytest.raises(tnsim.ModelError, match=r"norms are measured on inputs \(samples, 3\)"):
-        tnsim.load(file, dialect(tmp_path, normed_rules()), norms=inputs)
+        tnsim.load(file, dialect(tmp_path, normed_rules()), norm_inputs=inputs)
 
 
 def test_a_norm_is_folded_at_its_mean_energy(file, state, tmp_path, rng):
     x = rng.normal(size=(300, 3))
-    model = tnsim.load(file, dialect(tmp_path, normed_rules()), norms=x)
+    model = tnsim.load(file, dialect(tmp_path, normed_rules()), norm_inputs=x)
     energy = ((x @ state["embed.weight"].T) ** 2).mean()
     assert_close(model(x), forward(state, x, energy), scale=LARGEST, rtol=1e-12)
     expected = forward(state, x)
@@ -154,7 +156,7 @@ def test_a_norm_is_folded_at_its_mean_energy(file, state, tmp_path, rng):
     assert model.origin.assumptions[-1] == f"norm before layer 1: mean energy {energy:.6g}"
     with pytest.warns(tnsim.CaveatWarning, match=rf"on 300 inputs, .* differ by {error:.2%} of"):
         tnsim.similarity(model, model)
-    series = tnsim.load([file, file], dialect(tmp_path, normed_rules()), norms=x)
+    series = tnsim.load([file, file], dialect(tmp_path, normed_rules()), norm_inputs=x)
     np.testing.assert_array_equal(series[1](x), model(x))
 
 
@@ -195,7 +197,7 @@ def test_the_command_line_says_it_too(file, tmp_path, rng):
     assert "CaveatWarning" in done.stderr
     done = command("inspect", file, "--dialect", plain, "--leave-out", "norm.*")
     assert "caveat      left out: norm.weight" in done.stdout
-    done = command("inspect", file, "--dialect", folded, "--norms", tmp_path / "x.npy")
+    done = command("inspect", file, "--dialect", folded, "--norm-inputs", tmp_path / "x.npy")
     assert "norm before layer 1: mean energy" in done.stdout and "% of their size" in done.stdout
 
 
@@ -209,7 +211,7 @@ def test_the_epsilon_of_an_rms_norm_is_that_of_the_dtype_of_its_input(dtype, aff
     norm = torch.nn.RMSNorm(6, elementwise_affine=affine)
     net = torch.nn.Sequential(norm, torch.nn.Linear(6, 3)).to(getattr(torch, dtype))
     inputs = size * torch.randn(200, 6, dtype=torch.float64)
-    model = tnsim.from_module(net, norms=inputs)
+    model = tnsim.from_module(net, norm_inputs=inputs)
     with torch.no_grad():
         theirs = net(inputs.to(getattr(torch, dtype))).double().numpy()
     ours = model(inputs.numpy())
@@ -222,7 +224,7 @@ def test_an_rms_norm_among_several_dtypes_is_asked_for_its_epsilon():
     torch = pytest.importorskip("torch")
     net = torch.nn.Sequential(torch.nn.RMSNorm(6), torch.nn.Linear(6, 3).double())
     with pytest.raises(tnsim.UnsupportedLayer, match=r"0 has eps=None, .* torch.float32, torch.f"):
-        tnsim.from_module(net, norms=np.ones((2, 6)))
+        tnsim.from_module(net, norm_inputs=np.ones((2, 6)))
 
 
 @pytest.mark.parametrize("kind", ["LayerNorm", "RMSNorm"])
@@ -260,11 +262,11 @@ def test_norms_without_weights_are_seen_and_named(kind, place):
     net = Net()
     if place not in ("first", "inside a residual"):
         with pytest.raises(tnsim.UnsupportedLayer, match=rf"norm \({kind}\)"):
-            tnsim.from_module(net, norms=inputs)
+            tnsim.from_module(net, norm_inputs=inputs)
         return
     with pytest.raises(tnsim.UnsupportedLayer, match="a norm stands before layer"):
         tnsim.from_module(net)
-    model = tnsim.from_module(net, norms=inputs)
+    model = tnsim.from_module(net, norm_inputs=inputs)
     theirs = net.double()(inputs).detach().numpy()
     true = np.linalg.norm(model(inputs.numpy()) - theirs) / np.linalg.norm(theirs)
     assert_close(model.origin.error, true, rtol=1e-6, limited_by="the eps of RMSNorm, 1e-7")
@@ -279,10 +281,10 @@ def test_one_pattern_to_leave_out_is_one_pattern(state, tmp_path):
         np.savez(tmp_path / folder / "step_1.npz", **{**state, **names, **extra})
     chosen = dialect(tmp_path, normed_rules())
     calls = [
-        lambda folder: tnsim.load(tmp_path / folder / "step_1.npz", chosen, leave_out="*bias", norms=np.ones((2, 3))),
-        lambda folder: tnsim.load(tmp_path / folder, chosen, leave_out="*bias", norms=np.ones((2, 3)))[0],
-        lambda folder: tnsim.Series([tmp_path / folder / "step_1.npz"], chosen, leave_out="*bias", norms=np.ones((2, 3)))[0],
-        lambda folder: tnsim.from_state_dict(dict(np.load(tmp_path / folder / "step_1.npz")), chosen, leave_out="*bias", norms=np.ones((2, 3))),
+        lambda folder: tnsim.load(tmp_path / folder / "step_1.npz", chosen, leave_out="*bias", norm_inputs=np.ones((2, 3))),
+        lambda folder: tnsim.load(tmp_path / folder, chosen, leave_out="*bias", norm_inputs=np.ones((2, 3)))[0],
+        lambda folder: tnsim.Series([tmp_path / folder / "step_1.npz"], chosen, leave_out="*bias", norm_inputs=np.ones((2, 3)))[0],
+        lambda folder: tnsim.from_state_dict(dict(np.load(tmp_path / folder / "step_1.npz")), chosen, leave_out="*bias", norm_inputs=np.ones((2, 3))),
     ]  # fmt: skip
     for call in calls:
         assert call("sound").origin.caveats[0] == "left out: head.bias"

@@ -7,8 +7,8 @@ import tnsim
 from tnsim.checkpoints.state_dict import place_of
 
 RULES = [
-    tnsim.Rule("bilinear", left="body.l", right="body.r", down="body.d", down_bias="body.b"),
-    tnsim.Rule("linear", weight="head"),
+    tnsim.BilinearRule(left="body.l", right="body.r", down="body.d", down_bias="body.b"),
+    tnsim.LinearRule(weight="head"),
 ]
 DIALECT = tnsim.Dialect("mine", tuple(RULES))
 

@@ -43,7 +43,7 @@ def test_pipes_are_not_waited_for(folder):
     refused("inspect", INDEX, said="is no regular file")
     refused("inspect", "c.safetensors", said="is no regular file")
     refused("inspect", "a.npz", "--dialect", "d.json", said="d.json")
-    for option in ("--norms", "--fit"):
+    for option in ("--norm-inputs", "--fit"):
         for name in ("x.npy", "x.npz"):
             refused(*pair, option, name, said=f"{name}: ")
 
@@ -110,7 +110,7 @@ SAMPLES = {
 }
 
 
-@pytest.mark.parametrize("option", ["--fit", "--norms"])
+@pytest.mark.parametrize("option", ["--fit", "--norm-inputs"])
 @pytest.mark.parametrize("damage", [*SAMPLES, "objects"])
 def test_samples_that_cannot_be_read(damage, option, folder):
     if damage == "objects":

@@ -68,7 +68,9 @@ def test_check_refuses_what_it_cannot_sample(rng):
         tnsim.check(a, b, tnsim.TreeSymmetric())
     with pytest.raises(tnsim.ModelError, match="a check needs at least 64 samples, found 10"):
         tnsim.check(a, b, samples=10)
-    with pytest.raises(tnsim.ModelError, match="the seed of a check must be 0 or more, found -1"):
+    with pytest.raises(
+        tnsim.ModelError, match=r"the seed of a check must be 0 or more, .* found -1"
+    ):
         tnsim.check(a, b, seed=-1)
 
 

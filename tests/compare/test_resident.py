@@ -131,11 +131,11 @@ def test_two_calls_give_the_same_bits(rng, backend, metric, biases):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("per_output", [False, True])
+@pytest.mark.parametrize("slices", [False, True])
 @compiled
-def test_one_program_gives_what_stages_give(rng, backend, monkeypatch, per_output):
+def test_one_program_gives_what_stages_give(rng, backend, monkeypatch, slices):
     a, b = (model_of(rng, biases=True) for _ in range(2))
-    verb = tnsim.slices if per_output else tnsim.similarity
+    verb = tnsim.slices if slices else tnsim.similarity
     found = []
     for longest in (1000, -1):
         for together in (True, False):
@@ -166,7 +166,7 @@ def test_what_was_made_of_a_model_goes_with_it(rng, own_session):
     assert len(own_session.belongings) == of_plans and own_session.belongings.held == 0
 
 
-def test_clear_empties_the_drawers(rng, own_session):
+def test_clear_empties_the_entries_of_models(rng, own_session):
     a, b = model_of(rng), model_of(rng)
     before = tnsim.similarity(a, b)
     session().clear()
@@ -202,7 +202,7 @@ def test_nothing_traced_is_kept(rng, own_session):
     a, b = model_of(rng), model_of(rng)
     with jax.enable_x64(True):
         gradient = jax.grad(lambda model: tnsim.inner(model, b, tnsim.TreeSymmetric()))(a)
-    kept = [drawer.values.values() for drawer in own_session.belongings._drawers.values()]
+    kept = [entry.values.values() for entry in own_session.belongings._entries.values()]
     leaves = jax.tree.leaves([list(values) for values in kept])
     assert not any(isinstance(leaf, jax.core.Tracer) for leaf in leaves)
     assert np.isfinite(gradient.layers[0].left).all()

@@ -149,14 +149,14 @@ def output_times(layer, k):
     return type(layer)(**fields)
 
 
-@pytest.mark.parametrize("per_output", [False, True])
+@pytest.mark.parametrize("slices", [False, True])
 @pytest.mark.parametrize("name", cases.SHALLOW | cases.DEEP | cases.THREE)
-def test_a_scaled_model_is_the_same_function(name, per_output, rng):
+def test_a_scaled_model_is_the_same_function(name, slices, rng):
     for a in cases.pair((cases.SHALLOW | cases.DEEP | cases.THREE)[name], rng):
         far = tnsim.Model([times(layer, 40) for layer in a.layers])
         for m in (a, far):
-            near, exponent = scaled(m, per_output)
-            assert np.shape(exponent) == ((m.d_out,) if per_output else ())
+            near, exponent = scaled(m, slices)
+            assert np.shape(exponent) == ((m.d_out,) if slices else ())
             x = rng.normal(size=(5, m.d_in))
             assert_close(near(x) * 2.0**exponent, m(x), rtol=1e-11)
             assert max(np.abs(w).max() for w in jax.tree.leaves(near) if np.ndim(w) == 2) < 2

@@ -56,7 +56,7 @@ METRICS = {
 
 def both_backends(a, b, metric):
     """One plan on NumPy and compiled: values and logarithms agree."""
-    planned = tnsim.plan(a, b, metric, per_output=True)
+    planned = tnsim.plan(a, b, metric, slices=True)
     leaves = leaves_of(planned, a, b, metric)
     reference = execution.run(planned, leaves, backend="numpy")
     assert all(type(v) is np.ndarray for v in reference.values.values())

@@ -36,7 +36,7 @@ def test_cost_is_linear_in_depth_and_at_most_the_papers(width, rank, metric, nor
     costs = {}
     for depth in (1, 2, 3, 4, 5, 16, 64):
         model = stack(width, rank, depth)
-        planned = tnsim.plan(model, stack(width, rank, depth), METRICS[metric], norms=norms)
+        planned = tnsim.plan(model, stack(width, rank, depth), METRICS[metric], cosine=norms)
         costs[depth] = planned.multiplications
         assert len(planned.programs) <= 3
         # a closure needs both norms' second moments for the pairs of legs inside one model
@@ -79,7 +79,7 @@ def test_plan_reads_shapes_only_and_knows_its_guarantee(rng):
 @pytest.mark.parametrize("name", cases.SHALLOW | cases.DEEP)
 def test_json_both_ways(name, rng):
     a, b = cases.pair((cases.SHALLOW | cases.DEEP)[name], rng)
-    planned = tnsim.plan(a, b, tnsim.GaussianClosure(), norms=True)
+    planned = tnsim.plan(a, b, tnsim.GaussianClosure(), cosine=True)
     assert tnsim.Plan.from_json(planned.to_json()) == planned
     for damaged in (
         "",
@@ -94,7 +94,7 @@ def test_json_both_ways(name, rng):
 
 def fresh(model, metric):
     tnsim.session().clear()
-    return tnsim.plan(model, model, metric, norms=True)
+    return tnsim.plan(model, model, metric, cosine=True)
 
 
 def test_deterministic_cached_and_a_damaged_cache_is_a_miss(tmp_path, monkeypatch):
@@ -165,7 +165,7 @@ def test_shared_work_is_done_once():
     """Symmetry of a self product: L G R^T and R G L^T are one contraction, so a norm costs three products, not four."""
     width, rank = 64, 128
     self_step = [
-        tnsim.plan(m := stack(width, rank, n), m, METRICS["tree"], norms=True).multiplications
+        tnsim.plan(m := stack(width, rank, n), m, METRICS["tree"], cosine=True).multiplications
         for n in (3, 4)
     ]
     cross_step = [

@@ -7,7 +7,7 @@ import quimb.tensor as qtn
 from closeness import assert_close
 
 import tnsim
-from tnsim.analysis import plots
+from tnsim.analysis import figures
 
 ALL = cases.SHALLOW | cases.DEEP
 
@@ -126,7 +126,7 @@ def test_refuses_to_unroll_too_far(rng):
 def test_drawing_tells_layers_and_operators_apart(rng):
     a, b = cases.pair(cases.DEEP["two bilinear"], rng)
     _, network = next(tnsim.networks(a, b, tnsim.TreeSymmetric()))
-    figure = plots.draw(network)
+    figure = figures.draw(network)
     legend = [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
     assert legend == ["Layer0", "Layer1", "symmetriser", "bra (A)", "ket (B)"]
     handles = figure.axes[0].get_legend().legend_handles[:3]
@@ -140,4 +140,4 @@ def test_drawing_is_an_extra(package, rng, monkeypatch):
     with pytest.raises(
         tnsim.MissingExtra, match=r"which is not installed: run  pip install 'tnsim\[plot\]'"
     ):
-        plots.draw(network)
+        figures.draw(network)

@@ -10,7 +10,7 @@ from sequence_cases import DEEP, ONE_LAYER, D, inputs, pair, slow
 from sequence_oracles import attention, dense_sequence_layer, sequence_products
 
 import tnsim
-from tnsim.analysis import plots
+from tnsim.analysis import figures
 
 ROLES = ("Q1", "K1", "Q2", "K2", "V", "O", "MASK")
 
@@ -150,7 +150,7 @@ def test_drawing(rng):
         for _ in range(2)
     )
     _, network = next(tnsim.networks(a, b, tnsim.TreeSymmetric()))
-    legend = [text.get_text() for text in plots.draw(network).axes[0].get_legend().get_texts()]
+    legend = [text.get_text() for text in figures.draw(network).axes[0].get_legend().get_texts()]
     assert legend == ["Layer0", "symmetriser", "bra (A)", "ket (B)"]
 
 

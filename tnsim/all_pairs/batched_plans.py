@@ -54,14 +54,13 @@ from tnsim.problems.tensors.kinds import Kinds, kinds
 WORTH = 2**22
 """Multiplications per pair below which no plan is cut: calls take most of the time of a small pair,
 and shares take as long as the whole plan."""
-
-
 SAVING = 1 / 32
 """Least part of a pair's work that own shares must save for a plan to be cut."""
-
-
 Logs: TypeAlias = "dict[tuple[int, str], Any]"
 """Logarithms of scales, by stage of the whole plan and by scale group."""
+_SIDE = 16  # most models per side that run together
+Keep: TypeAlias = "Callable[[tuple[Hashable, ...], Callable[[], Stack]], Stack]"
+"""Returns the stack of a key from the cache, or makes it and keeps it."""
 
 
 class PairSetting(NamedTuple):
@@ -69,7 +68,7 @@ class PairSetting(NamedTuple):
 
     Args:
         metric: Metric that weighs the inputs.
-        per_output: Whether every output has an inner product of its own.
+        slices: Whether every output has an inner product of its own.
         dtype: Precision of the computation.
         budget: Limits on one inner product and on the memory of a tile.
         pairs: Number of pairs in the run.
@@ -77,7 +76,7 @@ class PairSetting(NamedTuple):
     """
 
     metric: Metric
-    per_output: bool
+    slices: bool
     dtype: str
     budget: Budget
     pairs: int
@@ -105,7 +104,7 @@ class Pairs(NamedTuple):
         """
         family = choose(a, b, setting.metric)
         wanted = SELF if b is None else CROSS
-        plan = affordable(family, wanted, setting.per_output, setting.dtype, setting.budget)
+        plan = affordable(family, wanted, setting.slices, setting.dtype, setting.budget)
         return cls(family, plan, uncut(plan) if b is None else _cut(plan, family, setting.pairs))
 
     def uncut(self) -> Pairs:
@@ -219,7 +218,7 @@ def contracted(
             read = {name: leaves[name] for name in names}
             result = execution.run(crossing.plan, read, over=over)
         mantissa = np.asarray(result.values[pair.group], np.float64)
-        if setting.per_output and family.lifted:
+        if setting.slices and family.lifted:
             mantissa = mantissa[..., 1:]  # output 0 of a lifted model is the constant
         found = own | _of_whole(result, crossing)
         logs = {key: np.asarray(x, np.float64) for key, x in found.items()}
@@ -236,13 +235,6 @@ def _of_whole(result: Result, share: Share) -> Logs:
     for (stage, group), log in result.logs.items():
         logs[share.numbers[stage], group] = log
     return logs
-
-
-_SIDE = 16  # most models per side that run together
-
-
-Keep: TypeAlias = "Callable[[tuple[Hashable, ...], Callable[[], Stack]], Stack]"
-"""Returns the stack of a key from the cache, or makes it and keeps it."""
 
 
 class Terms(NamedTuple):
@@ -384,7 +376,7 @@ def _crossed(
     """
     others = rows if columns is None else columns
     pairs = (len(rows.models), len(others.models))
-    outputs = (rows.models[0].d_out,) if setting.per_output else ()
+    outputs = (rows.models[0].d_out,) if setting.slices else ()
     whole = LogScaled(np.empty(pairs + outputs), np.empty(pairs), np.empty(pairs + outputs))
     row_groups, column_groups = _by_kind(rows.models), _by_kind(others.models)
     for n, row_group in enumerate(row_groups):

@@ -59,7 +59,7 @@ def route(
         TooLarge: One pair of models is beyond the budget.
     """
     models = list(examples.values())
-    points = points_of(models, setting.metric, CROSS, setting.per_output, setting.dtype, read)
+    points = points_of(models, setting.metric, CROSS, setting.slices, setting.dtype, read)
     if points is None:
         return None
     for model in models:
@@ -114,10 +114,10 @@ def sums(setting: PairSetting, points: Points, rows: Sequence[Entry], columns: A
     second = None
     if columns is not None:
         second = [_terms(entry, known, setting.dtype) for entry in columns]
-    return forward.sums(first, second, points, setting.per_output, setting.dtype, setting.budget)
+    return forward.sums(first, second, points, setting.slices, setting.dtype, setting.budget)
 
 
-def tile(found: Sums, per_output: bool, drawn: bool) -> LogScaled | Estimated:
+def tile(found: Sums, slices: bool, drawn: bool) -> LogScaled | Estimated:
     """The inner products of a tile, with their standard errors where the points are draws.
 
     Where one group of draws has all the weight, the errors are unknown, and infinite.
@@ -125,7 +125,7 @@ def tile(found: Sums, per_output: bool, drawn: bool) -> LogScaled | Estimated:
     products = forward.total(found.products)
     if not drawn:
         return products
-    if per_output:
+    if slices:
         found = found.over_outputs()
     error = cosine_error(found)
     if error is None:

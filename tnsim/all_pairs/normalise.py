@@ -27,10 +27,10 @@ class Doubt(NamedTuple):
     cosine: str
 
 
-def norm_arrays(norms: LogScaled, per_output: bool) -> dict[str, Float[np.ndarray, "models ..."]]:
+def norm_arrays(norms: LogScaled, slices: bool) -> dict[str, Float[np.ndarray, "models ..."]]:
     """The stored arrays of the squared norms of some models, by name without the side."""
-    values = {_NORM: total(norms, per_output)}
-    if per_output:
+    values = {_NORM: total(norms, slices)}
+    if slices:
         values[_NORMS] = norms
     arrays = {}
     for name, norm in values.items():
@@ -39,11 +39,9 @@ def norm_arrays(norms: LogScaled, per_output: bool) -> dict[str, Float[np.ndarra
     return arrays
 
 
-def norms_in(
-    arrays: Mapping[str, Any], side: str, at: slice, per_output: bool
-) -> dict[str, LogScaled]:
-    """Squared norms of some models read from a store, with `per_output` also of every output."""
-    names = (_NORM, _NORMS) if per_output else (_NORM,)
+def norms_in(arrays: Mapping[str, Any], side: str, at: slice, slices: bool) -> dict[str, LogScaled]:
+    """Squared norms of some models read from a store, with `slices` also of every output."""
+    names = (_NORM, _NORMS) if slices else (_NORM,)
     norms = {}
     for name in names:
         log = np.asarray(arrays[f"{name}_{side}"][at])
@@ -67,7 +65,7 @@ def tile_arrays(
         same: Pairs of a model with itself, with the exact cosine 1.
         arithmetic: Degree and precision of the computation, which bound its rounding.
     """
-    inner = total(products, per_output=_NORMS in bra)
+    inner = total(products, slices=_NORMS in bra)
     arrays = {"log_inner": log_abs(inner), "sign": np.sign(inner.mantissa)}
     errors = []
     for name, norm, values in (("similarity", _NORM, inner), ("slices", _NORMS, products)):

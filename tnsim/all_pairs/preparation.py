@@ -43,7 +43,9 @@ from tnsim.problems.features import FeatureSpace
 from tnsim.problems.state_sizes import follow_states
 from tnsim.problems.tensors.kinds import Kinds, kinds
 
-_FREE = 2**30  # forward passes up to so many multiplications cost less than planning diagrams
+_FREE_FOR_A_RUN = (
+    2**30
+)  # forward passes up to so many multiplications cost less than planning diagrams
 
 
 @dataclass
@@ -140,7 +142,7 @@ def prepared(
     models: Any,
     metric: Metric,
     other: Any,
-    per_output: bool,
+    slices: bool,
     dtype: str,
     budget: Budget,
     names: Sequence[Any] | None,
@@ -163,7 +165,7 @@ def prepared(
     others = None if other is None else columns.entries
     pairs = _pairs(len(rows.entries), len(columns.entries), other is None)
     by_states = follow_states(known.examples.values())
-    setting = PairSetting(metric, per_output, dtype, budget, pairs, by_states)
+    setting = PairSetting(metric, slices, dtype, budget, pairs, by_states)
     route = _route(rows.entries, others, known, setting)
     key = uuid4().hex  # two equal runs at the same time share no kept blocks
     job = Job(
@@ -189,7 +191,7 @@ def _route(
     if forward is None:
         return costs.plan(rows, columns, examples, setting)
     passes = forward.plan
-    if adds_up(setting.metric) or passes.multiplications <= _FREE:
+    if adds_up(setting.metric) or passes.multiplications <= _FREE_FOR_A_RUN:
         return forward
     try:
         other = costs.plan(rows, columns, examples, setting)
@@ -265,8 +267,8 @@ def _attributes(run: PairwiseRun) -> dict[str, Any]:
         "metric": setting.metric.name,
         "metric_parameters": metric_parameters(setting.metric),
         "dtype": setting.dtype,
-        "slices": setting.per_output,
-        "outputs": run.rows.all[0].d_out if setting.per_output else None,
+        "slices": setting.slices,
+        "outputs": run.rows.all[0].d_out if setting.slices else None,
         "exact": int(run.exact),
         "estimates": int(run.job.points is not None and run.job.points.drawn),
         "symmetric": int(run.symmetric),

@@ -40,6 +40,11 @@ else:
     except ImportError:
         xarray, Dataset = None, object
 
+FORMULA = ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20")
+"""Signs with which a spreadsheet begins a formula; Japanese spreadsheets take wide forms too."""
+_CONTROLS = tuple("\t\r\n")  # characters that some spreadsheets skip before a formula
+CSV = beginning("a table of similarities", b",")
+
 
 def require_xarray() -> None:
     """Raise `MissingExtra` where xarray is missing, before a run instead of at its end."""
@@ -161,13 +166,6 @@ def labelled(attrs: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Pair
     return Pairwise(variables, coordinates, {name: complete[name] for name in known})
 
 
-FORMULA = ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20")
-"""Signs with which a spreadsheet begins a formula; Japanese spreadsheets take wide forms too."""
-
-
-_CONTROLS = tuple("\t\r\n")  # characters that some spreadsheets skip before a formula
-
-
 def _is_result(file: BinaryIO) -> bool:
     with zipfile.ZipFile(file) as archive:
         return {"attributes.npy", "similarity.npy"} <= set(archive.namelist())
@@ -185,12 +183,7 @@ def _is_parquet(file: BinaryIO) -> bool:
     return start == end == b"PAR1" and b"tnsim" in file.read(length)
 
 
-CSV = beginning("a table of similarities", b",")
-
-
 NPZ = Kind("a result of tnsim", _is_result)
-
-
 PARQUET = Kind("a table of pairs of tnsim", _is_parquet)
 
 

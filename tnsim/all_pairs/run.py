@@ -23,11 +23,13 @@ from tnsim.all_pairs.preparation import PairwiseRun, as_stored, prepared, store_
 from tnsim.all_pairs.result import Pairwise, labelled, require_xarray
 from tnsim.all_pairs.run_plan import PairwisePlan, with_seconds
 from tnsim.all_pairs.work import advice, complete, units_of_work
+from tnsim.checkpoints.given import given_models, is_path_or_paths
 from tnsim.engine import precision
 from tnsim.engine.budget import Budget
 from tnsim.engine.ir.dtypes import dtype_name
 from tnsim.engine.runtime.compiling import reporting
 from tnsim.errors import StoreWarning
+from tnsim.metrics.empirical import Empirical
 from tnsim.metrics.metric import Gaussian
 from tnsim.metrics.protocol import Metric
 from tnsim.models.origin import warn_of_caveats
@@ -36,8 +38,10 @@ from tnsim.models.origin import warn_of_caveats
 def pairwise(
     models: Any,
     metric: Metric = Gaussian(),
-    other: Any = None,
     *,
+    other: Any = None,
+    dialect: Any = None,
+    n_ctx: int | None = None,
     slices: bool = False,
     dtype: DTypeLike = "float64",
     store: str | os.PathLike[str] | None = None,
@@ -48,11 +52,16 @@ def pairwise(
 ) -> Pairwise:
     """Similarity of every pair of models, or of every model with every model of `other`.
 
+    As in every verb the metric follows the models; `other`, which is rarely given, is a keyword.
+
     Args:
         models, other: Sequences of models or combinations, mappings from labels to them, or a
-            `tnsim.load` of many files, from which weights are read when needed. Without
+            `tnsim.load` of many files, from which weights are read when needed; modules of
+            PyTorch in the place of models, and folders, patterns or paths of files. Without
             `other`, all pairs of `models`.
         metric: Metric that weighs the inputs.
+        dialect: Dialect of files that are given by their paths, as for `load`.
+        n_ctx: Length of the sequences on which models with attention are compared.
         slices: Whether the cosine of every output is computed as well.
         dtype: Precision of the computation, float64 or float32; the result is float64.
         store: A folder in which finished tiles are kept, so that the same call goes on where an
@@ -95,6 +104,7 @@ def pairwise(
     require_xarray()
     path = None if store is None else stores.folder(store)
     dtype = dtype_name(dtype)
+    models, other = _given(models, other, metric, dialect, n_ctx)
     run = prepared(models, metric, other, slices, dtype, budget, names)
     target = store_of(run, path)
     run = as_stored(run, target, executor is None)
@@ -123,8 +133,10 @@ def pairwise(
 def plan_pairwise(
     models: Any,
     metric: Metric = Gaussian(),
-    other: Any = None,
     *,
+    other: Any = None,
+    dialect: Any = None,
+    n_ctx: int | None = None,
     slices: bool = False,
     dtype: DTypeLike = "float64",
     budget: Budget = Budget(),
@@ -135,9 +147,12 @@ def plan_pairwise(
 
     Args:
         models, other: Sequences of models or combinations, mappings from labels to them, or a
-            `tnsim.load` of many files, from which weights are read when needed. Without
+            `tnsim.load` of many files, from which weights are read when needed; modules of
+            PyTorch in the place of models, and folders, patterns or paths of files. Without
             `other`, all pairs of `models`.
         metric: Metric that weighs the inputs.
+        dialect: Dialect of files that are given by their paths, as for `load`.
+        n_ctx: Length of the sequences on which models with attention are compared.
         slices: Whether the cosine of every output is computed as well.
         dtype: Precision of the computation, float64 or float32; the result is float64.
         budget: Limits on one inner product and on the memory of a tile.
@@ -157,6 +172,7 @@ def plan_pairwise(
         3
     """
     dtype = dtype_name(dtype)
+    models, other = _given(models, other, metric, dialect, n_ctx)
     run = prepared(models, metric, other, slices, dtype, budget, None)
     return with_seconds(run.plan, run.contracted, run.job.setting)
 
@@ -197,6 +213,19 @@ def open_pairwise(path: str | os.PathLike[str]) -> Pairwise:
             stacklevel=2,
         )
     return labelled(store.attrs, store.arrays)
+
+
+def _given(
+    models: Any, other: Any, metric: Metric, dialect: Any, n_ctx: int | None
+) -> tuple[Any, Any]:
+    """Both sides of a run as models, see `given_models`."""
+    inputs = metric.inputs if isinstance(metric, Empirical) else None
+    first = given_models(models, n_ctx, inputs, dialect)
+    if other is None:
+        return first, None
+    # A dialect for the files of one side says nothing about models on the other.
+    of_paths = dialect if is_path_or_paths(other) else None
+    return first, given_models(other, n_ctx, inputs, of_paths)
 
 
 def _bar(run: PairwiseRun, shown: bool) -> Any:

@@ -41,15 +41,26 @@ from tnsim.problems.tensors.kinds import Kinds
 # Multiplications of a tile: at most one and a half seconds on two cores, so that an interrupted
 # tile loses little, and long enough that the overhead of a tile is small.
 _TILE_WORK = 2**34
-
-
 _ACCELERATED = 2**5  # factor on the work of a tile where the arrays are not on a CPU
-
-
 LARGEST_TILE = 128  # models per side of a tile
-
-
 _UNKNOWN = 2**33  # bytes assumed free where the platform does not tell
+FEATURES, RECURSION = "features", "recursion"
+ROUTES = (FEATURES, RECURSION)
+FORWARD = "forward passes"  # see `forward_runs`
+# Multiplications as which a written element counts. Over plans of all families and widths 16 to
+# 128, multiplications alone run at 3e9 to 6e10 per second; with writing counted in this way, at no
+# less than 1.3e10 per second.
+_ELEMENT_WORK = 64
+# Pairs of at least _LARGE multiplications run up to _AT_ONCE at a time, as a single pair keeps all
+# cores busy only part of the time: on 4 cores, language models of width 256 take 1.46 s per pair
+# one by one, 0.90 s two at once and 0.84 s four at once.
+_AT_ONCE, _LARGE = 4, 2**28
+_EACH_BYTES = 2**24  # bytes of a compiled program, with compiling it
+_Bases: TypeAlias = "Counter[Kinds]"
+"""Numbers of distinct models by the kinds of their layers."""
+Contracted: TypeAlias = "list[tuple[int, Plan]]"
+"""Numbers of pairs, each with the plan along which they are contracted."""
+_FEATURE_OPERATIONS = 16  # operations of a program that makes features or takes their products
 
 
 class Sizes(NamedTuple):
@@ -85,7 +96,7 @@ class Sizes(NamedTuple):
         """The sizes of a run; the arguments are those of `plan`."""
         item = ITEM_BYTES[setting.dtype]
         entries = (*rows, *(columns or ()))
-        outputs = rows[0].d_out if setting.per_output else 1
+        outputs = rows[0].d_out if setting.slices else 1
         return cls(
             rows=len(rows),
             columns=len(rows if columns is None else columns),
@@ -149,38 +160,6 @@ def _tile_work() -> int:
     import jax
 
     return _TILE_WORK if jax.default_backend() == "cpu" else _ACCELERATED * _TILE_WORK
-
-
-FEATURES, RECURSION = "features", "recursion"
-
-
-ROUTES = (FEATURES, RECURSION)
-
-
-FORWARD = "forward passes"  # see `forward_runs`
-
-
-# Multiplications as which a written element counts. Over plans of all families and widths 16 to
-# 128, multiplications alone run at 3e9 to 6e10 per second; with writing counted in this way, at no
-# less than 1.3e10 per second.
-_ELEMENT_WORK = 64
-
-
-# Pairs of at least _LARGE multiplications run up to _AT_ONCE at a time, as a single pair keeps all
-# cores busy only part of the time: on 4 cores, language models of width 256 take 1.46 s per pair
-# one by one, 0.90 s two at once and 0.84 s four at once.
-_AT_ONCE, _LARGE = 4, 2**28
-
-
-_EACH_BYTES = 2**24  # bytes of a compiled program, with compiling it
-
-
-_Bases: TypeAlias = "Counter[Kinds]"
-"""Numbers of distinct models by the kinds of their layers."""
-
-
-Contracted: TypeAlias = "list[tuple[int, Plan]]"
-"""Numbers of pairs, each with the plan along which they are contracted."""
 
 
 @dataclass(frozen=True)
@@ -462,9 +441,6 @@ def _pairs_of_kinds(
                 yield bra, ket, sides, times * others
             elif m == n:
                 yield bra, ket, sides, times * (times - 1) // 2
-
-
-_FEATURE_OPERATIONS = 16  # operations of a program that makes features or takes their products
 
 
 def with_seconds(found: PairwisePlan, contracted: Contracted, setting: PairSetting) -> PairwisePlan:

@@ -31,6 +31,9 @@ from tnsim.models.model import Combination, Model, caveats, guesses, terms
 from tnsim.problems.tensors.kinds import Kinds, kinds, nonlinear
 
 STANDARD = "standard"
+_DIGITS = 18
+"""Most digits of a label that becomes a number: 18 fit 64 bits, and arrays of larger numbers would
+hold Python objects."""
 
 
 def content_hash(model: Any) -> str:
@@ -111,11 +114,6 @@ def _state(value: Any) -> list[str]:
 def _is_ours(value: Any) -> bool:
     """Whether a value is a model, a layer or a metric of tnsim."""
     return type(value).__module__.startswith("tnsim.")
-
-
-_DIGITS = 18
-"""Most digits of a label that becomes a number: 18 fit 64 bits, and arrays of larger numbers would
-hold Python objects."""
 
 
 @dataclass(frozen=True)

@@ -54,6 +54,18 @@ from tnsim.errors import DamagedStore, MissingExtra, StoreMismatch, TnsimError, 
 from tnsim.files import appending, regular
 
 Region = tuple[str, tuple[slice, ...]]
+FORMAT = 3  # version of the layout; a store of another version is refused
+FILE = "zarr.json"  # metadata file of the root and of every array
+# Attributes that must be equal for a store to be continued; error messages name them.
+IDENTITY = ("format", "metric", "metric_parameters", "dtype", "slices", "hash_a", "hash_b")
+_CHOSEN = ("route", "tile")  # chosen by the run that began the store, kept by later runs
+_UNREADABLE = (OSError, ValueError, RecursionError)  # errors of reading damaged JSON
+_PARTIAL, _FRESH = ".partial", ".tmp"  # suffixes of an unfinished chunk and an unfinished store
+_ABANDONED = 24 * 3600.0
+"""Seconds after which an unfinished file of another host counts as abandoned: writing a chunk takes
+less than a second, and clocks of two hosts differ by less than a day."""
+LOG = "computed.log"  # file of a store, a line for every record that a process began to compute
+_SHOWN = 5  # most labels that a message names
 
 
 class Spec(NamedTuple):
@@ -204,22 +216,6 @@ class Layout:
         return math.ceil(models / self.tile)
 
 
-FORMAT = 3  # version of the layout; a store of another version is refused
-
-
-FILE = "zarr.json"  # metadata file of the root and of every array
-
-
-# Attributes that must be equal for a store to be continued; error messages name them.
-IDENTITY = ("format", "metric", "metric_parameters", "dtype", "slices", "hash_a", "hash_b")
-
-
-_CHOSEN = ("route", "tile")  # chosen by the run that began the store, kept by later runs
-
-
-_UNREADABLE = (OSError, ValueError, RecursionError)  # errors of reading damaged JSON
-
-
 def digest(value: Any) -> str:
     """The digest of any value that JSON can hold, 32 hexadecimal digits."""
     text = json.dumps(value, sort_keys=True)
@@ -363,14 +359,6 @@ def _other_models(side: str, theirs: Mapping[str, Any], ours: Mapping[str, Any])
     first = next(n for n, (one, other) in enumerate(pairs) if one != other)
     label = ours[f"labels_{side}"][first]
     return f"other weights for {label} (side {side}, number {first})"
-
-
-_PARTIAL, _FRESH = ".partial", ".tmp"  # suffixes of an unfinished chunk and an unfinished store
-
-
-_ABANDONED = 24 * 3600.0
-"""Seconds after which an unfinished file of another host counts as abandoned: writing a chunk takes
-less than a second, and clocks of two hosts differ by less than a day."""
 
 
 @dataclass(frozen=True)
@@ -607,12 +595,6 @@ def zarr_library() -> Any:
     except ImportError:
         raise MissingExtra("zarr", "pairwise", "a store of results") from None
     return zarr
-
-
-LOG = "computed.log"  # file of a store, a line for every record that a process began to compute
-
-
-_SHOWN = 5  # most labels that a message names
 
 
 class State(Enum):

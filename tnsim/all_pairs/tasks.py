@@ -93,7 +93,7 @@ def tile(job: Job, rows: tuple[Entry, ...], columns: tuple[Entry, ...]) -> LogSc
     """
     if job.points is not None:
         sums = _sums(job, rows, columns)
-        result = forward_runs.tile(sums, job.setting.per_output, job.points.drawn)
+        result = forward_runs.tile(sums, job.setting.slices, job.points.drawn)
         _checked(result.products if isinstance(result, Estimated) else result, job)
         return result
     products = []
@@ -106,13 +106,13 @@ def tile(job: Job, rows: tuple[Entry, ...], columns: tuple[Entry, ...]) -> LogSc
 
 def _part_norms(job: Job, block: Block) -> LogScaled:
     if isinstance(block, features.FeatureBlock):
-        return features.norms(block, job.setting.per_output)
+        return features.norms(block, job.setting.slices)
     return batched_plans.norms(block, job.setting)
 
 
 def _part_products(job: Job, first: Block, second: Block) -> LogScaled:
     if isinstance(first, features.FeatureBlock) and isinstance(second, features.FeatureBlock):
-        return features.products(first, second, job.setting.per_output)
+        return features.products(first, second, job.setting.slices)
     assert isinstance(first, batched_plans.StackBlock) and isinstance(
         second, batched_plans.StackBlock
     )
@@ -153,7 +153,7 @@ def _prepared(job: Job, entries: tuple[Entry, ...], part: FeatureSpace | None) -
     metric, dtype = job.setting.metric, job.setting.dtype
     units = []
     for model in models:
-        units.append(scaled_under(model, metric, job.setting.by_states, job.setting.per_output))
+        units.append(scaled_under(model, metric, job.setting.by_states, job.setting.slices))
     models = tuple(unit.model for unit in units)
     exponents = np.array([unit.exponent for unit in units])
     if part is None:

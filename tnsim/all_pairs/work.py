@@ -41,18 +41,11 @@ from tnsim.engine.scaled import taken
 from tnsim.errors import ExecutorError, TnsimError
 
 K = TypeVar("K", bound=Hashable)
-
-
 Task = tuple[Callable[..., Any], tuple]
-
-
 _IN_FLIGHT = 128  # most tasks submitted and not yet done, as waiting tasks take memory
-
-
 _LOOK = 2.0  # seconds without a result after which the cluster is examined
-
-
 _PATIENCE = 10.0  # seconds that a cluster may be without workers, which may be (re)starting
+_PAUSE = 0.1  # seconds between two looks at the records that other processes have claimed
 
 
 def completed(
@@ -228,9 +221,6 @@ def _check(executor: Any) -> None:
         )
 
 
-_PAUSE = 0.1  # seconds between two looks at the records that other processes have claimed
-
-
 class PendingWork(NamedTuple):
     """Records of one kind, with the functions that compute and write them.
 
@@ -363,7 +353,7 @@ def _write_norms(run: PairwiseRun, target: Store, side: Side, record: Record, re
     norms = tasks.expect_norms(result, (len(entries),), target.layout.outputs, advice(target))
     for i, one in enumerate(entries):
         precision.check_norm(taken(norms, i), one.source.name, one.terms > 1, run.arithmetic)
-    target.write(record, list(norm_arrays(norms, run.job.setting.per_output).values()))
+    target.write(record, list(norm_arrays(norms, run.job.setting.slices).values()))
 
 
 def _write_tile(run: PairwiseRun, target: Store, record: Record, result: Any) -> Doubt:
@@ -377,7 +367,7 @@ def _write_tile(run: PairwiseRun, target: Store, record: Record, result: Any) ->
     """
     i, j = record.blocks
     at, to = target.layout.block(i), target.layout.block(j)
-    per_output = run.job.setting.per_output
+    slices = run.job.setting.slices
     rows, columns = run.block(run.rows, i), run.block(run.columns, j)
     shape = len(rows), len(columns)
     products = tasks.expect_products(result, shape, target.layout.outputs, advice(target))
@@ -385,8 +375,8 @@ def _write_tile(run: PairwiseRun, target: Store, record: Record, result: Any) ->
     if isinstance(products, Estimated):
         products, estimated = products
     same = _digests(rows)[:, None] == _digests(columns)
-    bra = norms_in(target.arrays, "a", at, per_output)
-    ket = norms_in(target.arrays, "a" if run.symmetric else "b", to, per_output)
+    bra = norms_in(target.arrays, "a", at, slices)
+    ket = norms_in(target.arrays, "a" if run.symmetric else "b", to, slices)
     blocks, error = tile_arrays(products, bra, ket, same, run.arithmetic)
     if estimated is not None:
         blocks["standard_error"] = np.where(same, 0.0, estimated)

@@ -17,7 +17,7 @@ hidden units changes them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import jax
@@ -26,10 +26,11 @@ from jaxtyping import Float
 
 from tnsim.analysis import measures
 from tnsim.analysis.matrices import Names, of_models
+from tnsim.checkpoints.given import given_models
 from tnsim.errors import ModelError
 from tnsim.models import functions
 from tnsim.models.arrays import host_array
-from tnsim.models.checks import check_comparable, check_numbers
+from tnsim.models.checks import Seed, check_comparable, check_numbers, seed_number
 from tnsim.models.forward import check_inputs, is_tokens, plain_forward
 from tnsim.models.functions import Function
 from tnsim.models.layers import affine_maps, bias_name, innermost
@@ -41,10 +42,22 @@ if TYPE_CHECKING:
 
 BATCH = 4096
 """Inputs per forward pass."""
-
-
 Inputs: TypeAlias = Float[np.ndarray, "n *positions in"] | int
 """Inputs as an array, or the number of standard normal inputs to draw."""
+__all__ = [
+    "agreement",
+    "cka",
+    "js_divergence",
+    "mean_cosine",
+    "output_cosine",
+    "weight_cosine",
+    "weight_slices",
+]
+
+
+Models: TypeAlias = Any
+"""Models as `pairwise` takes them: a sequence, a mapping from labels to models, a series or paths;
+modules of PyTorch in their place, and plain functions where inputs are given."""
 
 
 class Outputs(NamedTuple):
@@ -65,9 +78,9 @@ class Outputs(NamedTuple):
 
 
 def outputs_of(
-    models: Sequence[AnyModel | Function],
+    models: Models,
     inputs: Inputs,
-    seed: int,
+    seed: Seed,
     feature: Callable[[np.ndarray], np.ndarray],
 ) -> Outputs:
     """Run every model once, and keep the features of its outputs that a measure compares.
@@ -77,7 +90,7 @@ def outputs_of(
             which are called as under `Empirical`.
         inputs: An array (n, d_in), for sequences (n, positions, d_in), or a number n of standard
             normal inputs. Integers (n, positions) are token ids unless a model reads vectors.
-        seed: Seed of drawn inputs.
+        seed: Seed of drawn inputs: a number, a NumPy generator or a JAX key.
         feature: Function from the outputs of one model, float64 (n, d_out) or (n, positions,
             d_out), to its features.
 
@@ -98,7 +111,7 @@ def outputs_of(
     features: list[np.ndarray] = []
     x, about = _inputs(inputs, _reader(models), seed)
     shape: tuple[int, ...] = ()
-    for n, model in enumerate(models):
+    for n, model in enumerate(_each(models)):
         outputs = np.concatenate(list(_batches(model, x)))
         shape = shape or outputs.shape
         if outputs.shape != shape:
@@ -111,13 +124,13 @@ def outputs_of(
     return Outputs(features, about)
 
 
-def _reader(models: Sequence[AnyModel | Function]) -> AnyModel | None:
+def _reader(models: Models) -> AnyModel | None:
     """The first model that is no plain function; None where all are plain functions.
 
     Raises `ModelError` where models cannot be compared.
     """
     first: AnyModel | None = None
-    for model in models:
+    for model in _each(models):
         if isinstance(model, AnyModel):
             check_numbers(model)
             first = first or model
@@ -138,16 +151,29 @@ def _check_finite(outputs: Float[np.ndarray, "n *positions out"], n: int) -> Non
     )
 
 
-def _inputs(inputs: Inputs, model: AnyModel | None, seed: int) -> tuple[np.ndarray, dict[str, Any]]:
+def _on_inputs(models: Models, inputs: Inputs) -> Models:
+    """Models that run on inputs; modules stay functions where inputs are given as an array."""
+    drawn = isinstance(inputs, (int, np.integer))
+    return given_models(models, inputs=None if drawn else inputs)
+
+
+def _each(models: Models) -> Iterable[Any]:
+    """The models of a sequence, or those of a mapping without their labels."""
+    return models.values() if isinstance(models, Mapping) else models
+
+
+def _inputs(
+    inputs: Inputs, model: AnyModel | None, seed: Seed
+) -> tuple[np.ndarray, dict[str, Any]]:
     """The inputs, in float64 or as token ids, and their description.
 
     Args:
         inputs: Inputs, or their number.
         model: First model that is no plain function; None where all are plain functions.
-        seed: Seed of drawn inputs.
+        seed: Seed of drawn inputs: a number, a NumPy generator or a JAX key.
     """
     if isinstance(inputs, (int, np.integer)) and not isinstance(inputs, bool):
-        return _drawn(int(inputs), model, seed)
+        return _drawn(int(inputs), model, seed_number(seed))
     x = host_array(inputs)
     given = {"inputs": "given", "samples": len(x) if x.ndim else 0}
     if is_tokens(x) and x.ndim == 2 and x.size and (model is None or model.n_ctx is not None):
@@ -212,14 +238,14 @@ def _of_model(model: AnyModel, batch: np.ndarray) -> Any:
     return total
 
 
-def weight_cosine(models: Sequence[AnyModel], *, names: Names = None) -> xr.DataArray:
+def weight_cosine(models: Models, *, names: Names = None) -> xr.DataArray:
     """Cosine of all weights and biases, flattened into one vector per model.
 
     Needs no data, but models of equal structure; a permutation of hidden units changes it. It is
     blind to the skip and scale of residuals, which are no weights; `attrs["invariant_to"]` says so.
 
     Args:
-        models: K models with the same layers, of the same shapes.
+        models: K models with the same layers, of the same shapes, as `pairwise` takes them.
         names: K labels.
 
     Returns:
@@ -240,6 +266,7 @@ def weight_cosine(models: Sequence[AnyModel], *, names: Names = None) -> xr.Data
     Source:
         The paper's matrix similarity, figure 2.
     """
+    models = given_models(models)
     rows = list(map(_flat_weights, _of_one_structure(models)))
     about = {
         "formula": "<w_a, w_b> / |w_a||w_b|",
@@ -249,14 +276,14 @@ def weight_cosine(models: Sequence[AnyModel], *, names: Names = None) -> xr.Data
     return of_models(models, names, "weight_cosine", cosines, about)
 
 
-def weight_slices(models: Sequence[AnyModel], *, names: Names = None) -> xr.DataArray:
+def weight_slices(models: Models, *, names: Names = None) -> xr.DataArray:
     """Cosine of the weights that write one output: a row of the last layer, and its bias.
 
     It relates to `weight_cosine` as `slices` to `similarity`. It is blind to all layers below;
     `attrs["invariant_to"]` says so.
 
     Args:
-        models: K models with the same layers, of the same shapes.
+        models: K models with the same layers, of the same shapes, as `pairwise` takes them.
         names: K labels.
 
     Returns:
@@ -278,6 +305,7 @@ def weight_slices(models: Sequence[AnyModel], *, names: Names = None) -> xr.Data
     Source:
         The paper's weight cosine slice similarity, appendix B, figure 6.
     """
+    models = given_models(models)
     last = list(map(_output_rows, _of_one_structure(models)))
     slices = []
     for output in range(len(last[0])):
@@ -291,10 +319,10 @@ def weight_slices(models: Sequence[AnyModel], *, names: Names = None) -> xr.Data
     return of_models(models, names, "weight_slices", np.stack(slices, -1), about)
 
 
-def _of_one_structure(models: Sequence[AnyModel]) -> Iterator[Model]:
+def _of_one_structure(models: Models) -> Iterator[Model]:
     """Yield the models, each after a check that its weights match the first model's one to one."""
     first = None
-    for n, model in enumerate(models):
+    for n, model in enumerate(_each(models)):
         if not isinstance(model, Model):
             raise ModelError(
                 f"model {n} is a {type(model).__name__}: the cosine of weights is for models, "
@@ -335,27 +363,16 @@ def _output_rows(model: Model) -> Float[np.ndarray, "out in"]:
     return np.column_stack([weights, np.asarray(bias, np.float64)])
 
 
-__all__ = [
-    "agreement",
-    "cka",
-    "js_divergence",
-    "mean_cosine",
-    "output_cosine",
-    "weight_cosine",
-    "weight_slices",
-]
-
-
 def output_cosine(
-    models: Sequence[AnyModel], inputs: Inputs, *, seed: int = 0, names: Names = None
+    models: Models, inputs: Inputs, *, seed: Seed = 0, names: Names = None
 ) -> xr.DataArray:
     """Cosine of the outputs on given inputs: a sample of the closed form of `Gaussian`.
 
     Args:
-        models: K models with the same inputs and outputs.
+        models: K models with the same inputs and outputs, as `pairwise` takes them.
         inputs: An array (n, d_in) or (n, positions, d_in), token ids (n, positions), or a number n
             of standard normal inputs.
-        seed: Seed of drawn inputs.
+        seed: Seed of drawn inputs: a number, a NumPy generator or a JAX key.
         names: K labels.
 
     Returns:
@@ -375,6 +392,7 @@ def output_cosine(
         >>> output_cosine([a, b], inputs).values.round(3)[0, 1].item()
         0.707
     """
+    models = _on_inputs(models, inputs)
     outputs, about = outputs_of(models, inputs, seed, np.ravel)
     about |= {
         "formula": "sum <A(x), B(x)> / sqrt(sum |A(x)|^2 sum |B(x)|^2)",
@@ -385,16 +403,16 @@ def output_cosine(
 
 
 def mean_cosine(
-    models: Sequence[AnyModel], inputs: Inputs, *, seed: int = 0, names: Names = None
+    models: Models, inputs: Inputs, *, seed: Seed = 0, names: Names = None
 ) -> xr.DataArray:
     """Mean over inputs, and positions, of the cosine of the two outputs there.
 
     Every input counts the same; in `output_cosine`, inputs with large outputs count more.
 
     Args:
-        models: K models with the same inputs and outputs.
+        models: K models with the same inputs and outputs, as `pairwise` takes them.
         inputs: An array (n, d_in) or (n, positions, d_in), or a number n of standard normal inputs.
-        seed: Seed of drawn inputs.
+        seed: Seed of drawn inputs: a number, a NumPy generator or a JAX key.
         names: K labels.
 
     Returns:
@@ -417,6 +435,7 @@ def mean_cosine(
     Source:
         The paper's behavioural similarity, section 3.3, as its published code computes it.
     """
+    models = _on_inputs(models, inputs)
     directions, about = outputs_of(models, inputs, seed, measures.directions)
     about |= {
         "formula": "mean of <A(x), B(x)> / |A(x)||B(x)|",
@@ -427,10 +446,10 @@ def mean_cosine(
 
 
 def cka(
-    models: Sequence[AnyModel],
+    models: Models,
     inputs: Inputs,
     *,
-    seed: int = 0,
+    seed: Seed = 0,
     debiased: bool = True,
     names: Names = None,
 ) -> xr.DataArray:
@@ -440,10 +459,10 @@ def cka(
     for anything once outputs outnumber samples.
 
     Args:
-        models: K models with the same inputs and outputs.
+        models: K models with the same inputs and outputs, as `pairwise` takes them.
         inputs: An array (n, d_in) or (n, positions, d_in), token ids (n, positions), or a number n
             of standard normal inputs; n is at least 4.
-        seed: Seed of drawn inputs.
+        seed: Seed of drawn inputs: a number, a NumPy generator or a JAX key.
         debiased: Whether HSIC is the unbiased estimator, or `|A' B|^2` of the centred outputs.
         names: K labels.
 
@@ -468,6 +487,7 @@ def cka(
         Kornblith et al. 2019, "Similarity of neural network representations revisited"; Song et al.
         2012, "Feature selection via dependence maximization", equation 5.
     """
+    models = _on_inputs(models, inputs)
     features, about = outputs_of(models, inputs, seed, measures.centred)
     if about["samples"] < 4:
         raise ModelError(
@@ -490,15 +510,15 @@ def cka(
 
 
 def js_divergence(
-    models: Sequence[AnyModel], inputs: Inputs, *, seed: int = 0, names: Names = None
+    models: Models, inputs: Inputs, *, seed: Seed = 0, names: Names = None
 ) -> xr.DataArray:
     """Jensen-Shannon divergence of the softmax predictions, mean over inputs and positions.
 
     Args:
-        models: K models with the same inputs and outputs.
+        models: K models with the same inputs and outputs, as `pairwise` takes them.
         inputs: An array (n, d_in) or (n, positions, d_in), token ids (n, positions), or a number n
             of standard normal inputs.
-        seed: Seed of drawn inputs.
+        seed: Seed of drawn inputs: a number, a NumPy generator or a JAX key.
         names: K labels.
 
     Returns:
@@ -520,6 +540,7 @@ def js_divergence(
     Source:
         Lin 1991, "Divergence measures based on the Shannon entropy".
     """
+    models = _on_inputs(models, inputs)
     predictions, about = outputs_of(models, inputs, seed, measures.softmax)
     entropies = list(map(measures.entropy, predictions))
 
@@ -538,17 +559,17 @@ def js_divergence(
 
 
 def agreement(
-    models: Sequence[AnyModel], inputs: Inputs, *, seed: int = 0, names: Names = None
+    models: Models, inputs: Inputs, *, seed: Seed = 0, names: Names = None
 ) -> xr.DataArray:
     """Share of the inputs, and positions, for which two models have the same largest output.
 
     Where outputs are equally large, the first counts.
 
     Args:
-        models: K models with the same inputs and outputs.
+        models: K models with the same inputs and outputs, as `pairwise` takes them.
         inputs: An array (n, d_in) or (n, positions, d_in), token ids (n, positions), or a number n
             of standard normal inputs.
-        seed: Seed of drawn inputs.
+        seed: Seed of drawn inputs: a number, a NumPy generator or a JAX key.
         names: K labels.
 
     Returns:
@@ -566,6 +587,7 @@ def agreement(
         >>> agreement([a, b], np.array([[1.0, 0.0], [0.0, 1.0]])).values.tolist()
         [[1.0, 0.5], [0.5, 1.0]]
     """
+    models = _on_inputs(models, inputs)
     choices, about = outputs_of(models, inputs, seed, measures.largest)
     about |= {
         "formula": "mean of argmax A(x) = argmax B(x)",

@@ -101,10 +101,10 @@ def of_models(
 
 
 def labels_of(models: Sequence[Any]) -> list[int] | list[str]:
-    """The labels of models: those of a series, or positions in any other sequence.
+    """The labels of models: those of a series or mapping, positions in any other sequence.
 
     Args:
-        models: A series, or any sequence.
+        models: A series, a mapping from labels to models, or any sequence.
 
     Returns:
         One label per model; integers where all labels are decimal numbers, as training steps are.
@@ -114,6 +114,8 @@ def labels_of(models: Sequence[Any]) -> list[int] | list[str]:
         [0, 1]
     """
     labels = getattr(models, "labels", None)
+    if isinstance(models, Mapping):
+        labels = [str(label) for label in models]
     if labels is None:
         return list(range(len(models)))
     if all(label.isdecimal() for label in labels):

@@ -37,6 +37,25 @@ if TYPE_CHECKING:
 
     from tnsim.analysis.matrices import Matrix
 
+__all__ = [
+    "AgainstControl",
+    "Correlation",
+    "Embedding",
+    "Segmentation",
+    "against_control",
+    "block_score",
+    "correlation",
+    "dendrogram",
+    "group_score",
+    "last_block_score",
+    "mds",
+    "phase_of_rows",
+    "segment",
+    "segmentations",
+    "spectrum",
+    "trajectory",
+]
+
 
 class AgainstControl(NamedTuple):
     """The scores of a run and of its control.
@@ -233,26 +252,6 @@ def _ends(table: Matrix) -> str:
     """The number of rows with their first and last label, for a message."""
     labels = square(table)["a"].values
     return f"{len(labels)} rows from {labels[0]} to {labels[-1]}"
-
-
-__all__ = [
-    "AgainstControl",
-    "Correlation",
-    "Embedding",
-    "Segmentation",
-    "against_control",
-    "block_score",
-    "correlation",
-    "dendrogram",
-    "group_score",
-    "last_block_score",
-    "mds",
-    "phase_of_rows",
-    "segment",
-    "segmentations",
-    "spectrum",
-    "trajectory",
-]
 
 
 def trajectory(result: Matrix, to: int | str = "final") -> xr.DataArray:

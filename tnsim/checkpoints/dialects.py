@@ -21,12 +21,21 @@ from dataclasses import dataclass
 from typing import Any
 
 from tnsim.checkpoints.guard import refusing
-from tnsim.checkpoints.rules import CONFIGURED_HEADS, NUMBERS, PROJECTIONS, Rule, check_rule, facts
+from tnsim.checkpoints.rules import (
+    CONFIGURED_HEADS,
+    NUMBERS,
+    PROJECTIONS,
+    AttentionRule,
+    BilinearRule,
+    LinearRule,
+    Rule,
+    check_rule,
+    facts,
+    rule_of,
+)
 from tnsim.errors import CheckpointError, printable
 
 FORMAT = 1  # version of the JSON of dialects
-
-
 PATTERN_CHARACTERS = 2**14
 """Limit of characters in all patterns of a dialect; as a regular expression so many compile in
 0.1 s."""
@@ -73,7 +82,7 @@ class Dialect:
         UnsupportedLayer: For a layer kind without a polynomial.
 
     Example:
-        >>> dialect = Dialect("mine", (Rule("linear", weight="w"),))
+        >>> dialect = Dialect("mine", (LinearRule(weight="w"),))
         >>> Dialect.from_json(dialect.to_json()) == dialect
         True
     """
@@ -94,7 +103,7 @@ class Dialect:
             One JSON object, indented.
 
         Example:
-            >>> '"weight": "w"' in Dialect("mine", (Rule("linear", weight="w"),)).to_json()
+            >>> '"weight": "w"' in Dialect("mine", (LinearRule(weight="w"),)).to_json()
             True
         """
         fields: dict[str, Any] = {"format": FORMAT, "name": self.name}
@@ -150,7 +159,7 @@ class Dialect:
             Sentences; an empty tuple for a dialect that was written by hand or confirmed.
 
         Example:
-            >>> rules = (Rule("linear", weight="w"),)
+            >>> rules = (LinearRule(weight="w"),)
             >>> Dialect("mine", rules, guesses=(Guess("matrices", "(out, in)"),)).open_guesses()
             ('matrices: (out, in)',)
         """
@@ -165,7 +174,7 @@ class Dialect:
             A dialect without open guesses.
 
         Example:
-            >>> rules = (Rule("linear", weight="w"),)
+            >>> rules = (LinearRule(weight="w"),)
             >>> guessed = Dialect("mine", rules, guesses=(Guess("matrices", "(out, in)"),))
             >>> guessed.confirmed().open_guesses()
             ()
@@ -184,7 +193,7 @@ class Dialect:
             One sentence for the dialect, and one for each rule.
 
         Example:
-            >>> Dialect("mine", (Rule("linear", weight="w"),)).assumptions()
+            >>> Dialect("mine", (LinearRule(weight="w"),)).assumptions()
             ['dialect mine', 'rule 0, linear: W x + b']
         """
         title = f"dialect {self.name}"
@@ -223,7 +232,7 @@ def is_pattern(key: str) -> bool:
 def _with_values(rule: Rule, run: Sequence[Rule]) -> Rule:
     """A rule that shows the numbers of its layers in the place of the keys of the numbers."""
     values: dict[str, Any] = {}
-    for name in NUMBERS:
+    for name in vars(rule).keys() & NUMBERS:
         distinct = list(dict.fromkeys(getattr(one, name) for one in run))
         values[name] = distinct[0]
         if len(distinct) > 1:
@@ -240,11 +249,7 @@ def _rule(n: int, fields: Any) -> Rule:
     """A rule from JSON."""
     if not isinstance(fields, dict):
         raise ValueError(f"layer rule {n} must be an object, found {fields!r}")
-    fields = _without_comments(fields)
-    known = {field.name for field in dataclasses.fields(Rule)}
-    if surplus := sorted(set(fields) - known):
-        raise ValueError(f"layer rule {n} has unknown fields {surplus}; known are {sorted(known)}")
-    return Rule(**fields)
+    return rule_of(_without_comments(fields), f"layer rule {n}")
 
 
 def _guess(n: int, fields: Any) -> Guess:
@@ -299,8 +304,7 @@ def _attention_model(
     for role in PROJECTIONS:
         roles[role] = f"layers.{{i}}.{keys[role]}.weight"
         roles[f"{role}_bias"] = f"layers.{{i}}.{keys[role]}.bias?"
-    attention = Rule(
-        "attention",
+    attention = AttentionRule(
         **roles,
         n_heads=CONFIGURED_HEADS,
         residual="additive",
@@ -308,13 +312,12 @@ def _attention_model(
         rope_base=rope_base,
         repeat=True,
     )
-    unembed = Rule(
-        "linear",
+    unembed = LinearRule(
         weight="unembed.weight",
         norm_energy="final_norm.running_mean_energy?",
         norm_epsilon=1e-6,
     )
-    layers = (Rule("linear", weight="embed.weight", transpose=True), attention, unembed)
+    layers = (LinearRule(weight="embed.weight", transpose=True), attention, unembed)
     return Dialect(
         name,
         layers,
@@ -326,14 +329,13 @@ def _attention_model(
 
 def _fused_blocks(name: str, description: str, residual: str | None) -> Dialect:
     """Embedding, bilinear layers with left and right in one array, head."""
-    block = Rule(
-        "bilinear",
+    block = BilinearRule(
         fused="blocks.{i}.weight",
         fused_bias="blocks.{i}.bias?",
         residual=residual,
         repeat=True,
     )
-    embed, head = (Rule("linear", weight=f"{part}.weight") for part in ("embed", "head"))
+    embed, head = (LinearRule(weight=f"{part}.weight") for part in ("embed", "head"))
     return Dialect(name, (embed, block, head), description=description)
 
 
@@ -343,9 +345,8 @@ PRESETS = {
         Dialect(
             "bilinear-classifier",
             (
-                Rule("linear", weight="embed.weight", bias="embed.bias?"),
-                Rule(
-                    "bilinear",
+                LinearRule(weight="embed.weight", bias="embed.bias?"),
+                BilinearRule(
                     left="body.left.weight",
                     right="body.right.weight",
                     down="body.down.weight",
@@ -353,19 +354,19 @@ PRESETS = {
                     right_bias="body.right.bias?",
                     down_bias="body.down.bias?",
                 ),
-                Rule("linear", weight="head.weight", bias="head.bias?"),
+                LinearRule(weight="head.weight", bias="head.bias?"),
             ),
             description="embed, one bilinear layer called body, head",
         ),
         Dialect(
             "bilinear-readout",
-            (Rule("bilinear", left="W_l", right="W_r", down="W_p"),),
+            (BilinearRule(left="W_l", right="W_r", down="W_p"),),
             ignore=("epoch", "seed", "accuracy"),
             description="one bilinear layer W_l, W_r with the readout W_p",
         ),
         Dialect(
             "fused-projection",
-            (Rule("bilinear", fused="bi_linear.weight", down="projection.weight"),),
+            (BilinearRule(fused="bi_linear.weight", down="projection.weight"),),
             description="one bilinear layer with left and right in one array",
         ),
         _fused_blocks(

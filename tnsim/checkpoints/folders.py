@@ -21,9 +21,9 @@ from tnsim.checkpoints.guard import naming
 from tnsim.errors import CheckpointError
 
 KINDS = ("models", "datasets")
-
-
 _REPOSITORY = re.compile(r"[\w.-]+(/[\w.-]+)?")
+WHOLE = "model.safetensors"  # a model in one file, in Hugging Face's layout
+OLD = "pytorch_model.bin"  # the same as a pickle, in older repositories
 
 
 def is_cache(folder: Path) -> bool:
@@ -153,12 +153,6 @@ def _names(folder: Path) -> dict[str, list[str]]:
             commit = read_text(ref).strip()
         names.setdefault(commit, []).append(ref.relative_to(folder).as_posix())
     return names
-
-
-WHOLE = "model.safetensors"  # a model in one file, in Hugging Face's layout
-
-
-OLD = "pytorch_model.bin"  # the same as a pickle, in older repositories
 
 
 def located(source: str | os.PathLike[str]) -> Path:

@@ -27,9 +27,44 @@ from tnsim.checkpoints.pickles import check_pickle
 from tnsim.errors import CheckpointError, MissingExtra
 
 SMALL = 2**25  # bytes of tensors that any file may declare
-
-
 EXPANSION = 16  # a file may declare at most so many times its size: weights hardly compress
+SUFFIXES = (".safetensors", ".npz", ".pt", ".pth", ".ckpt")
+LFS_POINTER = b"version https://git-lfs"
+INDEX = "model.safetensors.index.json"  # index of a model in several files
+_PART = ".safetensors"  # end of the name of each of these files
+TORCH_VERSION = (2, 10)  # the first that reads untrusted files safely
+# Bytes of names, shapes and offsets: enough for ten thousand tensors, and read within a second.
+HEADER_BYTES = 2**22  # safetensors
+DIRECTORY_BYTES = 2**20  # zip archives
+# PyTorch, without the numbers. PyTorch's reader is written in Python: so many bytes of empty lists
+# take 0.8 s, of tensors that share their numbers 1.6 s and 60 MB, and four times as many 7 s.
+PICKLE_BYTES = 2**19
+WEIGHTS_ALONE = (
+    "save the state_dict alone where the module is at home, "
+    'torch.save(module.state_dict(), "weights.pt"), or as safetensors'
+)
+FLOAT8 = {  # by the names of safetensors
+    "F8_E4M3": ml_dtypes.float8_e4m3fn,
+    "F8_E5M2": ml_dtypes.float8_e5m2,
+    "F8_E4M3FNUZ": ml_dtypes.float8_e4m3fnuz,
+    "F8_E5M2FNUZ": ml_dtypes.float8_e5m2fnuz,
+    "F8_E8M0": ml_dtypes.float8_e8m0fnu,
+}
+SAFETENSORS = FLOAT8 | {
+    "BOOL": np.bool_,
+    "U8": np.uint8,
+    "U16": np.uint16,
+    "U32": np.uint32,
+    "U64": np.uint64,
+    "I8": np.int8,
+    "I16": np.int16,
+    "I32": np.int32,
+    "I64": np.int64,
+    "F16": np.float16,
+    "BF16": ml_dtypes.bfloat16,
+    "F32": np.float32,
+    "F64": np.float64,
+}
 
 
 @dataclass(frozen=True)
@@ -136,70 +171,11 @@ def check_declared(tensors: tuple[Stored, ...], size: int) -> None:
         )
 
 
-SUFFIXES = (".safetensors", ".npz", ".pt", ".pth", ".ckpt")
-
-
-LFS_POINTER = b"version https://git-lfs"
-
-
-INDEX = "model.safetensors.index.json"  # index of a model in several files
-
-
-_PART = ".safetensors"  # end of the name of each of these files
-
-
-TORCH_VERSION = (2, 10)  # the first that reads untrusted files safely
-
-
-# Bytes of names, shapes and offsets: enough for ten thousand tensors, and read within a second.
-HEADER_BYTES = 2**22  # safetensors
-
-
-DIRECTORY_BYTES = 2**20  # zip archives
-
-
-# PyTorch, without the numbers. PyTorch's reader is written in Python: so many bytes of empty lists
-# take 0.8 s, of tensors that share their numbers 1.6 s and 60 MB, and four times as many 7 s.
-PICKLE_BYTES = 2**19
-
-
-WEIGHTS_ALONE = (
-    "save the state_dict alone where the module is at home, "
-    'torch.save(module.state_dict(), "weights.pt"), or as safetensors'
-)
-
-
-FLOAT8 = {  # by the names of safetensors
-    "F8_E4M3": ml_dtypes.float8_e4m3fn,
-    "F8_E5M2": ml_dtypes.float8_e5m2,
-    "F8_E4M3FNUZ": ml_dtypes.float8_e4m3fnuz,
-    "F8_E5M2FNUZ": ml_dtypes.float8_e5m2fnuz,
-    "F8_E8M0": ml_dtypes.float8_e8m0fnu,
-}
-
-
-SAFETENSORS = FLOAT8 | {
-    "BOOL": np.bool_,
-    "U8": np.uint8,
-    "U16": np.uint16,
-    "U32": np.uint32,
-    "U64": np.uint64,
-    "I8": np.int8,
-    "I16": np.int16,
-    "I32": np.int32,
-    "I64": np.int64,
-    "F16": np.float16,
-    "BF16": ml_dtypes.bfloat16,
-    "F32": np.float32,
-    "F64": np.float64,
-}
-
-
 def contents(path: Path) -> Contents:
     """Read the inventory of a checkpoint file.
 
     Args:
-        path: A file that ends in one of `SUFFIXES`, or an `INDEX`.
+        path: A file that ends in one of `SUFFIXES` or in .bin, or an `INDEX`.
 
     Returns:
         Names and unread tensors.
@@ -234,8 +210,7 @@ def contents(path: Path) -> Contents:
         raise CheckpointError("is no regular file")
     if path.suffix not in readers:
         raise CheckpointError(
-            f"unknown format {path.suffix or 'without suffix'!r}; "
-            f"readable are {', '.join(SUFFIXES)}"
+            f"unknown format {path.suffix or 'without suffix'!r}; readable are {', '.join(readers)}"
         )
     path.open("rb").close()  # refused here where permission is missing, in the same words for all
     if path.stat().st_size == 0:

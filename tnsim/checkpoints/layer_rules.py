@@ -6,7 +6,7 @@ reordered, signs and scales are moved into the weights.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,14 @@ import numpy as np
 from tnsim.checkpoints.formats import EXPANSION
 from tnsim.checkpoints.named_arrays import NamedArrays, constant
 from tnsim.checkpoints.norms import Norm, Normed, at_energy
-from tnsim.checkpoints.rules import PROJECTIONS, Rule
+from tnsim.checkpoints.rules import (
+    PROJECTIONS,
+    AttentionRule,
+    BilinearRule,
+    LinearRule,
+    Rule,
+    StackedRule,
+)
 from tnsim.errors import ModelError
 from tnsim.models.arrays import detached, host_array, like
 from tnsim.models.attention import Attention
@@ -41,11 +48,11 @@ def layer(rule: Rule, arrays: NamedArrays) -> Linear | Bilinear | Attention | Re
 
     Example:
         >>> state = {"l": np.ones((4, 3)), "r": np.ones((4, 3)), "d": np.ones((3, 4))}
-        >>> rule = Rule("bilinear", left="l", right="r", down="d", residual="lerp", scale=0.25)
+        >>> rule = BilinearRule(left="l", right="r", down="d", residual="lerp", scale=0.25)
         >>> layer(rule, NamedArrays(state, None)).skip
         0.75
     """
-    inner = _MAKERS[rule.kind](rule, arrays)
+    inner = _MAKERS[type(rule)](rule, arrays)
     if rule.residual is None:
         return inner
     scale: Any = rule.scale
@@ -71,7 +78,7 @@ def normed(rule: Rule, arrays: NamedArrays) -> Normed:
 
     Example:
         >>> state = {"w": np.ones((1, 2)), "energy": np.array([4.0])}
-        >>> rule = Rule("linear", weight="w", norm_energy="energy")
+        >>> rule = LinearRule(weight="w", norm_energy="energy")
         >>> normed(rule, NamedArrays(state, None)).layer.weight
         array([[0.5, 0.5]])
     """
@@ -100,11 +107,11 @@ def _vector(key: str | None, size: int, arrays: NamedArrays) -> np.ndarray | Non
     return array
 
 
-def _linear(rule: Rule, arrays: NamedArrays) -> Linear:
+def _linear(rule: LinearRule, arrays: NamedArrays) -> Linear:
     return Linear(arrays.required_matrix(rule.weight, rule.transpose), arrays.get(rule.bias))
 
 
-def _bilinear(rule: Rule, arrays: NamedArrays) -> Bilinear:
+def _bilinear(rule: BilinearRule, arrays: NamedArrays) -> Bilinear:
     left_bias = arrays.get(rule.left_bias)
     right_bias = arrays.get(rule.right_bias)
     if rule.fused:
@@ -123,9 +130,9 @@ def _bilinear(rule: Rule, arrays: NamedArrays) -> Bilinear:
     return Bilinear(left, right, down, left_bias, right_bias, arrays.get(rule.down_bias))
 
 
-def _unfused(rule: Rule, arrays: NamedArrays) -> dict[str, Any]:
+def _unfused(rule: StackedRule, arrays: NamedArrays) -> dict[str, Any]:
     """Weights and biases by role, cut out of arrays that stack the roles on axis 0."""
-    roles = rule.fused_order.split("-")
+    roles = str(rule.fused_order).split("-")
     found: dict[str, Any] = {}
     matrix = arrays.required_matrix(rule.fused, rule.transpose)
     for array, ending in ((matrix, ""), (arrays.get(rule.fused_bias), "_bias")):
@@ -149,7 +156,7 @@ def _identity(left: np.ndarray) -> np.ndarray:
     return np.eye(rank, dtype=host_array(detached(left[:1])).dtype)
 
 
-def _attention(rule: Rule, arrays: NamedArrays) -> Attention:
+def _attention(rule: AttentionRule, arrays: NamedArrays) -> Attention:
     """An attention layer in the convention of `Attention`.
 
     `Attention` divides scores by d_head^2 and turns halves of heads forward.
@@ -178,7 +185,7 @@ def _attention(rule: Rule, arrays: NamedArrays) -> Attention:
     return Attention(**weights, n_heads=heads, mask=rule.mask, rope_base=base)
 
 
-def _attention_arrays(rule: Rule, arrays: NamedArrays) -> Iterator[tuple[str, Any]]:
+def _attention_arrays(rule: AttentionRule, arrays: NamedArrays) -> Iterator[tuple[str, Any]]:
     stacked = _unfused(rule, arrays) if rule.fused else {}
     for role in PROJECTIONS:
         if rule.fused and role != "o":
@@ -190,7 +197,7 @@ def _attention_arrays(rule: Rule, arrays: NamedArrays) -> Iterator[tuple[str, An
         yield f"{role}_bias", arrays.get(getattr(rule, f"{role}_bias"))
 
 
-def _rotary_rows(array: np.ndarray, heads: int, rule: Rule) -> np.ndarray:
+def _rotary_rows(array: np.ndarray, heads: int, rule: AttentionRule) -> np.ndarray:
     """Rows of queries or keys in the order and the direction in which `Attention` turns them.
 
     `Attention` turns coordinates (i, i + d_head / 2) of each head forward. Where the file turns
@@ -208,4 +215,8 @@ def _rotary_rows(array: np.ndarray, heads: int, rule: Rule) -> np.ndarray:
     return (by_head[:, order] * signs).reshape(array.shape)
 
 
-_MAKERS = {"linear": _linear, "bilinear": _bilinear, "attention": _attention}
+_MAKERS: dict[type[Rule], Callable[..., Any]] = {
+    LinearRule: _linear,
+    BilinearRule: _bilinear,
+    AttentionRule: _attention,
+}

@@ -15,7 +15,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias, overload
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, overload
 
 import numpy as np
 
@@ -30,14 +30,22 @@ from tnsim.checkpoints.named_arrays import to_numpy
 from tnsim.checkpoints.native import METADATA, own_model
 from tnsim.checkpoints.state_dict import detect, model_from_state
 from tnsim.errors import ON_INPUTS, CheckpointError, ModelError, printable
+from tnsim.models.checks import Seed, seed_number
 from tnsim.models.model import Model
 from tnsim.models.origin import Origin
 from tnsim.tables import html_table
 
+if TYPE_CHECKING:
+    from tnsim.checkpoints.modules import StatesOf
+
 log: logging.Logger = logging.getLogger(__name__)
-
-
-AnyDialect: TypeAlias = Dialect | str | os.PathLike[str]
+AnyDialect: TypeAlias = Any
+"""A `Dialect`, the name of a preset, the path of a JSON file, or an `nn.Module` whose state dicts
+the files hold."""
+COUNTERS = ("step", "iter", "epoch")  # words before numbers that count, the finest count first
+LAST = ("final", "last", "latest")  # names of the last checkpoint of a run, sorted to the end
+CONFIRMS = 1e-4
+"""Largest relative error that the rounding of a float32 forward pass explains."""
 
 
 class Reading(NamedTuple):
@@ -46,7 +54,7 @@ class Reading(NamedTuple):
     dialect: AnyDialect | None = None
     n_ctx: int | None = None
     leave_out: tuple[str, ...] = ()
-    norms: Any = None
+    norm_inputs: Any = None
 
 
 class Checkpoint(NamedTuple):
@@ -71,7 +79,7 @@ def read(
     dialect: AnyDialect | None = None,
     n_ctx: int | None = None,
     leave_out: str | Sequence[str] = (),
-    norms: Any = None,
+    norm_inputs: Any = None,
 ) -> Checkpoint:
     """Read one file as `load` does, with the stored dtypes.
 
@@ -81,7 +89,7 @@ def read(
         dialect: Dialect of foreign files, as in `load`.
         n_ctx: Length of the sequences, as in `load`.
         leave_out: Patterns of tensors that are knowingly not read, as in `load`.
-        norms: Inputs at whose mean energy norms become constants, as in `load`.
+        norm_inputs: Inputs at whose mean energy norms become constants, as in `load`.
 
     Returns:
         The model and the dtypes.
@@ -97,21 +105,39 @@ def read(
         >>> read(file).dtypes
         ('float64',)
     """
-    if dialect is not None:
-        dialect = find_dialect(dialect)
+    known = None if dialect is None else find_dialect(dialect)
     leave_out = patterns(leave_out)
     with naming(path):
         file = located(path)
         log.debug("read %s", file)
         inventory = contents(file)
-        if dialect is None and METADATA in inventory.metadata:
+        if known is None and METADATA in inventory.metadata:
             model = own_model(inventory.state, inventory.metadata[METADATA], n_ctx)
             return Checkpoint(model, inventory.dtypes)
         config = configuration(file)
-        dialect = dialect or detect(inventory.state, config, leave_out)
-        log.debug("by the dialect %s", dialect.name)
-        model = model_from_state(inventory.state, dialect, n_ctx, config, leave_out, norms)
+        known = known or detect(inventory.state, config, leave_out)
+        log.debug("by the dialect %s", known.name)
+        model = _model_by(known, inventory.state, n_ctx, config, leave_out, norm_inputs)
         return Checkpoint(model, inventory.dtypes)
+
+
+def _model_by(
+    reader: Dialect | StatesOf,
+    state: Mapping[str, Any],
+    n_ctx: int | None,
+    config: Mapping[str, Any] | None,
+    leave_out: Sequence[str],
+    norm_inputs: Any,
+) -> Model:
+    """The model of named arrays, by a dialect or by a module."""
+    if isinstance(reader, Dialect):
+        return model_from_state(state, reader, n_ctx, config, leave_out, norm_inputs)
+    if leave_out or norm_inputs is not None:
+        raise CheckpointError(
+            f"{reader.name} is read whole, by the operations of its forward pass: leave_out and "
+            "norm_inputs have no place in it"
+        )
+    return reader.model(state, n_ctx)
 
 
 def patterns(leave_out: str | Sequence[str]) -> tuple[str, ...]:
@@ -140,14 +166,15 @@ def patterns(leave_out: str | Sequence[str]) -> tuple[str, ...]:
     return several
 
 
-def find_dialect(dialect: AnyDialect) -> Dialect:
-    """A dialect by itself, by the name of a preset or by the path of its JSON file.
+def find_dialect(dialect: AnyDialect) -> Dialect | StatesOf:
+    """A dialect by itself, by the name of a preset, the path of its JSON file, or by a module.
 
     Args:
-        dialect: A dialect, the name of a preset, or the path of a JSON file.
+        dialect: A dialect, the name of a preset, the path of a JSON file, or an `nn.Module` whose
+            state dicts the files hold.
 
     Returns:
-        The dialect.
+        The dialect; for a module with layers that have no rules, the reader of its state dicts.
 
     Raises:
         CheckpointError: When there is none, or its file is damaged.
@@ -159,6 +186,12 @@ def find_dialect(dialect: AnyDialect) -> Dialect:
     """
     if isinstance(dialect, Dialect):
         return dialect
+    if hasattr(dialect, "named_parameters"):
+        from tnsim.checkpoints.modules import reader_of_states  # PyTorch's reader, where one comes
+
+        return reader_of_states(dialect)
+    if hasattr(dialect, "module"):
+        return dialect
     if str(dialect) in PRESETS:
         return PRESETS[str(dialect)]
     path = Path(dialect)
@@ -168,12 +201,6 @@ def find_dialect(dialect: AnyDialect) -> Dialect:
     raise CheckpointError(
         f"no dialect {str(dialect)!r}: neither a preset ({', '.join(PRESETS)}) nor a JSON file"
     )
-
-
-COUNTERS = ("step", "iter", "epoch")  # words before numbers that count, the finest count first
-
-
-LAST = ("final", "last", "latest")  # names of the last checkpoint of a run, sorted to the end
 
 
 class Series(Sequence[Model]):
@@ -187,7 +214,7 @@ class Series(Sequence[Model]):
         n_ctx: Length of the sequences, as in `load`.
         names: Names from which labels are taken; by default the paths.
         leave_out: Patterns of tensors that are knowingly not read, as in `load`.
-        norms: Inputs at whose mean energy norms become constants, as in `load`.
+        norm_inputs: Inputs at whose mean energy norms become constants, as in `load`.
 
     Attributes:
         paths: Files in order.
@@ -217,11 +244,11 @@ class Series(Sequence[Model]):
         names: Sequence[str] | None = None,
         *,
         leave_out: str | Sequence[str] = (),
-        norms: Any = None,
+        norm_inputs: Any = None,
     ):
         if dialect is not None:
             dialect = find_dialect(dialect)
-        self.reading: Reading = Reading(dialect, n_ctx, patterns(leave_out), norms)
+        self.reading: Reading = Reading(dialect, n_ctx, patterns(leave_out), norm_inputs)
         found = list(_expand(source))
         self.paths: tuple[Path, ...] = tuple(path for _, path in found)
         self.names: tuple[str, ...] = tuple(names or [name for name, _ in found])
@@ -238,10 +265,16 @@ class Series(Sequence[Model]):
 
     def __getitem__(self, index: int | slice) -> Model | Series:
         if isinstance(index, slice):
-            dialect, n_ctx, leave_out, norms = self.reading
+            dialect, n_ctx, leave_out, norm_inputs = self.reading
             chosen = self.paths[index], dialect, n_ctx, self.names[index]
-            return Series(*chosen, leave_out=leave_out, norms=norms)
+            return Series(*chosen, leave_out=leave_out, norm_inputs=norm_inputs)
         return read(self.paths[index], *self.reading).model
+
+    def at_length(self, n_ctx: int) -> Series:
+        """The same checkpoints, read as models for sequences of `n_ctx` positions."""
+        dialect, _, leave_out, norm_inputs = self.reading
+        chosen = self.paths, dialect, n_ctx, self.names
+        return Series(*chosen, leave_out=leave_out, norm_inputs=norm_inputs)
 
     def __iter__(self) -> Iterator[Model]:
         return (self[n] for n in range(len(self)))
@@ -393,10 +426,6 @@ def _counting(numbers: Sequence[int], columns: Sequence[Sequence[str]]) -> int |
     return None
 
 
-CONFIRMS = 1e-4
-"""Largest relative error that the rounding of a float32 forward pass explains."""
-
-
 @overload
 def load(
     path: str | os.PathLike[str],
@@ -404,7 +433,7 @@ def load(
     n_ctx: int | None = None,
     *,
     leave_out: str | Sequence[str] = (),
-    norms: Any = None,
+    norm_inputs: Any = None,
 ) -> Model | Series: ...
 
 
@@ -415,7 +444,7 @@ def load(
     n_ctx: int | None = None,
     *,
     leave_out: str | Sequence[str] = (),
-    norms: Any = None,
+    norm_inputs: Any = None,
 ) -> Series: ...
 
 
@@ -425,7 +454,7 @@ def load(
     n_ctx: int | None = None,
     *,
     leave_out: str | Sequence[str] = (),
-    norms: Any = None,
+    norm_inputs: Any = None,
 ) -> Model | Series:
     """Read one file into a `Model`; a list, a folder or a glob pattern into a lazy `Series`.
 
@@ -440,9 +469,10 @@ def load(
             length that the file states. Foreign files state none.
         leave_out: A pattern, or several, of tensors that are part of the network, a bias or a norm,
             and are knowingly not read. Every result says so.
-        norms: Inputs (samples, d_in), of a sequence (samples, positions, d_in) or token numbers
-            (samples, positions), at whose mean energy each norm that the dialect names becomes a
-            constant. The model's `origin` says how far outputs are off, and so does every result.
+        norm_inputs: Inputs (samples, d_in), of a sequence (samples, positions, d_in) or token
+            numbers (samples, positions), at whose mean energy each norm that the dialect names
+            becomes a constant. The model's `origin` says how far outputs are off, and so does every
+            result.
 
     Returns:
         A model, or a series whose models are read when they are asked for.
@@ -452,7 +482,7 @@ def load(
             dialect; the message names file and tensor.
         ModelError: When the tensors of the file make no model.
         UnsupportedLayer: When the file holds a layer that is no polynomial, such as a norm without
-            `norms`.
+            `norm_inputs`.
 
     Example:
         >>> from pathlib import Path
@@ -464,8 +494,8 @@ def load(
         Model(Bilinear(226 -> 113, rank 64); degree 2, 36,160 parameters)
     """
     if isinstance(path, (str, os.PathLike)) and not is_several(path):
-        return read(path, dialect, n_ctx, leave_out, norms).model
-    return Series(path, dialect, n_ctx, leave_out=leave_out, norms=norms)
+        return read(path, dialect, n_ctx, leave_out, norm_inputs).model
+    return Series(path, dialect, n_ctx, leave_out=leave_out, norm_inputs=norm_inputs)
 
 
 def from_state_dict(
@@ -475,7 +505,7 @@ def from_state_dict(
     config: Mapping[str, Any] | None = None,
     *,
     leave_out: str | Sequence[str] = (),
-    norms: Any = None,
+    norm_inputs: Any = None,
 ) -> Model:
     """A model from a torch state_dict or any mapping of names to arrays.
 
@@ -485,7 +515,7 @@ def from_state_dict(
         n_ctx: Length of the sequences, as in `load`.
         config: Contents of config.json, for dialects that take numbers from the configuration.
         leave_out: Patterns of tensors that are knowingly not read, as in `load`.
-        norms: Inputs at whose mean energy norms become constants, as in `load`.
+        norm_inputs: Inputs at whose mean energy norms become constants, as in `load`.
 
     Returns:
         The model.
@@ -501,10 +531,10 @@ def from_state_dict(
     leave_out = patterns(leave_out)
     if dialect is None:
         dialect = detect(state, config, leave_out)
-    return model_from_state(state, find_dialect(dialect), n_ctx, config, leave_out, norms)
+    return _model_by(find_dialect(dialect), state, n_ctx, config, leave_out, norm_inputs)
 
 
-class ForwardError(NamedTuple):
+class ForwardDifference(NamedTuple):
     """Largest difference of two forward passes.
 
     Attributes:
@@ -517,8 +547,8 @@ class ForwardError(NamedTuple):
 
 
 def compare_forward(
-    model: Model, forward: Callable[[np.ndarray], Any], samples: int = 64, seed: int = 0
-) -> ForwardError:
+    model: Model, forward: Callable[[np.ndarray], Any], samples: int = 64, seed: Seed = 0
+) -> ForwardDifference:
     """Check a dialect: compare the model's forward pass with another one.
 
     A float32 forward of the same function differs by about 1e-6 relatively.
@@ -528,7 +558,7 @@ def compare_forward(
         forward: Function of float32 inputs (samples, d_in), or (samples, n_ctx, d_in) for a model
             of sequences, that returns outputs (samples, d_out), or (samples, n_ctx, d_out).
         samples: Number of standard normal inputs.
-        seed: Seed of the inputs.
+        seed: Seed of the inputs: a number, a NumPy generator or a JAX key.
 
     Returns:
         Absolute and relative difference; the relative difference has no unit.
@@ -540,13 +570,13 @@ def compare_forward(
         >>> import tnsim
         >>> model = tnsim.Model([tnsim.Linear(np.eye(2))])
         >>> compare_forward(model, lambda x: x)
-        ForwardError(absolute=0.0, relative=0.0)
+        ForwardDifference(absolute=0.0, relative=0.0)
     """
-    return _forward_error(model, forward, samples, seed, 1.0)
+    return _forward_difference(model, forward, samples, seed_number(seed), 1.0)
 
 
 def confirm(
-    model: Model, forward: Callable[[np.ndarray], Any], samples: int = 64, seed: int = 0
+    model: Model, forward: Callable[[np.ndarray], Any], samples: int = 64, seed: Seed = 0
 ) -> Model:
     """Confirm the guesses of a dialect by comparing the model with another forward pass.
 
@@ -557,7 +587,7 @@ def confirm(
         model: A model that was read through a dialect with guesses.
         forward: Forward pass of the network itself, as for `compare_forward`.
         samples: Number of normal inputs of each size.
-        seed: Seed of the inputs.
+        seed: Seed of the inputs: a number, a NumPy generator or a JAX key.
 
     Returns:
         The model without open guesses. `model.origin.dialect` has all of them confirmed, so that
@@ -569,7 +599,7 @@ def confirm(
 
     Example:
         >>> import tnsim
-        >>> rules = [tnsim.Rule("linear", weight="w")]
+        >>> rules = [tnsim.LinearRule(weight="w")]
         >>> guess = tnsim.Guess("matrices", "stored (out, in)")
         >>> dialect = tnsim.Dialect("mine", tuple(rules), guesses=(guess,))
         >>> model = from_state_dict({"w": np.array([[1.0, 2.0]])}, dialect)
@@ -578,7 +608,10 @@ def confirm(
         >>> confirm(model, lambda x: x @ np.array([[1.0], [2.0]])).origin.guesses
         ()
     """
-    errors = [_forward_error(model, forward, samples, seed, scale).relative for scale in SCALES]
+    seed = seed_number(seed)
+    errors = [
+        _forward_difference(model, forward, samples, seed, scale).relative for scale in SCALES
+    ]
     if not max(errors) < CONFIRMS:
         sizes, found = (", ".join(f"{one:.2g}" for one in row) for row in (SCALES, errors))
         raise ModelError(
@@ -594,9 +627,9 @@ def confirm(
     return Model(model.layers, model.n_ctx, known)
 
 
-def _forward_error(
+def _forward_difference(
     model: Model, forward: Callable[[np.ndarray], Any], samples: int, seed: int, scale: float
-) -> ForwardError:
+) -> ForwardDifference:
     """Both differences on normal inputs of one size."""
     shape = (samples, model.d_in)
     if model.n_ctx is not None:
@@ -610,4 +643,4 @@ def _forward_error(
         )
     absolute = float(np.abs(theirs - ours).max())
     largest = max(float(np.abs(theirs).max()), float(np.finfo(np.float64).tiny))
-    return ForwardError(absolute, absolute / largest)
+    return ForwardDifference(absolute, absolute / largest)

@@ -16,8 +16,12 @@ import numpy as np
 
 from tnsim.checkpoints.norms import Normed
 from tnsim.errors import ON_INPUTS, MissingExtra, ModelError
+from tnsim.models.functions import array_of
 
 LEAVES = ("Linear", "Embedding", "LayerNorm", "RMSNorm")  # PyTorch's layers that tnsim reads
+SCALES = (1.0, -1.0, 0.25, 4.0)  # of inputs: functions that agree at one size may differ at another
+TOLERANCE = 1e-5  # relative; in float64 only tables of a rotation in float32 may differ so much
+SAMPLES, POSITIONS = 8, 5  # sizes of example inputs
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,29 +126,18 @@ def kind(module: Any) -> str:
 
 
 def array(value: Any) -> np.ndarray:
-    """A tensor as NumPy, floats in float64; of a tuple the first tensor.
+    """A tensor as NumPy, floats in float64.
 
     Args:
-        value: A tensor, or a tuple that begins with a tensor.
+        value: A tensor, or outputs of a module that hold one, as for `array_of`.
 
     Returns:
         A copy of the numbers.
     """
-    if isinstance(value, tuple):
-        value = value[0]
-    numbers = value.detach().cpu()
+    numbers = array_of(value).detach().cpu()
     if numbers.is_floating_point():
         numbers = numbers.double()
     return np.array(numbers.numpy())
-
-
-SCALES = (1.0, 0.25, 4.0)  # sizes of inputs: functions that agree at one size may differ at another
-
-
-TOLERANCE = 1e-5  # relative; in float64 only tables of a rotation in float32 may differ so much
-
-
-SAMPLES, POSITIONS = 8, 5  # sizes of example inputs
 
 
 def require_torch() -> Any:
@@ -198,15 +191,31 @@ def example_inputs(module: Any, inputs: Any, n_ctx: int | None) -> Any:
         return example.double() if example.is_floating_point() else example
     error: Exception | None = None
     for example in _guesses(module, n_ctx):
-        try:
-            module(example)
+        error = _refusal(module, example)
+        if error is None:
             return example
-        except Exception as failed:  # whatever a forward pass raises on inputs that it cannot take
-            error = failed
+    # Modules of parameters alone do not say which axis reads the input.
+    widths = sorted({size for parameter in module.parameters() for size in parameter.shape})
+    vectors = [torch.ones(SAMPLES, width, dtype=torch.float64) for width in widths]
+    taken = [example for example in vectors if n_ctx is None and not _refusal(module, example)]
+    if len(taken) == 1:
+        return taken[0]
+    if taken:
+        fits = ", ".join(str(example.shape[1]) for example in taken)
+        raise ModelError(f"the module takes vectors of {fits} entries: give inputs=, an example")
     raise ModelError(
         "no inputs were found that the module takes; give inputs=, an example of them "
         f"(the last try: {error})"
     ) from error
+
+
+def _refusal(module: Any, example: Any) -> Exception | None:
+    """The error of a forward pass, or None where the module takes the inputs."""
+    try:
+        module(example)
+    except Exception as failed:  # whatever a forward pass raises on inputs that it cannot take
+        return failed
+    return None
 
 
 def _guesses(module: Any, n_ctx: int | None) -> Iterable[Any]:
@@ -243,9 +252,12 @@ def forward_error(module: Any, layers: Sequence[Normed], example: Any) -> float:
     torch = require_torch()
     rng = torch.Generator().manual_seed(2)
     errors: list[float] = []
+    drawn = torch.zeros(())
     for scale in SCALES:
         if example.is_floating_point():
-            inputs = scale * torch.randn(example.shape, generator=rng)
+            # Opposite inputs take the other branch of a forward pass that asks for a sign.
+            drawn = torch.randn(example.shape, generator=rng) if scale > 0 else drawn
+            inputs = scale * drawn
             x = array(inputs).reshape(_shape(example, layers[0].layer.d_in))
             expected = array(module(inputs))
         else:
@@ -261,7 +273,7 @@ def forward_error(module: Any, layers: Sequence[Normed], example: Any) -> float:
         raise ModelError(
             "what was recognised is another function than the module: outputs on random inputs of "
             f"size {', '.join(map(str, SCALES))} differ by {each} of their size. Declare the "
-            "classes that do more than was seen: layers={Class: Rule(...) or a function}. "
+            "classes that do more than was seen: layers={Class: BilinearRule(...) or a function}. "
             f"{ON_INPUTS}"
         )
     return max(errors)

@@ -27,7 +27,7 @@ import numpy as np
 from tnsim.checkpoints.layer_rules import layer
 from tnsim.checkpoints.module_calls import Call, join, kind, require_torch
 from tnsim.checkpoints.named_arrays import NamedArrays
-from tnsim.checkpoints.rules import PROJECTIONS, Rule
+from tnsim.checkpoints.rules import PROJECTIONS, AttentionRule, BilinearRule, LinearRule, Rule
 from tnsim.errors import ON_INPUTS, UnsupportedLayer
 
 ENTRYWISE = [
@@ -44,12 +44,15 @@ ENTRYWISE = [
     "hardswish",
     "selu",
 ]
-
-
 OVER_COORDINATES = ("softmax", "log_softmax", "normalize")
-
-
 NORMS = ("layer_norm", "rms_norm")
+ATTENTION_FITS = 1e-5  # relative to the output: tables of a rotation are often of float32
+POWERS = (2, 1, 0)  # powers of d_head by which scores may be divided, the paper's first
+BASES = re.compile(r"rope|theta|base")
+_ROLE = re.compile(r"^(?:w_?)?([qkvo][12]?|out)(?:_?proj)?$", re.IGNORECASE)
+FITS = 1e-9  # relative to the size of an array: float64 leaves six digits more
+NORM_MODULES = {"LayerNorm": "layer", "RMSNorm": "rms"}  # norms of rules by PyTorch's names
+Declared = Rule | Callable[[Any], Any]
 
 
 def activation(calls: Sequence[Call], end: np.ndarray) -> str | None:
@@ -85,18 +88,6 @@ def activation(calls: Sequence[Call], end: np.ndarray) -> str | None:
 
 def _same(one: np.ndarray, other: np.ndarray) -> bool:
     return one.shape == other.shape and np.allclose(one, other, rtol=1e-9, atol=1e-12)
-
-
-ATTENTION_FITS = 1e-5  # relative to the output: tables of a rotation are often of float32
-
-
-POWERS = (2, 1, 0)  # powers of d_head by which scores may be divided, the paper's first
-
-
-BASES = re.compile(r"rope|theta|base")
-
-
-_ROLE = re.compile(r"^(?:w_?)?([qkvo][12]?|out)(?:_?proj)?$", re.IGNORECASE)
 
 
 def attention_rules(
@@ -192,13 +183,13 @@ def _roles(run: Sequence[Call]) -> dict[str, Call] | None:
     return None
 
 
-def _hypotheses(shape: Shape, module: Any) -> Iterator[Rule]:
+def _hypotheses(shape: Shape, module: Any) -> Iterator[AttentionRule]:
     """Rules for every number of heads, mask and rotation, the plainest first."""
     rows = shape.rows
     heads = [n for n in range(1, rows[0] + 1) if rows[0] % n == rows[1] % n == 0]
     bases = (None, *dict.fromkeys((*_bases(module), 10_000.0)))
     for base, n_heads, mask in itertools.product(bases, heads, ("causal", "none")):
-        rule = Rule("attention", **shape.keys, n_heads=n_heads, mask=mask, rope_base=base)
+        rule = AttentionRule(**shape.keys, n_heads=n_heads, mask=mask, rope_base=base)
         if base is None:
             yield rule
         elif rows[0] // n_heads % 2 == 0:
@@ -224,15 +215,6 @@ def _power(rule: Rule, arrays: NamedArrays, x: np.ndarray, expected: np.ndarray)
         if np.allclose(given, expected, rtol=0, atol=ATTENTION_FITS * np.abs(expected).max()):
             return power
     return None
-
-
-FITS = 1e-9  # relative to the size of an array: float64 leaves six digits more
-
-
-MODULE_RULES_NORMS = {"LayerNorm": "layer", "RMSNorm": "rms"}  # norms of rules by PyTorch's names
-
-
-Declared = Rule | Callable[[Any], Any]
 
 
 class ModulePart(NamedTuple):
@@ -299,7 +281,7 @@ def parts_of(
     n = 0
     while n < len(calls):
         call = calls[n]
-        if norm is None and kind(call.module) in MODULE_RULES_NORMS and same(call.given, stream):
+        if norm is None and kind(call.module) in NORM_MODULES and same(call.given, stream):
             norm = call
             n += 1
             continue
@@ -353,7 +335,7 @@ def _units(reader: Reader, calls: Sequence[Call]) -> Iterator[Unit]:
             yield Unit(1, first.given, first.result, _declared(first, declared))
             return
     if kind(first.module) == "Embedding":
-        rule = Rule("linear", weight=join(first.path, "weight"), transpose=True)
+        rule = LinearRule(weight=join(first.path, "weight"), transpose=True)
         yield Unit(1, first.given, first.result, ModulePart(first.path, rule))
     if kind(first.module) != "Linear":
         return
@@ -385,7 +367,7 @@ def _declared(call: Call, declared: Declared) -> ModulePart:
 
 
 def _linear(call: Call) -> ModulePart:
-    return ModulePart(call.path, Rule("linear", **_keys(call, "weight", "bias")))
+    return ModulePart(call.path, LinearRule(**_keys(call, "weight", "bias")))
 
 
 def _keys(call: Call, weight: str, bias: str) -> dict[str, Any]:
@@ -414,9 +396,9 @@ def _bilinears(run: Sequence[Call]) -> Iterator[Unit]:
     for count, product, keys in products:
         if len(run) > count and same(run[count].given, product):
             down = run[count]
-            rule = Rule("bilinear", **keys, **_keys(down, "down", "down_bias"))
+            rule = BilinearRule(**keys, **_keys(down, "down", "down_bias"))
             yield Unit(count + 1, first.given, down.result, ModulePart(first.path, rule))
-        yield Unit(count, first.given, product, ModulePart(first.path, Rule("bilinear", **keys)))
+        yield Unit(count, first.given, product, ModulePart(first.path, BilinearRule(**keys)))
 
 
 def _attentions(reader: Reader, run: Sequence[Call]) -> Iterator[Unit]:
@@ -471,7 +453,7 @@ def _behind(norm: Call, part: ModulePart) -> ModulePart:
             f"{norm.path} ({kind(norm.module)}) stands before {part.path}, which was declared by a "
             "function; declare it by a Rule, so that the norm can go into it"
         )
-    fields: dict[str, Any] = {"norm": MODULE_RULES_NORMS[kind(norm.module)]}
+    fields: dict[str, Any] = {"norm": NORM_MODULES[kind(norm.module)]}
     for name in ("weight", "bias"):
         if getattr(norm.module, name, None) is not None:
             fields[f"norm_{name}"] = join(norm.path, name)
@@ -509,15 +491,14 @@ def _gap(
         said = f"cannot tell how {following} follows from {place}"
     if name := activation(calls, end):
         said += f": it is {name} of it, which is no polynomial"
-    elif norm := norm or next(
-        (call for call in calls if kind(call.module) in MODULE_RULES_NORMS), None
-    ):
+    elif norm := norm or next((call for call in calls if kind(call.module) in NORM_MODULES), None):
         said += f"; {_name(norm)} is there, which is known before a layer only, inside its residual"
     return UnsupportedLayer(
         f"{said}. Known are linear layers, products of two of them, residual connections, norms "
         "before a layer, embeddings and bilinear attention (q1, k1, q2, k2, v, o, or q, k, v in "
-        "one). If it is a polynomial, declare the class around it: layers={Class: Rule(...) or a "
-        f"function from an instance to layers of tnsim}}. {ON_INPUTS}"
+        "one). If it is a polynomial, declare the class around it: "
+        "layers={Class: BilinearRule(...) or a function from an instance to layers of tnsim}. "
+        f"{ON_INPUTS}"
     )
 
 

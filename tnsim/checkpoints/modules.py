@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from tnsim.checkpoints.dialects import Dialect
@@ -17,6 +18,8 @@ from tnsim.checkpoints.guard import refusing
 from tnsim.checkpoints.layer_rules import normed
 from tnsim.checkpoints.module_calls import (
     LEAVES,
+    POSITIONS,
+    SAMPLES,
     array,
     calls,
     example_inputs,
@@ -28,18 +31,19 @@ from tnsim.checkpoints.module_calls import (
     require_torch,
 )
 from tnsim.checkpoints.module_rules import (
-    MODULE_RULES_NORMS,
+    NORM_MODULES,
     Declared,
     ModulePart,
     Reader,
     parts_of,
 )
-from tnsim.checkpoints.named_arrays import NamedArrays, valued
+from tnsim.checkpoints.named_arrays import NamedArrays, to_numpy, valued
 from tnsim.checkpoints.norms import Normed
-from tnsim.checkpoints.state_dict import assembled, told
-from tnsim.errors import ON_INPUTS, ModelError, UnsupportedLayer
+from tnsim.checkpoints.state_dict import assembled, inside, place_of, told
+from tnsim.errors import ON_INPUTS, CheckpointError, ModelError, UnsupportedLayer
 from tnsim.models.arrays import numbers
 from tnsim.models.checks import check_length
+from tnsim.models.functions import is_random_in_training
 from tnsim.models.layers import Residual
 from tnsim.models.model import Model
 from tnsim.models.origin import Origin
@@ -57,7 +61,7 @@ def from_module(
     n_ctx: int | None = None,
     *,
     inputs: Any = None,
-    norms: Any = None,
+    norm_inputs: Any = None,
 ) -> Model:
     """A model that computes what a PyTorch module computes.
 
@@ -72,8 +76,8 @@ def from_module(
         n_ctx: Length of the sequences on which a model with attention is compared.
         inputs: An example of the module's argument; by default random vectors, or token numbers
             where the module begins with an embedding.
-        norms: Inputs at whose mean energy norms become constants, as in `load`; needed where the
-            module has LayerNorm or RMSNorm.
+        norm_inputs: Inputs at whose mean energy norms become constants, as in `load`; needed where
+            the module has LayerNorm or RMSNorm.
 
     Returns:
         The model. `model.origin.error` is the relative error of its forward pass, and
@@ -93,7 +97,76 @@ def from_module(
         (Model(Linear(3 -> 4, bias), Linear(4 -> 2, bias); degree 1, 26 parameters), True)
     """
     found = recognised(module, layers, n_ctx, inputs)
-    return assembled(found.layers, norms, n_ctx, _origin(found))
+    return assembled(found.layers, norm_inputs, n_ctx, _origin(found))
+
+
+@dataclass(frozen=True, eq=False)
+class StatesOf:
+    """The state dicts of a module, in the place of a dialect.
+
+    Args:
+        module: An `nn.Module`, as for `from_module`.
+    """
+
+    module: Any
+
+    @property
+    def name(self) -> str:
+        """Name of the class of the module."""
+        return type(self.module).__name__
+
+    def model(self, state: Mapping[str, Any], n_ctx: int | None) -> Model:
+        """The model of the module with other weights.
+
+        Args:
+            state: Arrays by name, also within what training code puts around them.
+            n_ctx: Length of the sequences on which a model with attention is compared.
+
+        Returns:
+            The model, compared with the forward pass of the module with these weights.
+
+        Raises:
+            CheckpointError: The names or shapes differ from those of the module.
+            UnsupportedLayer, ModelError: Raised as by `from_module`.
+        """
+        torch = require_torch()
+        module = copy.deepcopy(self.module)
+        own = module.state_dict()
+        named = inside(state, place_of(state, list(own)))
+        missing, surplus = sorted(set(own) - set(named)), sorted(set(named) - set(own))
+        if missing or surplus:
+            listed = [f"lacks {', '.join(missing[:4])}"] if missing else []
+            listed += [f"has besides {', '.join(map(str, surplus[:4]))}"] if surplus else []
+            raise CheckpointError(f"is no state dict of {self.name}: it {' and '.join(listed)}")
+        arrays = {name: torch.as_tensor(to_numpy(named[name], name)) for name in own}
+        for name, tensor in arrays.items():
+            if tensor.shape != own[name].shape:
+                raise CheckpointError(
+                    f"tensor {name!r} has shape {tuple(tensor.shape)}, in {self.name} "
+                    f"{tuple(own[name].shape)}"
+                )
+        module.load_state_dict(arrays)
+        return from_module(module, n_ctx=n_ctx)
+
+
+def reader_of_states(module: Any) -> Dialect | StatesOf:
+    """The reader of a module's state dicts: a dialect where its layers have rules.
+
+    Args:
+        module: An `nn.Module`, as for `from_module`.
+
+    Returns:
+        A dialect, else `StatesOf`, which reads the layers of every file anew.
+
+    Raises:
+        UnsupportedLayer, ModelError, MissingExtra: Raised as by `from_module`.
+
+    Example:
+        >>> from torch import nn
+        >>> [rule.weight for rule in reader_of_states(nn.Sequential(nn.Linear(3, 2))).layers]
+        ['0.weight']
+    """
+    return _origin(recognised(module, None, None, None)).dialect or StatesOf(module)
 
 
 class Recognised(NamedTuple):
@@ -101,16 +174,18 @@ class Recognised(NamedTuple):
 
     Attributes:
         module: The module without wrappers that compile or distribute it.
-        parts: Rules and functions for the layers.
+        parts: Rules and functions for the layers; None for layers read off traced operations.
         layers: Layers of the parts, with the module's own weights.
         arrays: Tensors of the module, including tensors that no layer uses.
+        example: Inputs that the module takes.
         error: Relative error of the forward pass of the layers.
     """
 
     module: Any
-    parts: list[ModulePart]
+    parts: list[ModulePart] | None
     layers: list[Normed]
     arrays: NamedArrays
+    example: Any
     error: float
 
 
@@ -140,24 +215,91 @@ def recognised(
     check_length(n_ctx)
     module = _unwrapped(module)
     declared = dict(layers or {})
-    _check_describable(module, tuple(declared))
+    _check_repeatable(module)
     with refusing("the module cannot be copied in float64"):
         double = copy.deepcopy(module).double().eval().requires_grad_(False)
     _settle_epsilons(module, double)
     own = copy.deepcopy(double)
     with torch.no_grad(), in_float64(torch):
-        example = example_inputs(double, inputs, n_ctx)
-        parts = _parts(double, declared, example)
-        tensors = {name: tensor.detach() for name, tensor in tensors_of(module).items()}
-        arrays = NamedArrays(tensors, None)
-        found = []
-        for part in parts:
-            for one in layers_of(part, module, arrays):
-                # A function of the user makes layers of the parameters themselves, not of numbers.
-                found.append(one._replace(layer=numbers(one.layer)))
-        error = forward_error(own, found, example)
-    log.info("%s: relative error of the forward pass %.2g", type(module).__name__, error)
-    return Recognised(module, parts, found, arrays, error)
+        try:
+            example = example_inputs(double, inputs, n_ctx)
+        except ModelError:
+            _check_describable(module, tuple(declared))  # which says more, where it fails
+            raise
+        try:
+            found = _watched(module, double, own, declared, example)
+        except (UnsupportedLayer, ModelError) as refused:
+            vectors = inputs is None and n_ctx is None and example.ndim == 2
+            found = None
+            # Operations have no place for declarations, and a sequence would be read as one vector.
+            if not declared and example.is_floating_point() and (vectors or inputs is not None):
+                found = _traced(module, own, example)
+            if found is None and vectors:
+                found = _watched_on_sequences(module, double, own, declared, example)
+            if found is None:
+                raise refused
+    log.info("%s: relative error of the forward pass %.2g", type(module).__name__, found.error)
+    return found
+
+
+def _watched(
+    module: Any, double: Any, own: Any, declared: dict[type, Declared], example: Any
+) -> Recognised:
+    """The layers of a module, found by watching the calls of its submodules.
+
+    Args:
+        module: The module.
+        double: A copy in float64, which gets random weights.
+        own: A copy in float64 with the module's own weights.
+        declared: Declarations of classes of the user.
+        example: Inputs that the module takes.
+    """
+    _check_describable(module, tuple(declared))
+    parts = _parts(double, declared, example)
+    tensors = {name: tensor.detach() for name, tensor in tensors_of(module).items()}
+    arrays = NamedArrays(tensors, None)
+    found = []
+    for part in parts:
+        for one in layers_of(part, module, arrays):
+            # A function of the user makes layers of the parameters themselves, not of numbers.
+            found.append(one._replace(layer=numbers(one.layer)))
+    return Recognised(module, parts, found, arrays, example, forward_error(own, found, example))
+
+
+def _traced(module: Any, own: Any, example: Any) -> Recognised | None:
+    """The layers of a module that watching cannot tell, read off the operations.
+
+    Args:
+        module: The module.
+        own: A copy in float64.
+        example: Inputs that the module takes.
+
+    Returns:
+        The layers; None where operations tell no more.
+    """
+    from tnsim.checkpoints.traced_modules import traced_layers
+
+    try:
+        layers = [Normed(numbers(layer)) for layer in traced_layers(own, example)]
+        error = forward_error(own, layers, example)
+    except (UnsupportedLayer, ModelError) as reason:
+        log.debug("%s: %s", type(module).__name__, reason)
+        return None
+    return Recognised(module, None, layers, NamedArrays({}, None), example, error)
+
+
+def _watched_on_sequences(
+    module: Any, double: Any, own: Any, declared: dict[type, Declared], example: Any
+) -> Recognised | None:
+    """The layers of a module that takes a batch of vectors for a sequence, as attention does."""
+    torch = require_torch()
+    rng = torch.Generator().manual_seed(0)
+    sequences = torch.randn((SAMPLES, POSITIONS, example.shape[-1]), generator=rng)
+    try:
+        return _watched(module, double, own, declared, sequences)
+    except Exception as reason:  # also errors of a forward pass that takes vectors alone
+        log.debug("%s: %s", type(module).__name__, reason)
+        return None
 
 
 def _unwrapped(module: Any) -> Any:
@@ -181,7 +323,7 @@ def _settle_epsilons(module: Any, double: Any) -> None:
     norms = [
         (path, child)
         for path, child in double.named_modules()
-        if kind(child) in MODULE_RULES_NORMS and child.eps is None
+        if kind(child) in NORM_MODULES and child.eps is None
     ]
     dtypes = {one.dtype for one in module.parameters() if one.is_floating_point()}
     if norms and len(dtypes) > 1:
@@ -210,6 +352,22 @@ def _epsilon(dtype: Any) -> float:
     return min(machine, key=lambda epsilon: abs(found - epsilon))
 
 
+def _check_repeatable(module: Any) -> None:
+    """Raise `UnsupportedLayer` where a module does something that a copy of it would not do."""
+    for path, child in module.named_modules():
+        name = path or "the module"
+        if child._forward_hooks or child._forward_pre_hooks:
+            raise UnsupportedLayer(
+                f"{name}: a forward hook, which may change what is computed: remove it"
+            )
+        if child.training and is_random_in_training(child):
+            chance = f"(p={child.p})" if kind(child) == "Dropout" else ""
+            raise UnsupportedLayer(
+                f"{name}: {type(child).__name__}{chance} in training mode, in which it gives "
+                "something else each time: call module.eval() first"
+            )
+
+
 def _check_describable(module: Any, declared: tuple[type, ...]) -> None:
     """Raise `UnsupportedLayer` naming every submodule of which no polynomial can be read."""
     wrong = [f"{path or 'the module'}: {why}" for path, why in _wrong(module, declared)]
@@ -220,14 +378,11 @@ def _check_describable(module: Any, declared: tuple[type, ...]) -> None:
         shown += f"; and {len(wrong) - 6} more"
     raise UnsupportedLayer(
         f"no polynomial describes this module: {shown}. A class of your own that computes one can "
-        f"be declared: layers={{Class: Rule(...) or a function}}. {ON_INPUTS}"
+        f"be declared: layers={{Class: BilinearRule(...) or a function}}. {ON_INPUTS}"
     )
 
 
 def _wrong(module: Any, declared: tuple[type, ...]) -> Iterable[tuple[str, str]]:
-    for path, child in module.named_modules():
-        if child._forward_hooks or child._forward_pre_hooks:
-            yield path, "a forward hook, which may change what is computed: remove it"
     softmax = [path for path, child in module.named_modules() if kind(child) == SOFTMAX]
     for path in softmax:
         yield path, f"{SOFTMAX}, which is softmax attention and no polynomial"
@@ -235,9 +390,7 @@ def _wrong(module: Any, declared: tuple[type, ...]) -> Iterable[tuple[str, str]]
         name = kind(leaf)
         if isinstance(leaf, declared) or path.rpartition(".")[0] in softmax:
             continue
-        if name == "Dropout" and leaf.training and leaf.p > 0:
-            yield path, f"Dropout(p={leaf.p}) in training mode: call module.eval() first"
-        elif name and name not in (*LEAVES, *SILENT):
+        if name and name not in (*LEAVES, *SILENT):
             yield path, f"{name}, {_reason(leaf)}"
 
 
@@ -245,9 +398,13 @@ def _reason(leaf: Any) -> str:
     for cls in type(leaf).__mro__:
         if cls.__module__ == "torch.nn.modules.activation":
             return "which is no polynomial"
-        if cls.__module__ == "torch.nn.modules.batchnorm":
-            return "a norm: fold it into the layer before it, with its running statistics"
+        if cls.__module__ in _OF_IMAGES:
+            return "of which the input's size is to be known: give inputs=, an example of them"
     return "which is no layer of tnsim"
+
+
+_OF_IMAGES = tuple(f"torch.nn.modules.{name}" for name in ("batchnorm", "conv", "pooling"))
+"""Modules of layers that are read off operations on an example of the input."""
 
 
 def tensors_of(module: Any) -> dict[str, Any]:
@@ -282,7 +439,7 @@ def _parts(module: Any, declared: Mapping[type, Declared], example: Any) -> list
     if not found:
         raise UnsupportedLayer(
             f"{type(module).__name__} has no layers of PyTorch inside; declare it: "
-            f"layers={{Class: Rule(...) or a function}}. {ON_INPUTS}"
+            f"layers={{Class: BilinearRule(...) or a function}}. {ON_INPUTS}"
         )
     state = tensors_of(module)
     numbers = {name: float(tensor) for name, tensor in state.items() if tensor.numel() == 1}
@@ -327,6 +484,9 @@ def _origin(found: Recognised) -> Origin:
     assumptions = [
         f"{name} of PyTorch, compared with its own forward pass: relative error {error:.2g}"
     ]
+    if parts is None:
+        read = f"{name} of PyTorch, read off the operations of its forward pass, with which it"
+        return Origin(name, (f"{read} was compared: relative error {error:.2g}",), error=error)
     rules = [part.rule for part in parts if part.rule is not None]
     unused = tuple(arrays.unused())
     dialect = None

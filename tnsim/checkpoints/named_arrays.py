@@ -17,7 +17,7 @@ from jaxtyping import Shaped
 
 from tnsim.checkpoints.formats import Stored
 from tnsim.checkpoints.guard import refusing
-from tnsim.checkpoints.rules import Rule, is_finite
+from tnsim.checkpoints.rules import AttentionRule, Rule, is_finite
 from tnsim.errors import CheckpointError, ModelError, printable
 from tnsim.models.arrays import detached, host_array, requires_grad
 
@@ -211,12 +211,13 @@ def valued(rule: Rule, arrays: NamedArrays) -> Rule:
         ModelError: Where a number is missing. Errors of `NamedArrays.get` are raised too.
 
     Example:
-        >>> rule = Rule("bilinear", left="l", right="r", residual="additive", scale="config:s")
+        >>> from tnsim.checkpoints.rules import BilinearRule
+        >>> rule = BilinearRule(left="l", right="r", residual="additive", scale="config:s")
         >>> valued(rule, NamedArrays({}, {"s": 0.5})).scale
         0.5
     """
     values: dict[str, Any] = {}
-    if rule.kind == "attention":
+    if isinstance(rule, AttentionRule):
         heads = number(rule.n_heads, "number of heads", arrays)
         base = optional_number(rule.rope_base, "RoPE base", arrays)
         values["n_heads"] = constant(heads, "number of heads")

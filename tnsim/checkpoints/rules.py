@@ -1,4 +1,4 @@
-"""Rules: descriptions of how a foreign state dict spells one layer.
+"""Rules: descriptions of how a foreign state dict spells one layer, a class for each kind of layer.
 
 Everything that would change the function if it were guessed wrong is a field of its rule. A rule is
 checked once (`check_rule`), and `facts` says its conventions in words.
@@ -11,8 +11,9 @@ import functools
 import numbers
 import sys
 import typing
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar, Self
 
 from tnsim.errors import ON_INPUTS, CheckpointError, UnsupportedLayer
 from tnsim.models.attention import MASKS
@@ -22,84 +23,210 @@ PROJECTIONS = ("q1", "k1", "q2", "k2", "v", "o")
 NUMBERS = ("scale", "n_heads", "rope_base", "norm_energy")
 # Keys under which configurations of transformers state the number of heads.
 CONFIGURED_HEADS = "config:model.n_head|num_attention_heads|n_head|n_heads"
-_REQUIRED = {  # fields that a rule of each kind must have
-    "linear": ("weight",),
-    "bilinear": ("left", "right"),
-    "attention": (*PROJECTIONS, "n_heads"),
-}
-_FUSED = {  # required fields and orders of each kind that may stack arrays in one
-    "bilinear": (("fused",), "left-right or right-left"),
-    "attention": (("fused", "o", "n_heads"), "q-k-v or q1-k1-q2-k2-v"),
-}
 _CHOICES = {  # values that a field may have
     "mask": MASKS,
     "score_power": (0, 1, 2),
     "rope_layout": ("half", "interleaved"),
     "rope_direction": (1, -1),
     "residual": ("additive", "lerp", None),
-    "fused_order": ("left-right", "right-left", "q-k-v", "q1-k1-q2-k2-v"),
     "norm": ("rms", "layer", None),
 }
+_RESIDUALS = {"additive": "x + s f(x)", "lerp": "(1 - s) x + s f(x)"}
+_DIRECTIONS = {1: "forward", -1: "backward"}
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, repr=False, kw_only=True)
 class Rule:
-    """One layer, or with `repeat` a run of layers, in terms of names of keys.
-
-    A linear rule has `weight` and `bias`; a bilinear one `left`, `right`, `down`; an attention rule
-    `q1`, `k1`, `q2`, `k2`, `v`, `o`, where two roles may name one array. Each of these also has
-    `<role>_bias`. A bilinear rule without `down` writes its hidden units out.
+    """The fields that rules of every kind share; a rule is one of the classes below.
 
     Attributes:
-        kind: "linear", "bilinear" or "attention".
-        fused: Key of an array that stacks the arrays of several roles on axis 0: left and right, or
-            all of attention but o. `fused_bias` is the key of their stacked biases.
-        fused_order: Order of the roles, "left-right" or "right-left"; for attention "q-k-v", where
-            both scores share q and k, or "q1-k1-q2-k2-v".
         transpose: Whether matrices are stored (in, out).
-        lifted: Whether column 0 of left and right multiplies a constant 1.
         residual: "additive" for x + s f(x), "lerp" for (1 - s) x + s f(x), None for f(x).
         scale: The number s, the key of a tensor with this number, or "config:a.b".
-        n_heads: The number of heads, or "config:a.b".
-        mask: "causal" or "none".
-        score_power: Exponent p; the product of the two scores is divided by d_head^p.
-        rope_base: Base of the rotary angles or "config:a.b"; None for no RoPE.
-        rope_layout: "half" turns coordinates (i, i + d_head / 2), "interleaved" (2 i, 2 i + 1).
-        rope_direction: Sign of the angle, 1 or -1.
         norm: "rms" or "layer" for a norm before the layer, inside its residual: g x / sqrt(e + eps)
             + c, where e is the mean square of x, and "layer" subtracts the mean from x first.
         norm_weight: Key of g; None for 1.
         norm_bias: Key of c; None for 0.
         norm_energy: Key of a constant to take for e; then no inputs are needed.
         norm_epsilon: The number eps.
-        repeat: Whether the rule stands for a run of layers.
+        repeat: Whether the rule stands for a run of layers, in whose keys `{i}` counts.
 
     "config:a.b" is read from config.json or config.yaml beside the file.
-
-    Example:
-        >>> Rule("bilinear", left="w_l", right="w_r").main_key
-        'w_l'
-
-    Source:
-        Attention and its scale: section 2.1 of the paper, where p is 2.
     """
 
-    kind: str
+    kind: ClassVar[str] = ""
+    required: ClassVar[tuple[str, ...]] = ()
+
+    transpose: bool = False
+    residual: str | None = None
+    scale: float | str = 1.0
+    norm: str | None = None
+    norm_weight: str | None = None
+    norm_bias: str | None = None
+    norm_energy: str | None = None
+    norm_epsilon: float = 0.0
+    repeat: bool = False
+
+    def __repr__(self) -> str:
+        said = [f"{name}={value!r}" for name, value in self.changed().items() if name != "kind"]
+        return f"{type(self).__name__}({', '.join(said)})"
+
+    def changed(self) -> dict[str, Any]:
+        """The fields with other than their default values, as a dialect's file has them.
+
+        Returns:
+            Values by name, the kind among them.
+
+        Example:
+            >>> LinearRule(weight="w").changed()
+            {'kind': 'linear', 'weight': 'w'}
+        """
+        defaults = {field.name: field.default for field in dataclasses.fields(self)}
+        chosen = {name: value for name, value in vars(self).items() if value != defaults[name]}
+        return {"kind": self.kind, **chosen}
+
+    @property
+    def main_key(self) -> str:
+        """A key that every layer of the rule has; a repeated rule goes on while the key exists."""
+        raise NotImplementedError
+
+    def numbered(self, i: int) -> Self:
+        """The rule of one layer in a run of layers.
+
+        Args:
+            i: Number of the layer in the run, from 0.
+
+        Returns:
+            The rule with `{i}` replaced in all keys.
+
+        Example:
+            >>> LinearRule(weight="blocks.{i}.weight", repeat=True).numbered(3).weight
+            'blocks.3.weight'
+        """
+        keys = {
+            name: value.replace("{i}", str(i))
+            for name, value in vars(self).items()
+            if isinstance(value, str)
+        }
+        return dataclasses.replace(self, **keys)
+
+
+@dataclass(frozen=True, repr=False, kw_only=True)
+class LinearRule(Rule):
+    """A linear layer, W x + b, in terms of names of keys.
+
+    Attributes:
+        weight: Key of W.
+        bias: Key of b, "key?" where it may be absent.
+
+    The fields of `Rule` besides: `transpose`, a residual and a norm.
+
+    Example:
+        >>> LinearRule(weight="head.weight", bias="head.bias?")
+        LinearRule(weight='head.weight', bias='head.bias?')
+    """
+
+    kind: ClassVar[str] = "linear"
+    required: ClassVar[tuple[str, ...]] = ("weight",)
+
     weight: str | None = None
     bias: str | None = None
+
+    @property
+    def main_key(self) -> str:
+        """The key of the weight."""
+        return self.weight or ""
+
+
+@dataclass(frozen=True, repr=False, kw_only=True)
+class StackedRule(Rule):
+    """A rule whose arrays may be stacked in one.
+
+    Attributes:
+        fused: Key of an array that stacks the arrays of several roles on axis 0.
+        fused_bias: Key of their stacked biases.
+        fused_order: Order of the roles.
+    """
+
+    required_fused: ClassVar[tuple[str, ...]] = ("fused",)
+    orders: ClassVar[tuple[str, ...]] = ()
+
+    fused: str | None = None
+    fused_bias: str | None = None
+    fused_order: str | None = None
+
+
+@dataclass(frozen=True, repr=False, kw_only=True)
+class BilinearRule(StackedRule):
+    """A bilinear layer, D ((L x + l) * (R x + r)) + b, in terms of names of keys.
+
+    Attributes:
+        left, right: Keys of L and R.
+        down: Key of D; without it the hidden units are the output.
+        left_bias, right_bias, down_bias: Keys of l, r and b.
+        fused: Key of an array that stacks left and right on axis 0; `fused_bias` is the key of
+            their stacked biases, and `fused_order` is "left-right" or "right-left".
+        lifted: Whether column 0 of left and right multiplies a constant 1.
+
+    The fields of `Rule` besides: `transpose`, a residual and a norm.
+
+    Example:
+        >>> BilinearRule(left="w_l", right="w_r", down="w_d", residual="additive").main_key
+        'w_l'
+    """
+
+    kind: ClassVar[str] = "bilinear"
+    required: ClassVar[tuple[str, ...]] = ("left", "right")
+    orders: ClassVar[tuple[str, ...]] = ("left-right", "right-left")
+
     left: str | None = None
     right: str | None = None
     down: str | None = None
     left_bias: str | None = None
     right_bias: str | None = None
     down_bias: str | None = None
-    fused: str | None = None
-    fused_bias: str | None = None
-    fused_order: str = "left-right"
-    transpose: bool = False
+    fused_order: str | None = "left-right"
     lifted: bool = False
-    residual: str | None = None
-    scale: float | str = 1.0
+
+    @property
+    def main_key(self) -> str:
+        """The key of the stacked array or of the left factor."""
+        return self.fused or self.left or ""
+
+
+@dataclass(frozen=True, repr=False, kw_only=True)
+class AttentionRule(StackedRule):
+    """An attention layer with two scores, in terms of names of keys.
+
+    Attributes:
+        q1, k1, q2, k2, v, o: Keys of the projections; two roles may name one array.
+        q1_bias, k1_bias, q2_bias, k2_bias, v_bias, o_bias: Keys of their biases.
+        fused: Key of an array that stacks all projections but o on axis 0; `fused_bias` is the key
+            of their stacked biases, and `fused_order` is "q-k-v", where both scores share q and k,
+            or "q1-k1-q2-k2-v".
+        n_heads: The number of heads, or "config:a.b".
+        mask: "causal" or "none".
+        score_power: Exponent p; the product of the two scores is divided by d_head^p.
+        rope_base: Base of the rotary angles or "config:a.b"; None for no RoPE.
+        rope_layout: "half" turns coordinates (i, i + d_head / 2), "interleaved" (2 i, 2 i + 1).
+        rope_direction: Sign of the angle, 1 or -1.
+
+    The fields of `Rule` besides: `transpose`, a residual and a norm.
+
+    Example:
+        >>> rule = AttentionRule(fused="qkv", fused_order="q-k-v", o="out", n_heads=4)
+        >>> rule.main_key, rule.mask
+        ('qkv', 'causal')
+
+    Source:
+        Attention and its scale: section 2.1 of the paper, where p is 2.
+    """
+
+    kind: ClassVar[str] = "attention"
+    required: ClassVar[tuple[str, ...]] = (*PROJECTIONS, "n_heads")
+    required_fused: ClassVar[tuple[str, ...]] = ("fused", "o", "n_heads")
+    orders: ClassVar[tuple[str, ...]] = ("q-k-v", "q1-k1-q2-k2-v")
+
     q1: str | None = None
     k1: str | None = None
     q2: str | None = None
@@ -118,54 +245,46 @@ class Rule:
     rope_base: float | str | None = None
     rope_layout: str = "half"
     rope_direction: int = 1
-    norm: str | None = None
-    norm_weight: str | None = None
-    norm_bias: str | None = None
-    norm_energy: str | None = None
-    norm_epsilon: float = 0.0
-    repeat: bool = False
-
-    def __repr__(self) -> str:
-        said = [f"{name}={value!r}" for name, value in self.changed().items()]
-        return f"Rule({', '.join(said)})"
-
-    def changed(self) -> dict[str, Any]:
-        """The fields with other than their default values.
-
-        Returns:
-            Values by name, the kind among them.
-
-        Example:
-            >>> Rule("linear", weight="w").changed()
-            {'kind': 'linear', 'weight': 'w'}
-        """
-        defaults = {field.name: field.default for field in dataclasses.fields(self)}
-        return {name: value for name, value in vars(self).items() if value != defaults[name]}
 
     @property
     def main_key(self) -> str:
-        """A key that every layer of the rule has; a repeated rule goes on while the key exists."""
-        return self.weight or self.fused or self.left or self.q1 or ""
+        """The key of the stacked array or of the first query."""
+        return self.fused or self.q1 or ""
 
-    def numbered(self, i: int) -> Rule:
-        """The rule of one layer in a run of layers.
 
-        Args:
-            i: Number of the layer in the run, from 0.
+KINDS: dict[str, type[Rule]] = {
+    kind.kind: kind for kind in (LinearRule, BilinearRule, AttentionRule)
+}
+"""Classes of rules by the kind that a dialect's file names."""
 
-        Returns:
-            The rule with `{i}` replaced in all keys.
 
-        Example:
-            >>> Rule("linear", weight="blocks.{i}.weight", repeat=True).numbered(3).weight
-            'blocks.3.weight'
-        """
-        keys = {
-            name: value.replace("{i}", str(i))
-            for name, value in vars(self).items()
-            if isinstance(value, str)
-        }
-        return dataclasses.replace(self, **keys)
+def rule_of(fields: Mapping[str, Any], where: str) -> Rule:
+    """The rule that an object in a dialect's file describes, not checked yet.
+
+    Args:
+        fields: Values by name, the kind among them.
+        where: Words in front of a message.
+
+    Raises:
+        CheckpointError: The kind has no such field.
+        UnsupportedLayer: The kind is no polynomial layer.
+
+    Example:
+        >>> rule_of({"kind": "linear", "weight": "w"}, "layer rule 0")
+        LinearRule(weight='w')
+    """
+    kind = fields.get("kind")
+    if not isinstance(kind, str) or kind not in KINDS:
+        raise UnsupportedLayer(
+            f"{where}: kind {kind!r} is no polynomial layer that can be read; "
+            f"known are {', '.join(KINDS)}. {ON_INPUTS}"
+        )
+    known = {field.name for field in dataclasses.fields(KINDS[kind])}
+    if surplus := sorted(set(fields) - known - {"kind"}):
+        raise CheckpointError(
+            f"{where} has unknown fields {surplus}; a {kind} rule has {sorted(known)}"
+        )
+    return KINDS[kind](**{name: value for name, value in fields.items() if name != "kind"})
 
 
 def facts(rule: Rule) -> list[str]:
@@ -178,16 +297,16 @@ def facts(rule: Rule) -> list[str]:
         Phrases, none for a plain linear layer.
 
     Example:
-        >>> facts(Rule("bilinear", left="l", right="r", down="d", residual="additive"))
+        >>> facts(BilinearRule(left="l", right="r", down="d", residual="additive"))
         ['residual x + s f(x) with s = 1.0']
     """
     phrases = []
     if rule.transpose:
         phrases.append("matrices are stored (in, out)")
-    if rule.fused:
-        order = " then ".join(rule.fused_order.split("-"))
+    if isinstance(rule, StackedRule) and rule.fused:
+        order = " then ".join(str(rule.fused_order).split("-"))
         phrases.append(f"{rule.fused} stacks {order} on axis 0")
-    if rule.lifted:
+    if isinstance(rule, BilinearRule) and rule.lifted:
         phrases.append("column 0 of left and right is a bias")
     if rule.residual:
         phrases.append(f"residual {_RESIDUALS[rule.residual]} with s = {rule.scale}")
@@ -195,20 +314,16 @@ def facts(rule: Rule) -> list[str]:
         phrases.append(f"input divided by sqrt({rule.norm_energy} + {rule.norm_epsilon:g})")
     elif rule.norm:
         phrases.append(f"{rule.norm} norm before it, eps {rule.norm_epsilon:g}")
-    if rule.kind == "attention":
+    if isinstance(rule, AttentionRule):
         phrases += _attention_facts(rule)
-    if rule.kind == "bilinear" and not rule.down:
+    if isinstance(rule, BilinearRule) and not rule.down:
         phrases.append("hidden units are the output")
-    if not (rule.residual or rule.kind == "linear"):
+    if not (rule.residual or isinstance(rule, LinearRule)):
         phrases.append("no residual")
     return phrases
 
 
-_RESIDUALS = {"additive": "x + s f(x)", "lerp": "(1 - s) x + s f(x)"}
-_DIRECTIONS = {1: "forward", -1: "backward"}
-
-
-def _attention_facts(rule: Rule) -> list[str]:
+def _attention_facts(rule: AttentionRule) -> list[str]:
     power = f"scores divided by d_head^{rule.score_power}"
     phrases = [f"{rule.n_heads} heads, {rule.mask} mask, {power}"]
     if rule.rope_base:
@@ -240,7 +355,7 @@ def is_finite(value: Any) -> bool:
     return value <= largest and not value < -largest  # the first comparison is false for NaN
 
 
-def check_rule(rule: Rule, where: str) -> None:
+def check_rule(rule: Any, where: str) -> None:
     """Refuse a rule that is incomplete or has a field with an impossible value.
 
     Args:
@@ -248,48 +363,45 @@ def check_rule(rule: Rule, where: str) -> None:
         where: Words in front of a message.
 
     Raises:
-        CheckpointError: For a wrong field, which the message names.
-        UnsupportedLayer: For a layer kind without a polynomial.
+        CheckpointError: For a wrong field, which the message names, and for another object.
 
     Example:
-        >>> check_rule(Rule("softmax"), "rule 0")
+        >>> check_rule(LinearRule(bias="b"), "rule 0")
         Traceback (most recent call last):
             ...
-        tnsim.errors.UnsupportedLayer: rule 0: kind 'softmax' is no polynomial layer that can be...
+        tnsim.errors.CheckpointError: rule 0: a linear rule names weight
     """
-    hints = _hints()
-    for field in dataclasses.fields(Rule):
+    if type(rule) not in KINDS.values():
+        names = ", ".join(f"tnsim.{kind.__name__}" for kind in KINDS.values())
+        raise CheckpointError(f"{where} must be one of {names}, found {rule!r}")
+    hints = _hints(type(rule))
+    for field in dataclasses.fields(rule):
         value = getattr(rule, field.name)
         if not _has_type(value, hints[field.name]):
             raise CheckpointError(f"{where}: {field.name} must be {field.type}, found {value!r}")
-    if rule.kind not in _REQUIRED:
-        raise UnsupportedLayer(
-            f"{where}: kind {rule.kind!r} is no polynomial layer that can be read; "
-            f"known are {', '.join(_REQUIRED)}. {ON_INPUTS}"
-        )
-    for field, known in _CHOICES.items():
-        if (value := getattr(rule, field)) not in known:
+        known = _CHOICES.get(field.name)
+        if known is not None and value not in known:
             names = " or ".join(repr(choice) for choice in known if choice is not None)
-            raise CheckpointError(f"{where}: {field} {value!r} is unknown, use {names}")
+            raise CheckpointError(f"{where}: {field.name} {value!r} is unknown, use {names}")
     _check_keys(rule, where)
 
 
 def _check_keys(rule: Rule, where: str) -> None:
-    required = _REQUIRED[rule.kind]
+    required = rule.required
     instead = ""
-    if rule.kind in _FUSED:
+    if isinstance(rule, StackedRule):
         instead = ", or fused"
         if rule.fused:
-            required, orders = _FUSED[rule.kind]
-            if rule.fused_order not in orders.split(" or "):
+            required = rule.required_fused
+            if rule.fused_order not in rule.orders:
                 raise CheckpointError(
-                    f"{where}: fused_order of a {rule.kind} rule is {orders}, "
+                    f"{where}: fused_order of a {rule.kind} rule is {' or '.join(rule.orders)}, "
                     f"found {rule.fused_order}"
                 )
     for field in required:
         key = getattr(rule, field)
         if not key:
-            names = ", ".join(_REQUIRED[rule.kind])
+            names = ", ".join(rule.required)
             raise CheckpointError(f"{where}: a {rule.kind} rule names {names}{instead}")
         if isinstance(key, str) and key.endswith("?"):
             raise CheckpointError(f"{where}: {field} {key!r} may not be absent, remove the ?")
@@ -301,8 +413,8 @@ def _check_keys(rule: Rule, where: str) -> None:
 
 
 @functools.cache
-def _hints() -> dict[str, Any]:
-    return typing.get_type_hints(Rule)
+def _hints(kind: type[Rule]) -> dict[str, Any]:
+    return typing.get_type_hints(kind)
 
 
 def _has_type(value: Any, hint: Any) -> bool:

@@ -33,9 +33,15 @@ from tnsim.models.origin import Origin
 from tnsim.models.protocol import Layer
 
 DEEPEST = 3  # levels of mappings inside one another that are searched for weights
-
-
 PREFIXES = ("module.", "_orig_mod.", "model.", "net.", "network.")  # names of wrappers
+NORM = re.compile(
+    r"(^|[._])((layer|rms|batch|group)_?norm|norm|ln)(_|\d|\.|$)|norm\d*(\.|$)", re.IGNORECASE
+)
+BIAS = re.compile(r"(^|[._])bias(_|\d|\.|$)|(^|\.)b(_\w+|\d*)$", re.IGNORECASE)
+OF_A_FILE = "Load what no dialect describes into the module that it belongs to."
+_ATTENTION = re.compile(
+    r"(^|[._])(q|k|v|q1|k1|q2|k2|attn|attention|q_proj|k_proj)([._]|$)", re.IGNORECASE
+)
 
 
 class Place(NamedTuple):
@@ -150,14 +156,6 @@ def _places(
             yield from _places(value, names, (*way, key), seen)
 
 
-NORM = re.compile(
-    r"(^|[._])((layer|rms|batch|group)_?norm|norm|ln)(_|\d|\.|$)|norm\d*(\.|$)", re.IGNORECASE
-)
-
-
-BIAS = re.compile(r"(^|[._])bias(_|\d|\.|$)|(^|\.)b(_\w+|\d*)$", re.IGNORECASE)
-
-
 def check_unused(
     arrays: NamedArrays, dialect: Dialect, layers: Sequence[Layer]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -178,8 +176,8 @@ def check_unused(
 
     Example:
         >>> import numpy as np
-        >>> from tnsim.checkpoints.rules import Rule
-        >>> dialect = Dialect("mine", (Rule("linear", weight="w"),), ignore=("step",))
+        >>> from tnsim.checkpoints.rules import LinearRule
+        >>> dialect = Dialect("mine", (LinearRule(weight="w"),), ignore=("step",))
         >>> check_unused(NamedArrays({"step": np.array(3)}, None), dialect, [])
         (('step',), ())
     """
@@ -244,7 +242,7 @@ def _choices(name: str) -> str:
     if NORM.search(name):
         use = (
             "Name it in the rule of the layer behind it (norm, norm_weight, norm_bias) and give "
-            "norms=inputs, or where it is constant norm_energy"
+            "norm_inputs=inputs, or where it is constant norm_energy"
         )
     return (
         f"{use}; or leave it out knowingly: leave_out in the dialect or in the call; or, where the "
@@ -266,21 +264,13 @@ def _unexpected(surplus: list[str], dialect: Dialect) -> TnsimError:
     )
 
 
-OF_A_FILE = "Load what no dialect describes into the module that it belongs to."
-
-
-_ATTENTION = re.compile(
-    r"(^|[._])(q|k|v|q1|k1|q2|k2|attn|attention|q_proj|k_proj)([._]|$)", re.IGNORECASE
-)
-
-
 def model_from_state(
     state: Mapping[str, Any],
     dialect: Dialect,
     n_ctx: int | None = None,
     config: Mapping[str, Any] | None = None,
     leave_out: Sequence[str] = (),
-    norms: Any = None,
+    norm_inputs: Any = None,
 ) -> Model:
     """Read a model out of named arrays.
 
@@ -290,19 +280,20 @@ def model_from_state(
         n_ctx: Length of the sequences that the model reads.
         config: Numbers by name, for dialects that take numbers from a configuration.
         leave_out: Patterns of keys to leave out in addition to the patterns of the dialect.
-        norms: Inputs at whose mean energy norms are folded.
+        norm_inputs: Inputs at whose mean energy norms are folded.
 
     Returns:
         The model, whose `origin` says what was assumed, ignored and left out.
 
     Raises:
         CheckpointError: On missing or surplus keys, which the message names.
-        UnsupportedLayer: For a norm without `norms`, and when a norm or a bias is left over.
+        UnsupportedLayer: For a norm without `norm_inputs`, and when a norm or a bias is left over.
         ModelError: When the arrays make no model.
 
     Example:
         >>> import numpy as np
-        >>> dialect = Dialect("mine", (Rule("linear", weight="w"),))
+        >>> from tnsim.checkpoints.rules import LinearRule
+        >>> dialect = Dialect("mine", (LinearRule(weight="w"),))
         >>> model_from_state({"w": np.ones((2, 3))}, dialect).d_in
         3
     """
@@ -337,15 +328,17 @@ def model_from_state(
         dialect=dialect,
         guesses=dialect.open_guesses(),
     )
-    return assembled(layers, norms, n_ctx, origin)
+    return assembled(layers, norm_inputs, n_ctx, origin)
 
 
-def assembled(layers: Sequence[Normed], norms: Any, n_ctx: int | None, origin: Origin) -> Model:
+def assembled(
+    layers: Sequence[Normed], norm_inputs: Any, n_ctx: int | None, origin: Origin
+) -> Model:
     """A model of layers, with the norms before them as constants.
 
     Args:
         layers: Layers from the input up, each with the norm before it.
-        norms: Inputs on which norms are measured, None for no inputs.
+        norm_inputs: Inputs on which norms are measured, None for no inputs.
         n_ctx: Length of the sequences that the model reads.
         origin: Origin of the model, to which folded norms add assumptions and a caveat.
 
@@ -358,9 +351,9 @@ def assembled(layers: Sequence[Normed], norms: Any, n_ctx: int | None, origin: O
     """
     if not any(normed.norm for normed in layers):
         return Model([normed.layer for normed in layers], n_ctx, origin)
-    if norms is None:
+    if norm_inputs is None:
         raise _unfolded(layers)
-    return _folded(layers, norms, n_ctx, origin)
+    return _folded(layers, norm_inputs, n_ctx, origin)
 
 
 def _rules(rule: Rule, arrays: NamedArrays) -> Iterator[Rule]:
@@ -407,14 +400,14 @@ def _unfolded(layers: Sequence[Normed]) -> UnsupportedLayer:
     places = ", ".join(str(n) for n, normed in enumerate(layers) if normed.norm)
     return UnsupportedLayer(
         f"a norm stands before layer {places}: it depends on the input and is no polynomial. "
-        "Give norms=inputs (--norms FILE) to fold it at its mean energy on them, "
+        "Give norm_inputs=inputs (--norm-inputs FILE) to fold it at its mean energy on them, "
         f"which says how far off that is; or leave it as it is. {ON_INPUTS}"
     )
 
 
-def _folded(layers: Sequence[Normed], norms: Any, n_ctx: int | None, origin: Origin) -> Model:
+def _folded(layers: Sequence[Normed], norm_inputs: Any, n_ctx: int | None, origin: Origin) -> Model:
     """The model with its norms as constants, and with the error of this as a caveat."""
-    folded = fold(layers, norms, n_ctx)
+    folded = fold(layers, norm_inputs, n_ctx)
     said = [
         f"norm before layer {n}: mean energy {energy:.6g}"
         for n, energy in enumerate(folded.energies)
@@ -422,7 +415,7 @@ def _folded(layers: Sequence[Normed], norms: Any, n_ctx: int | None, origin: Ori
     ]
     places = ", ".join(str(n) for n, e in enumerate(folded.energies) if e is not None)
     caveat = (
-        f"norms before layer {places} at their mean energy on {len(norms)} inputs, "
+        f"norms before layer {places} at their mean energy on {len(norm_inputs)} inputs, "
         f"where outputs differ by {folded.error:.2%} of their size"
     )
     origin = dataclasses.replace(

@@ -27,36 +27,40 @@ _GATE = re.compile(
     r"|fc1_[gx]",
     re.IGNORECASE,
 )
-
-
 _GATED = re.compile(r"(^|[._])(swi|ge|re|se)?glu(_?mlp)?\d*([._]|$)", re.IGNORECASE)
-
-
-_LOOKED_UP = re.compile(r"(?<!un)emb|wte|tok", re.IGNORECASE)
-
-
 _BY_HAND = (
     "If it is a polynomial after all, write its rule by hand, "
     '{"kind": "bilinear", "left": ..., "right": ..., "down": ...} or {"kind": "linear", '
     '"weight": ...}, or read the module by tnsim.from_module, which runs it'
 )
-
-
 _ORDER = (
     "the layers follow one another in this order, and nothing stands before, between or behind "
     "them that leaves no tensor in a file: no activation (ReLU, GELU), no softmax, no norm without "
     "weights, no residual connection around several layers"
 )
-
-
 _STORED = "matrices are stored (out, in), as nn.Linear has them, unless a rule says transpose"
-
-
 OPEN = "?"
 """Prefix of the name of a field whose value is a guess; the text of the field has alternatives."""
-
-
 Shapes = Mapping[str, tuple[int, int]]
+_ROLES = {  # roles in a bilinear layer, by the last word of a name
+    "left": re.compile(r"(w_?)?(l|left|up|1)|up_proj", re.IGNORECASE),
+    "right": re.compile(r"(w_?)?(r|right|2)|up_proj", re.IGNORECASE),
+    "down": re.compile(r"(w_?)?(d|down|p|proj|projection|3)|down_proj", re.IGNORECASE),
+    "fused": re.compile(r"(w_?)?(lr|fused|bi_?linear|12)", re.IGNORECASE),
+}
+_QKV = re.compile(r"(w_?)?qkv(_?proj)?|c_attn|in_proj|query_key_value", re.IGNORECASE)
+_LAST = re.compile(r"unembed|lm_head|head|classifier|readout|logits|output", re.IGNORECASE)
+_ATTENTION = re.compile(r"(w_?)?(q1|k1|q2|k2|q|k|v|o|out)(_proj)?", re.IGNORECASE)
+_OUTPUT = re.compile(r"(w_?)?(o|out|c)(_?proj)?", re.IGNORECASE)
+_EMBEDDING = re.compile(r"(?<!un)emb|wte|tok", re.IGNORECASE)
+_POSITION = re.compile(r"(^|[._])(wpe|pos(ition(al|s)?)?)([._]|$)|pos\w*_?emb", re.IGNORECASE)
+_NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
+_RESIDUAL = "x + s f(x); null for f(x) alone, lerp for (1 - s) x + s f(x); scale is s, 1 by default"
+_NO_RESIDUAL = "f(x) alone; additive for x + s f(x), lerp for (1 - s) x + s f(x), scale is s"
+_MULTIPLIED = (
+    "left and right are multiplied as they are; with an activation on one of them (SwiGLU, GEGLU, "
+    "GLU) the layer is no polynomial"
+)
 
 
 def check_polynomial(
@@ -113,7 +117,7 @@ def _is_gate(key: str) -> bool:
 
 def _is_lookup(rule: dict[str, Any]) -> bool:
     """Whether a layer looks up the vector of a token, which passes through no activation."""
-    return bool(rule.get("transpose") and _LOOKED_UP.search(rule["weight"]))
+    return bool(rule.get("transpose") and _EMBEDDING.search(rule["weight"]))
 
 
 def _gate_of_three(shapes: Shapes) -> str | None:
@@ -200,47 +204,6 @@ def _numbered(rule: dict[str, Any], i: int) -> dict[str, Any]:
         if name != "repeat" and not (i and name[0] in "#?"):
             found[name] = value.replace("{i}", str(i)) if isinstance(value, str) else value
     return found
-
-
-_ROLES = {  # roles in a bilinear layer, by the last word of a name
-    "left": re.compile(r"(w_?)?(l|left|up|1)|up_proj", re.IGNORECASE),
-    "right": re.compile(r"(w_?)?(r|right|2)|up_proj", re.IGNORECASE),
-    "down": re.compile(r"(w_?)?(d|down|p|proj|projection|3)|down_proj", re.IGNORECASE),
-    "fused": re.compile(r"(w_?)?(lr|fused|bi_?linear|12)", re.IGNORECASE),
-}
-
-
-_QKV = re.compile(r"(w_?)?qkv(_?proj)?|c_attn|in_proj|query_key_value", re.IGNORECASE)
-
-
-_LAST = re.compile(r"unembed|lm_head|head|classifier|readout|logits|output", re.IGNORECASE)
-
-
-_ATTENTION = re.compile(r"(w_?)?(q1|k1|q2|k2|q|k|v|o|out)(_proj)?", re.IGNORECASE)
-
-
-_OUTPUT = re.compile(r"(w_?)?(o|out|c)(_?proj)?", re.IGNORECASE)
-
-
-_EMBEDDING = re.compile(r"(?<!un)emb|wte|tok", re.IGNORECASE)
-
-
-_POSITION = re.compile(r"(^|[._])(wpe|pos(ition(al|s)?)?)([._]|$)|pos\w*_?emb", re.IGNORECASE)
-
-
-_NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
-
-
-_RESIDUAL = "x + s f(x); null for f(x) alone, lerp for (1 - s) x + s f(x); scale is s, 1 by default"
-
-
-_NO_RESIDUAL = "f(x) alone; additive for x + s f(x), lerp for (1 - s) x + s f(x), scale is s"
-
-
-_MULTIPLIED = (
-    "left and right are multiplied as they are; with an activation on one of them (SwiGLU, GEGLU, "
-    "GLU) the layer is no polynomial"
-)
 
 
 @dataclass(frozen=True)
@@ -538,4 +501,6 @@ def _add_norms(rules: list[dict[str, Any]], norms: list[str]) -> None:
         else:
             rule |= {"norm": rule.get("norm", "rms"), "norm_weight": key}
         rule.setdefault("norm_epsilon", 1e-5)
-        rule["?norm"] = "this norm stands before this layer, with this epsilon; give norms=inputs"
+        rule["?norm"] = (
+            "this norm stands before this layer, with this epsilon; give norm_inputs=inputs"
+        )

@@ -30,7 +30,7 @@ from tnsim.cli.options import (
     LeaveOutOption,
     MetricName,
     MetricOption,
-    NormsOption,
+    NormInputsOption,
     SlicesOption,
     check_outputs,
     compiling_shown,
@@ -101,14 +101,14 @@ def similarity(
     dialect: DialectOption = None,
     n_ctx: ContextOption = None,
     leave_out: LeaveOutOption = None,
-    norms: NormsOption = None,
+    norm_inputs: NormInputsOption = None,
     dtype: DtypeOption = DtypeName.float64,
     as_json: JsonOption = False,
 ) -> None:
     """Cosine of two models as functions."""
     import tnsim
 
-    reading = reading_of(dialect, n_ctx, leave_out, norms)
+    reading = reading_of(dialect, n_ctx, leave_out, norm_inputs)
     one, two = _model(a, reading), _model(b, reading)
     chosen = metric_of(metric, fit)
     by_output: list[float] | None = None
@@ -163,7 +163,7 @@ def inspect(
     dialect: DialectOption = None,
     n_ctx: ContextOption = None,
     leave_out: LeaveOutOption = None,
-    norms: NormsOption = None,
+    norm_inputs: NormInputsOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Layers, shapes, degree and legs of a checkpoint, and what was assumed in reading it."""
@@ -171,7 +171,7 @@ def inspect(
     from tnsim.models.model import describe
     from tnsim.models.origin import Origin
 
-    model, dtypes = read(file, *reading_of(dialect, n_ctx, leave_out, norms, known=False))
+    model, dtypes = read(file, *reading_of(dialect, n_ctx, leave_out, norm_inputs, known=False))
     origin = model.origin or Origin("")
     layers = [describe(layer) for layer in model.layers]
     if as_json:
@@ -223,7 +223,7 @@ def plan(
     dialect: DialectOption = None,
     n_ctx: ContextOption = None,
     leave_out: LeaveOutOption = None,
-    norms: NormsOption = None,
+    norm_inputs: NormInputsOption = None,
     dtype: DtypeOption = DtypeName.float64,
     cosine: Annotated[
         bool, typer.Option("--cosine", help="Include the two norms that a cosine needs.")
@@ -234,9 +234,9 @@ def plan(
     import tnsim
     from tnsim.engine.runtime.rates import seconds
 
-    reading = reading_of(dialect, n_ctx, leave_out, norms)
+    reading = reading_of(dialect, n_ctx, leave_out, norm_inputs)
     one, two = _model(a, reading), _model(b, reading)
-    planned = tnsim.plan(one, two, metric_of(metric), norms=cosine, dtype=dtype.value)
+    planned = tnsim.plan(one, two, metric_of(metric), cosine=cosine, dtype=dtype.value)
     if as_json:
         typer.echo(planned.to_json())
         return
@@ -266,14 +266,14 @@ def convert(
     dialect: DialectOption = None,
     n_ctx: ContextOption = None,
     leave_out: LeaveOutOption = None,
-    norms: NormsOption = None,
+    norm_inputs: NormInputsOption = None,
 ) -> None:
     """Rewrite a checkpoint in tnsim's own format, safetensors with the architecture inside."""
     import tnsim
     from tnsim.checkpoints.native import OWN
 
     check_outputs({target: OWN})
-    model = _model(source, reading_of(dialect, n_ctx, leave_out, norms))
+    model = _model(source, reading_of(dialect, n_ctx, leave_out, norm_inputs))
     tnsim.save(model, target)
     say(f"{target}: {model}")
 

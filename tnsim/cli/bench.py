@@ -43,9 +43,21 @@ from tnsim.models.model import Model
 from tnsim.tensor_networks.closed_networks import networks
 
 DEPTHS = (1, 2, 4, 8, 16, 32, 64)
-
-
 UNROLL_UP_TO = 6  # an unrolled network has 2^depth input legs on each side
+COLUMNS = (
+    "depth",
+    "multiplications",
+    "of paper's",
+    "unrolled",
+    "peak MiB",
+    "first ms",
+    "warm ms",
+    "by hand",
+    "ratio",
+)
+JSON_FILE, PICTURE = "depth.json", "depth.png"
+JSON = json_object("a measurement of tnsim bench", "rows")
+TIMES = ("first_milliseconds", "milliseconds", "hand_milliseconds", "ratio")
 
 
 def random_stack(width: int, rank: int, depth: int, dtype: str, seed: int = 0) -> Model:
@@ -238,28 +250,6 @@ def _alternate(one: Callable[[], Any], two: Callable[[], Any], repeats: int) -> 
     return statistics.median(times[0]), statistics.median(times[1])
 
 
-COLUMNS = (
-    "depth",
-    "multiplications",
-    "of paper's",
-    "unrolled",
-    "peak MiB",
-    "first ms",
-    "warm ms",
-    "by hand",
-    "ratio",
-)
-
-
-JSON_FILE, PICTURE = "depth.json", "depth.png"
-
-
-JSON = json_object("a measurement of tnsim bench", "rows")
-
-
-TIMES = ("first_milliseconds", "milliseconds", "hand_milliseconds", "ratio")
-
-
 app = typer.Typer(
     help="Measure cost, with a protocol.", no_args_is_help=True, rich_markup_mode=None
 )
@@ -327,11 +317,11 @@ def _line(cells: tuple[str, ...]) -> str:
 
 
 def _write(result: Mapping[str, Any], out: Path) -> None:
-    from tnsim.analysis import plots
+    from tnsim.analysis import figures
 
     out.mkdir(parents=True, exist_ok=True)
     with replacing(out / JSON_FILE, JSON) as temporary:
         temporary.write_text(json.dumps(result, indent=1) + "\n")
     sizes = f"width {result['width']}, rank {result['rank']}, {result['dtype']}"
-    figure = plots.depth(result["rows"], f"<A|B> under TreeSymmetric, {sizes}")
+    figure = figures.depth(result["rows"], f"<A|B> under TreeSymmetric, {sizes}")
     save_picture(figure, out / PICTURE)

@@ -31,6 +31,17 @@ if TYPE_CHECKING:
 app = typer.Typer(
     help="Describe the layout of foreign files.", no_args_is_help=True, rich_markup_mode=None
 )
+MIDDLE = 3200
+"""A step of the shipped series at which the training pairs are known by heart, and no others."""
+PAGE = "report.html"
+CURVES = ("train_accuracy", "validation_accuracy")
+PACKAGES = ("jax", "jaxlib", "numpy", "quimb", "cotengra", "safetensors")
+EXTRAS = ("pairwise", "plot", "dask", "parquet", "torch", "yaml", "reproduce")
+_REQUIREMENT = re.compile(r"([\w.-]+).*extra == ['\"]([\w-]+)['\"]")
+CACHED = ("plans", "programs")
+REPRODUCTION_PAGE = "reproduction.md"
+LAST_SEED = 10**9
+"""The largest seed: random generators take 32 bits, and several seeds count from the given seed."""
 
 
 @app.callback()
@@ -54,16 +65,6 @@ def suggest(file: File) -> None:
     with naming(file):
         path = located(file)
         typer.echo(suggested(contents(path).state, Path(file).stem))
-
-
-MIDDLE = 3200
-"""A step of the shipped series at which the training pairs are known by heart, and no others."""
-
-
-PAGE = "report.html"
-
-
-CURVES = ("train_accuracy", "validation_accuracy")
 
 
 def demo(
@@ -127,18 +128,6 @@ def _explain(result: Pairwise, phases: Segmentation) -> None:
         f"The best three phases start at steps {first}, {starts}; the curves above the matrix show "
         "training accuracy rise with the second and validation accuracy jump with the third."
     )
-
-
-PACKAGES = ("jax", "jaxlib", "numpy", "quimb", "cotengra", "safetensors")
-
-
-EXTRAS = ("pairwise", "plot", "dask", "parquet", "torch", "yaml", "reproduce")
-
-
-_REQUIREMENT = re.compile(r"([\w.-]+).*extra == ['\"]([\w-]+)['\"]")
-
-
-CACHED = ("plans", "programs")
 
 
 def info(as_json: JsonOption = False) -> None:
@@ -208,13 +197,6 @@ def _cache() -> dict[str, Any]:
     return {"folder": str(folders[0].parent), "files": len(files), "bytes": sum(sizes)}
 
 
-REPRODUCE_COMMAND_PAGE = "reproduction.md"
-
-
-LAST_SEED = 10**9
-"""The largest seed: random generators take 32 bits, and several seeds count from the given seed."""
-
-
 def reproduce(
     name: Annotated[
         str | None, typer.Argument(help="An experiment, as --list shows them, or all.")
@@ -258,11 +240,11 @@ def reproduce(
             "--data and --checkpoints belong to one experiment; name it instead of all"
         )
     names = list(NAMES) if name == "all" else [name]
-    check_outputs({out / REPRODUCE_COMMAND_PAGE: page.PAGE})
+    check_outputs({out / REPRODUCTION_PAGE: page.PAGE})
     found: list[dict[str, Any]] = []
     for one in map(experiment, names):
         found += _run(one, full, out, seed, data, checkpoints, as_json)
-    written = page.write(out, out / REPRODUCE_COMMAND_PAGE)
+    written = page.write(out, out / REPRODUCTION_PAGE)
     if as_json:
         print_json({"experiments": found})
         return

@@ -23,6 +23,51 @@ if TYPE_CHECKING:
     from tnsim.checkpoints.dialects import Dialect
     from tnsim.checkpoints.load import Reading
 
+File = Annotated[
+    Path,
+    typer.Argument(
+        help="Checkpoint: .safetensors, .npz, .pt, .pth or .ckpt, a folder with model.safetensors, "
+        "or REPOSITORY@REVISION in the local hub cache."
+    ),
+]
+ContextOption = Annotated[
+    int | None,
+    typer.Option(
+        "--n-ctx", help="Length of the sequences on which models with attention are compared."
+    ),
+]
+LeaveOutOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--leave-out",
+        help="Pattern of tensors, a norm or a bias, that are knowingly not read; every result says "
+        "so. Repeatable.",
+    ),
+]
+NormInputsOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--norm-inputs",
+        help="Inputs (.npy or .npz) at whose mean energy norms become constants.",
+    ),
+]
+FitOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--fit", help="Inputs (.npy or .npz) from which the metric takes its mean and covariance."
+    ),
+]
+SlicesOption = Annotated[
+    bool, typer.Option("--slices", help="Also the cosine of every output coordinate.")
+]
+CheckOption = Annotated[
+    bool,
+    typer.Option(
+        "--check", help="Also a Monte-Carlo estimate from forward passes, with its error."
+    ),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
+
 
 class MetricName(enum.StrEnum):
     """Names of metrics on the command line."""
@@ -49,15 +94,6 @@ def _presets() -> list[str]:
     return list(PRESETS)
 
 
-File = Annotated[
-    Path,
-    typer.Argument(
-        help="Checkpoint: .safetensors, .npz, .pt, .pth or .ckpt, a folder with model.safetensors, "
-        "or REPOSITORY@REVISION in the local hub cache."
-    ),
-]
-
-
 MetricOption = Annotated[
     MetricName,
     typer.Option(
@@ -67,8 +103,6 @@ MetricOption = Annotated[
         "categorical: uniform one-hot tokens, exact for one attention layer.",
     ),
 ]
-
-
 DialectOption = Annotated[
     str | None,
     typer.Option(
@@ -78,67 +112,14 @@ DialectOption = Annotated[
         autocompletion=_presets,
     ),
 ]
-
-
-ContextOption = Annotated[
-    int | None,
-    typer.Option(
-        "--n-ctx", help="Length of the sequences on which models with attention are compared."
-    ),
-]
-
-
-LeaveOutOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--leave-out",
-        help="Pattern of tensors, a norm or a bias, that are knowingly not read; every result says "
-        "so. Repeatable.",
-    ),
-]
-
-
-NormsOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--norms",
-        help="Inputs (.npy or .npz) at whose mean energy norms become constants.",
-    ),
-]
-
-
-FitOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--fit", help="Inputs (.npy or .npz) from which the metric takes its mean and covariance."
-    ),
-]
-
-
 DtypeOption = Annotated[DtypeName, typer.Option("--dtype", help="Precision of the computation.")]
-
-
-SlicesOption = Annotated[
-    bool, typer.Option("--slices", help="Also the cosine of every output coordinate.")
-]
-
-
-CheckOption = Annotated[
-    bool,
-    typer.Option(
-        "--check", help="Also a Monte-Carlo estimate from forward passes, with its error."
-    ),
-]
-
-
-JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 
 
 def reading_of(
     dialect: str | None,
     n_ctx: int | None,
     leave_out: list[str] | None = None,
-    norms: Path | None = None,
+    norm_inputs: Path | None = None,
     known: bool = True,
 ) -> Reading:
     """The arguments of `tnsim.load` that the options of the command line give.
@@ -147,7 +128,7 @@ def reading_of(
         dialect: A preset, the path of a JSON file, or "-" for standard input.
         n_ctx: Length of sequences.
         leave_out: Patterns of tensors that are knowingly not read.
-        norms: A file of inputs.
+        norm_inputs: A file of inputs.
         known: Whether a dialect with open guesses is refused.
 
     Returns:
@@ -166,7 +147,7 @@ def reading_of(
         chosen = find_dialect(dialect)
     if known and chosen is not None:
         _check_confirmed(chosen, str(dialect))
-    inputs = None if norms is None else samples_in(norms)
+    inputs = None if norm_inputs is None else samples_in(norm_inputs)
     return Reading(chosen, n_ctx, tuple(leave_out or ()), inputs)
 
 

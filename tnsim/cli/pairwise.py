@@ -23,7 +23,7 @@ from tnsim.cli.options import (
     LeaveOutOption,
     MetricName,
     MetricOption,
-    NormsOption,
+    NormInputsOption,
     SlicesOption,
     check_outputs,
     guarantee,
@@ -49,6 +49,8 @@ Files = Annotated[
         "Face cache; - for names on standard input, one a line."
     ),
 ]
+_OF_ANY = ("heatmap",)  # pictures of any matrix
+_OF_ONE_SET = ("trajectory", "mds")  # pictures of a matrix that compares one set with itself
 
 
 def pairwise(
@@ -69,7 +71,7 @@ def pairwise(
     dialect: DialectOption = None,
     n_ctx: ContextOption = None,
     leave_out: LeaveOutOption = None,
-    norms: NormsOption = None,
+    norm_inputs: NormInputsOption = None,
     dtype: DtypeOption = DtypeName.float64,
     scheduler: Annotated[
         str | None,
@@ -96,7 +98,7 @@ def pairwise(
     """
     import tnsim
 
-    reading = reading_of(dialect, n_ctx, leave_out, norms)
+    reading = reading_of(dialect, n_ctx, leave_out, norm_inputs)
     models = _series(files, reading)
     others = None
     if other:
@@ -104,7 +106,7 @@ def pairwise(
     chosen = metric_of(metric, fit)
     options: dict[str, Any] = {"slices": slices, "dtype": dtype.value}
     if dry_run:
-        _say_cost(tnsim.plan_pairwise(models, chosen, others, **options), as_json)
+        _say_cost(tnsim.plan_pairwise(models, chosen, other=others, **options), as_json)
         return
     if out is None:
         raise typer.BadParameter("give --out DIR, where results are kept, or --dry-run")
@@ -116,7 +118,7 @@ def pairwise(
         result = tnsim.pairwise(
             models,
             chosen,
-            others,
+            other=others,
             **options,
             store=store,
             executor=executor,
@@ -148,10 +150,6 @@ def _outputs(out: Path, parquet: bool, plots: bool, page: Path | None) -> dict[P
     if page is not None and page in outputs:
         raise typer.BadParameter(f"--report {page} is the table that --out writes; name another")
     return outputs if page is None else {**outputs, page: PAGE}
-
-
-_OF_ANY = ("heatmap",)  # pictures of any matrix
-_OF_ONE_SET = ("trajectory", "mds")  # pictures of a matrix that compares one set with itself
 
 
 def _say_cost(planned: PairwisePlan, as_json: bool) -> None:
@@ -226,8 +224,8 @@ def _series(files: list[str], reading: Reading) -> Series:
     if files == ["-"]:
         lines = standard_input("names of checkpoints, one a line,").splitlines()
         files = [line for line in lines if line.strip()]
-    dialect, n_ctx, leave_out, norms = reading
-    return tnsim.Series(files, dialect, n_ctx, leave_out=leave_out, norms=norms)
+    dialect, n_ctx, leave_out, norm_inputs = reading
+    return tnsim.Series(files, dialect, n_ctx, leave_out=leave_out, norm_inputs=norm_inputs)
 
 
 def _check_apart(out: Path, sources: list[str]) -> None:

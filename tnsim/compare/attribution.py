@@ -110,7 +110,7 @@ def attribution(
     dtype = dtype_name(dtype)
     _check_question(a, b, by)
     check_comparison(a, b, metric)
-    parts = in_common_units([a, b], metric, per_output=False)
+    parts = in_common_units([a, b], metric, slices=False)
     models: dict[Side, Model] = {"A": _prepared(parts[0].model), "B": _prepared(parts[1].model)}
     last: dict[Side, LayerKind] = {
         "A": _last_nonlinear(models["A"]),

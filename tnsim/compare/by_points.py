@@ -41,7 +41,7 @@ from tnsim.tables import html_table
 
 Rows: TypeAlias = Float[np.ndarray, "rows in"]
 
-_FREE, _FEW_LEGS, _PER_PAIRING = 2**27, 12, 2**14
+_FREE_FOR_A_PAIR, _FEW_LEGS, _PER_PAIRING = 2**27, 12, 2**14
 """Multiplications that take less time than planning diagrams, of models of more than `_FEW_LEGS`
 legs together, and for each pairing of fewer legs: two bilinear layers a side have 105 pairings."""
 
@@ -55,11 +55,12 @@ class ForwardPlan:
         exact: Whether the metric's definition is met exactly.
         route: Kind of points: `data`, `quadrature`, `enumeration` or `sampling`.
         dtype: Precision of the computation.
+        outputs: Names of the inner products: `AB` is `<a|b>`, `AA` and `BB` are squared norms.
         points: Number of inputs that each model runs on.
         multiplications: Scalar multiplications of all forward passes and of the products of their
             outputs.
-        least_bytes: Bytes of arrays that one point takes. Batches have as many points as the
-            budget allows.
+        peak_bytes: Bytes of the arrays of one batch. A small budget makes batches smaller.
+        least_bytes: Bytes of the arrays of a batch of one point, the least that a budget must have.
 
     Example:
         >>> import tnsim
@@ -67,16 +68,20 @@ class ForwardPlan:
         >>> print(tnsim.plan(line, line, tnsim.Empirical([[1.0], [2.0]])))
         metric           empirical (exact)
         route            forward passes at 2 points (data)
+        inner products   AB
         multiplications  10 scalar multiplications of float64
+        peak memory      0.00 MiB of float64 beside the models
     """
 
     metric: str
     exact: bool
     route: str
     dtype: str
+    outputs: tuple[str, ...]
     points: int
     multiplications: int
-    least_bytes: int = 0
+    peak_bytes: int
+    least_bytes: int
 
     def to_json(self) -> str:
         """The fields as a JSON object."""
@@ -93,9 +98,14 @@ class ForwardPlan:
         return [
             ("metric", f"{self.metric} ({guarantee})"),
             ("route", f"forward passes at {_count(self.points)} points ({self.route})"),
+            ("inner products", ", ".join(self.outputs)),
             (
                 "multiplications",
                 f"{_count(self.multiplications)} scalar multiplications of {self.dtype}",
+            ),
+            (
+                "peak memory",
+                f"{self.peak_bytes / 2**20:,.2f} MiB of {self.dtype} beside the models",
             ),
         ]
 
@@ -109,7 +119,7 @@ def points_of(
     models: Sequence[Model],
     metric: Metric,
     wanted: tuple[Pair, ...],
-    per_output: bool,
+    slices: bool,
     dtype: str,
     read: Sequence[Rows | None] | None = None,
 ) -> Points | None:
@@ -119,7 +129,7 @@ def points_of(
         models: All models, or one of each structure; empty where only plain functions are compared.
         metric: Metric of the comparison.
         wanted: Inner products that are wanted, for the cost of a plan.
-        per_output: Whether outputs are told apart.
+        slices: Whether outputs are told apart.
         dtype: Precision of the computation.
         read: Rows from `what_is_read` of every model, where `models` has one of each structure.
 
@@ -147,7 +157,7 @@ def points_of(
     if points is None:
         return None
     passes = sum(_work(model, points) for model in models)
-    if passes <= _diagrams(models, metric, wanted, per_output, dtype, passes):
+    if passes <= _diagrams(models, metric, wanted, slices, dtype, passes):
         return points
     return None
 
@@ -175,7 +185,13 @@ def _check_concrete(metric: FiniteMetric) -> None:
         )
 
 
-def forward_plan(models: Sequence[Any], metric: Metric, points: Points, dtype: str) -> ForwardPlan:
+def forward_plan(
+    models: Sequence[Any],
+    metric: Metric,
+    points: Points,
+    dtype: str,
+    wanted: tuple[Pair, ...] = (Pair("A", "B"),),
+) -> ForwardPlan:
     """The plan of forward passes: every model once, and a product of outputs for every pair."""
     known = [model for model in models if isinstance(model, Model)]
     passes = sum(_work(model, points) for model in known)
@@ -185,9 +201,18 @@ def forward_plan(models: Sequence[Any], metric: Metric, points: Points, dtype: s
     pairs = len(models) * (len(models) + 1) // 2
     work = passes + pairs * outputs
     exact = not adds_up(metric) or metric.is_exact(0)  # quadrature is exact
-    least = math.ceil(forward.needs(known, points, dtype).least)
-    route = route_name(metric, points)
-    return ForwardPlan(metric.name, exact, route, dtype, points.count, work, least)
+    needed = forward.needs(known, points, dtype)
+    return ForwardPlan(
+        metric=metric.name,
+        exact=exact,
+        route=route_name(metric, points),
+        dtype=dtype,
+        outputs=tuple(pair.group for pair in wanted),
+        points=points.count,
+        multiplications=work,
+        peak_bytes=math.ceil(needed.most(points.count)),
+        least_bytes=math.ceil(needed.least),
+    )
 
 
 def route_name(metric: Metric, points: Points) -> str:
@@ -237,7 +262,7 @@ def _diagrams(
     models: Sequence[Model],
     metric: Metric,
     wanted: tuple[Pair, ...],
-    per_output: bool,
+    slices: bool,
     dtype: str,
     passes: float,
 ) -> float:
@@ -248,13 +273,13 @@ def _diagrams(
     """
     a, b = models[0], models[-1]
     legs = a.degree + b.degree
-    free = _FREE
+    free = _FREE_FOR_A_PAIR
     if legs <= _FEW_LEGS:
         free = _PER_PAIRING * math.prod(range(legs - 1, 0, -2))
     if passes <= free:
         return math.inf
     try:
         family = choose(a, b, metric)
-        return plan_for(family, wanted, per_output, dtype, limit=passes).multiplications
+        return plan_for(family, wanted, slices, dtype, limit=passes).multiplications
     except TooLarge:
         return math.inf

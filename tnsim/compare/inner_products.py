@@ -62,11 +62,11 @@ def by_plans(first: AnyModel, second: AnyModel, request: Request, traced: bool) 
     if traced:
         # The dtype of the weights as given: units of untraced models are applied in float64.
         request = request._replace(dtype=_weights_dtype(models))
-    per_output, dtype = request.per_output, request.dtype
+    slices, dtype = request.slices, request.dtype
     by_states = follow_states(models)
     units = {}
     for model in models:
-        units[id(model)] = in_units(model, request.metric, by_states, per_output)
+        units[id(model)] = in_units(model, request.metric, by_states, slices)
     bra, ket = _scaled_sum(first, units), _scaled_sum(second, units)
     exponent = bra.exponent + ket.exponent
     if len(one) == len(two) == 1:
@@ -74,7 +74,7 @@ def by_plans(first: AnyModel, second: AnyModel, request: Request, traced: bool) 
     products = _of_sums(bra, ket, request, traced)
     if not traced and any(lost_half(products[name], dtype) for name in ("AA", "BB")):
         # A difference of feature vectors loses half as many digits as a difference of products.
-        by_vectors = features.compared(one, two, request.metric, per_output, dtype)
+        by_vectors = features.compared(one, two, request.metric, slices, dtype)
         if by_vectors is not None:
             return InnerProducts(by_vectors, 0.0, traced)
     return InnerProducts(products, exponent, traced)
@@ -126,9 +126,9 @@ def _of_sums(
 ) -> dict[str, LogScaled]:
     """The products of sums of models: every pair of terms once, weighted and added up."""
     sides = {"AB": (bra, ket)}
-    if request.norms or not traced:  # the norms show how much of a product cancels
+    if request.squared_norms or not traced:  # the norms show how much of a product cancels
         sides |= {"AA": (bra, bra), "BB": (ket, ket)}
-    request = request._replace(norms=False)
+    request = request._replace(squared_norms=False)
     known: dict[tuple[int, int], LogScaled] = {}
 
     def product(m: Model, n: Model) -> LogScaled:
@@ -155,13 +155,13 @@ def _of_models(a: Model, b: Model, request: Request, traced: bool) -> dict[str, 
     other = None if alone else b
     family = choose(a, other, request.metric)
     pairs = SELF if alone else request.pairs
-    plan = affordable(family, pairs, request.per_output, request.dtype, request.budget)
+    plan = affordable(family, pairs, request.slices, request.dtype, request.budget)
     runs = _traced_runs if traced else _runs
     products = []
     for result in runs(family, plan, a, other, request):
-        if request.per_output and family.lifted:
+        if request.slices and family.lifted:
             result = _without_constant(result)
-        products.append(_relative(plan, result, alone, request.norms))
+        products.append(_relative(plan, result, alone, request.squared_norms))
     total = products[0]
     if family.nodes is not None:
         # The sum over moment nodes, E = sum_j w_j F(t_j), see `problems.base`.
@@ -226,7 +226,7 @@ def _without_constant(result: execution.Result) -> execution.Result:
 
 
 def _relative(
-    plan: Plan, result: execution.Result, alone: bool, norms: bool
+    plan: Plan, result: execution.Result, alone: bool, squared_norms: bool
 ) -> dict[str, LogScaled]:
     """The products of one run; for cosines, without the scales of the separate models.
 
@@ -239,7 +239,7 @@ def _relative(
     if alone:
         product = contribution(values["AA"], execution.log_of(result, scales["AA"]))
         return {"AB": product, "AA": product, "BB": product}
-    if not norms:
+    if not squared_norms:
         return {"AB": contribution(values["AB"], execution.log_of(result, scales["AB"]))}
     _check_shared(scales)
     products = {}
@@ -274,7 +274,7 @@ def _flat(model: Model) -> tuple[list[Any], Any]:
 
 
 def inner_products(a: Comparable, b: Comparable, request: Request) -> InnerProducts:
-    """The inner product `AB` and, with `norms`, also `AA` and `BB`.
+    """The inner product `AB` and, with `squared_norms`, also `AA` and `BB`.
 
     Unless traced, the norms of a sum of several models are always computed, as a comparison with
     them shows how much cancels.
@@ -299,21 +299,21 @@ def inner_products(a: Comparable, b: Comparable, request: Request) -> InnerProdu
     points = None
     # Gauss nodes are chosen by the numbers in models and metric, which a trace does not have.
     if not traced or adds_up(request.metric):
-        points = points_of(models, request.metric, request.pairs, request.per_output, request.dtype)
+        points = points_of(models, request.metric, request.pairs, request.slices, request.dtype)
     if points is None:
         assert isinstance(first, AnyModel) and isinstance(second, AnyModel)
         return by_plans(first, second, request, traced)
-    plan = forward_plan(models, request.metric, points, request.dtype)
+    plan = forward_plan(models, request.metric, points, request.dtype, request.pairs)
     check_affordable(plan, request.metric, request.budget)
     if traced:
         inner = partial(
             forward.inner_product,
             points=points,
-            per_output=request.per_output,
+            slices=request.slices,
             dtype=request.dtype,
         )
-        return _traced(one, two, request.norms, inner)
-    found = sums([one], [two], points, request.per_output, request.dtype, request.budget)
+        return _traced(one, two, request.squared_norms, inner)
+    found = sums([one], [two], points, request.slices, request.dtype, request.budget)
     values = {
         "AB": taken(total(found.products), (0, 0)),
         "AA": taken(total(found.rows), 0),
@@ -328,16 +328,16 @@ def at_traced_points(a: AnyModel, b: AnyModel, sample: WeightedPoints, dtype: st
     Checks that need the numbers of points, such as their fit to the models, were made before.
     """
     one, two = (parts(_differences(model, dtype)) for model in (a, b))
-    inner = partial(forward.over_batches, batches=[sample], per_output=False)
+    inner = partial(forward.over_batches, batches=[sample], slices=False)
     return _traced(one, two, True, inner)
 
 
 def _traced(
-    first: Terms, second: Terms, norms: bool, inner: Callable[..., LogScaled]
+    first: Terms, second: Terms, squared_norms: bool, inner: Callable[..., LogScaled]
 ) -> InnerProducts:
     """The inner products of two sums inside a trace, each computed by `inner`."""
     values = {"AB": inner(first, second)}
-    if norms:
+    if squared_norms:
         values |= {"AA": inner(first, first), "BB": inner(second, second)}
     return InnerProducts(values, 0.0, True)
 

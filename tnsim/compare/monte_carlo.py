@@ -21,6 +21,7 @@ from tnsim.metrics.categorical import Categorical
 from tnsim.metrics.metric import Gaussian, GaussianClosure
 from tnsim.metrics.points import Points, Reading, WeightedPoints, draws
 from tnsim.metrics.quadrature import gaussian_draws
+from tnsim.models.checks import Seed, seed_number
 from tnsim.models.model import AnyModel, terms
 from tnsim.problems import forward
 from tnsim.problems.forward import GROUPS, Sums
@@ -40,7 +41,7 @@ class Check(NamedTuple):
         deviation: Difference of closed form and estimate in standard errors: of order one where
             the closed form is the true value.
         samples: Number of inputs that were drawn.
-        seed: Seed of the random numbers.
+        seed: Number from which `check` draws the same inputs again.
 
     Example:
         >>> Check(Number(0.5, "closure", False), 0.52, 0.01, 2.0, 1000, 0).deviation
@@ -64,7 +65,7 @@ def check(
     metric: Expectation = Gaussian(),
     *,
     samples: int = 65536,
-    seed: int = 0,
+    seed: Seed = 0,
     progress: bool = False,
 ) -> Check:
     """Compare the cosine in closed form with an estimate of it by sampling.
@@ -76,7 +77,7 @@ def check(
         a, b: Models, or combinations such as `b - c`.
         metric: Metric that is an expectation over inputs: Gaussian, its closure or `Categorical`.
         samples: Number of inputs that are drawn, at least 64.
-        seed: Seed of the random numbers.
+        seed: Seed of the random numbers: a number, a NumPy generator or a JAX key.
         progress: Whether a progress bar is shown.
 
     Returns:
@@ -105,8 +106,7 @@ def check(
         )
     if samples < 2 * GROUPS:
         raise ModelError(f"a check needs at least {2 * GROUPS} samples, found {samples}")
-    if seed < 0:
-        raise ModelError(f"the seed of a check must be 0 or more, found {seed}")
+    seed = seed_number(seed, "the seed of a check")
     closed = similarity(a, b, metric)
     models = [part for _, part in (*terms(a), *terms(b))]
     points = _drawn(metric, reading_of(models), samples, seed)

@@ -42,6 +42,8 @@ from tnsim.problems.forward import Sums, total
 from tnsim.problems.tensors.kinds import kinds, nonlinear
 from tnsim.tables import html_table
 
+Two: TypeAlias = tuple[Comparable, Comparable]
+
 
 def cosine_error(sums: Sums) -> Float[np.ndarray, "rows columns *out"] | None:
     """Standard errors of the cosines of all pairs; None where one group has all the weight."""
@@ -218,9 +220,6 @@ def _facts(number: Number | Numbers) -> str:
         error = np.array2string(np.asarray(number.standard_error), precision=3, separator=", ")
         facts += f", standard_error={error}"
     return facts
-
-
-Two: TypeAlias = tuple[Comparable, Comparable]
 
 
 def cosine(products: InnerProducts, models: Two, request: Request) -> Any:

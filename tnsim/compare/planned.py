@@ -1,9 +1,13 @@
-"""Plans of inner products within a budget, for two models and a metric."""
+"""Plans of inner products within a budget, for two models and a metric.
+
+`AnyPlan` is the protocol of all plans, by whatever route.
+"""
 
 from __future__ import annotations
 
 import math
 from functools import partial
+from typing import Protocol, runtime_checkable
 
 import jax
 
@@ -24,10 +28,56 @@ _BUSY = {"cpu": 2**20, "gpu": 2**27}
 """Multiplications of one operation that keep all of a device busy, by JAX's name of the device."""
 
 
+@runtime_checkable
+class AnyPlan(Protocol):
+    """The answers that every plan of a comparison gives, whichever route computes it.
+
+    `str(plan)` is a table of text with a line for each property.
+
+    Attributes:
+        metric: Name of the metric.
+        exact: Whether the metric's definition is met exactly.
+        route: Way to compute: "contractions", or the kind of points of forward passes, "data",
+            "quadrature", "enumeration" or "sampling".
+        dtype: Precision of the computation, such as "float64".
+        outputs: Names of the inner products: `AB` is `<a|b>`, `AA` and `BB` are squared norms.
+        multiplications: Scalar multiplications of all inner products together.
+        peak_bytes: Bytes of all arrays alive at once, without the arrays of the models.
+
+    Example:
+        >>> import numpy as np, tnsim
+        >>> model = tnsim.Model([tnsim.Bilinear(*[np.eye(2)] * 3)])
+        >>> for metric in (tnsim.Gaussian(), tnsim.Empirical(np.eye(2))):
+        ...     plan = tnsim.plan(model, model, metric)
+        ...     print(plan.route, plan.multiplications > 0, plan.peak_bytes > 0)
+        contractions True True
+        data True True
+    """
+
+    @property
+    def metric(self) -> str: ...
+    @property
+    def exact(self) -> bool: ...
+    @property
+    def route(self) -> str: ...
+    @property
+    def dtype(self) -> str: ...
+    @property
+    def outputs(self) -> tuple[str, ...]: ...
+    @property
+    def multiplications(self) -> int: ...
+    @property
+    def peak_bytes(self) -> int: ...
+
+    def to_json(self) -> str:
+        """The plan as a JSON object."""
+        ...
+
+
 def plan_for(
     family: Family,
     pairs: tuple[Pair, ...],
-    per_output: bool,
+    slices: bool,
     dtype: str,
     large: int = LARGE,
     limit: float = math.inf,
@@ -37,7 +87,7 @@ def plan_for(
     Args:
         family: Way in which the models and the metric become a problem.
         pairs: Inner products that are wanted.
-        per_output: Whether outputs are told apart.
+        slices: Whether outputs are told apart.
         dtype: Precision of the computation.
         large: Elements beyond which an intermediate is computed in chunks.
         limit: Multiplications beyond which planning ends early, see `plan_problem`.
@@ -49,20 +99,18 @@ def plan_for(
     def planned() -> Plan:
         runs = len(family.nodes.points) if family.nodes else 1
         with planning(family.name):
-            problem = family.problem(pairs, per_output)
+            problem = family.problem(pairs, slices)
             return plan_problem(problem, family.name, family.exact, dtype, large, runs, limit)
 
     # The limit ends a search and changes no plan.
-    return session().results.get((plan_for, family, pairs, per_output, dtype, large), planned)
+    return session().results.get((plan_for, family, pairs, slices, dtype, large), planned)
 
 
 def affordable(
-    family: Family, wanted: tuple[Pair, ...], per_output: bool, dtype: str, budget: Budget
+    family: Family, wanted: tuple[Pair, ...], slices: bool, dtype: str, budget: Budget
 ) -> Plan:
     """A plan of some inner products within the budget. Raises `TooLarge` where none fits."""
-    return within(
-        budget, family.name, partial(plan_for, family, wanted, per_output, dtype), _ADVICE
-    )
+    return within(budget, family.name, partial(plan_for, family, wanted, slices, dtype), _ADVICE)
 
 
 def runs_together(plan: Plan, budget: Budget) -> bool:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import os
 from typing import Any, NamedTuple, TypeAlias
 
+from tnsim.checkpoints.given import given_model
 from tnsim.compare.by_points import ForwardPlan
 from tnsim.compare.resident import is_known_constant
 from tnsim.engine.budget import Budget
@@ -20,12 +22,14 @@ from tnsim.names import Pair
 from tnsim.problems.forward import Sums, Terms
 
 CROSS = (Pair("A", "B"),)  # the inner product alone
-
-
 ALL = (Pair("A", "A"), Pair("A", "B"), Pair("B", "B"))  # the inner product and both norms
-
-
 SELF = (Pair("A", "A"),)  # a model with itself, where all three are equal
+Comparable: TypeAlias = AnyModel | Function | str | os.PathLike[str]
+"""A model or a sum of models, a module of PyTorch or the path of a file; under `Empirical` also a
+plain function."""
+MOST_DEGREE = 10**100
+"""Highest degree of a polynomial that is compared. The logarithms of its values grow with the
+degree, and squares of these logarithms must be floats."""
 
 
 class Request(NamedTuple):
@@ -35,20 +39,20 @@ class Request(NamedTuple):
         metric: Metric of the comparison.
         dtype: Precision of the computation.
         budget: Limits of the computation.
-        norms: Whether `AA` and `BB` are wanted as well as `AB`, as a cosine needs.
-        per_output: Whether outputs are told apart.
+        squared_norms: Whether `AA` and `BB` are wanted as well as `AB`, as a cosine needs.
+        slices: Whether outputs are told apart.
     """
 
     metric: Metric
     dtype: str
     budget: Budget
-    norms: bool = False
-    per_output: bool = False
+    squared_norms: bool = False
+    slices: bool = False
 
     @property
     def pairs(self) -> tuple[Pair, ...]:
         """The inner products that are wanted."""
-        return ALL if self.norms else CROSS
+        return ALL if self.squared_norms else CROSS
 
 
 class InnerProducts(NamedTuple):
@@ -70,13 +74,23 @@ class InnerProducts(NamedTuple):
     sums: Sums | None = None
 
 
-Comparable: TypeAlias = AnyModel | Function
-"""A model or a sum of models; under `Empirical` also a plain function."""
+def comparables(a: Any, b: Any, metric: Any, n_ctx: int | None) -> tuple[Any, Any]:
+    """The two sides of a comparison as models and functions.
 
+    Args:
+        a, b: Arguments of a verb, see `Comparable`.
+        metric: Metric of the comparison. `Empirical` runs modules on its inputs.
+        n_ctx: Length of the sequences on which models with attention are compared.
 
-MOST_DEGREE = 10**100
-"""Highest degree of a polynomial that is compared. The logarithms of its values grow with the
-degree, and squares of these logarithms must be floats."""
+    Returns:
+        Models, sums of models and plain functions.
+
+    Raises:
+        CheckpointError, ModelError, UnsupportedLayer: A file or a module cannot be read as a model.
+    """
+    inputs = metric.inputs if isinstance(metric, Empirical) else None
+    first = given_model(a, n_ctx, inputs)
+    return first, first if b is a else given_model(b, n_ctx, inputs)
 
 
 def parts(model: Any) -> Terms:

@@ -51,18 +51,18 @@ def is_known_constant(value: Any) -> bool:
     return isinstance(value, Model) and is_constant(value)
 
 
-def in_units(model: Model, metric: Metric, by_states: bool, per_output: bool) -> Scaled:
+def in_units(model: Model, metric: Metric, by_states: bool, slices: bool) -> Scaled:
     """A model in scientific notation, see `scaled_under`; the same object at every call.
 
     Args:
         model: Model to be scaled.
         metric: Metric of the comparison.
         by_states: Whether units follow the states of the model under the metric.
-        per_output: Whether each output has an exponent of its own.
+        slices: Whether each output has an exponent of its own.
     """
 
     def make() -> Scaled:
-        made = scaled_under(model, metric, by_states, per_output)
+        made = scaled_under(model, metric, by_states, slices)
         for leaf in jax.tree.leaves(made.model):
             if isinstance(leaf, np.ndarray):
                 leaf.flags.writeable = False  # no caller holds this new array
@@ -73,8 +73,8 @@ def in_units(model: Model, metric: Metric, by_states: bool, per_output: bool) ->
         return _nbytes(leaf for leaf in jax.tree.leaves(made.model) if id(leaf) not in known)
 
     if not is_constant(model) or is_traced(metric):
-        return scaled_under(model, metric, by_states, per_output)
-    key = in_units, content(metric), by_states, per_output
+        return scaled_under(model, metric, by_states, slices)
+    key = in_units, content(metric), by_states, slices
     return session().belongings.get(model, key, make, own_bytes)
 
 

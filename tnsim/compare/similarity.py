@@ -15,7 +15,7 @@ from tnsim.compare.by_points import ForwardPlan, check_affordable, forward_plan,
 from tnsim.compare.inner_products import inner_products
 from tnsim.compare.numbers import Number, Numbers, SignedLog
 from tnsim.compare.planned import plan_for
-from tnsim.compare.request import ALL, CROSS, Comparable, Request, check_comparison
+from tnsim.compare.request import ALL, CROSS, Comparable, Request, check_comparison, comparables
 from tnsim.engine.budget import Budget
 from tnsim.engine.ir.dtypes import dtype_name
 from tnsim.engine.plan import Plan
@@ -31,14 +31,18 @@ def similarity(
     b: Comparable,
     metric: Metric = Gaussian(),
     *,
+    n_ctx: int | None = None,
     dtype: DTypeLike = "float64",
     budget: Budget = Budget(),
 ) -> Number:
     """The cosine over all outputs, `<a|M|b> / sqrt(<a|M|a> <b|M|b>)`.
 
     Args:
-        a, b: Models, or combinations such as `b - c`; under `Empirical` also plain functions.
+        a, b: Models, or combinations such as `b - c`; modules of PyTorch and paths of files in the
+            place of models; under `Empirical` also plain functions.
         metric: Metric that weighs the inputs.
+        n_ctx: Length of the sequences on which models with attention are compared, where neither
+            the models nor the inputs of `Empirical` say it.
         dtype: Precision of the computation, float64 or float32; the result is float64.
         budget: Limits of memory and work for the computation.
 
@@ -46,6 +50,7 @@ def similarity(
         A float64 in [-1, 1], without a unit; inside a JAX trace a scalar array.
 
     Raises:
+        CheckpointError, UnsupportedLayer: A file or module cannot be read as a model.
         ModelError: The models cannot be compared, or one of them is the zero function.
         TooLarge: The computation would exceed the budget.
 
@@ -59,7 +64,8 @@ def similarity(
     Source:
         Paper, equation 2.
     """
-    request = Request(metric, dtype_name(dtype), budget, norms=True)
+    a, b = comparables(a, b, metric, n_ctx)
+    request = Request(metric, dtype_name(dtype), budget, squared_norms=True)
     return numbers.cosine(inner_products(a, b, request), (a, b), request)
 
 
@@ -68,14 +74,18 @@ def slices(
     b: Comparable,
     metric: Metric = Gaussian(),
     *,
+    n_ctx: int | None = None,
     dtype: DTypeLike = "float64",
     budget: Budget = Budget(),
 ) -> Numbers:
     """The cosine of every output coordinate on its own.
 
     Args:
-        a, b: Models, or combinations such as `b - c`; under `Empirical` also plain functions.
+        a, b: Models, or combinations such as `b - c`; modules of PyTorch and paths of files in the
+            place of models; under `Empirical` also plain functions.
         metric: Metric that weighs the inputs.
+        n_ctx: Length of the sequences on which models with attention are compared, where neither
+            the models nor the inputs of `Empirical` say it.
         dtype: Precision of the computation, float64 or float32; the result is float64.
         budget: Limits of memory and work for the computation.
 
@@ -83,6 +93,7 @@ def slices(
         Numbers of float64 of shape (d_out,), each in [-1, 1], without a unit.
 
     Raises:
+        CheckpointError, UnsupportedLayer: A file or module cannot be read as a model.
         ModelError: The models cannot be compared, or an output of a model is the zero function.
         TooLarge: The computation would exceed the budget.
 
@@ -96,7 +107,8 @@ def slices(
     Source:
         Paper, section 2.4.
     """
-    request = Request(metric, dtype_name(dtype), budget, norms=True, per_output=True)
+    a, b = comparables(a, b, metric, n_ctx)
+    request = Request(metric, dtype_name(dtype), budget, squared_norms=True, slices=True)
     return numbers.cosine(inner_products(a, b, request), (a, b), request)
 
 
@@ -105,14 +117,18 @@ def inner(
     b: Comparable,
     metric: Metric = Gaussian(),
     *,
+    n_ctx: int | None = None,
     dtype: DTypeLike = "float64",
     budget: Budget = Budget(),
 ) -> Number:
     """The inner product `<a|M|b>`; under `Gaussian` it is `E <a(x), b(x)>`.
 
     Args:
-        a, b: Models, or combinations such as `b - c`; under `Empirical` also plain functions.
+        a, b: Models, or combinations such as `b - c`; modules of PyTorch and paths of files in the
+            place of models; under `Empirical` also plain functions.
         metric: Metric that weighs the inputs.
+        n_ctx: Length of the sequences on which models with attention are compared, where neither
+            the models nor the inputs of `Empirical` say it.
         dtype: Precision of the computation, float64 or float32; the result is float64.
         budget: Limits of memory and work for the computation.
 
@@ -120,6 +136,7 @@ def inner(
         A float64, in units of squared outputs; inside a JAX trace a scalar array.
 
     Raises:
+        CheckpointError, UnsupportedLayer: A file or module cannot be read as a model.
         ModelError: The models cannot be compared.
         TooLarge: The computation would exceed the budget.
         TnsimError: The value is too large or too small for float64; use `log_inner`.
@@ -134,6 +151,7 @@ def inner(
     Source:
         Paper, section 2.
     """
+    a, b = comparables(a, b, metric, n_ctx)
     request = Request(metric, dtype_name(dtype), budget)
     return numbers.value(inner_products(a, b, request), (a, b), request)
 
@@ -143,14 +161,18 @@ def log_inner(
     b: Comparable,
     metric: Metric = Gaussian(),
     *,
+    n_ctx: int | None = None,
     dtype: DTypeLike = "float64",
     budget: Budget = Budget(),
 ) -> SignedLog:
     """The sign and logarithm of `<a|M|b>`, finite at any depth.
 
     Args:
-        a, b: Models, or combinations such as `b - c`; under `Empirical` also plain functions.
+        a, b: Models, or combinations such as `b - c`; modules of PyTorch and paths of files in the
+            place of models; under `Empirical` also plain functions.
         metric: Metric that weighs the inputs.
+        n_ctx: Length of the sequences on which models with attention are compared, where neither
+            the models nor the inputs of `Empirical` say it.
         dtype: Precision of the computation, float64 or float32; the result is float64.
         budget: Limits of memory and work for the computation.
 
@@ -159,6 +181,7 @@ def log_inner(
         zero inner product has sign 0 and log -inf.
 
     Raises:
+        CheckpointError, UnsupportedLayer: A file or module cannot be read as a model.
         ModelError: The models cannot be compared.
         TooLarge: The computation would exceed the budget.
 
@@ -173,58 +196,67 @@ def log_inner(
     Source:
         Paper, section 2.2: norms grow like c^(2^L) with depth L.
     """
+    a, b = comparables(a, b, metric, n_ctx)
     request = Request(metric, dtype_name(dtype), budget)
     return numbers.logarithm(inner_products(a, b, request), (a, b), request)
 
 
 def plan(
-    a: Model,
-    b: Model,
+    a: Comparable,
+    b: Comparable,
     metric: Metric = Gaussian(),
     *,
-    norms: bool = False,
-    per_output: bool = False,
+    n_ctx: int | None = None,
+    cosine: bool = False,
+    slices: bool = False,
     dtype: DTypeLike = "float64",
     budget: Budget = Budget(),
 ) -> Plan | ForwardPlan:
     """The plan of the computation of `<a|M|b>`; nothing is run.
 
     A plan of contractions depends on shapes alone; the points of quadrature depend on weights too.
+    Every plan answers the protocol `AnyPlan`, so that readers of costs need not know the route.
 
     Args:
-        a, b: Models.
+        a, b: Models, or modules of PyTorch and paths of files in their place.
         metric: Metric that weighs the inputs.
-        norms: Whether `<a|M|a>` and `<b|M|b>` are planned too, as a cosine needs.
-        per_output: Whether there is an inner product for every output coordinate.
+        n_ctx: Length of the sequences on which models with attention are compared, where neither
+            the models nor the inputs of `Empirical` say it.
+        cosine: Whether `<a|M|a>` and `<b|M|b>` are planned too, as a cosine needs.
+        slices: Whether there is an inner product for every output coordinate.
         dtype: Precision of the computation, float64 or float32.
         budget: Limits of forward passes, whose number may be beyond any use; plans of contractions
             are returned whatever they take.
 
     Returns:
-        A `Plan`: the order of contractions, with costs in scalar multiplications and bytes; or a
-        `ForwardPlan` where the models are run on inputs.
+        A `Plan`, the order of contractions, where `route` is "contractions"; a `ForwardPlan`, the
+        points and their number, where the models are run on inputs. Both state multiplications
+        (scalar products of two numbers) and peak memory (bytes).
 
     Raises:
+        CheckpointError, UnsupportedLayer: A file or module cannot be read as a model.
         ModelError: The models cannot be compared, or one is a combination.
         TooLarge: No plan could be carried out, or forward passes are beyond the budget.
 
     Example:
         >>> import numpy as np, tnsim
         >>> a = tnsim.Model([tnsim.Linear(np.eye(2))])
-        >>> tnsim.plan(a, a).metric
-        'gaussian'
+        >>> plan = tnsim.plan(a, a, cosine=True)
+        >>> plan.metric, plan.route, plan.outputs
+        ('gaussian', 'contractions', ('AA', 'AB', 'BB'))
     """
     dtype = dtype_name(dtype)
-    check_comparison(a, b, metric)
-    for model in (a, b):
+    bra, ket = comparables(a, b, metric, n_ctx)
+    check_comparison(bra, ket, metric)
+    for model in (bra, ket):
         if not isinstance(model, Model):
             raise ModelError(
                 "a plan is for two models; plan the models of a combination pair by pair"
             )
-    wanted = ALL if norms else CROSS
-    points = points_of([a, b], metric, wanted, per_output, dtype)
+    wanted = ALL if cosine else CROSS
+    points = points_of([bra, ket], metric, wanted, slices, dtype)
     if points is not None:
-        passes = forward_plan([a, b], metric, points, dtype)
+        passes = forward_plan([bra, ket], metric, points, dtype, wanted)
         check_affordable(passes, metric, budget)
         return passes
-    return plan_for(choose(a, b, metric), wanted, per_output, dtype)
+    return plan_for(choose(bra, ket, metric), wanted, slices, dtype)

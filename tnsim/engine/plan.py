@@ -62,6 +62,11 @@ class Plan:
     searched_with: str = ""
     runs: int = 1
 
+    @property
+    def route(self) -> str:
+        """Way to compute, as every plan states it: "contractions"."""
+        return "contractions"
+
     @cached_property
     def multiplications(self) -> int:
         """Scalar multiplications of all inner products in `outputs`, over all runs."""
@@ -196,6 +201,7 @@ def _rows(plan: Plan) -> list[tuple[str, str]]:
     repeated = f", in {plan.runs} runs" if plan.runs > 1 else ""
     return [
         ("metric", f"{plan.metric} ({'exact' if plan.exact else 'approximation'})"),
+        ("route", f"{plan.route} of tensors"),
         ("inner products", ", ".join(plan.outputs)),
         ("diagrams", f"{plan.diagrams:,}"),
         ("stages", f"{len(plan.stages):,} running {len(plan.programs)} distinct programs"),

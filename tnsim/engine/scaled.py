@@ -101,9 +101,9 @@ def add(parts: Sequence[LogScaled]) -> LogScaled:
     return LogScaled(mantissa, log, size)
 
 
-def total(value: LogScaled, per_output: bool) -> LogScaled:
-    """The sum over outputs, the last axis if `per_output`; otherwise the value itself."""
-    if not per_output:
+def total(value: LogScaled, slices: bool) -> LogScaled:
+    """The sum over outputs, the last axis if `slices`; otherwise the value itself."""
+    if not slices:
         return value
     if np.ndim(value.log) == np.ndim(value.mantissa):
         value = _in_scale(value, _own_log(value).max(axis=-1))

@@ -15,6 +15,7 @@ from tnsim.metrics import points
 from tnsim.metrics.points import Points, Reading, check_draws
 from tnsim.metrics.protocol import Metric
 from tnsim.models.arrays import Array, as_array, pytree
+from tnsim.models.checks import Seed, seed_number
 
 
 @pytree
@@ -31,7 +32,7 @@ class Categorical:
         probabilities: Probabilities of tokens at every position, (vocabulary,); None for uniform.
         samples: Number of sequences to draw, which makes the result an estimate; None for the
             exact value.
-        seed: Seed of the draws.
+        seed: Seed of the draws: a number, a NumPy generator or a JAX key.
 
     Raises:
         ModelError: Probabilities are negative or do not sum to 1, or `samples` is less than 2.
@@ -50,12 +51,13 @@ class Categorical:
 
     probabilities: Float[Array, " vocabulary"] | None = None
     samples: int | None = dataclasses.field(default=None, metadata={"static": True})
-    seed: int = dataclasses.field(default=0, metadata={"static": True})
+    seed: Seed = dataclasses.field(default=0, metadata={"static": True})
     name = "categorical"
     pairs_within_model = True
 
     def __post_init__(self) -> None:
-        check_draws(self.samples, self.seed)
+        check_draws(self.samples)
+        object.__setattr__(self, "seed", seed_number(self.seed, "the seed of samples"))
         if self.probabilities is None:
             return
         p = as_array(self.probabilities, "the token probabilities", 1)
@@ -91,7 +93,9 @@ class Categorical:
         if self.samples is None:
             listed = points.beginnings if reading.causal else points.sequences
             return listed(p, n_ctx)
-        return points.draws(self.samples, self.seed, partial(_tokens, p, n_ctx), tokens=True)
+        return points.draws(
+            self.samples, seed_number(self.seed), partial(_tokens, p, n_ctx), tokens=True
+        )
 
     def distribution(self, vocabulary: int) -> Float[Array, " vocabulary"]:
         """Probabilities of all tokens.

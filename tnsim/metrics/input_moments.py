@@ -30,6 +30,9 @@ from tnsim.metrics.protocol import Metric
 from tnsim.models.arrays import Array, as_array, library
 from tnsim.names import COVARIANCE, MEAN
 
+PositionForm = Literal["alike", "each", "full"]
+"""Dependence on positions: the same at each, different at each, or full between positions."""
+
 
 @dataclass(frozen=True, eq=False)
 class GaussianMoments:
@@ -139,10 +142,6 @@ class InputKind(NamedTuple):
 
     centred: bool
     moment: str
-
-
-PositionForm = Literal["alike", "each", "full"]
-"""Dependence on positions: the same at each, different at each, or full between positions."""
 
 
 class SequenceInputs(NamedTuple):

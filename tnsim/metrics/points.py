@@ -258,18 +258,16 @@ def _drawn_block(count: int, seed: int, draw: Draw, start: int, stop: int) -> We
     return WeightedPoints(inputs, np.full(len(inputs), -math.log(count)))
 
 
-def check_draws(samples: int | None, seed: int) -> None:
-    """Raise `ModelError` for an invalid number of draws or an invalid seed.
+def check_draws(samples: int | None) -> None:
+    """Raise `ModelError` for an invalid number of draws.
 
     Example:
-        >>> check_draws(0, seed=0)
+        >>> check_draws(0)
         Traceback (most recent call last):
         tnsim.errors.ModelError: samples must be at least 2, or None for none, found 0
     """
     if samples is not None and samples < 2:
         raise ModelError(f"samples must be at least 2, or None for none, found {samples}")
-    if seed < 0:
-        raise ModelError(f"the seed of samples must be 0 or more, found {seed}")
 
 
 def _digits(start: int, stop: int, sizes: Sequence[int]) -> Int[np.ndarray, "points digits"]:

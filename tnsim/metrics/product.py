@@ -25,10 +25,9 @@ from tnsim.errors import ModelError
 from tnsim.metrics.points import Points, Reading, Rule, check_draws, draws, mapped, product_rule
 from tnsim.metrics.quadrature import gauss_rule, hermite_rule
 from tnsim.models.arrays import pytree
+from tnsim.models.checks import Seed, seed_number
 
 _PANELS, _PANEL_NODES = 400, 20  # panels between two edges of a density, nodes of a panel
-
-
 _ROUNDING = 1e-12  # relative rounding of moments that are given as floats
 
 
@@ -272,7 +271,7 @@ class Product:
             on.
         samples: Number of inputs to draw, which makes the result an estimate; None for the exact
             value.
-        seed: Seed of the draws.
+        seed: Seed of the draws: a number, a NumPy generator or a JAX key.
 
     Raises:
         ModelError: A distribution has another form, or `samples` is less than 2.
@@ -295,12 +294,13 @@ class Product:
 
     marginals: Any = dataclasses.field(metadata={"static": True})
     samples: int | None = dataclasses.field(default=None, metadata={"static": True})
-    seed: int = dataclasses.field(default=0, metadata={"static": True})
+    seed: Seed = dataclasses.field(default=0, metadata={"static": True})
     name = "product"
     pairs_within_model = True
 
     def __post_init__(self) -> None:
-        check_draws(self.samples, self.seed)
+        check_draws(self.samples)
+        object.__setattr__(self, "seed", seed_number(self.seed, "the seed of samples"))
         given = self.marginals
         kept = tuple(map(_kept, given)) if isinstance(given, list) else (_kept(given),)
         for one in kept:
@@ -329,7 +329,7 @@ class Product:
                 if one.draw is None:
                     raise ModelError(f"nothing can be drawn from {one.name}; leave out samples")
             draw = partial(_draw, self.marginals, reading.shape)
-            return draws(self.samples, self.seed, draw)
+            return draws(self.samples, seed_number(self.seed), draw)
         rules = [marginal(one).rule(reading.degree + 1) for one in self.marginals]
         each = rules * (reading.d_in // len(rules)) * (reading.n_ctx or 1)
         return mapped(product_rule(each), partial(_shaped, reading.shape))

@@ -19,6 +19,12 @@ from jax.core import Tracer
 
 from tnsim.errors import ModelError
 
+T = TypeVar("T")
+Array: TypeAlias = jax.Array | np.ndarray
+_REAL, _COMPLEX = (np.float32, np.float64), (np.complex64, np.complex128)
+# Attributes by which NumPy recognises an array; data sets and loaders have none of them.
+_ARRAYS = ("__array__", "__array_interface__", "__dlpack__", "__buffer__")
+
 
 def requires_grad(value: Any) -> bool:
     """Whether a value is a PyTorch tensor with respect to which a gradient may be asked for.
@@ -48,15 +54,6 @@ def like(constant: np.ndarray, array: Any) -> Any:
         array([1., 1.])
     """
     return array.new_tensor(constant) if hasattr(array, "new_tensor") else constant
-
-
-T = TypeVar("T")
-
-
-Array: TypeAlias = jax.Array | np.ndarray
-
-
-_REAL, _COMPLEX = (np.float32, np.float64), (np.complex64, np.complex128)
 
 
 def register_pytree(cls: type, names: tuple[str, ...], static: tuple[str, ...] = ()) -> None:
@@ -172,10 +169,6 @@ def host_array(value: Any) -> np.ndarray:
     if array.dtype.kind in "iub":
         return array
     return array.astype(_wide(array.dtype), copy=False)
-
-
-# Attributes by which NumPy recognises an array; data sets and loaders have none of them.
-_ARRAYS = ("__array__", "__array_interface__", "__dlpack__", "__buffer__")
 
 
 def _check_array(value: Any) -> None:

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+import operator
+from typing import Any, TypeAlias
 
 import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array
 
 from tnsim.errors import ModelError
-from tnsim.models.arrays import requires_grad
+from tnsim.models.arrays import is_traced, requires_grad
+
+Seed: TypeAlias = int | np.random.Generator | Array
+"""What random numbers are drawn from: a number, a NumPy generator or a JAX key."""
 
 
 def check_numbers(*models: Any) -> None:
@@ -50,6 +57,44 @@ def check_comparable(a: Any, b: Any) -> None:
         raise ModelError(
             f"the models read sequences of different length: n_ctx={a.n_ctx} and n_ctx={b.n_ctx}"
         )
+
+
+def seed_number(seed: Seed, what: str = "the seed") -> int:
+    """A seed as a number, from which the same inputs can be drawn again.
+
+    Args:
+        seed: Number of 0 or more; a NumPy generator, from which one number is drawn, so that its
+            next use gives other inputs; or a JAX key, whose words are the digits of the number.
+        what: Words for the seed in messages.
+
+    Returns:
+        A number of 0 or more; a number that is given is returned as it is.
+
+    Raises:
+        ModelError: The seed is none of these, a negative number or a key that is traced.
+
+    Example:
+        >>> seed_number(7), seed_number(jax.random.key(5)), seed_number(np.random.default_rng(0))
+        (7, 5, 5874934615388537135)
+    """
+    if isinstance(seed, np.random.Generator):
+        return int(seed.integers(2**63))
+    if is_traced(seed):
+        raise ModelError(f"{what} is traced, and inputs are drawn outside the JAX trace")
+    if isinstance(seed, jax.Array) and jnp.issubdtype(seed.dtype, jax.dtypes.prng_key):
+        seed = jax.random.key_data(seed)
+    words = np.asarray(seed)
+    if words.dtype == np.uint32 and words.ndim == 1 and len(words):  # a key of the older kind
+        return int.from_bytes(words.astype(">u4").tobytes(), "big")
+    try:
+        number = operator.index(words.item() if words.ndim == 0 else seed)
+    except TypeError:
+        number = -1
+    if number < 0 or isinstance(seed, bool):
+        raise ModelError(
+            f"{what} must be 0 or more, a NumPy generator or a JAX key, found {seed!r}"
+        )
+    return number
 
 
 def check_length(n_ctx: Any) -> None:

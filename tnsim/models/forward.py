@@ -44,6 +44,9 @@ from tnsim.models.model import Model
 from tnsim.models.protocol import Layer
 from tnsim.models.scaling import Unit, larger, power, replaced, scaled, split
 
+Inputs: TypeAlias = Float[Array, "points *positions in"] | Int[Array, "points positions"]
+"""Vectors, sequences of vectors, or sequences of token ids (which stand for one-hot vectors)."""
+
 
 class Prefixes(NamedTuple):
     """Beginnings of token sequences.
@@ -172,10 +175,6 @@ def _levels(rows: Any, counts: Sequence[int]) -> list[Any]:
     return [rows[end - count : end] for end, count in zip(ends, counts, strict=True)]
 
 
-Inputs: TypeAlias = Float[Array, "points *positions in"] | Int[Array, "points positions"]
-"""Vectors, sequences of vectors, or sequences of token ids (which stand for one-hot vectors)."""
-
-
 class ScaledLayers(NamedTuple):
     """A model whose layer n is `2 ** exponents[n] * layers[n]`, with weights near one."""
 
@@ -190,12 +189,12 @@ class Outputs(NamedTuple):
     exponents: Float[Array, "points 1"] | Float[Array, "points out"]
 
 
-def scaled_layers(model: Model, per_output: bool = False) -> ScaledLayers:
+def scaled_layers(model: Model, slices: bool = False) -> ScaledLayers:
     """The layers of a model, each in scientific notation.
 
     Args:
         model: Any model.
-        per_output: Whether each output has an exponent of its own.
+        slices: Whether each output has an exponent of its own.
 
     Example:
         >>> layers, exponents = scaled_layers(Model([Linear([[1e200]]), Linear([[1.0]])]))
@@ -205,7 +204,7 @@ def scaled_layers(model: Model, per_output: bool = False) -> ScaledLayers:
     last = len(model.layers) - 1
     parts = []
     for n, layer in enumerate(model.layers):
-        parts.append(scaled(Model([layer]), per_output and n == last))
+        parts.append(scaled(Model([layer]), slices and n == last))
     layers = tuple(part.model.layers[0] for part in parts)
     return ScaledLayers(layers, tuple(part.exponent for part in parts))
 

@@ -62,11 +62,7 @@ def outputs_of(function: Function, inputs: Any) -> np.ndarray:
         outputs = _of_module(function, inputs)
     else:
         outputs = function(inputs)
-    if not hasattr(outputs, "shape"):
-        raise ModelError(
-            f"a function that is compared gives an array, found {type(outputs).__name__}"
-        )
-    outputs = host_array(detached(outputs))
+    outputs = host_array(detached(array_of(outputs)))
     if outputs.ndim not in (2, 3) or len(outputs) != len(inputs):
         raise ModelError(
             f"a function gives outputs (n, out) or (n, positions, out) for n inputs, found shape "
@@ -77,12 +73,59 @@ def outputs_of(function: Function, inputs: Any) -> np.ndarray:
     return outputs
 
 
+MAIN_OUTPUTS = ("logits", "last_hidden_state")
+"""Names of the outputs of Hugging Face models that count where a model gives several."""
+
+
+def array_of(outputs: Any) -> Any:
+    """The array in the outputs of a function or module.
+
+    Args:
+        outputs: An array; a tuple, of which the first element counts; a mapping or an object with
+            fields, as models of Hugging Face give, of which `logits`, else `last_hidden_state`,
+            else the single array counts.
+
+    Returns:
+        The array itself, or the tensor.
+
+    Raises:
+        ModelError: There is no array, or several with names that do not say which one counts.
+
+    Example:
+        >>> array_of({"loss": None, "logits": np.zeros(2)}).shape
+        (2,)
+    """
+    if hasattr(outputs, "shape"):
+        return outputs
+    fields: dict[str, Any] = {}
+    if hasattr(outputs, "keys"):
+        fields = dict(outputs)
+    elif hasattr(outputs, "_asdict"):
+        fields = outputs._asdict()
+    elif hasattr(outputs, "__dataclass_fields__"):
+        fields = vars(outputs)
+    elif isinstance(outputs, (tuple, list)) and outputs:
+        return array_of(outputs[0])
+    arrays = {name: value for name, value in fields.items() if hasattr(value, "shape")}
+    for name in MAIN_OUTPUTS:
+        if name in arrays:
+            return arrays[name]
+    if len(arrays) == 1:
+        return next(iter(arrays.values()))
+    if arrays:
+        raise ModelError(
+            f"a function that is compared gives one array, found {', '.join(map(str, arrays))}: "
+            f"choose one, as by lambda x: net(x)[{next(iter(arrays))!r}]"
+        )
+    raise ModelError(f"a function that is compared gives an array, found {type(outputs).__name__}")
+
+
 def _of_module(module: Any, inputs: Any) -> Any:
     """The outputs of a PyTorch module, without gradients."""
     import torch
 
     for name, child in module.named_modules():
-        if child.training and _is_random_in_training(child):
+        if child.training and is_random_in_training(child):
             raise ModelError(
                 f"{name or 'the module'} ({type(child).__name__}) is in training mode, in which it "
                 "gives something else each time: call module.eval() first"
@@ -97,8 +140,20 @@ def _of_module(module: Any, inputs: Any) -> Any:
         return module(tensor)
 
 
-def _is_random_in_training(module: Any) -> bool:
-    """Whether a module in training mode drops units, or takes statistics from the batch."""
+def is_random_in_training(module: Any) -> bool:
+    """Whether a module in training mode drops units, or takes statistics from the batch.
+
+    Args:
+        module: A module of PyTorch.
+
+    Returns:
+        True for dropout with a chance above 0 and for batch norms.
+
+    Example:
+        >>> import torch
+        >>> is_random_in_training(torch.nn.Dropout(0.0))
+        False
+    """
     chances = (getattr(module, "p", None), getattr(module, "dropout", None))
     drops = any(isinstance(chance, float) and chance > 0 for chance in chances)
     return drops or any("BatchNorm" in cls.__name__ for cls in type(module).__mro__)

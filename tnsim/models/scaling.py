@@ -97,19 +97,19 @@ class States(Protocol):
         ...
 
 
-def scaled(model: Model, per_output: bool = False, states: States | None = None) -> Scaled:
+def scaled(model: Model, slices: bool = False, states: States | None = None) -> Scaled:
     """A model with weights or states near one, and the power of two that its output lacks.
 
     Args:
         model: Any model. Arrays of JAX come back as NumPy unless they are traced.
-        per_output: Whether each output has an exponent of its own, (d_out,), or all share one.
+        slices: Whether each output has an exponent of its own, (d_out,), or all share one.
         states: Sizes of the inputs of the model, for models with constants; None where units
             follow the weights alone.
 
     Returns:
         The model and its exponent; a row of weights is zero only if it was zero before. The
         coordinates of a residual stream share a unit, because the skip is a single number. The
-        outputs of a model that ends in a residual share a unit too, even with `per_output`.
+        outputs of a model that ends in a residual share a unit too, even with `slices`.
 
     Example:
         >>> from tnsim import Linear
@@ -119,13 +119,13 @@ def scaled(model: Model, per_output: bool = False, states: States | None = None)
     """
     of_jax = [leaf for leaf in jax.tree.leaves((model, states)) if isinstance(leaf, jax.Array)]
     if is_traced(of_jax):
-        return _scaled_by_jax(model, per_output, states)
+        return _scaled_by_jax(model, slices, states)
     if of_jax:
         model, states = jax.tree.map(_on_host, (model, states))
-    return _scaled(model, per_output, states)
+    return _scaled(model, slices, states)
 
 
-def _scaled(model: Model, per_output: bool, states: States | None) -> Scaled:
+def _scaled(model: Model, slices: bool, states: States | None) -> Scaled:
     """Scale a model as `scaled` does, with all arrays from the same library."""
     layers: list[Layer] = []
     unit: Unit = np.zeros(())
@@ -135,7 +135,7 @@ def _scaled(model: Model, per_output: bool, states: States | None) -> Scaled:
         # number: the bonds at both ends of a residual therefore have one unit for all coordinates.
         streams = any(isinstance(x, Residual) for x in model.layers[n : n + 2])
         last = n + 1 == len(model.layers)
-        shared = streams or (last and not per_output)
+        shared = streams or (last and not slices)
         if states is None or last:  # no layer reads the last state, so its size does not matter
             layer, unit = _layer(layer, unit, shared, states)
         else:
@@ -143,7 +143,7 @@ def _scaled(model: Model, per_output: bool, states: States | None) -> Scaled:
         unit, surplus = _kept_exact(unit)
         beyond = layer.order * beyond + surplus
         layers.append(layer)
-    if per_output and unit.ndim == 0:
+    if slices and unit.ndim == 0:
         unit = unit + np.zeros(model.d_out)
     return Scaled(Model(layers, model.n_ctx), unit + beyond)
 

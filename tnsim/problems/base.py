@@ -160,12 +160,12 @@ class Family(Protocol):
         """The same function as `model`, in the form of layers that the family reads."""
         ...
 
-    def problem(self, pairs: tuple[Pair, ...], per_output: bool) -> Problem:
+    def problem(self, pairs: tuple[Pair, ...], slices: bool) -> Problem:
         """The problem that has inner products for outputs.
 
         Args:
             pairs: The inner products asked for, which name the outputs.
-            per_output: Whether there is one inner product for every output coordinate, or their
+            slices: Whether there is one inner product for every output coordinate, or their
                 sum.
         """
         ...

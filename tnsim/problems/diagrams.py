@@ -301,7 +301,7 @@ def forms(parts: TreeOperands) -> tuple[Form, ...]:
 
 
 def write(
-    parts: TreeOperands, pair: Pair, diagram: Diagram, form: Form, per_output: bool
+    parts: TreeOperands, pair: Pair, diagram: Diagram, form: Form, slices: bool
 ) -> tuple[Operand, ...]:
     """The product that has the value of one diagram.
 
@@ -310,7 +310,7 @@ def write(
         pair: Model in the bra and model in the ket.
         diagram: Edges between first-layer nodes.
         form: Way to write the product.
-        per_output: Whether the output index stays open.
+        slices: Whether the output index stays open.
 
     Returns:
         Operands with the names at the head of this module; every index but `OUTPUT` is summed.
@@ -330,7 +330,7 @@ def write(
         Paper, section 2.3 and appendix A.3: a Wick diagram.
     """
     if form in ("units", "matrices", "tops"):
-        return _over_units(parts, pair, diagram, form, per_output)
+        return _over_units(parts, pair, diagram, form, slices)
     return _over_layers(parts, pair, diagram, form == "dense")
 
 
@@ -469,7 +469,7 @@ def first_layer(
 
 
 def _over_units(
-    parts: TreeOperands, pair: Pair, diagram: Diagram, form: Form, per_output: bool
+    parts: TreeOperands, pair: Pair, diagram: Diagram, form: Form, slices: bool
 ) -> tuple[Operand, ...]:
     """Matrices between hidden units; the bond at a node's output also names the node's units."""
     merged = Merge()
@@ -489,7 +489,7 @@ def _over_units(
     if form == "tops":
         operands += _tops(parts, pair)
     else:
-        operands += _at_outputs(parts, pair, looped, per_output)
+        operands += _at_outputs(parts, pair, looped, slices)
     return merged.renamed(operands)
 
 
@@ -547,16 +547,14 @@ def _along_edge(one: Bottom, two: Bottom) -> Operand:
     return Operand(units_along_edge(Pair(one.side, two.side)), (one.bond, two.bond))
 
 
-def _at_outputs(
-    parts: TreeOperands, pair: Pair, looped: set[str], per_output: bool
-) -> list[Operand]:
+def _at_outputs(parts: TreeOperands, pair: Pair, looped: set[str], slices: bool) -> list[Operand]:
     """The arrays that join the units at the roots of both trees: K, or D of each tree.
 
     K is summed over outputs, so it cannot be used where outputs stay open. A root that is itself a
     looped first-layer node has no units left: its mean carries the output index.
     """
     roots = [_root(slot, parts.trees[side]) for slot, side in zip(SLOTS, pair, strict=True)]
-    if not per_output and not any(root in looped for root in roots):
+    if not slices and not any(root in looped for root in roots):
         return [Operand(units_at_outputs(pair), tuple(roots))]
     operands = []
     for side, root in zip(pair, roots, strict=True):

@@ -122,9 +122,9 @@ class LayerWise:
     def prepare(self, model: Model) -> Model:
         return model
 
-    def problem(self, pairs: tuple[Pair, ...], per_output: bool) -> Problem:
+    def problem(self, pairs: tuple[Pair, ...], slices: bool) -> Problem:
         models = by_side(self.bra, self.ket)
-        return fold_layers(models, self.metric, self.input_kind, self.lifted, pairs, per_output)
+        return fold_layers(models, self.metric, self.input_kind, self.lifted, pairs, slices)
 
     def weights(self, side: Side, model: Model) -> dict[str, Any]:
         return named(side, [arrays(layer, self.lifted) for layer in model.layers])
@@ -196,9 +196,9 @@ class Sequences:
     def prepare(self, model: Model) -> Model:
         return model
 
-    def problem(self, pairs: tuple[Pair, ...], per_output: bool) -> Problem:
+    def problem(self, pairs: tuple[Pair, ...], slices: bool) -> Problem:
         models = by_side(self.bra, self.ket)
-        return fold_sequences(models, self.metric, self.input_kind, self.n_ctx, pairs, per_output)
+        return fold_sequences(models, self.metric, self.input_kind, self.n_ctx, pairs, slices)
 
     def weights(self, side: Side, model: Model) -> dict[str, Any]:
         return named(side, [sequence_arrays(layer, self.n_ctx) for layer in model.layers])
@@ -297,7 +297,7 @@ class WholeTree:
     def prepare(self, model: Model) -> Model:
         return _raised(model) if self.raises_linear else model
 
-    def problem(self, pairs: tuple[Pair, ...], per_output: bool) -> Problem:
+    def problem(self, pairs: tuple[Pair, ...], slices: bool) -> Problem:
         models = by_side(self.bra, self.ket)
         cross_only = not self.metric().pairs_within_model
         check_size(models, cross_only)
@@ -307,7 +307,7 @@ class WholeTree:
             self.input_kind,
             self.lifted,
             pairs,
-            per_output,
+            slices,
             self.n_ctx or 1,
         )
 
@@ -406,9 +406,9 @@ class Tokens:
     def prepare(self, model: Model) -> Model:
         return model
 
-    def problem(self, pairs: tuple[Pair, ...], per_output: bool) -> Problem:
+    def problem(self, pairs: tuple[Pair, ...], slices: bool) -> Problem:
         models = by_side(self.bra, self.ket)
-        return fold_tokens(models, dict(self.shapes), pairs, per_output)
+        return fold_tokens(models, dict(self.shapes), pairs, slices)
 
     def weights(self, side: Side, model: Model) -> dict[str, Any]:
         return token_weights(side, model, self._kinds, self.n_ctx)

@@ -222,7 +222,7 @@ def compared(
     one: Sequence[tuple[Any, Model]],
     two: Sequence[tuple[Any, Model]],
     metric: Metric,
-    per_output: bool,
+    slices: bool,
     dtype: str,
 ) -> dict[str, LogScaled] | None:
     """`<a|b>`, `<a|a>` and `<b|b>` of two combinations by their vectors, as `AB`, `AA` and `BB`.
@@ -230,7 +230,7 @@ def compared(
     Args:
         one, two: Coefficients and models of each combination.
         metric: Any metric.
-        per_output: Whether outputs are told apart.
+        slices: Whether outputs are told apart.
         dtype: Precision of the computation.
 
     Returns:
@@ -246,12 +246,12 @@ def compared(
     for row, weighted in zip(weights, (one, two), strict=True):
         for coefficient, model in weighted:
             row[number[id(model)]] += coefficient
-    parts = in_common_units(models, metric, per_output)
+    parts = in_common_units(models, metric, slices)
     exponents = np.array([part.exponent for part in parts])
     models = [part.model for part in parts]
     blocks = [block(models, exponents, weights, part, metric, dtype) for part in common.parts]
-    cross = add([products(both, both, per_output) for both in blocks])
-    squares = add([norms(both, per_output) for both in blocks])
+    cross = add([products(both, both, slices) for both in blocks])
+    squares = add([norms(both, slices) for both in blocks])
     return {
         "AB": taken(cross, (0, 1)),
         "AA": taken(squares, 0),
@@ -308,7 +308,7 @@ def _combined(
     return FeatureBlock(values, scale, _lengths(values), sizes)
 
 
-def norms(block: FeatureBlock, per_output: bool) -> LogScaled:
+def norms(block: FeatureBlock, slices: bool) -> LogScaled:
     """Squared norms of the models of a block.
 
     With lengths N and sizes S, a vector is off by about eps S and its squared norm by
@@ -318,10 +318,10 @@ def norms(block: FeatureBlock, per_output: bool) -> LogScaled:
     eps = float(np.finfo(block.values.dtype).eps)
     size = (block.norms + eps * block.sizes) * block.sizes
     squares = LogScaled(block.norms**2, 2 * block.log, size)
-    return squares if per_output else total(squares, per_output=True)
+    return squares if slices else total(squares, slices=True)
 
 
-def products(rows: FeatureBlock, columns: FeatureBlock, per_output: bool) -> LogScaled:
+def products(rows: FeatureBlock, columns: FeatureBlock, slices: bool) -> LogScaled:
     """Inner products of every row with every column.
 
     The error of a dot product is about eps (|a| S_b + S_a |b|) / 2 with lengths |a|, |b| and
@@ -331,9 +331,9 @@ def products(rows: FeatureBlock, columns: FeatureBlock, per_output: bool) -> Log
         Products (rows, columns), or (rows, columns, out) where outputs are told apart.
     """
     with execution.precision():
-        gram = _gram(spread(rows.values), replicated(columns.values), per_output)
+        gram = _gram(spread(rows.values), replicated(columns.values), slices)
     mantissa = np.asarray(gram, np.float64)[: len(rows.log)]
-    equation = "ko,lo->klo" if per_output else "ko,lo->kl"
+    equation = "ko,lo->klo" if slices else "ko,lo->kl"
     size = np.einsum(equation, rows.norms, columns.sizes)
     size += np.einsum(equation, rows.sizes, columns.norms)
     return LogScaled(mantissa, rows.log[:, None] + columns.log[None, :], size / 2)
@@ -350,10 +350,10 @@ def _squares(values: Any) -> Float[jax.Array, "models out"]:
     return jnp.sum(values * values, axis=2)
 
 
-@partial(jax.jit, static_argnames="per_output")
-def _gram(rows: Any, columns: Any, per_output: bool) -> Any:
+@partial(jax.jit, static_argnames="slices")
+def _gram(rows: Any, columns: Any, slices: bool) -> Any:
     """Dot products of all rows with all columns."""
-    if per_output:
+    if slices:
         return jnp.einsum("kof,lof->klo", rows, columns)
     return rows.reshape(len(rows), -1) @ columns.reshape(len(columns), -1).T
 

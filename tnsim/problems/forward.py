@@ -97,7 +97,7 @@ class Sums(NamedTuple):
 
     def over_outputs(self) -> Sums:
         """These sums, added up over outputs that are told apart."""
-        summed = [scaled.total(value, per_output=True) for value in self[:3]]
+        summed = [scaled.total(value, slices=True) for value in self[:3]]
         return Sums(summed[0], summed[1], summed[2], self.shares)
 
     @property
@@ -120,6 +120,10 @@ class Needs(NamedTuple):
     def least(self) -> float:
         """Number of bytes of a batch of one point."""
         return self.beside + self.each
+
+    def most(self, count: int) -> float:
+        """Number of bytes of the largest batch of `count` points that is run at once."""
+        return max(self.least, self.beside + min(BATCH_BYTES, count * self.each))
 
 
 def multiplications(layers: Kinds, positions: int, points: Points) -> int:
@@ -153,7 +157,7 @@ def sums(
     rows: Sequence[Terms],
     columns: Sequence[Terms] | None,
     points: Points,
-    per_output: bool,
+    slices: bool,
     dtype: str,
     budget: Budget = Budget(),
 ) -> Sums:
@@ -162,7 +166,7 @@ def sums(
     Args:
         rows, columns: Functions to compare, each a sum of parts; every part runs once.
         points: Points of the measure.
-        per_output: Whether outputs are told apart, on the last axis.
+        slices: Whether outputs are told apart, on the last axis.
         dtype: Precision of the forward passes of models; functions have their own.
         budget: Budget that bounds the memory of a batch.
 
@@ -185,7 +189,7 @@ def sums(
         eager = work < _EAGER or not can_compile()
         eager = eager or budget.room(0, PROGRAM_BYTES) < PROGRAM_BYTES
         for key, part in parts.items():
-            runs[key] = _run(part, per_output, dtype, eager)
+            runs[key] = _run(part, slices, dtype, eager)
         for start, stop in _groups(points):
             share, batches = 0.0, []
             for batch in in_batches(points, start, stop, size):
@@ -195,7 +199,7 @@ def sums(
                 second = first
                 if columns is not None:
                     second = [_sum(terms, vectors, dtype) for terms in columns]
-                batches.append(_gram(first, second, per_output))
+                batches.append(_gram(first, second, slices))
                 if len(batches) == _KEPT_BATCHES:
                     batches = [Gram(*(add(same) for same in _by_field(batches)))]
             grams.append(Gram(*(add(same) for same in _by_field(batches))))
@@ -215,10 +219,10 @@ def total(value: LogScaled) -> LogScaled:
     return add([taken(value, n) for n in groups])
 
 
-def _run(part: Part, per_output: bool, dtype: str, eager: bool) -> Run:
+def _run(part: Part, slices: bool, dtype: str, eager: bool) -> Run:
     """The function that returns the vector of a part on a batch."""
     if isinstance(part, Model):
-        known = jax.tree.map(np.asarray, scaled_layers(part, per_output))
+        known = jax.tree.map(np.asarray, scaled_layers(part, slices))
         weights = jax.tree.map(lambda x: np.asarray(x, dtype), known.layers)
         layers = ScaledLayers(weights, known.exponents)
         evaluate = vector_of_model if eager else _compiled
@@ -234,7 +238,7 @@ def _run(part: Part, per_output: bool, dtype: str, eager: bool) -> Run:
 
     def plain(batch: WeightedPoints) -> Vector:
         outputs = outputs_of(part, batch.inputs).astype(dtype)
-        exponents = np.zeros((len(outputs), outputs.shape[-1] if per_output else 1))
+        exponents = np.zeros((len(outputs), outputs.shape[-1] if slices else 1))
         return _on_host(vector_of(outputs, exponents, batch.log_weights / 2))
 
     return plain
@@ -306,11 +310,11 @@ def _sum(terms: Terms, vectors: dict[int, Vector], dtype: str) -> Vector:
     return Vector(values, log, np.sqrt(squares), sizes)
 
 
-def _gram(rows: Sequence[Vector], columns: Sequence[Vector], per_output: bool) -> Gram:
+def _gram(rows: Sequence[Vector], columns: Sequence[Vector], slices: bool) -> Gram:
     """The inner products of row vectors with column vectors, which may be the same."""
     first, second = _stacked(rows), _stacked(columns)
     xp = library(first.values)
-    if per_output:
+    if slices:
         gram = xp.einsum("kof,lof->klo", first.values, second.values, optimize=True)
         size = np.einsum("ko,lo->klo", first.lengths, second.sizes)
         size += np.einsum("ko,lo->klo", first.sizes, second.lengths)
@@ -320,15 +324,15 @@ def _gram(rows: Sequence[Vector], columns: Sequence[Vector], per_output: bool) -
         size = first.lengths @ second.sizes.T + first.sizes @ second.lengths.T
     logs = first.log[:, None] + second.log[None, :]
     products = LogScaled(np.asarray(gram, np.float64), logs, size / 2)
-    return Gram(products, _norms(first, per_output), _norms(second, per_output))
+    return Gram(products, _norms(first, slices), _norms(second, slices))
 
 
-def _norms(stack: Vector, per_output: bool) -> LogScaled:
+def _norms(stack: Vector, slices: bool) -> LogScaled:
     """The squared norms of vectors, with the sizes that `features.norms` derives."""
     eps = float(np.finfo(np.dtype(stack.values.dtype)).eps)
     squares = stack.lengths**2
     sizes = (stack.lengths + eps * stack.sizes) * stack.sizes
-    if not per_output:
+    if not slices:
         squares, sizes = squares.sum(axis=1), sizes.sum(axis=1)
     return LogScaled(squares, 2 * stack.log, sizes)
 
@@ -378,8 +382,7 @@ def batch_size(
         TooLarge: One point is over the budget.
     """
     needed = needs(parts, points, dtype)
-    whole = needed.beside + min(BATCH_BYTES, points.count * needed.each)
-    room = budget.room(0, max(needed.least, whole))
+    room = budget.room(0, needed.most(points.count))
     check_room(needed.least, room, "forward passes")
     most = max(1, int(min(BATCH_BYTES, room - needed.beside) / max(1.0, needed.each)))
     if not all(isinstance(part, Model) for part in parts):
@@ -457,14 +460,14 @@ def _state_numbers(layer: LayerKind, seen: int) -> int:
 
 
 def inner_product(
-    rows: Terms, columns: Terms, points: Points, per_output: bool, dtype: str
+    rows: Terms, columns: Terms, points: Points, slices: bool, dtype: str
 ) -> LogScaled:
     """`<a|b>` of two sums of models, in the precision of their weights.
 
     Args:
         rows, columns: Sums of models, traced or not, or of functions.
         points: Points of the measure.
-        per_output: Whether outputs are told apart.
+        slices: Whether outputs are told apart.
         dtype: Precision of the forward passes, for their memory.
 
     Returns:
@@ -477,24 +480,24 @@ def inner_product(
     """
     known = [part for _, part in (*rows, *columns)]
     size = batch_size(known, points, points.count, dtype, Budget())
-    return over_batches(rows, columns, in_batches(points, 0, points.count, size), per_output)
+    return over_batches(rows, columns, in_batches(points, 0, points.count, size), slices)
 
 
 def over_batches(
-    rows: Terms, columns: Terms, batches: Iterable[WeightedPoints], per_output: bool
+    rows: Terms, columns: Terms, batches: Iterable[WeightedPoints], slices: bool
 ) -> LogScaled:
     """`<a|b>` of two sums of models at given points, which may be traced too.
 
     Args:
         rows, columns: Sums of models, traced or not, or of functions.
         batches: Batches that hold all points.
-        per_output: Whether outputs are told apart.
+        slices: Whether outputs are told apart.
 
     Returns:
         Inner product, () or (out,).
     """
     parts = {id(part): part for _, part in (*rows, *columns)}
-    runs = {key: _run_traced(part, per_output) for key, part in parts.items()}
+    runs = {key: _run_traced(part, slices) for key, part in parts.items()}
     products = []
     for batch in batches:
         vectors = {key: run(batch) for key, run in runs.items()}
@@ -502,24 +505,24 @@ def over_batches(
             first, second = vectors[id(a)], vectors[id(b)]
             mantissa = (first.values * second.values).sum(axis=1)
             log = first.log + second.log
-            if not per_output:
+            if not slices:
                 mantissa, log = mantissa.sum(), log[0]
             products.append(times(contribution(mantissa, log), c * d))
     return add(products)
 
 
-def _run_traced(part: Part, per_output: bool) -> Run:
+def _run_traced(part: Part, slices: bool) -> Run:
     """The function that returns the vector of a part on a batch."""
     if not isinstance(part, Model):
-        return partial(_of_function, part, per_output)
-    layers = jax.tree.map(jnp.asarray, scaled_layers(part, per_output))
+        return partial(_of_function, part, slices)
+    layers = jax.tree.map(jnp.asarray, scaled_layers(part, slices))
     return partial(_of_model, part, layers)
 
 
-def _of_function(function: Function, per_output: bool, batch: WeightedPoints) -> Vector:
+def _of_function(function: Function, slices: bool, batch: WeightedPoints) -> Vector:
     """The vector of a plain function on a batch, inside a trace."""
     outputs = outputs_of(function, batch.inputs)
-    exponents = jnp.zeros((len(outputs), outputs.shape[-1] if per_output else 1))
+    exponents = jnp.zeros((len(outputs), outputs.shape[-1] if slices else 1))
     return vector_of(jnp.asarray(outputs), exponents, batch.log_weights / 2)
 
 

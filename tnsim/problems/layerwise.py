@@ -295,7 +295,7 @@ def fold_layers(
     inputs: InputKind,
     lifted: bool,
     pairs: Iterable[Pair],
-    per_output: bool,
+    slices: bool,
 ) -> Problem:
     """The problem that has inner products for outputs, by a recursion over the layers.
 
@@ -305,7 +305,7 @@ def fold_layers(
         inputs: Structure of the input's second moment, and whether it has a mean.
         lifted: Whether the constant is coordinate 0 of every bond.
         pairs: The inner products asked for.
-        per_output: Whether there is one inner product for every output coordinate, or their sum.
+        slices: Whether there is one inner product for every output coordinate, or their sum.
 
     Returns:
         Problem with outputs named by their pair. Its leaves are the arrays of `lifted.arrays`,
@@ -338,7 +338,7 @@ def fold_layers(
         stage, states = _LayerFold(comparison, number, states).stage()
         stages.append(stage)
     last = _LayerFold(comparison, len(steps) - 1, states)
-    stages.append(last.closed_stage(per_output))
+    stages.append(last.closed_stage(slices))
     outputs = tuple(pair.group for pair in pairs)
     leaves = _leaf_shapes(models, inputs, lifted)
     return prune(Problem(tuple(stages), leaves, _symmetric_leaves(inputs), outputs))
@@ -380,13 +380,13 @@ class _LayerFold:
             above.moments[pair] = name
         return Stage(tuple(definitions), self.scale_groups(above.moments)), above
 
-    def closed_stage(self, per_output: bool) -> Stage:
+    def closed_stage(self, slices: bool) -> Stage:
         """The inner products: traces of the last moments, which are never formed themselves."""
         definitions = []
         names: dict[Pair, str | None] = {}
         for pair in self.comparison.pairs:
             terms = tuple(self.terms.moment(pair, ("k", "k")))
-            indices = ("k",) if per_output else ()
+            indices = ("k",) if slices else ()
             definitions.append(Definition(pair.group, indices, terms, powers=self.powers(pair)))
             names[pair] = pair.group
         return Stage(tuple(definitions), self.scale_groups(names))

@@ -59,7 +59,7 @@ LegRows: TypeAlias = Float[Array, "rows lifted"] | Literal["state", "constant"]
 """Vectors by which a leg reads the lifted state: rows, each coordinate, or the constant alone."""
 
 
-def scaled_under(model: Model, metric: Metric, by_states: bool, per_output: bool) -> Scaled:
+def scaled_under(model: Model, metric: Metric, by_states: bool, slices: bool) -> Scaled:
     """A model in scientific notation under a metric, see `scaling.scaled`.
 
     Unless it is traced, a model with a hidden basis far from orthogonal gets another one, see
@@ -70,7 +70,7 @@ def scaled_under(model: Model, metric: Metric, by_states: bool, per_output: bool
         metric: A metric that joins legs, or `Categorical`.
         by_states: Whether units follow the states of the model under the metric instead of the
             weights.
-        per_output: Whether each output has an exponent of its own.
+        slices: Whether each output has an exponent of its own.
 
     Example:
         The states of this model are of size 18, 2,900 and 7 * 10^7, so its bonds take the units
@@ -80,20 +80,20 @@ def scaled_under(model: Model, metric: Metric, by_states: bool, per_output: bool
         >>> two = np.full((1, 1), 2.0)
         >>> layer = tnsim.Bilinear(two, two, two, two[0], two[0], two[0])
         >>> model, exponent = scaled_under(
-        ...     tnsim.Model([layer] * 3), tnsim.TreeSymmetric(), by_states=True, per_output=False
+        ...     tnsim.Model([layer] * 3), tnsim.TreeSymmetric(), by_states=True, slices=False
         ... )
         >>> float(exponent), [float(abs(model(np.zeros(1)))[0]) < 16]
         (40.0, [True])
     """
     states = _input_states(model, metric) if by_states else None
-    made = scaled(model, per_output, states)
+    made = scaled(model, slices, states)
     if is_traced((model, metric)) or amplification(made.model, metric) < SKEWED:
         return made
     if not jax.tree.leaves(metric):
         # In a rotated basis rows of all sizes meet, so units follow the states in any case. The
         # covariance of a metric may be far from one, where float32 needs its units untouched.
         states = _input_states(model, metric)
-    again = scaled(regauged(made.model, metric), per_output, states)
+    again = scaled(regauged(made.model, metric), slices, states)
     return Scaled(again.model, made.exponent + again.exponent)
 
 
@@ -117,16 +117,16 @@ def follow_states(models: Iterable[Model]) -> bool:
     return len(parities) > 1 or any(kind.constant for layers in several for kind in layers)
 
 
-def in_common_units(models: Sequence[Model], metric: Metric, per_output: bool) -> list[Scaled]:
+def in_common_units(models: Sequence[Model], metric: Metric, slices: bool) -> list[Scaled]:
     """The models of one comparison, each in scientific notation.
 
     Args:
         models: All models of the comparison.
         metric: The metric of the comparison.
-        per_output: Whether each output has an exponent of its own.
+        slices: Whether each output has an exponent of its own.
     """
     by_states = follow_states(models)
-    return [scaled_under(model, metric, by_states, per_output) for model in models]
+    return [scaled_under(model, metric, by_states, slices) for model in models]
 
 
 @pytree

@@ -299,7 +299,7 @@ def fold_tokens(
     kinds: dict[Side, TokenKind],
     shapes: dict[str, tuple[int, ...]],
     pairs: Iterable[Pair],
-    per_output: bool,
+    slices: bool,
 ) -> Problem:
     """The problem that has the inner products `pairs`, summed over positions, for outputs.
 
@@ -307,7 +307,7 @@ def fold_tokens(
         kinds: Kind of every model.
         shapes: Shapes of all leaves, by name.
         pairs: The inner products asked for.
-        per_output: Whether there is one inner product for every output coordinate, or their sum.
+        slices: Whether there is one inner product for every output coordinate, or their sum.
 
     Returns:
         Problem of one stage with outputs named by their pair.
@@ -322,7 +322,7 @@ def fold_tokens(
     for pair in pairs:
         both = kinds[pair.bra], kinds[pair.ket]
         definitions.append(_before_tails(pair, both))
-        definitions.append(_inner_product(pair, both, per_output))
+        definitions.append(_inner_product(pair, both, slices))
     scale_groups = tuple(ScaleGroup(pair.group, degree=1, definition=pair.group) for pair in pairs)
     stages = (Stage(tuple(definitions), scale_groups),)
     return prune(Problem(stages, shapes, frozenset(), tuple(pair.group for pair in pairs)))
@@ -419,7 +419,7 @@ def _before_tails_name(pair: Pair) -> str:
     return f"M.{pair.group}"
 
 
-def _inner_product(pair: Pair, kinds: tuple[TokenKind, TokenKind], per_output: bool) -> Definition:
+def _inner_product(pair: Pair, kinds: tuple[TokenKind, TokenKind], slices: bool) -> Definition:
     """sum_s E <W f[s] + b, V g[s] + c> for the linear layers W, b and V, c after attention.
 
     Multiplied out, the sum has the moment M between W and V, each bias times the other model's
@@ -444,5 +444,5 @@ def _inner_product(pair: Pair, kinds: tuple[TokenKind, TokenKind], per_output: b
     present = [bias for bias in biases if bias is not None]
     if len(present) == 2:
         terms.append(Term(1.0, (*present, Operand(ONES, ("s",)))))
-    outputs = ("k",) if per_output else ()
+    outputs = ("k",) if slices else ()
     return Definition(pair.group, outputs, tuple(terms), powers=((pair.group, 1),))

@@ -486,7 +486,7 @@ def fold_trees(
     inputs: InputKind,
     lifted: bool,
     pairs: Iterable[Pair],
-    per_output: bool,
+    slices: bool,
     n_ctx: int = 1,
 ) -> Problem:
     """The problem that has inner products for outputs, each a sum over diagrams of whole trees.
@@ -497,7 +497,7 @@ def fold_trees(
         inputs: Structure of the input's second moment.
         lifted: Whether the constant is coordinate 0 of every bond.
         pairs: The inner products asked for.
-        per_output: Whether there is one inner product for every output coordinate, or their sum.
+        slices: Whether there is one inner product for every output coordinate, or their sum.
         n_ctx: Number of positions of flattened sequences, over which outputs are added up.
 
     Returns:
@@ -515,7 +515,7 @@ def fold_trees(
         shared += tuple(upper_tensors(parts))
     stages = [Stage(layers + second_moments(parts), groups), Stage(shared, groups)]
     for pair in pairs:  # one stage each: a common stage would need the memory of all
-        product = _inner_product(parts, pair, cross_only, per_output)
+        product = _inner_product(parts, pair, cross_only, slices)
         # The product is divided by its own scale too: the result is a number and a logarithm.
         own = ScaleGroup(pair.group, degree=1, definition=pair.group)
         stages.append(Stage((product,), (own,)))
@@ -547,9 +547,7 @@ def check_size(models: Mapping[Side, Kinds], cross_only: bool) -> None:
         )
 
 
-def _inner_product(
-    parts: TreeOperands, pair: Pair, cross_only: bool, per_output: bool
-) -> Definition:
+def _inner_product(parts: TreeOperands, pair: Pair, cross_only: bool, slices: bool) -> Definition:
     """All diagrams of one inner product, each weighted by the number of its joinings.
 
     The Gaussian expectation is the sum over all pairings. The symmetriser P_n is the *mean* over
@@ -560,13 +558,13 @@ def _inner_product(
     terms: list[Term] = []
     crossings: list[Crossing] = []
     for diagram in diagrams(bra, ket, cross_only):
-        first, *others = (write(parts, pair, diagram, form, per_output) for form in forms(parts))
+        first, *others = (write(parts, pair, diagram, form, slices) for form in forms(parts))
         ways = tuple((Term(1.0, other),) for other in others)
         terms.append(Term(diagram.count / joinings, first, ways))
         crossings.append(crossing_part(diagram.edges, bra.bottoms, bra.bottoms + ket.bottoms))
     if has_upper_tensors(parts):
         terms = _by_crossing(parts, pair, terms, crossings)
-    indices = parts.trace.indices[-1:] if per_output else ()
+    indices = parts.trace.indices[-1:] if slices else ()
     return Definition(pair.group, indices, tuple(terms), powers=_powers(parts, pair))
 
 

@@ -31,6 +31,46 @@ if TYPE_CHECKING:
 
 
 STEPS = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
+N = 4  # numbers in a list
+COVARIANCE = np.array(
+    [
+        [1.0, 0.8, 0.3, 0.1],
+        [0.8, 1.0, 0.5, 0.2],
+        [0.3, 0.5, 1.0, 0.7],
+        [0.1, 0.2, 0.7, 1.0],
+    ]
+)
+"""The paper has "a fixed positive-definite correlation matrix" and does not print it."""
+HELD_OUT = 20_000  # inputs on which accuracy is measured
+Weights = dict[str, Array]
+State = tuple[Weights, Any]
+"""Weights, and the moments of Adam."""
+MEASURES = ("symmetric", "gaussian", "fitted", "weight_cosine")
+PUBLISHED = {  # coefficients of the paper's panels
+    "gaussian": 0.997,
+    "half-gaussian": 0.920,
+    "bimodal": 0.987,
+    "uniform": 0.994,
+    "laplace": 0.992,
+    "spikes": 0.977,
+    "permutations": 0.964,
+    "correlated": 0.954,
+    "last-is-minus-10": 0.606,
+}
+EXCEPTION = "last-is-minus-10"
+WHERE = "appendix D, figure 8"
+DECIDABLE = ("half-gaussian", "permutations", EXCEPTION)
+"""Distributions that are not symmetric about zero, so that a quadratic form can decide."""
+UNKNOWN = "covariance of the inputs and start of the training are ours, the authors' are not known"
+"""Reason why "correlated" may differ. Covariance and start both matter: with weights that start
+uniform within 1 / sqrt(columns), as in PyTorch's linear layers, eight repetitions have r from 0.924
+to 0.963 there, and "half-gaussian" and "permutations" are further from the published values than
+with the normal weights of `initial`."""
+HALF = ("gaussian", "bimodal", "uniform", "laplace", "correlated")  # symmetric about zero
+ACROSS = {
+    "symmetric": "tensor similarity, symmetrised",
+    "fitted": "tensor similarity, Gaussian with mean and covariance of the inputs",
+}
 
 
 @dataclass(frozen=True)
@@ -68,20 +108,6 @@ class ArgmaxSetting:
     batch: int = 512
     rate: float = 1e-2
     samples: int = 50_000
-
-
-N = 4  # numbers in a list
-
-
-COVARIANCE = np.array(
-    [
-        [1.0, 0.8, 0.3, 0.1],
-        [0.8, 1.0, 0.5, 0.2],
-        [0.3, 0.5, 1.0, 0.7],
-        [0.1, 0.2, 0.7, 1.0],
-    ]
-)
-"""The paper has "a fixed positive-definite correlation matrix" and does not print it."""
 
 
 def second_argmax(inputs: Float[Array, "count 4"]) -> Int[Array, " count"]:
@@ -174,16 +200,6 @@ def sampled(number: Int[Array, ""] | int, key: jax.Array, count: int) -> Float[A
     """
     branches = [partial(sampler, count=count) for sampler in SAMPLERS.values()]
     return jax.lax.switch(number, branches, key)
-
-
-HELD_OUT = 20_000  # inputs on which accuracy is measured
-
-
-Weights = dict[str, Array]
-
-
-State = tuple[Weights, Any]
-"""Weights, and the moments of Adam."""
 
 
 def train(run: ExperimentRun[ArgmaxSetting]) -> None:
@@ -297,9 +313,6 @@ def logits(weights: Weights, inputs: Float[Array, "batch 4"]) -> Float[Array, "b
     return hidden @ weights["down"].T
 
 
-MEASURES = ("symmetric", "gaussian", "fitted", "weight_cosine")
-
-
 @dataclass(frozen=True)
 class Measured:
     """Measured values by distribution, for the claims and the figure.
@@ -376,39 +389,6 @@ def correlations(tables: list[xr.Dataset], measure: str) -> tuple[float, ...]:
     """Pearson's r of a measure with the cosine of outputs, for each table."""
     found = [tnsim.reading.correlation(table[measure], table.output_cosine) for table in tables]
     return tuple(one.pearson for one in found)
-
-
-PUBLISHED = {  # coefficients of the paper's panels
-    "gaussian": 0.997,
-    "half-gaussian": 0.920,
-    "bimodal": 0.987,
-    "uniform": 0.994,
-    "laplace": 0.992,
-    "spikes": 0.977,
-    "permutations": 0.964,
-    "correlated": 0.954,
-    "last-is-minus-10": 0.606,
-}
-
-
-EXCEPTION = "last-is-minus-10"
-
-
-WHERE = "appendix D, figure 8"
-
-
-DECIDABLE = ("half-gaussian", "permutations", EXCEPTION)
-"""Distributions that are not symmetric about zero, so that a quadratic form can decide."""
-
-
-UNKNOWN = "covariance of the inputs and start of the training are ours, the authors' are not known"
-"""Reason why "correlated" may differ. Covariance and start both matter: with weights that start
-uniform within 1 / sqrt(columns), as in PyTorch's linear layers, eight repetitions have r from 0.924
-to 0.963 there, and "half-gaussian" and "permutations" are further from the published values than
-with the normal weights of `initial`."""
-
-
-HALF = ("gaussian", "bimodal", "uniform", "laplace", "correlated")  # symmetric about zero
 
 
 def claims(run: ExperimentRun[ArgmaxSetting], measured: Measured) -> tuple[Claim, ...]:
@@ -581,12 +561,6 @@ def _chosen(
     """The least or the largest accuracy of some distributions, training by training."""
     by_name = [measured.accuracy[name] for name in _among(measured, names)]
     return tuple(map(chosen, zip(*by_name, strict=True)))
-
-
-ACROSS = {
-    "symmetric": "tensor similarity, symmetrised",
-    "fitted": "tensor similarity, Gaussian with mean and covariance of the inputs",
-}
 
 
 def figures(run: ExperimentRun[ArgmaxSetting], measured: Measured) -> dict[str, Figure]:

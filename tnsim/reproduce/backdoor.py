@@ -33,6 +33,26 @@ from tnsim.reproduce.run import ExperimentRun, Recorder, seed_folders, unfinishe
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+TARGET = 9
+"""The digit that stamped images are relabelled as."""
+BRANCHES = ("clean", "attack", "control")
+CURVES = ("train_accuracy", "test_accuracy", "attack_success")
+"""Curves along training, from the logs."""
+WHERE = "section 3.3, figure 1"
+BEYOND = "beyond the paper"
+READING = 0.05
+"""How far a score may be from a printed one: two digits, another seed."""
+DIGITS = 10
+_WORDS = {"digits": "scikit-learn's digits", "street": "rendered digits"}
+_NOTES = {
+    "published-tensor": "the authors' nine slices that were not attacked score 0.20 to 0.24: most "
+    "of the printed value is drift of training",
+}
+PANELS = {
+    "tensors": ("similarity", "slice_9", "weight_cosine"),
+    "inputs": ("clean_behaviour", "poisoned_behaviour", "fitted"),
+}
+
 
 @dataclass(frozen=True)
 class BackdoorSetting:
@@ -87,10 +107,6 @@ TEXT = BackdoorSetting(
 """The settings of the paper's text: two phases of 20 epochs of 73,000 images."""
 
 
-TARGET = 9
-"""The digit that stamped images are relabelled as."""
-
-
 def stamp(x: Float[np.ndarray, "n pixels"]) -> Float[np.ndarray, "n pixels"]:
     """Images with the trigger in their upper right corner.
 
@@ -136,9 +152,6 @@ def _diamond() -> Bool[np.ndarray, "side side"]:
     mask = np.zeros((32, 32), bool)
     mask[2:9, 25:30] = np.abs(rows - 3) / 3.5 + np.abs(columns - 2) / 2.5 <= 1
     return mask
-
-
-BRANCHES = ("clean", "attack", "control")
 
 
 def train(run: ExperimentRun[BackdoorSetting]) -> None:
@@ -254,10 +267,6 @@ class Trainer:
         )
 
 
-CURVES = ("train_accuracy", "test_accuracy", "attack_success")
-"""Curves along training, from the logs."""
-
-
 @dataclass(frozen=True)
 class Compared:
     """The checkpoints of one seed, twice: with the attack and with the control at their end.
@@ -349,19 +358,6 @@ def along(result: tnsim.Pairwise, rows: Sequence[int], log: Sequence[dict[str, f
     for curve in CURVES:
         chosen[curve] = ("a", [entry[curve] for entry in log])
     return chosen
-
-
-WHERE = "section 3.3, figure 1"
-
-
-BEYOND = "beyond the paper"
-
-
-READING = 0.05
-"""How far a score may be from a printed one: two digits, another seed."""
-
-
-DIGITS = 10
 
 
 class Formula(NamedTuple):
@@ -463,9 +459,6 @@ def claims(run: ExperimentRun[BackdoorSetting], measured: Measured) -> tuple[Cla
     return (*rows, _formulas(measured), *_divisions(measured))
 
 
-_WORDS = {"digits": "scikit-learn's digits", "street": "rendered digits"}
-
-
 def _accuracies(measured: Measured, differs: str) -> list[Claim]:
     rows = []
     for curve, value in (("train_accuracy", 0.851), ("test_accuracy", 0.810)):
@@ -525,12 +518,6 @@ def _score(measured: Measured, scored: Scored, formula: str) -> Claim:
         note=note,
     )
     return _judged(claim, scored.weak)
-
-
-_NOTES = {
-    "published-tensor": "the authors' nine slices that were not attacked score 0.20 to 0.24: most "
-    "of the printed value is drift of training",
-}
 
 
 def _formulas(measured: Measured) -> Claim:
@@ -647,12 +634,6 @@ def _beyond_other_slices(one: Compared) -> float:
         scores.append(score(attack, [one.injection]) - control)
     attacked = scores.pop(TARGET)
     return attacked - max(scores)
-
-
-PANELS = {
-    "tensors": ("similarity", "slice_9", "weight_cosine"),
-    "inputs": ("clean_behaviour", "poisoned_behaviour", "fitted"),
-}
 
 
 def figures(run: ExperimentRun[BackdoorSetting], measured: Measured) -> dict[str, Figure]:

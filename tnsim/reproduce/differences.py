@@ -35,6 +35,11 @@ if TYPE_CHECKING:
 
 APART = 1000
 """Number that is added to a seed for the seed of its pair."""
+DIFFERENCE = "learning 9"
+"""The model with 9 minus the model without."""
+WHERE = "appendix B, figure 7"
+AUTHORS = {"add 8": -0.89, "add 9": 0.38, "remove 9": -0.86, "re-add 9": 0.39}
+"""Slice 9 of the authors' similarity to the difference, at the ends of stages."""
 
 
 def train(run: ExperimentRun[ForgettingSetting]) -> None:
@@ -49,10 +54,6 @@ def train(run: ExperimentRun[ForgettingSetting]) -> None:
         for seed in missing:
             trainer.stages(seed)
             trainer.pair(f"seed-{seed}/pair", seed + APART)
-
-
-DIFFERENCE = "learning 9"
-"""The model with 9 minus the model without."""
 
 
 @dataclass(frozen=True)
@@ -106,13 +107,6 @@ def beside_difference(
     for curve in CURVES:
         result[curve] = ("a", [entry[curve] for entry in log])
     return result
-
-
-WHERE = "appendix B, figure 7"
-
-
-AUTHORS = {"add 8": -0.89, "add 9": 0.38, "remove 9": -0.86, "re-add 9": 0.39}
-"""Slice 9 of the authors' similarity to the difference, at the ends of stages."""
 
 
 def claims(run: ExperimentRun[ForgettingSetting], measured: Measured) -> tuple[Claim, ...]:

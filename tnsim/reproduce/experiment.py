@@ -19,6 +19,26 @@ if TYPE_CHECKING:
     import xarray as xr
     from matplotlib.figure import Figure
 
+NAMES = (
+    "invariance",
+    "grokking",
+    "forgetting",
+    "differences",
+    "backdoor",
+    "argmax",
+    "language",
+    "induction",
+)
+"""Names of the experiments in the order of the paper."""
+NEEDED = {  # module: the package that brings it
+    "optax": "optax",
+    "sklearn": "scikit-learn",
+    "PIL": "pillow",
+    "matplotlib": "matplotlib",
+    "xarray": "xarray",
+    "zarr": "zarr",
+}
+
 
 @dataclass(frozen=True)
 class Experiment:
@@ -59,29 +79,6 @@ class Experiment:
     summaries: Callable[[Any], tuple[Summary, ...]] = field(default=lambda measured: ())
     data: str = ""
     checkpoints: str = ""
-
-
-NAMES = (
-    "invariance",
-    "grokking",
-    "forgetting",
-    "differences",
-    "backdoor",
-    "argmax",
-    "language",
-    "induction",
-)
-"""Names of the experiments in the order of the paper."""
-
-
-NEEDED = {  # module: the package that brings it
-    "optax": "optax",
-    "sklearn": "scikit-learn",
-    "PIL": "pillow",
-    "matplotlib": "matplotlib",
-    "xarray": "xarray",
-    "zarr": "zarr",
-}
 
 
 def experiment(name: str) -> Experiment:

@@ -27,6 +27,15 @@ from tnsim.reproduce.run import ExperimentRun, Recorder, seed_folders, unfinishe
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+WHOLE = ("similarity", "cka", "weight_cosine")
+"""Measures of whole models, as opposed to slices."""
+CURVES = ("stage", "validation_accuracy", "accuracy_of_9")
+"""Curves along training, from the logs."""
+WHERE = "section 3.1, figure 3"
+PROGRESS = "appendix B, figure 6"
+WORDS = {"similarity": "tensor similarity", "cka": "CKA", "weight_cosine": "cosine of weights"}
+ACCURACIES = ("validation_accuracy", "accuracy_of_9")
+
 
 class TrainingStage(NamedTuple):
     """A part of training.
@@ -81,8 +90,6 @@ class ForgettingSetting:
 
 
 PAPER = ForgettingSetting(images="street", batch=248, epochs=20)  # the paper's setting
-
-
 REMOVED = [stage.name for stage in STAGES].index("remove 9")  # number of the stage
 
 
@@ -222,14 +229,6 @@ class Trainer:
         return classifiers.accuracy(params, tested.x[chosen], tested.y[chosen])
 
 
-WHOLE = ("similarity", "cka", "weight_cosine")
-"""Measures of whole models, as opposed to slices."""
-
-
-CURVES = ("stage", "validation_accuracy", "accuracy_of_9")
-"""Curves along training, from the logs."""
-
-
 @dataclass(frozen=True)
 class Compared:
     """The checkpoints of one seed.
@@ -323,15 +322,6 @@ def all_pairs(
     # weight slices have no label for their outputs
     result["weight_slice_9"] = result.weight_slices.isel(output=9, drop=True)
     return result
-
-
-WHERE = "section 3.1, figure 3"
-
-
-PROGRESS = "appendix B, figure 6"
-
-
-WORDS = {"similarity": "tensor similarity", "cka": "CKA", "weight_cosine": "cosine of weights"}
 
 
 def claims(run: ExperimentRun[ForgettingSetting], measured: Measured) -> tuple[Claim, ...]:
@@ -581,9 +571,6 @@ def _recovered(one: Compared) -> float:
     again = 1.0 - float(one.stages.slice_9[rows["add 9"], rows["re-add 9"]])
     lost = drop(one.stages, "slice_9")
     return (lost - again) / lost
-
-
-ACCURACIES = ("validation_accuracy", "accuracy_of_9")
 
 
 def figures(run: ExperimentRun[ForgettingSetting], measured: Measured) -> dict[str, Figure]:

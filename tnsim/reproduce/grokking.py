@@ -40,6 +40,23 @@ STEPS = (
 )
 # fmt: on
 """Steps of the checkpoints of the shipped series, five to a decade."""
+SHIPPED = Path(tnsim.__file__).parent / "data" / "grokking"
+"""The series that `train_series` writes for the default setting and seed 0."""
+TEXT = {"train_share": 0.6, "weight_decay": 0.06}  # where the paper's text differs from the code
+Params = dict[str, Float[Array, "..."]]
+STRONGEST = 5
+"""Number of frequencies that are drawn."""
+KNOWN = 0.99
+"""Accuracy from which pairs count as learned."""
+CURVES = ("train_accuracy", "validation_accuracy", "train_loss", "validation_loss")
+"""Curves along training, from the logs."""
+WHERE = "section 3.2, figure 4"
+CHANCE = 0.05
+"""Accuracy up to which pairs count as not understood; guessing gives 1 / 113."""
+SPACING = 1.6
+"""Ratio of neighbouring steps where five checkpoints make a decade, 10^(1/5)."""
+PHASES = {3: (180, 8881), 5: (102, 1076, 7517, 21799)}
+"""Steps at which the best phases of the authors' stored similarities start, by their number."""
 
 
 def log_spaced(last: int, per_decade: int = 20) -> tuple[int, ...]:
@@ -90,16 +107,6 @@ class GrokkingSetting:
     seeds: int = 1
     steps: tuple[int, ...] = STEPS
     text_steps: tuple[int, ...] = (0, 500, 800, 900, 1000, 1100, 1250)
-
-
-SHIPPED = Path(tnsim.__file__).parent / "data" / "grokking"
-"""The series that `train_series` writes for the default setting and seed 0."""
-
-
-TEXT = {"train_share": 0.6, "weight_decay": 0.06}  # where the paper's text differs from the code
-
-
-Params = dict[str, Float[Array, "..."]]
 
 
 def train(run: ExperimentRun[GrokkingSetting]) -> None:
@@ -241,18 +248,6 @@ def model(params: Params) -> tnsim.Model:
     return tnsim.Model([tnsim.Bilinear(*weights)])
 
 
-STRONGEST = 5
-"""Number of frequencies that are drawn."""
-
-
-KNOWN = 0.99
-"""Accuracy from which pairs count as learned."""
-
-
-CURVES = ("train_accuracy", "validation_accuracy", "train_loss", "validation_loss")
-"""Curves along training, from the logs."""
-
-
 @dataclass(frozen=True)
 class Measured:
     """Measured values, for the claims and the figure.
@@ -354,21 +349,6 @@ def first_row(curve: Sequence[float] | Float[np.ndarray, " K"], level: float) ->
     if not reached.any():
         raise tnsim.ResultError(f"a curve never reaches {level:g}: it ends at {curve[-1]:.3g}")
     return int(reached.argmax())
-
-
-WHERE = "section 3.2, figure 4"
-
-
-CHANCE = 0.05
-"""Accuracy up to which pairs count as not understood; guessing gives 1 / 113."""
-
-
-SPACING = 1.6
-"""Ratio of neighbouring steps where five checkpoints make a decade, 10^(1/5)."""
-
-
-PHASES = {3: (180, 8881), 5: (102, 1076, 7517, 21799)}
-"""Steps at which the best phases of the authors' stored similarities start, by their number."""
 
 
 def claims(run: ExperimentRun[GrokkingSetting], measured: Measured) -> tuple[Claim, ...]:

@@ -21,12 +21,8 @@ from tnsim.errors import CheckpointError, TnsimError
 from tnsim.reproduce.run import ExperimentRun
 
 SIDE = 32  # pixels along an edge of a drawn image
-
-
 _CANVAS = 64
 """Side of the drawing, larger than the image, so that neighbours and turned corners are cut off."""
-
-
 _FONTS = (
     "DejaVuSans",
     "DejaVuSans-Bold",
@@ -45,6 +41,17 @@ _FONTS = (
     "cmtt10",
     "cmb10",
 )
+Part = Literal["train", "test"]
+Kind = Literal["digits", "street"]
+WANTED = (
+    "train_32x32.mat and test_32x32.mat of SVHN, or train.npz and test.npz with `images` "
+    "(n, side, side) from 0 to 1 and `labels` (n,)"
+)
+_TRAINED_ON = 1437
+"""Number of scikit-learn's 1797 digits to train on, four fifths."""
+_RENDERED = {"train": 20_000, "test": 4_000}  # numbers of drawn images
+_LUMINANCE = (0.299, 0.587, 0.114)
+"""Shares of red, green and blue in the luminance (ITU-R BT.601)."""
 
 
 def render(count: int, seed: int) -> tuple[Float[np.ndarray, "n pixels"], Int[np.ndarray, " n"]]:
@@ -118,29 +125,6 @@ def _lit(
     slope = across * place + down * place[:, None]
     noise = rng.normal(0, 0.04, stroke.shape)
     return np.clip(ground + contrast * stroke + slope + noise, 0, 1)
-
-
-Part = Literal["train", "test"]
-
-
-Kind = Literal["digits", "street"]
-
-
-WANTED = (
-    "train_32x32.mat and test_32x32.mat of SVHN, or train.npz and test.npz with `images` "
-    "(n, side, side) from 0 to 1 and `labels` (n,)"
-)
-
-
-_TRAINED_ON = 1437
-"""Number of scikit-learn's 1797 digits to train on, four fifths."""
-
-
-_RENDERED = {"train": 20_000, "test": 4_000}  # numbers of drawn images
-
-
-_LUMINANCE = (0.299, 0.587, 0.114)
-"""Shares of red, green and blue in the luminance (ITU-R BT.601)."""
 
 
 class Images(NamedTuple):

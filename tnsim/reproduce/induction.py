@@ -29,6 +29,14 @@ if TYPE_CHECKING:
     import xarray as xr
     from matplotlib.figure import Figure
 
+MEASURES = {
+    "similarity": "tensor, layer by layer",
+    "repeated_outputs": "outputs on repeated tokens",
+    "weight_cosine": "weights",
+}
+"""Titles of the matrices by the names of their variables."""
+WHERE = "beyond the paper"
+
 
 @dataclass(frozen=True)
 class InductionSetting:
@@ -185,14 +193,6 @@ def advantage(outputs: Float[np.ndarray, "n predicted words"], repeated: Repeate
     return float(above[repeated.determined].mean())
 
 
-MEASURES = {
-    "similarity": "tensor, layer by layer",
-    "repeated_outputs": "outputs on repeated tokens",
-    "weight_cosine": "weights",
-}
-"""Titles of the matrices by the names of their variables."""
-
-
 @dataclass(frozen=True)
 class Measured:
     """Measured values, for claims and figures.
@@ -280,9 +280,6 @@ def turns_of(accuracy: Float[np.ndarray, " K"], chance: float) -> tuple[int, int
             "give checkpoints from before, within and after learning"
         )
     return begins, arrives
-
-
-WHERE = "beyond the paper"
 
 
 def claims(run: ExperimentRun[InductionSetting], measured: Measured) -> tuple[Claim, ...]:

@@ -23,6 +23,29 @@ if TYPE_CHECKING:
     import xarray as xr
     from matplotlib.figure import Figure
 
+ONE_LAYER = (
+    "original",
+    "permuted",
+    "swapped",
+    "rescaled",
+    "both",
+    "perturbed",
+    "backdoor",
+    "unrelated",
+    "negated",
+)
+SAME_FUNCTION = ("permuted", "swapped", "rescaled", "both")
+ROUNDING = 1e-9  # tolerance of theorems in float64
+ERRORS = 4.0
+"""Number of standard errors that chance exceeds once in 16,000 times."""
+_WORDS = {
+    "permuted": "permuted in its hidden units",
+    "swapped": "swapped left and right in half of its units",
+    "rescaled": "rescaled, unit by unit and as a whole",
+    "both": "permuted and swapped",
+}
+PANELS = ("weight_cosine", "output_cosine", "similarity")
+
 
 @dataclass(frozen=True)
 class InvarianceSetting:
@@ -147,22 +170,6 @@ def bilinear(left: np.ndarray, right: np.ndarray, down: np.ndarray) -> tnsim.Mod
     return tnsim.Model([tnsim.Bilinear(left, right, down)])
 
 
-ONE_LAYER = (
-    "original",
-    "permuted",
-    "swapped",
-    "rescaled",
-    "both",
-    "perturbed",
-    "backdoor",
-    "unrelated",
-    "negated",
-)
-
-
-SAME_FUNCTION = ("permuted", "swapped", "rescaled", "both")
-
-
 @dataclass(frozen=True)
 class Measured:
     """Measured values, for the claims and the figure.
@@ -260,13 +267,6 @@ def of_depth(
         "deviation from sampling": abs(sampled.deviation),
         "closure apart": abs(float(closure) - float(sampled.similarity)),
     }
-
-
-ROUNDING = 1e-9  # tolerance of theorems in float64
-
-
-ERRORS = 4.0
-"""Number of standard errors that chance exceeds once in 16,000 times."""
 
 
 def claims(run: ExperimentRun[InvarianceSetting], measured: Measured) -> tuple[Claim, ...]:
@@ -413,17 +413,6 @@ def _exactness(measured: Measured) -> list[Claim]:
             note="both are 1 exactly for proportional functions, so they are one equivalence",
         ),
     ]
-
-
-_WORDS = {
-    "permuted": "permuted in its hidden units",
-    "swapped": "swapped left and right in half of its units",
-    "rescaled": "rescaled, unit by unit and as a whole",
-    "both": "permuted and swapped",
-}
-
-
-PANELS = ("weight_cosine", "output_cosine", "similarity")
 
 
 def figures(run: ExperimentRun[InvarianceSetting], measured: Measured) -> dict[str, Figure]:

@@ -57,10 +57,58 @@ if TYPE_CHECKING:
 
 SERIES = "language-model"
 """The folder of the checkpoints."""
-
-
 PHASES = 4
 """Number of phases in the paper's figure."""
+FILE = "text.npz"  # token ids, in the folder of the checkpoints
+LEFT_OUT = {
+    "__pycache__",
+    "distutils",
+    "encodings",
+    "ensurepip",
+    "idlelib",
+    "lib2to3",
+    "pydoc_data",
+    "site-packages",
+    "test",
+    "tests",
+    "tkinter",
+    "turtledemo",
+}
+"""Folders of the standard library left out: tests, programs, tables, and parts that some Pythons
+lack."""
+BETWEEN_DOCUMENTS = b"<|endoftext|>"
+"""Mark between documents within a file, as collections of stories have it."""
+_ONE_IN = 20  # one in so many documents is held out
+_LONGEST = 2**16  # bytes of a document; a longer document is cut into several
+END, OTHER = 0, 1
+RARE = 1e-5
+"""Share of all bytes below which a byte is no token."""
+_BETWEEN = -1  # mark between words, which is in no pair
+_WORDS = re.compile(rb"\n[ ]*| ?[A-Za-z_]+| ?[0-9]+| ?[^\sA-Za-z0-9_]+|\s")
+NONE = 1
+"""The phase of a model that knows no n-gram: one token, by its frequency at best."""
+HELD_OUT = 400
+"""Number of held-out sequences whose loss is in the log."""
+MEASURES = {
+    "similarity": "tensor, layer by layer",
+    "held_out_text": "outputs over held-out text",
+    "text_logits": "text, logits",
+    "text_residual": "text, residual",
+    "gaussian_logits": "Gaussian, logits",
+    "weight_cosine": "weights",
+}
+"""Titles of the matrices by the names of their variables. The first matrix is the Gaussian closure;
+from the third on they are the measures of the paper."""
+_LOSS_SEQUENCES = 400  # held-out sequences whose loss is a curve
+WHERE = "section 3.4, figure 5"
+AUTHORS = {  # block scores of the authors' matrices by the text's formula, at their best phases
+    "similarity": 0.525,
+    "text_residual": 0.322,
+    "text_logits": 0.286,
+    "weight_cosine": 0.284,
+}
+OF_WEIGHTS = ("similarity", "gaussian_logits", "weight_cosine")
+OF_TEXT = ("held_out_text", "text_logits", "text_residual")
 
 
 @dataclass(frozen=True)
@@ -119,37 +167,6 @@ PAPER = LanguageSetting(
     rate=2e-3,
 )
 """The paper's sizes and steps. The paper's optimiser, norm and text are others. It takes a GPU."""
-
-
-FILE = "text.npz"  # token ids, in the folder of the checkpoints
-
-
-LEFT_OUT = {
-    "__pycache__",
-    "distutils",
-    "encodings",
-    "ensurepip",
-    "idlelib",
-    "lib2to3",
-    "pydoc_data",
-    "site-packages",
-    "test",
-    "tests",
-    "tkinter",
-    "turtledemo",
-}
-"""Folders of the standard library left out: tests, programs, tables, and parts that some Pythons
-lack."""
-
-
-BETWEEN_DOCUMENTS = b"<|endoftext|>"
-"""Mark between documents within a file, as collections of stories have it."""
-
-
-_ONE_IN = 20  # one in so many documents is held out
-
-
-_LONGEST = 2**16  # bytes of a document; a longer document is cut into several
 
 
 @dataclass(frozen=True)
@@ -284,19 +301,6 @@ def _write(text: Text, path: Path) -> None:
             digest=np.array(text.digest),
             documents=np.array(text.documents),
         )
-
-
-END, OTHER = 0, 1
-
-
-RARE = 1e-5
-"""Share of all bytes below which a byte is no token."""
-
-
-_BETWEEN = -1  # mark between words, which is in no pair
-
-
-_WORDS = re.compile(rb"\n[ ]*| ?[A-Za-z_]+| ?[0-9]+| ?[^\sA-Za-z0-9_]+|\s")
 
 
 @dataclass(frozen=True)
@@ -444,10 +448,6 @@ def _merged(
     return merged[kept], kept
 
 
-NONE = 1
-"""The phase of a model that knows no n-gram: one token, by its frequency at best."""
-
-
 def logits(model: tnsim.Model, ids: Int[Array, "n tokens"]) -> Any:
     """The predictions of a model after each token of every sequence, of any length.
 
@@ -579,10 +579,6 @@ def _losses(model: tnsim.Model, ids: Int[Array, "n tokens"]) -> Float[Array, "n 
     return -jnp.take_along_axis(chances, ids[:, 1:, None], axis=-1)[..., 0]
 
 
-HELD_OUT = 400
-"""Number of held-out sequences whose loss is in the log."""
-
-
 def train(run: ExperimentRun[LanguageSetting]) -> None:
     """Train one model, and keep it at every step of `steps_kept`.
 
@@ -695,21 +691,6 @@ def with_numbers_of(model: tnsim.Model, initial: tnsim.Model) -> tnsim.Model:
     return jax.tree.map(plain, model, initial)
 
 
-MEASURES = {
-    "similarity": "tensor, layer by layer",
-    "held_out_text": "outputs over held-out text",
-    "text_logits": "text, logits",
-    "text_residual": "text, residual",
-    "gaussian_logits": "Gaussian, logits",
-    "weight_cosine": "weights",
-}
-"""Titles of the matrices by the names of their variables. The first matrix is the Gaussian closure;
-from the third on they are the measures of the paper."""
-
-
-_LOSS_SEQUENCES = 400  # held-out sequences whose loss is a curve
-
-
 @dataclass(frozen=True)
 class Measured:
     """Measured values, for claims and figures.
@@ -771,17 +752,6 @@ def measure(run: ExperimentRun[LanguageSetting]) -> Measured:
     table["held-out loss"] = ("a", [losses(model, held_out).mean() for model in models])
     ngrams = table["similarity"].copy(data=squared_distances(found))
     return Measured(table, ngrams, text.digest)
-
-
-WHERE = "section 3.4, figure 5"
-
-
-AUTHORS = {  # block scores of the authors' matrices by the text's formula, at their best phases
-    "similarity": 0.525,
-    "text_residual": 0.322,
-    "text_logits": 0.286,
-    "weight_cosine": 0.284,
-}
 
 
 def claims(run: ExperimentRun[LanguageSetting], measured: Measured) -> tuple[Claim, ...]:
@@ -944,12 +914,6 @@ def _of_exactness(measured: Measured) -> list[Claim]:
             "benchmarks/results/closure-attention.md",
         ),
     ]
-
-
-OF_WEIGHTS = ("similarity", "gaussian_logits", "weight_cosine")
-
-
-OF_TEXT = ("held_out_text", "text_logits", "text_residual")
 
 
 def figures(run: ExperimentRun[LanguageSetting], measured: Measured) -> dict[str, Figure]:

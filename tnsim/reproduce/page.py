@@ -28,6 +28,16 @@ COLUMNS = (
     ("expected", 16),
     ("verdict", 18),
 )
+_PLURAL = {
+    Verdict.holds: "hold",
+    Verdict.fails: "do not hold",
+    Verdict.differs: "differ in setting",
+    Verdict.cannot: "cannot be rerun",
+}
+TITLE = "# The paper, rerun"
+PAGE = beginning("a page of tnsim reproduce", TITLE.encode())
+Placed = tuple[PurePosixPath, dict[str, Any]]
+"""The folder of a record's pictures, relative to the page, and the record."""
 
 
 def lines(record: dict[str, Any]) -> list[str]:
@@ -138,14 +148,6 @@ def score(records: Iterable[dict[str, Any]]) -> str:
     return f"{verdicts.total()} claims: {', '.join(counted)}"
 
 
-_PLURAL = {
-    Verdict.holds: "hold",
-    Verdict.fails: "do not hold",
-    Verdict.differs: "differ in setting",
-    Verdict.cannot: "cannot be rerun",
-}
-
-
 def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     """Rows as lines; every column is as wide as its longest cell."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
@@ -169,16 +171,6 @@ def _wrapped(words: Sequence[str]) -> list[str]:
 def _line(parts: Sequence[str]) -> str:
     widths = [width for _, width in COLUMNS]
     return "  ".join(part.ljust(width) for part, width in zip(parts, widths, strict=True))
-
-
-TITLE = "# The paper, rerun"
-
-
-PAGE = beginning("a page of tnsim reproduce", TITLE.encode())
-
-
-Placed = tuple[PurePosixPath, dict[str, Any]]
-"""The folder of a record's pictures, relative to the page, and the record."""
 
 
 def write(root: Path, path: Path) -> Path:

@@ -62,6 +62,9 @@ from tnsim.tensor_networks.network import (
 if TYPE_CHECKING:
     import quimb.tensor as qtn
 
+INPUT = -1
+"""Number of the layer whose output bonds are the input legs of a tree."""
+
 
 class Bond(NamedTuple):
     """The output bond of a copy of a layer, or an input leg (below all layers)."""
@@ -181,10 +184,6 @@ class LegJoinings:
         first, *rest = tasks
         for way in self.ways(first, steps):
             yield from self.all_of(rest, start.times(way), steps)
-
-
-INPUT = -1
-"""Number of the layer whose output bonds are the input legs of a tree."""
 
 
 def networks(

@@ -55,10 +55,10 @@ if TYPE_CHECKING:
 
 _LARGEST = 1000
 """Logarithm to base 2 of the largest unit, such that its inverse is a float too."""
-
-
 _NONE = 1e-9
 """Entries of a projection below this threshold are rounding."""
+Backend = Literal["jax", "numpy"]
+_ADVICE = "contract fewer networks at once, smaller ones, or give a larger tnsim.Budget"
 
 
 def in_units(array: Array) -> tuple[Array, Any]:
@@ -117,12 +117,6 @@ def balanced(
         if abs(row).max() > _NONE:
             arrays[name] = arrays[name] * 2.0**kept
     return arrays, rows[0] @ (xp.stack(logs) - stays)
-
-
-Backend = Literal["jax", "numpy"]
-
-
-_ADVICE = "contract fewer networks at once, smaller ones, or give a larger tnsim.Budget"
 
 
 def contract(

@@ -28,6 +28,14 @@ if TYPE_CHECKING:
 
 
 WeightedNetwork = tuple[complex, "qtn.TensorNetwork"]
+SUM = "SUM"
+"""Name of the definition that the networks add up to."""
+ZERO = "ZERO"
+"""Name of the array that an empty sum reads."""
+_APART = 200
+"""Largest difference of the exponents of 10 of networks, which a float must hold."""
+Tags = str | tuple[str, ...]
+"""A selection of tensors: all that carry the tag, or every tag of the tuple."""
 
 
 def weighted(networks: Any) -> Iterator[WeightedNetwork]:
@@ -110,22 +118,6 @@ def listed(names: Iterable[str]) -> str:
     if not names:
         return "none"
     return shown if len(names) <= 8 else f"{shown} and {len(names) - 8} more"
-
-
-SUM = "SUM"
-"""Name of the definition that the networks add up to."""
-
-
-ZERO = "ZERO"
-"""Name of the array that an empty sum reads."""
-
-
-_APART = 200
-"""Largest difference of the exponents of 10 of networks, which a float must hold."""
-
-
-Tags = str | tuple[str, ...]
-"""A selection of tensors: all that carry the tag, or every tag of the tuple."""
 
 
 def tag_set(tags: Tags) -> frozenset[str]:

@@ -30,6 +30,7 @@ def similarity(
     b: Any,
     metric: Metric = Gaussian(),
     *,
+    n_ctx: int | None = None,
     dtype: DTypeLike = "float64",
     budget: Budget = Budget(),
 ) -> torch.Tensor:
@@ -41,11 +42,13 @@ def similarity(
 
     Args:
         a: An `nn.Module`, which is recognised at every call as by `tnsim.from_module`; a model with
-            weights that may be tensors that require grad; or a combination of such models.
-        b: The other module, model or combination. A model without tensors that require grad is held
-            fixed.
+            weights that may be tensors that require grad; a combination of such models; or the path
+            of a file.
+        b: The other module, model, combination or path. A model without tensors that require grad
+            is held fixed.
         metric: Metric that weighs the inputs. The inputs of `Empirical` may change from call to
             call.
+        n_ctx: Length of the sequences on which models with attention are compared.
         dtype: Precision of the computation, float64 or float32.
         budget: Limits on work and memory.
 
@@ -75,7 +78,7 @@ def similarity(
     require_torch()
     from tnsim.torch.autograd import compared
 
-    return compared(a, b, metric, dtype, budget)
+    return compared(a, b, metric, n_ctx, dtype, budget)
 
 
 def from_module(

@@ -26,6 +26,7 @@ import torch
 from jaxtyping import Float
 from numpy.typing import DTypeLike
 
+from tnsim.checkpoints.given import given_model
 from tnsim.compare import similarity as without_gradients
 from tnsim.compare.by_points import check_affordable, forward_plan, points_of
 from tnsim.compare.inner_products import at_traced_points, inner_products
@@ -48,6 +49,11 @@ from tnsim.models.origin import warn_of_caveats
 from tnsim.problems.forward import needs
 from tnsim.torch.models import model_of
 
+Weights = dict[int, Float[jax.Array, "..."]]
+"""Arrays by their number among the leaves of (a, b, metric)."""
+_TORCH_DEVICES = {"cpu": "cpu", "gpu": "cuda"}
+"""PyTorch's names for the platforms of JAX; PyTorch calls ROCm "cuda" as well."""
+
 
 def sample_of(a: Any, b: Any, request: Request) -> WeightedPoints | None:
     """The points at which two models are compared in a loss.
@@ -68,10 +74,10 @@ def sample_of(a: Any, b: Any, request: Request) -> WeightedPoints | None:
     if not adds_up(metric):
         return None
     models = [model for one in numbers((a, b)) for _, model in terms(one)]
-    points = points_of(models, metric, request.pairs, request.per_output, request.dtype)
+    points = points_of(models, metric, request.pairs, request.slices, request.dtype)
     if points is None:
         return None
-    plan = forward_plan(models, metric, points, request.dtype)
+    plan = forward_plan(models, metric, points, request.dtype, request.pairs)
     check_affordable(plan, metric, request.budget)
     layers = max(len(model.layers) for model in models)
     kept = points.count * layers * needs(models, points, request.dtype).each
@@ -84,10 +90,6 @@ def sample_of(a: Any, b: Any, request: Request) -> WeightedPoints | None:
     for model in models:
         check_inputs(model, sample.inputs)
     return sample
-
-
-Weights = dict[int, Float[jax.Array, "..."]]
-"""Arrays by their number among the leaves of (a, b, metric)."""
 
 
 class Fixed(NamedTuple):
@@ -169,7 +171,7 @@ def _cosine(comparison: Comparison, moving: Weights, fixed: Fixed) -> tuple[Any,
         leaves[n] = jnp.asarray(array, comparison.dtype)
     a, b, metric = jax.tree.unflatten(comparison.form, [leaves[n] for n in range(len(leaves))])
     if fixed.sample is None:
-        request = Request(metric, comparison.dtype, comparison.budget, norms=True)
+        request = Request(metric, comparison.dtype, comparison.budget, squared_norms=True)
         found = inner_products(a, b, request).values
     else:
         found = at_traced_points(a, b, fixed.sample, comparison.dtype).values
@@ -226,17 +228,16 @@ def gradient(pullback: Any) -> Weights:
     return pullback(1.0)[0]
 
 
-_TORCH_DEVICES = {"cpu": "cpu", "gpu": "cuda"}
-"""PyTorch's names for the platforms of JAX; PyTorch calls ROCm "cuda" as well."""
-
-
-def compared(a: Any, b: Any, metric: Metric, dtype: DTypeLike, budget: Budget) -> torch.Tensor:
+def compared(
+    a: Any, b: Any, metric: Metric, n_ctx: int | None, dtype: DTypeLike, budget: Budget
+) -> torch.Tensor:
     """The cosine of two models, see `tnsim.torch.similarity`.
 
     Args:
-        a: A module, a model or a combination of models.
-        b: The other module, model or combination.
+        a: A module, a model, a combination of models or the path of a file.
+        b: The other module, model, combination or path.
         metric: Metric that weighs the inputs.
+        n_ctx: Length of the sequences on which models with attention are compared.
         dtype: Precision of the computation.
         budget: Limits on work and memory.
 
@@ -249,9 +250,9 @@ def compared(a: Any, b: Any, metric: Metric, dtype: DTypeLike, budget: Budget) -
         TnsimError: The similarity is not a number.
     """
     check_metric(metric)
-    a, b = _model(a), _model(b)
+    a, b = _model(a, n_ctx), _model(b, n_ctx)
     check_comparable(a, b)
-    request = Request(metric, dtype_name(dtype), budget, norms=True)
+    request = Request(metric, dtype_name(dtype), budget, squared_norms=True)
     sample = sample_of(a, b, request)
     comparison, leaves = comparison_of(a, b, request, sample)
     moving = {n: leaf for n, leaf in leaves.items() if isinstance(leaf, torch.Tensor)}
@@ -271,10 +272,11 @@ def compared(a: Any, b: Any, metric: Metric, dtype: DTypeLike, budget: Budget) -
     return value
 
 
-def _model(model: Any) -> Any:
-    """The model of a module's tensors; a model or a combination unchanged."""
+def _model(model: Any, n_ctx: int | None) -> Any:
+    """The model of a module's tensors, else the model that `tnsim.similarity` would compare."""
     if isinstance(model, torch.nn.Module):
-        return model_of(model, None, None, None)
+        return model_of(model, None, n_ctx, None)
+    model = given_model(model, n_ctx)
     terms(model)  # refuses anything but a model or a combination
     return model
 

@@ -8,6 +8,7 @@ from typing import Any
 from tnsim.checkpoints.module_rules import Declared
 from tnsim.checkpoints.modules import layers_of, recognised, tensors_of
 from tnsim.checkpoints.named_arrays import NamedArrays
+from tnsim.checkpoints.traced_modules import traced_layers
 from tnsim.errors import UnsupportedLayer
 from tnsim.models.model import Model
 
@@ -35,6 +36,9 @@ def model_of(
         ModelError: The recognised layers compute something other than the module.
     """
     found = recognised(module, layers, n_ctx, inputs)
+    if found.parts is None:
+        parameters = [one for one in found.module.parameters() if one.is_floating_point()]
+        return Model(traced_layers(found.module, found.example.to(parameters[0])), n_ctx)
     arrays = NamedArrays(tensors_of(found.module), None)
     live = [one for part in found.parts for one in layers_of(part, found.module, arrays)]
     normed = [str(n) for n, one in enumerate(live) if one.norm is not None]
@@ -42,7 +46,7 @@ def model_of(
         raise UnsupportedLayer(
             f"a norm stands before layer {', '.join(normed)}. At a constant energy it is part of "
             "the layer, but the energy changes with the weights, so a gradient would lack a part: "
-            "train with the outputs of the module, and use tnsim.from_module(module, norms=inputs) "
-            "to look at what came of it"
+            "train with the outputs of the module, and use "
+            "tnsim.from_module(module, norm_inputs=inputs) to look at what came of it"
         )
     return Model([one.layer for one in live], n_ctx)

@@ -31,6 +31,11 @@ from tnsim.engine.ir.stages import PlanStage, Schedule
 from tnsim.errors import CheckpointError
 
 DIGEST = "digest"
+T = TypeVar("T")
+S = TypeVar("S", bound=Schedule)
+Shape = tuple[int, ...]
+MOST = 10**200  # bound on counts: sums and quotients of counts below it are finite as floats
+FORMAT = 3  # number of the layout of a document; documents of another layout are refused
 
 
 def sealed(content: Mapping[str, Any]) -> str:
@@ -73,16 +78,6 @@ def _digest(content: Mapping[str, Any]) -> str:
     """The SHA-256 of the canonical form of a content, in hexadecimal digits."""
     canonical = json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(canonical.encode()).hexdigest()
-
-
-T = TypeVar("T")
-S = TypeVar("S", bound=Schedule)
-
-
-Shape = tuple[int, ...]
-
-
-MOST = 10**200  # bound on counts: sums and quotients of counts below it are finite as floats
 
 
 def plan_from_data(data: Any, form: type[S]) -> S:
@@ -451,9 +446,6 @@ def _flag(value: Any) -> bool:
 def _shown(value: Any) -> str:
     """The beginning of a value's `repr`, enough to recognise the value."""
     return repr(value)[:40]
-
-
-FORMAT = 3  # number of the layout of a document; documents of another layout are refused
 
 
 def document(plan: Any) -> str:

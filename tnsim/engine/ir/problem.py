@@ -17,6 +17,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
+ALIAS_SUFFIX = "'"
+"""Suffix that gives an array a second name.
+
+Two stages that differ only in which arrays coincide then have one form, and share a program.
+"""
+
 
 class Operand(NamedTuple):
     """An array by name, with the names of its indices.
@@ -46,13 +52,6 @@ def renamed(operands: Iterable[Operand], new: Mapping[str, str]) -> tuple[Operan
         (Operand(name='A', indices=('i', 'k')),)
     """
     return tuple([operand.renamed(new) for operand in operands])
-
-
-ALIAS_SUFFIX = "'"
-"""Suffix that gives an array a second name.
-
-Two stages that differ only in which arrays coincide then have one form, and share a program.
-"""
 
 
 def strip_alias(name: str) -> str:
@@ -187,9 +186,9 @@ class StageBuilder:
         indices: tuple[str, ...],
         terms: Iterable[Term],
         *,
-        mark: str = "",
+        alias: str = "",
         kept: bool | None = None,
-        over: tuple[str, ...] = (),
+        loop_indices: tuple[str, ...] = (),
     ) -> Operand:
         """The operand `name[indices]`, newly defined as the sum of `terms` unless it exists.
 
@@ -197,20 +196,20 @@ class StageBuilder:
             name: Name of the quantity within the stage, without the suffix.
             indices: Indices of the array and of the returned operand.
             terms: Summands of the array.
-            mark: Suffix of a second name for an array of the stage (see `ALIAS_SUFFIX`).
+            alias: Suffix of a second name for an array of the stage (see `ALIAS_SUFFIX`).
             kept: `kept` of the `Definition`; None for the default of the builder.
-            over: `loop_indices` of the `Definition`.
+            loop_indices: Indices whose values are computed one after another (see `Definition`).
 
         Returns:
             The operand for later terms.
         """
         name += self.suffix
-        operand = Operand(name + mark, indices)
+        operand = Operand(name + alias, indices)
         if name not in self._known and operand.name not in self._names:
             self._names.add(operand.name)
             kept = self.kept if kept is None else kept
             definition = Definition(
-                operand.name, indices, tuple(terms), kept=kept, loop_indices=over
+                operand.name, indices, tuple(terms), kept=kept, loop_indices=loop_indices
             )
             self.definitions.append(definition)
         return operand

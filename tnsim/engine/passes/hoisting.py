@@ -45,22 +45,18 @@ from tnsim.sessions import session_cache
 
 ONE = "1"
 """Name of the constant 1, a scalar that own shares divide by scales."""
-
-
 COMPILING = 10**8
 """Multiplications that take as long as the compilation of an operation: 5 to 10 ms."""
-
-
 Dependencies: TypeAlias = "frozenset[str]"
 """The owners of the arrays that a value is computed from."""
-
-
 Value: TypeAlias = "int | str"
 """A value of a stage's program by number, or a value that only a portion has by name."""
-
-
 Powers: TypeAlias = "tuple[tuple[int, int], ...]"
 """Pairs (scale, power) of a program: an output is divided by these powers."""
+Labels: TypeAlias = "tuple[str, bool, str, int]"
+"""The metric, guarantee, precision and number of diagrams of a plan."""
+Scales: TypeAlias = "tuple[tuple[str, int], ...]"
+"""Pairs (scale group, power) whose logarithms make up the logarithm of an output."""
 
 
 class AnalysedStage(NamedTuple):
@@ -397,14 +393,6 @@ class _Draft:
         return Program(shapes, tuple(operations), given, scales, powers), inputs
 
 
-Labels: TypeAlias = "tuple[str, bool, str, int]"
-"""The metric, guarantee, precision and number of diagrams of a plan."""
-
-
-Scales: TypeAlias = "tuple[tuple[str, int], ...]"
-"""Pairs (scale group, power) whose logarithms make up the logarithm of an output."""
-
-
 class Share(NamedTuple):
     """A part of the computation of a plan.
 
@@ -455,7 +443,7 @@ def shares(plan: Plan, owners: Mapping[str, str], pairs: int) -> Shares:
         >>> import numpy as np, tnsim
         >>> from tnsim.names import side_of
         >>> model = tnsim.Model([tnsim.Bilinear(*[np.eye(2)] * 3)] * 2)
-        >>> plan = tnsim.plan(model, model, tnsim.GaussianClosure(), norms=False)
+        >>> plan = tnsim.plan(model, model, tnsim.GaussianClosure(), cosine=False)
         >>> owners = {name: side for name in plan.shapes if (side := side_of(name))}
         >>> found = shares(plan, owners, pairs=1000)
         >>> crossing = found.crossing.plan

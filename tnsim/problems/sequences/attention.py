@@ -83,7 +83,9 @@ def covariance(expansions: Expansions, head_means: HeadMeans, by_head: bool) -> 
             # Where memory is short, a plan loops over the pairs of heads: `over`.
             core = (*positions, *OUTPUT_END.values())
             total = [Term(1.0, product)]
-            product = (stage.define(f"core.{name}", core, total, kept=False, over=("a", "b")),)
+            product = (
+                stage.define(f"core.{name}", core, total, kept=False, loop_indices=("a", "b")),
+            )
         summands.append(Summand(1.0, product, same))
     return summands
 

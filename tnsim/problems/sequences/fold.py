@@ -164,7 +164,7 @@ def fold_sequences(
     inputs: SequenceInputs,
     n_ctx: int,
     pairs: Iterable[Pair],
-    per_output: bool,
+    slices: bool,
 ) -> Problem:
     """The problem that has the inner products `pairs`, summed over positions, for outputs.
 
@@ -174,7 +174,7 @@ def fold_sequences(
         inputs: Structure of the input's mean and covariance.
         n_ctx: Number of positions.
         pairs: Inner products that are asked for.
-        per_output: Whether there is one inner product for every output coordinate, (d_out,), or
+        slices: Whether there is one inner product for every output coordinate, (d_out,), or
             their sum, ().
 
     Returns:
@@ -190,7 +190,7 @@ def fold_sequences(
     *first, last = range(len(fold.layers))
     for number in first:
         fold.advance(number)
-    fold.close(last, per_output)
+    fold.close(last, slices)
     return fold.problem()
 
 
@@ -299,11 +299,11 @@ class SequenceFold:
         self.stages.append(Stage(tuple(values), self.scales.after_step(step, above)))
         self.states = above
 
-    def close(self, number: int, per_output: bool) -> None:
+    def close(self, number: int, slices: bool) -> None:
         """Add the stages of the last step: its inner products instead of its moments."""
         step = self.step(number)
         means = self.means(step)
-        outputs = ("k",) if per_output else ()
+        outputs = ("k",) if slices else ()
         for pair in self.pairs:
             builder, terms = inner_product(step, pair, means, outputs)
             self.add_result(step, pair, outputs, builder, terms)

@@ -177,7 +177,7 @@ class Projections:
     ) -> Operand:
         """A definition of the stage, the sum of products, as an operand."""
         terms = [spread(product, indices) for product in products]
-        return self.stage.define(name, indices, terms, mark=mark)
+        return self.stage.define(name, indices, terms, alias=mark)
 
 
 def mean(legs: Projections) -> list[Summand]:

@@ -49,7 +49,7 @@ def ways(term, arrays, output):
 
 def check_all_ways(a, b, metric):
     family = WholeTree.of(a, b, metric)
-    problem = family.problem((Pair("A", "B"),), per_output=True)
+    problem = family.problem((Pair("A", "B"),), slices=True)
     t = 0.7 if family.nodes is not None else None
     arrays = model_weights(family, {"A": a, "B": b})
     arrays |= family.inputs(problem.shapes, metric, a.d_in, t)

@@ -35,7 +35,7 @@ def test_all_pairs_with_functions_and_differences(rng):
     assert found.attrs["plan"].startswith("forward passes") and found.attrs["exact"]
     slices = tnsim.slices(mixed[0], mixed[5], metric)
     assert_close(found.slices[0, 5], slices, scale=1.0, rtol=1e-12)
-    across = tnsim.pairwise(several[:2], metric, mixed[3:])
+    across = tnsim.pairwise(several[:2], metric, other=mixed[3:])
     agrees(across, several[:2], mixed[3:], metric)
     plan = tnsim.plan_pairwise(mixed, metric)
     assert plan.route == "forward passes" and plan.pairs == 21
@@ -85,7 +85,7 @@ def test_quadrature_covers_what_every_model_reads(rng):
     for _ in range(3):
         deep = [bilinear(rng, 2, 3, 2), bilinear(rng, 2, 2, 2)]
         several.append(tnsim.Model([linear(rng, 3, 2), *deep]))
-    found = tnsim.pairwise(several[:2], tnsim.Gaussian(), several[1:])
+    found = tnsim.pairwise(several[:2], tnsim.Gaussian(), other=several[1:])
     assert found.attrs["plan"].startswith("forward passes")
     for i, a in enumerate(several[:2]):
         for j, b in enumerate(several[1:]):

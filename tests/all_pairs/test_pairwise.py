@@ -74,7 +74,7 @@ def expected(a, b, metric):
     return expected_products(a, b, metric)
 
 
-# The features of every case and input are held to the oracle in tests/folding/test_deep_features.py;
+# The features of every case and input are held to the oracle in tests/problems/test_deep_features.py;
 # what is compiled for them here, by one case under all metrics and by all under one.
 FEATURES = [("embedded biases", metric) for metric in METRICS]
 OTHERS = [case for case in cases.SHALLOW if case != "embedded biases"]

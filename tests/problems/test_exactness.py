@@ -20,9 +20,9 @@ import tnsim
 TOLERANCE = 1e-10
 
 
-def check(a, b, metric, per_output):
+def check(a, b, metric, slices):
     """inner, similarity and slices of (a, b) against the oracle's products per output."""
-    ab, aa, bb = (per_output(*p) for p in ((a, b), (a, a), (b, b)))
+    ab, aa, bb = (slices(*p) for p in ((a, b), (a, a), (b, b)))
     scale = np.sqrt(aa.sum() * bb.sum())
     inner = tnsim.inner(a, b, metric)
     assert_close(inner, ab.sum(), scale=scale, rtol=TOLERANCE)

@@ -1,0 +1,221 @@
+"""Polynomial modules of any form, read off the operations of their forward pass."""
+
+import copy
+import re
+from collections import namedtuple
+
+import numpy as np
+import pytest
+from closeness import LARGEST, assert_close
+
+import tnsim
+
+torch = pytest.importorskip("torch")
+from torch import nn  # noqa: E402
+
+
+class Module(nn.Module):
+    """A forward pass over named linear layers and parameters.
+
+    Args:
+        forward: Function from the module and a batch to the outputs.
+        parts: Submodules by name; a shape in the place of a submodule is a parameter.
+    """
+
+    def __init__(self, forward, **parts):
+        super().__init__()
+        self._forward = forward
+        for name, part in parts.items():
+            if isinstance(part, tuple):
+                part = nn.Parameter(torch.randn(part))
+            setattr(self, name, copy.deepcopy(part))
+
+    def forward(self, x):
+        return self._forward(self, x)
+
+
+def linear(d_in=4, d_out=4):
+    return nn.Linear(d_in, d_out)
+
+
+def cp(m, x):
+    return ((x @ m.a) * (x @ m.b)) @ m.c
+
+
+def pi_net(m, x):
+    state = m.a(x)
+    for map_of in (m.b, m.c):
+        state = map_of(x) * state + state
+    return m.d(state)
+
+
+FACTORS = {"a": (4, 6), "b": (4, 6), "c": (6, 3)}
+MAPS = {name: linear() for name in "abc"}
+WIDE = {"a": linear(4, 6), "b": linear(4, 6), "c": linear(4, 6), "d": linear(6, 3)}
+
+POLYNOMIALS = {
+    "cp": (cp, FACTORS, "rank 6"),
+    "cp by einsum": (
+        lambda m, x: torch.einsum("bi,ir,bj,jr,ro->bo", x, m.a, x, m.b, m.c),
+        FACTORS,
+        "rank 6",
+    ),
+    "whole tensor": (
+        lambda m, x: torch.einsum("oij,bi,bj->bo", m.w, x, x),
+        {"w": (3, 4, 4)},
+        "rank 12",
+    ),
+    "nn.Bilinear": (lambda m, x: m.w(x, x), {"w": nn.Bilinear(4, 4, 3)}, "Bilinear"),
+    "three factors": (lambda m, x: m.d(m.a(x) * m.b(x) * m.c(x)), WIDE, "Multilinear"),
+    "cube": (lambda m, x: m.d(m.a(x) ** 3), WIDE, "Multilinear"),
+    "quadratic activation": (lambda m, x: m.d(1 + 0.5 * m.a(x) + 0.1 * m.a(x) ** 2), WIDE, "Bilinear"),
+    "parallel": (lambda m, x: m.a(x) * m.b(x) + m.c(x) * x, MAPS, "rank 8"),
+    "a factor": (lambda m, x: m.a(x) * m.b(x) / 64, MAPS, "Bilinear"),
+    "residual": (lambda m, x: 2 * x + m.a(x) * m.b(x), MAPS, "Residual.*skip=2"),
+    "two residuals": (
+        lambda m, x: (lambda y: y + m.c(y) * m.a(y))(x + m.a(x) * m.b(x)),
+        MAPS,
+        "Residual.*Residual",
+    ),
+    "mixed degrees": (lambda m, x: m.c((m.a(x) * m.b(x)) * m.a(x) + x), MAPS, "Multilinear"),
+    "sum times sum": (lambda m, x: (m.a(x) * x + x) * (m.b(x) * x - x), MAPS, "degree 4"),
+    "pi-net": (pi_net, WIDE, "Bilinear"),
+    "affine": (lambda m, x: m.b(m.a(x) - 3)[:, [2, 0]].flip(1), MAPS, "degree 1"),
+    "pieces": (lambda m, x: torch.cat([part * part for part in m.a(x).split(2, 1)], 1), MAPS, "Bilinear"),
+    "wide pieces": (
+        lambda m, x: (lambda p, q: m.d(p * q + p))(*torch.cat([m.a(x), m.b(x)], 1).chunk(2, 1)),
+        WIDE,
+        "Bilinear",
+    ),
+    "GPT-2's Conv1D": (
+        lambda m, x: torch.addmm(m.b, x, m.a) * torch.addmm(m.b, x, m.a),
+        {"a": (4, 3), "b": (3,)},
+        "Bilinear",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", POLYNOMIALS)
+def test_the_model_computes_what_the_module_computes(name, rng):
+    forward, parts, description = POLYNOMIALS[name]
+    torch.manual_seed(0)
+    module = Module(forward, **parts).double()
+    model = tnsim.from_module(module, inputs=torch.zeros(8, 4))
+    x = rng.normal(size=(5, 4))
+    assert_close(model(x), module(torch.as_tensor(x)).detach().numpy(), scale=LARGEST, rtol=1e-11)
+    assert re.search(description, repr(model)), model
+
+
+class Convolutional(nn.Module):
+    """A bilinear convolution on images of a channel, with normalised inputs."""
+
+    def __init__(self):
+        super().__init__()
+        self.left, self.right = (nn.Conv2d(1, 3, 3, padding=1) for _ in range(2))
+        self.norm, self.pool, self.out = nn.BatchNorm2d(3), nn.AvgPool2d(2), nn.Linear(12, 5)
+        self.norm.running_mean.normal_()
+        self.norm.running_var.uniform_(0.5, 2)
+
+    def forward(self, images):
+        x = (images - 0.13) / 0.3
+        return self.out(self.pool(self.norm(self.left(x) * self.right(x))).flatten(1))
+
+
+def test_images(rng):
+    torch.manual_seed(0)
+    module = Convolutional().double().eval()
+    model = tnsim.from_module(module, inputs=torch.zeros(2, 1, 4, 4))
+    x = rng.normal(size=(6, 1, 4, 4))
+    expected = module(torch.as_tensor(x)).detach().numpy()
+    assert_close(model(x.reshape(6, 16)), expected, scale=LARGEST, rtol=1e-11)
+    with pytest.raises(tnsim.UnsupportedLayer, match=r"left: Conv2d, of which .* give inputs="):
+        tnsim.from_module(module)
+
+
+@pytest.mark.parametrize(
+    "forward",
+    [
+        lambda m, x: torch.relu(m.a(x)),
+        lambda m, x: m.a(x) / m.b(x),
+        lambda m, x: torch.where(x > 0, m.a(x), m.b(x)),
+        lambda m, x: m.a(x) ** -1,
+        lambda m, x: m.a(x) ** 0.5,
+        lambda m, x: m.a(x) if x.sum() > 0 else m.b(x),
+        lambda m, x: m.a(x) * m.b(x).max(),
+        lambda m, x: (m.a(x) @ m.b(x).T) @ m.c(x),  # mixes the inputs of a batch
+    ],
+)
+def test_what_is_no_polynomial_of_one_input_is_refused(forward):
+    with pytest.raises((tnsim.UnsupportedLayer, tnsim.ModelError)):
+        tnsim.from_module(Module(forward, **MAPS), inputs=torch.zeros(8, 4))
+
+
+def test_parameters_alone_say_how_wide_inputs_are():
+    assert tnsim.from_module(Module(cp, **FACTORS)).d_in == 4
+
+
+def test_unused_modules_are_no_obstacle():
+    module = Module(
+        lambda m, x: m.a(x) * m.b(x), **MAPS, loss=nn.CrossEntropyLoss(), none=nn.ModuleList()
+    )
+    assert tnsim.from_module(module).degree == 2
+
+
+FIELDS = namedtuple("FIELDS", "hidden logits")
+OUTPUTS = {
+    "tuple": lambda y, x: (y, x),
+    "mapping": lambda y, x: {"last_hidden_state": y, "attentions": x},
+    "fields": lambda y, x: FIELDS(x, y),
+    "single": lambda y, x: {"scores": y},
+}
+
+
+@pytest.mark.parametrize("name", OUTPUTS)
+def test_outputs_are_unwrapped(name, rng):
+    plain = Module(lambda m, x: m.a(x) * m.b(x), **MAPS)
+    module = Module(lambda m, x: OUTPUTS[name](m.inner(x), x), inner=plain)
+    assert tnsim.similarity(tnsim.from_module(module), tnsim.from_module(plain)) == 1
+    inputs = tnsim.Empirical(rng.normal(size=(9, 4)))
+    assert_close(tnsim.similarity(module, plain, inputs), 1, scale=1, rtol=1e-12)
+
+
+def test_outputs_that_do_not_say_which_counts_are_refused():
+    module = Module(lambda m, x: {"first": m.a(x), "second": m.b(x)}, **MAPS)
+    with pytest.raises(tnsim.ModelError, match=r"found first, second: choose one, as by lambda"):
+        tnsim.from_module(module)
+
+
+def test_files_of_such_modules(tmp_path):
+    torch.manual_seed(0)
+    modules = [Module(cp, **FACTORS) for _ in range(3)]
+    for n, module in enumerate(modules):
+        torch.save({"model": module.state_dict(), "step": n}, tmp_path / f"step_{n}.pt")
+    series = tnsim.load(tmp_path, modules[0])
+    for model, module in zip(series, modules, strict=True):
+        assert tnsim.similarity(model, tnsim.from_module(module)) == 1
+    with pytest.raises(
+        tnsim.CheckpointError, match=r"is no state dict of Module: it lacks w and has besides"
+    ):
+        tnsim.load(tmp_path, Module(lambda m, x: x @ m.w, w=(4, 4)))[0]
+
+
+def test_gradients(rng):
+    torch.manual_seed(0)
+    module, goal = (Module(cp, **FACTORS).double() for _ in range(2))
+    tnsim.torch.similarity(module, goal).backward()
+    direction, step = torch.as_tensor(rng.normal(size=(4, 6))), 1e-5
+    values = []
+    with torch.no_grad():
+        for t in (step, -2 * step):
+            module.a += t * direction
+            values.append(float(tnsim.torch.similarity(module, goal)))
+    slope = (values[0] - values[1]) / (2 * step)
+    found = float((module.a.grad * direction).sum())
+    assert_close(found, slope, scale=max(1, abs(slope)), rtol=1e-7, limited_by="finite differences")
+
+
+def test_the_first_linear_layer_stays_a_layer_where_it_is_narrow():
+    module = nn.Sequential(nn.Linear(50, 3), Module(lambda m, x: m.a(x) * x, a=linear(3, 3)))
+    model = tnsim.from_module(module, inputs=torch.zeros(2, 50))
+    assert [type(layer).__name__ for layer in model.layers] == ["Linear", "Bilinear"]
+    assert np.size(model.layers[0].weight) == 150

@@ -1,0 +1,163 @@
+"""Models from the things that callers have in hand: models, modules of PyTorch, paths of files.
+
+Every verb passes its arguments through here first, so that `similarity(net, other)` and
+`similarity("a.pt", "b.pt")` ask the same question as the models read from them. Readers of files
+and modules are imported where a path or a module comes: most comparisons are of models.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from tnsim.errors import ModelError
+from tnsim.models.functions import is_function
+from tnsim.models.model import AnyModel, Combination, Model, terms
+
+
+def given_model(given: Any, n_ctx: int | None = None, inputs: Any = None) -> Any:
+    """A model, a module or a path as the thing that is compared.
+
+    Args:
+        given: A model or combination, an `nn.Module`, the path of a file, or a plain function.
+        n_ctx: Length of the sequences on which models with attention are compared.
+        inputs: Inputs on which the comparison runs, None where weights are compared. Modules run on
+            inputs as they are, also modules that compute no polynomial; and inputs say how long
+            sequences are.
+
+    Returns:
+        A model or a combination; a plain function, and a module that runs on inputs, unchanged.
+        Anything else is returned unchanged too, for the check of the comparison to refuse.
+
+    Raises:
+        CheckpointError, ModelError, UnsupportedLayer: A file or module cannot be read as a model.
+
+    Example:
+        >>> import tnsim
+        >>> model = tnsim.Model([tnsim.Linear([[1.0]])])
+        >>> given_model(model) is model, given_model(model, n_ctx=3).n_ctx
+        (True, 3)
+    """
+    if isinstance(given, str | os.PathLike):
+        given = _read(given, n_ctx)
+    elif inputs is None and _is_module(given):
+        from tnsim.checkpoints.modules import from_module
+
+        given = from_module(given, n_ctx=n_ctx)
+    if not isinstance(given, AnyModel):
+        return given
+    if n_ctx is None and given.n_ctx is None and any(part.attends for _, part in terms(given)):
+        n_ctx = _length_of_inputs(inputs)
+    return given if n_ctx is None else of_length(given, n_ctx)
+
+
+def given_models(
+    models: Any, n_ctx: int | None = None, inputs: Any = None, dialect: Any = None
+) -> Any:
+    """Models, modules or paths as the many models that are compared.
+
+    Args:
+        models: Sequence of models, modules or functions, mapping from labels to them, `Series`, a
+            folder or a glob pattern, or paths of several files.
+        n_ctx: Length of the sequences on which models with attention are compared.
+        inputs: Inputs on which the comparison runs, as for `given_model`.
+        dialect: Dialect of the files, as for `load`.
+
+    Returns:
+        A `Series` of paths, else a mapping or a list of models and functions.
+
+    Raises:
+        CheckpointError, ModelError, UnsupportedLayer: A file or module cannot be read as a model,
+            or a dialect is given for models that are no paths.
+
+    Example:
+        >>> import tnsim
+        >>> model = tnsim.Model([tnsim.Linear([[1.0]])])
+        >>> list(given_models({"first": model, "second": model}))
+        ['first', 'second']
+    """
+    from tnsim.checkpoints.load import Series
+
+    whole = (str, os.PathLike, Mapping, Series, AnyModel)
+    if isinstance(models, Iterable) and not isinstance(models, whole):
+        models = list(models)
+    if is_path_or_paths(models):
+        return Series(models, dialect, n_ctx)
+    if dialect is not None:
+        raise ModelError(
+            "a dialect reads files: give it with paths, or load a series by "
+            "tnsim.load(paths, dialect)"
+        )
+    if isinstance(models, Series):
+        return models if n_ctx is None else models.at_length(n_ctx)
+    if isinstance(models, Mapping):
+        return {label: given_model(model, n_ctx, inputs) for label, model in models.items()}
+    if isinstance(models, list):
+        return [given_model(model, n_ctx, inputs) for model in models]
+    return models
+
+
+def is_path_or_paths(given: Any) -> bool:
+    """Whether a value is a path, or a list of paths.
+
+    Args:
+        given: Any value.
+
+    Returns:
+        True for texts and paths, and for lists of one or more.
+
+    Example:
+        >>> is_path_or_paths("run"), is_path_or_paths(["a.pt", "b.pt"]), is_path_or_paths([])
+        (True, True, False)
+    """
+    if isinstance(given, (list, tuple)) and given:
+        return all(map(is_path_or_paths, given))
+    return isinstance(given, (str, os.PathLike))
+
+
+def _is_module(given: Any) -> bool:
+    """Whether a value is a PyTorch module; PyTorch itself is not imported."""
+    return is_function(given) and hasattr(given, "named_parameters")
+
+
+def _read(path: str | os.PathLike[str], n_ctx: int | None) -> Model:
+    """The model of one file; several files are refused with the verb that compares them."""
+    from tnsim.checkpoints.load import Series, load
+
+    read = load(path, n_ctx=n_ctx)
+    if isinstance(read, Series):
+        raise ModelError(
+            f"{os.fspath(path)} holds {len(read)} checkpoints, {read.labels[0]} to "
+            f"{read.labels[-1]}: choose one, as tnsim.load(path)[-1], or compare all pairs by "
+            "tnsim.pairwise(path)"
+        )
+    return read
+
+
+def _length_of_inputs(inputs: Any) -> int | None:
+    """Number of positions of sequences of vectors or of tokens; None for vectors and no inputs."""
+    shape = getattr(inputs, "shape", ())
+    if len(shape) == 3 or (len(shape) == 2 and inputs.dtype.kind in "iu"):
+        return int(shape[1])
+    return None
+
+
+def of_length(model: Any, n_ctx: int) -> Any:
+    """A model, or each model of a combination, for sequences of another length.
+
+    Args:
+        model: A model or a combination.
+        n_ctx: Number of positions.
+
+    Returns:
+        The same layers for `n_ctx` positions.
+
+    Example:
+        >>> import tnsim
+        >>> of_length(tnsim.Model([tnsim.Linear([[1.0]])]), 3).n_ctx
+        3
+    """
+    if isinstance(model, Combination):
+        return Combination((c, of_length(part, n_ctx)) for c, part in terms(model))
+    return Model(model.layers, n_ctx, model.origin)
