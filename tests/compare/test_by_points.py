@@ -14,7 +14,10 @@ from sequence_oracles import attention
 import tnsim
 from tnsim.compare import by_points
 from tnsim.compare.by_points import reading_of
+from tnsim.compare.planned import plan_for
+from tnsim.compare.request import ALL
 from tnsim.problems import forward as passes
+from tnsim.problems.families import choose
 
 
 def cosine(x, y, weights=None):
@@ -552,3 +555,17 @@ def test_inputs_with_labels_are_refused(rng):
     expected = tnsim.inner(net, net, tnsim.Empirical(x.numpy()))
     for right in (x, x.tolist(), list(x), list(map(tuple, x.tolist())), data.tensors[0]):
         assert tnsim.inner(net, net, tnsim.Empirical(right)) == expected
+
+
+@pytest.mark.parametrize("width", [2, 3, 5, 6, 7])
+def test_the_cheaper_of_diagrams_and_nodes_is_taken(width):
+    """Beyond two million multiplications, which planning of two layers takes as long as."""
+    layer = tnsim.Bilinear(*[np.eye(width)] * 3)
+    a, b = tnsim.Model([layer, layer]), tnsim.Model([layer, layer])
+    points = by_points.gaussian_points(
+        tnsim.Gaussian(), by_points.reading_of([a, b]), by_points.what_is_read(a, tnsim.Gaussian())
+    )
+    nodes = by_points.forward_plan([a, b], tnsim.Gaussian(), points, "float64").multiplications
+    diagrams = plan_for(choose(a, b, tnsim.Gaussian()), ALL, False, "float64").multiplications
+    taken = tnsim.plan(a, b, cosine=True)
+    assert taken.multiplications == (min(nodes, diagrams) if nodes > 2e6 else nodes)
