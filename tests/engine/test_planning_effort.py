@@ -112,18 +112,19 @@ def test_a_plan_is_the_same_object_whatever_the_limit():
 def test_a_product_in_another_order_has_the_same_routes(seed):
     """Operands and labels exchanged: the same costs, and paths that are those of the other."""
     rng = np.random.default_rng(seed)
-    count = int(rng.integers(3, 9))
-    bonds = [tuple(rng.choice(count, 2, replace=False)) for _ in range(2 * count)]
+    count = int(rng.integers(11, 14))
+    bonds = [tuple(rng.choice(count, 2, replace=False)) for _ in range(3 * count // 2)]
     inputs = [tuple(n for n, bond in enumerate(bonds) if k in bond) for k in range(count)]
     inputs = tuple(labels for labels in inputs if labels)
+    assert len(inputs) > paths.OPTIMAL_UP_TO
     sizes = {n: int(rng.integers(2, 5)) for n in range(len(bonds))}
     output = tuple(n for n in (0, 1))
-    found = paths.routes(inputs, output, tuple(sizes.items()), 1, 2**27)
+    found = paths.routes(inputs, output, tuple(sizes.items()), 1, 2**27, many=True)
     new = {n: int(m) for n, m in enumerate(rng.permutation(len(bonds)))}
     order = [int(n) for n in rng.permutation(len(inputs))]
     mixed = tuple(tuple(sorted(new[n] for n in inputs[k])) for k in order)
     items = tuple(sorted((new[n], size) for n, size in sizes.items()))
-    again = paths.routes(mixed, tuple(new[n] for n in output), items, 1, 2**27)
+    again = paths.routes(mixed, tuple(new[n] for n in output), items, 1, 2**27, many=True)
     assert [route.price for route in found] == [route.price for route in again]
     product = paths.LabelledProduct(mixed, tuple(new[n] for n in output), dict(items))
     for route in again:

@@ -97,6 +97,7 @@ def routes(
     items: tuple[tuple[int, int], ...],
     effort: int,
     large: int,
+    many: bool = False,
 ) -> tuple[Route, ...]:
     """The distinct routes of a product, the cheapest first.
 
@@ -109,6 +110,9 @@ def routes(
             paths of products of up to `OPTIMAL_UP_TO` tensors. 2 adds, for longer products, the two
             best of these paths with their subtrees improved.
         large: Elements beyond which intermediates are chunked where chunks can make them smaller.
+        many: Whether the product is one of many, which take long to search. Then products of more
+            than `OPTIMAL_UP_TO` tensors and of the same network are searched once. Otherwise each
+            is searched as it is written, which gives more distinct routes.
 
     Returns:
         At most `KEPT` routes.
@@ -122,11 +126,14 @@ def routes(
         (((0, 1), (2, 3)), 324)
     """
     count_search()
-    if effort == 0 or len(inputs) < 3:
+    if effort == 0 or len(inputs) <= OPTIMAL_UP_TO or not many:
         return _routes(inputs, output, items, effort, large)
     normal = _normal_form(inputs, output, items)
     found = _routes(normal.inputs, normal.output, normal.items, effort, large)
-    return tuple(map(normal.restored, found))
+    # Among routes of equal price the first operands as written go first, so that products that
+    # are written alike are contracted alike and share more.
+    restored = map(normal.restored, found)
+    return tuple(sorted(restored, key=lambda route: (route.price, route.path)))
 
 
 @session_cache

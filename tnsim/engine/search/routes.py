@@ -221,6 +221,7 @@ class RouteSearch:
         large: Elements beyond which intermediates are chunked where chunks can make them smaller.
 
     Attributes:
+        many: Whether the stage has more than `FEW` terms.
         found: Routes of every structure, the cheapest first.
         effort: Effort of the search of every structure.
         chosen: Position of the chosen route in `found`; structures without a choice take the first.
@@ -228,6 +229,7 @@ class RouteSearch:
 
     def __init__(self, large: int) -> None:
         self.large = large
+        self.many = False
         self.found: dict[Structure, tuple[Route, ...]] = {}
         self.effort: dict[Structure, int] = {}
         self.chosen: dict[Structure, int] = {}
@@ -235,7 +237,7 @@ class RouteSearch:
     def look(self, key: Structure, effort: int) -> None:
         """Search routes of a product unless they were searched with this effort or more."""
         if self.effort.get(key, -1) < effort:
-            self.found[key] = paths.routes(*key, effort, self.large)
+            self.found[key] = paths.routes(*key, effort, self.large, self.many)
             self.effort[key] = effort
 
     def best(self, key: Structure) -> Route:
@@ -263,6 +265,7 @@ class RouteSearch:
         sums = list(_candidates(stage, shapes))
         every = [candidate for terms in sums for candidate in terms]
         few = len(every) <= FEW
+        self.many = not few
         for effort, share, worth in ((1, MATTERS, GAINS), (2, HEAVY, SAVES)):
             prices = [self._price(candidate) for candidate in every]
             least = max(share * sum(prices), worth)
