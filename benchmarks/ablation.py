@@ -60,8 +60,8 @@ def _language(pairs: tuple[Pair, ...]) -> Made:
 
 
 def _attention() -> Made:
-    layers = [works.language_model(seed, 4, 64, 64, 8).layers[1].layer for seed in (0, 1)]
-    return [tnsim.Model([layer], n_ctx=4) for layer in layers], tnsim.Gaussian(), ALL
+    blocks: list[Any] = [works.language_model(seed, 4, 64, 64, 8).layers[1] for seed in (0, 1)]
+    return [tnsim.Model([block.layer], n_ctx=4) for block in blocks], tnsim.Gaussian(), ALL
 
 
 WORKS: dict[str, Callable[[], Made]] = {
@@ -79,8 +79,8 @@ WORKS: dict[str, Callable[[], Made]] = {
 def _greedy() -> Iterator[None]:
     searched = paths.routes
 
-    def greedy(inputs: Any, output: Any, items: Any, effort: int, large: int) -> Any:
-        return searched(inputs, output, items, 0, large)
+    def greedy(inputs: Any, output: Any, items: Any, _: int, large: int, many: bool) -> Any:
+        return searched(inputs, output, items, 0, large, many)
 
     with patch.object(paths, "routes", greedy):
         yield
@@ -126,13 +126,13 @@ VARIANTS: dict[str, Callable[[], Any]] = {
 def planned(made: Made) -> Plan:
     """The plan of a work."""
     models, metric, pairs = made
-    return plan_for(choose(*models, metric), pairs, False, "float64")
+    return plan_for(choose(models[0], models[1], metric), pairs, False, "float64")
 
 
 def shares(made: Made) -> float:
     """Multiplications of a pair without shares over those with shares, over many pairs."""
     models, metric, _ = made
-    plan = plan_for(choose(*models, metric), CROSS, False, "float64")
+    plan = plan_for(choose(models[0], models[1], metric), CROSS, False, "float64")
     owners = {name: side for name in plan.shapes if (side := side_of(name)) is not None}
     crossing = hoisting.shares(plan, owners, MANY).crossing.plan
     return plan.multiplications / max(crossing.multiplications, 1)
