@@ -554,6 +554,7 @@ def test_inputs_with_labels_are_refused(rng):
         assert tnsim.inner(net, net, tnsim.Empirical(right)) == expected
 
 
+@pytest.mark.quadrature
 @pytest.mark.parametrize("width, route", [(2, "quadrature"), (6, "contractions")])
 def test_the_cheaper_of_diagrams_and_nodes_is_taken(width, route, rng):
     """Two layers of six inputs: 5^6 nodes in both models, of three matrices a layer, cost more."""
