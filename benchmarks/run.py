@@ -1,19 +1,23 @@
 """The engine's table: first call, second process, warm call, and the floor, for work of all kinds.
 
-    python benchmarks/run.py                                   # every row
+    python benchmarks/run.py                                   # every row, in both tiers
     python benchmarks/run.py --missing                         # those that have no figures yet
     python benchmarks/run.py --rows "depth 3" --process first  # half of a row at a time
+    python benchmarks/run.py --tier interpret                  # one tier
+    python benchmarks/run.py --process first                   # first calls alone
     taskset -c 0,1 python benchmarks/run.py                    # on two cores
     python benchmarks/run.py --device gpu --dtype float64
 
-A row is measured in two processes that share a folder of caches, empty before the first. "First" is
-the first call of the first process, planning and compiling included, "second process" that of the
-second, "warm" the median of further calls there. Importing, making models and measuring the rates
-that estimates need (once per machine) are outside. Estimates are held against a call that has been
-planned. The floor is the planned multiplications over the rate of one 2048 x 2048 matrix product of
-the same dtype in the same process. "By hand" is called in turn with the warm calls. "Before" is the
-release before, on two cores. Figures are kept in a JSON file beside the table, by device, cores and
-dtype, so a row can be measured alone on an idle machine; the table is written anew after each.
+A row is measured interpreted and compiled (on a GPU compiled alone), each in two processes that
+share a folder of caches, empty before the first. "First" is the first call of the first process,
+planning and compiling included, "second process" that of the second, "warm" the median of further
+calls there. "Taken" is the tier that a session takes by itself, "best" whether its first call ends
+no later than that of the other. Importing, making models and measuring the rates that estimates
+need (once per machine) are outside. Estimates are held against a call that has been planned. The
+floor is the planned multiplications over the rate of one 2048 x 2048 matrix product of the same
+dtype in the same process. "By hand" is called in turn with the warm calls. "Before" is the release
+before, on two cores. Figures are kept in a JSON file beside the table, by device, cores, dtype and
+tier, so a row can be measured alone on an idle machine; the table is written anew after each.
 """
 
 from __future__ import annotations
@@ -35,6 +39,7 @@ from typing import Any, TypeVar
 
 import works
 
+import tnsim
 from tnsim.engine.runtime import rates
 from tnsim.engine.runtime.devices import processors
 
@@ -43,25 +48,28 @@ T = TypeVar("T")
 RESULTS = Path(__file__).parent / "results" / "engine.json"
 CACHES = Path(tempfile.gettempdir()) / "tnsim-benchmarks"
 PROCESSES = ("first", "second")
+TIERS = ("interpret", "compile")
 REPEATS = 7
 ENOUGH = 10  # seconds of warm calls after which no further one is made
 SIDE = 2048  # of the matrices of the floor
 # Columns of the tables of a machine.
 TIMES = (
-    "work, multiplications, first s, second process s, warm s, floor s, warm / floor, "
-    "planned GiB, process GiB"
+    "work, tier, multiplications, first s, second process s, warm s, floor s, warm / floor, "
+    "planned GiB, process GiB, taken, best"
 )
 RATIOS = (
-    "work, estimated / first, estimated / warm, warm / by hand, "
+    "work, tier, estimated / first, estimated / warm, warm / by hand, "
     "first s before, first / before, warm s before, warm / before"
 )
-SUMS = "sum, multiplications / those of contract, first / contract, warm / contract"
+SUMS = "sum, tier, multiplications / those of contract, first / contract, warm / contract"
 
 
-def measured(name: str, dtype: str, process: str) -> dict:
+def measured(name: str, dtype: str, process: str, tier: str) -> dict:
     """The figures of a row from this process: the first of its two, or the second."""
     work = works.ROWS[name].work(dtype)
     rates.measured(dtype)
+    rates.speeds(dtype)
+    tnsim.session().tier = tier
     planning, planned = _timed(work.plan)
     calling, _ = _timed(work.call)
     figures = {
@@ -72,7 +80,8 @@ def measured(name: str, dtype: str, process: str) -> dict:
         "process GiB": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
     }
     if process == PROCESSES[0]:
-        return figures
+        tnsim.session().tier = "auto"
+        return figures | {"taken": work.plan().tier}
     estimated = work.plan().seconds
     warm, beside = _warm(work)
     figures["warm s"] = warm
@@ -154,15 +163,15 @@ def _caches(key: str, process: str) -> Path:
     return folder
 
 
-def written(results: dict[str, dict[str, dict]], path: Path) -> None:
+def written(results: dict[str, dict[str, Tiers]], path: Path) -> None:
     """The figures and, beside them, the table of them."""
     path.write_text(json.dumps(results, indent=1) + "\n")
     lines = ["# The engine", "", "`python benchmarks/run.py`; its first lines say what is timed."]
     for place, rows in results.items():
         ordered = sorted(rows, key=lambda key: [*works.ROWS].index(_name(key)))
-        times = [_times(key, rows[key]) for key in ordered]
-        ratios = [_ratios(key, rows[key]) for key in ordered if rows[key]["first estimated"]]
-        tools = [_tools(key, rows) for key in ordered if _contract(key) in rows]
+        times = [line for key in ordered for line in _times(key, rows[key])]
+        ratios = [line for key in ordered for line in _ratios(key, rows[key])]
+        tools = [line for key in ordered for line in _tools(key, rows)]
         lines += ["", f"## {place}", ""]
         for heading, cells in ((TIMES, times), (RATIOS, ratios), (SUMS, tools)):
             lines += _table(heading, cells)
@@ -180,21 +189,43 @@ def _name(key: str) -> str:
     return key.rsplit(", ", 1)[0]
 
 
-def _times(key: str, row: dict) -> list[str]:
-    """Cells of the first table, of seconds."""
-    figures = [row.get(c) for c in ("multiplications", "first s", "second s", "warm s", "floor s")]
-    over = _ratio(row.get("warm s"), row.get("floor s"))
-    return [key, *map(_cell, [*figures, over, row.get("planned GiB"), row.get("process GiB")])]
+Tiers = dict[str, dict]
+"""The figures of a row by tier."""
 
 
-def _ratios(key: str, row: dict) -> list[str]:
-    """Cells of the second table: beside the estimates, by hand, and the release before."""
-    figures = [row.get(c) for c in ("first estimated", "warm estimated", "by hand")]
+def _times(key: str, tiers: Tiers) -> list[list[str]]:
+    """Lines of the first table, of seconds."""
+    lines = []
+    for tier, row in tiers.items():
+        names = ("multiplications", "first s", "second s", "warm s", "floor s")
+        over = _ratio(row.get("warm s"), row.get("floor s"))
+        figures = [*map(row.get, names), over, row.get("planned GiB"), row.get("process GiB")]
+        lines.append([key, tier, *map(_cell, figures), *_choice(tiers)])
+    return lines
+
+
+def _choice(tiers: Tiers) -> tuple[str, str]:
+    """The tier that a session takes, and whether its first call ends no later than the other's."""
+    taken = next((row["taken"] for row in tiers.values() if row.get("taken")), None)
+    firsts = {tier: row["first s"] for tier, row in tiers.items() if "first s" in row}
+    if taken is None or len(firsts) < len(TIERS):
+        return taken or "", ""
+    return taken, "yes" if firsts[taken] <= min(firsts.values()) else "no"
+
+
+def _ratios(key: str, tiers: Tiers) -> list[list[str]]:
+    """Lines of the second table: beside the estimates, by hand, and the release before."""
     known = works.ROWS[_name(key)]
     before = known.before if key.endswith(known.dtype) else works.Before()
-    for name, past in (("first s", before.first), ("warm s", before.warm)):
-        figures += [past, _ratio(row.get(name), past)]
-    return [key, *map(_cell, figures)]
+    lines = []
+    for tier, row in tiers.items():
+        if not row.get("first estimated"):
+            continue
+        figures = [row.get(c) for c in ("first estimated", "warm estimated", "by hand")]
+        for name, past in (("first s", before.first), ("warm s", before.warm)):
+            figures += [past, _ratio(row.get(name), past)]
+        lines.append([key, tier, *map(_cell, figures)])
+    return lines
 
 
 def _contract(key: str) -> str:
@@ -203,11 +234,16 @@ def _contract(key: str) -> str:
     return f"{name.split(': ')[0]}: contract, {dtype}"
 
 
-def _tools(key: str, rows: dict[str, dict]) -> list[str]:
-    """Cells of the third table: a sum of networks by one tool, beside `tnsim.contract`."""
-    own, contract = rows[key], rows[_contract(key)]
-    figures = ("multiplications", "first s", "warm s")
-    return [key, *(_cell(_ratio(own.get(one), contract.get(one))) for one in figures)]
+def _tools(key: str, rows: dict[str, Tiers]) -> list[list[str]]:
+    """Lines of the third table: a sum of networks by one tool, beside `tnsim.contract`."""
+    lines = []
+    for tier, own in rows[key].items():
+        contract = rows.get(_contract(key), {}).get(tier)
+        if contract is not None:
+            figures = ("multiplications", "first s", "warm s")
+            ratios = [_cell(_ratio(own.get(one), contract.get(one))) for one in figures]
+            lines.append([key, tier, *ratios])
+    return lines
 
 
 def _cell(figure: float | None) -> str:
@@ -220,11 +256,12 @@ def main() -> None:
     )
     parser.add_argument("--rows", default="", help="only rows whose name holds this text")
     parser.add_argument("--missing", action="store_true", help="only rows without figures")
+    parser.add_argument("--tier", choices=TIERS, help="one of the two")
     parser.add_argument("--process", choices=("first", "second"), help="one of a row's two")
     parser.add_argument("--device", choices=("cpu", "gpu"), default="cpu", help="gpu: JAX's own")
     parser.add_argument("--dtype", choices=("float32", "float64"), help="instead of the row's own")
     parser.add_argument("--out", type=Path, default=RESULTS, help="JSON file; the table is beside")
-    parser.add_argument("--measure", nargs=3, help=argparse.SUPPRESS)
+    parser.add_argument("--measure", nargs=4, help=argparse.SUPPRESS)
     parser.add_argument("--where", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.measure or options.where:
@@ -234,14 +271,19 @@ def main() -> None:
     rows = results.setdefault(_process(options.device, "--where"), {})
     for name, row in works.ROWS.items():
         key = f"{name}, {options.dtype or row.dtype}"
-        if options.rows not in name or (options.missing and "warm s" in rows.get(key, {})):
+        if options.rows not in name:
             continue
-        for process in [options.process] if options.process else PROCESSES:
-            arguments = "--measure", name, options.dtype or row.dtype, process
-            found = _process(options.device, *arguments, caches=_caches(key, process))
-            rows[key] = rows.get(key, {}) | found
-            written(results, options.out)
-        print(*_times(key, rows[key]), sep=" | ", flush=True)
+        tiers = [options.tier] if options.tier else TIERS
+        for tier in tiers if options.device == "cpu" else TIERS[1:]:
+            figures = rows.setdefault(key, {}).setdefault(tier, {})
+            if options.missing and "warm s" in figures:
+                continue
+            for process in [options.process] if options.process else PROCESSES:
+                arguments = "--measure", name, options.dtype or row.dtype, process, tier
+                caches = _caches(f"{key}, {tier}", process)
+                figures |= _process(options.device, *arguments, caches=caches)
+                written(results, options.out)
+        print(*(" | ".join(line) for line in _times(key, rows[key])), sep="\n", flush=True)
 
 
 if __name__ == "__main__":

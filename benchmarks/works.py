@@ -19,11 +19,12 @@ CLOSURE = tnsim.GaussianClosure()
 
 
 class Planned(NamedTuple):
-    """What a plan says: scalar multiplications, bytes at once, seconds of the next call."""
+    """What a plan says: multiplications, bytes at once, seconds of the next call, and the tier."""
 
     multiplications: int
     peak_bytes: int | None = None
     seconds: float | None = None
+    tier: str | None = None
 
 
 @dataclass(frozen=True)
@@ -105,7 +106,9 @@ def similarity(models: list[tnsim.Model], metric: Any, dtype: str) -> Work:
 
 
 def _planned(plan: Any) -> Planned:
-    return Planned(plan.multiplications, plan.peak_bytes, rates.seconds(plan).total)
+    expected = rates.seconds(plan)
+    peak = plan.interpreted_bytes if expected.tier == "interpret" else plan.peak_bytes
+    return Planned(plan.multiplications, peak, expected.total, expected.tier)
 
 
 def cross_term(n_ctx: int) -> Callable[[str], Work]:
@@ -126,7 +129,7 @@ def all_pairs(count: int) -> Callable[[str], Work]:
 
         def plan() -> Planned:
             plan = tnsim.plan_pairwise(models, CLOSURE, dtype=dtype)
-            return Planned(plan.multiplications, plan.peak_bytes, plan.seconds)
+            return Planned(plan.multiplications, plan.peak_bytes, plan.seconds, plan.tier)
 
         return Work(plan, lambda: tnsim.pairwise(models, CLOSURE, dtype=dtype))
 

@@ -1,6 +1,7 @@
-"""On what a test's plans run: NumPy, which needs no compiling, or JAX, as users run them.
+"""The tier in which a test's plans run: interpreted by NumPy, or compiled by XLA.
 
-The fixture `backend` is NumPy unless a test (or `pytestmark` of its file) is decorated with one of these.
+The fixture `backend` leaves the choice to the plan, as for users, unless a test (or `pytestmark` of its file)
+is decorated with one of these. The eager reference runs where a test asks for it: `execution.run(..., "numpy")`.
 """
 
 import pytest
@@ -11,6 +12,6 @@ def _on(*backends):
 
 
 # what JAX itself is tested by: compiled programs, precisions, transforms, bits that subprocesses give
-compiled = _on("jax")
-# crossings whose values matter: the reference always, compiled with `pytest -m slow`
-both = _on("numpy", pytest.param("jax", marks=pytest.mark.slow))
+compiled = _on("compile")
+# crossings whose values matter: interpreted always, compiled with `pytest -m slow`
+both = _on("interpret", pytest.param("compile", marks=pytest.mark.slow))

@@ -5,7 +5,6 @@ Workers and subprocesses share the folder, so that equal programs are compiled o
 import os
 import sys
 import tempfile
-from types import MappingProxyType
 
 if "PYTEST_XDIST_WORKER" not in os.environ:
     # No test reads what an earlier version searched or compiled.
@@ -20,7 +19,6 @@ import seeds
 
 import tnsim
 from tnsim.compare import by_points
-from tnsim.engine.runtime import execution
 
 
 def pytest_xdist_auto_num_workers(config):
@@ -82,21 +80,10 @@ def rng(request, data_seed) -> np.random.Generator:
 
 @pytest.fixture(autouse=True)
 def backend(request, monkeypatch):
-    """What plans run on, see `backends`. What JAX traces runs on JAX all the same."""
-    chosen = getattr(request, "param", "numpy")
-    if chosen == "numpy":
-        monkeypatch.setattr(execution, "run", _reference)
-        monkeypatch.setattr(execution, "LONGEST", -1)
+    """The tier in which plans run, see `backends`; without a choice, that of users."""
+    chosen = getattr(request, "param", "auto")
+    monkeypatch.setattr(tnsim.session(), "tier", chosen)
     return chosen
-
-
-_run = execution.run
-
-
-def _reference(plan, arrays, backend="jax", over=MappingProxyType({})):
-    if any(isinstance(x, jax.core.Tracer) for x in arrays.values()):
-        return _run(plan, arrays, backend, over)
-    return _run(plan, {name: np.asarray(x) for name, x in arrays.items()}, "numpy", over)
 
 
 @pytest.fixture(autouse=True)

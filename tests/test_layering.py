@@ -14,7 +14,7 @@ FOLDERS = {  # folder (or file of the root): the folders that it imports; nothin
     "errors": "",
     "files": "",
     "names": "",
-    "sessions": "",
+    "sessions": "errors",
     "tables": "",
     "engine": "errors files sessions tables",
     "models": "errors tables",

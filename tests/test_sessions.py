@@ -5,7 +5,8 @@ import threading
 import pytest
 
 import tnsim
-from tnsim.sessions import LRUCache, Session, session, session_cache, using
+from tnsim import Session, session, using
+from tnsim.sessions import LRUCache, session_cache
 
 
 def test_what_was_used_longest_ago_is_given_up():

@@ -18,8 +18,10 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import wraps
 from itertools import count
-from typing import Any, Generic, ParamSpec, TypeVar, TypeVarTuple
+from typing import Any, Generic, Literal, ParamSpec, TypeVar, TypeVarTuple
 from weakref import WeakKeyDictionary
+
+from tnsim.errors import ModelError
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
@@ -196,6 +198,7 @@ class WeakCache:
     def _shrink(self) -> None:
         if self.held <= self.limit:
             return
+        # Only what holds something can give memory back.
         full = [(entry.used, owner) for owner, entry in self._entries.items() if entry.held]
         for _, owner in sorted(full, key=lambda one: one[0])[:-1]:
             if self.held <= self.limit:
@@ -219,6 +222,9 @@ class WeakCache:
         return owner in self._entries
 
 
+TIERS = ("auto", "interpret", "compile")
+
+
 class Session:
     """Owner of all caches of tnsim in memory.
 
@@ -230,6 +236,12 @@ class Session:
             run keeps its own blocks within half of the free memory and drops them when it ends.
         device_bytes: Limit in bytes for the arrays of models, laid out for plans and put on the
             device. Arrays are dropped with their model, or when a plan needs the memory.
+        tier: Way in which plans run on a CPU: "interpret" by NumPy, at once; "compile" by XLA;
+            "auto" for the tier that is expected to end first, with compiling, over all runs asked
+            for. On other devices, under gradients and inside traces all plans are compiled.
+
+    Raises:
+        ModelError: The tier is none of the three.
 
     Attributes:
         results: Results of planning, by function and arguments.
@@ -242,6 +254,9 @@ class Session:
         >>> tnsim.session().clear()
         >>> len(tnsim.session().programs)
         0
+        >>> with tnsim.using(tnsim.Session(tier="compile")):
+        ...     print(tnsim.session().tier)
+        compile
     """
 
     def __init__(
@@ -250,7 +265,11 @@ class Session:
         operations: int = 16_384,
         block_bytes: float = 2**36,
         device_bytes: float = 2**32,
+        tier: Literal["auto", "interpret", "compile"] = "auto",
     ) -> None:
+        if tier not in TIERS:
+            raise ModelError(f"tier must be one of {', '.join(TIERS)}, found {tier!r}")
+        self.tier = tier
         self.results: LRUCache[Hashable, Any] = LRUCache(results)
         self.programs: LRUCache[Hashable, Any] = LRUCache(
             operations, lambda program: program.length

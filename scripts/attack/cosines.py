@@ -9,7 +9,8 @@ cosine is known exactly, and asked for in both dtypes along every route. Each nu
 
     right     off by no more than its stated bound, no warning
     warned    off by no more than its stated bound, with a `PrecisionWarning`
-    refused   no number: `ResultError`, no digit is left, or a cosine outside [-1, 1] is reported
+    refused   no number: `ResultError`, no digit is left, or a cosine outside [-1, 1] is reported;
+              inside a trace NaN
     wrong     off by more than the stated bound, or called zero: an error in tnsim
     raw       any other exception, or a warning of NumPy: an error in tnsim
 
@@ -527,6 +528,9 @@ def outcomes(case: Case) -> Iterator[tuple[dict[str, str], str, float]]:
                 yield where, "raw", 0.0
                 traceback.print_exc()
                 _say(True, where, repr(error))
+                continue
+            if route == "traced" and np.isnan(found.value):
+                yield where, "refused", 0.0
                 continue
             bound = found.bound if route == "verb" else bound
             stated = found.bound if np.isfinite(found.bound) else bound

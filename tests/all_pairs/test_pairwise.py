@@ -401,7 +401,7 @@ def test_the_cheaper_route_is_planned():
             "route            recursion",
             "pairs            210",
             "estimated",
-            "compilations",
+            "tier             interpret",
         )
     )
 

@@ -9,8 +9,8 @@ from oracles import linear
 from sequence_oracles import attention
 
 import tnsim
-from tnsim.checkpoints.dialects import PRESETS, Dialect
-from tnsim.checkpoints.rules import AttentionRule, LinearRule
+from tnsim import AttentionRule, Dialect, LinearRule
+from tnsim.checkpoints.dialects import PRESETS
 
 VOCABULARY, WIDTH, HEADS = 6, 8, 2
 CONFIG = {

@@ -13,9 +13,9 @@ from oracles import bilinear, linear
 from safetensors.numpy import save_file
 
 import tnsim
+from tnsim import BilinearRule, LinearRule
 from tnsim.checkpoints.dialects import PRESETS
 from tnsim.checkpoints.load import read
-from tnsim.checkpoints.rules import BilinearRule, LinearRule
 
 
 def classifier(rng, dtype=np.float32):

@@ -17,10 +17,9 @@ import pytest
 from safetensors.numpy import save as serialise
 
 import tnsim
+from tnsim import Dialect, LinearRule
 from tnsim.all_pairs.sources import sources
-from tnsim.checkpoints.dialects import Dialect
 from tnsim.checkpoints.load import read
-from tnsim.checkpoints.rules import LinearRule
 
 READOUT = files.readout()
 

@@ -230,7 +230,16 @@ def test_an_rms_norm_among_several_dtypes_is_asked_for_its_epsilon():
 @pytest.mark.parametrize("kind", ["LayerNorm", "RMSNorm"])
 @pytest.mark.parametrize(
     "place",
-    ["first", "behind a layer", "inside a residual", "around", "of a side", "last", "twice"],
+    [
+        "first",
+        "behind a layer",
+        "inside a residual",
+        "around",
+        "around a product",
+        "of a side",
+        "last",
+        "twice",
+    ],
 )
 def test_norms_without_weights_are_seen_and_named(kind, place):
     torch = pytest.importorskip("torch")
@@ -242,6 +251,7 @@ def test_norms_without_weights_are_seen_and_named(kind, place):
         def __init__(self):
             super().__init__()
             self.embed, self.mix, self.head = (nn.Linear(4, 4) for _ in range(3))
+            self.left, self.right = (nn.Linear(4, 4) for _ in range(2))
             self.norm = getattr(nn, kind)(4, elementwise_affine=False)
 
         def forward(self, x):
@@ -251,6 +261,9 @@ def test_norms_without_weights_are_seen_and_named(kind, place):
             if place == "around":
                 y = self.norm(x)
                 return self.head(y + self.mix(y))
+            if place == "around a product":
+                y = self.norm(x)
+                return self.head(y + self.mix(self.left(y) * self.right(y)))
             if place == "of a side":
                 return self.head(self.mix(x) * self.mix(self.norm(x)))
             if place == "behind a layer":

@@ -565,4 +565,6 @@ def test_the_cheaper_of_diagrams_and_nodes_is_taken(width, route, rng):
     plan = tnsim.plan(*models, cosine=True)
     assert plan.route == route
     nodes = 5**width * 2 * 2 * 3 * width**2
-    assert plan.multiplications < (1.5 if width == 2 else 0.1) * nodes  # products of outputs besides
+    assert (
+        plan.multiplications < (1.5 if width == 2 else 0.1) * nodes
+    )  # products of outputs besides

@@ -12,16 +12,17 @@ from backends import compiled
 from closeness import assert_close
 
 import tnsim
+from tnsim import Session, session, using
 from tnsim.compare import inner_products, resident
 from tnsim.engine.runtime import execution
 from tnsim.models.arrays import is_fixed
 from tnsim.problems.families import LayerWise
-from tnsim.sessions import Session, WeakCache, session, using
+from tnsim.sessions import WeakCache
 
 
 @pytest.fixture(autouse=True)
 def own_session():
-    with using(Session()) as own:
+    with using(Session(tier=session().tier)) as own:
         yield own
 
 
@@ -155,7 +156,8 @@ def test_what_was_made_of_a_model_goes_with_it(rng, own_session):
     of_plans = len(own_session.belongings)  # of programs, which other models use as well
     a, b = model_of(rng), model_of(rng)
     tnsim.similarity(a, b)
-    placed = resident.placed_weights(LayerWise.of(a, b, tnsim.TreeSymmetric()), "A", a, "float64")
+    family = LayerWise.of(a, b, tnsim.TreeSymmetric())
+    placed = resident.placed_weights(family, "A", a, "float64", "interpreted")
     arrays = [weakref.ref(array) for array in placed.values()]
     assert len(own_session.belongings) > of_plans + 2 and own_session.belongings.held > 0
     del a, placed
@@ -189,7 +191,7 @@ def test_what_is_kept_gives_way_to_a_plan_that_needs_the_memory(rng, own_session
     expected = tnsim.similarity(a, b)
     held = own_session.belongings.held
     assert held > 0
-    from tnsim.engine.budget import Budget
+    from tnsim import Budget
 
     def room(self, program_bytes, wanted=0.0):
         return 2.0**30 - 2.0**31 * (own_session.belongings.held > 0)

@@ -7,12 +7,13 @@ import jax
 import numpy as np
 import pytest
 from closeness import LARGEST, assert_close
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from oracles import bilinear, linear
 from sequence_oracles import attention
 
 import tnsim
+from tnsim.compare import by_points
 from tnsim.models.scaling import scaled
 
 LAWS = settings(max_examples=6)
@@ -140,6 +141,112 @@ def test_units_of_bonds_with_constants(name, metric, dtype, data):
     if n + 1 < len(layers):
         layers[n + 1] = legs_times(layers[n + 1], -k)
     check(tnsim.Model(layers, a.n_ctx), AFFINE[name], metric, dtype, tolerance)
+
+
+def moments(g, form):
+    """A mean or None, and a covariance, of two coordinates."""
+    mean = None if form == "centred" else g.normal(size=2)
+    root = g.normal(size=(2, 3))
+    return mean, np.exp(g.normal(size=2)) if form == "diagonal" else root @ root.T / 3
+
+
+def in_units(mean, cov, k):
+    """The moments of the same inputs, with coordinates 2**k times as large."""
+    by_both = 2 * k if cov.ndim == 1 else k[:, None] + k
+    return None if mean is None else np.ldexp(mean, k), np.ldexp(cov, by_both)
+
+
+def gaussian(make, form):
+    def metrics(g, k):
+        mean, cov = moments(g, form)
+        return make(mean, cov), make(*in_units(mean, cov, k))
+
+    return metrics
+
+
+def data(g, k):
+    inputs = g.normal(size=(9, 2))
+    return tnsim.Empirical(inputs), tnsim.Empirical(np.ldexp(inputs, k))
+
+
+def products(g, k):
+    nodes, weights = g.normal(size=(2, 6)), np.full(6, 1 / 6)
+    near, far = (
+        tnsim.Product([(np.ldexp(x, n), weights) for x, n in zip(nodes, powers, strict=True)])
+        for powers in (0 * k, k)
+    )
+    return near, far
+
+
+# every way in which inputs are read: plans of vectors, lifted and not, of sequences and of whole
+# trees, points of data, of products and of quadrature
+READ = {
+    "vectors": ("bilinear", gaussian(tnsim.Gaussian, "centred")),
+    "with constants": ("affine", gaussian(tnsim.GaussianClosure, "full")),
+    "with a stream": ("residual", gaussian(tnsim.GaussianClosure, "diagonal")),
+    "whole trees": ("two bilinear", gaussian(tnsim.Gaussian, "centred")),
+    "quadrature": ("two bilinear", gaussian(tnsim.Gaussian, "full")),
+    "data": ("affine", data),
+    "products": ("bilinear", products),
+    "sequences": ("attention", gaussian(tnsim.GaussianClosure, "full")),
+}
+READERS = {
+    "bilinear": lambda g: ([bilinear(g, 2, 3, 2)], None),
+    "affine": lambda g: ([bilinear(g, 2, 3, 2, True)], None),
+    "residual": lambda g: ([tnsim.Residual(bilinear(g, 2, 3, 2, True), 0.7, 0.3)], None),
+    "two bilinear": lambda g: ([bilinear(g, 2, 3, 2), bilinear(g, 2, 2, 2)], None),
+    "attention": lambda g: ([attention(g, 2, 1, 1, 1, 2, rope_base=None)], 2),
+}
+
+
+@pytest.mark.parametrize("dtype", RANGES)
+@pytest.mark.parametrize(
+    "pairs", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["two", "pairs"]
+)
+@pytest.mark.parametrize(
+    "name", [pytest.param(x, marks=[pytest.mark.slow] if x == "sequences" else []) for x in READ]
+)
+@settings(max_examples=3, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(powers=st.tuples(*[st.integers(-200, 200)] * 2))
+def test_units_of_inputs(name, pairs, dtype, monkeypatch, powers):
+    """Inputs 2**k times as large, read by weights 2**-k times as large, for each coordinate."""
+    if name == "whole trees":
+        monkeypatch.setattr(by_points, "gaussian_points", lambda *arguments: None)
+    reader, metrics = READ[name]
+    k = np.array(powers)
+    if reader == "residual":
+        k[:] = k[0]  # the skip is one number for all coordinates
+    near, far = metrics(np.random.default_rng(2), k)
+    a, b = (model(READERS[reader], seed) for seed in (0, 1))
+    expected = tnsim.similarity(a, b, near)
+    by_legs = -k[0] if reader == "residual" else -k
+    a, b = (tnsim.Model([legs_times(x.layers[0], by_legs), *x.layers[1:]], x.n_ctx) for x in (a, b))
+    if pairs:
+        found = tnsim.pairwise([a, b], far, dtype=dtype).similarity.values[0, 1]
+    else:
+        found = tnsim.similarity(a, b, far, dtype=dtype)
+    assert_close(found, expected, scale=1.0, rtol=RANGES[dtype][1], limited_by=dtype)
+
+
+def test_units_of_inputs_traced(rng):
+    """The metric and the weights inside a trace, at both ends of float32."""
+    a, b = (model(READERS["bilinear"], seed) for seed in (0, 1))
+    _, cov = moments(rng, "full")
+    expected = tnsim.similarity(a, b, tnsim.Gaussian(cov=cov))
+
+    @jax.jit
+    def similarity(a, b, cov):
+        return tnsim.similarity(a, b, tnsim.Gaussian(cov=cov), dtype="float32")
+
+    for powers in ([50, 50], [-50, -50], [45, -45]):
+        k = np.array(powers)
+        one, two = (tnsim.Model([legs_times(x.layers[0], -k)]) for x in (a, b))
+        one, two, far = jax.tree.map(
+            lambda x: np.asarray(x, "float32"), (one, two, in_units(None, cov, k)[1])
+        )
+        assert_close(
+            similarity(one, two, far), expected, scale=1.0, rtol=1e-5, limited_by="float32"
+        )
 
 
 def output_times(layer, k):

@@ -156,3 +156,24 @@ def test_narrow_and_whole_numbers_of_jax_are_widened_as_those_of_numpy(dtype):
     with jax.enable_x64(True):
         traced = jax.jit(cosine)(jnp.asarray(numbers, dtype))
     assert_close(float(traced), float(cosine(numbers)), scale=1.0, rtol=1e-12)
+
+
+def test_a_trace_tells_what_it_cannot_refuse():
+    """Inside a trace a difference of models that float32 cannot tell apart has no number."""
+    rng = np.random.default_rng(0)
+    a, c = (tnsim.Model([tnsim.Linear(rng.normal(size=(3, 3)))]) for _ in range(2))
+    changes = np.geomspace(1e-9, 1, 60)[:, None, None] * rng.normal(size=(60, 3, 3))
+
+    @jax.jit
+    @jax.vmap
+    def similarities(change):
+        b = tnsim.Model([tnsim.Linear(a.layers[0].weight + change)])
+        return tnsim.similarity(b - a, c)
+
+    found = np.asarray(similarities(changes.astype(np.float32)))
+    true = np.array(
+        [tnsim.similarity(tnsim.Model([tnsim.Linear(x)]), c, dtype="float64") for x in changes]
+    )
+    known = ~np.isnan(found)
+    assert not known[:10].any() and known[-10:].all()
+    assert_close(found[known], true[known], scale=1.0, rtol=0.1, limited_by="float32")

@@ -14,6 +14,7 @@ from closeness import LARGEST, assert_close
 from oracles import bilinear
 
 import tnsim
+from tnsim import Session, using
 from tnsim.cli import bench
 from tnsim.compare.planned import affordable
 from tnsim.compare.request import CROSS
@@ -23,7 +24,6 @@ from tnsim.engine.runtime import devices, execution
 from tnsim.engine.runtime.lowering import run_program
 from tnsim.problems.base import model_weights
 from tnsim.problems.families import choose
-from tnsim.sessions import Session, using
 
 pytestmark = backends.compiled
 
@@ -170,7 +170,7 @@ def test_deep_cosine_does_not_depend_on_the_scale_of_the_weights(metric):
 @pytest.mark.filterwarnings("ignore::tnsim.PrecisionWarning")
 def test_equal_layers_share_one_program():
     a, b = bench.random_stack(5, 11, 64, "float64", 0), bench.random_stack(5, 11, 64, "float64", 1)
-    with using(Session()) as fresh:
+    with using(Session(tier="compile")) as fresh:
         tnsim.similarity(a, b, tnsim.TreeSymmetric())
         tnsim.similarity(b, a, tnsim.TreeSymmetric())
         assert len(fresh.programs) == 3  # the first layer, the last, and all between
@@ -228,7 +228,7 @@ def test_budget_is_kept_or_refused_before_anything_runs(monkeypatch, rng):
         match=r"gaussian needs \S+ multiplications here, more than the budget of 1e\+03",
     ):
         tnsim.inner(a, b, budget=tnsim.Budget(multiplications=1e3))
-    monkeypatch.setattr(devices, "available_bytes", lambda: 60 * 2**20)
+    monkeypatch.setattr(devices, "available_bytes", lambda compiles: 60 * 2**20)
     monkeypatch.setattr(budget, "_ALWAYS_FITS", 0)
     big = [bench.random_stack(128, 256, 2, "float64", seed) for seed in (0, 1)]
     with pytest.raises(
@@ -252,9 +252,9 @@ def test_accelerator_agrees_with_numpy(rng):
 
 def test_programs_are_given_up_in_the_order_of_use(rng):
     models = [tnsim.Model([bilinear(rng, 3, 4, 2 + n)]) for n in range(3)]
-    with using(Session()) as roomy:
+    with using(Session(tier="compile")) as roomy:
         expected = [tnsim.inner(m, 2.0 * m) for m in models]
     assert len(roomy.programs) == 3 and roomy.programs.held > 3
-    with using(Session(operations=1)) as narrow:
+    with using(Session(operations=1, tier="compile")) as narrow:
         assert [tnsim.inner(m, 2.0 * m) for m in models] == expected
     assert len(narrow.programs) == 1

@@ -9,13 +9,13 @@ from oracles import bilinear, closure_products, expected_products
 from seeds import generator
 
 import tnsim
+from tnsim import using
 from tnsim.engine.ir.program import Operation, Program
 from tnsim.engine.passes import layout
 from tnsim.engine.passes.layout import laid_out, moved
 from tnsim.engine.runtime.lowering import run_program
 from tnsim.engine.search.canonical import exchanges
 from tnsim.engine.search.sharing import Builder, Use, program_of
-from tnsim.sessions import using
 
 
 @pytest.fixture

@@ -233,6 +233,7 @@ LIMITED = """
 import resource, sys, time
 import numpy as np
 import tnsim
+tnsim.session().tier = "{tier}"
 {setup}
 one = tnsim.Model([tnsim.Bilinear(*[np.eye(2)] * 3)])
 tnsim.similarity(one, tnsim.Model([tnsim.Bilinear(*[np.ones((2, 2))] * 3)]))
@@ -262,13 +263,13 @@ a, b = (tnsim.Model([layer()], n_ctx={n_ctx}) for _ in range(2))
 """
 
 
-def limited(setup: str, verb: str, room: int) -> dict[str, str]:
+def limited(setup: str, verb: str, room: int, tier: str = "auto") -> dict[str, str]:
     """What a process says that has `room` MiB of address space left.
 
     Its seconds are the processor's, which others on the machine do not lengthen; a process that
     only waits meets the limit of the clock.
     """
-    code = LIMITED.format(setup=setup, verb=verb, room=room)
+    code = LIMITED.format(setup=setup, verb=verb, room=room, tier=tier)
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=200
     )
@@ -279,12 +280,21 @@ def limited(setup: str, verb: str, room: int) -> dict[str, str]:
 @pytest.mark.skipif(sys.platform != "linux", reason="limits of the address space")
 @pytest.mark.parametrize("room", [40, 800, pytest.param(1500, marks=pytest.mark.slow)])
 def test_under_a_limit_a_run_is_refused_or_completes(room):
-    said = limited(TWO, "similarity(a, b)", room)
+    said = limited(TWO, "similarity(a, b)", room, "compile")
     assert ("value" in said) != ("refused" in said)
     if room == 40:
-        assert re.search(r"40 MiB left, and compiling takes \d+ MiB", said["refused"])
+        assert re.search(r"\d+ MiB left, and compiling takes \d+ MiB", said["refused"])
     if room == 1500:
         assert "value" in said
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits of the address space")
+@pytest.mark.parametrize("room", [pytest.param(40, marks=pytest.mark.slow), 300])
+def test_interpreting_takes_no_address_space_for_a_compiler(room):
+    said = limited(TWO, "similarity(a, b)", room, "interpret")
+    assert ("value" in said) != ("refused" in said)
+    if room == 300:
+        assert "value" in said and float(said["growth"]) < 300
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="limits of the address space")
@@ -319,6 +329,7 @@ def test_tokens_of_long_sequences_are_refused(rng):
 
 LITTLE = """
 import resource, sys, numpy as np, tnsim, xarray
+tnsim.session().tier = "compile"
 from pathlib import Path
 g = np.random.default_rng(0)
 wide = [tnsim.Model([tnsim.Bilinear(*(g.normal(size=(4, 4)) for _ in range(3)))]) for _ in "ab"]

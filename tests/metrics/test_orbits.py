@@ -95,5 +95,5 @@ def test_moment_nodes_undo_the_over_counting(legs, magnification):
     nodes = moment_nodes(legs)
     for k in range(legs // 2 + 1):
         total = np.dot(nodes.weights, np.power(nodes.points, k)) * math.prod(range(1, 2 * k, 2))
-        assert_close(total, 1, scale=nodes.magnification, rtol=1e-12)
+        assert_close(total, 1, scale=nodes.magnification, rtol=1e-13)
     assert nodes.magnification < magnification

@@ -1,5 +1,6 @@
 """Gauss rules against known moments, and metrics of independent inputs against their sums."""
 
+import dataclasses
 import itertools
 import math
 
@@ -139,3 +140,15 @@ def test_moments_that_are_of_mass_1_up_to_rounding(rng):
     assert len(seen) > 1
     with pytest.raises(tnsim.ModelError, match="moments are finite numbers"):
         tnsim.Product(np.array([1 + 1e-9, 0.0, 1.0]))
+
+
+@pytest.mark.parametrize(
+    "given", ["uniform", ["uniform", "normal"], [[1, 0, 1, 0, 3, 0, 15], [1, 0, 2, 0, 12, 0, 120]]]
+)
+def test_a_setting_is_replaced_without_its_distributions(given, rng):
+    """Two arrays of moments are no nodes and weights, though both are pairs of arrays."""
+    models = [tnsim.Model([tnsim.Bilinear(*rng.normal(size=(3, 2, 2)))]) for _ in range(2)]
+    metric = tnsim.Product(given)
+    again = dataclasses.replace(metric, seed=7)
+    assert again.seed == 7
+    assert tnsim.inner(*models, again) == tnsim.inner(*models, metric)

@@ -1,15 +1,17 @@
 """Small differences of models as models: the same function and tensor, whatever the layers."""
 
 import jax
+import mpmath
 import numpy as np
 import pytest
 import rational_oracle
+import recursion_oracle
 from closeness import LARGEST, assert_close
 from oracles import bilinear, linear
 
 import tnsim
+from tnsim import Multilinear
 from tnsim.models.differences import by_differences
-from tnsim.models.layers import Multilinear
 from tnsim.models.model import terms
 
 
@@ -121,11 +123,31 @@ def test_sequences_keep_their_value(metric, rng):
 def test_what_is_no_small_difference_stays(rng):
     a, b, wide = (tnsim.Model([bilinear(rng, 3, n, 2)]) for n in (4, 4, 5))
     near = moved(rng, a, 1e-6)
-    for model in (a, 2.0 * a, b - a, wide - a, near + a, near - 2.0 * a, moved(rng, a, 1e-3) - a):
+    for model in (a, 2.0 * a, b - a, wide - a, near + a, near - 2.0 * a, moved(rng, a, 0.1) - a):
         assert by_differences(model, "float64") is model or terms(model) == terms(
             by_differences(model, "float64")
         )
-    assert len(terms(by_differences(moved(rng, a, 1e-3) - a, "float32"))) == 1
+    assert len(terms(by_differences(moved(rng, a, 0.02) - a, "float32"))) == 1
+
+
+@pytest.mark.parametrize("size", [1e-4, 3e-4, 1e-3, 1e-2, 2e-2])
+def test_no_size_of_a_difference_loses_half_of_the_digits(size, rng):
+    """Differences as models and as combinations, beside recursions in 60 digits.
+
+    The worst are combinations just above eps^(1/8) = 0.011: off by a few eps / 0.011^2 = 2e-12.
+    """
+    metric = tnsim.GaussianClosure()
+    a = tnsim.Model([bilinear(rng, 3, 4, 3, True), bilinear(rng, 3, 4, 3, True)])
+    b, c = moved(rng, a, size), moved(rng, a, size)
+
+    def product(x, y):
+        pairs = (x, y), (x, a), (a, y), (a, a)
+        full, left, right, own = (recursion_oracle.inner(*pair, metric) for pair in pairs)
+        return full - left - right + own
+
+    with mpmath.workdps(recursion_oracle.DIGITS):
+        cosine = product(b, c) / mpmath.sqrt(product(b, b) * product(c, c))
+    assert_close(tnsim.similarity(b - a, c - a, metric), float(cosine), scale=1.0, rtol=1e-9)
 
 
 def test_several_differences_at_once(rng):

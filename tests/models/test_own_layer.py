@@ -145,3 +145,15 @@ def test_a_model_with_it_can_be_saved(rng, tmp_path):
     again = tnsim.load(tmp_path / "own.safetensors")
     x = rng.normal(size=(5, D))
     np.testing.assert_array_equal(again(x), a(x))
+
+
+def test_a_class_inside_names_each_array_once(monkeypatch):
+    """Otherwise units and bases would be applied twice to one array, and numbers be wrong in silence."""
+    layer = tnsim.Bilinear(
+        np.eye(2), np.eye(2), np.eye(2)
+    )  # equal arrays under two names are allowed
+    tnsim.Model([layer])
+    for names in ((("left", "left"), "down"), (("left", "down"), "down")):
+        monkeypatch.setattr("tnsim.models.layers.affine_maps", lambda core, names=names: names)
+        with pytest.raises(tnsim.ModelError, match="with one name twice: give each factor"):
+            tnsim.Model([layer])

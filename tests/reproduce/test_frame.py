@@ -12,7 +12,7 @@ from commands import command
 from matplotlib.figure import Figure
 
 import tnsim
-from tnsim.errors import CheckpointError, MissingExtra, ResultError, StoreMismatch, TnsimError
+from tnsim import CheckpointError, MissingExtra, ResultError, StoreMismatch, TnsimError
 from tnsim.reproduce import experiment, page, records, steps
 from tnsim.reproduce.claims import Claim, Summary, at_least, at_most, near, verdict
 from tnsim.reproduce.experiment import Experiment

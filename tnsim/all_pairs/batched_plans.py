@@ -31,7 +31,8 @@ from tnsim.engine.passes.hoisting import COMPILING, ONE, Share, Shares, shares, 
 from tnsim.engine.plan import Plan
 from tnsim.engine.runtime import execution
 from tnsim.engine.runtime.devices import mesh, replicated, spread
-from tnsim.engine.runtime.execution import Result
+from tnsim.engine.runtime.execution import Backend, Result
+from tnsim.engine.runtime.rates import BACKENDS, Tier
 from tnsim.engine.runtime.stacking import Axes, aligned
 from tnsim.engine.scaled import (
     LogScaled,
@@ -49,6 +50,7 @@ from tnsim.models.scaling import split
 from tnsim.names import Pair, Side, side_of
 from tnsim.problems.base import Family
 from tnsim.problems.families import choose
+from tnsim.problems.state_sizes import Units
 from tnsim.problems.tensors.kinds import Kinds, kinds
 
 WORTH = 2**22
@@ -72,7 +74,9 @@ class PairSetting(NamedTuple):
         dtype: Precision of the computation.
         budget: Limits on one inner product and on the memory of a tile.
         pairs: Number of pairs in the run.
-        by_states: Whether the units of models follow the sizes of their hidden states.
+        units: Units that all models share, with the metric in the units of the inputs.
+        tier: Tier in which plans run, "interpret" or "compile"; of a store, the tier in which the
+            store was begun.
     """
 
     metric: Metric
@@ -80,7 +84,13 @@ class PairSetting(NamedTuple):
     dtype: str
     budget: Budget
     pairs: int
-    by_states: bool = False
+    units: Units
+    tier: Tier = "compile"
+
+    @property
+    def backend(self) -> Backend:
+        """The way in which plans run."""
+        return BACKENDS[self.tier]
 
 
 class Pairs(NamedTuple):
@@ -102,7 +112,7 @@ class Pairs(NamedTuple):
 
         Raises `TooLarge`, `ModelError`.
         """
-        family = choose(a, b, setting.metric)
+        family = choose(a, b, setting.units.metric)
         wanted = SELF if b is None else CROSS
         plan = affordable(family, wanted, setting.slices, setting.dtype, setting.budget)
         return cls(family, plan, uncut(plan) if b is None else _cut(plan, family, setting.pairs))
@@ -144,6 +154,8 @@ def _cut(plan: Plan, family: Family, pairs: int) -> Shares:
             owners[name] = side
     found = shares(plan, owners, pairs)
     crossing = found.crossing.plan
+    # What every pair saves; the own shares themselves run once a model, which is nothing beside the
+    # pairs of a large run.
     saved = plan.multiplications - crossing.multiplications
     # The norms compile most programs of a whole plan, so only the other programs of the crossing
     # share count as additional compiling.
@@ -169,6 +181,7 @@ def stack(
     """
     family, dtype = pairs.family, setting.dtype
     leaves = [family.weights(name, family.prepare(model)) for model in models]
+    # The last batch of a tile is filled up, so that all batches run one compiled program.
     leaves += leaves[-1:] * (count - len(leaves))
     arrays: dict[str, Any] = {}
     for leaf, first in leaves[0].items():
@@ -179,13 +192,15 @@ def stack(
     share = pairs.shares.own.get(name)
     if share is None:
         return Stack(arrays, {})
+    # A plan reads what belongs to no model besides: the constant, moments and masks.
     names = share.plan.shapes
-    known = {ONE: np.ones(())} | family.inputs(names, setting.metric, models[0].d_in)
-    read = {leaf: spread(array) for leaf, array in arrays.items() if leaf in names}
+    known = {ONE: np.ones(())} | family.inputs(names, setting.units.metric, models[0].d_in)
+    place = spread if setting.tier == "compile" else _on_host
+    read = {leaf: place(array) for leaf, array in arrays.items() if leaf in names}
     over = dict.fromkeys(read, (True,)) if count > 1 else {}
     read |= {leaf: np.asarray(x, dtype) for leaf, x in known.items() if leaf in names}
     with execution.precision():
-        result = execution.run(share.plan, read, over=over)
+        result = execution.run(share.plan, read, setting.backend, over)
     return Stack(arrays | result.values, _of_whole(result, share))
 
 
@@ -212,13 +227,14 @@ def contracted(
     own = {key: aligned(np.asarray(x), axes) for one, axes in stacks for key, x in one.logs.items()}
     names = crossing.plan.shapes
     for t, weight in runs:
-        known = family.inputs(names, setting.metric, d_in, t)
+        known = family.inputs(names, setting.units.metric, d_in, t)
         leaves = arrays | {name: np.asarray(x, setting.dtype) for name, x in known.items()}
         with execution.precision():
             read = {name: leaves[name] for name in names}
-            result = execution.run(crossing.plan, read, over=over)
+            result = execution.run(crossing.plan, read, setting.backend, over)
         mantissa = np.asarray(result.values[pair.group], np.float64)
         if setting.slices and family.lifted:
+            # The lift carries the constant through all layers, in front of the outputs.
             mantissa = mantissa[..., 1:]  # output 0 of a lifted model is the constant
         found = own | _of_whole(result, crossing)
         logs = {key: np.asarray(x, np.float64) for key, x in found.items()}
@@ -428,8 +444,8 @@ def _batches(
             yield at, keep(key, make) if name in pairs.shares.own else make()
 
     with execution.precision():
-        rows = [(i, _placed(one, spread)) for i, one in stacks("A", bra)]
-        columns = [(j, _placed(one, replicated)) for j, one in stacks("B", ket)]
+        rows = [(i, _placed(one, spread, setting)) for i, one in stacks("A", bra)]
+        columns = [(j, _placed(one, replicated, setting)) for j, one in stacks("B", ket)]
     # Stacks of rows have no axis of columns, so the part that reads the row's model only runs once
     # per row.
     is_stacked = together > 1
@@ -441,8 +457,14 @@ def _batches(
             yield i, j, contracted(pairs, both, CROSS[0], setting, d_in)
 
 
-def _placed(found: Stack, place: Callable[[Any], Any]) -> Stack:
+def _placed(found: Stack, place: Callable[[Any], Any], setting: PairSetting) -> Stack:
+    """A stack with its arrays where plans read them: on devices, or as they are in NumPy."""
+    place = place if setting.tier == "compile" else _on_host
     return found._replace(arrays=place(found.arrays))
+
+
+def _on_host(arrays: Any) -> Any:
+    return arrays
 
 
 def _paired(pairs: Sequence[tuple[Model, Model | None]], setting: PairSetting) -> list[LogScaled]:
@@ -466,7 +488,7 @@ def _paired(pairs: Sequence[tuple[Model, Model | None]], setting: PairSetting) -
             with execution.precision():
                 for name, models in sides.items():
                     found = stack(name, models, together, plan, setting)
-                    stacks.append((_placed(found, spread), (together > 1,)))
+                    stacks.append((_placed(found, spread, setting), (together > 1,)))
             values = contracted(plan, stacks, pair, setting, a.d_in)
             for place, n in enumerate(at):
                 products[n] = taken(values, place)

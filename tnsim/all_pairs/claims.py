@@ -70,6 +70,8 @@ class Claims:
         while not self._create(file):
             if not self._is_abandoned(file):
                 return False
+            # Several processes may come to this point at once. One of them creates the file in the
+            # next turn of the loop, and the others find it there.
             with contextlib.suppress(FileNotFoundError):
                 remove(file)
         self._held.add(file)
@@ -83,6 +85,7 @@ class Claims:
     def _create(self, file: Path) -> bool:
         while True:
             try:
+                # Mode x creates the file or fails, in one step of the file system.
                 with file.open("x") as out:
                     out.write(self._text)
             except FileExistsError:
@@ -104,6 +107,8 @@ class Claims:
         if len(words) == 3 and words[0] == host() and is_gone(words[1]):
             return True
         known, since = self._last_signs.get(file, (None, 0.0))
+        # The first look at this claim, or a sign of life since the last one: time is counted from
+        # here, by the clock of this process alone.
         if sign != known:
             self._last_signs[file] = (sign, time.monotonic())
             return False
@@ -122,6 +127,7 @@ class Claims:
             for file in tuple(self._held):
                 try:
                     os.utime(file)
+                # Given back or taken over meanwhile, which `_give_back` finds out.
                 except OSError:
                     continue
 
@@ -171,6 +177,7 @@ def is_gone(pid: str) -> bool:
     if os.name != "posix" or not pid.isdigit():
         return False
     try:
+        # Signal 0 is not delivered: the call only tells whether the process exists.
         os.kill(int(pid), 0)
     except ProcessLookupError:
         return True

@@ -46,6 +46,8 @@ def norms_in(arrays: Mapping[str, Any], side: str, at: slice, slices: bool) -> d
     for name in names:
         log = np.asarray(arrays[f"{name}_{side}"][at])
         size = np.asarray(arrays[f"{name}_size_{side}"][at])
+        # Size and norm may both be beyond floats, but their ratio is 1 where nothing cancels and
+        # hardly larger where something does.
         norms[name] = LogScaled(np.ones_like(log), log, np.exp(size - log))
     return norms
 
@@ -76,6 +78,7 @@ def tile_arrays(
             arrays[name] = precision.clipped(cosines)
             errors.append(cosines.error.reshape(*same.shape, -1).max(axis=-1))
     for array in arrays.values():
+        # A model with itself: cosine and sign are 1, without the rounding of the computation.
         array[same] = 1
     rows = np.broadcast_to(bra[_NORM].log[:, None], same.shape)
     arrays["log_inner"][same] = rows[same]

@@ -40,7 +40,7 @@ from tnsim.models.differences import by_differences
 from tnsim.models.functions import is_function
 from tnsim.models.model import Model, terms
 from tnsim.problems.features import FeatureSpace
-from tnsim.problems.state_sizes import follow_states
+from tnsim.problems.state_sizes import common_units
 from tnsim.problems.tensors.kinds import Kinds, kinds
 
 _FREE_FOR_A_RUN = (
@@ -164,9 +164,10 @@ def prepared(
         check_comparison(model, model, metric)
     others = None if other is None else columns.entries
     pairs = _pairs(len(rows.entries), len(columns.entries), other is None)
-    by_states = follow_states(known.examples.values())
-    setting = PairSetting(metric, slices, dtype, budget, pairs, by_states)
+    units = common_units(known.examples.values(), metric)
+    setting = PairSetting(metric, slices, dtype, budget, pairs, units)
     route = _route(rows.entries, others, known, setting)
+    setting = setting._replace(tier=route.plan.tier)
     key = uuid4().hex  # two equal runs at the same time share no kept blocks
     job = Job(
         setting=setting,
@@ -274,6 +275,7 @@ def _attributes(run: PairwiseRun) -> dict[str, Any]:
         "symmetric": int(run.symmetric),
         "route": run.plan.route,
         "tile": run.plan.tile,
+        "tier": setting.tier,
         "plan": run.plan.summary,
         "duplicates": sum(len(side.all) - len(side.entries) for side in sides),
         "caveats": list(run.caveats),
@@ -290,7 +292,7 @@ def _attributes(run: PairwiseRun) -> dict[str, Any]:
 
 
 def as_stored(run: PairwiseRun, target: Store, alone: bool) -> PairwiseRun:
-    """The run with the route and the tiles of its store.
+    """The run with the route, the tiles and the tier of its store.
 
     Args:
         run: Run as planned now.
@@ -303,7 +305,8 @@ def as_stored(run: PairwiseRun, target: Store, alone: bool) -> PairwiseRun:
     keep = run_plan.memory(run.job.setting) / 2
     if not alone:
         keep /= os.cpu_count() or 1
-    job = run.job._replace(size=tile, space=space, keep_bytes=keep, alone=alone)
+    setting = run.job.setting._replace(tier=target.attrs["tier"])
+    job = run.job._replace(setting=setting, size=tile, space=space, keep_bytes=keep, alone=alone)
     streamed = any(plan.route == route and plan.streamed for plan in run.plan.routes)
     if not streamed:
         job = job._replace(keep_blocks=2 * len(job.parts))

@@ -66,7 +66,7 @@ class Pairwise(Dataset):
     squared norms <a|a> and <b|b>; `slices` (a, b, output) when they were asked for;
     `standard_error` (a, b) of similarities over a sample, as estimates for its distribution.
     Attributes: `metric`, `metric_parameters`, `exact`, `dtype`, `plan`, `symmetric`, `duplicates`,
-    `caveats`, `device`, `tnsim_version`, `jax_version`. Pictures: `result.tnsim.plot()`.
+    `caveats`, `device`, `tier`, `tnsim_version`, `jax_version`. Pictures: `result.tnsim.plot()`.
     """
 
     __slots__ = ()
@@ -159,10 +159,11 @@ def labelled(attrs: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Pair
         "duplicates",
         "caveats",
         "device",
+        "tier",
         "tnsim_version",
         "jax_version",
     )
-    complete = {"caveats": [], "device": "unknown", **attrs}  # stores of 0.1.0 lack both
+    complete = {"caveats": [], "device": "unknown", "tier": "compile", **attrs}
     return Pairwise(variables, coordinates, {name: complete[name] for name in known})
 
 

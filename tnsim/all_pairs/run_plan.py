@@ -31,9 +31,12 @@ from tnsim.engine.ir.program import Program
 from tnsim.engine.plan import Plan
 from tnsim.engine.runtime import rates
 from tnsim.engine.runtime.devices import check_addresses
+from tnsim.engine.runtime.rates import Runs, Tier
+from tnsim.engine.runtime.stacking import Axes
 from tnsim.errors import TooLarge
 from tnsim.metrics.points import Points
 from tnsim.models.model import Model
+from tnsim.names import SIDES, side_of
 from tnsim.problems import features
 from tnsim.problems.features import FeatureSpace
 from tnsim.problems.tensors.kinds import Kinds
@@ -178,6 +181,7 @@ class PairwisePlan:
             part by part.
         together: Number of tiles that may run at once on the cores of a CPU.
         seconds: Estimated time with compiling; None where no rate was measured.
+        tier: Tier in which plans of pairs run, "interpret" or "compile".
         others: The other routes that were weighed, the cheapest first.
 
     Example:
@@ -196,6 +200,7 @@ class PairwisePlan:
     together: int = 1
     seconds: float | None = None
     others: tuple[PairwisePlan, ...] = ()
+    tier: Tier = "compile"
 
     @property
     def routes(self) -> tuple[PairwisePlan, ...]:
@@ -227,7 +232,7 @@ class PairwisePlan:
             ("tiles", f"{self.tiles:,} of {self.tile} x {self.tile}"),
             ("multiplications", f"{self.multiplications:,} scalar multiplications"),
             ("peak memory", f"{self.peak_bytes / 2**20:,.2f} MiB"),
-            ("compilations", f"{self.compilations:,} compiled programs"),
+            ("tier", f"{self.tier}, {self.compilations:,} compiled programs"),
         ]
         if self.seconds is not None:
             rows.append(("estimated", f"{self.seconds:.3g} s with compiling, without reading"))
@@ -273,7 +278,7 @@ def plan(
     several = [_bases(rows)] if columns is None else [_bases(rows), _bases(columns)]
     n_ctx = next(iter(examples.values())).n_ctx
     run = Sizes.of(rows, columns, examples, setting)
-    spaces = features.spaces(list(examples), setting.metric, n_ctx)
+    spaces = features.spaces(list(examples), setting.units.metric, n_ctx)
     made = sum(bases.total() for bases in several)
     routes: list[tuple[float, PairwisePlan]] = []
     for space in spaces:
@@ -311,6 +316,7 @@ def _recursion(run: Sizes, work: _Work) -> PairwisePlan:
     one_tile = stacks + work.intermediate_bytes
     is_large = tile == 1 and work.multiplications >= _LARGE * run.pairs
     together = max(1, min(_AT_ONCE, int(run.available / 4 // one_tile))) if is_large else 1
+    tier = rates.tier_of_all(_runs(work.plans, tile, work.budget))
     return PairwisePlan(
         route=RECURSION,
         pairs=run.pairs,
@@ -318,8 +324,9 @@ def _recursion(run: Sizes, work: _Work) -> PairwisePlan:
         tiles=run.tiles(tile),
         multiplications=work.multiplications,
         peak_bytes=together * one_tile + run.tile_bytes(tile),
-        compilations=len(work.programs),
+        compilations=len(work.programs) if tier == "compile" else 0,
         together=together,
+        tier=tier,
     )
 
 
@@ -467,8 +474,19 @@ def _feature_seconds(route: PairwisePlan, dtype: str) -> float:
 
 
 def _recursion_seconds(route: PairwisePlan, contracted: Contracted, budget: Budget) -> float:
-    plans = [plan for _, plan in contracted]
-    sides = [batched_plans.batch_side(plan, route.tile, budget) for plan in plans]
-    once = rates.seconds_of(plans, sides)
-    running = sum(times * one.running for (times, _), one in zip(contracted, once, strict=True))
-    return running + sum(one.compiling for one in once)
+    runs = _runs(contracted, route.tile, budget)
+    return sum(one.total for one in rates.seconds_of(runs, route.tier))
+
+
+def _runs(contracted: Contracted, tile: int, budget: Budget) -> list[Runs]:
+    """The plans of all pairs, each with the batches in which it runs."""
+    found = []
+    for times, plan in contracted:
+        side = min(batched_plans.batch_side(plan, tile, budget), max(1, times))
+        over: dict[str, Axes] = {}
+        for name in plan.shapes if side > 1 else ():
+            owner = side_of(name)
+            if owner is not None:
+                over[name] = (owner == SIDES[0], owner == SIDES[1])
+        found.append(Runs(plan, times, side, over))
+    return found

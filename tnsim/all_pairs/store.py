@@ -54,11 +54,11 @@ from tnsim.errors import DamagedStore, MissingExtra, StoreMismatch, TnsimError, 
 from tnsim.files import appending, regular
 
 Region = tuple[str, tuple[slice, ...]]
-FORMAT = 3  # version of the layout; a store of another version is refused
+FORMAT = 4  # version of the layout; a store of another version is refused
 FILE = "zarr.json"  # metadata file of the root and of every array
 # Attributes that must be equal for a store to be continued; error messages name them.
 IDENTITY = ("format", "metric", "metric_parameters", "dtype", "slices", "hash_a", "hash_b")
-_CHOSEN = ("route", "tile")  # chosen by the run that began the store, kept by later runs
+_CHOSEN = ("route", "tile", "tier")  # chosen by the run that began the store, kept by later runs
 _UNREADABLE = (OSError, ValueError, RecursionError)  # errors of reading damaged JSON
 _PARTIAL, _FRESH = ".partial", ".tmp"  # suffixes of an unfinished chunk and an unfinished store
 _ABANDONED = 24 * 3600.0
@@ -184,6 +184,7 @@ class Layout:
 
     def _tile(self, i: int, j: int) -> Record:
         places = [(self.block(i), self.block(j))]
+        # Similarities are symmetric, so a tile beside the diagonal is also its mirror image.
         if self.columns is None and i != j:
             places.append((self.block(j), self.block(i)))
         regions = tuple(itertools.product(self.variables, places))
@@ -218,6 +219,7 @@ class Layout:
 
 def digest(value: Any) -> str:
     """The digest of any value that JSON can hold, 32 hexadecimal digits."""
+    # Sorted, so that mappings that are equal have equal digests, whatever their order.
     text = json.dumps(value, sort_keys=True)
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
@@ -230,6 +232,8 @@ def binding(attrs: Mapping[str, Any]) -> dict[str, Any]:
 
 def root(attrs: Mapping[str, Any], folder: Path, arrays: Iterable[str]) -> dict[str, Any]:
     """The attributes of the root of a store with its arrays in `folder`."""
+    # A changed shape or type in the metadata of an array would give other numbers without an error,
+    # so the digest of the root covers these files as well.
     files = {name: _file_digest(folder / name / FILE) for name in arrays}
     return {"tnsim": dict(attrs), "arrays": files, "digest": digest([dict(attrs), files])}
 
@@ -410,12 +414,15 @@ class Disk:
         """
         spec = self.specs[name]
         (chunk,) = itertools.product(*_held(at, spec))
+        # Zarr stores chunks at the edge of an array in the full size, filled up.
         numbers = np.full(spec.chunks, _fill(spec), _stored_type(spec))
         numbers[tuple(map(slice, np.shape(value)))] = value
         file = self._file(name, chunk)
         temporary = file.with_name(f".{'-'.join(claims.maker())}{_PARTIAL}")
         try:
             _make_folders(self.path, file.parent)
+            # Under another name first: renaming is one step, so that no process reads half a chunk,
+            # and a killed process leaves none.
             temporary.write_bytes(numbers.tobytes())
             try:
                 os.replace(temporary, file)
@@ -673,6 +680,8 @@ class Store:
 
     def _mark(self, record: Record, values: Sequence[np.ndarray]) -> None:
         """Keep a record in memory, and write its marker; its numbers are on disk already."""
+        # The marker comes last: a process that is killed before leaves numbers without a marker,
+        # which nobody reads.
         marker = self._digest(record, values)
         self._keep(record, values, marker)
         if self.disk is not None:

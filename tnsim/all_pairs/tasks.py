@@ -150,20 +150,18 @@ def _kept(job: Job, key: tuple[Hashable, ...], make: Callable[[], Any]) -> Any:
 def _prepared(job: Job, entries: tuple[Entry, ...], part: FeatureSpace | None) -> Block:
     """The block of some models: a part of their features, or a stack for the batched plans."""
     models, combined = _terms(entries, job.setting.dtype)
-    metric, dtype = job.setting.metric, job.setting.dtype
-    units = []
-    for model in models:
-        units.append(scaled_under(model, metric, job.setting.by_states, job.setting.slices))
-    models = tuple(unit.model for unit in units)
-    exponents = np.array([unit.exponent for unit in units])
+    units, dtype = job.setting.units, job.setting.dtype
+    made = [scaled_under(model, units, job.setting.slices) for model in models]
+    models = tuple(one.model for one in made)
+    exponents = np.array([one.exponent for one in made])
     if part is None:
         digests = tuple(dict.fromkeys(digest for entry in entries for digest, _ in entry.parts))
-        roots = np.sqrt(cancellations(models, metric))
+        roots = np.sqrt(cancellations(models, units.metric))
         return batched_plans.StackBlock(models, digests, exponents, combined, roots)
     single_terms = combined.index.shape[1] == 1 and (combined.coefficients == 1).all()
     plain = single_terms and len(models) == len(entries)
     weights = None if plain else _dense(combined, len(models))
-    return features.block(models, exponents, weights, part, metric, dtype)
+    return features.block(models, exponents, weights, part, units.metric, dtype)
 
 
 def _terms(entries: tuple[Entry, ...], dtype: str) -> tuple[tuple[Model, ...], Terms]:

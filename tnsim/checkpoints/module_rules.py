@@ -277,15 +277,15 @@ def parts_of(
         UnsupportedLayer: Where no layer fits at a place, which the message names.
     """
     parts: list[ModulePart] = []
-    stream, norm = start, None
+    stream, norm, last_norm = start, None, None
     n = 0
     while n < len(calls):
         call = calls[n]
         if norm is None and kind(call.module) in NORM_MODULES and same(call.given, stream):
-            norm = call
+            norm = last_norm = call
             n += 1
             continue
-        unit, part = _next(reader, calls[n:], stream, norm, end)
+        unit, part = _next(reader, calls[n:], stream, norm, end, last_norm)
         parts.append(part)
         n += unit.calls
         stream, norm = _given_next(calls[n:], end), None
@@ -294,14 +294,22 @@ def parts_of(
             f"{norm.path} ({kind(norm.module)}) has no layer behind it into which it could go"
         )
     if not same(stream, end):
-        raise _gap(calls[-1:], True, end)
+        raise _gap(calls[-1:], True, end, last_norm)
     return parts
 
 
 def _next(
-    reader: Reader, calls: Sequence[Call], stream: np.ndarray, norm: Call | None, end: np.ndarray
+    reader: Reader,
+    calls: Sequence[Call],
+    stream: np.ndarray,
+    norm: Call | None,
+    end: np.ndarray,
+    last_norm: Call | None,
 ) -> tuple[Unit, ModulePart]:
-    """The first unit of the next calls that continues the stream, and its layer."""
+    """The first unit of the next calls that continues the stream, and its layer.
+
+    The last norm so far is named where none fits: its output may be the stream.
+    """
     available = stream if norm is None else norm.result
     reads_stream = False
     for unit in _units(reader, calls):
@@ -320,7 +328,7 @@ def _next(
             f"{_name(norm)} does not stand directly before {_name(calls[0])}, so there is no layer "
             f"into which it could go. {ON_INPUTS}"
         )
-    raise _gap(calls, reads_stream, end, norm)
+    raise _gap(calls, reads_stream, end, norm or last_norm)
 
 
 def _given_next(calls: Sequence[Call], end: np.ndarray) -> np.ndarray:

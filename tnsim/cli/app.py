@@ -45,8 +45,10 @@ from tnsim.errors import TnsimError, printable
 
 if TYPE_CHECKING:
     from tnsim.checkpoints.load import Reading
+    from tnsim.compare.by_points import ForwardPlan
     from tnsim.compare.monte_carlo import Check
     from tnsim.compare.numbers import Number
+    from tnsim.engine.plan import Plan
     from tnsim.models.model import Model
     from tnsim.models.origin import Origin
 
@@ -122,7 +124,8 @@ def similarity(
         sampled = tnsim.check(one, two, chosen, samples=samples, seed=seed, progress=not as_json)
     if as_json:
         files = {"a": str(a), "b": str(b)}
-        print_json(files | _as_data(value, dtype, by_output, sampled))
+        planned = tnsim.plan(one, two, chosen, cosine=True, dtype=dtype.value)
+        print_json(files | _as_data(value, dtype, by_output, sampled) | {"tier": _tier(planned)})
     else:
         _say_similarity(value, by_output, sampled)
 
@@ -146,6 +149,14 @@ def _as_data(
     if sampled is not None:
         answer["check"] = {name: float(getattr(sampled, name)) for name in CHECKED}
     return answer
+
+
+def _tier(planned: Plan | ForwardPlan) -> str | None:
+    """The tier in which a plan runs; None where forward passes answer."""
+    import tnsim
+    from tnsim.engine.runtime.rates import tier_of
+
+    return None if isinstance(planned, tnsim.ForwardPlan) else tier_of(planned)
 
 
 def _say_similarity(value: Number, by_output: list[float] | None, sampled: Check | None) -> None:
@@ -244,6 +255,7 @@ def plan(
     say(str(planned))
     if isinstance(planned, tnsim.ForwardPlan):
         return
+    say(f"{'tier':<16} {_tier(planned)}")
     say(f"{'estimated':<16} {seconds(planned)}")
     counts = f"{'program':>5} {'runs':>5} {'contractions':>13} {'multiplications':>16}"
     say(f"\n{counts}  inputs of the first run")

@@ -139,6 +139,9 @@ def info(as_json: JsonOption = False) -> None:
     for name, version in facts["versions"].items():
         say(f"{name:<12}{version}")
     say(f"devices     {', '.join(facts['devices'])}")
+    say(f"tier        {facts['tier']}")
+    for line in facts["blas"]:
+        say(f"blas        {line}")
     for extra, missing in facts["missing"].items():
         said = "present"
         if missing:
@@ -161,9 +164,33 @@ def _facts() -> dict[str, Any]:
     return {
         "versions": versions,
         "devices": [f"{one.platform}: {one.device_kind}" for one in jax.local_devices()],
+        "tier": tnsim.session().tier,
+        "blas": _blas(),
         "missing": {extra: _missing(extra) for extra in EXTRAS},
         "cache": _cache(),
     }
+
+
+def _blas() -> list[str]:
+    """NumPy's libraries of matrix products, with the kernels that they chose for this processor."""
+    import numpy  # noqa: F401  loads its library
+    from threadpoolctl import threadpool_info
+
+    from tnsim.engine.runtime.compiling import host
+
+    found = []
+    for library in threadpool_info():
+        if library["user_api"] != "blas":
+            continue
+        kernels = library.get("architecture")
+        line = f"{library['internal_api']} {library['version']}, kernels for {kernels}"
+        if kernels == "Haswell" and "avx512f" in host():
+            line += (
+                "; the processor has 512-bit instructions, which OPENBLAS_CORETYPE=SkylakeX in the "
+                "environment would use"
+            )
+        found.append(line)
+    return found
 
 
 def _missing(extra: str) -> list[str]:

@@ -21,6 +21,7 @@ from tnsim.compare.request import check_comparison
 from tnsim.engine.ir.dtypes import dtype_name
 from tnsim.engine.planner import LARGE, plan_problem
 from tnsim.engine.runtime import execution
+from tnsim.engine.runtime.rates import backend_of
 from tnsim.errors import ModelError, TnsimError
 from tnsim.metrics.metric import GaussianClosure, joins_legs, joins_whole_trees
 from tnsim.metrics.protocol import Metric
@@ -110,7 +111,7 @@ def attribution(
     dtype = dtype_name(dtype)
     _check_question(a, b, by)
     check_comparison(a, b, metric)
-    parts = in_common_units([a, b], metric, slices=False)
+    parts, near = in_common_units([a, b], metric, slices=False)
     models: dict[Side, Model] = {"A": _prepared(parts[0].model), "B": _prepared(parts[1].model)}
     last: dict[Side, LayerKind] = {
         "A": _last_nonlinear(models["A"]),
@@ -121,8 +122,8 @@ def attribution(
     labels: dict[Side, tuple[str, ...]] = {
         side: _labels(models[side], last[side], by) for side in SIDES
     }
-    family = Sequences.of(models["A"], models["B"], metric)
-    mantissas, log = _contracted(family, models, metric, labels, by, dtype)
+    family = Sequences.of(models["A"], models["B"], near)
+    mantissas, log = _contracted(family, models, near, labels, by, dtype)
     values = power(mantissas, np.float64(log), sum(part.exponent for part in parts))
     if np.isnan(mantissas).any() or beyond_float(values, mantissas):
         raise TnsimError(
@@ -199,8 +200,9 @@ def _contracted(
     for side in SIDES:
         known |= _selectors(side, counts[side], by)
     with execution.precision():
-        arrays = execution.placed({name: known[name] for name in plan.shapes}, dtype)
-        result = jax.device_get(execution.run(plan, arrays))
+        backend = backend_of(plan)
+        arrays = execution.placed({name: known[name] for name in plan.shapes}, dtype, backend)
+        result = jax.device_get(execution.run(plan, arrays, backend))
     log = execution.log_of(result, dict(plan.scales["AB"]))
     return np.asarray(result.values["AB"], np.float64), log
 

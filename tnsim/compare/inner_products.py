@@ -29,6 +29,7 @@ from tnsim.engine.plan import Plan
 from tnsim.engine.precision import lost_half
 from tnsim.engine.runtime import execution
 from tnsim.engine.runtime.execution import fetched, fetched_at_all
+from tnsim.engine.runtime.rates import backend_of
 from tnsim.engine.scaled import LogScaled, add, contribution, magnified, taken, times
 from tnsim.metrics.points import WeightedPoints
 from tnsim.metrics.protocol import Metric, adds_up
@@ -42,7 +43,7 @@ from tnsim.problems.base import Family, model_weights
 from tnsim.problems.families import choose
 from tnsim.problems.forward import Terms, sums, total
 from tnsim.problems.leaves import by_side
-from tnsim.problems.state_sizes import follow_states
+from tnsim.problems.state_sizes import common_units
 from tnsim.sessions import per_object_cache
 
 
@@ -63,18 +64,17 @@ def by_plans(first: AnyModel, second: AnyModel, request: Request, traced: bool) 
         # The dtype of the weights as given: units of untraced models are applied in float64.
         request = request._replace(dtype=_weights_dtype(models))
     slices, dtype = request.slices, request.dtype
-    by_states = follow_states(models)
-    units = {}
-    for model in models:
-        units[id(model)] = in_units(model, request.metric, by_states, slices)
-    bra, ket = _scaled_sum(first, units), _scaled_sum(second, units)
+    units = common_units(models, request.metric)
+    known = {id(model): in_units(model, units, slices) for model in models}
+    bra, ket = _scaled_sum(first, known), _scaled_sum(second, known)
+    metric, request = request.metric, request._replace(metric=units.metric)
     exponent = bra.exponent + ket.exponent
     if len(one) == len(two) == 1:
         return InnerProducts(_of_one_pair(bra, ket, request, traced), exponent, traced)
     products = _of_sums(bra, ket, request, traced)
     if not traced and any(lost_half(products[name], dtype) for name in ("AA", "BB")):
         # A difference of feature vectors loses half as many digits as a difference of products.
-        by_vectors = features.compared(one, two, request.metric, slices, dtype)
+        by_vectors = features.compared(one, two, metric, slices, dtype)
         if by_vectors is not None:
             return InnerProducts(by_vectors, 0.0, traced)
     return InnerProducts(products, exponent, traced)
@@ -187,21 +187,25 @@ def _runs(
 ) -> list[execution.Result]:
     """Results of a plan on the host, one for each moment node."""
     metric, dtype = request.metric, request.dtype
+    backend = backend_of(plan)
     with execution.precision():
         arrays: dict[str, Any] = {}
         for side, model in by_side(a, b).items():
-            arrays |= placed_weights(family, side, model, dtype)
+            arrays |= placed_weights(family, side, model, dtype, backend)
         arrays = {name: array for name, array in arrays.items() if name in plan.shapes}
+
+        def at(inputs: dict[str, Any]) -> execution.Result:
+            return fetched(plan, arrays | execution.placed(inputs, dtype, backend), backend)
+
         if family.nodes is None:
-            inputs = family.inputs(plan.shapes, metric, a.d_in)
-            return [fetched(plan, arrays | execution.placed(inputs, dtype))]
+            return [at(family.inputs(plan.shapes, metric, a.d_in))]
         nodes = [family.inputs(plan.shapes, metric, a.d_in, t) for t in family.nodes.points]
         if runs_together(plan, request.budget):
             moments = np.stack([inputs[COVARIANCE] for inputs in nodes])
             inputs = nodes[0] | {COVARIANCE: moments}
-            arrays |= execution.placed(inputs, dtype)
-            return fetched_at_all(plan, arrays, [COVARIANCE])
-        return [fetched(plan, arrays | execution.placed(inputs, dtype)) for inputs in nodes]
+            arrays |= execution.placed(inputs, dtype, backend)
+            return fetched_at_all(plan, arrays, [COVARIANCE], backend)
+        return [at(inputs) for inputs in nodes]
 
 
 def _traced_runs(

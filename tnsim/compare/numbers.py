@@ -232,7 +232,7 @@ def cosine(products: InnerProducts, models: Two, request: Request) -> Any:
 
     Returns:
         A `Number`, or `Numbers` where outputs are told apart; inside a trace an array, NaN where a
-        norm vanishes.
+        norm vanishes or no digit is left.
 
     Raises:
         ModelError: A norm vanishes, outside a trace.
@@ -245,9 +245,11 @@ def cosine(products: InnerProducts, models: Two, request: Request) -> Any:
         for name, model, which in zip(("AA", "BB"), models, ("first", "second"), strict=True):
             several = len(parts(model)) > 1
             precision.check_norm(values[name], f"the {which} model", several, arithmetic)
+    if products.traced:  # the dtype of a trace is that of the weights
+        arithmetic = arithmetic._replace(dtype=str(values["AB"].mantissa.dtype))
     cosines = precision.cosine(values["AB"], values["AA"], values["BB"], arithmetic)
     if products.traced:
-        return cosines.value
+        return precision.known(cosines, (values["AA"], values["BB"]), arithmetic)
     clipped = precision.clipped(cosines)
     precision.report(float(cosines.error.max()), "the cosine", arithmetic, stacklevel=3)
     warn_of_caveats(_caveats(models), stacklevel=3)

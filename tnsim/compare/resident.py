@@ -1,9 +1,10 @@
 """The state of a model held between calls: its scaled form and its arrays on the device.
 
 A model never changes, so its powers of two are found once, and its arrays are lifted, symmetrised
-and put on the device once for each layout and dtype. These results are belongings of the model (see
-`sessions`): they go when the model goes, when the session is cleared, or when their memory is
-needed. Models whose weights are traced, or may still be written to, are made ready at every call.
+and put on the device (or kept as arrays of NumPy) once for each layout and dtype. These results are
+belongings of the model (see `sessions`): they go when the model goes, when the session is cleared,
+or when their memory is needed. Models whose weights are traced, or may still be written to, are
+made ready at every call.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import jax
 import numpy as np
 
 from tnsim.engine.runtime import execution
+from tnsim.engine.runtime.execution import Backend
 from tnsim.metrics.protocol import Metric
 from tnsim.models.arrays import is_fixed, is_traced
 from tnsim.models.model import Model
@@ -23,7 +25,7 @@ from tnsim.models.scaling import Scaled
 from tnsim.names import Side, on_side
 from tnsim.problems.base import Family
 from tnsim.problems.conditioning import amplification
-from tnsim.problems.state_sizes import scaled_under
+from tnsim.problems.state_sizes import Units, scaled_under
 from tnsim.sessions import per_object_cache, session
 
 
@@ -51,18 +53,17 @@ def is_known_constant(value: Any) -> bool:
     return isinstance(value, Model) and is_constant(value)
 
 
-def in_units(model: Model, metric: Metric, by_states: bool, slices: bool) -> Scaled:
+def in_units(model: Model, units: Units, slices: bool) -> Scaled:
     """A model in scientific notation, see `scaled_under`; the same object at every call.
 
     Args:
         model: Model to be scaled.
-        metric: Metric of the comparison.
-        by_states: Whether units follow the states of the model under the metric.
+        units: Units that all models of the comparison share.
         slices: Whether each output has an exponent of its own.
     """
 
     def make() -> Scaled:
-        made = scaled_under(model, metric, by_states, slices)
+        made = scaled_under(model, units, slices)
         for leaf in jax.tree.leaves(made.model):
             if isinstance(leaf, np.ndarray):
                 leaf.flags.writeable = False  # no caller holds this new array
@@ -72,9 +73,10 @@ def in_units(model: Model, metric: Metric, by_states: bool, slices: bool) -> Sca
         known = set(map(id, jax.tree.leaves(model)))
         return _nbytes(leaf for leaf in jax.tree.leaves(made.model) if id(leaf) not in known)
 
-    if not is_constant(model) or is_traced(metric):
-        return scaled_under(model, metric, by_states, slices)
-    key = in_units, content(metric), by_states, slices
+    if not is_constant(model) or is_traced(units):
+        return scaled_under(model, units, slices)
+    inputs = np.asarray(units.inputs).tobytes()
+    key = in_units, content(units.metric), inputs, units.by_states, slices
     return session().belongings.get(model, key, make, own_bytes)
 
 
@@ -115,28 +117,32 @@ def _digest(metric: Metric) -> bytes:
     return digest.digest()
 
 
-def placed_weights(family: Family, side: Side, model: Model, dtype: str) -> dict[str, Any]:
-    """The arrays of a model by the names of a problem's leaves, on the device.
+def placed_weights(
+    family: Family, side: Side, model: Model, dtype: str, backend: Backend
+) -> dict[str, Any]:
+    """The arrays of a model by the names of a problem's leaves, where plans read them.
 
     Args:
         family: Family of the problem, which lays out the model's arrays.
         side: Side of the model in the problem.
         model: Model whose weights are not traced.
         dtype: Type of the arrays.
+        backend: Way in which plans run: on JAX's device, or on arrays of NumPy.
 
     Returns:
-        Leaf name -> array of JAX.
+        Leaf name -> array of JAX or NumPy.
     """
 
     def placed() -> dict[str, Any]:
         # Names are those of side A, whichever side asks, so that both sides find the same arrays.
         # `execution.placed` leaves a few small arrays on the host; `device_put` places them too.
         arrays = family.weights("A", family.prepare(model))
-        return jax.device_put(execution.placed(arrays, dtype))
+        arrays = execution.placed(arrays, dtype, backend)
+        return jax.device_put(arrays) if backend == "jax" else arrays
 
     if is_constant(model):
         device = jax.config.jax_default_device  # pyright: ignore[reportAttributeAccessIssue]
-        key = (family.layout, dtype, device)
+        key = (family.layout, dtype, device, backend)
         arrays = session().belongings.get(model, key, placed, lambda made: _nbytes(made.values()))
     else:
         arrays = placed()

@@ -8,6 +8,8 @@ in the dtype of the weights given, and results are JAX arrays.
 
 from __future__ import annotations
 
+import dataclasses
+
 from numpy.typing import DTypeLike
 
 from tnsim.compare import numbers
@@ -22,8 +24,9 @@ from tnsim.engine.plan import Plan
 from tnsim.errors import ModelError
 from tnsim.metrics.metric import Gaussian
 from tnsim.metrics.protocol import Metric
-from tnsim.models.model import Model
+from tnsim.models.model import Model, guesses
 from tnsim.problems.families import choose
+from tnsim.problems.state_sizes import common_units
 
 
 def similarity(
@@ -231,7 +234,8 @@ def plan(
     Returns:
         A `Plan`, the order of contractions, where `route` is "contractions"; a `ForwardPlan`, the
         points and their number, where the models are run on inputs. Both state multiplications
-        (scalar products of two numbers) and peak memory (bytes).
+        (scalar products of two numbers) and peak memory (bytes). Neither is exact
+        where something about a model is guessed.
 
     Raises:
         CheckpointError, UnsupportedLayer: A file or module cannot be read as a model.
@@ -258,5 +262,7 @@ def plan(
     if points is not None:
         passes = forward_plan([bra, ket], metric, points, dtype, wanted)
         check_affordable(passes, metric, budget)
-        return passes
-    return plan_for(choose(bra, ket, metric), wanted, slices, dtype)
+        return dataclasses.replace(passes, exact=passes.exact and not guesses(bra, ket))
+    metric = common_units([bra, ket], metric).metric
+    found = plan_for(choose(bra, ket, metric), wanted, slices, dtype)
+    return dataclasses.replace(found, exact=False) if guesses(bra, ket) else found

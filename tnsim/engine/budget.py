@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from tnsim.engine.plan import Plan
 from tnsim.engine.planner import LARGE
 from tnsim.engine.runtime import devices
-from tnsim.engine.runtime.rates import seconds
+from tnsim.engine.runtime.rates import seconds, tier_of
 from tnsim.engine.search.routes import BeyondLimit
 from tnsim.errors import ModelError, TooLarge
 from tnsim.sessions import session
@@ -64,7 +64,7 @@ class Budget:
             return self.memory_bytes
         if wanted <= _ALWAYS_FITS:
             return math.inf
-        free = devices.available_bytes()
+        free = devices.available_bytes(compiles=program_bytes > 0)
         return math.inf if free is None else max(0.0, FREE_SHARE * free - program_bytes)
 
 
@@ -81,6 +81,21 @@ def check_budget(budget: Any) -> None:
     """
     if not isinstance(budget, Budget):
         raise ModelError(f"a budget is tnsim.Budget(memory_bytes=...), found {budget!r}")
+
+
+class _Needed(NamedTuple):
+    """Bytes that a plan needs in its tier: of arrays, and of compiling."""
+
+    arrays: int
+    programs: int
+
+
+def _needed(plan: Plan) -> _Needed:
+    """The bytes that a plan needs. Raises `TooLarge` where it cannot be compiled but has to be."""
+    if tier_of(plan) == "interpret":
+        return _Needed(plan.interpreted_bytes, 0)
+    devices.check_addresses()
+    return _Needed(plan.peak_bytes, plan.program_bytes)
 
 
 class PlanAt(Protocol):
@@ -112,7 +127,6 @@ def within(budget: Budget, name: str, plan_at: PlanAt, advice: str) -> Plan:
         TooLarge: No plan fits, or the process has too little address space to compile one.
     """
     check_budget(budget)
-    devices.check_addresses()
     limit = budget.multiplications
     try:
         best = plan_at(large=LARGE, limit=limit)
@@ -127,20 +141,22 @@ def within(budget: Budget, name: str, plan_at: PlanAt, advice: str) -> Plan:
             f"more than the budget of {limit:.3g}, and would run "
             f"{seconds(best)}; {advice}"
         )
-    allowed = budget.room(best.program_bytes, best.peak_bytes)
-    if best.peak_bytes > allowed:  # arrays that other calls left give way
+    needed = _needed(best)
+    allowed = budget.room(needed.programs, needed.arrays)
+    if needed.arrays > allowed:  # arrays that other calls left give way
         session().belongings.clear()
         devices.give_back_freed()
-        allowed = budget.room(best.program_bytes, best.peak_bytes)
-    least = best.peak_bytes
+        allowed = budget.room(needed.programs, needed.arrays)
+    least = needed.arrays
     for finer in range(2, 10, 2):
-        if best.peak_bytes <= allowed or best.input_bytes > allowed:
+        if needed.arrays <= allowed or best.input_bytes > allowed:
             break  # it fits already, or never will: chunks make no input smaller
         best = plan_at(large=LARGE >> finer, limit=limit)
-        least = min(least, best.peak_bytes)
-    if best.peak_bytes <= allowed:
+        needed = _needed(best)
+        least = min(least, needed.arrays)
+    if needed.arrays <= allowed:
         return best
-    compiling = f"{best.program_bytes / 2**30:.3g} GiB for compiling"
+    compiling = f"{needed.programs / 2**30:.3g} GiB for compiling"
     share = f" ({FREE_SHARE:.0%} of free memory less {compiling})"
     raise TooLarge(
         f"{name} needs {least / 2**30:.3g} GiB here, and the budget is "

@@ -22,12 +22,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from typing import NamedTuple
 
 from tnsim.engine.ir.matmul_form import Labels, matrix_product
 from tnsim.engine.ir.program import Operation, Program
-from tnsim.engine.ir.stages import PlanStage, Schedule
+from tnsim.engine.ir.stages import PlanStage, Schedule, WholePlan
+from tnsim.engine.ir.steps import Steps, steps_of
 from tnsim.sessions import per_object_cache
 
 CACHED, WRITING = 2**20, 128
@@ -246,6 +247,29 @@ def program_bytes(plan: Schedule) -> int:
 Sizes = dict[str, int]
 
 
+class InterpretedRound(NamedTuple):
+    """Stages that are interpreted at once.
+
+    Args:
+        stages: Numbers of the stages.
+        at_once: Most stages that run at once, each in a room of its own.
+        room: Elements of a room, for all values of a stage but its inputs and outputs.
+        elements: Elements alive while the stages run: rooms, and values that stages read and give.
+        last_read: Names of the values that no later stage reads.
+    """
+
+    stages: tuple[int, ...]
+    at_once: int
+    room: int
+    elements: int
+    last_read: tuple[str, ...]
+
+    @property
+    def rooms(self) -> int:
+        """Elements of all rooms."""
+        return self.at_once * self.room
+
+
 class ParallelGroup(NamedTuple):
     """Stages that run at once.
 
@@ -268,57 +292,130 @@ def rounds(plan: Schedule) -> tuple[ParallelGroup, ...]:
 
     Rounds hold as many stages as possible without more memory than the stages need one by one.
     """
-    one_by_one = tuple(_rounds(plan, at_most=0))
-    if len(plan.stages) < 2:
+    programs = [plan.programs[stage.program] for stage in plan.stages]
+    own = [peak_elements(program) for program in programs]
+    given = [[math.prod(p.value_shapes[output]) for output in p.outputs] for p in programs]
+    read = {name: math.prod(shape) for name, shape in plan.shapes.items()}
+
+    def elements(alive: Sizes, chosen: Sequence[int]) -> int:
+        names = {name for n in chosen for name in plan.stages[n].inputs}
+        waiting = sum(size for name, size in alive.items() if name not in names)
+        return sum(own[n] for n in chosen) + waiting
+
+    found = _rounds(plan.stages, {*plan.shapes, *plan.outputs}, read, given, elements)
+    return tuple(
+        ParallelGroup(stages, sum(own[n] for n in stages), alive, last_read)
+        for stages, alive, last_read in found
+    )
+
+
+_INTERPRETED_AT_ONCE = 4
+"""Most stages that are interpreted at once: calls of NumPy begin under Python's lock."""
+
+
+def interpreted_rounds(
+    whole: WholePlan, steps: Sequence[Steps], stages: Sequence[int]
+) -> tuple[InterpretedRound, ...]:
+    """The rounds of a plan that is interpreted, each with exactly the memory that it takes.
+
+    Args:
+        whole: Stages of the plan.
+        steps: Distinct steps of its stages, on stacks where the plan runs on stacks.
+        stages: Number among these steps of the steps of each stage.
+    """
+    results = [sum(math.prod(view.shape) for view in each.outputs) for each in steps]
+    rooms = [-(-each.room // each.item) for each in steps]
+    read: Sizes = {}
+    given = []
+    for stage, n in zip(whole.stages, stages, strict=True):
+        read.update(zip(stage.inputs, steps[n].sizes, strict=False))
+        given.append([math.prod(view.shape) for view in steps[n].outputs])
+
+    def of_rooms(chosen: Sequence[int]) -> tuple[int, int]:
+        return min(len(chosen), _INTERPRETED_AT_ONCE), max(rooms[stages[n]] for n in chosen)
+
+    def elements(alive: Sizes, chosen: Sequence[int]) -> int:
+        computed = sum(results[stages[n]] for n in chosen)
+        return sum(alive.values()) + computed + math.prod(of_rooms(chosen))
+
+    arrays = {name: size for name, size in read.items() if name in whole.names}
+    kept = {*whole.names, *whole.outputs}
+    return tuple(
+        InterpretedRound(numbers, *of_rooms(numbers), alive, last_read)
+        for numbers, alive, last_read in _rounds(whole.stages, kept, arrays, given, elements)
+    )
+
+
+@per_object_cache
+def interpreted(program: Program, item: int) -> Steps:
+    """The steps of a program on arrays whose elements take `item` bytes."""
+    return steps_of(program, item)
+
+
+@per_object_cache
+def interpreted_elements(whole: WholePlan, item: int) -> int:
+    """The largest number of elements alive at once where a plan is interpreted."""
+    steps = [interpreted(program, item) for program in whole.programs]
+    found = interpreted_rounds(whole, steps, [stage.program for stage in whole.stages])
+    return max((each.elements for each in found), default=0)
+
+
+_Chosen = tuple[tuple[int, ...], int, tuple[str, ...]]
+"""Numbers of the stages of a round, elements alive, names of values that no later stage reads."""
+
+
+def _rounds(
+    stages: Sequence[PlanStage],
+    kept: Set[str],
+    read: Sizes,
+    given: Sequence[Sequence[int]],
+    elements: Callable[[Sizes, Sequence[int]], int],
+) -> list[_Chosen]:
+    """Rounds of as many stages as fit in the memory that the stages need one by one.
+
+    Args:
+        stages: Stages of a plan.
+        kept: Names of the arrays and outputs of the plan, which stay.
+        read: Elements of each array that the plan reads.
+        given: Elements of each output of every stage.
+        elements: Function of the elements alive by name and of stages; returns the elements alive
+            while the stages run.
+    """
+    one_by_one = list(_rounds_within(stages, kept, read, given, elements, 0))
+    if len(stages) < 2:
         return one_by_one
-    return tuple(_rounds(plan, at_most=max(each.elements for each in one_by_one)))
+    at_most = max(alive for _, alive, _ in one_by_one)
+    return list(_rounds_within(stages, kept, read, given, elements, at_most))
 
 
-def _rounds(plan: Schedule, at_most: int) -> Iterator[ParallelGroup]:
+def _rounds_within(
+    stages: Sequence[PlanStage],
+    kept: Set[str],
+    read: Sizes,
+    given: Sequence[Sequence[int]],
+    elements: Callable[[Sizes, Sequence[int]], int],
+    at_most: int,
+) -> Iterator[_Chosen]:
     """Rounds of as many stages as fit in `at_most` elements, at least one stage each."""
-    alive = {name: math.prod(shape) for name, shape in plan.shapes.items()}
-    readers = _readers(plan)
-    left = dict(enumerate(plan.stages))
+    alive = dict(read)
+    readers = Counter(name for stage in stages for name in set(stage.inputs) - kept)
+    left = dict(enumerate(stages))
     while left:
-        chosen: dict[int, PlanStage] = {}
+        chosen: list[int] = []
         for number, stage in left.items():
             if not alive.keys() >= set(stage.inputs):
                 continue
-            with_it = sum(_elements(plan, alive, [*chosen.values(), stage]))
-            if not chosen or with_it <= at_most:
-                chosen[number] = stage
-        own, waiting = _elements(plan, alive, list(chosen.values()))
-        read: list[str] = []
-        for number, stage in chosen.items():
-            del left[number]
-            alive |= _given(plan, stage)
-            read += [name for name in set(stage.inputs) if name in readers]
-        for name in read:
+            if not chosen or elements(alive, [*chosen, number]) <= at_most:
+                chosen.append(number)
+        together = elements(alive, chosen)
+        names: list[str] = []
+        for number in chosen:
+            stage = left.pop(number)
+            alive.update(zip(stage.outputs, given[number], strict=True))
+            names += [name for name in set(stage.inputs) if name in readers]
+        for name in names:
             readers[name] -= 1
-        last_read = tuple(name for name in dict.fromkeys(read) if not readers[name])
+        last_read = tuple(name for name in dict.fromkeys(names) if not readers[name])
         for name in last_read:
             del alive[name]
-        yield ParallelGroup(tuple(chosen), own, own + waiting, last_read)
-
-
-def _elements(plan: Schedule, alive: Sizes, stages: list[PlanStage]) -> tuple[int, int]:
-    """Elements alive while some stages run: their own, and those of values for other stages."""
-    read = {name for stage in stages for name in stage.inputs}
-    own = sum(peak_elements(plan.programs[stage.program]) for stage in stages)
-    return own, sum(size for name, size in alive.items() if name not in read)
-
-
-def _readers(plan: Schedule) -> dict[str, int]:
-    """Number of stages that read each value; arrays and outputs of the plan are left out."""
-    readers: dict[str, int] = {}
-    for stage in plan.stages:
-        for name in set(stage.inputs) - set(plan.shapes) - set(plan.outputs):
-            readers[name] = readers.get(name, 0) + 1
-    return readers
-
-
-def _given(plan: Schedule, stage: PlanStage) -> Sizes:
-    """Elements of each output of a stage, by name."""
-    program = plan.programs[stage.program]
-    outputs = zip(stage.outputs, program.outputs, strict=True)
-    return {name: math.prod(program.value_shapes[output]) for name, output in outputs}
+        yield tuple(chosen), together, last_read

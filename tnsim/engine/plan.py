@@ -110,6 +110,12 @@ class Plan:
         return costs.allocated_bytes(self.programs, self.array_bytes)
 
     @cached_property
+    def interpreted_bytes(self) -> int:
+        """Bytes of all arrays alive at once where the plan is interpreted, exactly."""
+        item = ITEM_BYTES[self.dtype]
+        return item * costs.interpreted_elements(self.whole, item)
+
+    @cached_property
     def program_bytes(self) -> int:
         """Bytes that compiling takes, the first time in a process: XLA itself, and its programs."""
         return costs.program_bytes(self)
@@ -213,7 +219,8 @@ def _rows(plan: Plan) -> list[tuple[str, str]]:
         ),
         (
             "peak memory",
-            f"{plan.peak_bytes / 2**20:,.2f} MiB of {plan.dtype} beside the models",
+            f"{plan.interpreted_bytes / 2**20:,.2f} MiB of {plan.dtype} interpreted, "
+            f"{plan.peak_bytes / 2**20:,.2f} MiB compiled, beside the models",
         ),
         ("compiling", f"{plan.program_bytes / 2**20:,.0f} MiB more, once in a process"),
         ("searched with", plan.searched_with),

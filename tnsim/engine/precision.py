@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -168,6 +169,30 @@ def check_norm(norm: LogScaled, name: str, has_terms: bool, arithmetic: Arithmet
             "not, use float64, fewer layers, or GaussianClosure()"
         )
     raise ModelError(f"{name} is the zero function{where}: its cosine with anything is undefined")
+
+
+def known(cosines: Cosine, norms: Sequence[LogScaled], arithmetic: Arithmetic) -> Any:
+    """The cosines inside a trace, where nothing can be refused: NaN where `refuse` would raise.
+
+    Args:
+        cosines: Cosines and the bounds of their errors.
+        norms: Squared norms, in shapes that broadcast against the cosines.
+        arithmetic: Degree of the polynomials and dtype of the computation.
+
+    Example:
+        The squared norm 1e-20 is what rounding has left of terms of size 1.
+
+        >>> exact, lost = (LogScaled(np.float64(x), 0.0, np.float64(1.0)) for x in (1.0, 1e-20))
+        >>> arithmetic = Arithmetic(2, "float64")
+        >>> for norm in (exact, lost):
+        ...     float(known(cosine(exact, norm, exact, arithmetic), [norm, exact], arithmetic))
+        1.0
+        nan
+    """
+    is_lost = (cosines.error > USELESS) & (arithmetic.alone <= USELESS)
+    for norm in norms:
+        is_lost = is_lost | (norm.mantissa <= min(arithmetic.rounding, USELESS) * norm.size)
+    return library_of(cosines.value).where(is_lost, np.nan, cosines.value)
 
 
 def lost_half(norm: LogScaled, dtype: str) -> bool:

@@ -19,6 +19,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Self
 
+import jax
 import numpy as np
 from jax.core import Tracer
 from jaxtyping import Float
@@ -28,6 +29,7 @@ from tnsim.metrics import pairings
 from tnsim.metrics.pairings import Joining
 from tnsim.metrics.protocol import Metric
 from tnsim.models.arrays import Array, as_array, library
+from tnsim.models.scaling import power, replaced
 from tnsim.names import COVARIANCE, MEAN
 
 PositionForm = Literal["alike", "each", "full"]
@@ -280,6 +282,71 @@ def moments_at_a_position(metric: Metric, d: int, n_ctx: int | None) -> tuple[An
     means = xp.concatenate([xp.ones((mean.size // d, 1)), mean.reshape(-1, d)], axis=1)
     second = xp.pad(_as_matrix(xp, cov, d), ((1, 0), (1, 0)))
     return means.mean(axis=0), second + means.T @ means / len(means)
+
+
+def input_sizes(metric: Metric, d: int) -> Float[Array, " d"]:
+    """Sizes of the coordinates of an input, as logarithms to base 2, over all positions.
+
+    Args:
+        metric: Metric with a mean and a covariance; without them, zero and the identity.
+        d: Coordinates that the models read at a position.
+
+    Returns:
+        The larger one of deviation and mean, (d,), without a derivative; 0 for a coordinate that
+        is always zero.
+
+    Example:
+        >>> import tnsim
+        >>> input_sizes(tnsim.Gaussian(mean=[8.0, 0.0], cov=[4.0, 0.25]), 2).tolist()
+        [3.0, -1.0]
+    """
+    mean, cov = _mean_and_covariance(metric)
+    xp = library(mean, cov)
+    if xp is not np:
+        mean, cov = jax.lax.stop_gradient((mean, cov))
+    squares = xp.ones(d) if cov is None else cov.diagonal() if cov.ndim == 2 else cov
+    sizes = _log2(xp, squares).reshape(-1, d).max(axis=0) / 2
+    if mean is not None:
+        sizes = xp.maximum(sizes, _log2(xp, abs(mean)).reshape(-1, d).max(axis=0))
+    return xp.where(sizes == -xp.inf, 0.0, sizes)
+
+
+def in_input_units(metric: Metric, unit: Any, d: int) -> Metric:
+    """The same metric over inputs in units of `2 ** unit`; exact, as units are powers of two.
+
+    Args:
+        metric: Any metric; without moments it is returned as it is.
+        unit: Exponents of two, a single one or one for each coordinate of a position, (d,).
+        d: Coordinates that the models read at a position.
+
+    Example:
+        >>> import tnsim
+        >>> far = tnsim.Gaussian(mean=[8.0, 0.0])
+        >>> near = in_input_units(far, np.array([2.0, 0.0]), d=2)
+        >>> near.mean.tolist(), near.cov.tolist()
+        ([2.0, 0.0], [0.0625, 1.0])
+    """
+    if not isinstance(metric, GaussianMoments) or (library(unit) is np and not unit.any()):
+        return metric
+    mean, cov = _mean_and_covariance(metric)
+    unit = unit + np.zeros(d)
+
+    def over(length: int) -> Any:
+        """The exponents of coordinates that may be flattened over positions."""
+        return library(unit).tile(unit, length // d)
+
+    if mean is not None:
+        mean = power(mean, np.zeros(()), -over(mean.shape[-1]))
+    cov = np.ones(d) if cov is None else cov
+    rows = over(len(cov))
+    cov = power(cov, np.zeros(()), -(rows + (rows if cov.ndim == 1 else rows[:, None])))
+    return replaced(metric, {"mean": mean, "cov": cov})
+
+
+def _log2(xp: Any, values: Any) -> Any:
+    """Logarithms to base 2, -inf for zero."""
+    positive = values > 0
+    return xp.where(positive, xp.log2(xp.where(positive, values, 1.0)), -xp.inf)
 
 
 def second_moment_at(metric: Metric, d: int, lifted: bool, t: float) -> Any:

@@ -97,6 +97,8 @@ def diagrams(bra: Tree, ket: Tree, cross_only: bool) -> tuple[Diagram, ...]:
         return ()
     graphs = _Multigraphs(bra, ket, cross_only)
     orbits = {graphs.empty: 1}
+    # Orbits are kept to one representative after every edge. Listing all matchings first and
+    # sorting them into orbits afterwards would take (2n - 1)!! steps.
     for _ in range(legs // 2):  # an edge joins two legs
         orbits = graphs.grown(orbits)
     complete = [Diagram(count, graphs.edges_of(key)) for key, count in orbits.items()]
@@ -136,6 +138,8 @@ class _Multigraphs:
         counts: list[int] = []
         for key, count in orbits.items():
             graph = np.frombuffer(key, np.int8)
+            # Any representative will do: automorphisms carry the continuations of one image to
+            # those of another, so an orbit has as many continuations from each.
             free = self.legs - self._degrees(graph)
             # The next edge starts at a leg of the first node with a free leg. That is no choice to
             # count: every leg is joined in the end, and this leg is joined now.
@@ -183,6 +187,7 @@ class _Multigraphs:
         orbits: dict[bytes, int] = {}
         for graph, count in zip(largest, counts, strict=True):
             key = graph.tobytes()
+            # Partial joinings of one orbit can come from several smaller orbits.
             orbits[key] = orbits.get(key, 0) + count
         return orbits
 

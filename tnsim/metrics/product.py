@@ -302,7 +302,11 @@ class Product:
         check_draws(self.samples)
         object.__setattr__(self, "seed", seed_number(self.seed, "the seed of samples"))
         given = self.marginals
-        kept = tuple(map(_kept, given)) if isinstance(given, list) else (_kept(given),)
+        if isinstance(given, _Marginals):
+            return
+        if not isinstance(given, list):
+            given = [given]
+        kept = _Marginals(map(_kept, given))
         for one in kept:
             marginal(one)
         object.__setattr__(self, "marginals", kept)
@@ -333,6 +337,13 @@ class Product:
         rules = [marginal(one).rule(reading.degree + 1) for one in self.marginals]
         each = rules * (reading.d_in // len(rules)) * (reading.n_ctx or 1)
         return mapped(product_rule(each), partial(_shaped, reading.shape))
+
+
+class _Marginals(tuple[Any, ...]):
+    """Distributions as the metric stores them, so that `dataclasses.replace` gives them back.
+
+    A plain tuple would not do: two arrays of moments look like nodes with their weights.
+    """
 
 
 def _kept(given: Any) -> Any:

@@ -175,6 +175,9 @@ def _levels(rows: Any, counts: Sequence[int]) -> list[Any]:
     return [rows[end - count : end] for end, count in zip(ends, counts, strict=True)]
 
 
+_INPUT_STEP = 64  # units of inputs are powers of 2^64: a spread of 2^64 is well within float32
+
+
 class ScaledLayers(NamedTuple):
     """A model whose layer n is `2 ** exponents[n] * layers[n]`, with weights near one."""
 
@@ -189,12 +192,14 @@ class Outputs(NamedTuple):
     exponents: Float[Array, "points 1"] | Float[Array, "points out"]
 
 
-def scaled_layers(model: Model, slices: bool = False) -> ScaledLayers:
+def scaled_layers(model: Model, slices: bool = False, inputs: Unit | None = None) -> ScaledLayers:
     """The layers of a model, each in scientific notation.
 
     Args:
         model: Any model.
         slices: Whether each output has an exponent of its own.
+        inputs: Exponents of the units of the inputs, a single one or one for each coordinate;
+            None for units of one.
 
     Example:
         >>> layers, exponents = scaled_layers(Model([Linear([[1e200]]), Linear([[1.0]])]))
@@ -202,11 +207,44 @@ def scaled_layers(model: Model, slices: bool = False) -> ScaledLayers:
         array([[1.e+200]])
     """
     last = len(model.layers) - 1
+    below = np.zeros(()) if inputs is None else inputs
     parts = []
     for n, layer in enumerate(model.layers):
-        parts.append(scaled(Model([layer]), slices and n == last))
+        parts.append(scaled(Model([layer]), slices and n == last, below=below))
+        below = np.zeros(())
     layers = tuple(part.model.layers[0] for part in parts)
     return ScaledLayers(layers, tuple(part.exponent for part in parts))
+
+
+def in_own_units(model: Model, inputs: Array) -> tuple[Array, Unit]:
+    """Inputs in units of their own, which keep coordinates in the range of floats, and the units.
+
+    Every input has an exponent later. Units are for coordinates far from one another, and for
+    inputs beyond float32. They are powers of 2^64, so that inputs of ordinary size are left alone.
+
+    Args:
+        model: Model that reads the inputs. A residual stream leaves a single unit.
+        inputs: Floats (points, d_in) or (points, n_ctx, d_in).
+
+    Returns:
+        Inputs of the same dtype and shape, and the exponents of the units, a single exponent or one
+        for each coordinate.
+
+    Example:
+        >>> inputs, unit = in_own_units(Model([Linear([[1.0, 1.0]])]), np.array([[2.0**80, 3.0]]))
+        >>> inputs.tolist(), unit.tolist()
+        ([[65536.0, 3.0]], [64.0, 0.0])
+    """
+    xp = library(inputs)
+    read = jax.lax.stop_gradient(inputs) if xp is not np else inputs
+    axes = tuple(range(inputs.ndim - 1))
+    largest = xp.maximum(read.max(axis=axes), -read.min(axis=axes))
+    sizes = xp.log2(xp.where(largest > 0, largest, 1.0))
+    sizes = sizes.max() if isinstance(model.layers[0], Residual) else sizes
+    unit = _INPUT_STEP * xp.rint(sizes / _INPUT_STEP)
+    if xp is np and not unit.any():
+        return inputs, np.zeros(())
+    return power(inputs, np.zeros(()), -unit), unit
 
 
 def forward(model: ScaledLayers, inputs: Inputs | Prefixes) -> Outputs:

@@ -350,7 +350,7 @@ def affine_maps(core: Layer) -> tuple[tuple[str, ...], str]:
 
     Every layer inside residuals is `output(product of rows)`, a product per head for attention. The
     name of a map is the attribute of its matrix; `bias_name` gives the attribute of its bias. A
-    linear layer multiplies no maps.
+    linear layer multiplies no maps. No name stands twice, even where two factors are equal arrays.
 
     Args:
         core: A layer that is no residual.
@@ -412,6 +412,8 @@ def known_layer(layer: Any, what: str) -> Layer:
         >>> known_layer(Linear(np.eye(2)), "layer 0").order
         1
     """
+    if isinstance(layer, Core):
+        _check_distinct_maps(layer)
     if isinstance(layer, Core | Residual):
         return layer
     if not hasattr(layer, "as_layer"):
@@ -425,6 +427,21 @@ def known_layer(layer: Any, what: str) -> Layer:
     if not (is_traced(known) or any(map(requires_grad, jax.tree.leaves(known)))):
         _compare_forward(layer, known, what)  # needs plain numbers
     return known
+
+
+def _check_distinct_maps(core: Core) -> None:
+    """Refuse a class of layers for which `affine_maps` names one array twice.
+
+    Units and changes of basis are applied to arrays by name. An array that stands for two factors
+    would get the unit of both, and inner products would be wrong without a sign of it.
+    """
+    factors, output = affine_maps(core)
+    if len({*factors, output}) <= len(factors):
+        raise ModelError(
+            f"the affine maps of {type(core).__name__} are {', '.join((*factors, output))}, with "
+            "one name twice: give each factor an attribute of its own, which may hold an equal "
+            "array"
+        )
 
 
 def _compare_forward(own: OwnLayer, known: Layer, what: str) -> None:

@@ -22,6 +22,9 @@ with constants therefore follow the sizes of the states themselves, measured lay
 the metric (`States`). Each layer is written in the units that the sizes below it gave, so that
 errors do not add up.
 
+Inputs have units as well, from the deviations and means of a metric (`problems.state_sizes`): the
+first layer of every model and the moments of the metric are written in them.
+
 Units are powers of 2^8, rounded to the nearest: models of ordinary size are left as they are,
 states lie in `[2^-4, 2^4]`, and a product of ten legs stays far from both ends of float32.
 
@@ -55,6 +58,7 @@ _STEP = 8
 SMALLEST = -(2.0**40)
 """The exponent of a coefficient of zero, below the exponent of any model."""
 _LOG_2 = np.log(2)
+_ONE = np.zeros(())  # the exponent of the unit 1
 
 Unit: TypeAlias = Float[Array, ""] | Float[Array, " rows"]
 """Exponents of two: a number for all coordinates of a bond, or a number for each."""
@@ -97,19 +101,24 @@ class States(Protocol):
         ...
 
 
-def scaled(model: Model, slices: bool = False, states: States | None = None) -> Scaled:
+def scaled(
+    model: Model, slices: bool = False, states: States | None = None, below: Any = _ONE
+) -> Scaled:
     """A model with weights or states near one, and the power of two that its output lacks.
 
     Args:
         model: Any model. Arrays of JAX come back as NumPy unless they are traced.
         slices: Whether each output has an exponent of its own, (d_out,), or all share one.
-        states: Sizes of the inputs of the model, for models with constants; None where units
-            follow the weights alone.
+        states: Sizes of the inputs of the model, for models with constants, in the units of the
+            inputs; None where units follow the weights alone.
+        below: Exponents of the units of the inputs, a single exponent or one for each coordinate;
+            a single one for a model that begins with a residual.
 
     Returns:
-        The model and its exponent; a row of weights is zero only if it was zero before. The
-        coordinates of a residual stream share a unit, because the skip is a single number. The
-        outputs of a model that ends in a residual share a unit too, even with `slices`.
+        The model, which reads inputs in their units, and its exponent; a row of weights is zero
+        only if it was zero before. The coordinates of a residual stream share a unit, because the
+        skip is a single number. The outputs of a model that ends in a residual share a unit too,
+        even with `slices`.
 
     Example:
         >>> from tnsim import Linear
@@ -117,18 +126,19 @@ def scaled(model: Model, slices: bool = False, states: States | None = None) -> 
         >>> model.layers[0].weight * 2.0**exponent
         array([[3.e-200, 1.e-200]])
     """
-    of_jax = [leaf for leaf in jax.tree.leaves((model, states)) if isinstance(leaf, jax.Array)]
+    given = model, states, below
+    of_jax = [leaf for leaf in jax.tree.leaves(given) if isinstance(leaf, jax.Array)]
     if is_traced(of_jax):
-        return _scaled_by_jax(model, slices, states)
+        return _scaled_by_jax(model, slices, states, below)
     if of_jax:
-        model, states = jax.tree.map(_on_host, (model, states))
-    return _scaled(model, slices, states)
+        model, states, below = jax.tree.map(_on_host, given)
+    return _scaled(model, slices, states, below)
 
 
-def _scaled(model: Model, slices: bool, states: States | None) -> Scaled:
+def _scaled(model: Model, slices: bool, states: States | None, below: Unit) -> Scaled:
     """Scale a model as `scaled` does, with all arrays from the same library."""
     layers: list[Layer] = []
-    unit: Unit = np.zeros(())
+    unit = _one_if_equal(below)
     beyond: Unit = np.zeros(())
     for n, layer in enumerate(model.layers):
         # A stream is added to the output of the layer inside its residual, and its skip is a single
@@ -149,6 +159,16 @@ def _scaled(model: Model, slices: bool, states: States | None) -> Scaled:
 
 
 _scaled_by_jax = jax.jit(_scaled, static_argnums=1)  # one program instead of one per operation
+
+
+def nearest_unit(sizes: Unit) -> Unit:
+    """Exponents of the units for some sizes, given as base-2 logarithms: multiples of 8.
+
+    Example:
+        >>> nearest_unit(np.array([3.0, 13.0])).tolist()
+        [0.0, 16.0]
+    """
+    return _STEP * library(sizes).rint(sizes / _STEP)
 
 
 def split(number: Any) -> tuple[Any, Any]:
@@ -220,7 +240,7 @@ def _measured(
     written, above = _layer(layer, below, shared, states)
     reached = states.after(written)
     sizes = reached.sizes
-    step = _nearest_step(sizes.max() if shared else sizes)
+    step = nearest_unit(sizes.max() if shared else sizes)
     if isinstance(written, Residual):
         # On lifted states a skip of c in the new units adds c to the constant, and c - 1 is taken
         # off again (`problems.tensors.lifted`). So c stays below 1, at the price of a unit that may
@@ -228,11 +248,6 @@ def _measured(
         step = larger(step, _STEP * library(step).ceil(_exponents(written.skip) / _STEP))
     above, reached = _one_if_equal(above + step), reached.in_units(step)
     return _outputs_times(written, -step), above, reached
-
-
-def _nearest_step(sizes: Unit) -> Unit:
-    """Exponents of units for some sizes: the nearest multiples of 8."""
-    return _STEP * library(sizes).rint(sizes / _STEP)
 
 
 def _outputs_times(layer: Layer, power: Unit) -> Layer:
@@ -272,7 +287,7 @@ def _leg(layer: Layer, name: str, below: Unit, states: States | None) -> Unit:
     if states is None:
         return unit
     arrays = _between(layer, name, below, unit)
-    return unit + _nearest_step(states.of_rows(arrays[name], arrays[bias_name(name)]))
+    return unit + nearest_unit(states.of_rows(arrays[name], arrays[bias_name(name)]))
 
 
 def _residual(layer: Residual, below: Unit, states: States | None) -> tuple[Layer, Unit]:

@@ -14,9 +14,11 @@ order
 *Gauge.* A bond may take any basis: multiplying the layer below by `T` and the layer above by `T^-1`
 leaves the network unchanged. Where A is large for a model, every bond inside gets the basis of the
 principal axes of the states there: their coordinates are then uncorrelated, and a sum over them
-cancels no more. The change of basis itself is made once, in float64, and rounds by kappa eps, not
-by kappa^2 eps or, where a plan contracts both legs of a layer first, by kappa^4 eps. Bonds at the
-ends of a skip have one basis in common; the input and the output retain their bases.
+cancels no more. The change of basis itself would round by kappa eps: products with T cancel as the
+network does. Its products are therefore taken with more than 80 bits, and the inverse of T is that
+of the rounded T, `T' (1 - E)` with `E = T T' - 1`. Rounding to float64 is then relative to every
+entry. Bonds at the ends of a skip have one basis in common; the input and the output retain their
+bases.
 
 Measured on two bilinear layers and the same function in a hidden basis of condition kappa (40
 pairs, float64, `TreeSymmetric`): the worst error of a similarity of 1 is 4.5e-12, 1.9e-6 and 3.4e-3
@@ -26,6 +28,7 @@ gauge.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -58,6 +61,8 @@ _POSITIONS = 32
 """Most positions of a sequence on which a model is run: few show the cancellation."""
 _ELEMENTS = 2**22
 """Most elements of a state on all inputs; wider models are measured on fewer inputs."""
+_BITS = 84
+"""Bits to which a change of basis is computed."""
 
 Samples = Float[np.ndarray, "points width"] | Float[np.ndarray, "points positions width"]
 
@@ -148,11 +153,10 @@ def regauged(model: Model, metric: Metric) -> Model:
             states.append(np.asarray(plain_forward(alone, states[n])))
     if not all(np.isfinite(state).all() for state in states):
         return model  # its states overflow on these inputs, though not under the metric
+    bases: dict[int, np.ndarray] = {}
     for bonds in _free_bonds(layers):
-        basis = _principal_axes([states[bond] for bond in bonds])
-        for bond in bonds:
-            layers[bond - 1] = _above(layers[bond - 1], basis)
-            layers[bond] = _below(layers[bond], basis.T)
+        bases |= dict.fromkeys(bonds, _principal_axes([states[bond] for bond in bonds]))
+    layers = [_in_bases(layer, bases.get(n), bases.get(n + 1)) for n, layer in enumerate(layers)]
     return Model(layers, model.n_ctx)
 
 
@@ -178,24 +182,64 @@ def _principal_axes(states: Sequence[Samples]) -> Float[np.ndarray, "width width
     return np.linalg.eigh(moment)[1].T
 
 
-def _above(layer: Layer, basis: np.ndarray) -> Layer:
-    """The layer below a bond after a change of the bond's basis."""
+def _in_bases(layer: Layer, below: np.ndarray | None, above: np.ndarray | None) -> Layer:
+    """A layer after a change of the bases of the bonds at its ends; None leaves a basis alone."""
     if isinstance(layer, Residual):
-        return replaced(layer, {"layer": _above(layer.layer, basis)})
-    _, name = affine_maps(innermost(layer))
-    arrays = {name: basis @ getattr(layer, name)}
-    bias = getattr(layer, bias_name(name))
-    if bias is not None:
-        arrays[bias_name(name)] = basis @ bias
+        return replaced(layer, {"layer": _in_bases(layer.layer, below, above)})
+    names, output = affine_maps(innermost(layer))
+    arrays = {}
+    for name in dict.fromkeys((*names, output)):
+        weight, bias = getattr(layer, name), getattr(layer, bias_name(name))
+        rest = np.zeros(np.shape(weight))
+        if below is not None and name in (names or (output,)):
+            # A linear layer changes both bases, and is rounded only once.
+            weight, rest = _product(weight, below.T)
+            square, error = _product(below, below.T)
+            rest = rest - weight @ (square - np.eye(len(below)) + error)
+        if above is not None and name == output:
+            rest = above @ rest
+            weight, more = _product(above, weight)
+            rest = rest + more
+            if bias is not None:
+                turned, left = _product(above, bias[:, None])
+                arrays[bias_name(name)] = (turned + left)[:, 0]
+        arrays[name] = weight + rest
     return replaced(layer, arrays)
 
 
-def _below(layer: Layer, inverse: np.ndarray) -> Layer:
-    """The layer above a bond after a change of the bond's basis, given its inverse."""
-    if isinstance(layer, Residual):
-        return replaced(layer, {"layer": _below(layer.layer, inverse)})
-    names, output = affine_maps(innermost(layer))
-    return replaced(layer, {name: getattr(layer, name) @ inverse for name in names or (output,)})
+def _product(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The product of two matrices as a sum of two, correct to 2^-80 of its largest summands.
+
+    Both are cut into slices of so few bits that products of slices are exact in float64.
+
+    Source:
+        Ozaki, Ogita, Oishi and Rump, Error-free transformations of matrix multiplication, 2012.
+    """
+    bits = (53 - math.ceil(math.log2(a.shape[1]))) // 2
+    count = math.ceil(_BITS / bits)
+    lefts, rights = _slices(a, bits, count), _slices(b.T, bits, count)
+    total, rest = np.zeros((len(a), b.shape[1])), np.zeros((len(a), b.shape[1]))
+    for n in reversed(range(count)):  # the smallest first
+        for k in range(n + 1):
+            term = lefts[k] @ rights[n - k].T
+            both = total + term
+            # The error of a sum, exactly (Knuth, The Art of Computer Programming, 4.2.2).
+            part = both - total
+            rest = rest + ((total - (both - part)) + (term - part))
+            total = both
+    both = total + rest
+    return both, rest - (both - total)
+
+
+def _slices(matrix: np.ndarray, bits: int, count: int) -> list[np.ndarray]:
+    """Matrices of few bits relative to the largest entry of each row, which add up to a matrix."""
+    _, exponent = np.frexp(np.abs(matrix).max(axis=1, keepdims=True))
+    slices = []
+    for n in range(1, count + 1):
+        unit = np.ldexp(1.0, exponent - n * bits)
+        slices.append(np.rint(matrix / unit) * unit)
+        matrix = matrix - slices[-1]
+    return slices
 
 
 def _inputs(model: Model, metric: Metric, rng: np.random.Generator, points: int) -> Any:

@@ -246,7 +246,7 @@ def compared(
     for row, weighted in zip(weights, (one, two), strict=True):
         for coefficient, model in weighted:
             row[number[id(model)]] += coefficient
-    parts = in_common_units(models, metric, slices)
+    parts, metric = in_common_units(models, metric, slices)
     exponents = np.array([part.exponent for part in parts])
     models = [part.model for part in parts]
     blocks = [block(models, exponents, weights, part, metric, dtype) for part in common.parts]

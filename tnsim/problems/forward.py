@@ -32,10 +32,17 @@ from tnsim.engine.scaled import LogScaled, add, contribution, stacked, taken, ti
 from tnsim.errors import ModelError, TooLarge
 from tnsim.metrics.points import Points, WeightedPoints
 from tnsim.models.arrays import library
-from tnsim.models.forward import ScaledLayers, check_inputs, forward, is_tokens, scaled_layers
+from tnsim.models.forward import (
+    ScaledLayers,
+    check_inputs,
+    forward,
+    in_own_units,
+    is_tokens,
+    scaled_layers,
+)
 from tnsim.models.functions import Function, outputs_of
 from tnsim.models.model import Model
-from tnsim.models.scaling import SMALLEST, larger, split
+from tnsim.models.scaling import SMALLEST, Unit, larger, split
 from tnsim.problems.tensors.kinds import Kinds, LayerKind, kinds
 
 Part: TypeAlias = Model | Function
@@ -222,17 +229,26 @@ def total(value: LogScaled) -> LogScaled:
 def _run(part: Part, slices: bool, dtype: str, eager: bool) -> Run:
     """The function that returns the vector of a part on a batch."""
     if isinstance(part, Model):
-        known = jax.tree.map(np.asarray, scaled_layers(part, slices))
-        weights = jax.tree.map(lambda x: np.asarray(x, dtype), known.layers)
-        layers = ScaledLayers(weights, known.exponents)
         evaluate = vector_of_model if eager else _compiled
+        made: dict[bytes, ScaledLayers] = {}
+
+        def reading(unit: Unit) -> ScaledLayers:
+            """The layers in the dtype of the passes for some units of inputs; the last are kept."""
+            key = unit.tobytes()
+            if key not in made:
+                layers = jax.tree.map(np.asarray, scaled_layers(part, slices, unit))
+                weights = jax.tree.map(lambda x: np.asarray(x, dtype), layers.layers)
+                made.clear()
+                made[key] = ScaledLayers(weights, layers.exponents)
+            return made[key]
 
         def model(batch: WeightedPoints) -> Vector:
             check_inputs(part, batch.inputs)
-            inputs = batch.inputs
+            inputs, unit = batch.inputs, np.zeros(())
             if not is_tokens(inputs):
+                inputs, unit = in_own_units(part, inputs)
                 inputs = inputs.astype(dtype)
-            return _on_host(evaluate(layers, inputs, batch.log_weights / 2))
+            return _on_host(evaluate(reading(unit), inputs, batch.log_weights / 2))
 
         return model
 
@@ -515,8 +531,7 @@ def _run_traced(part: Part, slices: bool) -> Run:
     """The function that returns the vector of a part on a batch."""
     if not isinstance(part, Model):
         return partial(_of_function, part, slices)
-    layers = jax.tree.map(jnp.asarray, scaled_layers(part, slices))
-    return partial(_of_model, part, layers)
+    return partial(_of_model, part, slices)
 
 
 def _of_function(function: Function, slices: bool, batch: WeightedPoints) -> Vector:
@@ -526,12 +541,14 @@ def _of_function(function: Function, slices: bool, batch: WeightedPoints) -> Vec
     return vector_of(jnp.asarray(outputs), exponents, batch.log_weights / 2)
 
 
-def _of_model(model: Model, layers: ScaledLayers, batch: WeightedPoints) -> Vector:
+def _of_model(model: Model, slices: bool, batch: WeightedPoints) -> Vector:
     """The vector of a model on a batch, inside a trace, in the dtype of its weights."""
-    inputs = batch.inputs
+    inputs, unit = batch.inputs, None
     check_inputs(model, inputs)
     if not is_tokens(inputs):
         weights = (leaf for leaf in jax.tree.leaves(model) if jnp.ndim(leaf))
+        inputs, unit = in_own_units(model, inputs)
         inputs = inputs.astype(jnp.result_type(*weights))
     inputs = jax.tree.map(jnp.asarray, inputs)
+    layers = jax.tree.map(jnp.asarray, scaled_layers(model, slices, unit))
     return vector_of_model(layers, inputs, batch.log_weights / 2)

@@ -24,16 +24,23 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import jax
 import numpy as np
 from jaxtyping import Float
 
 from tnsim.metrics.categorical import Categorical, token_probabilities
-from tnsim.metrics.input_moments import moments_at_a_position
+from tnsim.metrics.input_moments import (
+    GaussianMoments,
+    check_coordinates,
+    in_input_units,
+    input_sizes,
+    moments_at_a_position,
+    sequence_inputs,
+)
 from tnsim.metrics.metric import GaussianClosure, TreeSymmetric
 from tnsim.metrics.pairings import Joining, Leg, gaussian_mean
 from tnsim.metrics.protocol import Metric, joins_layers
@@ -42,7 +49,7 @@ from tnsim.models.attention import Attention
 from tnsim.models.layers import Residual, residual_rule
 from tnsim.models.model import Model
 from tnsim.models.protocol import Layer
-from tnsim.models.scaling import Scaled, Unit, scaled
+from tnsim.models.scaling import Scaled, Unit, nearest_unit, scaled
 from tnsim.names import DOWN, SKIP, UNIT, Side
 from tnsim.problems.conditioning import SKEWED, amplification, regauged
 from tnsim.problems.diagrams import tree
@@ -59,7 +66,22 @@ LegRows: TypeAlias = Float[Array, "rows lifted"] | Literal["state", "constant"]
 """Vectors by which a leg reads the lifted state: rows, each coordinate, or the constant alone."""
 
 
-def scaled_under(model: Model, metric: Metric, by_states: bool, slices: bool) -> Scaled:
+class Units(NamedTuple):
+    """Conventions on units that all models of one comparison share.
+
+    Args:
+        metric: Metric of the inputs in their units.
+        inputs: Exponents of the units of the inputs, a single one or one for each coordinate.
+        by_states: Whether units of bonds follow the states of the model under the metric instead of
+            the weights.
+    """
+
+    metric: Metric
+    inputs: Unit
+    by_states: bool
+
+
+def scaled_under(model: Model, units: Units, slices: bool) -> Scaled:
     """A model in scientific notation under a metric, see `scaling.scaled`.
 
     Unless it is traced, a model with a hidden basis far from orthogonal gets another one, see
@@ -67,9 +89,7 @@ def scaled_under(model: Model, metric: Metric, by_states: bool, slices: bool) ->
 
     Args:
         model: Any model of known layers, traced or not.
-        metric: A metric that joins legs, or `Categorical`.
-        by_states: Whether units follow the states of the model under the metric instead of the
-            weights.
+        units: Units of the comparison, under a metric that joins legs or `Categorical`.
         slices: Whether each output has an exponent of its own.
 
     Example:
@@ -79,20 +99,19 @@ def scaled_under(model: Model, metric: Metric, by_states: bool, slices: bool) ->
         >>> import tnsim
         >>> two = np.full((1, 1), 2.0)
         >>> layer = tnsim.Bilinear(two, two, two, two[0], two[0], two[0])
-        >>> model, exponent = scaled_under(
-        ...     tnsim.Model([layer] * 3), tnsim.TreeSymmetric(), by_states=True, slices=False
-        ... )
+        >>> cube = tnsim.Model([layer] * 3)
+        >>> units = common_units([cube], tnsim.TreeSymmetric())
+        >>> model, exponent = scaled_under(cube, units, slices=False)
         >>> float(exponent), [float(abs(model(np.zeros(1)))[0]) < 16]
         (40.0, [True])
     """
-    states = _input_states(model, metric) if by_states else None
-    made = scaled(model, slices, states)
+    metric = units.metric
+    states = _input_states(model, metric) if units.by_states else None
+    made = scaled(model, slices, states, units.inputs)
     if is_traced((model, metric)) or amplification(made.model, metric) < SKEWED:
         return made
-    if not jax.tree.leaves(metric):
-        # In a rotated basis rows of all sizes meet, so units follow the states in any case. The
-        # covariance of a metric may be far from one, where float32 needs its units untouched.
-        states = _input_states(model, metric)
+    # In a rotated basis rows of all sizes meet, so units follow the states in any case.
+    states = _input_states(model, metric)
     again = scaled(regauged(made.model, metric), slices, states)
     return Scaled(again.model, made.exponent + again.exponent)
 
@@ -117,16 +136,54 @@ def follow_states(models: Iterable[Model]) -> bool:
     return len(parities) > 1 or any(kind.constant for layers in several for kind in layers)
 
 
-def in_common_units(models: Sequence[Model], metric: Metric, slices: bool) -> list[Scaled]:
-    """The models of one comparison, each in scientific notation.
+def common_units(models: Collection[Model], metric: Metric) -> Units:
+    """The units that the models of one comparison share.
+
+    Coordinates of the inputs are as far from one as the covariance and the mean of the metric say,
+    and a plan may contract weights before moments. Inputs therefore have units too, near their
+    deviations or means. The residual stream of a first layer leaves them a single unit.
+
+    Args:
+        models: All models of the comparison, or one of each sequence of layer kinds.
+        metric: The metric of the comparison.
+
+    Raises:
+        ModelError: The metric is for other inputs.
+
+    Example:
+        >>> import tnsim
+        >>> line = tnsim.Model([tnsim.Linear([[1.0, 1.0]])])
+        >>> units = common_units([line], tnsim.Gaussian(cov=[2.0**80, 1.0]))
+        >>> units.inputs.tolist(), units.metric.cov.tolist()
+        ([40.0, 0.0], [1.0, 1.0])
+    """
+    by_states = follow_states(models)
+    if not isinstance(metric, GaussianMoments):
+        return Units(metric, np.zeros(()), by_states)
+    first = next(iter(models))
+    if first.n_ctx is None:
+        check_coordinates(metric, first.d_in)
+    else:
+        sequence_inputs(metric, first.d_in, first.n_ctx)
+    sizes = input_sizes(metric, first.d_in)
+    if any(isinstance(model.layers[0], Residual) for model in models):
+        sizes = sizes.max()
+    unit = nearest_unit(sizes)
+    return Units(in_input_units(metric, unit, first.d_in), unit, by_states)
+
+
+def in_common_units(
+    models: Sequence[Model], metric: Metric, slices: bool
+) -> tuple[list[Scaled], Metric]:
+    """The models of one comparison, each in scientific notation, and the metric in their units.
 
     Args:
         models: All models of the comparison.
         metric: The metric of the comparison.
         slices: Whether each output has an exponent of its own.
     """
-    by_states = follow_states(models)
-    return [scaled_under(model, metric, by_states, slices) for model in models]
+    units = common_units(models, metric)
+    return [scaled_under(model, units, slices) for model in models], units.metric
 
 
 @pytree

@@ -36,6 +36,7 @@ from tnsim.engine.ir.dtypes import ALL_DTYPES, DTYPES, dtype_name
 from tnsim.engine.plan import Plan
 from tnsim.engine.planner import plan_problem
 from tnsim.engine.runtime import execution
+from tnsim.engine.runtime.rates import backend_of
 from tnsim.errors import ModelError, TnsimError
 from tnsim.models.arrays import Array, library
 from tnsim.tensor_networks.network_sums import (
@@ -58,6 +59,8 @@ _LARGEST = 1000
 _NONE = 1e-9
 """Entries of a projection below this threshold are rounding."""
 Backend = Literal["jax", "numpy"]
+_WAYS: Mapping[str, execution.Backend] = {"jax": "jax", "numpy": "interpreted"}
+"""The way to run a plan by library."""
 _ADVICE = "contract fewer networks at once, smaller ones, or give a larger tnsim.Budget"
 
 
@@ -127,7 +130,7 @@ def contract(
     symmetric_tags: Iterable[Tags] = (),
     strip_exponent: bool = False,
     dtype: DTypeLike | None = None,
-    backend: Backend = "jax",
+    backend: Backend | None = None,
     budget: Budget = Budget(),
 ) -> Any:
     """The sum of weighted tensor networks, planned and contracted as a whole.
@@ -149,8 +152,8 @@ def contract(
             beyond the range of floats.
         dtype: Precision of the computation: float64 or float32, complex128 or complex64. None for
             float64, or complex128 where an array is complex.
-        backend: Library that computes: `"jax"` compiles first; `"numpy"` does not, and is faster
-            for a contraction that runs once.
+        backend: Library that computes: `"jax"` compiles first, `"numpy"` does not; None for the
+            tier of the session (`tnsim.Session`).
         budget: Limits on memory and work of the contraction.
 
     Returns:
@@ -197,7 +200,7 @@ def contract_expression(
     symmetric_tags: Iterable[Tags] = (),
     strip_exponent: bool = False,
     dtype: DTypeLike | None = None,
-    backend: Backend = "jax",
+    backend: Backend | None = None,
     budget: Budget = Budget(),
 ) -> Expression:
     """Plan a sum of networks once, to contract it many times with new arrays.
@@ -226,7 +229,7 @@ def contract_expression(
         >>> jax.grad(energy)({"STATE": np.array([1.0, 2.0, 3.0])})["STATE"].tolist()
         [2.0, 4.0, 6.0]
     """
-    if backend not in ("jax", "numpy"):
+    if backend not in (None, *_WAYS):
         raise ModelError(f"backend must be 'jax' or 'numpy', found {backend!r}")
     total = network_sum(networks, output_inds, shared_tags, symmetric_tags)
     precision = _precision(dtype, total)
@@ -235,14 +238,15 @@ def contract_expression(
     plan = within(
         budget, name, partial(plan_problem, total.problem, name, True, precision), _ADVICE
     )
+    way = backend_of(plan) if backend is None else _WAYS[backend]
     leaves = dict(total.leaves)
     logs = {leaf: _unit_of(value.array) for leaf, value in leaves.items()}
     if strip_exponent:
         leaves = {leaf: _scaled(value) for leaf, value in leaves.items()}
     if not _traced(leaves):
-        arrays = _placed({leaf: value.array for leaf, value in leaves.items()}, precision, backend)
+        arrays = _placed({leaf: value.array for leaf, value in leaves.items()}, precision, way)
         leaves = {leaf: value._replace(array=arrays[leaf]) for leaf, value in leaves.items()}
-    return Expression(plan, replace(total, leaves=leaves), strip_exponent, backend, logs)
+    return Expression(plan, replace(total, leaves=leaves), strip_exponent, way, logs)
 
 
 @dataclass(frozen=True, eq=False)
@@ -253,14 +257,14 @@ class Expression:
         plan: Plan that a call runs, with its costs.
         networks: Networks as read, with the arrays that a call does not replace.
         strip_exponent: Whether calls return a mantissa and an exponent.
-        backend: Library that computes outside a JAX trace.
+        backend: Way in which the plan runs outside a JAX trace: "jax" or "interpreted".
         logs: Logarithms to base 2 of the units of the arrays, see `in_units`.
     """
 
     plan: Plan
     networks: NetworkSum
     strip_exponent: bool
-    backend: Backend
+    backend: execution.Backend
     logs: Mapping[str, float]
 
     def __call__(self, arrays: Mapping[Tags, Any] | None = None) -> Any:
@@ -313,7 +317,7 @@ class Expression:
         return bool(lowest < np.finfo(self.plan.dtype).minexp / 2)
 
     def _contracted(
-        self, leaves: Mapping[str, Leaf], dtype: str, backend: str, is_scaled: bool
+        self, leaves: Mapping[str, Leaf], dtype: str, backend: execution.Backend, is_scaled: bool
     ) -> tuple[Any, Any]:
         """The sum in a given precision, and the exponent of 10 that the sum lacks."""
         arrays, log = {name: leaf.array for name, leaf in leaves.items()}, 0.0
@@ -371,11 +375,9 @@ def _traced(leaves: Mapping[str, Leaf]) -> list[Tracer]:
     return [leaf.array for leaf in leaves.values() if isinstance(leaf.array, Tracer)]
 
 
-def _placed(arrays: Mapping[str, Any], dtype: str, backend: str) -> dict[str, Any]:
+def _placed(arrays: Mapping[str, Any], dtype: str, backend: execution.Backend) -> dict[str, Any]:
     """Arrays in a given precision, in the place where the backend reads them."""
     if backend == "traced":
         return {name: jnp.asarray(array, dtype) for name, array in arrays.items()}
-    if backend == "numpy":
-        return {name: np.asarray(array, dtype) for name, array in arrays.items()}
     with execution.precision():
-        return execution.placed(dict(arrays), dtype)
+        return execution.placed(dict(arrays), dtype, backend)

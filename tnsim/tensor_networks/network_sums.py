@@ -92,6 +92,7 @@ def check_symmetric(array: Any, what: str) -> None:
     Example:
         >>> check_symmetric(np.eye(2), "the identity")
     """
+    # Exchanges of neighbouring axes make up all permutations.
     for axis in range(array.ndim - 1):
         same = array.shape[axis] == array.shape[axis + 1]
         if same and not isinstance(array, Tracer):

@@ -2,5 +2,5 @@
 
 Reading order: `dtypes`, `problem` (folded contractions by name), `program` (one stage over
 numbered values), `stages` (runs of programs), `matmul_form` (contractions as matrix products),
-`plan_json` (plans as text).
+`steps` (a program as calls of NumPy), `plan_json` (plans as text).
 """

@@ -118,6 +118,8 @@ def matrix_products(
     Yields:
         Each product, and whether the arguments change places in it.
     """
+    # Each product exists twice, with rows and columns exchanged. One of the two may write the
+    # output as it is wanted where the other one needs a copy of it.
     for swapped in (False, True):
         arguments = (second, first) if swapped else (first, second)
         for product in _products(*arguments, output):
@@ -131,6 +133,7 @@ def copied_entries(
     sizes: Mapping[int, int],
 ) -> int:
     """Entries of the copies that a product needs of its arguments and of its result."""
+    # A copy of the result counts as one of an argument: each entry is read and written once.
     copies = [] if product.result == output else [output]
     for order, labels in zip(product.orders, arguments, strict=True):
         if not product.reads_in_place(order, labels):
@@ -148,6 +151,8 @@ def _products(first: Labels, second: Labels, output: Labels) -> list[MatrixProdu
     summed = tuple(label for label in shared if label not in output)
     left = tuple(label for label in output if label in first and label not in second)
     right = tuple(label for label in output if label in second and label not in first)
+    # Otherwise the contraction is a product entry by entry, or of a matrix and a vector, and a
+    # batch of matrix products would have matrices of one row or column.
     if not (summed and left and right):
         return []
     batch = tuple(label for label in output if label in shared)

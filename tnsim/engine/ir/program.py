@@ -111,6 +111,8 @@ class Program:
             if op.body is not None:
                 costs.append(n_iterations(op, sizes) * op.body.multiplications)
             elif op.kind == "contract" and len(op.args) == 2:
+                # One multiplication for every combination of indices, those that are summed
+                # included.
                 costs.append(math.prod(sizes.values()))
             else:
                 costs.append(0)
@@ -135,6 +137,7 @@ class Program:
         made = zip(self.operations, self.value_shapes[len(self.shapes) :], strict=True)
         written = 0
         for op, shape in made:
+            # The result of a loop is written once; each turn writes the values of the body besides.
             written += math.prod(shape)
             if op.body is not None:
                 count = n_iterations(op, op.sizes(self.value_shapes))
@@ -166,6 +169,8 @@ def loop_labels(
         >>> loop_labels([(4, 3), (3, 3)], [0, None])
         (((0, 1), (1, 1)), {3: 1})
     """
+    # Labels of equal sizes may be one label, because a loop never joins its arguments; only its
+    # body does. So loops over arrays of equal shapes are equal, and share a program.
     of_size: dict[int, int] = {}
     found = []
     for shape, axis in zip(shapes, axes, strict=True):

@@ -132,6 +132,8 @@ def log_weights(stages: Sequence[PlanStage]) -> dict[tuple[int, str], float]:
         {(0, 'g'): 2.0}
     """
     found: dict[tuple[int, str], float] = {}
+    # Stages are gone through from the last to the first, so that `later` holds the product of the
+    # degrees of all stages behind the current stage.
     later: dict[str, int] = {}
     for n in reversed(range(len(stages))):
         for group in reversed(stages[n].groups):

@@ -48,6 +48,7 @@ def laid_out(program: Program) -> Program:
     """
     draft = _Draft(program)
     for _ in range(SWEEPS):
+        # A list and no generator: `any` would end a sweep at the first value that changes.
         if not any([draft.improve(value) for value in draft.free]):
             break
     return dataclasses.replace(program, operations=tuple(draft.operations))
@@ -74,6 +75,8 @@ class _Draft:
             for arg in set(op.args):
                 self.readers.setdefault(arg, []).append(n)
             if op.body is not None:
+                # A loop takes slices of its arguments, and adds up results of its body as they
+                # come.
                 fixed.update((self.first + n, *op.args))
         elements = [math.prod(shape) for shape in program.value_shapes]
         computed = range(self.first, len(elements))
@@ -86,6 +89,7 @@ class _Draft:
         Returns:
             Whether the order has changed.
         """
+        # Operations that neither give nor read the value move the same entries as before.
         beside = [value - self.first, *self.readers.get(value, ())]
         best = {n: self.operations[n] for n in beside}
         cost = self._moved(best)
@@ -116,8 +120,12 @@ class _Draft:
         for n in self.readers.get(value, ()):
             op = self.operations[n]
             for arg, labels in zip(op.args, op.labels, strict=True):
+                # A label that stands twice is a diagonal, which every order of axes reads with
+                # gaps.
                 if arg == value and len(set(labels)) == len(labels):
                     wanted.update(_places(order, labels) for order in _readings(op, labels))
+        # Sorted, because the first of equally good orders is taken, and a set has its own order in
+        # every process.
         yield from sorted(wanted)
 
 
@@ -152,6 +160,7 @@ def moved(op: Operation, sizes: Sizes) -> int:
 
     Where the last axis stays the last, entries are moved in rows, and count a quarter.
     """
+    # The values around a loop keep their order, so nothing can be saved here.
     if op.body is not None:
         return 0
     return _moved(op.kind, op.labels, op.output, tuple(sizes.items()))

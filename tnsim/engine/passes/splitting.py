@@ -74,10 +74,12 @@ def _part(program: Program, start: int, stop: int, last: bool) -> StageSlice:
     if last:
         gives = program.outputs
     else:
+        # A part gives only what a later part or the caller reads; the rest is freed at its end.
         later = set(program.outputs).union(*(op.args for op in program.operations[stop:]))
         gives = tuple(number for number in inside if number in later)
     read = set(gives).union(*(op.args for op in operations))
     whole = start == 0 and last
+    # A program that stays whole keeps the inputs that it does not read, as its stage names all.
     takes = tuple(range(inputs)) if whole else tuple(sorted(read.difference(inside)))
     numbers = {number: n for n, number in enumerate((*takes, *inside))}
     renumbered = []
@@ -88,6 +90,7 @@ def _part(program: Program, start: int, stop: int, last: bool) -> StageSlice:
         shapes=tuple(program.value_shapes[number] for number in takes),
         operations=tuple(renumbered),
         outputs=tuple(numbers[number] for number in gives),
+        # Scales are read off outputs, which are complete after the last part only.
         scales=program.scales if last else (),
         powers=program.powers if last else ((),) * len(gives),
         unshared=program.unshared if last else 0,

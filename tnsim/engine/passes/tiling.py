@@ -60,6 +60,8 @@ def _largest(program: Program) -> _Region | None:
     """The region of the largest value that has a region, along the index that saves most memory."""
     elements = [math.prod(shape) for shape in program.value_shapes]
     large = {n for n in _computed(program) if elements[n] > WHOLE}
+    # Values of equal size are tried in the order of the program, so that equal problems are cut
+    # alike in every process and find each other's compiled programs.
     for value in sorted(large, key=lambda n: (-elements[n], n)):
         found = []
         for axis, size in enumerate(program.value_shapes[value]):
@@ -92,12 +94,14 @@ def _region(program: Program, value: int, axis: int, large: set[int]) -> _Region
     waiting = [value]
     while waiting:
         number = waiting.pop()
+        # An output is needed whole, and a loop gives nothing but the sum at its end.
         if number in program.outputs:
             return None
         for user in (number, *readers.get(number, ())):
             having = _having(program, user, axes, large)
             if having is None:
                 return None
+            # The index is summed here, so that every turn adds the contribution of its block.
             if user not in having:
                 ends.add(user)
             waiting += having.keys() - axes.keys()
@@ -154,6 +158,7 @@ def _block(program: Program, region: _Region) -> int:
 
     The number is 0 where a block of a single value is too large.
     """
+    # A divisor makes all turns equal, and one compiled program computes them.
     widest = max(math.prod(program.value_shapes[n]) for n in region.axes) // region.size
     most = min(region.size, BLOCK // widest)
     return next((n for n in range(most, 0, -1) if region.size % n == 0), 0)
@@ -166,6 +171,7 @@ def _with_loop(program: Program, region: _Region) -> Program:
     for n, op in enumerate(program.operations, len(program.shapes)):
         if n in region.axes:
             continue
+        # The loop stands where the sum stood: everything that it reads is computed by then.
         if n == region.end:
             op = _loop(program, region)
         numbers[n] = len(numbers)

@@ -98,23 +98,29 @@ _PAGE = mmap.PAGESIZE
 PROC, CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 
 
-def available_bytes() -> int | None:
-    """Free bytes on JAX's device, or of the machine on a CPU; None where nothing is known."""
+def available_bytes(compiles: bool = True) -> int | None:
+    """Free bytes on JAX's device, or of the machine on a CPU; None where nothing is known.
+
+    Args:
+        compiles: Whether XLA's threads take addresses of the process as well.
+    """
     if can_compile() and jax.default_backend() != "cpu":  # asking starts XLA's threads
         stats = jax.devices()[0].memory_stats()
         if stats and "bytes_limit" in stats:
             return stats["bytes_limit"] - stats.get("bytes_in_use", 0)
-    return host_bytes(PROC, CGROUPS)
+    return host_bytes(PROC, CGROUPS, compiles)
 
 
-def host_bytes(proc: Path, cgroups: Path) -> int | None:
+def host_bytes(proc: Path, cgroups: Path, compiles: bool = True) -> int | None:
     """Free bytes: the least of machine, control groups and address space; None without figures.
 
     Args:
         proc: Mount point of the process file system.
         cgroups: Mount point of the control groups.
+        compiles: Whether threads that compile are going to take addresses.
     """
-    limits = [_machine(proc), _address_space(proc), *_control_groups(proc, cgroups)]
+    addresses = _address_space(proc) if compiles else _addresses_left(proc)
+    limits = [_machine(proc), addresses, *_control_groups(proc, cgroups)]
     known = [limit for limit in limits if limit is not None]
     return max(0, min(known)) if known else None
 

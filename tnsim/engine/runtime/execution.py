@@ -4,12 +4,13 @@
 of a compiled program that is given the number of the turn. Sums are taken in the order of the
 turns, so they are equal to the last bit, however many cores there are.
 
-**Plans.** `lowering` is written once over autoray, so a program runs on JAX (jitted: one compiled
-program per program and dtype, whatever the number of stages that use it) and, eagerly, on NumPy,
-which is the reference in tests. After each stage the values of a scale group are divided by the
-group's scale. The logarithm of the scale is kept per stage, so that a cosine subtracts logarithms
-stage by stage instead of at the end, where those of a deep network are of the order 2^L (paper,
-section 2.2; norms grow like c^(2^L)).
+**Plans.** A plan is compiled or interpreted (see `rates`). `lowering` is written once over autoray,
+so a program runs on JAX (jitted: one compiled program per program and dtype, whatever the number of
+stages that use it) and, eagerly, on NumPy, which is the reference in tests. `interpreter` runs the
+same programs in NumPy, bound to memory beforehand. After each stage the values of a scale group are
+divided by the group's scale. The logarithm of the scale is kept per stage, so that a cosine
+subtracts logarithms stage by stage instead of at the end, where those of a deep network are of the
+order 2^L (paper, section 2.2; norms grow like c^(2^L)).
 
 **Small plans.** A stage costs some 50 microseconds besides its arithmetic: the look-up of its
 compiled program, the hand-over of arrays and the wrapping of results. Where the stages of a plan
@@ -26,7 +27,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -38,8 +39,17 @@ from tnsim.engine.ir.stages import WholePlan
 from tnsim.engine.plan import Plan
 from tnsim.engine.runtime.compiling import Wanted, lie_on_default_device, ready
 from tnsim.engine.runtime.devices import at_once, give_back_freed, resident_bytes
+from tnsim.engine.runtime.interpreter import interpret
 from tnsim.engine.runtime.lowering import run_program, run_turn
-from tnsim.engine.runtime.stacking import Axes, Run, Stacked, aligned, looped, mapped, stacked
+from tnsim.engine.runtime.stacking import (
+    Axes,
+    Run,
+    Stacked,
+    aligned,
+    looped,
+    mapped,
+    stacked_stages,
+)
 from tnsim.errors import ModelError
 
 
@@ -116,6 +126,10 @@ _AHEAD = 2**22  # most elements of all rounds not waited for: 32 MiB in float64
 _TRIMMED = 2**22  # a round of more elements gives freed memory back first: 32 MiB in float64
 
 
+Backend = Literal["jax", "interpreted", "traced", "numpy"]
+"""Ways to run a plan: compiled, interpreted, inside a trace of the caller's, eagerly in NumPy."""
+
+
 class Result(NamedTuple):
     """Outputs of a plan: `values[name] * exp(sum over (stage, group) of logs * weight)`.
 
@@ -133,7 +147,7 @@ class Result(NamedTuple):
 def run(
     plan: Plan,
     arrays: Mapping[str, Any],
-    backend: str = "jax",
+    backend: Backend = "jax",
     over: Mapping[str, Axes] = MappingProxyType({}),
 ) -> Result:
     """Run a plan on arrays.
@@ -141,7 +155,8 @@ def run(
     Args:
         plan: Plan to run.
         arrays: Name -> array for every name in `plan.shapes`, in the dtype of the plan.
-        backend: "jax", "traced" inside a trace of the caller's, or "numpy".
+        backend: "jax" for compiled programs, "interpreted", "traced" inside a trace of the
+            caller's, or "numpy" for the eager reference.
         over: Name -> stacked axes, for every array that is a stack: a flag per axis says whether
             the array has the axis. Stacked axes lead. With stacks the result is NumPy and has all
             stacked axes, of size one where nothing depends on them.
@@ -153,12 +168,10 @@ def run(
         ModelError: An array is missing or has another shape than the plan was made for.
     """
     sizes = _stacked_sizes(plan, arrays, over)
-    axes = {name: over.get(name, (False,) * len(sizes)) for name in plan.shapes}
-    stacks = []
-    for stage in plan.stages:
-        inputs = [axes[name] for name in stage.inputs]
-        stacks.append(stacked(plan.programs[stage.program], inputs, sizes))
-        axes.update(zip(stage.outputs, stacks[-1].outputs, strict=True))
+    stacks, axes = stacked_stages(plan, sizes, over)
+    if backend == "interpreted":
+        values, found = interpret(plan, arrays, stacks)
+        return _gathered(plan, stacks, axes, values, found)
     runners = _runners(plan, stacks, arrays, backend)
 
     if not over and any(each.own > _TRIMMED for each in plan.rounds):
@@ -189,10 +202,30 @@ def run(
             found.update(zip([(n, group) for group in stage.groups], scales, strict=True))
         for name in each.last_read:
             del values[name]
+    if sizes:
+        values, found = jax.device_get(({name: values[name] for name in plan.outputs}, found))
+    return _gathered(plan, stacks, axes, values, found)
+
+
+def _gathered(
+    plan: Plan,
+    stacks: Sequence[Stacked],
+    axes: Mapping[str, Axes],
+    values: Mapping[str, Any],
+    found: Mapping[tuple[int, str], Any],
+) -> Result:
+    """The result of a plan, of stacks with all stacked axes.
+
+    Args:
+        plan: Plan that was run.
+        stacks: Stacked axes of every stage.
+        axes: Stacked axes of every value.
+        values: Outputs of the plan, among others.
+        found: Logarithm of every scale.
+    """
     logs = {key: found[key] for key in plan.log_weights}
     wanted = {name: values[name] for name in plan.outputs}
-    if sizes:
-        wanted, logs = jax.device_get((wanted, logs))
+    if any(axes.values()):
         wanted = {name: aligned(np.asarray(x), axes[name]) for name, x in wanted.items()}
         for n, (stage, one) in enumerate(zip(plan.stages, stacks, strict=True)):
             for group, own in zip(stage.groups, one.scales, strict=True):
@@ -223,12 +256,20 @@ def precision() -> Iterator[None]:
         yield
 
 
-def placed(arrays: dict[str, Any], dtype: str) -> dict[str, Any]:
-    """The arrays in `dtype` on JAX's device, each removed from `arrays` as soon as it is placed.
+def placed(arrays: dict[str, Any], dtype: str, backend: Backend = "jax") -> dict[str, Any]:
+    """The arrays in `dtype`, where a backend reads them.
 
-    Removal lets the host's copy go before the next array is placed. A few small arrays stay on the
-    host, as a compiled program places them itself in less time.
+    On JAX's device each array is removed from `arrays` as soon as it is placed. Removal lets the
+    host's copy go before the next array is placed. A few small arrays stay on the host, as a
+    compiled program places them itself in less time.
+
+    Args:
+        arrays: Arrays by name.
+        dtype: Precision of the computation.
+        backend: "jax", or one that reads arrays of NumPy.
     """
+    if backend in ("interpreted", "numpy"):
+        return {name: np.asarray(array, dtype, order="C") for name, array in arrays.items()}
     if sum(array.size for array in arrays.values()) <= _SMALL:
         return {name: cast(array, dtype) for name, array in arrays.items()}
     return {name: jax.device_put(cast(arrays.pop(name), dtype)) for name in list(arrays)}
@@ -292,7 +333,7 @@ def _sent(
 
 
 def _runners(
-    plan: Plan, stacks: Sequence[Stacked], arrays: Mapping[str, Any], backend: str
+    plan: Plan, stacks: Sequence[Stacked], arrays: Mapping[str, Any], backend: Backend
 ) -> Sequence[Any]:
     """A function for each stage: its program on NumPy, else a compiled program of the session."""
     programs = [plan.programs[stage.program] for stage in plan.stages]
@@ -343,12 +384,13 @@ LARGEST = 2**20
 """Most elements alive at once in such a plan: beyond, arithmetic takes longer than is saved."""
 
 
-def fetched(plan: Plan, arrays: Mapping[str, Any]) -> Result:
-    """Run a plan on JAX and fetch its result to the host.
+def fetched(plan: Plan, arrays: Mapping[str, Any], backend: Backend = "jax") -> Result:
+    """Run a plan and fetch its result to the host.
 
     Args:
         plan: Plan to run.
         arrays: Name -> array for every name in `plan.shapes`, none of them traced.
+        backend: Way to run the plan, as for `run`.
 
     Returns:
         The result as NumPy arrays of float64.
@@ -356,9 +398,9 @@ def fetched(plan: Plan, arrays: Mapping[str, Any]) -> Result:
     Raises:
         ModelError: An array is missing or has another shape than the plan was made for.
     """
-    if is_small(plan) and lie_on_default_device(arrays.values()):
+    if backend == "jax" and is_small(plan) and lie_on_default_device(arrays.values()):
         return _unpacked(plan, _numbers(plan, arrays, None))
-    result = run(plan, arrays)
+    result = run(plan, arrays, backend)
     for array in _all(result):
         if isinstance(array, jax.Array):
             array.copy_to_host_async()  # all copies start before the first is waited for
@@ -367,13 +409,16 @@ def fetched(plan: Plan, arrays: Mapping[str, Any]) -> Result:
     return result._replace(values=values, logs=logs)
 
 
-def fetched_at_all(plan: Plan, arrays: Mapping[str, Any], stacks: Iterable[str]) -> list[Result]:
+def fetched_at_all(
+    plan: Plan, arrays: Mapping[str, Any], stacks: Iterable[str], backend: Backend = "jax"
+) -> list[Result]:
     """Run a plan at every entry of some stacks of arrays, and fetch the results to the host.
 
     Args:
         plan: Plan to run.
         arrays: Name -> array as for `fetched`; stacked arrays have one more axis in front.
         stacks: Names of the stacked arrays, stacks of equal length.
+        backend: Way to run the plan, as for `run`.
 
     Returns:
         A result for each entry, with NumPy arrays of float64.
@@ -383,11 +428,11 @@ def fetched_at_all(plan: Plan, arrays: Mapping[str, Any], stacks: Iterable[str])
     """
     over = {name: (True,) for name in stacks}
     (size,) = {len(arrays[name]) for name in over}
-    if is_small(plan) and lie_on_default_device(arrays.values()):
+    if backend == "jax" and is_small(plan) and lie_on_default_device(arrays.values()):
         inputs = tuple((name in over,) for name in plan.shapes)
         rows = _numbers(plan, arrays, Stacked((size,), inputs, ((True,),), ()))
         return [_unpacked(plan, row) for row in rows]
-    result = run(plan, arrays, over=over)
+    result = run(plan, arrays, backend, over)
     return [_entry(result, n, size) for n in range(size)]
 
 

@@ -1,9 +1,17 @@
-"""The seconds that a plan takes on this machine, of compiling and of running.
+"""The seconds that a plan takes on this machine, compiled or interpreted, and the tier it runs in.
 
-Four things are measured, once per machine, device and precision, and stored in the cache folder:
-the rate of a large matrix product, the rate of a batch of small ones, the rate at which arrays pass
-through memory, and the cost of one more operation, compiling and running. Rates of matrix products
-of sizes in between are interpolated. A measurement takes a fifth of a second.
+**Compiled.** Four things are measured, once per machine, device and precision, and stored in the
+cache folder: the rate of a large matrix product, the rate of a batch of small ones, the rate at
+which arrays pass through memory, and the cost of one more operation, compiling and running. Rates
+of matrix products of sizes in between are interpolated. A measurement takes a fifth of a second.
+
+**Interpreted.** The speeds of NumPy on one core are measured likewise (`speeds`), and the seconds
+of a plan are those of its steps.
+
+**Tiers** (`tier_of`). On a CPU a plan runs in the tier that is expected to end first over all runs
+asked for. Compiling counts as if nothing were kept from earlier calls: the tier, and so the last
+bits of a result, depend on the plan, the number of runs and measured rates, not on caches. Work of
+a fraction of a second is interpreted before anything is measured, as nothing compiles in less.
 """
 
 from __future__ import annotations
@@ -11,20 +19,28 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from tnsim.engine import disk_cache
+from tnsim.engine.ir.dtypes import ITEM_BYTES
 from tnsim.engine.ir.program import Operation, Program, n_iterations
+from tnsim.engine.ir.steps import USUAL, Speeds, matmul_seconds
 from tnsim.engine.plan import Plan
 from tnsim.engine.runtime import compiling as compiling_module
 from tnsim.engine.runtime.compiling import Wanted, compiler_options, default_device
-from tnsim.engine.runtime.devices import cores, processors
-from tnsim.engine.runtime.execution import is_small, precision, work_of
-from tnsim.sessions import session_cache
+from tnsim.engine.runtime.devices import can_compile, cores, processors
+from tnsim.engine.runtime.execution import Backend, is_small, precision, work_of
+from tnsim.engine.runtime.interpreter import one_blas_thread, prepared
+from tnsim.engine.runtime.stacking import Axes, stacked_stages
+from tnsim.sessions import session, session_cache
+
+Tier = Literal["interpret", "compile"]
 
 VERSION = 4
 _LARGE, _SMALL = 1024, 32  # sides of the matrices that are multiplied
@@ -36,6 +52,10 @@ _THREADS = 0.6  # speed-up of compiling several programs at once, as a share of 
 # of a plan differ in shape, and XLA merges those of the chain (measured: 3 to 5 over plans of 20 to
 # 6,000 operations).
 _VARIED = 3.5
+_SHARING = 0.5  # speed-up of a further thread that interprets, as calls begin under Python's lock
+_BOUND = 2e-5  # seconds of binding a stage, beside its steps
+_ANALYSING = 5e-5  # seconds of analysing an operation, once in a process
+_NEVER_COMPILED = 0.3  # seconds of work that is interpreted in any case
 _CALLING, _STAGING = 5e-4, 5e-5  # seconds that Python takes for a call and for a stage
 
 
@@ -62,12 +82,14 @@ class Seconds(NamedTuple):
     """Estimated seconds of one call.
 
     Attributes:
-        compiling: Seconds of compiling, before anything runs.
+        compiling: Seconds of compiling, before anything runs; of an interpreted plan, of analysis.
         running: Seconds of all runs of the call.
+        tier: Tier in which the plan runs, "compile" or "interpret".
     """
 
     compiling: float
     running: float
+    tier: Tier = "compile"
 
     @property
     def total(self) -> float:
@@ -75,7 +97,75 @@ class Seconds(NamedTuple):
         return self.compiling + self.running
 
     def __str__(self) -> str:
+        if self.tier == "interpret":
+            return f"about {self.total:.2g} s, interpreted"
         return f"about {self.running:.2g} s, after {self.compiling:.2g} s of compiling"
+
+
+class Runs(NamedTuple):
+    """A plan that would run.
+
+    Attributes:
+        plan: Plan of one pair.
+        times: Number of pairs.
+        side: Number of models a side that run together.
+        over: Stacked axes of the arrays of a batch, by name; empty where pairs run one by one.
+    """
+
+    plan: Plan
+    times: int = 1
+    side: int = 1
+    over: Mapping[str, Axes] = MappingProxyType({})
+
+
+def tier_of(plan: Plan) -> Tier:
+    """The tier in which a plan runs once (at all its moment nodes) in the session in use.
+
+    Args:
+        plan: Plan that would run.
+    """
+    return tier_of_all([Runs(plan)])
+
+
+BACKENDS: Mapping[Tier, Backend] = {"interpret": "interpreted", "compile": "jax"}
+"""The way to run a plan in each tier."""
+
+
+def backend_of(plan: Plan) -> Backend:
+    """The way to run a plan once in the session in use: interpreted or on JAX."""
+    return BACKENDS[tier_of(plan)]
+
+
+def tier_of_all(several: Sequence[Runs]) -> Tier:
+    """The tier in which several plans run.
+
+    Args:
+        several: Plans with their numbers of runs.
+    """
+    asked = session().tier
+    if asked == "compile":
+        return "compile"
+    if not can_compile():  # asking for the device would start XLA, which would end the process
+        return "interpret"
+    if default_device().platform != "cpu":
+        return "compile"
+    if asked == "interpret":
+        return "interpret"
+    if len(several) == 1 and several[0].times == 1:  # asked at every call of a similarity
+        (one,) = several
+        key = (_faster, one.plan.dtype, one.plan.runs)
+        return session().belongings.get(one.plan.whole, key, lambda: _faster(several))
+    return _faster(several)
+
+
+def _faster(several: Sequence[Runs]) -> Tier:
+    """The tier that is expected to end first."""
+    usual = sum(_interpreted(one, USUAL[ITEM_BYTES[one.plan.dtype]]).total for one in several)
+    if usual < _NEVER_COMPILED:
+        return "interpret"
+    interpreted = sum(_interpreted(one, speeds(one.plan.dtype)).total for one in several)
+    compiled = sum(one.total for one in _compiled(several, is_kept=None))
+    return "interpret" if interpreted <= compiled else "compile"
 
 
 def seconds(plan: Plan) -> Seconds:
@@ -85,26 +175,58 @@ def seconds(plan: Plan) -> Seconds:
         plan: Plan that would run. Compiled programs in the session or on disk are not compiled.
 
     Returns:
-        Estimates in seconds.
+        Estimates in seconds, for the tier in which the plan runs.
     """
-    return seconds_of([plan], [1])[0]
+    return seconds_of([Runs(plan)], tier_of(plan))[0]
 
 
-def seconds_of(plans: Sequence[Plan], stacked: Sequence[int]) -> list[Seconds]:
-    """Estimate how long one call of each of several plans takes, in the given order.
+def seconds_of(several: Sequence[Runs], tier: Tier) -> list[Seconds]:
+    """Estimate how long all runs of several plans take, in the given order.
 
     Args:
-        plans: Plans that would run. A compiled program that several plans share counts for the
-            first of them.
-        stacked: Number of models a side that a plan runs together, for each plan. Above 1, every
-            program counts as not yet compiled.
+        several: Plans that would run. A compiled program that several plans share counts for the
+            first of them. Programs of stacked runs count as not yet compiled.
+        tier: Tier in which the plans run.
 
     Returns:
         Estimates in seconds, one for each plan.
     """
+    if tier == "interpret":
+        return [_interpreted(one, speeds(one.plan.dtype)) for one in several]
+    return _compiled(several, compiling_module.to_compile)
+
+
+def _interpreted(one: Runs, given: Speeds) -> Seconds:
+    """Seconds of all runs of a plan, interpreted."""
+    plan, sides = one.plan, one.side
+    stacks, _ = stacked_stages(
+        plan, (sides,) * max(map(len, one.over.values()), default=0), one.over
+    )
+    ready = prepared(plan.whole, ITEM_BYTES[plan.dtype], stacks)
+    threads = 1 + _SHARING * (cores() - 1)
+    once = 0.0
+    for each in ready.rounds:
+        alone = [ready.stages[n].steps.seconds(given, cores()) for n in each.stages]
+        once += _BOUND * len(alone) + max(max(alone), sum(alone) / min(threads, each.at_once))
+    analysed = sum(program.length for program in plan.programs)
+    pairs = max(1, sides ** max(map(len, one.over.values()), default=0))
+    batches = math.ceil(one.times / pairs)
+    return Seconds(_ANALYSING * analysed, batches * plan.runs * (_CALLING + once), "interpret")
+
+
+def _compiled(
+    several: Sequence[Runs], is_kept: Callable[[list[Wanted]], list[Wanted]] | None
+) -> list[Seconds]:
+    """Seconds of all runs of plans, compiled.
+
+    Args:
+        several: Plans that would run.
+        is_kept: Function that returns those of some programs that are to be compiled; None where
+            all of them are.
+    """
     found = []
     seen: set[Wanted] = set()
-    for plan, together in zip(plans, stacked, strict=True):
+    for plan, times, together, _ in several:
         rates = measured(plan.dtype)
         programs = [running(program, rates) for program in plan.programs]
         is_one = together == 1 and is_small(plan)
@@ -116,12 +238,13 @@ def seconds_of(plans: Sequence[Plan], stacked: Sequence[int]) -> list[Seconds]:
             wanted = [work_of(program, None, plan.dtype) for program in plan.programs]
             if is_one:
                 wanted = [Wanted(plan.whole, None, plan.dtype)]
-            absent = [one for one in wanted if one not in seen]
+            absent = [one for one in dict.fromkeys(wanted) if one not in seen]
             seen.update(absent)
-            if together == 1:
-                absent = compiling_module.to_compile(absent)
+            if together == 1 and is_kept is not None:
+                absent = is_kept(absent)
         lengths = [one.work.length for one in absent]
-        found.append(Seconds(compiling(lengths, rates), _CALLING + plan.runs * once))
+        compile_seconds = compiling(lengths, rates)
+        found.append(Seconds(compile_seconds, times * (_CALLING + plan.runs * once)))
     return found
 
 
@@ -148,6 +271,19 @@ def running(program: Program, rates: Rates) -> float:
         found += moved / rates.passing
         if op.kind == "contract" and len(op.args) == 2:
             found += cost / _rate(op, sizes, rates)
+    return found
+
+
+@session_cache
+def speeds(dtype: str) -> Speeds:
+    """The speeds of NumPy on this machine, from the cache folder or measured now."""
+    found, _ = disk_cache.kept(
+        ["speeds", VERSION, dtype, compiling_module.host(), np.__version__],
+        search=lambda: _measure_speeds(dtype),
+        encode=lambda found: found._asdict(),
+        decode=_speeds_from_data,
+        searcher=f"numpy {np.__version__}",
+    )
     return found
 
 
@@ -214,6 +350,40 @@ def _measure(dtype: str) -> Rates:
         starting=chain / _CHAIN,
         compiling=_VARIED * compiled / _CHAIN,
     )
+
+
+def _measure_speeds(dtype: str) -> Speeds:
+    """The speeds of NumPy on one core, measured now."""
+    tiny, square = np.ones((4, 4), dtype), np.ones((_LARGE // 2, _LARGE // 2), dtype)
+    batch, long = np.ones((_BATCH, _SMALL, _SMALL), dtype), np.ones(_PASSING, dtype)
+    with one_blas_thread():
+        call = _least(lambda: [np.multiply(tiny, tiny, tiny) for _ in range(1000)]) / 1000
+        large = _least(lambda: np.matmul(square, square))
+        small = _least(lambda: np.matmul(batch, batch)) / _BATCH
+        passing = _least(lambda: np.multiply(long, long, long))
+    multiplying = (_LARGE // 2) ** 3 / large
+    work = matmul_seconds(1, _SMALL, _SMALL, _SMALL, Speeds(0.0, 0.0, multiplying, 1.0))
+    product = max(small - work, small / 8)
+    return Speeds(4 * call, product, multiplying, _PASSING / passing)
+
+
+def _least(call: Callable[[], Any]) -> float:
+    """Seconds of a call, the least of three after a first."""
+    call()
+    times = []
+    for _ in range(3):
+        start = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - start)
+    return min(times)
+
+
+def _speeds_from_data(data: Any) -> Speeds:
+    """Speeds from parsed JSON. Raises `ValueError` unless all are positive numbers."""
+    found = Speeds(**{name: float(value) for name, value in data.items()})
+    if not all(0 < value < math.inf for value in found):
+        raise ValueError("a speed is no positive number")
+    return found
 
 
 def _chained(x: jax.Array, y: jax.Array) -> jax.Array:

@@ -7,13 +7,15 @@ values that a program computes from arrays without a stacked axis are computed o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from tnsim.engine.ir.program import Program
+from tnsim.engine.plan import Plan
 
 Axes = tuple[bool, ...]
 Run = Callable[[list[Any]], tuple[list[Any], list[Any]]]
@@ -27,12 +29,14 @@ class Stacked(NamedTuple):
         inputs: Flags of every input: whether it has each of the stacked axes.
         outputs: Flags of every output.
         scales: Flags of every scale.
+        computed: Flags of every output before it is divided by scales.
     """
 
     sizes: tuple[int, ...]
     inputs: tuple[Axes, ...]
     outputs: tuple[Axes, ...]
     scales: tuple[Axes, ...]
+    computed: tuple[Axes, ...] = ()
 
     @property
     def nothing(self) -> bool:
@@ -77,7 +81,68 @@ def stacked(program: Program, inputs: Sequence[Axes], sizes: Sequence[int]) -> S
         outputs[n] = _union([given[n], *(scales[slot] for slot, _ in powers)], depth)
     used = _union(inputs, depth)
     own_sizes = tuple(size if own else 1 for size, own in zip(sizes, used, strict=True))
-    return Stacked(own_sizes, tuple(inputs), tuple(outputs), tuple(scales))
+    return Stacked(own_sizes, tuple(inputs), tuple(outputs), tuple(scales), tuple(given))
+
+
+def stacked_stages(
+    plan: Plan, sizes: Sequence[int], over: Mapping[str, Axes]
+) -> tuple[tuple[Stacked, ...], dict[str, Axes]]:
+    """The stacked axes of every stage of a plan, and of all its values by name.
+
+    Args:
+        plan: Plan for arrays without stacked axes.
+        sizes: Sizes of the stacked axes.
+        over: Name -> stacked axes, for every array that is a stack.
+    """
+    axes = {name: over.get(name, (False,) * len(sizes)) for name in plan.shapes}
+    stacks = []
+    for stage in plan.stages:
+        inputs = [axes[name] for name in stage.inputs]
+        stacks.append(stacked(plan.programs[stage.program], inputs, sizes))
+        axes.update(zip(stage.outputs, stacks[-1].outputs, strict=True))
+    return tuple(stacks), axes
+
+
+def stacked_program(program: Program, over: Stacked) -> Program:
+    """The program on stacks: every stacked axis is a further index of the arrays that have it.
+
+    An index of a stack is never summed over. A term of a sum that lacks it is repeated along it.
+
+    Args:
+        program: Program for arrays without stacked axes.
+        over: Stacked axes of its arrays.
+
+    Example:
+        >>> from tnsim.engine.ir.program import Operation
+        >>> outer = Operation("contract", (0, 1), ((0,), (1,)), (0, 1))
+        >>> program = Program(((2,), (3,)), (outer,), (2,))
+        >>> over = stacked(program, [(True, False), (False, True)], (4, 5))
+        >>> stacked_program(program, over).value_shapes
+        ((4, 2), (5, 3), (4, 5, 2, 3))
+    """
+    depth = len(over.sizes)
+    values = list(over.inputs)
+    operations = []
+    for op in program.operations:
+        own = [values[a] for a in op.args]
+        values.append(_union(own, depth))
+        body = op.body
+        if body is not None:
+            body = stacked_program(body, stacked(body, own, over.sizes))
+        labels = []
+        for axes, rest in zip(own, op.labels, strict=True):
+            labels.append((*_stack_labels(axes), *rest))
+        output = (*_stack_labels(values[-1]), *op.output)
+        operations.append(op._replace(labels=tuple(labels), output=output, body=body))
+    shapes = []
+    for axes, shape in zip(over.inputs, program.shapes, strict=True):
+        shapes.append(over.leading(axes) + tuple(shape))
+    return dataclasses.replace(program, shapes=tuple(shapes), operations=tuple(operations))
+
+
+def _stack_labels(axes: Axes) -> tuple[int, ...]:
+    """A label for every stacked axis of an array; those of programs are not negative."""
+    return tuple(-1 - n for n, is_stacked in enumerate(axes) if is_stacked)
 
 
 def mapped(run: Run, over: Stacked) -> Run:

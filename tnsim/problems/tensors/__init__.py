@@ -1,4 +1,4 @@
-"""One layer as named arrays: the only code that asks for the class of a layer.
+"""One layer as named arrays, whatever its class.
 
 Read `kinds`, then `lifted`, `positional`, `layer_networks` and `packed`.
 """

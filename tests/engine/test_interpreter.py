@@ -1,0 +1,274 @@
+"""Interpreted plans: the numbers of the eager reference, in the memory that was planned, on any number of threads."""
+
+import dataclasses
+import tracemalloc
+
+import numpy as np
+import pytest
+import seeds
+from closeness import LARGEST, assert_close
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import tnsim
+from tnsim.cli import bench
+from tnsim.engine import costs
+from tnsim.engine.ir import steps as steps_module
+from tnsim.engine.ir.program import Operation, Program
+from tnsim.engine.ir.stages import PlanStage
+from tnsim.engine.plan import Plan
+from tnsim.engine.runtime import execution, interpreter, rates
+from tnsim.engine.runtime.lowering import run_program
+from tnsim.engine.runtime.stacking import stacked_stages
+from tnsim.sessions import Session, using
+
+SIZES = {0: 2, 1: 3, 2: 1, 3: 4, 4: 3, 5: 2}
+
+
+def plan_of(program, dtype="float64"):
+    """A plan of one stage that runs a program."""
+    names = tuple(f"in{n}" for n in range(len(program.shapes)))
+    outputs = tuple(f"out{n}" for n in range(len(program.outputs)))
+    groups = tuple(f"g{n}" for n in range(len(program.scales)))
+    stage = PlanStage(0, names, outputs, groups)
+    shapes = dict(zip(names, program.shapes, strict=True))
+    scales = dict.fromkeys(outputs, ())
+    return Plan("none", True, dtype, 1, (program,), (stage,), shapes, outputs, scales)
+
+
+def interpreted(plan, arrays, threads=1, over=None, sizes=()):
+    return interpreter.interpret(plan, arrays, stacked_stages(plan, sizes, over or {})[0], threads)
+
+
+def of_program(program, arrays, dtype="float64", threads=1):
+    plan = plan_of(program, dtype)
+    found = interpreted(plan, dict(zip(plan.shapes, arrays, strict=True)), threads)
+    return [*found.values.values()], [*found.logs.values()]
+
+
+def drawn(shapes, dtype="float64", seed=0):
+    rng = seeds.generator(seed)
+    arrays = [rng.normal(size=shape) for shape in shapes]
+    if dtype.startswith("complex"):
+        arrays = [x + 1j * rng.normal(size=x.shape) for x in arrays]
+    return [x.astype(dtype) for x in arrays]
+
+
+@st.composite
+def programs(draw):
+    """Programs of contractions, diagonals, sums and loops, of any labels and orders of axes."""
+    values = [draw(st.permutations(draw(st.lists(st.sampled_from([*SIZES]), unique=True, max_size=4))))
+              for _ in range(draw(st.integers(1, 3)))]  # fmt: skip
+    shapes = tuple(tuple(SIZES[x] for x in labels) for labels in values)
+    operations = []
+    for _ in range(draw(st.integers(1, 5))):
+        a, b = (draw(st.integers(0, len(values) - 1)) for _ in range(2))
+        kind = draw(st.sampled_from(["contract", "reduce", "sum", "diagonal", "loop"]))
+        one, other = tuple(values[a]), tuple(values[b])
+        if kind == "contract":
+            both = sorted(set(one) & set(other))
+            summed = draw(st.sets(st.sampled_from(both))) if both else set()
+            output = tuple(draw(st.permutations(sorted({*one, *other} - summed))))
+            operations.append(Operation("contract", (a, b), (one, other), output))
+        elif kind == "reduce":
+            output = draw(st.permutations(one))[: draw(st.integers(0, len(one)))]
+            operations.append(Operation("contract", (a,), (one,), tuple(output)))
+        elif kind == "sum":
+            output = tuple(draw(st.permutations(one)))
+            alike = [n for n, labels in enumerate(values) if set(labels) == set(one)]
+            args = tuple(draw(st.lists(st.sampled_from(alike), min_size=1, max_size=5)))
+            weights = draw(st.lists(st.sampled_from([1.0, -1.0, 0.5, -0.5, 3.0]), min_size=len(args),
+                                    max_size=len(args)))  # fmt: skip
+            labels = tuple(tuple(values[n]) for n in args)
+            operations.append(Operation("sum", args, labels, output, tuple(weights)))
+        elif kind == "diagonal" and {1, 4} <= set(one):  # two axes of one size
+            merged = tuple(1 if label == 4 else label for label in one)
+            output = tuple(dict.fromkeys(merged))
+            operations.append(Operation("contract", (a,), (merged,), output))
+        elif kind == "loop" and set(one) & set(other):
+            chunk = draw(st.sampled_from(sorted(set(one) & set(other))))
+            inner = [tuple(x for x in labels if x != chunk) for labels in (one, other)]
+            output = tuple(draw(st.permutations(sorted({*inner[0], *inner[1]}))))
+            product = Operation("contract", (0, 1), tuple(inner), output)
+            doubled = Operation("sum", (2, 2), (output, output), output, (1.0, 1.0))
+            body = Program(tuple(tuple(SIZES[x] for x in labels) for labels in inner),
+                           (product, doubled), (3,))  # fmt: skip
+            lanes = draw(st.integers(1, 3))
+            operations.append(Operation("loop", (a, b), (one, other), output, chunks=(chunk,), body=body,
+                                        concurrency=lanes))  # fmt: skip
+        else:
+            continue
+        values.append(output)
+    count = len(values)
+    outputs = draw(st.lists(st.integers(0, count - 1), min_size=1, max_size=3))
+    return Program(shapes, tuple(operations), (*outputs, count - 1))
+
+
+@settings(max_examples=300)
+@given(programs(), st.sampled_from([("float64", 1e-12), ("float32", 2e-5), ("complex128", 1e-12)]))
+def test_programs_of_any_operations(program, precision):
+    dtype, rtol = precision
+    arrays = drawn(program.shapes, dtype)
+    wanted, _ = run_program(program, list(arrays))
+    found, _ = of_program(program, arrays, dtype)
+    for one, other in zip(found, dict.fromkeys(range(len(found))), strict=True):
+        names = plan_of(program).outputs
+        assert one.shape == wanted[names.index(f"out{other}")].shape
+    for one, other in zip(found, wanted, strict=True):
+        assert_close(one, other, scale=max(np.abs(other).max(initial=0.0), 1.0), rtol=rtol,
+                     limited_by="float32")  # fmt: skip
+
+
+def test_a_loop_in_blocks_and_a_loop_inside(rng):
+    """sum over blocks of two of x[2n:2n+2] y[2n:2n+2], each entry by a loop of its own over the third axis."""
+    inner = Program(((2, 3), (2, 3)), (Operation("contract", (0, 1), ((0, 1), (0, 1)), ()),), (2,))
+    third = Operation("loop", (0, 1), ((0, 1, 2), (0, 1, 2)), (), chunks=(2,), body=inner)
+    body = Program(((2, 3, 5), (2, 3, 5)), (third,), (2,))
+    loop = Operation("loop", (0, 1), ((0, 1, 2), (1, 0, 2)), (), chunks=(0,), body=body, block_size=2,
+                     concurrency=2)  # fmt: skip
+    swapped = Operation("contract", (1,), ((0, 1, 2),), (1, 0, 2))
+    program = Program(((6, 3, 5), (6, 3, 5)), (swapped, loop), (3,))
+    body_swapped = Operation("contract", (1,), ((0, 1, 2),), (1, 0, 2))
+    body = Program(((2, 3, 5), (3, 2, 5)), (body_swapped, third._replace(args=(0, 2))), (3,))
+    program = dataclasses.replace(
+        program, operations=(swapped, loop._replace(args=(0, 2), body=body))
+    )
+    x, y = drawn(program.shapes)
+    ((found,), _), ((wanted,), _) = of_program(program, [x, y]), run_program(program, [x, y])
+    assert_close(found, np.sum(x * y), scale=np.abs(x * y).sum(), rtol=1e-13)
+    assert_close(found, wanted, scale=np.abs(x * y).sum(), rtol=1e-13)
+
+
+@pytest.mark.parametrize(
+    "numbers", [[0.0, 0.0], [0.0, -3.0], [np.inf, 1.0], [np.nan, 1.0], [1e300, 1e-300]]
+)
+def test_zero_infinity_and_nan_are_those_of_compiled_programs(numbers):
+    square = Operation("contract", (0, 0), ((0,), (0,)), (0,))
+    same = Operation("sum", (0,), ((0,),), (0,), (2.0,))
+    program = Program(((2,),), (square, same), (1, 2), ((0, 2),), (((0, 2),), ((0, 1),)))
+    plan, arrays = plan_of(program), {"in0": np.array(numbers)}
+    found = interpreted(plan, arrays)
+    with execution.precision():
+        compiled = execution.run(plan, arrays)
+    for name, value in found.values.items():
+        np.testing.assert_array_equal(value, np.asarray(compiled.values[name]))
+    for key, log in found.logs.items():
+        np.testing.assert_allclose(log, np.asarray(compiled.logs[key]), rtol=1e-15)
+
+
+@pytest.mark.parametrize("metric", [tnsim.TreeSymmetric(), tnsim.Gaussian()], ids=lambda m: m.name)
+def test_the_bits_are_those_of_one_thread(metric, monkeypatch):
+    """Steps are cut into parts, and loops into lanes, whatever the number of threads."""
+    monkeypatch.setattr(steps_module, "_PART", 2**8)
+    monkeypatch.setattr(steps_module, "_PART_ENTRIES", 2**6)
+    monkeypatch.setattr(steps_module, "_BLOCK", 4)
+    monkeypatch.setattr(interpreter, "_REPAYS", 0.0)
+    a, b = (bench.random_stack(12, 9, 2, "float64", seed) for seed in (1, 2))
+    plan = tnsim.plan(a, b, metric, cosine=True)
+    arrays = dict(zip(plan.shapes, drawn(plan.shapes.values()), strict=True))
+    one, *others = (interpreted(plan, arrays, threads) for threads in (1, 2, 5))
+    assert any(step.parts for p in plan.programs for step in costs.interpreted(p, 8).steps)
+    for other in others:
+        for name, value in one.values.items():
+            assert np.array_equal(value, other.values[name])
+        assert one.logs == other.logs
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_memory_is_what_was_planned(threads):
+    a, b = (bench.random_stack(40, 50, 2, "float64", seed) for seed in (1, 2))
+    plan = tnsim.plan(a, b)
+    arrays = dict(zip(plan.shapes, drawn(plan.shapes.values()), strict=True))
+    interpreted(plan, arrays, threads)  # the analysis
+    tracemalloc.start()
+    interpreted(plan, arrays, threads)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    own = plan.interpreted_bytes - plan.input_bytes
+    assert own > 2**20  # beside which views and calls are little
+    assert 0.98 * own < peak < 1.05 * own + 2**16
+
+
+def test_stacks_are_runs_one_by_one(rng):
+    """Two models on one side, three on the other; norms have the axis of one side."""
+    a, b = (bench.random_stack(4, 5, 3, "float64", seed) for seed in (1, 2))
+    plan = tnsim.plan(a, b, tnsim.GaussianClosure(), cosine=True)
+    axes = {"A": (True, False), "B": (False, True)}
+    over = {name: axes[name[0]] for name in plan.shapes if name[1] == "."}
+    stacks, arrays = (2, 3), {}
+    for name, shape in plan.shapes.items():
+        own = [size for size, has in zip(stacks, over.get(name, ()), strict=False) if has]
+        arrays[name] = rng.normal(size=(*own, *shape))
+    found = execution.run(plan, arrays, "interpreted", over)
+    wanted = execution.run(plan, arrays, "numpy", over)
+    for name, value in wanted.values.items():
+        assert_close(found.values[name], value, scale=LARGEST, rtol=1e-12)
+    for key, log in wanted.logs.items():
+        assert_close(found.logs[key], log, scale=1.0, rtol=1e-12)
+
+
+def test_terms_of_one_weight_are_weighted_together():
+    terms = ((0,),) * 4
+    total = Operation("sum", (0, 1, 0, 1), terms, (0,), (0.5, -0.5, -0.5, 1.0))
+    steps = steps_module.steps_of(Program(((7,), (7,)), (total,), (2,)), 8)
+    assert [step.kind for step in steps.steps] == ["subtract", "subtract", "scale", "add"]
+
+
+# --- tiers -----------------------------------------------------------------------------------
+
+
+def test_a_session_knows_three_tiers():
+    with pytest.raises(
+        tnsim.ModelError, match="tier must be one of auto, interpret, compile, found 'jit'"
+    ):
+        Session(tier="jit")
+
+
+def test_little_work_is_interpreted_before_anything_is_measured(monkeypatch):
+    def measured(*arguments):
+        raise AssertionError("nothing is measured")
+
+    monkeypatch.setattr(rates, "measured", measured)
+    monkeypatch.setattr(rates, "speeds", measured)
+    a, b = (bench.random_stack(8, 8, 2, "float64", seed) for seed in (1, 2))
+    with using(Session()) as fresh:
+        tnsim.similarity(a, b)
+        assert rates.tier_of(tnsim.plan(a, b)) == "interpret"
+        assert not len(fresh.programs)
+
+
+GIVEN = rates.Rates(large=1e10, small=1e10, passing=1e9, starting=1e-6, compiling=0.05)
+SLOW = steps_module.Speeds(call=1e-6, product=1e-7, multiplying=1e9, passing=1e9)
+
+
+def test_many_runs_are_compiled_where_that_repays(monkeypatch):
+    """XLA ten times as fast, after seconds of compiling; the tier does not depend on what is compiled already."""
+    monkeypatch.setattr(rates, "measured", lambda dtype: GIVEN)
+    monkeypatch.setattr(rates, "speeds", lambda dtype: SLOW)
+    a, b = (bench.random_stack(48, 64, 2, "float64", seed) for seed in (1, 2))
+    plan = tnsim.plan(a, b)
+    with using(Session()):
+        once, often = (rates.tier_of_all([rates.Runs(plan, n)]) for n in (1, 10_000))
+        assert (once, often) == ("interpret", "compile")
+    with using(Session(tier="compile")):
+        expected = tnsim.inner(a, b)
+        assert rates.tier_of(plan) == "compile"
+        tnsim.session().tier = "auto"
+        assert rates.tier_of_all([rates.Runs(plan)]) == "interpret"
+        assert_close(tnsim.inner(a, b), expected, rtol=1e-12)
+
+
+def test_a_store_keeps_its_tier(tmp_path):
+    pytest.importorskip("xarray")
+    models = [bench.random_stack(20, 4, 2, "float64", seed) for seed in range(3)]
+    stored = {}
+    for tier in ("interpret", "compile"):
+        with using(Session(tier=tier)):
+            run = tnsim.pairwise(models, tnsim.TreeSymmetric(), store=tmp_path / tier)
+            assert run.attrs["tier"] == tier and run.attrs["plan"].startswith("recursion")
+            stored[tier] = run.similarity.values
+    assert_close(stored["interpret"], stored["compile"], scale=1.0, rtol=1e-12)
+    with using(Session(tier="compile")):
+        again = tnsim.pairwise(models, tnsim.TreeSymmetric(), store=tmp_path / "interpret")
+    assert again.attrs["tier"] == "interpret"
+    assert np.array_equal(again.similarity.values, stored["interpret"])

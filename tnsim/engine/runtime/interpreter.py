@@ -1,0 +1,450 @@
+"""Plans run by NumPy, without compiling: steps bound to memory and called in order.
+
+`ir/steps` says which steps a program has, on which views, and where each value stands in memory.
+Here the views are made, once for a stage and once for each lane of a loop, so that a step is the
+call of a function on arrays that are there already. Nothing else happens between two steps.
+
+**Threads.** BLAS runs on one thread while a plan is interpreted. Stages of a round, lanes of a loop
+and parts of large steps are shared by the threads of a pool instead, where their work repays waking
+a thread. No bit depends on which thread runs what: every sum is taken in an order of the plan's.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from functools import cache, partial
+from typing import Any, NamedTuple
+
+import numpy as np
+from threadpoolctl import ThreadpoolController
+
+from tnsim.engine.costs import InterpretedRound, interpreted, interpreted_rounds
+from tnsim.engine.ir.program import Program
+from tnsim.engine.ir.stages import WholePlan
+from tnsim.engine.ir.steps import Step, Steps, Turns, View
+from tnsim.engine.plan import Plan
+from tnsim.engine.runtime.devices import processors
+from tnsim.engine.runtime.stacking import Stacked, aligned, stacked_program
+from tnsim.sessions import per_object_cache
+
+_REPAYS = 1e-3
+"""Seconds of work of one core that repay waking threads."""
+
+
+class Outcome(NamedTuple):
+    """What the stages of a plan gave.
+
+    Attributes:
+        values: Outputs of the plan by name, divided by their scales.
+        logs: Logarithm of every scale, by stage number and scale group.
+    """
+
+    values: dict[str, np.ndarray]
+    logs: dict[tuple[int, str], Any]
+
+
+def interpret(
+    plan: Plan, arrays: Mapping[str, Any], stacks: tuple[Stacked, ...], threads: int | None = None
+) -> Outcome:
+    """Run the stages of a plan.
+
+    Args:
+        plan: Plan to run.
+        arrays: Name -> array for every name in `plan.shapes`, stacked axes first.
+        stacks: Stacked axes of every stage.
+        threads: Number of threads that share the work; by default as many as there are cores.
+    """
+    threads = processors() if threads is None else threads
+    dtype = np.dtype(plan.dtype)
+    ready = prepared(plan.whole, dtype.itemsize, stacks)
+    values = {name: np.asarray(arrays[name], dtype, order="C") for name in plan.shapes}
+    logs: dict[tuple[int, str], Any] = {}
+    memory = np.empty(0, dtype)
+    with one_blas_thread():
+        for each in ready.rounds:
+            if memory.size < each.rooms or memory.size - each.rooms > ready.peak - each.elements:
+                memory = np.empty(0, dtype)  # frees it before more is taken
+                memory = np.empty(each.rooms, dtype)
+            _run_round(plan, ready, each, values, logs, memory, threads)
+    return Outcome({name: values[name] for name in plan.outputs}, logs)
+
+
+def _run_round(
+    plan: Plan,
+    ready: Prepared,
+    each: InterpretedRound,
+    values: dict[str, np.ndarray],
+    logs: dict[tuple[int, str], Any],
+    memory: np.ndarray,
+    threads: int,
+) -> None:
+    """Run the stages of a round: enter their outputs and drop what no later stage reads."""
+    rooms = [memory[n * each.room :] for n in range(each.at_once)]
+    tasks = []
+    for n in each.stages:
+        inputs = [values[name] for name in plan.stages[n].inputs]
+        tasks.append(partial(_in_a_room, ready.stages[n], inputs, rooms, threads))
+    repays = sum(ready.stages[n].steps.usual_seconds for n in each.stages) > _REPAYS
+    results = shared(tasks, min(threads, each.at_once) if repays else 1)
+    for n, (outputs, scales) in zip(each.stages, results, strict=True):
+        stage = plan.stages[n]
+        values.update(zip(stage.outputs, outputs, strict=True))
+        logs.update(zip([(n, group) for group in stage.groups], scales, strict=True))
+    for name in each.last_read:
+        del values[name]
+
+
+def _in_a_room(
+    stage: _Stage, inputs: Sequence[np.ndarray], rooms: list[np.ndarray], threads: int
+) -> tuple[list[Any], list[Any]]:
+    """Run a stage in one of the free rooms."""
+    room = rooms.pop()
+    found = stage.run(inputs, room, threads)
+    rooms.append(room)
+    return found
+
+
+@contextmanager
+def one_blas_thread() -> Iterator[None]:
+    """BLAS on one thread inside the block, in all threads of the process."""
+    _blas.begin()
+    try:
+        yield
+    finally:
+        _blas.end()
+
+
+class _Blas:
+    """The number of threads of NumPy's BLAS, one while any thread interprets a plan."""
+
+    def __init__(self) -> None:
+        self.changing = threading.Lock()
+        self.inside = 0
+        self.limiter: Any = None
+
+    def begin(self) -> None:
+        with self.changing:
+            self.inside += 1
+            if self.inside == 1:
+                self.limiter = _libraries().limit(limits=1, user_api="blas")
+
+    def end(self) -> None:
+        with self.changing:
+            self.inside -= 1
+            if self.inside == 0:
+                self.limiter.restore_original_limits()
+
+
+_blas = _Blas()
+
+
+@cache
+def _libraries() -> ThreadpoolController:
+    return ThreadpoolController()
+
+
+def shared(tasks: Sequence[Callable[[], Any]], threads: int) -> list[Any]:
+    """The results of tasks, in order; this thread and idle threads of the pool go through them.
+
+    A thread that has no task left helps elsewhere, and tasks may share tasks of their own: this
+    thread waits for tasks that others have begun, never for a thread to become idle.
+
+    Args:
+        tasks: Functions to call.
+        threads: Most threads that go through the tasks, this one included.
+
+    Example:
+        >>> shared([lambda: 1, lambda: 2, lambda: 3], threads=2)
+        [1, 2, 3]
+    """
+    count = min(threads, len(tasks))
+    if count < 2:
+        with np.errstate(all="ignore"):
+            return [task() for task in tasks]
+    results: list[Any] = [None] * len(tasks)
+    left = deque(enumerate(tasks))
+
+    def work() -> None:
+        with np.errstate(all="ignore"):  # a setting of each thread's own
+            while left:
+                try:
+                    n, task = left.popleft()
+                except IndexError:  # another thread was faster
+                    return
+                results[n] = task()
+
+    helpers = []
+    with suppress(RuntimeError):  # the system has no room for another thread
+        for _ in range(count - 1):
+            helpers.append(_pool().submit(work))
+    try:
+        work()
+    finally:
+        left.clear()
+        for helper in helpers:
+            if not helper.cancel():
+                helper.result()
+    return results
+
+
+@cache
+def _pool() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(max(1, processors() - 1), thread_name_prefix="tnsim")
+
+
+if hasattr(os, "register_at_fork"):  # a child process has none of its parent's threads
+    os.register_at_fork(after_in_child=_pool.cache_clear)
+
+
+class Prepared(NamedTuple):
+    """What is found out about a plan before it is run on numbers.
+
+    Attributes:
+        stages: Steps of each stage.
+        rounds: Stages that run at once, round after round.
+        peak: Elements of all memory at once.
+    """
+
+    stages: tuple[_Stage, ...]
+    rounds: tuple[InterpretedRound, ...]
+    peak: int
+
+
+@per_object_cache
+def prepared(whole: WholePlan, item: int, stacks: tuple[Stacked, ...]) -> Prepared:
+    """The steps of all stages of a plan, and their rounds.
+
+    Args:
+        whole: Stages of the plan.
+        item: Bytes of an element of the arrays.
+        stacks: Stacked axes of every stage.
+    """
+    made: dict[tuple[int, Stacked], _Stage] = {}
+    numbers = []
+    for stage, over in zip(whole.stages, stacks, strict=True):
+        key = (stage.program, over)
+        if key not in made:
+            program = whole.programs[stage.program]
+            if not over.nothing:
+                program = stacked_program(program, over)
+            made[key] = _Stage(program, interpreted(program, item), over)
+        numbers.append([*made].index(key))
+    distinct = tuple(made.values())
+    rounds = interpreted_rounds(whole, [one.steps for one in distinct], numbers)
+    stages = tuple(distinct[n] for n in numbers)
+    return Prepared(stages, rounds, max((each.elements for each in rounds), default=0))
+
+
+class _Place(NamedTuple):
+    """Where a value stands: an array, and the first byte of the value in the array."""
+
+    memory: np.ndarray
+    start: int
+
+
+_Places = dict[int, _Place]
+_Call = tuple[Callable[..., Any], Sequence[Any]]
+
+
+class _Stage(NamedTuple):
+    """The program of a stage, for stacks where arrays are stacked, as steps."""
+
+    program: Program
+    steps: Steps
+    over: Stacked
+
+    def run(
+        self, inputs: Sequence[np.ndarray], room: np.ndarray, threads: int
+    ) -> tuple[list[Any], list[Any]]:
+        """Outputs divided by their scales, and the logarithm of each scale."""
+        dtype = room.dtype
+        places = {n: _Place(array, 0) for n, array in enumerate(inputs)}
+        for view in self.steps.outputs:
+            size = self.steps.sizes[view.value]
+            places.setdefault(view.value, _Place(np.empty(size, dtype), 0))
+        run = _Run(self.steps, places, _Place(room, 0), threads)
+        run.bind()
+        for function, arguments in run.calls:
+            function(*arguments)
+        outputs = [run.array(view) for view in self.steps.outputs]
+        return self._rescaled(outputs)
+
+    def _rescaled(self, outputs: list[np.ndarray]) -> tuple[list[Any], list[Any]]:
+        """The same as at the end of `lowering.run_program`, in the memory of the outputs.
+
+        The entries of a stack have scales of their own.
+        """
+        program, over = self.program, self.over
+        if not program.scales:
+            return outputs, []
+        depth = 0 if over.nothing else len(over.sizes)
+        whole = outputs
+        if depth:
+            whole = [aligned(x, axes) for x, axes in zip(outputs, over.computed, strict=True)]
+        scales = [_scale(whole[which], depth, power) for which, power in program.scales]
+        numbers = [view.value for view in self.steps.outputs]
+        for n, powers in enumerate(program.powers):
+            for slot, power in powers:
+                divisor = scales[slot] ** power
+                divisor = divisor.reshape(divisor.shape + (1,) * (whole[n].ndim - depth))
+                shape = np.broadcast_shapes(whole[n].shape, divisor.shape)
+                alone = numbers.count(numbers[n]) == 1 and shape == whole[n].shape
+                whole[n] = np.divide(whole[n], divisor, out=whole[n] if alone else None)
+        logs = [np.log(scale) for scale in scales]
+        if not depth:
+            return whole, logs
+        given = [_without(x, axes) for x, axes in zip(whole, over.outputs, strict=True)]
+        return given, [_without(x, axes) for x, axes in zip(logs, over.scales, strict=True)]
+
+
+def _without(array: np.ndarray, axes: tuple[bool, ...]) -> np.ndarray:
+    """An array without the stacked axes that it lacks, which have size one."""
+    return array.squeeze(tuple(n for n, is_stacked in enumerate(axes) if not is_stacked))
+
+
+def _scale(value: np.ndarray, depth: int, power: int) -> Any:
+    """The scale of each entry of a stack, as `lowering` has it: 1 where all numbers are zero."""
+    axes = tuple(range(depth, value.ndim))
+    if value.dtype.kind == "c":
+        largest = np.abs(value).max(axis=axes)
+    else:  # without an array of absolute values
+        largest = np.maximum(value.max(axis=axes), -value.min(axis=axes))
+    scale = np.where(largest > 0, largest, np.ones_like(largest))[()]
+    if power == 1:
+        return scale
+    return np.sqrt(scale) if power == 2 else scale ** (1.0 / power)
+
+
+class _Run:
+    """Steps bound to memory.
+
+    Args:
+        steps: Steps of a program, or of the body of a loop.
+        places: Places of inputs, and of outputs with memory of their own.
+        room: Memory for all other values.
+        threads: Number of threads that share loops and large steps.
+
+    Attributes:
+        calls: Functions with their arguments, in the order in which they are called.
+    """
+
+    def __init__(self, steps: Steps, places: _Places, room: _Place, threads: int) -> None:
+        self.steps, self.places, self.room, self.threads = steps, places, room, threads
+        self.dtype = room.memory.dtype
+        self.calls: list[_Call] = []
+        for value, start in steps.places.items():
+            places[value] = _Place(room.memory, room.start + start)
+
+    def bind(self, moving: frozenset[int] = frozenset()) -> None:
+        """Make the calls of all steps; views of moving values are made anew at every call."""
+        for step in self.steps.steps:
+            if step.turns is not None:
+                self.calls.append((self.loop, (step, step.turns)))
+            elif step.parts and (step.kind == "matmul" or self.threads > 1):
+                if moving.intersection(view.value for view in step.reads):
+                    self.calls.append((self.in_parts, (step,)))
+                else:
+                    self.calls += self.parts(step)
+            else:
+                reads = [self.array(view) for view in step.reads]
+                function, arguments = _call(step, reads, self.array(step.writes))
+                places = [n for n, view in enumerate(step.reads) if view.value in moving]
+                if places:
+                    first = 1 if step.kind == "copy" else 0
+                    slots = tuple((first + n, step.reads[n]) for n in places)
+                    self.calls.append((self.moved, (function, list(arguments), slots)))
+                else:
+                    self.calls.append((function, arguments))
+
+    def array(self, view: View) -> np.ndarray:
+        """The array of a view; NumPy checks that it lies within the memory."""
+        memory, start = self.places[view.value]
+        return np.ndarray(view.shape, self.dtype, memory, start + view.start, view.strides)
+
+    def moved(
+        self, function: Any, arguments: list[Any], slots: tuple[tuple[int, View], ...]
+    ) -> None:
+        """Call a function with views of moving values made anew."""
+        for slot, view in slots:
+            arguments[slot] = self.array(view)
+        function(*arguments)
+
+    def parts(self, step: Step) -> list[_Call]:
+        """The calls of the parts of a step; one call that shares them, with several threads."""
+        calls = []
+        for *reads, written in step.parts:
+            arrays = [self.array(view) for view in reads]
+            calls.append(_call(step, arrays, self.array(written)))
+        if self.threads < 2:
+            return calls
+        tasks = [partial(function, *arguments) for function, arguments in calls]
+        return [(shared, (tasks, self.threads))]
+
+    def in_parts(self, step: Step) -> None:
+        """Run a step part by part."""
+        for function, arguments in self.parts(step):
+            function(*arguments)
+
+    def loop(self, step: Step, turns: Turns) -> None:
+        """Run a loop: all lanes, at once where they repay it, and their sum in order."""
+        sums = [self.array(step.writes)]
+        tasks = []
+        for lane in range(turns.lanes):
+            start = self.room.start + turns.place + lane * turns.lane_bytes
+            if lane:
+                own = (step.writes.shape, self.dtype, self.room.memory, start + turns.body.room)
+                sums.append(np.ndarray(*own, step.writes.strides))
+            place = _Place(self.room.memory, start)
+            tasks.append(partial(self.lane, step, turns, lane, place, sums[lane]))
+        repays = turns.count * turns.body.usual_seconds > _REPAYS
+        shared(tasks, self.threads if repays else 1)
+        for total in sums[1:]:
+            np.add(sums[0], total, sums[0])
+
+    def lane(self, step: Step, turns: Turns, lane: int, room: _Place, total: np.ndarray) -> None:
+        """Add up the turns of a lane."""
+        given = [self.places[view.value] for view in step.reads]
+        body = _Run(turns.body, dict(enumerate(given)), room, self.threads)
+        body.bind(frozenset(n for n, moves in enumerate(turns.moves) if any(moves)))
+        (view,) = turns.body.outputs
+        for turn in range(lane, turns.count, turns.lanes):
+            at, number = [], turn
+            for size in reversed(turns.sizes):
+                number, digit = divmod(number, size)
+                at.insert(0, digit)
+            for n, ((memory, start), moves) in enumerate(zip(given, turns.moves, strict=True)):
+                start += sum(digit * by for digit, by in zip(at, moves, strict=True))
+                body.places[n] = _Place(memory, start)
+            for function, arguments in body.calls:
+                function(*arguments)
+            if turn == lane:
+                np.copyto(total, body.array(view))
+            else:
+                np.add(total, body.array(view), total)
+
+
+def _call(step: Step, reads: Sequence[np.ndarray], written: np.ndarray) -> _Call:
+    """The function of a step with its arguments."""
+    if step.kind == "scale":
+        return np.multiply, (reads[0], written.dtype.type(step.weight), written)
+    if step.kind == "copy":
+        return np.copyto, (written, reads[0])
+    if step.kind == "reduce":
+        return np.add.reduce, (reads[0], tuple(range(-step.axes, 0)), None, written)
+    if step.kind == "einsum":
+        return _einsum, (*reads, step.axes, written)
+    return _UFUNCS[step.kind], (*reads, written)
+
+
+_UFUNCS = {"matmul": np.matmul, "multiply": np.multiply, "add": np.add, "subtract": np.subtract}
+
+
+def _einsum(x: np.ndarray, y: np.ndarray, axes: int, written: np.ndarray) -> None:
+    """A product entry by entry summed over its last axes."""
+    labels = list(range(x.ndim))
+    np.einsum(x, labels, y, labels, labels[: x.ndim - axes], out=written)
