@@ -5,7 +5,7 @@ that need an optional package say so when they are called, not when they are nam
 and `from tnsim import *` work without optional packages.
 
 Reading order of the packages: `models`, `metrics`, `problems`, `engine`, `compare`, `checkpoints`,
-`tensor_networks`, `torch`, `all_pairs`, `localise`, `analysis`, `reproduce`, `cli`.
+`circuits`, `tensor_networks`, `torch`, `all_pairs`, `localise`, `analysis`, `reproduce`, `cli`.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:  # the same names as below, for editors and type checkers
     # torch is no part of __all__: a star would put it in the place of PyTorch
     from tnsim import torch as torch
+    from tnsim.all_pairs.heads import heads
     from tnsim.all_pairs.result import Pairwise
     from tnsim.all_pairs.run import open_pairwise, pairwise, plan_pairwise
     from tnsim.all_pairs.run_plan import PairwisePlan
@@ -39,6 +40,7 @@ if TYPE_CHECKING:  # the same names as below, for editors and type checkers
         LinearRule,
         Rule,
     )
+    from tnsim.circuits.parts import Parts, PartSeries, SeriesParts, parts
     from tnsim.compare.attribution import Attribution, attribution
     from tnsim.compare.by_kernels import KernelPlan
     from tnsim.compare.by_points import ForwardPlan
@@ -123,6 +125,11 @@ _HOME = {
     "open_pairwise": "all_pairs.run",
     "Pairwise": "all_pairs.result",
     "PairwisePlan": "all_pairs.run_plan",
+    "parts": "circuits.parts",
+    "Parts": "circuits.parts",
+    "PartSeries": "circuits.parts",
+    "SeriesParts": "circuits.parts",
+    "heads": "all_pairs.heads",
     "check": "compare.monte_carlo",
     "Check": "compare.monte_carlo",
     "attribution": "compare.attribution",
@@ -237,6 +244,8 @@ __all__ = [
     "OwnLayer",
     "Pairwise",
     "PairwisePlan",
+    "PartSeries",
+    "Parts",
     "PathSeries",
     "Paths",
     "Plan",
@@ -246,6 +255,7 @@ __all__ = [
     "ResultError",
     "Rule",
     "Series",
+    "SeriesParts",
     "Session",
     "SignedLog",
     "StoreMismatch",
@@ -267,6 +277,7 @@ __all__ = [
     "figures",
     "from_module",
     "from_state_dict",
+    "heads",
     "inner",
     "load",
     "log_inner",
@@ -274,6 +285,7 @@ __all__ = [
     "networks",
     "open_pairwise",
     "pairwise",
+    "parts",
     "paths",
     "plan",
     "plan_pairwise",

@@ -1,9 +1,9 @@
 """Figures of networks, of contributions and of pairwise runs, with matplotlib.
 
 `draw` shows a network, `contributions` an attribution, `heatmap` any matrix of similarities, and
-`depth` the cost of deep models. `pairwise` draws one of six pictures of a result, with curves above
-heatmaps; `curves_over_training` draws curves along a run, and `scatter_grid` two measures of the
-same models against each other.
+`depth` the cost of deep models. `pairwise` draws one of seven pictures of a result, with curves
+above heatmaps; `curves_over_training` draws curves along a run, and `scatter_grid` two measures of
+the same models against each other.
 
 Models are spaced evenly by index, whatever their training steps, and labelled by step as far as
 labels fit. Panels of one figure share one colour range. All drawn quantities come from `reading`.
@@ -101,7 +101,7 @@ def new_figure(**options: Any) -> tuple[Figure, Any]:
 
     Args:
         options: Options of `Figure`, with the layout `"constrained"` by default, and `nrows`,
-            `ncols` and `squeeze` of `Figure.subplots`.
+            `ncols`, `squeeze` and `width_ratios` of `Figure.subplots`.
 
     Returns:
         The figure, and the result of `Figure.subplots`: one axes object or an array of them.
@@ -119,7 +119,7 @@ def new_figure(**options: Any) -> tuple[Figure, Any]:
     except ImportError:
         raise MissingExtra("matplotlib", "plot", "drawing") from None
     grid = {}
-    for name in ("nrows", "ncols", "squeeze"):
+    for name in ("nrows", "ncols", "squeeze", "width_ratios"):
         if name in options:
             grid[name] = options.pop(name)
     options.setdefault("layout", "constrained")
@@ -816,7 +816,7 @@ def pairwise(
     change_points: Sequence[int] | None = None,
     curves: Sequence[str | Sequence[str]] = (),
 ) -> Figure:
-    """One of six pictures of a pairwise result.
+    """One of seven pictures of a pairwise result.
 
     Several variables give several panels, or several lines.
 
@@ -824,9 +824,10 @@ def pairwise(
         result: A pairwise result.
         kind: `"heatmap"`; `"trajectory"`, the similarity of every model to the last and to the
             previous model; `"slices"`, one heatmap per output (`variable` is then not read);
-            `"mds"`, the models as points of a plane, joined in order; `"dendrogram"`; or
+            `"mds"`, the models as points of a plane, joined in order; `"dendrogram"`;
             `"scatter"`, the first variable against each of the others, a point for every pair of
-            models.
+            models; or `"parts"`, of a result over parts, layer by head, the first model of the rows
+            against the last model of the columns.
         variable: Name of one of the result's matrices, or several names.
         change_points: Rows at which phases start, such as
             `reading.segment(result, 3).change_points`, drawn as lines or colours.
@@ -868,6 +869,46 @@ def pairwise(
     if kind != "heatmap":
         raise ResultError(f"curves are drawn above a heatmap, not above {kind!r}")
     return _heatmaps(result, names, points, strips_of(result, curves))
+
+
+def _parts(result: xr.Dataset, names: Sequence[str], points: Sequence[int]) -> Figure:
+    """Layer by head, one panel for each kind of part: the first row against the last column."""
+    if len(names) != 1 or set(result[names[0]].dims) != {"part", "a", "b"}:
+        raise ResultError(
+            "parts are drawn of one matrix over (part, a, b), as pairwise of tnsim.parts(series) "
+            f"gives, found {', '.join(names)} over {tuple(map(str, result[names[0]].dims))}"
+        )
+    table = result[names[0]].transpose("part", "a", "b")[:, 0, -1]
+    kinds = list(dict.fromkeys(table["kind"].values.tolist()))
+    grids = [_by_layer_and_head(table[table["kind"].values == kind]) for kind in kinds]
+    widths = [max(grid.shape[1], 2) for grid in grids]
+    figure, panels = new_figure(
+        ncols=len(kinds),
+        squeeze=False,
+        layout="compressed",
+        width_ratios=widths,
+        figsize=(0.4 * sum(widths) + 1.4 * len(kinds), 0.4 * max(map(len, grids)) + 1.6),
+    )
+    colours = colour_range(np.concatenate([grid[np.isfinite(grid)] for grid in grids]))
+    image: Any = None
+    for axes, grid, kind in zip(panels[0], grids, kinds, strict=True):
+        image = show_matrix(axes, grid, colours, ())
+        axes.set_title(written(kind))
+        axes.set_xticks(range(grid.shape[1]) if grid.shape[1] > 1 else ())
+        axes.set_yticks(range(len(grid)) if len(grid) > 1 else ())
+        axes.set_xlabel("head" if grid.shape[1] > 1 else "")
+        axes.set_ylabel("layer" if len(grid) > 1 else "")
+    of = f"{title_of(names[0])} of {written(table['a'].item())} and {written(table['b'].item())}"
+    figure.colorbar(image, ax=list(panels[0]), label=of)
+    return figure
+
+
+def _by_layer_and_head(parts: xr.DataArray) -> Float[np.ndarray, "layer head"]:
+    """Values of parts by layer and head, NaN where a layer has no such part."""
+    layers, heads = (np.maximum(parts[name].values, 0) for name in ("layer", "head"))
+    grid = np.full((layers.max() + 1, heads.max() + 1), np.nan)
+    grid[layers, heads] = parts.values
+    return grid
 
 
 def _heatmaps(
@@ -1050,4 +1091,5 @@ _KINDS: dict[str, Callable[[xr.Dataset, Sequence[str], Sequence[int]], Figure]] 
     "mds": _embeddings,
     "dendrogram": _dendrograms,
     "scatter": _scatters,
+    "parts": _parts,
 }

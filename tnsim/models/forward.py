@@ -287,7 +287,7 @@ def forward(
         (values, exponent), first = entered(model, inputs)
     for n in range(first, len(model.layers)):
         layer, later = model.layers[n], model.layers[n + 1 :]
-        values, exponent = _applied(layer, values, exponent, counts)
+        values, exponent = _applied(layer, State(values, exponent), counts)
         # The exponent of the last layer may differ by output, so it is added at the end, where a
         # state needs no common exponent any more.
         if later:
@@ -348,25 +348,24 @@ def after(
         >>> after(double, 2.0, State(np.array([[0.5]]), np.zeros((1, 1))), ahead(()), None)
         State(values=array([[0.5]]), exponents=array([[1.]]))
     """
-    values, exponent = _applied(layer, *state, counts)
-    return State(*_normalised(values, exponent + unit, demands, counts))
+    values, exponents = _applied(layer, state, counts)
+    return State(*_normalised(values, exponents + unit, demands, counts))
 
 
-def _applied(
-    layer: Layer, values: Any, exponent: Any, counts: tuple[int, ...] | None
-) -> tuple[Float[Array, "points *positions out"], Any]:
-    """The outputs of a layer and their exponents, `f(2^e h') = 2^(n e) f'(h')`."""
-    order = layer.order
+def _applied(layer: Layer, state: State, counts: tuple[int, ...] | None) -> State:
+    """The outputs of a layer.
+
+    f(2^e h') = 2^(n e) f'(h') for a layer of order n. An activation is not homogeneous: its layer
+    reads the state itself.
+    """
+    values, exponent = state
     if activation_of(layer) is not None:
-        # An activation is not homogeneous: its layer reads the state itself.
-        values = power(values, 0.0, exponent).astype(values.dtype)
-        exponent, order = exponent * 0.0, 1
+        values, exponent = power(values, 0.0, exponent).astype(values.dtype), exponent * 0.0
     elif _reads_constant(layer):
         one = power(abs(exponent) * 0 + 1, 0.0, -exponent).astype(values.dtype)
         layer = _homogeneous(layer, one)
-    if counts is not None:
-        return over_prefixes(layer, values, exponent, counts), order * exponent
-    return layer(values), order * exponent
+    values = layer(values) if counts is None else over_prefixes(layer, values, exponent, counts)
+    return State(values, exponent if activation_of(layer) is not None else layer.order * exponent)
 
 
 class Ahead(NamedTuple):
@@ -382,13 +381,14 @@ class Ahead(NamedTuple):
 
 
 def ahead(layers: Sequence[Layer]) -> Ahead:
-    """The demands of layers that have not run.
+    """The demands of layers that have not run, up to the next activation, which reads no exponent.
 
     Example:
         >>> ahead([Linear([[1.0]], [2.0])])
         Ahead(constant=True, order=1)
     """
-    return Ahead(any(map(_reads_constant, layers)), layers[0].order if layers else 0)
+    linked = tuple(itertools.takewhile(lambda layer: activation_of(layer) is None, layers))
+    return Ahead(any(map(_reads_constant, linked)), layers[0].order if linked else 0)
 
 
 def plain_forward(model: Model, inputs: Array | Prefixes) -> Float[Array, "points *positions out"]:
