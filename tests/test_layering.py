@@ -24,13 +24,15 @@ FOLDERS = {  # folder (or file of the root): the folders that it imports; nothin
     "metrics": "errors models names sessions",
     "problems": "activations engine errors metrics models names sessions",
     "compare": "checkpoints engine errors metrics models names problems sessions tables",
-    "all_pairs": "analysis checkpoints compare engine errors files metrics models names problems sessions tnsim",
+    "circuits": "checkpoints errors models tables",
+    "all_pairs": "analysis checkpoints circuits compare engine errors files metrics models names problems sessions tnsim",
+    "localise": "all_pairs checkpoints compare engine errors metrics models problems tables",
     "tensor_networks": "engine errors metrics models names problems sessions",
     "torch": "checkpoints compare engine errors metrics models problems",
     "reproduce": "errors files tnsim",
-    "cli": "all_pairs analysis checkpoints compare engine errors files metrics models reproduce tensor_networks tnsim",
+    "cli": "all_pairs analysis checkpoints circuits compare engine errors files localise metrics models reproduce tensor_networks tnsim",
     "__main__": "cli",
-    "__init__": "all_pairs analysis checkpoints compare engine errors metrics models sessions tensor_networks torch",
+    "__init__": "all_pairs analysis checkpoints circuits compare engine errors localise metrics models sessions tensor_networks torch",
 }
 PHASES = (  # of the engine, in order: a phase imports earlier phases only
     ("ir",),
@@ -74,8 +76,15 @@ CONFINED = {  # foreign package: the files that import it
         "torch/autograd",
     },
     "safetensors": {"checkpoints/formats", "checkpoints/native", "metrics/empirical"},
-    "scipy": {"analysis/chords", "analysis/correlations", "analysis/figures", "reproduce/images"},
+    "scipy": {
+        "all_pairs/heads",
+        "analysis/chords",
+        "analysis/correlations",
+        "analysis/figures",
+        "reproduce/images",
+    },
     "xarray": {
+        "all_pairs/heads",
         "all_pairs/result",
         "analysis/axes",
         "analysis/baselines",
@@ -100,7 +109,14 @@ CONFINED = {  # foreign package: the files that import it
     },
     "distributed": {"cli/pairwise"},
     "pyarrow": {"all_pairs/result"},
-    "typer": {"cli/app", "cli/bench", "cli/commands", "cli/options", "cli/pairwise"},
+    "typer": {
+        "cli/app",
+        "cli/bench",
+        "cli/commands",
+        "cli/localise",
+        "cli/options",
+        "cli/pairwise",
+    },
 }
 SOURCE = Path(tnsim.__file__).parent
 
@@ -216,7 +232,7 @@ def test_foreign_libraries_stay_in_their_rooms(package):
 
 
 LAYER_CLASSES = {"Linear", "Bilinear", "Multilinear", "Attention", "Elementwise", "Gated"}
-LAYERS_ARE_TOLD_APART_IN = ("models/", "problems/tensors/", "checkpoints/")
+LAYERS_ARE_TOLD_APART_IN = ("models/", "problems/tensors/", "checkpoints/", "circuits/")
 NAME_LAYERS = {
     "__init__",  # the public names
     "cli/bench",  # makes the random models that it times

@@ -5,7 +5,7 @@ that need an optional package say so when they are called, not when they are nam
 and `from tnsim import *` work without optional packages.
 
 Reading order of the packages: `models`, `metrics`, `problems`, `engine`, `compare`, `checkpoints`,
-`tensor_networks`, `torch`, `all_pairs`, `analysis`, `reproduce`, `cli`.
+`circuits`, `tensor_networks`, `torch`, `all_pairs`, `localise`, `analysis`, `reproduce`, `cli`.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:  # the same names as below, for editors and type checkers
     # torch is no part of __all__: a star would put it in the place of PyTorch
     from tnsim import torch as torch
+    from tnsim.all_pairs.heads import heads
     from tnsim.all_pairs.result import Pairwise
     from tnsim.all_pairs.run import open_pairwise, pairwise, plan_pairwise
     from tnsim.all_pairs.run_plan import PairwisePlan
@@ -39,6 +40,7 @@ if TYPE_CHECKING:  # the same names as below, for editors and type checkers
         LinearRule,
         Rule,
     )
+    from tnsim.circuits.parts import Parts, PartSeries, SeriesParts, parts
     from tnsim.compare.attribution import Attribution, attribution
     from tnsim.compare.by_kernels import KernelPlan
     from tnsim.compare.by_points import ForwardPlan
@@ -65,6 +67,9 @@ if TYPE_CHECKING:  # the same names as below, for editors and type checkers
         TooLarge,
         UnsupportedLayer,
     )
+    from tnsim.localise.change import Change, change
+    from tnsim.localise.edges import Edges
+    from tnsim.localise.paths import Paths, PathSeries, paths
     from tnsim.metrics.categorical import Categorical
     from tnsim.metrics.empirical import Empirical
     from tnsim.metrics.metric import Frobenius, Gaussian, GaussianClosure, Symmetric, TreeSymmetric
@@ -72,6 +77,7 @@ if TYPE_CHECKING:  # the same names as below, for editors and type checkers
     from tnsim.metrics.protocol import FiniteMetric, LayerwiseMetric, Metric
     from tnsim.models.activated import Elementwise, Gated
     from tnsim.models.attention import Attention
+    from tnsim.models.components import components, switched
     from tnsim.models.layers import Bilinear, Linear, Multilinear, Residual
     from tnsim.models.model import Combination, Model
     from tnsim.models.origin import Origin
@@ -119,10 +125,23 @@ _HOME = {
     "open_pairwise": "all_pairs.run",
     "Pairwise": "all_pairs.result",
     "PairwisePlan": "all_pairs.run_plan",
+    "parts": "circuits.parts",
+    "Parts": "circuits.parts",
+    "PartSeries": "circuits.parts",
+    "SeriesParts": "circuits.parts",
+    "heads": "all_pairs.heads",
     "check": "compare.monte_carlo",
     "Check": "compare.monte_carlo",
     "attribution": "compare.attribution",
     "Attribution": "compare.attribution",
+    "components": "models.components",
+    "switched": "models.components",
+    "paths": "localise.paths",
+    "Paths": "localise.paths",
+    "PathSeries": "localise.paths",
+    "Edges": "localise.edges",
+    "change": "localise.change",
+    "Change": "localise.change",
     "Plan": "engine.plan",
     "ForwardPlan": "compare.by_points",
     "KernelPlan": "compare.by_kernels",
@@ -186,12 +205,14 @@ __all__ = [
     "Budget",
     "Categorical",
     "CaveatWarning",
+    "Change",
     "Check",
     "CheckpointError",
     "Combination",
     "DamagedStore",
     "Dialect",
     "DuplicateWarning",
+    "Edges",
     "Elementwise",
     "ElementwiseRule",
     "Empirical",
@@ -223,6 +244,10 @@ __all__ = [
     "OwnLayer",
     "Pairwise",
     "PairwisePlan",
+    "PartSeries",
+    "Parts",
+    "PathSeries",
+    "Paths",
     "Plan",
     "PrecisionWarning",
     "Product",
@@ -230,6 +255,7 @@ __all__ = [
     "ResultError",
     "Rule",
     "Series",
+    "SeriesParts",
     "Session",
     "SignedLog",
     "StoreMismatch",
@@ -241,14 +267,17 @@ __all__ = [
     "UnsupportedLayer",
     "attribution",
     "baselines",
+    "change",
     "check",
     "compare_forward",
+    "components",
     "confirm",
     "contract",
     "contract_expression",
     "figures",
     "from_module",
     "from_state_dict",
+    "heads",
     "inner",
     "load",
     "log_inner",
@@ -256,6 +285,8 @@ __all__ = [
     "networks",
     "open_pairwise",
     "pairwise",
+    "parts",
+    "paths",
     "plan",
     "plan_pairwise",
     "reading",
@@ -264,6 +295,7 @@ __all__ = [
     "session",
     "similarity",
     "slices",
+    "switched",
     "using",
 ]
 __version__ = "0.1.0"

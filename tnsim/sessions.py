@@ -30,6 +30,9 @@ P = ParamSpec("P")
 Arguments = TypeVarTuple("Arguments")
 
 
+TIERS = ("auto", "interpret", "compile")
+
+
 class LRUCache(Generic[K, V]):
     """A mapping that holds the values used last, up to a total size; threads may share it.
 
@@ -220,9 +223,6 @@ class WeakCache:
 
     def __contains__(self, owner: Any) -> bool:
         return owner in self._entries
-
-
-TIERS = ("auto", "interpret", "compile")
 
 
 class Session:

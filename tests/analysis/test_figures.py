@@ -180,3 +180,23 @@ def test_refusals(run):
     ):
         with pytest.raises(tnsim.ResultError, match=message):
             call()
+
+
+def test_pictures_of_parts_draw_on_given_axes():
+    labels = [f"layer {layer} head {head}" for layer in (1, 2) for head in (0, 1)] + ["layer 3"]
+    values = np.array([0.5, -0.1, 0.3, 0.2, 0.1])
+    wires = ["embed > Q of layer 1", "embed > K of layer 1", "layer 1 > in of layer 2"]
+    table = np.outer([1.0, 0.5], values)
+    drawings = {
+        "shares": lambda ax: figures.shares(labels, values, abs(values), most=3, ax=ax),
+        "heads": lambda ax: figures.layers_and_heads(labels, values, ax=ax),
+        "run": lambda ax: figures.shares_over_training(["0", "1"], labels, table, ax=ax),
+        "edges": lambda ax: figures.edges(wires, values[:3], ax=ax),
+    }
+    whole, grid = figures.new_figure(nrows=2, ncols=2)
+    for (name, draw), axes in zip(drawings.items(), grid.flat, strict=True):
+        assert draw(axes) is whole, name
+        assert axes.has_data(), name
+        assert draw(None) is not whole, name
+    bars = [float(bar.get_width()) for bar in grid[0, 0].patches]
+    assert bars == pytest.approx([0.5, 0.3, 0.2, 0.0])  # the last is the sum of the others

@@ -202,7 +202,7 @@ def measured_peak(models, metric, dtype, budget):
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    largest = max(stop - start for start, stop in passes._groups(points))
+    largest = max(stop - start for start, stop in passes.groups(points))
     needed = passes.needs(models, points, dtype)
     size = passes.batch_size(models, points, largest, dtype, budget)
     return peak, needed.beside + size * needed.each, size
@@ -552,3 +552,19 @@ def test_inputs_with_labels_are_refused(rng):
     expected = tnsim.inner(net, net, tnsim.Empirical(x.numpy()))
     for right in (x, x.tolist(), list(x), list(map(tuple, x.tolist())), data.tensors[0]):
         assert tnsim.inner(net, net, tnsim.Empirical(right)) == expected
+
+
+@pytest.mark.quadrature
+@pytest.mark.parametrize("width, route", [(2, "quadrature"), (6, "contractions")])
+def test_the_cheaper_of_diagrams_and_nodes_is_taken(width, route, rng):
+    """Two layers of six inputs: 5^6 nodes in both models, of three matrices a layer, cost more."""
+    models = []
+    for _ in range(2):
+        layers = [tnsim.Bilinear(*rng.normal(size=(3, width, width))) for _ in range(2)]
+        models.append(tnsim.Model(layers))
+    plan = tnsim.plan(*models, cosine=True)
+    assert plan.route == route
+    nodes = 5**width * 2 * 2 * 3 * width**2
+    assert (
+        plan.multiplications < (1.5 if width == 2 else 0.1) * nodes
+    )  # products of outputs besides

@@ -65,6 +65,8 @@ class Pairwise(Dataset):
     as `sign * exp(log_inner)`; `log_norm_a` (a) and `log_norm_b` (b), the logarithms of the
     squared norms <a|a> and <b|b>; `slices` (a, b, output) when they were asked for;
     `standard_error` (a, b) of similarities over a sample, as estimates for its distribution.
+    Of parts of a series all have the dimension `part` in front, with coordinates `kind`, `layer`
+    and `head`, -1 where a part has none; `result.sel(part=label)` is the result of one part.
     Attributes: `metric`, `metric_parameters`, `exact`, `dtype`, `plan`, `symmetric`, `duplicates`,
     `caveats`, `device`, `tier`, `tnsim_version`, `jax_version`. Pictures: `result.tnsim.plot()`.
     """
@@ -102,7 +104,8 @@ class ResultAccessor:
         """A matplotlib figure, as `tnsim.figures.pairwise` draws it; nothing is shown.
 
         Args:
-            kind: `"heatmap"`, `"trajectory"`, `"slices"`, `"mds"`, `"dendrogram"` or `"scatter"`.
+            kind: `"heatmap"`, `"trajectory"`, `"slices"`, `"mds"`, `"dendrogram"`, `"scatter"` or,
+                over parts, `"parts"`.
             variable: The matrix to draw, or several, as panels or lines.
             change_points: Rows at which phases start.
             curves: Variables over `a` to draw above heatmaps, each entry a strip.
@@ -191,6 +194,8 @@ PARQUET = Kind("a table of pairs of tnsim", _is_parquet)
 def write_csv(result: Pairwise, path: Path) -> None:
     """Write the similarities as a matrix, with labels in the first row and the first column.
 
+    Matrices of parts stand below one another, the part in a column before the labels.
+
     A label that a spreadsheet would run as a formula gets an apostrophe in front, the mark by which
     spreadsheets know text. Labels that are numbers, and all values, stay numbers.
 
@@ -199,9 +204,17 @@ def write_csv(result: Pairwise, path: Path) -> None:
     """
     table = io.StringIO(newline="")
     rows = csv.writer(table)
-    rows.writerow(["", *map(_cell, result.b.values.tolist())])
-    for label, values in zip(result.a.values.tolist(), result.similarity.values, strict=True):
-        rows.writerow([_cell(label), *values.tolist()])
+    columns = [_cell(label) for label in result.b.values.tolist()]
+    labels = [_cell(label) for label in result.a.values.tolist()]
+    if "part" in result.dims:
+        rows.writerow(["", "", *columns])
+        for part, matrix in zip(result.part.values.tolist(), result.similarity.values, strict=True):
+            for label, values in zip(labels, matrix, strict=True):
+                rows.writerow([_cell(part), label, *values.tolist()])
+    else:
+        rows.writerow(["", *columns])
+        for label, values in zip(labels, result.similarity.values, strict=True):
+            rows.writerow([label, *values.tolist()])
     with _written(path, CSV) as temporary:
         temporary.write_bytes(table.getvalue().encode())
 
@@ -220,6 +233,8 @@ def write_npz(result: Pairwise, path: Path) -> None:
 def write_parquet(result: Pairwise, path: Path) -> None:
     """Write one row per pair: a, b, similarity, log_inner, sign, and slices, if any, as lists.
 
+    Of parts, a row per part and pair, with the column `part` in front.
+
     Raises:
         ResultError: The file cannot be written, or a file of another kind is there.
         MissingExtra: pyarrow is not installed.
@@ -229,15 +244,15 @@ def write_parquet(result: Pairwise, path: Path) -> None:
         from pyarrow import parquet
     except ImportError:
         raise MissingExtra("pyarrow", "parquet", "writing parquet") from None
-    count, across = result.similarity.shape
-    labels = {side: [_plain(label) for label in result[side].values.tolist()] for side in "ab"}
+    dims = result.similarity.dims
+    labels = [[_plain(label) for label in result[dim].values.tolist()] for dim in dims]
+    places = np.indices(result.similarity.shape).reshape(len(dims), -1)
     columns: dict[str, Any] = {
-        "a": np.repeat(labels["a"], across),
-        "b": np.tile(labels["b"], count),
+        str(dim): np.array(known)[at] for dim, known, at in zip(dims, labels, places, strict=True)
     }
     columns |= {name: result[name].values.ravel() for name in ("similarity", "log_inner", "sign")}
     if "slices" in result:
-        columns["slices"] = list(result.slices.values.reshape(count * across, -1))
+        columns["slices"] = list(result.slices.values.reshape(places.shape[1], -1))
     table = pyarrow.table(columns).replace_schema_metadata({"tnsim": json.dumps(result.attrs)})
     with _written(path, PARQUET) as temporary:
         parquet.write_table(table, temporary)

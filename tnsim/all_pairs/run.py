@@ -11,12 +11,13 @@ import os
 import warnings
 from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from numpy.typing import DTypeLike
 
+from tnsim.all_pairs import part_runs, tasks
 from tnsim.all_pairs import store as stores
-from tnsim.all_pairs import tasks
 from tnsim.all_pairs.claims import Claims
 from tnsim.all_pairs.normalise import Doubt
 from tnsim.all_pairs.preparation import PairwiseRun, as_stored, prepared, store_of
@@ -24,11 +25,12 @@ from tnsim.all_pairs.result import Pairwise, labelled, require_xarray
 from tnsim.all_pairs.run_plan import PairwisePlan, with_seconds
 from tnsim.all_pairs.work import advice, complete, units_of_work
 from tnsim.checkpoints.given import given_models, is_path_or_paths
+from tnsim.circuits.parts import PartSeries, SeriesParts
 from tnsim.engine import precision
 from tnsim.engine.budget import Budget
 from tnsim.engine.ir.dtypes import dtype_name
 from tnsim.engine.runtime.compiling import reporting
-from tnsim.errors import StoreWarning
+from tnsim.errors import ModelError, StoreWarning
 from tnsim.metrics.empirical import Empirical
 from tnsim.metrics.metric import Gaussian
 from tnsim.metrics.protocol import Metric
@@ -53,12 +55,13 @@ def pairwise(
     """Similarity of every pair of models, or of every model with every model of `other`.
 
     As in every verb the metric follows the models; `other`, which is rarely given, is a keyword.
+    Parts of a series, `tnsim.parts(series)`, are compared part by part.
 
     Args:
         models, other: Sequences of models or combinations, mappings from labels to them, or a
             `tnsim.load` of many files, from which weights are read when needed; modules of
-            PyTorch in the place of models, and folders, patterns or paths of files. Without
-            `other`, all pairs of `models`.
+            PyTorch in the place of models, and folders, patterns or paths of files; or both parts
+            of a series. Without `other`, all pairs of `models`.
         metric: Metric that weighs the inputs.
         dialect: Dialect of files that are given by their paths, as for `load`.
         n_ctx: Length of the sequences on which models with attention are compared.
@@ -75,6 +78,7 @@ def pairwise(
     Returns:
         A `Pairwise`: float64 similarities of shape (models, others) in [-1, 1], natural
         logarithms and signs of the inner products, and with `slices` also (models, others, d_out).
+        Of parts of a series, all with the dimension `part` in front: (parts, models, others).
 
     Raises:
         ModelError: Models cannot be compared, or a model is the zero function.
@@ -102,6 +106,17 @@ def pairwise(
         Paper, equation 2, for every pair.
     """
     require_xarray()
+    if isinstance(models, SeriesParts):
+        _check_settings_of_parts(slices, dialect, n_ctx)
+        options: dict[str, Any] = {"dtype": dtype, "executor": executor, "budget": budget}
+        results = []
+        with _part_bar(len(models), progress) as bar:
+            for part in part_runs.part_runs(models, other, store):
+                bar.set_description(str(part.name))
+                of_part = {"other": part.other, "store": part.store, "names": names, **options}
+                results.append(pairwise(part.models, metric, **of_part))
+                bar.update()
+        return part_runs.joined(models.names, results)
     path = None if store is None else stores.folder(store)
     dtype = dtype_name(dtype)
     models, other = _given(models, other, metric, dialect, n_ctx)
@@ -204,21 +219,59 @@ def open_pairwise(path: str | os.PathLike[str]) -> Pairwise:
         True
     """
     require_xarray()
-    store, missing = stores.read(stores.folder(path))
+    folder = stores.folder(path)
+    if not part_runs.is_of_parts(folder):
+        result, missing = _stored(folder)
+        _warn_of(missing, path)
+        return result
+    found = part_runs.stores_of(folder)
+    results: list[Pairwise | None] = []
+    missing = []
+    for name, place in found:
+        result, absent = _stored(place) if place.exists() else (None, ["all"])
+        results.append(result)
+        missing += [f"{name}: {record}" for record in absent]
+    _warn_of(missing, path)
+    return part_runs.joined([name for name, _ in found], results)
+
+
+def _stored(folder: Path) -> tuple[Pairwise, list[str]]:
+    """The result in the store of one run, and the records that it lacks."""
+    store, missing = stores.read(folder)
+    return labelled(store.attrs, store.arrays), missing
+
+
+def _warn_of(missing: Sequence[str], path: str | os.PathLike[str]) -> None:
+    """Warn that a run is not finished, where anything is missing."""
     if missing:
         warnings.warn(
             f"{path}: not finished: {stores.listed(missing)} missing, whose pairs are NaN; "
             "run pairwise again with this store to go on",
             StoreWarning,
-            stacklevel=2,
+            stacklevel=3,
         )
-    return labelled(store.attrs, store.arrays)
+
+
+def _check_settings_of_parts(slices: bool, dialect: Any, n_ctx: int | None) -> None:
+    """Refuse settings that parts do not have."""
+    if dialect is not None or n_ctx is not None:
+        raise ModelError(
+            "parts are read as their series says: give dialect and n_ctx to tnsim.load, of which "
+            "tnsim.parts makes parts"
+        )
+    if slices:
+        raise ModelError(
+            "parts have different numbers of outputs: slices are those of one part, "
+            "tnsim.pairwise(tnsim.parts(series)[label], slices=True)"
+        )
 
 
 def _given(
     models: Any, other: Any, metric: Metric, dialect: Any, n_ctx: int | None
 ) -> tuple[Any, Any]:
-    """Both sides of a run as models, see `given_models`."""
+    """Both sides of a run as models, see `given_models`; parts of files stay in their files."""
+    if isinstance(models, (PartSeries, SeriesParts)):
+        return models, other
     inputs = metric.inputs if isinstance(metric, Empirical) else None
     first = given_models(models, n_ctx, inputs, dialect)
     if other is None:
@@ -232,6 +285,12 @@ def _bar(run: PairwiseRun, shown: bool) -> Any:
     from tqdm.auto import tqdm
 
     return tqdm(total=run.pairs, unit="pair", desc="pairs", disable=not shown)
+
+
+def _part_bar(count: int, shown: bool) -> Any:
+    from tqdm.auto import tqdm
+
+    return tqdm(total=count, unit="part", disable=not shown)
 
 
 def _compiling(bar: Any, done: int, total: int) -> None:

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from tnsim.checkpoints.load import Reading, Series, read
+from tnsim.circuits.parts import PartOfFile, PartSeries, SeriesParts
 from tnsim.errors import CheckpointError, ModelError
 from tnsim.metrics.protocol import Metric, joins_layers
 from tnsim.metrics.ways import ASKED
@@ -123,20 +124,29 @@ class Source:
     Args:
         label: Training step, else a name.
         name: Name of the model in messages.
-        weights: The model itself, or the path of its file.
+        weights: The model itself, the path of its file, or a part of a file.
         reading: How the file is read.
     """
 
     label: int | str
     name: str
-    weights: Model | Combination | Function | Path
+    weights: Model | Combination | Function | Path | PartOfFile
     reading: Reading = Reading()
 
     def read(self) -> Model | Combination | Function:
         """The model, read from its file where it is in one."""
+        if isinstance(self.weights, PartOfFile):
+            return self.weights.read()
         if isinstance(self.weights, Path):
             return read(self.weights, *self.reading).model
         return self.weights
+
+    @property
+    def file(self) -> Path | None:
+        """The file in which the weights are, None for weights in memory."""
+        if isinstance(self.weights, PartOfFile):
+            return self.weights.path
+        return self.weights if isinstance(self.weights, Path) else None
 
 
 @dataclass(frozen=True)
@@ -173,9 +183,9 @@ class Entry:
     def read(self) -> Model | Combination | Function:
         """The model. Raises `CheckpointError` when the file has changed since the run began."""
         model = self.source.read()
-        if isinstance(self.source.weights, Path) and content_hash(model) != self.digest:
+        if self.source.file is not None and content_hash(model) != self.digest:
             raise CheckpointError(
-                f"{self.source.weights}: has changed while the run was under way; "
+                f"{self.source.file}: has changed while the run was under way; "
                 "run again with a new store"
             )
         return model
@@ -201,6 +211,7 @@ def sources(models: Any, names: Sequence[Any] | None = None) -> tuple[Source, ..
     called = tuple(map(str, labels))
     if isinstance(models, Series):
         reading = models.reading
+    if isinstance(models, (Series, PartSeries)):
         called = models.names
     found = []
     for label, name, (_, weights) in zip(labels, called, given, strict=True):
@@ -218,6 +229,11 @@ def _labelled(models: Any) -> list[tuple[Any, Any]]:
     if isinstance(models, Series):
         paths = [path.absolute() for path in models.paths]  # links of a hub cache stay links
         return list(zip(models.labels, paths, strict=True))
+    if isinstance(models, PartSeries):
+        return list(zip(models.labels, models.files, strict=True))
+    if isinstance(models, SeriesParts):
+        label = next(iter(models))
+        raise ModelError(f"this plans or compares one part, such as parts[{label!r}]")
     if isinstance(models, Mapping):
         return list(models.items())
     if isinstance(models, Iterable) and not isinstance(models, str):

@@ -1,9 +1,9 @@
 """Figures of networks, of contributions and of pairwise runs, with matplotlib.
 
 `draw` shows a network, `contributions` an attribution, `heatmap` any matrix of similarities, and
-`depth` the cost of deep models. `pairwise` draws one of six pictures of a result, with curves above
-heatmaps; `curves_over_training` draws curves along a run, and `scatter_grid` two measures of the
-same models against each other.
+`depth` the cost of deep models. `pairwise` draws one of seven pictures of a result, with curves
+above heatmaps; `curves_over_training` draws curves along a run, and `scatter_grid` two measures of
+the same models against each other.
 
 Models are spaced evenly by index, whatever their training steps, and labelled by step as far as
 labels fit. Panels of one figure share one colour range. All drawn quantities come from `reading`.
@@ -51,10 +51,14 @@ __all__ = [
     "curves_over_training",
     "depth",
     "draw",
+    "edges",
     "heatmap",
+    "layers_and_heads",
     "new_figure",
     "pairwise",
     "scatter_grid",
+    "shares",
+    "shares_over_training",
 ]
 
 MAX_LABELS = 24
@@ -97,7 +101,7 @@ def new_figure(**options: Any) -> tuple[Figure, Any]:
 
     Args:
         options: Options of `Figure`, with the layout `"constrained"` by default, and `nrows`,
-            `ncols` and `squeeze` of `Figure.subplots`.
+            `ncols`, `squeeze` and `width_ratios` of `Figure.subplots`.
 
     Returns:
         The figure, and the result of `Figure.subplots`: one axes object or an array of them.
@@ -115,7 +119,7 @@ def new_figure(**options: Any) -> tuple[Figure, Any]:
     except ImportError:
         raise MissingExtra("matplotlib", "plot", "drawing") from None
     grid = {}
-    for name in ("nrows", "ncols", "squeeze"):
+    for name in ("nrows", "ncols", "squeeze", "width_ratios"):
         if name in options:
             grid[name] = options.pop(name)
     options.setdefault("layout", "constrained")
@@ -228,6 +232,265 @@ def _write_shares(axes: Axes, values: Float[np.ndarray, "bra ket"], largest: flo
             colour = "white"
         share = f"{value / values.sum():.0%}"
         axes.text(column, row, share, ha="center", va="center", fontsize=8, color=colour)
+
+
+def shares(
+    labels: Sequence[str],
+    values: Float[np.ndarray, " parts"],
+    errors: Float[np.ndarray, " parts"] | None = None,
+    *,
+    title: str = "",
+    most: int = MAX_LABELS,
+    ax: Axes | None = None,
+) -> Figure:
+    """A figure of signed shares as bars, those of `tnsim.paths` or of `tnsim.change`.
+
+    Args:
+        labels: Names of the parts.
+        values: Shares, which sum to 1.
+        errors: Standard errors of sampled shares, drawn as lines across the ends of the bars.
+        title: Title above the bars.
+        most: Number of parts with bars of their own, those of the largest shares; one more bar is
+            the sum of the others.
+        ax: Axes to draw on; None for a new figure.
+
+    Returns:
+        The figure; nothing is shown.
+
+    Raises:
+        MissingExtra: matplotlib is not installed.
+
+    Example:
+        >>> import numpy as np
+        >>> figure = shares(["layer 0", "layer 1"], np.array([1.2, -0.2]))
+        >>> [float(bar.get_width()) for bar in figure.axes[0].patches]
+        [1.2, -0.2]
+    """
+    values = np.asarray(values)
+    kept = np.argsort(-abs(values), kind="stable")[:most]
+    names = [written(labels[n]) for n in kept]
+    lengths, lines = values[kept], None if errors is None else np.asarray(errors)[kept]
+    if len(kept) < len(values):
+        names.append(f"{len(values) - len(kept)} others")
+        lengths = np.append(lengths, values.sum() - lengths.sum())
+        lines = None if lines is None else np.append(lines, np.nan)
+    figure, axes = _axes_of(ax, (6.4, 0.9 + 0.24 * len(names)))
+    colours = [colour_of(0) if length >= 0 else colour_of(4) for length in lengths]
+    axes.barh(range(len(names)), lengths, color=colours, xerr=lines, error_kw={"lw": 0.8})
+    axes.set_yticks(range(len(names)), names, fontsize=SMALL)
+    axes.invert_yaxis()
+    axes.axvline(0.0, color="0.3", lw=0.8)
+    axes.set_xlabel("share")
+    axes.set_title(title)
+    axes.spines[["top", "right"]].set_visible(False)
+    return figure
+
+
+def layers_and_heads(
+    labels: Sequence[str],
+    values: Float[np.ndarray, " components"],
+    *,
+    title: str = "",
+    colour_label: str = "share",
+    ax: Axes | None = None,
+) -> Figure:
+    """A heatmap of one number for each component, layer by layer.
+
+    Args:
+        labels: Labels of components, such as `layer 1 head 0`; columns are heads or units, with
+            biases and whole layers in columns of their own.
+        values: Number for each component, such as `Change.share` or `Change.removed`.
+        title: Title above the heatmap.
+        colour_label: Name of the numbers, beside the colour bar.
+        ax: Axes to draw on; None for a new figure.
+
+    Returns:
+        The figure; nothing is shown.
+
+    Raises:
+        MissingExtra: matplotlib is not installed.
+
+    Example:
+        >>> import numpy as np
+        >>> labels = ["layer 1 head 0", "layer 1 head 1", "layer 2"]
+        >>> figure = layers_and_heads(labels, np.array([0.5, 0.25, 0.25]))
+        >>> [text.get_text() for text in figure.axes[0].get_xticklabels()]
+        ['head 0', 'head 1', 'whole']
+    """
+    split = [tuple(label.split(" ", 2)) for label in labels]
+    rows = list(dict.fromkeys(" ".join(one[:2]) for one in split))
+    columns = sorted(
+        dict.fromkeys(one[2] if len(one) > 2 else "whole" for one in split), key=_column_order
+    )
+    table = np.full((len(rows), len(columns)), np.nan)
+    for one, value in zip(split, np.asarray(values), strict=True):
+        column = columns.index(one[2] if len(one) > 2 else "whole")
+        table[rows.index(" ".join(one[:2])), column] = value
+    figure, axes = _axes_of(ax, (2.4 + 0.5 * len(columns), 1.6 + 0.45 * len(rows)))
+    largest = float(np.nanmax(abs(table))) or 1.0
+    image = axes.imshow(table, vmin=-largest, vmax=largest, cmap="RdBu_r", origin="lower")
+    places = range(0, len(columns), max(1, len(columns) // MAX_LABELS))
+    axes.set_xticks(places, [columns[n] for n in places], rotation=45, ha="right", fontsize=SMALL)
+    axes.set_yticks(range(len(rows)), rows, fontsize=SMALL)
+    if table.size <= MAX_NUMBERS:
+        for (row, column), value in np.ndenumerate(table):
+            if np.isfinite(value):
+                colour = "white" if abs(value) > 0.6 * largest else "black"
+                style: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": SMALL}
+                axes.text(column, row, f"{value:.2g}", color=colour, **style)
+    axes.set_title(title)
+    axes.figure.colorbar(image, ax=axes, label=colour_label)
+    return figure
+
+
+def _column_order(name: str) -> tuple[bool, str, int]:
+    """Heads and units by number, then biases and whole layers."""
+    kind, _, number = name.partition(" ")
+    return not number, kind, int(number or 0)
+
+
+def shares_over_training(
+    checkpoints: Sequence[Any],
+    paths: Sequence[str],
+    table: Float[np.ndarray, "checkpoints paths"],
+    beside: Mapping[str, Sequence[float]] | None = None,
+    *,
+    title: str = "",
+    most: int = 6,
+    ax: Axes | None = None,
+) -> Figure:
+    """A figure of shares over the checkpoints of a run, evenly spaced, beside other curves.
+
+    Args:
+        checkpoints: Labels of the checkpoints.
+        paths: Labels of the paths.
+        table: Shares, as `PathSeries.share` has them.
+        beside: Other curves by name, such as an accuracy, drawn dashed.
+        title: Title above the curves.
+        most: Number of paths that are drawn, those of the largest shares.
+        ax: Axes to draw on; None for a new figure.
+
+    Returns:
+        The figure; nothing is shown.
+
+    Raises:
+        MissingExtra: matplotlib is not installed.
+
+    Example:
+        >>> import numpy as np
+        >>> table = np.array([[1.0, 0.0], [0.1, 0.9]])
+        >>> accuracy = {"accuracy": [0.1, 0.8]}
+        >>> figure = shares_over_training(["0", "50"], ["embed", "layer 1"], table, accuracy)
+        >>> [line.get_label() for line in figure.axes[0].lines]
+        ['embed', 'layer 1', 'accuracy']
+    """
+    table = np.asarray(table)
+    figure, axes = _axes_of(ax, (8.0, 3.6))
+    rows = np.arange(len(table))
+    drawn = sorted(np.argsort(-abs(table).max(axis=0), kind="stable")[:most])
+    for n, column in enumerate(drawn):
+        label = written(paths[column])
+        axes.plot(rows, table[:, column], ".-", color=colour_of(n), lw=1.2, label=label)
+    for name, curve in (beside or {}).items():
+        axes.plot(rows, np.asarray(curve), "--", color="0.2", lw=1.2, label=written(name))
+    thin_ticks(axes.xaxis, np.asarray(checkpoints), 7.0)
+    axes.set_xlabel("checkpoint")
+    axes.set_ylabel("share")
+    axes.set_title(title)
+    axes.grid(alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(fontsize=SMALL, edgecolor="none")
+    return figure
+
+
+def edges(
+    labels: Sequence[str],
+    values: Float[np.ndarray, " edges"],
+    *,
+    title: str = "",
+    most: int = 16,
+    ax: Axes | None = None,
+) -> Figure:
+    """A graph of components in which the width of a line is the effect of an edge.
+
+    Args:
+        labels: Labels of edges, as `tnsim.Edges` has them.
+        values: Number for each edge, such as `Edges.cut`.
+        title: Title above the graph.
+        most: Number of edges that are drawn, those of the largest numbers.
+        ax: Axes to draw on; None for a new figure.
+
+    Returns:
+        The figure; nothing is shown.
+
+    Raises:
+        MissingExtra: matplotlib is not installed.
+
+    Example:
+        >>> import numpy as np
+        >>> figure = edges(["embed > Q of layer 1", "layer 1 > K of layer 2"], np.array([0.2, 0.8]))
+        >>> sorted(text.get_text() for text in figure.axes[0].texts)
+        ['embed', 'layer 1', 'layer 2']
+    """
+    values = np.asarray(values)
+    wires = [_ends_of(label) for label in labels]
+    names = sorted(dict.fromkeys(name for wire in wires for name in wire[:2]), key=_place_of)
+    rows: dict[int, list[str]] = {}
+    for name in names:
+        rows.setdefault(_place_of(name)[0], []).append(name)
+    place = {
+        name: (n - (len(row) - 1) / 2, height)
+        for height, row in enumerate(rows.values())
+        for n, name in enumerate(row)
+    }
+    widest = max(map(len, rows.values()))
+    figure, axes = _axes_of(ax, (2.4 + 1.3 * widest, 1.2 + 1.3 * len(rows)))
+    legs = list(dict.fromkeys(leg for _, _, leg in wires))
+    largest, drawn = float(abs(values).max()) or 1.0, set()
+    for n in np.argsort(-abs(values), kind="stable")[:most]:
+        source, target, leg = wires[n]
+        side = 0.12 * (legs.index(leg) - (len(legs) - 1) / 2)  # lines of several legs lie apart
+        (x, y), (u, v) = place[source], place[target]
+        axes.plot(
+            [x + side, u + side],
+            [y, v],
+            color=colour_of(legs.index(leg)),
+            lw=0.5 + 5 * abs(values[n]) / largest,
+            alpha=0.75,
+            solid_capstyle="round",
+            label=None if leg in drawn else leg,
+            zorder=1,
+        )
+        drawn.add(leg)
+    box = {"boxstyle": "round", "facecolor": "white", "edgecolor": "0.4"}
+    for name, (x, y) in place.items():
+        style: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": SMALL, "bbox": box}
+        axes.text(x, y, written(name), **style)
+    axes.margins(0.25 if widest == 1 else 0.15, 0.15)
+    axes.set_axis_off()
+    axes.set_title(title)
+    axes.legend(fontsize=SMALL, edgecolor="none", loc="lower right")
+    return figure
+
+
+def _ends_of(label: str) -> tuple[str, str, str]:
+    """The source, the target and the class of legs of an edge."""
+    source, _, reader = label.partition(" > ")
+    leg, _, target = reader.partition(" of ")
+    return source, target, leg
+
+
+def _place_of(name: str) -> tuple[int, int]:
+    """The numbers of layer and part in the label of a component; what has none comes first."""
+    numbers = [int(word) for word in name.split() if word.isdecimal()]
+    return (*numbers, -1, -1)[0], (*numbers, -1, -1)[1]
+
+
+def _axes_of(ax: Axes | None, size: tuple[float, float]) -> tuple[Any, Any]:
+    """The figure and the axes to draw on, new ones where none are given."""
+    if ax is None:
+        return new_figure(figsize=size)
+    return ax.figure, ax
 
 
 def draw(network: qtn.TensorNetwork, title: str = "") -> Figure:
@@ -553,7 +816,7 @@ def pairwise(
     change_points: Sequence[int] | None = None,
     curves: Sequence[str | Sequence[str]] = (),
 ) -> Figure:
-    """One of six pictures of a pairwise result.
+    """One of seven pictures of a pairwise result.
 
     Several variables give several panels, or several lines.
 
@@ -561,9 +824,10 @@ def pairwise(
         result: A pairwise result.
         kind: `"heatmap"`; `"trajectory"`, the similarity of every model to the last and to the
             previous model; `"slices"`, one heatmap per output (`variable` is then not read);
-            `"mds"`, the models as points of a plane, joined in order; `"dendrogram"`; or
+            `"mds"`, the models as points of a plane, joined in order; `"dendrogram"`;
             `"scatter"`, the first variable against each of the others, a point for every pair of
-            models.
+            models; or `"parts"`, of a result over parts, layer by head, the first model of the rows
+            against the last model of the columns.
         variable: Name of one of the result's matrices, or several names.
         change_points: Rows at which phases start, such as
             `reading.segment(result, 3).change_points`, drawn as lines or colours.
@@ -605,6 +869,46 @@ def pairwise(
     if kind != "heatmap":
         raise ResultError(f"curves are drawn above a heatmap, not above {kind!r}")
     return _heatmaps(result, names, points, strips_of(result, curves))
+
+
+def _parts(result: xr.Dataset, names: Sequence[str], points: Sequence[int]) -> Figure:
+    """Layer by head, one panel for each kind of part: the first row against the last column."""
+    if len(names) != 1 or set(result[names[0]].dims) != {"part", "a", "b"}:
+        raise ResultError(
+            "parts are drawn of one matrix over (part, a, b), as pairwise of tnsim.parts(series) "
+            f"gives, found {', '.join(names)} over {tuple(map(str, result[names[0]].dims))}"
+        )
+    table = result[names[0]].transpose("part", "a", "b")[:, 0, -1]
+    kinds = list(dict.fromkeys(table["kind"].values.tolist()))
+    grids = [_by_layer_and_head(table[table["kind"].values == kind]) for kind in kinds]
+    widths = [max(grid.shape[1], 2) for grid in grids]
+    figure, panels = new_figure(
+        ncols=len(kinds),
+        squeeze=False,
+        layout="compressed",
+        width_ratios=widths,
+        figsize=(0.4 * sum(widths) + 1.4 * len(kinds), 0.4 * max(map(len, grids)) + 1.6),
+    )
+    colours = colour_range(np.concatenate([grid[np.isfinite(grid)] for grid in grids]))
+    image: Any = None
+    for axes, grid, kind in zip(panels[0], grids, kinds, strict=True):
+        image = show_matrix(axes, grid, colours, ())
+        axes.set_title(written(kind))
+        axes.set_xticks(range(grid.shape[1]) if grid.shape[1] > 1 else ())
+        axes.set_yticks(range(len(grid)) if len(grid) > 1 else ())
+        axes.set_xlabel("head" if grid.shape[1] > 1 else "")
+        axes.set_ylabel("layer" if len(grid) > 1 else "")
+    of = f"{title_of(names[0])} of {written(table['a'].item())} and {written(table['b'].item())}"
+    figure.colorbar(image, ax=list(panels[0]), label=of)
+    return figure
+
+
+def _by_layer_and_head(parts: xr.DataArray) -> Float[np.ndarray, "layer head"]:
+    """Values of parts by layer and head, NaN where a layer has no such part."""
+    layers, heads = (np.maximum(parts[name].values, 0) for name in ("layer", "head"))
+    grid = np.full((layers.max() + 1, heads.max() + 1), np.nan)
+    grid[layers, heads] = parts.values
+    return grid
 
 
 def _heatmaps(
@@ -787,4 +1091,5 @@ _KINDS: dict[str, Callable[[xr.Dataset, Sequence[str], Sequence[int]], Figure]] 
     "mds": _embeddings,
     "dendrogram": _dendrograms,
     "scatter": _scatters,
+    "parts": _parts,
 }

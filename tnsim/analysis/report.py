@@ -50,6 +50,7 @@ SCRIPTS = (
     "phases.js",
     "pair.js",
     "slices.js",
+    "parts.js",
     "downloads.js",
     "page.js",
 )
@@ -133,6 +134,8 @@ def _policy(script: str) -> str:
 
 def _contents(result: xr.Dataset) -> dict[str, Any]:
     """The data that the template draws."""
+    if "part" in result.dims:
+        return _contents_of_parts(result)
     similarity = matrix(result)
     matrices = _matrices(result)
     slices = _slices(result)
@@ -147,15 +150,57 @@ def _contents(result: xr.Dataset) -> dict[str, Any]:
     if one_set and len(similarity) > 2:
         embedding = _embedding(similarity)
     return {
-        "rows": similarity["a"].values.tolist(),
-        "columns": similarity["b"].values.tolist(),
-        "oneSet": one_set,
+        **_common(result, one_set),
         "matrices": _all_packed(matrices, DECIMALS),
         "slices": _all_packed(slices, SLICE_DECIMALS),
         "about": _about(matrices),
-        "curves": _curves(result, one_set),
         "phases": phases,
         "embedding": embedding,
+        "parts": [],
+    }
+
+
+def _contents_of_parts(result: xr.Dataset) -> dict[str, Any]:
+    """The data of a result over parts: the similarity of every part is a matrix."""
+    stack = result["similarity"].transpose("part", "a", "b")
+    _check_size(stack.size)
+    matrices = {
+        str(part): matrix(table) for part, table in zip(result["part"].values, stack, strict=True)
+    }
+    return {
+        **_common(result, np.array_equal(result["a"], result["b"])),
+        "matrices": _all_packed(matrices, DECIMALS),
+        "slices": [],
+        "about": {},
+        "phases": [],
+        "embedding": None,
+        "parts": _part_grids(result),
+    }
+
+
+def _part_grids(result: xr.Dataset) -> list[dict[str, Any]]:
+    """For each kind of part the numbers of its matrices by layer and head, None for no part."""
+    grids = []
+    kinds = result["kind"].values
+    for kind in dict.fromkeys(kinds.tolist()):
+        numbers = np.flatnonzero(kinds == kind)
+        layers, heads = (np.maximum(result[name].values[numbers], 0) for name in ("layer", "head"))
+        grid: list[list[int | None]] = [
+            [None] * (int(heads.max()) + 1) for _ in range(int(layers.max()) + 1)
+        ]
+        for number, layer, head in zip(numbers.tolist(), layers, heads, strict=True):
+            grid[layer][head] = number
+        grids.append({"kind": kind, "grid": grid})
+    return grids
+
+
+def _common(result: xr.Dataset, one_set: bool) -> dict[str, Any]:
+    """The data that pages of all results have."""
+    return {
+        "rows": result["a"].values.tolist(),
+        "columns": result["b"].values.tolist(),
+        "oneSet": one_set,
+        "curves": _curves(result, one_set),
         "caveats": np.atleast_1d(result.attrs.get("caveats", [])).astype(str).tolist(),
         "provenance": [[str(key), str(value)] for key, value in result.attrs.items()],
         "models": {"a": _models(result, "a"), "b": _models(result, "b")},

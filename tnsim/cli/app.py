@@ -6,6 +6,7 @@ command is the text that `--help` prints, and each option carries its own help.
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import traceback
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tnsim.cli import bench, commands
+from tnsim.cli import bench, commands, localise
 from tnsim.cli import pairwise as pairwise_command
 from tnsim.cli.options import (
     CheckOption,
@@ -61,6 +62,8 @@ app = typer.Typer(
 app.add_typer(bench.app, name="bench")
 app.add_typer(commands.app, name="dialect")
 app.command()(pairwise_command.pairwise)
+app.command()(localise.paths)
+app.command()(localise.change)
 
 
 def _version(wanted: bool) -> None:
@@ -312,6 +315,9 @@ def main() -> None:
     warnings.showwarning = _warn
     if sys.stderr is None:  # closed by the parent process: messages go nowhere
         sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115  open until the process ends
+    progress = logging.getLogger("tnsim.engine.search.progress")
+    progress.setLevel(logging.INFO)
+    progress.addHandler(_Lines())
     try:
         code = app(standalone_mode=False)
     except (typer.Abort, KeyboardInterrupt):
@@ -333,6 +339,13 @@ def _sentence(error: Exception) -> str:
         return str(error)
     kind = type(error).__name__
     return f"unforeseen {kind}: {error} (TNSIM_DEBUG=1 in the environment shows where)"
+
+
+class _Lines(logging.Handler):
+    """A handler that prints every record as a line on stderr."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        _print_line(record.getMessage())
 
 
 def _warn(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:

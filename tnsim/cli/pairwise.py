@@ -41,6 +41,8 @@ if TYPE_CHECKING:
     from tnsim.all_pairs.result import Pairwise
     from tnsim.all_pairs.run_plan import PairwisePlan
     from tnsim.checkpoints.load import Reading, Series
+    from tnsim.circuits.parts import SeriesParts
+    from tnsim.metrics.protocol import Metric
 
 Files = Annotated[
     list[str],
@@ -51,6 +53,7 @@ Files = Annotated[
 ]
 _OF_ANY = ("heatmap",)  # pictures of any matrix
 _OF_ONE_SET = ("trajectory", "mds")  # pictures of a matrix that compares one set with itself
+_OF_PARTS = ("parts",)  # pictures of a matrix for each part
 
 
 def pairwise(
@@ -65,6 +68,19 @@ def pairwise(
         list[str] | None,
         typer.Option("--other", help="Compare with these instead of all with all. Repeatable."),
     ] = None,
+    parts: Annotated[
+        str | None,
+        typer.Option(
+            "--parts",
+            help="Compare parts of transformers one by one: kinds, such as qk,ov,mlp,direct.",
+        ),
+    ] = None,
+    distances: Annotated[
+        str,
+        typer.Option(
+            "--distances", help="Positions by which keys of qk parts stand before queries."
+        ),
+    ] = "1",
     metric: MetricOption = MetricName.gaussian,
     slices: SlicesOption = False,
     fit: FitOption = None,
@@ -81,7 +97,11 @@ def pairwise(
         bool, typer.Option("--parquet", help="Also write DIR/pairs.parquet, one row a pair.")
     ] = False,
     plots: Annotated[
-        bool, typer.Option("--plots", help="Also write heatmap.png, trajectory.png and mds.png.")
+        bool,
+        typer.Option(
+            "--plots",
+            help="Also write heatmap.png, trajectory.png and mds.png; of parts, parts.png.",
+        ),
     ] = False,
     report: Annotated[
         Path | None,
@@ -99,12 +119,16 @@ def pairwise(
     import tnsim
 
     reading = reading_of(dialect, n_ctx, leave_out, norm_inputs)
-    models = _series(files, reading)
-    others = None
-    if other:
-        others = _series(other, reading)
+    models: Any = _series(files, reading)
+    others: Any = _series(other, reading) if other else None
+    if parts is not None:
+        models = _parts_of(models, parts, distances)
+        others = None if others is None else _parts_of(others, parts, distances)
     chosen = metric_of(metric, fit)
     options: dict[str, Any] = {"slices": slices, "dtype": dtype.value}
+    if dry_run and parts is not None:
+        _say_costs(models, chosen, others, options, as_json)
+        return
     if dry_run:
         _say_cost(tnsim.plan_pairwise(models, chosen, other=others, **options), as_json)
         return
@@ -112,7 +136,7 @@ def pairwise(
         raise typer.BadParameter("give --out DIR, where results are kept, or --dry-run")
     _check_apart(out, [*files, *(other or ())])
     check_outputs(_outputs(out, parquet, plots, report))
-    store = out / "store.zarr"
+    store = out / ("store.zarr" if parts is None else "parts")
     kept = f"finished tiles are kept in {store}, run again to go on"
     with stoppable(kept), _executor(scheduler) as executor:
         result = tnsim.pairwise(
@@ -146,10 +170,49 @@ def _outputs(out: Path, parquet: bool, plots: bool, page: Path | None) -> dict[P
     if parquet:
         outputs[out / "pairs.parquet"] = PARQUET
     if plots:
-        outputs |= {out / f"{kind}.png": PNG for kind in (*_OF_ANY, *_OF_ONE_SET)}
+        outputs |= {out / f"{kind}.png": PNG for kind in (*_OF_ANY, *_OF_ONE_SET, *_OF_PARTS)}
     if page is not None and page in outputs:
         raise typer.BadParameter(f"--report {page} is the table that --out writes; name another")
     return outputs if page is None else {**outputs, page: PAGE}
+
+
+def _parts_of(series: Series, kinds: str, distances: str) -> SeriesParts:
+    """The parts that options name."""
+    import tnsim
+
+    try:
+        numbers = [int(one) for one in distances.split(",")]
+    except ValueError:
+        raise typer.BadParameter(
+            f"--distances lists whole numbers, such as 1,2,4, found {distances!r}"
+        ) from None
+    return tnsim.parts(series, kinds.split(","), distances=numbers)
+
+
+def _say_costs(
+    models: SeriesParts,
+    metric: Metric,
+    others: SeriesParts | None,
+    options: dict[str, Any],
+    as_json: bool,
+) -> None:
+    """The cost of one part of each kind, and the number of parts of the kind."""
+    import tnsim
+
+    planned = {}
+    for kind in models.kinds:
+        labels = [str(name) for name in models.names if name.kind == kind]
+        if labels:
+            other = None if others is None else others[labels[0]]
+            plan = tnsim.plan_pairwise(models[labels[0]], metric, other=other, **options)
+            planned[kind] = {"parts": len(labels), "each": plan}
+    if as_json:
+        each = {kind: dataclasses.asdict(one["each"]) for kind, one in planned.items()}
+        print_json({kind: {**planned[kind], "each": each[kind]} for kind in planned})
+        return
+    for kind, one in planned.items():
+        say(f"{kind}: {one['parts']} parts, each")
+        say(str(one["each"]))
 
 
 def _say_cost(planned: PairwisePlan, as_json: bool) -> None:
@@ -166,6 +229,7 @@ def _print_result(result: Pairwise) -> None:
         {
             "a": result["a"].values.tolist(),
             "b": result["b"].values.tolist(),
+            **({"part": result["part"].values.tolist()} if "part" in result.dims else {}),
             "similarity": result.similarity.values.tolist(),
             **attributes,
         }
@@ -175,6 +239,8 @@ def _print_result(result: Pairwise) -> None:
 def _say_result(result: Pairwise, written: list[Path]) -> None:
     sizes, about = result.sizes, result.attrs
     duplicates = f"{about['duplicates']} with the weights of another"
+    if "part" in sizes:
+        say(f"parts       {sizes['part']}: {', '.join(dict.fromkeys(result.kind.values.tolist()))}")
     say(f"models      {sizes['a']} x {sizes['b']}, {duplicates}")
     say(f"metric      {about['metric']} ({guarantee(about['exact'], about['caveats'])})")
     say(f"route       {about['plan']}")
@@ -184,10 +250,13 @@ def _say_result(result: Pairwise, written: list[Path]) -> None:
 
 def _lowest(result: Pairwise) -> str:
     """The pair with the lowest similarity, in words."""
+    import numpy as np
+
     values = result.similarity.values
-    row, column = divmod(int(values.argmin()), values.shape[1])
+    *part, row, column = np.unravel_index(int(values.argmin()), values.shape)
     first, second = result["a"].values[row], result["b"].values[column]
-    return f"similarity {values[row, column]:.4g}, of {first} and {second}"
+    said = f"similarity {values.min():.4g}, of {first} and {second}"
+    return f"{said} in {result['part'].values[part[0]]}" if part else said
 
 
 def _tables(result: Pairwise, out: Path, parquet: bool) -> list[Path]:
@@ -205,7 +274,9 @@ def _tables(result: Pairwise, out: Path, parquet: bool) -> list[Path]:
 
 def _pictures(result: Pairwise, out: Path) -> list[Path]:
     kinds = [*_OF_ANY]
-    if result.attrs["symmetric"]:
+    if "part" in result.dims:
+        kinds = [*_OF_PARTS]
+    elif result.attrs["symmetric"]:
         kinds += _OF_ONE_SET
     for kind in kinds:
         save_picture(result.tnsim.plot(kind), out / f"{kind}.png")

@@ -41,8 +41,9 @@ from tnsim.tables import html_table
 
 Rows: TypeAlias = Float[np.ndarray, "rows in"]
 
-_FREE_FOR_A_PAIR = 2**27
-"""Multiplications that take less time than planning diagrams."""
+_FREE_FOR_A_PAIR, _FEW_LEGS, _PER_PAIRING = 2**27, 12, 2**14
+"""Multiplications that take less time than planning diagrams, of models of more than `_FEW_LEGS`
+legs together, and for each pairing of fewer legs: two bilinear layers a side have 105 pairings."""
 
 
 @dataclass(frozen=True)
@@ -156,7 +157,7 @@ def points_of(
     if points is None:
         return None
     passes = sum(_work(model, points) for model in models)
-    if passes <= _FREE_FOR_A_PAIR or passes <= _diagrams(models, metric, wanted, slices, dtype):
+    if passes <= _diagrams(models, metric, wanted, slices, dtype, passes):
         return points
     return None
 
@@ -258,12 +259,27 @@ def _work(model: Model, points: Points) -> int:
 
 
 def _diagrams(
-    models: Sequence[Model], metric: Metric, wanted: tuple[Pair, ...], slices: bool, dtype: str
+    models: Sequence[Model],
+    metric: Metric,
+    wanted: tuple[Pair, ...],
+    slices: bool,
+    dtype: str,
+    passes: float,
 ) -> float:
-    """Multiplications of a plan of diagrams, infinite where no plan can be carried out."""
+    """Multiplications of a plan of diagrams, or a number above those of the forward passes.
+
+    Diagrams are not planned where planning alone takes longer than the forward passes, and planning
+    ends where a few products take longer.
+    """
     a, b = models[0], models[-1]
+    legs = a.degree + b.degree
+    free = _FREE_FOR_A_PAIR
+    if legs <= _FEW_LEGS:
+        free = _PER_PAIRING * math.prod(range(legs - 1, 0, -2))
+    if passes <= free:
+        return math.inf
     try:
         family = choose(a, b, metric)
-        return plan_for(family, wanted, slices, dtype).multiplications
+        return plan_for(family, wanted, slices, dtype, limit=passes).multiplications
     except TooLarge:
         return math.inf

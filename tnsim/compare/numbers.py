@@ -50,9 +50,9 @@ def cosine_error(sums: Sums) -> Float[np.ndarray, "rows columns *out"] | None:
     counted = sums.shares > 0
     if np.count_nonzero(counted) < 2:
         return None
-    products, log = _without_each(sums.products, counted)
-    rows, row_log = _without_each(sums.rows, counted)
-    columns, column_log = _without_each(sums.columns, counted)
+    products, log = without_each(sums.products, counted)
+    rows, row_log = without_each(sums.rows, counted)
+    columns, column_log = without_each(sums.columns, counted)
     # Each sum is in the largest scale of its groups; products and norms may have it from others.
     log_ratio = log - (row_log[:, None] + column_log[None, :]) / 2
     with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
@@ -71,11 +71,11 @@ def inner_error(sums: Sums) -> Float[np.ndarray, "rows columns"] | None:
         return None
     # Without a group the weights add up to less than 1; a division makes the rest a mean.
     left = sums.shares.sum() - sums.shares[counted]
-    products, _ = _without_each(sums.products, counted)
+    products, _ = without_each(sums.products, counted)
     return _error(products / left[:, None, None])
 
 
-def _without_each(
+def without_each(
     value: LogScaled, counted: Bool[np.ndarray, " groups"]
 ) -> tuple[Float[np.ndarray, "groups *pairs"], Float[np.ndarray, " *pairs"]]:
     """Sums over all groups but one, for every counted group, and the log of their scale.

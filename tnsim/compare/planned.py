@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import math
+from functools import partial
 from typing import Protocol, runtime_checkable
 
 import jax
@@ -12,9 +14,10 @@ import jax
 from tnsim.engine.budget import Budget, within
 from tnsim.engine.plan import Plan
 from tnsim.engine.planner import LARGE, plan_problem
+from tnsim.engine.search.progress import planning
 from tnsim.names import Pair
 from tnsim.problems.base import Family
-from tnsim.sessions import session_cache
+from tnsim.sessions import session
 
 _ADVICE = (
     "use GaussianClosure() (an approximation beyond one nonlinear layer), smaller widths, shorter "
@@ -72,7 +75,12 @@ class AnyPlan(Protocol):
 
 
 def plan_for(
-    family: Family, pairs: tuple[Pair, ...], slices: bool, dtype: str, large: int = LARGE
+    family: Family,
+    pairs: tuple[Pair, ...],
+    slices: bool,
+    dtype: str,
+    large: int = LARGE,
+    limit: float = math.inf,
 ) -> Plan:
     """The plan of some inner products, the same object at every call in a session.
 
@@ -82,27 +90,27 @@ def plan_for(
         slices: Whether outputs are told apart.
         dtype: Precision of the computation.
         large: Elements beyond which an intermediate is computed in chunks.
+        limit: Multiplications beyond which planning ends early, see `plan_problem`.
+
+    Raises:
+        BeyondLimit: The plan takes more multiplications than the limit.
     """
-    return _plan(family, pairs, slices, dtype, large)
 
+    def planned() -> Plan:
+        runs = len(family.nodes.points) if family.nodes else 1
+        with planning(family.name):
+            problem = family.problem(pairs, slices)
+            return plan_problem(problem, family.name, family.exact, dtype, large, runs, limit)
 
-@session_cache
-def _plan(family: Family, pairs: tuple[Pair, ...], slices: bool, dtype: str, large: int) -> Plan:
-    # No defaults here: the cache finds a result by the arguments as they are given.
-    problem = family.problem(pairs, slices)
-    runs = len(family.nodes.points) if family.nodes else 1
-    return plan_problem(problem, family.name, family.exact, dtype, large, runs)
+    # The limit ends a search and changes no plan.
+    return session().results.get((plan_for, family, pairs, slices, dtype, large), planned)
 
 
 def affordable(
     family: Family, wanted: tuple[Pair, ...], slices: bool, dtype: str, budget: Budget
 ) -> Plan:
     """A plan of some inner products within the budget. Raises `TooLarge` where none fits."""
-
-    def plan(large: int) -> Plan:
-        return plan_for(family, wanted, slices, dtype, large)
-
-    return within(budget, plan, _ADVICE)
+    return within(budget, family.name, partial(plan_for, family, wanted, slices, dtype), _ADVICE)
 
 
 def runs_together(plan: Plan, budget: Budget) -> bool:

@@ -7,14 +7,14 @@ of these plans fits, or the work is beyond the budget, `TooLarge` is raised befo
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from tnsim.engine.plan import Plan
 from tnsim.engine.planner import LARGE
 from tnsim.engine.runtime import devices
 from tnsim.engine.runtime.rates import seconds, tier_of
+from tnsim.engine.search.routes import BeyondLimit
 from tnsim.errors import ModelError, TooLarge
 from tnsim.sessions import session
 
@@ -98,13 +98,26 @@ def _needed(plan: Plan) -> _Needed:
     return _Needed(plan.peak_bytes, plan.program_bytes)
 
 
-def within(budget: Budget, plan_at: Callable[[int], Plan], advice: str) -> Plan:
+class PlanAt(Protocol):
+    """A function that plans a computation in chunks."""
+
+    def __call__(self, *, large: int, limit: float) -> Plan:
+        """The plan.
+
+        Args:
+            large: Elements beyond which an intermediate is computed in chunks.
+            limit: Multiplications beyond which planning may end with `BeyondLimit`.
+        """
+        ...
+
+
+def within(budget: Budget, name: str, plan_at: PlanAt, advice: str) -> Plan:
     """A plan within the budget, its largest contractions in smaller chunks if need be.
 
     Args:
         budget: Limits of the plan.
-        plan_at: Function of a number of elements, beyond which intermediates are chunked; returns
-            the plan.
+        name: Name of the metric or of the sum, the beginning of the message.
+        plan_at: Function that plans.
         advice: Advice where no plan fits, the end of the message.
 
     Returns:
@@ -114,11 +127,18 @@ def within(budget: Budget, plan_at: Callable[[int], Plan], advice: str) -> Plan:
         TooLarge: No plan fits, or the process has too little address space to compile one.
     """
     check_budget(budget)
-    best = plan_at(LARGE)
-    if best.multiplications > budget.multiplications:
+    limit = budget.multiplications
+    try:
+        best = plan_at(large=LARGE, limit=limit)
+    except BeyondLimit as beyond:
         raise TooLarge(
-            f"{best.metric} needs {best.multiplications:.3g} multiplications here, "
-            f"more than the budget of {budget.multiplications:.3g}, and would run "
+            f"{name} needs at least {beyond.least:.3g} multiplications here, more than the budget "
+            f"of {limit:.3g}; {advice}"
+        ) from None
+    if best.multiplications > limit:
+        raise TooLarge(
+            f"{name} needs {best.multiplications:.3g} multiplications here, "
+            f"more than the budget of {limit:.3g}, and would run "
             f"{seconds(best)}; {advice}"
         )
     needed = _needed(best)
@@ -131,7 +151,7 @@ def within(budget: Budget, plan_at: Callable[[int], Plan], advice: str) -> Plan:
     for finer in range(2, 10, 2):
         if needed.arrays <= allowed or best.input_bytes > allowed:
             break  # it fits already, or never will: chunks make no input smaller
-        best = plan_at(LARGE >> finer)
+        best = plan_at(large=LARGE >> finer, limit=limit)
         needed = _needed(best)
         least = min(least, needed.arrays)
     if needed.arrays <= allowed:
@@ -139,6 +159,6 @@ def within(budget: Budget, plan_at: Callable[[int], Plan], advice: str) -> Plan:
     compiling = f"{needed.programs / 2**30:.3g} GiB for compiling"
     share = f" ({FREE_SHARE:.0%} of free memory less {compiling})"
     raise TooLarge(
-        f"{best.metric} needs {least / 2**30:.3g} GiB here, and the budget is "
+        f"{name} needs {least / 2**30:.3g} GiB here, and the budget is "
         f"{allowed / 2**30:.3g} GiB{share if budget.memory_bytes is None else ''}; {advice}"
     )

@@ -36,6 +36,10 @@ CACHED, WRITING = 2**20, 128
 its elements costs about as much as WRITING multiplications."""
 
 
+_INTERPRETED_AT_ONCE = 4
+"""Most stages that are interpreted at once: calls of NumPy begin under Python's lock."""
+
+
 class Buffer(NamedTuple):
     """An array of a compiled program.
 
@@ -307,10 +311,6 @@ def rounds(plan: Schedule) -> tuple[ParallelGroup, ...]:
         ParallelGroup(stages, sum(own[n] for n in stages), alive, last_read)
         for stages, alive, last_read in found
     )
-
-
-_INTERPRETED_AT_ONCE = 4
-"""Most stages that are interpreted at once: calls of NumPy begin under Python's lock."""
 
 
 def interpreted_rounds(

@@ -9,20 +9,29 @@ path of cotengra, products share common factors, and the candidate paths are cho
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from tnsim.engine import disk_cache
-from tnsim.engine.ir.plan_json import program_from_data
+from tnsim.engine.ir.plan_json import program_data, program_from_data
 from tnsim.engine.ir.problem import Operand, Problem, Stage, Term, prune, strip_alias
 from tnsim.engine.ir.program import Program
 from tnsim.engine.ir.stages import PlanStage
 from tnsim.engine.passes.splitting import StageSlice, split
 from tnsim.engine.plan import Plan
-from tnsim.engine.search import paths
-from tnsim.engine.search.routes import Choices, Shapes, shape_of, written
+from tnsim.engine.search import paths, progress
+from tnsim.engine.search.routes import (
+    BeyondLimit,
+    Choices,
+    Shapes,
+    check_limit,
+    shape_of,
+    written,
+)
 from tnsim.engine.search.stages import build_program, choose_alternatives
-from tnsim.sessions import session_cache
+from tnsim.sessions import session
 
 LARGE = 2**27
 """Elements beyond which an intermediate is computed in chunks: 1 GiB in float64."""
@@ -31,7 +40,13 @@ MAX_OPERATIONS = 200
 
 
 def plan_problem(
-    problem: Problem, metric: str, exact: bool, dtype: str, large: int = LARGE, runs: int = 1
+    problem: Problem,
+    metric: str,
+    exact: bool,
+    dtype: str,
+    large: int = LARGE,
+    runs: int = 1,
+    limit: float = math.inf,
 ) -> Plan:
     """Plan every stage of a problem.
 
@@ -42,16 +57,24 @@ def plan_problem(
         dtype: Precision of the computation, a label of the plan.
         large: Elements beyond which an intermediate is computed in chunks.
         runs: Number of times that the plan is run for one result.
+        limit: Multiplications that all runs may take. Planning ends early where few products show
+            that they take more; a plan that is found may still be beyond the limit.
 
     Returns:
         The plan. It depends on the structure of the problem alone.
+
+    Raises:
+        BeyondLimit: All runs take more multiplications than the limit.
     """
     definitions = [d for stage in problem.stages for d in stage.definitions]
     diagrams = max([sum(t.diagrams for t in d.terms) for d in definitions], default=0)
-    problem = _settled(problem, large)
-    planner = _Planner(problem, large)
-    for stage in problem.stages:
-        planner.add(stage)
+    with progress.planning(metric), _of_all_runs(runs):
+        check = _Check(problem, limit / runs)
+        problem = _settled(problem, large, check)
+        planner = _Planner(problem, large, check)
+        for number, stage in enumerate(problem.stages, 1):
+            progress.enter_stage(number, len(problem.stages))
+            planner.add(stage)
     return Plan(
         metric=metric,
         exact=exact,
@@ -67,11 +90,49 @@ def plan_problem(
     )
 
 
+@contextmanager
+def _of_all_runs(runs: int) -> Iterator[None]:
+    """Count the least work of one run, which `BeyondLimit` tells, for all runs."""
+    try:
+        yield
+    except BeyondLimit as beyond:
+        raise BeyondLimit(runs * beyond.least) from None
+
+
+class _Check:
+    """The check that no stage of a problem is beyond a limit, made once.
+
+    It is made before the first search: where all results are in the caches, the plan itself soon
+    tells its work.
+
+    Args:
+        problem: Problem whose stages are checked.
+        limit: Multiplications that one run may take.
+    """
+
+    def __init__(self, problem: Problem, limit: float) -> None:
+        self.problem = problem
+        self.limit = limit
+
+    def __call__(self) -> None:
+        """Raise `BeyondLimit` where a stage is beyond the limit."""
+        if self.limit == math.inf:
+            return
+        shapes = dict(self.problem.shapes)
+        for stage in self.problem.stages:
+            inputs = _inputs(stage)
+            known = tuple(shapes[strip_alias(name)] for name in inputs)
+            given = check_limit(_numbered(stage, inputs), known, self.limit)
+            shapes |= {d.name: shape for d, shape in zip(stage.definitions, given, strict=True)}
+        self.limit = math.inf
+
+
 class _Planner:
     """The plan of the stages added so far.
 
     Attributes:
         large: Elements beyond which an intermediate is computed in chunks.
+        check: Check of the problem, made before the first search.
         shapes: Shapes of leaves and definitions.
         exchangeable: Number of last axes that may be exchanged, for symmetric arrays.
         scales: Scale groups that each definition is divided by, with powers.
@@ -80,8 +141,9 @@ class _Planner:
         sources: Versions of the search that found the programs.
     """
 
-    def __init__(self, problem: Problem, large: int) -> None:
+    def __init__(self, problem: Problem, large: int, check: _Check) -> None:
         self.large = large
+        self.check = check
         self.shapes = dict(problem.shapes)
         self.exchangeable = dict.fromkeys(problem.symmetric, 2)
         self.scales: dict[str, tuple[tuple[str, int], ...]] = {}
@@ -95,7 +157,9 @@ class _Planner:
         arrays = tuple(map(strip_alias, inputs))
         shapes = tuple(self.shapes[name] for name in arrays)
         exchangeable = tuple(self.exchangeable.get(name, 0) for name in arrays)
-        program, source = _program(_numbered(stage, inputs), shapes, exchangeable, self.large)
+        program, source = _program(
+            _numbered(stage, inputs), shapes, exchangeable, self.large, self.check
+        )
         self.sources.add(source)
         for definition, output in zip(stage.outputs, program.outputs, strict=True):
             self.shapes[definition.name] = program.value_shapes[output]
@@ -130,7 +194,7 @@ class _Planner:
         )
 
 
-def _settled(problem: Problem, large: int) -> Problem:
+def _settled(problem: Problem, large: int, check: _Check) -> Problem:
     """The problem with every term written in its cheapest way.
 
     Definitions and leaves that only the other ways needed are dropped.
@@ -144,9 +208,8 @@ def _settled(problem: Problem, large: int) -> Problem:
         inputs = _inputs(stage)
         known = tuple(shapes[strip_alias(name)] for name in inputs)
         settled = []
-        for d, ways in zip(
-            stage.definitions, _ways(_numbered(stage, inputs), known, large), strict=True
-        ):
+        chosen = _ways(_numbered(stage, inputs), known, large, check)
+        for d, ways in zip(stage.definitions, chosen, strict=True):
             settled.append(written(d, ways))
             shapes[d.name] = shape_of(d, shapes)
         stages.append(Stage(tuple(settled), stage.scale_groups))
@@ -187,15 +250,23 @@ def _numbered(stage: Stage, inputs: tuple[str, ...]) -> Stage:
     return Stage(tuple(definitions), tuple(scale_groups))
 
 
-@session_cache
-def _ways(stage: Stage, shapes: Shapes, large: int) -> tuple[Choices, ...]:
-    """The cheapest way of every term of a numbered stage, from the cache or newly searched."""
-    ways, _ = disk_cache.kept(
-        ["ways", stage, shapes, large],
-        search=lambda: choose_alternatives(stage, shapes, large),
-        encode=list,
-        decode=lambda data: _ways_of_stage(data, stage),
-        searcher=paths.version(),
+def _ways(stage: Stage, shapes: Shapes, large: int, check: _Check) -> tuple[Choices, ...]:
+    """The cheapest way of every term of a numbered stage, from the caches or newly searched."""
+
+    def search() -> tuple[Choices, ...]:
+        check()
+        return choose_alternatives(stage, shapes, large)
+
+    key = ("ways", stage, shapes, large)
+    ways, _ = session().results.get(
+        key,
+        lambda: disk_cache.kept(
+            key,
+            search,
+            encode=list,
+            decode=lambda data: _ways_of_stage(data, stage),
+            searcher=paths.version(),
+        ),
     )
     return ways
 
@@ -217,18 +288,25 @@ def _ways_from_data(data: Any, terms: Sequence[Term]) -> Choices:
     return tuple(ways)
 
 
-@session_cache
 def _program(
-    stage: Stage, shapes: Shapes, exchangeable: tuple[int, ...], large: int
+    stage: Stage, shapes: Shapes, exchangeable: tuple[int, ...], large: int, check: _Check
 ) -> tuple[Program, str]:
-    """The program of a numbered stage, from the cache or searched now, and the search's version."""
-    key = ["program", stage, shapes, exchangeable, large]
-    return disk_cache.kept(
+    """The program of a numbered stage, from the caches or newly searched, and its searcher."""
+
+    def search() -> Program:
+        check()
+        return build_program(stage, shapes, exchangeable, large)
+
+    key = ("program", stage, shapes, exchangeable, large)
+    return session().results.get(
         key,
-        search=lambda: build_program(stage, shapes, exchangeable, large),
-        encode=dataclasses.asdict,
-        decode=lambda data: _program_for(data, stage, shapes),
-        searcher=paths.version(),
+        lambda: disk_cache.kept(
+            key,
+            search,
+            encode=program_data,
+            decode=lambda data: _program_for(data, stage, shapes),
+            searcher=paths.version(),
+        ),
     )
 
 

@@ -256,7 +256,11 @@ def in_own_units(model: Model, inputs: Array) -> tuple[Array, Unit]:
     return power(inputs, np.zeros(()), -unit), unit
 
 
-def forward(model: ScaledLayers, inputs: Inputs | Prefixes) -> Outputs:
+def forward(
+    model: ScaledLayers,
+    inputs: Inputs | Prefixes | State,
+    counts: tuple[int, ...] | None = None,
+) -> Outputs:
     """The outputs of a model on a batch of inputs, at any depth.
 
     Args:
@@ -276,37 +280,124 @@ def forward(model: ScaledLayers, inputs: Inputs | Prefixes) -> Outputs:
         >>> round(float(log10), 9)
         400.0
     """
-    counts = inputs.counts if isinstance(inputs, Prefixes) else None
-    state, first = _embedded(model.layers, inputs)
-    exponent: Any = model.exponents[0] if first else 0.0
-    state, exponent = _normalised(state, exponent, model.layers[first:], counts)
+    if isinstance(inputs, State):
+        (values, exponent), first = inputs, 0
+    else:
+        counts = inputs.counts if isinstance(inputs, Prefixes) else None
+        (values, exponent), first = entered(model, inputs)
     for n in range(first, len(model.layers)):
-        layer = model.layers[n]
-        if activation_of(layer) is not None:
-            # An activation is not homogeneous: its layer reads the state itself.
-            state = power(state, 0.0, exponent).astype(state.dtype)
-            exponent = exponent * 0.0
-        elif _reads_constant(layer):
-            one = power(abs(exponent) * 0 + 1, 0.0, -exponent).astype(state.dtype)
-            layer = _homogeneous(layer, one)
-        state = layer(state) if counts is None else over_prefixes(layer, state, exponent, counts)
-        # f(2^e h') = 2^(n e) f'(h'). The exponent of the last layer may differ by output, so it is
-        # added at the end, where a state needs no common exponent any more.
-        if activation_of(layer) is None:
-            exponent = layer.order * exponent
-        if n + 1 < len(model.layers):
+        layer, later = model.layers[n], model.layers[n + 1 :]
+        values, exponent = _applied(layer, State(values, exponent), counts)
+        # The exponent of the last layer may differ by output, so it is added at the end, where a
+        # state needs no common exponent any more.
+        if later:
             exponent = exponent + model.exponents[n]
-        state, exponent = _normalised(state, exponent, model.layers[n + 1 :], counts)
-    return Outputs(state, exponent.reshape(-1, 1) + model.exponents[-1])
+        values, exponent = _normalised(values, exponent, ahead(later), counts)
+    return Outputs(values, exponent.reshape(-1, 1) + model.exponents[-1])
 
 
-def plain_forward(model: Model, inputs: Array) -> Float[Array, "points *positions out"]:
+class State(NamedTuple):
+    """States `values * 2 ** exponents` between two layers.
+
+    Args:
+        values: States (points, d) or (points, n_ctx, d), or a row for every beginning.
+        exponents: Exponents, an entry for every input.
+    """
+
+    values: Any
+    exponents: Any
+
+
+def entered(model: ScaledLayers, inputs: Inputs | Prefixes) -> tuple[State, int]:
+    """The states with which a forward pass begins.
+
+    Args:
+        model: Layers in scientific notation, made by `scaled_layers`.
+        inputs: Inputs as for `forward`.
+
+    Returns:
+        A pair: the inputs, or the states behind a first layer that is a table of tokens; the number
+        of layers behind which the states are, 0 or 1.
+
+    Example:
+        >>> line = scaled_layers(Model([Linear([[2.0]])]))
+        >>> state, layers = entered(line, np.array([[8.0]]))
+        >>> state.values.tolist(), state.exponents.tolist(), layers
+        ([[0.5]], [[4.0]], 0)
+    """
+    counts = inputs.counts if isinstance(inputs, Prefixes) else None
+    values, first = _embedded(model.layers, inputs)
+    exponent: Any = model.exponents[0] if first else 0.0
+    return State(*_normalised(values, exponent, ahead(model.layers[first:]), counts)), first
+
+
+def after(
+    layer: Layer, unit: Unit | float, state: State, demands: Ahead, counts: tuple[int, ...] | None
+) -> State:
+    """The states behind the layer `2 ** unit * layer`.
+
+    Args:
+        layer: Layer with weights near one.
+        unit: Exponent of the layer.
+        state: States below the layer.
+        demands: Demands of the layers behind, from `ahead`.
+        counts: Number of beginnings at each level; None where inputs are no `Prefixes`.
+
+    Example:
+        >>> double = Linear([[0.5]])
+        >>> after(double, 2.0, State(np.array([[0.5]]), np.zeros((1, 1))), ahead(()), None)
+        State(values=array([[0.5]]), exponents=array([[1.]]))
+    """
+    values, exponents = _applied(layer, state, counts)
+    return State(*_normalised(values, exponents + unit, demands, counts))
+
+
+def _applied(layer: Layer, state: State, counts: tuple[int, ...] | None) -> State:
+    """The outputs of a layer.
+
+    f(2^e h') = 2^(n e) f'(h') for a layer of order n. An activation is not homogeneous: its layer
+    reads the state itself.
+    """
+    values, exponent = state
+    if activation_of(layer) is not None:
+        values, exponent = power(values, 0.0, exponent).astype(values.dtype), exponent * 0.0
+    elif _reads_constant(layer):
+        one = power(abs(exponent) * 0 + 1, 0.0, -exponent).astype(values.dtype)
+        layer = _homogeneous(layer, one)
+    values = layer(values) if counts is None else over_prefixes(layer, values, exponent, counts)
+    return State(values, exponent if activation_of(layer) is not None else layer.order * exponent)
+
+
+class Ahead(NamedTuple):
+    """Demands of the layers ahead on the exponents of a state.
+
+    Args:
+        constant: Whether a layer reads the constant `2^-e`.
+        order: Order of the next layer, 0 behind the last.
+    """
+
+    constant: bool
+    order: int
+
+
+def ahead(layers: Sequence[Layer]) -> Ahead:
+    """The demands of layers that have not run, up to the next activation, which reads no exponent.
+
+    Example:
+        >>> ahead([Linear([[1.0]], [2.0])])
+        Ahead(constant=True, order=1)
+    """
+    linked = tuple(itertools.takewhile(lambda layer: activation_of(layer) is None, layers))
+    return Ahead(any(map(_reads_constant, linked)), layers[0].order if linked else 0)
+
+
+def plain_forward(model: Model, inputs: Array | Prefixes) -> Float[Array, "points *positions out"]:
     """The outputs of a model in plain floats, as from a call, for token ids as well.
 
     Args:
         model: Any model.
         inputs: Floats (points, d_in) or (points, n_ctx, d_in), or integers (points, n_ctx) below
-            d_in.
+            d_in; for causal models also `Prefixes`, as for `forward`.
 
     Returns:
         An array (points, d_out) or (points, n_ctx, d_out), in the dtype that weights and inputs
@@ -317,11 +408,14 @@ def plain_forward(model: Model, inputs: Array) -> Float[Array, "points *position
         >>> plain_forward(table, np.array([[0, 1]])).tolist()
         [[[10.0], [14.0]]]
     """
-    if not is_tokens(inputs):
+    if not (isinstance(inputs, Prefixes) or is_tokens(inputs)):
         return model(inputs)
     state, first = _embedded(model.layers, inputs)
     for layer in model.layers[first:]:
-        state = layer(state)
+        if isinstance(inputs, Prefixes):
+            state = over_prefixes(layer, state, np.zeros((len(state), 1)), inputs.counts)
+        else:
+            state = layer(state)
     return state
 
 
@@ -453,7 +547,7 @@ def _homogeneous(layer: Layer, one: Any) -> Any:
 
 
 def _normalised(
-    state: Any, exponent: Any, later: tuple[Layer, ...], counts: tuple[int, ...] | None
+    values: Any, exponent: Any, demands: Ahead, counts: tuple[int, ...] | None
 ) -> tuple[Any, Any]:
     """The state divided by a power of two, for every input, and its exponent plus that power.
 
@@ -462,18 +556,17 @@ def _normalised(
     states of shorter beginnings (see `rising`), as attention needs; `counts` are the beginnings at
     each level.
     """
-    top = abs(state).max(axis=tuple(range(1, state.ndim)), keepdims=True)
-    smallest = np.finfo(state.dtype).minexp + 2.0
+    top = abs(values).max(axis=tuple(range(1, values.ndim)), keepdims=True)
+    smallest = np.finfo(values.dtype).minexp + 2.0
     _, shift = split(top)
     shift = larger(shift, smallest)
-    later = tuple(itertools.takewhile(lambda layer: activation_of(layer) is None, later))
-    if any(map(_reads_constant, later)):
+    if demands.constant:
         # A layer multiplies up to n copies of the constant 2^-e: the product must be a float.
-        shift = larger(shift, smallest // (later[0].order + 1) - exponent)
+        shift = larger(shift, smallest // (demands.order + 1) - exponent)
     if counts is not None:
         shift = rising(exponent + shift, counts) - exponent
     factor = power(top * 0 + 1, 0.0, -shift)
-    return state * factor, exponent + shift
+    return values * factor, exponent + shift
 
 
 def _reads_constant(layer: Layer) -> bool:

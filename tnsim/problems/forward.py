@@ -33,8 +33,13 @@ from tnsim.errors import ModelError, TooLarge
 from tnsim.metrics.points import Points, WeightedPoints
 from tnsim.models.arrays import library
 from tnsim.models.forward import (
+    Prefixes,
     ScaledLayers,
+    State,
+    after,
+    ahead,
     check_inputs,
+    entered,
     forward,
     in_own_units,
     is_tokens,
@@ -188,20 +193,24 @@ def sums(
     every = [*rows, *(columns or ())]
     parts = {id(part): part for terms in every for _, part in terms}
     work = _work(parts.values(), points)
-    largest = max(stop - start for start, stop in _groups(points))
+    largest = max(stop - start for start, stop in groups(points))
     size = batch_size(list(parts.values()), points, largest, dtype, budget)
     grams, shares = [], []
     with execution.precision():
-        runs = {}
         eager = work < _EAGER or not can_compile()
         eager = eager or budget.room(0, PROGRAM_BYTES) < PROGRAM_BYTES
-        for key, part in parts.items():
-            runs[key] = _run(part, slices, dtype, eager)
-        for start, stop in _groups(points):
+        models = {key: part for key, part in parts.items() if isinstance(part, Model)}
+        passes = _Passes(models, slices, dtype, eager)
+        functions = {
+            key: _of_plain(part, slices, dtype) for key, part in parts.items() if key not in models
+        }
+        for start, stop in groups(points):
             share, batches = 0.0, []
             for batch in in_batches(points, start, stop, size):
                 share += float(np.exp(batch.log_weights).sum())
-                vectors = _vectors(runs, batch)
+                vectors = passes.at(batch)
+                vectors |= {key: run(batch) for key, run in functions.items()}
+                _check_shapes(vectors, batch)
                 first = [_sum(terms, vectors, dtype) for terms in rows]
                 second = first
                 if columns is not None:
@@ -226,31 +235,124 @@ def total(value: LogScaled) -> LogScaled:
     return add([taken(value, n) for n in groups])
 
 
-def _run(part: Part, slices: bool, dtype: str, eager: bool) -> Run:
-    """The function that returns the vector of a part on a batch."""
-    if isinstance(part, Model):
-        evaluate = vector_of_model if eager else _compiled
-        made: dict[bytes, ScaledLayers] = {}
+class _Passes:
+    """Forward passes of models; layers below the first difference of several models run once.
 
-        def reading(unit: Unit) -> ScaledLayers:
-            """The layers in the dtype of the passes for some units of inputs; the last are kept."""
-            key = unit.tobytes()
-            if key not in made:
-                layers = jax.tree.map(np.asarray, scaled_layers(part, slices, unit))
-                weights = jax.tree.map(lambda x: np.asarray(x, dtype), layers.layers)
-                made.clear()
-                made[key] = ScaledLayers(weights, layers.exponents)
-            return made[key]
+    Models have a layer in common where they hold the same object, as models with switches do.
+    """
 
-        def model(batch: WeightedPoints) -> Vector:
-            check_inputs(part, batch.inputs)
+    def __init__(self, models: dict[int, Model], slices: bool, dtype: str, eager: bool):
+        self.models, self.slices, self.dtype = models, slices, dtype
+        self.made: dict[tuple[int, bool], ScaledLayers] = {}
+        self.first: dict[tuple[bytes, int, bool], ScaledLayers] = {}
+        self.step, self.rest, self.whole = after, _vector_of_rest, vector_of_model
+        if not eager:
+            self.step, self.rest, self.whole = _compiled_step, _compiled_rest, _compiled
+
+    def at(self, batch: WeightedPoints) -> dict[int, Vector]:
+        """The vectors of all models on a batch."""
+        for model in self.models.values():
+            check_inputs(model, batch.inputs)
+        half_logs = batch.log_weights / 2
+        counts = batch.inputs.counts if isinstance(batch.inputs, Prefixes) else None
+        found: dict[int, Vector] = {}
+        for keys in self._alike(list(self.models), 0, 1):
             inputs, unit = batch.inputs, np.zeros(())
             if not is_tokens(inputs):
-                inputs, unit = in_own_units(part, inputs)
-                inputs = inputs.astype(dtype)
-            return _on_host(evaluate(reading(unit), inputs, batch.log_weights / 2))
+                inputs, unit = in_own_units(self.models[keys[0]], inputs)
+                inputs = inputs.astype(self.dtype)
+            scaled = {key: self._scaled(self.models[key], unit) for key in keys}
+            if len(keys) == 1:
+                found[keys[0]] = _on_host(self.whole(scaled[keys[0]], inputs, half_logs))
+            else:
+                state, done = entered(scaled[keys[0]], inputs)
+                found |= self._behind(scaled, done, state, half_logs, counts)
+        return found
 
-        return model
+    def _behind(
+        self,
+        scaled: dict[int, ScaledLayers],
+        done: int,
+        state: State,
+        half_logs: Any,
+        counts: tuple[int, ...] | None,
+    ) -> dict[int, Vector]:
+        """The vectors of models that have the state behind `done` layers in common."""
+        found: dict[int, Vector] = {}
+        for same in self._alike(list(scaled), done, done + 1):
+            layers, units = scaled[same[0]]
+            if len(same) == 1:
+                rest = ScaledLayers(layers[done:], units[done:])
+                found[same[0]] = _on_host(self.rest(rest, state, half_logs, counts))
+                continue
+            demands = ahead(layers[done + 1 :])
+            reached = self.step(layers[done], units[done], state, demands, counts)
+            alike = {key: scaled[key] for key in same}
+            found |= self._behind(alike, done + 1, reached, half_logs, counts)
+        return found
+
+    def _alike(self, keys: list[int], start: int, stop: int) -> list[list[int]]:
+        """Models in groups that have the layers from `start` to `stop - 1` in common.
+
+        A state is normalised as the layers ahead demand, so a group has equal demands. The outputs
+        of two models are vectors of their own even where all layers are the same.
+        """
+        groups: dict[Any, list[int]] = {}
+        for key in keys:
+            layers = self.models[key].layers
+            own = key if len(layers) <= stop else None
+            same = (*map(id, layers[start:stop]), ahead(layers[stop:]), own)
+            groups.setdefault(same, []).append(key)
+        return list(groups.values())
+
+    def _scaled(self, model: Model, unit: Unit) -> ScaledLayers:
+        """A model in scientific notation, in the dtype of the passes, for some units of inputs.
+
+        A layer that models have in common is scaled once; of first layers those for the last units
+        are kept.
+        """
+        known = unit.tobytes()
+        if any(kept[0] != known for kept in self.first):
+            self.first.clear()
+        layers = []
+        for n, layer in enumerate(model.layers):
+            apart = self.slices and n + 1 == len(model.layers)
+            if n == 0:
+                place = known, id(layer), apart
+                if place not in self.first:
+                    self.first[place] = self._cast(layer, apart, unit)
+                layers.append(self.first[place])
+                continue
+            if (id(layer), apart) not in self.made:
+                self.made[id(layer), apart] = self._cast(layer, apart, None)
+            layers.append(self.made[id(layer), apart])
+        return ScaledLayers(
+            tuple(layer for one in layers for layer in one.layers),
+            tuple(exponent for one in layers for exponent in one.exponents),
+        )
+
+    def _cast(self, layer: Any, apart: bool, unit: Unit | None) -> ScaledLayers:
+        """One layer in scientific notation."""
+        one = jax.tree.map(np.asarray, scaled_layers(Model([layer]), apart, unit))
+        weights = jax.tree.map(lambda x: np.asarray(x, self.dtype), one.layers)
+        return ScaledLayers(weights, one.exponents)
+
+
+_compiled_step = jax.jit(after, static_argnums=(3, 4))
+
+
+def _vector_of_rest(
+    rest: ScaledLayers, state: State, half_logs: Any, counts: tuple[int, ...] | None
+) -> Vector:
+    """The vector of a model whose first layers have run."""
+    return vector_of(*forward(rest, state, counts), half_logs)
+
+
+_compiled_rest = jax.jit(_vector_of_rest, static_argnums=3)
+
+
+def _of_plain(part: Function, slices: bool, dtype: str) -> Run:
+    """The function that returns the vector of a plain function on a batch."""
 
     def plain(batch: WeightedPoints) -> Vector:
         outputs = outputs_of(part, batch.inputs).astype(dtype)
@@ -292,9 +394,8 @@ def _on_host(vector: Vector) -> Vector:
     return Vector(vector.values, np.asarray(vector.log, np.float64), lengths, lengths)
 
 
-def _vectors(runs: dict[int, Run], batch: WeightedPoints) -> dict[int, Vector]:
-    """The vectors of all parts; raises `ModelError` unless they have one shape."""
-    vectors = {key: run(batch) for key, run in runs.items()}
+def _check_shapes(vectors: dict[int, Vector], batch: WeightedPoints) -> None:
+    """Raise `ModelError` unless the vectors of all parts have one shape."""
     shapes = sorted({tuple(vector.values.shape) for vector in vectors.values()})
     if len(shapes) > 1:
         numbers = [f"{shape[0]} outputs, {shape[1]} rows" for shape in shapes]
@@ -302,7 +403,6 @@ def _vectors(runs: dict[int, Run], batch: WeightedPoints) -> dict[int, Vector]:
             f"functions that are compared have one shape of outputs; on {len(batch.log_weights)} "
             f"inputs found {' and '.join(numbers)}"
         )
-    return vectors
 
 
 def _sum(terms: Terms, vectors: dict[int, Vector], dtype: str) -> Vector:
@@ -364,7 +464,7 @@ def _stacked(vectors: Sequence[Vector]) -> Vector:
     return Vector(values, log, lengths, np.stack([vector.sizes for vector in vectors]))
 
 
-def _groups(points: Points) -> list[tuple[int, int]]:
+def groups(points: Points) -> list[tuple[int, int]]:
     """First point and end of every group; sizes of groups differ by one at most."""
     count = min(GROUPS, points.count) if points.drawn else 1
     bounds = [n * points.count // count for n in range(count + 1)]
@@ -441,6 +541,10 @@ def needs(parts: Iterable[Part], points: Points, dtype: str) -> Needs:
     """
     item = ITEM_BYTES[dtype]
     kept, widest, weights, masks, read = 0.0, 0.0, 0, 0, 0
+    parts = list(parts)
+    layers_of = [id(layer) for part in parts if isinstance(part, Model) for layer in part.layers]
+    in_common = len(set(layers_of)) < len(layers_of)
+    waiting = 0.0
     for part in parts:
         if not isinstance(part, Model):
             read = max(read, points.block(0, 1).inputs.nbytes)
@@ -453,12 +557,14 @@ def needs(parts: Iterable[Part], points: Points, dtype: str) -> Needs:
         kept += 4 * states * part.d_out
         seen = 0 if points.continuations else positions
         widest = max(widest, *(states * _state_numbers(layer, seen) for layer in layers))
+        if in_common:  # a state of each depth waits until all models have read it
+            waiting = max(waiting, states * sum(layer.d_out for layer in layers))
         weights += 2 * part.parameters  # scaled, and on the device
         if any(layer.mixes_positions for layer in layers) and seen:
             masks = max(masks, positions**2)
     # The mask is made in float64 and cast: two copies with a score, four before any score.
     beside = item * weights + 17 * masks + 4 * points.together * read
-    return Needs(beside, 3 * read + item * (kept + widest))
+    return Needs(beside, 3 * read + item * (kept + widest + waiting))
 
 
 def _state_numbers(layer: LayerKind, seen: int) -> int:

@@ -49,7 +49,6 @@ and the problem itself (`fold_trees`).
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import math
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
@@ -589,7 +588,7 @@ def _by_crossing(
         as_they_were = []
         for n in group:
             share = terms[n].weight / weight
-            as_they_were.append(dataclasses.replace(terms[n], weight=share))
+            as_they_were.append(terms[n]._replace(weight=share))
         product = write_over_upper(parts, pair, free, edges)
         joined.append(Term(weight, product, (tuple(as_they_were),)))
     return joined

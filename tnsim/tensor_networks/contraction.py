@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import jax
@@ -235,7 +236,7 @@ def contract_expression(
     count = len(total.counts)
     name = "a network" if count == 1 else f"a sum of {count:,} networks"
     plan = within(
-        budget, lambda large: plan_problem(total.problem, name, True, precision, large), _ADVICE
+        budget, name, partial(plan_problem, total.problem, name, True, precision), _ADVICE
     )
     way = backend_of(plan) if backend is None else _WAYS[backend]
     leaves = dict(total.leaves)

@@ -49,6 +49,7 @@ function drawPair() {
   drawMarks();
   drawTrajectory(valuesOf(current()), state, changePoints(), across);
   if (run.embedding) drawPlane(state, phaseOf, plane);
+  if (run.parts.length) drawParts(state, state.matrix);
   drawReadout(state, state.pinned);
   const value = valuesOf(current())[state.row * columns + state.column];
   byId("spoken").textContent = `${labelOf(state)}: ${shown(value, current().decimals)}`;
@@ -116,6 +117,11 @@ function pin(pair) {
   closeOrphan();
 }
 
+function chooseMatrix(matrix) {
+  state.matrix = matrix;
+  draw();
+}
+
 function chooseOutput(output) {
   state.output = within(output, run.slices.length);
   state.matrix = run.matrices.length;
@@ -169,10 +175,7 @@ canvas.addEventListener("keydown", (event) => {
   actions.get(event.key)();
 });
 
-byId("matrix").addEventListener("change", (event) => {
-  state.matrix = event.target.selectedIndex;
-  draw();
-});
+byId("matrix").addEventListener("change", (event) => chooseMatrix(event.target.selectedIndex));
 byId("phases").addEventListener("input", (event) => {
   state.phases = event.target.valueAsNumber - 1;
   draw();
@@ -249,5 +252,7 @@ if (run.phases.length) {
 byId("divisions").hidden = byId("segments").hidden = run.phases.length === 0;
 byId("embedding").hidden = run.embedding === null;
 byId("outputs").hidden = run.slices.length === 0;
+byId("ofParts").hidden = run.parts.length === 0;
+buildParts(chooseMatrix);
 if (run.embedding) sayShare();
 draw();

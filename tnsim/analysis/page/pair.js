@@ -27,7 +27,8 @@ function readoutLines(slice) {
     text: labelOf,
     difference: () => "",
   };
-  const lines = run.matrices.map((packed) => matrixLine(packed, packed.name, words(packed.name)));
+  const matrices = run.parts.length ? [current()] : run.matrices; // parts are many
+  const lines = matrices.map((packed) => matrixLine(packed, packed.name, words(packed.name)));
   if (slice !== null) lines.push(matrixLine(slice, "slices", `slice of output ${slice.name}`));
   return [pair, ...lines, ...run.curves.map(curveLine)];
 }

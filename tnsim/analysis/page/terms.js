@@ -18,6 +18,10 @@ const TERMS = new Map(Object.entries({
   slices:
     "The similarity of one output coordinate alone. A slice shows which outputs two models " +
     "share; all slices here have one colour scale.",
+  parts:
+    "Pieces of a transformer that are models of their own, such as the scores (qk) or the values " +
+    "(ov) of a head. A cell has the value of the chosen pair in the matrix of its part; press it " +
+    "to open the matrix.",
   metric:
     "The inner product of functions under which models are compared: for gaussian the " +
     "expectation of their product over Gaussian inputs; its parameters stand under Provenance.",

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 Labels = tuple[int, ...]
@@ -87,6 +88,15 @@ def matrix_product(
         >>> matrix_product((0, 1, 2), (0, 2, 3), (0, 1, 3), {0: 9, 1: 5, 2: 5, 3: 5})
         (MatrixProduct(batch=(0,), left=(1,), summed=(2,), right=(3,)), False)
     """
+    return _cheapest(first, second, output, tuple(sizes.items()))
+
+
+@lru_cache(maxsize=2**14)  # asked again by every pass and by the costs, for contractions much alike
+def _cheapest(
+    first: Labels, second: Labels, output: Labels, items: tuple[tuple[int, int], ...]
+) -> tuple[MatrixProduct, bool] | None:
+    """The product that copies the fewest entries, by pairs (label, size) of all labels."""
+    sizes = dict(items)
 
     def copies(candidate: tuple[MatrixProduct, bool]) -> int:
         product, swapped = candidate

@@ -81,7 +81,7 @@ def _digest(content: Mapping[str, Any]) -> str:
 
 
 def plan_from_data(data: Any, form: type[S]) -> S:
-    """The plan that `dataclasses.asdict` turned into plain data.
+    """The plan that `document` turned into plain data.
 
     Args:
         data: Parsed JSON.
@@ -121,8 +121,26 @@ def plan_from_data(data: Any, form: type[S]) -> S:
     return plan
 
 
+def program_data(program: Program) -> dict[str, Any]:
+    """A program as plain data that `program_from_data` reads, its tuples shared and not copied.
+
+    Example:
+        >>> program_from_data(json.loads(json.dumps(program_data(Program(((2,),), (), (0,))))))
+        Program(shapes=((2,),), operations=(), outputs=(0,), scales=(), powers=(), unshared=0)
+    """
+    data = {field.name: getattr(program, field.name) for field in dataclasses.fields(Program)}
+    rows: list[Operation | tuple[Any, ...]] = []
+    for operation in program.operations:
+        if operation.body is None:
+            rows.append(operation)
+        else:
+            body = program_data(operation.body)
+            rows.append(tuple(body if part is operation.body else part for part in operation))
+    return data | {"operations": rows}
+
+
 def program_from_data(data: Any) -> Program:
-    """The program that `dataclasses.asdict` turned into plain data.
+    """The program that `program_data` turned into plain data.
 
     Raises:
         ValueError: For data that is no program, with the place of the error.
@@ -439,7 +457,10 @@ def document(plan: Any) -> str:
     Returns:
         JSON text that `plan_from` reads.
     """
-    return sealed({"format": FORMAT, **dataclasses.asdict(plan)})
+    data = {field.name: getattr(plan, field.name) for field in dataclasses.fields(plan)}
+    data["programs"] = list(map(program_data, plan.programs))
+    data["stages"] = [dataclasses.asdict(stage) for stage in plan.stages]
+    return sealed({"format": FORMAT, **data})
 
 
 def plan_from(text: str | bytes, form: type[S]) -> S:

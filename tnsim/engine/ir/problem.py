@@ -24,8 +24,7 @@ Two stages that differ only in which arrays coincide then have one form, and sha
 """
 
 
-@dataclass(frozen=True)
-class Operand:
+class Operand(NamedTuple):
     """An array by name, with the names of its indices.
 
     Args:
@@ -42,7 +41,7 @@ class Operand:
 
     def renamed(self, new: Mapping[str, str]) -> Operand:
         """The same array under new names of indices; indices that `new` lacks keep their names."""
-        return Operand(self.name, tuple(new.get(index, index) for index in self.indices))
+        return Operand(self.name, tuple([new.get(index, index) for index in self.indices]))
 
 
 def renamed(operands: Iterable[Operand], new: Mapping[str, str]) -> tuple[Operand, ...]:
@@ -52,7 +51,7 @@ def renamed(operands: Iterable[Operand], new: Mapping[str, str]) -> tuple[Operan
         >>> renamed([Operand("A", ("i", "j"))], {"j": "k"})
         (Operand(name='A', indices=('i', 'k')),)
     """
-    return tuple(operand.renamed(new) for operand in operands)
+    return tuple([operand.renamed(new) for operand in operands])
 
 
 def strip_alias(name: str) -> str:
@@ -65,8 +64,7 @@ def strip_alias(name: str) -> str:
     return name.rstrip(ALIAS_SUFFIX)
 
 
-@dataclass(frozen=True)
-class Term:
+class Term(NamedTuple):
     """`weight * prod(operands)`, summed over every index that is not an output.
 
     Args:

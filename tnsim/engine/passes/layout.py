@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 
 from tnsim.engine.costs import CACHED
 from tnsim.engine.ir.matmul_form import Labels, MatrixProduct, matrix_product, matrix_products
@@ -162,13 +163,29 @@ def moved(op: Operation, sizes: Sizes) -> int:
     # The values around a loop keep their order, so nothing can be saved here.
     if op.body is not None:
         return 0
-    return sum(_entries(order, labels, sizes) for order, labels in _moves(op, sizes))
+    return _moved(op.kind, op.labels, op.output, tuple(sizes.items()))
+
+
+@lru_cache(maxsize=2**14)  # labels are numbers, so the operations of a program are much alike
+def _moved(
+    kind: str, labels: tuple[Labels, ...], output: Labels, items: tuple[tuple[int, int], ...]
+) -> int:
+    """The number of moved entries of an operation that is no loop, by what the number depends on.
+
+    Args:
+        kind: Kind of the operation.
+        labels: Labels of each argument.
+        output: Labels of the result.
+        items: Pairs (label, size) of all labels.
+    """
+    op, sizes = Operation(kind, (), labels, output), dict(items)
+    return sum(_entries(order, own, sizes) for order, own in _moves(op, sizes))
 
 
 def _moves(op: Operation, sizes: Sizes) -> Iterator[tuple[Labels, Labels]]:
     """The order in which each array is read or written, and the order in which it stands."""
     product = None
-    if op.kind == "contract" and len(op.args) == 2:
+    if op.kind == "contract" and len(op.labels) == 2:
         first, second = op.labels
         product = matrix_product(first, second, op.output, sizes)
     if product is None:

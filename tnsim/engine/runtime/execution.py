@@ -52,6 +52,9 @@ from tnsim.engine.runtime.stacking import (
 )
 from tnsim.errors import ModelError
 
+Backend = Literal["jax", "interpreted", "traced", "numpy"]
+"""Ways to run a plan: compiled, interpreted, inside a trace of the caller's, eagerly in NumPy."""
+
 
 @dataclass(frozen=True)
 class Iteration:
@@ -124,10 +127,6 @@ _AHEAD = 2**22  # most elements of all rounds not waited for: 32 MiB in float64
 
 
 _TRIMMED = 2**22  # a round of more elements gives freed memory back first: 32 MiB in float64
-
-
-Backend = Literal["jax", "interpreted", "traced", "numpy"]
-"""Ways to run a plan: compiled, interpreted, inside a trace of the caller's, eagerly in NumPy."""
 
 
 class Result(NamedTuple):

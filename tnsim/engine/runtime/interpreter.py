@@ -36,6 +36,9 @@ _REPAYS = 1e-3
 """Seconds of work of one core that repay waking threads."""
 
 
+_UFUNCS = {"matmul": np.matmul, "multiply": np.multiply, "add": np.add, "subtract": np.subtract}
+
+
 class Outcome(NamedTuple):
     """What the stages of a plan gave.
 
@@ -439,9 +442,6 @@ def _call(step: Step, reads: Sequence[np.ndarray], written: np.ndarray) -> _Call
     if step.kind == "einsum":
         return _einsum, (*reads, step.axes, written)
     return _UFUNCS[step.kind], (*reads, written)
-
-
-_UFUNCS = {"matmul": np.matmul, "multiply": np.multiply, "add": np.add, "subtract": np.subtract}
 
 
 def _einsum(x: np.ndarray, y: np.ndarray, axes: int, written: np.ndarray) -> None:

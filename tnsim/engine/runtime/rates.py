@@ -59,6 +59,10 @@ _NEVER_COMPILED = 0.3  # seconds of work that is interpreted in any case
 _CALLING, _STAGING = 5e-4, 5e-5  # seconds that Python takes for a call and for a stage
 
 
+BACKENDS: Mapping[Tier, Backend] = {"interpret": "interpreted", "compile": "jax"}
+"""The way to run a plan in each tier."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Rates:
     """Measured speeds of a machine.
@@ -125,10 +129,6 @@ def tier_of(plan: Plan) -> Tier:
         plan: Plan that would run.
     """
     return tier_of_all([Runs(plan)])
-
-
-BACKENDS: Mapping[Tier, Backend] = {"interpret": "interpreted", "compile": "jax"}
-"""The way to run a plan in each tier."""
 
 
 def backend_of(plan: Plan) -> Backend:

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from tnsim.engine.costs import CACHED, WRITING
+from tnsim.engine.search.progress import count_search
 from tnsim.sessions import session_cache
 
 Labels = tuple[int, ...]
@@ -96,6 +97,7 @@ def routes(
     items: tuple[tuple[int, int], ...],
     effort: int,
     large: int,
+    many: bool = False,
 ) -> tuple[Route, ...]:
     """The distinct routes of a product, the cheapest first.
 
@@ -108,6 +110,9 @@ def routes(
             paths of products of up to `OPTIMAL_UP_TO` tensors. 2 adds, for longer products, the two
             best of these paths with their subtrees improved.
         large: Elements beyond which intermediates are chunked where chunks can make them smaller.
+        many: Whether the product is one of many, which take long to search. Then products of more
+            than `OPTIMAL_UP_TO` tensors and of the same network are searched once. Otherwise each
+            is searched as it is written, which gives more distinct routes.
 
     Returns:
         At most `KEPT` routes.
@@ -120,11 +125,36 @@ def routes(
         >>> best.path, best.multiplications
         (((0, 1), (2, 3)), 324)
     """
+    count_search()
+    if effort == 0 or len(inputs) <= OPTIMAL_UP_TO or not many:
+        return _routes(inputs, output, items, effort, large)
+    normal = _normal_form(inputs, output, items)
+    found = _routes(normal.inputs, normal.output, normal.items, effort, large)
+    # Among routes of equal price the first operands as written go first, so that products that
+    # are written alike are contracted alike and share more.
+    restored = map(normal.restored, found)
+    return tuple(sorted(restored, key=lambda route: (route.price, route.path)))
+
+
+@session_cache
+def _routes(
+    inputs: tuple[Labels, ...],
+    output: Labels,
+    items: tuple[tuple[int, int], ...],
+    effort: int,
+    large: int,
+) -> tuple[Route, ...]:
+    """The routes of a product as it is written, see `routes`."""
     product = LabelledProduct(inputs, output, dict(items))
     if len(inputs) < 3:
-        paths: list[Path] = [((0, 1),)] if len(inputs) == 2 else [()]
+        paths: Sequence[Path] = [((0, 1),)] if len(inputs) == 2 else [()]
+    elif effort == 0:
+        paths = [_greedy(product)]
     else:
-        paths = _search(inputs, output, product, effort)
+        paths = _sampled(inputs, output, items)
+        if len(inputs) > OPTIMAL_UP_TO and effort == 2:
+            improved = [_reconfigured(product, path) for path in _two_cheapest(product, paths)]
+            paths = (*paths, *improved)
     distinct = list(dict.fromkeys(paths))
     if len(distinct) > KEPT:
         # Chunking takes longer than searching, so only the cheapest paths without it are chunked.
@@ -132,6 +162,126 @@ def routes(
         distinct = sorted(distinct, key=prices.__getitem__)[: 2 * KEPT]
     found = [_routed(product, output, path, large) for path in distinct]
     return tuple(sorted(found, key=lambda route: (route.price, route.path))[:KEPT])
+
+
+def greedy_work(
+    inputs: tuple[Labels, ...], output: Labels, items: tuple[tuple[int, int], ...]
+) -> int:
+    """The multiplications of a product along its greedy path, see `routes` for the arguments."""
+    product = LabelledProduct(inputs, output, dict(items))
+    return product.cost(_greedy(product)).multiplications if len(inputs) > 1 else 0
+
+
+def least_work(
+    inputs: tuple[Labels, ...], output: Labels, items: tuple[tuple[int, int], ...], limit: float
+) -> int:
+    """The multiplications of the dearest contraction of a product along the best path for it.
+
+    Where a path is within the limit, the number is within the limit, but need not be the least.
+
+    Args:
+        inputs, output, items: The product, see `routes`.
+        limit: Multiplications that are allowed.
+    """
+    if len(inputs) < 3:
+        return greedy_work(inputs, output, items)
+    normal = _normal_form(inputs, output, items)
+    product = LabelledProduct(normal.inputs, normal.output, dict(normal.items))
+    paths = _sampled(normal.inputs, normal.output, normal.items)
+    least = min(map(product.dearest, paths))
+    if least > limit and len(inputs) > OPTIMAL_UP_TO:
+        for path in _two_cheapest(product, paths):
+            least = min(least, product.dearest(_reconfigured(product, path)))
+    return least
+
+
+def _two_cheapest(product: LabelledProduct, paths: Sequence[Path]) -> list[Path]:
+    """The two cheapest paths of a product, which are worth improving."""
+    return sorted(paths, key=lambda path: product.cost(path).price)[:2]
+
+
+class _NormalForm(NamedTuple):
+    """A product with its operands and labels in an order that its structure gives.
+
+    Args:
+        inputs: Labels of every operand.
+        output: Labels of the result.
+        items: Pairs (label, size) of all labels.
+        operands: Position in the product as it was written, for every operand.
+        labels: Label in the product as it was written, for every label.
+    """
+
+    inputs: tuple[Labels, ...]
+    output: Labels
+    items: tuple[tuple[int, int], ...]
+    operands: tuple[int, ...]
+    labels: Labels
+
+    def restored(self, route: Route) -> Route:
+        """The route for the product as it was written."""
+        numbers = (*self.operands, *range(len(self.operands), 2 * len(self.operands)))
+        path = tuple([(numbers[one], numbers[two]) for one, two in route.path])
+        return route._replace(path=path, chunks=tuple(self.labels[x] for x in route.chunks))
+
+
+def _normal_form(
+    inputs: tuple[Labels, ...], output: Labels, items: tuple[tuple[int, int], ...]
+) -> _NormalForm:
+    """The normal form of a product, which products of the same network share.
+
+    Diagrams that differ in an exchange of equal legs, or of bra and ket, are the same network in
+    another order: two of five products of three nonlinear layers. Labels are told apart by their
+    sizes and by the operands that have them, as in `search/canonical`. Where labels remain alike,
+    the first is singled out. Such labels nearly always are exchanged by a symmetry; otherwise a
+    network has two normal forms, and is searched twice.
+    """
+    on: dict[int, list[int]] = {label: [] for label, _ in items}
+    for number, labels in enumerate(inputs):
+        for label in labels:
+            on[label].append(number)
+
+    def refined(colours: dict[int, int]) -> dict[int, int]:
+        """The colours after splitting classes by the operands of labels until no class splits."""
+        count = len(set(colours.values()))
+        while count < len(colours):
+            seen = [sorted([colours[label] for label in labels]) for labels in inputs]
+            signatures = {
+                label: (colour, sorted([seen[number] for number in on[label]]))
+                for label, colour in colours.items()
+            }
+            order = sorted(signatures, key=signatures.__getitem__)
+            colours, last = {}, None
+            for place, label in enumerate(order):
+                if signatures[label] != last:
+                    colour, last = place, signatures[label]
+                colours[label] = colour
+            if len(set(colours.values())) == count:
+                break
+            count = len(set(colours.values()))
+        return colours
+
+    first = {label: 2 * size + (label in output) for label, size in items}
+    colours = refined(first)
+    while len(set(colours.values())) < len(colours):
+        members: dict[int, list[int]] = {}
+        for label in sorted(colours):
+            members.setdefault(colours[label], []).append(label)
+        alike = min(colour for colour, labels in members.items() if len(labels) > 1)
+        doubled = {label: 2 * colour for label, colour in colours.items()}
+        doubled[members[alike][0]] -= 1
+        colours = refined(doubled)
+    order = sorted(colours, key=colours.__getitem__)
+    number = {label: place for place, label in enumerate(order)}
+    written = [tuple(sorted([number[label] for label in labels])) for labels in inputs]
+    operands = sorted(range(len(inputs)), key=written.__getitem__)
+    sizes = dict(items)
+    return _NormalForm(
+        inputs=tuple(written[operand] for operand in operands),
+        output=tuple(sorted([number[label] for label in output])),
+        items=tuple((place, sizes[label]) for place, label in enumerate(order)),
+        operands=tuple(operands),
+        labels=tuple(order),
+    )
 
 
 class LabelledProduct:
@@ -156,10 +306,21 @@ class LabelledProduct:
         self, inputs: Sequence[Sequence[int]], output: Sequence[int], sizes: dict[int, int]
     ) -> None:
         self.sizes = sizes
+        self.count = len(inputs)
+        self.labels = inputs, output
         self.bit = {label: 1 << n for n, label in enumerate(sizes)}
+        self._size_of = {bit: sizes[label] for label, bit in self.bit.items()}
         self.inputs = [self._mask(labels) for labels in inputs]
         self.output = self._mask(output)
         self._elements: dict[int, int] = {0: 1}
+
+    @property
+    def spelled(self) -> tuple[list[list[str]], list[str], dict[str, float]]:
+        """Inputs, output and sizes as cotengra takes them, with letters for labels."""
+        inputs, output = self.labels
+        letters = [list(map(_letter, labels)) for labels in inputs]
+        size = {_letter(label): float(n) for label, n in self.sizes.items()}
+        return letters, list(map(_letter, output)), size
 
     def _mask(self, labels: Iterable[int]) -> int:
         return sum({self.bit[label] for label in labels})
@@ -198,26 +359,45 @@ class LabelledProduct:
                 written += size
         return Cost(multiplications, written, largest)
 
+    def dearest(self, path: Path) -> int:
+        """The multiplications of the dearest contraction along a path, without chunks."""
+        return max((self._size(both) for both, _ in self.steps(path)), default=0)
+
     def _size(self, mask: int) -> int:
         """The number of elements of a tensor with the labels of a mask."""
-        size = math.prod(n for label, n in self.sizes.items() if self.bit[label] & mask)
+        size, left = 1, mask
+        while left:
+            bit = left & -left
+            size *= self._size_of[bit]
+            left ^= bit
         self._elements[mask] = size
         return size
 
 
-def _search(
-    inputs: Sequence[Labels], output: Labels, product: LabelledProduct, effort: int
-) -> list[Path]:
-    """The paths of a product by cotengra's basic searches, which take labels as letters."""
+def _greedy(product: LabelledProduct) -> Path:
+    """The greedy path of a product."""
     import cotengrust
 
-    count = len(inputs)
-    letters = [list(map(_letter, labels)) for labels in inputs]
-    out = list(map(_letter, output))
-    size = {_letter(label): float(n) for label, n in product.sizes.items()}
-    paths = [_pairs(cotengrust.optimize_greedy(letters, out, size, use_ssa=True), count)]
-    if effort == 0:
-        return paths
+    return _pairs(cotengrust.optimize_greedy(*product.spelled, use_ssa=True), product.count)
+
+
+@session_cache
+def _sampled(
+    inputs: tuple[Labels, ...], output: Labels, items: tuple[tuple[int, int], ...]
+) -> tuple[Path, ...]:
+    """The distinct paths of a product by all searches but reconfiguration, the greedy path first.
+
+    Args:
+        inputs: Labels of every operand.
+        output: Labels of the result.
+        items: Pairs (label, size) of all labels.
+    """
+    import cotengrust
+
+    product = LabelledProduct(inputs, output, dict(items))
+    count = product.count
+    letters, out, size = product.spelled
+    paths = [_greedy(product)]
     if count <= OPTIMAL_UP_TO:
         best = cotengrust.optimize_optimal(letters, out, size, use_ssa=True)
         paths.append(_pairs(best, count))
@@ -229,10 +409,7 @@ def _search(
             letters, out, size, ntrials=TRIALS, seed=seed, use_ssa=True
         )
         paths.append(_pairs(path, count))
-    if count > OPTIMAL_UP_TO and effort == 2:
-        best_two = sorted(dict.fromkeys(paths), key=lambda path: product.cost(path).price)[:2]
-        paths += [_reconfigured(letters, out, size, path) for path in best_two]
-    return paths
+    return tuple(dict.fromkeys(paths))
 
 
 def _routed(product: LabelledProduct, output: Labels, path: Path, large: int) -> Route:
@@ -267,13 +444,13 @@ def _routed(product: LabelledProduct, output: Labels, path: Path, large: int) ->
     return Route(path, chunks, multiplications, price, largest)
 
 
-def _reconfigured(letters: list[list[str]], out: list[str], size: dict, path: Path) -> Path:
+def _reconfigured(product: LabelledProduct, path: Path) -> Path:
     """The path with its subtrees of up to eight tensors replaced by optimal subtrees."""
     import cotengra
 
-    tree = cotengra.ContractionTree.from_path(letters, out, size, ssa_path=path)
+    tree = cotengra.ContractionTree.from_path(*product.spelled, ssa_path=path)
     tree.subtree_reconfigure_(subtree_size=8, minimize="combo")
-    return _pairs(tree.get_ssa_path(), len(letters))
+    return _pairs(tree.get_ssa_path(), product.count)
 
 
 def _letter(label: int) -> str:

@@ -22,6 +22,7 @@ from tnsim.engine.ir.program import Operation
 from tnsim.engine.search import paths
 from tnsim.engine.search.paths import Path, Route
 from tnsim.engine.search.sharing import Builder, Label, Use, program_of
+from tnsim.errors import TooLarge
 
 Structure = tuple[tuple[tuple[int, ...], ...], tuple[int, ...], tuple[tuple[int, int], ...]]
 """The labels of each reduced operand, the labels of the output, and pairs (label, size) of all
@@ -42,12 +43,21 @@ def structure(
         (((0,), (0, 1)), (1,), ((0, 2), (1, 3)))
     """
     kept = _reduced([labels for labels, _ in operands], output)
+    return _structure(operands, output, kept)
+
+
+def _structure(
+    operands: Sequence[tuple[tuple[Label, ...], tuple[int, ...]]],
+    output: tuple[Label, ...],
+    kept: Sequence[tuple[Label, ...]],
+) -> Structure:
+    """The structure of a product of operands that are reduced to the labels `kept`."""
     sizes: dict[Label, int] = {}
     for labels, shape in operands:
         sizes |= zip(labels, shape, strict=True)
     numbers = _numbers(kept)
-    inputs = tuple(tuple([numbers[x] for x in labels]) for labels in kept)
-    items = tuple((n, sizes[x]) for x, n in numbers.items())
+    inputs = tuple([tuple([numbers[x] for x in labels]) for labels in kept])
+    items = tuple([(n, sizes[x]) for x, n in numbers.items()])
     return inputs, tuple([numbers[x] for x in output]), items
 
 
@@ -66,14 +76,14 @@ def product(
         route: Function from the structure of a product to its route, called for two and more
             operands.
     """
-    of = structure([(use.labels, builder.values[use.value].shape) for use in uses], output)
     kept = _reduced([use.labels for use in uses], output)
     operands = []
     for use, labels in zip(uses, kept, strict=True):
         operands.append(use if use.labels == labels else builder.contract([use], labels))
     if len(operands) == 1:
         return operands[0]
-    chosen = route(of)
+    shapes = [(use.labels, builder.values[use.value].shape) for use in uses]
+    chosen = route(_structure(shapes, output, kept))
     if not chosen.chunks:
         return _along(builder, operands, output, chosen.path)
     names = list(_numbers(kept))
@@ -85,13 +95,17 @@ def _reduced(
     operands: Sequence[tuple[Label, ...]], output: tuple[Label, ...]
 ) -> list[tuple[Label, ...]]:
     """The labels of each operand that another operand or the output has, each label once."""
-    readers: dict[Label, int] = {}
-    for labels in (*operands, output):
-        for label in set(labels):
-            readers[label] = readers.get(label, 0) + 1
+    once: set[Label] = set(output)
+    often: set[Label] = set()
+    for labels in operands:
+        own = set(labels)
+        often |= once & own
+        once |= own
     kept = []
     for labels in operands:
-        kept.append(tuple([label for label in dict.fromkeys(labels) if readers[label] > 1]))
+        distinct = labels if len(set(labels)) == len(labels) else tuple(dict.fromkeys(labels))
+        shared = [label for label in distinct if label in often]
+        kept.append(distinct if len(shared) == len(distinct) else tuple(shared))
     return kept
 
 
@@ -179,6 +193,10 @@ These searches take 6 and 50 ms, which cheaper routes of such a term save within
 """
 
 
+MOST_CHECKED = 50
+"""Number of products of a definition whose least work is found before the search of a stage."""
+
+
 HOPELESS = 64
 """Ratio to the cheapest way of a term beyond which another way is not searched again."""
 
@@ -203,6 +221,7 @@ class RouteSearch:
         large: Elements beyond which intermediates are chunked where chunks can make them smaller.
 
     Attributes:
+        many: Whether the stage has more than `FEW` terms.
         found: Routes of every structure, the cheapest first.
         effort: Effort of the search of every structure.
         chosen: Position of the chosen route in `found`; structures without a choice take the first.
@@ -210,6 +229,7 @@ class RouteSearch:
 
     def __init__(self, large: int) -> None:
         self.large = large
+        self.many = False
         self.found: dict[Structure, tuple[Route, ...]] = {}
         self.effort: dict[Structure, int] = {}
         self.chosen: dict[Structure, int] = {}
@@ -217,7 +237,7 @@ class RouteSearch:
     def look(self, key: Structure, effort: int) -> None:
         """Search routes of a product unless they were searched with this effort or more."""
         if self.effort.get(key, -1) < effort:
-            self.found[key] = paths.routes(*key, effort, self.large)
+            self.found[key] = paths.routes(*key, effort, self.large, self.many)
             self.effort[key] = effort
 
     def best(self, key: Structure) -> Route:
@@ -245,6 +265,7 @@ class RouteSearch:
         sums = list(_candidates(stage, shapes))
         every = [candidate for terms in sums for candidate in terms]
         few = len(every) <= FEW
+        self.many = not few
         for effort, share, worth in ((1, MATTERS, GAINS), (2, HEAVY, SAVES)):
             prices = [self._price(candidate) for candidate in every]
             least = max(share * sum(prices), worth)
@@ -283,6 +304,78 @@ class RouteSearch:
         number = prices.index(min(prices))
         terms = candidate.sums[number - 1] if number else ()
         return number, tuple(self._way(term) for term in terms)
+
+
+class BeyondLimit(TooLarge):
+    """A stage that takes more multiplications than are allowed, known before all is searched.
+
+    Args:
+        least: Number of multiplications that the stage takes at least.
+    """
+
+    def __init__(self, least: float) -> None:
+        super().__init__(f"at least {least:.3g} multiplications")
+        self.least = least
+
+    def __reduce__(self) -> tuple[type, tuple[float]]:
+        return type(self), (self.least,)  # a worker's error reaches the caller by pickle
+
+
+def check_limit(stage: Stage, shapes: Shapes, limit: float) -> list[tuple[int, ...]]:
+    """Refuse a stage in which a single contraction is beyond a limit.
+
+    Sharing computes a contraction once for many products, and factors out of sums merge
+    contractions of equal cost. But the dearest contraction of each product is left. So a stage
+    takes at least the dearest contraction of any product along its best path. Paths are searched,
+    as hard as they are searched at all, of products whose greedy path is beyond the limit, the
+    dearest first, until one is beyond the limit in all ways to write it.
+
+    Args:
+        stage: Stage with inputs named in0, in1, ...
+        shapes: Shapes of the inputs.
+        limit: Multiplications that the stage may take.
+
+    Returns:
+        The shape of every definition of the stage.
+
+    Raises:
+        BeyondLimit: A contraction is beyond the limit.
+    """
+    sizes = {f"in{n}": shape for n, shape in enumerate(shapes)}
+    for definition in stage.definitions:
+
+        def key(term: Term, indices: tuple[str, ...] = definition.indices) -> Structure:
+            return structure([(o.indices, sizes[o.name]) for o in term.operands], indices)
+
+        dear = []
+        for number, term in enumerate(definition.terms):
+            work = paths.greedy_work(*key(term))
+            if work > limit:
+                dear.append((-work, number))
+        for _, number in sorted(dear)[:MOST_CHECKED]:
+            least = _least(definition.terms[number], key, limit)
+            if least > limit:
+                raise BeyondLimit(least)
+        sizes[definition.name] = shape_of(definition, sizes)
+    return [sizes[definition.name] for definition in stage.definitions]
+
+
+def _least(term: Term, key: Callable[[Term], Structure], limit: float) -> int:
+    """The multiplications of the dearest contraction of a term, in the cheapest way to write it.
+
+    The search ends, and the number is too small, at the first way that is within the limit.
+    """
+    least = paths.least_work(*key(term), limit)
+    for terms in term.alternatives:
+        if least <= limit:
+            break
+        of_sum = 0
+        for other in terms:
+            of_sum = max(of_sum, _least(other, key, limit))
+            if of_sum > limit:
+                break
+        least = min(least, of_sum)
+    return least
 
 
 def written(definition: Definition, ways: Choices) -> Definition:

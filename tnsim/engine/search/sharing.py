@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -25,7 +25,7 @@ from tnsim.engine.search.canonical import Labels, Tensor, canonical, exchanges
 Label = int | str
 
 
-Forms = dict[tuple, tuple]
+Forms = dict[tuple, tuple[Hashable, Labels]]
 """Results of `canonical`, by its arguments."""
 
 
@@ -88,7 +88,8 @@ class Builder:
         self.exchangeable: dict[int, int] = {}
         self._forms: Forms = {} if forms is None else forms
         self._known: dict[Operation, int] = {}
-        self._products: dict[Any, tuple[int, Labels]] = {}
+        self._alone: dict[tuple[Labels, int], int | None] = {}
+        self._products: dict[Hashable, tuple[int, Labels]] = {}
         self._contracted: dict[tuple, Tensor] = {}
         self._symmetries: dict[int, list[tuple[int, int]]] = {}
 
@@ -133,23 +134,45 @@ class Builder:
     def _product(self, factors: tuple[Tensor, ...], output: Labels) -> Tensor:
         """The value of a product and the label of each axis; equal products are one value."""
         atoms = tuple(self._atoms_of(factors))
+        # Networks of other arrays differ. In plans of attention nearly all do, so the canonical
+        # form, which takes longer, is found only where a second network of the same arrays comes.
+        arrays = tuple(sorted([ref for ref, _ in atoms])), len(output)
+        if arrays not in self._alone:
+            number = self._alone[arrays] = self._contraction(factors, output, atoms)
+            return number, output
+        first = self._alone[arrays]
+        if first is not None:
+            self._alone[arrays] = None
+            value = self.values[first]
+            key, order = self._form(value.atoms, value.axes)
+            self._products[key] = first, tuple(order.index(x) for x in value.axes)
+        key, order = self._form(atoms, output)
+        if key not in self._products:
+            # The axes stand as first requested; other requests find them by canonical order.
+            number = self._contraction(factors, output, atoms)
+            self._products[key] = number, tuple(order.index(x) for x in output)
+        number, places = self._products[key]
+        return number, tuple(order[place] for place in places)
+
+    def _contraction(
+        self, factors: tuple[Tensor, ...], output: Labels, atoms: tuple[Tensor, ...]
+    ) -> int:
+        """The number of a new value, the product of one or two values."""
+        args, labels = zip(*factors, strict=True)
+        operation = Operation("contract", args, labels, output)
+        sizes = self.sizes(operation)
+        shape = tuple([sizes[label] for label in output])
+        cost = math.prod(sizes.values()) if len(factors) == 2 else 0
+        self.values.append(Value(shape, atoms, output, operation, cost))
+        return len(self.values) - 1
+
+    def _form(self, atoms: tuple[Tensor, ...], output: Labels) -> tuple[Hashable, Labels]:
+        """The canonical form of a network, and its open labels in canonical order."""
         alike = tuple([self.exchangeable[ref] for ref, _ in atoms])
         form = atoms, frozenset(output), alike
         if form not in self._forms:
-            of = self.exchangeable.__getitem__
-            self._forms[form] = canonical(atoms, sorted(output), of)
-        key, order = self._forms[form]
-        if key not in self._products:
-            args, labels = zip(*factors, strict=True)
-            operation = Operation("contract", args, labels, output)
-            sizes = self.sizes(operation)
-            shape = tuple(sizes[label] for label in output)
-            cost = math.prod(sizes.values()) if len(factors) == 2 else 0
-            # The axes stand as first requested; other requests find them by canonical order.
-            self._products[key] = len(self.values), tuple(order.index(x) for x in output)
-            self.values.append(Value(shape, atoms, output, operation, cost))
-        number, places = self._products[key]
-        return number, tuple(order[place] for place in places)
+            self._forms[form] = canonical(atoms, sorted(output), self.exchangeable.__getitem__)
+        return self._forms[form]
 
     def _atoms_of(self, factors: tuple[Tensor, ...]) -> Iterator[Tensor]:
         """The network of a product: the networks of its factors, joined at their axes."""

@@ -14,6 +14,7 @@ not share most with the other products.
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 from tnsim.engine.costs import peak_elements
@@ -333,19 +334,31 @@ def _distinct_terms(definition: Definition) -> Definition:
 
     Terms are equal where their networks differ only in the names of summed indices.
     """
-    names: dict[str, int] = {}
+    # Terms that read other arrays differ. The canonical form, which takes longer, tells terms of
+    # the same arrays apart.
+    reads = [tuple(sorted([o.name for o in term.operands])) for term in definition.terms]
+    readers = Counter(reads)
     merged: dict[object, Term] = {}
-    for term in definition.terms:
-        labels = {index: n for n, index in enumerate(definition.indices)}
-        # A tensor per output index marks its place, so that no two output indices are exchanged.
-        tensors: list[Tensor] = [(-1 - n, (n,)) for n in range(len(labels))]
-        for operand in term.operands:
-            ref = names.setdefault(operand.name, len(names))
-            axes = [labels.setdefault(index, len(labels)) for index in operand.indices]
-            tensors.append((ref, tuple(axes)))
-        key, _ = canonical(tensors, range(len(definition.indices)), lambda ref: 0)
-        known = merged.get(key, dataclasses.replace(term, weight=0.0))
-        merged[key] = dataclasses.replace(known, weight=known.weight + term.weight)
+    for term, read in zip(definition.terms, reads, strict=True):
+        key = _network_form(term, definition.indices) if readers[read] > 1 else None
+        known = merged.get((read, key))
+        weight = term.weight + (known.weight if known else 0.0)
+        merged[read, key] = (known or term)._replace(weight=weight)
     left = [term for term in merged.values() if term.weight]
     terms = left or list(merged.values())[:1]  # a zero that has the right shape
     return dataclasses.replace(definition, terms=tuple(terms))
+
+
+def _network_form(term: Term, indices: tuple[str, ...]) -> object:
+    """The canonical form of the network of a term, in which `indices` keep their places."""
+    names: dict[str, int] = {}
+    for name in sorted(operand.name for operand in term.operands):
+        names.setdefault(name, len(names))
+    labels = {index: n for n, index in enumerate(indices)}
+    # A tensor per output index marks its place, so that no two output indices are exchanged.
+    tensors: list[Tensor] = [(-1 - n, (n,)) for n in range(len(labels))]
+    for operand in term.operands:
+        axes = [labels.setdefault(index, len(labels)) for index in operand.indices]
+        tensors.append((names[operand.name], tuple(axes)))
+    form, _ = canonical(tensors, range(len(indices)), lambda ref: 0)
+    return form

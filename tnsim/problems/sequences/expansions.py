@@ -239,6 +239,8 @@ class RuledMoments:
         self.legs = legs
         self.rule = rule
         self.pattern = pattern
+        self._covariances: dict[tuple[Leg, Leg], Sum] = {}
+        self._means: dict[Leg, Product | None] = {}
 
     def covariance(self, one: Leg, two: Leg) -> Sum:
         """The sum over the ways to join two legs, with the ends `FIRST` and `SECOND`.
@@ -246,6 +248,21 @@ class RuledMoments:
         The ways are the covariance of the legs and, if the rule says so, the product of their
         values at zero. Legs at different, independent positions have no covariance.
         """
+        if (one, two) not in self._covariances:
+            self._covariances[one, two] = self._joined(one, two)
+        return self._covariances[one, two]
+
+    def mean(self, leg: Leg) -> Product | None:
+        """The mean of a leg; None where it vanishes or the leg must have a partner.
+
+        The stream must have a partner, as only covariances with the stream are asked for.
+        """
+        if leg not in self._means:
+            self._means[leg] = self._alone(leg)
+        return self._means[leg]
+
+    def _joined(self, one: Leg, two: Leg) -> Sum:
+        """The covariance of two legs, not yet known."""
         if not self.rule.joins(one, two):
             return ()
         position = self.legs.names.position
@@ -260,11 +277,8 @@ class RuledMoments:
                 products.append((*at_first, *at_second))
         return tuple(products)
 
-    def mean(self, leg: Leg) -> Product | None:
-        """The mean of a leg; None where it vanishes or the leg must have a partner.
-
-        The stream must have a partner, as only covariances with the stream are asked for.
-        """
+    def _alone(self, leg: Leg) -> Product | None:
+        """The mean of a leg, not yet known."""
         if self.rule.with_constants or leg.role == STREAM:
             return None
         mean = self.legs.mean(leg)

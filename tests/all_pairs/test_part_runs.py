@@ -1,0 +1,176 @@
+"""Runs over parts: one result over (part, a, b), resumable, with pictures and tables, as a command too."""
+
+import csv
+import json
+
+import numpy as np
+import pytest
+import transformer_cases as cases
+from closeness import assert_close
+from commands import command
+from pyarrow import parquet
+from transformer_cases import written
+
+import tnsim
+from tnsim.analysis import figures
+
+CONFIG = {**cases.CONFIGS["gpt_neox"], "hidden_act": "gelu"}
+
+
+@pytest.fixture
+def run(tmp_path, rng):
+    """A folder of three checkpoints, each a folder in Hugging Face's layout."""
+    for n in range(3):
+        written(tmp_path / "run" / f"step{n}00", cases.checkpoint(rng, CONFIG), CONFIG)
+    return tmp_path / "run"
+
+
+def test_a_run_over_parts_is_the_run_of_every_part(run, tmp_path):
+    parts = tnsim.parts(tnsim.load(run), ["qk", "ov"], distances=[1, 2])
+    result = tnsim.pairwise(parts, store=tmp_path / "store")
+    assert result.similarity.dims == ("part", "a", "b") and result.similarity.shape == (8, 3, 3)
+    assert isinstance(result, tnsim.Pairwise) and result.attrs["exact"] == 1
+    assert result["layer"].values.tolist() == [0, 0, 1, 1] * 2
+    assert result["head"].values.tolist() == [0, 1] * 4
+    assert result.attrs["plan"].startswith("qk: ") and "; ov: " in result.attrs["plan"]
+    label = "layer 1 head 0 qk"
+    alone = tnsim.pairwise(list(parts[label]), names=parts[label].labels)
+    one = result.sel(part=label)
+    for name in ("similarity", "log_inner", "sign", "log_norm_a", "a"):
+        assert np.array_equal(one[name], alone[name])
+    assert np.array_equal(one["hash_a"], alone["hash_a"])
+    pair = parts[label][0], parts[label][2]
+    assert_close(one.similarity.sel(a=0, b=200).item(), tnsim.similarity(*pair), scale=1.0)
+    assert np.array_equal(tnsim.open_pairwise(tmp_path / "store").similarity, result.similarity)
+
+
+def test_a_run_goes_on_where_it_ended(run, tmp_path, monkeypatch):
+    store = tmp_path / "store"
+    parts = tnsim.parts(tnsim.load(run), "ov")
+    wanted = tnsim.pairwise(parts)
+    from tnsim.circuits.parts import PartOfFile
+
+    read, seen = PartOfFile.read, []
+
+    def interrupted(file):
+        if len(seen) > 9:
+            raise KeyboardInterrupt
+        seen.append(file.name)
+        return read(file)
+
+    monkeypatch.setattr(PartOfFile, "read", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        tnsim.pairwise(parts, store=store)
+    monkeypatch.setattr(PartOfFile, "read", read)
+    with pytest.warns(tnsim.StoreWarning, match=r"not finished: layer 0 head 1 ov: .* missing"):
+        half = tnsim.open_pairwise(store)
+    assert np.isfinite(half.similarity[0]).all() and np.isnan(half.similarity[-1]).all()
+    finished = (store / "layer-0-head-0-ov").stat().st_mtime_ns
+    assert np.array_equal(tnsim.pairwise(parts, store=store).similarity, wanted.similarity)
+    assert (store / "layer-0-head-0-ov").stat().st_mtime_ns == finished
+
+
+def test_parts_of_two_runs(run):
+    series = tnsim.load(run)
+    first, second = (tnsim.parts(one, "qk") for one in (series[:1], series[1:]))
+    result = tnsim.pairwise(first, other=second)
+    assert result.similarity.shape == (4, 1, 2) and not result.attrs["symmetric"]
+    whole = tnsim.pairwise(tnsim.parts(series, "qk"))
+    assert_close(result.similarity.values, whole.similarity.values[:, :1, 1:], scale=1.0)
+
+
+def test_what_is_refused(run, tmp_path):
+    series = tnsim.load(run)
+    parts = tnsim.parts(series, "qk")
+    store = tmp_path / "store"
+    tnsim.pairwise(parts, store=store)
+    with pytest.raises(tnsim.StoreMismatch, match=r"over 4 parts of kinds qk, .* kinds ov"):
+        tnsim.pairwise(tnsim.parts(series, "ov"), store=store)
+    with pytest.raises(tnsim.StoreMismatch, match=r"distances \[1\] .* not over .* \[2\]"):
+        tnsim.pairwise(tnsim.parts(series, "qk", distances=[2]), store=store)
+    with pytest.raises(tnsim.StoreMismatch, match="holds something else than a run over parts"):
+        tnsim.pairwise(parts, store=run)
+    with pytest.raises(tnsim.ModelError, match="both series need the same parts"):
+        tnsim.pairwise(parts, other=tnsim.parts(series, "ov"))
+    with pytest.raises(tnsim.ModelError, match="parts are compared with parts"):
+        tnsim.pairwise(parts, other=series)
+    with pytest.raises(tnsim.ModelError, match="slices are those of one part"):
+        tnsim.pairwise(parts, slices=True)
+    with pytest.raises(tnsim.ModelError, match=r"one part, such as parts\['layer 0 head 0 qk'\]"):
+        tnsim.plan_pairwise(parts)
+    assert tnsim.plan_pairwise(parts["layer 0 head 0 qk"]).pairs == 6
+    for damage in ('{"parts": [["qk", "x", 0]], "distances": [1], "norm": "fold"}', "{", "[]"):
+        (store / "parts.json").write_text(damage)
+        with pytest.raises(tnsim.DamagedStore, match=r"parts\.json is damaged"):
+            tnsim.open_pairwise(store)
+
+
+def test_a_checkpoint_that_lacks_a_part(run, tmp_path, rng):
+    small = {**CONFIG, "num_hidden_layers": 1}
+    state = {
+        name: array
+        for name, array in cases.checkpoint(rng, CONFIG).items()
+        if ".layers.1." not in name
+    }
+    written(run / "step900", state, small)
+    with pytest.raises(tnsim.ModelError, match=r"step900.*: there is no part 'layer 1 head 0 qk'"):
+        tnsim.pairwise(tnsim.parts(tnsim.load(run), "qk"))
+
+
+def test_pictures_of_parts(run):
+    with pytest.warns(tnsim.CaveatWarning, match="leaves out the final norm"):
+        result = tnsim.pairwise(tnsim.parts(tnsim.load(run), ["qk", "ov", "direct"]))
+    assert "final norm" in result.attrs["caveats"][0]
+    figure = result.tnsim.plot("parts")
+    assert [axes.get_title() for axes in figure.axes[:3]] == ["qk", "ov", "direct"]
+    drawn = figure.axes[0].images[0].get_array()
+    expected = result.similarity[:4, 0, -1].values.reshape(2, 2)
+    assert np.array_equal(drawn, expected)
+    assert figure.axes[2].images[0].get_array().shape == (1, 1)
+    one = result.sel(part="layer 0 head 1 qk")
+    assert one.tnsim.plot("heatmap").axes[0].get_title() == "similarity"
+    with pytest.raises(tnsim.ResultError, match="parts are drawn of one matrix over"):
+        figures.pairwise(one, "parts")
+    with pytest.raises(tnsim.ResultError, match="select the others first"):
+        result.tnsim.plot("heatmap")
+
+
+def test_the_command(run, tmp_path):
+    out = tmp_path / "out"
+    shown = command("pairwise", run, "--parts", "qk,ov", "--dry-run")
+    assert "qk: 4 parts, each" in shown.stdout and "ov: 4 parts, each" in shown.stdout
+    told = json.loads(command("pairwise", run, "--parts", "qk", "--dry-run", "--json").stdout)
+    assert told["qk"]["parts"] == 4 and told["qk"]["each"]["pairs"] == 6
+    arguments = ("pairwise", run, "--parts", "qk,ov", "--distances", "1,2", "--out", out)
+    done = command(*arguments, "--plots", "--parquet")
+    assert "parts       8: qk, ov" in done.stdout and "lowest      similarity " in done.stdout
+    assert " in layer " in done.stdout
+    expected = tnsim.pairwise(tnsim.parts(tnsim.load(run), ["qk", "ov"], distances=[1, 2]))
+    with (out / "similarity.csv").open() as file:
+        header, *rows = csv.reader(file)
+    assert header == ["", "", "0", "100", "200"] and len(rows) == 24
+    assert rows[5][:2] == ["layer 0 head 1 qk", "200"]
+    values = np.array([row[2:] for row in rows], float).reshape(8, 3, 3)
+    assert np.array_equal(values, expected.similarity)
+    table = parquet.read_table(out / "pairs.parquet")
+    assert table.column_names[:4] == ["part", "a", "b", "similarity"] and len(table) == 72
+    assert np.array_equal(table["similarity"], expected.similarity.values.ravel())
+    assert table["part"][9].as_py() == "layer 0 head 1 qk" and table["a"][12].as_py() == 100
+    assert np.array_equal(np.load(out / "result.npz")["similarity"], expected.similarity)
+    assert (out / "parts.png").stat().st_size > 1000
+    again = json.loads(command(*arguments, "--json").stdout)
+    assert again["part"][0] == "layer 0 head 0 qk" and np.shape(again["similarity"]) == (8, 3, 3)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--parts", "heads"), "kinds of parts are qk, ov, mlp, direct, found 'heads'"),
+        (("--parts", "qk,mlp"), "activation gelu"),
+        (("--parts", "qk", "--distances", "x"), "--distances lists whole numbers"),
+        (("--parts", "qk", "--slices"), "slices are those of one part"),
+    ],
+)
+def test_commands_that_are_refused(options, message, run, tmp_path):
+    done = command("pairwise", run, "--out", tmp_path / "out", *options, check=False)
+    assert done.returncode == 2 and message in done.stderr and done.stderr.count("\n") == 1

@@ -1,0 +1,246 @@
+"""Heads against heads: products of d_head x d_head against models and against all tokens, gauges, matchings."""
+
+import itertools
+
+import numpy as np
+import pytest
+import transformer_cases as cases
+from closeness import assert_close
+from transformer_cases import attention_model, module
+
+import tnsim
+
+
+def head_names(parts):
+    return [label.rsplit(" ", 1)[0] for label in parts if label.endswith(" qk")]
+
+
+@pytest.mark.parametrize("case", ["gpt2", "llama", "gpt_neox", "gemma"])
+@pytest.mark.parametrize("kind", ["qk", "ov"])
+def test_heads_are_compared_as_their_models_are(case, kind, rng):
+    """The d_head x d_head products against `inner` and `similarity` of the models of the parts."""
+    config = cases.CONFIGS[case]
+    states = [cases.checkpoint(rng, config) for _ in range(2)]
+    a, b = (tnsim.parts(module(state, config), kind, distances=[1, 4]) for state in states)
+    found = tnsim.heads(a, b, kind, distances=[1, 4])
+    for first, second in itertools.islice(
+        itertools.product(found.a.values, found.b.values), 0, 64, 9
+    ):
+        parts = a[f"{first} {kind}"], b[f"{second} {kind}"]
+        here = found.sel(a=first, b=second)
+        bound = np.sqrt(
+            float(tnsim.inner(parts[0], parts[0])) * float(tnsim.inner(*[parts[1]] * 2))
+        )
+        assert_close(here.inner.item(), tnsim.inner(*parts), scale=bound)
+        assert_close(here.similarity.item(), tnsim.similarity(*parts), scale=1.0)
+
+
+@pytest.mark.parametrize("case", ["gpt2", "llama", "gemma"])
+def test_scores_through_the_embeddings_are_those_of_all_pairs_of_tokens(case, rng):
+    config = cases.CONFIGS[case]
+    states = [cases.checkpoint(rng, config) for _ in range(2)]
+    sides = [tnsim.parts(module(state, config), "qk", distances=[2, 3]) for state in states]
+    found = tnsim.heads(*sides, "qk", through="embedding", distances=[2, 3])
+    tokens = [side.anatomy.transformer.embedding() for side in sides]
+    read = [normalised(config, table) for table in tokens]
+    values = []
+    for side, x in zip(sides, read, strict=True):
+        both = np.stack([np.concatenate(pair) for pair in itertools.product(x, x)])
+        values.append(np.stack([side[f"{name} qk"](both).ravel() for name in head_names(side)]))
+    inner = values[0] @ values[1].T / cases.VOCABULARY**2
+    assert_close(found.inner.values, inner, scale=np.abs(inner).max())
+    sizes = [np.linalg.norm(one, axis=1) / cases.VOCABULARY for one in values]
+    assert_close(found.similarity.values, inner / np.outer(*sizes), scale=1.0)
+
+
+def normalised(config, x):
+    if config["model_type"] == "gpt2":
+        x = x - x.mean(1, keepdims=True)
+    eps = config.get("layer_norm_epsilon", config.get("rms_norm_eps"))
+    return x / np.sqrt(np.square(x).mean(1, keepdims=True) + eps)
+
+
+def test_values_through_the_embeddings_are_the_logits_of_all_tokens(rng):
+    config = cases.CONFIGS["gpt2"]
+    states = [cases.checkpoint(rng, config) for _ in range(2)]
+    sides = [tnsim.parts(module(state, config), "ov") for state in states]
+    values = []
+    for state, side in zip(states, sides, strict=True):
+        table = state["transformer.wte.weight"]
+        gained = table * state["transformer.ln_f.weight"]
+        logits = gained - gained.mean(1, keepdims=True)
+        x = normalised(config, table)
+        values.append(np.stack([(side[label](x) @ logits.T).ravel() for label in side]))
+    inner = values[0] @ values[1].T / cases.VOCABULARY
+    found = tnsim.heads(*sides, "ov", through="embedding")
+    assert_close(found.inner.values, inner, scale=np.abs(inner).max())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rope_base", [None, 10.0])
+def test_heads_of_bilinear_attention(rope_base, rng):
+    a, b = (attention_model(rng, rope_base) for _ in range(2))
+    for kind in ("qk", "ov"):
+        found = tnsim.heads(a, b, kind, distances=[1, 2])
+        sides = [tnsim.parts(model, kind, distances=[1, 2]) for model in (a, b)]
+        for first, second in itertools.product(found.a.values, found.b.values):
+            parts = sides[0][f"{first} {kind}"], sides[1][f"{second} {kind}"]
+            value = found.similarity.sel(a=first, b=second).item()
+            assert_close(value, tnsim.similarity(*parts), scale=1.0)
+
+
+@pytest.mark.parametrize("rope_base", [None, 10.0])
+def test_heads_of_bilinear_attention_through_the_embeddings(rope_base, rng):
+    a, b = (attention_model(rng, rope_base) for _ in range(2))
+    found = tnsim.heads(a, b, "qk", through="embedding", distances=[1, 2])
+    values = []
+    for model in (a, b):
+        tokens = model.layers[0](np.eye(6))
+        both = np.stack([np.concatenate(pair) for pair in itertools.product(tokens, tokens)])
+        parts = tnsim.parts(model, "qk", distances=[1, 2])
+        values.append(np.stack([parts[label](both).ravel() for label in parts]))
+    inner = values[0] @ values[1].T / 36
+    assert_close(found.inner.values, inner, scale=np.abs(inner).max())
+
+
+# Gauges: what changes no function changes no similarity
+
+
+def scrambled(rng, state, config, order, rotated=True):
+    """The same GPT-2 with heads in another order, other bases inside heads, and another basis of the stream.
+
+    A layer norm commutes with rotations that keep the vector of ones. Gains are folded into the maps first.
+    """
+    d, heads = cases.WIDTH, cases.HEADS
+    ones = np.ones((d, 1)) / np.sqrt(d)
+    complement = np.linalg.svd(np.eye(d) - ones @ ones.T)[0][:, : d - 1]
+    turn = np.linalg.qr(rng.normal(size=(d - 1, d - 1)))[0]
+    basis = ones @ ones.T + complement @ turn @ complement.T if rotated else np.eye(d)
+    new = dict(state)
+    for name in ("transformer.wte.weight", "transformer.wpe.weight"):
+        new[name] = state[name] @ basis
+    for i in range(cases.LAYERS):
+        h = f"transformer.h.{i}"
+        gain, shift = (state[f"{h}.ln_1.{part}"] for part in ("weight", "bias"))
+        fused = (state[f"{h}.attn.c_attn.weight"] * gain[:, None]).reshape(d, 3, heads, -1)
+        bias = (state[f"{h}.attn.c_attn.bias"] + shift @ state[f"{h}.attn.c_attn.weight"]).reshape(
+            3, heads, -1
+        )
+        out = state[f"{h}.attn.c_proj.weight"].reshape(heads, -1, d)
+        z = rng.normal(size=(2, heads, d // heads, d // heads))
+        inverse = np.linalg.inv(z)
+        mixed = [
+            np.einsum("dhi,hij->dhj", fused[:, 0], z[0]),
+            np.einsum("dhi,hji->dhj", fused[:, 1], inverse[0]),
+            np.einsum("dhi,hij->dhj", fused[:, 2], z[1]),
+        ]
+        biases = [
+            np.einsum("hi,hij->hj", bias[0], z[0]),
+            np.einsum("hi,hji->hj", bias[1], inverse[0]),
+            np.einsum("hi,hij->hj", bias[2], z[1]),
+        ]
+        mixed = np.stack(mixed, 1)[:, :, order].reshape(d, 3 * d)
+        new[f"{h}.attn.c_attn.weight"] = basis.T @ mixed
+        new[f"{h}.attn.c_attn.bias"] = np.stack(biases)[:, order].reshape(-1)
+        new[f"{h}.ln_1.weight"], new[f"{h}.ln_1.bias"] = np.ones(d), np.zeros(d)
+        out = np.einsum("hij,hjd->hid", inverse[1], out)[order]
+        new[f"{h}.attn.c_proj.weight"] = out.reshape(d, d) @ basis
+    final = state["transformer.ln_f.weight"]
+    new["lm_head.weight"] = (state["transformer.wte.weight"] * final) @ basis
+    new["transformer.ln_f.weight"], new["transformer.ln_f.bias"] = np.ones(d), np.zeros(d)
+    return new
+
+
+@pytest.mark.parametrize("kind", ["qk", "ov"])
+@pytest.mark.parametrize("through", [None, "embedding"])
+def test_heads_are_found_again_whatever_the_gauge(kind, through, rng):
+    """A permutation of heads comes back with similarity 1; through the embeddings from a rotated stream too."""
+    config = cases.CONFIGS["gpt2"]
+    state = cases.checkpoint(rng, config)
+    order = rng.permutation(cases.HEADS)
+    other = scrambled(rng, state, config, order, rotated=through is not None)
+    found = tnsim.heads(module(state, config), module(other, config), kind, through=through)
+    for i, (new, old) in itertools.product(range(cases.LAYERS), enumerate(order)):
+        assert found.became.sel(a=f"layer {i} head {old}").item() == f"layer {i} head {new}"
+    assert_close(found.matched.values, np.ones(cases.LAYERS * cases.HEADS))
+    assert "any invertible change of basis" in found.attrs["symmetry"]
+
+
+def test_rotations_leave_less_symmetry_and_the_result_says_so(rng):
+    """Turns that commute with RoPE change nothing, a general change of basis does."""
+    config = {**cases.CONFIGS["mistral"], "num_key_value_heads": cases.HEADS}
+    state = cases.checkpoint(rng, config)
+    query, key = (f"model.layers.0.self_attn.{one}_proj.weight" for one in "qk")
+    d_head = config["head_dim"]
+    angles, sizes = rng.normal(size=3), np.exp(rng.normal(size=3))
+    cos, sin = np.diag(np.cos(angles)), np.diag(np.sin(angles))
+    turn = np.block([[cos, -sin], [sin, cos]])
+    size = np.diag(np.tile(sizes, 2))
+    for left, right, same in (
+        (turn @ size, turn @ np.linalg.inv(size), True),
+        (size[::-1], np.linalg.inv(size[::-1]).T, False),
+    ):
+        moved = dict(state)
+        for name, change in ((query, left), (key, right)):
+            rows = state[name].reshape(-1, d_head, cases.WIDTH)
+            moved[name] = (change @ rows).reshape(-1, cases.WIDTH)
+        found = tnsim.heads(module(state, config), module(moved, config), distances=[0, 1, 3])
+        values = np.diagonal(found.similarity.values)[: cases.HEADS]
+        if same:
+            assert_close(values, np.ones(cases.HEADS))
+        else:
+            assert (values < 0.999).all()
+        assert "commutes with the rotations" in found.attrs["symmetry"]
+
+
+def test_models_of_other_widths_and_other_numbers_of_heads(rng):
+    config = cases.CONFIGS["gpt2"]
+    small = cases.checkpoint(rng, config)
+    run = tnsim.load(tnsim.__path__[0] + "/data/induction")
+    with pytest.raises(tnsim.ModelError, match=r'streams have widths 12 and 32: .*"embedding"'):
+        tnsim.heads(module(small, config), run[0], "ov")
+    with pytest.raises(tnsim.ModelError, match="vocabularies have 7 and 16 tokens"):
+        tnsim.heads(module(small, config), run[0], "ov", through="embedding")
+    wide = cases.CONFIGS["llama"]
+    other = cases.checkpoint(rng, wide)
+    found = tnsim.heads(module(small, config), module(other, wide), "ov", through="embedding")
+    assert found.similarity.shape == (8, 12) and np.isfinite(found.matched).all()
+    turned = tnsim.heads(module(other, wide), module(small, config), "ov", through="embedding")
+    assert_close(turned.similarity.values.T, found.similarity.values, scale=1.0)
+    assert (turned.became.values == "").sum() == 4 and np.isnan(turned.matched).sum() == 4
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"kind": "mlp"}, "kind of heads is qk or ov, found 'mlp'"),
+        ({"through": "tokens"}, "through is None or 'embedding', found 'tokens'"),
+        ({"distances": []}, "distances lists"),
+    ],
+)
+def test_arguments_that_mean_nothing(options, message, rng):
+    model = attention_model(rng, None)
+    with pytest.raises(tnsim.ModelError, match=message):
+        tnsim.heads(model, model, **options)
+
+
+def test_heads_without_an_inner_product(rng):
+    config = cases.CONFIGS["gpt2"]
+    state = cases.checkpoint(rng, config)
+    model = attention_model(rng, None)
+    with pytest.raises(tnsim.TnsimError, match="bilinear forms"):
+        tnsim.heads(module(state, config), model)
+    with pytest.raises(tnsim.ModelError, match="either kind is compared with its own"):
+        tnsim.heads(module(state, config), model, through="embedding")
+    with pytest.raises(tnsim.UnsupportedLayer, match="does not begin and end with a linear layer"):
+        bare = tnsim.Model(model.layers[1:], 3)
+        tnsim.heads(bare, bare, "ov", through="embedding")
+    with pytest.raises(tnsim.ModelError, match="the model has no head"):
+        tnsim.heads(*[tnsim.Model([tnsim.Linear(np.eye(2))])] * 2, "ov")
+    turned = cases.CONFIGS["llama"]
+    rotated = module(cases.checkpoint(rng, turned), turned)
+    with pytest.raises(tnsim.ModelError, match=r"depend on distance .* found 2"):
+        tnsim.heads(module(state, config), rotated, distances=[1, 2])
+    state["transformer.h.1.attn.c_proj.weight"][:] = 0
+    with pytest.raises(tnsim.ModelError, match="layer 1 head 0 is the zero function"):
+        tnsim.heads(module(state, config), module(state, config), "ov")

@@ -1,0 +1,352 @@
+"""Parts of standard transformers against forward passes of each layout, written from its definition."""
+
+import numpy as np
+import pytest
+import transformer_cases as cases
+from closeness import LARGEST, assert_close
+from transformer_cases import attention_model, module, written
+
+import tnsim
+
+TOKENS = np.array([3, 0, 6, 3, 1, 5])
+
+
+def score_of(part, read):
+    """Scores of all pairs of positions, from a part with one output per distance, or with one."""
+    count = len(read)
+    scores = np.full((count, count), np.nan)
+    for s in range(count):
+        for t in range(s + 1):
+            outputs = part(np.concatenate([read[s], read[t]]))
+            scores[s, t] = outputs[s - t] if len(outputs) > 1 else outputs[0]
+    return scores
+
+
+@pytest.mark.parametrize("case", cases.CONFIGS)
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+def test_parts_rebuild_the_forward_pass(case, dtype, rng):
+    """Scores, patterns, what heads and MLPs add: from the parts, and from the layout's definition."""
+    config = cases.CONFIGS[case]
+    state = cases.checkpoint(rng, config, dtype)
+    layers = cases.forward(state, config, TOKENS)
+    parts = tnsim.parts(module(state, config), distances=range(len(TOKENS)))
+    precision = (
+        {"rtol": 1e-12}
+        if dtype == np.float64
+        else {"rtol": 3e-5, "limited_by": "float32 of the forward pass"}
+    )
+    seen = np.tri(len(TOKENS), dtype=bool)
+    for i, layer in enumerate(layers):
+        for h, expected in enumerate(layer.scores):
+            scores = score_of(parts[f"layer {i} head {h} qk"], layer.read)
+            assert_close(scores[seen], expected[seen], scale=LARGEST, **precision)
+            added = layer.pattern[h] @ parts[f"layer {i} head {h} ov"](layer.read)
+            assert_close(added, layer.heads[h], scale=LARGEST, **precision)
+        assert_close(parts[f"layer {i} mlp"](layer.mlp_read), layer.mlp, scale=LARGEST, **precision)
+    count = len(layers) * (2 * len(layers[0].scores) + 1)
+    assert len(parts) == count + ("direct" in parts)
+
+
+@pytest.mark.parametrize("case", ["gpt2", "llama"])
+def test_parts_may_read_the_output_of_the_norm(case, rng):
+    config = cases.CONFIGS[case]
+    state = cases.checkpoint(rng, config)
+    layer = cases.forward(state, config, TOKENS)[1]
+    name = {"gpt2": "transformer.h.1.ln_1", "llama": "model.layers.1.input_layernorm"}[case]
+    read = layer.read * state[f"{name}.weight"] + state.get(f"{name}.bias", 0.0)
+    parts = tnsim.parts(module(state, config), "ov", norm="leave")
+    added = layer.pattern[1] @ parts["layer 1 head 1 ov"](read)
+    assert_close(added, layer.heads[1], scale=LARGEST, rtol=1e-12)
+
+
+def test_the_direct_path_is_the_logits_of_a_tokens_own_embedding(rng):
+    config = cases.CONFIGS["gpt_neox"]
+    state = cases.checkpoint(rng, config)
+    direct = tnsim.parts(module(state, config), "direct")["direct"]
+    embedding = state["gpt_neox.embed_in.weight"]
+    centred = embedding - embedding.mean(1, keepdims=True)
+    norm = "gpt_neox.final_layer_norm"
+    stream = centred * state[f"{norm}.weight"] + state[f"{norm}.bias"]
+    logits = stream @ state["embed_out.weight"].T
+    assert_close(direct(np.eye(cases.VOCABULARY)), logits, scale=LARGEST, rtol=1e-12)
+    assert "final norm" in direct.origin.caveats[0]
+
+
+def test_tied_unembeddings_and_models_without_a_head(rng):
+    tied = cases.CONFIGS["gemma"]
+    state = cases.checkpoint(rng, tied)
+    direct = tnsim.parts(module(state, tied), "direct")["direct"]
+    table, gain = state["model.embed_tokens.weight"], state["model.norm.weight"]
+    expected = (table * np.sqrt(cases.WIDTH) * (1 + gain)) @ table.T
+    assert_close(direct(np.eye(cases.VOCABULARY)), expected, scale=LARGEST, rtol=1e-12)
+    config = cases.CONFIGS["mistral"]
+    state = cases.checkpoint(rng, config)
+    del state["lm_head.weight"]
+    bare = {name.removeprefix("model."): value for name, value in state.items()}
+    assert "direct" not in tnsim.parts(module(bare, config))
+    with pytest.raises(tnsim.ModelError, match="no part of kind direct"):
+        tnsim.parts(module(bare, config), "direct")
+
+
+def test_adding_one_number_to_all_rows_behind_a_layer_norm_changes_no_part(rng):
+    """The gauge of a layer norm: its output has mean zero."""
+    config = cases.CONFIGS["gpt2"]
+    state = cases.checkpoint(rng, config)
+    moved = dict(state)
+    gain = state["transformer.h.0.ln_1.weight"]
+    shift = rng.normal(size=3 * cases.WIDTH) / gain[:, None]
+    moved["transformer.h.0.attn.c_attn.weight"] = (
+        state["transformer.h.0.attn.c_attn.weight"] + shift
+    )
+    bias = state["transformer.h.0.ln_1.bias"] @ shift
+    moved["transformer.h.0.attn.c_attn.bias"] = state["transformer.h.0.attn.c_attn.bias"] - bias
+    first, second = (tnsim.parts(module(one, config), "qk") for one in (state, moved))
+    part, other = (one["layer 0 head 2 qk"] for one in (first, second))
+    assert_close(tnsim.similarity(part, other), 1.0, rtol=1e-12)
+
+
+@pytest.mark.parametrize("case", ["gpt2", "llama 3"])
+@pytest.mark.parametrize("shards", [1, 3])
+def test_files_and_folders_are_read_as_modules_are(case, shards, tmp_path, rng):
+    config = cases.CONFIGS[case]
+    state = cases.checkpoint(rng, config)
+    folder = written(tmp_path / "model", state, config, shards)
+    expected = tnsim.parts(module(state, config))
+    found = tnsim.parts(folder)
+    assert list(found) == list(expected)
+    for label in ("layer 1 head 1 qk", "layer 0 head 0 ov", "layer 1 mlp", "direct"):
+        for one, other in zip(found[label].layers, expected[label].layers, strict=True):
+            assert repr(one).startswith(type(other).__name__)
+        x = rng.normal(size=found[label].d_in)
+        assert np.array_equal(found[label](x), expected[label](x))
+
+
+def test_wrappers_put_words_before_all_names(rng):
+    config = cases.CONFIGS["gpt_neox"]
+    state = cases.checkpoint(rng, config)
+    wrapped = {f"module._orig_mod.{name}": value for name, value in state.items()}
+    parts = [tnsim.parts(module(one, config)) for one in (state, wrapped)]
+    x = rng.normal(size=cases.VOCABULARY)
+    assert np.array_equal(parts[0]["direct"](x), parts[1]["direct"](x))
+
+
+def test_half_precision_is_folded_in_double(rng):
+    config = cases.CONFIGS["qwen2"]
+    state = cases.checkpoint(rng, config, np.float16)
+    wide = {name: value.astype(np.float64) for name, value in state.items()}
+    x = rng.normal(size=cases.WIDTH)
+    found, expected = (
+        tnsim.parts(module(one, config))["layer 0 head 0 ov"](x) for one in (state, wide)
+    )
+    assert found.dtype == np.float64 and np.array_equal(found, expected)
+
+
+# Models of tnsim
+
+
+@pytest.mark.parametrize("rope_base", [None, 10.0])
+def test_parts_of_bilinear_attention_rebuild_the_forward_pass(rope_base, rng):
+    model = attention_model(rng, rope_base)
+    parts = tnsim.parts(model, distances=range(3))
+    tokens = rng.normal(size=(3, 6))
+    stream = model.layers[0](tokens)
+    attended = np.zeros_like(stream)
+    for h in range(2):
+        score, value = parts[f"layer 1 head {h} qk"], parts[f"layer 1 head {h} ov"]
+        scores = np.nan_to_num(score_of(score, stream))
+        attended += scores @ value(stream)
+    assert_close(0.5 * stream + attended, model.layers[1](stream), scale=LARGEST, rtol=1e-12)
+    after = 0.5 * stream + attended
+    added = parts["layer 2 mlp"](after)
+    assert_close(2.0 * after + added, model.layers[2](after), scale=LARGEST, rtol=1e-12)
+    first, last = model.layers[0], model.layers[3]
+    assert_close(parts["direct"](tokens), last(1.0 * first(tokens)), scale=LARGEST, rtol=1e-12)
+
+
+def test_there_is_no_direct_path_past_a_layer_without_a_skip(rng):
+    square = tnsim.Bilinear(*rng.normal(size=(3, 2, 2)))
+    model = tnsim.Model([square, tnsim.Residual(square, 0.0)])
+    assert list(tnsim.parts(model)) == ["layer 0 mlp", "layer 1 mlp"]
+
+
+def test_the_two_scores_of_a_head_may_change_places(rng):
+    model = attention_model(rng, 10.0)
+    layer = model.layers[1].layer
+    swapped = tnsim.Attention(
+        layer.q2, layer.k2, 3.0 * layer.q1, layer.k1 / 3.0, layer.v, layer.o, 2,
+        k1_bias=layer.k2_bias, q2_bias=3.0 * layer.q1_bias, v_bias=layer.v_bias, rope_base=10.0,
+    )  # fmt: skip
+    other = tnsim.Model([model.layers[0], tnsim.Residual(swapped, 0.5, 0.7), *model.layers[2:]])
+    pair = [tnsim.parts(one, "qk")["layer 1 head 0 qk"] for one in (model, other)]
+    assert_close(tnsim.similarity(*pair), 1.0, rtol=1e-12)
+
+
+# Refusals
+
+
+def changed(case, **settings):
+    return {**cases.CONFIGS[case], **settings}
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (changed("llama", model_type="qwen3"), "of type qwen3 normalises queries and keys"),
+        (changed("llama", model_type="gemma2"), r"of type gemma2 caps its scores .* \(softcaps\)"),
+        (changed("llama", model_type="bloom"), "of type bloom adds a constant for each distance"),
+        (
+            changed("llama", model_type="mamba"),
+            "no layout is known of transformers of type 'mamba'",
+        ),
+        (changed("llama", attn_logit_softcapping=30.0), "attn_logit_softcapping = 30.0 .*softcap"),
+        (changed("llama", qk_layernorm=True), "qk_layernorm of config.json normalises queries"),
+        (changed("llama", quantization_config={"bits": 4}), "weights are packed"),
+        (changed("opt", do_layer_norm_before=False), "puts norms behind the blocks"),
+        (changed("opt", word_embed_proj_dim=3), "maps between embedding and stream"),
+        (changed("gpt2", add_cross_attention=True), "heads that read another sequence"),
+        (changed("llama", rope_scaling={"rope_type": "yarn"}), "RoPE of type 'yarn'"),
+        (changed("llama", rope_parameters={"full": {}}), "differ from layer to layer"),
+        (changed("llama", num_attention_heads=5, head_dim=2), "5 heads cannot share 2 heads"),
+        (changed("gpt2", n_head=5), "5 heads do not divide a stream of width 12"),
+        (changed("gpt2", n_layer=0), "the number of layers must be a positive integer"),
+        (changed("gpt2", n_layer="two"), "the number of layers must be a finite number"),
+        (
+            changed("gpt2", n_layer=1),
+            "'transformer.h.1.attn.bias' has no place|has no place in the",
+        ),
+        (changed("gpt2", n_embd=8), r"must have shape \(.*\) by config.json, found"),
+        (changed("llama", hidden_act="silu"), "the MLP has the activation silu, .* no polynomial"),
+        (changed("llama", rms_norm_eps="x"), "norms add a number to the mean square"),
+    ],
+)
+def test_what_is_no_part_is_refused_by_name(config, message, rng):
+    case = (
+        next(c for c in cases.CONFIGS.values() if c["model_type"] == config["model_type"])
+        if (config["model_type"] in ("gpt2", "opt"))
+        else cases.CONFIGS["llama"]
+    )
+    state = cases.checkpoint(rng, case)
+    with pytest.raises(tnsim.TnsimError, match=message) as error:
+        parts = tnsim.parts(module(state, config))
+        [parts[label] for label in parts]
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("model.layers.0.self_attn.q_norm.weight", "normalises queries and keys"),
+        ("model.layers.0.self_attn.q_proj.lora_A.weight", "merge adapters into the weights"),
+        ("model.layers.9.self_attn.q_proj.weight", "no place in the layout llama of 2 layers"),
+    ],
+)
+def test_tensors_without_a_place_are_refused(name, message, rng):
+    config = cases.CONFIGS["llama"]
+    state = {**cases.checkpoint(rng, config), name: np.ones(2)}
+    with pytest.raises(tnsim.TnsimError, match=message):
+        tnsim.parts(module(state, config))
+
+
+def test_damaged_weights_are_refused(rng):
+    config = cases.CONFIGS["gpt2"]
+    state = cases.checkpoint(rng, config)
+    state["transformer.h.0.ln_1.weight"][2] = np.nan
+    with pytest.raises(tnsim.ModelError, match=r"'transformer.h.0.ln_1.weight' has entries that"):
+        tnsim.parts(module(state, config))["layer 0 head 0 qk"]
+    del state["transformer.h.1.attn.c_attn.weight"]
+    with pytest.raises(tnsim.ModelError, match=r"'transformer.h.1.attn.c_attn.weight' is missing"):
+        tnsim.parts(module(state, config))["layer 1 head 0 ov"]
+    del state["transformer.h.0.attn.c_proj.weight"]
+    with pytest.raises(tnsim.CheckpointError, match=r"whose name ends in 'h.0.attn.c_proj.weight'"):
+        tnsim.parts(module(state, config))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"kinds": "heads"}, "kinds of parts are qk, ov, mlp, direct, found 'heads'"),
+        ({"kinds": []}, "kinds of parts are"),
+        ({"distances": []}, "distances lists by how many positions"),
+        ({"distances": [1, 1]}, "distances lists"),
+        ({"distances": [-1]}, "distances lists"),
+        ({"distances": 0.5}, "distances lists"),
+        ({"norm": "drop"}, "norm must be 'fold' or 'leave', found 'drop'"),
+    ],
+)
+def test_arguments_that_mean_nothing(options, message, rng):
+    model = attention_model(rng, None)
+    with pytest.raises(tnsim.ModelError, match=message):
+        tnsim.parts(model, **options)
+
+
+def test_unknown_parts_and_things_without_parts(tmp_path, rng):
+    model = attention_model(rng, None)
+    with pytest.raises(KeyError, match="no part 'layer 1 head 9 qk' among 6 parts: layer 1 head 0"):
+        tnsim.parts(model)["layer 1 head 9 qk"]
+    with pytest.raises(tnsim.ModelError, match=r"tnsim.from_module first"):
+        tnsim.parts(object())
+    with pytest.raises(tnsim.ModelError, match="the model has no part of kind qk"):
+        tnsim.parts(tnsim.Model([tnsim.Linear(np.eye(2))]), "qk")
+    with pytest.raises(tnsim.CheckpointError, match=r"nowhere.safetensors"):
+        tnsim.parts(tmp_path / "nowhere.safetensors")
+    config = changed("llama", model_type="mamba")
+    folder = written(tmp_path / "model", cases.checkpoint(rng, cases.CONFIGS["llama"]), config)
+    with pytest.raises(tnsim.UnsupportedLayer, match=f"^{folder}: no layout .*of type 'mamba'"):
+        tnsim.parts(folder)
+
+
+def test_a_series_leads_from_parts_to_checkpoints(tmp_path, rng):
+    config = cases.CONFIGS["gpt_neox"]
+    states = [cases.checkpoint(rng, config) for _ in range(3)]
+    for n, state in enumerate(states):
+        written(tmp_path / "run" / f"step{1000 * n}", state, config)
+    parts = tnsim.parts(tnsim.load(tmp_path / "run"), ["ov", "qk"])
+    assert list(tnsim.parts(str(tmp_path / "run"), ["ov", "qk"])) == list(parts)
+    assert repr(parts).startswith("SeriesParts(3 checkpoints, 8 parts: layer 0 head 0 qk, ")
+    part = parts["layer 1 head 1 ov"]
+    assert part.labels == ("0", "1000", "2000") and len(part[1:]) == 2
+    x = rng.normal(size=cases.WIDTH)
+    for state, model in zip(states, part, strict=True):
+        expected = tnsim.parts(module(state, config))["layer 1 head 1 ov"](x)
+        assert np.array_equal(model(x), expected)
+    with pytest.raises(KeyError, match="among 8 parts"):
+        parts["direct"]
+    assert "8 parts" in parts._repr_html_() and "qk" in tnsim.parts(part_file(parts))._repr_html_()
+
+
+def part_file(parts):
+    return parts.series.paths[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", [case for case in cases.CONFIGS if case != "gpt_neox of v5"])
+def test_parts_rebuild_the_patterns_of_hugging_face(case, rng):
+    """Attention patterns of `transformers` itself, in float32, with random norms and biases."""
+    transformers, torch = (pytest.importorskip(name) for name in ("transformers", "torch"))
+    config = {**cases.CONFIGS[case], "vocab_size": cases.VOCABULARY, "bos_token_id": None}
+    config |= {
+        "eos_token_id": None,
+        "pad_token_id": None,
+        "use_cache": False,
+        "sliding_window": None,
+    }
+    known = transformers.AutoConfig.for_model(**config)
+    known._attn_implementation = "eager"
+    net = transformers.AutoModelForCausalLM.from_config(known).eval()
+    with torch.no_grad():
+        for weight in net.parameters():
+            weight.copy_(torch.from_numpy(0.1 * rng.normal(size=tuple(weight.shape))))
+        seen = net(
+            torch.from_numpy(TOKENS)[None], output_attentions=True, output_hidden_states=True
+        )
+    parts = tnsim.parts(net, ["qk"], distances=range(len(TOKENS)))
+    transformer = parts.anatomy.transformer
+    for i in range(cases.LAYERS):
+        stream = seen.hidden_states[i][0].double().numpy()
+        read = transformer.attention_norm(i).normalised(stream)
+        for h in range(transformer.heads):
+            scores = score_of(parts[f"layer {i} head {h} qk"], read)
+            weights = np.exp(scores - np.nanmax(scores, 1, keepdims=True))
+            pattern = np.nan_to_num(weights / np.nansum(weights, 1, keepdims=True))
+            expected = seen.attentions[i][0, h].double().numpy()
+            assert_close(pattern, expected, scale=1.0, rtol=1e-6, limited_by="float32")

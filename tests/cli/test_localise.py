@@ -1,0 +1,60 @@
+"""`tnsim paths` and `tnsim change`: text, JSON, pictures, and errors in one line."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from closeness import assert_close
+from commands import command
+
+import tnsim
+
+DATA = Path(tnsim.__file__).parent / "data" / "induction"
+TOKENS = ("--metric", "categorical", "--samples", 64, "--n-ctx", 4)
+
+
+def test_paths_of_a_run_and_of_a_checkpoint(tmp_path):
+    early, file = (DATA / f"step_{step}.safetensors" for step in ("000900", "004000"))
+    picture = tmp_path / "run.png"
+    text = command("paths", early, file, *TOKENS, "--plot", picture).stdout
+    assert "embed > layer 1 > layer 2" in text and "estimate from samples" in text
+    assert sum(line.startswith("4000 ") for line in text.splitlines()) == 1
+    assert picture.stat().st_size > 10_000
+    found = json.loads(command("paths", file, *TOKENS, "--by", "head", "--top", 3, "--json").stdout)
+    wanted = tnsim.paths(
+        tnsim.load(file, n_ctx=4), metric=tnsim.Categorical(samples=64), by="head", top=3
+    )
+    assert found["shares"] == dict(zip(wanted.bra, wanted.share.tolist(), strict=True))
+    assert "others" not in command("paths", file, *TOKENS).stdout
+
+
+def test_the_change_between_two_checkpoints(tmp_path):
+    files = [DATA / f"step_{step:06}.safetensors" for step in (900, 4000)]
+    picture = tmp_path / "change.png"
+    text = command("change", *files, *TOKENS, "--plot", picture).stdout
+    assert "surroundings" in text and "layer 2" in text and picture.stat().st_size > 5_000
+    found = json.loads(command("change", *files, *TOKENS, "--swaps", "--json").stdout)
+    assert_close(sum(found["share"]), 1.0, rtol=1e-9)
+    assert found["components"] == ["layer 1", "layer 2"] and len(found["removed"]) == 2
+    assert np.all(np.array(found["alone"]) > 0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ["paths", DATA, "--metric", "closure", "--n-ctx", 2],
+            "GaussianClosure is no bilinear form",
+        ),
+        (["paths", DATA, *TOKENS, "--within", "layer 9"], "no component 'layer 9', only layer 1"),
+        (
+            ["paths", DATA, "--samples", 4, "--n-ctx", 2],
+            "--samples are those of --metric categorical",
+        ),
+        (["change", DATA / "step_000900.safetensors", "absent.npz"], "absent.npz: no such file"),
+    ],
+)
+def test_errors_are_one_line(arguments, message):
+    done = command(*arguments, check=False)
+    assert done.returncode == 2 and message in done.stderr and done.stderr.count("\n") == 1

@@ -1,0 +1,318 @@
+"""The parts of a change: integrals against complex steps, finite sums, gauges, swaps, refusals."""
+
+import itertools
+
+import component_oracles as oracle
+import numpy as np
+import pytest
+from closeness import LARGEST, assert_close
+from component_oracles import STACKS
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from oracles import linear, quadrature
+from seeds import generator
+from sequence_cases import slow
+from test_paths import scrambled
+
+import tnsim
+
+
+def pair(name, rng):
+    make, n_ctx = STACKS[name]
+    a, b = (tnsim.Model(make(rng), n_ctx=n_ctx) for _ in range(2))
+    return a, b
+
+
+def with_ends_of(a, b):
+    """The model a with the linear layers of b, as a change without ends has it."""
+    layers = [
+        y if isinstance(y, tnsim.Linear) else x for x, y in zip(a.layers, b.layers, strict=True)
+    ]
+    return tnsim.Model(layers, n_ctx=a.n_ctx)
+
+
+def points(model, rng, count=5):
+    shape = (count, model.d_in) if model.n_ctx is None else (count, model.n_ctx, model.d_in)
+    return rng.normal(size=shape)
+
+
+def check_against_complex_steps(found, a, b, x, weights, by, ends=False):
+    players = len(found.components)
+    parts = oracle.parts_of_change(a, b, x, players, by, ends)
+    parts = (parts.reshape(players, len(x), -1) * np.sqrt(weights)[:, None]).reshape(players, -1)
+    start = a if ends else with_ends_of(a, b)
+    total = (b(x) - start(x)).reshape(len(x), -1) * np.sqrt(weights)[:, None]
+    assert_close(found.total, (total**2).sum(), rtol=1e-11)
+    wanted = parts @ total.ravel() / (total**2).sum()
+    assert_close(found.share, wanted, scale=LARGEST, rtol=1e-10)
+    assert_close(found.share.sum(), 1.0, scale=abs(wanted).max(), rtol=1e-12)
+    gram = parts @ parts.T
+    assert_close(found.matrix, gram, scale=LARGEST, rtol=1e-10)
+    assert_close(found.matrix.sum(), found.total, scale=abs(gram).max(), rtol=1e-10)
+
+
+CASES = [
+    ("mlp", "unit", False),
+    slow(("attention", "head", True)),
+    slow(("mlp", "layer", True)),
+    slow(("no skip", "unit", False)),
+    slow(("nested", "layer", False)),
+    slow(("cubic", "unit", True)),
+    slow(("attention", "layer", False)),
+    slow(("mixed", "head", False)),
+]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_shares_are_integrals_of_component_functions(case, rng):
+    name, by, ends = case
+    a, b = pair(name, rng)
+    x = points(a, rng)
+    found = tnsim.change(a, b, tnsim.Empirical(x), by=by, ends=ends)
+    check_against_complex_steps(found, a, b, x, np.full(len(x), 1 / len(x)), by, ends)
+
+
+@pytest.mark.quadrature
+def test_exact_gaussian_change_against_quadrature(rng):
+    a, b = (tnsim.Model([oracle.mlp(rng, 2, 2), oracle.mlp(rng, 2, 2)]) for _ in range(2))
+    x, w = quadrature(5, np.zeros(2), np.eye(2))
+    found = tnsim.change(a, b)
+    assert found.exact and found.standard_error is None and found.surroundings == 0.0
+    check_against_complex_steps(found, a, b, x, w, "layer")
+
+
+@pytest.mark.parametrize("name", ["gaussian", "tree", "frobenius", "symmetric"])
+@pytest.mark.slow
+def test_parts_along_plans_sum_to_the_distance(name, rng):
+    metrics = {
+        "gaussian": tnsim.Gaussian(),
+        "tree": tnsim.TreeSymmetric(),
+        "frobenius": tnsim.Frobenius(),
+        "symmetric": tnsim.Symmetric(),
+    }
+    a, b = (tnsim.Model([oracle.mlp(rng, 2, 2, biases=False)]) for _ in range(2))
+    found = tnsim.change(a, b, metrics[name], by="unit")
+    assert_close(found.total, tnsim.inner(b - a, b - a, metrics[name]), rtol=1e-12)
+    assert_close(found.share.sum(), 1.0, scale=abs(found.share).max(), rtol=1e-12)
+    # One layer is linear in its components, so a part is the exchange itself.
+    parts = [
+        found_model - a
+        for found_model in (
+            tnsim.switched(b, [1.0, 0.0], "unit") + tnsim.switched(a, [0.0, 1.0], "unit"),
+            tnsim.switched(b, [0.0, 1.0], "unit") + tnsim.switched(a, [1.0, 0.0], "unit"),
+        )
+    ]
+    # The stream is in both summands; the difference of two parts has it no more.
+    wanted = float(tnsim.inner(parts[0] - parts[1], b - a, metrics[name])) / found.total
+    assert_close(found.share[0] - found.share[1], wanted, scale=1.0, rtol=1e-10)
+    if name == "frobenius":
+        rows = found.matrix.sum(axis=1)
+        assert_close(rows / found.total, found.share, scale=LARGEST, rtol=1e-10)
+
+
+def test_without_repeated_use_the_parts_are_shapley_values(rng):
+    """Layers of order 1 reach no component twice: the average over all orders of swaps."""
+    a, b = (
+        tnsim.Model([tnsim.Residual(linear(rng, 3, 3, True), 0.5) for _ in range(3)])
+        for _ in range(2)
+    )
+    x = rng.normal(size=(6, 3))
+    found = tnsim.change(a, b, tnsim.Empirical(x))
+    corners = {
+        s: oracle.mixed_outputs(a, b, x, np.array(s, float))
+        for s in itertools.product((0, 1), repeat=3)
+    }
+    parts = oracle.shapley_parts(corners, 3).reshape(3, -1)
+    total = parts.sum(axis=0)
+    assert_close(found.share, parts @ total / (total @ total), scale=LARGEST, rtol=1e-11)
+
+
+def test_swaps_put_one_component_back_or_in(rng):
+    a, b = pair("attention", rng)
+    x = points(a, rng)
+    found = tnsim.change(a, b, tnsim.Empirical(x), by="head", ends=True)
+    count = len(found.components)
+    for c in range(count):
+        out, alone = np.ones(count), np.zeros(count)
+        out[c], alone[c] = 0.0, 1.0
+        removed = b(x) - oracle.mixed_outputs(a, b, x, out, "head", ends=True)
+        added = oracle.mixed_outputs(a, b, x, alone, "head", ends=True) - a(x)
+        assert_close(found.removed[c], (removed**2).sum() / len(x), rtol=1e-9)
+        assert_close(found.alone[c], (added**2).sum() / len(x), rtol=1e-9)
+
+
+def test_swaps_of_units_follow_scales_and_biases(rng):
+    """Scales of residuals that differ, zero among them, and biases that one of the models lacks."""
+    a = tnsim.Model([oracle.mlp(rng, 3, 2, scale=0.6), oracle.mlp(rng, 3, 2, scale=0.0)])
+    b = tnsim.Model([oracle.mlp(rng, 3, 2, scale=1.5, biases=False), oracle.mlp(rng, 3, 2)])
+    x = points(a, rng)
+    found = tnsim.change(a, b, tnsim.Empirical(x), by="unit")
+    assert found.components[2] == "layer 0 bias"
+    for c in range(len(found.components)):
+        out = np.ones(len(found.components))
+        out[c] = 0.0
+        removed = b(x) - oracle.mixed_outputs(a, b, x, out, "unit")
+        assert_close(found.removed[c], (removed**2).sum() / len(x), scale=found.total, rtol=1e-11)
+
+
+def test_a_planted_change_is_found_under_scrambled_gauges(rng):
+    a, _ = pair("attention", rng)
+    layer = a.layers[1].layer
+    o = np.array(layer.o)
+    o[:, :2] += rng.normal(size=(4, 2))
+    planted = tnsim.Attention(
+        layer.q1, layer.k1, layer.q2, layer.k2, layer.v, o, 2,
+        layer.q1_bias, layer.k1_bias, layer.q2_bias, layer.k2_bias, layer.v_bias, layer.o_bias,
+        rope_base=layer.rope_base,
+    )  # fmt: skip
+    b = tnsim.Model([a.layers[0], tnsim.Residual(planted, 0.9, 0.3), *a.layers[2:]], n_ctx=3)
+    found = tnsim.change(a, scrambled(rng, b), tnsim.Empirical(points(a, rng)), by="head")
+    wanted = np.zeros(len(found.components))
+    wanted[found.components.index("layer 1 head 0")] = 1.0
+    assert_close(found.share, wanted, scale=1.0, rtol=1e-9)
+
+
+@given(seed=st.integers(0, 2**32 - 1))
+@settings(max_examples=4)
+@pytest.mark.parametrize("name", ["mlp", slow("attention")])
+def test_parts_do_not_depend_on_gauges(name, seed):
+    g = generator(seed)
+    a, b = pair(name, g)
+    metric = tnsim.Empirical(points(a, g))
+    by = "head" if a.attends else "layer"
+    wanted = tnsim.change(a, b, metric, by=by)
+    found = tnsim.change(scrambled(g, a), scrambled(g, b), metric, by=by)
+    assert_close(found.share, wanted.share, scale=LARGEST, rtol=1e-9)
+    assert_close(found.removed, wanted.removed, scale=LARGEST, rtol=1e-9)
+    assert_close(found.alone, wanted.alone, scale=LARGEST, rtol=1e-9)
+
+
+def in_other_basis(model, basis):
+    """The stream of a model with linear ends in another basis."""
+    inverse, layers = np.linalg.inv(basis), []
+    for n, layer in enumerate(model.layers):
+        if n in (0, len(model.layers) - 1):
+            weight = basis @ layer.weight if n == 0 else layer.weight @ inverse
+            layers.append(tnsim.Linear(weight))
+            continue
+        core, skip, scale = oracle.core_of(layer)
+        core = tnsim.Bilinear(
+            core.left @ inverse, core.right @ inverse, basis @ core.down,
+            core.left_bias, core.right_bias, basis @ core.down_bias,
+        )  # fmt: skip
+        layers.append(tnsim.Residual(core, skip, scale))
+    return tnsim.Model(layers)
+
+
+def test_streams_in_other_bases_are_aligned(rng):
+    embed, head = linear(rng, 6, 4), linear(rng, 4, 2)
+    first, second, third = (oracle.mlp(rng, 4, 2) for _ in range(3))
+    a, b = (tnsim.Model([embed, first, last, head]) for last in (second, third))
+    metric = tnsim.Empirical(rng.normal(size=(5, 6)))
+    wanted = tnsim.change(a, b, metric)
+    assert_close(wanted.share, np.array([0.0, 1.0]), scale=1.0, rtol=1e-12)
+    turn = np.linalg.qr(rng.normal(size=(4, 4)))[0]
+    turned = in_other_basis(b, turn)
+    found = tnsim.change(a, turned, metric, align="embedding")
+    assert_close(found.share, wanted.share, scale=1.0, rtol=1e-10)
+    basis = rng.normal(size=(4, 4))
+    found = tnsim.change(a, in_other_basis(b, basis), metric, align=np.linalg.inv(basis))
+    assert_close(
+        found.share, wanted.share, scale=1.0, rtol=1e-8, limited_by="the condition of the basis"
+    )
+    assert abs(tnsim.change(a, turned, metric).share[1] - 1) > 0.01
+
+
+def test_a_change_of_similarity_sums_to_its_loss(rng):
+    a, b = pair("mlp", rng)
+    start = with_ends_of(a, b)
+    x = points(a, rng, 20)
+    metric = tnsim.Empirical(x)
+    found = tnsim.change(a, b, metric, of="similarity")
+    assert_close(found.total, 1 - tnsim.similarity(start, b, metric), rtol=1e-12)
+    assert_close(found.share.sum(), 1.0, rtol=1e-12)
+    assert not found.exact
+    t, w = np.polynomial.legendre.leggauss(200)
+    step, wanted, goal = 1e-100, np.zeros(len(found.share)), b(x)
+    for c in range(len(wanted)):
+        for node, weight in zip((t + 1) / 2, w / 2, strict=True):
+            s = np.full(len(wanted), node, complex)
+            s[c] += 1j * step
+            f = oracle.mixed_outputs(a, b, x.astype(complex), s)
+            cosine = (f * goal).sum() / np.sqrt((f * f).sum() * (goal * goal).sum())
+            wanted[c] += weight * cosine.imag / step
+    assert_close(
+        found.share, wanted / found.total, scale=LARGEST, rtol=1e-8, limited_by="the nodes"
+    )
+    with pytest.raises(tnsim.ModelError, match="use of='distance'"):
+        found.matrix  # noqa: B018
+
+
+def test_ends_stand_on_both_sides_unless_they_are_components(rng):
+    a, b = pair("mlp", rng)
+    metric = tnsim.Empirical(points(a, rng))
+    inside = tnsim.change(a, b, metric)
+    start = with_ends_of(a, b)
+    gap = a - start
+    assert_close(inside.surroundings, tnsim.inner(gap, gap, metric), rtol=1e-12)
+    whole = tnsim.change(a, b, metric, ends=True)
+    assert whole.components == ("layer 0", "layer 1", "layer 2", "layer 3")
+    assert whole.surroundings == 0.0
+    assert "Change |b - a|^2" in whole._repr_html_()
+
+
+def test_tiny_changes_keep_their_digits(rng):
+    """A change of 1e-7 of the weights: its square is 1e-14 of the norms."""
+    a, _ = pair("mlp", rng)
+    down = a.layers[2].layer.down
+    core = a.layers[2].layer
+    moved = tnsim.Bilinear(
+        core.left, core.right, down * (1 + 1e-7), core.left_bias, core.right_bias, core.down_bias
+    )
+    b = tnsim.Model([*a.layers[:2], tnsim.Residual(moved, 0.7, 0.6), a.layers[3]])
+    metric = tnsim.Empirical(points(a, rng))
+    found = tnsim.change(a, b, metric, by="layer")
+    assert_close(found.share, np.array([0.0, 1.0]), scale=1.0, rtol=1e-7, limited_by="the change")
+    assert_close(found.removed, np.array([0.0, found.total]), scale=found.total, rtol=1e-9)
+
+
+def test_what_is_no_change_is_refused_in_one_line(rng):
+    a, b = pair("mlp", rng)
+    wide = tnsim.Model(
+        [linear(rng, 3, 5), oracle.mlp(rng, 5, 3), oracle.mlp(rng, 5, 2, 0.7), linear(rng, 5, 2)]
+    )
+    ranks = tnsim.Model([*a.layers[:1], oracle.mlp(rng, 4, 9), *a.layers[2:]])
+    skips = tnsim.Model([*a.layers[:1], oracle.mlp(rng, 4, 3, 0.2), *a.layers[2:]])
+    small = tnsim.Model([linear(rng, 2, 4), *a.layers[1:]])
+    heads, more = pair("attention", rng)
+    more = tnsim.Model([more.layers[0], oracle.attending(rng, 4, 3), *more.layers[2:]], n_ctx=3)
+    cubic, _ = pair("cubic", rng)
+    cases = {
+        "GaussianClosure is no bilinear form": lambda: tnsim.change(a, b, tnsim.GaussianClosure()),
+        "of must be one of distance, similarity, found 'size'": lambda: tnsim.change(
+            a, b, of="size"
+        ),
+        "the same function: there is no change to split": lambda: tnsim.change(a, a),
+        "have 4 and 3 layers": lambda: tnsim.change(a, cubic),
+        "widths of the output, 4 and 5: the streams have different bases": lambda: tnsim.change(
+            a, wide
+        ),
+        "layer 1 has 3 and 9 units": lambda: tnsim.change(a, ranks, by="unit"),
+        "layer 1 of the models differs in its skips, 1.0 and 0.2": lambda: tnsim.change(a, skips),
+        "layer 1 has 2 and 3 heads": lambda: tnsim.change(heads, more, by="head"),
+        "align must be 'embedding' or a square matrix": lambda: tnsim.change(a, b, align="head"),
+        r"found shape \(3, 3\)": lambda: tnsim.change(a, b, align=np.eye(3)),
+        "align is a singular matrix": lambda: tnsim.change(a, b, align=np.zeros((4, 4))),
+        "the embeddings span 2 of 4 directions": lambda: tnsim.change(
+            small, small, align="embedding"
+        ),
+        "take the models of a combination one by one": lambda: tnsim.change(a, b - a),
+    }
+    for message, attempt in cases.items():
+        with pytest.raises(tnsim.ModelError, match=message) as raised:
+            attempt()
+        assert "\n" not in str(raised.value)
+    deep = tnsim.Model([oracle.mlp(rng, 2, 1) for _ in range(12)])
+    other = tnsim.Model([oracle.mlp(rng, 2, 1) for _ in range(12)])
+    with pytest.raises(tnsim.TooLarge, match="takes 2,048 gradients here, more than 512"):
+        tnsim.change(deep, other, tnsim.Empirical(rng.normal(size=(2, 2)) * 0.01))

@@ -1,0 +1,114 @@
+"""Switches on components: names, outputs against components added up by hand, transforms, refusals."""
+
+import component_oracles as oracle
+import jax
+import numpy as np
+import pytest
+from closeness import LARGEST, assert_close
+from component_oracles import STACKS
+from oracles import bilinear, linear
+from sequence_oracles import attention
+
+import tnsim
+
+
+def stack(name, rng):
+    make, n_ctx = STACKS[name]
+    return tnsim.Model(make(rng), n_ctx=n_ctx)
+
+
+def inputs(model, rng, count=4):
+    shape = (count, model.d_in) if model.n_ctx is None else (count, model.n_ctx, model.d_in)
+    return rng.normal(size=shape)
+
+
+def granularities(model):
+    return ("layer", "head", "unit") if model.attends else ("layer", "unit")
+
+
+def test_names_follow_layers_heads_units_and_biases(rng):
+    model = tnsim.Model(
+        [
+            linear(rng, 2, 3),
+            tnsim.Residual(attention(rng, 3, 2, 2, 2, 3, True)),
+            tnsim.Residual(bilinear(rng, 3, 2, 3)),
+            tnsim.Residual(linear(rng, 3, 3, True)),
+            linear(rng, 3, 2, True),
+        ],
+        n_ctx=2,
+    )
+    assert tnsim.components(model) == ("layer 1", "layer 2", "layer 3")
+    heads = ("layer 1 head 0", "layer 1 head 1", "layer 1 bias")
+    assert tnsim.components(model, by="head") == (*heads, "layer 2", "layer 3")
+    units = ("layer 2 unit 0", "layer 2 unit 1")
+    assert tnsim.components(model, by="unit") == (*heads, *units, "layer 3")
+
+
+@pytest.mark.parametrize("name", STACKS)
+def test_a_switched_model_adds_up_its_components(name, rng):
+    model = stack(name, rng)
+    x = inputs(model, rng)
+    for by in granularities(model):
+        count = len(tnsim.components(model, by))
+        for z in (rng.integers(0, 2, count).astype(float), rng.normal(size=count)):
+            wanted = oracle.switched_outputs(model, x, z, by)
+            assert_close(tnsim.switched(model, z, by)(x), wanted, scale=LARGEST, rtol=1e-12)
+    z = np.ones(len(tnsim.components(model)))
+    same = tnsim.switched(model, z)
+    assert all(one is other for one, other in zip(same.layers, model.layers, strict=True))
+
+
+def test_switches_by_label_leave_the_others_on(rng):
+    model = stack("attention", rng)
+    x = inputs(model, rng)
+    labels = tnsim.components(model, "head")
+    z = np.ones(len(labels))
+    z[labels.index("layer 2 head 1")] = 0.25
+    given = tnsim.switched(model, {"layer 2 head 1": 0.25}, by="head")
+    assert given(x).tolist() == tnsim.switched(model, z, "head")(x).tolist()
+
+
+@pytest.mark.slow
+def test_all_switches_are_one_plan_that_may_be_batched_and_differentiated(rng):
+    model = tnsim.Model([bilinear(rng, 2, 3, 2)])
+    count = len(tnsim.components(model, "unit"))
+
+    def product(z):
+        return tnsim.inner(tnsim.switched(model, z, "unit"), model, tnsim.Frobenius())
+
+    z = rng.normal(size=(5, count))
+    with jax.enable_x64(True):
+        batched = np.asarray(jax.vmap(product)(z))
+        slopes = np.asarray(jax.grad(product)(z[0]))
+    each = np.array([float(product(one)) for one in z])
+    assert_close(batched, each, scale=LARGEST, rtol=1e-12)
+    # One nonlinear layer: the product is linear in its switches.
+    assert_close(float(slopes @ z[0]), each[0], scale=abs(each).max(), rtol=1e-12)
+
+
+def test_what_cannot_be_switched_is_refused_in_one_line(rng):
+    model = stack("mlp", rng)
+    cases = {
+        "by must be one of layer, head, unit, found 'neuron'": lambda: tnsim.components(
+            model, "neuron"
+        ),
+        "by='head' needs an attention layer": lambda: tnsim.components(model, "head"),
+        "all of its layers are linear": lambda: tnsim.components(tnsim.Model([linear(rng, 2, 2)])),
+        "take the models of a combination one by one": lambda: tnsim.components(model - model),
+        r"has 2 components and z has shape \(3,\).*layer 1, layer 2": lambda: tnsim.switched(
+            model, [1.0] * 3
+        ),
+        "no component 'layer 9', only layer 1, layer 2": lambda: tnsim.switched(
+            model, {"layer 9": 0.0}
+        ),
+        "and 2 more up to layer 2 bias": lambda: tnsim.switched(
+            tnsim.Model([linear(rng, 3, 4), oracle.mlp(rng, 4, 9), oracle.mlp(rng, 4, 3)]),
+            {"x": 0.0},
+            "unit",
+        ),
+        "the switches z has 1 NaN": lambda: tnsim.switched(model, [1.0, np.nan]),
+    }
+    for message, attempt in cases.items():
+        with pytest.raises(tnsim.ModelError, match=message) as raised:
+            attempt()
+        assert "\n" not in str(raised.value)

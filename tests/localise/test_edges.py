@@ -1,0 +1,113 @@
+"""Edges: gates on what one component reads of another, against blocks of the stream by hand."""
+
+import component_oracles as oracle
+import numpy as np
+import pytest
+from closeness import LARGEST, assert_close
+from component_oracles import STACKS
+from sequence_cases import slow
+
+import tnsim
+
+LEGS = {"q1": "Q", "q2": "Q", "k1": "K", "k2": "K", "v": "V"}
+
+
+def stack(name, rng):
+    make, n_ctx = STACKS[name]
+    return tnsim.Model(make(rng), n_ctx=n_ctx)
+
+
+def apart(core, index):
+    """The layer over three inputs side by side: those of queries, keys and values, or the first alone."""
+
+    def at(name):
+        block = {"Q": 0, "K": 1, "V": 2}[LEGS[name]]
+        matrix = getattr(core, name)
+        return np.kron(np.eye(3)[block], matrix)
+
+    o = np.zeros_like(core.o)
+    columns = slice(index * core.d_value, (index + 1) * core.d_value)
+    o[:, columns] = core.o[:, columns]
+    return tnsim.Attention(
+        at("q1"), at("k1"), at("q2"), at("k2"), at("v"), o, core.n_heads,
+        core.q1_bias, core.k1_bias, core.q2_bias, core.k2_bias, core.v_bias,
+        mask=core.mask, rope_base=core.rope_base,
+    )  # fmt: skip
+
+
+def gated_outputs(model, x, gates):
+    """Outputs by head with gates on edges, by label; an edge without a gate is open."""
+    blocks = {"embed": x}
+    for n, layer in enumerate(model.layers):
+        if isinstance(layer, tnsim.Linear):
+            blocks = {
+                name: value @ layer.weight.T
+                + (0 if layer.bias is None or name != "embed" else layer.bias)
+                for name, value in blocks.items()
+            }
+            continue
+        core, skip, scale = oracle.core_of(layer)
+
+        def read(target, leg, blocks=blocks):
+            return sum(
+                gates.get(f"{s} > {leg} of {target}", 1.0) * value for s, value in blocks.items()
+            )
+
+        found = {name: skip * value for name, value in blocks.items()} if skip else {}
+        if isinstance(core, tnsim.Attention):
+            for h in range(core.n_heads):
+                name = f"layer {n} head {h}"
+                both = np.concatenate([read(name, leg) for leg in "QKV"], axis=-1)
+                found[name] = scale * apart(core, h)(both)
+            if core.o_bias is not None:
+                found[f"layer {n} bias"] = scale * core.o_bias + 0 * found[name]
+        else:
+            found[f"layer {n}"] = scale * core(read(f"layer {n}", "in"))
+        blocks = found
+    return sum(blocks.values())
+
+
+def by_of(model):
+    return "head" if model.attends else "layer"
+
+
+@pytest.mark.parametrize("name", ["mlp", "no skip", slow("nested"), slow("attention"), "mixed"])
+def test_cuts_and_shares_are_those_of_blocks_by_hand(name, rng):
+    model = stack(name, rng)
+    x = rng.normal(size=(3, model.d_in) if model.n_ctx is None else (3, model.n_ctx, model.d_in))
+    found = tnsim.paths(model, metric=tnsim.Empirical(x), by=by_of(model), legs=True)
+    whole = gated_outputs(model, x, {})
+    assert_close(whole, model(x), scale=LARGEST, rtol=1e-12)
+    norm = (whole**2).sum()
+    for label, cut in zip(found.edges, found.cut, strict=True):
+        lost = ((whole - gated_outputs(model, x, {label: 0.0})) ** 2).sum() / norm
+        assert_close(cut, lost, scale=found.cut.max(), rtol=1e-10)
+    none = gated_outputs(model, x, dict.fromkeys(found.edges, 0.0))
+    assert_close(found.rest, (none * whole).sum() / norm, scale=1.0, rtol=1e-10)
+    t, w = np.polynomial.legendre.leggauss(24)
+    for n in (0, len(found.edges) - 1):
+        share = 0.0
+        for node, weight in zip((t + 1) / 2, w / 2, strict=True):
+            gates = dict.fromkeys(found.edges, node + 0j)
+            gates[found.edges[n]] += 1e-100j
+            slope = gated_outputs(model, x.astype(complex), gates).imag / 1e-100
+            share += weight * (slope * whole).sum() / norm
+        assert_close(found.share[n], share, scale=abs(found.share).max(), rtol=1e-10)
+
+
+def test_edges_name_the_legs_that_no_gauge_mixes(rng):
+    model = stack("mixed", rng)
+    found = tnsim.paths(
+        model, metric=tnsim.Empirical(rng.normal(size=(2, 3, 3))), by="head", legs=True
+    )
+    heads = [f"embed > {leg} of layer 0 head {h}" for h in (0, 1) for leg in "QKV"]
+    read = [f"{s} > in of layer 1" for s in ("embed", "layer 0 head 0", "layer 0 head 1")]
+    assert found.edges == (*heads, *read)
+    assert "layer 0 head 1" in found._repr_html_()
+
+
+def test_edges_are_those_of_one_model(rng):
+    model = stack("mlp", rng)
+    for options in ({"b": model}, {"order": 1}, {"within": ["layer 1"]}, {"top": 1}):
+        with pytest.raises(tnsim.ModelError, match="legs=True gives the edges of a single model"):
+            tnsim.paths(model, legs=True, **options)

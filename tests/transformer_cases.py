@@ -1,0 +1,490 @@
+"""Random checkpoints of every layout, and forward passes of each written from its definition.
+
+A forward pass here reads tensors by the names of the layout and follows the layout's published code step by step:
+fused maps are split after they are applied, positions rotate whole vectors, heads share keys by repeating them. It
+shares no line with `tnsim.circuits`.
+"""
+
+import json
+from typing import Any, NamedTuple
+
+import numpy as np
+from safetensors.numpy import save_file
+
+import tnsim
+
+LENGTH = 6
+VOCABULARY, WIDTH, LAYERS, HEADS, HIDDEN = 7, 12, 2, 4, 10
+SMALL: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": WIDTH,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": HEADS,
+    "intermediate_size": HIDDEN,
+}
+CONFIGS: dict[str, dict[str, Any]] = {
+    "gpt2": {
+        "model_type": "gpt2",
+        "n_embd": WIDTH,
+        "n_layer": LAYERS,
+        "n_head": HEADS,
+        "activation_function": "linear",
+        "layer_norm_epsilon": 1e-5,
+    },
+    "gpt2 by layer": {
+        "model_type": "gpt2",
+        "n_embd": WIDTH,
+        "n_layer": LAYERS,
+        "n_head": HEADS,
+        "activation_function": "linear",
+        "scale_attn_by_inverse_layer_idx": True,
+        "layer_norm_epsilon": 0.3,
+    },
+    "gpt_neox": {
+        **SMALL,
+        "model_type": "gpt_neox",
+        "num_attention_heads": 2,
+        "rotary_pct": 0.34,
+        "rotary_emb_base": 100.0,
+        "hidden_act": "linear",
+        "layer_norm_eps": 1e-5,
+        "tie_word_embeddings": False,
+        "use_parallel_residual": True,
+    },
+    "gpt_neox of v5": {
+        **SMALL,
+        "model_type": "gpt_neox",
+        "num_attention_heads": 2,
+        "rope_parameters": {
+            "rope_type": "linear",
+            "factor": 3.0,
+            "rope_theta": 50.0,
+            "partial_rotary_factor": 0.67,
+        },
+        "hidden_act": "linear",
+        "layer_norm_eps": 1e-5,
+        "use_parallel_residual": False,
+    },
+    "llama": {
+        **SMALL,
+        "model_type": "llama",
+        "num_attention_heads": 6,
+        "num_key_value_heads": 2,
+        "attention_bias": True,
+        "rope_theta": 30.0,
+        "hidden_act": "linear",
+        "rms_norm_eps": 1e-6,
+    },
+    "llama 3": {
+        **SMALL,
+        "model_type": "llama",
+        "num_attention_heads": 2,
+        "rope_theta": 1000.0,
+        "rope_scaling": {
+            "rope_type": "llama3",
+            "factor": 4.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 64,
+        },
+        "hidden_act": "linear",
+        "rms_norm_eps": 1e-6,
+        "tie_word_embeddings": True,
+    },
+    "mistral": {
+        **SMALL,
+        "model_type": "mistral",
+        "num_key_value_heads": 2,
+        "head_dim": 6,
+        "hidden_act": "linear",
+        "rms_norm_eps": 1e-6,
+        "sliding_window": 3,
+    },
+    "qwen2": {
+        **SMALL,
+        "model_type": "qwen2",
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "hidden_act": "linear",
+        "rms_norm_eps": 1e-6,
+    },
+    "gemma": {
+        **SMALL,
+        "model_type": "gemma",
+        "num_key_value_heads": 1,
+        "head_dim": 8,
+        "hidden_act": "linear",
+        "rms_norm_eps": 1e-6,
+    },
+    "opt": {
+        "model_type": "opt",
+        "hidden_size": WIDTH,
+        "word_embed_proj_dim": WIDTH,
+        "num_hidden_layers": LAYERS,
+        "num_attention_heads": HEADS,
+        "ffn_dim": HIDDEN,
+        "activation_function": "linear",
+        "do_layer_norm_before": True,
+    },
+}
+"""Configurations by the name of a case."""
+
+
+class Layer(NamedTuple):
+    """Observations of one layer in a forward pass, for one text.
+
+    Attributes:
+        read: Normalised stream before gain and bias, (positions, width), which attention reads.
+        scores: Scores before mask and softmax, (heads, positions, positions).
+        pattern: Softmax of the masked scores.
+        heads: What each head adds to the stream, (heads, positions, width), without the output bias.
+        mlp_read: Normalised stream that the MLP reads.
+        mlp: What the MLP adds.
+    """
+
+    read: np.ndarray
+    scores: np.ndarray
+    pattern: np.ndarray
+    heads: np.ndarray
+    mlp_read: np.ndarray
+    mlp: np.ndarray
+
+
+def kind(config):
+    return config["model_type"]
+
+
+def checkpoint(rng, config, dtype=np.float64):
+    """Tensors by name, all random: norms, biases and tables too."""
+    make = {"gpt2": _gpt2, "gpt_neox": _gpt_neox, "opt": _opt}.get(kind(config), _llama)
+    return {
+        name: (0.6 * rng.normal(size=shape) / shape[-1] ** 0.25).astype(dtype)
+        for name, shape in make(config).items()
+    }
+
+
+def _linear(name, rows, columns, bias=True):
+    return {f"{name}.weight": (rows, columns), **({f"{name}.bias": (rows,)} if bias else {})}
+
+
+def _norm(name, bias=True):
+    return {f"{name}.weight": (WIDTH,), **({f"{name}.bias": (WIDTH,)} if bias else {})}
+
+
+def _gpt2(config):
+    found = {"transformer.wte.weight": (VOCABULARY, WIDTH), "transformer.wpe.weight": (9, WIDTH)}
+    for i in range(LAYERS):
+        h = f"transformer.h.{i}"
+        for name, shape in {
+            "attn.c_attn": (WIDTH, 3 * WIDTH),
+            "attn.c_proj": (WIDTH, WIDTH),
+            "mlp.c_fc": (WIDTH, HIDDEN),
+            "mlp.c_proj": (HIDDEN, WIDTH),
+        }.items():
+            found |= {f"{h}.{name}.weight": shape, f"{h}.{name}.bias": shape[1:]}
+        found |= {**_norm(f"{h}.ln_1"), **_norm(f"{h}.ln_2"), f"{h}.attn.bias": (1, 1, 9, 9)}
+    return found | _norm("transformer.ln_f")
+
+
+def _gpt_neox(config):
+    found = {"gpt_neox.embed_in.weight": (VOCABULARY, WIDTH)}
+    for i in range(LAYERS):
+        h = f"gpt_neox.layers.{i}"
+        found |= _linear(f"{h}.attention.query_key_value", 3 * WIDTH, WIDTH)
+        found |= _linear(f"{h}.attention.dense", WIDTH, WIDTH)
+        found |= _linear(f"{h}.mlp.dense_h_to_4h", HIDDEN, WIDTH)
+        found |= _linear(f"{h}.mlp.dense_4h_to_h", WIDTH, HIDDEN)
+        found |= {**_norm(f"{h}.input_layernorm"), **_norm(f"{h}.post_attention_layernorm")}
+        found |= {f"{h}.attention.rotary_emb.inv_freq": (2,)}
+    return found | _norm("gpt_neox.final_layer_norm") | {"embed_out.weight": (VOCABULARY, WIDTH)}
+
+
+def _opt(config):
+    root = "model.decoder"
+    found = {
+        f"{root}.embed_tokens.weight": (VOCABULARY, WIDTH),
+        f"{root}.embed_positions.weight": (11, WIDTH),
+    }
+    for i in range(LAYERS):
+        h = f"{root}.layers.{i}"
+        for name in ("q_proj", "k_proj", "v_proj", "out_proj"):
+            found |= _linear(f"{h}.self_attn.{name}", WIDTH, WIDTH)
+        found |= {**_linear(f"{h}.fc1", HIDDEN, WIDTH), **_linear(f"{h}.fc2", WIDTH, HIDDEN)}
+        found |= {**_norm(f"{h}.self_attn_layer_norm"), **_norm(f"{h}.final_layer_norm")}
+    return found | _norm(f"{root}.final_layer_norm")
+
+
+def _llama(config):
+    heads, d_head = config["num_attention_heads"], d_head_of(config)
+    groups = config.get("num_key_value_heads", heads)
+    found = {"model.embed_tokens.weight": (VOCABULARY, WIDTH)}
+    for i in range(LAYERS):
+        h = f"model.layers.{i}"
+        bias = config.get("attention_bias", False)
+        of_qkv = bias or kind(config) == "qwen2"
+        found |= _linear(f"{h}.self_attn.q_proj", heads * d_head, WIDTH, of_qkv)
+        found |= _linear(f"{h}.self_attn.k_proj", groups * d_head, WIDTH, of_qkv)
+        found |= _linear(f"{h}.self_attn.v_proj", groups * d_head, WIDTH, of_qkv)
+        found |= _linear(f"{h}.self_attn.o_proj", WIDTH, heads * d_head, bias)
+        found |= _linear(f"{h}.mlp.up_proj", HIDDEN, WIDTH, False)
+        found |= _linear(f"{h}.mlp.gate_proj", HIDDEN, WIDTH, False)
+        found |= _linear(f"{h}.mlp.down_proj", WIDTH, HIDDEN, False)
+        found |= _norm(f"{h}.input_layernorm", False)
+        found |= _norm(f"{h}.post_attention_layernorm", False)
+    if not config.get("tie_word_embeddings", kind(config) == "gemma"):
+        found |= {"lm_head.weight": (VOCABULARY, WIDTH)}
+    return found | _norm("model.norm", False)
+
+
+def d_head_of(config):
+    width = config.get("hidden_size", WIDTH)
+    heads = config.get("num_attention_heads", HEADS)
+    return config.get("head_dim") or width // heads
+
+
+def module(state, config):
+    """What a module of Hugging Face's library has for `parts`: a configuration and tensors."""
+
+    class Module:
+        def __init__(self):
+            self.config = config
+
+        def state_dict(self):
+            return state
+
+    return Module()
+
+
+def written(folder, state, config, shards=1):
+    """A checkpoint in Hugging Face's layout, in one file or in several."""
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    if shards == 1:
+        save_file(state, folder / "model.safetensors")
+        return folder
+    places = {}
+    for n in range(shards):
+        name = f"model-{n + 1:05}-of-{shards:05}.safetensors"
+        part = dict(list(state.items())[n::shards])
+        save_file(part, folder / name)
+        places |= dict.fromkeys(part, name)
+    index = {"metadata": {}, "weight_map": places}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    return folder
+
+
+def attention_model(rng, rope_base):
+    d, heads, d_head = 4, 2, 2
+
+    def weights(*shape):
+        return rng.normal(size=shape)
+
+    rows = heads * d_head
+    layer = tnsim.Attention(
+        *(weights(rows, d) for _ in range(4)),
+        weights(rows, d),
+        weights(d, rows),
+        heads,
+        q1_bias=weights(rows),
+        k2_bias=weights(rows),
+        v_bias=weights(rows),
+        rope_base=rope_base,
+    )
+    mlp = tnsim.Bilinear(weights(5, d), weights(5, d), weights(d, 5), weights(5), None, weights(d))
+    ends = tnsim.Linear(weights(d, 6)), tnsim.Linear(weights(6, d))
+    middle = tnsim.Residual(layer, 0.5, 0.7), tnsim.Residual(mlp, 2.0, -0.3)
+    return tnsim.Model([ends[0], *middle, ends[1]], n_ctx=3)
+
+
+# Forward passes
+
+
+def _layer_norm(x, eps):
+    centred = x - x.mean(-1, keepdims=True)
+    return centred / np.sqrt(centred.var(-1, keepdims=True) + x.dtype.type(eps))
+
+
+def _rms_norm(x, eps):
+    return x / np.sqrt(np.square(x).mean(-1, keepdims=True) + x.dtype.type(eps))
+
+
+def _softmax(scores):
+    seen = np.where(np.tri(scores.shape[-1], dtype=bool), scores, -np.inf)
+    weights = np.exp(seen - seen.max(-1, keepdims=True))
+    return weights / weights.sum(-1, keepdims=True)
+
+
+def _split(x, heads):
+    """(positions, heads * d) -> (heads, positions, d)."""
+    return x.reshape(len(x), heads, -1).transpose(1, 0, 2)
+
+
+def _attend(q, k, v, scale, out):
+    scores = q @ k.transpose(0, 2, 1) * q.dtype.type(scale)
+    pattern = _softmax(scores)
+    z = pattern @ v
+    d_head = v.shape[-1]
+    heads = [z[h] @ out[:, h * d_head : (h + 1) * d_head].T for h in range(len(z))]
+    return scores, pattern, np.stack(heads)
+
+
+def _rotate(x, frequencies):
+    """The published form: a vector and its half-exchanged copy, times cosines and sines."""
+    turned = 2 * len(frequencies)
+    angles = np.arange(x.shape[1])[:, None] * np.concatenate([frequencies, frequencies])
+    cos, sin = np.cos(angles).astype(x.dtype), np.sin(angles).astype(x.dtype)
+    first, rest = x[..., :turned], x[..., turned:]
+    half = np.concatenate([-first[..., turned // 2 :], first[..., : turned // 2]], -1)
+    return np.concatenate([first * cos + half * sin, rest], -1)
+
+
+def _frequencies(config):
+    newer = config.get("rope_parameters") or {}
+    base = newer.get("rope_theta", config.get("rope_theta", config.get("rotary_emb_base", 10_000)))
+    share = newer.get("partial_rotary_factor", config.get("rotary_pct", 1.0))
+    turned = int(d_head_of(config) * share)
+    found = 1.0 / base ** (np.arange(0, turned, 2) / turned)
+    if newer.get("rope_type") == "linear":
+        return found / newer["factor"]
+    scaling = config.get("rope_scaling")
+    if scaling is None:
+        return found
+    old, factor = scaling["original_max_position_embeddings"], scaling["factor"]
+    low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
+    stretched = []
+    for one in found:
+        wavelength = 2 * np.pi / one
+        smooth = (old / wavelength - low) / (high - low)
+        if wavelength < old / high:
+            stretched.append(one)
+        elif wavelength > old / low:
+            stretched.append(one / factor)
+        else:
+            stretched.append((1 - smooth) * one / factor + smooth * one)
+    return np.array(stretched)
+
+
+def forward(state, config, tokens):
+    """All layers of the forward pass of one text, in the precision of the tensors."""
+    run = {"gpt2": _run_gpt2, "gpt_neox": _run_gpt_neox, "opt": _run_opt}
+    return run.get(kind(config), _run_llama)(state, config, tokens)
+
+
+def _run_gpt2(state, config, tokens):
+    eps = config["layer_norm_epsilon"]
+    x = state["transformer.wte.weight"][tokens] + state["transformer.wpe.weight"][: len(tokens)]
+    layers = []
+    for i in range(LAYERS):
+
+        def get(name, i=i):
+            return state[f"transformer.h.{i}.{name}"]
+
+        read = _layer_norm(x, eps)
+        inner = read * get("ln_1.weight") + get("ln_1.bias")
+        fused = inner @ get("attn.c_attn.weight") + get("attn.c_attn.bias")
+        q, k, v = (_split(one, HEADS) for one in np.split(fused, 3, axis=-1))
+        scale = (WIDTH // HEADS) ** -0.5
+        if config.get("scale_attn_by_inverse_layer_idx"):
+            scale = scale / (i + 1)
+        scores, pattern, heads = _attend(q, k, v, scale, get("attn.c_proj.weight").T)
+        x = x + heads.sum(0) + get("attn.c_proj.bias")
+        mlp_read = _layer_norm(x, eps)
+        inner = mlp_read * get("ln_2.weight") + get("ln_2.bias")
+        hidden = inner @ get("mlp.c_fc.weight") + get("mlp.c_fc.bias")
+        mlp = hidden @ get("mlp.c_proj.weight") + get("mlp.c_proj.bias")
+        x = x + mlp
+        layers.append(Layer(read, scores, pattern, heads, mlp_read, mlp))
+    return layers
+
+
+def _run_gpt_neox(state, config, tokens):
+    eps, heads_of = config["layer_norm_eps"], config["num_attention_heads"]
+    x = state["gpt_neox.embed_in.weight"][tokens]
+    layers = []
+    for i in range(LAYERS):
+
+        def get(name, i=i):
+            return state[f"gpt_neox.layers.{i}.{name}"]
+
+        read = _layer_norm(x, eps)
+        inner = read * get("input_layernorm.weight") + get("input_layernorm.bias")
+        fused = inner @ get("attention.query_key_value.weight").T
+        fused = _split(fused + get("attention.query_key_value.bias"), heads_of)
+        q, k, v = np.split(fused, 3, axis=-1)  # of each head
+        q, k = (_rotate(one, _frequencies(config)) for one in (q, k))
+        scores, pattern, heads = _attend(
+            q, k, v, q.shape[-1] ** -0.5, get("attention.dense.weight")
+        )
+        attended = x + heads.sum(0) + get("attention.dense.bias")
+        mlp_read = _layer_norm(x if config["use_parallel_residual"] else attended, eps)
+        inner = mlp_read * get("post_attention_layernorm.weight")
+        inner = inner + get("post_attention_layernorm.bias")
+        hidden = inner @ get("mlp.dense_h_to_4h.weight").T + get("mlp.dense_h_to_4h.bias")
+        mlp = hidden @ get("mlp.dense_4h_to_h.weight").T + get("mlp.dense_4h_to_h.bias")
+        x = attended + mlp
+        layers.append(Layer(read, scores, pattern, heads, mlp_read, mlp))
+    return layers
+
+
+def _run_opt(state, config, tokens):
+    root = "model.decoder"
+    x = state[f"{root}.embed_tokens.weight"][tokens]
+    x = x + state[f"{root}.embed_positions.weight"][2 : 2 + len(tokens)]
+    layers = []
+    for i in range(LAYERS):
+
+        def linear(name, y, i=i):
+            h = f"{root}.layers.{i}.{name}"
+            return y @ state[f"{h}.weight"].T + state[f"{h}.bias"]
+
+        def gained(name, y, i=i):
+            h = f"{root}.layers.{i}.{name}"
+            return y * state[f"{h}.weight"] + state[f"{h}.bias"]
+
+        read = _layer_norm(x, 1e-5)
+        inner = gained("self_attn_layer_norm", read)
+        q, k, v = (_split(linear(f"self_attn.{one}_proj", inner), HEADS) for one in "qkv")
+        q = q * q.dtype.type((WIDTH // HEADS) ** -0.5)
+        out = state[f"{root}.layers.{i}.self_attn.out_proj.weight"]
+        scores, pattern, heads = _attend(q, k, v, 1.0, out)
+        x = x + heads.sum(0) + state[f"{root}.layers.{i}.self_attn.out_proj.bias"]
+        mlp_read = _layer_norm(x, 1e-5)
+        mlp = linear("fc2", linear("fc1", gained("final_layer_norm", mlp_read)))
+        x = x + mlp
+        layers.append(Layer(read, scores, pattern, heads, mlp_read, mlp))
+    return layers
+
+
+def _run_llama(state, config, tokens):
+    eps, heads_of = config["rms_norm_eps"], config["num_attention_heads"]
+    groups = config.get("num_key_value_heads", heads_of)
+    x = state["model.embed_tokens.weight"][tokens]
+    is_gemma = kind(config) == "gemma"
+    if is_gemma:
+        x = x * x.dtype.type(WIDTH**0.5)
+    layers = []
+    for i in range(LAYERS):
+        h = f"model.layers.{i}"
+
+        def linear(name, y, h=h):
+            bias = state.get(f"{h}.{name}.bias", y.dtype.type(0))
+            return y @ state[f"{h}.{name}.weight"].T + bias
+
+        def gained(name, y, h=h):
+            return y * (state[f"{h}.{name}.weight"] + y.dtype.type(is_gemma))
+
+        read = _rms_norm(x, eps)
+        inner = gained("input_layernorm", read)
+        q = _split(linear("self_attn.q_proj", inner), heads_of)
+        k, v = (_split(linear(f"self_attn.{one}_proj", inner), groups) for one in "kv")
+        q, k = (_rotate(one, _frequencies(config)) for one in (q, k))
+        k, v = (np.repeat(one, heads_of // groups, axis=0) for one in (k, v))
+        out = state[f"{h}.self_attn.o_proj.weight"]
+        scores, pattern, heads = _attend(q, k, v, q.shape[-1] ** -0.5, out)
+        x = x + heads.sum(0) + state.get(f"{h}.self_attn.o_proj.bias", x.dtype.type(0))
+        mlp_read = _rms_norm(x, eps)
+        inner = gained("post_attention_layernorm", mlp_read)
+        mlp = linear("mlp.down_proj", linear("mlp.gate_proj", inner) * linear("mlp.up_proj", inner))
+        x = x + mlp
+        layers.append(Layer(read, scores, pattern, heads, mlp_read, mlp))
+    return layers

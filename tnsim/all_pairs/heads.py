@@ -1,0 +1,306 @@
+"""Heads of one transformer against heads of another, and the head that each became.
+
+An inner product of two heads needs no matrix of the width of the stream. With lifted maps Q, K of
+one head and Q', K' of the other, inputs x_q and x_k that are independent, and M = E[x x'^T] between
+the two streams,
+
+    E[(x_q^T Q^T R K x_k) (x_q'^T Q'^T R' K' x_k')] = sum((Q M Q'^T) * (R (K M K'^T) R'^T)),
+
+two matrices of the width of a head. An OV circuit is the same, with the transposed output in the
+place of the queries and the identity, or the product of the unembeddings, in the place of M.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+import numpy as np
+from jaxtyping import Float
+
+from tnsim.all_pairs.result import require_xarray
+from tnsim.all_pairs.run import pairwise
+from tnsim.circuits.own_parts import OwnParts
+from tnsim.circuits.parts import Anatomy, Parts, opened
+from tnsim.circuits.standard_parts import Circuits, StandardParts, View, checked_view
+from tnsim.errors import MissingExtra, ModelError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import xarray as xr
+
+_KINDS = ("qk", "ov")
+_AT_ONCE = 2**25  # entries of the products of a block of heads of one side with all of the other
+
+
+class _Side(NamedTuple):
+    """The heads of one model.
+
+    Attributes:
+        circuits: Maps of the heads.
+        inputs: Inputs of the maps, (samples, width + 1), with a one behind; None for standard
+            normal streams, and for maps that hold the values on all inputs.
+        outputs: Matrix that reads the outputs of OV circuits, (logits, width); None for the
+            identity.
+    """
+
+    circuits: Circuits
+    inputs: np.ndarray | None = None
+    outputs: np.ndarray | None = None
+
+
+def heads(
+    a: Any,
+    b: Any,
+    kind: str = "qk",
+    *,
+    through: str | None = None,
+    distances: Sequence[int] = (1,),
+) -> xr.Dataset:
+    """Similarity of every head of one transformer with every head of another, and their matching.
+
+    Args:
+        a, b: Transformers, as in `parts`, or what `parts` returned for one.
+        kind: "qk" for scores, "ov" for what heads add to the stream.
+        through: None where both streams have one basis, as along a training run: inputs are
+            standard normal streams behind the norm. "embedding" for models with one vocabulary:
+            inputs are embeddings of all tokens, normalised as a layer normalises them, and outputs
+            are read by the final norm's gain and the unembedding, so that neither the basis nor
+            the width of a stream matters.
+        distances: Numbers of positions by which keys stand before queries, over which inner
+            products of rotated scores are added up.
+
+    Returns:
+        A Dataset: `similarity` (a, b), float64 in [-1, 1]; `inner` (a, b), the inner products;
+        `became` (a), the head of `b` that each head of `a` is matched with, empty where `b` has
+        fewer heads; `matched` (a), the similarity with it, NaN where there is none. The matching
+        has the largest sum of similarities. Attribute `symmetry` says which changes of basis inside
+        a head change nothing.
+
+    Raises:
+        ModelError: An argument is unknown, widths or vocabularies differ, or a head is zero.
+        UnsupportedLayer: A model has no such parts.
+        MissingExtra: xarray or scipy is not installed.
+
+    Example:
+        >>> from pathlib import Path
+        >>> import tnsim
+        >>> run = tnsim.load(Path(tnsim.__file__).parent / "data" / "induction")
+        >>> found = tnsim.heads(run[-2], run[-1], "ov")
+        >>> found.became.sel(a="layer 2 head 3").item()
+        'layer 2 head 3'
+
+    Source:
+        Inner products of QK and OV circuits (Elhage et al., A Mathematical Framework for
+        Transformer Circuits, 2021) under independent inputs.
+    """
+    require_xarray()
+    if kind not in _KINDS:
+        raise ModelError(f"kind of heads is qk or ov, found {kind!r}")
+    if through not in (None, "embedding"):
+        raise ModelError(f"through is None or 'embedding', found {through!r}")
+    view = checked_view(distances, "fold")
+    first, second = (_anatomy(one) for one in (a, b))
+    if not (first.names(kind) and second.names(kind)):
+        raise ModelError("the model has no head")
+    own = [isinstance(one, OwnParts) for one in (first, second)]
+    if kind == "qk" and all(own) and through is None:
+        inner, norms, names = _of_products_of_scores(first, second, view)
+    else:
+        bra, ket = (_side(one, kind, through, view) for one in (first, second))
+        _check_sides(bra, ket, through)
+        inner = _inner(bra.circuits, ket.circuits, _moments(bra, ket))
+        norms = [_squares(side) for side in (bra, ket)]
+        names = [_labels(side.circuits) for side in (bra, ket)]
+    for label_list, squares in zip(names, norms, strict=True):
+        if not (squares > 0).all():
+            zero = label_list[int(np.argmin(squares))]
+            raise ModelError(f"{zero} is the zero function: it has no similarity")
+    similarity = inner / np.sqrt(np.outer(norms[0], norms[1]))
+    about = {
+        "kind": kind,
+        "through": through or "",
+        "symmetry": _symmetry(kind, view, first, second),
+        "distances": list(view.distances),
+    }
+    return _labelled(similarity, inner, names, about)
+
+
+def _anatomy(one: Any) -> Anatomy:
+    return one.anatomy if isinstance(one, Parts) else opened(one)
+
+
+def _labels(circuits: Circuits) -> list[str]:
+    return [f"layer {name.layer} head {name.head}" for name in circuits.names]
+
+
+def _labelled(
+    similarity: Float[np.ndarray, "A B"],
+    inner: Float[np.ndarray, "A B"],
+    names: list[list[str]],
+    about: dict[str, Any],
+) -> xr.Dataset:
+    """The result with its matching."""
+    import xarray
+
+    rows, columns = _matching(similarity)
+    became = np.full(len(names[0]), "", dtype=object)
+    matched = np.full(len(names[0]), np.nan)
+    became[rows] = np.array(names[1], dtype=object)[columns]
+    matched[rows] = similarity[rows, columns]
+    variables = {
+        "similarity": (("a", "b"), similarity),
+        "inner": (("a", "b"), inner),
+        "became": ("a", became.astype(str)),
+        "matched": ("a", matched),
+    }
+    return xarray.Dataset(variables, {"a": names[0], "b": names[1]}, about)
+
+
+def _matching(similarity: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Rows and columns of the matching with the largest sum."""
+    try:
+        from scipy.optimize import linear_sum_assignment
+    except ImportError:
+        raise MissingExtra("scipy", "pairwise", "matching heads") from None
+    return linear_sum_assignment(similarity, maximize=True)
+
+
+def _side(anatomy: Anatomy, kind: str, through: str | None, view: View) -> _Side:
+    """The heads of a model, with what they read and what reads them."""
+    if through is not None and kind == "qk" and isinstance(anatomy, OwnParts):
+        return _Side(anatomy.scores_of_tokens(view))
+    circuits = anatomy.circuits(kind, view)
+    if through is None:
+        return _Side(circuits)
+    embedded, unembedding = anatomy.ends()
+    lifted = np.concatenate([embedded, np.ones((len(embedded), 1))], axis=1)
+    return _Side(circuits, lifted, unembedding if kind == "ov" else None)
+
+
+def _check_sides(a: _Side, b: _Side, through: str | None) -> None:
+    """Refuse models whose heads have no inner product."""
+    distances = [1 if side.circuits.turns is None else len(side.circuits.turns) for side in (a, b)]
+    widths = [side.circuits.right.shape[-1] for side in (a, b)]
+    if through is None and widths[0] != widths[1]:
+        raise ModelError(
+            f"streams have widths {widths[0] - 1} and {widths[1] - 1}: heads of models with one "
+            'vocabulary are compared by through="embedding"'
+        )
+    if (a.inputs is None) != (b.inputs is None):
+        raise ModelError(
+            "scores of bilinear attention are products of two bilinear forms, scores of standard "
+            "attention are single forms: either kind is compared with its own"
+        )
+    sizes = widths if a.inputs is None else [len(a.inputs), len(b.inputs)]  # type: ignore[arg-type]
+    if through is not None and sizes[0] != sizes[1]:
+        raise ModelError(
+            f"vocabularies have {sizes[0]} and {sizes[1]} tokens: through the embeddings tokens "
+            "must be the same"
+        )
+    if distances[0] != distances[1]:
+        raise ModelError(
+            "scores of one model depend on distance and scores of the other do not: give one "
+            f"distance, found {max(distances)}"
+        )
+
+
+Moments: TypeAlias = tuple[np.ndarray | None, np.ndarray | None]
+"""Matrices between left maps and between right maps of two models, None for the identity."""
+
+
+def _moments(a: _Side, b: _Side) -> Moments:
+    """`E[x x'^T]` between the streams of two models, and what joins outputs of OV circuits."""
+    if a.inputs is None or b.inputs is None:
+        return None, None
+    inputs = a.inputs.T @ b.inputs / len(a.inputs)
+    if a.outputs is None or b.outputs is None:
+        return inputs, inputs
+    return a.outputs.T @ b.outputs, inputs
+
+
+def _inner(a: Circuits, b: Circuits, moments: Moments) -> Float[np.ndarray, "A B"]:
+    """Inner products of all heads of one model with all heads of another."""
+    left, right = (
+        maps if moment is None else maps @ moment.T
+        for maps, moment in zip((b.left, b.right), moments, strict=True)
+    )
+    block = max(1, _AT_ONCE // (a.left.shape[1] * left[..., 0].size))
+    parts = []
+    for start in range(0, len(a.names), block):
+        chosen = slice(start, start + block)
+        queries = _crossed(a.left[chosen], left)
+        keys = _turned(_crossed(a.right[chosen], right), a.turns, b.turns)
+        parts.append(np.einsum("aibj,aibj->ab", queries, keys))
+    return np.concatenate(parts)
+
+
+def _crossed(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Products of all rows of all heads, (heads of a, rows of a, heads of b, rows of b)."""
+    products = a.reshape(-1, a.shape[-1]) @ b.reshape(-1, b.shape[-1]).T
+    return products.reshape(*a.shape[:2], *b.shape[:2])
+
+
+def _turned(keys: np.ndarray, a: np.ndarray | None, b: np.ndarray | None) -> np.ndarray:
+    """The sum over distances of `R keys R'^T`, where R is the identity for None."""
+    if a is None and b is None:
+        return keys
+    count = len(a) if a is not None else len(b)  # type: ignore[arg-type]
+    total = np.zeros_like(keys)
+    for n in range(count):
+        turned = keys
+        if a is not None:
+            turned = np.tensordot(a[n], turned, axes=(1, 1)).swapaxes(0, 1)
+        if b is not None:
+            turned = turned @ b[n].T
+        total += turned
+    return total
+
+
+def _squares(side: _Side) -> Float[np.ndarray, " A"]:
+    """Squared norms of all heads of a model."""
+    moments = _moments(side, side)
+    squares = []
+    for n in range(len(side.circuits.names)):
+        one = slice(n, n + 1)
+        names, left, right, turns = side.circuits
+        head = Circuits(names[one], left[one], right[one], turns)
+        squares.append(_inner(head, head, moments)[0, 0])
+    return np.array(squares)
+
+
+def _of_products_of_scores(
+    a: Anatomy, b: Anatomy, view: View
+) -> tuple[np.ndarray, list[np.ndarray], list[list[str]]]:
+    """Inner products of QK circuits of bilinear attention, and squared norms, by `pairwise`."""
+    sides = [Parts(one, ("qk",), view) for one in (a, b)]
+    result = pairwise(dict(sides[0]), other=dict(sides[1]))
+    inner = result["sign"].values * np.exp(result["log_inner"].values)
+    norms = [np.exp(result[f"log_norm_{side}"].values) for side in "ab"]
+    names = [[f"layer {one.layer} head {one.head}" for one in side.names] for side in sides]
+    return inner, norms, names
+
+
+def _symmetry(kind: str, view: View, *models: Anatomy) -> str:
+    """The changes of basis inside a head that change no similarity, in a sentence."""
+    if kind == "ov":
+        return "any invertible change of basis of the values of a head changes nothing"
+    turned = any(isinstance(one, StandardParts) and _is_rotated(one) for one in models)
+    own = any(isinstance(one, OwnParts) for one in models)
+    if not turned and not own:
+        return "any invertible change of basis of queries and keys of a head changes nothing"
+    if own:
+        return (
+            "scores are products of two bilinear forms, which may change places; where they are "
+            "rotated, only changes of basis that commute with the rotations change nothing"
+        )
+    return (
+        "rotated coordinates of queries and keys may change only as commutes with the rotations: "
+        "a scaling and a turn for each frequency, equal for query and inverse for key; a general "
+        f"change of basis makes another head. Added up over {len(view.distances)} distances: at a "
+        "single distance more heads look equal than are"
+    )
+
+
+def _is_rotated(anatomy: StandardParts) -> bool:
+    return anatomy.transformer.rotary is not None

@@ -1,0 +1,52 @@
+// Parts of transformers, layer by head: each cell has the value of the chosen pair in the matrix of
+// one part, and opens this matrix.
+
+let partCells = [];
+
+function makePart(matrix, choose) {
+  const made = element("td");
+  if (matrix === null) return made;
+  const { name } = run.matrices[matrix];
+  const button = element("button", null, { type: "button", class: "part", "aria-label": name });
+  button.title = name;
+  button.addEventListener("click", () => choose(matrix));
+  partCells.push({ button, matrix });
+  made.append(button);
+  return made;
+}
+
+// A table for each kind: a line for each layer, a column for each head.
+function buildParts(choose) {
+  partCells = [];
+  const tables = run.parts.map(({ kind, grid }) => {
+    const table = element("table", null, { class: "parts" });
+    table.append(element("caption", kind));
+    const lines = grid.map((line, layer) => {
+      const made = element("tr");
+      if (grid.length > 1) made.append(element("th", String(layer)));
+      made.append(...line.map((matrix) => makePart(matrix, choose)));
+      return made;
+    });
+    table.append(...lines.reverse()); // the first layer at the bottom, as rows of a matrix
+    return table;
+  });
+  byId("partTables").replaceChildren(...tables);
+}
+
+let rangeOfParts = null;
+
+function drawParts({ row, column }, shownMatrix) {
+  rangeOfParts ??= rangeOf(run.matrices);
+  const { low, high, stops } = rangeOfParts;
+  for (const { button, matrix } of partCells) {
+    const packed = run.matrices[matrix];
+    const value = valuesOf(packed)[row * columns + column];
+    const step = Math.min(Math.max(Math.round((255 * (value - low)) / (high - low)), 0), 255);
+    const colour = Number.isFinite(value) ? ramps.get(stops)[step] : NOT_FINITE;
+    const [red, green, blue] = colour;
+    button.style.background = `rgb(${red}, ${green}, ${blue})`;
+    button.style.color = 0.3 * red + 0.6 * green + 0.1 * blue > 140 ? "#000" : "#fff";
+    button.textContent = Number.isFinite(value) ? signed(value.toFixed(2)) : "–";
+    button.setAttribute("aria-pressed", String(matrix === shownMatrix));
+  }
+}

@@ -1,0 +1,335 @@
+"""Layouts of standard transformers: names of tensors, entries of configurations, refusals by name.
+
+A layout says under which names a family of models keeps its maps and norms, and how the maps of
+queries, keys and values share a tensor. Every tensor of a checkpoint must have a place in the
+layout: a tensor without a place may be a norm of queries or an adapter, and is refused.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tnsim.checkpoints.named_arrays import listing
+from tnsim.errors import CheckpointError, UnsupportedLayer, printable
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Names and conventions of one family of transformers.
+
+    Names of tensors of a layer stand behind `layer`, other names behind `root`, and the names of
+    `unembedding` at the top. Each name stands for a weight and perhaps a bias.
+
+    Args:
+        name: The `model_type` of configurations.
+        root: Prefix of all names but the unembedding.
+        layer: Prefix of the names of layer {i}, behind `root`.
+        q, k, v, o: Maps of queries, keys, values and of the output.
+        qkv: The map that holds queries, keys and values together; None for three maps.
+        interleaved: Whether `qkv` has queries, keys and values of one head side by side, and not
+            all queries before all keys before all values.
+        transposed: Whether matrices of layers are stored (in, out).
+        attention_norm, mlp_norm: Norms before attention and before the MLP.
+        norm: Kind of norms: `layer`, `rms`, or `rms+1` for RMS norms of gain 1 + weight.
+        up, gate, down: Maps of the MLP; `gate` is None for an MLP without one.
+        embedding: Table of tokens, behind `root`.
+        positions: Table of positions, behind `root`; None for rotated queries and keys.
+        final_norm: Norm before the unembedding, behind `root`.
+        unembedding: Names of the matrix of logits, at the top.
+        tied: Whether the table of tokens is the unembedding where the configuration does not say.
+        activation: Entry of the configuration with the activation of the MLP.
+        eps: Entries of the configuration with the constant of norms.
+        default_eps: Constant of norms where the configuration does not say.
+        rotary_share: Share of the coordinates of a head that are rotated where the configuration
+            does not say.
+        embedding_by_root_of_width: Whether embeddings are multiplied by the root of the width.
+        ignored: Patterns of names, behind `root`, of tensors that are no weights.
+    """
+
+    name: str
+    root: str
+    layer: str
+    o: str
+    attention_norm: str
+    mlp_norm: str
+    up: str
+    down: str
+    embedding: str
+    final_norm: str
+    unembedding: tuple[str, ...] = ("lm_head",)
+    tied: bool = False
+    q: str = ""
+    k: str = ""
+    v: str = ""
+    qkv: str | None = None
+    interleaved: bool = False
+    transposed: bool = False
+    norm: str = "rms"
+    gate: str | None = None
+    positions: str | None = None
+    activation: str = "hidden_act"
+    eps: tuple[str, ...] = ("rms_norm_eps", "layer_norm_epsilon", "layer_norm_eps")
+    default_eps: float = 1e-5
+    rotary_share: float = 1.0
+    embedding_by_root_of_width: bool = False
+    ignored: tuple[str, ...] = ()
+
+    def modules(self) -> Iterator[str]:
+        """Names of everything with a weight in one layer, behind the prefix of the layer."""
+        yield from (self.qkv,) if self.qkv else (self.q, self.k, self.v)
+        yield from (self.o, self.attention_norm, self.mlp_norm, self.up, self.down)
+        if self.gate:
+            yield self.gate
+
+    def at(self, i: int, module: str) -> str:
+        """The name of a module of layer i, behind the prefix of all names."""
+        return self.layer.format(i=i) + module
+
+
+def _gated(name: str, **others: Any) -> Layout:
+    """A layout with Llama's names."""
+    values: dict[str, Any] = {
+        "root": "model.",
+        "layer": "layers.{i}.",
+        "q": "self_attn.q_proj",
+        "k": "self_attn.k_proj",
+        "v": "self_attn.v_proj",
+        "o": "self_attn.o_proj",
+        "attention_norm": "input_layernorm",
+        "mlp_norm": "post_attention_layernorm",
+        "up": "mlp.up_proj",
+        "gate": "mlp.gate_proj",
+        "down": "mlp.down_proj",
+        "embedding": "embed_tokens",
+        "final_norm": "norm",
+        "ignored": ("*rotary_emb.inv_freq",),
+        "default_eps": 1e-6,
+    }
+    return Layout(name, **{**values, **others})
+
+
+LAYOUTS: Mapping[str, Layout] = {
+    layout.name: layout
+    for layout in (
+        Layout(
+            name="gpt2",
+            root="transformer.",
+            layer="h.{i}.",
+            qkv="attn.c_attn",
+            o="attn.c_proj",
+            transposed=True,
+            norm="layer",
+            attention_norm="ln_1",
+            mlp_norm="ln_2",
+            up="mlp.c_fc",
+            down="mlp.c_proj",
+            embedding="wte",
+            positions="wpe",
+            tied=True,
+            final_norm="ln_f",
+            activation="activation_function",
+            ignored=("*.attn.bias", "*.attn.masked_bias"),
+        ),
+        Layout(
+            name="gpt_neox",
+            root="gpt_neox.",
+            layer="layers.{i}.",
+            qkv="attention.query_key_value",
+            interleaved=True,
+            o="attention.dense",
+            norm="layer",
+            attention_norm="input_layernorm",
+            mlp_norm="post_attention_layernorm",
+            up="mlp.dense_h_to_4h",
+            down="mlp.dense_4h_to_h",
+            embedding="embed_in",
+            final_norm="final_layer_norm",
+            unembedding=("embed_out", "lm_head"),
+            rotary_share=0.25,
+            ignored=(
+                "*attention.bias",
+                "*attention.masked_bias",
+                "*rotary_emb.inv_freq",
+            ),
+        ),
+        _gated("llama"),
+        _gated("mistral"),
+        _gated("qwen2"),
+        _gated("gemma", norm="rms+1", tied=True, embedding_by_root_of_width=True),
+        Layout(
+            name="opt",
+            root="model.decoder.",
+            layer="layers.{i}.",
+            q="self_attn.q_proj",
+            k="self_attn.k_proj",
+            v="self_attn.v_proj",
+            o="self_attn.out_proj",
+            norm="layer",
+            attention_norm="self_attn_layer_norm",
+            mlp_norm="final_layer_norm",
+            up="fc1",
+            down="fc2",
+            embedding="embed_tokens",
+            positions="embed_positions",
+            tied=True,
+            final_norm="final_layer_norm",
+            activation="activation_function",
+        ),
+    )
+}
+"""Layouts by the `model_type` of their configurations."""
+
+
+QK_NORMS = "normalises queries and keys, so its scores are no bilinear form"
+
+NOT_POLYNOMIAL: Mapping[str, str] = {
+    "gemma2": "caps its scores and logits by tanh (softcaps)",
+    "gemma3": QK_NORMS,
+    "gemma3_text": QK_NORMS,
+    "qwen3": QK_NORMS,
+    "qwen3_moe": QK_NORMS,
+    "olmo2": QK_NORMS,
+    "olmo3": QK_NORMS,
+    "bloom": "adds a constant for each distance to its scores (ALiBi)",
+    "mpt": "adds a constant for each distance to its scores (ALiBi)",
+    "mixtral": "chooses among experts by a softmax of the input",
+}
+"""Reasons why models of other types are refused."""
+
+
+_SOFTCAPS = ("attn_logit_softcapping", "final_logit_softcapping")
+_QK_NORMS = ("use_qk_norm", "qk_layernorm", "qk_norm")
+_QK_NORM = re.compile(r"(^|[._])(q|k|query|key)_?(layer)?_?norm([._]|$)", re.IGNORECASE)
+
+
+def layout_of(config: Mapping[str, Any]) -> Layout:
+    """The layout that a configuration names.
+
+    Args:
+        config: Contents of config.json.
+
+    Returns:
+        The layout.
+
+    Raises:
+        UnsupportedLayer: Where the type of the model, or a setting, is refused; the message says
+            why.
+
+    Example:
+        >>> layout_of({"model_type": "gpt2"}).o
+        'attn.c_proj'
+    """
+    name = config.get("model_type")
+    if reason := NOT_POLYNOMIAL.get(str(name)):
+        raise UnsupportedLayer(f"a transformer of type {name} {reason}; {_readable()}")
+    if name not in LAYOUTS:
+        raise UnsupportedLayer(
+            f"no layout is known of transformers of type {printable(repr(name), 80)}; {_readable()}"
+        )
+    _check_settings(config)
+    return LAYOUTS[str(name)]
+
+
+def _readable() -> str:
+    return f"taken apart are {', '.join(LAYOUTS)}, and models of tnsim"
+
+
+def _check_settings(config: Mapping[str, Any]) -> None:
+    """Refuse settings with which a model of a known type is another function."""
+    name = config["model_type"]
+    for key in _SOFTCAPS:
+        if config.get(key):
+            raise UnsupportedLayer(
+                f"{key} = {config[key]!r} of config.json caps by tanh (softcap), and a cap is no "
+                f"polynomial; {_readable()}"
+            )
+    for key in _QK_NORMS:
+        if config.get(key):
+            raise UnsupportedLayer(f"{key} of config.json {QK_NORMS}; {_readable()}")
+    if config.get("quantization_config"):
+        raise CheckpointError(
+            "quantization_config of config.json says that weights are packed; save the model in "
+            "plain numbers"
+        )
+    if name == "opt" and config.get("do_layer_norm_before") is False:
+        raise UnsupportedLayer(
+            "do_layer_norm_before = False of config.json puts norms behind the blocks, where parts "
+            "read what no norm has normalised; parts are those of norms before the blocks"
+        )
+    if name == "opt" and config.get("word_embed_proj_dim") not in (None, config.get("hidden_size")):
+        raise UnsupportedLayer(
+            "word_embed_proj_dim of config.json differs from hidden_size: maps between embedding "
+            "and stream are in no layout"
+        )
+    if name == "gpt2" and config.get("add_cross_attention"):
+        raise UnsupportedLayer(
+            "add_cross_attention of config.json: heads that read another sequence are in no layout"
+        )
+
+
+def root_of(layout: Layout, state: Mapping[str, Any]) -> tuple[str, str]:
+    """The prefixes of names in a checkpoint.
+
+    Args:
+        layout: Layout of the checkpoint.
+        state: Tensors by name.
+
+    Returns:
+        The prefix of names with a root, and the prefix of the unembedding. Wrappers put words
+        before all names, and a model without its head lacks the root.
+
+    Raises:
+        CheckpointError: Where layer 0 is missing, or is there more than once.
+
+    Example:
+        >>> root_of(LAYOUTS["gpt2"], {"module.transformer.h.0.attn.c_proj.weight": None})
+        ('module.transformer.', 'module.')
+    """
+    end = f"{layout.at(0, layout.o)}.weight"
+    found = [name.removesuffix(end) for name in state if str(name).endswith(end)]
+    found = [root for root in found if root[-1:] in ("", ".")]
+    if len(found) != 1:
+        raise CheckpointError(
+            f"the layout {layout.name} has one tensor whose name ends in {end!r}, found "
+            f"{len(found)}{listing(state)}"
+        )
+    (root,) = found
+    if root.endswith(layout.root):
+        return root, root.removesuffix(layout.root)
+    return root, ""
+
+
+def check_names(layout: Layout, layers: int, state: Mapping[str, Any]) -> None:
+    """Refuse tensors that have no place in a layout.
+
+    Args:
+        layout: Layout of the checkpoint.
+        layers: Number of layers.
+        state: Tensors by name.
+
+    Raises:
+        UnsupportedLayer: Where a tensor is a norm of queries or keys.
+        CheckpointError: Where another tensor has no place.
+
+    Example:
+        >>> check_names(LAYOUTS["gpt2"], 1, {"h.0.attn.c_proj.weight": None, "wte.weight": None})
+    """
+    root, top = root_of(layout, state)
+    modules = [root + layout.at(i, module) for i in range(layers) for module in layout.modules()]
+    ends = (layout.embedding, layout.positions, layout.final_norm)
+    modules += [root + name for name in ends if name] + [top + name for name in layout.unembedding]
+    known = {f"{module}.{part}" for module in modules for part in ("weight", "bias")}
+    ignored = [root + pattern for pattern in layout.ignored]
+    for name in state:
+        if name in known or any(fnmatch.fnmatchcase(name, pattern) for pattern in ignored):
+            continue
+        if _QK_NORM.search(name):
+            raise UnsupportedLayer(f"{name} {QK_NORMS}")
+        raise CheckpointError(
+            f"tensor {printable(str(name), 120)!r} has no place in the layout {layout.name} of "
+            f"{layers} layers; merge adapters into the weights, and save the model alone"
+        )

@@ -1,0 +1,206 @@
+"""Parts of models of tnsim: heads of bilinear attention, blocks of one layer, the direct path.
+
+A head of bilinear attention multiplies two scores, so its QK circuit is of order four:
+`(q1 . k1) (q2 . k2) / d_head^2` with queries and keys of the stream, rotated by distance.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tnsim.circuits.standard_parts import Circuits, PartName, View, listed, score
+from tnsim.circuits.transformer import Affine, Rotary
+from tnsim.errors import UnsupportedLayer
+from tnsim.models.attention import Attention
+from tnsim.models.layers import Bilinear, Linear, Residual, bias_name, innermost, residual_rule
+from tnsim.models.model import Model
+from tnsim.models.origin import Origin
+from tnsim.models.protocol import Layer
+
+
+@dataclass(frozen=True, eq=False)
+class OwnParts:
+    """The parts of a model of tnsim. Layers have their numbers in the model.
+
+    Args:
+        model: The model.
+    """
+
+    model: Model
+
+    def names(self, kind: str) -> list[PartName]:
+        """The parts of a kind, in order. There is no direct path past a layer without a skip."""
+        layers = list(enumerate(map(innermost, self.model.layers)))
+        if kind == "direct":
+            skips = [residual_rule(layer)[0] for layer in self._nonlinear()]
+            return [PartName("direct")] if all(skip != 0 for skip in skips) else []
+        attention = [(i, layer) for i, layer in layers if isinstance(layer, Attention)]
+        if kind != "mlp":
+            return [PartName(kind, i, h) for i, layer in attention for h in range(layer.n_heads)]
+        blocks = [i for i, layer in layers if not isinstance(layer, (Attention, Linear))]
+        return [PartName("mlp", i) for i in blocks]
+
+    def part(self, name: PartName, view: View) -> Model:
+        """The model of a part."""
+        if name.layer is None:
+            return self._direct()
+        layer = self.model.layers[name.layer]
+        scale = residual_rule(layer)[1]
+        core = innermost(layer)
+        if not isinstance(core, Attention) or name.head is None:
+            inner = layer if core is layer else Residual(core, 0.0, scale)  # type: ignore[arg-type]
+            return self._model([inner], "what the layer adds to the stream")
+        if name.kind == "ov":
+            value = _rows(core, "v", name.head)
+            columns = slice(name.head * core.d_value, (name.head + 1) * core.d_value)
+            output = scale * np.asarray(core.o, np.float64)[:, columns]
+            said = "what the head adds to the stream for each position with a score of one"
+            return self._model([Linear(*value), Linear(output)], said)
+        return self._qk(core, name.head, view)
+
+    def circuits(self, kind: str, view: View) -> Circuits:
+        """The maps of all heads on both sides of each circuit, of OV circuits only.
+
+        Raises:
+            UnsupportedLayer: For QK circuits, whose scores are products of two.
+        """
+        if kind != "ov":
+            raise UnsupportedLayer("scores of bilinear attention are no bilinear forms")
+        names = self.names("ov")
+        parts = [self.part(name, view).layers for name in names]
+        left = [np.asarray(output.weight).T for _, output in parts]  # type: ignore[attr-defined]
+        right = [Affine(value.weight, value.bias).lifted() for value, _ in parts]  # type: ignore[attr-defined]
+        return Circuits(names, np.stack(left), np.stack(right), None)
+
+    def ends(self) -> tuple[np.ndarray, np.ndarray]:
+        """Embeddings of all tokens, and the matrix of logits.
+
+        Raises:
+            UnsupportedLayer: The model does not begin and end with linear layers.
+        """
+        first, last = self.model.layers[0], self.model.layers[-1]
+        if not (isinstance(first, Linear) and isinstance(last, Linear)):
+            raise UnsupportedLayer(
+                "heads are compared through an embedding and an unembedding, and the model does "
+                "not begin and end with a linear layer"
+            )
+        embedded = np.asarray(first.weight, np.float64).T
+        if first.bias is not None:
+            embedded = embedded + np.asarray(first.bias, np.float64)
+        return embedded, np.asarray(last.weight, np.float64)
+
+    def scores_of_tokens(self, view: View) -> Circuits:
+        """QK circuits of all heads as bilinear forms of tokens.
+
+        The product of two forms of rank r is a form of rank r^2, of the products of rows:
+        `(q1 . k1) (q2 . k2) = sum_ij (q1_i q2_j) (k1_i k2_j)`. So it is with rotated keys, whose
+        products turn by the Kronecker product of both rotations.
+
+        Returns:
+            Values (heads, d_head^2, vocabulary) of both sides on all tokens, divided by the root of
+            the vocabulary, so that sums over tokens are means.
+        """
+        embedded, _ = self.ends()
+        names = self.names("qk")
+        left, right, turns = [], [], None
+        for name in names:
+            core, h = innermost(self.model.layers[name.layer or 0]), name.head or 0
+            assert isinstance(core, Attention)  # as `names` says
+            values = []
+            for role in ("q1", "q2", "k1", "k2"):
+                weight, bias = _rows(core, role, h)
+                value = weight @ embedded.T
+                values.append(value if bias is None else value + bias[:, None])
+            q1, q2, k1, k2 = values
+            share = 1.0 / (core.d_head * len(embedded) ** 0.5)
+            left.append(share * _products(q1, q2))
+            right.append(share * _products(k1, k2))
+            turns = _turns(core, view)
+        if turns is not None:
+            turns = np.stack([np.kron(turn, turn) for turn in turns])
+        return Circuits(names, np.stack(left), np.stack(right), turns)
+
+    def _qk(self, core: Attention, h: int, view: View) -> Model:
+        said = "products of two scores, before the mask"
+        turns = _turns(core, view)
+        if turns is None:
+            turns = [np.eye(core.d_head)]
+        else:
+            said += f", of keys {listed(view.distances)} before their query"
+        pairs = []
+        for n in "12":
+            key = _rows(core, f"k{n}", h)
+            keys = [
+                Affine(turn @ key.weight, None if key.bias is None else turn @ key.bias)
+                for turn in turns
+            ]
+            pairs.append(score(_rows(core, f"q{n}", h), keys, 1.0 / core.d_head))
+        count = len(turns)
+        both = _side_by_side(*pairs)
+        first, second = np.hsplit(np.eye(2 * count), 2)
+        return self._model([both, Bilinear(first.T, second.T, np.eye(count))], said)
+
+    def _nonlinear(self) -> list[Layer]:
+        return [layer for layer in self.model.layers if not isinstance(innermost(layer), Linear)]
+
+    def _direct(self) -> Model:
+        """Linear layers in a row, nonlinear ones replaced by their skips."""
+        layers: list[Layer] = []
+        factor = 1.0
+        for layer in self.model.layers:
+            if isinstance(innermost(layer), Linear):
+                layers.append(layer)
+            else:
+                factor = factor * residual_rule(layer)[0]
+        first = layers[0] if layers else Linear(np.eye(self.model.d_in))
+        rest = layers[1:]
+        if factor != 1.0:
+            return self._model([first, Linear(factor * np.eye(first.d_out)), *rest], "logits")
+        return self._model([first, *rest], "outputs of the linear layers alone")
+
+    def _model(self, layers: list[Any], gives: str) -> Model:
+        caveats = self.model.origin.caveats if self.model.origin else ()
+        guesses = self.model.origin.guesses if self.model.origin else ()
+        said = (f"gives {gives}",)
+        return Model(layers, None, Origin("part of a model", said, caveats, guesses=guesses))
+
+
+def _turns(core: Attention, view: View) -> list[np.ndarray] | None:
+    """Rotations between query and key, one for each distance; None without RoPE."""
+    if core.rope_base is None:
+        return None
+    angles = core.rope_base ** (-2.0 * np.arange(core.d_head // 2) / core.d_head)
+    return [Rotary(angles).turn(core.d_head, one) for one in view.distances]
+
+
+def _products(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    """Products of every row of one matrix with every row of another, entry by entry."""
+    return (first[:, None] * second[None]).reshape(-1, first.shape[-1])
+
+
+def _rows(core: Attention, role: str, h: int) -> Affine:
+    """The rows of a head in a map, in float64."""
+    weight = np.asarray(getattr(core, role), np.float64)
+    rows = slice(h * len(weight) // core.n_heads, (h + 1) * len(weight) // core.n_heads)
+    bias = getattr(core, bias_name(role))
+    return Affine(weight[rows], None if bias is None else np.asarray(bias, np.float64)[rows])
+
+
+def _side_by_side(one: Bilinear, other: Bilinear) -> Bilinear:
+    """A layer with the outputs of two layers."""
+
+    def stacked(name: str) -> np.ndarray | None:
+        arrays = [getattr(layer, name) for layer in (one, other)]
+        if all(array is None for array in arrays):
+            return None
+        zero = np.zeros(one.rank)
+        return np.concatenate([zero if array is None else array for array in arrays])
+
+    outputs, rank = one.down.shape
+    down = np.zeros((2 * outputs, 2 * rank))
+    down[:outputs, :rank], down[outputs:, rank:] = one.down, other.down
+    left, right = (np.concatenate([getattr(one, n), getattr(other, n)]) for n in ("left", "right"))
+    return Bilinear(left, right, down, stacked("left_bias"), stacked("right_bias"))

@@ -1,0 +1,400 @@
+"""Parts of one checkpoint, or of all checkpoints of a series, as models by name."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias, overload
+
+from tnsim.checkpoints.configurations import configuration
+from tnsim.checkpoints.folders import located
+from tnsim.checkpoints.formats import contents
+from tnsim.checkpoints.guard import naming
+from tnsim.checkpoints.load import Reading, Series, is_several, read
+from tnsim.checkpoints.native import METADATA
+from tnsim.circuits.layouts import LAYOUTS, NOT_POLYNOMIAL, layout_of
+from tnsim.circuits.own_parts import OwnParts
+from tnsim.circuits.standard_parts import KINDS, PartName, StandardParts, View, checked_view
+from tnsim.circuits.transformer import Transformer
+from tnsim.errors import ModelError, TnsimError, printable
+from tnsim.models.model import Model
+from tnsim.tables import html_table
+
+Anatomy: TypeAlias = StandardParts | OwnParts
+"""A model that is taken apart."""
+
+
+class Parts(Mapping[str, Model]):
+    """Parts of one checkpoint, as models by name such as `layer 0 head 3 qk`.
+
+    A part is built when it is looked up; a safetensors file is then read as far as the part needs.
+
+    Args:
+        anatomy: Model that is taken apart.
+        kinds: Kinds of parts.
+        view: Choices about parts.
+        file: Name of the file for messages, None for a model in memory.
+
+    Attributes:
+        names: Places of the parts, in order.
+
+    Raises:
+        ModelError: Where there is no part.
+
+    Example:
+        >>> from pathlib import Path
+        >>> import tnsim
+        >>> file = Path(tnsim.__file__).parent / "data" / "induction" / "step_004000.safetensors"
+        >>> tnsim.parts(file, ["qk"])
+        Parts(8 parts: layer 1 head 0 qk, layer 1 head 1 qk, layer 1 head 2 qk, ...)
+    """
+
+    def __init__(
+        self,
+        anatomy: Anatomy,
+        kinds: tuple[str, ...],
+        view: View,
+        file: str | os.PathLike[str] | None = None,
+    ):
+        self.file = file
+        self.anatomy = anatomy
+        self.kinds = kinds
+        self.view = view
+        self.names: tuple[PartName, ...] = tuple(
+            name for kind in kinds for name in anatomy.names(kind)
+        )
+        if not self.names:
+            raise ModelError(f"the model has no part of kind {' or '.join(kinds)}")
+        self._by_label = {str(name): name for name in self.names}
+
+    def __getitem__(self, label: str) -> Model:
+        name = self.place(label)
+        with _naming(self.file):
+            return self.anatomy.part(name, self.view)
+
+    def place(self, label: str) -> PartName:
+        """The place of a part.
+
+        Args:
+            label: Name of the part.
+
+        Returns:
+            The place.
+
+        Raises:
+            UnknownPart: Where there is no such part.
+        """
+        if label not in self._by_label:
+            raise unknown_part(label, self)
+        return self._by_label[label]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._by_label)
+
+    def __len__(self) -> int:
+        return len(self._by_label)
+
+    def __repr__(self) -> str:
+        return f"Parts({_some(self)})"
+
+    def _repr_html_(self) -> str:
+        return _table(self.names)
+
+
+def _naming(file: str | os.PathLike[str] | None) -> contextlib.AbstractContextManager[None]:
+    """Put the name of a file in front of every refusal, where there is a file."""
+    return contextlib.nullcontext() if file is None else naming(file)
+
+
+class UnknownPart(ModelError, KeyError):
+    """A part that a model does not have."""
+
+    def __str__(self) -> str:
+        return self.args[0]  # unlike the text of a KeyError, without quotes
+
+
+def unknown_part(label: Any, known: Any) -> UnknownPart:
+    """The refusal of a name that is none of `known`."""
+    return UnknownPart(f"there is no part {printable(repr(label), 80)} among {_some(known)}")
+
+
+def _some(labels: Any) -> str:
+    """The number of parts, and the first of them."""
+    labels = list(labels)
+    shown = ", ".join(labels[:3])
+    return f"{len(labels)} parts: {shown}{', ...' if len(labels) > 3 else ''}"
+
+
+def _table(names: Sequence[PartName]) -> str:
+    counts: dict[str, list[str]] = {}
+    for name in names:
+        counts.setdefault(name.kind, []).append(str(name))
+    rows = [(kind, f"{len(found)}, from {found[0]}") for kind, found in counts.items()]
+    return html_table(f"{len(names)} parts", rows, ("kind", "parts"))
+
+
+@dataclass(frozen=True)
+class PartOfFile:
+    """A part of a checkpoint in a file, small enough to be sent to another process.
+
+    Args:
+        path: Checkpoint.
+        reading: Options of reading for models of tnsim.
+        name: Place of the part.
+        view: Choices about parts.
+    """
+
+    path: Path
+    reading: Reading
+    name: PartName
+    view: View
+
+    def read(self) -> Model:
+        """The part, read from its file."""
+        anatomy = opened(self.path, self.reading)
+        with naming(self.path):
+            if self.name not in anatomy.names(self.name.kind):
+                raise unknown_part(str(self.name), map(str, anatomy.names(self.name.kind)))
+            return anatomy.part(self.name, self.view)
+
+
+class PartSeries(Sequence[Model]):
+    """One part of all checkpoints of a series, read when indexed.
+
+    Args:
+        series: Checkpoints.
+        name: Place of the part.
+        view: Choices about parts.
+
+    Attributes:
+        names: Names of the checkpoints.
+        labels: Labels of the checkpoints.
+        files: The part of each checkpoint, not read yet.
+    """
+
+    def __init__(self, series: Series, name: PartName, view: View):
+        self.names: tuple[str, ...] = series.names
+        self.labels: tuple[str, ...] = series.labels
+        self.files: tuple[PartOfFile, ...] = tuple(
+            PartOfFile(path.absolute(), series.reading, name, view) for path in series.paths
+        )
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    @overload
+    def __getitem__(self, index: int) -> Model: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Model]: ...
+
+    def __getitem__(self, index: int | slice) -> Model | Sequence[Model]:
+        if isinstance(index, slice):
+            return [file.read() for file in self.files[index]]
+        return self.files[index].read()
+
+    def __repr__(self) -> str:
+        return f"PartSeries({self.files[0].name} of {len(self)} checkpoints)"
+
+
+class SeriesParts(Mapping[str, PartSeries]):
+    """Parts of all checkpoints of a series, by name: what `pairwise` takes.
+
+    Args:
+        series: Checkpoints, at least one; the first says which parts there are.
+        kinds: Kinds of parts.
+        view: Choices about parts.
+
+    Attributes:
+        series: The checkpoints.
+        names: Places of the parts, in order.
+
+    Example:
+        >>> from pathlib import Path
+        >>> import tnsim
+        >>> run = tnsim.load(Path(tnsim.__file__).parent / "data" / "induction")
+        >>> tnsim.parts(run, ["ov"])["layer 2 head 3 ov"]
+        PartSeries(layer 2 head 3 ov of 12 checkpoints)
+    """
+
+    def __init__(self, series: Series, kinds: tuple[str, ...], view: View):
+        self.series = series
+        self.kinds = kinds
+        self.view = view
+        file = series.paths[0]
+        anatomy = opened(file, series.reading)
+        with naming(file):
+            self.names: tuple[PartName, ...] = Parts(anatomy, kinds, view).names
+        self._by_label = {str(name): name for name in self.names}
+
+    def __getitem__(self, label: str) -> PartSeries:
+        if label not in self._by_label:
+            raise unknown_part(label, self)
+        return PartSeries(self.series, self._by_label[label], self.view)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._by_label)
+
+    def __len__(self) -> int:
+        return len(self._by_label)
+
+    def __repr__(self) -> str:
+        return f"SeriesParts({len(self.series)} checkpoints, {_some(self)})"
+
+    def _repr_html_(self) -> str:
+        return _table(self.names)
+
+
+@overload
+def parts(
+    checkpoint: Series,
+    kinds: Sequence[str] | str = KINDS,
+    *,
+    distances: Sequence[int] = (1,),
+    norm: str = "fold",
+) -> SeriesParts: ...
+
+
+@overload
+def parts(
+    checkpoint: Any,
+    kinds: Sequence[str] | str = KINDS,
+    *,
+    distances: Sequence[int] = (1,),
+    norm: str = "fold",
+) -> Parts: ...
+
+
+def parts(
+    checkpoint: Any,
+    kinds: Sequence[str] | str = KINDS,
+    *,
+    distances: Sequence[int] = (1,),
+    norm: str = "fold",
+) -> Parts | SeriesParts:
+    r"""The parts of a standard transformer that are polynomial, each as a model that is exact.
+
+    A *qk* part is the score of one head, before mask and softmax,
+
+        (x_q, x_k) -> (Q x_q + b)^T R (K x_k + c) * scale,
+
+    a model of the streams of query and key side by side, with one output for each distance where
+    queries and keys are rotated (RoPE), else with one. An *ov* part is what a head adds to the
+    stream, `x -> O (V x + b)`. An *mlp* part is what an MLP block adds. The *direct* part is
+    `token -> U E`, the logits of a token's own embedding.
+
+    Parts read the stream as the norm before them leaves it. Softmax and the norms themselves are no
+    parts, and norms between parts stay outside.
+
+    Args:
+        checkpoint: A file, a folder in Hugging Face's layout, a revision in a hub cache, an
+            `nn.Module` of Hugging Face's library, a `Model` with bilinear attention, or a series of
+            checkpoints. Known layouts are GPT-2, GPT-NeoX, Llama, Mistral, Qwen2, OPT and Gemma 1.
+        kinds: Kinds of parts, of "qk", "ov", "mlp" and "direct".
+        distances: Numbers of positions by which keys stand before their queries.
+        norm: "fold" where parts read the normalised stream, gain and bias of the norm being folded
+            into them; "leave" where parts read the output of the norm.
+
+    Returns:
+        A mapping from names, such as `layer 0 head 3 qk`, to models with float64 weights. Layers
+        have their numbers in the file; those of a `Model` their numbers in the model. For a series
+        the mapping leads to `PartSeries`, and the whole is what `pairwise` takes.
+
+    Raises:
+        UnsupportedLayer: The layout is unknown, or the transformer normalises queries and keys,
+            caps scores, or has an activation that is no polynomial where MLPs are asked for.
+        CheckpointError: A file is damaged, or a tensor has no place in the layout.
+        ModelError: A kind or a distance is unknown, or there is no part.
+
+    Example:
+        >>> from pathlib import Path
+        >>> import tnsim
+        >>> file = Path(tnsim.__file__).parent / "data" / "induction" / "step_004000.safetensors"
+        >>> head = tnsim.parts(file, distances=[1, 2])["layer 1 head 0 qk"]
+        >>> head.d_in, head.d_out
+        (64, 2)
+
+    Source:
+        Elhage et al., A Mathematical Framework for Transformer Circuits, 2021, section on
+        attention heads, for QK and OV circuits.
+    """
+    view = checked_view(distances, norm)
+    chosen = checked_kinds(kinds)
+    if isinstance(checkpoint, (str, os.PathLike)) and is_several(checkpoint):
+        checkpoint = Series(checkpoint)
+    if isinstance(checkpoint, Series):
+        return SeriesParts(checkpoint, chosen, view)
+    anatomy = opened(checkpoint)
+    file = checkpoint if isinstance(checkpoint, (str, os.PathLike)) else None
+    with _naming(file):
+        return Parts(anatomy, chosen, view, file)
+
+
+def checked_kinds(kinds: Sequence[str] | str) -> tuple[str, ...]:
+    """Kinds of parts, each once, in the order of `KINDS`.
+
+    Raises:
+        ModelError: Where a kind is unknown, or there is none.
+
+    Example:
+        >>> checked_kinds("ov"), checked_kinds(["ov", "qk"])
+        (('ov',), ('qk', 'ov'))
+    """
+    given = [kinds] if isinstance(kinds, str) else list(kinds)
+    unknown = [kind for kind in given if kind not in KINDS]
+    if unknown or not given:
+        found = printable(repr(unknown[0] if unknown else kinds), 80)
+        raise ModelError(f"kinds of parts are {', '.join(KINDS)}, found {found}")
+    return tuple(kind for kind in KINDS if kind in given)
+
+
+def opened(checkpoint: Any, reading: Reading = Reading()) -> Anatomy:
+    """A checkpoint or a model, ready to be taken apart.
+
+    Args:
+        checkpoint: File, folder, revision, module or model, as in `parts`.
+        reading: Options of reading for files in no known layout of a transformer.
+
+    Returns:
+        The model; tensors of a file in a known layout are not read yet.
+
+    Raises:
+        CheckpointError, ModelError, UnsupportedLayer: Raised as by `parts`.
+    """
+    if isinstance(checkpoint, Model):
+        return OwnParts(checkpoint)
+    if isinstance(checkpoint, (str, os.PathLike)):
+        return _of_file(checkpoint, reading)
+    config, state = (getattr(checkpoint, name, None) for name in ("config", "state_dict"))
+    if config is None or not callable(state):
+        raise ModelError(
+            "parts are those of a file, a folder, a tnsim.Model or a module with a config as "
+            f"Hugging Face's, found {type(checkpoint).__name__}; another nn.Module is read by "
+            "tnsim.from_module first"
+        )
+    entries = config.to_dict() if hasattr(config, "to_dict") else dict(config)
+    tensors: Any = state()
+    return StandardParts(Transformer.of(tensors, entries))
+
+
+def _of_file(path: str | os.PathLike[str], reading: Reading) -> Anatomy:
+    """A transformer in a known layout, else a model that `read` knows."""
+    config: Mapping[str, Any] = {}
+    with naming(path):
+        file = located(path)
+        inventory = contents(file)
+        if METADATA not in inventory.metadata and reading.dialect is None:
+            config = configuration(file) or {}
+        if config.get("model_type") in {*LAYOUTS, *NOT_POLYNOMIAL}:
+            return StandardParts(Transformer.of(inventory.state, config))
+    try:
+        return OwnParts(read(path, *reading).model)
+    except TnsimError:
+        if "model_type" not in config:
+            raise
+        with naming(path):
+            layout_of(config)  # says that the type is unknown
+        raise

@@ -1,0 +1,284 @@
+"""Parts of standard transformers as models, each exact as a function of the normalised stream."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from tnsim.circuits.transformer import Affine, Norm, Transformer
+from tnsim.errors import ModelError, UnsupportedLayer
+from tnsim.models.layers import Bilinear, Linear
+from tnsim.models.model import Model
+from tnsim.models.origin import Origin
+from tnsim.models.protocol import Layer
+
+KINDS = ("qk", "ov", "mlp", "direct")
+"""Kinds of parts: scores of a head, values of a head, an MLP block, the direct path to logits."""
+
+IDENTITIES = ("linear", "identity")
+"""Names of the activation that changes nothing."""
+
+
+class PartName(NamedTuple):
+    """The place of a part in a model.
+
+    Attributes:
+        kind: One of `KINDS`.
+        layer: Number of the layer, None for the direct path.
+        head: Number of the head, None for a part of a whole layer.
+    """
+
+    kind: str
+    layer: int | None = None
+    head: int | None = None
+
+    def __str__(self) -> str:
+        place = "" if self.layer is None else f"layer {self.layer} "
+        if self.head is not None:
+            place += f"head {self.head} "
+        return place + self.kind
+
+
+class View(NamedTuple):
+    """Choices about parts that are the same for all of them.
+
+    Attributes:
+        distances: Positions by which keys stand before their queries, one output of a score each.
+        norm: "fold" where parts read the normalised stream, gain and bias of the norm folded into
+            them; "leave" where parts read the output of the norm.
+    """
+
+    distances: tuple[int, ...] = (1,)
+    norm: str = "fold"
+
+    def behind(self, norm: Norm, after: Affine) -> Affine:
+        """The map of a part that stands behind a norm."""
+        return norm.folded(after) if self.norm == "fold" else after
+
+
+@dataclass(frozen=True, eq=False)
+class StandardParts:
+    """The parts of a transformer in a known layout.
+
+    Args:
+        transformer: The transformer, read part by part.
+    """
+
+    transformer: Transformer
+
+    def names(self, kind: str) -> list[PartName]:
+        """The parts of a kind, in order.
+
+        Raises:
+            UnsupportedLayer: Where the transformer has the parts, and they are no polynomials.
+        """
+        transformer = self.transformer
+        layers = range(transformer.layers)
+        if kind == "direct":
+            return [PartName("direct")] if transformer.has_unembedding else []
+        if kind == "mlp":
+            _check_activation(transformer.activation)
+            return [PartName("mlp", i) for i in layers]
+        return [PartName(kind, i, h) for i in layers for h in range(transformer.heads)]
+
+    def part(self, name: PartName, view: View) -> Model:
+        """The model of a part."""
+        if name.layer is None:
+            return self._direct(view)
+        if name.head is None:
+            return self._mlp(name.layer, view)
+        return {"qk": self._qk, "ov": self._ov}[name.kind](name.layer, name.head, view)
+
+    def circuits(self, kind: str, view: View) -> Circuits:
+        """The maps of all heads on both sides of each circuit.
+
+        Args:
+            kind: "qk" or "ov".
+            view: Choices about parts.
+        """
+        transformer = self.transformer
+        names = self.names(kind)
+        left, right = [], []
+        for i in range(transformer.layers):
+            norm = transformer.attention_norm(i)
+            if kind == "qk":
+                scale = transformer.score_scale(i)
+                left.append(view.behind(norm, transformer.head_maps(i, "q")).lifted() * scale)
+                right.append(view.behind(norm, transformer.head_maps(i, "k")).lifted())
+            else:
+                left.append(transformer.outputs(i).swapaxes(-1, -2))
+                right.append(view.behind(norm, transformer.head_maps(i, "v")).lifted())
+        turns = None
+        if kind == "qk" and transformer.rotary is not None:
+            turns = np.stack(
+                [transformer.rotary.turn(transformer.d_head, one) for one in view.distances]
+            )
+        return Circuits(names, np.concatenate(left), np.concatenate(right), turns)
+
+    def ends(self) -> tuple[np.ndarray, np.ndarray]:
+        """Embeddings of all tokens as parts read them, and the unembedding with the norm's gain.
+
+        Returns:
+            The embeddings (vocabulary, width), normalised, without positions; the matrix
+            (vocabulary, width) of logits, the factor of the final norm left out.
+        """
+        transformer = self.transformer
+        embedded = transformer.attention_norm(0).normalised(transformer.embedding())
+        return embedded, transformer.final_norm().folded(transformer.unembedding()).weight
+
+    def _qk(self, i: int, h: int, view: View) -> Model:
+        transformer = self.transformer
+        norm = transformer.attention_norm(i)
+        query, key = (
+            view.behind(norm, _of_head(transformer.head_maps(i, role), h)) for role in "qk"
+        )
+        keys, said = [key], "scores before mask and softmax"
+        if transformer.rotary is not None:
+            turns = [transformer.rotary.turn(transformer.d_head, one) for one in view.distances]
+            keys = [_turned(key, turn) for turn in turns]
+            said += f", of keys {listed(view.distances)} before their query"
+        scores = score(query, keys, transformer.score_scale(i))
+        return self._model([scores], said, self._reads("attention", i, view))
+
+    def _ov(self, i: int, h: int, view: View) -> Model:
+        transformer = self.transformer
+        value = _of_head(transformer.head_maps(i, "v"), h)
+        value = view.behind(transformer.attention_norm(i), value)
+        layers = [Linear(*value), Linear(transformer.outputs(i)[h])]
+        said = "what the head adds to the stream for each position that it attends to fully"
+        return self._model(layers, said, self._reads("attention", i, view))
+
+    def _mlp(self, i: int, view: View) -> Model:
+        transformer = self.transformer
+        block, norm = transformer.block(i), transformer.mlp_norm(i)
+        _check_activation(block.activation)
+        up = view.behind(norm, block.up)
+        layers: list[Layer] = [Linear(*up), Linear(*block.down)]
+        if block.gate is not None:
+            gate = view.behind(norm, block.gate)
+            weight, bias = block.down
+            layers = [Bilinear(gate.weight, up.weight, weight, gate.bias, up.bias, bias)]
+        said = f"what the block adds to the stream, by the activation {block.activation}"
+        return self._model(layers, said, self._reads("the MLP", i, view))
+
+    def _direct(self, view: View) -> Model:
+        transformer = self.transformer
+        logits = view.behind(transformer.final_norm(), transformer.unembedding())
+        layers = [Linear(transformer.embedding().T), Linear(*logits)]
+        caveat = "the direct path leaves out the final norm, whose factor depends on the input"
+        if transformer.layout.positions is not None:
+            caveat += ", and the embeddings of positions"
+        return self._model(layers, "logits of a token's own embedding", "one-hot tokens", caveat)
+
+    def _reads(self, before: str, i: int, view: View) -> str:
+        what = "the normalised stream, gain and bias folded,"
+        if view.norm == "leave":
+            what = "the output of the norm"
+        return f"{what} before {before} of layer {i}"
+
+    def _model(self, layers: Sequence[Layer], gives: str, reads: str, caveat: str = "") -> Model:
+        said = (f"reads {reads}", f"gives {gives}")
+        caveats = (caveat,) if caveat else ()
+        return Model(
+            layers, None, Origin(f"part of a {self.transformer.layout.name}", said, caveats)
+        )
+
+
+class Circuits(NamedTuple):
+    """Maps on both sides of the circuits of all heads, whose products are their inner products.
+
+    Attributes:
+        names: Places of the heads.
+        left: Queries, (heads, d_head, width + 1), biases in the last column; for OV circuits the
+            transposed outputs, (heads, d_head, width).
+        right: Keys or values, (heads, d_head, width + 1).
+        turns: Rotations between left and right, (distances, d_head, d_head); None for one identity.
+    """
+
+    names: list[PartName]
+    left: np.ndarray
+    right: np.ndarray
+    turns: np.ndarray | None
+
+
+def score(query: Affine, keys: Sequence[Affine], scale: float) -> Bilinear:
+    """The bilinear form of a head's scores.
+
+    Args:
+        query: Map of the query, of the stream at its position.
+        keys: Maps of the key, turned by a distance each.
+        scale: Factor of the scores.
+
+    Returns:
+        A layer that reads a query's and a key's stream side by side, and gives a score for each
+        distance.
+
+    Example:
+        >>> layer = score(Affine(np.eye(1), None), [Affine(2 * np.eye(1), None)], 0.5)
+        >>> layer(np.array([3.0, 5.0]))
+        array([15.])
+    """
+    rows, width = query.weight.shape
+    zero = np.zeros((rows, width))
+    count = len(keys)
+    left = np.tile(np.hstack([query.weight, zero]), (count, 1))
+    right = np.vstack([np.hstack([zero, key.weight]) for key in keys])
+    down = np.kron(np.eye(count), np.full((1, rows), scale))
+    query_bias = None if query.bias is None else np.tile(query.bias, count)
+    key_biases = [key.bias for key in keys if key.bias is not None]
+    key_bias = np.concatenate(key_biases) if key_biases else None
+    return Bilinear(left, right, down, query_bias, key_bias)
+
+
+def _of_head(maps: Affine, h: int) -> Affine:
+    return Affine(maps.weight[h], None if maps.bias is None else maps.bias[h])
+
+
+def _turned(key: Affine, turn: np.ndarray) -> Affine:
+    return Affine(turn @ key.weight, None if key.bias is None else turn @ key.bias)
+
+
+def _check_activation(name: str) -> None:
+    """Refuse an MLP whose activation is no polynomial."""
+    if name not in IDENTITIES:
+        raise UnsupportedLayer(
+            f"the MLP has the activation {name}, which is no polynomial: leave its parts out by "
+            "kinds=('qk', 'ov', 'direct')"
+        )
+
+
+def listed(numbers: Sequence[int]) -> str:
+    """Numbers as a text, such as `1, 2`."""
+    return ", ".join(map(str, numbers))
+
+
+def checked_view(distances: Sequence[int], norm: str) -> View:
+    """Choices about parts, checked.
+
+    Args:
+        distances: Distances of keys before their queries.
+        norm: Treatment of norms.
+
+    Returns:
+        The choices.
+
+    Raises:
+        ModelError: Where a distance is no whole number from 0, two are equal, or `norm` is unknown.
+
+    Example:
+        >>> checked_view([1, 2], "fold").distances
+        (1, 2)
+    """
+    if norm not in ("fold", "leave"):
+        raise ModelError(f"norm must be 'fold' or 'leave', found {norm!r}")
+    found = tuple(distances) if isinstance(distances, (Sequence, np.ndarray)) else (distances,)
+    whole = [isinstance(one, (int, np.integer)) and not isinstance(one, bool) for one in found]
+    if not (found and all(whole) and min(found) >= 0 and len(set(found)) == len(found)):
+        raise ModelError(
+            "distances lists by how many positions keys stand before queries, different whole "
+            f"numbers from 0, such as (1, 2, 4), found {distances!r}"
+        )
+    return View(tuple(map(int, found)), norm)

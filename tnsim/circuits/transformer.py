@@ -1,0 +1,479 @@
+"""The polynomial maps of a standard transformer: heads, MLPs and ends, with norms folded.
+
+A norm is `g * n(x) + b` with a function n that has no parameters. A map behind it is an affine map
+of the normalised stream n(x): `W (g * n + b) + c = (W diag(g)) n + (W b + c)`. The output of a
+layer norm has mean zero, so adding one number to a row of the folded matrix changes nothing; rows
+are centred, which makes equal functions of equal matrices.
+
+Numbers are float64 whatever a file holds, as the folding rounds.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Float
+
+from tnsim.checkpoints.formats import Stored
+from tnsim.checkpoints.named_arrays import NamedArrays, number
+from tnsim.checkpoints.rules import is_finite
+from tnsim.circuits.layouts import Layout, check_names, layout_of, root_of
+from tnsim.errors import ModelError, UnsupportedLayer, printable
+
+Matrices = Float[np.ndarray, "*heads rows columns"]
+Vectors = Float[np.ndarray, "*heads rows"]
+
+
+class Affine(NamedTuple):
+    """An affine map, or one for each head.
+
+    Attributes:
+        weight: Matrix (out, in), or (heads, out, in).
+        bias: Vector (out,), or (heads, out); None for a linear map.
+    """
+
+    weight: Matrices
+    bias: Vectors | None
+
+    def lifted(self) -> Matrices:
+        """The map on inputs with a one behind them, `(weight, bias)`."""
+        bias = np.zeros(self.weight.shape[:-1]) if self.bias is None else self.bias
+        return np.concatenate([self.weight, bias[..., None]], axis=-1)
+
+
+class Norm(NamedTuple):
+    """A norm of the stream.
+
+    Attributes:
+        kind: "layer", or "rms".
+        gain: Factors of the normalised coordinates.
+        bias: Vector that is added; None for none.
+        eps: Constant that is added to the mean square.
+    """
+
+    kind: str
+    gain: Float[np.ndarray, " width"]
+    bias: Float[np.ndarray, " width"] | None
+    eps: float = 1e-5
+
+    def folded(self, after: Affine) -> Affine:
+        """The map of the normalised stream that a map behind the norm is.
+
+        Example:
+            >>> norm = Norm("layer", np.array([1.0, 2.0]), np.array([0.0, 1.0]))
+            >>> norm.folded(Affine(np.array([[3.0, 4.0]]), None))
+            Affine(weight=array([[-2.5,  2.5]]), bias=array([4.]))
+        """
+        weight, bias = after.weight * self.gain, after.bias
+        if self.kind == "layer":
+            weight = weight - weight.mean(axis=-1, keepdims=True)
+        if self.bias is not None:
+            shift = after.weight @ self.bias
+            bias = shift if bias is None else bias + shift
+        return Affine(weight, bias)
+
+    def normalised(self, x: Float[np.ndarray, "*batch width"]) -> Float[np.ndarray, "*batch width"]:
+        """The stream as parts read it: of mean square about 1, and of mean 0 for a layer norm."""
+        if self.kind == "layer":
+            x = x - x.mean(axis=-1, keepdims=True)
+        return x / np.sqrt((x**2).mean(axis=-1, keepdims=True) + self.eps)
+
+
+class Rotary(NamedTuple):
+    """Rotation of queries and keys by their positions (RoPE).
+
+    The coordinates (i, i + n) with n frequencies are turned by position * frequencies[i], others
+    stay.
+
+    Attributes:
+        frequencies: Angles for each position, in radians.
+    """
+
+    frequencies: Float[np.ndarray, " half"]
+
+    def turn(self, d_head: int, distance: int) -> Float[np.ndarray, "d_head d_head"]:
+        """The matrix R with `q^T R k` for the score of a key `distance` positions before its query.
+
+        A query at position s and a key at position t have the score
+        `(R_s q)^T (R_t k) = q^T R_(t-s) k`, and `distance` is s - t.
+
+        Example:
+            >>> Rotary(np.array([np.pi / 2])).turn(3, 1).round(9).tolist()
+            [[0.0, 1.0, 0.0], [-1.0, 0.0, 0.0], [0.0, 0.0, 1.0]]
+        """
+        turn = np.eye(d_head)
+        first = np.arange(len(self.frequencies))
+        second = first + len(self.frequencies)
+        angles = -distance * self.frequencies
+        turn[first, first] = turn[second, second] = np.cos(angles)
+        turn[second, first], turn[first, second] = np.sin(angles), -np.sin(angles)
+        return turn
+
+
+class Block(NamedTuple):
+    """The maps of an MLP block, of the normalised stream.
+
+    Attributes:
+        up: Map into the hidden units.
+        gate: Map whose activation multiplies the hidden units; None for an MLP without a gate.
+        down: Map out of the hidden units.
+        activation: Name of the activation, of the gate where there is one.
+    """
+
+    up: Affine
+    gate: Affine | None
+    down: Affine
+    activation: str
+
+
+@dataclass(frozen=True, eq=False)
+class Transformer:
+    """A standard transformer in a known layout, whose tensors are read when asked for.
+
+    Args:
+        layout: Layout of the names.
+        state: Tensors by name.
+        config: Contents of config.json.
+
+    Raises:
+        CheckpointError, ModelError, UnsupportedLayer: Where the checkpoint does not fit the layout.
+    """
+
+    layout: Layout
+    state: Mapping[str, Any]
+    config: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, state: Mapping[str, Any], config: Mapping[str, Any]) -> Transformer:
+        """The transformer in a checkpoint.
+
+        Args:
+            state: Tensors by name.
+            config: Contents of config.json.
+
+        Returns:
+            The transformer, its names checked.
+
+        Raises:
+            CheckpointError, UnsupportedLayer: Where the checkpoint has another layout.
+        """
+        found = cls(layout_of(config), state, config)
+        check_names(found.layout, found.layers, state)
+        return found
+
+    # Sizes
+
+    def _count(self, what: str, keys: str, default: int | None = None) -> int:
+        """A positive integer of the configuration."""
+        if default is not None and not any(self.config.get(key) for key in keys.split("|")):
+            return default
+        found = number(f"config:{keys}", what, NamedArrays({}, self.config))
+        if found != int(found) or found < 1:
+            raise ModelError(f"the {what} must be a positive integer, config.json has {found!r}")
+        return int(found)
+
+    @cached_property
+    def layers(self) -> int:
+        """Number of layers."""
+        return self._count("number of layers", "num_hidden_layers|n_layer")
+
+    @cached_property
+    def heads(self) -> int:
+        """Number of heads of a layer."""
+        return self._count("number of heads", "num_attention_heads|n_head")
+
+    @cached_property
+    def groups(self) -> int:
+        """Number of heads of keys and values of a layer, each for as many queries."""
+        groups = self._count("number of key heads", "num_key_value_heads", self.heads)
+        if self.heads % groups:
+            raise ModelError(f"{self.heads} heads cannot share {groups} heads of keys and values")
+        return groups
+
+    @cached_property
+    def width(self) -> int:
+        """Coordinates of the stream."""
+        return self._count("width", "hidden_size|n_embd")
+
+    @cached_property
+    def d_head(self) -> int:
+        """Coordinates of a query."""
+        if self.config.get("head_dim"):
+            return self._count("width of a head", "head_dim")
+        if self.width % self.heads:
+            raise ModelError(f"{self.heads} heads do not divide a stream of width {self.width}")
+        return self.width // self.heads
+
+    # Constants
+
+    def score_scale(self, i: int) -> float:
+        """The factor of the scores of layer i."""
+        scale = 1.0
+        if self.config.get("scale_attn_weights", True):
+            scale = self.d_head**-0.5
+        if self.config.get("scale_attn_by_inverse_layer_idx"):
+            scale /= i + 1
+        return scale
+
+    @cached_property
+    def eps(self) -> float:
+        """The constant that norms add to the mean square."""
+        named = (self.config.get(key) for key in self.layout.eps)
+        found = next((eps for eps in named if eps is not None), self.layout.default_eps)
+        if not (is_finite(found) and found >= 0):
+            raise ModelError(f"norms add a number to the mean square, config.json has {found!r}")
+        return float(found)
+
+    @cached_property
+    def rotary(self) -> Rotary | None:
+        """The rotation of queries and keys, None for a table of positions."""
+        if self.layout.positions is not None:
+            return None
+        return rotary_of(self.config, self.d_head, self.layout.rotary_share)
+
+    @property
+    def activation(self) -> str:
+        """Name of the activation of the MLPs."""
+        named = self.config.get("hidden_activation") or self.config.get(self.layout.activation)
+        if not isinstance(named, str):
+            raise ModelError(
+                f"{self.layout.activation} of config.json names the activation of the MLP, found "
+                f"{named!r}"
+            )
+        return named
+
+    # Tensors
+
+    @cached_property
+    def _roots(self) -> tuple[str, str]:
+        return root_of(self.layout, self.state)
+
+    def _array(self, name: str) -> Float[np.ndarray, "..."] | None:
+        """A tensor in float64, None where it is absent; a tensor of a file is not kept."""
+        if name not in self.state:
+            return None
+        value = self.state[name]
+        if isinstance(value, Stored):
+            value = dataclasses.replace(value)  # the numbers are kept by the copy
+        array = NamedArrays({name: value}, None).get(name)
+        array = np.asarray(array).astype(np.float64)
+        if not np.isfinite(array).all():
+            raise ModelError(f"tensor {printable(name, 120)!r} has entries that are not finite")
+        return array
+
+    def _shaped(self, name: str, shape: tuple[int | None, ...]) -> Any:
+        """A tensor of a known shape, None where it is absent; a size of None may be any."""
+        array = self._array(name)
+        if array is None:
+            return None
+        fits = array.ndim == len(shape)
+        if not fits or any(n not in (None, m) for n, m in zip(shape, array.shape, strict=True)):
+            wanted = tuple("any" if n is None else n for n in shape)
+            raise ModelError(
+                f"tensor {printable(name, 120)!r} must have shape {wanted} by config.json, found "
+                f"{tuple(array.shape)}"
+            )
+        return array
+
+    def _matrix(self, name: str, rows: int | None, columns: int | None) -> Any:
+        """The matrix (rows, columns) of a module of a layer."""
+        shape = (columns, rows) if self.layout.transposed else (rows, columns)
+        weight = self._shaped(f"{name}.weight", shape)
+        if weight is None:
+            raise ModelError(f"tensor {printable(name, 120) + '.weight'!r} is missing")
+        return weight.T if self.layout.transposed else weight
+
+    def _map(self, i: int, module: str, rows: int | None, columns: int | None) -> Affine:
+        name = self._roots[0] + self.layout.at(i, module)
+        weight = self._matrix(name, rows, columns)
+        return Affine(weight, self._shaped(f"{name}.bias", (weight.shape[0],)))
+
+    def _norm(self, name: str) -> Norm:
+        weight = self._shaped(f"{name}.weight", (self.width,))
+        bias = self._shaped(f"{name}.bias", (self.width,))
+        gain = np.ones(self.width) if weight is None else weight
+        if self.layout.norm == "rms+1":
+            gain = gain + 1.0
+        return Norm(self.layout.norm.partition("+")[0], gain, bias, self.eps)
+
+    def attention_norm(self, i: int) -> Norm:
+        """The norm before the attention of layer i."""
+        return self._norm(self._roots[0] + self.layout.at(i, self.layout.attention_norm))
+
+    def mlp_norm(self, i: int) -> Norm:
+        """The norm before the MLP of layer i."""
+        return self._norm(self._roots[0] + self.layout.at(i, self.layout.mlp_norm))
+
+    def final_norm(self) -> Norm:
+        """The norm before the unembedding."""
+        return self._norm(self._roots[0] + self.layout.final_norm)
+
+    # Maps
+
+    def head_maps(self, i: int, role: str) -> Affine:
+        """The maps of all heads of layer i to queries, keys or values, behind the norm.
+
+        Args:
+            i: Number of the layer.
+            role: "q", "k" or "v".
+
+        Returns:
+            Weights (heads, d_head, width) and biases (heads, d_head). Heads that share keys and
+            values repeat them.
+        """
+        layout, d_head = self.layout, self.d_head
+        shared = self.heads // self.groups
+        if role == "q":
+            shared = 1
+        heads = self.heads // shared
+        if layout.qkv is None:
+            found = self._map(i, getattr(layout, role), heads * d_head, self.width)
+        else:
+            found = self._of_fused(self._map(i, layout.qkv, 3 * heads * d_head, self.width), role)
+        weight = found.weight.reshape(heads, d_head, self.width)
+        bias = None if found.bias is None else found.bias.reshape(heads, d_head)
+        if shared > 1:
+            weight = np.repeat(weight, shared, axis=0)
+            bias = None if bias is None else np.repeat(bias, shared, axis=0)
+        return Affine(weight, bias)
+
+    def _of_fused(self, fused: Affine, role: str) -> Affine:
+        """One of three maps that share a tensor."""
+        n = "qkv".index(role)
+
+        def chosen(array: np.ndarray) -> np.ndarray:
+            if self.layout.interleaved:
+                parts = array.reshape(self.heads, 3, self.d_head, *array.shape[1:])[:, n]
+            else:
+                parts = array.reshape(3, self.heads, self.d_head, *array.shape[1:])[n]
+            return parts.reshape(-1, *array.shape[1:])
+
+        return Affine(chosen(fused.weight), None if fused.bias is None else chosen(fused.bias))
+
+    def outputs(self, i: int) -> Matrices:
+        """The output maps of the heads of layer i, (heads, width, d_head)."""
+        joined = self._map(i, self.layout.o, self.width, self.heads * self.d_head).weight
+        return joined.reshape(self.width, self.heads, self.d_head).swapaxes(0, 1)
+
+    def block(self, i: int) -> Block:
+        """The MLP of layer i, behind the norm."""
+        up = self._map(i, self.layout.up, None, self.width)
+        hidden = up.weight.shape[0]
+        gate = None
+        if self.layout.gate is not None:
+            gate = self._map(i, self.layout.gate, hidden, self.width)
+        down = self._map(i, self.layout.down, self.width, hidden)
+        return Block(up, gate, down, self.activation)
+
+    def embedding(self) -> Float[np.ndarray, "vocabulary width"]:
+        """The table of tokens, as the stream begins with it."""
+        name = f"{self._roots[0]}{self.layout.embedding}.weight"
+        table = self._shaped(name, (None, self.width))
+        if table is None:
+            raise ModelError(f"tensor {printable(name, 120)!r} is missing")
+        if self.layout.embedding_by_root_of_width:
+            table = table * math.sqrt(self.width)
+        return table
+
+    @property
+    def has_unembedding(self) -> bool:
+        """Whether the checkpoint has a map to logits; a model without its head has none."""
+        tied = self.config.get("tie_word_embeddings")
+        shared = self.layout.tied if tied is None else bool(tied)
+        return shared or self._logits_name is not None
+
+    @property
+    def _logits_name(self) -> str | None:
+        """Name of the matrix of logits, None where the checkpoint has none of its own."""
+        names = (f"{self._roots[1]}{name}" for name in self.layout.unembedding)
+        return next((name for name in names if f"{name}.weight" in self.state), None)
+
+    def unembedding(self) -> Affine:
+        """The map of the final norm's output to logits.
+
+        Raises:
+            UnsupportedLayer: Where the checkpoint has none.
+        """
+        if not self.has_unembedding:
+            raise UnsupportedLayer(
+                f"the checkpoint has no {self.layout.unembedding[0]}.weight, as a model without "
+                "its head: there are no logits"
+            )
+        name = self._logits_name
+        if name is None:
+            name = f"{self._roots[0]}{self.layout.embedding}"
+        weight = self._shaped(f"{name}.weight", (None, self.width))
+        return Affine(weight, self._shaped(f"{name}.bias", (weight.shape[0],)))
+
+
+def rotary_of(config: Mapping[str, Any], d_head: int, share: float) -> Rotary:
+    """The rotation that a configuration describes.
+
+    Args:
+        config: Contents of config.json.
+        d_head: Coordinates of a query.
+        share: Share of the coordinates that are rotated where the configuration does not say.
+
+    Returns:
+        Frequencies by `base ** (-2 i / rotated)`, slower where the configuration stretches them.
+
+    Raises:
+        UnsupportedLayer: Where frequencies depend on the length of the text.
+
+    Example:
+        >>> rotary_of({"rope_theta": 100.0}, 4, 1.0).frequencies.round(9).tolist()
+        [1.0, 0.1]
+
+    Source:
+        Su et al., RoFormer, arXiv:2104.09864; Llama 3's stretching as in its published code.
+    """
+    newer, older = config.get("rope_parameters") or {}, config.get("rope_scaling") or {}
+    found = {**older, **newer}
+    if any(isinstance(value, Mapping) for value in found.values()):
+        raise UnsupportedLayer(
+            "rope_parameters of config.json differ from layer to layer, which no known layout does"
+        )
+
+    def value(default: float, *keys: str) -> float:
+        for key in keys:
+            for place in (found, config):
+                if place.get(key) is not None:
+                    return float(place[key])
+        return default
+
+    base = value(10_000.0, "rope_theta", "rotary_emb_base")
+    share = value(share, "partial_rotary_factor", "rotary_pct")
+    rotated = int(d_head * share)
+    if not (base > 0 and 0 <= rotated <= d_head) or rotated % 2:
+        raise ModelError(
+            "rotated are an even number of the coordinates of a head, by a base above 0: "
+            f"config.json says {rotated} of {d_head}, base {base:g}"
+        )
+    frequencies = base ** (-2.0 * np.arange(rotated // 2) / max(rotated, 1))
+    kind = found.get("rope_type", found.get("type", "default"))
+    if kind == "linear":
+        frequencies = frequencies / value(1.0, "factor")
+    elif kind == "llama3":
+        frequencies = _stretched(frequencies, found)
+    elif kind not in (None, "default"):
+        raise UnsupportedLayer(
+            f"RoPE of type {printable(repr(kind), 40)} changes frequencies with the length of the "
+            "text or scales scores; read are default, linear and llama3"
+        )
+    return Rotary(frequencies)
+
+
+def _stretched(frequencies: np.ndarray, found: Mapping[str, Any]) -> np.ndarray:
+    """Frequencies with long waves slowed by a factor, and waves between left between."""
+    arrays = NamedArrays({}, {"rope": found})
+    names = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+    factor, low, high, length = (number(f"config:rope.{name}", name, arrays) for name in names)
+    turns = length * frequencies / (2 * math.pi)  # turns over the original length
+    kept = np.clip((turns - low) / (high - low), 0.0, 1.0)
+    return kept * frequencies + (1 - kept) * frequencies / factor

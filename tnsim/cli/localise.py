@@ -1,0 +1,285 @@
+"""`tnsim paths` and `tnsim change`: which part of a model, as text, JSON or a picture."""
+
+from __future__ import annotations
+
+import enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tnsim.cli.options import (
+    ContextOption,
+    DialectOption,
+    DtypeName,
+    DtypeOption,
+    File,
+    FitOption,
+    JsonOption,
+    LeaveOutOption,
+    MetricName,
+    MetricOption,
+    NormInputsOption,
+    check_outputs,
+    compiling_shown,
+    guarantee,
+    metric_of,
+    print_json,
+    reading_of,
+    save_picture,
+    say,
+)
+from tnsim.errors import ModelError
+from tnsim.files import PNG
+
+if TYPE_CHECKING:
+    from tnsim.localise.change import Change
+    from tnsim.localise.paths import Paths, PathSeries
+
+_SHOWN = 20
+"""Most parts that are printed, those of the largest shares."""
+
+
+class By(enum.StrEnum):
+    """Granularities on the command line."""
+
+    layer = "layer"
+    head = "head"
+    unit = "unit"
+
+
+class Of(enum.StrEnum):
+    """Measures of a change on the command line."""
+
+    distance = "distance"
+    similarity = "similarity"
+
+
+ByOption = Annotated[By, typer.Option("--by", help="Parts of a model that are told apart.")]
+
+
+SamplesOption = Annotated[
+    int | None,
+    typer.Option(
+        "--samples",
+        min=1,
+        help="Samples of --metric categorical, for more than one attention layer.",
+    ),
+]
+
+
+PlotOption = Annotated[
+    Path | None, typer.Option("--plot", help="Also write a picture of the shares, a PNG file.")
+]
+
+
+def _metric(name: MetricName, fit: Path | None, samples: int | None) -> Any:
+    """The metric of the options."""
+    import tnsim
+
+    if samples is None:
+        return metric_of(name, fit)
+    if name != MetricName.categorical:
+        raise ModelError(f"--samples are those of --metric categorical, found {name.value}")
+    return tnsim.Categorical(samples=samples)
+
+
+def paths(
+    files: Annotated[
+        list[str],
+        typer.Argument(
+            help="A checkpoint, or several of a run: files, folders, globs or names in a Hugging "
+            "Face cache."
+        ),
+    ],
+    other: Annotated[
+        Path | None, typer.Option("--other", help="Checkpoint to compare with; default: itself.")
+    ] = None,
+    metric: MetricOption = MetricName.gaussian,
+    by: ByOption = By.layer,
+    within: Annotated[
+        list[str] | None,
+        typer.Option("--within", help="Component that is told apart, others stay on. Repeatable."),
+    ] = None,
+    order: Annotated[int | None, typer.Option("--order", help="Most components in a path.")] = None,
+    top: Annotated[
+        int | None, typer.Option("--top", help="Number of paths that are told apart.")
+    ] = None,
+    samples: SamplesOption = None,
+    fit: FitOption = None,
+    dialect: DialectOption = None,
+    n_ctx: ContextOption = None,
+    leave_out: LeaveOutOption = None,
+    norm_inputs: NormInputsOption = None,
+    dtype: DtypeOption = DtypeName.float64,
+    plot: PlotOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Shares of the paths through components, of one checkpoint or of a run."""
+    import tnsim
+    from tnsim.analysis import figures
+
+    if plot is not None:
+        check_outputs({plot: PNG})
+    reading = reading_of(dialect, n_ctx, leave_out, norm_inputs)
+    series = tnsim.Series(
+        files,
+        reading.dialect,
+        reading.n_ctx,
+        leave_out=reading.leave_out,
+        norm_inputs=reading.norm_inputs,
+    )
+    partner = None if other is None else _model(other, reading)
+    chosen = _metric(metric, fit, samples)
+    options: dict[str, Any] = {"by": by.value, "within": within or None, "order": order, "top": top}
+    with compiling_shown():
+        if len(series) == 1:
+            one = tnsim.paths(series[0], partner, chosen, **options, dtype=dtype.value)
+        else:
+            run = tnsim.paths(series, partner, chosen, **options, dtype=dtype.value)
+    if len(series) == 1:
+        _say_paths(one, as_json)
+        if plot is not None:
+            save_picture(figures.shares(one.bra, one.share, one.standard_error), plot)
+        return
+    _say_run(run, as_json)
+    if plot is not None:
+        save_picture(figures.shares_over_training(run.labels, run.paths, run.share), plot)
+
+
+def _model(file: Path, reading: Any) -> Any:
+    from tnsim.checkpoints.load import read
+
+    return read(file, *reading).model
+
+
+def _say_paths(found: Paths, as_json: bool) -> None:
+    if as_json:
+        print_json(
+            {
+                "metric": found.metric,
+                "exact": found.exact,
+                "caveats": list(found.caveats),
+                "total": float(found.values.sum()),
+                "shares": dict(zip(found.bra, found.share.tolist(), strict=True)),
+            }
+        )
+        return
+    say(f"metric      {found.metric} ({_guarantee(found)})")
+    _say_shares(found.bra, found.share.tolist())
+
+
+def _guarantee(found: Paths | Change) -> str:
+    """The relation of shares to the true shares, in words."""
+    if found.standard_error is None:
+        return guarantee(found.exact, found.caveats)
+    return f"estimate from samples, standard errors of shares up to {max(found.standard_error):.2g}"
+
+
+def _say_shares(labels: tuple[str, ...], shares: list[float]) -> None:
+    order = sorted(range(len(shares)), key=lambda n: -abs(shares[n]))
+    for n in order[:_SHOWN]:
+        say(f"{shares[n]:>+9.4f}   {labels[n]}")
+    if len(order) > _SHOWN:
+        rest = sum(shares[n] for n in order[_SHOWN:])
+        say(f"{rest:>+9.4f}   {len(order) - _SHOWN} others")
+
+
+def _say_run(run: PathSeries, as_json: bool) -> None:
+    table = run.share
+    if as_json:
+        shares = {
+            str(label): dict(zip(run.paths, row.tolist(), strict=True))
+            for label, row in zip(run.labels, table, strict=True)
+        }
+        first = run.each[0]
+        print_json({"metric": first.metric, "exact": first.exact, "shares": shares})
+        return
+    say(f"metric      {run.each[0].metric} ({_guarantee(run.each[0])})")
+    order = sorted(range(len(run.paths)), key=lambda n: -abs(table[:, n]).max())[:6]
+    for n in order:
+        say(f"{'abcdef'[order.index(n)]:>11} {run.paths[n]}")
+    say(f"{'checkpoint':<11}" + "".join(f"{letter:>9}" for letter in "abcdef"[: len(order)]))
+    for label, row in zip(run.labels, table, strict=True):
+        say(f"{label!s:<11}" + "".join(f"{row[n]:>+9.4f}" for n in order))
+
+
+def change(
+    a: File,
+    b: File,
+    metric: MetricOption = MetricName.gaussian,
+    by: ByOption = By.layer,
+    of: Annotated[Of, typer.Option("--of", help="Measure that is split.")] = Of.distance,
+    ends: Annotated[
+        bool, typer.Option("--ends", help="Linear layers such as embeddings are parts as well.")
+    ] = False,
+    align: Annotated[
+        bool,
+        typer.Option("--align", help="Turn the stream of B so that its embedding fits that of A."),
+    ] = False,
+    swaps: Annotated[
+        bool, typer.Option("--swaps", help="Also the change without and with one part alone.")
+    ] = False,
+    samples: SamplesOption = None,
+    fit: FitOption = None,
+    dialect: DialectOption = None,
+    n_ctx: ContextOption = None,
+    leave_out: LeaveOutOption = None,
+    norm_inputs: NormInputsOption = None,
+    dtype: DtypeOption = DtypeName.float64,
+    plot: PlotOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """The change from one checkpoint to another, split by layer, head or hidden unit."""
+    import tnsim
+    from tnsim.analysis import figures
+
+    if plot is not None:
+        check_outputs({plot: PNG})
+    reading = reading_of(dialect, n_ctx, leave_out, norm_inputs)
+    one, two = _model(a, reading), _model(b, reading)
+    with compiling_shown():
+        found = tnsim.change(
+            one,
+            two,
+            _metric(metric, fit, samples),
+            by=by.value,
+            of=of.value,
+            ends=ends,
+            align="embedding" if align else None,
+            dtype=dtype.value,
+        )
+        swapped = {"removed": found.removed, "alone": found.alone} if swaps else {}
+    if as_json:
+        print_json(_as_data(found) | {name: each.tolist() for name, each in swapped.items()})
+    else:
+        _say_change(found, swapped)
+    if plot is not None:
+        title = f"share of the change of {found.total:.3g}"
+        save_picture(figures.layers_and_heads(found.components, found.share, title=title), plot)
+
+
+def _as_data(found: Change) -> dict[str, Any]:
+    """The shares of a change, for JSON."""
+    return {
+        "metric": found.metric,
+        "exact": found.exact,
+        "caveats": list(found.caveats),
+        "of": found.of,
+        "total": found.total,
+        "surroundings": found.surroundings,
+        "components": list(found.components),
+        "share": found.share.tolist(),
+    }
+
+
+def _say_change(found: Change, swapped: dict[str, Any]) -> None:
+    what = "|b - a|^2" if found.of == "distance" else "1 - similarity"
+    say(f"{what:<15} {found.total:.6g}")
+    if found.surroundings:
+        say(f"{'surroundings':<15} {found.surroundings:.6g} (linear layers, of B on both sides)")
+    say(f"{'metric':<15} {found.metric} ({_guarantee(found)})")
+    say(f"{'share':>10}" + "".join(f"{name:>11}" for name in swapped) + "   component")
+    for n in sorted(range(len(found.share)), key=lambda n: -abs(found.share[n])):
+        others = "".join(f"{each[n]:>11.4g}" for each in swapped.values())
+        say(f"{found.share[n]:>+10.4f}{others}   {found.components[n]}")

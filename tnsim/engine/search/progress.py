@@ -1,0 +1,145 @@
+"""The state of the process while a plan is made: no cyclic garbage collection, lines of progress.
+
+Planning makes some million small tuples that live until the plan is there and form no cycles. The
+collector of cycles goes through all of them again and again, a third of the time of a plan of a
+language model, and finds nothing. It is switched off while at least one thread plans.
+
+A plan of three nonlinear layers takes many seconds. Lines of progress go to the logger of this
+module at level INFO, the first after `FIRST_LINE` seconds, each later line after twice the time.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+log = logging.getLogger(__name__)
+
+FIRST_LINE = 2.0
+"""Seconds of planning after which the first line of progress is logged."""
+
+
+class _Collector:
+    """Python's collector of cyclic garbage, off while anybody needs it to be off."""
+
+    def __init__(self) -> None:
+        self._changing = threading.Lock()
+        self._holders = 0
+        self._was_enabled = False
+
+    @contextmanager
+    def off(self) -> Iterator[None]:
+        """Switch the collector off; the last of several holders restores its first state."""
+        with self._changing:
+            if self._holders == 0:
+                self._was_enabled = gc.isenabled()
+                gc.disable()
+            self._holders += 1
+        try:
+            yield
+        finally:
+            with self._changing:
+                self._holders -= 1
+                if self._holders == 0 and self._was_enabled:
+                    gc.enable()
+
+
+_collector = _Collector()
+
+
+class _Progress:
+    """How far the planning of a plan has come.
+
+    Args:
+        name: Name of the plan.
+
+    Attributes:
+        searched: Number of products whose contraction paths have been searched.
+        stage: Description of the stage that is planned.
+        spoken: Whether a line has been logged.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.searched = 0
+        self.stage = ""
+        self.spoken = False
+        self._begun = time.monotonic()
+        self._next = FIRST_LINE
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since the planning began."""
+        return time.monotonic() - self._begun
+
+    def speak(self) -> None:
+        """Log a line where one is due."""
+        seconds = self.seconds
+        if seconds < self._next:
+            return
+        self._next = 2 * seconds
+        self.spoken = True
+        log.info(
+            "planning %s for %.0f s: %sproducts searched: %d",
+            self.name,
+            seconds,
+            self.stage and f"{self.stage}, ",
+            self.searched,
+        )
+
+
+_current: ContextVar[_Progress | None] = ContextVar("planning in progress", default=None)
+
+
+@contextmanager
+def planning(name: str) -> Iterator[None]:
+    """Make a plan inside a `with` block, without collections of garbage and with progress.
+
+    Blocks inside another block belong to the plan of the outermost block.
+
+    Args:
+        name: Name of the plan, for lines of progress.
+
+    Example:
+        >>> with planning("a plan"):
+        ...     gc.isenabled()
+        False
+    """
+    if _current.get() is not None:
+        yield
+        return
+    progress = _Progress(name)
+    token = _current.set(progress)
+    try:
+        with _collector.off():
+            yield
+        if progress.spoken:
+            log.info("planned %s in %.1f s", name, progress.seconds)
+    finally:
+        _current.reset(token)
+
+
+def count_search() -> None:
+    """Count a product whose contraction paths are searched for the plan in progress."""
+    progress = _current.get()
+    if progress is not None:
+        progress.searched += 1
+        progress.speak()
+
+
+def enter_stage(number: int, stages: int) -> None:
+    """Say which stage of the plan in progress is planned.
+
+    Args:
+        number: Number of the stage, from 1.
+        stages: Number of all stages.
+    """
+    progress = _current.get()
+    if progress is not None:
+        progress.stage = f"stage {number} of {stages}"
+        progress.speak()

@@ -1,0 +1,349 @@
+"""The change from one model to another, split by component.
+
+Between models a and b every component is interpolated as a function (`models.components`),
+f(0) = a and f(1) = b. Three numbers answer three questions about a component c:
+
+    share     <delta_c, b - a> / |b - a|^2   how much of the change it made, together with others
+    removed   |b - b with c of a|^2          what breaks without it
+    alone     |a with c of b - a|^2          what it does by itself
+
+with delta_c after Aumann and Shapley (`slopes`). Shares sum to 1, and `delta_c` to b - a as
+functions; the other two add up only where components do not interact.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jaxtyping import Float
+from numpy.typing import DTypeLike
+
+from tnsim.compare.request import Comparable, comparables
+from tnsim.compare.similarity import inner, similarity
+from tnsim.engine import precision
+from tnsim.engine.budget import Budget
+from tnsim.engine.ir.dtypes import dtype_name
+from tnsim.engine.precision import Arithmetic
+from tnsim.errors import CaveatWarning, ModelError, ResultError
+from tnsim.localise.grams import Setting, check_bilinear
+from tnsim.localise.slopes import Family, exact_nodes, gram_of_parts, nodes, slope
+from tnsim.metrics.metric import Gaussian
+from tnsim.metrics.points import Points
+from tnsim.metrics.protocol import Metric
+from tnsim.models.components import (
+    Component,
+    basis_of_embedding,
+    check_exchangeable,
+    components_of,
+    exchanged,
+    in_basis,
+    interpolated,
+)
+from tnsim.models.differences import by_differences
+from tnsim.models.model import Combination, Model, caveats
+from tnsim.models.origin import warn_of_caveats
+from tnsim.tables import html_table
+
+MEASURES = ("distance", "similarity")
+"""Values of `of`."""
+_CLOSE = 1e-9
+"""Error of a sum of shares at which an integral that is not polynomial counts as found."""
+
+
+class _Pair(NamedTuple):
+    """Two models whose components are exchanged.
+
+    Args:
+        a: First model, with the linear layers of b unless they are components too.
+        b: Second model, in the basis of the first.
+        parts: Components.
+        setting: Metric, precision and budget.
+        points: Points of the comparison; None along a plan.
+    """
+
+    a: Model
+    b: Model
+    parts: tuple[Component, ...]
+    setting: Setting
+    points: Points | None
+
+    @property
+    def family(self) -> Family:
+        """The interpolated models, f(0) = a and f(1) = b."""
+        degree = 0
+        for n, layer in enumerate(self.a.layers):
+            degree = layer.order * degree + any(part.layer == n for part in self.parts)
+        return Family(_Interpolation(self.parts), (self.a, self.b), len(self.parts), degree)
+
+
+@dataclass(frozen=True)
+class _Interpolation:
+    """The function from (a, b) and s to the interpolated model."""
+
+    parts: tuple[Component, ...]
+
+    def __call__(self, models: tuple[Model, Model], s: Any) -> Model:
+        return interpolated(*models, s, self.parts)
+
+
+@dataclass(frozen=True, eq=False)
+class Change:
+    """A change of a model, split by component.
+
+    The measures beside `share` are computed when they are first read: `removed` and `alone` by one
+    inner product for every component, `matrix` by derivatives for every pair.
+
+    Attributes:
+        components: Labels of the components.
+        share: Signed shares (components,), which sum to 1.
+        total: Squared distance `|b - a|^2` in units of squared outputs, or `1 - similarity`.
+        surroundings: The same measure of the change of linear layers alone, which are no components
+            and taken from b on both sides; 0 with `ends=True`.
+        of: Measure of the change, `distance` or `similarity`.
+        metric: Name of the metric.
+        exact: Whether the metric's definition is met exactly and the shares are exact.
+        standard_error: Standard errors of `share`; None where nothing was sampled.
+        caveats: Differences between the models and the networks they were read from.
+    """
+
+    components: tuple[str, ...]
+    share: Float[np.ndarray, " components"]
+    total: float
+    surroundings: float
+    of: str
+    metric: str
+    exact: bool
+    standard_error: Float[np.ndarray, " components"] | None
+    caveats: tuple[str, ...]
+    _pair: _Pair = field(repr=False)
+
+    @cached_property
+    def removed(self) -> Float[np.ndarray, " components"]:
+        """The measure between b and b with one component put back: what breaks without it."""
+        b, a = self._pair.b, self._pair.a
+        return self._measures((b, exchanged(b, a, part)) for part in self._pair.parts)
+
+    @cached_property
+    def alone(self) -> Float[np.ndarray, " components"]:
+        """The measure between a and a with one component of b: what it does by itself."""
+        b, a = self._pair.b, self._pair.a
+        return self._measures((a, exchanged(a, b, part)) for part in self._pair.parts)
+
+    @cached_property
+    def matrix(self) -> Float[np.ndarray, "components components"]:
+        """The inner products `<delta_c, delta_d>`, which sum to `total` for a distance.
+
+        Raises:
+            ModelError: The change is one of similarity, whose parts are no functions.
+        """
+        if self.of != "distance":
+            raise ModelError(
+                "a change of similarity has no parts with inner products; use of='distance'"
+            )
+        return gram_of_parts(self._pair.family, self._pair.setting, self._pair.points)
+
+    def _measures(self, pairs: Any) -> Float[np.ndarray, " components"]:
+        return np.array([_measure(x, y, self.of, self._pair.setting) for x, y in pairs])
+
+    def _repr_html_(self) -> str:
+        what = "|b - a|^2" if self.of == "distance" else "1 - similarity"
+        guarantee = "exact" if self.exact else "approximation or estimate"
+        title = f"Change {what} = {self.total:.4g}, {self.metric} ({guarantee})"
+        order = np.argsort(-abs(self.share), kind="stable")
+        rows = [(self.components[n], f"{self.share[n]:.4g}") for n in order]
+        return html_table(title, rows, ("component", "share"))
+
+
+def change(
+    a: Comparable,
+    b: Comparable,
+    metric: Metric = Gaussian(),
+    *,
+    by: str = "layer",
+    of: str = "distance",
+    ends: bool = False,
+    align: Any = None,
+    n_ctx: int | None = None,
+    dtype: DTypeLike = "float64",
+    budget: Budget = Budget(),
+) -> Change:
+    """Split the change from one model to another by component.
+
+    Component functions are interpolated, never weights, so shares depend on what components
+    compute: an order of hidden units, a scale moved from one factor to another, or a basis inside
+    a head changes nothing. Components are matched by number, and both streams have one basis, as
+    along a run.
+
+    Args:
+        a, b: Models of equal layers, or modules of PyTorch and paths of files in the place of
+            models; ranks may differ by layer.
+        metric: Metric that weighs the inputs, any but `GaussianClosure`.
+        by: Granularity of components, `"layer"`, `"head"` or `"unit"`, as for `components`.
+        of: Measure that is split: `"distance"` for `|b - a|^2`, exact, or `"similarity"` for
+            `1 - similarity(a, b)`, by as many nodes as 9 digits take.
+        ends: Whether linear layers without a skip, such as embeddings, are components as well.
+            Otherwise the linear layers of b stand on both sides, see `Change.surroundings`.
+        align: Change of basis of the stream of b: `"embedding"` for the rotation that takes its
+            embedding nearest to that of a, or a square matrix; None where the bases are equal.
+        n_ctx: Length of the sequences on which models with attention are compared, where neither
+            the models nor the inputs of `Empirical` say it.
+        dtype: Precision of the computation, float64 or float32; the result is float64.
+        budget: Limits of memory and work for the computation.
+
+    Returns:
+        A `Change`: float64 shares, which sum to 1, and the total.
+
+    Raises:
+        ModelError: The layers of the models do not correspond, the models are equal, the metric is
+            no bilinear form of the model, or `inner` would raise it.
+        TooLarge: The integral takes more than 512 gradients, or the computation is beyond the
+            budget.
+        ResultError: The models differ by less than rounding.
+
+    Warns:
+        PrecisionWarning: Few digits of the shares are left.
+
+    Example:
+        >>> import numpy as np, tnsim
+        >>> def model(first, second):
+        ...     square = lambda w: tnsim.Residual(tnsim.Bilinear([[1.0]], [[1.0]], [[w]]))
+        ...     return tnsim.Model([square(first), square(second)])
+        >>> found = tnsim.change(model(1.0, 1.0), model(1.0, 2.0))
+        >>> found.components, found.share.round(9).tolist()
+        (('layer 0', 'layer 1'), [0.0, 1.0])
+        >>> round(found.total, 9) == round(float(found.removed[1]), 9)
+        True
+
+    Source:
+        Aumann and Shapley 1974, "Values of non-atomic games"; integrated gradients after
+        Sundararajan et al. 2017, on functions of components in the place of inputs.
+    """
+    setting = Setting(metric, dtype_name(dtype), budget)
+    if of not in MEASURES:
+        raise ModelError(f"of must be one of {', '.join(MEASURES)}, found {of!r}")
+    check_bilinear(metric)
+    one, two = comparables(a, b, metric, n_ctx)
+    parts = components_of([one, two], by, linear=ends)
+    a, b = check_exchangeable(one, two, by)
+    if align is not None:
+        b = in_basis(b, _basis(a, b, align))
+    start = _with_ends(a, b, parts)
+    middle = interpolated(start, b, np.full(len(parts), 0.5), parts)
+    pair = _Pair(start, b, parts, setting, setting.points(start, middle, b))
+    exact_nodes(pair.family.degree)  # refused before anything is computed
+    said = caveats(a, b)
+    surroundings = 0.0 if start is a else _measure(a, start, of, setting)
+    total = _measure(start, b, of, setting)
+    if total <= 0:
+        raise ModelError("the models are the same function: there is no change to split")
+    found = _of_distance(pair) if of == "distance" else _of_similarity(pair, total)
+    together = found.sum(axis=0)
+    share = together / together.sum()
+    arithmetic = Arithmetic(max(start.degree, b.degree), setting.dtype)
+    precision.report(abs(together.sum() / total - 1), "a share of the change", arithmetic, 2)
+    warn_of_caveats(said, stacklevel=2)
+    exact = setting.exact(start, b) and of == "distance"
+    labels = tuple(part.label for part in parts)
+    error = _jackknife(found)
+    return Change(labels, share, total, surroundings, of, metric.name, exact, error, said, pair)
+
+
+def _basis(a: Model, b: Model, align: Any) -> Float[np.ndarray, "width width"]:
+    if isinstance(align, str):
+        if align != "embedding":
+            raise ModelError(f"align must be 'embedding' or a square matrix, found {align!r}")
+        return basis_of_embedding(a, b)
+    return np.asarray(align, np.float64)
+
+
+def _with_ends(a: Model, b: Model, parts: tuple[Component, ...]) -> Model:
+    """The model a with the layers of b where there is no component; a itself if these are equal."""
+    own = {part.layer for part in parts}
+    layers = list(a.layers)
+    for n, (first, second) in enumerate(zip(a.layers, b.layers, strict=True)):
+        if n not in own and not _equal(first, second):
+            layers[n] = second
+    if all(x is y for x, y in zip(layers, a.layers, strict=True)):
+        return a
+    return Model(layers, a.n_ctx, a.origin)
+
+
+def _equal(first: Any, second: Any) -> bool:
+    leaves = [jax.tree.flatten(layer) for layer in (first, second)]
+    return leaves[0][1] == leaves[1][1] and all(map(np.array_equal, leaves[0][0], leaves[1][0]))
+
+
+def _measure(a: Model, b: Model, of: str, setting: Setting) -> float:
+    """`|b - a|^2`, or `1 - similarity(a, b)`."""
+    options: dict[str, Any] = {"dtype": setting.dtype, "budget": setting.budget}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", CaveatWarning)  # said once, of the models themselves
+        if of == "distance":
+            difference = b - a
+            return float(inner(difference, difference, setting.metric, **options))
+        return 1.0 - float(similarity(a, b, setting.metric, **options))
+
+
+def _of_distance(pair: _Pair) -> Float[np.ndarray, "groups components"]:
+    """The inner products `<delta_c, b - a>`, by groups of draws."""
+    difference: Combination | Model = by_differences(pair.b - pair.a, pair.setting.dtype)
+    family, total = pair.family, 0.0
+    for t, weight in zip(*exact_nodes(family.degree), strict=True):
+        found = slope(family, t, difference, pair.setting, pair.points)
+        total = total + weight * found.by_switch
+    return np.asarray(total)
+
+
+def _of_similarity(pair: _Pair, total: float) -> Float[np.ndarray, "groups components"]:
+    """The integral of the derivatives of the cosine of f(s) and b.
+
+    The cosine is no polynomial in t: nodes are doubled until the parts sum to its rise.
+    """
+    count = max(4, math.ceil(pair.family.degree / 2))
+    while True:
+        found = _cosine_slopes(pair, count)
+        missed = abs(found.sum(axis=0).sum() - total)
+        if missed <= _CLOSE * total:
+            return found
+        if 2 * count > 512:
+            raise ResultError(
+                f"the similarity changes too steeply between the models: {count} nodes miss "
+                f"{missed:.1g} of {total:.3g}; use of='distance', which is exact"
+            )
+        count *= 2
+
+
+def _cosine_slopes(pair: _Pair, count: int) -> Float[np.ndarray, "groups components"]:
+    family, setting = pair.family, pair.setting
+    norm = float(inner(pair.b, pair.b, setting.metric, dtype=setting.dtype, budget=setting.budget))
+    total: Any = 0.0
+    for t, weight in zip(*nodes(count), strict=True):
+        cross = slope(family, t, pair.b, setting, pair.points)
+        own = slope(family, t, family.at(t), setting, pair.points)
+        p, q = cross.value.sum(), own.value.sum()
+        if q <= 0:
+            raise ResultError(
+                "a model between the two is the zero function, whose similarity is undefined; use "
+                "of='distance'"
+            )
+        # d (p / sqrt(q)) = dp / sqrt(q) - p dq / (2 q^(3/2)), and dq = 2 <df, f>.
+        rise = cross.by_switch / np.sqrt(q) - p * own.by_switch / q**1.5
+        total = total + weight * rise / np.sqrt(norm)
+    return total
+
+
+def _jackknife(found: Float[np.ndarray, "groups components"]) -> np.ndarray | None:
+    """Standard errors of shares from their values without each group of draws."""
+    groups = len(found)
+    if groups < 2:
+        return None
+    left_out = found.sum(axis=0) - found
+    shares = left_out / left_out.sum(axis=1, keepdims=True)
+    spread = ((shares - shares.mean(axis=0)) ** 2).sum(axis=0)
+    return np.sqrt((groups - 1) / groups * spread)

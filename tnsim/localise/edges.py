@@ -1,0 +1,135 @@
+"""Edges: which component reads which, through which legs.
+
+A gate g_e on each edge e multiplies what the legs of one class of a component read of another. The
+classes Q, K and V of attention, and `in` for all legs of other layers, are those that no gauge
+mixes: the left and the right factor of a hidden unit may be exchanged. Two numbers belong to an
+edge:
+
+    cut     |f - f(g_e = 0)|^2 / |f|^2                       what is lost without it
+    share   integral of <df/dg_e, f> / |f|^2 along g = t     its part of the function
+
+Shares sum to the part of the model that needs some edge.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+
+from tnsim.compare.similarity import inner
+from tnsim.errors import ModelError
+from tnsim.localise.grams import Setting
+from tnsim.localise.slopes import Family, exact_nodes, slope
+from tnsim.models.components import EMBED, Component, Edge, components_of, edges_of, wired
+from tnsim.models.layers import innermost
+from tnsim.models.model import Model, caveats
+from tnsim.problems import forward
+from tnsim.tables import html_table
+
+
+@dataclass(frozen=True, eq=False)
+class Edges:
+    """Edges between the components of a model.
+
+    Attributes:
+        edges: Labels such as `layer 1 head 1 > K of layer 2 head 0`.
+        share: Signed shares (edges,) of the squared norm of the model.
+        cut: Squared distances (edges,) between the model and the model without the edge, in units
+            of the squared norm of the model.
+        rest: Share of signals that need no edge; `share` sums to `1 - rest`.
+        metric: Name of the metric.
+        exact: Whether the metric's definition is met exactly.
+        caveats: Differences between the model and the network it was read from.
+    """
+
+    edges: tuple[str, ...]
+    share: Float[np.ndarray, " edges"]
+    cut: Float[np.ndarray, " edges"]
+    rest: float
+    metric: str
+    exact: bool
+    caveats: tuple[str, ...] = ()
+
+    def _repr_html_(self) -> str:
+        order = np.argsort(-self.cut, kind="stable")[:24]
+        rows = [(self.edges[n], f"{self.share[n]:.4g}", f"{self.cut[n]:.4g}") for n in order]
+        return html_table(f"Edges, {self.metric}", rows, ("edge", "share", "cut"))
+
+
+@dataclass(frozen=True)
+class _Wiring:
+    """The function from a model and gates to the model with these gates."""
+
+    parts: tuple[Component, ...]
+    edges: tuple[Edge, ...]
+
+    def __call__(self, weights: tuple[Model], gates: Any) -> Model:
+        return wired(weights[0], gates, self.parts, self.edges)
+
+
+def edges_between(model: Model, by: str, setting: Setting) -> Edges:
+    """The edges of a model with their shares, and the effect of cutting each.
+
+    Args:
+        model: Any model.
+        by: Granularity of components.
+        setting: Metric, precision and budget.
+
+    Raises:
+        ModelError: The model is the zero function.
+
+    Example:
+        >>> import tnsim
+        >>> from tnsim.engine.budget import Budget
+        >>> layer = tnsim.Residual(tnsim.Linear([[1.0]]))
+        >>> setting = Setting(tnsim.Empirical([[1.0]]), "float64", Budget())
+        >>> found = edges_between(tnsim.Model([layer, layer]), "layer", setting)
+        >>> found.edges
+        ('embed > in of layer 0', 'embed > in of layer 1', 'layer 0 > in of layer 1')
+        >>> found.cut.round(9).tolist(), round(found.rest, 9)
+        ([0.25, 0.0625, 0.0625], 0.25)
+    """
+    parts = components_of([model], by)
+    edges = edges_of(model, parts)
+    if not edges:
+        raise ModelError("the model has no edges: no component reads anything")
+    degree, known = 0, {part.layer for part in parts}
+    for n, layer in enumerate(model.layers):
+        if n in known:
+            degree = max(degree, innermost(layer).order * (1 + degree))
+    family = Family(_Wiring(parts, edges), (model,), len(edges), degree)
+    at = exact_nodes(degree)
+    whole, norm = family.at(1.0), float(_squared(model, setting))
+    if norm <= 0:
+        raise ModelError("the model is the zero function, of which no edge has a share")
+    cuts = [family.at(1.0 - np.eye(len(edges))[n]) for n in range(len(edges))]
+    points = setting.points(whole)
+    share = np.zeros(len(edges))
+    for t, weight in zip(*at, strict=True):
+        found = slope(family, t, model, setting, points)
+        share += weight * found.by_switch.sum(axis=0) / norm
+    if points is None:
+        cut = np.array([float(_squared(whole - other, setting)) for other in cuts])
+    else:
+        rows = [[(1.0, whole), (-1.0, other)] for other in cuts]
+        one: list[Any] = [[(1.0, whole)]]
+        sums = forward.sums(rows, one, points, False, setting.dtype, setting.budget)
+        squares = forward.total(sums.rows)
+        cut = np.asarray(squares.mantissa * np.exp(squares.log))
+    labels = tuple(_label(parts, edge) for edge in edges)
+    exact, said = setting.exact(model), caveats(model)
+    return Edges(
+        labels, share, cut / norm, 1.0 - float(share.sum()), setting.metric.name, exact, said
+    )
+
+
+def _squared(model: Any, setting: Setting) -> Any:
+    return inner(model, model, setting.metric, dtype=setting.dtype, budget=setting.budget)
+
+
+def _label(parts: tuple[Component, ...], edge: Edge) -> str:
+    source = "embed" if edge.source == EMBED else parts[edge.source].label
+    return f"{source} > {edge.leg} of {parts[edge.target].label}"

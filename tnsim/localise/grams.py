@@ -1,0 +1,165 @@
+"""Inner products of many models of one shape that share layers, such as switched models.
+
+At points every layer runs once for all models that share it and what is below it
+(`problems.forward`). Along plans `pairwise` answers, by feature vectors or by one plan for all
+pairs with the share of each model computed once.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+
+from tnsim.all_pairs.run import pairwise
+from tnsim.compare.by_points import check_affordable, forward_plan, points_of
+from tnsim.compare.numbers import without_each
+from tnsim.compare.request import CROSS, check_comparison
+from tnsim.engine.budget import Budget
+from tnsim.engine.precision import Arithmetic
+from tnsim.engine.scaled import LogScaled
+from tnsim.errors import CaveatWarning, DuplicateWarning, ModelError
+from tnsim.metrics.metric import GaussianClosure
+from tnsim.metrics.protocol import Metric
+from tnsim.models.model import Model, guesses
+from tnsim.problems import forward
+from tnsim.problems.tensors.kinds import kinds, nonlinear
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Settings that all comparisons of one question share.
+
+    Args:
+        metric: Metric of the comparison.
+        dtype: Precision of the computation.
+        budget: Limits of the computation.
+    """
+
+    metric: Metric
+    dtype: str
+    budget: Budget
+
+    def rounding(self, *models: Model) -> float:
+        """Relative error of one contribution to an inner product of models."""
+        return Arithmetic(max(model.degree for model in models), self.dtype).rounding
+
+    def exact(self, *models: Model) -> bool:
+        """Whether the metric's definition is met exactly, by models that are not guessed."""
+        met = bool(self.metric.is_exact(nonlinear(*map(kinds, models))))
+        return met and not guesses(*models)
+
+    def points(self, *models: Model) -> Any:
+        """Points at which models are compared; None where a plan answers."""
+        check_bilinear(self.metric)
+        check_comparison(models[0], models[-1], self.metric)
+        points = points_of(models, self.metric, CROSS, False, self.dtype)
+        if points is not None:
+            plan = forward_plan(models, self.metric, points, self.dtype)
+            check_affordable(plan, self.metric, self.budget)
+        return points
+
+
+def check_bilinear(metric: Any) -> None:
+    """Refuse a metric under which a sum of models is not a sum of inner products.
+
+    Raises:
+        ModelError: The metric is `GaussianClosure`.
+
+    Example:
+        >>> import tnsim
+        >>> check_bilinear(tnsim.Gaussian())
+    """
+    if isinstance(metric, GaussianClosure):
+        raise ModelError(
+            "GaussianClosure is no bilinear form of the model: it treats the hidden states of a "
+            "whole model as Gaussian, so a sum of parts has another value than the parts; use "
+            "Gaussian(), a finite metric such as Empirical or Categorical(samples=...), or "
+            "TreeSymmetric()"
+        )
+
+
+@dataclass(frozen=True)
+class Gram:
+    """The matrix `values * exp(log)` of inner products.
+
+    Args:
+        values: Inner products (rows, columns).
+        log: Natural logarithm of their common scale.
+        left_out: The same matrix without each group of draws, (groups, rows, columns), in scales
+            of their own; None where nothing was sampled.
+    """
+
+    values: Float[np.ndarray, "rows columns"]
+    log: float
+    left_out: Float[np.ndarray, "groups rows columns"] | None = None
+
+
+def gram(rows: Sequence[Model], columns: Sequence[Model] | None, setting: Setting) -> Gram:
+    """The inner products of all rows with all columns, without columns of all rows.
+
+    Args:
+        rows, columns: Models of one shape of inputs and outputs.
+        setting: Metric, precision and budget.
+
+    Returns:
+        A `Gram`, float64.
+
+    Example:
+        >>> import numpy as np, tnsim
+        >>> lines = [tnsim.Model([tnsim.Linear([[w]])]) for w in (1.0, 3.0)]
+        >>> setting = Setting(tnsim.Empirical([[1.0], [2.0]]), "float64", Budget())
+        >>> found = gram(lines, None, setting)
+        >>> (found.values * np.exp(found.log)).round(9).tolist()
+        [[2.5, 7.5], [7.5, 22.5]]
+    """
+    every = [*rows, *(columns or ())]
+    distinct = {tuple(kinds(model)): model for model in every}
+    points = setting.points(*distinct.values())
+    if points is None:
+        return _along_plans(rows, columns, setting)
+    sums = forward.sums(
+        [[(1.0, model)] for model in rows],
+        None if columns is None else [[(1.0, model)] for model in columns],
+        points,
+        False,
+        setting.dtype,
+        setting.budget,
+    )
+    values, log = _in_one_scale(forward.total(sums.products))
+    left_out = None
+    counted = sums.shares > 0
+    if points.drawn and np.count_nonzero(counted) > 1:
+        left_out, logs = without_each(sums.products, counted)
+        left_out = left_out * np.exp(logs - logs.max())
+    return Gram(values, log, left_out)
+
+
+def _in_one_scale(products: LogScaled) -> tuple[Float[np.ndarray, "rows columns"], float]:
+    """Values relative to the largest scale among them, and that scale."""
+    logs = np.where(products.mantissa == 0, -np.inf, products.log)
+    top = float(logs.max())
+    if math.isinf(top):
+        return np.zeros(products.mantissa.shape), 0.0
+    return np.asarray(products.mantissa * np.exp(np.minimum(products.log - top, 0.0))), top
+
+
+def _along_plans(rows: Sequence[Model], columns: Sequence[Model] | None, setting: Setting) -> Gram:
+    with warnings.catch_warnings():
+        # Switched models may be equal, and the caller has spoken of caveats.
+        warnings.simplefilter("ignore", DuplicateWarning)
+        warnings.simplefilter("ignore", CaveatWarning)
+        found = pairwise(
+            list(rows),
+            setting.metric,
+            other=None if columns is None else list(columns),
+            dtype=setting.dtype,
+            budget=setting.budget,
+        )
+    sign, log = np.asarray(found["sign"], np.float64), np.asarray(found["log_inner"], np.float64)
+    return Gram(*_in_one_scale(LogScaled(sign, log, abs(sign))))

@@ -1,0 +1,585 @@
+"""Paths: a model as a sum of functions, one for every set of components that a signal goes through.
+
+With a switch z_c in front of each component, the outputs are a polynomial `f(z) = sum_m z^m f_m`:
+f_m sums all trees that use component c exactly m_c times. The *path* of a set S of components is
+
+    h_S = sum of all f_m with support S = sum_(T within S) (-1)^|S - T| f(z = 1 on T, 0 elsewhere).
+
+The sum of all paths is the model. Trees themselves are not unique, as the two factors of a hidden
+unit may be exchanged, and neither is their sum by left and right leg. Paths depend on the functions
+of the components alone. Inner products of paths are a matrix that sums to the inner product of the
+models, because an inner product is bilinear.
+
+The outputs are affine in the switches of the last layer that has any, if all layers above it are
+linear. Sets with two components of that layer are then empty, and 2^C (C' + 1) switched models do
+for C components below it and C' in it. Sets through which no signal goes are known from skips,
+biases and zero matrices, and left out.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, overload
+
+import numpy as np
+from jaxtyping import Float
+from numpy.typing import DTypeLike
+
+from tnsim.checkpoints.load import Series
+from tnsim.compare.request import comparables
+from tnsim.engine import precision
+from tnsim.engine.budget import Budget
+from tnsim.engine.ir.dtypes import dtype_name
+from tnsim.engine.precision import Arithmetic
+from tnsim.errors import ModelError, ResultError, TnsimError, TooLarge
+from tnsim.localise.edges import Edges, edges_between
+from tnsim.localise.grams import Gram, Setting, gram
+from tnsim.metrics.metric import Gaussian
+from tnsim.metrics.protocol import Metric
+from tnsim.models.checks import check_numbers
+from tnsim.models.components import (
+    Component,
+    chosen,
+    components_of,
+    switched_layer,
+)
+from tnsim.models.layers import affine_maps, bias_name, innermost, residual_rule
+from tnsim.models.model import Model, caveats
+from tnsim.models.origin import warn_of_caveats
+from tnsim.models.scaling import beyond_float, power
+from tnsim.tables import html_table
+
+MOST_SWITCHED = 1024
+"""Most switched models of one question; their inner products are a matrix of this size."""
+START, REST = "embed", "remainder"
+"""Label of the path through no component, and of paths that are not told apart."""
+_SHOWN = 24
+"""Most paths in the table of a prompt, those of the largest shares."""
+
+
+@dataclass(frozen=True, eq=False)
+class Paths:
+    """Inner products of the paths of two models, which sum to the inner product of the models.
+
+    Attributes:
+        values: Inner products (bra, ket) in units of squared outputs.
+        bra, ket: Labels of the paths of the first and of the second model.
+        metric: Name of the metric.
+        exact: Whether the metric's definition is met exactly.
+        standard_error: Standard errors of `share`, (bra,); None where nothing was sampled.
+        caveats: Differences between the models and the networks they were read from.
+    """
+
+    values: Float[np.ndarray, "bra ket"]
+    bra: tuple[str, ...]
+    ket: tuple[str, ...]
+    metric: str
+    exact: bool
+    standard_error: Float[np.ndarray, " bra"] | None = None
+    caveats: tuple[str, ...] = ()
+
+    @property
+    def share(self) -> Float[np.ndarray, " bra"]:
+        """Signed shares `<h_S, b> / <a, b>` of the paths of the first model, which sum to 1.
+
+        A share may be negative or above 1, where paths cancel one another.
+
+        Raises:
+            ResultError: The inner product of the models is zero.
+        """
+        return _shares(self.values)
+
+    def through(self, *names: str) -> float:
+        """The sum of the shares of all paths that go through every one of some components.
+
+        Args:
+            names: Labels of components, or of layers, which stand for any component of the layer.
+
+        Returns:
+            A number without a unit; through two layers it is their composition share.
+
+        Raises:
+            ModelError: No path goes through a component or layer of this name.
+        """
+        return float(self.share[_through(self.bra, names)].sum())
+
+    def _repr_html_(self) -> str:
+        guarantee = "exact" if self.exact else "approximation or estimate"
+        rows = [(name, f"{share:.4g}") for name, share in _largest(self.bra, self.share)]
+        return html_table(f"Paths, {self.metric} ({guarantee})", rows, ("path", "share"))
+
+
+@dataclass(frozen=True, eq=False)
+class PathSeries:
+    """The paths of every checkpoint of a run, each compared with itself or with one model.
+
+    Attributes:
+        labels: Labels of the checkpoints.
+        each: `Paths` of every checkpoint.
+        paths: Labels of the paths of all checkpoints, in the order of the components.
+    """
+
+    labels: tuple[Any, ...]
+    each: tuple[Paths, ...]
+    paths: tuple[str, ...]
+
+    @property
+    def share(self) -> Float[np.ndarray, "checkpoints paths"]:
+        """Signed shares of the paths; 0 where a checkpoint lacks a path."""
+        table = np.zeros((len(self.each), len(self.paths)))
+        place = {name: n for n, name in enumerate(self.paths)}
+        for row, one in zip(table, self.each, strict=True):
+            row[[place[name] for name in one.bra]] = one.share
+        return table
+
+    def through(self, *names: str) -> Float[np.ndarray, " checkpoints"]:
+        """The shares of all paths through every one of some components, as `Paths.through`."""
+        return self.share[:, _through(self.paths, names)].sum(axis=1)
+
+    def _repr_html_(self) -> str:
+        shares = self.share
+        order = np.argsort(-abs(shares).max(axis=0), kind="stable")[:_SHOWN]
+        rows = [
+            (label, *(f"{share:.3g}" for share in row[order]))
+            for label, row in zip(self.labels, shares, strict=True)
+        ]
+        return html_table("Shares of paths", rows, ("", *(self.paths[n] for n in order)))
+
+
+def _largest(labels: tuple[str, ...], shares: np.ndarray) -> list[tuple[str, float]]:
+    order = np.argsort(-abs(shares), kind="stable")[:_SHOWN]
+    return [(labels[int(n)], float(shares[n])) for n in order]
+
+
+def _shares(values: np.ndarray) -> np.ndarray:
+    """Sums over the last axis as shares of the sum over the last two."""
+    total = values.sum(axis=(-2, -1))
+    if not np.all(total):
+        raise ResultError(
+            "the inner product of the models is zero, so its parts have no shares; `values` has "
+            "the parts themselves"
+        )
+    return values.sum(axis=-1) / total[..., None]
+
+
+def components_in(path: str) -> tuple[str, ...]:
+    """The labels of the components of a path.
+
+    Example:
+        >>> components_in("embed > layer 1 head 0 + layer 1 head 2 > layer 2")
+        ('layer 1 head 0', 'layer 1 head 2', 'layer 2')
+    """
+    return tuple(name for step in path.split(" > ")[1:] for name in step.split(" + "))
+
+
+def _through(labels: Sequence[str], names: Sequence[str]) -> list[int]:
+    """Numbers of the paths through all of some components or layers."""
+    sets = [components_in(label) for label in labels]
+    known = dict.fromkeys(name for one in sets for name in one)
+    for name in names:
+        if not any(_is_of(one, name) for one in known):
+            raise ModelError(f"no path goes through {name!r}; components are {', '.join(known)}")
+    return [
+        n
+        for n, own in enumerate(sets)
+        if all(any(_is_of(one, name) for one in own) for name in names)
+    ]
+
+
+def _is_of(component: str, name: str) -> bool:
+    """Whether a name is that of a component, or of its layer."""
+    return component == name or component.startswith(f"{name} ")
+
+
+@overload
+def paths(
+    a: Model,
+    b: None = None,
+    metric: Metric = Gaussian(),
+    *,
+    by: str = "layer",
+    legs: Literal[True],
+    n_ctx: int | None = None,
+    dtype: DTypeLike = "float64",
+    budget: Budget = Budget(),
+) -> Edges: ...
+
+
+@overload
+def paths(
+    a: Model,
+    b: Model | None = None,
+    metric: Metric = Gaussian(),
+    *,
+    by: str = "layer",
+    within: Iterable[str] | None = None,
+    order: int | None = None,
+    top: int | None = None,
+    legs: Literal[False] = False,
+    n_ctx: int | None = None,
+    dtype: DTypeLike = "float64",
+    budget: Budget = Budget(),
+) -> Paths: ...
+
+
+@overload
+def paths(
+    a: Series | Sequence[Model] | Mapping[str, Model],
+    b: Model | None = None,
+    metric: Metric = Gaussian(),
+    *,
+    by: str = "layer",
+    within: Iterable[str] | None = None,
+    order: int | None = None,
+    top: int | None = None,
+    legs: Literal[False] = False,
+    n_ctx: int | None = None,
+    dtype: DTypeLike = "float64",
+    budget: Budget = Budget(),
+) -> PathSeries: ...
+
+
+def paths(
+    a: Any,
+    b: Model | None = None,
+    metric: Metric = Gaussian(),
+    *,
+    by: str = "layer",
+    within: Iterable[str] | None = None,
+    order: int | None = None,
+    top: int | None = None,
+    legs: bool = False,
+    n_ctx: int | None = None,
+    dtype: DTypeLike = "float64",
+    budget: Budget = Budget(),
+) -> Paths | PathSeries | Edges:
+    """Split `inner(a, b, metric)` by the components that signals go through in both models.
+
+    Args:
+        a: A model, or the checkpoints of a run: a `Series`, a sequence or a mapping from labels.
+            Modules of PyTorch and paths of files stand for models.
+        b: A model to compare with; None for every model with itself.
+        metric: Metric that weighs the inputs, any but `GaussianClosure`. For attention prefer
+            tokens, as `Categorical(samples=...)`: under normal inputs the terms of highest degree
+            are all there is.
+        by: Granularity of components, `"layer"`, `"head"` or `"unit"`, as for `components`.
+        within: Labels of the components that are told apart; others are always on.
+        order: Largest number of components in a path; longer paths are in the `remainder`.
+        top: Number of paths of the largest shares that are told apart, in each model; others are in
+            the `remainder`.
+        legs: Whether the answer is the edges of a single model, component by component and by class
+            of legs: Q, K and V of attention, or `in` for all legs of another layer.
+        n_ctx: Length of the sequences on which models with attention are compared, where neither
+            the models nor the inputs of `Empirical` say it.
+        dtype: Precision of the computation, float64 or float32; the result is float64.
+        budget: Limits of memory and work for the computation.
+
+    Returns:
+        `Paths`, float64 of shape (paths of a, paths of b) in units of squared outputs, which sums
+        to the inner product; for checkpoints a `PathSeries`. Labels such as
+        `embed > layer 1 head 0 > layer 2 head 3` name the components of a path; `+` stands between
+        components of one layer. With `legs`, `Edges`.
+
+    Raises:
+        ModelError: A label is unknown, the metric is no bilinear form of the model, or `inner`
+            would raise it.
+        TooLarge: The question needs more than 1,024 switched models, or is beyond the budget.
+        TnsimError: An inner product is beyond float64.
+
+    Warns:
+        PrecisionWarning: Paths cancel so far that few digits of a share are left.
+
+    Example:
+        A model `x + 2 x^2` of one layer: the stream and the layer, under a coin's inputs.
+
+        >>> import tnsim
+        >>> layer = tnsim.Residual(tnsim.Bilinear([[1.0]], [[2.0]], [[1.0]]))
+        >>> found = tnsim.paths(tnsim.Model([layer]), metric=tnsim.Empirical([[1.0], [-1.0]]))
+        >>> found.bra, found.share.round(9).tolist()
+        (('embed', 'embed > layer 0'), [0.2, 0.8])
+
+    Source:
+        Moebius inversion on the subsets of components (Rota 1964); paths through heads after
+        Elhage et al. 2021, "A mathematical framework for transformer circuits".
+    """
+    setting = Setting(metric, dtype_name(dtype), budget)
+    question = _Question(by, None if within is None else tuple(within), order, top)
+    question.check()
+    if not isinstance(a, Series | Mapping | list | tuple):
+        a, b = _models(a, b, metric, n_ctx)
+    if legs:
+        if not isinstance(a, Model) or b is not None or question[1:] != (None, None, None):
+            raise ModelError(
+                "legs=True gives the edges of a single model: leave out b, within, order and top"
+            )
+        found_edges = edges_between(a, by, setting)
+        warn_of_caveats(found_edges.caveats, stacklevel=2)
+        return found_edges
+    if not isinstance(a, Series | Mapping | list | tuple):
+        found = _compared(a, b, setting, question)
+        warn_of_caveats(found.caveats, stacklevel=2)
+        return found
+    labels, models = _checkpoints(a)
+    each = tuple(
+        _compared(*_models(model, b, metric, n_ctx), setting, question) for model in models
+    )
+    warn_of_caveats(tuple(dict.fromkeys(x for one in each for x in one.caveats)), stacklevel=2)
+    return PathSeries(labels, each, _in_order([one.bra for one in each]))
+
+
+def _models(a: Any, b: Any, metric: Metric, n_ctx: int | None) -> tuple[Any, Any]:
+    """A model and its partner, if any, of what stands for them."""
+    one, two = comparables(a, a if b is None else b, metric, n_ctx)
+    return one, None if b is None else two
+
+
+class _Question(NamedTuple):
+    """The arguments of `paths` that do not concern numbers."""
+
+    by: str
+    within: tuple[str, ...] | None
+    order: int | None
+    top: int | None
+
+    def check(self) -> None:
+        """Raise `ModelError` for numbers of paths that are not counts."""
+        for name, value, least in (("order", self.order, 0), ("top", self.top, 1)):
+            whole = isinstance(value, int) and not isinstance(value, bool)
+            if value is not None and not (whole and value >= least):
+                raise ModelError(f"{name} must be an integer of at least {least}, found {value!r}")
+
+
+def _checkpoints(a: Any) -> tuple[tuple[Any, ...], Iterable[Model]]:
+    """Labels and models of a run."""
+    if isinstance(a, Series):
+        return a.labels, a
+    if isinstance(a, Mapping):
+        return tuple(a), a.values()
+    if not a:
+        raise ModelError("paths of a run are those of at least one checkpoint, found none")
+    return tuple(map(str, range(len(a)))), a
+
+
+def _in_order(known: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
+    """Labels of several rows, each once; the remainder comes last."""
+    every = dict.fromkeys(label for labels in known for label in labels if label != REST)
+    rest = [REST] if any(REST in labels for labels in known) else []
+    ordered = sorted(every, key=lambda label: (len(components_in(label)), list(every).index(label)))
+    return (*ordered, *rest)
+
+
+@dataclass(frozen=True)
+class _Side:
+    """A model as a sum of paths.
+
+    Args:
+        models: Switched models.
+        labels: Labels of the paths.
+        signs: Coefficients (paths, models) of the switched models in every path.
+    """
+
+    models: list[Model]
+    labels: tuple[str, ...]
+    signs: Float[np.ndarray, "paths models"]
+
+
+def _compared(a: Model, b: Model | None, setting: Setting, question: _Question) -> Paths:
+    """The paths of one model with those of another, or with its own."""
+    bra = _side(a, question)
+    ket = bra if b is None or b is a else _side(b, question)
+    inner = gram(bra.models, None if ket is bra else ket.models, setting)
+    mantissas = bra.signs @ inner.values @ ket.signs.T
+    both = (a,) if b is None else (a, b)
+    _report(bra, ket, inner, mantissas, Arithmetic(max(m.degree for m in both), setting.dtype))
+    left_out = None
+    if inner.left_out is not None:
+        left_out = bra.signs @ inner.left_out @ ket.signs.T
+    rows, columns = np.eye(len(bra.labels)), np.eye(len(ket.labels))
+    bra_labels, ket_labels = bra.labels, ket.labels
+    if question.top is not None:
+        bra_labels, rows = _merged(bra_labels, mantissas.sum(axis=1), question.top)
+        ket_labels, columns = _merged(ket_labels, mantissas.sum(axis=0), question.top)
+        mantissas = rows @ mantissas @ columns.T
+    values = power(mantissas, np.float64(inner.log), 0.0)
+    if beyond_float(values, mantissas):
+        raise TnsimError(
+            f"inner products of paths under {setting.metric.name} are beyond float64 for these "
+            "weights; scale down the last layer of a model, which changes no share"
+        )
+    error = None
+    if left_out is not None and mantissas.sum():
+        shares = _shares(rows @ left_out @ columns.T)
+        spread = ((shares - shares.mean(axis=0)) ** 2).sum(axis=0)
+        error = np.sqrt((len(shares) - 1) / len(shares) * spread)
+    exact, said = setting.exact(*both), caveats(*both)
+    return Paths(values, bra_labels, ket_labels, setting.metric.name, exact, error, said)
+
+
+def _report(
+    bra: _Side, ket: _Side, inner: Gram, mantissas: np.ndarray, arithmetic: Arithmetic
+) -> None:
+    """Warn where the sums of switched models leave few digits of a share."""
+    total = abs(mantissas.sum())
+    if total:
+        sizes = abs(bra.signs) @ abs(inner.values) @ abs(ket.signs).sum(axis=0)
+        error = float(arithmetic.rounding * sizes.max() / total)
+        precision.report(error, "a share of a path", arithmetic, stacklevel=4)
+
+
+def _merged(
+    labels: tuple[str, ...], sizes: np.ndarray, top: int
+) -> tuple[tuple[str, ...], Float[np.ndarray, "kept paths"]]:
+    """Labels with all but the largest paths in the remainder, and the matrix that merges them."""
+    order = [n for n in np.argsort(-abs(sizes), kind="stable") if labels[n] != REST]
+    kept = sorted(order[:top])
+    if len(order) <= top:
+        return labels, np.eye(len(labels))
+    matrix = np.zeros((len(kept) + 1, len(labels)))
+    matrix[range(len(kept)), kept] = 1.0
+    matrix[-1] = 1.0 - matrix[:-1].sum(axis=0)
+    return (*(labels[n] for n in kept), REST), matrix
+
+
+def _side(model: Model, question: _Question) -> _Side:
+    """The switched models of a model, and how paths are made of them."""
+    check_numbers(model)
+    parts = components_of([model], question.by)
+    if question.within is not None:
+        parts = tuple(parts[n] for n in sorted(set(chosen(parts, question.within))))
+    sets = _sets(model, parts, question)
+    open_paths = supports(model, parts, set(sets))
+    # A switched model is zero unless a path lies within its set.
+    shown = [s for s in sets if s in open_paths]
+    needed = [s for s in sets if any(path & ~s == 0 for path in shown)]
+    signs = np.array(
+        [[(-1.0) ** (s ^ t).bit_count() if t & ~s == 0 else 0.0 for t in needed] for s in shown]
+    ).reshape(len(shown), len(needed))
+    models = list(_switched_models(model, parts, needed))
+    labels = tuple(_label(parts, s) for s in shown)
+    whole = (1 << len(parts)) - 1
+    if question.order is not None and question.order < len(parts) and whole not in needed:
+        signs = np.block(
+            [[signs, np.zeros((len(shown), 1))], [-signs.sum(axis=0), np.ones((1, 1))]]
+        )
+        models += list(_switched_models(model, parts, [whole]))
+        labels = (*labels, REST)
+    if not models:
+        raise ModelError("the model is the zero function: no signal goes through it")
+    return _Side(models, labels, signs)
+
+
+def _label(parts: Sequence[Component], support: int) -> str:
+    """The label of the path of a set of components."""
+    steps = [START]
+    own = [part for n, part in enumerate(parts) if support >> n & 1]
+    for _, same in itertools.groupby(own, key=lambda part: part.layer):
+        steps.append(" + ".join(part.label for part in same))
+    return " > ".join(steps)
+
+
+def _sets(model: Model, parts: Sequence[Component], question: _Question) -> list[int]:
+    """Sets of components as bits, those below each set before it.
+
+    Raises:
+        TooLarge: There are more than `MOST_SWITCHED`.
+    """
+    top = max(part.layer for part in parts)
+    last = 0
+    if all(order == 1 for order in model.orders[top + 1 :]):
+        last = sum(part.layer == top for part in parts)  # the outputs are affine in its switches
+    below = len(parts) - last
+    most = len(parts) if question.order is None else min(question.order, len(parts))
+    count = sum(math.comb(below, k) * (1 + (last if k < most else 0)) for k in range(most + 1))
+    if count > MOST_SWITCHED:
+        raise TooLarge(
+            f"by={question.by!r} gives {len(parts)} components, whose sets need {count:,} switched "
+            f"models, more than {MOST_SWITCHED:,}; use a coarser by, within=[...] for some "
+            "components, or order=2 for paths of at most two"
+        )
+    lower = [
+        sum(1 << n for n in own)
+        for k in range(most + 1)
+        for own in itertools.combinations(range(below), k)
+    ]
+    sets = list(lower)
+    for own in lower:
+        if own.bit_count() < most:
+            sets += [own | 1 << n for n in range(below, len(parts))]
+    return sorted(sets, key=lambda s: (s.bit_count(), _bits(s)))
+
+
+def _bits(number: int) -> tuple[int, ...]:
+    return tuple(n for n in range(number.bit_length()) if number >> n & 1)
+
+
+def _switched_models(
+    model: Model, parts: Sequence[Component], sets: Iterable[int]
+) -> Iterator[Model]:
+    """The model with the components of a set on and others off; equal layers are one object."""
+    known: dict[tuple[int, int], Any] = {}
+    for own in sets:
+        layers = []
+        for n, layer in enumerate(model.layers):
+            places = [k for k, part in enumerate(parts) if part.layer == n]
+            key = n, own & sum(1 << k for k in places)
+            if key not in known:
+                switches = np.array([float(own >> k & 1) for k in places])
+                known[key] = switched_layer(layer, [parts[k] for k in places], switches)
+            layers.append(known[key])
+        yield Model(layers, model.n_ctx, model.origin)
+
+
+def supports(model: Model, parts: Sequence[Component], within: set[int]) -> set[int]:
+    """The sets of components through which some signal may go.
+
+    Args:
+        model: Any model.
+        parts: Components that are told apart.
+        within: Sets that are asked for, with all of their subsets.
+
+    Returns:
+        Sets as bits. Signals end where a layer has no skip, or a matrix is zero.
+
+    Example:
+        >>> from tnsim import Bilinear
+        >>> model = Model([Bilinear([[1.0]], [[1.0]], [[1.0]])])
+        >>> supports(model, components_of([model], "layer"), {0, 1})
+        {1}
+    """
+    reach = {0}
+    for n, layer in enumerate(model.layers):
+        core = innermost(layer)
+        rows, output = affine_maps(core)
+        below = set(reach) if residual_rule(layer)[0] != 0 else set()
+        products = {0} if rows else reach
+        for name in rows:
+            legs = reach if np.any(getattr(core, name)) else set()
+            if _is_there(getattr(core, bias_name(name))):
+                legs = legs | {0}
+            products = {x | y for x in products for y in legs} & within
+        weight, bias = np.asarray(getattr(core, output)), getattr(core, bias_name(output))
+        own = [(1 << k, part) for k, part in enumerate(parts) if part.layer == n]
+        always = np.ones(weight.shape[1], bool)
+        bias_bit = 0
+        for bit, part in own:
+            if part.bias:
+                bias_bit = bit
+            if part.part is not None:
+                columns = np.array_split(np.arange(len(always)), part.parts)[part.part]
+                always[columns] = False
+                if weight[:, columns].any():
+                    below |= {x | bit for x in products}
+        if weight[:, always].any():
+            below |= products
+        if _is_there(bias):
+            below.add(bias_bit)
+        reach = below & within
+    return reach
+
+
+def _is_there(bias: Any) -> bool:
+    """Whether a bias is given and not zero."""
+    return bias is not None and bool(np.any(bias))

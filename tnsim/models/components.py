@@ -1,0 +1,733 @@
+"""Components of a model: names, switches, and exchanges of components between two models.
+
+A component is a function that a layer adds to the stream: the whole layer, a head, or a hidden
+unit. With z_c in front of each component c,
+
+    x_l = skip_l x_(l-1) + sum_(c in layer l) z_c F_c(x_(l-1)),
+
+the outputs of a model are a polynomial in the switches z. A switch multiplies columns of the output
+matrix of a layer, so a switched model has the shapes of the model for every z. Linear layers
+without a skip have no component: everything passes through them.
+
+Between two models a component *function* is interpolated, `(1 - s_c) F_c^a + s_c F_c^b`: hidden
+units or heads of both models stand side by side, with their output weights times `1 - s_c` and
+`s_c`. Unlike a straight line in weights this depends on the functions alone: an exchange of hidden
+units, of factors or of bases inside a head changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from jax.core import Tracer
+from jaxtyping import Float
+
+from tnsim.errors import ModelError
+from tnsim.models.arrays import Array, as_array, library
+from tnsim.models.attention import Attention
+from tnsim.models.checks import check_comparable, check_numbers
+from tnsim.models.layers import (
+    Linear,
+    Residual,
+    affine_maps,
+    bias_name,
+    innermost,
+    residual_rule,
+)
+from tnsim.models.model import Model
+from tnsim.models.protocol import Layer
+from tnsim.models.scaling import replaced
+
+GRANULARITIES = ("layer", "head", "unit")
+"""Values of `by`."""
+_SHOWN = 12
+"""Most labels that an error message lists."""
+
+
+@dataclass(frozen=True)
+class Component:
+    """A part of a layer's output.
+
+    Args:
+        label: Name, such as `layer 1 head 0`.
+        layer: Number of the layer.
+        part: Number of the part among equal parts of the layer's hidden units; None for a bias
+            alone.
+        parts: Number of such parts of the layer.
+        bias: Whether the output bias of the layer belongs to the component.
+    """
+
+    label: str
+    layer: int
+    part: int | None
+    parts: int
+    bias: bool
+
+
+def components(model: Model, by: str = "layer") -> tuple[str, ...]:
+    """The names of the components of a model, from the input up.
+
+    Args:
+        model: Any model.
+        by: `"layer"` for layers; `"head"` for the heads of attention, and other layers whole;
+            `"unit"` for hidden units, and the heads of attention. Heads and units have the output
+            bias of their layer beside them, as a component `layer 1 bias`.
+
+    Returns:
+        Labels such as `layer 1 head 0`. Linear layers without a skip have none.
+
+    Raises:
+        ModelError: The model has no component, or no heads to tell apart.
+
+    Example:
+        >>> import numpy as np, tnsim
+        >>> layer = tnsim.Residual(tnsim.Bilinear(*[np.eye(2)] * 3))
+        >>> model = tnsim.Model([layer, layer])
+        >>> components(model)
+        ('layer 0', 'layer 1')
+        >>> components(model, by="unit")
+        ('layer 0 unit 0', 'layer 0 unit 1', 'layer 1 unit 0', 'layer 1 unit 1')
+    """
+    return tuple(component.label for component in components_of([model], by))
+
+
+def components_of(models: Sequence[Any], by: str, linear: bool = False) -> tuple[Component, ...]:
+    """The components of models of equal layers; a bias counts where any of the models has it.
+
+    Args:
+        models: Models with the same components.
+        by: Granularity, as for `components`.
+        linear: Whether linear layers without a skip are components as well.
+
+    Raises:
+        ModelError: There is no component, or there are no heads to tell apart.
+
+    Example:
+        >>> line = Model([Linear([[1.0]])])
+        >>> [component.label for component in components_of([line], "layer", linear=True)]
+        ['layer 0']
+    """
+    if by not in GRANULARITIES:
+        raise ModelError(f"by must be one of {', '.join(GRANULARITIES)}, found {by!r}")
+    for model in models:
+        if not isinstance(model, Model):
+            raise ModelError(
+                f"components are those of a tnsim Model, found {type(model).__name__}; take the "
+                "models of a combination one by one"
+            )
+    if by == "head" and not models[0].attends:
+        raise ModelError(
+            "by='head' needs an attention layer, and the model has none; use by='layer' or "
+            "by='unit'"
+        )
+    found: list[Component] = []
+    for n, layer in enumerate(models[0].layers):
+        if isinstance(layer, Linear) and not linear:
+            continue
+        name, parts = _division(innermost(layer), by)
+        if name is None:
+            found.append(Component(f"layer {n}", n, 0, 1, True))
+            continue
+        found += [Component(f"layer {n} {name} {k}", n, k, parts, False) for k in range(parts)]
+        if any(_output_bias(innermost(model.layers[n])) is not None for model in models):
+            found.append(Component(f"layer {n} bias", n, None, parts, True))
+    if not found:
+        raise ModelError(
+            "the model has no components: all of its layers are linear and have no skip"
+        )
+    return tuple(found)
+
+
+def _division(core: Layer, by: str) -> tuple[str | None, int]:
+    """The name and number of the parts of a layer; no name for a whole layer."""
+    if by == "layer" or isinstance(core, Linear):
+        return None, 1
+    if isinstance(core, Attention):
+        return "head", core.n_heads
+    if by == "unit":
+        return "unit", getattr(core, affine_maps(core)[1]).shape[1]
+    return None, 1
+
+
+def _output_bias(core: Layer) -> Any:
+    return getattr(core, bias_name(affine_maps(core)[1]))
+
+
+def switched(
+    model: Model,
+    z: Sequence[float] | Float[Array, " components"] | Mapping[str, float],
+    by: str = "layer",
+) -> Model:
+    """The model with every component multiplied by a number.
+
+    The outputs are a polynomial in z. All z give models of one shape, so a plan serves them all,
+    and z may be traced by JAX or be an axis of `jax.vmap`.
+
+    Args:
+        model: Any model.
+        z: A number for each of `components(model, by)`, or numbers by label, 1 for the others.
+        by: Granularity, as for `components`.
+
+    Returns:
+        A model whose layers without a switch, and layers with all switches at 1, are the objects
+        of `model`: forward passes of several switched models run such layers once.
+
+    Raises:
+        ModelError: A label is unknown, or there is another number of switches than components.
+
+    Example:
+        >>> import numpy as np, tnsim
+        >>> square = tnsim.Residual(tnsim.Bilinear([[1.0]], [[1.0]], [[1.0]]))
+        >>> model = tnsim.Model([square, square])
+        >>> switched(model, [1.0, 0.0])(np.array([2.0])), model(np.array([2.0]))
+        (array([6.]), array([42.]))
+        >>> switched(model, {"layer 0": 0.0})(np.array([2.0]))
+        array([6.])
+    """
+    check_numbers(model)
+    parts = components_of([model], by)
+    return with_switches(model, switches(parts, z), parts)
+
+
+def switches(parts: Sequence[Component], z: Any) -> Any:
+    """Switches in the order of components, checked.
+
+    Raises:
+        ModelError: A label is unknown, or the number of switches is another.
+
+    Example:
+        >>> switches([Component("layer 0", 0, 0, 1, True)], {"layer 0": 0.5})
+        array([0.5])
+    """
+    if isinstance(z, Mapping):
+        numbers = np.ones(len(parts))
+        for place, value in zip(chosen(parts, z), z.values(), strict=True):
+            numbers[place] = value
+        return numbers
+    array = z if isinstance(z, jax.Array) else as_array(z, "the switches z", 1)
+    if array.shape != (len(parts),):
+        raise ModelError(
+            f"the model has {len(parts)} components and z has shape {tuple(array.shape)}; give a "
+            f"number for each of {listed(parts)}"
+        )
+    return array
+
+
+def chosen(parts: Sequence[Component], labels: Iterable[str]) -> list[int]:
+    """The numbers of components by label; the label of a layer stands for all of its components.
+
+    Raises:
+        ModelError: No component has the label.
+
+    Example:
+        >>> heads = [Component(f"layer 1 head {k}", 1, k, 2, False) for k in range(2)]
+        >>> chosen(heads, ["layer 1 head 1"])
+        [1]
+    """
+    names = {part.label: n for n, part in enumerate(parts)}
+    for label in labels:
+        if label not in names:
+            raise ModelError(f"there is no component {label!r}, only {listed(parts)}")
+    return [names[label] for label in labels]
+
+
+def listed(parts: Sequence[Component]) -> str:
+    """Labels of components for a message.
+
+    Example:
+        >>> listed([Component("layer 0", 0, 0, 1, True)])
+        'layer 0'
+    """
+    shown = [part.label for part in parts[:_SHOWN]]
+    if len(parts) > _SHOWN:
+        shown.append(f"and {len(parts) - _SHOWN} more up to {parts[-1].label}")
+    return ", ".join(shown)
+
+
+def with_switches(model: Model, z: Any, parts: Sequence[Component]) -> Model:
+    """The model with component n multiplied by z[n].
+
+    Example:
+        >>> double = Model([Residual(Linear([[1.0]]))])
+        >>> with_switches(double, np.array([0.0]), components_of([double], "layer"))(np.ones(1))
+        array([1.])
+    """
+    layers = []
+    for n, layer in enumerate(model.layers):
+        own = _of_layer(parts, n)
+        layers.append(switched_layer(layer, [parts[k] for k in own], z[own]))
+    return Model(layers, model.n_ctx, model.origin)
+
+
+def _of_layer(parts: Sequence[Component], layer: int) -> np.ndarray:
+    """Numbers of the components of a layer."""
+    return np.array([k for k, part in enumerate(parts) if part.layer == layer], int)
+
+
+def switched_layer(layer: Layer, own: Sequence[Component], z: Any) -> Layer:
+    """A layer with its components multiplied by numbers; the layer itself where all are 1.
+
+    Args:
+        layer: Layer of a model.
+        own: Components of the layer; columns of other components stay.
+        z: Switches of these components, (components,).
+
+    Example:
+        >>> whole = Component("layer 0", 0, 0, 1, True)
+        >>> switched_layer(Linear([[2.0]]), [whole], np.array([0.5])).weight
+        array([[1.]])
+    """
+    if not isinstance(z, Tracer) and np.all(z == 1):
+        return layer
+    core = innermost(layer)
+    _, output = affine_maps(core)
+    weight, bias = getattr(core, output), _output_bias(core)
+    values = {output: weight * _factors(own, z, weight.shape[1])}
+    for k, part in enumerate(own):
+        if part.bias and bias is not None:
+            values[bias_name(output)] = bias * z[k]
+    return _with_core(layer, replaced(core, values))
+
+
+def _factors(own: Sequence[Component], z: Any, width: int) -> Any:
+    """The factors of the columns of an output matrix; 1 for columns without a switch."""
+    place = np.zeros(width, int)
+    for k, part in enumerate(own):
+        if part.part is not None:
+            place[_columns(part, width)] = k + 1
+    return library(z).concatenate([np.ones(1), z])[place]
+
+
+def _columns(part: Component, width: int) -> slice:
+    """The rows or columns that belong to a component among `width` of them."""
+    assert part.part is not None
+    step = width // part.parts
+    return slice(part.part * step, (part.part + 1) * step)
+
+
+def _with_core(layer: Layer, core: Any) -> Any:
+    """The residuals of a layer around another core."""
+    if isinstance(layer, Residual):
+        return replaced(layer, {"layer": _with_core(layer.layer, core)})
+    return core
+
+
+def check_exchangeable(a: Any, b: Any, by: str) -> tuple[Model, Model]:
+    """Refuse models whose components do not correspond to each other, and return others.
+
+    Raises:
+        ModelError: The models differ in depth, in kinds or settings of layers, in widths of the
+            stream, in skips, or in the numbers of heads or units that are told apart.
+
+    Example:
+        >>> one, two = Model([Linear([[1.0]])]), Model([Linear([[1.0]]), Linear([[1.0]])])
+        >>> check_exchangeable(one, two, "layer")
+        Traceback (most recent call last):
+        tnsim.errors.ModelError: the models have 1 and 2 layers; a change is taken layer by layer
+    """
+    check_numbers(a, b)
+    if len(a.layers) != len(b.layers):
+        raise ModelError(
+            f"the models have {len(a.layers)} and {len(b.layers)} layers; a change is taken layer "
+            "by layer"
+        )
+    for n, (first, second) in enumerate(zip(a.layers, b.layers, strict=True)):
+        _check_settings(n, first, second)
+        _check_parts(n, innermost(first), innermost(second), by)
+    check_comparable(a, b)
+    return a, b
+
+
+def _check_settings(n: int, first: Layer, second: Layer) -> None:
+    one, two = innermost(first), innermost(second)
+    facts: list[tuple[str, Any, Any]] = [
+        ("kinds", type(one).__name__, type(two).__name__),
+        ("orders", one.order, two.order),
+        ("widths of the input", first.d_in, second.d_in),
+        ("widths of the output", first.d_out, second.d_out),
+        ("skips", float(residual_rule(first)[0]), float(residual_rule(second)[0])),
+    ]
+    if isinstance(one, Attention) and isinstance(two, Attention):
+        facts += [
+            (name, getattr(one, name), getattr(two, name))
+            for name in ("d_head", "d_value", "mask", "rope_base")
+        ]
+    for what, x, y in facts:
+        if x != y:
+            advice = ""
+            if what.startswith("widths"):
+                advice = ": the streams have different bases, and no square matrix aligns them"
+            raise ModelError(f"layer {n} of the models differs in its {what}, {x} and {y}{advice}")
+
+
+def _check_parts(n: int, one: Layer, two: Layer, by: str) -> None:
+    name, parts = _division(one, by)
+    _, others = _division(two, by)
+    if parts != others:
+        raise ModelError(
+            f"layer {n} has {parts} and {others} {name}s, which are matched by number; "
+            "use by='layer'"
+        )
+
+
+def interpolated(a: Model, b: Model, s: Any, parts: Sequence[Component]) -> Model:
+    """The model with component function `(1 - s[n]) F_n^a + s[n] F_n^b` for every component n.
+
+    Args:
+        a, b: Models that `check_exchangeable` accepts.
+        s: Numbers, one for each component, traced or not.
+        parts: Components, from `components_of([a, b], ...)`.
+
+    Returns:
+        A model with the hidden units (heads) of both models side by side; layers without a
+        component are those of b.
+
+    Example:
+        >>> a, b = (Model([Residual(Linear([[w]]))]) for w in (1.0, 3.0))
+        >>> parts = components_of([a, b], "layer")
+        >>> interpolated(a, b, np.array([0.5]), parts)(np.ones(1))
+        array([3.])
+    """
+    layers = []
+    for n, (first, second) in enumerate(zip(a.layers, b.layers, strict=True)):
+        own = _of_layer(parts, n)
+        if len(own):
+            second = _interpolated(first, second, [parts[k] for k in own], s[own])
+        layers.append(second)
+    return Model(layers, a.n_ctx, b.origin)
+
+
+def _interpolated(first: Layer, second: Layer, own: Sequence[Component], s: Any) -> Layer:
+    cores = innermost(first), innermost(second)
+    skip, _ = residual_rule(second)
+    rows, output = affine_maps(cores[0])
+    weights, biases = [], []
+    for layer, core, share in zip((first, second), cores, (1 - s, s), strict=True):
+        _, scale = residual_rule(layer)
+        weight, bias = getattr(core, output) * scale, _output_bias(core)
+        weights.append(weight * _factors(own, share, weight.shape[1]))
+        held = [k for k, part in enumerate(own) if part.bias and bias is not None]
+        biases += [bias * scale * share[k] for k in held]
+    values: dict[str, Any] = {bias_name(output): sum(biases) if biases else None}
+    if rows:
+        values[output] = library(weights).concatenate(weights, axis=1)
+    else:
+        values[output] = weights[0] + weights[1]
+    for name in rows:
+        both = [getattr(core, name) for core in cores]
+        values[name] = library(both).concatenate(both)
+        values[bias_name(name)] = _beside(cores, name)
+    if isinstance(cores[0], Attention) and isinstance(cores[1], Attention):
+        values["n_heads"] = cores[0].n_heads + cores[1].n_heads
+    core = replaced(cores[0], values)
+    return Residual(core, skip) if isinstance(second, Residual) else core
+
+
+def _beside(cores: Sequence[Any], name: str) -> Any:
+    """The biases of a map of two layers one after the other; None where neither has one."""
+    biases = [getattr(core, bias_name(name)) for core in cores]
+    if all(bias is None for bias in biases):
+        return None
+    found = []
+    for core, bias in zip(cores, biases, strict=True):
+        found.append(np.zeros(len(getattr(core, name))) if bias is None else bias)
+    return library(found).concatenate(found)
+
+
+def exchanged(target: Model, source: Model, part: Component) -> Model:
+    """The model `target` with one component of `source` in the place of its own.
+
+    The result has the shapes of `target` wherever the two components have equal shapes.
+
+    Args:
+        target, source: Models that `check_exchangeable` accepts.
+        part: Component to be exchanged.
+
+    Example:
+        >>> a, b = (Model([Residual(Linear([[w]]))]) for w in (1.0, 3.0))
+        >>> (part,) = components_of([a, b], "layer")
+        >>> exchanged(a, b, part)(np.ones(1))
+        array([4.])
+    """
+    layers = list(target.layers)
+    own, other = layers[part.layer], source.layers[part.layer]
+    if part.part is not None and part.parts == 1 and part.bias:
+        layers[part.layer] = other
+    else:
+        layers[part.layer] = _with_part(own, other, part)
+    return Model(layers, target.n_ctx, target.origin)
+
+
+def _with_part(own: Layer, other: Layer, part: Component) -> Layer:
+    if residual_rule(own)[1] != residual_rule(other)[1]:
+        own, other = _with_unit_scale(own), _with_unit_scale(other)
+    cores = innermost(own), innermost(other)
+    rows, output = affine_maps(cores[0])
+    values: dict[str, Any] = {}
+    if part.bias:
+        given = _output_bias(cores[1])
+        width = len(getattr(cores[0], output))
+        values[bias_name(output)] = np.zeros(width) if given is None else given
+    if part.part is not None:
+        for name in rows:
+            values[name] = _rows_from(cores, name, part)
+            if _beside(cores, name) is not None:
+                values[bias_name(name)] = _rows_from(cores, bias_name(name), part, name)
+        columns = [np.asarray(getattr(core, output)).T for core in cores]
+        values[output] = _put(columns[0], columns[1], part).T
+    return _with_core(own, replaced(cores[0], values))
+
+
+def _with_unit_scale(layer: Layer) -> Residual:
+    """The same layer with its scale inside the output map."""
+    core = innermost(layer)
+    skip, scale = residual_rule(layer)
+    output = affine_maps(core)[1]
+    values = {output: scale * getattr(core, output)}
+    if _output_bias(core) is not None:
+        values[bias_name(output)] = scale * _output_bias(core)
+    return Residual(replaced(core, values), skip)
+
+
+def _rows_from(cores: Sequence[Any], attribute: str, part: Component, sized: str = "") -> Any:
+    """The rows of the first layer, those of a component from the second."""
+    arrays = []
+    for core in cores:
+        array = getattr(core, attribute)
+        arrays.append(np.zeros(len(getattr(core, sized))) if array is None else np.asarray(array))
+    return _put(arrays[0], arrays[1], part)
+
+
+def _put(array: np.ndarray, other: np.ndarray, part: Component) -> np.ndarray:
+    rows = _columns(part, len(array))
+    result = np.array(array, np.result_type(array, other))
+    result[rows] = other[rows]
+    return result
+
+
+def in_basis(model: Model, basis: Float[np.ndarray, "width width"]) -> Model:
+    """The same function with the stream x between the first and the last layer as `basis @ x`.
+
+    Args:
+        model: Model whose layers between the first and the last have one width.
+        basis: Invertible matrix.
+
+    Raises:
+        ModelError: The stream has another width than the matrix, or the matrix is singular.
+
+    Example:
+        >>> model = Model([Linear([[2.0]]), Residual(Linear([[1.0]])), Linear([[1.0]])])
+        >>> turned = in_basis(model, np.array([[-1.0]]))
+        >>> turned.layers[0].weight.tolist(), turned(np.ones(1))
+        ([[-2.0]], array([4.]))
+    """
+    widths = sorted({layer.d_out for layer in model.layers[:-1]})
+    if basis.ndim != 2 or widths != [len(basis)] or basis.shape[0] != basis.shape[1]:
+        raise ModelError(
+            f"align is a square matrix over the stream, whose widths are {widths}; found shape "
+            f"{tuple(basis.shape)}"
+        )
+    if np.linalg.matrix_rank(basis) < len(basis):
+        raise ModelError("align is a singular matrix, which is no change of basis")
+    inverse, last = np.linalg.inv(basis), len(model.layers) - 1
+    for n in (0, last):
+        if isinstance(model.layers[n], Residual):
+            raise ModelError(
+                f"layer {n} has a skip to the {'outputs' if n else 'inputs'}, which fixes the "
+                "basis of the stream; there is nothing to align"
+            )
+    layers = []
+    for n, layer in enumerate(model.layers):
+        core = innermost(layer)
+        rows, output = affine_maps(core)
+        values: dict[str, Any] = {}
+        if n > 0:
+            for name in rows or (output,):
+                values[name] = np.asarray(getattr(core, name)) @ inverse
+        if n < last:
+            values[output] = basis @ values.get(output, np.asarray(getattr(core, output)))
+            if _output_bias(core) is not None:
+                values[bias_name(output)] = basis @ np.asarray(_output_bias(core))
+        layers.append(_with_core(layer, replaced(core, values)))
+    return Model(layers, model.n_ctx, model.origin)
+
+
+def basis_of_embedding(a: Model, b: Model) -> Float[np.ndarray, "width width"]:
+    """The orthogonal matrix that turns the embedding of b nearest to that of a (Procrustes).
+
+    Raises:
+        ModelError: A model begins with no linear layer, or the embeddings do not determine the
+            matrix.
+
+    Example:
+        >>> a, b = (Model([Linear([[w]]), Linear([[1.0]])]) for w in (1.0, -2.0))
+        >>> basis_of_embedding(a, b)
+        array([[-1.]])
+
+    Source:
+        Schönemann 1966, "A generalized solution of the orthogonal Procrustes problem".
+    """
+    tables = []
+    for model in (a, b):
+        first = model.layers[0]
+        if not isinstance(first, Linear):
+            raise ModelError(
+                "align='embedding' needs a linear first layer in both models; give align=MATRIX, "
+                "which takes the stream of b to the basis of a"
+            )
+        tables.append(np.asarray(first.weight, np.float64))
+    if tables[0].shape != tables[1].shape:
+        raise ModelError(
+            f"the embeddings have shapes {tables[0].shape} and {tables[1].shape}; no square matrix "
+            "aligns them"
+        )
+    left, sizes, right = np.linalg.svd(tables[0] @ tables[1].T)
+    if sizes[-1] <= 1e-10 * sizes[0]:
+        raise ModelError(
+            f"the embeddings span {np.count_nonzero(sizes > 1e-10 * sizes[0])} of {len(sizes)} "
+            "directions of the stream, which leaves its basis open; give align=MATRIX"
+        )
+    return left @ right
+
+
+_LEGS = {"q1": "Q", "q2": "Q", "k1": "K", "k2": "K", "v": "V"}
+"""Classes of legs that no gauge of a layer mixes; the legs of other layers are of class `in`."""
+EMBED = -1
+"""Number of the source that is no component: the stream below all of them."""
+
+
+@dataclass(frozen=True)
+class Edge:
+    """A component that reads another.
+
+    Args:
+        source: Number of the component that is read, or `EMBED`.
+        target: Number of the component that reads.
+        leg: Class of the legs that read, `Q`, `K`, `V` or `in`.
+    """
+
+    source: int
+    target: int
+    leg: str
+
+
+def edges_of(model: Model, parts: Sequence[Component]) -> tuple[Edge, ...]:
+    """The edges between components of a model, from the input up.
+
+    Example:
+        >>> layer = Residual(Linear([[1.0]]))
+        >>> model = Model([layer, layer])
+        >>> [(x.source, x.target) for x in edges_of(model, components_of([model], "layer"))]
+        [(-1, 0), (-1, 1), (0, 1)]
+    """
+    found, alive = [], [EMBED]
+    for n, layer in enumerate(model.layers):
+        own = [k for k, part in enumerate(parts) if part.layer == n]
+        if not own:
+            continue
+        legs = dict.fromkeys(_LEGS.get(name, "in") for name in affine_maps(innermost(layer))[0])
+        for target in own:
+            if parts[target].part is not None:
+                for leg in legs or ("in",):
+                    found += [Edge(source, target, leg) for source in alive]
+        alive = [*(alive if residual_rule(layer)[0] != 0 else ()), *own]
+    return tuple(found)
+
+
+def wired(model: Model, gates: Any, parts: Sequence[Component], edges: Sequence[Edge]) -> Model:
+    """The model with a gate on every edge, the same function where all gates are 1.
+
+    The stream becomes one block for each component and one for what is below all of them. The rows
+    of a leg read each block through the gate of their edge.
+
+    Args:
+        model: Any model.
+        gates: Numbers, one for each edge, traced or not.
+        parts: Components, from `components_of`.
+        edges: Edges, from `edges_of`.
+
+    Example:
+        >>> layer = Residual(Linear([[1.0]]))
+        >>> model = Model([layer, layer])
+        >>> parts = components_of([model], "layer")
+        >>> wired(model, np.array([1.0, 1.0, 0.0]), parts, edges_of(model, parts))(np.ones(1))
+        array([3.])
+    """
+    place = {edge: n + 1 for n, edge in enumerate(edges)}
+    known = library(gates).concatenate([np.zeros(1), gates])
+    blocks, first, last = len(parts) + 1, parts[0].layer, parts[-1].layer
+    layers: list[Layer] = []
+    for n, layer in enumerate(model.layers):
+        own = [k for k, part in enumerate(parts) if part.layer == n]
+        if n == first:
+            layers.append(Linear(np.eye(blocks * layer.d_in, layer.d_in)))
+        if own:
+            layers.append(_wired(layer, own, parts, place, known))
+        elif first < n < last:  # a linear layer between components maps each block
+            weight, bias = getattr(layer, affine_maps(layer)[1]), _output_bias(layer)
+            values = {
+                "weight": library(weight).kron(np.eye(blocks), weight),
+                "bias": _in_block(bias, 0, blocks),
+            }
+            layers.append(replaced(layer, values))
+        else:
+            layers.append(layer)
+        if n == last:
+            layers.append(Linear(np.tile(np.eye(layer.d_out), (1, blocks))))
+    return Model(layers, model.n_ctx, model.origin)
+
+
+def _in_block(vector: Any, block: int, blocks: int) -> Any:
+    """A vector in one block of the stream, zeros in the others; None stays None."""
+    if vector is None:
+        return None
+    return library(vector).kron(np.eye(blocks)[block], vector)
+
+
+def _wired(
+    layer: Layer,
+    own: Sequence[int],
+    parts: Sequence[Component],
+    place: Mapping[Edge, int],
+    known: Any,
+) -> Layer:
+    """A layer of components that read blocks of the stream through gates."""
+    blocks, core = len(parts) + 1, innermost(layer)
+    rows, output = affine_maps(core)
+    weight, bias = getattr(core, output), _output_bias(core)
+    skip, scale = residual_rule(layer)
+    values: dict[str, Any] = {bias_name(output): None}
+    for name in rows:
+        matrix = getattr(core, name)
+        gate = np.zeros((len(matrix), blocks), int)
+        for target in own:
+            if parts[target].part is not None:
+                leg = _LEGS.get(name, "in")
+                gate[_columns(parts[target], len(matrix))] = _gates(place, target, leg, blocks)
+        wide = matrix[:, None, :] * known[gate][:, :, None]
+        values[name] = wide.reshape(len(matrix), -1)
+    columns = np.zeros((blocks, weight.shape[1]))
+    for target in own:
+        if parts[target].part is not None:
+            columns[target + 1, _columns(parts[target], weight.shape[1])] = 1.0
+        if parts[target].bias:
+            values[bias_name(output)] = _in_block(bias, target + 1, blocks)
+    if rows:
+        wide = columns[:, None, :] * weight[None, :, :]
+        values[output] = wide.reshape(-1, weight.shape[1])
+    else:
+        (target,) = own
+        row = known[np.array(_gates(place, target, "in", blocks))]
+        only = np.eye(blocks)[target + 1][:, None] * row[None, :]
+        values[output] = library(only, weight).kron(only, weight)
+    core = replaced(core, values)
+    return Residual(core, skip, scale) if isinstance(layer, Residual) else core
+
+
+def _gates(place: Mapping[Edge, int], target: int, leg: str, blocks: int) -> list[int]:
+    """Numbers of the gates through which a target reads every block, 0 where there is none."""
+    return [place.get(Edge(block - 1, target, leg), 0) for block in range(blocks)]
