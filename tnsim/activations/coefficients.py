@@ -265,6 +265,7 @@ def norms(
     ends = [jnp.clip((x - mean) / safe, -REACH, REACH) for x in (-inf, *kinks, inf)]
     count = len(integrands(*[jnp.zeros_like(mean)] * 3))
     totals = [jnp.zeros_like(mean)] * count
+    nodes, weights = (jnp.asarray(x, mean.dtype)[:, None] for x in (NODES, WEIGHTS))
 
     def values(u: Real) -> Real:
         return sum(part(u) for part in f.parts)
@@ -274,11 +275,11 @@ def norms(
         length = (high - low) / jnp.maximum(turns, 1)
 
         def body(i: Any, totals: list[Real], low: Real = low, length: Real = length) -> list[Real]:
-            z = low + (i + NODES[:, None]) * length
+            z = low + (i + nodes) * length
             value, slope = jax.jvp(
                 values, (mean + deviation * z,), (jnp.broadcast_to(deviation, z.shape),)
             )
-            weight = WEIGHTS[:, None] * density(z) * length
+            weight = weights * density(z) * length
             return [
                 x + jnp.sum(weight * y, 0)
                 for x, y in zip(totals, integrands(value, slope, z), strict=True)

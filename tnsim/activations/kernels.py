@@ -378,7 +378,7 @@ def _block(pairing, slopes, other_unit, second, argument):
         )
         values = _direct(pairing, left, right, near, gap, tuple(x[i, j] for x in others), slopes)
         i = jnp.where(found, i, rho.shape[0])  # beyond the last row: dropped
-        return begin + chunk, total.at[:, i, j].set(values, mode="drop")
+        return begin + chunk, total.at[:, i, j].set(values.astype(total.dtype), mode="drop")
 
     total = jax.lax.while_loop(lambda state: state[0] < count, alone, (jnp.asarray(0), total))[1]
     return tuple(total), share

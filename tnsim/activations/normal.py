@@ -21,9 +21,10 @@ from jaxtyping import Array, Float
 
 Real = Float[Array, "..."]
 _OWEN = tuple(
-    0.5 * (x + y) for x, y in zip(np.polynomial.legendre.leggauss(20), (1.0, 0.0), strict=True)
+    (0.5 * (x + y)).tolist()
+    for x, y in zip(np.polynomial.legendre.leggauss(20), (1.0, 0.0), strict=True)
 )
-"""Gauss-Legendre nodes and weights on [0, 1]."""
+"""Gauss-Legendre nodes and weights on [0, 1]; plain floats, which leave float32 as it is."""
 
 
 def smallest(dtype: np.dtype) -> float:

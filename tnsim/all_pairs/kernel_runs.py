@@ -21,7 +21,7 @@ from tnsim.engine.runtime import execution
 from tnsim.engine.scaled import LogScaled, add, stacked, times
 from tnsim.models.model import Model
 from tnsim.models.scaling import split
-from tnsim.problems.kernels import Scaled, answers, on_host, product_of
+from tnsim.problems.kernels import KERNEL_DTYPE, Scaled, answers, on_host, product_of
 from tnsim.problems.tensors.kinds import Kinds
 
 
@@ -93,7 +93,7 @@ def block(models: Sequence[Model], terms: Terms, setting: PairSetting) -> Kernel
         setting: Settings common to all pairs.
     """
     with execution.precision():
-        made = [prepared_under(model, setting.metric, setting.dtype) for model in models]
+        made = [prepared_under(model, setting.metric, KERNEL_DTYPE) for model in models]
     return KernelBlock(tuple(made), terms)
 
 

@@ -34,6 +34,7 @@ from tnsim.names import CONSTANT, CORE, HEADS, SIDES, STREAM, Selector, Side
 from tnsim.problems.base import model_weights
 from tnsim.problems.families import Sequences
 from tnsim.problems.kernels import (
+    KERNEL_DTYPE,
     Prepared,
     Scaled,
     answers,
@@ -125,7 +126,7 @@ def attribution(
     _check_question(a, b, by)
     check_comparison(a, b, metric)
     if by == "unit" or answers([a, b], metric):
-        return _by_units(a, b, metric, by, dtype)
+        return _by_units(a, b, metric, by)
     parts, near = in_common_units([a, b], metric, slices=False)
     models: dict[Side, Model] = {"A": _prepared(parts[0].model), "B": _prepared(parts[1].model)}
     last: dict[Side, LayerKind] = {
@@ -148,7 +149,7 @@ def attribution(
     return Attribution(values, labels["A"], labels["B"], metric.name, exact, said)
 
 
-def _by_units(a: Model, b: Model, metric: Metric, by: str, dtype: str) -> Attribution:
+def _by_units(a: Model, b: Model, metric: Metric, by: str) -> Attribution:
     """Contributions of pairs of hidden units, or of all units together (see `problems.kernels`).
 
     Raises:
@@ -158,7 +159,7 @@ def _by_units(a: Model, b: Model, metric: Metric, by: str, dtype: str) -> Attrib
         raise ModelError("by='head' needs attention as the last nonlinear layer; use by='layer'")
     check_has_units([a, b], metric)
     with execution.precision():
-        bra, ket = (under(model, metric, dtype) for model in (a, b))
+        bra, ket = (under(model, metric, KERNEL_DTYPE) for model in (a, b))
         total: Any = 0.0
         for count, one, two in zip(bra.counts, bra.positions, ket.positions, strict=True):
             first, second = readout(one), readout(two)

@@ -34,6 +34,7 @@ from tnsim.models.model import AnyModel, Model, terms
 from tnsim.models.scaling import ScaledSum, scaled_sum
 from tnsim.names import Pair
 from tnsim.problems.kernels import (
+    KERNEL_DTYPE,
     ROADS,
     Scaled,
     count_of_units,
@@ -207,9 +208,9 @@ class _Comparison:
 
     def scaled(self, summands: Sequence[tuple[Any, Model]]) -> ScaledSum:
         """A sum of prepared models with the powers of two of coefficients and models taken out."""
-        metric, dtype = self.request.metric, self.request.dtype
+        metric, dtype = self.request.metric, KERNEL_DTYPE
         if self.traced:
-            made = [(c, under(model, metric, dtype)) for c, model in summands]
+            made = [(c, under(model, metric, self.request.dtype)) for c, model in summands]
             return scaled_sum((c, model.exponent, model) for c, model in made)
         known = [(c, hidden_units(model)) for c, model in summands]
         models = {id(units): model for (_, units), (_, model) in zip(known, summands, strict=True)}

@@ -60,6 +60,10 @@ _BLOCK = 2**22
 _ORDERS = 24
 """Orders of Hermite coefficients that a typical pair of units takes, for estimates of work."""
 
+KERNEL_DTYPE = "float64"
+"""Precision of kernels outside of a trace, also where float32 is asked for: their thresholds near
+correlation 1 are below the range of float32."""
+
 ROADS = (
     "use Empirical(inputs), or Empirical.normal(mean, cov, samples) for an estimate with its "
     "standard error"
