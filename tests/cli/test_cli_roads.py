@@ -30,7 +30,7 @@ def test_version_and_completion():
 @pytest.mark.parametrize(
     "words, expected",
     [
-        ("tnsim pa", ["pairwise"]),
+        ("tnsim pa", ["pairwise", "paths"]),
         ("tnsim similarity --metric c", ["closure", "categorical"]),
         ("tnsim inspect x --dialect bilinear-r", ["bilinear-readout"]),
     ],

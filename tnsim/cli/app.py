@@ -319,7 +319,8 @@ def main() -> None:
     progress.setLevel(logging.INFO)
     progress.addHandler(_Lines())
     try:
-        code = app(standalone_mode=False)
+        # without a name click takes that of the process, and completion is asked for under the name
+        code = app(prog_name="tnsim", standalone_mode=False)
     except (typer.Abort, KeyboardInterrupt):
         sys.exit(130)
     except Exception as error:

@@ -8,7 +8,7 @@
 # ---
 
 # %% [markdown]
-# # 5. When did the induction heads form, and what changed?
+# # 7. When did the induction heads form, and what changed?
 #
 # Twelve checkpoints of a model of two attention layers with four heads each, which learns to repeat
 # what followed a token before. No checkpoint has a head with a textbook pattern. The question is

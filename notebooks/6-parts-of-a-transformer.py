@@ -8,7 +8,7 @@
 # ---
 
 # %% [markdown]
-# # 5. Parts of a transformer
+# # 6. Parts of a transformer
 #
 # What changed between two checkpoints of a Hugging Face transformer? As a whole it is no
 # polynomial, but the scores and the values of its heads are, and so they have exact similarities
