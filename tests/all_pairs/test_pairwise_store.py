@@ -198,17 +198,22 @@ def test_a_full_disk_is_told_and_nothing_is_lost(folder, monkeypatch):
 def test_a_store_of_another_run_is_refused(folder, rng):
     models, store = tnsim.load(folder / "models"), folder / "store.zarr"
     tnsim.pairwise(models, store=store)
-    for arguments, message in [
-        ((models, tnsim.Frobenius()), 'metric "gaussian", and "frobenius" is asked for'),
+    for given, options, message in [
         (
-            (models, tnsim.Gaussian(np.ones(3))),
+            models,
+            {"metric": tnsim.Frobenius()},
+            'metric "gaussian", and "frobenius" is asked for',
+        ),
+        (
+            models,
+            {"metric": tnsim.Gaussian(np.ones(3))},
             'metric_parameters "standard", and ".*" is asked for',
         ),
-        ((models[:4],), "10 models on side a, and 4 are given"),
-        ((models, tnsim.Gaussian(), models), "all pairs of one list; give another path"),
+        (models[:4], {}, "10 models on side a, and 4 are given"),
+        (models, {"other": models}, "all pairs of one list; give another path"),
     ]:
         with pytest.raises(tnsim.StoreMismatch, match=f"store.zarr: holds another run: {message}"):
-            tnsim.pairwise(*arguments, store=store)
+            tnsim.pairwise(given, store=store, **options)
     with pytest.raises(tnsim.StoreMismatch, match='dtype "float64", and "float32" is asked for'):
         tnsim.pairwise(models, store=store, dtype="float32")
     with pytest.raises(tnsim.StoreMismatch, match="slices false, and true is asked for"):
@@ -222,7 +227,7 @@ def test_a_store_of_another_run_is_refused(folder, rng):
     data = json.loads((store / "zarr.json").read_text())
     data["attributes"]["tnsim"]["format"] = 0
     (store / "zarr.json").write_text(json.dumps(data))
-    with pytest.raises(tnsim.StoreMismatch, match="format 0, and 3 is asked for"):
+    with pytest.raises(tnsim.StoreMismatch, match="format 0, and 4 is asked for"):
         tnsim.pairwise(models, store=store)
     with pytest.raises(tnsim.StoreMismatch, match=r"models: not a store of tnsim.pairwise"):
         tnsim.pairwise(models, store=folder / "models")

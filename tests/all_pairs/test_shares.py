@@ -19,6 +19,7 @@ from tnsim.engine.ir.program import Operation, Program
 from tnsim.engine.ir.stages import PlanStage
 from tnsim.engine.passes.hoisting import COMPILING, analysed, portion
 from tnsim.engine.runtime import execution
+from tnsim.problems.state_sizes import common_units
 
 SMALL = tnsim.Budget(memory_bytes=60_000)  # tiles of one or two models
 CLOSURE = tnsim.GaussianClosure()
@@ -36,6 +37,12 @@ def language_model(g):
 def sequences(g):
     layers = [tnsim.Residual(bilinear(g, 2, 3, 2, True), 1.0, 0.5) for _ in range(2)]
     return tnsim.Model([linear(g, 3, 2), *layers], n_ctx=2)
+
+
+def setting(some, pairs):
+    """The setting of a run over these models."""
+    units = common_units(some, CLOSURE)
+    return PairSetting(CLOSURE, False, "float64", tnsim.Budget(), pairs, units)
 
 
 def diagrams(g):
@@ -92,7 +99,7 @@ def test_the_numbers_are_those_of_single_pairs(name, rng, always, by_plans):
 def test_what_is_cut(rng, always):
     """All that reads one model is in its share, and the crossing share reads none of it again."""
     a, b = sequences(rng), sequences(rng)
-    _, plan, shares = Pairs.of(a, b, PairSetting(CLOSURE, False, "float64", tnsim.Budget(), 15))
+    _, plan, shares = Pairs.of(a, b, setting([a, b], 15))
     assert set(shares.own) == {"A", "B"}
     works = [shares.own[name].plan.multiplications for name in ("A", "B")]
     crossing = shares.crossing.plan
@@ -103,9 +110,8 @@ def test_what_is_cut(rng, always):
 
 
 def test_small_pairs_are_computed_whole(rng):
-    pairs = Pairs.of(
-        deep(rng), deep(rng), PairSetting(CLOSURE, False, "float64", tnsim.Budget(), 15)
-    )
+    a, b = deep(rng), deep(rng)
+    pairs = Pairs.of(a, b, setting([a, b], 15))
     assert not pairs.shares.own and pairs.shares.crossing.plan is pairs.plan
 
 
@@ -115,8 +121,7 @@ def test_few_pairs_are_computed_whole(rng, always, monkeypatch):
     a, b = deep(rng, biases=False), deep(rng, biases=False)
     cut = []
     for pairs in (1, 10**6):
-        setting = PairSetting(CLOSURE, False, "float64", tnsim.Budget(), pairs)
-        cut.append(bool(Pairs.of(a, b, setting).shares.own))
+        cut.append(bool(Pairs.of(a, b, setting([a, b], pairs)).shares.own))
     assert cut == [False, True]
 
 
@@ -165,10 +170,10 @@ def test_large_pairs_run_at_once(rng, always, by_plans, monkeypatch):
 def test_planned_work(rng, always, by_plans):
     """The plan of a run counts each share as often as it runs."""
     some = [deep(rng) for _ in range(6)]
-    setting = PairSetting(CLOSURE, False, "float64", tnsim.Budget(), 15)
-    shares = Pairs.of(some[0], some[1], setting).shares
+    common = setting(some, 15)
+    shares = Pairs.of(some[0], some[1], common).shares
     own = sum(share.plan.multiplications for share in shares.own.values())
-    norm = Pairs.of(some[0], None, setting).plan.multiplications
+    norm = Pairs.of(some[0], None, common).plan.multiplications
     crossing = shares.crossing.plan.multiplications
     expected = 6 * (own + norm) + 15 * crossing
     assert tnsim.plan_pairwise(some, CLOSURE).multiplications == expected
@@ -194,8 +199,7 @@ def test_stores_and_threads_give_the_same_bytes(rng, tmp_path, always, by_plans)
 def test_worker_processes_cut_plans_of_large_models(rng):
     """No patch reaches workers: these pairs are work enough to be cut."""
     some = [tnsim.Model([bilinear(rng, 256, 512, 256, True) for _ in range(3)]) for _ in range(4)]
-    setting = PairSetting(CLOSURE, False, "float64", tnsim.Budget(), 10)
-    assert set(Pairs.of(some[0], some[1], setting).shares.own) == {"A", "B"}
+    assert set(Pairs.of(some[0], some[1], setting(some, 10)).shares.own) == {"A", "B"}
     one_by_one = tnsim.Budget(memory_bytes=2**26)
     alone = tnsim.pairwise(some, CLOSURE, budget=one_by_one)
     assert alone.attrs["plan"].endswith("10 tiles of 1 x 1")
