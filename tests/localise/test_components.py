@@ -4,6 +4,7 @@ import component_oracles as oracle
 import jax
 import numpy as np
 import pytest
+from activated_cases import gated, mlp
 from closeness import LARGEST, assert_close
 from component_oracles import STACKS
 from oracles import bilinear, linear
@@ -112,3 +113,27 @@ def test_what_cannot_be_switched_is_refused_in_one_line(rng):
         with pytest.raises(tnsim.ModelError, match=message) as raised:
             attempt()
         assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("kind", ["elementwise", "gated"])
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda a, b, by: tnsim.components(a, by),
+        lambda a, b, by: tnsim.switched(a, {"layer 1": 0.5}, by),
+        lambda a, b, by: tnsim.paths(a, by=by),
+        lambda a, b, by: tnsim.paths(a, b, tnsim.Empirical(np.ones((3, 2))), by=by),
+        lambda a, b, by: tnsim.change(a, b, by=by),
+        lambda a, b, by: tnsim.change(a, b, tnsim.Empirical(np.ones((3, 2))), by=by, ends=True),
+    ],
+    ids=["components", "switched", "paths", "paths on inputs", "change", "change on inputs"],
+)
+@pytest.mark.parametrize("by", ["layer", "unit"])
+def test_models_with_an_activation_are_refused_with_another_road(kind, ask, by, rng):
+    """Outputs are no polynomial in switches, so no number of nodes is exact."""
+    make = {"elementwise": mlp, "gated": gated}[kind]
+    a, b = make(rng, "gelu"), make(rng, "gelu")
+    message = r"tnsim.Empirical\(inputs\), or .* tnsim.attribution\(a, b, by='unit'\)"
+    with pytest.raises(tnsim.UnsupportedLayer, match=message) as raised:
+        ask(a, b, by)
+    assert "\n" not in str(raised.value)

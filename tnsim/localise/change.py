@@ -202,6 +202,7 @@ def change(
     Raises:
         ModelError: The layers of the models do not correspond, the models are equal, the metric is
             no bilinear form of the model, or `inner` would raise it.
+        UnsupportedLayer: A layer has an activation.
         TooLarge: The integral takes more than 512 gradients, or the computation is beyond the
             budget.
         ResultError: The models differ by less than rounding.

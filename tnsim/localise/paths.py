@@ -286,6 +286,7 @@ def paths(
     Raises:
         ModelError: A label is unknown, the metric is no bilinear form of the model, or `inner`
             would raise it.
+        UnsupportedLayer: A layer has an activation.
         TooLarge: The question needs more than 1,024 switched models, or is beyond the budget.
         TnsimError: An inner product is beyond float64.
 

@@ -26,7 +26,7 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Float
 
-from tnsim.errors import ModelError
+from tnsim.errors import ModelError, UnsupportedLayer
 from tnsim.models.arrays import Array, as_array, library
 from tnsim.models.attention import Attention
 from tnsim.models.checks import check_comparable, check_numbers
@@ -72,7 +72,7 @@ def components(model: Model, by: str = "layer") -> tuple[str, ...]:
     """The names of the components of a model, from the input up.
 
     Args:
-        model: Any model.
+        model: Any polynomial model.
         by: `"layer"` for layers; `"head"` for the heads of attention, and other layers whole;
             `"unit"` for hidden units, and the heads of attention. Heads and units have the output
             bias of their layer beside them, as a component `layer 1 bias`.
@@ -82,6 +82,7 @@ def components(model: Model, by: str = "layer") -> tuple[str, ...]:
 
     Raises:
         ModelError: The model has no component, or no heads to tell apart.
+        UnsupportedLayer: A layer has an activation.
 
     Example:
         >>> import numpy as np, tnsim
@@ -105,6 +106,7 @@ def components_of(models: Sequence[Any], by: str, linear: bool = False) -> tuple
 
     Raises:
         ModelError: There is no component, or there are no heads to tell apart.
+        UnsupportedLayer: A layer has an activation.
 
     Example:
         >>> line = Model([Linear([[1.0]])])
@@ -118,6 +120,12 @@ def components_of(models: Sequence[Any], by: str, linear: bool = False) -> tuple
             raise ModelError(
                 f"components are those of a tnsim Model, found {type(model).__name__}; take the "
                 "models of a combination one by one"
+            )
+        if not model.is_polynomial:
+            raise UnsupportedLayer(
+                "components are switched in polynomials alone, and the model has an activation: "
+                "compare whole models under tnsim.Empirical(inputs), or split one "
+                "hidden layer by tnsim.attribution(a, b, by='unit')"
             )
     if by == "head" and not models[0].attends:
         raise ModelError(
@@ -168,7 +176,7 @@ def switched(
     and z may be traced by JAX or be an axis of `jax.vmap`.
 
     Args:
-        model: Any model.
+        model: Any polynomial model.
         z: A number for each of `components(model, by)`, or numbers by label, 1 for the others.
         by: Granularity, as for `components`.
 
@@ -178,6 +186,7 @@ def switched(
 
     Raises:
         ModelError: A label is unknown, or there is another number of switches than components.
+        UnsupportedLayer: A layer has an activation.
 
     Example:
         >>> import numpy as np, tnsim
