@@ -6,6 +6,7 @@ shares no line with `tnsim.circuits`.
 """
 
 import json
+import math
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,7 +29,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "n_embd": WIDTH,
         "n_layer": LAYERS,
         "n_head": HEADS,
-        "activation_function": "linear",
+        "activation_function": "gelu_new",
         "layer_norm_epsilon": 1e-5,
     },
     "gpt2 by layer": {
@@ -46,7 +47,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "num_attention_heads": 2,
         "rotary_pct": 0.34,
         "rotary_emb_base": 100.0,
-        "hidden_act": "linear",
+        "hidden_act": "gelu",
         "layer_norm_eps": 1e-5,
         "tie_word_embeddings": False,
         "use_parallel_residual": True,
@@ -72,7 +73,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "num_key_value_heads": 2,
         "attention_bias": True,
         "rope_theta": 30.0,
-        "hidden_act": "linear",
+        "hidden_act": "silu",
         "rms_norm_eps": 1e-6,
     },
     "llama 3": {
@@ -105,7 +106,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "model_type": "qwen2",
         "num_attention_heads": 2,
         "num_key_value_heads": 1,
-        "hidden_act": "linear",
+        "hidden_act": "swish",
         "rms_norm_eps": 1e-6,
     },
     "gemma": {
@@ -113,7 +114,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "model_type": "gemma",
         "num_key_value_heads": 1,
         "head_dim": 8,
-        "hidden_act": "linear",
+        "hidden_act": "gelu",
+        "hidden_activation": "gelu_pytorch_tanh",
         "rms_norm_eps": 1e-6,
     },
     "opt": {
@@ -123,7 +125,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "num_hidden_layers": LAYERS,
         "num_attention_heads": HEADS,
         "ffn_dim": HIDDEN,
-        "activation_function": "linear",
+        "activation_function": "relu",
         "do_layer_norm_before": True,
     },
 }
@@ -314,6 +316,24 @@ def _softmax(scores):
     return weights / weights.sum(-1, keepdims=True)
 
 
+def _activated(config, x):
+    """The activation that a configuration names, by its definition."""
+    named = config.get("hidden_activation") or config.get("hidden_act")
+    named = named or config["activation_function"]
+    wide = x.astype(np.float64)
+    if named in ("silu", "swish"):
+        wide = wide / (1 + np.exp(-wide))
+    elif named in ("gelu_new", "gelu_pytorch_tanh"):
+        wide = wide / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (wide + 0.044715 * wide**3)))
+    elif named == "gelu":
+        wide = wide / 2 * (1 + np.vectorize(math.erf)(wide / np.sqrt(2)))
+    elif named == "relu":
+        wide = np.maximum(wide, 0)
+    else:
+        assert named == "linear"
+    return wide.astype(x.dtype)
+
+
 def _split(x, heads):
     """(positions, heads * d) -> (heads, positions, d)."""
     return x.reshape(len(x), heads, -1).transpose(1, 0, 2)
@@ -391,7 +411,7 @@ def _run_gpt2(state, config, tokens):
         mlp_read = _layer_norm(x, eps)
         inner = mlp_read * get("ln_2.weight") + get("ln_2.bias")
         hidden = inner @ get("mlp.c_fc.weight") + get("mlp.c_fc.bias")
-        mlp = hidden @ get("mlp.c_proj.weight") + get("mlp.c_proj.bias")
+        mlp = _activated(config, hidden) @ get("mlp.c_proj.weight") + get("mlp.c_proj.bias")
         x = x + mlp
         layers.append(Layer(read, scores, pattern, heads, mlp_read, mlp))
     return layers
@@ -420,7 +440,8 @@ def _run_gpt_neox(state, config, tokens):
         inner = mlp_read * get("post_attention_layernorm.weight")
         inner = inner + get("post_attention_layernorm.bias")
         hidden = inner @ get("mlp.dense_h_to_4h.weight").T + get("mlp.dense_h_to_4h.bias")
-        mlp = hidden @ get("mlp.dense_4h_to_h.weight").T + get("mlp.dense_4h_to_h.bias")
+        mlp = _activated(config, hidden) @ get("mlp.dense_4h_to_h.weight").T
+        mlp = mlp + get("mlp.dense_4h_to_h.bias")
         x = attended + mlp
         layers.append(Layer(read, scores, pattern, heads, mlp_read, mlp))
     return layers
@@ -449,7 +470,8 @@ def _run_opt(state, config, tokens):
         scores, pattern, heads = _attend(q, k, v, 1.0, out)
         x = x + heads.sum(0) + state[f"{root}.layers.{i}.self_attn.out_proj.bias"]
         mlp_read = _layer_norm(x, 1e-5)
-        mlp = linear("fc2", linear("fc1", gained("final_layer_norm", mlp_read)))
+        hidden = linear("fc1", gained("final_layer_norm", mlp_read))
+        mlp = linear("fc2", _activated(config, hidden))
         x = x + mlp
         layers.append(Layer(read, scores, pattern, heads, mlp_read, mlp))
     return layers
@@ -484,7 +506,8 @@ def _run_llama(state, config, tokens):
         x = x + heads.sum(0) + state.get(f"{h}.self_attn.o_proj.bias", x.dtype.type(0))
         mlp_read = _rms_norm(x, eps)
         inner = gained("post_attention_layernorm", mlp_read)
-        mlp = linear("mlp.down_proj", linear("mlp.gate_proj", inner) * linear("mlp.up_proj", inner))
+        opened = _activated(config, linear("mlp.gate_proj", inner))
+        mlp = linear("mlp.down_proj", opened * linear("mlp.up_proj", inner))
         x = x + mlp
         layers.append(Layer(read, scores, pattern, heads, mlp_read, mlp))
     return layers

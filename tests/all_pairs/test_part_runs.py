@@ -14,7 +14,7 @@ from transformer_cases import written
 import tnsim
 from tnsim.analysis import figures
 
-CONFIG = {**cases.CONFIGS["gpt_neox"], "hidden_act": "gelu"}
+CONFIG = {**cases.CONFIGS["gpt_neox"], "hidden_act": "quick_gelu"}
 
 
 @pytest.fixture
@@ -42,6 +42,20 @@ def test_a_run_over_parts_is_the_run_of_every_part(run, tmp_path):
     pair = parts[label][0], parts[label][2]
     assert_close(one.similarity.sel(a=0, b=200).item(), tnsim.similarity(*pair), scale=1.0)
     assert np.array_equal(tnsim.open_pairwise(tmp_path / "store").similarity, result.similarity)
+
+
+@pytest.mark.slow
+def test_all_kinds_of_parts_of_gpt2_make_one_run(tmp_path, rng):
+    config = cases.CONFIGS["gpt2"]
+    for n in range(2):
+        written(tmp_path / f"step{n}", cases.checkpoint(rng, config), config)
+    parts = tnsim.parts(tnsim.load(tmp_path))
+    with pytest.warns(tnsim.CaveatWarning, match="the direct path leaves out the final norm"):
+        found = tnsim.pairwise(parts)
+    assert set(found.kind.values) == {"qk", "ov", "mlp", "direct"} and found.attrs["exact"] == 1
+    for label in ("layer 0 mlp", "layer 1 mlp"):
+        one = found.similarity.sel(part=label, a=0, b=1).item()
+        assert_close(one, tnsim.similarity(*parts[label]), scale=1.0)
 
 
 def test_a_run_goes_on_where_it_ended(run, tmp_path, monkeypatch):
@@ -166,7 +180,7 @@ def test_the_command(run, tmp_path):
     ("options", "message"),
     [
         (("--parts", "heads"), "kinds of parts are qk, ov, mlp, direct, found 'heads'"),
-        (("--parts", "qk,mlp"), "activation gelu"),
+        (("--parts", "qk,mlp"), "activation 'quick_gelu'; known are"),
         (("--parts", "qk", "--distances", "x"), "--distances lists whole numbers"),
         (("--parts", "qk", "--slices"), "slices are those of one part"),
     ],

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import transformer_cases as cases
+from activated_cases import panels
 from closeness import LARGEST, assert_close
 from transformer_cases import attention_model, module, written
 
@@ -45,6 +46,49 @@ def test_parts_rebuild_the_forward_pass(case, dtype, rng):
         assert_close(parts[f"layer {i} mlp"](layer.mlp_read), layer.mlp, scale=LARGEST, **precision)
     count = len(layers) * (2 * len(layers[0].scores) + 1)
     assert len(parts) == count + ("direct" in parts)
+
+
+def blocks_by_hand(case, state):
+    """The MLP of layer 1 in NumPy, of the normalised stream."""
+    if case == "gpt2":
+        h = "transformer.h.1"
+        first, last = (state[f"{h}.mlp.{name}.weight"] for name in ("c_fc", "c_proj"))
+        bias, out = (state[f"{h}.mlp.{name}.bias"] for name in ("c_fc", "c_proj"))
+
+        def block(x):
+            centred = x - x.mean(-1, keepdims=True)
+            hidden = (centred * state[f"{h}.ln_2.weight"] + state[f"{h}.ln_2.bias"]) @ first + bias
+            opened = np.tanh(np.sqrt(2 / np.pi) * (hidden + 0.044715 * hidden**3))
+            return hidden / 2 * (1 + opened) @ last + out
+
+        return block
+    h = "model.layers.1"
+    gate, up, down = (state[f"{h}.mlp.{name}_proj.weight"] for name in ("gate", "up", "down"))
+
+    def gated(x):
+        x = x * state[f"{h}.post_attention_layernorm.weight"]
+        return (x @ gate.T / (1 + np.exp(-x @ gate.T)) * (x @ up.T)) @ down.T
+
+    return gated
+
+
+@pytest.mark.parametrize("case", ["gpt2", pytest.param("llama", marks=pytest.mark.slow)])
+def test_mlps_are_compared_exactly_from_their_weights(case, rng):
+    """Streams on a plane, so that two normal coordinates integrate the block itself."""
+    config = cases.CONFIGS[case]
+    states = [cases.checkpoint(rng, config) for _ in range(2)]
+    plane, mean = rng.normal(size=(2, cases.WIDTH)), rng.normal(size=cases.WIDTH)
+    nodes, weights = panels([])
+    x = np.stack(np.meshgrid(nodes, nodes), -1).reshape(-1, 2) @ plane + mean
+    weights = np.outer(weights, weights).ravel()
+    outputs = [blocks_by_hand(case, state)(x) for state in states]
+    wanted, *norms = (
+        float(weights @ (outputs[i] * outputs[j]).sum(-1)) for i, j in ((0, 1), (0, 0), (1, 1))
+    )
+    parts = [tnsim.parts(module(state, config))["layer 1 mlp"] for state in states]
+    found = tnsim.similarity(*parts, tnsim.Gaussian(mean, plane.T @ plane))
+    assert found.exact
+    assert_close(found, wanted / np.sqrt(norms[0] * norms[1]), scale=1.0, rtol=1e-10)
 
 
 @pytest.mark.parametrize("case", ["gpt2", "llama"])
@@ -215,7 +259,11 @@ def changed(case, **settings):
             "'transformer.h.1.attn.bias' has no place|has no place in the",
         ),
         (changed("gpt2", n_embd=8), r"must have shape \(.*\) by config.json, found"),
-        (changed("llama", hidden_act="silu"), "the MLP has the activation silu, .* no polynomial"),
+        (
+            changed("llama", hidden_act="quick_gelu"),
+            "the MLP has the activation 'quick_gelu'; known",
+        ),
+        (changed("gpt2", activation_function=None), "names the activation of the MLP, found None"),
         (changed("llama", rms_norm_eps="x"), "norms add a number to the mean square"),
     ],
 )
@@ -245,6 +293,16 @@ def test_tensors_without_a_place_are_refused(name, message, rng):
     state = {**cases.checkpoint(rng, config), name: np.ones(2)}
     with pytest.raises(tnsim.TnsimError, match=message):
         tnsim.parts(module(state, config))
+
+
+def test_gemma_says_which_gelu_it_has(rng):
+    config = {**cases.CONFIGS["gemma"], "hidden_activation": None}
+    state = cases.checkpoint(rng, config)
+    with pytest.raises(
+        tnsim.UnsupportedLayer, match=r"means two functions .* add hidden_activation"
+    ):
+        tnsim.parts(module(state, config))
+    assert "layer 0 head 0 qk" in tnsim.parts(module(state, config), "qk")
 
 
 def test_damaged_weights_are_refused(rng):

@@ -275,7 +275,7 @@ def parts(
     distances: Sequence[int] = (1,),
     norm: str = "fold",
 ) -> Parts | SeriesParts:
-    r"""The parts of a standard transformer that are polynomial, each as a model that is exact.
+    r"""The parts of a standard transformer as models, each with exact inner products.
 
     A *qk* part is the score of one head, before mask and softmax,
 
@@ -283,8 +283,9 @@ def parts(
 
     a model of the streams of query and key side by side, with one output for each distance where
     queries and keys are rotated (RoPE), else with one. An *ov* part is what a head adds to the
-    stream, `x -> O (V x + b)`. An *mlp* part is what an MLP block adds. The *direct* part is
-    `token -> U E`, the logits of a token's own embedding.
+    stream, `x -> O (V x + b)`. An *mlp* part is what an MLP block adds, with its activation, which
+    `Gaussian` and metrics of inputs compare: ReLU, GELU (two forms), SiLU, gated or not. The *direct*
+    part is `token -> U E`, the logits of a token's own embedding.
 
     Parts read the stream as the norm before them leaves it. Softmax and the norms themselves are no
     parts, and norms between parts stay outside.
@@ -305,7 +306,7 @@ def parts(
 
     Raises:
         UnsupportedLayer: The layout is unknown, or the transformer normalises queries and keys,
-            caps scores, or has an activation that is no polynomial where MLPs are asked for.
+            caps scores, or has an activation without a name here where MLPs are asked for.
         CheckpointError: A file is damaged, or a tensor has no place in the layout.
         ModelError: A kind or a distance is unknown, or there is no part.
 

@@ -8,8 +8,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from tnsim.activations.activation import Activation, activation
 from tnsim.circuits.transformer import Affine, Norm, Transformer
-from tnsim.errors import ModelError, UnsupportedLayer
+from tnsim.errors import ModelError, UnsupportedLayer, printable
+from tnsim.models.activated import Elementwise, Gated
 from tnsim.models.layers import Bilinear, Linear
 from tnsim.models.model import Model
 from tnsim.models.origin import Origin
@@ -18,8 +20,17 @@ from tnsim.models.protocol import Layer
 KINDS = ("qk", "ov", "mlp", "direct")
 """Kinds of parts: scores of a head, values of a head, an MLP block, the direct path to logits."""
 
-IDENTITIES = ("linear", "identity")
-"""Names of the activation that changes nothing."""
+_ACTIVATIONS = {
+    "linear": "identity",
+    "identity": "identity",
+    "relu": "relu",
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "silu": "silu",
+    "swish": "silu",
+}
+"""Names of activations, by their names in config.json."""
 
 
 class PartName(NamedTuple):
@@ -73,14 +84,14 @@ class StandardParts:
         """The parts of a kind, in order.
 
         Raises:
-            UnsupportedLayer: Where the transformer has the parts, and they are no polynomials.
+            UnsupportedLayer: Where the activation of the MLPs is unknown.
         """
         transformer = self.transformer
         layers = range(transformer.layers)
         if kind == "direct":
             return [PartName("direct")] if transformer.has_unembedding else []
         if kind == "mlp":
-            _check_activation(transformer.activation)
+            _activation(transformer.activation)
             return [PartName("mlp", i) for i in layers]
         return [PartName(kind, i, h) for i in layers for h in range(transformer.heads)]
 
@@ -154,13 +165,16 @@ class StandardParts:
     def _mlp(self, i: int, view: View) -> Model:
         transformer = self.transformer
         block, norm = transformer.block(i), transformer.mlp_norm(i)
-        _check_activation(block.activation)
-        up = view.behind(norm, block.up)
-        layers: list[Layer] = [Linear(*up), Linear(*block.down)]
+        function = _activation(block.activation)
+        up, (down, bias) = view.behind(norm, block.up), block.down
+        layers: list[Layer]
         if block.gate is not None:
             gate = view.behind(norm, block.gate)
-            weight, bias = block.down
-            layers = [Bilinear(gate.weight, up.weight, weight, gate.bias, up.bias, bias)]
+            layers = [Gated(gate.weight, up.weight, down, function, gate.bias, up.bias, bias)]
+        elif function.is_polynomial:
+            layers = [Linear(*up), Linear(down, bias)]
+        else:
+            layers = [Linear(*up), Elementwise(function), Linear(down, bias)]
         said = f"what the block adds to the stream, by the activation {block.activation}"
         return self._model(layers, said, self._reads("the MLP", i, view))
 
@@ -241,13 +255,14 @@ def _turned(key: Affine, turn: np.ndarray) -> Affine:
     return Affine(turn @ key.weight, None if key.bias is None else turn @ key.bias)
 
 
-def _check_activation(name: str) -> None:
-    """Refuse an MLP whose activation is no polynomial."""
-    if name not in IDENTITIES:
+def _activation(name: str) -> Activation:
+    """The activation that config.json names."""
+    if name not in _ACTIVATIONS:
         raise UnsupportedLayer(
-            f"the MLP has the activation {name}, which is no polynomial: leave its parts out by "
-            "kinds=('qk', 'ov', 'direct')"
+            f"the MLP has the activation {printable(repr(name), 80)}; known are "
+            f"{', '.join(_ACTIVATIONS)}: leave its parts out by kinds=('qk', 'ov', 'direct')"
         )
+    return activation(_ACTIVATIONS[name])
 
 
 def listed(numbers: Sequence[int]) -> str:

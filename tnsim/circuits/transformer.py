@@ -1,4 +1,4 @@
-"""The polynomial maps of a standard transformer: heads, MLPs and ends, with norms folded.
+"""The maps of a standard transformer: heads, MLPs and ends, with norms folded.
 
 A norm is `g * n(x) + b` with a function n that has no parameters. A map behind it is an affine map
 of the normalised stream n(x): `W (g * n + b) + c = (W diag(g)) n + (W b + c)`. The output of a
@@ -239,8 +239,19 @@ class Transformer:
 
     @property
     def activation(self) -> str:
-        """Name of the activation of the MLPs."""
-        named = self.config.get("hidden_activation") or self.config.get(self.layout.activation)
+        """Name of the activation of the MLPs.
+
+        Gemma's first files say "gelu" of a model that was trained with its form by tanh, which code
+        of different years computes either way; `hidden_activation` says which it is.
+        """
+        named = self.config.get("hidden_activation")
+        if named is None:
+            named = self.config.get(self.layout.activation)
+            if self.layout.name == "gemma" and named == "gelu":
+                raise UnsupportedLayer(
+                    "hidden_act = 'gelu' of config.json means two functions for gemma: add "
+                    "hidden_activation, 'gelu_pytorch_tanh' as in training, or 'gelu'"
+                )
         if not isinstance(named, str):
             raise ModelError(
                 f"{self.layout.activation} of config.json names the activation of the MLP, found "
