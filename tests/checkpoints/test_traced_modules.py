@@ -95,7 +95,14 @@ POLYNOMIALS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", POLYNOMIALS)
+QUICK = ("cp by einsum", "quadratic activation", "two residuals", "sum times sum")
+"""An export by PyTorch takes a second."""
+
+
+@pytest.mark.parametrize(
+    "name",
+    [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in POLYNOMIALS],
+)
 def test_the_model_computes_what_the_module_computes(name, rng):
     forward, parts, description = POLYNOMIALS[name]
     torch.manual_seed(0)
@@ -132,6 +139,7 @@ def test_images(rng):
         tnsim.from_module(module)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "forward",
     [
@@ -170,6 +178,7 @@ OUTPUTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OUTPUTS)
 def test_outputs_are_unwrapped(name, rng):
     plain = Module(lambda m, x: m.a(x) * m.b(x), **MAPS)
@@ -185,6 +194,7 @@ def test_outputs_that_do_not_say_which_counts_are_refused():
         tnsim.from_module(module)
 
 
+@pytest.mark.slow
 def test_files_of_such_modules(tmp_path):
     torch.manual_seed(0)
     modules = [Module(cp, **FACTORS) for _ in range(3)]
@@ -214,6 +224,7 @@ def test_gradients(rng):
     assert_close(found, slope, scale=max(1, abs(slope)), rtol=1e-7, limited_by="finite differences")
 
 
+@pytest.mark.slow
 def test_the_first_linear_layer_stays_a_layer_where_it_is_narrow():
     module = nn.Sequential(nn.Linear(50, 3), Module(lambda m, x: m.a(x) * x, a=linear(3, 3)))
     model = tnsim.from_module(module, inputs=torch.zeros(2, 50))

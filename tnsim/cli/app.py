@@ -45,10 +45,9 @@ from tnsim.errors import TnsimError, printable
 
 if TYPE_CHECKING:
     from tnsim.checkpoints.load import Reading
-    from tnsim.compare.by_points import ForwardPlan
     from tnsim.compare.monte_carlo import Check
     from tnsim.compare.numbers import Number
-    from tnsim.engine.plan import Plan
+    from tnsim.compare.planned import AnyPlan
     from tnsim.models.model import Model
     from tnsim.models.origin import Origin
 
@@ -153,12 +152,12 @@ def _as_data(
     return answer
 
 
-def _tier(planned: Plan | ForwardPlan) -> str | None:
-    """The tier in which a plan runs; None where forward passes answer."""
-    import tnsim
+def _tier(planned: AnyPlan) -> str | None:
+    """The tier in which a plan of contractions runs; None where another route answers."""
+    from tnsim.engine.plan import Plan
     from tnsim.engine.runtime.rates import tier_of
 
-    return None if isinstance(planned, tnsim.ForwardPlan) else tier_of(planned)
+    return tier_of(planned) if isinstance(planned, Plan) else None
 
 
 def _say_similarity(value: Number, by_output: list[float] | None, sampled: Check | None) -> None:
