@@ -268,7 +268,7 @@ def norms(
     nodes, weights = (jnp.asarray(x, mean.dtype)[:, None] for x in (NODES, WEIGHTS))
 
     def values(u: Real) -> Real:
-        return sum(part(u) for part in f.parts)
+        return sum((part(u) for part in f.parts), jnp.zeros_like(u))
 
     for low, high in pairwise(ends):
         turns = jnp.max(jnp.ceil((high - low) / jnp.minimum(2.0, 2 * strip / safe))).astype(int)

@@ -88,7 +88,7 @@ def gated_kernel(
     if all(isinstance(x, np.ndarray) for x in every):
         with jax.enable_x64(True):
             both = jax.tree.map(jnp.asarray, (units, other_units))
-            return gated_kernel(f, g, *both)
+            return gated_kernel(f, g, *both).to_numpy()
     left, unit, e = _split(units)
     right, other_unit, other_e = _split(other_units)
     product = partial(jnp.matmul, precision="highest")
@@ -124,7 +124,8 @@ def gated_moments(f: str | Activation, units: GatedUnits) -> tuple[Real, Float[A
     f = activation(f)
     if all(isinstance(x, np.ndarray) for x in (*units.gate, *units.up)):
         with jax.enable_x64(True):
-            return gated_moments(f, jax.tree.map(jnp.asarray, units))
+            value, row = gated_moments(f, jax.tree.map(jnp.asarray, units))
+            return np.asarray(value), np.asarray(row)
     (mean, deviation, shift, slope, _), unit, e = _split(units)
     ones = jnp.ones_like(mean)
 
@@ -167,7 +168,7 @@ class _GatedPairing:
     g: Activation
 
     def sides(self, left: Any, right: Any, slopes: bool) -> tuple[Side, Side]:
-        return tuple(_side(h, x, slopes) for h, x in ((self.f, left), (self.g, right)))
+        return _side(self.f, left, slopes), _side(self.g, right, slopes)
 
     def form(self, left: Real, right: Real, cross: tuple[Real, ...]) -> Real:
         (c, p, q, d), (c1, p1, q1, d1) = left, right
