@@ -101,7 +101,9 @@ def gated_kernel(
     return matrix(_GatedPairing(f, g), left, right, cross, unit, other_unit)
 
 
-def gated_moments(f: str | Activation, units: GatedUnits) -> tuple[Real, Float[Array, "m rank"]]:
+def gated_moments(
+    f: str | Activation, units: GatedUnits
+) -> tuple[Real | np.ndarray, Float[Array | np.ndarray, "m rank"]]:
     """E f(u_i) w_i of every unit, and its expected derivative by the input's coordinates.
 
     By Stein's lemma the row is E f'(u) w times the row of u plus E f(u) times the row of w, and

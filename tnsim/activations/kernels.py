@@ -61,13 +61,13 @@ class Kernel:
             other_sizes[j], beside rounding.
     """
 
-    values: Float[Array, "m n"]
-    sizes: Float[Array, "m"]
-    other_sizes: Float[Array, "n"]
-    share: Float[Array, ""]
+    values: Float[Array | np.ndarray, "m n"]
+    sizes: Float[Array | np.ndarray, "m"]
+    other_sizes: Float[Array | np.ndarray, "n"]
+    share: Float[Array | np.ndarray, ""]
 
     @property
-    def bound(self) -> Float[Array, "m n"]:
+    def bound(self) -> Float[Array | np.ndarray, "m n"]:
         """Bound of the truncation error, entry by entry."""
         return self.share * self.sizes[:, None] * self.other_sizes
 
@@ -116,7 +116,9 @@ def kernel(f: str | Activation, g: str | Activation, units: Units, other_units: 
     return matrix(pairing, left, right, (rho,), unit, other_unit)
 
 
-def first_moments(f: str | Activation, units: Units) -> tuple[Real, Real]:
+def first_moments(
+    f: str | Activation, units: Units
+) -> tuple[Real | np.ndarray, Real | np.ndarray]:
     """E f(u_i) and E f'(u_i) of every unit.
 
     The latter gives all that crosses with linear maps (Stein's lemma): E f(u_i) v =
