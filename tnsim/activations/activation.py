@@ -39,7 +39,7 @@ class Part(Protocol):
 
 
 class ClosedPart(Part, Protocol):
-    """A part with a closed mean under any normal law."""
+    """A part with a closed mean under any normal law: every part that is no remainder."""
 
     @property
     def knot(self) -> float:
@@ -82,7 +82,8 @@ class Gate:
 
     def mean(self, mean: Real, deviation: Real) -> Real:
         moments = gated_moments(mean - self.knot, deviation, self.width, len(self.weights) - 1)
-        return sum(w * x for w, x in zip(self.weights, moments, strict=True) if w)
+        terms = (w * x for w, x in zip(self.weights, moments, strict=True) if w)
+        return sum(terms, jnp.zeros_like(moments[0]))
 
 
 @dataclass(frozen=True)
@@ -175,7 +176,7 @@ class Activation:
     kinks: tuple[float, ...] = ()
     pieces: tuple[tuple[float, ...], ...] = ()
     name: str = ""
-    parts: tuple[Part, ...] = ()
+    parts: tuple[ClosedPart | Remainder, ...] = ()
 
     def __post_init__(self) -> None:
         kinks = tuple(float(x) for x in self.kinks)
@@ -201,7 +202,10 @@ class Activation:
             raise ModelError(f"the kinks of an activation increase, found {kinks}")
         if self.strip is not None and not self.strip > 0:
             raise ModelError(f"strip is a positive half-width, found {self.strip}")
-        parts = _gates(kinks, pieces) if pieces else (Remainder(self.function, self.strip),)
+        if self.function is not None and self.strip is not None:
+            parts = (Remainder(self.function, self.strip),)
+        else:
+            parts = _gates(kinks, pieces)
         object.__setattr__(self, "parts", parts)
         if not self.name:
             name = getattr(self.function, "__name__", "") if self.function else "piecewise"

@@ -30,10 +30,20 @@ REACH = 12.5
 
 
 def span(part: Part, mean: Real, deviation: Real, reach: float) -> tuple[Real, Real]:
-    """The interval of z in which part(mean + deviation z) and the density of z are alive."""
+    """The interval of z in which part(mean + deviation z) and the density of z are alive.
+
+    Ends move with mean and deviation where a part ends. An infinite end stays: the slope of its
+    quotient is infinite, and times the zero slope of `clip` no number.
+    """
     safe = jnp.maximum(deviation, smallest(mean.dtype))
-    low, high = ((end - mean) / safe for end in part.support)
-    return jnp.clip(low, -reach, reach), jnp.clip(high, -reach, reach)
+
+    def place(end: float) -> Real:
+        if abs(end) == inf:
+            return jnp.full_like(mean + deviation, reach if end > 0 else -reach)
+        return jnp.clip((end - mean) / safe, -reach, reach)
+
+    low, high = part.support
+    return place(low), place(high)
 
 
 def trapezoidal_step(distance: Real, order: int = 0) -> Real:
@@ -268,7 +278,7 @@ def norms(
     nodes, weights = (jnp.asarray(x, mean.dtype)[:, None] for x in (NODES, WEIGHTS))
 
     def values(u: Real) -> Real:
-        return sum(part(u) for part in f.parts)
+        return sum((part(u) for part in f.parts), jnp.zeros_like(u))
 
     for low, high in pairwise(ends):
         turns = jnp.max(jnp.ceil((high - low) / jnp.minimum(2.0, 2 * strip / safe))).astype(int)

@@ -88,7 +88,7 @@ def gated_kernel(
     if all(isinstance(x, np.ndarray) for x in every):
         with jax.enable_x64(True):
             both = jax.tree.map(jnp.asarray, (units, other_units))
-            return gated_kernel(f, g, *both)
+            return gated_kernel(f, g, *both).to_numpy()
     left, unit, e = _split(units)
     right, other_unit, other_e = _split(other_units)
     product = partial(jnp.matmul, precision="highest")
@@ -101,7 +101,9 @@ def gated_kernel(
     return matrix(_GatedPairing(f, g), left, right, cross, unit, other_unit)
 
 
-def gated_moments(f: str | Activation, units: GatedUnits) -> tuple[Real, Float[Array, "m rank"]]:
+def gated_moments(
+    f: str | Activation, units: GatedUnits
+) -> tuple[Real | np.ndarray, Float[Array | np.ndarray, "m rank"]]:
     """E f(u_i) w_i of every unit, and its expected derivative by the input's coordinates.
 
     By Stein's lemma the row is E f'(u) w times the row of u plus E f(u) times the row of w, and
@@ -124,7 +126,8 @@ def gated_moments(f: str | Activation, units: GatedUnits) -> tuple[Real, Float[A
     f = activation(f)
     if all(isinstance(x, np.ndarray) for x in (*units.gate, *units.up)):
         with jax.enable_x64(True):
-            return gated_moments(f, jax.tree.map(jnp.asarray, units))
+            value, row = gated_moments(f, jax.tree.map(jnp.asarray, units))
+            return np.asarray(value), np.asarray(row)
     (mean, deviation, shift, slope, _), unit, e = _split(units)
     ones = jnp.ones_like(mean)
 
@@ -167,7 +170,7 @@ class _GatedPairing:
     g: Activation
 
     def sides(self, left: Any, right: Any, slopes: bool) -> tuple[Side, Side]:
-        return tuple(_side(h, x, slopes) for h, x in ((self.f, left), (self.g, right)))
+        return _side(self.f, left, slopes), _side(self.g, right, slopes)
 
     def form(self, left: Real, right: Real, cross: tuple[Real, ...]) -> Real:
         (c, p, q, d), (c1, p1, q1, d1) = left, right

@@ -61,15 +61,20 @@ class Kernel:
             other_sizes[j], beside rounding.
     """
 
-    values: Float[Array, "m n"]
-    sizes: Float[Array, "m"]
-    other_sizes: Float[Array, "n"]
-    share: Float[Array, ""]
+    values: Float[Array | np.ndarray, "m n"]
+    sizes: Float[Array | np.ndarray, "m"]
+    other_sizes: Float[Array | np.ndarray, "n"]
+    share: Float[Array | np.ndarray, ""]
 
     @property
-    def bound(self) -> Float[Array, "m n"]:
+    def bound(self) -> Float[Array | np.ndarray, "m n"]:
         """Bound of the truncation error, entry by entry."""
         return self.share * self.sizes[:, None] * self.other_sizes
+
+    def to_numpy(self) -> Kernel:
+        """The same arrays in NumPy, so that none lose digits outside of `jax.enable_x64`."""
+        arrays = self.values, self.sizes, self.other_sizes, self.share
+        return Kernel(*map(np.asarray, arrays))
 
 
 def kernel(f: str | Activation, g: str | Activation, units: Units, other_units: Units) -> Kernel:
@@ -82,8 +87,8 @@ def kernel(f: str | Activation, g: str | Activation, units: Units, other_units: 
         other_units: Inputs of the second layer's units, in the same coordinates.
 
     Returns:
-        The matrix with a certified bound, in JAX; in float64 where the units are NumPy arrays, else
-        in their dtype. It is differentiable in means and rows, under `jit` as well.
+        The matrix with a certified bound: for units in NumPy in NumPy and in float64, else in JAX
+        and in their dtype, differentiable in means and rows, under `jit` as well.
 
     Raises:
         ModelError: The units' coordinates differ in number, or an activation is unknown.
@@ -101,7 +106,8 @@ def kernel(f: str | Activation, g: str | Activation, units: Units, other_units: 
         )
     if all(isinstance(x, np.ndarray) for x in (*units, *other_units)):
         with jax.enable_x64(True):
-            return kernel(f, g, *(Units(*map(jnp.asarray, x)) for x in (units, other_units)))
+            found = kernel(f, g, *(Units(*map(jnp.asarray, x)) for x in (units, other_units)))
+            return found.to_numpy()
     deviation, unit = directions(units.rows)
     other_deviation, other_unit = directions(other_units.rows)
     rho = correlations(unit, other_unit)
@@ -110,7 +116,9 @@ def kernel(f: str | Activation, g: str | Activation, units: Units, other_units: 
     return matrix(pairing, left, right, (rho,), unit, other_unit)
 
 
-def first_moments(f: str | Activation, units: Units) -> tuple[Real, Real]:
+def first_moments(
+    f: str | Activation, units: Units
+) -> tuple[Real | np.ndarray, Real | np.ndarray]:
     """E f(u_i) and E f'(u_i) of every unit.
 
     The latter gives all that crosses with linear maps (Stein's lemma): E f(u_i) v =
@@ -122,7 +130,7 @@ def first_moments(f: str | Activation, units: Units) -> tuple[Real, Real]:
         units: Inputs of the units.
 
     Returns:
-        Two arrays of shape (units,), differentiable, in the dtype that `kernel` has.
+        Two arrays of shape (units,), differentiable, in the library and dtype that `kernel` has.
 
     Example:
         >>> mean, slope = first_moments("square", Units(np.array([3.0]), np.array([[2.0]])))
@@ -132,7 +140,8 @@ def first_moments(f: str | Activation, units: Units) -> tuple[Real, Real]:
     f = activation(f)
     if all(isinstance(x, np.ndarray) for x in units):
         with jax.enable_x64(True):
-            return first_moments(f, Units(*map(jnp.asarray, units)))
+            mean, slope = first_moments(f, Units(*map(jnp.asarray, units)))
+            return np.asarray(mean), np.asarray(slope)
     deviation, _ = directions(units.rows)
     return jax.jvp(
         lambda mean: average(f, mean, deviation), (units.mean,), (jnp.ones_like(units.mean),)
@@ -191,13 +200,15 @@ class Plain:
     g: Activation
 
     def sides(self, left: Any, right: Any, slopes: bool) -> tuple[Side, Side]:
-        return tuple(_side(h, *x, slopes) for h, x in ((self.f, left), (self.g, right)))
+        (m, s), (n, t) = left, right
+        return _side(self.f, m, s, slopes), _side(self.g, n, t, slopes)
 
     def form(self, left: Real, right: Real, cross: tuple[Real, ...]) -> Real:
         return left[0] * right[0]
 
     def alone(self, left: Any, right: Any, rho: Real, gap: Real, cross: tuple[Real, ...]) -> Real:
-        return pair_values(self.f, self.g, *left, *right, rho, gap)
+        (m, s), (n, t) = left, right
+        return pair_values(self.f, self.g, m, s, n, t, rho, gap)
 
 
 def _side(f: Activation, mean: Real, deviation: Real, slopes: bool) -> Side:
@@ -241,7 +252,8 @@ def left_over(f: Activation, c: Real, energy: Real, degree: int = 0) -> Real:
     """
     known = jnp.cumsum(jnp.square(c), 0)
     if f.is_polynomial:  # its series ends, and leaves nothing behind
-        most = max(len(part.weights) for part in f.parts) - 1 + degree
+        sizes = [len(part.weights) for part in f.parts if isinstance(part, Gate)]  # all of them
+        most = max(sizes) - 1 + degree
         left = jnp.maximum(known[-1] - known, 0) * (jnp.arange(len(c)) < most)[:, None]
     else:
         rounding = 4 * float(jnp.finfo(c.dtype).eps)

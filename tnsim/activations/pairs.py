@@ -65,12 +65,12 @@ def pair_values(
     for a, b in product(f.parts, g.parts):
         if isinstance(a, Gate) and isinstance(b, Gate):
             continue
-        if isinstance(a, Remainder) and isinstance(b, Remainder):
-            total = total + _two_integrals(a, b, i, j, *law)
-        elif isinstance(b, Remainder) or isinstance(a, Gate):
+        if not isinstance(a, Remainder) and (isinstance(a, Gate) or isinstance(b, Remainder)):
             total = total + _one_integral(b, j, a, i, *flipped)
-        else:
+        elif not isinstance(b, Remainder):
             total = total + _one_integral(a, i, b, j, *law)
+        else:
+            total = total + _two_integrals(a, b, i, j, *law)
     return total
 
 
@@ -120,8 +120,8 @@ def _differentiated_gates(
     )
     m, n = m - knots[:, None, None], n - others[:, None]
     width = left[0].width, right[0].width
-    most = tuple(max(len(x.weights) for x in gates) - 1 for gates in (left, right))
-    tables = gate_tables((m, n), (s, t), rho, gap, width, most)
+    powers, other_powers = (max(len(x.weights) for x in gates) - 1 for gates in (left, right))
+    tables = gate_tables((m, n), (s, t), rho, gap, width, (powers, other_powers))
     gates, at_u, at_v, at_both = tables
     kinds = ((gates, at_v), (at_u, at_both))
 
@@ -200,11 +200,12 @@ def _one_integral(
     turns from one asymptote to the other about z*, where its argument's mean is at the knot, within
     W = sqrt(t^2 (1 - rho^2) + width^2) / |t rho|. Panels march outward from z*, no longer than 2 W
     or twice their distance to z*: an ellipse of sum of half-axes 2.8 about such a panel stays where
-    the transition decays, 2.8^-40 = 1e-18. W is 1e-16 at least, so 40 panels reach
-    any end.
+    the transition decays, 2.8^-40 = 1e-18. W is 16 eps at least, so that an edge within the reach
+    of 9, whose neighbours are 8 eps away, moves with every panel, and 40 panels reach any end.
     """
     dtype = rho.dtype
-    tiny = smallest(dtype)
+    tiny, eps = smallest(dtype), float(jnp.finfo(dtype).eps)
+    nodes, weights = (jnp.asarray(x, dtype) for x in (NODES, WEIGHTS))
     function = derivative_of(part, derivative)
     low, high = span(part, m, s, _REACH)
     longest = jnp.minimum(2.0, 2 * part.strip / jnp.maximum(s, tiny))
@@ -216,23 +217,23 @@ def _one_integral(
     else:
         signed = jnp.where(slope < 0, -steep, steep)
         centre = jnp.clip((closed.knot - n) / signed, -1e6, 1e6)
-        width = jnp.maximum(jnp.hypot(left_over, closed.width) / steep, float(jnp.finfo(dtype).eps))
+        width = jnp.maximum(jnp.hypot(left_over, closed.width) / steep, 16 * eps)
     centre, width, longest = (jax.lax.stop_gradient(x) for x in (centre, width, longest))
     start = jnp.clip(centre, low, high)
 
     def conditional(mean: Real, deviation: Real) -> Real:
         if not other_derivative:
             return closed.mean(mean, deviation)
-        deviation = jnp.maximum(deviation, float(jnp.finfo(dtype).eps)) + 0 * mean
+        deviation = jnp.maximum(deviation, eps) + 0 * mean
         return derivative_of(lambda x: closed.mean(x, deviation), other_derivative)(mean)
 
     def panel(edge: Real, end: Real, sign: float) -> tuple[Real, Real]:
         length = jnp.minimum(longest, 2 * jnp.maximum(width, jnp.abs(edge - centre)))
         length = jnp.minimum(length, sign * (end - edge))
-        z = edge[:, None] + sign * length[:, None] * NODES
+        z = edge[:, None] + sign * length[:, None] * nodes
         inner = conditional(n[:, None] + slope[:, None] * z, left_over[:, None])
         values = density(z) * function(m[:, None] + s[:, None] * z) * inner
-        return edge + sign * length, length * jnp.sum(WEIGHTS * values, 1)
+        return edge + sign * length, length * jnp.sum(weights * values, 1)
 
     def body(state: tuple[Real, Real, Real]) -> tuple[Real, Real, Real]:
         left, right, total = state

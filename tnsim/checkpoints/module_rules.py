@@ -501,9 +501,9 @@ def _gated(run: Sequence[Call]) -> Iterator[Unit]:
                 gates.append((2, gate.result, up.result, keys))
     if first.result.shape[-1] == 2 * half:
         keys = _keys(first, "fused", "fused_bias")
-        halves = first.result[..., :half], first.result[..., half:]
-        gates.append((1, *halves, keys | {"fused_order": "gate-up"}))
-        gates.append((1, *halves[::-1], keys | {"fused_order": "up-gate"}))
+        before, behind = first.result[..., :half], first.result[..., half:]
+        gates.append((1, before, behind, keys | {"fused_order": "gate-up"}))
+        gates.append((1, behind, before, keys | {"fused_order": "up-gate"}))
     gates.append((1, first.result, None, _keys(first, "gate", "gate_bias")))
     for count, gate, up, keys in gates:
         if len(run) <= count:

@@ -395,8 +395,8 @@ def derivative(function: Activation) -> Activation:
 class Moments(NamedTuple):
     """The mean `E A` and the first Hermite coefficients `E A z^T` of a function of z ~ N(0, 1)."""
 
-    mean: Float[jax.Array, " out"]
-    slopes: Float[jax.Array, "out latent"]
+    mean: Float[Array, " out"]
+    slopes: Float[Array, "out latent"]
 
 
 @pytree
