@@ -65,7 +65,7 @@ def test_what_makes_no_model(build, message):
 def test_what_is_not_polynomial():
     with pytest.raises(
         tnsim.UnsupportedLayer,
-        match="layer 0 is a function; only polynomial layers have an exact similarity",
+        match="layer 0 is a function; layers with an exact similarity are Linear",
     ):
         tnsim.Model([lambda x: x])
     with pytest.raises(tnsim.UnsupportedLayer, match="the layer inside Residual is a str"):
@@ -96,7 +96,7 @@ def test_models_that_cannot_be_compared(rng):
         tnsim.ModelError, match="expected a tnsim Model or a combination of models, found ndarray"
     ):
         tnsim.similarity(a, np.eye(3))
-    with pytest.raises(tnsim.ModelError, match=r"found str: a file becomes one by tnsim\.load\("):
+    with pytest.raises(tnsim.CheckpointError, match=r"a\.pt: no such file"):
         tnsim.similarity("a.pt", a)
     with pytest.raises(tnsim.ModelError, match=r"a model by tnsim\.from_module\(module\)"):
         tnsim.similarity(a, abs)
@@ -180,7 +180,7 @@ def test_a_difference_of_equal_functions_has_no_cosine(rng):
 
 @backends.compiled
 def test_nothing_is_nan(rng):
-    """A float32 range exceeded by inputs is an error, not a NaN; weights cannot exceed it."""
+    """Neither weights nor inputs exceed a float32 range: both have units of their own."""
     a = tnsim.Model([bilinear(rng, 3, 4, 2)])
     huge = tnsim.Model(
         [
@@ -192,5 +192,4 @@ def test_nothing_is_nan(rng):
     for dtype, tolerance in (("float64", 1e-12), ("float32", 1e-5)):
         assert abs(tnsim.similarity(huge, a, dtype=dtype) - 1) < tolerance
     wide = tnsim.Gaussian(cov=np.full(3, 1e30))
-    with pytest.raises(tnsim.TnsimError, match="range was exceeded"):
-        tnsim.similarity(huge, a, wide, dtype="float32")
+    assert abs(tnsim.similarity(huge, a, wide, dtype="float32") - 1) < 1e-5

@@ -319,7 +319,7 @@ def test_refusals(rng, models):
             lambda: baselines.agreement([models[0], tnsim.Model([bilinear(rng, 5, 2, 3)])], 5),
             "different inputs: 4 and 5",
         ),
-        (lambda: baselines.agreement([models[0], "x"], 5), "expected a tnsim Model"),
+        (lambda: baselines.agreement([models[0], 3.0], 5), "expected a tnsim Model"),
     ):
         with pytest.raises(tnsim.ModelError, match=message):
             call()

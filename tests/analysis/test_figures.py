@@ -146,7 +146,7 @@ def test_refusals(run):
     for call, message in (
         (
             lambda: figures.pairwise(run, "violin"),
-            "drawn as heatmap, trajectory, slices, mds, dendrogram, scatter, not as 'violin'",
+            "drawn as heatmap, trajectory, slices, mds, dendrogram, scatter, parts, not as 'violin'",
         ),
         (lambda: figures.pairwise(run, variable="cka"), "no variable 'cka', only similarity"),
         (

@@ -229,7 +229,7 @@ def test_damaged_architecture(rng, tmp_path):
     cases_ = {
         '{"format": 1, "layers": [{"kind": "ReLU"}]}': (
             tnsim.UnsupportedLayer,
-            "layer kind 'ReLU' is not one of Linear, Bilinear, Multilinear, Attention, Residual",
+            "layer kind 'ReLU' is not one of Linear, Bilinear, Multilinear, Attention, Elementwise, Gated, Residual",
         ),
         '{"format": 7, "layers": []}': (
             tnsim.CheckpointError,

@@ -6,7 +6,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import backends
 import numpy as np
 import pytest
 from commands import command, process, processor_seconds
@@ -45,7 +44,6 @@ def test_help_is_quick_and_imports_nothing_heavy():
     )
 
 
-@backends.compiled
 def test_similarity(pair):
     a, b = map(tnsim.load, pair)
     found = json.loads(process("similarity", *pair, "--slices", "--json").stdout)

@@ -292,7 +292,9 @@ def test_attribution_of_vector_models_is_by_layer():
         tnsim.ModelError, match=r"works layer by layer: use GaussianClosure\(\).*found Gaussian"
     ):
         tnsim.attribution(deeper, deeper, tnsim.Gaussian())
-    with pytest.raises(tnsim.ModelError, match="by must be one of layer, head, found 'neuron'"):
+    with pytest.raises(
+        tnsim.ModelError, match="by must be one of layer, head, unit, found 'neuron'"
+    ):
         tnsim.attribution(a, b, by="neuron")
 
 

@@ -231,12 +231,15 @@ def _product(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return both, rest - (both - total)
 
 
+_LEAST = -1074  # exponent of the smallest float64, below which a slice has no unit
+
+
 def _slices(matrix: np.ndarray, bits: int, count: int) -> list[np.ndarray]:
     """Matrices of few bits relative to the largest entry of each row, which add up to a matrix."""
     _, exponent = np.frexp(np.abs(matrix).max(axis=1, keepdims=True))
     slices = []
     for n in range(1, count + 1):
-        unit = np.ldexp(1.0, exponent - n * bits)
+        unit = np.ldexp(1.0, np.maximum(exponent - n * bits, _LEAST))
         slices.append(np.rint(matrix / unit) * unit)
         matrix = matrix - slices[-1]
     return slices
