@@ -116,9 +116,7 @@ def kernel(f: str | Activation, g: str | Activation, units: Units, other_units: 
     return matrix(pairing, left, right, (rho,), unit, other_unit)
 
 
-def first_moments(
-    f: str | Activation, units: Units
-) -> tuple[Real | np.ndarray, Real | np.ndarray]:
+def first_moments(f: str | Activation, units: Units) -> tuple[Real | np.ndarray, Real | np.ndarray]:
     """E f(u_i) and E f'(u_i) of every unit.
 
     The latter gives all that crosses with linear maps (Stein's lemma): E f(u_i) v =
