@@ -24,7 +24,7 @@ FOLDERS = {  # folder (or file of the root): the folders that it imports; nothin
     "metrics": "errors models names sessions",
     "problems": "activations engine errors metrics models names sessions",
     "compare": "checkpoints engine errors metrics models names problems sessions tables",
-    "circuits": "checkpoints errors models tables",
+    "circuits": "activations checkpoints errors models tables",
     "all_pairs": "analysis checkpoints circuits compare engine errors files metrics models names problems sessions tnsim",
     "localise": "all_pairs checkpoints compare engine errors metrics models problems tables",
     "tensor_networks": "engine errors metrics models names problems sessions",

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from tnsim.activations.activation import Activation, activation
 from tnsim.circuits.transformer import Affine, Norm, Transformer
 from tnsim.errors import ModelError, UnsupportedLayer, printable
 from tnsim.models.activated import Elementwise, Gated
@@ -164,16 +165,16 @@ class StandardParts:
     def _mlp(self, i: int, view: View) -> Model:
         transformer = self.transformer
         block, norm = transformer.block(i), transformer.mlp_norm(i)
-        name = _activation(block.activation)
+        function = _activation(block.activation)
         up, (down, bias) = view.behind(norm, block.up), block.down
         layers: list[Layer]
         if block.gate is not None:
             gate = view.behind(norm, block.gate)
-            layers = [Gated(gate.weight, up.weight, down, name, gate.bias, up.bias, bias)]
-        elif name == "identity":
+            layers = [Gated(gate.weight, up.weight, down, function, gate.bias, up.bias, bias)]
+        elif function.name == "identity":
             layers = [Linear(*up), Linear(down, bias)]
         else:
-            layers = [Linear(*up), Elementwise(name), Linear(down, bias)]
+            layers = [Linear(*up), Elementwise(function), Linear(down, bias)]
         said = f"what the block adds to the stream, by the activation {block.activation}"
         return self._model(layers, said, self._reads("the MLP", i, view))
 
@@ -254,14 +255,14 @@ def _turned(key: Affine, turn: np.ndarray) -> Affine:
     return Affine(turn @ key.weight, None if key.bias is None else turn @ key.bias)
 
 
-def _activation(name: str) -> str:
-    """The name of the activation that config.json names."""
+def _activation(name: str) -> Activation:
+    """The activation that config.json names."""
     if name not in _ACTIVATIONS:
         raise UnsupportedLayer(
             f"the MLP has the activation {printable(repr(name), 80)}; known are "
             f"{', '.join(_ACTIVATIONS)}: leave its parts out by kinds=('qk', 'ov', 'direct')"
         )
-    return _ACTIVATIONS[name]
+    return activation(_ACTIVATIONS[name])
 
 
 def listed(numbers: Sequence[int]) -> str:

@@ -47,7 +47,6 @@ if TYPE_CHECKING:
     from tnsim.checkpoints.load import Reading
     from tnsim.compare.monte_carlo import Check
     from tnsim.compare.numbers import Number
-    from tnsim.compare.planned import AnyPlan
     from tnsim.models.model import Model
     from tnsim.models.origin import Origin
 
@@ -152,7 +151,7 @@ def _as_data(
     return answer
 
 
-def _tier(planned: AnyPlan) -> str | None:
+def _tier(planned: object) -> str | None:
     """The tier in which a plan of contractions runs; None where another route answers."""
     from tnsim.engine.plan import Plan
     from tnsim.engine.runtime.rates import tier_of
