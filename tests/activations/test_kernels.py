@@ -18,17 +18,15 @@ from tnsim.activations.pairs import pair_values
 from tnsim.errors import ModelError
 
 REFERENCES = json.loads(Path(__file__).with_name("references.json").read_text())
-PAIRS = sorted({(x["f"], x["g"]) for x in REFERENCES})
-QUICK = {("relu", "relu")}
+QUICK = ("relu", "relu")
+# the other pairs of the file are sums of the same kinds of parts
+SLOW = (("elu", "step"), ("gelu_tanh", "gelu_tanh"), ("hardtanh", "hardtanh"), ("erf", "erf"))
+SLOW += (("silu", "gelu"), ("tanh", "relu"), ("hardswish", "hardswish"), ("sin", "sin"))
 # hardtanh is bounded and yet not in this list of growth 0: far out it is a difference of two gates
 # of size s, so that it is rounded like s t (2.5e-13 of the norms at s = t = 48), which the bound of
 # its kernel covers
 GROWTH = dict.fromkeys(("erf", "relu6", "sigmoid", "sin", "step", "tanh"), 0)
 GROWTH |= {"relu2": 2, "square": 2}
-
-
-def each(pairs, quick):
-    return [x if x in quick else pytest.param(x, marks=pytest.mark.slow) for x in pairs]
 
 
 def random_units(g, count, rank=2):
@@ -42,7 +40,11 @@ def grid(sides=80):
     return points, np.outer(w, w).ravel() / (2 * pi)
 
 
-@pytest.mark.parametrize("pair", each(PAIRS, QUICK), ids=":".join)
+@pytest.mark.parametrize(
+    "pair",
+    [QUICK, *(pytest.param(x, marks=pytest.mark.slow) for x in SLOW)],
+    ids=":".join,
+)
 def test_24_digits(pair):
     """1e-13 of the scale of each pair, and 1e-12 of the norms of live units."""
     cases = [x for x in REFERENCES if (x["f"], x["g"]) == pair]
@@ -211,18 +213,40 @@ def test_own_activations():
     )
 
 
-@pytest.mark.parametrize("name", each(["elu", "tanh"], {"elu"}))
-def test_float32_inside_a_trace(name):
-    """Equal, opposite, still and far units too."""
-    g = np.random.default_rng(6)
-    units = random_units(g, 7)
+def in_float32():
+    """Random units, and equal, opposite, still and far ones, that float32 holds exactly."""
+    units = random_units(np.random.default_rng(6), 7)
     units.rows[:4] = np.outer([1.0, 1.0, -1.0, 0.0], units.rows[1])
     units.mean[:5] = units.mean[1], units.mean[1], -units.mean[1], 0.7, -100.0
-    units = Units(*(np.asarray(x, np.float32) for x in units))
-    exact = kernel(name, name, *2 * [Units(*(np.asarray(x, np.float64) for x in units))])
-    found = jax.jit(lambda u: kernel(name, name, u, u).values)(Units(*map(jnp.asarray, units)))
+    return Units(*(x.astype(np.float32).astype(np.float64) for x in units))
+
+
+def traced_in_float32(name, units):
+    single = Units(*(jnp.asarray(x, jnp.float32) for x in units))
+    found = jax.jit(lambda u: kernel(name, name, u, u).values)(single)
     assert found.dtype == jnp.float32
+    return np.asarray(found)
+
+
+def test_float32_inside_a_trace():
+    """E sin u sin v = (E cos(u - v) - E cos(u + v)) / 2."""
+    units = in_float32()
+    expected = 0.0
+    for sign in (1, -1):
+        rows = units.rows[:, None] - sign * units.rows
+        mean = units.mean[:, None] - sign * units.mean
+        expected = expected + sign / 2 * np.exp(-np.sum(rows**2, 2) / 2) * np.cos(mean)
+    # the sine of 100 is off by eps times 100
+    np.testing.assert_allclose(traced_in_float32("sin", units), expected, rtol=0, atol=3e-5)
+
+
+@pytest.mark.slow
+def test_float32_inside_a_trace_beside_float64():
+    name = "elu"
+    units = in_float32()
+    exact = kernel(name, name, units, units)
     scale = 1 + np.outer(exact.sizes, exact.sizes)
+    found = traced_in_float32(name, units)
     np.testing.assert_allclose(found / scale, exact.values / scale, rtol=0, atol=1e-5)
 
 
@@ -235,7 +259,7 @@ def test_a_kink_far_out_beside_an_equal_unit():
     z = c + (14 - c) * (x[:, None] + 1) / 2
     density = np.exp(-(z**2) / 2) / np.sqrt(2 * pi)
     expected = weights @ (np.sin(z - c) * (z - c) * density) * (14 - c) / 2
-    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-14)
+    np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-15)
 
 
 def test_forward_values():
