@@ -18,15 +18,15 @@ from tnsim.activations.pairs import pair_values
 from tnsim.errors import ModelError
 
 REFERENCES = json.loads(Path(__file__).with_name("references.json").read_text())
-PAIRS = sorted({(x["f"], x["g"]) for x in REFERENCES})
-QUICK = {("relu", "relu"), ("gelu", "gelu"), ("gelu_tanh", "gelu_tanh")}
-# two gates of hardtanh cancel: its rounding is that of s t, 2.5e-13 of the norms at s = t = 48
+QUICK = ("relu", "relu")
+# the other pairs of the file are sums of the same kinds of parts
+SLOW = (("elu", "step"), ("gelu_tanh", "gelu_tanh"), ("hardtanh", "hardtanh"), ("erf", "erf"))
+SLOW += (("silu", "gelu"), ("tanh", "relu"), ("hardswish", "hardswish"), ("sin", "sin"))
+# hardtanh is bounded and yet not in this list of growth 0: far out it is a difference of two gates
+# of size s, so that it is rounded like s t (2.5e-13 of the norms at s = t = 48), which the bound of
+# its kernel covers
 GROWTH = dict.fromkeys(("erf", "relu6", "sigmoid", "sin", "step", "tanh"), 0)
 GROWTH |= {"relu2": 2, "square": 2}
-
-
-def each(pairs, quick):
-    return [x if x in quick else pytest.param(x, marks=pytest.mark.slow) for x in pairs]
 
 
 def random_units(g, count, rank=2):
@@ -40,7 +40,11 @@ def grid(sides=80):
     return points, np.outer(w, w).ravel() / (2 * pi)
 
 
-@pytest.mark.parametrize("pair", each(PAIRS, QUICK), ids=":".join)
+@pytest.mark.parametrize(
+    "pair",
+    [QUICK, *(pytest.param(x, marks=pytest.mark.slow) for x in SLOW)],
+    ids=":".join,
+)
 def test_24_digits(pair):
     """1e-13 of the scale of each pair, and 1e-12 of the norms of live units."""
     cases = [x for x in REFERENCES if (x["f"], x["g"]) == pair]
@@ -50,7 +54,8 @@ def test_24_digits(pair):
     across = np.sqrt(gap * (2 - gap))
     rows = np.stack([s, 0 * s], 1)
     others = t[:, None] * np.stack([sign * (1 - gap), across], 1)
-    found = np.diag(kernel(*pair, Units(m, rows), Units(n, others)).values)
+    kernel_found = kernel(*pair, Units(m, rows), Units(n, others))
+    found = np.diag(kernel_found.values)
     scale = np.prod(
         [
             (1 + np.abs(mean) + deviation) ** GROWTH.get(name, 1)
@@ -62,6 +67,8 @@ def test_24_digits(pair):
     error = np.abs(found - values)
     assert np.all(error <= 1e-13 * scale), (error / scale).max()
     assert np.all(error[live] <= 1e-12 * np.prod(norms, 1)[live])
+    if pair == ("hardtanh", "hardtanh"):
+        assert np.all(error <= np.diag(kernel_found.bound))
 
 
 def test_owens_t_in_closed_cases():
@@ -75,7 +82,8 @@ def test_owens_t_in_closed_cases():
         np.testing.assert_allclose(owens_t(h, np.full(181, np.inf)), far, atol=3e-16)
 
 
-@pytest.mark.parametrize("name", each(sorted(ACTIVATIONS), {"relu", "tanh"}))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["elu"])
 def test_no_pair_exceeds_its_bound(name):
     """The series beside pairs computed alone, over 10,000 random pairs."""
     g = np.random.default_rng(0)
@@ -90,13 +98,14 @@ def test_no_pair_exceeds_its_bound(name):
     f = activation(name)
     with jax.enable_x64(True):
         law = left.mean[i], s[i], right.mean[j], t[j], rho.ravel(), 1 - np.abs(rho.ravel())
-        alone = jax.jit(partial(pair_values, f, f))(*map(jnp.asarray, law))
+        alone = np.asarray(jax.jit(partial(pair_values, f, f))(*map(jnp.asarray, law)))
     rounding = 3e-14 * np.outer(found.sizes, found.other_sizes)
     assert np.all(np.abs(found.values - alone.reshape(rho.shape)) <= found.bound + rounding)
     assert float(found.share) < 1e-15
 
 
-@pytest.mark.parametrize("name", each(sorted(ACTIVATIONS), {"relu", "silu"}))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["silu"])
 def test_degenerate_units(name):
     """Variances of 0 and 1e-300 leave f(m) f(n), at means to 1e4 as well."""
     mean = np.array([0.7, -1.3, 1e4, -1e4, 2.5])
@@ -108,6 +117,7 @@ def test_degenerate_units(name):
     assert np.all(np.abs(values - expected) <= 1e-11 * scale)
 
 
+@pytest.mark.slow
 def test_equal_units_of_a_step_have_correlation_one():
     """1 - rho is the distance of rows: arcsin at 1 - 1e-16 would be off by 1e-9."""
     g = np.random.default_rng(3)
@@ -117,7 +127,8 @@ def test_equal_units_of_a_step_have_correlation_one():
     np.testing.assert_allclose(np.diag(values), mean, rtol=0, atol=1e-15)
 
 
-@pytest.mark.parametrize("name", each(["gelu", "relu", "tanh", "elu", "hardswish"], {"gelu"}))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["sin", "relu"])
 def test_gradients_are_finite_differences(name):
     """Means and rows of both sides, a pair of equal units among them."""
     g = np.random.default_rng(1)
@@ -133,13 +144,14 @@ def test_gradients_are_finite_differences(name):
         def at(step):
             return total(*jax.tree.map(lambda x, y: x + step * y, (left, right), moves))
 
-        h = 1e-3 if name in ("gelu", "tanh") else 1e-4
+        h = 1e-3 if name in ("gelu", "sin") else 1e-4
         numeric = (8 * (at(h) - at(-h)) - (at(2 * h) - at(-2 * h))) / (12 * h)
-    assert abs(along - numeric) <= 1e-7 * abs(numeric)
+        assert abs(along - numeric) <= 1e-7 * abs(numeric)
 
 
-@pytest.mark.parametrize("name", each(["identity", "gelu", "silu", "tanh", "sigmoid"], {"gelu"}))
-def test_gated_units_against_quadrature(name):
+@pytest.mark.slow
+def test_gated_units_against_quadrature():
+    name = "gelu"
     g = np.random.default_rng(2)
     points, weights = grid()
     units, others = (
@@ -162,6 +174,7 @@ def test_gated_units_against_quadrature(name):
     np.testing.assert_allclose(rows, (left * weights[:, None]).T @ points, atol=1e-11)
 
 
+@pytest.mark.slow
 def test_a_bilinear_layer_is_written_as_squares():
     """u w = ((u + w)^2 - (u - w)^2) / 4."""
     g = np.random.default_rng(5)
@@ -200,15 +213,53 @@ def test_own_activations():
     )
 
 
-@pytest.mark.slow
-def test_float32_inside_a_trace():
-    g = np.random.default_rng(6)
-    left, right = random_units(g, 6), random_units(g, 6)
-    exact = np.asarray(kernel("gelu", "gelu", left, right).values)
-    single = [Units(*(jnp.asarray(x, jnp.float32) for x in y)) for y in (left, right)]
-    found = jax.jit(lambda u, v: kernel("gelu", "gelu", u, v).values)(*single)
+def in_float32():
+    """Random units, and equal, opposite, still and far ones, that float32 holds exactly."""
+    units = random_units(np.random.default_rng(6), 7)
+    units.rows[:4] = np.outer([1.0, 1.0, -1.0, 0.0], units.rows[1])
+    units.mean[:5] = units.mean[1], units.mean[1], -units.mean[1], 0.7, -100.0
+    return Units(*(x.astype(np.float32).astype(np.float64) for x in units))
+
+
+def traced_in_float32(name, units):
+    single = Units(*(jnp.asarray(x, jnp.float32) for x in units))
+    found = jax.jit(lambda u: kernel(name, name, u, u).values)(single)
     assert found.dtype == jnp.float32
-    np.testing.assert_allclose(found, exact, rtol=1e-5, atol=1e-5)
+    return np.asarray(found)
+
+
+def test_float32_inside_a_trace():
+    """E sin u sin v = (E cos(u - v) - E cos(u + v)) / 2."""
+    units = in_float32()
+    expected = 0.0
+    for sign in (1, -1):
+        rows = units.rows[:, None] - sign * units.rows
+        mean = units.mean[:, None] - sign * units.mean
+        expected = expected + sign / 2 * np.exp(-np.sum(rows**2, 2) / 2) * np.cos(mean)
+    # the sine of 100 is off by eps times 100
+    np.testing.assert_allclose(traced_in_float32("sin", units), expected, rtol=0, atol=3e-5)
+
+
+@pytest.mark.slow
+def test_float32_inside_a_trace_beside_float64():
+    name = "elu"
+    units = in_float32()
+    exact = kernel(name, name, units, units)
+    scale = 1 + np.outer(exact.sizes, exact.sizes)
+    found = traced_in_float32(name, units)
+    np.testing.assert_allclose(found / scale, exact.values / scale, rtol=0, atol=1e-5)
+
+
+def test_a_kink_far_out_beside_an_equal_unit():
+    """E sin(z - c) relu(z - c), where a panel of the width of the transition moves no edge."""
+    c = np.array([-5.1, 5.0, 5.3])
+    units = Units(-c, np.ones((3, 1)))
+    found = np.diag(kernel("sin", "relu", units, units).values)
+    x, weights = np.polynomial.legendre.leggauss(200)
+    z = c + (14 - c) * (x[:, None] + 1) / 2
+    density = np.exp(-(z**2) / 2) / np.sqrt(2 * pi)
+    expected = weights @ (np.sin(z - c) * (z - c) * density) * (14 - c) / 2
+    np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-15)
 
 
 def test_forward_values():

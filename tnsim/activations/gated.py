@@ -33,6 +33,7 @@ from tnsim.activations.kernels import (
     Units,
     correlations,
     directions,
+    gross_size,
     hermite,
     left_over,
     matrix,
@@ -221,10 +222,15 @@ def _side(f: Activation, parameters: tuple[Real, ...], slopes: bool) -> Side:
         factor = shift + slope * z
         return [value**2, (value * factor) ** 2, (by_z * factor + slope * value) ** 2, by_z**2]
 
+    def size_of(part: Activation, energies: list[Real] | None = None) -> Real:
+        plain, whole, *_ = energies or norms(part, mean, deviation, squares)
+        return jnp.sqrt(whole + spread**2 * plain)
+
     energies = norms(f, mean, deviation, squares)
     rest = [
         left_over(f, c, energy, int(i == 1))
         for i, (c, energy) in enumerate(zip(kinds[0], energies, strict=True))
     ]
-    size = jnp.sqrt(energies[1] + spread**2 * energies[0])
-    return Side(parameters, jnp.stack(kinds), jnp.stack(rest), size)
+    size = size_of(f, energies)
+    gross = gross_size(f, size, size_of)
+    return Side(parameters, jnp.stack(kinds), jnp.stack(rest), size, gross)
