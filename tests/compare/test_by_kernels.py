@@ -6,6 +6,7 @@ import jax
 import numpy as np
 import pytest
 from activated_cases import by_quadrature, gated, gaussian, mlp, points
+from closeness import assert_close
 
 import tnsim
 
@@ -19,7 +20,7 @@ def assert_right(a, b, metric, tolerance=1e-12):
     assert similarity.exact
     assert abs(similarity - cross.sum() / size) < tolerance
     slices = np.asarray(tnsim.slices(a, b, metric))
-    np.testing.assert_allclose(slices, cross / np.sqrt(first * second), atol=tolerance)
+    assert_close(slices, cross / np.sqrt(first * second), scale=1.0, rtol=tolerance)
 
 
 def test_a_relu_network(rng):
@@ -64,7 +65,7 @@ def test_singular_covariances(rng):
     assert_right(mlp(rng, "relu"), mlp(rng, "relu"), metric)
     still = tnsim.Gaussian(rng.normal(size=2), np.zeros((2, 2)))
     a, b = mlp(rng, "relu"), mlp(rng, "relu")
-    np.testing.assert_allclose(tnsim.inner(a, b, still), a(still.mean) @ b(still.mean), rtol=1e-13)
+    assert_close(tnsim.inner(a, b, still), a(still.mean) @ b(still.mean), rtol=1e-13)
 
 
 def permuted(model, order):
@@ -131,7 +132,7 @@ def test_a_bilinear_network_written_as_squares(rng):
     )
     metric = gaussian(rng)
     assert abs(tnsim.similarity(bilinear, squares, metric) - 1) < 1e-14
-    np.testing.assert_allclose(
+    assert_close(
         tnsim.inner(squares, squares, metric), tnsim.inner(bilinear, bilinear, metric), rtol=1e-13
     )
 
@@ -141,7 +142,7 @@ def test_all_verbs(rng):
     a, b = mlp(rng, "relu"), mlp(rng, "relu")
     inner = float(tnsim.inner(a, b, metric))
     sign, log = tnsim.log_inner(a, b, metric)
-    np.testing.assert_allclose(sign * np.exp(log), inner, rtol=1e-13)
+    assert_close(sign * np.exp(log), inner, rtol=1e-13)
     closure = tnsim.GaussianClosure(metric.mean, metric.cov)
     assert tnsim.inner(a, b, closure) == inner
     assert tnsim.similarity(a, b, closure).exact
@@ -149,10 +150,10 @@ def test_all_verbs(rng):
     plan = tnsim.plan(a, b, metric, cosine=True)
     assert (plan.units, plan.kernels, plan.exact) == ((5, 5), 3, True)
     for weighted in (tnsim.networks(a, b, metric), [*tnsim.networks(a, b, metric)]):
-        np.testing.assert_allclose(tnsim.contract(weighted), inner, rtol=1e-13)
+        assert_close(tnsim.contract(weighted), inner, rtol=1e-13)
     ((weight, network),) = tnsim.networks(a, b, metric)
     assert "KERNEL" in network.tags
-    np.testing.assert_allclose(weight * network.contract(output_inds=()), inner, rtol=1e-13)
+    assert_close(weight * network.contract(output_inds=()), inner, rtol=1e-13)
 
 
 @pytest.mark.slow
@@ -169,46 +170,44 @@ def test_attribution_by_unit_and_by_layer(rng):
     inner = tnsim.inner(a, b, metric)
     units = tnsim.attribution(a, b, metric, by="unit")
     assert units.bra == ("stream", *(f"layer 1 unit {n}" for n in range(5)), "constant")
-    np.testing.assert_allclose(units.values.sum(), inner, rtol=1e-13)
+    assert_close(units.values.sum(), inner, rtol=1e-13)
     layers = tnsim.attribution(a, b, metric, by="layer")
     assert layers.bra == ("stream", "layer 1", "constant")
-    np.testing.assert_allclose(layers.values[1, 1], units.values[1:-1, 1:-1].sum(), rtol=1e-12)
+    assert_close(layers.values[1, 1], units.values[1:-1, 1:-1].sum(), rtol=1e-12)
     first, activation, last = a.layers
     kept = np.where(np.arange(5) == 2, last.weight, 0.0)
     alone = tnsim.Model([first, activation, tnsim.Linear(kept)])
-    np.testing.assert_allclose(
-        units.values[3].sum(), tnsim.inner(alone, b, metric), atol=1e-13 * abs(inner)
-    )
+    assert_close(units.values[3].sum(), tnsim.inner(alone, b, metric), scale=abs(inner), rtol=1e-13)
 
 
 def test_sums_of_models(rng):
     metric = gaussian(rng)
     a, b = mlp(rng, "relu"), mlp(rng, "relu")
     expected = tnsim.inner(a, a, metric) - 2 * tnsim.inner(a, b, metric)
-    np.testing.assert_allclose(tnsim.inner(a, a - 2.0 * b, metric), expected, rtol=1e-12)
+    assert_close(tnsim.inner(a, a - 2.0 * b, metric), expected, rtol=1e-12)
 
 
-def in_long_double(model, x):
-    """The forward pass of a tanh network with 64 bits of mantissa, where the platform has them."""
-    first, _, last = model.layers
-    wide = [
-        np.asarray(y, np.longdouble) for y in (first.weight, first.bias, last.weight, last.bias)
-    ]
-    return np.tanh(np.asarray(x, np.longdouble) @ wide[0].T + wide[1]) @ wide[2].T + wide[3]
+def difference_of_outputs(a, b, x):
+    """b(x) - a(x) of tanh networks, as tanh(u + d) - tanh(u) = sinh(d) / (cosh(u) cosh(u + d))."""
+    (first, _, last), (other_first, _, other_last) = a.layers, b.layers
+    u = x @ first.weight.T + first.bias
+    d = x @ (other_first.weight - first.weight).T + (other_first.bias - first.bias)
+    hidden = np.sinh(d) / (np.cosh(u) * np.cosh(u + d))
+    outputs = np.tanh(u + d) @ (other_last.weight - last.weight).T + hidden @ last.weight.T
+    return outputs + (other_last.bias - last.bias)
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(np.finfo(np.longdouble).nmant < 63, reason="the oracle needs long doubles")
 def test_small_differences_lose_no_digits(rng):
     metric = gaussian(rng)
     a = mlp(rng, "tanh")
     b, c = (jax.tree.map(lambda x: x * (1 + 1e-8 * rng.normal(size=x.shape)), a) for _ in range(2))
     x, weights = points([a], metric)
-    one, two = (in_long_double(other, x) - in_long_double(a, x) for other in (b, c))
+    one, two = (difference_of_outputs(a, other, x) for other in (b, c))
     first, cross, second = (
         weights @ np.sum(f * g, 1) for f, g in ((one, one), (one, two), (two, two))
     )
-    np.testing.assert_allclose(tnsim.inner(b - a, b - a, metric), float(first), rtol=1e-9)
+    assert_close(tnsim.inner(b - a, b - a, metric), float(first), rtol=1e-09)
     cosine = float(cross / np.sqrt(first * second))
     assert abs(tnsim.similarity(b - a, c - a, metric) - cosine) < 1e-9
 
@@ -220,7 +219,7 @@ def test_sequences_are_compared_position_by_position(rng):
     for position in range(3):
         own = tnsim.Gaussian(mean[position], cov[2 * position : 2 * position + 2])
         total += tnsim.inner(tnsim.Model(a.layers), tnsim.Model(b.layers), own)
-    np.testing.assert_allclose(tnsim.inner(a, b, tnsim.Gaussian(mean, cov)), total, rtol=1e-13)
+    assert_close(tnsim.inner(a, b, tnsim.Gaussian(mean, cov)), total, rtol=1e-13)
 
 
 def test_weights_of_any_size(rng):
@@ -228,13 +227,9 @@ def test_weights_of_any_size(rng):
     a, b = mlp(rng, "relu"), mlp(rng, "relu")
     first, activation, last = a.layers
     large = tnsim.Model([first, activation, tnsim.Linear(last.weight * 1e200, last.bias * 1e200)])
-    np.testing.assert_allclose(
-        tnsim.similarity(large, b, metric), tnsim.similarity(a, b, metric), rtol=1e-14
-    )
+    assert_close(tnsim.similarity(large, b, metric), tnsim.similarity(a, b, metric), rtol=1e-14)
     _, log = tnsim.log_inner(large, large, metric)
-    np.testing.assert_allclose(
-        log, np.log(tnsim.inner(a, a, metric)) + 400 * np.log(10), rtol=1e-14
-    )
+    assert_close(log, np.log(tnsim.inner(a, a, metric)) + 400 * np.log(10), rtol=1e-14)
 
 
 @pytest.mark.slow
@@ -254,7 +249,7 @@ def test_gradients_against_differences(rng):
             for x, y in zip(jax.tree.leaves(slopes), jax.tree.leaves(change), strict=True)
         )
     ahead, behind = (tnsim.similarity(moved(t), b, metric) for t in (step, -step))
-    np.testing.assert_allclose(slope, (ahead - behind) / (2 * step), rtol=1e-6)
+    assert_close(slope, (ahead - behind) / (2 * step), rtol=1e-06, limited_by="finite differences")
 
 
 def test_pairwise(rng):
@@ -263,7 +258,7 @@ def test_pairwise(rng):
     found = tnsim.pairwise(models, metric)
     assert found.plan.startswith("pairs of hidden units") if hasattr(found, "plan") else True
     expected = [[float(tnsim.similarity(a, b, metric)) for b in models] for a in models]
-    np.testing.assert_allclose(found.similarity, expected, atol=1e-14)
+    assert_close(found.similarity, expected, scale=1.0, rtol=1e-14)
 
 
 REFUSED = {
