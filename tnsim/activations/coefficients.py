@@ -110,6 +110,7 @@ def coefficients(
         Array of order + 1 rows, a column for every unit.
 
     Example:
+        >>> from tnsim.activations.activation import activation
         >>> relu = activation("relu")
         >>> float(coefficients(relu, jnp.zeros(1), jnp.ones(1), 1)[1, 0])
         0.5

@@ -75,7 +75,7 @@ def gated_kernel(
 
     Example:
         >>> units = GatedUnits(Units(np.zeros(1), np.eye(1)), Units(np.zeros(1), np.eye(1)))
-        >>> float(gated_kernel("identity", "identity", units, units).values[0, 0])
+        >>> round(float(gated_kernel("identity", "identity", units, units).values[0, 0]), 12)
         3.0
     """
     f, g = _continuous(f), _continuous(g)

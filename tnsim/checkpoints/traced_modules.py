@@ -118,8 +118,9 @@ def traced_layers(module: torch.nn.Module, example: torch.Tensor) -> list[Any]:
         ...     def forward(self, x):
         ...         return torch.einsum("hi,bi,bh->b", self.rows, x, x @ self.rows.T)[:, None]
         >>> with torch.no_grad():
-        ...     traced_layers(Product(), torch.zeros(1, 3))
-        [Bilinear(3 -> 1, rank 1)]
+        ...     (layer,) = traced_layers(Product(), torch.zeros(1, 3))
+        >>> layer.left.shape, layer.down.shape
+        ((1, 3), (1, 1))
 
     Source:
         Forward differentiation of affine maps; a product of affine functions is a term of a CP
