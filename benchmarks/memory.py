@@ -147,7 +147,12 @@ def main() -> None:
     args = parser.parse_args()
     if args.row:
         os.environ.update(UNCACHED)
-        print(json.dumps(row(json.loads(args.row))))
+        import tnsim
+
+        with tnsim.using(
+            tnsim.Session(tier="compile")
+        ):  # interpreted plans know their peak exactly
+            print(json.dumps(row(json.loads(args.row))))
         return
     lines = [HEAD]
     print(HEAD)

@@ -274,6 +274,7 @@ def main() -> None:
         if options.rows not in name:
             continue
         tiers = [options.tier] if options.tier else TIERS
+        done = 0
         for tier in tiers if options.device == "cpu" else TIERS[1:]:
             figures = rows.setdefault(key, {}).setdefault(tier, {})
             if options.missing and "warm s" in figures:
@@ -283,7 +284,9 @@ def main() -> None:
                 caches = _caches(f"{key}, {tier}", process)
                 figures |= _process(options.device, *arguments, caches=caches)
                 written(results, options.out)
-        print(*(" | ".join(line) for line in _times(key, rows[key])), sep="\n", flush=True)
+                done += 1
+        if done:
+            print(*(" | ".join(line) for line in _times(key, rows[key])), sep="\n", flush=True)
 
 
 if __name__ == "__main__":

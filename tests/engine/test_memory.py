@@ -289,12 +289,10 @@ def test_under_a_limit_a_run_is_refused_or_completes(room):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="limits of the address space")
-@pytest.mark.parametrize("room", [pytest.param(40, marks=pytest.mark.slow), 300])
-def test_interpreting_takes_no_address_space_for_a_compiler(room):
-    said = limited(TWO, "similarity(a, b)", room, "interpret")
-    assert ("value" in said) != ("refused" in said)
-    if room == 300:
-        assert "value" in said and float(said["growth"]) < 300
+def test_interpreting_takes_no_address_space_for_a_compiler():
+    # OpenBLAS itself needs some 32 MiB a thread, and ends the process where it does not get them.
+    said = limited(TWO, "similarity(a, b)", 300, "interpret")
+    assert "value" in said and float(said["growth"]) < 300
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="limits of the address space")

@@ -216,7 +216,8 @@ TWO = """
 import numpy as np, tnsim
 g = np.random.default_rng(0)
 models = [tnsim.Model([tnsim.Bilinear(*g.normal(size=(3, 4, 4)))] * 2) for _ in range(2)]
-print(float(tnsim.similarity(*models, tnsim.GaussianClosure())).hex())
+with tnsim.using(tnsim.Session(tier="compile")):
+    print(float(tnsim.similarity(*models, tnsim.GaussianClosure())).hex())
 """
 
 

@@ -30,6 +30,7 @@ from tnsim.engine.ir.steps import Step, Steps, Turns, View
 from tnsim.engine.plan import Plan
 from tnsim.engine.runtime.devices import processors
 from tnsim.engine.runtime.stacking import Stacked, aligned, stacked_program
+from tnsim.errors import TooLarge
 from tnsim.sessions import per_object_cache
 
 _REPAYS = 1e-3
@@ -72,9 +73,21 @@ def interpret(
         for each in ready.rounds:
             if memory.size < each.rooms or memory.size - each.rooms > ready.peak - each.elements:
                 memory = np.empty(0, dtype)  # frees it before more is taken
-                memory = np.empty(each.rooms, dtype)
+                memory = _taken(each.rooms, dtype)
             _run_round(plan, ready, each, values, logs, memory, threads)
     return Outcome({name: values[name] for name in plan.outputs}, logs)
+
+
+def _taken(count: int, dtype: np.dtype) -> np.ndarray:
+    """Memory for a round, where the system gives it: a budget cannot see every limit."""
+    try:
+        return np.empty(count, dtype)
+    except MemoryError:
+        size = count * dtype.itemsize / 2**20
+        raise TooLarge(
+            f"the process cannot get the {size:.3g} MiB that a round of the plan takes: its limit "
+            "of memory is reached; raise the limit (ulimit -v), or end what else runs in it"
+        ) from None
 
 
 def _run_round(
