@@ -55,19 +55,39 @@ class AnyPlan(Protocol):
     """
 
     @property
-    def metric(self) -> str: ...
+    def metric(self) -> str:
+        """Name of the metric."""
+        ...
+
     @property
-    def exact(self) -> bool: ...
+    def exact(self) -> bool:
+        """Whether the metric's definition is met exactly."""
+        ...
+
     @property
-    def route(self) -> str: ...
+    def route(self) -> str:
+        """The way of the computation."""
+        ...
+
     @property
-    def dtype(self) -> str: ...
+    def dtype(self) -> str:
+        """Precision of the computation."""
+        ...
+
     @property
-    def outputs(self) -> tuple[str, ...]: ...
+    def outputs(self) -> tuple[str, ...]:
+        """Names of the inner products."""
+        ...
+
     @property
-    def multiplications(self) -> int: ...
+    def multiplications(self) -> int:
+        """Scalar multiplications."""
+        ...
+
     @property
-    def peak_bytes(self) -> int: ...
+    def peak_bytes(self) -> int:
+        """Peak memory in bytes."""
+        ...
 
     def to_json(self) -> str:
         """The plan as a JSON object."""
