@@ -4,6 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
+from closeness import assert_close
 from sample_runs import SHIPPED, blocks, shipped
 
 import tnsim
@@ -199,4 +200,6 @@ def test_pictures_of_parts_draw_on_given_axes():
         assert axes.has_data(), name
         assert draw(None) is not whole, name
     bars = [float(bar.get_width()) for bar in grid[0, 0].patches]
-    assert bars == pytest.approx([0.5, 0.3, 0.2, 0.0])  # the last is the sum of the others
+    assert_close(
+        bars, [0.5, 0.3, 0.2, 0.0], scale=1.0, rtol=1e-12
+    )  # the last is the sum of the others
