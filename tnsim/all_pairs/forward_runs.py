@@ -20,7 +20,6 @@ from tnsim.all_pairs.sources import Entry, Source
 from tnsim.compare.by_points import Rows, check_affordable, forward_plan, points_of
 from tnsim.compare.numbers import cosine_error
 from tnsim.compare.request import CROSS, parts
-from tnsim.engine.scaled import LogScaled
 from tnsim.metrics.empirical import Empirical
 from tnsim.metrics.points import Points
 from tnsim.models.differences import by_differences
@@ -29,12 +28,13 @@ from tnsim.models.model import Model
 from tnsim.problems import forward
 from tnsim.problems.forward import GROUPS, Part, Sums
 from tnsim.problems.tensors.kinds import Kinds
+from tnsim.scaled import ScaledSum
 
 
 class Estimated(NamedTuple):
     """Inner products of a tile, and the standard errors of their cosines."""
 
-    products: LogScaled
+    products: ScaledSum
     standard_error: Float[np.ndarray, "rows columns"]
 
 
@@ -117,7 +117,7 @@ def sums(setting: PairSetting, points: Points, rows: Sequence[Entry], columns: A
     return forward.sums(first, second, points, setting.slices, setting.dtype, setting.budget)
 
 
-def tile(found: Sums, slices: bool, drawn: bool) -> LogScaled | Estimated:
+def tile(found: Sums, slices: bool, drawn: bool) -> ScaledSum | Estimated:
     """The inner products of a tile, with their standard errors where the points are draws.
 
     Where one group of draws has all the weight, the errors are unknown, and infinite.

@@ -37,8 +37,8 @@ from tnsim.all_pairs.sources import Entry
 from tnsim.all_pairs.store import Record, State, Store
 from tnsim.engine import precision
 from tnsim.engine.runtime.devices import at_once
-from tnsim.engine.scaled import taken
 from tnsim.errors import ExecutorError, TnsimError
+from tnsim.scaled import taken
 
 K = TypeVar("K", bound=Hashable)
 Task = tuple[Callable[..., Any], tuple]

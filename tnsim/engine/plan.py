@@ -36,7 +36,7 @@ class Plan:
         stages: Stages in the order in which they run.
         shapes: Shapes of all arrays that the plan reads: weights, moments, constants.
         outputs: Names of the inner products: `AB` is `<a|b>`, `AA` and `BB` are squared norms.
-        scales: Pairs (scale group, power) of every output; their logarithms make up the logarithm
+        scales: Pairs (scale group, power) of every output; their exponents make up the exponent
             of the output.
         searched_with: Names and versions of the tools that found the contraction paths.
         runs: Number of runs of the whole plan. An exact deep metric takes several runs where models
@@ -133,9 +133,9 @@ class Plan:
         return stages_module.output_shapes(self.programs, self.stages, self.outputs)
 
     @cached_property
-    def log_weights(self) -> dict[tuple[int, str], float]:
-        """The weight of each scale's logarithm in the end, by stage number and scale group."""
-        return stages_module.log_weights(self.stages)
+    def scale_weights(self) -> dict[tuple[int, str], float]:
+        """The weight of each scale's exponent in the end, by stage number and scale group."""
+        return stages_module.scale_weights(self.stages)
 
     @property
     def input_bytes(self) -> int:

@@ -10,7 +10,8 @@ import numpy as np
 from jaxtyping import Float
 
 from tnsim.errors import ModelError
-from tnsim.models.arrays import Array, add, as_array, library, matrix, pytree, set_arrays, vector
+from tnsim.models.arrays import Array, add, as_array, matrix, pytree, set_arrays, vector
+from tnsim.scaled import library
 
 MASKS = ("causal", "none")
 

@@ -27,7 +27,7 @@ from jax.core import Tracer
 from jaxtyping import Float
 
 from tnsim.errors import ModelError, UnsupportedLayer
-from tnsim.models.arrays import Array, as_array, library
+from tnsim.models.arrays import Array, as_array
 from tnsim.models.attention import Attention
 from tnsim.models.checks import check_comparable, check_numbers
 from tnsim.models.layers import (
@@ -41,6 +41,7 @@ from tnsim.models.layers import (
 from tnsim.models.model import Model
 from tnsim.models.protocol import Layer
 from tnsim.models.scaling import replaced
+from tnsim.scaled import library
 
 GRANULARITIES = ("layer", "head", "unit")
 """Values of `by`."""

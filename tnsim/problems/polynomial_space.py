@@ -41,12 +41,12 @@ from tnsim.metrics.input_moments import check_coordinates
 from tnsim.metrics.metric import Gaussian, Symmetric, joins_legs, layer_by_layer
 from tnsim.metrics.protocol import Metric
 from tnsim.metrics.ways import LARGEST_ORDER, PairingRule, pairing_rule
-from tnsim.models.arrays import library
 from tnsim.models.model import Model
 from tnsim.names import DOWN, SKIP, UNIT, WEIGHT
 from tnsim.problems.tensors import packed
 from tnsim.problems.tensors.kinds import Kinds, nonlinear
 from tnsim.problems.tensors.lifted import arrays
+from tnsim.scaled import library
 
 Series: TypeAlias = dict[int, Any]
 """Coefficients (units, numbers) of several polynomials by order; missing orders are zero."""

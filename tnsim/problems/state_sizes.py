@@ -44,17 +44,18 @@ from tnsim.metrics.input_moments import (
 from tnsim.metrics.metric import GaussianClosure, TreeSymmetric
 from tnsim.metrics.pairings import Joining, Leg, gaussian_mean
 from tnsim.metrics.protocol import Metric, joins_layers
-from tnsim.models.arrays import Array, is_traced, library, pytree
+from tnsim.models.arrays import Array, is_traced, pytree
 from tnsim.models.attention import Attention
 from tnsim.models.layers import Residual, residual_rule
 from tnsim.models.model import Model
 from tnsim.models.protocol import Layer
-from tnsim.models.scaling import Scaled, Unit, nearest_unit, scaled
+from tnsim.models.scaling import Unit, nearest_unit, scaled
 from tnsim.names import DOWN, SKIP, UNIT, Side
 from tnsim.problems.conditioning import SKEWED, amplification, regauged
 from tnsim.problems.diagrams import tree
 from tnsim.problems.tensors.kinds import core_of, kinds
 from tnsim.problems.tensors.lifted import arrays, in_float64
+from tnsim.scaled import Scaled, library
 
 _ROWS_AT_ONCE = 1024
 """Number of rows of the second moment of hidden units that are held at a time."""
@@ -81,7 +82,7 @@ class Units(NamedTuple):
     by_states: bool
 
 
-def scaled_under(model: Model, units: Units, slices: bool) -> Scaled:
+def scaled_under(model: Model, units: Units, slices: bool) -> Scaled[Model]:
     """A model in scientific notation under a metric, see `scaling.scaled`.
 
     Unless it is traced, a model with a hidden basis far from orthogonal gets another one, see
@@ -108,12 +109,12 @@ def scaled_under(model: Model, units: Units, slices: bool) -> Scaled:
     metric = units.metric
     states = _input_states(model, metric) if units.by_states else None
     made = scaled(model, slices, states, units.inputs)
-    if is_traced((model, metric)) or amplification(made.model, metric) < SKEWED:
+    if is_traced((model, metric)) or amplification(made.value, metric) < SKEWED:
         return made
     # In a rotated basis rows of all sizes meet, so units follow the states in any case.
     states = _input_states(model, metric)
-    again = scaled(regauged(made.model, metric), slices, states)
-    return Scaled(again.model, made.exponent + again.exponent)
+    again = scaled(regauged(made.value, metric), slices, states)
+    return Scaled(again.value, made.exponent + again.exponent)
 
 
 def follow_states(models: Iterable[Model]) -> bool:
@@ -174,7 +175,7 @@ def common_units(models: Collection[Model], metric: Metric) -> Units:
 
 def in_common_units(
     models: Sequence[Model], metric: Metric, slices: bool
-) -> tuple[list[Scaled], Metric]:
+) -> tuple[list[Scaled[Model]], Metric]:
     """The models of one comparison, each in scientific notation, and the metric in their units.
 
     Args:

@@ -16,10 +16,11 @@ from autoray import do
 
 from tnsim.engine.ir.matmul_form import Labels, matrix_product
 from tnsim.engine.ir.program import Operation, Program, n_iterations
+from tnsim.scaled import scale_exponent, shifted
 
 
 def run_program(program: Program, inputs: list[Any]) -> tuple[list[Any], list[Any]]:
-    """All outputs of a program, divided by their scales, and the logarithm of each scale."""
+    """All outputs of a program, divided by their scales, and the exponent of each scale."""
     values = list(inputs)
     last = {a: n for n, op in enumerate(program.operations) for a in op.args}
     for n, op in enumerate(program.operations):
@@ -28,26 +29,11 @@ def run_program(program: Program, inputs: list[Any]) -> tuple[list[Any], list[An
             if last[a] == n and a not in program.outputs:
                 values[a] = None  # lets NumPy free the array; XLA needs no such help
     outputs = [values[n] for n in program.outputs]
-    scales = [_scale(outputs[which], power) for which, power in program.scales]
+    exponents = [scale_exponent(outputs[which], power) for which, power in program.scales]
     for n, powers in enumerate(program.powers):
         for slot, power in powers:
-            outputs[n] = outputs[n] / scales[slot] ** power
-    return outputs, [do("log", scale) for scale in scales]
-
-
-def _scale(value: Any, power: int) -> Any:
-    """The scale `max|value| ** (1 / power)`, 1 for a zero value.
-
-    Derivatives treat the scale as a constant: those of the divided value and of the logarithm would
-    cancel.
-    """
-    largest = do("max", do("abs", value))
-    if isinstance(largest, jax.Array):
-        largest = jax.lax.stop_gradient(largest)
-    largest = do("where", largest > 0, largest, do("ones_like", largest))
-    if power == 1:
-        return largest
-    return do("sqrt", largest) if power == 2 else largest ** (1.0 / power)
+            outputs[n] = shifted(outputs[n], -power * exponents[slot])
+    return outputs, exponents
 
 
 def _apply(op: Operation, args: list[Any]) -> Any:

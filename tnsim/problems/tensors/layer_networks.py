@@ -32,7 +32,7 @@ import numpy as np
 from jaxtyping import Float
 
 from tnsim.errors import ModelError
-from tnsim.models.arrays import Array, is_traced, library
+from tnsim.models.arrays import Array, is_traced
 from tnsim.models.attention import Attention
 from tnsim.models.layers import Residual, affine_maps, innermost
 from tnsim.models.protocol import Layer
@@ -40,6 +40,7 @@ from tnsim.names import DENSE, DOWN, MASK, OUT, OUTPUT, SKIP, VALUE, WEIGHT, bia
 from tnsim.problems.tensors.kinds import LayerKind, core_of, layer_kind
 from tnsim.problems.tensors.lifted import symmetric_arrays, symmetrised, unrolled_arrays
 from tnsim.problems.tensors.positional import sequence_arrays
+from tnsim.scaled import library
 
 _HEAD_INDICES = {"Q1": "sax", "K1": "tax", "Q2": "say", "K2": "tay", VALUE: "tau"}
 

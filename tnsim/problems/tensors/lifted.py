@@ -31,12 +31,13 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
-from tnsim.models.arrays import Array, library
+from tnsim.models.arrays import Array
 from tnsim.models.layers import Bilinear, Residual, affine_maps, bias_name, residual_rule
 from tnsim.models.model import Model
 from tnsim.models.protocol import Layer
 from tnsim.names import DENSE, DOWN, FACTOR, OUT, SIGNED_DOWN, SKIP, UNIT, WEIGHT, input_index
 from tnsim.problems.tensors.kinds import LayerKind, core_of
+from tnsim.scaled import library
 
 T = TypeVar("T")
 
