@@ -265,7 +265,7 @@ def test_a_store_keeps_its_tier(tmp_path):
     for tier in ("interpret", "compile"):
         with using(Session(tier=tier)):
             run = tnsim.pairwise(models, tnsim.TreeSymmetric(), store=tmp_path / tier)
-            assert run.attrs["tier"] == tier and run.attrs["plan"].startswith("recursion")
+            assert run.attrs["tier"] == tier and run.attrs["plan"].startswith("contractions")
             stored[tier] = run.similarity.values
     assert_close(stored["interpret"], stored["compile"], scale=1.0, rtol=1e-12)
     with using(Session(tier="compile")):

@@ -48,10 +48,10 @@ _TILE_WORK = 2**34
 _ACCELERATED = 2**5  # factor on the work of a tile where the arrays are not on a CPU
 LARGEST_TILE = 128  # models per side of a tile
 _UNKNOWN = 2**33  # bytes assumed free where the platform does not tell
-FEATURES, RECURSION = "features", "recursion"
-ROUTES = (FEATURES, RECURSION)
+FEATURES, CONTRACTIONS = "features", "contractions"
+ROUTES = (FEATURES, CONTRACTIONS)
 FORWARD = "forward passes"  # see `forward_runs`
-KERNELS = "pairs of hidden units"  # see `kernel_runs`
+KERNELS = "kernels"  # see `kernel_runs`
 # Multiplications as which a written element counts. Over plans of all families and widths 16 to
 # 128, multiplications alone run at 3e9 to 6e10 per second; with writing counted in this way, at no
 # less than 1.3e10 per second.
@@ -172,7 +172,7 @@ class PairwisePlan:
     """The cost of a pairwise run.
 
     Args:
-        route: "recursion", "forward passes", "pairs of hidden units", or the name of a way to make
+        route: "contractions", "forward passes", "kernels", or the name of a way to make
             vectors, as "features".
         pairs: Pairs of distinct models.
         tile: Models per side of a tile.
@@ -321,7 +321,7 @@ def _recursion(run: Sizes, work: _Work) -> PairwisePlan:
     together = max(1, min(_AT_ONCE, int(run.available / 4 // one_tile))) if is_large else 1
     tier = rates.tier_of_all(_runs(work.plans, tile, work.budget))
     return PairwisePlan(
-        route=RECURSION,
+        route=CONTRACTIONS,
         pairs=run.pairs,
         tile=tile,
         tiles=run.tiles(tile),
@@ -464,7 +464,7 @@ def with_seconds(found: PairwisePlan, contracted: Contracted, setting: PairSetti
     timed = []
     for route in found.routes:
         seconds = _feature_seconds(route, setting.dtype)
-        if route.route == RECURSION:
+        if route.route == CONTRACTIONS:
             seconds = _recursion_seconds(route, contracted, setting.budget)
         timed.append(dataclasses.replace(route, seconds=seconds))
     return dataclasses.replace(timed[0], others=tuple(timed[1:]))
