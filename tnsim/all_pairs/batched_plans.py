@@ -1,7 +1,7 @@
 """Planned contractions for many pairs at once.
 
-One plan per pair of shapes runs on stacks of weights, mapped over rows and columns, and equal
-shapes share one compiled program whatever the number of pairs.
+A plan per pair of shapes runs on stacks of weights, mapped over rows and columns, and equal
+shapes share a single compiled program whatever the number of pairs.
 
 A plan is cut into shares (`engine.passes.hoisting`). An own share is the part that reads one model
 only: it is computed once per model and stays in the model's `Stack`. A pair then costs the crossing
@@ -73,7 +73,7 @@ class PairSetting(NamedTuple):
         metric: Metric that weighs the inputs.
         slices: Whether every output has an inner product of its own.
         dtype: Precision of the computation.
-        budget: Limits on one inner product and on the memory of a tile.
+        budget: Limits on a single inner product and on the memory of a tile.
         pairs: Number of pairs in the run.
         units: Units that all models share, with the metric in the units of the inputs.
         tier: Tier in which plans run, "interpret" or "compile"; of a store, the tier in which the
@@ -99,7 +99,7 @@ class Pairs(NamedTuple):
 
     Args:
         family: Family that lays out the arrays of the models.
-        plan: Plan of one pair.
+        plan: Plan of a single pair.
         shares: The plan cut into own shares, computed once per model, and the crossing share.
     """
 

@@ -50,13 +50,13 @@ def route(
     Args:
         rows: Distinct models.
         columns: Distinct models compared with the rows; None for all pairs of `rows`.
-        examples: One model of each sequence of layer kinds.
+        examples: A model of each sequence of layer kinds.
         read: Rows that span the input read by each model, see `compare.by_points.what_is_read`.
         setting: Settings common to all pairs.
 
     Raises:
         ModelError: The metric has no inputs for these models.
-        TooLarge: One pair of models is beyond the budget.
+        TooLarge: A pair of models is beyond the budget.
     """
     models = list(examples.values())
     points = points_of(models, setting.metric, CROSS, setting.slices, setting.dtype, read)
@@ -120,7 +120,7 @@ def sums(setting: PairSetting, points: Points, rows: Sequence[Entry], columns: A
 def tile(found: Sums, slices: bool, drawn: bool) -> ScaledSum | Estimated:
     """The inner products of a tile, with their standard errors where the points are draws.
 
-    Where one group of draws has all the weight, the errors are unknown, and infinite.
+    Where a single group of draws has all the weight, the errors are unknown, and infinite.
     """
     products = forward.total(found.products)
     if not drawn:

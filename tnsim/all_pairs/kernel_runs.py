@@ -39,11 +39,11 @@ def route(
     Args:
         rows: Distinct models.
         columns: Distinct models compared with the rows; None for all pairs of `rows`.
-        examples: One model of each sequence of layer kinds.
+        examples: A model of each sequence of layer kinds.
         setting: Settings common to all pairs.
 
     Raises:
-        TooLarge: One pair of models is beyond the budget.
+        TooLarge: A pair of models is beyond the budget.
     """
     run = Sizes.of(rows, columns, examples, setting)
     plans = []
@@ -106,7 +106,7 @@ def products(rows: KernelBlock, columns: KernelBlock, setting: PairSetting) -> S
 
     Args:
         rows: Combinations of models.
-        columns: Combinations compared with the rows; the same object for pairs of one list.
+        columns: Combinations compared with the rows; the same object for pairs of a single list.
         setting: Settings common to all pairs.
 
     Returns:

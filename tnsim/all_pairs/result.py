@@ -66,7 +66,7 @@ class Pairwise(Dataset):
     squared norms <a|a> and <b|b>; `slices` (a, b, output) when they were asked for;
     `standard_error` (a, b) of similarities over a sample, as estimates for its distribution.
     Of parts of a series all have the dimension `part` in front, with coordinates `kind`, `layer`
-    and `head`, -1 where a part has none; `result.sel(part=label)` is the result of one part.
+    and `head`, -1 where a part has none; `result.sel(part=label)` is the result of a single part.
     Attributes: `metric`, `metric_parameters`, `exact`, `dtype`, `plan`, `symmetric`, `duplicates`,
     `caveats`, `device`, `tier`, `tnsim_version`, `jax_version`. Pictures: `result.tnsim.plot()`.
     """
@@ -127,7 +127,7 @@ def labelled(attrs: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Pair
 
     Args:
         attrs: Attributes of the run's store.
-        arrays: Arrays by name, with one entry for each distinct model.
+        arrays: Arrays by name, with an entry for each distinct model.
     """
     coordinates: dict[str, Any] = {}
     index: dict[str, np.ndarray] = {}
@@ -231,7 +231,7 @@ def write_npz(result: Pairwise, path: Path) -> None:
 
 
 def write_parquet(result: Pairwise, path: Path) -> None:
-    """Write one row per pair: a, b, similarity, log_inner, sign, and slices, if any, as lists.
+    """Write a row per pair: a, b, similarity, log_inner, sign, and slices, if any, as lists.
 
     Of parts, a row per part and pair, with the column `part` in front.
 

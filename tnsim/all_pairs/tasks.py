@@ -43,7 +43,7 @@ class Job(NamedTuple):
         size: Models per side of a tile.
         keep_blocks: Number of prepared blocks that are kept, whatever their size.
         keep_bytes: Bytes up to which further blocks are kept.
-        alone: Whether one process computes the whole run, and forgets its blocks at the end.
+        alone: Whether a single process computes the whole run, and forgets its blocks at the end.
         key: Unique name of this run.
         points: Points of forward passes; None on other routes.
         kernels: Whether inner products are sums over pairs of hidden units.

@@ -357,7 +357,7 @@ def _write_norms(run: PairwiseRun, target: Store, side: Side, record: Record, re
 
 
 def _write_tile(run: PairwiseRun, target: Store, record: Record, result: Any) -> Doubt:
-    """Normalise a tile and write it, also mirrored where rows and columns are one list.
+    """Normalise a tile and write it, also mirrored where rows and columns are a single list.
 
     Returns:
         The largest error bound, and the cosine to which it belongs.

@@ -3,7 +3,7 @@
 An output is a sum of components: the residual stream past the last nonlinear layer, the output of
 that layer (head by head if it is attention), and biases; linear layers after it act on each
 component. By unit, every hidden unit of a single nonlinear layer is a component of its own. An
-inner product is bilinear, so it is the sum of a matrix with one entry per pair of
+inner product is bilinear, so it is the sum of a matrix with an entry per pair of
 components. Entry (i, j) is `sum_s E<a_i(x)[s], b_j(x)[s]>` under the metric: exact for one
 nonlinear layer, and for more layers with the hidden states as the metric models them (closure,
 tree).
@@ -250,7 +250,7 @@ def _contracted(
     by: str,
     dtype: str,
 ) -> Scaled[Float[np.ndarray, "bra ket"]]:
-    """Products of all pairs of components, in one scale."""
+    """Products of all pairs of components, in a single scale."""
     assert family.ket is not None  # the family was made of two models
     counts: dict[Side, int] = {side: len(labels[side]) for side in SIDES}
     problem = fold_attribution(
@@ -275,7 +275,7 @@ def _contracted(
 
 
 def _prepared(model: Model) -> Model:
-    """An equal model over sequences; a model of vectors reads sequences of one position.
+    """An equal model over sequences; a model of vectors reads sequences of a single position.
 
     Linear layers after the last nonlinear layer are merged into one.
     """

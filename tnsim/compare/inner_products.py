@@ -209,7 +209,7 @@ def _without_constant(result: execution.Result) -> execution.Result:
 def _relative(
     plan: Plan, result: execution.Result, alone: bool, squared_norms: bool
 ) -> dict[str, ScaledSum]:
-    """The products of one run; for cosines, without the scales of the separate models.
+    """The products of a single run; for cosines, without the scales of the separate models.
 
     These scales are as large as exp(2^L) at depth L. A cosine divides by the roots of both norms,
     and the exponent of `<A|B>` carries half of the scales in each norm's. So they cancel and are

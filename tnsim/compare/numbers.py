@@ -45,7 +45,7 @@ Two: TypeAlias = tuple[Comparable, Comparable]
 
 
 def cosine_error(sums: Sums) -> Float[np.ndarray, "rows columns *out"] | None:
-    """Standard errors of the cosines of all pairs; None where one group has all the weight."""
+    """Standard errors of the cosines of all pairs; None where a single group has all the weight."""
     counted = sums.shares > 0
     if np.count_nonzero(counted) < 2:
         return None
@@ -63,7 +63,7 @@ def cosine_error(sums: Sums) -> Float[np.ndarray, "rows columns *out"] | None:
 def inner_error(sums: Sums) -> Float[np.ndarray, "rows columns"] | None:
     """Standard errors of inner products, in the scale of `forward.total`.
 
-    None where one group of points has all the weight.
+    None where a single group of points has all the weight.
     """
     counted = sums.shares > 0
     if np.count_nonzero(counted) < 2:

@@ -102,7 +102,7 @@ class Plan:
 
     @cached_property
     def peak_bytes(self) -> int:
-        """Bytes of all arrays alive at once in one run, without the arrays of the models.
+        """Bytes of all arrays alive at once in a single run, without the arrays of the models.
 
         Weights laid out in NumPy are freed one by one as they are put on the device, so they
         count once.
@@ -193,7 +193,7 @@ def one_line(plan: Plan) -> str:
 
 
 def table(plan: Plan) -> str:
-    """A table of a plan as text, one line per property."""
+    """A table of a plan as text, a line per property."""
     return "\n".join(f"{name:<16} {text}" for name, text in _rows(plan))
 
 

@@ -449,7 +449,7 @@ def _beside(cores: Sequence[Any], name: str) -> Any:
 
 
 def exchanged(target: Model, source: Model, part: Component) -> Model:
-    """The model `target` with one component of `source` in the place of its own.
+    """The model `target` with a single component of `source` in the place of its own.
 
     The result has the shapes of `target` wherever the two components have equal shapes.
 
@@ -692,7 +692,7 @@ def wired(model: Model, gates: Any, parts: Sequence[Component], edges: Sequence[
 
 
 def _in_block(vector: Any, block: int, blocks: int) -> Any:
-    """A vector in one block of the stream, zeros in the others; None stays None."""
+    """A vector in a single block of the stream, zeros in the others; None stays None."""
     if vector is None:
         return None
     return library(vector).kron(np.eye(blocks)[block], vector)

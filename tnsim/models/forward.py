@@ -6,7 +6,7 @@ tokens: all sequences that begin alike share it. The `vocabulary ** n` sequences
 the sequences, while a pass over every sequence by itself has n times as many states.
 
 Beginnings form a tree (`Prefixes`). Level s holds the beginnings of s tokens in order, so that the
-continuations of a beginning stand together, equally many for each. Layers read one row for every
+continuations of a beginning stand together, equally many for each. Layers read a row for every
 beginning, level after level. A query of level s sees the keys of its own beginnings at levels
 t <= s, and `reshape` finds these keys: level s seen from level t has the axes (beginnings at t,
 continuations of each).
@@ -113,7 +113,7 @@ def over_prefixes(
 
     Args:
         layer: Any layer; attention must be causal.
-        state: One row for each beginning, level after level.
+        state: A row for each beginning, level after level.
         exponents: Exponents that never fall along a sequence, see `rising`.
         counts: Number of beginnings at each level.
 
@@ -443,7 +443,7 @@ def _many(shape: tuple[int, ...]) -> str:
 
 
 def directions(model: Model, most: int) -> Float[np.ndarray, "rows in"] | None:
-    """Rows that span the directions of the input that a model reads, at one position.
+    """Rows that span the directions of the input that a model reads, at a single position.
 
     Linear layers at the start are multiplied out. The first other layer reads its state through the
     rows of its factors, and reads the whole state where it has a skip. Only the span counts, so the

@@ -73,7 +73,7 @@ from tnsim.problems.whole_tree import MAX_LEGS, check_size, fold_trees
 
 
 class _RunOnce:
-    """A family that reads models as they are, and one run of a plan for the inner product."""
+    """A family that reads models as they are, and a single run of a plan for the inner product."""
 
     @property
     def nodes(self) -> MomentNodes | None:

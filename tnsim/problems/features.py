@@ -1,6 +1,6 @@
 """Models as vectors of features, with dot products equal to inner products.
 
-The work per model is done once, and K x K inner products are one matrix product.
+The work per model is done once, and K x K inner products are a single matrix product.
 
 A *space* says how a model becomes such a vector, and at which cost.
 Each family of spaces is a function of the kinds of all models and the metric, which returns None
@@ -149,7 +149,7 @@ class FeatureSpace(Hashable, Protocol):
         ...
 
     def multiplications(self, layers: Kinds) -> int:
-        """Number of scalar multiplications for the vector of one model."""
+        """Number of scalar multiplications for the vector of a single model."""
         ...
 
     def in_flight(self, layers: Kinds, models: int) -> int:
@@ -377,7 +377,7 @@ def _of_models(
 ) -> tuple[Any, np.ndarray]:
     """Features of all models, and the exponents of their scales.
 
-    Models of equal layers are stacked and go through one compiled program.
+    Models of equal layers are stacked and go through a single compiled program.
     """
     inputs = space.inputs(metric, dtype)
     groups: dict[Kinds, list[int]] = {}

@@ -139,7 +139,7 @@ class Needs(NamedTuple):
 
     @property
     def least(self) -> float:
-        """Number of bytes of a batch of one point."""
+        """Number of bytes of a batch of a single point."""
         return self.beside + self.each
 
     def most(self, count: int) -> float:
@@ -196,7 +196,7 @@ def sums(
 
     Raises:
         ModelError: Inputs or outputs of models and functions do not fit each other.
-        TooLarge: One point is over the budget.
+        TooLarge: A single point is over the budget.
         TnsimError: A function gives a value that is not finite.
     """
     every = [*rows, *(columns or ())]
@@ -478,7 +478,7 @@ def batch_size(
     """Number of points in a batch: `apart` divided evenly, within the memory allowed.
 
     Raises:
-        TooLarge: One point is over the budget.
+        TooLarge: A single point is over the budget.
     """
     needed = needs(parts, points, dtype)
     room = budget.room(0, needed.most(points.count))
@@ -492,7 +492,7 @@ def batch_size(
 
 
 def check_room(least: float, room: float, what: str) -> None:
-    """Raise `TooLarge` where one point takes more bytes than there is room for.
+    """Raise `TooLarge` where a single point takes more bytes than there is room for.
 
     Args:
         least: Number of bytes that one point takes.
@@ -551,7 +551,7 @@ def needs(parts: Iterable[Part], points: Points, dtype: str) -> Needs:
 
 
 def _state_numbers(layer: LayerKind, seen: int) -> int:
-    """Most numbers alive at one position in a layer that sees `seen` positions.
+    """Most numbers alive at a single position in a layer that sees `seen` positions.
 
     The layer reads a state and makes a product of its legs, one leg after another. Its output is
     divided by its largest entry: three arrays of the output's size, and a fourth where the output

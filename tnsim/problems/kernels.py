@@ -1,4 +1,4 @@
-"""Models of one nonlinear layer, polynomial or not, under a Gaussian: exact inner products.
+"""Models of a single nonlinear layer, polynomial or not, under a Gaussian: exact inner products.
 
 Such a model is a linear map of its hidden units beside a linear map of its input,
 
@@ -170,7 +170,7 @@ class HiddenUnits(NamedTuple):
         down: Matrix D, (out, units); None for the identity.
         linear: Matrix S, (out, in); None for zero.
         constant: Vector c, (out,); None for zero.
-        copies: Number of powers that together are one hidden unit of the layer, see `_powers`.
+        copies: Number of powers that together are a single hidden unit of the layer, see `_powers`.
     """
 
     activation: Activation | None
@@ -410,7 +410,7 @@ class Prepared:
         down: Matrix D of the outputs; None for the identity.
         hidden: Mean and slopes of D h.
         beside: Mean and slopes of S x + c.
-        copies: Number of powers that together are one hidden unit of the layer.
+        copies: Number of powers that together are a single hidden unit of the layer.
     """
 
     activation: Activation | None = field(metadata={"static": True})

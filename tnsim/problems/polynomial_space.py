@@ -348,7 +348,7 @@ class PolynomialSpace(NamedTuple):
         return self.d_out * (below - inner)
 
     def multiplications(self, layers: Kinds) -> int:
-        """Number of scalar multiplications for the features of one model."""
+        """Number of scalar multiplications for the features of a single model."""
         # Legs are linear maps of all coefficients; then n - 1 products, of which the last is mapped
         # to the outputs at once.
         orders = self._input_orders()
@@ -483,7 +483,7 @@ def _way(models: Sequence[Kinds], metric: Metric) -> PairingRule | None:
 
 
 def _orders(degree: int, lifted: bool, gaussian: bool) -> tuple[int, ...]:
-    """Orders of the coefficients of one model.
+    """Orders of the coefficients of a single model.
 
     Without constants a polynomial is homogeneous, and its Hermite coefficients are of even or of
     odd order.

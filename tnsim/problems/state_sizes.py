@@ -12,7 +12,7 @@ of the arrays that a plan holds, at any depth. For metrics of whole trees they a
 the nearest layer-wise metric, `GaussianClosure` or `TreeSymmetric`, which differ by factors that
 few layers do not carry out of range.
 
-*Sequences.* A state is known at one position, as an average over all positions. Attention
+*Sequences.* A state is known at a single position, as an average over all positions. Attention
 multiplies states at several positions. Its output is measured as if its five legs were independent,
 which is the tensor's norm as written: with M_q = Q S Q^T and so on, by head, and T = S at the
 position of the query itself and T = m m^T at the other positions,
@@ -68,7 +68,7 @@ LegRows: TypeAlias = Float[Array, "rows lifted"] | Literal["state", "constant"]
 
 
 class Units(NamedTuple):
-    """Conventions on units that all models of one comparison share.
+    """Conventions on units that all models of a single comparison share.
 
     Args:
         metric: Metric of the inputs in their units.
@@ -138,7 +138,7 @@ def follow_states(models: Iterable[Model]) -> bool:
 
 
 def common_units(models: Collection[Model], metric: Metric) -> Units:
-    """The units that the models of one comparison share.
+    """The units that the models of a single comparison share.
 
     Coordinates of the inputs are as far from one as the covariance and the mean of the metric say,
     and a plan may contract weights before moments. Inputs therefore have units too, near their
@@ -365,7 +365,7 @@ class _JoinedLegs:
         ket_order: tuple[int, ...],
         read: dict[tuple[int, ...], Any],
     ) -> Any:
-        """One joining for given orders of legs; `read` caches the moments of pairs of legs."""
+        """A single joining for given orders of legs; `read` caches the moments of pairs of legs."""
 
         def leg(one: Leg) -> tuple[int, LegRows]:
             """Number of a leg, counted over both sides, and its rows."""

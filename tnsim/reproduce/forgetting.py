@@ -165,7 +165,7 @@ class Trainer:
         seed: int,
         kept: int | None = None,
     ) -> tuple[Params, int]:
-        """Train one stage; returns the weights at its end, and all steps up to there."""
+        """Train a single stage; returns the weights at its end, and all steps up to there."""
         setting = self._run.setting
         order = self._order(stage, np.random.default_rng([seed, number]))
         total = len(order)

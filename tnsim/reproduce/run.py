@@ -1,4 +1,4 @@
-"""One run of an experiment: the folder in which its steps keep their results.
+"""A run of an experiment: the folder in which its steps keep their results.
 
 FOLDER/setting.json                 the setting of the run; a run at another setting is refused
 FOLDER/seconds.json                 the time that each step took

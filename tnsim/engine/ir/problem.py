@@ -106,7 +106,7 @@ class Definition:
             is multiplied by c**power.
         kept: Whether later stages may read the array; else it is an intermediate of its stage.
         loop_indices: Summed indices that may become loops, the first index outermost, where memory
-            is short. A turn computes the definition, and all that leads to it, at one value.
+            is short. A turn computes the definition, and all that leads to it, at a single value.
     """
 
     name: str
@@ -159,7 +159,7 @@ class Stage:
 
 
 class StageBuilder:
-    """The definitions of one stage under construction, in order and each only once.
+    """The definitions of a single stage under construction, in order and each only once.
 
     Args:
         suffix: End of every name; it tells equal quantities of different stages apart.

@@ -65,7 +65,7 @@ class Schedule(Protocol):
 
 @dataclass(frozen=True)
 class WholePlan:
-    """All stages of a plan as the work of one compiled program.
+    """All stages of a plan as the work of a single compiled program.
 
     Args:
         programs: Programs of the plan.

@@ -1,4 +1,4 @@
-"""The cut of a plan of pairs into shares, so that work on one model alone runs once per model.
+"""The cut of a plan of pairs into shares, so that work on a model alone runs once per model.
 
 Many values of a plan of `<a|b>` are computed from the arrays of a alone, and are the same for every
 b. Among many models they are computed once for each a, and the plan is cut into *shares*:

@@ -5,7 +5,7 @@ of a compiled program that is given the number of the turn. Sums are taken in th
 turns, so they are equal to the last bit, however many cores there are.
 
 **Plans.** A plan is compiled or interpreted (see `rates`). `lowering` is written once over autoray,
-so a program runs on JAX (jitted: one compiled program per program and dtype, whatever the number of
+so a program runs on JAX (jitted: a compiled program per program and dtype, whatever the number of
 stages that use it) and, eagerly, on NumPy, which is the reference in tests. `interpreter` runs the
 same programs in NumPy, bound to memory beforehand. After each stage the values of a scale group are
 divided by the group's scale. The exponent of the scale is kept per stage, so that a cosine
@@ -96,7 +96,7 @@ def in_turns(work: Iteration, compiled: Run, dtype: str) -> Run:
     """A function that runs a loop turn by turn and adds up the turns in order.
 
     Args:
-        work: One turn of the loop.
+        work: A turn of the loop.
         compiled: Compiled program of a turn.
         dtype: Type of the arrays, and of the number of the turn.
     """
@@ -436,7 +436,7 @@ def fetched_at_all(
 
 
 def is_small(plan: Plan) -> bool:
-    """Whether a plan becomes one compiled program."""
+    """Whether a plan becomes a single compiled program."""
     return plan.whole.length <= LONGEST and plan.peak_elements <= LARGEST
 
 
@@ -476,7 +476,7 @@ def _unpacked(plan: Plan, numbers: np.ndarray) -> Result:
 
 
 def _entry(result: Result, n: int, size: int) -> Result:
-    """One entry of a stacked result; arrays that do not depend on the stack have a single entry."""
+    """An entry of a stacked result; arrays that do not depend on the stack have a single entry."""
 
     def at(array: Any) -> Any:
         array = np.asarray(array, np.float64)

@@ -128,7 +128,7 @@ def _in_a_room(
 
 @contextmanager
 def one_blas_thread() -> Iterator[None]:
-    """BLAS on one thread inside the block, in all threads of the process."""
+    """BLAS on a single thread inside the block, in all threads of the process."""
     _blas.begin()
     try:
         yield

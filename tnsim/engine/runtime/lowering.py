@@ -37,7 +37,7 @@ def run_program(program: Program, inputs: list[Any]) -> tuple[list[Any], list[An
 
 
 def _apply(op: Operation, args: list[Any]) -> Any:
-    """The value of one operation: a weighted sum, a loop, a reduction or a contraction."""
+    """The value of a single operation: a weighted sum, a loop, a reduction or a contraction."""
     if op.kind == "sum":
         total = None
         for weight, arg, labels in zip(op.weights, args, op.labels, strict=True):
@@ -93,7 +93,7 @@ def run_turn(loop: Operation, args: list[Any], number: Any) -> Any:
 
 
 def _part(x: Any, number: Any, block: int, axis: int) -> Any:
-    """A block of an array along an axis; with a block size of 0 one entry, without the axis.
+    """A block of an array along an axis; with a block size of 0 a single entry, without the axis.
 
     Numbers are within bounds, so JAX is told not to wrap negative ones: code that clips or wraps
     was a third of the time of compiling a loop.
@@ -116,7 +116,7 @@ def _sizes(op: Operation, args: list[Any]) -> dict[int, int]:
 
 
 def _reduce(x: Any, labels: Sequence[int], output: Labels) -> Any:
-    """One array: diagonals over repeated labels, then sums over labels not in the output."""
+    """A single array: diagonals over repeated labels, then sums over labels not in the output."""
     labels = list(labels)
     while len(set(labels)) < len(labels):
         label = next(x for x in labels if labels.count(x) > 1)
