@@ -56,6 +56,7 @@ CONFINED = {  # foreign package: the files that import it
     "matplotlib": {
         "all_pairs/result",
         "analysis/axes",
+        "analysis/canvas",
         "analysis/figures",
         "reproduce/argmax",
         "reproduce/backdoor",

@@ -22,7 +22,7 @@ import os
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, Unpack
 
 import numpy as np
 
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     import xarray
     from matplotlib.figure import Figure
     from xarray import Dataset
+
+    from tnsim.analysis.canvas import Drawing
 else:
     try:
         import xarray
@@ -100,6 +102,7 @@ class ResultAccessor:
         variable: str | Sequence[str] = "similarity",
         change_points: Sequence[int] | None = None,
         curves: Sequence[str | Sequence[str]] = (),
+        **drawing: Unpack[Drawing],
     ) -> Figure:
         """A matplotlib figure, as `tnsim.figures.pairwise` draws it; nothing is shown.
 
@@ -109,13 +112,14 @@ class ResultAccessor:
             variable: The matrix to draw, or several, as panels or lines.
             change_points: Rows at which phases start.
             curves: Variables over `a` to draw above heatmaps, each entry a strip.
+            drawing: `ax`, `figsize`, `cmap`, `vmin` and `vmax`, see `figures.Drawing`.
 
         Raises:
             ResultError: The kind or a variable is unknown, or the picture cannot show the data.
         """
         from tnsim.analysis import figures
 
-        return figures.pairwise(self._result, kind, variable, change_points, curves)
+        return figures.pairwise(self._result, kind, variable, change_points, curves, **drawing)
 
 
 if xarray is not None:
