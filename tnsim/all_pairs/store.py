@@ -769,7 +769,7 @@ def read(path: Path) -> tuple[Store, list[str]]:
 
     Raises:
         StoreMismatch: There is no store.
-        DamagedStore: Part of the store differs from what was written.
+        DamagedStore: Part of the store differs from the bytes that were written.
     """
     attrs = attributes(path)
     _refuse(path, [f"metadata of {name}" for name in damaged_arrays(path)])

@@ -178,7 +178,7 @@ def inspect(
     norm_inputs: NormInputsOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Layers, shapes, degree and legs of a checkpoint, and what was assumed in reading it."""
+    """Layers, shapes, degree and legs of a checkpoint, and the assumptions made in reading it."""
     from tnsim.checkpoints.load import read
     from tnsim.models.model import describe
     from tnsim.models.origin import Origin
@@ -247,7 +247,7 @@ def plan(
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """What a single inner product would cost, without computing it."""
+    """The cost of a single inner product, without computing it."""
     import tnsim
     from tnsim.engine.runtime.rates import seconds
 

@@ -692,7 +692,7 @@ def product_of(a: PreparedModel, b: PreparedModel, slices: bool, dtype: str) -> 
         dtype: Precision of the computation.
 
     Returns:
-        The product. Its size counts the certified bound of what series leave out, so that the
+        The product. Its size counts the certified bound of the rest of each series, so that the
         error of rounding, relative to the size, is a bound of both.
     """
     value: Any = 0.0
@@ -736,5 +736,5 @@ def pair_bytes(units: int, others: int, item: int) -> int:
 
 
 def own_numbers(units: int, d_in: int, d_out: int) -> int:
-    """Numbers of a prepared model: rows of its units, and what its outputs read."""
+    """Numbers of a prepared model: rows of its units, and the matrices that its outputs read."""
     return 2 * units * (d_in + d_out) + 2 * d_in * d_out
