@@ -12,7 +12,7 @@ from pyarrow import parquet
 from transformer_cases import written
 
 import tnsim
-from tnsim.analysis import figures
+from tnsim import figures
 
 CONFIG = {**cases.CONFIGS["gpt_neox"], "hidden_act": "quick_gelu"}
 

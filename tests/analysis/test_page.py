@@ -11,8 +11,8 @@ import xarray as xr
 from closeness import assert_close
 from sample_runs import blocks
 
+from tnsim import reading, report
 from tnsim.all_pairs import result
-from tnsim.analysis import reading, report
 
 pytestmark = pytest.mark.skipif(browser.PROGRAM is None, reason="needs Chromium")
 PHONE = 400

@@ -11,16 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tnsim
+from tnsim import Plan, Session, using
 from tnsim.cli import bench
 from tnsim.engine import costs
 from tnsim.engine.ir import steps as steps_module
 from tnsim.engine.ir.program import Operation, Program
 from tnsim.engine.ir.stages import PlanStage
-from tnsim.engine.plan import Plan
 from tnsim.engine.runtime import execution, interpreter, rates
 from tnsim.engine.runtime.lowering import run_program
 from tnsim.engine.runtime.stacking import stacked_stages
-from tnsim.sessions import Session, using
 
 SIZES = {0: 2, 1: 3, 2: 1, 3: 4, 4: 3, 5: 2}
 
