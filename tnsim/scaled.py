@@ -285,9 +285,8 @@ def shifted(array: Any, by: Any, out: np.ndarray | None = None) -> Any:
         >>> shifted(np.array([3.0]), np.float64(2.0)).tolist()
         [12.0]
     """
-    xp = library(array, by)
     by = by.clip(-_VANISHES, _VANISHES).astype("int32")
-    if xp is np:
+    if not (isinstance(array, jax.Array) or isinstance(by, jax.Array)):
         if not by.any() and np.broadcast_shapes(np.shape(array), by.shape) == np.shape(array):
             return array
         if np.iscomplexobj(array):  # as two numbers that are shifted alike
@@ -319,14 +318,17 @@ def scale_exponent(value: Any, power: int = 1, depth: int = 0) -> Any:
         >>> scale_exponent(np.array([[3.0, 1.0], [0.0, 0.0]]), depth=1).tolist()
         [2.0, 0.0]
     """
-    xp = library(value)
     axes = tuple(range(depth, value.ndim))
+    xp = jnp if isinstance(value, jax.Array) else np
     if value.dtype.kind == "c":
         largest = abs(value).max(axis=axes)
     else:  # without an array of absolute values
         largest = xp.maximum(value.max(axis=axes), -value.min(axis=axes))
-    exponent = exponents_of(largest)
-    return xp.rint(xp.where(largest == 0, 0.0, exponent) / power)
+    if xp is jnp:
+        largest = jax.lax.stop_gradient(largest)
+    # 2^(e - 1) <= largest < 2^e, and e = 0 for zero. After a division by 2^e the rule gives 0.
+    exponent = xp.frexp(largest)[1] * 1.0
+    return exponent if power == 1 else xp.rint(exponent / power)
 
 
 def _two_to(exponent: Any, dtype: Any) -> jax.Array:
@@ -334,4 +336,4 @@ def _two_to(exponent: Any, dtype: Any) -> jax.Array:
     about = jnp.finfo(dtype)
     biased = jnp.clip(exponent, about.minexp, about.maxexp - 1) + about.maxexp - 1
     bits = biased.astype(f"uint{about.bits}") << about.nmant
-    return jax.lax.bitcast_convert_type(bits, dtype)
+    return jax.lax.bitcast_convert_type(bits, about.dtype)
