@@ -8,7 +8,7 @@ whole. Natural logarithms stand in results only, and as the weights of points.
 `Scaled` is the pair of any value (a model, a layer, states, outputs) and its exponent. A
 `ScaledSum` holds `mantissa * 2 ** exponent` for one inner product or a block of inner products,
 with the size of the terms. Mantissa and exponent have the shape of the pairs and, where products
-are wanted per output, one more axis at the end; `exponent` lacks this axis where all outputs of a
+are wanted per output, a further axis at the end; `exponent` lacks this axis where all outputs of a
 pair have one scale. The size is the sum of the absolute values of all terms, in the same scale. An
 inner product of two plain models is one term. Combinations add one term per pair of models, and
 models with a constant one per moment node, with the weight of the node. Cancellation is then read
@@ -43,7 +43,7 @@ class Scaled(NamedTuple, Generic[Value]):
     """The product `2 ** exponent * value`.
 
     Attributes:
-        value: A model, a layer, an array, or terms of a sum, with numbers near one.
+        value: A model, a layer, an array, or terms of a sum, with numbers near 1.
         exponent: Exponent of two: a single number, or an array that broadcasts against the value.
     """
 
@@ -183,7 +183,7 @@ def _in_scale(value: ScaledSum, exponent: Any) -> ScaledSum:
 
 
 def split(number: Any) -> Scaled[Any]:
-    """A number in scientific notation, with a mantissa near one.
+    """A number in scientific notation, with a mantissa near 1.
 
     Zero has an exponent below the exponent of any model.
 

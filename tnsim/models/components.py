@@ -173,7 +173,7 @@ def switched(
 ) -> Model:
     """The model with every component multiplied by a number.
 
-    The outputs are a polynomial in z. All z give models of one shape, so a plan serves them all,
+    The outputs are a polynomial in z. All z give models of equal shape, so a plan serves them all,
     and z may be traced by JAX or be an axis of `jax.vmap`.
 
     Args:

@@ -11,7 +11,7 @@ beginning, level after level. A query of level s sees the keys of its own beginn
 t <= s, and `reshape` finds these keys: level s seen from level t has the axes (beginnings at t,
 continuations of each).
 
-*Range.* A state h is stored as `h = 2^e h'` with the largest entry of h' near one and an exponent e
+*Range.* A state h is stored as `h = 2^e h'` with the largest entry of h' near 1 and an exponent e
 for every input, and the weights of every layer are scaled in the same way (see `scaling`). Over h',
 with the constant `c = 2^-e` in the place of 1, a layer of order n is homogeneous,
 
@@ -203,7 +203,7 @@ def scaled_layers(model: Model, slices: bool = False, inputs: Unit | None = None
         model: Any model.
         slices: Whether each output has an exponent of its own.
         inputs: Exponents of the units of the inputs, a single one or one for each coordinate;
-            None for units of one.
+            None for units of 1.
 
     Example:
         >>> first, _ = scaled_layers(Model([Linear([[1e200]]), Linear([[1.0]])]))
@@ -320,7 +320,7 @@ def after(
     """The states behind the layer `2 ** unit * layer`.
 
     Args:
-        layer: Layer with weights near one.
+        layer: Layer with weights near 1.
         unit: Exponent of the layer.
         state: States below the layer.
         demands: Demands of the layers behind, from `ahead`.
@@ -447,7 +447,7 @@ def directions(model: Model, most: int) -> Float[np.ndarray, "rows in"] | None:
 
     Linear layers at the start are multiplied out. The first other layer reads its state through the
     rows of its factors, and reads the whole state where it has a skip. Only the span counts, so the
-    rows come from the model in scientific notation, near one for weights of any size.
+    rows come from the model in scientific notation, near 1 for weights of any size.
 
     Args:
         model: Any model.
@@ -522,7 +522,7 @@ def _homogeneous(layer: Layer, one: Any) -> Any:
 
 
 def _normalised(state: State, demands: Ahead, counts: tuple[int, ...] | None) -> State:
-    """The same state with its largest entry near one, for every input.
+    """The same state with its largest entry near 1, for every input.
 
     Where a later layer reads the constant `2^-e`, before the next activation, exponents stay so
     large that the constant stays a float. The state of a beginning has no smaller exponent than the

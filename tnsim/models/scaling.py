@@ -1,6 +1,6 @@
-"""Models in scientific notation: weights and states near one, times a power of two.
+"""Models in scientific notation: weights and states near 1, times a power of two.
 
-An inner product of two attention layers multiplies the weights of ten legs, so weights far from one
+An inner product of two attention layers multiplies the weights of ten legs, so weights far from 1
 leave the range of floats long before the function does. Every bond therefore gets a unit: with
 `h = 2^u h'` for the state below a layer, `2^p` and `2^q` for the products of its legs with that
 state, and `2^v` for its output,
@@ -89,7 +89,7 @@ class States(Protocol):
 def scaled(
     model: Model, slices: bool = False, states: States | None = None, below: Any = _ONE
 ) -> Scaled[Model]:
-    """A model with weights or states near one, and the power of two that its output lacks.
+    """A model with weights or states near 1, and the power of two that its output lacks.
 
     Args:
         model: Any model. Arrays of JAX come back as NumPy unless they are traced. A layer with an

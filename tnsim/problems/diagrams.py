@@ -250,7 +250,7 @@ class TreeOperands:
         return (output, *factors)
 
     def edge(self, pair: Pair, ends: tuple[str, str], merged: Merge) -> tuple[Operand, ...]:
-        """The second moment between two legs, which become one index where it is no array.
+        """The second moment between two legs, which become a single index where it is no array.
 
         Args:
             pair: Models of the two legs.

@@ -130,7 +130,7 @@ class Needs(NamedTuple):
     """Bytes of arrays that forward passes take.
 
     Args:
-        beside: Bytes for any batch: scaled weights, masks of attention, draws of one seed.
+        beside: Bytes for any batch: scaled weights, masks of attention, draws of a single seed.
         each: Bytes for every point of a batch.
     """
 
@@ -192,7 +192,7 @@ def sums(
         budget: Budget that bounds the memory of a batch.
 
     Returns:
-        `Sums` of one group, or of several where the points are draws.
+        `Sums` of a single group, or of several where the points are draws.
 
     Raises:
         ModelError: Inputs or outputs of models and functions do not fit each other.
@@ -455,7 +455,7 @@ def groups(points: Points) -> list[tuple[int, int]]:
 
 
 def in_batches(points: Points, start: int, stop: int, size: int) -> Iterator[WeightedPoints]:
-    """The points from start to stop in batches of one size, the last filled with weight 0."""
+    """The points from start to stop in batches of equal size, the last filled with weight 0."""
     for first in range(start, stop, size):
         last = min(first + size, stop)
         inputs, log_weights = points.block(first, last)

@@ -354,7 +354,7 @@ def _arrays(units: HiddenUnits) -> list[np.ndarray]:
 def _units_difference(
     a: HiddenUnits, b: HiddenUnits, unit: float
 ) -> list[tuple[float, HiddenUnits]]:
-    """The function b - a as `unit` times functions of weights near one."""
+    """The function b - a as `unit` times functions of weights near 1."""
     weight, bias, down, *_ = _arrays(a)
     changes = [(y - x) / unit for x, y in zip(_arrays(a), _arrays(b), strict=True)]
     to_weight, to_bias, to_down, to_linear, to_constant = changes
@@ -670,7 +670,7 @@ def units_under(
 
 
 def _in_range(units: HiddenUnits) -> tuple[HiddenUnits, Any]:
-    """The function with outputs near one, and the exponent of two that they lack."""
+    """The function with outputs near 1, and the exponent of two that they lack."""
     arrays = {name: getattr(units, name) for name in ("down", "linear", "constant")}
     arrays = {name: array for name, array in arrays.items() if array is not None}
     if "down" not in arrays and units.activation is not None:

@@ -319,7 +319,7 @@ class _Stage(NamedTuple):
 
 
 def _without(array: np.ndarray, axes: tuple[bool, ...]) -> np.ndarray:
-    """An array without the stacked axes that it lacks, which have size one."""
+    """An array without the stacked axes that it lacks, which have size 1."""
     return array.squeeze(tuple(n for n, is_stacked in enumerate(axes) if not is_stacked))
 
 

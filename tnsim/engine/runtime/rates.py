@@ -2,7 +2,7 @@
 
 **Compiled.** Four things are measured, once per machine, device and precision, and stored in the
 cache folder: the rate of a large matrix product, the rate of a batch of small ones, the rate at
-which arrays pass through memory, and the cost of one more operation, compiling and running. Rates
+which arrays pass through memory, and the cost of a further operation, compiling and running. Rates
 of matrix products of sizes in between are interpolated. A measurement takes a fifth of a second.
 
 **Interpreted.** The speeds of NumPy on one core are measured likewise (`speeds`), and the seconds

@@ -342,7 +342,7 @@ class LabelledProduct:
         return tuple(found)
 
     def cost(self, path: Path, chunks: Labels = ()) -> Cost:
-        """The cost of the product along a path, or of one turn where `chunks` are looped over."""
+        """The cost of the product along a path, or of a turn where `chunks` are looped over."""
         return self.cost_of(self.steps(path), chunks)
 
     def cost_of(self, steps: Iterable[tuple[int, int]], chunks: Labels = ()) -> Cost:
