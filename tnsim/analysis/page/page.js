@@ -207,10 +207,9 @@ new ResizeObserver(() => {
 
 function fillSubtitle() {
   const about = new Map(run.provenance);
-  const guarantee = new Map([["1", "exact"], ["0", "approximate"]]).get(about.get("exact"));
   const said = [document.createTextNode(`${rows} × ${columns} checkpoints`)];
   if (about.has("metric")) said.push(term("metric", about.get("metric")));
-  if (guarantee !== undefined) said.push(term(guarantee, guarantee));
+  if (run.guarantee !== null) said.push(term(run.guarantee, run.guarantee));
   if (about.has("dtype")) said.push(term("dtype", about.get("dtype")));
   byId("subtitle").append(...said.flatMap((part) => [" · ", part]).slice(1));
 }
