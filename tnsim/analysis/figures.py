@@ -53,6 +53,7 @@ __all__ = [
     "draw",
     "edges",
     "heatmap",
+    "layer_by_layer",
     "layers_and_heads",
     "new_figure",
     "pairwise",
@@ -176,6 +177,42 @@ def heatmap(matrix: Float[np.ndarray, "K K"], labels: Sequence[str], title: str 
     axes.set_ylabel("checkpoint")
     axes.set_title(title)
     figure.colorbar(image, ax=axes, label="similarity")
+    return figure
+
+
+def layer_by_layer(matrix: xr.DataArray, title: str = "") -> Figure:
+    """A figure of parts of one network against parts of another, the first layers below.
+
+    Args:
+        matrix: Matrix of `tnsim.layer_similarity` over (a, b), or of any names.
+        title: Title above the matrix; by default the name of the measure.
+
+    Returns:
+        A figure; nothing is shown.
+
+    Raises:
+        MissingExtra: matplotlib is not installed.
+
+    Example:
+        >>> import xarray as xr
+        >>> parts = {"a": ["embed", "block"], "b": ["embed", "block", "head"]}
+        >>> found = xr.DataArray([[1.0, 0.5, 0.1], [0.5, 1.0, 0.3]], parts, name="cka")
+        >>> layer_by_layer(found).axes[0].get_title()
+        'cka'
+    """
+    rows, columns = matrix.shape
+    size = 2.2 + 0.24 * min(columns, 40), 1.8 + 0.24 * min(rows, 40)
+    figure, axes = new_figure(figsize=size)
+    values = matrix.values
+    low = min(0.0, float(values.min()))
+    image = axes.imshow(values, vmin=low, vmax=max(1.0, float(values.max())), origin="lower")
+    for axis, dim in ((axes.xaxis, "b"), (axes.yaxis, "a")):
+        labels = matrix[dim].values.tolist()
+        ticks = range(0, len(labels), max(1, -(-len(labels) // 40)))
+        axis.set_ticks(ticks, [written(labels[tick]) for tick in ticks], fontsize=SMALL)
+    axes.tick_params(axis="x", rotation=90)
+    axes.set_title(title or str(matrix.name))
+    figure.colorbar(image, ax=axes)
     return figure
 
 
