@@ -53,7 +53,7 @@ class Known:
     """Knowledge about the models that were read.
 
     Args:
-        examples: One model of each sequence of layer kinds.
+        examples: A model of each sequence of layer kinds.
         read: Rows that span the input read by each model, by the model's digest, see
             `compare.by_points.what_is_read`.
     """
@@ -76,7 +76,7 @@ class Known:
 
 
 class Side(NamedTuple):
-    """One list of models.
+    """A list of models.
 
     Args:
         name: "a" for rows, "b" for columns.
@@ -132,7 +132,7 @@ class PairwiseRun(NamedTuple):
 
     @property
     def pairs(self) -> int:
-        """The number of pairs of distinct models; of one list each pair counts once."""
+        """The number of pairs of distinct models; of a single list each pair counts once."""
         return _pairs(len(self.rows.entries), len(self.columns.entries), self.symmetric)
 
     def block(self, side: Side, n: int) -> tuple[Entry, ...]:
@@ -166,7 +166,7 @@ def prepared(
 
     Raises:
         ModelError: Models cannot be compared.
-        TooLarge: One inner product is beyond the budget.
+        TooLarge: A single inner product is beyond the budget.
     """
     metrics.check_metric(metric)
     known = Known()
@@ -306,7 +306,7 @@ def _check_shapes(entries: Sequence[Entry]) -> None:
 def _side(
     name: str, models: Any, names: Any, known: Known, settings: tuple[Metric, str, bool]
 ) -> Side:
-    """One list of models, each read once and added to `known`.
+    """A list of models, each read once and added to `known`.
 
     The settings are the metric, the precision, and whether results are stored.
     """

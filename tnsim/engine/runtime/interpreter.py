@@ -31,6 +31,7 @@ from tnsim.engine.plan import Plan
 from tnsim.engine.runtime.devices import processors
 from tnsim.engine.runtime.stacking import Stacked, aligned, stacked_program
 from tnsim.errors import TooLarge
+from tnsim.scaled import scale_exponent, shifted
 from tnsim.sessions import per_object_cache
 
 _REPAYS = 1e-3
@@ -45,11 +46,11 @@ class Outcome(NamedTuple):
 
     Attributes:
         values: Outputs of the plan by name, divided by their scales.
-        logs: Logarithm of every scale, by stage number and scale group.
+        exponents: Exponent of every scale, by stage number and scale group.
     """
 
     values: dict[str, np.ndarray]
-    logs: dict[tuple[int, str], Any]
+    exponents: dict[tuple[int, str], Any]
 
 
 def interpret(
@@ -67,15 +68,15 @@ def interpret(
     dtype = np.dtype(plan.dtype)
     ready = prepared(plan.whole, dtype.itemsize, stacks)
     values = {name: np.asarray(arrays[name], dtype, order="C") for name in plan.shapes}
-    logs: dict[tuple[int, str], Any] = {}
+    exponents: dict[tuple[int, str], Any] = {}
     memory = np.empty(0, dtype)
     with one_blas_thread():
         for each in ready.rounds:
             if memory.size < each.rooms or memory.size - each.rooms > ready.peak - each.elements:
                 memory = np.empty(0, dtype)  # frees it before more is taken
                 memory = _taken(each.rooms, dtype)
-            _run_round(plan, ready, each, values, logs, memory, threads)
-    return Outcome({name: values[name] for name in plan.outputs}, logs)
+            _run_round(plan, ready, each, values, exponents, memory, threads)
+    return Outcome({name: values[name] for name in plan.outputs}, exponents)
 
 
 def _taken(count: int, dtype: np.dtype) -> np.ndarray:
@@ -95,7 +96,7 @@ def _run_round(
     ready: Prepared,
     each: InterpretedRound,
     values: dict[str, np.ndarray],
-    logs: dict[tuple[int, str], Any],
+    exponents: dict[tuple[int, str], Any],
     memory: np.ndarray,
     threads: int,
 ) -> None:
@@ -110,7 +111,7 @@ def _run_round(
     for n, (outputs, scales) in zip(each.stages, results, strict=True):
         stage = plan.stages[n]
         values.update(zip(stage.outputs, outputs, strict=True))
-        logs.update(zip([(n, group) for group in stage.groups], scales, strict=True))
+        exponents.update(zip([(n, group) for group in stage.groups], scales, strict=True))
     for name in each.last_read:
         del values[name]
 
@@ -127,7 +128,7 @@ def _in_a_room(
 
 @contextmanager
 def one_blas_thread() -> Iterator[None]:
-    """BLAS on one thread inside the block, in all threads of the process."""
+    """BLAS on a single thread inside the block, in all threads of the process."""
     _blas.begin()
     try:
         yield
@@ -277,7 +278,7 @@ class _Stage(NamedTuple):
     def run(
         self, inputs: Sequence[np.ndarray], room: np.ndarray, threads: int
     ) -> tuple[list[Any], list[Any]]:
-        """Outputs divided by their scales, and the logarithm of each scale."""
+        """Outputs divided by their scales, and the exponent of each scale."""
         dtype = room.dtype
         places = {n: _Place(array, 0) for n, array in enumerate(inputs)}
         for view in self.steps.outputs:
@@ -302,38 +303,24 @@ class _Stage(NamedTuple):
         whole = outputs
         if depth:
             whole = [aligned(x, axes) for x, axes in zip(outputs, over.computed, strict=True)]
-        scales = [_scale(whole[which], depth, power) for which, power in program.scales]
+        exponents = [scale_exponent(whole[which], power, depth) for which, power in program.scales]
         numbers = [view.value for view in self.steps.outputs]
         for n, powers in enumerate(program.powers):
             for slot, power in powers:
-                divisor = scales[slot] ** power
-                divisor = divisor.reshape(divisor.shape + (1,) * (whole[n].ndim - depth))
-                shape = np.broadcast_shapes(whole[n].shape, divisor.shape)
+                by = -power * exponents[slot]
+                by = by.reshape(by.shape + (1,) * (whole[n].ndim - depth))
+                shape = np.broadcast_shapes(whole[n].shape, by.shape)
                 alone = numbers.count(numbers[n]) == 1 and shape == whole[n].shape
-                whole[n] = np.divide(whole[n], divisor, out=whole[n] if alone else None)
-        logs = [np.log(scale) for scale in scales]
+                whole[n] = shifted(whole[n], by, out=whole[n] if alone else None)
         if not depth:
-            return whole, logs
+            return whole, exponents
         given = [_without(x, axes) for x, axes in zip(whole, over.outputs, strict=True)]
-        return given, [_without(x, axes) for x, axes in zip(logs, over.scales, strict=True)]
+        return given, [_without(x, axes) for x, axes in zip(exponents, over.scales, strict=True)]
 
 
 def _without(array: np.ndarray, axes: tuple[bool, ...]) -> np.ndarray:
     """An array without the stacked axes that it lacks, which have size one."""
     return array.squeeze(tuple(n for n, is_stacked in enumerate(axes) if not is_stacked))
-
-
-def _scale(value: np.ndarray, depth: int, power: int) -> Any:
-    """The scale of each entry of a stack, as `lowering` has it: 1 where all numbers are zero."""
-    axes = tuple(range(depth, value.ndim))
-    if value.dtype.kind == "c":
-        largest = np.abs(value).max(axis=axes)
-    else:  # without an array of absolute values
-        largest = np.maximum(value.max(axis=axes), -value.min(axis=axes))
-    scale = np.where(largest > 0, largest, np.ones_like(largest))[()]
-    if power == 1:
-        return scale
-    return np.sqrt(scale) if power == 2 else scale ** (1.0 / power)
 
 
 class _Run:
