@@ -4,6 +4,9 @@
 Here the views are made, once for a stage and once for each lane of a loop, so that a step is the
 call of a function on arrays that are there already. Nothing else happens between two steps.
 
+**Small plans.** Making the views takes longer than the steps of a small plan. So a small plan stays
+bound, to copies of its arrays: a further run copies the arrays in, and calls the steps.
+
 **Threads.** BLAS runs on one thread while a plan is interpreted. Stages of a round, lanes of a loop
 and parts of large steps are shared by the threads of a pool instead, where their work repays waking
 a thread. No bit depends on which thread runs what: every sum is taken in an order of the plan's.
@@ -37,6 +40,14 @@ _REPAYS = 1e-3
 """Seconds of work of one core that repay waking threads."""
 
 
+_SMALL = 2**18
+"""Most elements, with the arrays, of a plan that stays bound: 2 MiB in float64."""
+
+
+_SHORT = 5e-3
+"""Seconds of work of a plan that stays bound: longer ones gain more by several threads."""
+
+
 _UFUNCS = {"matmul": np.matmul, "multiply": np.multiply, "add": np.add, "subtract": np.subtract}
 
 
@@ -63,9 +74,11 @@ def interpret(
         stacks: Stacked axes of every stage.
         threads: Number of threads that share the work; by default as many as there are cores.
     """
-    threads = processors() if threads is None else threads
     dtype = np.dtype(plan.dtype)
     ready = prepared(plan.whole, dtype.itemsize, stacks)
+    if ready.is_small:
+        return _run_bound(plan, ready, arrays, dtype)
+    threads = processors() if threads is None else threads
     values = {name: np.asarray(arrays[name], dtype, order="C") for name in plan.shapes}
     logs: dict[tuple[int, str], Any] = {}
     memory = np.empty(0, dtype)
@@ -76,6 +89,57 @@ def interpret(
                 memory = _taken(each.rooms, dtype)
             _run_round(plan, ready, each, values, logs, memory, threads)
     return Outcome({name: values[name] for name in plan.outputs}, logs)
+
+
+def _run_bound(plan: Plan, ready: Prepared, arrays: Mapping[str, Any], dtype: np.dtype) -> Outcome:
+    """Run a small plan where it is bound already, or else bind it."""
+    idle = ready.idle.setdefault(dtype, [])
+    try:
+        bound = idle.pop()  # each thread that runs the plan at one time has its own
+    except IndexError:
+        bound = _BoundPlan(plan, ready, arrays, dtype)
+    with one_blas_thread(), np.errstate(all="ignore"):
+        found = bound.run(plan, arrays)
+    idle.append(bound)
+    return found
+
+
+class _BoundPlan:
+    """A small plan bound to memory of its own, for one thread.
+
+    Args:
+        plan: Plan to be run.
+        ready: Steps and rounds of the plan.
+        arrays: Arrays of the first run; those of later runs have the same shapes.
+        dtype: Type of all arrays.
+    """
+
+    def __init__(
+        self, plan: Plan, ready: Prepared, arrays: Mapping[str, Any], dtype: np.dtype
+    ) -> None:
+        self.values = {name: np.empty(np.shape(arrays[name]), dtype) for name in plan.shapes}
+        self.room = np.empty(max(each.room for each in ready.rounds), dtype)
+        self.order = [n for each in ready.rounds for n in each.stages]
+        self.stages = ready.stages
+        self.bound: dict[int, _BoundStage] = {}
+
+    def run(self, plan: Plan, arrays: Mapping[str, Any]) -> Outcome:
+        """Copy the arrays in, call the steps, and copy the outputs out."""
+        for name in plan.shapes:
+            np.copyto(self.values[name], arrays[name])
+        logs: dict[tuple[int, str], Any] = {}
+        for n in self.order:
+            stage = plan.stages[n]
+            if n not in self.bound:
+                inputs = [self.values[name] for name in stage.inputs]
+                self.bound[n] = self.stages[n].bound(inputs, self.room, 1)
+            outputs, scales = self.stages[n].called(self.bound[n])
+            for name, output in zip(stage.outputs, outputs, strict=True):
+                own = self.values.setdefault(name, output)
+                if own is not output:  # where later stages are bound to what the first run gave
+                    np.copyto(own, output)
+            logs.update(zip([(n, group) for group in stage.groups], scales, strict=True))
+        return Outcome({name: self.values[name].copy() for name in plan.outputs}, logs)
 
 
 def _taken(count: int, dtype: np.dtype) -> np.ndarray:
@@ -141,27 +205,32 @@ class _Blas:
     def __init__(self) -> None:
         self.changing = threading.Lock()
         self.inside = 0
-        self.limiter: Any = None
+        self.before: list[int] = []
 
     def begin(self) -> None:
         with self.changing:
             self.inside += 1
             if self.inside == 1:
-                self.limiter = _libraries().limit(limits=1, user_api="blas")
+                self.before = [library.num_threads for library in _libraries()]
+                for library in _libraries():
+                    library.set_num_threads(1)
 
     def end(self) -> None:
         with self.changing:
             self.inside -= 1
             if self.inside == 0:
-                self.limiter.restore_original_limits()
+                for library, threads in zip(_libraries(), self.before, strict=True):
+                    library.set_num_threads(threads)
 
 
 _blas = _Blas()
 
 
 @cache
-def _libraries() -> ThreadpoolController:
-    return ThreadpoolController()
+def _libraries() -> list[Any]:
+    """Controllers of the BLAS libraries of the process, which are called without their manager:
+    it looks through all libraries at every change, longer than a small plan takes."""
+    return ThreadpoolController().select(user_api="blas").lib_controllers
 
 
 def shared(tasks: Sequence[Callable[[], Any]], threads: int) -> list[Any]:
@@ -224,11 +293,15 @@ class Prepared(NamedTuple):
         stages: Steps of each stage.
         rounds: Stages that run at once, round after round.
         peak: Elements of all memory at once.
+        is_small: Whether the plan stays bound.
+        idle: Bound plans that no thread runs now, by type of the arrays.
     """
 
     stages: tuple[_Stage, ...]
     rounds: tuple[InterpretedRound, ...]
     peak: int
+    is_small: bool
+    idle: dict[np.dtype, list[_BoundPlan]]
 
 
 @per_object_cache
@@ -253,7 +326,10 @@ def prepared(whole: WholePlan, item: int, stacks: tuple[Stacked, ...]) -> Prepar
     distinct = tuple(made.values())
     rounds = interpreted_rounds(whole, [one.steps for one in distinct], numbers)
     stages = tuple(distinct[n] for n in numbers)
-    return Prepared(stages, rounds, max((each.elements for each in rounds), default=0))
+    peak = max((each.elements for each in rounds), default=0)
+    given = sum(one.steps.output_bytes // item for one in stages)
+    is_small = peak + given <= _SMALL and sum(one.steps.usual_seconds for one in stages) < _SHORT
+    return Prepared(stages, rounds, peak, is_small and bool(rounds), {})
 
 
 class _Place(NamedTuple):
@@ -267,6 +343,13 @@ _Places = dict[int, _Place]
 _Call = tuple[Callable[..., Any], Sequence[Any]]
 
 
+class _BoundStage(NamedTuple):
+    """The calls of a stage, and the arrays that they write."""
+
+    calls: Sequence[_Call]
+    outputs: Sequence[np.ndarray]
+
+
 class _Stage(NamedTuple):
     """The program of a stage, for stacks where arrays are stacked, as steps."""
 
@@ -278,6 +361,10 @@ class _Stage(NamedTuple):
         self, inputs: Sequence[np.ndarray], room: np.ndarray, threads: int
     ) -> tuple[list[Any], list[Any]]:
         """Outputs divided by their scales, and the logarithm of each scale."""
+        return self.called(self.bound(inputs, room, threads))
+
+    def bound(self, inputs: Sequence[np.ndarray], room: np.ndarray, threads: int) -> _BoundStage:
+        """The calls of the steps on these inputs, and the outputs that they write."""
         dtype = room.dtype
         places = {n: _Place(array, 0) for n, array in enumerate(inputs)}
         for view in self.steps.outputs:
@@ -285,10 +372,13 @@ class _Stage(NamedTuple):
             places.setdefault(view.value, _Place(np.empty(size, dtype), 0))
         run = _Run(self.steps, places, _Place(room, 0), threads)
         run.bind()
-        for function, arguments in run.calls:
+        return _BoundStage(run.calls, [run.array(view) for view in self.steps.outputs])
+
+    def called(self, bound: _BoundStage) -> tuple[list[Any], list[Any]]:
+        """Outputs of the steps divided by their scales, and the logarithm of each scale."""
+        for function, arguments in bound.calls:
             function(*arguments)
-        outputs = [run.array(view) for view in self.steps.outputs]
-        return self._rescaled(outputs)
+        return self._rescaled(list(bound.outputs))
 
     def _rescaled(self, outputs: list[np.ndarray]) -> tuple[list[Any], list[Any]]:
         """The same as at the end of `lowering.run_program`, in the memory of the outputs.
@@ -298,22 +388,26 @@ class _Stage(NamedTuple):
         program, over = self.program, self.over
         if not program.scales:
             return outputs, []
-        depth = 0 if over.nothing else len(over.sizes)
-        whole = outputs
-        if depth:
-            whole = [aligned(x, axes) for x, axes in zip(outputs, over.computed, strict=True)]
-        scales = [_scale(whole[which], depth, power) for which, power in program.scales]
         numbers = [view.value for view in self.steps.outputs]
+        alone = [numbers.count(number) == 1 for number in numbers]
+        if over.nothing:
+            scales = [_scale(outputs[which], power) for which, power in program.scales]
+            for n, powers in enumerate(program.powers):
+                for slot, power in powers:
+                    out = outputs[n] if alone[n] else None
+                    outputs[n] = np.divide(outputs[n], scales[slot] ** power, out=out)
+            return outputs, [np.log(scale) for scale in scales]
+        depth = len(over.sizes)
+        whole = [aligned(x, axes) for x, axes in zip(outputs, over.computed, strict=True)]
+        scales = [_scales(whole[which], depth, power) for which, power in program.scales]
         for n, powers in enumerate(program.powers):
             for slot, power in powers:
                 divisor = scales[slot] ** power
                 divisor = divisor.reshape(divisor.shape + (1,) * (whole[n].ndim - depth))
                 shape = np.broadcast_shapes(whole[n].shape, divisor.shape)
-                alone = numbers.count(numbers[n]) == 1 and shape == whole[n].shape
-                whole[n] = np.divide(whole[n], divisor, out=whole[n] if alone else None)
+                out = whole[n] if alone[n] and shape == whole[n].shape else None
+                whole[n] = np.divide(whole[n], divisor, out=out)
         logs = [np.log(scale) for scale in scales]
-        if not depth:
-            return whole, logs
         given = [_without(x, axes) for x, axes in zip(whole, over.outputs, strict=True)]
         return given, [_without(x, axes) for x, axes in zip(logs, over.scales, strict=True)]
 
@@ -323,14 +417,27 @@ def _without(array: np.ndarray, axes: tuple[bool, ...]) -> np.ndarray:
     return array.squeeze(tuple(n for n, is_stacked in enumerate(axes) if not is_stacked))
 
 
-def _scale(value: np.ndarray, depth: int, power: int) -> Any:
-    """The scale of each entry of a stack, as `lowering` has it: 1 where all numbers are zero."""
+def _scale(value: np.ndarray, power: int) -> Any:
+    """The scale of a value, as `lowering` has it: 1 where all numbers are zero."""
+    if value.dtype.kind == "c":
+        largest = np.maximum.reduce(np.abs(value), None)
+    else:  # without an array of absolute values
+        largest = max(np.maximum.reduce(value, None), -np.minimum.reduce(value, None))
+    return _root(largest if largest > 0 else largest.dtype.type(1), power)
+
+
+def _scales(value: np.ndarray, depth: int, power: int) -> np.ndarray:
+    """The scale of each entry of a stack."""
     axes = tuple(range(depth, value.ndim))
     if value.dtype.kind == "c":
         largest = np.abs(value).max(axis=axes)
-    else:  # without an array of absolute values
+    else:
         largest = np.maximum(value.max(axis=axes), -value.min(axis=axes))
-    scale = np.where(largest > 0, largest, np.ones_like(largest))[()]
+    return _root(np.where(largest > 0, largest, np.ones_like(largest)), power)
+
+
+def _root(scale: Any, power: int) -> Any:
+    """The root of a scale, of a degree."""
     if power == 1:
         return scale
     return np.sqrt(scale) if power == 2 else scale ** (1.0 / power)
