@@ -62,11 +62,16 @@ def in_units(model: Model, units: Units, slices: bool) -> Scaled:
         slices: Whether each output has an exponent of its own.
     """
 
-    def make() -> Scaled:
-        made = scaled_under(model, units, slices)
-        for leaf in jax.tree.leaves(made.model):
+    def measured(made: Model, metric: Metric) -> float:
+        """The conditioning of a model made here, which comparisons ask for again."""
+        for leaf in jax.tree.leaves(made):
             if isinstance(leaf, np.ndarray):
                 leaf.flags.writeable = False  # no caller holds this new array
+        return conditioning(made, metric)
+
+    def make() -> Scaled:
+        made = scaled_under(model, units, slices, measured)
+        measured(made.model, units.metric)
         return made
 
     def own_bytes(made: Scaled) -> int:
