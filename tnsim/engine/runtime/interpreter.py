@@ -4,8 +4,8 @@
 Here the views are made, once for a stage and once for each lane of a loop, so that a step is the
 call of a function on arrays that are there already. Nothing else happens between two steps.
 
-**Small plans.** Making the views takes longer than the steps of a small plan. So a small plan stays
-bound, to copies of its arrays: a further run copies the arrays in, and calls the steps.
+**Small plans.** Making the views takes as long as the steps of a plan of small steps. Such a plan
+stays bound, to copies of its arrays: a further run copies the arrays in, and calls the steps.
 
 **Threads.** BLAS runs on one thread while a plan is interpreted. Stages of a round, lanes of a loop
 and parts of large steps are shared by the threads of a pool instead, where their work repays waking
@@ -20,6 +20,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any, NamedTuple
 
@@ -29,23 +30,27 @@ from threadpoolctl import ThreadpoolController
 from tnsim.engine.costs import InterpretedRound, interpreted, interpreted_rounds
 from tnsim.engine.ir.program import Program
 from tnsim.engine.ir.stages import WholePlan
-from tnsim.engine.ir.steps import Step, Steps, Turns, View
+from tnsim.engine.ir.steps import Room, Step, Steps, Turns, View
 from tnsim.engine.plan import Plan
 from tnsim.engine.runtime.devices import processors
 from tnsim.engine.runtime.stacking import Stacked, aligned, stacked_program
 from tnsim.errors import TooLarge
-from tnsim.sessions import per_object_cache
+from tnsim.sessions import per_object_cache, session
 
 _REPAYS = 1e-3
 """Seconds of work of one core that repay waking threads."""
 
 
-_SMALL = 2**18
-"""Most elements, with the arrays, of a plan that stays bound: 2 MiB in float64."""
+_SMALL = 2**21
+"""Most elements, with the arrays, of a plan that stays bound: 16 MiB in float64."""
 
 
-_SHORT = 5e-3
-"""Seconds of work of a plan that stays bound: longer ones gain more by several threads."""
+_SHORT = 2e-5
+"""Most seconds of a step of such a plan, on average: longer ones gain more by several threads."""
+
+
+_CALL_BYTES = 600
+"""Bytes of a bound step: three views and their tuple."""
 
 
 _UFUNCS = {"matmul": np.matmul, "multiply": np.multiply, "add": np.add, "subtract": np.subtract}
@@ -76,7 +81,7 @@ def interpret(
     """
     dtype = np.dtype(plan.dtype)
     ready = prepared(plan.whole, dtype.itemsize, stacks)
-    if ready.is_small:
+    if ready.bound is not None:
         return _run_bound(plan, ready, arrays, dtype)
     threads = processors() if threads is None else threads
     values = {name: np.asarray(arrays[name], dtype, order="C") for name in plan.shapes}
@@ -92,16 +97,33 @@ def interpret(
 
 
 def _run_bound(plan: Plan, ready: Prepared, arrays: Mapping[str, Any], dtype: np.dtype) -> Outcome:
-    """Run a small plan where it is bound already, or else bind it."""
-    idle = ready.idle.setdefault(dtype, [])
+    """Run a plan of small steps where it is bound already, or else bind it."""
+    assert ready.bound is not None
+    key, size = (ready.bound, dtype), ready.bound.nbytes
+    kept = session().bound.get(key, lambda: BoundPlans(size))
     try:
-        bound = idle.pop()  # each thread that runs the plan at one time has its own
+        bound = kept.idle.pop()  # each thread that runs the plan at one time has its own
     except IndexError:
         bound = _BoundPlan(plan, ready, arrays, dtype)
     with one_blas_thread(), np.errstate(all="ignore"):
         found = bound.run(plan, arrays)
-    idle.append(bound)
+    kept.idle.append(bound)
     return found
+
+
+class BoundPlans:
+    """A plan of small steps, bound several times where several threads run it at one time.
+
+    Args:
+        nbytes: Bytes of one of them.
+
+    Attributes:
+        idle: Those that no thread runs now.
+    """
+
+    def __init__(self, nbytes: int) -> None:
+        self.nbytes = nbytes
+        self.idle: list[_BoundPlan] = []
 
 
 class _BoundPlan:
@@ -119,7 +141,9 @@ class _BoundPlan:
     ) -> None:
         self.values = {name: np.empty(np.shape(arrays[name]), dtype) for name in plan.shapes}
         self.room = np.empty(max(each.room for each in ready.rounds), dtype)
+        self.outputs = np.empty(ready.outputs.room // dtype.itemsize, dtype)
         self.order = [n for each in ready.rounds for n in each.stages]
+        self.places = ready.outputs.places
         self.stages = ready.stages
         self.bound: dict[int, _BoundStage] = {}
 
@@ -132,7 +156,8 @@ class _BoundPlan:
             stage = plan.stages[n]
             if n not in self.bound:
                 inputs = [self.values[name] for name in stage.inputs]
-                self.bound[n] = self.stages[n].bound(inputs, self.room, 1)
+                places = {value: _Place(self.outputs, at) for value, at in self.places[n].items()}
+                self.bound[n] = self.stages[n].bound(inputs, places, self.room, 1)
             outputs, scales = self.stages[n].called(self.bound[n])
             for name, output in zip(stage.outputs, outputs, strict=True):
                 own = self.values.setdefault(name, output)
@@ -286,6 +311,25 @@ if hasattr(os, "register_at_fork"):  # a child process has none of its parent's 
     os.register_at_fork(after_in_child=_pool.cache_clear)
 
 
+@dataclass(frozen=True, eq=False)
+class _BoundKey:
+    """The key of a bound plan, one object for each plan, with the bytes that it takes."""
+
+    nbytes: int
+
+
+class _Outputs(NamedTuple):
+    """Memory of the outputs of all stages, where outputs that are not alive together share it.
+
+    Attributes:
+        places: For each stage the first byte of each value that is an output.
+        room: Bytes of all of them.
+    """
+
+    places: tuple[dict[int, int], ...]
+    room: int
+
+
 class Prepared(NamedTuple):
     """What is found out about a plan before it is run on numbers.
 
@@ -293,15 +337,15 @@ class Prepared(NamedTuple):
         stages: Steps of each stage.
         rounds: Stages that run at once, round after round.
         peak: Elements of all memory at once.
-        is_small: Whether the plan stays bound.
-        idle: Bound plans that no thread runs now, by type of the arrays.
+        bound: Key under which the plan stays bound; None where its steps are large.
+        outputs: Memory of the outputs of all stages of a bound plan.
     """
 
     stages: tuple[_Stage, ...]
     rounds: tuple[InterpretedRound, ...]
     peak: int
-    is_small: bool
-    idle: dict[np.dtype, list[_BoundPlan]]
+    bound: _BoundKey | None
+    outputs: _Outputs
 
 
 @per_object_cache
@@ -327,9 +371,38 @@ def prepared(whole: WholePlan, item: int, stacks: tuple[Stacked, ...]) -> Prepar
     rounds = interpreted_rounds(whole, [one.steps for one in distinct], numbers)
     stages = tuple(distinct[n] for n in numbers)
     peak = max((each.elements for each in rounds), default=0)
-    given = sum(one.steps.output_bytes // item for one in stages)
-    is_small = peak + given <= _SMALL and sum(one.steps.usual_seconds for one in stages) < _SHORT
-    return Prepared(stages, rounds, peak, is_small and bool(rounds), {})
+    outputs = _placed(whole, rounds, stages, item)
+    read: dict[str, int] = {}
+    for stage, one in zip(whole.stages, stages, strict=True):
+        read.update(zip(stage.inputs, one.steps.sizes, strict=False))
+    elements = sum(read[name] for name in whole.names) + outputs.room // item
+    elements += max((each.room for each in rounds), default=0)
+    calls = sum(len(one.steps.steps) for one in stages)
+    seconds = sum(one.steps.usual_seconds for one in stages)
+    is_small = rounds and elements <= _SMALL and seconds < _SHORT * calls
+    bound = _BoundKey(elements * item + calls * _CALL_BYTES) if is_small else None
+    return Prepared(stages, rounds, peak, bound, outputs)
+
+
+def _placed(
+    whole: WholePlan, rounds: Sequence[InterpretedRound], stages: Sequence[_Stage], item: int
+) -> _Outputs:
+    """Places of the outputs of all stages, which are given back after their last reader."""
+    room = Room()
+    places: tuple[dict[int, int], ...] = tuple({} for _ in stages)
+    names: dict[str, tuple[int, int]] = {}
+    for each in rounds:
+        for n in each.stages:
+            steps = stages[n].steps
+            for value in stages[n].written:
+                places[n][value] = room.take(steps.sizes[value] * item)
+            for name, view in zip(whole.stages[n].outputs, steps.outputs, strict=True):
+                names[name] = n, view.value
+        for name in each.last_read:
+            n, value = names.pop(name)
+            if (n, value) not in names.values():
+                room.give(places[n][value], stages[n].steps.sizes[value] * item)
+    return _Outputs(places, room.top)
 
 
 class _Place(NamedTuple):
@@ -361,15 +434,21 @@ class _Stage(NamedTuple):
         self, inputs: Sequence[np.ndarray], room: np.ndarray, threads: int
     ) -> tuple[list[Any], list[Any]]:
         """Outputs divided by their scales, and the logarithm of each scale."""
-        return self.called(self.bound(inputs, room, threads))
+        outputs = {}
+        for value in self.written:
+            outputs[value] = _Place(np.empty(self.steps.sizes[value], room.dtype), 0)
+        return self.called(self.bound(inputs, outputs, room, threads))
 
-    def bound(self, inputs: Sequence[np.ndarray], room: np.ndarray, threads: int) -> _BoundStage:
+    @property
+    def written(self) -> tuple[int, ...]:
+        """Numbers of the values that are outputs, of which several may be one value."""
+        return tuple(dict.fromkeys(view.value for view in self.steps.outputs))
+
+    def bound(
+        self, inputs: Sequence[np.ndarray], outputs: _Places, room: np.ndarray, threads: int
+    ) -> _BoundStage:
         """The calls of the steps on these inputs, and the outputs that they write."""
-        dtype = room.dtype
-        places = {n: _Place(array, 0) for n, array in enumerate(inputs)}
-        for view in self.steps.outputs:
-            size = self.steps.sizes[view.value]
-            places.setdefault(view.value, _Place(np.empty(size, dtype), 0))
+        places = {n: _Place(array, 0) for n, array in enumerate(inputs)} | outputs
         run = _Run(self.steps, places, _Place(room, 0), threads)
         run.bind()
         return _BoundStage(run.calls, [run.array(view) for view in self.steps.outputs])
