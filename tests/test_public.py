@@ -89,7 +89,7 @@ for attempt in (
 
 def test_types_are_shipped():
     project = tomllib.loads((ROOT.parent / "pyproject.toml").read_text())
-    assert "py.typed" in project["tool"]["setuptools"]["package-data"]["tnsim"]
+    assert project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"] == ["tnsim"]
     assert (ROOT / "py.typed").exists()
 
 

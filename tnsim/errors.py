@@ -124,8 +124,8 @@ class StoreWarning(UserWarning):
     """A store that is not finished, or that lost records, which are computed again."""
 
 
-class GramWarning(UserWarning):
-    """Similarities that no set of vectors can have.
+class NegativeEigenvalueWarning(UserWarning):
+    """A matrix of similarities with a negative eigenvalue, which no set of vectors has.
 
     Such similarities come from a closure, from float32 or from a baseline that is no inner product.
     """

@@ -381,7 +381,7 @@ def along(route: str) -> Iterator[None]:
 
     def forced(*arguments: Any) -> Any:
         found = plan(*arguments)
-        name = run_plan.FEATURES if route.endswith("features") else run_plan.RECURSION
+        name = run_plan.FEATURES if route.endswith("features") else run_plan.CONTRACTIONS
         if all(one.route != name for one in found.plan.routes):
             raise NotOffered
         return found._replace(plan=dataclasses.replace(found.plan, route=name))

@@ -44,7 +44,7 @@ def interpreted(plan, arrays, threads=1, over=None, sizes=()):
 def of_program(program, arrays, dtype="float64", threads=1):
     plan = plan_of(program, dtype)
     found = interpreted(plan, dict(zip(plan.shapes, arrays, strict=True)), threads)
-    return [*found.values.values()], [*found.logs.values()]
+    return [*found.values.values()], [*found.exponents.values()]
 
 
 def drawn(shapes, dtype="float64", seed=0):
@@ -153,8 +153,8 @@ def test_zero_infinity_and_nan_are_those_of_compiled_programs(numbers):
         compiled = execution.run(plan, arrays)
     for name, value in found.values.items():
         np.testing.assert_array_equal(value, np.asarray(compiled.values[name]))
-    for key, log in found.logs.items():
-        assert_close(log, np.asarray(compiled.logs[key]), rtol=1e-14)
+    for key, log in found.exponents.items():
+        assert_close(log, np.asarray(compiled.exponents[key]), rtol=1e-14)
 
 
 @pytest.mark.parametrize("metric", [tnsim.TreeSymmetric(), tnsim.Gaussian()], ids=lambda m: m.name)
@@ -173,7 +173,7 @@ def test_the_bits_are_those_of_one_thread(metric, monkeypatch):
     for other in others:
         for name, value in one.values.items():
             assert np.array_equal(value, other.values[name])
-        assert one.logs == other.logs
+        assert one.exponents == other.exponents
 
 
 @pytest.mark.parametrize("depth, metric", [(2, tnsim.Gaussian()), (3, tnsim.GaussianClosure())])
@@ -201,8 +201,8 @@ def test_a_small_plan_stays_bound(depth, metric, stack, rng):
     for n, one in enumerate(found):
         for name, value in wanted[n % 3].values.items():
             assert np.array_equal(one.values[name], value)
-        for key, log in wanted[n % 3].logs.items():
-            assert np.array_equal(one.logs[key], log)
+        for key, exponent in wanted[n % 3].exponents.items():
+            assert np.array_equal(one.exponents[key], exponent)
 
 
 @pytest.mark.parametrize("threads", [1, 3])
@@ -235,8 +235,8 @@ def test_stacks_are_runs_one_by_one(rng):
     wanted = execution.run(plan, arrays, "numpy", over)
     for name, value in wanted.values.items():
         assert_close(found.values[name], value, scale=LARGEST, rtol=1e-12)
-    for key, log in wanted.logs.items():
-        assert_close(found.logs[key], log, scale=1.0, rtol=1e-12)
+    for key, log in wanted.exponents.items():
+        assert_close(found.exponents[key], log, scale=1.0, rtol=1e-12)
 
 
 def test_terms_of_one_weight_are_weighted_together():
@@ -297,7 +297,7 @@ def test_a_store_keeps_its_tier(tmp_path):
     for tier in ("interpret", "compile"):
         with using(Session(tier=tier)):
             run = tnsim.pairwise(models, tnsim.TreeSymmetric(), store=tmp_path / tier)
-            assert run.attrs["tier"] == tier and run.attrs["plan"].startswith("recursion")
+            assert run.attrs["tier"] == tier and run.attrs["plan"].startswith("contractions")
             stored[tier] = run.similarity.values
     assert_close(stored["interpret"], stored["compile"], scale=1.0, rtol=1e-12)
     with using(Session(tier="compile")):

@@ -92,7 +92,7 @@ def eager(monkeypatch):
             outputs, scales = run_program(plan.programs[stage.program], inputs)
             values.update(zip(stage.outputs, outputs, strict=True))
             logs.update(zip([(n, group) for group in stage.groups], scales, strict=True))
-        return [values[name] for name in plan.outputs], [logs[key] for key in plan.log_weights]
+        return [values[name] for name in plan.outputs], [logs[key] for key in plan.scale_weights]
 
     def traced(plan, arrays, backend="jax", over=None):
         if not any(isinstance(x, jax.core.Tracer) for x in arrays.values()):
@@ -102,7 +102,10 @@ def eager(monkeypatch):
         def forward(inputs):
             found = run(plan, dict(zip(names, map(np.asarray, inputs), strict=True)), "numpy")
             values = [np.asarray(found.values[name]) for name in plan.outputs]
-            return (values, [np.asarray(found.logs[key]) for key in plan.log_weights]), inputs
+            return (
+                values,
+                [np.asarray(found.exponents[key]) for key in plan.scale_weights],
+            ), inputs
 
         @torch.enable_grad()
         def backward(inputs, slopes):
@@ -120,8 +123,8 @@ def eager(monkeypatch):
         values, logs = differentiable([arrays[name] for name in names])
         return execution.Result(
             dict(zip(plan.outputs, values, strict=True)),
-            dict(zip(plan.log_weights, logs, strict=True)),
-            plan.log_weights,
+            dict(zip(plan.scale_weights, logs, strict=True)),
+            plan.scale_weights,
         )
 
     monkeypatch.setattr(execution, "run", traced)
@@ -472,7 +475,7 @@ def one_by_one(monkeypatch):
             found = run(plan, dict(zip(names, map(np.asarray, inputs), strict=True)), "numpy")
             return (
                 [np.asarray(found.values[name]) for name in plan.outputs],
-                [np.asarray(found.logs[key]) for key in plan.log_weights],
+                [np.asarray(found.exponents[key]) for key in plan.scale_weights],
             )
 
         inputs = [arrays[name] for name in names]
@@ -483,8 +486,8 @@ def one_by_one(monkeypatch):
         values, logs = jax.pure_callback(forward, shapes, *inputs, vmap_method="sequential")
         return execution.Result(
             dict(zip(plan.outputs, values, strict=True)),
-            dict(zip(plan.log_weights, logs, strict=True)),
-            plan.log_weights,
+            dict(zip(plan.scale_weights, logs, strict=True)),
+            plan.scale_weights,
         )
 
     monkeypatch.setattr(execution, "run", batched)

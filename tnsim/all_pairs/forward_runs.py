@@ -20,7 +20,6 @@ from tnsim.all_pairs.sources import Entry, Source
 from tnsim.compare.by_points import Rows, check_affordable, forward_plan, points_of
 from tnsim.compare.numbers import cosine_error
 from tnsim.compare.request import CROSS, parts
-from tnsim.engine.scaled import LogScaled
 from tnsim.metrics.empirical import Empirical
 from tnsim.metrics.points import Points
 from tnsim.models.differences import by_differences
@@ -29,12 +28,13 @@ from tnsim.models.model import Model
 from tnsim.problems import forward
 from tnsim.problems.forward import GROUPS, Part, Sums
 from tnsim.problems.tensors.kinds import Kinds
+from tnsim.scaled import ScaledSum
 
 
 class Estimated(NamedTuple):
     """Inner products of a tile, and the standard errors of their cosines."""
 
-    products: LogScaled
+    products: ScaledSum
     standard_error: Float[np.ndarray, "rows columns"]
 
 
@@ -50,13 +50,13 @@ def route(
     Args:
         rows: Distinct models.
         columns: Distinct models compared with the rows; None for all pairs of `rows`.
-        examples: One model of each sequence of layer kinds.
+        examples: A model of each sequence of layer kinds.
         read: Rows that span the input read by each model, see `compare.by_points.what_is_read`.
         setting: Settings common to all pairs.
 
     Raises:
         ModelError: The metric has no inputs for these models.
-        TooLarge: One pair of models is beyond the budget.
+        TooLarge: A pair of models is beyond the budget.
     """
     models = list(examples.values())
     points = points_of(models, setting.metric, CROSS, setting.slices, setting.dtype, read)
@@ -117,10 +117,10 @@ def sums(setting: PairSetting, points: Points, rows: Sequence[Entry], columns: A
     return forward.sums(first, second, points, setting.slices, setting.dtype, setting.budget)
 
 
-def tile(found: Sums, slices: bool, drawn: bool) -> LogScaled | Estimated:
+def tile(found: Sums, slices: bool, drawn: bool) -> ScaledSum | Estimated:
     """The inner products of a tile, with their standard errors where the points are draws.
 
-    Where one group of draws has all the weight, the errors are unknown, and infinite.
+    Where a single group of draws has all the weight, the errors are unknown, and infinite.
     """
     products = forward.total(found.products)
     if not drawn:

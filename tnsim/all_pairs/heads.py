@@ -34,7 +34,7 @@ _AT_ONCE = 2**25  # entries of the products of a block of heads of one side with
 
 
 class _Side(NamedTuple):
-    """The heads of one model.
+    """The heads of a single model.
 
     Attributes:
         circuits: Maps of the heads.

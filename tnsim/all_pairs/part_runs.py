@@ -31,7 +31,7 @@ _LONGEST = 2**24  # bytes of a list: a hundred thousand parts
 
 
 class PartRun(NamedTuple):
-    """The run of one part.
+    """The run of a single part.
 
     Attributes:
         name: Place of the part.

@@ -53,7 +53,7 @@ class _Known:
     """Knowledge about the models that were read.
 
     Args:
-        examples: One model of each sequence of layer kinds.
+        examples: A model of each sequence of layer kinds.
         read: Rows that span the input read by each model, see `compare.by_points.what_is_read`.
     """
 
@@ -67,7 +67,7 @@ class _Known:
 
 
 class Side(NamedTuple):
-    """One list of models.
+    """A list of models.
 
     Args:
         name: "a" for rows, "b" for columns.
@@ -121,7 +121,7 @@ class PairwiseRun(NamedTuple):
 
     @property
     def pairs(self) -> int:
-        """The number of pairs of distinct models; of one list each pair counts once."""
+        """The number of pairs of distinct models; of a single list each pair counts once."""
         return _pairs(len(self.rows.entries), len(self.columns.entries), self.symmetric)
 
     def block(self, side: Side, n: int) -> tuple[Entry, ...]:
@@ -151,7 +151,7 @@ def prepared(
 
     Raises:
         ModelError: Models cannot be compared.
-        TooLarge: One inner product is beyond the budget.
+        TooLarge: A single inner product is beyond the budget.
     """
     metrics.check_metric(metric)
     known = _Known()
@@ -226,7 +226,7 @@ def _check_shapes(entries: Sequence[Entry]) -> None:
 
 
 def _side(name: str, models: Any, names: Any, known: _Known, metric: Metric, dtype: str) -> Side:
-    """One list of models, each read once and added to `known`."""
+    """A list of models, each read once and added to `known`."""
     entries: list[Entry] = []
     distinct: dict[str, Entry] = {}
     equal: list[str] = []

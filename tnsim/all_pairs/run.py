@@ -72,7 +72,7 @@ def pairwise(
         executor: Anything with `submit`, such as a `concurrent.futures` executor (processes must
             not fork) or a `dask.distributed.Client`.
         progress: Whether a progress bar is shown.
-        budget: Limits on one inner product and on the memory of a tile.
+        budget: Limits on a single inner product and on the memory of a tile.
         names: Labels of `models`; `other` is labelled by a mapping, as `{"difference": b - a}`.
 
     Returns:
@@ -86,7 +86,7 @@ def pairwise(
         DamagedStore: The attributes of the store are damaged, and nothing shows to which run it
             belongs.
         ExecutorError: The executor fails.
-        TooLarge: One inner product, or the memory of a tile, is beyond the budget.
+        TooLarge: A single inner product, or the memory of a tile, is beyond the budget.
         ResultError: The terms of a combination cancel until no digit is left.
 
     Warns:
@@ -170,14 +170,14 @@ def plan_pairwise(
         n_ctx: Length of the sequences on which models with attention are compared.
         slices: Whether the cosine of every output is computed as well.
         dtype: Precision of the computation, float64 or float32; the result is float64.
-        budget: Limits on one inner product and on the memory of a tile.
+        budget: Limits on a single inner product and on the memory of a tile.
 
     Returns:
         A `PairwisePlan`: scalar multiplications, bytes and seconds.
 
     Raises:
         ModelError: Models cannot be compared.
-        TooLarge: One inner product is beyond the budget.
+        TooLarge: A single inner product is beyond the budget.
 
     Example:
         >>> import numpy as np, tnsim
@@ -236,7 +236,7 @@ def open_pairwise(path: str | os.PathLike[str]) -> Pairwise:
 
 
 def _stored(folder: Path) -> tuple[Pairwise, list[str]]:
-    """The result in the store of one run, and the records that it lacks."""
+    """The result in the store of a single run, and the records that it lacks."""
     store, missing = stores.read(folder)
     return labelled(store.attrs, store.arrays), missing
 

@@ -15,7 +15,7 @@ every array, and a digest of both. Every array holds the identity of the run as 
 root can be written again by the run that the store belongs to. Metadata are read as plain JSON:
 nothing damaged ever reaches zarr.
 
-*Files.* zarr makes the arrays; a store is a zarr group with one chunk per tile. Chunks are written
+*Files.* zarr makes the arrays; a store is a zarr group with a chunk per tile. Chunks are written
 and read here (`Disk`, which knows neither records nor markers). They are uncompressed, so that a
 chunk is the bytes of its numbers in C order, filled up at the edge of the array (zarr's
 specification 3.0, "bytes" codec). So no chunk is read before it is written, temporary names are
@@ -98,7 +98,7 @@ class Layout:
 
     Args:
         rows: Distinct models.
-        columns: Distinct models compared with the rows; None for all pairs of one list.
+        columns: Distinct models compared with the rows; None for all pairs of a single list.
         outputs: Number of output coordinates; None where there are no slices.
         tile: Models per side of a tile.
         estimates: Whether cosines have standard errors.
@@ -175,7 +175,7 @@ class Layout:
         return records
 
     def tiles(self) -> list[Record]:
-        """The records of all tiles; of one list, those on and below the diagonal, mirrored."""
+        """The records of all tiles; of a single list, those on and below the diagonal, mirrored."""
         tiles = []
         for i in range(self._blocks(self.rows)):
             across = i + 1 if self.columns is None else self._blocks(self.columns)
@@ -659,7 +659,7 @@ class Store:
         return State.WHOLE
 
     def write(self, record: Record, values: Sequence[np.ndarray]) -> None:
-        """Write the numbers of a record, one array for each region, and then its marker."""
+        """Write the numbers of a record, an array for each region, and then its marker."""
         specs = self.layout.arrays
         typed = []
         for (name, _), value in zip(record.regions, values, strict=True):

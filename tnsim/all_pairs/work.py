@@ -37,8 +37,8 @@ from tnsim.all_pairs.sources import Entry
 from tnsim.all_pairs.store import Record, State, Store
 from tnsim.engine import precision
 from tnsim.engine.runtime.devices import at_once
-from tnsim.engine.scaled import taken
 from tnsim.errors import ExecutorError, TnsimError
+from tnsim.scaled import taken
 
 K = TypeVar("K", bound=Hashable)
 Task = tuple[Callable[..., Any], tuple]
@@ -357,7 +357,7 @@ def _write_norms(run: PairwiseRun, target: Store, side: Side, record: Record, re
 
 
 def _write_tile(run: PairwiseRun, target: Store, record: Record, result: Any) -> Doubt:
-    """Normalise a tile and write it, also mirrored where rows and columns are one list.
+    """Normalise a tile and write it, also mirrored where rows and columns are a single list.
 
     Returns:
         The largest error bound, and the cosine to which it belongs.

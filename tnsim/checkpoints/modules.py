@@ -474,7 +474,7 @@ def _parts(module: Any, declared: Mapping[type, Declared], example: Any) -> list
 
 
 def layers_of(part: ModulePart, module: Any, arrays: NamedArrays) -> list[Normed]:
-    """The layers of one part, with the module's own weights.
+    """The layers of a single part, with the module's own weights.
 
     Args:
         part: A part of the module that was recognised.

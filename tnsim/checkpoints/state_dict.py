@@ -483,7 +483,7 @@ def _closest(errors: list[TnsimError]) -> TnsimError | None:
 
 
 def _unknown(state: Mapping[str, Any]) -> TnsimError:
-    """The refusal of keys that no preset has; of one inner mapping of weights, its keys."""
+    """The refusal of keys that no preset has; of a single inner mapping of weights, its keys."""
     inner = [value for value in state.values() if isinstance(value, Mapping)]
     if len(inner) == 1 and len(inner[0]) > len(state):
         return _unknown(inner[0])

@@ -188,7 +188,7 @@ class _Trace:
                 self.values[node][place] = value
 
     def _computed(self, node: torch.fx.Node) -> Any:
-        """The result of one operation on arrays and affine values."""
+        """The result of a single operation on arrays and affine values."""
         name = _name(node)
         if name == "getitem":
             whole, place = node.args

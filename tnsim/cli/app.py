@@ -247,7 +247,7 @@ def plan(
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """What one inner product would cost, without computing it."""
+    """What a single inner product would cost, without computing it."""
     import tnsim
     from tnsim.engine.runtime.rates import seconds
 
@@ -302,7 +302,7 @@ app.command()(commands.reproduce)
 
 
 def main() -> None:
-    """Entry point: every error becomes one line on stderr and exit status 2.
+    """Entry point: every error becomes a single line on stderr and exit status 2.
 
     With TNSIM_DEBUG=1 in the environment the traceback is printed before the line.
 

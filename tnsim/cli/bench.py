@@ -1,7 +1,7 @@
 """Planned and measured cost by depth, as tables, JSON and pictures: the work of `tnsim bench`.
 
 Protocol: weights are made once in the dtype of the computation; the first call compiles and is not
-timed; a row is the median of `repeats` warm calls in one process, tnsim and the hand-written
+timed; a row is the median of `repeats` warm calls in a single process, tnsim and the hand-written
 recursion alternating. The recursion is as fast as it can be written in JAX: one program for all
 layers, on weights that lie on the device.
 """
@@ -258,7 +258,7 @@ def cells(row: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def line(texts: tuple[str, ...]) -> str:
-    """One line of the table, each cell as wide as the name of its column, or nine characters."""
+    """A line of the table, each cell as wide as the name of its column, or nine characters."""
     widths = [max(9, len(name) + 1) for name in COLUMNS]
     return " ".join(f"{cell:>{width}}" for cell, width in zip(texts, widths, strict=True))
 

@@ -151,7 +151,7 @@ def demo(
 
 
 def _introduce(series: Series) -> None:
-    """Print the checkpoints, the last of them as a network, and the cost of one pair."""
+    """Print the checkpoints, the last of them as a network, and the cost of a single pair."""
     import tnsim
 
     say(
@@ -353,7 +353,7 @@ def _run(
     checkpoints: Path | None,
     as_json: bool,
 ) -> list[dict[str, Any]]:
-    """One experiment at each of its settings."""
+    """A single experiment at each of its settings."""
     from tnsim.reproduce import page
     from tnsim.reproduce.steps import reproduce, settings_of
 

@@ -115,7 +115,7 @@ def paths(
     plot: PlotOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Shares of the paths through components, of one checkpoint or of a run."""
+    """Shares of the paths through components, of a single checkpoint or of a run."""
     import tnsim
     from tnsim.analysis import figures
 

@@ -231,7 +231,7 @@ def samples_in(file: Path) -> np.ndarray:
     """The one array in a NumPy file.
 
     Args:
-        file: Path of a .npy file, or of a .npz file with one array inside.
+        file: Path of a .npy file, or of a .npz file with a single array inside.
 
     Returns:
         The array.
@@ -361,7 +361,7 @@ class Stopped(KeyboardInterrupt):
 
 @contextmanager
 def stoppable(kept: str) -> Iterator[None]:
-    """End a run at Ctrl-C or SIGTERM with one line that says which results are kept.
+    """End a run at Ctrl-C or SIGTERM with a single line that says which results are kept.
 
     The exit status is that of a shell, 128 + the number of the signal.
 

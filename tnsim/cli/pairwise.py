@@ -196,7 +196,7 @@ def _say_costs(
     options: dict[str, Any],
     as_json: bool,
 ) -> None:
-    """The cost of one part of each kind, and the number of parts of the kind."""
+    """The cost of a single part of each kind, and the number of parts of the kind."""
     import tnsim
 
     planned = {}

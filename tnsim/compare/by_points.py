@@ -59,7 +59,7 @@ class ForwardPlan:
         points: Number of inputs that each model runs on.
         multiplications: Scalar multiplications of all forward passes and of the products of their
             outputs.
-        peak_bytes: Bytes of the arrays of one batch. A small budget makes batches smaller.
+        peak_bytes: Bytes of the arrays of a single batch. A small budget makes batches smaller.
         least_bytes: Bytes of the arrays of a batch of one point, the least that a budget must have.
 
     Example:
@@ -163,7 +163,7 @@ def points_of(
 
 
 def what_is_read(model: Model, metric: Metric) -> Rows | None:
-    """Rows that span the directions in which a model reads one position, for quadrature.
+    """Rows that span the directions in which a model reads a single position, for quadrature.
 
     Rows depend on the weights, so models of equal layers have different rows.
 

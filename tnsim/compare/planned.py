@@ -134,7 +134,7 @@ def affordable(
 
 
 def runs_together(plan: Plan, budget: Budget) -> bool:
-    """Whether the runs of a plan at all moment nodes become one run on stacks of moments.
+    """Whether the runs of a plan at all moment nodes become a single run on stacks of moments.
 
     Small operations then take the time of one node for all nodes (measured on four cores: 2.5 ms
     become 1.1 ms at width 8 and depth 2, 450 ms become 260 ms at width 6 and depth 3). An operation

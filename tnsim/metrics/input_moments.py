@@ -28,9 +28,10 @@ from tnsim.errors import ModelError
 from tnsim.metrics import pairings
 from tnsim.metrics.pairings import Joining
 from tnsim.metrics.protocol import Metric
-from tnsim.models.arrays import Array, as_array, library
-from tnsim.models.scaling import power, replaced
+from tnsim.models.arrays import Array, as_array
+from tnsim.models.scaling import replaced
 from tnsim.names import COVARIANCE, MEAN
+from tnsim.scaled import library, shifted
 
 PositionForm = Literal["alike", "each", "full"]
 """Dependence on positions: the same at each, different at each, or full between positions."""
@@ -412,10 +413,10 @@ def in_input_units(metric: Metric, unit: Any, d: int) -> Metric:
         return library(unit).tile(unit, length // d)
 
     if mean is not None:
-        mean = power(mean, np.zeros(()), -over(mean.shape[-1]))
+        mean = shifted(mean, -over(mean.shape[-1]))
     cov = np.ones(d) if cov is None else cov
     rows = over(len(cov))
-    cov = power(cov, np.zeros(()), -(rows + (rows if cov.ndim == 1 else rows[:, None])))
+    cov = shifted(cov, -(rows + (rows if cov.ndim == 1 else rows[:, None])))
     return replaced(metric, {"mean": mean, "cov": cov})
 
 

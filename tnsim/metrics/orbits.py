@@ -57,7 +57,7 @@ class Tree:
 
 @dataclass(frozen=True)
 class Diagram:
-    """One orbit of joinings.
+    """An orbit of joinings.
 
     Args:
         count: Number of joinings in the orbit.
@@ -76,7 +76,7 @@ def diagrams(bra: Tree, ket: Tree, cross_only: bool) -> tuple[Diagram, ...]:
     Args:
         bra: Tree of the first model.
         ket: Tree of the second model.
-        cross_only: Whether legs of one model may not be joined.
+        cross_only: Whether legs of a single model may not be joined.
 
     Returns:
         Diagrams in the order of their edges. The counts sum to (2n - 1)!! for 2n legs together, or
@@ -202,7 +202,7 @@ def _automorphisms_of_both(bra: Tree, ket: Tree) -> list[tuple[int, ...]]:
 
 
 def automorphisms(orders: tuple[int, ...]) -> list[tuple[int, ...]]:
-    """Automorphisms of one tree as permutations of its prod(orders) bottom nodes.
+    """Automorphisms of a single tree as permutations of its prod(orders) bottom nodes.
 
     The automorphisms form a wreath product of symmetric groups: an automorphism for every branch
     below the root, and a permutation of the branches.

@@ -40,7 +40,7 @@ class Leg(NamedTuple):
 
 @dataclass(frozen=True)
 class Joining:
-    """One orbit of joinings.
+    """An orbit of joinings.
 
     Args:
         weight: Number of joinings in the orbit, times He_k(1) for k capped legs.

@@ -35,7 +35,7 @@ class Reading(NamedTuple):
     """The inputs that the models under comparison read.
 
     Args:
-        d_in: Number of coordinates of the input, at one position of a sequence.
+        d_in: Number of coordinates of the input, at a single position of a sequence.
         n_ctx: Number of positions, None for vectors.
         degree: Higher of the degrees of the two polynomials.
         causal: Whether no output depends on later positions.

@@ -1,4 +1,4 @@
-"""Gauss quadrature of one coordinate, and points and draws of Gaussian inputs.
+"""Gauss quadrature of a single coordinate, and points and draws of Gaussian inputs.
 
 A measure's orthonormal polynomials satisfy `b_{k+1} p_{k+1} = (x - a_k) p_k - b_k p_{k-1}`. The n
 nodes of its Gauss rule are the eigenvalues of the Jacobi matrix with the diagonal a and the

@@ -86,7 +86,7 @@ class Gated:
 
     SwiGLU is the case "silu", GeGLU "gelu", ReGLU "relu". The case "identity" is a `Bilinear`
     layer, which a `Model` makes of it. Without `up` the gate stands alone, `D f(G x + g) + b`: an
-    ordinary block of one hidden layer, which a `Residual` can go around.
+    ordinary block of a single hidden layer, which a `Residual` can go around.
 
     Args:
         gate: Matrix G, (rank, d_in).

@@ -131,16 +131,6 @@ def is_traced(tree: Any) -> bool:
     return any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(tree))
 
 
-def library(*trees: Any) -> Any:
-    """The module `jax.numpy` where any leaf of the pytrees is an array of JAX, else NumPy.
-
-    Example:
-        >>> library({"weight": np.eye(2)}).__name__
-        'numpy'
-    """
-    return jnp if any(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(trees)) else np
-
-
 def weights_dtype(*trees: Any) -> str:
     """The dtype that the arrays of pytrees share by the promotion rules of JAX, without numbers.
 

@@ -510,7 +510,7 @@ def known_layer(layer: Any, what: str) -> Layer:
 
 
 def _check_distinct_maps(core: Core) -> None:
-    """Refuse a class of layers for which `affine_maps` names one array twice.
+    """Refuse a class of layers for which `affine_maps` names an array twice.
 
     Units and changes of basis are applied to arrays by name. An array that stands for two factors
     would get the unit of both, and inner products would be wrong without a sign of it.

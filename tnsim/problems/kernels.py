@@ -1,4 +1,4 @@
-"""Models of one nonlinear layer, polynomial or not, under a Gaussian: exact inner products.
+"""Models of a single nonlinear layer, polynomial or not, under a Gaussian: exact inner products.
 
 Such a model is a linear map of its hidden units beside a linear map of its input,
 
@@ -43,17 +43,16 @@ from tnsim.activations.activation import power as power_of
 from tnsim.activations.gated import GatedUnits, gated_kernel, gated_moments
 from tnsim.activations.kernels import Kernel, Units, first_moments, kernel
 from tnsim.engine.precision import Arithmetic
-from tnsim.engine.scaled import LogScaled
 from tnsim.errors import ModelError, UnsupportedLayer
 from tnsim.metrics.input_moments import marginals, root_of
 from tnsim.metrics.metric import Gaussian, GaussianClosure
 from tnsim.metrics.protocol import Metric, adds_up
-from tnsim.models.arrays import Array, add, library, pytree
+from tnsim.models.arrays import Array, add, pytree
 from tnsim.models.differences import largest_change, regrouped
 from tnsim.models.layers import activation_of, bias_name, map_names, residual_rule
 from tnsim.models.model import Model
-from tnsim.models.scaling import SMALLEST, larger, power, split
 from tnsim.problems.tensors.kinds import Kinds, core_of, kinds, nonlinear
+from tnsim.scaled import SMALLEST, ScaledSum, larger, library, shifted, split
 
 _BLOCK = 2**22
 """Most entries of a block of the kernel, 32 MiB, beside a few arrays of its size in flight."""
@@ -171,7 +170,7 @@ class HiddenUnits(NamedTuple):
         down: Matrix D, (out, units); None for the identity.
         linear: Matrix S, (out, in); None for zero.
         constant: Vector c, (out,); None for zero.
-        copies: Number of powers that together are one hidden unit of the layer, see `_powers`.
+        copies: Number of powers that together are a single hidden unit of the layer, see `_powers`.
     """
 
     activation: Activation | None
@@ -411,7 +410,7 @@ class Prepared:
         down: Matrix D of the outputs; None for the identity.
         hidden: Mean and slopes of D h.
         beside: Mean and slopes of S x + c.
-        copies: Number of powers that together are one hidden unit of the layer.
+        copies: Number of powers that together are a single hidden unit of the layer.
     """
 
     activation: Activation | None = field(metadata={"static": True})
@@ -621,7 +620,7 @@ def _rows(units: Units, start: int, stop: int) -> Units:
 
 @pytree
 @dataclass(frozen=True, eq=False)
-class Scaled:
+class PreparedModel:
     """A model under a metric, as `2 ** exponent` times prepared functions.
 
     Args:
@@ -635,7 +634,7 @@ class Scaled:
     exponent: Any
 
 
-def under(model: Model, metric: Metric, dtype: str) -> Scaled:
+def under(model: Model, metric: Metric, dtype: str) -> PreparedModel:
     """A model under a Gaussian metric, at every distinct position.
 
     Args:
@@ -648,7 +647,7 @@ def under(model: Model, metric: Metric, dtype: str) -> Scaled:
 
 def units_under(
     units: HiddenUnits, metric: Metric, reading: tuple[int, int | None], dtype: str
-) -> Scaled:
+) -> PreparedModel:
     """A function of hidden units under a Gaussian metric, at every distinct position.
 
     Args:
@@ -663,7 +662,7 @@ def units_under(
     for count, mean, cov in marginals(metric, d_in, n_ctx):
         found.append(prepared(units, mean, root_of(cov), d_in, dtype))
         counts.append(count)
-    return Scaled(tuple(found), tuple(counts), exponent)
+    return PreparedModel(tuple(found), tuple(counts), exponent)
 
 
 def _in_range(units: HiddenUnits) -> tuple[HiddenUnits, Any]:
@@ -675,11 +674,11 @@ def _in_range(units: HiddenUnits) -> tuple[HiddenUnits, Any]:
     exponents = [split(abs(array).max())[1] for array in arrays.values()]
     exponent = functools.reduce(larger, exponents)
     exponent = larger(exponent, SMALLEST / 4)
-    scaled = {name: power(array, 0.0, -exponent) for name, array in arrays.items()}
+    scaled = {name: shifted(array, -exponent) for name, array in arrays.items()}
     return units._replace(**scaled), exponent
 
 
-def product_of(a: Scaled, b: Scaled, slices: bool, dtype: str) -> LogScaled:
+def product_of(a: PreparedModel, b: PreparedModel, slices: bool, dtype: str) -> ScaledSum:
     """The inner product of two prepared models without their exponents, summed over positions.
 
     Args:
@@ -699,12 +698,12 @@ def product_of(a: Scaled, b: Scaled, slices: bool, dtype: str) -> LogScaled:
         value, size = value + count * found.value, size + count * found.size
         bound = bound + count * found.bound
     size = size + bound / Arithmetic(1, dtype).rounding
-    return LogScaled(value, jnp.zeros(()), size)
+    return ScaledSum(value, jnp.zeros(()), size)
 
 
-def on_host(value: LogScaled) -> LogScaled:
+def on_host(value: ScaledSum) -> ScaledSum:
     """The value in NumPy's float64."""
-    return LogScaled(*(np.asarray(array, np.float64) for array in value))
+    return ScaledSum(*(np.asarray(array, np.float64) for array in value))
 
 
 def count_of_units(layers: Kinds) -> int:

@@ -41,12 +41,12 @@ from tnsim.metrics.input_moments import check_coordinates
 from tnsim.metrics.metric import Gaussian, Symmetric, joins_legs, layer_by_layer
 from tnsim.metrics.protocol import Metric
 from tnsim.metrics.ways import LARGEST_ORDER, PairingRule, pairing_rule
-from tnsim.models.arrays import library
 from tnsim.models.model import Model
 from tnsim.names import DOWN, SKIP, UNIT, WEIGHT
 from tnsim.problems.tensors import packed
 from tnsim.problems.tensors.kinds import Kinds, nonlinear
 from tnsim.problems.tensors.lifted import arrays
+from tnsim.scaled import library
 
 Series: TypeAlias = dict[int, Any]
 """Coefficients (units, numbers) of several polynomials by order; missing orders are zero."""
@@ -348,7 +348,7 @@ class PolynomialSpace(NamedTuple):
         return self.d_out * (below - inner)
 
     def multiplications(self, layers: Kinds) -> int:
-        """Number of scalar multiplications for the features of one model."""
+        """Number of scalar multiplications for the features of a single model."""
         # Legs are linear maps of all coefficients; then n - 1 products, of which the last is mapped
         # to the outputs at once.
         orders = self._input_orders()
@@ -483,7 +483,7 @@ def _way(models: Sequence[Kinds], metric: Metric) -> PairingRule | None:
 
 
 def _orders(degree: int, lifted: bool, gaussian: bool) -> tuple[int, ...]:
-    """Orders of the coefficients of one model.
+    """Orders of the coefficients of a single model.
 
     Without constants a polynomial is homogeneous, and its Hermite coefficients are of even or of
     odd order.

@@ -12,7 +12,7 @@ of the arrays that a plan holds, at any depth. For metrics of whole trees they a
 the nearest layer-wise metric, `GaussianClosure` or `TreeSymmetric`, which differ by factors that
 few layers do not carry out of range.
 
-*Sequences.* A state is known at one position, as an average over all positions. Attention
+*Sequences.* A state is known at a single position, as an average over all positions. Attention
 multiplies states at several positions. Its output is measured as if its five legs were independent,
 which is the tensor's norm as written: with M_q = Q S Q^T and so on, by head, and T = S at the
 position of the query itself and T = m m^T at the other positions,
@@ -44,17 +44,18 @@ from tnsim.metrics.input_moments import (
 from tnsim.metrics.metric import GaussianClosure, TreeSymmetric
 from tnsim.metrics.pairings import Joining, Leg, gaussian_mean
 from tnsim.metrics.protocol import Metric, joins_layers
-from tnsim.models.arrays import Array, is_traced, library, pytree
+from tnsim.models.arrays import Array, is_traced, pytree
 from tnsim.models.attention import Attention
 from tnsim.models.layers import Residual, residual_rule
 from tnsim.models.model import Model
 from tnsim.models.protocol import Layer
-from tnsim.models.scaling import Scaled, Unit, nearest_unit, scaled
+from tnsim.models.scaling import Unit, nearest_unit, scaled
 from tnsim.names import DOWN, SKIP, UNIT, Side
 from tnsim.problems.conditioning import SKEWED, amplification, regauged
 from tnsim.problems.diagrams import tree
 from tnsim.problems.tensors.kinds import core_of, kinds
 from tnsim.problems.tensors.lifted import arrays, in_float64
+from tnsim.scaled import Scaled, library
 
 _ROWS_AT_ONCE = 1024
 """Number of rows of the second moment of hidden units that are held at a time."""
@@ -67,7 +68,7 @@ LegRows: TypeAlias = Float[Array, "rows lifted"] | Literal["state", "constant"]
 
 
 class Units(NamedTuple):
-    """Conventions on units that all models of one comparison share.
+    """Conventions on units that all models of a single comparison share.
 
     Args:
         metric: Metric of the inputs in their units.
@@ -86,7 +87,7 @@ def scaled_under(
     units: Units,
     slices: bool,
     measured: Callable[[Model, Metric], float] = amplification,
-) -> Scaled:
+) -> Scaled[Model]:
     """A model in scientific notation under a metric, see `scaling.scaled`.
 
     Unless it is traced, a model with a hidden basis far from orthogonal gets another one, see
@@ -114,12 +115,12 @@ def scaled_under(
     metric = units.metric
     states = _input_states(model, metric) if units.by_states else None
     made = scaled(model, slices, states, units.inputs)
-    if is_traced((model, metric)) or measured(made.model, metric) < SKEWED:
+    if is_traced((model, metric)) or measured(made.value, metric) < SKEWED:
         return made
     # In a rotated basis rows of all sizes meet, so units follow the states in any case.
     states = _input_states(model, metric)
-    again = scaled(regauged(made.model, metric), slices, states)
-    return Scaled(again.model, made.exponent + again.exponent)
+    again = scaled(regauged(made.value, metric), slices, states)
+    return Scaled(again.value, made.exponent + again.exponent)
 
 
 def follow_states(models: Iterable[Model]) -> bool:
@@ -143,7 +144,7 @@ def follow_states(models: Iterable[Model]) -> bool:
 
 
 def common_units(models: Collection[Model], metric: Metric) -> Units:
-    """The units that the models of one comparison share.
+    """The units that the models of a single comparison share.
 
     Coordinates of the inputs are as far from one as the covariance and the mean of the metric say,
     and a plan may contract weights before moments. Inputs therefore have units too, near their
@@ -180,7 +181,7 @@ def common_units(models: Collection[Model], metric: Metric) -> Units:
 
 def in_common_units(
     models: Sequence[Model], metric: Metric, slices: bool
-) -> tuple[list[Scaled], Metric]:
+) -> tuple[list[Scaled[Model]], Metric]:
     """The models of one comparison, each in scientific notation, and the metric in their units.
 
     Args:
@@ -371,7 +372,7 @@ class _JoinedLegs:
         ket_order: tuple[int, ...],
         read: dict[tuple[int, ...], Any],
     ) -> Any:
-        """One joining for given orders of legs; `read` caches the moments of pairs of legs."""
+        """A single joining for given orders of legs; `read` caches the moments of pairs of legs."""
 
         def leg(one: Leg) -> tuple[int, LegRows]:
             """Number of a leg, counted over both sides, and its rows."""

@@ -497,7 +497,7 @@ def fold_trees(
         inputs: Structure of the input's second moment.
         lifted: Whether the constant is coordinate 0 of every bond.
         pairs: The inner products asked for.
-        slices: Whether there is one inner product for every output coordinate, or their sum.
+        slices: Whether there is an inner product for every output coordinate, or their sum.
         n_ctx: Number of positions of flattened sequences, over which outputs are added up.
 
     Returns:
@@ -548,7 +548,7 @@ def check_size(models: Mapping[Side, Kinds], cross_only: bool) -> None:
 
 
 def _inner_product(parts: TreeOperands, pair: Pair, cross_only: bool, slices: bool) -> Definition:
-    """All diagrams of one inner product, each weighted by the number of its joinings.
+    """All diagrams of a single inner product, each weighted by the number of its joinings.
 
     The Gaussian expectation is the sum over all pairings. The symmetriser P_n is the *mean* over
     the n! ways to join n legs of the bra to n of the ket, so for it counts are divided by n!.
@@ -571,7 +571,7 @@ def _inner_product(parts: TreeOperands, pair: Pair, cross_only: bool, slices: bo
 def _by_crossing(
     parts: TreeOperands, pair: Pair, terms: list[Term], crossings: list[Crossing]
 ) -> list[Term]:
-    """One term for each crossing part: a product of upper tensors, or the diagrams themselves."""
+    """A term for each crossing part: a product of upper tensors, or the diagrams themselves."""
     # With f and g free nodes, W_f and W_g are sums over the J_f and J_g ways to join the other
     # nodes of each model among themselves. A product of the two therefore holds J_f J_g joinings,
     # and diagrams that hold N together are N / (J_f J_g) such products: as often as there are ways

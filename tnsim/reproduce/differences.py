@@ -23,11 +23,12 @@ from tnsim.reproduce.forgetting import (
     ForgettingSetting,
     Trainer,
     borders,
+    differs_from_paper,
     ends,
     labels_of,
 )
 from tnsim.reproduce.images import WANTED
-from tnsim.reproduce.run import ExperimentRun, seed_folders, unfinished_seeds
+from tnsim.reproduce.run import ExperimentRun, seed_folders, unfinished_seeds, with_curves
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -104,9 +105,7 @@ def beside_difference(
         store=run.store(f"{name}-{part}"),
         progress=run.progress,
     )
-    for curve in CURVES:
-        result[curve] = ("a", [entry[curve] for entry in log])
-    return result
+    return with_curves(result, log, CURVES)
 
 
 def claims(run: ExperimentRun[ForgettingSetting], measured: Measured) -> tuple[Claim, ...]:
@@ -119,9 +118,7 @@ def claims(run: ExperimentRun[ForgettingSetting], measured: Measured) -> tuple[C
     Returns:
         The claims.
     """
-    differs = ""
-    if run.data is None and run.given is None:
-        differs = "other images than SVHN, and fewer steps: forgetting takes weight decay x steps"
+    differs = differs_from_paper(run)
     rows = []
     for stage, authors in AUTHORS.items():
         rows.append(

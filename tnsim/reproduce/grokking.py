@@ -279,7 +279,7 @@ def measure(run: ExperimentRun[GrokkingSetting]) -> Measured:
 
 
 def of_series(run: ExperimentRun[GrokkingSetting], name: str) -> tnsim.Pairwise:
-    """All pairs of one series, with its accuracies, losses and frequencies along training."""
+    """All pairs of a single series, with its accuracies, losses and frequencies along training."""
     series = run.series(name)
     result = tnsim.pairwise(series, store=run.store(name), progress=run.progress)
     other = tnsim.pairwise(series, tnsim.Symmetric(), store=run.store(f"{name}-symmetric"))

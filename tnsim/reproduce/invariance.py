@@ -52,9 +52,9 @@ class InvarianceSetting:
     """Sizes of the networks, and the number of samples.
 
     Args:
-        inputs: Inputs of the networks of one layer; the last input is zero in the data.
-        hidden: Hidden units of the networks of one layer.
-        outputs: Outputs of the networks of one layer.
+        inputs: Inputs of the networks of a single layer; the last input is zero in the data.
+        hidden: Hidden units of the networks of a single layer.
+        outputs: Outputs of the networks of a single layer.
         deep_width: Width of the networks of two layers.
         networks: Number of random networks, one for each seed.
         noise: Size of a small change of the weights, relative to the weights.
@@ -166,7 +166,7 @@ def noisy(rng: np.random.Generator, weight: np.ndarray, share: float) -> np.ndar
 
 
 def bilinear(left: np.ndarray, right: np.ndarray, down: np.ndarray) -> tnsim.Model:
-    """A model of one bilinear layer."""
+    """A model of a single bilinear layer."""
     return tnsim.Model([tnsim.Bilinear(left, right, down)])
 
 

@@ -536,8 +536,8 @@ def scores(
 
     Args:
         models: Language models.
-        known: The commonest n-grams of the training text, one array for each n.
-        unseen: Held-out sequences of the same lengths, one array for each n.
+        known: The commonest n-grams of the training text, an array for each n.
+        unseen: Held-out sequences of the same lengths, an array for each n.
 
     Returns:
         Held-out loss of the last token divided by that of common n-grams.
@@ -580,7 +580,7 @@ def _losses(model: tnsim.Model, ids: Int[Array, "n tokens"]) -> Float[Array, "n 
 
 
 def train(run: ExperimentRun[LanguageSetting]) -> None:
-    """Train one model, and keep it at every step of `steps_kept`.
+    """Train a single model, and keep it at every step of `steps_kept`.
 
     Args:
         run: The run whose checkpoints are written.

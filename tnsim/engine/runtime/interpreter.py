@@ -35,6 +35,7 @@ from tnsim.engine.plan import Plan
 from tnsim.engine.runtime.devices import processors
 from tnsim.engine.runtime.stacking import Stacked, aligned, stacked_program
 from tnsim.errors import TooLarge
+from tnsim.scaled import scale_exponent, shifted
 from tnsim.sessions import per_object_cache, session
 
 _REPAYS = 1e-3
@@ -61,11 +62,11 @@ class Outcome(NamedTuple):
 
     Attributes:
         values: Outputs of the plan by name, divided by their scales.
-        logs: Logarithm of every scale, by stage number and scale group.
+        exponents: Exponent of every scale, by stage number and scale group.
     """
 
     values: dict[str, np.ndarray]
-    logs: dict[tuple[int, str], Any]
+    exponents: dict[tuple[int, str], Any]
 
 
 def interpret(
@@ -85,15 +86,15 @@ def interpret(
         return _run_bound(plan, ready, arrays, dtype)
     threads = processors() if threads is None else threads
     values = {name: np.asarray(arrays[name], dtype, order="C") for name in plan.shapes}
-    logs: dict[tuple[int, str], Any] = {}
+    exponents: dict[tuple[int, str], Any] = {}
     memory = np.empty(0, dtype)
     with one_blas_thread():
         for each in ready.rounds:
             if memory.size < each.rooms or memory.size - each.rooms > ready.peak - each.elements:
                 memory = np.empty(0, dtype)  # frees it before more is taken
                 memory = _taken(each.rooms, dtype)
-            _run_round(plan, ready, each, values, logs, memory, threads)
-    return Outcome({name: values[name] for name in plan.outputs}, logs)
+            _run_round(plan, ready, each, values, exponents, memory, threads)
+    return Outcome({name: values[name] for name in plan.outputs}, exponents)
 
 
 def _run_bound(plan: Plan, ready: Prepared, arrays: Mapping[str, Any], dtype: np.dtype) -> Outcome:
@@ -151,7 +152,7 @@ class _BoundPlan:
         """Copy the arrays in, call the steps, and copy the outputs out."""
         for name in plan.shapes:
             np.copyto(self.values[name], arrays[name])
-        logs: dict[tuple[int, str], Any] = {}
+        exponents: dict[tuple[int, str], Any] = {}
         for n in self.order:
             stage = plan.stages[n]
             if n not in self.bound:
@@ -159,12 +160,15 @@ class _BoundPlan:
                 places = {value: _Place(self.outputs, at) for value, at in self.places[n].items()}
                 self.bound[n] = self.stages[n].bound(inputs, places, self.room, 1)
             outputs, scales = self.stages[n].called(self.bound[n])
-            for name, output in zip(stage.outputs, outputs, strict=True):
-                own = self.values.setdefault(name, output)
-                if own is not output:  # where later stages are bound to what the first run gave
-                    np.copyto(own, output)
-            logs.update(zip([(n, group) for group in stage.groups], scales, strict=True))
-        return Outcome({name: self.values[name].copy() for name in plan.outputs}, logs)
+            for name, output, alone in zip(
+                stage.outputs, outputs, self.stages[n].is_alone, strict=True
+            ):
+                if name not in self.values:  # later stages are bound to this array
+                    self.values[name] = output if alone else output.copy()
+                elif self.values[name] is not output:
+                    np.copyto(self.values[name], output)
+            exponents.update(zip([(n, group) for group in stage.groups], scales, strict=True))
+        return Outcome({name: self.values[name].copy() for name in plan.outputs}, exponents)
 
 
 def _taken(count: int, dtype: np.dtype) -> np.ndarray:
@@ -184,7 +188,7 @@ def _run_round(
     ready: Prepared,
     each: InterpretedRound,
     values: dict[str, np.ndarray],
-    logs: dict[tuple[int, str], Any],
+    exponents: dict[tuple[int, str], Any],
     memory: np.ndarray,
     threads: int,
 ) -> None:
@@ -199,7 +203,7 @@ def _run_round(
     for n, (outputs, scales) in zip(each.stages, results, strict=True):
         stage = plan.stages[n]
         values.update(zip(stage.outputs, outputs, strict=True))
-        logs.update(zip([(n, group) for group in stage.groups], scales, strict=True))
+        exponents.update(zip([(n, group) for group in stage.groups], scales, strict=True))
     for name in each.last_read:
         del values[name]
 
@@ -216,7 +220,7 @@ def _in_a_room(
 
 @contextmanager
 def one_blas_thread() -> Iterator[None]:
-    """BLAS on one thread inside the block, in all threads of the process."""
+    """BLAS on a single thread inside the block, in all threads of the process."""
     _blas.begin()
     try:
         yield
@@ -433,7 +437,7 @@ class _Stage(NamedTuple):
     def run(
         self, inputs: Sequence[np.ndarray], room: np.ndarray, threads: int
     ) -> tuple[list[Any], list[Any]]:
-        """Outputs divided by their scales, and the logarithm of each scale."""
+        """Outputs divided by their scales, and the exponent of each scale."""
         outputs = {}
         for value in self.written:
             outputs[value] = _Place(np.empty(self.steps.sizes[value], room.dtype), 0)
@@ -443,6 +447,12 @@ class _Stage(NamedTuple):
     def written(self) -> tuple[int, ...]:
         """Numbers of the values that are outputs, of which several may be one value."""
         return tuple(dict.fromkeys(view.value for view in self.steps.outputs))
+
+    @property
+    def is_alone(self) -> tuple[bool, ...]:
+        """Whether each output is the only one of its value."""
+        numbers = [view.value for view in self.steps.outputs]
+        return tuple(numbers.count(number) == 1 for number in numbers)
 
     def bound(
         self, inputs: Sequence[np.ndarray], outputs: _Places, room: np.ndarray, threads: int
@@ -454,7 +464,7 @@ class _Stage(NamedTuple):
         return _BoundStage(run.calls, [run.array(view) for view in self.steps.outputs])
 
     def called(self, bound: _BoundStage) -> tuple[list[Any], list[Any]]:
-        """Outputs of the steps divided by their scales, and the logarithm of each scale."""
+        """Outputs of the steps divided by their scales, and the exponent of each scale."""
         for function, arguments in bound.calls:
             function(*arguments)
         return self._rescaled(list(bound.outputs))
@@ -467,59 +477,27 @@ class _Stage(NamedTuple):
         program, over = self.program, self.over
         if not program.scales:
             return outputs, []
-        numbers = [view.value for view in self.steps.outputs]
-        alone = [numbers.count(number) == 1 for number in numbers]
-        if over.nothing:
-            scales = [_scale(outputs[which], power) for which, power in program.scales]
-            for n, powers in enumerate(program.powers):
-                for slot, power in powers:
-                    out = outputs[n] if alone[n] else None
-                    outputs[n] = np.divide(outputs[n], scales[slot] ** power, out=out)
-            return outputs, [np.log(scale) for scale in scales]
-        depth = len(over.sizes)
-        whole = [aligned(x, axes) for x, axes in zip(outputs, over.computed, strict=True)]
-        scales = [_scales(whole[which], depth, power) for which, power in program.scales]
+        depth = 0 if over.nothing else len(over.sizes)
+        whole = outputs
+        if depth:
+            whole = [aligned(x, axes) for x, axes in zip(outputs, over.computed, strict=True)]
+        exponents = [scale_exponent(whole[which], power, depth) for which, power in program.scales]
         for n, powers in enumerate(program.powers):
             for slot, power in powers:
-                divisor = scales[slot] ** power
-                divisor = divisor.reshape(divisor.shape + (1,) * (whole[n].ndim - depth))
-                shape = np.broadcast_shapes(whole[n].shape, divisor.shape)
-                out = whole[n] if alone[n] and shape == whole[n].shape else None
-                whole[n] = np.divide(whole[n], divisor, out=out)
-        logs = [np.log(scale) for scale in scales]
+                by = -power * exponents[slot]
+                by = by.reshape(by.shape + (1,) * (whole[n].ndim - depth))
+                shape = np.broadcast_shapes(whole[n].shape, by.shape)
+                alone = self.is_alone[n] and shape == whole[n].shape
+                whole[n] = shifted(whole[n], by, out=whole[n] if alone else None)
+        if not depth:
+            return whole, exponents
         given = [_without(x, axes) for x, axes in zip(whole, over.outputs, strict=True)]
-        return given, [_without(x, axes) for x, axes in zip(logs, over.scales, strict=True)]
+        return given, [_without(x, axes) for x, axes in zip(exponents, over.scales, strict=True)]
 
 
 def _without(array: np.ndarray, axes: tuple[bool, ...]) -> np.ndarray:
     """An array without the stacked axes that it lacks, which have size one."""
     return array.squeeze(tuple(n for n, is_stacked in enumerate(axes) if not is_stacked))
-
-
-def _scale(value: np.ndarray, power: int) -> Any:
-    """The scale of a value, as `lowering` has it: 1 where all numbers are zero."""
-    if value.dtype.kind == "c":
-        largest = np.maximum.reduce(np.abs(value), None)
-    else:  # without an array of absolute values
-        largest = max(np.maximum.reduce(value, None), -np.minimum.reduce(value, None))
-    return _root(largest if largest > 0 else largest.dtype.type(1), power)
-
-
-def _scales(value: np.ndarray, depth: int, power: int) -> np.ndarray:
-    """The scale of each entry of a stack."""
-    axes = tuple(range(depth, value.ndim))
-    if value.dtype.kind == "c":
-        largest = np.abs(value).max(axis=axes)
-    else:
-        largest = np.maximum(value.max(axis=axes), -value.min(axis=axes))
-    return _root(np.where(largest > 0, largest, np.ones_like(largest)), power)
-
-
-def _root(scale: Any, power: int) -> Any:
-    """The root of a scale, of a degree."""
-    if power == 1:
-        return scale
-    return np.sqrt(scale) if power == 2 else scale ** (1.0 / power)
 
 
 class _Run:

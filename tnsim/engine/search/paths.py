@@ -49,7 +49,7 @@ TRIALS = 8
 
 
 class Route(NamedTuple):
-    """A way to contract one product.
+    """A way to contract a single product.
 
     Args:
         path: Pairwise contractions.
@@ -348,7 +348,7 @@ class LabelledProduct:
         return self.cost_of(self.steps(path), chunks)
 
     def cost_of(self, steps: Iterable[tuple[int, int]], chunks: Labels = ()) -> Cost:
-        """The cost of the steps of a path, or of one turn where `chunks` are looped over."""
+        """The cost of the steps of a path, or of a single turn where `chunks` are looped over."""
         inside = ~self._mask(chunks)
         known = self._elements  # cached sizes: a model of three layers asks for six million
         multiplications, written, largest = 0, 0, 0

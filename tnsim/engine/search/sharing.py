@@ -132,7 +132,7 @@ class Builder:
         return Use(value, tuple([names[number] for number in order]))
 
     def _product(self, factors: tuple[Tensor, ...], output: Labels) -> Tensor:
-        """The value of a product and the label of each axis; equal products are one value."""
+        """The value of a product and the label of each axis; equal products are a single value."""
         atoms = tuple(self._atoms_of(factors))
         # Networks of other arrays differ. In plans of attention nearly all do, so the canonical
         # form, which takes longer, is found only where a second network of the same arrays comes.
@@ -198,7 +198,7 @@ class Builder:
         return Use(self.computed(Operation("sum", args, labels, axes, weights)), output)
 
     def computed(self, operation: Operation, cost: int = 0) -> int:
-        """The number of the value of a sum or loop; equal operations are one value."""
+        """The number of the value of a sum or loop; equal operations are a single value."""
         if operation not in self._known:
             sizes = self.sizes(operation)
             shape = tuple(sizes[label] for label in operation.output)

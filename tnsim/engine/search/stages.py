@@ -223,7 +223,7 @@ def leading(definitions: Sequence[Definition], definition: Definition) -> Axes:
 
 
 def _without(definition: Definition, axes: Axes) -> Definition:
-    """The definition at one value of an index, without the axes of that index."""
+    """The definition at a single value of an index, without the axes of that index."""
     terms = []
     for term in definition.terms:
         operands = [Operand(o.name, _dropped(o.indices, axes.get(o.name))) for o in term.operands]

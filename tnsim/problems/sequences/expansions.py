@@ -30,7 +30,7 @@ depends on the states below:
   an array that sums over keys.
 - States at different positions are independent: the sum falls into patterns of coinciding positions
   (see `coincidences`). Each pattern has an expansion of its own in which only legs at one position
-  are joined; its arrays have one index, `g`, over the tuples of positions of the pattern.
+  are joined; its arrays have a single index, `g`, over the tuples of positions of the pattern.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ class Wick:
         return self._answers[question]
 
     def _add_up(self, products: Iterable[Product]) -> Sum:
-        """The sum of products, with one array for each set of open indices.
+        """The sum of products, with an array for each set of open indices.
 
         Each array becomes a definition, unless it exists already.
         """
@@ -202,7 +202,7 @@ def _renamed(value: Sum, new: dict[str, str]) -> Sum:
 
 
 class Frame(NamedTuple):
-    """One summand of a sum over positions.
+    """A summand of a sum over positions.
 
     Args:
         wick: Expectations of products of legs, at the positions of the frame.

@@ -11,7 +11,7 @@ over indices, so that a skip connection stays an index and never becomes an iden
                   1/n delta[out, in_j] SKIP[in_k] UNIT[in_l] ...
 
 Lifting adds the constant coordinate at position 0 of every leg and one hidden unit that computes
-it, so biases cost one row. `SKIP = skip * e_0` and, from three legs on, `UNIT = e_0` read the
+it, so biases cost a single row. `SKIP = skip * e_0` and, from three legs on, `UNIT = e_0` read the
 constant off the legs that the skip does not use. The lift is left out where no layer of either
 model has a constant.
 
@@ -31,12 +31,13 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
-from tnsim.models.arrays import Array, library
+from tnsim.models.arrays import Array
 from tnsim.models.layers import Bilinear, Residual, affine_maps, bias_name, residual_rule
 from tnsim.models.model import Model
 from tnsim.models.protocol import Layer
 from tnsim.names import DENSE, DOWN, FACTOR, OUT, SIGNED_DOWN, SKIP, UNIT, WEIGHT, input_index
 from tnsim.problems.tensors.kinds import LayerKind, core_of
+from tnsim.scaled import library
 
 T = TypeVar("T")
 
@@ -46,7 +47,7 @@ _HIDDEN = "hidden"
 
 @dataclass(frozen=True)
 class LayerPart:
-    """One summand of a layer's tensor: `weight * prod(arrays)`.
+    """A summand of a layer's tensor: `weight * prod(arrays)`.
 
     Args:
         tensors: Role and indices of every array.
@@ -189,7 +190,7 @@ def unrolled_arrays(layer: Layer) -> dict[str, Any]:
     """The lifted arrays of a drawn network, with a skip spelled out as hidden units.
 
     A tensor network is one product, so the sum `skip x + scale f(x)` needs units of its own: for
-    every leg one unit per coordinate, which reads the coordinate on that leg and the constant on
+    every leg a unit per coordinate, which reads the coordinate on that leg and the constant on
     all others, with weight skip / n. Plans never read these arrays.
 
     Returns:
