@@ -115,7 +115,6 @@ CONFINED = {  # foreign package: the files that import it
     "pyarrow": {"all_pairs/result"},
     "typer": {
         "cli/app",
-        "cli/bench",
         "cli/commands",
         "cli/localise",
         "cli/options",

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tnsim.cli import bench, commands, localise
+from tnsim.cli import commands, localise
 from tnsim.cli import pairwise as pairwise_command
 from tnsim.cli import watch as watch_command
 from tnsim.cli.options import (
@@ -59,7 +59,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-app.add_typer(bench.app, name="bench")
+app.add_typer(commands.bench, name="bench")
 app.add_typer(commands.app, name="dialect")
 app.command()(pairwise_command.pairwise)
 app.command()(watch_command.watch)
