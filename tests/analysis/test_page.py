@@ -287,6 +287,29 @@ def test_long_and_hostile_names_do_no_harm(show, width):
 
 
 @pytest.mark.parametrize("width", [1400, PHONE])
+def test_no_row_of_the_provenance_is_cut(show, width):
+    run = run_of([3, 3]).assign_attrs(
+        plan="recursion: 8.66e+08 multiplications in 1 tiles of 20 x 20, and what else is to be said",
+        metric_parameters="standard",
+        caveats=[],
+    )
+    window = show(run, width=width)
+    rows = window.run("""[...byId("provenance").rows].map(
+        (row) => [...row.cells].map((cell) => cell.scrollWidth <= cell.clientWidth + 1))""")
+    assert len(rows) >= 5 and all(all(row) for row in rows)
+    edge = window.run("byId('provenance').getBoundingClientRect().right - innerWidth")
+    assert edge <= 0
+    said = dict(
+        window.run("[...byId('provenance').rows].map((r) => [...r.cells].map((c) => c.innerText))")
+    )
+    assert (said["exact"], said["caveats"], said["metric parameters"]) == (
+        "yes",
+        "none",
+        "standard",
+    )
+
+
+@pytest.mark.parametrize("width", [1400, PHONE])
 def test_light_and_dark(show, width):
     grounds = []
     for dark in (False, True):

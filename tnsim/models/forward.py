@@ -38,7 +38,7 @@ from jax.core import Tracer
 from jaxtyping import Float, Int
 
 from tnsim.errors import ModelError
-from tnsim.models.arrays import Array, add
+from tnsim.models.arrays import Array, add, affine
 from tnsim.models.attention import Attention, rotated
 from tnsim.models.layers import (
     Linear,
@@ -149,7 +149,7 @@ def _attention(layer: Attention, state: Any, exponents: Any, counts: Sequence[in
 
     def by_level(name: str) -> list[Any]:
         """Rows of queries, keys or values by level, with the axes (beginnings, head, row)."""
-        rows = add(state @ getattr(layer, name).T, getattr(layer, f"{name}_bias"))
+        rows = affine(state, getattr(layer, name), getattr(layer, f"{name}_bias"))
         levels = _levels(rows.reshape(len(rows), heads, -1), counts)
         if angles is None or name == "v":
             return levels
@@ -170,7 +170,7 @@ def _attention(layer: Attention, state: Any, exponents: Any, counts: Sequence[in
             z = z + seen.reshape(count, heads, -1)
         outputs.append(z)
     z = library(state).concatenate(outputs)
-    return add(z.reshape(len(z), -1) @ layer.o.T, layer.o_bias)
+    return affine(z.reshape(len(z), -1), layer.o, layer.o_bias)
 
 
 def _scores(queries: Any, keys: Any, shape: tuple[int, int]) -> Any:

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -82,7 +82,12 @@ class Units(NamedTuple):
     by_states: bool
 
 
-def scaled_under(model: Model, units: Units, slices: bool) -> Scaled[Model]:
+def scaled_under(
+    model: Model,
+    units: Units,
+    slices: bool,
+    measured: Callable[[Model, Metric], float] = amplification,
+) -> Scaled[Model]:
     """A model in scientific notation under a metric, see `scaling.scaled`.
 
     Unless it is traced, a model with a hidden basis far from orthogonal gets another one, see
@@ -92,6 +97,7 @@ def scaled_under(model: Model, units: Units, slices: bool) -> Scaled[Model]:
         model: Any model of known layers, traced or not.
         units: Units of the comparison, under a metric that joins legs or `Categorical`.
         slices: Whether each output has an exponent of its own.
+        measured: Function that measures the amplification of a model under a metric.
 
     Example:
         The states of this model are of size 18, 2,900 and 7 * 10^7, so its bonds take the units
@@ -109,7 +115,7 @@ def scaled_under(model: Model, units: Units, slices: bool) -> Scaled[Model]:
     metric = units.metric
     states = _input_states(model, metric) if units.by_states else None
     made = scaled(model, slices, states, units.inputs)
-    if is_traced((model, metric)) or amplification(made.value, metric) < SKEWED:
+    if is_traced((model, metric)) or measured(made.value, metric) < SKEWED:
         return made
     # In a rotated basis rows of all sizes meet, so units follow the states in any case.
     states = _input_states(model, metric)
@@ -311,8 +317,9 @@ class MeasuredStates:
         in_common = keys * max(keys - 1, 0.0) * of_values(xp.outer(self.mean, self.mean))
         heads = keys * of_values(self.second) + in_common
         skip, scale = residual_rule(layer) if isinstance(layer, Residual) else (0.0, 1.0)
-        down = (scale * core.o).reshape(core.d_out, core.n_heads, -1)
-        second = xp.einsum("khd,hde,lhe->kl", down, heads, down)
+        down = scale * core.o
+        by_head = down.reshape(core.d_out, core.n_heads, -1).swapaxes(0, 1) @ heads
+        second = by_head.swapaxes(0, 1).reshape(down.shape) @ down.T
         mean = xp.zeros(core.d_out) if core.o_bias is None else scale * core.o_bias
         second = second + mean[:, None] * mean[None, :]
         if isinstance(layer, Residual):

@@ -47,7 +47,7 @@ from jaxtyping import Int
 
 from tnsim.engine.ir.problem import Definition, Operand, Problem, ScaleGroup, Stage, Term, prune
 from tnsim.errors import TooLarge
-from tnsim.models.arrays import add
+from tnsim.models.arrays import add, affine
 from tnsim.models.attention import Attention
 from tnsim.models.layers import Linear, affine_maps, bias_name, innermost, residual_rule
 from tnsim.models.model import Model
@@ -276,7 +276,7 @@ def _attention_arrays(
     rotations = core.rotations(int(np.abs(at).max()) + 1)
     arrays: dict[str, Any] = {}
     for name in affine_maps(core)[0]:
-        leg = add(table @ getattr(core, name).T, getattr(core, bias_name(name)))
+        leg = affine(table, getattr(core, name), getattr(core, bias_name(name)))
         leg = leg.reshape(len(table), core.n_heads, -1)
         if name.startswith("q"):  # 1 / d_head for each of the two scores
             leg = leg / core.d_head

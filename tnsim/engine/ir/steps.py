@@ -712,7 +712,7 @@ class _Analysis:
         if self.is_body:
             last.update(dict.fromkeys(given, len(self.found)))
         outside = {*range(len(self.program.shapes)), *(() if self.is_body else given)}
-        room = _Room()
+        room = Room()
         places: dict[int, int] = {}
         placed: list[Step] = []
         for n, step in enumerate(self.found):
@@ -755,7 +755,7 @@ class _Analysis:
         return None
 
 
-class _Room:
+class Room:
     """Memory that values take and give back; each takes the smallest gap that holds it."""
 
     def __init__(self) -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import importlib.metadata
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
 from typing import NamedTuple
 
 from tnsim.engine.costs import CACHED, WRITING
@@ -84,6 +85,7 @@ class Cost(NamedTuple):
         return self.multiplications + WRITING * self.written
 
 
+@cache
 def version() -> str:
     """Names and versions of the search tools, part of the keys of cached plans."""
     names = ("cotengra", "cotengrust")
