@@ -119,7 +119,7 @@ class BoundPlans:
         nbytes: Bytes of one of them.
 
     Attributes:
-        idle: Those that no thread runs now.
+        idle: Bound plans that no thread runs now.
     """
 
     def __init__(self, nbytes: int) -> None:
