@@ -167,6 +167,8 @@ def _attention(layer: Attention, state: Any, exponents: Any, counts: Sequence[in
             share = shifted(lower.astype(state.dtype) * 0 + 1, 3 * lower)
             weights = scores * share / layer.d_head**2
             seen = weights[..., None] * values[t][:, None]
+            # Beginnings in order: the continuations of each stand together, so the two axes flatten
+            # into the level's own.
             z = z + seen.reshape(count, heads, -1)
         outputs.append(z)
     z = library(state).concatenate(outputs)
@@ -242,6 +244,7 @@ def in_own_units(model: Model, inputs: Array) -> tuple[Array, Unit]:
     xp = library(inputs)
     read = jax.lax.stop_gradient(inputs) if xp is not np else inputs
     axes = tuple(range(inputs.ndim - 1))
+    # Absolute values of all inputs would be a second array of their size.
     largest = xp.maximum(read.max(axis=axes), -read.min(axis=axes))
     sizes = xp.log2(xp.where(largest > 0, largest, 1.0))
     sizes = sizes.max() if isinstance(model.layers[0], Residual) else sizes
@@ -470,6 +473,8 @@ def directions(model: Model, most: int) -> Float[np.ndarray, "rows in"] | None:
     if min(model.d_in, len(_stacked_factors(reading[-1]))) > most:
         return None
     matrices = map(_stacked_factors, scaled(Model(reading)).value.layers)
+    # Rows of the reading layer times the linear layers before it span the same directions as the
+    # composed map reads.
     return functools.reduce(lambda rows, matrix: matrix @ rows, matrices)
 
 
@@ -533,6 +538,8 @@ def _normalised(state: State, demands: Ahead, counts: tuple[int, ...] | None) ->
     top = abs(values).max(axis=tuple(range(1, values.ndim)), keepdims=True)
     smallest = np.finfo(values.dtype).minexp + 2.0
     _, shift = split(top)
+    # A state of zeros keeps an exponent near the bottom of the range, so that nothing becomes
+    # infinite when it meets others.
     shift = larger(shift, smallest)
     if demands.constant:
         # A layer multiplies up to n copies of the constant 2^-e: the product must be a float.

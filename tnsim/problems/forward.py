@@ -203,6 +203,7 @@ def sums(
     parts = {id(part): part for terms in every for _, part in terms}
     work = _work(parts.values(), points)
     largest = max(stop - start for start, stop in groups(points))
+    # Every group is cut into batches of one size, so that compiled passes have one shape.
     size = batch_size(list(parts.values()), points, largest, dtype, budget)
     grams, shares = [], []
     with execution.precision():
@@ -212,6 +213,8 @@ def sums(
         for start, stop in groups(points):
             share, batches = 0.0, []
             for batch in in_batches(points, start, stop, size):
+                # Points that fill the last batch have weight 0, and add nothing here or to
+                # products.
                 share += float(np.exp(batch.log_weights).sum())
                 vectors = passes.at(batch)
                 _check_shapes(vectors, batch)
@@ -488,6 +491,7 @@ def batch_size(
         most = min(most, _FUNCTION_BATCH)
     if points.continuations:
         return points.aligned(most)
+    # Even batches: as few as memory allows, and none that is nearly empty.
     return math.ceil(apart / math.ceil(apart / most))
 
 
@@ -533,6 +537,7 @@ def needs(parts: Iterable[Part], points: Points, dtype: str) -> Needs:
             read = max(read, points.block(0, 1).inputs.nbytes)
             continue
         layers, positions = kinds(part), part.n_ctx or 1
+        # Beginnings are shared by sequences, so a sequence has less than a state per position.
         states = outputs(1, positions, points) / points.count
         read = max(read, 8 * positions * (1 if points.tokens else part.d_in))
         # Values of every part three times: as computed, times their coefficient, and in one stack.
